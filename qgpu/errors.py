@@ -1,0 +1,107 @@
+"""The errors qgpu raises, each with the exit code that ``qgpuctl`` and ``qgpud`` end with.
+
+Codes follow NVML's return values where the meanings meet (nvmlReturn_t) and start at 20 where they don't.
+A message names what, where and what to do, in one line.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    """Exit codes of the command line; ``qgpuctl run`` returns its command's own code instead."""
+
+    OK = 0
+    FAILED = 1
+    USAGE = 2
+    NOT_SUPPORTED = 3
+    NO_PERMISSION = 4
+    NOT_FOUND = 6
+    NOT_LOADED = 9
+    TIMEOUT = 10
+    GPU_LOST = 15
+    DAEMON_UNREACHABLE = 20
+    REFUSED = 21
+    DRIFT = 22
+    ALREADY_RUNNING = 23
+
+
+class QgpuError(Exception):
+    """Something qgpu was asked for cannot be done; ``str()`` is one line fit for a person."""
+
+    code = ExitCode.FAILED
+
+
+class InvalidValueError(QgpuError, ValueError):
+    """A value is out of its bounds."""
+
+    code = ExitCode.USAGE
+
+
+class ConfigError(QgpuError):
+    """The configuration file is wrong; nothing of it was taken."""
+
+    code = ExitCode.USAGE
+
+
+class NotSupportedError(QgpuError):
+    """This driver, kernel or card is not one qgpu can enforce on."""
+
+    code = ExitCode.NOT_SUPPORTED
+
+
+class PermissionDeniedError(QgpuError):
+    """The caller may not do this."""
+
+    code = ExitCode.NO_PERMISSION
+
+
+class UnknownNameError(QgpuError):
+    """No pod, pGPU or policy of that name."""
+
+    code = ExitCode.NOT_FOUND
+
+
+class NoGpuError(QgpuError):
+    """The NVIDIA driver is not loaded or shows no GPU."""
+
+    code = ExitCode.NOT_LOADED
+
+
+class TimedOutError(QgpuError):
+    """No answer in time."""
+
+    code = ExitCode.TIMEOUT
+
+
+class DaemonUnreachableError(QgpuError):
+    """qgpud does not answer."""
+
+    code = ExitCode.DAEMON_UNREACHABLE
+
+
+class RefusedError(QgpuError):
+    """A grant does not fit, or cannot be enforced; nothing was changed."""
+
+    code = ExitCode.REFUSED
+
+
+class AlreadyRunningError(QgpuError):
+    """Another qgpud holds this runtime directory."""
+
+    code = ExitCode.ALREADY_RUNNING
+
+
+class BackendGoneError(QgpuError):
+    """The data plane stopped answering."""
+
+    code = ExitCode.GPU_LOST
+
+
+class RmError(QgpuError):
+    """RM answered a call with a status other than NV_OK."""
+
+    def __init__(self, what: str, status: int) -> None:
+        super().__init__(f"{what}: RM status {status:#x}")
+        self.status = status

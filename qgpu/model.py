@@ -1,0 +1,199 @@
+"""The values that qgpu reasons about: pods, grants, samples, snapshots, plans.
+
+Everything here is frozen and checks itself, so a wrong value cannot exist. Nothing here reads a clock,
+touches a device or imports another part of qgpu but its errors. Time is integer nanoseconds; microseconds
+appear only where a number is RM's own (``timeslice_us``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from qgpu.errors import InvalidValueError
+
+NS_PER_US = 1_000
+NS_PER_MS = 1_000_000
+NS_PER_S = 1_000_000_000
+
+#: Timeslices a plan may ask for, in µs. Below 50 µs a TSG makes no progress beside a busy neighbour.
+MIN_TIMESLICE_US = 50
+MAX_TIMESLICE_US = 1_000_000
+
+#: Scheduling periods a pGPU may have. Shorter ones would be eaten by the price of a gate (about 1 ms a turn).
+MIN_PERIOD_NS = 10 * NS_PER_MS
+MAX_PERIOD_NS = 10 * NS_PER_S
+
+
+class PodClass(StrEnum):
+    """Whether a pod's latency matters (online) or it fills what is left (offline)."""
+
+    ONLINE = "online"
+    OFFLINE = "offline"
+
+
+class OnIdle(StrEnum):
+    """What happens to the rest of a window when the pod it belongs to has nothing to run."""
+
+    YIELD = "yield"
+    KEEP = "keep"
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """What a pod was given on one pGPU.
+
+    ``cores`` is its quota in per cent of the pGPU's time (None: no quota), ``memory`` its limit in bytes
+    (None: no limit).
+    """
+
+    pod_class: PodClass = PodClass.OFFLINE
+    cores: int | None = None
+    memory: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.cores is not None and not 1 <= self.cores <= 100:
+            raise InvalidValueError(f"cores {self.cores}: a quota is 1 to 100 per cent of a pGPU")
+        if self.memory is not None and self.memory <= 0:
+            raise InvalidValueError(f"memory {self.memory}: a memory limit is a positive number of bytes")
+
+
+@dataclass(frozen=True, slots=True)
+class TsgSample:
+    """What one TSG did since the last sample: GPU time in ns, and how often it was switched in."""
+
+    tsg: str
+    run_ns: int = 0
+    starts: int = 0
+    #: True while the hardware holds this TSG's context on the engine.
+    resident: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PodSample:
+    """One pod as the backend found it: its grant here and its compute TSGs."""
+
+    pod: str
+    grant: Grant
+    tsgs: tuple[TsgSample, ...] = ()
+    #: How long its gate was closed since the last sample, in ns.
+    gated_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What happened on one pGPU since the last sample. ``now_ns`` is CLOCK_MONOTONIC (or the simulator's)."""
+
+    pgpu: int
+    now_ns: int
+    pods: tuple[PodSample, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Tsg:
+    """A time-slice group of a pod on the compute engine; ``busy`` if it had work of late."""
+
+    tsg: str
+    busy: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Pod:
+    """All that a policy may know about a pod."""
+
+    name: str
+    grant: Grant = field(default_factory=Grant)
+    tsgs: tuple[Tsg, ...] = ()
+    used_ns: int = 0
+    #: Measured time beyond (positive) or short of (negative) the quota while the pod was busy; bounded.
+    debt_ns: int = 0
+
+    @property
+    def busy(self) -> bool:
+        """Tell whether any of its TSGs had work of late."""
+        return any(tsg.busy for tsg in self.tsgs)
+
+    @property
+    def online(self) -> bool:
+        """Tell whether the pod is of the online class."""
+        return self.grant.pod_class is PodClass.ONLINE
+
+    @property
+    def busy_tsgs(self) -> int:
+        """Count the TSGs that had work of late, at least 1: the turns the hardware gives this pod in a round."""
+        return max(1, sum(tsg.busy for tsg in self.tsgs))
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """All that a policy may see of one pGPU."""
+
+    pgpu: int
+    period_ns: int
+    pods: tuple[Pod, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not MIN_PERIOD_NS <= self.period_ns <= MAX_PERIOD_NS:
+            raise InvalidValueError(
+                f"period {self.period_ns} ns: a period is {MIN_PERIOD_NS // NS_PER_MS} ms to {MAX_PERIOD_NS // NS_PER_S} s"
+            )
+        if len({pod.name for pod in self.pods}) != len(self.pods):
+            raise InvalidValueError(f"pGPU {self.pgpu}: two pods of one name")
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """One turn of a pod in a period: from ``start_ns`` to ``end_ns`` its gate is open."""
+
+    start_ns: int
+    end_ns: int
+    on_idle: OnIdle = OnIdle.KEEP
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.start_ns < self.end_ns:
+            raise InvalidValueError(f"window {self.start_ns}..{self.end_ns}: empty or backwards")
+
+
+@dataclass(frozen=True, slots=True)
+class PodPlan:
+    """One pod's part of a plan.
+
+    ``timeslice_us`` is set on each of its compute TSGs. ``windows`` None means its gate stays open; an
+    empty tuple means that it stays closed.
+    """
+
+    pod: str
+    pod_class: PodClass
+    timeslice_us: int
+    windows: tuple[Window, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if not MIN_TIMESLICE_US <= self.timeslice_us <= MAX_TIMESLICE_US:
+            raise InvalidValueError(f"pod {self.pod}: timeslice {self.timeslice_us} µs is out of bounds")
+        for before, after in zip(self.windows or (), (self.windows or ())[1:], strict=False):
+            if after.start_ns < before.end_ns:
+                raise InvalidValueError(f"pod {self.pod}: windows overlap or are out of order")
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What shall happen on one pGPU, period after period, until the next plan or the end of the lease."""
+
+    pgpu: int
+    period_ns: int
+    pods: tuple[PodPlan, ...] = ()
+
+    def __post_init__(self) -> None:
+        for pod in self.pods:
+            if pod.windows and pod.windows[-1].end_ns > self.period_ns:
+                raise InvalidValueError(f"pod {pod.pod}: a window ends after the period")
+
+    @property
+    def gated(self) -> bool:
+        """Tell whether any pod of this plan has a gate that ever closes."""
+        return any(pod.windows is not None for pod in self.pods)
+
+
+#: A policy is a pure function: no clock, no I/O, no memory of its own.
+Policy = Callable[[Snapshot], Plan]

@@ -1,0 +1,44 @@
+"""The policies qgpu has, by name: one file and one line here each.
+
+A policy is a pure function from Snapshot to Plan. The number is the one the configuration and the module
+may use instead of the name.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from qgpu.errors import UnknownNameError
+from qgpu.model import Policy
+from qgpu.policies import best_effort, burst_share, fixed_share
+from qgpu.policies.online import online_first
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyInfo:
+    """A policy with its number and what admission must know of it."""
+
+    number: int
+    plan: Policy
+    #: Every offline pod must have a quota, because the policy gives nothing to a pod without one.
+    needs_quota: bool = False
+
+
+POLICIES: dict[str, PolicyInfo] = {
+    "best-effort": PolicyInfo(0, best_effort.plan),
+    "fixed-share": PolicyInfo(1, fixed_share.plan, needs_quota=True),
+    "burst-share": PolicyInfo(2, burst_share.plan),
+}
+
+
+def find(name: str) -> str:
+    """Return the canonical name of a policy given by name or number. Raises UnknownNameError."""
+    for known, info in POLICIES.items():
+        if name in (known, str(info.number)):
+            return known
+    raise UnknownNameError(f"policy {name!r}: there is no such policy; choose one of {', '.join(POLICIES)}")
+
+
+def compose(offline: str, online: str) -> Policy:
+    """Build what the loop runs: online pods first by one policy, the rest by another."""
+    return online_first(POLICIES[offline].plan, POLICIES[online].plan)

@@ -1,0 +1,26 @@
+"""Burst Share (policy 2): every pod gets at least its quota; idle capacity is lent in the ratio of quotas.
+
+Properties:
+- Busy pods share in the ratio of their quotas, and quotas add up to at most 100, so each gets at least its own.
+- Pods without a quota divide equally what is not sold, and get a token turn where all is.
+- No gate is ever closed; a pod that wakes is back at its share within one round of the runlist.
+"""
+
+from __future__ import annotations
+
+from qgpu.model import Plan, Snapshot
+from qgpu.policies.shares import by_timeslices
+
+#: Weights are per cent of the card times this, so that a token turn is a thousandth of a per cent.
+_SCALE = 1000
+
+
+def plan(snapshot: Snapshot) -> Plan:
+    """Weigh every pod by its quota."""
+    unsold = 100 - sum(pod.grant.cores or 0 for pod in snapshot.pods)
+    guests = sum(pod.grant.cores is None for pod in snapshot.pods)
+    weights = [
+        pod.grant.cores * _SCALE if pod.grant.cores is not None else max(1, unsold * _SCALE // guests)
+        for pod in snapshot.pods
+    ]
+    return Plan(snapshot.pgpu, snapshot.period_ns, by_timeslices(snapshot, weights))

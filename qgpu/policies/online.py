@@ -1,0 +1,76 @@
+"""Online over offline: online work first, on top of any two policies.
+
+An online TSG gets a long timeslice and offline TSGs the shortest that still works, so the hardware itself
+switches to online work within tens of µs of its arrival, with no software in between. A price follows:
+two busy offline pods would cut each other every 50 µs and lose most of the card to switching, so they take
+turns by gate, each turn as long as the offline policy's share.
+
+Properties:
+- No gate of an online pod is closed on behalf of an offline one.
+- With no online pod on the card the plan is the offline policy's own, unchanged.
+- Among offline pods, shares stay those of the offline policy.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from qgpu.model import MAX_TIMESLICE_US, MIN_TIMESLICE_US, NS_PER_US, OnIdle, Plan, PodPlan, Policy, Snapshot
+from qgpu.policies.shares import in_turns, split
+
+#: What an offline TSG gets beside an online one: the shortest slice at which a lone TSG still runs freely.
+OFFLINE_TIMESLICE_US = MIN_TIMESLICE_US
+
+#: Mean slice of several online pods among themselves: they must not wait a second for each other.
+ONLINE_ROUND_US = 4_000
+
+#: The shortest slice an online pod gets among online pods; below it switching eats the card.
+_MIN_ONLINE_US = 500
+
+
+def online_first(offline: Policy, online: Policy) -> Policy:
+    """Compose a policy that serves online pods by ``online`` and leaves the rest to ``offline``."""
+
+    def plan(snapshot: Snapshot) -> Plan:
+        present = tuple(pod for pod in snapshot.pods if pod.online and pod.tsgs)
+        others = tuple(pod for pod in snapshot.pods if not pod.online)
+        absent = tuple(pod for pod in snapshot.pods if pod.online and not pod.tsgs)
+        behind = offline(replace(snapshot, pods=others))
+        if present:
+            front = online(replace(snapshot, pods=present))
+            parts = (*_prompt(front), *_step_back(behind, replace(snapshot, pods=others)))
+        else:
+            parts = behind.pods
+        waiting = tuple(PodPlan(pod.name, pod.grant.pod_class, MAX_TIMESLICE_US) for pod in absent)
+        by_name = {part.pod: part for part in (*parts, *waiting)}
+        return Plan(snapshot.pgpu, snapshot.period_ns, tuple(by_name[pod.name] for pod in snapshot.pods))
+
+    return plan
+
+
+def _prompt(front: Plan) -> tuple[PodPlan, ...]:
+    """Give a lone online pod the longest slice, and several short rounds in the ratio their policy chose."""
+    if len(front.pods) == 1:
+        return (replace(front.pods[0], timeslice_us=MAX_TIMESLICE_US),)
+    whole = sum(part.timeslice_us for part in front.pods)
+    round_us = ONLINE_ROUND_US * len(front.pods)
+    return tuple(
+        replace(part, timeslice_us=max(_MIN_ONLINE_US, round_us * part.timeslice_us // whole)) for part in front.pods
+    )
+
+
+def _step_back(behind: Plan, snapshot: Snapshot) -> tuple[PodPlan, ...]:
+    """Give offline pods the shortest slice, and turns by gate where more than one of them is busy."""
+    short = tuple(replace(part, timeslice_us=OFFLINE_TIMESLICE_US) for part in behind.pods)
+    busy = [pod.busy for pod in snapshot.pods]
+    if behind.gated or sum(busy) < 2:
+        return short
+    shares = [
+        part.timeslice_us * pod.busy_tsgs * NS_PER_US if pod.busy else 0
+        for part, pod in zip(behind.pods, snapshot.pods, strict=True)
+    ]
+    turns = in_turns(split(snapshot.period_ns, shares), OnIdle.YIELD)
+    return tuple(
+        replace(part, windows=windows if pod.busy else None)
+        for part, pod, windows in zip(short, snapshot.pods, turns, strict=True)
+    )

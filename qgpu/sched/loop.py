@@ -1,0 +1,39 @@
+"""The heart: advance the ledger with what happened, ask the policy, apply the plan, wait."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from qgpu.model import Policy
+from qgpu.sched.backend import Backend
+from qgpu.sched.ledger import Ledger
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What an operator may change while the loop runs."""
+
+    policy: Policy
+    period_ns: int
+
+
+def tick(backend: Backend, settings: Settings, ledger: Ledger) -> Ledger:
+    """Do one round and return the ledger after it."""
+    ledger = ledger.advance(backend.sample())
+    backend.apply(settings.policy(ledger.snapshot(settings.period_ns)))
+    backend.wait(settings.period_ns)
+    return ledger
+
+
+def run(
+    backend: Backend,
+    settings: Callable[[], Settings],
+    ledger: Ledger,
+    stopped: Callable[[], bool],
+    seen: Callable[[Ledger], None] = lambda _: None,
+) -> None:
+    """Tick until ``stopped``; ``settings`` is asked before every tick and ``seen`` shown the ledger after it."""
+    while not stopped():
+        ledger = tick(backend, settings(), ledger)
+        seen(ledger)
