@@ -79,6 +79,12 @@ class Host(Protocol):
     def amend(self, name: str, grants: Mapping[int, Grant]) -> None:
         """Change a pod's grants."""
 
+    def attach(self, name: str, pid: int, fds: Sequence[int]) -> None:
+        """Bring a process that is about to become a pod's command into the pod.
+
+        ``fds`` is what the plane's launcher made for it (seccomp: the listener); the host takes them over.
+        """
+
     def retire(self, name: str) -> None:
         """Forget a pod; its processes, if any are left, run on ungated."""
 

@@ -1,0 +1,139 @@
+"""Messages between qgpu's own processes: length-prefixed JSON over a unix stream socket, with descriptors.
+
+One message is a 4-byte little-endian length and that many bytes of UTF-8 JSON (an object). Descriptors ride
+on the first byte of a message (SCM_RIGHTS). Nothing here knows what messages mean.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+#: Larger messages are refused unread: no message of qgpu's comes near it.
+MAX_MESSAGE = 16 * 1024 * 1024
+_MAX_FDS = 16
+_LENGTH = struct.Struct("<I")
+_PEER = struct.Struct("iII")
+
+
+class WireError(Exception):
+    """The peer sent something that is no message."""
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """Who is at the other end, as the kernel vouches for it (SO_PEERCRED at connect time)."""
+
+    pid: int
+    uid: int
+    gid: int
+
+
+@dataclass(slots=True)
+class Connection:
+    """One end of a connection; both ends are alike."""
+
+    sock: socket.socket
+    _data: bytearray = field(default_factory=bytearray)
+    _fds: list[int] = field(default_factory=list)
+
+    def fileno(self) -> int:
+        """Return the descriptor to poll."""
+        return self.sock.fileno()
+
+    def peer(self) -> Peer:
+        """Return the peer's credentials."""
+        return Peer(*_PEER.unpack(self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)))
+
+    def send(self, message: dict[str, Any], fds: Sequence[int] = ()) -> None:
+        """Send one message. Raises OSError when the peer is gone."""
+        body = json.dumps(message, separators=(",", ":")).encode()
+        data = _LENGTH.pack(len(body)) + body
+        sent = socket.send_fds(self.sock, [data], list(fds)) if fds else self.sock.send(data)
+        if sent < len(data):
+            self.sock.sendall(memoryview(data)[sent:])
+
+    def receive(self) -> tuple[dict[str, Any], list[int]] | None:
+        """Return the next message with its descriptors (the caller closes them), or None at the end.
+
+        Raises WireError for what is no message, TimeoutError when the socket's timeout runs out.
+        """
+        while (message := self.next_buffered()) is None:
+            if not self.fill():
+                return None
+        return message
+
+    def next_buffered(self) -> tuple[dict[str, Any], list[int]] | None:
+        """Return a message that has arrived whole already, or None."""
+        if len(self._data) < _LENGTH.size:
+            return None
+        (length,) = _LENGTH.unpack_from(self._data)
+        if length > MAX_MESSAGE:
+            raise WireError(f"message of {length} bytes")
+        if len(self._data) < _LENGTH.size + length:
+            return None
+        body = bytes(self._data[_LENGTH.size : _LENGTH.size + length])
+        del self._data[: _LENGTH.size + length]
+        fds, self._fds = self._fds, []
+        try:
+            message = json.loads(body)
+        except (ValueError, RecursionError) as error:
+            _close(fds)
+            raise WireError("not JSON") from error
+        if not isinstance(message, dict):
+            _close(fds)
+            raise WireError("not a JSON object")
+        return message, fds
+
+    def fill(self) -> bool:
+        """Read what has arrived; False at the end of the stream."""
+        try:
+            data, fds, _, _ = socket.recv_fds(self.sock, 65536, _MAX_FDS)
+        except ConnectionResetError:
+            return False
+        self._fds += fds
+        self._data += data
+        return bool(data)
+
+    def close(self) -> None:
+        """Close the socket and every descriptor nobody took."""
+        fds, self._fds = self._fds, []
+        _close(fds)
+        self.sock.close()
+
+
+def connect(path: str, timeout_s: float | None = None) -> Connection:
+    """Connect to a listening socket. Raises OSError."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    sock.settimeout(timeout_s)
+    try:
+        sock.connect(path)
+    except BaseException:
+        sock.close()
+        raise
+    return Connection(sock)
+
+
+def listen(path: str, mode: int) -> socket.socket:
+    """Listen at ``path`` with file ``mode``, in place of a dead socket that may lie there."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    temporary = f"{path}.{os.getpid()}"
+    try:
+        sock.bind(temporary)
+        os.chmod(temporary, mode)
+        sock.listen(64)
+        os.rename(temporary, path)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def _close(fds: Sequence[int]) -> None:
+    for fd in fds:
+        os.close(fd)
