@@ -46,7 +46,7 @@ class ConfigError(QgpuError):
 
 
 class NotSupportedError(QgpuError):
-    """This driver, kernel or card is not one qgpu can enforce on."""
+    """Nothing qgpu can enforce on: an unknown driver, kernel or card."""
 
     code = ExitCode.NOT_SUPPORTED
 

@@ -136,7 +136,8 @@ class Snapshot:
     def __post_init__(self) -> None:
         if not MIN_PERIOD_NS <= self.period_ns <= MAX_PERIOD_NS:
             raise InvalidValueError(
-                f"period {self.period_ns} ns: a period is {MIN_PERIOD_NS // NS_PER_MS} ms to {MAX_PERIOD_NS // NS_PER_S} s"
+                f"period {self.period_ns / NS_PER_MS:g} ms: a period is "
+                f"{MIN_PERIOD_NS // NS_PER_MS} ms to {MAX_PERIOD_NS // NS_PER_S} s"
             )
         if len({pod.name for pod in self.pods}) != len(self.pods):
             raise InvalidValueError(f"pGPU {self.pgpu}: two pods of one name")
