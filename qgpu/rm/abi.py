@@ -1,0 +1,175 @@
+"""RM's ABI, declared once: ioctl numbers, object classes, controls, status codes and structures.
+
+Everything is NVIDIA's and keeps NVIDIA's names; each group says where it comes from in the open kernel
+modules (SDK = src/common/sdk/nvidia/inc). What differs between driver branches is in ``versions.py``.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from typing import Any
+
+from cffi import FFI
+
+from qgpu.errors import RmError
+
+ffi: Any = FFI()
+ffi.cdef(
+    """
+    /* SDK/nvos.h, from 535.43 on */
+    typedef struct { uint32_t hRoot, hObjectParent, hObjectOld, status; } NVOS00_PARAMETERS;
+    typedef struct { uint32_t hRoot, hObjectParent, hObjectNew, hClass; uint64_t pAllocParms;
+                     uint32_t paramsSize, status; } NVOS21_PARAMETERS;
+    typedef struct { uint32_t hRoot, hObjectParent, hObjectNew, hClass; uint64_t pAllocParms, pRightsRequested;
+                     uint32_t paramsSize, flags, status, pad; } NVOS64_PARAMETERS;
+    typedef struct { uint32_t hClient, hObject, cmd, flags; uint64_t params; uint32_t paramsSize, status; }
+                     NVOS54_PARAMETERS;
+    typedef struct { uint32_t hClient, hParent, hObject, hClientSrc, hObjectSrc, flags, status; } NVOS55_PARAMETERS;
+    typedef struct { uint32_t hRoot, hObjectParent, hObjectNew, hClass, flags, pad0; uint64_t pMemory, limit;
+                     uint32_t status, pad1; int32_t fd; uint32_t pad2; } NVOS02_PARAMETERS_WITH_FD;
+    typedef struct { uint32_t hClient, hDevice, hMemory, pad; uint64_t offset, length, pLinearAddress;
+                     uint32_t status, flags; int32_t fd; uint32_t pad1; } NVOS33_PARAMETERS_WITH_FD;
+    typedef struct { uint32_t hRoot, hObjectParent, function, hVASpace; int16_t ivcHeapNumber; uint32_t status;
+                     uint64_t total, free; uint32_t owner, hMemory, type, flags, attr, format, comprCovg, zcullCovg,
+                     partitionStride, width, height, pad; uint64_t size; uint8_t rest[88]; } NVOS32_PARAMETERS;
+
+    /* KO/common/inc/nv-ioctl.h */
+    typedef struct { uint32_t cmd, size; uint64_t ptr; } nv_ioctl_xfer_t;
+    typedef struct { uint8_t valid; uint32_t domain; uint8_t bus, slot, function; uint16_t vendor_id, device_id;
+                     uint32_t gpu_id; uint16_t interrupt_line; uint64_t reg_address, reg_size, fb_address, fb_size;
+                     uint32_t minor_number; uint8_t dev_name[10]; } nv_ioctl_card_info_t;
+
+    /* SDK/class/cl0080.h, cl2080.h, cla06c.h, nvos.h */
+    typedef struct { uint32_t deviceId, hClientShare, hTargetClient, hTargetDevice, flags, pad0;
+                     uint64_t vaSpaceSize, vaStartInternal, vaLimitInternal; uint32_t vaMode, pad1; }
+                     NV0080_ALLOC_PARAMETERS;
+    typedef struct { uint32_t subDeviceId; } NV2080_ALLOC_PARAMETERS;
+    typedef struct { uint32_t hObjectError, hObjectEccError, hVASpace, engineType; uint8_t bIsCallingContextVgpuPlugin;
+                     } NV_CHANNEL_GROUP_ALLOCATION_PARAMETERS;
+    typedef struct { uint32_t owner, type, flags, width, height; int32_t pitch; uint32_t attr, attr2, format,
+                     comprCovg, zcullCovg, pad0; uint64_t rangeLo, rangeHi, size, alignment, offset, limit, address;
+                     uint32_t ctagOffset, hVASpace, internalflags, tag, numaNode, pad1; } NV_MEMORY_ALLOCATION_PARAMS;
+
+    /* SDK/ctrl/ctrl0000/ctrl0000gpu.h, ctrl0000client.h */
+    typedef struct { uint32_t gpuIds[32], failedId; } NV0000_CTRL_GPU_ATTACH_IDS_PARAMS;
+    typedef struct { uint32_t gpuId, gpuFlags, deviceInstance, subDeviceInstance, sliStatus, boardId, gpuInstance;
+                     int32_t numaId; } NV0000_CTRL_GPU_GET_ID_INFO_V2_PARAMS;
+    typedef struct { uint32_t hObject, index; uint64_t data; } NV0000_CTRL_CLIENT_GET_HANDLE_INFO_PARAMS;
+
+    /* SDK/ctrl/ctrl2080/ctrl2080fifo.h, ctrl2080gr.h; ctrla06c.h; ctrla06f/ctrla06fgpfifo.h */
+    typedef struct { uint8_t bDisable, pad0[3]; uint32_t numChannels; uint8_t bOnlyDisableScheduling, bRewindGpPut;
+                     uint16_t pad1; uint32_t pad2; uint64_t pRunlistPreemptEvent; uint32_t hClientList[64],
+                     hChannelList[64]; } NV2080_CTRL_FIFO_DISABLE_CHANNELS_PARAMS;
+    typedef struct { uint64_t timesliceUs; } NVA06C_CTRL_TIMESLICE_PARAMS;
+    typedef struct { uint32_t contextId; } NVA06F_CTRL_GET_CONTEXT_ID_PARAMS;
+    typedef struct { uint32_t hEventBuffer, recordSize, levelOfDetail, eventFilter; uint8_t bAllUsers, pad[3];
+                     uint32_t reasonCode; } NV2080_CTRL_GR_FECS_BIND_EVTBUF_FOR_UID_V2_PARAMS;
+
+    /* SDK/class/cl90cd.h, cl90cdfecs.h; SDK/ctrl/ctrl90cd.h */
+    typedef struct { uint64_t bufferHeader, recordBuffer; uint32_t recordSize, recordCount; uint64_t vardataBuffer;
+                     uint32_t vardataBufferSize, recordsFreeThreshold; uint64_t notificationHandle;
+                     uint32_t vardataFreeThreshold, hSubDevice, flags, hBufferHeader, hRecordBuffer, hVardataBuffer; }
+                     NV_EVENT_BUFFER_ALLOC_PARAMETERS;
+    typedef struct { uint8_t enable, pad[3]; uint32_t flags; } NV_EVENT_BUFFER_CTRL_CMD_ENABLE_EVENTS_PARAMS;
+    typedef struct { uint32_t recordBufferGet, varDataBufferGet; } NV_EVENT_BUFFER_CTRL_CMD_UPDATE_GET_PARAMS;
+    typedef struct { uint32_t recordGet, recordPut; uint64_t recordCount, recordDropcount, vardataDropcount; }
+                     NV_EVENT_BUFFER_HEADER;
+    typedef struct { uint16_t type, subtype; uint32_t varData; uint8_t tag, vmid; uint16_t seqno; uint32_t context_id,
+                     pid; uint16_t reserved0; uint8_t migGpuInstanceId, migComputeInstanceId; uint64_t timestamp; }
+                     NV_EVENT_BUFFER_FECS_RECORD;
+
+    int ioctl(int fd, unsigned long request, ...);
+    """
+)
+_libc: Any = ffi.dlopen(None)
+
+#: Character devices (KO/common/inc/nv-chardev-numbers.h).
+NV_MAJOR = 195
+NV_CONTROL_MINOR = 255
+
+# Escape numbers (KO/common/inc/nv_escape.h, nv-ioctl-numbers.h). RM looks at the number and the size alone.
+NV_ESC_RM_ALLOC_MEMORY = 0x27
+NV_ESC_RM_FREE = 0x29
+NV_ESC_RM_CONTROL = 0x2A
+NV_ESC_RM_ALLOC = 0x2B
+NV_ESC_RM_DUP_OBJECT = 0x34
+NV_ESC_RM_VID_HEAP_CONTROL = 0x4A
+NV_ESC_RM_MAP_MEMORY = 0x4E
+NV_ESC_CARD_INFO = 200
+NV_ESC_REGISTER_FD = 201
+NV_ESC_IOCTL_XFER_CMD = 211
+
+# Classes (SDK/class/*.h).
+NV01_ROOT = 0x0
+NV01_ROOT_NON_PRIV = 0x1
+NV01_ROOT_CLIENT = 0x41
+NV01_MEMORY_LOCAL_USER = 0x40
+NV01_DEVICE_0 = 0x80
+NV20_SUBDEVICE_0 = 0x2080
+NV_EVENT_BUFFER = 0x90CD
+NV01_MEMORY_DEVICELESS = 0x90CE
+KEPLER_CHANNEL_GROUP_A = 0xA06C
+ROOT_CLASSES = frozenset({NV01_ROOT, NV01_ROOT_NON_PRIV, NV01_ROOT_CLIENT})
+#: GPFIFO channels from Kepler to Blackwell; a new architecture adds one.
+GPFIFO_CLASSES = frozenset({0xA06F, 0xA16F, 0xB06F, 0xC06F, 0xC36F, 0xC46F, 0xC56F, 0xC86F, 0xC96F, 0xCA6F})
+
+#: Engine types of graphics/compute: GR0..GR7 (SDK/class/cl2080_notification.h).
+GR_ENGINES = range(1, 9)
+
+# Controls.
+NV0000_GPU_ATTACH_IDS = 0x215
+NV0000_GPU_GET_ID_INFO_V2 = 0x205
+NV0000_CLIENT_GET_HANDLE_INFO = 0xD02
+NV2080_FIFO_DISABLE_CHANNELS = 0x2080110B
+NV2080_GR_FECS_BIND_EVTBUF_FOR_UID_V2 = 0x20801238
+NVA06C_SET_TIMESLICE = 0xA06C0103
+NVA06C_GET_TIMESLICE = 0xA06C0104
+NVA06F_GET_CONTEXT_ID = 0xA06F0113
+NV_EVENT_BUFFER_ENABLE_EVENTS = 0x90CD0101
+NV_EVENT_BUFFER_UPDATE_GET = 0x90CD0102
+NV_EVENT_BUFFER_FLUSH = 0x90CD0104
+
+#: Channels one FIFO_DISABLE_CHANNELS call can name.
+MAX_DISABLE_CHANNELS = 64
+
+# Status codes (SDK/nvstatuscodes.h).
+NV_OK = 0x00
+NV_ERR_INSUFFICIENT_PERMISSIONS = 0x1B
+NV_ERR_INVALID_CLIENT = 0x23
+NV_ERR_NO_MEMORY = 0x51
+
+#: What RM gives a new TSG (kfifoChannelGroupGetDefaultTimeslice_GV100) until libcuda asks for more.
+RM_DEFAULT_TIMESLICE_US = 1024
+
+
+def sizeof(name: str) -> int:
+    """Return the size of a declared structure in bytes."""
+    return int(ffi.sizeof(name))
+
+
+def request(number: int, size: int) -> int:
+    """Build the ioctl request of an escape, as NVIDIA's own libraries do: _IOWR('F', number, size)."""
+    return 3 << 30 | size << 16 | ord("F") << 8 | number
+
+
+def ioctl(fd: int, number: int, argument: Any) -> None:
+    """Issue one escape; ``argument`` is a cffi pointer to its structure. Raises OSError."""
+    size = ffi.sizeof(ffi.typeof(argument).item)
+    raw_ioctl(fd, request(number, size), argument)
+
+
+def raw_ioctl(fd: int, req: int, argument: Any) -> int:
+    """Issue any ioctl with a cffi pointer, restarting it when a signal interrupts. Raises OSError."""
+    while True:
+        result = _libc.ioctl(fd, ffi.cast("unsigned long", req), ffi.cast("void *", argument))
+        if result >= 0:
+            return int(result)
+        if ffi.errno != errno.EINTR:
+            raise OSError(ffi.errno, os.strerror(ffi.errno))
+
+
+def check(status: int, what: str) -> None:
+    """Raise RmError unless ``status`` is NV_OK."""
+    if status != NV_OK:
+        raise RmError(what, status)

@@ -1,0 +1,57 @@
+"""One card as our own client holds it: the gate over other clients' channels.
+
+FIFO_DISABLE_CHANNELS takes channels of any client from a root caller and, on return, none of them is running
+(kernel_fifo_ctrl.c:subdeviceCtrlCmdFifoDisableChannels_IMPL; 0.2-0.9 ms measured on an H200).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from qgpu.rm import abi
+from qgpu.rm.abi import ffi
+from qgpu.rm.client import RmClient
+
+
+@dataclass(frozen=True, slots=True)
+class RmDevice:
+    """A Device and Subdevice of ours on one card."""
+
+    client: RmClient
+    #: RM's device instance: what a pod names in NV0080_ALLOC_PARAMETERS.deviceId.
+    instance: int
+    minor: int
+    pci: str
+    device: int
+    subdevice: int
+
+    def set_channels(self, channels: Sequence[tuple[int, int]], *, disabled: bool) -> None:
+        """Disable or enable channels given as (client, channel) handles. Raises RmError on a stale handle."""
+        for at in range(0, len(channels), abi.MAX_DISABLE_CHANNELS):
+            part = channels[at : at + abi.MAX_DISABLE_CHANNELS]
+            params = ffi.new("NV2080_CTRL_FIFO_DISABLE_CHANNELS_PARAMS *")
+            params.bDisable, params.numChannels = disabled, len(part)
+            for i, (client, channel) in enumerate(part):
+                params.hClientList[i], params.hChannelList[i] = client, channel
+            self.client.control(self.subdevice, abi.NV2080_FIFO_DISABLE_CHANNELS, params)
+
+
+def open_devices(client: RmClient) -> list[RmDevice]:
+    """Open every card of this machine, in PCI order: the order of nvidia-smi and of pGPU numbers."""
+    devices = []
+    for card in client.cards():
+        client.open_card(card.minor_number, card.gpu_id)
+        info = ffi.new("NV0000_CTRL_GPU_GET_ID_INFO_V2_PARAMS *", {"gpuId": card.gpu_id})
+        client.control(client.handle, abi.NV0000_GPU_GET_ID_INFO_V2, info)
+        device = client.alloc(
+            client.handle,
+            abi.NV01_DEVICE_0,
+            ffi.new("NV0080_ALLOC_PARAMETERS *", {"deviceId": info.deviceInstance, "hClientShare": client.handle}),
+        )
+        subdevice = client.alloc(
+            device, abi.NV20_SUBDEVICE_0, ffi.new("NV2080_ALLOC_PARAMETERS *", {"subDeviceId": info.subDeviceInstance})
+        )
+        pci = f"{card.domain:08x}:{card.bus:02x}:{card.slot:02x}.0"
+        devices.append(RmDevice(client, info.deviceInstance, card.minor_number, pci, device, subdevice))
+    return devices
