@@ -1,0 +1,1 @@
+"""The load generator: CUDA work of known shape, without a CUDA toolkit."""
