@@ -38,7 +38,7 @@ def online_first(offline: Policy, online: Policy) -> Policy:
         behind = offline(replace(snapshot, pods=others))
         if present:
             front = online(replace(snapshot, pods=present))
-            parts = (*_prompt(front), *_step_back(behind, replace(snapshot, pods=others)))
+            parts = (*_prompt(front), *_step_back(behind, replace(snapshot, pods=others), _last_end(front)))
         else:
             parts = behind.pods
         waiting = tuple(PodPlan(pod.name, pod.grant.pod_class, MAX_TIMESLICE_US) for pod in absent)
@@ -49,28 +49,55 @@ def online_first(offline: Policy, online: Policy) -> Policy:
 
 
 def _prompt(front: Plan) -> tuple[PodPlan, ...]:
-    """Give a lone online pod the longest slice, and several short rounds in the ratio their policy chose."""
+    """Give a lone online pod the longest slice, and several short rounds in the ratio their policy chose.
+
+    The round grows where a slice would fall below the shortest sensible one, as lifting that slice alone would
+    bend the ratio; it never grows beyond the policy's own round.
+    """
     if len(front.pods) == 1:
         return (replace(front.pods[0], timeslice_us=MAX_TIMESLICE_US),)
-    whole = sum(part.timeslice_us for part in front.pods)
-    round_us = ONLINE_ROUND_US * len(front.pods)
-    return tuple(
-        replace(part, timeslice_us=max(_MIN_ONLINE_US, round_us * part.timeslice_us // whole)) for part in front.pods
-    )
+    slices = [part.timeslice_us for part in front.pods]
+    shortened = ONLINE_ROUND_US * len(slices) / sum(slices)
+    scale = max(shortened, min(1.0, _MIN_ONLINE_US / min(slices)))
+    return tuple(replace(part, timeslice_us=_bounded(part.timeslice_us * scale)) for part in front.pods)
 
 
-def _step_back(behind: Plan, snapshot: Snapshot) -> tuple[PodPlan, ...]:
-    """Give offline pods the shortest slice, and turns by gate where more than one of them is busy."""
+def _bounded(timeslice_us: float) -> int:
+    return min(MAX_TIMESLICE_US, max(MIN_TIMESLICE_US, round(timeslice_us)))
+
+
+def _step_back(behind: Plan, snapshot: Snapshot, taken_ns: int) -> tuple[PodPlan, ...]:
+    """Give offline pods the shortest slice, and turns by gate where more than one of them is busy.
+
+    Online pods with windows have the period up to ``taken_ns``; nobody's only turn may lie in there.
+    """
     short = tuple(replace(part, timeslice_us=OFFLINE_TIMESLICE_US) for part in behind.pods)
     busy = [pod.busy for pod in snapshot.pods]
-    if behind.gated or sum(busy) < 2:
+    if behind.gated:
+        shift = min(taken_ns, snapshot.period_ns - _last_end(behind))
+        return tuple(_later(part, shift) for part in short)
+    if sum(busy) < 2:
         return short
     shares = [
         part.timeslice_us * pod.busy_tsgs * NS_PER_US if pod.busy else 0
         for part, pod in zip(behind.pods, snapshot.pods, strict=True)
     ]
-    turns = in_turns(split(snapshot.period_ns, shares), OnIdle.YIELD)
+    meanwhile = in_turns(split(taken_ns, shares), OnIdle.YIELD)
+    afterwards = in_turns(split(snapshot.period_ns - taken_ns, shares), OnIdle.YIELD, taken_ns)
     return tuple(
-        replace(part, windows=windows if pod.busy else None)
-        for part, pod, windows in zip(short, snapshot.pods, turns, strict=True)
+        replace(part, windows=(*first, *second) if pod.busy else None)
+        for part, pod, first, second in zip(short, snapshot.pods, meanwhile, afterwards, strict=True)
+    )
+
+
+def _last_end(plan: Plan) -> int:
+    return max((window.end_ns for part in plan.pods for window in part.windows or ()), default=0)
+
+
+def _later(part: PodPlan, shift_ns: int) -> PodPlan:
+    if part.windows is None:
+        return part
+    return replace(
+        part,
+        windows=tuple(replace(w, start_ns=w.start_ns + shift_ns, end_ns=w.end_ns + shift_ns) for w in part.windows),
     )

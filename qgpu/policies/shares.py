@@ -36,19 +36,19 @@ def by_timeslices(snapshot: Snapshot, weights: Sequence[int]) -> tuple[PodPlan, 
     """Plan weights as hardware timeslices that add up to the period; every gate stays open.
 
     The ratio of the slices is the ratio of compute among the pods that are busy, and an idle pod costs
-    nothing, so idle capacity is lent and taken back by the hardware itself.
+    nothing, so idle capacity is lent and taken back by the hardware itself. Where the period is longer than
+    the longest timeslice the slices add up to that instead: cutting one of them off would bend the ratio.
     """
-    parts = split(snapshot.period_ns, weights)
+    parts = split(min(snapshot.period_ns, MAX_TIMESLICE_US * NS_PER_US), weights)
     return tuple(
         PodPlan(pod.name, pod.grant.pod_class, timeslice_us(part, pod))
         for pod, part in zip(snapshot.pods, parts, strict=True)
     )
 
 
-def in_turns(lengths_ns: Sequence[int], on_idle: OnIdle) -> list[tuple[Window, ...]]:
-    """Lay windows of these lengths one after the other from the period's start; length 0 means no window."""
+def in_turns(lengths_ns: Sequence[int], on_idle: OnIdle, at: int = 0) -> list[tuple[Window, ...]]:
+    """Lay windows of these lengths one after the other from ``at`` in the period; length 0 means no window."""
     windows: list[tuple[Window, ...]] = []
-    at = 0
     for length in lengths_ns:
         windows.append((Window(at, at + length, on_idle),) if length > 0 else ())
         at += length

@@ -1,0 +1,25 @@
+"""What a plan gives each pod, by arithmetic alone: the yardstick of the policy tests.
+
+In every stretch of the period the TSGs that are busy and whose gate is open take turns of their timeslice.
+Switch costs are left out: this says what a plan asks for, the simulator says what comes of it.
+"""
+
+from __future__ import annotations
+
+from qgpu.model import Plan, Snapshot
+from qgpu.sched.timeline import Timeline
+
+
+def forecast(plan: Plan, snapshot: Snapshot) -> dict[str, float]:
+    """Return each pod's share of the pGPU (0 to 1) under ``plan`` when exactly the busy TSGs have work."""
+    timeline = Timeline(plan)
+    idle = frozenset(pod.name for pod in snapshot.pods if not pod.busy)
+    slices = {part.pod: part.timeslice_us for part in plan.pods}
+    turns = {pod.name: slices[pod.name] * sum(tsg.busy for tsg in pod.tsgs) for pod in snapshot.pods}
+    shares = dict.fromkeys(turns, 0.0)
+    for start, end in zip(timeline.edges, (*timeline.edges[1:], plan.period_ns), strict=True):
+        closed = timeline.closed(start, idle)
+        runs = {name: turn for name, turn in turns.items() if turn and name not in closed}
+        for name, turn in runs.items():
+            shares[name] += (end - start) / plan.period_ns * turn / sum(runs.values())
+    return shares

@@ -1,0 +1,301 @@
+"""Every registered policy, alone and in every composition online x offline, against every promise."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from qgpu.model import MAX_TIMESLICE_US, MIN_TIMESLICE_US, Plan, Pod, PodClass, Policy, Snapshot, Tsg
+from qgpu.policies import POLICIES, compose
+from tests.forecast import forecast
+from tests.strategies import snapshots
+
+#: Slices are whole µs and at least 50 of them, so shares are met to this much of the pGPU.
+TOLERANCE = 0.005
+
+
+@dataclass(frozen=True)
+class Case:
+    """A policy under test: plain, or composed of one for online and one for offline pods."""
+
+    name: str
+    plan: Policy
+    offline: str
+    online: str | None = None
+
+    @property
+    def everybody(self) -> bool:
+        """Tell whether admission demands quotas here."""
+        return any(POLICIES[name].needs_quota for name in (self.offline, self.online) if name)
+
+
+def _cases() -> Iterator[Case]:
+    for offline, info in POLICIES.items():
+        yield Case(offline, info.plan, offline)
+        for online in POLICIES:
+            yield Case(f"{online}-over-{offline}", compose(offline, online), offline, online)
+
+
+CASES = tuple(_cases())
+COMPOSED = [case for case in CASES if case.online is not None]
+#: Nobody is held back here while the pGPU idles.
+LENDING = [case for case in CASES if "fixed-share" not in (case.offline, case.online)]
+#: A quota is a guarantee here.
+GUARANTEEING = [case for case in CASES if case.online is None and case.offline != "best-effort"]
+#: A quota is an upper bound of offline pods here.
+FIXED = [case for case in CASES if case.offline == "fixed-share"]
+
+
+def over(cases: Sequence[Case]) -> pytest.MarkDecorator:
+    """Run a test for each of these."""
+    return pytest.mark.parametrize("case", cases, ids=lambda case: case.name)
+
+
+each = over(CASES)
+each_composed = over(COMPOSED)
+anything = given(data=st.data())
+thrifty = settings(
+    max_examples=40, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.filter_too_much]
+)
+
+
+def drawn(data: st.DataObject, case: Case, *classes: PodClass) -> Snapshot:
+    """Draw an admitted snapshot for this case."""
+    return data.draw(snapshots(everybody=case.everybody, classes=classes or tuple(PodClass)))
+
+
+def unbounded(plan: Plan) -> bool:
+    """Tell whether no timeslice met the shortest one, below which shares can't be kept by slices."""
+    return all(part.timeslice_us > MIN_TIMESLICE_US for part in plan.pods)
+
+
+def asked(case: Case, snapshot: Snapshot) -> list[Plan]:
+    """Return what the policies themselves say of their pods, before composition shortens slices."""
+    if case.online is None:
+        return [case.plan(snapshot)]
+    online, offline = (tuple(pod for pod in snapshot.pods if pod.online is flag) for flag in (True, False))
+    return [
+        POLICIES[case.online].plan(replace(snapshot, pods=tuple(pod for pod in online if pod.tsgs))),
+        POLICIES[case.offline].plan(replace(snapshot, pods=offline)),
+    ]
+
+
+def busier(pod: Pod, tsgs: int) -> Pod:
+    """Give a pod this many busy TSGs."""
+    return replace(pod, tsgs=tuple(Tsg(f"{pod.name}/{n}", busy=True) for n in range(tsgs)))
+
+
+def with_pod(snapshot: Snapshot, at: int, pod: Pod) -> Snapshot:
+    """Put ``pod`` in the place of the one at index ``at``."""
+    return replace(snapshot, pods=(*snapshot.pods[:at], pod, *snapshot.pods[at + 1 :]))
+
+
+@each
+@thrifty
+@anything
+def test_plans_name_every_pod_once_and_in_order(case: Case, data: st.DataObject) -> None:
+    snapshot = drawn(data, case)
+
+    assert [pod.name for pod in snapshot.pods] == [part.pod for part in case.plan(snapshot).pods]
+
+
+@each
+@thrifty
+@anything
+def test_windows_lie_within_the_period_and_slices_within_bounds(case: Case, data: st.DataObject) -> None:
+    snapshot = drawn(data, case)
+    plan = case.plan(snapshot)
+
+    assert plan.period_ns == snapshot.period_ns
+    for part in plan.pods:
+        assert MIN_TIMESLICE_US <= part.timeslice_us <= MAX_TIMESLICE_US
+        assert all(0 <= window.start_ns < window.end_ns <= plan.period_ns for window in part.windows or ())
+
+
+@each
+def test_no_pods_make_an_empty_plan(case: Case) -> None:
+    assert case.plan(Snapshot(3, 100_000_000)) == Plan(3, 100_000_000)
+
+
+@each
+@thrifty
+@anything
+def test_the_same_snapshot_makes_the_same_plan(case: Case, data: st.DataObject) -> None:
+    snapshot = drawn(data, case)
+    copy = replace(snapshot, pods=tuple(replace(pod, tsgs=tuple(pod.tsgs)) for pod in snapshot.pods))
+
+    assert case.plan(snapshot) == case.plan(copy)
+
+
+@each
+@thrifty
+@anything
+def test_renaming_pods_renames_the_plan_and_nothing_else(case: Case, data: st.DataObject) -> None:
+    snapshot = drawn(data, case)
+    renamed = replace(snapshot, pods=tuple(replace(pod, name=f"z{pod.name}") for pod in snapshot.pods))
+
+    expected = tuple(replace(part, pod=f"z{part.pod}") for part in case.plan(snapshot).pods)
+    assert expected == case.plan(renamed).pods
+
+
+@each
+@thrifty
+@anything
+def test_the_order_of_pods_changes_nobodys_share(case: Case, data: st.DataObject) -> None:
+    snapshot = drawn(data, case)
+    shuffled = replace(snapshot, pods=tuple(data.draw(st.permutations(snapshot.pods))))
+
+    assert forecast(case.plan(snapshot), snapshot) == pytest.approx(
+        forecast(case.plan(shuffled), shuffled), abs=TOLERANCE
+    )
+
+
+@each
+@thrifty
+@anything
+def test_a_busy_pod_always_gets_something(case: Case, data: st.DataObject) -> None:
+    snapshot = drawn(data, case)
+    shares = forecast(case.plan(snapshot), snapshot)
+
+    assert all(shares[pod.name] > 0 for pod in snapshot.pods if pod.busy)
+
+
+@over(LENDING)
+@thrifty
+@anything
+def test_nobody_waits_for_an_idle_pgpu_unless_the_policy_is_fixed(case: Case, data: st.DataObject) -> None:
+    snapshot = drawn(data, case)
+    assume(any(pod.busy for pod in snapshot.pods))
+
+    assert sum(forecast(case.plan(snapshot), snapshot).values()) == pytest.approx(1.0)
+
+
+@each
+@thrifty
+@anything
+def test_more_quota_never_means_less_share(case: Case, data: st.DataObject) -> None:
+    snapshot = drawn(data, case)
+    unsold = 100 - sum(pod.grant.cores or 0 for pod in snapshot.pods)
+    candidates = [i for i, pod in enumerate(snapshot.pods) if pod.grant.cores]
+    assume(unsold and candidates)
+    at = data.draw(st.sampled_from(candidates))
+    pod = snapshot.pods[at]
+    more = data.draw(st.integers(1, unsold))
+    raised = with_pod(snapshot, at, replace(pod, grant=replace(pod.grant, cores=(pod.grant.cores or 0) + more)))
+
+    before, after = case.plan(snapshot), case.plan(raised)
+    assume(unbounded(before) and unbounded(after))
+    assert forecast(after, raised)[pod.name] >= forecast(before, snapshot)[pod.name] - TOLERANCE
+
+
+@each
+@thrifty
+@anything
+def test_more_busy_processes_never_mean_more_share(case: Case, data: st.DataObject) -> None:
+    snapshot = drawn(data, case)
+    candidates = [i for i, pod in enumerate(snapshot.pods) if pod.busy]
+    assume(candidates)
+    at = data.draw(st.sampled_from(candidates))
+    few, many = sorted((data.draw(st.integers(1, 4)), data.draw(st.integers(5, 32))))
+    one, other = (with_pod(snapshot, at, busier(snapshot.pods[at], n)) for n in (few, many))
+    assume(all(unbounded(plan) for plan in asked(case, other)))
+
+    name = snapshot.pods[at].name
+    assert forecast(case.plan(other), other)[name] <= forecast(case.plan(one), one)[name] + TOLERANCE
+
+
+@over(GUARANTEEING)
+@thrifty
+@anything
+def test_a_quota_is_guaranteed_where_the_policy_knows_quotas(case: Case, data: st.DataObject) -> None:
+    snapshot = drawn(data, case, PodClass.OFFLINE)
+    plan = case.plan(snapshot)
+    assume(case in FIXED or unbounded(plan))
+    shares = forecast(plan, snapshot)
+
+    for pod in snapshot.pods:
+        if pod.busy:
+            assert shares[pod.name] >= (pod.grant.cores or 0) / 100 - TOLERANCE
+
+
+@over(FIXED)
+@thrifty
+@anything
+def test_fixed_share_never_gives_an_offline_pod_more_than_its_quota(case: Case, data: st.DataObject) -> None:
+    snapshot = drawn(data, case)
+    shares = forecast(case.plan(snapshot), snapshot)
+
+    for pod in snapshot.pods:
+        if not pod.online or case.online is None:
+            assert shares[pod.name] <= (pod.grant.cores or 0) / 100 + 1e-9
+
+
+@thrifty
+@given(snapshot=snapshots(everybody=True))
+def test_fixed_share_windows_never_overlap(snapshot: Snapshot) -> None:
+    plan = POLICIES["fixed-share"].plan(snapshot)
+    windows = sorted((w.start_ns, w.end_ns) for part in plan.pods for w in part.windows or ())
+
+    assert all(before[1] <= after[0] for before, after in pairwise(windows))
+
+
+@thrifty
+@given(snapshot=snapshots(everybody=False))
+def test_best_effort_gives_every_busy_pod_the_same(snapshot: Snapshot) -> None:
+    plan = POLICIES["best-effort"].plan(snapshot)
+    busy = [pod.name for pod in snapshot.pods if pod.busy]
+    assume(busy and unbounded(plan))
+    shares = forecast(plan, snapshot)
+
+    assert [shares[name] for name in busy] == pytest.approx([1 / len(busy)] * len(busy), abs=TOLERANCE)
+
+
+@each_composed
+@thrifty
+@anything
+def test_offline_pods_never_close_the_gate_of_an_online_pod(case: Case, data: st.DataObject) -> None:
+    snapshot = drawn(data, case)
+    alone = replace(snapshot, pods=tuple(pod for pod in snapshot.pods if pod.online))
+
+    parts = case.plan(snapshot).pods
+    online = tuple(part for part, pod in zip(parts, snapshot.pods, strict=True) if pod.online)
+    assert case.plan(alone).pods == online
+
+
+@each_composed
+@thrifty
+@anything
+def test_beside_online_pods_offline_tsgs_get_the_shortest_slice(case: Case, data: st.DataObject) -> None:
+    snapshot = drawn(data, case)
+    assume(any(pod.online and pod.tsgs for pod in snapshot.pods))
+
+    for part, pod in zip(case.plan(snapshot).pods, snapshot.pods, strict=True):
+        if not pod.online:
+            assert part.timeslice_us == MIN_TIMESLICE_US
+
+
+@each_composed
+@thrifty
+@anything
+def test_without_an_online_pod_on_the_card_the_offline_policy_rules(case: Case, data: st.DataObject) -> None:
+    snapshot = drawn(data, case, PodClass.OFFLINE)
+
+    assert POLICIES[case.offline].plan(snapshot) == case.plan(snapshot)
+
+
+@each_composed
+@thrifty
+@anything
+def test_offline_pods_keep_their_shares_beside_an_idle_online_pod(case: Case, data: st.DataObject) -> None:
+    offline = drawn(data, case, PodClass.OFFLINE)
+    waiting = Pod("waiting", tsgs=(Tsg("waiting/0"),))
+    waiting = replace(waiting, grant=replace(waiting.grant, pod_class=PodClass.ONLINE))
+    mixed = replace(offline, pods=(*offline.pods, waiting))
+
+    expected = forecast(POLICIES[case.offline].plan(offline), offline)
+    assert {**expected, "waiting": 0.0} == pytest.approx(forecast(case.plan(mixed), mixed), abs=TOLERANCE)

@@ -1,0 +1,43 @@
+"""Hypothesis strategies: any snapshot that admission lets come about."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import strategies as st
+
+from qgpu.model import MAX_PERIOD_NS, MIN_PERIOD_NS, Grant, Pod, PodClass, Snapshot, Tsg
+
+periods = st.one_of(
+    st.integers(MIN_PERIOD_NS, MAX_PERIOD_NS),
+    st.sampled_from([MIN_PERIOD_NS, 20_000_000, 33_333_333, 100_000_000, MAX_PERIOD_NS]),
+)
+
+
+@st.composite
+def pods(draw: st.DrawFn, *, everybody: bool, classes: tuple[PodClass, ...] = tuple(PodClass)) -> tuple[Pod, ...]:
+    """Draw up to six pods of up to four compute TSGs each, busy or not; their quotas fit on one pGPU."""
+    number = draw(st.integers(0, 6))
+    cuts = sorted(draw(st.lists(st.integers(0, 100), min_size=number, max_size=number)))
+    result = []
+    for i, (below, cut) in enumerate(zip([0, *cuts], cuts, strict=False)):
+        cores = max(1, cut - below) if everybody else cut - below or None
+        flags = draw(st.integers(0, 16))
+        tsgs = tuple(Tsg(f"pod{i}/{n}", bool(flags >> n & 1)) for n in range(flags % 5))
+        result.append(Pod(f"pod{i}", Grant(draw(st.sampled_from(classes)), cores), tsgs))
+    excess = sum(pod.grant.cores or 0 for pod in result) - 100
+    return tuple(result) if excess <= 0 else tuple(_lowered(result, excess))
+
+
+def _lowered(pods: list[Pod], excess: int) -> list[Pod]:
+    """Take what doesn't fit from the largest quota."""
+    largest = max(range(len(pods)), key=lambda i: pods[i].grant.cores or 0)
+    pod = pods[largest]
+    pods[largest] = replace(pod, grant=replace(pod.grant, cores=(pod.grant.cores or 0) - excess))
+    return pods
+
+
+@st.composite
+def snapshots(draw: st.DrawFn, *, everybody: bool, classes: tuple[PodClass, ...] = tuple(PodClass)) -> Snapshot:
+    """Draw an admitted snapshot; ``everybody`` has a quota where the policy under test needs them."""
+    return Snapshot(0, draw(periods), draw(pods(everybody=everybody, classes=classes)))
