@@ -1,0 +1,97 @@
+"""Pods are told apart by cgroup: version 2, or the version 2 tree of a hybrid host.
+
+A pod that ``qgpuctl run`` starts gets a cgroup of its own below ``qgpu/``; its children, whatever they exec,
+stay in it. No controller is enabled and nothing else in the tree is touched.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from qgpu.errors import InvalidValueError, NotSupportedError, PermissionDeniedError
+
+_PARENT = "qgpu"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+
+
+def check_name(name: str) -> str:
+    """Return ``name`` if it can name a pod. Raises InvalidValueError."""
+    if not _NAME.fullmatch(name):
+        raise InvalidValueError(
+            f"pod name {name!r}: use up to 63 letters, digits, '.', '_' or '-', beginning with a letter or digit"
+        )
+    return name
+
+
+def mount(mountinfo: str | None = None) -> Path:
+    """Find where the version 2 tree is mounted. Raises NotSupportedError."""
+    text = Path("/proc/self/mountinfo").read_text() if mountinfo is None else mountinfo
+    for line in text.splitlines():
+        before, _, after = line.partition(" - ")
+        if after.startswith("cgroup2 "):
+            return Path(before.split()[4])
+    raise NotSupportedError("cgroup v2: not mounted here; pods cannot be told apart; mount cgroup2 and try again")
+
+
+def of(pid: int, text: str | None = None) -> str:
+    """Return the version 2 cgroup of a process, such as "/qgpu/web". Raises OSError when it is gone."""
+    content = Path(f"/proc/{pid}/cgroup").read_text() if text is None else text
+    for line in content.splitlines():
+        if line.startswith("0::"):
+            return line[3:]
+    return "/"
+
+
+def path_of(name: str) -> str:
+    """Return the cgroup of a pod that qgpu starts."""
+    return f"/{_PARENT}/{check_name(name)}"
+
+
+def create(name: str) -> None:
+    """Make a pod's cgroup; no harm if it is there. Raises PermissionDeniedError, NotSupportedError."""
+    directory = _directory(name)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise PermissionDeniedError(f"{directory}: {error.strerror}; cannot make the pod's cgroup") from error
+
+
+def enter(name: str, pid: int) -> None:
+    """Move a process, with the children it will have, into a pod's cgroup. Raises NotSupportedError."""
+    try:
+        (_directory(name) / "cgroup.procs").write_text(str(pid))
+    except OSError as error:
+        raise NotSupportedError(f"pod {name}: process {pid} cannot enter its cgroup: {error.strerror}") from error
+
+
+def pids(name: str) -> tuple[int, ...]:
+    """List the processes in a pod's cgroup, those of sub-cgroups too."""
+    found: list[int] = []
+    for directory, _, files in os.walk(_directory(name)):
+        if "cgroup.procs" in files:
+            try:
+                found += map(int, (Path(directory) / "cgroup.procs").read_text().split())
+            except OSError:  # removed while we looked
+                continue
+    return tuple(found)
+
+
+def names() -> list[str]:
+    """List the pods that have a cgroup."""
+    parent = mount() / _PARENT
+    return sorted(entry.name for entry in parent.iterdir() if entry.is_dir()) if parent.is_dir() else []
+
+
+def remove(name: str) -> None:
+    """Remove a pod's empty cgroup; one that still has processes stays."""
+    for directory, _, _ in os.walk(_directory(name), topdown=False):
+        try:
+            os.rmdir(directory)
+        except OSError:
+            return
+
+
+def _directory(name: str) -> Path:
+    return mount() / _PARENT / check_name(name)

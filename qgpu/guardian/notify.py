@@ -1,0 +1,107 @@
+"""Seccomp user notifications: receive a stopped system call, look into its process, answer it.
+
+The kernel side is linux/seccomp.h and seccomp_unotify(2). A thread that waits for an answer is stopped until
+it gets one, so whoever holds the listener must never lose a notification: its id is written to memory that
+outlives this process (``slot``) by the kernel itself, before this code sees it.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from dataclasses import dataclass
+from typing import Any
+
+from cffi import FFI
+
+_ffi: Any = FFI()
+_ffi.cdef(
+    """
+    struct seccomp_data { int nr; uint32_t arch; uint64_t ip; uint64_t args[6]; };
+    struct seccomp_notif { uint64_t id; uint32_t pid, flags; struct seccomp_data data; };
+    struct seccomp_notif_resp { uint64_t id; int64_t val; int32_t error; uint32_t flags; };
+    struct iovec { void *base; size_t len; };
+    int ioctl(int fd, unsigned long request, ...);
+    ssize_t process_vm_readv(int pid, const struct iovec *local, unsigned long n, const struct iovec *remote,
+                             unsigned long m, unsigned long flags);
+    ssize_t process_vm_writev(int pid, const struct iovec *local, unsigned long n, const struct iovec *remote,
+                              unsigned long m, unsigned long flags);
+    """
+)
+_libc: Any = _ffi.dlopen(None)
+
+SLOT_BYTES = int(_ffi.sizeof("struct seccomp_notif"))
+_RECV = 0xC0502100
+_SEND = 0xC0182101
+_ID_VALID = 0x40082102
+_SET_FLAGS = 0x40082104
+_SYNC_WAKE_UP = 1
+_CONTINUE = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Notification:
+    """One stopped ioctl: the thread, its descriptor, request and argument pointer."""
+
+    id: int
+    tid: int
+    fd: int
+    request: int
+    argument: int
+
+
+class Listener:
+    """One pod's listener descriptor. ``slot`` is SLOT_BYTES of shared memory for the call in hand."""
+
+    def __init__(self, fd: int, slot: memoryview) -> None:
+        self.fd = fd
+        self._slot = slot
+        self._notif = _ffi.cast("struct seccomp_notif *", _ffi.from_buffer(slot, require_writable=True))
+        self._answer = _ffi.new("struct seccomp_notif_resp *")
+        # Wakes the pod on this CPU as soon as it is answered (Linux 6.6); older kernels say EINVAL, no matter.
+        _libc.ioctl(fd, _ffi.cast("unsigned long", _SET_FLAGS), _ffi.cast("unsigned long", _SYNC_WAKE_UP))
+
+    def receive(self) -> Notification | None:
+        """Take the next notification; None when its thread died or was interrupted meanwhile."""
+        self._slot[:] = bytes(SLOT_BYTES)
+        if _libc.ioctl(self.fd, _ffi.cast("unsigned long", _RECV), self._notif) < 0:
+            return None
+        notif = self._notif
+        args = notif.data.args
+        return Notification(notif.id, notif.pid, args[0] & 0xFFFFFFFF, args[1] & 0xFFFFFFFF, args[2])
+
+    def proceed(self, id_: int) -> None:
+        """Let the kernel carry out the call as it stands."""
+        self._send(id_, _CONTINUE)
+
+    def answer_ok(self, id_: int) -> None:
+        """Return 0 from the call without carrying it out: RM's status in its argument tells the rest."""
+        self._send(id_, 0)
+
+    def still_waiting(self, id_: int) -> bool:
+        """Tell whether the thread is still stopped in this very call, so that what was read was its own."""
+        return bool(_libc.ioctl(self.fd, _ffi.cast("unsigned long", _ID_VALID), _ffi.new("uint64_t *", id_)) == 0)
+
+    def _send(self, id_: int, flags: int) -> None:
+        self._answer.id, self._answer.val, self._answer.error, self._answer.flags = id_, 0, 0, flags
+        # ENOENT: the thread was killed while it waited; nobody is left to be answered.
+        _libc.ioctl(self.fd, _ffi.cast("unsigned long", _SEND), self._answer)
+
+
+def read_memory(tid: int, address: int, size: int) -> bytes | None:
+    """Read another process's memory; None when any of it is not there or the process is gone."""
+    buffer = _ffi.new("char[]", size)
+    local = _ffi.new("struct iovec *", {"base": buffer, "len": size})
+    remote = _ffi.new("struct iovec *", {"base": _ffi.cast("void *", address), "len": size})
+    if _libc.process_vm_readv(tid, local, 1, remote, 1, 0) != size:
+        return None
+    return bytes(_ffi.buffer(buffer, size))
+
+
+def write_memory(tid: int, address: int, data: bytes) -> None:
+    """Write another process's memory. Raises OSError."""
+    local = _ffi.new("struct iovec *", {"base": _ffi.from_buffer(data), "len": len(data)})
+    remote = _ffi.new("struct iovec *", {"base": _ffi.cast("void *", address), "len": len(data)})
+    if _libc.process_vm_writev(tid, local, 1, remote, 1, 0) != len(data):
+        code = _ffi.errno or errno.EFAULT
+        raise OSError(code, os.strerror(code))

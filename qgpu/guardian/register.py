@@ -1,0 +1,209 @@
+"""The register: pod -> process -> RM client -> device -> TSG -> channel, and pod -> memory objects.
+
+Kept from facts, one small dict each, so that the same facts written to the journal rebuild it. What a pod
+claims (a call seen before RM has judged it) is only believed once RM itself has confirmed the object.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from qgpu.model import Grant, PodClass
+from qgpu.rm import abi
+
+Fact = dict[str, Any]
+Key = tuple[int, int]
+
+
+@dataclass(slots=True)
+class RmObject:
+    """One object as RM has it. ``detail``: device instance, engine type, or bytes, by class."""
+
+    client: int
+    handle: int
+    parent: int
+    rm_class: int
+    detail: int = 0
+    confirmed: bool = False
+    #: Channels: the id that context-switch records carry, 0 while unknown.
+    context: int = 0
+    #: TSGs: the timeslice its process asked for, which it gets when no plan says otherwise.
+    wish_us: int = abi.RM_DEFAULT_TIMESLICE_US
+
+    @property
+    def key(self) -> Key:
+        """What names the object on the whole machine: client handles are unique while they live."""
+        return self.client, self.handle
+
+
+@dataclass(slots=True)
+class RmClientEntry:
+    """One RM client of a pod, with the processes and descriptors through which it can be reached."""
+
+    pod: str
+    users: list[tuple[int, int]] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class PodEntry:
+    """A pod and its grants by pGPU index."""
+
+    grants: dict[int, Grant] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Register:
+    """Everything known of the pods' processes and their RM objects."""
+
+    pods: dict[str, PodEntry] = field(default_factory=dict)
+    processes: dict[int, str] = field(default_factory=dict)
+    clients: dict[int, RmClientEntry] = field(default_factory=dict)
+    objects: dict[Key, RmObject] = field(default_factory=dict)
+    _children: dict[Key, set[int]] = field(default_factory=dict)
+
+    def note(self, fact: Fact) -> None:
+        """Take one fact in. Facts about what is not there (any more) change nothing."""
+        getattr(self, f"_{fact['fact']}")(fact)
+
+    def _pod(self, fact: Fact) -> None:
+        entry = self.pods.setdefault(fact["name"], PodEntry())
+        entry.grants = {int(pgpu): grant_from(grant) for pgpu, grant in fact["grants"].items()}
+
+    def _unpod(self, fact: Fact) -> None:
+        self.pods.pop(fact["name"], None)
+
+    def _process(self, fact: Fact) -> None:
+        self.processes[fact["pid"]] = fact["pod"]
+
+    def _exit(self, fact: Fact) -> None:
+        self.processes.pop(fact["pid"], None)
+        for handle, client in list(self.clients.items()):
+            client.users = [user for user in client.users if user[0] != fact["pid"]]
+            if not client.users:
+                self._drop_client(handle)
+
+    def _client(self, fact: Fact) -> None:
+        pod = self.processes.get(fact["pid"])
+        if pod is None:
+            return
+        entry = self.clients.setdefault(fact["client"], RmClientEntry(pod))
+        if (user := (fact["pid"], fact["fd"])) not in entry.users:
+            entry.users.append(user)
+
+    def _object(self, fact: Fact) -> None:
+        rm = RmObject(fact["client"], fact["handle"], fact["parent"], fact["class"], fact["detail"])
+        if rm.client not in self.clients:
+            return
+        self.objects[rm.key] = rm
+        self._children.setdefault((rm.client, rm.parent), set()).add(rm.handle)
+
+    def _confirm(self, fact: Fact) -> None:
+        if (rm := self.objects.get((fact["client"], fact["handle"]))) is not None:
+            rm.confirmed = True
+            rm.context = fact.get("context", rm.context)
+
+    def _wish(self, fact: Fact) -> None:
+        if (rm := self.objects.get((fact["client"], fact["handle"]))) is not None:
+            rm.wish_us = fact["us"]
+
+    def _gone(self, fact: Fact) -> None:
+        client, handle = fact["client"], fact["handle"]
+        if client == handle:
+            self._drop_client(client)
+        else:
+            self._drop((client, handle))
+
+    def _drop_client(self, client: int) -> None:
+        self.clients.pop(client, None)
+        for key in [key for key in self.objects if key[0] == client]:
+            self.objects.pop(key, None)
+        for key in [key for key in self._children if key[0] == client]:
+            self._children.pop(key, None)
+
+    def _drop(self, key: Key) -> None:
+        """Forget an object and all below it, as RM frees a subtree."""
+        for handle in self._children.pop(key, set()):
+            self._drop((key[0], handle))
+        if (rm := self.objects.pop(key, None)) is not None:
+            self._children.get((rm.client, rm.parent), set()).discard(rm.handle)
+
+    # -- questions ------------------------------------------------------------------------------------------
+
+    def facts(self) -> Iterator[Fact]:
+        """Say it all again in as few facts as there are things: what a compacted journal holds."""
+        for name, pod in self.pods.items():
+            yield {"fact": "pod", "name": name, "grants": {str(i): grant_to(g) for i, g in pod.grants.items()}}
+        for pid, name in self.processes.items():
+            yield {"fact": "process", "pid": pid, "pod": name}
+        for handle, client in self.clients.items():
+            for pid, fd in client.users:
+                yield {"fact": "client", "client": handle, "pid": pid, "fd": fd}
+        for rm in self.objects.values():
+            yield object_fact(rm)
+            if rm.confirmed:
+                yield {"fact": "confirm", "client": rm.client, "handle": rm.handle, "context": rm.context}
+            if rm.wish_us != abi.RM_DEFAULT_TIMESLICE_US:
+                yield {"fact": "wish", "client": rm.client, "handle": rm.handle, "us": rm.wish_us}
+
+    def pod_of(self, rm: RmObject) -> str:
+        """Name the pod an object belongs to."""
+        return self.clients[rm.client].pod
+
+    def instance_of(self, rm: RmObject) -> int | None:
+        """Return the device instance an object lives on; None for what lies under no device."""
+        at: RmObject | None = rm
+        while at is not None:
+            if at.rm_class == abi.NV01_DEVICE_0:
+                return at.detail
+            at = self.objects.get((at.client, at.parent))
+        return None
+
+    def compute_tsgs(self, instance: int) -> list[RmObject]:
+        """List the confirmed TSGs of the compute engine of one card."""
+        return [
+            rm
+            for rm in self.objects.values()
+            if rm.rm_class == abi.KEPLER_CHANNEL_GROUP_A
+            and rm.confirmed
+            and rm.detail in abi.GR_ENGINES
+            and self.instance_of(rm) == instance
+        ]
+
+    def channels(self, tsg: RmObject) -> list[RmObject]:
+        """List the confirmed channels of a TSG."""
+        below = (self.objects.get((tsg.client, handle)) for handle in self._children.get(tsg.key, ()))
+        return [rm for rm in below if rm is not None and rm.confirmed and rm.rm_class in abi.GPFIFO_CLASSES]
+
+    def memory(self, pod: str) -> Mapping[int, int]:
+        """Add up a pod's video memory by device instance, in bytes, as its calls asked for it."""
+        held: dict[int, int] = {}
+        for rm in self.objects.values():
+            if rm.rm_class == abi.NV01_MEMORY_LOCAL_USER and self.clients[rm.client].pod == pod:
+                instance = self.instance_of(rm)
+                if instance is not None:
+                    held[instance] = held.get(instance, 0) + rm.detail
+        return held
+
+
+def object_fact(rm: RmObject) -> Fact:
+    """Put an object into a fact."""
+    return {
+        "fact": "object",
+        "client": rm.client,
+        "handle": rm.handle,
+        "parent": rm.parent,
+        "class": rm.rm_class,
+        "detail": rm.detail,
+    }
+
+
+def grant_to(grant: Grant) -> dict[str, Any]:
+    """Put a grant into JSON's types."""
+    return {"class": grant.pod_class.value, "cores": grant.cores, "memory": grant.memory}
+
+
+def grant_from(data: Mapping[str, Any]) -> Grant:
+    """Read a grant back. Raises InvalidValueError, ValueError."""
+    return Grant(PodClass(data["class"]), data["cores"], data["memory"])

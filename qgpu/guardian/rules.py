@@ -1,0 +1,32 @@
+"""What a pod may not ask of RM about its own scheduling, one row a control.
+
+The driver lets any process raise its own timeslice or enable its own channels; beside other pods that would
+be a way out of the share. The rows are RM's scheduling controls (SDK/ctrl/ctrla06c.h, ctrla06f, ctrl2080fifo.h,
+ctrl0080fifo.h); everything else passes. GPFIFO_SCHEDULE is not among them: a process needs it to start, and
+what it enables stays under the gate.
+"""
+
+from __future__ import annotations
+
+from qgpu.rm import abi
+
+REFUSED = {
+    abi.NVA06C_SET_TIMESLICE: "NVA06C SET_TIMESLICE",
+    0xA06C0105: "NVA06C PREEMPT",
+    0xA06C0107: "NVA06C SET_INTERLEAVE_LEVEL",
+    0xA06C0110: "NVA06C MAKE_REALTIME",
+    0xA06F0109: "NVA06F SET_INTERLEAVE_LEVEL",
+    0xA06F0111: "NVA06F RESTART_RUNLIST",
+    abi.NV2080_FIFO_DISABLE_CHANNELS: "NV2080 FIFO_DISABLE_CHANNELS",
+    0x20801110: "NV2080 FIFO_CONFIG_CTXSW_TIMEOUT",
+    0x20801115: "NV2080 FIFO_RUNLIST_SET_SCHED_POLICY",
+    0x20801117: "NV2080 FIFO_DISABLE_USERMODE_CHANNELS",
+    0x2080111A: "NV2080 FIFO_DISABLE_CHANNELS_FOR_KEY_ROTATION",
+    0x2080111B: "NV2080 FIFO_DISABLE_CHANNELS_FOR_KEY_ROTATION_V2",
+    0x20801120: "NV2080 FIFO_OBJSCHED_GET_STATE",
+    0x20801121: "NV2080 FIFO_OBJSCHED_SET_STATE",
+    0x20800194: "NV2080 GPU_SET_COMPUTE_POLICY_CONFIG",
+    0x0080170F: "NV0080 FIFO_SET_CHANNEL_PROPERTIES",
+    0x00801711: "NV0080 FIFO_STOP_RUNLIST",
+    0x00801712: "NV0080 FIFO_START_RUNLIST",
+}
