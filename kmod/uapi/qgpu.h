@@ -1,0 +1,251 @@
+/* SPDX-License-Identifier: GPL-2.0 WITH Linux-syscall-note */
+/*
+ * /dev/qgpu: how user space tells qgpu.ko who the pods are, what they were granted and whose turn it is.
+ *
+ * Rules of this file. They are checked by tests/test_uapi.py and by the module:
+ *
+ *  - It is read by gcc and by cffi. So it holds only structs, "#define NAME NUMBER" and
+ *    "#define NAME _IO*('Q', number, struct name)", each on one line.
+ *  - Fixed-width members, naturally aligned, every pad spelled out. Pointers travel as __u64.
+ *  - Pads and unknown flags must be zero, or the call is refused with EINVAL and changes nothing.
+ *    An unknown command is ENOTTY.
+ *  - New members go at the end of a struct, where zero means the old behaviour, and raise QGPU_ABI_VERSION.
+ *  - Ids are never reused while the module is loaded.
+ *  - Time is nanoseconds on CLOCK_MONOTONIC. Microseconds appear only where the number is RM's (timeslice_us).
+ *  - What a descriptor installed (plans) ends with the descriptor. What describes the host (pods and their
+ *    grants) stays until it is removed, so that a restarted daemon finds it again.
+ */
+#ifndef _UAPI_QGPU_H
+#define _UAPI_QGPU_H
+
+#include <linux/ioctl.h>
+#include <linux/types.h>
+
+#define QGPU_ABI_VERSION 1
+
+#define QGPU_NAME_LEN 64
+#define QGPU_MAX_GPUS 32
+#define QGPU_MAX_PODS 256
+#define QGPU_MAX_WINDOWS 1024
+
+#define QGPU_MIN_TIMESLICE_US 50
+#define QGPU_MAX_TIMESLICE_US 1000000
+#define QGPU_MIN_PERIOD_NS 10000000
+#define QGPU_MAX_PERIOD_NS 10000000000
+#define QGPU_MIN_LEASE_NS 10000000
+#define QGPU_MAX_LEASE_NS 60000000000
+
+/*
+ * QGPU_IOC_INFO: what the module is able to do now.
+ * state: see QGPU_STATE_*. driver is RM's own version string, empty without a driver.
+ */
+#define QGPU_STATE_NO_DRIVER 0
+#define QGPU_STATE_ENFORCING 1
+#define QGPU_STATE_UNKNOWN_DRIVER 2
+#define QGPU_STATE_NO_RM_INTERFACE 3
+#define QGPU_STATE_OFF 4
+
+/* The kernel copy of each RM call is compared with what was admitted: a racing thread gains nothing. */
+#define QGPU_INFO_SEALED 0x1
+
+struct qgpu_info {
+	__u32 abi;
+	__u32 state;
+	__u32 nr_gpus;
+	__u32 nr_pods;
+	__u32 flags;
+	__u32 nr_clients;
+	__u32 nr_objects;
+	__u32 pad;
+	__u64 calls;
+	char driver[QGPU_NAME_LEN];
+};
+
+/* QGPU_IOC_GPU: one pGPU, by index (in). memory is 0 until a pod has opened the card. */
+struct qgpu_gpu {
+	__u32 gpu;
+	__u32 gpu_id;
+	__u32 domain;
+	__u32 bus;
+	__u32 slot;
+	__u32 function;
+	__u64 memory;
+};
+
+/*
+ * QGPU_IOC_POD_ADD: make the processes of a cgroup (v2) and of those below it a pod.
+ * name ends with a zero byte, and so does everything behind it. pod is answered.
+ */
+struct qgpu_pod_add {
+	__s32 cgroup_fd;
+	__u32 flags;
+	char name[QGPU_NAME_LEN];
+	__u64 pod;
+};
+
+/* QGPU_IOC_POD_REMOVE: forget a pod; its processes run on ungated and unlimited. */
+struct qgpu_pod_remove {
+	__u64 pod;
+	__u32 flags;
+	__u32 pad;
+};
+
+#define QGPU_CLASS_OFFLINE 0
+#define QGPU_CLASS_ONLINE 1
+
+/*
+ * QGPU_IOC_GRANT_SET, QGPU_IOC_GRANT_GET: what a pod was given on one pGPU.
+ * memory (bytes) is enforced by the module, 0 is no limit; pod_class and cores (per cent, 0 is no quota)
+ * are only remembered, for they act through plans. GET answers ENOENT where nothing was set.
+ */
+struct qgpu_grant {
+	__u64 pod;
+	__u32 gpu;
+	__u32 pod_class;
+	__u32 cores;
+	__u32 flags;
+	__u64 memory;
+};
+
+/* A file of the NVIDIA driver was open in the pod before the module could see it; such work has no gate. */
+#define QGPU_POD_LATE 0x1
+/* A call was changed by another thread between check and use. */
+#define QGPU_POD_TAMPERED 0x2
+
+/* QGPU_IOC_POD_NEXT: the pod with the lowest id above pod (in, then out); ENOENT at the end. */
+struct qgpu_pod_next {
+	__u64 pod;
+	__u64 cgroup;
+	char name[QGPU_NAME_LEN];
+	__u32 flags;
+	__u32 nr_files;
+	__u32 nr_clients;
+	__u32 pad;
+	__u64 refused_allocs;
+	__u64 refused_controls;
+};
+
+/* QGPU_IOC_USAGE: a pod on a pGPU (in). gated_ns only grows. */
+struct qgpu_usage {
+	__u64 pod;
+	__u32 gpu;
+	__u32 nr_tsgs;
+	__u32 nr_channels;
+	__u32 gate_closed;
+	__u64 memory;
+	__u64 peak_memory;
+	__u64 gated_ns;
+	__u64 now_ns;
+};
+
+#define QGPU_ENGINE_COMPUTE 0x1
+
+/*
+ * QGPU_IOC_TSG_NEXT: the time-slice group of a pod on a pGPU with the lowest id above id (in, then out);
+ * ENOENT at the end. client, handle and tgid are RM's and the kernel's names for it.
+ * timeslice_us is 0 where the driver's own is in force.
+ */
+struct qgpu_tsg_next {
+	__u64 pod;
+	__u64 id;
+	__u32 gpu;
+	__u32 client;
+	__u32 handle;
+	__u32 tgid;
+	__u32 nr_channels;
+	__u32 flags;
+	__u64 timeslice_us;
+};
+
+/* What happens to the rest of a window when its pod is idle: with YIELD it goes to the pods that yield too. */
+#define QGPU_WINDOW_YIELD 0x1
+
+struct qgpu_window {
+	__u64 start_ns;
+	__u64 end_ns;
+	__u32 flags;
+	__u32 pad;
+};
+
+/* With GATED the pod's gate is open in its windows only (never, if it has none); without, always. */
+#define QGPU_POD_PLAN_GATED 0x1
+
+struct qgpu_pod_plan {
+	__u64 pod;
+	__u64 timeslice_us;
+	__u32 pod_class;
+	__u32 flags;
+	__u32 first_window;
+	__u32 nr_windows;
+};
+
+/*
+ * QGPU_IOC_PLAN: what shall happen on one pGPU, period after period, until the next plan, until lease_ns from
+ * now has passed without QGPU_IOC_RENEW, or until this descriptor is closed. Then every gate is open and every
+ * timeslice the driver's own.
+ *
+ * pods and windows point to arrays of qgpu_pod_plan and qgpu_window. The windows of a pod are those from
+ * first_window on, in order, without overlap, within the period. The period starts where CLOCK_MONOTONIC
+ * divides by it. A pod that was removed is skipped; an id that never was is EINVAL. Another descriptor's plan
+ * on this pGPU is EBUSY. A refused plan leaves the old one in force.
+ */
+struct qgpu_plan {
+	__u32 gpu;
+	__u32 flags;
+	__u64 period_ns;
+	__u64 lease_ns;
+	__u32 nr_pods;
+	__u32 nr_windows;
+	__u64 pods;
+	__u64 windows;
+};
+
+/* QGPU_IOC_RENEW: the plan on gpu holds for another lease; ENOENT if it has lapsed. */
+struct qgpu_renew {
+	__u32 gpu;
+	__u32 flags;
+};
+
+/* QGPU_IOC_IDLE: the owner of the plan on gpu says that a pod has nothing to run (idle 1), or has again (0). */
+struct qgpu_idle {
+	__u64 pod;
+	__u32 gpu;
+	__u32 idle;
+};
+
+#define QGPU_EVENT_TSG_NEW 1
+#define QGPU_EVENT_TSG_GONE 2
+#define QGPU_EVENT_POD_CHANGED 3
+#define QGPU_EVENT_MEMORY_REFUSED 4
+#define QGPU_EVENT_CONTROL_REFUSED 5
+#define QGPU_EVENT_LEASE_LAPSED 6
+#define QGPU_EVENT_LATE_FILE 7
+#define QGPU_EVENT_TAMPERED 8
+#define QGPU_EVENT_GATE_FAILED 9
+#define QGPU_EVENT_STATE 10
+/* Events were lost before this one; value says how many. */
+#define QGPU_EVENT_LOST 11
+
+/* read() hands out whole events, oldest first; poll() says when there are any. Unused members are zero. */
+struct qgpu_event {
+	__u64 time_ns;
+	__u64 pod;
+	__u64 value;
+	__u32 type;
+	__u32 gpu;
+};
+
+#define QGPU_IOC_INFO _IOR('Q', 1, struct qgpu_info)
+#define QGPU_IOC_GPU _IOWR('Q', 2, struct qgpu_gpu)
+#define QGPU_IOC_POD_ADD _IOWR('Q', 3, struct qgpu_pod_add)
+#define QGPU_IOC_POD_REMOVE _IOW('Q', 4, struct qgpu_pod_remove)
+#define QGPU_IOC_POD_NEXT _IOWR('Q', 5, struct qgpu_pod_next)
+#define QGPU_IOC_GRANT_SET _IOW('Q', 6, struct qgpu_grant)
+#define QGPU_IOC_GRANT_GET _IOWR('Q', 7, struct qgpu_grant)
+#define QGPU_IOC_USAGE _IOWR('Q', 8, struct qgpu_usage)
+#define QGPU_IOC_TSG_NEXT _IOWR('Q', 9, struct qgpu_tsg_next)
+#define QGPU_IOC_PLAN _IOW('Q', 10, struct qgpu_plan)
+#define QGPU_IOC_RENEW _IOW('Q', 11, struct qgpu_renew)
+#define QGPU_IOC_IDLE _IOW('Q', 12, struct qgpu_idle)
+
+#endif /* _UAPI_QGPU_H */
