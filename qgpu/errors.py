@@ -105,3 +105,11 @@ class RmError(QgpuError):
     def __init__(self, what: str, status: int) -> None:
         super().__init__(f"{what}: RM status {status:#x}")
         self.status = status
+
+
+def from_code(code: int, message: str) -> QgpuError:
+    """Rebuild an error that another process of qgpu reported by exit code and message."""
+    for kind in QgpuError.__subclasses__():
+        if kind.code == code and kind is not RmError:
+            return kind(message)
+    return QgpuError(message)

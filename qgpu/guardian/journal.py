@@ -7,6 +7,7 @@ the old lines and then moves the start in one aligned 8-byte store, so a reader 
 
 from __future__ import annotations
 
+import ctypes
 import json
 import mmap
 import os
@@ -23,6 +24,8 @@ _SLOT_AT = 64
 #: Lines are compacted when the facts since the last compaction exceed this.
 COMPACT_BYTES = 1 << 20
 _NOBODY = -1
+_PUNCH_HOLE_KEEP_SIZE = 3  # linux/falloc.h
+_libc = ctypes.CDLL(None)
 
 
 class Journal:
@@ -72,6 +75,8 @@ class Journal:
         for fact in facts:
             self.append(fact)
         _START.pack_into(self._page, 0, start)
+        used = ctypes.c_long(start // _PAGE * _PAGE - _PAGE)
+        _libc.fallocate(self.fd, _PUNCH_HOLE_KEEP_SIZE, ctypes.c_long(_PAGE), used)
 
     def replay(self) -> Iterator[Fact]:
         """Read every fact since the last compaction; a last line cut short by a death is left out."""

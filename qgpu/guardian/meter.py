@@ -19,21 +19,32 @@ class Event:
     start: bool
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Use:
-    """GPU time of one context since the last take."""
+    """GPU time of one context and how often it was switched in."""
 
     run_ns: int = 0
     starts: int = 0
 
+    def __add__(self, other: Use) -> Use:
+        return Use(self.run_ns + other.run_ns, self.starts + other.starts)
+
+    def __sub__(self, other: Use) -> Use:
+        return Use(self.run_ns - other.run_ns, self.starts - other.starts)
+
+
+#: Contexts that did nothing between two takes are forgotten beyond this many.
+_REMEMBERED = 1024
+
 
 @dataclass(slots=True)
 class Meter:
-    """Time by context; ``resident`` is who holds the engine now."""
+    """Time by context; ``resident`` is who holds the engine now, ``totals`` all there was."""
 
     resident: Hashable | None = None
+    totals: dict[Hashable, Use] = field(default_factory=dict)
     _since_ns: int = 0
-    _uses: dict[Hashable, Use] = field(default_factory=dict)
+    _taken: dict[Hashable, Use] = field(default_factory=dict)
 
     def advance(self, events: Iterable[Event], now_ns: int) -> None:
         """Take events in order, then charge whoever is resident up to ``now_ns``."""
@@ -41,25 +52,23 @@ class Meter:
             self._charge(event.at_ns)
             if event.start:
                 self.resident = event.who
-                self._since_ns = max(self._since_ns, event.at_ns)
-                self._use(event.who).starts += 1
+                self._add(event.who, Use(starts=1))
             elif self.resident == event.who:
                 self.resident = None
         self._charge(now_ns)
 
     def take(self) -> dict[Hashable, Use]:
-        """Return the uses since the last take and begin anew."""
-        uses, self._uses = self._uses, {}
+        """Return the uses since the last take."""
+        uses = {who: use - self._taken.get(who, Use()) for who, use in self.totals.items()}
+        if len(self.totals) > _REMEMBERED:
+            self.totals = {who: use for who, use in self.totals.items() if uses[who] != Use()}
+        self._taken = dict(self.totals)
         return uses
-
-    def peek(self, who: Hashable) -> Use:
-        """Look at one context's use since the last take."""
-        return self._uses.get(who, Use())
 
     def _charge(self, until_ns: int) -> None:
         if self.resident is not None and until_ns > self._since_ns:
-            self._use(self.resident).run_ns += until_ns - self._since_ns
+            self._add(self.resident, Use(run_ns=until_ns - self._since_ns))
         self._since_ns = max(self._since_ns, until_ns)
 
-    def _use(self, who: Hashable) -> Use:
-        return self._uses.setdefault(who, Use())
+    def _add(self, who: Hashable, use: Use) -> None:
+        self.totals[who] = self.totals.get(who, Use()) + use

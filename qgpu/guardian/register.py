@@ -62,6 +62,7 @@ class Register:
     clients: dict[int, RmClientEntry] = field(default_factory=dict)
     objects: dict[Key, RmObject] = field(default_factory=dict)
     _children: dict[Key, set[int]] = field(default_factory=dict)
+    _tsgs: set[Key] = field(default_factory=set)
 
     def note(self, fact: Fact) -> None:
         """Take one fact in. Facts about what is not there (any more) change nothing."""
@@ -89,6 +90,10 @@ class Register:
         if pod is None:
             return
         entry = self.clients.setdefault(fact["client"], RmClientEntry(pod))
+        if entry.pod != pod and not self._proven(fact["client"]):
+            # Somebody named this handle before RM gave it out; the name alone proves nothing.
+            self._drop_client(fact["client"])
+            entry = self.clients.setdefault(fact["client"], RmClientEntry(pod))
         if (user := (fact["pid"], fact["fd"])) not in entry.users:
             entry.users.append(user)
 
@@ -97,6 +102,8 @@ class Register:
         if rm.client not in self.clients:
             return
         self.objects[rm.key] = rm
+        if rm.rm_class == abi.KEPLER_CHANNEL_GROUP_A:
+            self._tsgs.add(rm.key)
         self._children.setdefault((rm.client, rm.parent), set()).add(rm.handle)
 
     def _confirm(self, fact: Fact) -> None:
@@ -115,17 +122,22 @@ class Register:
         else:
             self._drop((client, handle))
 
+    def _proven(self, client: int) -> bool:
+        return any(rm.confirmed for rm in self.objects.values() if rm.client == client)
+
     def _drop_client(self, client: int) -> None:
         self.clients.pop(client, None)
         for key in [key for key in self.objects if key[0] == client]:
             self.objects.pop(key, None)
         for key in [key for key in self._children if key[0] == client]:
             self._children.pop(key, None)
+        self._tsgs = {key for key in self._tsgs if key[0] != client}
 
     def _drop(self, key: Key) -> None:
         """Forget an object and all below it, as RM frees a subtree."""
         for handle in self._children.pop(key, set()):
             self._drop((key[0], handle))
+        self._tsgs.discard(key)
         if (rm := self.objects.pop(key, None)) is not None:
             self._children.get((rm.client, rm.parent), set()).discard(rm.handle)
 
@@ -164,17 +176,23 @@ class Register:
         """List the confirmed TSGs of the compute engine of one card."""
         return [
             rm
-            for rm in self.objects.values()
-            if rm.rm_class == abi.KEPLER_CHANNEL_GROUP_A
-            and rm.confirmed
-            and rm.detail in abi.GR_ENGINES
-            and self.instance_of(rm) == instance
+            for rm in (self.objects[key] for key in self._tsgs)
+            if rm.confirmed and rm.detail in abi.GR_ENGINES and self.instance_of(rm) == instance
         ]
 
     def channels(self, tsg: RmObject) -> list[RmObject]:
         """List the confirmed channels of a TSG."""
         below = (self.objects.get((tsg.client, handle)) for handle in self._children.get(tsg.key, ()))
         return [rm for rm in below if rm is not None and rm.confirmed and rm.rm_class in abi.GPFIFO_CLASSES]
+
+    def below(self, key: Key) -> list[RmObject]:
+        """List an object and everything under it; a client's handle names the client itself."""
+        if key[0] == key[1]:
+            return [rm for rm in self.objects.values() if rm.client == key[0]]
+        found = [self.objects[key]] if key in self.objects else []
+        for handle in self._children.get(key, ()):
+            found += self.below((key[0], handle))
+        return found
 
     def memory(self, pod: str) -> Mapping[int, int]:
         """Add up a pod's video memory by device instance, in bytes, as its calls asked for it."""

@@ -1,0 +1,58 @@
+"""Start the guardian: ``python -m qgpu.guardian RUNTIME_DIR JOURNAL_FD``. The daemon does; people need not."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import os
+import signal
+import sys
+from pathlib import Path
+
+import structlog
+
+from qgpu.errors import QgpuError
+from qgpu.guardian.journal import Journal
+from qgpu.guardian.server import Guardian
+
+_PR_SET_NAME, _PR_SET_TIMERSLACK = 15, 29
+
+
+def main() -> int:
+    """Run until nobody is left to guard; the first line on stdout says "ready" or what is wrong."""
+    runtime_dir, journal_fd = Path(sys.argv[1]), int(sys.argv[2])
+    # Not the terminal's nor the service manager's to stop while pods depend on it; SIGKILL is survived too.
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    libc = ctypes.CDLL(None)
+    libc.prctl(_PR_SET_NAME, b"qgpu-guardian", 0, 0, 0)
+    libc.prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)
+    with contextlib.suppress(OSError):
+        os.nice(-10)
+    structlog.configure(
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso"),
+            structlog.processors.format_exc_info,
+            structlog.processors.JSONRenderer(),
+        ],
+        logger_factory=structlog.WriteLoggerFactory((runtime_dir / "guardian.log").open("a", buffering=1)),
+    )
+    try:
+        guardian = Guardian(runtime_dir, Journal(journal_fd))
+    except QgpuError as error:
+        print(int(error.code), error, flush=True)
+        return int(error.code)
+    except OSError as error:
+        print(1, f"guardian: {error}", flush=True)
+        return 1
+    print("ready", flush=True)
+    sys.stdout.close()
+    gc.freeze()
+    guardian.run()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,131 @@
+"""One pGPU in the guardian: its card, its enforcer, its meter, its lease."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from typing import Any
+
+from qgpu.guardian.enforce import Enforcer
+from qgpu.guardian.hands import Hands
+from qgpu.guardian.meter import Event, Meter, Use
+from qgpu.guardian.register import Key, Register, RmObject, grant_to
+from qgpu.model import NS_PER_MS, NS_PER_S, Plan
+from qgpu.rm.device import RmDevice
+from qgpu.rm.switches import START, SwitchLog
+
+#: How long a plan holds without the daemon renewing it.
+LEASE_NS = NS_PER_S
+#: How often context switches are drained when nobody samples: the log holds over two seconds of the worst.
+DRAIN_NS = 500 * NS_PER_MS
+
+
+@dataclass(frozen=True, slots=True)
+class _Mechanism:
+    """The guardian's hands on one card."""
+
+    hands: Hands
+    device: RmDevice
+
+    def gate(self, channels: list[Key], *, closed: bool) -> set[Key]:
+        return self.hands.gate(self.device, channels, closed=closed)
+
+    def timeslice(self, tsg: RmObject, timeslice_us: int) -> bool:
+        return self.hands.timeslice(tsg, timeslice_us)
+
+
+@dataclass(slots=True)
+class Card:
+    """All that belongs to one pGPU."""
+
+    index: int
+    device: RmDevice
+    register: Register
+    hands: Hands
+    log: SwitchLog
+    meter: Meter = field(default_factory=Meter)
+    enforcer: Enforcer = field(init=False)
+    lease_until_ns: int | None = None
+    _drained_ns: int = 0
+
+    def __post_init__(self) -> None:
+        mechanism = _Mechanism(self.hands, self.device)
+        self.enforcer = Enforcer(self.device.instance, self.register, mechanism, self._used_ns)
+
+    def apply(self, plan: Plan, now_ns: int) -> None:
+        """Put a plan in force and renew the lease."""
+        self.renew(now_ns)
+        self.enforcer.adopt(plan, now_ns)
+
+    def renew(self, now_ns: int) -> None:
+        """Let the plan in force hold on."""
+        self.lease_until_ns = now_ns + LEASE_NS
+
+    def release(self, now_ns: int) -> None:
+        """Open every gate and give every TSG its own timeslice back."""
+        self.lease_until_ns = None
+        self.enforcer.adopt(None, now_ns)
+
+    def sample(self, now_ns: int, wall_ns: int) -> dict[str, Any]:
+        """Report GPU time per pod and TSG since the last sample, in the terms of qgpu.model.Sample."""
+        self.drain(now_ns, wall_ns)
+        resident = self._tsg_of(self.meter.resident)
+        uses: dict[Key, Use] = {}
+        for who, use in self.meter.take().items():
+            if (tsg := self._tsg_of(who)) is not None:
+                uses[tsg] = uses.get(tsg, Use()) + use
+        tsgs = self.register.compute_tsgs(self.device.instance)
+        pods = []
+        for name, pod in self.register.pods.items():
+            if (grant := pod.grants.get(self.index)) is None:
+                continue
+            pods.append(
+                {
+                    "pod": name,
+                    "grant": grant_to(grant),
+                    "gated_ns": self.enforcer.take_gated_ns(name, now_ns),
+                    "tsgs": [
+                        {
+                            "tsg": f"{tsg.client:x}/{tsg.handle:x}",
+                            "run_ns": uses.get(tsg.key, Use()).run_ns,
+                            "starts": uses.get(tsg.key, Use()).starts,
+                            "resident": tsg.key == resident,
+                        }
+                        for tsg in tsgs
+                        if self.register.pod_of(tsg) == name
+                    ],
+                }
+            )
+        return {"pgpu": self.index, "now_ns": now_ns, "pods": pods}
+
+    def drain(self, now_ns: int, wall_ns: int) -> None:
+        """Move context switches from the log to the meter."""
+        events = [Event(s.at_ns, (s.context, s.pid), s.tag == START) for s in self.log.read()]
+        self.meter.advance(events, wall_ns)
+        self._drained_ns = now_ns
+
+    def drain_due_ns(self) -> int:
+        """Return when the log must be drained at the latest."""
+        return self._drained_ns + DRAIN_NS
+
+    def _used_ns(self, pod: str) -> int:
+        """Return a pod's GPU time so far (what idleness is told from)."""
+        return sum(
+            use.run_ns
+            for who, use in self.meter.totals.items()
+            if (key := self._tsg_of(who)) is not None and self.register.clients[key[0]].pod == pod
+        )
+
+    def _tsg_of(self, who: Hashable) -> Key | None:
+        """Find the TSG of a (context, pid): by the context of one of its channels, else by its process."""
+        if not isinstance(who, tuple):
+            return None
+        context, pid = who
+        tsgs = self.register.compute_tsgs(self.device.instance)
+        for tsg in tsgs:
+            if context and any(channel.context == context for channel in self.register.channels(tsg)):
+                return tsg.key
+        for tsg in tsgs:
+            if any(user[0] == pid for user in self.register.clients[tsg.client].users):
+                return tsg.key
+        return None

@@ -1,0 +1,140 @@
+"""Carries out the plan of one pGPU: gates at the edges of windows, timeslices when they change.
+
+Decides nothing: a plan says it all, and without a plan every gate is open and every timeslice its owner's.
+Time comes in as an argument and leaves as the next moment something is due.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from qgpu.guardian.register import Key, Register, RmObject
+from qgpu.model import Plan
+from qgpu.rm import abi
+from qgpu.sched.timeline import Timeline
+
+
+class Mechanism(Protocol):
+    """The two things that can be done to a pod's TSGs on one pGPU."""
+
+    def gate(self, channels: list[Key], *, closed: bool) -> set[Key]:
+        """Close or open gates; return the channels that are no more."""
+
+    def timeslice(self, tsg: RmObject, timeslice_us: int) -> bool:
+        """Set a timeslice; False when the TSG is no more."""
+
+
+@dataclass(slots=True)
+class Enforcer:
+    """The plan in force on one pGPU and what has been done about it."""
+
+    instance: int
+    register: Register
+    mechanism: Mechanism
+    #: GPU time a pod has had so far, in ns: tells who let a window go by idle.
+    used_ns: Callable[[str], int]
+    plan: Plan | None = None
+    closed: frozenset[str] = frozenset()
+    _timeline: Timeline | None = None
+    _epoch_ns: int = 0
+    _closed_channels: set[Key] = field(default_factory=set)
+    _slices: dict[Key, int] = field(default_factory=dict)
+    #: Channels being freed: a free may wait for queued work, so their gate stays open whatever the plan says.
+    _leaving: set[Key] = field(default_factory=set)
+    _idle: set[str] = field(default_factory=set)
+    _opened_with: dict[str, int] = field(default_factory=dict)
+    _gated_since: dict[str, int] = field(default_factory=dict)
+    _gated_ns: dict[str, int] = field(default_factory=dict)
+
+    def adopt(self, plan: Plan | None, now_ns: int) -> None:
+        """Put a plan in force, or none. A plan of the same period goes on at the phase of the last one."""
+        if plan is None or self.plan is None or plan.period_ns != self.plan.period_ns:
+            self._epoch_ns = now_ns
+        if plan is None:
+            self._idle.clear()
+        self.plan = plan
+        self._timeline = Timeline(plan) if plan is not None else None
+        self.refresh(now_ns)
+
+    def refresh(self, now_ns: int) -> None:
+        """Bring gates and timeslices in line after the plan, the pods or their objects changed."""
+        self.step(now_ns)
+        self._set_slices()
+
+    def step(self, now_ns: int) -> int | None:
+        """Do what is due and return when the next thing is, in ns from now; None for never."""
+        wanted: frozenset[str] = frozenset()
+        wait: int | None = None
+        if self._timeline is not None:
+            phase = (now_ns - self._epoch_ns) % self._timeline.plan.period_ns
+            wanted = self._timeline.closed(phase, self._idle)
+            wait = self._timeline.until_next(phase)
+        if wanted != self.closed:
+            self._reckon(wanted, now_ns)
+        self._set_gates(wanted)
+        self.closed = wanted
+        return wait
+
+    def distrust(self) -> None:
+        """Forget what timeslices are set, because somebody else set them: each is then set anew."""
+        self._slices = {tsg.key: 0 for tsg in self.register.compute_tsgs(self.instance)}
+
+    def leave(self, channels: list[Key]) -> None:
+        """Open the gate over channels that are about to be freed and keep it open."""
+        self._leaving |= set(channels)
+        self._open([key for key in channels if key in self._closed_channels])
+
+    def stayed(self, channels: list[Key]) -> None:
+        """Gate channels again that were not freed after all."""
+        self._leaving -= set(channels)
+
+    def take_gated_ns(self, pod: str, now_ns: int) -> int:
+        """Return how long a pod's gate was closed since the last call."""
+        gated = self._gated_ns.pop(pod, 0)
+        if (since := self._gated_since.get(pod)) is not None:
+            gated += now_ns - since
+            self._gated_since[pod] = now_ns
+        return gated
+
+    def _reckon(self, wanted: frozenset[str], now_ns: int) -> None:
+        for pod in self.closed - wanted:
+            self._opened_with[pod] = self.used_ns(pod)
+            self._gated_ns[pod] = self._gated_ns.get(pod, 0) + now_ns - self._gated_since.pop(pod, now_ns)
+        for pod in wanted - self.closed:
+            self._gated_since[pod] = now_ns
+            if (before := self._opened_with.pop(pod, None)) is not None:
+                (self._idle.discard if self.used_ns(pod) > before else self._idle.add)(pod)
+
+    def _set_gates(self, wanted: frozenset[str]) -> None:
+        shut = {
+            channel.key
+            for tsg in self.register.compute_tsgs(self.instance)
+            if self.register.pod_of(tsg) in wanted
+            for channel in self.register.channels(tsg)
+        } - self._leaving
+        to_open = self._closed_channels - shut
+        if to_close := sorted(shut - self._closed_channels):
+            gone = self.mechanism.gate(to_close, closed=True)
+            self._closed_channels |= set(to_close) - gone
+        self._open(sorted(to_open))
+
+    def _open(self, channels: list[Key]) -> None:
+        known = [key for key in channels if key in self.register.objects]
+        if known:
+            self.mechanism.gate(known, closed=False)
+        self._closed_channels -= set(channels)
+
+    def _set_slices(self) -> None:
+        asked = {part.pod: part.timeslice_us for part in self.plan.pods} if self.plan else {}
+        tsgs = self.register.compute_tsgs(self.instance)
+        for tsg in tsgs:
+            wanted = asked.get(self.register.pod_of(tsg), tsg.wish_us)
+            if self._slices.get(tsg.key, abi.RM_DEFAULT_TIMESLICE_US) != wanted and self.mechanism.timeslice(
+                tsg, wanted
+            ):
+                self._slices[tsg.key] = wanted
+        alive = {tsg.key for tsg in tsgs}
+        self._slices = {key: us for key, us in self._slices.items() if key in alive}
+        self._leaving = {key for key in self._leaving if key in self.register.objects}

@@ -1,0 +1,63 @@
+"""Plans and samples as JSON, both ways: what daemon and guardian tell each other of time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from qgpu.guardian.register import grant_from
+from qgpu.model import OnIdle, Plan, PodClass, PodPlan, PodSample, Sample, TsgSample, Window
+
+
+def plan_to(plan: Plan) -> dict[str, Any]:
+    """Put a plan into JSON's types."""
+    return {
+        "pgpu": plan.pgpu,
+        "period_ns": plan.period_ns,
+        "pods": [
+            {
+                "pod": part.pod,
+                "class": part.pod_class.value,
+                "timeslice_us": part.timeslice_us,
+                "windows": None
+                if part.windows is None
+                else [[w.start_ns, w.end_ns, w.on_idle.value] for w in part.windows],
+            }
+            for part in plan.pods
+        ],
+    }
+
+
+def plan_from(data: dict[str, Any]) -> Plan:
+    """Read a plan back. Raises InvalidValueError, KeyError, TypeError, ValueError."""
+    return Plan(
+        data["pgpu"],
+        data["period_ns"],
+        tuple(
+            PodPlan(
+                part["pod"],
+                PodClass(part["class"]),
+                part["timeslice_us"],
+                None
+                if part["windows"] is None
+                else tuple(Window(start, end, OnIdle(on_idle)) for start, end, on_idle in part["windows"]),
+            )
+            for part in data["pods"]
+        ),
+    )
+
+
+def sample_from(data: dict[str, Any]) -> Sample:
+    """Read a sample. Raises as plan_from."""
+    return Sample(
+        data["pgpu"],
+        data["now_ns"],
+        tuple(
+            PodSample(
+                pod["pod"],
+                grant_from(pod["grant"]),
+                tuple(TsgSample(t["tsg"], t["run_ns"], t["starts"], t["resident"]) for t in pod["tsgs"]),
+                pod["gated_ns"],
+            )
+            for pod in data["pods"]
+        ),
+    )

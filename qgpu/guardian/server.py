@@ -1,0 +1,313 @@
+"""The guardian's one loop: pods' calls, the daemon's messages, deaths, and the edges of windows.
+
+Single-threaded on purpose: a plan, a dying process and a new channel are never handled at the same time, so
+none of them needs a lock. The longest thing done in one go is a gate, under a millisecond.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import selectors
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from qgpu import cgroup, wire
+from qgpu.errors import ExitCode, QgpuError, UnknownNameError
+from qgpu.guardian.card import Card
+from qgpu.guardian.hands import Hands
+from qgpu.guardian.journal import Journal
+from qgpu.guardian.messages import plan_from
+from qgpu.guardian.register import Key, Register
+from qgpu.guardian.supervisor import Supervisor
+from qgpu.guardian.timer import Timer
+from qgpu.model import NS_PER_S
+from qgpu.rm.client import RmClient
+from qgpu.rm.device import open_devices
+from qgpu.rm.switches import SwitchLog
+from qgpu.rm.versions import find, installed
+
+_log = structlog.get_logger("guardian")
+
+#: With no daemon and no pod left for this long, the guardian ends.
+_LINGER_NS = 5 * NS_PER_S
+
+
+@dataclass(slots=True)
+class _Session:
+    """One connection of a daemon; ``cards`` are those whose plan hangs on it."""
+
+    connection: wire.Connection
+    cards: set[int] = field(default_factory=set)
+    watching: bool = False
+
+
+class Guardian:
+    """Everything the guardian process holds."""
+
+    def __init__(self, runtime_dir: Path, journal: Journal) -> None:
+        self.version = installed()
+        branch = find(self.version)
+        self.register = Register()
+        self.journal = journal
+        self.hands = Hands(self.register, branch)
+        self.supervisor = Supervisor(
+            self.register, journal, self.hands, self._leave, self._stayed, self._watch, time.monotonic_ns
+        )
+        client = RmClient()
+        self.cards = [
+            Card(index, device, self.register, self.hands, SwitchLog(device))
+            for index, device in enumerate(open_devices(client))
+        ]
+        self._selector = selectors.DefaultSelector()
+        self._timer = Timer()
+        self._selector.register(self._timer.fd, selectors.EVENT_READ, lambda: self._timer.clear())
+        self._sessions: dict[int, _Session] = {}
+        self._listening = wire.listen(str(runtime_dir / "guardian.sock"), 0o600)
+        self._selector.register(self._listening, selectors.EVENT_READ, self._accept)
+        self._alone_since_ns: int | None = time.monotonic_ns()
+        for fact in journal.replay():
+            self.register.note(fact)
+        self.supervisor.resume()
+        self._settle_all()
+
+    def run(self) -> None:
+        """Serve until there is nobody left to serve."""
+        while not self._nobody_left():
+            self._timer.set(self._until_due())
+            for key, _ in self._selector.select():
+                key.data()
+            self._turn()
+
+    # -- time -------------------------------------------------------------------------------------------------
+
+    def _until_due(self) -> int:
+        """Return the ns to the next thing that is due whatever arrives."""
+        now = time.monotonic_ns()
+        due = [now + NS_PER_S]
+        if (confirm := self.supervisor.due_ns()) is not None:
+            due.append(confirm)
+        for card in self.cards:
+            if (wait := card.enforcer.step(now)) is not None:
+                due.append(now + wait)
+            if card.lease_until_ns is not None:
+                due.append(card.lease_until_ns)
+            if self.register.processes:
+                due.append(card.drain_due_ns())
+        return min(due) - time.monotonic_ns()
+
+    def _turn(self) -> None:
+        """Do what time or the last messages made due."""
+        now = time.monotonic_ns()
+        if self.supervisor.settle(now):
+            self._changed()
+        for card in self.cards:
+            if card.lease_until_ns is not None and card.lease_until_ns <= now:
+                _log.warning("lease lapsed: gates open, timeslices the driver's", pgpu=card.index)
+                card.release(now)
+            moving = card.enforcer.plan is not None and card.enforcer.plan.gated
+            if self.register.processes and (moving or card.drain_due_ns() <= now):
+                card.drain(now, time.time_ns())
+
+    def _settle_all(self) -> None:
+        """Put every pod back to the driver's own state: what a new guardian does first."""
+        now = time.monotonic_ns()
+        for card in self.cards:
+            channels = [
+                channel.key
+                for tsg in self.register.compute_tsgs(card.device.instance)
+                for channel in self.register.channels(tsg)
+            ]
+            self.hands.gate(card.device, channels, closed=False)
+            card.enforcer.distrust()
+            card.release(now)
+
+    def _nobody_left(self) -> bool:
+        now = time.monotonic_ns()
+        if self._sessions or self.register.processes or self.supervisor.listeners:
+            self._alone_since_ns = None
+        elif self._alone_since_ns is None:
+            self._alone_since_ns = now
+        return self._alone_since_ns is not None and now - self._alone_since_ns > _LINGER_NS
+
+    def _changed(self) -> None:
+        """Bring gates and timeslices in line with the register and wake the daemon."""
+        now = time.monotonic_ns()
+        for card in self.cards:
+            card.enforcer.refresh(now)
+        self._tell({"event": "changed"})
+
+    def _tell(self, event: dict[str, Any]) -> None:
+        for number, session in list(self._sessions.items()):
+            if session.watching:
+                try:
+                    session.connection.send(event)
+                except OSError:
+                    self._hang_up(number)
+
+    # -- pods -------------------------------------------------------------------------------------------------
+
+    def _leave(self, channels: list[Key]) -> None:
+        for card in self.cards:
+            card.enforcer.leave(channels)
+
+    def _stayed(self, channels: list[Key]) -> None:
+        for card in self.cards:
+            card.enforcer.stayed(channels)
+
+    def _watch(self, pid: int, pidfd: int) -> None:
+        def exited() -> None:
+            self._selector.unregister(pidfd)
+            self.supervisor.exited(pid)
+            self._changed()
+
+        self._selector.register(pidfd, selectors.EVENT_READ, exited)
+
+    def _listen(self, pod: str, fd: int, number: int | None = None) -> int:
+        number = self.supervisor.listen(pod, fd, number)
+        self._selector.register(fd, selectors.EVENT_READ, lambda: self._notified(number, fd))
+        return number
+
+    def _notified(self, number: int, fd: int) -> None:
+        """Serve one call; when every process behind the listener is gone, forget it."""
+        if not self.supervisor.serve(number) and _hung_up(fd):
+            self._selector.unregister(fd)
+            self.supervisor.listeners.pop(number)
+            os.close(fd)
+            self._tell({"event": "listener-gone", "listener": number})
+
+    # -- the daemon -------------------------------------------------------------------------------------------
+
+    def _accept(self) -> None:
+        sock, _ = self._listening.accept()
+        session = _Session(wire.Connection(sock))
+        number = sock.fileno()
+        self._sessions[number] = session
+        self._selector.register(sock, selectors.EVENT_READ, lambda: self._hear(number))
+
+    def _hear(self, number: int) -> None:
+        session = self._sessions[number]
+        try:
+            alive = session.connection.fill()
+            while (message := session.connection.next_buffered()) is not None:
+                reply, fds = self._reply(session, *message)
+                session.connection.send(reply, fds)
+        except (OSError, wire.WireError) as error:
+            _log.warning("session broken", reason=str(error))
+            alive = False
+        if not alive and number in self._sessions:
+            self._hang_up(number)
+
+    def _hang_up(self, number: int) -> None:
+        """End a session; a plan that hung on it is over."""
+        session = self._sessions.pop(number)
+        self._selector.unregister(session.connection.sock)
+        session.connection.close()
+        for index in session.cards:
+            _log.info("daemon gone: gates open, timeslices the driver's", pgpu=index)
+            self.cards[index].release(time.monotonic_ns())
+
+    def _reply(self, session: _Session, message: dict[str, Any], fds: list[int]) -> tuple[dict[str, Any], list[int]]:
+        try:
+            operation: Callable[..., tuple[dict[str, Any], list[int]]] = getattr(self, f"_op_{message['op']}")
+            answer, out = operation(session, message, fds)
+        except QgpuError as error:
+            return {"ok": False, "error": str(error), "code": int(error.code)}, []
+        except (KeyError, ValueError, TypeError, AttributeError, IndexError, OSError) as error:
+            _log.exception("bad request")
+            return {"ok": False, "error": f"bad request: {error!r}", "code": int(ExitCode.FAILED)}, []
+        return {"ok": True, **answer}, out
+
+    def _op_hello(self, session: _Session, message: dict[str, Any], _: list[int]) -> Any:
+        session.watching = bool(message.get("watch"))
+        answer = {
+            "version": self.version,
+            "pid": os.getpid(),
+            "cards": [{"index": c.index, "minor": c.device.minor, "pci": c.device.pci} for c in self.cards],
+            "listeners": {str(number): pod for number, (pod, _) in self.supervisor.listeners.items()},
+        }
+        return answer, [self.journal.fd]
+
+    def _op_listener(self, _: _Session, message: dict[str, Any], __: list[int]) -> Any:
+        return {}, [self.supervisor.listeners[message["listener"]][1].fd]
+
+    def _op_adopt(self, _: _Session, message: dict[str, Any], fds: list[int]) -> Any:
+        self._listen(message["pod"], fds[0], message["listener"])
+        self.supervisor.answer_orphan()
+        return {}, []
+
+    def _op_attach(self, _: _Session, message: dict[str, Any], fds: list[int]) -> Any:
+        name, pid = message["name"], message["pid"]
+        self._known(name)
+        cgroup.enter(name, pid)
+        return {"listener": self._listen(name, fds[0])}, []
+
+    def _op_pods(self, _: _Session, __: dict[str, Any], ___: list[int]) -> Any:
+        instances = {card.device.instance: card.index for card in self.cards}
+        pods = []
+        for fact in self.register.facts():
+            if fact["fact"] != "pod":
+                continue
+            name = fact["name"]
+            held = {instances[i]: held for i, held in self.register.memory(name).items() if i in instances}
+            refused = {what: n for (pod, what), n in self.supervisor.refusals.items() if pod == name}
+            pods.append({"name": name, "grants": fact["grants"], "memory": held, "refused": refused})
+        return {"pods": pods}, []
+
+    def _op_admit(self, _: _Session, message: dict[str, Any], __: list[int]) -> Any:
+        cgroup.create(message["name"])
+        self._set_grants(message)
+        return {}, []
+
+    def _op_amend(self, _: _Session, message: dict[str, Any], __: list[int]) -> Any:
+        self._known(message["name"])
+        self._set_grants(message)
+        return {}, []
+
+    def _op_retire(self, _: _Session, message: dict[str, Any], __: list[int]) -> Any:
+        self._known(message["name"])
+        self.supervisor.note({"fact": "unpod", "name": message["name"]})
+        cgroup.remove(message["name"])
+        self._changed()
+        return {}, []
+
+    def _op_sample(self, _: _Session, message: dict[str, Any], __: list[int]) -> Any:
+        return self.cards[message["pgpu"]].sample(time.monotonic_ns(), time.time_ns()), []
+
+    def _op_apply(self, session: _Session, message: dict[str, Any], _: list[int]) -> Any:
+        plan = plan_from(message["plan"])
+        session.cards.add(plan.pgpu)
+        self.cards[plan.pgpu].apply(plan, time.monotonic_ns())
+        return {}, []
+
+    def _op_renew(self, _: _Session, message: dict[str, Any], __: list[int]) -> Any:
+        card = self.cards[message["pgpu"]]
+        held = card.lease_until_ns is not None
+        if held:
+            card.renew(time.monotonic_ns())
+        return {"held": held}, []
+
+    def _op_release(self, session: _Session, message: dict[str, Any], _: list[int]) -> Any:
+        session.cards.discard(message["pgpu"])
+        self.cards[message["pgpu"]].release(time.monotonic_ns())
+        return {}, []
+
+    def _set_grants(self, message: dict[str, Any]) -> None:
+        self.supervisor.note({"fact": "pod", "name": message["name"], "grants": message["grants"]})
+        self._changed()
+
+    def _known(self, name: str) -> None:
+        if name not in self.register.pods:
+            raise UnknownNameError(f"pod {name}: no such pod; see `qgpuctl pod list`")
+
+
+def _hung_up(fd: int) -> bool:
+    """Tell whether nobody can send notifications any more."""
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    return any(event & select.POLLHUP and not event & select.POLLIN for _, event in poll.poll(0))

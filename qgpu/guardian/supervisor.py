@@ -1,0 +1,291 @@
+"""Sees what pods ask of RM: keeps the register, answers their calls, refuses what would break their share.
+
+A call is judged while its thread is stopped and then carried out by the kernel for the pod itself. Whether it
+succeeded is not seen, so every object is first a claim; shortly after, RM is asked whether it is real.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from pathlib import Path
+
+import structlog
+
+from qgpu import cgroup
+from qgpu.guardian import calls, notify, rules
+from qgpu.guardian.hands import Hands
+from qgpu.guardian.journal import Journal
+from qgpu.guardian.notify import Listener, Notification
+from qgpu.guardian.register import Fact, Key, Register, RmObject, object_fact
+from qgpu.model import NS_PER_MS
+from qgpu.rm import abi
+
+_log = structlog.get_logger("guardian")
+
+_KEPT = (
+    frozenset({abi.NV01_DEVICE_0, abi.NV20_SUBDEVICE_0, abi.KEPLER_CHANNEL_GROUP_A, abi.NV01_MEMORY_LOCAL_USER})
+    | abi.GPFIFO_CLASSES
+)
+
+#: RM is asked about a claim this long after it was made, and again after twice as long, while it says no.
+_CONFIRM_NS = 5 * NS_PER_MS
+_CONFIRM_TRIES = 7
+
+
+@dataclass(order=True, slots=True)
+class _Claim:
+    due_ns: int
+    order: int
+    rm: RmObject = field(compare=False)
+    tries: int = field(default=0, compare=False)
+
+
+@dataclass(slots=True)
+class _Doubt:
+    key: Key
+    due_ns: int
+    channels: list[Key]
+
+
+@dataclass(slots=True)
+class Supervisor:
+    """All pods' listeners and what is learned through them."""
+
+    register: Register
+    journal: Journal
+    hands: Hands
+    #: Told of channels about to be freed, and of those that were not freed after all.
+    leave: Callable[[list[Key]], None]
+    stayed: Callable[[list[Key]], None]
+    #: Told of every new process, with its pidfd.
+    watch: Callable[[int, int], None]
+    clock: Callable[[], int]
+    major: int = abi.NV_MAJOR
+    listeners: dict[int, tuple[str, Listener]] = field(default_factory=dict)
+    refusals: Counter[tuple[str, str]] = field(default_factory=Counter)
+    _threads: dict[int, int] = field(default_factory=dict)
+    _claims: list[_Claim] = field(default_factory=list)  # a heap
+    _claimed: int = 0
+    _doubts: deque[_Doubt] = field(default_factory=deque)
+    _next_listener: int = 1
+
+    def note(self, fact: Fact) -> None:
+        """Take a fact into register and journal."""
+        self.register.note(fact)
+        self.journal.append(fact)
+        if self.journal.grown:
+            self.journal.compact(self.register.facts())
+
+    def listen(self, pod: str, fd: int, number: int | None = None) -> int:
+        """Take over a pod's listener and return the number it goes by."""
+        number = self._next_listener if number is None else number
+        self._next_listener = max(self._next_listener, number + 1)
+        listener = Listener(fd, self.journal.slot)
+        self.listeners[number] = (pod, listener)
+        return number
+
+    def answer_orphan(self) -> None:
+        """Answer the call a dead guardian left in hand, once its listener is here."""
+        orphan = self.journal.unanswered()
+        if orphan is not None and orphan[0] in self.listeners:
+            self.listeners[orphan[0]][1].proceed(orphan[1])
+            self.journal.in_hand(-1)
+
+    def resume(self) -> None:
+        """Go on with a register rebuilt from a journal: watch its processes, ask RM about open claims."""
+        for pid in list(self.register.processes):
+            try:
+                self.watch(pid, self.hands.watch(pid))
+            except OSError:
+                self.note({"fact": "exit", "pid": pid})
+        for rm in self.register.objects.values():
+            if not rm.confirmed:
+                self._queue(rm)
+
+    def serve(self, number: int) -> bool:
+        """Receive and answer one call; False when there was none to receive."""
+        pod, listener = self.listeners[number]
+        self.journal.in_hand(number)
+        call = listener.receive()
+        if call is not None:
+            try:
+                answered = self._judge(pod, listener, call)
+            except OSError as error:  # the thread or its memory went away under our hands
+                _log.debug("call lost", pod=pod, reason=str(error))
+                answered = False
+            if not answered:
+                listener.proceed(call.id)
+        self.journal.in_hand(-1)
+        return call is not None
+
+    def exited(self, pid: int) -> None:
+        """Forget a process that has ended."""
+        self.note({"fact": "exit", "pid": pid})
+        self.hands.unwatch(pid)
+        self._threads = {tid: owner for tid, owner in self._threads.items() if owner != pid}
+
+    # -- one call ---------------------------------------------------------------------------------------------
+
+    def _judge(self, pod: str, listener: Listener, call: Notification) -> bool:
+        """Learn from a call and say whether it has been answered already."""
+        if not self._is_nvidia(call):
+            return False
+        asked = calls.decode(
+            call.request, call.argument, lambda address, size: notify.read_memory(call.tid, address, size)
+        )
+        if asked is None or not listener.still_waiting(call.id):
+            return False
+        match asked:
+            case calls.Control() if asked.command in rules.REFUSED:
+                self._refuse(pod, call, asked)
+                listener.answer_ok(call.id)
+                return True
+            case calls.Alloc() if asked.rm_class in _KEPT:
+                self._claim(pod, call, asked)
+            case calls.Dup() if source := self.register.objects.get((asked.source_client, asked.source)):
+                self._dup(pod, call, asked, source)
+            case calls.Free():
+                self._doubt((asked.client, asked.handle))
+            case _:
+                pass
+        return False
+
+    def _is_nvidia(self, call: Notification) -> bool:
+        try:
+            status = os.stat(f"/proc/{call.tid}/fd/{call.fd}")
+        except OSError:
+            return False
+        return stat.S_ISCHR(status.st_mode) and os.major(status.st_rdev) == self.major
+
+    def _refuse(self, pod: str, call: Notification, asked: calls.Control) -> None:
+        status = abi.NV_ERR_INSUFFICIENT_PERMISSIONS
+        tsg = self.register.objects.get((asked.client, asked.target))
+        if asked.command == abi.NVA06C_SET_TIMESLICE and self._first_wish(call, asked, tsg):
+            status = abi.NV_OK
+        else:
+            self.refusals[pod, rules.REFUSED[asked.command]] += 1
+        notify.write_memory(call.tid, asked.status_at, status.to_bytes(4, "little"))
+
+    def _first_wish(self, call: Notification, asked: calls.Control, tsg: RmObject | None) -> bool:
+        """Remember the timeslice libcuda gives a TSG once at start; it holds when no plan says otherwise."""
+        if tsg is None or tsg.wish_us != abi.RM_DEFAULT_TIMESLICE_US:
+            return False
+        data = notify.read_memory(call.tid, asked.params, 8)
+        wish = int.from_bytes(data, "little") if data else 0
+        if not abi.RM_DEFAULT_TIMESLICE_US <= wish <= 4 * abi.RM_DEFAULT_TIMESLICE_US:
+            return False
+        self.note({"fact": "wish", "client": tsg.client, "handle": tsg.handle, "us": wish})
+        return True
+
+    def _claim(self, pod: str, call: Notification, asked: calls.Alloc) -> None:
+        if asked.handle == 0:
+            _log.warning("object without a handle", pod=pod, rm_class=hex(asked.rm_class))
+            return
+        self._know(pod, call, asked.client)
+        rm = RmObject(asked.client, asked.handle, asked.parent, asked.rm_class, asked.detail)
+        self.note(object_fact(rm))
+        self._queue(rm)
+
+    def _dup(self, pod: str, call: Notification, asked: calls.Dup, source: RmObject) -> None:
+        """Claim a second handle; it holds no second memory, which stays charged to whoever made it."""
+        self._know(pod, call, asked.client)
+        if asked.handle and source.rm_class in _KEPT:
+            rm = RmObject(asked.client, asked.handle, asked.parent, source.rm_class, 0)
+            self.note(object_fact(rm))
+            self._queue(rm)
+
+    def _queue(self, rm: RmObject) -> None:
+        self._claimed += 1
+        heappush(self._claims, _Claim(self.clock() + _CONFIRM_NS, self._claimed, rm))
+
+    def _doubt(self, key: Key) -> None:
+        below = self.register.below(key)
+        if not below and key[0] != key[1]:
+            return
+        channels = [rm.key for rm in below if rm.rm_class in abi.GPFIFO_CLASSES]
+        if channels:
+            self.leave(channels)
+        self._doubts.append(_Doubt(key, self.clock() + _CONFIRM_NS, channels))
+
+    def _know(self, pod: str, call: Notification, client: int) -> None:
+        """Make sure process and client are in the register."""
+        pid = self._threads.get(call.tid)
+        if pid is None or client not in self.register.clients:
+            pid = self._threads[call.tid] = _process_of(call.tid)
+        if pid not in self.register.processes:
+            self.watch(pid, self.hands.watch(pid))
+            self.note({"fact": "process", "pid": pid, "pod": self._pod_by_cgroup(pid) or pod})
+        entry = self.register.clients.get(client)
+        if entry is None or (pid, call.fd) not in entry.users:
+            self.note({"fact": "client", "client": client, "pid": pid, "fd": call.fd})
+
+    def _pod_by_cgroup(self, pid: int) -> str | None:
+        path = cgroup.of(pid)
+        return next((pod for pod in self.register.pods if (path + "/").startswith(cgroup.path_of(pod) + "/")), None)
+
+    # -- confirming -------------------------------------------------------------------------------------------
+
+    def due_ns(self) -> int | None:
+        """Return when RM is to be asked next; None for never."""
+        dues = [claim.due_ns for claim in self._claims[:1]] + [doubt.due_ns for doubt in list(self._doubts)[:1]]
+        return min(dues, default=None)
+
+    def settle(self, now_ns: int) -> bool:
+        """Ask RM about the claims and doubts that are due; True when a TSG or channel came or went."""
+        changed = False
+        while self._claims and self._claims[0].due_ns <= now_ns:
+            client = self._claims[0].rm.client
+            batch = []
+            while self._claims and self._claims[0].due_ns <= now_ns and self._claims[0].rm.client == client:
+                batch.append(heappop(self._claims))
+            changed |= self._confirm(batch, now_ns)
+        while self._doubts and self._doubts[0].due_ns <= now_ns:
+            changed |= self._resolve(self._doubts.popleft())
+        return changed
+
+    def _confirm(self, batch: list[_Claim], now_ns: int) -> bool:
+        changed = False
+        wanted = [claim for claim in batch if claim.rm.key in self.register.objects]
+        answers = self.hands.real([claim.rm for claim in wanted]) if wanted else {}
+        for claim in wanted:
+            rm, answer = claim.rm, answers[claim.rm.key]
+            if answer is not None and answer[0] == rm.rm_class:
+                context = self.hands.context(rm) if self._on_compute(rm) else 0
+                self.note({"fact": "confirm", "client": rm.client, "handle": rm.handle, "context": context})
+                changed |= rm.rm_class in abi.GPFIFO_CLASSES or rm.rm_class == abi.KEPLER_CHANNEL_GROUP_A
+            elif answer is None and claim.tries < _CONFIRM_TRIES:
+                claim.tries += 1
+                claim.due_ns = now_ns + _CONFIRM_NS * 2**claim.tries
+                heappush(self._claims, claim)
+            else:
+                self.note({"fact": "gone", "client": rm.client, "handle": rm.handle})
+        return changed
+
+    def _on_compute(self, rm: RmObject) -> bool:
+        parent = self.register.objects.get((rm.client, rm.parent))
+        return rm.rm_class in abi.GPFIFO_CLASSES and parent is not None and parent.detail in abi.GR_ENGINES
+
+    def _resolve(self, doubt: _Doubt) -> bool:
+        below = self.register.below(doubt.key)
+        if not below:
+            return False
+        # A client stands while any object under it does; an object for itself.
+        answers = self.hands.real(below[:1] if doubt.key[0] != doubt.key[1] else below)
+        if any(answer is not None for answer in answers.values()):
+            self.stayed(doubt.channels)
+            return True
+        self.note({"fact": "gone", "client": doubt.key[0], "handle": doubt.key[1]})
+        return True
+
+
+def _process_of(tid: int) -> int:
+    """Return the process a thread belongs to. Raises OSError when it is gone."""
+    for line in Path(f"/proc/{tid}/status").read_text().splitlines():
+        if line.startswith("Tgid:"):
+            return int(line.split()[1])
+    raise ProcessLookupError(tid)

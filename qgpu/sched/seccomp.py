@@ -1,0 +1,309 @@
+"""The seccomp plane as the daemon sees it: a guardian process, spoken to over a socket.
+
+The host starts the guardian, or finds the one an earlier daemon left with its pods. It holds copies of the
+journal and of every listener, so that a guardian that dies is replaced within a fraction of a second, with
+its register, while the pods' calls wait in the kernel.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pynvml
+import structlog
+
+from qgpu import cgroup, errors, wire
+from qgpu.errors import BackendGoneError, ExitCode, NoGpuError, QgpuError
+from qgpu.guardian.journal import Journal
+from qgpu.guardian.messages import plan_to, sample_from
+from qgpu.guardian.register import grant_from, grant_to
+from qgpu.model import NS_PER_MS, Grant, Plan, Sample
+from qgpu.sched.backend import Pgpu, PodInfo
+
+_log = structlog.get_logger("seccomp")
+
+#: A guardian that does not answer for this long is replaced.
+_ANSWER_S = 2.0
+#: The daemon renews its plan at least this often, well within the guardian's lease.
+_RENEW_NS = 250 * NS_PER_MS
+
+
+class Link:
+    """A connection to the guardian: requests with answers, and events that come by themselves."""
+
+    def __init__(self, path: Path, *, watch: bool) -> None:
+        try:
+            self._connection = wire.connect(str(path), _ANSWER_S)
+        except OSError as error:
+            raise BackendGoneError(f"guardian at {path}: {error.strerror or error}") from error
+        self._lock = threading.Lock()
+        self.events: list[dict[str, Any]] = []
+        self.hello, fds = self.call("hello", watch=watch)
+        self.journal_fd = fds[0]
+
+    def call(self, op: str, fds: Sequence[int] = (), **arguments: Any) -> tuple[dict[str, Any], list[int]]:
+        """Ask and return the answer with its descriptors. Raises BackendGoneError or what the guardian says."""
+        with self._lock:
+            try:
+                self._connection.send({"op": op, **arguments}, fds)
+                while (message := self._connection.receive()) is not None:
+                    if "event" not in message[0]:
+                        break
+                    self.events.append(message[0])
+            except (OSError, wire.WireError) as error:
+                raise BackendGoneError(f"guardian: {error}") from error
+        if message is None:
+            raise BackendGoneError("guardian: it has died")
+        answer, received = message
+        if not answer["ok"]:
+            raise errors.from_code(answer["code"], answer["error"])
+        return answer, received
+
+    def wait(self, timeout_ns: int) -> None:
+        """Return when an event is there or time is up."""
+        if not self.events:
+            ready, _, _ = select.select([self._connection], [], [], timeout_ns / 1e9)
+            if ready:
+                with self._lock:
+                    self._connection.fill()
+                    while (message := self._connection.next_buffered()) is not None:
+                        self.events.append(message[0])
+
+    def close(self) -> None:
+        """Hang up: a plan that was applied here is over."""
+        os.close(self.journal_fd)
+        self._connection.close()
+
+
+class SeccompBackend:
+    """Time on one pGPU, kept by the guardian."""
+
+    def __init__(self, host: SeccompHost, pgpu: int) -> None:
+        self._host = host
+        self._pgpu = pgpu
+        self._link: Link | None = Link(host.socket, watch=True)
+        self._applied: Plan | None = None
+
+    def sample(self) -> Sample:
+        """Report what happened since the last call."""
+        return sample_from(self._call("sample", pgpu=self._pgpu))
+
+    def apply(self, plan: Plan) -> None:
+        """Put a plan in force; one that is in force already is only renewed."""
+        if plan == self._applied and self._call("renew", pgpu=self._pgpu)["held"]:
+            return
+        self._call("apply", plan=plan_to(plan))
+        self._applied = plan
+
+    def wait(self, timeout_ns: int) -> None:
+        """Wait for a change among the pods, but not past the next renewal."""
+        if self._link is not None:
+            self._link.wait(min(timeout_ns, _RENEW_NS))
+            self._link.events.clear()
+
+    def close(self) -> None:
+        """Hang up; the guardian opens every gate."""
+        if self._link is not None:
+            self._link.close()
+            self._link = None
+
+    def _call(self, op: str, **arguments: Any) -> dict[str, Any]:
+        if self._link is None:
+            raise BackendGoneError(f"pGPU {self._pgpu}: backend is closed")
+        try:
+            return self._link.call(op, **arguments)[0]
+        except BackendGoneError:
+            self._host.revive()
+            self._link.close()
+            self._link, self._applied = Link(self._host.socket, watch=True), None
+            return self._link.call(op, **arguments)[0]
+
+
+class SeccompHost:
+    """The pGPUs and pods of this machine, with no kernel module."""
+
+    plane = "seccomp"
+
+    def __init__(self, runtime_dir: Path) -> None:
+        self._runtime_dir = runtime_dir
+        self.socket = runtime_dir / "guardian.sock"
+        self._lock = threading.RLock()
+        self._listeners: dict[int, tuple[str, int]] = {}
+        cgroup.mount()
+        try:
+            self._link = Link(self.socket, watch=True)
+            _log.info("guardian found", pid=self._link.hello["pid"])
+        except BackendGoneError:
+            journal = Journal()
+            self._link = self._start(journal.fd)
+        self._journal_fd = os.dup(self._link.journal_fd)
+        for number, pod in self._link.hello["listeners"].items():
+            _, fds = self._link.call("listener", listener=int(number))
+            self._listeners[int(number)] = (pod, fds[0])
+        self._pgpus = _describe(self._link.hello["cards"])
+
+    @property
+    def driver(self) -> str:
+        """The version of the NVIDIA driver."""
+        return str(self._link.hello["version"])
+
+    @property
+    def guardian_pid(self) -> int:
+        """The guardian's process."""
+        return int(self._link.hello["pid"])
+
+    def pgpus(self) -> Sequence[Pgpu]:
+        """List the cards of this machine in PCI order."""
+        return self._pgpus
+
+    def backend(self, pgpu: int) -> SeccompBackend:
+        """Open the backend of one pGPU."""
+        return SeccompBackend(self, pgpu)
+
+    def pods(self) -> Sequence[PodInfo]:
+        """List the pods the guardian knows."""
+        return [
+            PodInfo(
+                pod["name"],
+                {int(i): grant_from(grant) for i, grant in pod["grants"].items()},
+                cgroup.pids(pod["name"]),
+                {int(i): held for i, held in pod["memory"].items()},
+                "; ".join(f"{what} refused {n} times" for what, n in pod["refused"].items()),
+            )
+            for pod in self._call("pods")["pods"]
+        ]
+
+    def admit(self, name: str, grants: Mapping[int, Grant]) -> None:
+        """Make a pod with its cgroup."""
+        cgroup.check_name(name)
+        self._call("admit", name=name, grants=_grants(grants))
+
+    def amend(self, name: str, grants: Mapping[int, Grant]) -> None:
+        """Change a pod's grants."""
+        self._call("amend", name=name, grants=_grants(grants))
+
+    def attach(self, name: str, pid: int, fds: Sequence[int]) -> None:
+        """Bring a process and its listener into a pod; a copy of the listener stays here."""
+        if len(fds) != 1:
+            for fd in fds:
+                os.close(fd)
+            raise QgpuError(f"pod {name}: its launcher sent no seccomp listener")
+        try:
+            answer = self._call("attach", fds, name=name, pid=pid)
+        except BaseException:
+            os.close(fds[0])
+            raise
+        self._listeners[answer["listener"]] = (name, fds[0])
+
+    def retire(self, name: str) -> None:
+        """Forget a pod and remove its cgroup."""
+        self._call("retire", name=name)
+
+    def close(self) -> None:
+        """Let go; the guardian stays for as long as there are pods."""
+        with self._lock:
+            self._link.close()
+            for _, fd in self._listeners.values():
+                os.close(fd)
+            self._listeners.clear()
+            os.close(self._journal_fd)
+
+    def revive(self) -> None:
+        """Replace a guardian that died or hangs; whoever comes first does it. Raises BackendGoneError."""
+        with self._lock:
+            try:
+                Link(self.socket, watch=False).close()
+            except BackendGoneError:
+                _log.warning("guardian lost: starting another", pid=self.guardian_pid)
+                _kill(self.guardian_pid)
+                self._link.close()
+                self._link = self._start(self._journal_fd)
+                for number, (pod, fd) in list(self._listeners.items()):
+                    self._link.call("adopt", [fd], listener=number, pod=pod)
+
+    def _call(self, op: str, fds: Sequence[int] = (), **arguments: Any) -> dict[str, Any]:
+        with self._lock:
+            try:
+                answer = self._link.call(op, fds, **arguments)[0]
+            except BackendGoneError:
+                self.revive()
+                answer = self._link.call(op, fds, **arguments)[0]
+            for event in self._link.events:
+                if event["event"] == "listener-gone" and event["listener"] in self._listeners:
+                    os.close(self._listeners.pop(event["listener"])[1])
+            self._link.events.clear()
+            return answer
+
+    def _start(self, journal_fd: int) -> Link:
+        """Start a guardian in a session of its own, so that nobody who stops the daemon stops it too."""
+        process = subprocess.Popen(
+            [sys.executable, "-m", "qgpu.guardian", str(self._runtime_dir), str(journal_fd)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=(self._runtime_dir / "guardian.log").open("a"),
+            pass_fds=[journal_fd],
+            start_new_session=True,
+            cwd="/",
+        )
+        assert process.stdout is not None
+        line = process.stdout.readline().decode().strip()
+        process.stdout.close()
+        if line != "ready":
+            code, _, why = line.partition(" ")
+            process.wait()
+            raise errors.from_code(int(code or ExitCode.FAILED), why or "guardian: died at start; see guardian.log")
+        threading.Thread(target=process.wait, daemon=True, name="guardian-reaper").start()
+        return Link(self.socket, watch=True)
+
+
+def _grants(grants: Mapping[int, Grant]) -> dict[str, Any]:
+    return {str(pgpu): grant_to(grant) for pgpu, grant in grants.items()}
+
+
+def _kill(pid: int) -> None:
+    """Make sure a guardian that hangs does not come back beside its successor."""
+    try:
+        pidfd = os.pidfd_open(pid)
+    except OSError:
+        return
+    try:
+        os.kill(pid, 9)
+        select.select([pidfd], [], [], _ANSWER_S)
+    except OSError:
+        return
+    finally:
+        os.close(pidfd)
+
+
+def _describe(cards: Sequence[Mapping[str, Any]]) -> list[Pgpu]:
+    """Ask NVML for names and sizes; cards are matched by PCI address."""
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        raise NoGpuError(f"NVML: {error}; is the NVIDIA driver's user-space part installed?") from error
+    try:
+        found = []
+        for card in cards:
+            handle = pynvml.nvmlDeviceGetHandleByPciBusId(card["pci"].encode())
+            found.append(
+                Pgpu(
+                    card["index"],
+                    _text(pynvml.nvmlDeviceGetUUID(handle)),
+                    _text(pynvml.nvmlDeviceGetName(handle)),
+                    int(pynvml.nvmlDeviceGetMemoryInfo(handle).total),
+                )
+            )
+        return found
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else value
