@@ -1,0 +1,169 @@
+"""A simulated pGPU: its engine, its pods with their gates, and everything that will happen and when.
+
+It decides the order of events, nothing else: the engine runs between events, and events are what loads, the
+gate worker and whoever drives the simulation asked to be called for.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from qgpu.model import Grant, PodSample, Sample, TsgSample
+from qgpu.sim.engine import Engine, Gate, Tsg
+from qgpu.sim.hardware import Hardware
+
+
+@dataclass(slots=True, eq=False)
+class SimPod(Gate):
+    """A pod on one pGPU: its grant, its TSGs, and since when its gate is as it is."""
+
+    name: str = ""
+    grant: Grant = field(default_factory=Grant)
+    tsgs: list[Tsg] = field(default_factory=list)
+    moved_ns: int = 0
+    gated_ns: int = 0
+    #: Since when it has had nothing to run; None while it has.
+    quiet_since_ns: int | None = 0
+
+    @property
+    def working(self) -> bool:
+        """Tell whether any of its TSGs has work, gated or not."""
+        return any(tsg.left_ns for tsg in self.tsgs)
+
+    def move(self, now_ns: int, to_open: bool) -> None:
+        """Open or close the gate, keeping count of the time it was closed."""
+        if not self.open:
+            self.gated_ns += now_ns - self.moved_ns
+        self.open = to_open
+        self.moved_ns = now_ns
+
+    def closed_ns(self, now_ns: int) -> int:
+        """Return for how long the gate was closed since the pod came."""
+        return self.gated_ns + (0 if self.open else now_ns - self.moved_ns)
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """What the last sample told of a TSG or pod, to tell only what came since."""
+
+    run_ns: int = 0
+    starts: int = 0
+
+
+class SimGpu:
+    """One simulated pGPU. Every method but ``advance`` happens at ``now_ns``."""
+
+    def __init__(self, index: int, hardware: Hardware, now_ns: int = 0) -> None:
+        self.index = index
+        self.hardware = hardware
+        self.engine = Engine(hardware, now_ns)
+        self.pods: dict[str, SimPod] = {}
+        #: Called when a pod begins or ceases to have work, with the pod.
+        self.on_work_changed: Callable[[SimPod], None] = lambda _: None
+        #: Counts what wakes a waiting loop: pods, grants and TSGs that come, change or go.
+        self.changes = 0
+        self._events: list[tuple[int, int, Callable[[], None]]] = []
+        self._event_count = 0
+        self._owner: dict[Tsg, SimPod] = {}
+        self._seen_tsgs: dict[Tsg, _Seen] = {}
+        self._seen_gated: dict[SimPod, int] = {}
+        self._tsg_count = 0
+
+    @property
+    def now_ns(self) -> int:
+        """Return the simulated time."""
+        return self.engine.now_ns
+
+    def at(self, when_ns: int, call: Callable[[], None]) -> None:
+        """Have ``call`` called at ``when_ns``; calls for one time are made in the order they were asked for."""
+        self._event_count += 1
+        heapq.heappush(self._events, (max(when_ns, self.now_ns), self._event_count, call))
+
+    def advance(self, until_ns: int, stop: Callable[[], bool] = lambda: False) -> None:
+        """Let time pass until ``until_ns``, or until ``stop`` is true after an event."""
+        while not stop():
+            if self._events and self._events[0][0] <= self.now_ns:
+                heapq.heappop(self._events)[2]()
+            elif self.now_ns >= until_ns:
+                return
+            else:
+                horizon_ns = min(until_ns, self._events[0][0]) if self._events else until_ns
+                tsg = self.engine.run(horizon_ns)
+                if tsg is not None and not tsg.left_ns:
+                    self._ran_dry(tsg)
+
+    def add_pod(self, name: str, grant: Grant) -> None:
+        """Make a pod known, or give it another grant."""
+        pod = self.pods.get(name)
+        if pod is None:
+            self.pods[name] = SimPod(name=name, grant=grant, moved_ns=self.now_ns, quiet_since_ns=self.now_ns)
+        else:
+            pod.grant = grant
+        self.changes += 1
+
+    def remove_pod(self, name: str) -> None:
+        """Forget a pod; its TSGs run on, ungated and with the driver's timeslice."""
+        pod = self.pods.pop(name)
+        pod.move(self.now_ns, to_open=True)
+        for tsg in pod.tsgs:
+            tsg.timeslice_us = self.hardware.default_timeslice_us
+        self._seen_gated.pop(pod, None)
+        self.changes += 1
+
+    def add_tsg(self, pod_name: str, finished: Callable[[int], None]) -> Tsg:
+        """Give a pod one more process on the card."""
+        pod = self.pods[pod_name]
+        self._tsg_count += 1
+        tsg = Tsg(f"{pod_name}/{self._tsg_count}", pod, self.hardware.default_timeslice_us, finished)
+        pod.tsgs.append(tsg)
+        self._owner[tsg] = pod
+        self.engine.add(tsg)
+        self.changes += 1
+        return tsg
+
+    def remove_tsg(self, tsg: Tsg) -> None:
+        """Let a process die."""
+        pod = self._owner.pop(tsg)
+        self.engine.remove(tsg)
+        pod.tsgs.remove(tsg)
+        self._seen_tsgs.pop(tsg, None)
+        self._ran_dry_pod(pod)
+        self.changes += 1
+
+    def launch(self, tsg: Tsg, work_ns: int) -> None:
+        """Put work on a TSG's queue."""
+        tsg.launch(work_ns)
+        pod = self._owner[tsg]
+        if pod.quiet_since_ns is not None:
+            pod.quiet_since_ns = None
+            self.on_work_changed(pod)
+
+    def contended(self, pod: SimPod) -> bool:
+        """Tell whether another pod has work too, which makes gate calls slower."""
+        return any(tsg.left_ns and tsg.gate is not pod for tsg in self.engine.runlist)
+
+    def sample(self) -> Sample:
+        """Report what happened since the last sample: true time on the engine, by TSG."""
+        return Sample(self.index, self.now_ns, tuple(self._sample_pod(pod) for pod in self.pods.values()))
+
+    def _sample_pod(self, pod: SimPod) -> PodSample:
+        closed_ns = pod.closed_ns(self.now_ns)
+        gated_ns = closed_ns - self._seen_gated.get(pod, 0)
+        self._seen_gated[pod] = closed_ns
+        return PodSample(pod.name, pod.grant, tuple(self._sample_tsg(tsg) for tsg in pod.tsgs), gated_ns)
+
+    def _sample_tsg(self, tsg: Tsg) -> TsgSample:
+        seen = self._seen_tsgs.get(tsg, _Seen())
+        self._seen_tsgs[tsg] = _Seen(tsg.run_ns, tsg.starts)
+        resident = self.engine.resident is tsg
+        return TsgSample(tsg.name, tsg.run_ns - seen.run_ns, tsg.starts - seen.starts, resident)
+
+    def _ran_dry(self, tsg: Tsg) -> None:
+        self._ran_dry_pod(self._owner[tsg])
+
+    def _ran_dry_pod(self, pod: SimPod) -> None:
+        if pod.quiet_since_ns is None and not pod.working:
+            pod.quiet_since_ns = self.now_ns
+            self.on_work_changed(pod)
