@@ -11,6 +11,7 @@ import mmap
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from qgpu.errors import NoGpuError, PermissionDeniedError, RmError
@@ -68,6 +69,15 @@ def borrowed(pidfd: int, fd: int) -> Iterator[int]:
         os.close(taken)
 
 
+@dataclass(frozen=True, order=True, slots=True)
+class CardInfo:
+    """One card as the driver lists it."""
+
+    pci: str
+    gpu_id: int
+    minor: int
+
+
 class RmClient:
     """One root client of our own, with the objects below it. Close it to free them all."""
 
@@ -91,11 +101,15 @@ class RmClient:
             os.close(fd)
         self._device_fds, self.fd = [], -1
 
-    def cards(self) -> list[Any]:
+    def cards(self) -> list[CardInfo]:
         """List the cards the driver has probed, in PCI order (nv_ioctl_card_info_t)."""
         cards = ffi.new("nv_ioctl_card_info_t[32]")
         abi.raw_ioctl(self.fd, abi.request(abi.NV_ESC_CARD_INFO, ffi.sizeof(cards)), cards)
-        return sorted((card for card in cards if card.valid), key=lambda c: (c.domain, c.bus, c.slot, c.function))
+        return sorted(
+            CardInfo(f"{card.domain:08x}:{card.bus:02x}:{card.slot:02x}.0", card.gpu_id, card.minor_number)
+            for card in cards
+            if card.valid
+        )
 
     def open_card(self, minor: int, gpu_id: int) -> None:
         """Open a card's device file for this client and attach it; needed before a Device can be made."""

@@ -41,7 +41,7 @@ def open_devices(client: RmClient) -> list[RmDevice]:
     """Open every card of this machine, in PCI order: the order of nvidia-smi and of pGPU numbers."""
     devices = []
     for card in client.cards():
-        client.open_card(card.minor_number, card.gpu_id)
+        client.open_card(card.minor, card.gpu_id)
         info = ffi.new("NV0000_CTRL_GPU_GET_ID_INFO_V2_PARAMS *", {"gpuId": card.gpu_id})
         client.control(client.handle, abi.NV0000_GPU_GET_ID_INFO_V2, info)
         device = client.alloc(
@@ -52,6 +52,5 @@ def open_devices(client: RmClient) -> list[RmDevice]:
         subdevice = client.alloc(
             device, abi.NV20_SUBDEVICE_0, ffi.new("NV2080_ALLOC_PARAMETERS *", {"subDeviceId": info.subDeviceInstance})
         )
-        pci = f"{card.domain:08x}:{card.bus:02x}:{card.slot:02x}.0"
-        devices.append(RmDevice(client, info.deviceInstance, card.minor_number, pci, device, subdevice))
+        devices.append(RmDevice(client, info.deviceInstance, card.minor, card.pci, device, subdevice))
     return devices

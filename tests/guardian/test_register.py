@@ -1,0 +1,186 @@
+"""The register: objects come and go with their owners, and the journal tells the same story."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qgpu.guardian import calls
+from qgpu.guardian.journal import Journal
+from qgpu.guardian.register import Register, RmObject, object_fact
+from qgpu.rm import abi
+from tests.traces import ARGUMENT, TRACES, allocated, rows
+
+POD = {"fact": "pod", "name": "web", "grants": {"0": {"class": "online", "cores": 30, "memory": None}}}
+PROCESS = {"fact": "process", "pid": 100, "pod": "web"}
+CLIENT = {"fact": "client", "client": 7, "pid": 100, "fd": 8}
+
+
+def thing(handle: int, parent: int, rm_class: int, detail: int = 0) -> dict:
+    return object_fact(RmObject(7, handle, parent, rm_class, detail))
+
+
+def confirm(handle: int, context: int = 0) -> dict:
+    return {"fact": "confirm", "client": 7, "handle": handle, "context": context}
+
+
+TREE = [
+    POD,
+    PROCESS,
+    CLIENT,
+    thing(2, 7, abi.NV01_DEVICE_0, 0),
+    thing(3, 2, abi.KEPLER_CHANNEL_GROUP_A, 1),
+    thing(4, 3, 0xC86F),
+    thing(5, 2, abi.KEPLER_CHANNEL_GROUP_A, 9),
+    thing(6, 2, abi.NV01_MEMORY_LOCAL_USER, 4096),
+    confirm(2),
+    confirm(3),
+    confirm(4, 17),
+    confirm(5),
+]
+
+
+def grown(*facts: dict) -> Register:
+    register = Register()
+    for fact in (*TREE, *facts):
+        register.note(fact)
+    return register
+
+
+def test_only_confirmed_tsgs_of_the_compute_engine_are_scheduled():
+    register = grown(thing(8, 2, abi.KEPLER_CHANNEL_GROUP_A, 1))
+
+    assert [tsg.handle for tsg in register.compute_tsgs(0)] == [3]
+    assert [channel.context for channel in register.channels(register.objects[7, 3])] == [17]
+
+
+def test_freeing_a_parent_frees_what_is_below_it():
+    register = grown({"fact": "gone", "client": 7, "handle": 2})
+
+    assert register.objects == {}
+    assert register.memory("web") == {}
+
+
+def test_a_process_takes_its_clients_with_it():
+    register = grown({"fact": "exit", "pid": 100})
+
+    assert register.clients == {}
+    assert register.objects == {}
+
+
+def test_a_client_lives_on_while_another_process_holds_its_file():
+    fork = {"fact": "process", "pid": 101, "pod": "web"}
+    shared = {"fact": "client", "client": 7, "pid": 101, "fd": 8}
+    register = grown(fork, shared, {"fact": "exit", "pid": 100})
+
+    assert register.clients[7].users == [(101, 8)]
+    assert len(register.compute_tsgs(0)) == 1
+
+
+def test_naming_anothers_client_takes_nothing_from_its_owner():
+    thief = {"fact": "process", "pid": 200, "pod": "evil"}
+    claim = {"fact": "client", "client": 7, "pid": 200, "fd": 3}
+    register = grown({**POD, "name": "evil"}, thief, claim)
+
+    assert register.pod_of(register.objects[7, 3]) == "web"
+
+
+def test_a_client_named_before_rm_gave_it_out_belongs_to_who_proves_it():
+    register = Register()
+    thief = {"fact": "process", "pid": 200, "pod": "evil"}
+    claim = {"fact": "client", "client": 7, "pid": 200, "fd": 3}
+    for fact in (POD, {**POD, "name": "evil"}, thief, claim, thing(3, 2, abi.KEPLER_CHANNEL_GROUP_A, 1), *TREE[1:]):
+        register.note(fact)
+
+    assert register.pod_of(register.objects[7, 3]) == "web"
+
+
+def test_memory_adds_up_by_pod_and_card():
+    register = grown(thing(9, 2, abi.NV01_MEMORY_LOCAL_USER, 8192))
+
+    assert register.memory("web") == {0: 12288}
+
+
+def test_a_journal_rebuilds_the_register():
+    journal = Journal()
+    for fact in TREE:
+        journal.append(fact)
+
+    again = Register()
+    for fact in Journal(journal.fd).replay():
+        again.note(fact)
+
+    assert again == grown()
+
+
+def test_a_compacted_journal_rebuilds_the_register():
+    journal = Journal()
+    for _ in range(200):
+        for fact in TREE:
+            journal.append(fact)
+    journal.compact(grown().facts())
+    journal.append({"fact": "exit", "pid": 100})
+
+    again = Register()
+    for fact in Journal(journal.fd).replay():
+        again.note(fact)
+
+    assert again == grown({"fact": "exit", "pid": 100})
+
+
+def test_a_line_cut_short_by_a_death_is_left_out():
+    import os
+
+    journal = Journal()
+    journal.append(POD)
+    os.pwrite(journal.fd, b'{"fact":"pro', os.fstat(journal.fd).st_size)
+
+    assert list(Journal(journal.fd).replay()) == [POD]
+
+
+@pytest.mark.parametrize("trace", TRACES, ids=lambda path: path.name)
+def test_a_recorded_program_leaves_the_objects_rm_says_it_has(trace):
+    register = Register()
+    register.note(POD)
+    register.note(PROCESS)
+    kept = {abi.NV01_DEVICE_0, abi.NV20_SUBDEVICE_0, abi.KEPLER_CHANNEL_GROUP_A, 0x40} | abi.GPFIFO_CLASSES
+    for row in rows(trace):
+        match calls.decode(row.request, ARGUMENT, row.reader()):
+            case calls.Alloc(client, parent, handle, rm_class, detail, _) if rm_class in kept:
+                register.note({**CLIENT, "client": client, "fd": row.fd})
+                register.note(object_fact(RmObject(client, handle, parent, rm_class, detail)))
+            case calls.Free(client, handle):
+                register.note({"fact": "gone", "client": client, "handle": handle})
+
+    found = {key: (rm.rm_class, rm.parent) for key, rm in register.objects.items()}
+    assert found == {key: what for key, what in allocated(trace).items() if what[0] in kept}
+
+
+facts = st.sampled_from(
+    [
+        *TREE,
+        {"fact": "exit", "pid": 100},
+        {"fact": "gone", "client": 7, "handle": 7},
+        {"fact": "gone", "client": 7, "handle": 2},
+        {"fact": "gone", "client": 7, "handle": 3},
+        {"fact": "wish", "client": 7, "handle": 3, "us": 2048},
+        {"fact": "unpod", "name": "web"},
+        {"fact": "process", "pid": 101, "pod": "web"},
+        {"fact": "client", "client": 7, "pid": 101, "fd": 8},
+    ]
+)
+
+
+@given(st.lists(facts, max_size=40))
+def test_any_order_of_facts_leaves_a_register_that_its_own_facts_rebuild(story):
+    register = Register()
+    for fact in story:
+        register.note(fact)
+
+    again = Register()
+    for fact in register.facts():
+        again.note(fact)
+
+    assert again.objects == register.objects
+    assert [tsg.key for tsg in again.compute_tsgs(0)] == [tsg.key for tsg in register.compute_tsgs(0)]
