@@ -1,0 +1,117 @@
+"""Stories about each policy, small enough to check with pencil and paper."""
+
+from __future__ import annotations
+
+import pytest
+
+from qgpu.errors import UnknownNameError
+from qgpu.model import MAX_TIMESLICE_US, NS_PER_MS, Grant, OnIdle, Pod, PodClass, Snapshot, Tsg, Window
+from qgpu.policies import POLICIES, compose, find
+
+PERIOD = 100 * NS_PER_MS
+
+
+def pod(name: str, cores: int | None = None, *, tsgs: int = 1, busy: bool = True, online: bool = False) -> Pod:
+    """Build a pod of this many compute TSGs."""
+    pod_class = PodClass.ONLINE if online else PodClass.OFFLINE
+    return Pod(name, Grant(pod_class, cores), tuple(Tsg(f"{name}/{n}", busy) for n in range(tsgs)))
+
+
+def slices(policy: str, *pods: Pod) -> list[int]:
+    """Return the timeslices in ms that a policy plans."""
+    return [part.timeslice_us // 1000 for part in POLICIES[policy].plan(Snapshot(0, PERIOD, pods)).pods]
+
+
+@pytest.mark.parametrize(
+    ("policy", "pods", "expected_ms"),
+    [
+        ("best-effort", (pod("a"),), [100]),
+        ("best-effort", (pod("a", 90), pod("b", 10)), [50, 50]),
+        ("best-effort", (pod("a"), pod("b", tsgs=2)), [50, 25]),
+        ("best-effort", (pod("a"), pod("b", busy=False)), [50, 50]),
+        ("burst-share", (pod("a", 30),), [100]),
+        ("burst-share", (pod("a", 50), pod("b", 25)), [66, 33]),
+        ("burst-share", (pod("a", 70), pod("b", 30)), [70, 30]),
+        ("burst-share", (pod("a", 60), pod("b"), pod("c")), [60, 20, 20]),
+        ("burst-share", (pod("a", 60, tsgs=6), pod("b", 40)), [10, 40]),
+    ],
+)
+def test_slices_divide_the_period(policy: str, pods: tuple[Pod, ...], expected_ms: list[int]) -> None:
+    assert expected_ms == slices(policy, *pods)
+
+
+def test_burst_share_gives_guests_a_token_turn_where_all_is_sold() -> None:
+    plan = POLICIES["burst-share"].plan(Snapshot(0, PERIOD, (pod("a", 100), pod("guest"))))
+
+    assert [part.timeslice_us for part in plan.pods] == [99_999, 50]
+
+
+def test_fixed_share_lays_one_kept_window_per_pod() -> None:
+    plan = POLICIES["fixed-share"].plan(Snapshot(0, PERIOD, (pod("a", 30), pod("b", 20), pod("c"))))
+
+    expected = [
+        (Window(0, 30 * NS_PER_MS, OnIdle.KEEP),),
+        (Window(30 * NS_PER_MS, 50 * NS_PER_MS, OnIdle.KEEP),),
+        (),
+    ]
+    assert expected == [part.windows for part in plan.pods]
+
+
+def test_fixed_share_needs_no_gate_for_the_whole_card() -> None:
+    assert not POLICIES["fixed-share"].plan(Snapshot(0, PERIOD, (pod("a", 100),))).gated
+
+
+@pytest.mark.parametrize("offline", ["best-effort", "burst-share"])
+def test_one_busy_offline_pod_beside_an_online_one_needs_no_gate(offline: str) -> None:
+    pods = (pod("on", online=True), pod("off"), pod("idle", busy=False))
+    plan = compose(offline, "best-effort")(Snapshot(0, PERIOD, pods))
+
+    assert [part.timeslice_us for part in plan.pods] == [MAX_TIMESLICE_US, 50, 50]
+    assert not plan.gated
+
+
+def test_busy_offline_pods_beside_an_online_one_take_turns_that_yield() -> None:
+    pods = (pod("on", online=True), pod("a", 60), pod("b", 20))
+    plan = compose("burst-share", "best-effort")(Snapshot(0, PERIOD, pods))
+
+    expected = [
+        None,
+        (Window(0, 75 * NS_PER_MS, OnIdle.YIELD),),
+        (Window(75 * NS_PER_MS, PERIOD, OnIdle.YIELD),),
+    ]
+    assert expected == [part.windows for part in plan.pods]
+
+
+def test_online_pods_take_short_rounds_among_themselves() -> None:
+    pods = (pod("a", 60, online=True), pod("b", 20, online=True))
+    plan = compose("best-effort", "burst-share")(Snapshot(0, PERIOD, pods))
+
+    assert [part.timeslice_us for part in plan.pods] == [6000, 2000]
+
+
+def test_an_online_pod_not_yet_on_the_card_changes_nothing_for_the_rest() -> None:
+    pods = (pod("on", online=True, tsgs=0), pod("a", 50), pod("b", 50))
+    plan = compose("burst-share", "best-effort")(Snapshot(0, PERIOD, pods))
+
+    assert [part.timeslice_us for part in plan.pods] == [MAX_TIMESLICE_US, 50_000, 50_000]
+
+
+def test_fixed_turns_of_both_classes_lie_side_by_side() -> None:
+    pods = (pod("on", 30, online=True), pod("off", 20))
+    plan = compose("fixed-share", "fixed-share")(Snapshot(0, PERIOD, pods))
+
+    expected = [
+        (Window(0, 30 * NS_PER_MS, OnIdle.KEEP),),
+        (Window(30 * NS_PER_MS, 50 * NS_PER_MS, OnIdle.KEEP),),
+    ]
+    assert expected == [part.windows for part in plan.pods]
+
+
+@pytest.mark.parametrize("name", ["2", "burst-share"])
+def test_a_policy_is_found_by_name_and_number(name: str) -> None:
+    assert find(name) == "burst-share"
+
+
+def test_an_unknown_policy_is_refused_with_the_choices() -> None:
+    with pytest.raises(UnknownNameError, match="best-effort, fixed-share, burst-share"):
+        find("burst")

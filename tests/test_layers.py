@@ -1,0 +1,80 @@
+"""The arrows between the rooms of the package: who may import whom. Any other import is a defect."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parent.parent / "qgpu"
+
+#: The data planes live beside the seam they fill, each a room of its own.
+PLANES = {"sim", "seccomp", "kmod"}
+
+#: What each room may import of the others. The composition roots (daemon, cli) may import any but each other.
+ARROWS: dict[str, set[str]] = {
+    "errors": set(),
+    "model": {"errors"},
+    "units": {"errors"},
+    "wire": set(),
+    "uapi": {"errors"},
+    "cgroup": {"errors"},
+    "policies": {"errors", "model"},
+    "sched": {"errors", "model"},
+    "sched.sim": {"errors", "load", "model", "sched", "sim"},
+    "sched.seccomp": {"cgroup", "errors", "guardian", "model", "sched", "wire"},
+    "sched.kmod": {"cgroup", "errors", "model", "sched", "uapi"},
+    "rm": {"errors", "model"},
+    "guardian": {"cgroup", "errors", "model", "rm", "sched", "wire"},
+    "load": {"errors", "model", "units", "wire"},
+    "sim": {"config", "errors", "load", "model", "policies", "sched", "sched.sim", "units"},
+    "config": {"errors", "model", "policies", "units"},
+    "admission": {"config", "errors", "model", "policies", "sched", "units"},
+    "control": {"errors", "wire"},
+    "launch": {"cgroup", "errors", "guardian", "rm", "wire"},
+}
+ROOTS = {"daemon", "cli", "doctor"}
+
+#: Modules a policy has no business with: it has no clock, no dice and no hands.
+FORBIDDEN_TO_POLICIES = {"os", "time", "random", "socket", "threading", "subprocess", "datetime"}
+
+
+def room(module: str) -> str:
+    """Return the room of a dotted name below qgpu."""
+    _, first, *rest = module.split(".")
+    return f"sched.{rest[0]}" if first == "sched" and rest and rest[0] in PLANES else first
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Yield the dotted names a file imports, anywhere in it."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            if node.module == "qgpu":
+                yield from (f"qgpu.{alias.name}" for alias in node.names)
+            else:
+                yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+FILES = sorted(path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py"))
+
+
+@pytest.mark.parametrize("path", FILES, ids=str)
+def test_rooms_import_only_along_the_arrows(path: Path) -> None:
+    mine = room(".".join(("qgpu", *path.with_suffix("").parts)))
+    used = {room(name) for name in imports(PACKAGE / path) if name.startswith("qgpu.")} - {mine, "__version__"}
+
+    if mine in ROOTS:
+        assert not used & {"daemon", "cli"}, "nobody imports a composition root"
+    elif mine != "__init__":
+        assert mine in ARROWS, f"a new room: say in ARROWS what {mine} may import"
+        assert used <= ARROWS[mine]
+
+
+@pytest.mark.parametrize("path", [path for path in FILES if path.parts[0] == "policies"], ids=str)
+def test_policies_have_no_clock_no_dice_and_no_hands(path: Path) -> None:
+    assert not {name.split(".")[0] for name in imports(PACKAGE / path)} & FORBIDDEN_TO_POLICIES

@@ -1,0 +1,78 @@
+"""The ledger: samples folded into GPU time, debt and who was busy of late."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qgpu.model import NS_PER_MS, Grant, PodSample, Sample, TsgSample
+from qgpu.sched.ledger import DEBT_HORIZON_NS, IDLE_AFTER_NS, Ledger
+
+STEP = 100 * NS_PER_MS
+
+
+def sample(now_ns: int, run_ns: int, *, cores: int | None = 50, gated_ns: int = 0) -> Sample:
+    """Report one pod of one TSG."""
+    return Sample(0, now_ns, (PodSample("a", Grant(cores=cores), (TsgSample("a/0", run_ns),), gated_ns),))
+
+
+def fold(*samples: Sample) -> Ledger:
+    """Fold samples into a new ledger."""
+    ledger = Ledger(0)
+    for each in samples:
+        ledger = ledger.advance(each)
+    return ledger
+
+
+def busy(ledger: Ledger) -> bool:
+    """Tell whether the ledger holds pod a for busy."""
+    return ledger.snapshot(STEP).pods[0].busy
+
+
+@given(st.lists(st.integers(0, STEP), min_size=1, max_size=20))
+def test_used_time_is_the_sum_of_what_was_measured(runs: list[int]) -> None:
+    ledger = fold(*(sample(STEP * n, run) for n, run in enumerate(runs)))
+
+    assert sum(runs) == ledger.accounts["a"].used_ns
+
+
+@given(st.lists(st.tuples(st.integers(0, 2 * STEP), st.integers(0, 10 * STEP)), max_size=30))
+def test_debt_is_bounded_by_a_second_of_the_quota(steps: list[tuple[int, int]]) -> None:
+    now, ledger = 0, Ledger(0)
+    for run, elapsed in steps:
+        now += elapsed
+        ledger = ledger.advance(sample(now, run))
+
+        assert abs(ledger.accounts["a"].debt_ns) <= DEBT_HORIZON_NS // 2
+
+
+def test_debt_is_time_beyond_the_quota() -> None:
+    ledger = fold(sample(0, 0), sample(STEP, 70 * NS_PER_MS))
+
+    assert ledger.accounts["a"].debt_ns == 20 * NS_PER_MS
+
+
+def test_a_pod_without_quota_owes_nothing() -> None:
+    assert fold(sample(0, 0, cores=None), sample(STEP, STEP, cores=None)).accounts["a"].debt_ns == 0
+
+
+def test_a_pod_is_idle_only_after_an_open_gate_found_nothing_to_run() -> None:
+    ran = fold(sample(0, 1))
+
+    assert busy(ran)
+    assert busy(ran.advance(sample(IDLE_AFTER_NS - 1, 0)))
+    assert not busy(ran.advance(sample(IDLE_AFTER_NS, 0)))
+
+
+def test_time_behind_a_closed_gate_is_no_idleness() -> None:
+    closed_for_long = sample(10 * IDLE_AFTER_NS, 0, gated_ns=10 * IDLE_AFTER_NS)
+
+    assert busy(fold(sample(0, 1), closed_for_long))
+
+
+def test_a_pod_that_is_gone_is_forgotten() -> None:
+    assert fold(sample(0, 1), Sample(0, STEP)).accounts == {}
+
+
+def test_a_clock_that_stands_still_or_jumps_back_counts_as_no_time() -> None:
+    assert fold(sample(STEP, 0), sample(0, STEP // 2)).accounts["a"].debt_ns == STEP // 2
