@@ -7,6 +7,8 @@ time 0, so a plan renewed in mid-period goes on where the last one was.
 
 from __future__ import annotations
 
+from bisect import bisect_right
+
 from qgpu.errors import RefusedError
 from qgpu.model import OnIdle, Plan
 from qgpu.sched.timeline import Timeline
@@ -19,7 +21,9 @@ class GateWorker:
     def __init__(self, gpu: SimGpu) -> None:
         self._gpu = gpu
         self._timeline: Timeline | None = None
-        self._yields = False
+        #: Pods of the plan whose windows are lent while they are idle.
+        self._lenders: frozenset[str] = frozenset()
+        self._remembered: dict[tuple[int, frozenset[str]], frozenset[str]] = {}
         self._lease_ends_ns = 0
         self._lease_watched = False
         self._calling = False
@@ -34,7 +38,9 @@ class GateWorker:
             raise RefusedError(f"pGPU {gpu.index}: this plan is for pGPU {plan.pgpu}")
         if self._timeline is None or self._timeline.plan != plan:
             self._timeline = Timeline(plan)
-            self._yields = any(w.on_idle is OnIdle.YIELD for part in plan.pods for w in part.windows or ())
+            self._lenders = frozenset(
+                part.pod for part in plan.pods if any(w.on_idle is OnIdle.YIELD for w in part.windows or ())
+            )
             self.refresh()
         self._lease_ends_ns = gpu.now_ns + gpu.hardware.lease_ns
         if not self._lease_watched:
@@ -48,6 +54,7 @@ class GateWorker:
 
     def refresh(self) -> None:
         """Do for a pod or TSG that has just come what the plan in force says of it."""
+        self._remembered.clear()
         self._set_timeslices()
         self._look()
 
@@ -68,18 +75,24 @@ class GateWorker:
         """Make the next call that the moment asks for; with none to make, wake when the moment changes."""
         if self._calling:
             return
-        gpu, now_ns = self._gpu, self._gpu.now_ns
-        closed: frozenset[str] = frozenset()
-        if self._timeline is not None:
-            closed = self._timeline.closed(now_ns % self._timeline.plan.period_ns, self._idle())
-        pods = gpu.pods.values()
-        wrong = next((pod for pod in pods if pod.open and pod.name in closed), None)
-        wrong = wrong or next((pod for pod in pods if not pod.open and pod.name not in closed), None)
-        if wrong is None:
+        gpu, closed = self._gpu, self._closed()
+        shut = frozenset(name for name, pod in gpu.pods.items() if not pod.open)
+        if closed == shut:
             self._sleep()
             return
+        wrong = gpu.pods[min(closed - shut or shut - closed)]
         self._calling = True
-        gpu.at(now_ns + self._call_ns(wrong), lambda: self._call_done(wrong))
+        gpu.at(gpu.now_ns + self._call_ns(wrong), lambda: self._call_done(wrong))
+
+    def _closed(self) -> frozenset[str]:
+        """Name the pods of this pGPU that the plan wants closed now; between two edges the answer is remembered."""
+        if self._timeline is None:
+            return frozenset()
+        phase_ns = self._gpu.now_ns % self._timeline.plan.period_ns
+        key = (bisect_right(self._timeline.edges, phase_ns), self._idle())
+        if key not in self._remembered:
+            self._remembered[key] = self._timeline.closed(phase_ns, key[1]) & self._gpu.pods.keys()
+        return self._remembered[key]
 
     def _call_done(self, pod: SimPod) -> None:
         self._calling = False
@@ -95,17 +108,16 @@ class GateWorker:
 
     def _idle(self) -> frozenset[str]:
         """Name the pods with an open gate that have had nothing to run for long enough to be sure of it."""
-        if not self._yields:
-            return frozenset()
-        now_ns = self._gpu.now_ns
-        return frozenset(
-            pod.name for pod in self._gpu.pods.values() if (at := self._idle_at(pod)) is not None and at <= now_ns
-        )
+        return frozenset(name for name, at_ns in self._idle_from() if at_ns <= self._gpu.now_ns)
 
-    def _idle_at(self, pod: SimPod) -> int | None:
-        if not pod.open or pod.quiet_since_ns is None:
-            return None
-        return max(pod.quiet_since_ns, pod.moved_ns) + self._gpu.hardware.idle_seen_ns
+    def _idle_from(self) -> list[tuple[str, int]]:
+        """Say of each lender that is open and quiet from when on it counts as idle."""
+        pods = [self._gpu.pods[name] for name in self._lenders if name in self._gpu.pods]
+        return [
+            (pod.name, max(pod.quiet_since_ns, pod.moved_ns) + self._gpu.hardware.idle_seen_ns)
+            for pod in pods
+            if pod.open and pod.quiet_since_ns is not None
+        ]
 
     def _sleep(self) -> None:
         """Ask to be woken at the next edge of the plan, or when a quiet pod will count as idle."""
@@ -115,16 +127,13 @@ class GateWorker:
         until_next_ns = self._timeline.until_next(now_ns % self._timeline.plan.period_ns)
         if until_next_ns is None:
             return
-        wake_ns = now_ns + until_next_ns
-        if self._yields:
-            idle_at = [at for pod in self._gpu.pods.values() if (at := self._idle_at(pod)) is not None and at > now_ns]
-            wake_ns = min([wake_ns, *idle_at])
-        self._wake_at(wake_ns)
+        idle_from = [at_ns for _, at_ns in self._idle_from() if at_ns > now_ns]
+        self._wake_at(min([now_ns + until_next_ns, *idle_from]))
 
-    def _work_changed(self, _pod: SimPod) -> None:
-        """Look again a little later when a pod of a yielding plan wakes or goes quiet."""
+    def _work_changed(self, pod: SimPod) -> None:
+        """Look again a little later when a lender wakes or goes quiet."""
         soon_ns = self._gpu.now_ns + self._gpu.hardware.idle_seen_ns
-        if self._yields and not self._calling and (self._wake_ns is None or self._wake_ns > soon_ns):
+        if pod.name in self._lenders and not self._calling and (self._wake_ns is None or self._wake_ns > soon_ns):
             self._wake_at(soon_ns)
 
     def _wake_at(self, when_ns: int) -> None:
