@@ -1,0 +1,162 @@
+"""``qgpu-load``: put a load of known shape on a GPU and print what it got.
+
+Decides how options become a workload, when measuring starts, and what is printed: one JSON object.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import IO, Any
+
+import click
+import psutil
+
+from qgpu.errors import QgpuError
+from qgpu.load.record import Record, Stop
+from qgpu.load.spec import Workload
+from qgpu.model import NS_PER_S
+
+_UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0}
+_FIRST_ITERATIONS = 100
+
+
+class _Duration(click.ParamType[float]):
+    """A time such as 50us, 1.5ms or 10s, as seconds."""
+
+    name = "time"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        if isinstance(value, float):
+            return value
+        match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(us|µs|ms|s|min)", str(value).strip())
+        if match is None:
+            self.fail(f"{value!r} is no time; write 50us, 1ms, 2s or 1min", param, ctx)
+        return float(match[1]) * _UNITS[match[2].replace("µ", "u")]
+
+
+_TIME = _Duration()
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """What was asked for beside the workload itself."""
+
+    work: Workload
+    gpu: int
+    iterations: int | None
+    sync: str
+    window_s: float
+    start_at_s: float | None
+    started_at_s: float
+
+    def record(self, stop: Stop) -> Record:
+        """Wait until the load is to start, and return the record that it is to fill."""
+        warmup_ns = round(self.work.warmup_s * NS_PER_S)
+        start_ns = time.perf_counter_ns() + warmup_ns
+        if self.start_at_s is not None:
+            asked_ns = start_ns - warmup_ns + round((self.start_at_s - time.time()) * NS_PER_S)
+            if asked_ns < start_ns:
+                click.echo(f"qgpu-load: {(start_ns - asked_ns) / NS_PER_S:.2f} s late for --start-at", err=True)
+            start_ns = max(start_ns, asked_ns)
+        stop.wait_until(start_ns - warmup_ns)
+        return Record(self.work, start_ns, stop, max(1, round(self.window_s * NS_PER_S)))
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.option("--kernel", type=_TIME, default="1ms", show_default=True, help="Length of a kernel on an idle card.")
+@click.option("--batch", type=int, help="Kernels per synchronisation; 0: flood.  [default: 0, or 1 with --period]")
+@click.option("--gap", type=_TIME, default="0s", help="The host's pause after each synchronisation.")
+@click.option("--period", type=_TIME, default="0s", help="Start a batch this often, by the clock.")
+@click.option("--graph", is_flag=True, help="Launch each batch as a CUDA graph.")
+@click.option("--streams", type=int, default=1, show_default=True, help="CUDA streams to spread kernels over.")
+@click.option("--duration", type=_TIME, default="5s", show_default=True, help="How long to measure; 0s: no limit.")
+@click.option("--count", type=int, default=0, help="How many kernels at most; 0: no limit.")
+@click.option("--warmup", type=_TIME, default="0s", help="Run this long before measuring.")
+@click.option("--start-at", type=float, metavar="EPOCH", help="Start measuring at this time (warmed up by then).")
+@click.option("--started-at", type=float, metavar="EPOCH", help="When this process was started, for startup_s.")
+@click.option("--iterations", type=click.IntRange(1), help="Length of a kernel from an earlier run; no calibration.")
+@click.option("--sync", type=click.Choice(["spin", "yield", "block"]), default="spin", help="How the host waits.")
+@click.option("--window", type=_TIME, default="100ms", show_default=True, help="Count kernels per this long.")
+@click.option("--gpu", type=click.IntRange(0), default=0, show_default=True, help="Which GPU.")
+@click.option("--json", "file", type=click.File("w"), default="-", help="Where the result goes.  [default: stdout]")
+def main(file: IO[str], **options: Any) -> None:
+    """Put CUDA kernels of known length on a GPU, and print what they got as JSON.
+
+    In a pod of a simulated plane the load runs on the simulated pGPU. SIGINT and SIGTERM end it early; the
+    result is printed all the same. Exit codes: 9 no driver or no GPU, 20 no qgpud (simulated), 1 a CUDA error.
+    """
+    stop = Stop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: setattr(stop, "asked", True))
+    try:
+        request = _request(**options)
+        load = _simulated(request) if os.environ.get("QGPU_PLANE") == "sim" else _cuda(request)
+        record = request.record(stop)
+        load.run(record)
+    except QgpuError as error:
+        click.echo(f"qgpu-load: {error}", err=True)
+        sys.exit(int(error.code))
+    result = {"device": load.device, **record.report(), "startup_s": load.ready_s - request.started_at_s}
+    result |= {"iterations": load.iterations, "gpu_kernel_us": load.kernel_us}
+    click.echo(json.dumps({"schema": "qgpu/v1", "workload": request.work.to_dict(), **result}), file=file)
+
+
+def _request(*, kernel: float, batch: int | None, gap: float, period: float, warmup: float, **rest: Any) -> _Request:
+    work = Workload(
+        kernel_us=round(kernel * 1e6, 6),
+        batch=(1 if period else 0) if batch is None else batch,
+        gap_us=round(gap * 1e6, 6),
+        period_us=round(period * 1e6, 6),
+        graph=rest["graph"],
+        streams=rest["streams"],
+        duration_s=rest["duration"],
+        count=rest["count"],
+        warmup_s=warmup,
+    )
+    started_at = rest["started_at"] or psutil.Process().create_time()
+    return _Request(work, rest["gpu"], rest["iterations"], rest["sync"], rest["window"], rest["start_at"], started_at)
+
+
+@dataclass(frozen=True, slots=True)
+class _Load:
+    """A load that is ready to run: its first kernel has run, at ``ready_s``."""
+
+    run: Callable[[Record], None]
+    device: str
+    ready_s: float
+    iterations: int | None
+    kernel_us: float | None
+
+
+def _cuda(request: _Request) -> _Load:
+    # Imported here, for a simulated load needs neither cffi nor the driver.
+    from qgpu.load import run
+    from qgpu.load.cuda import Cuda, Device, Sync
+    from qgpu.load.kernel import Kernel
+
+    device = Device(Cuda(), request.gpu, Sync[request.sync.upper()])
+    kernel = Kernel(device, request.work.streams)
+    kernel.iterations = request.iterations or _FIRST_ITERATIONS
+    kernel.launch(kernel.streams[0])
+    kernel.synchronize()
+    ready_s = time.time()
+    kernel_us = None if request.iterations else kernel.calibrate(request.work.kernel_us)
+    return _Load(lambda record: run.run(kernel, record), device.name, ready_s, kernel.iterations, kernel_us)
+
+
+def _simulated(request: _Request) -> _Load:
+    from qgpu.load.simulated import SimulatedDevice
+
+    device = SimulatedDevice(os.environ.get("QGPU_POD", ""), request.gpu)
+    return _Load(device.run, device.name, time.time(), None, request.work.kernel_us)
+
+
+if __name__ == "__main__":
+    main()

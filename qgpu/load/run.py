@@ -1,0 +1,116 @@
+"""The ways a load comes: as a flood, in a closed loop, or by the clock.
+
+Decides when kernels are launched and when the host waits for them. Each function runs until its record says
+that it is over, and tells it what finished when.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections import deque
+from typing import Any
+
+from qgpu.load.kernel import Kernel
+from qgpu.load.record import Record
+from qgpu.load.spec import Workload
+from qgpu.model import NS_PER_US
+
+#: A flood keeps this much work queued, marks it this often and looks this often at what has finished:
+#: the card never waits for the host, counts are fresh, and the host is asleep most of the time.
+_QUEUE_US = 32_000
+_MARK_US = 1_000
+_LOOK_S = 0.001
+#: Beyond about a thousand launches the driver blocks in the launch, where no signal is heard.
+_MOST_QUEUED = 512
+_LEAST_MARKS = 2
+
+
+def run(kernel: Kernel, record: Record) -> None:
+    """Run ``record.work``: kernels of the length that ``kernel`` is set to, until the record says stop."""
+    work = record.work
+    # Collecting garbage takes longer than a short kernel, and would show as latency.
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    if work.batch == 0:
+        _flood(kernel, record)
+    elif work.period_us:
+        _periodic(kernel, record)
+    else:
+        _closed(kernel, record)
+
+
+def _flood(kernel: Kernel, record: Record) -> None:
+    """Keep the queue full, and count kernels by the marks (events) behind every few of them."""
+    device, cuda = kernel.device, kernel.device.cuda
+    batch = min(max(1, round(_MARK_US / record.work.kernel_us)), _MOST_QUEUED // 4)
+    depth = max(_LEAST_MARKS, min(round(_QUEUE_US / (batch * record.work.kernel_us)), _MOST_QUEUED // batch))
+    graph = kernel.graph(batch) if record.work.graph else None
+    spare = deque(device.event() for _ in range(depth))
+    marks: deque[Any] = deque()
+    turn = 0
+    while record.going(now_ns := time.perf_counter_ns()):
+        while marks and device.event_done(marks[0]):
+            record.done(now_ns, batch)
+            spare.append(marks.popleft())
+        while spare:
+            stream = kernel.streams[turn % len(kernel.streams)]
+            turn += 1
+            _launch(kernel, stream, batch, graph)
+            mark = spare.popleft()
+            cuda.call("cuEventRecord", mark, stream)
+            marks.append(mark)
+        time.sleep(_LOOK_S)
+
+
+def _closed(kernel: Kernel, record: Record) -> None:
+    """Launch a batch, wait for it, think for a while, and again."""
+    batch = _Batch(kernel, record.work)
+    gap_ns = round(record.work.gap_us * NS_PER_US)
+    while record.going(launched_ns := time.perf_counter_ns()):
+        done_ns = batch.run()
+        record.done(done_ns, record.work.batch, done_ns - launched_ns)
+        if gap_ns:
+            record.stop.wait_until(done_ns + gap_ns)
+
+
+def _periodic(kernel: Kernel, record: Record) -> None:
+    """Launch a batch each period on an absolute schedule; a period that is missed altogether is left out."""
+    batch = _Batch(kernel, record.work)
+    period_ns = round(record.work.period_us * NS_PER_US)
+    due_ns = time.perf_counter_ns() + period_ns
+    while record.stop.wait_until(due_ns) and record.going(launched_ns := time.perf_counter_ns()):
+        done_ns = batch.run()
+        record.done(done_ns, record.work.batch, done_ns - launched_ns)
+        due_ns += period_ns * max(1, -(-(done_ns - due_ns) // period_ns))
+
+
+class _Batch:
+    """A batch of kernels over the streams, or as one graph on the first."""
+
+    def __init__(self, kernel: Kernel, work: Workload) -> None:
+        self._kernel = kernel
+        self._graph = kernel.graph(work.batch) if work.graph else None
+        streams = kernel.streams
+        self._parts = [
+            (stream, work.batch // len(streams) + (index < work.batch % len(streams)))
+            for index, stream in enumerate(streams)
+        ]
+
+    def run(self) -> int:
+        """Launch the batch, wait until it has finished, and return when that was."""
+        if self._graph is not None:
+            _launch(self._kernel, self._kernel.streams[0], 0, self._graph)
+        else:
+            for stream, count in self._parts:
+                self._kernel.launch(stream, count)
+        self._kernel.synchronize()
+        return time.perf_counter_ns()
+
+
+def _launch(kernel: Kernel, stream: Any, count: int, graph: Any) -> None:
+    if graph is None:
+        kernel.launch(stream, count)
+    else:
+        kernel.device.cuda.call("cuGraphLaunch", graph, stream)
