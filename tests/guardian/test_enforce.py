@@ -1,0 +1,215 @@
+"""The enforcer and the meter: what is done to which channel when, and whose time it was."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qgpu.guardian.enforce import Enforcer
+from qgpu.guardian.meter import Event, Meter, Use
+from qgpu.guardian.register import Register, RmObject, object_fact
+from qgpu.model import NS_PER_MS, OnIdle, Plan, PodClass, PodPlan, Window
+from qgpu.rm import abi
+
+MS = NS_PER_MS
+
+
+class Engine:
+    """What a card would remember: which channels are off, which slices are set. Knows only real channels."""
+
+    def __init__(self, register):
+        self.register = register
+        self.off = set()
+        self.slices = {}
+        self.calls = 0
+
+    def gate(self, channels, *, closed):
+        self.calls += 1
+        gone = {key for key in channels if key not in self.register.objects}
+        for key in set(channels) - gone:
+            (self.off.add if closed else self.off.discard)(key)
+        return gone
+
+    def timeslice(self, tsg, timeslice_us):
+        self.slices[tsg.key] = timeslice_us
+        return True
+
+
+def card(*names):
+    """Make one pGPU with a pod of one process for each name: client 1, 2, ...; TSG 3 with channels 4 and 5."""
+    register = Register()
+    for client, name in enumerate(names, 1):
+        facts = [
+            {"fact": "pod", "name": name, "grants": {}},
+            {"fact": "process", "pid": client, "pod": name},
+            {"fact": "client", "client": client, "pid": client, "fd": 3},
+            object_fact(RmObject(client, 2, client, abi.NV01_DEVICE_0, 0)),
+            object_fact(RmObject(client, 3, 2, abi.KEPLER_CHANNEL_GROUP_A, 1)),
+            object_fact(RmObject(client, 4, 3, 0xC86F)),
+            object_fact(RmObject(client, 5, 3, 0xC86F)),
+            *({"fact": "confirm", "client": client, "handle": handle} for handle in (2, 3, 4, 5)),
+        ]
+        for fact in facts:
+            register.note(fact)
+    engine = Engine(register)
+    used = {name: 0 for name in names}
+    return Enforcer(0, register, engine, used.__getitem__), engine, used
+
+
+def turns(*names, on_idle=OnIdle.KEEP, length=10 * MS):
+    """Plan equal windows, one after the other."""
+    pods = tuple(
+        PodPlan(name, PodClass.OFFLINE, 2000, (Window(i * length, (i + 1) * length, on_idle),))
+        for i, name in enumerate(names)
+    )
+    return Plan(0, length * len(names), pods)
+
+
+def test_gates_follow_the_windows():
+    enforcer, engine, _ = card("a", "b")
+    enforcer.adopt(turns("a", "b"), 0)
+
+    seen = []
+    for at in (0, 5 * MS, 10 * MS, 19 * MS, 20 * MS):
+        enforcer.step(at)
+        seen.append({key[0] for key in engine.off})
+
+    assert seen == [{2}, {2}, {1}, {1}, {2}]
+
+
+def test_step_says_when_the_next_edge_is():
+    enforcer, _, _ = card("a", "b")
+    enforcer.adopt(turns("a", "b"), 0)
+
+    assert enforcer.step(3 * MS) == 7 * MS
+
+
+def test_without_gates_in_the_plan_nothing_is_ever_due():
+    enforcer, engine, _ = card("a")
+    enforcer.adopt(Plan(0, 100 * MS, (PodPlan("a", PodClass.OFFLINE, 5000),)), 0)
+
+    assert enforcer.step(1) is None
+    assert engine.calls == 0
+
+
+def test_release_opens_everything_and_gives_each_its_own_slice_back():
+    enforcer, engine, _ = card("a", "b")
+    enforcer.register.note({"fact": "wish", "client": 1, "handle": 3, "us": 2048})
+    enforcer.adopt(turns("a", "b"), 0)
+    enforcer.adopt(None, 5 * MS)
+
+    assert engine.off == set()
+    assert engine.slices == {(1, 3): 2048, (2, 3): abi.RM_DEFAULT_TIMESLICE_US}
+
+
+def test_a_channel_born_behind_a_closed_gate_is_gated():
+    enforcer, engine, _ = card("a", "b")
+    enforcer.adopt(turns("a", "b"), 0)
+    for fact in (object_fact(RmObject(2, 6, 3, 0xC86F)), {"fact": "confirm", "client": 2, "handle": 6}):
+        enforcer.register.note(fact)
+    enforcer.refresh(1 * MS)
+
+    assert (2, 6) in engine.off
+
+
+def test_what_a_pod_frees_is_let_run_to_its_end():
+    enforcer, engine, _ = card("a", "b")
+    enforcer.adopt(turns("a", "b"), 0)
+    enforcer.leave([(2, 4)])
+    enforcer.refresh(1 * MS)
+
+    assert engine.off == {(2, 5)}
+
+
+def test_what_was_not_freed_after_all_is_gated_again():
+    enforcer, engine, _ = card("a", "b")
+    enforcer.adopt(turns("a", "b"), 0)
+    enforcer.leave([(2, 4)])
+    enforcer.stayed([(2, 4)])
+    enforcer.refresh(1 * MS)
+
+    assert engine.off == {(2, 4), (2, 5)}
+
+
+def test_a_pod_that_died_is_no_trouble_to_its_neighbours():
+    enforcer, engine, _ = card("a", "b")
+    enforcer.adopt(turns("a", "b"), 0)
+    enforcer.register.note({"fact": "exit", "pid": 2})
+    engine.off.clear()
+    enforcer.step(10 * MS)
+
+    assert engine.off == {(1, 4), (1, 5)}
+
+
+def test_a_new_plan_of_the_same_period_goes_on_at_the_same_phase():
+    enforcer, engine, _ = card("a", "b")
+    enforcer.adopt(turns("a", "b"), 0)
+    enforcer.adopt(turns("a", "b", on_idle=OnIdle.YIELD), 13 * MS)
+
+    assert {key[0] for key in engine.off} == {1}
+
+
+def test_an_idle_pods_yielded_window_is_lent_and_taken_back():
+    enforcer, engine, used = card("a", "b")
+    enforcer.adopt(turns("a", "b", on_idle=OnIdle.YIELD), 0)
+    off = []
+    for period in range(4):
+        for at in (0, 10 * MS):
+            enforcer.step(period * 20 * MS + at)
+            off.append({key[0] for key in engine.off})
+            if at == 0:
+                used["a"] += MS  # b never runs until the third period
+            if period == 2:
+                used["b"] += MS
+
+    assert off[:2] == [{2}, {1}]  # first period: nobody is known to be idle
+    assert off[3] == set()  # b let its window go by: a may run in it, and so may b
+    assert off[-1] == {1}  # b ran: its window is its own again
+
+
+def test_gated_time_is_reported_once():
+    enforcer, _, _ = card("a", "b")
+    enforcer.adopt(turns("a", "b"), 0)
+    enforcer.step(10 * MS)
+
+    assert enforcer.take_gated_ns("b", 12 * MS) == 10 * MS
+    assert enforcer.take_gated_ns("a", 12 * MS) == 2 * MS
+    assert enforcer.take_gated_ns("a", 15 * MS) == 3 * MS
+
+
+def test_time_between_switches_belongs_to_who_was_resident():
+    meter = Meter()
+    meter.advance([Event(10, "a", True), Event(30, "a", False), Event(35, "b", True)], 50)
+
+    assert meter.take() == {"a": Use(20, 1), "b": Use(15, 1)}
+
+
+def test_a_switch_reported_late_is_not_charged_twice():
+    meter = Meter()
+    meter.advance([Event(0, "a", True)], 100)
+    meter.advance([Event(90, "a", False), Event(95, "b", True)], 200)
+
+    assert sum(use.run_ns for use in meter.totals.values()) == 200
+
+
+@given(st.lists(st.tuples(st.integers(0, 1000), st.sampled_from("abc"), st.booleans()), max_size=30), st.data())
+def test_the_meter_never_hands_out_more_time_than_passed(story, data):
+    meter, now = Meter(), 0
+    for chunk in range(3):
+        events = [Event(at + chunk * 1000, who, start) for at, who, start in sorted(story)]
+        now = data.draw(st.integers(chunk * 1000, chunk * 1000 + 2000))
+        meter.advance(events, now)
+
+    assert sum(use.run_ns for use in meter.totals.values()) <= max(now, 3000)
+
+
+@pytest.mark.parametrize("tsgs", [1, 3])
+def test_a_timeslice_is_set_once_and_not_again(tsgs):
+    enforcer, engine, _ = card(*"abc"[:tsgs])
+    plan = Plan(0, 100 * MS, tuple(PodPlan(name, PodClass.OFFLINE, 7000) for name in "abc"[:tsgs]))
+    enforcer.adopt(plan, 0)
+    engine.slices.clear()
+    enforcer.adopt(plan, MS)
+
+    assert engine.slices == {}
