@@ -53,7 +53,7 @@ def card(*names):
         for fact in facts:
             register.note(fact)
     engine = Engine(register)
-    used = {name: 0 for name in names}
+    used = dict.fromkeys(names, 0)
     return Enforcer(0, register, engine, used.__getitem__), engine, used
 
 
