@@ -31,7 +31,7 @@ ARROWS: dict[str, set[str]] = {
     "load": {"errors", "model", "units", "wire"},
     "sim": {"config", "errors", "load", "model", "policies", "sched", "sched.sim", "units"},
     "config": {"errors", "model", "policies", "units"},
-    "admission": {"config", "errors", "model", "policies", "sched", "units"},
+    "admission": {"cgroup", "config", "errors", "model", "policies", "sched", "units"},
     "control": {"errors", "wire"},
     "launch": {"cgroup", "errors", "guardian", "rm", "wire"},
 }

@@ -1,0 +1,95 @@
+"""Whether grants fit: the one place that says yes or no before anything is promised to a pod.
+
+Pure: it is shown the pGPUs, their settings and the pods as they would be, and raises for the first thing that
+does not fit. It changes nothing; a caller that got past it may.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from qgpu import cgroup, units
+from qgpu.config import GpuSettings
+from qgpu.errors import InvalidValueError, RefusedError, UnknownNameError
+from qgpu.model import Grant
+from qgpu.policies import POLICIES
+from qgpu.sched.backend import Pgpu, PodInfo
+
+
+def check_new(
+    name: str,
+    grants: Mapping[int, Grant],
+    pods: Sequence[PodInfo],
+    pgpus: Sequence[Pgpu],
+    settings: Mapping[int, GpuSettings],
+) -> None:
+    """Check a pod that is to be made. Raises InvalidValueError, UnknownNameError or RefusedError."""
+    cgroup.check_name(name)
+    if any(pod.name == name for pod in pods):
+        raise RefusedError(f"pod {name}: there is one of that name already; choose another --name")
+    if not grants:
+        raise InvalidValueError(f"pod {name}: a pod needs a grant on at least one pGPU")
+    _check_fit(name, grants, pods, pgpus, settings)
+
+
+def check_amended(
+    name: str,
+    grants: Mapping[int, Grant],
+    pods: Sequence[PodInfo],
+    pgpus: Sequence[Pgpu],
+    settings: Mapping[int, GpuSettings],
+) -> None:
+    """Check new grants of a pod that there is. Raises UnknownNameError or RefusedError."""
+    if not any(pod.name == name for pod in pods):
+        raise UnknownNameError(f"pod {name}: there is none of that name; see: qgpuctl pod list")
+    _check_fit(name, grants, [pod for pod in pods if pod.name != name], pgpus, settings)
+
+
+def check_settings(index: int, pods: Sequence[PodInfo], wanted: GpuSettings) -> None:
+    """Check a change of a pGPU's policies against the grants that stand. Raises RefusedError."""
+    for pod in pods:
+        if index in pod.grants:
+            _check_quota(pod.name, index, pod.grants[index], wanted)
+
+
+def _check_fit(
+    name: str,
+    grants: Mapping[int, Grant],
+    others: Iterable[PodInfo],
+    pgpus: Sequence[Pgpu],
+    settings: Mapping[int, GpuSettings],
+) -> None:
+    cards = {pgpu.index: pgpu for pgpu in pgpus}
+    standing = list(others)
+    for index, grant in grants.items():
+        if index not in cards:
+            known = ", ".join(str(known) for known in cards) or "none"
+            raise UnknownNameError(f"pGPU {index}: there is none of that number; there are: {known}")
+        beside = [pod.grants[index] for pod in standing if index in pod.grants]
+        _check_quota(name, index, grant, settings[index])
+        _check_cores(name, index, grant, beside)
+        _check_memory(name, cards[index], grant, beside)
+
+
+def _check_quota(name: str, index: int, grant: Grant, settings: GpuSettings) -> None:
+    policy = settings.online_policy if grant.pod_class.value == "online" else settings.policy
+    if POLICIES[policy].needs_quota and grant.cores is None:
+        raise RefusedError(
+            f"pGPU {index}: {policy} gives nothing to a pod without a quota, and {grant.pod_class} pod {name} "
+            f"has none; give it --cores"
+        )
+
+
+def _check_cores(name: str, index: int, grant: Grant, beside: Iterable[Grant]) -> None:
+    left = 100 - sum(other.cores or 0 for other in beside)
+    if grant.cores is not None and grant.cores > left:
+        raise RefusedError(f"pGPU {index}: {grant.cores} % for pod {name} does not fit; {left} % is left to grant")
+
+
+def _check_memory(name: str, card: Pgpu, grant: Grant, beside: Iterable[Grant]) -> None:
+    left = card.memory - sum(other.memory or 0 for other in beside)
+    if grant.memory is not None and grant.memory > left:
+        raise RefusedError(
+            f"pGPU {card.index}: {units.format_memory(grant.memory)} for pod {name} does not fit; "
+            f"{units.format_memory(max(0, left))} is left to grant"
+        )

@@ -1,0 +1,46 @@
+"""Sizes and times as people write them, into bytes and nanoseconds and back. Knows nothing of pods."""
+
+from __future__ import annotations
+
+import re
+
+from qgpu.errors import InvalidValueError
+
+_NUMBER = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-zµ]*)")
+_BYTES = {"": 1, "B": 1} | {
+    f"{prefix}{suffix}": 1024**power for power, prefix in enumerate("KMGT", 1) for suffix in ("", "i", "iB", "B")
+}
+_NS = {"ns": 1, "us": 1_000, "µs": 1_000, "ms": 1_000_000, "s": 1_000_000_000}
+
+
+def parse_memory(text: str) -> int:
+    """Read a size such as ``512MiB``, ``16G`` or ``1073741824`` (units are powers of 1024). Returns bytes."""
+    return _parse(text, {unit.upper(): factor for unit, factor in _BYTES.items()}, "a size such as 16GiB")
+
+
+def parse_duration(text: str) -> int:
+    """Read a time such as ``100ms`` or ``1s``. Returns nanoseconds."""
+    return _parse(text, {unit.upper(): factor for unit, factor in _NS.items()}, "a time such as 100ms")
+
+
+def format_memory(size: int) -> str:
+    """Write bytes with the largest unit that leaves at least 1, such as ``140.4 GiB``."""
+    value, unit = float(size), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if abs(value) < 1024:
+            break
+        value, unit = value / 1024, larger
+    return f"{value:.4g} {unit}"
+
+
+def format_duration(duration_ns: int) -> str:
+    """Write nanoseconds with the largest unit that leaves at least 1, such as ``100 ms``."""
+    unit = next((unit for unit in ("s", "ms", "us") if abs(duration_ns) >= _NS[unit]), "ns")
+    return f"{duration_ns / _NS[unit]:.4g} {unit}"
+
+
+def _parse(text: str, units: dict[str, int], wanted: str) -> int:
+    match = _NUMBER.fullmatch(text.strip())
+    if match is None or match[2].upper() not in units:
+        raise InvalidValueError(f"{text!r} is not {wanted}")
+    return round(float(match[1]) * units[match[2].upper()])

@@ -1,0 +1,79 @@
+"""Grants that fit are let in; the first thing that does not fit is named in one line."""
+
+from __future__ import annotations
+
+import pytest
+
+from qgpu import admission
+from qgpu.config import GpuSettings
+from qgpu.errors import InvalidValueError, RefusedError, UnknownNameError
+from qgpu.model import Grant, PodClass
+from qgpu.sched.backend import Pgpu, PodInfo
+
+GIB = 1 << 30
+CARDS = (Pgpu(0, "GPU-0", "card", 80 * GIB), Pgpu(1, "GPU-1", "card", 80 * GIB))
+PODS = (PodInfo("a", {0: Grant(cores=60, memory=50 * GIB)}), PodInfo("b", {0: Grant(), 1: Grant(cores=100)}))
+BURST = {0: GpuSettings(), 1: GpuSettings()}
+FIXED = {0: GpuSettings("fixed-share"), 1: GpuSettings()}
+
+
+@pytest.mark.parametrize(
+    "grants",
+    [
+        {0: Grant()},
+        {0: Grant(cores=40, memory=30 * GIB)},
+        {0: Grant(PodClass.ONLINE, cores=40), 1: Grant(memory=80 * GIB)},
+    ],
+)
+def test_a_pod_that_fits_is_let_in(grants: dict[int, Grant]) -> None:
+    admission.check_new("c", grants, PODS, CARDS, BURST)
+
+
+@pytest.mark.parametrize(
+    ("name", "grants", "settings", "error", "complaint"),
+    [
+        ("c", {0: Grant(cores=41)}, BURST, RefusedError, "41 % for pod c does not fit; 40 % is left"),
+        ("c", {0: Grant(PodClass.ONLINE, cores=41)}, BURST, RefusedError, "does not fit"),
+        ("c", {1: Grant(cores=1)}, BURST, RefusedError, "pGPU 1: 1 % for pod c does not fit; 0 % is left"),
+        ("c", {0: Grant(memory=31 * GIB)}, BURST, RefusedError, "31 GiB for pod c does not fit; 30 GiB is left"),
+        ("c", {0: Grant()}, FIXED, RefusedError, "fixed-share gives nothing to a pod without a quota"),
+        ("a", {0: Grant()}, BURST, RefusedError, "there is one of that name already"),
+        ("c", {7: Grant()}, BURST, UnknownNameError, "pGPU 7: there is none of that number; there are: 0, 1"),
+        ("c", {}, BURST, InvalidValueError, "at least one pGPU"),
+        ("../c", {0: Grant()}, BURST, InvalidValueError, "pod name '../c'"),
+    ],
+)
+def test_what_does_not_fit_is_named(
+    name: str, grants: dict[int, Grant], settings: dict[int, GpuSettings], error: type[Exception], complaint: str
+) -> None:
+    with pytest.raises(error, match=complaint):
+        admission.check_new(name, grants, PODS, CARDS, settings)
+
+
+def test_an_online_pod_needs_no_quota_where_only_offline_shares_are_fixed() -> None:
+    admission.check_new("c", {0: Grant(PodClass.ONLINE)}, PODS, CARDS, FIXED)
+
+
+def test_a_pods_own_old_grant_does_not_stand_in_its_way() -> None:
+    admission.check_amended("a", {0: Grant(cores=100, memory=80 * GIB)}, PODS, CARDS, BURST)
+
+
+def test_amending_beyond_the_card_is_refused() -> None:
+    crowded = (*PODS, PodInfo("c", {0: Grant(cores=30)}))
+
+    with pytest.raises(RefusedError, match="71 % for pod a does not fit; 70 % is left"):
+        admission.check_amended("a", {0: Grant(cores=71)}, crowded, CARDS, BURST)
+
+
+def test_amending_a_pod_there_is_not_is_refused() -> None:
+    with pytest.raises(UnknownNameError, match="pod z"):
+        admission.check_amended("z", {0: Grant()}, PODS, CARDS, BURST)
+
+
+def test_a_policy_that_would_starve_a_pod_that_runs_is_refused() -> None:
+    with pytest.raises(RefusedError, match="offline pod b has none"):
+        admission.check_settings(0, PODS, FIXED[0])
+
+
+def test_a_policy_that_starves_nobody_is_taken() -> None:
+    admission.check_settings(1, PODS, FIXED[0])

@@ -1,0 +1,86 @@
+"""The configuration file: taken whole, or one line that says what to mend."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from qgpu import config
+from qgpu.config import Config, GpuSettings, LogFormat, LogLevel, Plane
+from qgpu.errors import ConfigError
+
+
+def load(tmp_path: Path, text: str) -> Config:
+    """Load a configuration of this text."""
+    path = tmp_path / "qgpu.toml"
+    path.write_text(text)
+    return config.load(path)
+
+
+def test_an_empty_file_is_the_default_configuration(tmp_path: Path) -> None:
+    assert load(tmp_path, "") == Config()
+
+
+def test_every_key_is_taken(tmp_path: Path) -> None:
+    text = """
+        plane = "sim"
+        [socket]
+        mode = "0600"
+        group = "root"
+        [log]
+        level = "debug"
+        format = "json"
+        [defaults]
+        policy = "fixed-share"
+        period = "50ms"
+        [gpu.1]
+        policy = "0"
+        online_policy = "burst-share"
+    """
+
+    expected = Config(
+        plane=Plane.SIM,
+        socket_mode=0o600,
+        socket_group="root",
+        log_level=LogLevel.DEBUG,
+        log_format=LogFormat.JSON,
+        defaults=GpuSettings("fixed-share", "best-effort", 50_000_000),
+        gpus={1: GpuSettings("best-effort", "burst-share", 50_000_000)},
+    )
+    assert load(tmp_path, text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("plane =", "not TOML"),
+        ('planes = "sim"', "planes: no such key; known here: plane, socket, log, defaults, gpu"),
+        ('plane = "cuda"', "plane: 'cuda': choose one of auto, kmod, seccomp, sim"),
+        ("plane = 3", "plane: write it as a string, not as 3"),
+        ("socket = 3", "socket: must be a table"),
+        ('[socket]\nmode = "rw"', "socket.mode: 'rw': write file permissions in octal"),
+        ('[socket]\nmode = "7777"', "socket.mode: '7777': write file permissions in octal"),
+        ('[socket]\ngroup = "no-such-group"', "socket.group: 'no-such-group': there is no such group"),
+        ('[log]\nlevel = "loud"', "log.level: 'loud': choose one of debug, info, warning, error"),
+        ('[defaults]\npolicy = "fair"', "defaults.policy: policy 'fair': there is no such policy"),
+        ('[defaults]\nperiod = "1ms"', "defaults.period: period 1 ms: a period is 10 ms to 10 s"),
+        ('[defaults]\nperiod = "soon"', "defaults.period: 'soon' is not a time such as 100ms"),
+        ("[defaults]\nperiod = 100", "defaults.period: write it as a string"),
+        ('[gpu.first]\npolicy = "0"', "gpu.first: a pGPU is named by its number"),
+        ('[gpu.0]\npolice = "0"', "gpu.0.police: no such key; known here: policy, online_policy, period"),
+        ('gpu = "0"', "gpu: must be a table"),
+    ],
+)
+def test_a_mistake_is_one_line_with_file_key_and_remedy(tmp_path: Path, text: str, complaint: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(tmp_path, text)
+
+    line = str(caught.value)
+    assert line.startswith(f"{tmp_path / 'qgpu.toml'}: {complaint}")
+    assert "\n" not in line
+
+
+def test_a_missing_file_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="nothing: No such file"):
+        config.load(tmp_path / "nothing")

@@ -1,0 +1,47 @@
+"""Sizes and times as people write them."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qgpu import units
+from qgpu.errors import InvalidValueError
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("1", 1), ("512MiB", 512 << 20), ("16g", 16 << 30), ("1.5 GiB", 3 << 29), ("2GB", 2 << 30), ("1TiB", 1 << 40)],
+)
+def test_sizes_are_read_in_powers_of_1024(text: str, expected: int) -> None:
+    assert units.parse_memory(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [("100ms", 10**8), ("1s", 10**9), ("50us", 50_000), ("50µs", 50_000), ("20ns", 20)]
+)
+def test_times_are_read_as_nanoseconds(text: str, expected: int) -> None:
+    assert units.parse_duration(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "ms", "-1s", "1 h", "1e3s", "100", "nan"])
+def test_what_is_no_time_is_refused(text: str) -> None:
+    with pytest.raises(InvalidValueError, match="is not a time"):
+        units.parse_duration(text)
+
+
+@pytest.mark.parametrize("text", ["", "GiB", "-1G", "1 Gbit", "1,5G"])
+def test_what_is_no_size_is_refused(text: str) -> None:
+    with pytest.raises(InvalidValueError, match="is not a size"):
+        units.parse_memory(text)
+
+
+@given(st.integers(0, 1 << 45))
+def test_a_size_survives_being_written_and_read(size: int) -> None:
+    assert units.parse_memory(units.format_memory(size)) == pytest.approx(size, rel=0.01)
+
+
+@given(st.integers(0, 10**12))
+def test_a_time_survives_being_written_and_read(duration_ns: int) -> None:
+    assert units.parse_duration(units.format_duration(duration_ns)) == pytest.approx(duration_ns, rel=0.01)
