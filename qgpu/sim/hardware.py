@@ -43,8 +43,8 @@ class Hardware:
     #: Host side: from launch to work on the card, from its end to the host knowing (plus jitter of this mean),
     #: and how late a sleeping host thread wakes at most (the kernel's default timer slack).
     launch_ns: int = 8 * NS_PER_US
-    notice_ns: int = 20 * NS_PER_US
-    jitter_ns: int = 8 * NS_PER_US
+    notice_ns: int = 18 * NS_PER_US
+    jitter_ns: int = 10 * NS_PER_US
     late_ns: int = 50 * NS_PER_US
 
     @property
