@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import sys
 import time
@@ -18,12 +17,12 @@ from typing import IO, Any
 import click
 import psutil
 
-from qgpu.errors import QgpuError
+from qgpu.errors import InvalidValueError, QgpuError
 from qgpu.load.record import Record, Stop
 from qgpu.load.spec import Workload
 from qgpu.model import NS_PER_S
+from qgpu.units import parse_duration
 
-_UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0}
 _FIRST_ITERATIONS = 100
 
 
@@ -35,10 +34,10 @@ class _Duration(click.ParamType[float]):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         if isinstance(value, float):
             return value
-        match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(us|µs|ms|s|min)", str(value).strip())
-        if match is None:
-            self.fail(f"{value!r} is no time; write 50us, 1ms, 2s or 1min", param, ctx)
-        return float(match[1]) * _UNITS[match[2].replace("µ", "u")]
+        try:
+            return parse_duration(str(value)) / NS_PER_S
+        except InvalidValueError as error:
+            self.fail(str(error), param, ctx)
 
 
 _TIME = _Duration()

@@ -94,7 +94,7 @@ def test_the_context_waits_as_asked(load, sync, flags):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("options", [(), ("--batch", "1", "--gap", "1min"), ("--period", "10ms")])
+@pytest.mark.parametrize("options", [(), ("--batch", "1", "--gap", "60s"), ("--period", "10ms")])
 def test_a_signal_ends_the_load_and_the_result_is_printed(load_env, number, options):
     command = [sys.executable, "-m", "qgpu.load.main", "--duration", "0s", "--iterations", "1000", "--start-at", "1"]
     process = subprocess.Popen([*command, *options], env=load_env, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
