@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from array import array
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from qgpu.load.spec import Workload
@@ -54,7 +55,7 @@ class Record:
             return False
         return not self.work.duration_s or now_ns < self.start_ns + self.work.duration_s * NS_PER_S
 
-    def done(self, now_ns: int, kernels: int, latency_ns: int | None = None) -> None:
+    def done(self, now_ns: int, kernels: int, latencies_us: Iterable[float] = ()) -> None:
         """Note that ``kernels`` finished at ``now_ns``; those from before the start do not count."""
         if now_ns < self.start_ns:
             return
@@ -63,8 +64,7 @@ class Record:
         self.last_ns = now_ns
         self.kernels += kernels
         self._windows[(now_ns - self.start_ns) // self.window_ns] += kernels
-        if latency_ns is not None:
-            self._latencies_us.append(latency_ns / 1000)
+        self._latencies_us.extend(latencies_us)
 
     def report(self) -> dict[str, object]:
         """Return what was measured, as qgpu-load prints it."""

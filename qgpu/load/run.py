@@ -70,7 +70,7 @@ def _closed(kernel: Kernel, record: Record) -> None:
     gap_ns = round(record.work.gap_us * NS_PER_US)
     while record.going(launched_ns := time.perf_counter_ns()):
         done_ns = batch.run()
-        record.done(done_ns, record.work.batch, done_ns - launched_ns)
+        record.done(done_ns, record.work.batch, [(done_ns - launched_ns) / NS_PER_US])
         if gap_ns:
             record.stop.wait_until(done_ns + gap_ns)
 
@@ -82,7 +82,7 @@ def _periodic(kernel: Kernel, record: Record) -> None:
     due_ns = time.perf_counter_ns() + period_ns
     while record.stop.wait_until(due_ns) and record.going(launched_ns := time.perf_counter_ns()):
         done_ns = batch.run()
-        record.done(done_ns, record.work.batch, done_ns - launched_ns)
+        record.done(done_ns, record.work.batch, [(done_ns - launched_ns) / NS_PER_US])
         due_ns += period_ns * max(1, -(-(done_ns - due_ns) // period_ns))
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from qgpu import wire
 from qgpu.errors import BackendGoneError, DaemonUnreachableError, QgpuError
 from qgpu.load.record import Record
-from qgpu.model import NS_PER_S, NS_PER_US
+from qgpu.model import NS_PER_S
 
 _LOOK_NS = 20_000_000
 _TIMEOUT_S = 10
@@ -45,12 +45,8 @@ class SimulatedDevice:
         while True:
             progress = self._ask("sim.progress", load=load)
             now_ns = began_ns + round(progress["elapsed_s"] * NS_PER_S)
-            latencies_us = progress["latencies_us"]
-            fresh = progress["kernels"] - kernels
+            record.done(now_ns, progress["kernels"] - kernels, progress["latencies_us"])
             kernels = progress["kernels"]
-            record.done(now_ns, max(0, fresh - len(latencies_us) * record.work.batch))
-            for latency_us in latencies_us:
-                record.done(now_ns, record.work.batch, round(latency_us * NS_PER_US))
             if progress["done"] or not record.going(now_ns):
                 return
             time.sleep(look_ns / NS_PER_S)
