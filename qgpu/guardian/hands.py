@@ -7,7 +7,7 @@ descriptor, borrowed for the call. Every verb copes with objects that die meanwh
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import structlog
@@ -19,6 +19,9 @@ from qgpu.rm.abi import ffi
 from qgpu.rm.client import borrowed, control, handle_info
 from qgpu.rm.device import RmDevice
 from qgpu.rm.versions import Branch
+
+#: How often a gate is tried again when channels die while it is being moved.
+_GATE_TRIES = 3
 
 _log = structlog.get_logger("guardian")
 
@@ -42,25 +45,25 @@ class Hands:
             os.close(pidfd)
 
     def gate(self, device: RmDevice, channels: Sequence[Key], *, closed: bool) -> set[Key]:
-        """Close or open the gate over channels; return those RM knows no longer (they need no gate)."""
-        if not channels:
-            return set()
-        try:
-            device.set_channels(channels, disabled=closed)
-        except RmError:
-            return self._one_by_one(device, channels, closed=closed)
-        return set()
+        """Close or open the gate over channels; return those RM knows no longer (they need no gate).
 
-    def _one_by_one(self, device: RmDevice, channels: Iterable[Key], *, closed: bool) -> set[Key]:
-        """Find the stale handle that made RM refuse a whole call; the others must still be obeyed."""
-        stale = set()
-        for channel in channels:
+        One stale handle makes RM refuse a whole call, and a dying process leaves some: the living are then
+        told from the dead by asking, which takes no lock of the card's.
+        """
+        alive = list(channels)
+        for _ in range(_GATE_TRIES):
+            if not alive:
+                break
             try:
-                device.set_channels([channel], disabled=closed)
+                device.set_channels(alive, disabled=closed)
+                break
             except RmError as error:
-                _log.info("channel gone", client=hex(channel[0]), channel=hex(channel[1]), reason=str(error))
-                stale.add(channel)
-        return stale
+                _log.info("gate refused", channels=len(alive), reason=str(error))
+                alive = [key for key in alive if self._lives(key)]
+        return set(channels) - set(alive)
+
+    def _lives(self, key: Key) -> bool:
+        return any(handle_info(fd, *key) is not None for fd in self._files(key[0]))
 
     def timeslice(self, tsg: RmObject, timeslice_us: int) -> bool:
         """Set a TSG's timeslice; False when its owner is gone."""

@@ -37,6 +37,7 @@ _ID_VALID = 0x40082102
 _SET_FLAGS = 0x40082104
 _SYNC_WAKE_UP = 1
 _CONTINUE = 1
+_RECV_REQUEST, _SEND_REQUEST = _ffi.cast("unsigned long", _RECV), _ffi.cast("unsigned long", _SEND)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +65,7 @@ class Listener:
     def receive(self) -> Notification | None:
         """Take the next notification; None when its thread died or was interrupted meanwhile."""
         self._slot[:] = bytes(SLOT_BYTES)
-        if _libc.ioctl(self.fd, _ffi.cast("unsigned long", _RECV), self._notif) < 0:
+        if _libc.ioctl(self.fd, _RECV_REQUEST, self._notif) < 0:
             return None
         notif = self._notif
         args = notif.data.args
@@ -85,17 +86,25 @@ class Listener:
     def _send(self, id_: int, flags: int) -> None:
         self._answer.id, self._answer.val, self._answer.error, self._answer.flags = id_, 0, 0, flags
         # ENOENT: the thread was killed while it waited; nobody is left to be answered.
-        _libc.ioctl(self.fd, _ffi.cast("unsigned long", _SEND), self._answer)
+        _libc.ioctl(self.fd, _SEND_REQUEST, self._answer)
+
+
+_BUFFER_BYTES = 4096
+_buffer = _ffi.new("char[]", _BUFFER_BYTES)
+_view = _ffi.buffer(_buffer)
+_local = _ffi.new("struct iovec *", {"base": _buffer})
+_remote = _ffi.new("struct iovec *")
 
 
 def read_memory(tid: int, address: int, size: int) -> bytes | None:
-    """Read another process's memory; None when any of it is not there or the process is gone."""
-    buffer = _ffi.new("char[]", size)
-    local = _ffi.new("struct iovec *", {"base": buffer, "len": size})
-    remote = _ffi.new("struct iovec *", {"base": _ffi.cast("void *", address), "len": size})
-    if _libc.process_vm_readv(tid, local, 1, remote, 1, 0) != size:
+    """Read up to 4 KiB of another process's memory; None when any of it is not there or the process is gone."""
+    if size > _BUFFER_BYTES:
         return None
-    return bytes(_ffi.buffer(buffer, size))
+    _local.len = _remote.len = size
+    _remote.base = _ffi.cast("void *", address)
+    if _libc.process_vm_readv(tid, _local, 1, _remote, 1, 0) != size:
+        return None
+    return bytes(_view[:size])
 
 
 def write_memory(tid: int, address: int, data: bytes) -> None:

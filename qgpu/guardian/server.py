@@ -34,6 +34,9 @@ from qgpu.rm.versions import find, installed
 
 _log = structlog.get_logger("guardian")
 
+#: How long calls that come in a row keep everything else waiting, and how long the next one is looked for.
+_BURST_NS = 2_000_000
+_LOOK_NS = 60_000
 #: With no daemon and no pod left for this long, the guardian ends.
 _LINGER_NS = 5 * NS_PER_S
 
@@ -174,12 +177,31 @@ class Guardian:
         return number
 
     def _notified(self, number: int, fd: int) -> None:
-        """Serve one call; when every process behind the listener is gone, forget it."""
-        if not self.supervisor.serve(number) and _hung_up(fd):
+        """Serve calls as long as they come in a row; when every process behind the listener is gone, forget it.
+
+        A starting program makes hundreds of calls, each microseconds after the last was answered: looking
+        for the next one for a moment is cheaper for it than waking this process up again.
+        """
+        until = time.monotonic_ns() + _BURST_NS
+        # Receiving without anything to receive would block on older kernels: always look first.
+        while (waiting := self._poll_now(fd)) & select.POLLIN:
+            self.supervisor.serve(number)
+            now = time.monotonic_ns()
+            if now > until:
+                return
+            while not self._poll_now(fd) and time.monotonic_ns() < now + _LOOK_NS:
+                pass
+        if waiting & select.POLLHUP:
             self._selector.unregister(fd)
             self.supervisor.listeners.pop(number)
             os.close(fd)
             self._tell({"event": "listener-gone", "listener": number})
+
+    @staticmethod
+    def _poll_now(fd: int) -> int:
+        poll = select.poll()
+        poll.register(fd, select.POLLIN)
+        return next((event for _, event in poll.poll(0)), 0)
 
     # -- the daemon -------------------------------------------------------------------------------------------
 
@@ -304,10 +326,3 @@ class Guardian:
     def _known(self, name: str) -> None:
         if name not in self.register.pods:
             raise UnknownNameError(f"pod {name}: no such pod; see `qgpuctl pod list`")
-
-
-def _hung_up(fd: int) -> bool:
-    """Tell whether nobody can send notifications any more."""
-    poll = select.poll()
-    poll.register(fd, select.POLLIN)
-    return any(event & select.POLLHUP and not event & select.POLLIN for _, event in poll.poll(0))

@@ -33,8 +33,8 @@ _KEPT = (
 )
 
 #: RM is asked about a claim this long after it was made, and again after twice as long, while it says no.
-_CONFIRM_NS = 5 * NS_PER_MS
-_CONFIRM_TRIES = 7
+_CONFIRM_NS = 20 * NS_PER_MS
+_CONFIRM_TRIES = 5
 
 
 @dataclass(order=True, slots=True)
@@ -107,8 +107,8 @@ class Supervisor:
             if not rm.confirmed:
                 self._queue(rm)
 
-    def serve(self, number: int) -> bool:
-        """Receive and answer one call; False when there was none to receive."""
+    def serve(self, number: int) -> None:
+        """Receive and answer one call, which its listener must have shown to be there."""
         pod, listener = self.listeners[number]
         self.journal.in_hand(number)
         call = listener.receive()
@@ -121,7 +121,6 @@ class Supervisor:
             if not answered:
                 listener.proceed(call.id)
         self.journal.in_hand(-1)
-        return call is not None
 
     def exited(self, pid: int) -> None:
         """Forget a process that has ended."""
@@ -132,27 +131,33 @@ class Supervisor:
     # -- one call ---------------------------------------------------------------------------------------------
 
     def _judge(self, pod: str, listener: Listener, call: Notification) -> bool:
-        """Learn from a call and say whether it has been answered already."""
-        if not self._is_nvidia(call):
-            return False
+        """Learn from a call and say whether it has been answered already.
+
+        Most calls are none of our business, and a starting program makes hundreds: those cost one look.
+        """
         asked = calls.decode(
             call.request, call.argument, lambda address, size: notify.read_memory(call.tid, address, size)
         )
-        if asked is None or not listener.still_waiting(call.id):
+        match asked:
+            case None:
+                return False
+            case calls.Control() if asked.command not in rules.REFUSED:
+                return False
+            case calls.Alloc() if asked.rm_class not in _KEPT:
+                return False
+        if not self._is_nvidia(call) or not listener.still_waiting(call.id):
             return False
         match asked:
-            case calls.Control() if asked.command in rules.REFUSED:
+            case calls.Control():
                 self._refuse(pod, call, asked)
                 listener.answer_ok(call.id)
                 return True
-            case calls.Alloc() if asked.rm_class in _KEPT:
+            case calls.Alloc():
                 self._claim(pod, call, asked)
             case calls.Dup() if source := self.register.objects.get((asked.source_client, asked.source)):
                 self._dup(pod, call, asked, source)
             case calls.Free():
                 self._doubt((asked.client, asked.handle))
-            case _:
-                pass
         return False
 
     def _is_nvidia(self, call: Notification) -> bool:
@@ -236,7 +241,7 @@ class Supervisor:
         return min(dues, default=None)
 
     def settle(self, now_ns: int) -> bool:
-        """Ask RM about the claims and doubts that are due; True when a TSG or channel came or went."""
+        """Ask RM about the claims and doubts that are due; True when a compute TSG or channel came or went."""
         changed = False
         while self._claims and self._claims[0].due_ns <= now_ns:
             client = self._claims[0].rm.client
@@ -257,7 +262,9 @@ class Supervisor:
             if answer is not None and answer[0] == rm.rm_class:
                 context = self.hands.context(rm) if self._on_compute(rm) else 0
                 self.note({"fact": "confirm", "client": rm.client, "handle": rm.handle, "context": context})
-                changed |= rm.rm_class in abi.GPFIFO_CLASSES or rm.rm_class == abi.KEPLER_CHANNEL_GROUP_A
+                changed |= self._on_compute(rm) or (
+                    rm.rm_class == abi.KEPLER_CHANNEL_GROUP_A and rm.detail in abi.GR_ENGINES
+                )
             elif answer is None and claim.tries < _CONFIRM_TRIES:
                 claim.tries += 1
                 claim.due_ns = now_ns + _CONFIRM_NS * 2**claim.tries
