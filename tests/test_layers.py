@@ -29,7 +29,7 @@ ARROWS: dict[str, set[str]] = {
     "rm": {"errors", "model"},
     "guardian": {"cgroup", "errors", "model", "rm", "sched", "wire"},
     "load": {"errors", "model", "units", "wire"},
-    "sim": {"config", "errors", "load", "model", "policies", "sched", "sched.sim", "units"},
+    "sim": {"admission", "config", "errors", "load", "model", "policies", "sched", "sched.sim", "units"},
     "config": {"errors", "model", "policies", "units"},
     "admission": {"cgroup", "config", "errors", "model", "policies", "sched", "units"},
     "control": {"errors", "wire"},

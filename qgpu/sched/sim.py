@@ -18,6 +18,7 @@ from qgpu.errors import BackendGoneError, RefusedError, UnknownNameError
 from qgpu.load.spec import Workload
 from qgpu.model import NS_PER_S, Grant, Plan, Sample
 from qgpu.sched.backend import Pgpu, PodInfo
+from qgpu.sim.engine import EngineTimes
 from qgpu.sim.gates import GateWorker
 from qgpu.sim.gpu import SimGpu
 from qgpu.sim.hardware import H200, Hardware
@@ -225,6 +226,13 @@ class SimHost:
             running.stop()
             del self._loads[load]
             self._world.changed.notify_all()
+
+    def times(self, pgpu: int) -> EngineTimes:
+        """Say where a pGPU's time went: useful work, switching, idle. Raises UnknownNameError."""
+        with self._world.changed:
+            card = self._card(pgpu)
+            self._world.catch_up(card)
+            return card.gpu.engine.times
 
     def call_at(self, pgpu: int, when_ns: int, call: Callable[[], None]) -> None:
         """Have ``call`` called when a pGPU's clock reaches ``when_ns``: how scenarios make things happen."""

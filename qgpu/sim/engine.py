@@ -60,6 +60,15 @@ class Tsg:
         self.queue.clear()
 
 
+@dataclass(frozen=True, slots=True)
+class EngineTimes:
+    """Where an engine's time went: the three add up to the time that passed."""
+
+    useful_ns: int = 0
+    switching_ns: int = 0
+    idle_ns: int = 0
+
+
 class Engine:
     """One compute engine. At any time it runs a TSG, switches between two, or is idle."""
 
@@ -68,15 +77,23 @@ class Engine:
         self.runlist: list[Tsg] = []
         #: Whose context the engine holds; it stays there while nobody else wants the engine.
         self.resident: Tsg | None = None
-        #: Where the time went that no TSG is charged for.
+        #: Useful work of all TSGs that ever were, and the time that no TSG is charged for.
+        self.useful_ns = 0
         self.idle_ns = 0
         self.gap_ns = 0
         self.switches = 0
+        self._began_ns = now_ns
         self._hardware = hardware
         self._at = -1  # the resident's place in the runlist, or where the incoming TSG is
         self._incoming: Tsg | None = None
         self._switch_began_ns = 0
         self._slice_began_ns: int | None = None
+
+    @property
+    def times(self) -> EngineTimes:
+        """Say where the time went since the engine was made."""
+        passed_ns = self.now_ns - self._began_ns
+        return EngineTimes(self.useful_ns, passed_ns - self.useful_ns - self.idle_ns, self.idle_ns)
 
     def add(self, tsg: Tsg) -> None:
         """Put a TSG at the end of the runlist."""
@@ -159,6 +176,7 @@ class Engine:
         worked_ns = min(end_ns - self.now_ns, tsg.left_ns)
         tsg.run_ns += worked_ns
         tsg.useful_ns += worked_ns
+        self.useful_ns += worked_ns
         tsg.left_ns -= worked_ns
         self.now_ns += worked_ns
         if tsg.left_ns:
@@ -193,6 +211,7 @@ class Engine:
         for tsg, turn_ns in turns:
             tsg.left_ns -= rounds * turn_ns
             tsg.useful_ns += rounds * turn_ns
+            self.useful_ns += rounds * turn_ns
             tsg.run_ns += rounds * (turn_ns + cost.save_ns + cost.restore_ns)
             tsg.starts += rounds
         self.gap_ns += rounds * len(turns) * cost.gap_ns

@@ -91,8 +91,8 @@ class GateWorker:
         phase_ns = self._gpu.now_ns % self._timeline.plan.period_ns
         key = (bisect_right(self._timeline.edges, phase_ns), self._idle())
         if key not in self._remembered:
-            self._remembered[key] = self._timeline.closed(phase_ns, key[1]) & self._gpu.pods.keys()
-        return self._remembered[key]
+            self._remembered[key] = self._timeline.closed(phase_ns, key[1])
+        return self._remembered[key] & self._gpu.pods.keys()
 
     def _call_done(self, pod: SimPod) -> None:
         self._calling = False

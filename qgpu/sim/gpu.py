@@ -82,11 +82,11 @@ class SimGpu:
         heapq.heappush(self._events, (max(when_ns, self.now_ns), self._event_count, call))
 
     def advance(self, until_ns: int, stop: Callable[[], bool] = lambda: False) -> None:
-        """Let time pass until ``until_ns``, or until ``stop`` is true after an event."""
-        while not stop():
+        """Let time pass until ``until_ns``, or until ``stop`` is true once all events of a moment are over."""
+        while True:
             if self._events and self._events[0][0] <= self.now_ns:
                 heapq.heappop(self._events)[2]()
-            elif self.now_ns >= until_ns:
+            elif self.now_ns >= until_ns or stop():
                 return
             else:
                 horizon_ns = min(until_ns, self._events[0][0]) if self._events else until_ns

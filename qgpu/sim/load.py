@@ -18,12 +18,18 @@ from qgpu.sim.gpu import SimGpu
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What a load did: kernels so far, latencies since last asked, seconds measured, and whether it ended."""
+    """What a load did so far."""
 
+    #: Kernels done since the warm-up.
     kernels: int
+    #: Latencies since last asked.
     latencies_us: tuple[float, ...]
+    #: Time since the warm-up.
     elapsed_s: float
+    #: Whether it has come to its end.
     done: bool
+    #: True GPU time since it began.
+    gpu_ns: int
 
 
 class Load:
@@ -68,7 +74,7 @@ class Load:
         """Report, and forget the latencies reported."""
         latencies, self._latencies_us = tuple(self._latencies_us), []
         now_ns = self._gpu.now_ns if self._ended_ns is None else self._ended_ns
-        return Progress(self.kernels, latencies, max(0, now_ns - self._warm_ns) / NS_PER_S, self.done)
+        return Progress(self.kernels, latencies, max(0, now_ns - self._warm_ns) / NS_PER_S, self.done, self.run_ns)
 
     @property
     def kernels(self) -> int:
