@@ -70,9 +70,9 @@ class Config:
     """All that an operator may set in the file; every default is a working choice."""
 
     plane: Plane = Plane.AUTO
-    #: Mode and group of the control socket; members of the group may change things.
-    socket_mode: int = 0o660
-    socket_group: str | None = None
+    #: Who may connect to the control socket at all, and the group whose members may change things through it.
+    socket_mode: int = 0o666
+    socket_gid: int | None = None
     log_level: LogLevel = LogLevel.INFO
     log_format: LogFormat = LogFormat.AUTO
     defaults: GpuSettings = field(default_factory=GpuSettings)
@@ -109,8 +109,8 @@ class _Reader:
         gpus = self._table(data, "gpu", "gpu")
         return Config(
             plane=self._value(data, "plane", "", Plane.AUTO, Plane),
-            socket_mode=self._value(socket, "mode", "socket.", 0o660, _mode),
-            socket_group=self._value(socket, "group", "socket.", None, _group),
+            socket_mode=self._value(socket, "mode", "socket.", 0o666, _mode),
+            socket_gid=self._value(socket, "group", "socket.", None, _group),
             log_level=self._value(log, "level", "log.", LogLevel.INFO, LogLevel),
             log_format=self._value(log, "format", "log.", LogFormat.AUTO, LogFormat),
             defaults=defaults,
@@ -175,9 +175,8 @@ def _mode(text: str) -> int:
     return mode
 
 
-def _group(text: str) -> str:
+def _group(text: str) -> int | None:
     try:
-        grp.getgrnam(text)
+        return grp.getgrnam(text).gr_gid
     except KeyError:
         raise InvalidValueError(f"{text!r}: there is no such group on this host") from None
-    return text

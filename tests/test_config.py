@@ -42,7 +42,7 @@ def test_every_key_is_taken(tmp_path: Path) -> None:
     expected = Config(
         plane=Plane.SIM,
         socket_mode=0o600,
-        socket_group="root",
+        socket_gid=0,
         log_level=LogLevel.DEBUG,
         log_format=LogFormat.JSON,
         defaults=GpuSettings("fixed-share", "best-effort", 50_000_000),

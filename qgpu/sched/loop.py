@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from qgpu.model import Policy
+from qgpu.model import NS_PER_MS, Policy
 from qgpu.sched.backend import Backend
 from qgpu.sched.ledger import Ledger
+
+#: A plan is a lease (about a second on every plane), so it is renewed this often however long the period is.
+RENEW_NS = 250 * NS_PER_MS
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +25,7 @@ def tick(backend: Backend, settings: Settings, ledger: Ledger) -> Ledger:
     """Do one round and return the ledger after it."""
     ledger = ledger.advance(backend.sample())
     backend.apply(settings.policy(ledger.snapshot(settings.period_ns)))
-    backend.wait(settings.period_ns)
+    backend.wait(min(settings.period_ns, RENEW_NS))
     return ledger
 
 

@@ -1,0 +1,160 @@
+"""The control socket, both ends: requests with one answer each, and who may make which.
+
+What requests mean is the daemon's business; this file carries them, vouches for the peer and turns errors
+into answers and back.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import struct
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from qgpu import errors, wire
+from qgpu.errors import DaemonUnreachableError, PermissionDeniedError, QgpuError, TimedOutError
+
+SCHEMA = "qgpu/v1"
+
+_SO_PEERGROUPS = 59  # include/uapi/asm-generic/socket.h, since Linux 4.13; Python has no name for it
+_MAX_GROUPS = 65536
+
+
+def default_runtime_dir() -> Path:
+    """Return where the control socket is looked for: QGPU_RUNTIME_DIR, or the place of root or of this user."""
+    if chosen := os.environ.get("QGPU_RUNTIME_DIR"):
+        return Path(chosen)
+    if os.geteuid() == 0:
+        return Path("/run/qgpu")
+    if base := os.environ.get("XDG_RUNTIME_DIR"):
+        return Path(base) / "qgpu"
+    return Path(f"/tmp/qgpu-{os.getuid()}")  # noqa: S108 - the daemon refuses a directory that is another's
+
+
+def socket_path(runtime_dir: Path) -> Path:
+    """Return where the control socket lies."""
+    return runtime_dir / "qgpud.sock"
+
+
+class Client:
+    """One connection to the daemon."""
+
+    def __init__(self, runtime_dir: Path, timeout_s: float = 10.0) -> None:
+        path = socket_path(runtime_dir)
+        self._timeout_s = timeout_s
+        try:
+            self._connection = wire.connect(str(path), timeout_s)
+        except PermissionError as error:
+            raise PermissionDeniedError(f"{path}: permission denied; ask for membership in its group") from error
+        except TimeoutError as error:
+            raise TimedOutError(f"{path}: no connection within {timeout_s:g} s") from error
+        except OSError as error:
+            raise DaemonUnreachableError(f"{path}: {error.strerror or error}; is qgpud running?") from error
+
+    def call(self, op: str, fds: Sequence[int] = (), **arguments: Any) -> dict[str, Any]:
+        """Make a request and return its answer. Raises the error the daemon names, or why there was no answer."""
+        try:
+            self._connection.send({"op": op, **arguments}, fds)
+            received = self._connection.receive()
+        except TimeoutError as error:
+            raise TimedOutError(f"qgpud: no answer within {self._timeout_s:g} s") from error
+        except (OSError, wire.WireError) as error:
+            raise DaemonUnreachableError(f"qgpud: connection lost: {error}") from error
+        if received is None:
+            raise DaemonUnreachableError("qgpud: it hung up")
+        answer, _ = received
+        if not answer.get("ok"):
+            raise errors.from_code(int(answer.get("code", 1)), str(answer.get("error", "refused")))
+        return answer
+
+    def fileno(self) -> int:
+        """Return the descriptor to poll: readable without a request pending means that the daemon is gone."""
+        return self._connection.fileno()
+
+    def close(self) -> None:
+        """Hang up."""
+        self._connection.close()
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+@dataclass(slots=True, eq=False)
+class Session:
+    """One client of the daemon: who it is, what it may do, what is to be done when it hangs up."""
+
+    peer: wire.Peer
+    may_change: bool
+    at_end: list[Callable[[], None]] = field(default_factory=list)
+
+
+#: Answers one request; the descriptors are the handler's to close.
+Handler = Callable[[Session, dict[str, Any], list[int]], dict[str, Any]]
+
+
+class Server:
+    """Listens on the control socket and serves every client in a thread of its own."""
+
+    def __init__(self, runtime_dir: Path, mode: int, group_id: int | None, handle: Handler) -> None:
+        self._handle = handle
+        self._group_id = group_id
+        self._path = socket_path(runtime_dir)
+        self._listener = wire.listen(str(self._path), mode)
+        if group_id is not None:
+            shutil.chown(self._path, group=group_id)
+        self._thread = threading.Thread(target=self._accept, name="control", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Take no more clients and remove the socket."""
+        self._path.unlink(missing_ok=True)
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._thread.join()
+        self._listener.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                sock, _ = self._listener.accept()
+            except OSError:  # shut down
+                return
+            connection = wire.Connection(sock)
+            threading.Thread(target=self._serve, args=(connection,), name="client", daemon=True).start()
+
+    def _serve(self, connection: wire.Connection) -> None:
+        session = Session(connection.peer(), self._may_change(connection))
+        try:
+            while (received := connection.receive()) is not None:
+                connection.send(self._answer(session, *received))
+        except (OSError, wire.WireError):
+            pass  # a client that went away or talks nonsense has no answer to expect
+        finally:
+            connection.close()
+            for call in session.at_end:
+                call()
+
+    def _answer(self, session: Session, message: dict[str, Any], fds: list[int]) -> dict[str, Any]:
+        try:
+            return {"ok": True, "schema": SCHEMA, **self._handle(session, message, fds)}
+        except QgpuError as error:
+            return {"ok": False, "schema": SCHEMA, "error": str(error), "code": int(error.code)}
+
+    def _may_change(self, connection: wire.Connection) -> bool:
+        peer = connection.peer()
+        return peer.uid in (0, os.geteuid()) or (
+            self._group_id is not None and self._group_id in (peer.gid, *_groups(connection.sock))
+        )
+
+
+def _groups(sock: socket.socket) -> tuple[int, ...]:
+    """Return the peer's supplementary groups, as the kernel noted them when it connected."""
+    data = sock.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, _MAX_GROUPS)
+    return struct.unpack(f"{len(data) // 4}I", data)

@@ -1,0 +1,1 @@
+"""The daemon: composes plane, policies, loops and the control socket."""

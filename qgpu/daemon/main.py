@@ -1,0 +1,86 @@
+"""``qgpud``: the composition root. It reads the configuration, opens the plane, starts everything and ends it.
+
+The order of the end mirrors that of the beginning: whatever happens in between, gates are opened before the
+plane is let go.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+
+import click
+import structlog
+
+import qgpu
+from qgpu import config as configuration
+from qgpu.config import Config, Plane
+from qgpu.control import Server, default_runtime_dir
+from qgpu.daemon import log, planes, runtime
+from qgpu.daemon.notify import notify
+from qgpu.daemon.service import Service
+from qgpu.errors import ExitCode, QgpuError
+
+_log = structlog.get_logger("qgpud")
+
+#: How often the daemon looks after pods that have ended, and tells systemd that it lives.
+_BEAT_S = 0.5
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--config", "config_file", type=click.Path(path_type=Path), help="Configuration file (TOML).")
+@click.option("--runtime-dir", type=click.Path(path_type=Path), help="Where the control socket is made.")
+@click.option("--plane", type=click.Choice([plane.value for plane in Plane]), help="By what means to share.")
+@click.option("--sim-gpus", type=click.IntRange(1, 64), default=1, show_default=True, help="pGPUs to simulate.")
+@click.version_option(qgpu.__version__)
+def command(config_file: Path | None, runtime_dir: Path | None, plane: str | None, sim_gpus: int) -> None:
+    """Share this host's GPUs among pods, by policy."""
+    config = configuration.load(config_file) if config_file else Config()
+    log.configure(config.log_level, config.log_format)
+    directory = runtime_dir or default_runtime_dir()
+    lock = runtime.hold(directory)
+    chosen = planes.choose(Plane(plane) if plane else config.plane)
+    host = planes.open_host(chosen.plane, directory, sim_gpus)
+    service = Service(host, chosen, config)
+    try:
+        server = Server(directory, config.socket_mode, config.socket_gid, service.handle)
+        try:
+            _log.info("ready", plane=chosen.plane.value, why=chosen.why, runtime_dir=str(directory))
+            _watch(service)
+        finally:
+            server.close()
+    finally:
+        service.close()
+        os.close(lock)
+    _log.info("stopped")
+
+
+def _watch(service: Service) -> None:
+    """Stay until told to stop. Raises QgpuError when a loop has ended by itself."""
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, lambda *_: stop.set())
+    notify("READY=1")
+    while not stop.wait(_BEAT_S):
+        if not service.alive:
+            raise QgpuError("a scheduling loop has died; this is a defect, see the log above")
+        service.reap()
+        notify("WATCHDOG=1")
+    notify("STOPPING=1")
+
+
+def main() -> None:
+    """Run the daemon; end with one line and a documented code if it can't."""
+    try:
+        command(standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except click.Abort:
+        sys.exit(ExitCode.FAILED)
+    except QgpuError as error:
+        click.echo(f"qgpud: {error}", err=True)
+        sys.exit(error.code)

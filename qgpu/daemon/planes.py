@@ -1,0 +1,64 @@
+"""Which plane the daemon runs on, and why: the module if it is there, else seccomp, else the simulator."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from qgpu.config import Plane
+from qgpu.errors import NoGpuError, PermissionDeniedError
+from qgpu.sched.backend import Host
+
+DEVICE = Path("/dev/qgpu")
+DRIVER = Path("/proc/driver/nvidia/version")
+_MODULE_VERSION = Path("/sys/module/nvidia/version")
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """A plane, and the reason it was taken."""
+
+    plane: Plane
+    why: str
+
+
+def choose(wanted: Plane) -> Chosen:
+    """Decide for a plane by what this host has."""
+    if wanted is not Plane.AUTO:
+        return Chosen(wanted, "asked for")
+    if DEVICE.exists():
+        return Chosen(Plane.KMOD, f"{DEVICE} is there")
+    if not DRIVER.exists():
+        return Chosen(Plane.SIM, "no NVIDIA driver is loaded")
+    if os.geteuid() != 0:
+        return Chosen(Plane.SIM, "an NVIDIA driver is loaded, but only root can share its GPUs")
+    return Chosen(Plane.SECCOMP, f"an NVIDIA driver is loaded and there is no {DEVICE}")
+
+
+def open_host(plane: Plane, runtime_dir: Path, sim_gpus: int) -> Host:
+    """Open the plane. Raises NoGpuError, PermissionDeniedError, NotSupportedError."""
+    if plane is Plane.SIM:
+        from qgpu.sched.sim import Clock, SimHost
+
+        return SimHost(sim_gpus, Clock.REAL)
+    if os.geteuid() != 0:
+        raise PermissionDeniedError(f"plane {plane}: only root can share a GPU; run qgpud as root or with --plane sim")
+    if plane is Plane.KMOD:
+        if not DEVICE.exists():
+            raise NoGpuError(f"plane kmod: there is no {DEVICE}; load qgpu.ko, or use --plane auto")
+        from qgpu.sched.kmod import KmodHost
+
+        return KmodHost()
+    if not DRIVER.exists():
+        raise NoGpuError("plane seccomp: no NVIDIA driver is loaded here; load it, or use --plane sim")
+    from qgpu.sched.seccomp import SeccompHost
+
+    return SeccompHost(runtime_dir)
+
+
+def driver_version(plane: Plane) -> str | None:
+    """Return the version of the NVIDIA driver in use; None on the simulator."""
+    if plane is Plane.SIM or not _MODULE_VERSION.exists():
+        return None
+    return _MODULE_VERSION.read_text().strip()

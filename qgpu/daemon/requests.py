@@ -1,0 +1,64 @@
+"""Reading the arguments of a request: they come from outside, so each is checked before it is believed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from qgpu.errors import InvalidValueError
+from qgpu.model import Grant, PodClass
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class Arguments:
+    """The arguments of one request, by name."""
+
+    raw: Mapping[str, Any]
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.raw
+
+    def need(self, name: str, kind: type[_T]) -> _T:
+        """Return an argument that must be there. Raises InvalidValueError."""
+        if name not in self.raw:
+            raise InvalidValueError(f"request: {name} is missing")
+        return _typed(name, self.raw[name], kind)
+
+    def get(self, name: str, kind: type[_T]) -> _T | None:
+        """Return an argument that may be missing or null. Raises InvalidValueError."""
+        value = self.raw.get(name)
+        return None if value is None else _typed(name, value, kind)
+
+    def grants(self) -> dict[int, Grant]:
+        """Return the argument ``grants``: for each pGPU a class, cores and memory. Raises InvalidValueError."""
+        result = {}
+        for index, raw in self.need("grants", dict).items():
+            if not str(index).isdecimal() or not isinstance(raw, dict):
+                raise InvalidValueError(f"request: grants: {index!r}: a table of grants by pGPU number, please")
+            result[int(index)] = Arguments(raw).amended(Grant())
+        return result
+
+    def amended(self, grant: Grant) -> Grant:
+        """Return ``grant`` with the class, cores and memory that are among the arguments; null takes them away."""
+        return Grant(
+            pod_class=pod_class(self.need("class", str)) if "class" in self else grant.pod_class,
+            cores=self.get("cores", int) if "cores" in self else grant.cores,
+            memory=self.get("memory", int) if "memory" in self else grant.memory,
+        )
+
+
+def pod_class(text: str) -> PodClass:
+    """Return the class of that name. Raises InvalidValueError."""
+    try:
+        return PodClass(text)
+    except ValueError:
+        raise InvalidValueError(f"class {text!r}: choose one of {', '.join(PodClass)}") from None
+
+
+def _typed(name: str, value: Any, kind: type[_T]) -> _T:
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        raise InvalidValueError(f"request: {name} {value!r}: wants a value of type {kind.__name__}")
+    return value

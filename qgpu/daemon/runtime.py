@@ -1,0 +1,29 @@
+"""The runtime directory: made, checked, and held by one daemon at a time."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+
+from qgpu.errors import AlreadyRunningError, PermissionDeniedError
+
+
+def hold(runtime_dir: Path) -> int:
+    """Make the directory and take its lock; the returned descriptor holds it for as long as it is open.
+
+    Raises AlreadyRunningError, PermissionDeniedError.
+    """
+    try:
+        runtime_dir.mkdir(mode=0o755, parents=True, exist_ok=True)
+        if runtime_dir.stat().st_uid != os.geteuid():
+            raise PermissionDeniedError(f"{runtime_dir}: belongs to another user; choose another --runtime-dir")
+        descriptor = os.open(runtime_dir / "qgpud.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise PermissionDeniedError(f"{runtime_dir}: {error.strerror}; choose another --runtime-dir") from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise AlreadyRunningError(f"{runtime_dir}: another qgpud is running there; stop it first") from None
+    return descriptor

@@ -1,0 +1,257 @@
+"""What the daemon does when asked: the requests of the control socket over one host and its loops.
+
+Every change passes admission first and is made under one lock, so what is refused has changed nothing. Pods
+that ``qgpuctl run`` made live until their last process has ended and their launcher has hung up.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from functools import partial
+from typing import Any
+
+import structlog
+
+import qgpu
+from qgpu import admission
+from qgpu.config import Config
+from qgpu.control import Session
+from qgpu.daemon.gpu_loop import GpuLoop
+from qgpu.daemon.planes import Chosen, driver_version
+from qgpu.daemon.requests import Arguments
+from qgpu.errors import InvalidValueError, NotSupportedError, PermissionDeniedError, RefusedError, UnknownNameError
+from qgpu.load.spec import Workload
+from qgpu.sched.backend import Host, PodInfo
+from qgpu.sched.sim import SimHost
+
+_log = structlog.get_logger("service")
+
+_Request = Callable[[Session, Arguments, list[int]], dict[str, Any]]
+
+
+class Service:
+    """One host, a loop for each of its pGPUs, and the requests about them."""
+
+    def __init__(self, host: Host, chosen: Chosen, config: Config) -> None:
+        self._host = host
+        self._chosen = chosen
+        self._lock = threading.RLock()
+        self._started_ns = time.monotonic_ns()
+        self._pgpus = {pgpu.index: pgpu for pgpu in host.pgpus()}
+        #: Pods whose launcher is still connected, with its session.
+        self._held: dict[str, Session] = {}
+        #: Loads on the simulator that are running, by number, with their pod.
+        self._loads: dict[int, str] = {}
+        self._loops = {index: GpuLoop(host, index, config.gpu(index)) for index in self._pgpus}
+        self._reading: dict[str, _Request] = {
+            "status": self._status,
+            "gpu.list": self._gpu_list,
+            "pod.list": self._pod_list,
+            "sim.progress": self._sim_progress,
+        }
+        self._changing: dict[str, _Request] = {
+            "gpu.set": self._gpu_set,
+            "pod.create": self._pod_create,
+            "pod.attach": self._pod_attach,
+            "pod.set": self._pod_set,
+            "pod.remove": self._pod_remove,
+            "sim.start": self._sim_start,
+        }
+
+    def handle(self, session: Session, message: dict[str, Any], fds: list[int]) -> dict[str, Any]:
+        """Answer one request. Raises a QgpuError for what cannot be done."""
+        op = message.get("op")
+        if op in self._changing and not session.may_change:
+            raise PermissionDeniedError(
+                f"{op}: only root, the daemon's own user and the socket's group may change things"
+            )
+        request = self._changing.get(str(op)) or self._reading.get(str(op))
+        if request is None:
+            raise InvalidValueError(f"request {op!r}: there is no such request; is qgpuctl of the daemon's version?")
+        return request(session, Arguments(message), fds)
+
+    @property
+    def alive(self) -> bool:
+        """Tell whether every loop still runs."""
+        return all(each.alive for each in self._loops.values())
+
+    def reap(self) -> None:
+        """Retire pods that nobody holds and nothing runs in."""
+        with self._lock:
+            for pod in self._host.pods():
+                if pod.name not in self._held and not self._runs(pod):
+                    self._host.retire(pod.name)
+                    _log.info("pod retired", pod=pod.name)
+
+    def close(self) -> None:
+        """Stop the loops, so that every gate is open, and let go of the host."""
+        for each in self._loops.values():
+            each.stop()
+        self._host.close()
+
+    def _runs(self, pod: PodInfo) -> bool:
+        return bool(pod.pids) or pod.name in self._loads.values()
+
+    def _pod(self, name: str) -> PodInfo:
+        for pod in self._host.pods():
+            if pod.name == name:
+                return pod
+        raise UnknownNameError(f"pod {name}: there is none of that name; see: qgpuctl pod list")
+
+    def _gpu(self, index: int) -> GpuLoop:
+        if index not in self._loops:
+            known = ", ".join(str(known) for known in self._loops) or "none"
+            raise UnknownNameError(f"pGPU {index}: there is none of that number; there are: {known}")
+        return self._loops[index]
+
+    def _status(self, _session: Session, _arguments: Arguments, _fds: list[int]) -> dict[str, Any]:
+        return {
+            "plane": self._chosen.plane.value,
+            "why": self._chosen.why,
+            "version": qgpu.__version__,
+            "driver": driver_version(self._chosen.plane),
+            "uptime_s": round((time.monotonic_ns() - self._started_ns) / 1e9, 3),
+            "gpus": self._gpus(),
+        }
+
+    def _gpu_list(self, _session: Session, _arguments: Arguments, _fds: list[int]) -> dict[str, Any]:
+        return {"gpus": self._gpus()}
+
+    def _gpus(self) -> list[dict[str, Any]]:
+        pods = self._host.pods()
+        return [
+            asdict(self._pgpus[index])
+            | asdict(each.settings)
+            | {
+                "pods": sum(index in pod.grants for pod in pods),
+                "now_ns": each.ledger.now_ns or 0,
+                "trouble": each.trouble,
+            }
+            for index, each in self._loops.items()
+        ]
+
+    def _gpu_set(self, _session: Session, arguments: Arguments, _fds: list[int]) -> dict[str, Any]:
+        index = arguments.need("gpu", int)
+        with self._lock:
+            loop = self._gpu(index)
+            changes: dict[str, Any] = {
+                name: value
+                for name, kind in (("policy", str), ("online_policy", str), ("period_ns", int))
+                if (value := arguments.get(name, kind)) is not None
+            }
+            settings = replace(loop.settings, **changes)
+            admission.check_settings(index, self._host.pods(), settings)
+            loop.settings = settings
+        _log.info("pGPU set", pgpu=index, **asdict(settings))
+        return {}
+
+    def _pod_list(self, _session: Session, _arguments: Arguments, _fds: list[int]) -> dict[str, Any]:
+        return {"pods": [self._described(pod) for pod in self._host.pods()]}
+
+    def _described(self, pod: PodInfo) -> dict[str, Any]:
+        usage = []
+        for index in pod.grants:
+            account = self._loops[index].ledger.accounts.get(pod.name)
+            tsgs = account.tsgs if account else {}
+            usage.append(
+                {
+                    "gpu": index,
+                    "used_ns": account.used_ns if account else 0,
+                    "busy": any(tsg.busy for tsg in tsgs.values()),
+                    "debt_ns": account.debt_ns if account else 0,
+                    "tsgs": len(tsgs),
+                    "memory": pod.memory.get(index, 0),
+                }
+            )
+        grants = [
+            {"gpu": index, "class": grant.pod_class.value, "cores": grant.cores, "memory": grant.memory}
+            for index, grant in pod.grants.items()
+        ]
+        return {"name": pod.name, "pids": pod.pids, "trouble": pod.trouble, "grants": grants, "usage": usage}
+
+    def _pod_create(self, session: Session, arguments: Arguments, _fds: list[int]) -> dict[str, Any]:
+        grants = arguments.grants()
+        with self._lock:
+            pods = self._host.pods()
+            name = arguments.get("name", str) or _unused_name({pod.name for pod in pods})
+            settings = {index: each.settings for index, each in self._loops.items()}
+            admission.check_new(name, grants, pods, list(self._pgpus.values()), settings)
+            self._host.admit(name, grants)
+            self._held[name] = session
+            session.at_end.append(partial(self._let_go, name, session))
+        _log.info("pod created", pod=name)
+        return {
+            "name": name,
+            "plane": self._chosen.plane.value,
+            "gpus": [self._pgpus[index].uuid for index in grants],
+        }
+
+    def _let_go(self, name: str, session: Session) -> None:
+        with self._lock:
+            if self._held.get(name) is session:
+                del self._held[name]
+
+    def _pod_attach(self, session: Session, arguments: Arguments, fds: list[int]) -> dict[str, Any]:
+        name = arguments.need("name", str)
+        with self._lock:
+            self._pod(name)
+            self._host.attach(name, session.peer.pid, fds)
+        return {}
+
+    def _pod_set(self, _session: Session, arguments: Arguments, _fds: list[int]) -> dict[str, Any]:
+        name = arguments.need("name", str)
+        with self._lock:
+            pod = self._pod(name)
+            index = arguments.get("gpu", int)
+            if index is not None and index not in pod.grants:
+                raise UnknownNameError(f"pod {name}: it has no grant on pGPU {index}")
+            grants = {
+                number: arguments.amended(grant) if index in (None, number) else grant
+                for number, grant in pod.grants.items()
+            }
+            settings = {number: each.settings for number, each in self._loops.items()}
+            admission.check_amended(name, grants, self._host.pods(), list(self._pgpus.values()), settings)
+            self._host.amend(name, grants)
+        _log.info("pod set", pod=name)
+        return {}
+
+    def _pod_remove(self, _session: Session, arguments: Arguments, _fds: list[int]) -> dict[str, Any]:
+        name = arguments.need("name", str)
+        with self._lock:
+            pod = self._pod(name)
+            if self._runs(pod):
+                raise RefusedError(f"pod {name}: it still runs; end its processes first")
+            self._host.retire(name)
+            self._held.pop(name, None)
+        _log.info("pod removed", pod=name)
+        return {}
+
+    def _sim(self) -> SimHost:
+        if not isinstance(self._host, SimHost):
+            raise NotSupportedError(f"plane {self._host.plane}: simulated loads run on plane sim only")
+        return self._host
+
+    def _sim_start(self, session: Session, arguments: Arguments, _fds: list[int]) -> dict[str, Any]:
+        sim, pod = self._sim(), arguments.need("pod", str)
+        workload = Workload.from_dict(arguments.need("workload", dict))
+        with self._lock:
+            load = sim.start_load(pod, arguments.need("gpu", int), workload)
+            self._loads[load] = pod
+            session.at_end.append(partial(self._sim_stop, load))
+        return {"load": load}
+
+    def _sim_stop(self, load: int) -> None:
+        with self._lock:
+            self._sim().stop_load(load)
+            del self._loads[load]
+
+    def _sim_progress(self, _session: Session, arguments: Arguments, _fds: list[int]) -> dict[str, Any]:
+        return asdict(self._sim().progress(arguments.need("load", int)))
+
+
+def _unused_name(taken: set[str]) -> str:
+    return next(name for n in itertools.count(1) if (name := f"pod-{n}") not in taken)
