@@ -54,6 +54,7 @@ class _Request:
     window_s: float
     start_at_s: float | None
     started_at_s: float
+    watch: bool
 
     def record(self, stop: Stop) -> Record:
         """Wait until the load is to start, and return the record that it is to fill."""
@@ -65,7 +66,8 @@ class _Request:
                 click.echo(f"qgpu-load: {(start_ns - asked_ns) / NS_PER_S:.2f} s late for --start-at", err=True)
             start_ns = max(start_ns, asked_ns)
         stop.wait_until(start_ns - warmup_ns)
-        return Record(self.work, start_ns, stop, max(1, round(self.window_s * NS_PER_S)))
+        window_ns = max(1, round(self.window_s * NS_PER_S))
+        return Record(self.work, start_ns, stop, window_ns, watch=_watch if self.watch else None)
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -83,6 +85,7 @@ class _Request:
 @click.option("--iterations", type=click.IntRange(1), help="Length of a kernel from an earlier run; no calibration.")
 @click.option("--sync", type=click.Choice(["spin", "yield", "block"]), default="spin", help="How the host waits.")
 @click.option("--window", type=_TIME, default="100ms", show_default=True, help="Count kernels per this long.")
+@click.option("--watch", is_flag=True, help="Print what each second brought, as JSON lines, to stderr.")
 @click.option("--gpu", type=click.IntRange(0), default=0, show_default=True, help="Which GPU.")
 @click.option("--json", "file", type=click.File("w"), default="-", help="Where the result goes.  [default: stdout]")
 def main(file: IO[str], **options: Any) -> None:
@@ -120,7 +123,20 @@ def _request(*, kernel: float, batch: int | None, gap: float, period: float, war
         warmup_s=warmup,
     )
     started_at = rest["started_at"] or psutil.Process().create_time()
-    return _Request(work, rest["gpu"], rest["iterations"], rest["sync"], rest["window"], rest["start_at"], started_at)
+    return _Request(
+        work,
+        gpu=rest["gpu"],
+        iterations=rest["iterations"],
+        sync=rest["sync"],
+        window_s=rest["window"],
+        start_at_s=rest["start_at"],
+        started_at_s=started_at,
+        watch=rest["watch"],
+    )
+
+
+def _watch(elapsed_s: float, kernels: int, latency_us: dict[str, float] | None) -> None:
+    click.echo(json.dumps({"elapsed_s": elapsed_s, "kernels": kernels, "latency_us": latency_us}), err=True)
 
 
 @dataclass(frozen=True, slots=True)

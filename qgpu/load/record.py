@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from array import array
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from qgpu.load.spec import Workload
@@ -45,12 +45,22 @@ class Record:
     window_ns: int = NS_PER_S // 10
     kernels: int = 0
     last_ns: int = 0
+    #: Told once a second what was done in it: seconds since the start, kernels, and the summary of latencies.
+    watch: Callable[[float, int, dict[str, float] | None], None] | None = None
+    _seen: tuple[int, int, int] = (0, 0, 0)
     _windows: defaultdict[int, int] = field(default_factory=lambda: defaultdict(int))
     _latencies_us: array[float] = field(default_factory=lambda: array("d"))
 
     def going(self, now_ns: int) -> bool:
         """Tell whether there is more to do."""
         self.last_ns = now_ns
+        if self.watch is not None and now_ns >= max(self._seen[0], self.start_ns) + NS_PER_S:
+            self.watch(
+                (now_ns - self.start_ns) / NS_PER_S,
+                self.kernels - self._seen[1],
+                summary(self._latencies_us[self._seen[2] :]),
+            )
+            self._seen = (now_ns, self.kernels, len(self._latencies_us))
         if self.stop.asked or (self.work.count and self.kernels >= self.work.count):
             return False
         return not self.work.duration_s or now_ns < self.start_ns + self.work.duration_s * NS_PER_S

@@ -51,3 +51,13 @@ def test_rates_are_per_second_of_the_measured_part():
 
     assert record.report()["kernels_per_s"] == 50
     assert record.report()["elapsed_s"] == 2
+
+
+def test_a_watched_record_tells_of_each_second_apart():
+    told = []
+    record = Record(Workload(), 1000 * MS, Stop(), watch=lambda *what: told.append(what))
+    for at_ms in range(500, 3500, 250):
+        record.going(at_ms * MS)
+        record.done(at_ms * MS, 1, [float(at_ms)])
+
+    assert [(at, kernels, latency["max"]) for at, kernels, latency in told] == [(1.0, 4, 1750), (2.0, 4, 2750)]
