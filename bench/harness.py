@@ -24,7 +24,8 @@ from typing import Any
 
 import psutil
 
-from qgpu import wire
+from qgpu.control import Client
+from qgpu.errors import QgpuError
 
 ROOT = Path(__file__).resolve().parent.parent
 _LOAD = [sys.executable, "-m", "qgpu.load.main"]
@@ -187,21 +188,17 @@ class Bench:
             raise BenchError(f"qgpud ended with code {self._daemon.returncode}: {tail(self.daemon_log)}")
         try:
             self.ask("status")
-        except (OSError, BenchError):
+        except QgpuError:
             return False
         return True
 
     def ask(self, op: str, **arguments: Any) -> dict[str, Any]:
         """Ask the daemon over its socket."""
-        connection = wire.connect(str(self.runtime_dir / "qgpud.sock"), 10)
+        client = Client(self.runtime_dir)
         try:
-            connection.send({"op": op, **arguments})
-            received = connection.receive()
+            return client.call(op, **arguments)
         finally:
-            connection.close()
-        if received is None or not received[0].get("ok"):
-            raise BenchError(f"{op}: {received[0].get('error') if received else 'no answer'}")
-        return received[0]
+            client.close()
 
     def ctl(self, *arguments: str) -> str:
         """Run qgpuctl and return what it prints."""
