@@ -1,0 +1,1 @@
+"""qgpuctl: the command line of the daemon."""

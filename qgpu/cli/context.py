@@ -1,0 +1,48 @@
+"""What every command of ``qgpuctl`` has at hand: where the daemon is and how long to wait for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from qgpu.control import Client
+from qgpu.errors import UnknownNameError
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """The options that come before the command."""
+
+    runtime_dir: Path
+    timeout_s: float
+
+    def connect(self) -> Client:
+        """Connect to the daemon."""
+        return Client(self.runtime_dir, self.timeout_s)
+
+    def ask(self, op: str, **arguments: Any) -> dict[str, Any]:
+        """Make one request and return its answer."""
+        with self.connect() as client:
+            return client.call(op, **arguments)
+
+    def pod(self, name: str) -> dict[str, Any]:
+        """Return one pod. Raises UnknownNameError."""
+        for pod in self.ask("pod.list")["pods"]:
+            if pod["name"] == name:
+                return dict(pod)
+        raise UnknownNameError(f"pod {name}: there is none of that name; see: qgpuctl pod list")
+
+    def gpu(self, index: int) -> dict[str, Any]:
+        """Return one pGPU. Raises UnknownNameError."""
+        gpus = self.ask("gpu.list")["gpus"]
+        for gpu in gpus:
+            if gpu["index"] == index:
+                return dict(gpu)
+        known = ", ".join(str(gpu["index"]) for gpu in gpus) or "none"
+        raise UnknownNameError(f"pGPU {index}: there is none of that number; there are: {known}")
+
+
+pass_context = click.make_pass_decorator(Context)

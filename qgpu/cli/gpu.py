@@ -1,0 +1,96 @@
+"""``qgpuctl status`` and ``qgpuctl gpu``: the pGPUs and how they are shared."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from qgpu import units
+from qgpu.cli.context import Context, pass_context
+from qgpu.cli.output import memory, output_option, print_json, print_table
+from qgpu.cli.params import Duration
+from qgpu.control import SCHEMA
+from qgpu.errors import InvalidValueError
+
+_HEADER = ("GPU", "NAME", "MEMORY", "POLICY", "ONLINE POLICY", "PERIOD", "PODS", "TROUBLE")
+
+
+@click.command()
+@output_option
+@pass_context
+def status(context: Context, output: str) -> None:
+    """Show what the daemon runs on and how its pGPUs are shared."""
+    answer = context.ask("status")
+    if output == "json":
+        print_json(answer)
+        return
+    driver = answer["driver"] or "none"
+    click.echo(f"plane {answer['plane']} ({answer['why']}), qgpu {answer['version']}, driver {driver}")
+    click.echo(f"up {answer['uptime_s']:.0f} s")
+    print_table(_HEADER, [_row(gpu) for gpu in answer["gpus"]])
+
+
+@click.group()
+def gpu() -> None:
+    """List pGPUs and set how they are shared."""
+
+
+@gpu.command("list")
+@output_option
+@pass_context
+def list_(context: Context, output: str) -> None:
+    """List the pGPUs."""
+    answer = context.ask("gpu.list")
+    if output == "json":
+        print_json(answer)
+    else:
+        print_table(_HEADER, [_row(gpu) for gpu in answer["gpus"]])
+
+
+@gpu.command()
+@click.argument("index", metavar="N", type=int)
+@output_option
+@pass_context
+def show(context: Context, index: int, output: str) -> None:
+    """Show one pGPU."""
+    found = context.gpu(index)
+    if output == "json":
+        print_json({"schema": SCHEMA, "gpu": found})
+    else:
+        print_table(("GPU", str(index)), [("uuid", found["uuid"]), *zip(_fields(), _row(found)[1:], strict=True)])
+
+
+@gpu.group()
+def policy() -> None:
+    """Set policies."""
+
+
+@policy.command("set")
+@click.argument("index", metavar="N", type=int)
+@click.argument("policy_name", metavar="[POLICY]", required=False)
+@click.option("--online-policy", help="Policy among online pods.")
+@click.option("--period", type=Duration(), help="Scheduling period, 10ms to 10s.")
+@pass_context
+def set_(context: Context, index: int, policy_name: str | None, online_policy: str | None, period: int | None) -> None:
+    """Set the policy of pGPU N: best-effort (0), fixed-share (1) or burst-share (2)."""
+    if policy_name is None and online_policy is None and period is None:
+        raise InvalidValueError("gpu policy set: nothing to set; give POLICY, --online-policy or --period")
+    context.ask("gpu.set", gpu=index, policy=policy_name, online_policy=online_policy, period_ns=period)
+
+
+def _fields() -> list[str]:
+    return [name.lower() for name in _HEADER[1:]]
+
+
+def _row(gpu: dict[str, Any]) -> tuple[str, ...]:
+    return (
+        str(gpu["index"]),
+        gpu["name"],
+        memory(gpu["memory"]),
+        gpu["policy"],
+        gpu["online_policy"],
+        units.format_duration(gpu["period_ns"]),
+        str(gpu["pods"]),
+        gpu["trouble"] or "-",
+    )

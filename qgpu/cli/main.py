@@ -1,0 +1,68 @@
+"""``qgpuctl``: its commands and how it ends. Every error is one line on stderr and a documented exit code."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from pathlib import Path
+
+import click
+
+import qgpu
+from qgpu.cli.context import Context
+from qgpu.control import default_runtime_dir
+from qgpu.errors import ExitCode, QgpuError
+
+#: Where each command lives: nothing but the one that was asked for is imported.
+_COMMANDS = {
+    "doctor": "qgpu.cli.doctor",
+    "gpu": "qgpu.cli.gpu",
+    "pod": "qgpu.cli.pod",
+    "run": "qgpu.cli.run",
+    "simulate": "qgpu.cli.simulate",
+    "status": "qgpu.cli.gpu",
+    "top": "qgpu.cli.top",
+}
+
+
+class _Lazy(click.Group):
+    """A group that imports a command when it is asked for it."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
+        return sorted(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        if cmd_name not in _COMMANDS:
+            return None
+        command: click.Command = getattr(importlib.import_module(_COMMANDS[cmd_name]), cmd_name)
+        return command
+
+
+@click.group(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.option("--runtime-dir", type=click.Path(path_type=Path), help="Where the daemon's control socket is.")
+@click.option(
+    "--timeout", type=click.FloatRange(0.1, 3600), default=10.0, show_default=True, help="Seconds to wait for it."
+)
+@click.version_option(qgpu.__version__)
+@click.pass_context
+def command(ctx: click.Context, runtime_dir: Path | None, timeout: float) -> None:
+    """Share GPUs among pods: see who gets what, and change it."""
+    ctx.obj = Context(runtime_dir or default_runtime_dir(), timeout)
+
+
+def main() -> None:
+    """Run ``qgpuctl`` and end with its exit code."""
+    try:
+        command(standalone_mode=False)
+        sys.stdout.flush()
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except (click.Abort, KeyboardInterrupt):
+        sys.exit(ExitCode.OK)
+    except BrokenPipeError:  # the reader of our output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except QgpuError as error:
+        click.echo(f"qgpuctl: {error}", err=True)
+        sys.exit(error.code)

@@ -1,0 +1,54 @@
+"""How answers are printed: tables for people, versioned JSON for programs. Nothing here asks the daemon."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import click
+
+from qgpu import units
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+def output_option(function: _F) -> _F:
+    """Give a command the option ``-o table|json`` as its argument ``output``."""
+    return click.option(
+        "-o",
+        "--output",
+        type=click.Choice(["table", "json"]),
+        default="table",
+        show_default=True,
+        help="How to print.",
+    )(function)
+
+
+def print_json(answer: dict[str, Any]) -> None:
+    """Print an answer of the daemon as it is, without the envelope's ``ok``."""
+    click.echo(json.dumps({key: value for key, value in answer.items() if key != "ok"}, indent=2))
+
+
+def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print rows below their header, in columns as wide as they need to be."""
+    click.echo("\n".join(table(header, rows)))
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Lay out rows below their header and return the lines."""
+    widths = [max(len(cell) for cell in column) for column in zip(header, *rows, strict=True)]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in (header, *rows)
+    ]
+
+
+def memory(size: int | None) -> str:
+    """Write a number of bytes, or that there is no limit."""
+    return "-" if size is None else units.format_memory(size)
+
+
+def cores(quota: int | None) -> str:
+    """Write a quota, or that there is none."""
+    return "-" if quota is None else f"{quota} %"

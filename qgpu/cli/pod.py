@@ -1,0 +1,83 @@
+"""``qgpuctl pod``: the pods, what they were granted and what they used."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from qgpu.cli.context import Context, pass_context
+from qgpu.cli.output import cores, memory, output_option, print_json, print_table
+from qgpu.cli.params import NONE, Memory, OrNone
+from qgpu.control import SCHEMA
+from qgpu.errors import InvalidValueError
+from qgpu.model import PodClass
+
+_HEADER = ("POD", "GPU", "CLASS", "CORES", "MEMORY", "USED", "HELD", "BUSY", "PIDS", "TROUBLE")
+
+
+@click.group()
+def pod() -> None:
+    """List pods and change what they were granted."""
+
+
+@pod.command("list")
+@output_option
+@pass_context
+def list_(context: Context, output: str) -> None:
+    """List the pods."""
+    answer = context.ask("pod.list")
+    if output == "json":
+        print_json(answer)
+    else:
+        print_table(_HEADER, [row for pod in answer["pods"] for row in _rows(pod)])
+
+
+@pod.command()
+@click.argument("name")
+@output_option
+@pass_context
+def show(context: Context, name: str, output: str) -> None:
+    """Show one pod."""
+    found = context.pod(name)
+    if output == "json":
+        print_json({"schema": SCHEMA, "pod": found})
+    else:
+        print_table(_HEADER, _rows(found))
+
+
+@pod.command("set")
+@click.argument("name")
+@click.option("--gpu", type=int, help="Only its grant on this pGPU.")
+@click.option("--cores", "quota", type=OrNone(click.INT), help="Quota in per cent of the pGPU, or none.")
+@click.option("--class", "pod_class", type=click.Choice([each.value for each in PodClass]), help="Its class.")
+@click.option("--memory", "limit", type=OrNone(Memory()), help="Memory limit such as 16GiB, or none.")
+@pass_context
+def set_(context: Context, name: str, gpu: int | None, quota: Any, pod_class: str | None, limit: Any) -> None:
+    """Change what a running pod was granted."""
+    changes = {
+        key: None if value == NONE else value
+        for key, value in (("cores", quota), ("class", pod_class), ("memory", limit))
+        if value is not None
+    }
+    if not changes:
+        raise InvalidValueError("pod set: nothing to set; give --cores, --class or --memory")
+    context.ask("pod.set", name=name, gpu=gpu, **changes)
+
+
+def _rows(pod: dict[str, Any]) -> list[tuple[str, ...]]:
+    return [
+        (
+            pod["name"],
+            str(grant["gpu"]),
+            grant["class"],
+            cores(grant["cores"]),
+            memory(grant["memory"]),
+            f"{used['used_ns'] / 1e9:.2f} s",
+            memory(used["memory"]),
+            "yes" if used["busy"] else "no",
+            str(len(pod["pids"])),
+            pod["trouble"] or "-",
+        )
+        for grant, used in zip(pod["grants"], pod["usage"], strict=True)
+    ]

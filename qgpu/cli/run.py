@@ -1,0 +1,100 @@
+"""``qgpuctl run``: start any command as a pod and end with its exit code.
+
+The connection that made the pod stays open as its life line. If anything goes wrong before the command is
+started, it is not started: a pod runs with its grant or not at all.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from contextlib import suppress
+from typing import Any, NoReturn
+
+import click
+
+from qgpu import launch
+from qgpu.cli.context import Context, pass_context
+from qgpu.cli.params import Memory
+from qgpu.control import Client
+from qgpu.errors import QgpuError
+from qgpu.model import PodClass
+
+_FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+_NOT_EXECUTABLE, _NO_SUCH_COMMAND, _BY_SIGNAL = 126, 127, 128
+
+
+@click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.option("--gpu", default=0, show_default=True, help="The pGPU to run on.")
+@click.option("--name", help="The pod's name; one is made up otherwise.")
+@click.option("--cores", type=int, help="Quota in per cent of the pGPU.")
+@click.option("--memory", type=Memory(), help="Memory limit such as 16GiB.")
+@click.option(
+    "--class",
+    "pod_class",
+    type=click.Choice([each.value for each in PodClass]),
+    default=PodClass.OFFLINE.value,
+    show_default=True,
+    help="online: latency matters; offline: fills what is left.",
+)
+@click.argument("command", metavar="-- CMD...", nargs=-1, required=True, type=click.UNPROCESSED)
+@pass_context
+def run(
+    context: Context,
+    gpu: int,
+    name: str | None,
+    cores: int | None,
+    memory: int | None,
+    pod_class: str,
+    command: tuple[str, ...],
+) -> NoReturn:
+    """Run a command as a pod and end with its exit code."""
+    grant = {"class": pod_class, "cores": cores, "memory": memory}
+    with context.connect() as client:
+        pod = client.call("pod.create", name=name, grants={str(gpu): grant})
+        child = os.fork()
+        if child == 0:
+            _become(context, gpu, pod, command)
+        code = _wait(child)
+        with suppress(QgpuError):  # it may have left processes behind, and lives on then
+            client.call("pod.remove", name=pod["name"])
+    sys.exit(code)
+
+
+def _become(context: Context, gpu: int, pod: dict[str, Any], command: tuple[str, ...]) -> NoReturn:
+    """Turn this process, a fresh child, into the pod's command."""
+    try:
+        variables = launch.environment(pod["plane"], pod["name"], pod["gpus"], context.runtime_dir.absolute())
+        with Client(context.runtime_dir, context.timeout_s) as own:  # the daemon attaches whoever connects
+            fds = launch.enter(pod["plane"])
+            own.call("pod.attach", fds, name=pod["name"])
+            for fd in fds:
+                os.close(fd)
+        os.execvpe(command[0], command, os.environ | variables | {"QGPU_GPU": str(gpu)})  # noqa: S606
+    except QgpuError as error:
+        _give_up(f"qgpuctl: {error}", error.code)
+    except OSError as error:
+        code = _NO_SUCH_COMMAND if isinstance(error, FileNotFoundError) else _NOT_EXECUTABLE
+        _give_up(f"qgpuctl: {command[0]}: {error.strerror}", code)
+
+
+def _give_up(line: str, code: int) -> NoReturn:
+    """End the child without a way back into the parent's code, whose exit handlers are not its own."""
+    sys.stderr.write(f"{line}\n")
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _wait(child: int) -> int:
+    """Pass signals on until the child has ended; return its exit code as a shell would."""
+
+    def forward(number: int, _frame: object) -> None:
+        with suppress(ProcessLookupError):
+            os.kill(child, number)
+
+    for number in _FORWARDED:
+        signal.signal(number, forward)
+    _, status = os.waitpid(child, 0)
+    code = os.waitstatus_to_exitcode(status)
+    return code if code >= 0 else _BY_SIGNAL - code
