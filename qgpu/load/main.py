@@ -169,7 +169,7 @@ def _cuda(request: _Request) -> _Load:
 def _simulated(request: _Request) -> _Load:
     from qgpu.load.simulated import SimulatedDevice
 
-    device = SimulatedDevice(os.environ.get("QGPU_POD", ""), request.gpu)
+    device = SimulatedDevice(os.environ.get("QGPU_POD", ""), int(os.environ.get("QGPU_GPU", request.gpu)))
     return _Load(device.run, device.name, time.time(), None, request.work.kernel_us)
 
 
