@@ -62,7 +62,7 @@ struct qgpu_info {
 };
 
 /* QGPU_IOC_GPU: one pGPU, by index (in). memory is 0 until a pod has opened the card. */
-struct qgpu_gpu {
+struct qgpu_gpu_info {
 	__u32 gpu;
 	__u32 gpu_id;
 	__u32 domain;
@@ -223,7 +223,7 @@ struct qgpu_idle {
 #define QGPU_EVENT_TAMPERED 8
 #define QGPU_EVENT_GATE_FAILED 9
 #define QGPU_EVENT_STATE 10
-/* Events were lost before this one; value says how many. */
+/* The reader did not keep up: value says how many events are missing here. */
 #define QGPU_EVENT_LOST 11
 
 /* read() hands out whole events, oldest first; poll() says when there are any. Unused members are zero. */
@@ -236,7 +236,7 @@ struct qgpu_event {
 };
 
 #define QGPU_IOC_INFO _IOR('Q', 1, struct qgpu_info)
-#define QGPU_IOC_GPU _IOWR('Q', 2, struct qgpu_gpu)
+#define QGPU_IOC_GPU _IOWR('Q', 2, struct qgpu_gpu_info)
 #define QGPU_IOC_POD_ADD _IOWR('Q', 3, struct qgpu_pod_add)
 #define QGPU_IOC_POD_REMOVE _IOW('Q', 4, struct qgpu_pod_remove)
 #define QGPU_IOC_POD_NEXT _IOWR('Q', 5, struct qgpu_pod_next)

@@ -1,0 +1,292 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * cdev.c - /dev/qgpu: copies what user space hands in, checks every member of it, calls whoever does it. The plans
+ * of a descriptor end with it. What the calls mean stands in uapi/qgpu.h.
+ */
+#include <linux/capability.h>
+#include <linux/fs.h>
+#include <linux/kernel.h>
+#include <linux/miscdevice.h>
+#include <linux/module.h>
+#include <linux/slab.h>
+#include <linux/uaccess.h>
+
+#include "cdev.h"
+#include "client.h"
+#include "events.h"
+#include "interpose.h"
+#include "mem.h"
+#include "plan.h"
+#include "slice.h"
+
+static struct qgpu_gpu *gpu_at(u32 index)
+{
+	return index < (u32)smp_load_acquire(&qgpu_nr_gpus) ? &qgpu_gpus[index] : NULL;
+}
+
+static int do_info(void *owner, void *arg)
+{
+	struct qgpu_info *info = arg;
+
+	qgpu_interpose_attach();	/* the device node may have come after the driver */
+	memset(info, 0, sizeof(*info));
+	qgpu_interpose_info(info);
+	info->abi = QGPU_ABI_VERSION;
+	info->nr_pods = qgpu_pod_count();
+	info->nr_clients = atomic_read(&qgpu_nr_clients);
+	info->nr_objects = atomic_read(&qgpu_nr_objects);
+	return 0;
+}
+
+static int do_gpu(void *owner, void *arg)
+{
+	struct qgpu_gpu_info *info = arg;
+	struct qgpu_gpu *gpu = gpu_at(info->gpu);
+
+	if (!gpu)
+		return -ENOENT;
+	info->gpu_id = gpu->gpu_id;
+	info->domain = gpu->domain;
+	info->bus = gpu->bus;
+	info->slot = gpu->slot;
+	info->function = gpu->function;
+	info->memory = READ_ONCE(gpu->memory);
+	return 0;
+}
+
+static int do_pod_add(void *owner, void *arg)
+{
+	struct qgpu_pod_add *add = arg;
+	size_t length = strnlen(add->name, sizeof(add->name));
+
+	if (add->flags || !length || memchr_inv(add->name + length, 0, sizeof(add->name) - length) ||
+	    length == sizeof(add->name))
+		return -EINVAL;
+	qgpu_interpose_attach();
+	return qgpu_pod_add(add->cgroup_fd, add->name, &add->pod);
+}
+
+static int do_pod_remove(void *owner, void *arg)
+{
+	const struct qgpu_pod_remove *remove = arg;
+
+	if (remove->flags || remove->pad)
+		return -EINVAL;
+	return qgpu_pod_remove(remove->pod);
+}
+
+static int do_pod_next(void *owner, void *arg)
+{
+	struct qgpu_pod_next *next = arg;
+	struct qgpu_pod *pod = qgpu_pod_next(next->pod);
+
+	if (!pod)
+		return -ENOENT;
+	*next = (struct qgpu_pod_next){
+		.pod = pod->id,
+		.cgroup = cgroup_id(pod->cgroup),
+		.flags = atomic_read(&pod->flags),
+		.nr_files = atomic_read(&pod->nr_files),
+		.nr_clients = atomic_read(&pod->nr_clients),
+		.refused_allocs = atomic64_read(&pod->refused_allocs),
+		.refused_controls = atomic64_read(&pod->refused_controls),
+	};
+	memcpy(next->name, pod->name, sizeof(next->name));
+	qgpu_pod_put(pod);
+	return 0;
+}
+
+static int do_grant_set(void *owner, void *arg)
+{
+	const struct qgpu_grant *grant = arg;
+
+	if (grant->flags || grant->pod_class > QGPU_CLASS_ONLINE || grant->cores > 100 || !gpu_at(grant->gpu))
+		return -EINVAL;
+	return qgpu_pod_grant(grant->pod, grant);
+}
+
+static int do_grant_get(void *owner, void *arg)
+{
+	struct qgpu_grant *grant = arg;
+	struct qgpu_share *share;
+	struct qgpu_pod *pod;
+	u64 limit;
+
+	if (!gpu_at(grant->gpu) || grant->flags)
+		return -EINVAL;
+	pod = qgpu_pod_find(grant->pod);
+	if (IS_ERR(pod))
+		return PTR_ERR(pod);
+	share = &pod->shares[grant->gpu];
+	limit = READ_ONCE(share->memory_limit);
+	grant->pod_class = share->pod_class;
+	grant->cores = share->cores;
+	grant->memory = limit == U64_MAX ? 0 : limit;
+	qgpu_pod_put(pod);
+	return share->granted ? 0 : -ENOENT;
+}
+
+static int do_usage(void *owner, void *arg)
+{
+	struct qgpu_usage *usage = arg;
+	struct qgpu_gpu *gpu = gpu_at(usage->gpu);
+	struct qgpu_pod *pod;
+
+	if (!gpu)
+		return -EINVAL;
+	pod = qgpu_pod_find(usage->pod);
+	if (IS_ERR(pod))
+		return PTR_ERR(pod);
+	*usage = (struct qgpu_usage){ .pod = pod->id, .gpu = usage->gpu };
+	qgpu_mem_usage(pod, usage->gpu, &usage->memory, &usage->peak_memory);
+	qgpu_slice_usage(gpu, pod, usage);
+	qgpu_pod_put(pod);
+	return 0;
+}
+
+static int do_tsg_next(void *owner, void *arg)
+{
+	struct qgpu_tsg_next *next = arg;
+	struct qgpu_gpu *gpu = gpu_at(next->gpu);
+
+	return gpu ? qgpu_tsg_next(gpu, next) : -EINVAL;
+}
+
+static int do_plan(void *owner, void *arg)
+{
+	const struct qgpu_plan *plan = arg;
+	struct qgpu_gpu *gpu = gpu_at(plan->gpu);
+	struct qgpu_timeline *timeline;
+	int ret;
+
+	if (!gpu)
+		return -EINVAL;
+	timeline = qgpu_plan_read(plan);
+	if (IS_ERR(timeline))
+		return PTR_ERR(timeline);
+	ret = qgpu_slice_set(gpu, owner, timeline, plan->lease_ns);
+	if (ret)
+		qgpu_timeline_free(timeline);
+	return ret;
+}
+
+static int do_renew(void *owner, void *arg)
+{
+	const struct qgpu_renew *renew = arg;
+	struct qgpu_gpu *gpu = gpu_at(renew->gpu);
+
+	return gpu && !renew->flags ? qgpu_slice_renew(gpu, owner) : -EINVAL;
+}
+
+static int do_idle(void *owner, void *arg)
+{
+	const struct qgpu_idle *idle = arg;
+	struct qgpu_gpu *gpu = gpu_at(idle->gpu);
+
+	return gpu && idle->idle <= 1 ? qgpu_slice_idle(gpu, owner, idle->pod, idle->idle) : -EINVAL;
+}
+
+/* The descriptor's own reader doubles as the owner of its plans. */
+static const struct {
+	unsigned int cmd;
+	int (*call)(void *owner, void *arg);
+} commands[] = {
+	{ QGPU_IOC_INFO, do_info },
+	{ QGPU_IOC_GPU, do_gpu },
+	{ QGPU_IOC_POD_ADD, do_pod_add },
+	{ QGPU_IOC_POD_REMOVE, do_pod_remove },
+	{ QGPU_IOC_POD_NEXT, do_pod_next },
+	{ QGPU_IOC_GRANT_SET, do_grant_set },
+	{ QGPU_IOC_GRANT_GET, do_grant_get },
+	{ QGPU_IOC_USAGE, do_usage },
+	{ QGPU_IOC_TSG_NEXT, do_tsg_next },
+	{ QGPU_IOC_PLAN, do_plan },
+	{ QGPU_IOC_RENEW, do_renew },
+	{ QGPU_IOC_IDLE, do_idle },
+};
+
+#define ARG_MAX_SIZE 256
+
+static long cdev_ioctl(struct file *filp, unsigned int cmd, unsigned long user)
+{
+	u64 arg[ARG_MAX_SIZE / sizeof(u64)] = {};
+	size_t i;
+	int ret;
+
+	for (i = 0; i < ARRAY_SIZE(commands) && commands[i].cmd != cmd; i++)
+		;
+	if (i == ARRAY_SIZE(commands))
+		return -ENOTTY;
+	if (_IOC_DIR(cmd) & _IOC_WRITE && copy_from_user(arg, (void __user *)user, _IOC_SIZE(cmd)))
+		return -EFAULT;
+	ret = commands[i].call(filp->private_data, arg);
+	if (!ret && _IOC_DIR(cmd) & _IOC_READ && copy_to_user((void __user *)user, arg, _IOC_SIZE(cmd)))
+		return -EFAULT;
+	return ret;
+}
+
+static ssize_t cdev_read(struct file *filp, char __user *to, size_t size, loff_t *pos)
+{
+	return qgpu_reader_read(filp->private_data, to, size, filp->f_flags & O_NONBLOCK);
+}
+
+static __poll_t cdev_poll(struct file *filp, poll_table *table)
+{
+	return qgpu_reader_poll(filp->private_data, filp, table);
+}
+
+static int cdev_open(struct inode *inode, struct file *filp)
+{
+	struct qgpu_reader *reader;
+
+	if (!capable(CAP_SYS_ADMIN))
+		return -EPERM;
+	reader = kzalloc(sizeof(*reader), GFP_KERNEL);
+	if (!reader)
+		return -ENOMEM;
+	qgpu_reader_add(reader);
+	filp->private_data = reader;
+	return stream_open(inode, filp);
+}
+
+static int cdev_release(struct inode *inode, struct file *filp)
+{
+	struct qgpu_reader *reader = filp->private_data;
+
+	qgpu_slice_drop(reader);
+	qgpu_reader_remove(reader);
+	kfree(reader);
+	return 0;
+}
+
+static const struct file_operations cdev_fops = {
+	.owner = THIS_MODULE,
+	.open = cdev_open,
+	.release = cdev_release,
+	.unlocked_ioctl = cdev_ioctl,
+	.compat_ioctl = cdev_ioctl,
+	.read = cdev_read,
+	.poll = cdev_poll,
+	.llseek = noop_llseek,
+};
+
+static struct miscdevice cdev = {
+	.minor = MISC_DYNAMIC_MINOR,
+	.name = "qgpu",
+	.fops = &cdev_fops,
+	.mode = 0600,
+};
+
+int qgpu_cdev_init(void)
+{
+	size_t i;
+
+	for (i = 0; i < ARRAY_SIZE(commands); i++)
+		WARN_ON(_IOC_SIZE(commands[i].cmd) > ARG_MAX_SIZE);
+	return misc_register(&cdev);
+}
+
+void qgpu_cdev_uninit(void)
+{
+	misc_deregister(&cdev);
+}

@@ -1,0 +1,322 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * client.c - the register: RM clients of pods and the objects below them, as RM has them.
+ *
+ * It says who owns what and who goes with whom. What a TSG or a piece of memory means is left to tsg.c and mem.c.
+ *
+ * Lock order: file's lock, client's lock, pGPU's lock (tsg.c), mem_lock (mem.c). A client's lock is held while the
+ * driver allocates or frees under it, so nothing that the driver may wait for (the slice worker) takes it.
+ */
+#include <linux/rhashtable.h>
+#include <linux/sched.h>
+#include <linux/slab.h>
+
+#include "client.h"
+#include "mem.h"
+#include "nvrm.h"
+#include "tsg.h"
+
+#define OBJECT_DEPTH_MAX 16
+
+atomic_t qgpu_nr_clients = ATOMIC_INIT(0);
+atomic_t qgpu_nr_objects = ATOMIC_INIT(0);
+
+static const struct rhashtable_params client_params = {
+	.key_len = sizeof(u32),
+	.key_offset = offsetof(struct qgpu_client, handle),
+	.head_offset = offsetof(struct qgpu_client, node),
+	.automatic_shrinking = true,
+};
+
+static struct rhashtable clients;
+
+int qgpu_clients_init(void)
+{
+	return rhashtable_init(&clients, &client_params);
+}
+
+void qgpu_clients_uninit(void)
+{
+	rhashtable_destroy(&clients);
+}
+
+static void client_free(struct kref *ref)
+{
+	struct qgpu_client *client = container_of(ref, struct qgpu_client, ref);
+
+	qgpu_pod_put(client->pod);
+	xa_destroy(&client->objects);
+	kfree_rcu(client, rcu);
+}
+
+struct qgpu_client *qgpu_client_lock(u32 handle, const struct qgpu_pod *pod)
+{
+	struct qgpu_client *client;
+
+	rcu_read_lock();
+	client = rhashtable_lookup(&clients, &handle, client_params);
+	if (client && (client->pod != pod || !kref_get_unless_zero(&client->ref)))
+		client = NULL;
+	rcu_read_unlock();
+	if (!client)
+		return NULL;
+	if (mutex_lock_killable(&client->lock)) {
+		kref_put(&client->ref, client_free);
+		return ERR_PTR(-EINTR);
+	}
+	if (!client->dead)
+		return client;
+	qgpu_client_unlock(client);
+	return NULL;
+}
+
+void qgpu_client_unlock(struct qgpu_client *client)
+{
+	mutex_unlock(&client->lock);
+	kref_put(&client->ref, client_free);
+}
+
+bool qgpu_client_owned(u32 handle, const struct qgpu_pod *pod)
+{
+	struct qgpu_client *client;
+	bool owned;
+
+	rcu_read_lock();
+	client = rhashtable_lookup(&clients, &handle, client_params);
+	owned = client && client->pod == pod;
+	rcu_read_unlock();
+	return owned;
+}
+
+/*
+ * RM reuses a handle as soon as its file's release has freed it, which may be before the release is through here.
+ * So an entry that is being released (open for good, see qgpu_client_open()) makes way; any other is an impostor's
+ * victim and stays.
+ */
+int qgpu_client_add(struct list_head *file_clients, struct mutex *file_lock, struct qgpu_pod *pod, u32 handle)
+{
+	struct qgpu_client *client = kzalloc(sizeof(*client), GFP_KERNEL), *old;
+	int ret;
+
+	if (!client)
+		return -ENOMEM;
+	client->handle = handle;
+	client->tgid = task_tgid_nr(current);
+	client->pod = qgpu_pod_get(pod);
+	kref_init(&client->ref);
+	mutex_init(&client->lock);
+	xa_init(&client->objects);
+
+	rcu_read_lock();
+	old = rhashtable_lookup(&clients, &handle, client_params);
+	if (old && READ_ONCE(old->dead))
+		rhashtable_remove_fast(&clients, &old->node, client_params);
+	rcu_read_unlock();
+	ret = rhashtable_lookup_insert_fast(&clients, &client->node, client_params);
+	if (ret) {
+		kref_put(&client->ref, client_free);
+		return ret;
+	}
+	atomic_inc(&qgpu_nr_clients);
+	atomic_inc(&pod->nr_clients);
+	mutex_lock(file_lock);
+	list_add(&client->file_node, file_clients);
+	mutex_unlock(file_lock);
+	return 0;
+}
+
+void qgpu_client_open(struct qgpu_client *client)
+{
+	mutex_lock(&client->lock);
+	qgpu_objects_hold(client, client->handle);
+	WRITE_ONCE(client->dead, true);
+	mutex_unlock(&client->lock);
+}
+
+void qgpu_client_remove(struct qgpu_client *client)
+{
+	mutex_lock(&client->lock);
+	WRITE_ONCE(client->dead, true);
+	qgpu_objects_remove(client, client->handle);
+	mutex_unlock(&client->lock);
+	rhashtable_remove_fast(&clients, &client->node, client_params);
+	atomic_dec(&client->pod->nr_clients);
+	atomic_dec(&qgpu_nr_clients);
+	kref_put(&client->ref, client_free);
+}
+
+struct qgpu_object *qgpu_object_find(struct qgpu_client *client, u32 handle)
+{
+	return xa_load(&client->objects, handle);
+}
+
+struct qgpu_object *qgpu_object_add(struct qgpu_client *client, u32 handle, u32 parent, u32 class)
+{
+	struct qgpu_object *object;
+	int ret;
+
+	lockdep_assert_held(&client->lock);
+	if (handle == client->handle)
+		return ERR_PTR(-EEXIST);
+	object = kzalloc(sizeof(*object), GFP_KERNEL);
+	if (!object)
+		return ERR_PTR(-ENOMEM);
+	object->handle = handle;
+	object->parent = parent;
+	object->class = class;
+	object->gpu = qgpu_object_gpu(client, parent);
+	object->pod = client->pod;
+	INIT_LIST_HEAD(&object->mem_node);
+	ret = xa_insert(&client->objects, handle, object, GFP_KERNEL);
+	if (ret) {
+		kfree(object);
+		return ERR_PTR(ret == -EBUSY ? -EEXIST : ret);
+	}
+	atomic_inc(&qgpu_nr_objects);
+	return object;
+}
+
+int qgpu_object_gpu(struct qgpu_client *client, u32 handle)
+{
+	struct qgpu_object *object = qgpu_object_find(client, handle);
+
+	return object ? object->gpu : -1;
+}
+
+u32 qgpu_object_device(struct qgpu_client *client, u32 handle)
+{
+	struct qgpu_object *object = qgpu_object_find(client, handle);
+	int depth;
+
+	for (depth = 0; object && depth < OBJECT_DEPTH_MAX; depth++) {
+		if (object->class == NV01_DEVICE_0)
+			return object->handle;
+		object = qgpu_object_find(client, object->parent);
+	}
+	return 0;
+}
+
+static bool is_below(struct qgpu_client *client, struct qgpu_object *object, u32 handle)
+{
+	int depth;
+
+	for (depth = 0; object && depth < OBJECT_DEPTH_MAX; depth++) {
+		if (object->handle == handle || object->parent == handle)
+			return true;
+		object = qgpu_object_find(client, object->parent);
+	}
+	return false;
+}
+
+/* RM tears down the channels that use an address space or a context share with it, wherever they hang. */
+static bool goes_with(struct qgpu_client *client, struct qgpu_object *object, u32 handle)
+{
+	struct qgpu_object *freed = qgpu_object_find(client, handle);
+
+	if (freed && (freed->class == FERMI_VASPACE_A || freed->class == FERMI_CONTEXT_SHARE_A))
+		return true;
+	return is_below(client, object, handle);
+}
+
+/* A channel freed alone takes its TSG's gate along: preempting is by TSG, and RM waits for the whole of it. */
+void qgpu_objects_hold(struct qgpu_client *client, u32 handle)
+{
+	struct qgpu_object *object;
+	unsigned long index;
+
+	lockdep_assert_held(&client->lock);
+	xa_for_each(&client->objects, index, object) {
+		if (!object->tsg || !goes_with(client, object, handle))
+			continue;
+		if (NV_IS_GPFIFO(object->class) && !qgpu_tsg_hidden(object->tsg) && object->handle != handle)
+			continue;	/* by its TSG */
+		object->held = true;
+		qgpu_tsg_hold(object->tsg, 1);
+	}
+}
+
+/* What the driver has freed is out of the register by now; what is left is gated as before. */
+void qgpu_objects_unhold(struct qgpu_client *client)
+{
+	struct qgpu_object *object;
+	unsigned long index;
+
+	lockdep_assert_held(&client->lock);
+	xa_for_each(&client->objects, index, object) {
+		if (object->held)
+			qgpu_tsg_hold(object->tsg, -1);
+		object->held = false;
+	}
+}
+
+static void object_remove(struct qgpu_client *client, struct qgpu_object *object)
+{
+	xa_erase(&client->objects, object->handle);
+	if (object->held && !qgpu_tsg_hidden(object->tsg) && NV_IS_GPFIFO(object->class))
+		qgpu_tsg_hold(object->tsg, -1);
+	if (object->mem)
+		qgpu_mem_drop(object);
+	if (object->tsg && NV_IS_GPFIFO(object->class))
+		qgpu_channel_remove(object->tsg, object->handle);
+	else if (object->tsg)
+		qgpu_tsg_remove(object->tsg);
+	atomic_dec(&qgpu_nr_objects);
+	kfree_rcu(object, rcu);
+}
+
+void qgpu_objects_remove(struct qgpu_client *client, u32 handle)
+{
+	struct qgpu_object *object = qgpu_object_find(client, handle);
+	unsigned long index;
+
+	lockdep_assert_held(&client->lock);
+	if (object && object->mem) {
+		object_remove(client, object);
+		return;
+	}
+	xa_for_each(&client->objects, index, object)
+		object->doomed = is_below(client, object, handle);
+	/* channels before the TSGs they are listed in */
+	xa_for_each(&client->objects, index, object) {
+		if (object->doomed && NV_IS_GPFIFO(object->class))
+			object_remove(client, object);
+	}
+	xa_for_each(&client->objects, index, object) {
+		if (object->doomed)
+			object_remove(client, object);
+	}
+}
+
+void qgpu_objects_reclose(struct qgpu_client *client)
+{
+	struct qgpu_object *object;
+	unsigned long index;
+
+	lockdep_assert_held(&client->lock);
+	xa_for_each(&client->objects, index, object) {
+		if (object->tsg)
+			qgpu_tsg_reclose(object->tsg);
+	}
+}
+
+struct qgpu_mem *qgpu_client_mem(u32 handle, u32 memory)
+{
+	struct qgpu_client *client;
+	struct qgpu_object *object = NULL;
+	struct qgpu_mem *mem = NULL;
+
+	rcu_read_lock();
+	client = rhashtable_lookup(&clients, &handle, client_params);
+	if (client && !kref_get_unless_zero(&client->ref))
+		client = NULL;
+	rcu_read_unlock();
+	if (!client)
+		return NULL;
+	rcu_read_lock();
+	object = xa_load(&client->objects, memory);
+	if (object)
+		mem = qgpu_mem_of(object);
+	rcu_read_unlock();
+	kref_put(&client->ref, client_free);
+	return mem;
+}

@@ -1,0 +1,74 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+#ifndef _QGPU_CLIENT_H
+#define _QGPU_CLIENT_H
+
+#include <linux/kref.h>
+#include <linux/list.h>
+#include <linux/mutex.h>
+#include <linux/rhashtable-types.h>
+#include <linux/xarray.h>
+
+#include "pod.h"
+
+struct qgpu_mem;
+struct qgpu_tsg;
+
+/* An RM object of a pod that matters for time or memory. */
+struct qgpu_object {
+	u32 handle;
+	u32 parent;
+	u32 class;
+	int gpu;			/* of a device, else that of its device; -1: unknown */
+	bool doomed;			/* while its subtree is being removed */
+	bool held;			/* its TSG is held open by the free that is under way */
+	struct qgpu_tsg *tsg;		/* a TSG, or the TSG of a channel */
+	struct qgpu_mem *mem;		/* under mem_lock */
+	struct list_head mem_node;
+	struct qgpu_pod *pod;		/* its client's, which outlives it */
+	struct rcu_head rcu;
+};
+
+/* An RM client: the root of a tree of objects. It belongs to the file it was allocated on. */
+struct qgpu_client {
+	struct rhash_head node;
+	u32 handle;
+	u32 tgid;
+	struct kref ref;
+	struct rcu_head rcu;
+	struct qgpu_pod *pod;		/* a reference */
+	struct list_head file_node;	/* under the file's lock */
+	struct mutex lock;		/* protects what follows; held over allocs and frees in the driver */
+	bool dead;
+	struct xarray objects;
+};
+
+int qgpu_clients_init(void);
+void qgpu_clients_uninit(void);
+
+/* Locked and referenced; NULL: not one of this pod's; ERR_PTR(-EINTR): a fatal signal came first. */
+struct qgpu_client *qgpu_client_lock(u32 handle, const struct qgpu_pod *pod);
+void qgpu_client_unlock(struct qgpu_client *client);
+bool qgpu_client_owned(u32 handle, const struct qgpu_pod *pod);
+
+int qgpu_client_add(struct list_head *file_clients, struct mutex *file_lock, struct qgpu_pod *pod, u32 handle);
+/* Both unlocked. The first opens every gate of the client for good, the second forgets it. */
+void qgpu_client_open(struct qgpu_client *client);
+void qgpu_client_remove(struct qgpu_client *client);
+
+/* The rest needs the client's lock. */
+struct qgpu_object *qgpu_object_find(struct qgpu_client *client, u32 handle);
+struct qgpu_object *qgpu_object_add(struct qgpu_client *client, u32 handle, u32 parent, u32 class);
+int qgpu_object_gpu(struct qgpu_client *client, u32 handle);
+u32 qgpu_object_device(struct qgpu_client *client, u32 handle);
+/* Keep the gates of what is below (or hangs on) an object open while the driver frees it. */
+void qgpu_objects_hold(struct qgpu_client *client, u32 handle);
+void qgpu_objects_unhold(struct qgpu_client *client);
+void qgpu_objects_remove(struct qgpu_client *client, u32 handle);
+void qgpu_objects_reclose(struct qgpu_client *client);
+
+/* The memory object of any client, with a reference to the memory, or NULL. */
+struct qgpu_mem *qgpu_client_mem(u32 client, u32 handle);
+
+extern atomic_t qgpu_nr_clients, qgpu_nr_objects;
+
+#endif

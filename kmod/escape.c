@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * escape.c - a pod's calls, by number: unwraps them, hands the interesting ones to whoever knows them, forwards the
+ * rest. Allocations are alloc.c's, controls are control.c's; freeing and duplicating is here.
+ *
+ * The driver's result and errno pass through untouched. RM goes by number and size and ignores the other bits of an
+ * ioctl word, so we do too. A size that RM does not know it refuses itself.
+ */
+#include <linux/ioctl.h>
+#include <linux/kernel.h>
+#include <linux/uaccess.h>
+
+#include "client.h"
+#include "escape.h"
+#include "mem.h"
+#include "rm.h"
+#include "seal.h"
+#include "trace.h"
+
+static unsigned int word(u32 nr, u32 size)
+{
+	return _IOC(_IOC_READ | _IOC_WRITE, 'F', nr, size);
+}
+
+long qgpu_call_forward(struct qgpu_call *call)
+{
+	struct qgpu_seal seal;
+	long ret;
+
+	qgpu_seal_begin(&seal, call->nr, &call->in, &call->out, call->size);
+	ret = qgpu_driver_ioctl(call->file->filp, word(call->nr, call->size), (unsigned long)call->user);
+	qgpu_seal_end(&seal);
+	call->sealed = seal.answered;
+	if (seal.tampered)
+		qgpu_pod_flag(call->pod, QGPU_POD_TAMPERED, QGPU_EVENT_TAMPERED);
+	if (!ret && !call->sealed && copy_from_user(&call->out, call->user, call->size))
+		memset(&call->out, 0xff, call->size);	/* no status of RM's is all ones: not OK */
+	return ret;
+}
+
+long qgpu_call_answer(struct qgpu_call *call, size_t status_at, u32 status)
+{
+	return put_user(status, (u32 __user *)(call->user + status_at)) ? -EFAULT : 0;
+}
+
+/*
+ * The gates of what goes away are opened first, or RM would wait for channels that cannot run. Whether it went is
+ * asked of RM. A client's entry gives up its handle before, for RM may hand that out again at once.
+ */
+static long free_object(struct qgpu_call *call)
+{
+	struct qgpu_client *client = qgpu_client_lock(call->in.free.root, call->pod);
+	u32 handle = call->in.free.object, class;
+	struct qgpu_object *object;
+	bool root;
+	long ret;
+
+	if (IS_ERR(client))
+		return PTR_ERR(client);
+	if (!client)
+		return qgpu_call_forward(call);
+	root = handle == client->handle;
+	object = qgpu_object_find(client, handle);
+	if (!root && !object) {
+		ret = qgpu_call_forward(call);
+		goto out;
+	}
+	if (root || !object->mem)
+		qgpu_objects_hold(client, handle);
+	if (root)
+		WRITE_ONCE(client->dead, true);
+	ret = qgpu_call_forward(call);
+	if (qgpu_rm_class(client->handle, handle, &class) != NV_OK)
+		qgpu_objects_remove(client, handle);
+	else if (root)
+		WRITE_ONCE(client->dead, false);
+	qgpu_objects_unhold(client);
+out:
+	qgpu_client_unlock(client);
+	return ret;
+}
+
+static long dup_object(struct qgpu_call *call)
+{
+	struct qgpu_client *client = qgpu_client_lock(call->in.dup.client, call->pod);
+	struct qgpu_mem *mem = NULL;
+	struct qgpu_object *alias;
+	u32 class;
+	long ret;
+
+	if (IS_ERR(client))
+		return PTR_ERR(client);
+	if (client)
+		mem = qgpu_client_mem(call->in.dup.client_src, call->in.dup.object_src);
+	ret = qgpu_call_forward(call);
+	if (!client)
+		return ret;
+	if (!ret && mem && call->out.dup.status == NV_OK &&
+	    qgpu_rm_class(client->handle, call->out.dup.object, &class) == NV_OK) {
+		alias = qgpu_object_add(client, call->out.dup.object, call->in.dup.parent, class);
+		if (!IS_ERR(alias)) {
+			qgpu_mem_alias(alias, mem);
+			mem = NULL;
+		}
+	}
+	qgpu_client_unlock(client);
+	qgpu_mem_put(mem);
+	return ret;
+}
+
+/* Which calls are looked into, and the sizes they have on every branch known. */
+static long (*handler_of(u32 nr, u32 size))(struct qgpu_call *call)
+{
+	switch (nr) {
+	case NV_ESC_RM_ALLOC:
+		return size == sizeof(struct nvos21) || size == sizeof(struct nvos64) ? qgpu_alloc : NULL;
+	case NV_ESC_RM_ALLOC_OBJECT:
+		return size == sizeof(struct nvos05) ? qgpu_alloc : NULL;
+	case NV_ESC_RM_ALLOC_MEMORY:
+		return size == sizeof(struct nvos02_fd) ? qgpu_alloc_memory : NULL;
+	case NV_ESC_RM_FREE:
+		return size == sizeof(struct nvos00) ? free_object : NULL;
+	case NV_ESC_RM_CONTROL:
+		return size == sizeof(struct nvos54) ? qgpu_control : NULL;
+	case NV_ESC_RM_DUP_OBJECT:
+		return size == sizeof(struct nvos55) ? dup_object : NULL;
+	case NV_ESC_RM_VID_HEAP_CONTROL:
+		return size == sizeof(struct nvos32) ? qgpu_vid_heap : NULL;
+	}
+	return NULL;
+}
+
+/*
+ * A wrapped call is copied once and made anew as the plain call it stands for, so that what was looked at is what
+ * runs. The driver allows one level, and one byte more of size than an ioctl word can say; no call of RM's is that
+ * long.
+ */
+static int unwrap(unsigned int *cmd, unsigned long *arg)
+{
+	struct nv_xfer xfer;
+
+	if (_IOC_NR(*cmd) != NV_ESC_IOCTL_XFER_CMD || _IOC_SIZE(*cmd) != sizeof(xfer))
+		return 0;
+	if (copy_from_user(&xfer, (void __user *)*arg, sizeof(xfer)))
+		return -EFAULT;
+	if (xfer.size >= NV_IOCTL_XFER_MAX_SIZE || xfer.cmd > _IOC_NRMASK || xfer.cmd == NV_ESC_IOCTL_XFER_CMD)
+		return -EINVAL;
+	*cmd = word(xfer.cmd, xfer.size);
+	*arg = xfer.ptr;
+	return 0;
+}
+
+long qgpu_escape(struct qgpu_file *file, unsigned int cmd, unsigned long arg)
+{
+	long (*handler)(struct qgpu_call *call);
+	struct qgpu_call call;
+	int ret = unwrap(&cmd, &arg);
+
+	if (ret)
+		return ret;
+	handler = handler_of(_IOC_NR(cmd), _IOC_SIZE(cmd));
+	if (!handler)
+		return qgpu_driver_ioctl(file->filp, cmd, arg);
+	call.file = file;
+	call.pod = file->pod;
+	call.user = (void __user *)arg;
+	call.nr = _IOC_NR(cmd);
+	call.size = _IOC_SIZE(cmd);
+	if (copy_from_user(&call.in, call.user, call.size))
+		return -EFAULT;
+	return handler(&call);
+}

@@ -1,0 +1,41 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+#ifndef _QGPU_ESCAPE_H
+#define _QGPU_ESCAPE_H
+
+#include "interpose.h"
+#include "nvrm.h"
+#include "pod.h"
+
+/* One call of a pod that is looked into: the struct as it came, and as RM answered it. */
+struct qgpu_call {
+	struct qgpu_file *file;
+	struct qgpu_pod *pod;
+	void __user *user;
+	u32 nr, size;
+	bool sealed;		/* out is RM's own answer, not what user memory says */
+	union {
+		struct nvos00 free;
+		struct nvos02_fd memory;
+		struct nvos05 object;
+		struct nvos21 alloc;	/* the members up to params are those of the long form too */
+		struct nvos64 alloc_long;
+		struct nvos32 heap;
+		struct nvos54 control;
+		struct nvos55 dup;
+	} in, out;
+};
+
+/* A pod's ioctl on a file of the driver. */
+long qgpu_escape(struct qgpu_file *file, unsigned int cmd, unsigned long arg);
+
+/* Hand the call to the driver; call->out is filled when 0 is returned. */
+long qgpu_call_forward(struct qgpu_call *call);
+/* Answer with an RM status instead of the driver's. */
+long qgpu_call_answer(struct qgpu_call *call, size_t status_at, u32 status);
+
+long qgpu_alloc(struct qgpu_call *call);
+long qgpu_alloc_memory(struct qgpu_call *call);
+long qgpu_vid_heap(struct qgpu_call *call);
+long qgpu_control(struct qgpu_call *call);
+
+#endif

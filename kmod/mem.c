@@ -1,0 +1,174 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * mem.c - video memory held by pods, against what they were granted.
+ *
+ * Memory is charged to the pod that allocated it until that pod's last handle on it goes; if another pod's handle
+ * (a duplicate) keeps it alive then, the charge moves there, even over its limit. Whether an allocation is asked
+ * for, and its true size, is found out in escape.c.
+ */
+#include <linux/slab.h>
+#include <linux/spinlock.h>
+
+#include "mem.h"
+
+struct qgpu_mem {
+	struct list_head aliases;	/* qgpu_object.mem_node */
+	unsigned int refs;		/* aliases, and calls that are about to make one */
+	struct qgpu_pod *pod;		/* that is charged: a reference */
+	int gpu;
+	u64 size;
+};
+
+static DEFINE_SPINLOCK(mem_lock);	/* protects everything in struct qgpu_mem, and what shares hold */
+
+static void charge(struct qgpu_pod *pod, int gpu, u64 size)
+{
+	struct qgpu_share *share = &pod->shares[gpu];
+
+	lockdep_assert_held(&mem_lock);
+	share->memory += size;
+	share->peak_memory = max(share->peak_memory, share->memory);
+}
+
+static bool fits(struct qgpu_pod *pod, int gpu, u64 size)
+{
+	struct qgpu_share *share = &pod->shares[gpu];
+	u64 limit = READ_ONCE(pod->gone) ? U64_MAX : READ_ONCE(share->memory_limit);
+
+	lockdep_assert_held(&mem_lock);
+	return share->memory <= limit && size <= limit - share->memory;
+}
+
+int qgpu_mem_reserve(struct qgpu_pod *pod, int gpu, u64 size)
+{
+	int ret = -EDQUOT;
+
+	spin_lock(&mem_lock);
+	if (fits(pod, gpu, size)) {
+		charge(pod, gpu, size);
+		ret = 0;
+	}
+	spin_unlock(&mem_lock);
+	return ret;
+}
+
+void qgpu_mem_unreserve(struct qgpu_pod *pod, int gpu, u64 size)
+{
+	spin_lock(&mem_lock);
+	pod->shares[gpu].memory -= size;
+	spin_unlock(&mem_lock);
+}
+
+int qgpu_mem_resize(struct qgpu_pod *pod, int gpu, u64 reserved, u64 size)
+{
+	int ret = 0;
+
+	spin_lock(&mem_lock);
+	if (size <= reserved)
+		pod->shares[gpu].memory -= reserved - size;
+	else if (fits(pod, gpu, size - reserved))
+		charge(pod, gpu, size - reserved);
+	else
+		ret = -EDQUOT;
+	spin_unlock(&mem_lock);
+	return ret;
+}
+
+int qgpu_mem_attach(struct qgpu_object *object, u64 size)
+{
+	struct qgpu_mem *mem = kzalloc(sizeof(*mem), GFP_KERNEL);
+
+	if (!mem)
+		return -ENOMEM;
+	INIT_LIST_HEAD(&mem->aliases);
+	mem->refs = 1;
+	mem->pod = qgpu_pod_get(object->pod);
+	mem->gpu = object->gpu;
+	mem->size = size;
+	spin_lock(&mem_lock);
+	list_add_tail(&object->mem_node, &mem->aliases);
+	object->mem = mem;
+	spin_unlock(&mem_lock);
+	return 0;
+}
+
+/* The pod to charge once object's alias is out of the list: the one charged now, as long as it has another. */
+static struct qgpu_object *heir(struct qgpu_mem *mem)
+{
+	struct qgpu_object *alias;
+
+	lockdep_assert_held(&mem_lock);
+	list_for_each_entry(alias, &mem->aliases, mem_node) {
+		if (alias->pod == mem->pod)
+			return alias;
+	}
+	return list_first_entry_or_null(&mem->aliases, struct qgpu_object, mem_node);
+}
+
+void qgpu_mem_put(struct qgpu_mem *mem)
+{
+	struct qgpu_pod *was = NULL;
+	struct qgpu_object *next;
+	bool last;
+
+	if (!mem)
+		return;
+	spin_lock(&mem_lock);
+	last = --mem->refs == 0;
+	next = heir(mem);
+	if (last || (next && next->pod != mem->pod)) {
+		was = mem->pod;
+		was->shares[mem->gpu].memory -= mem->size;
+		mem->pod = NULL;
+	}
+	if (was && !last) {
+		mem->pod = qgpu_pod_get(next->pod);
+		charge(mem->pod, mem->gpu, mem->size);
+	}
+	spin_unlock(&mem_lock);
+	qgpu_pod_put(was);
+	if (last)
+		kfree(mem);
+}
+
+void qgpu_mem_alias(struct qgpu_object *object, struct qgpu_mem *mem)
+{
+	if (!mem)
+		return;
+	spin_lock(&mem_lock);
+	list_add_tail(&object->mem_node, &mem->aliases);
+	object->mem = mem;
+	spin_unlock(&mem_lock);
+}
+
+struct qgpu_mem *qgpu_mem_of(struct qgpu_object *object)
+{
+	struct qgpu_mem *mem;
+
+	spin_lock(&mem_lock);
+	mem = object->mem;
+	if (mem)
+		mem->refs++;
+	spin_unlock(&mem_lock);
+	return mem;
+}
+
+void qgpu_mem_drop(struct qgpu_object *object)
+{
+	struct qgpu_mem *mem;
+
+	spin_lock(&mem_lock);
+	mem = object->mem;
+	object->mem = NULL;
+	list_del_init(&object->mem_node);
+	spin_unlock(&mem_lock);
+	qgpu_mem_put(mem);
+}
+
+void qgpu_mem_usage(struct qgpu_pod *pod, int gpu, u64 *size, u64 *peak)
+{
+	spin_lock(&mem_lock);
+	*size = pod->shares[gpu].memory;
+	*peak = pod->shares[gpu].peak_memory;
+	spin_unlock(&mem_lock);
+}

@@ -1,0 +1,269 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+/*
+ * nvrm.h - the part of NVIDIA's resource manager interface that qgpu reads: numbers, classes, structures.
+ *
+ * All of it is NVIDIA's and keeps NVIDIA's names where they have one. Sources, in the open kernel modules:
+ * SDK = src/common/sdk/nvidia/inc, KO = kernel-open. Layouts are those of 535.43.02 and later.
+ * What differs between branches is a row in rm.c. This file decides nothing.
+ */
+#ifndef _QGPU_NVRM_H
+#define _QGPU_NVRM_H
+
+#include <linux/build_bug.h>
+#include <linux/types.h>
+
+#define NV_MAJOR_DEVICE_NUMBER		195
+#define NV_MINOR_CONTROL		255
+
+/* KO/common/inc/nv-ioctl-numbers.h, SDK/../nv_escape.h. RM looks at _IOC_NR and _IOC_SIZE only. */
+#define NV_ESC_RM_ALLOC_MEMORY		0x27
+#define NV_ESC_RM_ALLOC_OBJECT		0x28
+#define NV_ESC_RM_FREE			0x29
+#define NV_ESC_RM_CONTROL		0x2a
+#define NV_ESC_RM_ALLOC			0x2b
+#define NV_ESC_RM_DUP_OBJECT		0x34
+#define NV_ESC_RM_VID_HEAP_CONTROL	0x4a
+#define NV_ESC_CARD_INFO		200
+#define NV_ESC_REGISTER_FD		201
+#define NV_ESC_CHECK_VERSION_STR	210
+#define NV_ESC_IOCTL_XFER_CMD		211
+#define NV_IOCTL_XFER_MAX_SIZE		16384
+
+/* SDK/nvstatuscodes.h */
+#define NV_OK				0x00
+#define NV_ERR_INSUFFICIENT_PERMISSIONS	0x1b
+#define NV_ERR_INVALID_ARGUMENT		0x1f
+#define NV_ERR_INVALID_CLASS		0x22
+#define NV_ERR_INVALID_CLIENT		0x23
+#define NV_ERR_INVALID_STATE		0x40
+#define NV_ERR_NO_MEMORY		0x51
+#define NV_ERR_NOT_SUPPORTED		0x56
+#define NV_ERR_OBJECT_NOT_FOUND		0x57
+#define NV_ERR_GENERIC			0xffff
+
+/* SDK/class/cl*.h */
+#define NV01_ROOT			0x0000
+#define NV01_ROOT_NON_PRIV		0x0001
+#define NV01_ROOT_CLIENT		0x0041
+#define NV01_MEMORY_LOCAL_USER		0x0040
+#define NV01_DEVICE_0			0x0080
+#define NV01_MEMORY_LIST_FBMEM		0x0082
+#define NV01_MEMORY_LIST_OBJECT		0x0083
+#define NV01_MEMORY_LOCAL_PHYSICAL	0x00c2
+#define NV20_SUBDEVICE_0		0x2080
+#define FERMI_CONTEXT_SHARE_A		0x9067
+#define FERMI_VASPACE_A			0x90f1
+#define KEPLER_CHANNEL_GROUP_A		0xa06c
+/* Every GPFIFO class ends in 6f, from a06f (Kepler) to ca6f (Blackwell B). */
+#define NV_IS_GPFIFO(class)		(((class) & 0xff) == 0x6f && (class) >= 0xa06f && (class) <= 0xffff)
+
+#define NV2080_ENGINE_TYPE_GR0		1
+#define NV2080_ENGINE_TYPE_GR7		8
+
+/* SDK/nvos.h; the status of RM's own answer is a member of each. */
+struct nvos00 {			/* RM_FREE */
+	u32 root, parent, object, status;
+};
+
+struct nvos05 {			/* RM_ALLOC_OBJECT */
+	u32 root, parent, object, class, status;
+};
+
+struct nvos21 {			/* RM_ALLOC, short form */
+	u32 root, parent, object, class;
+	u64 params;
+	u32 params_size, status;
+};
+
+struct nvos64 {			/* RM_ALLOC, long form */
+	u32 root, parent, object, class;
+	u64 params, rights;
+	u32 params_size, flags, status, pad;
+};
+
+#define NVOS64_FLAGS_FINN_SERIALIZED	0x1
+
+struct nvos54 {			/* RM_CONTROL */
+	u32 client, object, cmd, flags;
+	u64 params;
+	u32 params_size, status;
+};
+
+#define NVOS54_FLAGS_FINN_SERIALIZED	0x4
+
+struct nvos55 {			/* RM_DUP_OBJECT */
+	u32 client, parent, object, client_src, object_src, flags, status;
+};
+
+struct nvos02_fd {		/* RM_ALLOC_MEMORY, as nv_ioctl_nvos02_parameters_with_fd */
+	u32 root, parent, object, class, flags, pad0;
+	u64 memory, limit;
+	u32 status, pad1;
+	s32 fd;
+	u32 pad2;
+};
+
+struct nvos32 {			/* RM_VID_HEAP_CONTROL; the union behind free differs by function */
+	u32 root, parent, function, vaspace;
+	s16 heap;
+	u16 pad0;
+	u32 status;
+	u64 total, free;
+	u8 data[144];
+};
+
+#define NVOS32_FUNCTION_ALLOC_SIZE		2
+#define NVOS32_FUNCTION_FREE			3
+#define NVOS32_FUNCTION_INFO			5
+#define NVOS32_FUNCTION_ALLOC_TILED		6
+#define NVOS32_FUNCTION_ALLOC_SIZE_RANGE	14
+#define NVOS32_ALLOC_FLAGS_VIRTUAL		0x00080000
+#define NVOS32_ATTR_LOCATION(attr)		((attr) >> 25 & 3)
+#define NVOS32_ATTR_LOCATION_VIDMEM		0
+#define NVOS32_ATTR_LOCATION_ANY		3
+
+struct nv_xfer {
+	u32 cmd, size;
+	u64 ptr;
+};
+
+static_assert(sizeof(struct nvos00) == 16);
+static_assert(sizeof(struct nvos05) == 20);
+static_assert(sizeof(struct nvos21) == 32);
+static_assert(sizeof(struct nvos64) == 48);
+static_assert(sizeof(struct nvos54) == 32);
+static_assert(sizeof(struct nvos55) == 28);
+static_assert(sizeof(struct nvos02_fd) == 56);
+static_assert(sizeof(struct nvos32) == 184);
+
+/* Members of allocation parameters, by offset: SDK/nvos.h, SDK/class/cl0080.h, SDK/alloc/alloc_channel.h */
+#define NV_MEMORY_PARAMS_SIZE_AT	64
+#define NV_TSG_PARAMS_ENGINE_AT		12
+#define NV_CHANNEL_PARAMS_ENGINE_AT	128
+#define NV_DEVICE_PARAMS_ID_AT		0
+
+/* SDK/ctrl/ctrl0000/ctrl0000{gpu,client}.h */
+#define NV0000_GPU_GET_ID_INFO_V2	0x205
+struct nv0000_gpu_id_info_v2 {
+	u32 gpu_id, flags, device_instance, subdevice_instance, sli_status, board_id, gpu_instance;
+	s32 numa_id;
+};
+
+#define NV0000_CLIENT_GET_HANDLE_INFO	0xd02
+struct nv0000_handle_info {
+	u32 object, index;
+	u64 result;
+};
+
+#define NV0000_HANDLE_INFO_CLASS	2
+
+/* SDK/ctrl/ctrl0041.h */
+#define NV0041_GET_SURFACE_INFO		0x410110
+struct nv0041_surface_info {
+	u32 size, pad;
+	u64 list;
+};
+
+struct nv0041_surface_entry {
+	u32 index, data;
+};
+
+#define NV0041_INDEX_PHYS_SIZE_LO	2
+#define NV0041_INDEX_PHYS_SIZE_HI	3
+
+/* SDK/ctrl/ctrl0080/ctrl0080gpu.h */
+#define NV0080_GPU_FIND_SUBDEVICE_HANDLE 0x800293
+struct nv0080_find_subdevice {
+	u32 instance, subdevice;
+};
+
+/* SDK/ctrl/ctrl2080/ctrl2080fb.h */
+#define NV2080_FB_GET_INFO		0x20801301
+#define NV2080_FB_GET_INFO_V2		0x20801303
+#define NV2080_FB_INFO_ENTRY_AT		4
+struct nv2080_fb_entry {
+	u32 index, data;
+};
+
+#define NV2080_FB_INFO_RAM_SIZE		0x07
+#define NV2080_FB_INFO_TOTAL_RAM_SIZE	0x08
+#define NV2080_FB_INFO_HEAP_SIZE	0x09
+#define NV2080_FB_INFO_MAPPABLE_HEAP	0x0a
+#define NV2080_FB_INFO_LARGEST_FREE	0x12
+#define NV2080_FB_INFO_HEAP_FREE	0x16
+#define NV2080_FB_INFO_USABLE_RAM	0x20
+#define NV2080_FB_INFO_PROTECTED_TOTAL	0x33
+#define NV2080_FB_INFO_PROTECTED_FREE	0x34
+
+/* SDK/ctrl/ctrl2080/ctrl2080fifo.h */
+#define NV2080_FIFO_DISABLE_CHANNELS	0x2080110b
+#define NV_DISABLE_CHANNELS_MAX		64
+struct nv2080_disable_channels {
+	u8 disable, pad0[3];
+	u32 num;
+	u8 only_scheduling, rewind, pad1[6];
+	u64 event;
+	u32 clients[NV_DISABLE_CHANNELS_MAX];
+	u32 channels[NV_DISABLE_CHANNELS_MAX];
+};
+
+static_assert(sizeof(struct nv2080_disable_channels) == 536);
+
+/* SDK/ctrl/ctrla06c.h, ctrla06f/ctrla06fgpfifo.h */
+#define NVA06C_GPFIFO_SCHEDULE		0xa06c0101
+#define NVA06C_SET_TIMESLICE		0xa06c0103
+struct nva06c_timeslice {
+	u64 timeslice_us;
+};
+
+/* A GPFIFO class's own controls are class << 16 | number; 0103 is GPFIFO_SCHEDULE for all of them. */
+#define NVXX6F_GPFIFO_SCHEDULE(cmd)	(NV_IS_GPFIFO((cmd) >> 16) && ((cmd) & 0xffff) == 0x0103)
+#define NV83DE_RESUME_CONTEXT		0x83de0318
+
+/* kchannelgroup default: src/nvidia/.../kernel_fifo_gv100.c, 128 << 3 µs */
+#define NV_DEFAULT_TIMESLICE_US		1024
+/* What libcuda asks for its compute TSG at start; a pod's wish above it is not granted. */
+#define NV_LONGEST_WISH_US		2048
+
+/* RM_CONTROL numbers with this bit go to the GPU's firmware raw, without a check whose client they name. */
+#define NV_CONTROL_GSS_LEGACY		0x8000
+
+/* KO/common/inc/nv-modeset-interface.h, nv-kernel-rmapi-ops.h: what kernel modules may ask of RM. */
+struct nvidia_stack_s;
+
+struct nv_gpu_info {
+	u32 gpu_id, domain;
+	u8 bus, slot, function, needs_numa_setup;
+	void *os_device;
+};
+
+struct nv_rm_ops {
+	const char *version_string;
+	struct {
+		u8 allow_write_combining;
+	} system_info;
+	int (*alloc_stack)(struct nvidia_stack_s **stack);
+	void (*free_stack)(struct nvidia_stack_s *stack);
+	u32 (*enumerate_gpus)(struct nv_gpu_info *infos);
+	void *open_gpu;		/* its arguments differ by branch; never called here */
+	void *close_gpu;
+	void (*op)(struct nvidia_stack_s *stack, void *cmd);
+	void *set_callbacks;
+};
+
+#define NV_MAX_GPUS			32
+
+#define NV01_FREE			0x00
+#define NV04_CONTROL			0x36
+struct nv_kernel_op {
+	u32 op, pad;
+	union {
+		struct nvos00 free;
+		struct nvos54 control;
+		u8 largest[256];
+	} params;
+};
+
+typedef u32 (*nv_get_rm_ops_t)(struct nv_rm_ops *ops);
+
+#endif /* _QGPU_NVRM_H */

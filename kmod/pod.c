@@ -1,0 +1,204 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * pod.c - which pods there are, whose processes they are, and what each was granted.
+ *
+ * A pod is a cgroup of the v2 tree. A process belongs to the deepest pod whose cgroup is its own or above it.
+ * Enforcing grants is left to mem.c and slice.c.
+ */
+#include <linux/cgroup.h>
+#include <linux/mutex.h>
+#include <linux/rculist.h>
+#include <linux/slab.h>
+
+#include "events.h"
+#include "pod.h"
+#include "slice.h"
+
+static DEFINE_MUTEX(pods_lock);
+static LIST_HEAD(pods);		/* by id, ascending */
+static unsigned int nr_pods;
+static u64 last_id;
+
+static void pod_free(struct kref *ref)
+{
+	struct qgpu_pod *pod = container_of(ref, struct qgpu_pod, ref);
+
+	cgroup_put(pod->cgroup);
+	kfree_rcu(pod, rcu);
+}
+
+struct qgpu_pod *qgpu_pod_get(struct qgpu_pod *pod)
+{
+	kref_get(&pod->ref);
+	return pod;
+}
+
+void qgpu_pod_put(struct qgpu_pod *pod)
+{
+	if (pod)
+		kref_put(&pod->ref, pod_free);
+}
+
+struct qgpu_pod *qgpu_pod_of_current(void)
+{
+	struct qgpu_pod *pod, *found = NULL;
+	struct cgroup *cgroup;
+
+	if (!READ_ONCE(nr_pods))
+		return NULL;
+	rcu_read_lock();
+	cgroup = task_dfl_cgroup(current);
+	list_for_each_entry_rcu(pod, &pods, node) {
+		if (cgroup_is_descendant(cgroup, pod->cgroup) && (!found || pod->cgroup->level > found->cgroup->level))
+			found = pod;
+	}
+	if (found && !kref_get_unless_zero(&found->ref))
+		found = NULL;
+	rcu_read_unlock();
+	return found;
+}
+
+struct qgpu_pod *qgpu_pod_find(u64 id)
+{
+	struct qgpu_pod *pod, *found;
+
+	mutex_lock(&pods_lock);
+	found = ERR_PTR(id && id <= last_id ? -ENOENT : -EINVAL);
+	list_for_each_entry(pod, &pods, node) {
+		if (pod->id == id)
+			found = qgpu_pod_get(pod);
+	}
+	mutex_unlock(&pods_lock);
+	return found;
+}
+
+struct qgpu_pod *qgpu_pod_next(u64 id)
+{
+	struct qgpu_pod *pod, *found = NULL;
+
+	mutex_lock(&pods_lock);
+	list_for_each_entry(pod, &pods, node) {
+		if (pod->id > id) {
+			found = qgpu_pod_get(pod);
+			break;
+		}
+	}
+	mutex_unlock(&pods_lock);
+	return found;
+}
+
+static int pod_insert(struct qgpu_pod *pod)
+{
+	struct qgpu_pod *other;
+
+	lockdep_assert_held(&pods_lock);
+	if (nr_pods >= QGPU_MAX_PODS)
+		return -ENOSPC;
+	list_for_each_entry(other, &pods, node) {
+		if (other->cgroup == pod->cgroup || !strcmp(other->name, pod->name))
+			return -EEXIST;
+	}
+	pod->id = ++last_id;
+	list_add_tail_rcu(&pod->node, &pods);
+	WRITE_ONCE(nr_pods, nr_pods + 1);
+	return 0;
+}
+
+int qgpu_pod_add(int cgroup_fd, const char *name, u64 *id)
+{
+	struct qgpu_pod *pod = kzalloc(sizeof(*pod), GFP_KERNEL);
+	int i, ret;
+
+	if (!pod)
+		return -ENOMEM;
+	kref_init(&pod->ref);
+	strscpy(pod->name, name, sizeof(pod->name));
+	for (i = 0; i < QGPU_MAX_GPUS; i++)
+		pod->shares[i].memory_limit = U64_MAX;
+	pod->cgroup = cgroup_get_from_fd(cgroup_fd);
+	if (IS_ERR(pod->cgroup)) {
+		ret = PTR_ERR(pod->cgroup);
+		kfree(pod);
+		return ret;
+	}
+	mutex_lock(&pods_lock);
+	ret = pod_insert(pod);
+	*id = pod->id;
+	mutex_unlock(&pods_lock);
+	if (ret)
+		qgpu_pod_put(pod);
+	else
+		qgpu_event(QGPU_EVENT_POD_CHANGED, *id, 0, 0);
+	return ret;
+}
+
+static void pod_unlist(struct qgpu_pod *pod)
+{
+	lockdep_assert_held(&pods_lock);
+	list_del_rcu(&pod->node);
+	WRITE_ONCE(nr_pods, nr_pods - 1);
+	WRITE_ONCE(pod->gone, true);
+}
+
+int qgpu_pod_remove(u64 id)
+{
+	struct qgpu_pod *pod = qgpu_pod_find(id);
+
+	if (IS_ERR(pod))
+		return PTR_ERR(pod);
+	mutex_lock(&pods_lock);
+	if (pod->gone) {
+		mutex_unlock(&pods_lock);
+		qgpu_pod_put(pod);
+		return -ENOENT;
+	}
+	pod_unlist(pod);
+	mutex_unlock(&pods_lock);
+	qgpu_slice_refresh();	/* its gates open before the call returns */
+	qgpu_event(QGPU_EVENT_POD_CHANGED, id, 0, 0);
+	qgpu_pod_put(pod);	/* the list's */
+	qgpu_pod_put(pod);
+	return 0;
+}
+
+int qgpu_pod_grant(u64 id, const struct qgpu_grant *grant)
+{
+	struct qgpu_pod *pod = qgpu_pod_find(id);
+	struct qgpu_share *share;
+
+	if (IS_ERR(pod))
+		return PTR_ERR(pod);
+	mutex_lock(&pods_lock);
+	share = &pod->shares[grant->gpu];
+	share->granted = true;
+	share->pod_class = grant->pod_class;
+	share->cores = grant->cores;
+	WRITE_ONCE(share->memory_limit, grant->memory ?: U64_MAX);
+	mutex_unlock(&pods_lock);
+	qgpu_event(QGPU_EVENT_POD_CHANGED, id, grant->gpu, 0);
+	qgpu_pod_put(pod);
+	return 0;
+}
+
+void qgpu_pod_flag(struct qgpu_pod *pod, u32 flag, u32 event)
+{
+	if (!(atomic_fetch_or(flag, &pod->flags) & flag))
+		qgpu_event(event, pod->id, 0, 0);
+}
+
+unsigned int qgpu_pod_count(void)
+{
+	return READ_ONCE(nr_pods);
+}
+
+void qgpu_pod_uninit(void)
+{
+	struct qgpu_pod *pod, *next;
+
+	mutex_lock(&pods_lock);
+	list_for_each_entry_safe(pod, next, &pods, node) {
+		pod_unlist(pod);
+		qgpu_pod_put(pod);
+	}
+	mutex_unlock(&pods_lock);
+}

@@ -1,0 +1,65 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+#ifndef _QGPU_POD_H
+#define _QGPU_POD_H
+
+#include <linux/cgroup.h>
+#include <linux/kref.h>
+#include <linux/list.h>
+
+#include "uapi/qgpu.h"
+
+struct qgpu_part;
+
+/* A pod on one pGPU. */
+struct qgpu_share {
+	/* what it was granted: written under pods_lock, read anywhere */
+	bool granted;
+	u32 pod_class;
+	u32 cores;
+	u64 memory_limit;	/* U64_MAX: none */
+
+	/* what it holds: mem.c, under mem_lock */
+	u64 memory;
+	u64 peak_memory;
+
+	/* whose turn it is: slice.c, under the pGPU's lock */
+	struct qgpu_part *part;	/* of the plan in force */
+	bool closed;
+	u64 closed_since_ns;
+	u64 gated_ns;
+};
+
+struct qgpu_pod {
+	struct list_head node;	/* in pods: written under pods_lock, walked under RCU */
+	struct kref ref;
+	struct rcu_head rcu;
+	u64 id;
+	struct cgroup *cgroup;
+	char name[QGPU_NAME_LEN];
+	bool gone;		/* removed: nothing is enforced any more, while files still name it */
+	atomic_t flags;		/* QGPU_POD_* */
+	atomic_t nr_files;
+	atomic_t nr_clients;
+	atomic64_t refused_allocs;
+	atomic64_t refused_controls;
+	struct qgpu_share shares[QGPU_MAX_GPUS];
+};
+
+struct qgpu_pod *qgpu_pod_get(struct qgpu_pod *pod);
+void qgpu_pod_put(struct qgpu_pod *pod);
+
+/* The pod whose cgroup the current task is in, or NULL; put it. */
+struct qgpu_pod *qgpu_pod_of_current(void);
+/* By id; put it. ERR_PTR(-ENOENT): removed, ERR_PTR(-EINVAL): there never was such a pod. */
+struct qgpu_pod *qgpu_pod_find(u64 id);
+/* The pod with the lowest id above this one, or NULL; put it. */
+struct qgpu_pod *qgpu_pod_next(u64 id);
+
+int qgpu_pod_add(int cgroup_fd, const char *name, u64 *id);
+int qgpu_pod_remove(u64 id);
+int qgpu_pod_grant(u64 id, const struct qgpu_grant *grant);
+void qgpu_pod_flag(struct qgpu_pod *pod, u32 flag, u32 event);
+unsigned int qgpu_pod_count(void);
+void qgpu_pod_uninit(void);
+
+#endif

@@ -1,0 +1,226 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * rm.c - the only file that asks RM for anything. It knows the driver branches and how to reach the driver's
+ * kernel interface; what to ask and when is decided by its callers.
+ *
+ * A kernel caller is let through for every client handle (rmclientValidate_IMPL with no clientOSInfo), which is
+ * why a pod's own handles can be named here. A handle that died meanwhile answers with an RM status.
+ */
+#include <linux/kernel.h>
+#include <linux/module.h>
+#include <linux/slab.h>
+#include <linux/string.h>
+
+#include "interpose.h"
+#include "rm.h"
+#include "uapi/qgpu.h"
+
+struct rm_branch {
+	u16 major;
+	u16 fb_entries;		/* list length of FB_GET_INFO_V2: ctrl2080fb.h */
+};
+
+/*
+ * Newest first. A row is added after comparing nvrm.h with the branch's headers. A branch without a row is not
+ * interposed on at all. The interface is exported GPL-only from 565.57.01 on; before, rm_glue.c must offer it.
+ */
+static const struct rm_branch rm_branches[] = {
+	{ 595, 128 },
+	{ 590, 128 },
+	{ 580, 128 },
+	{ 575, 57 },
+	{ 570, 57 },
+	{ 565, 57 },
+	{ 560, 57 },
+	{ 555, 55 },
+	{ 550, 55 },
+	{ 545, 55 },
+	{ 535, 54 },
+};
+
+#define RM_FB_ENTRIES_MAX 128
+
+static struct nv_rm_ops rm_ops;
+static const struct rm_branch *rm_branch;
+static nv_get_rm_ops_t rm_offered;	/* under qgpu_attach_lock */
+static bool rm_symbol_held;
+
+static u32 rm_op(struct nv_kernel_op *op)
+{
+	struct nvidia_stack_s *stack = NULL;
+
+	if (rm_ops.alloc_stack(&stack))
+		return NV_ERR_NO_MEMORY;
+	rm_ops.op(stack, op);
+	rm_ops.free_stack(stack);
+	return NV_OK;
+}
+
+u32 qgpu_rm_control(u32 client, u32 object, u32 cmd, void *params, u32 size)
+{
+	struct nv_kernel_op op = {
+		.op = NV04_CONTROL,
+		.params.control = {
+			.client = client,
+			.object = object,
+			.cmd = cmd,
+			.params = (uintptr_t)params,
+			.params_size = size,
+			.status = NV_ERR_GENERIC,
+		},
+	};
+
+	return rm_op(&op) ?: op.params.control.status;
+}
+
+u32 qgpu_rm_free(u32 client, u32 parent, u32 object)
+{
+	struct nv_kernel_op op = {
+		.op = NV01_FREE,
+		.params.free = { client, parent, object, NV_ERR_GENERIC },
+	};
+
+	return rm_op(&op) ?: op.params.free.status;
+}
+
+u32 qgpu_rm_class(u32 client, u32 object, u32 *class)
+{
+	struct nv0000_handle_info info = { .object = object, .index = NV0000_HANDLE_INFO_CLASS };
+	u32 status = qgpu_rm_control(client, client, NV0000_CLIENT_GET_HANDLE_INFO, &info, sizeof(info));
+
+	*class = info.result;
+	return status;
+}
+
+u32 qgpu_rm_memory_size(u32 client, u32 memory, u64 *size)
+{
+	struct nv0041_surface_entry list[] = {
+		{ .index = NV0041_INDEX_PHYS_SIZE_LO },
+		{ .index = NV0041_INDEX_PHYS_SIZE_HI },
+	};
+	struct nv0041_surface_info info = { .size = ARRAY_SIZE(list), .list = (uintptr_t)list };
+	u32 status = qgpu_rm_control(client, memory, NV0041_GET_SURFACE_INFO, &info, sizeof(info));
+
+	*size = (u64)list[1].data << 32 | list[0].data;
+	return status;
+}
+
+u32 qgpu_rm_fb_total(u32 client, u32 subdevice, u64 *bytes)
+{
+	struct {
+		u32 size;
+		struct nv2080_fb_entry list[RM_FB_ENTRIES_MAX];
+	} *info = kzalloc(sizeof(*info), GFP_KERNEL);
+	u32 size = NV2080_FB_INFO_ENTRY_AT + rm_branch->fb_entries * sizeof(struct nv2080_fb_entry);
+	u32 status;
+
+	if (!info)
+		return NV_ERR_NO_MEMORY;
+	info->size = 1;
+	info->list[0].index = NV2080_FB_INFO_TOTAL_RAM_SIZE;
+	status = qgpu_rm_control(client, subdevice, NV2080_FB_GET_INFO_V2, info, size);
+	*bytes = (u64)info->list[0].data << 10;
+	kfree(info);
+	return status;
+}
+
+u32 qgpu_rm_subdevice(u32 client, u32 device, u32 *subdevice)
+{
+	struct nv0080_find_subdevice find = {};
+	u32 status = qgpu_rm_control(client, device, NV0080_GPU_FIND_SUBDEVICE_HANDLE, &find, sizeof(find));
+
+	*subdevice = find.subdevice;
+	return status;
+}
+
+/* RM numbers devices by instance; which of the cards in ids that is, is answered under the pod's own client. */
+u32 qgpu_rm_gpu_id(u32 client, u32 device_instance, const u32 *ids, int nr, u32 *gpu_id)
+{
+	int i;
+
+	for (i = 0; i < nr; i++) {
+		struct nv0000_gpu_id_info_v2 info = { .gpu_id = ids[i] };
+
+		if (qgpu_rm_control(client, client, NV0000_GPU_GET_ID_INFO_V2, &info, sizeof(info)))
+			continue;
+		if (info.device_instance == device_instance) {
+			*gpu_id = ids[i];
+			return NV_OK;
+		}
+	}
+	return NV_ERR_OBJECT_NOT_FOUND;
+}
+
+int qgpu_rm_enumerate(struct nv_gpu_info infos[NV_MAX_GPUS])
+{
+	return min_t(u32, rm_ops.enumerate_gpus(infos), NV_MAX_GPUS);
+}
+
+static const struct rm_branch *find_branch(const char *version)
+{
+	unsigned int major, i;
+
+	if (sscanf(version, "%u.", &major) != 1)
+		return NULL;
+	for (i = 0; i < ARRAY_SIZE(rm_branches); i++) {
+		if (rm_branches[i].major == major)
+			return &rm_branches[i];
+	}
+	return NULL;
+}
+
+u32 qgpu_rm_attach(char *version, size_t size)
+{
+	nv_get_rm_ops_t get_rm_ops = rm_offered;
+
+	lockdep_assert_held(&qgpu_attach_lock);
+	if (!get_rm_ops) {
+		get_rm_ops = (nv_get_rm_ops_t)__symbol_get("nvidia_get_rm_ops");
+		if (!get_rm_ops)
+			return QGPU_STATE_NO_RM_INTERFACE;
+		rm_symbol_held = true;
+	}
+
+	/* RM answers a wrong version with its own, and then takes that one. */
+	rm_ops.version_string = "";
+	get_rm_ops(&rm_ops);
+	strscpy(version, rm_ops.version_string, size);
+	rm_branch = find_branch(rm_ops.version_string);
+	if (rm_branch && get_rm_ops(&rm_ops) == NV_OK)
+		return QGPU_STATE_ENFORCING;
+	qgpu_rm_detach();
+	return QGPU_STATE_UNKNOWN_DRIVER;
+}
+
+void qgpu_rm_detach(void)
+{
+	lockdep_assert_held(&qgpu_attach_lock);
+	if (rm_symbol_held)
+		__symbol_put("nvidia_get_rm_ops");
+	rm_symbol_held = false;
+	rm_branch = NULL;
+}
+
+int qgpu_rm_offer(nv_get_rm_ops_t get_rm_ops)
+{
+	mutex_lock(&qgpu_attach_lock);
+	if (rm_offered) {
+		mutex_unlock(&qgpu_attach_lock);
+		return -EBUSY;
+	}
+	rm_offered = get_rm_ops;
+	mutex_unlock(&qgpu_attach_lock);
+	qgpu_interpose_attach();
+	return 0;
+}
+EXPORT_SYMBOL(qgpu_rm_offer);
+
+/* The caller's text must not be needed any more when this returns. */
+void qgpu_rm_withdraw(void)
+{
+	qgpu_interpose_detach();
+	mutex_lock(&qgpu_attach_lock);
+	rm_offered = NULL;
+	mutex_unlock(&qgpu_attach_lock);
+}
+EXPORT_SYMBOL(qgpu_rm_withdraw);

@@ -1,0 +1,25 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+#ifndef _QGPU_RM_H
+#define _QGPU_RM_H
+
+#include "nvrm.h"
+
+/* All of these may sleep and take RM's locks: call them without any lock that a driver call may be waiting for. */
+u32 qgpu_rm_control(u32 client, u32 object, u32 cmd, void *params, u32 size);
+u32 qgpu_rm_free(u32 client, u32 parent, u32 object);
+u32 qgpu_rm_class(u32 client, u32 object, u32 *class);
+u32 qgpu_rm_memory_size(u32 client, u32 memory, u64 *size);
+u32 qgpu_rm_fb_total(u32 client, u32 subdevice, u64 *bytes);
+u32 qgpu_rm_subdevice(u32 client, u32 device, u32 *subdevice);
+u32 qgpu_rm_gpu_id(u32 client, u32 device_instance, const u32 *ids, int nr, u32 *gpu_id);
+int qgpu_rm_enumerate(struct nv_gpu_info infos[NV_MAX_GPUS]);
+
+/* Find the driver's kernel interface. Answers a QGPU_STATE_*; only with ENFORCING may the above be called. */
+u32 qgpu_rm_attach(char *version, size_t size);
+void qgpu_rm_detach(void);
+
+/* For the glue module on branches whose interface is no GPL export; see rm_glue.c. */
+int qgpu_rm_offer(nv_get_rm_ops_t get_rm_ops);
+void qgpu_rm_withdraw(void);
+
+#endif

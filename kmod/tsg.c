@@ -1,0 +1,246 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * tsg.c - the time-slice groups of a pGPU, their channels, and the two things done to them: a gate that takes all
+ * channels of a pod off the GPU or puts them back, and a timeslice.
+ *
+ * All TSGs of a pod are gated, not only those that say they are for compute: what a pod says could be untrue.
+ * When a gate closes and which timeslice is due is decided in slice.c.
+ */
+#include <linux/atomic.h>
+#include <linux/slab.h>
+
+#include "events.h"
+#include "rm.h"
+#include "slice.h"
+#include "trace.h"
+#include "tsg.h"
+
+static atomic64_t last_id;
+
+struct qgpu_tsg *qgpu_tsg_add(struct qgpu_client *client, struct qgpu_gpu *gpu, u32 handle, u32 device, u32 engine)
+{
+	struct qgpu_tsg *tsg = kzalloc(sizeof(*tsg), GFP_KERNEL);
+
+	if (!tsg)
+		return ERR_PTR(-ENOMEM);
+	tsg->pod = client->pod;
+	tsg->gpu = gpu;
+	tsg->client = client->handle;
+	tsg->device = device;
+	tsg->handle = handle;
+	tsg->engine = engine;
+	tsg->tgid = client->tgid;
+	tsg->wish_us = NV_DEFAULT_TIMESLICE_US;
+	mutex_lock(&gpu->lock);
+	tsg->id = atomic64_inc_return(&last_id);	/* under the lock: the list is in order of ids */
+	list_add_tail(&tsg->node, &gpu->tsgs);
+	qgpu_tsgs_apply(gpu);
+	mutex_unlock(&gpu->lock);
+	qgpu_event(QGPU_EVENT_TSG_NEW, tsg->pod->id, qgpu_gpu_index(gpu), tsg->id);
+	return tsg;
+}
+
+void qgpu_tsg_remove(struct qgpu_tsg *tsg)
+{
+	mutex_lock(&tsg->gpu->lock);
+	list_del(&tsg->node);
+	mutex_unlock(&tsg->gpu->lock);
+	qgpu_event(QGPU_EVENT_TSG_GONE, tsg->pod->id, qgpu_gpu_index(tsg->gpu), tsg->id);
+	kfree(tsg);
+}
+
+int qgpu_channel_add(struct qgpu_tsg *tsg, u32 handle)
+{
+	int ret = -ENOSPC;
+
+	mutex_lock(&tsg->gpu->lock);
+	if (tsg->nr_channels < QGPU_TSG_CHANNELS_MAX) {
+		tsg->channels[tsg->nr_channels++] = (struct qgpu_channel){ .handle = handle };
+		qgpu_tsgs_apply(tsg->gpu);
+		ret = 0;
+	}
+	mutex_unlock(&tsg->gpu->lock);
+	return ret;
+}
+
+void qgpu_channel_remove(struct qgpu_tsg *tsg, u32 handle)
+{
+	u32 i;
+
+	mutex_lock(&tsg->gpu->lock);
+	for (i = 0; i < tsg->nr_channels; i++) {
+		if (tsg->channels[i].handle == handle) {
+			tsg->channels[i] = tsg->channels[--tsg->nr_channels];
+			break;
+		}
+	}
+	mutex_unlock(&tsg->gpu->lock);
+	if (qgpu_tsg_hidden(tsg))
+		qgpu_tsg_remove(tsg);
+}
+
+void qgpu_tsg_hold(struct qgpu_tsg *tsg, int by)
+{
+	mutex_lock(&tsg->gpu->lock);
+	tsg->hold += by;
+	qgpu_tsgs_apply(tsg->gpu);
+	mutex_unlock(&tsg->gpu->lock);
+}
+
+void qgpu_tsg_reclose(struct qgpu_tsg *tsg)
+{
+	u32 i;
+
+	mutex_lock(&tsg->gpu->lock);
+	for (i = 0; i < tsg->nr_channels; i++)
+		tsg->channels[i].off = false;
+	qgpu_tsgs_apply(tsg->gpu);
+	mutex_unlock(&tsg->gpu->lock);
+}
+
+void qgpu_tsg_wish(struct qgpu_tsg *tsg, u64 wish_us)
+{
+	mutex_lock(&tsg->gpu->lock);
+	tsg->wish_us = clamp_t(u64, wish_us, QGPU_MIN_TIMESLICE_US, NV_LONGEST_WISH_US);
+	mutex_unlock(&tsg->gpu->lock);
+}
+
+int qgpu_tsg_next(struct qgpu_gpu *gpu, struct qgpu_tsg_next *next)
+{
+	const struct qgpu_tsg *tsg;
+	int ret = -ENOENT;
+
+	mutex_lock(&gpu->lock);
+	list_for_each_entry(tsg, &gpu->tsgs, node) {	/* by id, ascending */
+		if (tsg->pod->id != next->pod || tsg->id <= next->id)
+			continue;
+		next->id = tsg->id;
+		next->client = tsg->client;
+		next->handle = tsg->handle;
+		next->tgid = tsg->tgid;
+		next->nr_channels = tsg->nr_channels;
+		next->flags = tsg->engine >= NV2080_ENGINE_TYPE_GR0 && tsg->engine <= NV2080_ENGINE_TYPE_GR7 ?
+			      QGPU_ENGINE_COMPUTE : 0;
+		next->timeslice_us = tsg->set_us;
+		ret = 0;
+		break;
+	}
+	mutex_unlock(&gpu->lock);
+	return ret;
+}
+
+static bool is_closed(const struct qgpu_tsg *tsg)
+{
+	return tsg->pod->shares[qgpu_gpu_index(tsg->gpu)].closed && tsg->hold <= 0 && !READ_ONCE(tsg->pod->gone);
+}
+
+/* A subdevice handle can be freed and made anew, so it is asked for again when a control did not go through. */
+static u32 subdevice_of(struct qgpu_tsg *tsg, bool again)
+{
+	if (!tsg->subdevice || again)
+		qgpu_rm_subdevice(tsg->client, tsg->device, &tsg->subdevice);
+	return tsg->subdevice;
+}
+
+static u32 send_gate(struct qgpu_gpu *gpu, struct qgpu_tsg *tsg, bool off)
+{
+	u32 status;
+
+	gpu->gate.disable = off;
+	status = qgpu_rm_control(tsg->client, subdevice_of(tsg, false), NV2080_FIFO_DISABLE_CHANNELS, &gpu->gate,
+				 sizeof(gpu->gate));
+	if (status != NV_OK)
+		status = qgpu_rm_control(tsg->client, subdevice_of(tsg, true), NV2080_FIFO_DISABLE_CHANNELS,
+					 &gpu->gate, sizeof(gpu->gate));
+	return status;
+}
+
+static void gate_one(struct qgpu_gpu *gpu, struct qgpu_tsg *tsg, struct qgpu_channel *channel, bool off)
+{
+	u32 status, class;
+
+	gpu->gate.num = 1;
+	gpu->gate.clients[0] = tsg->client;
+	gpu->gate.channels[0] = channel->handle;
+	status = send_gate(gpu, tsg, off);
+	if (status == NV_OK) {
+		channel->off = off;
+		channel->failed = false;
+	} else if (qgpu_rm_class(tsg->client, channel->handle, &class) != NV_OK) {
+		channel->gone = true;
+	} else if (!channel->failed) {
+		channel->failed = true;
+		qgpu_event(QGPU_EVENT_GATE_FAILED, tsg->pod->id, qgpu_gpu_index(gpu), status);
+	}
+}
+
+/* All that wait in gpu->gated belong to one client: RM then checks no more than that the caller owns them. */
+static void flush_gate(struct qgpu_gpu *gpu, struct qgpu_tsg *tsg, bool off)
+{
+	u32 i, num = gpu->gate.num;
+
+	if (!num)
+		return;
+	trace_qgpu_gate(qgpu_gpu_index(gpu), tsg->pod->id, num, off);
+	if (send_gate(gpu, tsg, off) == NV_OK) {
+		for (i = 0; i < num; i++)
+			gpu->gated[i]->off = off;
+	} else {
+		for (i = 0; i < num; i++)
+			gate_one(gpu, tsg, gpu->gated[i], off);
+	}
+	gpu->gate.num = 0;
+}
+
+static void apply_gates(struct qgpu_gpu *gpu, bool off)
+{
+	struct qgpu_tsg *tsg, *last = NULL;
+	u32 i, num;
+
+	list_for_each_entry(tsg, &gpu->tsgs, node) {
+		if (is_closed(tsg) != off)
+			continue;
+		if (last && last->client != tsg->client)
+			flush_gate(gpu, last, off);
+		for (i = 0; i < tsg->nr_channels; i++) {
+			if (tsg->channels[i].off == off || tsg->channels[i].gone)
+				continue;
+			num = gpu->gate.num++;
+			gpu->gate.clients[num] = tsg->client;
+			gpu->gate.channels[num] = tsg->channels[i].handle;
+			gpu->gated[num] = &tsg->channels[i];
+			if (gpu->gate.num == NV_DISABLE_CHANNELS_MAX)
+				flush_gate(gpu, tsg, off);
+		}
+		last = tsg;
+	}
+	if (last)
+		flush_gate(gpu, last, off);
+}
+
+static void apply_timeslice(struct qgpu_tsg *tsg)
+{
+	u64 due_us = qgpu_slice_due_us(tsg);
+	struct nva06c_timeslice slice = { due_us ?: tsg->wish_us };
+
+	if (tsg->hold > 0 || qgpu_tsg_hidden(tsg) || due_us == tsg->set_us)
+		return;
+	if (qgpu_rm_control(tsg->client, tsg->handle, NVA06C_SET_TIMESLICE, &slice, sizeof(slice)) == NV_OK) {
+		tsg->set_us = due_us;
+		tsg->set_failed = false;
+	} else if (!tsg->set_failed) {
+		tsg->set_failed = true;
+		qgpu_event(QGPU_EVENT_GATE_FAILED, tsg->pod->id, qgpu_gpu_index(tsg->gpu), 0);
+	}
+}
+
+void qgpu_tsgs_apply(struct qgpu_gpu *gpu)
+{
+	struct qgpu_tsg *tsg;
+
+	lockdep_assert_held(&gpu->lock);
+	apply_gates(gpu, true);		/* who must leave leaves before anybody comes: windows do not overlap */
+	apply_gates(gpu, false);
+	list_for_each_entry(tsg, &gpu->tsgs, node)
+		apply_timeslice(tsg);
+}

@@ -1,0 +1,82 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+#ifndef _QGPU_TSG_H
+#define _QGPU_TSG_H
+
+#include <linux/hrtimer.h>
+#include <linux/kthread.h>
+#include <linux/mutex.h>
+
+#include "client.h"
+#include "nvrm.h"
+
+#define QGPU_TSG_CHANNELS_MAX 128	/* RM's own limit */
+
+struct qgpu_channel {
+	u32 handle;
+	bool off;		/* taken off the GPU by the gate */
+	bool failed;		/* a gate control on it failed; said once */
+	bool gone;		/* the driver has freed it with something it depended on */
+};
+
+/* A time-slice group, or (handle 0) the one RM makes by itself for a channel directly below a device. */
+struct qgpu_tsg {
+	struct list_head node;
+	u64 id;
+	struct qgpu_pod *pod;	/* its client's, which outlives it */
+	struct qgpu_gpu *gpu;
+	u32 client;
+	u32 device;
+	u32 subdevice;		/* 0: not asked yet */
+	u32 handle;
+	u32 engine;		/* as the pod said, for information */
+	u32 tgid;
+	u64 wish_us;		/* what the pod set for itself */
+	u64 set_us;		/* what the plan set; 0: nothing */
+	bool set_failed;
+	int hold;		/* above 0: being freed, its gate stays open and nothing is set on it */
+	u32 nr_channels;
+	struct qgpu_channel channels[QGPU_TSG_CHANNELS_MAX];
+};
+
+struct qgpu_timeline;
+
+/* One pGPU. */
+struct qgpu_gpu {
+	u32 gpu_id;
+	u32 domain, bus, slot, function;
+	u64 memory;
+
+	struct mutex lock;	/* protects what follows; held over RM controls of the slice engine */
+	struct list_head tsgs;
+	struct nv2080_disable_channels gate;	/* room for the next control */
+	struct qgpu_channel *gated[NV_DISABLE_CHANNELS_MAX];
+
+	struct qgpu_timeline *plan;
+	void *owner;		/* the descriptor that installed the plan */
+	u64 lease_ns, lease_until_ns;
+	struct hrtimer timer;
+	struct kthread_worker *worker;
+	struct kthread_work work;
+};
+
+struct qgpu_tsg *qgpu_tsg_add(struct qgpu_client *client, struct qgpu_gpu *gpu, u32 handle, u32 device, u32 engine);
+void qgpu_tsg_remove(struct qgpu_tsg *tsg);
+int qgpu_channel_add(struct qgpu_tsg *tsg, u32 handle);
+void qgpu_channel_remove(struct qgpu_tsg *tsg, u32 handle);
+static inline bool qgpu_tsg_hidden(const struct qgpu_tsg *tsg)
+{
+	return !tsg->handle;
+}
+
+void qgpu_tsg_hold(struct qgpu_tsg *tsg, int by);
+/* The pod may have put its channels back on the GPU itself: close the gate again if it is to be closed. */
+void qgpu_tsg_reclose(struct qgpu_tsg *tsg);
+void qgpu_tsg_wish(struct qgpu_tsg *tsg, u64 wish_us);
+
+/* The pod's TSG with the lowest id above next->id, or -ENOENT. */
+int qgpu_tsg_next(struct qgpu_gpu *gpu, struct qgpu_tsg_next *next);
+
+/* Make gates and timeslices what they are to be. Needs the pGPU's lock. */
+void qgpu_tsgs_apply(struct qgpu_gpu *gpu);
+
+#endif
