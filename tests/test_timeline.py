@@ -82,9 +82,10 @@ def test_the_next_edge_is_the_next_change_or_the_periods_end(phase: int, expecte
 )
 def test_gates_stand_still_between_edges(snapshot: Snapshot, offline: str, online: str, fraction: float) -> None:
     laid = Timeline(compose(offline, online)(snapshot))
-    phase = int(fraction * snapshot.period_ns)
+    period_ns = laid.plan.period_ns
+    phase = int(fraction * period_ns)
     until = laid.until_next(phase)
 
-    last = snapshot.period_ns if until is None else phase + until
-    assert phase < last <= snapshot.period_ns
+    last = period_ns if until is None else phase + until
+    assert phase < last <= period_ns
     assert laid.closed(phase) == laid.closed(last - 1)

@@ -27,8 +27,8 @@ class _Mechanism:
     hands: Hands
     device: RmDevice
 
-    def gate(self, channels: list[Key], *, closed: bool) -> set[Key]:
-        return self.hands.gate(self.device, channels, closed=closed)
+    def gate(self, channels: list[Key], *, closed: bool, preempt: bool = True) -> set[Key]:
+        return self.hands.gate(self.device, channels, closed=closed, preempt=preempt)
 
     def timeslice(self, tsg: RmObject, timeslice_us: int) -> bool:
         return self.hands.timeslice(tsg, timeslice_us)

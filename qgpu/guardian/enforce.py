@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from qgpu.guardian.register import Key, Register, RmObject
-from qgpu.model import Plan
+from qgpu.model import MIN_TIMESLICE_US, Plan
 from qgpu.rm import abi
 from qgpu.sched.timeline import Timeline
 
@@ -19,8 +19,11 @@ from qgpu.sched.timeline import Timeline
 class Mechanism(Protocol):
     """The two things that can be done to a pod's TSGs on one pGPU."""
 
-    def gate(self, channels: list[Key], *, closed: bool) -> set[Key]:
-        """Close or open gates; return the channels that are no more."""
+    def gate(self, channels: list[Key], *, closed: bool, preempt: bool = True) -> set[Key]:
+        """Close or open gates; return the channels that are no more.
+
+        Without ``preempt`` what runs may run to the end of its timeslice.
+        """
 
     def timeslice(self, tsg: RmObject, timeslice_us: int) -> bool:
         """Set a timeslice; False when the TSG is no more."""
@@ -116,9 +119,15 @@ class Enforcer:
         } - self._leaving
         to_open = self._closed_channels - shut
         if to_close := sorted(shut - self._closed_channels):
-            gone = self.mechanism.gate(to_close, closed=True)
+            gone = self.mechanism.gate(to_close, closed=True, preempt=not self._hands_over(wanted, to_open))
             self._closed_channels |= set(to_close) - gone
         self._open(sorted(to_open))
+
+    def _hands_over(self, wanted: frozenset[str], to_open: set[Key]) -> bool:
+        """Tell whether the shortest slices make the hardware itself take the engine from who is being closed."""
+        parts = self.plan.pods if self.plan else ()
+        short = all(part.timeslice_us <= MIN_TIMESLICE_US for part in parts if part.pod in wanted)
+        return short and bool(to_open)
 
     def _open(self, channels: list[Key]) -> None:
         known = [key for key in channels if key in self.register.objects]

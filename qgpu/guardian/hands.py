@@ -44,7 +44,7 @@ class Hands:
         if (pidfd := self._pidfds.pop(pid, None)) is not None:
             os.close(pidfd)
 
-    def gate(self, device: RmDevice, channels: Sequence[Key], *, closed: bool) -> set[Key]:
+    def gate(self, device: RmDevice, channels: Sequence[Key], *, closed: bool, preempt: bool = True) -> set[Key]:
         """Close or open the gate over channels; return those RM knows no longer (they need no gate).
 
         One stale handle makes RM refuse a whole call, and a dying process leaves some: the living are then
@@ -55,7 +55,7 @@ class Hands:
             if not alive:
                 break
             try:
-                device.set_channels(alive, disabled=closed)
+                device.set_channels(alive, disabled=closed, preempt=preempt)
                 break
             except RmError as error:
                 _log.info("gate refused", channels=len(alive), reason=str(error))

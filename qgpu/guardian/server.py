@@ -26,7 +26,7 @@ from qgpu.guardian.messages import plan_from
 from qgpu.guardian.register import Key, Register
 from qgpu.guardian.supervisor import Supervisor
 from qgpu.guardian.timer import Timer
-from qgpu.model import NS_PER_S
+from qgpu.model import NS_PER_MS, NS_PER_S
 from qgpu.rm.client import RmClient
 from qgpu.rm.device import open_devices
 from qgpu.rm.switches import SwitchLog
@@ -34,9 +34,8 @@ from qgpu.rm.versions import find, installed
 
 _log = structlog.get_logger("guardian")
 
-#: How long calls that come in a row keep everything else waiting, and how long the next one is looked for.
-_BURST_NS = 2_000_000
-_LOOK_NS = 60_000
+#: How long calls that come in a row may keep everything else waiting.
+_BURST_NS = 2 * NS_PER_MS
 #: With no daemon and no pod left for this long, the guardian ends.
 _LINGER_NS = 5 * NS_PER_S
 
@@ -177,20 +176,16 @@ class Guardian:
         return number
 
     def _notified(self, number: int, fd: int) -> None:
-        """Serve calls as long as they come in a row; when every process behind the listener is gone, forget it.
+        """Serve the calls that are there; when every process behind the listener is gone, forget it.
 
-        A starting program makes hundreds of calls, each microseconds after the last was answered: looking
-        for the next one for a moment is cheaper for it than waking this process up again.
+        Receiving without anything to receive would block on older kernels, so it is looked first. Not looked
+        for long, though: the answered thread runs on this very CPU as soon as we sleep (SYNC_WAKE_UP).
         """
         until = time.monotonic_ns() + _BURST_NS
-        # Receiving without anything to receive would block on older kernels: always look first.
         while (waiting := self._poll_now(fd)) & select.POLLIN:
             self.supervisor.serve(number)
-            now = time.monotonic_ns()
-            if now > until:
+            if time.monotonic_ns() > until:
                 return
-            while not self._poll_now(fd) and time.monotonic_ns() < now + _LOOK_NS:
-                pass
         if waiting & select.POLLHUP:
             self._selector.unregister(fd)
             self.supervisor.listeners.pop(number)

@@ -26,12 +26,17 @@ class RmDevice:
     device: int
     subdevice: int
 
-    def set_channels(self, channels: Sequence[tuple[int, int]], *, disabled: bool) -> None:
-        """Disable or enable channels given as (client, channel) handles. Raises RmError on a stale handle."""
+    def set_channels(self, channels: Sequence[tuple[int, int]], *, disabled: bool, preempt: bool = True) -> None:
+        """Disable or enable channels given as (client, channel) handles. Raises RmError on a stale handle.
+
+        Without ``preempt`` a channel that runs is left to the end of its timeslice, which takes the card half
+        as long and nothing from a third party; it is off only once another TSG wants the engine.
+        """
         for at in range(0, len(channels), abi.MAX_DISABLE_CHANNELS):
             part = channels[at : at + abi.MAX_DISABLE_CHANNELS]
             params = ffi.new("NV2080_CTRL_FIFO_DISABLE_CHANNELS_PARAMS *")
             params.bDisable, params.numChannels = disabled, len(part)
+            params.bOnlyDisableScheduling = disabled and not preempt
             for i, (client, channel) in enumerate(part):
                 params.hClientList[i], params.hChannelList[i] = client, channel
             self.client.control(self.subdevice, abi.NV2080_FIFO_DISABLE_CHANNELS, params)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -23,9 +25,11 @@ class Engine:
         self.off = set()
         self.slices = {}
         self.calls = 0
+        self.preempted = []
 
-    def gate(self, channels, *, closed):
+    def gate(self, channels, *, closed, preempt=True):
         self.calls += 1
+        self.preempted.append(preempt)
         gone = {key for key in channels if key not in self.register.objects}
         for key in set(channels) - gone:
             (self.off.add if closed else self.off.discard)(key)
@@ -83,6 +87,17 @@ def test_step_says_when_the_next_edge_is():
     enforcer.adopt(turns("a", "b"), 0)
 
     assert enforcer.step(3 * MS) == 7 * MS
+
+
+@pytest.mark.parametrize(("timeslice_us", "preempted"), [(50, False), (2000, True)])
+def test_a_turn_is_handed_over_by_short_slices_and_forced_where_they_are_long(timeslice_us, preempted):
+    enforcer, engine, _ = card("a", "b")
+    plan = turns("a", "b")
+    enforcer.adopt(replace(plan, pods=tuple(replace(pod, timeslice_us=timeslice_us) for pod in plan.pods)), 0)
+    engine.preempted.clear()
+    enforcer.step(10 * MS)
+
+    assert engine.preempted[0] is preempted
 
 
 def test_without_gates_in_the_plan_nothing_is_ever_due():

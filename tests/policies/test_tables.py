@@ -76,8 +76,8 @@ def test_busy_offline_pods_beside_an_online_one_take_turns_that_yield() -> None:
 
     expected = [
         None,
-        (Window(0, 75 * NS_PER_MS, OnIdle.YIELD),),
-        (Window(75 * NS_PER_MS, PERIOD, OnIdle.YIELD),),
+        (Window(0, 150 * NS_PER_MS, OnIdle.YIELD),),
+        (Window(150 * NS_PER_MS, 200 * NS_PER_MS, OnIdle.YIELD),),
     ]
     assert expected == [part.windows for part in plan.pods]
 
