@@ -66,3 +66,7 @@ def main() -> None:
     except QgpuError as error:
         click.echo(f"qgpuctl: {error}", err=True)
         sys.exit(error.code)
+
+
+if __name__ == "__main__":
+    main()

@@ -74,17 +74,21 @@ def _look(client: Client) -> dict[str, Any]:
 
 def _shares(before: dict[str, Any], now: dict[str, Any]) -> list[dict[str, Any]]:
     """Turn two looks into shares: GPU time over the time between the samples that reported it."""
-    clocks = [{gpu["index"]: gpu["now_ns"] for gpu in look["gpus"]} for look in (before, now)]
-    used = {(pod["name"], usage["gpu"]): usage["used_ns"] for pod in before["pods"] for usage in pod["usage"]}
+    used = {(pod["name"], usage["gpu"]): usage for pod in before["pods"] for usage in pod["usage"]}
     rows = []
     for pod in now["pods"]:
         for grant, usage in zip(pod["grants"], pod["usage"], strict=True):
-            index = grant["gpu"]
-            elapsed_ns = clocks[1][index] - clocks[0].get(index, 0)
-            run_ns = usage["used_ns"] - used.get((pod["name"], index), 0)
-            share = min(1.0, max(0, run_ns) / elapsed_ns) if elapsed_ns > 0 else 0.0
+            last = used.get((pod["name"], grant["gpu"]), {"now_ns": usage["now_ns"], "used_ns": 0})
+            elapsed_ns = usage["now_ns"] - last["now_ns"]
+            share = max(0.0, (usage["used_ns"] - last["used_ns"]) / elapsed_ns) if elapsed_ns > 0 else 0.0
             rows.append(
-                {"pod": pod["name"], **grant, "share": round(share, 4), "held": usage["memory"], "busy": usage["busy"]}
+                {
+                    "pod": pod["name"],
+                    **grant,
+                    "share": round(min(1.0, share), 4),
+                    "held": usage["memory"],
+                    "busy": usage["busy"],
+                }
             )
     return sorted(rows, key=lambda row: (row["gpu"], row["class"] != "online", row["pod"]))
 

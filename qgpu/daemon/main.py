@@ -84,3 +84,7 @@ def main() -> None:
     except QgpuError as error:
         click.echo(f"qgpud: {error}", err=True)
         sys.exit(error.code)
+
+
+if __name__ == "__main__":
+    main()

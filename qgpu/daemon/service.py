@@ -155,11 +155,13 @@ class Service:
     def _described(self, pod: PodInfo) -> dict[str, Any]:
         usage = []
         for index in pod.grants:
-            account = self._loops[index].ledger.accounts.get(pod.name)
+            ledger = self._loops[index].ledger
+            account = ledger.accounts.get(pod.name)
             tsgs = account.tsgs if account else {}
             usage.append(
                 {
                     "gpu": index,
+                    "now_ns": ledger.now_ns or 0,
                     "used_ns": account.used_ns if account else 0,
                     "busy": any(tsg.busy for tsg in tsgs.values()),
                     "debt_ns": account.debt_ns if account else 0,

@@ -1,0 +1,50 @@
+"""``qgpuctl doctor``: what this host has and lacks, and whether shares are really enforced now."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+
+import click
+
+from qgpu.cli.context import Context, pass_context
+from qgpu.cli.output import output_option, print_json, print_table
+from qgpu.control import SCHEMA
+from qgpu.doctor.report import Check, failed
+from qgpu.errors import ExitCode
+
+
+@click.command()
+@click.option("--self-test", is_flag=True, help="Run two short pods and measure what they get (about 5 s).")
+@click.option("--gpu", default=0, show_default=True, help="The pGPU of the self-test.")
+@output_option
+@pass_context
+def doctor(context: Context, self_test: bool, gpu: int, output: str) -> None:
+    """Check what qgpu needs; ends with 3 if something is missing, with 22 if shares are not enforced."""
+    from qgpu.doctor.daemon import check_daemon
+    from qgpu.doctor.gpu import check_gpu, driver_loaded
+    from qgpu.doctor.selftest import self_test as run_self_test
+    from qgpu.doctor.system import check_system
+
+    checks = [
+        *check_system(needed=driver_loaded()),
+        *check_gpu(),
+        *check_daemon(context.runtime_dir, context.timeout_s),
+    ]
+    measured = run_self_test(context.runtime_dir, gpu, context.timeout_s) if self_test else []
+    _print([*checks, *measured], output)
+    if failed(measured):
+        sys.exit(ExitCode.DRIFT)
+    if failed(checks):
+        sys.exit(ExitCode.NOT_SUPPORTED)
+
+
+def _print(checks: Sequence[Check], output: str) -> None:
+    if output == "json":
+        print_json({"schema": SCHEMA, "checks": [asdict(check) for check in checks]})
+        return
+    print_table(("", "CHECK", "FOUND"), [(check.verdict.value, check.name, check.found) for check in checks])
+    for check in checks:
+        if check.mend:
+            click.echo(f"{check.verdict.value}: {check.name}: {check.mend}")

@@ -1,0 +1,28 @@
+"""Checks of the daemon: its runtime directory, whether it answers, and whether its loops are well."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from qgpu.control import Client
+from qgpu.doctor.report import Check, Verdict
+from qgpu.errors import QgpuError
+
+_START = "start it: qgpud"
+
+
+def check_daemon(runtime_dir: Path, timeout_s: float) -> list[Check]:
+    """Check the daemon of this runtime directory."""
+    if not runtime_dir.is_dir():
+        return [Check("runtime directory", Verdict.WARN, f"{runtime_dir} does not exist", _START)]
+    here = Check("runtime directory", Verdict.OK, str(runtime_dir))
+    try:
+        with Client(runtime_dir, timeout_s) as client:
+            status = client.call("status")
+    except QgpuError as error:
+        return [here, Check("daemon", Verdict.WARN, str(error), _START)]
+    troubles = [f"pGPU {gpu['index']}: {gpu['trouble']}" for gpu in status["gpus"] if gpu["trouble"]]
+    if troubles:
+        return [here, Check("daemon", Verdict.FAIL, "; ".join(troubles), "see the daemon's log")]
+    found = f"qgpu {status['version']} on plane {status['plane']} ({status['why']}), {len(status['gpus'])} pGPUs"
+    return [here, Check("daemon", Verdict.OK, found)]

@@ -1,0 +1,190 @@
+"""The self-test: two short pods at 2:1 on a pGPU, and what true GPU time says of it.
+
+It uses the daemon that runs, or starts one for itself. What it measures is what the daemon's plane measures;
+what is held against it is what the pods' own counters say. Pods that were there before are left alone, but
+for a second the pGPU's policy is changed where that breaks no grant.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from qgpu.control import Client
+from qgpu.doctor.report import Check, Verdict
+from qgpu.errors import DaemonUnreachableError, QgpuError, RefusedError, TimedOutError, UnknownNameError
+
+#: By how much a measured share may miss the asked one in so short a test, as part of it.
+TOLERANCE = 0.10
+
+_START_S = 15.0
+_SETTLE_S = 0.6
+_MEASURE_S = 1.2
+_PODS = ("self-test-a", "self-test-b")
+
+
+def self_test(runtime_dir: Path, gpu: int, timeout_s: float) -> list[Check]:
+    """Run the self-test on one pGPU. Raises RefusedError where there is no room for it."""
+    with _daemon(runtime_dir, timeout_s) as directory, Client(directory, timeout_s) as client:
+        policy = _gpu(client, gpu)["policy"]
+        quotas = _quotas(client, gpu)
+        with _policy(client, gpu, policy, "burst-share"), _loads(directory, gpu, quotas) as loads:
+            _until_busy(client, gpu, loads)
+            from_s = time.time() + _SETTLE_S
+            shares = _shares(client, gpu)
+            to_s = time.time()
+            gate = _test_gate(client, gpu, quotas)
+    return [_judge_ratio(quotas, shares), _judge_count(shares, [_kernels(load, from_s, to_s) for load in loads]), gate]
+
+
+def _test_gate(client: Client, gpu: int, quotas: tuple[int, int]) -> Check:
+    try:
+        with _policy(client, gpu, "burst-share", "fixed-share"):
+            return _judge_gate(quotas, _shares(client, gpu))
+    except RefusedError as error:
+        return Check("gate", Verdict.WARN, f"not tested: {error}")
+
+
+def _judge_ratio(quotas: tuple[int, int], shares: tuple[float, float]) -> Check:
+    asked, got = quotas[0] / quotas[1], shares[0] / max(shares[1], 1e-9)
+    found = f"asked {asked:.2f}:1, got {got:.2f}:1 ({shares[0]:.1%} and {shares[1]:.1%} of true GPU time)"
+    return _judged("burst share", abs(got / asked - 1) <= TOLERANCE, found)
+
+
+def _judge_count(shares: tuple[float, float], kernels: list[int]) -> Check:
+    by_time, by_count = shares[0] / max(shares[1], 1e-9), kernels[0] / max(kernels[1], 1)
+    found = f"{by_time:.2f}:1 by GPU time, {by_count:.2f}:1 by kernels finished"
+    return _judged("GPU time", abs(by_count / max(by_time, 1e-9) - 1) <= TOLERANCE, found)
+
+
+def _judge_gate(quotas: tuple[int, int], shares: tuple[float, float]) -> Check:
+    pairs = [(quota / 100, share) for quota, share in zip(quotas, shares, strict=True)]
+    found = "fixed share: " + ", ".join(f"asked {want:.0%}, got {got:.1%}" for want, got in pairs)
+    return _judged("gate", all(abs(got / want - 1) <= TOLERANCE for want, got in pairs), found)
+
+
+def _judged(name: str, held: bool, found: str) -> Check:
+    mend = "" if held else "shares are not enforced; is the card shared by processes outside qgpu? see the daemon's log"
+    return Check(name, Verdict.OK if held else Verdict.FAIL, found, mend)
+
+
+@contextmanager
+def _daemon(runtime_dir: Path, timeout_s: float) -> Iterator[Path]:
+    """Give the runtime directory of a daemon: the one that runs, or one of our own."""
+    try:
+        Client(runtime_dir, timeout_s).close()
+    except DaemonUnreachableError:
+        with tempfile.TemporaryDirectory(prefix="qgpu-self-test-") as own:
+            process = _start("qgpu.daemon.main", "--runtime-dir", own, stderr=subprocess.DEVNULL)
+            try:
+                _until(lambda: (Path(own) / "qgpud.sock").exists() or process.poll() is not None, "its own qgpud")
+                yield Path(own)
+            finally:
+                process.send_signal(signal.SIGTERM)
+                process.wait()
+        return
+    yield runtime_dir
+
+
+@contextmanager
+def _policy(client: Client, gpu: int, before: str, wanted: str) -> Iterator[None]:
+    client.call("gpu.set", gpu=gpu, policy=wanted)
+    try:
+        yield
+    finally:
+        client.call("gpu.set", gpu=gpu, policy=before)
+
+
+@contextmanager
+def _loads(directory: Path, gpu: int, quotas: tuple[int, int]) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Run a flood in each of the two pods."""
+    loads = [
+        _start(
+            "qgpu.cli.main",
+            *("--runtime-dir", str(directory), "run", "--gpu", str(gpu), "--name", name, "--cores", str(quota), "--"),
+            *(sys.executable, "-m", "qgpu.load.main", "--kernel", "1ms", "--duration", "60s"),
+            stdout=subprocess.PIPE,
+        )
+        for name, quota in zip(_PODS, quotas, strict=True)
+    ]
+    try:
+        yield loads
+    finally:
+        for load in loads:
+            load.send_signal(signal.SIGTERM)
+        for load in loads:
+            load.wait()
+
+
+def _kernels(load: subprocess.Popen[bytes], from_s: float, to_s: float) -> int:
+    """Count the kernels a load that has ended finished between two wall-clock times, by its own record."""
+    assert load.stdout is not None
+    with load.stdout as stdout:
+        result = json.loads(stdout.read())
+    began_s = result["started_ns"] / 1e9
+    return sum(kernels for at_s, kernels in result["windows"] if from_s <= began_s + at_s <= to_s)
+
+
+def _start(module: str, *arguments: str, **redirections: Any) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-m", module, *arguments], stdin=subprocess.DEVNULL, **redirections)
+
+
+def _until(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + _START_S
+    while not condition():
+        if time.monotonic() > deadline:
+            raise TimedOutError(f"self-test: {what} did not start within {_START_S:g} s")
+        time.sleep(0.05)
+
+
+def _gpu(client: Client, index: int) -> dict[str, Any]:
+    for gpu in client.call("gpu.list")["gpus"]:
+        if gpu["index"] == index:
+            return dict(gpu)
+    raise UnknownNameError(f"pGPU {index}: there is none of that number")
+
+
+def _quotas(client: Client, gpu: int) -> tuple[int, int]:
+    """Find room for two quotas at 2:1, at most 60 and 30 %."""
+    grants = [grant for pod in client.call("pod.list")["pods"] for grant in pod["grants"] if grant["gpu"] == gpu]
+    part = min(30, (100 - sum(grant["cores"] or 0 for grant in grants)) // 3)
+    if part < 1:
+        raise RefusedError(f"self-test: less than 3 % of pGPU {gpu} is left to grant; try another --gpu")
+    return 2 * part, part
+
+
+def _usage(client: Client, gpu: int) -> list[dict[str, Any]]:
+    """Return the usage of the two pods, in order; fewer where they are not there yet."""
+    pods = {pod["name"]: pod for pod in client.call("pod.list")["pods"]}
+    return [usage for name in _PODS if name in pods for usage in pods[name]["usage"] if usage["gpu"] == gpu]
+
+
+def _until_busy(client: Client, gpu: int, loads: list[subprocess.Popen[bytes]]) -> None:
+    def busy() -> bool:
+        if any(load.poll() is not None for load in loads):
+            raise QgpuError("self-test: its load ended early; see its message above")
+        usages = _usage(client, gpu)
+        return len(usages) == len(_PODS) and all(usage["busy"] for usage in usages)
+
+    _until(busy, "its load")
+
+
+def _shares(client: Client, gpu: int) -> tuple[float, float]:
+    """Measure both pods' shares of the pGPU's time, after what was set last has taken hold."""
+    time.sleep(_SETTLE_S)
+    before = _usage(client, gpu)
+    time.sleep(_MEASURE_S)
+    after = _usage(client, gpu)
+    first, second = (
+        (now["used_ns"] - then["used_ns"]) / max(1, now["now_ns"] - then["now_ns"])
+        for then, now in zip(before, after, strict=True)
+    )
+    return first, second

@@ -1,0 +1,54 @@
+"""Checks of the host: kernel, privileges, and what the planes need of both. They only look."""
+
+from __future__ import annotations
+
+import os
+import platform
+from pathlib import Path
+
+from qgpu import cgroup
+from qgpu.doctor.report import Check, Verdict
+from qgpu.errors import QgpuError
+
+_SECCOMP_ACTIONS = Path("/proc/sys/kernel/seccomp/actions_avail")
+
+#: pidfd_getfd and SECCOMP_USER_NOTIF_FLAG_CONTINUE, which the seccomp plane is built on, are there from 5.6.
+_OLDEST_KERNEL = (5, 10)
+
+
+def check_system(*, needed: bool) -> list[Check]:
+    """Check the host; what is missing is a failure where it is ``needed`` to share a real GPU, else a warning."""
+    bad = Verdict.FAIL if needed else Verdict.WARN
+    return [_kernel(bad), _root(bad), _notification(bad), _cgroup(bad)]
+
+
+def _kernel(bad: Verdict) -> Check:
+    release = platform.release()
+    numbers = tuple(int(part) for part in release.split("-")[0].split(".")[:2] if part.isdecimal())
+    if numbers >= _OLDEST_KERNEL:
+        return Check("kernel", Verdict.OK, release)
+    return Check("kernel", bad, release, "Linux 5.10 or newer is needed")
+
+
+def _root(bad: Verdict) -> Check:
+    if os.geteuid() == 0:
+        return Check("root", Verdict.OK, "running as root")
+    return Check("root", bad, f"running as uid {os.geteuid()}", "real GPUs are shared by root; run qgpud as root")
+
+
+def _notification(bad: Verdict) -> Check:
+    actions = _SECCOMP_ACTIONS.read_text().split() if _SECCOMP_ACTIONS.exists() else []
+    if "user_notif" in actions:
+        return Check("seccomp", Verdict.OK, "user notification available")
+    return Check("seccomp", bad, "no user notification", "a kernel with CONFIG_SECCOMP_FILTER is needed")
+
+
+def _cgroup(bad: Verdict) -> Check:
+    try:
+        mount = cgroup.mount()
+    except QgpuError as error:
+        return Check("cgroup", bad, str(error), "mount cgroup2")
+    hybrid = " (hybrid)" if mount != Path("/sys/fs/cgroup") else ""
+    if os.access(mount, os.W_OK):
+        return Check("cgroup", Verdict.OK, f"version 2 at {mount}{hybrid}")
+    return Check("cgroup", bad, f"version 2 at {mount}{hybrid}, not writable", "run qgpud where it may make cgroups")
