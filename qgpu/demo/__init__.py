@@ -1,0 +1,1 @@
+"""The demo: pods come and go and policies change, watched live and drawn at the end."""

@@ -1,0 +1,5 @@
+"""``python -m qgpu.demo``."""
+
+from qgpu.demo.main import main
+
+main()

@@ -1,0 +1,74 @@
+"""What happens in the demo: scenes, each with what is done at its start and what should come of it.
+
+Pure data. Stage.py does it, table.py and picture.py show it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Actor:
+    """A pod of the demo: what it runs, as options of qgpu-load, and its grant at first."""
+
+    name: str
+    does: str
+    load: tuple[str, ...]
+    cores: int | None = None
+    pod_class: str = "offline"
+
+
+TRAIN = Actor("train", "floods the card with 1 ms kernels", ("--kernel", "1ms"), cores=60)
+BATCH = Actor("batch", "floods the card with 1 ms kernels", ("--kernel", "1ms"), cores=30)
+CHAT = Actor("chat", "a 100 µs kernel every 10 ms", ("--kernel", "100us", "--period", "10ms", "--watch"))
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """A stretch of the demo: what changes when it begins, and the shares that ought to follow."""
+
+    caption: str
+    policy: str
+    seconds: float
+    #: Pods that come, pods that go.
+    enter: tuple[Actor, ...] = ()
+    leave: tuple[Actor, ...] = ()
+    #: ``qgpuctl pod set`` arguments, in this order.
+    amend: tuple[tuple[str, ...], ...] = ()
+    #: The share of the card each pod should get, as far as the policy says.
+    targets: Mapping[str, float] = field(default_factory=dict)
+
+
+#: What chat leaves of the card once it gets on it every time: its kernels take 1 %, switching to them as much.
+_LEFT = 0.98
+
+STORY = (
+    Scene("one pod has the whole card", "best-effort", 7, enter=(TRAIN,), targets={"train": 1.0}),
+    Scene("a second comes: half each", "best-effort", 8, enter=(BATCH,), targets={"train": 0.5, "batch": 0.5}),
+    Scene("quotas 60 and 30, the rest lent 2:1", "burst-share", 8, targets={"train": 2 / 3, "batch": 1 / 3}),
+    Scene("exactly the quotas, the rest idle", "fixed-share", 8, targets={"train": 0.6, "batch": 0.3}),
+    Scene(
+        "chat comes, as one among others",
+        "burst-share",
+        9,
+        enter=(CHAT,),
+        targets={"train": 2 / 3, "batch": 1 / 3},
+    ),
+    Scene(
+        "chat is made online: it goes first",
+        "burst-share",
+        9,
+        amend=(("chat", "--class", "online"),),
+        targets={"train": _LEFT * 2 / 3, "batch": _LEFT / 3},
+    ),
+    Scene(
+        "quotas swapped under way",
+        "burst-share",
+        8,
+        amend=(("train", "--cores", "30"), ("batch", "--cores", "60")),
+        targets={"train": _LEFT / 3, "batch": _LEFT * 2 / 3},
+    ),
+    Scene("train leaves: its time is lent", "burst-share", 6, leave=(TRAIN,), targets={"batch": _LEFT}),
+)
