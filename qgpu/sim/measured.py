@@ -65,8 +65,12 @@ def compare(row: Row) -> Outcome:
     return Outcome(row, row.simulate())
 
 
+def _length(kernel_us: float) -> str:
+    return f"{kernel_us / 1000:g} ms" if kernel_us >= 1000 else f"{kernel_us:g} µs"
+
+
 def _slices(a_us: int, b_us: int, ratio: float, total: float, kernel_us: float = 997) -> list[Row]:
-    name = f"{a_us}/{b_us} µs" + (f", {kernel_us:g} µs kernels" if kernel_us != 997 else "")
+    name = f"{a_us}/{b_us} µs" + (f", {_length(kernel_us)} kernels" if kernel_us != 997 else "")
     return [
         Row("timeslices", f"{name}, ratio", ratio, lambda: ex.pair(a_us, b_us, kernel_us).ratio),
         Row("timeslices", f"{name}, total", total, lambda: ex.pair(a_us, b_us, kernel_us).total),
@@ -74,7 +78,7 @@ def _slices(a_us: int, b_us: int, ratio: float, total: float, kernel_us: float =
 
 
 def _windows(a: float, b: float, ratio: float, total: float, kernel_us: float = 997, missed: str = "") -> list[Row]:
-    name = f"{a:g}+{b:g} ms" + (f", {kernel_us:g} µs kernels" if kernel_us != 997 else "")
+    name = f"{a:g}+{b:g} ms" + (f", {_length(kernel_us)} kernels" if kernel_us != 997 else "")
     return [
         Row("gates", f"{name}, ratio", ratio, lambda: ex.windows(a, b, kernel_us).ratio, missed),
         Row("gates", f"{name}, total", total, lambda: ex.windows(a, b, kernel_us).total),
@@ -133,6 +137,8 @@ ROWS: tuple[Row, ...] = (
     *_slices(2048, 2048, 1.00, 0.90, 50),
     *_slices(2048, 2048, 1.00, 0.87, 100_000),
     *_slices(20_000, 10_000, 2.00, 0.987),
+    Row("timeslices", "20000/10000 µs, 50 µs kernels, ratio", 2.00, lambda: ex.pair(20_000, 10_000, 50).ratio),
+    Row("timeslices", "20000/10000 µs, 100 ms kernels, ratio", 2.00, lambda: ex.pair(20_000, 10_000, 100_000).ratio),
     *_slices(8000, 2000, 4.06, 0.958),
     *_slices(4000, 2000, 2.02, 0.933),
     *_slices(2000, 1000, 2.02, 0.874),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import nan
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def draw(report: Report, file: Path) -> None:
-    """Draw each pod's share over time and its mean quota. The file's suffix says the format.
+    """Draw each pod's share and quota over time. The file's suffix says the format.
 
     Raises NotSupportedError without matplotlib, ConfigError for a file that cannot be written.
     """
@@ -26,8 +27,8 @@ def draw(report: Report, file: Path) -> None:
     for pod in report.pods:
         shares = [moment.shares.get(pod.name, 0.0) for moment in report.moments]
         (line,) = axes.step(times, shares, where="pre", label=f"{pod.name} ({pod.pod_class})", linewidth=1.2)
-        if pod.cores is not None:
-            axes.axhline(pod.cores / 100, color=line.get_color(), linestyle=":", linewidth=0.9)
+        quotas = [moment.quotas.get(pod.name, nan) for moment in report.moments]
+        axes.step(times, quotas, where="pre", color=line.get_color(), linestyle=":", linewidth=1.0)
     axes.set(xlim=(0, report.duration_s), ylim=(0, 1.02), xlabel="simulated time, s", ylabel="share of the pGPU")
     axes.set_title(f"{report.scenario}: GPU time over time; dotted: quota")
     axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)

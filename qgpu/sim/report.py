@@ -44,10 +44,11 @@ class PodReport:
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """The shares of the pods present (0 to 1) over the time up to ``at_s``."""
+    """The pods present in the time up to ``at_s``: their shares of the pGPU, and the quotas of those that have one."""
 
     at_s: float
     shares: dict[str, float]
+    quotas: dict[str, float]
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from qgpu.sim.report import Latencies, Moment, PodReport, Report
 from qgpu.sim.scenario_file import GpuChange, PodChange, Scenario, ScenarioPod
 
 #: The shares over time are kept in this many steps at most.
-_MOMENTS = 400
+_MOMENTS = 120
 
 #: How long a pod is run alone to know what it does alone, and for how many of its periods at least.
 _ALONE_NS = 5 * NS_PER_S
@@ -156,7 +156,9 @@ class _Stage:
         used_ns = {name: account.used_ns for name, account in ledger.accounts.items()}
         elapsed_ns = now_ns - self._seen_ns
         shares = {name: (used - self._used_ns.get(name, 0)) / elapsed_ns for name, used in used_ns.items()}
-        self._moments.append(Moment(now_ns / NS_PER_S, shares))
+        grants = {name: account.last.grant for name, account in ledger.accounts.items()}
+        quotas = {name: grant.cores / 100 for name, grant in grants.items() if grant.cores is not None}
+        self._moments.append(Moment(now_ns / NS_PER_S, shares, quotas))
         self._used_ns, self._seen_ns = used_ns, now_ns
 
 
