@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Any
@@ -65,6 +66,11 @@ class Card:
         """Open every gate and give every TSG its own timeslice back."""
         self.lease_until_ns = None
         self.enforcer.adopt(None, now_ns)
+
+    def let_go(self, now_ns: int) -> None:
+        """Release as well as may be after something unexpected; the daemon's next plan starts afresh."""
+        with contextlib.suppress(Exception):
+            self.release(now_ns)
 
     def sample(self, now_ns: int, wall_ns: int) -> dict[str, Any]:
         """Report GPU time per pod and TSG since the last sample, in the terms of qgpu.model.Sample."""

@@ -101,6 +101,8 @@ class Register:
         rm = RmObject(fact["client"], fact["handle"], fact["parent"], fact["class"], fact["detail"])
         if rm.client not in self.clients:
             return
+        if (before := self.objects.get(rm.key)) is not None:
+            self._children.get((rm.client, before.parent), set()).discard(rm.handle)
         self.objects[rm.key] = rm
         if rm.rm_class == abi.KEPLER_CHANNEL_GROUP_A:
             self._tsgs.add(rm.key)

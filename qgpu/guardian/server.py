@@ -81,10 +81,15 @@ class Guardian:
     def run(self) -> None:
         """Serve until there is nobody left to serve."""
         while not self._nobody_left():
-            self._timer.set(self._until_due())
-            for key, _ in self._selector.select():
-                key.data()
-            self._turn()
+            try:
+                self._timer.set(self._until_due())
+                for key, _ in self._selector.select():
+                    key.data()
+                self._turn()
+            except Exception:  # noqa: BLE001 - pods depend on this process: report, let go of them, go on
+                _log.exception("guardian: unexpected; gates open, timeslices the driver's")
+                for card in self.cards:
+                    card.let_go(time.monotonic_ns())
 
     # -- time -------------------------------------------------------------------------------------------------
 

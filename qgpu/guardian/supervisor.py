@@ -32,8 +32,12 @@ _KEPT = (
     | abi.GPFIFO_CLASSES
 )
 
-#: RM is asked about a claim this long after it was made, and again after twice as long, while it says no.
-_CONFIRM_NS = 20 * NS_PER_MS
+#: RM is asked about a claim once the pod has made none for this long: while a program starts it keeps RM's
+#: locks busy, and each question would wait for them and make the program wait for us. But not later than _LATEST_NS.
+_QUIET_NS = 15 * NS_PER_MS
+_LATEST_NS = 250 * NS_PER_MS
+#: While RM says no, it is asked again after this long, then twice as long, and so on.
+_AGAIN_NS = 20 * NS_PER_MS
 _CONFIRM_TRIES = 5
 
 
@@ -42,6 +46,7 @@ class _Claim:
     due_ns: int
     order: int
     rm: RmObject = field(compare=False)
+    latest_ns: int = field(compare=False)
     tries: int = field(default=0, compare=False)
 
 
@@ -71,6 +76,7 @@ class Supervisor:
     _threads: dict[int, int] = field(default_factory=dict)
     _claims: list[_Claim] = field(default_factory=list)  # a heap
     _claimed: int = 0
+    _last_claim_ns: int = 0
     _doubts: deque[_Doubt] = field(default_factory=deque)
     _next_listener: int = 1
 
@@ -206,7 +212,8 @@ class Supervisor:
 
     def _queue(self, rm: RmObject) -> None:
         self._claimed += 1
-        heappush(self._claims, _Claim(self.clock() + _CONFIRM_NS, self._claimed, rm))
+        now = self._last_claim_ns = self.clock()
+        heappush(self._claims, _Claim(now + _QUIET_NS, self._claimed, rm, now + _LATEST_NS))
 
     def _doubt(self, key: Key) -> None:
         below = self.register.below(key)
@@ -215,7 +222,7 @@ class Supervisor:
         channels = [rm.key for rm in below if rm.rm_class in abi.GPFIFO_CLASSES]
         if channels:
             self.leave(channels)
-        self._doubts.append(_Doubt(key, self.clock() + _CONFIRM_NS, channels))
+        self._doubts.append(_Doubt(key, self.clock() + _AGAIN_NS, channels))
 
     def _know(self, pod: str, call: Notification, client: int) -> None:
         """Make sure process and client are in the register."""
@@ -243,11 +250,16 @@ class Supervisor:
     def settle(self, now_ns: int) -> bool:
         """Ask RM about the claims and doubts that are due; True when a compute TSG or channel came or went."""
         changed = False
+        quiet_ns = self._last_claim_ns + _QUIET_NS
+        due: dict[int, list[_Claim]] = {}
         while self._claims and self._claims[0].due_ns <= now_ns:
-            client = self._claims[0].rm.client
-            batch = []
-            while self._claims and self._claims[0].due_ns <= now_ns and self._claims[0].rm.client == client:
-                batch.append(heappop(self._claims))
+            claim = heappop(self._claims)
+            if quiet_ns > now_ns and claim.tries == 0 and claim.latest_ns > now_ns:
+                claim.due_ns = min(quiet_ns, claim.latest_ns)
+                heappush(self._claims, claim)
+            else:
+                due.setdefault(claim.rm.client, []).append(claim)
+        for batch in due.values():
             changed |= self._confirm(batch, now_ns)
         while self._doubts and self._doubts[0].due_ns <= now_ns:
             changed |= self._resolve(self._doubts.popleft())
@@ -260,6 +272,9 @@ class Supervisor:
         for claim in wanted:
             rm, answer = claim.rm, answers[claim.rm.key]
             if answer is not None and answer[0] == rm.rm_class:
+                if answer[1] != rm.parent:  # what is under which TSG is RM's to say
+                    rm.parent = answer[1]
+                    self.note(object_fact(rm))
                 context = self.hands.context(rm) if self._on_compute(rm) else 0
                 self.note({"fact": "confirm", "client": rm.client, "handle": rm.handle, "context": context})
                 changed |= self._on_compute(rm) or (
@@ -267,7 +282,7 @@ class Supervisor:
                 )
             elif answer is None and claim.tries < _CONFIRM_TRIES:
                 claim.tries += 1
-                claim.due_ns = now_ns + _CONFIRM_NS * 2**claim.tries
+                claim.due_ns = now_ns + _AGAIN_NS * 2**claim.tries
                 heappush(self._claims, claim)
             else:
                 self.note({"fact": "gone", "client": rm.client, "handle": rm.handle})
