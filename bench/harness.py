@@ -8,6 +8,7 @@ GPU time between two moments goes straight to the control socket, because a mome
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -15,10 +16,9 @@ import sys
 import tempfile
 import time
 import uuid
-from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -45,37 +45,31 @@ class Progress:
     """The kernels that one load finished over time, from its own count per window."""
 
     result: Mapping[str, Any]
-    _times: Sequence[float] = field(init=False)
-    _totals: Sequence[int] = field(init=False)
-
-    def __post_init__(self) -> None:
-        windows = self.result["windows"]
-        started = self.result["started_ns"] / 1e9
-        step = windows[1][0] if len(windows) > 1 else 0.1
-        # A kernel longer than a window finishes between empty windows; progress in between is even.
-        sparse = self.result["workload"]["kernel_us"] / 1e6 >= step
-        times, totals, total = [started], [0], 0
-        for at, kernels in windows:
-            total += kernels
-            if kernels or not sparse:
-                times.append(started + at + step)
-                totals.append(total)
-        object.__setattr__(self, "_times", times)
-        object.__setattr__(self, "_totals", totals)
-
-    def at(self, when: float) -> float:
-        """Return how many kernels were done at a time (s since the epoch), between counts in proportion."""
-        times, totals = self._times, self._totals
-        after = bisect_left(times, when)
-        if after == 0 or after == len(times):
-            return float(totals[min(after, len(totals) - 1)])
-        before = after - 1
-        part = (when - times[before]) / (times[after] - times[before])
-        return totals[before] + part * (totals[after] - totals[before])
 
     def rate(self, span: Span) -> float:
-        """Return kernels per second in a span of time."""
-        return (self.at(span.end) - self.at(span.start)) / (span.end - span.start)
+        """Return kernels per second in a span of time.
+
+        Pods take turns, and long kernels end rarely; so counts weigh less towards the ends of the span (a Hann
+        window). Where in a turn or a kernel the span begins and ends then hardly matters.
+        """
+        length = span.end - span.start
+        weighed = sum(
+            kernels * math.sin(math.pi * (when - span.start) / length) ** 2
+            for when, kernels in self._counts()
+            if span.start < when < span.end
+        )
+        return weighed * 2 / length
+
+    def between(self, start: float, end: float) -> int:
+        """Count the kernels of the windows whose middles lie between two times (s since the epoch)."""
+        return sum(kernels for when, kernels in self._counts() if start <= when < end)
+
+    def _counts(self) -> Iterator[tuple[float, int]]:
+        windows = self.result["windows"]
+        started = self.result["started_ns"] / 1e9
+        half = windows[1][0] / 2 if len(windows) > 1 else 0.0
+        for at, kernels in windows:
+            yield started + at + half, kernels
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,8 +225,7 @@ class Bench:
         """Return qgpu-load's options for kernels of one length, calibrated alone at first."""
         known = ("--iterations", str(self.iterations[kernel])) if kernel in self.iterations else ()
         # The daemon that simulates has to answer for every window.
-        window = "10ms" if not self.simulated else "20ms" if kernel == "100ms" else "50ms"
-        return ["--kernel", kernel, *known, "--window", window, *options]
+        return ["--kernel", kernel, *known, "--window", "50ms" if self.simulated else "10ms", *options]
 
     def plain(self, *options: str) -> dict[str, Any]:
         """Run a load without qgpu, and return its result."""

@@ -42,8 +42,8 @@ class Script:
         print(f"[{time.monotonic() - self.began:5.0f} s] {text}", flush=True)
 
     def span(self, seconds: float) -> Span:
-        """Measure for ``seconds``, or half of it if in a hurry; whole periods of 100 ms, so that phases cancel."""
-        return self.bench.span(max(1, round(seconds * self.scale * 10)) / 10)
+        """Measure for ``seconds``, or half of it if in a hurry."""
+        return self.bench.span(seconds * self.scale)
 
     def settle(self, seconds: float = 1.0) -> None:
         """Let a change take effect."""
@@ -272,7 +272,7 @@ class Script:
                 killed_at = self.bench.kill_daemon()
                 self.settle(3)
                 done = pod.stop()
-            if done.at(killed_at) - done.at(killed_at - 0.1) < 1:
+            if not done.between(killed_at - 0.1, killed_at):
                 seconds.append(_recovery_s(done, killed_at))
                 self.say(f"kill -9 {turn + 1}: full speed after {seconds[-1]:.2f} s")
             else:
@@ -289,11 +289,10 @@ class Script:
         kept: list[float] = []
         for _ in range(2):
             with self.bench.daemon():
-                self.bench.policy("fixed-share", "1s")
+                self.bench.policy("fixed-share", "200ms")
                 a = self.bench.pod("a", "1ms", cores=50)
                 b = self.bench.pod("b", "1ms", cores=10)
                 self.running(a, b)
-                self.settle(1)
                 before = self.span(3)
                 self.bench.wait_gated(b)
                 b.load_process().send_signal(signal.SIGKILL)
@@ -354,10 +353,10 @@ def _online_figures(p99: dict[str, list[float]], kept: dict[str, list[float]]) -
 
 def _recovery_s(done: Progress, killed_at: float) -> float:
     """Return how long after ``killed_at`` half a second at full speed begins."""
-    full = max(done.at(killed_at + n / 10 + 0.5) - done.at(killed_at + n / 10) for n in range(25))
+    full = max(done.between(killed_at + n / 10, killed_at + n / 10 + 0.5) for n in range(25))
     for n in range(250):
         start = killed_at + n / 100
-        if done.at(start + 0.5) - done.at(start) >= 0.9 * full and done.at(start + 0.02) > done.at(start):
+        if done.between(start, start + 0.5) >= 0.9 * full and done.between(start, start + 0.02):
             return n / 100
     raise BenchError("never at full speed again")
 
