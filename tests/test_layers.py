@@ -28,14 +28,14 @@ ARROWS: dict[str, set[str]] = {
     "sched.kmod": {"cgroup", "errors", "model", "sched", "uapi"},
     "rm": {"errors", "model"},
     "guardian": {"cgroup", "errors", "model", "rm", "sched", "wire"},
-    "load": {"errors", "model", "units", "wire"},
+    "load": {"control", "errors", "model", "units", "wire"},
     "sim": {"admission", "config", "errors", "load", "model", "policies", "sched", "sched.sim", "units"},
     "config": {"errors", "model", "policies", "units"},
     "admission": {"cgroup", "config", "errors", "model", "policies", "sched", "units"},
     "control": {"errors", "wire"},
     "launch": {"cgroup", "errors", "guardian", "rm", "wire"},
 }
-ROOTS = {"daemon", "cli", "doctor"}
+ROOTS = {"daemon", "cli", "doctor", "demo"}
 
 #: Modules a policy has no business with: it has no clock, no dice and no hands.
 FORBIDDEN_TO_POLICIES = {"os", "time", "random", "socket", "threading", "subprocess", "datetime"}

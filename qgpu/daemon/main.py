@@ -41,6 +41,7 @@ def command(config_file: Path | None, runtime_dir: Path | None, plane: str | Non
     config = configuration.load(config_file) if config_file else Config()
     log.configure(config.log_level, config.log_format)
     directory = runtime_dir or default_runtime_dir()
+    stop = _stop_on_signals()
     lock = runtime.hold(directory)
     chosen = planes.choose(Plane(plane) if plane else config.plane)
     host = planes.open_host(chosen.plane, directory, sim_gpus)
@@ -49,7 +50,7 @@ def command(config_file: Path | None, runtime_dir: Path | None, plane: str | Non
         server = Server(directory, config.socket_mode, config.socket_gid, service.handle)
         try:
             _log.info("ready", plane=chosen.plane.value, why=chosen.why, runtime_dir=str(directory))
-            _watch(service)
+            _watch(service, stop)
         finally:
             server.close()
     finally:
@@ -58,11 +59,16 @@ def command(config_file: Path | None, runtime_dir: Path | None, plane: str | Non
     _log.info("stopped")
 
 
-def _watch(service: Service) -> None:
-    """Stay until told to stop. Raises QgpuError when a loop has ended by itself."""
+def _stop_on_signals() -> threading.Event:
+    """Return an event that SIGTERM, SIGINT and SIGHUP set, so that the end is orderly from the very start."""
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: stop.set())
+    return stop
+
+
+def _watch(service: Service, stop: threading.Event) -> None:
+    """Stay until told to stop. Raises QgpuError when a loop has ended by itself."""
     notify("READY=1")
     while not stop.wait(_BEAT_S):
         if not service.alive:

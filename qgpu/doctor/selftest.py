@@ -42,30 +42,33 @@ def self_test(runtime_dir: Path, gpu: int, timeout_s: float) -> list[Check]:
             shares = _shares(client, gpu)
             to_s = time.time()
             gate = _test_gate(client, gpu, quotas)
-    return [_judge_ratio(quotas, shares), _judge_count(shares, [_kernels(load, from_s, to_s) for load in loads]), gate]
+    return [judge_ratio(quotas, shares), judge_count(shares, [_kernels(load, from_s, to_s) for load in loads]), gate]
 
 
 def _test_gate(client: Client, gpu: int, quotas: tuple[int, int]) -> Check:
     try:
         with _policy(client, gpu, "burst-share", "fixed-share"):
-            return _judge_gate(quotas, _shares(client, gpu))
+            return judge_gate(quotas, _shares(client, gpu))
     except RefusedError as error:
         return Check("gate", Verdict.WARN, f"not tested: {error}")
 
 
-def _judge_ratio(quotas: tuple[int, int], shares: tuple[float, float]) -> Check:
+def judge_ratio(quotas: tuple[int, int], shares: tuple[float, float]) -> Check:
+    """Hold the ratio of measured shares against that of the quotas."""
     asked, got = quotas[0] / quotas[1], shares[0] / max(shares[1], 1e-9)
     found = f"asked {asked:.2f}:1, got {got:.2f}:1 ({shares[0]:.1%} and {shares[1]:.1%} of true GPU time)"
     return _judged("burst share", abs(got / asked - 1) <= TOLERANCE, found)
 
 
-def _judge_count(shares: tuple[float, float], kernels: list[int]) -> Check:
+def judge_count(shares: tuple[float, float], kernels: list[int]) -> Check:
+    """Hold GPU time against the kernels that the loads themselves counted."""
     by_time, by_count = shares[0] / max(shares[1], 1e-9), kernels[0] / max(kernels[1], 1)
     found = f"{by_time:.2f}:1 by GPU time, {by_count:.2f}:1 by kernels finished"
     return _judged("GPU time", abs(by_count / max(by_time, 1e-9) - 1) <= TOLERANCE, found)
 
 
-def _judge_gate(quotas: tuple[int, int], shares: tuple[float, float]) -> Check:
+def judge_gate(quotas: tuple[int, int], shares: tuple[float, float]) -> Check:
+    """Hold shares under Fixed Share, where time is left idle, against the quotas."""
     pairs = [(quota / 100, share) for quota, share in zip(quotas, shares, strict=True)]
     found = "fixed share: " + ", ".join(f"asked {want:.0%}, got {got:.1%}" for want, got in pairs)
     return _judged("gate", all(abs(got / want - 1) <= TOLERANCE for want, got in pairs), found)

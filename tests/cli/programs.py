@@ -1,0 +1,97 @@
+"""The programs as a user starts them: real processes, real sockets, on the simulator."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+TIMEOUT_S = 60
+
+
+def environment() -> dict[str, str]:
+    """Return this process's environment without what would lead a program to another daemon."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("QGPU_")}
+
+
+class Daemon:
+    """A qgpud of the test's own, and ``qgpuctl`` for it."""
+
+    def __init__(self, runtime_dir: Path, *options: str) -> None:
+        self.runtime_dir = runtime_dir
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "qgpu.daemon.main", "--runtime-dir", str(runtime_dir), *options],
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment(),
+        )
+        assert self.process.stderr is not None
+        self.first_line = self.process.stderr.readline()
+
+    def ctl(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Run qgpuctl and return how it ended."""
+        return qgpuctl(self.runtime_dir, *arguments)
+
+    def json(self, *arguments: str) -> dict[str, Any]:
+        """Run qgpuctl with ``-o json`` and return what it printed."""
+        result = self.ctl(*arguments, "-o", "json")
+        assert result.returncode == 0, result.stderr
+        answer: dict[str, Any] = json.loads(result.stdout)
+        return answer
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        """Start qgpuctl and leave it running."""
+        return subprocess.Popen(
+            [sys.executable, "-m", "qgpu.cli.main", "--runtime-dir", str(self.runtime_dir), *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment(),
+        )
+
+    def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
+        """End the daemon and return its exit code."""
+        self.process.send_signal(number)
+        self.process.communicate(timeout=TIMEOUT_S)
+        return self.process.returncode
+
+
+@contextmanager
+def daemon(runtime_dir: Path, *options: str) -> Iterator[Daemon]:
+    """Run a daemon on the simulator for as long as the context lasts."""
+    running = Daemon(runtime_dir, "--plane", "sim", *options)
+    try:
+        yield running
+    finally:
+        running.stop()
+
+
+def qgpuctl(runtime_dir: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run qgpuctl and return how it ended."""
+    return run("qgpu.cli.main", "--runtime-dir", str(runtime_dir), *arguments)
+
+
+def qgpud(*arguments: str, user: int | None = None) -> subprocess.CompletedProcess[str]:
+    """Run qgpud where it is expected to end by itself."""
+    return run("qgpu.daemon.main", *arguments, user=user)
+
+
+def run(module: str, *arguments: str, user: int | None = None) -> subprocess.CompletedProcess[str]:
+    """Run one of our programs to its end."""
+    return subprocess.run(
+        [sys.executable, "-m", module, *arguments],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        env=environment(),
+        user=user,
+        check=False,
+    )

@@ -1,0 +1,202 @@
+"""Bad input: one clear line on stderr, a documented exit code, and nothing changed."""
+
+from __future__ import annotations
+
+import grp
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from qgpu.control import Client
+from qgpu.errors import ExitCode, QgpuError
+from tests.cli import programs
+from tests.cli.programs import Daemon
+
+
+_NOBODY = 65534
+
+
+def one_line(text: str) -> str:
+    """Return the only line of ``text``."""
+    lines = text.splitlines()
+    assert len(lines) == 1, text
+    return lines[0]
+
+
+def state(daemon: Daemon) -> tuple[Any, Any]:
+    """Return what may not change: pods, and how pGPUs are shared."""
+    gpus = [{key: value for key, value in gpu.items() if key != "now_ns"} for gpu in daemon.json("gpu", "list")["gpus"]]
+    return [(pod["name"], pod["grants"]) for pod in daemon.json("pod", "list")["pods"]], gpus
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "complaint"),
+    [
+        (("pod", "show", "ghost"), ExitCode.NOT_FOUND, "pod ghost: there is none of that name"),
+        (("pod", "set", "ghost", "--cores", "3"), ExitCode.NOT_FOUND, "pod ghost: there is none of that name"),
+        (("pod", "set", "ghost"), ExitCode.USAGE, "nothing to set"),
+        (("gpu", "show", "9"), ExitCode.NOT_FOUND, "pGPU 9: there is none of that number; there are: 0, 1"),
+        (("gpu", "policy", "set", "9", "0"), ExitCode.NOT_FOUND, "pGPU 9: there is none of that number"),
+        (("gpu", "policy", "set", "0", "fair"), ExitCode.NOT_FOUND, "policy 'fair': there is no such policy"),
+        (("gpu", "policy", "set", "0", "--period", "1ms"), ExitCode.USAGE, "period 1 ms: a period is 10 ms to 10 s"),
+        (("gpu", "policy", "set", "0"), ExitCode.USAGE, "nothing to set"),
+        (("run", "--cores", "0", "--", "true"), ExitCode.USAGE, "cores 0: a quota is 1 to 100 per cent"),
+        (("run", "--cores", "101", "--", "true"), ExitCode.USAGE, "cores 101: a quota is 1 to 100 per cent"),
+        (("run", "--gpu", "9", "--", "true"), ExitCode.NOT_FOUND, "pGPU 9: there is none of that number"),
+        (("run", "--memory", "1TiB", "--", "true"), ExitCode.REFUSED, "1 TiB for pod pod-1 does not fit"),
+        (("run", "--name", "a/b", "--", "true"), ExitCode.USAGE, "pod name 'a/b'"),
+        (("run", "--", "no-such-program"), 127, "no-such-program: No such file or directory"),
+        (("run", "--", "/etc/passwd"), 126, "/etc/passwd: Permission denied"),
+        (("simulate", "no-such-file"), ExitCode.USAGE, "no-such-file: No such file or directory"),
+    ],
+)
+def test_bad_input_is_one_line_and_changes_nothing(
+    shared: Daemon, arguments: tuple[str, ...], code: int, complaint: str
+) -> None:
+    before = state(shared)
+    result = shared.ctl(*arguments)
+
+    assert (result.returncode, result.stdout) == (code, "")
+    assert complaint in one_line(result.stderr)
+    assert before == state(shared)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("run", "--memory", "lots", "--", "true"),
+        ("run", "--class", "vip", "--", "true"),
+        ("run",),
+        ("gpu", "policy", "set", "zero", "0"),
+        ("frobnicate",),
+        ("status", "-o", "yaml"),
+    ],
+)
+def test_misuse_of_the_command_line_is_usage(shared: Daemon, arguments: tuple[str, ...]) -> None:
+    result = shared.ctl(*arguments)
+
+    assert (result.returncode, result.stdout) == (ExitCode.USAGE, "")
+    assert "Error: " in result.stderr
+
+
+def test_without_a_daemon_every_request_says_so(tmp_path: Path) -> None:
+    for arguments in (("status",), ("pod", "list"), ("top", "-1"), ("run", "--", "touch", str(tmp_path / "ran"))):
+        result = programs.qgpuctl(tmp_path, *arguments)
+
+        assert result.returncode == ExitCode.DAEMON_UNREACHABLE
+        assert "is qgpud running?" in one_line(result.stderr)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_second_daemon_is_told_so_and_the_first_goes_on(shared: Daemon) -> None:
+    result = programs.qgpud("--plane", "sim", "--runtime-dir", str(shared.runtime_dir))
+
+    assert result.returncode == ExitCode.ALREADY_RUNNING
+    assert "another qgpud is running there" in one_line(result.stderr)
+    assert shared.ctl("status").returncode == ExitCode.OK
+
+
+def test_a_config_with_a_typo_starts_nothing(tmp_path: Path) -> None:
+    config = tmp_path / "qgpu.toml"
+    config.write_text('[defaults]\npolcy = "fixed-share"\n')
+    result = programs.qgpud("--config", str(config), "--runtime-dir", str(tmp_path / "run"))
+
+    assert result.returncode == ExitCode.USAGE
+    assert f"{config}: defaults.polcy: no such key" in one_line(result.stderr)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.skipif(os.path.exists("/proc/driver/nvidia/version"), reason="there is a GPU driver here")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gets as far as looking for a GPU")
+@pytest.mark.parametrize("plane", ["seccomp", "kmod"])
+def test_a_plane_that_needs_a_gpu_says_that_there_is_none(tmp_path: Path, plane: str) -> None:
+    result = programs.qgpud("--plane", plane, "--runtime-dir", str(tmp_path))
+
+    assert result.returncode == ExitCode.NOT_LOADED
+    assert f"plane {plane}" in one_line(result.stderr)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="takes root to become another user")
+def test_somebody_else_may_look_but_not_touch(shared: Daemon) -> None:
+    before = state(shared)
+    refused, seen = _as_nobody(shared.runtime_dir)
+
+    assert seen == "sim"
+    assert refused == f"{ExitCode.NO_PERMISSION.value} gpu.set"
+    assert before == state(shared)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="takes root to become another user")
+def test_members_of_the_sockets_group_may_change_things(tmp_path: Path) -> None:
+    config = tmp_path / "qgpu.toml"
+    config.write_text(f'[socket]\ngroup = "{grp.getgrgid(_NOBODY).gr_name}"\n')
+    with programs.daemon(tmp_path / "run", "--config", str(config)) as running:
+        assert _as_nobody(running.runtime_dir, _NOBODY) == ("allowed", "sim")
+        assert running.json("gpu", "show", "0")["gpu"]["policy"] == "best-effort"
+
+
+def _as_nobody(runtime_dir: Path, *groups: int) -> tuple[str, str]:
+    """Ask as another user, from a child that gives its rights away for good."""
+    read, write = os.pipe()
+    if (child := os.fork()) == 0:
+        try:
+            os.chdir(runtime_dir)  # the way there need not be open to everybody; the socket is
+            os.setgroups(groups)
+            os.setgid(_NOBODY - 1)
+            os.setuid(_NOBODY)
+            with Client(Path()) as client:
+                os.write(write, f"{_try_to_change(client)}\n{client.call('status')['plane']}".encode())
+        finally:
+            os._exit(0)
+    os.close(write)
+    with os.fdopen(read) as pipe:
+        refused, _, seen = pipe.read().partition("\n")
+    os.waitpid(child, 0)
+    return refused, seen
+
+
+def _try_to_change(client: Client) -> str:
+    try:
+        client.call("gpu.set", gpu=0, policy="best-effort")
+    except QgpuError as error:
+        return f"{error.code.value} {str(error).split(':')[0]}"
+    return "allowed"
+
+
+def test_a_pod_whose_quota_does_not_fit_is_not_started(shared: Daemon, tmp_path: Path) -> None:
+    holder = shared.start("run", "--name", "holder", "--cores", "80", "--", "sh", "-c", "echo up; exec sleep 60")
+    assert holder.stdout is not None
+    holder.stdout.readline()
+    try:
+        before = state(shared)
+        result = shared.ctl("run", "--cores", "21", "--", "touch", str(tmp_path / "ran"))
+
+        assert result.returncode == ExitCode.REFUSED
+        assert "21 % for pod pod-1 does not fit; 20 % is left to grant" in one_line(result.stderr)
+        assert not (tmp_path / "ran").exists()
+        assert before == state(shared)
+        for arguments in (("pod", "set", "holder", "--cores", "0"), ("pod", "set", "holder", "--cores", "101")):
+            assert shared.ctl(*arguments).returncode == ExitCode.USAGE
+        assert before == state(shared)
+    finally:
+        holder.send_signal(signal.SIGTERM)
+        holder.communicate(timeout=programs.TIMEOUT_S)
+
+
+def test_a_policy_that_would_starve_a_running_pod_is_refused(shared: Daemon) -> None:
+    guest = shared.start("run", "--name", "guest", "--", "sh", "-c", "echo up; exec sleep 60")
+    assert guest.stdout is not None
+    guest.stdout.readline()
+    try:
+        before = state(shared)
+        result = shared.ctl("gpu", "policy", "set", "0", "fixed-share")
+
+        assert result.returncode == ExitCode.REFUSED
+        assert "offline pod guest has none" in one_line(result.stderr)
+        assert before == state(shared)
+    finally:
+        guest.send_signal(signal.SIGTERM)
+        guest.communicate(timeout=programs.TIMEOUT_S)

@@ -1,0 +1,143 @@
+"""What users do every day, with real processes on the simulator."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from qgpu.errors import ExitCode
+from tests.cli import programs
+from tests.cli.programs import TIMEOUT_S, Daemon
+
+
+@pytest.mark.parametrize(("script", "code"), [("exit 0", 0), ("exit 7", 7), ("kill -9 $$", 137), ("kill $$", 143)])
+def test_run_ends_with_its_commands_exit_code(shared: Daemon, script: str, code: int) -> None:
+    assert shared.ctl("run", "--", "sh", "-c", script).returncode == code
+
+
+def test_run_tells_its_command_which_pod_it_is(shared: Daemon) -> None:
+    result = shared.ctl("run", "--gpu", "1", "--name", "me", "--", "sh", "-c", "echo $QGPU_POD $QGPU_PLANE $QGPU_GPU")
+
+    assert result.stdout == "me sim 1\n"
+
+
+def test_run_passes_signals_on(shared: Daemon) -> None:
+    waiting = shared.start("run", "--", "sh", "-c", "trap 'exit 5' TERM; echo up; while :; do sleep 0.05; done")
+    assert waiting.stdout is not None
+    waiting.stdout.readline()
+    waiting.send_signal(signal.SIGTERM)
+
+    assert waiting.wait(TIMEOUT_S) == 5
+    waiting.communicate()
+
+
+def test_a_pod_is_gone_when_its_command_has_ended(shared: Daemon) -> None:
+    shared.ctl("run", "--name", "brief", "--", "true")
+
+    assert shared.json("pod", "list")["pods"] == []
+
+
+def test_a_pod_outlives_its_launcher_and_ends_with_its_last_process(shared: Daemon) -> None:
+    launcher = shared.start("run", "--name", "orphan", "--", "sh", "-c", "echo $$; exec sleep 60")
+    assert launcher.stdout is not None
+    pid = int(launcher.stdout.readline())
+    launcher.kill()
+    launcher.wait(TIMEOUT_S)
+    sentinel = shared.ctl("pod", "show", "orphan", "-o", "json")
+    _end(pid)
+
+    assert json.loads(sentinel.stdout)["pod"]["pids"] == [pid]
+    while shared.json("pod", "list")["pods"]:  # the daemon looks twice a second; the test's timeout is the bound
+        pass
+    launcher.communicate()
+
+
+def _end(pid: int) -> None:
+    subprocess.run(["kill", "-9", str(pid)], check=True)
+
+
+def test_grants_and_policies_change_while_pods_run(shared: Daemon) -> None:
+    pod = shared.start(
+        "run", "--gpu", "1", "--name", "live", "--cores", "30", "--", "sh", "-c", "echo up; exec sleep 60"
+    )
+    assert pod.stdout is not None
+    pod.stdout.readline()
+    try:
+        changes = ("--cores", "50", "--class", "online", "--memory", "8GiB")
+        assert shared.ctl("pod", "set", "live", *changes).returncode == ExitCode.OK
+        assert shared.ctl("gpu", "policy", "set", "1", "1", "--period", "50ms").returncode == ExitCode.OK
+
+        grant = {"gpu": 1, "class": "online", "cores": 50, "memory": 8 << 30}
+        assert shared.json("pod", "show", "live")["pod"]["grants"] == [grant]
+        gpu = shared.json("gpu", "show", "1")["gpu"]
+        assert (gpu["policy"], gpu["period_ns"], gpu["pods"]) == ("fixed-share", 50_000_000, 1)
+        assert shared.ctl("pod", "set", "live", "--cores", "none").returncode == ExitCode.OK
+        assert shared.json("pod", "show", "live")["pod"]["grants"][0]["cores"] is None
+    finally:
+        pod.send_signal(signal.SIGTERM)
+        pod.communicate(timeout=TIMEOUT_S)
+        shared.ctl("gpu", "policy", "set", "1", "burst-share", "--period", "100ms")
+
+
+def test_two_loads_share_by_quota_and_top_shows_it(shared: Daemon) -> None:
+    loads = [
+        shared.start(
+            *("run", "--name", name, "--cores", cores, "--"),
+            *(sys.executable, "-m", "qgpu.load.main", "--duration", "60s"),
+        )
+        for name, cores in (("two", "60"), ("one", "30"))
+    ]
+    try:
+        while True:  # until both are at it; the test's timeout is the bound
+            shares = {row["pod"]: row["share"] for row in shared.json("top", "-1")["shares"]}
+            if len(shares) == 2 and sum(shares.values()) > 0.95 and min(shares.values()) > 0.2:
+                break
+        settled = {row["pod"]: row["share"] for row in shared.json("top", "-1", "--every", "2")["shares"]}
+        for load in loads:
+            load.send_signal(signal.SIGTERM)
+        results = [json.loads(load.communicate(timeout=TIMEOUT_S)[0]) for load in loads]
+
+        assert settled["two"] / settled["one"] == pytest.approx(2.0, rel=0.05)
+        assert all(result["kernels"] > 0 for result in results)
+    finally:
+        for load in loads:
+            load.kill()
+            load.wait(TIMEOUT_S)
+
+
+def test_the_self_test_finds_shares_enforced(shared: Daemon) -> None:
+    result = shared.ctl("doctor", "--self-test", "-o", "json")
+
+    verdicts = {check["name"]: check["verdict"] for check in json.loads(result.stdout)["checks"]}
+    assert {"burst share": "ok", "GPU time": "ok", "gate": "ok"}.items() <= verdicts.items(), result.stdout
+    assert result.returncode in (ExitCode.OK, ExitCode.NOT_SUPPORTED)
+
+
+def test_status_says_on_what_plane_and_why(shared: Daemon) -> None:
+    answer = shared.json("status")
+
+    assert (answer["schema"], answer["plane"], answer["why"]) == ("qgpu/v1", "sim", "asked for")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_the_daemon_ends_orderly(tmp_path: Path, number: signal.Signals) -> None:
+    running = Daemon(tmp_path, "--plane", "sim")
+
+    assert running.stop(number) == ExitCode.OK
+    assert not (tmp_path / "qgpud.sock").exists()
+
+
+def test_a_daemon_starts_where_another_was_killed(tmp_path: Path) -> None:
+    Daemon(tmp_path, "--plane", "sim").stop(signal.SIGKILL)
+
+    with programs.daemon(tmp_path) as running:
+        assert running.ctl("status").returncode == ExitCode.OK
+
+
+def test_the_daemon_logs_json_where_nobody_watches(shared: Daemon) -> None:
+    assert json.loads(shared.first_line)["event"] == "ready"

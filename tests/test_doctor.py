@@ -1,0 +1,34 @@
+"""The doctor's judgement: what counts as enforced."""
+
+from __future__ import annotations
+
+import pytest
+
+from qgpu.doctor.report import Verdict
+from qgpu.doctor.selftest import judge_count, judge_gate, judge_ratio
+
+
+@pytest.mark.parametrize(
+    ("shares", "verdict"),
+    [
+        ((0.66, 0.33), Verdict.OK),
+        ((0.63, 0.34), Verdict.OK),
+        ((0.5, 0.5), Verdict.FAIL),
+        ((0.9, 0.1), Verdict.FAIL),
+        ((0.0, 0.0), Verdict.FAIL),
+    ],
+)
+def test_a_ratio_is_held_within_a_tenth(shares: tuple[float, float], verdict: Verdict) -> None:
+    assert judge_ratio((60, 30), shares).verdict is verdict
+
+
+@pytest.mark.parametrize(("kernels", "verdict"), [([200, 100], Verdict.OK), ([100, 100], Verdict.FAIL)])
+def test_gpu_time_must_agree_with_what_the_pods_count(kernels: list[int], verdict: Verdict) -> None:
+    assert judge_count((0.66, 0.33), kernels).verdict is verdict
+
+
+@pytest.mark.parametrize(
+    ("shares", "verdict"), [((0.6, 0.3), Verdict.OK), ((0.64, 0.32), Verdict.OK), ((0.7, 0.3), Verdict.FAIL)]
+)
+def test_a_gate_that_leaks_is_found(shares: tuple[float, float], verdict: Verdict) -> None:
+    assert judge_gate((60, 30), shares).verdict is verdict
