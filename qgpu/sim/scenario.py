@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from qgpu import admission, policies
@@ -84,10 +85,10 @@ class _Stage:
         self._seen_ns = 0
         self._times = EngineTimes()
         for change in scenario.changes:
-            self._host.call_at(0, change.at_ns, lambda change=change: self._change(change))  # type: ignore[misc]
+            self._host.call_at(0, change.at_ns, partial(self._change, change))
         for name, part in self._parts.items():
-            self._host.call_at(0, part.pod.arrive_ns, lambda name=name: self._arrive(name))  # type: ignore[misc]
-            self._host.call_at(0, part.pod.leave_ns, lambda name=name: self._leave(name))  # type: ignore[misc]
+            self._host.call_at(0, part.pod.arrive_ns, partial(self._arrive, name))
+            self._host.call_at(0, part.pod.leave_ns, partial(self._leave, name))
         self._host.call_at(0, scenario.duration_ns, self._end)
 
     def play(self) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -154,7 +155,7 @@ def _pod(name: str, table: _Table, duration_ns: int) -> ScenarioPod:
     loads = table.tables("workloads") if "workloads" in table.raw else [table.table("workload")]
     if not loads:
         raise table.error("workloads", "a pod needs at least one")
-    workloads = tuple(load.check("", lambda load=load: Workload.from_dict(load.raw)) for load in loads)  # type: ignore[misc]
+    workloads = tuple(load.check("", partial(Workload.from_dict, load.raw)) for load in loads)
     return ScenarioPod(name, _grant(table, Grant()), workloads, arrive_ns, leave_ns)
 
 

@@ -256,9 +256,9 @@ def test_in_real_time_the_card_goes_with_the_monotonic_clock() -> None:
     second = backend.sample()
 
     assert second.now_ns <= time.monotonic_ns()
-    assert second.now_ns - first.now_ns >= 20 * NS_PER_MS
+    assert second.now_ns - first.now_ns >= 19 * NS_PER_MS
     assert second.pods[0].tsgs[0].run_ns == pytest.approx(second.now_ns - first.now_ns, abs=H200.switch_ns)
-    assert host.progress(load).kernels >= 19
+    assert host.progress(load).kernels >= 18
 
 
 def test_in_real_time_a_change_wakes_a_waiting_loop() -> None:
