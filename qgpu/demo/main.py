@@ -1,7 +1,7 @@
 """``python -m qgpu.demo``: play the story on a private daemon, show it live, draw it at the end.
 
-Decides how often to look, and what a share is: GPU time over the daemon's clock in the last second and a
-half, but never across a change.
+Decides how often to look, and what a share is: GPU time over the daemon's clock in the last second,
+but never across a change.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from qgpu.errors import QgpuError
 
 _LOOK_S = 0.5
 #: Long enough to even out turns of a hundred milliseconds.
-_SPAN_LOOKS = 4
+_SPAN_LOOKS = 3
 _PLAIN_EVERY = 4
 
 
