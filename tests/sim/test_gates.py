@@ -90,3 +90,24 @@ def test_whatever_the_plan_was_its_lease_ends(data: st.DataObject, pods: int) ->
 
     assert max(ran) - min(ran) <= 2 * (H200.default_timeslice_us * NS_PER_US + H200.switch_ns)
     assert all(pod.gated_ns == 0 for pod in after)
+
+
+def test_calls_are_made_one_after_the_other_whatever_comes_between() -> None:
+    host = SimHost()
+    for name in ("a", "b", "c"):
+        host.admit(name, {0: Grant()})
+        host.start_load(name, 0, Workload(kernel_us=1000, batch=0))
+    backend = host.backend(0)
+    closed = tuple(PodPlan(name, PodClass.OFFLINE, 2048, ()) for name in ("a", "b"))
+    host.call_at(0, H200.contended_close_ns // 2, lambda: host.admit("d", {0: Grant()}))
+    backend.sample()
+    backend.apply(Plan(0, PERIOD, closed))
+    backend.wait(10 * NS_PER_MS)
+    backend.apply(Plan(0, PERIOD, closed))
+    gated = {pod.pod: pod.gated_ns for pod in backend.sample().pods}
+    backend.wait(10 * NS_PER_MS - backend.now_ns)
+    for pod in backend.sample().pods:
+        gated[pod.pod] += pod.gated_ns
+
+    close_ns = H200.contended_close_ns
+    assert gated == {"a": 10 * NS_PER_MS - close_ns, "b": 10 * NS_PER_MS - 2 * close_ns, "c": 0, "d": 0}
