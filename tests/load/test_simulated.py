@@ -1,0 +1,79 @@
+"""qgpu-load in a pod of a simulated plane: the same command, the same result, no CUDA."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from qgpu.control import Client
+from qgpu.errors import DaemonUnreachableError
+
+
+@pytest.fixture(scope="module")
+def qgpuctl(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("run")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("QGPU_")}
+    options = ["--runtime-dir", str(directory)]
+    daemon = subprocess.Popen(
+        [sys.executable, "-c", "from qgpu.daemon.main import main; main()", *options, "--plane", "sim"],
+        env=environment,
+        stderr=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+    )
+    try:
+        while daemon.poll() is None:
+            try:
+                Client(directory).close()
+                break
+            except DaemonUnreachableError:
+                continue
+
+        def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+            command = [sys.executable, "-c", "from qgpu.cli.main import main; main()", *options, *arguments]
+            return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+
+        yield run
+    finally:
+        daemon.terminate()
+        daemon.wait(20)
+
+
+LOAD = ("--", sys.executable, "-m", "qgpu.load.main", "--duration", "1s")
+
+
+def test_a_flood_alone_runs_at_the_simulated_card_s_speed(qgpuctl):
+    ended = qgpuctl("run", *LOAD, "--kernel", "1ms")
+
+    assert ended.returncode == 0, ended.stderr
+    result = json.loads(ended.stdout)
+    assert result["kernels_per_s"] == pytest.approx(1000, rel=0.05)  # by the simulator's clock, not the host's
+    assert result["latency_us"] is None
+    assert sum(kernels for _, kernels in result["windows"]) == result["kernels"]
+    assert "H200" in result["device"]
+
+
+def test_a_periodic_load_has_a_latency_for_each_batch(qgpuctl):
+    ended = qgpuctl("run", "--class", "online", *LOAD, "--kernel", "100us", "--period", "10ms", "--watch")
+
+    assert ended.returncode == 0, ended.stderr
+    result = json.loads(ended.stdout)
+    assert result["latency_us"]["n"] == pytest.approx(result["kernels"], abs=1)
+    assert result["latency_us"]["p50"] >= 100
+
+
+def test_warming_up_is_not_measured(qgpuctl):
+    ended = qgpuctl("run", *LOAD, "--kernel", "1ms", "--warmup", "500ms", "--count", "100")
+
+    assert json.loads(ended.stdout)["kernels"] == 100
+    assert json.loads(ended.stdout)["elapsed_s"] <= 1
+
+
+def test_a_gpu_that_is_not_there_is_a_plain_refusal(qgpuctl):
+    ended = qgpuctl("run", "--gpu", "7", *LOAD)
+
+    assert ended.returncode != 0
+    assert ended.stderr.count("\n") == 1
