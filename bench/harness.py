@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -310,12 +311,12 @@ class Bench:
         total = 0.0
         for process in self._ours():
             with suppress(psutil.Error):
-                if process.cmdline()[1:3] != _LOAD[1:3] and process.pid != os.getpid():
+                if process.cmdline()[1:3] != _LOAD[1:3]:
                     total += sum(process.cpu_times()[:2])
         return total
 
-    def close(self) -> None:
-        """End everything that is left."""
+    def close(self, keep_log: Path | None = None) -> None:
+        """End everything that is left; keep the daemon's log if told where."""
         self._end_pods()
         self.stop_daemon()
         left = self._ours()
@@ -323,6 +324,9 @@ class Bench:
             with suppress(psutil.Error):
                 process.kill()
         psutil.wait_procs(left, 5)
+        if keep_log is not None and self.daemon_log.exists():
+            shutil.copy(self.daemon_log, keep_log)
+        shutil.rmtree(self.directory, ignore_errors=True)
 
     def _ours(self) -> list[psutil.Process]:
         found = []

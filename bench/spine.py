@@ -11,8 +11,6 @@ go to docs/results as JSON (figures) and Markdown (with what was asked for, and 
 from __future__ import annotations
 
 import argparse
-import os
-import platform
 import shlex
 import signal
 import statistics
@@ -21,7 +19,6 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import psutil
 from figures import About, Figure, at_least, at_most, median, within, write
 from harness import ROOT, Bench, BenchError, Pod, Progress, Span, tail
 
@@ -400,8 +397,14 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     figures: list[Figure] = []
     errors: dict[str, str] = {}
+    command = " ".join(["python", *map(shlex.quote, sys.argv)])
     date = time.strftime("%Y-%m-%d %H:%M:%S %Z")
-    driver = _driver()
+    stem = options.name or ("sim-spine" if plane == "sim" else "h200-spine")
+
+    def save() -> None:
+        about = About(command, _driver(), date, script.device, plane, time.monotonic() - script.began)
+        write(options.out, stem, about, figures, errors)
+
     try:
         script.calibrate()
         for name in wanted:
@@ -411,17 +414,15 @@ def main() -> int:
             except Exception as error:  # noqa: BLE001 (a section that fails must not cost the others)
                 errors[name] = f"{type(error).__name__}: {error}"
                 script.say(f"{name} failed: {errors[name]}; qgpud: {tail(bench.daemon_log, 10)}")
+            save()  # now, for whoever runs this may have a limit of their own
     except BenchError as error:
         errors["calibrate"] = str(error)
+        script.say(f"calibration failed: {error}")
+        save()
     finally:
-        bench.close()
-    command = " ".join(["python", *map(shlex.quote, sys.argv)])
-    about = About(command, driver, date, script.device, plane, time.monotonic() - script.began)
-    stem = options.name or ("sim-spine" if plane == "sim" else "h200-spine")
-    write(options.out, stem, about, figures, errors)
+        bench.close(keep_log=options.out / f"{stem}-qgpud.log" if errors else None)
     for figure in figures:
         print(figure.row())
-    print(f"qgpud's log: {bench.daemon_log}; {platform.release()}, {os.cpu_count()} CPUs, {psutil.cpu_percent():.0f} %")
     return 1 if errors or any(figure.passed is False for figure in figures) else 0
 
 
