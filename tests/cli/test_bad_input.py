@@ -15,7 +15,6 @@ from qgpu.errors import ExitCode, QgpuError
 from tests.cli import programs
 from tests.cli.programs import Daemon
 
-
 _NOBODY = 65534
 
 

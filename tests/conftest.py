@@ -1,0 +1,19 @@
+"""What a test needs of the machine, and the line that says so where it is not there."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Skip what can't run here; VM tests run only when asked for, because each boots a kernel."""
+    lacks = {"root": os.geteuid() != 0, "gpu": os.geteuid() != 0 or not Path("/proc/driver/nvidia/version").exists()}
+    lacks["vm"] = "vm" not in config.option.markexpr
+    reasons = {"root": "needs root", "gpu": "needs root and an NVIDIA GPU", "vm": "boots a kernel: ask with -m vm"}
+    for item in items:
+        for marker, reason in reasons.items():
+            if lacks[marker] and item.get_closest_marker(marker):
+                item.add_marker(pytest.mark.skip(reason=reason))

@@ -1,0 +1,25 @@
+"""The planes that the contract suite runs on: the simulator always, the others where they can be."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.contract.rig import Rig
+
+PLANES = [
+    "sim",
+    pytest.param("seccomp", marks=pytest.mark.gpu),
+    pytest.param("kmod", marks=pytest.mark.vm),
+]
+
+
+@pytest.fixture(params=PLANES)
+def rig(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Rig]:
+    """One plane with pGPU 0 to itself."""
+    module = importlib.import_module(f"tests.contract.{request.param}_rig")
+    with module.open_rig(tmp_path) as opened:
+        yield opened

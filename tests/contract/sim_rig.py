@@ -1,0 +1,58 @@
+"""The simulator under the contract suite, in virtual time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from qgpu.load.spec import Workload
+from qgpu.sched.sim import SimHost
+from qgpu.sim.hardware import H200
+
+
+class SimRig:
+    """One simulated pGPU."""
+
+    lease_ns = H200.lease_ns
+
+    def __init__(self) -> None:
+        self.host = SimHost()
+        self._latencies: dict[int, list[float]] = {}
+
+    def start(self, pod: str, workload: Workload) -> int:
+        """Start a load."""
+        return self.host.start_load(pod, 0, workload)
+
+    def kill(self, load: int) -> None:
+        """End it."""
+        self.host.stop_load(load)
+
+    def kernels(self, load: int) -> int:
+        """Count its kernels."""
+        progress = self.host.progress(load)
+        self._latencies.setdefault(load, []).extend(progress.latencies_us)
+        return progress.kernels
+
+    def latencies_us(self, load: int) -> list[float]:
+        """Return its latencies."""
+        self.kernels(load)
+        return self._latencies.pop(load)
+
+    def pass_time(self, duration_ns: int) -> None:
+        """Jump."""
+        clock = self.host.backend(0)
+        end_ns = clock.sample().now_ns + duration_ns
+        while (now_ns := clock.sample().now_ns) < end_ns:
+            clock.wait(end_ns - now_ns)
+
+    def restart(self) -> None:
+        """Keep the host: its pods are the simulator's own, and only the backend's user is new."""
+
+
+@contextmanager
+def open_rig(_directory: Path) -> Iterator[SimRig]:
+    """Give a simulator of its own to a test."""
+    rig = SimRig()
+    yield rig
+    rig.host.close()

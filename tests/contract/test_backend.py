@@ -1,0 +1,247 @@
+"""One contract for every plane: what a plan says is what pods get, and nothing a dead daemon does harms them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import pytest
+
+from qgpu.errors import QgpuError
+from qgpu.load.stats import percentile
+from qgpu.model import MAX_TIMESLICE_US, NS_PER_MS, NS_PER_S, Grant, Plan, PodClass, PodPlan
+from qgpu.policies import compose
+from qgpu.sched import loop
+from qgpu.sched.backend import Backend
+from qgpu.sched.ledger import Ledger
+from tests.contract.rig import FLOOD, PULSE, Rig
+
+PERIOD_NS = 100 * NS_PER_MS
+SETTLE_NS = NS_PER_S
+MEASURE_NS = 3 * NS_PER_S
+WITHIN = 0.05
+
+
+def settings(offline: str, online: str = "best-effort") -> loop.Settings:
+    """Return what the loop is run with."""
+    return loop.Settings(compose(offline, online), PERIOD_NS)
+
+
+@contextmanager
+def opened(rig: Rig) -> Iterator[Backend]:
+    """Open the backend of pGPU 0 and close it in the end."""
+    backend = rig.host.backend(0)
+    try:
+        yield backend
+    finally:
+        backend.close()
+
+
+def admit(rig: Rig, **cores: int | None) -> None:
+    """Make offline pods with these quotas."""
+    for name, quota in cores.items():
+        rig.host.admit(name, {0: Grant(cores=quota)})
+
+
+def drive(backend: Backend, how: loop.Settings, duration_ns: int, ledger: Ledger | None = None) -> Ledger:
+    """Run the loop for a while of the plane's own time."""
+    ledger = loop.tick(backend, how, ledger or Ledger(0))
+    assert ledger.now_ns is not None
+    end_ns = ledger.now_ns + duration_ns
+    while ledger.now_ns is not None and ledger.now_ns < end_ns:
+        ledger = loop.tick(backend, how, ledger)
+    return ledger
+
+
+def shares(backend: Backend, how: loop.Settings) -> dict[str, float]:
+    """Measure each pod's share of true GPU time under these settings, once they have settled."""
+    before = drive(backend, how, SETTLE_NS)
+    after = drive(backend, how, MEASURE_NS, before)
+    return _between(before, after)
+
+
+def _between(before: Ledger, after: Ledger) -> dict[str, float]:
+    assert before.now_ns is not None
+    assert after.now_ns is not None
+    elapsed_ns = after.now_ns - before.now_ns
+    return {
+        name: (account.used_ns - before.accounts[name].used_ns) / elapsed_ns
+        for name, account in after.accounts.items()
+        if name in before.accounts
+    }
+
+
+def counted(rig: Rig, backend: Backend, how: loop.Settings, loads: Mapping[str, int]) -> dict[str, int]:
+    """Count each load's kernels over the measured time."""
+    ledger = drive(backend, how, SETTLE_NS)
+    before = {name: rig.kernels(load) for name, load in loads.items()}
+    drive(backend, how, MEASURE_NS, ledger)
+    return {name: rig.kernels(load) - before[name] for name, load in loads.items()}
+
+
+def test_burst_share_divides_busy_time_by_quota(rig: Rig) -> None:
+    admit(rig, two=60, one=30)
+    loads = {name: rig.start(name, FLOOD) for name in ("two", "one")}
+    with opened(rig) as backend:
+        kernels = counted(rig, backend, settings("burst-share"), loads)
+        measured = shares(backend, settings("burst-share"))
+
+    assert kernels["two"] / kernels["one"] == pytest.approx(2.0, rel=WITHIN)
+    assert measured["two"] / measured["one"] == pytest.approx(2.0, rel=WITHIN)
+    assert sum(measured.values()) > 1 - WITHIN
+
+
+def test_burst_share_lends_everything_to_a_pod_alone(rig: Rig) -> None:
+    admit(rig, alone=30, idle=60)
+    rig.start("alone", FLOOD)
+    with opened(rig) as backend:
+        measured = shares(backend, settings("burst-share"))
+
+    assert measured["alone"] == pytest.approx(1.0, rel=WITHIN)
+
+
+def test_fixed_share_holds_a_pod_alone_to_its_quota(rig: Rig) -> None:
+    admit(rig, alone=30)
+    rig.start("alone", FLOOD)
+    with opened(rig) as backend:
+        measured = shares(backend, settings("fixed-share"))
+
+    assert measured["alone"] == pytest.approx(0.30, rel=WITHIN)
+
+
+@pytest.mark.parametrize("number", [2, 4, 8])
+def test_best_effort_gives_everybody_the_same(rig: Rig, number: int) -> None:
+    names = [f"pod{i}" for i in range(number)]
+    admit(rig, **dict.fromkeys(names))
+    for name in names:
+        rig.start(name, FLOOD)
+    with opened(rig) as backend:
+        measured = shares(backend, settings("best-effort"))
+
+    assert max(measured.values()) / min(measured.values()) == pytest.approx(1.0, rel=WITHIN)
+    assert sum(measured.values()) > 1 - WITHIN
+
+
+def test_a_pod_of_two_processes_gets_a_pods_share(rig: Rig) -> None:
+    admit(rig, double=None, single=None)
+    for name in ("double", "double", "single"):
+        rig.start(name, FLOOD)
+    with opened(rig) as backend:
+        measured = shares(backend, settings("best-effort"))
+
+    assert measured["double"] == pytest.approx(measured["single"], rel=WITHIN)
+
+
+@pytest.mark.parametrize("floods", [1, 4])
+def test_online_work_does_not_wait_for_offline_floods(rig: Rig, floods: int) -> None:
+    rig.host.admit("online", {0: Grant(PodClass.ONLINE)})
+    online = rig.start("online", PULSE)
+    with opened(rig) as backend:
+        drive(backend, settings("best-effort"), SETTLE_NS)
+        rig.latencies_us(online)
+        drive(backend, settings("best-effort"), MEASURE_NS)
+        alone_us = percentile(sorted(rig.latencies_us(online)), 99)
+        for i in range(floods):
+            rig.host.admit(f"flood{i}", {0: Grant()})
+            rig.start(f"flood{i}", FLOOD)
+        before = drive(backend, settings("best-effort"), SETTLE_NS)
+        rig.latencies_us(online)
+        after = drive(backend, settings("best-effort"), MEASURE_NS, before)
+        beside_us = percentile(sorted(rig.latencies_us(online)), 99)
+
+    offline = sum(share for name, share in _between(before, after).items() if name != "online")
+    assert beside_us <= alone_us + 300
+    assert offline > 0.85
+
+
+def test_a_lapsed_lease_opens_every_gate(rig: Rig) -> None:
+    admit(rig, shut=1)
+    load = rig.start("shut", FLOOD)
+    with opened(rig) as backend:
+        drive(backend, settings("fixed-share"), SETTLE_NS)
+        held = _kernels_in(rig, load, rig.lease_ns // 4)
+        rig.pass_time(rig.lease_ns)
+        free = _kernels_in(rig, load, rig.lease_ns)
+
+    assert held < rig.lease_ns / 4 / NS_PER_MS * 0.1
+    assert free > rig.lease_ns / NS_PER_MS * 0.9
+
+
+def test_closing_opens_every_gate_and_may_be_done_twice(rig: Rig) -> None:
+    admit(rig, shut=1)
+    load = rig.start("shut", FLOOD)
+    with opened(rig) as backend:
+        drive(backend, settings("fixed-share"), SETTLE_NS)
+        backend.close()
+        free = _kernels_in(rig, load, NS_PER_S)
+
+    assert free > NS_PER_S / NS_PER_MS * 0.9
+
+
+def _kernels_in(rig: Rig, load: int, duration_ns: int) -> int:
+    before = rig.kernels(load)
+    rig.pass_time(duration_ns)
+    return rig.kernels(load) - before
+
+
+def test_a_refused_plan_leaves_the_old_one_in_force(rig: Rig) -> None:
+    admit(rig, alone=30)
+    load = rig.start("alone", FLOOD)
+    with opened(rig) as backend:
+        drive(backend, settings("fixed-share"), SETTLE_NS)
+        with pytest.raises(QgpuError):
+            backend.apply(Plan(99, PERIOD_NS, (PodPlan("alone", PodClass.OFFLINE, MAX_TIMESLICE_US),)))
+        kernels = _kernels_in(rig, load, rig.lease_ns // 2)
+
+    assert kernels < rig.lease_ns / 2 / NS_PER_MS * 0.5
+
+
+def test_a_pod_that_dies_between_sample_and_apply_is_no_error(rig: Rig) -> None:
+    admit(rig, dying=30, staying=60)
+    dying, staying = rig.start("dying", FLOOD), rig.start("staying", FLOOD)
+    how = settings("fixed-share")
+    with opened(rig) as backend:
+        ledger = drive(backend, how, SETTLE_NS).advance(backend.sample())
+        rig.kill(dying)
+        rig.host.retire("dying")
+        backend.apply(how.policy(ledger.snapshot(how.period_ns)))
+        kernels = counted(rig, backend, how, {"staying": staying})
+
+    assert kernels["staying"] == pytest.approx(0.60 * MEASURE_NS / NS_PER_MS, rel=WITHIN)
+
+
+def test_policies_and_quotas_change_while_pods_run(rig: Rig) -> None:
+    admit(rig, a=60, b=30)
+    for name in ("a", "b"):
+        rig.start(name, FLOOD)
+    with opened(rig) as backend:
+        burst = shares(backend, settings("burst-share"))
+        fixed = shares(backend, settings("fixed-share"))
+        rig.host.amend("a", {0: Grant(cores=30)})
+        rig.host.amend("b", {0: Grant(cores=60)})
+        turned = shares(backend, settings("burst-share"))
+
+    assert burst["a"] / burst["b"] == pytest.approx(2.0, rel=WITHIN)
+    assert fixed == pytest.approx({"a": 0.60, "b": 0.30}, rel=WITHIN)
+    assert turned["b"] / turned["a"] == pytest.approx(2.0, rel=WITHIN)
+
+
+def test_a_restarted_daemon_finds_its_pods_and_goes_on(rig: Rig) -> None:
+    admit(rig, a=60, b=30)
+    for name in ("a", "b"):
+        rig.start(name, FLOOD)
+    with opened(rig) as backend:
+        drive(backend, settings("burst-share"), SETTLE_NS)
+    rig.restart()
+
+    assert {pod.name: pod.grants[0].cores for pod in rig.host.pods()} == {"a": 60, "b": 30}
+    with opened(rig) as backend:
+        measured = shares(backend, settings("burst-share"))
+    assert measured["a"] / measured["b"] == pytest.approx(2.0, rel=WITHIN)
+
+
+def test_grants_of_a_pod_there_is_not_are_refused(rig: Rig) -> None:
+    with pytest.raises(QgpuError):
+        rig.host.amend("ghost", {0: Grant()})
+    with pytest.raises(QgpuError):
+        rig.host.retire("ghost")
