@@ -1,0 +1,55 @@
+"""Fixtures of the VM suite. Outside the VM nothing here is collected."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+collect_ignore_glob = [] if os.environ.get("QGPU_VM_BUILD") else ["test_*.py"]
+
+if not collect_ignore_glob:
+    import qg
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _driver() -> Iterator[None]:
+    with qg.driver():
+        yield
+
+
+@pytest.fixture
+def module(_driver: None) -> Iterator[None]:
+    """qgpu.ko loaded; afterwards nothing may be left of what the test did."""
+    qg.insmod("qgpu.ko")
+    yield
+    qg.rmmod("qgpu")
+
+
+@pytest.fixture
+def qgpu(module: None) -> Iterator[qg.Qgpu]:
+    opened = qg.Qgpu()
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def pod(qgpu: qg.Qgpu) -> Iterator[Callable[..., qg.Pod]]:
+    """Make pods; they end with the test, and with them all they had."""
+    made: list[qg.Pod] = []
+
+    def make(name: str, **grant: int) -> qg.Pod:
+        made.append(qg.Pod(qgpu, name, **grant))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+    qg.until(lambda: qgpu.info().nr_clients == 0)
+    info, sim = qgpu.info(), qg.sim()
+    assert (info.nr_objects, sim["clients"], sim["objects"]) == (0, 0, 0)
+    assert sim["free"] == sim["total"]

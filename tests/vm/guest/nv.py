@@ -1,0 +1,153 @@
+"""RM calls as a CUDA program makes them, for tests: packs the structs, returns RM's status.
+
+Layouts: NVIDIA's nvos.h from 535.43 on. Only what tests need.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import os
+import struct
+
+CTL = "/dev/nvidiactl"
+GPU = "/dev/nvidia{}"
+FLOOD = 2**64 - 1
+
+ROOT, MEM, DEVICE, SUBDEVICE, TSG, CHANNEL, VASPACE = 0x41, 0x40, 0x80, 0x2080, 0xA06C, 0xC86F, 0x90F1
+NO_MEMORY, NO_PERMISSION, BAD_CLIENT, BAD_ARGUMENT = 0x51, 0x1B, 0x23, 0x1F
+LATENCIES = 512
+
+_ALLOC = struct.Struct("IIIIQQIIII")
+_CONTROL = struct.Struct("IIIIQII")
+_QUERY = struct.Struct(f"II4QQ{LATENCIES}I")
+
+
+class RmError(Exception):
+    """RM said no; ``status`` says how."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(hex(status))
+        self.status = status
+
+
+def word(nr: int, size: int) -> int:
+    return 3 << 30 | size << 16 | ord("F") << 8 | nr
+
+
+def call(fd: int, nr: int, data: bytearray) -> None:
+    fcntl.ioctl(fd, word(nr, len(data)), data, True)
+
+
+def xfer(fd: int, nr: int, data: bytearray) -> None:
+    """The same call, wrapped (IOCTL_XFER_CMD)."""
+    inner = ctypes.create_string_buffer(bytes(data), len(data))
+    fcntl.ioctl(fd, word(211, 16), struct.pack("IIQ", nr, len(data), ctypes.addressof(inner)))
+    data[:] = inner.raw
+
+
+class Program:
+    """A process's view of the driver: one control file, one client, one card, objects by handle."""
+
+    def __init__(self, gpu: int = 0, *, send=call) -> None:
+        self.send = send
+        self.ctl = os.open(CTL, os.O_RDWR)
+        self.card = os.open(GPU.format(gpu), os.O_RDWR)
+        self.last = 0x5C000000
+        self.client = 0
+        self.client = self.alloc(0, ROOT, handle=0)
+        self.device = self.alloc(self.client, DEVICE, struct.pack("I52x", gpu))
+        self.subdevice = self.alloc(self.device, SUBDEVICE, bytes(4))
+
+    def alloc(self, parent: int, cls: int, params: bytes = b"", handle: int | None = None) -> int:
+        if handle is None:
+            self.last += 1
+            handle = self.last
+        block = ctypes.create_string_buffer(params, max(len(params), 1))
+        at = ctypes.addressof(block) if params else 0
+        data = bytearray(_ALLOC.pack(self.client, parent, handle, cls, at, 0, 0, 0, 0xFFFF, 0))
+        self.send(self.ctl, 0x2B, data)
+        fields = _ALLOC.unpack(data)
+        if fields[8]:
+            raise RmError(fields[8])
+        return int(fields[2])
+
+    def memory(self, size: int, handle: int | None = None) -> int:
+        return self.alloc(self.device, MEM, struct.pack("64xQ56x", size), handle)
+
+    def tsg(self, engine: int = 1) -> int:
+        return self.alloc(self.device, TSG, struct.pack("12xI4x", engine))
+
+    def channel(self, parent: int) -> int:
+        return self.alloc(parent, CHANNEL, bytes(368))
+
+    def compute(self, channels: int = 1) -> tuple[int, list[int]]:
+        tsg = self.tsg()
+        return tsg, [self.channel(tsg) for _ in range(channels)]
+
+    def free(self, handle: int, parent: int = 0) -> int:
+        data = bytearray(struct.pack("IIII", self.client, parent, handle, 0xFFFF))
+        self.send(self.ctl, 0x29, data)
+        return int(struct.unpack("IIII", data)[3])
+
+    def control(self, handle: int, cmd: int, params: bytes = b"", *, client: int = 0, flags: int = 0) -> bytes:
+        block = ctypes.create_string_buffer(params, max(len(params), 1))
+        data = bytearray(
+            _CONTROL.pack(client or self.client, handle, cmd, flags, ctypes.addressof(block), len(params), 0xFFFF)
+        )
+        self.send(self.ctl, 0x2A, data)
+        status = _CONTROL.unpack(data)[6]
+        if status:
+            raise RmError(status)
+        return block.raw[: len(params)]
+
+    def dup(self, source_client: int, source: int) -> int:
+        self.last += 1
+        data = bytearray(struct.pack("7I", self.client, self.device, self.last, source_client, source, 0, 0xFFFF))
+        self.send(self.ctl, 0x34, data)
+        fields = struct.unpack("7I", data)
+        if fields[6]:
+            raise RmError(fields[6])
+        return int(fields[2])
+
+    def heap(self, function: int, **at: int) -> bytearray:
+        """VID_HEAP_CONTROL; ``at`` places words: u88=4096 puts a u64 at 88, w44=7 a u32 at 44."""
+        data = bytearray(184)
+        struct.pack_into("III", data, 0, self.client, self.device, function)
+        for name, value in at.items():
+            struct.pack_into("Q" if name[0] == "u" else "I", data, int(name[1:]), value)
+        self.send(self.ctl, 0x4A, data)
+        return data
+
+    def fb_info(self, *indices: int) -> dict[int, int]:
+        """Card memory by index in KiB (FB_GET_INFO_V2)."""
+        params = bytearray(1028)
+        struct.pack_into("I", params, 0, len(indices))
+        for i, index in enumerate(indices):
+            struct.pack_into("I", params, 4 + 8 * i, index)
+        answer = self.control(self.subdevice, 0x20801303, bytes(params))
+        return {index: struct.unpack_from("I", answer, 8 + 8 * i)[0] for i, index in enumerate(indices)}
+
+    def submit(self, channel: int, kernel_us: float, count: int = FLOOD, period_us: float = 0) -> None:
+        """Give the simulated card work: ``count`` kernels, once or every period."""
+        times = (int(kernel_us * 1000), count, int(period_us * 1000))
+        data = bytearray(struct.pack("IIQQQ", self.client, channel, *times))
+        self.send(self.ctl, 0xF0, data)
+
+    def query(self, channel: int) -> dict[str, object]:
+        data = bytearray(_QUERY.size)
+        struct.pack_into("II", data, 0, self.client, channel)
+        call(self.ctl, 0xF1, data)
+        fields = _QUERY.unpack(data)
+        count = fields[6]
+        return {
+            "now_ns": fields[2],
+            "kernels": fields[3],
+            "run_ns": fields[4],
+            "starts": fields[5],
+            "latencies_us": sorted(ns / 1000 for ns in fields[7 : 7 + min(count, LATENCIES)]),
+        }
+
+    def close(self) -> None:
+        os.close(self.card)
+        os.close(self.ctl)

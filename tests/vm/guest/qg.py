@@ -1,0 +1,253 @@
+"""The other side for tests: /dev/qgpu by hand, pods as cgroups with processes in them, modules in and out."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import marshal
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+import types
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from qgpu import uapi
+
+CGROUPS = Path("/sys/fs/cgroup")
+BUILD = Path(os.environ.get("QGPU_VM_BUILD", "/nonexistent"))
+MS = 1_000_000
+_fork = multiprocessing.get_context("fork")
+
+
+def insmod(name: str, *options: str) -> None:
+    subprocess.run(["/sbin/insmod", str(BUILD / name), *options], check=True)
+
+
+def rmmod(name: str) -> None:
+    subprocess.run(["/sbin/rmmod", name], check=True)
+
+
+def loaded(name: str) -> bool:
+    return Path("/sys/module", name).exists() and Path("/sys/module", name, "refcnt").exists()
+
+
+def nodes() -> None:
+    """Make the driver's device nodes, as nvidia-modprobe does."""
+    for name, minor in (("nvidiactl", 255), ("nvidia0", 0), ("nvidia1", 1)):
+        with contextlib.suppress(FileExistsError):
+            os.mknod(f"/dev/{name}", 0o020666, os.makedev(195, minor))
+
+
+def sim() -> dict[str, int]:
+    """The simulated driver's own totals."""
+    words = Path("/proc/driver/nvidia/sim").read_text().splitlines()[0].split()
+    return {words[i]: int(words[i + 1]) for i in range(0, len(words), 2)}
+
+
+def sim_tsgs() -> list[dict[str, int]]:
+    """The simulated card's runlist."""
+    rows = []
+    for line in Path("/proc/driver/nvidia/sim").read_text().splitlines()[1:]:
+        words = line.split()
+        row = {"gpu": int(words[1]), "client": int(words[2]), "handle": int(words[3])}
+        row |= {words[i]: int(words[i + 1]) for i in range(4, len(words), 2)}
+        rows.append(row)
+    return rows
+
+
+def until(condition: Callable[[], Any], seconds: float = 20) -> Any:
+    """Wait for a condition that must come; fail if it doesn't."""
+    end = time.monotonic() + seconds
+    while not (value := condition()):
+        assert time.monotonic() < end, "it did not come"
+        time.sleep(0.005)
+    return value
+
+
+class Qgpu:
+    """An open /dev/qgpu."""
+
+    def __init__(self) -> None:
+        self.fd = os.open("/dev/qgpu", os.O_RDWR | os.O_NONBLOCK)
+
+    def close(self) -> None:
+        if self.fd >= 0:
+            os.close(self.fd)
+        self.fd = -1
+
+    def ioctl(self, call: str, /, **fields: Any) -> Any:
+        arg = uapi.ffi.new(uapi.STRUCTS[f"QGPU_IOC_{call}"] + " *", fields)
+        fcntl.ioctl(self.fd, uapi.COMMANDS[f"QGPU_IOC_{call}"], uapi.ffi.buffer(arg), True)
+        return arg
+
+    def info(self) -> Any:
+        return self.ioctl("INFO")
+
+    def pods(self) -> list[Any]:
+        found, last = [], 0
+        with contextlib.suppress(FileNotFoundError):
+            while True:
+                found.append(self.ioctl("POD_NEXT", pod=last))
+                last = found[-1].pod
+        return found
+
+    def tsgs(self, pod: int, gpu: int = 0) -> list[Any]:
+        found, last = [], 0
+        with contextlib.suppress(FileNotFoundError):
+            while True:
+                found.append(self.ioctl("TSG_NEXT", pod=pod, gpu=gpu, id=last))
+                last = found[-1].id
+        return found
+
+    def events(self) -> list[Any]:
+        size = uapi.ffi.sizeof("struct qgpu_event")
+        try:
+            data = os.read(self.fd, size * 512)
+        except BlockingIOError:
+            return []
+        return list(uapi.ffi.from_buffer("struct qgpu_event[]", data))
+
+    def plan(self, *parts: tuple[Any, ...], period_ns: int = 100 * MS, lease_ns: int = 10_000 * MS, **more: int) -> None:
+        """Install a plan; a part is (pod, timeslice_us) or (pod, timeslice_us, [(start_ns, end_ns, flags), ...])."""
+        windows: list[dict[str, int]] = []
+        pods = []
+        for pod, timeslice_us, *rest in parts:
+            own = rest[0] if rest else []
+            pods.append(
+                {
+                    "pod": pod,
+                    "timeslice_us": timeslice_us,
+                    "flags": 1 if rest else 0,
+                    "first_window": len(windows) if rest else 0,
+                    "nr_windows": len(own),
+                }
+            )
+            windows += [{"start_ns": w[0], "end_ns": w[1], "flags": w[2]} for w in own]
+        c_pods = uapi.ffi.new("struct qgpu_pod_plan[]", pods)
+        c_windows = uapi.ffi.new("struct qgpu_window[]", windows)
+        fields = {
+            "period_ns": period_ns,
+            "lease_ns": lease_ns,
+            "nr_pods": len(pods),
+            "nr_windows": len(windows),
+            "pods": int(uapi.ffi.cast("uintptr_t", c_pods)),
+            "windows": int(uapi.ffi.cast("uintptr_t", c_windows)),
+        }
+        self.ioctl("PLAN", **(fields | more))
+
+
+class Process:
+    """A process in a cgroup that does what it is told: ``run(f, *args)`` calls f(state, *args) over there."""
+
+    def __init__(self, cgroup: Path | None) -> None:
+        self.pipe, theirs = _fork.Pipe()
+        self.process = _fork.Process(target=_serve, args=(cgroup, theirs), daemon=True)
+        self.process.start()
+        theirs.close()
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid or 0
+
+    def run(self, function: Callable[..., Any], *args: Any) -> Any:
+        self.start(function, *args)
+        return self.result()
+
+    def start(self, function: Callable[..., Any], *args: Any) -> None:
+        assert function.__closure__ is None, "the other process has no part in local variables"
+        self.pipe.send((marshal.dumps(function.__code__), function.__module__, args))
+
+    def result(self) -> Any:
+        ok, value = self.pipe.recv()
+        if not ok:
+            raise value
+        return value
+
+    def kill(self, how: int = signal.SIGKILL) -> None:
+        if self.process.is_alive():
+            os.kill(self.pid, how)
+        self.process.join()
+
+    def stop(self) -> None:
+        """Let it end by itself."""
+        self.pipe.close()
+        self.process.join()
+
+
+def _serve(cgroup: Path | None, pipe: Any) -> None:
+    os.closerange(3, pipe.fileno())  # neither the parent's /dev/qgpu nor its files of the driver
+    os.closerange(pipe.fileno() + 1, 1024)
+    if cgroup:
+        (cgroup / "cgroup.procs").write_text(str(os.getpid()))
+    state: dict[str, Any] = {}
+    while True:
+        try:
+            code, module, args = pipe.recv()
+        except EOFError:
+            return
+        try:
+            function = types.FunctionType(marshal.loads(code), sys.modules[module].__dict__)  # noqa: S302 - our own
+            pipe.send((True, function(state, *args)))
+        except Exception as error:  # noqa: BLE001 - handed to the caller
+            pipe.send((False, error))
+
+
+class Pod:
+    """A cgroup that is a pod."""
+
+    def __init__(self, qgpu: Qgpu, name: str, memory: int | None = None, **grant: int) -> None:
+        self.qgpu, self.name = qgpu, name
+        self.cgroup = CGROUPS / name
+        self.cgroup.mkdir()
+        self.processes: list[Process] = []
+        fd = os.open(self.cgroup, os.O_RDONLY | os.O_DIRECTORY)
+        self.id = int(qgpu.ioctl("POD_ADD", cgroup_fd=fd, name=name.encode()).pod)
+        os.close(fd)
+        if memory is not None or grant:
+            self.grant(memory=memory or 0, **grant)
+
+    def grant(self, **fields: int) -> None:
+        self.qgpu.ioctl("GRANT_SET", pod=self.id, **fields)
+
+    def process(self) -> Process:
+        self.processes.append(Process(self.cgroup))
+        return self.processes[-1]
+
+    def usage(self, gpu: int = 0) -> Any:
+        return self.qgpu.ioctl("USAGE", pod=self.id, gpu=gpu)
+
+    def info(self) -> Any:
+        return next(pod for pod in self.qgpu.pods() if pod.pod == self.id)
+
+    def close(self) -> None:
+        for process in self.processes:
+            process.kill()
+        with contextlib.suppress(OSError):
+            self.qgpu.ioctl("POD_REMOVE", pod=self.id)
+        end = time.monotonic() + 5
+        while time.monotonic() < end:
+            try:
+                for folder in (*(path for path in self.cgroup.rglob("*") if path.is_dir()), self.cgroup):
+                    folder.rmdir()
+                return
+            except OSError as error:
+                if error.errno != errno.EBUSY:
+                    raise
+                time.sleep(0.01)
+
+
+@contextlib.contextmanager
+def driver(*options: str) -> Iterator[None]:
+    """The simulated driver, for as long as this lasts."""
+    insmod("nvidia.ko", *options)
+    nodes()
+    try:
+        yield
+    finally:
+        rmmod("nvidia")

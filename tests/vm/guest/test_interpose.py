@@ -1,0 +1,145 @@
+"""The interposer: who is seen, who is not, and that the driver's own answers come through untouched."""
+
+from __future__ import annotations
+
+import errno
+import os
+import struct
+import subprocess
+
+import nv
+import pytest
+import qg
+
+
+def program(state, **how):
+    state["p"] = nv.Program(**how)
+    return state["p"].client
+
+
+def test_module_enforces_on_a_known_driver(qgpu):
+    info = qgpu.info()
+
+    assert (info.abi, info.state, info.nr_gpus) == (1, 1, 1)
+    assert qg.uapi.ffi.string(info.driver) == b"580.105.08"
+    assert info.flags == 1
+
+
+def test_processes_outside_pods_are_not_registered(qgpu, pod):
+    pod("web")
+    outside = nv.Program()
+    outside.memory(1 << 20)
+
+    assert qgpu.info().nr_clients == 0
+    outside.close()
+
+
+def test_a_pods_objects_are_registered_and_go_with_the_file(qgpu, pod):
+    web = pod("web")
+    process = web.process()
+    process.run(program)
+
+    assert (qgpu.info().nr_clients, web.info().nr_clients, web.info().nr_files) == (1, 1, 2)
+    process.stop()
+    assert (qgpu.info().nr_clients, web.info().nr_files) == (0, 0)
+
+
+def test_children_in_cgroups_below_belong_to_the_pod(pod):
+    web = pod("web")
+    below = web.cgroup / "below"
+    below.mkdir()
+    child = qg.Process(below)
+    child.run(program)
+
+    assert web.info().nr_clients == 1
+    child.stop()
+    qg.until(lambda: not (below / "cgroup.procs").read_text())
+    below.rmdir()
+
+
+def test_device_allocation_passes_the_drivers_identity_check(pod):
+    """From 550 RM compares f_op with its own table: a copied table would fail here."""
+    assert pod("web").process().run(program)
+
+
+def _raw(state, nr, size):
+    fd = os.open(nv.CTL, os.O_RDWR)
+    try:
+        nv.call(fd, nr, bytearray(size))
+    except OSError as error:
+        return error.errno
+    finally:
+        os.close(fd)
+    return 0
+
+
+@pytest.mark.parametrize(("nr", "size"), [(0x77, 8), (0x2B, 4), (0x2B, 40), (0x2A, 31), (0x29, 15), (211, 8), (0x4E, 56)])
+def test_errno_of_pods_is_that_of_others(pod, nr, size):
+    assert pod("web").process().run(_raw, nr, size) == _raw({}, nr, size)
+
+
+def test_wrapped_calls_are_seen_as_what_they_wrap(qgpu, pod):
+    web = pod("web", memory=1 << 20)
+
+    def wrapped(state):
+        state["p"] = nv.Program(send=nv.xfer)
+        with pytest.raises(nv.RmError) as refused:
+            state["p"].memory(2 << 20)
+        return refused.value.status
+
+    assert web.process().run(wrapped) == nv.NO_MEMORY
+    assert web.info().nr_clients == 1
+
+
+def test_a_wrap_in_a_wrap_is_refused(pod):
+    def nested(state):
+        fd = os.open(nv.CTL, os.O_RDWR)
+        try:
+            nv.xfer(fd, 211, bytearray(struct.pack("IIQ", 0x29, 16, 0)))
+        except OSError as error:
+            return error.errno
+        return 0
+
+    assert pod("web").process().run(nested) == errno.EINVAL
+
+
+def test_files_open_before_the_module_are_reported():
+    cgroup = qg.CGROUPS / "early"
+    cgroup.mkdir()
+    process = qg.Process(cgroup)
+    process.run(program)
+    qg.insmod("qgpu.ko")
+    device = qg.Qgpu()
+    fd = os.open(cgroup, os.O_RDONLY)
+    device.ioctl("POD_ADD", cgroup_fd=fd, name=b"early")
+    os.close(fd)
+    process.run(lambda state: state["p"].fb_info(8))
+
+    assert device.pods()[0].flags == qg.uapi.NUMBERS["QGPU_POD_LATE"]
+    assert qg.uapi.NUMBERS["QGPU_EVENT_LATE_FILE"] in [event.type for event in device.events()]
+    process.stop()
+    device.close()
+    qg.rmmod("qgpu")
+    cgroup.rmdir()
+
+
+def test_switching_off_lets_go_of_the_driver_at_once(qgpu, pod):
+    web = pod("web", memory=1 << 20)
+    process = web.process()
+    process.run(program)
+    enforce = "/sys/module/qgpu/parameters/enforce"
+    with open(enforce, "w") as file:
+        file.write("0")
+    process.run(lambda state: state["p"].memory(2 << 20))
+
+    assert (qgpu.info().state, qgpu.info().nr_clients) == (qg.uapi.NUMBERS["QGPU_STATE_OFF"], 0)
+    with open(enforce, "w") as file:
+        file.write("1")
+    assert qgpu.info().state == qg.uapi.NUMBERS["QGPU_STATE_ENFORCING"]
+
+
+def test_driver_cannot_leave_while_interposed(qgpu):
+    with pytest.raises(subprocess.CalledProcessError):
+        qg.rmmod("nvidia")
+
+    assert qg.loaded("nvidia")

@@ -1,0 +1,290 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * control.c - RM controls: those that qgpu or a memory query uses are done, the others are answered OK untouched,
+ * but for the few the recorded card answered otherwise. Also the interface for kernel callers.
+ */
+#include <linux/delay.h>
+#include <linux/export.h>
+#include <linux/module.h>
+#include <linux/slab.h>
+
+#include "sim.h"
+
+/* How long the card's firmware takes to gate, as measured; given back to others meanwhile as RM does not. */
+static u32 gate_us = 300;
+module_param(gate_us, uint, 0644);
+
+#define NV0000_HANDLE_INFO_PARENT	1
+
+static u32 handle_info(struct sim_client *client, struct nv0000_handle_info *info)
+{
+	struct sim_object *object = sim_object(client, info->object);
+
+	if (info->object == client->handle) {
+		info->result = info->index == NV0000_HANDLE_INFO_CLASS ? NV01_ROOT_CLIENT : 0;
+		return NV_OK;
+	}
+	if (!object)
+		return NV_ERR_OBJECT_NOT_FOUND;
+	info->result = info->index == NV0000_HANDLE_INFO_CLASS ? object->class : object->parent;
+	return NV_OK;
+}
+
+static u32 gpu_id_info(struct nv0000_gpu_id_info_v2 *info)
+{
+	u32 instance = (info->gpu_id >> 8) - 1;
+
+	if (info->gpu_id & 0xff || instance >= sim_nr_gpus)
+		return NV_ERR_INVALID_ARGUMENT;
+	info->device_instance = instance;
+	return NV_OK;
+}
+
+static u32 find_subdevice(struct sim_client *client, u32 device, struct nv0080_find_subdevice *find)
+{
+	struct sim_object *object;
+	unsigned long index;
+
+	xa_for_each(&client->objects, index, object) {
+		if (object->class == NV20_SUBDEVICE_0 && object->parent == device) {
+			find->subdevice = object->handle;
+			return NV_OK;
+		}
+	}
+	return NV_ERR_OBJECT_NOT_FOUND;
+}
+
+static u32 surface_info(const struct sim_file *file, struct sim_object *object, struct nv0041_surface_info *info)
+{
+	struct nv0041_surface_entry entry;
+	u32 i;
+
+	if (!object->mem)
+		return NV_ERR_INVALID_ARGUMENT;
+	for (i = 0; i < info->size; i++) {
+		u64 at = info->list + i * sizeof(entry);
+
+		if (sim_copy_in(file, &entry, at, sizeof(entry)))
+			return NV_ERR_INVALID_ARGUMENT;
+		if (entry.index == NV0041_INDEX_PHYS_SIZE_LO)
+			entry.data = lower_32_bits(object->mem->size);
+		else if (entry.index == NV0041_INDEX_PHYS_SIZE_HI)
+			entry.data = upper_32_bits(object->mem->size);
+		if (sim_copy_out(file, at, &entry, sizeof(entry)))
+			return NV_ERR_INVALID_ARGUMENT;
+	}
+	return NV_OK;
+}
+
+static u32 fb_entry(int gpu, struct nv2080_fb_entry *entry)
+{
+	switch (entry->index) {
+	case NV2080_FB_INFO_RAM_SIZE:
+	case NV2080_FB_INFO_TOTAL_RAM_SIZE:
+	case NV2080_FB_INFO_HEAP_SIZE:
+		entry->data = sim_memory_total() >> 10;
+		break;
+	case NV2080_FB_INFO_HEAP_FREE:
+		entry->data = sim_memory_free(gpu) >> 10;
+		break;
+	default:
+		entry->data = 0;
+	}
+	return NV_OK;
+}
+
+static u32 fb_list_length(void)
+{
+	return sim_major >= 580 ? 128 : sim_major >= 560 ? 57 : sim_major >= 545 ? 55 : 54;
+}
+
+static u32 fb_info(int gpu, u32 *params)
+{
+	u32 i;
+
+	if (params[0] > fb_list_length())
+		return NV_ERR_INVALID_ARGUMENT;
+	for (i = 0; i < params[0]; i++)
+		fb_entry(gpu, (struct nv2080_fb_entry *)(params + 1) + i);
+	return NV_OK;
+}
+
+static u32 gate(const struct nv2080_disable_channels *arg)
+{
+	u32 i;
+
+	if (arg->num > NV_DISABLE_CHANNELS_MAX)
+		return NV_ERR_INVALID_ARGUMENT;
+	for (i = 0; i < arg->num; i++) {
+		struct sim_client *client = sim_client(arg->clients[i], NULL);
+		struct sim_object *object = client ? sim_object(client, arg->channels[i]) : NULL;
+
+		if (!object || !object->channel)
+			return NV_ERR_OBJECT_NOT_FOUND;
+	}
+	if (gate_us) {	/* it takes effect at the end of the call */
+		mutex_unlock(&sim_lock);
+		usleep_range(gate_us, gate_us + 50);
+		mutex_lock(&sim_lock);
+	}
+	for (i = 0; i < arg->num; i++) {
+		struct sim_client *client = sim_client(arg->clients[i], NULL);
+		struct sim_object *object = client ? sim_object(client, arg->channels[i]) : NULL;
+
+		if (!object || !object->channel)
+			continue;
+		sim_gpu_advance(object->gpu);
+		object->channel->disabled = arg->disable;
+	}
+	return NV_OK;
+}
+
+static u32 set_timeslice(struct sim_object *object, const struct nva06c_timeslice *arg)
+{
+	if (!object->tsg)
+		return NV_ERR_INVALID_ARGUMENT;
+	sim_gpu_advance(object->gpu);
+	object->tsg->slice_ns = arg->timeslice_us * 1000;
+	return NV_OK;
+}
+
+/* Sizes that RM insists on; 0: a control that is not looked into. */
+static size_t size_of(u32 cmd)
+{
+	switch (cmd) {
+	case NV0000_CLIENT_GET_HANDLE_INFO:
+		return sizeof(struct nv0000_handle_info);
+	case NV0000_GPU_GET_ID_INFO_V2:
+		return sizeof(struct nv0000_gpu_id_info_v2);
+	case NV0080_GPU_FIND_SUBDEVICE_HANDLE:
+		return sizeof(struct nv0080_find_subdevice);
+	case NV0041_GET_SURFACE_INFO:
+		return sizeof(struct nv0041_surface_info);
+	case NV2080_FB_GET_INFO_V2:
+		return NV2080_FB_INFO_ENTRY_AT + fb_list_length() * sizeof(struct nv2080_fb_entry);
+	case NV2080_FIFO_DISABLE_CHANNELS:
+		return sizeof(struct nv2080_disable_channels);
+	case NVA06C_SET_TIMESLICE:
+		return sizeof(struct nva06c_timeslice);
+	}
+	return 0;
+}
+
+static u32 perform(const struct sim_file *file, struct sim_client *client, struct nvos54 *arg, void *params)
+{
+	struct sim_object *object = sim_object(client, arg->object);
+
+	if (arg->object == client->handle) {
+		if (arg->cmd == NV0000_CLIENT_GET_HANDLE_INFO)
+			return handle_info(client, params);
+		return arg->cmd == NV0000_GPU_GET_ID_INFO_V2 ? gpu_id_info(params) : NV_ERR_NOT_SUPPORTED;
+	}
+	if (!object)
+		return NV_ERR_OBJECT_NOT_FOUND;
+	switch (arg->cmd) {
+	case NV0080_GPU_FIND_SUBDEVICE_HANDLE:
+		return find_subdevice(client, object->handle, params);
+	case NV0041_GET_SURFACE_INFO:
+		return surface_info(file, object, params);
+	case NV2080_FB_GET_INFO_V2:
+		return fb_info(object->gpu, params);
+	case NV2080_FIFO_DISABLE_CHANNELS:
+		return object->class == NV20_SUBDEVICE_0 ? gate(params) : NV_ERR_INVALID_ARGUMENT;
+	case NVA06C_SET_TIMESLICE:
+		return set_timeslice(object, params);
+	}
+	return NV_ERR_NOT_SUPPORTED;
+}
+
+/* What the recorded card said no to. */
+static u32 as_recorded(u32 cmd)
+{
+	switch (cmd) {
+	case 0x2080014b:
+		return NV_ERR_OBJECT_NOT_FOUND;
+	case 0x20801357:
+	case 0x2080852f:
+		return NV_ERR_NOT_SUPPORTED;
+	}
+	return NV_OK;
+}
+
+u32 sim_control(const struct sim_file *file, struct nvos54 *arg)
+{
+	struct sim_client *client = sim_client(arg->client, file);
+	size_t size = size_of(arg->cmd);
+	void *params;
+	u32 status;
+
+	/* RmGssLegacyRpcCmd: raw to the firmware, whoever the client is */
+	if (arg->cmd & NV_CONTROL_GSS_LEGACY)
+		return as_recorded(arg->cmd);
+	if (!client)
+		return NV_ERR_INVALID_CLIENT;
+	if (arg->object != client->handle && !sim_object(client, arg->object))
+		return NV_ERR_OBJECT_NOT_FOUND;
+	if (!size)
+		return as_recorded(arg->cmd);
+	if (arg->params_size != size)
+		return NV_ERR_INVALID_ARGUMENT;
+	params = kzalloc(size, GFP_KERNEL);
+	if (!params)
+		return NV_ERR_NO_MEMORY;
+	status = sim_copy_in(file, params, arg->params, size) ? NV_ERR_INVALID_ARGUMENT :
+								perform(file, client, arg, params);
+	if (!status && sim_copy_out(file, arg->params, params, size))
+		status = NV_ERR_INVALID_ARGUMENT;
+	kfree(params);
+	return status;
+}
+
+static int alloc_stack(struct nvidia_stack_s **stack)
+{
+	*stack = NULL;
+	return 0;
+}
+
+static void free_stack(struct nvidia_stack_s *stack)
+{
+}
+
+static u32 enumerate_gpus(struct nv_gpu_info *infos)
+{
+	int i;
+
+	for (i = 0; i < sim_nr_gpus; i++)
+		infos[i] = (struct nv_gpu_info){ .gpu_id = (i + 1) << 8, .bus = i + 1 };
+	return sim_nr_gpus;
+}
+
+static void op(struct nvidia_stack_s *stack, void *cmd)
+{
+	struct nv_kernel_op *op = cmd;
+
+	might_sleep();
+	mutex_lock(&sim_lock);
+	if (op->op == NV01_FREE)
+		op->params.free.status = sim_free(NULL, &op->params.free);
+	else if (op->op == NV04_CONTROL)
+		op->params.control.status = sim_control(NULL, &op->params.control);
+	mutex_unlock(&sim_lock);
+}
+
+u32 nvidia_get_rm_ops(struct nv_rm_ops *ops);
+u32 nvidia_get_rm_ops(struct nv_rm_ops *ops)
+{
+	if (strcmp(ops->version_string, sim_version)) {
+		ops->version_string = sim_version;
+		return NV_ERR_GENERIC;
+	}
+	ops->alloc_stack = alloc_stack;
+	ops->free_stack = free_stack;
+	ops->enumerate_gpus = enumerate_gpus;
+	ops->op = op;
+	return NV_OK;
+}
+#ifdef SIM_PLAIN_EXPORT
+EXPORT_SYMBOL(nvidia_get_rm_ops);	/* before 565.57.01 */
+#else
+EXPORT_SYMBOL_GPL(nvidia_get_rm_ops);
+#endif

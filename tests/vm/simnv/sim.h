@@ -1,0 +1,116 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+/*
+ * sim.h - a simulated NVIDIA driver: enough of nvidia.ko for qgpu.ko to stand in, measure and gate.
+ *
+ * dev.c is the character devices, rm.c the objects, control.c the controls, gpu.c the card that runs channels.
+ * Layouts are those of kmod/nvrm.h, which it shares with qgpu.ko on purpose only for its structs.
+ */
+#ifndef _SIM_H
+#define _SIM_H
+
+#include <linux/fs.h>
+#include <linux/list.h>
+#include <linux/mutex.h>
+#include <linux/xarray.h>
+
+#include "nvrm.h"
+
+#define SIM_GPUS_MAX		4
+#define SIM_SWITCH_NS		84000
+#define SIM_LATENCIES		512
+
+/* The simulator's own escapes, for tests: a real process would write memory and ring a doorbell. */
+#define SIM_ESC_SUBMIT		0xf0
+struct sim_submit {
+	u32 client, channel;
+	u64 kernel_ns;
+	u64 count;		/* of kernels; all ones: a flood that never ends; 0: stop */
+	u64 period_ns;		/* 0: once; else count kernels every period */
+};
+
+#define SIM_ESC_QUERY		0xf1
+struct sim_query {
+	u32 client, channel;
+	u64 now_ns;
+	u64 kernels;		/* finished */
+	u64 run_ns;		/* of its TSG, on the engine */
+	u64 starts;		/* of its TSG */
+	u64 nr_latencies;	/* so far; the newest stay in the ring */
+	u32 latency_ns[SIM_LATENCIES];
+};
+
+/* An open file; RM's notion of who is calling. */
+struct sim_file {
+	u32 minor;
+	struct sim_file *control;	/* REGISTER_FD */
+	struct file *control_filp;
+};
+
+struct sim_mem {
+	u64 size;
+	int refs;
+	int gpu;
+};
+
+struct sim_channel {
+	struct list_head node;		/* in its TSG */
+	bool disabled;
+	u64 kernel_ns, left, current_ns, period_ns, next_ns, batch;
+	u64 submitted_ns;
+	u64 kernels, nr_latencies;
+	u32 latency_ns[SIM_LATENCIES];
+};
+
+struct sim_tsg {
+	struct list_head node;		/* on the runlist */
+	struct list_head channels;
+	u64 slice_ns, run_ns, starts;
+	u32 client, handle;
+};
+
+struct sim_object {
+	u32 handle, parent, class;
+	int gpu;
+	bool doomed;
+	struct sim_mem *mem;
+	struct sim_tsg *tsg;		/* a TSG, or a channel's */
+	struct sim_channel *channel;
+};
+
+struct sim_client {
+	struct list_head node;
+	u32 handle;
+	struct sim_file *owner;
+	struct xarray objects;
+};
+
+extern struct mutex sim_lock;		/* RM's API lock, and everything else */
+extern const struct file_operations *sim_fops;
+extern int sim_major;			/* of the driver's version */
+extern int sim_nr_gpus;
+extern char *sim_version;
+
+/* file NULL: a kernel caller */
+u32 sim_escape(struct sim_file *file, u32 nr, void *data, u32 size);
+void sim_close(struct sim_file *file);
+struct sim_client *sim_client(u32 handle, const struct sim_file *file);
+struct sim_object *sim_object(struct sim_client *client, u32 handle);
+u32 sim_free(const struct sim_file *file, struct nvos00 *arg);
+u32 sim_control(const struct sim_file *file, struct nvos54 *arg);
+int sim_copy_in(const struct sim_file *file, void *to, u64 from, size_t size);
+int sim_copy_out(const struct sim_file *file, u64 to, const void *from, size_t size);
+u64 sim_memory_free(int gpu);
+u64 sim_memory_total(void);
+extern unsigned int sim_nr_clients, sim_nr_objects;
+extern unsigned int sim_nr_waits;	/* frees of gated channels with work */
+
+void sim_gpu_init(void);
+void sim_gpu_uninit(void);
+void sim_gpu_advance(int gpu);
+void sim_gpu_add_tsg(int gpu, struct sim_tsg *tsg);
+void sim_gpu_remove_tsg(int gpu, struct sim_tsg *tsg);
+void sim_gpu_submit(int gpu, struct sim_channel *channel, const struct sim_submit *arg);
+struct seq_file;
+void sim_gpu_show(struct seq_file *seq);
+
+#endif

@@ -1,0 +1,171 @@
+"""Boot a kernel under QEMU over this machine's own file tree and run one command in it.
+
+The guest sees the host's root read-only under a tmpfs overlay, and one shared folder read-write at /run/share.
+What the command prints, its exit code and the kernel log come back through that folder. Emulation only (TCG):
+nested KVM is not to be had everywhere. This file knows nothing of qgpu.
+"""
+
+from __future__ import annotations
+
+import gzip
+import lzma
+import os
+import shlex
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+VIRTIOFSD = ("/usr/lib/qemu/virtiofsd", "/usr/libexec/virtiofsd")
+NEEDED = ("virtio_pci", "fuse", "virtiofs", "overlay")
+
+_INIT = """#!/bin/busybox sh
+/bin/busybox --install -s /bin
+export PATH=/bin
+mount -t devtmpfs none /dev; mount -t proc none /proc
+for m in {modules}; do insmod /m/$m || echo "insmod $m failed"; done
+mount -t virtiofs -o ro root /ro || poweroff -f
+mount -t tmpfs none /rw; mkdir /rw/upper /rw/work
+mount -t overlay -o lowerdir=/ro,upperdir=/rw/upper,workdir=/rw/work none /new || poweroff -f
+mount -t proc none /new/proc; mount -t sysfs none /new/sys; mount -t devtmpfs none /new/dev
+mount -t cgroup2 none /new/sys/fs/cgroup; mount -t debugfs none /new/sys/kernel/debug
+mount -t tmpfs none /new/run; mount -t tmpfs none /new/tmp; mkdir -p /new/run/share /new/dev/shm
+mount -t virtiofs share /new/run/share || poweroff -f
+exec switch_root /new /bin/sh /run/share/command
+"""
+
+_COMMAND = """export PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root TMPDIR=/tmp PYTHONDONTWRITEBYTECODE=1 {environment}
+ip link set lo up 2>/dev/null
+cd {cwd}
+( {command} ) </dev/null >/run/share/output 2>&1
+echo $? >/run/share/status
+dmesg >/run/share/dmesg
+sync
+exec /bin/busybox poweroff -f
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """A kernel to boot: its image, and the folder of its modules (None: all it needs is built in)."""
+
+    image: Path
+    modules: Path | None
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of a command; status is None when the guest did not get to its end."""
+
+    status: int | None
+    output: str
+    dmesg: str
+    seconds: float
+
+
+def _unpacked(module: Path) -> bytes:
+    if module.suffix == ".xz":
+        return lzma.decompress(module.read_bytes())
+    if module.suffix == ".zst":
+        return subprocess.run(["zstd", "-dcq", str(module)], check=True, capture_output=True).stdout
+    return module.read_bytes()
+
+
+def _module_files(folder: Path) -> list[Path]:
+    """Return what NEEDED needs, in an order in which it loads, by modules.dep."""
+    needs: dict[str, list[str]] = {}
+    for line in (folder / "modules.dep").read_text().splitlines():
+        path, _, others = line.partition(":")
+        needs[path] = others.split()
+    by_name = {Path(path).name.partition(".ko")[0].replace("-", "_"): path for path in needs}
+    order: list[str] = []
+    for name in NEEDED:
+        if name in by_name:
+            path = by_name[name]
+            order += [item for item in (*reversed(needs[path]), path) if item not in order]
+    return [folder / path for path in order]
+
+
+def _initramfs(kernel: Kernel, folder: Path) -> Path:
+    tree = folder / "initramfs"
+    for name in ("bin", "dev", "proc", "m", "ro", "rw", "new"):
+        (tree / name).mkdir(parents=True)
+    shutil.copy("/bin/busybox", tree / "bin")
+    names = []
+    for module in _module_files(kernel.modules) if kernel.modules else ():
+        names.append(module.name.partition(".ko")[0] + ".ko")
+        (tree / "m" / names[-1]).write_bytes(_unpacked(module))
+    init = tree / "init"
+    init.write_text(_INIT.format(modules=" ".join(names)))
+    init.chmod(0o755)
+    listing = "\n".join(str(path.relative_to(tree)) for path in tree.rglob("*"))
+    archive = subprocess.run(
+        ["cpio", "-o", "-H", "newc", "--quiet"], cwd=tree, input=listing.encode(), check=True, capture_output=True
+    ).stdout
+    packed = folder / "initramfs.gz"
+    packed.write_bytes(gzip.compress(archive, 1))
+    return packed
+
+
+@contextmanager
+def _served(tag: str, path: Path, folder: Path, cache: str) -> Iterator[list[str]]:
+    """Serve a folder by virtiofsd; the QEMU arguments that attach it."""
+    socket = folder / f"{tag}.sock"
+    daemon = next(name for name in VIRTIOFSD if os.path.exists(name))
+    arguments = [daemon, f"--socket-path={socket}", "-o", f"source={path}", "-o", f"cache={cache}", "-o", "sandbox=chroot"]
+    with (folder / f"{tag}.log").open("wb") as log, subprocess.Popen(arguments, stdout=log, stderr=log) as process:
+        while not socket.exists() and process.poll() is None:
+            time.sleep(0.01)
+        yield [
+            *("-chardev", f"socket,id={tag},path={socket}"),
+            *("-device", f"vhost-user-fs-pci,queue-size=1024,chardev={tag},tag={tag}"),
+        ]
+        process.terminate()
+
+
+def boot(
+    kernel: Kernel,
+    command: Sequence[str],
+    *,
+    share: Path,
+    cwd: Path,
+    environment: dict[str, str] | None = None,
+    timeout_s: float = 600,
+    memory: str = "1536M",
+    append: str = "",
+) -> Outcome:
+    """Run ``command`` in ``cwd`` on ``kernel``; ``share`` is /run/share in the guest."""
+    exports = " ".join(f"{name}={shlex.quote(value)}" for name, value in (environment or {}).items())
+    (share / "command").write_text(
+        _COMMAND.format(environment=exports, cwd=shlex.quote(str(cwd)), command=shlex.join(command))
+    )
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="qgpu-vm.")))
+        arguments = [
+            *("qemu-system-x86_64", "-M", "q35", "-accel", "tcg,thread=multi,tb-size=512", "-cpu", "max"),
+            *("-smp", "2", "-m", memory, "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"),
+            *("-chardev", f"file,id=console,path={share / 'console'}", "-serial", "chardev:console"),
+            *("-object", f"memory-backend-memfd,id=mem,size={memory},share=on", "-numa", "node,memdev=mem"),
+            *("-kernel", str(kernel.image), "-initrd", str(_initramfs(kernel, folder))),
+            *("-append", f"console=ttyS0 panic=-1 loglevel=4 tsc=reliable oops=panic mitigations=off {append}"),
+            *stack.enter_context(_served("root", Path("/"), folder, "always")),
+            *stack.enter_context(_served("share", share, folder, "none")),
+        ]
+        started = time.monotonic()
+        with subprocess.Popen(arguments, stdin=subprocess.DEVNULL) as process:
+            try:
+                process.wait(timeout_s)
+            except subprocess.TimeoutExpired:
+                process.kill()
+        seconds = time.monotonic() - started
+    read = {name: _text(share / name) for name in ("status", "output", "dmesg", "console")}
+    status = int(read["status"]) if read["status"].strip() else None
+    return Outcome(status, read["output"], read["dmesg"] or read["console"], seconds)
+
+
+def _text(path: Path) -> str:
+    return path.read_text(errors="replace") if path.exists() else ""
