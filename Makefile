@@ -1,0 +1,55 @@
+# The commands of the project. Everything Python lives in $(VENV), which is made on first use.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+
+.DEFAULT_GOAL := help
+
+help:
+	@echo "make demo      pods come and go on a GPU, or a simulated one, for a minute"
+	@echo "make check     lint, types, tests (no GPU needed)"
+	@echo "make gputest   the tests that need a real GPU and root"
+	@echo "make vmtest    the kernel module in a virtual machine"
+	@echo "make bench     every figure that the README claims, on this machine's GPU; about seven minutes, as root"
+	@echo "make clean     remove what these made"
+
+demo: $(VENV)/installed
+	$(BIN)/python -m qgpu.demo
+
+check: lint types test
+
+lint: $(VENV)/installed
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+
+types: $(VENV)/installed
+	$(BIN)/mypy
+
+test: $(VENV)/installed
+	$(BIN)/pytest
+
+gputest: $(VENV)/installed
+	$(BIN)/pytest -m gpu
+
+vmtest: $(VENV)/installed
+	$(BIN)/pytest -m vm
+
+bench: $(VENV)/installed
+	$(BIN)/python bench/spine.py
+
+$(VENV)/installed: pyproject.toml | system
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --editable '.[dev]'
+	touch $@
+
+# A C compiler (for tests/test_uapi.py) and the venv module; installed only where they are missing.
+system:
+	@if ! command -v cc >/dev/null || ! $(PYTHON) -c 'import ensurepip' 2>/dev/null; then \
+		[ "$$(id -u)" = 0 ] || { echo "please install: a C compiler, python3-venv" >&2; exit 1; }; \
+		apt-get update -qq && apt-get install -qq -y --no-install-recommends gcc libc6-dev python3-venv; \
+	fi
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis qgpu-demo.png
+
+.PHONY: help demo check lint types test gputest vmtest bench system clean
