@@ -208,6 +208,9 @@ class Script:
         self.say(f"daemon and helpers with 8 pods: {cpu_percent:.2f} % of a core")
         required, holds = at_most(5, " %")
         note = "daemon, guardian and what else of qgpu runs, 8 busy pods"
+        if self.bench.simulated:
+            # Here the daemon is the card as well, and is asked for progress by every load.
+            return [*figures, Figure("daemon_cpu_percent", cpu_percent, note=f"{note}; with the card it simulates")]
         return [*figures, Figure("daemon_cpu_percent", cpu_percent, (), required, holds(cpu_percent), note)]
 
     def online(self) -> list[Figure]:
