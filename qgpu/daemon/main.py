@@ -70,10 +70,17 @@ def _stop_on_signals() -> threading.Event:
 def _watch(service: Service, stop: threading.Event) -> None:
     """Stay until told to stop. Raises QgpuError when a loop has ended by itself."""
     notify("READY=1")
+    trouble = ""
     while not stop.wait(_BEAT_S):
         if not service.alive:
             raise QgpuError("a scheduling loop has died; this is a defect, see the log above")
-        service.reap()
+        try:
+            service.reap()
+            trouble = ""
+        except QgpuError as error:  # a plane that is gone for the moment; its pods can wait
+            if str(error) != trouble:
+                trouble = str(error)
+                _log.error("cannot look after pods, trying again", error=trouble)
         notify("WATCHDOG=1")
     notify("STOPPING=1")
 
