@@ -178,6 +178,7 @@ class Service:
     def _pod_create(self, session: Session, arguments: Arguments, _fds: list[int]) -> dict[str, Any]:
         grants = arguments.grants()
         with self._lock:
+            self.reap()  # a name whose last bearer has just ended is free
             pods = self._host.pods()
             name = arguments.get("name", str) or _unused_name({pod.name for pod in pods})
             settings = {index: each.settings for index, each in self._loops.items()}
