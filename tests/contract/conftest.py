@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,6 +21,9 @@ PLANES = [
 @pytest.fixture(params=PLANES)
 def rig(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Rig]:
     """One plane with pGPU 0 to itself."""
-    module = importlib.import_module(f"tests.contract.{request.param}_rig")
+    name = f"tests.contract.{request.param}_rig"
+    if importlib.util.find_spec(name) is None:
+        pytest.skip(f"plane {request.param} brings no {name}")
+    module = importlib.import_module(name)
     with module.open_rig(tmp_path) as opened:
         yield opened
