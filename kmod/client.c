@@ -4,7 +4,7 @@
  *
  * It says who owns what and who goes with whom. What a TSG or a piece of memory means is left to tsg.c and mem.c.
  *
- * Lock order: file's lock, client's lock, pGPU's lock (tsg.c), mem_lock (mem.c). A client's lock is held while the
+ * Lock order: client's lock, then file's lock or pGPU's lock (tsg.c), then mem_lock (mem.c). A client's lock is held while the
  * driver allocates or frees under it, so nothing that the driver may wait for (the slice worker) takes it.
  */
 #include <linux/rhashtable.h>
@@ -119,6 +119,7 @@ int qgpu_client_add(struct list_head *file_clients, struct mutex *file_lock, str
 	}
 	atomic_inc(&qgpu_nr_clients);
 	atomic_inc(&pod->nr_clients);
+	client->file_lock = file_lock;
 	mutex_lock(file_lock);
 	list_add(&client->file_node, file_clients);
 	mutex_unlock(file_lock);
@@ -133,16 +134,26 @@ void qgpu_client_open(struct qgpu_client *client)
 	mutex_unlock(&client->lock);
 }
 
-void qgpu_client_remove(struct qgpu_client *client)
+void qgpu_client_unlink(struct qgpu_client *client)
 {
-	mutex_lock(&client->lock);
-	WRITE_ONCE(client->dead, true);
-	qgpu_objects_remove(client, client->handle);
-	mutex_unlock(&client->lock);
+	lockdep_assert_held(&client->lock);
 	rhashtable_remove_fast(&clients, &client->node, client_params);
+	mutex_lock(client->file_lock);
+	list_del(&client->file_node);
+	mutex_unlock(client->file_lock);
 	atomic_dec(&client->pod->nr_clients);
 	atomic_dec(&qgpu_nr_clients);
 	kref_put(&client->ref, client_free);
+}
+
+void qgpu_client_remove(struct qgpu_client *client)
+{
+	kref_get(&client->ref);
+	mutex_lock(&client->lock);
+	WRITE_ONCE(client->dead, true);
+	qgpu_objects_remove(client, client->handle);
+	qgpu_client_unlink(client);
+	qgpu_client_unlock(client);
 }
 
 struct qgpu_object *qgpu_object_find(struct qgpu_client *client, u32 handle)

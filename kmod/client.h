@@ -36,7 +36,8 @@ struct qgpu_client {
 	struct kref ref;
 	struct rcu_head rcu;
 	struct qgpu_pod *pod;		/* a reference */
-	struct list_head file_node;	/* under the file's lock */
+	struct list_head file_node;	/* in the file's clients, under file_lock */
+	struct mutex *file_lock;
 	struct mutex lock;		/* protects what follows; held over allocs and frees in the driver */
 	bool dead;
 	struct xarray objects;
@@ -51,9 +52,11 @@ void qgpu_client_unlock(struct qgpu_client *client);
 bool qgpu_client_owned(u32 handle, const struct qgpu_pod *pod);
 
 int qgpu_client_add(struct list_head *file_clients, struct mutex *file_lock, struct qgpu_pod *pod, u32 handle);
-/* Both unlocked. The first opens every gate of the client for good, the second forgets it. */
+/* Not locked by the caller. The first opens every gate of the client for good, the second forgets it. */
 void qgpu_client_open(struct qgpu_client *client);
 void qgpu_client_remove(struct qgpu_client *client);
+/* Locked by the caller, who has removed its objects: forget the client itself. */
+void qgpu_client_unlink(struct qgpu_client *client);
 
 /* The rest needs the client's lock. */
 struct qgpu_object *qgpu_object_find(struct qgpu_client *client, u32 handle);

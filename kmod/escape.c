@@ -52,7 +52,7 @@ static long free_object(struct qgpu_call *call)
 	struct qgpu_client *client = qgpu_client_lock(call->in.free.root, call->pod);
 	u32 handle = call->in.free.object, class;
 	struct qgpu_object *object;
-	bool root;
+	bool root, gone;
 	long ret;
 
 	if (IS_ERR(client))
@@ -70,11 +70,14 @@ static long free_object(struct qgpu_call *call)
 	if (root)
 		WRITE_ONCE(client->dead, true);
 	ret = qgpu_call_forward(call);
-	if (qgpu_rm_class(client->handle, handle, &class) != NV_OK)
+	gone = qgpu_rm_class(client->handle, handle, &class) != NV_OK;
+	if (gone)
 		qgpu_objects_remove(client, handle);
 	else if (root)
 		WRITE_ONCE(client->dead, false);
 	qgpu_objects_unhold(client);
+	if (gone && root)
+		qgpu_client_unlink(client);
 out:
 	qgpu_client_unlock(client);
 	return ret;

@@ -104,10 +104,8 @@ static void file_remove_clients(struct qgpu_file *file)
 {
 	struct qgpu_client *client, *next;
 
-	list_for_each_entry_safe(client, next, &file->clients, file_node) {
-		list_del(&client->file_node);
+	list_for_each_entry_safe(client, next, &file->clients, file_node)
 		qgpu_client_remove(client);
-	}
 }
 
 /*

@@ -4,18 +4,15 @@
  *
  * Before 565.57.01 nvidia_get_rm_ops is not GPL-only, and symbol_get() hands out nothing else. A module that
  * links to it does find it, but needs NVIDIA's module to load; qgpu.ko must not. Hence this module of its own.
- * The reference is weak so that it builds without NVIDIA's Module.symvers; it still pins nvidia.ko when found.
  */
 #include <linux/module.h>
 
 #include "rm.h"
 
-extern u32 nvidia_get_rm_ops(struct nv_rm_ops *ops) __weak;
+u32 nvidia_get_rm_ops(struct nv_rm_ops *ops);
 
 static int __init rm_glue_init(void)
 {
-	if (!nvidia_get_rm_ops)
-		return -ENODEV;
 	return qgpu_rm_offer(nvidia_get_rm_ops);
 }
 
@@ -28,4 +25,3 @@ module_init(rm_glue_init);
 module_exit(rm_glue_exit);
 MODULE_LICENSE("GPL");
 MODULE_DESCRIPTION("qgpu: the NVIDIA driver's kernel interface on branches before 565");
-MODULE_SOFTDEP("pre: nvidia");

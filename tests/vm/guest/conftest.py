@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -16,10 +17,24 @@ if not collect_ignore_glob:
     import qg
 
 
+FIGURES = Path("/run/share/figures.json")
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _driver() -> Iterator[None]:
     with qg.driver():
         yield
+
+
+@pytest.fixture(scope="session")
+def figure() -> Callable[[str, float], None]:
+    """Note a figure for docs/results."""
+
+    def note(name: str, value: float) -> None:
+        figures = json.loads(FIGURES.read_text()) if FIGURES.exists() else {}
+        FIGURES.write_text(json.dumps(figures | {name: value}))
+
+    return note
 
 
 @pytest.fixture

@@ -161,7 +161,7 @@ class Process:
 
     def start(self, function: Callable[..., Any], *args: Any) -> None:
         assert function.__closure__ is None, "the other process has no part in local variables"
-        self.pipe.send((marshal.dumps(function.__code__), function.__module__, args))
+        self.pipe.send((marshal.dumps(function.__code__), function.__module__, function.__defaults__, args))
 
     def result(self) -> Any:
         ok, value = self.pipe.recv()
@@ -188,11 +188,11 @@ def _serve(cgroup: Path | None, pipe: Any) -> None:
     state: dict[str, Any] = {}
     while True:
         try:
-            code, module, args = pipe.recv()
+            code, module, defaults, args = pipe.recv()
         except EOFError:
             return
         try:
-            function = types.FunctionType(marshal.loads(code), sys.modules[module].__dict__)  # noqa: S302 - our own
+            function = types.FunctionType(marshal.loads(code), sys.modules[module].__dict__, None, defaults)  # noqa: S302 - our own
             pipe.send((True, function(state, *args)))
         except Exception as error:  # noqa: BLE001 - handed to the caller
             pipe.send((False, error))

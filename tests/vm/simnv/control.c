@@ -14,7 +14,7 @@
 static u32 gate_us = 300;
 module_param(gate_us, uint, 0644);
 
-#define NV0000_HANDLE_INFO_PARENT	1
+#define GPU_ID_FIRST			6	/* as on the recorded machine */
 
 static u32 handle_info(struct sim_client *client, struct nv0000_handle_info *info)
 {
@@ -32,9 +32,9 @@ static u32 handle_info(struct sim_client *client, struct nv0000_handle_info *inf
 
 static u32 gpu_id_info(struct nv0000_gpu_id_info_v2 *info)
 {
-	u32 instance = (info->gpu_id >> 8) - 1;
+	u32 instance = info->gpu_id >> 8;
 
-	if (info->gpu_id & 0xff || instance >= sim_nr_gpus)
+	if ((info->gpu_id & 0xff) != GPU_ID_FIRST || instance >= sim_nr_gpus)
 		return NV_ERR_INVALID_ARGUMENT;
 	info->device_instance = instance;
 	return NV_OK;
@@ -148,6 +148,20 @@ static u32 set_timeslice(struct sim_object *object, const struct nva06c_timeslic
 	return NV_OK;
 }
 
+/* Puts channels on the card whatever a gate did before: the worst a firmware could do. */
+static void start_channels(struct sim_object *object)
+{
+	struct sim_channel *channel;
+
+	if (!object || !object->tsg)
+		return;
+	sim_gpu_advance(object->gpu);
+	list_for_each_entry(channel, &object->tsg->channels, node) {
+		if (!object->channel || channel == object->channel)
+			channel->disabled = false;
+	}
+}
+
 /* Sizes that RM insists on; 0: a control that is not looked into. */
 static size_t size_of(u32 cmd)
 {
@@ -196,12 +210,16 @@ static u32 perform(const struct sim_file *file, struct sim_client *client, struc
 	return NV_ERR_NOT_SUPPORTED;
 }
 
-/* What the recorded card said no to. */
-static u32 as_recorded(u32 cmd)
+/* What the recorded card said no to; 0x2080014b asks for the version of an object it has, or has not. */
+static u32 as_recorded(const struct sim_file *file, u32 cmd, u64 params)
 {
+	char name[4] = "";
+
 	switch (cmd) {
 	case 0x2080014b:
-		return NV_ERR_OBJECT_NOT_FOUND;
+		sim_copy_in(file, name, params, 3);
+		return strcmp(name, "OBD") && strcmp(name, "ECC") && strcmp(name, "EEN") ? NV_ERR_OBJECT_NOT_FOUND :
+											   NV_OK;
 	case 0x20801357:
 	case 0x2080852f:
 		return NV_ERR_NOT_SUPPORTED;
@@ -218,13 +236,15 @@ u32 sim_control(const struct sim_file *file, struct nvos54 *arg)
 
 	/* RmGssLegacyRpcCmd: raw to the firmware, whoever the client is */
 	if (arg->cmd & NV_CONTROL_GSS_LEGACY)
-		return as_recorded(arg->cmd);
+		return as_recorded(file, arg->cmd, arg->params);
 	if (!client)
 		return NV_ERR_INVALID_CLIENT;
 	if (arg->object != client->handle && !sim_object(client, arg->object))
 		return NV_ERR_OBJECT_NOT_FOUND;
+	if (arg->cmd == NVA06C_GPFIFO_SCHEDULE || NVXX6F_GPFIFO_SCHEDULE(arg->cmd))
+		start_channels(sim_object(client, arg->object));
 	if (!size)
-		return as_recorded(arg->cmd);
+		return as_recorded(file, arg->cmd, arg->params);
 	if (arg->params_size != size)
 		return NV_ERR_INVALID_ARGUMENT;
 	params = kzalloc(size, GFP_KERNEL);
@@ -253,7 +273,7 @@ static u32 enumerate_gpus(struct nv_gpu_info *infos)
 	int i;
 
 	for (i = 0; i < sim_nr_gpus; i++)
-		infos[i] = (struct nv_gpu_info){ .gpu_id = (i + 1) << 8, .bus = i + 1 };
+		infos[i] = (struct nv_gpu_info){ .gpu_id = i << 8 | GPU_ID_FIRST, .bus = i + 1 };
 	return sim_nr_gpus;
 }
 

@@ -63,9 +63,12 @@ static int register_fd(struct sim_file *file, const u32 *fd)
 	return 0;
 }
 
-/* The name, arguments and order are those of osapi.c:rm_ioctl, which qgpu.ko probes. */
+/*
+ * The name, arguments and order are those of osapi.c:rm_ioctl, which qgpu.ko probes. notrace, for the real one is
+ * in the part of the driver that is built without fentry: a probe on it is a breakpoint, not ftrace's call.
+ */
 u32 rm_ioctl(void *stack, void *nv_state, struct sim_file *file, u32 nr, void *data, u32 size);
-noinline u32 rm_ioctl(void *stack, void *nv_state, struct sim_file *file, u32 nr, void *data, u32 size)
+noinline notrace u32 rm_ioctl(void *stack, void *nv_state, struct sim_file *file, u32 nr, void *data, u32 size)
 {
 	barrier();
 	return sim_escape(file, nr, data, size);

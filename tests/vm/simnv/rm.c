@@ -398,6 +398,8 @@ static u32 dispatch(struct sim_file *file, u32 nr, void *data, u32 size)
 
 	switch (nr) {
 	case NV_ESC_RM_ALLOC:
+		if (narrow->class <= NV01_ROOT_NON_PRIV)
+			narrow->class = NV01_ROOT_CLIENT;	/* and so it is answered */
 		if (size == sizeof(*wide))
 			wide->status = alloc(file, wide->root, wide->parent, &wide->object, wide->class, wide->params);
 		else if (size == sizeof(*narrow))

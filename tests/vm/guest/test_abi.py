@@ -1,0 +1,171 @@
+"""/dev/qgpu refuses what it does not understand, and changes nothing then."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import select
+
+import pytest
+import qg
+
+MS = qg.MS
+N = qg.uapi.NUMBERS
+
+
+def errno_of(function, *args, **fields):
+    try:
+        function(*args, **fields)
+    except OSError as error:
+        return error.errno
+    return 0
+
+
+@pytest.mark.parametrize("cmd", [0, 0xC0045101, *(value + (1 << 16) for value in qg.uapi.COMMANDS.values())])
+def test_unknown_commands_and_sizes_are_enotty(qgpu, cmd):
+    with pytest.raises(OSError, match="Inappropriate") as refused:
+        fcntl.ioctl(qgpu.fd, cmd, bytearray(512), True)
+
+    assert refused.value.errno == errno.ENOTTY
+
+
+def test_bad_pointers_are_efault(qgpu):
+    for name, cmd in qg.uapi.COMMANDS.items():
+        with pytest.raises(OSError, match="Bad address"):
+            fcntl.ioctl(qgpu.fd, cmd, 8)
+            pytest.fail(name)
+
+
+@pytest.mark.parametrize(
+    ("call", "fields", "expected"),
+    [
+        ("GPU", {"gpu": 1}, errno.ENOENT),
+        ("GPU", {"gpu": 2**32 - 1}, errno.ENOENT),
+        ("POD_ADD", {"cgroup_fd": -1, "name": b"x"}, errno.EBADF),
+        ("POD_ADD", {"cgroup_fd": 0, "name": b"x"}, errno.EBADF),
+        ("POD_ADD", {"cgroup_fd": 0, "name": b""}, errno.EINVAL),
+        ("POD_ADD", {"cgroup_fd": 0, "name": b"x" * 64}, errno.EINVAL),
+        ("POD_ADD", {"cgroup_fd": 0, "name": b"x\0y"}, errno.EINVAL),
+        ("POD_ADD", {"cgroup_fd": 0, "name": b"x", "flags": 1}, errno.EINVAL),
+        ("POD_REMOVE", {"pod": 0}, errno.EINVAL),
+        ("POD_REMOVE", {"pod": 2**63}, errno.EINVAL),
+        ("POD_NEXT", {"pod": 2**64 - 1}, errno.ENOENT),
+        ("USAGE", {"pod": 2**63, "gpu": 0}, errno.EINVAL),
+        ("TSG_NEXT", {"gpu": 9}, errno.EINVAL),
+        ("RENEW", {"gpu": 0}, errno.ENOENT),
+        ("RENEW", {"gpu": 9}, errno.EINVAL),
+        ("RENEW", {"gpu": 0, "flags": 1}, errno.EINVAL),
+        ("IDLE", {"pod": 1, "gpu": 0, "idle": 2}, errno.EINVAL),
+        ("IDLE", {"pod": 1, "gpu": 9}, errno.EINVAL),
+    ],
+)
+def test_calls_without_a_pod_are_checked(qgpu, call, fields, expected):
+    assert errno_of(qgpu.ioctl, call, **fields) == expected
+
+
+def test_calls_on_a_pod_are_checked(qgpu, pod):
+    web = pod("web", memory=1 << 20)
+    fd = os.open(web.cgroup, os.O_RDONLY)
+    grant = {"pod": web.id, "gpu": 0}
+    try:
+        assert errno_of(qgpu.ioctl, "POD_ADD", cgroup_fd=fd, name=b"twice") == errno.EEXIST
+    finally:
+        os.close(fd)
+    for bad in ({"gpu": 1}, {"pod_class": 2}, {"cores": 101}, {"flags": 1}, {"pod": web.id + 1}):
+        assert errno_of(qgpu.ioctl, "GRANT_SET", **(grant | bad)) == errno.EINVAL, bad
+    for bad in ({"flags": 1}, {"pad": 1}):
+        assert errno_of(qgpu.ioctl, "POD_REMOVE", pod=web.id, **bad) == errno.EINVAL, bad
+
+    assert qgpu.ioctl("GRANT_GET", **grant).memory == 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("part", "more"),
+    [
+        ((49,), {}),
+        ((1_000_001,), {}),
+        ((1000, [(0, 0, 0)]), {}),
+        ((1000, [(5, 4, 0)]), {}),
+        ((1000, [(0, 101 * MS, 0)]), {}),
+        ((1000, [(0, 2, 0), (1, 3, 0)]), {}),
+        ((1000, [(2, 3, 0), (0, 1, 0)]), {}),
+        ((1000, [(0, 1, 2)]), {}),
+        ((1000,), {"flags": 1}),
+        ((1000,), {"period_ns": 9 * MS}),
+        ((1000,), {"period_ns": 10_001 * MS}),
+        ((1000,), {"period_ns": 2**64 - 1}),
+        ((1000,), {"lease_ns": 0}),
+        ((1000,), {"lease_ns": 2**64 - 1}),
+        ((1000,), {"nr_pods": 257}),
+        ((1000,), {"nr_windows": 1025}),
+        ((1000,), {"gpu": 1}),
+    ],
+)
+def test_plans_are_checked(qgpu, pod, part, more):
+    web = pod("web")
+
+    assert errno_of(qgpu.plan, (web.id, *part), **more) == errno.EINVAL
+    assert errno_of(qgpu.ioctl, "RENEW", gpu=0) == errno.ENOENT
+
+
+def test_plans_of_unreadable_memory_or_doubled_pods_are_refused(qgpu, pod):
+    web = pod("web")
+
+    assert errno_of(qgpu.plan, (web.id, 1000), pods=8) == errno.EFAULT
+    assert errno_of(qgpu.plan, (web.id, 1000, [(0, 1, 0)]), windows=8) == errno.EFAULT
+    assert errno_of(qgpu.plan, (web.id, 1000), (web.id, 1000)) == errno.EINVAL
+
+
+def test_events_are_whole_polled_and_bounded(qgpu, pod):
+    assert errno_of(os.read, qgpu.fd, 8) == errno.EINVAL
+    qgpu.events()
+    poll = select.poll()
+    poll.register(qgpu.fd, select.POLLIN)
+    assert poll.poll(0) == []
+    web = pod("web")
+    assert poll.poll(1000) == [(qgpu.fd, select.POLLIN)]
+    for cores in range(300):
+        web.grant(gpu=0, cores=cores % 100)
+    events = [event for _ in range(3) for event in qgpu.events()]
+
+    assert len(events) == 257
+    assert (events[-1].type, events[-1].value) == (N["QGPU_EVENT_LOST"], 301 - 256)
+
+
+def test_pods_outlive_the_daemon_and_keep_their_grants(qgpu, pod):
+    web = pod("web", gpu=0, memory=5 << 20, cores=30, pod_class=1)
+    again = qg.Qgpu()
+    try:
+        (found,) = again.pods()
+        grant = again.ioctl("GRANT_GET", pod=found.pod, gpu=0)
+        assert (found.pod, qg.uapi.ffi.string(found.name)) == (web.id, b"web")
+        assert found.cgroup == os.stat(web.cgroup).st_ino
+        assert (grant.memory, grant.cores, grant.pod_class) == (5 << 20, 30, 1)
+    finally:
+        again.close()
+
+
+def test_ids_are_not_used_again(qgpu, pod):
+    first = pod("one").id
+    qgpu.ioctl("POD_REMOVE", pod=first)
+
+    assert pod("two").id > first
+    assert errno_of(qgpu.ioctl, "POD_REMOVE", pod=first) == errno.ENOENT
+
+
+def test_only_root_opens_it(qgpu):
+    def as_nobody(state):
+        os.chmod("/dev/qgpu", 0o666)
+        os.setuid(65534)
+        try:
+            os.open("/dev/qgpu", os.O_RDWR)
+        except PermissionError as error:
+            return error.errno
+        return 0
+
+    process = qg.Process(None)
+    try:
+        assert process.run(as_nobody) == errno.EPERM
+    finally:
+        process.stop()

@@ -1,0 +1,89 @@
+"""Controls: a pod does not schedule itself, and everything else works as ever."""
+
+from __future__ import annotations
+
+import nv
+import pytest
+import qg
+
+SCHEDULING = (
+    (0x80170F, "device"),
+    (0x801711, "device"),
+    (0x801712, "device"),
+    (0x20800194, "subdevice"),
+    (0x2080110B, "subdevice"),
+    (0x20801110, "subdevice"),
+    (0x20801115, "subdevice"),
+    (0x20801117, "subdevice"),
+    (0x2080111A, "subdevice"),
+    (0x2080111B, "subdevice"),
+    (0x20801121, "subdevice"),
+    (0xA06C0107, "tsg"),
+    (0xA06C0110, "tsg"),
+    (0xA06F0109, "channel"),
+    (0xA06F0111, "channel"),
+)
+
+
+def program(state):
+    p = state["p"] = nv.Program()
+    tsg, (channel,) = p.compute()
+    state["handles"] = {"device": p.device, "subdevice": p.subdevice, "tsg": tsg, "channel": channel}
+
+
+def control(state, cmd, on, params=b"", client=0, flags=0):
+    try:
+        state["p"].control(state["handles"][on], cmd, params, client=client, flags=flags)
+    except nv.RmError as error:
+        return error.status
+    return 0
+
+
+@pytest.fixture
+def web(pod):
+    made = pod("web")
+    made.process().run(program)
+    return made
+
+
+def test_scheduling_controls_of_a_pod_are_refused_in_rms_words(web, qgpu):
+    answers = [web.processes[0].run(control, cmd, on) for cmd, on in SCHEDULING]
+
+    assert answers == [nv.NO_PERMISSION] * len(SCHEDULING)
+    assert web.info().refused_controls == len(SCHEDULING)
+    told = [event.value for event in qgpu.events() if event.type == qg.uapi.NUMBERS["QGPU_EVENT_CONTROL_REFUSED"]]
+    assert told == [cmd for cmd, _ in SCHEDULING]
+
+
+def test_a_timeslice_of_its_own_is_answered_ok_and_not_set(web):
+    assert web.processes[0].run(control, 0xA06C0103, "tsg", (1_000_000).to_bytes(8, "little")) == 0
+    assert [tsg["slice_ns"] for tsg in qg.sim_tsgs()] == [1_024_000]
+
+
+def test_other_controls_pass(web):
+    assert web.processes[0].run(control, 0x20801701, "subdevice") == 0
+    assert web.processes[0].run(control, 0x20801357, "subdevice") == 0x56
+    assert web.info().refused_controls == 0
+
+
+def test_raw_firmware_controls_need_a_client_of_the_pod(web):
+    outside = nv.Program()
+    try:
+        assert web.processes[0].run(control, 0x20808159, "subdevice") == 0
+        assert web.processes[0].run(control, 0x20808159, "subdevice", b"", outside.client) == nv.BAD_CLIENT
+    finally:
+        outside.close()
+
+
+def test_serialised_parameters_are_refused(web):
+    assert web.processes[0].run(control, 0x20801701, "subdevice", b"", 0, 4) == nv.BAD_ARGUMENT
+
+
+def test_outside_pods_scheduling_controls_pass(web):
+    outside = nv.Program()
+    tsg = outside.tsg()
+    outside.control(tsg, 0xA06C0103, (5000).to_bytes(8, "little"))
+    try:
+        assert {"slice_ns": 5_000_000}.items() <= qg.sim_tsgs()[-1].items()
+    finally:
+        outside.close()

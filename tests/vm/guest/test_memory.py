@@ -1,0 +1,232 @@
+"""Memory: what is charged, what is refused, and that nobody is believed."""
+
+from __future__ import annotations
+
+import struct
+import threading
+
+import nv
+import pytest
+import qg
+
+MIB = 1 << 20
+
+
+def program(state):
+    state["p"] = nv.Program()
+
+
+def take(state, size, handle=None):
+    try:
+        return state["p"].memory(size, handle)
+    except nv.RmError as error:
+        return -error.status
+
+
+@pytest.fixture
+def web(pod):
+    made = pod("web", memory=64 * MIB)
+    made.process().run(program)
+    return made
+
+
+def test_memory_up_to_the_limit_is_granted_and_beyond_refused_with_rms_status(web):
+    (process,) = web.processes
+    answers = [process.run(take, 16 * MIB) for _ in range(5)]
+
+    assert [answer > 0 for answer in answers] == [True, True, True, True, False]
+    assert answers[4] == -nv.NO_MEMORY
+    assert (web.usage().memory, web.info().refused_allocs) == (64 * MIB, 1)
+
+
+def test_the_whole_pod_shares_one_limit(web):
+    other = web.process()
+    other.run(program)
+    web.processes[0].run(take, 48 * MIB)
+
+    assert other.run(take, 32 * MIB) == -nv.NO_MEMORY
+    assert other.run(take, 16 * MIB) > 0
+
+
+def test_freed_memory_can_be_had_again(web):
+    (process,) = web.processes
+    for _ in range(3):
+        handle = process.run(take, 64 * MIB)
+        process.run(lambda state, handle: state["p"].free(handle), handle)
+
+    assert handle > 0
+    assert (web.usage().memory, web.usage().peak_memory) == (0, 64 * MIB)
+
+
+def test_memory_goes_with_its_device_and_its_client(web):
+    (process,) = web.processes
+    process.run(take, 16 * MIB)
+    process.run(lambda state: state["p"].free(state["p"].device))
+
+    assert web.usage().memory == 0
+    process.run(lambda state: state["p"].free(state["p"].client))
+    assert web.info().nr_clients == 0
+
+
+def test_true_sizes_are_charged_not_asked_ones(web):
+    web.processes[0].run(take, 1)
+
+    assert web.usage().memory == 64 << 10
+
+
+def test_a_handle_chosen_by_rm_is_charged_too(web):
+    assert web.processes[0].run(take, MIB, 0) > 0
+    assert web.usage().memory == MIB
+
+
+def test_a_limit_lowered_below_use_takes_nothing_away(web):
+    web.processes[0].run(take, 32 * MIB)
+    web.grant(memory=16 * MIB)
+
+    assert web.processes[0].run(take, MIB) == -nv.NO_MEMORY
+    assert web.usage().memory == 32 * MIB
+
+
+def test_no_limit_is_no_limit(pod):
+    free = pod("free")
+    process = free.process()
+    process.run(program)
+
+    assert process.run(take, 1 << 30) > 0
+    assert free.usage().memory == 1 << 30
+
+
+def test_a_duplicate_keeps_memory_charged_once(web):
+    (process,) = web.processes
+    handle = process.run(take, 16 * MIB)
+    process.run(lambda state, handle: state["p"].dup(state["p"].client, handle), handle)
+    assert web.usage().memory == 16 * MIB
+    process.run(lambda state, handle: state["p"].free(handle), handle)
+
+    assert web.usage().memory == 16 * MIB
+
+
+def test_a_duplicate_in_another_pod_inherits_the_charge(web, pod):
+    other = pod("other", memory=MIB)
+    (first,), second = web.processes, other.process()
+    second.run(program)
+    handle = first.run(take, 16 * MIB)
+    client = first.run(lambda state: state["p"].client)
+    second.run(lambda state, client, handle: state["p"].dup(client, handle), client, handle)
+    assert (web.usage().memory, other.usage().memory) == (16 * MIB, 0)
+    first.run(lambda state, handle: state["p"].free(handle), handle)
+
+    assert (web.usage().memory, other.usage().memory) == (0, 16 * MIB)
+
+
+def test_heap_calls_are_limited_like_objects(web):
+    (process,) = web.processes
+
+    def heap(state, size, flags, attr):
+        state["p"].last += 1
+        data = state["p"].heap(2, w44=state["p"].last, w52=flags, w56=attr, u88=size)
+        return struct.unpack_from("I", data, 20)[0]
+
+    system = 1 << 25
+    assert process.run(heap, 65 * MIB, 0, 0) == nv.NO_MEMORY
+    assert process.run(heap, 16 * MIB, 0, 0) == 0
+    assert process.run(heap, 1 << 30, 0x00080000, 0) == 0
+    assert process.run(heap, 1 << 30, 0, system) == 0
+    assert web.usage().memory == 16 * MIB
+    handle = process.run(lambda state: state["p"].last - 2)
+    process.run(lambda state, handle: state["p"].heap(3, w44=handle), handle)
+    assert web.usage().memory == 0
+
+
+def test_the_card_looks_as_large_as_the_limit(web):
+    (process,) = web.processes
+    process.run(take, 16 * MIB)
+    shown = process.run(lambda state: state["p"].fb_info(7, 8, 9, 0x16, 0x10))
+    heap = process.run(lambda state: bytes(state["p"].heap(5)))
+
+    assert shown == {7: 64 << 10, 8: 64 << 10, 9: 64 << 10, 0x16: 48 << 10, 0x10: 0}
+    assert struct.unpack_from("QQ", heap, 24) == (64 * MIB, 48 * MIB)
+
+
+def test_others_see_the_whole_card(web):
+    outside = nv.Program()
+    try:
+        assert outside.fb_info(8)[8] == 143771 << 10
+    finally:
+        outside.close()
+
+
+def test_privileged_memory_classes_are_refused(web):
+    def list_memory(state):
+        statuses = []
+        for cls in (0x82, 0x83, 0xC2):
+            try:
+                state["p"].alloc(state["p"].device, cls)
+            except nv.RmError as error:
+                statuses.append(error.status)
+        return statuses
+
+    assert web.processes[0].run(list_memory) == [nv.NO_PERMISSION] * 3
+
+
+def test_a_size_changed_after_the_check_gains_nothing(web):
+    """RM reads nested parameters after us: what it made is measured, and freed if it does not fit."""
+
+    def race(state):
+        import ctypes
+
+        p = state["p"]
+        block = ctypes.create_string_buffer(struct.pack("64xQ56x", MIB), 128)
+        late = threading.Timer(0.05, lambda: struct.pack_into("Q", block, 64, 1 << 30))
+        p.last += 1
+        data = bytearray(nv._ALLOC.pack(p.client, p.device, p.last, nv.MEM, ctypes.addressof(block), 0, 0, 0, 0xFFFF, 0))
+        late.start()
+        nv.call(p.ctl, 0x2B, data)
+        late.join()
+        return nv._ALLOC.unpack(data)[8]
+
+    linger = "/sys/module/nvidia/parameters/linger_us"
+    with open(linger, "w") as file:
+        file.write("300000")
+    status = web.processes[0].run(race)
+    with open(linger, "w") as file:
+        file.write("0")
+
+    assert status == nv.NO_MEMORY
+    assert web.usage().memory == 0
+    assert qg.sim()["free"] == qg.sim()["total"]
+
+
+def test_a_call_changed_between_check_and_use_gains_nothing(web):
+    """Another thread flips the class in the struct itself all the time: RM gets what was looked at."""
+
+    def race(state):
+        import ctypes
+        import fcntl
+
+        p, stop = state["p"], threading.Event()
+        block = ctypes.create_string_buffer(struct.pack("64xQ56x", 8 * MIB), 128)
+        shared = ctypes.create_string_buffer(48)
+        word = ctypes.c_uint32.from_buffer(shared, 12)
+
+        def flip():
+            while not stop.is_set():
+                word.value = nv.MEM
+                word.value = 0x3E
+
+        other = threading.Thread(target=flip)
+        other.start()
+        for _ in range(400):
+            p.last += 1
+            shared[:40] = nv._ALLOC.pack(p.client, p.device, p.last, 0x3E, ctypes.addressof(block), 0, 0, 0, 0, 0)[:40]
+            # the address goes in as a number: ioctl() then works on this very memory, and lets the other thread run
+            fcntl.ioctl(p.ctl, nv.word(0x2B, 48), shared, True)
+            libc = ctypes.CDLL(None)
+            libc.ioctl(p.ctl, nv.word(0x2B, 48), shared)
+        stop.set()
+        other.join()
+
+    web.processes[0].run(race)
+
+    used = qg.sim()["total"] - qg.sim()["free"]
+    assert used == web.usage().memory <= 64 * MIB

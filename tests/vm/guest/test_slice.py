@@ -1,0 +1,253 @@
+"""Plans: timeslices, gates and windows as the simulated card then divides itself, counted in kernels."""
+
+from __future__ import annotations
+
+import time
+
+import nv
+import pytest
+import qg
+
+MS = qg.MS
+YIELD = 1
+
+
+def flood(state, kernel_us=1000, channels=1):
+    p = state["p"] = nv.Program()
+    state["tsg"], state["channels"] = p.compute(channels)
+    p.submit(state["channels"][0], kernel_us)
+
+
+def periodic(state, kernel_us, period_us):
+    p = state["p"] = nv.Program()
+    state["tsg"], state["channels"] = p.compute()
+    p.submit(state["channels"][0], kernel_us, 1, period_us)
+
+
+def idle(state):
+    p = state["p"] = nv.Program()
+    state["tsg"], state["channels"] = p.compute()
+
+
+def query(state):
+    return state["p"].query(state["channels"][0])
+
+
+@pytest.fixture
+def run(pod):
+    def run(name, function, *args, **grant):
+        made = pod(name, **grant)
+        made.process().run(function, *args)
+        return made
+
+    return run
+
+
+def measure(seconds, *pods):
+    """Kernels finished by each pod's first process over a time by the card's own clock."""
+    before = [pod.processes[0].run(query) for pod in pods]
+    time.sleep(seconds)
+    after = [pod.processes[0].run(query) for pod in pods]
+    spans = [(b["now_ns"] - a["now_ns"]) / 1e9 for a, b in zip(before, after, strict=True)]
+    return [(b["kernels"] - a["kernels"]) / span for a, b, span in zip(before, after, spans, strict=True)]
+
+
+def off():
+    """Channels taken off the card, by TSG."""
+    return [tsg["off"] for tsg in qg.sim_tsgs()]
+
+
+def test_burst_ratio_2_1(qgpu, run, figure):
+    a, b = run("a", flood), run("b", flood)
+    qgpu.plan((a.id, 20000), (b.id, 10000))
+    first, second = measure(3, a, b)
+    figure("burst_ratio_2_1", first / second)
+    figure("burst_total", (first + second) / 1000)
+
+    assert first / second == pytest.approx(2, rel=0.05)
+    assert off() == [0, 0]
+
+
+def test_fixed_30_alone(qgpu, run, figure):
+    a = run("a", flood)
+    qgpu.plan((a.id, 1000, [(0, 300 * MS, 0)]), period_ns=1000 * MS)
+    (rate,) = measure(6, a)
+    figure("fixed_30_alone", rate / 1000)
+
+    assert rate / 1000 == pytest.approx(0.30, rel=0.05)
+
+
+def test_fixed_70_30_by_gates(qgpu, run, figure):
+    a, b = run("a", flood), run("b", flood)
+    qgpu.plan(
+        (a.id, 1000, [(0, 700 * MS, 0)]),
+        (b.id, 1000, [(700 * MS, 1000 * MS, 0)]),
+        period_ns=1000 * MS,
+    )
+    first, second = measure(6, a, b)
+    figure("fixed_ratio_70_30", first / second)
+
+    assert first / second == pytest.approx(7 / 3, rel=0.05)
+
+
+def test_online_preempts(qgpu, run, figure):
+    online, offline = run("online", periodic, 100, 10000), run("offline", flood)
+    qgpu.plan((online.id, 1_000_000), (offline.id, 50))
+    first, second = measure(4, online, offline)
+    latencies = online.processes[0].run(query)["latencies_us"]
+    p99 = latencies[int(len(latencies) * 0.99)]
+    kept = second / 1000
+    figure("online_p99_us", p99)
+    figure("offline_kept", kept)
+
+    # by the card's rules: a slice to wait for at most, a switch, the kernel; and two switches a period are lost
+    assert first == pytest.approx(100, rel=0.05)
+    assert p99 <= (50 + 84 + 100) * 1.05
+    assert kept == pytest.approx(1 - (100 + 2 * 84) / 10000, rel=0.05)
+
+
+def test_the_rest_of_a_yielding_window_is_lent_while_its_pod_is_idle(qgpu, run):
+    a, b = run("a", idle), run("b", flood)
+    halves = [(a.id, 1000, [(0, 500 * MS, YIELD)]), (b.id, 1000, [(500 * MS, 1000 * MS, YIELD)])]
+    qgpu.plan(*halves, period_ns=1000 * MS)
+    qgpu.ioctl("IDLE", pod=a.id, gpu=0, idle=1)
+    (lent,) = measure(2, b)
+    qgpu.ioctl("IDLE", pod=a.id, gpu=0, idle=0)
+    (kept,) = measure(4, b)
+
+    assert lent / 1000 == pytest.approx(1, rel=0.05)
+    assert kept / 1000 == pytest.approx(0.5, rel=0.05)
+
+
+def test_a_kept_window_is_not_lent(qgpu, run):
+    a, b = run("a", idle), run("b", flood)
+    qgpu.plan(
+        (a.id, 1000, [(0, 500 * MS, 0)]), (b.id, 1000, [(500 * MS, 1000 * MS, 0)]), period_ns=1000 * MS
+    )
+    qgpu.ioctl("IDLE", pod=a.id, gpu=0, idle=1)
+    (rate,) = measure(4, b)
+
+    assert rate / 1000 == pytest.approx(0.5, rel=0.05)
+
+
+def test_no_window_is_no_turn_and_no_plan_is_no_gate(qgpu, run):
+    a = run("a", flood)
+    qgpu.plan((a.id, 1000, []))
+    assert (off(), a.usage().gate_closed) == ([1], 1)
+    qgpu.plan()
+
+    assert (off(), a.usage().gate_closed) == ([0], 0)
+    assert a.usage().gated_ns > 0
+
+
+def test_timeslices_go_back_with_the_plan(qgpu, run):
+    a = run("a", flood)
+    qgpu.plan((a.id, 7000))
+    assert [tsg["slice_ns"] for tsg in qg.sim_tsgs()] == [7_000_000]
+    assert [tsg.timeslice_us for tsg in qgpu.tsgs(a.id)] == [7000]
+    qgpu.plan()
+
+    assert [tsg["slice_ns"] for tsg in qg.sim_tsgs()] == [1_024_000]
+
+
+def test_what_is_made_behind_a_closed_gate_stays_off(qgpu, run):
+    a = run("a", idle)
+    qgpu.plan((a.id, 1000, []))
+    a.process().run(flood)
+
+    assert off() == [1, 1]
+    assert a.processes[1].run(query)["kernels"] == 0
+
+
+def test_a_pod_cannot_start_its_channels_behind_a_closed_gate(qgpu, run):
+    a = run("a", flood)
+    qgpu.plan((a.id, 1000, []))
+    a.processes[0].run(lambda state: state["p"].control(state["tsg"], 0xA06C0101, b"\1\0\0"))
+
+    assert off() == [1]
+
+
+def test_a_large_pod_is_gated_whole(qgpu, run):
+    a = run("a", flood, 1000, 100)
+    a.process().run(flood, 1000, 100)
+    qgpu.plan((a.id, 1000, []))
+    assert off() == [100, 100]
+    qgpu.plan((a.id, 1000))
+
+    assert off() == [0, 0]
+
+
+def test_channels_outside_tsgs_are_gated(qgpu, pod):
+    a = pod("a")
+
+    def bare(state):
+        p = state["p"] = nv.Program()
+        p.submit(p.channel(p.device), 1000)
+
+    a.process().run(bare)
+    qgpu.plan((a.id, 1000, []))
+
+    assert off() == [1]
+
+
+@pytest.mark.parametrize("how", ["exit", "kill", "tsg", "channel", "device", "client"])
+def test_nothing_that_goes_away_waits_for_a_closed_gate(qgpu, run, how):
+    before = qg.sim()["waits"]
+    a = run("a", flood)
+    b = run("b", flood)
+    qgpu.plan((a.id, 1000, []), (b.id, 1000, []))
+    process = a.processes[0]
+    if how == "exit":
+        process.stop()
+    elif how == "kill":
+        process.kill()
+    elif how == "tsg":
+        process.run(lambda state: state["p"].free(state["tsg"]))
+    elif how == "channel":
+        process.run(lambda state: state["p"].free(state["channels"][0]))
+    elif how == "device":
+        process.run(lambda state: state["p"].free(state["p"].device))
+    else:
+        process.run(lambda state: state["p"].free(state["p"].client))
+    qg.until(lambda: a.usage().nr_channels == 0)
+
+    assert qg.sim()["waits"] == before
+    assert off()[-1] == 1
+
+
+def test_the_gate_closes_again_after_a_part_was_freed(qgpu, run):
+    a = run("a", flood, 1000, 3)
+    qgpu.plan((a.id, 1000, []))
+    a.processes[0].run(lambda state: state["p"].free(state["channels"][1]))
+
+    assert off() == [2]
+
+
+def test_a_removed_pod_runs_on_ungated(qgpu, run):
+    a = run("a", flood)
+    qgpu.plan((a.id, 1000, []))
+    qgpu.ioctl("POD_REMOVE", pod=a.id)
+
+    assert off() == [0]
+
+
+def test_a_plan_may_name_a_pod_that_is_gone(qgpu, run):
+    a, b = run("a", flood), run("b", flood)
+    qgpu.ioctl("POD_REMOVE", pod=a.id)
+    qgpu.plan((a.id, 1000, []), (b.id, 1000, []))
+
+    assert off() == [0, 1]
+
+
+def test_tsgs_come_and_go_as_events(qgpu, run):
+    qgpu.events()
+    a = run("a", flood)
+    a.processes[0].stop()
+    types = [event.type for event in qgpu.events()]
+    numbers = qg.uapi.NUMBERS
+
+    assert types == [
+        numbers["QGPU_EVENT_POD_CHANGED"],
+        numbers["QGPU_EVENT_TSG_NEW"],
+        numbers["QGPU_EVENT_TSG_GONE"],
+    ]

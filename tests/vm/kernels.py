@@ -1,0 +1,195 @@
+"""The kernels of the VM lanes: where Debian keeps each, fetched into the cache when first asked for.
+
+Packages are unpacked, never installed. Headers name the compiler they want; the newest kernel's lives in a chroot
+of its own suite.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import vm
+
+MIRROR = os.environ.get("QGPU_DEBIAN_MIRROR", "http://deb.debian.org/debian")
+KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
+SECURITY = os.environ.get("QGPU_DEBIAN_SECURITY", "http://deb.debian.org/debian-security")
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A kernel's headers, and how to get something bootable of it."""
+
+    name: str
+    release: str
+    headers: Path
+    boot: Callable[[], vm.Kernel]
+    wrap: Sequence[str] = ()
+    variables: Sequence[str] = ()
+    check: str = "check"
+    append: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Suite:
+    """A place to look for a kernel: archive, suite, and the flavour's meta package."""
+
+    archive: str
+    suite: str
+    pattern: str
+
+
+KERNELS = {
+    "5.10": Suite(SECURITY, "bullseye-security", r"5\.10\.0-\d+-cloud-amd64"),
+    "6.1": Suite(SECURITY, "bookworm-security", r"6\.1\.0-\d+-cloud-amd64"),
+    "6.12": Suite(SECURITY, "bookworm-security", r"6\.12\.\d+\+deb12-cloud-amd64"),
+    "newest": Suite(MIRROR, "trixie-backports", r"\d+\.\d+\.\d+\+deb13-cloud-amd64"),
+    "sanitizer": Suite(SECURITY, "bookworm-security", r"6\.1\.0-\d+-cloud-amd64"),
+}
+
+
+def _apt(suite: Suite, cache: Path, tool: str, *arguments: str) -> str:
+    """Run apt-get or apt-cache on one suite alone, with lists of its own and the host's archive keys."""
+    home = cache / "apt" / suite.suite
+    fresh = not home.exists()
+    for folder in ("lists/partial", "archives/partial"):
+        (home / folder).mkdir(parents=True, exist_ok=True)
+    sources = home / "sources.list"
+    sources.write_text(f"deb [signed-by={KEYRING}] {suite.archive} {suite.suite} main\n")
+    options = {
+        "Dir::Etc::sourcelist": sources,
+        "Dir::Etc::sourceparts": "-",
+        "Dir::State::lists": home / "lists",
+        "Dir::State::status": "/dev/null",
+        "Dir::Cache": home,
+        "APT::Sandbox::User": "root",
+    }
+    base = [f"-o{name}={value}" for name, value in options.items()]
+    if fresh:
+        subprocess.run(["apt-get", *base, "-qq", "update"], check=True)
+    packages = cache / "packages"
+    packages.mkdir(exist_ok=True)
+    return subprocess.run([tool, *base, *arguments], cwd=packages, check=True, stdout=subprocess.PIPE, text=True).stdout
+
+
+def _names(prefix: str, suite: Suite, cache: Path) -> list[str]:
+    return _apt(suite, cache, "apt-cache", "pkgnames", prefix).split()
+
+
+def _unpack(name: str, suite: Suite, cache: Path, into: Path) -> None:
+    into.mkdir(parents=True, exist_ok=True)
+    if not (debs := list((cache / "packages").glob(f"{name}_*.deb"))):
+        _apt(suite, cache, "apt-get", "-qq", "download", name)
+        debs = list((cache / "packages").glob(f"{name}_*.deb"))
+    subprocess.run(["dpkg", "-x", str(debs[-1]), str(into)], check=True)
+
+
+def get(name: str, cache: Path) -> Source:
+    """Return a kernel, fetched if need be."""
+    if name == "sanitizer":
+        return _sanitizer(cache)
+    suite = KERNELS[name]
+    releases = sorted(
+        (
+            match.group(1)
+            for package in _names("linux-headers-", suite, cache)
+            if (match := re.fullmatch(rf"linux-headers-({suite.pattern})", package))
+        ),
+        key=lambda release: [int(number) for number in re.findall(r"\d+", release)],
+    )
+    release = releases[-1]
+    return _newest(release, suite, cache) if name == "newest" else _old(name, release, suite, cache)
+
+
+def _image(release: str, suite: Suite, cache: Path, packages: Sequence[str]) -> vm.Kernel:
+    root = cache / "kernels" / release
+    if not (root / "done").exists():
+        for package in packages:
+            _unpack(package, suite, cache, root)
+        lib = root / "lib" if (root / "lib" / "modules").exists() else root / "usr" / "lib"
+        subprocess.run(["depmod", "-b", str(lib.parent), release], check=True)
+        (root / "done").touch()
+    modules = next(path for path in (root / "lib/modules" / release, root / "usr/lib/modules" / release) if path.exists())
+    image = next(path for path in (root / "boot" / f"vmlinuz-{release}", modules / "vmlinuz") if path.exists())
+    return vm.Kernel(image, modules)
+
+
+def _old(name: str, release: str, suite: Suite, cache: Path) -> Source:
+    """5.10, 6.1, 6.12: Debian 12's own compiler builds for them."""
+    root = cache / "headers" / release
+    headers = root / "usr/src" / f"linux-headers-{release}"
+    if not (root / "done").exists():
+        common = release.replace("-cloud-amd64", "-common")
+        series = re.match(r"(\d+\.\d+)", release)
+        assert series
+        named = (f"linux-kbuild-{series.group(1)}", f"linux-kbuild-{release.removesuffix('-cloud-amd64')}")
+        kbuild = [package for package in _names("linux-kbuild-", suite, cache) if package in named]
+        for package in (f"linux-headers-{release}", f"linux-headers-{common}", *kbuild):
+            _unpack(package, suite, cache, root)
+        _relocate(root, headers)
+        (root / "done").touch()
+    return Source(name, release, headers, lambda: _image(release, suite, cache, [_image_package(release, suite, cache)]))
+
+
+def _image_package(release: str, suite: Suite, cache: Path) -> str:
+    names = _names("linux-image-", suite, cache)
+    return next(name for name in (f"linux-image-{release}", f"linux-image-{release}-unsigned") if name in names)
+
+
+def _relocate(root: Path, headers: Path) -> None:
+    """Make the headers' absolute paths and links point into the cache."""
+    makefile = headers / "Makefile"
+    makefile.write_text(makefile.read_text().replace("/usr/src/", f"{root}/usr/src/"))
+    for link in (*headers.iterdir(), *(root / "usr/src").glob("*-common/*")):
+        if link.is_symlink() and str(link.readlink()).startswith("/usr/"):
+            target = root / str(link.readlink()).lstrip("/")
+            link.unlink()
+            link.symlink_to(target)
+
+
+def _newest(release: str, suite: Suite, cache: Path) -> Source:
+    """The newest kernel names a compiler of its own suite: headers and compiler live in a chroot."""
+    chroot = cache / "chroot-trixie"
+    if not (chroot / "usr/src" / f"linux-headers-{release}").exists():
+        shutil.rmtree(chroot, ignore_errors=True)
+        script = ["mmdebstrap", "--variant=apt", f"--include=make,linux-headers-{release}", "trixie", str(chroot)]
+        lists = [f"deb {MIRROR} trixie main", f"deb {MIRROR} {suite.suite} main"]
+        subprocess.run([*script, *lists], check=True)
+    for folder in ("proc", str(cache).lstrip("/")):
+        (chroot / folder).mkdir(parents=True, exist_ok=True)
+    mounts = f"mount -t proc proc {chroot}/proc; mount --bind {cache} {chroot}{cache};"
+    wrap = ["unshare", "-m", "sh", "-ec", f'{mounts} exec chroot {chroot} "$@"', "-"]
+    base = release.removesuffix("-cloud-amd64")
+    wanted = (f"linux-binary-{release}", f"linux-modules-{release}", f"linux-base-{release}", f"linux-image-{release}")
+
+    def boot() -> vm.Kernel:
+        there = _names("linux-", suite, cache)
+        return _image(release, suite, cache, [p for p in wanted if p in there] or [f"linux-image-{base}"])
+
+    return Source("newest", release, Path("/usr/src") / f"linux-headers-{release}", boot, wrap, check="modules")
+
+
+def _sanitizer(cache: Path) -> Source:
+    """Debian's 6.1 source built with KASAN, lockdep and kmemleak; see sanitizer.config."""
+    tree = cache / "sanitizer" / "linux"
+    if not (tree / "arch/x86/boot/bzImage").exists():
+        suite = Suite(SECURITY, "bookworm-security", "")
+        unpacked = cache / "sanitizer" / "package"
+        _unpack("linux-source-6.1", suite, cache, unpacked)
+        tree.mkdir(parents=True, exist_ok=True)
+        archive = unpacked / "usr/src/linux-source-6.1.tar.xz"
+        subprocess.run(["tar", "-xf", str(archive), "-C", str(tree), "--strip-components=1"], check=True)
+        config = Path(__file__).resolve().parent / "sanitizer.config"
+        (tree / "arch/x86/configs/qgpu.config").write_text(config.read_text())
+        for target in (["allnoconfig"], ["qgpu.config"], ["-j2", "bzImage", "modules"]):
+            subprocess.run(["make", "-s", "-C", str(tree), *target], check=True)
+    release = (tree / "include/config/kernel.release").read_text().strip()
+    image = tree / "arch/x86/boot/bzImage"
+    return Source(
+        "sanitizer", release, tree, lambda: vm.Kernel(image, None), check="modules", append="kmemleak=on kasan.fault=report"
+    )

@@ -1,0 +1,101 @@
+"""The VM lane: build the modules for a kernel, boot it, run the suite in it, keep the figures.
+
+    lane.py [--kernel 6.1] [--cycles N] [--results FILE] [PYTEST ARGUMENTS...]
+
+Kernels and builds are kept in $QGPU_CACHE (default ~/.cache/qgpu), nothing of them in the tree. Recorded traces are
+looked for in $QGPU_TRACES; without it their tests are skipped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import kernels
+import vm
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent.parent
+CACHE = Path(os.environ.get("QGPU_CACHE", Path.home() / ".cache" / "qgpu"))
+FAULTS = ("BUG:", "WARNING:", "KASAN", "kmemleak:", "Oops", "general protection", "inconsistent lock state", "possible circular")
+
+
+def make(*arguments: str, kernel: kernels.Source) -> None:
+    command = [*kernel.wrap, "make", "-s", "-j2", *kernel.variables, "CONFIG_DEBUG_INFO_BTF_MODULES=", *arguments]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+
+
+def build(kernel: kernels.Source) -> Path:
+    """Build everything for a kernel, warnings and sparse complaints being errors; the folder of the modules."""
+    work = CACHE / "build" / kernel.name
+    for name, source in (("simnv", HERE / "simnv"), ("simplain", HERE / "simnv"), ("kmod", ROOT / "kmod")):
+        shutil.copytree(source, work / name, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.o", "*.ko", ".*"))
+    for name, options in (("simnv", ()), ("simplain", ("PLAIN=1",))):
+        make("-C", str(kernel.headers), f"M={work / name}", "W=1", *options, "modules", kernel=kernel)
+    plain = work / "simplain" / "nvidia.ko"
+    make("-C", str(work / "kmod"), f"KDIR={kernel.headers}", f"NVIDIA_KO={plain}", kernel.check, kernel=kernel)
+    out = work / "out"
+    out.mkdir(exist_ok=True)
+    for path in (*(work / "kmod").glob("*.ko"), *(work / "simnv").glob("*.ko")):
+        shutil.copy(path, out)
+    shutil.copy(plain, out / "nvidia-plain.ko")
+    subprocess.run(["strip", "--strip-debug", *map(str, out.glob("*.ko"))], check=True)
+    subprocess.run(["cc", "-O2", "-static", "-o", str(out / "hammer"), str(HERE / "guest" / "hammer.c")], check=True)
+    return out
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kernel", default="6.1", choices=sorted(kernels.KERNELS))
+    parser.add_argument("--cycles", type=int, default=20, help="times the module is loaded and unloaded under load")
+    parser.add_argument("--build-only", action="store_true")
+    parser.add_argument("--results", type=Path, help="JSON file the figures go to")
+    parser.add_argument("--timeout", type=float, default=900, help="seconds the guest may take")
+    arguments, pytest = parser.parse_known_args()
+    kernel = kernels.get(arguments.kernel, CACHE)
+    started = time.monotonic()
+    out = build(kernel)
+    print(f"built for {kernel.name} in {time.monotonic() - started:.0f} s")
+    if arguments.build_only:
+        return 0
+    environment = {
+        "QGPU_VM_BUILD": str(out),
+        "QGPU_VM_CYCLES": str(arguments.cycles),
+        "QGPU_TRACES": os.environ.get("QGPU_TRACES", ""),
+        "PYTHONPATH": str(ROOT),
+    }
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *(pytest or [str(HERE / "guest")])]
+    with tempfile.TemporaryDirectory(prefix="qgpu-share.") as share:
+        outcome = vm.boot(
+            kernel.boot(),
+            command,
+            share=Path(share),
+            cwd=ROOT,
+            environment=environment,
+            timeout_s=arguments.timeout,
+            append=kernel.append,
+        )
+        figures = Path(share) / "figures.json"
+        found = json.loads(figures.read_text()) if figures.exists() else {}
+    print(outcome.output)
+    faults = [line for line in outcome.dmesg.splitlines() if any(fault in line for fault in FAULTS)]
+    print("\n".join(outcome.dmesg.splitlines()[-80:]) if outcome.status is None or faults else "")
+    print(f"kernel {kernel.name}: status {outcome.status}, {len(faults)} faults, {outcome.seconds:.0f} s in the VM")
+    found |= {"kernel_faults": len(faults), "vm_seconds": round(outcome.seconds)}
+    if arguments.results:
+        results = json.loads(arguments.results.read_text()) if arguments.results.exists() else {}
+        entry = {"command": " ".join(["tests/vm/lane.py", *sys.argv[1:]]), "kernel": kernel.release, "figures": found}
+        entry["date"] = time.strftime("%Y-%m-%d")
+        arguments.results.write_text(json.dumps(results | {arguments.kernel: entry}, indent=2, sort_keys=True) + "\n")
+    return 0 if outcome.status == 0 and not faults else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
