@@ -1,0 +1,95 @@
+"""Pod identity: the version 2 tree is found on unified and on hybrid hosts, and processes stay where they were put."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from qgpu import cgroup
+from qgpu.errors import InvalidValueError, NotSupportedError
+
+UNIFIED = "30 23 0:26 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate\n"
+HYBRID = (
+    "25 22 0:22 / /sys/fs/cgroup ro,nosuid - tmpfs tmpfs ro,mode=755\n"
+    "26 25 0:23 / /sys/fs/cgroup/systemd rw - cgroup cgroup rw,name=systemd\n"
+    "27 25 0:24 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n"
+    "28 25 0:25 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n"
+)
+LEGACY = "26 25 0:23 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n"
+
+
+@pytest.mark.parametrize(("mounts", "found"), [(UNIFIED, "/sys/fs/cgroup"), (HYBRID, "/sys/fs/cgroup/unified")])
+def test_the_version_2_tree_is_found(mounts, found):
+    assert cgroup.mount(mounts) == Path(found)
+
+
+def test_a_host_without_version_2_is_refused():
+    with pytest.raises(NotSupportedError, match="cgroup v2"):
+        cgroup.mount(LEGACY)
+
+
+def test_a_process_is_placed_by_its_version_2_line():
+    text = "9:name=systemd:/init.scope\n4:memory:/elsewhere\n0::/qgpu/web/worker\n"
+
+    assert cgroup.of(1, text) == "/qgpu/web/worker"
+
+
+@pytest.mark.parametrize("name", ["web", "a", "Train-1.b_c", "x" * 63])
+def test_plain_names_name_pods(name):
+    assert cgroup.path_of(name) == f"/qgpu/{name}"
+
+
+@pytest.mark.parametrize("name", ["", "..", "a/b", "-x", "a b", "x" * 64, "naïve", "a\n"])
+def test_a_name_that_could_escape_the_tree_is_refused(name):
+    with pytest.raises(InvalidValueError):
+        cgroup.path_of(name)
+
+
+def writable():
+    with contextlib.suppress(Exception):
+        return os.access(cgroup.mount(), os.W_OK)
+    return False
+
+
+@pytest.fixture
+def name():
+    made = f"test-{os.getpid()}"
+    yield made
+    cgroup.remove(made)
+
+
+@pytest.mark.root
+@pytest.mark.skipif(not writable(), reason="no writable cgroup v2 tree here")
+def test_children_of_a_pods_process_are_counted_in_the_pod(name):
+    cgroup.create(name)
+    process = subprocess.Popen(["sh", "-c", "read go; sleep 60 & wait"], stdin=subprocess.PIPE)
+    try:
+        cgroup.enter(name, process.pid)
+        assert process.stdin is not None
+        process.stdin.write(b"go\n")
+        process.stdin.flush()
+        while len(found := cgroup.pids(name)) < 2:
+            assert process.poll() is None
+
+        assert process.pid in found
+        assert name in cgroup.names()
+        assert cgroup.of(process.pid) == cgroup.path_of(name)
+    finally:
+        for pid in cgroup.pids(name):
+            os.kill(pid, 9)
+        process.wait()
+        while cgroup.pids(name):
+            pass
+
+
+@pytest.mark.root
+@pytest.mark.skipif(not writable(), reason="no writable cgroup v2 tree here")
+def test_an_empty_pods_cgroup_goes_with_it(name):
+    cgroup.create(name)
+    cgroup.remove(name)
+
+    assert name not in cgroup.names()
