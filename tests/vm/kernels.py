@@ -114,7 +114,9 @@ def _image(release: str, suite: Suite, cache: Path, packages: Sequence[str]) -> 
         lib = root / "lib" if (root / "lib" / "modules").exists() else root / "usr" / "lib"
         subprocess.run(["depmod", "-b", str(lib.parent), release], check=True)
         (root / "done").touch()
-    modules = next(path for path in (root / "lib/modules" / release, root / "usr/lib/modules" / release) if path.exists())
+    modules = next(
+        path for path in (root / "lib/modules" / release, root / "usr/lib/modules" / release) if path.exists()
+    )
     image = next(path for path in (root / "boot" / f"vmlinuz-{release}", modules / "vmlinuz") if path.exists())
     return vm.Kernel(image, modules)
 
@@ -133,7 +135,9 @@ def _old(name: str, release: str, suite: Suite, cache: Path) -> Source:
             _unpack(package, suite, cache, root)
         _relocate(root, headers)
         (root / "done").touch()
-    return Source(name, release, headers, lambda: _image(release, suite, cache, [_image_package(release, suite, cache)]))
+    return Source(
+        name, release, headers, lambda: _image(release, suite, cache, [_image_package(release, suite, cache)])
+    )
 
 
 def _image_package(release: str, suite: Suite, cache: Path) -> str:
@@ -191,5 +195,10 @@ def _sanitizer(cache: Path) -> Source:
     release = (tree / "include/config/kernel.release").read_text().strip()
     image = tree / "arch/x86/boot/bzImage"
     return Source(
-        "sanitizer", release, tree, lambda: vm.Kernel(image, None), check="modules", append="kmemleak=on kasan.fault=report"
+        "sanitizer",
+        release,
+        tree,
+        lambda: vm.Kernel(image, None),
+        check="modules",
+        append="kmemleak=on kasan.fault=report",
     )

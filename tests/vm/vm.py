@@ -116,7 +116,16 @@ def _served(tag: str, path: Path, folder: Path, cache: str) -> Iterator[list[str
     """Serve a folder by virtiofsd; the QEMU arguments that attach it."""
     socket = folder / f"{tag}.sock"
     daemon = next(name for name in VIRTIOFSD if os.path.exists(name))
-    arguments = [daemon, f"--socket-path={socket}", "-o", f"source={path}", "-o", f"cache={cache}", "-o", "sandbox=chroot"]
+    arguments = [
+        daemon,
+        f"--socket-path={socket}",
+        "-o",
+        f"source={path}",
+        "-o",
+        f"cache={cache}",
+        "-o",
+        "sandbox=chroot",
+    ]
     with (folder / f"{tag}.log").open("wb") as log, subprocess.Popen(arguments, stdout=log, stderr=log) as process:
         while not socket.exists() and process.poll() is None:
             time.sleep(0.01)

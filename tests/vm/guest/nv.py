@@ -145,7 +145,8 @@ class Program:
             "kernels": fields[3],
             "run_ns": fields[4],
             "starts": fields[5],
-            "latencies_us": sorted(ns / 1000 for ns in fields[7 : 7 + min(count, LATENCIES)]),
+            "nr_latencies": count,
+            "latencies_us": [fields[7 + i % LATENCIES] / 1000 for i in range(max(0, count - LATENCIES), count)],
         }
 
     def close(self) -> None:

@@ -73,7 +73,9 @@ def _raw(state, nr, size):
     return 0
 
 
-@pytest.mark.parametrize(("nr", "size"), [(0x77, 8), (0x2B, 4), (0x2B, 40), (0x2A, 31), (0x29, 15), (211, 8), (0x4E, 56)])
+@pytest.mark.parametrize(
+    ("nr", "size"), [(0x77, 8), (0x2B, 4), (0x2B, 40), (0x2A, 31), (0x29, 15), (211, 8), (0x4E, 56)]
+)
 def test_errno_of_pods_is_that_of_others(pod, nr, size):
     assert pod("web").process().run(_raw, nr, size) == _raw({}, nr, size)
 

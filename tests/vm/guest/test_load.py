@@ -135,7 +135,17 @@ def test_an_unknown_driver_is_left_alone():
 
 @pytest.mark.parametrize(
     "version",
-    ["535.183.01", "545.23.08", "550.163.01", "555.58.02", "560.35.03", "565.77", "570.195.03", "575.57.08", "590.48.01"],
+    [
+        "535.183.01",
+        "545.23.08",
+        "550.163.01",
+        "555.58.02",
+        "560.35.03",
+        "565.77",
+        "570.195.03",
+        "575.57.08",
+        "590.48.01",
+    ],
 )
 def test_every_known_branch_is_enforced_on(version):
     """From 565 on the interface is found by name; before, the glue module hands it over."""

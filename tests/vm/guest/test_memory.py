@@ -179,7 +179,9 @@ def test_a_size_changed_after_the_check_gains_nothing(web):
         block = ctypes.create_string_buffer(struct.pack("64xQ56x", MIB), 128)
         late = threading.Timer(0.05, lambda: struct.pack_into("Q", block, 64, 1 << 30))
         p.last += 1
-        data = bytearray(nv._ALLOC.pack(p.client, p.device, p.last, nv.MEM, ctypes.addressof(block), 0, 0, 0, 0xFFFF, 0))
+        data = bytearray(
+            nv._ALLOC.pack(p.client, p.device, p.last, nv.MEM, ctypes.addressof(block), 0, 0, 0, 0xFFFF, 0)
+        )
         late.start()
         nv.call(p.ctl, 0x2B, data)
         late.join()

@@ -24,7 +24,15 @@ NR_ALLOC, NR_CONTROL, NR_FREE = 0x2B, 0x2A, 0x29
 STATUS_AT = {NR_ALLOC: 40, NR_CONTROL: 28, NR_FREE: 12, 0x27: 40}
 PARAMS_AT = {NR_ALLOC: 16, NR_CONTROL: 16}
 #: Where client handles and descriptors stand in the struct itself.
-CLIENTS_AT = {NR_ALLOC: (0, 4, 8), NR_CONTROL: (0, 4), NR_FREE: (0, 4, 8), 0x27: (0,), 0x4E: (0,), 0x5E: (0,), 0xCE: (0,)}
+CLIENTS_AT = {
+    NR_ALLOC: (0, 4, 8),
+    NR_CONTROL: (0, 4),
+    NR_FREE: (0, 4, 8),
+    0x27: (0,),
+    0x4E: (0,),
+    0x5E: (0,),
+    0xCE: (0,),
+}
 FDS_AT = {0x4E: 48, 0x27: 48, 0xC9: 0, 0xCE: 8}
 FB_GET_INFO_V2, HEAP_FREE = 0x20801303, 0x16
 UVM = "/dev/nvidia-uvm"
@@ -139,7 +147,9 @@ def test_recorded_programs_run_as_pods(qgpu, pod, figure, trace):
         ]
         # managed memory is the one kind that no RM call shows: see docs/kmod.md
         chunk = records[at : at + done]
-        managed_kib = sum(r["len"] for r in chunk if r["op"] == "mmap" and r["dev"] == UVM and r["off"] == r["ret"]) >> 10
+        managed_kib = (
+            sum(r["len"] for r in chunk if r["op"] == "mmap" and r["dev"] == UVM and r["off"] == r["ret"]) >> 10
+        )
         at += done
         settled = settled and not set(made) & set(CREATES_CONTEXT)
         if answer:

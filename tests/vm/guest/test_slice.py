@@ -94,7 +94,7 @@ def test_online_preempts(qgpu, run, figure):
     online, offline = run("online", periodic, 100, 10000), run("offline", flood)
     qgpu.plan((online.id, 1_000_000), (offline.id, 50))
     first, second = measure(4, online, offline)
-    latencies = online.processes[0].run(query)["latencies_us"]
+    latencies = sorted(online.processes[0].run(query)["latencies_us"])
     p99 = latencies[int(len(latencies) * 0.99)]
     kept = second / 1000
     figure("online_p99_us", p99)
@@ -121,9 +121,7 @@ def test_the_rest_of_a_yielding_window_is_lent_while_its_pod_is_idle(qgpu, run):
 
 def test_a_kept_window_is_not_lent(qgpu, run):
     a, b = run("a", idle), run("b", flood)
-    qgpu.plan(
-        (a.id, 1000, [(0, 500 * MS, 0)]), (b.id, 1000, [(500 * MS, 1000 * MS, 0)]), period_ns=1000 * MS
-    )
+    qgpu.plan((a.id, 1000, [(0, 500 * MS, 0)]), (b.id, 1000, [(500 * MS, 1000 * MS, 0)]), period_ns=1000 * MS)
     qgpu.ioctl("IDLE", pod=a.id, gpu=0, idle=1)
     (rate,) = measure(4, b)
 
