@@ -6,6 +6,7 @@ claims (a call seen before RM has judged it) is only believed once RM itself has
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -31,6 +32,8 @@ class RmObject:
     context: int = 0
     #: TSGs: the timeslice its process asked for, which it gets when no plan says otherwise.
     wish_us: int = abi.RM_DEFAULT_TIMESLICE_US
+    #: Memory: the (pod, device instance) it is charged to.
+    charged: tuple[str, int] | None = None
 
     @property
     def key(self) -> Key:
@@ -63,6 +66,7 @@ class Register:
     objects: dict[Key, RmObject] = field(default_factory=dict)
     _children: dict[Key, set[int]] = field(default_factory=dict)
     _tsgs: set[Key] = field(default_factory=set)
+    _held: Counter[tuple[str, int]] = field(default_factory=Counter)
 
     def note(self, fact: Fact) -> None:
         """Take one fact in. Facts about what is not there (any more) change nothing."""
@@ -103,9 +107,11 @@ class Register:
             return
         if (before := self.objects.get(rm.key)) is not None:
             self._children.get((rm.client, before.parent), set()).discard(rm.handle)
+            self._discharge(before)
         self.objects[rm.key] = rm
         if rm.rm_class == abi.KEPLER_CHANNEL_GROUP_A:
             self._tsgs.add(rm.key)
+        self._charge(rm)
         self._children.setdefault((rm.client, rm.parent), set()).add(rm.handle)
 
     def _confirm(self, fact: Fact) -> None:
@@ -130,7 +136,7 @@ class Register:
     def _drop_client(self, client: int) -> None:
         self.clients.pop(client, None)
         for key in [key for key in self.objects if key[0] == client]:
-            self.objects.pop(key, None)
+            self._discharge(self.objects.pop(key))
         for key in [key for key in self._children if key[0] == client]:
             self._children.pop(key, None)
         self._tsgs = {key for key in self._tsgs if key[0] != client}
@@ -141,7 +147,18 @@ class Register:
             self._drop((key[0], handle))
         self._tsgs.discard(key)
         if (rm := self.objects.pop(key, None)) is not None:
+            self._discharge(rm)
             self._children.get((rm.client, rm.parent), set()).discard(rm.handle)
+
+    def _charge(self, rm: RmObject) -> None:
+        if rm.rm_class == abi.NV01_MEMORY_LOCAL_USER and (instance := self.instance_of(rm)) is not None:
+            rm.charged = self.pod_of(rm), instance
+            self._held[rm.charged] += rm.detail
+
+    def _discharge(self, rm: RmObject) -> None:
+        if rm.charged is not None:
+            self._held[rm.charged] -= rm.detail
+            rm.charged = None
 
     # -- questions ------------------------------------------------------------------------------------------
 
@@ -197,14 +214,8 @@ class Register:
         return found
 
     def memory(self, pod: str) -> Mapping[int, int]:
-        """Add up a pod's video memory by device instance, in bytes, as its calls asked for it."""
-        held: dict[int, int] = {}
-        for rm in self.objects.values():
-            if rm.rm_class == abi.NV01_MEMORY_LOCAL_USER and self.clients[rm.client].pod == pod:
-                instance = self.instance_of(rm)
-                if instance is not None:
-                    held[instance] = held.get(instance, 0) + rm.detail
-        return held
+        """Tell a pod's video memory by device instance, in bytes, as its calls asked for it."""
+        return {instance: held for (name, instance), held in self._held.items() if name == pod and held}
 
 
 def object_fact(rm: RmObject) -> Fact:

@@ -59,7 +59,7 @@ class Guardian:
         self.journal = journal
         self.hands = Hands(self.register, branch)
         self.supervisor = Supervisor(
-            self.register, journal, self.hands, self._leave, self._stayed, self._watch, time.monotonic_ns
+            self.register, journal, self.hands, self._leave, self._stayed, self._watch, time.monotonic_ns, self._limit
         )
         client = RmClient()
         self.cards = [
@@ -179,6 +179,12 @@ class Guardian:
                     self._hang_up(number)
 
     # -- pods -------------------------------------------------------------------------------------------------
+
+    def _limit(self, pod: str, instance: int) -> int | None:
+        grants = self.register.pods[pod].grants if pod in self.register.pods else {}
+        index = next((card.index for card in self.cards if card.device.instance == instance), None)
+        grant = grants.get(index) if index is not None else None
+        return grant.memory if grant is not None else None
 
     def _leave(self, channels: list[Key]) -> None:
         for card in self.cards:

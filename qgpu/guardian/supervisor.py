@@ -70,6 +70,8 @@ class Supervisor:
     #: Told of every new process, with its pidfd.
     watch: Callable[[int, int], None]
     clock: Callable[[], int]
+    #: Tells a pod's memory limit on a device instance in bytes; None for no limit.
+    limit: Callable[[str, int], int | None] = lambda _pod, _instance: None
     major: int = abi.NV_MAJOR
     listeners: dict[int, tuple[str, Listener]] = field(default_factory=dict)
     refusals: Counter[tuple[str, str]] = field(default_factory=Counter)
@@ -160,6 +162,12 @@ class Supervisor:
                 return True
             case calls.Alloc():
                 self._claim(pod, call, asked)
+                if asked.rm_class == abi.NV01_MEMORY_LOCAL_USER and self._over_limit((asked.client, asked.handle)):
+                    self.note({"fact": "gone", "client": asked.client, "handle": asked.handle})
+                    self.refusals[pod, "memory over the limit"] += 1
+                    notify.write_memory(call.tid, asked.status_at, abi.NV_ERR_NO_MEMORY.to_bytes(4, "little"))
+                    listener.answer_ok(call.id)
+                    return True
             case calls.Dup() if source := self.register.objects.get((asked.source_client, asked.source)):
                 self._dup(pod, call, asked, source)
             case calls.Free():
@@ -192,6 +200,28 @@ class Supervisor:
             return False
         self.note({"fact": "wish", "client": tsg.client, "handle": tsg.handle, "us": wish})
         return True
+
+    def _over_limit(self, key: Key) -> bool:
+        """Tell whether memory just claimed takes its pod over the limit, after asking RM about all that is open.
+
+        What a pod freed a moment ago must not count, nor what RM refused it.
+        """
+        rm = self.register.objects.get(key)
+        if rm is None or rm.charged is None or (limit := self.limit(*rm.charged)) is None:
+            return False
+        pod, instance = rm.charged
+        if self.register.memory(pod).get(instance, 0) > limit:
+            self._ask_all(key)
+        return self.register.memory(pod).get(instance, 0) > limit
+
+    def _ask_all(self, but: Key) -> None:
+        while self._doubts:
+            self._resolve(self._doubts.popleft())
+        now = self.clock()
+        waiting = [claim for claim in self._claims if claim.rm.key != but]
+        self._claims = [claim for claim in self._claims if claim.rm.key == but]
+        for client in {claim.rm.client for claim in waiting}:
+            self._confirm([claim for claim in waiting if claim.rm.client == client], now)
 
     def _claim(self, pod: str, call: Notification, asked: calls.Alloc) -> None:
         if asked.handle == 0:

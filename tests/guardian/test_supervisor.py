@@ -26,6 +26,7 @@ from qgpu.rm import abi
 from tests.traces import TRACES, allocated, rows
 
 NULL_MAJOR = 1
+LIMIT = 1 << 40
 FOREVER_NS = 3600 * 10**9
 
 
@@ -79,6 +80,7 @@ class Pod:
             self.stayed.extend,
             lambda pid, pidfd: None,
             time.monotonic_ns,
+            lambda pod, instance: LIMIT,
             NULL_MAJOR,
         )
 
@@ -186,6 +188,40 @@ def test_a_free_that_rm_did_not_carry_out_hides_nothing(pod):
     pod.supervisor.settle(time.monotonic_ns() + FOREVER_NS)
 
     assert pod.supervisor.register.objects[7, 0x5C000015].confirmed
+
+
+MOST = 3 << 38  # three quarters of the limit: one fits, two do not
+MEMORY_PARAMS = bytes(64) + struct.pack("<Q", MOST) + bytes(56)
+
+
+def alloc(handle, parent, rm_class):
+    return struct.pack("<IIIIQQIIII", 7, parent, handle, rm_class, 0, 0, 0, 0, 0, 0)
+
+
+def alloc_status(argument):
+    return struct.unpack_from("<I", argument, 40)[0]
+
+
+@pytest.mark.parametrize("pod", [{(7, 2): (0x80, 7), (7, 10): (0x40, 2)}], indirect=True)
+def test_memory_over_the_limit_is_refused_as_no_memory_and_not_charged(pod):
+    pod.call(abi.NV_ESC_RM_ALLOC, alloc(2, 7, abi.NV01_DEVICE_0), bytes(56))
+    fits = pod.call(abi.NV_ESC_RM_ALLOC, alloc(10, 2, 0x40), MEMORY_PARAMS)
+    over = pod.call(abi.NV_ESC_RM_ALLOC, alloc(11, 2, 0x40), MEMORY_PARAMS)
+
+    assert fits[:2] == (-1, errno.ENOTTY)  # it went on to the driver
+    assert (over[0], alloc_status(over[2])) == (0, abi.NV_ERR_NO_MEMORY)
+    assert pod.supervisor.register.memory("web") == {0: MOST}
+    assert pod.supervisor.refusals["web", "memory over the limit"] == 1
+
+
+@pytest.mark.parametrize("pod", [{(7, 2): (0x80, 7)}], indirect=True)
+def test_memory_freed_or_refused_by_rm_a_moment_ago_does_not_count(pod):
+    pod.call(abi.NV_ESC_RM_ALLOC, alloc(2, 7, abi.NV01_DEVICE_0), bytes(56))
+    pod.call(abi.NV_ESC_RM_ALLOC, alloc(10, 2, 0x40), MEMORY_PARAMS)
+    pod.call(abi.NV_ESC_RM_FREE, struct.pack("<IIII", 7, 2, 10, 0))
+    again = pod.call(abi.NV_ESC_RM_ALLOC, alloc(11, 2, 0x40), MEMORY_PARAMS)
+
+    assert again[:2] == (-1, errno.ENOTTY)
 
 
 def test_children_of_a_pod_are_in_the_pod(pod):
