@@ -143,9 +143,8 @@ class KmodBackend:
         """Report what happened since the last call."""
         pods = [(pod, _grant_of(self._device, pod.pod, self._card)) for pod in self._device.each("POD_NEXT", "pod")]
         refs = {pod.pod: self._tsgs(pod.pod) for pod, grant in pods if grant}
-        gated_ns = {
-            pod: self._take_gated_ns(pod) for pod in refs
-        }  # before the meter: what is open now may not have run
+        # before the meter: what opens after this line counts as closed, never as open and idle
+        gated_ns = {pod: self._take_gated_ns(pod) for pod in refs}
         used = self._meter.read([ref for tsgs in refs.values() for ref in tsgs])
         before, self._used = self._used, dict(used)
         now_ns = time.monotonic_ns()

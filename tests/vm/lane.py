@@ -24,16 +24,7 @@ import vm
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 CACHE = Path(os.environ.get("QGPU_CACHE", Path.home() / ".cache" / "qgpu"))
-FAULTS = (
-    "BUG:",
-    "WARNING:",
-    "KASAN",
-    "kmemleak:",
-    "Oops",
-    "general protection",
-    "inconsistent lock state",
-    "possible circular",
-)
+FAULTS = ("BUG:", "WARNING:", "KASAN", "UBSAN", "kmemleak:", "Oops", "general protection", "lock state", "circular")
 
 
 def make(*arguments: str, kernel: kernels.Source) -> None:

@@ -194,7 +194,7 @@ def _serve(cgroup: Path | None, pipe: Any) -> None:
         except EOFError:
             return
         try:
-            function = types.FunctionType(marshal.loads(code), sys.modules[module].__dict__, None, defaults)  # noqa: S302 - our own
+            function = types.FunctionType(marshal.loads(code), sys.modules[module].__dict__, None, defaults)
             pipe.send((True, function(state, *args)))
         except Exception as error:  # noqa: BLE001 - handed to the caller
             pipe.send((False, error))

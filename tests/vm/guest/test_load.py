@@ -145,6 +145,7 @@ def test_an_unknown_driver_is_left_alone():
         "570.195.03",
         "575.57.08",
         "590.48.01",
+        "595.45.04",
     ],
 )
 def test_every_known_branch_is_enforced_on(version):

@@ -133,11 +133,12 @@ def test_recorded_programs_run_as_pods(qgpu, pod, figure, trace):
     web = pod("web", memory=143771 << 20)
     process = web.process()
     process.run(start)
-    records = [json.loads(line) for line in lzma.open(trace, "rt")]
+    with lzma.open(trace, "rt") as lines:
+        records = [json.loads(line) for line in lines]
     for record in records:
         record["dev"] = "/dev/nvidia0" if record["dev"].startswith("/dev/nvidia0") else record["dev"]
     told: list[tuple[int, int]] = []
-    at, settled = 0, False
+    at, settled, told_there, used_here = 0, False, 0, 0
     while at < len(records):
         done, answer = process.run(steps, records[at:])
         made = [
@@ -147,9 +148,7 @@ def test_recorded_programs_run_as_pods(qgpu, pod, figure, trace):
         ]
         # managed memory is the one kind that no RM call shows: see docs/kmod.md
         chunk = records[at : at + done]
-        managed_kib = (
-            sum(r["len"] for r in chunk if r["op"] == "mmap" and r["dev"] == UVM and r["off"] == r["ret"]) >> 10
-        )
+        managed_kib = sum(r["len"] for r in chunk if (r["op"], r["dev"], r.get("off")) == ("mmap", UVM, r["ret"])) >> 10
         at += done
         settled = settled and not set(made) & set(CREATES_CONTEXT)
         if answer:
