@@ -114,9 +114,8 @@ def _image(release: str, suite: Suite, cache: Path, packages: Sequence[str]) -> 
         lib = root / "lib" if (root / "lib" / "modules").exists() else root / "usr" / "lib"
         subprocess.run(["depmod", "-b", str(lib.parent), release], check=True)
         (root / "done").touch()
-    modules = next(
-        path for path in (root / "lib/modules" / release, root / "usr/lib/modules" / release) if path.exists()
-    )
+    folders = (root / "lib/modules" / release, root / "usr/lib/modules" / release)
+    modules = next(folder for folder in folders if folder.exists())
     image = next(path for path in (root / "boot" / f"vmlinuz-{release}", modules / "vmlinuz") if path.exists())
     return vm.Kernel(image, modules)
 
@@ -135,9 +134,12 @@ def _old(name: str, release: str, suite: Suite, cache: Path) -> Source:
             _unpack(package, suite, cache, root)
         _relocate(root, headers)
         (root / "done").touch()
-    return Source(
-        name, release, headers, lambda: _image(release, suite, cache, [_image_package(release, suite, cache)])
-    )
+
+    def boot() -> vm.Kernel:
+        return _image(release, suite, cache, [_image_package(release, suite, cache)])
+
+    # 5.10's headers ask for a compiler that Debian 12 no longer has; its own builds them without a warning
+    return Source(name, release, headers, boot, variables=("CC=gcc",) if name == "5.10" else ())
 
 
 def _image_package(release: str, suite: Suite, cache: Path) -> str:

@@ -47,7 +47,10 @@ def build(kernel: kernels.Source) -> Path:
         shutil.copy(path, out)
     shutil.copy(plain, out / "nvidia-plain.ko")
     subprocess.run(["strip", "--strip-debug", *map(str, out.glob("*.ko"))], check=True)
-    subprocess.run(["cc", "-O2", "-static", "-o", str(out / "hammer"), str(HERE / "guest" / "hammer.c")], check=True)
+    for name in ("hammer", "fuzz"):
+        source = HERE / "guest" / f"{name}.c"
+        includes = f"-I{ROOT / 'kmod' / 'uapi'}"
+        subprocess.run(["cc", "-O2", "-static", "-Wall", includes, "-o", str(out / name), str(source)], check=True)
     return out
 
 
@@ -55,6 +58,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kernel", default="6.1", choices=sorted(kernels.KERNELS))
     parser.add_argument("--cycles", type=int, default=20, help="times the module is loaded and unloaded under load")
+    parser.add_argument("--fuzz", type=int, default=20000, help="random calls")
     parser.add_argument("--build-only", action="store_true")
     parser.add_argument("--results", type=Path, help="JSON file the figures go to")
     parser.add_argument("--timeout", type=float, default=900, help="seconds the guest may take")
@@ -68,6 +72,7 @@ def main() -> int:
     environment = {
         "QGPU_VM_BUILD": str(out),
         "QGPU_VM_CYCLES": str(arguments.cycles),
+        "QGPU_VM_FUZZ": str(arguments.fuzz),
         "QGPU_TRACES": os.environ.get("QGPU_TRACES", ""),
         "PYTHONPATH": str(ROOT),
     }

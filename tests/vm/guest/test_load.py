@@ -20,6 +20,7 @@ def per_call(*where: str) -> float:
     return min(float(each.stdout) for each in rounds)
 
 
+@pytest.mark.timeout(3600)
 def test_module_comes_and_goes_under_load(figure):
     cgroup = qg.CGROUPS / "load"
     cgroup.mkdir()

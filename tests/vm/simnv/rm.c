@@ -398,6 +398,8 @@ static u32 dispatch(struct sim_file *file, u32 nr, void *data, u32 size)
 
 	switch (nr) {
 	case NV_ESC_RM_ALLOC:
+		if (size < sizeof(*narrow))
+			return NV_ERR_INVALID_ARGUMENT;
 		if (narrow->class <= NV01_ROOT_NON_PRIV)
 			narrow->class = NV01_ROOT_CLIENT;	/* and so it is answered */
 		if (size == sizeof(*wide))
