@@ -42,6 +42,7 @@ class Suite:
     archive: str
     suite: str
     pattern: str
+    component: str = "main"
 
 
 KERNELS = {
@@ -55,12 +56,12 @@ KERNELS = {
 
 def _apt(suite: Suite, cache: Path, tool: str, *arguments: str) -> str:
     """Run apt-get or apt-cache on one suite alone, with lists of its own and the host's archive keys."""
-    home = cache / "apt" / suite.suite
+    home = cache / "apt" / f"{suite.suite}-{suite.component}"
     fresh = not home.exists()
     for folder in ("lists/partial", "archives/partial"):
         (home / folder).mkdir(parents=True, exist_ok=True)
     sources = home / "sources.list"
-    sources.write_text(f"deb [signed-by={KEYRING}] {suite.archive} {suite.suite} main\n")
+    sources.write_text(f"deb [signed-by={KEYRING}] {suite.archive} {suite.suite} {suite.component}\n")
     options = {
         "Dir::Etc::sourcelist": sources,
         "Dir::Etc::sourceparts": "-",
@@ -81,12 +82,14 @@ def _names(prefix: str, suite: Suite, cache: Path) -> list[str]:
     return _apt(suite, cache, "apt-cache", "pkgnames", prefix).split()
 
 
-def _unpack(name: str, suite: Suite, cache: Path, into: Path) -> None:
+def unpack(name: str, suite: Suite, cache: Path, into: Path) -> None:
+    """Unpack a package of a suite into a folder."""
     into.mkdir(parents=True, exist_ok=True)
-    if not (debs := list((cache / "packages").glob(f"{name}_*.deb"))):
+    answer = _apt(suite, cache, "apt-get", "-qq", "--print-uris", "download", name)
+    deb = cache / "packages" / answer.split()[1]
+    if not deb.exists():
         _apt(suite, cache, "apt-get", "-qq", "download", name)
-        debs = list((cache / "packages").glob(f"{name}_*.deb"))
-    subprocess.run(["dpkg", "-x", str(debs[-1]), str(into)], check=True)
+    subprocess.run(["dpkg", "-x", str(deb), str(into)], check=True)
 
 
 def get(name: str, cache: Path) -> Source:
@@ -110,7 +113,7 @@ def _image(release: str, suite: Suite, cache: Path, packages: Sequence[str]) -> 
     root = cache / "kernels" / release
     if not (root / "done").exists():
         for package in packages:
-            _unpack(package, suite, cache, root)
+            unpack(package, suite, cache, root)
         lib = root / "lib" if (root / "lib" / "modules").exists() else root / "usr" / "lib"
         subprocess.run(["depmod", "-b", str(lib.parent), release], check=True)
         (root / "done").touch()
@@ -131,7 +134,7 @@ def _old(name: str, release: str, suite: Suite, cache: Path) -> Source:
         named = (f"linux-kbuild-{series.group(1)}", f"linux-kbuild-{release.removesuffix('-cloud-amd64')}")
         kbuild = [package for package in _names("linux-kbuild-", suite, cache) if package in named]
         for package in (f"linux-headers-{release}", f"linux-headers-{common}", *kbuild):
-            _unpack(package, suite, cache, root)
+            unpack(package, suite, cache, root)
         _relocate(root, headers)
         (root / "done").touch()
 
@@ -186,7 +189,7 @@ def _sanitizer(cache: Path) -> Source:
     if not (tree / "arch/x86/boot/bzImage").exists():
         suite = Suite(SECURITY, "bookworm-security", "")
         unpacked = cache / "sanitizer" / "package"
-        _unpack("linux-source-6.1", suite, cache, unpacked)
+        unpack("linux-source-6.1", suite, cache, unpacked)
         tree.mkdir(parents=True, exist_ok=True)
         archive = unpacked / "usr/src/linux-source-6.1.tar.xz"
         subprocess.run(["tar", "-xf", str(archive), "-C", str(tree), "--strip-components=1"], check=True)

@@ -18,6 +18,7 @@ import tempfile
 import time
 from pathlib import Path
 
+import driver
 import kernels
 import vm
 
@@ -54,9 +55,26 @@ def build(kernel: kernels.Source) -> Path:
     return out
 
 
+def with_driver(branch: str, kernel: kernels.Source, out: Path) -> tuple[Path, str]:
+    """Put the real driver of a branch in place of the simulated one; the folder of the modules, and its version."""
+    nvidia, version = driver.build(branch, kernel, CACHE)
+    work = CACHE / "build" / f"{kernel.name}-{branch}"
+    shutil.copytree(HERE / "fakepci", work / "fakepci", dirs_exist_ok=True)
+    shutil.copytree(ROOT / "kmod", work / "kmod", dirs_exist_ok=True)
+    make("-C", str(kernel.headers), f"M={work / 'fakepci'}", "W=1", "modules", kernel=kernel)
+    make("-C", str(work / "kmod"), f"KDIR={kernel.headers}", f"NVIDIA_KO={nvidia}", "modules", kernel=kernel)
+    real = work / "out"
+    real.mkdir(exist_ok=True)
+    for path in (*(work / "kmod").glob("*.ko"), work / "fakepci/fakepci.ko", nvidia, out / "hammer"):
+        shutil.copy(path, real)
+    subprocess.run(["strip", "--strip-debug", *map(str, real.glob("*.ko"))], check=True)
+    return real, version
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kernel", default="6.1", choices=sorted(kernels.KERNELS))
+    parser.add_argument("--driver", choices=sorted(driver.DRIVERS), help="the real driver of a branch, without a GPU")
     parser.add_argument("--cycles", type=int, default=20, help="times the module is loaded and unloaded under load")
     parser.add_argument("--fuzz", type=int, default=20000, help="random calls")
     parser.add_argument("--build-only", action="store_true")
@@ -66,17 +84,22 @@ def main() -> int:
     kernel = kernels.get(arguments.kernel, CACHE)
     started = time.monotonic()
     out = build(kernel)
+    suite, version = HERE / "guest", ""
+    if arguments.driver:
+        suite = HERE / "real"
+        out, version = with_driver(arguments.driver, kernel, out)
     print(f"built for {kernel.name} in {time.monotonic() - started:.0f} s")
     if arguments.build_only:
         return 0
     environment = {
         "QGPU_VM_BUILD": str(out),
+        "QGPU_VM_REAL": version,
         "QGPU_VM_CYCLES": str(arguments.cycles),
         "QGPU_VM_FUZZ": str(arguments.fuzz),
         "QGPU_TRACES": os.environ.get("QGPU_TRACES", ""),
         "PYTHONPATH": str(ROOT),
     }
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *(pytest or [str(HERE / "guest")])]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *(pytest or [str(suite)])]
     with tempfile.TemporaryDirectory(prefix="qgpu-share.") as share:
         outcome = vm.boot(
             kernel.boot(),
@@ -97,8 +120,9 @@ def main() -> int:
     if arguments.results:
         results = json.loads(arguments.results.read_text()) if arguments.results.exists() else {}
         entry = {"command": " ".join(["tests/vm/lane.py", *sys.argv[1:]]), "kernel": kernel.release, "figures": found}
+        name = f"{arguments.kernel} nvidia {version}" if version else arguments.kernel
         entry["date"] = time.strftime("%Y-%m-%d")
-        arguments.results.write_text(json.dumps(results | {arguments.kernel: entry}, indent=2, sort_keys=True) + "\n")
+        arguments.results.write_text(json.dumps(results | {name: entry}, indent=2, sort_keys=True) + "\n")
     return 0 if outcome.status == 0 and not faults else 1
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import time
@@ -12,13 +11,10 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-collect_ignore_glob = [] if os.environ.get("QGPU_VM_BUILD") else ["test_*.py"]
+collect_ignore_glob = [] if os.environ.get("QGPU_VM_BUILD") and not os.environ.get("QGPU_VM_REAL") else ["test_*.py"]
 
 if not collect_ignore_glob:
     import qg
-
-
-FIGURES = Path("/run/share/figures.json")
 
 
 KMEMLEAK = Path("/sys/kernel/debug/kmemleak")
@@ -46,13 +42,7 @@ def _driver() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def figure() -> Callable[[str, float], None]:
-    """Note a figure for docs/results."""
-
-    def note(name: str, value: float) -> None:
-        figures = json.loads(FIGURES.read_text()) if FIGURES.exists() else {}
-        FIGURES.write_text(json.dumps(figures | {name: value}))
-
-    return note
+    return qg.note
 
 
 @pytest.fixture

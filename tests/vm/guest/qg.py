@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import json
 import marshal
 import multiprocessing
 import os
@@ -22,7 +23,14 @@ from qgpu import uapi
 CGROUPS = Path("/sys/fs/cgroup")
 BUILD = Path(os.environ.get("QGPU_VM_BUILD", "/nonexistent"))
 MS = 1_000_000
+FIGURES = Path("/run/share/figures.json")
 _fork = multiprocessing.get_context("fork")
+
+
+def note(name: str, value: float) -> None:
+    """Note a figure for docs/results."""
+    figures = json.loads(FIGURES.read_text()) if FIGURES.exists() else {}
+    FIGURES.write_text(json.dumps(figures | {name: value}))
 
 
 def insmod(name: str, *options: str) -> None:

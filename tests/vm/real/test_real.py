@@ -1,0 +1,209 @@
+"""The real resource manager, without a GPU, through the interposer: its answers are its own."""
+
+from __future__ import annotations
+
+import os
+import struct
+import subprocess
+import time
+from pathlib import Path
+
+import nv
+import pytest
+import qg
+
+VERSION = os.environ.get("QGPU_VM_REAL", "")
+PLAIN = int(VERSION.partition(".")[0] or 0) < 565
+MEMORY_DEVICELESS = 0x90CE
+
+
+def load():
+    qg.insmod("qgpu.ko")
+    if PLAIN:
+        qg.insmod("qgpu_rm.ko")
+
+
+def unload():
+    if PLAIN:
+        qg.rmmod("qgpu_rm")
+    qg.rmmod("qgpu")
+
+
+@pytest.fixture
+def qgpu():
+    load()
+    opened = qg.Qgpu()
+    yield opened
+    opened.close()
+    unload()
+
+
+@pytest.fixture
+def web(qgpu):
+    made = qg.Pod(qgpu, "web")
+    yield made
+    made.close()
+    qg.until(lambda: qgpu.info().nr_clients == 0)
+    assert qgpu.info().nr_objects == 0
+
+
+def alloc(fd, client, parent, handle, cls, params=b""):
+    import ctypes
+
+    block = ctypes.create_string_buffer(params, max(1, len(params)))
+    at = ctypes.addressof(block) if params else 0
+    data = bytearray(struct.pack("IIIIQQIIII", client, parent, handle, cls, at, 0, len(params), 0, 0xFFFF, 0))
+    nv.call(fd, 0x2B, data)
+    fields = struct.unpack("IIIIQQIIII", data)
+    return fields[2], fields[8]
+
+
+def control(fd, client, cmd, size):
+    import ctypes
+
+    block = ctypes.create_string_buffer(size)
+    data = bytearray(struct.pack("IIIIQII", client, client, cmd, 0, ctypes.addressof(block), size, 0xFFFF))
+    nv.call(fd, 0x2A, data)
+    return struct.unpack("IIIIQII", data)[6], bytes(block.raw)
+
+
+def free(fd, client, handle):
+    data = bytearray(struct.pack("IIII", client, client, handle, 0xFFFF))
+    nv.call(fd, 0x29, data)
+    return struct.unpack("IIII", data)[3]
+
+
+def talk(_state):
+    """What RM says to a client without a GPU, as far as it does not change from call to call."""
+    fd = os.open(nv.CTL, os.O_RDWR)
+    version = bytearray(struct.pack("II64s", ord("2"), 0, b""))
+    nv.call(fd, 210, version)
+    client, status = alloc(fd, 0, 0, 0, nv.ROOT)
+    said = [status, version[8:72].rstrip(b"\0")]
+    said += [control(fd, client, cmd, size) for cmd, size in ((0x201, 128), (0x214, 128), (0x12345, 8), (0x201, 127))]
+    said.append(alloc(fd, client, client, 0x5C000001, nv.DEVICE, bytes(56))[1])
+    said.append(alloc(fd, client, client, 0x5C000002, 0xFFFF)[1])
+    said.append(alloc(fd, client, client, 0x5C000003, MEMORY_DEVICELESS, struct.pack("64xQ56x", 4096))[1])
+    said.append(alloc(fd, 0xC1D0FFFF, 0xC1D0FFFF, 0x5C000004, nv.DEVICE, bytes(56))[1])
+    for nr, size in ((0x77, 8), (0x2B, 4)):
+        try:
+            nv.call(fd, nr, bytearray(size))
+        except OSError as error:
+            said.append(error.errno)
+    said += [free(fd, client, 0x5C000003), free(fd, client, client), free(fd, client, client)]
+    os.close(fd)
+    return said
+
+
+def test_module_knows_this_driver(qgpu):
+    info = qgpu.info()
+
+    assert (info.state, qg.uapi.ffi.string(info.driver).decode()) == (1, VERSION)
+
+
+def test_calls_are_sealed(qgpu):
+    assert qgpu.info().flags == qg.uapi.NUMBERS["QGPU_INFO_SEALED"]
+
+
+def test_rm_says_the_same_to_a_pod_as_without_the_module():
+    """Twice each, so that what RM answers differently by itself would show."""
+    plain = talk({}), talk({})
+    load()
+    device = qg.Qgpu()
+    web = qg.Pod(device, "web")
+    process = web.process()
+    inside = process.run(talk), process.run(talk)
+    outside = talk({})
+    web.close()
+    device.close()
+    unload()
+
+    assert plain[0] == plain[1] == inside[0] == inside[1] == outside
+    assert VERSION.encode() == plain[0][1]
+
+
+def test_clients_are_registered_confirmed_by_rm_and_forgotten(web, qgpu):
+    def some(state):
+        state["fd"] = os.open(nv.CTL, os.O_RDWR)
+        state["clients"] = [alloc(state["fd"], 0, 0, 0, nv.ROOT)[0] for _ in range(3)]
+
+    process = web.process()
+    process.run(some)
+    assert web.info().nr_clients == 3
+    process.run(lambda state: free(state["fd"], state["clients"][0], state["clients"][0]))
+    assert web.info().nr_clients == 2
+    process.run(lambda state: os.close(state["fd"]))
+
+    assert web.info().nr_clients == 0
+
+
+def test_scheduling_controls_are_refused_before_rm_sees_them(web):
+    def ask(_state):
+        fd = os.open(nv.CTL, os.O_RDWR)
+        client, _ = alloc(fd, 0, 0, 0, nv.ROOT)
+        answers = [control(fd, client, cmd, size)[0] for cmd, size in ((0x2080110B, 536), (0xA06C0110, 1))]
+        os.close(fd)
+        return answers
+
+    assert web.process().run(ask) == [nv.NO_PERMISSION] * 2
+    assert web.info().refused_controls == 2
+
+
+def test_a_killed_process_leaves_nothing(web, qgpu):
+    def hold(_state):
+        fd = os.open(nv.CTL, os.O_RDWR)
+        return alloc(fd, 0, 0, 0, nv.ROOT)[1]
+
+    process = web.process()
+    assert process.run(hold) == 0
+    process.kill()
+    qg.until(lambda: web.info().nr_clients == 0)
+
+
+def test_driver_may_not_leave_under_the_module_and_may_after_it(qgpu):
+    with pytest.raises(subprocess.CalledProcessError):
+        qg.rmmod("nvidia")
+
+    assert qgpu.info().state == 1
+
+
+def test_module_may_come_before_the_driver():
+    qg.rmmod("nvidia")
+    qg.insmod("qgpu.ko")
+    device = qg.Qgpu()
+    assert device.info().state != 1
+    qg.insmod("nvidia.ko")
+    qg.nodes()
+    if PLAIN:
+        qg.insmod("qgpu_rm.ko")
+    qg.until(lambda: device.info().state == 1)
+    device.close()
+    unload()
+
+
+@pytest.mark.timeout(900)
+def test_module_comes_and_goes_under_load(figure):
+    cycles = int(os.environ.get("QGPU_VM_CYCLES", "20"))
+    cgroup = qg.CGROUPS / "load"
+    cgroup.mkdir()
+    hammer = str(qg.BUILD / "hammer")
+    hammers = [subprocess.Popen([hammer, "0", *more]) for more in ([], [str(cgroup / "cgroup.procs")])]
+    time.sleep(0.1)
+    for _ in range(cycles):
+        load()
+        device = qg.Qgpu()
+        fd = os.open(cgroup, os.O_RDONLY)
+        device.ioctl("POD_ADD", cgroup_fd=fd, name=b"load")
+        os.close(fd)
+        device.close()
+        unload()
+    alive = [each.poll() is None for each in hammers]
+    for each in hammers:
+        each.kill()
+        each.wait()
+    qg.until(lambda: not (cgroup / "cgroup.procs").read_text())
+    cgroup.rmdir()
+    figure("real_load_unload_cycles", cycles)
+
+    assert alive == [True, True]
+    assert Path("/sys/module/nvidia/refcnt").read_text().strip() == "0"
