@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from qgpu.config import Plane
-from qgpu.errors import NoGpuError, NotSupportedError, PermissionDeniedError
+from qgpu.errors import NoGpuError, PermissionDeniedError
 from qgpu.sched.backend import Host
 
 DEVICE = Path("/dev/qgpu")
@@ -47,7 +47,9 @@ def open_host(plane: Plane, runtime_dir: Path, sim_gpus: int) -> Host:
     if plane is Plane.KMOD:
         if not DEVICE.exists():
             raise NoGpuError(f"plane kmod: there is no {DEVICE}; load qgpu.ko, or use --plane auto")
-        raise NotSupportedError("plane kmod: this version has no backend for qgpu.ko; use --plane seccomp or sim")
+        from qgpu.daemon import kmod_plane
+
+        return kmod_plane.open_host()
     if not DRIVER.exists():
         raise NoGpuError("plane seccomp: no NVIDIA driver is loaded here; load it, or use --plane sim")
     from qgpu.sched.seccomp import SeccompHost

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -108,7 +108,7 @@ class KmodRig:
 @contextmanager
 def open_rig(_directory: Path) -> Iterator[KmodRig]:
     """Give the module to a test, and take it back."""
-    with qg.driver():
+    with nullcontext() if qg.loaded("nvidia") else qg.driver():
         qg.insmod("qgpu.ko")
         try:
             rig = KmodRig()

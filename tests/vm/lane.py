@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -71,6 +72,19 @@ def with_driver(branch: str, kernel: kernels.Source, out: Path) -> tuple[Path, s
     return real, version
 
 
+def note(path: Path, name: str, release: str, driver_version: str, figures: dict[str, float]) -> None:
+    """Merge a run's figures into a results file, and sum up what is said of all traces."""
+    results = json.loads(path.read_text()) if path.exists() else {}
+    run = results.setdefault(name, {"figures": {}})
+    run |= {"kernel": release, "driver": driver_version, "date": time.strftime("%Y-%m-%d")}
+    run["command"] = " ".join(["tests/vm/lane.py", *sys.argv[1:]])
+    run["figures"] |= figures
+    for total in ("replay_unexplained_calls", "replay_leaked_objects"):
+        parts = [value for key, value in run["figures"].items() if key.startswith(f"{total}_")]
+        run["figures"] |= {total: sum(parts)} if parts else {}
+    path.write_text(json.dumps(results, indent=2, sort_keys=True) + "\n")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kernel", default="6.1", choices=sorted(kernels.KERNELS))
@@ -84,9 +98,9 @@ def main() -> int:
     kernel = kernels.get(arguments.kernel, CACHE)
     started = time.monotonic()
     out = build(kernel)
-    suite, version = HERE / "guest", ""
+    suite, version = ["-m", "vm", str(HERE / "guest"), str(ROOT / "tests" / "contract")], ""
     if arguments.driver:
-        suite = HERE / "real"
+        suite = [str(HERE / "real")]
         out, version = with_driver(arguments.driver, kernel, out)
     print(f"built for {kernel.name} in {time.monotonic() - started:.0f} s")
     if arguments.build_only:
@@ -99,7 +113,7 @@ def main() -> int:
         "QGPU_TRACES": os.environ.get("QGPU_TRACES", ""),
         "PYTHONPATH": str(ROOT),
     }
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *(pytest or [str(suite)])]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *(pytest or suite)]
     with tempfile.TemporaryDirectory(prefix="qgpu-share.") as share:
         outcome = vm.boot(
             kernel.boot(),
@@ -116,13 +130,13 @@ def main() -> int:
     faults = [line for line in outcome.dmesg.splitlines() if any(fault in line for fault in FAULTS)]
     print("\n".join(outcome.dmesg.splitlines()[-80:]) if outcome.status is None or faults else "")
     print(f"kernel {kernel.name}: status {outcome.status}, {len(faults)} faults, {outcome.seconds:.0f} s in the VM")
+    found |= {
+        f"tests_{what}": int(number) for number, what in re.findall(r"(\d+) (passed|failed|error)", outcome.output)
+    }
     found |= {"kernel_faults": len(faults), "vm_seconds": round(outcome.seconds)}
     if arguments.results:
-        results = json.loads(arguments.results.read_text()) if arguments.results.exists() else {}
-        entry = {"command": " ".join(["tests/vm/lane.py", *sys.argv[1:]]), "kernel": kernel.release, "figures": found}
         name = f"{arguments.kernel} nvidia {version}" if version else arguments.kernel
-        entry["date"] = time.strftime("%Y-%m-%d")
-        arguments.results.write_text(json.dumps(results | {name: entry}, indent=2, sort_keys=True) + "\n")
+        note(arguments.results, name, kernel.release, version or "simulated", found)
     return 0 if outcome.status == 0 and not faults else 1
 
 

@@ -17,6 +17,13 @@ if not collect_ignore_glob:
     import qg
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = str(Path(__file__).parent)
+    for item in items:
+        if str(item.path).startswith(here):
+            item.add_marker(pytest.mark.vm)
+
+
 KMEMLEAK = Path("/sys/kernel/debug/kmemleak")
 
 

@@ -97,6 +97,7 @@ def test_online_preempts(qgpu, run, figure):
     latencies = sorted(online.processes[0].run(query)["latencies_us"])
     p99 = latencies[int(len(latencies) * 0.99)]
     kept = second / 1000
+    figure("online_preempts", first / 100)
     figure("online_p99_us", p99)
     figure("offline_kept", kept)
 
