@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,9 +27,13 @@ class _Mechanism:
 
     hands: Hands
     device: RmDevice
+    lost: Callable[[set[Key]], None]
 
     def gate(self, channels: list[Key], *, closed: bool, preempt: bool = True) -> set[Key]:
-        return self.hands.gate(self.device, channels, closed=closed, preempt=preempt)
+        gone = self.hands.gate(self.device, channels, closed=closed, preempt=preempt)
+        if gone:
+            self.lost(gone)
+        return gone
 
     def timeslice(self, tsg: RmObject, timeslice_us: int) -> bool:
         return self.hands.timeslice(tsg, timeslice_us)
@@ -44,13 +48,15 @@ class Card:
     register: Register
     hands: Hands
     log: SwitchLog
+    #: Told of channels that turned out not to exist any more.
+    lost: Callable[[set[Key]], None]
     meter: Meter = field(default_factory=Meter)
     enforcer: Enforcer = field(init=False)
     lease_until_ns: int | None = None
     _drained_ns: int = 0
 
     def __post_init__(self) -> None:
-        mechanism = _Mechanism(self.hands, self.device)
+        mechanism = _Mechanism(self.hands, self.device, self.lost)
         self.enforcer = Enforcer(self.device.instance, self.register, mechanism, self._used_ns)
 
     def apply(self, plan: Plan, now_ns: int) -> None:

@@ -7,8 +7,10 @@ descriptor, borrowed for the call. Every verb copes with objects that die meanwh
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from itertools import chain
+from typing import TypeVar
 
 import structlog
 
@@ -22,6 +24,9 @@ from qgpu.rm.versions import Branch
 
 #: How often a gate is tried again when channels die while it is being moved.
 _GATE_TRIES = 3
+
+_CONTROL_DEVICE = os.makedev(abi.NV_MAJOR, abi.NV_CONTROL_MINOR)
+_T = TypeVar("_T")
 
 _log = structlog.get_logger("guardian")
 
@@ -63,54 +68,60 @@ class Hands:
         return set(channels) - set(alive)
 
     def _lives(self, key: Key) -> bool:
-        return any(handle_info(fd, *key) is not None for fd in self._files(key[0]))
+        return self._through(key[0], lambda file: handle_info(file, *key)) is not None
 
     def timeslice(self, tsg: RmObject, timeslice_us: int) -> bool:
         """Set a TSG's timeslice; False when its owner is gone."""
         params = ffi.new("NVA06C_CTRL_TIMESLICE_PARAMS *", {"timesliceUs": timeslice_us})
-        for fd in self._files(tsg.client):
-            try:
-                control(fd, tsg.client, tsg.handle, abi.NVA06C_SET_TIMESLICE, params)
-            except RmError as error:
-                _log.info("timeslice refused", client=hex(tsg.client), tsg=hex(tsg.handle), reason=str(error))
-                continue
+
+        def put(file: int) -> bool:
+            control(file, tsg.client, tsg.handle, abi.NVA06C_SET_TIMESLICE, params)
             return True
-        return False
+
+        return self._through(tsg.client, put) is not None
 
     def real(self, claims: Sequence[RmObject]) -> dict[Key, tuple[int, int] | None]:
         """Ask RM for (class, parent) of objects of one client; None for what does not exist."""
-        for fd in self._files(claims[0].client):
-            answers = {rm.key: handle_info(fd, rm.client, rm.handle) for rm in claims}
-            if any(answer is not None for answer in answers.values()):
-                return answers
-        return {rm.key: None for rm in claims}
+
+        def ask(file: int) -> dict[Key, tuple[int, int] | None] | None:
+            answers = {rm.key: handle_info(file, rm.client, rm.handle) for rm in claims}
+            return answers if any(answers.values()) else None
+
+        return self._through(claims[0].client, ask) or {rm.key: None for rm in claims}
 
     def context(self, channel: RmObject) -> int:
         """Ask RM for the id that context-switch records carry for a channel; 0 where the branch can't say."""
-        if not self._branch.context_ids:
-            return 0
         params = ffi.new("NVA06F_CTRL_GET_CONTEXT_ID_PARAMS *")
-        for fd in self._files(channel.client):
-            try:
-                control(fd, channel.client, channel.handle, abi.NVA06F_GET_CONTEXT_ID, params)
-            except RmError:
-                continue
-            return int(params.contextId)
-        return 0
 
-    def _files(self, client: int) -> Iterator[int]:
+        def ask(file: int) -> int:
+            control(file, channel.client, channel.handle, abi.NVA06F_GET_CONTEXT_ID, params)
+            return int(params.contextId)
+
+        return (self._through(channel.client, ask) or 0) if self._branch.context_ids else 0
+
+    def _through(self, client: int, act: Callable[[int], _T | None]) -> _T | None:
+        """Act through the file on which a pod made an RM client; None when it does not work out through any.
+
+        First the descriptor that the pod used itself, then, should it have moved the file, every descriptor of
+        the control device it has. A process may end, or put another file in the place, while we reach for it.
+        """
         entry = self._register.clients.get(client)
-        for pid, fd in list(entry.users) if entry else []:
+        users = list(entry.users) if entry else []
+        for pid, fd in chain(users, ((user[0], fd) for user in users for fd in _control_files(user[0]))):
             if (pidfd := self._pidfds.get(pid)) is None:
                 continue
-            with _tolerated(), borrowed(pidfd, fd) as file:
-                yield file
+            try:
+                with borrowed(pidfd, fd) as file:
+                    if os.fstat(file).st_rdev == _CONTROL_DEVICE and (result := act(file)) is not None:
+                        return result
+            except (OSError, RmError) as error:
+                _log.debug("not through this file", pid=pid, fd=fd, reason=str(error))
+        return None
 
 
-@contextmanager
-def _tolerated() -> Iterator[None]:
-    """Let a process end, or close its descriptor, while we reach for it."""
-    try:
-        yield
-    except OSError as error:
-        _log.info("owner out of reach", reason=str(error))
+def _control_files(pid: int) -> Iterator[int]:
+    with suppress(OSError):
+        for name in os.listdir(f"/proc/{pid}/fd"):
+            with suppress(OSError):
+                if os.stat(f"/proc/{pid}/fd/{name}").st_rdev == _CONTROL_DEVICE:
+                    yield int(name)

@@ -41,6 +41,7 @@ class Journal:
             _START.pack_into(self._page, 0, _PAGE)
             _LISTENER.pack_into(self._page, 8, _NOBODY)
         self._end = os.fstat(self.fd).st_size
+        self._compacted_end = self._end
 
     @property
     def slot(self) -> memoryview:
@@ -65,9 +66,9 @@ class Journal:
 
     @property
     def grown(self) -> bool:
-        """Tell whether it is time to compact."""
+        """Tell whether it is time to compact: when there is more to drop than to write again."""
         (start,) = _START.unpack_from(self._page, 0)
-        return bool(self._end - start > COMPACT_BYTES)
+        return self._end - self._compacted_end > max(COMPACT_BYTES, self._compacted_end - int(start))
 
     def compact(self, facts: Iterable[Fact]) -> None:
         """Begin again with ``facts``."""
@@ -75,6 +76,7 @@ class Journal:
         for fact in facts:
             self.append(fact)
         _START.pack_into(self._page, 0, start)
+        self._compacted_end = self._end
         used = ctypes.c_long(start // _PAGE * _PAGE - _PAGE)
         _libc.fallocate(self.fd, _PUNCH_HOLE_KEEP_SIZE, ctypes.c_long(_PAGE), used)
 

@@ -7,6 +7,9 @@ from typing import Any
 from qgpu.guardian.register import grant_from
 from qgpu.model import OnIdle, Plan, PodClass, PodPlan, PodSample, Sample, TsgSample, Window
 
+#: Of the messages between daemon and guardian; a guardian may be older than the daemon that finds it.
+PROTOCOL = 1
+
 
 def plan_to(plan: Plan) -> dict[str, Any]:
     """Put a plan into JSON's types."""

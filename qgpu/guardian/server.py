@@ -11,6 +11,7 @@ import select
 import selectors
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from qgpu.errors import ExitCode, QgpuError, UnknownNameError
 from qgpu.guardian.card import Card
 from qgpu.guardian.hands import Hands
 from qgpu.guardian.journal import Journal
-from qgpu.guardian.messages import plan_from
+from qgpu.guardian.messages import PROTOCOL, plan_from
 from qgpu.guardian.register import Key, Register
 from qgpu.guardian.supervisor import Supervisor
 from qgpu.guardian.timer import Timer
@@ -36,6 +37,8 @@ _log = structlog.get_logger("guardian")
 
 #: How long pods' calls alone may keep everything else waiting; windows, leases and messages never wait.
 _CALLS_NS = 10 * NS_PER_MS
+#: How long a message to a daemon may take; past it the session is over.
+_PATIENCE_S = 0.1
 #: With no daemon and no pod left for this long, the guardian ends.
 _LINGER_NS = 5 * NS_PER_S
 
@@ -63,7 +66,7 @@ class Guardian:
         )
         client = RmClient()
         self.cards = [
-            Card(index, device, self.register, self.hands, SwitchLog(device))
+            Card(index, device, self.register, self.hands, SwitchLog(device), self.supervisor.doubt)
             for index, device in enumerate(open_devices(client))
         ]
         # poll and not epoll: only through poll does a stopped thread wake us on its own CPU (SYNC_WAKE_UP), and
@@ -91,6 +94,7 @@ class Guardian:
                 _log.exception("guardian: unexpected; gates open, timeslices the driver's")
                 for card in self.cards:
                     card.let_go(time.monotonic_ns())
+                time.sleep(_PATIENCE_S / 10)  # and should it go on, not at the price of a whole CPU
 
     def _serve(self) -> None:
         """Wait for the next thing, do it, and what else has come due."""
@@ -229,13 +233,16 @@ class Guardian:
 
     def _accept(self) -> None:
         sock, _ = self._listening.accept()
+        sock.settimeout(_PATIENCE_S)  # a daemon that is stopped must not stop us: it loses its session instead
         session = _Session(wire.Connection(sock))
         number = sock.fileno()
         self._sessions[number] = session
         self._selector.register(sock, selectors.EVENT_READ, lambda: self._hear(number))
 
     def _hear(self, number: int) -> None:
-        session = self._sessions[number]
+        session = self._sessions.get(number)
+        if session is None:  # hung up on while others were heard
+            return
         try:
             alive = session.connection.fill()
             while (message := session.connection.next_buffered()) is not None:
@@ -262,14 +269,18 @@ class Guardian:
             answer, out = operation(session, message, fds)
         except QgpuError as error:
             return {"ok": False, "error": str(error), "code": int(error.code)}, []
-        except (KeyError, ValueError, TypeError, AttributeError, IndexError, OSError) as error:
+        except Exception as error:  # noqa: BLE001 - whatever a request runs into is its sender's to hear
             _log.exception("bad request")
+            for fd in fds:
+                with suppress(OSError):
+                    os.close(fd)
             return {"ok": False, "error": f"bad request: {error!r}", "code": int(ExitCode.FAILED)}, []
         return {"ok": True, **answer}, out
 
     def _op_hello(self, session: _Session, message: dict[str, Any], _: list[int]) -> Any:
         session.watching = bool(message.get("watch"))
         answer = {
+            "protocol": PROTOCOL,
             "version": self.version,
             "pid": os.getpid(),
             "cards": [{"index": c.index, "minor": c.device.minor, "pci": c.device.pci} for c in self.cards],

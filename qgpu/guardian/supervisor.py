@@ -130,6 +130,11 @@ class Supervisor:
                 listener.proceed(call.id)
         self.journal.in_hand(-1)
 
+    def doubt(self, keys: set[Key]) -> None:
+        """Ask RM soon whether objects still exist that something failed on."""
+        for key in keys:
+            self._doubts.append(_Doubt(key, self.clock() + _AGAIN_NS, []))
+
     def exited(self, pid: int) -> None:
         """Forget a process that has ended."""
         self.note({"fact": "exit", "pid": pid})

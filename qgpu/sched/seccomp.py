@@ -20,9 +20,9 @@ import pynvml
 import structlog
 
 from qgpu import cgroup, errors, wire
-from qgpu.errors import BackendGoneError, ExitCode, NoGpuError, QgpuError
+from qgpu.errors import BackendGoneError, ExitCode, NoGpuError, NotSupportedError, QgpuError
 from qgpu.guardian.journal import Journal
-from qgpu.guardian.messages import plan_to, sample_from
+from qgpu.guardian.messages import PROTOCOL, plan_to, sample_from
 from qgpu.guardian.register import grant_from, grant_to
 from qgpu.model import NS_PER_MS, Grant, Plan, Sample
 from qgpu.sched.backend import Pgpu, PodInfo
@@ -35,6 +35,10 @@ _ANSWER_S = 2.0
 _RENEW_NS = 250 * NS_PER_MS
 
 
+class GuardianHangsError(BackendGoneError):
+    """A guardian is there and does not answer."""
+
+
 class Link:
     """A connection to the guardian: requests with answers, and events that come by themselves."""
 
@@ -45,8 +49,19 @@ class Link:
             raise BackendGoneError(f"guardian at {path}: {error.strerror or error}") from error
         self._lock = threading.Lock()
         self.events: list[dict[str, Any]] = []
-        self.hello, fds = self.call("hello", watch=watch)
+        try:
+            self.hello, fds = self.call("hello", watch=watch)
+        except BackendGoneError as error:
+            pid = self._connection.peer().pid
+            self._connection.close()
+            raise GuardianHangsError(f"guardian (process {pid}): {error}") from error
         self.journal_fd = fds[0]
+        if self.hello.get("protocol") != PROTOCOL:
+            self.close()
+            raise NotSupportedError(
+                f"guardian (process {self.hello['pid']}): left by another version of qgpu; "
+                "end its pods, or go back to that version"
+            )
 
     def call(self, op: str, fds: Sequence[int] = (), **arguments: Any) -> tuple[dict[str, Any], list[int]]:
         """Ask and return the answer with its descriptors. Raises BackendGoneError or what the guardian says."""
@@ -69,8 +84,9 @@ class Link:
     def wait(self, timeout_ns: int) -> None:
         """Return when an event is there or time is up."""
         if not self.events:
-            ready, _, _ = select.select([self._connection], [], [], timeout_ns / 1e9)
-            if ready:
+            poll = select.poll()
+            poll.register(self._connection, select.POLLIN)
+            if poll.poll(timeout_ns / 1e6):
                 with self._lock:
                     self._connection.fill()
                     while (message := self._connection.next_buffered()) is not None:
@@ -140,6 +156,8 @@ class SeccompHost:
         try:
             self._link = Link(self.socket, watch=True)
             _log.info("guardian found", pid=self._link.hello["pid"])
+        except GuardianHangsError:
+            raise  # only it has its pods' listeners: another one beside it would strand them
         except BackendGoneError:
             journal = Journal()
             self._link = self._start(journal.fd)
