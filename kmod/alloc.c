@@ -105,6 +105,18 @@ err_free:
 	return refuse_memory(call, gpu, size, status_at);
 }
 
+/*
+ * On a client from before we came, or one that is not the pod's, which RM refuses itself: forward. On one of the
+ * pod's the device must be known, or the memory would be nobody's.
+ */
+static long without_card(struct qgpu_call *call, struct qgpu_client *client, u32 parent, size_t status_at)
+{
+	if (client && !qgpu_object_device(client, parent))
+		return qgpu_call_answer(call, status_at, NV_ERR_INVALID_OBJECT_PARENT);
+	qgpu_pod_flag(call->pod, QGPU_POD_LATE, QGPU_EVENT_LATE_FILE);
+	return qgpu_call_forward(call);
+}
+
 /* Reserve, call, book. size may be a lie; then RM's answer decides. */
 static long alloc_video(struct qgpu_call *call, const struct request *request, u64 size)
 {
@@ -114,8 +126,8 @@ static long alloc_video(struct qgpu_call *call, const struct request *request, u
 
 	if (IS_ERR(client))
 		return PTR_ERR(client);
-	if (gpu < 0) {		/* of a client from before we came, or none of the pod's: RM refuses the latter */
-		ret = qgpu_call_forward(call);
+	if (gpu < 0) {
+		ret = without_card(call, client, request->parent, request->status_at);
 		goto out;
 	}
 	if (qgpu_mem_reserve(call->pod, gpu, size)) {
@@ -181,7 +193,7 @@ static int register_channel(struct qgpu_client *client, struct qgpu_object *chan
 	int ret;
 
 	if (channel->gpu < 0)
-		return 0;
+		return qgpu_object_device(client, request->parent) ? 0 : -EINVAL;
 	if (!tsg) {
 		tsg = qgpu_tsg_add(client, &qgpu_gpus[channel->gpu], 0, qgpu_object_device(client, request->parent),
 				   param_u32(request, NV_CHANNEL_PARAMS_ENGINE_AT));
@@ -201,7 +213,7 @@ static int register_tsg(struct qgpu_client *client, struct qgpu_object *object, 
 	struct qgpu_tsg *tsg;
 
 	if (object->gpu < 0)
-		return 0;
+		return qgpu_object_device(client, request->parent) ? 0 : -EINVAL;
 	tsg = qgpu_tsg_add(client, &qgpu_gpus[object->gpu], object->handle,
 			   qgpu_object_device(client, request->parent), param_u32(request, NV_TSG_PARAMS_ENGINE_AT));
 	if (IS_ERR(tsg))
@@ -230,7 +242,8 @@ static int register_object(struct qgpu_client *client, const struct request *req
 	return ret;
 }
 
-static bool is_registered(u32 class)
+/* The classes that the register keeps beside clients and memory. */
+bool qgpu_is_registered(u32 class)
 {
 	return class == NV01_DEVICE_0 || class == NV20_SUBDEVICE_0 || class == KEPLER_CHANNEL_GROUP_A ||
 	       class == FERMI_VASPACE_A || class == FERMI_CONTEXT_SHARE_A || NV_IS_GPFIFO(class);
@@ -249,12 +262,12 @@ static long alloc_object(struct qgpu_call *call, const struct request *request)
 	if (!client)
 		return ret;
 	handle = call->out.alloc.object;
-	if (ret || answered(call, request) != NV_OK || (call->sealed && !is_registered(request->class)))
+	if (ret || answered(call, request) != NV_OK || (call->sealed && !qgpu_is_registered(request->class)))
 		goto out;
 	if (qgpu_rm_class(client->handle, handle, &class) != NV_OK)
 		goto out;
 	if (class == NV01_MEMORY_LOCAL_USER ||
-	    (is_registered(class) && register_object(client, request, handle, class))) {
+	    (qgpu_is_registered(class) && register_object(client, request, handle, class))) {
 		qgpu_rm_free(client->handle, request->parent, handle);
 		ret = qgpu_call_answer(call, request->status_at, NV_ERR_NO_MEMORY);
 	}
@@ -326,7 +339,7 @@ static long heap_alloc(struct qgpu_call *call, u32 attr_at, u32 size_at)
 		return PTR_ERR(client);
 	gpu = client ? qgpu_object_gpu(client, request.parent) : -1;
 	if (gpu < 0) {
-		ret = qgpu_call_forward(call);
+		ret = without_card(call, client, request.parent, request.status_at);
 		goto out;
 	}
 	if (qgpu_mem_reserve(call->pod, gpu, size)) {

@@ -211,6 +211,8 @@ static bool is_below(struct qgpu_client *client, struct qgpu_object *object, u32
 {
 	int depth;
 
+	if (handle == client->handle)
+		return true;
 	for (depth = 0; object && depth < OBJECT_DEPTH_MAX; depth++) {
 		if (object->handle == handle || object->parent == handle)
 			return true;

@@ -83,6 +83,7 @@ out:
 	return ret;
 }
 
+/* Memory may have two names. A second name for a device, a TSG or a channel would be a way past its gate. */
 static long dup_object(struct qgpu_call *call)
 {
 	struct qgpu_client *client = qgpu_client_lock(call->in.dup.client, call->pod);
@@ -98,14 +99,20 @@ static long dup_object(struct qgpu_call *call)
 	ret = qgpu_call_forward(call);
 	if (!client)
 		return ret;
-	if (!ret && mem && call->out.dup.status == NV_OK &&
-	    qgpu_rm_class(client->handle, call->out.dup.object, &class) == NV_OK) {
+	if (ret || call->out.dup.status != NV_OK ||
+	    qgpu_rm_class(client->handle, call->out.dup.object, &class) != NV_OK)
+		goto out;
+	if (qgpu_is_registered(class)) {
+		qgpu_rm_free(client->handle, call->in.dup.parent, call->out.dup.object);
+		ret = qgpu_call_answer(call, offsetof(struct nvos55, status), NV_ERR_NOT_SUPPORTED);
+	} else if (mem) {
 		alias = qgpu_object_add(client, call->out.dup.object, call->in.dup.parent, class);
 		if (!IS_ERR(alias)) {
 			qgpu_mem_alias(alias, mem);
 			mem = NULL;
 		}
 	}
+out:
 	qgpu_client_unlock(client);
 	qgpu_mem_put(mem);
 	return ret;

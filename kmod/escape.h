@@ -33,6 +33,7 @@ long qgpu_call_forward(struct qgpu_call *call);
 /* Answer with an RM status instead of the driver's. */
 long qgpu_call_answer(struct qgpu_call *call, size_t status_at, u32 status);
 
+bool qgpu_is_registered(u32 class);
 long qgpu_alloc(struct qgpu_call *call);
 long qgpu_alloc_memory(struct qgpu_call *call);
 long qgpu_vid_heap(struct qgpu_call *call);

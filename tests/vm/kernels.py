@@ -166,7 +166,7 @@ def _newest(release: str, suite: Suite, cache: Path) -> Source:
     chroot = cache / "chroot-trixie"
     if not (chroot / "usr/src" / f"linux-headers-{release}").exists():
         shutil.rmtree(chroot, ignore_errors=True)
-        script = ["mmdebstrap", "--variant=apt", f"--include=make,linux-headers-{release}", "trixie", str(chroot)]
+        script = ["mmdebstrap", "--variant=apt", f"--include=make,binutils,gcc-14,linux-headers-{release}", "trixie", str(chroot)]
         lists = [f"deb {MIRROR} trixie main", f"deb {MIRROR} {suite.suite} main"]
         subprocess.run([*script, *lists], check=True)
     for folder in ("proc", str(cache).lstrip("/")):

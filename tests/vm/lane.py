@@ -98,7 +98,7 @@ def main() -> int:
     kernel = kernels.get(arguments.kernel, CACHE)
     started = time.monotonic()
     out = build(kernel)
-    suite, version = ["-m", "vm", str(HERE / "guest"), str(ROOT / "tests" / "contract")], ""
+    suite, version = [str(HERE / "guest"), str(ROOT / "tests" / "contract")], ""
     if arguments.driver:
         suite = [str(HERE / "real")]
         out, version = with_driver(arguments.driver, kernel, out)
@@ -113,7 +113,8 @@ def main() -> int:
         "QGPU_TRACES": os.environ.get("QGPU_TRACES", ""),
         "PYTHONPATH": str(ROOT),
     }
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *(pytest or suite)]
+    marks = [] if arguments.driver else ["-m", "vm"]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *marks, *(pytest or suite)]
     with tempfile.TemporaryDirectory(prefix="qgpu-share.") as share:
         outcome = vm.boot(
             kernel.boot(),

@@ -17,6 +17,7 @@ if not collect_ignore_glob:
     import qg
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     here = str(Path(__file__).parent)
     for item in items:
