@@ -6,12 +6,14 @@ import contextlib
 import ctypes
 import gc
 import os
+import resource
 import signal
 import sys
 from pathlib import Path
 
 import structlog
 
+from qgpu import cgroup
 from qgpu.errors import QgpuError
 from qgpu.guardian.journal import Journal
 from qgpu.guardian.server import Guardian
@@ -30,6 +32,14 @@ def main() -> int:
     libc.prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)
     with contextlib.suppress(OSError):
         os.nice(-10)
+    # One pidfd a process and one listener a pod: many pods need many.
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    # A service manager that ends the daemon's cgroup must not end this process with it.
+    with contextlib.suppress(OSError, QgpuError):
+        home = cgroup.mount() / "qgpu-guardian"
+        home.mkdir(exist_ok=True)
+        (home / "cgroup.procs").write_text(str(os.getpid()))
     structlog.configure(
         processors=[
             structlog.processors.add_log_level,

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from qgpu.guardian.enforce import Enforcer
+import structlog
+
+from qgpu.errors import BackendGoneError, RmError
+from qgpu.guardian.enforce import Enforcer, Moved
 from qgpu.guardian.hands import Hands
 from qgpu.guardian.meter import Event, Meter, Use
 from qgpu.guardian.register import Key, Register, RmObject, grant_to
 from qgpu.model import NS_PER_MS, NS_PER_S, Plan
 from qgpu.rm.device import RmDevice
 from qgpu.rm.switches import START, SwitchLog
+
+_log = structlog.get_logger("guardian")
 
 #: How long a plan holds without the daemon renewing it.
 LEASE_NS = NS_PER_S
@@ -27,13 +32,13 @@ class _Mechanism:
 
     hands: Hands
     device: RmDevice
-    lost: Callable[[set[Key]], None]
+    lost: Callable[[Iterable[Key]], None]
 
-    def gate(self, channels: list[Key], *, closed: bool, preempt: bool = True) -> set[Key]:
-        gone = self.hands.gate(self.device, channels, closed=closed, preempt=preempt)
-        if gone:
-            self.lost(gone)
-        return gone
+    def gate(self, channels: list[Key], *, closed: bool, preempt: bool = True) -> Moved:
+        moved = self.hands.gate(self.device, channels, closed=closed, preempt=preempt)
+        if moved.gone:
+            self.lost(moved.gone)
+        return moved
 
     def timeslice(self, tsg: RmObject, timeslice_us: int) -> bool:
         return self.hands.timeslice(tsg, timeslice_us)
@@ -49,11 +54,15 @@ class Card:
     hands: Hands
     log: SwitchLog
     #: Told of channels that turned out not to exist any more.
-    lost: Callable[[set[Key]], None]
+    lost: Callable[[Iterable[Key]], None]
     meter: Meter = field(default_factory=Meter)
     enforcer: Enforcer = field(init=False)
     lease_until_ns: int | None = None
     _drained_ns: int = 0
+    _trouble: str = ""
+    #: Whose a (context, pid) is, as of one revision of the register.
+    _owners: dict[Hashable, Key | None] = field(default_factory=dict)
+    _owners_as_of: int = -1
 
     def __post_init__(self) -> None:
         mechanism = _Mechanism(self.hands, self.device, self.lost)
@@ -78,12 +87,14 @@ class Card:
         with contextlib.suppress(Exception):
             self.release(now_ns)
 
-    def sample(self, now_ns: int, wall_ns: int) -> dict[str, Any]:
+    def sample(self, now_ns: int) -> dict[str, Any]:
         """Report GPU time per pod and TSG since the last sample, in the terms of qgpu.model.Sample."""
-        self.drain(now_ns, wall_ns)
+        self.drain(now_ns)
+        if self._trouble:
+            raise BackendGoneError(f"pGPU {self.index}: {self._trouble}")
         resident = self._tsg_of(self.meter.resident)
         uses: dict[Key, Use] = {}
-        for who, use in self.meter.take().items():
+        for who, use in self.meter.take(lambda who: self._tsg_of(who) is not None).items():
             if (tsg := self._tsg_of(who)) is not None:
                 uses[tsg] = uses.get(tsg, Use()) + use
         tsgs = self.register.compute_tsgs(self.device.instance)
@@ -110,11 +121,19 @@ class Card:
             )
         return {"pgpu": self.index, "now_ns": now_ns, "pods": pods}
 
-    def drain(self, now_ns: int, wall_ns: int) -> None:
-        """Move context switches from the log to the meter."""
-        events = [Event(s.at_ns, (s.context, s.pid), s.tag == START) for s in self.log.read()]
-        self.meter.advance(events, wall_ns)
+    def drain(self, now_ns: int) -> None:
+        """Move context switches from the log to the meter; a card that fails is left alone until the next drain."""
         self._drained_ns = now_ns
+        try:
+            switches = self.log.read()
+            gpu_ns = self.device.time_ns()
+        except (RmError, OSError) as error:
+            if str(error) != self._trouble:
+                _log.error("card fails", pgpu=self.index, reason=str(error))
+            self._trouble = str(error)
+            return
+        self._trouble = ""
+        self.meter.advance([Event(s.at_ns, (s.context, s.pid), s.tag == START) for s in switches], gpu_ns)
 
     def drain_due_ns(self) -> int:
         """Return when the log must be drained at the latest."""
@@ -129,6 +148,14 @@ class Card:
         )
 
     def _tsg_of(self, who: Hashable) -> Key | None:
+        if self._owners_as_of != self.register.revision:
+            self._owners.clear()
+            self._owners_as_of = self.register.revision
+        if who not in self._owners:
+            self._owners[who] = self._find_tsg(who)
+        return self._owners[who]
+
+    def _find_tsg(self, who: Hashable) -> Key | None:
         """Find the TSG of a (context, pid): by the context of one of its channels, else by its process."""
         if not isinstance(who, tuple):
             return None

@@ -11,16 +11,27 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from qgpu.guardian.register import Key, Register, RmObject
-from qgpu.model import MIN_TIMESLICE_US, Plan
+from qgpu.model import MIN_TIMESLICE_US, NS_PER_MS, Plan
 from qgpu.rm import abi
 from qgpu.sched.timeline import Timeline
+
+#: A gate that RM would not move is tried again after this long.
+RETRY_NS = 100 * NS_PER_MS
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """What became of channels whose gate was to be moved, where it was not simply moved."""
+
+    gone: frozenset[Key] = frozenset()
+    stuck: frozenset[Key] = frozenset()
 
 
 class Mechanism(Protocol):
     """The two things that can be done to a pod's TSGs on one pGPU."""
 
-    def gate(self, channels: list[Key], *, closed: bool, preempt: bool = True) -> set[Key]:
-        """Close or open gates; return the channels that are no more.
+    def gate(self, channels: list[Key], *, closed: bool, preempt: bool = True) -> Moved:
+        """Close or open gates.
 
         Without ``preempt`` what runs may run to the end of its timeslice.
         """
@@ -74,11 +85,11 @@ class Enforcer:
             phase = (now_ns - self._epoch_ns) % self._timeline.plan.period_ns
             wanted = self._timeline.closed(phase, self._idle)
             wait = self._timeline.until_next(phase)
+        stuck = self._set_gates(wanted)
         if wanted != self.closed:
             self._reckon(wanted, now_ns)
-        self._set_gates(wanted)
-        self.closed = wanted
-        return wait
+            self.closed = wanted
+        return min(RETRY_NS, wait or RETRY_NS) if stuck else wait
 
     def distrust(self) -> None:
         """Forget what timeslices are set, because somebody else set them: each is then set anew."""
@@ -110,7 +121,8 @@ class Enforcer:
             if (before := self._opened_with.pop(pod, None)) is not None:
                 (self._idle.discard if self.used_ns(pod) > before else self._idle.add)(pod)
 
-    def _set_gates(self, wanted: frozenset[str]) -> None:
+    def _set_gates(self, wanted: frozenset[str]) -> bool:
+        """Move what has to move; True when something would not."""
         shut = {
             channel.key
             for tsg in self.register.compute_tsgs(self.instance)
@@ -118,10 +130,12 @@ class Enforcer:
             for channel in self.register.channels(tsg)
         } - self._leaving
         to_open = self._closed_channels - shut
+        stuck = False
         if to_close := sorted(shut - self._closed_channels):
-            gone = self.mechanism.gate(to_close, closed=True, preempt=not self._hands_over(wanted, to_open))
-            self._closed_channels |= set(to_close) - gone
-        self._open(sorted(to_open))
+            moved = self.mechanism.gate(to_close, closed=True, preempt=not self._hands_over(wanted, to_open))
+            self._closed_channels |= set(to_close) - moved.gone - moved.stuck
+            stuck = bool(moved.stuck)
+        return self._open(sorted(to_open)) or stuck
 
     def _hands_over(self, wanted: frozenset[str], to_open: set[Key]) -> bool:
         """Tell whether the shortest slices make the hardware itself take the engine from who is being closed."""
@@ -129,11 +143,12 @@ class Enforcer:
         short = all(part.timeslice_us <= MIN_TIMESLICE_US for part in parts if part.pod in wanted)
         return short and bool(to_open)
 
-    def _open(self, channels: list[Key]) -> None:
+    def _open(self, channels: list[Key]) -> bool:
+        """Open gates; True when one would not, and is to be tried again."""
         known = [key for key in channels if key in self.register.objects]
-        if known:
-            self.mechanism.gate(known, closed=False)
-        self._closed_channels -= set(channels)
+        moved = self.mechanism.gate(known, closed=False) if known else Moved()
+        self._closed_channels -= set(channels) - moved.stuck
+        return bool(moved.stuck)
 
     def _set_slices(self) -> None:
         asked = {part.pod: part.timeslice_us for part in self.plan.pods} if self.plan else {}

@@ -7,6 +7,7 @@ else, kernel launches included, never leaves the fast path.
 
 from __future__ import annotations
 
+import errno
 import os
 import platform
 import struct
@@ -119,9 +120,8 @@ def install() -> int:
     code = program(machine)
     buffer = _ffi.from_buffer(code)
     prog = _ffi.new("struct sock_fprog *", {"len": len(code) // 8, "filter": buffer})
-    if os.geteuid() != 0:
-        _libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-    for flags in (_NEW_LISTENER | _SPEC_ALLOW | _WAIT_KILLABLE_RECV, _NEW_LISTENER | _SPEC_ALLOW):
+    best, older = _NEW_LISTENER | _SPEC_ALLOW | _WAIT_KILLABLE_RECV, _NEW_LISTENER | _SPEC_ALLOW
+    for flags in (best, older, best, older):
         fd = _libc.syscall(
             _SYS_SECCOMP[machine],
             _ffi.cast("long", _SET_MODE_FILTER),
@@ -130,6 +130,8 @@ def install() -> int:
         )
         if fd >= 0:
             return int(fd)
+        if _ffi.errno == errno.EACCES:  # without CAP_SYS_ADMIN a filter needs this; set-uid programs lose theirs
+            _libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     raise NotSupportedError(
         f"seccomp user notification: {os.strerror(_ffi.errno)}; "
         "it needs Linux 5.5 or newer, and a pod cannot be started inside a pod"

@@ -15,6 +15,7 @@ from typing import TypeVar
 import structlog
 
 from qgpu.errors import RmError
+from qgpu.guardian.enforce import Moved
 from qgpu.guardian.register import Key, Register, RmObject
 from qgpu.rm import abi
 from qgpu.rm.abi import ffi
@@ -49,23 +50,22 @@ class Hands:
         if (pidfd := self._pidfds.pop(pid, None)) is not None:
             os.close(pidfd)
 
-    def gate(self, device: RmDevice, channels: Sequence[Key], *, closed: bool, preempt: bool = True) -> set[Key]:
-        """Close or open the gate over channels; return those RM knows no longer (they need no gate).
+    def gate(self, device: RmDevice, channels: Sequence[Key], *, closed: bool, preempt: bool = True) -> Moved:
+        """Close or open the gate over channels; tell which RM knows no longer (they need none) or would not move.
 
         One stale handle makes RM refuse a whole call, and a dying process leaves some: the living are then
         told from the dead by asking, which takes no lock of the card's.
         """
         alive = list(channels)
         for _ in range(_GATE_TRIES):
-            if not alive:
-                break
             try:
-                device.set_channels(alive, disabled=closed, preempt=preempt)
-                break
-            except RmError as error:
-                _log.info("gate refused", channels=len(alive), reason=str(error))
+                if alive:
+                    device.set_channels(alive, disabled=closed, preempt=preempt)
+                return Moved(gone=frozenset(channels) - frozenset(alive))
+            except (RmError, OSError) as error:
+                _log.info("gate refused", closed=closed, channels=len(alive), reason=str(error))
                 alive = [key for key in alive if self._lives(key)]
-        return set(channels) - set(alive)
+        return Moved(frozenset(channels) - frozenset(alive), frozenset(alive))
 
     def _lives(self, key: Key) -> bool:
         return self._through(key[0], lambda file: handle_info(file, *key)) is not None

@@ -40,7 +40,8 @@ class Journal:
         if fresh:
             _START.pack_into(self._page, 0, _PAGE)
             _LISTENER.pack_into(self._page, 8, _NOBODY)
-        self._end = os.fstat(self.fd).st_size
+        self._words = memoryview(self._page).cast("Q")
+        self._end = self._behind_last_line()
         self._compacted_end = self._end
 
     @property
@@ -75,10 +76,17 @@ class Journal:
         start = self._end
         for fact in facts:
             self.append(fact)
-        _START.pack_into(self._page, 0, start)
+        self._words[0] = start
         self._compacted_end = self._end
         used = ctypes.c_long(start // _PAGE * _PAGE - _PAGE)
         _libc.fallocate(self.fd, _PUNCH_HOLE_KEEP_SIZE, ctypes.c_long(_PAGE), used)
+
+    def _behind_last_line(self) -> int:
+        """Find where to go on writing: a death may have cut the last line short."""
+        (start,) = _START.unpack_from(self._page, 0)
+        end = os.fstat(self.fd).st_size
+        data = os.pread(self.fd, end - start, start)
+        return int(start) + data.rfind(b"\n") + 1
 
     def replay(self) -> Iterator[Fact]:
         """Read every fact since the last compaction; a last line cut short by a death is left out."""

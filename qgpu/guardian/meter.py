@@ -6,7 +6,7 @@ stays resident while it idles, because nothing makes the hardware switch: its ti
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
 
 
@@ -33,10 +33,6 @@ class Use:
         return Use(self.run_ns - other.run_ns, self.starts - other.starts)
 
 
-#: Contexts that did nothing between two takes are forgotten beyond this many.
-_REMEMBERED = 1024
-
-
 @dataclass(slots=True)
 class Meter:
     """Time by context; ``resident`` is who holds the engine now, ``totals`` all there was."""
@@ -57,11 +53,10 @@ class Meter:
                 self.resident = None
         self._charge(now_ns)
 
-    def take(self) -> dict[Hashable, Use]:
-        """Return the uses since the last take."""
+    def take(self, known: Callable[[Hashable], bool] = lambda _: True) -> dict[Hashable, Use]:
+        """Return the uses since the last take; contexts that did nothing and are not ``known`` are forgotten."""
         uses = {who: use - self._taken.get(who, Use()) for who, use in self.totals.items()}
-        if len(self.totals) > _REMEMBERED:
-            self.totals = {who: use for who, use in self.totals.items() if uses[who] != Use()}
+        self.totals = {who: use for who, use in self.totals.items() if uses[who] != Use() or known(who)}
         self._taken = dict(self.totals)
         return uses
 

@@ -79,12 +79,16 @@ class Listener:
         """Return 0 from the call without carrying it out: RM's status in its argument tells the rest."""
         self._send(id_, 0)
 
+    def answer_error(self, id_: int, code: int) -> None:
+        """Fail the call with an errno without carrying it out."""
+        self._send(id_, 0, -code)
+
     def still_waiting(self, id_: int) -> bool:
         """Tell whether the thread is still stopped in this very call, so that what was read was its own."""
         return bool(_libc.ioctl(self.fd, _ffi.cast("unsigned long", _ID_VALID), _ffi.new("uint64_t *", id_)) == 0)
 
-    def _send(self, id_: int, flags: int) -> None:
-        self._answer.id, self._answer.val, self._answer.error, self._answer.flags = id_, 0, 0, flags
+    def _send(self, id_: int, flags: int, error: int = 0) -> None:
+        self._answer.id, self._answer.val, self._answer.error, self._answer.flags = id_, 0, error, flags
         # ENOENT: the thread was killed while it waited; nobody is left to be answered.
         _libc.ioctl(self.fd, _SEND_REQUEST, self._answer)
 

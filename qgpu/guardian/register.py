@@ -15,6 +15,9 @@ from qgpu.model import Grant, PodClass
 from qgpu.rm import abi
 
 Fact = dict[str, Any]
+
+#: Levels of objects below an RM client: device, TSG or subdevice, channel, what hangs on it; and room to spare.
+_DEEPEST = 8
 Key = tuple[int, int]
 
 
@@ -66,11 +69,15 @@ class Register:
     objects: dict[Key, RmObject] = field(default_factory=dict)
     _children: dict[Key, set[int]] = field(default_factory=dict)
     _tsgs: set[Key] = field(default_factory=set)
+    #: Counts what may change who is scheduled, so that others can keep what they worked out.
+    revision: int = 0
     _held: Counter[tuple[str, int]] = field(default_factory=Counter)
 
     def note(self, fact: Fact) -> None:
         """Take one fact in. Facts about what is not there (any more) change nothing."""
         getattr(self, f"_{fact['fact']}")(fact)
+        if fact.get("class") != abi.NV01_MEMORY_LOCAL_USER:
+            self.revision += 1
 
     def _pod(self, fact: Fact) -> None:
         entry = self.pods.setdefault(fact["name"], PodEntry())
@@ -102,8 +109,10 @@ class Register:
             entry.users.append(user)
 
     def _object(self, fact: Fact) -> None:
-        rm = RmObject(fact["client"], fact["handle"], fact["parent"], fact["class"], fact["detail"])
-        if rm.client not in self.clients:
+        # RM takes parent 0 for the client itself (rs_server.c:serverAllocResource).
+        parent = fact["parent"] or fact["client"]
+        rm = RmObject(fact["client"], fact["handle"], parent, fact["class"], fact["detail"])
+        if rm.client not in self.clients or not self._hangs_together(rm):
             return
         if (before := self.objects.get(rm.key)) is not None:
             self._children.get((rm.client, before.parent), set()).discard(rm.handle)
@@ -113,6 +122,18 @@ class Register:
             self._tsgs.add(rm.key)
         self._charge(rm)
         self._children.setdefault((rm.client, rm.parent), set()).add(rm.handle)
+
+    def _hangs_together(self, rm: RmObject) -> bool:
+        """Refuse what would be its own ancestor: RM makes no such thing, and a pod may ask for it."""
+        at = rm.parent
+        for _ in range(_DEEPEST):
+            if at == rm.handle or rm.handle == rm.client:
+                return False
+            above = self.objects.get((rm.client, at))
+            if above is None or at == rm.client:
+                return True
+            at = above.parent
+        return False
 
     def _confirm(self, fact: Fact) -> None:
         if (rm := self.objects.get((fact["client"], fact["handle"]))) is not None:

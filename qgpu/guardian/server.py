@@ -19,7 +19,7 @@ from typing import Any
 import structlog
 
 from qgpu import cgroup, wire
-from qgpu.errors import ExitCode, QgpuError, UnknownNameError
+from qgpu.errors import ExitCode, NoGpuError, QgpuError, RmError, UnknownNameError
 from qgpu.guardian.card import Card
 from qgpu.guardian.hands import Hands
 from qgpu.guardian.journal import Journal
@@ -64,11 +64,16 @@ class Guardian:
         self.supervisor = Supervisor(
             self.register, journal, self.hands, self._leave, self._stayed, self._watch, time.monotonic_ns, self._limit
         )
-        client = RmClient()
-        self.cards = [
-            Card(index, device, self.register, self.hands, SwitchLog(device), self.supervisor.doubt)
-            for index, device in enumerate(open_devices(client))
-        ]
+        self.cards: dict[int, Card] = {}
+        for index, device in enumerate(open_devices(RmClient())):
+            try:
+                log = SwitchLog(device)
+            except RmError as error:  # MIG mode, or a card without such records: what it does could not be measured
+                _log.error("card left out: no context-switch records", pci=device.pci, reason=str(error))
+                continue
+            self.cards[index] = Card(index, device, self.register, self.hands, log, self.supervisor.doubt)
+        if not self.cards:
+            raise NoGpuError("no NVIDIA card here that qgpu can share; see guardian.log for why")
         # poll and not epoll: only through poll does a stopped thread wake us on its own CPU (SYNC_WAKE_UP), and
         # that hand-over is most of what a call costs the pod.
         self._selector = selectors.PollSelector()
@@ -92,7 +97,7 @@ class Guardian:
                 self._serve()
             except Exception:  # noqa: BLE001 - pods depend on this process: report, let go of them, go on
                 _log.exception("guardian: unexpected; gates open, timeslices the driver's")
-                for card in self.cards:
+                for card in self.cards.values():
                     card.let_go(time.monotonic_ns())
                 time.sleep(_PATIENCE_S / 10)  # and should it go on, not at the price of a whole CPU
 
@@ -124,7 +129,7 @@ class Guardian:
         due = [now + NS_PER_S]
         if (confirm := self.supervisor.due_ns()) is not None:
             due.append(confirm)
-        for card in self.cards:
+        for card in self.cards.values():
             if (wait := card.enforcer.step(now)) is not None:
                 due.append(now + wait)
             if card.lease_until_ns is not None:
@@ -138,18 +143,18 @@ class Guardian:
         now = time.monotonic_ns()
         if self.supervisor.settle(now):
             self._changed()
-        for card in self.cards:
+        for card in self.cards.values():
             if card.lease_until_ns is not None and card.lease_until_ns <= now:
                 _log.warning("lease lapsed: gates open, timeslices the driver's", pgpu=card.index)
                 card.release(now)
             moving = card.enforcer.plan is not None and card.enforcer.plan.gated
             if self.register.processes and (moving or card.drain_due_ns() <= now):
-                card.drain(now, time.time_ns())
+                card.drain(now)
 
     def _settle_all(self) -> None:
         """Put every pod back to the driver's own state: what a new guardian does first."""
         now = time.monotonic_ns()
-        for card in self.cards:
+        for card in self.cards.values():
             channels = [
                 channel.key
                 for tsg in self.register.compute_tsgs(card.device.instance)
@@ -170,7 +175,7 @@ class Guardian:
     def _changed(self) -> None:
         """Bring gates and timeslices in line with the register and wake the daemon."""
         now = time.monotonic_ns()
-        for card in self.cards:
+        for card in self.cards.values():
             card.enforcer.refresh(now)
         self._tell({"event": "changed"})
 
@@ -186,16 +191,16 @@ class Guardian:
 
     def _limit(self, pod: str, instance: int) -> int | None:
         grants = self.register.pods[pod].grants if pod in self.register.pods else {}
-        index = next((card.index for card in self.cards if card.device.instance == instance), None)
+        index = next((card.index for card in self.cards.values() if card.device.instance == instance), None)
         grant = grants.get(index) if index is not None else None
         return grant.memory if grant is not None else None
 
     def _leave(self, channels: list[Key]) -> None:
-        for card in self.cards:
+        for card in self.cards.values():
             card.enforcer.leave(channels)
 
     def _stayed(self, channels: list[Key]) -> None:
-        for card in self.cards:
+        for card in self.cards.values():
             card.enforcer.stayed(channels)
 
     def _watch(self, pid: int, pidfd: int) -> None:
@@ -206,11 +211,14 @@ class Guardian:
 
         self._selector.register(pidfd, selectors.EVENT_READ, exited)
 
-    def _listen(self, pod: str, fd: int, number: int | None = None) -> int:
-        number = self.supervisor.listen(pod, fd, number)
+    def _listen(self, pod: str, fd: int) -> int:
+        number = self.supervisor.listen(pod, fd)
+        self._hear_calls(number, fd)
+        return number
+
+    def _hear_calls(self, number: int, fd: int) -> None:
         self._selector.register(fd, selectors.EVENT_READ, lambda: self._notified(number, fd))
         self._call_fds.add(fd)
-        return number
 
     def _notified(self, number: int, fd: int) -> None:
         """Serve one call; when every process behind the listener is gone, forget it.
@@ -268,12 +276,11 @@ class Guardian:
             operation: Callable[..., tuple[dict[str, Any], list[int]]] = getattr(self, f"_op_{message['op']}")
             answer, out = operation(session, message, fds)
         except QgpuError as error:
+            _close(fds)
             return {"ok": False, "error": str(error), "code": int(error.code)}, []
         except Exception as error:  # noqa: BLE001 - whatever a request runs into is its sender's to hear
             _log.exception("bad request")
-            for fd in fds:
-                with suppress(OSError):
-                    os.close(fd)
+            _close(fds)
             return {"ok": False, "error": f"bad request: {error!r}", "code": int(ExitCode.FAILED)}, []
         return {"ok": True, **answer}, out
 
@@ -283,7 +290,7 @@ class Guardian:
             "protocol": PROTOCOL,
             "version": self.version,
             "pid": os.getpid(),
-            "cards": [{"index": c.index, "minor": c.device.minor, "pci": c.device.pci} for c in self.cards],
+            "cards": [{"index": c.index, "minor": c.device.minor, "pci": c.device.pci} for c in self.cards.values()],
             "listeners": {str(number): pod for number, (pod, _) in self.supervisor.listeners.items()},
         }
         return answer, [self.journal.fd]
@@ -292,8 +299,15 @@ class Guardian:
         return {}, [self.supervisor.listeners[message["listener"]][1].fd]
 
     def _op_adopt(self, _: _Session, message: dict[str, Any], fds: list[int]) -> Any:
-        self._listen(message["pod"], fds[0], message["listener"])
+        """Take over a dead guardian's listener; none is served before all are here and the call in hand answered."""
+        self.supervisor.listen(message["pod"], fds[0], message["listener"])
+        return {}, []
+
+    def _op_adopted(self, _: _Session, __: dict[str, Any], ___: list[int]) -> Any:
         self.supervisor.answer_orphan()
+        for number, (_pod, listener) in self.supervisor.listeners.items():
+            if listener.fd not in self._call_fds:
+                self._hear_calls(number, listener.fd)
         return {}, []
 
     def _op_attach(self, _: _Session, message: dict[str, Any], fds: list[int]) -> Any:
@@ -303,7 +317,7 @@ class Guardian:
         return {"listener": self._listen(name, fds[0])}, []
 
     def _op_pods(self, _: _Session, __: dict[str, Any], ___: list[int]) -> Any:
-        instances = {card.device.instance: card.index for card in self.cards}
+        instances = {card.device.instance: card.index for card in self.cards.values()}
         pods = []
         for fact in self.register.facts():
             if fact["fact"] != "pod":
@@ -332,7 +346,7 @@ class Guardian:
         return {}, []
 
     def _op_sample(self, _: _Session, message: dict[str, Any], __: list[int]) -> Any:
-        return self.cards[message["pgpu"]].sample(time.monotonic_ns(), time.time_ns()), []
+        return self.cards[message["pgpu"]].sample(time.monotonic_ns()), []
 
     def _op_apply(self, session: _Session, message: dict[str, Any], _: list[int]) -> Any:
         plan = plan_from(message["plan"])
@@ -359,3 +373,9 @@ class Guardian:
     def _known(self, name: str) -> None:
         if name not in self.register.pods:
             raise UnknownNameError(f"pod {name}: no such pod; see `qgpuctl pod list`")
+
+
+def _close(fds: list[int]) -> None:
+    for fd in fds:
+        with suppress(OSError):
+            os.close(fd)

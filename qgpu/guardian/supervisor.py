@@ -6,10 +6,11 @@ succeeded is not seen, so every object is first a claim; shortly after, RM is as
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from pathlib import Path
@@ -39,6 +40,8 @@ _LATEST_NS = 250 * NS_PER_MS
 #: While RM says no, it is asked again after this long, then twice as long, and so on.
 _AGAIN_NS = 20 * NS_PER_MS
 _CONFIRM_TRIES = 5
+#: RM has made, or refused, what it was asked for within this; what it does not have after that, it refused.
+_MAKING_NS = 5 * NS_PER_MS
 
 
 @dataclass(order=True, slots=True)
@@ -46,7 +49,7 @@ class _Claim:
     due_ns: int
     order: int
     rm: RmObject = field(compare=False)
-    latest_ns: int = field(compare=False)
+    made_ns: int = field(compare=False)
     tries: int = field(default=0, compare=False)
 
 
@@ -98,14 +101,19 @@ class Supervisor:
         return number
 
     def answer_orphan(self) -> None:
-        """Answer the call a dead guardian left in hand, once its listener is here."""
+        """Answer the call a dead guardian left in hand: once all listeners are here, and before any is served."""
         orphan = self.journal.unanswered()
         if orphan is not None and orphan[0] in self.listeners:
             self.listeners[orphan[0]][1].proceed(orphan[1])
-            self.journal.in_hand(-1)
+        self.journal.in_hand(-1)
 
     def resume(self) -> None:
-        """Go on with a register rebuilt from a journal: watch its processes, ask RM about open claims."""
+        """Go on with a register rebuilt from a journal: watch its processes, ask RM about open claims.
+
+        What was freed while nobody looked is found by asking about everything.
+        """
+        for client in self.register.clients:
+            self.doubt([(client, client)])
         for pid in list(self.register.processes):
             try:
                 self.watch(pid, self.hands.watch(pid))
@@ -122,15 +130,18 @@ class Supervisor:
         call = listener.receive()
         if call is not None:
             try:
-                answered = self._judge(pod, listener, call)
-            except OSError as error:  # the thread or its memory went away under our hands
-                _log.debug("call lost", pod=pod, reason=str(error))
-                answered = False
-            if not answered:
-                listener.proceed(call.id)
+                if not self._judge(pod, listener, call):
+                    listener.proceed(call.id)
+            except OSError as error:
+                # Its memory cannot be written, or it cannot be watched: nothing is carried out unseen.
+                _log.info("call failed", pod=pod, reason=str(error))
+                listener.answer_error(call.id, error.errno or errno.EFAULT)
+            except Exception:  # noqa: BLE001 - a thread that gets no answer is stopped for good
+                _log.exception("call failed", pod=pod)
+                listener.answer_error(call.id, errno.EIO)
         self.journal.in_hand(-1)
 
-    def doubt(self, keys: set[Key]) -> None:
+    def doubt(self, keys: Iterable[Key]) -> None:
         """Ask RM soon whether objects still exist that something failed on."""
         for key in keys:
             self._doubts.append(_Doubt(key, self.clock() + _AGAIN_NS, []))
@@ -165,14 +176,10 @@ class Supervisor:
                 self._refuse(pod, call, asked)
                 listener.answer_ok(call.id)
                 return True
-            case calls.Alloc():
-                self._claim(pod, call, asked)
-                if asked.rm_class == abi.NV01_MEMORY_LOCAL_USER and self._over_limit((asked.client, asked.handle)):
-                    self.note({"fact": "gone", "client": asked.client, "handle": asked.handle})
-                    self.refusals[pod, "memory over the limit"] += 1
-                    notify.write_memory(call.tid, asked.status_at, abi.NV_ERR_NO_MEMORY.to_bytes(4, "little"))
-                    listener.answer_ok(call.id)
-                    return True
+            case calls.Alloc() if (status := self._admit(pod, call, asked)) != abi.NV_OK:
+                notify.write_memory(call.tid, asked.status_at, status.to_bytes(4, "little"))
+                listener.answer_ok(call.id)
+                return True
             case calls.Dup() if source := self.register.objects.get((asked.source_client, asked.source)):
                 self._dup(pod, call, asked, source)
             case calls.Free():
@@ -219,19 +226,36 @@ class Supervisor:
             self._ask_all(key)
         return self.register.memory(pod).get(instance, 0) > limit
 
+    def _admit(self, pod: str, call: Notification, asked: calls.Alloc) -> int:
+        """Claim what is asked for, or say with which status of RM's it is refused."""
+        key = (asked.client, asked.handle)
+        if asked.handle == 0:  # RM would choose one and tell the pod alone; no CUDA library asks for that
+            self.refusals[pod, "object without a handle"] += 1
+            return abi.NV_ERR_INVALID_ARGUMENT
+        if (there := self.register.objects.get(key)) is not None and there.confirmed:
+            self._resolve(_Doubt(key, 0, []))  # freed a moment ago, or RM is about to refuse the handle
+        if key in self.register.objects and self.register.objects[key].confirmed:
+            return abi.NV_OK
+        self._claim(pod, call, asked)
+        if asked.rm_class == abi.NV01_MEMORY_LOCAL_USER and self._over_limit(key):
+            self.note({"fact": "gone", "client": asked.client, "handle": asked.handle})
+            self.refusals[pod, "memory over the limit"] += 1
+            return abi.NV_ERR_NO_MEMORY
+        return abi.NV_OK
+
     def _ask_all(self, but: Key) -> None:
         while self._doubts:
             self._resolve(self._doubts.popleft())
         now = self.clock()
         waiting = [claim for claim in self._claims if claim.rm.key != but]
         self._claims = [claim for claim in self._claims if claim.rm.key == but]
+        for claim in waiting:
+            if now - claim.made_ns > _MAKING_NS:
+                claim.tries = _CONFIRM_TRIES
         for client in {claim.rm.client for claim in waiting}:
             self._confirm([claim for claim in waiting if claim.rm.client == client], now)
 
     def _claim(self, pod: str, call: Notification, asked: calls.Alloc) -> None:
-        if asked.handle == 0:
-            _log.warning("object without a handle", pod=pod, rm_class=hex(asked.rm_class))
-            return
         self._know(pod, call, asked.client)
         rm = RmObject(asked.client, asked.handle, asked.parent, asked.rm_class, asked.detail)
         self.note(object_fact(rm))
@@ -248,7 +272,7 @@ class Supervisor:
     def _queue(self, rm: RmObject) -> None:
         self._claimed += 1
         now = self._last_claim_ns = self.clock()
-        heappush(self._claims, _Claim(now + _QUIET_NS, self._claimed, rm, now + _LATEST_NS))
+        heappush(self._claims, _Claim(now + _QUIET_NS, self._claimed, rm, now))
 
     def _doubt(self, key: Key) -> None:
         below = self.register.below(key)
@@ -289,8 +313,8 @@ class Supervisor:
         due: dict[int, list[_Claim]] = {}
         while self._claims and self._claims[0].due_ns <= now_ns:
             claim = heappop(self._claims)
-            if quiet_ns > now_ns and claim.tries == 0 and claim.latest_ns > now_ns:
-                claim.due_ns = min(quiet_ns, claim.latest_ns)
+            if quiet_ns > now_ns and claim.tries == 0 and claim.made_ns + _LATEST_NS > now_ns:
+                claim.due_ns = min(quiet_ns, claim.made_ns + _LATEST_NS)
                 heappush(self._claims, claim)
             else:
                 due.setdefault(claim.rm.client, []).append(claim)
@@ -331,12 +355,15 @@ class Supervisor:
         below = self.register.below(doubt.key)
         if not below:
             return False
-        # A client stands while any object under it does; an object for itself.
-        answers = self.hands.real(below[:1] if doubt.key[0] != doubt.key[1] else below)
-        if any(answer is not None for answer in answers.values()):
-            self.stayed(doubt.channels)
-            return True
-        self.note({"fact": "gone", "client": doubt.key[0], "handle": doubt.key[1]})
+        answers = self.hands.real(below)
+        whole_client = doubt.key[0] == doubt.key[1]
+        for rm in below:
+            # Of a whole client, what is only claimed yet may be in the making: its claim will settle it.
+            if answers[rm.key] is None and (rm.confirmed or not whole_client):
+                self.note({"fact": "gone", "client": rm.client, "handle": rm.handle})
+        if whole_client and not self.register.below(doubt.key):
+            self.note({"fact": "gone", "client": doubt.key[0], "handle": doubt.key[1]})
+        self.stayed([key for key in doubt.channels if key in self.register.objects])
         return True
 
 

@@ -57,10 +57,11 @@ ffi.cdef(
                      int32_t numaId; } NV0000_CTRL_GPU_GET_ID_INFO_V2_PARAMS;
     typedef struct { uint32_t hObject, index; uint64_t data; } NV0000_CTRL_CLIENT_GET_HANDLE_INFO_PARAMS;
 
-    /* SDK/ctrl/ctrl2080/ctrl2080fifo.h, ctrl2080gr.h; ctrla06c.h; ctrla06f/ctrla06fgpfifo.h */
+    /* SDK/ctrl/ctrl2080/ctrl2080fifo.h, ctrl2080gr.h, ctrl2080tmr.h; ctrla06c.h; ctrla06f/ctrla06fgpfifo.h */
     typedef struct { uint8_t bDisable, pad0[3]; uint32_t numChannels; uint8_t bOnlyDisableScheduling, bRewindGpPut;
                      uint16_t pad1; uint32_t pad2; uint64_t pRunlistPreemptEvent; uint32_t hClientList[64],
                      hChannelList[64]; } NV2080_CTRL_FIFO_DISABLE_CHANNELS_PARAMS;
+    typedef struct { uint64_t time_nsec; } NV2080_CTRL_TIMER_GET_TIME_PARAMS;
     typedef struct { uint64_t timesliceUs; } NVA06C_CTRL_TIMESLICE_PARAMS;
     typedef struct { uint32_t contextId; } NVA06F_CTRL_GET_CONTEXT_ID_PARAMS;
     typedef struct { uint32_t hEventBuffer, recordSize, levelOfDetail, eventFilter; uint8_t bAllUsers, pad[3];
@@ -121,6 +122,7 @@ GR_ENGINES = range(1, 9)
 NV0000_GPU_ATTACH_IDS = 0x215
 NV0000_GPU_GET_ID_INFO_V2 = 0x205
 NV0000_CLIENT_GET_HANDLE_INFO = 0xD02
+NV2080_TIMER_GET_TIME = 0x20800403
 NV2080_FIFO_DISABLE_CHANNELS = 0x2080110B
 NV2080_GR_FECS_BIND_EVTBUF_FOR_UID_V2 = 0x20801238
 NVA06C_SET_TIMESLICE = 0xA06C0103
@@ -136,6 +138,7 @@ MAX_DISABLE_CHANNELS = 64
 # Status codes (SDK/nvstatuscodes.h).
 NV_OK = 0x00
 NV_ERR_INSUFFICIENT_PERMISSIONS = 0x1B
+NV_ERR_INVALID_ARGUMENT = 0x1F
 NV_ERR_INVALID_CLIENT = 0x23
 NV_ERR_NO_MEMORY = 0x51
 

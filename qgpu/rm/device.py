@@ -9,9 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import structlog
+
+from qgpu.errors import RmError
 from qgpu.rm import abi
 from qgpu.rm.abi import ffi
-from qgpu.rm.client import RmClient
+from qgpu.rm.client import CardInfo, RmClient
+
+_log = structlog.get_logger("rm")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +30,12 @@ class RmDevice:
     pci: str
     device: int
     subdevice: int
+
+    def time_ns(self) -> int:
+        """Read the card's own clock, which context-switch records carry: set once, it drifts from the host's."""
+        params = ffi.new("NV2080_CTRL_TIMER_GET_TIME_PARAMS *")
+        self.client.control(self.subdevice, abi.NV2080_TIMER_GET_TIME, params)
+        return int(params.time_nsec)
 
     def set_channels(self, channels: Sequence[tuple[int, int]], *, disabled: bool, preempt: bool = True) -> None:
         """Disable or enable channels given as (client, channel) handles. Raises RmError on a stale handle.
@@ -46,16 +57,19 @@ def open_devices(client: RmClient) -> list[RmDevice]:
     """Open every card of this machine, in PCI order: the order of nvidia-smi and of pGPU numbers."""
     devices = []
     for card in client.cards():
-        client.open_card(card.minor, card.gpu_id)
-        info = ffi.new("NV0000_CTRL_GPU_GET_ID_INFO_V2_PARAMS *", {"gpuId": card.gpu_id})
-        client.control(client.handle, abi.NV0000_GPU_GET_ID_INFO_V2, info)
-        device = client.alloc(
-            client.handle,
-            abi.NV01_DEVICE_0,
-            ffi.new("NV0080_ALLOC_PARAMETERS *", {"deviceId": info.deviceInstance, "hClientShare": client.handle}),
-        )
-        subdevice = client.alloc(
-            device, abi.NV20_SUBDEVICE_0, ffi.new("NV2080_ALLOC_PARAMETERS *", {"subDeviceId": info.subDeviceInstance})
-        )
-        devices.append(RmDevice(client, info.deviceInstance, card.minor, card.pci, device, subdevice))
+        try:
+            devices.append(_open_device(client, card))
+        except (RmError, OSError) as error:
+            _log.error("card left out: it cannot be opened", pci=card.pci, reason=str(error))
     return devices
+
+
+def _open_device(client: RmClient, card: CardInfo) -> RmDevice:
+    client.open_card(card.minor, card.gpu_id)
+    info = ffi.new("NV0000_CTRL_GPU_GET_ID_INFO_V2_PARAMS *", {"gpuId": card.gpu_id})
+    client.control(client.handle, abi.NV0000_GPU_GET_ID_INFO_V2, info)
+    ours = ffi.new("NV0080_ALLOC_PARAMETERS *", {"deviceId": info.deviceInstance, "hClientShare": client.handle})
+    device = client.alloc(client.handle, abi.NV01_DEVICE_0, ours)
+    which = ffi.new("NV2080_ALLOC_PARAMETERS *", {"subDeviceId": info.subDeviceInstance})
+    subdevice = client.alloc(device, abi.NV20_SUBDEVICE_0, which)
+    return RmDevice(client, info.deviceInstance, card.minor, card.pci, device, subdevice)

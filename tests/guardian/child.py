@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import mmap
 import os
 import socket
 import sys
@@ -24,6 +25,9 @@ def main() -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     socket.send_fds(sock, [b"listener"], [install()])
     lines = sock.makefile("rw")
+    page = mmap.mmap(-1, mmap.PAGESIZE)
+    place = ctypes.addressof(ctypes.c_char.from_buffer(page))
+    readonly = False
     for line in lines:
         if line.startswith("exit"):
             os._exit(0)
@@ -34,6 +38,9 @@ def main() -> None:
             lines.write(f"{os.getpid()}\n")
             lines.flush()
             continue
+        if line.startswith("readonly"):
+            readonly = True
+            continue
         call = json.loads(line)
         argument = ctypes.create_string_buffer(bytes.fromhex(call["argument"]), len(call["argument"]) // 2)
         params = ctypes.create_string_buffer(bytes.fromhex(call["params"]), max(1, len(call["params"]) // 2))
@@ -41,7 +48,12 @@ def main() -> None:
             ctypes.memmove(
                 ctypes.byref(argument, POINTER_AT), ctypes.byref(ctypes.c_uint64(ctypes.addressof(params))), 8
             )
-        result = libc.ioctl(device, ctypes.c_ulong(call["request"]), argument)
+        pointer = ctypes.addressof(argument)
+        if readonly:
+            pointer = place
+            ctypes.memmove(pointer, argument, len(argument))
+            libc.mprotect(ctypes.c_void_p(place), mmap.PAGESIZE, mmap.PROT_READ)
+        result = libc.ioctl(device, ctypes.c_ulong(call["request"]), ctypes.c_void_p(pointer))
         answer = {"result": result, "errno": ctypes.get_errno(), "argument": argument.raw.hex()}
         lines.write(json.dumps(answer) + "\n")
         lines.flush()

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qgpu.guardian.enforce import Enforcer
+from qgpu.guardian.enforce import RETRY_NS, Enforcer, Moved
 from qgpu.guardian.meter import Event, Meter, Use
 from qgpu.guardian.register import Register, RmObject, object_fact
 from qgpu.model import NS_PER_MS, OnIdle, Plan, PodClass, PodPlan, Window
@@ -26,14 +26,17 @@ class Engine:
         self.slices = {}
         self.calls = 0
         self.preempted = []
+        self.broken = False
 
     def gate(self, channels, *, closed, preempt=True):
         self.calls += 1
         self.preempted.append(preempt)
         gone = {key for key in channels if key not in self.register.objects}
+        if self.broken:
+            return Moved(frozenset(gone), frozenset(channels) - gone)
         for key in set(channels) - gone:
             (self.off.add if closed else self.off.discard)(key)
-        return gone
+        return Moved(frozenset(gone))
 
     def timeslice(self, tsg, timeslice_us):
         self.slices[tsg.key] = timeslice_us
@@ -41,18 +44,18 @@ class Engine:
 
 
 def card(*names):
-    """Make one pGPU with a pod of one process for each name: client 1, 2, ...; TSG 3 with channels 4 and 5."""
+    """Make one pGPU with a pod of one process for each name: client 1, 2, ...; TSG 30 with channels 40 and 50."""
     register = Register()
     for client, name in enumerate(names, 1):
         facts = [
             {"fact": "pod", "name": name, "grants": {}},
             {"fact": "process", "pid": client, "pod": name},
             {"fact": "client", "client": client, "pid": client, "fd": 3},
-            object_fact(RmObject(client, 2, client, abi.NV01_DEVICE_0, 0)),
-            object_fact(RmObject(client, 3, 2, abi.KEPLER_CHANNEL_GROUP_A, 1)),
-            object_fact(RmObject(client, 4, 3, 0xC86F)),
-            object_fact(RmObject(client, 5, 3, 0xC86F)),
-            *({"fact": "confirm", "client": client, "handle": handle} for handle in (2, 3, 4, 5)),
+            object_fact(RmObject(client, 20, client, abi.NV01_DEVICE_0, 0)),
+            object_fact(RmObject(client, 30, 20, abi.KEPLER_CHANNEL_GROUP_A, 1)),
+            object_fact(RmObject(client, 40, 30, 0xC86F)),
+            object_fact(RmObject(client, 50, 30, 0xC86F)),
+            *({"fact": "confirm", "client": client, "handle": handle} for handle in (20, 30, 40, 50)),
         ]
         for fact in facts:
             register.note(fact)
@@ -110,41 +113,41 @@ def test_without_gates_in_the_plan_nothing_is_ever_due():
 
 def test_release_opens_everything_and_gives_each_its_own_slice_back():
     enforcer, engine, _ = card("a", "b")
-    enforcer.register.note({"fact": "wish", "client": 1, "handle": 3, "us": 2048})
+    enforcer.register.note({"fact": "wish", "client": 1, "handle": 30, "us": 2048})
     enforcer.adopt(turns("a", "b"), 0)
     enforcer.adopt(None, 5 * MS)
 
     assert engine.off == set()
-    assert engine.slices == {(1, 3): 2048, (2, 3): abi.RM_DEFAULT_TIMESLICE_US}
+    assert engine.slices == {(1, 30): 2048, (2, 30): abi.RM_DEFAULT_TIMESLICE_US}
 
 
 def test_a_channel_born_behind_a_closed_gate_is_gated():
     enforcer, engine, _ = card("a", "b")
     enforcer.adopt(turns("a", "b"), 0)
-    for fact in (object_fact(RmObject(2, 6, 3, 0xC86F)), {"fact": "confirm", "client": 2, "handle": 6}):
+    for fact in (object_fact(RmObject(2, 60, 30, 0xC86F)), {"fact": "confirm", "client": 2, "handle": 60}):
         enforcer.register.note(fact)
     enforcer.refresh(1 * MS)
 
-    assert (2, 6) in engine.off
+    assert (2, 60) in engine.off
 
 
 def test_what_a_pod_frees_is_let_run_to_its_end():
     enforcer, engine, _ = card("a", "b")
     enforcer.adopt(turns("a", "b"), 0)
-    enforcer.leave([(2, 4)])
+    enforcer.leave([(2, 40)])
     enforcer.refresh(1 * MS)
 
-    assert engine.off == {(2, 5)}
+    assert engine.off == {(2, 50)}
 
 
 def test_what_was_not_freed_after_all_is_gated_again():
     enforcer, engine, _ = card("a", "b")
     enforcer.adopt(turns("a", "b"), 0)
-    enforcer.leave([(2, 4)])
-    enforcer.stayed([(2, 4)])
+    enforcer.leave([(2, 40)])
+    enforcer.stayed([(2, 40)])
     enforcer.refresh(1 * MS)
 
-    assert engine.off == {(2, 4), (2, 5)}
+    assert engine.off == {(2, 40), (2, 50)}
 
 
 def test_a_pod_that_died_is_no_trouble_to_its_neighbours():
@@ -154,7 +157,7 @@ def test_a_pod_that_died_is_no_trouble_to_its_neighbours():
     engine.off.clear()
     enforcer.step(10 * MS)
 
-    assert engine.off == {(1, 4), (1, 5)}
+    assert engine.off == {(1, 40), (1, 50)}
 
 
 def test_a_new_plan_of_the_same_period_goes_on_at_the_same_phase():
@@ -181,6 +184,20 @@ def test_an_idle_pods_yielded_window_is_lent_and_taken_back():
     assert off[:2] == [{2}, {1}]  # first period: nobody is known to be idle
     assert off[3] == set()  # b let its window go by: a may run in it, and so may b
     assert off[-1] == {1}  # b ran: its window is its own again
+
+
+def test_a_gate_that_would_not_open_is_tried_again_until_it_does():
+    enforcer, engine, _ = card("a", "b")
+    enforcer.adopt(turns("a", "b"), 0)
+    engine.broken = True
+    enforcer.adopt(None, 1 * MS)
+    wait = enforcer.step(2 * MS)
+    engine.broken = False
+    enforcer.step(2 * MS + RETRY_NS)
+
+    assert wait == RETRY_NS
+    assert engine.off == set()
+    assert enforcer.step(3 * MS + RETRY_NS) is None
 
 
 def test_gated_time_is_reported_once():

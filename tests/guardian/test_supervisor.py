@@ -180,6 +180,46 @@ def test_what_rm_does_not_confirm_is_never_scheduled(pod):
     assert pod.supervisor.register.objects == {}
 
 
+def test_what_is_its_own_ancestor_is_no_object(pod):
+    pod.call(abi.NV_ESC_RM_ALLOC, alloc(10, 10, 0x40), MEMORY_PARAMS)
+    pod.call(abi.NV_ESC_RM_ALLOC, alloc(11, 12, 0x80), bytes(56))
+    pod.call(abi.NV_ESC_RM_ALLOC, alloc(12, 11, 0x40), MEMORY_PARAMS)
+
+    assert set(pod.supervisor.register.objects) == {(7, 11)}
+    assert pod.supervisor.register.memory("web") == {}
+
+
+def test_an_object_whose_handle_rm_would_choose_is_refused(pod):
+    answer = pod.call(abi.NV_ESC_RM_ALLOC, alloc(0, 2, abi.KEPLER_CHANNEL_GROUP_A), TSG_PARAMS)
+
+    assert (answer[0], alloc_status(answer[2])) == (0, abi.NV_ERR_INVALID_ARGUMENT)
+
+
+@pytest.mark.parametrize("pod", [{(7, 0x5C000015): (abi.KEPLER_CHANNEL_GROUP_A, 2)}], indirect=True)
+def test_asking_for_something_else_under_a_tsgs_handle_does_not_hide_the_tsg(pod):
+    pod.call(abi.NV_ESC_RM_ALLOC, tsg_alloc(), TSG_PARAMS)
+    pod.supervisor.settle(time.monotonic_ns() + FOREVER_NS)
+    pod.call(abi.NV_ESC_RM_ALLOC, alloc(0x5C000015, 2, 0x2080), bytes(4))
+    pod.supervisor.settle(time.monotonic_ns() + FOREVER_NS)
+
+    kept = pod.supervisor.register.objects[7, 0x5C000015]
+    assert (kept.rm_class, kept.confirmed) == (abi.KEPLER_CHANNEL_GROUP_A, True)
+
+
+def test_a_refusal_that_cannot_be_written_is_not_carried_out_either(pod):
+    pod.tell("readonly")
+    result, error, _ = pod.call(abi.NV_ESC_RM_CONTROL, control(abi.NV2080_FIFO_DISABLE_CHANNELS))
+
+    assert (result, error) == (-1, errno.EFAULT)
+
+
+def test_a_call_that_breaks_the_judge_is_answered_all_the_same(pod):
+    pod.supervisor.register = None
+    result, error, _ = pod.call(abi.NV_ESC_RM_FREE, struct.pack("<IIII", 7, 2, 3, 0))
+
+    assert (result, error) == (-1, errno.EIO)
+
+
 @pytest.mark.parametrize("pod", [{(7, 0x5C000015): (abi.KEPLER_CHANNEL_GROUP_A, 2)}], indirect=True)
 def test_a_free_that_rm_did_not_carry_out_hides_nothing(pod):
     pod.call(abi.NV_ESC_RM_ALLOC, tsg_alloc(), TSG_PARAMS)
@@ -240,6 +280,7 @@ def test_a_call_that_a_dead_guardian_left_in_hand_is_answered_by_the_next(pod):
     assert listener.receive() is not None  # and here it dies
 
     successor = pod.fresh({}, Journal(os.dup(pod.supervisor.journal.fd)))
+    successor.listen("other", os.dup(pod.listener), number + 1)
     successor.listen("web", os.dup(pod.listener), number)
     successor.answer_orphan()
 
