@@ -6,11 +6,13 @@ into answers and back.
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -96,7 +98,10 @@ class Session:
     at_end: list[Callable[[], None]] = field(default_factory=list)
 
 
-#: Answers one request; the descriptors are the handler's to close.
+#: How long to wait when there is no room for another client.
+_BREATH_S = 0.1
+
+#: Answers one request. A handler that keeps descriptors takes them out of the list; the rest is closed.
 Handler = Callable[[Session, dict[str, Any], list[int]], dict[str, Any]]
 
 
@@ -124,8 +129,11 @@ class Server:
         while True:
             try:
                 sock, _ = self._listener.accept()
-            except OSError:  # shut down
-                return
+            except OSError as error:
+                if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ECONNABORTED):
+                    return  # shut down
+                time.sleep(_BREATH_S)
+                continue
             connection = wire.Connection(sock)
             threading.Thread(target=self._serve, args=(connection,), name="client", daemon=True).start()
 
@@ -146,6 +154,9 @@ class Server:
             return {"ok": True, "schema": SCHEMA, **self._handle(session, message, fds)}
         except QgpuError as error:
             return {"ok": False, "schema": SCHEMA, "error": str(error), "code": int(error.code)}
+        finally:
+            for fd in fds:
+                os.close(fd)
 
     def _may_change(self, connection: wire.Connection) -> bool:
         peer = connection.peer()

@@ -202,7 +202,9 @@ class Service:
         name = arguments.need("name", str)
         with self._lock:
             self._pod(name)
-            self._host.attach(name, session.peer.pid, fds)
+            taken = list(fds)
+            fds.clear()
+            self._host.attach(name, session.peer.pid, taken)
         return {}
 
     def _pod_set(self, _session: Session, arguments: Arguments, _fds: list[int]) -> dict[str, Any]:

@@ -7,12 +7,15 @@ its register, while the pods' calls wait in the kernel.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import select
+import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +23,15 @@ import pynvml
 import structlog
 
 from qgpu import cgroup, errors, wire
-from qgpu.errors import BackendGoneError, ExitCode, NoGpuError, NotSupportedError, QgpuError
+from qgpu.errors import (
+    AlreadyRunningError,
+    BackendGoneError,
+    ExitCode,
+    NoGpuError,
+    NotSupportedError,
+    PermissionDeniedError,
+    QgpuError,
+)
 from qgpu.guardian.journal import Journal
 from qgpu.guardian.messages import PROTOCOL, plan_to, sample_from
 from qgpu.guardian.register import grant_from, grant_to
@@ -48,6 +59,7 @@ class Link:
         except OSError as error:
             raise BackendGoneError(f"guardian at {path}: {error.strerror or error}") from error
         self._lock = threading.Lock()
+        self._over = False
         self.events: list[dict[str, Any]] = []
         try:
             self.hello, fds = self.call("hello", watch=watch)
@@ -56,6 +68,8 @@ class Link:
             self._connection.close()
             raise GuardianHangsError(f"guardian (process {pid}): {error}") from error
         self.journal_fd = fds[0]
+        #: Names the guardian's process for as long as this link lives, whatever becomes of its number.
+        self.pidfd = _pidfd(int(self.hello["pid"]))
         if self.hello.get("protocol") != PROTOCOL:
             self.close()
             raise NotSupportedError(
@@ -66,6 +80,8 @@ class Link:
     def call(self, op: str, fds: Sequence[int] = (), **arguments: Any) -> tuple[dict[str, Any], list[int]]:
         """Ask and return the answer with its descriptors. Raises BackendGoneError or what the guardian says."""
         with self._lock:
+            if self._over:
+                raise BackendGoneError("guardian: the connection is over")
             try:
                 self._connection.send({"op": op, **arguments}, fds)
                 while (message := self._connection.receive()) is not None:
@@ -73,9 +89,11 @@ class Link:
                         break
                     self.events.append(message[0])
             except (OSError, wire.WireError) as error:
+                self._over = True  # an answer that comes after all would be taken for the next one's
                 raise BackendGoneError(f"guardian: {error}") from error
-        if message is None:
-            raise BackendGoneError("guardian: it has died")
+            if message is None:
+                self._over = True
+                raise BackendGoneError("guardian: it has died")
         answer, received = message
         if not answer["ok"]:
             raise errors.from_code(answer["code"], answer["error"])
@@ -88,13 +106,17 @@ class Link:
             poll.register(self._connection, select.POLLIN)
             if poll.poll(timeout_ns / 1e6):
                 with self._lock:
-                    self._connection.fill()
+                    self._over |= not self._connection.fill()
                     while (message := self._connection.next_buffered()) is not None:
                         self.events.append(message[0])
 
     def close(self) -> None:
-        """Hang up: a plan that was applied here is over."""
-        os.close(self.journal_fd)
+        """Hang up: a plan that was applied here is over. Safe to call twice."""
+        fds, self.journal_fd, self.pidfd = (self.journal_fd, self.pidfd), -1, -1
+        for fd in fds:
+            if fd >= 0:
+                os.close(fd)
+        self._over = True
         self._connection.close()
 
 
@@ -136,9 +158,10 @@ class SeccompBackend:
         try:
             return self._link.call(op, **arguments)[0]
         except BackendGoneError:
-            self._host.revive()
             self._link.close()
-            self._link, self._applied = Link(self._host.socket, watch=True), None
+            self._applied = None
+            self._host.revive()
+            self._link = Link(self._host.socket, watch=True)
             return self._link.call(op, **arguments)[0]
 
 
@@ -152,7 +175,7 @@ class SeccompHost:
         self.socket = runtime_dir / "guardian.sock"
         self._lock = threading.RLock()
         self._listeners: dict[int, tuple[str, int]] = {}
-        cgroup.mount()
+        self._host_lock = _lock_host()
         try:
             self._link = Link(self.socket, watch=True)
             _log.info("guardian found", pid=self._link.hello["pid"])
@@ -232,19 +255,23 @@ class SeccompHost:
                 os.close(fd)
             self._listeners.clear()
             os.close(self._journal_fd)
+            os.close(self._host_lock)
 
     def revive(self) -> None:
-        """Replace a guardian that died or hangs; whoever comes first does it. Raises BackendGoneError."""
+        """Connect anew, to another guardian if this one died or hangs. Raises what hinders its start."""
         with self._lock:
             try:
-                Link(self.socket, watch=False).close()
+                link = Link(self.socket, watch=True)
             except BackendGoneError:
                 _log.warning("guardian lost: starting another", pid=self.guardian_pid)
-                _kill(self.guardian_pid)
-                self._link.close()
-                self._link = self._start(self._journal_fd)
-                for number, (pod, fd) in list(self._listeners.items()):
-                    self._link.call("adopt", [fd], listener=number, pod=pod)
+                _kill(self._link.pidfd)
+                link = self._start(self._journal_fd)
+            self._link.close()
+            self._link = link
+            missing = {n: held for n, held in self._listeners.items() if str(n) not in link.hello["listeners"]}
+            for number, (pod, fd) in missing.items():
+                link.call("adopt", [fd], listener=number, pod=pod)
+            link.call("adopted")
 
     def _call(self, op: str, fds: Sequence[int] = (), **arguments: Any) -> dict[str, Any]:
         with self._lock:
@@ -285,19 +312,36 @@ def _grants(grants: Mapping[int, Grant]) -> dict[str, Any]:
     return {str(pgpu): grant_to(grant) for pgpu, grant in grants.items()}
 
 
-def _kill(pid: int) -> None:
+def _lock_host() -> int:
+    """Claim this machine's cards: two daemons would each hand out all of them. Raises AlreadyRunningError."""
+    directory = cgroup.mount() / "qgpu"
+    try:
+        directory.mkdir(exist_ok=True)
+        fd = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise PermissionDeniedError(f"{directory}: {error.strerror}; run as root") from error
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(fd)
+        raise AlreadyRunningError("another qgpud shares this machine's GPUs already; stop it first") from error
+    return fd
+
+
+def _pidfd(pid: int) -> int:
+    try:
+        return os.pidfd_open(pid)
+    except OSError:  # died this moment; the next call will tell
+        return -1
+
+
+def _kill(pidfd: int) -> None:
     """Make sure a guardian that hangs does not come back beside its successor."""
-    try:
-        pidfd = os.pidfd_open(pid)
-    except OSError:
-        return
-    try:
-        os.kill(pid, 9)
-        select.select([pidfd], [], [], _ANSWER_S)
-    except OSError:
-        return
-    finally:
-        os.close(pidfd)
+    with suppress(OSError):
+        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        poll = select.poll()
+        poll.register(pidfd, select.POLLIN)
+        poll.poll(_ANSWER_S * 1000)
 
 
 def _describe(cards: Sequence[Mapping[str, Any]]) -> list[Pgpu]:
