@@ -167,7 +167,7 @@ static long alloc_client(struct qgpu_call *call, const struct request *request)
 static int gpu_of_device(const struct qgpu_client *client, u32 instance)
 {
 	u32 ids[QGPU_MAX_GPUS], gpu_id;
-	int i, n = smp_load_acquire(&qgpu_nr_gpus);
+	int i, n = qgpu_gpu_count();
 
 	for (i = 0; i < n; i++)
 		ids[i] = qgpu_gpus[i].gpu_id;

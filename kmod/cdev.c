@@ -21,7 +21,7 @@
 
 static struct qgpu_gpu *gpu_at(u32 index)
 {
-	return index < (u32)smp_load_acquire(&qgpu_nr_gpus) ? &qgpu_gpus[index] : NULL;
+	return index < (u32)qgpu_gpu_count() ? &qgpu_gpus[index] : NULL;
 }
 
 static int do_info(void *owner, void *arg)

@@ -337,15 +337,17 @@ void qgpu_slice_enumerate(void)
 		return;
 	n = qgpu_rm_enumerate(infos);
 	for (i = 0; i < n && qgpu_nr_gpus < QGPU_MAX_GPUS; i++) {
-		if (qgpu_slice_find_gpu(infos[i].gpu_id) < 0 && !start_gpu(&qgpu_gpus[qgpu_nr_gpus], &infos[i]))
-			smp_store_release(&qgpu_nr_gpus, qgpu_nr_gpus + 1);
+		if (qgpu_slice_find_gpu(infos[i].gpu_id) >= 0 || start_gpu(&qgpu_gpus[qgpu_nr_gpus], &infos[i]))
+			continue;
+		/* pairs with qgpu_gpu_count(): the card before the count */
+		smp_store_release(&qgpu_nr_gpus, qgpu_nr_gpus + 1);
 	}
 	kfree(infos);
 }
 
 int qgpu_slice_find_gpu(u32 gpu_id)
 {
-	int i, n = smp_load_acquire(&qgpu_nr_gpus);
+	int i, n = qgpu_gpu_count();
 
 	for (i = 0; i < n; i++) {
 		if (qgpu_gpus[i].gpu_id == gpu_id)

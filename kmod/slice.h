@@ -25,6 +25,12 @@ struct qgpu_timeline {
 extern struct qgpu_gpu qgpu_gpus[QGPU_MAX_GPUS];
 extern int qgpu_nr_gpus;
 
+static inline int qgpu_gpu_count(void)
+{
+	/* pairs with qgpu_slice_enumerate(): whoever sees the count sees the cards */
+	return smp_load_acquire(&qgpu_nr_gpus);
+}
+
 static inline int qgpu_gpu_index(const struct qgpu_gpu *gpu)
 {
 	return gpu - qgpu_gpus;

@@ -85,10 +85,12 @@ def _names(prefix: str, suite: Suite, cache: Path) -> list[str]:
 def unpack(name: str, suite: Suite, cache: Path, into: Path) -> None:
     """Unpack a package of a suite into a folder."""
     into.mkdir(parents=True, exist_ok=True)
-    answer = _apt(suite, cache, "apt-get", "-qq", "--print-uris", "download", name)
-    deb = cache / "packages" / answer.split()[1]
-    if not deb.exists():
+    # apt names no address for what lies in the folder already
+    named = _apt(suite, cache, "apt-get", "-qq", "--print-uris", "download", name).split()
+    if named:
         _apt(suite, cache, "apt-get", "-qq", "download", name)
+    there = sorted((cache / "packages").glob(f"{name}_*.deb"), key=lambda path: path.stat().st_mtime)
+    deb = cache / "packages" / named[1] if named else there[-1]
     subprocess.run(["dpkg", "-x", str(deb), str(into)], check=True)
 
 
@@ -119,7 +121,8 @@ def _image(release: str, suite: Suite, cache: Path, packages: Sequence[str]) -> 
         (root / "done").touch()
     folders = (root / "lib/modules" / release, root / "usr/lib/modules" / release)
     modules = next(folder for folder in folders if folder.exists())
-    image = next(path for path in (root / "boot" / f"vmlinuz-{release}", modules / "vmlinuz") if path.exists())
+    images = (root / "boot" / f"vmlinuz-{release}", modules / "vmlinuz", modules / "vmlinuz.unsigned")
+    image = next(path for path in images if path.exists())
     return vm.Kernel(image, modules)
 
 
@@ -166,7 +169,13 @@ def _newest(release: str, suite: Suite, cache: Path) -> Source:
     chroot = cache / "chroot-trixie"
     if not (chroot / "usr/src" / f"linux-headers-{release}").exists():
         shutil.rmtree(chroot, ignore_errors=True)
-        script = ["mmdebstrap", "--variant=apt", f"--include=make,binutils,gcc-14,linux-headers-{release}", "trixie", str(chroot)]
+        script = [
+            "mmdebstrap",
+            "--variant=apt",
+            f"--include=make,binutils,gcc-14,linux-headers-{release}",
+            "trixie",
+            str(chroot),
+        ]
         lists = [f"deb {MIRROR} trixie main", f"deb {MIRROR} {suite.suite} main"]
         subprocess.run([*script, *lists], check=True)
     for folder in ("proc", str(cache).lstrip("/")):
@@ -174,7 +183,13 @@ def _newest(release: str, suite: Suite, cache: Path) -> Source:
     mounts = f"mount -t proc proc {chroot}/proc; mount --bind {cache} {chroot}{cache};"
     wrap = ["unshare", "-m", "sh", "-ec", f'{mounts} exec chroot {chroot} "$@"', "-"]
     base = release.removesuffix("-cloud-amd64")
-    wanted = (f"linux-binary-{release}", f"linux-modules-{release}", f"linux-base-{release}", f"linux-image-{release}")
+    wanted = (
+        f"linux-binary-{release}",
+        f"linux-binary-unsigned-{release}",
+        f"linux-modules-{release}",
+        f"linux-base-{release}",
+        f"linux-image-{release}",
+    )
 
     def boot() -> vm.Kernel:
         there = _names("linux-", suite, cache)
