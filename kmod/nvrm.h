@@ -14,6 +14,7 @@
 
 #define NV_MAJOR_DEVICE_NUMBER		195
 #define NV_MINOR_CONTROL		255
+#define NV_MINOR_MODESET		254
 
 /* KO/common/inc/nv-ioctl-numbers.h, SDK/../nv_escape.h. RM looks at _IOC_NR and _IOC_SIZE only. */
 #define NV_ESC_RM_ALLOC_MEMORY		0x27
