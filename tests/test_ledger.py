@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qgpu.model import NS_PER_MS, Grant, PodSample, Sample, TsgSample
-from qgpu.sched.ledger import DEBT_HORIZON_NS, IDLE_AFTER_NS, Ledger
+from qgpu.sched.ledger import IDLE_AFTER_NS, Ledger
+from qgpu.sched.settle import DEBT_HORIZON_NS
 
 STEP = 100 * NS_PER_MS
 

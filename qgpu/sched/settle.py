@@ -1,0 +1,199 @@
+"""What the pods of a pGPU owe each other after a round: measured GPU time against what the plan aimed at.
+
+Pure arithmetic on one round; the ledger keeps what comes of it, policies act on it. The control law, its
+limits and why nobody can starve are in docs/feedback.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from qgpu.model import NS_PER_MS, NS_PER_US, Grant, PodClass, PodPlan
+
+#: Overruns of a quota are paid back up to what the quota gives in this time; older ones are forgiven.
+DEBT_HORIZON_NS = 200 * NS_PER_MS
+
+#: What a pod may be short of at most, in ns and as part of a period: what gates cost, not what it left unused.
+CREDIT_NS = 6 * NS_PER_MS
+CREDIT = 0.06
+
+#: A pod that ran for less than this part of its turns (and the price of a gate) had nothing to run in the rest.
+_FILLING = 0.85
+_GATE_NS = 1 * NS_PER_MS
+
+#: Pods contend for the card when they use this much of it between them.
+_FULL = 0.85
+
+#: Timeslices don't bind when this part of a round of theirs has gone to the wrong pods, beyond the part of all
+#: time that is let pass. Where in a round a sample falls may shift a quarter of it for the moment.
+_MISSED = 0.3
+_LET_PASS = 0.005
+
+#: What a run may be longer than its timeslice: switches, and turns without a rival.
+_STRETCH = 1.25
+_STRETCH_NS = 300 * NS_PER_US
+
+#: How much of what was seen of a pod's turns is carried into the next round.
+_CARRIED = 0.8
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """What a pod did in a stretch of time: GPU time, how often it was switched in, time its gate was open."""
+
+    run_ns: int = 0
+    starts: int = 0
+    open_ns: int = 0
+
+    def __add__(self, other: Use) -> Use:
+        return Use(self.run_ns + other.run_ns, self.starts + other.starts, self.open_ns + other.open_ns)
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Where a pod stands: its debt, whether timeslices fail it, and what its turns were like of late."""
+
+    debt_ns: int = 0
+    unbound: bool = False
+    #: GPU time and turns, older ones weighing less.
+    run_ns: float = 0.0
+    starts: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One pod in a round that is over: its part of the plan (None: there was none), and how many TSGs were busy."""
+
+    grant: Grant
+    part: PodPlan | None
+    use: Use
+    standing: Standing
+    busy_tsgs: int
+
+    @property
+    def weight(self) -> int:
+        """Return its weight among its class; 0 where it is held to its quota."""
+        return self.part.weight if self.part else 0
+
+    @property
+    def turns_ns(self) -> int | None:
+        """Return how much of a period its own windows take; None without any."""
+        if self.part is None or self.part.windows is None:
+            return None
+        return sum(window.end_ns - window.start_ns for window in self.part.windows)
+
+
+def settle(entries: Mapping[str, Entry], round_ns: int, period_ns: int, *, ragged: bool = False) -> dict[str, Standing]:
+    """Return where everybody stands after a round of ``round_ns`` under a plan of ``period_ns``.
+
+    Of a ragged round, in which pods came to life or went to rest or of which a part is missing, only quotas are
+    settled: they are held to the clock, not to what others did.
+    """
+    standings = {name: entry.standing for name, entry in entries.items()}
+    for name, entry in entries.items():
+        if not entry.weight:
+            standings[name] = replace(entry.standing, debt_ns=_against_quota(entry, round_ns, period_ns))
+        elif not entry.busy_tsgs:
+            standings[name] = replace(entry.standing, debt_ns=0)
+    for pod_class in PodClass:
+        rivals = {
+            name: entry
+            for name, entry in entries.items()
+            if entry.weight and entry.busy_tsgs and entry.grant.pod_class is pod_class
+        }
+        if ragged or len(rivals) < 2 or not round_ns:
+            continue
+        foreign_ns = sum(entry.use.run_ns for name, entry in entries.items() if name not in rivals)
+        if all(entry.turns_ns is not None for entry in rivals.values()):
+            standings |= _by_windows(rivals, round_ns, period_ns, foreign_ns)
+        elif pod_class is PodClass.OFFLINE and all(entry.turns_ns is None for entry in rivals.values()):
+            standings |= _by_timeslices(rivals, round_ns, foreign_ns)
+    return standings
+
+
+def _against_quota(entry: Entry, round_ns: int, period_ns: int) -> int:
+    cores = entry.grant.cores
+    if cores is None or not entry.busy_tsgs:
+        return 0
+    before_ns = entry.standing.debt_ns
+    after_ns = before_ns + entry.use.run_ns - round_ns * cores // 100
+    if not _fills(entry, round_ns, period_ns, 0):
+        after_ns = max(after_ns, min(before_ns, 0))
+    return max(-_credit_ns(period_ns), min(DEBT_HORIZON_NS * cores // 100, after_ns))
+
+
+def _by_windows(rivals: Mapping[str, Entry], round_ns: int, period_ns: int, foreign_ns: int) -> dict[str, Standing]:
+    """Hold those who filled their turns to their weights in what they got together.
+
+    Who left some of its turns unused has what it wants; it neither saves that up nor owes for it.
+    """
+    filling = {name: entry for name, entry in rivals.items() if _fills(entry, round_ns, period_ns, foreign_ns)}
+    bound_ns = _credit_ns(period_ns)
+    return {
+        name: replace(
+            filling[name].standing, debt_ns=max(-bound_ns, min(bound_ns, filling[name].standing.debt_ns + over_ns))
+        )
+        for name, over_ns in _overruns(filling).items()
+    }
+
+
+def _by_timeslices(rivals: Mapping[str, Entry], round_ns: int, foreign_ns: int) -> dict[str, Standing]:
+    """Add up what went to the wrong pods; once it is more than chance, mark those that came short of it.
+
+    It counts only while everybody was on the card and the card was full. A pod that overran its part because
+    others were away, not because they left early, shows it by runs longer than its timeslice.
+    """
+    used_ns = foreign_ns + sum(entry.use.run_ns for entry in rivals.values())
+    if used_ns < _FULL * round_ns or not all(entry.use.run_ns for entry in rivals.values()):
+        return {}
+    slices_ns = sum(_slice_ns(entry) * entry.busy_tsgs for entry in rivals.values())
+    limit_ns = round(_MISSED * slices_ns)
+    passed_ns = round(_LET_PASS * round_ns)
+    standings = {}
+    for name, over_ns in _overruns(rivals).items():
+        entry = rivals[name]
+        debt_ns = entry.standing.debt_ns + over_ns
+        debt_ns = max(0, debt_ns - passed_ns) if debt_ns > 0 else min(0, debt_ns + passed_ns)
+        standings[name] = replace(
+            entry.standing,
+            debt_ns=max(-2 * limit_ns, min(2 * limit_ns, debt_ns)),
+            run_ns=_CARRIED * entry.standing.run_ns + entry.use.run_ns,
+            starts=_CARRIED * entry.standing.starts + entry.use.starts,
+        )
+    short = [name for name, standing in standings.items() if standing.debt_ns < -limit_ns]
+    contended = all(
+        standing.run_ns <= standing.starts * (_STRETCH * _slice_ns(rivals[name]) + _STRETCH_NS)
+        for name, standing in standings.items()
+        if standing.debt_ns > 0
+    )
+    if not short or not contended:
+        return standings
+    return {name: Standing(unbound=entry.standing.unbound or name in short) for name, entry in rivals.items()}
+
+
+def _overruns(rivals: Mapping[str, Entry]) -> dict[str, int]:
+    """Return what each had beyond its part, by weight, of what they had together."""
+    used_ns = sum(entry.use.run_ns for entry in rivals.values())
+    weights = sum(entry.weight for entry in rivals.values())
+    return {name: entry.use.run_ns - used_ns * entry.weight // weights for name, entry in rivals.items()}
+
+
+def _fills(entry: Entry, round_ns: int, period_ns: int, foreign_ns: int) -> bool:
+    """Tell whether it had work in all of its own turns; ``foreign_ns`` of the round was never to be had."""
+    own_ns = entry.turns_ns
+    if own_ns is None:
+        return True
+    turns_ns = (
+        min(entry.use.open_ns, own_ns * round_ns // period_ns) * max(0, round_ns - foreign_ns) // max(1, round_ns)
+    )
+    return entry.use.run_ns >= _FILLING * turns_ns - _GATE_NS
+
+
+def _slice_ns(entry: Entry) -> int:
+    assert entry.part is not None
+    return entry.part.timeslice_us * NS_PER_US
+
+
+def _credit_ns(period_ns: int) -> int:
+    return max(CREDIT_NS, round(CREDIT * period_ns))
