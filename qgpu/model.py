@@ -90,6 +90,19 @@ class Sample:
     pods: tuple[PodSample, ...] = ()
 
 
+class Pace(StrEnum):
+    """How a pod uses the turns that timeslices give it, as far as seen."""
+
+    #: It uses them up, or nobody was kept from anything: timeslices bind it.
+    STEADY = "steady"
+    #: It leaves them early and comes short of its share; whether it wants more, short timeslices will show.
+    DOUBTED = "doubted"
+    #: Its work comes with pauses long enough for others to use: short timeslices give it what it wants.
+    SPARSE = "sparse"
+    #: It is back before anybody could make use of its pauses: only turns by gate give it its share.
+    GAPPY = "gappy"
+
+
 @dataclass(frozen=True, slots=True)
 class Tsg:
     """A time-slice group of a pod on the compute engine; ``busy`` if it had work of late."""
@@ -108,8 +121,7 @@ class Pod:
     used_ns: int = 0
     #: Measured time beyond (positive) or short of (negative) what the plans gave it while it was busy; bounded.
     debt_ns: int = 0
-    #: Timeslices don't give it its share: it leaves its turns early, so that others overrun theirs.
-    unbound: bool = False
+    pace: Pace = Pace.STEADY
 
     @property
     def busy(self) -> bool:

@@ -22,13 +22,14 @@ from qgpu.model import (
     NS_PER_MS,
     NS_PER_US,
     OnIdle,
+    Pace,
     Plan,
     Pod,
     PodPlan,
     Policy,
     Snapshot,
 )
-from qgpu.policies.shares import corrected, in_turns, split
+from qgpu.policies.shares import corrected, in_turns, shortened, split
 
 #: What an offline TSG gets beside an online one: the shortest slice at which a lone TSG still runs freely.
 OFFLINE_TIMESLICE_US = MIN_TIMESLICE_US
@@ -39,9 +40,6 @@ ONLINE_ROUND_US = 4_000
 #: Mean turn of busy offline pods beside online ones. Online work that arrives while a gate moves (0.6 ms a turn)
 #: waits up to a millisecond; turns this long keep that below one request in a hundred.
 TURN_NS = 100 * NS_PER_MS
-
-#: The shortest slice an online pod gets among online pods; below it switching eats the card.
-_MIN_ONLINE_US = 500
 
 
 def online_first(offline: Policy, online: Policy) -> Policy:
@@ -74,25 +72,14 @@ def online_first(offline: Policy, online: Policy) -> Policy:
 
 def _by_slices(pods: tuple[Pod, ...]) -> tuple[Pod, ...]:
     """Ask for shares by timeslices: among online pods turns would cost latency, offline pods take turns anyway."""
-    return tuple(replace(pod, unbound=False) for pod in pods)
+    return tuple(replace(pod, pace=Pace.STEADY) for pod in pods)
 
 
 def _prompt(front: Plan) -> tuple[PodPlan, ...]:
-    """Give a lone online pod the longest slice, and several short rounds in the ratio their policy chose.
-
-    The round grows where a slice would fall below the shortest sensible one, as lifting that slice alone would
-    bend the ratio; it never grows beyond the policy's own round.
-    """
+    """Give a lone online pod the longest slice, several of them short rounds in the ratio their policy chose."""
     if len(front.pods) == 1:
         return (replace(front.pods[0], timeslice_us=MAX_TIMESLICE_US),)
-    slices = [part.timeslice_us for part in front.pods]
-    shortened = ONLINE_ROUND_US * len(slices) / sum(slices)
-    scale = max(shortened, min(1.0, _MIN_ONLINE_US / min(slices)))
-    return tuple(replace(part, timeslice_us=_bounded(part.timeslice_us * scale)) for part in front.pods)
-
-
-def _bounded(timeslice_us: float) -> int:
-    return min(MAX_TIMESLICE_US, max(MIN_TIMESLICE_US, round(timeslice_us)))
+    return shortened(front.pods, ONLINE_ROUND_US)
 
 
 def _step_back(behind: Plan, snapshot: Snapshot, taken_ns: int) -> tuple[PodPlan, ...]:

@@ -16,12 +16,20 @@ from qgpu.model import (
     NS_PER_MS,
     NS_PER_US,
     OnIdle,
+    Pace,
     Plan,
     Pod,
     PodPlan,
     Snapshot,
     Window,
 )
+
+#: The turn of others in a round that shows whether a doubted pod is back at once, and the mean beside a sparse one.
+PROBE_NS = 500 * NS_PER_US
+SHORT_US = 2_000
+
+#: The shortest timeslice worth its switch; below it switching eats the card.
+_SENSIBLE_US = 500
 
 #: What is owed is paid back over this many periods. Quicker, and the delay of a period would make shares swing.
 PAID_OVER = 4
@@ -64,24 +72,47 @@ def timeslice_us(share_ns: int, pod: Pod) -> int:
 
 
 def by_weights(snapshot: Snapshot, weights: Sequence[int]) -> Plan:
-    """Plan weights as timeslices; or, where busy pods are there that timeslices don't bind, as windows too.
+    """Plan weights as timeslices, and as windows too where timeslices fail.
 
-    Windows are those of the busy pods, one after the other, over the whole period; the rest stay ungated. What
-    the ledger says was missed is made up for. A pod busy alone has no gate moved.
+    Which of the two is told by the pace of the busy pods. Steady ones share by long slices, which cost nothing;
+    one with long pauses makes all slices short, so that it is served when it comes. A gappy one needs windows:
+    then all busy pods but sparse ones take turns by gate over the whole period, and what the ledger says was
+    missed is made up for. A pod busy alone has no gate moved.
     """
     parts = by_timeslices(snapshot, weights)
-    busy = [weight if pod.busy else 0 for pod, weight in zip(snapshot.pods, weights, strict=True)]
-    if sum(pod.busy for pod in snapshot.pods) < 2 or not any(pod.busy and pod.unbound for pod in snapshot.pods):
+    busy = [pod for pod in snapshot.pods if pod.busy]
+    paces = {pod.pace for pod in busy} if len(busy) > 1 else set()
+    if Pace.DOUBTED in paces:
+        parts = tuple(
+            part if pod.pace is Pace.DOUBTED else replace(part, timeslice_us=timeslice_us(PROBE_NS, pod))
+            for part, pod in zip(parts, snapshot.pods, strict=True)
+        )
+    elif Pace.SPARSE in paces:
+        parts = shortened(parts, SHORT_US)
+    dense = [pod.busy and pod.pace is not Pace.SPARSE for pod in snapshot.pods]
+    if Pace.DOUBTED in paces or Pace.GAPPY not in paces or sum(dense) < 2:
         return Plan(snapshot.pgpu, snapshot.period_ns, parts)
-    period_ns = _period_of_turns(snapshot.period_ns, [weight for weight in busy if weight])
-    windows = in_turns(lengths(period_ns, busy, snapshot.pods), OnIdle.YIELD)
+    turns = [weight if takes_part else 0 for weight, takes_part in zip(weights, dense, strict=True)]
+    period_ns = _period_of_turns(snapshot.period_ns, [weight for weight in turns if weight])
+    windows = in_turns(lengths(period_ns, turns, snapshot.pods), OnIdle.YIELD)
     return Plan(
         snapshot.pgpu,
         period_ns,
-        tuple(
-            replace(part, windows=own if pod.busy else None)
-            for part, pod, own in zip(parts, snapshot.pods, windows, strict=True)
-        ),
+        tuple(replace(part, windows=own or None) for part, own in zip(parts, windows, strict=True)),
+    )
+
+
+def shortened(parts: Sequence[PodPlan], mean_us: int) -> tuple[PodPlan, ...]:
+    """Take timeslices of this mean in place of long ones, in the same ratio.
+
+    The mean grows where a slice would fall below the shortest sensible one, as lifting that slice alone would
+    bend the ratio; it never grows beyond what it was.
+    """
+    slices = [part.timeslice_us for part in parts]
+    scale = max(mean_us * len(slices) / sum(slices), min(1.0, _SENSIBLE_US / min(slices)))
+    return tuple(
+        replace(part, timeslice_us=min(MAX_TIMESLICE_US, max(MIN_TIMESLICE_US, round(part.timeslice_us * scale))))
+        for part in parts
     )
 
 

@@ -100,7 +100,7 @@ class Ledger:
             name: replace(
                 account,
                 round=Use(),
-                standing=account.standing if name in kept else Standing(unbound=account.standing.unbound),
+                standing=account.standing if name in kept else Standing(pace=account.standing.pace),
             )
             for name, account in self.accounts.items()
         }
@@ -115,7 +115,7 @@ class Ledger:
                 tuple(Tsg(tsg, state.busy) for tsg, state in account.tsgs.items()),
                 account.used_ns,
                 account.debt_ns,
-                account.standing.unbound,
+                account.standing.pace,
             )
             for name, account in self.accounts.items()
         )

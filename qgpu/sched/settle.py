@@ -7,9 +7,9 @@ limits and why nobody can starve are in docs/feedback.md.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
-from qgpu.model import NS_PER_MS, NS_PER_US, Grant, PodClass, PodPlan
+from qgpu.model import NS_PER_MS, NS_PER_US, Grant, Pace, PodClass, PodPlan
 
 #: Overruns of a quota are paid back up to what the quota gives in this time; older ones are forgiven.
 DEBT_HORIZON_NS = 200 * NS_PER_MS
@@ -30,9 +30,15 @@ _FULL = 0.85
 _MISSED = 0.3
 _LET_PASS = 0.005
 
-#: What a run may be longer than its timeslice: switches, and turns without a rival.
-_STRETCH = 1.25
-_STRETCH_NS = 300 * NS_PER_US
+_LEAST_MISSED_NS = 20 * NS_PER_MS
+
+#: A pod is there all the time if it takes this part of the turns there are; a switch takes so long.
+_PRESENT = 0.75
+_SWITCH_NS = 100 * NS_PER_US
+
+#: A pod uses its turns up when it takes this part of them, over the last few rounds.
+_USED_UP = 0.9
+_LONG_NS = 300 * NS_PER_MS
 
 #: How much of what was seen of a pod's turns is carried into the next round.
 _CARRIED = 0.8
@@ -52,13 +58,14 @@ class Use:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """Where a pod stands: its debt, whether timeslices fail it, and what its turns were like of late."""
+    """Where a pod stands: its debt, its pace, and what its turns were like of late."""
 
     debt_ns: int = 0
-    unbound: bool = False
-    #: GPU time and turns, older ones weighing less.
-    run_ns: float = 0.0
-    starts: float = 0.0
+    pace: Pace = Pace.STEADY
+    #: What it had beyond its part in the last round, not yet counted; None where that round doesn't count.
+    pending_ns: int | None = None
+    #: What its turns were like of late, older ones weighing less; ``open_ns`` is all time they were seen in.
+    turns: Use = field(default_factory=Use)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +112,12 @@ def settle(entries: Mapping[str, Entry], round_ns: int, period_ns: int, *, ragge
         if ragged or len(rivals) < 2 or not round_ns:
             continue
         foreign_ns = sum(entry.use.run_ns for name, entry in entries.items() if name not in rivals)
-        if all(entry.turns_ns is not None for entry in rivals.values()):
-            standings |= _by_windows(rivals, round_ns, period_ns, foreign_ns)
-        elif pod_class is PodClass.OFFLINE and all(entry.turns_ns is None for entry in rivals.values()):
+        gated = {name: entry for name, entry in rivals.items() if entry.turns_ns is not None}
+        if gated:
+            foreign_ns += sum(entry.use.run_ns for name, entry in rivals.items() if name not in gated)
+            standings |= _by_windows(gated, round_ns, period_ns, foreign_ns)
+            standings |= _beside_windows(rivals, gated)
+        elif pod_class is PodClass.OFFLINE:
             standings |= _by_timeslices(rivals, round_ns, foreign_ns)
     return standings
 
@@ -138,38 +148,92 @@ def _by_windows(rivals: Mapping[str, Entry], round_ns: int, period_ns: int, fore
     }
 
 
-def _by_timeslices(rivals: Mapping[str, Entry], round_ns: int, foreign_ns: int) -> dict[str, Standing]:
-    """Add up what went to the wrong pods; once it is more than chance, mark those that came short of it.
+def _beside_windows(rivals: Mapping[str, Entry], gated: Mapping[str, Entry]) -> dict[str, Standing]:
+    """Send those who were left ungated for their long pauses to take turns too, once they use more than their part."""
+    return {
+        name: Standing(pace=Pace.GAPPY)
+        for name, over_ns in _overruns(rivals).items()
+        if name not in gated and over_ns > 0 and rivals[name].standing.pace is Pace.SPARSE
+    }
 
-    It counts only while everybody was on the card and the card was full. A pod that overran its part because
-    others were away, not because they left early, shows it by runs longer than its timeslice.
+
+def _by_timeslices(rivals: Mapping[str, Entry], round_ns: int, foreign_ns: int) -> dict[str, Standing]:
+    """Add up what went to the wrong pods; once it is more than chance, doubt the pods that came short of it.
+
+    It counts only while everybody was on the card in the rounds before and after too, as pods that come and go
+    get less for their own reasons, and while the card was full.
     """
-    used_ns = foreign_ns + sum(entry.use.run_ns for entry in rivals.values())
-    if used_ns < _FULL * round_ns or not all(entry.use.run_ns for entry in rivals.values()):
-        return {}
+    ran = all(entry.use.run_ns for entry in rivals.values())
+    if any(entry.standing.pace is Pace.DOUBTED for entry in rivals.values()):
+        return {name: _judged(entry, rivals, round_ns) for name, entry in rivals.items()}
+    if not ran or foreign_ns + sum(entry.use.run_ns for entry in rivals.values()) < _FULL * round_ns:
+        return {name: replace(entry.standing, pending_ns=None) for name, entry in rivals.items()}
     slices_ns = sum(_slice_ns(entry) * entry.busy_tsgs for entry in rivals.values())
-    limit_ns = round(_MISSED * slices_ns)
+    limit_ns = max(_LEAST_MISSED_NS, round(_MISSED * slices_ns))
     passed_ns = round(_LET_PASS * round_ns)
     standings = {}
     for name, over_ns in _overruns(rivals).items():
-        entry = rivals[name]
-        debt_ns = entry.standing.debt_ns + over_ns
+        entry, before = rivals[name], rivals[name].standing
+        debt_ns = before.debt_ns + (before.pending_ns or 0)
         debt_ns = max(0, debt_ns - passed_ns) if debt_ns > 0 else min(0, debt_ns + passed_ns)
-        standings[name] = replace(
-            entry.standing,
-            debt_ns=max(-2 * limit_ns, min(2 * limit_ns, debt_ns)),
-            run_ns=_CARRIED * entry.standing.run_ns + entry.use.run_ns,
-            starts=_CARRIED * entry.standing.starts + entry.use.starts,
+        turns = Use(
+            _carried(before.turns.run_ns) + entry.use.run_ns,
+            _carried(before.turns.starts) + entry.use.starts,
+            _carried(before.turns.open_ns) + round_ns,
         )
-    short = [name for name, standing in standings.items() if standing.debt_ns < -limit_ns]
-    contended = all(
-        standing.run_ns <= standing.starts * (_STRETCH * _slice_ns(rivals[name]) + _STRETCH_NS)
-        for name, standing in standings.items()
-        if standing.debt_ns > 0
+        standings[name] = Standing(
+            max(-2 * limit_ns, min(2 * limit_ns, debt_ns)),
+            before.pace,
+            0 if before.pending_ns is None else over_ns,
+            turns,
+        )
+    seen = {name: replace(entry, use=standings[name].turns) for name, entry in rivals.items()}
+    short = [name for name, now in standings.items() if now.debt_ns < -limit_ns and _present(seen[name], seen)]
+    if not short:
+        return {name: _reformed(now, seen, name) for name, now in standings.items()}
+    return {
+        name: _doubted(entry.standing) if name in short else Standing(pace=entry.standing.pace)
+        for name, entry in rivals.items()
+    }
+
+
+def _reformed(standing: Standing, seen: Mapping[str, Entry], name: str) -> Standing:
+    """Take a sparse pod for steady again once it is always there and uses its turns up."""
+    entry = seen[name]
+    used_up = entry.use.run_ns >= _USED_UP * entry.use.starts * _slice_ns(entry)
+    if standing.pace is Pace.SPARSE and entry.use.open_ns >= _LONG_NS and used_up and _present(entry, seen):
+        return Standing()
+    return standing
+
+
+def _doubted(standing: Standing) -> Standing:
+    """Doubt a pod; where slices are short already nothing more is to be learnt from them."""
+    return Standing(pace=Pace.DOUBTED if standing.pace is Pace.STEADY else Pace.GAPPY)
+
+
+def _judged(entry: Entry, rivals: Mapping[str, Entry], round_ns: int) -> Standing:
+    """Tell by a round of very short timeslices what kind of pod a doubted one is."""
+    if entry.standing.pace is not Pace.DOUBTED:
+        return Standing(pace=entry.standing.pace)
+    seen = {name: replace(rival, use=replace(rival.use, open_ns=round_ns)) for name, rival in rivals.items()}
+    here = entry.use.run_ns and _present(replace(entry, use=replace(entry.use, open_ns=round_ns)), seen)
+    return Standing(pace=Pace.GAPPY if here else Pace.SPARSE)
+
+
+def _present(entry: Entry, rivals: Mapping[str, Entry]) -> bool:
+    """Tell whether a pod had work nearly every time its turn came: it had as many turns as there were rounds.
+
+    A round takes what everybody makes of a turn, no more than a timeslice, and as many switches.
+    """
+    round_ns = sum(
+        rival.busy_tsgs * (min(_slice_ns(rival), rival.use.run_ns // max(1, rival.use.starts)) + _SWITCH_NS)
+        for rival in rivals.values()
     )
-    if not short or not contended:
-        return standings
-    return {name: Standing(unbound=entry.standing.unbound or name in short) for name, entry in rivals.items()}
+    return entry.use.starts * round_ns >= _PRESENT * entry.busy_tsgs * entry.use.open_ns
+
+
+def _carried(amount: int) -> int:
+    return round(_CARRIED * amount)
 
 
 def _overruns(rivals: Mapping[str, Entry]) -> dict[str, int]:
