@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from qgpu.model import (
+    MAX_PERIOD_NS,
     MAX_TIMESLICE_US,
     MIN_TIMESLICE_US,
     NS_PER_MS,
@@ -83,22 +84,33 @@ def by_weights(snapshot: Snapshot, weights: Sequence[int]) -> Plan:
     busy = [pod for pod in snapshot.pods if pod.busy]
     paces = {pod.pace for pod in busy} if len(busy) > 1 else set()
     if Pace.DOUBTED in paces:
-        parts = tuple(
-            part if pod.pace is Pace.DOUBTED else replace(part, timeslice_us=timeslice_us(PROBE_NS, pod))
-            for part, pod in zip(parts, snapshot.pods, strict=True)
-        )
-    elif Pace.SPARSE in paces:
-        parts = shortened(parts, SHORT_US)
-    dense = [pod.busy and pod.pace is not Pace.SPARSE for pod in snapshot.pods]
-    if Pace.DOUBTED in paces or Pace.GAPPY not in paces or sum(dense) < 2:
+        return Plan(snapshot.pgpu, snapshot.period_ns, _probe(parts, snapshot.pods))
+    turns = [
+        weight if pod.busy and pod.pace is not Pace.SPARSE else 0
+        for pod, weight in zip(snapshot.pods, weights, strict=True)
+    ]
+    gated = Pace.GAPPY in paces and sum(turn > 0 for turn in turns) > 1
+    if Pace.SPARSE in paces:
+        # Beside a sparse pod there is only ever one of those who take turns, so it stands for all of them.
+        beside = [sum(turns) if gated and turn else weight for turn, weight in zip(turns, weights, strict=True)]
+        slices = shortened(by_timeslices(replace(snapshot, period_ns=MAX_PERIOD_NS), beside), SHORT_US)
+        parts = tuple(replace(part, weight=weight) for part, weight in zip(slices, weights, strict=True))
+    if not gated:
         return Plan(snapshot.pgpu, snapshot.period_ns, parts)
-    turns = [weight if takes_part else 0 for weight, takes_part in zip(weights, dense, strict=True)]
-    period_ns = _period_of_turns(snapshot.period_ns, [weight for weight in turns if weight])
+    period_ns = _period_of_turns(snapshot.period_ns, [turn for turn in turns if turn])
     windows = in_turns(lengths(period_ns, turns, snapshot.pods), OnIdle.YIELD)
     return Plan(
         snapshot.pgpu,
         period_ns,
         tuple(replace(part, windows=own or None) for part, own in zip(parts, windows, strict=True)),
+    )
+
+
+def _probe(parts: Sequence[PodPlan], pods: Sequence[Pod]) -> tuple[PodPlan, ...]:
+    """Give doubted pods their turns often: all others get very short ones, for as long as somebody is doubted."""
+    return tuple(
+        part if pod.pace is Pace.DOUBTED else replace(part, timeslice_us=timeslice_us(PROBE_NS, pod))
+        for part, pod in zip(parts, pods, strict=True)
     )
 
 
