@@ -32,6 +32,9 @@ _LET_PASS = 0.005
 
 _LEAST_MISSED_NS = 20 * NS_PER_MS
 
+#: What a pod that was found sparse must have come short of, always there for its turns, to be doubted again.
+_DOUBT_AGAIN_NS = 1_000 * NS_PER_MS
+
 #: A pod is there all the time if it takes this part of the turns there are; a switch takes so long.
 _PRESENT = 0.75
 _SWITCH_NS = 100 * NS_PER_US
@@ -171,6 +174,9 @@ def _by_timeslices(rivals: Mapping[str, Entry], round_ns: int, foreign_ns: int) 
     slices_ns = sum(_slice_ns(entry) * entry.busy_tsgs for entry in rivals.values())
     limit_ns = max(_LEAST_MISSED_NS, round(_MISSED * slices_ns))
     passed_ns = round(_LET_PASS * round_ns)
+    limits_ns = {
+        name: _DOUBT_AGAIN_NS if entry.standing.pace is Pace.SPARSE else limit_ns for name, entry in rivals.items()
+    }
     standings = {}
     for name, over_ns in _overruns(rivals).items():
         entry, before = rivals[name], rivals[name].standing
@@ -182,17 +188,17 @@ def _by_timeslices(rivals: Mapping[str, Entry], round_ns: int, foreign_ns: int) 
             _carried(before.turns.open_ns) + round_ns,
         )
         standings[name] = Standing(
-            max(-2 * limit_ns, min(2 * limit_ns, debt_ns)),
+            max(-2 * limits_ns[name], min(2 * limits_ns[name], debt_ns)),
             before.pace,
             0 if before.pending_ns is None else over_ns,
             turns,
         )
     seen = {name: replace(entry, use=standings[name].turns) for name, entry in rivals.items()}
-    short = [name for name, now in standings.items() if now.debt_ns < -limit_ns and _present(seen[name], seen)]
+    short = [name for name, now in standings.items() if now.debt_ns < -limits_ns[name] and _present(seen[name], seen)]
     if not short:
         return {name: _reformed(now, seen, name) for name, now in standings.items()}
     return {
-        name: _doubted(entry.standing) if name in short else Standing(pace=entry.standing.pace)
+        name: Standing(pace=_doubted(entry.standing.pace) if name in short else entry.standing.pace)
         for name, entry in rivals.items()
     }
 
@@ -206,9 +212,8 @@ def _reformed(standing: Standing, seen: Mapping[str, Entry], name: str) -> Stand
     return standing
 
 
-def _doubted(standing: Standing) -> Standing:
-    """Doubt a pod; where slices are short already nothing more is to be learnt from them."""
-    return Standing(pace=Pace.DOUBTED if standing.pace is Pace.STEADY else Pace.GAPPY)
+def _doubted(pace: Pace) -> Pace:
+    return pace if pace is Pace.GAPPY else Pace.DOUBTED
 
 
 def _judged(entry: Entry, rivals: Mapping[str, Entry], round_ns: int) -> Standing:
