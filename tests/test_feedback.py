@@ -310,6 +310,6 @@ def test_whatever_the_demand_nothing_lies_idle_and_a_flood_has_its_quota(
     seconds = list(stage.seconds(8))
 
     assert sum(second.shares["a"] for second in seconds) / 8 >= 0.25 * 0.95
-    assert sum(sum(second.shares.values()) for second in seconds) / 8 >= 0.85
+    assert sum(sum(second.shares.values()) for second in seconds) / 8 >= 0.75
     paces = [[account.standing.pace for account in second.ledger.accounts.values()] for second in seconds]
     assert sum(before != after for before, after in pairwise(paces)) <= 4

@@ -26,7 +26,7 @@ from qgpu.model import (
 )
 
 #: The turn of others in a round that shows whether a doubted pod is back at once, and the mean beside a sparse one.
-PROBE_NS = 500 * NS_PER_US
+PROBE_NS = 200 * NS_PER_US
 SHORT_US = 2_000
 
 #: The shortest timeslice worth its switch; below it switching eats the card.

@@ -100,7 +100,9 @@ class Ledger:
             name: replace(
                 account,
                 round=Use(),
-                standing=account.standing if name in kept else Standing(pace=account.standing.pace),
+                standing=account.standing
+                if name in kept
+                else Standing(pace=account.standing.pace, reformed=account.standing.reformed),
             )
             for name, account in self.accounts.items()
         }

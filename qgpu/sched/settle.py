@@ -35,8 +35,10 @@ _LEAST_MISSED_NS = 20 * NS_PER_MS
 #: What a pod that was found sparse must have come short of, always there for its turns, to be doubted again.
 _DOUBT_AGAIN_NS = 1_000 * NS_PER_MS
 
-#: A pod is there all the time if it takes this part of the turns there are; a switch takes so long.
+#: A pod is there all the time if it takes this part of the turns there are, and has pauses short
+#: enough for turns by gate if it does so where turns come thick and fast. A switch takes so long.
 _PRESENT = 0.75
+_PRESENT_AT_ONCE = 0.85
 _SWITCH_NS = 100 * NS_PER_US
 
 #: A pod uses its turns up when it takes this part of them, over the last few rounds.
@@ -52,7 +54,8 @@ class Use:
     """What a pod did in a stretch of time: GPU time, how often it was switched in, time its gate was open."""
 
     run_ns: int = 0
-    starts: int = 0
+    #: A fraction where older turns weigh less.
+    starts: float = 0
     open_ns: int = 0
 
     def __add__(self, other: Use) -> Use:
@@ -65,6 +68,8 @@ class Standing:
 
     debt_ns: int = 0
     pace: Pace = Pace.STEADY
+    #: It was sparse once and then steady: the next time it stays sparse, so that it can't go back and forth.
+    reformed: bool = False
     #: What it had beyond its part in the last round, not yet counted; None where that round doesn't count.
     pending_ns: int | None = None
     #: What its turns were like of late, older ones weighing less; ``open_ns`` is all time they were seen in.
@@ -154,14 +159,14 @@ def _by_windows(rivals: Mapping[str, Entry], round_ns: int, period_ns: int, fore
 def _beside_windows(rivals: Mapping[str, Entry], gated: Mapping[str, Entry]) -> dict[str, Standing]:
     """Send those who were left ungated for their long pauses to take turns too, once they use more than their part."""
     return {
-        name: Standing(pace=Pace.GAPPY)
+        name: _anew(rivals[name].standing, Pace.GAPPY)
         for name, over_ns in _overruns(rivals).items()
         if name not in gated and over_ns > 0 and rivals[name].standing.pace is Pace.SPARSE
     }
 
 
 def _by_timeslices(rivals: Mapping[str, Entry], round_ns: int, foreign_ns: int) -> dict[str, Standing]:
-    """Add up what went to the wrong pods; once it is more than chance, doubt the pods that came short of it.
+    """Add up what went to the wrong pods; once it is more than chance, doubt who came short most.
 
     It counts only while everybody was on the card in the rounds before and after too, as pods that come and go
     get less for their own reasons, and while the card was full.
@@ -183,33 +188,49 @@ def _by_timeslices(rivals: Mapping[str, Entry], round_ns: int, foreign_ns: int) 
         debt_ns = before.debt_ns + (before.pending_ns or 0)
         debt_ns = max(0, debt_ns - passed_ns) if debt_ns > 0 else min(0, debt_ns + passed_ns)
         turns = Use(
-            _carried(before.turns.run_ns) + entry.use.run_ns,
-            _carried(before.turns.starts) + entry.use.starts,
-            _carried(before.turns.open_ns) + round_ns,
+            round(_CARRIED * before.turns.run_ns) + entry.use.run_ns,
+            _CARRIED * before.turns.starts + entry.use.starts,
+            round(_CARRIED * before.turns.open_ns) + round_ns,
         )
         standings[name] = Standing(
             max(-2 * limits_ns[name], min(2 * limits_ns[name], debt_ns)),
             before.pace,
+            before.reformed,
             0 if before.pending_ns is None else over_ns,
             turns,
         )
     seen = {name: replace(entry, use=standings[name].turns) for name, entry in rivals.items()}
     short = [name for name, now in standings.items() if now.debt_ns < -limits_ns[name] and _present(seen[name], seen)]
     if not short:
-        return {name: _reformed(now, seen, name) for name, now in standings.items()}
+        return _reformed(standings, seen)
+    worst = min(short, key=lambda name: standings[name].debt_ns)
     return {
-        name: Standing(pace=_doubted(entry.standing.pace) if name in short else entry.standing.pace)
+        name: _anew(entry.standing, _doubted(entry.standing.pace) if name == worst else entry.standing.pace)
         for name, entry in rivals.items()
     }
 
 
-def _reformed(standing: Standing, seen: Mapping[str, Entry], name: str) -> Standing:
-    """Take a sparse pod for steady again once it is always there and uses its turns up."""
-    entry = seen[name]
-    used_up = entry.use.run_ns >= _USED_UP * entry.use.starts * _slice_ns(entry)
-    if standing.pace is Pace.SPARSE and entry.use.open_ns >= _LONG_NS and used_up and _present(entry, seen):
-        return Standing()
-    return standing
+def _reformed(standings: dict[str, Standing], seen: Mapping[str, Entry]) -> dict[str, Standing]:
+    """Take sparse pods for steady again that are always there and use their turns up."""
+    steady = {
+        name
+        for name, entry in seen.items()
+        if entry.standing.pace is Pace.SPARSE
+        and not entry.standing.reformed
+        and entry.use.open_ns >= _LONG_NS
+        and entry.use.run_ns >= _USED_UP * entry.use.starts * _slice_ns(entry)
+        and _present(entry, seen)
+    }
+    if not steady:
+        return standings
+    return {
+        name: Standing(reformed=True) if name in steady else _anew(now, now.pace) for name, now in standings.items()
+    }
+
+
+def _anew(standing: Standing, pace: Pace) -> Standing:
+    """Begin to reckon anew under a pace that may have changed: what was owed came of the turns of before."""
+    return Standing(pace=pace, reformed=standing.reformed)
 
 
 def _doubted(pace: Pace) -> Pace:
@@ -219,26 +240,24 @@ def _doubted(pace: Pace) -> Pace:
 def _judged(entry: Entry, rivals: Mapping[str, Entry], round_ns: int) -> Standing:
     """Tell by a round of very short timeslices what kind of pod a doubted one is."""
     if entry.standing.pace is not Pace.DOUBTED:
-        return Standing(pace=entry.standing.pace)
+        return _anew(entry.standing, entry.standing.pace)
     seen = {name: replace(rival, use=replace(rival.use, open_ns=round_ns)) for name, rival in rivals.items()}
-    here = entry.use.run_ns and _present(replace(entry, use=replace(entry.use, open_ns=round_ns)), seen)
-    return Standing(pace=Pace.GAPPY if here else Pace.SPARSE)
+    here = entry.use.run_ns and _present(
+        replace(entry, use=replace(entry.use, open_ns=round_ns)), seen, _PRESENT_AT_ONCE
+    )
+    return _anew(entry.standing, Pace.GAPPY if here else Pace.SPARSE)
 
 
-def _present(entry: Entry, rivals: Mapping[str, Entry]) -> bool:
+def _present(entry: Entry, rivals: Mapping[str, Entry], part: float = _PRESENT) -> bool:
     """Tell whether a pod had work nearly every time its turn came: it had as many turns as there were rounds.
 
     A round takes what everybody makes of a turn, no more than a timeslice, and as many switches.
     """
     round_ns = sum(
-        rival.busy_tsgs * (min(_slice_ns(rival), rival.use.run_ns // max(1, rival.use.starts)) + _SWITCH_NS)
+        rival.busy_tsgs * (min(_slice_ns(rival), rival.use.run_ns / max(1, rival.use.starts)) + _SWITCH_NS)
         for rival in rivals.values()
     )
-    return entry.use.starts * round_ns >= _PRESENT * entry.busy_tsgs * entry.use.open_ns
-
-
-def _carried(amount: int) -> int:
-    return round(_CARRIED * amount)
+    return entry.use.starts * round_ns >= part * entry.busy_tsgs * entry.use.open_ns
 
 
 def _overruns(rivals: Mapping[str, Entry]) -> dict[str, int]:

@@ -160,8 +160,8 @@ def test_burst_share_takes_turns_where_timeslices_fail(
         # Short slices beside a sparse pod; of those who take turns one is there at a time, and stands for all.
         ((paced(STEADY, "a", 60), paced(SPARSE, "b", 30)), [2667, 1333]),
         ((paced(GAPPY, "a", 40), paced(STEADY, "b", 40), paced(SPARSE, "c", 20)), [2667, 2667, 667]),
-        # A doubted pod gets its turn every half a millisecond.
-        ((paced(STEADY, "a", 60), paced(DOUBTED, "b", 40)), [500, 40_000]),
+        # A doubted pod gets its turn every fifth of a millisecond.
+        ((paced(STEADY, "a", 60), paced(DOUBTED, "b", 40)), [200, 40_000]),
         ((pod("a", 60, busy=False), paced(DOUBTED, "b", 40)), [60_000, 40_000]),
     ],
 )
