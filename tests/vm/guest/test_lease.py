@@ -76,7 +76,7 @@ def test_a_renewed_plan_holds(gated):
 
 
 def test_a_lapsed_plan_cannot_be_renewed(gated):
-    daemon = gated(500 * MS)
+    daemon = gated(50 * MS)
     qg.until(is_free)
     with pytest.raises(FileNotFoundError):
         daemon.run(lambda state: state["q"].ioctl("RENEW", gpu=0) and None)

@@ -119,31 +119,6 @@ def test_a_duplicate_in_another_pod_inherits_the_charge(web, pod):
     assert (web.usage().memory, other.usage().memory) == (0, 16 * MIB)
 
 
-def test_memory_below_an_object_nobody_knows_is_refused(web):
-    def below(state, parent):
-        try:
-            return state["p"].alloc(parent, nv.MEM, struct.pack("64xQ56x", MIB))
-        except nv.RmError as error:
-            return -error.status
-
-    assert web.processes[0].run(below, 0x5CFFFFFF) == -0x36
-    assert web.usage().memory == 0
-
-
-@pytest.mark.parametrize("what", ["device", "subdevice", "tsg", "channel"])
-def test_what_carries_a_gate_has_one_name(web, what):
-    def second_name(state, what):
-        p = state["p"]
-        tsg, (channel,) = p.compute()
-        handle = {"device": p.device, "subdevice": p.subdevice, "tsg": tsg, "channel": channel}[what]
-        try:
-            return p.dup(p.client, handle)
-        except nv.RmError as error:
-            return -error.status
-
-    assert web.processes[0].run(second_name, what) == -0x56
-
-
 def test_heap_calls_are_limited_like_objects(web):
     (process,) = web.processes
 
