@@ -90,6 +90,19 @@ class Sample:
     pods: tuple[PodSample, ...] = ()
 
 
+class Pace(StrEnum):
+    """How a pod uses the turns that timeslices give it, as far as seen."""
+
+    #: It uses them up, or nobody was kept from anything: timeslices bind it.
+    STEADY = "steady"
+    #: It leaves them early and comes short of its share; whether it wants more, short timeslices will show.
+    DOUBTED = "doubted"
+    #: Its work comes with pauses long enough for others to use: short timeslices give it what it wants.
+    SPARSE = "sparse"
+    #: It is back before anybody could make use of its pauses: only turns by gate give it its share.
+    GAPPY = "gappy"
+
+
 @dataclass(frozen=True, slots=True)
 class Tsg:
     """A time-slice group of a pod on the compute engine; ``busy`` if it had work of late."""
@@ -106,8 +119,9 @@ class Pod:
     grant: Grant = field(default_factory=Grant)
     tsgs: tuple[Tsg, ...] = ()
     used_ns: int = 0
-    #: Measured time beyond (positive) or short of (negative) the quota while the pod was busy; bounded.
+    #: Measured time beyond (positive) or short of (negative) what the plans gave it while it was busy; bounded.
     debt_ns: int = 0
+    pace: Pace = Pace.STEADY
 
     @property
     def busy(self) -> bool:
@@ -161,17 +175,22 @@ class PodPlan:
     """One pod's part of a plan.
 
     ``timeslice_us`` is set on each of its compute TSGs. ``windows`` None means its gate stays open; an
-    empty tuple means that it stays closed.
+    empty tuple means that it stays closed. ``weight`` is what the plan aims at and only the ledger reads: the
+    pod's part, in ratio to other busy pods of its class, of the time they use together; 0 stands for its quota
+    of all time.
     """
 
     pod: str
     pod_class: PodClass
     timeslice_us: int
     windows: tuple[Window, ...] | None = None
+    weight: int = 0
 
     def __post_init__(self) -> None:
         if not MIN_TIMESLICE_US <= self.timeslice_us <= MAX_TIMESLICE_US:
             raise InvalidValueError(f"pod {self.pod}: timeslice {self.timeslice_us} µs is out of bounds")
+        if self.weight < 0:
+            raise InvalidValueError(f"pod {self.pod}: weight {self.weight} is negative")
         for before, after in zip(self.windows or (), (self.windows or ())[1:], strict=False):
             if after.start_ns < before.end_ns:
                 raise InvalidValueError(f"pod {self.pod}: windows overlap or are out of order")

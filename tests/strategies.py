@@ -6,7 +6,10 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
-from qgpu.model import MAX_PERIOD_NS, MIN_PERIOD_NS, Grant, Pod, PodClass, Snapshot, Tsg
+from qgpu.model import MAX_PERIOD_NS, MIN_PERIOD_NS, Grant, Pace, Pod, PodClass, Snapshot, Tsg
+
+#: What a pod may be taken for in the long run; to doubt one takes a single tick, in which shares are not kept.
+PACES = (Pace.STEADY, Pace.SPARSE, Pace.GAPPY)
 
 periods = st.one_of(
     st.integers(MIN_PERIOD_NS, MAX_PERIOD_NS),
@@ -16,7 +19,7 @@ periods = st.one_of(
 
 @st.composite
 def pods(draw: st.DrawFn, *, everybody: bool, classes: tuple[PodClass, ...] = tuple(PodClass)) -> tuple[Pod, ...]:
-    """Draw up to six pods of up to four compute TSGs each, busy or not; their quotas fit on one pGPU."""
+    """Draw up to six pods of up to four compute TSGs each, busy or not, of any pace; their quotas fit on one pGPU."""
     number = draw(st.integers(0, 6))
     cuts = sorted(draw(st.lists(st.integers(0, 100), min_size=number, max_size=number)))
     result = []
@@ -24,7 +27,9 @@ def pods(draw: st.DrawFn, *, everybody: bool, classes: tuple[PodClass, ...] = tu
         cores = max(1, cut - below) if everybody else cut - below or None
         flags = draw(st.integers(0, 16))
         tsgs = tuple(Tsg(f"pod{i}/{n}", bool(flags >> n & 1)) for n in range(flags % 5))
-        result.append(Pod(f"pod{i}", Grant(draw(st.sampled_from(classes)), cores), tsgs))
+        result.append(
+            Pod(f"pod{i}", Grant(draw(st.sampled_from(classes)), cores), tsgs, pace=draw(st.sampled_from(PACES)))
+        )
     excess = sum(pod.grant.cores or 0 for pod in result) - 100
     return tuple(result) if excess <= 0 else tuple(_lowered(result, excess))
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qgpu.model import NS_PER_MS, Grant, PodSample, Sample, TsgSample
-from qgpu.sched.ledger import DEBT_HORIZON_NS, IDLE_AFTER_NS, Ledger
+from qgpu.model import NS_PER_MS, Grant, Pace, Plan, PodClass, PodPlan, PodSample, Sample, TsgSample, Window
+from qgpu.sched.ledger import FORGET_AFTER_NS, IDLE_AFTER_NS, Ledger
+from qgpu.sched.settle import DEBT_HORIZON_NS, Standing
 
 STEP = 100 * NS_PER_MS
 
@@ -76,3 +79,59 @@ def test_a_pod_that_is_gone_is_forgotten() -> None:
 
 def test_a_clock_that_stands_still_or_jumps_back_counts_as_no_time() -> None:
     assert fold(sample(STEP, 0), sample(0, STEP // 2)).accounts["a"].debt_ns == STEP // 2
+
+
+def planned(ledger: Ledger, *pods: str, period_ns: int = STEP) -> Ledger:
+    """Give pods windows one after the other."""
+    length = period_ns // len(pods)
+    parts = tuple(
+        PodPlan(name, PodClass.OFFLINE, 1000, (Window(i * length, (i + 1) * length),), weight=1)
+        for i, name in enumerate(pods)
+    )
+    return ledger.planned(Plan(0, period_ns, parts))
+
+
+def pair(now_ns: int, a_ns: int, b_ns: int, elapsed_ns: int = STEP) -> Sample:
+    """Report two pods that had half of the time each."""
+    pods = (("a", a_ns), ("b", b_ns))
+    return Sample(
+        0, now_ns, tuple(PodSample(name, Grant(), (TsgSample(name, run),), elapsed_ns // 2) for name, run in pods)
+    )
+
+
+def debts(ledger: Ledger) -> dict[str, int]:
+    """Return debts in ms."""
+    return {name: account.debt_ns // NS_PER_MS for name, account in ledger.accounts.items()}
+
+
+def test_rounds_are_whole_periods_of_the_plan_in_force() -> None:
+    ledger = planned(fold(pair(0, 1, 1), pair(2 * STEP, 1, 1)), "a", "b", period_ns=2 * STEP)
+
+    in_midst = ledger.advance(pair(3 * STEP, STEP, 0))
+    assert debts(in_midst) == {"a": 0, "b": 0}
+    assert debts(in_midst.advance(pair(4 * STEP, 0, STEP - 4 * NS_PER_MS))) == {"a": 2, "b": -2}
+
+
+def test_a_round_that_began_in_the_midst_of_a_period_is_passed_over() -> None:
+    ledger = planned(fold(pair(0, 1, 1), pair(STEP // 2, 1, 1)), "a", "b")
+    ragged = ledger.advance(pair(STEP, 0, STEP // 2, STEP // 2))
+
+    assert debts(ragged) == {"a": 0, "b": 0}
+    assert debts(ragged.advance(pair(2 * STEP, STEP // 2, STEP // 2 - 4 * NS_PER_MS))) == {"a": 2, "b": -2}
+
+
+def test_debt_among_pods_ends_with_the_terms_it_was_made_under() -> None:
+    ledger = planned(fold(pair(0, 1, 1), pair(STEP, 1, 1)), "a", "b")
+    owing = planned(ledger.advance(pair(2 * STEP, STEP // 2, STEP // 2 - 4 * NS_PER_MS)), "a", "b")
+
+    assert debts(owing) == {"a": 2, "b": -2}
+    assert debts(planned(owing, "a", "b", period_ns=2 * STEP)) == {"a": 0, "b": 0}
+
+
+def test_what_was_learnt_of_a_pod_is_forgotten_once_it_has_rested_for_long() -> None:
+    ledger = fold(sample(0, 1))
+    account = ledger.accounts["a"]
+    learnt = replace(ledger, accounts={"a": replace(account, standing=Standing(pace=Pace.GAPPY))})
+
+    assert learnt.advance(sample(FORGET_AFTER_NS - 1, 0)).snapshot(STEP).pods[0].pace is Pace.GAPPY
+    assert learnt.advance(sample(FORGET_AFTER_NS, 0)).snapshot(STEP).pods[0].pace is Pace.STEADY

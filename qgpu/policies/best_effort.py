@@ -2,15 +2,15 @@
 
 Properties:
 - N busy pods get 1/N each; a pod alone gets everything.
-- No gate is ever closed.
+- No gate is closed unless timeslices fail a busy pod; never while one pod is busy alone.
 """
 
 from __future__ import annotations
 
 from qgpu.model import Plan, Snapshot
-from qgpu.policies.shares import by_timeslices
+from qgpu.policies.shares import by_weights
 
 
 def plan(snapshot: Snapshot) -> Plan:
     """Give every pod the same weight."""
-    return Plan(snapshot.pgpu, snapshot.period_ns, by_timeslices(snapshot, [1] * len(snapshot.pods)))
+    return by_weights(snapshot, [1] * len(snapshot.pods))

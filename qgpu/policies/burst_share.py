@@ -3,13 +3,14 @@
 Properties:
 - Busy pods share in the ratio of their quotas, and quotas add up to at most 100, so each gets at least its own.
 - Pods without a quota divide equally what is not sold, and get a token turn where all is.
-- No gate is ever closed; a pod that wakes is back at its share within one round of the runlist.
+- No gate is closed unless timeslices fail a busy pod; never while one pod is busy alone.
+- A pod that wakes is back at its share within one round of the runlist, or one period where gates are needed.
 """
 
 from __future__ import annotations
 
 from qgpu.model import Plan, Snapshot
-from qgpu.policies.shares import by_timeslices
+from qgpu.policies.shares import by_weights
 
 #: Weights are per cent of the card times this, so that a token turn is a thousandth of a per cent.
 _SCALE = 1000
@@ -23,4 +24,4 @@ def plan(snapshot: Snapshot) -> Plan:
         pod.grant.cores * _SCALE if pod.grant.cores is not None else max(1, unsold * _SCALE // guests)
         for pod in snapshot.pods
     ]
-    return Plan(snapshot.pgpu, snapshot.period_ns, by_timeslices(snapshot, weights))
+    return by_weights(snapshot, weights)

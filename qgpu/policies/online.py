@@ -22,12 +22,14 @@ from qgpu.model import (
     NS_PER_MS,
     NS_PER_US,
     OnIdle,
+    Pace,
     Plan,
+    Pod,
     PodPlan,
     Policy,
     Snapshot,
 )
-from qgpu.policies.shares import in_turns, split
+from qgpu.policies.shares import corrected, in_turns, shortened, split
 
 #: What an offline TSG gets beside an online one: the shortest slice at which a lone TSG still runs freely.
 OFFLINE_TIMESLICE_US = MIN_TIMESLICE_US
@@ -39,9 +41,6 @@ ONLINE_ROUND_US = 4_000
 #: waits up to a millisecond; turns this long keep that below one request in a hundred.
 TURN_NS = 100 * NS_PER_MS
 
-#: The shortest slice an online pod gets among online pods; below it switching eats the card.
-_MIN_ONLINE_US = 500
-
 
 def online_first(offline: Policy, online: Policy) -> Policy:
     """Compose a policy that serves online pods by ``online`` and leaves the rest to ``offline``."""
@@ -50,17 +49,20 @@ def online_first(offline: Policy, online: Policy) -> Policy:
         present = tuple(pod for pod in snapshot.pods if pod.online and pod.tsgs)
         others = tuple(pod for pod in snapshot.pods if not pod.online)
         absent = tuple(pod for pod in snapshot.pods if pod.online and not pod.tsgs)
-        behind = offline(replace(snapshot, pods=others))
         period_ns = snapshot.period_ns
         if present:
-            front = online(replace(snapshot, pods=present))
+            front, behind = (
+                policy(replace(snapshot, pods=_by_slices(pods)))
+                for policy, pods in ((online, present), (offline, others))
+            )
             if not front.gated and not behind.gated:
                 turns = sum(pod.busy for pod in others)
                 period_ns = max(period_ns, min(MAX_PERIOD_NS, turns * TURN_NS)) if turns > 1 else period_ns
             rest = replace(snapshot, pods=others, period_ns=period_ns)
             parts = (*_prompt(front), *_step_back(behind, rest, _last_end(front)))
         else:
-            parts = behind.pods
+            behind = offline(replace(snapshot, pods=others))
+            parts, period_ns = behind.pods, behind.period_ns
         waiting = tuple(PodPlan(pod.name, pod.grant.pod_class, MAX_TIMESLICE_US) for pod in absent)
         by_name = {part.pod: part for part in (*parts, *waiting)}
         return Plan(snapshot.pgpu, period_ns, tuple(by_name[pod.name] for pod in snapshot.pods))
@@ -68,22 +70,16 @@ def online_first(offline: Policy, online: Policy) -> Policy:
     return plan
 
 
-def _prompt(front: Plan) -> tuple[PodPlan, ...]:
-    """Give a lone online pod the longest slice, and several short rounds in the ratio their policy chose.
+def _by_slices(pods: tuple[Pod, ...]) -> tuple[Pod, ...]:
+    """Ask for shares by timeslices: among online pods turns would cost latency, offline pods take turns anyway."""
+    return tuple(replace(pod, pace=Pace.STEADY) for pod in pods)
 
-    The round grows where a slice would fall below the shortest sensible one, as lifting that slice alone would
-    bend the ratio; it never grows beyond the policy's own round.
-    """
+
+def _prompt(front: Plan) -> tuple[PodPlan, ...]:
+    """Give a lone online pod the longest slice, several of them short rounds in the ratio their policy chose."""
     if len(front.pods) == 1:
         return (replace(front.pods[0], timeslice_us=MAX_TIMESLICE_US),)
-    slices = [part.timeslice_us for part in front.pods]
-    shortened = ONLINE_ROUND_US * len(slices) / sum(slices)
-    scale = max(shortened, min(1.0, _MIN_ONLINE_US / min(slices)))
-    return tuple(replace(part, timeslice_us=_bounded(part.timeslice_us * scale)) for part in front.pods)
-
-
-def _bounded(timeslice_us: float) -> int:
-    return min(MAX_TIMESLICE_US, max(MIN_TIMESLICE_US, round(timeslice_us)))
+    return shortened(front.pods, ONLINE_ROUND_US)
 
 
 def _step_back(behind: Plan, snapshot: Snapshot, taken_ns: int) -> tuple[PodPlan, ...]:
@@ -103,11 +99,21 @@ def _step_back(behind: Plan, snapshot: Snapshot, taken_ns: int) -> tuple[PodPlan
         for part, pod in zip(behind.pods, snapshot.pods, strict=True)
     ]
     meanwhile = in_turns(split(taken_ns, shares), OnIdle.YIELD)
-    afterwards = in_turns(split(snapshot.period_ns - taken_ns, shares), OnIdle.YIELD, taken_ns)
+    afterwards = in_turns(_turns(snapshot, taken_ns, shares), OnIdle.YIELD, taken_ns)
     return tuple(
         replace(part, windows=(*first, *second) if pod.busy else None)
         for part, pod, first, second in zip(short, snapshot.pods, meanwhile, afterwards, strict=True)
     )
+
+
+def _turns(snapshot: Snapshot, taken_ns: int, shares: list[int]) -> list[int]:
+    """Divide what online windows leave of the period, and make up for debt there."""
+    left_ns = snapshot.period_ns - taken_ns
+    turns = [
+        corrected(turn, pod, snapshot.period_ns) if turn else 0
+        for turn, pod in zip(split(left_ns, shares), snapshot.pods, strict=True)
+    ]
+    return split(left_ns, turns)
 
 
 def _last_end(plan: Plan) -> int:

@@ -8,8 +8,48 @@ pod can inflate.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
-from qgpu.model import MAX_TIMESLICE_US, MIN_TIMESLICE_US, NS_PER_US, OnIdle, Pod, PodPlan, Snapshot, Window
+from qgpu.model import (
+    MAX_PERIOD_NS,
+    MAX_TIMESLICE_US,
+    MIN_TIMESLICE_US,
+    NS_PER_MS,
+    NS_PER_US,
+    OnIdle,
+    Pace,
+    Plan,
+    Pod,
+    PodPlan,
+    Snapshot,
+    Window,
+)
+
+#: The turn of others in a round that shows whether a doubted pod is back at once, and the mean beside a sparse one.
+PROBE_NS = 200 * NS_PER_US
+SHORT_US = 2_000
+
+#: The shortest timeslice worth its switch; below it switching eats the card.
+_SENSIBLE_US = 500
+
+#: What is owed is paid back over this many periods. Quicker, and the delay of a period would make shares swing.
+PAID_OVER = 4
+
+#: Windows are corrected in steps of this, so that noise does not move gates.
+STEP_NS = 100 * NS_PER_US
+
+#: A pod that is owed time gets its window longer by this at most, in ns and as part of a period; one that owes
+#: loses at most this part of its own window. So no debt starves anybody.
+LONGER_NS = 1_500 * NS_PER_US
+LONGER = 0.015
+SHORTER = 0.25
+
+#: Mean and least turn where pods take turns by gate: a gate costs up to a millisecond.
+TURN_NS = 50 * NS_PER_MS
+MIN_TURN_NS = 2 * NS_PER_MS
+
+#: Periods of turns by gate: a second holds a whole number of them, so shares are exact in any second.
+_PERIODS_NS = tuple(ms * NS_PER_MS for ms in (100, 200, 250, 500, 1000))
 
 
 def split(whole: int, weights: Sequence[int]) -> list[int]:
@@ -32,6 +72,84 @@ def timeslice_us(share_ns: int, pod: Pod) -> int:
     return min(MAX_TIMESLICE_US, max(MIN_TIMESLICE_US, share_ns // pod.busy_tsgs // NS_PER_US))
 
 
+def by_weights(snapshot: Snapshot, weights: Sequence[int]) -> Plan:
+    """Plan weights as timeslices, and as windows too where timeslices fail.
+
+    Which of the two is told by the pace of the busy pods. Steady ones share by long slices, which cost nothing;
+    one with long pauses makes all slices short, so that it is served when it comes. A gappy one needs windows:
+    then all busy pods but sparse ones take turns by gate over the whole period, and what the ledger says was
+    missed is made up for. A pod busy alone has no gate moved.
+    """
+    parts = by_timeslices(snapshot, weights)
+    busy = [pod for pod in snapshot.pods if pod.busy]
+    paces = {pod.pace for pod in busy} if len(busy) > 1 else set()
+    if Pace.DOUBTED in paces:
+        return Plan(snapshot.pgpu, snapshot.period_ns, _probe(parts, snapshot.pods))
+    turns = [
+        weight if pod.busy and pod.pace is not Pace.SPARSE else 0
+        for pod, weight in zip(snapshot.pods, weights, strict=True)
+    ]
+    gated = Pace.GAPPY in paces and sum(turn > 0 for turn in turns) > 1
+    if Pace.SPARSE in paces:
+        # Beside a sparse pod there is only ever one of those who take turns, so it stands for all of them.
+        beside = [sum(turns) if gated and turn else weight for turn, weight in zip(turns, weights, strict=True)]
+        slices = shortened(by_timeslices(replace(snapshot, period_ns=MAX_PERIOD_NS), beside), SHORT_US)
+        parts = tuple(replace(part, weight=weight) for part, weight in zip(slices, weights, strict=True))
+    if not gated:
+        return Plan(snapshot.pgpu, snapshot.period_ns, parts)
+    period_ns = _period_of_turns(snapshot.period_ns, [turn for turn in turns if turn])
+    windows = in_turns(lengths(period_ns, turns, snapshot.pods), OnIdle.YIELD)
+    return Plan(
+        snapshot.pgpu,
+        period_ns,
+        tuple(replace(part, windows=own or None) for part, own in zip(parts, windows, strict=True)),
+    )
+
+
+def _probe(parts: Sequence[PodPlan], pods: Sequence[Pod]) -> tuple[PodPlan, ...]:
+    """Give doubted pods their turns often: all others get very short ones, for as long as somebody is doubted."""
+    return tuple(
+        part if pod.pace is Pace.DOUBTED else replace(part, timeslice_us=timeslice_us(PROBE_NS, pod))
+        for part, pod in zip(parts, pods, strict=True)
+    )
+
+
+def shortened(parts: Sequence[PodPlan], mean_us: int) -> tuple[PodPlan, ...]:
+    """Take timeslices of this mean in place of long ones, in the same ratio.
+
+    The mean grows where a slice would fall below the shortest sensible one, as lifting that slice alone would
+    bend the ratio; it never grows beyond what it was.
+    """
+    slices = [part.timeslice_us for part in parts]
+    scale = max(mean_us * len(slices) / sum(slices), min(1.0, _SENSIBLE_US / min(slices)))
+    return tuple(
+        replace(part, timeslice_us=min(MAX_TIMESLICE_US, max(MIN_TIMESLICE_US, round(part.timeslice_us * scale))))
+        for part in parts
+    )
+
+
+def lengths(whole_ns: int, weights: Sequence[int], pods: Sequence[Pod]) -> list[int]:
+    """Divide ``whole_ns`` into turns by weight, made up for what each pod owes or is owed. Weight 0: no turn."""
+    turns = [
+        max(min(MIN_TURN_NS, whole_ns // len(pods)), corrected(part, pod, whole_ns)) if weight else 0
+        for part, weight, pod in zip(split(whole_ns, weights), weights, pods, strict=True)
+    ]
+    return split(whole_ns, turns)
+
+
+def corrected(length_ns: int, pod: Pod, period_ns: int) -> int:
+    """Return a pod's window with a part of its debt paid: integral feedback, as debt is the sum of all misses."""
+    change_ns = -(pod.debt_ns // (PAID_OVER * STEP_NS)) * STEP_NS
+    longest_ns = length_ns + max(LONGER_NS, round(LONGER * period_ns))
+    return min(longest_ns, max(length_ns - round(SHORTER * length_ns), length_ns + change_ns))
+
+
+def _period_of_turns(period_ns: int, weights: Sequence[int]) -> int:
+    """Choose a period that leaves turns long enough for what moving gates costs."""
+    wanted_ns = max(len(weights) * TURN_NS, MIN_TURN_NS * sum(weights) // min(weights))
+    return max(period_ns, next((fits for fits in _PERIODS_NS if fits >= wanted_ns), _PERIODS_NS[-1]))
+
+
 def by_timeslices(snapshot: Snapshot, weights: Sequence[int]) -> tuple[PodPlan, ...]:
     """Plan weights as hardware timeslices that add up to the period; every gate stays open.
 
@@ -41,8 +159,8 @@ def by_timeslices(snapshot: Snapshot, weights: Sequence[int]) -> tuple[PodPlan, 
     """
     parts = split(min(snapshot.period_ns, MAX_TIMESLICE_US * NS_PER_US), weights)
     return tuple(
-        PodPlan(pod.name, pod.grant.pod_class, timeslice_us(part, pod))
-        for pod, part in zip(snapshot.pods, parts, strict=True)
+        PodPlan(pod.name, pod.grant.pod_class, timeslice_us(part, pod), weight=weight)
+        for pod, part, weight in zip(snapshot.pods, parts, weights, strict=True)
     )
 
 

@@ -1,32 +1,37 @@
 """What the loop remembers: samples folded into GPU time used, debt, and who was busy of late.
 
-A pure fold: ``advance`` returns a new ledger. It decides nothing; policies read it through a snapshot.
+A pure fold: ``advance`` and ``planned`` return a new ledger. It decides nothing; policies read it through a
+snapshot. What the pods of a pGPU owe each other after a round is reckoned in ``qgpu.sched.settle``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from qgpu.model import NS_PER_MS, Pod, PodSample, Sample, Snapshot, Tsg, TsgSample
+from qgpu.model import NS_PER_MS, Plan, Pod, PodSample, Sample, Snapshot, Tsg, TsgSample
+from qgpu.sched.settle import Entry, Standing, Use, settle
 
 #: A TSG counts as busy until it had its gate open for this long without running.
 IDLE_AFTER_NS = 500 * NS_PER_MS
 
-#: Debt is bounded by what a pod is entitled to in this time: nothing older is paid back or hoarded.
-DEBT_HORIZON_NS = 1000 * NS_PER_MS
+#: A pod that rested for this long is taken for a new one: timeslices may bind it now.
+FORGET_AFTER_NS = 2_000 * NS_PER_MS
+
+#: A round that is off a whole number of periods by more than this part of one tells more of its ends than of shares.
+_RAGGED = 0.02
 
 
 @dataclass(frozen=True, slots=True)
 class TsgAccount:
     """One TSG: when (by open-gate time) it last ran."""
 
-    idle_ns: int = IDLE_AFTER_NS
+    idle_ns: int = FORGET_AFTER_NS
 
     def advance(self, sample: TsgSample, open_ns: int) -> TsgAccount:
         """Fold one sample in; ``open_ns`` is how long the gate was open in it."""
         ran = sample.run_ns > 0 or sample.starts > 0
-        return TsgAccount(0 if ran else min(IDLE_AFTER_NS, self.idle_ns + open_ns))
+        return TsgAccount(0 if ran else min(FORGET_AFTER_NS, self.idle_ns + open_ns))
 
     @property
     def busy(self) -> bool:
@@ -36,26 +41,33 @@ class TsgAccount:
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """One pod: GPU time used since it came, and time owed (positive) or due (negative) against its quota."""
+    """One pod: GPU time used since it came, what it did in this round, and where it stands after the last."""
 
     last: PodSample
     used_ns: int = 0
-    debt_ns: int = 0
     tsgs: Mapping[str, TsgAccount] = field(default_factory=dict)
+    round: Use = field(default_factory=Use)
+    standing: Standing = field(default_factory=Standing)
+
+    @property
+    def busy(self) -> bool:
+        """Tell whether any of its TSGs had work of late."""
+        return any(tsg.busy for tsg in self.tsgs.values())
+
+    @property
+    def debt_ns(self) -> int:
+        """Return the time it had beyond (positive) or short of (negative) what it was meant to have."""
+        return self.standing.debt_ns
 
     def advance(self, sample: PodSample, elapsed_ns: int) -> Account:
         """Fold one sample of ``elapsed_ns`` in."""
         open_ns = max(0, elapsed_ns - sample.gated_ns)
         tsgs = {tsg.tsg: self.tsgs.get(tsg.tsg, TsgAccount()).advance(tsg, open_ns) for tsg in sample.tsgs}
-        run_ns = sum(tsg.run_ns for tsg in sample.tsgs)
-        return Account(sample, self.used_ns + run_ns, self._debt(sample, run_ns, elapsed_ns, tsgs), tsgs)
-
-    def _debt(self, sample: PodSample, run_ns: int, elapsed_ns: int, tsgs: Mapping[str, TsgAccount]) -> int:
-        if sample.grant.cores is None or not any(tsg.busy for tsg in tsgs.values()):
-            return 0
-        bound = DEBT_HORIZON_NS * sample.grant.cores // 100
-        debt = self.debt_ns + run_ns - elapsed_ns * sample.grant.cores // 100
-        return max(-bound, min(bound, debt))
+        use = Use(sum(tsg.run_ns for tsg in sample.tsgs), sum(tsg.starts for tsg in sample.tsgs), open_ns)
+        standing = self.standing if sample.grant == self.last.grant else Standing()
+        if all(tsg.idle_ns >= FORGET_AFTER_NS for tsg in tsgs.values()):
+            standing = Standing()
+        return Account(sample, self.used_ns + use.run_ns, tsgs, self.round + use, standing)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +77,36 @@ class Ledger:
     pgpu: int
     now_ns: int | None = None
     accounts: Mapping[str, Account] = field(default_factory=dict)
+    #: The plan that samples are held against, and since when its present round is reckoned.
+    plan: Plan | None = None
+    round_began_ns: int = 0
 
     def advance(self, sample: Sample) -> Ledger:
         """Fold one sample in; pods that are gone from it are forgotten."""
         elapsed_ns = 0 if self.now_ns is None else max(0, sample.now_ns - self.now_ns)
         accounts = {pod.pod: self.accounts.get(pod.pod, Account(pod)).advance(pod, elapsed_ns) for pod in sample.pods}
-        return Ledger(self.pgpu, sample.now_ns, accounts)
+        began_ns = sample.now_ns if self.now_ns is None else self.round_began_ns
+        ledger = replace(self, now_ns=sample.now_ns, accounts=accounts, round_began_ns=began_ns)
+        if _busy(self.accounts) != _busy(accounts):
+            return ledger._in_new_round(ragged=True)
+        return ledger._in_new_round() if ledger._round_over else ledger
+
+    def planned(self, plan: Plan) -> Ledger:
+        """Note what the pods are meant to get from now on. Where that differs, all but quotas starts anew."""
+        if self.plan is not None and _terms(self.plan) == _terms(plan):
+            return replace(self, plan=plan)
+        kept = {part.pod for part in plan.pods if not part.weight}
+        accounts = {
+            name: replace(
+                account,
+                round=Use(),
+                standing=account.standing
+                if name in kept
+                else Standing(pace=account.standing.pace, reformed=account.standing.reformed),
+            )
+            for name, account in self.accounts.items()
+        }
+        return replace(self, plan=plan, accounts=accounts, round_began_ns=self.now_ns or 0)
 
     def snapshot(self, period_ns: int) -> Snapshot:
         """Show a policy what it may know."""
@@ -81,7 +117,53 @@ class Ledger:
                 tuple(Tsg(tsg, state.busy) for tsg, state in account.tsgs.items()),
                 account.used_ns,
                 account.debt_ns,
+                account.standing.pace,
             )
             for name, account in self.accounts.items()
         )
         return Snapshot(self.pgpu, period_ns, pods)
+
+    @property
+    def _round_over(self) -> bool:
+        """Tell whether a new period of the plan has begun; timeslices know no periods, every sample is a round."""
+        if self.plan is None or not self.plan.gated:
+            return True
+        now_ns = self.now_ns or 0
+        return now_ns // self.plan.period_ns != self.round_began_ns // self.plan.period_ns
+
+    def _in_new_round(self, ragged: bool = False) -> Ledger:
+        """Settle the round that is over and begin another; of a ragged one only quotas are settled."""
+        now_ns = self.now_ns or 0
+        round_ns = max(0, now_ns - self.round_began_ns)
+        if self.plan is not None and self.plan.gated:
+            odd_ns = (round_ns + self.plan.period_ns // 2) % self.plan.period_ns - self.plan.period_ns // 2
+            ragged = ragged or abs(odd_ns) > _RAGGED * self.plan.period_ns
+        parts = {part.pod: part for part in self.plan.pods} if self.plan else {}
+        standings = settle(
+            {
+                name: Entry(
+                    account.last.grant,
+                    parts.get(name),
+                    account.round,
+                    account.standing,
+                    sum(tsg.busy for tsg in account.tsgs.values()),
+                )
+                for name, account in self.accounts.items()
+            },
+            round_ns,
+            self.plan.period_ns if self.plan else round_ns,
+            ragged=ragged,
+        )
+        accounts = {
+            name: replace(account, round=Use(), standing=standings[name]) for name, account in self.accounts.items()
+        }
+        return replace(self, accounts=accounts, round_began_ns=now_ns)
+
+
+def _busy(accounts: Mapping[str, Account]) -> frozenset[str]:
+    return frozenset(name for name, account in accounts.items() if account.busy)
+
+
+def _terms(plan: Plan) -> object:
+    """Return what a plan aims at, without the corrections that change from tick to tick."""
+    return plan.period_ns, [(part.pod, part.pod_class, part.weight, part.windows is None) for part in plan.pods]

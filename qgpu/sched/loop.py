@@ -23,10 +23,10 @@ class Settings:
 
 def tick(backend: Backend, settings: Settings, ledger: Ledger) -> Ledger:
     """Do one round and return the ledger after it."""
-    ledger = ledger.advance(backend.sample())
-    backend.apply(settings.policy(ledger.snapshot(settings.period_ns)))
-    backend.wait(min(settings.period_ns, RENEW_NS))
-    return ledger
+    ledger = ledger.advance(sample := backend.sample())
+    backend.apply(plan := settings.policy(ledger.snapshot(settings.period_ns)))
+    backend.wait(until_due(sample.now_ns, plan.period_ns))
+    return ledger.planned(plan)
 
 
 def run(
@@ -40,3 +40,14 @@ def run(
     while not stopped():
         ledger = tick(backend, settings(), ledger)
         seen(ledger)
+
+
+def until_due(now_ns: int, period_ns: int) -> int:
+    """Return the ns from ``now_ns`` to the next tick.
+
+    Ticks lie at fixed phases of the plan's period, whatever a tick itself takes: a sample that drifted through
+    the period would show now one pod's turn and now another's in full, and the ledger would take it for debt.
+    """
+    ticks = -(-period_ns // RENEW_NS)
+    phase_ns = now_ns % period_ns
+    return -(-(phase_ns * ticks // period_ns + 1) * period_ns // ticks) - phase_ns

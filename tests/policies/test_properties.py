@@ -10,8 +10,21 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from qgpu.model import MAX_PERIOD_NS, MAX_TIMESLICE_US, MIN_TIMESLICE_US, Plan, Pod, PodClass, Policy, Snapshot, Tsg
+from qgpu.model import (
+    MAX_PERIOD_NS,
+    MAX_TIMESLICE_US,
+    MIN_TIMESLICE_US,
+    NS_PER_MS,
+    Pace,
+    Plan,
+    Pod,
+    PodClass,
+    Policy,
+    Snapshot,
+    Tsg,
+)
 from qgpu.policies import POLICIES, compose
+from qgpu.policies.shares import LONGER, LONGER_NS
 from tests.forecast import forecast
 from tests.strategies import snapshots
 
@@ -75,7 +88,8 @@ def unbounded(plan: Plan) -> bool:
 
 
 def asked(case: Case, snapshot: Snapshot) -> list[Plan]:
-    """Return what the policies themselves say of their pods, before composition shortens slices."""
+    """Return what the policies themselves say of steady pods: long slices, before anything shortens them."""
+    snapshot = replace(snapshot, pods=tuple(replace(pod, pace=Pace.STEADY) for pod in snapshot.pods))
     if case.online is None:
         return [case.plan(snapshot)]
     online, offline = (tuple(pod for pod in snapshot.pods if pod.online is flag) for flag in (True, False))
@@ -159,6 +173,8 @@ def test_renaming_pods_renames_the_plan_and_nothing_else(case: Case, data: st.Da
 @anything
 def test_the_order_of_pods_changes_nobodys_share(case: Case, data: st.DataObject) -> None:
     snapshot = drawn(data, case)
+    # Windows of online pods lie in the turns of whoever is first: an idle one lends to them. Feedback evens it out.
+    assume(case.online != "fixed-share" or all(pod.busy for pod in snapshot.pods if pod.online and pod.tsgs))
     shuffled = replace(snapshot, pods=tuple(data.draw(st.permutations(snapshot.pods))))
 
     assert forecast(case.plan(snapshot), snapshot) == pytest.approx(
@@ -313,3 +329,71 @@ def test_offline_pods_keep_their_shares_beside_an_idle_online_pod(case: Case, da
 
     expected = forecast(POLICIES[case.offline].plan(offline), offline)
     assert {**expected, "waiting": 0.0} == pytest.approx(forecast(case.plan(mixed), mixed), abs=TOLERANCE)
+
+
+#: Debts that the ledger lets come about, and then some.
+debts = st.integers(-100, 200).map(lambda ms: ms * NS_PER_MS)
+
+
+def indebted(data: st.DataObject, snapshot: Snapshot) -> Snapshot:
+    """Give every pod a debt."""
+    return replace(snapshot, pods=tuple(replace(pod, debt_ns=data.draw(debts)) for pod in snapshot.pods))
+
+
+@each
+@thrifty
+@anything
+def test_no_debt_starves_a_busy_pod(case: Case, data: st.DataObject) -> None:
+    calm = drawn(data, case)
+    owing = indebted(data, calm)
+    before, after = forecast(case.plan(calm), calm), forecast(case.plan(owing), owing)
+
+    for pod in calm.pods:
+        if pod.busy:
+            assert after[pod.name] >= before[pod.name] * 0.5 - TOLERANCE
+
+
+@over(FIXED)
+@thrifty
+@anything
+def test_fixed_share_gives_more_than_a_quota_only_to_who_is_owed_time(case: Case, data: st.DataObject) -> None:
+    snapshot = indebted(data, drawn(data, case))
+    shares = forecast(case.plan(snapshot), snapshot)
+
+    for pod in snapshot.pods:
+        if not pod.online or case.online is None:
+            quota = (pod.grant.cores or 0) / 100
+            longer = max(LONGER, LONGER_NS / snapshot.period_ns) if pod.debt_ns < 0 else 0
+            assert shares[pod.name] <= quota + longer + 1e-9
+
+
+@each
+@thrifty
+@anything
+def test_debts_move_gates_in_steps_and_timeslices_not_at_all(case: Case, data: st.DataObject) -> None:
+    snapshot = indebted(data, drawn(data, case))
+    nudged = replace(
+        snapshot, pods=tuple(replace(p, debt_ns=p.debt_ns + data.draw(st.integers(0, 99_999))) for p in snapshot.pods)
+    )
+
+    assert case.plan(snapshot) == case.plan(nudged)
+    calm = replace(snapshot, pods=tuple(replace(pod, debt_ns=0) for pod in snapshot.pods))
+    assert [p.timeslice_us for p in case.plan(calm).pods] == [p.timeslice_us for p in case.plan(snapshot).pods]
+
+
+@over(LENDING)
+@thrifty
+@anything
+def test_a_pod_busy_alone_has_no_gate_moved(case: Case, data: st.DataObject) -> None:
+    snapshot = indebted(data, drawn(data, case, PodClass.OFFLINE))
+    assume(snapshot.pods)
+    one = data.draw(st.sampled_from(snapshot.pods)).name
+    lone = replace(
+        snapshot,
+        pods=tuple(
+            pod if pod.name == one else replace(pod, tsgs=tuple(replace(t, busy=False) for t in pod.tsgs))
+            for pod in snapshot.pods
+        ),
+    )
+
+    assert not case.plan(lone).gated

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from qgpu.errors import UnknownNameError
-from qgpu.model import MAX_TIMESLICE_US, NS_PER_MS, Grant, OnIdle, Pod, PodClass, Snapshot, Tsg, Window
+from qgpu.model import MAX_TIMESLICE_US, NS_PER_MS, Grant, OnIdle, Pace, Pod, PodClass, Snapshot, Tsg, Window
 from qgpu.policies import POLICIES, compose, find
 
 PERIOD = 100 * NS_PER_MS
@@ -115,3 +117,67 @@ def test_a_policy_is_found_by_name_and_number(name: str) -> None:
 def test_an_unknown_policy_is_refused_with_the_choices() -> None:
     with pytest.raises(UnknownNameError, match="best-effort, fixed-share, burst-share"):
         find("burst")
+
+
+def paced(pace: Pace, name: str, cores: int | None = None, *, debt_ms: int = 0) -> Pod:
+    """Build a busy pod of this pace that owes this much."""
+    return replace(pod(name, cores), pace=pace, debt_ns=debt_ms * NS_PER_MS)
+
+
+def windows(policy: str, *pods: Pod) -> list[tuple[float, float] | None]:
+    """Return the first window in ms of each pod that has one."""
+    parts = POLICIES[policy].plan(Snapshot(0, PERIOD, pods)).pods
+    return [(w[0].start_ns / NS_PER_MS, w[0].end_ns / NS_PER_MS) if (w := part.windows) else None for part in parts]
+
+
+STEADY, SPARSE, GAPPY, DOUBTED = Pace.STEADY, Pace.SPARSE, Pace.GAPPY, Pace.DOUBTED
+
+
+@pytest.mark.parametrize(
+    ("pods", "expected"),
+    [
+        ((paced(STEADY, "a", 60), paced(STEADY, "b", 20)), [None, None]),
+        ((paced(GAPPY, "a", 60), paced(STEADY, "b", 20)), [(0, 75), (75, 100)]),
+        ((paced(GAPPY, "a", 60), pod("b", 20, busy=False)), [None, None]),
+        ((paced(GAPPY, "a", 60), paced(SPARSE, "b", 20)), [None, None]),
+        ((paced(GAPPY, "a", 60), paced(SPARSE, "b", 20), paced(STEADY, "c", 20)), [(0, 75), None, (75, 100)]),
+        ((paced(GAPPY, "a", 60), pod("b", 20, busy=False), paced(STEADY, "c", 20)), [(0, 75), None, (75, 100)]),
+        ((paced(GAPPY, "a", 50), paced(STEADY, "b", 25), paced(STEADY, "c", 25)), [(0, 100), (100, 150), (150, 200)]),
+        # A quarter of what is owed is paid in a period, in steps of 0.1 ms; and no more than bounds allow.
+        ((paced(GAPPY, "a", 50, debt_ms=4), paced(GAPPY, "b", 50, debt_ms=-4)), [(0, 49), (49, 100)]),
+        ((paced(GAPPY, "a", 50, debt_ms=-100), paced(GAPPY, "b", 50)), [(0, 50.738916), (50.738916, 100)]),
+    ],
+)
+def test_burst_share_takes_turns_where_timeslices_fail(
+    pods: tuple[Pod, ...], expected: list[tuple[float, float] | None]
+) -> None:
+    assert expected == windows("burst-share", *pods)
+
+
+@pytest.mark.parametrize(
+    ("pods", "expected_us"),
+    [
+        # Short slices beside a sparse pod; of those who take turns one is there at a time, and stands for all.
+        ((paced(STEADY, "a", 60), paced(SPARSE, "b", 30)), [2667, 1333]),
+        ((paced(GAPPY, "a", 40), paced(STEADY, "b", 40), paced(SPARSE, "c", 20)), [2667, 2667, 667]),
+        # A doubted pod gets its turn every fifth of a millisecond.
+        ((paced(STEADY, "a", 60), paced(DOUBTED, "b", 40)), [200, 40_000]),
+        ((pod("a", 60, busy=False), paced(DOUBTED, "b", 40)), [60_000, 40_000]),
+    ],
+)
+def test_slices_are_short_beside_pods_that_leave_early(pods: tuple[Pod, ...], expected_us: list[int]) -> None:
+    parts = POLICIES["burst-share"].plan(Snapshot(0, PERIOD, pods)).pods
+
+    assert expected_us == [part.timeslice_us for part in parts]
+
+
+@pytest.mark.parametrize(("debt_ms", "end_ms"), [(0, 30), (2, 29.5), (-2, 30.5), (60, 22.5), (-60, 31.5)])
+def test_fixed_share_pays_debts_through_the_window(debt_ms: int, end_ms: float) -> None:
+    assert [(0, end_ms)] == windows("fixed-share", paced(STEADY, "a", 30, debt_ms=debt_ms))
+
+
+def test_offline_turns_beside_an_online_pod_are_made_up_for() -> None:
+    pods = (pod("on", online=True), paced(STEADY, "a", 50, debt_ms=8), paced(STEADY, "b", 50, debt_ms=-8))
+    plan = compose("burst-share", "best-effort")(Snapshot(0, PERIOD, pods))
+
+    assert plan.pods[1].windows == (Window(0, 98 * NS_PER_MS, OnIdle.YIELD),)

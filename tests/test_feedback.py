@@ -1,0 +1,315 @@
+"""The loop closed on measured GPU time, on the simulated pGPU: exact where the card is full, and calm."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from qgpu.load.spec import Workload
+from qgpu.model import NS_PER_MS, NS_PER_S, Grant, Plan, PodClass, Sample, Snapshot
+from qgpu.policies import compose
+from qgpu.sched import loop
+from qgpu.sched.backend import Backend
+from qgpu.sched.ledger import Ledger
+from qgpu.sched.sim import SimHost
+
+FLOOD = Workload(kernel_us=1000, batch=0)
+BATCH_64, BATCH_128, BATCH_256 = (
+    Workload(kernel_us=work_us, batch=1, gap_us=gap_us) for work_us, gap_us in ((1000, 184), (7930, 328), (15_211, 330))
+)
+PERIOD = 100 * NS_PER_MS
+
+#: What a second's share may miss, in parts of the card.
+ONE_POINT = 0.01
+
+
+def batches(kernel_us: float, gap_us: float = 20) -> Workload:
+    """Return a closed loop that synchronises after each kernel."""
+    return Workload(kernel_us=kernel_us, batch=1, gap_us=gap_us)
+
+
+def every(period_us: float, kernel_us: float) -> Workload:
+    """Return a load that wants this much now and then."""
+    return Workload(kernel_us=kernel_us, batch=1, period_us=period_us)
+
+
+class Disturbed:
+    """A backend on a busy host: ticks come late, and samples are off by up to a tenth of a ms a pod."""
+
+    def __init__(self, inner: Backend, late_ms: float, seed: int) -> None:
+        self._inner = inner
+        self._late_ns = round(late_ms * NS_PER_MS)
+        self._random = random.Random(seed)
+
+    def sample(self) -> Sample:
+        """Sample, not quite rightly; what is too much now is too little then."""
+        sample = self._inner.sample()
+        if not self._late_ns:
+            return sample
+        pods = []
+        for pod in sample.pods:
+            tsgs = tuple(
+                replace(tsg, run_ns=max(1, tsg.run_ns + self._random.randint(-100_000, 100_000))) if tsg.run_ns else tsg
+                for tsg in pod.tsgs
+            )
+            pods.append(replace(pod, tsgs=tsgs))
+        return replace(sample, pods=tuple(pods))
+
+    def apply(self, plan: Plan) -> None:
+        """Apply."""
+        self._inner.apply(plan)
+
+    def wait(self, timeout_ns: int) -> None:
+        """Wait, and somewhat longer."""
+        self._inner.wait(timeout_ns)
+        if self._late_ns:
+            self._inner.wait(self._random.randint(1, self._late_ns))
+
+    def close(self) -> None:
+        """Close."""
+        self._inner.close()
+
+
+@dataclass(frozen=True)
+class Second:
+    """A second of a run: what part of it each pod had, and the plans in force."""
+
+    shares: Mapping[str, float]
+    plans: Sequence[Plan]
+    ledger: Ledger
+
+
+class Stage:
+    """A simulated pGPU under one policy."""
+
+    def __init__(self, policy: str, late_ms: float = 0, seed: int = 0, period_ns: int = PERIOD) -> None:
+        self.host = SimHost()
+        self._sim = self.host.backend(0)
+        self._backend = Disturbed(self._sim, late_ms, seed)
+        self._policy = compose(policy, "best-effort")
+        self._period_ns = period_ns
+        self._ledger = Ledger(0)
+        self._plans: list[Plan] = []
+
+    def add(self, name: str, grant: Grant, *workloads: Workload) -> None:
+        """Let a pod come with its processes."""
+        self.host.admit(name, {0: grant})
+        for workload in workloads:
+            self.host.start_load(name, 0, workload)
+
+    def seconds(self, number: int) -> Iterator[Second]:
+        """Let seconds pass. What a pod had is asked of the card, not of the ledger."""
+        for _ in range(number):
+            end_ns = self._sim.now_ns + NS_PER_S
+            before, began_ns, self._plans = self._used_ns(), self._sim.now_ns, []
+            while self._sim.now_ns < end_ns:
+                self._ledger = loop.tick(self._backend, loop.Settings(self._plan, self._period_ns), self._ledger)
+            after, elapsed_ns = self._used_ns(), self._sim.now_ns - began_ns
+            yield Second(
+                {name: (used - before.get(name, 0)) / elapsed_ns for name, used in after.items()},
+                self._plans,
+                self._ledger,
+            )
+
+    def pass_by(self, number: int) -> None:
+        """Let seconds pass unseen."""
+        for _ in self.seconds(number):
+            pass
+
+    def _plan(self, snapshot: Snapshot) -> Plan:
+        self._plans.append(self._policy(snapshot))
+        return self._plans[-1]
+
+    def _used_ns(self) -> dict[str, int]:
+        used: dict[str, int] = {}
+        for _, load in self.host._loads.values():
+            used[load.pod] = used.get(load.pod, 0) + load.run_ns
+        return used
+
+
+def staged(policy: str, pods: Sequence[tuple[int | None, Sequence[Workload]]], **how: float) -> Stage:
+    """Set pods up, named a, b, c ... with their quotas."""
+    stage = Stage(policy, **how)  # type: ignore[arg-type]
+    for name, (cores, workloads) in zip("abcdefghijklmnop", pods, strict=False):
+        stage.add(name, Grant(cores=cores), *workloads)
+    return stage
+
+
+def error(shares: Mapping[str, float], weights: Mapping[str, int]) -> float:
+    """Return how far the worst pod is off its part of what all had."""
+    total = sum(shares.values())
+    return max(abs(shares[name] / total - weight / sum(weights.values())) for name, weight in weights.items())
+
+
+FULL = {
+    "floods": [(66, [FLOOD]), (33, [FLOOD])],
+    "batches of 64": [(66, [BATCH_64]), (33, [BATCH_64])],
+    "batches of 128": [(66, [BATCH_128]), (33, [BATCH_128])],
+    "batches of 256": [(66, [BATCH_256]), (33, [BATCH_256])],
+    "batches beside a flood": [(66, [BATCH_128]), (33, [FLOOD])],
+    "a flood beside batches": [(66, [FLOOD]), (33, [BATCH_128])],
+    "95 to 5": [(95, [batches(2000)]), (5, [batches(2000)])],
+    "two processes beside a flood": [(50, [FLOOD, FLOOD]), (50, [FLOOD])],
+    "two processes of batches": [(50, [batches(4000), batches(4000)]), (50, [FLOOD])],
+    "three kinds": [(50, [batches(5000)]), (30, [batches(3000)]), (20, [FLOOD])],
+    "sixteen floods": [(6, [FLOOD])] * 16,
+}
+
+
+@pytest.mark.parametrize("late_ms", [0, 4])
+@pytest.mark.parametrize("pods", FULL.values(), ids=FULL.keys())
+def test_every_second_is_shared_by_quota_where_the_card_is_full(
+    pods: Sequence[tuple[int, Sequence[Workload]]], late_ms: float
+) -> None:
+    stage = staged("burst-share", pods, late_ms=late_ms)
+    weights = {name: cores for name, (cores, _) in zip("abcdefghijklmnop", pods, strict=False)}
+    stage.pass_by(2)
+
+    assert max(error(second.shares, weights) for second in stage.seconds(8)) <= ONE_POINT
+
+
+def test_best_effort_needs_no_quota_for_that() -> None:
+    stage = staged("best-effort", [(None, [batches(1000)]), (None, [FLOOD])])
+    stage.pass_by(2)
+
+    assert max(error(second.shares, {"a": 1, "b": 1}) for second in stage.seconds(5)) <= ONE_POINT
+
+
+@pytest.mark.parametrize(
+    "pods",
+    [[(30, [FLOOD])], [(60, [FLOOD]), (30, [FLOOD])], [(30, [BATCH_128]), (20, [batches(100_000)])]],
+)
+def test_a_fixed_share_is_exact_and_never_more_than_the_quota(pods: Sequence[tuple[int, Sequence[Workload]]]) -> None:
+    stage = staged("fixed-share", pods)
+    stage.pass_by(2)
+    seconds = list(stage.seconds(10))
+
+    for name, (cores, _) in zip("ab", pods, strict=False):
+        got = [second.shares[name] for second in seconds]
+        assert sum(got) / len(got) == pytest.approx(cores / 100, abs=0.001)
+        assert max(got) <= cores / 100 + 0.002
+
+
+def test_what_a_fixed_share_left_unused_is_not_saved_up() -> None:
+    stage = staged("fixed-share", [(30, [every(1_000_000, 20_000)])])
+    stage.pass_by(5)
+    stage.host.start_load("a", 0, FLOOD)
+
+    assert next(iter(stage.seconds(1))).shares["a"] <= 0.31
+
+
+@pytest.mark.parametrize("late_ms", [0, 4])
+@pytest.mark.parametrize("name", ["batches of 64", "batches of 128", "batches beside a flood", "three kinds"])
+def test_nothing_swings_for_a_minute(name: str, late_ms: float) -> None:
+    stage = staged("burst-share", FULL[name], late_ms=late_ms)
+    stage.pass_by(2)
+    ends = []
+    for second in stage.seconds(60):
+        assert all(plan.gated for plan in second.plans)
+        ends += [part.windows[-1].end_ns for plan in second.plans for part in plan.pods[:1] if part.windows]
+
+    assert max(ends) - min(ends) <= 3 * NS_PER_MS
+
+
+def test_floods_never_meet_a_gate() -> None:
+    stage = staged("burst-share", FULL["floods"])
+
+    assert not any(plan.gated for second in stage.seconds(60) for plan in second.plans)
+
+
+def test_gates_go_when_the_rival_rests_and_come_back_with_it() -> None:
+    stage = staged("burst-share", [(66, [BATCH_128]), (33, [FLOOD])])
+    stage.pass_by(2)
+    stage.host.stop_load(2)
+
+    alone = list(stage.seconds(3))[-1]
+    assert not any(plan.gated for plan in alone.plans)
+    stage.host.start_load("b", 0, FLOOD)
+    stage.pass_by(1)
+    assert error(next(iter(stage.seconds(1))).shares, {"a": 66, "b": 33}) <= ONE_POINT
+
+
+@pytest.mark.parametrize(
+    ("cores", "workload", "wanted"),
+    [(50, every(5000, 1000), 0.2), (90, every(10_000, 3000), 0.3), (50, every(60_000, 10_000), 0.166)],
+)
+def test_a_pod_with_long_pauses_gets_what_it_wants_and_no_gate_is_moved(
+    cores: int, workload: Workload, wanted: float
+) -> None:
+    stage = staged("burst-share", [(100 - cores, [FLOOD]), (cores, [workload])])
+    stage.pass_by(2)
+    for second in stage.seconds(5):
+        assert second.shares["b"] >= wanted * 0.97
+        assert sum(second.shares.values()) >= 0.95
+        assert not any(plan.gated for plan in second.plans)
+
+
+def test_offline_pods_beside_an_online_one_share_by_quota() -> None:
+    stage = Stage("burst-share")
+    stage.add("service", Grant(PodClass.ONLINE), every(10_000, 100))
+    for name, workload in (("a", FLOOD), ("b", FLOOD), ("c", BATCH_128), ("d", BATCH_256)):
+        stage.add(name, Grant(cores=20), workload)
+    stage.pass_by(4)
+    parts = [second.shares for second in stage.seconds(12)]
+    shares = {name: sum(part[name] for part in parts) for name in "abcd"}
+
+    assert error(shares, dict.fromkeys("abcd", 20)) <= 0.003
+
+
+WORKLOADS = st.one_of(st.just(FLOOD), st.builds(batches, st.floats(2000, 20_000), st.floats(0, 80)), st.just(BATCH_128))
+
+
+@hypothesis_settings(max_examples=40, deadline=None, derandomize=True)
+@given(
+    pods=st.lists(st.tuples(st.integers(5, 30), st.lists(WORKLOADS, min_size=1, max_size=2)), min_size=2, max_size=3),
+    guest=st.tuples(st.integers(5, 10), st.lists(WORKLOADS, min_size=1, max_size=1)),
+    late_ms=st.sampled_from([0, 1, 5]),
+    seed=st.integers(0, 99),
+)
+def test_whoever_comes_and_goes_shares_settle_and_stay(
+    pods: list[tuple[int, list[Workload]]], guest: tuple[int, list[Workload]], late_ms: float, seed: int
+) -> None:
+    stage = staged("burst-share", pods, late_ms=late_ms, seed=seed)
+    stage.pass_by(1)
+    stage.add("guest", Grant(cores=guest[0]), *guest[1])
+    weights = {name: cores for name, (cores, _) in zip("abc", pods, strict=False)}
+    _settle(stage, {**weights, "guest": guest[0]})
+    stage.host.stop_load(max(stage.host._loads))
+    stage.host.retire("guest")
+    _settle(stage, weights)
+
+
+def _settle(stage: Stage, weights: Mapping[str, int]) -> None:
+    stage.pass_by(4)
+    seconds = list(stage.seconds(4))
+    assert max(error({n: second.shares[n] for n in weights}, weights) for second in seconds) <= ONE_POINT
+    assert len({plan.gated for second in seconds for plan in second.plans}) == 1
+
+
+@hypothesis_settings(max_examples=20, deadline=None, derandomize=True)
+@given(
+    demands=st.lists(
+        st.tuples(st.sampled_from([2000, 5000, 20_000, 100_000, 700_000]), st.floats(0.02, 0.9)), min_size=1, max_size=3
+    ),
+    late_ms=st.sampled_from([0, 5]),
+    seed=st.integers(0, 99),
+)
+def test_whatever_the_demand_nothing_lies_idle_and_a_flood_has_its_quota(
+    demands: list[tuple[int, float]], late_ms: float, seed: int
+) -> None:
+    pods = [(25, [FLOOD]), *((25, [every(period_us, period_us * part)]) for period_us, part in demands)]
+    stage = staged("burst-share", pods, late_ms=late_ms, seed=seed)
+    stage.pass_by(4)
+    seconds = list(stage.seconds(8))
+
+    assert sum(second.shares["a"] for second in seconds) / 8 >= 0.25 * 0.95
+    assert sum(sum(second.shares.values()) for second in seconds) / 8 >= 0.75
+    paces = [[account.standing.pace for account in second.ledger.accounts.values()] for second in seconds]
+    assert sum(before != after for before, after in pairwise(paces)) <= 4
