@@ -52,7 +52,6 @@ class Enforcer:
     plan: Plan | None = None
     closed: frozenset[str] = frozenset()
     _timeline: Timeline | None = None
-    _epoch_ns: int = 0
     _closed_channels: set[Key] = field(default_factory=set)
     _slices: dict[Key, int] = field(default_factory=dict)
     #: Channels being freed: a free may wait for queued work, so their gate stays open whatever the plan says.
@@ -63,9 +62,7 @@ class Enforcer:
     _gated_ns: dict[str, int] = field(default_factory=dict)
 
     def adopt(self, plan: Plan | None, now_ns: int) -> None:
-        """Put a plan in force, or none. A plan of the same period goes on at the phase of the last one."""
-        if plan is None or self.plan is None or plan.period_ns != self.plan.period_ns:
-            self._epoch_ns = now_ns
+        """Put a plan in force, or none."""
         if plan is None:
             self._idle.clear()
         self.plan = plan
@@ -82,7 +79,8 @@ class Enforcer:
         wanted: frozenset[str] = frozenset()
         wait: int | None = None
         if self._timeline is not None:
-            phase = (now_ns - self._epoch_ns) % self._timeline.plan.period_ns
+            # Periods begin where the clock is a multiple of them: the daemon's rounds begin there too.
+            phase = now_ns % self._timeline.plan.period_ns
             wanted = self._timeline.closed(phase, self._idle)
             wait = self._timeline.until_next(phase)
         stuck = self._set_gates(wanted)
