@@ -90,6 +90,7 @@ def main() -> int:
     parser.add_argument("--kernel", default="6.1", choices=sorted(kernels.KERNELS))
     parser.add_argument("--driver", choices=sorted(driver.DRIVERS), help="the real driver of a branch, without a GPU")
     parser.add_argument("--cycles", type=int, default=20, help="times the module is loaded and unloaded under load")
+    parser.add_argument("--single", action="store_true", help="one emulator thread; see vm.boot")
     parser.add_argument("--fuzz", type=int, default=20000, help="random calls")
     parser.add_argument("--build-only", action="store_true")
     parser.add_argument("--results", type=Path, help="JSON file the figures go to")
@@ -124,6 +125,7 @@ def main() -> int:
             environment=environment,
             timeout_s=arguments.timeout,
             append=kernel.append,
+            single=arguments.single,
         )
         figures = Path(share) / "figures.json"
         found = json.loads(figures.read_text()) if figures.exists() else {}
@@ -131,6 +133,7 @@ def main() -> int:
     faults = [line for line in outcome.dmesg.splitlines() if any(fault in line for fault in FAULTS)]
     print("\n".join(outcome.dmesg.splitlines()[-80:]) if outcome.status is None or faults else "")
     print(f"kernel {kernel.name}: status {outcome.status}, {len(faults)} faults, {outcome.seconds:.0f} s in the VM")
+    found |= dict.fromkeys(("tests_passed", "tests_failed", "tests_error"), 0)
     found |= {
         f"tests_{what}": int(number) for number, what in re.findall(r"(\d+) (passed|failed|error)", outcome.output)
     }

@@ -146,8 +146,12 @@ def boot(
     timeout_s: float = 600,
     memory: str = "1536M",
     append: str = "",
+    single: bool = False,
 ) -> Outcome:
-    """Run ``command`` in ``cwd`` on ``kernel``; ``share`` is /run/share in the guest."""
+    """Run ``command`` in ``cwd`` on ``kernel``; ``share`` is /run/share in the guest.
+
+    ``single`` runs both CPUs in one thread: slower, but code that one CPU changes is never stale on the other.
+    """
     exports = " ".join(f"{name}={shlex.quote(value)}" for name, value in (environment or {}).items())
     (share / "command").write_text(
         _COMMAND.format(environment=exports, cwd=shlex.quote(str(cwd)), command=shlex.join(command))
@@ -155,7 +159,15 @@ def boot(
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="qgpu-vm.")))
         arguments = [
-            *("qemu-system-x86_64", "-M", "q35", "-accel", "tcg,thread=multi,tb-size=512", "-cpu", "max"),
+            *(
+                "qemu-system-x86_64",
+                "-M",
+                "q35",
+                "-accel",
+                f"tcg,thread={'single' if single else 'multi'},tb-size=512",
+                "-cpu",
+                "max",
+            ),
             *("-smp", "2", "-m", memory, "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"),
             *("-chardev", f"file,id=console,path={share / 'console'}", "-serial", "chardev:console"),
             *("-object", f"memory-backend-memfd,id=mem,size={memory},share=on", "-numa", "node,memdev=mem"),
