@@ -108,6 +108,36 @@ class Script:
         note = "both over one alone, quotas 2:1, least of 50 µs, 1 ms, 100 ms: " + ", ".join(f"{t:.3f}" for t in totals)
         return [*figures, median("burst_total", totals, *at_least(0.96), note=note, pick=min)]
 
+    def gaps(self) -> list[Figure]:
+        """Pods that wait for each batch and leave tiny gaps, where timeslices alone would not bind."""
+        gappy = ("--batch", "5", "--gap", "50us")
+        with self.bench.daemon():
+            self.bench.policy("burst-share")
+            a = self.bench.pod("a", "1ms", *gappy, cores=66)
+            self.running(a)
+            alone = self.span(2.5)
+            b = self.bench.pod("b", "1ms", *gappy, cores=33)
+            self.running(b)
+            self.settle(2)
+            pair = [self.span(4) for _ in range(2)]
+            done_b = b.stop()
+            flood = self.bench.pod("c", "1ms", cores=33)
+            self.running(flood)
+            self.settle(2)
+            beside = [self.span(4) for _ in range(2)]
+            done_c, done_a = flood.stop(), a.stop()
+        speed = done_a.rate(alone)
+        ratios = [done_a.rate(span) / done_b.rate(span) for span in pair]
+        totals = [(done_a.rate(span) + done_b.rate(span)) / speed for span in pair]
+        flooded = [done_a.rate(span) / done_c.rate(span) for span in beside]
+        self.say(f"gaps 66:33: {_list(ratios)}, total {_list(totals)}; beside a flood {_list(flooded)}")
+        note = "each pod launches 5 ms of work, waits for it, pauses 50 µs"
+        return [
+            median("gaps_ratio_2_1", ratios, *within(2.0), note=note),
+            median("gaps_total", totals, note="both over one alone"),
+            median("gaps_beside_flood_2_1", flooded, *within(2.0), note="the other pod floods"),
+        ]
+
     def _pair(
         self, kernel: str, splits: Sequence[tuple[int, int]], seconds: float
     ) -> tuple[dict[tuple[int, int], tuple[list[float], list[float]]], list[float]]:
@@ -371,7 +401,7 @@ def _list(values: Sequence[float]) -> str:
 
 _SECTIONS: dict[str, Callable[[Script], list[Figure]]] = {
     name: getattr(Script, name)
-    for name in ("burst", "online", "alone", "fixed", "shares", "best_effort", "kill9", "gated_kill", "restart")
+    for name in ("burst", "gaps", "online", "alone", "fixed", "shares", "best_effort", "kill9", "gated_kill", "restart")
 }
 #: A simulated pGPU does not outlive its daemon, and nothing runs on it without one.
 _NOT_ON = {"sim": ("alone", "kill9", "restart")}

@@ -38,8 +38,9 @@ OFFLINE_TIMESLICE_US = MIN_TIMESLICE_US
 ONLINE_ROUND_US = 4_000
 
 #: Mean turn of busy offline pods beside online ones. Online work that arrives while a gate moves (0.6 ms a turn)
-#: waits up to a millisecond; turns this long keep that below one request in a hundred.
-TURN_NS = 100 * NS_PER_MS
+#: waits up to a millisecond; turns this long keep that below one request in a hundred. An odd number, so that
+#: requests that come by a round period of their own do not meet every edge, or none, by chance of phase.
+TURN_NS = 127 * NS_PER_MS
 
 
 def online_first(offline: Policy, online: Policy) -> Policy:

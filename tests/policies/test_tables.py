@@ -78,8 +78,8 @@ def test_busy_offline_pods_beside_an_online_one_take_turns_that_yield() -> None:
 
     expected = [
         None,
-        (Window(0, 150 * NS_PER_MS, OnIdle.YIELD),),
-        (Window(150 * NS_PER_MS, 200 * NS_PER_MS, OnIdle.YIELD),),
+        (Window(0, 3 * TURN_NS // 2, OnIdle.YIELD),),
+        (Window(3 * TURN_NS // 2, 2 * TURN_NS, OnIdle.YIELD),),
     ]
     assert expected == [part.windows for part in plan.pods]
 
@@ -180,4 +180,4 @@ def test_offline_turns_beside_an_online_pod_are_made_up_for() -> None:
     pods = (pod("on", online=True), paced(STEADY, "a", 50, debt_ms=8), paced(STEADY, "b", 50, debt_ms=-8))
     plan = compose("burst-share", "best-effort")(Snapshot(0, PERIOD, pods))
 
-    assert plan.pods[1].windows == (Window(0, 98 * NS_PER_MS, OnIdle.YIELD),)
+    assert plan.pods[1].windows == (Window(0, TURN_NS - 2 * NS_PER_MS, OnIdle.YIELD),)
