@@ -39,6 +39,8 @@ static struct request request_of(const struct qgpu_call *call)
 		request.params = alloc->params;
 		request.status_at = offsetof(struct nvos64, status);
 	}
+	if (!request.parent)	/* as RM reads it: alloc_free.c */
+		request.parent = request.root;
 	return request;
 }
 
@@ -313,7 +315,11 @@ static bool may_be_video(u32 flags, u32 attr)
 static long heap_alloc(struct qgpu_call *call, u32 attr_at, u32 size_at)
 {
 	struct nvos32 *heap = &call->in.heap;
-	struct request request = { heap->root, heap->parent, .status_at = offsetof(struct nvos32, status) };
+	struct request request = {
+		.root = heap->root,
+		.parent = heap->parent ?: heap->root,
+		.status_at = offsetof(struct nvos32, status),
+	};
 	struct qgpu_client *client;
 	u64 size = HEAP_U64(heap, size_at);
 	long ret;

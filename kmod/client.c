@@ -44,6 +44,7 @@ static void client_free(struct kref *ref)
 {
 	struct qgpu_client *client = container_of(ref, struct qgpu_client, ref);
 
+	WARN_ON(!xa_empty(&client->objects));
 	qgpu_pod_put(client->pod);
 	xa_destroy(&client->objects);
 	kfree_rcu(client, rcu);
@@ -211,6 +212,8 @@ static bool is_below(struct qgpu_client *client, struct qgpu_object *object, u32
 {
 	int depth;
 
+	if (handle == client->handle)	/* whatever the chain of parents says */
+		return true;
 	for (depth = 0; object && depth < OBJECT_DEPTH_MAX; depth++) {
 		if (object->handle == handle || object->parent == handle)
 			return true;

@@ -100,7 +100,7 @@ static long dup_object(struct qgpu_call *call)
 		return ret;
 	if (!ret && mem && call->out.dup.status == NV_OK &&
 	    qgpu_rm_class(client->handle, call->out.dup.object, &class) == NV_OK) {
-		alias = qgpu_object_add(client, call->out.dup.object, call->in.dup.parent, class);
+		alias = qgpu_object_add(client, call->out.dup.object, call->in.dup.parent ?: client->handle, class);
 		if (!IS_ERR(alias)) {
 			qgpu_mem_alias(alias, mem);
 			mem = NULL;

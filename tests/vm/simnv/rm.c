@@ -252,6 +252,7 @@ static u32 alloc(struct sim_file *file, u32 root, u32 parent, u32 *handle, u32 c
 	client = sim_client(root, file);
 	if (!client)
 		return NV_ERR_INVALID_CLIENT;
+	parent = parent ?: root;
 	status = insert(client, parent, handle, class, &object);
 	if (status)
 		return status;
