@@ -108,23 +108,26 @@ int qgpu_client_add(struct list_head *file_clients, struct mutex *file_lock, str
 	mutex_init(&client->lock);
 	xa_init(&client->objects);
 
+	client->file_lock = file_lock;
+	INIT_LIST_HEAD(&client->file_node);
+	mutex_lock(&client->lock);	/* whoever finds it in the table waits until it is in its file's list too */
 	rcu_read_lock();
 	old = rhashtable_lookup(&clients, &handle, client_params);
 	if (old && READ_ONCE(old->dead))
 		rhashtable_remove_fast(&clients, &old->node, client_params);
 	rcu_read_unlock();
 	ret = rhashtable_lookup_insert_fast(&clients, &client->node, client_params);
-	if (ret) {
-		kref_put(&client->ref, client_free);
-		return ret;
+	if (!ret) {
+		atomic_inc(&qgpu_nr_clients);
+		atomic_inc(&pod->nr_clients);
+		mutex_lock(file_lock);
+		list_add(&client->file_node, file_clients);
+		mutex_unlock(file_lock);
 	}
-	atomic_inc(&qgpu_nr_clients);
-	atomic_inc(&pod->nr_clients);
-	client->file_lock = file_lock;
-	mutex_lock(file_lock);
-	list_add(&client->file_node, file_clients);
-	mutex_unlock(file_lock);
-	return 0;
+	mutex_unlock(&client->lock);
+	if (ret)
+		kref_put(&client->ref, client_free);
+	return ret;
 }
 
 void qgpu_client_open(struct qgpu_client *client)
