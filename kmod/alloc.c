@@ -179,7 +179,7 @@ static void learn_memory(struct qgpu_client *client, struct qgpu_object *subdevi
 static int register_channel(struct qgpu_client *client, struct qgpu_object *channel, const struct request *request)
 {
 	struct qgpu_object *parent = qgpu_object_find(client, request->parent);
-	struct qgpu_tsg *tsg = parent ? parent->tsg : NULL;
+	struct qgpu_tsg *tsg = parent && parent->class == KEPLER_CHANNEL_GROUP_A ? parent->tsg : NULL;
 	int ret;
 
 	if (channel->gpu < 0)
