@@ -161,6 +161,9 @@ long qgpu_escape(struct qgpu_file *file, unsigned int cmd, unsigned long arg)
 
 	if (ret)
 		return ret;
+	/* It would make RM take this file for the other one, whose clients then outlive the release we forget them at. */
+	if (_IOC_NR(cmd) == NV_ESC_REGISTER_FD && iminor(file_inode(file->filp)) == NV_MINOR_CONTROL)
+		return -EINVAL;
 	handler = handler_of(_IOC_NR(cmd), _IOC_SIZE(cmd));
 	if (!handler)
 		return qgpu_driver_ioctl(file->filp, cmd, arg);

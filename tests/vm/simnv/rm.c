@@ -234,7 +234,7 @@ static u32 alloc_client(struct sim_file *file, u32 *handle)
 		return NV_ERR_NO_MEMORY;
 	xa_init(&client->objects);
 	client->handle = ++last_client;
-	client->owner = file;
+	client->owner = file->control ?: file;
 	list_add(&client->node, &clients);
 	sim_nr_clients++;
 	*handle = client->handle;
