@@ -144,7 +144,7 @@ static long alloc_client(struct qgpu_call *call, const struct request *request)
 		return ret;
 	if (!call->sealed && qgpu_rm_class(handle, handle, &class) != NV_OK)
 		return ret;
-	ret = qgpu_client_add(&call->file->clients, &call->file->lock, call->pod, handle);
+	ret = qgpu_client_add(&call->file->clients, call->pod, handle);
 	if (ret == -ENOMEM) {	/* what is not in the register is not limited: rather none */
 		qgpu_rm_free(handle, handle, handle);
 		return qgpu_call_answer(call, request->status_at, NV_ERR_NO_MEMORY);

@@ -4,8 +4,8 @@
  *
  * It says who owns what and who goes with whom. What a TSG or a piece of memory means is left to tsg.c and mem.c.
  *
- * Lock order: client's lock, then file's lock or pGPU's lock (tsg.c), then mem_lock (mem.c). A client's lock is held while the
- * driver allocates or frees under it, so nothing that the driver may wait for (the slice worker) takes it.
+ * Lock order: client's lock, then files_lock or pGPU's lock (tsg.c), then mem_lock (mem.c). A client's lock is held while
+ * the driver allocates or frees under it, so nothing that the driver may wait for (the slice worker) takes it.
  */
 #include <linux/rhashtable.h>
 #include <linux/sched.h>
@@ -29,6 +29,7 @@ static const struct rhashtable_params client_params = {
 };
 
 static struct rhashtable clients;
+static DEFINE_SPINLOCK(files_lock);	/* protects every file's list of clients */
 
 int qgpu_clients_init(void)
 {
@@ -91,10 +92,10 @@ bool qgpu_client_owned(u32 handle, const struct qgpu_pod *pod)
 
 /*
  * RM reuses a handle as soon as its file's release has freed it, which may be before the release is through here.
- * So an entry that is being released (open for good, see qgpu_client_open()) makes way; any other is an impostor's
+ * So an entry that is being released (open for good, see qgpu_clients_open()) makes way; any other is an impostor's
  * victim and stays.
  */
-int qgpu_client_add(struct list_head *file_clients, struct mutex *file_lock, struct qgpu_pod *pod, u32 handle)
+int qgpu_client_add(struct list_head *file_clients, struct qgpu_pod *pod, u32 handle)
 {
 	struct qgpu_client *client = kzalloc(sizeof(*client), GFP_KERNEL), *old;
 	int ret;
@@ -108,7 +109,6 @@ int qgpu_client_add(struct list_head *file_clients, struct mutex *file_lock, str
 	mutex_init(&client->lock);
 	xa_init(&client->objects);
 
-	client->file_lock = file_lock;
 	INIT_LIST_HEAD(&client->file_node);
 	mutex_lock(&client->lock);	/* whoever finds it in the table waits until it is in its file's list too */
 	rcu_read_lock();
@@ -120,9 +120,9 @@ int qgpu_client_add(struct list_head *file_clients, struct mutex *file_lock, str
 	if (!ret) {
 		atomic_inc(&qgpu_nr_clients);
 		atomic_inc(&pod->nr_clients);
-		mutex_lock(file_lock);
+		spin_lock(&files_lock);
 		list_add(&client->file_node, file_clients);
-		mutex_unlock(file_lock);
+		spin_unlock(&files_lock);
 	}
 	mutex_unlock(&client->lock);
 	if (ret)
@@ -130,34 +130,62 @@ int qgpu_client_add(struct list_head *file_clients, struct mutex *file_lock, str
 	return ret;
 }
 
-void qgpu_client_open(struct qgpu_client *client)
-{
-	mutex_lock(&client->lock);
-	qgpu_objects_hold(client, client->handle);
-	WRITE_ONCE(client->dead, true);
-	mutex_unlock(&client->lock);
-}
-
 void qgpu_client_unlink(struct qgpu_client *client)
 {
 	lockdep_assert_held(&client->lock);
 	rhashtable_remove_fast(&clients, &client->node, client_params);
-	mutex_lock(client->file_lock);
-	list_del(&client->file_node);
-	mutex_unlock(client->file_lock);
+	spin_lock(&files_lock);
+	list_del_init(&client->file_node);
+	spin_unlock(&files_lock);
 	atomic_dec(&client->pod->nr_clients);
 	atomic_dec(&qgpu_nr_clients);
 	kref_put(&client->ref, client_free);
 }
 
-void qgpu_client_remove(struct qgpu_client *client)
+/* The first of a file's clients, moved to another list, locked and referenced; NULL: there is none. */
+static struct qgpu_client *take_first(struct list_head *from, struct list_head *to)
 {
-	kref_get(&client->ref);
-	mutex_lock(&client->lock);
-	WRITE_ONCE(client->dead, true);
-	qgpu_objects_remove(client, client->handle);
-	qgpu_client_unlink(client);
-	qgpu_client_unlock(client);
+	struct qgpu_client *client;
+
+	spin_lock(&files_lock);
+	client = list_first_entry_or_null(from, struct qgpu_client, file_node);
+	if (client) {
+		kref_get(&client->ref);	/* in a list: not unlinked yet */
+		list_move_tail(&client->file_node, to);
+	}
+	spin_unlock(&files_lock);
+	if (client)
+		mutex_lock(&client->lock);
+	return client;
+}
+
+void qgpu_clients_open(struct list_head *file_clients)
+{
+	struct qgpu_client *client;
+	LIST_HEAD(opened);
+
+	while ((client = take_first(file_clients, &opened))) {
+		qgpu_objects_hold(client, client->handle);
+		WRITE_ONCE(client->dead, true);
+		qgpu_client_unlock(client);
+	}
+	spin_lock(&files_lock);
+	list_splice(&opened, file_clients);
+	spin_unlock(&files_lock);
+}
+
+void qgpu_clients_remove(struct list_head *file_clients)
+{
+	struct qgpu_client *client;
+	LIST_HEAD(removed);
+
+	while ((client = take_first(file_clients, &removed))) {
+		WRITE_ONCE(client->dead, true);
+		qgpu_objects_remove(client, client->handle);
+		if (!list_empty(&client->file_node))	/* else its root was freed meanwhile */
+			qgpu_client_unlink(client);
+		qgpu_client_unlock(client);
+	}
 }
 
 struct qgpu_object *qgpu_object_find(struct qgpu_client *client, u32 handle)

@@ -36,8 +36,7 @@ struct qgpu_client {
 	struct kref ref;
 	struct rcu_head rcu;
 	struct qgpu_pod *pod;		/* a reference */
-	struct list_head file_node;	/* in the file's clients, under file_lock */
-	struct mutex *file_lock;
+	struct list_head file_node;	/* in the file's clients */
 	struct mutex lock;		/* protects what follows; held over allocs and frees in the driver */
 	bool dead;
 	struct xarray objects;
@@ -51,10 +50,10 @@ struct qgpu_client *qgpu_client_lock(u32 handle, const struct qgpu_pod *pod);
 void qgpu_client_unlock(struct qgpu_client *client);
 bool qgpu_client_owned(u32 handle, const struct qgpu_pod *pod);
 
-int qgpu_client_add(struct list_head *file_clients, struct mutex *file_lock, struct qgpu_pod *pod, u32 handle);
-/* Not locked by the caller. The first opens every gate of the client for good, the second forgets it. */
-void qgpu_client_open(struct qgpu_client *client);
-void qgpu_client_remove(struct qgpu_client *client);
+int qgpu_client_add(struct list_head *file_clients, struct qgpu_pod *pod, u32 handle);
+/* Of a file that is being released: the first opens every gate of its clients for good, the second forgets them. */
+void qgpu_clients_open(struct list_head *file_clients);
+void qgpu_clients_remove(struct list_head *file_clients);
 /* Locked by the caller, who has removed its objects: forget the client itself. */
 void qgpu_client_unlink(struct qgpu_client *client);
 

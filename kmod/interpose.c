@@ -83,7 +83,6 @@ static struct qgpu_file *file_new(struct qgpu_pod *pod)
 	if (!file)
 		return NULL;
 	file->pod = qgpu_pod_get(pod);
-	mutex_init(&file->lock);
 	INIT_LIST_HEAD(&file->clients);
 	return file;
 }
@@ -98,14 +97,6 @@ static int file_add(struct qgpu_file *file, struct file *filp)
 {
 	file->filp = filp;
 	return rhashtable_lookup_insert_fast(&files, &file->node, file_params);
-}
-
-static void file_remove_clients(struct qgpu_file *file)
-{
-	struct qgpu_client *client, *next;
-
-	list_for_each_entry_safe(client, next, &file->clients, file_node)
-		qgpu_client_remove(client);
 }
 
 /*
@@ -220,16 +211,14 @@ static int wrap_open(struct inode *inode, struct file *filp)
 static int handle_release(struct inode *inode, struct file *filp)
 {
 	struct qgpu_file *file = file_find(filp);
-	struct qgpu_client *client;
 	int ret;
 
 	if (!file)
 		return saved.release(inode, filp);
-	list_for_each_entry(client, &file->clients, file_node)
-		qgpu_client_open(client);
+	qgpu_clients_open(&file->clients);
 	rhashtable_remove_fast(&files, &file->node, file_params);
 	ret = saved.release(inode, filp);
-	file_remove_clients(file);
+	qgpu_clients_remove(&file->clients);
 	atomic_dec(&file->pod->nr_files);
 	file_free(file);
 	return ret;
@@ -333,10 +322,12 @@ void qgpu_interpose_attach(void)
 	mutex_unlock(&qgpu_attach_lock);
 }
 
-static void file_drop(void *file, void *unused)
+static void file_drop(void *ptr, void *unused)
 {
-	file_remove_clients(file);
-	atomic_dec(&((struct qgpu_file *)file)->pod->nr_files);
+	struct qgpu_file *file = ptr;
+
+	qgpu_clients_remove(&file->clients);
+	atomic_dec(&file->pod->nr_files);
 	file_free(file);
 }
 

@@ -16,8 +16,7 @@ struct qgpu_file {
 	struct rhash_head node;
 	struct file *filp;
 	struct qgpu_pod *pod;		/* a reference */
-	struct mutex lock;		/* protects clients */
-	struct list_head clients;
+	struct list_head clients;	/* client.c */
 	struct rcu_head rcu;
 };
 
