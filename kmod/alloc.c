@@ -61,6 +61,19 @@ static u32 param_u32(const struct request *request, size_t at)
 	return value;
 }
 
+/* Video memory by its address: for the privileged, who may be in a pod all the same. */
+static bool is_physical(u32 class)
+{
+	return class == NV01_MEMORY_LIST_FBMEM || class == NV01_MEMORY_LIST_OBJECT ||
+	       class == NV01_MEMORY_LOCAL_PHYSICAL;
+}
+
+static long refuse_class(struct qgpu_call *call, size_t status_at)
+{
+	atomic64_inc(&call->pod->refused_allocs);
+	return qgpu_call_answer(call, status_at, NV_ERR_INSUFFICIENT_PERMISSIONS);
+}
+
 static long refuse_memory(struct qgpu_call *call, int gpu, u64 size, size_t status_at)
 {
 	atomic64_inc(&call->pod->refused_allocs);
@@ -82,7 +95,10 @@ static long book(struct qgpu_call *call, struct qgpu_client *client, u32 parent,
 
 	if (qgpu_rm_class(client->handle, handle, &class) != NV_OK || class != NV01_MEMORY_LOCAL_USER) {
 		qgpu_mem_unreserve(call->pod, gpu, reserved);
-		return 0;
+		if (!is_physical(class))
+			return 0;
+		qgpu_rm_free(client->handle, parent, handle);	/* _rmAllocMemoryLocalUser, for an administrator */
+		return refuse_class(call, status_at);
 	}
 	if (qgpu_rm_memory_size(client->handle, handle, &size) != NV_OK)
 		size = reserved;
@@ -270,6 +286,8 @@ long qgpu_alloc(struct qgpu_call *call)
 	struct request request = request_of(call);
 	u64 size = 0;
 
+	if (is_physical(request.class))
+		return refuse_class(call, request.status_at);
 	if (call->size == sizeof(struct nvos64) && call->in.alloc_long.flags & NVOS64_FLAGS_FINN_SERIALIZED)
 		return qgpu_call_answer(call, request.status_at, NV_ERR_INVALID_ARGUMENT);
 	switch (request.class) {
@@ -277,11 +295,6 @@ long qgpu_alloc(struct qgpu_call *call)
 	case NV01_ROOT_NON_PRIV:
 	case NV01_ROOT_CLIENT:
 		return alloc_client(call, &request);
-	case NV01_MEMORY_LIST_FBMEM:	/* video memory by address, for the privileged */
-	case NV01_MEMORY_LIST_OBJECT:
-	case NV01_MEMORY_LOCAL_PHYSICAL:
-		atomic64_inc(&call->pod->refused_allocs);
-		return qgpu_call_answer(call, request.status_at, NV_ERR_INSUFFICIENT_PERMISSIONS);
 	case NV01_MEMORY_LOCAL_USER:
 		if (request.params && copy_from_user(&size, (void __user *)(uintptr_t)(request.params +
 						     NV_MEMORY_PARAMS_SIZE_AT), sizeof(size)))
@@ -295,6 +308,8 @@ long qgpu_alloc_memory(struct qgpu_call *call)
 {
 	struct request request = request_of(call);
 
+	if (is_physical(request.class))
+		return refuse_class(call, request.status_at);
 	if (request.class != NV01_MEMORY_LOCAL_USER)
 		return alloc_object(call, &request);
 	return alloc_video(call, &request, call->in.memory.limit + 1);

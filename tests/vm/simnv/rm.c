@@ -419,6 +419,9 @@ static u32 dispatch(struct sim_file *file, u32 nr, void *data, u32 size)
 	case NV_ESC_RM_ALLOC_MEMORY:
 		if (size != sizeof(*memory))
 			return NV_ERR_INVALID_ARGUMENT;
+		/* _rmAllocMemoryLocalUser: all of the card's memory, for an administrator */
+		if (memory->class == NV01_MEMORY_LOCAL_USER)
+			memory->class = NV01_MEMORY_LOCAL_PHYSICAL;
 		memory->status = alloc(file, memory->root, memory->parent, &memory->object, memory->class, 0);
 		return NV_OK;
 	case NV_ESC_RM_FREE:
