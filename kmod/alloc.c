@@ -141,10 +141,10 @@ static long alloc_video(struct qgpu_call *call, const struct request *request, u
 		goto out;
 	}
 	ret = qgpu_call_forward(call);
-	if (ret || answered(call, request) != NV_OK)
+	if (answered(call, request) != NV_OK)
 		qgpu_mem_unreserve(call->pod, gpu, size);
 	else
-		ret = book(call, client, request->parent, call->out.alloc.object, gpu, size, request->status_at);
+		ret = book(call, client, request->parent, call->out.alloc.object, gpu, size, request->status_at) ?: ret;
 out:
 	if (client)
 		qgpu_client_unlock(client);
@@ -155,19 +155,20 @@ static long alloc_client(struct qgpu_call *call, const struct request *request)
 {
 	long ret = qgpu_call_forward(call);
 	u32 handle = call->out.alloc.object, class;
+	int error;
 
-	if (ret || answered(call, request) != NV_OK)
+	if (answered(call, request) != NV_OK)
 		return ret;
 	if (!call->sealed && qgpu_rm_class(handle, handle, &class) != NV_OK)
 		return ret;
-	ret = qgpu_client_add(&call->file->clients, call->pod, handle);
-	if (ret == -ENOMEM) {	/* what is not in the register is not limited: rather none */
+	error = qgpu_client_add(&call->file->clients, call->pod, handle);
+	if (error == -ENOMEM) {	/* what is not in the register is not limited: rather none */
 		qgpu_rm_free(handle, handle, handle);
 		return qgpu_call_answer(call, request->status_at, NV_ERR_NO_MEMORY);
 	}
-	if (ret)
+	if (error)
 		qgpu_pod_flag(call->pod, QGPU_POD_TAMPERED, QGPU_EVENT_TAMPERED);
-	return 0;
+	return ret;
 }
 
 static int gpu_of_device(const struct qgpu_client *client, u32 instance)
@@ -267,14 +268,14 @@ static long alloc_object(struct qgpu_call *call, const struct request *request)
 	if (!client)
 		return ret;
 	handle = call->out.alloc.object;
-	if (ret || answered(call, request) != NV_OK || (call->sealed && !is_registered(request->class)))
+	if (answered(call, request) != NV_OK || (call->sealed && !is_registered(request->class)))
 		goto out;
 	if (qgpu_rm_class(client->handle, handle, &class) != NV_OK)
 		goto out;
 	if (class == NV01_MEMORY_LOCAL_USER ||
 	    (is_registered(class) && register_object(client, request, handle, class))) {
 		qgpu_rm_free(client->handle, request->parent, handle);
-		ret = qgpu_call_answer(call, request->status_at, NV_ERR_NO_MEMORY);
+		ret = qgpu_call_answer(call, request->status_at, NV_ERR_NO_MEMORY) ?: ret;
 	}
 out:
 	qgpu_client_unlock(client);
@@ -355,10 +356,11 @@ static long heap_alloc(struct qgpu_call *call, u32 attr_at, u32 size_at)
 		goto out;
 	}
 	ret = qgpu_call_forward(call);
-	if (ret || call->out.heap.status != NV_OK)
+	if (call->out.heap.status != NV_OK)
 		qgpu_mem_unreserve(call->pod, gpu, size);
 	else
-		ret = book(call, client, request.parent, HEAP_U32(&call->out.heap, 44), gpu, size, request.status_at);
+		ret = book(call, client, request.parent, HEAP_U32(&call->out.heap, 44), gpu, size,
+			   request.status_at) ?: ret;
 out:
 	if (client)
 		qgpu_client_unlock(client);

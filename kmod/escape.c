@@ -33,7 +33,7 @@ long qgpu_call_forward(struct qgpu_call *call)
 	call->sealed = seal.answered;
 	if (seal.tampered)
 		qgpu_pod_flag(call->pod, QGPU_POD_TAMPERED, QGPU_EVENT_TAMPERED);
-	if (!ret && !call->sealed && copy_from_user(&call->out, call->user, call->size))
+	if (call->sealed ? seal.failed : ret || copy_from_user(&call->out, call->user, call->size))
 		memset(&call->out, 0xff, call->size);	/* no status of RM's is all ones: not OK */
 	return ret;
 }
@@ -98,7 +98,7 @@ static long dup_object(struct qgpu_call *call)
 	ret = qgpu_call_forward(call);
 	if (!client)
 		return ret;
-	if (!ret && mem && call->out.dup.status == NV_OK &&
+	if (mem && call->out.dup.status == NV_OK &&
 	    qgpu_rm_class(client->handle, call->out.dup.object, &class) == NV_OK) {
 		alias = qgpu_object_add(client, call->out.dup.object, call->in.dup.parent ?: client->handle, class);
 		if (!IS_ERR(alias)) {

@@ -28,7 +28,10 @@ struct qgpu_call {
 /* A pod's ioctl on a file of the driver. */
 long qgpu_escape(struct qgpu_file *file, unsigned int cmd, unsigned long arg);
 
-/* Hand the call to the driver; call->out is filled when 0 is returned. */
+/*
+ * Hand the call to the driver. Whatever is returned, call->out is what RM answered, with a status that is not OK if it
+ * did not: a struct that the driver cannot write back makes -EFAULT of a call that is done all the same.
+ */
 long qgpu_call_forward(struct qgpu_call *call);
 /* Answer with an RM status instead of the driver's. */
 long qgpu_call_answer(struct qgpu_call *call, size_t status_at, u32 status);

@@ -79,6 +79,7 @@ static int returned(struct kretprobe_instance *instance, struct pt_regs *regs)
 	if (seal && seal->data) {
 		memcpy(seal->out, seal->data, seal->size);
 		seal->answered = true;
+		seal->failed = (u32)regs_return_value(regs);
 		seal->data = NULL;
 	}
 	return 0;

@@ -18,6 +18,7 @@ struct qgpu_seal {
 	void *data;		/* the driver's kernel copy while RM works on it */
 	bool tampered;		/* it differed from in when RM was called, and was put right */
 	bool answered;		/* out holds RM's own answer */
+	bool failed;		/* ... to a call that RM did not look into: the status inside is the caller's */
 };
 
 void qgpu_seal_init(struct module *nvidia);
