@@ -370,7 +370,7 @@ out:
 static long heap_free(struct qgpu_call *call)
 {
 	struct qgpu_client *client = qgpu_client_lock(call->in.heap.root, call->pod);
-	u32 handle = HEAP_U32(&call->in.heap, 44), class;
+	u32 handle = HEAP_U32(&call->in.heap, 44);
 	struct qgpu_object *object;
 	long ret;
 
@@ -380,7 +380,7 @@ static long heap_free(struct qgpu_call *call)
 	if (!client)
 		return ret;
 	object = qgpu_object_find(client, handle);
-	if (object && object->mem && qgpu_rm_class(client->handle, handle, &class) != NV_OK)
+	if (object && object->mem && qgpu_rm_gone(client->handle, handle))
 		qgpu_objects_remove(client, handle);
 	qgpu_client_unlock(client);
 	return ret;

@@ -78,6 +78,11 @@ void qgpu_client_unlock(struct qgpu_client *client)
 	kref_put(&client->ref, client_free);
 }
 
+bool qgpu_client_listed(const struct qgpu_client *client)
+{
+	return rhashtable_lookup_fast(&clients, &client->handle, client_params) == client;
+}
+
 bool qgpu_client_owned(u32 handle, const struct qgpu_pod *pod)
 {
 	struct qgpu_client *client;

@@ -48,6 +48,8 @@ void qgpu_clients_uninit(void);
 /* Locked and referenced; NULL: not one of this pod's; ERR_PTR(-EINTR): a fatal signal came first. */
 struct qgpu_client *qgpu_client_lock(u32 handle, const struct qgpu_pod *pod);
 void qgpu_client_unlock(struct qgpu_client *client);
+/* Whether it is still the client known by its handle: one that is dead gives that up to a newer one. */
+bool qgpu_client_listed(const struct qgpu_client *client);
 bool qgpu_client_owned(u32 handle, const struct qgpu_pod *pod);
 
 int qgpu_client_add(struct list_head *file_clients, struct qgpu_pod *pod, u32 handle);

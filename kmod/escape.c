@@ -43,14 +43,22 @@ long qgpu_call_answer(struct qgpu_call *call, size_t status_at, u32 status)
 	return put_user(status, (u32 __user *)(call->user + status_at)) ? -EFAULT : 0;
 }
 
+/* Without a seal the answer could be the pod's own; then RM is asked again, and may have given the handle away. */
+static bool is_gone(const struct qgpu_call *call, struct qgpu_client *client, u32 handle)
+{
+	if (call->sealed)
+		return call->out.free.status == NV_OK;
+	return qgpu_rm_gone(client->handle, handle) || (handle == client->handle && !qgpu_client_listed(client));
+}
+
 /*
- * The gates of what goes away are opened first, or RM would wait for channels that cannot run. Whether it went is
- * asked of RM. A client's entry gives up its handle before, for RM may hand that out again at once.
+ * The gates of what goes away are opened first, or RM would wait for channels that cannot run. A client's entry gives
+ * up its handle before, for RM may hand that out again at once.
  */
 static long free_object(struct qgpu_call *call)
 {
 	struct qgpu_client *client = qgpu_client_lock(call->in.free.root, call->pod);
-	u32 handle = call->in.free.object, class;
+	u32 handle = call->in.free.object;
 	struct qgpu_object *object;
 	bool root, gone;
 	long ret;
@@ -70,7 +78,7 @@ static long free_object(struct qgpu_call *call)
 	if (root)
 		WRITE_ONCE(client->dead, true);
 	ret = qgpu_call_forward(call);
-	gone = qgpu_rm_class(client->handle, handle, &class) != NV_OK;
+	gone = is_gone(call, client, handle);
 	if (gone)
 		qgpu_objects_remove(client, handle);
 	else if (root)

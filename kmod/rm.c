@@ -92,6 +92,21 @@ u32 qgpu_rm_class(u32 client, u32 object, u32 *class)
 	return status;
 }
 
+bool qgpu_rm_gone(u32 client, u32 object)
+{
+	u32 class;
+
+	switch (qgpu_rm_class(client, object, &class)) {
+	case NV_ERR_INVALID_CLIENT:
+	case NV_ERR_INVALID_OBJECT:
+	case NV_ERR_INVALID_OBJECT_HANDLE:
+	case NV_ERR_INVALID_OBJECT_OLD:
+	case NV_ERR_OBJECT_NOT_FOUND:
+		return true;
+	}
+	return false;
+}
+
 u32 qgpu_rm_memory_size(u32 client, u32 memory, u64 *size)
 {
 	struct nv0041_surface_entry list[] = {

@@ -166,8 +166,9 @@ static void gate_one(struct qgpu_gpu *gpu, struct qgpu_tsg *tsg, struct qgpu_cha
 	if (status == NV_OK) {
 		channel->off = off;
 		channel->failed = false;
-	} else if (qgpu_rm_class(tsg->client, channel->handle, &class) != NV_OK) {
-		channel->gone = true;
+	} else if (qgpu_rm_gone(tsg->client, channel->handle) ||
+		   (qgpu_rm_class(tsg->client, channel->handle, &class) == NV_OK && !NV_IS_GPFIFO(class))) {
+		channel->gone = true;	/* or its handle is something else's by now */
 	} else if (!channel->failed) {
 		channel->failed = true;
 		qgpu_event(QGPU_EVENT_GATE_FAILED, tsg->pod->id, qgpu_gpu_index(gpu), status);

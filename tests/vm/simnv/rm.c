@@ -13,7 +13,6 @@
 #include "sim.h"
 
 #define NV_ERR_INSERT_DUPLICATE_NAME	0x19
-#define NV_ERR_INVALID_OBJECT_PARENT	0x36
 #define PAGE_64K			0x10000ull
 
 DEFINE_MUTEX(sim_lock);
