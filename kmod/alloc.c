@@ -1,20 +1,17 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * alloc.c - what a pod allocates: clients, devices, TSGs and channels go into the register, video memory is
- * admitted against the pod's limit before RM sees the call.
+ * alloc.c - what a pod allocates: clients, devices, TSGs and channels go into the register. Video memory is video.c's.
  *
- * Parameters behind pointers are read by RM after we looked, so nothing here rests on them: the class and the true
- * size of what was made are asked of RM, and what does not fit is freed again.
+ * Parameters behind pointers are read by RM after we looked, so nothing here rests on them: the class of what was made
+ * is asked of RM.
  */
 #include <linux/uaccess.h>
 
 #include "client.h"
 #include "escape.h"
 #include "events.h"
-#include "mem.h"
 #include "rm.h"
 #include "slice.h"
-#include "trace.h"
 
 /* What the forms of the call have in common. */
 struct request {
@@ -59,96 +56,6 @@ static u32 param_u32(const struct request *request, size_t at)
 	if (!request->params || get_user(value, (u32 __user *)(uintptr_t)(request->params + at)))
 		return 0;
 	return value;
-}
-
-/* Video memory by its address: for the privileged, who may be in a pod all the same. */
-static bool is_physical(u32 class)
-{
-	return class == NV01_MEMORY_LIST_FBMEM || class == NV01_MEMORY_LIST_OBJECT ||
-	       class == NV01_MEMORY_LOCAL_PHYSICAL;
-}
-
-static long refuse_class(struct qgpu_call *call, size_t status_at)
-{
-	atomic64_inc(&call->pod->refused_allocs);
-	return qgpu_call_answer(call, status_at, NV_ERR_INSUFFICIENT_PERMISSIONS);
-}
-
-static long refuse_memory(struct qgpu_call *call, int gpu, u64 size, size_t status_at)
-{
-	atomic64_inc(&call->pod->refused_allocs);
-	trace_qgpu_refuse(call->pod->id, call->nr, NV01_MEMORY_LOCAL_USER, NV_ERR_NO_MEMORY);
-	qgpu_event(QGPU_EVENT_MEMORY_REFUSED, call->pod->id, gpu, size);
-	return qgpu_call_answer(call, status_at, NV_ERR_NO_MEMORY);
-}
-
-/*
- * Memory was reserved and RM allocated something: book it by what RM says of it. Only a memory object of the video
- * memory class is charged; "any location" may have become system memory.
- */
-static long book(struct qgpu_call *call, struct qgpu_client *client, u32 parent, u32 handle, int gpu, u64 reserved,
-		 size_t status_at)
-{
-	struct qgpu_object *object;
-	u64 size = reserved;
-	u32 class;
-
-	if (qgpu_rm_class(client->handle, handle, &class) != NV_OK || class != NV01_MEMORY_LOCAL_USER) {
-		qgpu_mem_unreserve(call->pod, gpu, reserved);
-		if (!is_physical(class))
-			return 0;
-		qgpu_rm_free(client->handle, parent, handle);	/* _rmAllocMemoryLocalUser, for an administrator */
-		return refuse_class(call, status_at);
-	}
-	if (qgpu_rm_memory_size(client->handle, handle, &size) != NV_OK)
-		size = reserved;
-	if (qgpu_mem_resize(call->pod, gpu, reserved, size))
-		goto err_free;
-	reserved = size;
-	object = qgpu_object_add(client, handle, parent, class);
-	if (PTR_ERR_OR_ZERO(object) == -EEXIST) {	/* a forged answer: it is booked already */
-		qgpu_mem_unreserve(call->pod, gpu, reserved);
-		qgpu_pod_flag(call->pod, QGPU_POD_TAMPERED, QGPU_EVENT_TAMPERED);
-		return 0;
-	}
-	if (IS_ERR(object))
-		goto err_free;
-	object->gpu = gpu;
-	if (!qgpu_mem_attach(object, size))
-		return 0;
-	qgpu_objects_remove(client, handle);
-err_free:
-	qgpu_rm_free(client->handle, parent, handle);
-	qgpu_mem_unreserve(call->pod, gpu, reserved);
-	return refuse_memory(call, gpu, size, status_at);
-}
-
-/* Reserve, call, book. size may be a lie; then RM's answer decides. */
-static long alloc_video(struct qgpu_call *call, const struct request *request, u64 size)
-{
-	struct qgpu_client *client = qgpu_client_lock(request->root, call->pod);
-	int gpu = client && !IS_ERR(client) ? qgpu_object_gpu(client, request->parent) : -1;
-	long ret;
-
-	if (IS_ERR(client))
-		return PTR_ERR(client);
-	if (gpu < 0) {		/* of a client from before we came, or none of the pod's: RM refuses the latter */
-		ret = qgpu_call_forward(call);
-		goto out;
-	}
-	if (qgpu_mem_reserve(call->pod, gpu, size)) {
-		ret = refuse_memory(call, gpu, size, request->status_at);
-		goto out;
-	}
-	ret = qgpu_call_forward(call);
-	if (answered(call, request) != NV_OK)
-		qgpu_mem_unreserve(call->pod, gpu, size);
-	else
-		ret = book(call, client, request->parent, call->out.alloc.object, gpu, size, request->status_at) ?: ret;
-out:
-	if (client)
-		qgpu_client_unlock(client);
-	return ret;
 }
 
 static long alloc_client(struct qgpu_call *call, const struct request *request)
@@ -282,13 +189,24 @@ out:
 	return ret;
 }
 
+static long video(struct qgpu_call *call, const struct request *request, u64 size)
+{
+	return qgpu_video_alloc(call, &(struct qgpu_video){
+		.root = request->root,
+		.parent = request->parent,
+		.size = size,
+		.handle_at = offsetof(struct nvos21, object),
+		.status_at = request->status_at,
+	});
+}
+
 long qgpu_alloc(struct qgpu_call *call)
 {
 	struct request request = request_of(call);
 	u64 size = 0;
 
-	if (is_physical(request.class))
-		return refuse_class(call, request.status_at);
+	if (qgpu_is_physical(request.class))
+		return qgpu_refuse_class(call, request.status_at);
 	if (call->size == sizeof(struct nvos64) && call->in.alloc_long.flags & NVOS64_FLAGS_FINN_SERIALIZED)
 		return qgpu_call_answer(call, request.status_at, NV_ERR_INVALID_ARGUMENT);
 	switch (request.class) {
@@ -300,7 +218,7 @@ long qgpu_alloc(struct qgpu_call *call)
 		if (request.params && copy_from_user(&size, (void __user *)(uintptr_t)(request.params +
 						     NV_MEMORY_PARAMS_SIZE_AT), sizeof(size)))
 			size = 0;	/* RM cannot read it either */
-		return alloc_video(call, &request, size);
+		return video(call, &request, size);
 	}
 	return alloc_object(call, &request);
 }
@@ -309,122 +227,9 @@ long qgpu_alloc_memory(struct qgpu_call *call)
 {
 	struct request request = request_of(call);
 
-	if (is_physical(request.class))
-		return refuse_class(call, request.status_at);
+	if (qgpu_is_physical(request.class))
+		return qgpu_refuse_class(call, request.status_at);
 	if (request.class != NV01_MEMORY_LOCAL_USER)
 		return alloc_object(call, &request);
-	return alloc_video(call, &request, call->in.memory.limit + 1);
-}
-
-/* Offsets in the union of NVOS32, by function: nvos.h. */
-#define HEAP_U32(heap, at) (*(u32 *)((heap)->data + (at) - offsetof(struct nvos32, data)))
-#define HEAP_U64(heap, at) (*(u64 *)((heap)->data + (at) - offsetof(struct nvos32, data)))
-
-static bool may_be_video(u32 flags, u32 attr)
-{
-	u32 location = NVOS32_ATTR_LOCATION(attr);
-
-	return !(flags & NVOS32_ALLOC_FLAGS_VIRTUAL) &&
-	       (location == NVOS32_ATTR_LOCATION_VIDMEM || location == NVOS32_ATTR_LOCATION_ANY);
-}
-
-static long heap_alloc(struct qgpu_call *call, u32 attr_at, u32 size_at)
-{
-	struct nvos32 *heap = &call->in.heap;
-	struct request request = {
-		.root = heap->root,
-		.parent = heap->parent ?: heap->root,
-		.status_at = offsetof(struct nvos32, status),
-	};
-	struct qgpu_client *client;
-	u64 size = HEAP_U64(heap, size_at);
-	long ret;
-	int gpu;
-
-	if (!may_be_video(HEAP_U32(heap, 52), HEAP_U32(heap, attr_at)))
-		return qgpu_call_forward(call);
-	client = qgpu_client_lock(request.root, call->pod);
-	if (IS_ERR(client))
-		return PTR_ERR(client);
-	gpu = client ? qgpu_object_gpu(client, request.parent) : -1;
-	if (gpu < 0) {
-		ret = qgpu_call_forward(call);
-		goto out;
-	}
-	if (qgpu_mem_reserve(call->pod, gpu, size)) {
-		ret = refuse_memory(call, gpu, size, request.status_at);
-		goto out;
-	}
-	ret = qgpu_call_forward(call);
-	if (call->out.heap.status != NV_OK)
-		qgpu_mem_unreserve(call->pod, gpu, size);
-	else
-		ret = book(call, client, request.parent, HEAP_U32(&call->out.heap, 44), gpu, size,
-			   request.status_at) ?: ret;
-out:
-	if (client)
-		qgpu_client_unlock(client);
-	return ret;
-}
-
-static long heap_free(struct qgpu_call *call)
-{
-	struct qgpu_client *client = qgpu_client_lock(call->in.heap.root, call->pod);
-	u32 handle = HEAP_U32(&call->in.heap, 44);
-	struct qgpu_object *object;
-	long ret;
-
-	if (IS_ERR(client))
-		return PTR_ERR(client);
-	ret = qgpu_call_forward(call);
-	if (!client)
-		return ret;
-	object = qgpu_object_find(client, handle);
-	if (object && object->mem && qgpu_rm_gone(client->handle, handle))
-		qgpu_objects_remove(client, handle);
-	qgpu_client_unlock(client);
-	return ret;
-}
-
-/* The card's size as the pod may see it: its limit, and what is left of it. */
-static long heap_info(struct qgpu_call *call)
-{
-	struct qgpu_client *client = qgpu_client_lock(call->in.heap.root, call->pod);
-	u64 used, peak, limit, total, left;
-	long ret;
-	int gpu;
-
-	if (IS_ERR(client))
-		return PTR_ERR(client);
-	gpu = client ? qgpu_object_gpu(client, call->in.heap.parent) : -1;
-	if (client)
-		qgpu_client_unlock(client);
-	ret = qgpu_call_forward(call);
-	if (ret || gpu < 0 || call->out.heap.status != NV_OK)
-		return ret;
-	qgpu_mem_usage(call->pod, gpu, &used, &peak);
-	limit = READ_ONCE(call->pod->shares[gpu].memory_limit);
-	total = min(call->out.heap.total, limit);
-	left = min(call->out.heap.free, limit > used ? limit - used : 0);
-	if (put_user(total, (u64 __user *)(call->user + offsetof(struct nvos32, total))) ||
-	    put_user(left, (u64 __user *)(call->user + offsetof(struct nvos32, free))))
-		return -EFAULT;
-	return ret;
-}
-
-long qgpu_vid_heap(struct qgpu_call *call)
-{
-	switch (call->in.heap.function) {
-	case NVOS32_FUNCTION_ALLOC_SIZE:
-		return heap_alloc(call, 56, 88);
-	case NVOS32_FUNCTION_ALLOC_TILED:
-		return heap_alloc(call, 64, 88);
-	case NVOS32_FUNCTION_ALLOC_SIZE_RANGE:
-		return heap_alloc(call, 56, 80);
-	case NVOS32_FUNCTION_FREE:
-		return heap_free(call);
-	case NVOS32_FUNCTION_INFO:
-		return heap_info(call);
-	}
-	return qgpu_call_forward(call);
+	return video(call, &request, call->in.memory.limit + 1);
 }

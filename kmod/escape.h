@@ -36,6 +36,18 @@ long qgpu_call_forward(struct qgpu_call *call);
 /* Answer with an RM status instead of the driver's. */
 long qgpu_call_answer(struct qgpu_call *call, size_t status_at, u32 status);
 
+/* A call that asks for video memory; where the object's handle and RM's status stand differs by form. */
+struct qgpu_video {
+	u32 root, parent;
+	u64 size;		/* may be a lie; then RM's answer decides */
+	size_t handle_at, status_at;
+};
+
+/* Reserve, call, book. */
+long qgpu_video_alloc(struct qgpu_call *call, const struct qgpu_video *video);
+bool qgpu_is_physical(u32 class);
+long qgpu_refuse_class(struct qgpu_call *call, size_t status_at);
+
 long qgpu_alloc(struct qgpu_call *call);
 long qgpu_alloc_memory(struct qgpu_call *call);
 long qgpu_vid_heap(struct qgpu_call *call);
