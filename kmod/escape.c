@@ -91,27 +91,53 @@ out:
 	return ret;
 }
 
+/* RM lets these be duplicated; what then hangs below a duplicate has no TSG here, and would have no gate. */
+static bool is_scheduling(u32 class)
+{
+	return class == KEPLER_CHANNEL_GROUP_A || class == FERMI_CONTEXT_SHARE_A || NV_IS_GPFIFO(class);
+}
+
+/* What was duplicated, by RM's word. A status other than NV_OK: it cannot stay. */
+static u32 register_dup(struct qgpu_client *client, u32 parent, u32 handle, struct qgpu_mem **mem)
+{
+	struct qgpu_object *object;
+	u32 class;
+
+	if (qgpu_rm_class(client->handle, handle, &class) != NV_OK)
+		return NV_OK;
+	if (is_scheduling(class) || qgpu_is_physical(class))
+		return NV_ERR_INSUFFICIENT_PERMISSIONS;
+	if (class != FERMI_VASPACE_A && !*mem)
+		return NV_OK;
+	object = qgpu_object_add(client, handle, parent, class);
+	if (IS_ERR(object))
+		return NV_ERR_NO_MEMORY;
+	if (class != FERMI_VASPACE_A) {
+		qgpu_mem_alias(object, *mem);
+		*mem = NULL;
+	}
+	return NV_OK;
+}
+
 static long dup_object(struct qgpu_call *call)
 {
 	struct qgpu_client *client = qgpu_client_lock(call->in.dup.client, call->pod);
+	u32 parent = call->in.dup.parent ?: call->in.dup.client, handle, status;
 	struct qgpu_mem *mem = NULL;
-	struct qgpu_object *alias;
-	u32 class;
 	long ret;
 
 	if (IS_ERR(client))
 		return PTR_ERR(client);
-	if (client)
-		mem = qgpu_client_mem(call->in.dup.client_src, call->in.dup.object_src);
-	ret = qgpu_call_forward(call);
 	if (!client)
-		return ret;
-	if (mem && call->out.dup.status == NV_OK &&
-	    qgpu_rm_class(client->handle, call->out.dup.object, &class) == NV_OK) {
-		alias = qgpu_object_add(client, call->out.dup.object, call->in.dup.parent ?: client->handle, class);
-		if (!IS_ERR(alias)) {
-			qgpu_mem_alias(alias, mem);
-			mem = NULL;
+		return qgpu_call_forward(call);
+	mem = qgpu_client_mem(call->in.dup.client_src, call->in.dup.object_src);
+	ret = qgpu_call_forward(call);
+	if (call->out.dup.status == NV_OK) {
+		handle = call->out.dup.object;
+		status = register_dup(client, parent, handle, &mem);
+		if (status != NV_OK) {
+			qgpu_rm_free(client->handle, parent, handle);
+			ret = qgpu_call_answer(call, offsetof(struct nvos55, status), status) ?: ret;
 		}
 	}
 	qgpu_client_unlock(client);
