@@ -78,16 +78,20 @@ static long alloc_client(struct qgpu_call *call, const struct request *request)
 	return ret;
 }
 
-static int gpu_of_device(const struct qgpu_client *client, u32 instance)
+/*
+ * Which card a device is on is asked of RM, by its first subdevice: the number in the call's parameters can be changed
+ * after RM has read it. Until then the device has no card, and nothing that needs one is made below it.
+ */
+static void learn_gpu(struct qgpu_client *client, struct qgpu_object *subdevice)
 {
-	u32 ids[QGPU_MAX_GPUS], gpu_id;
-	int i, n = smp_load_acquire(&qgpu_nr_gpus);
+	struct qgpu_object *device = qgpu_object_find(client, subdevice->parent);
+	u32 gpu_id;
 
-	for (i = 0; i < n; i++)
-		ids[i] = qgpu_gpus[i].gpu_id;
-	if (qgpu_rm_gpu_id(client->handle, instance, ids, n, &gpu_id) != NV_OK)
-		return -1;
-	return qgpu_slice_find_gpu(gpu_id);
+	if (!device || device->class != NV01_DEVICE_0 ||
+	    qgpu_rm_gpu_id(client->handle, subdevice->handle, &gpu_id) != NV_OK)
+		return;
+	device->gpu = qgpu_slice_find_gpu(gpu_id);
+	subdevice->gpu = device->gpu;
 }
 
 static void learn_memory(struct qgpu_client *client, struct qgpu_object *subdevice)
@@ -107,7 +111,7 @@ static int register_channel(struct qgpu_client *client, struct qgpu_object *chan
 	int ret;
 
 	if (channel->gpu < 0)
-		return 0;
+		return -ENODEV;
 	if (!tsg) {
 		tsg = qgpu_tsg_add(client, &qgpu_gpus[channel->gpu], 0, qgpu_object_device(client, request->parent),
 				   param_u32(request, NV_CHANNEL_PARAMS_ENGINE_AT));
@@ -127,7 +131,7 @@ static int register_tsg(struct qgpu_client *client, struct qgpu_object *object, 
 	struct qgpu_tsg *tsg;
 
 	if (object->gpu < 0)
-		return 0;
+		return -ENODEV;
 	tsg = qgpu_tsg_add(client, &qgpu_gpus[object->gpu], object->handle,
 			   qgpu_object_device(client, request->parent), param_u32(request, NV_TSG_PARAMS_ENGINE_AT));
 	if (IS_ERR(tsg))
@@ -143,14 +147,14 @@ static int register_object(struct qgpu_client *client, const struct request *req
 
 	if (IS_ERR(object))
 		return PTR_ERR(object) == -EEXIST ? 0 : PTR_ERR(object);
-	if (class == NV01_DEVICE_0)
-		object->gpu = gpu_of_device(client, param_u32(request, NV_DEVICE_PARAMS_ID_AT));
-	else if (class == NV20_SUBDEVICE_0)
+	if (class == NV20_SUBDEVICE_0) {
+		learn_gpu(client, object);
 		learn_memory(client, object);
-	else if (class == KEPLER_CHANNEL_GROUP_A)
+	} else if (class == KEPLER_CHANNEL_GROUP_A) {
 		ret = register_tsg(client, object, request);
-	else if (NV_IS_GPFIFO(class))
+	} else if (NV_IS_GPFIFO(class)) {
 		ret = register_channel(client, object, request);
+	}
 	if (ret)
 		qgpu_objects_remove(client, handle);
 	return ret;
@@ -167,6 +171,7 @@ static long alloc_object(struct qgpu_call *call, const struct request *request)
 {
 	struct qgpu_client *client = qgpu_client_lock(request->root, call->pod);
 	u32 handle, class;
+	int error = 0;
 	long ret;
 
 	if (IS_ERR(client))
@@ -179,10 +184,14 @@ static long alloc_object(struct qgpu_call *call, const struct request *request)
 		goto out;
 	if (qgpu_rm_class(client->handle, handle, &class) != NV_OK)
 		goto out;
-	if (class == NV01_MEMORY_LOCAL_USER ||
-	    (is_registered(class) && register_object(client, request, handle, class))) {
+	if (class == NV01_MEMORY_LOCAL_USER)
+		error = -EINVAL;
+	else if (is_registered(class))
+		error = register_object(client, request, handle, class);
+	if (error) {
 		qgpu_rm_free(client->handle, request->parent, handle);
-		ret = qgpu_call_answer(call, request->status_at, NV_ERR_NO_MEMORY) ?: ret;
+		ret = qgpu_call_answer(call, request->status_at,
+				       error == -ENODEV ? NV_ERR_INVALID_STATE : NV_ERR_NO_MEMORY) ?: ret;
 	}
 out:
 	qgpu_client_unlock(client);

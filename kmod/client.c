@@ -224,24 +224,31 @@ struct qgpu_object *qgpu_object_add(struct qgpu_client *client, u32 handle, u32 
 	return object;
 }
 
-int qgpu_object_gpu(struct qgpu_client *client, u32 handle)
-{
-	struct qgpu_object *object = qgpu_object_find(client, handle);
-
-	return object ? object->gpu : -1;
-}
-
-u32 qgpu_object_device(struct qgpu_client *client, u32 handle)
+static struct qgpu_object *device_of(struct qgpu_client *client, u32 handle)
 {
 	struct qgpu_object *object = qgpu_object_find(client, handle);
 	int depth;
 
 	for (depth = 0; object && depth < OBJECT_DEPTH_MAX; depth++) {
 		if (object->class == NV01_DEVICE_0)
-			return object->handle;
+			return object;
 		object = qgpu_object_find(client, object->parent);
 	}
-	return 0;
+	return NULL;
+}
+
+int qgpu_object_gpu(struct qgpu_client *client, u32 handle)
+{
+	struct qgpu_object *device = device_of(client, handle);
+
+	return device ? device->gpu : -1;
+}
+
+u32 qgpu_object_device(struct qgpu_client *client, u32 handle)
+{
+	struct qgpu_object *device = device_of(client, handle);
+
+	return device ? device->handle : 0;
 }
 
 static bool is_below(struct qgpu_client *client, struct qgpu_object *object, u32 handle)

@@ -18,7 +18,7 @@ struct qgpu_object {
 	u32 handle;
 	u32 parent;
 	u32 class;
-	int gpu;			/* of a device, else that of its device; -1: unknown */
+	int gpu;			/* of a device, else that of its device when it was made; -1: not known yet */
 	bool doomed;			/* while its subtree is being removed */
 	bool held;			/* its TSG is held open by the free that is under way */
 	struct qgpu_tsg *tsg;		/* a TSG, or the TSG of a channel */

@@ -140,19 +140,12 @@ static_assert(sizeof(struct nvos55) == 28);
 static_assert(sizeof(struct nvos02_fd) == 56);
 static_assert(sizeof(struct nvos32) == 184);
 
-/* Members of allocation parameters, by offset: SDK/nvos.h, SDK/class/cl0080.h, SDK/alloc/alloc_channel.h */
+/* Members of allocation parameters, by offset: SDK/nvos.h, SDK/alloc/alloc_channel.h */
 #define NV_MEMORY_PARAMS_SIZE_AT	64
 #define NV_TSG_PARAMS_ENGINE_AT		12
 #define NV_CHANNEL_PARAMS_ENGINE_AT	128
-#define NV_DEVICE_PARAMS_ID_AT		0
 
-/* SDK/ctrl/ctrl0000/ctrl0000{gpu,client}.h */
-#define NV0000_GPU_GET_ID_INFO_V2	0x205
-struct nv0000_gpu_id_info_v2 {
-	u32 gpu_id, flags, device_instance, subdevice_instance, sli_status, board_id, gpu_instance;
-	s32 numa_id;
-};
-
+/* SDK/ctrl/ctrl0000/ctrl0000client.h */
 #define NV0000_CLIENT_GET_HANDLE_INFO	0xd02
 struct nv0000_handle_info {
 	u32 object, index;
@@ -179,6 +172,12 @@ struct nv0041_surface_entry {
 #define NV0080_GPU_FIND_SUBDEVICE_HANDLE 0x800293
 struct nv0080_find_subdevice {
 	u32 instance, subdevice;
+};
+
+/* SDK/ctrl/ctrl2080/ctrl2080gpu.h */
+#define NV2080_GPU_GET_ID		0x20800142
+struct nv2080_gpu_id {
+	u32 gpu_id;
 };
 
 /* SDK/ctrl/ctrl2080/ctrl2080fb.h */

@@ -82,6 +82,23 @@ static u32 word_at(const struct qgpu_call *call, size_t at)
 	return word;
 }
 
+/* No card is known to charge: below a device that has none yet nothing is asked for, and nothing stays elsewhere. */
+static long without_card(struct qgpu_call *call, struct qgpu_client *client, const struct qgpu_video *video)
+{
+	u32 handle, class;
+	long ret;
+
+	if (qgpu_object_device(client, video->parent))
+		return qgpu_call_answer(call, video->status_at, NV_ERR_INVALID_STATE);
+	ret = qgpu_call_forward(call);
+	handle = word_at(call, video->handle_at);
+	if (word_at(call, video->status_at) != NV_OK || qgpu_rm_class(client->handle, handle, &class) != NV_OK ||
+	    (class != NV01_MEMORY_LOCAL_USER && !qgpu_is_physical(class)))
+		return ret;
+	qgpu_rm_free(client->handle, video->parent, handle);
+	return qgpu_call_answer(call, video->status_at, NV_ERR_INVALID_STATE) ?: ret;
+}
+
 long qgpu_video_alloc(struct qgpu_call *call, const struct qgpu_video *video)
 {
 	struct qgpu_client *client = qgpu_client_lock(video->root, call->pod);
@@ -90,8 +107,10 @@ long qgpu_video_alloc(struct qgpu_call *call, const struct qgpu_video *video)
 
 	if (IS_ERR(client))
 		return PTR_ERR(client);
-	if (gpu < 0) {		/* of a client from before we came, or none of the pod's: RM refuses the latter */
-		ret = qgpu_call_forward(call);
+	if (!client)		/* of a client from before we came, or none of the pod's: RM refuses the latter */
+		return qgpu_call_forward(call);
+	if (gpu < 0) {
+		ret = without_card(call, client, video);
 		goto out;
 	}
 	if (qgpu_mem_reserve(call->pod, gpu, video->size)) {
@@ -104,8 +123,7 @@ long qgpu_video_alloc(struct qgpu_call *call, const struct qgpu_video *video)
 	else
 		ret = book(call, client, video, word_at(call, video->handle_at), gpu) ?: ret;
 out:
-	if (client)
-		qgpu_client_unlock(client);
+	qgpu_client_unlock(client);
 	return ret;
 }
 
