@@ -14,6 +14,7 @@
 #include "client.h"
 #include "mem.h"
 #include "nvrm.h"
+#include "rm.h"
 #include "tsg.h"
 
 #define OBJECT_DEPTH_MAX 16
@@ -341,6 +342,22 @@ void qgpu_objects_remove(struct qgpu_client *client, u32 handle)
 	xa_for_each(&client->objects, index, object) {
 		if (object->doomed)
 			object_remove(client, object);
+	}
+}
+
+void qgpu_objects_reconcile(struct qgpu_client *client)
+{
+	struct qgpu_object *object;
+	unsigned long index;
+
+	lockdep_assert_held(&client->lock);
+	xa_for_each(&client->objects, index, object) {
+		if (object->tsg && NV_IS_GPFIFO(object->class) && qgpu_rm_gone(client->handle, object->handle))
+			object_remove(client, object);
+	}
+	xa_for_each(&client->objects, index, object) {
+		if (object->tsg && qgpu_rm_gone(client->handle, object->handle))
+			qgpu_objects_remove(client, object->handle);
 	}
 }
 

@@ -68,6 +68,8 @@ u32 qgpu_object_device(struct qgpu_client *client, u32 handle);
 void qgpu_objects_hold(struct qgpu_client *client, u32 handle);
 void qgpu_objects_unhold(struct qgpu_client *client);
 void qgpu_objects_remove(struct qgpu_client *client, u32 handle);
+/* Ask RM which channels and TSGs are left, and forget those that are not. */
+void qgpu_objects_reconcile(struct qgpu_client *client);
 void qgpu_objects_reclose(struct qgpu_client *client);
 
 /* The memory object of any client, with a reference to the memory, or NULL. */

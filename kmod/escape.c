@@ -44,51 +44,71 @@ long qgpu_call_answer(struct qgpu_call *call, size_t status_at, u32 status)
 }
 
 /* Without a seal the answer could be the pod's own; then RM is asked again, and may have given the handle away. */
-static bool is_gone(const struct qgpu_call *call, struct qgpu_client *client, u32 handle)
+static bool is_gone(const struct qgpu_call *call, struct qgpu_client *client, const struct qgpu_freeing *freeing)
 {
-	if (call->sealed)
-		return call->out.free.status == NV_OK;
-	return qgpu_rm_gone(client->handle, handle) || (handle == client->handle && !qgpu_client_listed(client));
+	u32 status;
+
+	if (call->sealed) {
+		memcpy(&status, (const char *)&call->out + freeing->status_at, sizeof(status));
+		return status == NV_OK;
+	}
+	return qgpu_rm_gone(client->handle, freeing->handle) ||
+	       (freeing->handle == client->handle && !qgpu_client_listed(client));
 }
 
 /*
  * The gates of what goes away are opened first, or RM would wait for channels that cannot run. A client's entry gives
  * up its handle before, for RM may hand that out again at once.
  */
-static long free_object(struct qgpu_call *call)
+static long free_locked(struct qgpu_call *call, struct qgpu_client *client, const struct qgpu_freeing *freeing)
 {
-	struct qgpu_client *client = qgpu_client_lock(call->in.free.root, call->pod);
-	u32 handle = call->in.free.object;
-	struct qgpu_object *object;
-	bool root, gone;
+	struct qgpu_object *object = qgpu_object_find(client, freeing->handle);
+	bool root = freeing->handle == client->handle, used, gone;
+	long ret;
+
+	if (!root && !object)
+		return qgpu_call_forward(call);
+	/* channels, and TSGs with them, go with the address space or context share that they use */
+	used = object && (object->class == FERMI_VASPACE_A || object->class == FERMI_CONTEXT_SHARE_A);
+	if (root || !object->mem)
+		qgpu_objects_hold(client, freeing->handle);
+	if (root)
+		WRITE_ONCE(client->dead, true);
+	ret = qgpu_call_forward(call);
+	gone = is_gone(call, client, freeing);
+	if (gone)
+		qgpu_objects_remove(client, freeing->handle);
+	else if (root)
+		WRITE_ONCE(client->dead, false);
+	if (gone && used)
+		qgpu_objects_reconcile(client);
+	qgpu_objects_unhold(client);
+	if (gone && root)
+		qgpu_client_unlink(client);
+	return ret;
+}
+
+long qgpu_free(struct qgpu_call *call, const struct qgpu_freeing *freeing)
+{
+	struct qgpu_client *client = qgpu_client_lock(freeing->root, call->pod);
 	long ret;
 
 	if (IS_ERR(client))
 		return PTR_ERR(client);
 	if (!client)
 		return qgpu_call_forward(call);
-	root = handle == client->handle;
-	object = qgpu_object_find(client, handle);
-	if (!root && !object) {
-		ret = qgpu_call_forward(call);
-		goto out;
-	}
-	if (root || !object->mem)
-		qgpu_objects_hold(client, handle);
-	if (root)
-		WRITE_ONCE(client->dead, true);
-	ret = qgpu_call_forward(call);
-	gone = is_gone(call, client, handle);
-	if (gone)
-		qgpu_objects_remove(client, handle);
-	else if (root)
-		WRITE_ONCE(client->dead, false);
-	qgpu_objects_unhold(client);
-	if (gone && root)
-		qgpu_client_unlink(client);
-out:
+	ret = free_locked(call, client, freeing);
 	qgpu_client_unlock(client);
 	return ret;
+}
+
+static long free_object(struct qgpu_call *call)
+{
+	return qgpu_free(call, &(struct qgpu_freeing){
+		.root = call->in.free.root,
+		.handle = call->in.free.object,
+		.status_at = offsetof(struct nvos00, status),
+	});
 }
 
 /* RM lets these be duplicated; what then hangs below a duplicate has no TSG here, and would have no gate. */

@@ -48,6 +48,14 @@ long qgpu_video_alloc(struct qgpu_call *call, const struct qgpu_video *video);
 bool qgpu_is_physical(u32 class);
 long qgpu_refuse_class(struct qgpu_call *call, size_t status_at);
 
+/* A call that frees an object, and by its form where RM's status stands. */
+struct qgpu_freeing {
+	u32 root, handle;
+	size_t status_at;
+};
+
+long qgpu_free(struct qgpu_call *call, const struct qgpu_freeing *freeing);
+
 long qgpu_alloc(struct qgpu_call *call);
 long qgpu_alloc_memory(struct qgpu_call *call);
 long qgpu_vid_heap(struct qgpu_call *call);

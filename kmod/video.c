@@ -154,23 +154,14 @@ static long heap_alloc(struct qgpu_call *call, u32 attr_at, u32 size_at)
 	});
 }
 
+/* For RM this frees any object (_nvos32FunctionFree), a client too. */
 static long heap_free(struct qgpu_call *call)
 {
-	struct qgpu_client *client = qgpu_client_lock(call->in.heap.root, call->pod);
-	u32 handle = HEAP_U32(&call->in.heap, 44);
-	struct qgpu_object *object;
-	long ret;
-
-	if (IS_ERR(client))
-		return PTR_ERR(client);
-	ret = qgpu_call_forward(call);
-	if (!client)
-		return ret;
-	object = qgpu_object_find(client, handle);
-	if (object && object->mem && qgpu_rm_gone(client->handle, handle))
-		qgpu_objects_remove(client, handle);
-	qgpu_client_unlock(client);
-	return ret;
+	return qgpu_free(call, &(struct qgpu_freeing){
+		.root = call->in.heap.root,
+		.handle = HEAP_U32(&call->in.heap, 44),
+		.status_at = offsetof(struct nvos32, status),
+	});
 }
 
 /* The card's size as the pod may see it: its limit, and what is left of it. */

@@ -169,6 +169,8 @@ static u32 construct(const struct sim_file *file, struct sim_client *client, str
 	object->gpu = parent ? parent->gpu : -1;
 	if (object->class == NV01_MEMORY_LOCAL_USER)
 		return alloc_video(file, object, params);
+	if (object->class == KEPLER_CHANNEL_GROUP_A && params)
+		sim_copy_in(file, &object->vaspace, params + 8, sizeof(object->vaspace));
 	if (object->class == KEPLER_CHANNEL_GROUP_A)
 		return parent && parent->class == NV01_DEVICE_0 ? alloc_tsg(client, object) :
 								 NV_ERR_INVALID_OBJECT_PARENT;
@@ -264,7 +266,7 @@ static u32 alloc(struct sim_file *file, u32 root, u32 parent, u32 *handle, u32 c
 static bool is_below(struct sim_client *client, struct sim_object *object, u32 handle)
 {
 	for (; object; object = sim_object(client, object->parent)) {
-		if (object->handle == handle || object->parent == handle)
+		if (object->handle == handle || object->parent == handle || (object->vaspace && object->vaspace == handle))
 			return true;
 	}
 	return false;
