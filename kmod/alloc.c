@@ -68,8 +68,9 @@ static long alloc_client(struct qgpu_call *call, const struct request *request)
 		return ret;
 	if (!call->sealed && qgpu_rm_class(handle, handle, &class) != NV_OK)
 		return ret;
-	error = qgpu_client_add(&call->file->clients, call->pod, handle);
-	if (error == -ENOMEM) {	/* what is not in the register is not limited: rather none */
+	error = qgpu_client_add(&call->file->clients, call->pod, handle, call->sealed);
+	/* What is not in the register is not limited: rather none. A forged handle is not ours to free. */
+	if (error && (call->sealed || error == -ENOMEM)) {
 		qgpu_rm_free(handle, handle, handle);
 		return qgpu_call_answer(call, request->status_at, NV_ERR_NO_MEMORY);
 	}
@@ -140,9 +141,9 @@ static int register_tsg(struct qgpu_client *client, struct qgpu_object *object, 
 	return 0;
 }
 
-static int register_object(struct qgpu_client *client, const struct request *request, u32 handle, u32 class)
+static int register_object(struct qgpu_client *client, const struct request *request, u32 handle, u32 class, bool sure)
 {
-	struct qgpu_object *object = qgpu_object_add(client, handle, request->parent, class);
+	struct qgpu_object *object = qgpu_object_add(client, handle, request->parent, class, sure);
 	int ret = 0;
 
 	if (IS_ERR(object))
@@ -187,7 +188,7 @@ static long alloc_object(struct qgpu_call *call, const struct request *request)
 	if (class == NV01_MEMORY_LOCAL_USER)
 		error = -EINVAL;
 	else if (is_registered(class))
-		error = register_object(client, request, handle, class);
+		error = register_object(client, request, handle, class, call->sealed);
 	if (error) {
 		qgpu_rm_free(client->handle, request->parent, handle);
 		ret = qgpu_call_answer(call, request->status_at,

@@ -96,14 +96,57 @@ bool qgpu_client_owned(u32 handle, const struct qgpu_pod *pod)
 	return owned;
 }
 
+void qgpu_client_unlink(struct qgpu_client *client)
+{
+	lockdep_assert_held(&client->lock);
+	rhashtable_remove_fast(&clients, &client->node, client_params);
+	spin_lock(&files_lock);
+	list_del_init(&client->file_node);
+	spin_unlock(&files_lock);
+	atomic_dec(&client->pod->nr_clients);
+	atomic_dec(&qgpu_nr_clients);
+	kref_put(&client->ref, client_free);
+}
+
+/* It is gone in RM; whoever comes second finds nothing to do. */
+static void client_end(struct qgpu_client *client)
+{
+	lockdep_assert_held(&client->lock);
+	WRITE_ONCE(client->dead, true);
+	qgpu_objects_remove(client, client->handle);
+	if (!list_empty(&client->file_node))
+		qgpu_client_unlink(client);
+}
+
 /*
  * RM reuses a handle as soon as its file's release has freed it, which may be before the release is through here.
- * So an entry that is being released (open for good, see qgpu_clients_open()) makes way; any other is an impostor's
- * victim and stays.
+ * So an entry that is being released (open for good, see qgpu_clients_open()) makes way. Any other has missed its end
+ * if we are sure that RM has made a new client; else it is an impostor's victim, and stays.
  */
-int qgpu_client_add(struct list_head *file_clients, struct qgpu_pod *pod, u32 handle)
+static int publish(struct qgpu_client *client, bool sure)
 {
-	struct qgpu_client *client = kzalloc(sizeof(*client), GFP_KERNEL), *old;
+	struct qgpu_client *old;
+
+	rcu_read_lock();
+	old = rhashtable_lookup(&clients, &client->handle, client_params);
+	if (old && (sure || READ_ONCE(old->dead)))
+		rhashtable_remove_fast(&clients, &old->node, client_params);
+	else
+		old = NULL;
+	if (old && (READ_ONCE(old->dead) || !kref_get_unless_zero(&old->ref)))
+		old = NULL;
+	rcu_read_unlock();
+	if (old) {
+		mutex_lock_nested(&old->lock, SINGLE_DEPTH_NESTING);
+		client_end(old);
+		qgpu_client_unlock(old);
+	}
+	return rhashtable_lookup_insert_fast(&clients, &client->node, client_params);
+}
+
+int qgpu_client_add(struct list_head *file_clients, struct qgpu_pod *pod, u32 handle, bool sure)
+{
+	struct qgpu_client *client = kzalloc(sizeof(*client), GFP_KERNEL_ACCOUNT);
 	int ret;
 
 	if (!client)
@@ -113,16 +156,10 @@ int qgpu_client_add(struct list_head *file_clients, struct qgpu_pod *pod, u32 ha
 	client->pod = qgpu_pod_get(pod);
 	kref_init(&client->ref);
 	mutex_init(&client->lock);
-	xa_init(&client->objects);
-
+	xa_init_flags(&client->objects, XA_FLAGS_ACCOUNT);
 	INIT_LIST_HEAD(&client->file_node);
 	mutex_lock(&client->lock);	/* whoever finds it in the table waits until it is in its file's list too */
-	rcu_read_lock();
-	old = rhashtable_lookup(&clients, &handle, client_params);
-	if (old && READ_ONCE(old->dead))
-		rhashtable_remove_fast(&clients, &old->node, client_params);
-	rcu_read_unlock();
-	ret = rhashtable_lookup_insert_fast(&clients, &client->node, client_params);
+	ret = publish(client, sure);
 	if (!ret) {
 		atomic_inc(&qgpu_nr_clients);
 		atomic_inc(&pod->nr_clients);
@@ -134,18 +171,6 @@ int qgpu_client_add(struct list_head *file_clients, struct qgpu_pod *pod, u32 ha
 	if (ret)
 		kref_put(&client->ref, client_free);
 	return ret;
-}
-
-void qgpu_client_unlink(struct qgpu_client *client)
-{
-	lockdep_assert_held(&client->lock);
-	rhashtable_remove_fast(&clients, &client->node, client_params);
-	spin_lock(&files_lock);
-	list_del_init(&client->file_node);
-	spin_unlock(&files_lock);
-	atomic_dec(&client->pod->nr_clients);
-	atomic_dec(&qgpu_nr_clients);
-	kref_put(&client->ref, client_free);
 }
 
 /* The first of a file's clients, moved to another list, locked and referenced; NULL: there is none. */
@@ -186,10 +211,7 @@ void qgpu_clients_remove(struct list_head *file_clients)
 	LIST_HEAD(removed);
 
 	while ((client = take_first(file_clients, &removed))) {
-		WRITE_ONCE(client->dead, true);
-		qgpu_objects_remove(client, client->handle);
-		if (!list_empty(&client->file_node))	/* else its root was freed meanwhile */
-			qgpu_client_unlink(client);
+		client_end(client);
 		qgpu_client_unlock(client);
 	}
 }
@@ -199,7 +221,12 @@ struct qgpu_object *qgpu_object_find(struct qgpu_client *client, u32 handle)
 	return xa_load(&client->objects, handle);
 }
 
-struct qgpu_object *qgpu_object_add(struct qgpu_client *client, u32 handle, u32 parent, u32 class)
+static int insert(struct qgpu_client *client, struct qgpu_object *object)
+{
+	return xa_insert(&client->objects, object->handle, object, GFP_KERNEL_ACCOUNT);
+}
+
+struct qgpu_object *qgpu_object_add(struct qgpu_client *client, u32 handle, u32 parent, u32 class, bool sure)
 {
 	struct qgpu_object *object;
 	int ret;
@@ -207,7 +234,7 @@ struct qgpu_object *qgpu_object_add(struct qgpu_client *client, u32 handle, u32 
 	lockdep_assert_held(&client->lock);
 	if (handle == client->handle)
 		return ERR_PTR(-EEXIST);
-	object = kzalloc(sizeof(*object), GFP_KERNEL);
+	object = kzalloc(sizeof(*object), GFP_KERNEL_ACCOUNT);
 	if (!object)
 		return ERR_PTR(-ENOMEM);
 	object->handle = handle;
@@ -216,7 +243,11 @@ struct qgpu_object *qgpu_object_add(struct qgpu_client *client, u32 handle, u32 
 	object->gpu = qgpu_object_gpu(client, parent);
 	object->pod = client->pod;
 	INIT_LIST_HEAD(&object->mem_node);
-	ret = xa_insert(&client->objects, handle, object, GFP_KERNEL);
+	ret = insert(client, object);
+	if (ret == -EBUSY && sure) {	/* RM hands no handle out twice, so what has it here is gone there */
+		qgpu_objects_remove(client, handle);
+		ret = insert(client, object);
+	}
 	if (ret) {
 		kfree(object);
 		return ERR_PTR(ret == -EBUSY ? -EEXIST : ret);

@@ -52,7 +52,8 @@ void qgpu_client_unlock(struct qgpu_client *client);
 bool qgpu_client_listed(const struct qgpu_client *client);
 bool qgpu_client_owned(u32 handle, const struct qgpu_pod *pod);
 
-int qgpu_client_add(struct list_head *file_clients, struct qgpu_pod *pod, u32 handle);
+/* sure: RM itself said that it made this. Then whatever has the handle here already is gone there, and makes way. */
+int qgpu_client_add(struct list_head *file_clients, struct qgpu_pod *pod, u32 handle, bool sure);
 /* Of a file that is being released: the first opens every gate of its clients for good, the second forgets them. */
 void qgpu_clients_open(struct list_head *file_clients);
 void qgpu_clients_remove(struct list_head *file_clients);
@@ -61,7 +62,7 @@ void qgpu_client_unlink(struct qgpu_client *client);
 
 /* The rest needs the client's lock. */
 struct qgpu_object *qgpu_object_find(struct qgpu_client *client, u32 handle);
-struct qgpu_object *qgpu_object_add(struct qgpu_client *client, u32 handle, u32 parent, u32 class);
+struct qgpu_object *qgpu_object_add(struct qgpu_client *client, u32 handle, u32 parent, u32 class, bool sure);
 int qgpu_object_gpu(struct qgpu_client *client, u32 handle);
 u32 qgpu_object_device(struct qgpu_client *client, u32 handle);
 /* Keep the gates of what is below (or hangs on) an object open while the driver frees it. */

@@ -118,10 +118,10 @@ static bool is_scheduling(u32 class)
 }
 
 /* What was duplicated, by RM's word. A status other than NV_OK: it cannot stay. */
-static u32 register_dup(struct qgpu_client *client, u32 parent, u32 handle, struct qgpu_mem **mem)
+static u32 register_dup(struct qgpu_call *call, struct qgpu_client *client, u32 parent, struct qgpu_mem **mem)
 {
+	u32 handle = call->out.dup.object, class;
 	struct qgpu_object *object;
-	u32 class;
 
 	if (qgpu_rm_class(client->handle, handle, &class) != NV_OK)
 		return NV_OK;
@@ -129,7 +129,7 @@ static u32 register_dup(struct qgpu_client *client, u32 parent, u32 handle, stru
 		return NV_ERR_INSUFFICIENT_PERMISSIONS;
 	if (class != FERMI_VASPACE_A && !*mem)
 		return NV_OK;
-	object = qgpu_object_add(client, handle, parent, class);
+	object = qgpu_object_add(client, handle, parent, class, call->sealed);
 	if (IS_ERR(object))
 		return NV_ERR_NO_MEMORY;
 	if (class != FERMI_VASPACE_A) {
@@ -142,7 +142,7 @@ static u32 register_dup(struct qgpu_client *client, u32 parent, u32 handle, stru
 static long dup_object(struct qgpu_call *call)
 {
 	struct qgpu_client *client = qgpu_client_lock(call->in.dup.client, call->pod);
-	u32 parent = call->in.dup.parent ?: call->in.dup.client, handle, status;
+	u32 parent = call->in.dup.parent ?: call->in.dup.client, status;
 	struct qgpu_mem *mem = NULL;
 	long ret;
 
@@ -153,10 +153,9 @@ static long dup_object(struct qgpu_call *call)
 	mem = qgpu_client_mem(call->in.dup.client_src, call->in.dup.object_src);
 	ret = qgpu_call_forward(call);
 	if (call->out.dup.status == NV_OK) {
-		handle = call->out.dup.object;
-		status = register_dup(client, parent, handle, &mem);
+		status = register_dup(call, client, parent, &mem);
 		if (status != NV_OK) {
-			qgpu_rm_free(client->handle, parent, handle);
+			qgpu_rm_free(client->handle, parent, call->out.dup.object);
 			ret = qgpu_call_answer(call, offsetof(struct nvos55, status), status) ?: ret;
 		}
 	}

@@ -76,7 +76,7 @@ int qgpu_mem_resize(struct qgpu_pod *pod, int gpu, u64 reserved, u64 size)
 
 int qgpu_mem_attach(struct qgpu_object *object, u64 size)
 {
-	struct qgpu_mem *mem = kzalloc(sizeof(*mem), GFP_KERNEL);
+	struct qgpu_mem *mem = kzalloc(sizeof(*mem), GFP_KERNEL_ACCOUNT);
 
 	if (!mem)
 		return -ENOMEM;

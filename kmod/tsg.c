@@ -19,7 +19,7 @@ static atomic64_t last_id;
 
 struct qgpu_tsg *qgpu_tsg_add(struct qgpu_client *client, struct qgpu_gpu *gpu, u32 handle, u32 device, u32 engine)
 {
-	struct qgpu_tsg *tsg = kzalloc(sizeof(*tsg), GFP_KERNEL);
+	struct qgpu_tsg *tsg = kzalloc(sizeof(*tsg), GFP_KERNEL_ACCOUNT);
 
 	if (!tsg)
 		return ERR_PTR(-ENOMEM);

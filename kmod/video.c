@@ -56,7 +56,7 @@ static long book(struct qgpu_call *call, struct qgpu_client *client, const struc
 	if (qgpu_mem_resize(call->pod, gpu, reserved, size))
 		goto err_free;
 	reserved = size;
-	object = qgpu_object_add(client, handle, video->parent, class);
+	object = qgpu_object_add(client, handle, video->parent, class, call->sealed);
 	if (PTR_ERR_OR_ZERO(object) == -EEXIST) {	/* a forged answer: it is booked already */
 		qgpu_mem_unreserve(call->pod, gpu, reserved);
 		qgpu_pod_flag(call->pod, QGPU_POD_TAMPERED, QGPU_EVENT_TAMPERED);
