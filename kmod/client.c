@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * client.c - the register: RM clients of pods and the objects below them, as RM has them.
- *
- * It says who owns what and who goes with whom. What a TSG or a piece of memory means is left to tsg.c and mem.c.
+ * client.c - the register: RM clients of pods, as RM has them, by handle and by file. The objects below them are
+ * object.c's.
  *
  * Lock order: client's lock, then files_lock or pGPU's lock (tsg.c), then mem_lock (mem.c). A client's lock is held while
  * the driver allocates or frees under it, so nothing that the driver may wait for (the slice worker) takes it.
@@ -14,13 +13,9 @@
 #include "client.h"
 #include "mem.h"
 #include "nvrm.h"
-#include "rm.h"
 #include "tsg.h"
 
-#define OBJECT_DEPTH_MAX 16
-
 atomic_t qgpu_nr_clients = ATOMIC_INIT(0);
-atomic_t qgpu_nr_objects = ATOMIC_INIT(0);
 
 static const struct rhashtable_params client_params = {
 	.key_len = sizeof(u32),
@@ -213,194 +208,6 @@ void qgpu_clients_remove(struct list_head *file_clients)
 	while ((client = take_first(file_clients, &removed))) {
 		client_end(client);
 		qgpu_client_unlock(client);
-	}
-}
-
-struct qgpu_object *qgpu_object_find(struct qgpu_client *client, u32 handle)
-{
-	return xa_load(&client->objects, handle);
-}
-
-static int insert(struct qgpu_client *client, struct qgpu_object *object)
-{
-	return xa_insert(&client->objects, object->handle, object, GFP_KERNEL_ACCOUNT);
-}
-
-struct qgpu_object *qgpu_object_add(struct qgpu_client *client, u32 handle, u32 parent, u32 class, bool sure)
-{
-	struct qgpu_object *object;
-	int ret;
-
-	lockdep_assert_held(&client->lock);
-	if (handle == client->handle)
-		return ERR_PTR(-EEXIST);
-	object = kzalloc(sizeof(*object), GFP_KERNEL_ACCOUNT);
-	if (!object)
-		return ERR_PTR(-ENOMEM);
-	object->handle = handle;
-	object->parent = parent;
-	object->class = class;
-	object->gpu = qgpu_object_gpu(client, parent);
-	object->pod = client->pod;
-	INIT_LIST_HEAD(&object->mem_node);
-	ret = insert(client, object);
-	if (ret == -EBUSY && sure) {	/* RM hands no handle out twice, so what has it here is gone there */
-		qgpu_objects_remove(client, handle);
-		ret = insert(client, object);
-	}
-	if (ret) {
-		kfree(object);
-		return ERR_PTR(ret == -EBUSY ? -EEXIST : ret);
-	}
-	atomic_inc(&qgpu_nr_objects);
-	return object;
-}
-
-static struct qgpu_object *device_of(struct qgpu_client *client, u32 handle)
-{
-	struct qgpu_object *object = qgpu_object_find(client, handle);
-	int depth;
-
-	for (depth = 0; object && depth < OBJECT_DEPTH_MAX; depth++) {
-		if (object->class == NV01_DEVICE_0)
-			return object;
-		object = qgpu_object_find(client, object->parent);
-	}
-	return NULL;
-}
-
-int qgpu_object_gpu(struct qgpu_client *client, u32 handle)
-{
-	struct qgpu_object *device = device_of(client, handle);
-
-	return device ? device->gpu : -1;
-}
-
-u32 qgpu_object_device(struct qgpu_client *client, u32 handle)
-{
-	struct qgpu_object *device = device_of(client, handle);
-
-	return device ? device->handle : 0;
-}
-
-static bool is_below(struct qgpu_client *client, struct qgpu_object *object, u32 handle)
-{
-	int depth;
-
-	if (handle == client->handle)	/* whatever the chain of parents says */
-		return true;
-	for (depth = 0; object && depth < OBJECT_DEPTH_MAX; depth++) {
-		if (object->handle == handle || object->parent == handle)
-			return true;
-		object = qgpu_object_find(client, object->parent);
-	}
-	return false;
-}
-
-/* RM tears down the channels that use an address space or a context share with it, wherever they hang. */
-static bool goes_with(struct qgpu_client *client, struct qgpu_object *object, u32 handle)
-{
-	struct qgpu_object *freed = qgpu_object_find(client, handle);
-
-	if (freed && (freed->class == FERMI_VASPACE_A || freed->class == FERMI_CONTEXT_SHARE_A))
-		return true;
-	return is_below(client, object, handle);
-}
-
-/* A channel freed alone takes its TSG's gate along: preempting is by TSG, and RM waits for the whole of it. */
-void qgpu_objects_hold(struct qgpu_client *client, u32 handle)
-{
-	struct qgpu_object *object;
-	unsigned long index;
-
-	lockdep_assert_held(&client->lock);
-	xa_for_each(&client->objects, index, object) {
-		if (!object->tsg || !goes_with(client, object, handle))
-			continue;
-		if (NV_IS_GPFIFO(object->class) && !qgpu_tsg_hidden(object->tsg) && object->handle != handle)
-			continue;	/* by its TSG */
-		object->held = true;
-		qgpu_tsg_hold(object->tsg, 1);
-	}
-}
-
-/* What the driver has freed is out of the register by now; what is left is gated as before. */
-void qgpu_objects_unhold(struct qgpu_client *client)
-{
-	struct qgpu_object *object;
-	unsigned long index;
-
-	lockdep_assert_held(&client->lock);
-	xa_for_each(&client->objects, index, object) {
-		if (object->held)
-			qgpu_tsg_hold(object->tsg, -1);
-		object->held = false;
-	}
-}
-
-static void object_remove(struct qgpu_client *client, struct qgpu_object *object)
-{
-	xa_erase(&client->objects, object->handle);
-	if (object->held && !qgpu_tsg_hidden(object->tsg) && NV_IS_GPFIFO(object->class))
-		qgpu_tsg_hold(object->tsg, -1);
-	if (object->mem)
-		qgpu_mem_drop(object);
-	if (object->tsg && NV_IS_GPFIFO(object->class))
-		qgpu_channel_remove(object->tsg, object->handle);
-	else if (object->tsg)
-		qgpu_tsg_remove(object->tsg);
-	atomic_dec(&qgpu_nr_objects);
-	kfree_rcu(object, rcu);
-}
-
-void qgpu_objects_remove(struct qgpu_client *client, u32 handle)
-{
-	struct qgpu_object *object = qgpu_object_find(client, handle);
-	unsigned long index;
-
-	lockdep_assert_held(&client->lock);
-	if (object && object->mem) {
-		object_remove(client, object);
-		return;
-	}
-	xa_for_each(&client->objects, index, object)
-		object->doomed = is_below(client, object, handle);
-	/* channels before the TSGs they are listed in */
-	xa_for_each(&client->objects, index, object) {
-		if (object->doomed && NV_IS_GPFIFO(object->class))
-			object_remove(client, object);
-	}
-	xa_for_each(&client->objects, index, object) {
-		if (object->doomed)
-			object_remove(client, object);
-	}
-}
-
-void qgpu_objects_reconcile(struct qgpu_client *client)
-{
-	struct qgpu_object *object;
-	unsigned long index;
-
-	lockdep_assert_held(&client->lock);
-	xa_for_each(&client->objects, index, object) {
-		if (object->tsg && NV_IS_GPFIFO(object->class) && qgpu_rm_gone(client->handle, object->handle))
-			object_remove(client, object);
-	}
-	xa_for_each(&client->objects, index, object) {
-		if (object->tsg && qgpu_rm_gone(client->handle, object->handle))
-			qgpu_objects_remove(client, object->handle);
-	}
-}
-
-void qgpu_objects_reclose(struct qgpu_client *client)
-{
-	struct qgpu_object *object;
-	unsigned long index;
-
-	lockdep_assert_held(&client->lock);
-	xa_for_each(&client->objects, index, object) {
-		if (object->tsg)
-			qgpu_tsg_reclose(object->tsg);
 	}
 }
 
