@@ -31,6 +31,8 @@
 
 /* SDK/nvstatuscodes.h */
 #define NV_OK				0x00
+#define NV_ERR_BUSY_RETRY		0x03
+#define NV_ERR_GPU_IS_LOST		0x0f
 #define NV_ERR_INSUFFICIENT_PERMISSIONS	0x1b
 #define NV_ERR_INVALID_ARGUMENT		0x1f
 #define NV_ERR_INVALID_CLASS		0x22
@@ -43,6 +45,8 @@
 #define NV_ERR_NO_MEMORY		0x51
 #define NV_ERR_NOT_SUPPORTED		0x56
 #define NV_ERR_OBJECT_NOT_FOUND		0x57
+#define NV_ERR_RESET_REQUIRED		0x62
+#define NV_ERR_TIMEOUT			0x65
 #define NV_ERR_GENERIC			0xffff
 
 /* SDK/class/cl*.h */

@@ -14,6 +14,10 @@
 static u32 gate_us = 300;
 module_param(gate_us, uint, 0644);
 
+/* So many gate controls from now on are answered "busy". */
+static u32 gate_busy;
+module_param(gate_busy, uint, 0644);
+
 #define GPU_ID_FIRST			6	/* as on the recorded machine */
 
 static u32 handle_info(struct sim_client *client, struct nv0000_handle_info *info)
@@ -103,6 +107,10 @@ static u32 gate(const struct nv2080_disable_channels *arg)
 {
 	u32 i;
 
+	if (gate_busy) {
+		gate_busy--;
+		return NV_ERR_BUSY_RETRY;
+	}
 	if (arg->num > NV_DISABLE_CHANNELS_MAX)
 		return NV_ERR_INVALID_ARGUMENT;
 	for (i = 0; i < arg->num; i++) {
