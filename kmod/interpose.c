@@ -21,6 +21,7 @@
  * (Where CONFIG_TASKS_RCU is not set no task is preempted in the kernel; synchronize_rcu_tasks() is
  * synchronize_rcu() there, which gives the same promise.)
  */
+#include <linux/delay.h>
 #include <linux/file.h>
 #include <linux/module.h>
 #include <linux/notifier.h>
@@ -331,6 +332,19 @@ static void file_drop(void *ptr, void *unused)
 	file_free(file);
 }
 
+/* Nobody opens a gate after us: try for a while. */
+static void settle(void)
+{
+	int tries;
+
+	for (tries = 0; tries < 15 && !qgpu_slice_settled(); tries++) {
+		msleep(10);
+		qgpu_slice_refresh();
+	}
+	if (!qgpu_slice_settled())
+		pr_err("qgpu: the driver did not let every gate be opened\n");
+}
+
 void qgpu_interpose_detach(void)
 {
 	struct module *owner;
@@ -338,6 +352,7 @@ void qgpu_interpose_detach(void)
 	mutex_lock(&qgpu_attach_lock);
 	if (fops) {
 		qgpu_slice_pause(QGPU_PAUSE_DETACH);
+		settle();
 		unpatch();
 		synchronize_rcu_tasks();
 		synchronize_srcu(&inside);
