@@ -65,6 +65,8 @@ struct qgpu_object *qgpu_object_find(struct qgpu_client *client, u32 handle);
 struct qgpu_object *qgpu_object_add(struct qgpu_client *client, u32 handle, u32 parent, u32 class, bool sure);
 int qgpu_object_gpu(struct qgpu_client *client, u32 handle);
 u32 qgpu_object_device(struct qgpu_client *client, u32 handle);
+/* Whether it is the last subdevice of a device with TSGs: gating them is a control on it. */
+bool qgpu_object_needed(struct qgpu_client *client, struct qgpu_object *object);
 /* Keep the gates of what is below (or hangs on) an object open while the driver frees it. */
 void qgpu_objects_hold(struct qgpu_client *client, u32 handle);
 void qgpu_objects_unhold(struct qgpu_client *client);

@@ -68,6 +68,8 @@ static long free_locked(struct qgpu_call *call, struct qgpu_client *client, cons
 
 	if (!root && !object)
 		return qgpu_call_forward(call);
+	if (object && qgpu_object_needed(client, object))
+		return qgpu_call_answer(call, freeing->status_at, NV_ERR_INVALID_STATE);
 	/* channels, and TSGs with them, go with the address space or context share that they use */
 	used = object && (object->class == FERMI_VASPACE_A || object->class == FERMI_CONTEXT_SHARE_A);
 	if (root || !object->mem)

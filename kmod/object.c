@@ -82,6 +82,24 @@ u32 qgpu_object_device(struct qgpu_client *client, u32 handle)
 	return device ? device->handle : 0;
 }
 
+bool qgpu_object_needed(struct qgpu_client *client, struct qgpu_object *object)
+{
+	struct qgpu_object *other;
+	unsigned long index;
+	bool needed = false;
+
+	if (object->class != NV20_SUBDEVICE_0)
+		return false;
+	xa_for_each(&client->objects, index, other) {
+		if (other == object || qgpu_object_device(client, other->handle) != object->parent)
+			continue;
+		if (other->class == NV20_SUBDEVICE_0)
+			return false;
+		needed |= !!other->tsg;
+	}
+	return needed;
+}
+
 static bool is_below(struct qgpu_client *client, struct qgpu_object *object, u32 handle)
 {
 	int depth;
