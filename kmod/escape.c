@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
  * escape.c - a pod's calls, by number: unwraps them, hands the interesting ones to whoever knows them, forwards the
- * rest. Allocations are alloc.c's, controls are control.c's; freeing and duplicating is here.
+ * rest. Allocations are alloc.c's, controls are control.c's, duplicates dup.c's; freeing is here.
  *
  * The driver's result and errno pass through untouched. RM goes by number and size and ignores the other bits of an
  * ioctl word, so we do too. A size that RM does not know it refuses itself.
@@ -12,7 +12,6 @@
 
 #include "client.h"
 #include "escape.h"
-#include "mem.h"
 #include "rm.h"
 #include "seal.h"
 #include "trace.h"
@@ -113,59 +112,6 @@ static long free_object(struct qgpu_call *call)
 	});
 }
 
-/* RM lets these be duplicated; what then hangs below a duplicate has no TSG here, and would have no gate. */
-static bool is_scheduling(u32 class)
-{
-	return class == KEPLER_CHANNEL_GROUP_A || class == FERMI_CONTEXT_SHARE_A || NV_IS_GPFIFO(class);
-}
-
-/* What was duplicated, by RM's word. A status other than NV_OK: it cannot stay. */
-static u32 register_dup(struct qgpu_call *call, struct qgpu_client *client, u32 parent, struct qgpu_mem **mem)
-{
-	u32 handle = call->out.dup.object, class;
-	struct qgpu_object *object;
-
-	if (qgpu_rm_class(client->handle, handle, &class) != NV_OK)
-		return NV_OK;
-	if (is_scheduling(class) || qgpu_is_physical(class))
-		return NV_ERR_INSUFFICIENT_PERMISSIONS;
-	if (class != FERMI_VASPACE_A && !*mem)
-		return NV_OK;
-	object = qgpu_object_add(client, handle, parent, class, call->sealed);
-	if (IS_ERR(object))
-		return NV_ERR_NO_MEMORY;
-	if (class != FERMI_VASPACE_A) {
-		qgpu_mem_alias(object, *mem);
-		*mem = NULL;
-	}
-	return NV_OK;
-}
-
-static long dup_object(struct qgpu_call *call)
-{
-	struct qgpu_client *client = qgpu_client_lock(call->in.dup.client, call->pod);
-	u32 parent = call->in.dup.parent ?: call->in.dup.client, status;
-	struct qgpu_mem *mem = NULL;
-	long ret;
-
-	if (IS_ERR(client))
-		return PTR_ERR(client);
-	if (!client)
-		return qgpu_call_forward(call);
-	mem = qgpu_client_mem(call->in.dup.client_src, call->in.dup.object_src);
-	ret = qgpu_call_forward(call);
-	if (call->out.dup.status == NV_OK) {
-		status = register_dup(call, client, parent, &mem);
-		if (status != NV_OK) {
-			qgpu_rm_free(client->handle, parent, call->out.dup.object);
-			ret = qgpu_call_answer(call, offsetof(struct nvos55, status), status) ?: ret;
-		}
-	}
-	qgpu_client_unlock(client);
-	qgpu_mem_put(mem);
-	return ret;
-}
-
 /* Which calls are looked into, and the sizes they have on every branch known. */
 static long (*handler_of(u32 nr, u32 size))(struct qgpu_call *call)
 {
@@ -181,7 +127,7 @@ static long (*handler_of(u32 nr, u32 size))(struct qgpu_call *call)
 	case NV_ESC_RM_CONTROL:
 		return size == sizeof(struct nvos54) ? qgpu_control : NULL;
 	case NV_ESC_RM_DUP_OBJECT:
-		return size == sizeof(struct nvos55) ? dup_object : NULL;
+		return size == sizeof(struct nvos55) ? qgpu_dup : NULL;
 	case NV_ESC_RM_VID_HEAP_CONTROL:
 		return size == sizeof(struct nvos32) ? qgpu_vid_heap : NULL;
 	}

@@ -58,6 +58,7 @@ long qgpu_free(struct qgpu_call *call, const struct qgpu_freeing *freeing);
 
 long qgpu_alloc(struct qgpu_call *call);
 long qgpu_alloc_memory(struct qgpu_call *call);
+long qgpu_dup(struct qgpu_call *call);
 long qgpu_vid_heap(struct qgpu_call *call);
 long qgpu_control(struct qgpu_call *call);
 

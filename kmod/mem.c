@@ -131,6 +131,11 @@ void qgpu_mem_put(struct qgpu_mem *mem)
 		kfree(mem);
 }
 
+u64 qgpu_mem_size(const struct qgpu_mem *mem)
+{
+	return mem->size;	/* it does not change */
+}
+
 void qgpu_mem_alias(struct qgpu_object *object, struct qgpu_mem *mem)
 {
 	if (!mem)

@@ -15,6 +15,7 @@ int qgpu_mem_attach(struct qgpu_object *object, u64 size);
 /* Make object an alias of mem; consumes the reference. NULL is fine. */
 void qgpu_mem_alias(struct qgpu_object *object, struct qgpu_mem *mem);
 void qgpu_mem_put(struct qgpu_mem *mem);
+u64 qgpu_mem_size(const struct qgpu_mem *mem);
 /* Under rcu_read_lock(): a reference to the memory of an object, or NULL. */
 struct qgpu_mem *qgpu_mem_of(struct qgpu_object *object);
 void qgpu_mem_drop(struct qgpu_object *object);

@@ -57,7 +57,7 @@ def linger():
 
 
 def test_a_control_file_is_not_registered_with_another(web):
-    def register(state):
+    def register(_state):
         first, second = os.open(nv.CTL, os.O_RDWR), os.open(nv.CTL, os.O_RDWR)
         card = os.open(nv.GPU.format(0), os.O_RDWR)
         nv.call(card, 201, bytearray(struct.pack("I", first)))
@@ -71,7 +71,7 @@ def test_a_control_file_is_not_registered_with_another(web):
 
 
 @pytest.mark.parametrize("cls", [0x82, 0x83, 0xC2, nv.MEM])
-def test_memory_by_address_is_refused_in_the_old_call_too(web, qgpu, cls):
+def test_memory_by_address_is_refused_in_the_old_call_too(web, cls):
     """Class 0x40 in this call is all of the card's memory, where the caller is an administrator."""
 
     def allocate(state, cls):
@@ -234,7 +234,7 @@ def test_a_subdevice_stays_while_its_channels_do(web, qgpu):
     assert process.run(lambda state: state["p"].free(state["p"].subdevice)) == 0
 
 
-def test_a_gate_that_did_not_open_is_tried_again(web, qgpu):
+def test_a_gate_that_did_not_open_is_tried_again(web):
     def flood(state):
         p = state["p"]
         state["tsg"], (channel,) = p.compute()
