@@ -68,12 +68,13 @@ u32 qgpu_object_device(struct qgpu_client *client, u32 handle);
 /* Whether it is the last subdevice of a device with TSGs: gating them is a control on it. */
 bool qgpu_object_needed(struct qgpu_client *client, struct qgpu_object *object);
 /* Keep the gates of what is below (or hangs on) an object open while the driver frees it. */
-void qgpu_objects_hold(struct qgpu_client *client, u32 handle);
+/* True: a gate was opened by it that was closed. */
+bool qgpu_objects_hold(struct qgpu_client *client, u32 handle);
 void qgpu_objects_unhold(struct qgpu_client *client);
 void qgpu_objects_remove(struct qgpu_client *client, u32 handle);
 /* Ask RM which channels and TSGs are left, and forget those that are not. */
 void qgpu_objects_reconcile(struct qgpu_client *client);
-void qgpu_objects_reclose(struct qgpu_client *client);
+bool qgpu_objects_reclose(struct qgpu_client *client);
 
 /* The memory object of any client, with a reference to the memory, or NULL. */
 struct qgpu_mem *qgpu_client_mem(u32 client, u32 handle);

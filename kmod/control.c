@@ -3,6 +3,7 @@
  * control.c - a pod's RM controls. RM lets every process schedule itself: longer timeslices, channels back on the
  * GPU. Those are refused in RM's own words. Questions about memory get the pod's limit for an answer.
  */
+#include <linux/ktime.h>
 #include <linux/uaccess.h>
 
 #include "client.h"
@@ -81,15 +82,20 @@ static long set_timeslice(struct qgpu_call *call)
 static long start_channels(struct qgpu_call *call)
 {
 	struct qgpu_client *client = qgpu_client_lock(call->in.control.client, call->pod);
+	bool closed = false;
+	u64 since_ns;
 	long ret;
 
 	if (IS_ERR(client))
 		return PTR_ERR(client);
+	since_ns = ktime_get_ns();
 	ret = qgpu_call_forward(call);
 	if (client) {
-		qgpu_objects_reclose(client);
+		closed = qgpu_objects_reclose(client);
 		qgpu_client_unlock(client);
 	}
+	if (closed)
+		qgpu_call_repay(since_ns);
 	return ret;
 }
 

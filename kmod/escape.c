@@ -8,6 +8,8 @@
  */
 #include <linux/ioctl.h>
 #include <linux/kernel.h>
+#include <linux/ktime.h>
+#include <linux/sched.h>
 #include <linux/uaccess.h>
 
 #include "client.h"
@@ -37,6 +39,20 @@ long qgpu_call_forward(struct qgpu_call *call)
 	return ret;
 }
 
+/*
+ * A call that needs a closed gate open runs the pod's kernels out of turn. It costs the caller many times that, so that a
+ * loop of such calls gains nothing.
+ */
+#define REPAY_TIMES	20
+#define REPAY_MAX_NS	(100 * NSEC_PER_MSEC)
+
+void qgpu_call_repay(u64 open_since_ns)
+{
+	u64 owed_ns = min_t(u64, (ktime_get_ns() - open_since_ns) * REPAY_TIMES, REPAY_MAX_NS);
+
+	schedule_timeout_killable(nsecs_to_jiffies(owed_ns) + 1);
+}
+
 long qgpu_call_answer(struct qgpu_call *call, size_t status_at, u32 status)
 {
 	return put_user(status, (u32 __user *)(call->user + status_at)) ? -EFAULT : 0;
@@ -59,7 +75,8 @@ static bool is_gone(const struct qgpu_call *call, struct qgpu_client *client, co
  * The gates of what goes away are opened first, or RM would wait for channels that cannot run. A client's entry gives
  * up its handle before, for RM may hand that out again at once.
  */
-static long free_locked(struct qgpu_call *call, struct qgpu_client *client, const struct qgpu_freeing *freeing)
+static long free_locked(struct qgpu_call *call, struct qgpu_client *client, const struct qgpu_freeing *freeing,
+			bool *opened)
 {
 	struct qgpu_object *object = qgpu_object_find(client, freeing->handle);
 	bool root = freeing->handle == client->handle, used, gone;
@@ -72,7 +89,7 @@ static long free_locked(struct qgpu_call *call, struct qgpu_client *client, cons
 	/* channels, and TSGs with them, go with the address space or context share that they use */
 	used = object && (object->class == FERMI_VASPACE_A || object->class == FERMI_CONTEXT_SHARE_A);
 	if (root || !object->mem)
-		qgpu_objects_hold(client, freeing->handle);
+		*opened = qgpu_objects_hold(client, freeing->handle);
 	if (root)
 		WRITE_ONCE(client->dead, true);
 	ret = qgpu_call_forward(call);
@@ -92,14 +109,19 @@ static long free_locked(struct qgpu_call *call, struct qgpu_client *client, cons
 long qgpu_free(struct qgpu_call *call, const struct qgpu_freeing *freeing)
 {
 	struct qgpu_client *client = qgpu_client_lock(freeing->root, call->pod);
+	bool opened = false;
+	u64 since_ns;
 	long ret;
 
 	if (IS_ERR(client))
 		return PTR_ERR(client);
 	if (!client)
 		return qgpu_call_forward(call);
-	ret = free_locked(call, client, freeing);
+	since_ns = ktime_get_ns();
+	ret = free_locked(call, client, freeing, &opened);
 	qgpu_client_unlock(client);
+	if (opened)
+		qgpu_call_repay(since_ns);
 	return ret;
 }
 

@@ -56,6 +56,9 @@ struct qgpu_freeing {
 
 long qgpu_free(struct qgpu_call *call, const struct qgpu_freeing *freeing);
 
+/* To be called without locks after a call that had a closed gate open since then. */
+void qgpu_call_repay(u64 open_since_ns);
+
 long qgpu_alloc(struct qgpu_call *call);
 long qgpu_alloc_memory(struct qgpu_call *call);
 long qgpu_dup(struct qgpu_call *call);

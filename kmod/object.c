@@ -125,10 +125,11 @@ static bool goes_with(struct qgpu_client *client, struct qgpu_object *object, u3
 }
 
 /* A channel freed alone takes its TSG's gate along: preempting is by TSG, and RM waits for the whole of it. */
-void qgpu_objects_hold(struct qgpu_client *client, u32 handle)
+bool qgpu_objects_hold(struct qgpu_client *client, u32 handle)
 {
 	struct qgpu_object *object;
 	unsigned long index;
+	bool opened = false;
 
 	lockdep_assert_held(&client->lock);
 	xa_for_each(&client->objects, index, object) {
@@ -137,8 +138,9 @@ void qgpu_objects_hold(struct qgpu_client *client, u32 handle)
 		if (NV_IS_GPFIFO(object->class) && !qgpu_tsg_hidden(object->tsg) && object->handle != handle)
 			continue;	/* by its TSG */
 		object->held = true;
-		qgpu_tsg_hold(object->tsg, 1);
+		opened |= qgpu_tsg_hold(object->tsg, 1);
 	}
+	return opened;
 }
 
 /* What the driver has freed is out of the register by now; what is left is gated as before. */
@@ -209,14 +211,16 @@ void qgpu_objects_reconcile(struct qgpu_client *client)
 	}
 }
 
-void qgpu_objects_reclose(struct qgpu_client *client)
+bool qgpu_objects_reclose(struct qgpu_client *client)
 {
 	struct qgpu_object *object;
 	unsigned long index;
+	bool closed = false;
 
 	lockdep_assert_held(&client->lock);
 	xa_for_each(&client->objects, index, object) {
 		if (object->tsg)
-			qgpu_tsg_reclose(object->tsg);
+			closed |= qgpu_tsg_reclose(object->tsg);
 	}
+	return closed;
 }

@@ -83,23 +83,36 @@ void qgpu_channel_remove(struct qgpu_tsg *tsg, u32 handle)
 		qgpu_tsg_remove(tsg);
 }
 
-void qgpu_tsg_hold(struct qgpu_tsg *tsg, int by)
+static bool is_closed(const struct qgpu_tsg *tsg)
 {
-	mutex_lock(&tsg->gpu->lock);
-	tsg->hold += by;
-	qgpu_tsgs_apply(tsg->gpu);
-	mutex_unlock(&tsg->gpu->lock);
+	return tsg->pod->shares[qgpu_gpu_index(tsg->gpu)].closed && tsg->hold <= 0 && !READ_ONCE(tsg->pod->gone);
 }
 
-void qgpu_tsg_reclose(struct qgpu_tsg *tsg)
+bool qgpu_tsg_hold(struct qgpu_tsg *tsg, int by)
 {
+	bool was, closed;
+
+	mutex_lock(&tsg->gpu->lock);
+	was = is_closed(tsg);
+	tsg->hold += by;
+	closed = is_closed(tsg);
+	qgpu_tsgs_apply(tsg->gpu);
+	mutex_unlock(&tsg->gpu->lock);
+	return was && !closed;
+}
+
+bool qgpu_tsg_reclose(struct qgpu_tsg *tsg)
+{
+	bool closed;
 	u32 i;
 
 	mutex_lock(&tsg->gpu->lock);
+	closed = is_closed(tsg);
 	for (i = 0; i < tsg->nr_channels; i++)
 		tsg->channels[i].off = false;
 	qgpu_tsgs_apply(tsg->gpu);
 	mutex_unlock(&tsg->gpu->lock);
+	return closed;
 }
 
 void qgpu_tsg_wish(struct qgpu_tsg *tsg, u64 wish_us)
@@ -131,11 +144,6 @@ int qgpu_tsg_next(struct qgpu_gpu *gpu, struct qgpu_tsg_next *next)
 	}
 	mutex_unlock(&gpu->lock);
 	return ret;
-}
-
-static bool is_closed(const struct qgpu_tsg *tsg)
-{
-	return tsg->pod->shares[qgpu_gpu_index(tsg->gpu)].closed && tsg->hold <= 0 && !READ_ONCE(tsg->pod->gone);
 }
 
 /* A subdevice handle can be freed and made anew, so it is asked for again when a control did not go through. */

@@ -77,9 +77,10 @@ static inline bool qgpu_tsg_hidden(const struct qgpu_tsg *tsg)
 	return !tsg->handle;
 }
 
-void qgpu_tsg_hold(struct qgpu_tsg *tsg, int by);
-/* The pod may have put its channels back on the GPU itself: close the gate again if it is to be closed. */
-void qgpu_tsg_reclose(struct qgpu_tsg *tsg);
+/* True: its gate was closed, and is open by this. */
+bool qgpu_tsg_hold(struct qgpu_tsg *tsg, int by);
+/* The pod may have put its channels back on the GPU itself: close the gate again if it is to be closed (true). */
+bool qgpu_tsg_reclose(struct qgpu_tsg *tsg);
 void qgpu_tsg_wish(struct qgpu_tsg *tsg, u64 wish_us);
 
 /* The pod's TSG with the lowest id above next->id, or -ENOENT. */
