@@ -51,10 +51,12 @@ static DEFINE_PER_CPU(u64, calls);
 /* Under qgpu_attach_lock, but for saved: written before the pointers are, and stable while anybody is inside. */
 static struct file_operations *fops;	/* the driver's table; NULL: not interposed */
 static struct file_operations saved;
-static u32 state = QGPU_STATE_NO_DRIVER;
-static char version[QGPU_NAME_LEN];
 static bool enforce = true;
 static bool ready;		/* initialised, and not on the way out */
+
+static DEFINE_SPINLOCK(state_lock);	/* protects what follows */
+static u32 state = QGPU_STATE_NO_DRIVER;
+static char version[QGPU_NAME_LEN];
 
 static const struct rhashtable_params file_params = {
 	.key_len = sizeof(struct file *),
@@ -281,24 +283,31 @@ static void unpatch(void)
 		WRITE_ONCE(fops->compat_ioctl, saved.compat_ioctl);
 }
 
-static void set_state(u32 to)
+/* The version goes with the state: both are told by qgpu_interpose_info(), which waits for nobody. */
+static void set_state(u32 to, const char *driver)
 {
-	if (state != to)
-		qgpu_event(QGPU_EVENT_STATE, 0, 0, to);
+	bool changed;
+
+	spin_lock(&state_lock);
+	changed = state != to;
 	WRITE_ONCE(state, to);
+	strscpy(version, driver, sizeof(version));
+	spin_unlock(&state_lock);
+	if (changed)
+		qgpu_event(QGPU_EVENT_STATE, 0, 0, to);
 }
 
 /*
  * The fput() of find_fops()'s own file may be deferred to this task's way out, so it is released through the
  * wrapper that is in place by then: as any other file that was open before.
  */
-static u32 attach_locked(void)
+static u32 attach_locked(char *driver, size_t size)
 {
 	u32 to;
 
 	if (!enforce || !ready)
 		return QGPU_STATE_OFF;
-	to = qgpu_rm_attach(version, sizeof(version));
+	to = qgpu_rm_attach(driver, size);
 	if (to != QGPU_STATE_ENFORCING)
 		return to;
 	fops = find_fops();
@@ -313,13 +322,32 @@ static u32 attach_locked(void)
 	return QGPU_STATE_ENFORCING;
 }
 
+static void attach(void)
+{
+	char driver[QGPU_NAME_LEN] = "";
+	u32 to;
+
+	lockdep_assert_held(&qgpu_attach_lock);
+	if (fops)
+		return;
+	to = attach_locked(driver, sizeof(driver));
+	set_state(to, driver);
+}
+
 void qgpu_interpose_attach(void)
 {
 	if (READ_ONCE(state) == QGPU_STATE_ENFORCING)
 		return;
 	mutex_lock(&qgpu_attach_lock);
-	if (!fops)
-		set_state(attach_locked());
+	attach();
+	mutex_unlock(&qgpu_attach_lock);
+}
+
+void qgpu_interpose_try_attach(void)
+{
+	if (READ_ONCE(state) == QGPU_STATE_ENFORCING || !mutex_trylock(&qgpu_attach_lock))
+		return;
+	attach();
 	mutex_unlock(&qgpu_attach_lock);
 }
 
@@ -350,6 +378,7 @@ void qgpu_interpose_detach(void)
 	struct module *owner;
 
 	mutex_lock(&qgpu_attach_lock);
+	set_state(enforce ? QGPU_STATE_NO_DRIVER : QGPU_STATE_OFF, "");
 	if (fops) {
 		qgpu_slice_pause(QGPU_PAUSE_DETACH);
 		settle();
@@ -366,8 +395,6 @@ void qgpu_interpose_detach(void)
 		qgpu_rm_detach();
 		module_put(owner);
 	}
-	version[0] = 0;
-	set_state(enforce ? QGPU_STATE_NO_DRIVER : QGPU_STATE_OFF);
 	mutex_unlock(&qgpu_attach_lock);
 }
 
@@ -413,12 +440,12 @@ void qgpu_interpose_info(struct qgpu_info *info)
 
 	for_each_possible_cpu(cpu)
 		info->calls += per_cpu(calls, cpu);
-	mutex_lock(&qgpu_attach_lock);
-	info->state = state;
-	info->nr_gpus = qgpu_nr_gpus;
+	info->nr_gpus = smp_load_acquire(&qgpu_nr_gpus);
 	info->flags = qgpu_sealed() ? QGPU_INFO_SEALED : 0;
+	spin_lock(&state_lock);
+	info->state = state;
 	strscpy(info->driver, version, sizeof(info->driver));
-	mutex_unlock(&qgpu_attach_lock);
+	spin_unlock(&state_lock);
 }
 
 int qgpu_interpose_init(void)

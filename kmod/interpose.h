@@ -27,6 +27,8 @@ void qgpu_interpose_uninit(void);
 
 /* Interpose if the driver is there and known, and not switched off. Cheap when there is nothing to do. */
 void qgpu_interpose_attach(void);
+/* The same, unless attaching or detaching is under way: that can wait for a pod's call for as long as the pod likes. */
+void qgpu_interpose_try_attach(void);
 /* When it returns, no task is in this module's wrappers, or will be. Every gate is open. */
 void qgpu_interpose_detach(void);
 

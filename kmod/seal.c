@@ -100,19 +100,19 @@ void qgpu_seal_init(struct module *nvidia)
 		.handler = returned,
 		.maxactive = 1024,	/* calls in flight at once; beyond, answers are confirmed as if unsealed */
 	};
-	sealed = !register_kretprobe(&probe);
+	WRITE_ONCE(sealed, !register_kretprobe(&probe));
 }
 
 void qgpu_seal_uninit(void)
 {
 	if (sealed)
 		unregister_kretprobe(&probe);
-	sealed = false;
+	WRITE_ONCE(sealed, false);
 }
 
 bool qgpu_sealed(void)
 {
-	return sealed;
+	return READ_ONCE(sealed);
 }
 
 void qgpu_seal_begin(struct qgpu_seal *seal, u32 nr, const void *in, void *out, u32 size)
