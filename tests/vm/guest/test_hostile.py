@@ -8,6 +8,7 @@ import mmap
 import os
 import struct
 import threading
+from pathlib import Path
 
 import nv
 import pytest
@@ -252,6 +253,48 @@ def test_a_gate_that_did_not_open_is_tried_again(web):
     planner.close()
 
     assert qg.until(lambda: off() == [0], 5)
+
+
+def test_the_state_is_told_while_a_call_holds_up_switching_off(web, qgpu, linger):
+    (process,) = web.processes
+    enforce = Path("/sys/module/qgpu/parameters/enforce")
+    linger(3000000)
+    process.start(take, MIB)
+    threading.Event().wait(0.1)
+    linger(0)
+    switch = threading.Thread(target=enforce.write_text, args=("0",))
+    switch.start()
+    qg.until(lambda: qgpu.info().state == qg.uapi.NUMBERS["QGPU_STATE_OFF"])
+    answered = process.pipe.poll()
+    process.result()
+    switch.join()
+    enforce.write_text("1")
+
+    assert not answered
+
+
+def test_starting_channels_behind_a_closed_gate_gains_nothing(web, qgpu):
+    """The card starts them; each start is paid back in time, and the gate is closed when it returns."""
+
+    def flood(state):
+        p = state["p"]
+        state["tsg"], (state["channel"],) = p.compute()
+        p.submit(state["channel"], 100)
+        return p.query(state["channel"])["run_ns"]
+
+    def loop(state):
+        p = state["p"]
+        before = p.query(state["channel"])
+        for _ in range(20):
+            p.control(state["tsg"], 0xA06C0101, bytes(2))
+        after = p.query(state["channel"])
+        return (after["run_ns"] - before["run_ns"]) / (after["now_ns"] - before["now_ns"])
+
+    (process,) = web.processes
+    process.run(flood)
+    qgpu.plan((web.id, 5000, []))
+
+    assert process.run(loop) < 0.25
 
 
 def test_an_object_with_parent_0_goes_with_its_client(web, qgpu):
