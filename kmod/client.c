@@ -37,11 +37,27 @@ void qgpu_clients_uninit(void)
 	rhashtable_destroy(&clients);
 }
 
+struct qgpu_kept {
+	struct list_head node;
+	struct qgpu_mem *mem;
+};
+
+static void release_kept(struct qgpu_client *client)
+{
+	struct qgpu_kept *kept, *next;
+
+	list_for_each_entry_safe(kept, next, &client->kept, node) {
+		qgpu_mem_put(kept->mem);
+		kfree(kept);
+	}
+}
+
 static void client_free(struct kref *ref)
 {
 	struct qgpu_client *client = container_of(ref, struct qgpu_client, ref);
 
 	WARN_ON(!xa_empty(&client->objects));
+	release_kept(client);
 	qgpu_pod_put(client->pod);
 	xa_destroy(&client->objects);
 	kfree_rcu(client, rcu);
@@ -153,6 +169,7 @@ int qgpu_client_add(struct list_head *file_clients, struct qgpu_pod *pod, u32 ha
 	mutex_init(&client->lock);
 	xa_init_flags(&client->objects, XA_FLAGS_ACCOUNT);
 	INIT_LIST_HEAD(&client->file_node);
+	INIT_LIST_HEAD(&client->kept);
 	mutex_lock(&client->lock);	/* whoever finds it in the table waits until it is in its file's list too */
 	ret = publish(client, sure);
 	if (!ret) {
@@ -209,6 +226,18 @@ void qgpu_clients_remove(struct list_head *file_clients)
 		client_end(client);
 		qgpu_client_unlock(client);
 	}
+}
+
+int qgpu_client_keep(struct qgpu_client *client, struct qgpu_mem *mem)
+{
+	struct qgpu_kept *kept = kmalloc(sizeof(*kept), GFP_KERNEL_ACCOUNT);
+
+	lockdep_assert_held(&client->lock);
+	if (!kept)
+		return -ENOMEM;
+	kept->mem = mem;
+	list_add(&kept->node, &client->kept);
+	return 0;
 }
 
 struct qgpu_mem *qgpu_client_mem(u32 handle, u32 memory)

@@ -20,6 +20,7 @@ struct qgpu_object {
 	u32 class;
 	int gpu;			/* of a device, else that of its device when it was made; -1: not known yet */
 	bool doomed;			/* while its subtree is being removed */
+	bool kept;			/* its memory is in its client's */
 	bool held;			/* its TSG is held open by the free that is under way */
 	struct qgpu_tsg *tsg;		/* a TSG, or the TSG of a channel */
 	struct qgpu_mem *mem;		/* under mem_lock */
@@ -40,6 +41,7 @@ struct qgpu_client {
 	struct mutex lock;		/* protects what follows; held over allocs and frees in the driver */
 	bool dead;
 	struct xarray objects;
+	struct list_head kept;		/* memory that stays charged until the client goes */
 };
 
 int qgpu_clients_init(void);
@@ -75,6 +77,11 @@ void qgpu_objects_remove(struct qgpu_client *client, u32 handle);
 /* Ask RM which channels and TSGs are left, and forget those that are not. */
 void qgpu_objects_reconcile(struct qgpu_client *client);
 bool qgpu_objects_reclose(struct qgpu_client *client);
+
+/* Keep memory charged until the client goes, whatever becomes of its handles; consumes the reference unless it fails. */
+int qgpu_client_keep(struct qgpu_client *client, struct qgpu_mem *mem);
+/* So for all memory that it has handles on. */
+int qgpu_objects_keep(struct qgpu_client *client);
 
 /* The memory object of any client, with a reference to the memory, or NULL. */
 struct qgpu_mem *qgpu_client_mem(u32 client, u32 handle);

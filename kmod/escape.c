@@ -28,7 +28,12 @@ long qgpu_call_forward(struct qgpu_call *call)
 	struct qgpu_seal seal;
 	long ret;
 
-	qgpu_seal_begin(&seal, call->nr, &call->in, &call->out, call->size);
+	ret = qgpu_seal_begin(&seal, call->nr, &call->in, &call->out, call->size);
+	if (ret) {
+		call->sealed = true;	/* RM was not asked: that much is sure */
+		memset(&call->out, 0xff, call->size);
+		return ret;
+	}
 	ret = qgpu_driver_ioctl(call->file->filp, word(call->nr, call->size), (unsigned long)call->user);
 	qgpu_seal_end(&seal);
 	call->sealed = seal.answered;

@@ -195,6 +195,26 @@ void qgpu_objects_remove(struct qgpu_client *client, u32 handle)
 	}
 }
 
+int qgpu_objects_keep(struct qgpu_client *client)
+{
+	struct qgpu_object *object;
+	unsigned long index;
+	struct qgpu_mem *mem;
+
+	lockdep_assert_held(&client->lock);
+	xa_for_each(&client->objects, index, object) {
+		mem = object->kept ? NULL : qgpu_mem_of(object);
+		if (!mem)
+			continue;
+		if (qgpu_client_keep(client, mem)) {
+			qgpu_mem_put(mem);
+			return -ENOMEM;
+		}
+		object->kept = true;
+	}
+	return 0;
+}
+
 void qgpu_objects_reconcile(struct qgpu_client *client)
 {
 	struct qgpu_object *object;

@@ -11,6 +11,7 @@
 #include "events.h"
 #include "mem.h"
 #include "rm.h"
+#include "seal.h"
 #include "trace.h"
 
 /* Video memory by its address: for the privileged, who may be in a pod all the same. */
@@ -34,6 +35,15 @@ static long refuse_memory(struct qgpu_call *call, int gpu, u64 size, size_t stat
 	return qgpu_call_answer(call, status_at, NV_ERR_NO_MEMORY);
 }
 
+/* The answer is not RM's own, and names no new memory: whatever RM made, the pod has paid for it until its client goes. */
+static void keep(struct qgpu_client *client, int gpu, u64 reserved)
+{
+	struct qgpu_mem *mem = qgpu_mem_new(client->pod, gpu, reserved);
+
+	if (mem && qgpu_client_keep(client, mem))
+		qgpu_mem_put(mem);
+}
+
 /*
  * Memory was reserved and RM allocated something: book it by what RM says of it. Only a memory object of the video
  * memory class is charged; "any location" may have become system memory.
@@ -45,7 +55,10 @@ static long book(struct qgpu_call *call, struct qgpu_client *client, const struc
 	u32 class;
 
 	if (qgpu_rm_class(client->handle, handle, &class) != NV_OK || class != NV01_MEMORY_LOCAL_USER) {
-		qgpu_mem_unreserve(call->pod, gpu, reserved);
+		if (call->sealed)
+			qgpu_mem_unreserve(call->pod, gpu, reserved);
+		else
+			keep(client, gpu, reserved);
 		if (!qgpu_is_physical(class))
 			return 0;
 		qgpu_rm_free(client->handle, video->parent, handle);	/* _rmAllocMemoryLocalUser, for an administrator */
@@ -58,8 +71,8 @@ static long book(struct qgpu_call *call, struct qgpu_client *client, const struc
 	reserved = size;
 	object = qgpu_object_add(client, handle, video->parent, class, call->sealed);
 	if (PTR_ERR_OR_ZERO(object) == -EEXIST) {	/* a forged answer: it is booked already */
-		qgpu_mem_unreserve(call->pod, gpu, reserved);
 		qgpu_pod_flag(call->pod, QGPU_POD_TAMPERED, QGPU_EVENT_TAMPERED);
+		keep(client, gpu, reserved);
 		return 0;
 	}
 	if (IS_ERR(object))
@@ -118,10 +131,12 @@ long qgpu_video_alloc(struct qgpu_call *call, const struct qgpu_video *video)
 		goto out;
 	}
 	ret = qgpu_call_forward(call);
-	if (word_at(call, video->status_at) != NV_OK)
-		qgpu_mem_unreserve(call->pod, gpu, video->size);
-	else
+	if (word_at(call, video->status_at) == NV_OK)
 		ret = book(call, client, video, word_at(call, video->handle_at), gpu) ?: ret;
+	else if (call->sealed || !qgpu_sealed() || (ret && ret != -EFAULT))
+		qgpu_mem_unreserve(call->pod, gpu, video->size);
+	else			/* it did not pass the probe */
+		keep(client, gpu, video->size);
 out:
 	qgpu_client_unlock(client);
 	return ret;
