@@ -99,6 +99,26 @@ static long start_channels(struct qgpu_call *call)
 	return ret;
 }
 
+/*
+ * An exported object outlives its handle, by a descriptor that nobody here sees the end of. Which object is named behind
+ * a pointer, so all memory of the client is meant: it stays charged until the client goes.
+ */
+static long export_object(struct qgpu_call *call)
+{
+	struct qgpu_client *client = qgpu_client_lock(call->in.control.client, call->pod);
+	long ret;
+
+	if (IS_ERR(client))
+		return PTR_ERR(client);
+	if (client && qgpu_objects_keep(client))
+		ret = answer(call, NV_ERR_NO_MEMORY);
+	else
+		ret = qgpu_call_forward(call);
+	if (client)
+		qgpu_client_unlock(client);
+	return ret;
+}
+
 static u32 shown(u32 index, u32 kib, u64 limit_kib, u64 left_kib)
 {
 	switch (index) {
@@ -183,6 +203,8 @@ long qgpu_control(struct qgpu_call *call)
 		return start_channels(call);
 	if (control->cmd == NV2080_FB_GET_INFO || control->cmd == NV2080_FB_GET_INFO_V2)
 		return fb_info(call);
+	if (control->cmd == NV0000_OS_UNIX_EXPORT_OBJECT_TO_FD || control->cmd == NV0000_OS_UNIX_EXPORT_OBJECTS_TO_FD)
+		return export_object(call);
 	/* RM passes these to the firmware without asking whose client they name (RmGssLegacyRpcCmd). */
 	if (control->cmd & NV_CONTROL_GSS_LEGACY && !qgpu_client_owned(control->client, call->pod))
 		return refuse(call, NV_ERR_INVALID_CLIENT);

@@ -181,6 +181,17 @@ static int unwrap(unsigned int *cmd, unsigned long *arg)
 	return 0;
 }
 
+static bool is_limited(const struct qgpu_pod *pod)
+{
+	int i;
+
+	for (i = 0; i < QGPU_MAX_GPUS; i++) {
+		if (READ_ONCE(pod->shares[i].memory_limit) != U64_MAX)
+			return true;
+	}
+	return false;
+}
+
 long qgpu_escape(struct qgpu_file *file, unsigned int cmd, unsigned long arg)
 {
 	long (*handler)(struct qgpu_call *call);
@@ -192,6 +203,9 @@ long qgpu_escape(struct qgpu_file *file, unsigned int cmd, unsigned long arg)
 	/* It would make RM take this file for the other one, whose clients then outlive the release we forget them at. */
 	if (_IOC_NR(cmd) == NV_ESC_REGISTER_FD && iminor(file_inode(file->filp)) == NV_MINOR_CONTROL)
 		return -EINVAL;
+	/* Such a descriptor keeps memory that has no handle any more. It is not RM's call, so it has no status of RM's. */
+	if (_IOC_NR(cmd) == NV_ESC_EXPORT_TO_DMABUF_FD && is_limited(file->pod))
+		return -EOPNOTSUPP;
 	handler = handler_of(_IOC_NR(cmd), _IOC_SIZE(cmd));
 	if (!handler)
 		return qgpu_driver_ioctl(file->filp, cmd, arg);

@@ -27,6 +27,7 @@
 #define NV_ESC_REGISTER_FD		201
 #define NV_ESC_CHECK_VERSION_STR	210
 #define NV_ESC_IOCTL_XFER_CMD		211
+#define NV_ESC_EXPORT_TO_DMABUF_FD	217
 #define NV_IOCTL_XFER_MAX_SIZE		16384
 
 /* SDK/nvstatuscodes.h */
@@ -157,6 +158,10 @@ struct nv0000_handle_info {
 };
 
 #define NV0000_HANDLE_INFO_CLASS	2
+
+/* SDK/ctrl/ctrl0000/ctrl0000unix.h */
+#define NV0000_OS_UNIX_EXPORT_OBJECT_TO_FD 0x3d05
+#define NV0000_OS_UNIX_EXPORT_OBJECTS_TO_FD 0x3d0b
 
 /* SDK/ctrl/ctrl0041.h */
 #define NV0041_GET_SURFACE_INFO		0x410110

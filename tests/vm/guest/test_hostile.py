@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import mmap
@@ -253,6 +254,31 @@ def test_a_gate_that_did_not_open_is_tried_again(web):
     planner.close()
 
     assert qg.until(lambda: off() == [0], 5)
+
+
+def test_memory_is_not_exported_as_a_dma_buf_under_a_limit(web):
+    def export(state):
+        try:
+            nv.call(state["p"].card, 217, bytearray(568))
+        except OSError as error:
+            return error.errno
+        return 0
+
+    assert web.processes[0].run(export) == errno.EOPNOTSUPP
+
+
+@pytest.mark.parametrize("cmd", [0x3D05, 0x3D0B])
+def test_exported_memory_stays_charged_until_its_client_goes(web, cmd):
+    (process,) = web.processes
+    handle = process.run(take, 32 * MIB)
+    with contextlib.suppress(nv.RmError):
+        process.run(lambda state, cmd: state["p"].control(state["p"].client, cmd, bytes(120)), cmd)
+    process.run(lambda state, handle: state["p"].free(handle), handle)
+
+    assert web.usage().memory == 32 * MIB
+    assert process.run(take, 48 * MIB) == -nv.NO_MEMORY
+    process.stop()
+    assert web.usage().memory == 0
 
 
 def test_the_state_is_told_while_a_call_holds_up_switching_off(web, qgpu, linger):
