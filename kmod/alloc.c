@@ -161,7 +161,7 @@ static int register_object(struct qgpu_client *client, const struct request *req
 	return ret;
 }
 
-static bool is_registered(u32 class)
+bool qgpu_is_registered(u32 class)
 {
 	return class == NV01_DEVICE_0 || class == NV20_SUBDEVICE_0 || class == KEPLER_CHANNEL_GROUP_A ||
 	       class == FERMI_VASPACE_A || class == FERMI_CONTEXT_SHARE_A || NV_IS_GPFIFO(class);
@@ -181,13 +181,13 @@ static long alloc_object(struct qgpu_call *call, const struct request *request)
 	if (!client)
 		return ret;
 	handle = call->out.alloc.object;
-	if (answered(call, request) != NV_OK || (call->sealed && !is_registered(request->class)))
+	if (answered(call, request) != NV_OK || (call->sealed && !qgpu_is_registered(request->class)))
 		goto out;
 	if (qgpu_rm_class(client->handle, handle, &class) != NV_OK)
 		goto out;
 	if (class == NV01_MEMORY_LOCAL_USER)
 		error = -EINVAL;
-	else if (is_registered(class))
+	else if (qgpu_is_registered(class))
 		error = register_object(client, request, handle, class, call->sealed);
 	if (error) {
 		qgpu_rm_free(client->handle, request->parent, handle);

@@ -1,18 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
  * dup.c - duplicates that a pod makes of its own objects or of others'. Memory stays charged once as long as it is known
- * which memory it is; else the duplicate is charged like memory of its own.
+ * which memory it is; else the duplicate is charged like memory of its own. What carries a gate, or takes channels along
+ * when it goes, has one name only.
  */
 #include "client.h"
 #include "escape.h"
 #include "mem.h"
 #include "rm.h"
-
-/* RM lets these be duplicated; what then hangs below a duplicate has no TSG here, and would have no gate. */
-static bool is_scheduling(u32 class)
-{
-	return class == KEPLER_CHANNEL_GROUP_A || class == FERMI_CONTEXT_SHARE_A || NV_IS_GPFIFO(class);
-}
 
 static int charge_as_own(struct qgpu_pod *pod, struct qgpu_object *object, u64 size)
 {
@@ -49,15 +44,15 @@ static u32 register_dup(struct qgpu_call *call, struct qgpu_client *client, u32 
 
 	if (qgpu_rm_class(client->handle, handle, &class) != NV_OK)
 		return NV_OK;
-	if (is_scheduling(class) || qgpu_is_physical(class))
+	if (qgpu_is_physical(class))
 		return NV_ERR_INSUFFICIENT_PERMISSIONS;
-	if (class != FERMI_VASPACE_A && class != NV01_MEMORY_LOCAL_USER)
+	if (qgpu_is_registered(class))	/* what then hangs below a duplicated TSG would have no gate */
+		return NV_ERR_NOT_SUPPORTED;
+	if (class != NV01_MEMORY_LOCAL_USER)
 		return NV_OK;
 	object = qgpu_object_add(client, handle, parent, class, call->sealed);
 	if (IS_ERR(object))
 		return NV_ERR_NO_MEMORY;
-	if (class == FERMI_VASPACE_A)
-		return NV_OK;
 	if (qgpu_rm_memory_size(client->handle, handle, &size) == NV_OK && !charge(call, object, before, size))
 		return NV_OK;
 	qgpu_objects_remove(client, handle);

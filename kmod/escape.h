@@ -59,6 +59,8 @@ long qgpu_free(struct qgpu_call *call, const struct qgpu_freeing *freeing);
 /* To be called without locks after a call that had a closed gate open since then. */
 void qgpu_call_repay(u64 open_since_ns);
 
+/* The classes that the register keeps beside clients and memory. */
+bool qgpu_is_registered(u32 class);
 long qgpu_alloc(struct qgpu_call *call);
 long qgpu_alloc_memory(struct qgpu_call *call);
 long qgpu_dup(struct qgpu_call *call);

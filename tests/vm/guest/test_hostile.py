@@ -129,7 +129,7 @@ def test_a_tsg_or_channel_is_not_duplicated(web, what):
 
     before = qg.sim()["objects"]
 
-    assert web.processes[0].run(duplicate, what) == nv.NO_PERMISSION
+    assert web.processes[0].run(duplicate, what) == 0x56
     assert qg.sim()["objects"] == before + 2
 
 
