@@ -206,7 +206,7 @@ def test_a_source_exchanged_while_it_is_duplicated_is_charged_as_what_it_became(
     second.run(program)
     handle = first.run(take, MIB)
     client = first.run(lambda state: state["p"].client)
-    linger(400000)
+    linger(1500000)
     second.start(lambda state, client, handle: state["p"].dup(client, handle), client, handle)
     threading.Event().wait(0.1)
     linger(0)
