@@ -78,6 +78,7 @@ def test_memory_by_address_is_refused_in_the_old_call_too(web, cls):
 
     def allocate(state, cls):
         p = state["p"]
+        nv.call(p.card, 201, bytearray(struct.pack("I", p.ctl)))
         p.last += 1
         data = bytearray(struct.pack("6IQQIIiI", p.client, p.device, p.last, cls, 0, 0, 0, 0, 0xFFFF, 0, -1, 0))
         nv.call(p.card, 0x27, data)
@@ -211,11 +212,11 @@ def test_a_source_exchanged_while_it_is_duplicated_is_charged_as_what_it_became(
     threading.Event().wait(0.1)
     linger(0)
     first.run(lambda state, handle: state["p"].free(handle), handle)
-    first.run(take, 32 * MIB, handle)
+    first.run(take, 16 * MIB, handle)
     second.result()
     first.run(lambda state, handle: state["p"].free(handle), handle)
 
-    assert qg.sim()["total"] - qg.sim()["free"] == web.usage().memory == 32 * MIB
+    assert qg.sim()["total"] - qg.sim()["free"] == web.usage().memory == 16 * MIB
 
 
 def test_a_subdevice_stays_while_its_channels_do(web, qgpu):
