@@ -1,20 +1,17 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * alloc.c - what a pod allocates: clients, devices, TSGs and channels go into the register, video memory is
- * admitted against the pod's limit before RM sees the call.
+ * alloc.c - what a pod allocates: clients, devices, TSGs and channels go into the register. Video memory is video.c's.
  *
- * Parameters behind pointers are read by RM after we looked, so nothing here rests on them: the class and the true
- * size of what was made are asked of RM, and what does not fit is freed again.
+ * Parameters behind pointers are read by RM after we looked, so nothing here rests on them: the class of what was made
+ * is asked of RM.
  */
 #include <linux/uaccess.h>
 
 #include "client.h"
 #include "escape.h"
 #include "events.h"
-#include "mem.h"
 #include "rm.h"
 #include "slice.h"
-#include "trace.h"
 
 /* What the forms of the call have in common. */
 struct request {
@@ -39,6 +36,8 @@ static struct request request_of(const struct qgpu_call *call)
 		request.params = alloc->params;
 		request.status_at = offsetof(struct nvos64, status);
 	}
+	if (!request.parent)	/* as RM reads it: alloc_free.c */
+		request.parent = request.root;
 	return request;
 }
 
@@ -59,121 +58,41 @@ static u32 param_u32(const struct request *request, size_t at)
 	return value;
 }
 
-static long refuse_memory(struct qgpu_call *call, int gpu, u64 size, size_t status_at)
-{
-	atomic64_inc(&call->pod->refused_allocs);
-	trace_qgpu_refuse(call->pod->id, call->nr, NV01_MEMORY_LOCAL_USER, NV_ERR_NO_MEMORY);
-	qgpu_event(QGPU_EVENT_MEMORY_REFUSED, call->pod->id, gpu, size);
-	return qgpu_call_answer(call, status_at, NV_ERR_NO_MEMORY);
-}
-
-/*
- * Memory was reserved and RM allocated something: book it by what RM says of it. Only a memory object of the video
- * memory class is charged; "any location" may have become system memory.
- */
-static long book(struct qgpu_call *call, struct qgpu_client *client, u32 parent, u32 handle, int gpu, u64 reserved,
-		 size_t status_at)
-{
-	struct qgpu_object *object;
-	u64 size = reserved;
-	u32 class;
-
-	if (qgpu_rm_class(client->handle, handle, &class) != NV_OK || class != NV01_MEMORY_LOCAL_USER) {
-		qgpu_mem_unreserve(call->pod, gpu, reserved);
-		return 0;
-	}
-	if (qgpu_rm_memory_size(client->handle, handle, &size) != NV_OK)
-		size = reserved;
-	if (qgpu_mem_resize(call->pod, gpu, reserved, size))
-		goto err_free;
-	reserved = size;
-	object = qgpu_object_add(client, handle, parent, class);
-	if (PTR_ERR_OR_ZERO(object) == -EEXIST) {	/* a forged answer: it is booked already */
-		qgpu_mem_unreserve(call->pod, gpu, reserved);
-		qgpu_pod_flag(call->pod, QGPU_POD_TAMPERED, QGPU_EVENT_TAMPERED);
-		return 0;
-	}
-	if (IS_ERR(object))
-		goto err_free;
-	object->gpu = gpu;
-	if (!qgpu_mem_attach(object, size))
-		return 0;
-	qgpu_objects_remove(client, handle);
-err_free:
-	qgpu_rm_free(client->handle, parent, handle);
-	qgpu_mem_unreserve(call->pod, gpu, reserved);
-	return refuse_memory(call, gpu, size, status_at);
-}
-
-/*
- * On a client from before we came, or one that is not the pod's, which RM refuses itself: forward. On one of the
- * pod's the device must be known, or the memory would be nobody's.
- */
-static long without_card(struct qgpu_call *call, struct qgpu_client *client, u32 parent, size_t status_at)
-{
-	if (client && !qgpu_object_device(client, parent))
-		return qgpu_call_answer(call, status_at, NV_ERR_INVALID_OBJECT_PARENT);
-	qgpu_pod_flag(call->pod, QGPU_POD_LATE, QGPU_EVENT_LATE_FILE);
-	return qgpu_call_forward(call);
-}
-
-/* Reserve, call, book. size may be a lie; then RM's answer decides. */
-static long alloc_video(struct qgpu_call *call, const struct request *request, u64 size)
-{
-	struct qgpu_client *client = qgpu_client_lock(request->root, call->pod);
-	int gpu = client && !IS_ERR(client) ? qgpu_object_gpu(client, request->parent) : -1;
-	long ret;
-
-	if (IS_ERR(client))
-		return PTR_ERR(client);
-	if (gpu < 0) {
-		ret = without_card(call, client, request->parent, request->status_at);
-		goto out;
-	}
-	if (qgpu_mem_reserve(call->pod, gpu, size)) {
-		ret = refuse_memory(call, gpu, size, request->status_at);
-		goto out;
-	}
-	ret = qgpu_call_forward(call);
-	if (ret || answered(call, request) != NV_OK)
-		qgpu_mem_unreserve(call->pod, gpu, size);
-	else
-		ret = book(call, client, request->parent, call->out.alloc.object, gpu, size, request->status_at);
-out:
-	if (client)
-		qgpu_client_unlock(client);
-	return ret;
-}
-
 static long alloc_client(struct qgpu_call *call, const struct request *request)
 {
 	long ret = qgpu_call_forward(call);
 	u32 handle = call->out.alloc.object, class;
+	int error;
 
-	if (ret || answered(call, request) != NV_OK)
+	if (answered(call, request) != NV_OK)
 		return ret;
 	if (!call->sealed && qgpu_rm_class(handle, handle, &class) != NV_OK)
 		return ret;
-	ret = qgpu_client_add(&call->file->clients, &call->file->lock, call->pod, handle);
-	if (ret == -ENOMEM) {	/* what is not in the register is not limited: rather none */
+	error = qgpu_client_add(&call->file->clients, call->pod, handle, call->sealed);
+	/* What is not in the register is not limited: rather none. A forged handle is not ours to free. */
+	if (error && (call->sealed || error == -ENOMEM)) {
 		qgpu_rm_free(handle, handle, handle);
 		return qgpu_call_answer(call, request->status_at, NV_ERR_NO_MEMORY);
 	}
-	if (ret)
+	if (error)
 		qgpu_pod_flag(call->pod, QGPU_POD_TAMPERED, QGPU_EVENT_TAMPERED);
-	return 0;
+	return ret;
 }
 
-static int gpu_of_device(const struct qgpu_client *client, u32 instance)
+/*
+ * Which card a device is on is asked of RM, by its first subdevice: the number in the call's parameters can be changed
+ * after RM has read it. Until then the device has no card, and nothing that needs one is made below it.
+ */
+static void learn_gpu(struct qgpu_client *client, struct qgpu_object *subdevice)
 {
-	u32 ids[QGPU_MAX_GPUS], gpu_id;
-	int i, n = qgpu_gpu_count();
+	struct qgpu_object *device = qgpu_object_find(client, subdevice->parent);
+	u32 gpu_id;
 
-	for (i = 0; i < n; i++)
-		ids[i] = qgpu_gpus[i].gpu_id;
-	if (qgpu_rm_gpu_id(client->handle, instance, ids, n, &gpu_id) != NV_OK)
-		return -1;
-	return qgpu_slice_find_gpu(gpu_id);
+	if (!device || device->class != NV01_DEVICE_0 ||
+	    qgpu_rm_gpu_id(client->handle, subdevice->handle, &gpu_id) != NV_OK)
+		return;
+	device->gpu = qgpu_slice_find_gpu(gpu_id);
+	subdevice->gpu = device->gpu;
 }
 
 static void learn_memory(struct qgpu_client *client, struct qgpu_object *subdevice)
@@ -189,11 +108,11 @@ static void learn_memory(struct qgpu_client *client, struct qgpu_object *subdevi
 static int register_channel(struct qgpu_client *client, struct qgpu_object *channel, const struct request *request)
 {
 	struct qgpu_object *parent = qgpu_object_find(client, request->parent);
-	struct qgpu_tsg *tsg = parent ? parent->tsg : NULL;
+	struct qgpu_tsg *tsg = parent && parent->class == KEPLER_CHANNEL_GROUP_A ? parent->tsg : NULL;
 	int ret;
 
 	if (channel->gpu < 0)
-		return qgpu_object_device(client, request->parent) ? 0 : -EINVAL;
+		return -ENODEV;
 	if (!tsg) {
 		tsg = qgpu_tsg_add(client, &qgpu_gpus[channel->gpu], 0, qgpu_object_device(client, request->parent),
 				   param_u32(request, NV_CHANNEL_PARAMS_ENGINE_AT));
@@ -213,7 +132,7 @@ static int register_tsg(struct qgpu_client *client, struct qgpu_object *object, 
 	struct qgpu_tsg *tsg;
 
 	if (object->gpu < 0)
-		return qgpu_object_device(client, request->parent) ? 0 : -EINVAL;
+		return -ENODEV;
 	tsg = qgpu_tsg_add(client, &qgpu_gpus[object->gpu], object->handle,
 			   qgpu_object_device(client, request->parent), param_u32(request, NV_TSG_PARAMS_ENGINE_AT));
 	if (IS_ERR(tsg))
@@ -222,27 +141,26 @@ static int register_tsg(struct qgpu_client *client, struct qgpu_object *object, 
 	return 0;
 }
 
-static int register_object(struct qgpu_client *client, const struct request *request, u32 handle, u32 class)
+static int register_object(struct qgpu_client *client, const struct request *request, u32 handle, u32 class, bool sure)
 {
-	struct qgpu_object *object = qgpu_object_add(client, handle, request->parent, class);
+	struct qgpu_object *object = qgpu_object_add(client, handle, request->parent, class, sure);
 	int ret = 0;
 
 	if (IS_ERR(object))
 		return PTR_ERR(object) == -EEXIST ? 0 : PTR_ERR(object);
-	if (class == NV01_DEVICE_0)
-		object->gpu = gpu_of_device(client, param_u32(request, NV_DEVICE_PARAMS_ID_AT));
-	else if (class == NV20_SUBDEVICE_0)
+	if (class == NV20_SUBDEVICE_0) {
+		learn_gpu(client, object);
 		learn_memory(client, object);
-	else if (class == KEPLER_CHANNEL_GROUP_A)
+	} else if (class == KEPLER_CHANNEL_GROUP_A) {
 		ret = register_tsg(client, object, request);
-	else if (NV_IS_GPFIFO(class))
+	} else if (NV_IS_GPFIFO(class)) {
 		ret = register_channel(client, object, request);
+	}
 	if (ret)
 		qgpu_objects_remove(client, handle);
 	return ret;
 }
 
-/* The classes that the register keeps beside clients and memory. */
 bool qgpu_is_registered(u32 class)
 {
 	return class == NV01_DEVICE_0 || class == NV20_SUBDEVICE_0 || class == KEPLER_CHANNEL_GROUP_A ||
@@ -254,6 +172,7 @@ static long alloc_object(struct qgpu_call *call, const struct request *request)
 {
 	struct qgpu_client *client = qgpu_client_lock(request->root, call->pod);
 	u32 handle, class;
+	int error = 0;
 	long ret;
 
 	if (IS_ERR(client))
@@ -262,18 +181,33 @@ static long alloc_object(struct qgpu_call *call, const struct request *request)
 	if (!client)
 		return ret;
 	handle = call->out.alloc.object;
-	if (ret || answered(call, request) != NV_OK || (call->sealed && !qgpu_is_registered(request->class)))
+	if (answered(call, request) != NV_OK || (call->sealed && !qgpu_is_registered(request->class)))
 		goto out;
 	if (qgpu_rm_class(client->handle, handle, &class) != NV_OK)
 		goto out;
-	if (class == NV01_MEMORY_LOCAL_USER ||
-	    (qgpu_is_registered(class) && register_object(client, request, handle, class))) {
+	if (class == NV01_MEMORY_LOCAL_USER)
+		error = -EINVAL;
+	else if (qgpu_is_registered(class))
+		error = register_object(client, request, handle, class, call->sealed);
+	if (error) {
 		qgpu_rm_free(client->handle, request->parent, handle);
-		ret = qgpu_call_answer(call, request->status_at, NV_ERR_NO_MEMORY);
+		ret = qgpu_call_answer(call, request->status_at,
+				       error == -ENODEV ? NV_ERR_INVALID_STATE : NV_ERR_NO_MEMORY) ?: ret;
 	}
 out:
 	qgpu_client_unlock(client);
 	return ret;
+}
+
+static long video(struct qgpu_call *call, const struct request *request, u64 size)
+{
+	return qgpu_video_alloc(call, &(struct qgpu_video){
+		.root = request->root,
+		.parent = request->parent,
+		.size = size,
+		.handle_at = offsetof(struct nvos21, object),
+		.status_at = request->status_at,
+	});
 }
 
 long qgpu_alloc(struct qgpu_call *call)
@@ -281,6 +215,8 @@ long qgpu_alloc(struct qgpu_call *call)
 	struct request request = request_of(call);
 	u64 size = 0;
 
+	if (qgpu_is_physical(request.class))
+		return qgpu_refuse_class(call, request.status_at);
 	if (call->size == sizeof(struct nvos64) && call->in.alloc_long.flags & NVOS64_FLAGS_FINN_SERIALIZED)
 		return qgpu_call_answer(call, request.status_at, NV_ERR_INVALID_ARGUMENT);
 	switch (request.class) {
@@ -288,16 +224,11 @@ long qgpu_alloc(struct qgpu_call *call)
 	case NV01_ROOT_NON_PRIV:
 	case NV01_ROOT_CLIENT:
 		return alloc_client(call, &request);
-	case NV01_MEMORY_LIST_FBMEM:	/* video memory by address, for the privileged */
-	case NV01_MEMORY_LIST_OBJECT:
-	case NV01_MEMORY_LOCAL_PHYSICAL:
-		atomic64_inc(&call->pod->refused_allocs);
-		return qgpu_call_answer(call, request.status_at, NV_ERR_INSUFFICIENT_PERMISSIONS);
 	case NV01_MEMORY_LOCAL_USER:
 		if (request.params && copy_from_user(&size, (void __user *)(uintptr_t)(request.params +
 						     NV_MEMORY_PARAMS_SIZE_AT), sizeof(size)))
 			size = 0;	/* RM cannot read it either */
-		return alloc_video(call, &request, size);
+		return video(call, &request, size);
 	}
 	return alloc_object(call, &request);
 }
@@ -306,115 +237,9 @@ long qgpu_alloc_memory(struct qgpu_call *call)
 {
 	struct request request = request_of(call);
 
+	if (qgpu_is_physical(request.class))
+		return qgpu_refuse_class(call, request.status_at);
 	if (request.class != NV01_MEMORY_LOCAL_USER)
 		return alloc_object(call, &request);
-	return alloc_video(call, &request, call->in.memory.limit + 1);
-}
-
-/* Offsets in the union of NVOS32, by function: nvos.h. */
-#define HEAP_U32(heap, at) (*(u32 *)((heap)->data + (at) - offsetof(struct nvos32, data)))
-#define HEAP_U64(heap, at) (*(u64 *)((heap)->data + (at) - offsetof(struct nvos32, data)))
-
-static bool may_be_video(u32 flags, u32 attr)
-{
-	u32 location = NVOS32_ATTR_LOCATION(attr);
-
-	return !(flags & NVOS32_ALLOC_FLAGS_VIRTUAL) &&
-	       (location == NVOS32_ATTR_LOCATION_VIDMEM || location == NVOS32_ATTR_LOCATION_ANY);
-}
-
-static long heap_alloc(struct qgpu_call *call, u32 attr_at, u32 size_at)
-{
-	struct nvos32 *heap = &call->in.heap;
-	struct request request = { heap->root, heap->parent, .status_at = offsetof(struct nvos32, status) };
-	struct qgpu_client *client;
-	u64 size = HEAP_U64(heap, size_at);
-	long ret;
-	int gpu;
-
-	if (!may_be_video(HEAP_U32(heap, 52), HEAP_U32(heap, attr_at)))
-		return qgpu_call_forward(call);
-	client = qgpu_client_lock(request.root, call->pod);
-	if (IS_ERR(client))
-		return PTR_ERR(client);
-	gpu = client ? qgpu_object_gpu(client, request.parent) : -1;
-	if (gpu < 0) {
-		ret = without_card(call, client, request.parent, request.status_at);
-		goto out;
-	}
-	if (qgpu_mem_reserve(call->pod, gpu, size)) {
-		ret = refuse_memory(call, gpu, size, request.status_at);
-		goto out;
-	}
-	ret = qgpu_call_forward(call);
-	if (ret || call->out.heap.status != NV_OK)
-		qgpu_mem_unreserve(call->pod, gpu, size);
-	else
-		ret = book(call, client, request.parent, HEAP_U32(&call->out.heap, 44), gpu, size, request.status_at);
-out:
-	if (client)
-		qgpu_client_unlock(client);
-	return ret;
-}
-
-static long heap_free(struct qgpu_call *call)
-{
-	struct qgpu_client *client = qgpu_client_lock(call->in.heap.root, call->pod);
-	u32 handle = HEAP_U32(&call->in.heap, 44), class;
-	struct qgpu_object *object;
-	long ret;
-
-	if (IS_ERR(client))
-		return PTR_ERR(client);
-	ret = qgpu_call_forward(call);
-	if (!client)
-		return ret;
-	object = qgpu_object_find(client, handle);
-	if (object && object->mem && qgpu_rm_class(client->handle, handle, &class) != NV_OK)
-		qgpu_objects_remove(client, handle);
-	qgpu_client_unlock(client);
-	return ret;
-}
-
-/* The card's size as the pod may see it: its limit, and what is left of it. */
-static long heap_info(struct qgpu_call *call)
-{
-	struct qgpu_client *client = qgpu_client_lock(call->in.heap.root, call->pod);
-	u64 used, peak, limit, total, left;
-	long ret;
-	int gpu;
-
-	if (IS_ERR(client))
-		return PTR_ERR(client);
-	gpu = client ? qgpu_object_gpu(client, call->in.heap.parent) : -1;
-	if (client)
-		qgpu_client_unlock(client);
-	ret = qgpu_call_forward(call);
-	if (ret || gpu < 0 || call->out.heap.status != NV_OK)
-		return ret;
-	qgpu_mem_usage(call->pod, gpu, &used, &peak);
-	limit = READ_ONCE(call->pod->shares[gpu].memory_limit);
-	total = min(call->out.heap.total, limit);
-	left = min(call->out.heap.free, limit > used ? limit - used : 0);
-	if (put_user(total, (u64 __user *)(call->user + offsetof(struct nvos32, total))) ||
-	    put_user(left, (u64 __user *)(call->user + offsetof(struct nvos32, free))))
-		return -EFAULT;
-	return ret;
-}
-
-long qgpu_vid_heap(struct qgpu_call *call)
-{
-	switch (call->in.heap.function) {
-	case NVOS32_FUNCTION_ALLOC_SIZE:
-		return heap_alloc(call, 56, 88);
-	case NVOS32_FUNCTION_ALLOC_TILED:
-		return heap_alloc(call, 64, 88);
-	case NVOS32_FUNCTION_ALLOC_SIZE_RANGE:
-		return heap_alloc(call, 56, 80);
-	case NVOS32_FUNCTION_FREE:
-		return heap_free(call);
-	case NVOS32_FUNCTION_INFO:
-		return heap_info(call);
-	}
-	return qgpu_call_forward(call);
+	return video(call, &request, call->in.memory.limit + 1);
 }

@@ -28,7 +28,7 @@ static int do_info(void *owner, void *arg)
 {
 	struct qgpu_info *info = arg;
 
-	qgpu_interpose_attach();	/* the device node may have come after the driver */
+	qgpu_interpose_try_attach();	/* the device node may have come after the driver */
 	memset(info, 0, sizeof(*info));
 	qgpu_interpose_info(info);
 	info->abi = QGPU_ABI_VERSION;
@@ -62,7 +62,7 @@ static int do_pod_add(void *owner, void *arg)
 	if (add->flags || !length || memchr_inv(add->name + length, 0, sizeof(add->name) - length) ||
 	    length == sizeof(add->name))
 		return -EINVAL;
-	qgpu_interpose_attach();
+	qgpu_interpose_try_attach();
 	return qgpu_pod_add(add->cgroup_fd, add->name, &add->pod);
 }
 

@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * client.c - the register: RM clients of pods and the objects below them, as RM has them.
+ * client.c - the register: RM clients of pods, as RM has them, by handle and by file. The objects below them are
+ * object.c's.
  *
- * It says who owns what and who goes with whom. What a TSG or a piece of memory means is left to tsg.c and mem.c.
- *
- * Lock order: client's lock, then file's lock or pGPU's lock (tsg.c), then mem_lock (mem.c). A client's lock is held while the
- * driver allocates or frees under it, so nothing that the driver may wait for (the slice worker) takes it.
+ * Lock order: client's lock, then files_lock or pGPU's lock (tsg.c), then mem_lock (mem.c). A client's lock is held while
+ * the driver allocates or frees under it, so nothing that the driver may wait for (the slice worker) takes it.
  */
 #include <linux/rhashtable.h>
 #include <linux/sched.h>
@@ -16,10 +15,7 @@
 #include "nvrm.h"
 #include "tsg.h"
 
-#define OBJECT_DEPTH_MAX 16
-
 atomic_t qgpu_nr_clients = ATOMIC_INIT(0);
-atomic_t qgpu_nr_objects = ATOMIC_INIT(0);
 
 static const struct rhashtable_params client_params = {
 	.key_len = sizeof(u32),
@@ -29,6 +25,7 @@ static const struct rhashtable_params client_params = {
 };
 
 static struct rhashtable clients;
+static DEFINE_SPINLOCK(files_lock);	/* protects every file's list of clients */
 
 int qgpu_clients_init(void)
 {
@@ -40,10 +37,27 @@ void qgpu_clients_uninit(void)
 	rhashtable_destroy(&clients);
 }
 
+struct qgpu_kept {
+	struct list_head node;
+	struct qgpu_mem *mem;
+};
+
+static void release_kept(struct qgpu_client *client)
+{
+	struct qgpu_kept *kept, *next;
+
+	list_for_each_entry_safe(kept, next, &client->kept, node) {
+		qgpu_mem_put(kept->mem);
+		kfree(kept);
+	}
+}
+
 static void client_free(struct kref *ref)
 {
 	struct qgpu_client *client = container_of(ref, struct qgpu_client, ref);
 
+	WARN_ON(!xa_empty(&client->objects));
+	release_kept(client);
 	qgpu_pod_put(client->pod);
 	xa_destroy(&client->objects);
 	kfree_rcu(client, rcu);
@@ -76,6 +90,11 @@ void qgpu_client_unlock(struct qgpu_client *client)
 	kref_put(&client->ref, client_free);
 }
 
+bool qgpu_client_listed(const struct qgpu_client *client)
+{
+	return rhashtable_lookup_fast(&clients, &client->handle, client_params) == client;
+}
+
 bool qgpu_client_owned(u32 handle, const struct qgpu_pod *pod)
 {
 	struct qgpu_client *client;
@@ -88,14 +107,57 @@ bool qgpu_client_owned(u32 handle, const struct qgpu_pod *pod)
 	return owned;
 }
 
+void qgpu_client_unlink(struct qgpu_client *client)
+{
+	lockdep_assert_held(&client->lock);
+	rhashtable_remove_fast(&clients, &client->node, client_params);
+	spin_lock(&files_lock);
+	list_del_init(&client->file_node);
+	spin_unlock(&files_lock);
+	atomic_dec(&client->pod->nr_clients);
+	atomic_dec(&qgpu_nr_clients);
+	kref_put(&client->ref, client_free);
+}
+
+/* It is gone in RM; whoever comes second finds nothing to do. */
+static void client_end(struct qgpu_client *client)
+{
+	lockdep_assert_held(&client->lock);
+	WRITE_ONCE(client->dead, true);
+	qgpu_objects_remove(client, client->handle);
+	if (!list_empty(&client->file_node))
+		qgpu_client_unlink(client);
+}
+
 /*
  * RM reuses a handle as soon as its file's release has freed it, which may be before the release is through here.
- * So an entry that is being released (open for good, see qgpu_client_open()) makes way; any other is an impostor's
- * victim and stays.
+ * So an entry that is being released (open for good, see qgpu_clients_open()) makes way. Any other has missed its end
+ * if we are sure that RM has made a new client; else it is an impostor's victim, and stays.
  */
-int qgpu_client_add(struct list_head *file_clients, struct mutex *file_lock, struct qgpu_pod *pod, u32 handle)
+static int publish(struct qgpu_client *client, bool sure)
 {
-	struct qgpu_client *client = kzalloc(sizeof(*client), GFP_KERNEL), *old;
+	struct qgpu_client *old;
+
+	rcu_read_lock();
+	old = rhashtable_lookup(&clients, &client->handle, client_params);
+	if (old && (sure || READ_ONCE(old->dead)))
+		rhashtable_remove_fast(&clients, &old->node, client_params);
+	else
+		old = NULL;
+	if (old && (READ_ONCE(old->dead) || !kref_get_unless_zero(&old->ref)))
+		old = NULL;
+	rcu_read_unlock();
+	if (old) {
+		mutex_lock_nested(&old->lock, SINGLE_DEPTH_NESTING);
+		client_end(old);
+		qgpu_client_unlock(old);
+	}
+	return rhashtable_lookup_insert_fast(&clients, &client->node, client_params);
+}
+
+int qgpu_client_add(struct list_head *file_clients, struct qgpu_pod *pod, u32 handle, bool sure)
+{
+	struct qgpu_client *client = kzalloc(sizeof(*client), GFP_KERNEL_ACCOUNT);
 	int ret;
 
 	if (!client)
@@ -105,211 +167,77 @@ int qgpu_client_add(struct list_head *file_clients, struct mutex *file_lock, str
 	client->pod = qgpu_pod_get(pod);
 	kref_init(&client->ref);
 	mutex_init(&client->lock);
-	xa_init(&client->objects);
-
-	rcu_read_lock();
-	old = rhashtable_lookup(&clients, &handle, client_params);
-	if (old && READ_ONCE(old->dead))
-		rhashtable_remove_fast(&clients, &old->node, client_params);
-	rcu_read_unlock();
-	ret = rhashtable_lookup_insert_fast(&clients, &client->node, client_params);
-	if (ret) {
-		kref_put(&client->ref, client_free);
-		return ret;
+	xa_init_flags(&client->objects, XA_FLAGS_ACCOUNT);
+	INIT_LIST_HEAD(&client->file_node);
+	INIT_LIST_HEAD(&client->kept);
+	mutex_lock(&client->lock);	/* whoever finds it in the table waits until it is in its file's list too */
+	ret = publish(client, sure);
+	if (!ret) {
+		atomic_inc(&qgpu_nr_clients);
+		atomic_inc(&pod->nr_clients);
+		spin_lock(&files_lock);
+		list_add(&client->file_node, file_clients);
+		spin_unlock(&files_lock);
 	}
-	atomic_inc(&qgpu_nr_clients);
-	atomic_inc(&pod->nr_clients);
-	client->file_lock = file_lock;
-	mutex_lock(file_lock);
-	list_add(&client->file_node, file_clients);
-	mutex_unlock(file_lock);
-	return 0;
-}
-
-void qgpu_client_open(struct qgpu_client *client)
-{
-	mutex_lock(&client->lock);
-	qgpu_objects_hold(client, client->handle);
-	WRITE_ONCE(client->dead, true);
 	mutex_unlock(&client->lock);
+	if (ret)
+		kref_put(&client->ref, client_free);
+	return ret;
 }
 
-void qgpu_client_unlink(struct qgpu_client *client)
+/* The first of a file's clients, moved to another list, locked and referenced; NULL: there is none. */
+static struct qgpu_client *take_first(struct list_head *from, struct list_head *to)
 {
-	lockdep_assert_held(&client->lock);
-	rhashtable_remove_fast(&clients, &client->node, client_params);
-	mutex_lock(client->file_lock);
-	list_del(&client->file_node);
-	mutex_unlock(client->file_lock);
-	atomic_dec(&client->pod->nr_clients);
-	atomic_dec(&qgpu_nr_clients);
-	kref_put(&client->ref, client_free);
-}
+	struct qgpu_client *client;
 
-void qgpu_client_remove(struct qgpu_client *client)
-{
-	kref_get(&client->ref);
-	mutex_lock(&client->lock);
-	WRITE_ONCE(client->dead, true);
-	qgpu_objects_remove(client, client->handle);
-	qgpu_client_unlink(client);
-	qgpu_client_unlock(client);
-}
-
-struct qgpu_object *qgpu_object_find(struct qgpu_client *client, u32 handle)
-{
-	return xa_load(&client->objects, handle);
-}
-
-struct qgpu_object *qgpu_object_add(struct qgpu_client *client, u32 handle, u32 parent, u32 class)
-{
-	struct qgpu_object *object;
-	int ret;
-
-	lockdep_assert_held(&client->lock);
-	if (handle == client->handle)
-		return ERR_PTR(-EEXIST);
-	object = kzalloc(sizeof(*object), GFP_KERNEL);
-	if (!object)
-		return ERR_PTR(-ENOMEM);
-	object->handle = handle;
-	object->parent = parent;
-	object->class = class;
-	object->gpu = qgpu_object_gpu(client, parent);
-	object->pod = client->pod;
-	INIT_LIST_HEAD(&object->mem_node);
-	ret = xa_insert(&client->objects, handle, object, GFP_KERNEL);
-	if (ret) {
-		kfree(object);
-		return ERR_PTR(ret == -EBUSY ? -EEXIST : ret);
+	spin_lock(&files_lock);
+	client = list_first_entry_or_null(from, struct qgpu_client, file_node);
+	if (client) {
+		kref_get(&client->ref);	/* in a list: not unlinked yet */
+		list_move_tail(&client->file_node, to);
 	}
-	atomic_inc(&qgpu_nr_objects);
-	return object;
+	spin_unlock(&files_lock);
+	if (client)
+		mutex_lock(&client->lock);
+	return client;
 }
 
-int qgpu_object_gpu(struct qgpu_client *client, u32 handle)
+void qgpu_clients_open(struct list_head *file_clients)
 {
-	struct qgpu_object *object = qgpu_object_find(client, handle);
+	struct qgpu_client *client;
+	LIST_HEAD(opened);
 
-	return object ? object->gpu : -1;
-}
-
-u32 qgpu_object_device(struct qgpu_client *client, u32 handle)
-{
-	struct qgpu_object *object = qgpu_object_find(client, handle);
-	int depth;
-
-	for (depth = 0; object && depth < OBJECT_DEPTH_MAX; depth++) {
-		if (object->class == NV01_DEVICE_0)
-			return object->handle;
-		object = qgpu_object_find(client, object->parent);
+	while ((client = take_first(file_clients, &opened))) {
+		qgpu_objects_hold(client, client->handle);
+		WRITE_ONCE(client->dead, true);
+		qgpu_client_unlock(client);
 	}
+	spin_lock(&files_lock);
+	list_splice(&opened, file_clients);
+	spin_unlock(&files_lock);
+}
+
+void qgpu_clients_remove(struct list_head *file_clients)
+{
+	struct qgpu_client *client;
+	LIST_HEAD(removed);
+
+	while ((client = take_first(file_clients, &removed))) {
+		client_end(client);
+		qgpu_client_unlock(client);
+	}
+}
+
+int qgpu_client_keep(struct qgpu_client *client, struct qgpu_mem *mem)
+{
+	struct qgpu_kept *kept = kmalloc(sizeof(*kept), GFP_KERNEL_ACCOUNT);
+
+	lockdep_assert_held(&client->lock);
+	if (!kept)
+		return -ENOMEM;
+	kept->mem = mem;
+	list_add(&kept->node, &client->kept);
 	return 0;
-}
-
-static bool is_below(struct qgpu_client *client, struct qgpu_object *object, u32 handle)
-{
-	int depth;
-
-	if (handle == client->handle)
-		return true;
-	for (depth = 0; object && depth < OBJECT_DEPTH_MAX; depth++) {
-		if (object->handle == handle || object->parent == handle)
-			return true;
-		object = qgpu_object_find(client, object->parent);
-	}
-	return false;
-}
-
-/* RM tears down the channels that use an address space or a context share with it, wherever they hang. */
-static bool goes_with(struct qgpu_client *client, struct qgpu_object *object, u32 handle)
-{
-	struct qgpu_object *freed = qgpu_object_find(client, handle);
-
-	if (freed && (freed->class == FERMI_VASPACE_A || freed->class == FERMI_CONTEXT_SHARE_A))
-		return true;
-	return is_below(client, object, handle);
-}
-
-/* A channel freed alone takes its TSG's gate along: preempting is by TSG, and RM waits for the whole of it. */
-void qgpu_objects_hold(struct qgpu_client *client, u32 handle)
-{
-	struct qgpu_object *object;
-	unsigned long index;
-
-	lockdep_assert_held(&client->lock);
-	xa_for_each(&client->objects, index, object) {
-		if (!object->tsg || !goes_with(client, object, handle))
-			continue;
-		if (NV_IS_GPFIFO(object->class) && !qgpu_tsg_hidden(object->tsg) && object->handle != handle)
-			continue;	/* by its TSG */
-		object->held = true;
-		qgpu_tsg_hold(object->tsg, 1);
-	}
-}
-
-/* What the driver has freed is out of the register by now; what is left is gated as before. */
-void qgpu_objects_unhold(struct qgpu_client *client)
-{
-	struct qgpu_object *object;
-	unsigned long index;
-
-	lockdep_assert_held(&client->lock);
-	xa_for_each(&client->objects, index, object) {
-		if (object->held)
-			qgpu_tsg_hold(object->tsg, -1);
-		object->held = false;
-	}
-}
-
-static void object_remove(struct qgpu_client *client, struct qgpu_object *object)
-{
-	xa_erase(&client->objects, object->handle);
-	if (object->held && !qgpu_tsg_hidden(object->tsg) && NV_IS_GPFIFO(object->class))
-		qgpu_tsg_hold(object->tsg, -1);
-	if (object->mem)
-		qgpu_mem_drop(object);
-	if (object->tsg && NV_IS_GPFIFO(object->class))
-		qgpu_channel_remove(object->tsg, object->handle);
-	else if (object->tsg)
-		qgpu_tsg_remove(object->tsg);
-	atomic_dec(&qgpu_nr_objects);
-	kfree_rcu(object, rcu);
-}
-
-void qgpu_objects_remove(struct qgpu_client *client, u32 handle)
-{
-	struct qgpu_object *object = qgpu_object_find(client, handle);
-	unsigned long index;
-
-	lockdep_assert_held(&client->lock);
-	if (object && object->mem) {
-		object_remove(client, object);
-		return;
-	}
-	xa_for_each(&client->objects, index, object)
-		object->doomed = is_below(client, object, handle);
-	/* channels before the TSGs they are listed in */
-	xa_for_each(&client->objects, index, object) {
-		if (object->doomed && NV_IS_GPFIFO(object->class))
-			object_remove(client, object);
-	}
-	xa_for_each(&client->objects, index, object) {
-		if (object->doomed)
-			object_remove(client, object);
-	}
-}
-
-void qgpu_objects_reclose(struct qgpu_client *client)
-{
-	struct qgpu_object *object;
-	unsigned long index;
-
-	lockdep_assert_held(&client->lock);
-	xa_for_each(&client->objects, index, object) {
-		if (object->tsg)
-			qgpu_tsg_reclose(object->tsg);
-	}
 }
 
 struct qgpu_mem *qgpu_client_mem(u32 handle, u32 memory)

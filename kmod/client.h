@@ -18,8 +18,9 @@ struct qgpu_object {
 	u32 handle;
 	u32 parent;
 	u32 class;
-	int gpu;			/* of a device, else that of its device; -1: unknown */
+	int gpu;			/* of a device, else that of its device when it was made; -1: not known yet */
 	bool doomed;			/* while its subtree is being removed */
+	bool kept;			/* its memory is in its client's */
 	bool held;			/* its TSG is held open by the free that is under way */
 	struct qgpu_tsg *tsg;		/* a TSG, or the TSG of a channel */
 	struct qgpu_mem *mem;		/* under mem_lock */
@@ -36,11 +37,11 @@ struct qgpu_client {
 	struct kref ref;
 	struct rcu_head rcu;
 	struct qgpu_pod *pod;		/* a reference */
-	struct list_head file_node;	/* in the file's clients, under file_lock */
-	struct mutex *file_lock;
+	struct list_head file_node;	/* in the file's clients */
 	struct mutex lock;		/* protects what follows; held over allocs and frees in the driver */
 	bool dead;
 	struct xarray objects;
+	struct list_head kept;		/* memory that stays charged until the client goes */
 };
 
 int qgpu_clients_init(void);
@@ -49,25 +50,38 @@ void qgpu_clients_uninit(void);
 /* Locked and referenced; NULL: not one of this pod's; ERR_PTR(-EINTR): a fatal signal came first. */
 struct qgpu_client *qgpu_client_lock(u32 handle, const struct qgpu_pod *pod);
 void qgpu_client_unlock(struct qgpu_client *client);
+/* Whether it is still the client known by its handle: one that is dead gives that up to a newer one. */
+bool qgpu_client_listed(const struct qgpu_client *client);
 bool qgpu_client_owned(u32 handle, const struct qgpu_pod *pod);
 
-int qgpu_client_add(struct list_head *file_clients, struct mutex *file_lock, struct qgpu_pod *pod, u32 handle);
-/* Not locked by the caller. The first opens every gate of the client for good, the second forgets it. */
-void qgpu_client_open(struct qgpu_client *client);
-void qgpu_client_remove(struct qgpu_client *client);
+/* sure: RM itself said that it made this. Then whatever has the handle here already is gone there, and makes way. */
+int qgpu_client_add(struct list_head *file_clients, struct qgpu_pod *pod, u32 handle, bool sure);
+/* Of a file that is being released: the first opens every gate of its clients for good, the second forgets them. */
+void qgpu_clients_open(struct list_head *file_clients);
+void qgpu_clients_remove(struct list_head *file_clients);
 /* Locked by the caller, who has removed its objects: forget the client itself. */
 void qgpu_client_unlink(struct qgpu_client *client);
 
 /* The rest needs the client's lock. */
 struct qgpu_object *qgpu_object_find(struct qgpu_client *client, u32 handle);
-struct qgpu_object *qgpu_object_add(struct qgpu_client *client, u32 handle, u32 parent, u32 class);
+struct qgpu_object *qgpu_object_add(struct qgpu_client *client, u32 handle, u32 parent, u32 class, bool sure);
 int qgpu_object_gpu(struct qgpu_client *client, u32 handle);
 u32 qgpu_object_device(struct qgpu_client *client, u32 handle);
+/* Whether it is the last subdevice of a device with TSGs: gating them is a control on it. */
+bool qgpu_object_needed(struct qgpu_client *client, struct qgpu_object *object);
 /* Keep the gates of what is below (or hangs on) an object open while the driver frees it. */
-void qgpu_objects_hold(struct qgpu_client *client, u32 handle);
+/* True: a gate was opened by it that was closed. */
+bool qgpu_objects_hold(struct qgpu_client *client, u32 handle);
 void qgpu_objects_unhold(struct qgpu_client *client);
 void qgpu_objects_remove(struct qgpu_client *client, u32 handle);
-void qgpu_objects_reclose(struct qgpu_client *client);
+/* Ask RM which channels and TSGs are left, and forget those that are not. */
+void qgpu_objects_reconcile(struct qgpu_client *client);
+bool qgpu_objects_reclose(struct qgpu_client *client);
+
+/* Keep memory charged until the client goes, whatever becomes of its handles; consumes the reference unless it fails. */
+int qgpu_client_keep(struct qgpu_client *client, struct qgpu_mem *mem);
+/* So for all memory that it has handles on. */
+int qgpu_objects_keep(struct qgpu_client *client);
 
 /* The memory object of any client, with a reference to the memory, or NULL. */
 struct qgpu_mem *qgpu_client_mem(u32 client, u32 handle);

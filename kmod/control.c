@@ -3,6 +3,7 @@
  * control.c - a pod's RM controls. RM lets every process schedule itself: longer timeslices, channels back on the
  * GPU. Those are refused in RM's own words. Questions about memory get the pod's limit for an answer.
  */
+#include <linux/ktime.h>
 #include <linux/uaccess.h>
 
 #include "client.h"
@@ -81,15 +82,40 @@ static long set_timeslice(struct qgpu_call *call)
 static long start_channels(struct qgpu_call *call)
 {
 	struct qgpu_client *client = qgpu_client_lock(call->in.control.client, call->pod);
+	bool closed = false;
+	u64 since_ns;
 	long ret;
 
 	if (IS_ERR(client))
 		return PTR_ERR(client);
+	since_ns = ktime_get_ns();
 	ret = qgpu_call_forward(call);
 	if (client) {
-		qgpu_objects_reclose(client);
+		closed = qgpu_objects_reclose(client);
 		qgpu_client_unlock(client);
 	}
+	if (closed)
+		qgpu_call_repay(since_ns);
+	return ret;
+}
+
+/*
+ * An exported object outlives its handle, by a descriptor that nobody here sees the end of. Which object is named behind
+ * a pointer, so all memory of the client is meant: it stays charged until the client goes.
+ */
+static long export_object(struct qgpu_call *call)
+{
+	struct qgpu_client *client = qgpu_client_lock(call->in.control.client, call->pod);
+	long ret;
+
+	if (IS_ERR(client))
+		return PTR_ERR(client);
+	if (client && qgpu_objects_keep(client))
+		ret = answer(call, NV_ERR_NO_MEMORY);
+	else
+		ret = qgpu_call_forward(call);
+	if (client)
+		qgpu_client_unlock(client);
 	return ret;
 }
 
@@ -177,6 +203,8 @@ long qgpu_control(struct qgpu_call *call)
 		return start_channels(call);
 	if (control->cmd == NV2080_FB_GET_INFO || control->cmd == NV2080_FB_GET_INFO_V2)
 		return fb_info(call);
+	if (control->cmd == NV0000_OS_UNIX_EXPORT_OBJECT_TO_FD || control->cmd == NV0000_OS_UNIX_EXPORT_OBJECTS_TO_FD)
+		return export_object(call);
 	/* RM passes these to the firmware without asking whose client they name (RmGssLegacyRpcCmd). */
 	if (control->cmd & NV_CONTROL_GSS_LEGACY && !qgpu_client_owned(control->client, call->pod))
 		return refuse(call, NV_ERR_INVALID_CLIENT);

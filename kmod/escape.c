@@ -1,18 +1,19 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
  * escape.c - a pod's calls, by number: unwraps them, hands the interesting ones to whoever knows them, forwards the
- * rest. Allocations are alloc.c's, controls are control.c's; freeing and duplicating is here.
+ * rest. Allocations are alloc.c's, controls are control.c's, duplicates dup.c's; freeing is here.
  *
  * The driver's result and errno pass through untouched. RM goes by number and size and ignores the other bits of an
  * ioctl word, so we do too. A size that RM does not know it refuses itself.
  */
 #include <linux/ioctl.h>
 #include <linux/kernel.h>
+#include <linux/ktime.h>
+#include <linux/sched.h>
 #include <linux/uaccess.h>
 
 #include "client.h"
 #include "escape.h"
-#include "mem.h"
 #include "rm.h"
 #include "seal.h"
 #include "trace.h"
@@ -27,15 +28,34 @@ long qgpu_call_forward(struct qgpu_call *call)
 	struct qgpu_seal seal;
 	long ret;
 
-	qgpu_seal_begin(&seal, call->nr, &call->in, &call->out, call->size);
+	ret = qgpu_seal_begin(&seal, call->nr, &call->in, &call->out, call->size);
+	if (ret) {
+		call->sealed = true;	/* RM was not asked: that much is sure */
+		memset(&call->out, 0xff, call->size);
+		return ret;
+	}
 	ret = qgpu_driver_ioctl(call->file->filp, word(call->nr, call->size), (unsigned long)call->user);
 	qgpu_seal_end(&seal);
 	call->sealed = seal.answered;
 	if (seal.tampered)
 		qgpu_pod_flag(call->pod, QGPU_POD_TAMPERED, QGPU_EVENT_TAMPERED);
-	if (!ret && !call->sealed && copy_from_user(&call->out, call->user, call->size))
+	if (call->sealed ? seal.failed : ret || copy_from_user(&call->out, call->user, call->size))
 		memset(&call->out, 0xff, call->size);	/* no status of RM's is all ones: not OK */
 	return ret;
+}
+
+/*
+ * A call that needs a closed gate open runs the pod's kernels out of turn. It costs the caller many times that, so that a
+ * loop of such calls gains nothing.
+ */
+#define REPAY_TIMES	20
+#define REPAY_MAX_NS	(100 * NSEC_PER_MSEC)
+
+void qgpu_call_repay(u64 open_since_ns)
+{
+	u64 owed_ns = min_t(u64, (ktime_get_ns() - open_since_ns) * REPAY_TIMES, REPAY_MAX_NS);
+
+	schedule_timeout_killable(nsecs_to_jiffies(owed_ns) + 1);
 }
 
 long qgpu_call_answer(struct qgpu_call *call, size_t status_at, u32 status)
@@ -43,79 +63,80 @@ long qgpu_call_answer(struct qgpu_call *call, size_t status_at, u32 status)
 	return put_user(status, (u32 __user *)(call->user + status_at)) ? -EFAULT : 0;
 }
 
-/*
- * The gates of what goes away are opened first, or RM would wait for channels that cannot run. Whether it went is
- * asked of RM. A client's entry gives up its handle before, for RM may hand that out again at once.
- */
-static long free_object(struct qgpu_call *call)
+/* Without a seal the answer could be the pod's own; then RM is asked again, and may have given the handle away. */
+static bool is_gone(const struct qgpu_call *call, struct qgpu_client *client, const struct qgpu_freeing *freeing)
 {
-	struct qgpu_client *client = qgpu_client_lock(call->in.free.root, call->pod);
-	u32 handle = call->in.free.object, class;
-	struct qgpu_object *object;
-	bool root, gone;
+	u32 status;
+
+	if (call->sealed) {
+		memcpy(&status, (const char *)&call->out + freeing->status_at, sizeof(status));
+		return status == NV_OK;
+	}
+	return qgpu_rm_gone(client->handle, freeing->handle) ||
+	       (freeing->handle == client->handle && !qgpu_client_listed(client));
+}
+
+/*
+ * The gates of what goes away are opened first, or RM would wait for channels that cannot run. A client's entry gives
+ * up its handle before, for RM may hand that out again at once.
+ */
+static long free_locked(struct qgpu_call *call, struct qgpu_client *client, const struct qgpu_freeing *freeing,
+			bool *opened)
+{
+	struct qgpu_object *object = qgpu_object_find(client, freeing->handle);
+	bool root = freeing->handle == client->handle, used, gone;
+	long ret;
+
+	if (!root && !object)
+		return qgpu_call_forward(call);
+	if (object && qgpu_object_needed(client, object))
+		return qgpu_call_answer(call, freeing->status_at, NV_ERR_INVALID_STATE);
+	/* channels, and TSGs with them, go with the address space or context share that they use */
+	used = object && (object->class == FERMI_VASPACE_A || object->class == FERMI_CONTEXT_SHARE_A);
+	if (root || !object->mem)
+		*opened = qgpu_objects_hold(client, freeing->handle);
+	if (root)
+		WRITE_ONCE(client->dead, true);
+	ret = qgpu_call_forward(call);
+	gone = is_gone(call, client, freeing);
+	if (gone)
+		qgpu_objects_remove(client, freeing->handle);
+	else if (root)
+		WRITE_ONCE(client->dead, false);
+	if (gone && used)
+		qgpu_objects_reconcile(client);
+	qgpu_objects_unhold(client);
+	if (gone && root)
+		qgpu_client_unlink(client);
+	return ret;
+}
+
+long qgpu_free(struct qgpu_call *call, const struct qgpu_freeing *freeing)
+{
+	struct qgpu_client *client = qgpu_client_lock(freeing->root, call->pod);
+	bool opened = false;
+	u64 since_ns;
 	long ret;
 
 	if (IS_ERR(client))
 		return PTR_ERR(client);
 	if (!client)
 		return qgpu_call_forward(call);
-	root = handle == client->handle;
-	object = qgpu_object_find(client, handle);
-	if (!root && !object) {
-		ret = qgpu_call_forward(call);
-		goto out;
-	}
-	if (root || !object->mem)
-		qgpu_objects_hold(client, handle);
-	if (root)
-		WRITE_ONCE(client->dead, true);
-	ret = qgpu_call_forward(call);
-	gone = qgpu_rm_class(client->handle, handle, &class) != NV_OK;
-	if (gone)
-		qgpu_objects_remove(client, handle);
-	else if (root)
-		WRITE_ONCE(client->dead, false);
-	qgpu_objects_unhold(client);
-	if (gone && root)
-		qgpu_client_unlink(client);
-out:
+	since_ns = ktime_get_ns();
+	ret = free_locked(call, client, freeing, &opened);
 	qgpu_client_unlock(client);
+	if (opened)
+		qgpu_call_repay(since_ns);
 	return ret;
 }
 
-/* Memory may have two names. A second name for a device, a TSG or a channel would be a way past its gate. */
-static long dup_object(struct qgpu_call *call)
+static long free_object(struct qgpu_call *call)
 {
-	struct qgpu_client *client = qgpu_client_lock(call->in.dup.client, call->pod);
-	struct qgpu_mem *mem = NULL;
-	struct qgpu_object *alias;
-	u32 class;
-	long ret;
-
-	if (IS_ERR(client))
-		return PTR_ERR(client);
-	if (client)
-		mem = qgpu_client_mem(call->in.dup.client_src, call->in.dup.object_src);
-	ret = qgpu_call_forward(call);
-	if (!client)
-		return ret;
-	if (ret || call->out.dup.status != NV_OK ||
-	    qgpu_rm_class(client->handle, call->out.dup.object, &class) != NV_OK)
-		goto out;
-	if (qgpu_is_registered(class)) {
-		qgpu_rm_free(client->handle, call->in.dup.parent, call->out.dup.object);
-		ret = qgpu_call_answer(call, offsetof(struct nvos55, status), NV_ERR_NOT_SUPPORTED);
-	} else if (mem) {
-		alias = qgpu_object_add(client, call->out.dup.object, call->in.dup.parent, class);
-		if (!IS_ERR(alias)) {
-			qgpu_mem_alias(alias, mem);
-			mem = NULL;
-		}
-	}
-out:
-	qgpu_client_unlock(client);
-	qgpu_mem_put(mem);
-	return ret;
+	return qgpu_free(call, &(struct qgpu_freeing){
+		.root = call->in.free.root,
+		.handle = call->in.free.object,
+		.status_at = offsetof(struct nvos00, status),
+	});
 }
 
 /* Which calls are looked into, and the sizes they have on every branch known. */
@@ -133,7 +154,7 @@ static long (*handler_of(u32 nr, u32 size))(struct qgpu_call *call)
 	case NV_ESC_RM_CONTROL:
 		return size == sizeof(struct nvos54) ? qgpu_control : NULL;
 	case NV_ESC_RM_DUP_OBJECT:
-		return size == sizeof(struct nvos55) ? dup_object : NULL;
+		return size == sizeof(struct nvos55) ? qgpu_dup : NULL;
 	case NV_ESC_RM_VID_HEAP_CONTROL:
 		return size == sizeof(struct nvos32) ? qgpu_vid_heap : NULL;
 	}
@@ -160,6 +181,17 @@ static int unwrap(unsigned int *cmd, unsigned long *arg)
 	return 0;
 }
 
+static bool is_limited(const struct qgpu_pod *pod)
+{
+	int i;
+
+	for (i = 0; i < QGPU_MAX_GPUS; i++) {
+		if (READ_ONCE(pod->shares[i].memory_limit) != U64_MAX)
+			return true;
+	}
+	return false;
+}
+
 long qgpu_escape(struct qgpu_file *file, unsigned int cmd, unsigned long arg)
 {
 	long (*handler)(struct qgpu_call *call);
@@ -168,6 +200,12 @@ long qgpu_escape(struct qgpu_file *file, unsigned int cmd, unsigned long arg)
 
 	if (ret)
 		return ret;
+	/* It would make RM take this file for the other one, whose clients then outlive the release we forget them at. */
+	if (_IOC_NR(cmd) == NV_ESC_REGISTER_FD && iminor(file_inode(file->filp)) == NV_MINOR_CONTROL)
+		return -EINVAL;
+	/* Such a descriptor keeps memory that has no handle any more. It is not RM's call, so it has no status of RM's. */
+	if (_IOC_NR(cmd) == NV_ESC_EXPORT_TO_DMABUF_FD && is_limited(file->pod))
+		return -EOPNOTSUPP;
 	handler = handler_of(_IOC_NR(cmd), _IOC_SIZE(cmd));
 	if (!handler)
 		return qgpu_driver_ioctl(file->filp, cmd, arg);

@@ -28,14 +28,42 @@ struct qgpu_call {
 /* A pod's ioctl on a file of the driver. */
 long qgpu_escape(struct qgpu_file *file, unsigned int cmd, unsigned long arg);
 
-/* Hand the call to the driver; call->out is filled when 0 is returned. */
+/*
+ * Hand the call to the driver. Whatever is returned, call->out is what RM answered, with a status that is not OK if it
+ * did not: a struct that the driver cannot write back makes -EFAULT of a call that is done all the same.
+ */
 long qgpu_call_forward(struct qgpu_call *call);
 /* Answer with an RM status instead of the driver's. */
 long qgpu_call_answer(struct qgpu_call *call, size_t status_at, u32 status);
 
+/* A call that asks for video memory; where the object's handle and RM's status stand differs by form. */
+struct qgpu_video {
+	u32 root, parent;
+	u64 size;		/* may be a lie; then RM's answer decides */
+	size_t handle_at, status_at;
+};
+
+/* Reserve, call, book. */
+long qgpu_video_alloc(struct qgpu_call *call, const struct qgpu_video *video);
+bool qgpu_is_physical(u32 class);
+long qgpu_refuse_class(struct qgpu_call *call, size_t status_at);
+
+/* A call that frees an object, and by its form where RM's status stands. */
+struct qgpu_freeing {
+	u32 root, handle;
+	size_t status_at;
+};
+
+long qgpu_free(struct qgpu_call *call, const struct qgpu_freeing *freeing);
+
+/* To be called without locks after a call that had a closed gate open since then. */
+void qgpu_call_repay(u64 open_since_ns);
+
+/* The classes that the register keeps beside clients and memory. */
 bool qgpu_is_registered(u32 class);
 long qgpu_alloc(struct qgpu_call *call);
 long qgpu_alloc_memory(struct qgpu_call *call);
+long qgpu_dup(struct qgpu_call *call);
 long qgpu_vid_heap(struct qgpu_call *call);
 long qgpu_control(struct qgpu_call *call);
 

@@ -21,6 +21,7 @@
  * (Where CONFIG_TASKS_RCU is not set no task is preempted in the kernel; synchronize_rcu_tasks() is
  * synchronize_rcu() there, which gives the same promise.)
  */
+#include <linux/delay.h>
 #include <linux/file.h>
 #include <linux/module.h>
 #include <linux/notifier.h>
@@ -50,10 +51,12 @@ static DEFINE_PER_CPU(u64, calls);
 /* Under qgpu_attach_lock, but for saved: written before the pointers are, and stable while anybody is inside. */
 static struct file_operations *fops;	/* the driver's table; NULL: not interposed */
 static struct file_operations saved;
-static u32 state = QGPU_STATE_NO_DRIVER;
-static char version[QGPU_NAME_LEN];
 static bool enforce = true;
 static bool ready;		/* initialised, and not on the way out */
+
+static DEFINE_SPINLOCK(state_lock);	/* protects what follows */
+static u32 state = QGPU_STATE_NO_DRIVER;
+static char version[QGPU_NAME_LEN];
 
 static const struct rhashtable_params file_params = {
 	.key_len = sizeof(struct file *),
@@ -84,7 +87,6 @@ static struct qgpu_file *file_new(struct qgpu_pod *pod)
 	if (!file)
 		return NULL;
 	file->pod = qgpu_pod_get(pod);
-	mutex_init(&file->lock);
 	INIT_LIST_HEAD(&file->clients);
 	return file;
 }
@@ -99,14 +101,6 @@ static int file_add(struct qgpu_file *file, struct file *filp)
 {
 	file->filp = filp;
 	return rhashtable_lookup_insert_fast(&files, &file->node, file_params);
-}
-
-static void file_remove_clients(struct qgpu_file *file)
-{
-	struct qgpu_client *client, *next;
-
-	list_for_each_entry_safe(client, next, &file->clients, file_node)
-		qgpu_client_remove(client);
 }
 
 /*
@@ -223,16 +217,14 @@ static int wrap_open(struct inode *inode, struct file *filp)
 static int handle_release(struct inode *inode, struct file *filp)
 {
 	struct qgpu_file *file = file_find(filp);
-	struct qgpu_client *client;
 	int ret;
 
 	if (!file)
 		return saved.release(inode, filp);
-	list_for_each_entry(client, &file->clients, file_node)
-		qgpu_client_open(client);
+	qgpu_clients_open(&file->clients);
 	rhashtable_remove_fast(&files, &file->node, file_params);
 	ret = saved.release(inode, filp);
-	file_remove_clients(file);
+	qgpu_clients_remove(&file->clients);
 	atomic_dec(&file->pod->nr_files);
 	file_free(file);
 	return ret;
@@ -292,24 +284,31 @@ static void unpatch(void)
 		WRITE_ONCE(fops->compat_ioctl, saved.compat_ioctl);
 }
 
-static void set_state(u32 to)
+/* The version goes with the state: both are told by qgpu_interpose_info(), which waits for nobody. */
+static void set_state(u32 to, const char *driver)
 {
-	if (state != to)
-		qgpu_event(QGPU_EVENT_STATE, 0, 0, to);
+	bool changed;
+
+	spin_lock(&state_lock);
+	changed = state != to;
 	WRITE_ONCE(state, to);
+	strscpy(version, driver, sizeof(version));
+	spin_unlock(&state_lock);
+	if (changed)
+		qgpu_event(QGPU_EVENT_STATE, 0, 0, to);
 }
 
 /*
  * The fput() of find_fops()'s own file may be deferred to this task's way out, so it is released through the
  * wrapper that is in place by then: as any other file that was open before.
  */
-static u32 attach_locked(void)
+static u32 attach_locked(char *driver, size_t size)
 {
 	u32 to;
 
 	if (!enforce || !ready)
 		return QGPU_STATE_OFF;
-	to = qgpu_rm_attach(version, sizeof(version));
+	to = qgpu_rm_attach(driver, size);
 	if (to != QGPU_STATE_ENFORCING)
 		return to;
 	fops = find_fops();
@@ -324,21 +323,55 @@ static u32 attach_locked(void)
 	return QGPU_STATE_ENFORCING;
 }
 
+static void attach(void)
+{
+	char driver[QGPU_NAME_LEN] = "";
+	u32 to;
+
+	lockdep_assert_held(&qgpu_attach_lock);
+	if (fops)
+		return;
+	to = attach_locked(driver, sizeof(driver));
+	set_state(to, driver);
+}
+
 void qgpu_interpose_attach(void)
 {
 	if (READ_ONCE(state) == QGPU_STATE_ENFORCING)
 		return;
 	mutex_lock(&qgpu_attach_lock);
-	if (!fops)
-		set_state(attach_locked());
+	attach();
 	mutex_unlock(&qgpu_attach_lock);
 }
 
-static void file_drop(void *file, void *unused)
+void qgpu_interpose_try_attach(void)
 {
-	file_remove_clients(file);
-	atomic_dec(&((struct qgpu_file *)file)->pod->nr_files);
+	if (READ_ONCE(state) == QGPU_STATE_ENFORCING || !mutex_trylock(&qgpu_attach_lock))
+		return;
+	attach();
+	mutex_unlock(&qgpu_attach_lock);
+}
+
+static void file_drop(void *ptr, void *unused)
+{
+	struct qgpu_file *file = ptr;
+
+	qgpu_clients_remove(&file->clients);
+	atomic_dec(&file->pod->nr_files);
 	file_free(file);
+}
+
+/* Nobody opens a gate after us: try for a while. */
+static void settle(void)
+{
+	int tries;
+
+	for (tries = 0; tries < 15 && !qgpu_slice_settled(); tries++) {
+		msleep(10);
+		qgpu_slice_refresh();
+	}
+	if (!qgpu_slice_settled())
+		pr_err("qgpu: the driver did not let every gate be opened\n");
 }
 
 void qgpu_interpose_detach(void)
@@ -346,8 +379,10 @@ void qgpu_interpose_detach(void)
 	struct module *owner;
 
 	mutex_lock(&qgpu_attach_lock);
+	set_state(enforce ? QGPU_STATE_NO_DRIVER : QGPU_STATE_OFF, "");
 	if (fops) {
 		qgpu_slice_pause(QGPU_PAUSE_DETACH);
+		settle();
 		unpatch();
 		synchronize_rcu_tasks();
 		synchronize_srcu(&inside);
@@ -361,8 +396,6 @@ void qgpu_interpose_detach(void)
 		qgpu_rm_detach();
 		module_put(owner);
 	}
-	version[0] = 0;
-	set_state(enforce ? QGPU_STATE_NO_DRIVER : QGPU_STATE_OFF);
 	mutex_unlock(&qgpu_attach_lock);
 }
 
@@ -408,12 +441,12 @@ void qgpu_interpose_info(struct qgpu_info *info)
 
 	for_each_possible_cpu(cpu)
 		info->calls += per_cpu(calls, cpu);
-	mutex_lock(&qgpu_attach_lock);
-	info->state = state;
-	info->nr_gpus = qgpu_nr_gpus;
+	info->nr_gpus = qgpu_gpu_count();
 	info->flags = qgpu_sealed() ? QGPU_INFO_SEALED : 0;
+	spin_lock(&state_lock);
+	info->state = state;
 	strscpy(info->driver, version, sizeof(info->driver));
-	mutex_unlock(&qgpu_attach_lock);
+	spin_unlock(&state_lock);
 }
 
 int qgpu_interpose_init(void)

@@ -16,8 +16,7 @@ struct qgpu_file {
 	struct rhash_head node;
 	struct file *filp;
 	struct qgpu_pod *pod;		/* a reference */
-	struct mutex lock;		/* protects clients */
-	struct list_head clients;
+	struct list_head clients;	/* client.c */
 	struct rcu_head rcu;
 };
 
@@ -28,6 +27,8 @@ void qgpu_interpose_uninit(void);
 
 /* Interpose if the driver is there and known, and not switched off. Cheap when there is nothing to do. */
 void qgpu_interpose_attach(void);
+/* The same, unless attaching or detaching is under way: that can wait for a pod's call for as long as the pod likes. */
+void qgpu_interpose_try_attach(void);
 /* When it returns, no task is in this module's wrappers, or will be. Every gate is open. */
 void qgpu_interpose_detach(void);
 

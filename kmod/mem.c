@@ -74,21 +74,27 @@ int qgpu_mem_resize(struct qgpu_pod *pod, int gpu, u64 reserved, u64 size)
 	return ret;
 }
 
+struct qgpu_mem *qgpu_mem_new(struct qgpu_pod *pod, int gpu, u64 size)
+{
+	struct qgpu_mem *mem = kzalloc(sizeof(*mem), GFP_KERNEL_ACCOUNT);
+
+	if (!mem)
+		return NULL;
+	INIT_LIST_HEAD(&mem->aliases);
+	mem->refs = 1;
+	mem->pod = qgpu_pod_get(pod);
+	mem->gpu = gpu;
+	mem->size = size;
+	return mem;
+}
+
 int qgpu_mem_attach(struct qgpu_object *object, u64 size)
 {
-	struct qgpu_mem *mem = kzalloc(sizeof(*mem), GFP_KERNEL);
+	struct qgpu_mem *mem = qgpu_mem_new(object->pod, object->gpu, size);
 
 	if (!mem)
 		return -ENOMEM;
-	INIT_LIST_HEAD(&mem->aliases);
-	mem->refs = 1;
-	mem->pod = qgpu_pod_get(object->pod);
-	mem->gpu = object->gpu;
-	mem->size = size;
-	spin_lock(&mem_lock);
-	list_add_tail(&object->mem_node, &mem->aliases);
-	object->mem = mem;
-	spin_unlock(&mem_lock);
+	qgpu_mem_alias(object, mem);
 	return 0;
 }
 
@@ -129,6 +135,11 @@ void qgpu_mem_put(struct qgpu_mem *mem)
 	qgpu_pod_put(was);
 	if (last)
 		kfree(mem);
+}
+
+u64 qgpu_mem_size(const struct qgpu_mem *mem)
+{
+	return mem->size;	/* it does not change */
 }
 
 void qgpu_mem_alias(struct qgpu_object *object, struct qgpu_mem *mem)

@@ -28,19 +28,27 @@
 #define NV_ESC_REGISTER_FD		201
 #define NV_ESC_CHECK_VERSION_STR	210
 #define NV_ESC_IOCTL_XFER_CMD		211
+#define NV_ESC_EXPORT_TO_DMABUF_FD	217
 #define NV_IOCTL_XFER_MAX_SIZE		16384
 
 /* SDK/nvstatuscodes.h */
 #define NV_OK				0x00
+#define NV_ERR_BUSY_RETRY		0x03
+#define NV_ERR_GPU_IS_LOST		0x0f
 #define NV_ERR_INSUFFICIENT_PERMISSIONS	0x1b
 #define NV_ERR_INVALID_ARGUMENT		0x1f
 #define NV_ERR_INVALID_CLASS		0x22
 #define NV_ERR_INVALID_CLIENT		0x23
+#define NV_ERR_INVALID_OBJECT		0x31
+#define NV_ERR_INVALID_OBJECT_HANDLE	0x33
+#define NV_ERR_INVALID_OBJECT_OLD	0x35
 #define NV_ERR_INVALID_OBJECT_PARENT	0x36
 #define NV_ERR_INVALID_STATE		0x40
 #define NV_ERR_NO_MEMORY		0x51
 #define NV_ERR_NOT_SUPPORTED		0x56
 #define NV_ERR_OBJECT_NOT_FOUND		0x57
+#define NV_ERR_RESET_REQUIRED		0x62
+#define NV_ERR_TIMEOUT			0x65
 #define NV_ERR_GENERIC			0xffff
 
 /* SDK/class/cl*.h */
@@ -138,19 +146,12 @@ static_assert(sizeof(struct nvos55) == 28);
 static_assert(sizeof(struct nvos02_fd) == 56);
 static_assert(sizeof(struct nvos32) == 184);
 
-/* Members of allocation parameters, by offset: SDK/nvos.h, SDK/class/cl0080.h, SDK/alloc/alloc_channel.h */
+/* Members of allocation parameters, by offset: SDK/nvos.h, SDK/alloc/alloc_channel.h */
 #define NV_MEMORY_PARAMS_SIZE_AT	64
 #define NV_TSG_PARAMS_ENGINE_AT		12
 #define NV_CHANNEL_PARAMS_ENGINE_AT	128
-#define NV_DEVICE_PARAMS_ID_AT		0
 
-/* SDK/ctrl/ctrl0000/ctrl0000{gpu,client}.h */
-#define NV0000_GPU_GET_ID_INFO_V2	0x205
-struct nv0000_gpu_id_info_v2 {
-	u32 gpu_id, flags, device_instance, subdevice_instance, sli_status, board_id, gpu_instance;
-	s32 numa_id;
-};
-
+/* SDK/ctrl/ctrl0000/ctrl0000client.h */
 #define NV0000_CLIENT_GET_HANDLE_INFO	0xd02
 struct nv0000_handle_info {
 	u32 object, index;
@@ -158,6 +159,10 @@ struct nv0000_handle_info {
 };
 
 #define NV0000_HANDLE_INFO_CLASS	2
+
+/* SDK/ctrl/ctrl0000/ctrl0000unix.h */
+#define NV0000_OS_UNIX_EXPORT_OBJECT_TO_FD 0x3d05
+#define NV0000_OS_UNIX_EXPORT_OBJECTS_TO_FD 0x3d0b
 
 /* SDK/ctrl/ctrl0041.h */
 #define NV0041_GET_SURFACE_INFO		0x410110
@@ -177,6 +182,12 @@ struct nv0041_surface_entry {
 #define NV0080_GPU_FIND_SUBDEVICE_HANDLE 0x800293
 struct nv0080_find_subdevice {
 	u32 instance, subdevice;
+};
+
+/* SDK/ctrl/ctrl2080/ctrl2080gpu.h */
+#define NV2080_GPU_GET_ID		0x20800142
+struct nv2080_gpu_id {
+	u32 gpu_id;
 };
 
 /* SDK/ctrl/ctrl2080/ctrl2080fb.h */

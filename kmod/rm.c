@@ -92,6 +92,21 @@ u32 qgpu_rm_class(u32 client, u32 object, u32 *class)
 	return status;
 }
 
+bool qgpu_rm_gone(u32 client, u32 object)
+{
+	u32 class;
+
+	switch (qgpu_rm_class(client, object, &class)) {
+	case NV_ERR_INVALID_CLIENT:
+	case NV_ERR_INVALID_OBJECT:
+	case NV_ERR_INVALID_OBJECT_HANDLE:
+	case NV_ERR_INVALID_OBJECT_OLD:
+	case NV_ERR_OBJECT_NOT_FOUND:
+		return true;
+	}
+	return false;
+}
+
 u32 qgpu_rm_memory_size(u32 client, u32 memory, u64 *size)
 {
 	struct nv0041_surface_entry list[] = {
@@ -133,22 +148,13 @@ u32 qgpu_rm_subdevice(u32 client, u32 device, u32 *subdevice)
 	return status;
 }
 
-/* RM numbers devices by instance; which of the cards in ids that is, is answered under the pod's own client. */
-u32 qgpu_rm_gpu_id(u32 client, u32 device_instance, const u32 *ids, int nr, u32 *gpu_id)
+u32 qgpu_rm_gpu_id(u32 client, u32 subdevice, u32 *gpu_id)
 {
-	int i;
+	struct nv2080_gpu_id id = {};
+	u32 status = qgpu_rm_control(client, subdevice, NV2080_GPU_GET_ID, &id, sizeof(id));
 
-	for (i = 0; i < nr; i++) {
-		struct nv0000_gpu_id_info_v2 info = { .gpu_id = ids[i] };
-
-		if (qgpu_rm_control(client, client, NV0000_GPU_GET_ID_INFO_V2, &info, sizeof(info)))
-			continue;
-		if (info.device_instance == device_instance) {
-			*gpu_id = ids[i];
-			return NV_OK;
-		}
-	}
-	return NV_ERR_OBJECT_NOT_FOUND;
+	*gpu_id = id.gpu_id;
+	return status;
 }
 
 int qgpu_rm_enumerate(struct nv_gpu_info infos[NV_MAX_GPUS])

@@ -8,10 +8,12 @@
 u32 qgpu_rm_control(u32 client, u32 object, u32 cmd, void *params, u32 size);
 u32 qgpu_rm_free(u32 client, u32 parent, u32 object);
 u32 qgpu_rm_class(u32 client, u32 object, u32 *class);
+/* Whether RM says that there is no such object; an error says nothing. */
+bool qgpu_rm_gone(u32 client, u32 object);
 u32 qgpu_rm_memory_size(u32 client, u32 memory, u64 *size);
 u32 qgpu_rm_fb_total(u32 client, u32 subdevice, u64 *bytes);
 u32 qgpu_rm_subdevice(u32 client, u32 device, u32 *subdevice);
-u32 qgpu_rm_gpu_id(u32 client, u32 device_instance, const u32 *ids, int nr, u32 *gpu_id);
+u32 qgpu_rm_gpu_id(u32 client, u32 subdevice, u32 *gpu_id);
 int qgpu_rm_enumerate(struct nv_gpu_info infos[NV_MAX_GPUS]);
 
 /* Find the driver's kernel interface. Answers a QGPU_STATE_*; only with ENFORCING may the above be called. */

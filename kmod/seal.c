@@ -14,12 +14,15 @@
 #include <linux/kprobes.h>
 #include <linux/module.h>
 #include <linux/sched.h>
+#include <linux/semaphore.h>
 #include <linux/spinlock.h>
 #include <linux/string.h>
 
 #include "seal.h"
 
 #define SEAL_BITS 6
+/* Calls of pods in the driver at once: without a free instance a probe passes over even the entry, without a word. */
+#define SEAL_CALLS 1024
 
 struct seal_bucket {
 	raw_spinlock_t lock;
@@ -28,6 +31,7 @@ struct seal_bucket {
 
 static struct seal_bucket buckets[1 << SEAL_BITS];
 static bool sealed;
+static struct semaphore slots;
 
 static struct seal_bucket *bucket_of(struct task_struct *task)
 {
@@ -79,6 +83,7 @@ static int returned(struct kretprobe_instance *instance, struct pt_regs *regs)
 	if (seal && seal->data) {
 		memcpy(seal->out, seal->data, seal->size);
 		seal->answered = true;
+		seal->failed = (u32)regs_return_value(regs);
 		seal->data = NULL;
 	}
 	return 0;
@@ -97,32 +102,36 @@ void qgpu_seal_init(struct module *nvidia)
 		.kp.symbol_name = "nvidia:rm_ioctl",
 		.entry_handler = entered,
 		.handler = returned,
-		.maxactive = 1024,	/* calls in flight at once; beyond, answers are confirmed as if unsealed */
+		.maxactive = SEAL_CALLS + num_possible_cpus(),	/* others need one for as long as entered() runs */
 	};
-	sealed = !register_kretprobe(&probe);
+	sema_init(&slots, SEAL_CALLS);
+	WRITE_ONCE(sealed, !register_kretprobe(&probe));
 }
 
 void qgpu_seal_uninit(void)
 {
 	if (sealed)
 		unregister_kretprobe(&probe);
-	sealed = false;
+	WRITE_ONCE(sealed, false);
 }
 
 bool qgpu_sealed(void)
 {
-	return sealed;
+	return READ_ONCE(sealed);
 }
 
-void qgpu_seal_begin(struct qgpu_seal *seal, u32 nr, const void *in, void *out, u32 size)
+int qgpu_seal_begin(struct qgpu_seal *seal, u32 nr, const void *in, void *out, u32 size)
 {
 	struct seal_bucket *bucket = bucket_of(current);
 	unsigned long flags;
 
+	if (down_killable(&slots))
+		return -EINTR;
 	*seal = (struct qgpu_seal){ .task = current, .nr = nr, .size = size, .in = in, .out = out };
 	raw_spin_lock_irqsave(&bucket->lock, flags);
 	hlist_add_head(&seal->node, &bucket->seals);
 	raw_spin_unlock_irqrestore(&bucket->lock, flags);
+	return 0;
 }
 
 void qgpu_seal_end(struct qgpu_seal *seal)
@@ -133,4 +142,5 @@ void qgpu_seal_end(struct qgpu_seal *seal)
 	raw_spin_lock_irqsave(&bucket->lock, flags);
 	hlist_del(&seal->node);
 	raw_spin_unlock_irqrestore(&bucket->lock, flags);
+	up(&slots);
 }

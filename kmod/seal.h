@@ -18,13 +18,15 @@ struct qgpu_seal {
 	void *data;		/* the driver's kernel copy while RM works on it */
 	bool tampered;		/* it differed from in when RM was called, and was put right */
 	bool answered;		/* out holds RM's own answer */
+	bool failed;		/* ... to a call that RM did not look into: the status inside is the caller's */
 };
 
 void qgpu_seal_init(struct module *nvidia);
 void qgpu_seal_uninit(void);
 bool qgpu_sealed(void);
 
-void qgpu_seal_begin(struct qgpu_seal *seal, u32 nr, const void *in, void *out, u32 size);
+/* Waits while too many calls are under way; -EINTR: killed meanwhile, and nothing has begun. */
+int qgpu_seal_begin(struct qgpu_seal *seal, u32 nr, const void *in, void *out, u32 size);
 void qgpu_seal_end(struct qgpu_seal *seal);
 
 #endif

@@ -137,6 +137,26 @@ static void arm(struct qgpu_gpu *gpu, u64 at_ns)
 	hrtimer_start(&gpu->timer, ns_to_ktime(at_ns), HRTIMER_MODE_ABS);
 }
 
+void qgpu_slice_retry(struct qgpu_gpu *gpu)
+{
+	lockdep_assert_held(&gpu->lock);
+	if (!hrtimer_is_queued(&gpu->timer) || ktime_to_ns(hrtimer_get_expires(&gpu->timer)) > gpu->retry_ns)
+		arm(gpu, gpu->retry_ns);
+}
+
+bool qgpu_slice_settled(void)
+{
+	bool settled = true;
+	int i;
+
+	for (i = 0; i < qgpu_nr_gpus; i++) {
+		mutex_lock(&qgpu_gpus[i].lock);
+		settled &= qgpu_gpus[i].retry_ns == U64_MAX;
+		mutex_unlock(&qgpu_gpus[i].lock);
+	}
+	return settled;
+}
+
 /* Do what is due, and come back when something else is. */
 static void run(struct qgpu_gpu *gpu)
 {
@@ -166,7 +186,8 @@ static void run(struct qgpu_gpu *gpu)
 	}
 	qgpu_tsgs_apply(gpu);
 	edge_ns = next_edge(plan, phase_ns);
-	arm(gpu, edge_ns == U64_MAX ? gpu->lease_until_ns : min(now_ns - phase_ns + edge_ns, gpu->lease_until_ns));
+	edge_ns = edge_ns == U64_MAX ? U64_MAX : now_ns - phase_ns + edge_ns;
+	arm(gpu, min3(edge_ns, gpu->lease_until_ns, gpu->retry_ns));
 }
 
 static void work(struct kthread_work *work)
@@ -365,12 +386,13 @@ void qgpu_slice_init(void)
 
 		mutex_init(&gpu->lock);
 		INIT_LIST_HEAD(&gpu->tsgs);
+		gpu->retry_ns = U64_MAX;
 		qgpu_hrtimer_setup(&gpu->timer, wake);
 		kthread_init_work(&gpu->work, work);
 	}
 }
 
-/* No plan is left by now (no descriptor is open), so a timer that still fires finds nothing to re-arm for. */
+/* Neither plans (no descriptor is open) nor TSGs are left, so a timer that still fires finds nothing to re-arm for. */
 void qgpu_slice_uninit(void)
 {
 	int i;

@@ -57,6 +57,11 @@ void qgpu_slice_refresh(void);
 void qgpu_slice_pause(int reason);
 void qgpu_slice_resume(int reason);
 
+/* See to it that the worker comes at gpu->retry_ns at the latest. Needs the pGPU's lock. */
+void qgpu_slice_retry(struct qgpu_gpu *gpu);
+/* Whether every gate and timeslice is as it is to be. */
+bool qgpu_slice_settled(void);
+
 /* Fill in what the pod holds on this pGPU in TSGs and gates. */
 void qgpu_slice_usage(struct qgpu_gpu *gpu, struct qgpu_pod *pod, struct qgpu_usage *usage);
 

@@ -15,11 +15,15 @@
 #include "trace.h"
 #include "tsg.h"
 
+#define RETRY_MIN_NS	(10 * NSEC_PER_MSEC)
+#define RETRY_MAX_NS	NSEC_PER_SEC
+#define SILENT_NS	(10 * NSEC_PER_SEC)
+
 static atomic64_t last_id;
 
 struct qgpu_tsg *qgpu_tsg_add(struct qgpu_client *client, struct qgpu_gpu *gpu, u32 handle, u32 device, u32 engine)
 {
-	struct qgpu_tsg *tsg = kzalloc(sizeof(*tsg), GFP_KERNEL);
+	struct qgpu_tsg *tsg = kzalloc(sizeof(*tsg), GFP_KERNEL_ACCOUNT);
 
 	if (!tsg)
 		return ERR_PTR(-ENOMEM);
@@ -79,23 +83,36 @@ void qgpu_channel_remove(struct qgpu_tsg *tsg, u32 handle)
 		qgpu_tsg_remove(tsg);
 }
 
-void qgpu_tsg_hold(struct qgpu_tsg *tsg, int by)
+static bool is_closed(const struct qgpu_tsg *tsg)
 {
-	mutex_lock(&tsg->gpu->lock);
-	tsg->hold += by;
-	qgpu_tsgs_apply(tsg->gpu);
-	mutex_unlock(&tsg->gpu->lock);
+	return tsg->pod->shares[qgpu_gpu_index(tsg->gpu)].closed && tsg->hold <= 0 && !READ_ONCE(tsg->pod->gone);
 }
 
-void qgpu_tsg_reclose(struct qgpu_tsg *tsg)
+bool qgpu_tsg_hold(struct qgpu_tsg *tsg, int by)
 {
+	bool was, closed;
+
+	mutex_lock(&tsg->gpu->lock);
+	was = is_closed(tsg);
+	tsg->hold += by;
+	closed = is_closed(tsg);
+	qgpu_tsgs_apply(tsg->gpu);
+	mutex_unlock(&tsg->gpu->lock);
+	return was && !closed;
+}
+
+bool qgpu_tsg_reclose(struct qgpu_tsg *tsg)
+{
+	bool closed;
 	u32 i;
 
 	mutex_lock(&tsg->gpu->lock);
+	closed = is_closed(tsg);
 	for (i = 0; i < tsg->nr_channels; i++)
 		tsg->channels[i].off = false;
 	qgpu_tsgs_apply(tsg->gpu);
 	mutex_unlock(&tsg->gpu->lock);
+	return closed;
 }
 
 void qgpu_tsg_wish(struct qgpu_tsg *tsg, u64 wish_us)
@@ -129,11 +146,6 @@ int qgpu_tsg_next(struct qgpu_gpu *gpu, struct qgpu_tsg_next *next)
 	return ret;
 }
 
-static bool is_closed(const struct qgpu_tsg *tsg)
-{
-	return tsg->pod->shares[qgpu_gpu_index(tsg->gpu)].closed && tsg->hold <= 0 && !READ_ONCE(tsg->pod->gone);
-}
-
 /* A subdevice handle can be freed and made anew, so it is asked for again when a control did not go through. */
 static u32 subdevice_of(struct qgpu_tsg *tsg, bool again)
 {
@@ -155,6 +167,26 @@ static u32 send_gate(struct qgpu_gpu *gpu, struct qgpu_tsg *tsg, bool off)
 	return status;
 }
 
+/* True the first time. */
+static bool retry_later(struct qgpu_retry *retry)
+{
+	bool first = !retry->at_ns;
+
+	retry->pause_ns = first ? RETRY_MIN_NS : min_t(u64, 2 * retry->pause_ns, RETRY_MAX_NS);
+	retry->at_ns = ktime_get_ns() + retry->pause_ns;
+	return first;
+}
+
+/* Each further control to a card that is lost or hangs would cost RM seconds, with all its locks held. */
+static bool is_silent(struct qgpu_gpu *gpu, const struct qgpu_tsg *tsg, u32 status)
+{
+	if (status != NV_ERR_GPU_IS_LOST && status != NV_ERR_RESET_REQUIRED && status != NV_ERR_TIMEOUT)
+		return false;
+	gpu->silent_until_ns = ktime_get_ns() + SILENT_NS;
+	qgpu_event(QGPU_EVENT_GATE_FAILED, tsg->pod->id, qgpu_gpu_index(gpu), status);
+	return true;
+}
+
 static void gate_one(struct qgpu_gpu *gpu, struct qgpu_tsg *tsg, struct qgpu_channel *channel, bool off)
 {
 	u32 status, class;
@@ -163,13 +195,16 @@ static void gate_one(struct qgpu_gpu *gpu, struct qgpu_tsg *tsg, struct qgpu_cha
 	gpu->gate.clients[0] = tsg->client;
 	gpu->gate.channels[0] = channel->handle;
 	status = send_gate(gpu, tsg, off);
+	gpu->gate.num = 0;
 	if (status == NV_OK) {
 		channel->off = off;
-		channel->failed = false;
-	} else if (qgpu_rm_class(tsg->client, channel->handle, &class) != NV_OK) {
-		channel->gone = true;
-	} else if (!channel->failed) {
-		channel->failed = true;
+		channel->retry.at_ns = 0;
+	} else if (is_silent(gpu, tsg, status)) {
+		return;
+	} else if (qgpu_rm_gone(tsg->client, channel->handle) ||
+		   (qgpu_rm_class(tsg->client, channel->handle, &class) == NV_OK && !NV_IS_GPFIFO(class))) {
+		channel->gone = true;	/* or its handle is something else's by now */
+	} else if (retry_later(&channel->retry)) {
 		qgpu_event(QGPU_EVENT_GATE_FAILED, tsg->pod->id, qgpu_gpu_index(gpu), status);
 	}
 }
@@ -177,19 +212,42 @@ static void gate_one(struct qgpu_gpu *gpu, struct qgpu_tsg *tsg, struct qgpu_cha
 /* All that wait in gpu->gated belong to one client: RM then checks no more than that the caller owns them. */
 static void flush_gate(struct qgpu_gpu *gpu, struct qgpu_tsg *tsg, bool off)
 {
-	u32 i, num = gpu->gate.num;
+	u32 i, num = gpu->gate.num, status;
 
 	if (!num)
 		return;
 	trace_qgpu_gate(qgpu_gpu_index(gpu), tsg->pod->id, num, off);
-	if (send_gate(gpu, tsg, off) == NV_OK) {
-		for (i = 0; i < num; i++)
+	status = send_gate(gpu, tsg, off);
+	gpu->gate.num = 0;
+	if (status != NV_OK && is_silent(gpu, tsg, status))
+		return;
+	for (i = 0; i < num && !gpu->silent_until_ns; i++) {
+		if (status == NV_OK)
 			gpu->gated[i]->off = off;
-	} else {
-		for (i = 0; i < num; i++)
+		else
 			gate_one(gpu, tsg, gpu->gated[i], off);
 	}
-	gpu->gate.num = 0;
+}
+
+static bool is_due(const struct qgpu_tsg *tsg, const struct qgpu_channel *channel, bool off)
+{
+	return is_closed(tsg) == off && channel->off != off && !channel->gone;
+}
+
+/* Those that failed before go one by one, when their time has come, for they would fail others in their batch. */
+static void apply_failed_gates(struct qgpu_gpu *gpu, bool off)
+{
+	struct qgpu_channel *channel;
+	struct qgpu_tsg *tsg;
+
+	list_for_each_entry(tsg, &gpu->tsgs, node) {
+		for (channel = tsg->channels; channel < tsg->channels + tsg->nr_channels; channel++) {
+			if (gpu->silent_until_ns)
+				return;
+			if (is_due(tsg, channel, off) && channel->retry.at_ns && channel->retry.at_ns <= ktime_get_ns())
+				gate_one(gpu, tsg, channel, off);
+		}
+	}
 }
 
 static void apply_gates(struct qgpu_gpu *gpu, bool off)
@@ -203,7 +261,7 @@ static void apply_gates(struct qgpu_gpu *gpu, bool off)
 		if (last && last->client != tsg->client)
 			flush_gate(gpu, last, off);
 		for (i = 0; i < tsg->nr_channels; i++) {
-			if (tsg->channels[i].off == off || tsg->channels[i].gone)
+			if (!is_due(tsg, &tsg->channels[i], off) || tsg->channels[i].retry.at_ns || gpu->silent_until_ns)
 				continue;
 			num = gpu->gate.num++;
 			gpu->gate.clients[num] = tsg->client;
@@ -216,22 +274,50 @@ static void apply_gates(struct qgpu_gpu *gpu, bool off)
 	}
 	if (last)
 		flush_gate(gpu, last, off);
+	apply_failed_gates(gpu, off);
 }
 
-static void apply_timeslice(struct qgpu_tsg *tsg)
+static bool is_slice_due(const struct qgpu_tsg *tsg)
+{
+	return tsg->hold <= 0 && !qgpu_tsg_hidden(tsg) && !tsg->gone && qgpu_slice_due_us(tsg) != tsg->set_us;
+}
+
+static void apply_timeslice(struct qgpu_gpu *gpu, struct qgpu_tsg *tsg)
 {
 	u64 due_us = qgpu_slice_due_us(tsg);
 	struct nva06c_timeslice slice = { due_us ?: tsg->wish_us };
+	u32 status;
 
-	if (tsg->hold > 0 || qgpu_tsg_hidden(tsg) || due_us == tsg->set_us)
+	if (gpu->silent_until_ns || !is_slice_due(tsg) || tsg->retry.at_ns > ktime_get_ns())
 		return;
-	if (qgpu_rm_control(tsg->client, tsg->handle, NVA06C_SET_TIMESLICE, &slice, sizeof(slice)) == NV_OK) {
+	status = qgpu_rm_control(tsg->client, tsg->handle, NVA06C_SET_TIMESLICE, &slice, sizeof(slice));
+	if (status == NV_OK) {
 		tsg->set_us = due_us;
-		tsg->set_failed = false;
-	} else if (!tsg->set_failed) {
-		tsg->set_failed = true;
-		qgpu_event(QGPU_EVENT_GATE_FAILED, tsg->pod->id, qgpu_gpu_index(tsg->gpu), 0);
+		tsg->retry.at_ns = 0;
+	} else if (is_silent(gpu, tsg, status)) {
+		return;
+	} else if (qgpu_rm_gone(tsg->client, tsg->handle)) {
+		tsg->gone = true;
+	} else if (retry_later(&tsg->retry)) {
+		qgpu_event(QGPU_EVENT_GATE_FAILED, tsg->pod->id, qgpu_gpu_index(gpu), status);
 	}
+}
+
+static u64 next_retry_ns(const struct qgpu_gpu *gpu)
+{
+	const struct qgpu_channel *channel;
+	const struct qgpu_tsg *tsg;
+	u64 at_ns = U64_MAX;
+
+	list_for_each_entry(tsg, &gpu->tsgs, node) {
+		for (channel = tsg->channels; channel < tsg->channels + tsg->nr_channels; channel++) {
+			if (is_due(tsg, channel, is_closed(tsg)))
+				at_ns = min(at_ns, max(channel->retry.at_ns, gpu->silent_until_ns));
+		}
+		if (is_slice_due(tsg))
+			at_ns = min(at_ns, max(tsg->retry.at_ns, gpu->silent_until_ns));
+	}
+	return at_ns;
 }
 
 void qgpu_tsgs_apply(struct qgpu_gpu *gpu)
@@ -239,8 +325,13 @@ void qgpu_tsgs_apply(struct qgpu_gpu *gpu)
 	struct qgpu_tsg *tsg;
 
 	lockdep_assert_held(&gpu->lock);
+	if (gpu->silent_until_ns && gpu->silent_until_ns <= ktime_get_ns())
+		gpu->silent_until_ns = 0;
 	apply_gates(gpu, true);		/* who must leave leaves before anybody comes: windows do not overlap */
 	apply_gates(gpu, false);
 	list_for_each_entry(tsg, &gpu->tsgs, node)
-		apply_timeslice(tsg);
+		apply_timeslice(gpu, tsg);
+	gpu->retry_ns = next_retry_ns(gpu);
+	if (gpu->retry_ns != U64_MAX)
+		qgpu_slice_retry(gpu);
 }

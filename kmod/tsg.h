@@ -11,11 +11,17 @@
 
 #define QGPU_TSG_CHANNELS_MAX 128	/* RM's own limit */
 
+/* What did not go through is tried again, soon at first, then ever less often. */
+struct qgpu_retry {
+	u64 at_ns;		/* 0: it did not fail */
+	u64 pause_ns;
+};
+
 struct qgpu_channel {
 	u32 handle;
 	bool off;		/* taken off the GPU by the gate */
-	bool failed;		/* a gate control on it failed; said once */
 	bool gone;		/* the driver has freed it with something it depended on */
+	struct qgpu_retry retry;	/* of its gate */
 };
 
 /* A time-slice group, or (handle 0) the one RM makes by itself for a channel directly below a device. */
@@ -32,7 +38,8 @@ struct qgpu_tsg {
 	u32 tgid;
 	u64 wish_us;		/* what the pod set for itself */
 	u64 set_us;		/* what the plan set; 0: nothing */
-	bool set_failed;
+	bool gone;		/* the driver has freed it, or will not have its timeslice set */
+	struct qgpu_retry retry;	/* of its timeslice */
 	int hold;		/* above 0: being freed, its gate stays open and nothing is set on it */
 	u32 nr_channels;
 	struct qgpu_channel channels[QGPU_TSG_CHANNELS_MAX];
@@ -50,6 +57,8 @@ struct qgpu_gpu {
 	struct list_head tsgs;
 	struct nv2080_disable_channels gate;	/* room for the next control */
 	struct qgpu_channel *gated[NV_DISABLE_CHANNELS_MAX];
+	u64 silent_until_ns;	/* the card does not answer: until then it is not asked */
+	u64 retry_ns;		/* when something is to be tried again; U64_MAX: all is as it is to be */
 
 	struct qgpu_timeline *plan;
 	void *owner;		/* the descriptor that installed the plan */
@@ -68,15 +77,19 @@ static inline bool qgpu_tsg_hidden(const struct qgpu_tsg *tsg)
 	return !tsg->handle;
 }
 
-void qgpu_tsg_hold(struct qgpu_tsg *tsg, int by);
-/* The pod may have put its channels back on the GPU itself: close the gate again if it is to be closed. */
-void qgpu_tsg_reclose(struct qgpu_tsg *tsg);
+/* True: its gate was closed, and is open by this. */
+bool qgpu_tsg_hold(struct qgpu_tsg *tsg, int by);
+/* The pod may have put its channels back on the GPU itself: close the gate again if it is to be closed (true). */
+bool qgpu_tsg_reclose(struct qgpu_tsg *tsg);
 void qgpu_tsg_wish(struct qgpu_tsg *tsg, u64 wish_us);
 
 /* The pod's TSG with the lowest id above next->id, or -ENOENT. */
 int qgpu_tsg_next(struct qgpu_gpu *gpu, struct qgpu_tsg_next *next);
 
-/* Make gates and timeslices what they are to be. Needs the pGPU's lock. */
+/*
+ * Make gates and timeslices what they are to be; what fails is left to gpu->retry_ns, for which the timer is armed. Needs
+ * the pGPU's lock.
+ */
 void qgpu_tsgs_apply(struct qgpu_gpu *gpu);
 
 #endif

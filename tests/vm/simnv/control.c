@@ -14,6 +14,10 @@
 static u32 gate_us = 300;
 module_param(gate_us, uint, 0644);
 
+/* So many gate controls from now on are answered "busy". */
+static u32 gate_busy;
+module_param(gate_busy, uint, 0644);
+
 #define GPU_ID_FIRST			6	/* as on the recorded machine */
 
 static u32 handle_info(struct sim_client *client, struct nv0000_handle_info *info)
@@ -27,16 +31,6 @@ static u32 handle_info(struct sim_client *client, struct nv0000_handle_info *inf
 	if (!object)
 		return NV_ERR_OBJECT_NOT_FOUND;
 	info->result = info->index == NV0000_HANDLE_INFO_CLASS ? object->class : object->parent;
-	return NV_OK;
-}
-
-static u32 gpu_id_info(struct nv0000_gpu_id_info_v2 *info)
-{
-	u32 instance = info->gpu_id >> 8;
-
-	if ((info->gpu_id & 0xff) != GPU_ID_FIRST || instance >= sim_nr_gpus)
-		return NV_ERR_INVALID_ARGUMENT;
-	info->device_instance = instance;
 	return NV_OK;
 }
 
@@ -113,6 +107,10 @@ static u32 gate(const struct nv2080_disable_channels *arg)
 {
 	u32 i;
 
+	if (gate_busy) {
+		gate_busy--;
+		return NV_ERR_BUSY_RETRY;
+	}
 	if (arg->num > NV_DISABLE_CHANNELS_MAX)
 		return NV_ERR_INVALID_ARGUMENT;
 	for (i = 0; i < arg->num; i++) {
@@ -168,8 +166,8 @@ static size_t size_of(u32 cmd)
 	switch (cmd) {
 	case NV0000_CLIENT_GET_HANDLE_INFO:
 		return sizeof(struct nv0000_handle_info);
-	case NV0000_GPU_GET_ID_INFO_V2:
-		return sizeof(struct nv0000_gpu_id_info_v2);
+	case NV2080_GPU_GET_ID:
+		return sizeof(struct nv2080_gpu_id);
 	case NV0080_GPU_FIND_SUBDEVICE_HANDLE:
 		return sizeof(struct nv0080_find_subdevice);
 	case NV0041_GET_SURFACE_INFO:
@@ -188,11 +186,8 @@ static u32 perform(const struct sim_file *file, struct sim_client *client, struc
 {
 	struct sim_object *object = sim_object(client, arg->object);
 
-	if (arg->object == client->handle) {
-		if (arg->cmd == NV0000_CLIENT_GET_HANDLE_INFO)
-			return handle_info(client, params);
-		return arg->cmd == NV0000_GPU_GET_ID_INFO_V2 ? gpu_id_info(params) : NV_ERR_NOT_SUPPORTED;
-	}
+	if (arg->object == client->handle)
+		return arg->cmd == NV0000_CLIENT_GET_HANDLE_INFO ? handle_info(client, params) : NV_ERR_NOT_SUPPORTED;
 	if (!object)
 		return NV_ERR_OBJECT_NOT_FOUND;
 	switch (arg->cmd) {
@@ -202,6 +197,9 @@ static u32 perform(const struct sim_file *file, struct sim_client *client, struc
 		return surface_info(file, object, params);
 	case NV2080_FB_GET_INFO_V2:
 		return fb_info(object->gpu, params);
+	case NV2080_GPU_GET_ID:
+		((struct nv2080_gpu_id *)params)->gpu_id = object->gpu << 8 | GPU_ID_FIRST;
+		return object->class == NV20_SUBDEVICE_0 ? NV_OK : NV_ERR_INVALID_ARGUMENT;
 	case NV2080_FIFO_DISABLE_CHANNELS:
 		return object->class == NV20_SUBDEVICE_0 ? gate(params) : NV_ERR_INVALID_ARGUMENT;
 	case NVA06C_SET_TIMESLICE:

@@ -13,7 +13,6 @@
 #include "sim.h"
 
 #define NV_ERR_INSERT_DUPLICATE_NAME	0x19
-#define NV_ERR_INVALID_OBJECT_PARENT	0x36
 #define PAGE_64K			0x10000ull
 
 DEFINE_MUTEX(sim_lock);
@@ -170,6 +169,8 @@ static u32 construct(const struct sim_file *file, struct sim_client *client, str
 	object->gpu = parent ? parent->gpu : -1;
 	if (object->class == NV01_MEMORY_LOCAL_USER)
 		return alloc_video(file, object, params);
+	if (object->class == KEPLER_CHANNEL_GROUP_A && params)
+		sim_copy_in(file, &object->vaspace, params + 8, sizeof(object->vaspace));
 	if (object->class == KEPLER_CHANNEL_GROUP_A)
 		return parent && parent->class == NV01_DEVICE_0 ? alloc_tsg(client, object) :
 								 NV_ERR_INVALID_OBJECT_PARENT;
@@ -234,7 +235,7 @@ static u32 alloc_client(struct sim_file *file, u32 *handle)
 		return NV_ERR_NO_MEMORY;
 	xa_init(&client->objects);
 	client->handle = ++last_client;
-	client->owner = file;
+	client->owner = file->control ?: file;
 	list_add(&client->node, &clients);
 	sim_nr_clients++;
 	*handle = client->handle;
@@ -252,6 +253,7 @@ static u32 alloc(struct sim_file *file, u32 root, u32 parent, u32 *handle, u32 c
 	client = sim_client(root, file);
 	if (!client)
 		return NV_ERR_INVALID_CLIENT;
+	parent = parent ?: root;
 	status = insert(client, parent, handle, class, &object);
 	if (status)
 		return status;
@@ -264,7 +266,7 @@ static u32 alloc(struct sim_file *file, u32 root, u32 parent, u32 *handle, u32 c
 static bool is_below(struct sim_client *client, struct sim_object *object, u32 handle)
 {
 	for (; object; object = sim_object(client, object->parent)) {
-		if (object->handle == handle || object->parent == handle)
+		if (object->handle == handle || object->parent == handle || (object->vaspace && object->vaspace == handle))
 			return true;
 	}
 	return false;
@@ -418,6 +420,9 @@ static u32 dispatch(struct sim_file *file, u32 nr, void *data, u32 size)
 	case NV_ESC_RM_ALLOC_MEMORY:
 		if (size != sizeof(*memory))
 			return NV_ERR_INVALID_ARGUMENT;
+		/* _rmAllocMemoryLocalUser: all of the card's memory, for an administrator */
+		if (memory->class == NV01_MEMORY_LOCAL_USER)
+			memory->class = NV01_MEMORY_LOCAL_PHYSICAL;
 		memory->status = alloc(file, memory->root, memory->parent, &memory->object, memory->class, 0);
 		return NV_OK;
 	case NV_ESC_RM_FREE:

@@ -70,6 +70,7 @@ struct sim_tsg {
 
 struct sim_object {
 	u32 handle, parent, class;
+	u32 vaspace;			/* that a TSG depends on and goes with */
 	int gpu;
 	bool doomed;
 	struct sim_mem *mem;

@@ -1,0 +1,246 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * object.c - the register: RM objects of a client that matter for time or memory. It says what hangs below what and who
+ * goes with whom. What a TSG or a piece of memory means is left to tsg.c and mem.c.
+ */
+#include <linux/slab.h>
+
+#include "client.h"
+#include "mem.h"
+#include "nvrm.h"
+#include "rm.h"
+#include "tsg.h"
+
+#define OBJECT_DEPTH_MAX 16
+
+atomic_t qgpu_nr_objects = ATOMIC_INIT(0);
+
+struct qgpu_object *qgpu_object_find(struct qgpu_client *client, u32 handle)
+{
+	return xa_load(&client->objects, handle);
+}
+
+static int insert(struct qgpu_client *client, struct qgpu_object *object)
+{
+	return xa_insert(&client->objects, object->handle, object, GFP_KERNEL_ACCOUNT);
+}
+
+struct qgpu_object *qgpu_object_add(struct qgpu_client *client, u32 handle, u32 parent, u32 class, bool sure)
+{
+	struct qgpu_object *object;
+	int ret;
+
+	lockdep_assert_held(&client->lock);
+	if (handle == client->handle)
+		return ERR_PTR(-EEXIST);
+	object = kzalloc(sizeof(*object), GFP_KERNEL_ACCOUNT);
+	if (!object)
+		return ERR_PTR(-ENOMEM);
+	object->handle = handle;
+	object->parent = parent;
+	object->class = class;
+	object->gpu = qgpu_object_gpu(client, parent);
+	object->pod = client->pod;
+	INIT_LIST_HEAD(&object->mem_node);
+	ret = insert(client, object);
+	if (ret == -EBUSY && sure) {	/* RM hands no handle out twice, so what has it here is gone there */
+		qgpu_objects_remove(client, handle);
+		ret = insert(client, object);
+	}
+	if (ret) {
+		kfree(object);
+		return ERR_PTR(ret == -EBUSY ? -EEXIST : ret);
+	}
+	atomic_inc(&qgpu_nr_objects);
+	return object;
+}
+
+static struct qgpu_object *device_of(struct qgpu_client *client, u32 handle)
+{
+	struct qgpu_object *object = qgpu_object_find(client, handle);
+	int depth;
+
+	for (depth = 0; object && depth < OBJECT_DEPTH_MAX; depth++) {
+		if (object->class == NV01_DEVICE_0)
+			return object;
+		object = qgpu_object_find(client, object->parent);
+	}
+	return NULL;
+}
+
+int qgpu_object_gpu(struct qgpu_client *client, u32 handle)
+{
+	struct qgpu_object *device = device_of(client, handle);
+
+	return device ? device->gpu : -1;
+}
+
+u32 qgpu_object_device(struct qgpu_client *client, u32 handle)
+{
+	struct qgpu_object *device = device_of(client, handle);
+
+	return device ? device->handle : 0;
+}
+
+bool qgpu_object_needed(struct qgpu_client *client, struct qgpu_object *object)
+{
+	struct qgpu_object *other;
+	unsigned long index;
+	bool needed = false;
+
+	if (object->class != NV20_SUBDEVICE_0)
+		return false;
+	xa_for_each(&client->objects, index, other) {
+		if (other == object || qgpu_object_device(client, other->handle) != object->parent)
+			continue;
+		if (other->class == NV20_SUBDEVICE_0)
+			return false;
+		needed |= !!other->tsg;
+	}
+	return needed;
+}
+
+static bool is_below(struct qgpu_client *client, struct qgpu_object *object, u32 handle)
+{
+	int depth;
+
+	if (handle == client->handle)	/* whatever the chain of parents says */
+		return true;
+	for (depth = 0; object && depth < OBJECT_DEPTH_MAX; depth++) {
+		if (object->handle == handle || object->parent == handle)
+			return true;
+		object = qgpu_object_find(client, object->parent);
+	}
+	return false;
+}
+
+/* RM tears down the channels that use an address space or a context share with it, wherever they hang. */
+static bool goes_with(struct qgpu_client *client, struct qgpu_object *object, u32 handle)
+{
+	struct qgpu_object *freed = qgpu_object_find(client, handle);
+
+	if (freed && (freed->class == FERMI_VASPACE_A || freed->class == FERMI_CONTEXT_SHARE_A))
+		return true;
+	return is_below(client, object, handle);
+}
+
+/* A channel freed alone takes its TSG's gate along: preempting is by TSG, and RM waits for the whole of it. */
+bool qgpu_objects_hold(struct qgpu_client *client, u32 handle)
+{
+	struct qgpu_object *object;
+	unsigned long index;
+	bool opened = false;
+
+	lockdep_assert_held(&client->lock);
+	xa_for_each(&client->objects, index, object) {
+		if (!object->tsg || !goes_with(client, object, handle))
+			continue;
+		if (NV_IS_GPFIFO(object->class) && !qgpu_tsg_hidden(object->tsg) && object->handle != handle)
+			continue;	/* by its TSG */
+		object->held = true;
+		opened |= qgpu_tsg_hold(object->tsg, 1);
+	}
+	return opened;
+}
+
+/* What the driver has freed is out of the register by now; what is left is gated as before. */
+void qgpu_objects_unhold(struct qgpu_client *client)
+{
+	struct qgpu_object *object;
+	unsigned long index;
+
+	lockdep_assert_held(&client->lock);
+	xa_for_each(&client->objects, index, object) {
+		if (object->held)
+			qgpu_tsg_hold(object->tsg, -1);
+		object->held = false;
+	}
+}
+
+static void object_remove(struct qgpu_client *client, struct qgpu_object *object)
+{
+	xa_erase(&client->objects, object->handle);
+	if (object->held && !qgpu_tsg_hidden(object->tsg) && NV_IS_GPFIFO(object->class))
+		qgpu_tsg_hold(object->tsg, -1);
+	if (object->mem)
+		qgpu_mem_drop(object);
+	if (object->tsg && NV_IS_GPFIFO(object->class))
+		qgpu_channel_remove(object->tsg, object->handle);
+	else if (object->tsg)
+		qgpu_tsg_remove(object->tsg);
+	atomic_dec(&qgpu_nr_objects);
+	kfree_rcu(object, rcu);
+}
+
+void qgpu_objects_remove(struct qgpu_client *client, u32 handle)
+{
+	struct qgpu_object *object = qgpu_object_find(client, handle);
+	unsigned long index;
+
+	lockdep_assert_held(&client->lock);
+	if (object && object->mem) {
+		object_remove(client, object);
+		return;
+	}
+	xa_for_each(&client->objects, index, object)
+		object->doomed = is_below(client, object, handle);
+	/* channels before the TSGs they are listed in */
+	xa_for_each(&client->objects, index, object) {
+		if (object->doomed && NV_IS_GPFIFO(object->class))
+			object_remove(client, object);
+	}
+	xa_for_each(&client->objects, index, object) {
+		if (object->doomed)
+			object_remove(client, object);
+	}
+}
+
+int qgpu_objects_keep(struct qgpu_client *client)
+{
+	struct qgpu_object *object;
+	unsigned long index;
+	struct qgpu_mem *mem;
+
+	lockdep_assert_held(&client->lock);
+	xa_for_each(&client->objects, index, object) {
+		mem = object->kept ? NULL : qgpu_mem_of(object);
+		if (!mem)
+			continue;
+		if (qgpu_client_keep(client, mem)) {
+			qgpu_mem_put(mem);
+			return -ENOMEM;
+		}
+		object->kept = true;
+	}
+	return 0;
+}
+
+void qgpu_objects_reconcile(struct qgpu_client *client)
+{
+	struct qgpu_object *object;
+	unsigned long index;
+
+	lockdep_assert_held(&client->lock);
+	xa_for_each(&client->objects, index, object) {
+		if (object->tsg && NV_IS_GPFIFO(object->class) && qgpu_rm_gone(client->handle, object->handle))
+			object_remove(client, object);
+	}
+	xa_for_each(&client->objects, index, object) {
+		if (object->tsg && qgpu_rm_gone(client->handle, object->handle))
+			qgpu_objects_remove(client, object->handle);
+	}
+}
+
+bool qgpu_objects_reclose(struct qgpu_client *client)
+{
+	struct qgpu_object *object;
+	unsigned long index;
+	bool closed = false;
+
+	lockdep_assert_held(&client->lock);
+	xa_for_each(&client->objects, index, object) {
+		if (object->tsg)
+			closed |= qgpu_tsg_reclose(object->tsg);
+	}
+	return closed;
+}
