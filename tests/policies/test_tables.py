@@ -9,6 +9,7 @@ import pytest
 from qgpu.errors import UnknownNameError
 from qgpu.model import MAX_TIMESLICE_US, NS_PER_MS, Grant, OnIdle, Pace, Pod, PodClass, Snapshot, Tsg, Window
 from qgpu.policies import POLICIES, compose, find
+from qgpu.policies.online import TURN_NS
 
 PERIOD = 100 * NS_PER_MS
 
