@@ -176,12 +176,13 @@ void sim_gpu_remove_tsg(int gpu, struct sim_tsg *tsg)
 void sim_gpu_submit(int gpu, struct sim_channel *channel, const struct sim_submit *arg)
 {
 	sim_gpu_advance(gpu);
-	channel->kernel_ns = max(arg->kernel_ns, 1ull);
+	/* bounds, or a random call could make the jumps so short that they never catch up */
+	channel->kernel_ns = max(arg->kernel_ns, 1000ull);
 	channel->current_ns = channel->kernel_ns;
-	channel->period_ns = arg->period_ns;
+	channel->period_ns = arg->period_ns ? max(arg->period_ns, 100000ull) : 0;
 	channel->batch = arg->count;
-	channel->next_ns = ktime_get_ns() + arg->period_ns;
-	channel->left = arg->period_ns ? 0 : arg->count;
+	channel->next_ns = ktime_get_ns() + channel->period_ns;
+	channel->left = channel->period_ns ? 0 : arg->count;
 	channel->submitted_ns = ktime_get_ns();
 }
 
