@@ -32,7 +32,7 @@ gputest: $(VENV)/installed
 	$(BIN)/pytest -m gpu
 
 vmtest: $(VENV)/installed
-	$(BIN)/pytest -m vm
+	$(MAKE) -C tests/vm vmtest VM_PYTHON=$(abspath $(BIN))/python
 
 bench: $(VENV)/installed
 	$(BIN)/python bench/spine.py
