@@ -3,7 +3,7 @@
     lane.py [--kernel 6.1] [--cycles N] [--results FILE] [PYTEST ARGUMENTS...]
 
 Kernels and builds are kept in $QGPU_CACHE (default ~/.cache/qgpu), nothing of them in the tree. Recorded traces are
-looked for in $QGPU_TRACES; without it their tests are skipped.
+looked for in $QGPU_TRACES (default tests/data/traces).
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def main() -> int:
         "QGPU_VM_REAL": version,
         "QGPU_VM_CYCLES": str(arguments.cycles),
         "QGPU_VM_FUZZ": str(arguments.fuzz),
-        "QGPU_TRACES": os.environ.get("QGPU_TRACES", ""),
+        "QGPU_TRACES": os.environ.get("QGPU_TRACES", str(ROOT / "tests" / "data" / "traces")),
         "PYTHONPATH": str(ROOT),
     }
     marks = [] if arguments.driver else ["-m", "vm"]
