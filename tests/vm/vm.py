@@ -1,8 +1,9 @@
-"""Boot a kernel under QEMU over this machine's own file tree and run one command in it.
+"""Boot a kernel under QEMU over a file tree, this machine's own or a given one, and run one command in it.
 
-The guest sees the host's root read-only under a tmpfs overlay, and one shared folder read-write at /run/share.
-What the command prints, its exit code and the kernel log come back through that folder. Emulation only (TCG):
-nested KVM is not to be had everywhere. This file knows nothing of qgpu.
+The guest sees that tree read-only under a tmpfs overlay, and one shared folder read-write at /run/share. On this
+machine's own tree the command is all that runs; on a given one it is a service that systemd starts at the end of
+the boot. What the command prints, its exit code and the kernel log come back through that folder. Emulation only
+(TCG): nested KVM is not to be had everywhere. This file knows nothing of qgpu.
 """
 
 from __future__ import annotations
@@ -35,8 +36,22 @@ mount -t proc none /new/proc; mount -t sysfs none /new/sys; mount -t devtmpfs no
 mount -t cgroup2 none /new/sys/fs/cgroup; mount -t debugfs none /new/sys/kernel/debug
 mount -t tmpfs none /new/run; mount -t tmpfs none /new/tmp; mkdir -p /new/run/share /new/dev/shm
 mount -t virtiofs share /new/run/share || poweroff -f
-exec switch_root /new /bin/sh /run/share/command
+{start}
 """
+
+_ALONE = "exec switch_root /new /bin/sh /run/share/command"
+
+_WITH_SYSTEMD = """cat >/new/run/command.service <<END
+[Unit]
+After=multi-user.target
+[Service]
+Type=oneshot
+ExecStart=/bin/sh /run/share/command
+END
+mkdir -p /new/run/systemd/system/default.target.wants
+mv /new/run/command.service /new/run/systemd/system/
+ln -s ../command.service /new/run/systemd/system/default.target.wants/
+exec switch_root /new /sbin/init"""
 
 _COMMAND = """export PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root TMPDIR=/tmp PYTHONDONTWRITEBYTECODE=1 {environment}
 ip link set lo up 2>/dev/null
@@ -44,8 +59,10 @@ cd {cwd}
 ( {command} ) </dev/null >/run/share/output 2>&1
 echo $? >/run/share/status
 dmesg >/run/share/dmesg
+[ ! -d /run/systemd/system ] || journalctl -b -o short-monotonic >/run/share/journal
 sync
-exec /bin/busybox poweroff -f
+echo o >/proc/sysrq-trigger
+sleep 60
 """
 
 
@@ -90,7 +107,7 @@ def _module_files(folder: Path) -> list[Path]:
     return [folder / path for path in order]
 
 
-def _initramfs(kernel: Kernel, folder: Path) -> Path:
+def _initramfs(kernel: Kernel, folder: Path, start: str) -> Path:
     tree = folder / "initramfs"
     for name in ("bin", "dev", "proc", "m", "ro", "rw", "new"):
         (tree / name).mkdir(parents=True)
@@ -100,7 +117,7 @@ def _initramfs(kernel: Kernel, folder: Path) -> Path:
         names.append(module.name.partition(".ko")[0] + ".ko")
         (tree / "m" / names[-1]).write_bytes(_unpacked(module))
     init = tree / "init"
-    init.write_text(_INIT.format(modules=" ".join(names)))
+    init.write_text(_INIT.format(modules=" ".join(names), start=start))
     init.chmod(0o755)
     listing = "\n".join(str(path.relative_to(tree)) for path in tree.rglob("*"))
     archive = subprocess.run(
@@ -142,13 +159,14 @@ def boot(
     *,
     share: Path,
     cwd: Path,
+    root: Path = Path("/"),
     environment: dict[str, str] | None = None,
     timeout_s: float = 600,
     memory: str = "1536M",
     append: str = "",
     single: bool = False,
 ) -> Outcome:
-    """Run ``command`` in ``cwd`` on ``kernel``; ``share`` is /run/share in the guest.
+    """Run ``command`` in ``cwd`` on ``kernel``; ``share`` is /run/share in the guest, ``root`` the tree it sees.
 
     ``single`` runs both CPUs in one thread: slower, but code that one CPU changes is never stale on the other.
     """
@@ -171,9 +189,14 @@ def boot(
             *("-smp", "2", "-m", memory, "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"),
             *("-chardev", f"file,id=console,path={share / 'console'}", "-serial", "chardev:console"),
             *("-object", f"memory-backend-memfd,id=mem,size={memory},share=on", "-numa", "node,memdev=mem"),
-            *("-kernel", str(kernel.image), "-initrd", str(_initramfs(kernel, folder))),
+            *(
+                "-kernel",
+                str(kernel.image),
+                "-initrd",
+                str(_initramfs(kernel, folder, _ALONE if root == Path("/") else _WITH_SYSTEMD)),
+            ),
             *("-append", f"console=ttyS0 panic=-1 loglevel=4 tsc=reliable oops=panic mitigations=off {append}"),
-            *stack.enter_context(_served("root", Path("/"), folder, "always")),
+            *stack.enter_context(_served("root", root, folder, "always")),
             *stack.enter_context(_served("share", share, folder, "none")),
         ]
         started = time.monotonic()
