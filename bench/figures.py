@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
+
+from plots import Plot
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +22,18 @@ class Figure:
     required: str = ""
     passed: bool | None = None
     note: str = ""
+
+    def detail(self) -> dict[str, Any]:
+        """Return what there is to say beside the value."""
+        spread = [min(self.repeats), max(self.repeats)] if self.repeats else None
+        return {
+            "value": self.value,
+            "limit": self.required,
+            "ok": self.passed,
+            "spread": spread,
+            "repeats": list(self.repeats),
+            "how": self.note,
+        }
 
     def row(self) -> str:
         """Return its row of the table."""
@@ -55,6 +69,11 @@ def at_most(limit: float, unit: str = "") -> tuple[str, Callable[[float], bool]]
     return f"≤ {limit:.4g}{unit}", lambda value: value <= limit
 
 
+def between(low: float, high: float) -> tuple[str, Callable[[float], bool]]:
+    """Ask for a value from ``low`` to ``high``."""
+    return f"{low:.4g} to {high:.4g}", lambda value: low <= value <= high
+
+
 def at_least(limit: float) -> tuple[str, Callable[[float], bool]]:
     """Ask for a value of at least ``limit``."""
     return f"≥ {limit:.4g}", lambda value: value >= limit
@@ -72,13 +91,26 @@ class About:
     took_s: float
 
 
-def write(out: Path, stem: str, about: About, figures: Sequence[Figure], errors: dict[str, str]) -> None:
+def write(
+    out: Path,
+    stem: str,
+    about: About,
+    figures: Sequence[Figure],
+    errors: Mapping[str, str],
+    plots: Sequence[Plot] = (),
+) -> None:
     """Write STEM.json and STEM.md into ``out``."""
     out.mkdir(parents=True, exist_ok=True)
     values = {figure.name: figure.value for figure in figures}
     values |= {f"error_{section}": text for section, text in errors.items()}
-    summary = {"command": about.command, "driver": about.driver, "date": about.date, "figures": values}
-    (out / f"{stem}.json").write_text(json.dumps(summary, indent=2) + "\n")
+    summary = {
+        **asdict(about),
+        "figures": values,
+        "details": {figure.name: figure.detail() for figure in figures},
+        "errors": dict(errors),
+        "plots": [asdict(plot) for plot in plots],
+    }
+    (out / f"{stem}.json").write_text(json.dumps(summary, indent=1, ensure_ascii=False) + "\n")
     lines = [
         f"# {stem}",
         "",
@@ -93,6 +125,31 @@ def write(out: Path, stem: str, about: About, figures: Sequence[Figure], errors:
     if errors:
         lines += ["", "Not measured:", "", *(f"- {section}: {text}" for section, text in errors.items())]
     (out / f"{stem}.md").write_text("\n".join(lines) + "\n")
+
+
+def read(file: Path) -> tuple[About, list[Figure], dict[str, str]]:
+    """Read back what ``write`` wrote, but for the plots."""
+    raw = json.loads(file.read_text())
+    about = About(**{field.name: raw[field.name] for field in fields(About)})
+    figures = [
+        Figure(name, raw["figures"][name], tuple(told["repeats"]), told["limit"], told["ok"], told["how"])
+        for name, told in raw["details"].items()
+    ]
+    return about, figures, raw["errors"]
+
+
+def merge(out: Path, stem: str, sections: Sequence[str]) -> None:
+    """Write STEM.json and STEM.md from the files of those sections that there are: STEM-SECTION.json."""
+    files = [file for section in sections if (file := out / f"{stem}-{section}.json").exists()]
+    parts = [read(file) for file in files]
+    abouts = [about for about, _, _ in parts]
+    about = replace(
+        max(abouts, key=lambda about: about.date),
+        command="; ".join(dict.fromkeys(about.command for about in abouts)),
+        took_s=sum(about.took_s for about in abouts),
+    )
+    figures = [figure for _, found, _ in parts for figure in found]
+    write(out, stem, about, figures, {name: text for _, _, errors in parts for name, text in errors.items()})
 
 
 def _short(value: object) -> str:

@@ -1,14 +1,13 @@
-"""A daemon, pods and loads for one measurement, and what they did.
+"""A daemon, pods and loads for one measurement.
 
-Decides how processes are started, watched and always ended. What is measured, and what is asked of it, is
-spine.py's matter. Everything is driven as a user would: ``qgpud``, ``qgpuctl``, ``qgpu-load``; only reading
-GPU time between two moments goes straight to the control socket, because a moment should be short.
+Decides how processes are started and always ended. What is measured, and what is asked of it, is the scripts'
+matter. Everything is driven as a user would: ``qgpud``, ``qgpuctl``, ``qgpu-load``; only reading GPU time
+between two moments goes straight to the control socket, because a moment should be short.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import os
 import shutil
 import signal
@@ -17,114 +16,34 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import psutil
+from pods import LOAD, BenchError, Pod, tail, wait_for
+from progress import Span
 
 from qgpu.control import Client
 from qgpu.errors import QgpuError
 
 ROOT = Path(__file__).resolve().parent.parent
-_LOAD = [sys.executable, "-m", "qgpu.load.main"]
 _QGPUD = [sys.executable, "-c", "from qgpu.daemon.main import main; main()"]
 _QGPUCTL = [sys.executable, "-c", "from qgpu.cli.main import main; main()"]
 #: In the environment of every process that we start, so that we find them again whatever they do.
-_MARK = "QGPU_SPINE"
-_READY_S = 30.0
-
-
-class BenchError(Exception):
-    """A measurement could not be made."""
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """The kernels that one load finished over time, from its own count per window."""
-
-    result: Mapping[str, Any]
-
-    def rate(self, span: Span) -> float:
-        """Return kernels per second in a span of time.
-
-        Pods take turns, and long kernels end rarely; so counts weigh less towards the ends of the span (a Hann
-        window). Where in a turn or a kernel the span begins and ends then hardly matters.
-        """
-        length = span.end - span.start
-        weighed = sum(
-            kernels * math.sin(math.pi * (when - span.start) / length) ** 2
-            for when, kernels in self._counts()
-            if span.start < when < span.end
-        )
-        return weighed * 2 / length
-
-    def between(self, start: float, end: float) -> int:
-        """Count the kernels of the windows whose middles lie between two times (s since the epoch)."""
-        return sum(kernels for when, kernels in self._counts() if start <= when < end)
-
-    def _counts(self) -> Iterator[tuple[float, int]]:
-        windows = self.result["windows"]
-        started = self.result["started_ns"] / 1e9
-        half = windows[1][0] / 2 if len(windows) > 1 else 0.0
-        for at, kernels in windows:
-            yield started + at + half, kernels
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """A stretch of time (s since the epoch), and the GPU time in ns that each pod got in it."""
-
-    start: float
-    end: float
-    used_ns: Mapping[str, int]
-
-
-@dataclass(slots=True)
-class Pod:
-    """A pod with one load in it."""
-
-    name: str
-    process: subprocess.Popen[bytes]
-    file: Path
-    log: Path
-
-    def load_process(self) -> psutil.Process:
-        """Find the load itself, below ``qgpuctl run``."""
-        with suppress(psutil.NoSuchProcess):
-            top = psutil.Process(self.process.pid)
-            for found in (top, *top.children(recursive=True)):
-                with suppress(psutil.Error):
-                    if found.cmdline()[1:3] == _LOAD[1:3]:
-                        return found
-        raise BenchError(f"pod {self.name}: its load is not running: {tail(self.log)}")
-
-    def finish(self, timeout_s: float = 40) -> Progress:
-        """Wait until the load ends by itself, and return what it did."""
-        try:
-            code = self.process.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            raise BenchError(f"pod {self.name}: still running after {timeout_s:.0f} s") from None
-        if code:
-            raise BenchError(f"pod {self.name}: exit code {code}: {tail(self.log)}")
-        return Progress(json.loads(self.file.read_text()))
-
-    def stop(self) -> Progress:
-        """End the load and return what it did."""
-        self.load_process().send_signal(signal.SIGTERM)
-        return self.finish()
+_MARK = "QGPU_BENCH"
 
 
 class Bench:
-    """Everything that one run of the script starts, in one temporary directory."""
+    """Everything that one run of a script starts, in one temporary directory."""
 
-    def __init__(self, plane: str, iterations: Mapping[str, int] | None = None) -> None:
+    def __init__(self, plane: str) -> None:
         self.plane = plane
-        self.directory = Path(tempfile.mkdtemp(prefix="qgpu-spine-"))
+        self.directory = Path(tempfile.mkdtemp(prefix="qgpu-bench-"))
         self.runtime_dir = self.directory / "run"
-        self.iterations = dict(iterations or {})
+        #: Of the kernel of each length, calibrated alone at first.
+        self.iterations: dict[str, int] = {}
         self.daemon_log = self.directory / "qgpud.log"
         self._mark = uuid.uuid4().hex
         self._daemon: subprocess.Popen[bytes] | None = None
@@ -145,7 +64,7 @@ class Bench:
             self.start_daemon()
             yield
         finally:
-            self._end_pods()
+            self.end_pods()
             self.stop_daemon()
 
     def start_daemon(self) -> None:
@@ -153,7 +72,7 @@ class Bench:
         command = [*_QGPUD, "--runtime-dir", str(self.runtime_dir), "--plane", self.plane]
         with self.daemon_log.open("ab") as log:
             self._daemon = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self._environment(), cwd=ROOT
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self.environment(), cwd=ROOT
             )
         wait_for("qgpud to answer", self._answers)
 
@@ -189,23 +108,12 @@ class Bench:
 
     def ask(self, op: str, **arguments: Any) -> dict[str, Any]:
         """Ask the daemon over its socket."""
-        client = Client(self.runtime_dir)
-        try:
+        with Client(self.runtime_dir) as client:
             return client.call(op, **arguments)
-        finally:
-            client.close()
 
     def ctl(self, *arguments: str) -> str:
         """Run qgpuctl and return what it prints."""
-        ended = subprocess.run(
-            [*_QGPUCTL, "--runtime-dir", str(self.runtime_dir), *arguments],
-            env=self._environment(),
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            timeout=30,
-            check=False,
-        )
+        ended = self._run([*_QGPUCTL, "--runtime-dir", str(self.runtime_dir), *arguments], 30)
         if ended.returncode:
             raise BenchError(f"qgpuctl {' '.join(arguments)}: code {ended.returncode}: {ended.stderr.strip()}")
         return ended.stdout
@@ -230,18 +138,16 @@ class Bench:
 
     def plain(self, *options: str) -> dict[str, Any]:
         """Run a load without qgpu, and return its result."""
-        return self._finished(_started_at([*_LOAD, *options]), "plain")
+        return self._finished(_started_at([*LOAD, *options]), "plain")
 
     def run_pod(self, *options: str) -> dict[str, Any]:
         """Run a load in a pod of its own from start to end, and return its result."""
         self._count += 1
-        run = ["run", "--name", f"once-{self._count}", "--", *_started_at([*_LOAD, *options])]
+        run = ["run", "--name", f"once-{self._count}", "--", *_started_at([*LOAD, *options])]
         return self._finished([*_QGPUCTL, "--runtime-dir", str(self.runtime_dir), *run], "pod")
 
     def _finished(self, command: Sequence[str], role: str) -> dict[str, Any]:
-        ended = subprocess.run(
-            command, env=self._environment(), cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
-        )
+        ended = self._run(command, 60)
         if ended.returncode:
             raise BenchError(f"{role}: exit code {ended.returncode}: {ended.stderr.strip()}")
         result: dict[str, Any] = json.loads(ended.stdout)
@@ -249,19 +155,46 @@ class Bench:
 
     def pod(self, name: str, kernel: str, *options: str, cores: int | None = None, pod_class: str = "offline") -> Pod:
         """Start a pod whose load runs until it is stopped (unless ``options`` say otherwise)."""
+        return self.start_pod(name, self._load(kernel, *options), cores=cores, pod_class=pod_class)
+
+    def beside(self, name: str, kernel: str, *options: str, environment: Mapping[str, str] | None = None) -> Pod:
+        """Start the same load in no pod: plainly, or as what ``environment`` makes of it."""
+        return self.start_beside(name, self._load(kernel, "--watch", *options), environment)
+
+    def start_pod(
+        self, name: str, command: Sequence[str], *, cores: int | None = None, pod_class: str = "offline"
+    ) -> Pod:
+        """Start any command that takes ``--json FILE`` in a pod."""
+        grant = ["--class", pod_class, *(("--cores", str(cores)) if cores else ())]
+        run = [*_QGPUCTL, "--runtime-dir", str(self.runtime_dir), "run", "--name", name, *grant, "--"]
+        return self._start(name, command, run)
+
+    def start_beside(self, name: str, command: Sequence[str], environment: Mapping[str, str] | None = None) -> Pod:
+        """Start any command that takes ``--json FILE`` in no pod."""
+        return self._start(name, command, [], environment)
+
+    def _start(
+        self, name: str, command: Sequence[str], run: Sequence[str], environment: Mapping[str, str] | None = None
+    ) -> Pod:
         self._count += 1
         file, log = (self.directory / f"{self._count}-{name}.{suffix}" for suffix in ("json", "log"))
-        grant = ["--class", pod_class, *(("--cores", str(cores)) if cores else ())]
-        options = (*options, *(() if "--duration" in options else ("--duration", "0s")), "--json", str(file))
-        load = [*_LOAD, *self.load_options(kernel, *options)]
-        command = [*_QGPUCTL, "--runtime-dir", str(self.runtime_dir), "run", "--name", name, *grant, "--", *load]
+        load = [*command, "--json", str(file)]
         with log.open("wb") as output:
             process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=self._environment(), cwd=ROOT
+                [*run, *load],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env={**self.environment(), **(environment or {})},
+                cwd=ROOT,
             )
-        pod = Pod(name, process, file, log)
+        pod = Pod(name, load, process, file, log)
         self._pods.append(pod)
         return pod
+
+    def _load(self, kernel: str, *options: str) -> list[str]:
+        endless = () if "--duration" in options else ("--duration", "0s")
+        return [*LOAD, *self.load_options(kernel, *options, *endless)]
 
     def wait_busy(self, *pods: Pod) -> None:
         """Wait until each pod has been seen to use the GPU."""
@@ -294,7 +227,9 @@ class Bench:
         return found
 
     def used_ns(self) -> dict[str, int]:
-        """Return the GPU time of each pod so far."""
+        """Return the GPU time of each pod so far; of none where there is no daemon."""
+        if self._daemon is None:
+            return {}
         return {pod["name"]: sum(use["used_ns"] for use in pod["usage"]) for pod in self.pods()}
 
     def span(self, seconds: float) -> Span:
@@ -311,13 +246,23 @@ class Bench:
         total = 0.0
         for process in self._ours():
             with suppress(psutil.Error):
-                if process.cmdline()[1:3] != _LOAD[1:3]:
+                if process.cmdline()[1:3] != list(LOAD[1:3]):
                     total += sum(process.cpu_times()[:2])
         return total
 
+    def end_pods(self) -> None:
+        """End every load that still runs: all are told first, then waited for."""
+        pods, self._pods = self._pods, []
+        for pod in pods:
+            if pod.process.poll() is None:
+                with suppress(psutil.Error, BenchError):
+                    pod.load_process().send_signal(signal.SIGTERM)
+        for pod in pods:
+            pod.end()
+
     def close(self, keep_log: Path | None = None) -> None:
         """End everything that is left; keep the daemon's log if told where."""
-        self._end_pods()
+        self.end_pods()
         self.stop_daemon()
         left = self._ours()
         for process in left:
@@ -336,22 +281,13 @@ class Bench:
                     found.append(process)
         return found
 
-    def _end_pods(self) -> None:
-        pods, self._pods = self._pods, []
-        running = [pod for pod in pods if pod.process.poll() is None]
-        for pod in running:
-            with suppress(psutil.Error, BenchError):
-                pod.load_process().send_signal(signal.SIGTERM)
-        for pod in running:
-            try:
-                pod.process.wait(10)
-            except subprocess.TimeoutExpired:
-                with suppress(psutil.Error, BenchError):
-                    pod.load_process().kill()
-                pod.process.kill()
-                pod.process.wait()
+    def _run(self, command: Sequence[str], timeout_s: float) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            command, env=self.environment(), cwd=ROOT, capture_output=True, text=True, timeout=timeout_s, check=False
+        )
 
-    def _environment(self) -> dict[str, str]:
+    def environment(self) -> dict[str, str]:
+        """Return the environment of what we start: no settings of ours but a mark."""
         kept = {name: value for name, value in os.environ.items() if not name.startswith("QGPU_")}
         libcuda = {name: os.environ[name] for name in ("QGPU_LIBCUDA",) if name in os.environ}
         path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
@@ -361,18 +297,3 @@ class Bench:
 def _started_at(command: Sequence[str]) -> list[str]:
     """Return ``command`` told, to the millisecond, when it was executed."""
     return ["sh", "-c", 'exec "$@" --started-at "$(date +%s.%N)"', "sh", *command]
-
-
-def wait_for(what: str, ready: Callable[[], bool]) -> None:
-    """Look every 20 ms until ``ready``. Raises BenchError after half a minute."""
-    until = time.monotonic() + _READY_S
-    while not ready():
-        if time.monotonic() > until:
-            raise BenchError(f"waited {_READY_S:.0f} s for {what}")
-        time.sleep(0.02)
-
-
-def tail(log: Path, lines: int = 5) -> str:
-    """Return the end of a log file in one line."""
-    text = log.read_text(errors="replace") if log.exists() else ""
-    return " | ".join(text.strip().splitlines()[-lines:]) or "(it said nothing)"

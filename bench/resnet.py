@@ -1,0 +1,72 @@
+"""ResNet-50 for inference, with random weights: what it computes is the real network's work, not its answers.
+
+The layers are those of He et al., "Deep Residual Learning for Image Recognition" (2015), table 1, with the stride
+in the 3x3 convolution of a block, as is common.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+_STAGES = ((64, 3), (128, 4), (256, 6), (512, 3))
+_EXPANSION = 4
+
+
+class Bottleneck(nn.Module):
+    """1x1, 3x3 and 1x1 convolutions beside a shortcut."""
+
+    def __init__(self, inputs: int, width: int, stride: int) -> None:
+        super().__init__()
+        outputs = width * _EXPANSION
+        self.body = nn.Sequential(
+            *_convolution(inputs, width, 1),
+            nn.ReLU(inplace=True),
+            *_convolution(width, width, 3, stride),
+            nn.ReLU(inplace=True),
+            *_convolution(width, outputs, 1),
+        )
+        same = stride == 1 and inputs == outputs
+        self.shortcut = nn.Identity() if same else nn.Sequential(*_convolution(inputs, outputs, 1, stride))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Add what the body makes of ``x`` to its shortcut."""
+        return torch.relu_(self.body(x) + self.shortcut(x))
+
+
+def resnet50() -> nn.Sequential:
+    """Build the network: images of 3x224x224 in, 1000 scores out."""
+    layers: list[nn.Module] = [
+        *_convolution(3, 64, 7, 2),
+        nn.ReLU(inplace=True),
+        nn.MaxPool2d(3, 2, 1),
+    ]
+    inputs = 64
+    for stage, (width, blocks) in enumerate(_STAGES):
+        for block in range(blocks):
+            layers.append(Bottleneck(inputs, width, 2 if block == 0 and stage > 0 else 1))
+            inputs = width * _EXPANSION
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, 1000))
+
+
+def inference() -> Callable[[int], None]:
+    """Return a function that infers one batch of a size in fp16 and waits until the GPU has finished."""
+    torch.manual_seed(0)
+    model = resnet50().eval().cuda().half().to(memory_format=torch.channels_last)
+    images: dict[int, Tensor] = {}
+
+    def infer(size: int) -> None:
+        if size not in images:
+            batch = torch.randn(size, 3, 224, 224, device="cuda", dtype=torch.half)
+            images[size] = batch.to(memory_format=torch.channels_last)
+        with torch.inference_mode():
+            model(images[size])
+        torch.cuda.synchronize()
+
+    return infer
+
+
+def _convolution(inputs: int, outputs: int, size: int, stride: int = 1) -> tuple[nn.Module, nn.Module]:
+    return nn.Conv2d(inputs, outputs, size, stride, size // 2, bias=False), nn.BatchNorm2d(outputs)

@@ -1,0 +1,206 @@
+"""What every script here has in common: options, progress, sections that stand alone, and results written at once.
+
+A section is a function of the script that returns figures; pictures it adds to ``script.plots``. If one fails, the
+others still run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import shlex
+import signal
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from figures import About, Figure, merge, write
+from harness import ROOT, Bench
+from plots import Plot, svg
+from pods import BenchError, Pod, tail
+from progress import Span
+
+DRIVER = Path("/proc/driver/nvidia/version")
+KERNELS = ("50us", "100us", "1ms", "100ms")
+
+
+class NotHereError(Exception):
+    """A section cannot be measured on this plane, and why."""
+
+
+class Script:
+    """One run: what it measures with, how long, and what it has to show."""
+
+    def __init__(self, bench: Bench, quick: bool) -> None:
+        self.bench = bench
+        self.scale = 0.5 if quick else 1.0
+        self.began = time.monotonic()
+        self.device = "simulated pGPU"
+        self.plots: list[Plot] = []
+
+    def say(self, text: str) -> None:
+        """Print one line of progress."""
+        print(f"[{time.monotonic() - self.began:5.0f} s] {text}", flush=True)
+
+    def span(self, seconds: float) -> Span:
+        """Measure for ``seconds``, or half of it if in a hurry."""
+        return self.bench.span(seconds * self.scale)
+
+    def settle(self, seconds: float = 1.0) -> None:
+        """Let a change take effect."""
+        time.sleep(seconds)
+
+    def running(self, *pods: Pod) -> None:
+        """Wait until pods run, and a little longer."""
+        self.bench.wait_busy(*pods)
+        self.settle()
+
+    def running_beside(self, *pods: Pod) -> None:
+        """Wait until loads outside of pods have run for a second."""
+        for pod in pods:
+            pod.wait_log('"elapsed_s"')
+
+    def calibrate(self, kernels: Iterable[str] = KERNELS) -> None:
+        """Find the length of kernels once, alone, for all processes to come."""
+        if self.bench.simulated:
+            return
+        for kernel in kernels:
+            if kernel in self.bench.iterations:
+                continue
+            result = self.bench.plain(*self.bench.load_options(kernel, "--count", "1"))
+            self.bench.iterations[kernel] = result["iterations"]
+            self.device = result["device"]
+            self.say(f"{kernel}: {result['iterations']} iterations, {result['gpu_kernel_us']:.1f} us alone")
+
+
+Section = Callable[[Script], list[Figure]]
+
+#: The suite: by its letter the sections of each claim, in the order of reports.
+CLAIMS = {
+    "a": ("batch_curve", "batch_curve_builtin"),
+    "b": ("share_error",),
+    "c": ("online_latency",),
+    "d": ("colocation",),
+    "e": ("convergence",),
+    "f": ("harvest",),
+    "g": ("daemon_cost",),
+}
+
+
+def claim(sections: Mapping[str, Section], doc: str | None) -> None:
+    """Run a script of the suite: each section has its results, and all that lie in the folder are put together."""
+    every = [name for names in CLAIMS.values() for name in names]
+    sys.exit(run("bench", sections, doc or "", apart=every))
+
+
+def run(name: str, sections: Mapping[str, Section], doc: str, *, apart: Sequence[str] = ()) -> int:
+    """Run the sections asked for and write what they found; return the exit code.
+
+    With ``apart`` (the sections of a whole suite) each has a file of its own, and all that lie in the folder are put
+    together.
+    """
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--plane", default="auto", choices=["auto", "sim", "seccomp", "kmod"])
+    parser.add_argument("--only", help="sections: " + ", ".join(sections))
+    parser.add_argument("--quick", action="store_true", help="halve the durations")
+    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "results")
+    parser.add_argument("--name", help=f"of the result files; default h200-{name}, or sim-{name} on sim")
+    options = parser.parse_args()
+    plane = options.plane
+    if plane == "auto":
+        plane = "seccomp" if DRIVER.exists() else "sim"
+    wanted = _wanted(options.only, sections, parser)
+    stem = options.name or f"{'sim' if plane == 'sim' else 'h200'}-{name}"
+    bench = Bench(plane)
+    script = Script(bench, options.quick)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    command = shlex.join(["python", f"bench/{Path(sys.argv[0]).name}", *_what(sys.argv[1:])])
+    figures: list[Figure] = []
+    errors: dict[str, str] = {}
+    failed = False
+
+    def save(stem: str, since: float) -> None:
+        date = time.strftime("%Y-%m-%d %H:%M:%S %Z")
+        about = About(command, _driver(), date, script.device, plane, time.monotonic() - since)
+        write(options.out, stem, about, figures, errors, script.plots)
+
+    try:
+        script.calibrate()
+        for section in wanted:
+            script.say(f"-- {section}")
+            began = time.monotonic()
+            if apart:
+                figures, errors, script.plots = [], {}, []
+            try:
+                found = sections[section](script)
+            except NotHereError as reason:
+                script.say(f"{section}: left out: {reason}")
+                continue
+            except Exception as error:  # noqa: BLE001 (a section that fails must not cost the others)
+                errors[section] = f"{type(error).__name__}: {error}"
+                script.say(f"{section} failed: {errors[section]}; qgpud: {tail(bench.daemon_log, 10)}")
+                found = []
+            figures += found
+            for figure in found:
+                print(figure.row(), flush=True)
+            # Written at once, for whoever runs this may have a limit of their own.
+            save(f"{stem}-{section}" if apart else stem, began if apart else script.began)
+            if apart:
+                merge(options.out, stem, apart)
+                _picture(options.out / f"{stem}-{section}.svg", script.plots)
+            failed = failed or bool(errors) or any(figure.passed is False for figure in found)
+            script.say(f"-- {section}: {time.monotonic() - began:.0f} s")
+    except BenchError as error:
+        script.say(f"calibration failed: {error}")
+        failed = True
+    finally:
+        bench.close(keep_log=options.out / f"{stem}-qgpud.log" if errors else None)
+    return 1 if failed else 0
+
+
+def spread(name: object, values: Sequence[float]) -> tuple[object, float, float, float]:
+    """Return a point of a plot: the median of repeats, with least and most."""
+    return name, statistics.median(values), min(values), max(values)
+
+
+def listed(values: Iterable[float]) -> str:
+    """Return numbers for a line of progress."""
+    return ", ".join(f"{value:.4g}" for value in values) or "-"
+
+
+def _picture(file: Path, plots: Sequence[Plot]) -> None:
+    if plots:
+        with suppress(ImportError):  # report.py draws it from the results, where there is matplotlib
+            file.write_text(svg(plots))
+
+
+def _wanted(only: str | None, sections: Mapping[str, Section], parser: argparse.ArgumentParser) -> list[str]:
+    if not only:
+        return list(sections)
+    asked = [name for part in only.split(",") for name in CLAIMS.get(part, (part,))]
+    wanted = [name for name in asked if name in sections or name not in itertools.chain(*CLAIMS.values())]
+    if unknown := set(wanted) - set(sections):
+        parser.error(f"no section {', '.join(sorted(unknown))}; there are {', '.join(sections)}")
+    return wanted
+
+
+def _what(arguments: Sequence[str]) -> list[str]:
+    """Leave out where results go: it is no part of what was measured."""
+    kept, skip = [], False
+    for argument in arguments:
+        if not skip and not argument.startswith(("--out", "--name")):
+            kept.append(argument)
+        skip = argument in ("--out", "--name")
+    return kept
+
+
+def _driver() -> str:
+    try:
+        text = DRIVER.read_text()
+    except OSError:
+        return "none"
+    words = text.split()
+    return next((word for word in words if word[0].isdigit() and word.count(".") >= 1), "unknown")
