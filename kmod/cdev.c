@@ -121,6 +121,7 @@ static int do_grant_get(void *owner, void *arg)
 	limit = READ_ONCE(share->memory_limit);
 	grant->pod_class = share->pod_class;
 	grant->cores = share->cores;
+	grant->latency_target_ns = share->latency_target_ns;
 	grant->memory = limit == U64_MAX ? 0 : limit;
 	qgpu_pod_put(pod);
 	return share->granted ? 0 : -ENOENT;

@@ -173,6 +173,7 @@ int qgpu_pod_grant(u64 id, const struct qgpu_grant *grant)
 	share->granted = true;
 	share->pod_class = grant->pod_class;
 	share->cores = grant->cores;
+	share->latency_target_ns = grant->latency_target_ns;
 	WRITE_ONCE(share->memory_limit, grant->memory ?: U64_MAX);
 	mutex_unlock(&pods_lock);
 	qgpu_event(QGPU_EVENT_POD_CHANGED, id, grant->gpu, 0);

@@ -16,6 +16,7 @@ struct qgpu_share {
 	bool granted;
 	u32 pod_class;
 	u32 cores;
+	u64 latency_target_ns;
 	u64 memory_limit;	/* U64_MAX: none */
 
 	/* what it holds: mem.c, under mem_lock */

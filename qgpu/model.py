@@ -25,6 +25,10 @@ MAX_TIMESLICE_US = 1_000_000
 MIN_PERIOD_NS = 10 * NS_PER_MS
 MAX_PERIOD_NS = 10 * NS_PER_S
 
+#: Latency targets an online pod may have. The shortest slice beside it already costs a quarter of a millisecond.
+MIN_LATENCY_TARGET_NS = 250 * NS_PER_US
+MAX_LATENCY_TARGET_NS = NS_PER_S
+
 
 class PodClass(StrEnum):
     """Whether a pod's latency matters (online) or it fills what is left (offline)."""
@@ -45,18 +49,31 @@ class Grant:
     """What a pod was given on one pGPU.
 
     ``cores`` is its quota in per cent of the pGPU's time (None: no quota), ``memory`` its limit in bytes
-    (None: no limit).
+    (None: no limit). ``latency_target_ns`` is what sharing may add to the latency of an online pod, in 99 of 100
+    requests (None: as little as can be had).
     """
 
     pod_class: PodClass = PodClass.OFFLINE
     cores: int | None = None
     memory: int | None = None
+    latency_target_ns: int | None = None
 
     def __post_init__(self) -> None:
         if self.cores is not None and not 1 <= self.cores <= 100:
             raise InvalidValueError(f"cores {self.cores}: a quota is 1 to 100 per cent of a pGPU")
         if self.memory is not None and self.memory <= 0:
             raise InvalidValueError(f"memory {self.memory}: a memory limit is a positive number of bytes")
+        if self.latency_target_ns is not None:
+            self._check_latency_target(self.latency_target_ns)
+
+    def _check_latency_target(self, target_ns: int) -> None:
+        if not MIN_LATENCY_TARGET_NS <= target_ns <= MAX_LATENCY_TARGET_NS:
+            raise InvalidValueError(
+                f"latency target {target_ns / NS_PER_MS:g} ms: a target is "
+                f"{MIN_LATENCY_TARGET_NS / NS_PER_MS:g} ms to {MAX_LATENCY_TARGET_NS // NS_PER_S} s"
+            )
+        if self.pod_class is not PodClass.ONLINE:
+            raise InvalidValueError("latency target: only online pods have one; make the pod --class online")
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,18 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
-from qgpu.model import MAX_PERIOD_NS, MIN_PERIOD_NS, Grant, Pace, Pod, PodClass, Snapshot, Tsg
+from qgpu.model import (
+    MAX_LATENCY_TARGET_NS,
+    MAX_PERIOD_NS,
+    MIN_LATENCY_TARGET_NS,
+    MIN_PERIOD_NS,
+    Grant,
+    Pace,
+    Pod,
+    PodClass,
+    Snapshot,
+    Tsg,
+)
 
 #: What a pod may be taken for in the long run; to doubt one takes a single tick, in which shares are not kept.
 PACES = (Pace.STEADY, Pace.SPARSE, Pace.GAPPY)
@@ -15,6 +26,8 @@ periods = st.one_of(
     st.integers(MIN_PERIOD_NS, MAX_PERIOD_NS),
     st.sampled_from([MIN_PERIOD_NS, 20_000_000, 33_333_333, 100_000_000, MAX_PERIOD_NS]),
 )
+
+targets = st.one_of(st.none(), st.integers(MIN_LATENCY_TARGET_NS, MAX_LATENCY_TARGET_NS))
 
 
 @st.composite
@@ -27,9 +40,10 @@ def pods(draw: st.DrawFn, *, everybody: bool, classes: tuple[PodClass, ...] = tu
         cores = max(1, cut - below) if everybody else cut - below or None
         flags = draw(st.integers(0, 16))
         tsgs = tuple(Tsg(f"pod{i}/{n}", bool(flags >> n & 1)) for n in range(flags % 5))
-        result.append(
-            Pod(f"pod{i}", Grant(draw(st.sampled_from(classes)), cores), tsgs, pace=draw(st.sampled_from(PACES)))
-        )
+        pod_class = draw(st.sampled_from(classes))
+        target_ns = draw(targets) if pod_class is PodClass.ONLINE else None
+        grant = Grant(pod_class, cores, latency_target_ns=target_ns)
+        result.append(Pod(f"pod{i}", grant, tsgs, pace=draw(st.sampled_from(PACES))))
     excess = sum(pod.grant.cores or 0 for pod in result) - 100
     return tuple(result) if excess <= 0 else tuple(_lowered(result, excess))
 

@@ -21,7 +21,7 @@
 #include <linux/ioctl.h>
 #include <linux/types.h>
 
-#define QGPU_ABI_VERSION 1
+#define QGPU_ABI_VERSION 2
 
 #define QGPU_NAME_LEN 64
 #define QGPU_MAX_GPUS 32
@@ -95,8 +95,8 @@ struct qgpu_pod_remove {
 
 /*
  * QGPU_IOC_GRANT_SET, QGPU_IOC_GRANT_GET: what a pod was given on one pGPU.
- * memory (bytes) is enforced by the module, 0 is no limit; pod_class and cores (per cent, 0 is no quota)
- * are only remembered, for they act through plans. GET answers ENOENT where nothing was set.
+ * memory (bytes) is enforced by the module, 0 is no limit; pod_class, cores (per cent, 0 is no quota) and
+ * latency_target_ns (0 is none) are only remembered, for they act through plans. GET answers ENOENT where nothing was set.
  */
 struct qgpu_grant {
 	__u64 pod;
@@ -105,6 +105,7 @@ struct qgpu_grant {
 	__u32 cores;
 	__u32 flags;
 	__u64 memory;
+	__u64 latency_target_ns;
 };
 
 /* A file of the NVIDIA driver was open in the pod before the module could see it; such work has no gate. */

@@ -49,6 +49,11 @@ def memory(size: int | None) -> str:
     return "-" if size is None else units.format_memory(size)
 
 
+def duration(duration_ns: int | None) -> str:
+    """Write a time, or that there is none."""
+    return "-" if duration_ns is None else units.format_duration(duration_ns)
+
+
 def cores(quota: int | None) -> str:
     """Write a quota, or that there is none."""
     return "-" if quota is None else f"{quota} %"

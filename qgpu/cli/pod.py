@@ -7,13 +7,13 @@ from typing import Any
 import click
 
 from qgpu.cli.context import Context, pass_context
-from qgpu.cli.output import cores, memory, output_option, print_json, print_table
-from qgpu.cli.params import NONE, Memory, OrNone
+from qgpu.cli.output import cores, duration, memory, output_option, print_json, print_table
+from qgpu.cli.params import NONE, Duration, Memory, OrNone
 from qgpu.control import SCHEMA
 from qgpu.errors import InvalidValueError
 from qgpu.model import PodClass
 
-_HEADER = ("POD", "GPU", "CLASS", "CORES", "MEMORY", "USED", "HELD", "BUSY", "PIDS", "TROUBLE")
+_HEADER = ("POD", "GPU", "CLASS", "TARGET", "CORES", "MEMORY", "USED", "HELD", "BUSY", "PIDS", "TROUBLE")
 
 
 @click.group()
@@ -52,16 +52,26 @@ def show(context: Context, name: str, output: str) -> None:
 @click.option("--cores", "quota", type=OrNone(click.INT), help="Quota in per cent of the pGPU, or none.")
 @click.option("--class", "pod_class", type=click.Choice([each.value for each in PodClass]), help="Its class.")
 @click.option("--memory", "limit", type=OrNone(Memory()), help="Memory limit such as 16GiB, or none.")
+@click.option(
+    "--latency-target", "target", type=OrNone(Duration()), help="What sharing may add to its p99, such as 2ms, or none."
+)
 @pass_context
-def set_(context: Context, name: str, gpu: int | None, quota: Any, pod_class: str | None, limit: Any) -> None:
+def set_(
+    context: Context, name: str, gpu: int | None, quota: Any, pod_class: str | None, limit: Any, target: Any
+) -> None:
     """Change what a running pod was granted."""
     changes = {
         key: None if value == NONE else value
-        for key, value in (("cores", quota), ("class", pod_class), ("memory", limit))
+        for key, value in (
+            ("cores", quota),
+            ("class", pod_class),
+            ("memory", limit),
+            ("latency_target_ns", target),
+        )
         if value is not None
     }
     if not changes:
-        raise InvalidValueError("pod set: nothing to set; give --cores, --class or --memory")
+        raise InvalidValueError("pod set: nothing to set; give --cores, --class, --memory or --latency-target")
     context.ask("pod.set", name=name, gpu=gpu, **changes)
 
 
@@ -71,6 +81,7 @@ def _rows(pod: dict[str, Any]) -> list[tuple[str, ...]]:
             pod["name"],
             str(grant["gpu"]),
             grant["class"],
+            duration(grant["latency_target_ns"]),
             cores(grant["cores"]),
             memory(grant["memory"]),
             f"{used['used_ns'] / 1e9:.2f} s",

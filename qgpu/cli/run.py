@@ -16,7 +16,7 @@ import click
 
 from qgpu import launch
 from qgpu.cli.context import Context, pass_context
-from qgpu.cli.params import Memory
+from qgpu.cli.params import Duration, Memory
 from qgpu.control import Client
 from qgpu.errors import QgpuError
 from qgpu.model import PodClass
@@ -38,6 +38,7 @@ _NOT_EXECUTABLE, _NO_SUCH_COMMAND, _BY_SIGNAL = 126, 127, 128
     show_default=True,
     help="online: latency matters; offline: fills what is left.",
 )
+@click.option("--latency-target", type=Duration(), help="What sharing may add to an online pod's p99, such as 2ms.")
 @click.argument("command", metavar="-- CMD...", nargs=-1, required=True, type=click.UNPROCESSED)
 @pass_context
 def run(
@@ -47,10 +48,11 @@ def run(
     cores: int | None,
     memory: int | None,
     pod_class: str,
+    latency_target: int | None,
     command: tuple[str, ...],
 ) -> NoReturn:
     """Run a command as a pod and end with its exit code."""
-    grant = {"class": pod_class, "cores": cores, "memory": memory}
+    grant = {"class": pod_class, "cores": cores, "memory": memory, "latency_target_ns": latency_target}
     with context.connect() as client:
         pod = client.call("pod.create", name=name, grants={str(gpu): grant})
         child = os.fork()

@@ -42,11 +42,14 @@ class Arguments:
         return result
 
     def amended(self, grant: Grant) -> Grant:
-        """Return ``grant`` with the class, cores and memory that are among the arguments; null takes them away."""
+        """Return ``grant`` with what of it is among the arguments; null takes it away."""
         return Grant(
             pod_class=pod_class(self.need("class", str)) if "class" in self else grant.pod_class,
             cores=self.get("cores", int) if "cores" in self else grant.cores,
             memory=self.get("memory", int) if "memory" in self else grant.memory,
+            latency_target_ns=(
+                self.get("latency_target_ns", int) if "latency_target_ns" in self else grant.latency_target_ns
+            ),
         )
 
 

@@ -170,7 +170,13 @@ class Service:
                 }
             )
         grants = [
-            {"gpu": index, "class": grant.pod_class.value, "cores": grant.cores, "memory": grant.memory}
+            {
+                "gpu": index,
+                "class": grant.pod_class.value,
+                "cores": grant.cores,
+                "memory": grant.memory,
+                "latency_target_ns": grant.latency_target_ns,
+            }
             for index, grant in pod.grants.items()
         ]
         return {"name": pod.name, "pids": pod.pids, "trouble": pod.trouble, "grants": grants, "usage": usage}

@@ -253,9 +253,14 @@ def object_fact(rm: RmObject) -> Fact:
 
 def grant_to(grant: Grant) -> dict[str, Any]:
     """Put a grant into JSON's types."""
-    return {"class": grant.pod_class.value, "cores": grant.cores, "memory": grant.memory}
+    return {
+        "class": grant.pod_class.value,
+        "cores": grant.cores,
+        "memory": grant.memory,
+        "latency_target_ns": grant.latency_target_ns,
+    }
 
 
 def grant_from(data: Mapping[str, Any]) -> Grant:
-    """Read a grant back. Raises InvalidValueError, ValueError."""
-    return Grant(PodClass(data["class"]), data["cores"], data["memory"])
+    """Read a grant back, also one that an older qgpu wrote. Raises InvalidValueError, ValueError."""
+    return Grant(PodClass(data["class"]), data["cores"], data["memory"], data.get("latency_target_ns"))

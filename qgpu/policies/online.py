@@ -1,14 +1,16 @@
 """Online over offline: online work first, on top of any two policies.
 
-An online TSG gets a long timeslice and offline TSGs the shortest that still works, so the hardware itself
-switches to online work within tens of µs of its arrival, with no software in between. A price follows:
-two busy offline pods would cut each other every 50 µs and lose most of the card to switching, so they take
-turns by gate, each turn as long as the offline policy's share.
+An online TSG gets a long timeslice and offline TSGs a short one, so the hardware itself switches to online
+work soon after its arrival, with no software in between: the shortest slice that still works, or what the
+tightest latency target of the online pods allows. A price follows: two busy offline pods would cut each other
+at every slice and lose the card to switching, so they take turns by gate, each turn as long as the offline
+policy's share.
 
 Properties:
 - No gate of an online pod is closed on behalf of an offline one.
 - With no online pod on the card the plan is the offline policy's own, unchanged.
 - Among offline pods, shares stay those of the offline policy, over a period that may be longer than asked.
+- A tighter latency target never means a longer slice for anybody whom its pod waits for.
 """
 
 from __future__ import annotations
@@ -29,18 +31,24 @@ from qgpu.model import (
     Policy,
     Snapshot,
 )
-from qgpu.policies.shares import corrected, in_turns, shortened, split
+from qgpu.policies import latency
+from qgpu.policies.shares import corrected, in_turns, period_of_turns, shortened, split
 
-#: What an offline TSG gets beside an online one: the shortest slice at which a lone TSG still runs freely.
+#: What an offline TSG gets beside an online one without a target: the shortest at which a lone TSG still runs freely.
 OFFLINE_TIMESLICE_US = MIN_TIMESLICE_US
 
-#: Mean slice of several online pods among themselves: they must not wait a second for each other.
+#: Mean slice of several online pods among themselves without a target: they must not wait a second for each other.
 ONLINE_ROUND_US = 4_000
 
 #: Mean turn of busy offline pods beside online ones. Online work that arrives while a gate moves (0.6 ms a turn)
 #: waits up to a millisecond; turns this long keep that below one request in a hundred. An odd number, so that
 #: requests that come by a round period of their own do not meet every edge, or none, by chance of phase.
 TURN_NS = 127 * NS_PER_MS
+
+#: From this target on, a gate that moves (1.2 ms with preemption) is within it, so that turns need not be odd: their
+#: period is one of which a second holds a whole number.
+LOOSE_NS = 2 * NS_PER_MS
+LOOSE_TURN_NS = 100 * NS_PER_MS
 
 
 def online_first(offline: Policy, online: Policy) -> Policy:
@@ -56,11 +64,13 @@ def online_first(offline: Policy, online: Policy) -> Policy:
                 policy(replace(snapshot, pods=_by_slices(pods)))
                 for policy, pods in ((online, present), (offline, others))
             )
+            target_ns = latency.tightest_ns(present)
+            waits = _waits(present, others)
             if not front.gated and not behind.gated:
-                turns = sum(pod.busy for pod in others)
-                period_ns = max(period_ns, min(MAX_PERIOD_NS, turns * TURN_NS)) if turns > 1 else period_ns
+                period_ns = _period_of_turns(period_ns, [part.timeslice_us for part in behind.pods], others, target_ns)
             rest = replace(snapshot, pods=others, period_ns=period_ns)
-            parts = (*_prompt(front), *_step_back(behind, rest, _last_end(front)))
+            slice_us = OFFLINE_TIMESLICE_US if target_ns is None else latency.slice_us(target_ns, waits)
+            parts = (*_prompt(front, present, waits), *_step_back(behind, rest, _last_end(front), slice_us))
         else:
             behind = offline(replace(snapshot, pods=others))
             parts, period_ns = behind.pods, behind.period_ns
@@ -76,19 +86,39 @@ def _by_slices(pods: tuple[Pod, ...]) -> tuple[Pod, ...]:
     return tuple(replace(pod, pace=Pace.STEADY) for pod in pods)
 
 
-def _prompt(front: Plan) -> tuple[PodPlan, ...]:
-    """Give a lone online pod the longest slice, several of them short rounds in the ratio their policy chose."""
-    if len(front.pods) == 1:
-        return (replace(front.pods[0], timeslice_us=MAX_TIMESLICE_US),)
-    return shortened(front.pods, ONLINE_ROUND_US)
+def _waits(present: tuple[Pod, ...], others: tuple[Pod, ...]) -> int:
+    """Count the TSGs that online work may have to wait for: of online pods beside it, and of one offline pod."""
+    online = sum(pod.busy_tsgs for pod in present if pod.busy) if len(present) > 1 else 0
+    return online + max((pod.busy_tsgs for pod in others if pod.busy), default=0)
 
 
-def _step_back(behind: Plan, snapshot: Snapshot, taken_ns: int) -> tuple[PodPlan, ...]:
-    """Give offline pods the shortest slice, and turns by gate where more than one of them is busy.
+def _period_of_turns(period_ns: int, slices_us: list[int], others: tuple[Pod, ...], target_ns: int | None) -> int:
+    """Make turns of busy offline pods long enough for what online work beside them puts up with."""
+    turns = [slice_us * pod.busy_tsgs for slice_us, pod in zip(slices_us, others, strict=True) if pod.busy]
+    if len(turns) < 2:
+        return period_ns
+    if target_ns is not None and target_ns >= LOOSE_NS:
+        return period_of_turns(period_ns, turns, LOOSE_TURN_NS)
+    return max(period_ns, min(MAX_PERIOD_NS, len(turns) * TURN_NS))
+
+
+def _prompt(front: Plan, present: tuple[Pod, ...], waits: int) -> tuple[PodPlan, ...]:
+    """Give several online pods short rounds in the ratio their policy chose; one at a time has the longest slice."""
+    if len(front.pods) == 1 or front.gated:
+        return tuple(replace(part, timeslice_us=MAX_TIMESLICE_US) for part in front.pods)
+    targets = [pod.grant.latency_target_ns for pod in present]
+    return shortened(
+        front.pods,
+        min(ONLINE_ROUND_US if target_ns is None else latency.slice_us(target_ns, waits) for target_ns in targets),
+    )
+
+
+def _step_back(behind: Plan, snapshot: Snapshot, taken_ns: int, slice_us: int) -> tuple[PodPlan, ...]:
+    """Give offline pods a slice as short as this, and turns by gate where more than one of them is busy.
 
     Online pods with windows have the period up to ``taken_ns``; nobody's only turn may lie in there.
     """
-    short = tuple(replace(part, timeslice_us=OFFLINE_TIMESLICE_US) for part in behind.pods)
+    short = tuple(replace(part, timeslice_us=slice_us) for part in behind.pods)
     busy = [pod.busy for pod in snapshot.pods]
     if behind.gated:
         shift = min(taken_ns, snapshot.period_ns - _last_end(behind))

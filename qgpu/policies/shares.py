@@ -97,7 +97,7 @@ def by_weights(snapshot: Snapshot, weights: Sequence[int]) -> Plan:
         parts = tuple(replace(part, weight=weight) for part, weight in zip(slices, weights, strict=True))
     if not gated:
         return Plan(snapshot.pgpu, snapshot.period_ns, parts)
-    period_ns = _period_of_turns(snapshot.period_ns, [turn for turn in turns if turn])
+    period_ns = period_of_turns(snapshot.period_ns, [turn for turn in turns if turn], TURN_NS)
     windows = in_turns(lengths(period_ns, turns, snapshot.pods), OnIdle.YIELD)
     return Plan(
         snapshot.pgpu,
@@ -144,9 +144,9 @@ def corrected(length_ns: int, pod: Pod, period_ns: int) -> int:
     return min(longest_ns, max(length_ns - round(SHORTER * length_ns), length_ns + change_ns))
 
 
-def _period_of_turns(period_ns: int, weights: Sequence[int]) -> int:
-    """Choose a period that leaves turns long enough for what moving gates costs."""
-    wanted_ns = max(len(weights) * TURN_NS, MIN_TURN_NS * sum(weights) // min(weights))
+def period_of_turns(period_ns: int, weights: Sequence[int], mean_ns: int) -> int:
+    """Choose a period that leaves turns long enough for what moving gates costs, and this long on average."""
+    wanted_ns = max(len(weights) * mean_ns, MIN_TURN_NS * sum(weights) // min(weights))
     return max(period_ns, next((fits for fits in _PERIODS_NS if fits >= wanted_ns), _PERIODS_NS[-1]))
 
 

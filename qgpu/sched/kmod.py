@@ -333,6 +333,7 @@ class KmodHost:
                     pod_class=_CLASSES[grant.pod_class],
                     cores=grant.cores or 0,
                     memory=grant.memory or 0,
+                    latency_target_ns=grant.latency_target_ns or 0,
                 )
             except OSError as error:
                 raise QgpuError(f"pGPU {pgpu}: the module refused the grant: {error.strerror}") from error
@@ -365,7 +366,7 @@ def _grant_of(device: Device, pod: int, card: Card) -> Grant | None:
     except FileNotFoundError:
         return None
     pod_class = PodClass.ONLINE if grant.pod_class == _CLASSES[PodClass.ONLINE] else PodClass.OFFLINE
-    return Grant(pod_class, grant.cores or None, grant.memory or None)
+    return Grant(pod_class, grant.cores or None, grant.memory or None, grant.latency_target_ns or None)
 
 
 def _difference(ref: TsgRef, before: Used | None, now: Used | None) -> TsgSample:

@@ -145,7 +145,7 @@ def _settings(table: _Table, base: GpuSettings) -> GpuSettings:
 
 
 def _pod(name: str, table: _Table, duration_ns: int) -> ScenarioPod:
-    table.only("class", "cores", "memory", "arrive", "leave", "workload", "workloads")
+    table.only("class", "latency_target", "cores", "memory", "arrive", "leave", "workload", "workloads")
     arrive_ns = table.text("arrive", 0, units.parse_duration)
     leave_ns = table.text("leave", duration_ns, units.parse_duration)
     if not arrive_ns < leave_ns <= duration_ns:
@@ -162,10 +162,12 @@ def _pod(name: str, table: _Table, duration_ns: int) -> ScenarioPod:
 def _grant(table: _Table, base: Grant) -> Grant:
     pod_class = table.text("class", base.pod_class, _class)
     memory = table.text("memory", base.memory, units.parse_memory)
+    target_ns = table.text("latency_target", base.latency_target_ns, units.parse_duration)
     cores = table.raw.get("cores", base.cores)
     if cores is not None and (isinstance(cores, bool) or not isinstance(cores, int)):
         raise table.error("cores", f"write it as a whole number of per cent, not as {cores!r}")
-    return table.check("cores", lambda: Grant(pod_class, cores, memory))
+    grant = table.check("cores", lambda: Grant(pod_class, cores, memory))
+    return table.check("latency_target", lambda: replace(grant, latency_target_ns=target_ns))
 
 
 def _class(text: str) -> PodClass:
@@ -192,7 +194,7 @@ def _changes(
             settings = _settings(event, settings)
             changes.append(GpuChange(at_ns, settings))
             continue
-        event.only("at", "pod", "class", "cores", "memory")
+        event.only("at", "pod", "class", "latency_target", "cores", "memory")
         name = event.text("pod", "", str)
         if name not in grants:
             raise event.error("pod", f"there is no pod {name!r}; there are {', '.join(grants)}")

@@ -44,6 +44,12 @@ def state(daemon: Daemon) -> tuple[Any, Any]:
         (("gpu", "policy", "set", "0"), ExitCode.USAGE, "nothing to set"),
         (("run", "--cores", "0", "--", "true"), ExitCode.USAGE, "cores 0: a quota is 1 to 100 per cent"),
         (("run", "--cores", "101", "--", "true"), ExitCode.USAGE, "cores 101: a quota is 1 to 100 per cent"),
+        (("run", "--latency-target", "2ms", "--", "true"), ExitCode.USAGE, "latency target: only online pods have one"),
+        (
+            ("run", "--class", "online", "--latency-target", "10us", "--", "true"),
+            ExitCode.USAGE,
+            "latency target 0.01 ms: a target is 0.25 ms to 1 s",
+        ),
         (("run", "--gpu", "9", "--", "true"), ExitCode.NOT_FOUND, "pGPU 9: there is none of that number"),
         (("run", "--memory", "1TiB", "--", "true"), ExitCode.REFUSED, "1 TiB for pod pod-1 does not fit"),
         (("run", "--name", "a/b", "--", "true"), ExitCode.USAGE, "pod name 'a/b'"),

@@ -68,16 +68,23 @@ def test_grants_and_policies_change_while_pods_run(shared: Daemon) -> None:
     assert pod.stdout is not None
     pod.stdout.readline()
     try:
-        changes = ("--cores", "50", "--class", "online", "--memory", "8GiB")
+        changes = ("--cores", "50", "--class", "online", "--memory", "8GiB", "--latency-target", "2ms")
         assert shared.ctl("pod", "set", "live", *changes).returncode == ExitCode.OK
         assert shared.ctl("gpu", "policy", "set", "1", "1", "--period", "50ms").returncode == ExitCode.OK
 
-        grant = {"gpu": 1, "class": "online", "cores": 50, "memory": 8 << 30}
+        grant = {"gpu": 1, "class": "online", "cores": 50, "memory": 8 << 30, "latency_target_ns": 2_000_000}
         assert shared.json("pod", "show", "live")["pod"]["grants"] == [grant]
         gpu = shared.json("gpu", "show", "1")["gpu"]
         assert (gpu["policy"], gpu["period_ns"], gpu["pods"]) == ("fixed-share", 50_000_000, 1)
         assert shared.ctl("pod", "set", "live", "--cores", "none").returncode == ExitCode.OK
         assert shared.json("pod", "show", "live")["pod"]["grants"][0]["cores"] is None
+        offline = shared.ctl("pod", "set", "live", "--class", "offline")
+        assert (offline.returncode, offline.stderr.count("\n")) == (ExitCode.USAGE, 1)
+        assert "latency target: only online pods have one" in offline.stderr
+        changes = ("--cores", "20", "--class", "offline", "--latency-target", "none")
+        assert shared.ctl("pod", "set", "live", *changes).returncode == ExitCode.OK
+        grant |= {"class": "offline", "cores": 20, "latency_target_ns": None}
+        assert shared.json("pod", "show", "live")["pod"]["grants"] == [grant]
     finally:
         pod.send_signal(signal.SIGTERM)
         pod.communicate(timeout=TIMEOUT_S)

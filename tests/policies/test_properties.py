@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 from qgpu.model import (
     MAX_PERIOD_NS,
     MAX_TIMESLICE_US,
+    MIN_LATENCY_TARGET_NS,
     MIN_TIMESLICE_US,
     NS_PER_MS,
+    NS_PER_US,
     Pace,
     Plan,
     Pod,
@@ -23,7 +25,7 @@ from qgpu.model import (
     Snapshot,
     Tsg,
 )
-from qgpu.policies import POLICIES, compose
+from qgpu.policies import POLICIES, compose, latency
 from qgpu.policies.shares import LONGER, LONGER_NS
 from tests.forecast import forecast
 from tests.strategies import snapshots
@@ -293,20 +295,53 @@ def test_offline_pods_never_close_the_gate_of_an_online_pod(case: Case, data: st
     alone = replace(snapshot, pods=tuple(pod for pod in snapshot.pods if pod.online))
 
     parts = case.plan(snapshot).pods
-    online = tuple(part for part, pod in zip(parts, snapshot.pods, strict=True) if pod.online)
-    assert case.plan(alone).pods == online
+    online = [part.windows for part, pod in zip(parts, snapshot.pods, strict=True) if pod.online]
+    assert [part.windows for part in case.plan(alone).pods] == online
 
 
 @each_composed
 @thrifty
 @anything
-def test_beside_online_pods_offline_tsgs_get_the_shortest_slice(case: Case, data: st.DataObject) -> None:
+def test_beside_an_online_pod_without_a_target_offline_tsgs_get_the_shortest_slice(
+    case: Case, data: st.DataObject
+) -> None:
     snapshot = drawn(data, case)
-    assume(any(pod.online and pod.tsgs for pod in snapshot.pods))
+    assume(any(pod.tsgs for pod in snapshot.pods if pod.online and pod.grant.latency_target_ns is None))
 
     for part, pod in zip(case.plan(snapshot).pods, snapshot.pods, strict=True):
         if not pod.online:
             assert part.timeslice_us == MIN_TIMESLICE_US
+
+
+@each_composed
+@thrifty
+@anything
+def test_a_tighter_latency_target_never_means_a_longer_slice(case: Case, data: st.DataObject) -> None:
+    snapshot = drawn(data, case)
+    candidates = [i for i, pod in enumerate(snapshot.pods) if pod.online and pod.grant.latency_target_ns]
+    assume(candidates)
+    at = data.draw(st.sampled_from(candidates))
+    pod = snapshot.pods[at]
+    tighter_ns = data.draw(st.integers(MIN_LATENCY_TARGET_NS, pod.grant.latency_target_ns or 0))
+    tight = with_pod(snapshot, at, replace(pod, grant=replace(pod.grant, latency_target_ns=tighter_ns)))
+
+    for before, after in zip(case.plan(snapshot).pods, case.plan(tight).pods, strict=True):
+        assert after.timeslice_us <= before.timeslice_us
+
+
+@each_composed
+@thrifty
+@anything
+def test_whoever_an_online_pod_waits_for_leaves_it_its_latency_target(case: Case, data: st.DataObject) -> None:
+    snapshot = drawn(data, case)
+    targets = [pod.grant.latency_target_ns or 0 for pod in snapshot.pods if pod.online and pod.tsgs]
+    waiting = [pod for pod in snapshot.pods if not pod.online and pod.busy]
+    assume(targets and waiting)
+
+    for part, pod in zip(case.plan(snapshot).pods, snapshot.pods, strict=True):
+        if pod in waiting and part.timeslice_us > MIN_TIMESLICE_US:
+            least_us = 176 * pod.busy_tsgs + latency.IN_STEP_US  # what the table says a slice adds beyond itself
+            assert part.timeslice_us * pod.busy_tsgs + least_us <= min(targets) / NS_PER_US
 
 
 @each_composed

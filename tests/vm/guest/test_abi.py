@@ -132,7 +132,7 @@ def test_events_are_whole_polled_and_bounded(qgpu, pod):
 
 
 def test_pods_outlive_the_daemon_and_keep_their_grants(qgpu, pod):
-    web = pod("web", gpu=0, memory=5 << 20, cores=30, pod_class=1)
+    web = pod("web", gpu=0, memory=5 << 20, cores=30, pod_class=1, latency_target_ns=2_000_000)
     again = qg.Qgpu()
     try:
         (found,) = again.pods()
@@ -140,6 +140,7 @@ def test_pods_outlive_the_daemon_and_keep_their_grants(qgpu, pod):
         assert (found.pod, qg.uapi.ffi.string(found.name)) == (web.id, b"web")
         assert found.cgroup == os.stat(web.cgroup).st_ino
         assert (grant.memory, grant.cores, grant.pod_class) == (5 << 20, 30, 1)
+        assert grant.latency_target_ns == 2_000_000
     finally:
         again.close()
 
