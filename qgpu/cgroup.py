@@ -1,16 +1,18 @@
 """Pods are told apart by cgroup: version 2, or the version 2 tree of a hybrid host.
 
 A pod that ``qgpuctl run`` starts gets a cgroup of its own below ``qgpu/``; its children, whatever they exec,
-stay in it. No controller is enabled and nothing else in the tree is touched.
+stay in it. A container is a pod in the cgroup that its runtime made for it. No controller is enabled and nothing
+else in the tree is touched.
 """
 
 from __future__ import annotations
 
 import os
 import re
+from contextlib import suppress
 from pathlib import Path
 
-from qgpu.errors import InvalidValueError, NotSupportedError, PermissionDeniedError
+from qgpu.errors import InvalidValueError, NotSupportedError, PermissionDeniedError, RefusedError
 
 _PARENT = "qgpu"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
@@ -66,10 +68,39 @@ def enter(name: str, pid: int) -> None:
         raise NotSupportedError(f"pod {name}: process {pid} cannot enter its cgroup: {error.strerror}") from error
 
 
-def pids(name: str) -> tuple[int, ...]:
-    """List the processes in a pod's cgroup, those of sub-cgroups too."""
+def bring(name: str, pid: int, path: str) -> None:
+    """Move a process into a pod's own cgroup; see that it is in a container's. Raises as enter, RefusedError."""
+    if path == path_of(name):
+        enter(name, pid)
+    elif not within(of(pid), path):
+        raise RefusedError(f"pod {name}: process {pid} is not in its cgroup {path}")
+
+
+def within(path: str, above: str) -> bool:
+    """Tell whether a cgroup is another one or lies below it."""
+    return (path + "/").startswith(above + "/")
+
+
+def find(ident: int, likely: str) -> str | None:
+    """Return the cgroup with an id (the kernel's, which it never gives out again); ``likely`` is looked at first.
+
+    None when it is gone.
+    """
+    top = mount()
+    with suppress(OSError):
+        if (top / likely.lstrip("/")).stat().st_ino == ident:
+            return likely
+    for directory, _, _ in os.walk(top):
+        with suppress(OSError):
+            if Path(directory).stat().st_ino == ident:
+                return "/" + str(Path(directory).relative_to(top))
+    return None
+
+
+def pids(path: str) -> tuple[int, ...]:
+    """List the processes in a cgroup, those of sub-cgroups too."""
     found: list[int] = []
-    for directory, _, files in os.walk(_directory(name)):
+    for directory, _, files in os.walk(mount() / path.lstrip("/")):
         if "cgroup.procs" in files:
             try:
                 found += map(int, (Path(directory) / "cgroup.procs").read_text().split())

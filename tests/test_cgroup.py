@@ -72,17 +72,17 @@ def test_children_of_a_pods_process_are_counted_in_the_pod(name):
         assert process.stdin is not None
         process.stdin.write(b"go\n")
         process.stdin.flush()
-        while len(found := cgroup.pids(name)) < 2:
+        while len(found := cgroup.pids(cgroup.path_of(name))) < 2:
             assert process.poll() is None
 
         assert process.pid in found
         assert name in cgroup.names()
         assert cgroup.of(process.pid) == cgroup.path_of(name)
     finally:
-        for pid in cgroup.pids(name):
+        for pid in cgroup.pids(cgroup.path_of(name)):
             os.kill(pid, 9)
         process.wait()
-        while cgroup.pids(name):
+        while cgroup.pids(cgroup.path_of(name)):
             pass
 
 

@@ -23,7 +23,7 @@ ARROWS: dict[str, set[str]] = {
     "cgroup": {"errors"},
     "policies": {"errors", "model"},
     "sched": {"errors", "model"},
-    "sched.sim": {"errors", "load", "model", "sched", "sim"},
+    "sched.sim": {"cgroup", "errors", "load", "model", "sched", "sim"},
     "sched.seccomp": {"cgroup", "errors", "guardian", "model", "sched", "wire"},
     "sched.kmod": {"cgroup", "errors", "model", "sched", "uapi"},
     "rm": {"errors", "model"},
@@ -33,6 +33,7 @@ ARROWS: dict[str, set[str]] = {
     "config": {"errors", "model", "policies", "units"},
     "admission": {"cgroup", "config", "errors", "model", "policies", "sched", "units"},
     "control": {"errors", "wire"},
+    "runtime": {"cgroup", "errors", "guardian", "model", "rm", "sched", "units"},
     "launch": {"cgroup", "errors", "guardian", "rm", "wire"},
 }
 ROOTS = {"daemon", "cli", "doctor", "demo"}

@@ -60,7 +60,7 @@ def describe(cards: Sequence[Card]) -> list[Pgpu]:
             handle = pynvml.nvmlDeviceGetHandleByPciBusId(card.pci.encode())
             memory = int(pynvml.nvmlDeviceGetMemoryInfo(handle).total)
             uuid, name = _text(pynvml.nvmlDeviceGetUUID(handle)), _text(pynvml.nvmlDeviceGetName(handle))
-            found.append(Pgpu(index, uuid, name, memory))
+            found.append(Pgpu(index, uuid, name, memory, int(pynvml.nvmlDeviceGetMinorNumber(handle))))
         return found
     finally:
         pynvml.nvmlShutdown()

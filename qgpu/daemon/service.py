@@ -25,6 +25,8 @@ from qgpu.daemon.planes import Chosen, driver_version
 from qgpu.daemon.requests import Arguments
 from qgpu.errors import InvalidValueError, NotSupportedError, PermissionDeniedError, RefusedError, UnknownNameError
 from qgpu.load.spec import Workload
+from qgpu.model import Grant
+from qgpu.runtime.container import described
 from qgpu.sched.backend import Host, PodInfo
 from qgpu.sched.sim import SimHost
 
@@ -59,6 +61,7 @@ class Service:
             "pod.attach": self._pod_attach,
             "pod.set": self._pod_set,
             "pod.remove": self._pod_remove,
+            "container.bind": self._container_bind,
             "sim.start": self._sim_start,
         }
 
@@ -179,17 +182,19 @@ class Service:
             }
             for index, grant in pod.grants.items()
         ]
-        return {"name": pod.name, "pids": pod.pids, "trouble": pod.trouble, "grants": grants, "usage": usage}
+        return {
+            "name": pod.name,
+            "cgroup": pod.cgroup,
+            "pids": pod.pids,
+            "trouble": pod.trouble,
+            "grants": grants,
+            "usage": usage,
+        }
 
     def _pod_create(self, session: Session, arguments: Arguments, _fds: list[int]) -> dict[str, Any]:
         grants = arguments.grants()
         with self._lock:
-            self.reap()  # a name whose last bearer has just ended is free
-            pods = self._host.pods()
-            name = arguments.get("name", str) or _unused_name({pod.name for pod in pods})
-            settings = {index: each.settings for index, each in self._loops.items()}
-            admission.check_new(name, grants, pods, list(self._pgpus.values()), settings)
-            self._host.admit(name, grants)
+            name = self._admit(arguments.get("name", str), grants)
             self._held[name] = session
             session.at_end.append(partial(self._let_go, name, session))
         _log.info("pod created", pod=name)
@@ -198,6 +203,30 @@ class Service:
             "plane": self._chosen.plane.value,
             "gpus": [self._pgpus[index].uuid for index in grants],
         }
+
+    def _container_bind(self, _session: Session, arguments: Arguments, _fds: list[int]) -> dict[str, Any]:
+        """Make a container a pod before its process starts. It ends with its cgroup, which its runtime removes."""
+        container = described(arguments.raw)
+        wanted = container.wanted()
+        grants = dict.fromkeys(container.gpus({i: pgpu.minor for i, pgpu in self._pgpus.items()}), wanted.grant)
+        at = container.cgroup()
+        with self._lock:
+            for pod in self._host.pods():
+                if pod.cgroup == at:  # the container's last run; a container that starts has a cgroup to itself
+                    self._host.retire(pod.name)
+            name = self._admit(container.pod, grants, at)
+        _log.info("container bound", pod=name, container=container.id, cgroup=at)
+        return {"name": name}
+
+    def _admit(self, wanted: str | None, grants: dict[int, Grant], at: str = "") -> str:
+        """Make a pod if it fits, and return its name."""
+        self.reap()  # a name whose last bearer has just ended is free
+        pods = self._host.pods()
+        name = wanted or _unused_name({pod.name for pod in pods})
+        settings = {index: each.settings for index, each in self._loops.items()}
+        admission.check_new(name, grants, pods, list(self._pgpus.values()), settings)
+        self._host.admit(name, grants, at)
+        return name
 
     def _let_go(self, name: str, session: Session) -> None:
         with self._lock:

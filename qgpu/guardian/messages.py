@@ -8,7 +8,7 @@ from qgpu.guardian.register import grant_from
 from qgpu.model import OnIdle, Plan, PodClass, PodPlan, PodSample, Sample, TsgSample, Window
 
 #: Of the messages between daemon and guardian; a guardian may be older than the daemon that finds it.
-PROTOCOL = 1
+PROTOCOL = 2
 
 
 def plan_to(plan: Plan) -> dict[str, Any]:

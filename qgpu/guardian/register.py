@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from qgpu import cgroup
 from qgpu.model import Grant, PodClass
 from qgpu.rm import abi
 
@@ -54,8 +55,9 @@ class RmClientEntry:
 
 @dataclass(slots=True)
 class PodEntry:
-    """A pod and its grants by pGPU index."""
+    """A pod: its cgroup, and its grants by pGPU index."""
 
+    cgroup: str
     grants: dict[int, Grant] = field(default_factory=dict)
 
 
@@ -80,7 +82,7 @@ class Register:
             self.revision += 1
 
     def _pod(self, fact: Fact) -> None:
-        entry = self.pods.setdefault(fact["name"], PodEntry())
+        entry = self.pods.setdefault(fact["name"], PodEntry(fact.get("cgroup") or cgroup.path_of(fact["name"])))
         entry.grants = {int(pgpu): grant_from(grant) for pgpu, grant in fact["grants"].items()}
 
     def _unpod(self, fact: Fact) -> None:
@@ -186,7 +188,8 @@ class Register:
     def facts(self) -> Iterator[Fact]:
         """Say it all again in as few facts as there are things: what a compacted journal holds."""
         for name, pod in self.pods.items():
-            yield {"fact": "pod", "name": name, "grants": {str(i): grant_to(g) for i, g in pod.grants.items()}}
+            grants = {str(i): grant_to(g) for i, g in pod.grants.items()}
+            yield {"fact": "pod", "name": name, "cgroup": pod.cgroup, "grants": grants}
         for pid, name in self.processes.items():
             yield {"fact": "process", "pid": pid, "pod": name}
         for handle, client in self.clients.items():

@@ -313,7 +313,7 @@ class Guardian:
     def _op_attach(self, _: _Session, message: dict[str, Any], fds: list[int]) -> Any:
         name, pid = message["name"], message["pid"]
         self._known(name)
-        cgroup.enter(name, pid)
+        cgroup.bring(name, pid, self.register.pods[name].cgroup)
         return {"listener": self._listen(name, fds[0])}, []
 
     def _op_pods(self, _: _Session, __: dict[str, Any], ___: list[int]) -> Any:
@@ -325,11 +325,12 @@ class Guardian:
             name = fact["name"]
             held = {instances[i]: held for i, held in self.register.memory(name).items() if i in instances}
             refused = {what: n for (pod, what), n in self.supervisor.refusals.items() if pod == name}
-            pods.append({"name": name, "grants": fact["grants"], "memory": held, "refused": refused})
+            pods.append({key: fact[key] for key in ("name", "cgroup", "grants")} | {"memory": held, "refused": refused})
         return {"pods": pods}, []
 
     def _op_admit(self, _: _Session, message: dict[str, Any], __: list[int]) -> Any:
-        cgroup.create(message["name"])
+        if not message["cgroup"]:
+            cgroup.create(message["name"])
         self._set_grants(message)
         return {}, []
 
@@ -367,7 +368,9 @@ class Guardian:
         return {}, []
 
     def _set_grants(self, message: dict[str, Any]) -> None:
-        self.supervisor.note({"fact": "pod", "name": message["name"], "grants": message["grants"]})
+        self.supervisor.note(
+            {"fact": "pod"} | {key: message[key] for key in ("name", "cgroup", "grants") if key in message}
+        )
         self._changed()
 
     def _known(self, name: str) -> None:

@@ -297,7 +297,7 @@ class Supervisor:
 
     def _pod_by_cgroup(self, pid: int) -> str | None:
         path = cgroup.of(pid)
-        return next((pod for pod in self.register.pods if (path + "/").startswith(cgroup.path_of(pod) + "/")), None)
+        return next((name for name, pod in self.register.pods.items() if cgroup.within(path, pod.cgroup)), None)
 
     # -- confirming -------------------------------------------------------------------------------------------
 

@@ -43,6 +43,8 @@ class Pgpu:
     uuid: str
     name: str
     memory: int
+    #: The N of /dev/nvidiaN; None on the simulator.
+    minor: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +58,8 @@ class PodInfo:
     memory: Mapping[int, int] = field(default_factory=dict)
     #: What the plane can't do for this pod, in words for a person; empty when all is well.
     trouble: str = ""
+    #: Its cgroup (v2), such as "/qgpu/web"; empty where the plane has none, or it is gone.
+    cgroup: str = ""
 
 
 class Host(Protocol):
@@ -73,8 +77,11 @@ class Host(Protocol):
     def pods(self) -> Sequence[PodInfo]:
         """List the pods the plane knows, also those from before this daemon started."""
 
-    def admit(self, name: str, grants: Mapping[int, Grant]) -> None:
-        """Make a pod known with its grants (admission has been checked)."""
+    def admit(self, name: str, grants: Mapping[int, Grant], at: str = "") -> None:
+        """Make a pod known with its grants (admission has been checked).
+
+        ``at`` is a cgroup that is there already, such as a container's; empty for one of the pod's own, to be made.
+        """
 
     def amend(self, name: str, grants: Mapping[int, Grant]) -> None:
         """Change a pod's grants."""
@@ -82,7 +89,8 @@ class Host(Protocol):
     def attach(self, name: str, pid: int, fds: Sequence[int]) -> None:
         """Bring a process that is about to become a pod's command into the pod.
 
-        ``fds`` is what the plane's launcher made for it (seccomp: the listener); the host takes them over.
+        A process of a container is in its pod already; RefusedError if it is not. ``fds`` is what the plane's
+        launcher made for it (seccomp: the listener); the host takes them over.
         """
 
     def retire(self, name: str) -> None:

@@ -262,6 +262,8 @@ class KmodHost:
             raise NotSupportedError(f"qgpu.ko: it speaks ABI {info.abi}, this is {NUMBERS['QGPU_ABI_VERSION']}")
         if info.state in _STATES:
             raise NotSupportedError(f"qgpu.ko: {_STATES[info.state].format(driver=self.driver)}")
+        #: Where the cgroup of an id was last seen.
+        self._paths: dict[int, str] = {}
         self._cards = sorted(map(self._card, range(info.nr_gpus)), key=lambda card: card.pci)
         self._pgpus = list(describe(self._cards))
 
@@ -277,10 +279,12 @@ class KmodHost:
         """List the pods the module knows."""
         return [self._info(pod) for pod in self._device.each("POD_NEXT", "pod")]
 
-    def admit(self, name: str, grants: Mapping[int, Grant]) -> None:
-        """Make a pod with its cgroup."""
-        cgroup.create(name)
-        fd = os.open(cgroup.mount() / cgroup.path_of(name).lstrip("/"), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    def admit(self, name: str, grants: Mapping[int, Grant], at: str = "") -> None:
+        """Make a pod of a cgroup, or with one of its own."""
+        if not at:
+            cgroup.create(name)
+        path = at or cgroup.path_of(name)
+        fd = os.open(cgroup.mount() / path.lstrip("/"), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             ident = self._device.call("POD_ADD", cgroup_fd=fd, name=name.encode()).pod
         except OSError as error:
@@ -295,18 +299,17 @@ class KmodHost:
 
     def amend(self, name: str, grants: Mapping[int, Grant]) -> None:
         """Change a pod's grants."""
-        self._grant(self._ident(name), grants)
+        self._grant(self._pod(name).pod, grants)
 
     def attach(self, name: str, pid: int, fds: Sequence[int]) -> None:
         """Bring a process into a pod; what it opens from now on is the pod's."""
         for fd in fds:
             os.close(fd)
-        self._ident(name)
-        cgroup.enter(name, pid)
+        cgroup.bring(name, pid, self._path(self._pod(name)))
 
     def retire(self, name: str) -> None:
         """Forget a pod and remove its cgroup."""
-        self._device.call("POD_REMOVE", pod=self._ident(name))
+        self._device.call("POD_REMOVE", pod=self._pod(name).pod)
         cgroup.remove(name)
 
     def close(self) -> None:
@@ -317,10 +320,10 @@ class KmodHost:
         gpu = self._device.call("GPU", gpu=number)
         return Card(number, f"{gpu.domain:08x}:{gpu.bus:02x}:{gpu.slot:02x}.{gpu.function:x}", gpu.memory)
 
-    def _ident(self, name: str) -> int:
+    def _pod(self, name: str) -> Any:
         for pod in self._device.each("POD_NEXT", "pod"):
             if _text(pod.name) == name:
-                return int(pod.pod)
+                return pod
         raise UnknownNameError(f"pod {name}: there is no such pod")
 
     def _grant(self, ident: int, grants: Mapping[int, Grant]) -> None:
@@ -344,7 +347,14 @@ class KmodHost:
             if (grant := _grant_of(self._device, pod.pod, card)) is not None:
                 grants[index] = grant
                 memory[index] = int(self._device.call("USAGE", pod=pod.pod, gpu=card.number).memory)
-        return PodInfo(_text(pod.name), grants, cgroup.pids(_text(pod.name)), memory, _trouble(pod))
+        path = self._path(pod)
+        return PodInfo(_text(pod.name), grants, cgroup.pids(path) if path else (), memory, _trouble(pod), path)
+
+    def _path(self, pod: Any) -> str:
+        """Return a pod's cgroup as long as it is there; the module knows it by its id."""
+        likely = self._paths.get(pod.cgroup) or cgroup.path_of(_text(pod.name))
+        self._paths[pod.cgroup] = cgroup.find(pod.cgroup, likely) or ""
+        return self._paths[pod.cgroup]
 
 
 def _part(part: PodPlan, ident: int, first_window: int) -> dict[str, int]:

@@ -214,17 +214,18 @@ class SeccompHost:
             PodInfo(
                 pod["name"],
                 {int(i): grant_from(grant) for i, grant in pod["grants"].items()},
-                cgroup.pids(pod["name"]),
+                cgroup.pids(pod["cgroup"]),
                 {int(i): held for i, held in pod["memory"].items()},
                 "; ".join(f"{what} refused {n} times" for what, n in pod["refused"].items()),
+                pod["cgroup"],
             )
             for pod in self._call("pods")["pods"]
         ]
 
-    def admit(self, name: str, grants: Mapping[int, Grant]) -> None:
-        """Make a pod with its cgroup."""
+    def admit(self, name: str, grants: Mapping[int, Grant], at: str = "") -> None:
+        """Make a pod of a cgroup, or with one of its own."""
         cgroup.check_name(name)
-        self._call("admit", name=name, grants=_grants(grants))
+        self._call("admit", name=name, grants=_grants(grants), cgroup=at)
 
     def amend(self, name: str, grants: Mapping[int, Grant]) -> None:
         """Change a pod's grants."""
@@ -360,6 +361,7 @@ def _describe(cards: Sequence[Mapping[str, Any]]) -> list[Pgpu]:
                     _text(pynvml.nvmlDeviceGetUUID(handle)),
                     _text(pynvml.nvmlDeviceGetName(handle)),
                     int(pynvml.nvmlDeviceGetMemoryInfo(handle).total),
+                    card["minor"],
                 )
             )
         return found

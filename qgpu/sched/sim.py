@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
+from qgpu import cgroup
 from qgpu.errors import BackendGoneError, RefusedError, UnknownNameError
 from qgpu.load.spec import Workload
 from qgpu.model import NS_PER_S, Grant, Plan, Sample
@@ -147,15 +148,15 @@ class SimHost:
     def pods(self) -> Sequence[PodInfo]:
         """List the pods, each with those of its processes that live."""
         with self._world.changed:
-            return [replace(pod, pids=tuple(filter(_alive, pod.pids))) for pod in self._pods.values()]
+            return [replace(pod, pids=_pids(pod)) for pod in self._pods.values()]
 
-    def admit(self, name: str, grants: Mapping[int, Grant]) -> None:
+    def admit(self, name: str, grants: Mapping[int, Grant], at: str = "") -> None:
         """Make a pod known. Raises RefusedError if there is one of that name, UnknownNameError for a wrong pGPU."""
         with self._world.changed:
             if name in self._pods:
                 raise RefusedError(f"pod {name}: there is one of that name already")
             self._grant(name, grants)
-            self._pods[name] = PodInfo(name, dict(grants))
+            self._pods[name] = PodInfo(name, dict(grants), cgroup=at)
 
     def amend(self, name: str, grants: Mapping[int, Grant]) -> None:
         """Change a pod's grants. Raises UnknownNameError; RefusedError to take a pGPU from under running work."""
@@ -262,5 +263,8 @@ class SimHost:
         return self._loads[number]
 
 
-def _alive(pid: int) -> bool:
-    return os.path.exists(f"/proc/{pid}")
+def _pids(pod: PodInfo) -> tuple[int, ...]:
+    """List a pod's processes that live: those attached, or those of its cgroup."""
+    if pod.cgroup:
+        return cgroup.pids(pod.cgroup)
+    return tuple(pid for pid in pod.pids if os.path.exists(f"/proc/{pid}"))

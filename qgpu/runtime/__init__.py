@@ -1,0 +1,1 @@
+"""Containers: how a container of any OCI runtime becomes a pod, with nothing in its image."""

@@ -1,0 +1,124 @@
+"""A container as its runtime describes it to our hook: who it is, what it may reach, what it asks for.
+
+The description is what the OCI runtime specification calls the state, with the parts of config.json that matter. It
+comes from whoever may change things, but is checked all the same: what is wrong is one line and no container.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from qgpu import cgroup
+from qgpu.errors import InvalidValueError, RefusedError
+from qgpu.runtime import limits
+
+#: The environment variable by which a CDI device says which pGPU it is, with its number behind it.
+GPU_VARIABLE = "QGPU_GPU_"
+
+_NV_MAJOR = 195
+_FIRST_OTHER_MINOR = 254  # nvidia-modeset and nvidiactl
+_SHORT_ID = 12
+_LONGEST = 63
+
+#: Where Kubernetes runtimes say whose container it is: namespace, pod, container.
+_KUBERNETES = (
+    # containerd
+    ("io.kubernetes.cri.sandbox-namespace", "io.kubernetes.cri.sandbox-name", "io.kubernetes.cri.container-name"),
+    # CRI-O
+    ("io.kubernetes.pod.namespace", "io.kubernetes.pod.name", "io.kubernetes.container.name"),
+)
+#: Where CRI-O puts the labels, as JSON. Other runtimes pass none on.
+_LABELS = "io.kubernetes.cri-o.Labels"
+
+
+@dataclass(frozen=True, slots=True)
+class Container:
+    """One container before its process starts."""
+
+    id: str
+    pid: int
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
+    #: Character devices it may reach: (major, minor).
+    devices: Sequence[tuple[int, int]] = ()
+    #: Its seccomp section, as in config.json.
+    seccomp: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def pod(self) -> str:
+        """The name it has as a pod: as asked for, as Kubernetes calls it, or by its id. Raises InvalidValueError."""
+        wanted = self.wanted().name
+        if wanted is not None:
+            return cgroup.check_name(wanted)
+        for keys in _KUBERNETES:
+            if all(key in self.annotations for key in keys):
+                name = ".".join(self.annotations[key] for key in keys)
+                if len(name) <= _LONGEST:
+                    return cgroup.check_name(name)
+        return cgroup.check_name(re.sub(r"[^A-Za-z0-9._-]", "-", self.id)[:_SHORT_ID])
+
+    def gpus(self, minors: Mapping[int, int | None]) -> list[int]:
+        """List its pGPUs: those whose device it can reach, and those a CDI device named.
+
+        ``minors`` has the minor device number by pGPU; None on the simulator. Raises RefusedError.
+        """
+        nodes = {minor for major, minor in self.devices if major == _NV_MAJOR and minor < _FIRST_OTHER_MINOR}
+        if strange := nodes - set(minors.values()):
+            raise RefusedError(
+                f"container {self.id}: /dev/nvidia{min(strange)} is not shared by qgpu; start it without that device"
+            )
+        found = [
+            index for index, minor in minors.items() if minor in nodes or f"{GPU_VARIABLE}{index}" in self.environment
+        ]
+        if not found:
+            raise RefusedError(f"container {self.id}: it has no pGPU; give it a device such as qgpu.io/gpu=0")
+        return found
+
+    def cgroup(self) -> str:
+        """Return its cgroup (v2), which must be its own. Raises RefusedError."""
+        try:
+            at, parent = cgroup.of(self.pid), cgroup.of(_parent(self.pid))
+        except OSError as error:
+            raise RefusedError(f"container {self.id}: process {self.pid}: {error.strerror}") from error
+        if at in ("/", parent):
+            raise RefusedError(
+                f"container {self.id}: it has no cgroup of its own (version 2: {at}), so nobody could tell its "
+                "processes from others; start it with one"
+            )
+        return at
+
+    def wanted(self) -> limits.Wanted:
+        """Return what it asks for. Raises InvalidValueError."""
+        try:
+            labels = {name: str(value) for name, value in json.loads(self.annotations.get(_LABELS, "{}")).items()}
+        except (ValueError, AttributeError) as error:
+            raise InvalidValueError(f"container {self.id}: annotation {_LABELS}: {error}") from error
+        return limits.wanted(self.annotations, labels, self.environment)
+
+
+def described(message: Mapping[str, Any]) -> Container:
+    """Read a description. Raises InvalidValueError."""
+    try:
+        return Container(
+            str(message["id"]),
+            int(message["pid"]),
+            {str(key): str(value) for key, value in message["annotations"].items()},
+            dict(entry.split("=", 1) for entry in message["env"] if "=" in entry),
+            [(int(major), int(minor)) for major, minor in message["devices"]],
+            dict(message["seccomp"] or {}),
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise InvalidValueError(f"container: what its runtime says of it is no description: {error!r}") from error
+
+
+def _parent(pid: int) -> int:
+    """Return a process's parent. Raises OSError."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("PPid:"):
+            return int(line.split()[1])
+    raise ProcessLookupError(pid)

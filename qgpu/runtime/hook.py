@@ -1,0 +1,76 @@
+"""The createRuntime hook: tells the daemon of a container before its process starts, and stops it if need be.
+
+Run by OCI runtimes as ``python3 -I -S hook.py SOCKET``, with the container's state on stdin. It decides nothing: the
+daemon makes the container a pod or says why not, and that line is all that the runtime shows. No answer is a no.
+It imports nothing of ours and little else, because every start of a container waits for it; the message is that of
+``qgpu.wire``.
+"""
+
+import json
+import os
+import socket
+import struct
+import sys
+
+_TIMEOUT_S = 10
+
+
+def main() -> int:
+    """Return 0 when the container is a pod with its grant."""
+    path = sys.argv[1]
+    try:
+        state = json.load(sys.stdin)
+        with open(os.path.join(state["bundle"], "config.json")) as file:
+            config = json.load(file)
+        linux = config.get("linux", {})
+        request = {
+            "op": "container.bind",
+            "id": state["id"],
+            "pid": state["pid"],
+            "annotations": config.get("annotations") or {},
+            "env": config.get("process", {}).get("env") or [],
+            "devices": [
+                (node["major"], node["minor"]) for node in linux.get("devices") or [] if node.get("type") in "cu"
+            ],
+            "seccomp": linux.get("seccomp"),
+        }
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        return refuse(f"the runtime's description of the container cannot be read: {error!r}")
+    try:
+        answer = ask(path, request)
+    except (OSError, ValueError) as error:
+        return refuse(f"{path}: {error}; a container gets a GPU only with its grant, and qgpud does not answer")
+    return 0 if answer.get("ok") else refuse(answer.get("error"))
+
+
+def ask(path: str, request: dict[str, object]) -> dict[str, object]:
+    """Make one request. Raises OSError, ValueError."""
+    body = json.dumps(request).encode()
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.settimeout(_TIMEOUT_S)
+        sock.connect(path)
+        sock.sendall(struct.pack("<I", len(body)) + body)
+        (length,) = struct.unpack("<I", receive(sock, 4))
+        answer = json.loads(receive(sock, length))
+    return answer if isinstance(answer, dict) else {}
+
+
+def receive(sock: socket.socket, size: int) -> bytes:
+    """Return exactly so many bytes. Raises OSError."""
+    data = b""
+    while len(data) < size:
+        part = sock.recv(size - len(data))
+        if not part:
+            raise ConnectionError("it hung up")
+        data += part
+    return data
+
+
+def refuse(why: object) -> int:
+    """Say why there will be no container."""
+    print(f"qgpu: {why}", file=sys.stderr)
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

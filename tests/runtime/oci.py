@@ -1,0 +1,105 @@
+"""Real containers for tests: an OCI bundle around busybox, started by a real runtime."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from qgpu.control import socket_path
+from qgpu.runtime import hook
+
+BUSYBOX = shutil.which("busybox")
+TIMEOUT_S = 60
+
+
+def missing(runtime: str) -> str:
+    """Say what a test of real containers lacks here; empty if nothing."""
+    if os.geteuid() != 0:
+        return "needs root"
+    for tool in (runtime, "busybox"):
+        if shutil.which(tool) is None:
+            return f"needs {tool}"
+    return ""
+
+
+def rootfs(directory: Path) -> Path:
+    """Make a file tree with busybox in it."""
+    assert BUSYBOX is not None
+    for name in ("bin", "dev", "etc", "proc", "sys", "tmp"):
+        (directory / name).mkdir(parents=True, exist_ok=True)
+    shutil.copy(BUSYBOX, directory / "bin")
+    for name in ("sh", "sleep", "true", "cat"):
+        (directory / "bin" / name).symlink_to("busybox")
+    return directory
+
+
+class Container:
+    """A container of an OCI runtime, not started yet."""
+
+    def __init__(self, runtime: str, directory: Path, runtime_dir: Path, *command: str) -> None:
+        self.id = f"qgpu-test-{uuid.uuid4().hex[:12]}"
+        self.runtime = runtime
+        self.bundle = directory / self.id
+        self.root = directory / "state"
+        rootfs(self.bundle / "rootfs")
+        subprocess.run([runtime, "spec"], cwd=self.bundle, check=True)
+        self.config: dict[str, Any] = json.loads((self.bundle / "config.json").read_text())
+        self.config["process"] |= {"args": list(command), "terminal": False}
+        self.config["annotations"] = {}
+        self.config["hooks"] = {
+            "createRuntime": [
+                {
+                    "path": sys.executable,
+                    "args": [sys.executable, "-I", "-S", str(Path(hook.__file__)), str(socket_path(runtime_dir))],
+                }
+            ]
+        }
+
+    def ask(self, annotations: Mapping[str, str] = {}, **variables: str) -> Container:
+        """Give it annotations and environment variables."""
+        self.config["annotations"] |= annotations
+        self.config["process"]["env"] += [f"{name}={value}" for name, value in variables.items()]
+        return self
+
+    def do(self, verb: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Run the runtime on it and return how that ended."""
+        if verb == "run":
+            (self.bundle / "config.json").write_text(json.dumps(self.config))
+        # Files and not pipes: a container that stays in the background holds them open.
+        with (self.bundle / "out").open("w+") as out:
+            result = subprocess.run(
+                [self.runtime, "--root", str(self.root), verb, *arguments],
+                cwd=self.bundle,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                text=True,
+                timeout=TIMEOUT_S,
+                check=False,
+            )
+            out.seek(0)
+            return subprocess.CompletedProcess(result.args, result.returncode, out.read())
+
+    def start(self) -> subprocess.CompletedProcess[str]:
+        """Start it in the background."""
+        return self.do("run", "-d", self.id)
+
+    def exec(self, *command: str) -> subprocess.CompletedProcess[str]:
+        """Run a command in it."""
+        return self.do("exec", self.id, *command)
+
+    def state(self) -> dict[str, Any]:
+        """Return what the runtime says of it."""
+        found: dict[str, Any] = json.loads(self.do("state", self.id).stdout)
+        return found
+
+    def end(self) -> None:
+        """Kill and delete it, if it is there."""
+        self.do("delete", "-f", self.id)

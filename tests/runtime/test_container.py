@@ -1,0 +1,86 @@
+"""A container as its runtime describes it: what it can reach is what it has, and nonsense is refused."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+
+import pytest
+
+from qgpu.errors import InvalidValueError, RefusedError
+from qgpu.runtime.container import Container, described
+
+MINORS = {0: 3, 1: 0}
+CTL = (195, 255)
+
+MESSAGE = {
+    "id": "web",
+    "pid": 7,
+    "annotations": {"qgpu.io/cores": "40"},
+    "env": ["PATH=/bin", "EMPTY=", "bare", "X=a=b"],
+    "devices": [[195, 3], [1, 3]],
+    "seccomp": None,
+}
+
+
+def test_a_description_is_read_whole():
+    read = described(MESSAGE)
+
+    assert read.environment == {"PATH": "/bin", "EMPTY": "", "X": "a=b"}
+    assert read.gpus(MINORS) == [0]
+    assert read.wanted().grant.cores == 40
+
+
+@pytest.mark.parametrize("key", sorted(MESSAGE))
+@pytest.mark.parametrize("value", ["x", 7, {"a": 1}, [["x", "y"]]])
+def test_a_description_that_is_none_is_refused_or_harmless(key, value):
+    with contextlib.suppress(InvalidValueError):
+        assert isinstance(described(MESSAGE | {key: value}), Container)
+
+
+@pytest.mark.parametrize("key", sorted(MESSAGE))
+def test_a_description_with_a_part_missing_is_refused(key):
+    with pytest.raises(InvalidValueError):
+        described({name: value for name, value in MESSAGE.items() if name != key})
+
+
+def test_a_device_that_can_be_reached_needs_a_grant_whatever_the_environment_says():
+    found = Container("web", 7, environment={"QGPU_GPU_0": ""}, devices=[(195, 0), CTL]).gpus(MINORS)
+
+    assert found == [0, 1]
+
+
+def test_a_card_that_qgpu_does_not_share_is_refused():
+    with pytest.raises(RefusedError, match="/dev/nvidia5 is not shared"):
+        Container("web", 7, devices=[(195, 5)]).gpus(MINORS)
+
+
+def test_a_container_without_a_card_is_refused():
+    with pytest.raises(RefusedError, match="no pGPU"):
+        Container("web", 7, devices=[CTL, (1, 3)]).gpus(MINORS)
+
+
+def test_cri_o_labels_count():
+    read = Container("web", 7, annotations={"io.kubernetes.cri-o.Labels": '{"qgpu.io/cores": "40"}'})
+
+    assert read.wanted().grant.cores == 40
+
+
+@pytest.mark.parametrize("labels", ["{", "5", '["qgpu.io/cores"]'])
+def test_labels_that_are_no_table_are_refused(labels):
+    with pytest.raises(InvalidValueError, match=r"cri-o\.Labels"):
+        Container("web", 7, annotations={"io.kubernetes.cri-o.Labels": labels}).wanted()
+
+
+def test_a_container_in_its_starters_cgroup_is_refused():
+    with subprocess.Popen(["sleep", "60"]) as process:
+        try:
+            with pytest.raises(RefusedError, match="no cgroup of its own"):
+                Container("web", process.pid).cgroup()
+        finally:
+            process.kill()
+
+
+def test_a_container_that_is_gone_is_refused():
+    with pytest.raises(RefusedError, match="process"):
+        Container("web", 2**22 + 1).cgroup()
