@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import select
 import shutil
 import socket
 import struct
@@ -20,6 +21,7 @@ from typing import Any
 
 from qgpu import errors, wire
 from qgpu.errors import DaemonUnreachableError, PermissionDeniedError, QgpuError, TimedOutError
+from qgpu.systemd import Store
 
 SCHEMA = "qgpu/v1"
 
@@ -106,34 +108,56 @@ Handler = Callable[[Session, dict[str, Any], list[int]], dict[str, Any]]
 
 
 class Server:
-    """Listens on the control socket and serves every client in a thread of its own."""
+    """Listens on the control socket and serves every client in a thread of its own.
 
-    def __init__(self, runtime_dir: Path, mode: int, group_id: int | None, handle: Handler) -> None:
+    Where there is a descriptor store the socket outlives the daemon in it: who connects meanwhile waits.
+    """
+
+    def __init__(self, runtime_dir: Path, mode: int, group_id: int | None, handle: Handler, store: Store) -> None:
         self._handle = handle
         self._group_id = group_id
         self._path = socket_path(runtime_dir)
-        self._listener = wire.listen(str(self._path), mode)
+        self._stored = store.there
+        self._listener = self._listen(mode, store)
         if group_id is not None:
             shutil.chown(self._path, group=group_id)
+        self._over = os.eventfd(0)
         self._thread = threading.Thread(target=self._accept, name="control", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
         """Take no more clients and remove the socket."""
-        self._path.unlink(missing_ok=True)
-        self._listener.shutdown(socket.SHUT_RDWR)
+        if not self._stored:
+            self._path.unlink(missing_ok=True)
+        os.eventfd_write(self._over, 1)  # not by shutdown(): that would end the stored socket too
         self._thread.join()
         self._listener.close()
+        os.close(self._over)
+
+    def _listen(self, mode: int, store: Store) -> socket.socket:
+        found = store.take("control")
+        if found and self._path.is_socket():
+            listener = socket.socket(fileno=found[""])
+            self._path.chmod(mode)
+        else:
+            listener = wire.listen(str(self._path), mode)
+            store.drop("control")
+        store.put("control", listener.fileno())
+        listener.setblocking(False)
+        return listener
 
     def _accept(self) -> None:
-        while True:
+        poll = select.poll()
+        poll.register(self._listener, select.POLLIN)
+        poll.register(self._over, select.POLLIN)
+        while all(fd != self._over for fd, _ in poll.poll()):
             try:
                 sock, _ = self._listener.accept()
             except OSError as error:
-                if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ECONNABORTED):
-                    return  # shut down
-                time.sleep(_BREATH_S)
-                continue
+                if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
+                    time.sleep(_BREATH_S)
+                continue  # else that client is gone already
+            sock.setblocking(True)
             connection = wire.Connection(sock)
             threading.Thread(target=self._serve, args=(connection,), name="client", daemon=True).start()
 

@@ -1,26 +1,40 @@
-"""How the daemon's log lines look: text for people at a terminal, JSON for everything else. Always on stderr."""
+"""How the daemon's log lines look: text for people at a terminal, JSON for everything else. Always on stderr.
+
+The journal gets each line's level the way it understands it (sd-daemon(3)), so that ``journalctl -p`` works.
+"""
 
 from __future__ import annotations
 
 import logging
 import sys
+from typing import Any
 
 import structlog
 
 from qgpu.config import LogFormat, LogLevel
+from qgpu.systemd import to_journal
+
+_PRIORITIES = {"debug": 7, "info": 6, "warning": 4, "error": 3, "critical": 2}
 
 
 def configure(level: LogLevel, look: LogFormat) -> None:
     """Set up structlog for the process."""
     as_text = look is LogFormat.TEXT or (look is LogFormat.AUTO and sys.stderr.isatty())
-    renderer = structlog.dev.ConsoleRenderer() if as_text else structlog.processors.JSONRenderer()
+    renderer: Any = structlog.dev.ConsoleRenderer() if as_text else structlog.processors.JSONRenderer()
     structlog.configure(
         processors=[
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.format_exc_info,
-            renderer,
+            _prefixed(renderer) if to_journal() else renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.value.upper()]),
         logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
     )
+
+
+def _prefixed(renderer: Any) -> Any:
+    def render(logger: Any, method: str, event: dict[str, Any]) -> str:
+        return f"<{_PRIORITIES[event['level']]}>{renderer(logger, method, event)}"
+
+    return render

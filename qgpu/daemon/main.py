@@ -20,9 +20,10 @@ from qgpu import config as configuration
 from qgpu.config import Config, Plane
 from qgpu.control import Server, default_runtime_dir
 from qgpu.daemon import log, planes, runtime
-from qgpu.daemon.notify import notify
 from qgpu.daemon.service import Service
+from qgpu.daemon.state import State
 from qgpu.errors import ExitCode, QgpuError
+from qgpu.systemd import Store, notify
 
 _log = structlog.get_logger("qgpud")
 
@@ -33,21 +34,31 @@ _BEAT_S = 0.5
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--config", "config_file", type=click.Path(path_type=Path), help="Configuration file (TOML).")
 @click.option("--runtime-dir", type=click.Path(path_type=Path), help="Where the control socket is made.")
+@click.option(
+    "--state-dir",
+    type=click.Path(path_type=Path),
+    envvar="STATE_DIRECTORY",
+    help="Where what is set at run time is kept for the next daemon; nowhere by default.",
+)
 @click.option("--plane", type=click.Choice([plane.value for plane in Plane]), help="By what means to share.")
 @click.option("--sim-gpus", type=click.IntRange(1, 64), default=1, show_default=True, help="pGPUs to simulate.")
 @click.version_option(qgpu.__version__)
-def command(config_file: Path | None, runtime_dir: Path | None, plane: str | None, sim_gpus: int) -> None:
+def command(
+    config_file: Path | None, runtime_dir: Path | None, state_dir: Path | None, plane: str | None, sim_gpus: int
+) -> None:
     """Share this host's GPUs among pods, by policy."""
     config = configuration.load(config_file) if config_file else Config()
     log.configure(config.log_level, config.log_format)
     directory = runtime_dir or default_runtime_dir()
     stop = _stop_on_signals()
+    store = Store()
     lock = runtime.hold(directory)
     chosen = planes.choose(Plane(plane) if plane else config.plane)
-    host = planes.open_host(chosen.plane, directory, sim_gpus)
-    service = Service(host, chosen, config)
+    state = State(state_dir)
+    host = planes.open_host(chosen.plane, directory, sim_gpus, store)
+    service = Service(host, chosen, config, state)
     try:
-        server = Server(directory, config.socket_mode, config.socket_gid, service.handle)
+        server = Server(directory, config.socket_mode, config.socket_gid, service.handle, store)
         try:
             _log.info("ready", plane=chosen.plane.value, why=chosen.why, runtime_dir=str(directory))
             _watch(service, stop)

@@ -9,6 +9,7 @@ from pathlib import Path
 from qgpu.config import Plane
 from qgpu.errors import NoGpuError, PermissionDeniedError
 from qgpu.sched.backend import Host
+from qgpu.systemd import Store
 
 DEVICE = Path("/dev/qgpu")
 DRIVER = Path("/proc/driver/nvidia/version")
@@ -36,7 +37,7 @@ def choose(wanted: Plane) -> Chosen:
     return Chosen(Plane.SECCOMP, f"an NVIDIA driver is loaded and there is no {DEVICE}")
 
 
-def open_host(plane: Plane, runtime_dir: Path, sim_gpus: int) -> Host:
+def open_host(plane: Plane, runtime_dir: Path, sim_gpus: int, store: Store) -> Host:
     """Open the plane. Raises NoGpuError, PermissionDeniedError, NotSupportedError."""
     if plane is Plane.SIM:
         from qgpu.sched.sim import Clock, SimHost
@@ -54,7 +55,7 @@ def open_host(plane: Plane, runtime_dir: Path, sim_gpus: int) -> Host:
         raise NoGpuError("plane seccomp: no NVIDIA driver is loaded here; load it, or use --plane sim")
     from qgpu.sched.seccomp import SeccompHost
 
-    return SeccompHost(runtime_dir)
+    return SeccompHost(runtime_dir, store)
 
 
 def driver_version(plane: Plane) -> str | None:

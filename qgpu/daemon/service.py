@@ -18,11 +18,12 @@ import structlog
 
 import qgpu
 from qgpu import admission
-from qgpu.config import Config
+from qgpu.config import Config, GpuSettings
 from qgpu.control import Session
 from qgpu.daemon.gpu_loop import GpuLoop
 from qgpu.daemon.planes import Chosen, driver_version
 from qgpu.daemon.requests import Arguments
+from qgpu.daemon.state import State
 from qgpu.errors import InvalidValueError, NotSupportedError, PermissionDeniedError, RefusedError, UnknownNameError
 from qgpu.load.spec import Workload
 from qgpu.model import Grant
@@ -38,9 +39,11 @@ _Request = Callable[[Session, Arguments, list[int]], dict[str, Any]]
 class Service:
     """One host, a loop for each of its pGPUs, and the requests about them."""
 
-    def __init__(self, host: Host, chosen: Chosen, config: Config) -> None:
+    def __init__(self, host: Host, chosen: Chosen, config: Config, state: State) -> None:
         self._host = host
         self._chosen = chosen
+        self._config = config
+        self._state = state
         self._lock = threading.RLock()
         self._started_ns = time.monotonic_ns()
         self._pgpus = {pgpu.index: pgpu for pgpu in host.pgpus()}
@@ -48,7 +51,7 @@ class Service:
         self._held: dict[str, Session] = {}
         #: Loads on the simulator that are running, by number, with their pod.
         self._loads: dict[int, str] = {}
-        self._loops = {index: GpuLoop(host, index, config.gpu(index)) for index in self._pgpus}
+        self._loops = {index: GpuLoop(host, index, self._settings(index)) for index in self._pgpus}
         self._reading: dict[str, _Request] = {
             "status": self._status,
             "gpu.list": self._gpu_list,
@@ -95,6 +98,17 @@ class Service:
         for each in self._loops.values():
             each.stop()
         self._host.close()
+
+    def _settings(self, index: int) -> GpuSettings:
+        """Return what a pGPU starts with: as last set where that still fits the grants, else as configured."""
+        configured = self._config.gpu(index)
+        kept = self._state.settings(self._pgpus[index].uuid, configured)
+        try:
+            admission.check_settings(index, self._host.pods(), kept)
+        except RefusedError as error:
+            _log.warning("pGPU as configured, not as last set", pgpu=index, reason=str(error))
+            return configured
+        return kept
 
     def _runs(self, pod: PodInfo) -> bool:
         return bool(pod.pids) or pod.name in self._loads.values()
@@ -149,6 +163,7 @@ class Service:
             settings = replace(loop.settings, **changes)
             admission.check_settings(index, self._host.pods(), settings)
             loop.settings = settings
+            self._state.keep(self._pgpus[index].uuid, self._config.gpu(index), settings)
         _log.info("pGPU set", pgpu=index, **asdict(settings))
         return {}
 

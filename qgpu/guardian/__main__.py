@@ -49,7 +49,7 @@ def main() -> int:
             structlog.processors.JSONRenderer(),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
-        logger_factory=structlog.WriteLoggerFactory((runtime_dir / "guardian.log").open("a", buffering=1)),
+        logger_factory=structlog.WriteLoggerFactory(sys.stderr),
     )
     try:
         guardian = Guardian(runtime_dir, Journal(journal_fd))

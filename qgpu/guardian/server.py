@@ -73,7 +73,7 @@ class Guardian:
                 continue
             self.cards[index] = Card(index, device, self.register, self.hands, log, self.supervisor.doubt)
         if not self.cards:
-            raise NoGpuError("no NVIDIA card here that qgpu can share; see guardian.log for why")
+            raise NoGpuError("no NVIDIA card here that qgpu can share; its log says why")
         # poll and not epoll: only through poll does a stopped thread wake us on its own CPU (SYNC_WAKE_UP), and
         # that hand-over is most of what a call costs the pod.
         self._selector = selectors.PollSelector()

@@ -37,6 +37,7 @@ from qgpu.guardian.messages import PROTOCOL, plan_to, sample_from
 from qgpu.guardian.register import grant_from, grant_to
 from qgpu.model import NS_PER_MS, Grant, Plan, Sample
 from qgpu.sched.backend import Pgpu, PodInfo
+from qgpu.systemd import Store, to_journal
 
 _log = structlog.get_logger("seccomp")
 
@@ -170,24 +171,30 @@ class SeccompHost:
 
     plane = "seccomp"
 
-    def __init__(self, runtime_dir: Path) -> None:
+    def __init__(self, runtime_dir: Path, store: Store) -> None:
         self._runtime_dir = runtime_dir
+        self._store = store
         self.socket = runtime_dir / "guardian.sock"
         self._lock = threading.RLock()
-        self._listeners: dict[int, tuple[str, int]] = {}
+        self._listeners = _stored_listeners(store)
+        journals = store.take("journal")
         self._host_lock = _lock_host()
         try:
             self._link = Link(self.socket, watch=True)
             _log.info("guardian found", pid=self._link.hello["pid"])
+            for number in [n for n in self._listeners if str(n) not in self._link.hello["listeners"]]:
+                self._let_go(number)
         except GuardianHangsError:
             raise  # only it has its pods' listeners: another one beside it would strand them
         except BackendGoneError:
-            journal = Journal()
-            self._link = self._start(journal.fd)
+            # in the store if the last guardian and daemon died together: then there are pods that wait
+            self._link = self._start(journals[""] if journals else Journal().fd)
+            self._hand_over(self._link)
         self._journal_fd = os.dup(self._link.journal_fd)
+        store.put("journal", self._journal_fd)
         for number, pod in self._link.hello["listeners"].items():
             _, fds = self._link.call("listener", listener=int(number))
-            self._listeners[int(number)] = (pod, fds[0])
+            self._hold(int(number), pod, fds[0])
         self._pgpus = _describe(self._link.hello["cards"])
 
     @property
@@ -242,7 +249,7 @@ class SeccompHost:
         except BaseException:
             os.close(fds[0])
             raise
-        self._listeners[answer["listener"]] = (name, fds[0])
+        self._hold(answer["listener"], name, fds[0])
 
     def retire(self, name: str) -> None:
         """Forget a pod and remove its cgroup."""
@@ -269,10 +276,27 @@ class SeccompHost:
                 link = self._start(self._journal_fd)
             self._link.close()
             self._link = link
-            missing = {n: held for n, held in self._listeners.items() if str(n) not in link.hello["listeners"]}
-            for number, (pod, fd) in missing.items():
-                link.call("adopt", [fd], listener=number, pod=pod)
-            link.call("adopted")
+            self._hand_over(link)
+
+    def _hand_over(self, link: Link) -> None:
+        """Give a guardian the listeners that it lacks."""
+        missing = {n: held for n, held in self._listeners.items() if str(n) not in link.hello["listeners"]}
+        for number, (pod, fd) in missing.items():
+            link.call("adopt", [fd], listener=number, pod=pod)
+        link.call("adopted")
+
+    def _hold(self, number: int, pod: str, fd: int) -> None:
+        """Keep a copy of a listener, here and in the store."""
+        if number in self._listeners:
+            os.close(self._listeners[number][1])
+        self._listeners[number] = (pod, fd)
+        self._store.put(f"listener.{number}.{pod}", fd)
+
+    def _let_go(self, number: int) -> None:
+        """Close a listener behind which nobody is left."""
+        pod, fd = self._listeners.pop(number)
+        self._store.drop(f"listener.{number}.{pod}")
+        os.close(fd)
 
     def _call(self, op: str, fds: Sequence[int] = (), **arguments: Any) -> dict[str, Any]:
         with self._lock:
@@ -283,7 +307,7 @@ class SeccompHost:
                 answer = self._link.call(op, fds, **arguments)[0]
             for event in self._link.events:
                 if event["event"] == "listener-gone" and event["listener"] in self._listeners:
-                    os.close(self._listeners.pop(event["listener"])[1])
+                    self._let_go(event["listener"])
             self._link.events.clear()
             return answer
 
@@ -293,7 +317,7 @@ class SeccompHost:
             [sys.executable, "-m", "qgpu.guardian", str(self._runtime_dir), str(journal_fd)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
-            stderr=(self._runtime_dir / "guardian.log").open("a"),
+            stderr=None if to_journal() else (self._runtime_dir / "guardian.log").open("a"),
             pass_fds=[journal_fd],
             start_new_session=True,
             cwd="/",
@@ -304,9 +328,15 @@ class SeccompHost:
         if line != "ready":
             code, _, why = line.partition(" ")
             process.wait()
-            raise errors.from_code(int(code or ExitCode.FAILED), why or "guardian: died at start; see guardian.log")
+            raise errors.from_code(int(code or ExitCode.FAILED), why or "guardian: died at start; its log says why")
         threading.Thread(target=process.wait, daemon=True, name="guardian-reaper").start()
         return Link(self.socket, watch=True)
+
+
+def _stored_listeners(store: Store) -> dict[int, tuple[str, int]]:
+    """Return the listeners that a former daemon had kept, by number, with their pods."""
+    named = {tuple(name.split(".", 1)): fd for name, fd in store.take("listener.").items()}
+    return {int(number): (pod, fd) for (number, pod), fd in named.items()}
 
 
 def _grants(grants: Mapping[int, Grant]) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from qgpu.guardian.card import LEASE_NS
 from qgpu.load.spec import Workload
 from qgpu.model import NS_PER_S
 from qgpu.sched.seccomp import SeccompHost
+from qgpu.systemd import Store
 
 _START_S = 30.0
 
@@ -47,7 +48,7 @@ class SeccompRig:
         self._loads: list[_Load] = []
         for kernel_us in (100.0, 1000.0):
             self._iterations[kernel_us] = _calibrated(kernel_us)
-        self.host = SeccompHost(directory)
+        self.host = SeccompHost(directory, Store())
 
     def start(self, pod: str, workload: Workload) -> int:
         """Start a load and return when its first kernel has run."""
@@ -103,7 +104,7 @@ class SeccompRig:
     def restart(self) -> None:
         """Let go of the guardian and find it again."""
         self.host.close()
-        self.host = SeccompHost(self._directory)
+        self.host = SeccompHost(self._directory, Store())
 
     def close(self) -> None:
         """Kill what runs, and forget the pods."""

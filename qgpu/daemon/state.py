@@ -1,0 +1,95 @@
+"""What was set while the daemon ran, kept for the next one: a small versioned file, replaced whole or not at all.
+
+It holds how pGPUs are shared (``qgpuctl gpu policy set``), by the card's UUID. Grants are not in it: the plane that
+enforces them keeps them, the module in the kernel and the guardian in its process, and a daemon asks it.
+The newest word counts: a setting made at run time holds until the configuration says something else than it did then.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from qgpu.config import GpuSettings
+from qgpu.errors import InvalidValueError, PermissionDeniedError, UnknownNameError
+
+_log = structlog.get_logger("state")
+
+VERSION = 1
+
+
+class State:
+    """The state file of one directory; with no directory, nothing is kept."""
+
+    def __init__(self, directory: Path | None) -> None:
+        self._path = directory / "state.json" if directory else None
+        self._gpus: dict[str, tuple[GpuSettings, GpuSettings]] = {}
+        if self._path is None:
+            return
+        try:
+            self._path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+            self._gpus = _read(json.loads(self._path.read_text()))
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            raise PermissionDeniedError(f"{self._path}: {error.strerror}; choose another --state-dir") from error
+        except (ValueError, RecursionError, UnknownNameError) as error:
+            _log.error("state file unusable: the configuration counts", file=str(self._path), reason=str(error))
+
+    def settings(self, uuid: str, configured: GpuSettings) -> GpuSettings:
+        """Return how a card is shared: as last set, if that was set over what is configured now; else as configured."""
+        kept, over = self._gpus.get(uuid, (configured, configured))
+        if over == configured:
+            return kept
+        _log.info("configuration changed: it counts, not what was set before", gpu=uuid)
+        return configured
+
+    def keep(self, uuid: str, configured: GpuSettings, settings: GpuSettings) -> None:
+        """Write down how a card is shared from now on; a disk that is full keeps nobody from setting it."""
+        self._gpus[uuid] = (settings, configured)
+        if settings == configured:
+            del self._gpus[uuid]
+        if self._path is None:
+            return
+        content = {"version": VERSION, "gpus": {uuid: _written(*pair) for uuid, pair in self._gpus.items()}}
+        try:
+            _replace(self._path, json.dumps(content, indent=2) + "\n")
+        except OSError as error:
+            _log.error("setting not kept: it ends with this daemon", file=str(self._path), reason=error.strerror)
+
+
+def _read(content: Any) -> dict[str, tuple[GpuSettings, GpuSettings]]:
+    """Check what was read. Raises ValueError."""
+    if not isinstance(content, dict) or content.get("version") != VERSION:
+        raise InvalidValueError(f"it is not of version {VERSION}")
+    try:
+        return {
+            str(uuid): (GpuSettings(**pair["set"]), GpuSettings(**pair["over"]))
+            for uuid, pair in content["gpus"].items()
+        }
+    except (KeyError, TypeError, AttributeError) as error:
+        raise InvalidValueError(f"not what qgpud writes: {error!r}") from error
+
+
+def _written(settings: GpuSettings, configured: GpuSettings) -> dict[str, Any]:
+    return {"set": asdict(settings), "over": asdict(configured)}
+
+
+def _replace(path: Path, text: str) -> None:
+    """Put ``text`` in a file's place, so that a crash at any moment leaves the old or the new one."""
+    temporary = path.with_suffix(".new")
+    with temporary.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.rename(path)
+    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
