@@ -76,6 +76,10 @@ class Grant:
             raise InvalidValueError("latency target: only online pods have one; make the pod --class online")
 
 
+#: From when to when, in ns on the clock of the sample it is part of.
+Span = tuple[int, int]
+
+
 @dataclass(frozen=True, slots=True)
 class TsgSample:
     """What one TSG did since the last sample: GPU time in ns, and how often it was switched in."""
@@ -85,6 +89,8 @@ class TsgSample:
     starts: int = 0
     #: True while the hardware holds this TSG's context on the engine.
     resident: bool = False
+    #: When it ran, in order and adding up to ``run_ns``; only where the backend was asked for details.
+    runs: tuple[Span, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +102,8 @@ class PodSample:
     tsgs: tuple[TsgSample, ...] = ()
     #: How long its gate was closed since the last sample, in ns.
     gated_ns: int = 0
+    #: When that was, in order; only where the backend was asked for details and knows.
+    closed: tuple[Span, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,6 +35,7 @@ ARROWS: dict[str, set[str]] = {
     "admission": {"cgroup", "config", "errors", "model", "policies", "sched", "units"},
     "control": {"errors", "systemd", "wire"},
     "runtime": {"cgroup", "errors", "guardian", "model", "rm", "sched", "units"},
+    "trace": {"control", "errors", "guardian", "model", "sched"},
     "launch": {"cgroup", "errors", "guardian", "rm", "wire"},
 }
 ROOTS = {"daemon", "cli", "doctor", "demo"}

@@ -23,6 +23,7 @@ _COMMANDS = {
     "simulate": "qgpu.cli.simulate",
     "status": "qgpu.cli.gpu",
     "top": "qgpu.cli.top",
+    "trace": "qgpu.cli.trace",
 }
 
 

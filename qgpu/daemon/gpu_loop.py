@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 import structlog
 
@@ -10,13 +11,17 @@ from qgpu import policies
 from qgpu.config import GpuSettings
 from qgpu.errors import QgpuError
 from qgpu.sched import loop
-from qgpu.sched.backend import Host
+from qgpu.sched.backend import Backend, Host
 from qgpu.sched.ledger import Ledger
 
 _log = structlog.get_logger("loop")
 
 #: How long to leave a backend alone that has just failed. Its gates are open meanwhile.
 _RETRY_S = 1.0
+
+
+#: Shown the ledger after a tick, and how many context switches the hardware dropped so far.
+Watcher = Callable[[Ledger, int], None]
 
 
 class GpuLoop:
@@ -26,6 +31,11 @@ class GpuLoop:
         self._host = host
         self._pgpu = pgpu
         self._stop = threading.Event()
+        self._backend: Backend | None = None
+        self._watching = threading.Lock()
+        self._watchers: list[Watcher] = []
+        #: Those of the watchers that want to know from when to when.
+        self._detail: list[Watcher] = []
         self.settings = settings
         self.ledger = Ledger(pgpu)
         #: What keeps the backend from working at the moment; empty when all is well.
@@ -37,6 +47,18 @@ class GpuLoop:
     def alive(self) -> bool:
         """Tell whether the loop still runs; it ends by itself only through a defect."""
         return self._thread.is_alive()
+
+    def watch(self, watcher: Watcher, *, detailed: bool = False) -> None:
+        """Show ``watcher`` the ledger after every tick; with details, its last samples say from when to when."""
+        with self._watching:
+            self._watchers = [*self._watchers, watcher]
+            self._set_detail([*self._detail, watcher] if detailed else self._detail)
+
+    def unwatch(self, watcher: Watcher) -> None:
+        """Show it no more."""
+        with self._watching:
+            self._watchers = [each for each in self._watchers if each != watcher]
+            self._set_detail([each for each in self._detail if each != watcher])
 
     def stop(self) -> None:
         """End the loop and wait until it has opened every gate."""
@@ -54,11 +76,18 @@ class GpuLoop:
                 self._stop.wait(_RETRY_S)
 
     def _use_backend(self) -> None:
-        backend = self._host.backend(self._pgpu)
+        backend = self._backend = self._host.backend(self._pgpu)
+        backend.detailed = bool(self._detail)
         try:
             loop.run(backend, self._current, self.ledger, self._stop.is_set, self._seen)
         finally:
+            self._backend = None
             backend.close()
+
+    def _set_detail(self, wanting: list[Watcher]) -> None:
+        self._detail = wanting
+        if (backend := self._backend) is not None:
+            backend.detailed = bool(wanting)
 
     def _current(self) -> loop.Settings:
         settings = self.settings
@@ -66,6 +95,9 @@ class GpuLoop:
 
     def _seen(self, ledger: Ledger) -> None:
         self.ledger = ledger
+        lost = self._backend.lost if self._backend is not None else 0
+        for watcher in self._watchers:
+            watcher(ledger, lost)
         if self.trouble:
             self.trouble = ""
             _log.info("backend works again", pgpu=self._pgpu)

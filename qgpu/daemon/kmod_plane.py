@@ -24,6 +24,7 @@ class SwitchMeter:
     """True GPU time on one card, by process."""
 
     def __init__(self, card: Card) -> None:
+        self.detailed = False
         self._client = RmClient()
         devices = [device for device in open_devices(self._client) if device.pci == card.pci]
         if not devices:
@@ -36,12 +37,24 @@ class SwitchMeter:
         """Return each TSG's totals so far."""
         events = [Event(switch.at_ns, switch.pid, switch.tag == START) for switch in self._log.read()]
         self._meter.advance(events, time.time_ns())
+        ahead_ns = time.time_ns() - time.monotonic_ns()
+        spans = self._meter.record(self.detailed)
         first = {ref.tgid: ref.ident for ref in reversed(tsgs)}
         return {
-            ident: Used(use.run_ns, use.starts, self._meter.resident == tgid)
+            ident: Used(
+                use.run_ns,
+                use.starts,
+                self._meter.resident == tgid,
+                tuple((start_ns - ahead_ns, end_ns - ahead_ns) for start_ns, end_ns in spans.get(tgid, ())),
+            )
             for tgid, ident in first.items()
             if (use := self._meter.totals.get(tgid))
         }
+
+    @property
+    def lost(self) -> int:
+        """Count the context switches that the card's record had no room for."""
+        return self._log.dropped
 
     def close(self) -> None:
         """Let go of the card's record."""

@@ -24,6 +24,7 @@ from qgpu.daemon.gpu_loop import GpuLoop
 from qgpu.daemon.planes import Chosen, driver_version
 from qgpu.daemon.requests import Arguments
 from qgpu.daemon.state import State
+from qgpu.daemon.traces import Traces
 from qgpu.errors import InvalidValueError, NotSupportedError, PermissionDeniedError, RefusedError, UnknownNameError
 from qgpu.load.spec import Workload
 from qgpu.model import Grant
@@ -52,6 +53,7 @@ class Service:
         #: Loads on the simulator that are running, by number, with their pod.
         self._loads: dict[int, str] = {}
         self._loops = {index: GpuLoop(host, index, self._settings(index)) for index in self._pgpus}
+        self._traces = traces = Traces(self._loops)
         self._reading: dict[str, _Request] = {
             "status": self._status,
             "gpu.list": self._gpu_list,
@@ -66,6 +68,8 @@ class Service:
             "pod.remove": self._pod_remove,
             "container.bind": self._container_bind,
             "sim.start": self._sim_start,
+            "trace.start": traces.start,
+            "trace.read": traces.read,
         }
 
     def handle(self, session: Session, message: dict[str, Any], fds: list[int]) -> dict[str, Any]:
@@ -132,6 +136,7 @@ class Service:
             "version": qgpu.__version__,
             "driver": driver_version(self._chosen.plane),
             "uptime_s": round((time.monotonic_ns() - self._started_ns) / 1e9, 3),
+            "traces": self._traces.count,
             "gpus": self._gpus(),
         }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,7 +15,7 @@ from qgpu.guardian.enforce import Enforcer, Moved
 from qgpu.guardian.hands import Hands
 from qgpu.guardian.meter import Event, Meter, Use
 from qgpu.guardian.register import Key, Register, RmObject, grant_to
-from qgpu.model import NS_PER_MS, NS_PER_S, Plan
+from qgpu.model import NS_PER_MS, NS_PER_S, Plan, Span
 from qgpu.rm.device import RmDevice
 from qgpu.rm.switches import START, SwitchLog
 
@@ -24,6 +25,8 @@ _log = structlog.get_logger("guardian")
 LEASE_NS = NS_PER_S
 #: How often context switches are drained when nobody samples: the log holds over two seconds of the worst.
 DRAIN_NS = 500 * NS_PER_MS
+#: Reading two clocks is this uncertain (an RM call lies in between); a smaller step between them is no news.
+_CLOCK_STEP_NS = 50_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +63,8 @@ class Card:
     lease_until_ns: int | None = None
     _drained_ns: int = 0
     _trouble: str = ""
+    #: How far the card's clock is ahead of CLOCK_MONOTONIC.
+    _ahead_ns: int = 0
     #: Whose a (context, pid) is, as of one revision of the register.
     _owners: dict[Hashable, Key | None] = field(default_factory=dict)
     _owners_as_of: int = -1
@@ -80,6 +85,7 @@ class Card:
     def release(self, now_ns: int) -> None:
         """Open every gate and give every TSG its own timeslice back."""
         self.lease_until_ns = None
+        self.meter.record(wanted=False)
         self.enforcer.adopt(None, now_ns)
 
     def let_go(self, now_ns: int) -> None:
@@ -87,8 +93,11 @@ class Card:
         with contextlib.suppress(Exception):
             self.release(now_ns)
 
-    def sample(self, now_ns: int) -> dict[str, Any]:
-        """Report GPU time per pod and TSG since the last sample, in the terms of qgpu.model.Sample."""
+    def sample(self, now_ns: int, *, detailed: bool = False) -> dict[str, Any]:
+        """Report GPU time per pod and TSG since the last sample, in the terms of qgpu.model.Sample.
+
+        Where this sample and the last one are ``detailed``, it says from when to when.
+        """
         self.drain(now_ns)
         if self._trouble:
             raise BackendGoneError(f"pGPU {self.index}: {self._trouble}")
@@ -98,28 +107,50 @@ class Card:
             if (tsg := self._tsg_of(who)) is not None:
                 uses[tsg] = uses.get(tsg, Use()) + use
         tsgs = self.register.compute_tsgs(self.device.instance)
+        runs = self._runs(detailed=detailed)
         pods = []
         for name, pod in self.register.pods.items():
             if (grant := pod.grants.get(self.index)) is None:
                 continue
+            closed = self.enforcer.take_closed(name, now_ns)
             pods.append(
                 {
                     "pod": name,
                     "grant": grant_to(grant),
-                    "gated_ns": self.enforcer.take_gated_ns(name, now_ns),
+                    "gated_ns": sum(end_ns - start_ns for start_ns, end_ns in closed),
+                    "closed": closed if detailed else [],
                     "tsgs": [
                         {
                             "tsg": f"{tsg.client:x}/{tsg.handle:x}",
                             "run_ns": uses.get(tsg.key, Use()).run_ns,
                             "starts": uses.get(tsg.key, Use()).starts,
                             "resident": tsg.key == resident,
+                            "runs": runs.get(tsg.key, []),
                         }
                         for tsg in tsgs
                         if self.register.pod_of(tsg) == name
                     ],
                 }
             )
-        return {"pgpu": self.index, "now_ns": now_ns, "pods": pods}
+        return {"pgpu": self.index, "now_ns": now_ns, "pods": pods, "lost": self.log.dropped if detailed else 0}
+
+    def _runs(self, *, detailed: bool) -> dict[Key, list[Span]]:
+        """Return when each TSG ran since the last sample, on CLOCK_MONOTONIC, if details were asked for then."""
+        spans = self.meter.record(detailed)
+        runs: dict[Key, list[Span]] = {}
+        for who, found in spans.items():
+            if (tsg := self._tsg_of(who)) is not None:
+                runs.setdefault(tsg, []).extend(found)
+        if not runs:
+            return {}
+        before_ns, gpu_ns, after_ns = time.monotonic_ns(), self.device.time_ns(), time.monotonic_ns()
+        ahead_ns = gpu_ns - (before_ns + after_ns) // 2
+        if abs(ahead_ns - self._ahead_ns) > _CLOCK_STEP_NS:
+            self._ahead_ns = ahead_ns
+        return {
+            tsg: sorted((start_ns - self._ahead_ns, end_ns - self._ahead_ns) for start_ns, end_ns in found)
+            for tsg, found in runs.items()
+        }
 
     def drain(self, now_ns: int) -> None:
         """Move context switches from the log to the meter; a card that fails is left alone until the next drain."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from qgpu.guardian.register import Key, Register, RmObject
-from qgpu.model import MIN_TIMESLICE_US, NS_PER_MS, Plan
+from qgpu.model import MIN_TIMESLICE_US, NS_PER_MS, Plan, Span
 from qgpu.rm import abi
 from qgpu.sched.timeline import Timeline
 
@@ -59,7 +59,7 @@ class Enforcer:
     _idle: set[str] = field(default_factory=set)
     _opened_with: dict[str, int] = field(default_factory=dict)
     _gated_since: dict[str, int] = field(default_factory=dict)
-    _gated_ns: dict[str, int] = field(default_factory=dict)
+    _closed_spans: dict[str, list[Span]] = field(default_factory=dict)
 
     def adopt(self, plan: Plan | None, now_ns: int) -> None:
         """Put a plan in force, or none."""
@@ -102,18 +102,18 @@ class Enforcer:
         """Gate channels again that were not freed after all."""
         self._leaving -= set(channels)
 
-    def take_gated_ns(self, pod: str, now_ns: int) -> int:
-        """Return how long a pod's gate was closed since the last call."""
-        gated = self._gated_ns.pop(pod, 0)
+    def take_closed(self, pod: str, now_ns: int) -> list[Span]:
+        """Return from when to when a pod's gate was closed since the last call."""
+        spans = self._closed_spans.pop(pod, [])
         if (since := self._gated_since.get(pod)) is not None:
-            gated += now_ns - since
+            spans.append((since, now_ns))
             self._gated_since[pod] = now_ns
-        return gated
+        return spans
 
     def _reckon(self, wanted: frozenset[str], now_ns: int) -> None:
         for pod in self.closed - wanted:
             self._opened_with[pod] = self.used_ns(pod)
-            self._gated_ns[pod] = self._gated_ns.get(pod, 0) + now_ns - self._gated_since.pop(pod, now_ns)
+            self._closed_spans.setdefault(pod, []).append((self._gated_since.pop(pod, now_ns), now_ns))
         for pod in wanted - self.closed:
             self._gated_since[pod] = now_ns
             if (before := self._opened_with.pop(pod, None)) is not None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from qgpu.guardian.register import grant_from
-from qgpu.model import OnIdle, Plan, PodClass, PodPlan, PodSample, Sample, TsgSample, Window
+from qgpu.model import OnIdle, Plan, PodClass, PodPlan, PodSample, Sample, Span, TsgSample, Window
 
 #: Of the messages between daemon and guardian; a guardian may be older than the daemon that finds it.
 PROTOCOL = 2
@@ -58,9 +59,17 @@ def sample_from(data: dict[str, Any]) -> Sample:
             PodSample(
                 pod["pod"],
                 grant_from(pod["grant"]),
-                tuple(TsgSample(t["tsg"], t["run_ns"], t["starts"], t["resident"]) for t in pod["tsgs"]),
+                tuple(
+                    TsgSample(t["tsg"], t["run_ns"], t["starts"], t["resident"], _spans(t.get("runs", ())))
+                    for t in pod["tsgs"]
+                ),
                 pod["gated_ns"],
+                _spans(pod.get("closed", ())),
             )
             for pod in data["pods"]
         ),
     )
+
+
+def _spans(data: Iterable[Sequence[int]]) -> tuple[Span, ...]:
+    return tuple((start_ns, end_ns) for start_ns, end_ns in data)

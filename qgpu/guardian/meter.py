@@ -39,6 +39,8 @@ class Meter:
 
     resident: Hashable | None = None
     totals: dict[Hashable, Use] = field(default_factory=dict)
+    #: Who was charged from when to when, where somebody records; else None.
+    spans: list[tuple[Hashable, int, int]] | None = None
     _since_ns: int = 0
     _taken: dict[Hashable, Use] = field(default_factory=dict)
 
@@ -60,9 +62,23 @@ class Meter:
         self._taken = dict(self.totals)
         return uses
 
+    def record(self, wanted: bool) -> dict[Hashable, list[tuple[int, int]]]:
+        """Return who was charged when since the last call, and record on if ``wanted``."""
+        found: dict[Hashable, list[tuple[int, int]]] = {}
+        for who, start_ns, end_ns in self.spans or ():
+            spans = found.setdefault(who, [])
+            if spans and spans[-1][1] == start_ns:
+                spans[-1] = (spans[-1][0], end_ns)
+            else:
+                spans.append((start_ns, end_ns))
+        self.spans = [] if wanted else None
+        return found
+
     def _charge(self, until_ns: int) -> None:
         if self.resident is not None and until_ns > self._since_ns:
             self._add(self.resident, Use(run_ns=until_ns - self._since_ns))
+            if self.spans is not None:
+                self.spans.append((self.resident, self._since_ns, until_ns))
         self._since_ns = max(self._since_ns, until_ns)
 
     def _add(self, who: Hashable, use: Use) -> None:

@@ -347,7 +347,7 @@ class Guardian:
         return {}, []
 
     def _op_sample(self, _: _Session, message: dict[str, Any], __: list[int]) -> Any:
-        return self.cards[message["pgpu"]].sample(time.monotonic_ns()), []
+        return self.cards[message["pgpu"]].sample(time.monotonic_ns(), detailed=bool(message.get("detailed"))), []
 
     def _op_apply(self, session: _Session, message: dict[str, Any], _: list[int]) -> Any:
         plan = plan_from(message["plan"])

@@ -17,6 +17,13 @@ from qgpu.model import Grant, Plan, Sample
 class Backend(Protocol):
     """Time on one pGPU."""
 
+    #: Set to have samples say from when to when, and not only for how long. Costs time on both sides.
+    detailed: bool
+
+    @property
+    def lost(self) -> int:
+        """Count the context switches that the hardware dropped so far."""
+
     def sample(self) -> Sample:
         """Report what happened since the last call. Raises BackendGoneError when the plane is gone."""
 

@@ -26,7 +26,7 @@ from qgpu.errors import (
     RefusedError,
     UnknownNameError,
 )
-from qgpu.model import NS_PER_MS, NS_PER_S, Grant, OnIdle, Plan, PodClass, PodPlan, PodSample, Sample, TsgSample
+from qgpu.model import NS_PER_MS, NS_PER_S, Grant, OnIdle, Plan, PodClass, PodPlan, PodSample, Sample, Span, TsgSample
 from qgpu.sched.backend import Pgpu, PodInfo
 from qgpu.uapi import COMMANDS, NUMBERS, STRUCTS, ffi
 
@@ -72,10 +72,19 @@ class Used:
     run_ns: int = 0
     starts: int = 0
     resident: bool = False
+    #: When it ran since the last read, on CLOCK_MONOTONIC, if the meter was detailed then already.
+    runs: tuple[Span, ...] = ()
 
 
 class Meter(Protocol):
     """True GPU time on one card."""
+
+    #: Set to have reads say from when to when.
+    detailed: bool
+
+    @property
+    def lost(self) -> int:
+        """Count the context switches that the hardware dropped so far."""
 
     def read(self, tsgs: Sequence[TsgRef]) -> Mapping[int, Used]:
         """Return totals by TsgRef.ident; they only grow."""
@@ -138,6 +147,20 @@ class KmodBackend:
         self._gated: dict[int, int] = {}
         self._quiet_ns: dict[int, int] = {}
         self._sampled_ns = 0
+
+    @property
+    def detailed(self) -> bool:
+        """Tell whether samples say when pods ran; when their gates were closed the module does not tell."""
+        return self._meter.detailed
+
+    @detailed.setter
+    def detailed(self, wanted: bool) -> None:
+        self._meter.detailed = wanted
+
+    @property
+    def lost(self) -> int:
+        """Count the context switches that the hardware dropped so far."""
+        return self._meter.lost
 
     def sample(self) -> Sample:
         """Report what happened since the last call."""
@@ -382,7 +405,7 @@ def _grant_of(device: Device, pod: int, card: Card) -> Grant | None:
 def _difference(ref: TsgRef, before: Used | None, now: Used | None) -> TsgSample:
     before, now = before or Used(), now or Used()
     run_ns, starts = max(0, now.run_ns - before.run_ns), max(0, now.starts - before.starts)
-    return TsgSample(f"{ref.client:x}/{ref.handle:x}", run_ns, starts, now.resident)
+    return TsgSample(f"{ref.client:x}/{ref.handle:x}", run_ns, starts, now.resident, now.runs)
 
 
 def _trouble(pod: Any) -> str:

@@ -125,6 +125,8 @@ class SeccompBackend:
     """Time on one pGPU, kept by the guardian."""
 
     def __init__(self, host: SeccompHost, pgpu: int) -> None:
+        self.detailed = False
+        self.lost = 0
         self._host = host
         self._pgpu = pgpu
         self._link: Link | None = Link(host.socket, watch=True)
@@ -132,7 +134,9 @@ class SeccompBackend:
 
     def sample(self) -> Sample:
         """Report what happened since the last call."""
-        return sample_from(self._call("sample", pgpu=self._pgpu))
+        answer = self._call("sample", pgpu=self._pgpu, detailed=self.detailed)
+        self.lost = answer.get("lost", 0)
+        return sample_from(answer)
 
     def apply(self, plan: Plan) -> None:
         """Put a plan in force; one that is in force already is only renewed."""

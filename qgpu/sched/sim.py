@@ -59,11 +59,24 @@ class _World:
 class SimBackend:
     """Time on one simulated pGPU."""
 
+    lost = 0
+
     def __init__(self, world: _World, card: _Card) -> None:
         self._world = world
         self._card = card
         self._closed = False
         card.seen_changes = -1
+
+    @property
+    def detailed(self) -> bool:
+        """Tell whether samples say from when to when."""
+        return self._card.gpu.detailed
+
+    @detailed.setter
+    def detailed(self, wanted: bool) -> None:
+        with self._world.changed:
+            self._world.catch_up(self._card)
+            self._card.gpu.detailed = wanted
 
     @property
     def now_ns(self) -> int:

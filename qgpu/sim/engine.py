@@ -82,6 +82,8 @@ class Engine:
         self.idle_ns = 0
         self.gap_ns = 0
         self.switches = 0
+        #: Told of each stretch of time that a TSG is charged (who, from when to when), where somebody records.
+        self.recorder: Callable[[Tsg, int, int], None] | None = None
         self._began_ns = now_ns
         self._hardware = hardware
         self._at = -1  # the resident's place in the runlist, or where the incoming TSG is
@@ -152,6 +154,10 @@ class Engine:
             self.resident.run_ns += saving
         self.gap_ns += upto - done - saving - restoring
         incoming.run_ns += restoring
+        if self.recorder is not None:
+            if self.resident is not None:
+                self.recorder(self.resident, self.now_ns, self.now_ns + saving)
+            self.recorder(incoming, self._switch_began_ns + upto - restoring, self._switch_began_ns + upto)
         self.now_ns = self._switch_began_ns + upto
         if upto == cost.switch_ns:
             incoming.starts += 1
@@ -164,7 +170,7 @@ class Engine:
             self._slice_began_ns = self.now_ns
         end_ns = until_ns
         if any(other.runnable and other is not tsg for other in self.runlist):
-            if self._slice_began_ns == self.now_ns:
+            if self._slice_began_ns == self.now_ns and self.recorder is None:
                 self._skip_rounds(until_ns)
             slice_end_ns = self._slice_end(tsg)
             if slice_end_ns <= self.now_ns:
@@ -178,6 +184,8 @@ class Engine:
         tsg.useful_ns += worked_ns
         self.useful_ns += worked_ns
         tsg.left_ns -= worked_ns
+        if self.recorder is not None:
+            self.recorder(tsg, self.now_ns, self.now_ns + worked_ns)
         self.now_ns += worked_ns
         if tsg.left_ns:
             return False

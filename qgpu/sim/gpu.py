@@ -10,7 +10,7 @@ import heapq
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from qgpu.model import Grant, PodSample, Sample, TsgSample
+from qgpu.model import Grant, PodSample, Sample, Span, TsgSample
 from qgpu.sim.engine import Engine, Gate, Tsg
 from qgpu.sim.hardware import Hardware
 
@@ -24,6 +24,8 @@ class SimPod(Gate):
     tsgs: list[Tsg] = field(default_factory=list)
     moved_ns: int = 0
     gated_ns: int = 0
+    #: When it was closed and opened again, as far as no sample has told yet.
+    closures: list[Span] = field(default_factory=list)
     #: Since when it has had nothing to run; None while it has.
     quiet_since_ns: int | None = 0
 
@@ -36,6 +38,7 @@ class SimPod(Gate):
         """Open or close the gate, keeping count of the time it was closed."""
         if not self.open:
             self.gated_ns += now_ns - self.moved_ns
+            self.closures.append((self.moved_ns, now_ns))
         self.open = to_open
         self.moved_ns = now_ns
 
@@ -70,11 +73,24 @@ class SimGpu:
         self._seen_tsgs: dict[Tsg, _Seen] = {}
         self._seen_gated: dict[SimPod, int] = {}
         self._tsg_count = 0
+        self._sampled_ns = now_ns
+        self._runs: dict[Tsg, list[Span]] = {}
 
     @property
     def now_ns(self) -> int:
         """Return the simulated time."""
         return self.engine.now_ns
+
+    @property
+    def detailed(self) -> bool:
+        """Tell whether samples say from when to when."""
+        return self.engine.recorder is not None
+
+    @detailed.setter
+    def detailed(self, wanted: bool) -> None:
+        if wanted != self.detailed:
+            self._runs.clear()
+            self.engine.recorder = self._ran if wanted else None
 
     def at(self, when_ns: int, call: Callable[[], None]) -> None:
         """Have ``call`` called at ``when_ns``; calls for one time are made in the order they were asked for."""
@@ -146,19 +162,33 @@ class SimGpu:
 
     def sample(self) -> Sample:
         """Report what happened since the last sample: true time on the engine, by TSG."""
-        return Sample(self.index, self.now_ns, tuple(self._sample_pod(pod) for pod in self.pods.values()))
+        pods = tuple(self._sample_pod(pod) for pod in self.pods.values())
+        self._sampled_ns = self.now_ns
+        self._runs.clear()
+        return Sample(self.index, self.now_ns, pods)
+
+    def _ran(self, tsg: Tsg, start_ns: int, end_ns: int) -> None:
+        runs = self._runs.setdefault(tsg, [])
+        if runs and runs[-1][1] == start_ns:
+            runs[-1] = (runs[-1][0], end_ns)
+        elif end_ns > start_ns:
+            runs.append((start_ns, end_ns))
 
     def _sample_pod(self, pod: SimPod) -> PodSample:
         closed_ns = pod.closed_ns(self.now_ns)
         gated_ns = closed_ns - self._seen_gated.get(pod, 0)
         self._seen_gated[pod] = closed_ns
-        return PodSample(pod.name, pod.grant, tuple(self._sample_tsg(tsg) for tsg in pod.tsgs), gated_ns)
+        closures = [*pod.closures, *([] if pod.open else [(pod.moved_ns, self.now_ns)])] if self.detailed else ()
+        pod.closures.clear()
+        closed = tuple((max(start, self._sampled_ns), end) for start, end in closures if end > self._sampled_ns)
+        return PodSample(pod.name, pod.grant, tuple(self._sample_tsg(tsg) for tsg in pod.tsgs), gated_ns, closed)
 
     def _sample_tsg(self, tsg: Tsg) -> TsgSample:
         seen = self._seen_tsgs.get(tsg, _Seen())
         self._seen_tsgs[tsg] = _Seen(tsg.run_ns, tsg.starts)
         resident = self.engine.resident is tsg
-        return TsgSample(tsg.name, tsg.run_ns - seen.run_ns, tsg.starts - seen.starts, resident)
+        runs = tuple(self._runs.get(tsg, ()))
+        return TsgSample(tsg.name, tsg.run_ns - seen.run_ns, tsg.starts - seen.starts, resident, runs)
 
     def _ran_dry(self, tsg: Tsg) -> None:
         self._ran_dry_pod(self._owner[tsg])

@@ -23,6 +23,9 @@ import qg
 class _SimMeter:
     """The simulated card's own count, in place of context switches."""
 
+    detailed = False
+    lost = 0
+
     def read(self, tsgs: Sequence[TsgRef]) -> Mapping[int, Used]:
         rows = {(row["client"], row["handle"]): row for row in qg.sim_tsgs()}
         return {

@@ -244,3 +244,22 @@ def test_grants_of_a_pod_there_is_not_are_refused(rig: Rig) -> None:
         rig.host.amend("ghost", {0: Grant()})
     with pytest.raises(QgpuError):
         rig.host.retire("ghost")
+
+
+def test_samples_say_from_when_to_when_if_asked(rig: Rig) -> None:
+    admit(rig, two=60, one=30)
+    for name in ("two", "one"):
+        rig.start(name, FLOOD)
+    with opened(rig) as backend:
+        ledger = drive(backend, settings("fixed-share"), SETTLE_NS)
+        assert not any(tsg.runs for account in ledger.accounts.values() for tsg in account.last.tsgs)
+        backend.detailed = True
+        ledger = drive(backend, settings("fixed-share"), SETTLE_NS, ledger)
+        pods = [account.last for account in ledger.accounts.values()]
+
+        if rig.host.plane != "kmod":  # the simulated card under the module counts, and says no more
+            assert all(tsg.runs for pod in pods for tsg in pod.tsgs if tsg.run_ns)
+        for pod in pods:
+            assert not pod.closed or sum(end - start for start, end in pod.closed) == pod.gated_ns
+            for tsg in pod.tsgs:
+                assert not tsg.runs or sum(end - start for start, end in tsg.runs) == tsg.run_ns

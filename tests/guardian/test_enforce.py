@@ -205,9 +205,9 @@ def test_gated_time_is_reported_once():
     enforcer.adopt(turns("a", "b"), 0)
     enforcer.step(10 * MS)
 
-    assert enforcer.take_gated_ns("b", 12 * MS) == 10 * MS
-    assert enforcer.take_gated_ns("a", 12 * MS) == 2 * MS
-    assert enforcer.take_gated_ns("a", 15 * MS) == 3 * MS
+    assert enforcer.take_closed("b", 12 * MS) == [(0, 10 * MS)]
+    assert enforcer.take_closed("a", 12 * MS) == [(10 * MS, 12 * MS)]
+    assert enforcer.take_closed("a", 15 * MS) == [(12 * MS, 15 * MS)]
 
 
 def test_time_between_switches_belongs_to_who_was_resident():

@@ -1,0 +1,1 @@
+"""Recording what pods did from moment to moment, and showing it: a Perfetto trace, a page."""

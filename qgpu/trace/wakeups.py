@@ -1,0 +1,30 @@
+"""Wake-ups: when online work came and took the engine, told from context switches."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from qgpu.trace.recording import GpuTrack, PodTrack
+
+
+@dataclass(frozen=True, slots=True)
+class Wakeup:
+    """An online pod is on the engine again after others were."""
+
+    at_ns: int
+    #: Who was on the engine last.
+    took_from: str
+    #: How long the pod was off it.
+    rested_ns: int
+
+
+def wakeups(gpu: GpuTrack, pod: PodTrack) -> Iterator[Wakeup]:
+    """Yield the beginnings of a pod's runs before which another pod ran."""
+    others = sorted((end_ns, name) for name, other in gpu.pods.items() if other is not pod for _, end_ns in other.runs)
+    ends = [end_ns for end_ns, _ in others]
+    for (_, before_ns), (start_ns, _) in zip(pod.runs, pod.runs[1:], strict=False):
+        at = bisect_right(ends, start_ns) - 1
+        if at >= 0 and ends[at] > before_ns:
+            yield Wakeup(start_ns, others[at][1], start_ns - before_ns)

@@ -1,0 +1,139 @@
+"""``qgpuctl trace`` end to end: real programs on the simulator, read by Perfetto's own schema and processor."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from qgpu.control import Client
+from qgpu.daemon.traces import MAX_TRACES
+from qgpu.errors import ExitCode, RefusedError
+from tests.cli import programs
+from tests.cli.programs import TIMEOUT_S, Daemon
+from tests.trace import processor
+
+_PODS = (
+    ("two", ("--cores", "60"), ()),
+    ("one", ("--cores", "30"), ()),
+    ("chat", ("--class", "online"), ("--kernel", "100us", "--period", "10ms")),
+)
+_PER_POD = "select s.name as pod, count(*) as runs, sum(s.dur) as ns from slice s join track t on s.track_id = t.id"
+
+
+@pytest.fixture(scope="module")
+def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    """A daemon with two offline pods and an online one at work."""
+    with programs.daemon(tmp_path_factory.mktemp("qgpu") / "run") as running:
+        load = (sys.executable, "-m", "qgpu.load.main", "--duration", "0s")
+        pods = [running.start("run", "--name", name, *grant, "--", *load, *how) for name, grant, how in _PODS]
+        try:
+            while sum(pod["usage"][0]["busy"] for pod in running.json("pod", "list")["pods"]) < len(_PODS):
+                pass
+            yield running
+        finally:
+            for pod in pods:
+                pod.send_signal(signal.SIGTERM)
+                pod.communicate(timeout=TIMEOUT_S)
+
+
+@pytest.fixture(scope="module")
+def recorded(busy: Daemon, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]:
+    """Two seconds of them, as the command tells it and as the file."""
+    file = tmp_path_factory.mktemp("trace") / "two-seconds.pftrace"
+    return busy.json("trace", "--seconds", "2", "--out", str(file)), file
+
+
+def test_runs_of_each_pod_add_up_to_the_ledger(recorded: tuple[dict[str, Any], Path]) -> None:
+    summary, _ = recorded
+
+    assert {pod["pod"] for pod in summary["pods"]} == {"two", "one", "chat"}
+    assert all(pod["ledger_ns"] > 0 and pod["runs"] > 1 for pod in summary["pods"])
+    assert summary["error"] < 0.001
+    assert (summary["dropped"], summary["lost"], summary["gaps"]) == (0, 0, 0)
+
+
+def test_the_file_is_a_trace_by_perfettos_schema(recorded: tuple[dict[str, Any], Path]) -> None:
+    pytest.importorskip("perfetto", reason="needs perfetto: pip install 'qgpu[view]'")
+    from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace, TrackEvent
+
+    data = recorded[1].read_bytes()
+    trace = Trace.FromString(data)
+    trace.DiscardUnknownFields()
+
+    names = {packet.track_descriptor.name for packet in trace.packet if packet.HasField("track_descriptor")}
+    assert {"pGPU 0 Simulated H200", "two (offline, 60 %)", "one (offline, 30 %)", "chat (online)"} < names
+    assert {"plans", "gate", "wake-ups", "share"} < names
+    assert trace.ByteSize() == len(data), "every field is one that the schema knows"
+    kinds = [packet.track_event.type for packet in trace.packet if packet.HasField("track_event")]
+    assert kinds.count(TrackEvent.TYPE_SLICE_BEGIN) == kinds.count(TrackEvent.TYPE_SLICE_END)
+
+
+def test_perfettos_processor_finds_the_same_totals(recorded: tuple[dict[str, Any], Path], tmp_path: Path) -> None:
+    summary, file = recorded
+    totals, errors, online = processor.ask(
+        file.read_bytes(),
+        [
+            f"{_PER_POD} where t.name not in ('gate', 'plans', 'wake-ups') group by 1",
+            "select name, value from stats where value > 0 and severity != 'info'",
+            "select count(*) as n from slice s join track t on s.track_id = t.id where t.name = 'wake-ups'",
+        ],
+        tmp_path,
+    )
+
+    assert errors == []
+    assert online[0]["n"] > 0
+    assert {row["pod"]: (row["runs"], row["ns"]) for row in totals} == {
+        pod["pod"]: (pod["runs"], pod["traced_ns"]) for pod in summary["pods"]
+    }
+
+
+def test_an_interrupted_trace_is_written_all_the_same(busy: Daemon, tmp_path: Path) -> None:
+    file = tmp_path / "early.pftrace"
+    command = busy.start("trace", "--seconds", "600", "--out", str(file), "-o", "json")
+    with Client(busy.runtime_dir) as client:
+        while client.call("status")["traces"] == 0:
+            pass
+        command.send_signal(signal.SIGINT)
+    printed, _ = command.communicate(timeout=TIMEOUT_S)
+
+    assert command.returncode == ExitCode.OK
+    assert json.loads(printed)["seconds"] < 600
+    assert file.exists()
+
+
+def test_a_trace_ends_with_its_client_and_there_are_not_many_at_once(busy: Daemon) -> None:
+    clients = [Client(busy.runtime_dir) for _ in range(MAX_TRACES + 1)]
+    for client in clients[:-1]:
+        client.call("trace.start", gpu=None)
+    with pytest.raises(RefusedError, match="already"):
+        clients[-1].call("trace.start", gpu=None)
+    clients.pop(0).close()
+    while clients[-1].call("status")["traces"] == MAX_TRACES:
+        pass
+
+    assert clients[-1].call("trace.start", gpu=0) is not None
+    for client in clients:
+        client.close()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (("--out", "/nowhere/x.pftrace", "--seconds", "0.1"), ExitCode.USAGE, "/nowhere/x.pftrace"),
+        (("--out", "x.pftrace", "--gpu", "9"), ExitCode.NOT_FOUND, "pGPU 9"),
+        (("--out", "x.pftrace", "--seconds", "0"), ExitCode.USAGE, "--seconds"),
+        ((), ExitCode.USAGE, "--out"),
+    ],
+)
+def test_a_wrong_trace_is_one_clear_line(busy: Daemon, arguments: tuple[str, ...], code: int, says: str) -> None:
+    result: subprocess.CompletedProcess[str] = busy.ctl("trace", *arguments)
+
+    assert result.returncode == code
+    assert says in result.stderr.splitlines()[-1]
