@@ -165,12 +165,25 @@ class Pod:
 
 
 @dataclass(frozen=True, slots=True)
+class Turn:
+    """From when to when in the period a pod on several pGPUs has its turn on all of them."""
+
+    pod: str
+    start_ns: int
+    end_ns: int
+    #: How long it would be if nothing was owed.
+    due_ns: int
+
+
+@dataclass(frozen=True, slots=True)
 class Snapshot:
     """All that a policy may see of one pGPU."""
 
     pgpu: int
     period_ns: int
     pods: tuple[Pod, ...] = ()
+    #: Turns that were agreed on with other pGPUs, in order of their start; they don't overlap.
+    turns: tuple[Turn, ...] = ()
 
     def __post_init__(self) -> None:
         if not MIN_PERIOD_NS <= self.period_ns <= MAX_PERIOD_NS:

@@ -26,7 +26,15 @@ _NOT_EXECUTABLE, _NO_SUCH_COMMAND, _BY_SIGNAL = 126, 127, 128
 
 
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
-@click.option("--gpu", default=0, show_default=True, help="The pGPU to run on.")
+@click.option(
+    "--gpu",
+    "gpus",
+    type=int,
+    multiple=True,
+    default=(0,),
+    show_default=True,
+    help="The pGPU to run on; may be repeated.",
+)
 @click.option("--name", help="The pod's name; one is made up otherwise.")
 @click.option("--cores", type=int, help="Quota in per cent of the pGPU.")
 @click.option("--memory", type=Memory(), help="Memory limit such as 16GiB.")
@@ -43,7 +51,7 @@ _NOT_EXECUTABLE, _NO_SUCH_COMMAND, _BY_SIGNAL = 126, 127, 128
 @pass_context
 def run(
     context: Context,
-    gpu: int,
+    gpus: tuple[int, ...],
     name: str | None,
     cores: int | None,
     memory: int | None,
@@ -54,17 +62,17 @@ def run(
     """Run a command as a pod and end with its exit code."""
     grant = {"class": pod_class, "cores": cores, "memory": memory, "latency_target_ns": latency_target}
     with context.connect() as client:
-        pod = client.call("pod.create", name=name, grants={str(gpu): grant})
+        pod = client.call("pod.create", name=name, grants={str(gpu): grant for gpu in gpus})
         child = os.fork()
         if child == 0:
-            _become(context, gpu, pod, command)
+            _become(context, gpus, pod, command)
         code = _wait(child)
         with suppress(QgpuError):  # it may have left processes behind, and lives on then
             client.call("pod.remove", name=pod["name"])
     sys.exit(code)
 
 
-def _become(context: Context, gpu: int, pod: dict[str, Any], command: tuple[str, ...]) -> NoReturn:
+def _become(context: Context, gpus: tuple[int, ...], pod: dict[str, Any], command: tuple[str, ...]) -> NoReturn:
     """Turn this process, a fresh child, into the pod's command."""
     try:
         variables = launch.environment(pod["plane"], pod["name"], pod["gpus"], context.runtime_dir.absolute())
@@ -73,7 +81,7 @@ def _become(context: Context, gpu: int, pod: dict[str, Any], command: tuple[str,
             own.call("pod.attach", fds, name=pod["name"])
             for fd in fds:
                 os.close(fd)
-        os.execvpe(command[0], command, os.environ | variables | {"QGPU_GPU": str(gpu)})  # noqa: S606
+        os.execvpe(command[0], command, os.environ | variables | {"QGPU_GPU": ",".join(map(str, gpus))})  # noqa: S606
     except QgpuError as error:
         _give_up(f"qgpuctl: {error}", error.code)
     except OSError as error:

@@ -9,6 +9,7 @@ import structlog
 
 from qgpu import policies
 from qgpu.config import GpuSettings
+from qgpu.daemon.gangs import Board
 from qgpu.errors import QgpuError
 from qgpu.sched import loop
 from qgpu.sched.backend import Backend, Host
@@ -27,9 +28,10 @@ Watcher = Callable[[Ledger, int], None]
 class GpuLoop:
     """Decides for one pGPU, period after period, with settings that may change while it runs."""
 
-    def __init__(self, host: Host, pgpu: int, settings: GpuSettings) -> None:
+    def __init__(self, host: Host, pgpu: int, settings: GpuSettings, board: Board | None = None) -> None:
         self._host = host
         self._pgpu = pgpu
+        self._board = board or Board()
         self._stop = threading.Event()
         self._backend: Backend | None = None
         self._watching = threading.Lock()
@@ -82,6 +84,7 @@ class GpuLoop:
             loop.run(backend, self._current, self.ledger, self._stop.is_set, self._seen)
         finally:
             self._backend = None
+            self._board.leave(self._pgpu)
             backend.close()
 
     def _set_detail(self, wanting: list[Watcher]) -> None:
@@ -91,7 +94,9 @@ class GpuLoop:
 
     def _current(self) -> loop.Settings:
         settings = self.settings
-        return loop.Settings(policies.compose(settings.policy, settings.online_policy), settings.period_ns)
+        composed = policies.compose(settings.policy, settings.online_policy)
+        policy = self._board.in_step(composed, policies.POLICIES[settings.policy].plan)
+        return loop.Settings(policy, settings.period_ns)
 
     def _seen(self, ledger: Ledger) -> None:
         self.ledger = ledger

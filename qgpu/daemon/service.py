@@ -20,6 +20,7 @@ import qgpu
 from qgpu import admission
 from qgpu.config import Config, GpuSettings
 from qgpu.control import Session
+from qgpu.daemon.gangs import Board
 from qgpu.daemon.gpu_loop import GpuLoop
 from qgpu.daemon.planes import Chosen, driver_version
 from qgpu.daemon.requests import Arguments
@@ -52,7 +53,8 @@ class Service:
         self._held: dict[str, Session] = {}
         #: Loads on the simulator that are running, by number, with their pod.
         self._loads: dict[int, str] = {}
-        self._loops = {index: GpuLoop(host, index, self._settings(index)) for index in self._pgpus}
+        board = Board()
+        self._loops = {index: GpuLoop(host, index, self._settings(index), board) for index in self._pgpus}
         self._traces = traces = Traces(self._loops)
         self._reading: dict[str, _Request] = {
             "status": self._status,

@@ -169,7 +169,9 @@ def _cuda(request: _Request) -> _Load:
 def _simulated(request: _Request) -> _Load:
     from qgpu.load.simulated import SimulatedDevice
 
-    device = SimulatedDevice(os.environ.get("QGPU_POD", ""), int(os.environ.get("QGPU_GPU", request.gpu)))
+    device = SimulatedDevice(
+        os.environ.get("QGPU_POD", ""), int(os.environ.get("QGPU_GPU", str(request.gpu)).split(",")[0])
+    )
     return _Load(device.run, device.name, time.time(), None, request.work.kernel_us)
 
 

@@ -12,6 +12,7 @@ from qgpu.errors import UnknownNameError
 from qgpu.model import Policy
 from qgpu.policies import best_effort, burst_share, fixed_share
 from qgpu.policies.online import online_first
+from qgpu.policies.together import gangs_first
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,5 +41,5 @@ def find(name: str) -> str:
 
 
 def compose(offline: str, online: str) -> Policy:
-    """Build what the loop runs: online pods first by one policy, the rest by another."""
-    return online_first(POLICIES[offline].plan, POLICIES[online].plan)
+    """Build what the loop runs: online pods first by one policy, the rest by another, gangs in step."""
+    return online_first(gangs_first(POLICIES[offline].plan), POLICIES[online].plan)

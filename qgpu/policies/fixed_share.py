@@ -33,7 +33,7 @@ def plan(snapshot: Snapshot) -> Plan:
 
 
 def _paid(quota_ns: int, pod: Pod, period_ns: int) -> int:
-    return corrected(quota_ns, pod, period_ns) if 0 < quota_ns < period_ns else quota_ns
+    return corrected(quota_ns, pod.debt_ns, period_ns) if 0 < quota_ns < period_ns else quota_ns
 
 
 def _fitting(lengths: list[int], period_ns: int) -> list[int]:

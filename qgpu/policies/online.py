@@ -64,6 +64,7 @@ def online_first(offline: Policy, online: Policy) -> Policy:
                 policy(replace(snapshot, pods=_by_slices(pods)))
                 for policy, pods in ((online, present), (offline, others))
             )
+            front, behind = _fitting(front, behind)
             target_ns = latency.tightest_ns(present)
             waits = _waits(present, others)
             if not front.gated and not behind.gated:
@@ -141,10 +142,29 @@ def _turns(snapshot: Snapshot, taken_ns: int, shares: list[int]) -> list[int]:
     """Divide what online windows leave of the period, and make up for debt there."""
     left_ns = snapshot.period_ns - taken_ns
     turns = [
-        corrected(turn, pod, snapshot.period_ns) if turn else 0
+        corrected(turn, pod.debt_ns, snapshot.period_ns) if turn else 0
         for turn, pod in zip(split(left_ns, shares), snapshot.pods, strict=True)
     ]
     return split(left_ns, turns)
+
+
+def _fitting(front: Plan, behind: Plan) -> tuple[Plan, Plan]:
+    """Shorten the windows of both classes in proportion where they are more than a period, for what is owed to some."""
+    whole_ns = _last_end(front) + _last_end(behind) if front.gated and behind.gated else 0
+    if whole_ns <= front.period_ns:
+        return front, behind
+    first, second = (
+        replace(plan, pods=tuple(_shortened(part, front.period_ns, whole_ns) for part in plan.pods))
+        for plan in (front, behind)
+    )
+    return first, second
+
+
+def _shortened(part: PodPlan, numerator: int, denominator: int) -> PodPlan:
+    if part.windows is None:
+        return part
+    edges = [(w, w.start_ns * numerator // denominator, w.end_ns * numerator // denominator) for w in part.windows]
+    return replace(part, windows=tuple(replace(w, start_ns=a, end_ns=b) for w, a, b in edges if b > a))
 
 
 def _last_end(plan: Plan) -> int:

@@ -131,15 +131,15 @@ def shortened(parts: Sequence[PodPlan], mean_us: int) -> tuple[PodPlan, ...]:
 def lengths(whole_ns: int, weights: Sequence[int], pods: Sequence[Pod]) -> list[int]:
     """Divide ``whole_ns`` into turns by weight, made up for what each pod owes or is owed. Weight 0: no turn."""
     turns = [
-        max(min(MIN_TURN_NS, whole_ns // len(pods)), corrected(part, pod, whole_ns)) if weight else 0
+        max(min(MIN_TURN_NS, whole_ns // len(pods)), corrected(part, pod.debt_ns, whole_ns)) if weight else 0
         for part, weight, pod in zip(split(whole_ns, weights), weights, pods, strict=True)
     ]
     return split(whole_ns, turns)
 
 
-def corrected(length_ns: int, pod: Pod, period_ns: int) -> int:
+def corrected(length_ns: int, debt_ns: int, period_ns: int) -> int:
     """Return a pod's window with a part of its debt paid: integral feedback, as debt is the sum of all misses."""
-    change_ns = -(pod.debt_ns // (PAID_OVER * STEP_NS)) * STEP_NS
+    change_ns = -(debt_ns // (PAID_OVER * STEP_NS)) * STEP_NS
     longest_ns = length_ns + max(LONGER_NS, round(LONGER * period_ns))
     return min(longest_ns, max(length_ns - round(SHORTER * length_ns), length_ns + change_ns))
 
