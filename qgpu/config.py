@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 from qgpu import policies, units
 from qgpu.errors import ConfigError, InvalidValueError, QgpuError
+from qgpu.httpd import Address, parse_address
 from qgpu.model import MAX_PERIOD_NS, MIN_PERIOD_NS, NS_PER_MS
 
 _T = TypeVar("_T")
@@ -47,6 +48,21 @@ class LogLevel(StrEnum):
     ERROR = "error"
 
 
+class MetricsCompat(StrEnum):
+    """Whose names metrics have beside qgpu's own."""
+
+    NONE = "none"
+    HAMI = "hami"
+
+
+@dataclass(frozen=True, slots=True)
+class Metrics:
+    """Where Prometheus finds metrics, if anywhere."""
+
+    listen: Address | None = None
+    compat: MetricsCompat = MetricsCompat.NONE
+
+
 @dataclass(frozen=True, slots=True)
 class GpuSettings:
     """How one pGPU is shared: the policy of offline pods, that of online pods, and the scheduling period."""
@@ -75,6 +91,7 @@ class Config:
     socket_gid: int | None = None
     log_level: LogLevel = LogLevel.INFO
     log_format: LogFormat = LogFormat.AUTO
+    metrics: Metrics = field(default_factory=Metrics)
     defaults: GpuSettings = field(default_factory=GpuSettings)
     gpus: Mapping[int, GpuSettings] = field(default_factory=dict)
 
@@ -101,10 +118,11 @@ class _Reader:
     file: str
 
     def config(self, data: dict[str, Any]) -> Config:
-        self._known(data, "", ("plane", "socket", "log", "defaults", "gpu"))
-        socket, log = (self._table(data, key, key) for key in ("socket", "log"))
+        self._known(data, "", ("plane", "socket", "log", "metrics", "defaults", "gpu"))
+        socket, log, metrics = (self._table(data, key, key) for key in ("socket", "log", "metrics"))
         self._known(socket, "socket.", ("mode", "group"))
         self._known(log, "log.", ("level", "format"))
+        self._known(metrics, "metrics.", ("listen", "compat"))
         defaults = self._settings(self._table(data, "defaults", "defaults"), "defaults.", GpuSettings())
         gpus = self._table(data, "gpu", "gpu")
         return Config(
@@ -113,6 +131,10 @@ class _Reader:
             socket_gid=self._value(socket, "group", "socket.", None, _group),
             log_level=self._value(log, "level", "log.", LogLevel.INFO, LogLevel),
             log_format=self._value(log, "format", "log.", LogFormat.AUTO, LogFormat),
+            metrics=Metrics(
+                self._value(metrics, "listen", "metrics.", None, parse_address),
+                self._value(metrics, "compat", "metrics.", MetricsCompat.NONE, MetricsCompat),
+            ),
             defaults=defaults,
             gpus={
                 self._index(key): self._settings(self._table(gpus, key, f"gpu.{key}"), f"gpu.{key}.", defaults)

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from qgpu import config
-from qgpu.config import Config, GpuSettings, LogFormat, LogLevel, Plane
+from qgpu.config import Config, GpuSettings, LogFormat, LogLevel, Metrics, MetricsCompat, Plane
 from qgpu.errors import ConfigError
+from qgpu.httpd import Address
 
 
 def load(tmp_path: Path, text: str) -> Config:
@@ -31,6 +32,9 @@ def test_every_key_is_taken(tmp_path: Path) -> None:
         [log]
         level = "debug"
         format = "json"
+        [metrics]
+        listen = "127.0.0.1:9835"
+        compat = "hami"
         [defaults]
         policy = "fixed-share"
         period = "50ms"
@@ -45,6 +49,7 @@ def test_every_key_is_taken(tmp_path: Path) -> None:
         socket_gid=0,
         log_level=LogLevel.DEBUG,
         log_format=LogFormat.JSON,
+        metrics=Metrics(Address("127.0.0.1", 9835), MetricsCompat.HAMI),
         defaults=GpuSettings("fixed-share", "best-effort", 50_000_000),
         gpus={1: GpuSettings("best-effort", "burst-share", 50_000_000)},
     )
@@ -55,8 +60,12 @@ def test_every_key_is_taken(tmp_path: Path) -> None:
     ("text", "complaint"),
     [
         ("plane =", "not TOML"),
-        ('planes = "sim"', "planes: no such key; known here: plane, socket, log, defaults, gpu"),
+        ('planes = "sim"', "planes: no such key; known here: plane, socket, log, metrics, defaults, gpu"),
         ('plane = "cuda"', "plane: 'cuda': choose one of auto, kmod, seccomp, sim"),
+        ('[metrics]\nlisten = "9835"', "metrics.listen: '9835': write an IP address and a port, as in 127.0.0.1:9835"),
+        ('[metrics]\nlisten = "host:80"', "metrics.listen: 'host:80': write an IP address"),
+        ('[metrics]\nlisten = "127.0.0.1:70000"', "metrics.listen: '127.0.0.1:70000': write an IP address"),
+        ('[metrics]\ncompat = "dcgm"', "metrics.compat: 'dcgm': choose one of none, hami"),
         ("plane = 3", "plane: write it as a string, not as 3"),
         ("socket = 3", "socket: must be a table"),
         ('[socket]\nmode = "rw"', "socket.mode: 'rw': write file permissions in octal"),

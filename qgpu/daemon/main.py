@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import threading
+from contextlib import ExitStack
 from pathlib import Path
 
 import click
@@ -17,12 +18,13 @@ import structlog
 
 import qgpu
 from qgpu import config as configuration
-from qgpu.config import Config, Plane
+from qgpu.config import Config, MetricsCompat, Plane
 from qgpu.control import Server, default_runtime_dir
 from qgpu.daemon import log, planes, runtime
 from qgpu.daemon.service import Service
 from qgpu.daemon.state import State
 from qgpu.errors import ExitCode, QgpuError
+from qgpu.metrics import exporter
 from qgpu.systemd import Store, notify
 
 _log = structlog.get_logger("qgpud")
@@ -58,12 +60,16 @@ def command(
     host = planes.open_host(chosen.plane, directory, sim_gpus, store)
     service = Service(host, chosen, config, state)
     try:
-        server = Server(directory, config.socket_mode, config.socket_gid, service.handle, store)
-        try:
+        with ExitStack() as ends:
+            if config.metrics.listen is not None:
+                endpoint = exporter.serve(
+                    config.metrics.listen, service.counters.view, with_hami=config.metrics.compat is MetricsCompat.HAMI
+                )
+                ends.callback(endpoint.close)
+            server = Server(directory, config.socket_mode, config.socket_gid, service.handle, store)
+            ends.callback(server.close)
             _log.info("ready", plane=chosen.plane.value, why=chosen.why, runtime_dir=str(directory))
             _watch(service, stop)
-        finally:
-            server.close()
     finally:
         service.close()
         os.close(lock)

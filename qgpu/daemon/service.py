@@ -22,6 +22,7 @@ from qgpu.config import Config, GpuSettings
 from qgpu.control import Session
 from qgpu.daemon.gangs import Board
 from qgpu.daemon.gpu_loop import GpuLoop
+from qgpu.daemon.metrics import Counters
 from qgpu.daemon.planes import Chosen, driver_version
 from qgpu.daemon.requests import Arguments
 from qgpu.daemon.state import State
@@ -56,6 +57,7 @@ class Service:
         board = Board()
         self._loops = {index: GpuLoop(host, index, self._settings(index), board) for index in self._pgpus}
         self._traces = traces = Traces(self._loops)
+        self.counters = Counters(host, chosen, self._pgpus, self._loops, traces)
         self._reading: dict[str, _Request] = {
             "status": self._status,
             "gpu.list": self._gpu_list,

@@ -67,6 +67,9 @@ class PodInfo:
     trouble: str = ""
     #: Its cgroup (v2), such as "/qgpu/web"; empty where the plane has none, or it is gone.
     cgroup: str = ""
+    #: How often it was refused memory, and calls that would have changed its share; None where nobody counts.
+    refused_memory: int | None = None
+    refused_calls: int | None = None
 
 
 class Host(Protocol):

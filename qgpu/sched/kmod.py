@@ -371,7 +371,9 @@ class KmodHost:
                 grants[index] = grant
                 memory[index] = int(self._device.call("USAGE", pod=pod.pod, gpu=card.number).memory)
         path = self._path(pod)
-        return PodInfo(_text(pod.name), grants, cgroup.pids(path) if path else (), memory, _trouble(pod), path)
+        pids = cgroup.pids(path) if path else ()
+        refused = int(pod.refused_allocs), int(pod.refused_controls)
+        return PodInfo(_text(pod.name), grants, pids, memory, _trouble(pod), path, *refused)
 
     def _path(self, pod: Any) -> str:
         """Return a pod's cgroup as long as it is there; the module knows it by its id."""

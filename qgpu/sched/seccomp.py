@@ -229,6 +229,8 @@ class SeccompHost:
                 {int(i): held for i, held in pod["memory"].items()},
                 "; ".join(f"{what} refused {n} times" for what, n in pod["refused"].items()),
                 pod["cgroup"],
+                sum(n for what, n in pod["refused"].items() if what.startswith("memory")),
+                sum(n for what, n in pod["refused"].items() if not what.startswith("memory")),
             )
             for pod in self._call("pods")["pods"]
         ]

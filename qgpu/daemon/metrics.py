@@ -1,0 +1,74 @@
+"""What the daemon counts and shows to its metrics endpoint."""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Mapping, Sequence
+
+import qgpu
+from qgpu.daemon.gpu_loop import GpuLoop
+from qgpu.daemon.planes import Chosen, driver_version
+from qgpu.daemon.traces import Traces
+from qgpu.metrics.tally import PodTally, Tally
+from qgpu.metrics.view import GpuView, LeaseView, PodView, View
+from qgpu.sched.backend import Host, Pgpu, PodInfo
+
+
+class Counters:
+    """Counts along with the loops, and puts a view together when asked."""
+
+    def __init__(
+        self, host: Host, chosen: Chosen, pgpus: Mapping[int, Pgpu], loops: Mapping[int, GpuLoop], traces: Traces
+    ) -> None:
+        self._host, self._chosen, self._pgpus, self._loops, self._traces = host, chosen, pgpus, loops, traces
+        self._driver = driver_version(chosen.plane)
+        self._started_ns = time.monotonic_ns()
+        self._tallies = {index: Tally() for index in loops}
+        for index, loop in loops.items():
+            loop.watch(self._tallies[index].watch)
+
+    def view(self) -> View:
+        """Return this moment. Raises QgpuError while the plane is gone."""
+        pods = self._host.pods()
+        return View(
+            qgpu.__version__,
+            self._chosen.plane.value,
+            self._driver,
+            platform.node(),
+            (time.monotonic_ns() - self._started_ns) / 1e9,
+            [self._gpu(index, pods) for index in self._loops],
+            {pod.name: PodView(pod.name, pod.refused_memory, pod.refused_calls) for pod in pods},
+            self._traces.count,
+        )
+
+    def _gpu(self, index: int, pods: Sequence[PodInfo]) -> GpuView:
+        loop, tally = self._loops[index], self._tallies[index]
+        ledger, settings, shares = loop.ledger, loop.settings, tally.shares()
+        return GpuView(
+            self._pgpus[index],
+            settings.policy,
+            settings.online_policy,
+            settings.period_ns,
+            tally.ticks,
+            tally.plans,
+            ledger.plan is not None and ledger.plan.gated,
+            loop.trouble,
+            [
+                LeaseView(
+                    pod.name,
+                    pod.grants[index],
+                    account.used_ns if account else 0,
+                    counted.gated_ns,
+                    counted.starts,
+                    account.debt_ns if account else 0,
+                    account.busy if account else False,
+                    pod.memory.get(index, 0),
+                    shares.get(pod.name, 0.0),
+                )
+                for pod in pods
+                if index in pod.grants
+                for account in (ledger.accounts.get(pod.name),)
+                for counted in (tally.pods.get(pod.name, PodTally()),)
+            ],
+        )

@@ -1,0 +1,115 @@
+"""The native series: base units, ratios 0 to 1, counters first, and only what is truly known.
+
+Labels of a card are spelled as DCGM's exporter spells them (``gpu``, ``UUID``), so that joins on UUID are
+trivial. A pod's share of a card is called a lease here, as in other exporters; the rest of qgpu says grant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from qgpu.metrics.text import Family, Kind
+from qgpu.metrics.view import GpuView, LeaseView, PodView, View
+from qgpu.model import NS_PER_S
+
+_G, _C = Kind.GAUGE, Kind.COUNTER
+
+
+def families(view: View) -> Iterable[Family]:
+    """Return all native series of one moment."""
+    yield _one(
+        "qgpu_build_info",
+        _G,
+        "What runs, as labels.",
+        1,
+        plane=view.plane,
+        driver=view.driver or "",
+        version=view.version,
+    )
+    yield _one("qgpu_uptime_seconds", _G, "Since the daemon started.", view.uptime_s)
+    yield _one("qgpu_traces", _G, "Recordings that are being made.", view.traces)
+    yield from _gpus(view.gpus)
+    yield from _leases(view.gpus)
+    yield from _refusals(view.pods.values())
+
+
+def _one(name: str, kind: Kind, text: str, value: float, **labels: str) -> Family:
+    family = Family(name, kind, text)
+    family.add(value, **labels)
+    return family
+
+
+def _gpus(gpus: Iterable[GpuView]) -> Iterable[Family]:
+    info = Family("qgpu_gpu_info", _G, "A pGPU and how it is shared, as labels.")
+    period = Family("qgpu_gpu_period_seconds", _G, "The scheduling period.")
+    total = Family("qgpu_gpu_memory_total_bytes", _G, "The card's memory.")
+    allocated = Family("qgpu_gpu_memory_allocated_bytes", _G, "Memory limits of all pods, added up.")
+    used = Family("qgpu_gpu_memory_used_bytes", _G, "Memory that pods hold; what runs without qgpu is not in it.")
+    cores = Family("qgpu_gpu_cores_allocated_ratio", _G, "Quotas of all pods, added up.")
+    ticks = Family("qgpu_gpu_ticks_total", _C, "Rounds of the scheduling loop.")
+    plans = Family("qgpu_gpu_plans_total", _C, "Times that the plan in force was changed.")
+    gated = Family("qgpu_gpu_plan_gated", _G, "1 while the plan in force moves gates.")
+    trouble = Family("qgpu_gpu_trouble", _G, "1 while the plane fails on this pGPU; its pods then run ungated.")
+    for gpu in gpus:
+        labels = _card(gpu)
+        info.add(1, **labels, modelName=gpu.pgpu.name, policy=gpu.policy, online_policy=gpu.online_policy)
+        period.add(gpu.period_ns / NS_PER_S, **labels)
+        total.add(gpu.pgpu.memory, **labels)
+        allocated.add(sum(lease.grant.memory or 0 for lease in gpu.leases), **labels)
+        used.add(sum(lease.memory for lease in gpu.leases), **labels)
+        cores.add(sum(lease.grant.cores or 0 for lease in gpu.leases) / 100, **labels)
+        ticks.add(gpu.ticks, **labels)
+        plans.add(gpu.plans, **labels)
+        gated.add(int(gpu.gated), **labels)
+        trouble.add(int(bool(gpu.trouble)), **labels)
+    return info, period, total, allocated, used, cores, ticks, plans, gated, trouble
+
+
+def _leases(gpus: Iterable[GpuView]) -> Iterable[Family]:
+    info = Family("qgpu_lease_info", _G, "What a pod was given on a pGPU, as labels.")
+    gpu_s = Family("qgpu_lease_gpu_seconds_total", _C, "True GPU time, from the hardware's context switches.")
+    throttled = Family("qgpu_lease_throttled_seconds_total", _C, "How long its gate was closed.")
+    switches = Family("qgpu_lease_switches_total", _C, "Times that it was switched in.")
+    limit = Family("qgpu_lease_core_limit_ratio", _G, "Its quota; absent without one.")
+    target = Family("qgpu_lease_latency_target_seconds", _G, "Its latency target; absent without one.")
+    debt = Family("qgpu_lease_debt_seconds", _G, "Time had beyond (positive) or short of what its plans aimed at.")
+    busy = Family("qgpu_lease_busy", _G, "1 if it had work of late.")
+    memory_limit = Family("qgpu_lease_memory_limit_bytes", _G, "Its memory limit; absent without one.")
+    memory_used = Family("qgpu_lease_memory_used_bytes", _G, "Memory it holds.")
+    for gpu in gpus:
+        for lease in gpu.leases:
+            labels = _lease(gpu, lease)
+            grant = lease.grant
+            info.add(1, **labels, **{"class": grant.pod_class.value})
+            gpu_s.add(lease.used_ns / NS_PER_S, **labels)
+            throttled.add(lease.gated_ns / NS_PER_S, **labels)
+            switches.add(lease.starts, **labels)
+            debt.add(lease.debt_ns / NS_PER_S, **labels)
+            busy.add(int(lease.busy), **labels)
+            memory_used.add(lease.memory, **labels)
+            if grant.cores is not None:
+                limit.add(grant.cores / 100, **labels)
+            if grant.memory is not None:
+                memory_limit.add(grant.memory, **labels)
+            if grant.latency_target_ns is not None:
+                target.add(grant.latency_target_ns / NS_PER_S, **labels)
+    return info, gpu_s, throttled, switches, limit, target, debt, busy, memory_limit, memory_used
+
+
+def _refusals(pods: Iterable[PodView]) -> Iterable[Family]:
+    memory = Family("qgpu_lease_memory_denied_total", _C, "Allocations refused because of its memory limit.")
+    calls = Family("qgpu_lease_calls_denied_total", _C, "Driver calls refused that would have changed its share.")
+    for pod in pods:
+        if pod.refused_memory is not None:
+            memory.add(pod.refused_memory, pod=pod.pod)
+        if pod.refused_calls is not None:
+            calls.add(pod.refused_calls, pod=pod.pod)
+    return memory, calls
+
+
+def _card(gpu: GpuView) -> dict[str, str]:
+    return {"gpu": str(gpu.pgpu.index), "UUID": gpu.pgpu.uuid}
+
+
+def _lease(gpu: GpuView, lease: LeaseView) -> dict[str, str]:
+    return _card(gpu) | {"pod": lease.pod}

@@ -1,0 +1,63 @@
+"""What the daemon shows its exporters: one moment of everything, in the model's own words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from qgpu.model import Grant
+from qgpu.sched.backend import Pgpu
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseView:
+    """One pod on one pGPU."""
+
+    pod: str
+    grant: Grant
+    used_ns: int = 0
+    gated_ns: int = 0
+    starts: int = 0
+    debt_ns: int = 0
+    busy: bool = False
+    memory: int = 0
+    #: Its share of the last seconds, 0 to 1.
+    share: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class GpuView:
+    """One pGPU with its pods."""
+
+    pgpu: Pgpu
+    policy: str
+    online_policy: str
+    period_ns: int
+    ticks: int = 0
+    plans: int = 0
+    gated: bool = False
+    trouble: str = ""
+    leases: Sequence[LeaseView] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PodView:
+    """What a plane refused one pod so far; None where it does not count that."""
+
+    pod: str
+    refused_memory: int | None = None
+    refused_calls: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """Everything at one moment."""
+
+    version: str
+    plane: str
+    driver: str | None
+    node: str
+    uptime_s: float
+    gpus: Sequence[GpuView] = ()
+    pods: Mapping[str, PodView] = field(default_factory=dict)
+    traces: int = 0

@@ -1,0 +1,49 @@
+"""Counting along: sums over ticks equal what the ledger and the samples say."""
+
+from __future__ import annotations
+
+import pytest
+
+from qgpu.metrics.tally import RECENT_NS, Tally
+from qgpu.model import NS_PER_MS, NS_PER_S, Grant
+from qgpu.policies import compose
+from qgpu.sched import loop
+from qgpu.sched.ledger import Ledger
+from qgpu.sched.sim import SimHost
+from tests.contract.rig import FLOOD
+
+SETTINGS = loop.Settings(compose("fixed-share", "best-effort"), 100 * NS_PER_MS)
+
+
+def run(host: SimHost, tally: Tally, duration_ns: int) -> Ledger:
+    backend, ledger = host.backend(0), Ledger(0)
+    while (ledger.now_ns or 0) < duration_ns:
+        ledger = loop.tick(backend, SETTINGS, ledger)
+        tally.watch(ledger)
+    return ledger
+
+
+def test_shares_and_gated_time_are_those_of_a_fixed_share() -> None:
+    host, tally = SimHost(), Tally()
+    for name, cores in (("two", 40), ("one", 20)):
+        host.admit(name, {0: Grant(cores=cores)})
+        host.start_load(name, 0, FLOOD)
+    ledger = run(host, tally, 10 * NS_PER_S)
+
+    assert tally.shares() == {"two": pytest.approx(0.4, abs=0.01), "one": pytest.approx(0.2, abs=0.01)}
+    assert tally.pods["one"].gated_ns / 10 / NS_PER_S == pytest.approx(0.8, abs=0.03)
+    assert tally.pods["two"].starts > 50
+    assert tally.ticks > 40
+    assert 0 < tally.plans < tally.ticks
+    assert set(tally.pods) == set(ledger.accounts)
+
+
+def test_a_pod_that_is_gone_is_forgotten() -> None:
+    host, tally = SimHost(), Tally()
+    host.admit("brief", {0: Grant()})
+    run(host, tally, NS_PER_S)
+    host.retire("brief")
+    run(host, tally, NS_PER_S + RECENT_NS)
+
+    assert tally.pods == {}
+    assert tally.shares() == {}
