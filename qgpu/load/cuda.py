@@ -40,6 +40,8 @@ CUresult cuCtxSetCurrent(CUcontext context);
 CUresult cuModuleLoadData(CUmodule *module, const void *image);
 CUresult cuModuleGetFunction(CUfunction *function, CUmodule module, const char *name);
 CUresult cuMemAlloc_v2(CUdeviceptr *address, size_t size);
+CUresult cuMemHostAlloc(void **address, size_t size, unsigned int flags);
+CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr *device_address, void *address, unsigned int flags);
 CUresult cuStreamCreate(CUstream *stream, unsigned int flags);
 CUresult cuStreamSynchronize(CUstream stream);
 CUresult cuEventCreate(CUevent *event, unsigned int flags);
@@ -63,6 +65,7 @@ _MULTIPROCESSOR_COUNT = 16
 _MAX_THREADS_PER_MULTIPROCESSOR = 39
 _STREAM_NON_BLOCKING = 0x1
 _CAPTURE_THREAD_LOCAL = 1
+_HOST_ALLOC_DEVICE_MAP = 0x2
 
 
 class CudaError(QgpuError):
@@ -149,6 +152,11 @@ class Device:
     def stream(self) -> Any:
         """Create a stream that does not wait for the default stream."""
         return self.cuda.make("cuStreamCreate", "CUstream", _STREAM_NON_BLOCKING)
+
+    def shared_memory(self, size: int) -> tuple[Any, int]:
+        """Return memory of the host that kernels reach while they run: our pointer to it, and their address."""
+        memory = self.cuda.make("cuMemHostAlloc", "void *", size, _HOST_ALLOC_DEVICE_MAP)
+        return memory, int(self.cuda.make("cuMemHostGetDevicePointer_v2", "CUdeviceptr", memory, 0))
 
     def event(self) -> Any:
         """Create an event that takes the time."""

@@ -18,6 +18,7 @@ import click
 import psutil
 
 from qgpu.errors import InvalidValueError, QgpuError
+from qgpu.load import several
 from qgpu.load.record import Record, Stop
 from qgpu.load.spec import Workload
 from qgpu.model import NS_PER_S
@@ -77,6 +78,8 @@ class _Request:
 @click.option("--period", type=_TIME, default="0s", help="Start a batch this often, by the clock.")
 @click.option("--graph", is_flag=True, help="Launch each batch as a CUDA graph.")
 @click.option("--streams", type=int, default=1, show_default=True, help="CUDA streams to spread kernels over.")
+@click.option("--persistent", is_flag=True, help="One kernel that runs all the time; --kernel is a round of it.")
+@click.option("--processes", type=click.IntRange(1, 64), default=1, show_default=True, help="Do it this many times.")
 @click.option("--duration", type=_TIME, default="5s", show_default=True, help="How long to measure; 0s: no limit.")
 @click.option("--count", type=int, default=0, help="How many kernels at most; 0: no limit.")
 @click.option("--warmup", type=_TIME, default="0s", help="Run this long before measuring.")
@@ -88,7 +91,7 @@ class _Request:
 @click.option("--watch", is_flag=True, help="Print what each second brought, as JSON lines, to stderr.")
 @click.option("--gpu", type=click.IntRange(0), default=0, show_default=True, help="Which GPU.")
 @click.option("--json", "file", type=click.File("w"), default="-", help="Where the result goes.  [default: stdout]")
-def main(file: IO[str], **options: Any) -> None:
+def main(file: IO[str], processes: int, **options: Any) -> None:
     """Put CUDA kernels of known length on a GPU, and print what they got as JSON.
 
     In a pod of a simulated plane the load runs on the simulated pGPU. SIGINT and SIGTERM end it early; the
@@ -99,6 +102,10 @@ def main(file: IO[str], **options: Any) -> None:
         signal.signal(number, lambda *_: setattr(stop, "asked", True))
     try:
         request = _request(**options)
+        if processes > 1:
+            result = several.run(processes, sys.argv[1:], stop)
+            click.echo(json.dumps({"schema": "qgpu/v1", "workload": request.work.to_dict(), **result}), file=file)
+            return
         load = _simulated(request) if os.environ.get("QGPU_PLANE") == "sim" else _cuda(request)
         record = request.record(stop)
         load.run(record)
@@ -117,6 +124,7 @@ def _request(*, kernel: float, batch: int | None, gap: float, period: float, war
         gap_us=round(gap * 1e6, 6),
         period_us=round(period * 1e6, 6),
         graph=rest["graph"],
+        persistent=rest["persistent"],
         streams=rest["streams"],
         duration_s=rest["duration"],
         count=rest["count"],

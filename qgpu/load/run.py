@@ -1,4 +1,4 @@
-"""The ways a load comes: as a flood, in a closed loop, or by the clock.
+"""The ways a load comes: as a flood, as one kernel that never ends, in a closed loop, or by the clock.
 
 Decides when kernels are launched and when the host waits for them. Each function runs until its record says
 that it is over, and tells it what finished when.
@@ -33,7 +33,9 @@ def run(kernel: Kernel, record: Record) -> None:
     gc.collect()
     gc.freeze()
     gc.disable()
-    if work.batch == 0:
+    if work.persistent:
+        _persistent(kernel, record)
+    elif work.batch == 0:
         _flood(kernel, record)
     elif work.period_us:
         _periodic(kernel, record)
@@ -62,6 +64,19 @@ def _flood(kernel: Kernel, record: Record) -> None:
             cuda.call("cuEventRecord", mark, stream)
             marks.append(mark)
         time.sleep(_LOOK_S)
+
+
+def _persistent(kernel: Kernel, record: Record) -> None:
+    """Let one kernel run all the time, and count its rounds."""
+    running, counted = kernel.start_persistent(), 0
+    try:
+        while record.going(now_ns := time.perf_counter_ns()):
+            rounds = running.rounds
+            record.done(now_ns, rounds - counted)
+            counted = rounds
+            time.sleep(_LOOK_S)
+    finally:
+        running.stop()
 
 
 def _closed(kernel: Kernel, record: Record) -> None:

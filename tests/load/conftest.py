@@ -22,7 +22,9 @@ class Ended(NamedTuple):
 def libcuda(tmp_path_factory: pytest.TempPathFactory) -> Path:
     library = tmp_path_factory.mktemp("cuda") / "libcuda.so"
     source = Path(__file__).with_name("fake_cuda.c")
-    subprocess.run(["gcc", "-Wall", "-Wextra", "-O1", "-shared", "-fPIC", "-o", library, source], check=True)
+    subprocess.run(
+        ["gcc", "-Wall", "-Wextra", "-O1", "-pthread", "-shared", "-fPIC", "-o", library, source], check=True
+    )
     return library
 
 

@@ -5,6 +5,7 @@
  * It is as strict as the driver about what the load generator could get wrong: order of calls, arguments,
  * handles. FAKE_CUDA_FAIL=cuInit:100 makes one call fail; FAKE_CUDA_LOG names a file for what was seen.
  */
+#include <pthread.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -52,6 +53,15 @@ struct object {
 	long kernels;		/* graph, exec: how many */
 	struct object *capture;	/* stream: the graph that launches go to */
 	int recorded;		/* event */
+	int persistent;		/* function: goes on until told to stop */
+	pthread_t running;	/* stream: the persistent kernel on it, if busy */
+	int busy;
+};
+
+/* What a persistent kernel and its host say to each other: words 0 and 32 of host memory. */
+struct persistent {
+	volatile uint32_t *mailbox;
+	int64_t length;
 };
 
 static struct object context = { .kind = CONTEXT };
@@ -240,9 +250,11 @@ int cuModuleGetFunction(struct object **function, struct object *module, const c
 {
 	ENTER_CONTEXT("cuModuleGetFunction");
 	NEED(module, MODULE);
-	if (strcmp(name, "qgpu_fma"))
+	if (strcmp(name, "qgpu_fma") && strcmp(name, "qgpu_persistent"))
 		return NOT_FOUND;
-	return make(function, FUNCTION);
+	make(function, FUNCTION);
+	(*function)->persistent = !strcmp(name, "qgpu_persistent");
+	return SUCCESS;
 }
 
 int cuMemAlloc_v2(unsigned long long *address, size_t size)
@@ -252,6 +264,37 @@ int cuMemAlloc_v2(unsigned long long *address, size_t size)
 		return INVALID_VALUE;
 	*address = 0x700000000000ULL;
 	return SUCCESS;
+}
+
+int cuMemHostAlloc(void **address, size_t size, unsigned int value)
+{
+	ENTER_CONTEXT("cuMemHostAlloc");
+	if (!size || value != 2)
+		return INVALID_VALUE;
+	*address = malloc(size);
+	memset(*address, 0xff, size);
+	return SUCCESS;
+}
+
+int cuMemHostGetDevicePointer_v2(unsigned long long *device_address, void *address, unsigned int zero)
+{
+	ENTER_CONTEXT("cuMemHostGetDevicePointer_v2");
+	if (zero)
+		return INVALID_VALUE;
+	*device_address = (uintptr_t)address;
+	return SUCCESS;
+}
+
+static void *go_round(void *argument)
+{
+	struct persistent *kernel = argument;
+
+	do {
+		wait_until(now() + kernel->length);
+		kernel->mailbox[32]++;
+	} while (!kernel->mailbox[0]);
+	free(kernel);
+	return NULL;
 }
 
 int cuStreamCreate(struct object **stream, unsigned int value)
@@ -269,6 +312,9 @@ int cuStreamSynchronize(struct object *stream)
 	NEED(stream, STREAM);
 	if (stream->capture)
 		return STREAM_CAPTURE_UNSUPPORTED;
+	if (stream->busy)
+		pthread_join(stream->running, NULL);
+	stream->busy = 0;
 	wait_until(stream->until);
 	return SUCCESS;
 }
@@ -324,7 +370,15 @@ int cuLaunchKernel(struct object *function, unsigned int grid_x, unsigned int gr
 	    shared_bytes || extra || *(uint64_t *)parameters[0] != 0x700000000000ULL)
 		return INVALID_VALUE;
 	length = *(uint32_t *)parameters[1] * ns_per_iteration();
-	if (stream->capture) {
+	if (function->persistent) {
+		struct persistent *kernel = malloc(sizeof(*kernel));
+
+		if (stream->capture || stream->busy)
+			return STREAM_CAPTURE_UNSUPPORTED;
+		*kernel = (struct persistent){ *(volatile uint32_t **)parameters[2], length };
+		stream->busy = !pthread_create(&stream->running, NULL, go_round, kernel);
+		launched++;
+	} else if (stream->capture) {
 		stream->capture->length += length;
 		stream->capture->kernels++;
 	} else {

@@ -38,6 +38,33 @@ def test_every_mode_counts_finished_kernels(load, options, has_latency):
     assert (ended.result["latency_us"] is not None) is has_latency
 
 
+def test_a_persistent_kernel_is_launched_once_and_its_rounds_are_counted(load):
+    ended = load("--kernel", "1ms", "--persistent", "--duration", "300ms", "--iterations", "10000")
+
+    assert ended.code == 0, ended.stderr
+    assert ended.driver["launched"] == 2  # the first kernel and this
+    assert 0 < ended.result["kernels"] <= 1000
+    assert sum(kernels for _, kernels in ended.result["windows"]) == ended.result["kernels"]
+
+
+def test_several_processes_are_one_load(load):
+    ended = load("--kernel", "1ms", "--processes", "3", "--count", "40", "--duration", "0s")
+
+    assert ended.code == 0, ended.stderr
+    assert ended.result["processes"] == 3
+    assert ended.result["kernels"] == 120
+    assert sum(kernels for _, kernels in ended.result["windows"]) == 120
+    assert ended.result["iterations"] > 1
+
+
+def test_one_process_that_fails_fails_the_load(load):
+    ended = load("--processes", "2", *SHORT, FAKE_CUDA_FAIL="cuLaunchKernel:12345")
+
+    assert ended.code == 1
+    assert "one of 2 processes ended with code 1" in ended.stderr
+    assert ended.result == {}
+
+
 @pytest.mark.parametrize("kernel", ["20us", "50us", "1ms", "8ms"])
 def test_a_flood_keeps_its_queue_bounded(load, kernel):
     ended = load("--kernel", kernel, "--duration", "300ms", "--iterations", "10000")
@@ -94,7 +121,7 @@ def test_the_context_waits_as_asked(load, sync, flags):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("options", [(), ("--batch", "1", "--gap", "60s"), ("--period", "10ms")])
+@pytest.mark.parametrize("options", [(), ("--batch", "1", "--gap", "60s"), ("--period", "10ms"), ("--persistent",)])
 def test_a_signal_ends_the_load_and_the_result_is_printed(load_env, number, options):
     command = [sys.executable, "-m", "qgpu.load.main", "--duration", "0s", "--iterations", "1000", "--start-at", "1"]
     process = subprocess.Popen([*command, *options], env=load_env, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
@@ -126,7 +153,15 @@ def test_trouble_is_one_line_and_a_code(load, environment, code, words):
 
 @pytest.mark.parametrize(
     "options",
-    [("--kernel", "1"), ("--kernel", "0s"), ("--batch", "-1"), ("--streams", "0"), ("--batch", "0", "--period", "1ms")],
+    [
+        ("--kernel", "1"),
+        ("--kernel", "0s"),
+        ("--batch", "-1"),
+        ("--streams", "0"),
+        ("--batch", "0", "--period", "1ms"),
+        ("--persistent", "--batch", "1"),
+        ("--processes", "0"),
+    ],
 )
 def test_a_wrong_option_is_a_usage_error(load, options):
     ended = load(*options)
