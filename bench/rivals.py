@@ -1,4 +1,4 @@
-"""NVIDIA's Multi-Process Service as a rival: its control daemon, started for a measurement and always ended."""
+"""Ways to share a card: qgpu and its rivals, plain sharing and NVIDIA's Multi-Process Service, always ended."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from pathlib import Path
 
 import psutil
 from harness import Bench
+from pods import Pod
+from script import Script
 
 _CONTROL = "nvidia-cuda-mps-control"
 
@@ -56,3 +58,61 @@ def mps(bench: Bench) -> Iterator[Mps]:
 
 def _servers() -> list[psutil.Process]:
     return [found for found in psutil.process_iter(["name"]) if str(found.info["name"]).startswith("nvidia-cuda-mps")]
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """A way to share the card: in pods of a running daemon, or without qgpu, plainly or by MPS."""
+
+    name: str
+    script: Script
+    service: Mps | None = None
+
+    def start(
+        self,
+        name: str,
+        kernel: str,
+        *options: str,
+        pod_class: str = "offline",
+        cores: int | None = None,
+    ) -> Pod:
+        """Start a load; class and quota count for qgpu only."""
+        bench = self.script.bench
+        if self.name == QGPU:
+            return bench.pod(name, kernel, *options, pod_class=pod_class, cores=cores)
+        return bench.beside(name, kernel, *options, environment=self.service.client() if self.service else None)
+
+    def running(self, *pods: Pod) -> None:
+        """Wait until loads have run for a second."""
+        if self.name == QGPU:
+            self.script.running(*pods)
+        else:
+            self.script.running_beside(*pods)
+
+
+QGPU, PLAIN, MPS = "qgpu", "plain", "MPS"
+
+
+def ways(script: Script) -> list[str]:
+    """Name the ways to share that there are here."""
+    if script.bench.simulated:
+        return [QGPU]
+    return [QGPU, PLAIN, *([MPS] if mps_present() else [])]
+
+
+@contextmanager
+def opened(script: Script, name: str, policy: str | None = None) -> Iterator[Way]:
+    """Make a way to share ready; at the end every load is ended. Without a policy qgpu has its default."""
+    if name == QGPU:
+        with script.bench.daemon():
+            if policy is not None:
+                script.bench.policy(policy)
+            yield Way(name, script)
+    elif name == MPS:
+        with mps(script.bench) as service:
+            yield Way(name, script, service)
+    else:
+        try:
+            yield Way(name, script)
+        finally:
+            script.bench.end_pods()

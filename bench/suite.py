@@ -10,7 +10,15 @@ Each section writes its results as soon as it has them; ``python bench/report.py
 from __future__ import annotations
 
 import batch_curve
+import colocation
+import convergence
+import daemon_cost
+import harvest
+import online_latency
+import share_error
 from script import claim
 
+_CLAIMS = (batch_curve, share_error, online_latency, colocation, convergence, harvest, daemon_cost)
+
 if __name__ == "__main__":
-    claim({**batch_curve.SECTIONS}, __doc__)
+    claim({name: section for each in _CLAIMS for name, section in each.SECTIONS.items()}, __doc__)

@@ -1,0 +1,82 @@
+"""(d) What qgpu costs: a pod alone beside the same process without it, and the total of two pods, by the defaults.
+
+    python bench/colocation.py
+
+Nothing is configured: no quota, no policy, no period. Plain sharing of the same loads stands beside it.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping
+
+from figures import Figure, at_least, median
+from plots import Plot
+from pods import stop_all
+from rivals import QGPU, Way, opened, ways
+from script import Script, claim, listed, spread
+
+ALONE, TOTAL = 0.995, 0.98
+LOADS: Mapping[str, tuple[str, ...]] = {
+    "50us": ("50us",),
+    "1ms": ("1ms",),
+    "100ms": ("100ms",),
+    "batches": ("1ms", "--batch", "5", "--gap", "50us"),
+}
+_TURNS = 4
+
+
+def measure(script: Script) -> list[Figure]:
+    """Measure alone, then pairs in every way."""
+    figures = [] if script.bench.simulated else [_alone(script)]
+    totals: dict[str, dict[str, list[float]]] = {}
+    for name in ways(script):
+        with opened(script, name) as way:
+            totals[name] = {load: _pair(way, load) for load in LOADS}
+        for load, found in totals[name].items():
+            script.say(f"{name}: two of {load}: total {listed(found)}")
+    lines = {name: [spread(load, found) for load, found in each.items()] for name, each in totals.items()}
+    script.plots.append(Plot("two pods with no settings at all", "", "both over one alone", lines, (TOTAL,)))
+    for name, each in totals.items():
+        least = [statistics.median(found) for found in each.values()]
+        poorest = min(each, key=lambda load: statistics.median(each[load]))
+        ours = name == QGPU
+        tag = "" if ours else f"_{name.lower()}"
+        limit = at_least(TOTAL) if ours else ("", None)
+        note = f"{name}, no settings; both over one alone; least: {poorest}"
+        figures.append(median(f"pair_total{tag}", least, *limit, note=note, pick=min))
+        figures += [median(f"pair_total{tag}_{load}", found, *limit, note=name) for load, found in each.items()]
+    return figures
+
+
+def _alone(script: Script) -> Figure:
+    bench = script.bench
+    options = bench.load_options("1ms", "--warmup", "300ms", "--duration", f"{1500 * script.scale:.0f}ms")
+    ratios = []
+    for _ in range(_TURNS):
+        plain = bench.plain(*options)
+        with bench.daemon():
+            pod = bench.run_pod(*options)
+        ratios.append(pod["kernels_per_s"] / plain["kernels_per_s"])
+    script.say(f"alone: {listed(ratios)}")
+    return median("alone_ratio", ratios, *at_least(ALONE), note="1 ms kernels, pod alone over plain, pairs in turn")
+
+
+def _pair(way: Way, load: str) -> list[float]:
+    kernel, *options = LOADS[load]
+    a = way.start("a", kernel, *options)
+    way.running(a)
+    longer = 2.0 if kernel == "100ms" else 1.0  # few of them end in a second
+    alone = way.script.span(1.2 * longer)
+    b = way.start("b", kernel, *options)
+    way.running(b)
+    way.script.settle(0.5)
+    spans = [way.script.span(1.5 * longer) for _ in range(2 if way.name == QGPU else 1)]
+    done = stop_all(a, b)
+    return [sum(each.rate(span) for each in done) / done[0].rate(alone) for span in spans]
+
+
+SECTIONS = {"colocation": measure}
+
+if __name__ == "__main__":
+    claim(SECTIONS, __doc__)

@@ -1,0 +1,168 @@
+"""(e) How soon shares are right after a pod arrives or ends, a quota changes, or the policy does.
+
+    python bench/convergence.py
+
+By what the pods say they finished, over a sliding period: the time from the change to the beginning of the first period
+from which on every period's share is within 5 points of what is then asked. A change is the moment the daemon was
+asked; an arrival is the first kernel, an end the last. Repeated with pods that wait for batches of 5 ms, which have to
+be told from others first.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from figures import Figure, at_most, median
+from plots import Plot
+from progress import Progress
+from script import Script, claim, listed
+from stage import Live, Stage, Virtual, share
+
+from qgpu.load.spec import Workload
+
+PERIOD_S = 0.1
+OFF = 0.05
+PERIODS, MOST_MS = 3, 500
+_STEP_S = 0.01
+_FINE = ("--window", "10ms")
+_LOADS: Mapping[str, tuple[str, ...]] = {
+    "floods": ("50us", *_FINE),
+    "batches": ("1ms", "--batch", "5", "--gap", "50us", *_FINE),
+}
+
+
+_SIMULATED = {"floods": Workload(kernel_us=50, batch=0), "batches": Workload(kernel_us=1000, batch=5, gap_us=50)}
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What was changed when (s since the epoch), and the first pod's share that is asked from then on until when."""
+
+    what: str
+    at: float
+    share: float
+    until: float
+
+
+def measure(script: Script) -> list[Figure]:
+    """Make every change a few times with floods, and with pods that wait for batches."""
+    took: dict[str, dict[str, list[float]]] = {}
+    for load in _LOADS:
+        a, rounds = _simulated(load) if script.bench.simulated else _live(script, load)
+        took[load] = {}
+        for changes, b in rounds:
+            for change in changes:
+                took[load].setdefault(change.what, []).append(_took_s(a, b, change) * 1000)
+        script.plots.append(_plot(load, rounds[0][0], a, rounds[0][1]))
+        for what, found in took[load].items():
+            script.say(f"{load}: {what}: {listed(found)} ms")
+    lines = {
+        load: [(what, max(found), min(found), max(found)) for what, found in each.items()]
+        for load, each in took.items()
+    }
+    script.plots.append(Plot("from a change to the right shares, worst", "", "ms", lines, (MOST_MS,)))
+    return _figures(took)
+
+
+def _live(script: Script, load: str) -> tuple[Progress, list[tuple[list[Change], Progress]]]:
+    kernel, *options = _LOADS[load]
+    repeats, hold_s = (3, 1.5) if load == "floods" else (2, 2.0)
+    with script.bench.daemon():
+        stage = Live(script.bench, (kernel, *options))
+        stage.start("a", 60)
+        stage.hold(1)
+        rounds = [_round(stage, hold_s) for _ in range(repeats)]
+        return stage.stop("a"), rounds
+
+
+def _simulated(load: str) -> tuple[Progress, list[tuple[list[Change], Progress]]]:
+    stage = Virtual(_SIMULATED[load])
+    stage.start("a", 60)
+    stage.hold(1)
+    rounds = [_round(stage, 2.0) for _ in range(5)]
+    return stage.stop("a"), rounds
+
+
+def _round(stage: Stage, hold_s: float) -> tuple[list[Change], Progress]:
+    """Let a second pod come, change everything, and let it go."""
+    changes = []
+
+    def change(what: str, share: float, make: Callable[[], None]) -> None:
+        at = stage.change(make)
+        changes.append(Change(what, at, share, stage.hold(hold_s)))
+
+    def quotas(**cores: int) -> None:
+        for name, quota in cores.items():
+            stage.quota(name, quota)
+
+    stage.start("b", 30)
+    come = stage.hold(hold_s)
+    change("quotas", 1 / 3, lambda: quotas(a=30, b=60))
+    change("best-effort", 1 / 2, lambda: stage.policy("best-effort"))
+    change("fixed-share", 1 / 3, lambda: stage.policy("fixed-share"))
+    quotas(b=30, a=60)
+    stage.policy("best-effort")
+    stage.hold(hold_s)
+    change("burst-share", 2 / 3, lambda: stage.policy("burst-share"))
+    done = stage.stop("b")
+    left = stage.hold(hold_s)
+    arrived = Change("arrival", done.result["started_ns"] / 1e9, 2 / 3, come)
+    ended = Change("end", done.result["ended_ns"] / 1e9, 1.0, left)
+    return [arrived, *changes, ended], done
+
+
+def _took_s(a: Progress, b: Progress, change: Change) -> float:
+    """Return the time from a change until shares are right and stay so; nan if they are not when it is over."""
+    right: float = math.nan
+    # At the very end of a stretch the next change has begun.
+    steps = int((change.until - change.at - PERIOD_S) / _STEP_S) - 1
+    for step in range(steps):
+        at = change.at + step * _STEP_S
+        if abs(share({"a": a, "b": b}, "a", at, at + PERIOD_S) - change.share) > OFF:
+            right = math.nan
+        elif math.isnan(right):
+            right = step * _STEP_S
+    return right
+
+
+def _plot(load: str, changes: Sequence[Change], a: Progress, b: Progress) -> Plot:
+    start, end = changes[0].at - 0.3, changes[-1].until
+    times = [start + step * 0.02 for step in range(int((end - start - PERIOD_S) / 0.02))]
+    shares = [
+        (round(at + PERIOD_S - changes[0].at, 3), round(share({"a": a, "b": b}, "a", at, at + PERIOD_S), 4))
+        for at in times
+    ]
+    asked = [(round(t - changes[0].at, 3), c.share) for c in changes for t in (c.at, c.until)]
+    marks = [(round(change.at - changes[0].at, 3), change.what) for change in changes]
+    return Plot(
+        f"two {load}: the first pod's share over the last 100 ms",
+        "seconds",
+        "share of kernels finished",
+        {"got": [point for point in shares if not math.isnan(point[1])], "asked": asked},
+        marks=marks,
+    )
+
+
+def _figures(took: Mapping[str, Mapping[str, Sequence[float]]]) -> list[Figure]:
+    figures = []
+    every = {f"{load}: {what}": found for load, each in took.items() for what, found in each.items()}
+    # What never came right is the worst there is.
+    worst = {name: max(math.inf if math.isnan(ms) else ms for ms in found) for name, found in every.items()}
+    name = max(worst, key=lambda name: worst[name])
+    note = f"worst of all changes and repeats: {name}; until every period's share is within {OFF * 100:.0f} points"
+    figures.append(median("converge_ms", list(worst.values()), *at_most(MOST_MS, " ms"), note=note, pick=max))
+    periods = [ms / PERIOD_S / 1000 for ms in worst.values()]
+    figures.append(median("converge_periods", periods, *at_most(PERIODS), note="the same in periods", pick=max))
+    for name, found in every.items():
+        short = name.replace(": ", "_").replace("-", "_")
+        values = [math.inf if math.isnan(ms) else ms for ms in found]
+        figures.append(median(f"converge_ms_{short}", values, *at_most(MOST_MS, " ms"), note=name, pick=max))
+    return figures
+
+
+SECTIONS = {"convergence": measure}
+
+if __name__ == "__main__":
+    claim(SECTIONS, __doc__)

@@ -1,0 +1,110 @@
+"""(f) Offline work gained beside a periodic online service at 20, 50 and 80 % load, and what it costs the service.
+
+    python bench/harvest.py
+
+The service runs one kernel every 10 ms, of 2, 5 or 8 ms; offline a pod floods kernels of 1 ms. What the service leaves
+is the rest of the card: of that, offline's part is its speed over its speed alone. Rivals: plain sharing, MPS.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import clocks
+from figures import Figure, at_least, at_most, median
+from plots import Plot
+from progress import Span
+from rivals import QGPU, Way, opened, ways
+from script import Script, claim
+
+LOADS = (20, 50, 80)
+#: At 80 % nothing is asked for: it is measured all the same.
+HELD = (20, 50)
+SLOWER, ADDED_US, GAINED = 1.05, 250, 0.9
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What a service and the offline pod beside it got."""
+
+    p99_us: float
+    span: Span
+    kept: float = 0.0
+
+
+def measure(script: Script) -> list[Figure]:
+    """Measure the service alone, then over the flood in every way."""
+    first = None if script.bench.simulated else clocks.read()
+    script.calibrate([f"{load // 10}ms" for load in LOADS])
+    alone: dict[int, Served] = {}
+    found: dict[str, dict[int, Served]] = {}
+    for name in ways(script):
+        with opened(script, name) as way:
+            if name == QGPU:
+                alone = {load: _serve(way, load, 3.0) for load in LOADS}
+            found[name] = _beside(way)
+        for load, served in found[name].items():
+            script.say(
+                f"{name:5} at {load} %: p99 {served.p99_us:.0f} us, alone {alone[load].p99_us:.0f}; "
+                f"offline {served.kept:.3f} of its speed alone, {_gained(served, load):.3f} of what is left"
+            )
+    script.plots += _plots(alone, found)
+    figures = _figures(alone, found)
+    if first is not None:
+        figures.append(clocks.agreement(first, clocks.read()))
+    return figures
+
+
+def _beside(way: Way) -> dict[int, Served]:
+    flood = way.start("flood", "1ms")
+    way.running(flood)
+    alone = way.script.span(1.5)
+    served = {load: _serve(way, load, 4.0 if way.name == QGPU else 2.5) for load in LOADS}
+    done = flood.stop()
+    return {load: Served(s.p99_us, s.span, done.rate(s.span) / done.rate(alone)) for load, s in served.items()}
+
+
+def _serve(way: Way, load: int, seconds: float) -> Served:
+    duration = f"{1000 * seconds * way.script.scale:.0f}ms"
+    options = ("--period", "10ms", "--warmup", "300ms", "--duration", duration)
+    result = way.start("service", f"{load // 10}ms", *options, pod_class="online").finish().result
+    return Served(result["latency_us"]["p99"], Span(result["started_ns"] / 1e9, result["ended_ns"] / 1e9, {}))
+
+
+def _gained(served: Served, load: int) -> float:
+    return served.kept / (1 - load / 100)
+
+
+def _plots(alone: Mapping[int, Served], found: Mapping[str, Mapping[int, Served]]) -> list[Plot]:
+    latency = {"alone": [(f"{load} %", alone[load].p99_us / 1000) for load in LOADS]}
+    gained = {}
+    for name, each in found.items():
+        latency[name] = [(f"{load} %", served.p99_us / 1000) for load, served in each.items()]
+        gained[name] = [(f"{load} %", _gained(served, load)) for load, served in each.items()]
+    return [
+        Plot("a service every 10 ms over an offline flood", "load of the service", "p99, ms", latency),
+        Plot("what offline gained", "load of the service", "of what the service leaves", gained, (GAINED,)),
+    ]
+
+
+def _figures(alone: Mapping[int, Served], found: Mapping[str, Mapping[int, Served]]) -> list[Figure]:
+    figures = [median(f"harvest_alone_p99_us_{load}", [alone[load].p99_us]) for load in LOADS]
+    for name, each in found.items():
+        tag = "" if name == QGPU else f"_{name.lower()}"
+        for load, served in each.items():
+            held = name == QGPU and load in HELD
+            most = SLOWER * alone[load].p99_us + ADDED_US
+            limit = at_most(most, " µs") if held else ("", None)
+            note = f"{name}: a kernel of {load // 10} ms every 10 ms over a flood; {alone[load].p99_us:.0f} µs alone"
+            figures.append(median(f"harvest_p99_us{tag}_{load}", [served.p99_us], *limit, note=note))
+            limit = at_least(GAINED) if held else ("", None)
+            note = f"{name}: offline's speed over one alone, over 1 - {load} %"
+            figures.append(median(f"harvest_gained{tag}_{load}", [_gained(served, load)], *limit, note=note))
+    return figures
+
+
+SECTIONS = {"harvest": measure}
+
+if __name__ == "__main__":
+    claim(SECTIONS, __doc__)

@@ -1,0 +1,132 @@
+"""(c) Online work over offline floods: how much later it is done than alone, and what the floods keep; beside rivals.
+
+    python bench/online_latency.py
+
+Online: a kernel of 100 µs every 10 ms, its latency from launch to synchronised. Offline: one pod or four that flood
+kernels of 50 µs, 1 ms or 100 ms. The same loads without qgpu: plainly, and under MPS.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import clocks
+from figures import Figure, at_least, at_most, median
+from plots import Plot
+from pods import stop_all
+from progress import Span
+from rivals import QGPU, Way, opened, ways
+from script import Script, claim, listed
+
+ADDED_US = 250
+KEPT = 0.93
+FLOODS = ("50us", "1ms", "100ms")
+#: Of the rivals the full table would take minutes; four floods are measured with kernels of 1 ms.
+FOUR_BESIDE = ("1ms",)
+
+
+@dataclass(slots=True)
+class Case:
+    """An online pod over some floods: p50 and p99 of each run, and the part of their speed that the floods kept."""
+
+    p50_us: list[float] = field(default_factory=list)
+    p99_us: list[float] = field(default_factory=list)
+    kept: list[float] = field(default_factory=list)
+
+
+def measure(script: Script) -> list[Figure]:
+    """Measure alone, then every way to share."""
+    first = None if script.bench.simulated else clocks.read()
+    alone = Case()
+    cases: dict[str, dict[str, Case]] = {}
+    for name in ways(script):
+        with opened(script, name) as way:
+            _online(way, alone, 2.5)
+            cases[name] = _cases(way)
+            _online(way, alone, 2.5)
+        for case, found in cases[name].items():
+            latency = f"p50 {listed(found.p50_us)} p99 {listed(found.p99_us)} us"
+            script.say(f"{name:5} over {case}: {latency}; kept {listed(found.kept)}")
+    script.say(f"alone: p50 {listed(alone.p50_us)} p99 {listed(alone.p99_us)} us")
+    script.plots += _plots(alone, cases)
+    figures = _figures(alone, cases)
+    if first is not None:
+        figures.append(clocks.agreement(first, clocks.read()))
+    return figures
+
+
+def _cases(way: Way) -> dict[str, Case]:
+    seconds = 5.0 if way.name == QGPU else 2.5
+    cases: dict[str, Case] = {}
+    for kernel in FLOODS:
+        one, four = Case(), Case()
+        flood = way.start("flood", kernel)
+        way.running(flood)
+        alone = way.script.span(2.0 if kernel == "100ms" else 1.0)
+        span = _online(way, one, seconds)
+        others, spans = [], []
+        if way.name == QGPU or kernel in FOUR_BESIDE:
+            others = [way.start(f"flood{n}", kernel) for n in range(3)]
+            way.running(*others)
+            spans.append(_online(way, four, seconds))
+        done, *rest = stop_all(flood, *others)
+        one.kept.append(done.rate(span) / done.rate(alone))
+        four.kept += [sum(each.rate(during) for each in (done, *rest)) / done.rate(alone) for during in spans]
+        cases[f"1 of {kernel}"] = one
+        if spans:
+            cases[f"4 of {kernel}"] = four
+    return cases
+
+
+def _online(way: Way, case: Case, seconds: float) -> Span:
+    """Run the online pod for a while; note its latency and return when it was busy."""
+    duration = f"{1000 * seconds * way.script.scale:.0f}ms"
+    options = ("--period", "10ms", "--warmup", "300ms", "--duration", duration)
+    result = way.start("online", "100us", *options, pod_class="online").finish().result
+    case.p50_us.append(result["latency_us"]["p50"])
+    case.p99_us.append(result["latency_us"]["p99"])
+    return Span(result["started_ns"] / 1e9, result["ended_ns"] / 1e9, {})
+
+
+def _plots(alone: Case, cases: Mapping[str, Mapping[str, Case]]) -> list[Plot]:
+    middle = statistics.median(alone.p99_us)
+    latency: dict[str, Sequence[tuple[str, float]]] = {}
+    kept: dict[str, Sequence[tuple[str, float]]] = {}
+    for name, found in cases.items():
+        latency[name] = [(case, max(each.p99_us) - middle) for case, each in found.items()]
+        kept[name] = [(case, min(each.kept)) for case, each in found.items()]
+    what = "online: 100 µs every 10 ms, over offline floods"
+    return [
+        Plot(what, "", "p99 added to that alone, µs", latency, (ADDED_US,), log_y=True),
+        Plot(what, "", "floods' speed over one alone", kept, (KEPT,)),
+    ]
+
+
+def _figures(alone: Case, cases: Mapping[str, Mapping[str, Case]]) -> list[Figure]:
+    middle = statistics.median(alone.p99_us)
+    note = "100 µs kernel every 10 ms, launch to synchronised"
+    figures = [median("online_alone_p99_us", alone.p99_us, note=f"{note}, no other load, between the other runs")]
+    for name, found in cases.items():
+        tag = "" if name == QGPU else f"_{name.lower()}"
+        ours = name == QGPU
+        most, least = (at_most(ADDED_US, " µs"), at_least(KEPT)) if ours else (("", None), ("", None))
+        added = {case: max(each.p99_us) - middle for case, each in found.items()}
+        kept = {case: min(each.kept) for case, each in found.items()}
+        worst, poorest = max(added, key=lambda case: added[case]), min(kept, key=lambda case: kept[case])
+        told = f"{name}: {note}; p99 over that alone; worst: {worst}"
+        figures.append(median(f"online_p99_added_us{tag}", list(added.values()), *most, note=told, pick=max))
+        told = f"{name}: over one alone; least: {poorest}"
+        figures.append(median(f"offline_kept{tag}", list(kept.values()), *least, note=told, pick=min))
+        for case in found:
+            short = case.replace(" of ", "x")
+            figures.append(median(f"online_p99_added_us{tag}_{short}", [added[case]], *most, note=f"{name}: {note}"))
+            figures.append(median(f"offline_kept{tag}_{short}", [kept[case]], *least, note=f"{name}: over one alone"))
+    return figures
+
+
+SECTIONS = {"online_latency": measure}
+
+if __name__ == "__main__":
+    claim(SECTIONS, __doc__)

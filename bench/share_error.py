@@ -1,0 +1,158 @@
+"""(b) How far shares are off what was asked, over windows of 100 ms and 1 s, for mixes that keep the card busy.
+
+    python bench/share_error.py
+
+Burst Share, quotas that add up to about 100. Shares are parts of true GPU time, as the ledger has it from context
+switches; they are checked against the kernels that the pods say they finished. A mix is given two seconds to settle;
+what happens before is convergence.py's matter.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from figures import Figure, at_most, median
+from plots import Plot
+from pods import stop_all
+from progress import Progress, Span
+from script import Script, claim, listed
+from usage import Tick, errors_pp, watch, windows
+
+from qgpu.load.stats import percentile
+from qgpu.model import NS_PER_MS, NS_PER_S, NS_PER_US
+from qgpu.units import parse_duration
+
+LIMIT_PP = 1.0
+WINDOWS_NS = {"100ms": 100 * NS_PER_MS, "1s": NS_PER_S}
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """A pod of a mix: its quota and what it does."""
+
+    cores: int
+    kernel: str
+    options: tuple[str, ...] = ()
+    #: Whether its kernels' lengths add up to its GPU time.
+    counts: bool = True
+
+
+_GRAPH, _STREAMS = ("--graph",), ("--streams", "8")
+_BATCHES = ("--batch", "5", "--gap", "50us")
+
+MIXES: dict[str, Sequence[Load]] = {
+    "2: 95+5, 1 ms": (Load(95, "1ms"), Load(5, "1ms")),
+    "2: 70+30, 5 µs graphs, 100 ms": (Load(70, "5us", _GRAPH, counts=False), Load(30, "100ms")),
+    "2: 66+33, batches of 5 ms": (Load(66, "1ms", _BATCHES), Load(33, "1ms", _BATCHES)),
+    "2: 60+40, 4 processes, 1": (Load(60, "1ms", ("--processes", "4")), Load(40, "1ms")),
+    "3: 50+30+20, persistent, flood, graphs": (
+        Load(50, "1ms", ("--persistent",)),
+        Load(30, "1ms"),
+        Load(20, "50us", _GRAPH, counts=False),
+    ),
+    "4: 40+30+20+10, 50 µs to 100 ms": (
+        Load(40, "50us"),
+        Load(30, "100ms"),
+        Load(20, "1ms", _STREAMS),
+        Load(10, "50us", _GRAPH),
+    ),
+    "8: 30+20+15+10+10+5+5+5": tuple(Load(cores, "1ms") for cores in (30, 20, 15, 10, 10, 5, 5, 5)),
+    "16: 4x10+12x5": tuple(Load(cores, "1ms") for cores in (10,) * 4 + (5,) * 12),
+}
+
+
+def measure(script: Script) -> list[Figure]:
+    """Run every mix under one daemon."""
+    script.calibrate(["5us"])
+    found: dict[str, dict[str, list[float]]] = {}
+    off: dict[str, float] = {}
+    cpu_percent = 0.0
+    with script.bench.daemon():
+        for name, mix in MIXES.items():
+            ticks, done, span, cpu_percent = _run(script, mix)
+            quotas = {f"p{n}": load.cores for n, load in enumerate(mix)}
+            found[name] = {window: errors_pp(ticks, quotas, length) for window, length in WINDOWS_NS.items()}
+            shares = {pod: shares[pod] for shares in [_shares(ticks)] for pod in quotas}
+            counted = _counted(mix, done, span)
+            if counted:
+                off[name] = max(abs(shares[pod] - share) * 100 for pod, share in counted.items())
+            said = "; ".join(
+                f"{window} p50 {_at(errors, 50):.2f} p99 {_at(errors, 99):.2f} max {_at(errors, 100):.2f}"
+                for window, errors in found[name].items()
+            )
+            script.say(f"{name}: pp off: {said}")
+            script.say(f"    shares {listed(shares.values())}; by kernels finished {listed(counted.values())}")
+    script.plots.append(
+        Plot(
+            "how far shares are off, p99 over pods and windows",
+            "",
+            "percentage points",
+            {window: [(name, _at(found[name][window], 99)) for name in MIXES] for window in WINDOWS_NS},
+            (LIMIT_PP,),
+        )
+    )
+    return _figures(found, off, cpu_percent, script.bench.simulated)
+
+
+def _run(script: Script, mix: Sequence[Load]) -> tuple[list[Tick], list[Progress], Span, float]:
+    bench = script.bench
+    pods = [bench.pod(f"p{n}", load.kernel, *load.options, cores=load.cores) for n, load in enumerate(mix)]
+    bench.wait_busy(*pods)
+    script.settle(2.5)
+    cpu_s, start = bench.cpu_s(), time.time()
+    ticks = watch(bench, 6 * script.scale)
+    end = time.time()
+    cpu_percent = (bench.cpu_s() - cpu_s) / (end - start) * 100
+    done = stop_all(*pods)
+    return ticks, done, Span(start, end, {}), cpu_percent
+
+
+def _shares(ticks: Sequence[Tick]) -> dict[str, float]:
+    return next(windows(ticks, ticks[-1].now_ns - ticks[0].now_ns))
+
+
+def _counted(mix: Sequence[Load], done: Sequence[Progress], span: Span) -> dict[str, float]:
+    """Return each pod's share by the kernels it finished; nothing where their lengths don't say how long they ran."""
+    if not all(load.counts for load in mix):
+        return {}
+    work = [
+        progress.rate(span) * parse_duration(load.kernel) / NS_PER_US for load, progress in zip(mix, done, strict=True)
+    ]
+    return {f"p{n}": share / sum(work) for n, share in enumerate(work)}
+
+
+def _at(errors: Sequence[float], percent: float) -> float:
+    return percentile(errors, percent) if errors else float("nan")
+
+
+def _figures(
+    found: Mapping[str, Mapping[str, Sequence[float]]], off: Mapping[str, float], cpu_percent: float, simulated: bool
+) -> list[Figure]:
+    figures = []
+    for window in WINDOWS_NS:
+        each = {name: _at(errors[window], 99) for name, errors in found.items()}
+        limit = at_most(LIMIT_PP, " pp") if window == "1s" else ("", None)
+        worst = max(each, key=lambda name: each[name])
+        suffix = "" if window == "1s" else f"_{window}"
+        note = f"worst mix: {worst}; all windows of {window} and pods of a mix; by GPU time"
+        figures.append(median(f"share_error_pp_p99{suffix}", list(each.values()), *limit, note=note, pick=max))
+        halves = [_at(errors[window], 50) for errors in found.values()]
+        figures.append(median(f"share_error_pp_p50{suffix}", halves, note="worst mix", pick=max))
+    for number, (name, errors) in enumerate(found.items(), 1):
+        limit = at_most(LIMIT_PP, " pp")
+        figures.append(median(f"share_error_pp_p99_mix{number}", [_at(errors["1s"], 99)], *limit, note=name))
+    if off:
+        worst = max(off, key=lambda name: off[name])
+        note = f"GPU time against kernels finished, whole run, worst pod; worst mix: {worst}"
+        figures.append(median("share_time_against_kernels_pp", list(off.values()), note=note, pick=max))
+    if not simulated:
+        figures.append(Figure("daemon_cpu_percent_16", cpu_percent, note="of a core; all of qgpu, 16 busy pods"))
+    return figures
+
+
+SECTIONS = {"share_error": measure}
+
+if __name__ == "__main__":
+    claim(SECTIONS, __doc__)

@@ -1,0 +1,64 @@
+"""GPU time over time, as the daemon's ledger has it: read tick by tick, and how far shares were off."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from harness import Bench
+
+from qgpu.control import Client
+
+_LOOK_S = 0.03
+#: Windows that differ by this part of their length are taken for the same.
+_SAME = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """One tick of the ledger: when, by its own clock, and the GPU time of each pod so far."""
+
+    now_ns: int
+    used_ns: Mapping[str, int]
+
+
+def watch(bench: Bench, seconds: float) -> list[Tick]:
+    """Read the ledger for ``seconds``, each tick once."""
+    ticks: dict[int, Tick] = {}
+    until = time.monotonic() + seconds
+    with Client(bench.runtime_dir) as client:
+        while time.monotonic() < until:
+            usage = {pod["name"]: pod["usage"][0] for pod in client.call("pod.list")["pods"]}
+            times = {use["now_ns"] for use in usage.values()}
+            if len(times) == 1:  # otherwise a tick came while the daemon answered
+                now_ns = times.pop()
+                ticks.setdefault(now_ns, Tick(now_ns, {name: use["used_ns"] for name, use in usage.items()}))
+            time.sleep(_LOOK_S)
+    return list(ticks.values())
+
+
+def windows(ticks: Sequence[Tick], window_ns: int) -> Iterator[dict[str, float]]:
+    """Yield each pod's part of the GPU time used, for every window of this length from one tick to another.
+
+    A daemon that was late for a tick leaves none at the end of some windows; those are left out, for pods take
+    turns and a longer window would show the turns that it cuts, not shares.
+    """
+    for index, first in enumerate(ticks):
+        for last in ticks[index + 1 :]:
+            length_ns = last.now_ns - first.now_ns
+            if abs(length_ns / window_ns - 1) > _SAME:
+                continue
+            used = {name: value - first.used_ns[name] for name, value in last.used_ns.items()}
+            if total := sum(used.values()):
+                yield {name: value / total for name, value in used.items()}
+
+
+def errors_pp(ticks: Sequence[Tick], quotas: Mapping[str, int], window_ns: int) -> list[float]:
+    """Return how far each pod was off its quota's part, in percentage points, ascending; one for pod and window."""
+    whole = sum(quotas.values())
+    return sorted(
+        100 * abs(shares[name] - cores / whole)
+        for shares in windows(ticks, window_ns)
+        for name, cores in quotas.items()
+    )
