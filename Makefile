@@ -10,6 +10,8 @@ help:
 	@echo "make check     lint, types, tests (no GPU needed)"
 	@echo "make gputest   the tests that need a real GPU and root"
 	@echo "make vmtest    the kernel module in a virtual machine"
+	@echo "make hosttest  the packages in a virtual machine with systemd: install, upgrade under load, remove"
+	@echo "make packages  wheel, sdist and Debian packages, into dist/"
 	@echo "make bench     every figure that the README claims, on this machine's GPU; about seven minutes, as root"
 	@echo "make clean     remove what these made"
 
@@ -34,6 +36,12 @@ gputest: $(VENV)/installed
 vmtest: $(VENV)/installed
 	$(MAKE) -C tests/vm vmtest VM_PYTHON=$(abspath $(BIN))/python
 
+hosttest: $(VENV)/installed | packages-system
+	$(MAKE) -C tests/vm hosttest VM_PYTHON=$(abspath $(BIN))/python
+
+packages: $(VENV)/installed | packages-system
+	$(BIN)/python packaging/build.py
+
 bench: $(VENV)/installed
 	$(BIN)/python bench/spine.py
 
@@ -49,7 +57,14 @@ system:
 		apt-get update -qq && apt-get install -qq -y --no-install-recommends gcc libc6-dev python3-venv; \
 	fi
 
-clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis qgpu-demo.png
+# What builds Debian packages (Debian 12 or newer).
+packages-system:
+	@if ! command -v dh_dkms >/dev/null || ! command -v dpkg-buildpackage >/dev/null; then \
+		[ "$$(id -u)" = 0 ] || { echo "please install: debhelper dh-dkms dpkg-dev" >&2; exit 1; }; \
+		apt-get update -qq && apt-get install -qq -y --no-install-recommends debhelper dh-dkms dpkg-dev; \
+	fi
 
-.PHONY: help demo check lint types test gputest vmtest bench system clean
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis qgpu-demo.png dist
+
+.PHONY: help demo check lint types test gputest vmtest hosttest packages bench system packages-system clean

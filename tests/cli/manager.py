@@ -14,7 +14,8 @@ from tests.cli.programs import TIMEOUT_S, environment
 class Manager:
     """Starts daemons one after the other, as systemd restarts a service."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, plane: str = "sim", prefix: tuple[str, ...] = ()) -> None:
+        self._program = [*prefix, sys.executable, "-m", "qgpu.daemon.main", "--plane", plane]
         self.runtime_dir = directory / "run"
         self.state_dir = directory / "state"
         self.stored: dict[str, int] = {}
@@ -25,7 +26,7 @@ class Manager:
 
     def start(self) -> subprocess.Popen[bytes]:
         """Start a daemon with what is stored, and return when it is ready."""
-        command = [sys.executable, "-m", "qgpu.daemon.main", "--plane", "sim", "--runtime-dir", str(self.runtime_dir)]
+        command = [*self._program, "--runtime-dir", str(self.runtime_dir)]
         names = list(self.stored)
         moves = " ".join(f"{3 + at}<&{self.stored[name]}" for at, name in enumerate(names))
         listen = f"LISTEN_PID=$$ LISTEN_FDS={len(names)} LISTEN_FDNAMES={':'.join(names)}" if names else ""

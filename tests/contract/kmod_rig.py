@@ -4,46 +4,20 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 from qgpu.load.spec import Workload
 from qgpu.model import NS_PER_S
-from qgpu.sched.backend import Pgpu
-from qgpu.sched.kmod import LEASE_NS, Card, KmodHost, TsgRef, Used
+from qgpu.sched.kmod import LEASE_NS
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "vm" / "guest"))
 
 import nv
 import qg
-
-
-class _SimMeter:
-    """The simulated card's own count, in place of context switches."""
-
-    detailed = False
-    lost = 0
-
-    def read(self, tsgs: Sequence[TsgRef]) -> Mapping[int, Used]:
-        rows = {(row["client"], row["handle"]): row for row in qg.sim_tsgs()}
-        return {
-            ref.ident: Used(row["run_ns"], row["starts"], bool(row["resident"]))
-            for ref in tsgs
-            if (row := rows.get((ref.client, ref.handle)))
-        }
-
-    def close(self) -> None:
-        """Nothing to stop."""
-
-
-def _meter(_card: Card) -> _SimMeter:
-    return _SimMeter()
-
-
-def _describe(cards: Sequence[Card]) -> list[Pgpu]:
-    return [Pgpu(i, card.pci, "simulated", card.memory) for i, card in enumerate(cards)]
+import simcard
 
 
 def _load(state: dict[str, Any], kernel_us: float, count: int, period_us: float) -> None:
@@ -62,7 +36,7 @@ class KmodRig:
     lease_ns = LEASE_NS
 
     def __init__(self) -> None:
-        self.host = KmodHost(_meter, _describe)
+        self.host = simcard.open_host()
         self._loads: list[qg.Process] = []
         self._seen: dict[int, int] = {}
 
@@ -97,7 +71,7 @@ class KmodRig:
     def restart(self) -> None:
         """Open the module anew; the pods are the module's."""
         self.host.close()
-        self.host = KmodHost(_meter, _describe)
+        self.host = simcard.open_host()
 
     def close(self) -> None:
         """Kill what runs, and forget the pods."""

@@ -1,0 +1,83 @@
+"""Build everything there is to install: wheel, sdist, and the Debian packages qgpu and qgpu-dkms.
+
+    build.py [--version 0.1.0+next1] [--out dist]
+
+The wheel and sdist come from ``python -m build``. The Debian packages are built from a copy of the tracked files with
+packaging/debian in its place; the qgpu package carries what that wheel needs from PyPI, for Debian 12's versions are
+older than qgpu can use. Needs debhelper, dh-dkms and dpkg-dev (``make packages`` sees to it).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from email.utils import formatdate
+from pathlib import Path
+
+import qgpu
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def build_python(out: Path) -> Path:
+    """Build wheel and sdist; return the wheel."""
+    subprocess.run(
+        [sys.executable, "-m", "build", "--outdir", str(out), str(ROOT)], check=True, stdout=subprocess.DEVNULL
+    )
+    return out / f"qgpu-{qgpu.__version__}-py3-none-any.whl"
+
+
+def build_debian(out: Path, wheel: Path, version: str) -> list[Path]:
+    """Build the Debian packages of a version; return them."""
+    with tempfile.TemporaryDirectory(prefix="qgpu-debian.") as work:
+        tree = Path(work) / "qgpu"
+        copy_tracked(tree)
+        shutil.copytree(ROOT / "packaging/debian", tree / "debian")
+        for name, place in (("qgpud.service", "qgpu.qgpud.service"), ("qgpu.sysusers",) * 2, ("qgpu.tmpfiles",) * 2):
+            shutil.copy(ROOT / "packaging/systemd" / name, tree / "debian" / place)
+        (tree / "debian/copyright").write_text("qgpu is GPL-2.0-only: /usr/share/common-licenses/GPL-2\n")
+        (tree / "debian/changelog").write_text(
+            f"qgpu ({version}) unstable; urgency=medium\n\n  * See CHANGELOG.md.\n\n"
+            f" -- The qgpu maintainers <maintainers@qgpu.invalid>  {formatdate()}\n"
+        )
+        environment = os.environ | {"QGPU_WHEEL": str(wheel), "QGPU_PIP": f"{sys.executable} -m pip"}
+        environment = {name: value for name, value in environment.items() if name != "PYTHONPATH"}
+        command = ["dpkg-buildpackage", "--build=binary", "--unsigned-changes", "--no-check-builddeps"]
+        subprocess.run(command, cwd=tree, env=environment, check=True, stdout=subprocess.DEVNULL)
+        return [Path(shutil.copy(deb, out)) for deb in sorted(Path(work).glob("*.deb"))]
+
+
+def copy_tracked(into: Path) -> None:
+    """Copy the files that git knows, or, where there is no git, all that is no build output."""
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=False)
+    if listed.returncode:
+        shutil.copytree(ROOT, into, ignore=shutil.ignore_patterns(".*", "build", "dist", "debian", "__pycache__"))
+        return
+    for name in filter(None, listed.stdout.split("\0")):
+        target = into / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(ROOT / name, target)
+
+
+def main() -> None:
+    """Build, and say what was built."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--version", default=qgpu.__version__, help="of the Debian packages")
+    parser.add_argument("--out", type=Path, default=ROOT / "dist")
+    arguments = parser.parse_args()
+    out = arguments.out.resolve()
+    out.mkdir(parents=True, exist_ok=True)
+    started = time.monotonic()
+    wheel = build_python(out)
+    for path in (*sorted(out.glob("*.tar.gz")), wheel, *build_debian(out, wheel, arguments.version)):
+        print(f"{path.name} {path.stat().st_size / 1e6:.1f} MB")
+    print(f"built in {time.monotonic() - started:.0f} s")
+
+
+if __name__ == "__main__":
+    main()

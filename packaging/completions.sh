@@ -1,0 +1,9 @@
+#!/bin/sh
+# Write what shells need to complete qgpuctl's commands: completions.sh PYTHON SHARE (such as /usr/share).
+set -eu
+for place in bash=bash-completion/completions/qgpuctl zsh=zsh/vendor-completions/_qgpuctl fish=fish/vendor_completions.d/qgpuctl.fish; do
+	file=$2/${place#*=}
+	mkdir -p "$(dirname "$file")"
+	_QGPUCTL_COMPLETE=${place%%=*}_source "$1" -I -c \
+		'import sys; sys.argv[0] = "qgpuctl"; from qgpu.cli.main import main; main()' >"$file"
+done

@@ -1,0 +1,9 @@
+#!/bin/sh
+# Write the programs of the package into a folder: isolated (-I), for they run as root wherever root may be.
+set -eu
+mkdir -p "$1"
+for program in qgpud=qgpu.daemon.main qgpuctl=qgpu.cli.main qgpu-load=qgpu.load.main; do
+	name=${program%%=*}
+	printf '#!/usr/lib/qgpu/bin/python -I\nfrom %s import main\n\nmain()\n' "${program#*=}" >"$1/$name"
+	chmod 755 "$1/$name"
+done

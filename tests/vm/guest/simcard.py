@@ -1,0 +1,57 @@
+"""The kmod plane on the simulated driver: its own count of GPU time, and names for its cards.
+
+As a program it is qgpud on that plane, for a VM in which the real daemon would find neither context-switch records nor
+NVML: ``/usr/lib/qgpu/bin/python -I simcard.py --config FILE``. Everything but these two is the daemon's own.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from qgpu.sched.backend import Pgpu
+from qgpu.sched.kmod import Card, KmodHost, TsgRef, Used
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import qg
+
+
+class SimMeter:
+    """The simulated card's own count, in place of context switches."""
+
+    detailed = False
+    lost = 0
+
+    def read(self, tsgs: Sequence[TsgRef]) -> Mapping[int, Used]:
+        """Return each TSG's totals so far."""
+        rows = {(row["client"], row["handle"]): row for row in qg.sim_tsgs()}
+        return {
+            ref.ident: Used(row["run_ns"], row["starts"], bool(row["resident"]))
+            for ref in tsgs
+            if (row := rows.get((ref.client, ref.handle)))
+        }
+
+    def close(self) -> None:
+        """Nothing to stop."""
+
+
+def _meter(_card: Card) -> SimMeter:
+    return SimMeter()
+
+
+def _describe(cards: Sequence[Card]) -> list[Pgpu]:
+    return [Pgpu(i, f"GPU-{card.pci}", "simulated", card.memory) for i, card in enumerate(cards)]
+
+
+def open_host() -> KmodHost:
+    """Open the module on the simulated driver."""
+    return KmodHost(_meter, _describe)
+
+
+if __name__ == "__main__":
+    from qgpu.daemon import kmod_plane, main
+
+    kmod_plane.open_host = open_host
+    main.main()

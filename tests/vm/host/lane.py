@@ -1,0 +1,93 @@
+"""The host lane: a clean Debian with systemd, the packages installed, used, upgraded under load and removed in it.
+
+    lane.py [--results FILE] [--keep-packages] [--upgrade-module]
+
+Builds the packages in two versions (packaging/build.py), the simulated driver for the VM's kernel, and the VM's root
+(image.py); what happens inside is guest.py's. The module is built in the VM, by DKMS. Python needs ``build``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import image
+import kernels
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent.parent.parent
+GUEST = ("vm/host/guest.py", "vm/host/trace_of.py", "vm/host/pod.py")
+GUEST += ("vm/guest/nv.py", "vm/guest/qg.py", "vm/guest/simcard.py")
+VERSIONS = {"old": "0.1.0", "new": "0.1.0+next"}
+
+
+def packages(keep: bool) -> Path:
+    """Build the packages in both versions; their folder."""
+    out = image.CACHE / "host-packages"
+    if not (keep and (out / "new").exists()):
+        shutil.rmtree(out, ignore_errors=True)
+        for name, version in VERSIONS.items():
+            command = [sys.executable, str(ROOT / "packaging/build.py"), "--version", version, "--out", str(out / name)]
+            subprocess.run(command, check=True)
+    return out
+
+
+def driver() -> Path:
+    """Build the simulated driver for the VM's kernel; its file."""
+    source, work = kernels.get(image.KERNEL, image.CACHE), image.CACHE / "build" / "host"
+    for name in ("kmod", "tests/vm/simnv"):
+        ignore = shutil.ignore_patterns("*.o", "*.ko", ".*")
+        shutil.copytree(ROOT / name, work / Path(name).name, dirs_exist_ok=True, ignore=ignore)
+    options = ["CONFIG_DEBUG_INFO_BTF_MODULES=", *source.variables]
+    command = ["make", "-s", "-C", str(source.headers), f"M={work / 'simnv'}", *options, "modules"]
+    subprocess.run(command, check=True)
+    return work / "simnv" / "nvidia.ko"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--results", type=Path, help="JSON file the figures go to")
+    parser.add_argument("--keep-packages", action="store_true", help="those of the last run, if there are any")
+    parser.add_argument("--upgrade-module", action="store_true", help="upgrade qgpu-dkms too: minutes more")
+    parser.add_argument("--timeout", type=float, default=1500, help="seconds the guest may take")
+    arguments = parser.parse_args()
+    debs, module = packages(arguments.keep_packages), driver()
+    root = image.build(["dkms", "man-db"], headers=True)
+    with tempfile.TemporaryDirectory(prefix="qgpu-share.") as folder:
+        share = Path(folder)
+        for name in VERSIONS:
+            shutil.copytree(debs / name, share / name)
+        for file in (module, *(ROOT / "tests" / name for name in GUEST)):
+            shutil.copy(file, share)
+        environment = {"UPGRADE_MODULE": "1" if arguments.upgrade_module else ""}
+        outcome = image.boot(
+            root, ["python3", "/run/share/guest.py"], share=share, environment=environment, timeout_s=arguments.timeout
+        )
+        found = share / "figures.json"
+        figures = json.loads(found.read_text()) if found.exists() else {}
+        journal = (share / "journal").read_text(errors="replace") if (share / "journal").exists() else ""
+    print(outcome.output)
+    if outcome.status != 0:
+        print("\n".join(line for line in journal.splitlines() if "qgpu" in line)[-6000:] or outcome.dmesg[-6000:])
+    print(json.dumps(figures, indent=2))
+    print(f"status {outcome.status}, {outcome.seconds:.0f} s in the VM")
+    if arguments.results:
+        note(arguments.results, figures | {"vm_seconds": round(outcome.seconds)})
+    return 0 if outcome.status == 0 else 1
+
+
+def note(path: Path, figures: dict[str, object]) -> None:
+    """Merge the figures into a results file that others write to as well."""
+    results = json.loads(path.read_text()) if path.exists() else {}
+    results |= figures | {"host_lane_date": time.strftime("%Y-%m-%d"), "host_lane_command": "tests/vm/host/lane.py"}
+    path.write_text(json.dumps(results, indent=2, sort_keys=True) + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
