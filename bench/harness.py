@@ -153,19 +153,34 @@ class Bench:
         result: dict[str, Any] = json.loads(ended.stdout)
         return result
 
-    def pod(self, name: str, kernel: str, *options: str, cores: int | None = None, pod_class: str = "offline") -> Pod:
+    def pod(
+        self,
+        name: str,
+        kernel: str,
+        *options: str,
+        cores: int | None = None,
+        pod_class: str = "offline",
+        gpus: Sequence[int] = (0,),
+    ) -> Pod:
         """Start a pod whose load runs until it is stopped (unless ``options`` say otherwise)."""
-        return self.start_pod(name, self._load(kernel, *options), cores=cores, pod_class=pod_class)
+        return self.start_pod(name, self._load(kernel, *options), cores=cores, pod_class=pod_class, gpus=gpus)
 
     def beside(self, name: str, kernel: str, *options: str, environment: Mapping[str, str] | None = None) -> Pod:
         """Start the same load in no pod: plainly, or as what ``environment`` makes of it."""
         return self.start_beside(name, self._load(kernel, "--watch", *options), environment)
 
     def start_pod(
-        self, name: str, command: Sequence[str], *, cores: int | None = None, pod_class: str = "offline"
+        self,
+        name: str,
+        command: Sequence[str],
+        *,
+        cores: int | None = None,
+        pod_class: str = "offline",
+        gpus: Sequence[int] = (0,),
     ) -> Pod:
         """Start any command that takes ``--json FILE`` in a pod."""
         grant = ["--class", pod_class, *(("--cores", str(cores)) if cores else ())]
+        grant += [option for gpu in gpus for option in ("--gpu", str(gpu))]
         run = [*_QGPUCTL, "--runtime-dir", str(self.runtime_dir), "run", "--name", name, *grant, "--"]
         return self._start(name, command, run)
 
