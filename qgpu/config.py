@@ -92,6 +92,8 @@ class Config:
     log_level: LogLevel = LogLevel.INFO
     log_format: LogFormat = LogFormat.AUTO
     metrics: Metrics = field(default_factory=Metrics)
+    #: The directory of the CDI file; "off" for none, "auto" for the usual one where there are real pGPUs.
+    cdi: str = "auto"
     defaults: GpuSettings = field(default_factory=GpuSettings)
     gpus: Mapping[int, GpuSettings] = field(default_factory=dict)
 
@@ -118,11 +120,14 @@ class _Reader:
     file: str
 
     def config(self, data: dict[str, Any]) -> Config:
-        self._known(data, "", ("plane", "socket", "log", "metrics", "defaults", "gpu"))
-        socket, log, metrics = (self._table(data, key, key) for key in ("socket", "log", "metrics"))
+        self._known(data, "", ("plane", "socket", "log", "metrics", "containers", "defaults", "gpu"))
+        socket, log, metrics, containers = (
+            self._table(data, key, key) for key in ("socket", "log", "metrics", "containers")
+        )
         self._known(socket, "socket.", ("mode", "group"))
         self._known(log, "log.", ("level", "format"))
         self._known(metrics, "metrics.", ("listen", "compat"))
+        self._known(containers, "containers.", ("cdi",))
         defaults = self._settings(self._table(data, "defaults", "defaults"), "defaults.", GpuSettings())
         gpus = self._table(data, "gpu", "gpu")
         return Config(
@@ -135,6 +140,7 @@ class _Reader:
                 self._value(metrics, "listen", "metrics.", None, parse_address),
                 self._value(metrics, "compat", "metrics.", MetricsCompat.NONE, MetricsCompat),
             ),
+            cdi=self._value(containers, "cdi", "containers.", "auto", _directory),
             defaults=defaults,
             gpus={
                 self._index(key): self._settings(self._table(gpus, key, f"gpu.{key}"), f"gpu.{key}.", defaults)
@@ -195,6 +201,12 @@ def _mode(text: str) -> int:
     if not 0 <= mode <= 0o777:
         raise InvalidValueError(f'{text!r}: write file permissions in octal, as in "0660"')
     return mode
+
+
+def _directory(text: str) -> str:
+    if text not in ("auto", "off") and not Path(text).is_absolute():
+        raise InvalidValueError(f"{text!r}: write auto, off, or a directory such as /run/cdi")
+    return text
 
 
 def _group(text: str) -> int | None:

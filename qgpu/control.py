@@ -135,14 +135,7 @@ class Server:
         os.close(self._over)
 
     def _listen(self, mode: int, store: Store) -> socket.socket:
-        found = store.take("control")
-        if found and self._path.is_socket():
-            listener = socket.socket(fileno=found[""])
-            self._path.chmod(mode)
-        else:
-            listener = wire.listen(str(self._path), mode)
-            store.drop("control")
-        store.put("control", listener.fileno())
+        listener = store.listen("control", self._path, mode)
         listener.setblocking(False)
         return listener
 

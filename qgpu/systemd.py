@@ -9,6 +9,9 @@ from __future__ import annotations
 import os
 import socket
 import sys
+from pathlib import Path
+
+from qgpu import wire
 
 _FIRST_FD = 3  # sd_listen_fds(3)
 
@@ -50,6 +53,18 @@ class Store:
     def drop(self, name: str) -> None:
         """Have what is kept under a name closed."""
         notify(f"FDSTOREREMOVE=1\nFDNAME={name}")
+
+    def listen(self, name: str, path: Path, mode: int) -> socket.socket:
+        """Listen at a path; with a former daemon's socket if it was kept, so that who connected meanwhile waits."""
+        found = self.take(name).get("")
+        if found is not None and path.is_socket():
+            listener = socket.socket(fileno=found)
+            path.chmod(mode)
+        else:
+            listener = wire.listen(str(path), mode)
+            self.drop(name)
+        self.put(name, listener.fileno())
+        return listener
 
     def take(self, prefix: str) -> dict[str, int]:
         """Take over the descriptors whose names begin with ``prefix``, by the rest of their names."""

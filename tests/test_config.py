@@ -41,6 +41,8 @@ def test_every_key_is_taken(tmp_path: Path) -> None:
         [gpu.1]
         policy = "0"
         online_policy = "burst-share"
+        [containers]
+        cdi = "/etc/cdi"
     """
 
     expected = Config(
@@ -50,6 +52,7 @@ def test_every_key_is_taken(tmp_path: Path) -> None:
         log_level=LogLevel.DEBUG,
         log_format=LogFormat.JSON,
         metrics=Metrics(Address("127.0.0.1", 9835), MetricsCompat.HAMI),
+        cdi="/etc/cdi",
         defaults=GpuSettings("fixed-share", "best-effort", 50_000_000),
         gpus={1: GpuSettings("best-effort", "burst-share", 50_000_000)},
     )
@@ -60,12 +63,13 @@ def test_every_key_is_taken(tmp_path: Path) -> None:
     ("text", "complaint"),
     [
         ("plane =", "not TOML"),
-        ('planes = "sim"', "planes: no such key; known here: plane, socket, log, metrics, defaults, gpu"),
+        ('planes = "sim"', "planes: no such key; known here: plane, socket, log, metrics, containers, defaults, gpu"),
         ('plane = "cuda"', "plane: 'cuda': choose one of auto, kmod, seccomp, sim"),
         ('[metrics]\nlisten = "9835"', "metrics.listen: '9835': write an IP address and a port, as in 127.0.0.1:9835"),
         ('[metrics]\nlisten = "host:80"', "metrics.listen: 'host:80': write an IP address"),
         ('[metrics]\nlisten = "127.0.0.1:70000"', "metrics.listen: '127.0.0.1:70000': write an IP address"),
         ('[metrics]\ncompat = "dcgm"', "metrics.compat: 'dcgm': choose one of none, hami"),
+        ('[containers]\ncdi = "cdi"', "containers.cdi: 'cdi': write auto, off, or a directory such as /run/cdi"),
         ("plane = 3", "plane: write it as a string, not as 3"),
         ("socket = 3", "socket: must be a table"),
         ('[socket]\nmode = "rw"', "socket.mode: 'rw': write file permissions in octal"),

@@ -19,7 +19,7 @@ ARROWS: dict[str, set[str]] = {
     "model": {"errors"},
     "units": {"errors"},
     "wire": set(),
-    "systemd": set(),
+    "systemd": {"wire"},
     "uapi": {"errors"},
     "cgroup": {"errors"},
     "policies": {"errors", "model"},
@@ -37,7 +37,7 @@ ARROWS: dict[str, set[str]] = {
     "web": {"control", "errors", "httpd", "model", "units"},
     "admission": {"cgroup", "config", "errors", "model", "policies", "sched", "units"},
     "control": {"errors", "systemd", "wire"},
-    "runtime": {"cgroup", "errors", "guardian", "model", "rm", "sched", "units"},
+    "runtime": {"cgroup", "errors", "guardian", "model", "rm", "sched", "systemd", "units"},
     "trace": {"control", "errors", "guardian", "model", "sched"},
     "launch": {"cgroup", "errors", "guardian", "rm", "wire"},
 }

@@ -16,6 +16,7 @@ from qgpu.errors import ExitCode, QgpuError
 
 #: Where each command lives: nothing but the one that was asked for is imported.
 _COMMANDS = {
+    "cdi": "qgpu.cli.cdi",
     "doctor": "qgpu.cli.doctor",
     "gpu": "qgpu.cli.gpu",
     "pod": "qgpu.cli.pod",

@@ -21,6 +21,7 @@ from qgpu import config as configuration
 from qgpu.config import Config, MetricsCompat, Plane
 from qgpu.control import Server, default_runtime_dir
 from qgpu.daemon import log, planes, runtime
+from qgpu.daemon.containers import Containers, agent_socket
 from qgpu.daemon.service import Service
 from qgpu.daemon.state import State
 from qgpu.errors import ExitCode, QgpuError
@@ -58,7 +59,7 @@ def command(
     chosen = planes.choose(Plane(plane) if plane else config.plane)
     state = State(state_dir)
     host = planes.open_host(chosen.plane, directory, sim_gpus, store)
-    service = Service(host, chosen, config, state)
+    service = Service(host, chosen, config, state, agent_socket(chosen.plane, directory))
     try:
         with ExitStack() as ends:
             if config.metrics.listen is not None:
@@ -68,8 +69,10 @@ def command(
                 ends.callback(endpoint.close)
             server = Server(directory, config.socket_mode, config.socket_gid, service.handle, store)
             ends.callback(server.close)
+            containers = Containers(chosen.plane, host.pgpus(), directory, config, store, service.take_listener)
+            ends.callback(containers.close)
             _log.info("ready", plane=chosen.plane.value, why=chosen.why, runtime_dir=str(directory))
-            _watch(service, stop)
+            _watch(service, containers, stop)
     finally:
         service.close()
         os.close(lock)
@@ -84,7 +87,7 @@ def _stop_on_signals() -> threading.Event:
     return stop
 
 
-def _watch(service: Service, stop: threading.Event) -> None:
+def _watch(service: Service, containers: Containers, stop: threading.Event) -> None:
     """Stay until told to stop. Raises QgpuError when a loop has ended by itself."""
     notify("READY=1")
     trouble = ""
@@ -98,6 +101,7 @@ def _watch(service: Service, stop: threading.Event) -> None:
             if str(error) != trouble:
                 trouble = str(error)
                 _log.error("cannot look after pods, trying again", error=trouble)
+        containers.refresh()
         notify("WATCHDOG=1")
     notify("STOPPING=1")
 

@@ -7,17 +7,19 @@ that ``qgpuctl run`` made live until their last process has ended and their laun
 from __future__ import annotations
 
 import itertools
+import os
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import structlog
 
 import qgpu
-from qgpu import admission
+from qgpu import admission, cgroup
 from qgpu.config import Config, GpuSettings
 from qgpu.control import Session
 from qgpu.daemon.gangs import Board
@@ -30,6 +32,7 @@ from qgpu.daemon.traces import Traces
 from qgpu.errors import InvalidValueError, NotSupportedError, PermissionDeniedError, RefusedError, UnknownNameError
 from qgpu.load.spec import Workload
 from qgpu.model import Grant
+from qgpu.runtime import seccomp
 from qgpu.runtime.container import described
 from qgpu.sched.backend import Host, PodInfo
 from qgpu.sched.sim import SimHost
@@ -42,8 +45,10 @@ _Request = Callable[[Session, Arguments, list[int]], dict[str, Any]]
 class Service:
     """One host, a loop for each of its pGPUs, and the requests about them."""
 
-    def __init__(self, host: Host, chosen: Chosen, config: Config, state: State) -> None:
+    def __init__(self, host: Host, chosen: Chosen, config: Config, state: State, listener: Path | None = None) -> None:
         self._host = host
+        #: Where containers' listeners come in, on the plane that needs them.
+        self._listener = listener
         self._chosen = chosen
         self._config = config
         self._state = state
@@ -231,6 +236,8 @@ class Service:
     def _container_bind(self, _session: Session, arguments: Arguments, _fds: list[int]) -> dict[str, Any]:
         """Make a container a pod before its process starts. It ends with its cgroup, which its runtime removes."""
         container = described(arguments.raw)
+        if self._listener is not None:
+            seccomp.check(container, self._listener)
         wanted = container.wanted()
         grants = dict.fromkeys(container.gpus({i: pgpu.minor for i, pgpu in self._pgpus.items()}), wanted.grant)
         at = container.cgroup()
@@ -241,6 +248,16 @@ class Service:
             name = self._admit(container.pod, grants, at)
         _log.info("container bound", pod=name, container=container.id, cgroup=at)
         return {"name": name}
+
+    def take_listener(self, pid: int, listener: int) -> None:
+        """Bring a process of a container, with its seccomp listener, into its pod. Raises a QgpuError."""
+        with self._lock:
+            at = cgroup.of(pid)
+            inside = [pod for pod in self._host.pods() if pod.cgroup and cgroup.within(at, pod.cgroup)]
+            if not inside:
+                os.close(listener)
+                raise RefusedError(f"process {pid}: its cgroup {at} is no pod's")
+            self._host.attach(max(inside, key=lambda pod: len(pod.cgroup)).name, pid, [listener])
 
     def _admit(self, wanted: str | None, grants: dict[int, Grant], at: str = "") -> str:
         """Make a pod if it fits, and return its name."""

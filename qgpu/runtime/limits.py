@@ -85,6 +85,7 @@ ANNOTATIONS: tuple[Row, ...] = (
     ("qgpu.io/cores", "cores", _number),
     ("qgpu.io/memory", "memory", units.parse_memory),
     ("qgpu.io/class", "pod_class", _class),
+    ("qgpu.io/latency-target", "latency_target_ns", units.parse_duration),
     # Tencent qGPU: per cent, GiB
     ("tke.cloud.tencent.com/qgpu-core", "cores", _number),
     ("tke.cloud.tencent.com/qgpu-memory", "memory", _times(_GIB)),
@@ -105,6 +106,7 @@ ENVIRONMENT: tuple[Row, ...] = (
     ("QGPU_CORES", "cores", _number),
     ("QGPU_MEMORY", "memory", units.parse_memory),
     ("QGPU_CLASS", "pod_class", _class),
+    ("QGPU_LATENCY_TARGET", "latency_target_ns", units.parse_duration),
     # HAMi: per cent, a size such as 3000m for each card; 0 is no limit
     ("CUDA_DEVICE_SM_LIMIT", "cores", _number_or_none),
     ("CUDA_DEVICE_MEMORY_LIMIT", "memory", _sized_or_none),

@@ -6,14 +6,13 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from qgpu.control import socket_path
-from qgpu.runtime import hook
+from qgpu.runtime import cdi
 
 BUSYBOX = shutil.which("busybox")
 TIMEOUT_S = 60
@@ -53,14 +52,8 @@ class Container:
         self.config: dict[str, Any] = json.loads((self.bundle / "config.json").read_text())
         self.config["process"] |= {"args": list(command), "terminal": False}
         self.config["annotations"] = {}
-        self.config["hooks"] = {
-            "createRuntime": [
-                {
-                    "path": sys.executable,
-                    "args": [sys.executable, "-I", "-S", str(Path(hook.__file__)), str(socket_path(runtime_dir))],
-                }
-            ]
-        }
+        entry = cdi.hook_entry(socket_path(runtime_dir))
+        self.config["hooks"] = {entry.pop("hookName"): [entry]}
 
     def ask(self, annotations: Mapping[str, str] = {}, **variables: str) -> Container:
         """Give it annotations and environment variables."""

@@ -34,7 +34,10 @@ SAID = {
     "ALIYUN_COM_GPU_MEM_CONTAINER": ("3", Grant(memory=3 * GIB)),
 }
 NO_LIMIT = {"nvidia.com/gpucores": "0", "CUDA_DEVICE_SM_LIMIT": "0", "CUDA_DEVICE_MEMORY_LIMIT": "0"}
-UNTRIED = {"qgpu.io/name", "QGPU_NAME", "nvidia.com/gpumem-percentage"}
+UNTRIED = {
+    *("qgpu.io/name", "QGPU_NAME", "nvidia.com/gpumem-percentage"),
+    *("qgpu.io/latency-target", "QGPU_LATENCY_TARGET"),  # together with a class, see below
+}
 
 
 def places(name, value):
@@ -57,6 +60,15 @@ def test_no_name_is_left_out_above():
 @pytest.mark.parametrize("name", NO_LIMIT)
 def test_zero_is_no_limit_for_those_who_say_so(name):
     assert wanted(*places(name, NO_LIMIT[name])).grant == Grant()
+
+
+def test_a_latency_target_is_an_online_containers():
+    annotated = wanted({"qgpu.io/class": "online", "qgpu.io/latency-target": "2ms"}, {}, {}).grant
+    by_variable = wanted({}, {}, {"QGPU_CLASS": "online", "QGPU_LATENCY_TARGET": "2ms"}).grant
+
+    assert annotated == by_variable == Grant(PodClass.ONLINE, latency_target_ns=2_000_000)
+    with pytest.raises(InvalidValueError, match="only online"):
+        wanted({"qgpu.io/latency-target": "2ms"}, {}, {})
 
 
 def test_what_other_names_there_are_is_nobodys_business():

@@ -1,0 +1,80 @@
+"""``qgpuctl cdi``: what container runtimes read: the CDI file, and the profile of the plane without a module."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from qgpu.cli.context import Context, pass_context
+from qgpu.cli.output import print_json
+from qgpu.control import socket_path
+from qgpu.errors import InvalidValueError
+from qgpu.runtime import cdi as specification
+from qgpu.runtime import seccomp
+from qgpu.sched.backend import Pgpu
+
+
+@click.group()
+def cdi() -> None:
+    """Describe the pGPUs to container runtimes."""
+
+
+@cdi.command()
+@pass_context
+def show(context: Context) -> None:
+    """Print the CDI file as it would be written now."""
+    print_json(_specification(context))
+
+
+@cdi.command()
+@click.option(
+    "--dir",
+    "directory",
+    type=click.Path(path_type=Path),
+    default=specification.DIRECTORY,
+    show_default=True,
+    help="Where the runtimes look for it.",
+)
+@pass_context
+def generate(context: Context, directory: Path) -> None:
+    """Write the CDI file; the daemon does so by itself and keeps it current."""
+    click.echo(specification.write(_specification(context), directory))
+
+
+@cdi.command()
+@click.option(
+    "--base",
+    type=click.Path(path_type=Path),
+    default=seccomp.BASE,
+    show_default=True,
+    help="The profile to weave the filter into: that which containers have now.",
+)
+@click.option("--unconfined", is_flag=True, help="No base: allow every call that is not the GPU's.")
+@pass_context
+def profile(context: Context, base: Path, unconfined: bool) -> None:
+    """Print the seccomp profile that containers need on plane seccomp."""
+    woven = seccomp.UNCONFINED if unconfined else _profile(base)
+    print_json(seccomp.profile(woven, seccomp.listener(context.runtime_dir.absolute())))
+
+
+def _specification(context: Context) -> dict[str, Any]:
+    fields = ("index", "uuid", "name", "memory", "minor")
+    pgpus = [Pgpu(*(gpu[field] for field in fields)) for gpu in context.ask("gpu.list")["gpus"]]
+    return specification.specification(pgpus, socket_path(context.runtime_dir))
+
+
+def _profile(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text())
+    except OSError as error:
+        raise InvalidValueError(
+            f"{path}: {error.strerror}; give --base with your runtime's default profile, or --unconfined"
+        ) from error
+    except ValueError as error:
+        raise InvalidValueError(f"{path}: not JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise InvalidValueError(f"{path}: not a seccomp profile")
+    return found

@@ -1,0 +1,64 @@
+"""What the daemon does for container runtimes: the CDI file is kept current, and listeners are taken in.
+
+Containers themselves are pods like any other; they come by the hook and the control socket.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import structlog
+
+from qgpu.config import Config, Plane
+from qgpu.control import socket_path
+from qgpu.errors import QgpuError
+from qgpu.runtime import cdi, seccomp
+from qgpu.runtime.agent import Agent, Attach
+from qgpu.sched.backend import Pgpu
+from qgpu.systemd import Store
+
+_log = structlog.get_logger("containers")
+
+
+class Containers:
+    """The CDI file and, on the seccomp plane, the agent."""
+
+    def __init__(
+        self, plane: Plane, pgpus: Sequence[Pgpu], runtime_dir: Path, config: Config, store: Store, take: Attach
+    ) -> None:
+        directory = cdi_directory(plane, config)
+        self._keeper = cdi.Keeper(pgpus, socket_path(runtime_dir), directory) if directory else None
+        self._trouble = ""
+        listener = agent_socket(plane, runtime_dir)
+        self._agent = Agent(listener, take, store) if listener else None
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Look whether the CDI file is to be written anew; what hinders that is logged once."""
+        trouble = ""
+        try:
+            if self._keeper is not None and self._keeper.refresh():
+                _log.info("CDI file written", directory=str(self._keeper.directory))
+        except QgpuError as error:
+            trouble = str(error)
+        if trouble and trouble != self._trouble:
+            _log.error("no CDI file: containers cannot ask for a pGPU", error=trouble)
+        self._trouble = trouble
+
+    def close(self) -> None:
+        """Take no more listeners. The CDI file stays: a container that asks for it meanwhile is refused by its hook."""
+        if self._agent is not None:
+            self._agent.close()
+
+
+def agent_socket(plane: Plane, runtime_dir: Path) -> Path | None:
+    """Return where runtimes hand listeners over; None on planes that need none."""
+    return seccomp.listener(runtime_dir.absolute()) if plane is Plane.SECCOMP else None
+
+
+def cdi_directory(plane: Plane, config: Config) -> Path | None:
+    """Return where the CDI file is kept; None for nowhere, as on the simulator unless asked for."""
+    if config.cdi == "auto":
+        return None if plane is Plane.SIM else cdi.DIRECTORY
+    return None if config.cdi == "off" else Path(config.cdi)

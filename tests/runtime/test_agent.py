@@ -1,0 +1,180 @@
+"""A real container's calls come to the supervisor by way of the runtime: libseccomp's filter, and the agent.
+
+As for the supervisor's own tests there is no NVIDIA driver: the container calls /dev/null, whose major the supervisor
+watches, so a call that was let through comes back with ENOTTY.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import shutil
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from qgpu import cgroup
+from qgpu.guardian.filter import WATCHED
+from qgpu.guardian.journal import Journal
+from qgpu.guardian.register import Register
+from qgpu.guardian.supervisor import Supervisor
+from qgpu.rm import abi
+from qgpu.runtime import seccomp
+from qgpu.runtime.agent import Agent
+from qgpu.systemd import Store
+from tests.cli import programs
+from tests.guardian.test_supervisor import NULL_MAJOR, TableOfRm
+from tests.runtime import oci
+from tests.runtime.oci import Container
+
+LACKING = oci.missing("runc") or ("" if shutil.which("cc") else "needs a C compiler")
+pytestmark = [pytest.mark.root, pytest.mark.skipif(bool(LACKING), reason=LACKING or "all there")]
+
+#: As podman's own profile is: what is not listed is no system call.
+STRICT = {
+    "defaultAction": "SCMP_ACT_ERRNO",
+    "defaultErrnoRet": 38,
+    "architectures": ["SCMP_ARCH_X86_64", "SCMP_ARCH_X86", "SCMP_ARCH_X32"],
+    "syscalls": [{"names": [], "action": "SCMP_ACT_ALLOW"}],
+}
+
+
+@pytest.fixture(scope="module")
+def calls(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The program that runs in the containers."""
+    program = tmp_path_factory.mktemp("calls") / "calls"
+    source = Path(__file__).with_name("calls.c")
+    subprocess.run(["cc", "-O2", "-static", "-Wall", "-Werror", "-o", str(program), str(source)], check=True)
+    return program
+
+
+class Guard:
+    """A supervisor in a thread, given listeners by an agent."""
+
+    def __init__(self, directory: Path) -> None:
+        self.socket = directory / "seccomp.sock"
+        self.pids: list[int] = []
+        self.asked: list[int] = []
+        self.supervisor = Supervisor(
+            Register(),
+            Journal(),
+            TableOfRm({}),
+            lambda keys: None,
+            lambda keys: None,
+            lambda pid, pidfd: None,
+            time.monotonic_ns,
+            lambda pod, instance: None,
+            NULL_MAJOR,
+        )
+        self._stop = threading.Event()
+        self._threads: list[threading.Thread] = []
+        self.agent = Agent(self.socket, self._attach, Store())
+
+    def _attach(self, pid: int, listener: int) -> None:
+        self.pids.append(pid)
+        number = self.supervisor.listen("web", listener)
+        self._threads.append(threading.Thread(target=self._serve, args=(number, listener)))
+        self._threads[-1].start()
+
+    def _serve(self, number: int, listener: int) -> None:
+        poll = select.poll()
+        poll.register(listener, select.POLLIN)
+        while not self._stop.is_set():
+            for _, event in poll.poll(50):
+                if not event & select.POLLIN:
+                    return
+                self.supervisor.serve(number)
+                self.asked.append(number)
+
+    def close(self) -> None:
+        self.agent.close()
+        self._stop.set()
+        for thread in self._threads:
+            thread.join()
+
+
+@pytest.fixture
+def guard(tmp_path: Path) -> Iterator[Guard]:
+    made = Guard(tmp_path)
+    made.supervisor.note({"fact": "pod", "name": "web", "grants": {}})
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def container(tmp_path: Path, calls: Path, guard: Guard) -> Iterator[Container]:
+    """A container behind the profile, on a simulated pGPU for its hook's sake."""
+    with programs.daemon(tmp_path / "run") as daemon:
+        made = Container("runc", tmp_path, daemon.runtime_dir, "sleep", "600").ask({}, QGPU_GPU_0="")
+        shutil.copy(calls, made.bundle / "rootfs" / "bin")
+        made.config["linux"]["seccomp"] = seccomp.profile(seccomp.UNCONFINED, guard.socket)
+        yield made
+        made.end()
+
+
+CONTROL = f"{abi.NV2080_FIFO_DISABLE_CHANNELS:#x}"
+REFUSED = f"0 0 {abi.NV_ERR_INSUFFICIENT_PERMISSIONS}\n"
+
+
+def test_a_containers_scheduling_control_is_refused_in_rms_own_words(container, guard):
+    started = container.start()
+    assert started.returncode == 0, started.stdout
+
+    assert container.exec("/bin/calls", "control", CONTROL).stdout == REFUSED
+    assert container.exec("/bin/calls", "control", "0x20801303").stdout == f"-1 {errno.ENOTTY} {0xFFFF}\n"
+    assert guard.supervisor.refusals["web", "NV2080 FIFO_DISABLE_CHANNELS"] == 1
+
+
+def test_its_first_process_and_each_exec_bring_a_listener_from_the_containers_cgroup(container, guard):
+    container.start()
+    init = container.state()["pid"]
+    container.do("exec", "-d", container.id, "sleep", "601")
+
+    assert len(guard.pids) == 2
+    assert guard.pids[0] == init
+    assert cgroup.of(guard.pids[1]) == cgroup.of(init)
+
+
+@pytest.mark.parametrize("strict", [False, True], ids=["unconfined", "strict"])
+def test_libseccomp_watches_what_our_own_filter_watches(container, guard, strict):
+    if strict:
+        if not seccomp.BASE.exists():
+            pytest.skip(f"needs {seccomp.BASE}")
+        listed = [name for name in seccomp.BASE.read_text().split('"') if name.isidentifier()]
+        base = {**STRICT, "syscalls": [{"names": sorted({*listed, "ioctl"}), "action": "SCMP_ACT_ALLOW"}]}
+        container.config["linux"]["seccomp"] = seccomp.profile(base, guard.socket)
+    started = container.start()
+    assert started.returncode == 0, started.stdout
+    before = len(guard.asked)
+    rows = dict(map(int, line.split()) for line in container.exec("/bin/calls", "all").stdout.splitlines())
+
+    assert rows == dict.fromkeys(range(256), errno.ENOTTY)
+    assert len(guard.asked) - before == len(WATCHED)
+
+
+def test_without_an_agent_no_container_starts(container, guard):
+    guard.agent.close()
+    guard.agent = Agent(guard.socket.with_name("elsewhere.sock"), guard._attach, Store())
+    started = container.start()
+
+    assert started.returncode != 0
+
+
+@pytest.mark.parametrize("said", [b"", b"{", b"[]", b'{"pid": 1}', b'{"pid": "x", "fds": ["seccompFd"]}'])
+def test_nonsense_is_no_harm_to_the_agent(guard, said):
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.connect(str(guard.socket))
+        read, write = os.pipe()
+        socket.send_fds(sock, [said or b" "], [write])
+        os.close(write)
+        sock.shutdown(socket.SHUT_WR)
+        assert os.read(read, 1) == b""  # the other end was closed
+        os.close(read)
+    assert guard.pids == []
+    assert threading.active_count() >= 2

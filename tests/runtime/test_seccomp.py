@@ -1,0 +1,122 @@
+"""The pods' filter in a runtime's words: what is watched is asked about, everything else is as it was."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from qgpu.errors import InvalidValueError, RefusedError
+from qgpu.guardian.filter import WATCHED
+from qgpu.runtime import seccomp
+from qgpu.runtime.container import Container
+from tests.cli import programs
+
+SOCKET = Path("/run/qgpu/seccomp.sock")
+STRICT = {
+    "defaultAction": "SCMP_ACT_ERRNO",
+    "archMap": [{"architecture": "SCMP_ARCH_X86_64", "subArchitectures": ["SCMP_ARCH_X86"]}],
+    "syscalls": [
+        {"names": ["read", "ioctl", "write"], "action": "SCMP_ACT_ALLOW", "args": [], "includes": {}},
+        {"name": "ioctl", "action": "SCMP_ACT_ALLOW"},
+        {"names": ["reboot"], "action": "SCMP_ACT_ALLOW", "includes": {"caps": ["CAP_SYS_BOOT"]}},
+    ],
+}
+BASES = pytest.mark.parametrize("base", [STRICT, seccomp.UNCONFINED], ids=["strict", "unconfined"])
+
+
+def verdict(profile, number):
+    """What becomes of an ioctl, as libseccomp reads the rules."""
+    matching = {
+        rule["action"]
+        for rule in profile["syscalls"]
+        if "ioctl" in rule["names"] and all(number & arg["value"] == arg["valueTwo"] for arg in rule["args"])
+    }
+    assert len(matching) < 2, "rules that contradict each other"
+    return matching.pop() if matching else profile["defaultAction"]
+
+
+def container(section):
+    return Container("web", 7, seccomp=section)
+
+
+@BASES
+def test_watched_ioctls_ask_and_all_others_pass(base):
+    profile = seccomp.profile(base, SOCKET)
+
+    for number in range(1 << 12):
+        expected = "SCMP_ACT_NOTIFY" if number & 0xFF in WATCHED else "SCMP_ACT_ALLOW"
+        assert verdict(profile, number) == expected
+
+
+def test_the_rest_of_the_base_stays_as_it_is():
+    profile = seccomp.profile(STRICT, SOCKET)
+
+    assert profile["archMap"] == STRICT["archMap"]
+    assert profile["syscalls"][0] == {**STRICT["syscalls"][0], "names": ["read", "write"]}
+    assert profile["syscalls"][1] == STRICT["syscalls"][2]
+    assert "ioctl" in STRICT["syscalls"][0]["names"]
+
+
+@pytest.mark.parametrize(
+    "base",
+    [
+        {"listenerPath": "/run/other.sock"},
+        {"syscalls": [{"names": ["ioctl"], "action": "SCMP_ACT_ALLOW", "args": [{"index": 1, "value": 1}]}]},
+    ],
+)
+def test_a_base_that_would_be_changed_in_its_meaning_is_refused(base):
+    with pytest.raises(InvalidValueError):
+        seccomp.profile(base, SOCKET)
+
+
+@BASES
+def test_a_section_made_of_the_profile_is_taken_in_whatever_order(base):
+    section = seccomp.profile(base, SOCKET)
+    section["syscalls"] = [{**rule, "errnoRet": None} for rule in reversed(section["syscalls"])]
+
+    seccomp.check(container(section), SOCKET)
+
+
+@BASES
+@pytest.mark.parametrize("harm", ["no listener", "another listener", "one rule less", "one rule more", "no rule"])
+def test_a_section_that_lets_calls_past_is_refused(base, harm):
+    section = seccomp.profile(base, SOCKET)
+    rules = section["syscalls"]
+    match harm:
+        case "no listener":
+            del section["listenerPath"]
+        case "another listener":
+            section["listenerPath"] = "/run/other.sock"
+        case "one rule less":
+            rules.remove(next(rule for rule in rules if rule["action"] == "SCMP_ACT_NOTIFY"))
+        case "one rule more":
+            rules.append({"names": ["ioctl"], "action": "SCMP_ACT_ALLOW"})
+        case "no rule":
+            section["syscalls"] = []
+
+    with pytest.raises(RefusedError, match="qgpuctl cdi profile"):
+        seccomp.check(container(section), SOCKET)
+
+
+def test_a_container_with_no_section_is_refused():
+    with pytest.raises(RefusedError):
+        seccomp.check(container({}), SOCKET)
+
+
+def test_the_profile_is_printed_for_the_daemons_socket(tmp_path):
+    (tmp_path / "base.json").write_text(json.dumps(STRICT))
+    printed = programs.qgpuctl(tmp_path, "cdi", "profile", "--base", str(tmp_path / "base.json"))
+
+    assert json.loads(printed.stdout) == seccomp.profile(STRICT, tmp_path / "seccomp.sock")
+
+
+@pytest.mark.parametrize("base", ["nothing.json", "list.json", "text.json"])
+def test_a_base_that_is_none_is_refused(tmp_path, base):
+    (tmp_path / "list.json").write_text("[]")
+    (tmp_path / "text.json").write_text("x")
+    printed = programs.qgpuctl(tmp_path, "cdi", "profile", "--base", str(tmp_path / base))
+
+    assert (printed.returncode, printed.stdout) == (2, "")
+    assert base in printed.stderr
