@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from figures import Figure, at_least, between, median
+from figures import NOTHING, Asked, Figure, at_least, between, median
 from inference import IMAGE_US, ask
 from plots import Plot
 from pods import Pod, stop_all
@@ -206,10 +206,10 @@ def _figures(engine: str, rows: Mapping[str, Measured], suffix: str) -> list[Fig
             repeats = [ratio(a, b) for a, b in rates]
             figures.append(median(name, repeats, required if ours else "", holds if ours else None, note))
         note = f"{_NAMES[engine]}, {row}; least of " + ", ".join(f"{total:.3f}" for total in full)
-        limit = at_least(TOTAL) if row == BURST else ("", None)
+        limit: Asked = at_least(TOTAL) if row == BURST else NOTHING
         figures.append(median(f"batch_total{suffix}{tag}", full, *limit, note=note, pick=min))
     return figures
 
 
 if __name__ == "__main__":
-    sys.exit(claim(SECTIONS, __doc__))
+    claim(SECTIONS, __doc__)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping
 
-from figures import Figure, at_least, median
+from figures import NOTHING, Asked, Figure, at_least, median
 from plots import Plot
 from pods import stop_all
 from rivals import QGPU, Way, opened, ways
@@ -42,7 +42,7 @@ def measure(script: Script) -> list[Figure]:
         poorest = min(each, key=lambda load: statistics.median(each[load]))
         ours = name == QGPU
         tag = "" if ours else f"_{name.lower()}"
-        limit = at_least(TOTAL) if ours else ("", None)
+        limit: Asked = at_least(TOTAL) if ours else NOTHING
         note = f"{name}, no settings; both over one alone; least: {poorest}"
         figures.append(median(f"pair_total{tag}", least, *limit, note=note, pick=min))
         figures += [median(f"pair_total{tag}_{load}", found, *limit, note=name) for load, found in each.items()]

@@ -54,7 +54,7 @@ def measure(script: Script) -> list[Figure]:
         took[load] = {}
         for changes, b in rounds:
             for change in changes:
-                took[load].setdefault(change.what, []).append(_took_s(a, b, change) * 1000)
+                took[load].setdefault(change.what, []).append(took_s(a, b, change) * 1000)
         script.plots.append(_plot(load, rounds[0][0], a, rounds[0][1]))
         for what, found in took[load].items():
             script.say(f"{load}: {what}: {listed(found)} ms")
@@ -113,7 +113,7 @@ def _round(stage: Stage, hold_s: float) -> tuple[list[Change], Progress]:
     return [arrived, *changes, ended], done
 
 
-def _took_s(a: Progress, b: Progress, change: Change) -> float:
+def took_s(a: Progress, b: Progress, change: Change) -> float:
     """Return the time from a change until shares are right and stay so; nan if they are not when it is over."""
     right: float = math.nan
     # At the very end of a stretch the next change has begun.

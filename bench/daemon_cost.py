@@ -17,11 +17,10 @@ from plots import Plot
 from script import Script, claim
 
 from qgpu.load.spec import Workload
-from qgpu.model import NS_PER_MS, NS_PER_S, Grant, Plan, Sample
+from qgpu.model import NS_PER_MS, NS_PER_S, Grant
 from qgpu.policies import compose
-from qgpu.sched import loop
-from qgpu.sched.backend import Backend
 from qgpu.sched.ledger import Ledger
+from qgpu.sched.loop import until_due
 from qgpu.sched.sim import SimHost
 
 PODS, PGPUS = (1, 4, 16, 64), (1, 2, 4, 8)
@@ -29,38 +28,6 @@ LIMIT_PERCENT = 2.0
 _PERIOD_NS = 100 * NS_PER_MS
 _SECONDS = 10
 _GPU_PODS = (1, 4, 16)
-
-
-class _Timed:
-    """A backend that keeps account of the CPU time spent in it."""
-
-    def __init__(self, backend: Backend) -> None:
-        self._backend = backend
-        self.cpu_ns = 0
-
-    def sample(self) -> Sample:
-        began_ns = time.thread_time_ns()
-        try:
-            return self._backend.sample()
-        finally:
-            self.cpu_ns += time.thread_time_ns() - began_ns
-
-    def apply(self, plan: Plan) -> None:
-        began_ns = time.thread_time_ns()
-        try:
-            self._backend.apply(plan)
-        finally:
-            self.cpu_ns += time.thread_time_ns() - began_ns
-
-    def wait(self, timeout_ns: int) -> None:
-        began_ns = time.thread_time_ns()
-        try:
-            self._backend.wait(timeout_ns)
-        finally:
-            self.cpu_ns += time.thread_time_ns() - began_ns
-
-    def close(self) -> None:
-        self._backend.close()
 
 
 def measure(script: Script) -> list[Figure]:
@@ -97,13 +64,17 @@ def _percent(pods: int, scale: float, pgpus: int = 1) -> float:
     policy = compose("burst-share", "best-effort")
     spent_ns = 0
     for pgpu in range(pgpus):
-        backend = host.backend(pgpu)
-        timed, ledger = _Timed(backend), Ledger(pgpu)
+        backend, ledger = host.backend(pgpu), Ledger(pgpu)
         end_ns = backend.now_ns + round(_SECONDS * scale * NS_PER_S)
-        began_ns = time.thread_time_ns()
-        while backend.now_ns < end_ns:
-            ledger = loop.tick(timed, loop.Settings(policy, _PERIOD_NS), ledger)
-        spent_ns += time.thread_time_ns() - began_ns - timed.cpu_ns
+        while backend.now_ns < end_ns:  # qgpu.sched.loop.tick, with a clock around what is not the card's
+            sample = backend.sample()
+            began_ns = time.thread_time_ns()
+            ledger = ledger.advance(sample)
+            plan = policy(ledger.snapshot(_PERIOD_NS))
+            ledger = ledger.planned(plan)
+            spent_ns += time.thread_time_ns() - began_ns
+            backend.apply(plan)
+            backend.wait(until_due(sample.now_ns, plan.period_ns))
     return spent_ns / (_SECONDS * scale * NS_PER_S) * 100
 
 

@@ -11,6 +11,10 @@ from typing import Any
 
 from plots import Plot
 
+#: What is asked of a figure, in words and as a test; or nothing.
+Asked = tuple[str, Callable[[float], bool] | None]
+NOTHING: Asked = ("", None)
+
 
 @dataclass(frozen=True, slots=True)
 class Figure:

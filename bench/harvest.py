@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import clocks
-from figures import Figure, at_least, at_most, median
+from figures import NOTHING, Asked, Figure, at_least, at_most, median
 from plots import Plot
 from progress import Span
 from rivals import QGPU, Way, opened, ways
@@ -95,10 +95,10 @@ def _figures(alone: Mapping[int, Served], found: Mapping[str, Mapping[int, Serve
         for load, served in each.items():
             held = name == QGPU and load in HELD
             most = SLOWER * alone[load].p99_us + ADDED_US
-            limit = at_most(most, " µs") if held else ("", None)
+            limit: Asked = at_most(most, " µs") if held else NOTHING
             note = f"{name}: a kernel of {load // 10} ms every 10 ms over a flood; {alone[load].p99_us:.0f} µs alone"
             figures.append(median(f"harvest_p99_us{tag}_{load}", [served.p99_us], *limit, note=note))
-            limit = at_least(GAINED) if held else ("", None)
+            limit = at_least(GAINED) if held else NOTHING
             note = f"{name}: offline's speed over one alone, over 1 - {load} %"
             figures.append(median(f"harvest_gained{tag}_{load}", [_gained(served, load)], *limit, note=note))
     return figures

@@ -77,7 +77,11 @@ def main() -> None:
     record = Record(Workload(), time.perf_counter_ns(), stop, options.window_ms * 1_000_000)
     while not stop.asked:
         if size := control.size():
-            run(size, lambda size=size: not stop.asked and control.size() == size, record.done)
+
+            def unchanged(size: int = size) -> bool:
+                return not stop.asked and control.size() == size
+
+            run(size, unchanged, record.done)
         else:
             time.sleep(0.002)
     record.going(time.perf_counter_ns())

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import clocks
-from figures import Figure, at_least, at_most, median
+from figures import NOTHING, Asked, Figure, at_least, at_most, median
 from plots import Plot
 from pods import stop_all
 from progress import Span
@@ -111,7 +111,8 @@ def _figures(alone: Case, cases: Mapping[str, Mapping[str, Case]]) -> list[Figur
     for name, found in cases.items():
         tag = "" if name == QGPU else f"_{name.lower()}"
         ours = name == QGPU
-        most, least = (at_most(ADDED_US, " µs"), at_least(KEPT)) if ours else (("", None), ("", None))
+        most: Asked = at_most(ADDED_US, " µs") if ours else NOTHING
+        least: Asked = at_least(KEPT) if ours else NOTHING
         added = {case: max(each.p99_us) - middle for case, each in found.items()}
         kept = {case: min(each.kept) for case, each in found.items()}
         worst, poorest = max(added, key=lambda case: added[case]), min(kept, key=lambda case: kept[case])

@@ -13,7 +13,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from figures import Figure, at_most, median
+from figures import NOTHING, Asked, Figure, at_most, median
 from plots import Plot
 from pods import stop_all
 from progress import Progress, Span
@@ -133,7 +133,7 @@ def _figures(
     figures = []
     for window in WINDOWS_NS:
         each = {name: _at(errors[window], 99) for name, errors in found.items()}
-        limit = at_most(LIMIT_PP, " pp") if window == "1s" else ("", None)
+        limit: Asked = at_most(LIMIT_PP, " pp") if window == "1s" else NOTHING
         worst = max(each, key=lambda name: each[name])
         suffix = "" if window == "1s" else f"_{window}"
         note = f"worst mix: {worst}; all windows of {window} and pods of a mix; by GPU time"

@@ -1,0 +1,67 @@
+"""How measurements are read: on made-up runs of which the answer is known."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from convergence import Change, took_s
+from hypothesis import given
+from hypothesis import strategies as st
+from progress import Progress, Span, shares
+from usage import Tick, errors_pp
+
+MS = 1_000_000
+
+
+def _progress(counts, started_s=100.0):
+    return Progress({"started_ns": started_s * 1e9, "windows": [[n / 100, count] for n, count in enumerate(counts)]})
+
+
+def test_a_change_is_over_when_shares_are_right_for_good():
+    first = _progress([10] * 100 + [0] * 15 + [5] * 100)
+    second = _progress([5] * 100 + [15] * 15 + [10] * 100)
+    change = Change("quota", 101.0, 1 / 3, 102.1)
+
+    # From 150 ms on every period is right; one that begins a little earlier is right within 5 points.
+    assert 0.1 < took_s(first, second, change) <= 0.15
+
+
+def test_a_change_that_never_comes_right_took_forever():
+    run = _progress([10] * 300)
+
+    assert math.isnan(took_s(run, run, Change("quota", 101.0, 1 / 3, 102.5)))
+
+
+def test_a_share_that_was_right_before_the_change_took_no_time():
+    run = _progress([10] * 300)
+
+    assert took_s(run, run, Change("quota", 101.0, 1 / 2, 102.5)) == 0
+
+
+@given(st.lists(st.integers(1, 95), min_size=2, max_size=6), st.integers(1, 50))
+def test_pods_that_get_their_quotas_have_no_error(quotas, ticks):
+    asked = {f"p{n}": cores for n, cores in enumerate(quotas)}
+    history = [Tick(n * 100 * MS, {pod: n * cores * MS for pod, cores in asked.items()}) for n in range(ticks + 10)]
+
+    assert max(errors_pp(history, asked, 1000 * MS), default=0) < 1e-9
+
+
+def test_an_error_is_in_points_and_counts_for_every_pod():
+    history = [Tick(n * 100 * MS, {"a": n * 60 * MS, "b": n * 40 * MS}) for n in range(12)]
+
+    assert errors_pp(history, {"a": 50, "b": 50}, 1000 * MS) == pytest.approx([10.0] * 4)
+
+
+def test_windows_that_late_ticks_made_longer_do_not_count():
+    history = [Tick(at * MS, {"a": at * MS, "b": 0}) for at in (0, 500, 1030, 1520, 2100)]
+
+    assert len(errors_pp(history, {"a": 50, "b": 50}, 1000 * MS)) == 0
+
+
+@given(st.integers(1, 20), st.integers(1, 20))
+def test_shares_are_parts_of_all_kernels(a, b):
+    span = Span(100.0, 102.0, {})
+    found = shares([_progress([a] * 300), _progress([b] * 300)], span)
+
+    assert found == pytest.approx([a / (a + b), b / (a + b)])
