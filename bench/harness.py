@@ -30,7 +30,7 @@ from qgpu.errors import QgpuError
 
 ROOT = Path(__file__).resolve().parent.parent
 _QGPUD = [sys.executable, "-c", "from qgpu.daemon.main import main; main()"]
-_QGPUCTL = [sys.executable, "-c", "from qgpu.cli.main import main; main()"]
+QGPUCTL = [sys.executable, "-c", "from qgpu.cli.main import main; main()"]
 #: In the environment of every process that we start, so that we find them again whatever they do.
 _MARK = "QGPU_BENCH"
 
@@ -38,8 +38,9 @@ _MARK = "QGPU_BENCH"
 class Bench:
     """Everything that one run of a script starts, in one temporary directory."""
 
-    def __init__(self, plane: str) -> None:
+    def __init__(self, plane: str, qgpud: Sequence[str] = _QGPUD) -> None:
         self.plane = plane
+        self._qgpud = qgpud
         self.directory = Path(tempfile.mkdtemp(prefix="qgpu-bench-"))
         self.runtime_dir = self.directory / "run"
         #: Of the kernel of each length, calibrated alone at first.
@@ -69,7 +70,7 @@ class Bench:
 
     def start_daemon(self) -> None:
         """Start the daemon and wait until it answers."""
-        command = [*_QGPUD, "--runtime-dir", str(self.runtime_dir), "--plane", self.plane]
+        command = [*self._qgpud, "--runtime-dir", str(self.runtime_dir), "--plane", self.plane]
         with self.daemon_log.open("ab") as log:
             self._daemon = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self.environment(), cwd=ROOT
@@ -113,7 +114,7 @@ class Bench:
 
     def ctl(self, *arguments: str) -> str:
         """Run qgpuctl and return what it prints."""
-        ended = self._run([*_QGPUCTL, "--runtime-dir", str(self.runtime_dir), *arguments], 30)
+        ended = self._run([*QGPUCTL, "--runtime-dir", str(self.runtime_dir), *arguments], 30)
         if ended.returncode:
             raise BenchError(f"qgpuctl {' '.join(arguments)}: code {ended.returncode}: {ended.stderr.strip()}")
         return ended.stdout
@@ -144,7 +145,7 @@ class Bench:
         """Run a load in a pod of its own from start to end, and return its result."""
         self._count += 1
         run = ["run", "--name", f"once-{self._count}", "--", *_started_at([*LOAD, *options])]
-        return self._finished([*_QGPUCTL, "--runtime-dir", str(self.runtime_dir), *run], "pod")
+        return self._finished([*QGPUCTL, "--runtime-dir", str(self.runtime_dir), *run], "pod")
 
     def _finished(self, command: Sequence[str], role: str) -> dict[str, Any]:
         ended = self._run(command, 60)
@@ -181,7 +182,7 @@ class Bench:
         """Start any command that takes ``--json FILE`` in a pod."""
         grant = ["--class", pod_class, *(("--cores", str(cores)) if cores else ())]
         grant += [option for gpu in gpus for option in ("--gpu", str(gpu))]
-        run = [*_QGPUCTL, "--runtime-dir", str(self.runtime_dir), "run", "--name", name, *grant, "--"]
+        run = [*QGPUCTL, "--runtime-dir", str(self.runtime_dir), "run", "--name", name, *grant, "--"]
         return self._start(name, command, run)
 
     def start_beside(self, name: str, command: Sequence[str], environment: Mapping[str, str] | None = None) -> Pod:

@@ -1,0 +1,39 @@
+"""Write RM's ABI as a C header for the attackers, from its one declaration in ``qgpu/rm/abi.py``."""
+
+from __future__ import annotations
+
+from qgpu.guardian import rules
+from qgpu.rm import abi
+
+
+def header() -> str:
+    """Return structures, numbers and the list of refused controls as C."""
+    typedefs, _, _ = abi.ffi.list_types()
+    names = [name for name in typedefs if abi.ffi.typeof(name).kind == "struct"]
+    lines = ["#include <stdint.h>", *(_struct(name) for name in names)]
+    lines += [
+        f"#define {name} {value:#x}u"
+        for name, value in vars(abi).items()
+        if name.isupper() and not name.startswith("_") and isinstance(value, int)
+    ]
+    rows = ", ".join(f"{{ {command:#x}u, {why!r} }}".replace("'", '"') for command, why in rules.REFUSED.items())
+    lines.append(f"static const struct {{ uint32_t cmd; const char *name; }} refused_controls[] = {{ {rows} }};")
+    return "\n".join(lines) + "\n"
+
+
+def _struct(name: str) -> str:
+    fields = abi.ffi.typeof(name).fields
+    checks = "".join(
+        f'_Static_assert(__builtin_offsetof({name}, {field}) == {at.offset}, "{field}");\n' for field, at in fields
+    )
+    members = " ".join(_member(field, at.type) for field, at in fields)
+    return f"typedef struct {{ {members} }} {name};\n{checks}"
+
+
+def _member(name: str, ctype: object) -> str:
+    base, _, length = str(getattr(ctype, "cname")).partition("[")  # noqa: B009 - cffi's types are untyped
+    return f"{base} {name}{'[' + length if length else ''};"
+
+
+if __name__ == "__main__":
+    print(header(), end="")

@@ -1,0 +1,126 @@
+"""What is tried, one row a case: the program, its mode, and under which policy the neighbour runs meanwhile."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One attack. ``ends`` says that the attacker ends by itself after its report, or is killed for the case."""
+
+    family: str
+    path: str
+    program: str
+    mode: str
+    planes: tuple[str, ...] = ("seccomp", "kmod")
+    policy: str = "burst-share"
+    #: How long it goes on after its report, s.
+    lasts_s: float = 0.3
+    ends: bool = False
+
+
+_GPU = ("seccomp",)
+_VM = ("kmod",)
+
+
+def _cuda(path: str, mode: str, lasts_s: float = 0.3) -> Case:
+    return Case("cuda", path, "cuda", mode, _GPU, lasts_s=lasts_s)
+
+
+def _raw(path: str, mode: str) -> Case:
+    return Case("raw", path, "raw", mode)
+
+
+def _race(path: str, mode: str) -> Case:
+    return Case("race", path, "race", mode)
+
+
+def _fault(path: str, mode: str, *, ends: bool = True) -> Case:
+    return Case("fault", path, "fault", mode, _GPU, lasts_s=1.5, ends=ends)
+
+
+def _control(path: str, mode: str, policy: str = "burst-share") -> Case:
+    return Case("control", path, "control", mode, policy=policy, lasts_s=2.5)
+
+
+CASES: tuple[Case, ...] = (
+    _cuda("cudaMalloc", "malloc"),
+    _cuda("async pool", "pool"),
+    _cuda("VMM cuMemCreate", "vmm"),
+    _cuda("VMM, handle released, mapped", "vmm-mapping"),
+    _cuda("VMM, exported", "vmm-export"),
+    _cuda("VMM, only a descriptor left", "vmm-descriptor"),
+    _cuda("managed memory", "managed"),
+    _cuda("managed, then cudaMalloc", "managed-then-malloc"),
+    _cuda("arrays", "array"),
+    _cuda("graph memory nodes", "graph"),
+    _cuda("contexts' own memory", "contexts"),
+    _cuda("IPC, opened three times", "ipc", 1),
+    _cuda("five exec'd programs", "processes", 1),
+    _cuda("five orphans", "orphans", 1),
+    _cuda("after a refusal", "after-refusal"),
+    _raw("RM_ALLOC, static program", "alloc"),
+    _raw("RM_ALLOC, short form", "short-alloc"),
+    _raw("RM_ALLOC below a subdevice", "under-subdevice"),
+    _raw("handle chosen by RM", "rms-handle"),
+    _raw("VID_HEAP_CONTROL", "heap"),
+    _raw("VID_HEAP_CONTROL, any place", "heap-any"),
+    _raw("VID_HEAP_CONTROL, in a range", "heap-range"),
+    _raw("RM_ALLOC_MEMORY", "old-alloc"),
+    _raw("RM_ALLOC_MEMORY, by address", "physical"),
+    _raw("RM_ALLOC_OBJECT", "bare-alloc"),
+    _raw("XFER-wrapped", "wrapped"),
+    _raw("XFER-wrapped heap", "wrapped-heap"),
+    _raw("odd magic and direction", "odd-number"),
+    _raw("high bits of the registers", "high-bits"),
+    _raw("i386 call", "i386"),
+    _raw("i386 heap call", "i386-heap"),
+    _raw("x32 call", "x32"),
+    _raw("dup, first handle freed", "dup"),
+    _raw("dup into another client", "dup-client"),
+    _raw("export to a descriptor", "export"),
+    _raw("dup of others' objects", "steal"),
+    _raw("12 forked processes", "processes"),
+    _raw("orphans in sessions of their own", "orphans"),
+    _raw("32 clients", "clients"),
+    _raw("free from above, take again", "churn"),
+    _raw("descriptor over exec", "exec"),
+    Case("raw", "RM_ALLOC, musl program", "raw-musl", "alloc"),
+    _race("size", "size"),
+    _race("class", "class"),
+    _race("memory's place", "place"),
+    _race("handle", "handle"),
+    _race("client", "client"),
+    _race("parent", "parent"),
+    _race("pointer to parameters", "pointer"),
+    _race("XFER's inner number", "wrapper"),
+    _race("XFER's inner size", "wrapper-size"),
+    _race("heap size", "heap"),
+    _race("heap function", "heap-function"),
+    _race("heap place", "heap-place"),
+    _race("forged answers", "answer"),
+    _race("descriptor exchanged", "files"),
+    _race("freed meanwhile", "free"),
+    _race("closed meanwhile", "close"),
+    _control("a flood, asking nothing", "none"),
+    _control("SET_TIMESLICE, five ways", "timeslice"),
+    _control("SET_TIMESLICE, raced", "race"),
+    _control("interleave, realtime, preempt, restart", "priority"),
+    _control("DISABLE_CHANNELS of neighbours", "neighbours"),
+    _control("neighbours' objects by name, legacy bit", "names"),
+    _control("every control of the list", "every-control"),
+    _control("own gate opened", "open-gate", "fixed-share"),
+    _control("own channels started", "start-self", "fixed-share"),
+    _fault("illegal address", "illegal-address"),
+    _fault("misaligned address", "misaligned"),
+    _fault("assert (trap)", "assert"),
+    _fault("infinite kernel, killed", "infinite-kernel", ends=False),
+    _fault("infinite kernel, exit", "infinite-kernel-exit", ends=False),
+    _fault("2000 times out of memory", "oom", ends=False),
+    _fault("SIGKILL in a flood", "flood", ends=False),
+    _fault("abort in mid-allocation", "abort-mid-allocation"),
+    _fault("segmentation fault in a flood", "segfault"),
+    Case("fault", "SIGKILL in a flood", "control", "none", _VM, lasts_s=1.5),
+    Case("fault", "SIGKILL in mid-allocation", "race", "free", _VM, lasts_s=0.0),
+)

@@ -1,0 +1,242 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * cuda.c - a CUDA program that takes all the video memory it can get by one of CUDA's ways. It stops at three times its
+ * quota; managed memory, which may hang a card that runs out, at one and a half.
+ */
+#include <sys/wait.h>
+
+#include "cu.h"
+
+static uint64_t claimed, refused, most;
+static int last_error;
+
+static void took(int code, uint64_t size)
+{
+	if (code) {
+		refused++;
+		last_error = code;
+	} else {
+		claimed += size;
+	}
+}
+
+typedef int (*maker)(uint64_t size);
+
+static void take_all(maker make)
+{
+	for (uint64_t size = quota / 2; size >= 64 * KIB; size /= 2) {
+		int code = 0;
+
+		while (!code && claimed < most)
+			took(code = make(size), size);
+	}
+}
+
+static int by_malloc(uint64_t size)
+{
+	CUdeviceptr at;
+
+	return CU(cuMemAlloc_v2, &at, (size_t)size);
+}
+
+static int by_pool(uint64_t size)
+{
+	CUdeviceptr at;
+	int code = CU(cuMemAllocAsync, &at, (size_t)size, NULL);
+
+	return code ?: CU(cuStreamSynchronize, NULL);
+}
+
+static bool keep_descriptor, free_after;
+
+static int by_vmm(uint64_t size)
+{
+	struct cu_prop prop = { .type = 1, .handle_types = keep_descriptor ? CU_POSIX_FD : 0,
+				.location = CU_DEVICE_LOCATION };
+	struct cu_access access = { CU_DEVICE_LOCATION, 3 };
+	unsigned long long handle;
+	CUdeviceptr at;
+	int code, fd;
+
+	size = (size + 2 * MIB - 1) & ~(2 * MIB - 1);
+	code = CU(cuMemCreate, &handle, (size_t)size, &prop, 0ull);
+	if (code)
+		return code;
+	if (keep_descriptor && CU(cuMemExportToShareableHandle, &fd, handle, CU_POSIX_FD, 0ull))
+		keep_descriptor = false;
+	if (free_after)
+		return CU(cuMemRelease, handle);
+	code = CU(cuMemAddressReserve, &at, (size_t)size, (size_t)0, 0ull, 0ull);
+	code = code ?: CU(cuMemMap, at, (size_t)size, (size_t)0, handle, 0ull);
+	return code ?: CU(cuMemSetAccess, at, (size_t)size, &access, (size_t)1);
+}
+
+/* The handle is released while its mapping lives on. */
+static int by_mapping(uint64_t size)
+{
+	struct cu_prop prop = { .type = 1, .location = CU_DEVICE_LOCATION };
+	struct cu_access access = { CU_DEVICE_LOCATION, 3 };
+	unsigned long long handle;
+	CUdeviceptr at;
+	int code;
+
+	size = (size + 2 * MIB - 1) & ~(2 * MIB - 1);
+	code = CU(cuMemCreate, &handle, (size_t)size, &prop, 0ull);
+	code = code ?: CU(cuMemAddressReserve, &at, (size_t)size, (size_t)0, 0ull, 0ull);
+	code = code ?: CU(cuMemMap, at, (size_t)size, (size_t)0, handle, 0ull);
+	code = code ?: CU(cuMemSetAccess, at, (size_t)size, &access, (size_t)1);
+	return code ?: CU(cuMemRelease, handle);
+}
+
+static int by_managed(uint64_t size)
+{
+	CUdeviceptr at;
+	int code = CU(cuMemAllocManaged, &at, (size_t)size, 1u);
+
+	if (code)
+		return code;
+	code = CU(cuMemsetD8_v2, at, (unsigned char)1, (size_t)size); /* on the card, so that it is there */
+	return code ?: CU(cuCtxSynchronize);
+}
+
+static int by_context(uint64_t size)
+{
+	void *context;
+
+	(void)size;
+	return CU(cuCtxCreate_v2, &context, 0, 0);
+}
+
+static int by_graph(uint64_t size)
+{
+	struct cu_access access = { CU_DEVICE_LOCATION, 3 };
+	struct cu_alloc_node node = { .pool = { .type = 1, .location = CU_DEVICE_LOCATION }, .access = &access,
+				      .nr_access = 1, .bytes = size };
+	void *graph, *added, *executable;
+	int code = CU(cuGraphCreate, &graph, 0);
+
+	code = code ?: CU(cuGraphAddMemAllocNode, &added, graph, NULL, (size_t)0, &node);
+	code = code ?: CU(cuGraphInstantiateWithFlags, &executable, graph, 0ull);
+	code = code ?: CU(cuGraphLaunch, executable, NULL);
+	return code ?: CU(cuStreamSynchronize, NULL);
+}
+
+static int by_array(uint64_t size)
+{
+	struct { size_t width, height; int format; unsigned int channels; } array = { 16384, size / 16384 / 4, 0x20, 1 };
+	void *made;
+
+	return array.height && array.height <= 65536 ? CU(cuArrayCreate_v2, &made, &array) : 1;
+}
+
+/* One process makes it, its children open it: it counts once, and is there until the last lets go. */
+static void by_ipc(char **argv)
+{
+	struct { char bytes[64]; } handle;
+	char hex[129] = "", size[32];
+	CUdeviceptr at;
+
+	took(CU(cuMemAlloc_v2, &at, (size_t)(quota / 2)), quota / 2);
+	if (CU(cuIpcGetMemHandle, &handle, at))
+		return;
+	for (int i = 0; i < 64; i++)
+		sprintf(hex + 2 * i, "%02x", (unsigned char)handle.bytes[i]);
+	for (int i = 0; i < 3; i++) {
+		if (!fork()) {
+			snprintf(size, sizeof(size), "%llu", (unsigned long long)quota);
+			execl("/proc/self/exe", argv[0], "ipc-open", argv[2], size, hex, NULL);
+			_exit(1);
+		}
+	}
+	sleep(2);
+	take_all(by_malloc);
+}
+
+static void ipc_open(const char *hex)
+{
+	struct { char bytes[64]; } handle;
+	CUdeviceptr at;
+
+	for (int i = 0; i < 64; i++)
+		sscanf(hex + 2 * i, "%2hhx", (unsigned char *)&handle.bytes[i]);
+	CU(cuIpcOpenMemHandle_v2, &at, handle, 1u);
+	hold();
+}
+
+/* Children that exec, so that each has a CUDA of its own. */
+static void many(char **argv, int count, bool orphans)
+{
+	for (int i = 0; i < count; i++) {
+		pid_t pid = fork();
+
+		if (!pid) {
+			char path[512];
+
+			if (orphans && (setsid(), fork()))
+				_exit(0);
+			snprintf(path, sizeof(path), "%s.%d", argv[2], i);
+			execl("/proc/self/exe", argv[0], "malloc", path, argv[3], NULL);
+			_exit(1);
+		}
+		if (orphans)
+			waitpid(pid, NULL, 0);
+	}
+	sleep(4);
+}
+
+static const struct {
+	const char *mode;
+	maker make;
+} straight[] = {
+	{ "malloc", by_malloc }, { "pool", by_pool }, { "vmm", by_vmm }, { "vmm-mapping", by_mapping },
+	{ "managed", by_managed }, { "contexts", by_context }, { "graph", by_graph }, { "array", by_array },
+};
+
+int main(int argc, char **argv)
+{
+	const char *mode = start(argc, argv);
+	size_t free_bytes = 0, total = 0;
+
+	most = 3 * quota;
+	if (!strcmp(mode, "processes") || !strcmp(mode, "orphans")) {
+		many(argv, 5, !strcmp(mode, "orphans"));
+		report("five programs, each as `malloc`");
+		hold();
+	}
+	cu_open();
+	if (!strcmp(mode, "ipc-open"))
+		ipc_open(argv[4]);
+	CU(cuMemGetInfo_v2, &free_bytes, &total);
+	for (size_t i = 0; i < sizeof(straight) / sizeof(straight[0]); i++) {
+		if (!strcmp(mode, straight[i].mode)) {
+			if (straight[i].make == by_managed)
+				most = quota + quota / 2;
+			take_all(straight[i].make);
+		}
+	}
+	if (!strcmp(mode, "managed-then-malloc")) {
+		most = quota + quota / 2;
+		took(by_managed(quota / 2), quota / 2);
+		took(by_managed(quota / 4), quota / 4);
+		take_all(by_malloc);
+	} else if (!strcmp(mode, "vmm-export")) {
+		keep_descriptor = true;
+		take_all(by_vmm);
+	} else if (!strcmp(mode, "vmm-descriptor")) { /* let go of, but for the descriptor */
+		keep_descriptor = free_after = true;
+		take_all(by_vmm);
+	} else if (!strcmp(mode, "ipc")) {
+		by_ipc(argv);
+	} else if (!strcmp(mode, "after-refusal")) { /* refused, the context is as good as before */
+		void *function = cu_kernel("spin");
+		uint64_t rounds = 1000;
+		void *parameters[] = { &rounds };
+
+		take_all(by_malloc);
+		last_error = cu_launch(function, parameters) ?: CU(cuCtxSynchronize);
+	}
+	report("claimed %llu refused %llu last error %d; card shown as %llu MiB, %llu free",
+	       (unsigned long long)claimed, (unsigned long long)refused, last_error, (unsigned long long)(total / MIB),
+	       (unsigned long long)(free_bytes / MIB));
+	hold();
+}

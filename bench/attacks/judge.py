@@ -1,0 +1,145 @@
+"""Judges one attack by what the two eyes saw before, during and after it.
+
+Bytes over quota: what the card had in use while the attacker held all it could get, less what was in use before it
+came, less its quota; and the same at the worst moment (peak), which a program must not have either.
+
+Steps lost: the neighbour is guaranteed its quota of the rate it makes alone on the card, measured in the same run.
+Steps that are missing from that while the attacker is there are lost, and so are steps missing from the full rate
+once it has gone; a fiftieth of a rate is left to the inexactness of measuring for a second or two. What the neighbour
+gets beyond its guarantee is shown as its share.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass, field
+
+from attacks.cases import Case
+from attacks.world import World, end_pod, now, start_pod
+from harness import BenchError, tail
+
+_NAME = "attacker"
+_READY_S = 25.0
+#: To within this share of a rate a second or two of measuring can tell (turns and rounds begin and end inside it).
+_EXACT = 0.98
+_SETTLE_S, _AFTER_S = 0.4, 0.8
+
+
+@dataclass(slots=True)
+class Watch:
+    """Both eyes, open in a thread: (s, steps, bytes), from oldest to newest."""
+
+    world: World
+    seen: list[tuple[float, float, int]] = field(default_factory=list)
+    _over: threading.Event = field(default_factory=threading.Event)
+    _thread: threading.Thread | None = None
+
+    def __enter__(self) -> Watch:
+        self._thread = threading.Thread(target=self._look, daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _look(self) -> None:
+        while not self._over.wait(self.world.look_s):
+            before = now()
+            row = self.world.steps(), self.world.card_used()
+            self.seen.append(((before + now()) / 2, *row))
+
+    def between(self, start: float, end: float) -> list[tuple[float, float, int]]:
+        """Return what was seen from one moment to another."""
+        return [row for row in list(self.seen) if start <= row[0] <= end]
+
+    def rate(self, start: float, end: float) -> float:
+        """Return steps per second between two moments."""
+        rows = self.between(start, end)
+        if len(rows) < 2 or rows[-1][0] <= rows[0][0]:
+            return 0.0
+        return (rows[-1][1] - rows[0][1]) / (rows[-1][0] - rows[0][0])
+
+    def longest_pause_s(self, start: float, end: float) -> float:
+        """Return for how long no step came, at most."""
+        longest, since, last = 0.0, start, -1.0
+        for at, steps, _ in self.between(start, end):
+            if steps > last:
+                since, last = at, steps
+            longest = max(longest, at - since)
+        return longest
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What one attack came to."""
+
+    family: str
+    path: str
+    bytes_over_quota: int | None = None
+    peak_over_quota: int | None = None
+    neighbour_steps_lost: int | None = None
+    neighbour_share: float | None = None
+    longest_pause_ms: float | None = None
+    after_over_before: float | None = None
+    safe_default_s: float | None = None
+    said: str = ""
+    passed: bool = True
+
+
+def alone(watch: Watch, seconds: float) -> float:
+    """Return the neighbour's rate with nobody beside it."""
+    start = now()
+    time.sleep(seconds)
+    return watch.rate(start, now())
+
+
+def judge(world: World, watch: Watch, case: Case, alone_rate: float, quota: float) -> Row:
+    """Let one attacker loose beside a neighbour that has ``quota`` of the card, and say what came of it."""
+    bench = world.bench
+    report = bench.directory / "report"
+    for leftover in bench.directory.glob("report*"):
+        leftover.unlink()
+    log = bench.directory / "attacker.log"
+    bench.policy(case.policy, "50ms" if case.policy == "fixed-share" else "100ms")
+    more = [world.arguments[case.program]] if case.program in world.arguments else []
+    command = [str(bench.directory / case.program), case.mode, str(report), str(world.quota), *more]
+    started, base = now(), world.card_used()
+    process = start_pod(bench, _NAME, ["--cores", "40", "--memory", f"{world.quota >> 20}MiB"], command, log)
+    while not report.exists() and process.poll() is None and now() < started + _READY_S:
+        time.sleep(0.01)
+    reported = now()
+    time.sleep(case.lasts_s)
+    if case.ends:
+        process.wait(_READY_S)
+    held, ended = min(world.card_used() for _ in range(3)), now()
+    said = report.read_text().strip() if report.exists() else f"no report: {tail(log, 2)}"
+    end_pod(bench, _NAME, process)
+    bench.policy("burst-share", "100ms")
+    gone = now() + _SETTLE_S
+    time.sleep(_SETTLE_S + _AFTER_S)
+    after_ended = now()
+    if not world.neighbour_lives():
+        raise BenchError(f"{case.path}: the neighbour has died")
+    if said.startswith(("cannot start", "no report")):
+        return Row(case.family, case.path, said=said, passed=False)
+    since = reported if case.family == "control" else started
+    during, after = watch.rate(since, ended), watch.rate(gone, after_ended)
+    missing = max(0.0, quota * _EXACT * alone_rate - during) * (ended - since)
+    missing += max(0.0, _EXACT * alone_rate - after) * (after_ended - gone)
+    peak = max((row[2] for row in watch.between(started, ended)), default=held)
+    over = max(0, held - base - world.quota)
+    return Row(
+        case.family,
+        case.path,
+        bytes_over_quota=over,
+        peak_over_quota=max(0, peak - base - world.quota),
+        neighbour_steps_lost=round(missing),
+        neighbour_share=round(during / alone_rate, 3),
+        longest_pause_ms=round(watch.longest_pause_s(since, ended) * 1e3, 1),
+        after_over_before=round(after / alone_rate, 3),
+        said=said,
+        passed=over == 0 and round(missing) == 0,
+    )

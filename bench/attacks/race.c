@@ -1,0 +1,193 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * race.c - calls whose arguments another thread rewrites while they are checked, made and answered. Each mode names the
+ * bytes that flicker between something harmless and something that is not; whoever judges sees what came of it.
+ */
+#include <pthread.h>
+
+#include "rm.h"
+
+static struct rm rm, other;
+
+/* Everything that a call consists of, side by side, where all can write. */
+static struct board {
+	NVOS64_PARAMETERS call;
+	NVOS32_PARAMETERS heap;
+	NVOS54_PARAMETERS control;
+	nv_ioctl_xfer_t outer;
+	NV_MEMORY_ALLOCATION_PARAMS small, large;
+} *board;
+
+struct flicker {
+	volatile void *at;
+	unsigned int bytes;
+	uint64_t harmless, harmful;
+};
+
+static struct flicker flickers[4];
+static int nr_flickers;
+static volatile bool stop;
+
+static void flicker(volatile void *at, unsigned int bytes, uint64_t harmless, uint64_t harmful)
+{
+	flickers[nr_flickers++] = (struct flicker){ at, bytes, harmless, harmful };
+}
+
+static void put(const struct flicker *flicker, uint64_t value)
+{
+	if (flicker->bytes == 8)
+		*(volatile uint64_t *)flicker->at = value;
+	else
+		*(volatile uint32_t *)flicker->at = (uint32_t)value;
+}
+
+/* Harmless for a while and harmful for a while, at a pace that changes, so that some switch falls into each check. */
+static void *rewrite(void *nothing)
+{
+	uint32_t random = (uint32_t)getpid();
+
+	while (!stop) {
+		for (int side = 0; side < 2; side++) {
+			for (int i = 0; i < nr_flickers; i++)
+				put(&flickers[i], side ? flickers[i].harmful : flickers[i].harmless);
+			random = random * 1664525 + 1013904223;
+			for (volatile uint32_t spin = random >> 18; spin; spin--)
+				;
+		}
+	}
+	return nothing;
+}
+
+/* A descriptor that is the driver's at one moment and nothing at the next. */
+static int seat, null_fd;
+
+static void *swap_files(void *nothing)
+{
+	while (!stop) {
+		dup2(null_fd, seat);
+		usleep(20);
+		dup2(rm.ctl, seat);
+		usleep(20);
+	}
+	return nothing;
+}
+
+static void *free_behind(void *nothing)
+{
+	while (!stop)
+		for (uint32_t back = 0; back < 4; back++)
+			rm_free(&rm, rm.last - back);
+	return nothing;
+}
+
+static long by_alloc(void)
+{
+	board->call = (NVOS64_PARAMETERS){ .hRoot = rm.client, .hObjectParent = rm.device, .hObjectNew = ++rm.last,
+					   .hClass = NV01_MEMORY_LOCAL_USER, .pAllocParms = (uintptr_t)&board->small,
+					   .status = ~0u };
+	return rm_plain(seat, NV_ESC_RM_ALLOC, &board->call, sizeof(board->call));
+}
+
+static long by_wrapped(void)
+{
+	by_alloc();
+	board->outer = (nv_ioctl_xfer_t){ NV_ESC_RM_ALLOC, sizeof(board->call), (uintptr_t)&board->call };
+	return rm_plain(rm.ctl, NV_ESC_IOCTL_XFER_CMD, &board->outer, sizeof(board->outer));
+}
+
+static long by_heap(void)
+{
+	board->heap = (NVOS32_PARAMETERS){ .hRoot = rm.client, .hObjectParent = rm.device, .function = 2,
+					   .hMemory = ++rm.last, .flags = 0xc001, .size = 64 * KIB, .status = ~0u };
+	return rm_plain(rm.ctl, NV_ESC_RM_VID_HEAP_CONTROL, &board->heap, sizeof(board->heap));
+}
+
+int main(int argc, char **argv)
+{
+	const char *mode = start(argc, argv);
+	double until = now_s() + (argc > 4 ? atof(argv[4]) : 2);
+	void *(*meanwhile)(void *) = rewrite;
+	long (*make)(void) = by_alloc;
+	unsigned long long calls = 0;
+	pthread_t threads[2];
+
+	rm_open(&rm);
+	seat = rm.ctl;
+	board = rm_low(sizeof(*board));
+	board->small = rm_memory_params(64 * KIB);
+	board->large = rm_memory_params(quota);
+	if (!strcmp(mode, "size")) {
+		flicker(&board->small.size, 8, 64 * KIB, quota);
+	} else if (!strcmp(mode, "class")) {
+		board->small.size = quota;
+		flicker(&board->call.hClass, 4, 0x3e, NV01_MEMORY_LOCAL_USER);
+	} else if (!strcmp(mode, "place")) { /* system memory or the card's, by the parameters */
+		board->small.size = quota;
+		flicker(&board->small.attr, 4, 0x3a000000, 0x18000000);
+	} else if (!strcmp(mode, "handle")) {
+		board->small.size = quota / 4;
+		flicker(&board->call.hObjectNew, 4, 0x5e000001, 0);
+	} else if (!strcmp(mode, "client")) {
+		rm_open(&other);
+		board->small.size = quota / 4;
+		flicker(&board->call.hRoot, 4, other.client, rm.client);
+	} else if (!strcmp(mode, "parent")) {
+		board->small.size = quota / 4;
+		flicker(&board->call.hObjectParent, 4, rm.client, rm.device);
+	} else if (!strcmp(mode, "pointer")) {
+		flicker(&board->call.pAllocParms, 8, (uintptr_t)&board->small, (uintptr_t)&board->large);
+	} else if (!strcmp(mode, "wrapper")) {
+		board->small.size = quota;
+		make = by_wrapped;
+		flicker(&board->outer.cmd, 4, 210, NV_ESC_RM_ALLOC);
+	} else if (!strcmp(mode, "wrapper-size")) {
+		board->small.size = quota;
+		make = by_wrapped;
+		flicker(&board->outer.size, 4, 20, sizeof(board->call));
+	} else if (!strcmp(mode, "heap")) {
+		make = by_heap;
+		flicker(&board->heap.size, 8, 64 * KIB, quota);
+	} else if (!strcmp(mode, "heap-function")) {
+		make = by_heap;
+		flicker(&board->heap.function, 4, 5, 2);
+		flicker(&board->heap.size, 8, quota, quota);
+	} else if (!strcmp(mode, "heap-place")) {
+		make = by_heap;
+		flicker(&board->heap.attr, 4, 1u << 25, 0);
+		flicker(&board->heap.size, 8, quota, quota);
+	} else if (!strcmp(mode, "answer")) { /* a refusal where RM wrote its handle, OK where it refused */
+		board->small.size = quota / 4;
+		flicker(&board->call.status, 4, 0x51, NV_OK);
+		flicker(&board->call.hObjectNew, 4, 0x5e000001, 0x5e000002);
+	} else if (!strcmp(mode, "files")) {
+		board->small.size = quota / 4;
+		seat = dup(rm.ctl);
+		null_fd = open("/dev/null", O_RDWR);
+		meanwhile = swap_files;
+	} else if (!strcmp(mode, "free")) {
+		board->small.size = quota / 4;
+		meanwhile = free_behind;
+	} else if (!strcmp(mode, "close")) {
+		board->small.size = quota / 4;
+	} else {
+		return 2;
+	}
+	for (int i = 0; i < 2; i++)
+		pthread_create(&threads[i], NULL, meanwhile, NULL);
+	while (now_s() < until) {
+		make();
+		calls++;
+		if (!strcmp(mode, "close") && calls % 8 == 0) { /* all goes with its file, while it is still being asked for */
+			int old = rm.ctl;
+
+			rm_open(&rm);
+			seat = rm.ctl;
+			close(old);
+		}
+	}
+	stop = true;
+	for (int i = 0; i < 2; i++)
+		pthread_join(threads[i], NULL);
+	report("calls %llu", calls);
+	hold();
+}

@@ -1,0 +1,281 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * raw.c - a program without libcuda or a dynamic loader that takes all the video memory it can get, by every call that
+ * makes, shares or keeps some. It stops at three times its quota, which is more than enough to be caught.
+ */
+#include <sys/wait.h>
+
+#include "rm.h"
+
+static struct rm rm;
+static rm_way way = rm_plain;
+static uint64_t claimed, refused;
+
+#define FULL (claimed >= 3 * quota)
+
+typedef long (*maker)(uint64_t size, uint32_t *handle);
+
+static long by_alloc(uint64_t size, uint32_t *handle)
+{
+	return rm_memory(&rm, way, size, handle);
+}
+
+static long by_short_alloc(uint64_t size, uint32_t *handle)
+{
+	NV_MEMORY_ALLOCATION_PARAMS params = rm_memory_params(size);
+	NVOS21_PARAMETERS call = { .hRoot = rm.client, .hObjectParent = rm.device, .hObjectNew = *handle,
+				   .hClass = NV01_MEMORY_LOCAL_USER, .pAllocParms = (uintptr_t)&params, .status = ~0u };
+
+	return way(rm.ctl, NV_ESC_RM_ALLOC, &call, sizeof(call)) < 0 ? -1 : (long)call.status;
+}
+
+static uint32_t heap_function = 2, heap_attr;
+
+static long by_heap(uint64_t size, uint32_t *handle)
+{
+	static NVOS32_PARAMETERS *call;
+
+	call = call ?: rm_low(sizeof(*call));
+	*call = (NVOS32_PARAMETERS){ .hRoot = rm.client, .hObjectParent = rm.device, .function = heap_function,
+				     .status = ~0u, .hMemory = *handle, .flags = 0xc001, .attr = heap_attr, .size = size };
+	if (heap_function == 14) /* ALLOC_SIZE_RANGE keeps it elsewhere */
+		memcpy((char *)call + 80, &size, sizeof(size));
+	if (way(rm.ctl, NV_ESC_RM_VID_HEAP_CONTROL, call, sizeof(*call)) < 0)
+		return -1;
+	*handle = call->hMemory;
+	return call->status;
+}
+
+static uint32_t old_class = NV01_MEMORY_LOCAL_USER;
+
+static long by_old_alloc(uint64_t size, uint32_t *handle)
+{
+	NVOS02_PARAMETERS_WITH_FD call = { .hRoot = rm.client, .hObjectParent = rm.device, .hObjectNew = *handle,
+					   .hClass = old_class, .limit = size - 1, .status = ~0u, .fd = -1 };
+
+	if (way(rm.card, NV_ESC_RM_ALLOC_MEMORY, &call, sizeof(call)) < 0)
+		return -1;
+	return call.status;
+}
+
+/* RM_ALLOC_OBJECT has no parameters; nothing but the size of a struct says what it is. */
+static long by_bare_alloc(uint64_t size, uint32_t *handle)
+{
+	uint32_t call[5] = { rm.client, rm.device, *handle, NV01_MEMORY_LOCAL_USER, ~0u };
+
+	(void)size;
+	return way(rm.ctl, 0x28, call, sizeof(call)) < 0 ? -1 : (long)call[4];
+}
+
+static long by_alloc_under_subdevice(uint64_t size, uint32_t *handle)
+{
+	NV_MEMORY_ALLOCATION_PARAMS params = rm_memory_params(size);
+
+	return rm_alloc(&rm, way, rm.subdevice, NV01_MEMORY_LOCAL_USER, &params, handle);
+}
+
+static long by_rms_handle(uint64_t size, uint32_t *handle)
+{
+	*handle = 0;
+	return by_alloc(size, handle);
+}
+
+/* From half the quota down to a page, until everything is refused. */
+static void take_all(maker make)
+{
+	for (uint64_t size = quota / 2; size >= 4 * KIB; size /= 2) {
+		for (int tries = 0; tries < 64 && !FULL; tries++) {
+			uint32_t handle = ++rm.last;
+
+			if (make(size, &handle) != NV_OK) {
+				refused++;
+				break;
+			}
+			claimed += size;
+		}
+	}
+}
+
+/* What was freed leaves something behind that keeps the memory. */
+static void take_and_free(maker make, void (*before_free)(uint32_t handle))
+{
+	for (int i = 0; i < 6 && !FULL; i++) {
+		uint32_t handle = ++rm.last;
+
+		if (make(quota / 2, &handle) != NV_OK) {
+			refused++;
+			continue;
+		}
+		claimed += quota / 2;
+		before_free(handle);
+		rm_free(&rm, handle);
+	}
+	take_all(make);
+}
+
+static struct rm other;
+
+static long second_handle(struct rm *to, uint32_t parent, uint32_t source_client, uint32_t source)
+{
+	NVOS55_PARAMETERS call = { .hClient = to->client, .hParent = parent, .hObject = ++to->last,
+				   .hClientSrc = source_client, .hObjectSrc = source, .status = ~0u };
+
+	return way(to->ctl, NV_ESC_RM_DUP_OBJECT, &call, sizeof(call)) < 0 ? -1 : (long)call.status;
+}
+
+static void keep_by_dup(uint32_t handle)
+{
+	second_handle(&rm, rm.device, rm.client, handle);
+}
+
+static void keep_by_other_client(uint32_t handle)
+{
+	second_handle(&other, other.device, rm.client, handle);
+}
+
+/* NV0000_CTRL_CMD_OS_UNIX_EXPORT_OBJECT_TO_FD: {type, {device, parent, object}, fd, flags} */
+static void keep_by_descriptor(uint32_t handle)
+{
+	uint32_t params[6] = { 1, rm.device, rm.device, handle, (uint32_t)open("/dev/nvidiactl", O_RDWR), 0 };
+
+	rm_control(&rm, way, rm.client, rm.client, 0x3d05, params, sizeof(params));
+}
+
+/* Claim that every client there is has memory at every handle, and take it: RM asks who may. */
+static void steal(uint32_t handle)
+{
+	(void)handle;
+	for (uint32_t back = 1; back <= 32; back++)
+		for (uint32_t object = 0x5c000001; object < 0x5c000040 && !FULL; object++)
+			if (second_handle(&rm, rm.device, rm.client - back, object) == NV_OK)
+				claimed += MIB;
+}
+
+static void many(int count, bool orphans)
+{
+	for (int i = 0; i < count; i++) {
+		pid_t pid = fork();
+
+		if (!pid) {
+			if (orphans && (setsid(), fork()))
+				_exit(0);
+			rm_open(&rm);
+			take_all(by_alloc);
+			hold();
+		}
+		if (orphans)
+			waitpid(pid, NULL, 0);
+	}
+	usleep(1500000);
+	take_all(by_alloc);
+}
+
+static void clients(void)
+{
+	for (int i = 0; i < 32; i++) {
+		rm_open(&rm);
+		take_all(by_alloc);
+	}
+}
+
+/* Give everything back from above, take it again, and so on. */
+static void churn(void)
+{
+	for (int i = 0; i < 10; i++) {
+		NV0080_ALLOC_PARAMETERS device = { .hClientShare = rm.client };
+
+		take_all(by_alloc);
+		rm_free(&rm, rm.device);
+		claimed = 0;
+		rm_alloc(&rm, way, rm.client, NV01_DEVICE_0, &device, &rm.device);
+	}
+	take_all(by_alloc);
+}
+
+/* A file that was there before the process knew it: another process's, by a socket or over an exec. */
+static void handed_down(char **argv)
+{
+	char fds[3][16];
+
+	snprintf(fds[0], 16, "%d", rm.ctl);
+	snprintf(fds[1], 16, "%u", rm.client);
+	snprintf(fds[2], 16, "%u", rm.device);
+	execl("/proc/self/exe", argv[0], "heir", argv[2], argv[3], fds[0], fds[1], fds[2], NULL);
+}
+
+static const struct {
+	const char *mode;
+	rm_way way;
+	maker make;
+} straight[] = {
+	{ "alloc", rm_plain, by_alloc },
+	{ "short-alloc", rm_plain, by_short_alloc },
+	{ "heap", rm_plain, by_heap },
+	{ "old-alloc", rm_plain, by_old_alloc },
+	{ "bare-alloc", rm_plain, by_bare_alloc },
+	{ "under-subdevice", rm_plain, by_alloc_under_subdevice },
+	{ "rms-handle", rm_plain, by_rms_handle },
+	{ "wrapped", rm_wrapped, by_alloc },
+	{ "wrapped-heap", rm_wrapped, by_heap },
+	{ "odd-number", rm_odd, by_alloc },
+	{ "high-bits", rm_high, by_alloc },
+	{ "i386", rm_i386, by_alloc },
+	{ "i386-heap", rm_i386, by_heap },
+	{ "x32", rm_x32, by_alloc },
+};
+
+int main(int argc, char **argv)
+{
+	const char *mode = start(argc, argv);
+
+	if (!strcmp(mode, "heir")) {
+		rm = (struct rm){ .ctl = atoi(argv[4]), .last = 0x5d000000 };
+		rm.client = strtoul(argv[5], NULL, 0);
+		rm.device = strtoul(argv[6], NULL, 0);
+		take_all(by_alloc);
+	} else {
+		rm_open(&rm);
+	}
+	for (size_t i = 0; i < sizeof(straight) / sizeof(straight[0]); i++) {
+		if (!strcmp(mode, straight[i].mode)) {
+			way = straight[i].way;
+			take_all(straight[i].make);
+		}
+	}
+	if (!strcmp(mode, "heap-any")) {
+		heap_attr = 3u << 25;
+		take_all(by_heap);
+	} else if (!strcmp(mode, "heap-range")) {
+		heap_function = 14;
+		take_all(by_heap);
+	} else if (!strcmp(mode, "physical")) {
+		static const uint32_t by_address[] = { 0xc2, 0x82, 0x83, 0x3f };
+
+		for (int i = 0; i < 4; i++) {
+			old_class = by_address[i];
+			take_all(by_old_alloc);
+		}
+	} else if (!strcmp(mode, "dup")) {
+		take_and_free(by_alloc, keep_by_dup);
+	} else if (!strcmp(mode, "dup-client")) {
+		rm_open(&other);
+		take_and_free(by_alloc, keep_by_other_client);
+	} else if (!strcmp(mode, "export")) {
+		take_and_free(by_alloc, keep_by_descriptor);
+	} else if (!strcmp(mode, "steal")) {
+		steal(0);
+		take_all(by_alloc);
+	} else if (!strcmp(mode, "processes")) {
+		many(12, false);
+	} else if (!strcmp(mode, "orphans")) {
+		many(6, true);
+	} else if (!strcmp(mode, "clients")) {
+		clients();
+	} else if (!strcmp(mode, "churn")) {
+		churn();
+	} else if (!strcmp(mode, "exec")) {
+		handed_down(argv);
+	}
+	report("claimed %llu refused %llu errno %d", (unsigned long long)claimed, (unsigned long long)refused, errno);
+	hold();
+}

@@ -1,0 +1,114 @@
+"""How soon a pod whose gate was closed runs again when what closed it is killed, stopped, or started anew.
+
+The neighbour alone under Fixed Share with a small quota and a long period: nearly always its gate is closed. What is
+told is the time from the signal to its first step, and to the start of half a second at full rate.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+import psutil
+
+from attacks.judge import Row, Watch
+from attacks.world import World, now
+from harness import Bench, BenchError
+
+_SEEN_S = 3.5
+_PERIOD = "2s"
+_CORES = 5
+
+
+def _processes(bench: Bench, what: str) -> list[psutil.Process]:
+    found = []
+    for process in bench.processes():
+        with suppress(psutil.Error):
+            if any(what in word for word in process.cmdline()):
+                found.append(process)
+    return found
+
+
+def daemons(bench: Bench) -> list[psutil.Process]:
+    """Find the daemon."""
+    return [p for p in _processes(bench, "--plane") if p not in _processes(bench, "qgpu.guardian")]
+
+
+def guardians(bench: Bench) -> list[psutil.Process]:
+    """Find what the daemon started to stand by the pods: none on the module's plane."""
+    return _processes(bench, "qgpu.guardian")
+
+
+def _signal(number: int, *finders: Callable[[Bench], list[psutil.Process]]) -> Callable[[Bench], None]:
+    def act(bench: Bench) -> None:
+        for process in [found for finder in finders for found in finder(bench)]:
+            with suppress(psutil.Error):
+                os.kill(process.pid, number)
+
+    return act
+
+
+#: What is done, on which planes, and whether the daemon's plan holds again afterwards.
+_CASES: tuple[tuple[str, Callable[[Bench], None], tuple[str, ...], bool], ...] = (
+    ("daemon killed (-9)", _signal(signal.SIGKILL, daemons), ("seccomp", "kmod"), False),
+    ("daemon stopped (SIGSTOP)", _signal(signal.SIGSTOP, daemons), ("seccomp", "kmod"), False),
+    ("daemon ended (SIGTERM)", _signal(signal.SIGTERM, daemons), ("seccomp", "kmod"), False),
+    ("guardian killed (-9)", _signal(signal.SIGKILL, guardians), ("seccomp",), True),
+    ("guardian stopped (SIGSTOP)", _signal(signal.SIGSTOP, guardians), ("seccomp",), True),
+    ("daemon and guardian killed", _signal(signal.SIGKILL, daemons, guardians), ("seccomp",), False),
+)
+
+
+def safe(world: World, watch: Watch, alone_rate: float, say: Callable[[str], None]) -> list[Row]:
+    """Try every case and return a row for each; the daemon is started anew in between."""
+    bench = world.bench
+    bench.cores(neighbour=_CORES)
+    rows = []
+    for path, act, planes, goes_on in _CASES:
+        if world.plane not in planes:
+            continue
+        bench.policy("fixed-share", _PERIOD)
+        _wait_closed(world, watch)
+        closed_at = now()
+        act(bench)
+        time.sleep(_SEEN_S)
+        first = _first_step(watch, closed_at)
+        full = first if goes_on else _full_speed(watch, closed_at, alone_rate)
+        _signal(signal.SIGCONT, guardians)(bench)
+        bench.kill_daemon()
+        bench.start_daemon()
+        if not world.neighbour_lives():
+            raise BenchError(f"{path}: the neighbour has died")
+        bench.policy("burst-share", "100ms")
+        said = f"first step after {first:.3f} s" if first is not None else f"no step within {_SEEN_S:g} s"
+        rows.append(
+            Row("safe", path, safe_default_s=full, said=said, passed=full is not None and full <= 1),
+        )
+        say(f"{path}: {full} s, {said}")
+    return rows
+
+
+def _wait_closed(world: World, watch: Watch) -> None:
+    """Wait until no step has come for a while: the gate is closed."""
+    until = now() + 20
+    while now() < until:
+        time.sleep(0.05)
+        rows = watch.between(now() - 0.3, now())
+        if len(rows) > 3 and rows[0][1] == rows[-1][1] and world.neighbour_lives():
+            return
+    raise BenchError("the neighbour's gate does not close")
+
+
+def _first_step(watch: Watch, since: float) -> float | None:
+    rows = watch.between(since, now())
+    return next((round(at - since, 3) for at, steps, _ in rows if steps > rows[0][1]), None)
+
+
+def _full_speed(watch: Watch, since: float, alone_rate: float) -> float | None:
+    for at, _, _ in watch.between(since, now() - 0.5):
+        if watch.rate(at, at + 0.5) >= 0.95 * alone_rate:
+            return round(at - since, 3)
+    return None

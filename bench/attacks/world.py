@@ -1,0 +1,198 @@
+"""Where attacks take place: a GPU host on plane seccomp, or the VM's simulated driver on plane kmod.
+
+Each gives a neighbour that makes steps on the card, and two eyes that neither qgpu nor the attacker has a hand in:
+how many steps the neighbour has made, and how many bytes of the card are in use.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import psutil
+
+from harness import QGPUCTL, ROOT, Bench, BenchError, tail, wait_for
+
+_STEP_MS = 1
+
+
+class World(Protocol):
+    """One card, one daemon, one neighbour."""
+
+    plane: str
+    bench: Bench
+    #: What the attacker may have.
+    quota: int
+    #: Further arguments of every attacker.
+    arguments: dict[str, str]
+    #: How often the eyes look, s.
+    look_s: float
+    #: The version of the driver.
+    driver: str
+
+    def start_neighbour(self, cores: int) -> None:
+        """Start the neighbour's pod and return when it makes steps."""
+
+    def steps(self) -> float:
+        """Count the neighbour's steps so far, each a millisecond of the whole card."""
+
+    def card_used(self) -> int:
+        """Tell the bytes in use on the card."""
+
+    def neighbour_lives(self) -> bool:
+        """Tell whether the neighbour still runs."""
+
+
+def start_pod(
+    bench: Bench, name: str, grant: Sequence[str], command: Sequence[str], log: Path
+) -> subprocess.Popen[bytes]:
+    """Start a command as a pod, as a user would."""
+    run = [*QGPUCTL, "--runtime-dir", str(bench.runtime_dir), "run", "--name", name, *grant, "--", *command]
+    with log.open("wb") as output:
+        return subprocess.Popen(
+            run, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=bench.environment(), cwd=ROOT
+        )
+
+
+def end_pod(bench: Bench, name: str, process: subprocess.Popen[bytes] | None) -> None:
+    """Kill whatever is in a pod, and wait until the daemon has forgotten it."""
+
+    def gone() -> bool:
+        found = next((each for each in bench.pods() if each["name"] == name), None)
+        for pid in found["pids"] if found else ():
+            try:
+                psutil.Process(pid).kill()
+            except psutil.NoSuchProcess:
+                continue
+        return found is None
+
+    wait_for(f"pod {name} to end", gone)
+    if process is None:
+        return
+    try:
+        process.wait(10)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+class GpuWorld:
+    """A real card, with NVML as the eye for its memory."""
+
+    plane = "seccomp"
+    quota = 2 << 30
+    look_s = 0.01
+
+    def __init__(self) -> None:
+        import pynvml
+
+        self.driver = Path("/sys/module/nvidia/version").read_text().strip()
+        self.bench = Bench(self.plane)
+        self.arguments: dict[str, str] = {}
+        self._nvml = pynvml
+        pynvml.nvmlInit()
+        self._card = pynvml.nvmlDeviceGetHandleByIndex(0)
+        self._counter = self.bench.directory / "neighbour.steps"
+        self._process: subprocess.Popen[bytes] | None = None
+        load = subprocess.run(
+            [sys.executable, "-m", "qgpu.load.main", "--kernel", f"{_STEP_MS}ms", "--duration", "100ms"],
+            check=True,
+            capture_output=True,
+            cwd=ROOT,
+        )
+        self._iterations = str(json.loads(load.stdout)["iterations"])
+
+    def start_neighbour(self, cores: int) -> None:
+        """Start the contract suite's load with its counter in a file."""
+        self._counter.write_bytes(bytes(8))
+        with self._counter.open("rb") as file:
+            self._map = mmap.mmap(file.fileno(), 8, prot=mmap.PROT_READ)
+        latencies = self.bench.directory / "neighbour.latencies"
+        workload = json.dumps({"kernel_us": 1000 * _STEP_MS})
+        command = [sys.executable, "-m", "tests.contract.live_load", str(self._counter), str(latencies), workload]
+        log = self.bench.directory / "neighbour.log"
+        command.append(self._iterations)
+        self._process = start_pod(self.bench, "neighbour", ["--cores", str(cores)], command, log)
+        wait_for("the neighbour's steps", lambda: self._started(log))
+
+    def _started(self, log: Path) -> bool:
+        if not self.neighbour_lives():
+            raise BenchError(f"the neighbour has ended: {tail(log)}")
+        return self.steps() > 100
+
+    def steps(self) -> float:
+        """Read the counter."""
+        return float(int.from_bytes(self._map[:8], "little"))
+
+    def card_used(self) -> int:
+        """Ask NVML, outside of every pod."""
+        return int(self._nvml.nvmlDeviceGetMemoryInfo(self._card).used)
+
+    def neighbour_lives(self) -> bool:
+        """Look at its process."""
+        return self._process is not None and self._process.poll() is None
+
+
+class VmWorld:
+    """The VM of the module's lanes, with the simulated driver's own totals as both eyes."""
+
+    plane = "kmod"
+    quota = 64 << 20
+    look_s = 0.04
+
+    def __init__(self) -> None:
+        sys.path.insert(0, str(ROOT / "tests" / "vm" / "guest"))
+        import qg
+
+        self._qg: Any = qg
+        self.driver = "simulated"
+        daemon = [sys.executable, "-m", "tests.hostile.vm_daemon"]
+        self.bench = Bench(self.plane, daemon)
+        self.arguments = {"control": "sim", "race": "3"}
+        self._client: int | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start_neighbour(self, cores: int) -> None:
+        """Start a flood; its TSG is the only one there is."""
+        log = self.bench.directory / "neighbour.log"
+        program = str(self.bench.directory / "control")
+        report = str(self.bench.directory / "neighbour.report")
+        command = [program, "none", report, str(self.quota), "sim"]
+        self._process = start_pod(self.bench, "neighbour", ["--cores", str(cores)], command, log)
+        wait_for("the neighbour's flood", lambda: bool(self._qg.sim_tsgs()))
+        self._client = self._qg.sim_tsgs()[0]["client"]
+
+    def steps(self) -> float:
+        """Read its time on the engine."""
+        rows = [row["run_ns"] for row in self._qg.sim_tsgs() if row["client"] == self._client]
+        return sum(rows) / (_STEP_MS * 1e6)
+
+    def card_used(self) -> int:
+        """Read the simulated driver's total."""
+        totals = self._qg.sim()
+        return int(totals["total"] - totals["free"])
+
+    def neighbour_lives(self) -> bool:
+        """Look at its process."""
+        return self._process is not None and self._process.poll() is None
+
+
+def here() -> Callable[[], World]:
+    """Choose by what this machine has. Raises BenchError where there is neither."""
+    if os.environ.get("QGPU_VM_BUILD"):
+        return VmWorld
+    if Path("/proc/driver/nvidia/version").exists() and os.geteuid() == 0:
+        return GpuWorld
+    raise BenchError("needs root and an NVIDIA driver, or the VM: python bench/isolation.py --vm")
+
+
+def now() -> float:
+    """Return the clock by which everything here is told."""
+    return time.monotonic()

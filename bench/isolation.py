@@ -1,0 +1,148 @@
+"""What a hostile or failing pod can do to its quota and to its neighbour: every known way is tried, and judged.
+
+    python bench/isolation.py                    as root on a GPU host: plane seccomp
+    python bench/isolation.py --vm               in the virtual machine of the module's lanes: plane kmod
+    python bench/isolation.py --only raw,race    some families of cuda, raw, race, control, fault, door, safe
+
+Prints a table of path and plane, and merges it into docs/results/isolation.json. How each figure comes about stands
+at the top of attacks/judge.py and attacks/safe.py; what is tried, in attacks/cases.py. The exit code is 1 if anything
+got through.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import asdict
+from pathlib import Path
+
+from attacks import build, world
+from attacks.cases import CASES, Case
+from attacks.judge import Row, Watch, alone, judge
+from attacks.safe import safe
+from attacks.world import World, end_pod, start_pod
+from harness import ROOT, BenchError, tail
+
+_CORES = 50
+_FAMILIES = ("cuda", "raw", "race", "control", "fault", "door", "safe")
+
+
+def run(place: World, families: Iterable[str], paths: str, say: Callable[[str], None]) -> list[Row]:
+    """Try the cases of some families in one place, with one neighbour all along."""
+    rows: list[Row] = []
+    bench = place.bench
+    build.build(bench.directory)
+    with bench.daemon():
+        bench.policy("burst-share", "100ms")
+        place.start_neighbour(_CORES)
+        with Watch(place) as watch:
+            time.sleep(1)
+            rate = alone(watch, 2)
+            say(f"plane {place.plane}: the neighbour alone makes {rate:.0f} steps a second")
+            for case in CASES:
+                wanted = case.family in families and place.plane in case.planes and paths in case.path
+                if wanted and (bench.directory / case.program).exists():
+                    rows.append(_tried(place, watch, case, rate))
+                    say(_line(rows[-1]))
+            if "door" in families:
+                rows.append(_doors(place))
+                say(_line(rows[-1]))
+            if "safe" in families:
+                rows += safe(place, watch, rate, say)
+        end_pod(bench, "neighbour", None)
+    return rows
+
+
+def _tried(place: World, watch: Watch, case: Case, rate: float) -> Row:
+    try:
+        return judge(place, watch, case, rate, _CORES / 100)
+    except BenchError as error:
+        if not place.neighbour_lives():
+            raise
+        return Row(case.family, case.path, said=f"not judged: {error}", passed=False)
+
+
+def _doors(place: World) -> Row:
+    """Knock from inside a pod; nothing may open, and the neighbour's grant must be what it was."""
+    bench, report = place.bench, place.bench.directory / "doors.json"
+    log = bench.directory / "door.log"
+    before = [each["grants"] for each in bench.pods() if each["name"] == "neighbour"]
+    command = [sys.executable, str(Path(__file__).parent / "attacks" / "door.py"), str(report), str(bench.runtime_dir)]
+    process = start_pod(bench, "attacker", ["--cores", "10"], command, log)
+    process.wait(60)
+    if not report.exists():
+        return Row("door", "the daemon's doors", said=f"no report: {tail(log)}", passed=False)
+    after = [each["grants"] for each in bench.pods() if each["name"] == "neighbour"]
+    found = json.loads(report.read_text())
+    said = f"opened: {', '.join(found['opened']) or 'none'}; shut: {len(found['shut'])}"
+    return Row("door", "the daemon's doors, as the host's root", said=said, passed=not found["opened"] and before == after)
+
+
+def _line(row: Row) -> str:
+    def shown(value: float | None) -> str:
+        return "-" if value is None else f"{value:g}"
+
+    figures = (row.bytes_over_quota, row.neighbour_steps_lost, row.safe_default_s, row.neighbour_share)
+    verdict = "ok" if row.passed else "NO"
+    peak = f"; at its peak {row.peak_over_quota} over" if row.peak_over_quota else ""
+    return f"{verdict} {row.family:8}{row.path:42}" + "".join(f"{shown(each):>12}" for each in figures) + (
+        f"   {row.said[:110]}{peak}"
+    )
+
+
+def _save(out: Path, plane: str, rows: list[Row], rate_note: dict[str, object]) -> None:
+    found = json.loads(out.read_text()) if out.exists() else {}
+    kept = {row["path"]: row for row in found.get(plane, {}).get("rows", ())}
+    kept |= {row.path: asdict(row) for row in rows}
+    found[plane] = rate_note | {"rows": list(kept.values())}
+    out.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n")
+
+
+def _in_vm(options: argparse.Namespace) -> int:
+    """Run this very command in the VM, with modules built from this tree."""
+    inside = ["bench/isolation.py", "--only", options.only, "--path", options.path, "--out", "/run/share/figures.json"]
+    lane = [sys.executable, str(ROOT / "tests" / "vm" / "lane.py"), "--figures", str(options.out), "--script", *inside]
+    return subprocess.run(lane, check=False).returncode
+
+
+def main() -> int:
+    """Try what was asked for, print the table, keep the figures."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--vm", action="store_true", help="in the virtual machine, on plane kmod")
+    parser.add_argument("--only", default=",".join(_FAMILIES), help="families, by comma")
+    parser.add_argument("--path", default="", help="only what has this in its name")
+    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "results" / "isolation.json")
+    options = parser.parse_args()
+    families = options.only.split(",")
+    if unknown := set(families) - set(_FAMILIES):
+        parser.error(f"no family {', '.join(sorted(unknown))}; there are {', '.join(_FAMILIES)}")
+    if options.vm:
+        return _in_vm(options)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+
+    def say(line: str) -> None:
+        print(line, flush=True)
+
+    place = world.here()()
+    rows: list[Row] = []
+    say("   " + f"{'family':8}{'path':42}{'bytes over':>12}{'steps lost':>12}{'safe, s':>12}{'share':>12}")
+    try:
+        rows = run(place, families, options.path, say)
+    finally:
+        place.bench.close(keep_log=options.out.parent / f"isolation-{place.plane}-qgpud.log" if not rows else None)
+    command = " ".join(["python bench/isolation.py", *sys.argv[1:]])
+    about = {"date": time.strftime("%Y-%m-%d"), "kernel": os.uname().release, "driver": place.driver, "command": command}
+    _save(options.out, place.plane, rows, about)
+    failed = [row.path for row in rows if not row.passed]
+    say(f"{len(rows)} tried, {len(failed)} got through or were not judged: {', '.join(failed) or 'none'}")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
