@@ -81,7 +81,9 @@ def _doors(place: World) -> Row:
     after = [each["grants"] for each in bench.pods() if each["name"] == "neighbour"]
     found = json.loads(report.read_text())
     said = f"opened: {', '.join(found['opened']) or 'none'}; shut: {len(found['shut'])}"
-    return Row("door", "the daemon's doors, as the host's root", said=said, passed=not found["opened"] and before == after)
+    return Row(
+        "door", "the daemon's doors, as the host's root", said=said, passed=not found["opened"] and before == after
+    )
 
 
 def _line(row: Row) -> str:
@@ -91,8 +93,10 @@ def _line(row: Row) -> str:
     figures = (row.bytes_over_quota, row.neighbour_steps_lost, row.safe_default_s, row.neighbour_share)
     verdict = "ok" if row.passed else "NO"
     peak = f"; at its peak {row.peak_over_quota} over" if row.peak_over_quota else ""
-    return f"{verdict} {row.family:8}{row.path:42}" + "".join(f"{shown(each):>12}" for each in figures) + (
-        f"   {row.said[:110]}{peak}"
+    return (
+        f"{verdict} {row.family:8}{row.path:42}"
+        + "".join(f"{shown(each):>12}" for each in figures)
+        + (f"   {row.said[:110]}{peak}")
     )
 
 
@@ -137,7 +141,12 @@ def main() -> int:
     finally:
         place.bench.close(keep_log=options.out.parent / f"isolation-{place.plane}-qgpud.log" if not rows else None)
     command = " ".join(["python bench/isolation.py", *sys.argv[1:]])
-    about = {"date": time.strftime("%Y-%m-%d"), "kernel": os.uname().release, "driver": place.driver, "command": command}
+    about = {
+        "date": time.strftime("%Y-%m-%d"),
+        "kernel": os.uname().release,
+        "driver": place.driver,
+        "command": command,
+    }
     _save(options.out, place.plane, rows, about)
     failed = [row.path for row in rows if not row.passed]
     say(f"{len(rows)} tried, {len(failed)} got through or were not judged: {', '.join(failed) or 'none'}")

@@ -15,9 +15,10 @@ import threading
 import time
 from dataclasses import dataclass, field
 
+from harness import BenchError, tail
+
 from attacks.cases import Case
 from attacks.world import World, end_pod, now, start_pod
-from harness import BenchError, tail
 
 _NAME = "attacker"
 _READY_S = 25.0

@@ -13,10 +13,10 @@ from collections.abc import Callable
 from contextlib import suppress
 
 import psutil
+from harness import Bench, BenchError
 
 from attacks.judge import Row, Watch
 from attacks.world import World, now
-from harness import Bench, BenchError
 
 _SEEN_S = 3.5
 _PERIOD = "2s"

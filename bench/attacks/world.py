@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import psutil
-
 from harness import QGPUCTL, ROOT, Bench, BenchError, tail, wait_for
 
 _STEP_MS = 1
@@ -88,14 +87,14 @@ class GpuWorld:
 
     plane = "seccomp"
     quota = 2 << 30
-    look_s = 0.01
+    look_s = 0.02
 
     def __init__(self) -> None:
         import pynvml
 
         self.driver = Path("/sys/module/nvidia/version").read_text().strip()
         self.bench = Bench(self.plane)
-        self.arguments: dict[str, str] = {}
+        self.arguments = {"race": "1.2"}
         self._nvml = pynvml
         pynvml.nvmlInit()
         self._card = pynvml.nvmlDeviceGetHandleByIndex(0)
