@@ -151,6 +151,9 @@ class VmWorld:
         import qg
 
         self._qg: Any = qg
+        for module in ("nvidia.ko", "qgpu.ko"):
+            qg.insmod(module)
+        qg.nodes()
         self.driver = "simulated"
         daemon = [sys.executable, "-m", "tests.hostile.vm_daemon"]
         self.bench = Bench(self.plane, daemon)

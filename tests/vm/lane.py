@@ -1,6 +1,7 @@
 """The VM lane: build the modules for a kernel, boot it, run the suite in it, keep the figures.
 
     lane.py [--kernel 6.1] [--cycles N] [--results FILE] [PYTEST ARGUMENTS...]
+    lane.py [--results FILE] --script SCRIPT [ARGUMENTS...]       a Python script in the suite's place
 
 Kernels and builds are kept in $QGPU_CACHE (default ~/.cache/qgpu), nothing of them in the tree. Recorded traces are
 looked for in $QGPU_TRACES (default tests/data/traces).
@@ -95,6 +96,7 @@ def main() -> int:
     parser.add_argument("--build-only", action="store_true")
     parser.add_argument("--results", type=Path, help="JSON file the figures go to")
     parser.add_argument("--timeout", type=float, default=900, help="seconds the guest may take")
+    parser.add_argument("--script", nargs=argparse.REMAINDER, help="a script, whose figures.json goes to the results")
     arguments, pytest = parser.parse_known_args()
     kernel = kernels.get(arguments.kernel, CACHE)
     started = time.monotonic()
@@ -116,6 +118,8 @@ def main() -> int:
     }
     marks = [] if arguments.driver else ["-m", "vm"]
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *marks, *(pytest or suite)]
+    if arguments.script:
+        command = [sys.executable, *arguments.script]
     with tempfile.TemporaryDirectory(prefix="qgpu-share.") as share:
         outcome = vm.boot(
             kernel.boot(),
@@ -133,6 +137,11 @@ def main() -> int:
     faults = [line for line in outcome.dmesg.splitlines() if any(fault in line for fault in FAULTS)]
     print("\n".join(outcome.dmesg.splitlines()[-80:]) if outcome.status is None or faults else "")
     print(f"kernel {kernel.name}: status {outcome.status}, {len(faults)} faults, {outcome.seconds:.0f} s in the VM")
+    if arguments.script:
+        if arguments.results and found:
+            kept = json.loads(arguments.results.read_text()) if arguments.results.exists() else {}
+            arguments.results.write_text(json.dumps(kept | found, indent=1, ensure_ascii=False) + "\n")
+        return 0 if outcome.status == 0 and not faults else 1
     found |= dict.fromkeys(("tests_passed", "tests_failed", "tests_error"), 0)
     found |= {
         f"tests_{what}": int(number) for number, what in re.findall(r"(\d+) (passed|failed|error)", outcome.output)
