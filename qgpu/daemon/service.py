@@ -25,6 +25,7 @@ from qgpu.control import Session
 from qgpu.daemon.gangs import Board
 from qgpu.daemon.gpu_loop import GpuLoop
 from qgpu.daemon.metrics import Counters
+from qgpu.daemon.peers import refuse_pods
 from qgpu.daemon.planes import Chosen, driver_version
 from qgpu.daemon.requests import Arguments
 from qgpu.daemon.state import State
@@ -83,12 +84,13 @@ class Service:
 
     def handle(self, session: Session, message: dict[str, Any], fds: list[int]) -> dict[str, Any]:
         """Answer one request. Raises a QgpuError for what cannot be done."""
-        op = message.get("op")
+        refuse_pods(session.peer.pid, self._host.pods())
+        op = str(message.get("op"))
         if op in self._changing and not session.may_change:
             raise PermissionDeniedError(
                 f"{op}: only root, the daemon's own user and the socket's group may change things"
             )
-        request = self._changing.get(str(op)) or self._reading.get(str(op))
+        request = self._changing.get(op) or self._reading.get(op)
         if request is None:
             raise InvalidValueError(f"request {op!r}: there is no such request; is qgpuctl of the daemon's version?")
         return request(session, Arguments(message), fds)
