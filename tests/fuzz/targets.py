@@ -1,0 +1,259 @@
+"""What is fuzzed: a target takes a ``Random`` and returns a function that tries one input and raises on a defect."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import struct
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+import structlog
+
+from qgpu import wire
+from qgpu.config import Config, Plane
+from qgpu.control import Session
+from qgpu.daemon.planes import Chosen
+from qgpu.daemon.service import Service
+from qgpu.errors import QgpuError
+from qgpu.guardian import calls, register
+from qgpu.rm import abi
+from qgpu.sched.sim import Clock, SimHost
+from tests.fuzz import mutate
+from tests.traces import ARGUMENT, TRACES, rows
+
+Try = Callable[[], None]
+
+_CALLS = (calls.Alloc, calls.Free, calls.Dup, calls.Control)
+
+
+class Defect(AssertionError):
+    """What must never be was found."""
+
+
+def _seeds() -> list[tuple[int, bytes, bytes]]:
+    """Return every different call of the recorded programs: request, argument, what it points to."""
+    found = {(row.request, row.before, row.params): None for trace in TRACES for row in rows(trace)}
+    return list(found)
+
+
+def decoded(random: Random) -> Try:
+    """The decoder on recorded calls gone wrong, over memory that is another one each time it is read."""
+    seeds = _seeds()
+    wrapped = abi.request(abi.NV_ESC_IOCTL_XFER_CMD, 16)
+
+    def attempt() -> None:
+        _decode(random, seeds, wrapped)
+
+    return attempt
+
+
+def _decode(random: Random, seeds: list[tuple[int, bytes, bytes]], wrapped: int) -> calls.Call | None:
+    request, before, params = random.choice(seeds)
+    argument = mutate.data(random, before)
+    outer = b""
+    if random.randrange(4) == 0:
+        outer = struct.pack("<IIQ", request & 0xFF, request >> 16 & 0x3FFF, ARGUMENT)
+        outer = mutate.data(random, outer) if random.randrange(3) == 0 else outer
+    elif random.randrange(8) == 0:
+        request = request ^ 1 << random.randrange(32)
+
+    def read(address: int, size: int) -> bytes | None:
+        if outer and address == 0x800:
+            return outer if size == len(outer) else None
+        found = argument[address - ARGUMENT :] if 0 <= address - ARGUMENT < len(argument) else params
+        if random.randrange(8) == 0:
+            found = mutate.data(random, found)
+        return found[:size] if len(found) >= size else None
+
+    call = calls.decode(wrapped if outer else request, 0x800 if outer else ARGUMENT, read)
+    if call is not None and not isinstance(call, _CALLS):
+        raise Defect(f"decoded as {call!r}")
+    return call
+
+
+def registered(random: Random) -> Try:
+    """The register fed with what decoded calls claim, with few clients and handles, so that they often collide."""
+    seeds = _seeds()
+    wrapped = abi.request(abi.NV_ESC_IOCTL_XFER_CMD, 16)
+    kept = register.Register()
+    tried = 0
+
+    def attempt() -> None:
+        nonlocal kept, tried
+        tried += 1
+        if tried % 300 == 0:
+            check_register(kept)
+            kept = register.Register()
+        for fact in _facts(random, seeds, wrapped):
+            kept.note(json.loads(json.dumps(fact)))
+
+    return attempt
+
+
+_PIDS = (11, 12, 13)
+_PODS = ("web", "train")
+_INTERESTING = (
+    *(abi.NV01_DEVICE_0, abi.NV20_SUBDEVICE_0, abi.NV01_MEMORY_LOCAL_USER, abi.KEPLER_CHANNEL_GROUP_A),
+    *(0xC86F, abi.NV01_ROOT_CLIENT),
+)
+
+
+def _facts(random: Random, seeds: list[tuple[int, bytes, bytes]], wrapped: int) -> list[register.Fact]:
+    pid = random.choice(_PIDS)
+    kind = random.randrange(24)
+    if kind == 0:
+        grant = {"class": "offline", "cores": 10, "memory": random.choice([None, 1 << 30])}
+        return [{"fact": "pod", "name": random.choice(_PODS), "grants": {"0": grant}}]
+    if kind == 1:
+        return [{"fact": "process", "pid": pid, "pod": random.choice(_PODS)}]
+    if kind == 2:
+        return [{"fact": random.choice(["exit", "unpod"]), "pid": pid, "name": random.choice(_PODS)}]
+    client, handle, other = (0xC1D00000 + random.randrange(3), random.randrange(1, 9), random.randrange(9))
+    if kind < 12:
+        made = random.choice(_INTERESTING)
+        size = random.choice([0, 1, 1 << 20, 1 << 63])
+        call: calls.Call | None = calls.Alloc(client, random.choice([other, client, 0]), handle, made, size, 0)
+    else:
+        call = _decode(random, seeds, wrapped)
+    match call:
+        case calls.Alloc():
+            asked = register.RmObject(call.client, call.handle, call.parent, call.rm_class, call.detail)
+            facts = [
+                {"fact": "client", "client": call.client, "pid": pid, "fd": random.randrange(4)},
+                register.object_fact(asked),
+            ]
+            if random.randrange(2):
+                facts.append({"fact": "confirm", "client": call.client, "handle": call.handle, "context": 7})
+            return facts
+        case calls.Free():
+            return [{"fact": "gone", "client": call.client, "handle": call.handle}]
+        case calls.Dup():
+            asked = register.RmObject(call.client, call.handle, call.parent, random.choice(_INTERESTING), 0)
+            return [register.object_fact(asked), {"fact": "gone", "client": client, "handle": handle}]
+        case _:
+            gone = random.choice([handle, client])
+            return [{"fact": "gone", "client": client, "handle": gone}]
+
+
+def check_register(kept: register.Register) -> None:
+    """Raise Defect unless a register hangs together, and comes back whole from its own facts."""
+    for rm in kept.objects.values():
+        if rm.client not in kept.clients:
+            raise Defect(f"object {rm.key} of no client")
+    held = _held(kept)
+    if held != _charged(kept):
+        raise Defect(f"held {held}, charged {_charged(kept)}")
+    again = register.Register()
+    for fact in kept.facts():
+        again.note(json.loads(json.dumps(fact)))
+    if again.objects.keys() != kept.objects.keys():
+        raise Defect(f"lost in the journal: {kept.objects.keys() ^ again.objects.keys()}")
+    if _held(again) != held:
+        raise Defect(f"held {held} before the journal, {_held(again)} after it")
+
+
+def _held(kept: register.Register) -> dict[tuple[str, int], int]:
+    pods = {client.pod for client in kept.clients.values()}
+    return {(pod, card): size for pod in pods for card, size in kept.memory(pod).items() if size}
+
+
+def _charged(kept: register.Register) -> dict[tuple[str, int], int]:
+    total: dict[tuple[str, int], int] = {}
+    for rm in kept.objects.values():
+        if rm.charged is not None and rm.detail:
+            total[rm.charged] = total.get(rm.charged, 0) + rm.detail
+    return total
+
+
+_REQUESTS: tuple[dict[str, Any], ...] = (
+    {"op": "status"},
+    {"op": "gpu.list"},
+    {"op": "pod.list"},
+    {"op": "pod.create", "name": "web", "grants": {"0": {"class": "online", "cores": 20, "memory": 1 << 30}}},
+    {"op": "pod.set", "name": "web", "gpu": 0, "class": "offline", "cores": 30, "memory": None},
+    {"op": "pod.attach", "name": "web"},
+    {"op": "pod.remove", "name": "web"},
+    {"op": "gpu.set", "gpu": 0, "policy": "fixed-share", "online_policy": "best-effort", "period_ns": 10**8},
+    {"op": "sim.start", "pod": "web", "gpu": 0, "workload": {"kernel_us": 1000.0}},
+    {"op": "sim.progress", "load": 0},
+)
+
+
+def framed(random: Random) -> Try:
+    """The framing of messages, by bytes that arrive in pieces, with descriptors or without."""
+
+    def attempt() -> None:
+        body = json.dumps(random.choice(_REQUESTS)).encode()
+        stream = struct.pack("<I", len(body)) + body
+        for _ in range(random.randrange(3)):
+            stream += mutate.data(random, stream)
+        if random.randrange(2):
+            stream = mutate.data(random, stream)
+        ours, theirs = socket.socketpair()
+        connection = wire.Connection(theirs)
+        try:
+            with ours, contextlib.suppress(wire.WireError):
+                fds = [ours.fileno()] * random.randrange(3) if random.randrange(8) == 0 else []
+                cut = random.randrange(len(stream) + 1)
+                for part in (stream[:cut], stream[cut:]):
+                    if part:
+                        socket.send_fds(ours, [part], fds)
+                        connection.fill()
+                    while (message := connection.next_buffered()) is not None:
+                        for fd in message[1]:
+                            os.close(fd)
+                        if not isinstance(message[0], dict):
+                            raise Defect(f"no message: {message[0]!r}")
+        finally:
+            connection.close()
+
+    return attempt
+
+
+def requested(random: Random) -> Try:
+    """The daemon's requests, whole but wrong: each is answered or refused, and what is refused has changed nothing."""
+    structlog.configure(processors=[], logger_factory=structlog.ReturnLoggerFactory())
+    host = SimHost(2, Clock.REAL)
+    service = Service(host, Chosen(Plane.SIM, "fuzz"), Config())
+    peer = wire.Peer(os.getpid(), 0, 0)
+    held: list[Session] = []
+
+    def state() -> list[Any]:
+        grants = sorted((pod.name, str(pod.grants)) for pod in host.pods())
+        return [grants, [loop.settings for loop in service._loops.values()]]
+
+    def attempt() -> None:
+        session = Session(peer, may_change=random.randrange(8) > 0)
+        original = random.choice(_REQUESTS)
+        message = mutate.message(random, original) if random.randrange(4) else original
+        if len(held) > 6:
+            for call in held.pop(random.randrange(len(held))).at_end:
+                call()
+        service.reap()
+        before = state()
+        try:
+            json.dumps(service.handle(session, json.loads(json.dumps(message)), []))
+        except QgpuError as error:
+            if str(error) == "" or "\n" in str(error):
+                raise Defect(f"refused with {str(error)!r}: {message!r}") from error
+            if state() != before:
+                raise Defect(f"refused, and yet it changed something: {message!r}") from error
+        if message.get("op") == "pod.create":
+            held.append(session)
+        else:
+            for call in session.at_end:
+                call()
+
+    return attempt
+
+
+TARGETS: dict[str, Callable[[Random], Try]] = {
+    "decode": decoded,
+    "register": registered,
+    "wire": framed,
+    "requests": requested,
+}
