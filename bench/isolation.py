@@ -29,13 +29,14 @@ from attacks.safe import safe
 from attacks.world import World, end_pod, start_pod
 from harness import ROOT, BenchError, tail
 
+from qgpu.errors import QgpuError
+
 _CORES = 50
 _FAMILIES = ("cuda", "raw", "race", "control", "fault", "door", "safe")
 
 
-def run(place: World, families: Iterable[str], paths: str, say: Callable[[str], None]) -> list[Row]:
-    """Try the cases of some families in one place, with one neighbour all along."""
-    rows: list[Row] = []
+def run(place: World, families: Iterable[str], paths: str, rows: list[Row], say: Callable[[str], None]) -> None:
+    """Try the cases of some families in one place, with one neighbour all along, and add a row for each."""
     bench = place.bench
     build.build(bench.directory)
     with bench.daemon():
@@ -54,9 +55,8 @@ def run(place: World, families: Iterable[str], paths: str, say: Callable[[str], 
                 rows.append(_doors(place))
                 say(_line(rows[-1]))
             if "safe" in families:
-                rows += safe(place, watch, rate, say)
+                safe(place, watch, rate, rows, say)
         end_pod(bench, "neighbour", None)
-    return rows
 
 
 def _tried(place: World, watch: Watch, case: Case, rate: float) -> Row:
@@ -137,9 +137,12 @@ def main() -> int:
     rows: list[Row] = []
     say("   " + f"{'family':8}{'path':42}{'bytes over':>12}{'steps lost':>12}{'safe, s':>12}{'share':>12}")
     try:
-        rows = run(place, families, options.path, say)
+        run(place, families, options.path, rows, say)
+    except (BenchError, QgpuError) as error:
+        rows.append(Row("run", "all of it", said=f"ended early: {error}", passed=False))
+        say(f"{_line(rows[-1])}\n{tail(place.bench.daemon_log, 40)}")
     finally:
-        place.bench.close(keep_log=options.out.parent / f"isolation-{place.plane}-qgpud.log" if not rows else None)
+        place.bench.close()
     command = " ".join(["python bench/isolation.py", *sys.argv[1:]])
     about = {
         "date": time.strftime("%Y-%m-%d"),

@@ -14,6 +14,7 @@ from __future__ import annotations
 import threading
 import time
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from harness import BenchError, tail
 
@@ -27,12 +28,21 @@ _EXACT = 0.98
 _SETTLE_S, _AFTER_S = 0.4, 0.8
 
 
+class Look(NamedTuple):
+    """What both eyes saw, and between which moments the steps were read."""
+
+    before: float
+    after: float
+    steps: float
+    used: int
+
+
 @dataclass(slots=True)
 class Watch:
-    """Both eyes, open in a thread: (s, steps, bytes), from oldest to newest."""
+    """Both eyes, open in a thread; looks from oldest to newest."""
 
     world: World
-    seen: list[tuple[float, float, int]] = field(default_factory=list)
+    seen: list[Look] = field(default_factory=list)
     _over: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
 
@@ -48,28 +58,27 @@ class Watch:
 
     def _look(self) -> None:
         while not self._over.wait(self.world.look_s):
-            before = now()
-            row = self.world.steps(), self.world.card_used()
-            self.seen.append(((before + now()) / 2, *row))
+            before, steps, after = now(), self.world.steps(), now()
+            self.seen.append(Look(before, after, steps, self.world.card_used()))
 
-    def between(self, start: float, end: float) -> list[tuple[float, float, int]]:
+    def between(self, start: float, end: float) -> list[Look]:
         """Return what was seen from one moment to another."""
-        return [row for row in list(self.seen) if start <= row[0] <= end]
+        return [look for look in list(self.seen) if start <= look.before and look.after <= end]
 
     def rate(self, start: float, end: float) -> float:
-        """Return steps per second between two moments."""
-        rows = self.between(start, end)
-        if len(rows) < 2 or rows[-1][0] <= rows[0][0]:
+        """Return steps per second between two moments: the most it can have been, for a look takes time."""
+        looks = self.between(start, end)
+        if len(looks) < 2 or looks[-1].before <= looks[0].after:
             return 0.0
-        return (rows[-1][1] - rows[0][1]) / (rows[-1][0] - rows[0][0])
+        return (looks[-1].steps - looks[0].steps) / (looks[-1].before - looks[0].after)
 
     def longest_pause_s(self, start: float, end: float) -> float:
         """Return for how long no step came, at most."""
         longest, since, last = 0.0, start, -1.0
-        for at, steps, _ in self.between(start, end):
-            if steps > last:
-                since, last = at, steps
-            longest = max(longest, at - since)
+        for look in self.between(start, end):
+            if look.steps > last:
+                since, last = look.after, look.steps
+            longest = max(longest, look.before - since)
         return longest
 
 
@@ -91,10 +100,11 @@ class Row:
 
 
 def alone(watch: Watch, seconds: float) -> float:
-    """Return the neighbour's rate with nobody beside it."""
+    """Return the neighbour's rate with nobody beside it: the least it can have been."""
     start = now()
     time.sleep(seconds)
-    return watch.rate(start, now())
+    looks = watch.between(start, now())
+    return (looks[-1].steps - looks[0].steps) / (looks[-1].after - looks[0].before)
 
 
 def judge(world: World, watch: Watch, case: Case, alone_rate: float, quota: float) -> Row:
@@ -130,7 +140,7 @@ def judge(world: World, watch: Watch, case: Case, alone_rate: float, quota: floa
     during, after = watch.rate(since, ended), watch.rate(gone, after_ended)
     missing = max(0.0, quota * _EXACT * alone_rate - during) * (ended - since)
     missing += max(0.0, _EXACT * alone_rate - after) * (after_ended - gone)
-    peak = max((row[2] for row in watch.between(started, ended)), default=held)
+    peak = max((look.used for look in watch.between(started, ended)), default=held)
     over = max(0, held - base - world.quota)
     return Row(
         case.family,

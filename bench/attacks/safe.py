@@ -62,11 +62,10 @@ _CASES: tuple[tuple[str, Callable[[Bench], None], tuple[str, ...], bool], ...] =
 )
 
 
-def safe(world: World, watch: Watch, alone_rate: float, say: Callable[[str], None]) -> list[Row]:
-    """Try every case and return a row for each; the daemon is started anew in between."""
+def safe(world: World, watch: Watch, alone_rate: float, rows: list[Row], say: Callable[[str], None]) -> None:
+    """Try every case and add a row for each; the daemon is started anew in between."""
     bench = world.bench
     bench.cores(neighbour=_CORES)
-    rows = []
     for path, act, planes, goes_on in _CASES:
         if world.plane not in planes:
             continue
@@ -88,7 +87,6 @@ def safe(world: World, watch: Watch, alone_rate: float, say: Callable[[str], Non
             Row("safe", path, safe_default_s=full, said=said, passed=full is not None and full <= 1),
         )
         say(f"{path}: {full} s, {said}")
-    return rows
 
 
 def _wait_closed(world: World, watch: Watch) -> None:
@@ -96,19 +94,19 @@ def _wait_closed(world: World, watch: Watch) -> None:
     until = now() + 20
     while now() < until:
         time.sleep(0.05)
-        rows = watch.between(now() - 0.3, now())
-        if len(rows) > 3 and rows[0][1] == rows[-1][1] and world.neighbour_lives():
+        looks = watch.between(now() - 0.3, now())
+        if len(looks) > 3 and looks[0].steps == looks[-1].steps and world.neighbour_lives():
             return
     raise BenchError("the neighbour's gate does not close")
 
 
 def _first_step(watch: Watch, since: float) -> float | None:
-    rows = watch.between(since, now())
-    return next((round(at - since, 3) for at, steps, _ in rows if steps > rows[0][1]), None)
+    looks = watch.between(since, now())
+    return next((round(look.after - since, 3) for look in looks if look.steps > looks[0].steps), None)
 
 
 def _full_speed(watch: Watch, since: float, alone_rate: float) -> float | None:
-    for at, _, _ in watch.between(since, now() - 0.5):
-        if watch.rate(at, at + 0.5) >= 0.95 * alone_rate:
-            return round(at - since, 3)
+    for look in watch.between(since, now() - 0.5):
+        if watch.rate(look.before, look.before + 0.5) >= 0.95 * alone_rate:
+            return round(look.before - since, 3)
     return None

@@ -18,6 +18,7 @@ from qgpu.config import Config, Plane
 from qgpu.control import Session
 from qgpu.daemon.planes import Chosen
 from qgpu.daemon.service import Service
+from qgpu.daemon.state import State
 from qgpu.errors import QgpuError
 from qgpu.guardian import calls, register
 from qgpu.rm import abi
@@ -30,7 +31,7 @@ Try = Callable[[], None]
 _CALLS = (calls.Alloc, calls.Free, calls.Dup, calls.Control)
 
 
-class Defect(AssertionError):
+class DefectError(AssertionError):
     """What must never be was found."""
 
 
@@ -71,7 +72,7 @@ def _decode(random: Random, seeds: list[tuple[int, bytes, bytes]], wrapped: int)
 
     call = calls.decode(wrapped if outer else request, 0x800 if outer else ARGUMENT, read)
     if call is not None and not isinstance(call, _CALLS):
-        raise Defect(f"decoded as {call!r}")
+        raise DefectError(f"decoded as {call!r}")
     return call
 
 
@@ -89,7 +90,8 @@ def registered(random: Random) -> Try:
             check_register(kept)
             kept = register.Register()
         for fact in _facts(random, seeds, wrapped):
-            kept.note(json.loads(json.dumps(fact)))
+            if fact["fact"] != "process" or fact["pid"] not in kept.processes:
+                kept.note(json.loads(json.dumps(fact)))
 
     return attempt
 
@@ -140,20 +142,20 @@ def _facts(random: Random, seeds: list[tuple[int, bytes, bytes]], wrapped: int) 
 
 
 def check_register(kept: register.Register) -> None:
-    """Raise Defect unless a register hangs together, and comes back whole from its own facts."""
+    """Raise DefectError unless a register hangs together, and comes back whole from its own facts."""
     for rm in kept.objects.values():
         if rm.client not in kept.clients:
-            raise Defect(f"object {rm.key} of no client")
+            raise DefectError(f"object {rm.key} of no client")
     held = _held(kept)
     if held != _charged(kept):
-        raise Defect(f"held {held}, charged {_charged(kept)}")
+        raise DefectError(f"held {held}, charged {_charged(kept)}")
     again = register.Register()
     for fact in kept.facts():
         again.note(json.loads(json.dumps(fact)))
     if again.objects.keys() != kept.objects.keys():
-        raise Defect(f"lost in the journal: {kept.objects.keys() ^ again.objects.keys()}")
+        raise DefectError(f"lost in the journal: {kept.objects.keys() ^ again.objects.keys()}")
     if _held(again) != held:
-        raise Defect(f"held {held} before the journal, {_held(again)} after it")
+        raise DefectError(f"held {held} before the journal, {_held(again)} after it")
 
 
 def _held(kept: register.Register) -> dict[tuple[str, int], int]:
@@ -180,6 +182,9 @@ _REQUESTS: tuple[dict[str, Any], ...] = (
     {"op": "gpu.set", "gpu": 0, "policy": "fixed-share", "online_policy": "best-effort", "period_ns": 10**8},
     {"op": "sim.start", "pod": "web", "gpu": 0, "workload": {"kernel_us": 1000.0}},
     {"op": "sim.progress", "load": 0},
+    {"op": "container.bind", "id": "c0ffee", "pid": 1, "annotations": {"qgpu.cores": "20"}, "env": ["A=b"]},
+    {"op": "trace.start", "gpus": [0]},
+    {"op": "trace.read"},
 )
 
 
@@ -207,7 +212,7 @@ def framed(random: Random) -> Try:
                         for fd in message[1]:
                             os.close(fd)
                         if not isinstance(message[0], dict):
-                            raise Defect(f"no message: {message[0]!r}")
+                            raise DefectError(f"no message: {message[0]!r}")
         finally:
             connection.close()
 
@@ -218,7 +223,7 @@ def requested(random: Random) -> Try:
     """The daemon's requests, whole but wrong: each is answered or refused, and what is refused has changed nothing."""
     structlog.configure(processors=[], logger_factory=structlog.ReturnLoggerFactory())
     host = SimHost(2, Clock.REAL)
-    service = Service(host, Chosen(Plane.SIM, "fuzz"), Config())
+    service = Service(host, Chosen(Plane.SIM, "fuzz"), Config(), State(None))
     peer = wire.Peer(os.getpid(), 0, 0)
     held: list[Session] = []
 
@@ -239,9 +244,9 @@ def requested(random: Random) -> Try:
             json.dumps(service.handle(session, json.loads(json.dumps(message)), []))
         except QgpuError as error:
             if str(error) == "" or "\n" in str(error):
-                raise Defect(f"refused with {str(error)!r}: {message!r}") from error
+                raise DefectError(f"refused with {str(error)!r}: {message!r}") from error
             if state() != before:
-                raise Defect(f"refused, and yet it changed something: {message!r}") from error
+                raise DefectError(f"refused, and yet it changed something: {message!r}") from error
         if message.get("op") == "pod.create":
             held.append(session)
         else:
