@@ -14,6 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
+import structlog
+
 from tests.fuzz.targets import TARGETS
 
 #: Of every hundred inputs.
@@ -45,6 +47,7 @@ def main() -> int:
     names = options.only.split(",")
     whole = sum(_SHARES[name] for name in names)
     found = {}
+    structlog.configure(processors=[], logger_factory=structlog.ReturnLoggerFactory())
     for name in names:
         found[name] = fuzz(name, TARGETS[name], options.count * _SHARES[name] // whole, options.seed)
         print(f"{name}: {found[name]['inputs']} inputs in {found[name]['seconds']} s, nothing found", flush=True)

@@ -8,10 +8,9 @@ import os
 import socket
 import struct
 from collections.abc import Callable
+from functools import cache
 from random import Random
 from typing import Any
-
-import structlog
 
 from qgpu import wire
 from qgpu.config import Config, Plane
@@ -219,11 +218,16 @@ def framed(random: Random) -> Try:
     return attempt
 
 
+@cache
+def _daemon() -> tuple[SimHost, Service]:
+    """Return the one daemon of this process: its loops are threads."""
+    host = SimHost(2, Clock.REAL)
+    return host, Service(host, Chosen(Plane.SIM, "fuzz"), Config(), State(None))
+
+
 def requested(random: Random) -> Try:
     """The daemon's requests, whole but wrong: each is answered or refused, and what is refused has changed nothing."""
-    structlog.configure(processors=[], logger_factory=structlog.ReturnLoggerFactory())
-    host = SimHost(2, Clock.REAL)
-    service = Service(host, Chosen(Plane.SIM, "fuzz"), Config(), State(None))
+    host, service = _daemon()
     peer = wire.Peer(os.getpid(), 0, 0)
     held: list[Session] = []
 
