@@ -1,21 +1,31 @@
-"""qgpud on the kmod plane over the simulated driver, whose own figures stand in for context switches and NVML."""
+"""qgpud on the kmod plane over the simulated driver, whose own total stands in for NVML's size of the card.
+
+The module learns that size from the first pod, too late for a grant of memory to the first.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+import sys
+from pathlib import Path
 
-from qgpu.daemon import kmod_plane
-from qgpu.daemon.main import main
-from qgpu.sched.backend import Pgpu
-from qgpu.sched.kmod import Card, KmodHost
-from tests.contract.kmod_rig import meter, qg
+sys.path.insert(0, str(Path(__file__).parent.parent / "vm" / "guest"))
+
+import qg
+import simcard
+
+from qgpu.daemon import kmod_plane, main
+from qgpu.sched.kmod import KmodHost
 
 
-def describe(cards: Sequence[Card]) -> list[Pgpu]:
-    """Take the card's size from the driver: the module learns it from the first pod only."""
-    return [Pgpu(i, card.pci, "simulated", qg.sim()["total"]) for i, card in enumerate(cards)]
+def open_host() -> KmodHost:
+    """Open the module on the simulated driver, with the size of its cards."""
+    host = simcard.open_host()
+    sized = [dataclasses.replace(pgpu, memory=qg.sim()["total"]) for pgpu in host.pgpus()]
+    host.pgpus = lambda: sized  # type: ignore[method-assign]
+    return host
 
 
 if __name__ == "__main__":
-    kmod_plane.open_host = lambda: KmodHost(meter, describe)
-    main()
+    kmod_plane.open_host = open_host
+    main.main()
