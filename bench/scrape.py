@@ -40,7 +40,7 @@ def main() -> None:
             times, size = _scrapes(address, options.scrapes)
         low, middle, high = min(times), statistics.median(times), statistics.quantiles(times, n=100)[98]
         print(
-            f"{pods} pods: {size} bytes; least {low:.2f}, median {middle:.2f}, p99 {high:.2f} ms ({len(times)} scrapes)"
+            f"{pods} pods, {size} bytes, {len(times)} scrapes, ms: {low:.2f} least, {middle:.2f} median, {high:.2f} p99"
         )
         name = f"scrape_ms_{pods}_pod{'s' * (pods > 1)}"
         figures |= {name: round(middle, 2), f"{name}_p99": round(high, 2), f"{name}_bytes": size}

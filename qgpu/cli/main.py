@@ -25,6 +25,7 @@ _COMMANDS = {
     "status": "qgpu.cli.gpu",
     "top": "qgpu.cli.top",
     "trace": "qgpu.cli.trace",
+    "web": "qgpu.cli.web",
 }
 
 

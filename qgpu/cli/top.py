@@ -1,27 +1,20 @@
-"""``qgpuctl top``: who gets how much of which pGPU, from true GPU time, redrawn until q."""
+"""``qgpuctl top``: who gets how much of which pGPU, from true GPU time, redrawn and steered by keys until q."""
 
 from __future__ import annotations
 
 import json
-import os
-import select
 import sys
-import termios
 import time
-import tty
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
 
 import click
 
+from qgpu import looks
 from qgpu.cli.context import Context, pass_context
-from qgpu.cli.output import cores, memory, output_option, table
+from qgpu.cli.output import output_option
+from qgpu.cli.screen import Screen
+from qgpu.cli.top_page import Mode, page, pressed
 from qgpu.control import Client
-
-_HEADER = ("GPU", "POD", "CLASS", "QUOTA", "SHARE", "", "HELD", "LIMIT", "BUSY")
-_BAR = 20
-_HOME_AND_CLEAR = "\x1b[H\x1b[J"
+from qgpu.errors import QgpuError
 
 
 @click.command()
@@ -30,84 +23,57 @@ _HOME_AND_CLEAR = "\x1b[H\x1b[J"
 @output_option
 @pass_context
 def top(context: Context, once: bool, every: float, output: str) -> None:
-    """Show live who gets how much of each pGPU; q ends it."""
-    with context.connect() as client, _keyboard() as told_to_end:
-        before = _look(client)
-        while not told_to_end(every):
-            now = _look(client)
-            if output == "json":
-                click.echo(json.dumps({"schema": now["schema"], "shares": _shares(before, now)}))
-            else:
-                click.echo(_HOME_AND_CLEAR * (sys.stdout.isatty() and not once) + _page(now, _shares(before, now)))
-            if once:
-                return
-            before = now
+    """Show live who gets how much of each pGPU.
+
+    Keys: q ends, space pauses, s sorts, r reverses, c shows one class only, tab chooses a pGPU and 0, 1, 2 set its
+    policy, ? shows them.
+    """
+    with context.connect() as client:
+        if once or output == "json" or not (sys.stdin.isatty() and sys.stdout.isatty()):
+            _print(client, once, every, output)
+        else:
+            _show(client, every)
 
 
-@contextmanager
-def _keyboard() -> Iterator[Callable[[float], bool]]:
-    """Give a function that waits some seconds and tells whether q was pressed meanwhile."""
-    if not sys.stdin.isatty():
-        yield _sleep
-        return
+def _print(client: Client, once: bool, every: float, output: str) -> None:
+    """Print a table, or a line of JSON, every so often: what goes into a file or another program."""
+    before = looks.look(client)
+    while True:
+        time.sleep(every)
+        now = looks.look(client)
+        shares = looks.shares(before, now)
+        if output == "json":
+            click.echo(json.dumps({"schema": now["schema"], "shares": shares}))
+        else:
+            click.echo("\n".join(page(Mode(), now, shares)))
+        if once:
+            return
+        before = now
 
-    def pressed(seconds: float) -> bool:
-        ready, _, _ = select.select([sys.stdin], [], [], seconds)
-        return bool(ready) and os.read(sys.stdin.fileno(), 64)[:1] in (b"q", b"Q", b"")
 
-    as_found = termios.tcgetattr(sys.stdin)
-    tty.setcbreak(sys.stdin)
+def _show(client: Client, every: float) -> None:
+    """Draw pages over each other until told to end."""
+    mode = Mode()
+    before = looks.look(client)
+    with Screen() as screen:
+        screen.keys(min(every, 0.5))  # a first share soon
+        now = looks.look(client)
+        shares = looks.shares(before, now)
+        while not mode.ended:
+            screen.draw(page(mode, now, shares, width=screen.width, interactive=True))
+            keys = screen.keys(every)
+            for key in keys:
+                mode, policy = pressed(mode, key, now)
+                if policy is not None:
+                    mode = _set_policy(client, mode, policy)
+            if not keys and not mode.paused:
+                before, now = now, looks.look(client)
+                shares = looks.shares(before, now)
+
+
+def _set_policy(client: Client, mode: Mode, policy: str) -> Mode:
     try:
-        yield pressed
-    finally:
-        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, as_found)
-
-
-def _sleep(seconds: float) -> bool:
-    time.sleep(seconds)
-    return False
-
-
-def _look(client: Client) -> dict[str, Any]:
-    return client.call("status") | {"pods": client.call("pod.list")["pods"]}
-
-
-def _shares(before: dict[str, Any], now: dict[str, Any]) -> list[dict[str, Any]]:
-    """Turn two looks into shares: GPU time over the time between the samples that reported it."""
-    used = {(pod["name"], usage["gpu"]): usage for pod in before["pods"] for usage in pod["usage"]}
-    rows = []
-    for pod in now["pods"]:
-        for grant, usage in zip(pod["grants"], pod["usage"], strict=True):
-            last = used.get((pod["name"], grant["gpu"]), {"now_ns": usage["now_ns"], "used_ns": 0})
-            elapsed_ns = usage["now_ns"] - last["now_ns"]
-            share = max(0.0, (usage["used_ns"] - last["used_ns"]) / elapsed_ns) if elapsed_ns > 0 else 0.0
-            rows.append(
-                {
-                    "pod": pod["name"],
-                    **grant,
-                    "share": round(min(1.0, share), 4),
-                    "held": usage["memory"],
-                    "busy": usage["busy"],
-                }
-            )
-    return sorted(rows, key=lambda row: (row["gpu"], row["class"] != "online", row["pod"]))
-
-
-def _page(now: dict[str, Any], shares: list[dict[str, Any]]) -> str:
-    gpus = ", ".join(f"pGPU {gpu['index']} {gpu['policy']}" for gpu in now["gpus"])
-    title = f"qgpu {now['version']} on {now['plane']}: {gpus}"
-    return "\n".join([title, *table(_HEADER, [_row(share) for share in shares])])
-
-
-def _row(share: dict[str, Any]) -> tuple[str, ...]:
-    return (
-        str(share["gpu"]),
-        share["pod"],
-        share["class"],
-        cores(share["cores"]),
-        f"{share['share']:6.1%}",
-        ("#" * round(share["share"] * _BAR)).ljust(_BAR, "."),
-        memory(share["held"]),
-        memory(share["memory"]),
-        "yes" if share["busy"] else "no",
-    )
+        client.call("gpu.set", gpu=mode.gpu, policy=policy)
+    except QgpuError as error:
+        return mode.saying(str(error))
+    return mode.saying(f"pGPU {mode.gpu}: {policy}")

@@ -1,0 +1,115 @@
+"""What the page's server answers: its three files, a stream of moments, and one change.
+
+Everybody who can connect may look. A change needs the token, comes as JSON and from the page itself: another
+site's page can neither read the token nor make the browser send what is asked for here.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import secrets
+from collections.abc import Callable
+from importlib import resources
+from typing import Any
+
+from qgpu.control import Client
+from qgpu.errors import InvalidValueError, PermissionDeniedError, QgpuError
+from qgpu.httpd import Address, HttpServer, Request, Response
+from qgpu.web.watcher import Watcher
+
+#: Pages that may be open at once; each holds a connection for its stream.
+MAX_CLIENTS = 16
+
+_FILES = {
+    "/": ("page.html", "text/html; charset=utf-8"),
+    "/page.js": ("page.js", "text/javascript; charset=utf-8"),
+    "/timeline.js": ("timeline.js", "text/javascript; charset=utf-8"),
+    "/page.css": ("page.css", "text/css; charset=utf-8"),
+}
+_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+}
+
+
+class Site:
+    """The page at one address. Raises ConfigError where it cannot listen, InvalidValueError for a public address."""
+
+    def __init__(self, address: Address, connect: Callable[[], Client], *, changes: bool) -> None:
+        if not address.private:
+            raise InvalidValueError(f"{address}: the page is for this host; listen on 127.0.0.1, [::1] or unix:/path")
+        self.token = secrets.token_urlsafe(24) if changes else None
+        self._connect = connect
+        self._watcher = Watcher(connect)
+        try:
+            self._server = HttpServer(address, self._answer, MAX_CLIENTS)
+        except QgpuError:
+            self._watcher.close()
+            raise
+        self.address = self._server.address
+
+    @property
+    def url(self) -> str:
+        """Return where to point a browser; what is behind ``#`` stays in the browser."""
+        return f"http://{self.address}/" + (f"#token={self.token}" if self.token else "")
+
+    def close(self) -> None:
+        """Hang up on everybody."""
+        self._watcher.close()
+        self._server.close()
+
+    def _answer(self, request: Request) -> Response:
+        if request.method == "POST":
+            return self._change(request)
+        if request.path == "/events":
+            return Response(self._watcher.events(), "text/event-stream; charset=utf-8", headers=_HEADERS)
+        if request.path in _FILES:
+            name, kind = _FILES[request.path]
+            return Response((resources.files("qgpu.web") / "static" / name).read_bytes(), kind, headers=_HEADERS)
+        return Response(b"there is no such page\n", status=404)
+
+    def _change(self, request: Request) -> Response:
+        """Set a policy, if the request is one that only the page can have made."""
+        try:
+            self._check(request)
+            wanted = _json(request)
+            with self._connect() as client:
+                client.call("gpu.set", gpu=wanted.get("gpu"), policy=wanted.get("policy"))
+        except PermissionDeniedError as error:
+            return _told(403, str(error))
+        except QgpuError as error:
+            return _told(400, str(error))
+        return _told(200, "")
+
+    def _check(self, request: Request) -> None:
+        headers = request.headers
+        if request.path != "/policy":
+            raise InvalidValueError(f"{request.path}: there is no such change")
+        if self.token is None:
+            raise PermissionDeniedError("this page only shows; start it with: qgpuctl web --allow-changes")
+        own = headers.get("sec-fetch-site", "same-origin") == "same-origin"
+        if not own or headers.get("origin", f"http://{headers.get('host')}") != f"http://{headers.get('host')}":
+            raise PermissionDeniedError("the request comes from another site's page")
+        given = headers.get("authorization", "").removeprefix("Bearer ")
+        if not hmac.compare_digest(given.encode(), self.token.encode()):
+            raise PermissionDeniedError("the token is missing or wrong; open the address that qgpuctl web printed")
+        if headers.get("content-type") != "application/json":
+            raise InvalidValueError("a change is application/json")
+
+
+def _json(request: Request) -> dict[str, Any]:
+    try:
+        wanted = json.loads(request.body)
+    except (ValueError, RecursionError):
+        wanted = None
+    if not isinstance(wanted, dict) or set(wanted) != {"gpu", "policy"}:
+        raise InvalidValueError('a change is an object such as {"gpu": 0, "policy": "burst-share"}')
+    return wanted
+
+
+def _told(status: int, trouble: str) -> Response:
+    return Response(json.dumps({"trouble": trouble}).encode(), "application/json", status)

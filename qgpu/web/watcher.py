@@ -1,0 +1,95 @@
+"""Looks at the daemon once a second for all who watch the page, and remembers the last minutes."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from qgpu import looks
+from qgpu.control import Client
+from qgpu.errors import QgpuError
+
+#: How much of the past the timeline begins with.
+HISTORY = 300
+_EVERY_S = 1.0
+#: How soon a reader that has gone is noticed when nothing happens.
+_STILL_HERE_S = 5.0
+_GPU_KEYS = ("index", "name", "memory", "policy", "online_policy", "period_ns", "trouble")
+_POD_KEYS = ("gpu", "pod", "class", "cores", "share", "held", "memory", "busy", "trouble")
+
+
+class Watcher:
+    """One thread that looks; any number of readers that wait for what it sees."""
+
+    def __init__(self, connect: Callable[[], Client]) -> None:
+        self._connect = connect
+        self._news = threading.Condition()
+        self._count = 0
+        self._moments: deque[dict[str, Any]] = deque(maxlen=HISTORY)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="watcher", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Look no more; readers come to their end."""
+        self._stop.set()
+        with self._news:
+            self._news.notify_all()
+        self._thread.join()
+
+    def events(self) -> Iterator[bytes]:
+        """Yield server-sent events: first the past, then every moment as it comes."""
+        with self._news:
+            seen, past = self._count, list(self._moments)
+        yield _event("past", past)
+        while not self._stop.is_set():
+            with self._news:
+                if self._count == seen and not self._stop.is_set():
+                    self._news.wait(_STILL_HERE_S)
+                fresh = self._moments[-1] if self._count != seen else None
+                seen = self._count
+            yield _event("moment", fresh) if fresh is not None else b": still here\n\n"
+
+    def _run(self) -> None:
+        client: Client | None = None
+        before: dict[str, Any] | None = None
+        while not self._stop.is_set():
+            try:
+                client = client or self._connect()
+                now = looks.look(client)
+                before, last = now, before
+                if last is None:  # shares are of the time between two looks
+                    self._stop.wait(_EVERY_S)
+                    continue
+                moment = _moment(last, now)
+            except QgpuError as error:
+                moment = {"at": time.time(), "trouble": str(error), "gpus": [], "pods": []}
+                if client is not None:
+                    client.close()
+                client = before = None
+            with self._news:
+                self._moments.append(moment)
+                self._count += 1
+                self._news.notify_all()
+            self._stop.wait(_EVERY_S)
+        if client is not None:
+            client.close()
+
+
+def _moment(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "at": round(time.time(), 3),
+        "trouble": "",
+        "plane": now["plane"],
+        "version": now["version"],
+        "gpus": [{key: gpu[key] for key in _GPU_KEYS} for gpu in now["gpus"]],
+        "pods": [{key: pod[key] for key in _POD_KEYS} for pod in looks.shares(before, now)],
+    }
+
+
+def _event(name: str, data: object) -> bytes:
+    return f"event: {name}\ndata: {json.dumps(data, separators=(',', ':'))}\n\n".encode()
