@@ -139,8 +139,8 @@ def test_top_runs_at_a_terminal_until_q(shared: Daemon) -> None:
         top.press("q")
         while "\x1b[?1049l" not in top.said:
             assert top.read()
-        restored = termios.tcgetattr(top.fd)
         _, status = os.waitpid(top.pid, 0)
+        restored = termios.tcgetattr(top.fd)
 
     assert os.waitstatus_to_exitcode(status) == ExitCode.OK
     assert restored == top.attributes
