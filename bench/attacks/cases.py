@@ -56,7 +56,7 @@ CASES: tuple[Case, ...] = (
     _cuda("arrays", "array"),
     _cuda("graph memory nodes", "graph"),
     _cuda("contexts' own memory", "contexts"),
-    _cuda("IPC, opened three times", "ipc", 1),
+    _cuda("IPC, opened by another, freed", "ipc", 1),
     _cuda("five exec'd programs", "processes", 1),
     _cuda("five orphans", "orphans", 1),
     _cuda("after a refusal", "after-refusal"),

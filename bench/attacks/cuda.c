@@ -129,26 +129,25 @@ static int by_array(uint64_t size)
 	return array.height && array.height <= 65536 ? CU(cuArrayCreate_v2, &made, &array) : 1;
 }
 
-/* One process makes it, its children open it: it counts once, and is there until the last lets go. */
+/* One process makes it, another opens it: it counts once, and is there until the last lets go. */
 static void by_ipc(char **argv)
 {
 	struct { char bytes[64]; } handle;
-	char hex[129] = "", size[32];
+	char hex[129] = "", own[512];
 	CUdeviceptr at;
 
-	took(CU(cuMemAlloc_v2, &at, (size_t)(quota / 2)), quota / 2);
+	took(CU(cuMemAlloc_v2, &at, (size_t)(quota / 4)), quota / 4);
 	if (CU(cuIpcGetMemHandle, &handle, at))
 		return;
 	for (int i = 0; i < 64; i++)
 		sprintf(hex + 2 * i, "%02x", (unsigned char)handle.bytes[i]);
-	for (int i = 0; i < 3; i++) {
-		if (!fork()) {
-			snprintf(size, sizeof(size), "%llu", (unsigned long long)quota);
-			execl("/proc/self/exe", argv[0], "ipc-open", argv[2], size, hex, NULL);
-			_exit(1);
-		}
+	if (!fork()) {
+		snprintf(own, sizeof(own), "%s.opened", argv[2]);
+		execl("/proc/self/exe", argv[0], "ipc-open", own, argv[3], hex, NULL);
+		_exit(1);
 	}
 	sleep(2);
+	CU(cuMemFree_v2, at);
 	take_all(by_malloc);
 }
 
@@ -159,7 +158,7 @@ static void ipc_open(const char *hex)
 
 	for (int i = 0; i < 64; i++)
 		sscanf(hex + 2 * i, "%2hhx", (unsigned char *)&handle.bytes[i]);
-	CU(cuIpcOpenMemHandle_v2, &at, handle, 1u);
+	report("opened: %d", CU(cuIpcOpenMemHandle_v2, &at, handle, 1u));
 	hold();
 }
 

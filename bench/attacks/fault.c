@@ -22,11 +22,11 @@ static void flood(double seconds)
 	}
 }
 
-static void *allocate(void *nothing)
+static void *allocate(void *context)
 {
 	CUdeviceptr at;
 
-	cu_open(); /* a context of its own, or the threads wait for each other */
+	CU(cuCtxSetCurrent, context);
 	for (;;)
 		if (!CU(cuMemAlloc_v2, &at, (size_t)(8 * MIB)))
 			CU(cuMemFree_v2, at);
@@ -75,8 +75,11 @@ int main(int argc, char **argv)
 		hold();
 	}
 	if (!strcmp(mode, "abort-mid-allocation")) {
+		void *context;
+
+		CU(cuCtxGetCurrent, &context);
 		for (int i = 0; i < 3; i++)
-			pthread_create(&threads[i], NULL, allocate, NULL);
+			pthread_create(&threads[i], NULL, allocate, context);
 		report("allocating");
 		sleep(1);
 		abort();
