@@ -111,7 +111,16 @@ def _save(out: Path, plane: str, rows: list[Row], rate_note: dict[str, object]) 
 def _in_vm(options: argparse.Namespace) -> int:
     """Run this very command in the VM, with modules built from this tree."""
     inside = ["bench/isolation.py", "--only", options.only, "--path", options.path, "--out", "/run/share/figures.json"]
-    lane = [sys.executable, str(ROOT / "tests" / "vm" / "lane.py"), "--results", str(options.out), "--script", *inside]
+    lane = [
+        sys.executable,
+        str(ROOT / "tests" / "vm" / "lane.py"),
+        "--timeout",
+        "1800",
+        "--results",
+        str(options.out),
+        "--script",
+        *inside,
+    ]
     return subprocess.run(lane, check=False).returncode
 
 
