@@ -1,9 +1,11 @@
 """The host lane: a clean Debian with systemd, the packages installed, used, upgraded under load and removed in it.
 
-    lane.py [--results FILE] [--keep-packages] [--upgrade-module]
+    lane.py [--results FILE] [--keep-packages] [--compile-inside]
 
 Builds the packages in two versions (packaging/build.py), the simulated driver for the VM's kernel, and the VM's root
-(image.py); what happens inside is guest.py's. The module is built in the VM, by DKMS. Python needs ``build``.
+(image.py); what happens inside is guest.py's. The module is built by DKMS in that root, but outside the emulator,
+where a compiler takes ten seconds and not ten minutes (dkms.py); --compile-inside has the VM do it. Python needs
+``build``.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import tempfile
 import time
 from pathlib import Path
 
+import dkms
 import image
 import kernels
 
@@ -54,7 +57,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--results", type=Path, help="JSON file the figures go to")
     parser.add_argument("--keep-packages", action="store_true", help="those of the last run, if there are any")
-    parser.add_argument("--upgrade-module", action="store_true", help="upgrade qgpu-dkms too: minutes more")
+    parser.add_argument("--compile-inside", action="store_true", help="no module built outside the VM")
     parser.add_argument("--timeout", type=float, default=1500, help="seconds the guest may take")
     arguments = parser.parse_args()
     debs, module = packages(arguments.keep_packages), driver()
@@ -65,10 +68,11 @@ def main() -> int:
             shutil.copytree(debs / name, share / name)
         for file in (module, *(ROOT / "tests" / name for name in GUEST)):
             shutil.copy(file, share)
-        environment = {"UPGRADE_MODULE": "1" if arguments.upgrade_module else ""}
-        outcome = image.boot(
-            root, ["python3", "/run/share/guest.py"], share=share, environment=environment, timeout_s=arguments.timeout
-        )
+        if not arguments.compile_inside:
+            release = kernels.get(image.KERNEL, image.CACHE).release
+            for name, version in VERSIONS.items():
+                dkms.build(root, next((debs / name).glob("qgpu-dkms_*.deb")), version, release, share)
+        outcome = image.boot(root, ["python3", "/run/share/guest.py"], share=share, timeout_s=arguments.timeout)
         found = share / "figures.json"
         figures = json.loads(found.read_text()) if found.exists() else {}
         journal = (share / "journal").read_text(errors="replace") if (share / "journal").exists() else ""
