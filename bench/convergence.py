@@ -102,9 +102,12 @@ def _round(stage: Stage, hold_s: float) -> tuple[list[Change], Progress]:
     change("quotas", 1 / 3, lambda: quotas(a=30, b=60))
     change("best-effort", 1 / 2, lambda: stage.policy("best-effort"))
     change("fixed-share", 1 / 3, lambda: stage.policy("fixed-share"))
-    quotas(b=30, a=60)
-    stage.policy("best-effort")
-    stage.hold(hold_s)
+
+    def back() -> None:
+        quotas(b=30, a=60)
+        stage.policy("best-effort")
+
+    change("best-effort", 1 / 2, back)
     change("burst-share", 2 / 3, lambda: stage.policy("burst-share"))
     done = stage.stop("b")
     left = stage.hold(hold_s)
