@@ -52,7 +52,7 @@ class Measured:
 
 def resnet50(script: Script) -> list[Figure]:
     """Draw the curve of a real network."""
-    if script.bench.simulated or not importlib.util.find_spec("torch"):
+    if script.bench.simulated or not _torch():
         raise NotHereError("it needs a GPU and torch")
     return _measured(script, "resnet50", "")
 
@@ -71,15 +71,24 @@ def _measured(script: Script, engine: str, suffix: str) -> list[Figure]:
     return _figures(engine, rows, suffix)
 
 
+def _sizes(script: Script, engine: str) -> Sequence[int]:
+    """Return all sizes, but for the built-in load beside a real network, which takes the time."""
+    return SIZES[::2] if engine == "kernels" and not script.bench.simulated and _torch() else SIZES
+
+
+def _torch() -> bool:
+    return importlib.util.find_spec("torch") is not None
+
+
 def _curve(script: Script, engine: str) -> dict[str, Measured]:
     bench = script.bench
     rows: dict[str, Measured] = {}
     with bench.daemon():
         bench.policy(BURST)
         with _pair(script, engine, lambda name, command: bench.start_pod(name, command, cores=QUOTAS[name])) as size:
-            rows[BURST] = size.row(alone=bench.simulated, rest_s=_FORGOTTEN_S, settle_s=1.5, seconds=2.0)
+            rows[BURST] = size.row(alone=bench.simulated, rest_s=_FORGOTTEN_S, settle_s=1.5, seconds=1.8)
             bench.policy(FIXED)
-            rows[FIXED] = size.row(rest_s=0.3, settle_s=0.7, seconds=1.5)
+            rows[FIXED] = size.row(rest_s=0.2, settle_s=0.6, seconds=1.3)
             size.end(rows)
     if not bench.simulated:
         with _pair(script, engine, bench.start_beside) as size:
@@ -101,11 +110,10 @@ def _curve(script: Script, engine: str) -> dict[str, Measured]:
 class _Pair:
     """Two processes that infer, and what they are told."""
 
-    def __init__(self, script: Script, pods: Sequence[Pod]) -> None:
+    def __init__(self, script: Script, pods: Sequence[Pod], sizes: Sequence[int]) -> None:
         self._script = script
         self._pods = pods
-        self._open: list[str] = []
-        self._spans: dict[str, tuple[dict[int, list[Span]], dict[int, Span]]] = {}
+        self._sizes = sizes
 
     def ask(self, *sizes: int) -> None:
         """Ask for batches of these sizes."""
@@ -117,7 +125,7 @@ class _Pair:
         script = self._script
         pairs: dict[int, list[Span]] = {}
         singles: dict[int, Span] = {}
-        for size in SIZES:
+        for size in self._sizes:
             self.ask(0, 0)
             script.settle(rest_s)
             if alone:
@@ -141,14 +149,15 @@ class _Pair:
 @contextmanager
 def _pair(script: Script, engine: str, start: Callable[[str, list[str]], Pod]) -> Iterator[_Pair]:
     bench = script.bench
+    sizes = _sizes(script, engine)
     here = os.path.dirname(__file__)
     command = [sys.executable, os.path.join(here, "inference.py"), "--engine", engine]
-    command += ["--sizes", ",".join(map(str, SIZES)), "--window-ms", "50" if bench.simulated else "10"]
+    command += ["--sizes", ",".join(map(str, sizes)), "--window-ms", "50" if bench.simulated else "10"]
     if engine == "kernels" and not bench.simulated:
         script.calibrate([f"{IMAGE_US}us"])
         command += ["--iterations", str(bench.iterations[f"{IMAGE_US}us"])]
     pods = [start(name, command) for name in QUOTAS]
-    pair = _Pair(script, pods)
+    pair = _Pair(script, pods, sizes)
     pair.ask(0, 0)
     for pod in pods:
         pod.wait_log("ready", 90)
@@ -166,7 +175,7 @@ def _alone(rows: Mapping[str, Measured], size: int) -> float:
 
 
 def _say(script: Script, engine: str, rows: Mapping[str, Measured]) -> None:
-    for size in SIZES:
+    for size in _sizes(script, engine):
         alone = _alone(rows, size)
         script.say(f"{engine} batch {size}: alone {alone:.0f} images/s")
         for name, row in rows.items():
@@ -179,8 +188,8 @@ def _say(script: Script, engine: str, rows: Mapping[str, Measured]) -> None:
 def _plots(engine: str, rows: Mapping[str, Measured]) -> list[Plot]:
     ratios, totals = {}, {}
     for name, row in rows.items():
-        ratios[name] = [spread(size, [ratio(a, b) for a, b in row.rates(size)]) for size in SIZES]
-        totals[name] = [spread(size, [(a + b) / _alone(rows, size) for a, b in row.rates(size)]) for size in SIZES]
+        ratios[name] = [spread(size, [ratio(a, b) for a, b in row.rates(size)]) for size in row.pairs]
+        totals[name] = [spread(size, [(a + b) / _alone(rows, size) for a, b in row.rates(size)]) for size in row.pairs]
     what = f"two pods, {_NAMES[engine]}, 2:1 asked"
     return [
         Plot(what, "batch size", "first pod over second", ratios, RATIO, log_x=True),
@@ -194,7 +203,7 @@ def _figures(engine: str, rows: Mapping[str, Measured], suffix: str) -> list[Fig
         if row not in rows:
             continue
         full: list[float] = []
-        for size in SIZES:
+        for size in rows[row].pairs:
             rates, alone = list(rows[row].rates(size)), _alone(rows, size)
             totals = [(a + b) / alone for a, b in rates]
             total = statistics.median(totals)

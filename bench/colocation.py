@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from figures import NOTHING, Asked, Figure, at_least, median
 from plots import Plot
 from pods import stop_all
-from rivals import QGPU, Way, opened, ways
+from rivals import QGPU, Way, in_every_way
 from script import Script, claim, listed, spread
 
 ALONE, TOTAL = 0.995, 0.98
@@ -23,17 +23,17 @@ LOADS: Mapping[str, tuple[str, ...]] = {
     "100ms": ("100ms",),
     "batches": ("1ms", "--batch", "5", "--gap", "50us"),
 }
+#: Those that rivals are measured with.
+BESIDE = ("1ms", "batches")
 _TURNS = 4
 
 
 def measure(script: Script) -> list[Figure]:
     """Measure alone, then pairs in every way."""
     figures = [] if script.bench.simulated else [_alone(script)]
-    totals: dict[str, dict[str, list[float]]] = {}
-    for name in ways(script):
-        with opened(script, name) as way:
-            totals[name] = {load: _pair(way, load) for load in LOADS}
-        for load, found in totals[name].items():
+    totals = in_every_way(script, _totals)
+    for name, each in totals.items():
+        for load, found in each.items():
             script.say(f"{name}: two of {load}: total {listed(found)}")
     lines = {name: [spread(load, found) for load, found in each.items()] for name, each in totals.items()}
     script.plots.append(Plot("two pods with no settings at all", "", "both over one alone", lines, (TOTAL,)))
@@ -51,7 +51,7 @@ def measure(script: Script) -> list[Figure]:
 
 def _alone(script: Script) -> Figure:
     bench = script.bench
-    options = bench.load_options("1ms", "--warmup", "300ms", "--duration", f"{1500 * script.scale:.0f}ms")
+    options = bench.load_options("1ms", "--warmup", "300ms", "--duration", f"{1200 * script.scale:.0f}ms")
     ratios = []
     for _ in range(_TURNS):
         plain = bench.plain(*options)
@@ -62,16 +62,19 @@ def _alone(script: Script) -> Figure:
     return median("alone_ratio", ratios, *at_least(ALONE), note="1 ms kernels, pod alone over plain, pairs in turn")
 
 
+def _totals(way: Way) -> dict[str, list[float]]:
+    return {load: _pair(way, load) for load in (LOADS if way.name == QGPU else BESIDE)}
+
+
 def _pair(way: Way, load: str) -> list[float]:
     kernel, *options = LOADS[load]
     a = way.start("a", kernel, *options)
     way.running(a)
-    longer = 2.0 if kernel == "100ms" else 1.0  # few of them end in a second
-    alone = way.script.span(1.2 * longer)
+    longer = 3.0 if kernel == "100ms" else 1.0  # few of them end in a second
+    alone = way.script.span(1.0 * longer)
     b = way.start("b", kernel, *options)
     way.running(b)
-    way.script.settle(0.5)
-    spans = [way.script.span(1.5 * longer) for _ in range(2 if way.name == QGPU else 1)]
+    spans = [way.script.span(1.3 * longer) for _ in range(2 if way.name == QGPU else 1)]
     done = stop_all(a, b)
     return [sum(each.rate(span) for each in done) / done[0].rate(alone) for span in spans]
 

@@ -68,7 +68,7 @@ def measure(script: Script) -> list[Figure]:
 
 def _live(script: Script, load: str) -> tuple[Progress, list[tuple[list[Change], Progress]]]:
     kernel, *options = _LOADS[load]
-    repeats, hold_s = (3, 1.5) if load == "floods" else (2, 2.0)
+    repeats, hold_s = (2, 1.3) if load == "floods" else (2, 1.8)
     with script.bench.daemon():
         stage = Live(script.bench, (kernel, *options))
         stage.start("a", 60)

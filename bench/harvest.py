@@ -15,7 +15,7 @@ import clocks
 from figures import NOTHING, Asked, Figure, at_least, at_most, median
 from plots import Plot
 from progress import Span
-from rivals import QGPU, Way, opened, ways
+from rivals import QGPU, Way, in_every_way
 from script import Script, claim
 
 LOADS = (20, 50, 80)
@@ -38,13 +38,15 @@ def measure(script: Script) -> list[Figure]:
     first = None if script.bench.simulated else clocks.read()
     script.calibrate([f"{load // 10}ms" for load in LOADS])
     alone: dict[int, Served] = {}
-    found: dict[str, dict[int, Served]] = {}
-    for name in ways(script):
-        with opened(script, name) as way:
-            if name == QGPU:
-                alone = {load: _serve(way, load, 3.0) for load in LOADS}
-            found[name] = _beside(way)
-        for load, served in found[name].items():
+
+    def beside(way: Way) -> dict[int, Served]:
+        if way.name == QGPU:
+            alone.update({load: _serve(way, load, 2.5) for load in LOADS})
+        return _beside(way)
+
+    found = in_every_way(script, beside)
+    for name, each in found.items():
+        for load, served in each.items():
             script.say(
                 f"{name:5} at {load} %: p99 {served.p99_us:.0f} us, alone {alone[load].p99_us:.0f}; "
                 f"offline {served.kept:.3f} of its speed alone, {_gained(served, load):.3f} of what is left"
@@ -59,8 +61,8 @@ def measure(script: Script) -> list[Figure]:
 def _beside(way: Way) -> dict[int, Served]:
     flood = way.start("flood", "1ms")
     way.running(flood)
-    alone = way.script.span(1.5)
-    served = {load: _serve(way, load, 4.0 if way.name == QGPU else 2.5) for load in LOADS}
+    alone = way.script.span(1.2)
+    served = {load: _serve(way, load, 3.5 if way.name == QGPU else 2.0) for load in LOADS}
     done = flood.stop()
     return {load: Served(s.p99_us, s.span, done.rate(s.span) / done.rate(alone)) for load, s in served.items()}
 

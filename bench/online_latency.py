@@ -17,7 +17,7 @@ from figures import NOTHING, Asked, Figure, at_least, at_most, median
 from plots import Plot
 from pods import stop_all
 from progress import Span
-from rivals import QGPU, Way, opened, ways
+from rivals import QGPU, Way, in_every_way
 from script import Script, claim, listed
 
 ADDED_US = 250
@@ -40,13 +40,14 @@ def measure(script: Script) -> list[Figure]:
     """Measure alone, then every way to share."""
     first = None if script.bench.simulated else clocks.read()
     alone = Case()
-    cases: dict[str, dict[str, Case]] = {}
-    for name in ways(script):
-        with opened(script, name) as way:
-            _online(way, alone, 2.5)
-            cases[name] = _cases(way)
-            _online(way, alone, 2.5)
-        for case, found in cases[name].items():
+
+    def cases_of(way: Way) -> dict[str, Case]:
+        _online(way, alone, 2.0)
+        return _cases(way)
+
+    cases = in_every_way(script, cases_of)
+    for name, each in cases.items():
+        for case, found in each.items():
             latency = f"p50 {listed(found.p50_us)} p99 {listed(found.p99_us)} us"
             script.say(f"{name:5} over {case}: {latency}; kept {listed(found.kept)}")
     script.say(f"alone: p50 {listed(alone.p50_us)} p99 {listed(alone.p99_us)} us")
@@ -58,7 +59,7 @@ def measure(script: Script) -> list[Figure]:
 
 
 def _cases(way: Way) -> dict[str, Case]:
-    seconds = 5.0 if way.name == QGPU else 2.5
+    seconds = 4.5 if way.name == QGPU else 2.0
     cases: dict[str, Case] = {}
     for kernel in FLOODS:
         one, four = Case(), Case()

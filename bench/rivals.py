@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import psutil
 from harness import Bench
-from pods import Pod
+from pods import BenchError, Pod
 from script import Script
 
 _CONTROL = "nvidia-cuda-mps-control"
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,3 +118,17 @@ def opened(script: Script, name: str, policy: str | None = None) -> Iterator[Way
             yield Way(name, script)
         finally:
             script.bench.end_pods()
+
+
+def in_every_way(script: Script, measure: Callable[[Way], _T], policy: str | None = None) -> dict[str, _T]:
+    """Measure in every way to share that there is here. A rival that fails is left out, and that is said."""
+    found: dict[str, _T] = {}
+    for name in ways(script):
+        try:
+            with opened(script, name, policy) as way:
+                found[name] = measure(way)
+        except BenchError as error:
+            if name == QGPU:
+                raise
+            script.say(f"{name} is left out: {error}")
+    return found

@@ -55,7 +55,7 @@ MIXES: dict[str, Sequence[Load]] = {
     "4: 40+30+20+10, 50 µs to 100 ms": (
         Load(40, "50us"),
         Load(30, "100ms"),
-        Load(20, "1ms", _STREAMS),
+        Load(20, "1ms", _STREAMS, counts=False),
         Load(10, "50us", _GRAPH),
     ),
     "8: 30+20+15+10+10+5+5+5": tuple(Load(cores, "1ms") for cores in (30, 20, 15, 10, 10, 5, 5, 5)),
@@ -68,10 +68,9 @@ def measure(script: Script) -> list[Figure]:
     script.calibrate(["5us"])
     found: dict[str, dict[str, list[float]]] = {}
     off: dict[str, float] = {}
-    cpu_percent = 0.0
     with script.bench.daemon():
         for name, mix in MIXES.items():
-            ticks, done, span, cpu_percent = _run(script, mix)
+            ticks, done, span = _run(script, mix)
             quotas = {f"p{n}": load.cores for n, load in enumerate(mix)}
             found[name] = {window: errors_pp(ticks, quotas, length) for window, length in WINDOWS_NS.items()}
             shares = {pod: shares[pod] for shares in [_shares(ticks)] for pod in quotas}
@@ -93,20 +92,18 @@ def measure(script: Script) -> list[Figure]:
             (LIMIT_PP,),
         )
     )
-    return _figures(found, off, cpu_percent, script.bench.simulated)
+    return _figures(found, off)
 
 
-def _run(script: Script, mix: Sequence[Load]) -> tuple[list[Tick], list[Progress], Span, float]:
+def _run(script: Script, mix: Sequence[Load]) -> tuple[list[Tick], list[Progress], Span]:
     bench = script.bench
     pods = [bench.pod(f"p{n}", load.kernel, *load.options, cores=load.cores) for n, load in enumerate(mix)]
     bench.wait_busy(*pods)
-    script.settle(2.5)
-    cpu_s, start = bench.cpu_s(), time.time()
-    ticks = watch(bench, 6 * script.scale)
+    script.settle(2)
+    start = time.time()
+    ticks = watch(bench, 5 * script.scale)
     end = time.time()
-    cpu_percent = (bench.cpu_s() - cpu_s) / (end - start) * 100
-    done = stop_all(*pods)
-    return ticks, done, Span(start, end, {}), cpu_percent
+    return ticks, stop_all(*pods), Span(start, end, {})
 
 
 def _shares(ticks: Sequence[Tick]) -> dict[str, float]:
@@ -127,9 +124,7 @@ def _at(errors: Sequence[float], percent: float) -> float:
     return percentile(errors, percent) if errors else float("nan")
 
 
-def _figures(
-    found: Mapping[str, Mapping[str, Sequence[float]]], off: Mapping[str, float], cpu_percent: float, simulated: bool
-) -> list[Figure]:
+def _figures(found: Mapping[str, Mapping[str, Sequence[float]]], off: Mapping[str, float]) -> list[Figure]:
     figures = []
     for window in WINDOWS_NS:
         each = {name: _at(errors[window], 99) for name, errors in found.items()}
@@ -147,8 +142,6 @@ def _figures(
         worst = max(off, key=lambda name: off[name])
         note = f"GPU time against kernels finished, whole run, worst pod; worst mix: {worst}"
         figures.append(median("share_time_against_kernels_pp", list(off.values()), note=note, pick=max))
-    if not simulated:
-        figures.append(Figure("daemon_cpu_percent_16", cpu_percent, note="of a core; all of qgpu, 16 busy pods"))
     return figures
 
 

@@ -41,6 +41,8 @@ def run(kernel: Kernel, record: Record) -> None:
         _periodic(kernel, record)
     else:
         _closed(kernel, record)
+    # MPS takes a client that ends with work queued for a failure of all clients.
+    kernel.synchronize()
 
 
 def _flood(kernel: Kernel, record: Record) -> None:

@@ -163,8 +163,9 @@ static void write_log(void)
 
 	if (!log)
 		return;
-	fprintf(log, "{\"flags\": %u, \"launched\": %ld, \"most_queued\": %ld, \"streams\": %ld, \"graphs\": %ld}\n",
-		flags, launched, most_queued, streams, graph_launches);
+	fprintf(log,
+		"{\"flags\": %u, \"launched\": %ld, \"most_queued\": %ld, \"streams\": %ld, \"graphs\": %ld, \"left\": %d}\n",
+		flags, launched, most_queued, streams, graph_launches, device_until > now());
 	fclose(log);
 }
 

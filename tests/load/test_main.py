@@ -175,3 +175,10 @@ def test_another_gpu_than_there_is_is_refused(load):
 
     assert ended.code == 9
     assert "CUDA_ERROR_INVALID_DEVICE" in ended.stderr
+
+
+@pytest.mark.parametrize("options", [("--kernel", "1ms"), ("--kernel", "8ms", "--graph"), ("--kernel", "50us")])
+def test_a_load_ends_with_nothing_queued(load, options):
+    ended = load(*options, "--duration", "200ms", "--iterations", "10000")
+
+    assert ended.driver["left"] == 0
