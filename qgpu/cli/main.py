@@ -20,6 +20,7 @@ _COMMANDS = {
     "doctor": "qgpu.cli.doctor",
     "gpu": "qgpu.cli.gpu",
     "pod": "qgpu.cli.pod",
+    "report": "qgpu.cli.report",
     "run": "qgpu.cli.run",
     "simulate": "qgpu.cli.simulate",
     "status": "qgpu.cli.gpu",

@@ -219,6 +219,8 @@ class Service:
             "cgroup": pod.cgroup,
             "pids": pod.pids,
             "trouble": pod.trouble,
+            "refused_memory": pod.refused_memory,
+            "refused_calls": pod.refused_calls,
             "grants": grants,
             "usage": usage,
         }

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import struct
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from qgpu.model import NS_PER_MS, Span
-from qgpu.trace.recording import GpuTrack, PodTrack, Recording
+from qgpu.model import NS_PER_MS
+from qgpu.trace.recording import GpuTrack, PodTrack, Recording, shares
 from qgpu.trace.wakeups import wakeups
 
 _VARINT, _FIXED64, _BYTES = 0, 1, 2
@@ -58,7 +58,7 @@ def _gpu(writer: _Writer, gpu: GpuTrack) -> None:
                 notes = {"took the engine from": wakeup.took_from, "rested ms": f"{wakeup.rested_ns / NS_PER_MS:.3f}"}
                 writer.instant(online, wakeup.at_ns, "wake-up", notes)
         share = writer.track("share", track, counter=_UNIT_SHARE)
-        for at_ns, value in _shares(pod.runs, gpu.first_ns, gpu.last_ns):
+        for at_ns, value in shares(pod.runs, gpu.first_ns, gpu.last_ns, _SHARE_NS):
             writer.counter(share, at_ns, value * 100)
 
 
@@ -78,21 +78,6 @@ def _plan_notes(plan: Mapping[str, Any]) -> dict[str, str]:
         gate = "open" if windows is None else turns or "closed"
         notes[part["pod"]] = f"timeslice {part['timeslice_us']} µs, gate {gate}"
     return notes
-
-
-def _shares(runs: list[Span], first_ns: int, last_ns: int) -> Iterator[tuple[int, float]]:
-    """Yield a pod's share of each stretch of time, and when the stretch began."""
-    at = 0
-    for start_ns in range(first_ns, last_ns, _SHARE_NS):
-        end_ns = min(last_ns, start_ns + _SHARE_NS)
-        ran_ns = 0
-        while at < len(runs) and runs[at][1] <= start_ns:
-            at += 1
-        for run in runs[at:]:
-            if run[0] >= end_ns:
-                break
-            ran_ns += min(run[1], end_ns) - max(run[0], start_ns)
-        yield start_ns, ran_ns / (end_ns - start_ns)
 
 
 @dataclass(slots=True)

@@ -7,7 +7,7 @@ apart so that they can be held against each other. How it is shown is left to ot
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -153,6 +153,20 @@ def record(client: Client, seconds: float, gpu: int | None, stopped: Callable[[f
         if time.monotonic() > deadline:
             raise TimedOutError(f"only {recording.span_ns / NS_PER_S:.1f} s were recorded; see: qgpuctl status")
     return recording
+
+
+def shares(runs: Sequence[Span], first_ns: int, last_ns: int, step_ns: int) -> Iterator[tuple[int, float]]:
+    """Yield a pod's share of each stretch of time, 0 to 1, and when the stretch began."""
+    at = 0
+    for start_ns in range(first_ns, last_ns, step_ns):
+        end_ns = min(last_ns, start_ns + step_ns)
+        while at < len(runs) and runs[at][1] <= start_ns:
+            at += 1
+        ran_ns, now = 0, at
+        while now < len(runs) and runs[now][0] < end_ns:
+            ran_ns += min(runs[now][1], end_ns) - max(runs[now][0], start_ns)
+            now += 1
+        yield start_ns, ran_ns / (end_ns - start_ns)
 
 
 def _extend(spans: list[Span], more: Iterable[Span]) -> None:

@@ -19,7 +19,7 @@ from qgpu.sched.ledger import Ledger
 from qgpu.sched.sim import SimHost
 from qgpu.trace import recorder as recorder_module
 from qgpu.trace.recorder import Recorder
-from qgpu.trace.recording import GpuTrack
+from qgpu.trace.recording import GpuTrack, shares
 from qgpu.trace.wakeups import wakeups
 from tests.contract.rig import FLOOD, PULSE
 
@@ -173,3 +173,17 @@ def test_details_are_asked_for_only_while_somebody_records() -> None:
         assert not clock.detailed
     finally:
         running.stop()
+
+
+@given(st.lists(st.tuples(st.integers(0, 30), st.integers(1, 50)), max_size=20), st.integers(1, 90))
+def test_shares_of_all_stretches_add_up_to_the_runs(gaps: list[tuple[int, int]], step: int) -> None:
+    runs, at = [], 0
+    for pause, length in gaps:
+        runs.append((at + pause, at + pause + length))
+        at += pause + length
+    found = list(shares(runs, 0, max(at, 1), step))
+
+    assert sum(share * min(step, max(at, 1) - start) for start, share in found) == pytest.approx(
+        sum(length for _, length in gaps)
+    )
+    assert all(0 <= share <= 1 for _, share in found)

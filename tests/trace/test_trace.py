@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import pytest
 from qgpu.control import Client
 from qgpu.daemon.traces import MAX_TRACES
 from qgpu.errors import ExitCode, RefusedError
+from tests.browser import chromium
 from tests.cli import programs
 from tests.cli.programs import TIMEOUT_S, Daemon
 from tests.trace import processor
@@ -94,6 +96,30 @@ def test_perfettos_processor_finds_the_same_totals(recorded: tuple[dict[str, Any
     }
 
 
+def test_a_report_is_one_page_that_says_what_pods_got(busy: Daemon, tmp_path: Path) -> None:
+    file = tmp_path / "report.html"
+    assert busy.ctl("report", "--seconds", "1.5", "--out", str(file)).returncode == ExitCode.OK
+    text = file.read_text()
+
+    assert not re.findall(r"https?:|src=|@import|url\((?!#)", text), "it loads nothing"
+    with chromium(tmp_path) as browser:
+        browser.get(file.as_uri())
+        rows = [
+            [cell.text for cell in row.find_elements("css selector", "td")]
+            for row in browser.find_elements("css selector", "tbody tr")
+        ]
+        got = {row[0]: float(row[3].rstrip("%")) for row in rows}
+        assert [row[:3] for row in rows] == [
+            ["chat", "online", "-"],
+            ["one", "offline", "30 %"],
+            ["two", "offline", "60 %"],
+        ]
+        assert got["two"] / got["one"] == pytest.approx(2.0, rel=0.2)
+        assert len(browser.find_elements("css selector", "path.line")) == 3
+        assert len(browser.find_elements("css selector", "rect")) > 20
+        assert browser.get_log("browser") == []
+
+
 def test_an_interrupted_trace_is_written_all_the_same(busy: Daemon, tmp_path: Path) -> None:
     file = tmp_path / "early.pftrace"
     command = busy.start("trace", "--seconds", "600", "--out", str(file), "-o", "json")
@@ -132,8 +158,11 @@ def test_a_trace_ends_with_its_client_and_there_are_not_many_at_once(busy: Daemo
         ((), ExitCode.USAGE, "--out"),
     ],
 )
-def test_a_wrong_trace_is_one_clear_line(busy: Daemon, arguments: tuple[str, ...], code: int, says: str) -> None:
-    result: subprocess.CompletedProcess[str] = busy.ctl("trace", *arguments)
+@pytest.mark.parametrize("command", ["trace", "report"])
+def test_a_wrong_recording_is_one_clear_line(
+    busy: Daemon, command: str, arguments: tuple[str, ...], code: int, says: str
+) -> None:
+    result: subprocess.CompletedProcess[str] = busy.ctl(command, *arguments)
 
     assert result.returncode == code
     assert says in result.stderr.splitlines()[-1]

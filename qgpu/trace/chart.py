@@ -1,0 +1,96 @@
+"""Two drawings as SVG, without a library: values over time, and who was on when. Knows nothing of GPUs.
+
+Colours are CSS variables, so that the page around a drawing decides between light and dark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+
+_WIDTH, _LEFT, _RIGHT, _TOP, _BOTTOM = 900, 52, 12, 10, 24
+_ROW = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """Values over seconds, and a level that was asked for."""
+
+    name: str
+    colour: str
+    points: Sequence[tuple[float, float]]
+    asked: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Strip:
+    """When something was on, in seconds, and when it could not be."""
+
+    name: str
+    colour: str
+    spans: Sequence[tuple[float, float]]
+    barred: Sequence[tuple[float, float]] = ()
+
+
+def over_time(lines: Sequence[Line], seconds: float, height: int = 230) -> str:
+    """Draw parts of one over time; dotted where something was asked for."""
+    inner = height - _TOP - _BOTTOM
+
+    def y(value: float) -> float:
+        return _TOP + inner * (1 - min(1.0, value))
+
+    body = [_axis(seconds, height)]
+    for part in (0.0, 0.25, 0.5, 0.75, 1.0):
+        body.append(f'<path class="grid" d="M{_LEFT} {y(part):.1f}H{_WIDTH - _RIGHT}"/>')
+        body.append(f'<text x="{_LEFT - 6}" y="{y(part) + 4:.1f}" text-anchor="end">{part:.0%}</text>')
+    for line in lines:
+        if line.asked is not None:
+            level = f"M{_LEFT} {y(line.asked):.1f}H{_WIDTH - _RIGHT}"
+            body.append(f'<path class="asked" stroke="{line.colour}" d="{level}"/>')
+        path = "L".join(f"{_x(at, seconds):.1f} {y(value):.1f}" for at, value in line.points)
+        title = f"<title>{escape(line.name)}</title>"
+        body.append(f'<path class="line" stroke="{line.colour}" d="M{path}">{title}</path>')
+    return _svg(body, height)
+
+
+def strips(rows: Sequence[Strip], seconds: float) -> str:
+    """Draw one strip per row: when it was on, with hatching where it could not be."""
+    height = _TOP + _ROW * len(rows) + _BOTTOM
+    body = [_axis(seconds, height)]
+    for number, row in enumerate(rows):
+        top = _TOP + number * _ROW
+        body.append(f'<text x="{_LEFT - 6}" y="{top + 13}" text-anchor="end">{escape(row.name[:8])}</text>')
+        body.append(f'<g fill="url(#barred)">{_boxes(row.barred, seconds, top + 1, _ROW - 3)}</g>')
+        body.append(f'<g fill="{row.colour}">{_boxes(row.spans, seconds, top + 3, _ROW - 7)}</g>')
+    return _svg(body, height)
+
+
+def _boxes(spans: Sequence[tuple[float, float]], seconds: float, top: int, height: int) -> str:
+    parts = []
+    for start, end in spans:
+        if end > 0 and start < seconds:
+            left, right = _x(max(0.0, start), seconds), _x(min(seconds, end), seconds)
+            parts.append(f'<rect x="{left:.2f}" y="{top}" width="{max(0.15, right - left):.2f}" height="{height}"/>')
+    return "".join(parts)
+
+
+def _x(at: float, seconds: float) -> float:
+    return _LEFT + (_WIDTH - _LEFT - _RIGHT) * at / seconds
+
+
+def _axis(seconds: float, height: int) -> str:
+    ticks = []
+    for part in range(6):
+        at = seconds * part / 5
+        anchor = "start" if part == 0 else "end" if part == 5 else "middle"
+        ticks.append(f'<text x="{_x(at, seconds):.1f}" y="{height - 6}" text-anchor="{anchor}">{at:.2g} s</text>')
+    return "".join(ticks)
+
+
+def _svg(body: Sequence[str], height: int) -> str:
+    hatch = (
+        '<defs><pattern id="barred" width="5" height="5" patternUnits="userSpaceOnUse" '
+        'patternTransform="rotate(45)"><path class="hatch" d="M0 0V5"/></pattern></defs>'
+    )
+    return f'<svg viewBox="0 0 {_WIDTH} {height}" role="img">{hatch}{"".join(body)}</svg>'

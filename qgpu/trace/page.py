@@ -1,0 +1,175 @@
+"""A recording as one page of HTML that needs nothing else: shares got and asked, turns, gates, refusals."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from itertools import pairwise
+from typing import Any
+
+from qgpu.model import NS_PER_MS, NS_PER_S, Span
+from qgpu.trace.chart import Line, Strip, over_time, strips
+from qgpu.trace.recording import GpuTrack, PodTrack, Recording, shares
+from qgpu.trace.wakeups import wakeups
+
+#: How many points a line has at most, and over how long a share is taken at least.
+_POINTS = 300
+_SHARE_NS = 100 * NS_PER_MS
+#: How much of the recording is shown switch by switch.
+_CLOSE_S = 0.5
+_COLOURS = 8
+_HEADER = (
+    ("pod", ""),
+    ("class", ""),
+    ("asked", "its quota"),
+    ("got", "true GPU time over the time recorded"),
+    ("turns", "times it was on the engine, and how long on average"),
+    ("away p50 / p99 / longest", "between two turns, its own pauses included"),
+    ("gate closed", "of the time recorded"),
+    ("wake-ups", "turns of an online pod that began where another pod ran"),
+    ("refused", "allocations over its limit; driver calls that would change its share"),
+)
+
+_STYLE = """
+:root { --paper:#fff; --ink:#1d2430; --soft:#667085; --line:#e3e7ee; --c0:#2f6fb7; --c1:#e08a2e; --c2:#2f9e77;
+  --c3:#b6509b; --c4:#7a6fd0; --c5:#c4483f; --c6:#4aa3c7; --c7:#8b7a3d; }
+@media (prefers-color-scheme: dark) { :root { --paper:#151a22; --ink:#e7ebf2; --soft:#95a0b3; --line:#2a3342;
+  --c0:#5b9be0; --c1:#f0a65a; --c2:#56c49b; --c3:#d77fc0; --c4:#a59bf0; --c5:#ea7a70; --c6:#74c3e3; --c7:#bfae6a; } }
+body { max-width: 60rem; margin: 2rem auto; padding: 0 1rem; background: var(--paper); color: var(--ink);
+  font: 15px/1.5 system-ui, "Segoe UI", "DejaVu Sans", sans-serif; }
+h1 { font-size: 1.4rem; margin-bottom: .2rem; } h2 { font-size: 1.1rem; margin-top: 2rem; }
+h3 { font-size: .95rem; margin: 1.4rem 0 .2rem; } p, th { color: var(--soft); }
+table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; font-size: .9rem; }
+th { text-align: left; font-weight: 500; } th, td { padding: .3rem .5rem; border-bottom: 1px solid var(--line); }
+i { display: inline-block; width: .7rem; height: .7rem; border-radius: .2rem; margin-right: .5rem; }
+svg { width: 100%; height: auto; } svg text { font-size: 11px; fill: var(--soft); }
+.grid { stroke: var(--line); fill: none; } .line { fill: none; stroke-width: 1.6; }
+.asked { stroke-dasharray: 2 4; fill: none; opacity: .8; } .hatch { stroke: var(--line); stroke-width: 3; }
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """What was recorded, and where."""
+
+    plane: str
+    driver: str | None
+    version: str
+    node: str
+    #: By pod: allocations and calls refused while it was recorded; None where the plane does not count.
+    refused: Mapping[str, tuple[int | None, int | None]]
+
+
+def write(recording: Recording, about: About) -> str:
+    """Return the page."""
+    seconds = recording.span_ns / NS_PER_S
+    when = time.strftime("%Y-%m-%d %H:%M:%S %Z")
+    lost = recording.lost + recording.dropped + recording.gaps
+    missing = f" {lost} switches or samples are missing." if lost else ""
+    parts = [_gpu(gpu, about) for gpu in recording.gpus.values()]
+    return (
+        '<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
+        f"<title>qgpu: {escape(about.node)}</title><style>{_STYLE}</style>"
+        f"<h1>{escape(about.node)}: {seconds:.1f} s of sharing</h1>"
+        f"<p>Until {escape(when)}; qgpu {escape(about.version)}, plane {escape(about.plane)}, "
+        f"driver {escape(about.driver or 'none')}. From the hardware's context switches; "
+        f"the ledger differs by {recording.error:.4%} at most.{missing}</p>{''.join(parts)}</html>\n"
+    )
+
+
+def _gpu(gpu: GpuTrack, about: About) -> str:
+    pods = sorted(gpu.pods.values(), key=lambda pod: (pod.pod_class != "online", pod.pod))
+    seconds = max(gpu.span_ns, 1) / NS_PER_S
+    colours = {pod.pod: f"var(--c{number % _COLOURS})" for number, pod in enumerate(pods)}
+    used = sum(pod.traced_ns for pod in pods) / max(1, gpu.span_ns)
+    turns = sum(len(pod.runs) for pod in pods)
+    plans = sum(gpu.first_ns < at_ns <= gpu.last_ns for at_ns, _ in gpu.plans)
+    head = (
+        f"<h2>pGPU {gpu.index}: {escape(gpu.name)}</h2>"
+        f"<p>{escape(gpu.policy)}, period {gpu.period_ns / NS_PER_MS:g} ms. "
+        f"{used:.1%} of its time in use, {turns / seconds:.0f} turns a second, plan changed {plans} times.</p>"
+    )
+    if not pods:
+        return head + "<p>No pods.</p>"
+    step_ns = max(_SHARE_NS, gpu.span_ns // _POINTS)
+    lines = [
+        Line(
+            pod.pod,
+            colours[pod.pod],
+            [((at_ns - gpu.first_ns) / NS_PER_S, share) for at_ns, share in _shares(gpu, pod, step_ns)],
+            None if pod.cores is None else pod.cores / 100,
+        )
+        for pod in pods
+    ]
+    close_s = min(_CLOSE_S, seconds)
+    rows = [
+        Strip(pod.pod, colours[pod.pod], _seconds(gpu, pod.runs, close_s), _seconds(gpu, pod.closed, close_s))
+        for pod in pods
+    ]
+    return (
+        head
+        + _table(gpu, pods, colours, about)
+        + f"<h3>Shares, each over {step_ns / NS_PER_S:.2g} s; dotted: asked</h3>{over_time(lines, seconds)}"
+        + f"<h3>Who was on the engine in the first {close_s:g} s; hatched: gate closed</h3>{strips(rows, close_s)}"
+    )
+
+
+def _shares(gpu: GpuTrack, pod: PodTrack, step_ns: int) -> list[tuple[int, float]]:
+    """Return shares of whole stretches only: a rest of one at the end would tell of its moment alone."""
+    whole_ns = gpu.first_ns + max(1, gpu.span_ns // step_ns) * step_ns
+    return list(shares(pod.runs, gpu.first_ns, min(whole_ns, gpu.last_ns), step_ns))
+
+
+def _seconds(gpu: GpuTrack, spans: Sequence[Span], until_s: float) -> list[tuple[float, float]]:
+    until_ns = gpu.first_ns + until_s * NS_PER_S
+    return [
+        ((start_ns - gpu.first_ns) / NS_PER_S, (end_ns - gpu.first_ns) / NS_PER_S)
+        for start_ns, end_ns in spans
+        if start_ns < until_ns
+    ]
+
+
+def _table(gpu: GpuTrack, pods: Sequence[PodTrack], colours: Mapping[str, str], about: About) -> str:
+    head = "".join(f'<th title="{escape(what)}">{escape(name)}</th>' for name, what in _HEADER)
+    rows = "".join(
+        f'<tr><td><i style="background:{colours[pod.pod]}"></i>{escape(pod.pod)}</td>'
+        + "".join(f"<td>{escape(cell)}</td>" for cell in _cells(gpu, pod, about))
+        + "</tr>"
+        for pod in pods
+    )
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
+
+
+def _cells(gpu: GpuTrack, pod: PodTrack, about: About) -> tuple[str, ...]:
+    away = sorted(after[0] - before[1] for before, after in pairwise(pod.runs))
+    mean_ns = pod.traced_ns / len(pod.runs) if pod.runs else 0.0
+    closed_ns = sum(end_ns - start_ns for start_ns, end_ns in pod.closed)
+    refused = about.refused.get(pod.pod, (None, None))
+    return (
+        pod.pod_class,
+        "-" if pod.cores is None else f"{pod.cores} %",
+        f"{pod.traced_ns / max(1, gpu.span_ns):.2%}",
+        f"{len(pod.runs)} of {mean_ns / NS_PER_MS:.2f} ms",
+        " / ".join(f"{_at(away, part) / NS_PER_MS:.2f}" for part in (0.5, 0.99, 1.0)) + " ms" if away else "-",
+        f"{closed_ns / max(1, gpu.span_ns):.1%}" if pod.closed else "-",
+        str(sum(1 for _ in wakeups(gpu, pod))) if pod.pod_class == "online" else "-",
+        ", ".join("not counted" if n is None else str(n) for n in refused) if any(refused) else "-",
+    )
+
+
+def _at(values: Sequence[int], part: float) -> int:
+    return values[min(len(values) - 1, int(part * len(values)))]
+
+
+def refusals(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return what was refused between two lists of pods."""
+    then = {pod["name"]: pod for pod in before}
+    keys = ("refused_memory", "refused_calls")
+    return {
+        pod["name"]: tuple(
+            None if pod[key] is None else pod[key] - (then.get(pod["name"], {}).get(key) or 0) for key in keys
+        )
+        for pod in after
+    }
