@@ -42,7 +42,8 @@ def _meter(_card: Card) -> SimMeter:
 
 
 def _describe(cards: Sequence[Card]) -> list[Pgpu]:
-    return [Pgpu(i, f"GPU-{card.pci}", "simulated", card.memory) for i, card in enumerate(cards)]
+    # The module knows a card's memory only once a pod has opened it.
+    return [Pgpu(i, f"GPU-{card.pci}", "simulated", qg.sim()["total"], i) for i, card in enumerate(cards)]
 
 
 def open_host() -> KmodHost:
