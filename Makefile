@@ -13,6 +13,7 @@ help:
 	@echo "make hosttest  the packages in a virtual machine with systemd: install, upgrade under load, remove"
 	@echo "make packages  wheel, sdist and Debian packages, into dist/"
 	@echo "make bench     every figure that the README claims, on this machine's GPU; about seven minutes, as root"
+	@echo "make suite     shares, latency, cost and harvest beside plain sharing and MPS; nine minutes, as root"
 	@echo "make clean     remove what these made"
 
 demo: $(VENV)/installed
@@ -44,6 +45,10 @@ packages: $(VENV)/installed | packages-system
 
 bench: $(VENV)/installed
 	$(BIN)/python bench/spine.py
+
+suite: $(VENV)/installed
+	$(BIN)/python bench/suite.py
+	$(BIN)/python bench/report.py docs/results
 
 $(VENV)/installed: pyproject.toml | system
 	$(PYTHON) -m venv $(VENV)

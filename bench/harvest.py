@@ -21,6 +21,7 @@ from script import Script, claim
 LOADS = (20, 50, 80)
 #: At 80 % nothing is asked for: it is measured all the same.
 HELD = (20, 50)
+PERIOD_US = 10_000
 SLOWER, ADDED_US, GAINED = 1.05, 250, 0.9
 
 
@@ -103,6 +104,9 @@ def _figures(alone: Mapping[int, Served], found: Mapping[str, Mapping[int, Serve
             limit = at_least(GAINED) if held else NOTHING
             note = f"{name}: offline's speed over one alone, over 1 - {load} %"
             figures.append(median(f"harvest_gained{tag}_{load}", [_gained(served, load)], *limit, note=note))
+            lost_us = (1 - load / 100 - served.kept) * PERIOD_US
+            note = f"{name}: what neither got, per request: the card switches twice, whatever the load"
+            figures.append(median(f"harvest_lost_us{tag}_{load}", [lost_us], note=note))
     return figures
 
 
