@@ -199,8 +199,11 @@ def _by_timeslices(rivals: Mapping[str, Entry], round_ns: int, foreign_ns: int) 
             0 if before.pending_ns is None else over_ns,
             turns,
         )
+    late = [name for name, now in standings.items() if now.debt_ns < -limits_ns[name]]
+    if not late and all(now.pace is not Pace.SPARSE for now in standings.values()):
+        return standings
     seen = {name: replace(entry, use=standings[name].turns) for name, entry in rivals.items()}
-    short = [name for name, now in standings.items() if now.debt_ns < -limits_ns[name] and _present(seen[name], seen)]
+    short = [name for name in late if _present(seen[name], seen)]
     if not short:
         return _reformed(standings, seen)
     worst = min(short, key=lambda name: standings[name].debt_ns)
