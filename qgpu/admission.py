@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from qgpu import cgroup, units
 from qgpu.config import GpuSettings
 from qgpu.errors import InvalidValueError, RefusedError, UnknownNameError
-from qgpu.model import Grant
+from qgpu.model import Grant, PodClass
 from qgpu.policies import POLICIES
 from qgpu.sched.backend import Pgpu, PodInfo
 
@@ -50,6 +50,7 @@ def check_settings(index: int, pods: Sequence[PodInfo], wanted: GpuSettings) -> 
     for pod in pods:
         if index in pod.grants:
             _check_quota(pod.name, index, pod.grants[index], wanted)
+    _check_floor(index, [pod.grants[index] for pod in pods if index in pod.grants], wanted)
 
 
 def _check_fit(
@@ -68,6 +69,7 @@ def _check_fit(
         beside = [pod.grants[index] for pod in standing if index in pod.grants]
         _check_quota(name, index, grant, settings[index])
         _check_cores(name, index, grant, beside)
+        _check_floor(index, [grant, *beside], settings[index])
         _check_memory(name, cards[index], grant, beside)
 
 
@@ -84,6 +86,15 @@ def _check_cores(name: str, index: int, grant: Grant, beside: Iterable[Grant]) -
     left = 100 - sum(other.cores or 0 for other in beside)
     if grant.cores is not None and grant.cores > left:
         raise RefusedError(f"pGPU {index}: {grant.cores} % for pod {name} does not fit; {left} % is left to grant")
+
+
+def _check_floor(index: int, grants: Iterable[Grant], settings: GpuSettings) -> None:
+    sold = sum(grant.cores or 0 for grant in grants if grant.pod_class is PodClass.ONLINE)
+    if settings.offline_floor and sold + settings.offline_floor > 100:
+        raise RefusedError(
+            f"pGPU {index}: {sold} % for online pods and an offline floor of {settings.offline_floor} % do not fit; "
+            f"lower one of them"
+        )
 
 
 def _check_memory(name: str, card: Pgpu, grant: Grant, beside: Iterable[Grant]) -> None:

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from qgpu import policies, units
 from qgpu.errors import ConfigError, InvalidValueError, QgpuError
 from qgpu.httpd import Address, parse_address
-from qgpu.model import MAX_PERIOD_NS, MIN_PERIOD_NS, NS_PER_MS
+from qgpu.model import MAX_OFFLINE_FLOOR, MAX_PERIOD_NS, MIN_PERIOD_NS, NS_PER_MS
 
 _T = TypeVar("_T")
 
@@ -65,11 +65,13 @@ class Metrics:
 
 @dataclass(frozen=True, slots=True)
 class GpuSettings:
-    """How one pGPU is shared: the policy of offline pods, that of online pods, and the scheduling period."""
+    """How one pGPU is shared: the policy of offline pods, that of online pods, the period, the offline floor."""
 
     policy: str = "burst-share"
     online_policy: str = "best-effort"
     period_ns: int = 100 * NS_PER_MS
+    #: Per cent of the GPU that offline pods get together even if online work is unending.
+    offline_floor: int = 0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "policy", policies.find(self.policy))
@@ -79,6 +81,8 @@ class GpuSettings:
                 f"period {units.format_duration(self.period_ns)}: a period is "
                 f"{units.format_duration(MIN_PERIOD_NS)} to {units.format_duration(MAX_PERIOD_NS)}"
             )
+        if not 0 <= self.offline_floor <= MAX_OFFLINE_FLOOR:
+            raise InvalidValueError(f"offline floor {self.offline_floor} %: a floor is 0 to {MAX_OFFLINE_FLOOR} %")
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,14 +153,19 @@ class _Reader:
         )
 
     def _settings(self, table: dict[str, Any], where: str, base: GpuSettings) -> GpuSettings:
-        self._known(table, where, ("policy", "online_policy", "period"))
+        self._known(table, where, ("policy", "online_policy", "period", "offline_floor"))
         policy = self._value(table, "policy", where, base.policy, policies.find)
         online_policy = self._value(table, "online_policy", where, base.online_policy, policies.find)
         period_ns = self._value(table, "period", where, base.period_ns, units.parse_duration)
+        floor = self._value(table, "offline_floor", where, base.offline_floor, units.parse_percent)
         try:
-            return replace(base, policy=policy, online_policy=online_policy, period_ns=period_ns)
+            base = replace(base, policy=policy, online_policy=online_policy, period_ns=period_ns)
         except InvalidValueError as error:
             raise self._error(f"{where}period", str(error)) from error
+        try:
+            return replace(base, offline_floor=floor)
+        except InvalidValueError as error:
+            raise self._error(f"{where}offline_floor", str(error)) from error
 
     def _value(self, table: dict[str, Any], key: str, where: str, default: _T, read: Callable[[str], _T]) -> _T:
         """Read a value that is written as a string; everything in this file is."""

@@ -30,6 +30,14 @@ MIN_LATENCY_TARGET_NS = 250 * NS_PER_US
 MAX_LATENCY_TARGET_NS = NS_PER_S
 
 
+#: The most of a pGPU that may be set aside for offline pods, in per cent.
+MAX_OFFLINE_FLOOR = 50
+
+#: What offline pods are short of a floor is paid back over this time, by at most so many times the floor.
+FLOOR_SPAN_NS = 400 * NS_PER_MS
+FLOOR_TIMES = 8
+
+
 class PodClass(StrEnum):
     """Whether a pod's latency matters (online) or it fills what is left (offline)."""
 
@@ -184,6 +192,9 @@ class Snapshot:
     pods: tuple[Pod, ...] = ()
     #: Turns that were agreed on with other pGPUs, in order of their start; they don't overlap.
     turns: tuple[Turn, ...] = ()
+    #: Per cent of the GPU that offline pods get whatever online pods want, and what they came short of it; bounded.
+    offline_floor: int = 0
+    offline_short_ns: int = 0
 
     def __post_init__(self) -> None:
         if not MIN_PERIOD_NS <= self.period_ns <= MAX_PERIOD_NS:
@@ -241,6 +252,8 @@ class Plan:
     pgpu: int
     period_ns: int
     pods: tuple[PodPlan, ...] = ()
+    #: The floor that this plan aims at, for the ledger: per cent of the GPU for offline pods together.
+    offline_floor: int = 0
 
     def __post_init__(self) -> None:
         for pod in self.pods:

@@ -23,6 +23,14 @@ def parse_duration(text: str) -> int:
     return _parse(text, {unit.upper(): factor for unit, factor in _NS.items()}, "a time such as 100ms")
 
 
+def parse_percent(text: str) -> int:
+    """Read a whole number of per cent such as ``10%`` or ``10``."""
+    match = re.fullmatch(r"(\d{1,9})\s*%?", text.strip())
+    if match is None:
+        raise InvalidValueError(f"{text!r} is not a whole number of per cent such as 10%")
+    return int(match[1])
+
+
 def format_memory(size: int) -> str:
     """Write bytes with the largest unit that leaves at least 1, such as ``140.4 GiB``."""
     value, unit = float(size), "B"

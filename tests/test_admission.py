@@ -77,3 +77,14 @@ def test_a_policy_that_would_starve_a_pod_that_runs_is_refused() -> None:
 
 def test_a_policy_that_starves_nobody_is_taken() -> None:
     admission.check_settings(1, PODS, FIXED[0])
+
+
+def test_an_offline_floor_and_quotas_of_online_pods_have_to_fit_together() -> None:
+    floor = GpuSettings(offline_floor=30)
+    online = PodInfo("on", {0: Grant(PodClass.ONLINE, cores=70)})
+    admission.check_settings(0, [online], floor)
+
+    with pytest.raises(RefusedError, match="71 % for online pods and an offline floor of 30 % do not fit"):
+        admission.check_new("c", {0: Grant(PodClass.ONLINE, cores=1)}, [online], CARDS, {0: floor, 1: floor})
+    with pytest.raises(RefusedError, match="pGPU 0: 70 % for online pods and an offline floor of 31 %"):
+        admission.check_settings(0, [online], GpuSettings(offline_floor=31))

@@ -38,6 +38,7 @@ def test_every_key_is_taken(tmp_path: Path) -> None:
         [defaults]
         policy = "fixed-share"
         period = "50ms"
+        offline_floor = "10%"
         [gpu.1]
         policy = "0"
         online_policy = "burst-share"
@@ -53,8 +54,8 @@ def test_every_key_is_taken(tmp_path: Path) -> None:
         log_format=LogFormat.JSON,
         metrics=Metrics(Address("127.0.0.1", 9835), MetricsCompat.HAMI),
         cdi="/etc/cdi",
-        defaults=GpuSettings("fixed-share", "best-effort", 50_000_000),
-        gpus={1: GpuSettings("best-effort", "burst-share", 50_000_000)},
+        defaults=GpuSettings("fixed-share", "best-effort", 50_000_000, 10),
+        gpus={1: GpuSettings("best-effort", "burst-share", 50_000_000, 10)},
     )
     assert load(tmp_path, text) == expected
 

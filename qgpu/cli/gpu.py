@@ -9,11 +9,11 @@ import click
 from qgpu import units
 from qgpu.cli.context import Context, pass_context
 from qgpu.cli.output import memory, output_option, print_json, print_table
-from qgpu.cli.params import Duration
+from qgpu.cli.params import Duration, Percent
 from qgpu.control import SCHEMA
 from qgpu.errors import InvalidValueError
 
-_HEADER = ("GPU", "NAME", "MEMORY", "POLICY", "ONLINE POLICY", "PERIOD", "PODS", "TROUBLE")
+_HEADER = ("GPU", "NAME", "MEMORY", "POLICY", "ONLINE POLICY", "PERIOD", "OFFLINE FLOOR", "PODS", "TROUBLE")
 
 
 @click.command()
@@ -71,12 +71,25 @@ def policy() -> None:
 @click.argument("policy_name", metavar="[POLICY]", required=False)
 @click.option("--online-policy", help="Policy among online pods.")
 @click.option("--period", type=Duration(), help="Scheduling period, 10ms to 10s.")
+@click.option(
+    "--offline-floor", "floor", type=Percent(), help="What offline pods get however much online work there is, as 10%."
+)
 @pass_context
-def set_(context: Context, index: int, policy_name: str | None, online_policy: str | None, period: int | None) -> None:
+def set_(
+    context: Context,
+    index: int,
+    policy_name: str | None,
+    online_policy: str | None,
+    period: int | None,
+    floor: int | None,
+) -> None:
     """Set the policy of pGPU N: best-effort (0), fixed-share (1) or burst-share (2)."""
-    if policy_name is None and online_policy is None and period is None:
-        raise InvalidValueError("gpu policy set: nothing to set; give POLICY, --online-policy or --period")
-    context.ask("gpu.set", gpu=index, policy=policy_name, online_policy=online_policy, period_ns=period)
+    changes = {"policy": policy_name, "online_policy": online_policy, "period_ns": period, "offline_floor": floor}
+    if all(value is None for value in changes.values()):
+        raise InvalidValueError(
+            "gpu policy set: nothing to set; give POLICY, --online-policy, --period or --offline-floor"
+        )
+    context.ask("gpu.set", gpu=index, **changes)
 
 
 def _fields() -> list[str]:
@@ -91,6 +104,7 @@ def _row(gpu: dict[str, Any]) -> tuple[str, ...]:
         gpu["policy"],
         gpu["online_policy"],
         units.format_duration(gpu["period_ns"]),
+        f"{gpu['offline_floor']} %" if gpu["offline_floor"] else "-",
         str(gpu["pods"]),
         gpu["trouble"] or "-",
     )

@@ -43,6 +43,21 @@ class Duration(click.ParamType[int]):
             self.fail(str(error), param, ctx)
 
 
+class Percent(click.ParamType[int]):
+    """A whole number of per cent such as 10%."""
+
+    name = "per cent"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Read it."""
+        if isinstance(value, int):
+            return value
+        try:
+            return units.parse_percent(value)
+        except InvalidValueError as error:
+            self.fail(str(error), param, ctx)
+
+
 class OrNone(click.ParamType[Any]):
     """Another type, or the word none."""
 

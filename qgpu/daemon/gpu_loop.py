@@ -96,7 +96,7 @@ class GpuLoop:
         settings = self.settings
         composed = policies.compose(settings.policy, settings.online_policy)
         policy = self._board.in_step(composed, policies.POLICIES[settings.policy].plan)
-        return loop.Settings(policy, settings.period_ns)
+        return loop.Settings(policy, settings.period_ns, settings.offline_floor)
 
     def _seen(self, ledger: Ledger) -> None:
         self.ledger = ledger

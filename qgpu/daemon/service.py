@@ -174,7 +174,12 @@ class Service:
             loop = self._gpu(index)
             changes: dict[str, Any] = {
                 name: value
-                for name, kind in (("policy", str), ("online_policy", str), ("period_ns", int))
+                for name, kind in (
+                    ("policy", str),
+                    ("online_policy", str),
+                    ("period_ns", int),
+                    ("offline_floor", int),
+                )
                 if (value := arguments.get(name, kind)) is not None
             }
             settings = replace(loop.settings, **changes)

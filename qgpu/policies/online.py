@@ -10,7 +10,8 @@ Properties:
 - No gate of an online pod is closed on behalf of an offline one.
 - With no online pod on the card the plan is the offline policy's own, unchanged.
 - Among offline pods, shares stay those of the offline policy, over a period that may be longer than asked.
-- A tighter latency target never means a longer slice for anybody whom its pod waits for.
+- A tighter latency target never means a longer slice for anybody whom its pod waits for, but to pay an offline floor.
+- With an offline floor, offline pods together get so much of the GPU however much online work there is.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from qgpu.model import (
     Policy,
     Snapshot,
 )
-from qgpu.policies import latency
+from qgpu.policies import floor, latency
 from qgpu.policies.shares import corrected, in_turns, period_of_turns, shortened, split
 
 #: What an offline TSG gets beside an online one without a target: the shortest at which a lone TSG still runs freely.
@@ -71,13 +72,16 @@ def online_first(offline: Policy, online: Policy) -> Policy:
                 period_ns = _period_of_turns(period_ns, [part.timeslice_us for part in behind.pods], others, target_ns)
             rest = replace(snapshot, pods=others, period_ns=period_ns)
             slice_us = OFFLINE_TIMESLICE_US if target_ns is None else latency.slice_us(target_ns, waits)
-            parts = (*_prompt(front, present, waits), *_step_back(behind, rest, _last_end(front), slice_us))
+            ahead = _prompt(front, present, waits, floor.online_round_us(snapshot))
+            owed_us = floor.offline_round_us(snapshot, _round_us(ahead, present)) // max(1, _tsgs_at_once(others))
+            parts = (*ahead, *_step_back(behind, rest, _last_end(front), max(slice_us, owed_us)))
         else:
             behind = offline(replace(snapshot, pods=others))
             parts, period_ns = behind.pods, behind.period_ns
         waiting = tuple(PodPlan(pod.name, pod.grant.pod_class, MAX_TIMESLICE_US) for pod in absent)
         by_name = {part.pod: part for part in (*parts, *waiting)}
-        return Plan(snapshot.pgpu, period_ns, tuple(by_name[pod.name] for pod in snapshot.pods))
+        ordered = tuple(by_name[pod.name] for pod in snapshot.pods)
+        return Plan(snapshot.pgpu, period_ns, ordered, snapshot.offline_floor if present else 0)
 
     return plan
 
@@ -90,7 +94,17 @@ def _by_slices(pods: tuple[Pod, ...]) -> tuple[Pod, ...]:
 def _waits(present: tuple[Pod, ...], others: tuple[Pod, ...]) -> int:
     """Count the TSGs that online work may have to wait for: of online pods beside it, and of one offline pod."""
     online = sum(pod.busy_tsgs for pod in present if pod.busy) if len(present) > 1 else 0
-    return online + max((pod.busy_tsgs for pod in others if pod.busy), default=0)
+    return online + _tsgs_at_once(others)
+
+
+def _tsgs_at_once(others: tuple[Pod, ...]) -> int:
+    """Count the TSGs of the largest busy offline pod: only one such pod has its gate open at a time."""
+    return max((pod.busy_tsgs for pod in others if pod.busy), default=0)
+
+
+def _round_us(parts: tuple[PodPlan, ...], pods: tuple[Pod, ...]) -> int:
+    """Return how long the busy TSGs of these pods run in a round."""
+    return sum(part.timeslice_us * pod.busy_tsgs for part, pod in zip(parts, pods, strict=True) if pod.busy)
 
 
 def _period_of_turns(period_ns: int, slices_us: list[int], others: tuple[Pod, ...], target_ns: int | None) -> int:
@@ -103,15 +117,19 @@ def _period_of_turns(period_ns: int, slices_us: list[int], others: tuple[Pod, ..
     return max(period_ns, min(MAX_PERIOD_NS, len(turns) * TURN_NS))
 
 
-def _prompt(front: Plan, present: tuple[Pod, ...], waits: int) -> tuple[PodPlan, ...]:
-    """Give several online pods short rounds in the ratio their policy chose; one at a time has the longest slice."""
+def _prompt(front: Plan, present: tuple[Pod, ...], waits: int, round_us: int | None) -> tuple[PodPlan, ...]:
+    """Give several online pods short rounds in the ratio their policy chose; one at a time has the longest slice.
+
+    With ``round_us`` all their busy TSGs together run no longer than this.
+    """
     if len(front.pods) == 1 or front.gated:
-        return tuple(replace(part, timeslice_us=MAX_TIMESLICE_US) for part in front.pods)
+        longest = [min(MAX_TIMESLICE_US, (round_us or MAX_TIMESLICE_US) // pod.busy_tsgs) for pod in present]
+        return tuple(replace(part, timeslice_us=us) for part, us in zip(front.pods, longest, strict=True))
     targets = [pod.grant.latency_target_ns for pod in present]
-    return shortened(
-        front.pods,
-        min(ONLINE_ROUND_US if target_ns is None else latency.slice_us(target_ns, waits) for target_ns in targets),
-    )
+    means = [ONLINE_ROUND_US if target_ns is None else latency.slice_us(target_ns, waits) for target_ns in targets]
+    if round_us is not None:
+        means.append(round_us // max(1, sum(pod.busy_tsgs for pod in present if pod.busy)))
+    return shortened(front.pods, min(means))
 
 
 def _step_back(behind: Plan, snapshot: Snapshot, taken_ns: int, slice_us: int) -> tuple[PodPlan, ...]:

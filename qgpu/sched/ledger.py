@@ -9,7 +9,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from qgpu.model import NS_PER_MS, Plan, Pod, PodSample, Sample, Snapshot, Tsg, TsgSample
+from qgpu.model import (
+    FLOOR_SPAN_NS,
+    FLOOR_TIMES,
+    NS_PER_MS,
+    Plan,
+    Pod,
+    PodClass,
+    PodSample,
+    Sample,
+    Snapshot,
+    Tsg,
+    TsgSample,
+)
 from qgpu.sched.settle import Entry, Standing, Use, settle
 
 #: A TSG counts as busy until it had its gate open for this long without running.
@@ -84,13 +96,21 @@ class Ledger:
     #: The plan that samples are held against, and since when its present round is reckoned.
     plan: Plan | None = None
     round_began_ns: int = 0
+    #: What offline pods came short of their floor together; bounded, and nothing while none of them wants anything.
+    offline_short_ns: int = 0
 
     def advance(self, sample: Sample) -> Ledger:
         """Fold one sample in; pods that are gone from it are forgotten."""
         elapsed_ns = 0 if self.now_ns is None else max(0, sample.now_ns - self.now_ns)
         accounts = {pod.pod: self.accounts.get(pod.pod, Account(pod)).advance(pod, elapsed_ns) for pod in sample.pods}
         began_ns = sample.now_ns if self.now_ns is None else self.round_began_ns
-        ledger = replace(self, now_ns=sample.now_ns, accounts=accounts, round_began_ns=began_ns)
+        ledger = replace(
+            self,
+            now_ns=sample.now_ns,
+            accounts=accounts,
+            round_began_ns=began_ns,
+            offline_short_ns=self._short_ns(sample, accounts, elapsed_ns),
+        )
         if _busy(self.accounts) != _busy(accounts):
             return ledger._in_new_round(ragged=True)
         return ledger._in_new_round() if ledger._round_over else ledger
@@ -112,8 +132,8 @@ class Ledger:
         }
         return replace(self, plan=plan, accounts=accounts, round_began_ns=self.now_ns or 0)
 
-    def snapshot(self, period_ns: int) -> Snapshot:
-        """Show a policy what it may know."""
+    def snapshot(self, period_ns: int, offline_floor: int = 0) -> Snapshot:
+        """Show a policy what it may know, and what an operator set."""
         pods = tuple(
             Pod(
                 name,
@@ -125,7 +145,17 @@ class Ledger:
             )
             for name, account in self.accounts.items()
         )
-        return Snapshot(self.pgpu, period_ns, pods)
+        return Snapshot(self.pgpu, period_ns, pods, offline_floor=offline_floor, offline_short_ns=self.offline_short_ns)
+
+    def _short_ns(self, sample: Sample, accounts: Mapping[str, Account], elapsed_ns: int) -> int:
+        """Add what offline pods missed of the floor in a sample; time beyond the floor pays it, and is not saved up."""
+        floor = self.plan.offline_floor if self.plan else 0
+        offline = [pod for pod in sample.pods if pod.grant.pod_class is PodClass.OFFLINE]
+        if not floor or not any(accounts[pod.pod].busy for pod in offline):
+            return 0
+        used_ns = sum(tsg.run_ns for pod in offline for tsg in pod.tsgs)
+        short_ns = self.offline_short_ns + elapsed_ns * floor // 100 - used_ns
+        return max(0, min(FLOOR_TIMES * FLOOR_SPAN_NS * floor // 100, short_ns))
 
     @property
     def _round_over(self) -> bool:

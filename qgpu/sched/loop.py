@@ -19,12 +19,14 @@ class Settings:
 
     policy: Policy
     period_ns: int
+    #: Per cent of the GPU for offline pods, however much online work there is.
+    offline_floor: int = 0
 
 
 def tick(backend: Backend, settings: Settings, ledger: Ledger) -> Ledger:
     """Do one round and return the ledger after it."""
     ledger = ledger.advance(sample := backend.sample())
-    backend.apply(plan := settings.policy(ledger.snapshot(settings.period_ns)))
+    backend.apply(plan := settings.policy(ledger.snapshot(settings.period_ns, settings.offline_floor)))
     backend.wait(until_due(sample.now_ns, plan.period_ns))
     return ledger.planned(plan)
 

@@ -114,7 +114,7 @@ class _Stage:
 
     def _loop_settings(self) -> loop.Settings:
         gpu = self._settings
-        return loop.Settings(policies.compose(gpu.policy, gpu.online_policy), gpu.period_ns)
+        return loop.Settings(policies.compose(gpu.policy, gpu.online_policy), gpu.period_ns, gpu.offline_floor)
 
     def _arrive(self, name: str) -> None:
         part, host = self._parts[name], self._host

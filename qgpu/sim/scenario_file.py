@@ -128,7 +128,7 @@ def _scenario(name: str, top: _Table) -> Scenario:
     if duration_ns <= 0:
         raise top.error("duration", 'say how long to simulate, as in duration = "60s"')
     gpu = top.table("gpu")
-    gpu.only("policy", "online_policy", "period")
+    gpu.only("policy", "online_policy", "period", "offline_floor")
     settings = _settings(gpu, GpuSettings())
     pods_table = top.table("pods")
     pods = tuple(_pod(key, pods_table.table(key), duration_ns) for key in pods_table.raw)
@@ -141,7 +141,9 @@ def _settings(table: _Table, base: GpuSettings) -> GpuSettings:
     policy = table.text("policy", base.policy, policies.find)
     online_policy = table.text("online_policy", base.online_policy, policies.find)
     period_ns = table.text("period", base.period_ns, units.parse_duration)
-    return table.check("period", lambda: replace(base, policy=policy, online_policy=online_policy, period_ns=period_ns))
+    floor = table.text("offline_floor", base.offline_floor, units.parse_percent)
+    kept = table.check("period", lambda: replace(base, policy=policy, online_policy=online_policy, period_ns=period_ns))
+    return table.check("offline_floor", lambda: replace(kept, offline_floor=floor))
 
 
 def _pod(name: str, table: _Table, duration_ns: int) -> ScenarioPod:
@@ -190,7 +192,7 @@ def _changes(
     changes: list[GpuChange | PodChange] = []
     for at_ns, event in sorted(timed, key=lambda pair: pair[0]):
         if "pod" not in event.raw:
-            event.only("at", "policy", "online_policy", "period", "pod")
+            event.only("at", "policy", "online_policy", "period", "offline_floor", "pod")
             settings = _settings(event, settings)
             changes.append(GpuChange(at_ns, settings))
             continue

@@ -42,6 +42,7 @@ def state(daemon: Daemon) -> tuple[Any, Any]:
         (("gpu", "policy", "set", "0", "fair"), ExitCode.NOT_FOUND, "policy 'fair': there is no such policy"),
         (("gpu", "policy", "set", "0", "--period", "1ms"), ExitCode.USAGE, "period 1 ms: a period is 10 ms to 10 s"),
         (("gpu", "policy", "set", "0"), ExitCode.USAGE, "nothing to set"),
+        (("gpu", "policy", "set", "0", "--offline-floor", "60%"), ExitCode.USAGE, "floor 60 %: a floor is 0 to 50 %"),
         (("run", "--cores", "0", "--", "true"), ExitCode.USAGE, "cores 0: a quota is 1 to 100 per cent"),
         (("run", "--cores", "101", "--", "true"), ExitCode.USAGE, "cores 101: a quota is 1 to 100 per cent"),
         (("run", "--latency-target", "2ms", "--", "true"), ExitCode.USAGE, "latency target: only online pods have one"),

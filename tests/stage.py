@@ -1,0 +1,128 @@
+"""A simulated pGPU under the real loop and policies, for tests that watch shares second by second."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from qgpu.load.spec import Workload
+from qgpu.model import NS_PER_MS, NS_PER_S, Grant, Plan, Sample, Snapshot
+from qgpu.policies import compose
+from qgpu.sched import loop
+from qgpu.sched.backend import Backend
+from qgpu.sched.ledger import Ledger
+from qgpu.sched.sim import SimHost
+
+FLOOD = Workload(kernel_us=1000, batch=0)
+BATCH_64, BATCH_128, BATCH_256 = (
+    Workload(kernel_us=work_us, batch=1, gap_us=gap_us) for work_us, gap_us in ((1000, 184), (7930, 328), (15_211, 330))
+)
+PERIOD = 100 * NS_PER_MS
+
+
+def batches(kernel_us: float, gap_us: float = 20) -> Workload:
+    """Return a closed loop that synchronises after each kernel."""
+    return Workload(kernel_us=kernel_us, batch=1, gap_us=gap_us)
+
+
+def every(period_us: float, kernel_us: float) -> Workload:
+    """Return a load that wants this much now and then."""
+    return Workload(kernel_us=kernel_us, batch=1, period_us=period_us)
+
+
+class Disturbed:
+    """A backend on a busy host: ticks come late, and samples are off by up to a tenth of a ms a pod."""
+
+    def __init__(self, inner: Backend, late_ms: float, seed: int) -> None:
+        self._inner = inner
+        self._late_ns = round(late_ms * NS_PER_MS)
+        self._random = random.Random(seed)
+
+    def sample(self) -> Sample:
+        """Sample, not quite rightly; what is too much now is too little then."""
+        sample = self._inner.sample()
+        if not self._late_ns:
+            return sample
+        pods = []
+        for pod in sample.pods:
+            tsgs = tuple(
+                replace(tsg, run_ns=max(1, tsg.run_ns + self._random.randint(-100_000, 100_000))) if tsg.run_ns else tsg
+                for tsg in pod.tsgs
+            )
+            pods.append(replace(pod, tsgs=tsgs))
+        return replace(sample, pods=tuple(pods))
+
+    def apply(self, plan: Plan) -> None:
+        """Apply."""
+        self._inner.apply(plan)
+
+    def wait(self, timeout_ns: int) -> None:
+        """Wait, and somewhat longer."""
+        self._inner.wait(timeout_ns)
+        if self._late_ns:
+            self._inner.wait(self._random.randint(1, self._late_ns))
+
+    def close(self) -> None:
+        """Close."""
+        self._inner.close()
+
+
+@dataclass(frozen=True)
+class Second:
+    """A second of a run: what part of it each pod had, and the plans in force."""
+
+    shares: Mapping[str, float]
+    plans: Sequence[Plan]
+    ledger: Ledger
+
+
+class Stage:
+    """A simulated pGPU under one policy."""
+
+    def __init__(
+        self, policy: str, late_ms: float = 0, seed: int = 0, online: str = "best-effort", floor: int = 0
+    ) -> None:
+        self.host = SimHost()
+        self._sim = self.host.backend(0)
+        self._backend = Disturbed(self._sim, late_ms, seed)
+        self._policy = compose(policy, online)
+        self._floor = floor
+        self._ledger = Ledger(0)
+        self._plans: list[Plan] = []
+
+    def add(self, name: str, grant: Grant, *workloads: Workload) -> None:
+        """Let a pod come with its processes."""
+        self.host.admit(name, {0: grant})
+        for workload in workloads:
+            self.host.start_load(name, 0, workload)
+
+    def seconds(self, number: int) -> Iterator[Second]:
+        """Let seconds pass. What a pod had is asked of the card, not of the ledger."""
+        for _ in range(number):
+            end_ns = self._sim.now_ns + NS_PER_S
+            before, began_ns, self._plans = self._used_ns(), self._sim.now_ns, []
+            while self._sim.now_ns < end_ns:
+                settings = loop.Settings(self._plan, PERIOD, self._floor)
+                self._ledger = loop.tick(self._backend, settings, self._ledger)
+            after, elapsed_ns = self._used_ns(), self._sim.now_ns - began_ns
+            yield Second(
+                {name: (used - before.get(name, 0)) / elapsed_ns for name, used in after.items()},
+                self._plans,
+                self._ledger,
+            )
+
+    def pass_by(self, number: int) -> None:
+        """Let seconds pass unseen."""
+        for _ in self.seconds(number):
+            pass
+
+    def _plan(self, snapshot: Snapshot) -> Plan:
+        self._plans.append(self._policy(snapshot))
+        return self._plans[-1]
+
+    def _used_ns(self) -> dict[str, int]:
+        used: dict[str, int] = {}
+        for _, load in self.host._loads.values():
+            used[load.pod] = used.get(load.pod, 0) + load.run_ns
+        return used
