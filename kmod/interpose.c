@@ -21,7 +21,6 @@
  * (Where CONFIG_TASKS_RCU is not set no task is preempted in the kernel; synchronize_rcu_tasks() is
  * synchronize_rcu() there, which gives the same promise.)
  */
-#include <linux/delay.h>
 #include <linux/file.h>
 #include <linux/module.h>
 #include <linux/notifier.h>
@@ -35,6 +34,7 @@
 #include "escape.h"
 #include "events.h"
 #include "interpose.h"
+#include "pause.h"
 #include "pod.h"
 #include "rm.h"
 #include "seal.h"
@@ -318,7 +318,7 @@ static u32 attach_locked(char *driver, size_t size)
 	}
 	qgpu_slice_enumerate();
 	qgpu_seal_init(fops->owner);
-	qgpu_slice_resume(QGPU_PAUSE_DETACH);
+	qgpu_unpause(QGPU_PAUSE_DETACH);
 	patch();
 	return QGPU_STATE_ENFORCING;
 }
@@ -361,19 +361,6 @@ static void file_drop(void *ptr, void *unused)
 	file_free(file);
 }
 
-/* Nobody opens a gate after us: try for a while. */
-static void settle(void)
-{
-	int tries;
-
-	for (tries = 0; tries < 15 && !qgpu_slice_settled(); tries++) {
-		msleep(10);
-		qgpu_slice_refresh();
-	}
-	if (!qgpu_slice_settled())
-		pr_err("qgpu: the driver did not let every gate be opened\n");
-}
-
 void qgpu_interpose_detach(void)
 {
 	struct module *owner;
@@ -381,8 +368,7 @@ void qgpu_interpose_detach(void)
 	mutex_lock(&qgpu_attach_lock);
 	set_state(enforce ? QGPU_STATE_NO_DRIVER : QGPU_STATE_OFF, "");
 	if (fops) {
-		qgpu_slice_pause(QGPU_PAUSE_DETACH);
-		settle();
+		qgpu_pause(QGPU_PAUSE_DETACH);	/* nobody opens a gate after us */
 		unpatch();
 		synchronize_rcu_tasks();
 		synchronize_srcu(&inside);

@@ -3,36 +3,16 @@
  * main.c - the life of the module. What user space can reach comes last and goes first.
  */
 #include <linux/module.h>
-#include <linux/suspend.h>
 
 #include "cdev.h"
 #include "client.h"
 #include "interpose.h"
+#include "pause.h"
 #include "pod.h"
 #include "slice.h"
 
 #define CREATE_TRACE_POINTS
 #include "trace.h"
-
-/* Calls from the kernel do not wait for the driver's own suspend lock, so none is made while it may be taken. */
-static int pm_event(struct notifier_block *nb, unsigned long event, void *data)
-{
-	switch (event) {
-	case PM_SUSPEND_PREPARE:
-	case PM_HIBERNATION_PREPARE:
-	case PM_RESTORE_PREPARE:
-		qgpu_slice_pause(QGPU_PAUSE_SUSPEND);
-		break;
-	case PM_POST_SUSPEND:
-	case PM_POST_HIBERNATION:
-	case PM_POST_RESTORE:
-		qgpu_slice_resume(QGPU_PAUSE_SUSPEND);
-		break;
-	}
-	return NOTIFY_OK;
-}
-
-static struct notifier_block pm_notifier = { .notifier_call = pm_event };
 
 static int __init qgpu_init(void)
 {
@@ -44,15 +24,15 @@ static int __init qgpu_init(void)
 	ret = qgpu_interpose_init();
 	if (ret)
 		goto err_clients;
-	ret = register_pm_notifier(&pm_notifier);
+	ret = qgpu_pause_init();
 	if (ret)
 		goto err_interpose;
 	ret = qgpu_cdev_init();
 	if (ret)
-		goto err_pm;
+		goto err_pause;
 	return 0;
-err_pm:
-	unregister_pm_notifier(&pm_notifier);
+err_pause:
+	qgpu_pause_uninit();
 err_interpose:
 	qgpu_interpose_uninit();
 	qgpu_slice_uninit();
@@ -64,7 +44,7 @@ err_clients:
 static void __exit qgpu_exit(void)
 {
 	qgpu_cdev_uninit();
-	unregister_pm_notifier(&pm_notifier);
+	qgpu_pause_uninit();
 	qgpu_interpose_uninit();
 	qgpu_slice_uninit();
 	qgpu_pod_uninit();

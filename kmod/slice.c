@@ -12,19 +12,19 @@
 #include "compat.h"
 #include "events.h"
 #include "interpose.h"
+#include "pause.h"
 #include "rm.h"
 #include "slice.h"
 #include "trace.h"
 
 struct qgpu_gpu qgpu_gpus[QGPU_MAX_GPUS];
 int qgpu_nr_gpus;
-static atomic_t paused;	/* QGPU_PAUSE_* */
 
 u64 qgpu_slice_due_us(const struct qgpu_tsg *tsg)
 {
 	const struct qgpu_part *part = tsg->pod->shares[qgpu_gpu_index(tsg->gpu)].part;
 
-	return part && !READ_ONCE(tsg->pod->gone) && !atomic_read(&paused) ? part->timeslice_us : 0;
+	return part && !READ_ONCE(tsg->pod->gone) && !qgpu_paused() ? part->timeslice_us : 0;
 }
 
 static void set_closed(struct qgpu_share *share, bool closed, u64 now_ns)
@@ -180,7 +180,7 @@ static void run(struct qgpu_gpu *gpu)
 	lent = is_lent(gpu, plan, phase_ns);
 	for (i = 0; i < plan->nr_parts; i++) {
 		struct qgpu_part *part = &plan->parts[i];
-		bool closed = part->gated && !atomic_read(&paused) && !window_at(part, phase_ns) && !(lent && takes_part(part));
+		bool closed = part->gated && !qgpu_paused() && !window_at(part, phase_ns) && !(lent && takes_part(part));
 
 		set_closed(&part->pod->shares[qgpu_gpu_index(gpu)], closed, now_ns);
 	}
@@ -304,16 +304,15 @@ void qgpu_slice_refresh(void)
 	}
 }
 
-void qgpu_slice_pause(int reason)
+void qgpu_slice_mute(bool muted)
 {
-	atomic_or(reason, &paused);
-	qgpu_slice_refresh();
-}
+	int i;
 
-void qgpu_slice_resume(int reason)
-{
-	atomic_andnot(reason, &paused);
-	qgpu_slice_refresh();
+	for (i = 0; i < QGPU_MAX_GPUS; i++) {
+		mutex_lock(&qgpu_gpus[i].lock);
+		qgpu_gpus[i].muted = muted;
+		mutex_unlock(&qgpu_gpus[i].lock);
+	}
 }
 
 void qgpu_slice_usage(struct qgpu_gpu *gpu, struct qgpu_pod *pod, struct qgpu_usage *usage)

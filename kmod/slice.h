@@ -51,11 +51,8 @@ int qgpu_slice_idle(struct qgpu_gpu *gpu, void *owner, u64 pod, bool idle);
 void qgpu_slice_drop(void *owner);
 /* Bring every pGPU up to what is due now. */
 void qgpu_slice_refresh(void);
-/* While there is a reason to pause, every gate is open and every timeslice the driver's own. */
-#define QGPU_PAUSE_SUSPEND	0x1
-#define QGPU_PAUSE_DETACH	0x2
-void qgpu_slice_pause(int reason);
-void qgpu_slice_resume(int reason);
+/* Send no control, on any pGPU; none is under way when it returns. */
+void qgpu_slice_mute(bool muted);
 
 /* See to it that the worker comes at gpu->retry_ns at the latest. Needs the pGPU's lock. */
 void qgpu_slice_retry(struct qgpu_gpu *gpu);

@@ -325,6 +325,10 @@ void qgpu_tsgs_apply(struct qgpu_gpu *gpu)
 	struct qgpu_tsg *tsg;
 
 	lockdep_assert_held(&gpu->lock);
+	if (gpu->muted) {
+		gpu->retry_ns = U64_MAX;
+		return;
+	}
 	if (gpu->silent_until_ns && gpu->silent_until_ns <= ktime_get_ns())
 		gpu->silent_until_ns = 0;
 	apply_gates(gpu, true);		/* who must leave leaves before anybody comes: windows do not overlap */

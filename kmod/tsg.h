@@ -59,6 +59,7 @@ struct qgpu_gpu {
 	struct qgpu_channel *gated[NV_DISABLE_CHANNELS_MAX];
 	u64 silent_until_ns;	/* the card does not answer: until then it is not asked */
 	u64 retry_ns;		/* when something is to be tried again; U64_MAX: all is as it is to be */
+	bool muted;		/* no control is sent: the machine is about to sleep, or does */
 
 	struct qgpu_timeline *plan;
 	void *owner;		/* the descriptor that installed the plan */

@@ -220,5 +220,5 @@ def _sanitizer(cache: Path) -> Source:
         tree,
         lambda: vm.Kernel(image, None),
         check="modules",
-        append="kmemleak=on kasan.fault=report",
+        append="kmemleak=on kasan.fault=report kasan_multi_shot",
     )

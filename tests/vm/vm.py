@@ -8,11 +8,14 @@ the boot. What the command prints, its exit code and the kernel log come back th
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import lzma
 import os
+import re
 import shlex
 import shutil
+import socket
 import subprocess
 import tempfile
 import time
@@ -34,7 +37,7 @@ mount -t tmpfs none /rw; mkdir /rw/upper /rw/work
 mount -t overlay -o lowerdir=/ro,upperdir=/rw/upper,workdir=/rw/work none /new || poweroff -f
 mount -t proc none /new/proc; mount -t sysfs none /new/sys; mount -t devtmpfs none /new/dev
 mount -t cgroup2 none /new/sys/fs/cgroup; mount -t debugfs none /new/sys/kernel/debug
-mount -t tmpfs none /new/run; mount -t tmpfs none /new/tmp; mkdir -p /new/run/share /new/dev/shm
+mount -t tmpfs none /new/run; mkdir -p /new/run/share /new/dev/shm
 mount -t virtiofs share /new/run/share || poweroff -f
 {start}
 """
@@ -56,6 +59,7 @@ exec switch_root /new /sbin/init"""
 _COMMAND = """export PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root TMPDIR=/tmp PYTHONDONTWRITEBYTECODE=1 {environment}
 ip link set lo up 2>/dev/null
 cd {cwd}
+( while echo >/run/share/alive; do sleep 2; done ) &
 ( {command} ) </dev/null >/run/share/output 2>&1
 echo $? >/run/share/status
 dmesg >/run/share/dmesg
@@ -64,6 +68,13 @@ sync
 echo o >/proc/sysrq-trigger
 sleep 60
 """
+
+
+#: What ends a guest by itself, its kernel having said on the console what is wrong and where.
+_PANICS = (
+    "panic=-1 panic_print=0x40 oops=panic unknown_nmi_panic softlockup_panic=1 softlockup_all_cpu_backtrace=1 "
+    "sysctl.kernel.hung_task_panic=1"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +87,16 @@ class Kernel:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of a command; status is None when the guest did not get to its end."""
+    """What came of a command; status is None when the guest did not get to its end.
+
+    ``stuck`` says why a guest was ended that did not end by itself, and where its CPUs were.
+    """
 
     status: int | None
     output: str
     dmesg: str
     seconds: float
+    stuck: str = ""
 
 
 def _unpacked(module: Path) -> bytes:
@@ -153,6 +168,56 @@ def _served(tag: str, path: Path, folder: Path, cache: str) -> Iterator[list[str
         process.terminate()
 
 
+def _answer(connection: socket.socket) -> str:
+    said = b""
+    while not said.endswith(b"(qemu) "):
+        more = connection.recv(65536)
+        if not more:
+            raise OSError("gone")
+        said += more
+    return said.decode(errors="replace")
+
+
+def _ask(monitor: Path, command: str) -> str:
+    """Give QEMU's monitor a command; its answer."""
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(10)
+        connection.connect(str(monitor))
+        _answer(connection)
+        connection.sendall(f"{command}\n".encode())
+        return _answer(connection)
+
+
+def _where(monitor: Path) -> str:
+    """Say where the CPUs are, a few times; then make the kernel say it on its console, if it still can."""
+    try:
+        seen = [_ask(monitor, "info registers -a") for _ in range(3)]
+        _ask(monitor, "nmi")
+    except OSError as error:
+        return f"QEMU does not answer: {error}"
+    return "\n".join(line.strip() for text in seen for line in re.findall(r"CPU#\d+|[ER]IP=.*", text))
+
+
+def _watch(process: subprocess.Popen[bytes], alive: Path, monitor: Path, timeout_s: float, silence_s: float) -> str:
+    """Wait for the guest's end; what is to be said of one that does not come."""
+    end = heard = time.monotonic()
+    end += timeout_s
+    last = 0.0
+    while process.poll() is None:
+        now = time.monotonic()
+        beat = alive.stat().st_mtime if alive.exists() else 0.0
+        if beat != last:
+            heard, last = now, beat
+        if now > end or now > heard + silence_s:
+            why = f"not done after {timeout_s:.0f} s" if now > end else f"silent for {silence_s:.0f} s"
+            where = _where(monitor)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(10)
+            return f"the guest is {why}; its CPUs, three times:\n{where}"
+        time.sleep(0.25)
+    return ""
+
+
 def boot(
     kernel: Kernel,
     command: Sequence[str],
@@ -165,10 +230,13 @@ def boot(
     memory: str = "1536M",
     append: str = "",
     single: bool = False,
+    qemu: Sequence[str] = ("qemu-system-x86_64",),
+    silence_s: float = 120,
 ) -> Outcome:
     """Run ``command`` in ``cwd`` on ``kernel``; ``share`` is /run/share in the guest, ``root`` the tree it sees.
 
-    ``single`` runs both CPUs in one thread: slower, but code that one CPU changes is never stale on the other.
+    ``single`` runs both CPUs in one thread (see emulator.py). A guest that is silent for ``silence_s`` has hung; a
+    kernel that finds a CPU or a task stuck panics.
     """
     exports = " ".join(f"{name}={shlex.quote(value)}" for name, value in (environment or {}).items())
     (share / "command").write_text(
@@ -178,7 +246,7 @@ def boot(
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="qgpu-vm.")))
         arguments = [
             *(
-                "qemu-system-x86_64",
+                *qemu,
                 "-M",
                 "q35",
                 "-accel",
@@ -195,20 +263,19 @@ def boot(
                 "-initrd",
                 str(_initramfs(kernel, folder, _ALONE if root == Path("/") else _WITH_SYSTEMD)),
             ),
-            *("-append", f"console=ttyS0 panic=-1 loglevel=4 tsc=reliable oops=panic mitigations=off {append}"),
+            *("-monitor", f"unix:{folder / 'monitor'},server,nowait"),
+            *("-append", f"console=ttyS0 loglevel=5 {_PANICS} tsc=reliable mitigations=off {append}"),
             *stack.enter_context(_served("root", root, folder, "always")),
             *stack.enter_context(_served("share", share, folder, "none")),
         ]
         started = time.monotonic()
         with subprocess.Popen(arguments, stdin=subprocess.DEVNULL) as process:
-            try:
-                process.wait(timeout_s)
-            except subprocess.TimeoutExpired:
-                process.kill()
+            stuck = _watch(process, share / "alive", folder / "monitor", timeout_s, silence_s)
+            process.kill()
         seconds = time.monotonic() - started
     read = {name: _text(share / name) for name in ("status", "output", "dmesg", "console")}
     status = int(read["status"]) if read["status"].strip() else None
-    return Outcome(status, read["output"], read["dmesg"] or read["console"], seconds)
+    return Outcome(status, read["output"], read["dmesg"] or read["console"], seconds, stuck)
 
 
 def _text(path: Path) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -40,12 +41,27 @@ def leaks() -> list[str]:
     ]
 
 
+LOCKDEP = Path("/proc/lockdep_stats")
+
+
+def lockdep_watches() -> bool:
+    """False where lockdep was built in and has switched itself off: at its first report, or out of room."""
+    if not LOCKDEP.exists():
+        return True
+    on = re.search(r"debug_locks:\s*1$", LOCKDEP.read_text(), re.MULTILINE) is not None
+    qg.note("lockdep_on_at_the_end", int(on))
+    return on
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _driver() -> Iterator[None]:
     with qg.driver():
         yield
     lost = leaks()
+    if KMEMLEAK.exists():
+        qg.note("kmemleak_in_modules", len(lost))
     assert not lost, lost[:3]
+    assert lockdep_watches()
 
 
 @pytest.fixture(scope="session")

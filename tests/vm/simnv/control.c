@@ -232,6 +232,8 @@ u32 sim_control(const struct sim_file *file, struct nvos54 *arg)
 	void *params;
 	u32 status;
 
+	if (!file)
+		sim_pm_called();
 	/* RmGssLegacyRpcCmd: raw to the firmware, whoever the client is */
 	if (arg->cmd & NV_CONTROL_GSS_LEGACY)
 		return as_recorded(file, arg->cmd, arg->params);

@@ -131,8 +131,9 @@ static struct file_operations nvidia_fops = {
 static int show(struct seq_file *seq, void *unused)
 {
 	mutex_lock(&sim_lock);
-	seq_printf(seq, "clients %u objects %u free %llu total %llu waits %u\n", sim_nr_clients, sim_nr_objects,
-		   sim_memory_free(0), sim_memory_total(), sim_nr_waits);
+	seq_printf(seq, "clients %u objects %u free %llu total %llu waits %u sleeps %u asleep_off %u asleep_calls %u\n",
+		   sim_nr_clients, sim_nr_objects, sim_memory_free(0), sim_memory_total(), sim_nr_waits, sim_nr_sleeps,
+		   sim_asleep_off, sim_asleep_calls);
 	sim_gpu_show(seq);
 	mutex_unlock(&sim_lock);
 	return 0;
@@ -149,6 +150,7 @@ static int __init nvidia_init(void)
 		return -EINVAL;
 	sim_fops = &nvidia_fops;
 	sim_gpu_init();
+	sim_pm_init();
 	proc = proc_mkdir("driver/nvidia", NULL);
 	if (!proc || !proc_create_single("sim", 0444, proc, show)) {
 		ret = -ENOMEM;
@@ -172,6 +174,7 @@ err_region:
 	unregister_chrdev_region(MKDEV(NV_MAJOR_DEVICE_NUMBER, 0), 256);
 err_gpu:
 	proc_remove(proc);
+	sim_pm_uninit();
 	sim_gpu_uninit();
 	return ret;
 }
@@ -182,6 +185,7 @@ static void __exit nvidia_exit(void)
 	cdev_del(&gpus);
 	unregister_chrdev_region(MKDEV(NV_MAJOR_DEVICE_NUMBER, 0), 256);
 	proc_remove(proc);
+	sim_pm_uninit();
 	sim_gpu_uninit();
 }
 

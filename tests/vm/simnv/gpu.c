@@ -176,13 +176,16 @@ void sim_gpu_remove_tsg(int gpu, struct sim_tsg *tsg)
 void sim_gpu_submit(int gpu, struct sim_channel *channel, const struct sim_submit *arg)
 {
 	sim_gpu_advance(gpu);
-	/* bounds, or a random call could make the jumps so short that they never catch up */
-	channel->kernel_ns = max(arg->kernel_ns, 1000ull);
+	/*
+	 * Bounds, or a random call could make the jumps so short that they never catch up, or a batch so long that it
+	 * comes to nothing in 64 bits.
+	 */
+	channel->kernel_ns = clamp_t(u64, arg->kernel_ns, 1000, NSEC_PER_SEC);
 	channel->current_ns = channel->kernel_ns;
-	channel->period_ns = arg->period_ns ? max(arg->period_ns, 100000ull) : 0;
-	channel->batch = arg->count;
+	channel->period_ns = arg->period_ns ? clamp_t(u64, arg->period_ns, NSEC_PER_MSEC, 1000 * NSEC_PER_SEC) : 0;
+	channel->batch = arg->count > NSEC_PER_SEC ? FLOOD : arg->count;
 	channel->next_ns = ktime_get_ns() + channel->period_ns;
-	channel->left = channel->period_ns ? 0 : arg->count;
+	channel->left = channel->period_ns ? 0 : channel->batch;
 	channel->submitted_ns = ktime_get_ns();
 }
 
@@ -203,6 +206,22 @@ void sim_gpu_show(struct seq_file *seq)
 				   tsg->slice_ns, off);
 		}
 	}
+}
+
+/* Channels off the cards. */
+unsigned int sim_gpu_off(void)
+{
+	struct sim_channel *channel;
+	unsigned int i, off = 0;
+	struct sim_tsg *tsg;
+
+	for (i = 0; i < SIM_GPUS_MAX; i++) {
+		list_for_each_entry(tsg, &cards[i].runlist, node) {
+			list_for_each_entry(channel, &tsg->channels, node)
+				off += channel->disabled;
+		}
+	}
+	return off;
 }
 
 void sim_gpu_init(void)

@@ -2,7 +2,8 @@
 /*
  * sim.h - a simulated NVIDIA driver: enough of nvidia.ko for qgpu.ko to stand in, measure and gate.
  *
- * dev.c is the character devices, rm.c the objects, control.c the controls, gpu.c the card that runs channels.
+ * dev.c is the character devices, rm.c the objects, control.c the controls, gpu.c the card that runs channels,
+ * pm.c what it is like while the machine sleeps.
  * Layouts are those of kmod/nvrm.h, which it shares with qgpu.ko on purpose only for its structs.
  */
 #ifndef _SIM_H
@@ -105,12 +106,18 @@ u64 sim_memory_total(void);
 extern unsigned int sim_nr_clients, sim_nr_objects;
 extern unsigned int sim_nr_waits;	/* frees of gated channels with work */
 
+extern unsigned int sim_nr_sleeps, sim_asleep_off, sim_asleep_calls;	/* suspends; channels off then; kernel's calls */
+void sim_pm_init(void);
+void sim_pm_uninit(void);
+void sim_pm_called(void);
+
 void sim_gpu_init(void);
 void sim_gpu_uninit(void);
 void sim_gpu_advance(int gpu);
 void sim_gpu_add_tsg(int gpu, struct sim_tsg *tsg);
 void sim_gpu_remove_tsg(int gpu, struct sim_tsg *tsg);
 void sim_gpu_submit(int gpu, struct sim_channel *channel, const struct sim_submit *arg);
+unsigned int sim_gpu_off(void);
 struct seq_file;
 void sim_gpu_show(struct seq_file *seq);
 
