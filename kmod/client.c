@@ -58,6 +58,7 @@ static void client_free(struct kref *ref)
 
 	WARN_ON(!xa_empty(&client->objects));
 	release_kept(client);
+	qgpu_pod_leave(client->pod);
 	qgpu_pod_put(client->pod);
 	xa_destroy(&client->objects);
 	kfree_rcu(client, rcu);
@@ -148,6 +149,7 @@ static int publish(struct qgpu_client *client, bool sure)
 		old = NULL;
 	rcu_read_unlock();
 	if (old) {
+		/* Ours is not in the table yet: nobody who holds old's can be waiting for it. */
 		mutex_lock_nested(&old->lock, SINGLE_DEPTH_NESTING);
 		client_end(old);
 		qgpu_client_unlock(old);
@@ -157,11 +159,16 @@ static int publish(struct qgpu_client *client, bool sure)
 
 int qgpu_client_add(struct list_head *file_clients, struct qgpu_pod *pod, u32 handle, bool sure)
 {
-	struct qgpu_client *client = kzalloc(sizeof(*client), GFP_KERNEL_ACCOUNT);
+	struct qgpu_client *client;
 	int ret;
 
-	if (!client)
+	if (!qgpu_pod_enter(pod))
 		return -ENOMEM;
+	client = kzalloc(sizeof(*client), GFP_KERNEL_ACCOUNT);
+	if (!client) {
+		qgpu_pod_leave(pod);
+		return -ENOMEM;
+	}
 	client->handle = handle;
 	client->tgid = task_tgid_nr(current);
 	client->pod = qgpu_pod_get(pod);

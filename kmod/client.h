@@ -69,6 +69,8 @@ int qgpu_object_gpu(struct qgpu_client *client, u32 handle);
 u32 qgpu_object_device(struct qgpu_client *client, u32 handle);
 /* Whether it is the last subdevice of a device with TSGs: gating them is a control on it. */
 bool qgpu_object_needed(struct qgpu_client *client, struct qgpu_object *object);
+/* Whether it has channels. */
+bool qgpu_objects_run(struct qgpu_client *client);
 /* Keep the gates of what is below (or hangs on) an object open while the driver frees it. */
 /* True: a gate was opened by it that was closed. */
 bool qgpu_objects_hold(struct qgpu_client *client, u32 handle);

@@ -77,6 +77,19 @@ static bool is_gone(const struct qgpu_call *call, struct qgpu_client *client, co
 }
 
 /*
+ * A channel goes with its USERD, where that lies in memory which the process described itself (kernel_channel_gv100.c).
+ * Which memory that is stands in parameters that a pod can change under RM's eyes; so any such memory counts, and as it
+ * is not in the register, RM is asked.
+ */
+static bool may_be_userd(struct qgpu_client *client, u32 handle)
+{
+	u32 class;
+
+	return qgpu_objects_run(client) && qgpu_rm_class(client->handle, handle, &class) == NV_OK &&
+	       class == NV01_MEMORY_SYSTEM_OS_DESCRIPTOR;
+}
+
+/*
  * The gates of what goes away are opened first, or RM would wait for channels that cannot run. A client's entry gives
  * up its handle before, for RM may hand that out again at once.
  */
@@ -84,17 +97,18 @@ static long free_locked(struct qgpu_call *call, struct qgpu_client *client, cons
 			bool *opened)
 {
 	struct qgpu_object *object = qgpu_object_find(client, freeing->handle);
-	bool root = freeing->handle == client->handle, used, gone;
+	bool root = freeing->handle == client->handle;
+	bool userd = !root && !object && may_be_userd(client, freeing->handle), used, gone;
 	long ret;
 
-	if (!root && !object)
+	if (!root && !object && !userd)
 		return qgpu_call_forward(call);
 	if (object && qgpu_object_needed(client, object))
 		return qgpu_call_answer(call, freeing->status_at, NV_ERR_INVALID_STATE);
 	/* channels, and TSGs with them, go with the address space or context share that they use */
-	used = object && (object->class == FERMI_VASPACE_A || object->class == FERMI_CONTEXT_SHARE_A);
-	if (root || !object->mem)
-		*opened = qgpu_objects_hold(client, freeing->handle);
+	used = userd || (object && (object->class == FERMI_VASPACE_A || object->class == FERMI_CONTEXT_SHARE_A));
+	if (!object || !object->mem)
+		*opened = qgpu_objects_hold(client, userd ? client->handle : freeing->handle);
 	if (root)
 		WRITE_ONCE(client->dead, true);
 	ret = qgpu_call_forward(call);

@@ -33,9 +33,13 @@ struct qgpu_object *qgpu_object_add(struct qgpu_client *client, u32 handle, u32 
 	lockdep_assert_held(&client->lock);
 	if (handle == client->handle)
 		return ERR_PTR(-EEXIST);
-	object = kzalloc(sizeof(*object), GFP_KERNEL_ACCOUNT);
-	if (!object)
+	if (!qgpu_pod_enter(client->pod))
 		return ERR_PTR(-ENOMEM);
+	object = kzalloc(sizeof(*object), GFP_KERNEL_ACCOUNT);
+	if (!object) {
+		qgpu_pod_leave(client->pod);
+		return ERR_PTR(-ENOMEM);
+	}
 	object->handle = handle;
 	object->parent = parent;
 	object->class = class;
@@ -48,6 +52,7 @@ struct qgpu_object *qgpu_object_add(struct qgpu_client *client, u32 handle, u32 
 		ret = insert(client, object);
 	}
 	if (ret) {
+		qgpu_pod_leave(client->pod);
 		kfree(object);
 		return ERR_PTR(ret == -EBUSY ? -EEXIST : ret);
 	}
@@ -98,6 +103,19 @@ bool qgpu_object_needed(struct qgpu_client *client, struct qgpu_object *object)
 		needed |= !!other->tsg;
 	}
 	return needed;
+}
+
+bool qgpu_objects_run(struct qgpu_client *client)
+{
+	struct qgpu_object *object;
+	unsigned long index;
+
+	lockdep_assert_held(&client->lock);
+	xa_for_each(&client->objects, index, object) {
+		if (object->tsg)
+			return true;
+	}
+	return false;
 }
 
 static bool is_below(struct qgpu_client *client, struct qgpu_object *object, u32 handle)
@@ -168,6 +186,7 @@ static void object_remove(struct qgpu_client *client, struct qgpu_object *object
 		qgpu_channel_remove(object->tsg, object->handle);
 	else if (object->tsg)
 		qgpu_tsg_remove(object->tsg);
+	qgpu_pod_leave(client->pod);
 	atomic_dec(&qgpu_nr_objects);
 	kfree_rcu(object, rcu);
 }

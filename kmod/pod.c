@@ -6,6 +6,7 @@
  * Enforcing grants is left to mem.c and slice.c.
  */
 #include <linux/cgroup.h>
+#include <linux/module.h>
 #include <linux/mutex.h>
 #include <linux/rculist.h>
 #include <linux/slab.h>
@@ -13,6 +14,11 @@
 #include "events.h"
 #include "pod.h"
 #include "slice.h"
+
+/* Each holds kernel memory here and more in the driver; a whole card in pieces of 2 MiB is a quarter of this many. */
+static unsigned int entries_max = 1 << 18;
+module_param(entries_max, uint, 0644);
+MODULE_PARM_DESC(entries_max, "clients and objects of the driver that a pod may have at once (default 262144)");
 
 static DEFINE_MUTEX(pods_lock);
 static LIST_HEAD(pods);		/* by id, ascending */
@@ -185,6 +191,19 @@ void qgpu_pod_flag(struct qgpu_pod *pod, u32 flag, u32 event)
 {
 	if (!(atomic_fetch_or(flag, &pod->flags) & flag))
 		qgpu_event(event, pod->id, 0, 0);
+}
+
+bool qgpu_pod_enter(struct qgpu_pod *pod)
+{
+	if ((unsigned int)atomic_inc_return(&pod->nr_entries) <= READ_ONCE(entries_max))
+		return true;
+	qgpu_pod_leave(pod);
+	return false;
+}
+
+void qgpu_pod_leave(struct qgpu_pod *pod)
+{
+	atomic_dec(&pod->nr_entries);
 }
 
 unsigned int qgpu_pod_count(void)

@@ -41,6 +41,7 @@ struct qgpu_pod {
 	atomic_t flags;		/* QGPU_POD_* */
 	atomic_t nr_files;
 	atomic_t nr_clients;
+	atomic_t nr_entries;	/* clients and objects in the register */
 	atomic64_t refused_allocs;
 	atomic64_t refused_controls;
 	struct qgpu_share shares[QGPU_MAX_GPUS];
@@ -60,6 +61,9 @@ int qgpu_pod_add(int cgroup_fd, const char *name, u64 *id);
 int qgpu_pod_remove(u64 id);
 int qgpu_pod_grant(u64 id, const struct qgpu_grant *grant);
 void qgpu_pod_flag(struct qgpu_pod *pod, u32 flag, u32 event);
+/* One more client or object in the register; false: the pod has as many as it may have. */
+bool qgpu_pod_enter(struct qgpu_pod *pod);
+void qgpu_pod_leave(struct qgpu_pod *pod);
 unsigned int qgpu_pod_count(void);
 void qgpu_pod_uninit(void);
 

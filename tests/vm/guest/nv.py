@@ -78,8 +78,8 @@ class Program:
     def tsg(self, engine: int = 1) -> int:
         return self.alloc(self.device, TSG, struct.pack("12xI4x", engine))
 
-    def channel(self, parent: int) -> int:
-        return self.alloc(parent, CHANNEL, bytes(368))
+    def channel(self, parent: int, userd: int = 0) -> int:
+        return self.alloc(parent, CHANNEL, bytes(32) + struct.pack("I", userd) + bytes(332))
 
     def compute(self, channels: int = 1) -> tuple[int, list[int]]:
         tsg = self.tsg()

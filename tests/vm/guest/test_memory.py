@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 import threading
+from pathlib import Path
 
 import nv
 import pytest
@@ -257,3 +258,23 @@ def test_a_call_changed_between_check_and_use_gains_nothing(web):
 
     used = qg.sim()["total"] - qg.sim()["free"]
     assert used == web.usage().memory <= 64 * MIB
+
+
+def test_a_pod_has_no_more_in_the_register_than_it_may(web):
+    """Beyond that RM's own answer would have no entry, so there is none."""
+    entries_max = Path("/sys/module/qgpu/parameters/entries_max")
+    was = entries_max.read_text()
+    (process,) = web.processes
+    entries_max.write_text("8")
+    try:
+        answers = [process.run(take, MIB) for _ in range(10)]
+        process.run(lambda state, handle: state["p"].free(handle), answers[0])
+        again = process.run(take, MIB)
+    finally:
+        entries_max.write_text(was)
+
+    granted = [answer for answer in answers if answer > 0]
+    assert 0 < len(granted) < 8
+    assert set(answers) - set(granted) == {-nv.NO_MEMORY}
+    assert again > 0
+    assert web.usage().memory == len(granted) * MIB

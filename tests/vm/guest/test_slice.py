@@ -197,10 +197,19 @@ def test_channels_outside_tsgs_are_gated(qgpu, pod):
     assert off() == [1]
 
 
-@pytest.mark.parametrize("how", ["exit", "kill", "tsg", "channel", "device", "client"])
+def flood_on_own_userd(state):
+    """Its USERD lies in memory that the process described itself; the channel goes with it."""
+    p = state["p"] = nv.Program()
+    state["tsg"] = p.tsg()
+    state["userd"] = p.alloc(p.device, 0x71, bytes(128))
+    state["channels"] = [p.channel(state["tsg"], state["userd"])]
+    p.submit(state["channels"][0], 1000)
+
+
+@pytest.mark.parametrize("how", ["exit", "kill", "tsg", "channel", "userd", "device", "client"])
 def test_nothing_that_goes_away_waits_for_a_closed_gate(qgpu, run, how):
     before = qg.sim()["waits"]
-    a = run("a", flood)
+    a = run("a", flood_on_own_userd)
     b = run("b", flood)
     qgpu.plan((a.id, 1000, []), (b.id, 1000, []))
     process = a.processes[0]
@@ -212,6 +221,8 @@ def test_nothing_that_goes_away_waits_for_a_closed_gate(qgpu, run, how):
         process.run(lambda state: state["p"].free(state["tsg"]))
     elif how == "channel":
         process.run(lambda state: state["p"].free(state["channels"][0]))
+    elif how == "userd":
+        process.run(lambda state: state["p"].free(state["userd"]))
     elif how == "device":
         process.run(lambda state: state["p"].free(state["p"].device))
     else:

@@ -131,9 +131,11 @@ static u32 alloc_tsg(struct sim_client *client, struct sim_object *object)
 	return NV_OK;
 }
 
-static u32 alloc_channel(struct sim_client *client, struct sim_object *object, struct sim_object *parent)
+static u32 alloc_channel(const struct sim_file *file, struct sim_client *client, struct sim_object *object,
+			 struct sim_object *parent, u64 params)
 {
-	u32 status;
+	struct sim_object *memory;
+	u32 status, userd = 0;
 
 	if (parent->class != KEPLER_CHANNEL_GROUP_A) {
 		status = alloc_tsg(client, object);
@@ -146,6 +148,11 @@ static u32 alloc_channel(struct sim_client *client, struct sim_object *object, s
 	if (!object->channel)
 		return NV_ERR_NO_MEMORY;
 	list_add_tail(&object->channel->node, &object->tsg->channels);
+	if (params)
+		sim_copy_in(file, &userd, params + 32, sizeof(userd));
+	memory = userd ? sim_object(client, userd) : NULL;
+	if (memory && memory->class == NV01_MEMORY_SYSTEM_OS_DESCRIPTOR)	/* kernel_channel_gv100.c */
+		object->userd = userd;
 	return NV_OK;
 }
 
@@ -175,7 +182,7 @@ static u32 construct(const struct sim_file *file, struct sim_client *client, str
 		return parent && parent->class == NV01_DEVICE_0 ? alloc_tsg(client, object) :
 								 NV_ERR_INVALID_OBJECT_PARENT;
 	if (NV_IS_GPFIFO(object->class))
-		return parent ? alloc_channel(client, object, parent) : NV_ERR_INVALID_OBJECT_PARENT;
+		return parent ? alloc_channel(file, client, object, parent, params) : NV_ERR_INVALID_OBJECT_PARENT;
 	if (object->class == 0x73)	/* no display, as on the recorded card */
 		return NV_ERR_NOT_SUPPORTED;
 	return NV_OK;
@@ -266,7 +273,8 @@ static u32 alloc(struct sim_file *file, u32 root, u32 parent, u32 *handle, u32 c
 static bool is_below(struct sim_client *client, struct sim_object *object, u32 handle)
 {
 	for (; object; object = sim_object(client, object->parent)) {
-		if (object->handle == handle || object->parent == handle || (object->vaspace && object->vaspace == handle))
+		if (object->handle == handle || object->parent == handle || (object->vaspace && object->vaspace == handle) ||
+		    (object->userd && object->userd == handle))
 			return true;
 	}
 	return false;

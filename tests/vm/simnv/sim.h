@@ -72,6 +72,7 @@ struct sim_tsg {
 struct sim_object {
 	u32 handle, parent, class;
 	u32 vaspace;			/* that a TSG depends on and goes with */
+	u32 userd;			/* that a channel goes with: memory the process described itself */
 	int gpu;
 	bool doomed;
 	struct sim_mem *mem;
