@@ -3,8 +3,8 @@
  * client.c - the register: RM clients of pods, as RM has them, by handle and by file. The objects below them are
  * object.c's.
  *
- * Lock order: client's lock, then files_lock or pGPU's lock (tsg.c), then mem_lock (mem.c). A client's lock is held while
- * the driver allocates or frees under it, so nothing that the driver may wait for (the slice worker) takes it.
+ * Lock order: client's lock, then files_lock or pGPU's lock (tsg.c), then mem_lock (mem.c). A client's lock is held
+ * while the driver allocates or frees under it, so nothing that the driver may wait for (the slice worker) takes it.
  */
 #include <linux/rhashtable.h>
 #include <linux/sched.h>

@@ -80,7 +80,7 @@ void qgpu_objects_remove(struct qgpu_client *client, u32 handle);
 void qgpu_objects_reconcile(struct qgpu_client *client);
 bool qgpu_objects_reclose(struct qgpu_client *client);
 
-/* Keep memory charged until the client goes, whatever becomes of its handles; consumes the reference unless it fails. */
+/* Keep memory charged until the client goes, whatever becomes of its handles; consumes the reference or fails. */
 int qgpu_client_keep(struct qgpu_client *client, struct qgpu_mem *mem);
 /* So for all memory that it has handles on. */
 int qgpu_objects_keep(struct qgpu_client *client);

@@ -100,7 +100,7 @@ static long start_channels(struct qgpu_call *call)
 }
 
 /*
- * An exported object outlives its handle, by a descriptor that nobody here sees the end of. Which object is named behind
+ * An exported object outlives its handle, by a descriptor whose end nobody here sees. Which object is named behind
  * a pointer, so all memory of the client is meant: it stays charged until the client goes.
  */
 static long export_object(struct qgpu_call *call)

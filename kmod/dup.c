@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * dup.c - duplicates that a pod makes of its own objects or of others'. Memory stays charged once as long as it is known
- * which memory it is; else the duplicate is charged like memory of its own. What carries a gate, or takes channels along
- * when it goes, has one name only.
+ * dup.c - duplicates that a pod makes of its own objects or of others'. Memory stays charged once as long as it is
+ * known which memory it is; else the duplicate is charged like memory of its own. What carries a gate, or takes
+ * channels along when it goes, has one name only.
  */
 #include "client.h"
 #include "escape.h"

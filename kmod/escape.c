@@ -45,7 +45,7 @@ long qgpu_call_forward(struct qgpu_call *call)
 }
 
 /*
- * A call that needs a closed gate open runs the pod's kernels out of turn. It costs the caller many times that, so that a
+ * A call that needs a closed gate open runs the pod's kernels out of turn. It costs the caller many times that, so a
  * loop of such calls gains nothing.
  */
 #define REPAY_TIMES	20
@@ -214,10 +214,10 @@ long qgpu_escape(struct qgpu_file *file, unsigned int cmd, unsigned long arg)
 
 	if (ret)
 		return ret;
-	/* It would make RM take this file for the other one, whose clients then outlive the release we forget them at. */
+	/* It would make RM take this file for the other one, whose clients would outlive our forgetting them. */
 	if (_IOC_NR(cmd) == NV_ESC_REGISTER_FD && iminor(file_inode(file->filp)) == NV_MINOR_CONTROL)
 		return -EINVAL;
-	/* Such a descriptor keeps memory that has no handle any more. It is not RM's call, so it has no status of RM's. */
+	/* Such a descriptor keeps memory that has no handle any more. The call has no status of RM's. */
 	if (_IOC_NR(cmd) == NV_ESC_EXPORT_TO_DMABUF_FD && is_limited(file->pod))
 		return -EOPNOTSUPP;
 	handler = handler_of(_IOC_NR(cmd), _IOC_SIZE(cmd));

@@ -28,8 +28,8 @@ void qgpu_pause(int reason)
 
 	atomic_or(reason, &paused);
 	qgpu_slice_refresh();
-	for (tries = 0; tries < 15 && !qgpu_slice_settled(); tries++) {
-		msleep(10);
+	for (tries = 0; tries < 10 && !qgpu_slice_settled(); tries++) {
+		msleep(20);
 		qgpu_slice_refresh();
 	}
 	if (!qgpu_slice_settled())

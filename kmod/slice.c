@@ -180,7 +180,8 @@ static void run(struct qgpu_gpu *gpu)
 	lent = is_lent(gpu, plan, phase_ns);
 	for (i = 0; i < plan->nr_parts; i++) {
 		struct qgpu_part *part = &plan->parts[i];
-		bool closed = part->gated && !qgpu_paused() && !window_at(part, phase_ns) && !(lent && takes_part(part));
+		bool turn = window_at(part, phase_ns) || (lent && takes_part(part));
+		bool closed = part->gated && !qgpu_paused() && !turn;
 
 		set_closed(&part->pod->shares[qgpu_gpu_index(gpu)], closed, now_ns);
 	}

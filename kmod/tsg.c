@@ -261,7 +261,8 @@ static void apply_gates(struct qgpu_gpu *gpu, bool off)
 		if (last && last->client != tsg->client)
 			flush_gate(gpu, last, off);
 		for (i = 0; i < tsg->nr_channels; i++) {
-			if (!is_due(tsg, &tsg->channels[i], off) || tsg->channels[i].retry.at_ns || gpu->silent_until_ns)
+			if (!is_due(tsg, &tsg->channels[i], off) || tsg->channels[i].retry.at_ns ||
+			    gpu->silent_until_ns)
 				continue;
 			num = gpu->gate.num++;
 			gpu->gate.clients[num] = tsg->client;

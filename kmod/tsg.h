@@ -88,8 +88,8 @@ void qgpu_tsg_wish(struct qgpu_tsg *tsg, u64 wish_us);
 int qgpu_tsg_next(struct qgpu_gpu *gpu, struct qgpu_tsg_next *next);
 
 /*
- * Make gates and timeslices what they are to be; what fails is left to gpu->retry_ns, for which the timer is armed. Needs
- * the pGPU's lock.
+ * Make gates and timeslices what they are to be; what fails is left to gpu->retry_ns, for which the timer is armed.
+ * Needs the pGPU's lock.
  */
 void qgpu_tsgs_apply(struct qgpu_gpu *gpu);
 

@@ -35,7 +35,7 @@ static long refuse_memory(struct qgpu_call *call, int gpu, u64 size, size_t stat
 	return qgpu_call_answer(call, status_at, NV_ERR_NO_MEMORY);
 }
 
-/* The answer is not RM's own, and names no new memory: whatever RM made, the pod has paid for it until its client goes. */
+/* The answer is not RM's own, and names no new memory: whatever RM made, the pod pays for it until its client goes. */
 static void keep(struct qgpu_client *client, int gpu, u64 reserved)
 {
 	struct qgpu_mem *mem = qgpu_mem_new(client->pod, gpu, reserved);
@@ -48,7 +48,8 @@ static void keep(struct qgpu_client *client, int gpu, u64 reserved)
  * Memory was reserved and RM allocated something: book it by what RM says of it. Only a memory object of the video
  * memory class is charged; "any location" may have become system memory.
  */
-static long book(struct qgpu_call *call, struct qgpu_client *client, const struct qgpu_video *video, u32 handle, int gpu)
+static long book(struct qgpu_call *call, struct qgpu_client *client, const struct qgpu_video *video, u32 handle,
+		 int gpu)
 {
 	u64 reserved = video->size, size = reserved;
 	struct qgpu_object *object;
@@ -61,7 +62,8 @@ static long book(struct qgpu_call *call, struct qgpu_client *client, const struc
 			keep(client, gpu, reserved);
 		if (!qgpu_is_physical(class))
 			return 0;
-		qgpu_rm_free(client->handle, video->parent, handle);	/* _rmAllocMemoryLocalUser, for an administrator */
+		/* _rmAllocMemoryLocalUser, for an administrator */
+		qgpu_rm_free(client->handle, video->parent, handle);
 		return qgpu_refuse_class(call, video->status_at);
 	}
 	if (qgpu_rm_memory_size(client->handle, handle, &size) != NV_OK)

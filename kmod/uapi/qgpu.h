@@ -96,7 +96,8 @@ struct qgpu_pod_remove {
 /*
  * QGPU_IOC_GRANT_SET, QGPU_IOC_GRANT_GET: what a pod was given on one pGPU.
  * memory (bytes) is enforced by the module, 0 is no limit; pod_class, cores (per cent, 0 is no quota) and
- * latency_target_ns (0 is none) are only remembered, for they act through plans. GET answers ENOENT where nothing was set.
+ * latency_target_ns (0 is none) are only remembered, for they act through plans. GET answers ENOENT where
+ * nothing was set.
  */
 struct qgpu_grant {
 	__u64 pod;

@@ -46,6 +46,8 @@ def build(kernel: kernels.Source) -> Path:
         make("-C", str(kernel.headers), f"M={work / name}", "W=1", *options, "modules", kernel=kernel)
     plain = work / "simplain" / "nvidia.ko"
     make("-C", str(work / "kmod"), f"KDIR={kernel.headers}", f"NVIDIA_KO={plain}", kernel.check, kernel=kernel)
+    if (kernel.headers / "scripts" / "checkpatch.pl").exists():  # a source tree, not a headers package
+        subprocess.run(["make", "-s", "-C", str(ROOT / "kmod"), f"KDIR={kernel.headers}", "style"], check=True)
     out = work / "out"
     out.mkdir(exist_ok=True)
     for path in (*(work / "kmod").glob("*.ko"), *(work / "simnv").glob("*.ko")):
