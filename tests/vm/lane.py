@@ -140,7 +140,7 @@ def main() -> int:
         found = json.loads(figures.read_text()) if figures.exists() else {}
     print(outcome.output)
     faults = [line for line in outcome.dmesg.splitlines() if any(fault in line for fault in FAULTS)]
-    print("\n".join(outcome.dmesg.splitlines()[-120:]) if outcome.status is None or faults else "")
+    print("\n".join(outcome.dmesg.splitlines()[-400:]) if outcome.status is None or faults else "")
     print(outcome.stuck)
     print(f"kernel {kernel.name}: status {outcome.status}, {len(faults)} faults, {outcome.seconds:.0f} s in the VM")
     if arguments.script:

@@ -67,9 +67,9 @@ def test_a_hung_daemon_leaves_no_gate_closed(gated, qgpu, figure):
 
 
 def test_a_renewed_plan_holds(gated):
-    daemon = gated(500 * MS)
-    for _ in range(8):
-        time.sleep(0.2)
+    daemon = gated(3000 * MS)
+    for _ in range(10):
+        time.sleep(0.5)
         daemon.run(lambda state: state["q"].ioctl("RENEW", gpu=0) and None)
 
     assert not is_free()

@@ -13,6 +13,7 @@
 #include "sim.h"
 
 #define NV_ERR_INSERT_DUPLICATE_NAME	0x19
+#define NV_ERR_INSUFFICIENT_RESOURCES	0x1a
 #define PAGE_64K			0x10000ull
 
 DEFINE_MUTEX(sim_lock);
@@ -137,6 +138,8 @@ static u32 alloc_channel(const struct sim_file *file, struct sim_client *client,
 	struct sim_object *memory;
 	u32 status, userd = 0;
 
+	if (object->gpu < 0 || (parent->class == KEPLER_CHANNEL_GROUP_A && !parent->tsg))	/* the latter: a duplicate */
+		return NV_ERR_INVALID_OBJECT_PARENT;
 	if (parent->class != KEPLER_CHANNEL_GROUP_A) {
 		status = alloc_tsg(client, object);
 		if (status)
@@ -144,6 +147,8 @@ static u32 alloc_channel(const struct sim_file *file, struct sim_client *client,
 	} else {
 		object->tsg = parent->tsg;
 	}
+	if (sim_gpu_channels(object->gpu) >= SIM_CHANNELS_MAX)
+		return NV_ERR_INSUFFICIENT_RESOURCES;
 	object->channel = kzalloc(sizeof(*object->channel), GFP_KERNEL);
 	if (!object->channel)
 		return NV_ERR_NO_MEMORY;

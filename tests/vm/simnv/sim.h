@@ -17,6 +17,7 @@
 #include "nvrm.h"
 
 #define SIM_GPUS_MAX		4
+#define SIM_CHANNELS_MAX	512	/* of a card; the real one has a few thousand */
 #define SIM_SWITCH_NS		84000
 #define SIM_LATENCIES		512
 
@@ -119,6 +120,7 @@ void sim_gpu_add_tsg(int gpu, struct sim_tsg *tsg);
 void sim_gpu_remove_tsg(int gpu, struct sim_tsg *tsg);
 void sim_gpu_submit(int gpu, struct sim_channel *channel, const struct sim_submit *arg);
 unsigned int sim_gpu_off(void);
+unsigned int sim_gpu_channels(int gpu);
 struct seq_file;
 void sim_gpu_show(struct seq_file *seq);
 
