@@ -39,11 +39,11 @@ def sh(*command: str, check: bool = True) -> str:
 
 
 def ctl(*arguments: str) -> dict[str, Any]:
-    answer: dict[str, Any] = json.loads(sh("qgpuctl", "--timeout", "60", *arguments, "-o", "json"))
+    answer: dict[str, Any] = json.loads(sh("qgpuctl", "--timeout", "120", *arguments, "-o", "json"))
     return answer
 
 
-def until(condition: Callable[[], Any], what: str, seconds: float = 60) -> Any:
+def until(condition: Callable[[], Any], what: str, seconds: float = 300) -> Any:
     end = time.monotonic() + seconds
     while not (value := condition()):
         if time.monotonic() > end:
