@@ -117,17 +117,18 @@ def _round(stage: Stage, hold_s: float) -> tuple[list[Change], Progress]:
 
 
 def took_s(a: Progress, b: Progress, change: Change) -> float:
-    """Return the time from a change until shares are right and stay so; nan if they are not when it is over."""
-    right: float = math.nan
+    """Return the time from a change until shares are right and stay so; all there was if they never are."""
     # At the very end of a stretch the next change has begun.
     steps = int((change.until - change.at - PERIOD_S) / _STEP_S) - 1
+    right: int | None = None
     for step in range(steps):
         at = change.at + step * _STEP_S
-        if abs(share({"a": a, "b": b}, "a", at, at + PERIOD_S) - change.share) > OFF:
-            right = math.nan
-        elif math.isnan(right):
-            right = step * _STEP_S
-    return right
+        off = abs(share({"a": a, "b": b}, "a", at, at + PERIOD_S) - change.share)
+        if not off <= OFF:  # a period without kernels has no share, and is not right either
+            right = None
+        elif right is None:
+            right = step
+    return change.until - change.at if right is None else right * _STEP_S
 
 
 def _plot(load: str, changes: Sequence[Change], a: Progress, b: Progress) -> Plot:
@@ -151,8 +152,7 @@ def _plot(load: str, changes: Sequence[Change], a: Progress, b: Progress) -> Plo
 def _figures(took: Mapping[str, Mapping[str, Sequence[float]]]) -> list[Figure]:
     figures = []
     every = {f"{load}: {what}": found for load, each in took.items() for what, found in each.items()}
-    # What never came right is the worst there is.
-    worst = {name: max(math.inf if math.isnan(ms) else ms for ms in found) for name, found in every.items()}
+    worst = {name: max(found) for name, found in every.items()}
     name = max(worst, key=lambda name: worst[name])
     note = f"worst of all changes and repeats: {name}; until every period's share is within {OFF * 100:.0f} points"
     figures.append(median("converge_ms", list(worst.values()), *at_most(MOST_MS, " ms"), note=note, pick=max))
@@ -160,8 +160,7 @@ def _figures(took: Mapping[str, Mapping[str, Sequence[float]]]) -> list[Figure]:
     figures.append(median("converge_periods", periods, *at_most(PERIODS), note="the same in periods", pick=max))
     for name, found in every.items():
         short = name.replace(": ", "_").replace("-", "_")
-        values = [math.inf if math.isnan(ms) else ms for ms in found]
-        figures.append(median(f"converge_ms_{short}", values, *at_most(MOST_MS, " ms"), note=name, pick=max))
+        figures.append(median(f"converge_ms_{short}", found, *at_most(MOST_MS, " ms"), note=name, pick=max))
     return figures
 
 

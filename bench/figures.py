@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
@@ -114,7 +115,8 @@ def write(
         "errors": dict(errors),
         "plots": [asdict(plot) for plot in plots],
     }
-    (out / f"{stem}.json").write_text(json.dumps(summary, indent=1, ensure_ascii=False) + "\n")
+    text = json.dumps(_told(summary), indent=1, ensure_ascii=False, allow_nan=False)
+    (out / f"{stem}.json").write_text(text + "\n")
     lines = [
         f"# {stem}",
         "",
@@ -154,6 +156,15 @@ def merge(out: Path, stem: str, sections: Sequence[str]) -> None:
     )
     figures = [figure for _, found, _ in parts for figure in found]
     write(out, stem, about, figures, {name: text for _, _, errors in parts for name, text in errors.items()})
+
+
+def _told(value: Any) -> Any:
+    """Put null for what is no number: JSON knows no NaN."""
+    if isinstance(value, dict):
+        return {name: _told(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_told(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _short(value: object) -> str:

@@ -9,6 +9,7 @@ what happens before is convergence.py's matter.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -88,7 +89,10 @@ def measure(script: Script) -> list[Figure]:
             "how far shares are off, p99 over pods and windows",
             "",
             "percentage points",
-            {window: [(name, _at(found[name][window], 99)) for name in MIXES] for window in WINDOWS_NS},
+            {
+                window: [(name, _at(found[name][window], 99)) for name in MIXES if found[name][window]]
+                for window in WINDOWS_NS
+            },
             (LIMIT_PP,),
         )
     )
@@ -121,19 +125,20 @@ def _counted(mix: Sequence[Load], done: Sequence[Progress], span: Span) -> dict[
 
 
 def _at(errors: Sequence[float], percent: float) -> float:
-    return percentile(errors, percent) if errors else float("nan")
+    return percentile(errors, percent) if errors else math.nan
 
 
 def _figures(found: Mapping[str, Mapping[str, Sequence[float]]], off: Mapping[str, float]) -> list[Figure]:
     figures = []
     for window in WINDOWS_NS:
-        each = {name: _at(errors[window], 99) for name, errors in found.items()}
+        # Plans with periods of more than 100 ms have fewer ticks than that, and no window of 100 ms.
+        each = {name: _at(errors[window], 99) for name, errors in found.items() if errors[window]}
         limit: Asked = at_most(LIMIT_PP, " pp") if window == "1s" else NOTHING
         worst = max(each, key=lambda name: each[name])
         suffix = "" if window == "1s" else f"_{window}"
         note = f"worst mix: {worst}; all windows of {window} and pods of a mix; by GPU time"
         figures.append(median(f"share_error_pp_p99{suffix}", list(each.values()), *limit, note=note, pick=max))
-        halves = [_at(errors[window], 50) for errors in found.values()]
+        halves = [_at(errors[window], 50) for errors in found.values() if errors[window]]
         figures.append(median(f"share_error_pp_p50{suffix}", halves, note="worst mix", pick=max))
     for number, (name, errors) in enumerate(found.items(), 1):
         limit = at_most(LIMIT_PP, " pp")

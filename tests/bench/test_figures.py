@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 
 import pytest
 from figures import NOTHING, About, Figure, at_least, at_most, between, median, merge, read, write
@@ -49,6 +50,12 @@ def test_a_figure_is_the_median_with_its_spread_and_verdict(tmp_path):
 )
 def test_what_is_asked_decides_what_holds(asked, value, holds):
     assert median("x", [value], *asked).passed is holds
+
+
+def test_what_is_no_number_is_null(tmp_path):
+    write(tmp_path, "r", ABOUT, [median("x", [math.nan]), Figure("y", [1.0, math.inf])], {})
+
+    assert json.loads((tmp_path / "r.json").read_text())["figures"] == {"x": None, "y": [1.0, None]}
 
 
 def test_what_is_written_can_be_read_back(tmp_path):

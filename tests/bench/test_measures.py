@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 from convergence import Change, took_s
 from hypothesis import given
@@ -27,10 +25,16 @@ def test_a_change_is_over_when_shares_are_right_for_good():
     assert 0.1 < took_s(first, second, change) <= 0.15
 
 
-def test_a_change_that_never_comes_right_took_forever():
+def test_a_change_that_never_comes_right_took_all_the_time_there_was():
     run = _progress([10] * 300)
 
-    assert math.isnan(took_s(run, run, Change("quota", 101.0, 1 / 3, 102.5)))
+    assert took_s(run, run, Change("quota", 101.0, 1 / 3, 102.5)) == 1.5
+
+
+def test_shares_of_pods_that_stand_still_are_not_right():
+    run = _progress([10] * 105 + [0] * 40 + [10] * 200)
+
+    assert took_s(run, run, Change("quota", 101.0, 1 / 2, 102.5)) == pytest.approx(0.36, abs=0.02)
 
 
 def test_a_share_that_was_right_before_the_change_took_no_time():
