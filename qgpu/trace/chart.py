@@ -33,6 +33,18 @@ class Strip:
     barred: Sequence[tuple[float, float]] = ()
 
 
+#: For a drawing that stands alone: colours for light and dark, as the page has them.
+STYLE = """
+:root { --paper:#fff; --ink:#1d2430; --soft:#667085; --line:#e3e7ee; --c0:#2f6fb7; --c1:#e08a2e; --c2:#2f9e77;
+  --c3:#b6509b; --c4:#7a6fd0; --c5:#c4483f; --c6:#4aa3c7; --c7:#8b7a3d; }
+@media (prefers-color-scheme: dark) { :root { --paper:#151a22; --ink:#e7ebf2; --soft:#95a0b3; --line:#2a3342;
+  --c0:#5b9be0; --c1:#f0a65a; --c2:#56c49b; --c3:#d77fc0; --c4:#a59bf0; --c5:#ea7a70; --c6:#74c3e3; --c7:#bfae6a; } }
+svg text { font: 11px system-ui, "DejaVu Sans", sans-serif; fill: var(--soft); }
+.grid { stroke: var(--line); fill: none; } .line { fill: none; stroke-width: 1.6; }
+.asked { stroke-dasharray: 2 4; fill: none; opacity: .8; } .hatch { stroke: var(--line); stroke-width: 3; }
+"""
+
+
 def over_time(lines: Sequence[Line], seconds: float, height: int = 230) -> str:
     """Draw parts of one over time; dotted where something was asked for."""
     inner = height - _TOP - _BOTTOM

@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import Any
 
 from qgpu.model import NS_PER_MS, NS_PER_S, Span
-from qgpu.trace.chart import Line, Strip, over_time, strips
+from qgpu.trace.chart import STYLE, Line, Strip, over_time, strips
 from qgpu.trace.recording import GpuTrack, PodTrack, Recording, shares
 from qgpu.trace.wakeups import wakeups
 
@@ -33,10 +33,6 @@ _HEADER = (
 )
 
 _STYLE = """
-:root { --paper:#fff; --ink:#1d2430; --soft:#667085; --line:#e3e7ee; --c0:#2f6fb7; --c1:#e08a2e; --c2:#2f9e77;
-  --c3:#b6509b; --c4:#7a6fd0; --c5:#c4483f; --c6:#4aa3c7; --c7:#8b7a3d; }
-@media (prefers-color-scheme: dark) { :root { --paper:#151a22; --ink:#e7ebf2; --soft:#95a0b3; --line:#2a3342;
-  --c0:#5b9be0; --c1:#f0a65a; --c2:#56c49b; --c3:#d77fc0; --c4:#a59bf0; --c5:#ea7a70; --c6:#74c3e3; --c7:#bfae6a; } }
 body { max-width: 60rem; margin: 2rem auto; padding: 0 1rem; background: var(--paper); color: var(--ink);
   font: 15px/1.5 system-ui, "Segoe UI", "DejaVu Sans", sans-serif; }
 h1 { font-size: 1.4rem; margin-bottom: .2rem; } h2 { font-size: 1.1rem; margin-top: 2rem; }
@@ -44,9 +40,7 @@ h3 { font-size: .95rem; margin: 1.4rem 0 .2rem; } p, th { color: var(--soft); }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; font-size: .9rem; }
 th { text-align: left; font-weight: 500; } th, td { padding: .3rem .5rem; border-bottom: 1px solid var(--line); }
 i { display: inline-block; width: .7rem; height: .7rem; border-radius: .2rem; margin-right: .5rem; }
-svg { width: 100%; height: auto; } svg text { font-size: 11px; fill: var(--soft); }
-.grid { stroke: var(--line); fill: none; } .line { fill: none; stroke-width: 1.6; }
-.asked { stroke-dasharray: 2 4; fill: none; opacity: .8; } .hatch { stroke: var(--line); stroke-width: 3; }
+svg { width: 100%; height: auto; }
 """
 
 
@@ -71,7 +65,7 @@ def write(recording: Recording, about: About) -> str:
     parts = [_gpu(gpu, about) for gpu in recording.gpus.values()]
     return (
         '<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
-        f"<title>qgpu: {escape(about.node)}</title><style>{_STYLE}</style>"
+        f"<title>qgpu: {escape(about.node)}</title><style>{STYLE}{_STYLE}</style>"
         f"<h1>{escape(about.node)}: {seconds:.1f} s of sharing</h1>"
         f"<p>Until {escape(when)}; qgpu {escape(about.version)}, plane {escape(about.plane)}, "
         f"driver {escape(about.driver or 'none')}. From the hardware's context switches; "

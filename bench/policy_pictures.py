@@ -1,0 +1,135 @@
+"""The pictures of docs/policies.md, from the simulator: the real policies and loop, switches as they would be recorded.
+
+    python bench/policy_pictures.py [--out docs/results]
+
+Per policy one drawing: pods' shares over ten seconds, and 0.4 s of them switch by switch. Then 0.2 s of an online pod
+over two offline ones.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+
+from qgpu.load.spec import Workload
+from qgpu.model import NS_PER_MS, NS_PER_S, Grant, PodClass
+from qgpu.policies import compose
+from qgpu.sched import loop
+from qgpu.sched.ledger import Ledger
+from qgpu.sched.sim import SimHost
+from qgpu.trace.chart import STYLE, Line, Strip, over_time, strips
+from qgpu.trace.recorder import Recorder
+from qgpu.trace.recording import GpuTrack, shares
+
+FLOOD = Workload(kernel_us=1000, batch=0)
+PULSE = Workload(kernel_us=2000, batch=1, period_us=10_000)
+_COLOUR = {"two": "var(--c0)", "one": "var(--c1)", "chat": "var(--c3)"}
+_PERIOD_NS = 100 * NS_PER_MS
+_STEP_NS = 500 * NS_PER_MS
+
+
+@dataclass(frozen=True, slots=True)
+class Act:
+    """A pod's stay."""
+
+    pod: str
+    grant: Grant
+    load: Workload
+    from_s: float = 0.0
+    to_s: float = 99.0
+
+
+OFFLINE = (
+    Act("two", Grant(cores=60), FLOOD),
+    Act("one", Grant(cores=30), FLOOD, 2.0, 7.0),
+)
+ONLINE = (*OFFLINE, Act("chat", Grant(PodClass.ONLINE), PULSE, 4.0, 6.0))
+
+
+def play(policy: str, acts: Sequence[Act], seconds: float) -> GpuTrack:
+    """Run acts under a policy and return what was recorded, from time 0 on."""
+    host, recorder, track = SimHost(), Recorder(0), GpuTrack(0)
+    backend, ledger = host.backend(0), Ledger(0)
+    backend.detailed = True
+    loads: dict[str, int] = {}
+    settings = loop.Settings(compose(policy, "best-effort"), _PERIOD_NS)
+    while (now_s := backend.now_ns / NS_PER_S) < seconds + 0.3:
+        for act in acts:
+            if act.from_s <= now_s < act.to_s and act.pod not in loads:
+                host.admit(act.pod, {0: act.grant})
+                loads[act.pod] = host.start_load(act.pod, 0, act.load)
+            elif now_s >= act.to_s and act.pod in loads:
+                host.stop_load(loads.pop(act.pod))
+                host.retire(act.pod)
+        ledger = loop.tick(backend, settings, ledger)
+        recorder.watch(ledger, 0)
+    for tick in recorder.fetch():
+        track.add(tick)
+    return track
+
+
+def drawing(title: str, track: GpuTrack, acts: Sequence[Act], close: tuple[float, float], whole: bool = True) -> str:
+    """Draw shares over time, and below them some of it switch by switch."""
+    seconds = float(round(track.last_ns / NS_PER_S))
+    lines, rows = [], []
+    for act in acts:
+        pod = track.pods[act.pod]
+        found = shares(pod.runs, _STEP_NS, int(seconds * NS_PER_S), _STEP_NS)  # the first ticks are not recorded
+        points = [((at_ns + _STEP_NS / 2) / NS_PER_S, share) for at_ns, share in found]
+        asked = None if act.grant.cores is None else act.grant.cores / 100
+        lines.append(Line(act.pod, _COLOUR[act.pod], points, asked))
+        spans, closed = (
+            [(start / NS_PER_S - close[0], end / NS_PER_S - close[0]) for start, end in found]
+            for found in (pod.runs, pod.closed)
+        )
+        rows.append(Strip(act.pod, _COLOUR[act.pod], spans, closed))
+    legend = "   ".join(f"{act.pod}: {_asked(act)}" for act in acts)
+    parts = [over_time(lines, seconds)] if whole else []
+    parts.append(strips(rows, close[1] - close[0]))
+    return _stacked(f"{title}.  {legend}", parts, [_key(act) for act in acts])
+
+
+def _asked(act: Act) -> str:
+    return act.grant.pod_class.value + ("" if act.grant.cores is None else f", {act.grant.cores} % asked")
+
+
+def _key(act: Act) -> tuple[str, str]:
+    return f"{act.pod} ({_asked(act)})", _COLOUR[act.pod]
+
+
+def _stacked(title: str, parts: Sequence[str], keys: Sequence[tuple[str, str]]) -> str:
+    """Put drawings below each other, with a title and what colours mean."""
+    top, body, left = 30.0, [], 52
+    body.append(f'<text x="{left}" y="16" class="title">{escape(title.split(".")[0])}</text>')
+    at = left + 150
+    for name, colour in keys:
+        body.append(f'<rect x="{at}" y="8" width="10" height="10" rx="2" fill="{colour}"/>')
+        body.append(f'<text x="{at + 15}" y="17">{escape(name)}</text>')
+        at += 40 + 6.2 * len(name)
+    for part in parts:
+        height = float(part.split('viewBox="0 0 900 ')[1].split('"')[0])
+        body.append(part.replace("<svg ", f'<svg y="{top}" width="900" height="{height}" ', 1))
+        top += height + 4
+    style = f"{STYLE} .title {{ font-weight: 600; fill: var(--ink); font-size: 13px; }}"
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 900 {top:.0f}" width="900" height="{top:.0f}">'
+    return f"{head}<style>{style}</style>{''.join(body)}</svg>\n"
+
+
+def main() -> None:
+    """Draw them all."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path(__file__).resolve().parent.parent / "docs" / "results")
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    for policy in ("best-effort", "burst-share", "fixed-share"):
+        picture = drawing(policy, play(policy, ONLINE, 10.0), ONLINE, (3.0, 3.4))
+        (options.out / f"policy-{policy}.svg").write_text(picture)
+    online = drawing("online first", play("burst-share", ONLINE, 6.0), ONLINE, (5.0, 5.2), whole=False)
+    (options.out / "policy-online.svg").write_text(online)
+
+
+if __name__ == "__main__":
+    main()
