@@ -1,7 +1,7 @@
 """The createRuntime hook: tells the daemon of a container before its process starts, and stops it if need be.
 
 Run by OCI runtimes as ``python3 -I -S hook.py SOCKET``, with the container's state on stdin. It decides nothing: the
-daemon makes the container a pod or says why not, and that line is all that the runtime shows. No answer is a no.
+daemon makes the container a pod or says why not in one line, and the container does not start. No answer is a no.
 It imports nothing of ours and little else, because every start of a container waits for it; the message is that of
 ``qgpu.wire``.
 """
@@ -11,6 +11,7 @@ import os
 import socket
 import struct
 import sys
+import syslog
 
 _TIMEOUT_S = 10
 
@@ -67,8 +68,10 @@ def receive(sock: socket.socket, size: int) -> bytes:
 
 
 def refuse(why: object) -> int:
-    """Say why there will be no container."""
+    """Say why there will be no container: to the runtime, and to the system's log, for crun keeps what hooks say."""
     print(f"qgpu: {why}", file=sys.stderr)
+    syslog.openlog("qgpu", 0, syslog.LOG_DAEMON)
+    syslog.syslog(syslog.LOG_ERR, str(why))
     return 1
 
 

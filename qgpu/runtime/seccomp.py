@@ -84,8 +84,9 @@ def _rule(action: str, mask: int, value: int) -> dict[str, Any]:
 
 
 def _said(rules: list[Any]) -> set[tuple[Any, ...]]:
-    """Put rules into a form that can be compared; runtimes reorder them and add empty members."""
+    """Put rules into a form that can be compared: engines reorder them, add empty members and leave out zeros."""
     keys = ("index", "value", "valueTwo", "op")
-    return {
-        (rule.get("action"), *(tuple(arg.get(key) for key in keys) for arg in rule.get("args") or ())) for rule in rules
-    }
+    said = set()
+    for rule in rules:
+        said.add((rule.get("action"), *(tuple(arg.get(key) or 0 for key in keys) for arg in rule.get("args") or ())))
+    return said

@@ -11,6 +11,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from qgpu import cgroup
 from qgpu.control import socket_path
 from qgpu.runtime import cdi
 
@@ -25,7 +28,16 @@ def missing(runtime: str) -> str:
     for tool in (runtime, "busybox"):
         if shutil.which(tool) is None:
             return f"needs {tool}"
+    if runtime == "crun" and cgroup.mount() != Path("/sys/fs/cgroup"):
+        return "crun needs a host with cgroup v2 alone"
     return ""
+
+
+#: The runtimes that tests are run on, each where it works.
+RUNTIMES = [
+    pytest.param(name, marks=pytest.mark.skipif(bool(missing(name)), reason=missing(name) or "all there"))
+    for name in ("runc", "crun")
+]
 
 
 def rootfs(directory: Path) -> Path:
@@ -51,7 +63,8 @@ class Container:
         subprocess.run([runtime, "spec"], cwd=self.bundle, check=True)
         self.config: dict[str, Any] = json.loads((self.bundle / "config.json").read_text())
         self.config["process"] |= {"args": list(command), "terminal": False}
-        self.config["annotations"] = {}
+        # crun throws away what hooks say unless told otherwise; runc shows it.
+        self.config["annotations"] = {"run.oci.hooks.stderr": str(self.bundle / "hook")}
         entry = cdi.hook_entry(socket_path(runtime_dir))
         self.config["hooks"] = {entry.pop("hookName"): [entry]}
 
@@ -78,7 +91,9 @@ class Container:
                 check=False,
             )
             out.seek(0)
-            return subprocess.CompletedProcess(result.args, result.returncode, out.read())
+            said = self.bundle / "hook"
+            text = out.read() + (said.read_text() if verb == "run" and said.exists() else "")
+            return subprocess.CompletedProcess(result.args, result.returncode, text)
 
     def start(self) -> subprocess.CompletedProcess[str]:
         """Start it in the background."""

@@ -7,14 +7,16 @@ watches, so a call that was let through comes back with ENOTTY.
 from __future__ import annotations
 
 import errno
+import json
 import os
 import select
 import shutil
 import socket
 import subprocess
+import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -27,14 +29,14 @@ from qgpu.guardian.supervisor import Supervisor
 from qgpu.rm import abi
 from qgpu.runtime import seccomp
 from qgpu.runtime.agent import Agent
+from qgpu.runtime.container import Container as Description
 from qgpu.systemd import Store
 from tests.cli import programs
 from tests.guardian.test_supervisor import NULL_MAJOR, TableOfRm
 from tests.runtime import oci
 from tests.runtime.oci import Container
 
-LACKING = oci.missing("runc") or ("" if shutil.which("cc") else "needs a C compiler")
-pytestmark = [pytest.mark.root, pytest.mark.skipif(bool(LACKING), reason=LACKING or "all there")]
+pytestmark = [pytest.mark.root, pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")]
 
 #: As podman's own profile is: what is not listed is no system call.
 STRICT = {
@@ -107,11 +109,11 @@ def guard(tmp_path: Path) -> Iterator[Guard]:
     made.close()
 
 
-@pytest.fixture
-def container(tmp_path: Path, calls: Path, guard: Guard) -> Iterator[Container]:
+@pytest.fixture(params=oci.RUNTIMES)
+def container(tmp_path: Path, calls: Path, guard: Guard, request: pytest.FixtureRequest) -> Iterator[Container]:
     """A container behind the profile, on a simulated pGPU for its hook's sake."""
     with programs.daemon(tmp_path / "run") as daemon:
-        made = Container("runc", tmp_path, daemon.runtime_dir, "sleep", "600").ask({}, QGPU_GPU_0="")
+        made = Container(request.param, tmp_path, daemon.runtime_dir, "sleep", "600").ask({}, QGPU_GPU_0="")
         shutil.copy(calls, made.bundle / "rootfs" / "bin")
         made.config["linux"]["seccomp"] = seccomp.profile(seccomp.UNCONFINED, guard.socket)
         yield made
@@ -178,3 +180,34 @@ def test_nonsense_is_no_harm_to_the_agent(guard, said):
         os.close(read)
     assert guard.pids == []
     assert threading.active_count() >= 2
+
+
+@pytest.fixture
+def podman() -> Iterator[Callable[..., str]]:
+    """Podman with stores of its own."""
+    stores = Path(tempfile.mkdtemp(prefix="qgpu-", dir="/tmp"))  # podman wants a short path
+
+    def run(*arguments: str) -> str:
+        where = ("--root", str(stores / "root"), "--runroot", str(stores / "run"), "--storage-driver", "vfs")
+        command = ["podman", *where, "--runtime", "runc", "--cgroup-manager", "cgroupfs", *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=oci.TIMEOUT_S, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    yield run
+    run("rm", "-f", "-t", "0", "--all")
+    shutil.rmtree(stores)
+
+
+@pytest.mark.skipif(bool(oci.missing("podman")) or not seccomp.BASE.exists(), reason="needs podman with its profile")
+def test_podman_carries_the_profile_to_the_runtime_unharmed(podman, tmp_path, calls, guard):
+    files = oci.rootfs(tmp_path / "rootfs")
+    shutil.copy(calls, files / "bin")
+    profile = tmp_path / "profile.json"
+    profile.write_text(json.dumps(seccomp.profile(json.loads(seccomp.BASE.read_text()), guard.socket)))
+
+    limits = ("--ulimit", "nofile=1024:1024", "--ulimit", "nproc=1024:1024")  # not above this process's own
+    made = ("run", "--name", "web", "--network", "none", *limits, "--security-opt", f"seccomp={profile}", "--rootfs")
+    assert podman(*made, str(files), "/bin/calls", "control", CONTROL) == REFUSED
+    config = json.loads(Path(podman("inspect", "-f", "{{.OCIConfigPath}}", "web").strip()).read_text())
+    seccomp.check(Description("web", 7, seccomp=config["linux"]["seccomp"]), guard.socket)

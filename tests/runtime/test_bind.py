@@ -16,10 +16,7 @@ from tests.cli.programs import Daemon
 from tests.runtime import oci
 from tests.runtime.oci import Container
 
-pytestmark = [
-    pytest.mark.root,
-    pytest.mark.skipif(bool(oci.missing("runc")), reason=oci.missing("runc") or "all there"),
-]
+pytestmark = pytest.mark.root
 
 
 @pytest.fixture(scope="module")
@@ -31,13 +28,18 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
 Make = Callable[..., Container]
 
 
+@pytest.fixture(params=oci.RUNTIMES)
+def runtime(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
 @pytest.fixture
-def container(daemon: Daemon, tmp_path: Path) -> Iterator[Make]:
+def container(daemon: Daemon, tmp_path: Path, runtime: str) -> Iterator[Make]:
     """Make containers of pGPU 0; they end with the test."""
     made = []
 
     def make(annotations: dict[str, str] | None = None, **variables: str) -> Container:
-        made.append(Container("runc", tmp_path, daemon.runtime_dir, "sleep", "600"))
+        made.append(Container(runtime, tmp_path, daemon.runtime_dir, "sleep", "600"))
         return made[-1].ask(annotations or {}, **({"QGPU_GPU_0": ""} | variables))
 
     yield make
@@ -145,9 +147,9 @@ def test_what_is_granted_already_is_not_granted_again(daemon, container):
     assert "30 % is left to grant" in started.stdout
 
 
-def test_without_the_daemon_no_container_starts_and_those_there_run_on(tmp_path):
+def test_without_the_daemon_no_container_starts_and_those_there_run_on(tmp_path, runtime):
     with programs.daemon(tmp_path / "run") as daemon, contextlib.ExitStack() as ends:
-        there, late = (Container("runc", tmp_path, daemon.runtime_dir, "sleep", "600") for _ in range(2))
+        there, late = (Container(runtime, tmp_path, daemon.runtime_dir, "sleep", "600") for _ in range(2))
         for each in (there, late):
             each.ask({}, QGPU_GPU_0="")
             ends.callback(each.end)

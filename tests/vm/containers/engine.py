@@ -13,6 +13,7 @@ ROOTFS = Path("/run/rootfs")
 HERE = Path(__file__).resolve().parent
 LOAD = (sys.executable, str(HERE / "load.py"))
 _SIMCARD = str(HERE.parent / "guest" / "simcard.py")
+_HOOK_SAID = Path("/run/hook")
 _TIMEOUT_S = 240  # the machine is emulated, and Python starts in seconds
 
 
@@ -77,7 +78,12 @@ class Podman:
     def run(self, name: str, *options: str, command: tuple[str, ...] = LOAD) -> subprocess.CompletedProcess[str]:
         """Start a container of pGPU 0 in the background."""
         options += ("--name", name, "--annotation", f"qgpu.io/name={name}", "--device", "qgpu.io/gpu=0")
-        return self("run", "-d", "--network", "none", *options, "--rootfs", str(ROOTFS), *command)
+        _HOOK_SAID.unlink(missing_ok=True)
+        options += ("--annotation", f"run.oci.hooks.stderr={_HOOK_SAID}")  # crun would throw it away; runc shows it
+        done = self("run", "-d", "--network", "none", *options, "--rootfs", str(ROOTFS), *command)
+        return subprocess.CompletedProcess(
+            done.args, done.returncode, done.stdout + (_HOOK_SAID.read_text() if _HOOK_SAID.exists() else "")
+        )
 
     def pid(self, name: str) -> int:
         return int(self("inspect", "-f", "{{.State.Pid}}", name).stdout)
