@@ -3,6 +3,7 @@
     python bench/isolation.py                    as root on a GPU host: plane seccomp
     python bench/isolation.py --vm               in the virtual machine of the module's lanes: plane kmod
     python bench/isolation.py --only raw,race    some families of cuda, raw, race, control, fault, door, safe
+    python bench/isolation.py --only moments     the daemon and the guardian killed, stopped, ended at 30 random moments
 
 Prints a table of path and plane, and merges it into docs/results/isolation.json. How each figure comes about stands
 at the top of attacks/judge.py and attacks/safe.py; what is tried, in attacks/cases.py. The exit code is 1 if anything
@@ -25,7 +26,7 @@ from pathlib import Path
 from attacks import build, world
 from attacks.cases import CASES, Case
 from attacks.judge import Row, Watch, alone, judge
-from attacks.safe import safe
+from attacks.safe import moments, safe
 from attacks.world import World, end_pod, start_pod
 from harness import ROOT, BenchError, tail
 
@@ -33,6 +34,7 @@ from qgpu.errors import QgpuError
 
 _CORES = 50
 _FAMILIES = ("cuda", "raw", "race", "control", "fault", "door", "safe")
+_MOMENTS = 30
 
 
 def run(place: World, families: Iterable[str], paths: str, rows: list[Row], say: Callable[[str], None]) -> None:
@@ -56,6 +58,8 @@ def run(place: World, families: Iterable[str], paths: str, rows: list[Row], say:
                 say(_line(rows[-1]))
             if "safe" in families:
                 safe(place, watch, rate, rows, say)
+            if "moments" in families:
+                rows += moments(place, watch, rate, _MOMENTS, say)
         end_pod(bench, "neighbour", None)
 
 
@@ -133,7 +137,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "results" / "isolation.json")
     options = parser.parse_args()
     families = options.only.split(",")
-    if unknown := set(families) - set(_FAMILIES):
+    if unknown := set(families) - {*_FAMILIES, "moments"}:
         parser.error(f"no family {', '.join(sorted(unknown))}; there are {', '.join(_FAMILIES)}")
     if options.vm:
         return _in_vm(options)

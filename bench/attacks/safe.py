@@ -11,12 +11,14 @@ import signal
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from random import Random
 
 import psutil
 from harness import Bench, BenchError
 
 from attacks.judge import Row, Watch
 from attacks.world import World, now
+from qgpu import cgroup
 
 _SEEN_S = 3.5
 _PERIOD = "2s"
@@ -62,6 +64,10 @@ _CASES: tuple[tuple[str, Callable[[Bench], None], tuple[str, ...], bool], ...] =
 )
 
 
+#: Nobody is left who could do anything, until somebody starts the daemon: told once, not at every moment.
+_FOR_GOOD = frozenset({"daemon and guardian killed"})
+
+
 def safe(world: World, watch: Watch, alone_rate: float, rows: list[Row], say: Callable[[str], None]) -> None:
     """Try every case and add a row for each; the daemon is started anew in between."""
     bench = world.bench
@@ -87,6 +93,54 @@ def safe(world: World, watch: Watch, alone_rate: float, rows: list[Row], say: Ca
             Row("safe", path, safe_default_s=full, said=said, passed=full is not None and full <= 1),
         )
         say(f"{path}: {full} s, {said}")
+
+
+def moments(world: World, watch: Watch, alone_rate: float, count: int, say: Callable[[str], None]) -> list[Row]:
+    """Do each of these things at moments drawn by lot, under load, and add up what is left over in the end."""
+    bench = world.bench
+    random = Random(count)  # noqa: S311 - no secret
+    bench.cores(neighbour=_CORES)
+    cases = [case for case in _CASES if world.plane in case[2] and case[0] not in _FOR_GOOD]
+    worst: dict[str, list[float | None]] = {case[0]: [] for case in cases}
+    before = _left_over(bench)
+    for number in range(count):
+        path, act, _, goes_on = cases[number % len(cases)]
+        bench.policy(random.choice(["fixed-share", "burst-share"]), random.choice(["50ms", "500ms", _PERIOD]))
+        time.sleep(random.uniform(0.3, 1.5))
+        at = now()
+        act(bench)
+        time.sleep(1.9)
+        worst[path].append(_first_step(watch, at) if goes_on else _full_speed(watch, at, alone_rate))
+        _signal(signal.SIGCONT, guardians)(bench)
+        bench.kill_daemon()
+        bench.start_daemon()
+        if not world.neighbour_lives():
+            raise BenchError(f"{path}: the neighbour has died")
+    bench.policy("burst-share", "100ms")
+    time.sleep(1)
+    after = _left_over(bench)
+    say(f"before: {before}; after {count} moments: {after}")
+    rows = []
+    for path, times in worst.items():
+        slowest = None if None in times else max(each for each in times if each is not None)
+        said = f"{len(times)} moments drawn by lot: {times}"
+        rows.append(
+            Row("moments", path, safe_default_s=slowest, said=said, passed=slowest is not None and slowest <= 1)
+        )
+    leaked = {what: (n, after[what]) for what, n in before.items() if after[what] > n}
+    rows.append(Row("moments", "nothing is left over", said=f"{leaked or before}", passed=not leaked))
+    return rows
+
+
+def _left_over(bench: Bench) -> dict[str, int]:
+    """Count what could pile up: processes, descriptors, cgroups."""
+    ours = [process for process in bench.processes() if process.is_running()]
+    group = cgroup.mount() / "qgpu"
+    return {
+        "processes": len(ours),
+        "descriptors": sum(process.num_fds() for process in (*daemons(bench), *guardians(bench))),
+        "cgroups": len(list(group.iterdir())) if group.exists() else 0,
+    }
 
 
 def _wait_closed(world: World, watch: Watch) -> None:
