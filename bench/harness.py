@@ -38,9 +38,11 @@ _MARK = "QGPU_BENCH"
 class Bench:
     """Everything that one run of a script starts, in one temporary directory."""
 
-    def __init__(self, plane: str, qgpud: Sequence[str] = _QGPUD) -> None:
+    def __init__(self, plane: str, qgpud: Sequence[str] = _QGPUD, patience: float = 1) -> None:
         self.plane = plane
         self._qgpud = qgpud
+        #: How many times longer than usual an emulated machine may take to answer.
+        self.patience = patience
         self.directory = Path(tempfile.mkdtemp(prefix="qgpu-bench-"))
         self.runtime_dir = self.directory / "run"
         #: Of the kernel of each length, calibrated alone at first.
@@ -75,7 +77,7 @@ class Bench:
             self._daemon = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self.environment(), cwd=ROOT
             )
-        wait_for("qgpud to answer", self._answers)
+        wait_for("qgpud to answer", self._answers, 30 * self.patience)
 
     def stop_daemon(self) -> None:
         """Stop the daemon in the ordinary way, or the hard one."""
@@ -109,12 +111,12 @@ class Bench:
 
     def ask(self, op: str, **arguments: Any) -> dict[str, Any]:
         """Ask the daemon over its socket."""
-        with Client(self.runtime_dir) as client:
+        with Client(self.runtime_dir, 10 * self.patience) as client:
             return client.call(op, **arguments)
 
     def ctl(self, *arguments: str) -> str:
         """Run qgpuctl and return what it prints."""
-        ended = self._run([*QGPUCTL, "--runtime-dir", str(self.runtime_dir), *arguments], 30)
+        ended = self._run([*QGPUCTL, "--runtime-dir", str(self.runtime_dir), *arguments], 30 * self.patience)
         if ended.returncode:
             raise BenchError(f"qgpuctl {' '.join(arguments)}: code {ended.returncode}: {ended.stderr.strip()}")
         return ended.stdout

@@ -27,7 +27,7 @@ from attacks import build, world
 from attacks.cases import CASES, Case
 from attacks.judge import Row, Watch, alone, judge
 from attacks.safe import moments, safe
-from attacks.world import World, end_pod, start_pod
+from attacks.world import World, end_pod, policy, start_pod
 from harness import ROOT, BenchError, tail
 
 from qgpu.errors import QgpuError
@@ -42,7 +42,7 @@ def run(place: World, families: Iterable[str], paths: str, rows: list[Row], say:
     bench = place.bench
     build.build(bench.directory)
     with bench.daemon():
-        bench.policy("burst-share", "100ms")
+        policy(bench, "burst-share", 100)
         place.start_neighbour(_CORES)
         with Watch(place) as watch:
             time.sleep(1)
@@ -79,7 +79,7 @@ def _doors(place: World) -> Row:
     before = [each["grants"] for each in bench.pods() if each["name"] == "neighbour"]
     command = [sys.executable, str(Path(__file__).parent / "attacks" / "door.py"), str(report), str(bench.runtime_dir)]
     process = start_pod(bench, "attacker", ["--cores", "10"], command, log)
-    process.wait(60)
+    process.wait(60 * bench.patience)
     if not report.exists():
         return Row("door", "the daemon's doors", said=f"no report: {tail(log)}", passed=False)
     after = [each["grants"] for each in bench.pods() if each["name"] == "neighbour"]

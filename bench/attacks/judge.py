@@ -19,7 +19,7 @@ from typing import NamedTuple
 from harness import BenchError, tail
 
 from attacks.cases import Case
-from attacks.world import World, end_pod, now, start_pod
+from attacks.world import World, end_pod, now, policy, start_pod
 
 _NAME = "attacker"
 _READY_S = 25.0
@@ -114,21 +114,21 @@ def judge(world: World, watch: Watch, case: Case, alone_rate: float, quota: floa
     for leftover in bench.directory.glob("report*"):
         leftover.unlink()
     log = bench.directory / "attacker.log"
-    bench.policy(case.policy, "50ms" if case.policy == "fixed-share" else "100ms")
+    policy(bench, case.policy, 50 if case.policy == "fixed-share" else 100)
     more = [world.arguments[case.program]] if case.program in world.arguments else []
     command = [str(bench.directory / case.program), case.mode, str(report), str(world.quota), *more]
     started, base = now(), world.card_used()
     process = start_pod(bench, _NAME, ["--cores", "40", "--memory", f"{world.quota >> 20}MiB"], command, log)
-    while not report.exists() and process.poll() is None and now() < started + _READY_S:
+    while not report.exists() and process.poll() is None and now() < started + _READY_S * bench.patience:
         time.sleep(0.01)
     reported = now()
     time.sleep(case.lasts_s)
     if case.ends:
-        process.wait(_READY_S)
+        process.wait(_READY_S * bench.patience)
     held, ended = min(world.card_used() for _ in range(3)), now()
     said = report.read_text().strip() if report.exists() else f"no report: {tail(log, 2)}"
     end_pod(bench, _NAME, process)
-    bench.policy("burst-share", "100ms")
+    policy(bench, "burst-share", 100)
     gone = now() + _SETTLE_S
     time.sleep(_SETTLE_S + _AFTER_S)
     after_ended = now()

@@ -17,11 +17,11 @@ import psutil
 from harness import Bench, BenchError
 
 from attacks.judge import Row, Watch
-from attacks.world import World, now
+from attacks.world import World, now, policy
 from qgpu import cgroup
 
 _SEEN_S = 3.5
-_PERIOD = "2s"
+_PERIOD_MS = 2000
 _CORES = 5
 
 
@@ -71,11 +71,11 @@ _FOR_GOOD = frozenset({"daemon and guardian killed"})
 def safe(world: World, watch: Watch, alone_rate: float, rows: list[Row], say: Callable[[str], None]) -> None:
     """Try every case and add a row for each; the daemon is started anew in between."""
     bench = world.bench
-    bench.cores(neighbour=_CORES)
+    bench.ask("pod.set", name="neighbour", cores=_CORES)
     for path, act, planes, goes_on in _CASES:
         if world.plane not in planes:
             continue
-        bench.policy("fixed-share", _PERIOD)
+        policy(bench, "fixed-share", _PERIOD_MS)
         _wait_closed(world, watch)
         closed_at = now()
         act(bench)
@@ -87,7 +87,7 @@ def safe(world: World, watch: Watch, alone_rate: float, rows: list[Row], say: Ca
         bench.start_daemon()
         if not world.neighbour_lives():
             raise BenchError(f"{path}: the neighbour has died")
-        bench.policy("burst-share", "100ms")
+        policy(bench, "burst-share", 100)
         said = f"first step after {first:.3f} s" if first is not None else f"no step within {_SEEN_S:g} s"
         rows.append(
             Row("safe", path, safe_default_s=full, said=said, passed=full is not None and full <= 1),
@@ -99,13 +99,13 @@ def moments(world: World, watch: Watch, alone_rate: float, count: int, say: Call
     """Do each of these things at moments drawn by lot, under load, and add up what is left over in the end."""
     bench = world.bench
     random = Random(count)  # noqa: S311 - no secret
-    bench.cores(neighbour=_CORES)
+    bench.ask("pod.set", name="neighbour", cores=_CORES)
     cases = [case for case in _CASES if world.plane in case[2] and case[0] not in _FOR_GOOD]
     worst: dict[str, list[float | None]] = {case[0]: [] for case in cases}
     before = _left_over(bench)
     for number in range(count):
         path, act, _, goes_on = cases[number % len(cases)]
-        bench.policy(random.choice(["fixed-share", "burst-share"]), random.choice(["50ms", "500ms", _PERIOD]))
+        policy(bench, random.choice(["fixed-share", "burst-share"]), random.choice([50, 500, _PERIOD_MS]))
         time.sleep(random.uniform(0.3, 1.5))
         at = now()
         act(bench)
@@ -116,7 +116,7 @@ def moments(world: World, watch: Watch, alone_rate: float, count: int, say: Call
         bench.start_daemon()
         if not world.neighbour_lives():
             raise BenchError(f"{path}: the neighbour has died")
-    bench.policy("burst-share", "100ms")
+    policy(bench, "burst-share", 100)
     time.sleep(1)
     after = _left_over(bench)
     say(f"before: {before}; after {count} moments: {after}")
@@ -145,7 +145,7 @@ def _left_over(bench: Bench) -> dict[str, int]:
 
 def _wait_closed(world: World, watch: Watch) -> None:
     """Wait until no step has come for a while: the gate is closed."""
-    until = now() + 20
+    until = now() + 20 * world.bench.patience
     while now() < until:
         time.sleep(0.05)
         looks = watch.between(now() - 0.3, now())

@@ -53,11 +53,17 @@ def start_pod(
     bench: Bench, name: str, grant: Sequence[str], command: Sequence[str], log: Path
 ) -> subprocess.Popen[bytes]:
     """Start a command as a pod, as a user would."""
-    run = [*QGPUCTL, "--runtime-dir", str(bench.runtime_dir), "run", "--name", name, *grant, "--", *command]
+    timeout = ("--timeout", f"{10 * bench.patience:g}")
+    run = [*QGPUCTL, "--runtime-dir", str(bench.runtime_dir), *timeout, "run", "--name", name, *grant, "--", *command]
     with log.open("wb") as output:
         return subprocess.Popen(
             run, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=bench.environment(), cwd=ROOT
         )
+
+
+def policy(bench: Bench, name: str, period_ms: int) -> None:
+    """Set the policy of pGPU 0, live."""
+    bench.ask("gpu.set", gpu=0, policy=name, period_ns=period_ms * 1_000_000)
 
 
 def end_pod(bench: Bench, name: str, process: subprocess.Popen[bytes] | None) -> None:
@@ -72,7 +78,7 @@ def end_pod(bench: Bench, name: str, process: subprocess.Popen[bytes] | None) ->
                 continue
         return found is None
 
-    wait_for(f"pod {name} to end", gone)
+    wait_for(f"pod {name} to end", gone, 30 * bench.patience)
     if process is None:
         return
     try:
@@ -156,7 +162,7 @@ class VmWorld:
         qg.nodes()
         self.driver = "simulated"
         daemon = [sys.executable, "-m", "tests.hostile.vm_daemon"]
-        self.bench = Bench(self.plane, daemon)
+        self.bench = Bench(self.plane, daemon, patience=6)
         self.arguments = {"control": "sim", "race": "3"}
         self._client: int | None = None
         self._process: subprocess.Popen[bytes] | None = None
@@ -168,7 +174,7 @@ class VmWorld:
         report = str(self.bench.directory / "neighbour.report")
         command = [program, "none", report, str(self.quota), "sim"]
         self._process = start_pod(self.bench, "neighbour", ["--cores", str(cores)], command, log)
-        wait_for("the neighbour's flood", lambda: bool(self._qg.sim_tsgs()))
+        wait_for("the neighbour's flood", lambda: bool(self._qg.sim_tsgs()), 30 * self.bench.patience)
         self._client = self._qg.sim_tsgs()[0]["client"]
 
     def steps(self) -> float:
