@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from qgpu import cgroup
 from qgpu.sched.seccomp import Link
 from tests.cli.manager import Manager
 from tests.cli.programs import TIMEOUT_S, environment, qgpuctl
@@ -27,6 +28,8 @@ class Service:
     """A confined daemon under a service manager, with two pods at 60 and 30 per cent."""
 
     def __init__(self, directory: Path) -> None:
+        for name in ("qgpu", "qgpu-guardian"):  # the unit's ExecStartPre=
+            (cgroup.mount() / name).mkdir(exist_ok=True)
         prefix = (sys.executable, str(Path(__file__).parent / "confined.py"))
         self.manager = Manager(directory, "seccomp", prefix)
         self.daemon = self.manager.start()
