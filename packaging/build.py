@@ -1,6 +1,6 @@
 """Build everything there is to install: wheel, sdist, and the Debian packages qgpu and qgpu-dkms.
 
-    build.py [--version 0.1.0+next1] [--out dist]
+    build.py [--version 0.1.0+next1]... [--out dist]
 
 The wheel and sdist come from ``python -m build``. The Debian packages are built from a copy of the tracked files with
 packaging/debian in its place; the qgpu package carries what that wheel needs from PyPI, for Debian 12's versions are
@@ -67,14 +67,15 @@ def copy_tracked(into: Path) -> None:
 def main() -> None:
     """Build, and say what was built."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--version", default=qgpu.__version__, help="of the Debian packages")
+    parser.add_argument("--version", action="append", help="of the Debian packages; several are built one by one")
     parser.add_argument("--out", type=Path, default=ROOT / "dist")
     arguments = parser.parse_args()
     out = arguments.out.resolve()
     out.mkdir(parents=True, exist_ok=True)
     started = time.monotonic()
     wheel = build_python(out)
-    for path in (*sorted(out.glob("*.tar.gz")), wheel, *build_debian(out, wheel, arguments.version)):
+    debs = [deb for version in arguments.version or [qgpu.__version__] for deb in build_debian(out, wheel, version)]
+    for path in (*sorted(out.glob("*.tar.gz")), wheel, *debs):
         print(f"{path.name} {path.stat().st_size / 1e6:.1f} MB")
     print(f"built in {time.monotonic() - started:.0f} s")
 

@@ -1,6 +1,6 @@
 """What the lane does inside the VM: install, use, upgrade under load, remove; each step checked, figures kept.
 
-It is given the share's folder, with old/ and new/ packages in it, and runs on Debian's own Python as root.
+It lies in the share's folder beside the packages in two versions, and runs on Debian's own Python as root.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import trace_of
 SHARE = Path(__file__).resolve().parent
 DROP_IN = Path("/etc/systemd/system/qgpud.service.d/simulated.conf")
 BUILT = Path("/usr/share/qgpu-dkms")
+OLD, NEW = "0.1.0", "0.1.0+next"
 QUOTAS = {"two": 60, "one": 30}
 SETTLE_S, MEASURE_S = 5, 15
 figures: dict[str, Any] = {}
@@ -58,9 +59,9 @@ def check(what: str, held: bool, found: object = "") -> None:
         figures.setdefault("failed", []).append(what)
 
 
-def install(folder: str, *names: str) -> float:
+def install(version: str, *names: str) -> float:
     started = time.monotonic()
-    debs = [str(next((SHARE / folder).glob(f"{name}_*.deb"))) for name in names]
+    debs = [str(next(SHARE.glob(f"{name}_{version}_*.deb"))) for name in names]
     environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
     command = ["apt-get", "install", "-y", "--no-install-recommends", *debs]
     result = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
@@ -133,7 +134,7 @@ def driver() -> None:
 
 def installed() -> None:
     say("install")
-    figures["install_s"] = round(install("old", "qgpu", "qgpu-dkms"), 1)
+    figures["install_s"] = round(install(OLD, "qgpu", "qgpu-dkms"), 1)
     figures["install_steps"] = 1
     check("service active", active(), sh("systemctl", "status", "--no-pager", "qgpud", check=False))
     check("module loaded", Path("/sys/module/qgpu").exists() and Path("/dev/qgpu").exists())
@@ -174,7 +175,7 @@ def upgraded(quiet_since: float, before: Any) -> None:
     old, started = main_pid(), time.monotonic()
     for name in QUOTAS:
         figures[f"quiet_stall_ms_{name}"] = gap_ms(name, quiet_since, started)
-    figures["upgrade_s"] = round(install("new", "qgpu"), 1)
+    figures["upgrade_s"] = round(install(NEW, "qgpu"), 1)
     until(lambda: active() and main_pid() not in ("0", old), "the new daemon")
     check("grants after the upgrade", grants() == before, before)
     check("settings after the upgrade", ctl("gpu", "list")["gpus"][0]["period_ns"] == 60_000_000)
@@ -185,7 +186,7 @@ def upgraded(quiet_since: float, before: Any) -> None:
     figures["upgrade_pod_stall_ms"] = max(figures[f"upgrade_pod_stall_ms_{name}"] for name in QUOTAS)
     check("pods never stood still", figures["upgrade_pod_stall_ms"] < 1000, figures["upgrade_pod_stall_ms"])
     measure("after the upgrade")
-    figures["upgrade_dkms_s"] = round(install("new", "qgpu-dkms"), 1)
+    figures["upgrade_dkms_s"] = round(install(NEW, "qgpu-dkms"), 1)
     check("the module stays while pods run", Path("/sys/module/qgpu").exists() and grants() == before)
 
 

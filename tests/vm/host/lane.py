@@ -27,17 +27,16 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent.parent
 GUEST = ("vm/host/guest.py", "vm/host/trace_of.py", "vm/host/pod.py")
 GUEST += ("vm/guest/nv.py", "vm/guest/qg.py", "vm/guest/simcard.py")
-VERSIONS = {"old": "0.1.0", "new": "0.1.0+next"}
+VERSIONS = ("0.1.0", "0.1.0+next")
 
 
 def packages(keep: bool) -> Path:
     """Build the packages in both versions; their folder."""
     out = image.CACHE / "host-packages"
-    if not (keep and (out / "new").exists()):
+    if not (keep and list(out.glob("*.deb"))):
         shutil.rmtree(out, ignore_errors=True)
-        for name, version in VERSIONS.items():
-            command = [sys.executable, str(ROOT / "packaging/build.py"), "--version", version, "--out", str(out / name)]
-            subprocess.run(command, check=True)
+        versions = [word for version in VERSIONS for word in ("--version", version)]
+        subprocess.run([sys.executable, str(ROOT / "packaging/build.py"), *versions, "--out", str(out)], check=True)
     return out
 
 
@@ -64,14 +63,12 @@ def main() -> int:
     root = image.build(["dkms", "man-db"], headers=True)
     with tempfile.TemporaryDirectory(prefix="qgpu-share.") as folder:
         share = Path(folder)
-        for name in VERSIONS:
-            shutil.copytree(debs / name, share / name)
-        for file in (module, *(ROOT / "tests" / name for name in GUEST)):
+        for file in (*debs.glob("*.deb"), module, *(ROOT / "tests" / name for name in GUEST)):
             shutil.copy(file, share)
         if not arguments.compile_inside:
             release = kernels.get(image.KERNEL, image.CACHE).release
-            for name, version in VERSIONS.items():
-                dkms.build(root, next((debs / name).glob("qgpu-dkms_*.deb")), version, release, share)
+            for version in VERSIONS:
+                dkms.build(root, debs / f"qgpu-dkms_{version}_all.deb", version, release, share)
         outcome = image.boot(root, ["python3", "/run/share/guest.py"], share=share, timeout_s=arguments.timeout)
         found = share / "figures.json"
         figures = json.loads(found.read_text()) if found.exists() else {}
