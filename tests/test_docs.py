@@ -1,110 +1,52 @@
-"""The documents' commands: marked blocks run on the simulator, and every other one is a command that there is."""
+"""The commands that the documentation shows are commands that the programs take."""
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
-import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import click
 import pytest
 
-from qgpu.cli.main import command
-from tests.cli import programs
-from tests.cli.programs import TIMEOUT_S, environment
+from qgpu.cli.main import command as qgpuctl
+from qgpu.daemon.main import command as qgpud
+from qgpu.load.main import main as qgpu_load
 
 ROOT = Path(__file__).parent.parent
-DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-_RUN = re.compile(r"^<!-- run on the simulator -->\n```sh\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-_MENTIONED = re.compile(r"^(?:    | {2,}|\$ )?(qgpuctl [^#\n]*)|`(qgpuctl [^`\n]*)`", re.MULTILINE)
-_RELATIVE = re.compile(r"\]\((?!https?:|#)([^)#]+)")
+PROGRAMS = {"qgpuctl": qgpuctl, "qgpud": qgpud, "qgpu-load": qgpu_load}
 
 
-def blocks() -> Iterator[tuple[str, str]]:
-    for document in DOCUMENTS:
-        for number, found in enumerate(_RUN.findall(document.read_text())):
-            yield f"{document.name} {number + 1}", found
+def shown() -> Iterator[tuple[str, str]]:
+    """Yield every command line of ours that stands in a block of code, with its place."""
+    for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "bench/README.md"):
+        fenced = False
+        for number, line in enumerate(path.read_text().splitlines(), 1):
+            fenced ^= line.startswith("```")
+            if (fenced or line.startswith("    ")) and "──" not in line:
+                bare = re.sub(r"[][]|(\s#|\s&|\s\|\s|\s>).*", "", line)  # what may be left out is there, too
+                for part in bare.split("&&"):
+                    if part.split()[:1] and part.split()[0] in PROGRAMS:
+                        yield f"{path.name}:{number}", part.strip()
 
 
-def mentioned() -> Iterator[tuple[str, str]]:
-    for document in DOCUMENTS:
-        for line, quoted in _MENTIONED.findall(document.read_text()):
-            if "──" not in line:  # a drawing
-                yield document.name, (line or quoted).strip().rstrip("&").strip()
+def take(command: click.Command, name: str, words: list[str], parent: click.Context | None = None) -> None:
+    """Have click parse a command line down to its last subcommand, and run nothing. Raises click.ClickException."""
+    context = command.make_context(name, words, parent)
+    if isinstance(command, click.Group):
+        rest = [*context._protected_args, *context.args]
+        below, found, left = command.resolve_command(context, rest)
+        assert found is not None
+        take(found, str(below), left, context)
 
 
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, dict[str, str]]]:
-    """A folder as the repository's root looks, with a daemon and a pod, and programs under their own names."""
-    folder = tmp_path_factory.mktemp("docs")
-    (folder / "bin").mkdir()
-    for name, module in (("qgpuctl", "qgpu.cli.main"), ("qgpud", "qgpu.daemon.main"), ("qgpu-load", "qgpu.load.main")):
-        program = folder / "bin" / name
-        program.write_text(f'#!/bin/sh\nexec {sys.executable} -m {module} "$@"\n')
-        program.chmod(0o755)
-    for name in ("examples", "docs", "dashboards"):
-        (folder / name).symlink_to(ROOT / name)
-    surroundings = environment() | {
-        "PATH": f"{folder / 'bin'}:{os.environ['PATH']}",
-        "PYTHONPATH": str(ROOT),
-        "QGPU_RUNTIME_DIR": str(folder / "run"),
-    }
-    with programs.daemon(folder / "run") as running:
-        pod = running.start("run", "--name", "train", "--cores", "60", "--", sys.executable, "-m", "qgpu.load.main",
-                            "--duration", "0s")  # fmt: skip
-        while not running.json("pod", "list")["pods"]:
-            pass
-        yield folder, surroundings
-        pod.send_signal(signal.SIGTERM)
-        pod.communicate(timeout=TIMEOUT_S)
-
-
-@pytest.mark.parametrize("block", [pytest.param(text, id=name) for name, text in blocks()])
-def test_a_marked_block_runs(place: tuple[Path, dict[str, str]], block: str) -> None:
-    folder, surroundings = place
-    result = subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", block],
-        cwd=folder,
-        env=surroundings,
-        capture_output=True,
-        text=True,
-        timeout=4 * TIMEOUT_S,
-        check=False,
-    )
-
-    assert result.returncode == 0, result.stdout + result.stderr
-
-
-def test_some_blocks_are_marked() -> None:
-    assert len(list(blocks())) >= 2
-
-
-@pytest.mark.parametrize(("document", "text"), sorted(set(mentioned())))
-def test_every_command_that_is_mentioned_is_one_that_there_is(document: str, text: str) -> None:
-    words = shlex.split(re.split(r"[|>;&]|\s—|…", text)[0].replace("[", "").replace("]", ""))[1:]
-    found: click.Command = command
-    context = click.Context(found)
-    rest = list(words)
-    while rest and isinstance(found, click.Group) and not rest[0].startswith("-"):
-        if "," in rest[0]:
-            return  # a list of names in a sentence
-        inner = found.get_command(context, rest[0])
-        assert inner is not None, f"{document}: {text}: there is no command {rest[0]!r}"
-        found, rest = inner, rest[1:]
-    known = {name for parameter in (*found.params, *command.params) for name in parameter.opts} | {"-h", "--help"}
-    own = rest[: rest.index("--")] if "--" in rest else rest
-    for word in own:
-        if word.startswith("-"):
-            assert word.split("=")[0] in known, f"{document}: {text}: {found.name} has no option {word}"
-
-
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
-def test_files_that_are_linked_are_there(document: Path) -> None:
-    missing = [link for link in _RELATIVE.findall(document.read_text()) if not (document.parent / link).exists()]
-
-    assert missing == []
+@pytest.mark.parametrize(("place", "line"), list(shown()), ids=[place for place, _ in shown()])
+def test_a_command_that_is_shown_is_one_that_there_is(place: str, line: str) -> None:
+    program, *words = shlex.split(line)
+    try:
+        take(PROGRAMS[program], program, words)
+    except click.ClickException as error:
+        pytest.fail(f"{place}: {line}: {error.format_message()}")
+    except click.exceptions.Exit:
+        pass  # --help, --version
