@@ -112,6 +112,10 @@ class PodSample:
     gated_ns: int = 0
     #: When that was, in order; only where the backend was asked for details and knows.
     closed: tuple[Span, ...] = ()
+    #: Switches since the last sample from an offline pod straight to an online one, where this pod was the one or the
+    #: other; None where the plane does not count them.
+    preempted: int | None = None
+    preempting: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,8 +59,7 @@ class Counters:
                     pod.name,
                     pod.grants[index],
                     account.used_ns if account else 0,
-                    counted.gated_ns,
-                    counted.starts,
+                    tally.pods.get(pod.name, PodTally()),
                     account.debt_ns if account else 0,
                     account.busy if account else False,
                     pod.memory.get(index, 0),
@@ -69,6 +68,5 @@ class Counters:
                 for pod in pods
                 if index in pod.grants
                 for account in (ledger.accounts.get(pod.name),)
-                for counted in (tally.pods.get(pod.name, PodTally()),)
             ],
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,7 +16,7 @@ from qgpu.guardian.enforce import Enforcer, Moved
 from qgpu.guardian.hands import Hands
 from qgpu.guardian.meter import Event, Meter, Use
 from qgpu.guardian.register import Key, Register, RmObject, grant_to
-from qgpu.model import NS_PER_MS, NS_PER_S, Plan, Span
+from qgpu.model import NS_PER_MS, NS_PER_S, Plan, PodClass, Span
 from qgpu.rm.device import RmDevice
 from qgpu.rm.switches import START, SwitchLog
 
@@ -108,6 +109,7 @@ class Card:
                 uses[tsg] = uses.get(tsg, Use()) + use
         tsgs = self.register.compute_tsgs(self.device.instance)
         runs = self._runs(detailed=detailed)
+        preempted, preempting = self._preemptions()
         pods = []
         for name, pod in self.register.pods.items():
             if (grant := pod.grants.get(self.index)) is None:
@@ -119,6 +121,8 @@ class Card:
                     "grant": grant_to(grant),
                     "gated_ns": sum(end_ns - start_ns for start_ns, end_ns in closed),
                     "closed": closed if detailed else [],
+                    "preempted": preempted[name],
+                    "preempting": preempting[name],
                     "tsgs": [
                         {
                             "tsg": f"{tsg.client:x}/{tsg.handle:x}",
@@ -133,6 +137,25 @@ class Card:
                 }
             )
         return {"pgpu": self.index, "now_ns": now_ns, "pods": pods, "lost": self.log.dropped if detailed else 0}
+
+    def _preemptions(self) -> tuple[Counter[str], Counter[str]]:
+        """Count switches since the last sample from offline pods straight to online ones: who was left, who came."""
+        preempted: Counter[str] = Counter()
+        preempting: Counter[str] = Counter()
+        for contexts, count in self.meter.take_handovers().items():
+            before, after = (self._pod_of(context) for context in contexts)
+            if self._class_of(before) is PodClass.OFFLINE and self._class_of(after) is PodClass.ONLINE:
+                preempted[before] += count
+                preempting[after] += count
+        return preempted, preempting
+
+    def _pod_of(self, who: Hashable) -> str:
+        key = self._tsg_of(who)
+        return self.register.clients[key[0]].pod if key is not None else ""
+
+    def _class_of(self, pod: str) -> PodClass | None:
+        grant = self.register.pods[pod].grants.get(self.index) if pod in self.register.pods else None
+        return grant.pod_class if grant is not None else None
 
     def _runs(self, *, detailed: bool) -> dict[Key, list[Span]]:
         """Return when each TSG ran since the last sample, on CLOCK_MONOTONIC, if details were asked for then."""

@@ -65,6 +65,8 @@ def sample_from(data: dict[str, Any]) -> Sample:
                 ),
                 pod["gated_ns"],
                 _spans(pod.get("closed", ())),
+                pod.get("preempted"),
+                pod.get("preempting"),
             )
             for pod in data["pods"]
         ),

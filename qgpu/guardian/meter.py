@@ -6,8 +6,12 @@ stays resident while it idles, because nothing makes the hardware switch: its ti
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
+
+#: A switch takes 84 µs between two contexts; one that starts later than this after another's end did not push it off.
+HANDOVER_NS = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +45,10 @@ class Meter:
     totals: dict[Hashable, Use] = field(default_factory=dict)
     #: Who was charged from when to when, where somebody records; else None.
     spans: list[tuple[Hashable, int, int]] | None = None
+    #: How often the engine went straight from one context to another, since somebody took the counts.
+    handovers: Counter[tuple[Hashable, Hashable]] = field(default_factory=Counter)
+    _left_ns: int = 0
+    _before: Hashable | None = None
     _since_ns: int = 0
     _taken: dict[Hashable, Use] = field(default_factory=dict)
 
@@ -49,10 +57,11 @@ class Meter:
         for event in events:
             self._charge(event.at_ns)
             if event.start:
+                self._note_handover(event)
                 self.resident = event.who
                 self._add(event.who, Use(starts=1))
             elif self.resident == event.who:
-                self.resident = None
+                self.resident, self._before, self._left_ns = None, event.who, event.at_ns
         self._charge(now_ns)
 
     def take(self, known: Callable[[Hashable], bool] = lambda _: True) -> dict[Hashable, Use]:
@@ -73,6 +82,17 @@ class Meter:
                 spans.append((start_ns, end_ns))
         self.spans = [] if wanted else None
         return found
+
+    def take_handovers(self) -> Counter[tuple[Hashable, Hashable]]:
+        """Return the counts since the last call."""
+        taken, self.handovers = self.handovers, Counter()
+        return taken
+
+    def _note_handover(self, event: Event) -> None:
+        before = self.resident if self.resident is not None else self._before
+        straight = self.resident is not None or event.at_ns - self._left_ns <= HANDOVER_NS
+        if before is not None and before != event.who and straight:
+            self.handovers[before, event.who] += 1
 
     def _charge(self, until_ns: int) -> None:
         if self.resident is not None and until_ns > self._since_ns:

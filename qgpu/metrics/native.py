@@ -70,6 +70,9 @@ def _leases(gpus: Iterable[GpuView]) -> Iterable[Family]:
     gpu_s = Family("qgpu_lease_gpu_seconds_total", _C, "True GPU time, from the hardware's context switches.")
     throttled = Family("qgpu_lease_throttled_seconds_total", _C, "How long its gate was closed.")
     switches = Family("qgpu_lease_switches_total", _C, "Times that it was switched in.")
+    preemptions = Family(
+        "qgpu_lease_preemptions_total", _C, "Switches from an offline pod straight to an online one, by or of this pod."
+    )
     limit = Family("qgpu_lease_core_limit_ratio", _G, "Its quota; absent without one.")
     target = Family("qgpu_lease_latency_target_seconds", _G, "Its latency target; absent without one.")
     debt = Family("qgpu_lease_debt_seconds", _G, "Time had beyond (positive) or short of what its plans aimed at.")
@@ -82,8 +85,11 @@ def _leases(gpus: Iterable[GpuView]) -> Iterable[Family]:
             grant = lease.grant
             info.add(1, **labels, **{"class": grant.pod_class.value})
             gpu_s.add(lease.used_ns / NS_PER_S, **labels)
-            throttled.add(lease.gated_ns / NS_PER_S, **labels)
-            switches.add(lease.starts, **labels)
+            throttled.add(lease.counted.gated_ns / NS_PER_S, **labels)
+            switches.add(lease.counted.starts, **labels)
+            for role, count in (("by", lease.counted.preempting), ("of", lease.counted.preempted)):
+                if count is not None:
+                    preemptions.add(count, **labels, role=role)
             debt.add(lease.debt_ns / NS_PER_S, **labels)
             busy.add(int(lease.busy), **labels)
             memory_used.add(lease.memory, **labels)
@@ -93,7 +99,7 @@ def _leases(gpus: Iterable[GpuView]) -> Iterable[Family]:
                 memory_limit.add(grant.memory, **labels)
             if grant.latency_target_ns is not None:
                 target.add(grant.latency_target_ns / NS_PER_S, **labels)
-    return info, gpu_s, throttled, switches, limit, target, debt, busy, memory_limit, memory_used
+    return info, gpu_s, throttled, switches, preemptions, limit, target, debt, busy, memory_limit, memory_used
 
 
 def _refusals(pods: Iterable[PodView]) -> Iterable[Family]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
-from qgpu.model import NS_PER_S, Plan
+from qgpu.model import NS_PER_S, Plan, PodSample
 from qgpu.sched.ledger import Ledger
 
 #: Over how long "now" is taken where a share of the present is asked for.
@@ -19,6 +19,17 @@ class PodTally:
 
     gated_ns: int = 0
     starts: int = 0
+    #: Switches from an offline pod straight to an online one, where it was the one or the other; None where unknown.
+    preempted: int | None = None
+    preempting: int | None = None
+
+    def __add__(self, sample: PodSample) -> PodTally:
+        return PodTally(
+            self.gated_ns + sample.gated_ns,
+            self.starts + sum(tsg.starts for tsg in sample.tsgs),
+            None if sample.preempted is None else (self.preempted or 0) + sample.preempted,
+            None if sample.preempting is None else (self.preempting or 0) + sample.preempting,
+        )
 
 
 @dataclass(slots=True)
@@ -36,11 +47,7 @@ class Tally:
     def watch(self, ledger: Ledger, _lost: int = 0) -> None:
         """Take a tick."""
         now_ns = ledger.now_ns or 0
-        pods = {}
-        for name, account in ledger.accounts.items():
-            before, last = self.pods.get(name, PodTally()), account.last
-            starts = sum(tsg.starts for tsg in last.tsgs)
-            pods[name] = replace(before, gated_ns=before.gated_ns + last.gated_ns, starts=before.starts + starts)
+        pods = {name: self.pods.get(name, PodTally()) + account.last for name, account in ledger.accounts.items()}
         with self._lock:
             self.pods = pods
             self.ticks += 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from qgpu.metrics.tally import PodTally
 from qgpu.model import Grant
 from qgpu.sched.backend import Pgpu
 
@@ -16,8 +17,7 @@ class LeaseView:
     pod: str
     grant: Grant
     used_ns: int = 0
-    gated_ns: int = 0
-    starts: int = 0
+    counted: PodTally = field(default_factory=PodTally)
     debt_ns: int = 0
     busy: bool = False
     memory: int = 0

@@ -8,7 +8,7 @@ left to others. Time is whatever :meth:`Engine.run` is told, in exact integer ns
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -82,6 +82,8 @@ class Engine:
         self.idle_ns = 0
         self.gap_ns = 0
         self.switches = 0
+        #: How often the engine went from one TSG to another since somebody emptied it.
+        self.handovers: Counter[tuple[Tsg, Tsg]] = Counter()
         #: Told of each stretch of time that a TSG is charged (who, from when to when), where somebody records.
         self.recorder: Callable[[Tsg, int, int], None] | None = None
         self._began_ns = now_ns
@@ -161,6 +163,8 @@ class Engine:
         self.now_ns = self._switch_began_ns + upto
         if upto == cost.switch_ns:
             incoming.starts += 1
+            if self.resident is not None:
+                self.handovers[self.resident, incoming] += 1
             self.resident, self._incoming = incoming, None
             self._slice_began_ns = self.now_ns
 
@@ -216,12 +220,13 @@ class Engine:
         if not rounds:
             return
         rounds = min([rounds, *((tsg.left_ns - 1) // turn_ns for tsg, turn_ns in turns if turn_ns)])
-        for tsg, turn_ns in turns:
+        for at, (tsg, turn_ns) in enumerate(turns):
             tsg.left_ns -= rounds * turn_ns
             tsg.useful_ns += rounds * turn_ns
             self.useful_ns += rounds * turn_ns
             tsg.run_ns += rounds * (turn_ns + cost.save_ns + cost.restore_ns)
             tsg.starts += rounds
+            self.handovers[tsg, turns[(at + 1) % len(turns)][0]] += rounds
         self.gap_ns += rounds * len(turns) * cost.gap_ns
         self.switches += rounds * len(turns)
         self.now_ns += rounds * round_ns

@@ -7,10 +7,11 @@ gate worker and whoever drives the simulation asked to be called for.
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from qgpu.model import Grant, PodSample, Sample, Span, TsgSample
+from qgpu.model import Grant, PodClass, PodSample, Sample, Span, TsgSample
 from qgpu.sim.engine import Engine, Gate, Tsg
 from qgpu.sim.hardware import Hardware
 
@@ -162,10 +163,28 @@ class SimGpu:
 
     def sample(self) -> Sample:
         """Report what happened since the last sample: true time on the engine, by TSG."""
-        pods = tuple(self._sample_pod(pod) for pod in self.pods.values())
+        preempted, preempting = self._preemptions()
+        pods = tuple(
+            replace(self._sample_pod(pod), preempted=preempted[name], preempting=preempting[name])
+            for name, pod in self.pods.items()
+        )
         self._sampled_ns = self.now_ns
         self._runs.clear()
         return Sample(self.index, self.now_ns, pods)
+
+    def _preemptions(self) -> tuple[Counter[str], Counter[str]]:
+        """Count switches since the last sample from offline pods to online ones: who was left, who came."""
+        preempted: Counter[str] = Counter()
+        preempting: Counter[str] = Counter()
+        for tsgs, count in self.engine.handovers.items():
+            before, after = (self._owner.get(tsg) for tsg in tsgs)
+            if before is None or after is None:
+                continue
+            if before.grant.pod_class is PodClass.OFFLINE and after.grant.pod_class is PodClass.ONLINE:
+                preempted[before.name] += count
+                preempting[after.name] += count
+        self.engine.handovers.clear()
+        return preempted, preempting
 
     def _ran(self, tsg: Tsg, start_ns: int, end_ns: int) -> None:
         runs = self._runs.setdefault(tsg, [])

@@ -225,6 +225,15 @@ def test_a_switch_reported_late_is_not_charged_twice():
     assert sum(use.run_ns for use in meter.totals.values()) == 200
 
 
+def test_the_engine_going_straight_from_one_context_to_another_is_counted():
+    meter = Meter()
+    handed = [Event(0, "a", True), Event(MS, "a", False), Event(MS + 84_000, "b", True), Event(2 * MS, "b", False)]
+    meter.advance([*handed, Event(2 * MS, "b", True), Event(9 * MS, "b", False), Event(11 * MS, "a", True)], 12 * MS)
+
+    assert meter.take_handovers() == {("a", "b"): 1}, "not b's own restart, not a's start on an idle engine"
+    assert meter.take_handovers() == {}
+
+
 @given(st.lists(st.tuples(st.integers(0, 1000), st.sampled_from("abc"), st.booleans()), max_size=30), st.data())
 def test_the_meter_never_hands_out_more_time_than_passed(story, data):
     meter, now = Meter(), 0

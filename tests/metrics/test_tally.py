@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from qgpu.metrics.tally import RECENT_NS, Tally
-from qgpu.model import NS_PER_MS, NS_PER_S, Grant
+from qgpu.model import NS_PER_MS, NS_PER_S, Grant, PodClass
 from qgpu.policies import compose
 from qgpu.sched import loop
 from qgpu.sched.ledger import Ledger
 from qgpu.sched.sim import SimHost
-from tests.contract.rig import FLOOD
+from tests.contract.rig import FLOOD, PULSE
 
 SETTINGS = loop.Settings(compose("fixed-share", "best-effort"), 100 * NS_PER_MS)
 
@@ -36,6 +36,20 @@ def test_shares_and_gated_time_are_those_of_a_fixed_share() -> None:
     assert tally.ticks > 40
     assert 0 < tally.plans < tally.ticks
     assert set(tally.pods) == set(ledger.accounts)
+
+
+def test_preemptions_are_those_that_online_requests_make() -> None:
+    host, tally = SimHost(), Tally()
+    host.admit("flood", {0: Grant(cores=90)})
+    host.start_load("flood", 0, FLOOD)
+    host.admit("chat", {0: Grant(PodClass.ONLINE)})
+    chat = host.start_load("chat", 0, PULSE)
+    run(host, tally, 5 * NS_PER_S)
+    requests = host.progress(chat).kernels
+
+    assert tally.pods["chat"].preempting == pytest.approx(requests, abs=12), "but for those after the last sample"
+    assert tally.pods["flood"].preempted == tally.pods["chat"].preempting
+    assert (tally.pods["chat"].preempted, tally.pods["flood"].preempting) == (0, 0)
 
 
 def test_a_pod_that_is_gone_is_forgotten() -> None:

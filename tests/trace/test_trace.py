@@ -96,6 +96,26 @@ def test_perfettos_processor_finds_the_same_totals(recorded: tuple[dict[str, Any
     }
 
 
+def test_perfettos_processor_reads_a_real_cards_trace(tmp_path: Path) -> None:
+    file = Path(__file__).parent.parent.parent / "docs" / "results" / "h200-trace.pftrace"
+    totals, errors = processor.ask(
+        file.read_bytes(),
+        [
+            f"{_PER_POD} where t.name not in ('gate', 'plans', 'wake-ups') group by 1",
+            "select name, value from stats where value > 0 and severity != 'info'",
+        ],
+        tmp_path,
+    )
+
+    assert errors == []
+    # what the ledger counted over the same samples on that card
+    assert {row["pod"]: (row["runs"], row["ns"]) for row in totals} == {
+        "two": (359, 3_273_210_112),
+        "one": (188, 1_637_773_664),
+        "chat": (508, 83_123_136),
+    }
+
+
 def test_a_report_is_one_page_that_says_what_pods_got(busy: Daemon, tmp_path: Path) -> None:
     file = tmp_path / "report.html"
     assert busy.ctl("report", "--seconds", "1.5", "--out", str(file)).returncode == ExitCode.OK

@@ -1,6 +1,6 @@
-// The timeline of one pGPU: pods' shares stacked over the last five minutes, with what changed marked.
+// The timeline of one pGPU: pods' shares stacked over up to five minutes, with what changed marked.
 
-const SPAN_S = 300;
+const SPANS_S = [60, 120, 300];
 const LEFT = 46, RIGHT = 8, TOP = 14, BOTTOM = 20;
 
 const css = name => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
@@ -14,16 +14,18 @@ export function draw(canvas, moments, gpu, colours, hover) {
   pen.setTransform(ratio, 0, 0, ratio, 0, 0);
   pen.clearRect(0, 0, width, height);
   const now = moments.length ? moments[moments.length - 1].at : 0;
-  const x = at => LEFT + (width - LEFT - RIGHT) * (1 - (now - at) / SPAN_S);
+  const age = moments.length ? now - moments[0].at : 0;
+  const span = SPANS_S.find(each => age <= each) || SPANS_S[SPANS_S.length - 1];
+  const x = at => LEFT + (width - LEFT - RIGHT) * (1 - (now - at) / span);
   const y = share => TOP + (height - TOP - BOTTOM) * (1 - share);
-  grid(pen, width, x, y, now);
-  const seen = moments.filter(moment => moment.at >= now - SPAN_S);
+  grid(pen, width, x, y, now, span);
+  const seen = moments.filter(moment => moment.at >= now - span);
   stack(pen, seen, gpu, colours, x, y);
-  marks(pen, seen, gpu, x, y);
+  marks(pen, seen, gpu, x, y, width);
   if (hover !== null) tip(pen, seen, gpu, colours, x, y, hover, width);
 }
 
-function grid(pen, width, x, y, now) {
+function grid(pen, width, x, y, now, span) {
   pen.font = '11px system-ui, sans-serif';
   pen.fillStyle = css('--soft');
   pen.strokeStyle = css('--line');
@@ -39,9 +41,10 @@ function grid(pen, width, x, y, now) {
   }
   pen.textBaseline = 'top';
   pen.textAlign = 'center';
-  for (let ago = 0; ago <= SPAN_S; ago += 60) {
-    pen.textAlign = ago === 0 ? 'right' : ago === SPAN_S ? 'left' : 'center';
-    pen.fillText(ago ? `−${ago / 60} min` : 'now', x(now - ago), y(0) + 6);
+  for (let ago = 0; ago <= span; ago += span / 5) {
+    pen.textAlign = ago === 0 ? 'right' : ago === span ? 'left' : 'center';
+    const text = ago % 60 ? `−${ago} s` : `−${ago / 60} min`;
+    pen.fillText(ago ? text : 'now', x(now - ago), y(0) + 6);
   }
 }
 
@@ -67,22 +70,29 @@ function stack(pen, moments, gpu, colours, x, y) {
   }
 }
 
-function marks(pen, moments, gpu, x, y) {
+// From the newest on, so that where two are close together the newer one is named.
+function marks(pen, moments, gpu, x, y, width) {
   const policy = moment => (moment.gpus.find(each => each.index === gpu) || {}).policy;
+  let free = width;
   pen.textBaseline = 'bottom';
-  moments.forEach((moment, i) => {
-    const [before, after] = [i ? policy(moments[i - 1]) : undefined, policy(moment)];
-    if (!before || !after || before === after) return;
+  pen.textAlign = 'left';
+  for (let i = moments.length - 1; i > 0; i -= 1) {
+    const [before, after, at] = [policy(moments[i - 1]), policy(moments[i]), x(moments[i].at)];
+    if (!before || !after || before === after) continue;
     pen.strokeStyle = pen.fillStyle = css('--ink');
     pen.setLineDash([3, 3]);
     pen.beginPath();
-    pen.moveTo(x(moment.at), y(1));
-    pen.lineTo(x(moment.at), y(0));
+    pen.moveTo(at, y(1));
+    pen.lineTo(at, y(0));
     pen.stroke();
     pen.setLineDash([]);
-    pen.textAlign = x(moment.at) > LEFT + 90 ? 'right' : 'left';
-    pen.fillText(after, x(moment.at), y(1) - 1);
-  });
+    const long = pen.measureText(after).width + 6;
+    const left = Math.min(at, width - long);
+    if (left + long <= free) {
+      pen.fillText(after, left, y(1) - 1);
+      free = left;
+    }
+  }
 }
 
 function tip(pen, moments, gpu, colours, x, y, hover, width) {
