@@ -53,7 +53,7 @@ def pods(daemon):
 
 
 def until(condition):
-    end = time.monotonic() + 20
+    end = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < end, "it did not come"
         time.sleep(0.05)
