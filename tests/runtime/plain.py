@@ -84,6 +84,7 @@ class Plain:
         assert process.stdin is not None
         process.stdin.write("go\n")
         process.stdin.close()
+        process.stdin = None  # so that communicate() lets it be
 
 
 def main() -> None:
