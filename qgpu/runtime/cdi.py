@@ -22,7 +22,7 @@ KIND = "qgpu.io/gpu"
 VERSION = "0.5.0"
 #: Where runtimes look for files that last as long as the host is up; /var/run is the same folder.
 DIRECTORY = Path("/run/cdi")
-_FILE = "qgpu.json"
+FILE = "qgpu.json"
 _MOUNT = ["ro", "nosuid", "nodev", "bind"]
 
 
@@ -55,9 +55,9 @@ def hook_entry(control_socket: Path) -> dict[str, Any]:
 
 def write(specification: dict[str, Any], directory: Path) -> Path:
     """Put the specification in force; return its file. Raises PermissionDeniedError."""
-    path = directory / _FILE
+    path = directory / FILE
     text = json.dumps(specification, indent=2) + "\n"
-    temporary = directory / f".{_FILE}.{os.getpid()}"
+    temporary = directory / f".{FILE}.{os.getpid()}"
     try:
         directory.mkdir(mode=0o755, parents=True, exist_ok=True)
         if not path.exists() or path.read_text() != text:
@@ -95,7 +95,7 @@ class Keeper:
         return True
 
     def _look(self) -> tuple[object, ...]:
-        return (driver.shared_nodes(), *(_stamp(path) for path in (self.directory / _FILE, Path("/etc/ld.so.cache"))))
+        return (driver.shared_nodes(), *(_stamp(path) for path in (self.directory / FILE, Path("/etc/ld.so.cache"))))
 
 
 def _stamp(path: Path) -> tuple[int, int] | None:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from qgpu.doctor.containers import check_containers
+from qgpu.doctor.report import Verdict
 from qgpu.errors import PermissionDeniedError
 from qgpu.runtime import cdi, driver
 from qgpu.sched.backend import Pgpu
@@ -130,3 +132,18 @@ def test_the_daemon_keeps_the_file_where_it_is_told(tmp_path):
         assert generated.stdout.strip() == str(tmp_path / "other" / "qgpu.json")
         assert json.loads((tmp_path / "other" / "qgpu.json").read_text()) == shown
         assert shown["containerEdits"]["hooks"][0]["args"][-1] == str(tmp_path / "run" / "qgpud.sock")
+
+
+def test_the_doctor_finds_a_file_that_is_missing_broken_or_stale(tmp_path):
+    def verdict():
+        return check_containers(tmp_path).verdict
+
+    assert verdict() is Verdict.WARN
+    (tmp_path / cdi.FILE).write_text('{"kind": "other"}')
+    assert verdict() is Verdict.FAIL
+    made = cdi.specification([Pgpu(0, "GPU-aa", "simulated", 1 << 30)], SOCKET)
+    cdi.write(made, tmp_path)
+    assert verdict() is Verdict.OK
+    made["containerEdits"]["mounts"] = [{"hostPath": str(tmp_path / "libcuda.so.1"), "containerPath": "/x"}]
+    cdi.write(made, tmp_path)
+    assert verdict() is Verdict.FAIL
