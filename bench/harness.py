@@ -29,7 +29,7 @@ from qgpu.control import Client
 from qgpu.errors import QgpuError
 
 ROOT = Path(__file__).resolve().parent.parent
-_QGPUD = [sys.executable, "-c", "from qgpu.daemon.main import main; main()"]
+QGPUD = [sys.executable, "-c", "from qgpu.daemon.main import main; main()"]
 QGPUCTL = [sys.executable, "-c", "from qgpu.cli.main import main; main()"]
 #: In the environment of every process that we start, so that we find them again whatever they do.
 _MARK = "QGPU_BENCH"
@@ -38,7 +38,7 @@ _MARK = "QGPU_BENCH"
 class Bench:
     """Everything that one run of a script starts, in one temporary directory."""
 
-    def __init__(self, plane: str, qgpud: Sequence[str] = _QGPUD, patience: float = 1) -> None:
+    def __init__(self, plane: str, qgpud: Sequence[str] = QGPUD, patience: float = 1) -> None:
         self.plane = plane
         self._qgpud = qgpud
         #: How many times longer than usual an emulated machine may take to answer.
