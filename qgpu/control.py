@@ -19,8 +19,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import structlog
+
 from qgpu import errors, wire
-from qgpu.errors import DaemonUnreachableError, PermissionDeniedError, QgpuError, TimedOutError
+from qgpu.errors import DaemonUnreachableError, ExitCode, PermissionDeniedError, QgpuError, TimedOutError
+
+_log = structlog.get_logger("control")
 from qgpu.systemd import Store
 
 SCHEMA = "qgpu/v1"
@@ -171,6 +175,9 @@ class Server:
             return {"ok": True, "schema": SCHEMA, **self._handle(session, message, fds)}
         except QgpuError as error:
             return {"ok": False, "schema": SCHEMA, "error": str(error), "code": int(error.code)}
+        except Exception as error:  # noqa: BLE001 - a defect: its client is to hear of it, and others not
+            _log.exception("request failed", op=str(message.get("op")))
+            return {"ok": False, "schema": SCHEMA, "error": f"qgpud: {error!r}; see its log", "code": ExitCode.FAILED}
         finally:
             for fd in fds:
                 os.close(fd)

@@ -112,7 +112,7 @@ def described(message: Mapping[str, Any]) -> Container:
             [(int(major), int(minor)) for major, minor in message["devices"]],
             dict(message["seccomp"] or {}),
         )
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
         raise InvalidValueError(f"container: what its runtime says of it is no description: {error!r}") from error
 
 

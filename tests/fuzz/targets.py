@@ -181,7 +181,10 @@ _REQUESTS: tuple[dict[str, Any], ...] = (
     {"op": "gpu.set", "gpu": 0, "policy": "fixed-share", "online_policy": "best-effort", "period_ns": 10**8},
     {"op": "sim.start", "pod": "web", "gpu": 0, "workload": {"kernel_us": 1000.0}},
     {"op": "sim.progress", "load": 0},
-    {"op": "container.bind", "id": "c0ffee", "pid": 1, "annotations": {"qgpu.cores": "20"}, "env": ["A=b"]},
+    {
+        **{"op": "container.bind", "id": "c0ffee", "pid": 1, "annotations": {"qgpu.cores": "20"}, "env": ["A=b"]},
+        **{"devices": [[195, 0]], "seccomp": {"listenerPath": "/run/qgpu/agent.sock", "syscalls": []}},
+    },
     {"op": "trace.start", "gpus": [0]},
     {"op": "trace.read"},
 )
@@ -218,6 +221,10 @@ def framed(random: Random) -> Try:
     return attempt
 
 
+#: No process has this number, so a pod that it was brought into ends when its launcher hangs up.
+_NOBODY = 1 << 30
+
+
 @cache
 def _daemon() -> tuple[SimHost, Service]:
     """Return the one daemon of this process: its loops are threads."""
@@ -228,7 +235,7 @@ def _daemon() -> tuple[SimHost, Service]:
 def requested(random: Random) -> Try:
     """The daemon's requests, whole but wrong: each is answered or refused, and what is refused has changed nothing."""
     host, service = _daemon()
-    peer = wire.Peer(os.getpid(), 0, 0)
+    peer = wire.Peer(_NOBODY, 0, 0)
     held: list[Session] = []
 
     def state() -> list[Any]:
