@@ -23,9 +23,9 @@ import structlog
 
 from qgpu import errors, wire
 from qgpu.errors import DaemonUnreachableError, ExitCode, PermissionDeniedError, QgpuError, TimedOutError
+from qgpu.systemd import Store
 
 _log = structlog.get_logger("control")
-from qgpu.systemd import Store
 
 SCHEMA = "qgpu/v1"
 

@@ -6,6 +6,7 @@ import pytest
 
 from qgpu.control import Client, Server
 from qgpu.errors import QgpuError
+from qgpu.systemd import Store
 
 
 def test_a_defect_is_its_clients_to_hear_and_nobody_elses(tmp_path):
@@ -14,7 +15,7 @@ def test_a_defect_is_its_clients_to_hear_and_nobody_elses(tmp_path):
             raise KeyError("gone")
         return {"value": 1}
 
-    server = Server(tmp_path, 0o600, None, handle)
+    server = Server(tmp_path, 0o600, None, handle, Store())
     try:
         with Client(tmp_path) as client:
             with pytest.raises(QgpuError, match="KeyError"):
