@@ -55,7 +55,8 @@ class Site:
     @property
     def url(self) -> str:
         """Return where to point a browser; what is behind ``#`` stays in the browser."""
-        return f"http://{self.address}/" + (f"#token={self.token}" if self.token else "")
+        where = str(self.address) if self.address.path else f"http://{self.address}/"
+        return where + (f"#token={self.token}" if self.token else "")
 
     def close(self) -> None:
         """Hang up on everybody."""

@@ -19,7 +19,7 @@ _EVERY_S = 1.0
 #: How soon a reader that has gone is noticed when nothing happens.
 _STILL_HERE_S = 5.0
 _GPU_KEYS = ("index", "name", "memory", "policy", "online_policy", "period_ns", "trouble")
-_POD_KEYS = ("gpu", "pod", "class", "cores", "share", "held", "memory", "busy", "trouble")
+_POD_KEYS = ("gpu", "pod", "class", "cores", "share", "held", "memory", "busy", "trouble", "latency_target_ns")
 
 
 class Watcher:

@@ -183,8 +183,9 @@ def test_only_what_the_page_itself_sends_changes_anything(
     address, token = changing
     sent = _JSON | {name: value.replace("TOKEN", token) for name, value in headers.items()}
 
-    assert request(address, "POST", "/policy", body, **sent)[0] == status
-    assert says in request(address, "POST", "/policy", body, **sent)[1]
+    answer = request(address, "POST", "/policy", body, **sent)
+
+    assert (answer[0], says in answer[1]) == (status, True), answer
     assert busy.json("gpu", "show", "0")["gpu"]["policy"] != "fixed-share"
 
 
@@ -216,6 +217,23 @@ def test_watchers_are_bounded_and_the_newest_is_served(showing: str) -> None:
     assert watchers[-1].recv(1)
     for watcher in watchers:
         watcher.close()
+
+
+def test_at_a_unix_socket_only_its_owner_can_look(busy: Daemon, tmp_path: Path) -> None:
+    path = tmp_path / "page.sock"
+    process = busy.start("web", "--listen", f"unix:{path}")
+    assert process.stdout is not None
+    process.stdout.readline()
+    with socket.socket(socket.AF_UNIX) as client:
+        client.connect(str(path))
+        client.sendall(b"GET / HTTP/1.0\r\nHost: localhost\r\n\r\n")
+        answer = client.recv(15)
+    mode = path.stat().st_mode & 0o777
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=TIMEOUT_S)
+
+    assert (answer, mode) == (b"HTTP/1.0 200 OK", 0o600)
+    assert not path.exists()
 
 
 def test_a_moment_carries_what_the_daemon_says(showing: str) -> None:

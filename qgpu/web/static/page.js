@@ -112,9 +112,10 @@ function showGpu(gpu, pods) {
 function showPod(row, pod, colour) {
   row.className = pod.busy ? '' : 'idle';
   row.querySelector('.name span').textContent = pod.pod;
-  row.querySelector('.name span').title = pod.trouble;
+  row.querySelector('.sub').textContent = pod.trouble;
   row.querySelector('.swatch').style.background = row.querySelector('.got').style.background = `var(--c${colour})`;
-  row.querySelector('.class').textContent = pod.class;
+  row.querySelector('.class').textContent =
+    pod.class + (pod.latency_target_ns ? `, + ${pod.latency_target_ns / 1e6} ms at most` : '');
   row.querySelector('.got').style.width = `${pod.share * 100}%`;
   const asked = row.querySelector('.asked');
   asked.hidden = pod.cores === null;
