@@ -22,6 +22,13 @@ from qgpu.guardian.server import Guardian
 _PR_SET_NAME, _PR_SET_TIMERSLACK = 15, 29
 
 
+def leave_service() -> None:
+    """Go into a cgroup of our own: a service manager that ends the daemon's must not end this process with it."""
+    home = cgroup.mount() / "qgpu-guardian"
+    home.mkdir(exist_ok=True)
+    (home / "cgroup.procs").write_text(str(os.getpid()))
+
+
 def main() -> int:
     """Run until nobody is left to guard; the first line on stdout says "ready" or what is wrong."""
     runtime_dir, journal_fd = Path(sys.argv[1]), int(sys.argv[2])
@@ -36,11 +43,8 @@ def main() -> int:
     # One pidfd a process and one listener a pod: many pods need many.
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    # A service manager that ends the daemon's cgroup must not end this process with it.
     with contextlib.suppress(OSError, QgpuError):
-        home = cgroup.mount() / "qgpu-guardian"
-        home.mkdir(exist_ok=True)
-        (home / "cgroup.procs").write_text(str(os.getpid()))
+        leave_service()
     structlog.configure(
         processors=[
             structlog.processors.add_log_level,

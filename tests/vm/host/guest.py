@@ -126,7 +126,8 @@ def driver() -> None:
         os.mknod(f"/dev/{name}", 0o020666, os.makedev(195, minor))
     DROP_IN.parent.mkdir(parents=True)
     program = f"/usr/lib/qgpu/bin/python -I {SHARE}/simcard.py --config /etc/qgpu/qgpud.toml"
-    DROP_IN.write_text(f"[Service]\nExecStart=\nExecStart={program}\n")
+    beside = f"/usr/lib/qgpu/bin/python -I {SHARE}/standin.py"
+    DROP_IN.write_text(f"[Service]\nExecStart=\nExecStart={program}\nExecStartPost={beside}\n")
     for archive in SHARE.glob("*.dkms.tar.gz"):  # see dkms.py
         BUILT.mkdir(parents=True, exist_ok=True)
         shutil.copy(archive, BUILT)
@@ -158,8 +159,10 @@ def used() -> None:
     sh("qgpuctl", "gpu", "policy", "set", "0", "burst-share", "--period", "60ms")
     before = grants()
     say("daemon killed")
-    old = main_pid()
+    old, socket = main_pid(), Path("/run/qgpu/qgpud.sock").stat().st_ino
     sh("systemctl", "kill", "-s", "KILL", "qgpud")
+    check("who asks meanwhile waits", ctl("status")["plane"] == "kmod")
+    check("the control socket outlives a kill", Path("/run/qgpu/qgpud.sock").stat().st_ino == socket)
     until(lambda: active() and main_pid() not in ("0", old), "the daemon again")
     check("grants after a kill", grants() == before, before)
     check("settings after a kill", ctl("gpu", "list")["gpus"][0]["period_ns"] == 60_000_000)
@@ -172,11 +175,12 @@ def used() -> None:
 
 def upgraded(quiet_since: float, before: Any) -> None:
     say("upgrade with pods running")
-    old, started = main_pid(), time.monotonic()
+    old, started, socket = main_pid(), time.monotonic(), Path("/run/qgpu/qgpud.sock").stat().st_ino
     for name in QUOTAS:
         figures[f"quiet_stall_ms_{name}"] = gap_ms(name, quiet_since, started)
     figures["upgrade_s"] = round(install(NEW, "qgpu"), 1)
     until(lambda: active() and main_pid() not in ("0", old), "the new daemon")
+    check("the control socket outlives the upgrade", Path("/run/qgpu/qgpud.sock").stat().st_ino == socket)
     check("grants after the upgrade", grants() == before, before)
     check("settings after the upgrade", ctl("gpu", "list")["gpus"][0]["period_ns"] == 60_000_000)
     until(lambda: time.monotonic() > started + MEASURE_S, "as long as the quiet time")
@@ -193,6 +197,11 @@ def upgraded(quiet_since: float, before: Any) -> None:
 def removed(before: dict[str, str]) -> None:
     say("remove")
     until(lambda: not ctl("pod", "list")["pods"], "no pods")
+    sh("systemctl", "stop", "qgpud")
+    guardian = Path("/run/qgpu/standin").read_text()
+    check("stopping leaves the guardian", Path("/proc", guardian, "cgroup").read_text() == "0::/qgpu-guardian\n")
+    os.kill(int(guardian), signal.SIGKILL)
+    sh("systemctl", "start", "qgpud")
     print(sh("apt-get", "purge", "-y", "qgpu", "qgpu-dkms"))
     shutil.rmtree(BUILT, ignore_errors=True)
     DROP_IN.unlink()

@@ -25,7 +25,7 @@ import kernels
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent.parent
-GUEST = ("vm/host/guest.py", "vm/host/trace_of.py", "vm/host/pod.py")
+GUEST = ("vm/host/guest.py", "vm/host/trace_of.py", "vm/host/pod.py", "vm/host/standin.py")
 GUEST += ("vm/guest/nv.py", "vm/guest/qg.py", "vm/guest/simcard.py")
 VERSIONS = ("0.1.0", "0.1.0+next")
 
