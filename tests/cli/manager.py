@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 from tests.cli.programs import TIMEOUT_S, environment
@@ -26,18 +27,28 @@ class Manager:
 
     def start(self) -> subprocess.Popen[bytes]:
         """Start a daemon with what is stored, and return when it is ready."""
+        self._socket.setblocking(False)
+        with suppress(BlockingIOError):
+            while True:
+                self.hear()  # what the last one said before it ended
+        self._socket.settimeout(1)
         command = [*self._program, "--runtime-dir", str(self.runtime_dir)]
         names = list(self.stored)
         moves = " ".join(f"{3 + at}<&{self.stored[name]}" for at, name in enumerate(names))
         listen = f"LISTEN_PID=$$ LISTEN_FDS={len(names)} LISTEN_FDNAMES={':'.join(names)}" if names else ""
         process = subprocess.Popen(
             ["bash", "-c", f'{listen} exec "$@" {moves}', "-", *command],
-            stderr=subprocess.DEVNULL,
+            stderr=(self.runtime_dir.parent / "qgpud.log").open("a"),
             pass_fds=list(self.stored.values()),
             env=environment() | {"NOTIFY_SOCKET": self._address, "STATE_DIRECTORY": str(self.state_dir)},
         )
-        while self.hear() != "READY=1":
-            pass
+        word = ""
+        while word != "READY=1":
+            with suppress(TimeoutError):
+                word = self.hear()
+            if process.poll() is not None:
+                raise AssertionError((self.runtime_dir.parent / "qgpud.log").read_text()[-3000:])
+        self._socket.settimeout(TIMEOUT_S)
         return process
 
     def hear(self) -> str:
