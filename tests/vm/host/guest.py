@@ -218,6 +218,7 @@ def removed(before: dict[str, str]) -> None:
 
 
 def main() -> None:
+    sh("udevadm", "settle")
     before = trace_of.snapshot()
     try:
         driver()

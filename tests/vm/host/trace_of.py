@@ -18,6 +18,7 @@ BOOKS = (
     "/run/systemd/",
     "/run/udev/",
     "/run/log/",
+    "/run/credentials/",
     "/run/share",
     "/root/",
     "/tmp/",
