@@ -54,7 +54,7 @@ class Tally:
             self.plans += ledger.plan is not None and ledger.plan != self._plan
             self._plan = ledger.plan
             self._recent.append((now_ns, {name: account.used_ns for name, account in ledger.accounts.items()}))
-            while now_ns - self._recent[1][0] >= RECENT_NS if len(self._recent) > 1 else False:
+            while len(self._recent) > 1 and now_ns - self._recent[1][0] >= RECENT_NS:
                 self._recent.popleft()
 
     def shares(self) -> dict[str, float]:

@@ -14,9 +14,9 @@ from qgpu.trace.chart import STYLE, Line, Strip, over_time, strips
 from qgpu.trace.recording import GpuTrack, PodTrack, Recording, shares
 from qgpu.trace.wakeups import wakeups
 
-#: How many points a line has at most, and over how long a share is taken at least.
-_POINTS = 300
-_SHARE_NS = 100 * NS_PER_MS
+#: How many points a line has at most and at least, and over how long a share is taken else: some turns of each pod.
+_MOST_POINTS, _LEAST_POINTS = 300, 10
+_SHARE_NS = 500 * NS_PER_MS
 #: How much of the recording is shown switch by switch.
 _CLOSE_S = 0.5
 _COLOURS = 8
@@ -87,7 +87,7 @@ def _gpu(gpu: GpuTrack, about: About) -> str:
     )
     if not pods:
         return head + "<p>No pods.</p>"
-    step_ns = max(_SHARE_NS, gpu.span_ns // _POINTS)
+    step_ns = max(gpu.span_ns // _MOST_POINTS, min(_SHARE_NS, gpu.span_ns // _LEAST_POINTS), 1)
     lines = [
         Line(
             pod.pod,
