@@ -110,6 +110,7 @@ CASES: tuple[Case, ...] = (
     _control("DISABLE_CHANNELS of neighbours", "neighbours"),
     _control("neighbours' objects by name, legacy bit", "names"),
     _control("every control of the list", "every-control"),
+    _control("a flood under Fixed Share", "none", "fixed-share"),
     _control("own gate opened", "open-gate", "fixed-share"),
     _control("own channels started", "start-self", "fixed-share"),
     _fault("illegal address", "illegal-address"),

@@ -184,7 +184,8 @@ static void every_control(void)
 		uint32_t object = cmd >> 16 == 0xa06c ? tsg : cmd >> 16 == 0xa06f ? channels[0] :
 				  cmd >> 16 == 0x80 ? rm.device : rm.subdevice;
 
-		if (cmd == 0x801711 || cmd == 0x20801110) /* whatever they are given, they stop something */
+		/* whatever these are given, they stop something */
+		if (cmd == 0x801711 || cmd == 0x20801110 || cmd == 0x2080012c)
 			continue;
 		for (size_t j = 0; j < sizeof(sizes) / sizeof(sizes[0]); j++)
 			ask(rm_plain, rm.client, object, cmd, nothing, sizes[j]);

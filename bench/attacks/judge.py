@@ -26,6 +26,7 @@ _READY_S = 25.0
 #: To within this share of a rate a second or two of measuring can tell (turns and rounds begin and end inside it).
 _EXACT = 0.98
 _SETTLE_S, _AFTER_S = 0.4, 0.8
+_LOOKS = 8
 
 
 class Look(NamedTuple):
@@ -114,7 +115,7 @@ def judge(world: World, watch: Watch, case: Case, alone_rate: float, quota: floa
     for leftover in bench.directory.glob("report*"):
         leftover.unlink()
     log = bench.directory / "attacker.log"
-    policy(bench, case.policy, 50 if case.policy == "fixed-share" else 100)
+    policy(bench, case.policy, 100)
     more = [world.arguments[case.program]] if case.program in world.arguments else []
     command = [str(bench.directory / case.program), case.mode, str(report), str(world.quota), *more]
     started, base = now(), world.card_used()
@@ -131,6 +132,9 @@ def judge(world: World, watch: Watch, case: Case, alone_rate: float, quota: floa
     policy(bench, "burst-share", 100)
     gone = now() + _SETTLE_S
     time.sleep(_SETTLE_S + _AFTER_S)
+    until = now() + 10 * bench.patience
+    while len(watch.between(gone, now())) < _LOOKS and now() < until:  # an emulated machine may have held us up
+        time.sleep(0.1)
     after_ended = now()
     if not world.neighbour_lives():
         raise BenchError(f"{case.path}: the neighbour has died")
