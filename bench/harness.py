@@ -262,7 +262,7 @@ class Bench:
     def cpu_s(self) -> float:
         """Return the CPU time so far of the daemon, its helpers, and whatever else of qgpu waits beside loads."""
         total = 0.0
-        for process in self._ours():
+        for process in self.processes():
             with suppress(psutil.Error):
                 if process.cmdline()[1:3] != list(LOAD[1:3]):
                     total += sum(process.cpu_times()[:2])
@@ -282,7 +282,7 @@ class Bench:
         """End everything that is left; keep the daemon's log if told where."""
         self.end_pods()
         self.stop_daemon()
-        left = self._ours()
+        left = self.processes()
         for process in left:
             with suppress(psutil.Error):
                 process.kill()
@@ -291,7 +291,8 @@ class Bench:
             shutil.copy(self.daemon_log, keep_log)
         shutil.rmtree(self.directory, ignore_errors=True)
 
-    def _ours(self) -> list[psutil.Process]:
+    def processes(self) -> list[psutil.Process]:
+        """Find every process that this run has started, directly or not, and that still runs."""
         found = []
         for process in psutil.process_iter():
             with suppress(psutil.Error, OSError):
