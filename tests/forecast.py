@@ -1,12 +1,13 @@
 """What a plan gives each pod, by arithmetic alone: the yardstick of the policy tests.
 
-In every stretch of the period the TSGs that are busy and whose gate is open take turns of their timeslice.
-Switch costs are left out: this says what a plan asks for, the simulator says what comes of it.
+In every stretch of the period the TSGs that are busy and whose gate is open take turns, each as long as its timeslice
+makes it. Time between turns is left out: this says what a plan asks for, the simulator says what comes of it.
 """
 
 from __future__ import annotations
 
 from qgpu.model import Plan, Snapshot
+from qgpu.policies.shares import turn_ns
 from qgpu.sched.timeline import Timeline
 
 
@@ -15,7 +16,7 @@ def forecast(plan: Plan, snapshot: Snapshot) -> dict[str, float]:
     timeline = Timeline(plan)
     idle = frozenset(pod.name for pod in snapshot.pods if not pod.busy)
     slices = {part.pod: part.timeslice_us for part in plan.pods}
-    turns = {pod.name: slices[pod.name] * sum(tsg.busy for tsg in pod.tsgs) for pod in snapshot.pods}
+    turns = {pod.name: turn_ns(slices[pod.name]) * sum(tsg.busy for tsg in pod.tsgs) for pod in snapshot.pods}
     shares = dict.fromkeys(turns, 0.0)
     for start, end in zip(timeline.edges, (*timeline.edges[1:], plan.period_ns), strict=True):
         closed = timeline.closed(start, idle)

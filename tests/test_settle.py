@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -129,7 +131,7 @@ def test_debt_is_bounded_whatever_happens(runs: list[tuple[int, int]]) -> None:
 def test_a_pod_is_doubted_that_comes_short_though_its_turn_always_comes(
     uses: dict[str, tuple[float, int, int]], expected: dict[str, Pace]
 ) -> None:
-    settled = rounds(3 if Pace.DOUBTED in expected.values() else 30, **uses)
+    settled = rounds(1 if Pace.DOUBTED in expected.values() else 30, **uses)
 
     assert expected == settled
 
@@ -160,3 +162,26 @@ def test_a_sparse_pod_beside_windows_takes_turns_once_it_uses_more_than_its_part
     for entry, expected in ((sparse, Pace.GAPPY), (modest, Pace.SPARSE)):
         entries = {"a": by_window(50, 30), "b": by_window(50, 30), "s": entry}
         assert settle(entries, PERIOD, PERIOD)["s"].pace is expected
+
+
+@pytest.mark.parametrize(("starts", "expected"), [(1, [Pace.STEADY, Pace.STEADY]), (3, [Pace.DOUBTED])])
+def test_who_came_back_within_a_round_is_told_at_once(starts: int, expected: list[Pace]) -> None:
+    standings, paces = {"a": Standing(), "b": Standing()}, []
+    for _ in expected:
+        entries = {
+            "a": by_slice(24, starts, slice_us=66_000, weight=2, standing=standings["a"]),
+            "b": by_slice(75, starts, slice_us=33_000, weight=1, standing=standings["b"]),
+        }
+        standings = settle(entries, PERIOD, PERIOD)
+        paces.append(standings["a"].pace)
+
+    assert paces == expected
+
+
+def test_what_a_pod_misses_while_it_starts_does_not_count() -> None:
+    for starting, expected in ((True, Pace.STEADY), (False, Pace.DOUBTED)):
+        entries = {
+            "old": by_slice(95, 3, standing=Standing()),
+            "new": replace(by_slice(3, 3, standing=Standing()), starting=starting),
+        }
+        assert settle(entries, PERIOD, PERIOD)["new"].pace is expected

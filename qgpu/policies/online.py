@@ -23,7 +23,6 @@ from qgpu.model import (
     MAX_TIMESLICE_US,
     MIN_TIMESLICE_US,
     NS_PER_MS,
-    NS_PER_US,
     OnIdle,
     Pace,
     Plan,
@@ -69,7 +68,7 @@ def online_first(offline: Policy, online: Policy) -> Policy:
             target_ns = latency.tightest_ns(present)
             waits = _waits(present, others)
             if not front.gated and not behind.gated:
-                period_ns = _period_of_turns(period_ns, [part.timeslice_us for part in behind.pods], others, target_ns)
+                period_ns = _period_of_turns(period_ns, behind, others, target_ns)
             rest = replace(snapshot, pods=others, period_ns=period_ns)
             slice_us = OFFLINE_TIMESLICE_US if target_ns is None else latency.slice_us(target_ns, waits)
             ahead = _prompt(front, present, waits, floor.online_round_us(snapshot))
@@ -107,9 +106,9 @@ def _round_us(parts: tuple[PodPlan, ...], pods: tuple[Pod, ...]) -> int:
     return sum(part.timeslice_us * pod.busy_tsgs for part, pod in zip(parts, pods, strict=True) if pod.busy)
 
 
-def _period_of_turns(period_ns: int, slices_us: list[int], others: tuple[Pod, ...], target_ns: int | None) -> int:
+def _period_of_turns(period_ns: int, behind: Plan, others: tuple[Pod, ...], target_ns: int | None) -> int:
     """Make turns of busy offline pods long enough for what online work beside them puts up with."""
-    turns = [slice_us * pod.busy_tsgs for slice_us, pod in zip(slices_us, others, strict=True) if pod.busy]
+    turns = [part.weight for part, pod in zip(behind.pods, others, strict=True) if pod.busy]
     if len(turns) < 2:
         return period_ns
     if target_ns is not None and target_ns >= LOOSE_NS:
@@ -144,10 +143,7 @@ def _step_back(behind: Plan, snapshot: Snapshot, taken_ns: int, slice_us: int) -
         return tuple(_later(part, shift) for part in short)
     if sum(busy) < 2:
         return short
-    shares = [
-        part.timeslice_us * pod.busy_tsgs * NS_PER_US if pod.busy else 0
-        for part, pod in zip(behind.pods, snapshot.pods, strict=True)
-    ]
+    shares = [part.weight if pod.busy else 0 for part, pod in zip(behind.pods, snapshot.pods, strict=True)]
     meanwhile = in_turns(split(taken_ns, shares), OnIdle.YIELD)
     afterwards = in_turns(_turns(snapshot, taken_ns, shares), OnIdle.YIELD, taken_ns)
     return tuple(

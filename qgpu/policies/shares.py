@@ -1,8 +1,8 @@
-"""Arithmetic that policies have in common: dividing a whole by weights. It knows nothing of GPUs or time.
+"""Arithmetic that policies have in common: dividing a whole by weights, as timeslices or as windows.
 
 A pod's part of a round of the runlist is divided by its own busy TSGs, because the hardware gives every TSG
 a turn: a pod of ten processes gets a pod's share, not ten. Nothing is ever divided by a number that another
-pod can inflate.
+pod can inflate. Timeslices are chosen by the turns that come of them: what a turn lasts beyond its slice is known.
 """
 
 from __future__ import annotations
@@ -25,9 +25,16 @@ from qgpu.model import (
     Window,
 )
 
-#: The turn of others in a round that shows whether a doubted pod is back at once, and the mean beside a sparse one.
-PROBE_NS = 200 * NS_PER_US
+#: The slice of others in a round that shows whether a doubted pod is back at once, and the mean beside a sparse one.
+PROBE_US = 200
+PROBE_PERIOD_NS = 50 * NS_PER_MS
 SHORT_US = 2_000
+
+#: What a turn lasts, measured on an H200 (5, 10, 20 ms: 5.20, 10.32, 20.56 ms): RM counts timeslices in units of
+#: 1024 ns, and the switches in and out are charged to the TSG; between two turns nobody has the engine for GAP_NS.
+RM_US_NS = 1024
+SWITCHED_NS = 82 * NS_PER_US
+GAP_NS = 84 * NS_PER_US
 
 #: The shortest timeslice worth its switch; below it switching eats the card.
 _SENSIBLE_US = 500
@@ -69,7 +76,17 @@ def split(whole: int, weights: Sequence[int]) -> list[int]:
 
 def timeslice_us(share_ns: int, pod: Pod) -> int:
     """Turn a pod's part of a round into the timeslice of each of its TSGs, within what a plan may ask for."""
-    return min(MAX_TIMESLICE_US, max(MIN_TIMESLICE_US, share_ns // pod.busy_tsgs // NS_PER_US))
+    return slice_of_us(share_ns / pod.busy_tsgs)
+
+
+def turn_ns(slice_us: int) -> int:
+    """Return for how long a TSG with this timeslice is on the engine, if it uses its turn up."""
+    return slice_us * RM_US_NS + SWITCHED_NS
+
+
+def slice_of_us(length_ns: float) -> int:
+    """Return the timeslice whose turn lasts this long, within what a plan may ask for."""
+    return min(MAX_TIMESLICE_US, max(MIN_TIMESLICE_US, int((length_ns - SWITCHED_NS) / RM_US_NS)))
 
 
 def by_weights(snapshot: Snapshot, weights: Sequence[int]) -> Plan:
@@ -84,7 +101,7 @@ def by_weights(snapshot: Snapshot, weights: Sequence[int]) -> Plan:
     busy = [pod for pod in snapshot.pods if pod.busy]
     paces = {pod.pace for pod in busy} if len(busy) > 1 else set()
     if Pace.DOUBTED in paces:
-        return Plan(snapshot.pgpu, snapshot.period_ns, _probe(parts, snapshot.pods))
+        return Plan(snapshot.pgpu, min(snapshot.period_ns, PROBE_PERIOD_NS), _probe(parts, snapshot.pods))
     turns = [
         weight if pod.busy and pod.pace is not Pace.SPARSE else 0
         for pod, weight in zip(snapshot.pods, weights, strict=True)
@@ -99,6 +116,7 @@ def by_weights(snapshot: Snapshot, weights: Sequence[int]) -> Plan:
         return Plan(snapshot.pgpu, snapshot.period_ns, parts)
     period_ns = period_of_turns(snapshot.period_ns, [turn for turn in turns if turn], TURN_NS)
     windows = in_turns(lengths(period_ns, turns, snapshot.pods), OnIdle.YIELD)
+    parts = _for_lending(parts, split(period_ns, turns))
     return Plan(
         snapshot.pgpu,
         period_ns,
@@ -106,10 +124,21 @@ def by_weights(snapshot: Snapshot, weights: Sequence[int]) -> Plan:
     )
 
 
+def _for_lending(parts: Sequence[PodPlan], lengths_ns: Sequence[int]) -> tuple[PodPlan, ...]:
+    """Shorten slices so that all of them fit into half of any window.
+
+    Whose window was lent has to get a turn among all who were let in, or it would be taken for idle for ever.
+    """
+    shortest_us = min(length for length in lengths_ns if length) // NS_PER_US
+    return shortened(parts, max(_SENSIBLE_US, shortest_us // (2 * len(parts))))
+
+
 def _probe(parts: Sequence[PodPlan], pods: Sequence[Pod]) -> tuple[PodPlan, ...]:
     """Give doubted pods their turns often: all others get very short ones, for as long as somebody is doubted."""
     return tuple(
-        part if pod.pace is Pace.DOUBTED else replace(part, timeslice_us=timeslice_us(PROBE_NS, pod))
+        part
+        if pod.pace is Pace.DOUBTED
+        else replace(part, timeslice_us=max(MIN_TIMESLICE_US, PROBE_US // pod.busy_tsgs))
         for part, pod in zip(parts, pods, strict=True)
     )
 
@@ -120,12 +149,9 @@ def shortened(parts: Sequence[PodPlan], mean_us: int) -> tuple[PodPlan, ...]:
     The mean grows where a slice would fall below the shortest sensible one, as lifting that slice alone would
     bend the ratio; it never grows beyond what it was.
     """
-    slices = [part.timeslice_us for part in parts]
-    scale = max(mean_us * len(slices) / sum(slices), min(1.0, _SENSIBLE_US / min(slices)))
-    return tuple(
-        replace(part, timeslice_us=min(MAX_TIMESLICE_US, max(MIN_TIMESLICE_US, round(part.timeslice_us * scale))))
-        for part in parts
-    )
+    turns = [turn_ns(part.timeslice_us) for part in parts]
+    scale = min(1.0, max(turn_ns(mean_us) * len(turns) / sum(turns), turn_ns(_SENSIBLE_US) / min(turns)))
+    return tuple(replace(part, timeslice_us=slice_of_us(turn * scale)) for part, turn in zip(parts, turns, strict=True))
 
 
 def lengths(whole_ns: int, weights: Sequence[int], pods: Sequence[Pod]) -> list[int]:
@@ -151,13 +177,17 @@ def period_of_turns(period_ns: int, weights: Sequence[int], mean_ns: int) -> int
 
 
 def by_timeslices(snapshot: Snapshot, weights: Sequence[int]) -> tuple[PodPlan, ...]:
-    """Plan weights as hardware timeslices that add up to the period; every gate stays open.
+    """Plan weights as hardware timeslices whose turns add up to the period; every gate stays open.
 
-    The ratio of the slices is the ratio of compute among the pods that are busy, and an idle pod costs
-    nothing, so idle capacity is lent and taken back by the hardware itself. Where the period is longer than
-    the longest timeslice the slices add up to that instead: cutting one of them off would bend the ratio.
+    The ratio of the turns is the ratio of compute among the pods that are busy, and an idle pod costs nothing, so
+    idle capacity is lent and taken back by the hardware itself. A round of the pods that are on the GPU lasts the
+    period, so that a second holds a whole number of rounds and shares are exact in any second. Where the period is
+    longer than the longest timeslice a round lasts that instead: cutting one of them off would bend the ratio.
     """
-    parts = split(min(snapshot.period_ns, MAX_TIMESLICE_US * NS_PER_US), weights)
+    here = [weight for pod, weight in zip(snapshot.pods, weights, strict=True) if pod.tsgs] or weights
+    gaps_ns = GAP_NS * sum(pod.busy_tsgs for pod in snapshot.pods if pod.tsgs)
+    round_ns = min(snapshot.period_ns, MAX_TIMESLICE_US * NS_PER_US) - gaps_ns
+    parts = split(max(0, round_ns) * sum(weights) // max(1, sum(here)), weights)
     return tuple(
         PodPlan(pod.name, pod.grant.pod_class, timeslice_us(part, pod), weight=weight)
         for pod, part, weight in zip(snapshot.pods, parts, weights, strict=True)

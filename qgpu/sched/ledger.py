@@ -30,6 +30,9 @@ IDLE_AFTER_NS = 500 * NS_PER_MS
 #: A pod that rested for this long is taken for a new one: timeslices may bind it now.
 FORGET_AFTER_NS = 2_000 * NS_PER_MS
 
+#: A pod that has used less than this since it came is still starting its processes.
+STARTED_NS = 5 * NS_PER_MS
+
 #: A round that is off a whole number of periods by more than this part of one tells more of its ends than of shares.
 _RAGGED = 0.02
 
@@ -80,7 +83,9 @@ class Account:
         open_ns = max(0, elapsed_ns - sample.gated_ns)
         tsgs = {tsg.tsg: self.tsgs.get(tsg.tsg, _NEW).advance(tsg, open_ns) for tsg in sample.tsgs}
         use = Use(sum(tsg.run_ns for tsg in sample.tsgs), sum(tsg.starts for tsg in sample.tsgs), open_ns)
-        standing = self.standing if sample.grant == self.last.grant else Standing()
+        standing = self.standing
+        if sample.grant != self.last.grant:
+            standing = Standing(pace=standing.pace, reformed=standing.reformed)
         if all(tsg.idle_ns >= FORGET_AFTER_NS for tsg in tsgs.values()):
             standing = Standing()
         return Account(sample, self.used_ns + use.run_ns, tsgs, self.round + use, standing)
@@ -181,6 +186,7 @@ class Ledger:
                     account.round,
                     account.standing,
                     sum(tsg.busy for tsg in account.tsgs.values()),
+                    account.used_ns < STARTED_NS,
                 )
                 for name, account in self.accounts.items()
             },

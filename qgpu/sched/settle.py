@@ -25,12 +25,15 @@ _GATE_NS = 1 * NS_PER_MS
 #: Pods contend for the card when they use this much of it between them.
 _FULL = 0.85
 
-#: Timeslices don't bind when this part of a round of theirs has gone to the wrong pods, beyond the part of all
+#: Timeslices don't bind when this part of a round of turns has gone to the wrong pods, beyond the part of all
 #: time that is let pass. Where in a round a sample falls may shift a quarter of it for the moment.
 _MISSED = 0.3
 _LET_PASS = 0.005
 
-_LEAST_MISSED_NS = 20 * NS_PER_MS
+_LEAST_MISSED_NS = 10 * NS_PER_MS
+
+#: Who was switched in so often in a round was there at its beginning and at its end.
+_THERE_STARTS = 2
 
 #: What a pod that was found sparse must have come short of, always there for its turns, to be doubted again.
 _DOUBT_AGAIN_NS = 1_000 * NS_PER_MS
@@ -85,6 +88,8 @@ class Entry:
     use: Use
     standing: Standing
     busy_tsgs: int
+    #: It has only just come: what it misses while its processes start tells nothing.
+    starting: bool = False
 
     @property
     def weight(self) -> int:
@@ -168,16 +173,16 @@ def _beside_windows(rivals: Mapping[str, Entry], gated: Mapping[str, Entry]) -> 
 def _by_timeslices(rivals: Mapping[str, Entry], round_ns: int, foreign_ns: int) -> dict[str, Standing]:
     """Add up what went to the wrong pods; once it is more than chance, doubt who came short most.
 
-    It counts only while everybody was on the card in the rounds before and after too, as pods that come and go
-    get less for their own reasons, and while the card was full.
+    It counts only while everybody was on the card in the rounds before and after too, or came back to it within this
+    one, as pods that come and go get less for their own reasons; and while the card was full.
     """
-    ran = all(entry.use.run_ns for entry in rivals.values())
+    ran = all(entry.use.run_ns and not entry.starting for entry in rivals.values())
+    at_once = all(entry.use.starts >= _THERE_STARTS * entry.busy_tsgs for entry in rivals.values())
     if any(entry.standing.pace is Pace.DOUBTED for entry in rivals.values()):
         return {name: _judged(entry, rivals, round_ns) for name, entry in rivals.items()}
     if not ran or foreign_ns + sum(entry.use.run_ns for entry in rivals.values()) < _FULL * round_ns:
         return {name: replace(entry.standing, pending_ns=None) for name, entry in rivals.items()}
-    slices_ns = sum(_slice_ns(entry) * entry.busy_tsgs for entry in rivals.values())
-    limit_ns = max(_LEAST_MISSED_NS, round(_MISSED * slices_ns))
+    limit_ns = max(_LEAST_MISSED_NS, round(_MISSED * sum(map(_turns_ns, rivals.values()))))
     passed_ns = round(_LET_PASS * round_ns)
     limits_ns = {
         name: _DOUBT_AGAIN_NS if entry.standing.pace is Pace.SPARSE else limit_ns for name, entry in rivals.items()
@@ -185,7 +190,7 @@ def _by_timeslices(rivals: Mapping[str, Entry], round_ns: int, foreign_ns: int) 
     standings = {}
     for name, over_ns in _overruns(rivals).items():
         entry, before = rivals[name], rivals[name].standing
-        debt_ns = before.debt_ns + (before.pending_ns or 0)
+        debt_ns = before.debt_ns + (before.pending_ns or 0) + (over_ns if at_once else 0)
         debt_ns = max(0, debt_ns - passed_ns) if debt_ns > 0 else min(0, debt_ns + passed_ns)
         turns = Use(
             round(_CARRIED * before.turns.run_ns) + entry.use.run_ns,
@@ -196,7 +201,7 @@ def _by_timeslices(rivals: Mapping[str, Entry], round_ns: int, foreign_ns: int) 
             max(-2 * limits_ns[name], min(2 * limits_ns[name], debt_ns)),
             before.pace,
             before.reformed,
-            0 if before.pending_ns is None else over_ns,
+            0 if before.pending_ns is None or at_once else over_ns,
             turns,
         )
     late = [name for name, now in standings.items() if now.debt_ns < -limits_ns[name]]
@@ -252,15 +257,21 @@ def _judged(entry: Entry, rivals: Mapping[str, Entry], round_ns: int) -> Standin
 
 
 def _present(entry: Entry, rivals: Mapping[str, Entry], part: float = _PRESENT) -> bool:
-    """Tell whether a pod had work nearly every time its turn came: it had as many turns as there were rounds.
+    """Tell whether a pod had work nearly every time its turn came: its turns and those in between make up the time.
 
     A round takes what everybody makes of a turn, no more than a timeslice, and as many switches.
     """
-    round_ns = sum(
-        rival.busy_tsgs * (min(_slice_ns(rival), rival.use.run_ns / max(1, rival.use.starts)) + _SWITCH_NS)
-        for rival in rivals.values()
-    )
-    return entry.use.starts * round_ns >= part * entry.busy_tsgs * entry.use.open_ns
+    round_ns = sum(_turns_ns(rival) + rival.busy_tsgs * _SWITCH_NS for rival in rivals.values())
+    own_ns, starts = entry.use.run_ns, entry.use.starts
+    if starts:
+        own_ns = min(own_ns, round(starts * _slice_ns(entry)))
+    there_ns = own_ns + starts / entry.busy_tsgs * (round_ns - _turns_ns(entry))
+    return there_ns >= part * entry.use.open_ns
+
+
+def _turns_ns(entry: Entry) -> float:
+    """Return what the turns of a pod take of a round: no more than its timeslices, and what it made of them."""
+    return entry.busy_tsgs * min(_slice_ns(entry), entry.use.run_ns / max(1, entry.use.starts))
 
 
 def _overruns(rivals: Mapping[str, Entry]) -> dict[str, int]:

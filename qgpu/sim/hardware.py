@@ -21,13 +21,15 @@ class Hardware:
 
     #: What the driver gives a compute TSG that nobody set.
     default_timeslice_us: int = 2048
+    #: RM's µs of a timeslice last so long: it counts in units of 1024 ns.
+    timeslice_us_ns: int = 1024
     #: A TSG computes this much less than its timeslice in every turn.
-    timeslice_short_ns: int = 33 * NS_PER_US
+    timeslice_short_ns: int = 34 * NS_PER_US
 
     #: A switch between contexts: seen inside the outgoing run, between runs, and inside the incoming run.
-    save_ns: int = 55 * NS_PER_US
+    save_ns: int = 56 * NS_PER_US
     gap_ns: int = 84 * NS_PER_US
-    restore_ns: int = 56 * NS_PER_US
+    restore_ns: int = 57 * NS_PER_US
 
     #: A gate takes effect when its call returns; calls of one pGPU go one after the other.
     close_ns: int = 330 * NS_PER_US
@@ -54,7 +56,7 @@ class Hardware:
 
     def turn_ns(self, timeslice_us: int) -> int:
         """Return the useful work in one turn of a TSG with this timeslice."""
-        return max(0, timeslice_us * NS_PER_US - self.timeslice_short_ns)
+        return max(0, timeslice_us * self.timeslice_us_ns - self.timeslice_short_ns)
 
 
 H200 = Hardware()

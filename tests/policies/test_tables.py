@@ -10,6 +10,7 @@ from qgpu.errors import UnknownNameError
 from qgpu.model import MAX_TIMESLICE_US, NS_PER_MS, Grant, OnIdle, Pace, Pod, PodClass, Snapshot, Tsg, Window
 from qgpu.policies import POLICIES, compose, find, latency
 from qgpu.policies.online import TURN_NS
+from qgpu.policies.shares import GAP_NS, turn_ns
 
 PERIOD = 100 * NS_PER_MS
 
@@ -30,8 +31,9 @@ def pod(
 
 
 def slices(policy: str, *pods: Pod) -> list[int]:
-    """Return the timeslices in ms that a policy plans."""
-    return [part.timeslice_us // 1000 for part in POLICIES[policy].plan(Snapshot(0, PERIOD, pods)).pods]
+    """Return how long turns last in ms, with the time between two of them, for the timeslices that a policy plans."""
+    parts = POLICIES[policy].plan(Snapshot(0, PERIOD, pods)).pods
+    return [round((turn_ns(part.timeslice_us) + GAP_NS) / NS_PER_MS) for part in parts]
 
 
 @pytest.mark.parametrize(
@@ -42,20 +44,22 @@ def slices(policy: str, *pods: Pod) -> list[int]:
         ("best-effort", (pod("a"), pod("b", tsgs=2)), [50, 25]),
         ("best-effort", (pod("a"), pod("b", busy=False)), [50, 50]),
         ("burst-share", (pod("a", 30),), [100]),
-        ("burst-share", (pod("a", 50), pod("b", 25)), [66, 33]),
+        ("burst-share", (pod("a", 50), pod("b", 25)), [67, 33]),
+        # A pod that is not on the GPU yet takes no time of the round.
+        ("burst-share", (pod("a", 50), pod("b", 25, tsgs=0)), [100, 50]),
         ("burst-share", (pod("a", 70), pod("b", 30)), [70, 30]),
         ("burst-share", (pod("a", 60), pod("b"), pod("c")), [60, 20, 20]),
         ("burst-share", (pod("a", 60, tsgs=6), pod("b", 40)), [10, 40]),
     ],
 )
-def test_slices_divide_the_period(policy: str, pods: tuple[Pod, ...], expected_ms: list[int]) -> None:
+def test_turns_divide_the_period(policy: str, pods: tuple[Pod, ...], expected_ms: list[int]) -> None:
     assert expected_ms == slices(policy, *pods)
 
 
 def test_burst_share_gives_guests_a_token_turn_where_all_is_sold() -> None:
     plan = POLICIES["burst-share"].plan(Snapshot(0, PERIOD, (pod("a", 100), pod("guest"))))
 
-    assert [part.timeslice_us for part in plan.pods] == [99_999, 50]
+    assert [part.timeslice_us for part in plan.pods] == [97_411, 50]
 
 
 def test_fixed_share_lays_one_kept_window_per_pod() -> None:
@@ -98,7 +102,7 @@ def test_online_pods_take_short_rounds_among_themselves() -> None:
     pods = (pod("a", 60, online=True), pod("b", 20, online=True))
     plan = compose("best-effort", "burst-share")(Snapshot(0, PERIOD, pods))
 
-    assert [part.timeslice_us for part in plan.pods] == [6000, 2000]
+    assert [part.timeslice_us for part in plan.pods] == [6040, 1959]
 
 
 @pytest.mark.parametrize(
@@ -131,10 +135,10 @@ def test_a_latency_target_allows_the_slice_that_was_measured_to_keep_it(
         ((pod("on", target_ms=2, busy=False), pod("off")), [MAX_TIMESLICE_US, 1744]),
         ((pod("on", target_ms=2), pod("off", tsgs=2)), [MAX_TIMESLICE_US, 779]),
         # Who has no target wants the least there is.
-        ((pod("on", target_ms=2), pod("x", online=True, busy=False), pod("off")), [779, 779, 50]),
+        ((pod("on", target_ms=2), pod("x", online=True, busy=False), pod("off")), [778, 778, 50]),
         # Several online pods wait for each other too: their round follows from the tightest target.
         ((pod("a", target_ms=20), pod("b", target_ms=50)), [9784, 9784]),
-        ((pod("a", target_ms=20), pod("b", target_ms=50), pod("off")), [6464, 6464, 6464]),
+        ((pod("a", target_ms=20), pod("b", target_ms=50), pod("off")), [6463, 6463, 6464]),
     ],
 )
 def test_slices_follow_from_the_tightest_latency_target(pods: tuple[Pod, ...], expected_us: list[int]) -> None:
@@ -156,7 +160,7 @@ def test_an_online_pod_not_yet_on_the_card_changes_nothing_for_the_rest() -> Non
     pods = (pod("on", online=True, tsgs=0), pod("a", 50), pod("b", 50))
     plan = compose("burst-share", "best-effort")(Snapshot(0, PERIOD, pods))
 
-    assert [part.timeslice_us for part in plan.pods] == [MAX_TIMESLICE_US, 50_000, 50_000]
+    assert [part.timeslice_us for part in plan.pods] == [MAX_TIMESLICE_US, 48_666, 48_666]
 
 
 def test_fixed_turns_of_both_classes_lie_side_by_side() -> None:
@@ -219,11 +223,11 @@ def test_burst_share_takes_turns_where_timeslices_fail(
     ("pods", "expected_us"),
     [
         # Short slices beside a sparse pod; of those who take turns one is there at a time, and stands for all.
-        ((paced(STEADY, "a", 60), paced(SPARSE, "b", 30)), [2667, 1333]),
-        ((paced(GAPPY, "a", 40), paced(STEADY, "b", 40), paced(SPARSE, "c", 20)), [2667, 2667, 667]),
+        ((paced(STEADY, "a", 60), paced(SPARSE, "b", 30)), [2693, 1306]),
+        ((paced(GAPPY, "a", 40), paced(STEADY, "b", 40), paced(SPARSE, "c", 20)), [2693, 2693, 613]),
         # A doubted pod gets its turn every fifth of a millisecond.
-        ((paced(STEADY, "a", 60), paced(DOUBTED, "b", 40)), [200, 40_000]),
-        ((pod("a", 60, busy=False), paced(DOUBTED, "b", 40)), [60_000, 40_000]),
+        ((paced(STEADY, "a", 60), paced(DOUBTED, "b", 40)), [200, 38_916]),
+        ((pod("a", 60, busy=False), paced(DOUBTED, "b", 40)), [58_415, 38_916]),
     ],
 )
 def test_slices_are_short_beside_pods_that_leave_early(pods: tuple[Pod, ...], expected_us: list[int]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qgpu.model import NS_PER_MS, NS_PER_S, NS_PER_US
@@ -11,7 +11,6 @@ from qgpu.sim.engine import FOREVER_NS, Engine, Gate, Tsg
 from qgpu.sim.hardware import H200
 
 SWITCH = H200.switch_ns
-SHORT = H200.timeslice_short_ns
 SECOND = NS_PER_S
 
 
@@ -41,7 +40,7 @@ def test_a_tsg_alone_pays_for_nothing_but_coming_on(timeslice_us: int) -> None:
 
 def test_two_tsgs_take_turns_of_their_timeslices() -> None:
     engine, (first, second) = engine_of(2000, 1000)
-    turns = [2000 * NS_PER_US - SHORT, 1000 * NS_PER_US - SHORT]
+    turns = [H200.turn_ns(2000), H200.turn_ns(1000)]
 
     run(engine, 10 * (sum(turns) + 2 * SWITCH))
 
@@ -51,7 +50,7 @@ def test_two_tsgs_take_turns_of_their_timeslices() -> None:
 
 def test_a_newcomer_waits_for_the_end_of_the_running_slice_and_no_longer() -> None:
     engine, (running, newcomer) = engine_of(1000, 1_000_000, work_ns=0)
-    turn = 1000 * NS_PER_US - SHORT
+    turn = H200.turn_ns(1000)
     running.launch(FOREVER_NS)
     run(engine, SWITCH + 10 * turn + 1)
     newcomer.launch(5)
@@ -76,7 +75,7 @@ def test_a_tsg_that_runs_dry_is_passed_over_at_once() -> None:
 
 def test_a_kernel_longer_than_a_slice_goes_on_where_it_was_preempted() -> None:
     engine, (long, _) = engine_of(1000, 1000, work_ns=0)
-    turn = 1000 * NS_PER_US - SHORT
+    turn = H200.turn_ns(1000)
     long.launch(3 * turn + 7)
     engine.runlist[1].launch(FOREVER_NS)
     finished: list[int] = []
@@ -89,7 +88,7 @@ def test_a_kernel_longer_than_a_slice_goes_on_where_it_was_preempted() -> None:
 
 def test_a_launch_that_fills_its_last_slice_is_done_with_it() -> None:
     engine, (exact, _) = engine_of(1000, 1000, work_ns=0)
-    turn = 1000 * NS_PER_US - SHORT
+    turn = H200.turn_ns(1000)
     exact.launch(3 * turn)
     engine.runlist[1].launch(FOREVER_NS)
     finished: list[int] = []
@@ -210,6 +209,7 @@ def test_no_time_is_lost_or_made(history: tuple[list[int], list[tuple[int, int, 
     assert min(engine.times.switching_ns, engine.idle_ns, engine.gap_ns, *(tsg.useful_ns for tsg in tsgs)) >= 0
 
 
+@settings(deadline=None)
 @given(histories(), st.integers(10 * NS_PER_US, NS_PER_MS))
 def test_looking_more_often_changes_nothing(
     history: tuple[list[int], list[tuple[int, int, str, int]]], step_ns: int
