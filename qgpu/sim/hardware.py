@@ -27,7 +27,7 @@ class Hardware:
     timeslice_short_ns: int = 34 * NS_PER_US
 
     #: A switch between contexts: seen inside the outgoing run, between runs, and inside the incoming run.
-    save_ns: int = 56 * NS_PER_US
+    save_ns: int = 55 * NS_PER_US
     gap_ns: int = 84 * NS_PER_US
     restore_ns: int = 57 * NS_PER_US
 
