@@ -15,32 +15,53 @@ from qgpu.rm import abi
 #: Reads ``size`` bytes at an address of the calling process; None when they are not there.
 Reader = Callable[[int, int], bytes | None]
 
+_XFER_BYTES = abi.sizeof("nv_ioctl_xfer_t")
+_OS21, _OS64 = abi.sizeof("NVOS21_PARAMETERS"), abi.sizeof("NVOS64_PARAMETERS")
+_OS64_FIELDS = struct.Struct("<IIIIQQIIII")
+_OS21_FIELDS = struct.Struct("<IIIIQII")
+_OS54_FIELDS = struct.Struct("<IIIIQII")
+_OS55_FIELDS = struct.Struct("<7I")
+_FOUR = struct.Struct("<IIII")
 _U32 = struct.Struct("<I")
 _U64 = struct.Struct("<Q")
-_FOUR = struct.Struct("<IIII")
 
-_OFFSET_STATUS = {
-    "NVOS54_PARAMETERS": abi.ffi.offsetof("NVOS54_PARAMETERS", "status"),
-    "NVOS64_PARAMETERS": abi.ffi.offsetof("NVOS64_PARAMETERS", "status"),
-    "NVOS21_PARAMETERS": abi.ffi.offsetof("NVOS21_PARAMETERS", "status"),
-}
-_XFER_BYTES = abi.sizeof("nv_ioctl_xfer_t")
+_NVOS64_FLAGS_SERIALIZED = 1 << 0
+_NVOS54_FLAGS_SERIALIZED = 1 << 2
 
-# Where the one fact we need of an allocation lies: (offset, size), by kind of class.
-_DEVICE_INSTANCE = (abi.ffi.offsetof("NV0080_ALLOC_PARAMETERS", "deviceId"), 4)
-_ENGINE_TYPE = (abi.ffi.offsetof("NV_CHANNEL_GROUP_ALLOCATION_PARAMETERS", "engineType"), 4)
-_MEMORY_SIZE = (abi.ffi.offsetof("NV_MEMORY_ALLOCATION_PARAMS", "size"), 8)
+
+@dataclass(frozen=True, slots=True)
+class Escape:
+    """An ioctl of RM's by number and size, with the address of its structure; ``wrapped`` in another or not."""
+
+    number: int
+    size: int
+    address: int
+    wrapped: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Alloc:
-    """An object is asked for. ``detail`` is the device instance, engine type or size in bytes, by class."""
+    """An object is asked for; ``params`` and ``rights`` are addresses, ``status_at`` is where RM's answer goes."""
 
     client: int
     parent: int
     handle: int
     rm_class: int
-    detail: int
+    params: int
+    rights: int
+    serialized: bool
+    status_at: int
+
+
+@dataclass(frozen=True, slots=True)
+class AllocMemory:
+    """Memory is asked for in the old way; ``fd`` is where it is to be mapped, if at all."""
+
+    client: int
+    parent: int
+    handle: int
+    rm_class: int
+    fd: int
     status_at: int
 
 
@@ -50,6 +71,7 @@ class Free:
 
     client: int
     handle: int
+    status_at: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +83,7 @@ class Dup:
     handle: int
     source_client: int
     source: int
+    status_at: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,87 +95,121 @@ class Control:
     command: int
     params: int
     size: int
+    serialized: bool
     status_at: int
 
 
-Call = Alloc | Free | Dup | Control
+@dataclass(frozen=True, slots=True)
+class Heap:
+    """The old heap interface is asked for something: ``function`` of NVOS32."""
+
+    client: int
+    parent: int
+    function: int
+    handle: int
+    flags: int
+    attributes: int
+    size: int
+    status_at: int
+
+
+Call = Alloc | AllocMemory | Free | Dup | Control | Heap
+
+
+def unwrap(request: int, argument: int, read: Reader) -> Escape | None:
+    """Find what an ioctl is for RM; None when the wrapping cannot be read."""
+    number, size = request & 0xFF, request >> 16 & 0x3FFF
+    if number != abi.NV_ESC_IOCTL_XFER_CMD or size != _XFER_BYTES:
+        return Escape(number, size, argument)
+    if (outer := read(argument, size)) is None:
+        return None
+    number, size, address = struct.unpack("<IIQ", outer)
+    return Escape(number, size, address, wrapped=True)
 
 
 def decode(request: int, argument: int, read: Reader) -> Call | None:
     """Make out what an ioctl asks of RM; None when it is nothing that is kept or judged."""
-    number, size = request & 0xFF, request >> 16 & 0x3FFF
-    if number == abi.NV_ESC_IOCTL_XFER_CMD:
-        if size != _XFER_BYTES or (outer := read(argument, size)) is None:
-            return None
-        number, size, argument = struct.unpack("<IIQ", outer)
-    return _decode(number, size, argument, read)
+    escape = unwrap(request, argument, read)
+    if escape is None or escape.number == abi.NV_ESC_IOCTL_XFER_CMD or escape.size > abi.sizeof("NVOS32_PARAMETERS"):
+        return None
+    data = read(escape.address, escape.size)
+    return parse(escape.number, data) if data is not None and len(data) == escape.size else None
 
 
-def _decode(number: int, size: int, argument: int, read: Reader) -> Call | None:
-    match number:
-        case abi.NV_ESC_RM_CONTROL if size == abi.sizeof("NVOS54_PARAMETERS"):
-            if (data := read(argument, size)) is None:
-                return None
-            client, target, command, _, params, length, _ = struct.unpack("<IIIIQII", data)
-            return Control(client, target, command, params, length, argument + _OFFSET_STATUS["NVOS54_PARAMETERS"])
-        case abi.NV_ESC_RM_ALLOC if size in (abi.sizeof("NVOS64_PARAMETERS"), abi.sizeof("NVOS21_PARAMETERS")):
-            form = "NVOS64_PARAMETERS" if size == abi.sizeof("NVOS64_PARAMETERS") else "NVOS21_PARAMETERS"
-            if (data := read(argument, 24)) is None:
-                return None
+def parse(number: int, data: bytes | bytearray) -> Call | None:
+    """Read a call's structure."""
+    match number, len(data):
+        case abi.NV_ESC_RM_CONTROL, 32:
+            client, target, command, flags, params, length, _ = _OS54_FIELDS.unpack(data)
+            return Control(client, target, command, params, length, bool(flags & _NVOS54_FLAGS_SERIALIZED), 28)
+        case abi.NV_ESC_RM_ALLOC, size if size == _OS64:
+            client, parent, handle, rm_class, params, rights, _, flags, _, _ = _OS64_FIELDS.unpack(data)
+            serialized = bool(flags & _NVOS64_FLAGS_SERIALIZED)
+            return Alloc(client, parent, handle, rm_class, params, rights, serialized, 40)
+        case abi.NV_ESC_RM_ALLOC, size if size == _OS21:
+            client, parent, handle, rm_class, params, _, _ = _OS21_FIELDS.unpack(data)
+            return Alloc(client, parent, handle, rm_class, params, 0, False, 28)
+        case abi.NV_ESC_RM_ALLOC_OBJECT, 20:
             client, parent, handle, rm_class = _FOUR.unpack_from(data)
-            (params,) = _U64.unpack_from(data, 16)
-            detail = _detail(rm_class, params, read)
-            return Alloc(client, parent, handle, rm_class, detail, argument + _OFFSET_STATUS[form])
-        case abi.NV_ESC_RM_FREE if size == abi.sizeof("NVOS00_PARAMETERS"):
-            if (data := read(argument, size)) is None:
-                return None
+            return Alloc(client, parent, handle, rm_class, 0, 0, False, 16)
+        case abi.NV_ESC_RM_FREE, 16:
             client, _, handle, _ = _FOUR.unpack(data)
-            return Free(client, handle)
-        case abi.NV_ESC_RM_DUP_OBJECT if size == abi.sizeof("NVOS55_PARAMETERS"):
-            if (data := read(argument, size)) is None:
-                return None
-            client, parent, handle, source_client, source, _, _ = struct.unpack("<7I", data)
-            return Dup(client, parent, handle, source_client, source)
-        case abi.NV_ESC_RM_VID_HEAP_CONTROL if size == abi.sizeof("NVOS32_PARAMETERS"):
-            return _vid_heap(read(argument, size), argument)
-        case abi.NV_ESC_RM_ALLOC_MEMORY if size == abi.sizeof("NVOS02_PARAMETERS_WITH_FD"):
-            if (data := read(argument, size)) is None:
-                return None
+            return Free(client, handle, 12)
+        case abi.NV_ESC_RM_DUP_OBJECT, 28:
+            client, parent, handle, source_client, source, _, _ = _OS55_FIELDS.unpack(data)
+            return Dup(client, parent, handle, source_client, source, 24)
+        case abi.NV_ESC_RM_VID_HEAP_CONTROL, 184:
+            return _heap(data)
+        case abi.NV_ESC_RM_ALLOC_MEMORY, 56:
             client, parent, handle, rm_class = _FOUR.unpack_from(data)
-            (limit,) = _U64.unpack_from(data, abi.ffi.offsetof("NVOS02_PARAMETERS_WITH_FD", "limit"))
-            status_at = argument + abi.ffi.offsetof("NVOS02_PARAMETERS_WITH_FD", "status")
-            return Alloc(client, parent, handle, rm_class, limit + 1, status_at)
+            (fd,) = struct.unpack_from("<i", data, 48)
+            return AllocMemory(client, parent, handle, rm_class, fd, 40)
         case _:
             return None
 
 
-def _detail(rm_class: int, params: int, read: Reader) -> int:
-    if rm_class == abi.NV01_DEVICE_0:
-        where = _DEVICE_INSTANCE
-    elif rm_class == abi.KEPLER_CHANNEL_GROUP_A:
-        where = _ENGINE_TYPE
-    elif rm_class == abi.NV01_MEMORY_LOCAL_USER:
-        where = _MEMORY_SIZE
-    else:
-        return 0
-    offset, size = where
-    data = read(params + offset, size) if params else None
-    return int.from_bytes(data, "little") if data is not None else 0
+#: Where the one fact we need of an allocation's parameters lies: (offset, size), by class.
+_DETAILS = {
+    abi.NV01_DEVICE_0: (abi.ffi.offsetof("NV0080_ALLOC_PARAMETERS", "deviceId"), 4),
+    abi.KEPLER_CHANNEL_GROUP_A: (abi.ffi.offsetof("NV_CHANNEL_GROUP_ALLOCATION_PARAMETERS", "engineType"), 4),
+    abi.NV01_MEMORY_LOCAL_USER: (abi.ffi.offsetof("NV_MEMORY_ALLOCATION_PARAMS", "size"), 8),
+}
 
 
-_VID_HEAP_ALLOC_SIZE, _VID_HEAP_FREE = 2, 3
-_FLAG_VIRTUAL = 0x00080000
-_ATTR_LOCATION = 3 << 25
+def detail(rm_class: int, params: bytes | bytearray) -> int:
+    """Read what matters of an allocation's parameters: device instance, engine type or size in bytes, by class."""
+    at, size = _DETAILS.get(rm_class, (0, 0))
+    return int.from_bytes(params[at : at + size], "little")
 
 
-def _vid_heap(data: bytes | None, argument: int) -> Call | None:
-    """Read the two functions of the old heap interface that make and free video memory (nvos.h: NVOS32)."""
-    if data is None:
-        return None
-    heap = abi.ffi.from_buffer("NVOS32_PARAMETERS *", data)
-    if heap.function == _VID_HEAP_FREE:
-        return Free(heap.hRoot, heap.hMemory)
-    if heap.function == _VID_HEAP_ALLOC_SIZE and not heap.flags & _FLAG_VIRTUAL and not heap.attr & _ATTR_LOCATION:
-        status_at = argument + abi.ffi.offsetof("NVOS32_PARAMETERS", "status")
-        return Alloc(heap.hRoot, heap.hObjectParent, heap.hMemory, abi.NV01_MEMORY_LOCAL_USER, heap.size, status_at)
-    return None
+#: Functions of NVOS32 (nvos.h).
+HEAP_ALLOC_SIZE, HEAP_FREE, HEAP_INFO, HEAP_ALLOC_TILED, HEAP_ALLOC_SIZE_RANGE = 2, 3, 5, 6, 14
+#: Where total and free bytes of the card stand in every answer.
+HEAP_TOTAL_AT = 24
+_HEAP_SIZES_AT = {HEAP_ALLOC_SIZE: (56, 88), HEAP_ALLOC_TILED: (64, 88), HEAP_ALLOC_SIZE_RANGE: (56, 80)}
+_HEAP_FLAG_VIRTUAL = 0x00080000
+_HEAP_ATTR_LOCATION = 3 << 25
+_LOCATION_PCI = 1 << 25
+
+
+def _heap(data: bytes | bytearray) -> Heap:
+    client, parent, function = struct.unpack_from("<III", data)
+    attributes_at, size_at = _HEAP_SIZES_AT.get(function, (56, 88))
+    (handle,) = _U32.unpack_from(data, 44)
+    (flags,) = _U32.unpack_from(data, 52)
+    (attributes,) = _U32.unpack_from(data, attributes_at)
+    (size,) = _U64.unpack_from(data, size_at)
+    return Heap(client, parent, function, handle, flags, attributes, size, 20)
+
+
+def heap_size(data: bytes | bytearray, function: int) -> int:
+    """Read the size in a call, or an answer, of one of the functions that allocate."""
+    (size,) = _U64.unpack_from(data, _HEAP_SIZES_AT[function][1])
+    return int(size)
+
+
+def may_be_video(heap: Heap) -> bool:
+    """Tell whether an allocation of the old interface may end up on the card ("any location" may)."""
+    if heap.function not in _HEAP_SIZES_AT or heap.flags & _HEAP_FLAG_VIRTUAL:
+        return False
+    return heap.attributes & _HEAP_ATTR_LOCATION != _LOCATION_PCI

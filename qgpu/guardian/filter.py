@@ -1,8 +1,13 @@
 """The seccomp filter of a pod: which system calls stop and ask the guardian.
 
-One filter for all pods: ioctls whose number is one of RM's object calls. It looks at the number alone, as
-RM does (nv.c:nvidia_ioctl ignores type and direction), so an odd type byte is no way past it. Everything
-else, kernel launches included, never leaves the fast path.
+One filter for all pods: ioctls that are RM's object calls by number and size, or UVM's by number; and mappings that
+could be managed memory. RM looks at number and size alone (nv.c:nvidia_ioctl ignores type and direction, and
+every call has one size, or two), so an odd type byte is no way past it, and a size that is not here RM refuses itself.
+Everything else, kernel launches included, never leaves the fast path.
+
+The 32-bit ways into the same kernel stop at the same calls. x32 is answered ENOSYS: no distribution turns it on, and
+a second numbering of the calls is a way around a filter. So is the 32-bit mmap of one pointer, whose arguments cannot
+be looked at and which no C library of this century uses.
 """
 
 from __future__ import annotations
@@ -17,29 +22,63 @@ from typing import Any
 from cffi import FFI
 
 from qgpu.errors import NotSupportedError
-from qgpu.rm import abi
+from qgpu.guardian.notify import Notification
+from qgpu.rm import abi, uvm
 
-#: Escapes that create, free, share or control objects, and the one that wraps others.
-WATCHED = (
-    abi.NV_ESC_RM_ALLOC_MEMORY,
-    abi.NV_ESC_RM_FREE,
-    abi.NV_ESC_RM_CONTROL,
-    abi.NV_ESC_RM_ALLOC,
-    abi.NV_ESC_RM_DUP_OBJECT,
-    abi.NV_ESC_RM_VID_HEAP_CONTROL,
-    abi.NV_ESC_IOCTL_XFER_CMD,
+#: RM's calls that create, free, share or control objects, and the one that wraps others: (number, bytes).
+WATCHED = frozenset(
+    {
+        (abi.NV_ESC_RM_ALLOC_MEMORY, abi.sizeof("NVOS02_PARAMETERS_WITH_FD")),
+        (abi.NV_ESC_RM_ALLOC_OBJECT, abi.sizeof("NVOS05_PARAMETERS")),
+        (abi.NV_ESC_RM_FREE, abi.sizeof("NVOS00_PARAMETERS")),
+        (abi.NV_ESC_RM_CONTROL, abi.sizeof("NVOS54_PARAMETERS")),
+        (abi.NV_ESC_RM_ALLOC, abi.sizeof("NVOS21_PARAMETERS")),
+        (abi.NV_ESC_RM_ALLOC, abi.sizeof("NVOS64_PARAMETERS")),
+        (abi.NV_ESC_RM_DUP_OBJECT, abi.sizeof("NVOS55_PARAMETERS")),
+        (abi.NV_ESC_RM_VID_HEAP_CONTROL, abi.sizeof("NVOS32_PARAMETERS")),
+        (abi.NV_ESC_RM_IDLE_CHANNELS, abi.IDLE_CHANNELS_BYTES),
+        (abi.NV_ESC_REGISTER_FD, 4),
+        (abi.NV_ESC_IOCTL_XFER_CMD, abi.sizeof("nv_ioctl_xfer_t")),
+        *((abi.NV_ESC_EXPORT_TO_DMABUF_FD, size) for size in abi.EXPORT_TO_DMABUF_FD_BYTES),
+    }
 )
+_NUMBER_AND_SIZE = 0x3FFF00FF
 
-# (AUDIT_ARCH, numbers of ioctl): native, and the 32-bit ways into the same kernel (linux/audit.h).
-_IOCTLS = {
-    "x86_64": ((0xC000003E, (16, 0x40000000 + 514)), (0x40000003, (54,))),
-    "aarch64": ((0xC00000B7, (29,)), (0x40000028, (54,))),
+
+@dataclass(frozen=True, slots=True)
+class _Arch:
+    """One way into the kernel: its AUDIT_ARCH and the numbers of its calls (linux/audit.h)."""
+
+    audit: int
+    ioctl: int
+    mmap: int
+    #: mmap with all arguments behind one pointer, which cannot be looked at.
+    old_mmap: int | None = None
+    #: Set in the numbers of a second numbering of the same calls.
+    other_numbering: int | None = None
+
+
+#: Native first, then the 32-bit way.
+ARCHES = {
+    "x86_64": (
+        _Arch(0xC000003E, 16, 9, other_numbering=0x40000000),
+        _Arch(0x40000003, 54, 192, old_mmap=90),
+    ),
+    "aarch64": (_Arch(0xC00000B7, 29, 222), _Arch(0x40000028, 54, 192)),
 }
 
 # linux/filter.h and linux/seccomp.h
-_LD_ABS, _JEQ, _AND, _RET = 0x20, 0x15, 0x54, 0x06
-_RET_ALLOW, _RET_USER_NOTIF = 0x7FFF0000, 0x7FC00000
-_OFFSET_NR, _OFFSET_ARCH, _OFFSET_REQUEST = 0, 4, 24
+_LD_ABS, _JEQ, _JSET, _AND, _RET = 0x20, 0x15, 0x45, 0x54, 0x06
+_RET_ALLOW, _RET_USER_NOTIF, _RET_ENOSYS = 0x7FFF0000, 0x7FC00000, 0x00050000 | errno.ENOSYS
+_OFFSET_NR, _OFFSET_ARCH = 0, 4
+
+
+def _argument(number: int, *, upper: bool = False) -> int:
+    return 16 + 8 * number + 4 * upper
+
+
+# linux/mman.h
+_PROT_READ_WRITE, _MAP_SHARED, _MAP_FIXED, _MAP_ANONYMOUS = 0x3, 0x01, 0x10, 0x20
 _SET_MODE_FILTER = 1
 _SPEC_ALLOW, _NEW_LISTENER, _WAIT_KILLABLE_RECV = 1 << 2, 1 << 3, 1 << 5
 _PR_SET_NO_NEW_PRIVS = 38
@@ -56,23 +95,62 @@ _ffi.cdef(
 _libc: Any = _ffi.dlopen(None)
 
 
+_MAPPINGS = {(arch.audit, arch.mmap): arch for arches in ARCHES.values() for arch in arches}
+
+
+def is_mapping(call: Notification) -> bool:
+    """Tell whether a stopped call is a mapping rather than an ioctl."""
+    return (call.arch, call.number) in _MAPPINGS
+
+
+def mapping(call: Notification) -> tuple[int, int]:
+    """Return the descriptor and the size, in bytes, of a mapping."""
+    page = os.sysconf("SC_PAGE_SIZE")
+    size = -(-call.arguments[1] // page) * page
+    return call.arguments[4] & 0xFFFFFFFF, size
+
+
 def program(machine: str) -> bytes:
     """Assemble the filter for a machine as a classic BPF program. Raises NotSupportedError."""
     try:
-        arches = _IOCTLS[machine]
+        arches = ARCHES[machine]
     except KeyError:
         raise NotSupportedError(f"machine {machine}: qgpu has no seccomp filter for it") from None
     code: list[_Instruction | str] = [_load(_OFFSET_ARCH)]
-    code += [_jump_if(arch, f"arch {arch}") for arch, _ in arches]
-    code += [_return(_RET_ALLOW)]
-    for arch, numbers in arches:
-        code += [f"arch {arch}", _load(_OFFSET_NR)]
-        code += [_jump_if(number, "ioctl") for number in numbers]
-        code += [_return(_RET_ALLOW)]
-    code += ["ioctl", _load(_OFFSET_REQUEST), _Instruction(_AND, 0xFF)]
-    code += [_jump_if(number, "notify") for number in WATCHED]
-    code += [_return(_RET_ALLOW), "notify", _return(_RET_USER_NOTIF)]
-    return _assemble(code)
+    code += [_jump_if(arch.audit, f"arch {arch.audit}") for arch in arches]
+    code += [_return(_RET_ENOSYS)]
+    for arch in arches:
+        code += [f"arch {arch.audit}", _load(_OFFSET_NR)]
+        if arch.other_numbering is not None:
+            code += [_Instruction(_JSET, arch.other_numbering, "no such call")]
+        if arch.old_mmap is not None:
+            code += [_jump_if(arch.old_mmap, "no such call")]
+        code += [_jump_if(arch.ioctl, "ioctl"), _jump_if(arch.mmap, "mmap"), _return(_RET_ALLOW)]
+    code += ["ioctl", _load(_argument(1))]
+    code += [_jump_if(number, "notify") for number in sorted(uvm.WATCHED)]
+    code += [_Instruction(_AND, _NUMBER_AND_SIZE)]
+    code += [_jump_if(size << 16 | number, "notify") for number, size in sorted(WATCHED)]
+    code += [_return(_RET_ALLOW), *_could_be_managed()]
+    return _assemble([*code, "notify", _return(_RET_USER_NOTIF), "no such call", _return(_RET_ENOSYS)])
+
+
+def _could_be_managed() -> list[_Instruction | str]:
+    """UVM takes a mapping for managed memory that is shared, readable and writable, at an offset equal to its address.
+
+    Which is not 0, but where the address 0 itself is asked for.
+    """
+    return [
+        *("mmap", _load(_argument(2)), _Instruction(_AND, _PROT_READ_WRITE)),
+        *(_jump_if(_PROT_READ_WRITE, "writable"), _return(_RET_ALLOW)),
+        *("writable", _load(_argument(3)), _Instruction(_AND, _MAP_SHARED | _MAP_ANONYMOUS)),
+        *(_jump_if(_MAP_SHARED, "shared"), _return(_RET_ALLOW)),
+        *("shared", _load(_argument(5)), _Instruction(_JSET, 0xFFFFFFFF, "notify")),
+        *(_load(_argument(5, upper=True)), _Instruction(_JSET, 0xFFFFFFFF, "notify")),
+        *(_load(_argument(3)), _Instruction(_JSET, _MAP_FIXED, "fixed"), _return(_RET_ALLOW)),
+        *("fixed", _load(_argument(0)), _Instruction(_JSET, 0xFFFFFFFF, "allow")),
+        *(_load(_argument(0, upper=True)), _Instruction(_JSET, 0xFFFFFFFF, "allow")),
+        *(_Instruction(_RET, _RET_USER_NOTIF), "allow", _return(_RET_ALLOW)),
+    ]
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ descriptor, borrowed for the call. Every verb copes with objects that die meanwh
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -19,7 +20,7 @@ from qgpu.guardian.enforce import Moved
 from qgpu.guardian.register import Key, Register, RmObject
 from qgpu.rm import abi
 from qgpu.rm.abi import ffi
-from qgpu.rm.client import borrowed, control, handle_info
+from qgpu.rm.client import RmClient, borrowed, control, free, handle_info, memory_bytes
 from qgpu.rm.device import RmDevice
 from qgpu.rm.versions import Branch
 
@@ -35,9 +36,10 @@ _log = structlog.get_logger("guardian")
 class Hands:
     """Acts on the objects of a register."""
 
-    def __init__(self, register: Register, branch: Branch) -> None:
+    def __init__(self, register: Register, branch: Branch, client: RmClient) -> None:
         self._register = register
         self._branch = branch
+        self._client = client
         self._pidfds: dict[int, int] = {}
 
     def watch(self, pid: int) -> int:
@@ -49,6 +51,13 @@ class Hands:
         """Close the pidfd of a process that has ended."""
         if (pidfd := self._pidfds.pop(pid, None)) is not None:
             os.close(pidfd)
+
+    def pidfd(self, pid: int) -> int:
+        """Return the pidfd of a process that is watched. Raises ProcessLookupError."""
+        try:
+            return self._pidfds[pid]
+        except KeyError:
+            raise ProcessLookupError(errno.ESRCH, "process is gone") from None
 
     def gate(self, device: RmDevice, channels: Sequence[Key], *, closed: bool, preempt: bool = True) -> Moved:
         """Close or open the gate over channels; tell which RM knows no longer (they need none) or would not move.
@@ -64,11 +73,22 @@ class Hands:
                 return Moved(gone=frozenset(channels) - frozenset(alive))
             except (RmError, OSError) as error:
                 _log.info("gate refused", closed=closed, channels=len(alive), reason=str(error))
-                alive = [key for key in alive if self._lives(key)]
+                alive = [key for key in alive if self.exists(key)]
         return Moved(frozenset(channels) - frozenset(alive), frozenset(alive))
 
-    def _lives(self, key: Key) -> bool:
-        return self._through(key[0], lambda file: handle_info(file, *key)) is not None
+    def exists(self, key: Key) -> bool:
+        """Ask RM whether an object exists, through our own client: wherever the pod's own files may be."""
+        try:
+            return self._client.knows(*key)
+        except OSError:
+            return True
+
+    def about(self, file: int, client: int, handle: int) -> tuple[int, int] | None:
+        """Ask RM for (class, parent) of an object through a file at hand; None when it is none of this file's."""
+        try:
+            return handle_info(file, client, handle)
+        except OSError:
+            return None
 
     def timeslice(self, tsg: RmObject, timeslice_us: int) -> bool:
         """Set a TSG's timeslice; False when its owner is gone."""
@@ -80,14 +100,25 @@ class Hands:
 
         return self._through(tsg.client, put) is not None
 
-    def real(self, claims: Sequence[RmObject]) -> dict[Key, tuple[int, int] | None]:
-        """Ask RM for (class, parent) of objects of one client; None for what does not exist."""
+    def bytes_of(self, file: int, client: int, memory: int) -> int:
+        """Ask RM through a file at hand how large memory is, in bytes; 0 when it does not exist."""
+        return memory_bytes(file, client, memory) or 0
 
-        def ask(file: int) -> dict[Key, tuple[int, int] | None] | None:
-            answers = {rm.key: handle_info(file, rm.client, rm.handle) for rm in claims}
-            return answers if any(answers.values()) else None
+    def free(self, file: int, client: int, handle: int) -> None:
+        """Free what RM made for a pod and what cannot stay."""
+        try:
+            if not free(file, client, handle):
+                _log.warning("not freed", client=client, handle=handle)
+        except OSError as error:
+            _log.warning("not freed", client=client, handle=handle, reason=str(error))
 
-        return self._through(claims[0].client, ask) or {rm.key: None for rm in claims}
+    def real(self, rm: RmObject) -> tuple[int, int] | None:
+        """Ask RM for (class, parent) of an object; None for what does not exist."""
+        return self._through(rm.client, lambda file: handle_info(file, rm.client, rm.handle))
+
+    def size(self, rm: RmObject) -> int | None:
+        """Ask RM for the true size of memory, in bytes."""
+        return self._through(rm.client, lambda file: memory_bytes(file, rm.client, rm.handle))
 
     def context(self, channel: RmObject) -> int:
         """Ask RM for the id that context-switch records carry for a channel; 0 where the branch can't say."""

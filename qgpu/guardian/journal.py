@@ -1,7 +1,7 @@
 """Facts in memory that outlives the guardian: an anonymous file that the daemon holds too.
 
-First page: which call was in hand (listener and notification), so that a thread stopped in it can be answered
-by the next guardian. After it: facts, one JSON line each. A compaction writes the whole register anew behind
+First pages: for each listener the call in hand, so that a thread stopped in it can be answered by the next
+guardian. After them: facts, one JSON line each. A compaction writes the whole register anew behind
 the old lines and then moves the start in one aligned 8-byte store, so a reader finds either all or all.
 """
 
@@ -14,16 +14,20 @@ import os
 import struct
 from collections.abc import Iterable, Iterator
 
+from qgpu.errors import RefusedError
 from qgpu.guardian.notify import SLOT_BYTES
 from qgpu.guardian.register import Fact
 
 _PAGE = 4096
+_HEAD = 16 * _PAGE
 _START = struct.Struct("<Q")
+#: A slot: the listener's number, then its notification.
 _LISTENER = struct.Struct("<q")
-_SLOT_AT = 64
+_FIRST_SLOT, _SLOT_STRIDE = 64, 96
+_SLOTS = (_HEAD - _FIRST_SLOT) // _SLOT_STRIDE
 #: Lines are compacted when the facts since the last compaction exceed this.
 COMPACT_BYTES = 1 << 20
-_NOBODY = -1
+_NOBODY = 0
 _PUNCH_HOLE_KEEP_SIZE = 3  # linux/falloc.h
 _libc = ctypes.CDLL(None)
 
@@ -35,29 +39,40 @@ class Journal:
         fresh = fd is None
         self.fd = os.memfd_create("qgpu-journal", os.MFD_CLOEXEC) if fd is None else fd
         if fresh:
-            os.ftruncate(self.fd, _PAGE)
-        self._page = mmap.mmap(self.fd, _PAGE)
+            os.ftruncate(self.fd, _HEAD)
+        self._page = mmap.mmap(self.fd, _HEAD)
         if fresh:
-            _START.pack_into(self._page, 0, _PAGE)
-            _LISTENER.pack_into(self._page, 8, _NOBODY)
+            _START.pack_into(self._page, 0, _HEAD)
         self._words = memoryview(self._page).cast("Q")
         self._end = self._behind_last_line()
         self._compacted_end = self._end
 
-    @property
-    def slot(self) -> memoryview:
-        """Memory for the notification in hand."""
-        return memoryview(self._page)[_SLOT_AT : _SLOT_AT + SLOT_BYTES]
+    def slot(self, listener: int) -> memoryview:
+        """Return the memory for a listener's notification in hand. Raises RefusedError when there are too many."""
+        free = None
+        for at in self._slots():
+            (owner,) = _LISTENER.unpack_from(self._page, at)
+            if owner == listener:
+                return self._notification(at)
+            if owner == _NOBODY and free is None:
+                free = at
+        if free is None:
+            raise RefusedError(f"{_SLOTS} pods' processes are being watched already; end some first")
+        _LISTENER.pack_into(self._page, free, listener)
+        return self._notification(free)
 
-    def in_hand(self, listener: int) -> None:
-        """Write down whose notification is about to be received; ``-1`` for nobody's."""
-        _LISTENER.pack_into(self._page, 8, listener)
+    def release(self, listener: int) -> None:
+        """Give up the slot of a listener that is gone."""
+        for at in self._slots():
+            if _LISTENER.unpack_from(self._page, at) == (listener,):
+                self._page[at : at + _SLOT_STRIDE] = bytes(_SLOT_STRIDE)
 
-    def unanswered(self) -> tuple[int, int] | None:
-        """Return (listener, notification id) that a guardian left unanswered when it died."""
-        (listener,) = _LISTENER.unpack_from(self._page, 8)
-        (id_,) = struct.unpack_from("<Q", self._page, _SLOT_AT)
-        return (listener, id_) if listener != _NOBODY and id_ else None
+    def _slots(self) -> range:
+        return range(_FIRST_SLOT, _FIRST_SLOT + _SLOTS * _SLOT_STRIDE, _SLOT_STRIDE)
+
+    def _notification(self, slot_at: int) -> memoryview:
+        at = slot_at + _LISTENER.size
+        return memoryview(self._page)[at : at + SLOT_BYTES]
 
     def append(self, fact: Fact) -> None:
         """Write one fact down."""
@@ -78,8 +93,8 @@ class Journal:
             self.append(fact)
         self._words[0] = start
         self._compacted_end = self._end
-        used = ctypes.c_long(start // _PAGE * _PAGE - _PAGE)
-        _libc.fallocate(self.fd, _PUNCH_HOLE_KEEP_SIZE, ctypes.c_long(_PAGE), used)
+        used = ctypes.c_long(start // _PAGE * _PAGE - _HEAD)
+        _libc.fallocate(self.fd, _PUNCH_HOLE_KEEP_SIZE, ctypes.c_long(_HEAD), used)
 
     def _behind_last_line(self) -> int:
         """Find where to go on writing: a death may have cut the last line short."""

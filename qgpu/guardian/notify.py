@@ -38,17 +38,45 @@ _SET_FLAGS = 0x40082104
 _SYNC_WAKE_UP = 1
 _CONTINUE = 1
 _RECV_REQUEST, _SEND_REQUEST = _ffi.cast("unsigned long", _RECV), _ffi.cast("unsigned long", _SEND)
+_ID_VALID_REQUEST = _ffi.cast("unsigned long", _ID_VALID)
 
 
 @dataclass(frozen=True, slots=True)
 class Notification:
-    """One stopped ioctl: the thread, its descriptor, request and argument pointer."""
+    """One stopped system call: the thread, the call by its number on an architecture, its arguments."""
 
     id: int
     tid: int
-    fd: int
-    request: int
-    argument: int
+    arch: int
+    number: int
+    arguments: tuple[int, ...]
+
+    @property
+    def fd(self) -> int:
+        """Of an ioctl: the descriptor."""
+        return self.arguments[0] & 0xFFFFFFFF
+
+    @property
+    def request(self) -> int:
+        """Of an ioctl: the request, of which the kernel takes 32 bits."""
+        return self.arguments[1] & 0xFFFFFFFF
+
+    @property
+    def argument(self) -> int:
+        """Of an ioctl: the argument's address."""
+        return self.arguments[2]
+
+
+def read_slot(slot: memoryview) -> Notification | None:
+    """Read the notification that a slot holds; None for an empty one."""
+    return _notification(_ffi.cast("struct seccomp_notif *", _ffi.from_buffer(slot)))
+
+
+def _notification(notif: Any) -> Notification | None:
+    if not notif.id:
+        return None
+    data = notif.data
+    return Notification(notif.id, notif.pid, data.arch, data.nr, tuple(data.args))
 
 
 class Listener:
@@ -58,6 +86,7 @@ class Listener:
         self.fd = fd
         self._slot = slot
         self._notif = _ffi.cast("struct seccomp_notif *", _ffi.from_buffer(slot, require_writable=True))
+        self._valid = _ffi.new("uint64_t *")
         self._answer = _ffi.new("struct seccomp_notif_resp *")
         # Wakes the pod on this CPU as soon as it is answered (Linux 6.6); older kernels say EINVAL, no matter.
         _libc.ioctl(fd, _ffi.cast("unsigned long", _SET_FLAGS), _ffi.cast("unsigned long", _SYNC_WAKE_UP))
@@ -67,12 +96,10 @@ class Listener:
         self._slot[:] = bytes(SLOT_BYTES)
         if _libc.ioctl(self.fd, _RECV_REQUEST, self._notif) < 0:
             return None
-        notif = self._notif
-        args = notif.data.args
-        return Notification(notif.id, notif.pid, args[0] & 0xFFFFFFFF, args[1] & 0xFFFFFFFF, args[2])
+        return _notification(self._notif)
 
     def proceed(self, id_: int) -> None:
-        """Let the kernel carry out the call as it stands."""
+        """Let the kernel carry out the call as it then stands: for calls that do harm in no form they can be given."""
         self._send(id_, _CONTINUE)
 
     def answer_ok(self, id_: int) -> None:
@@ -85,36 +112,47 @@ class Listener:
 
     def still_waiting(self, id_: int) -> bool:
         """Tell whether the thread is still stopped in this very call, so that what was read was its own."""
-        return bool(_libc.ioctl(self.fd, _ffi.cast("unsigned long", _ID_VALID), _ffi.new("uint64_t *", id_)) == 0)
+        self._valid[0] = id_
+        return bool(_libc.ioctl(self.fd, _ID_VALID_REQUEST, self._valid) == 0)
 
     def _send(self, id_: int, flags: int, error: int = 0) -> None:
         self._answer.id, self._answer.val, self._answer.error, self._answer.flags = id_, 0, error, flags
         # ENOENT: the thread was killed while it waited; nobody is left to be answered.
         _libc.ioctl(self.fd, _SEND_REQUEST, self._answer)
+        self._notif.id = 0  # answered: no successor of ours has to
 
 
-_BUFFER_BYTES = 4096
-_buffer = _ffi.new("char[]", _BUFFER_BYTES)
-_view = _ffi.buffer(_buffer)
-_local = _ffi.new("struct iovec *", {"base": _buffer})
-_remote = _ffi.new("struct iovec *")
+class Memory:
+    """Other processes' memory. One for each thread of ours that reads: what it reads into is its own.
 
+    Any access may wait for as long as the other process likes (userfaultfd, FUSE).
+    """
 
-def read_memory(tid: int, address: int, size: int) -> bytes | None:
-    """Read up to 4 KiB of another process's memory; None when any of it is not there or the process is gone."""
-    if size > _BUFFER_BYTES:
-        return None
-    _local.len = _remote.len = size
-    _remote.base = _ffi.cast("void *", address)
-    if _libc.process_vm_readv(tid, _local, 1, _remote, 1, 0) != size:
-        return None
-    return bytes(_view[:size])
+    def __init__(self, size: int = 1 << 16) -> None:
+        self._size = size
+        self._buffer = _ffi.new("char[]", size)
+        self._view = _ffi.buffer(self._buffer)
+        self._local = _ffi.new("struct iovec *", {"base": self._buffer})
+        self._remote = _ffi.new("struct iovec *")
 
+    def read(self, tid: int, address: int, size: int) -> bytes | None:
+        """Read memory; None when any of it is not there or the process is gone."""
+        data = self.read_some(tid, address, size)
+        return data if len(data) == size else None
 
-def write_memory(tid: int, address: int, data: bytes) -> None:
-    """Write another process's memory. Raises OSError."""
-    local = _ffi.new("struct iovec *", {"base": _ffi.from_buffer(data), "len": len(data)})
-    remote = _ffi.new("struct iovec *", {"base": _ffi.cast("void *", address), "len": len(data)})
-    if _libc.process_vm_writev(tid, local, 1, remote, 1, 0) != len(data):
-        code = _ffi.errno or errno.EFAULT
-        raise OSError(code, os.strerror(code))
+    def read_some(self, tid: int, address: int, size: int) -> bytes:
+        """Read as much as is there of what is asked for."""
+        if not 0 <= address < 1 << 64 or size > self._size:
+            return b""
+        self._local.len = self._remote.len = size
+        self._remote.base = _ffi.cast("void *", address)
+        got = _libc.process_vm_readv(tid, self._local, 1, self._remote, 1, 0)
+        return bytes(self._view[:got]) if got > 0 else b""
+
+    def write(self, tid: int, address: int, data: bytes | bytearray) -> None:
+        """Write memory. Raises OSError."""
+        local = _ffi.new("struct iovec *", {"base": _ffi.from_buffer(data), "len": len(data)})
+        remote = _ffi.new("struct iovec *", {"base": _ffi.cast("void *", address), "len": len(data)})
+        if _libc.process_vm_writev(tid, local, 1, remote, 1, 0) != len(data):
+            code = _ffi.errno or errno.EFAULT
+            raise OSError(code, os.strerror(code))

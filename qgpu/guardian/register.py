@@ -1,17 +1,17 @@
 """The register: pod -> process -> RM client -> device -> TSG -> channel, and pod -> memory objects.
 
-Kept from facts, one small dict each, so that the same facts written to the journal rebuild it. What a pod
-claims (a call seen before RM has judged it) is only believed once RM itself has confirmed the object.
+Kept from facts, one small dict each, so that the same facts written to the journal rebuild it. What RM is about to
+be asked for is a claim, charged already; it is confirmed, or gone, when RM has answered.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from qgpu import cgroup
+from qgpu.guardian.holdings import Holdings
 from qgpu.model import Grant, PodClass
 from qgpu.rm import abi
 
@@ -36,8 +36,6 @@ class RmObject:
     context: int = 0
     #: TSGs: the timeslice its process asked for, which it gets when no plan says otherwise.
     wish_us: int = abi.RM_DEFAULT_TIMESLICE_US
-    #: Memory: the (pod, device instance) it is charged to.
-    charged: tuple[str, int] | None = None
 
     @property
     def key(self) -> Key:
@@ -73,7 +71,7 @@ class Register:
     _tsgs: set[Key] = field(default_factory=set)
     #: Counts what may change who is scheduled, so that others can keep what they worked out.
     revision: int = 0
-    _held: Counter[tuple[str, int]] = field(default_factory=Counter)
+    holdings: Holdings = field(default_factory=Holdings)
 
     def note(self, fact: Fact) -> None:
         """Take one fact in. Facts about what is not there (any more) change nothing."""
@@ -92,11 +90,11 @@ class Register:
         self.processes[fact["pid"]] = fact["pod"]
 
     def _exit(self, fact: Fact) -> None:
+        """Take a process out; its clients stay until RM says that they are gone: their files may be elsewhere."""
         self.processes.pop(fact["pid"], None)
-        for handle, client in list(self.clients.items()):
+        self.holdings.exited(fact["pid"])
+        for client in self.clients.values():
             client.users = [user for user in client.users if user[0] != fact["pid"]]
-            if not client.users:
-                self._drop_client(handle)
 
     def _client(self, fact: Fact) -> None:
         pod = self.processes.get(fact["pid"])
@@ -118,11 +116,13 @@ class Register:
             return
         if (before := self.objects.get(rm.key)) is not None:
             self._children.get((rm.client, before.parent), set()).discard(rm.handle)
-            self._discharge(before)
+            self._tsgs.discard(rm.key)
+            self.holdings.drop(rm.key)
         self.objects[rm.key] = rm
         if rm.rm_class == abi.KEPLER_CHANNEL_GROUP_A:
             self._tsgs.add(rm.key)
-        self._charge(rm)
+        elif rm.rm_class == abi.NV01_MEMORY_LOCAL_USER:
+            self._charge(rm, fact.get("memory"))
         self._children.setdefault((rm.client, rm.parent), set()).add(rm.handle)
 
     def _hangs_together(self, rm: RmObject) -> bool:
@@ -159,7 +159,9 @@ class Register:
     def _drop_client(self, client: int) -> None:
         self.clients.pop(client, None)
         for key in [key for key in self.objects if key[0] == client]:
-            self._discharge(self.objects.pop(key))
+            del self.objects[key]
+            self.holdings.drop(key)
+        self.holdings.client_ended(client)
         for key in [key for key in self._children if key[0] == client]:
             self._children.pop(key, None)
         self._tsgs = {key for key in self._tsgs if key[0] != client}
@@ -170,18 +172,32 @@ class Register:
             self._drop((key[0], handle))
         self._tsgs.discard(key)
         if (rm := self.objects.pop(key, None)) is not None:
-            self._discharge(rm)
+            self.holdings.drop(key)
             self._children.get((rm.client, rm.parent), set()).discard(rm.handle)
 
-    def _charge(self, rm: RmObject) -> None:
-        if rm.rm_class == abi.NV01_MEMORY_LOCAL_USER and (instance := self.instance_of(rm)) is not None:
-            rm.charged = self.pod_of(rm), instance
-            self._held[rm.charged] += rm.detail
+    def _charge(self, rm: RmObject, number: int | None) -> None:
+        """Charge memory, unless it is a further handle on some that is charged."""
+        if number is not None and self.holdings.duplicate(rm.key, self.pod_of(rm), number):
+            return
+        if (instance := self.instance_of(rm)) is not None:
+            number = number if number is not None else self.holdings.next_number()
+            self.holdings.allocate(rm.key, self.pod_of(rm), instance, rm.detail, number)
 
-    def _discharge(self, rm: RmObject) -> None:
-        if rm.charged is not None:
-            self._held[rm.charged] -= rm.detail
-            rm.charged = None
+    def _kept(self, fact: Fact) -> None:
+        self.holdings.keep(fact["memory"], fact["pod"], fact["instance"], fact["size"])
+
+    def _export(self, fact: Fact) -> None:
+        self.holdings.export(fact["memory"], fact["client"])
+
+    def _map(self, fact: Fact) -> None:
+        self.holdings.map(fact["pid"], fact["base"], fact["length"], bytes.fromhex(fact["uuid"]), fact["memory"])
+
+    def _unmap(self, fact: Fact) -> None:
+        uuid = bytes.fromhex(fact["uuid"]) if fact["uuid"] is not None else None
+        self.holdings.unmap(fact["pid"], fact["base"], fact["length"], uuid)
+
+    def _managed(self, fact: Fact) -> None:
+        self.holdings.managed[fact["pid"]] = fact["bytes"]
 
     # -- questions ------------------------------------------------------------------------------------------
 
@@ -195,12 +211,30 @@ class Register:
         for handle, client in self.clients.items():
             for pid, fd in client.users:
                 yield {"fact": "client", "client": handle, "pid": pid, "fd": fd}
+        yield from self._charges()
         for rm in self.objects.values():
-            yield object_fact(rm)
+            yield object_fact(rm) | self._number_of(rm)
             if rm.confirmed:
                 yield {"fact": "confirm", "client": rm.client, "handle": rm.handle, "context": rm.context}
             if rm.wish_us != abi.RM_DEFAULT_TIMESLICE_US:
                 yield {"fact": "wish", "client": rm.client, "handle": rm.handle, "us": rm.wish_us}
+
+        yield from self.holdings.facts()
+
+    def _charges(self) -> Iterator[Fact]:
+        """Say what is charged before the objects that name it, so that whose it is does not hang on their order."""
+        for memory in self.holdings.memories.values():
+            yield {
+                "fact": "kept",
+                "memory": memory.number,
+                "pod": memory.pod,
+                "instance": memory.instance,
+                "size": memory.size,
+            }
+
+    def _number_of(self, rm: RmObject) -> Fact:
+        memory = self.holdings.by_handle.get(rm.key)
+        return {"memory": memory.number} if memory is not None else {}
 
     def pod_of(self, rm: RmObject) -> str:
         """Name the pod an object belongs to."""
@@ -220,8 +254,12 @@ class Register:
         return [
             rm
             for rm in (self.objects[key] for key in self._tsgs)
-            if rm.confirmed and rm.detail in abi.GR_ENGINES and self.instance_of(rm) == instance
+            if rm.confirmed and self.is_compute(rm) and self.instance_of(rm) == instance
         ]
+
+    def is_compute(self, rm: RmObject) -> bool:
+        """Tell whether an object is a TSG of the compute engine, as is one whose engine was left open."""
+        return rm.rm_class == abi.KEPLER_CHANNEL_GROUP_A and (rm.detail == 0 or rm.detail in abi.GR_ENGINES)
 
     def channels(self, tsg: RmObject) -> list[RmObject]:
         """List the confirmed channels of a TSG."""
@@ -238,8 +276,12 @@ class Register:
         return found
 
     def memory(self, pod: str) -> Mapping[int, int]:
-        """Tell a pod's video memory by device instance, in bytes, as its calls asked for it."""
-        return {instance: held for (name, instance), held in self._held.items() if name == pod and held}
+        """Tell what a pod is charged by device instance, in bytes, without managed memory."""
+        return {instance: held for (name, instance), held in self.holdings.held.items() if name == pod and held}
+
+    def managed(self, pod: str) -> int:
+        """Tell a pod's bytes of address space that could be managed memory, on any card."""
+        return sum(held for pid, held in self.holdings.managed.items() if self.processes.get(pid) == pod)
 
 
 def object_fact(rm: RmObject) -> Fact:

@@ -2,8 +2,8 @@
 
 The driver lets any process raise its own timeslice or enable its own channels; beside other pods that would
 be a way out of the share. The rows are RM's scheduling controls (SDK/ctrl/ctrla06c.h, ctrla06f, ctrl2080fifo.h,
-ctrl0080fifo.h); everything else passes. GPFIFO_SCHEDULE is not among them: a process needs it to start, and
-what it enables stays under the gate.
+ctrl0080fifo.h, ctrl83dedebug.h), refused by name; what else a pod may ask is in ``controls.py``. GPFIFO_SCHEDULE is
+not among them: a process needs it to start, and what it enables stays under the gate.
 """
 
 from __future__ import annotations
@@ -29,4 +29,9 @@ REFUSED = {
     0x0080170F: "NV0080 FIFO_SET_CHANNEL_PROPERTIES",
     0x00801711: "NV0080 FIFO_STOP_RUNLIST",
     0x00801712: "NV0080 FIFO_START_RUNLIST",
+    0x00801714: "NV0080 FIFO_IDLE_CHANNELS",
+    0x00000283: "NV0000 GPU_IDLE_CHANNELS",
+    0x2080012C: "NV2080 GPU_EVICT_CTX",
+    0x83DE0317: "NV83DE DEBUG_SUSPEND_CONTEXT",
+    0x83DE0318: "NV83DE DEBUG_RESUME_CONTEXT",
 }

@@ -1,7 +1,7 @@
-"""The guardian's one loop: pods' calls, the daemon's messages, deaths, and the edges of windows.
+"""The guardian's main loop: the daemon's messages, deaths, and the edges of windows; and a thread for each pod's calls.
 
-Single-threaded on purpose: a plan, a dying process and a new channel are never handled at the same time, so
-none of them needs a lock. The longest thing done in one go is a gate, under a millisecond.
+A pod's memory may be as slow as the pod likes, so its calls are served by a thread of their own (``judge.py``), which
+holds the one lock only to look things up. Everything that moves gates or timeslices is done by the main loop.
 """
 
 from __future__ import annotations
@@ -9,7 +9,10 @@ from __future__ import annotations
 import os
 import select
 import selectors
+import sys
+import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -20,14 +23,17 @@ import structlog
 
 from qgpu import cgroup, wire
 from qgpu.errors import ExitCode, NoGpuError, QgpuError, RmError, UnknownNameError
+from qgpu.guardian import powers
 from qgpu.guardian.card import Card
 from qgpu.guardian.hands import Hands
 from qgpu.guardian.journal import Journal
+from qgpu.guardian.judge import Judge
 from qgpu.guardian.messages import PROTOCOL, plan_from
 from qgpu.guardian.register import Key, Register
-from qgpu.guardian.supervisor import Supervisor
+from qgpu.guardian.supervisor import Allowance, Supervisor
 from qgpu.guardian.timer import Timer
-from qgpu.model import NS_PER_MS, NS_PER_S
+from qgpu.model import NS_PER_S
+from qgpu.rm import uvm
 from qgpu.rm.client import RmClient
 from qgpu.rm.device import open_devices
 from qgpu.rm.switches import SwitchLog
@@ -35,8 +41,10 @@ from qgpu.rm.versions import find, installed
 
 _log = structlog.get_logger("guardian")
 
-#: How long pods' calls alone may keep everything else waiting; windows, leases and messages never wait.
-_CALLS_NS = 10 * NS_PER_MS
+#: How long one thread may keep the others from running Python when it does not wait for anything itself.
+_SWITCH_S = 0.0005
+#: How long a pod's thread waits for the main loop to move a gate before it goes on without.
+_GATE_PATIENCE_S = 1.0
 #: How long a message to a daemon may take; past it the session is over.
 _PATIENCE_S = 0.1
 #: With no daemon and no pod left for this long, the guardian ends.
@@ -58,33 +66,50 @@ class Guardian:
     def __init__(self, runtime_dir: Path, journal: Journal) -> None:
         self.version = installed()
         branch = find(self.version)
+        client = RmClient()
         self.register = Register()
         self.journal = journal
-        self.hands = Hands(self.register, branch)
-        self.supervisor = Supervisor(
-            self.register, journal, self.hands, self._leave, self._stayed, self._watch, time.monotonic_ns, self._limit
-        )
+        self.hands = Hands(self.register, branch, client)
         self.cards: dict[int, Card] = {}
-        for index, device in enumerate(open_devices(RmClient())):
+        devices = open_devices(client)
+        self.supervisor = Supervisor(
+            self.register,
+            journal,
+            self.hands,
+            self._leave,
+            self._stayed,
+            self._watch,
+            time.monotonic_ns,
+            self._allowance,
+            self._wake,
+            uvm_major=uvm.major(),
+            uvm_layouts=uvm.layouts(self.version),
+            uuids={device.uuid(): device.instance for device in devices},
+        )
+        for index, device in enumerate(devices):
             try:
                 log = SwitchLog(device)
-            except RmError as error:  # MIG mode, or a card without such records: what it does could not be measured
+            except RmError as error:  # a card without such records: what it does could not be measured
                 _log.error("card left out: no context-switch records", pci=device.pci, reason=str(error))
                 continue
             self.cards[index] = Card(index, device, self.register, self.hands, log, self.supervisor.doubt)
         if not self.cards:
             raise NoGpuError("no NVIDIA card here that qgpu can share; its log says why")
-        # poll and not epoll: only through poll does a stopped thread wake us on its own CPU (SYNC_WAKE_UP), and
-        # that hand-over is most of what a call costs the pod.
+        self.lock = self.supervisor.lock
+        self._allowances: dict[str, Allowance] = {}
+        self._threads: dict[int, threading.Thread] = {}
+        #: What pods' threads leave to the main loop, and what rouses it.
+        self._left: deque[Callable[[], None]] = deque()
+        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._selector = selectors.PollSelector()
-        self._call_fds: set[int] = set()
-        self._due_ns = 0
         self._timer = Timer()
-        self._selector.register(self._timer.fd, selectors.EVENT_READ, lambda: self._timer.clear())
+        self._selector.register(self._timer.fd, selectors.EVENT_READ, self._timer.clear)
+        self._selector.register(self._bell, selectors.EVENT_READ, self._answer_bell)
         self._sessions: dict[int, _Session] = {}
         self._listening = wire.listen(str(runtime_dir / "guardian.sock"), 0o600)
         self._selector.register(self._listening, selectors.EVENT_READ, self._accept)
         self._alone_since_ns: int | None = time.monotonic_ns()
+        sys.setswitchinterval(_SWITCH_S)
         for fact in journal.replay():
             self.register.note(fact)
         self.supervisor.resume()
@@ -103,25 +128,30 @@ class Guardian:
 
     def _serve(self) -> None:
         """Wait for the next thing, do it, and what else has come due."""
-        self._arm(self._until_due())
-        while True:
-            ready = self._selector.select()
+        with self.lock:
+            self._timer.set(self._until_due())
+        ready = self._selector.select()
+        with self.lock:
             for key, _ in ready:
                 key.data()
-            if any(key.fd not in self._call_fds for key, _ in ready) or time.monotonic_ns() >= self._due_ns:
-                break
-            # Only pods' calls, and a starting program makes hundreds: answer them without looking at everything
-            # else each time. What they made due can wait that long.
-            self._arm(min(_CALLS_NS, self._due_ns - time.monotonic_ns()))
-        self._turn()
+            self._turn()
+
+    def _wake(self) -> None:
+        """Make the main loop look again at what is due; from any thread."""
+        os.eventfd_write(self._bell, 1)
+
+    def _soon(self, do: Callable[[], None]) -> None:
+        """Have something done by the main loop; from any thread."""
+        self._left.append(do)
+        self._wake()
+
+    def _answer_bell(self) -> None:
+        with suppress(BlockingIOError):
+            os.eventfd_read(self._bell)
+        while self._left:
+            self._left.popleft()()
 
     # -- time -------------------------------------------------------------------------------------------------
-
-    def _arm(self, after_ns: int) -> None:
-        due_ns = time.monotonic_ns() + after_ns
-        if not time.monotonic_ns() < self._due_ns <= due_ns:
-            self._due_ns = due_ns
-            self._timer.set(after_ns)
 
     def _until_due(self) -> int:
         """Return the ns to the next thing that is due whatever arrives."""
@@ -189,15 +219,28 @@ class Guardian:
 
     # -- pods -------------------------------------------------------------------------------------------------
 
-    def _limit(self, pod: str, instance: int) -> int | None:
-        grants = self.register.pods[pod].grants if pod in self.register.pods else {}
-        index = next((card.index for card in self.cards.values() if card.device.instance == instance), None)
-        grant = grants.get(index) if index is not None else None
-        return grant.memory if grant is not None else None
+    def _allowance(self, pod: str) -> Allowance:
+        found = self._allowances.get(pod)
+        if found is None:
+            grants = self.register.pods[pod].grants if pod in self.register.pods else {}
+            granted = [(self.cards[index].device, grant) for index, grant in grants.items() if index in self.cards]
+            found = self._allowances[pod] = Allowance(
+                {device.instance: device.minor for device, _ in granted},
+                {device.instance: grant.memory for device, grant in granted if grant.memory is not None},
+            )
+        return found
 
     def _leave(self, channels: list[Key]) -> None:
-        for card in self.cards.values():
-            card.enforcer.leave(channels)
+        """Open the gate over channels about to be freed, and return when it is open."""
+        opened = threading.Event()
+
+        def leave() -> None:
+            for card in self.cards.values():
+                card.enforcer.leave(channels)
+            opened.set()
+
+        self._soon(leave)
+        opened.wait(_GATE_PATIENCE_S)
 
     def _stayed(self, channels: list[Key]) -> None:
         for card in self.cards.values():
@@ -209,33 +252,42 @@ class Guardian:
             self.supervisor.exited(pid)
             self._changed()
 
-        self._selector.register(pidfd, selectors.EVENT_READ, exited)
+        self._soon(lambda: self._selector.register(pidfd, selectors.EVENT_READ, exited) and None)
 
-    def _listen(self, pod: str, fd: int) -> int:
-        number = self.supervisor.listen(pod, fd)
-        self._hear_calls(number, fd)
-        return number
+    def _serve_pod(self, number: int) -> None:
+        """Serve a listener until nobody is left behind it: the body of a pod's thread.
 
-    def _hear_calls(self, number: int, fd: int) -> None:
-        self._selector.register(fd, selectors.EVENT_READ, lambda: self._notified(number, fd))
-        self._call_fds.add(fd)
-
-    def _notified(self, number: int, fd: int) -> None:
-        """Serve one call; when every process behind the listener is gone, forget it.
-
-        Receiving without anything to receive would block on older kernels, so it is looked first.
+        poll and not epoll, nor a receive that waits: only through poll does a stopped thread wake us on its own CPU
+        (SYNC_WAKE_UP), and that hand-over is most of what a call costs the pod.
         """
+        powers.keep_only(powers.CAP_SYS_PTRACE, powers.CAP_DAC_READ_SEARCH)
+        pod, listener = self.supervisor.listeners[number]
+        judge = Judge(self.supervisor, pod, listener)
+        if (left := self.supervisor.left_in_hand(number)) is not None:
+            judge.serve(left)
         poll = select.poll()
-        poll.register(fd, select.POLLIN)
-        waiting = next((event for _, event in poll.poll(0)), 0)
-        if waiting & select.POLLIN:
-            self.supervisor.serve(number)
-        elif waiting & select.POLLHUP:
-            self._selector.unregister(fd)
-            self._call_fds.discard(fd)
-            self.supervisor.listeners.pop(number)
-            os.close(fd)
-            self._tell({"event": "listener-gone", "listener": number})
+        poll.register(listener.fd, select.POLLIN)
+        while True:
+            waiting = poll.poll()[0][1]
+            if waiting & select.POLLIN:
+                if (call := listener.receive()) is not None:
+                    judge.serve(call)
+            elif waiting & (select.POLLHUP | select.POLLERR | select.POLLNVAL):
+                break
+        self._soon(lambda: self._hung_up(number, listener.fd))
+
+    def _hung_up(self, number: int, fd: int) -> None:
+        """Forget a listener when every process behind it is gone."""
+        self._threads.pop(number).join()
+        self.supervisor.hung_up(number)
+        os.close(fd)
+        self._tell({"event": "listener-gone", "listener": number})
+
+    def _start_thread(self, number: int) -> None:
+        name = f"qgpu-pod-{number}"
+        thread = threading.Thread(target=self._serve_pod, args=(number,), name=name, daemon=True)
+        self._threads[number] = thread
+        thread.start()
 
     # -- the daemon -------------------------------------------------------------------------------------------
 
@@ -304,17 +356,18 @@ class Guardian:
         return {}, []
 
     def _op_adopted(self, _: _Session, __: dict[str, Any], ___: list[int]) -> Any:
-        self.supervisor.answer_orphan()
-        for number, (_pod, listener) in self.supervisor.listeners.items():
-            if listener.fd not in self._call_fds:
-                self._hear_calls(number, listener.fd)
+        for number in self.supervisor.listeners:
+            if number not in self._threads:
+                self._start_thread(number)
         return {}, []
 
     def _op_attach(self, _: _Session, message: dict[str, Any], fds: list[int]) -> Any:
         name, pid = message["name"], message["pid"]
         self._known(name)
         cgroup.bring(name, pid, self.register.pods[name].cgroup)
-        return {"listener": self._listen(name, fds[0])}, []
+        number = self.supervisor.listen(name, fds[0])
+        self._start_thread(number)
+        return {"listener": number}, []
 
     def _op_pods(self, _: _Session, __: dict[str, Any], ___: list[int]) -> Any:
         instances = {card.device.instance: card.index for card in self.cards.values()}
@@ -323,7 +376,7 @@ class Guardian:
             if fact["fact"] != "pod":
                 continue
             name = fact["name"]
-            held = {instances[i]: held for i, held in self.register.memory(name).items() if i in instances}
+            held = {index: self.supervisor.used(name, i) for i, index in instances.items()}
             refused = {what: n for (pod, what), n in self.supervisor.refusals.items() if pod == name}
             pods.append({key: fact[key] for key in ("name", "cgroup", "grants")} | {"memory": held, "refused": refused})
         return {"pods": pods}, []
@@ -342,6 +395,8 @@ class Guardian:
     def _op_retire(self, _: _Session, message: dict[str, Any], __: list[int]) -> Any:
         self._known(message["name"])
         self.supervisor.note({"fact": "unpod", "name": message["name"]})
+        self.supervisor.retired(message["name"])
+        self._allowances.pop(message["name"], None)
         cgroup.remove(message["name"])
         self._changed()
         return {}, []
@@ -371,6 +426,7 @@ class Guardian:
         self.supervisor.note(
             {"fact": "pod"} | {key: message[key] for key in ("name", "cgroup", "grants") if key in message}
         )
+        self._allowances.pop(message["name"], None)
         self._changed()
 
     def _known(self, name: str) -> None:

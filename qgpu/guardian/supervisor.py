@@ -1,63 +1,53 @@
-"""Sees what pods ask of RM: keeps the register, answers their calls, refuses what would break their share.
+"""What all pods' judges share: the register, its journal, and what a pod may hold.
 
-A call is judged while its thread is stopped and then carried out by the kernel for the pod itself. Whether it
-succeeded is not seen, so every object is first a claim; shortly after, RM is asked whether it is real.
+A judge (``judge.py``) knows one pod's calls and has a thread of its own, for a pod's memory may be slow on purpose;
+what it learns and asks comes here, under one lock that is never held while a pod's memory is waited for. Every object
+is a claim before RM is asked to make it, so that a successor finds it should we die in between.
 """
 
 from __future__ import annotations
 
-import errno
-import os
-import stat
-from collections import Counter, deque
-from collections.abc import Callable, Iterable
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from heapq import heappop, heappush
-from pathlib import Path
 
 import structlog
 
-from qgpu import cgroup
-from qgpu.guardian import calls, notify, rules
+from qgpu.guardian import managed
+from qgpu.guardian.classes import GATED
 from qgpu.guardian.hands import Hands
 from qgpu.guardian.journal import Journal
-from qgpu.guardian.notify import Listener, Notification
+from qgpu.guardian.notify import Listener, Notification, read_slot
 from qgpu.guardian.register import Fact, Key, Register, RmObject, object_fact
+from qgpu.guardian.standin import Perform
 from qgpu.model import NS_PER_MS
-from qgpu.rm import abi
+from qgpu.rm import abi, uvm
 
 _log = structlog.get_logger("guardian")
 
-_KEPT = (
-    frozenset({abi.NV01_DEVICE_0, abi.NV20_SUBDEVICE_0, abi.KEPLER_CHANNEL_GROUP_A, abi.NV01_MEMORY_LOCAL_USER})
-    | abi.GPFIFO_CLASSES
-)
-
-#: RM is asked about a claim once the pod has made none for this long: while a program starts it keeps RM's
-#: locks busy, and each question would wait for them and make the program wait for us. But not later than _LATEST_NS.
+#: New channels are dealt with once their pod has made none for this long: while a program starts it keeps RM's locks
+#: busy, and each question would wait for them and make the program wait for us. But not later than _LATEST_NS.
 _QUIET_NS = 15 * NS_PER_MS
 _LATEST_NS = 250 * NS_PER_MS
-#: While RM says no, it is asked again after this long, then twice as long, and so on.
+#: What may be gone is asked about after this long, and again after twice as long, up to _SELDOM_NS.
 _AGAIN_NS = 20 * NS_PER_MS
-_CONFIRM_TRIES = 5
-#: RM has made, or refused, what it was asked for within this; what it does not have after that, it refused.
-_MAKING_NS = 5 * NS_PER_MS
+_SELDOM_NS = 1000 * NS_PER_MS
 
 
-@dataclass(order=True, slots=True)
-class _Claim:
-    due_ns: int
-    order: int
-    rm: RmObject = field(compare=False)
-    made_ns: int = field(compare=False)
-    tries: int = field(default=0, compare=False)
+@dataclass(frozen=True, slots=True)
+class Allowance:
+    """What a pod was granted, in RM's terms: minors of its cards and memory limits by device instance."""
+
+    minors: Mapping[int, int] = field(default_factory=dict)
+    limits: Mapping[int, int] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
 class _Doubt:
     key: Key
     due_ns: int
-    channels: list[Key]
+    wait_ns: int = _AGAIN_NS
 
 
 @dataclass(slots=True)
@@ -73,16 +63,24 @@ class Supervisor:
     #: Told of every new process, with its pidfd.
     watch: Callable[[int, int], None]
     clock: Callable[[], int]
-    #: Tells a pod's memory limit on a device instance in bytes; None for no limit.
-    limit: Callable[[str, int], int | None] = lambda _pod, _instance: None
+    allowance: Callable[[str], Allowance] = lambda _pod: Allowance()
+    #: Told that something became due.
+    wake: Callable[[], None] = lambda: None
     major: int = abi.NV_MAJOR
+    uvm_major: int | None = None
+    uvm_layouts: Mapping[int, uvm.Layout] = field(default_factory=dict)
+    #: The instances of cards by their UUID, as UVM names them.
+    uuids: Mapping[bytes, int] = field(default_factory=dict)
+    perform: Perform = abi.perform
     listeners: dict[int, tuple[str, Listener]] = field(default_factory=dict)
     refusals: Counter[tuple[str, str]] = field(default_factory=Counter)
-    _threads: dict[int, int] = field(default_factory=dict)
-    _claims: list[_Claim] = field(default_factory=list)  # a heap
-    _claimed: int = 0
-    _last_claim_ns: int = 0
-    _doubts: deque[_Doubt] = field(default_factory=deque)
+    lock: threading.RLock = field(default_factory=threading.RLock)
+    #: Mappings that pods are about to make, in bytes by process: charged until /proc shows what became of them.
+    mapping: Counter[int] = field(default_factory=Counter)
+    _doubts: dict[Key, _Doubt] = field(default_factory=dict)
+    _fresh: list[Key] = field(default_factory=list)
+    _fresh_since_ns: int = 0
+    _fresh_last_ns: int = 0
     _next_listener: int = 1
 
     def note(self, fact: Fact) -> None:
@@ -96,16 +94,27 @@ class Supervisor:
         """Take over a pod's listener and return the number it goes by."""
         number = self._next_listener if number is None else number
         self._next_listener = max(self._next_listener, number + 1)
-        listener = Listener(fd, self.journal.slot)
-        self.listeners[number] = (pod, listener)
+        self.listeners[number] = (pod, Listener(fd, self.journal.slot(number)))
         return number
 
-    def answer_orphan(self) -> None:
-        """Answer the call a dead guardian left in hand: once all listeners are here, and before any is served."""
-        orphan = self.journal.unanswered()
-        if orphan is not None and orphan[0] in self.listeners:
-            self.listeners[orphan[0]][1].proceed(orphan[1])
-        self.journal.in_hand(-1)
+    def left_in_hand(self, number: int) -> Notification | None:
+        """Return the call of a listener that a dead guardian received and did not answer."""
+        return read_slot(self.journal.slot(number))
+
+    def hung_up(self, number: int) -> None:
+        """Forget a listener behind which nobody is left."""
+        self.listeners.pop(number, None)
+        self.journal.release(number)
+
+    def refused(self, pod: str, what: str) -> None:
+        """Count a refusal."""
+        with self.lock:
+            self.refusals[pod, what] += 1
+
+    def retired(self, pod: str) -> None:
+        """Forget what was counted of a pod that is no more."""
+        for key in [key for key in self.refusals if key[0] == pod]:
+            del self.refusals[key]
 
     def resume(self) -> None:
         """Go on with a register rebuilt from a journal: watch its processes, ask RM about open claims.
@@ -119,257 +128,296 @@ class Supervisor:
                 self.watch(pid, self.hands.watch(pid))
             except OSError:
                 self.note({"fact": "exit", "pid": pid})
+        for rm in [rm for rm in self.register.objects.values() if not rm.confirmed]:
+            self._settle_claim(rm)
         for rm in self.register.objects.values():
-            if not rm.confirmed:
-                self._queue(rm)
+            if rm.rm_class in abi.GPFIFO_CLASSES and not rm.context:
+                self._made(rm)
 
-    def serve(self, number: int) -> None:
-        """Receive and answer one call, which its listener must have shown to be there."""
-        pod, listener = self.listeners[number]
-        self.journal.in_hand(number)
-        call = listener.receive()
-        if call is not None:
-            try:
-                if not self._judge(pod, listener, call):
-                    listener.proceed(call.id)
-            except OSError as error:
-                # Its memory cannot be written, or it cannot be watched: nothing is carried out unseen.
-                _log.info("call failed", pod=pod, reason=str(error))
-                listener.answer_error(call.id, error.errno or errno.EFAULT)
-            except Exception:  # noqa: BLE001 - a thread that gets no answer is stopped for good
-                _log.exception("call failed", pod=pod)
-                listener.answer_error(call.id, errno.EIO)
-        self.journal.in_hand(-1)
+    # -- processes and clients ----------------------------------------------------------------------------------
+
+    def know_process(self, pod: str, pid: int) -> None:
+        """Make sure a process is in the register. Raises OSError when it is gone."""
+        with self.lock:
+            if pid not in self.register.processes:
+                self.watch(pid, self.hands.watch(pid))
+                self.note({"fact": "process", "pid": pid, "pod": pod})
+
+    def know_client(self, pid: int, fd: int, file: int, client: int) -> bool:
+        """Make sure a client is in the register; False when it is none of this file's, by RM's word."""
+        entry = self.register.clients.get(client)
+        if entry is not None and (pid, fd) in entry.users:
+            return True
+        if self.hands.about(file, client, client) is None:
+            return False
+        with self.lock:
+            self.note({"fact": "client", "client": client, "pid": pid, "fd": fd})
+        return True
+
+    def owns(self, pod: str, client: int) -> bool:
+        """Tell whether a client is one of a pod's."""
+        entry = self.register.clients.get(client)
+        return entry is not None and entry.pod == pod
+
+    def exited(self, pid: int) -> None:
+        """Forget a process that has ended; its clients go when RM says so, for their files may be elsewhere."""
+        with self.lock:
+            self.mapping.pop(pid, None)
+            self.doubt(
+                (handle, handle) for handle, client in self.register.clients.items() if pid in dict(client.users)
+            )
+            self.note({"fact": "exit", "pid": pid})
+            self.hands.unwatch(pid)
+
+    # -- objects --------------------------------------------------------------------------------------------------
+
+    def claim(self, rm: RmObject, number: int | None = None) -> int:
+        """Charge what RM is about to be asked for, or say with which status of RM's it is refused.
+
+        ``number`` is that of memory which gets a further handle.
+        """
+        with self.lock:
+            there = self.register.objects.get(rm.key)
+            if there is not None and not self.hands.exists(rm.key):
+                self.note(_gone(rm.key))
+            elif there is not None:
+                return abi.NV_ERR_INVALID_ARGUMENT
+            if rm.rm_class == abi.NV01_MEMORY_LOCAL_USER and number is None:
+                number = self.register.holdings.next_number()
+            self.note(object_fact(rm) | ({"memory": number} if number is not None else {}))
+            if (made := self.register.objects.get(rm.key)) is None:
+                return abi.NV_ERR_INVALID_ARGUMENT
+            if rm.rm_class != abi.NV01_MEMORY_LOCAL_USER:
+                return abi.NV_OK
+            memory = self.register.holdings.by_handle.get(rm.key)
+            if memory is None:  # below no device that is known: there is no card to charge
+                status = abi.NV_ERR_INVALID_STATE
+            elif memory.pod == self.register.pod_of(made) and self.over_limit(memory.pod, memory.instance):
+                status = abi.NV_ERR_NO_MEMORY
+            else:
+                return abi.NV_OK
+            self.note(_gone(rm.key))
+            return status
+
+    def made(self, key: Key, size: int | None = None) -> bool:
+        """Confirm what RM has made, memory at its true size; False when that does not fit and it must be freed."""
+        with self.lock:
+            rm = self.register.objects.get(key)
+            if rm is None:
+                return True
+            if size is not None and size != rm.detail and self._resize(rm, size):
+                self.note(_gone(key))
+                return False
+            self.note({"fact": "confirm", "client": key[0], "handle": key[1], "context": 0})
+            self._made(rm)
+            return True
+
+    def _resize(self, rm: RmObject, size: int) -> bool:
+        """Charge memory at its true size; True when that is over the limit."""
+        number = self.register.holdings.by_handle[rm.key].number
+        larger = size > rm.detail
+        rm = RmObject(rm.client, rm.handle, rm.parent, rm.rm_class, size)
+        self.note(_gone(rm.key))
+        self.note(object_fact(rm) | {"memory": number})
+        memory = self.register.holdings.by_handle.get(rm.key)
+        return larger and memory is not None and self.over_limit(memory.pod, memory.instance)
+
+    def not_made(self, key: Key) -> None:
+        """Take a claim back."""
+        with self.lock:
+            if (rm := self.register.objects.get(key)) is not None and not rm.confirmed:
+                self.note(_gone(key))
+
+    def freeing(self, key: Key) -> list[Key]:
+        """Open the gates over what is about to be freed, for a free may wait for queued work; return the channels."""
+        with self.lock:
+            channels = [rm.key for rm in self.register.below(key) if rm.rm_class in abi.GPFIFO_CLASSES]
+        if channels:
+            self.leave(channels)
+        return channels
+
+    def freed(self, key: Key, channels: list[Key], *, gone: bool) -> None:
+        """Drop what RM has freed, or gate again what it has not."""
+        with self.lock:
+            if not gone:
+                self.stayed(channels)
+                return
+            rm = self.register.objects.get(key)
+            if rm is None and key[0] != key[1]:
+                return
+            self.note(_gone(key))
+            if rm is not None and rm.rm_class in {abi.FERMI_VASPACE_A, abi.FERMI_CONTEXT_SHARE_A}:
+                self.doubt([(key[0], key[0])])  # channels go with the address space that they use
+            if channels or rm is None or rm.rm_class in GATED:
+                self._later()
 
     def doubt(self, keys: Iterable[Key]) -> None:
         """Ask RM soon whether objects still exist that something failed on."""
         for key in keys:
-            self._doubts.append(_Doubt(key, self.clock() + _AGAIN_NS, []))
+            self._doubts.setdefault(key, _Doubt(key, self.clock() + _AGAIN_NS))
+        self.wake()
 
-    def exited(self, pid: int) -> None:
-        """Forget a process that has ended."""
-        self.note({"fact": "exit", "pid": pid})
-        self.hands.unwatch(pid)
-        self._threads = {tid: owner for tid, owner in self._threads.items() if owner != pid}
+    # -- limits -----------------------------------------------------------------------------------------------------
 
-    # -- one call ---------------------------------------------------------------------------------------------
+    def used(self, pod: str, instance: int) -> int:
+        """Return what a pod is charged on a card, in bytes, managed memory included where the pod has a limit."""
+        held = self.register.memory(pod).get(instance, 0)
+        if instance in self.allowance(pod).limits:
+            held += self.register.managed(pod) + self._being_mapped(pod)
+        return held
 
-    def _judge(self, pod: str, listener: Listener, call: Notification) -> bool:
-        """Learn from a call and say whether it has been answered already.
+    def _being_mapped(self, pod: str) -> int:
+        return sum(size for pid, size in self.mapping.items() if self.register.processes.get(pid) == pod)
 
-        Most calls are none of our business, and a starting program makes hundreds: those cost one look.
+    def over_limit(self, pod: str, instance: int, more: int = 0) -> bool:
+        """Tell whether a pod is over its limit on a card, after asking RM which of its clients are still there."""
+        limit = self.allowance(pod).limits.get(instance)
+        if limit is None or self.used(pod, instance) + more <= limit:
+            return False
+        for client in [handle for handle, entry in self.register.clients.items() if entry.pod == pod]:
+            if not self.hands.exists((client, client)):
+                self.note(_gone((client, client)))
+        return self.used(pod, instance) + more > limit
+
+    def reserve_mapping(self, pod: str, pid: int, size: int) -> bool:
+        """Charge a mapping that a process is about to make; False when it does not fit somewhere."""
+        with self.lock:
+            if any(self.over_limit(pod, instance, size) for instance in self.allowance(pod).limits):
+                return False
+            self.mapping[pid] += size
+            return True
+
+    def mappings_of(self, pod: str) -> list[int]:
+        """List the processes of a pod that have mapped what could be managed memory."""
+        with self.lock:
+            mapped = self.register.holdings.managed.items()
+            return [pid for pid, held in mapped if held and self.register.processes.get(pid) == pod]
+
+    def look_at_mappings(self, pid: int, settled: int = 0) -> bool:
+        """Charge a process what it maps of UVM now, ``settled`` bytes of what was being mapped among it.
+
+        True when that is less than before. Not to be called under the lock: a process can make this take long.
         """
-        asked = calls.decode(
-            call.request, call.argument, lambda address, size: notify.read_memory(call.tid, address, size)
-        )
-        match asked:
-            case None:
-                return False
-            case calls.Control() if asked.command not in rules.REFUSED:
-                return False
-            case calls.Alloc() if asked.rm_class not in _KEPT:
-                return False
-        if not self._is_nvidia(call) or not listener.still_waiting(call.id):
-            return False
-        match asked:
-            case calls.Control():
-                self._refuse(pod, call, asked)
-                listener.answer_ok(call.id)
-                return True
-            case calls.Alloc() if (status := self._admit(pod, call, asked)) != abi.NV_OK:
-                notify.write_memory(call.tid, asked.status_at, status.to_bytes(4, "little"))
-                listener.answer_ok(call.id)
-                return True
-            case calls.Dup() if source := self.register.objects.get((asked.source_client, asked.source)):
-                self._dup(pod, call, asked, source)
-            case calls.Free():
-                self._doubt((asked.client, asked.handle))
-        return False
+        held = managed.mapped(pid, self.uvm_major)
+        with self.lock:
+            before = self.register.holdings.managed.get(pid, 0)
+            self.mapping[pid] -= settled
+            if held != before:
+                self.note({"fact": "managed", "pid": pid, "bytes": held})
+            return held < before or settled > 0
 
-    def _is_nvidia(self, call: Notification) -> bool:
-        try:
-            status = os.stat(f"/proc/{call.tid}/fd/{call.fd}")
-        except OSError:
-            return False
-        return stat.S_ISCHR(status.st_mode) and os.major(status.st_rdev) == self.major
+    def uses_uvm(self, pid: int) -> bool:
+        """Tell whether a process has initialised UVM, or shares its memory with one that has."""
+        with self.lock:
+            known = list(self.register.holdings.managed)
+        return any(managed.same_memory(pid, other) for other in known)
 
-    def _refuse(self, pod: str, call: Notification, asked: calls.Control) -> None:
-        status = abi.NV_ERR_INSUFFICIENT_PERMISSIONS
-        tsg = self.register.objects.get((asked.client, asked.target))
-        if asked.command == abi.NVA06C_SET_TIMESLICE and self._first_wish(call, asked, tsg):
-            status = abi.NV_OK
-        else:
-            self.refusals[pod, rules.REFUSED[asked.command]] += 1
-        notify.write_memory(call.tid, asked.status_at, status.to_bytes(4, "little"))
+    def will_use_uvm(self, pid: int) -> None:
+        """Note that a process initialises UVM."""
+        with self.lock:
+            if pid not in self.register.holdings.managed:
+                self.note({"fact": "managed", "pid": pid, "bytes": 0})
 
-    def _first_wish(self, call: Notification, asked: calls.Control, tsg: RmObject | None) -> bool:
-        """Remember the timeslice libcuda gives a TSG once at start; it holds when no plan says otherwise."""
-        if tsg is None or tsg.wish_us != abi.RM_DEFAULT_TIMESLICE_US:
-            return False
-        data = notify.read_memory(call.tid, asked.params, 8)
-        wish = int.from_bytes(data, "little") if data else 0
-        if not abi.RM_DEFAULT_TIMESLICE_US <= wish <= 4 * abi.RM_DEFAULT_TIMESLICE_US:
-            return False
-        self.note({"fact": "wish", "client": tsg.client, "handle": tsg.handle, "us": wish})
-        return True
+    def map(self, pid: int, base: int, length: int, uuids: Iterable[bytes], memory: Key) -> None:
+        """Let what UVM has mapped keep its memory; what is not on a card is not known here."""
+        with self.lock:
+            if (held := self.register.holdings.by_handle.get(memory)) is not None:
+                fact = {"fact": "map", "pid": pid, "base": base, "length": length, "memory": held.number}
+                for uuid in uuids:
+                    self.note(fact | {"uuid": uuid.hex()})
 
-    def _over_limit(self, key: Key) -> bool:
-        """Tell whether memory just claimed takes its pod over the limit, after asking RM about all that is open.
+    def unmap(self, pid: int, base: int, length: int, uuid: bytes | None) -> None:
+        """Take note that UVM has unmapped a range for one card, or for all."""
+        with self.lock:
+            if pid in self.register.holdings.mappings:
+                name = uuid.hex() if uuid is not None else None
+                self.note({"fact": "unmap", "pid": pid, "base": base, "length": length, "uuid": name})
 
-        What a pod freed a moment ago must not count, nor what RM refused it.
-        """
-        rm = self.register.objects.get(key)
-        if rm is None or rm.charged is None or (limit := self.limit(*rm.charged)) is None:
-            return False
-        pod, instance = rm.charged
-        if self.register.memory(pod).get(instance, 0) > limit:
-            self._ask_all(key)
-        return self.register.memory(pod).get(instance, 0) > limit
+    def export(self, client: int, handles: Iterable[int]) -> None:
+        """Let memory count until its client ends: it can now be kept by a descriptor that nobody here sees."""
+        with self.lock:
+            for handle in handles:
+                if (held := self.register.holdings.by_handle.get((client, handle))) is not None:
+                    self.note({"fact": "export", "memory": held.number, "client": client})
 
-    def _admit(self, pod: str, call: Notification, asked: calls.Alloc) -> int:
-        """Claim what is asked for, or say with which status of RM's it is refused."""
-        key = (asked.client, asked.handle)
-        if asked.handle == 0:  # RM would choose one and tell the pod alone; no CUDA library asks for that
-            self.refusals[pod, "object without a handle"] += 1
-            return abi.NV_ERR_INVALID_ARGUMENT
-        if (there := self.register.objects.get(key)) is not None and there.confirmed:
-            self._resolve(_Doubt(key, 0, []))  # freed a moment ago, or RM is about to refuse the handle
-        if key in self.register.objects and self.register.objects[key].confirmed:
-            return abi.NV_OK
-        self._claim(pod, call, asked)
-        if asked.rm_class == abi.NV01_MEMORY_LOCAL_USER and self._over_limit(key):
-            self.note({"fact": "gone", "client": asked.client, "handle": asked.handle})
-            self.refusals[pod, "memory over the limit"] += 1
-            return abi.NV_ERR_NO_MEMORY
-        return abi.NV_OK
+    def number_of(self, key: Key) -> int | None:
+        """Return the number of the memory behind a handle."""
+        memory = self.register.holdings.by_handle.get(key)
+        return memory.number if memory is not None else None
 
-    def _ask_all(self, but: Key) -> None:
-        while self._doubts:
-            self._resolve(self._doubts.popleft())
-        now = self.clock()
-        waiting = [claim for claim in self._claims if claim.rm.key != but]
-        self._claims = [claim for claim in self._claims if claim.rm.key == but]
-        for claim in waiting:
-            if now - claim.made_ns > _MAKING_NS:
-                claim.tries = _CONFIRM_TRIES
-        for client in {claim.rm.client for claim in waiting}:
-            self._confirm([claim for claim in waiting if claim.rm.client == client], now)
-
-    def _claim(self, pod: str, call: Notification, asked: calls.Alloc) -> None:
-        self._know(pod, call, asked.client)
-        rm = RmObject(asked.client, asked.handle, asked.parent, asked.rm_class, asked.detail)
-        self.note(object_fact(rm))
-        self._queue(rm)
-
-    def _dup(self, pod: str, call: Notification, asked: calls.Dup, source: RmObject) -> None:
-        """Claim a second handle; it holds no second memory, which stays charged to whoever made it."""
-        self._know(pod, call, asked.client)
-        if asked.handle and source.rm_class in _KEPT:
-            rm = RmObject(asked.client, asked.handle, asked.parent, source.rm_class, 0)
-            self.note(object_fact(rm))
-            self._queue(rm)
-
-    def _queue(self, rm: RmObject) -> None:
-        self._claimed += 1
-        now = self._last_claim_ns = self.clock()
-        heappush(self._claims, _Claim(now + _QUIET_NS, self._claimed, rm, now))
-
-    def _doubt(self, key: Key) -> None:
-        below = self.register.below(key)
-        if not below and key[0] != key[1]:
-            return
-        channels = [rm.key for rm in below if rm.rm_class in abi.GPFIFO_CLASSES]
-        if channels:
-            self.leave(channels)
-        self._doubts.append(_Doubt(key, self.clock() + _AGAIN_NS, channels))
-
-    def _know(self, pod: str, call: Notification, client: int) -> None:
-        """Make sure process and client are in the register."""
-        pid = self._threads.get(call.tid)
-        if pid is None or client not in self.register.clients:
-            pid = self._threads[call.tid] = _process_of(call.tid)
-        if pid not in self.register.processes:
-            self.watch(pid, self.hands.watch(pid))
-            self.note({"fact": "process", "pid": pid, "pod": self._pod_by_cgroup(pid) or pod})
-        entry = self.register.clients.get(client)
-        if entry is None or (pid, call.fd) not in entry.users:
-            self.note({"fact": "client", "client": client, "pid": pid, "fd": call.fd})
-
-    def _pod_by_cgroup(self, pid: int) -> str | None:
-        path = cgroup.of(pid)
-        return next((name for name, pod in self.register.pods.items() if cgroup.within(path, pod.cgroup)), None)
-
-    # -- confirming -------------------------------------------------------------------------------------------
+    # -- what is due ------------------------------------------------------------------------------------------------
 
     def due_ns(self) -> int | None:
-        """Return when RM is to be asked next; None for never."""
-        dues = [claim.due_ns for claim in self._claims[:1]] + [doubt.due_ns for doubt in list(self._doubts)[:1]]
+        """Return when something is to be done next; None for never."""
+        dues = [doubt.due_ns for doubt in self._doubts.values()]
+        if self._fresh_since_ns:
+            dues.append(min(self._fresh_last_ns + _QUIET_NS, self._fresh_since_ns + _LATEST_NS))
         return min(dues, default=None)
 
     def settle(self, now_ns: int) -> bool:
-        """Ask RM about the claims and doubts that are due; True when a compute TSG or channel came or went."""
+        """Do what is due; True when a compute TSG or channel came or went."""
         changed = False
-        quiet_ns = self._last_claim_ns + _QUIET_NS
-        due: dict[int, list[_Claim]] = {}
-        while self._claims and self._claims[0].due_ns <= now_ns:
-            claim = heappop(self._claims)
-            if quiet_ns > now_ns and claim.tries == 0 and claim.made_ns + _LATEST_NS > now_ns:
-                claim.due_ns = min(quiet_ns, claim.made_ns + _LATEST_NS)
-                heappush(self._claims, claim)
-            else:
-                due.setdefault(claim.rm.client, []).append(claim)
-        for batch in due.values():
-            changed |= self._confirm(batch, now_ns)
-        while self._doubts and self._doubts[0].due_ns <= now_ns:
-            changed |= self._resolve(self._doubts.popleft())
+        for doubt in [doubt for doubt in self._doubts.values() if doubt.due_ns <= now_ns]:
+            changed |= self._resolve(doubt, now_ns)
+        fresh_due = min(self._fresh_last_ns + _QUIET_NS, self._fresh_since_ns + _LATEST_NS)
+        if self._fresh_since_ns and fresh_due <= now_ns:
+            self._fresh_since_ns, fresh, self._fresh = 0, self._fresh, []
+            changed = True
+            for key in fresh:
+                if (rm := self.register.objects.get(key)) is not None and (context := self.hands.context(rm)):
+                    self.note({"fact": "confirm", "client": key[0], "handle": key[1], "context": context})
         return changed
 
-    def _confirm(self, batch: list[_Claim], now_ns: int) -> bool:
-        changed = False
-        wanted = [claim for claim in batch if claim.rm.key in self.register.objects]
-        answers = self.hands.real([claim.rm for claim in wanted]) if wanted else {}
-        for claim in wanted:
-            rm, answer = claim.rm, answers[claim.rm.key]
-            if answer is not None and answer[0] == rm.rm_class:
-                if answer[1] != rm.parent:  # what is under which TSG is RM's to say
-                    rm.parent = answer[1]
-                    self.note(object_fact(rm))
-                context = self.hands.context(rm) if self._on_compute(rm) else 0
-                self.note({"fact": "confirm", "client": rm.client, "handle": rm.handle, "context": context})
-                changed |= self._on_compute(rm) or (
-                    rm.rm_class == abi.KEPLER_CHANNEL_GROUP_A and rm.detail in abi.GR_ENGINES
-                )
-            elif answer is None and claim.tries < _CONFIRM_TRIES:
-                claim.tries += 1
-                claim.due_ns = now_ns + _AGAIN_NS * 2**claim.tries
-                heappush(self._claims, claim)
-            else:
-                self.note({"fact": "gone", "client": rm.client, "handle": rm.handle})
-        return changed
+    def _made(self, rm: RmObject) -> None:
+        if rm.rm_class in abi.GPFIFO_CLASSES:
+            parent = self.register.objects.get((rm.client, rm.parent))
+            if parent is not None and self.register.is_compute(parent):
+                self._fresh.append(rm.key)
+                self._later()
+        elif rm.rm_class == abi.KEPLER_CHANNEL_GROUP_A:
+            self._later()
 
-    def _on_compute(self, rm: RmObject) -> bool:
-        parent = self.register.objects.get((rm.client, rm.parent))
-        return rm.rm_class in abi.GPFIFO_CLASSES and parent is not None and parent.detail in abi.GR_ENGINES
+    def _later(self) -> None:
+        now = self._fresh_last_ns = self.clock()
+        if not self._fresh_since_ns:
+            self._fresh_since_ns = now
+            self.wake()
 
-    def _resolve(self, doubt: _Doubt) -> bool:
+    def _settle_claim(self, rm: RmObject) -> None:
+        """Find out what became of a claim whose guardian died."""
+        found = self.hands.real(rm)
+        if found is None or found[0] != rm.rm_class:
+            self.note(_gone(rm.key))
+            return
+        if rm.rm_class == abi.NV01_MEMORY_LOCAL_USER and (size := self.hands.size(rm)) is not None:
+            number = (
+                self.register.holdings.by_handle[rm.key].number if rm.key in self.register.holdings.by_handle else None
+            )
+            self.note(_gone(rm.key))
+            again = RmObject(rm.client, rm.handle, rm.parent, rm.rm_class, size)
+            self.note(object_fact(again) | ({"memory": number} if number is not None else {}))
+        self.note({"fact": "confirm", "client": rm.client, "handle": rm.handle, "context": 0})
+
+    def _resolve(self, doubt: _Doubt, now_ns: int) -> bool:
+        """Ask RM what is left of an object and all below it; of a client without a process, until it ends."""
         below = self.register.below(doubt.key)
-        if not below:
-            return False
-        answers = self.hands.real(below)
         whole_client = doubt.key[0] == doubt.key[1]
+        changed = False
+        if whole_client and doubt.key[0] in self.register.clients and not self.hands.exists(doubt.key):
+            self.note(_gone(doubt.key))
+            changed, below = True, []
         for rm in below:
-            # Of a whole client, what is only claimed yet may be in the making: its claim will settle it.
-            if answers[rm.key] is None and (rm.confirmed or not whole_client):
-                self.note({"fact": "gone", "client": rm.client, "handle": rm.handle})
-        if whole_client and not self.register.below(doubt.key):
-            self.note({"fact": "gone", "client": doubt.key[0], "handle": doubt.key[1]})
-        self.stayed([key for key in doubt.channels if key in self.register.objects])
-        return True
+            if rm.key in self.register.objects and rm.confirmed and not self.hands.exists(rm.key):
+                self.note(_gone(rm.key))
+                changed = True
+        entry = self.register.clients.get(doubt.key[0]) if whole_client else None
+        if entry is not None and not entry.users:
+            doubt.wait_ns = min(2 * doubt.wait_ns, _SELDOM_NS)
+            doubt.due_ns = now_ns + doubt.wait_ns
+        else:
+            self._doubts.pop(doubt.key, None)
+        return changed
 
 
-def _process_of(tid: int) -> int:
-    """Return the process a thread belongs to. Raises OSError when it is gone."""
-    for line in Path(f"/proc/{tid}/status").read_text().splitlines():
-        if line.startswith("Tgid:"):
-            return int(line.split()[1])
-    raise ProcessLookupError(tid)
+def _gone(key: Key) -> Fact:
+    return {"fact": "gone", "client": key[0], "handle": key[1]}

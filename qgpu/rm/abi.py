@@ -19,6 +19,7 @@ ffi.cdef(
     """
     /* SDK/nvos.h, from 535.43 on */
     typedef struct { uint32_t hRoot, hObjectParent, hObjectOld, status; } NVOS00_PARAMETERS;
+    typedef struct { uint32_t hRoot, hObjectParent, hObjectNew, hClass, status; } NVOS05_PARAMETERS;
     typedef struct { uint32_t hRoot, hObjectParent, hObjectNew, hClass; uint64_t pAllocParms;
                      uint32_t paramsSize, status; } NVOS21_PARAMETERS;
     typedef struct { uint32_t hRoot, hObjectParent, hObjectNew, hClass; uint64_t pAllocParms, pRightsRequested;
@@ -56,11 +57,17 @@ ffi.cdef(
     typedef struct { uint32_t gpuId, gpuFlags, deviceInstance, subDeviceInstance, sliStatus, boardId, gpuInstance;
                      int32_t numaId; } NV0000_CTRL_GPU_GET_ID_INFO_V2_PARAMS;
     typedef struct { uint32_t hObject, index; uint64_t data; } NV0000_CTRL_CLIENT_GET_HANDLE_INFO_PARAMS;
+    typedef struct { uint32_t hObject, hClient, maskResult; } NV0000_CTRL_CLIENT_GET_ACCESS_RIGHTS_PARAMS;
+
+    /* SDK/ctrl/ctrl0041.h */
+    typedef struct { uint32_t index, data; } NV0041_CTRL_SURFACE_INFO;
+    typedef struct { uint32_t surfaceInfoListSize, pad; uint64_t surfaceInfoList; } NV0041_CTRL_GET_SURFACE_INFO_PARAMS;
 
     /* SDK/ctrl/ctrl2080/ctrl2080fifo.h, ctrl2080gr.h, ctrl2080tmr.h; ctrla06c.h; ctrla06f/ctrla06fgpfifo.h */
     typedef struct { uint8_t bDisable, pad0[3]; uint32_t numChannels; uint8_t bOnlyDisableScheduling, bRewindGpPut;
                      uint16_t pad1; uint32_t pad2; uint64_t pRunlistPreemptEvent; uint32_t hClientList[64],
                      hChannelList[64]; } NV2080_CTRL_FIFO_DISABLE_CHANNELS_PARAMS;
+    typedef struct { uint32_t index, flags, length; uint8_t data[256]; } NV2080_CTRL_GPU_GET_GID_INFO_PARAMS;
     typedef struct { uint64_t time_nsec; } NV2080_CTRL_TIMER_GET_TIME_PARAMS;
     typedef struct { uint64_t timesliceUs; } NVA06C_CTRL_TIMESLICE_PARAMS;
     typedef struct { uint32_t contextId; } NVA06F_CTRL_GET_CONTEXT_ID_PARAMS;
@@ -84,6 +91,7 @@ ffi.cdef(
     """
 )
 _libc: Any = ffi.dlopen(None)
+_UNSIGNED_LONG = ffi.typeof("unsigned long")
 
 #: Character devices (KO/common/inc/nv-chardev-numbers.h).
 NV_MAJOR = 195
@@ -91,21 +99,34 @@ NV_CONTROL_MINOR = 255
 
 # Escape numbers (KO/common/inc/nv_escape.h, nv-ioctl-numbers.h). RM looks at the number and the size alone.
 NV_ESC_RM_ALLOC_MEMORY = 0x27
+NV_ESC_RM_ALLOC_OBJECT = 0x28
 NV_ESC_RM_FREE = 0x29
 NV_ESC_RM_CONTROL = 0x2A
 NV_ESC_RM_ALLOC = 0x2B
 NV_ESC_RM_DUP_OBJECT = 0x34
+NV_ESC_RM_IDLE_CHANNELS = 0x41
 NV_ESC_RM_VID_HEAP_CONTROL = 0x4A
 NV_ESC_RM_MAP_MEMORY = 0x4E
 NV_ESC_CARD_INFO = 200
 NV_ESC_REGISTER_FD = 201
 NV_ESC_IOCTL_XFER_CMD = 211
+NV_ESC_EXPORT_TO_DMABUF_FD = 217
+
+#: Bytes of NVOS30_PARAMETERS.
+IDLE_CHANNELS_BYTES = 56
+#: Bytes of nv_ioctl_export_to_dma_buf_fd_t, before and from 570.
+EXPORT_TO_DMABUF_FD_BYTES = (2600, 2608)
 
 # Classes (SDK/class/*.h).
 NV01_ROOT = 0x0
 NV01_ROOT_NON_PRIV = 0x1
 NV01_ROOT_CLIENT = 0x41
 NV01_MEMORY_LOCAL_USER = 0x40
+NV01_MEMORY_SYSTEM = 0x3E
+NV01_MEMORY_SYSTEM_OS_DESCRIPTOR = 0x71
+NV_MEMORY_FABRIC = 0xF8
+FERMI_VASPACE_A = 0x90F1
+FERMI_CONTEXT_SHARE_A = 0x9067
 NV01_DEVICE_0 = 0x80
 NV20_SUBDEVICE_0 = 0x2080
 NV_EVENT_BUFFER = 0x90CD
@@ -122,11 +143,25 @@ GR_ENGINES = range(1, 9)
 NV0000_GPU_ATTACH_IDS = 0x215
 NV0000_GPU_GET_ID_INFO_V2 = 0x205
 NV0000_CLIENT_GET_HANDLE_INFO = 0xD02
+NV0000_CLIENT_GET_ACCESS_RIGHTS = 0xD03
+NV0000_OS_UNIX_EXPORT_OBJECT_TO_FD = 0x3D05
+NV0000_OS_UNIX_IMPORT_OBJECT_FROM_FD = 0x3D06
+NV0000_OS_UNIX_EXPORT_OBJECTS_TO_FD = 0x3D0B
+NV0000_OS_UNIX_IMPORT_OBJECTS_FROM_FD = 0x3D0C
+NV0041_GET_SURFACE_INFO = 0x410110
+NV00FD_ATTACH_MEM = 0x00FD0102
+NV2080_GPU_GET_GID_INFO = 0x2080014A
+NV2080_GPU_GET_PIDS = 0x2080018D
+NV2080_GPU_GET_PID_INFO = 0x2080018E
+NV2080_FB_GET_INFO = 0x20801301
+NV2080_FB_GET_INFO_V2 = 0x20801303
 NV2080_TIMER_GET_TIME = 0x20800403
 NV2080_FIFO_DISABLE_CHANNELS = 0x2080110B
 NV2080_GR_FECS_BIND_EVTBUF_FOR_UID_V2 = 0x20801238
 NVA06C_SET_TIMESLICE = 0xA06C0103
 NVA06C_GET_TIMESLICE = 0xA06C0104
+NVA06C_GPFIFO_SCHEDULE = 0xA06C0101
+NVA06F_GPFIFO_SCHEDULE = 0xA06F0103
 NVA06F_GET_CONTEXT_ID = 0xA06F0113
 NV_EVENT_BUFFER_ENABLE_EVENTS = 0x90CD0101
 NV_EVENT_BUFFER_UPDATE_GET = 0x90CD0102
@@ -137,10 +172,26 @@ MAX_DISABLE_CHANNELS = 64
 
 # Status codes (SDK/nvstatuscodes.h).
 NV_OK = 0x00
+NV_ERR_BUSY_RETRY = 0x03
 NV_ERR_INSUFFICIENT_PERMISSIONS = 0x1B
+NV_ERR_INVALID_ADDRESS = 0x1E
 NV_ERR_INVALID_ARGUMENT = 0x1F
+NV_ERR_INVALID_CLASS = 0x22
 NV_ERR_INVALID_CLIENT = 0x23
+NV_ERR_INVALID_OBJECT = 0x31
+NV_ERR_INVALID_OBJECT_HANDLE = 0x33
+NV_ERR_INVALID_OBJECT_OLD = 0x35
+NV_ERR_INVALID_STATE = 0x40
 NV_ERR_NO_MEMORY = 0x51
+NV_ERR_NOT_SUPPORTED = 0x56
+NV_ERR_OBJECT_NOT_FOUND = 0x57
+#: What RM says of a handle or client that it does not know.
+UNKNOWN_TO_RM = frozenset(
+    {
+        *(NV_ERR_INVALID_CLIENT, NV_ERR_INVALID_OBJECT, NV_ERR_INVALID_OBJECT_HANDLE, NV_ERR_INVALID_OBJECT_OLD),
+        NV_ERR_OBJECT_NOT_FOUND,
+    }
+)
 
 #: What RM gives a new TSG (kfifoChannelGroupGetDefaultTimeslice_GV100) until libcuda asks for more.
 RM_DEFAULT_TIMESLICE_US = 1024
@@ -170,6 +221,11 @@ def raw_ioctl(fd: int, req: int, argument: Any) -> int:
             return int(result)
         if ffi.errno != errno.EINTR:
             raise OSError(ffi.errno, os.strerror(ffi.errno))
+
+
+def perform(fd: int, req: int, argument: Any) -> int:
+    """Issue any ioctl once and return its errno, 0 for none."""
+    return int(ffi.errno) if _libc.ioctl(fd, ffi.cast(_UNSIGNED_LONG, req), argument) < 0 else 0
 
 
 def check(status: int, what: str) -> None:

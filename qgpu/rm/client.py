@@ -53,16 +53,41 @@ def handle_info(fd: int, client: int, handle: int) -> tuple[int, int] | None:
     return found[0], found[1]
 
 
-@contextmanager
-def borrowed(pidfd: int, fd: int) -> Iterator[int]:
-    """Take the open file that another process has as ``fd``, for the time of the block. Raises OSError.
+def memory_bytes(fd: int, client: int, memory: int) -> int | None:
+    """Ask RM how large a memory object really is, in bytes; None when it does not exist (GET_SURFACE_INFO)."""
+    entries = ffi.new("NV0041_CTRL_SURFACE_INFO[2]", [{"index": 2}, {"index": 3}])  # PHYS_SIZE_LO, PHYS_SIZE_HI
+    params = ffi.new("NV0041_CTRL_GET_SURFACE_INFO_PARAMS *", {"surfaceInfoListSize": 2})
+    params.surfaceInfoList = int(ffi.cast("uintptr_t", entries))
+    try:
+        control(fd, client, memory, abi.NV0041_GET_SURFACE_INFO, params)
+    except RmError:
+        return None
+    return int(entries[1].data) << 32 | int(entries[0].data)
 
-    Given back at once: a file held here would keep its RM clients alive past the process's death.
+
+def free(fd: int, client: int, handle: int) -> bool:
+    """Free an object through the file of its client; False when RM did not."""
+    call = ffi.new("NVOS00_PARAMETERS *", {"hRoot": client, "hObjectOld": handle})
+    abi.ioctl(fd, abi.NV_ESC_RM_FREE, call)
+    return bool(call.status == abi.NV_OK)
+
+
+def take(pidfd: int, fd: int) -> int:
+    """Take the open file that another process has as ``fd``; to be closed again soon. Raises OSError.
+
+    A file held here would keep its RM clients alive past the process's death.
     """
-    taken = _syscall(_SYS_PIDFD_GETFD, pidfd, fd, 0)
+    taken: int = _syscall(_SYS_PIDFD_GETFD, pidfd, fd, 0)
     if taken < 0:
         error = ctypes.get_errno()
         raise OSError(error, os.strerror(error))
+    return taken
+
+
+@contextmanager
+def borrowed(pidfd: int, fd: int) -> Iterator[int]:
+    """Take the open file that another process has as ``fd``, for the time of the block. Raises OSError."""
+    taken = take(pidfd, fd)
     try:
         yield taken
     finally:
@@ -134,6 +159,15 @@ class RmClient:
     def control(self, target: int, command: int, params: Any = None) -> None:
         """Issue a control on an object of this client. Raises RmError."""
         control(self.fd, self.handle, target, command, params)
+
+    def knows(self, client: int, handle: int) -> bool:
+        """Tell whether RM has an object, whoever's it is (CLIENT_GET_ACCESS_RIGHTS asks about any client's)."""
+        params = ffi.new("NV0000_CTRL_CLIENT_GET_ACCESS_RIGHTS_PARAMS *", {"hObject": handle, "hClient": client})
+        try:
+            self.control(self.handle, abi.NV0000_CLIENT_GET_ACCESS_RIGHTS, params)
+        except RmError as error:
+            return error.status not in abi.UNKNOWN_TO_RM
+        return True
 
     def map_readonly(self, memory: int, length: int) -> mmap.mmap:
         """Map a deviceless memory object for reading. The mapping needs a control descriptor of its own."""

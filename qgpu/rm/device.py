@@ -37,6 +37,12 @@ class RmDevice:
         self.client.control(self.subdevice, abi.NV2080_TIMER_GET_TIME, params)
         return int(params.time_nsec)
 
+    def uuid(self) -> bytes:
+        """Return the card's UUID, as UVM names cards. Raises RmError."""
+        params = ffi.new("NV2080_CTRL_GPU_GET_GID_INFO_PARAMS *", {"flags": 2})  # in binary
+        self.client.control(self.subdevice, abi.NV2080_GPU_GET_GID_INFO, params)
+        return bytes(ffi.buffer(params.data, params.length))
+
     def set_channels(self, channels: Sequence[tuple[int, int]], *, disabled: bool, preempt: bool = True) -> None:
         """Disable or enable channels given as (client, channel) handles. Raises RmError on a stale handle.
 

@@ -12,11 +12,46 @@ import json
 import mmap
 import os
 import socket
+import struct
 import sys
+import threading
 
 from qgpu.guardian.filter import install
 
 POINTER_AT = 16
+
+
+def point(argument: ctypes.Array, at: int, to: ctypes.Array) -> None:
+    """Let a structure point to another."""
+    ctypes.memmove(ctypes.byref(argument, at), ctypes.byref(ctypes.c_uint64(ctypes.addressof(to))), 8)
+
+
+def hammer(libc: ctypes.CDLL, device: int, times: int) -> dict:
+    """Allocate memory of 64 KiB, while another thread writes 1 TiB and another handle over the arguments."""
+    argument, params = ctypes.create_string_buffer(48), ctypes.create_string_buffer(128)
+    fair = [(struct.pack("<IIII", 7, 2, 0x40 + i, 0x40), struct.pack("<Q", 1 << 16)) for i in range(times)]
+    turn, over = [0], []
+
+    def rewrite() -> None:
+        while not over:
+            call, size = fair[turn[0]]
+            argument[8:12] = struct.pack("<I", 0x99)
+            params[64:72] = struct.pack("<Q", 1 << 40)
+            argument[0:16] = call
+            params[64:72] = size
+
+    point(argument, POINTER_AT, params)
+    argument[0:16], params[64:72] = fair[0]
+    thread = threading.Thread(target=rewrite)
+    thread.start()
+    statuses = b""
+    for i in range(times):
+        turn[0] = i
+        libc.ioctl(device, ctypes.c_ulong(3 << 30 | 48 << 16 | ord("F") << 8 | 0x2B), argument)
+        statuses += argument[40:44]
+    over.append(True)
+    thread.join()
+    return {"result": 0, "errno": 0, "argument": statuses.hex()}
 
 
 def main() -> None:
@@ -38,23 +73,34 @@ def main() -> None:
             lines.write(f"{os.getpid()}\n")
             lines.flush()
             continue
+        if line.startswith("hammer"):
+            lines.write(json.dumps(hammer(libc, device, int(line.split()[1]))) + "\n")
+            lines.flush()
+            continue
         if line.startswith("readonly"):
             readonly = True
             continue
         call = json.loads(line)
         argument = ctypes.create_string_buffer(bytes.fromhex(call["argument"]), len(call["argument"]) // 2)
         params = ctypes.create_string_buffer(bytes.fromhex(call["params"]), max(1, len(call["params"]) // 2))
+        nested = ctypes.create_string_buffer(bytes.fromhex(call.get("nested", "")) or b"0")
         if call["params"]:
-            ctypes.memmove(
-                ctypes.byref(argument, POINTER_AT), ctypes.byref(ctypes.c_uint64(ctypes.addressof(params))), 8
-            )
+            point(argument, call.get("pointer_at", POINTER_AT), params)
+        if "nested" in call:
+            point(params, call["nested_at"], nested)
         pointer = ctypes.addressof(argument)
         if readonly:
             pointer = place
             ctypes.memmove(pointer, argument, len(argument))
             libc.mprotect(ctypes.c_void_p(place), mmap.PAGESIZE, mmap.PROT_READ)
         result = libc.ioctl(device, ctypes.c_ulong(call["request"]), ctypes.c_void_p(pointer))
-        answer = {"result": result, "errno": ctypes.get_errno(), "argument": argument.raw.hex()}
+        answer = {
+            "result": result,
+            "errno": ctypes.get_errno(),
+            "argument": argument.raw.hex(),
+            "params": params.raw.hex() if call["params"] else "",
+            "nested": nested.raw[:-1].hex() if "nested" in call else "",
+        }
         lines.write(json.dumps(answer) + "\n")
         lines.flush()
 

@@ -20,20 +20,25 @@ def test_every_recorded_object_call_is_understood(trace):
             assert calls.decode(row.request, ARGUMENT, row.reader()) is not None, row.seq
 
 
+def detail(row, call) -> int:
+    return calls.detail(call.rm_class, row.params)
+
+
 def test_a_cuda_program_makes_one_compute_tsg_with_eight_channels():
     trace = next(path for path in TRACES if "min" in path.name)
-    asked = [calls.decode(row.request, ARGUMENT, row.reader()) for row in rows(trace)]
-    allocs = [call for call in asked if isinstance(call, calls.Alloc)]
-    compute = [a for a in allocs if a.rm_class == abi.KEPLER_CHANNEL_GROUP_A and a.detail in abi.GR_ENGINES]
+    asked = [(row, calls.decode(row.request, ARGUMENT, row.reader())) for row in rows(trace)]
+    allocs = [(row, call) for row, call in asked if isinstance(call, calls.Alloc)]
+    tsgs = [(row, call) for row, call in allocs if call.rm_class == abi.KEPLER_CHANNEL_GROUP_A]
+    compute = [call for row, call in tsgs if detail(row, call) in abi.GR_ENGINES]
 
     assert len(compute) == 1
-    assert sum(a.parent == compute[0].handle and a.rm_class in abi.GPFIFO_CLASSES for a in allocs) == 8
+    assert sum(a.parent == compute[0].handle and a.rm_class in abi.GPFIFO_CLASSES for _, a in allocs) == 8
 
 
 def test_memory_is_charged_by_the_size_in_its_parameters():
     trace = next(path for path in TRACES if "min" in path.name)
-    asked = [calls.decode(row.request, ARGUMENT, row.reader()) for row in rows(trace)]
-    sizes = [call.detail for call in asked if isinstance(call, calls.Alloc) and call.rm_class == 0x40]
+    asked = [(row, calls.decode(row.request, ARGUMENT, row.reader())) for row in rows(trace)]
+    sizes = [detail(row, call) for row, call in asked if isinstance(call, calls.Alloc) and call.rm_class == 0x40]
 
     assert sizes
     assert all(size > 0 for size in sizes)
@@ -49,7 +54,8 @@ def test_a_wrapped_call_is_judged_by_what_it_wraps():
 
     assert isinstance(call, calls.Control)
     assert call.command == abi.NVA06C_SET_TIMESLICE
-    assert call.status_at == 0x3000 + 28
+    assert call.status_at == 28
+    assert calls.unwrap(request, 0x2000, lambda address, size: memory[address][:size]).address == 0x3000
 
 
 @pytest.mark.parametrize("type_byte", [0, ord("F"), 0xFF])

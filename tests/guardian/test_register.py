@@ -62,11 +62,13 @@ def test_freeing_a_parent_frees_what_is_below_it():
     assert register.memory("web") == {}
 
 
-def test_a_process_takes_its_clients_with_it():
+def test_a_client_lives_on_when_its_process_ends_until_rm_says_that_it_is_gone():
     register = grown({"fact": "exit", "pid": 100})
+    still = register.memory("web")
+    register.note({"fact": "gone", "client": 7, "handle": 7})
 
-    assert register.clients == {}
-    assert register.objects == {}
+    assert still == {0: 4096}
+    assert (register.clients, register.objects, register.memory("web")) == ({}, {}, {})
 
 
 def test_a_client_lives_on_while_another_process_holds_its_file():
@@ -147,11 +149,12 @@ def test_a_recorded_program_leaves_the_objects_rm_says_it_has(trace):
     kept = {abi.NV01_DEVICE_0, abi.NV20_SUBDEVICE_0, abi.KEPLER_CHANNEL_GROUP_A, 0x40} | abi.GPFIFO_CLASSES
     for row in rows(trace):
         match calls.decode(row.request, ARGUMENT, row.reader()):
-            case calls.Alloc(client, parent, handle, rm_class, detail, _) if rm_class in kept:
+            case calls.Alloc(client=client, rm_class=rm_class) as asked if rm_class in kept:
                 register.note({**CLIENT, "client": client, "fd": row.fd})
-                register.note(object_fact(RmObject(client, handle, parent, rm_class, detail)))
-            case calls.Free(client, handle):
-                register.note({"fact": "gone", "client": client, "handle": handle})
+                detail = calls.detail(rm_class, row.params)
+                register.note(object_fact(RmObject(client, asked.handle, asked.parent, rm_class, detail)))
+            case calls.Free() as asked:
+                register.note({"fact": "gone", "client": asked.client, "handle": asked.handle})
 
     found = {key: (rm.rm_class, rm.parent) for key, rm in register.objects.items()}
     assert found == {key: what for key, what in allocated(trace).items() if what[0] in kept}

@@ -1,11 +1,12 @@
-"""The supervisor over a real seccomp filter: a real process, stopped by the kernel, judged and answered.
+"""The judge over a real seccomp filter: a real process, stopped by the kernel, its calls carried out for it.
 
-There is no NVIDIA driver here: the pod's descriptor is /dev/null, whose major the supervisor is told to watch,
-so a call that was let through comes back with ENOTTY. What RM would say of an object comes from a table.
+There is no NVIDIA driver here: the pod's descriptor is /dev/null, whose major the judge is told to watch, and
+RM is a table (``fake_rm.py``) that reads and writes what the guardian hands it.
 """
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import json
 import os
@@ -20,35 +21,15 @@ from pathlib import Path
 import pytest
 
 from qgpu.guardian.journal import Journal
-from qgpu.guardian.register import Register
-from qgpu.guardian.supervisor import Supervisor
-from qgpu.rm import abi
+from qgpu.guardian.judge import Judge
+from qgpu.guardian.register import Register, RmObject
+from qgpu.guardian.supervisor import Allowance, Supervisor
+from qgpu.rm import abi, uvm
+from tests.guardian.fake_rm import PAGE, FakeRm
 from tests.traces import TRACES, allocated, rows
 
-NULL_MAJOR = 1
+NULL_MAJOR, NULL_MINOR = 1, 3
 LIMIT = 1 << 40
-FOREVER_NS = 3600 * 10**9
-
-
-class TableOfRm:
-    """What RM says: which objects it has, by (client, handle)."""
-
-    def __init__(self, objects):
-        self.objects = objects
-        self.pidfds = {}
-
-    def watch(self, pid):
-        self.pidfds[pid] = os.pidfd_open(pid)
-        return self.pidfds[pid]
-
-    def unwatch(self, pid):
-        os.close(self.pidfds.pop(pid))
-
-    def real(self, claims):
-        return {rm.key: self.objects.get(rm.key) for rm in claims}
-
-    def context(self, channel):
-        return channel.handle
 
 
 class Pod:
@@ -67,35 +48,57 @@ class Pod:
         self.lines = ours.makefile("rw")
         self.sock = ours
         self.left, self.stayed = [], []
-        self.supervisor = self.fresh(objects, Journal())
+        self.rm = FakeRm(objects)
+        self.limits = {0: LIMIT}
+        self.supervisor = self.fresh(Journal())
         self.supervisor.note({"fact": "pod", "name": "web", "grants": {}})
         self.number = self.supervisor.listen("web", self.listener)
+        self.judge = self.judge_of(self.supervisor, self.number)
 
-    def fresh(self, objects, journal):
+    def fresh(self, journal):
         return Supervisor(
             Register(),
             journal,
-            TableOfRm(objects),
+            self.rm,
             self.left.extend,
             self.stayed.extend,
             lambda pid, pidfd: None,
             time.monotonic_ns,
-            lambda pod, instance: LIMIT,
-            NULL_MAJOR,
+            lambda pod: Allowance({0: NULL_MINOR}, self.limits),
+            major=NULL_MAJOR,
+            uvm_layouts=uvm.layouts("580.1"),
+            perform=self.rm.perform,
         )
+
+    def judge_of(self, supervisor, number):
+        return Judge(supervisor, *supervisor.listeners[number])
+
+    def settle(self):
+        """Let everything come due."""
+        for second in range(20):
+            self.supervisor.settle(time.monotonic_ns() + second * 10**9)
 
     def tell(self, line):
         self.lines.write(line + "\n")
         self.lines.flush()
 
-    def begin(self, number, argument, params=b""):
+    def begin(self, number, argument, params=b"", **more):
         request = abi.request(number, len(argument))
-        self.tell(json.dumps({"request": request, "argument": argument.hex(), "params": params.hex()}))
+        self.tell(json.dumps({"request": request, "argument": argument.hex(), "params": params.hex()} | more))
 
-    def call(self, number, argument, params=b""):
+    def call(self, number, argument, params=b"", **more):
         """Make one call in the pod, serving whatever the filter stops, and return its answer."""
-        self.begin(number, argument, params)
+        self.begin(number, argument, params, **more)
         return self.answer()
+
+    def call_for_params(self, number, argument, params, **more):
+        """As call, with the parameters as they are after it."""
+        return (*self.call(number, argument, params, **more), self.params)
+
+    def call_nested(self, number, argument, params, pointer_at, nested):
+        """As call, where the parameters point to more; return that as it is after."""
+        self.call(number, argument, params, nested=nested.hex(), nested_at=pointer_at)
+        return self.nested
 
     def answer(self):
         while True:
@@ -103,8 +106,11 @@ class Pod:
             assert ready, "the pod is stuck"
             if self.sock in ready:
                 answer = json.loads(self.lines.readline())
+                self.params, self.nested = (bytes.fromhex(answer.get(part, "")) for part in ("params", "nested"))
                 return answer["result"], answer["errno"], bytes.fromhex(answer["argument"])
-            self.supervisor.serve(self.number)
+            call = self.supervisor.listeners[self.number][1].receive()
+            if call is not None:
+                self.judge.serve(call)
 
     def end(self):
         self.process.kill()
@@ -112,19 +118,37 @@ class Pod:
         self.sock.close()
 
 
-def control(command, target=0x5C000015, size=8):
-    return struct.pack("<IIIIQII", 7, target, command, 0, 0, size, 0xFFFF)
+def control(command, target=0x5C000015, size=8, client=7):
+    return struct.pack("<IIIIQII", client, target, command, 0, 0, size, 0xFFFF)
 
 
 def status(argument):
     return struct.unpack_from("<I", argument, 28)[0]
 
 
-def tsg_alloc(handle=0x5C000015):
-    return struct.pack("<IIIIQQIIII", 7, 2, handle, abi.KEPLER_CHANNEL_GROUP_A, 0, 0, 0, 0, 0, 0)
+def alloc(handle, parent, rm_class, client=7):
+    return struct.pack("<IIIIQQIIII", client, parent, handle, rm_class, 0, 0, 0, 0, 0xFFFF, 0)
 
 
+def alloc_status(argument):
+    return struct.unpack_from("<I", argument, 40)[0]
+
+
+def memory_params(size):
+    return bytes(64) + struct.pack("<Q", size) + bytes(56)
+
+
+def free(handle, client=7):
+    return struct.pack("<IIII", client, 0, handle, 0xFFFF)
+
+
+def dup(handle, source, parent=2, client=7, source_client=7):
+    return struct.pack("<7I", client, parent, handle, source_client, source, 0, 0xFFFF)
+
+
+TSG = 0x5C000015
 TSG_PARAMS = struct.pack("<IIIII", 0, 0, 0, 1, 0)
+DEVICE_PARAMS = bytes(56)
 
 
 @pytest.fixture
@@ -134,7 +158,25 @@ def pod(request):
     made.end()
 
 
+@pytest.fixture
+def on_card(pod):
+    """A pod that has made a device."""
+    assert alloc_status(pod.call(abi.NV_ESC_RM_ALLOC, alloc(2, 7, abi.NV01_DEVICE_0), DEVICE_PARAMS)[2]) == abi.NV_OK
+    return pod
+
+
+def allocate(pod, handle, size):
+    return alloc_status(pod.call(abi.NV_ESC_RM_ALLOC, alloc(handle, 2, 0x40), memory_params(size))[2])
+
+
+def held(pod):
+    return pod.supervisor.used("web", 0)
+
+
 pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="needs Linux")
+
+
+# -- controls ---------------------------------------------------------------------------------------------------------
 
 
 def test_a_scheduling_control_is_refused_in_rms_own_words(pod):
@@ -142,68 +184,159 @@ def test_a_scheduling_control_is_refused_in_rms_own_words(pod):
 
     assert (result, status(argument)) == (0, abi.NV_ERR_INSUFFICIENT_PERMISSIONS)
     assert pod.supervisor.refusals["web", "NV2080 FIFO_DISABLE_CHANNELS"] == 1
+    assert pod.rm.seen == []
 
 
-def test_any_other_control_reaches_the_driver_untouched(pod):
-    before = control(0x20801303)
+def test_a_control_that_nobody_knows_is_one_the_driver_does_not_have(pod):
+    result, _, argument = pod.call(abi.NV_ESC_RM_CONTROL, control(0x2080FFF1))
 
-    result, error, after = pod.call(abi.NV_ESC_RM_CONTROL, before)
+    assert (result, status(argument)) == (0, abi.NV_ERR_NOT_SUPPORTED)
+    assert pod.supervisor.refusals["web", "control 0x2080fff1"] == 1
 
-    assert (result, error, after) == (-1, errno.ENOTTY, before)
+
+def test_a_control_is_asked_of_rm_for_the_pod_and_answered_to_it(pod):
+    def answer(params):
+        params[0:4] = b"RM's"
+
+    pod.rm.answers[0x20800110] = answer
+    result, _, argument, params = pod.call_for_params(abi.NV_ESC_RM_CONTROL, control(0x20800110, size=8), b"pod's...")
+
+    assert (result, status(argument)) == (0, abi.NV_OK)
+    assert params == b"RM'ss..."
 
 
-def test_libcudas_own_timeslice_is_remembered_once_and_refused_after(pod):
-    pod.call(abi.NV_ESC_RM_ALLOC, tsg_alloc(), TSG_PARAMS)
+def test_a_control_whose_parameters_hold_pointers_finds_them(pod):
+    """GR_GET_INFO: a count, a pointer to so many pairs."""
+
+    def answer(params):
+        (address,) = struct.unpack_from("<Q", params, 8)
+        (ctypes.c_char * 8).from_address(address)[:] = b"answered"
+
+    pod.rm.answers[0x20801201] = answer
+    params = struct.pack("<IIQQQ", 1, 0, 0, 0, 0)
+    answer = pod.call_nested(abi.NV_ESC_RM_CONTROL, control(0x20801201, size=len(params)), params, 8, b"question")
+
+    assert answer == b"answered"
+
+
+def test_a_legacy_control_on_anothers_client_is_refused(on_card):
+    mine = on_card.call(abi.NV_ESC_RM_CONTROL, control(0x20808159))
+    other = on_card.call(abi.NV_ESC_RM_CONTROL, control(0x20808159, client=8))
+
+    assert status(mine[2]) == abi.NV_OK
+    assert status(other[2]) == abi.NV_ERR_INVALID_CLIENT
+
+
+def test_libcudas_own_timeslice_is_remembered_once_and_refused_after(on_card):
+    on_card.call(abi.NV_ESC_RM_ALLOC, alloc(TSG, 2, abi.KEPLER_CHANNEL_GROUP_A), TSG_PARAMS)
     wish = struct.pack("<Q", 2048)
 
-    first = pod.call(abi.NV_ESC_RM_CONTROL, control(abi.NVA06C_SET_TIMESLICE), wish)
-    second = pod.call(abi.NV_ESC_RM_CONTROL, control(abi.NVA06C_SET_TIMESLICE), struct.pack("<Q", 4096))
+    first = on_card.call(abi.NV_ESC_RM_CONTROL, control(abi.NVA06C_SET_TIMESLICE), wish)
+    second = on_card.call(abi.NV_ESC_RM_CONTROL, control(abi.NVA06C_SET_TIMESLICE), struct.pack("<Q", 4096))
 
     assert (first[0], status(first[2])) == (0, abi.NV_OK)
     assert (second[0], status(second[2])) == (0, abi.NV_ERR_INSUFFICIENT_PERMISSIONS)
-    assert pod.supervisor.register.objects[7, 0x5C000015].wish_us == 2048
+    assert on_card.supervisor.register.objects[7, TSG].wish_us == 2048
 
 
-def test_a_timeslice_wish_may_not_be_a_way_to_a_larger_share(pod):
-    pod.call(abi.NV_ESC_RM_ALLOC, tsg_alloc(), TSG_PARAMS)
+def test_a_timeslice_wish_may_not_be_a_way_to_a_larger_share(on_card):
+    on_card.call(abi.NV_ESC_RM_ALLOC, alloc(TSG, 2, abi.KEPLER_CHANNEL_GROUP_A), TSG_PARAMS)
 
-    answer = pod.call(abi.NV_ESC_RM_CONTROL, control(abi.NVA06C_SET_TIMESLICE), struct.pack("<Q", 10**6))
+    answer = on_card.call(abi.NV_ESC_RM_CONTROL, control(abi.NVA06C_SET_TIMESLICE), struct.pack("<Q", 10**6))
 
     assert status(answer[2]) == abi.NV_ERR_INSUFFICIENT_PERMISSIONS
 
 
-def test_what_rm_does_not_confirm_is_never_scheduled(pod):
-    pod.call(abi.NV_ESC_RM_ALLOC, tsg_alloc(), TSG_PARAMS)
-    for second in range(20):
-        pod.supervisor.settle(time.monotonic_ns() + second * 10**9)
+def test_the_card_is_as_large_as_the_limit_and_as_full_as_the_pod(on_card):
+    def answer(params):
+        for i, index in enumerate((0x08, 0x16, 0x10)):
+            struct.pack_into("<II", params, 4 + 8 * i, index, 1 << 31)
 
-    assert pod.supervisor.register.objects == {}
+    on_card.rm.answers[abi.NV2080_FB_GET_INFO_V2] = answer
+    on_card.call(abi.NV_ESC_RM_ALLOC, alloc(3, 2, abi.NV20_SUBDEVICE_0), bytes(4))
+    allocate(on_card, 10, 1 << 30)
+    call = control(abi.NV2080_FB_GET_INFO_V2, target=3, size=28)
+    *_, params = on_card.call_for_params(abi.NV_ESC_RM_CONTROL, call, struct.pack("<I", 3) + bytes(24))
 
-
-def test_what_is_its_own_ancestor_is_no_object(pod):
-    pod.call(abi.NV_ESC_RM_ALLOC, alloc(10, 10, 0x40), MEMORY_PARAMS)
-    pod.call(abi.NV_ESC_RM_ALLOC, alloc(11, 12, 0x80), bytes(56))
-    pod.call(abi.NV_ESC_RM_ALLOC, alloc(12, 11, 0x40), MEMORY_PARAMS)
-
-    assert set(pod.supervisor.register.objects) == {(7, 11)}
-    assert pod.supervisor.register.memory("web") == {}
+    figures = dict(struct.iter_unpack("<II", params[4:]))
+    assert figures == {0x08: LIMIT >> 10, 0x16: (LIMIT - (1 << 30)) >> 10, 0x10: 1 << 31}
 
 
-def test_an_object_whose_handle_rm_would_choose_is_refused(pod):
-    answer = pod.call(abi.NV_ESC_RM_ALLOC, alloc(0, 2, abi.KEPLER_CHANNEL_GROUP_A), TSG_PARAMS)
+def test_only_a_pods_own_processes_are_listed(on_card):
+    def answer(params):
+        struct.pack_into("<IIII", params, 8, 3, 1, on_card.process.pid, 4242)
+
+    on_card.rm.answers[abi.NV2080_GPU_GET_PIDS] = answer
+    call = control(abi.NV2080_GPU_GET_PIDS, size=3812)
+    *_, params = on_card.call_for_params(abi.NV_ESC_RM_CONTROL, call, bytes(3812))
+
+    assert struct.unpack_from("<III", params, 8) == (1, on_card.process.pid, 0)
+
+
+# -- objects ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", ["long", "short"])
+def test_what_rm_makes_is_in_the_register_and_what_it_frees_is_not(on_card, form):
+    asked = alloc(TSG, 2, abi.KEPLER_CHANNEL_GROUP_A)
+    on_card.call(abi.NV_ESC_RM_ALLOC, asked if form == "long" else asked[:24] + bytes(8), TSG_PARAMS)
+    made = [tsg.key for tsg in on_card.supervisor.register.compute_tsgs(0)]
+    on_card.call(abi.NV_ESC_RM_FREE, free(TSG))
+
+    assert made == [(7, TSG)]
+    assert on_card.supervisor.register.compute_tsgs(0) == []
+
+
+def test_a_card_without_a_grant_gives_no_device(pod):
+    answer = pod.call(abi.NV_ESC_RM_ALLOC, alloc(2, 7, abi.NV01_DEVICE_0), struct.pack("<I", 1) + bytes(52))
+
+    assert (answer[0], alloc_status(answer[2])) == (0, abi.NV_ERR_INSUFFICIENT_PERMISSIONS)
+    assert pod.rm.seen == []
+
+
+def test_a_channel_outside_a_tsg_is_refused_for_no_gate_would_hold_it(on_card):
+    answer = on_card.call(abi.NV_ESC_RM_ALLOC, alloc(9, 2, 0xC86F), bytes(368))
 
     assert (answer[0], alloc_status(answer[2])) == (0, abi.NV_ERR_INVALID_ARGUMENT)
 
 
-@pytest.mark.parametrize("pod", [{(7, 0x5C000015): (abi.KEPLER_CHANNEL_GROUP_A, 2)}], indirect=True)
-def test_asking_for_something_else_under_a_tsgs_handle_does_not_hide_the_tsg(pod):
-    pod.call(abi.NV_ESC_RM_ALLOC, tsg_alloc(), TSG_PARAMS)
-    pod.supervisor.settle(time.monotonic_ns() + FOREVER_NS)
-    pod.call(abi.NV_ESC_RM_ALLOC, alloc(0x5C000015, 2, 0x2080), bytes(4))
-    pod.supervisor.settle(time.monotonic_ns() + FOREVER_NS)
+def test_a_class_that_nobody_knows_is_refused(on_card):
+    answer = on_card.call(abi.NV_ESC_RM_ALLOC, alloc(9, 2, 0x0071), bytes(64))
 
-    kept = pod.supervisor.register.objects[7, 0x5C000015]
-    assert (kept.rm_class, kept.confirmed) == (abi.KEPLER_CHANNEL_GROUP_A, True)
+    assert (answer[0], alloc_status(answer[2])) == (0, abi.NV_ERR_INVALID_CLASS)
+
+
+def test_what_carries_a_gate_has_one_name(on_card):
+    on_card.call(abi.NV_ESC_RM_ALLOC, alloc(TSG, 2, abi.KEPLER_CHANNEL_GROUP_A), TSG_PARAMS)
+    answer = on_card.call(abi.NV_ESC_RM_DUP_OBJECT, dup(20, TSG))
+
+    assert struct.unpack_from("<I", answer[2], 24)[0] == abi.NV_ERR_NOT_SUPPORTED
+
+
+def test_an_object_whose_handle_rm_would_choose_is_refused(on_card):
+    answer = on_card.call(abi.NV_ESC_RM_ALLOC, alloc(0, 2, abi.KEPLER_CHANNEL_GROUP_A), TSG_PARAMS)
+
+    assert (answer[0], alloc_status(answer[2])) == (0, abi.NV_ERR_INVALID_ARGUMENT)
+
+
+def test_a_client_that_rm_does_not_know_on_this_file_is_nobodys(pod):
+    pod.call(abi.NV_ESC_RM_ALLOC, alloc(2, 8, abi.NV01_DEVICE_0, client=8), DEVICE_PARAMS)
+
+    assert pod.supervisor.register.clients == {}
+
+
+def test_a_root_client_is_made_by_the_kernel_for_the_pod_itself(pod):
+    before = alloc(0, 0, abi.NV01_ROOT, client=0)
+    result, error, after = pod.call(abi.NV_ESC_RM_ALLOC, before)
+
+    assert (result, error, after) == (-1, errno.ENOTTY, before)  # /dev/null's answer
+    assert pod.rm.seen == []
+
+
+def test_a_root_client_beside_a_device_is_refused_for_something_else_could_be_made_in_its_stead(on_card):
+    answer = on_card.call(abi.NV_ESC_RM_ALLOC, alloc(0, 0, abi.NV01_ROOT, client=0))
+
+    assert (answer[0], alloc_status(answer[2])) == (0, abi.NV_ERR_INVALID_STATE)
 
 
 def test_a_refusal_that_cannot_be_written_is_not_carried_out_either(pod):
@@ -215,93 +348,197 @@ def test_a_refusal_that_cannot_be_written_is_not_carried_out_either(pod):
 
 def test_a_call_that_breaks_the_judge_is_answered_all_the_same(pod):
     pod.supervisor.register = None
-    result, error, _ = pod.call(abi.NV_ESC_RM_FREE, struct.pack("<IIII", 7, 2, 3, 0))
+    result, error, _ = pod.call(abi.NV_ESC_RM_FREE, free(3))
 
     assert (result, error) == (-1, errno.EIO)
-
-
-@pytest.mark.parametrize("pod", [{(7, 0x5C000015): (abi.KEPLER_CHANNEL_GROUP_A, 2)}], indirect=True)
-def test_a_free_that_rm_did_not_carry_out_hides_nothing(pod):
-    pod.call(abi.NV_ESC_RM_ALLOC, tsg_alloc(), TSG_PARAMS)
-    pod.supervisor.settle(time.monotonic_ns() + FOREVER_NS)
-    pod.call(abi.NV_ESC_RM_FREE, struct.pack("<IIII", 7, 2, 0x5C000015, 0))
-    pod.supervisor.settle(time.monotonic_ns() + FOREVER_NS)
-
-    assert pod.supervisor.register.objects[7, 0x5C000015].confirmed
-
-
-MOST = 3 << 38  # three quarters of the limit: one fits, two do not
-MEMORY_PARAMS = bytes(64) + struct.pack("<Q", MOST) + bytes(56)
-
-
-def alloc(handle, parent, rm_class):
-    return struct.pack("<IIIIQQIIII", 7, parent, handle, rm_class, 0, 0, 0, 0, 0, 0)
-
-
-def alloc_status(argument):
-    return struct.unpack_from("<I", argument, 40)[0]
-
-
-@pytest.mark.parametrize("pod", [{(7, 2): (0x80, 7), (7, 10): (0x40, 2)}], indirect=True)
-def test_memory_over_the_limit_is_refused_as_no_memory_and_not_charged(pod):
-    pod.call(abi.NV_ESC_RM_ALLOC, alloc(2, 7, abi.NV01_DEVICE_0), bytes(56))
-    fits = pod.call(abi.NV_ESC_RM_ALLOC, alloc(10, 2, 0x40), MEMORY_PARAMS)
-    over = pod.call(abi.NV_ESC_RM_ALLOC, alloc(11, 2, 0x40), MEMORY_PARAMS)
-
-    assert fits[:2] == (-1, errno.ENOTTY)  # it went on to the driver
-    assert (over[0], alloc_status(over[2])) == (0, abi.NV_ERR_NO_MEMORY)
-    assert pod.supervisor.register.memory("web") == {0: MOST}
-    assert pod.supervisor.refusals["web", "memory over the limit"] == 1
-
-
-@pytest.mark.parametrize("pod", [{(7, 2): (0x80, 7)}], indirect=True)
-def test_memory_freed_or_refused_by_rm_a_moment_ago_does_not_count(pod):
-    pod.call(abi.NV_ESC_RM_ALLOC, alloc(2, 7, abi.NV01_DEVICE_0), bytes(56))
-    pod.call(abi.NV_ESC_RM_ALLOC, alloc(10, 2, 0x40), MEMORY_PARAMS)
-    pod.call(abi.NV_ESC_RM_FREE, struct.pack("<IIII", 7, 2, 10, 0))
-    again = pod.call(abi.NV_ESC_RM_ALLOC, alloc(11, 2, 0x40), MEMORY_PARAMS)
-
-    assert again[:2] == (-1, errno.ENOTTY)
 
 
 def test_children_of_a_pod_are_in_the_pod(pod):
     pod.tell("fork")
     child = int(pod.lines.readline())
-    pod.call(abi.NV_ESC_RM_ALLOC, tsg_alloc(), TSG_PARAMS)
+    pod.call(abi.NV_ESC_RM_ALLOC, alloc(2, 7, abi.NV01_DEVICE_0), DEVICE_PARAMS)
 
     assert pod.supervisor.register.processes == {child: "web"}
 
 
-def test_a_call_that_a_dead_guardian_left_in_hand_is_answered_by_the_next(pod):
-    pod.begin(abi.NV_ESC_RM_CONTROL, control(0x20801303))
+# -- memory -----------------------------------------------------------------------------------------------------------
+
+MOST = 3 << 38  # three quarters of the limit: one fits, two do not
+
+
+def test_memory_over_the_limit_is_refused_as_no_memory_and_not_charged(on_card):
+    assert allocate(on_card, 10, MOST) == abi.NV_OK
+    assert allocate(on_card, 11, MOST) == abi.NV_ERR_NO_MEMORY
+    assert held(on_card) == MOST
+    assert on_card.supervisor.refusals["web", "memory over the limit"] == 1
+    assert (7, 11) not in on_card.rm.objects
+
+
+def test_memory_is_charged_as_rm_rounds_it(on_card):
+    allocate(on_card, 10, PAGE + 1)
+
+    assert held(on_card) == 2 * PAGE
+
+
+def test_memory_that_rm_rounds_over_the_limit_is_freed_again(on_card):
+    on_card.limits[0] = PAGE + PAGE // 2
+
+    assert allocate(on_card, 10, PAGE + 1) == abi.NV_ERR_NO_MEMORY
+    assert held(on_card) == 0
+    assert (7, 10) not in on_card.rm.objects
+
+
+def test_the_last_byte_of_a_limit_can_be_had(on_card):
+    on_card.limits[0] = 3 * PAGE
+
+    assert [allocate(on_card, handle, PAGE) for handle in range(10, 14)] == [0, 0, 0, abi.NV_ERR_NO_MEMORY]
+
+
+def test_memory_that_is_freed_can_be_had_again(on_card):
+    allocate(on_card, 10, MOST)
+    on_card.call(abi.NV_ESC_RM_FREE, free(10))
+
+    assert held(on_card) == 0
+    assert allocate(on_card, 11, MOST) == abi.NV_OK
+
+
+def test_a_limit_below_what_is_held_takes_nothing_and_gives_nothing(on_card):
+    allocate(on_card, 10, MOST)
+    on_card.limits[0] = PAGE
+
+    assert allocate(on_card, 11, PAGE) == abi.NV_ERR_NO_MEMORY
+    assert held(on_card) == MOST
+
+
+def test_duplicated_memory_is_charged_once_until_the_last_handle_goes(on_card):
+    allocate(on_card, 10, MOST)
+    on_card.call(abi.NV_ESC_RM_DUP_OBJECT, dup(20, 10))
+    both = held(on_card)
+    on_card.call(abi.NV_ESC_RM_FREE, free(10))
+    one = held(on_card)
+    on_card.call(abi.NV_ESC_RM_FREE, free(20))
+
+    assert (both, one, held(on_card)) == (MOST, MOST, 0)
+
+
+def test_memory_of_the_old_heap_interface_counts_too(on_card):
+    call = struct.pack("<IIIIiI", 7, 2, 2, 0, 0, 0xFFFF) + bytes(20) + struct.pack("<I", 30)
+    call = call + bytes(88 - len(call)) + struct.pack("<Q", MOST) + bytes(88)
+    first = on_card.call(abi.NV_ESC_RM_VID_HEAP_CONTROL, call)
+    second = on_card.call(abi.NV_ESC_RM_VID_HEAP_CONTROL, call[:44] + struct.pack("<I", 31) + call[48:])
+
+    statuses = [struct.unpack_from("<I", answer[2], 20)[0] for answer in (first, second)]
+    assert statuses == [abi.NV_OK, abi.NV_ERR_NO_MEMORY]
+    assert held(on_card) == MOST
+    assert struct.unpack_from("<QQ", first[2], 24) == (LIMIT, LIMIT - MOST)
+
+
+def test_a_process_that_dies_gives_back_what_rm_says_is_gone(on_card):
+    allocate(on_card, 10, MOST)
+    on_card.supervisor.exited(on_card.process.pid)
+    on_card.rm._free(7, 7)
+    before = held(on_card)
+    on_card.settle()
+
+    assert (before, held(on_card)) == (MOST, 0)
+
+
+def test_a_process_that_dies_gives_back_nothing_that_somebody_else_holds_on_to(on_card):
+    allocate(on_card, 10, MOST)
+    on_card.supervisor.exited(on_card.process.pid)
+    on_card.settle()
+
+    assert held(on_card) == MOST
+
+
+# -- ways around ------------------------------------------------------------------------------------------------------
+
+
+def test_a_wrapped_call_is_carried_out_as_what_it_wraps(on_card):
+    inner = control(abi.NV2080_FIFO_DISABLE_CHANNELS)
+    _, _, argument, answered = on_card.call_for_params(
+        abi.NV_ESC_IOCTL_XFER_CMD, struct.pack("<IIQ", abi.NV_ESC_RM_CONTROL, len(inner), 0), inner, pointer_at=8
+    )
+
+    assert status(answered) == abi.NV_ERR_INSUFFICIENT_PERMISSIONS
+
+
+def test_only_calls_that_are_judged_may_be_wrapped(pod):
+    call = struct.pack("<IIQ", abi.NV_ESC_RM_MAP_MEMORY, 56, 0)
+
+    assert pod.call(abi.NV_ESC_IOCTL_XFER_CMD, call, bytes(56), pointer_at=8)[:2] == (-1, errno.EINVAL)
+
+
+def test_a_call_on_another_kind_of_file_does_not_reach_it(pod):
+    pod.supervisor.major = 195
+
+    assert pod.call(abi.NV_ESC_RM_CONTROL, control(0x20800110))[:2] == (-1, errno.ENOTTY)
+
+
+def test_a_dma_buf_is_not_made_under_a_limit(pod):
+    assert pod.call(abi.NV_ESC_EXPORT_TO_DMABUF_FD, bytes(2608))[:2] == (-1, errno.EOPNOTSUPP)
+
+
+def test_arguments_that_change_during_the_check_gain_nothing(on_card):
+    """A thread of the pod writes another size and another handle all the time; RM gets what was charged."""
+    on_card.limits[0] = 64 * PAGE
+    on_card.tell("hammer 30")  # each of 30 allocations is rewritten to ask for 1 TiB under handle 0x99
+    statuses = on_card.answer()[2]
+
+    assert statuses
+    assert sum(on_card.rm.sizes[key] for key in on_card.rm.objects if key in on_card.rm.sizes) <= 64 * PAGE
+    assert held(on_card) == sum(on_card.rm.sizes[key] for key in on_card.rm.objects if key in on_card.rm.sizes)
+
+
+# -- successors -------------------------------------------------------------------------------------------------------
+
+
+def test_a_call_that_a_dead_guardian_left_in_hand_is_judged_by_the_next(pod):
+    pod.begin(abi.NV_ESC_RM_CONTROL, control(abi.NV2080_FIFO_DISABLE_CHANNELS))
     select.select([pod.listener], [], [], 20)
-    number, listener = pod.number, pod.supervisor.listeners[pod.number][1]
-    pod.supervisor.journal.in_hand(number)
-    assert listener.receive() is not None  # and here it dies
+    assert pod.supervisor.listeners[pod.number][1].receive() is not None  # and here it dies
 
-    successor = pod.fresh({}, Journal(os.dup(pod.supervisor.journal.fd)))
-    successor.listen("other", os.dup(pod.listener), number + 1)
-    successor.listen("web", os.dup(pod.listener), number)
-    successor.answer_orphan()
+    successor = pod.fresh(Journal(os.dup(pod.supervisor.journal.fd)))
+    successor.listen("web", os.dup(pod.listener), pod.number)
+    left = successor.left_in_hand(pod.number)
+    pod.judge_of(successor, pod.number).serve(left)
 
-    assert pod.answer()[:2] == (-1, errno.ENOTTY)
+    assert status(pod.answer()[2]) == abi.NV_ERR_INSUFFICIENT_PERMISSIONS
+    assert successor.left_in_hand(pod.number) is None
+
+
+def test_what_a_dead_guardian_was_making_is_found_by_the_next(on_card):
+    rm = RmObject(7, 10, 2, abi.NV01_MEMORY_LOCAL_USER, MOST)
+    on_card.supervisor.claim(rm)
+    on_card.supervisor.claim(RmObject(7, 11, 2, abi.NV01_MEMORY_LOCAL_USER, PAGE))
+    on_card.rm._make(7, 10, abi.NV01_MEMORY_LOCAL_USER, 2, MOST + 1)  # and here it dies
+
+    successor = on_card.fresh(Journal(os.dup(on_card.supervisor.journal.fd)))
+    for fact in successor.journal.replay():
+        successor.register.note(fact)
+    successor.resume()
+
+    assert successor.used("web", 0) == MOST + PAGE
 
 
 @pytest.mark.parametrize("trace", [TRACES[-1], *(t for t in TRACES if "min" in t.name)], ids=lambda path: path.name)
 def test_a_recorded_program_replayed_through_the_filter_is_registered_whole(trace):
     made = allocated(trace)
-    pod = Pod(made)
+    pod = Pod({key: what for key, what in made.items() if what[0] in abi.ROOT_CLASSES})
     try:
         for row in rows(trace):
+            if row.number == abi.NV_ESC_REGISTER_FD:  # names a descriptor of the recorded process
+                continue
             pod.call(row.number, row.before, row.params)
-        pod.supervisor.settle(time.monotonic_ns() + FOREVER_NS)
         register = pod.supervisor.register
         kept = {abi.NV01_DEVICE_0, abi.NV20_SUBDEVICE_0, abi.KEPLER_CHANNEL_GROUP_A, 0x40} | abi.GPFIFO_CLASSES
 
-        assert {rm.key for rm in register.objects.values() if rm.confirmed} == {
+        assert {rm.key for rm in register.objects.values() if rm.confirmed and rm.rm_class in kept} == {
             key for key, (rm_class, _) in made.items() if rm_class in kept
         }
         assert len(register.compute_tsgs(0)) == 1
         assert len(register.channels(register.compute_tsgs(0)[0])) == 8
+        # Here a second client is made on the very same file; recorded programs have one of its own for it.
+        assert set(pod.supervisor.refusals) <= {("web", "root client beside a device")}
     finally:
         pod.end()

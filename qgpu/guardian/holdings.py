@@ -1,0 +1,160 @@
+"""What memory pods hold: allocations on a card, who refers to each, and the address space that could be managed memory.
+
+An allocation is charged to the pod that made it for as long as anything of that pod's keeps it alive: a handle, a
+duplicate, a mapping in UVM, an export whose descriptor may be anywhere. When only another pod's handles are left,
+the charge moves there, even over that pod's limit. What is allowed is decided elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+Key = tuple[int, int]
+
+
+@dataclass(slots=True)
+class Memory:
+    """One allocation on a card, by its number here."""
+
+    number: int
+    pod: str
+    instance: int
+    size: int
+    #: Handles on it, with the pod of each.
+    handles: dict[Key, str] = field(default_factory=dict)
+    #: Clients that exported it: the descriptors are theirs to pass on, so it counts until they end.
+    exported_by: set[int] = field(default_factory=set)
+
+
+@dataclass(frozen=True, slots=True)
+class Mapping:
+    """Memory mapped by UVM for one card, from ``base`` to ``end`` of a process's address space."""
+
+    base: int
+    end: int
+    uuid: bytes
+    memory: int
+
+
+@dataclass(slots=True)
+class Holdings:
+    """All pods' memory."""
+
+    memories: dict[int, Memory] = field(default_factory=dict)
+    by_handle: dict[Key, Memory] = field(default_factory=dict)
+    held: Counter[tuple[str, int]] = field(default_factory=Counter)
+    #: By process: what UVM has mapped, and bytes that could be managed memory (0 where UVM was initialised only).
+    mappings: dict[int, list[Mapping]] = field(default_factory=dict)
+    managed: dict[int, int] = field(default_factory=dict)
+    _last: int = 0
+
+    def next_number(self) -> int:
+        """Return the number that the next allocation can have."""
+        return self._last + 1
+
+    def allocate(self, key: Key, pod: str, instance: int, size: int, number: int) -> None:
+        """Charge an allocation under its first handle."""
+        self.drop(key)
+        self.keep(number, pod, instance, size)
+        self._name(self.memories[number], key, pod)
+
+    def duplicate(self, key: Key, pod: str, number: int) -> bool:
+        """Add a handle to an allocation; False when that is no more."""
+        self.drop(key)
+        if (memory := self.memories.get(number)) is None:
+            return False
+        self._name(memory, key, pod)
+        return True
+
+    def keep(self, number: int, pod: str, instance: int, size: int) -> None:
+        """Charge an allocation that has no handle any more, only what else keeps it."""
+        self._last = max(self._last, number)
+        self.memories[number] = Memory(number, pod, instance, size)
+        self.held[pod, instance] += size
+
+    def export(self, number: int, client: int) -> None:
+        """Let an allocation count until a client ends."""
+        if (memory := self.memories.get(number)) is not None:
+            memory.exported_by.add(client)
+
+    def drop(self, key: Key) -> None:
+        """Take a handle away."""
+        if (memory := self.by_handle.pop(key, None)) is not None:
+            del memory.handles[key]
+            self._settle(memory)
+
+    def client_ended(self, client: int) -> None:
+        """Take away what a client exported."""
+        for memory in [memory for memory in self.memories.values() if client in memory.exported_by]:
+            memory.exported_by.discard(client)
+            self._settle(memory)
+
+    def map(self, pid: int, base: int, length: int, uuid: bytes, number: int) -> None:
+        """Note that UVM has mapped an allocation; it takes the place of what was there."""
+        self.unmap(pid, base, length, uuid)
+        self.mappings.setdefault(pid, []).append(Mapping(base, base + length, uuid, number))
+
+    def unmap(self, pid: int, base: int, length: int, uuid: bytes | None = None) -> None:
+        """Note that UVM has unmapped what it had in a range, for one card or for all."""
+        end, kept, gone = base + length, [], set()
+        for mapping in self.mappings.get(pid, ()):
+            if mapping.end <= base or mapping.base >= end or uuid not in (None, mapping.uuid):
+                kept.append(mapping)
+                continue
+            gone.add(mapping.memory)
+            if mapping.base < base:
+                kept.append(Mapping(mapping.base, base, mapping.uuid, mapping.memory))
+            if mapping.end > end:
+                kept.append(Mapping(end, mapping.end, mapping.uuid, mapping.memory))
+        if gone:
+            self.mappings[pid] = kept
+            for number in gone:
+                self._settle(self.memories.get(number))
+
+    def exited(self, pid: int) -> None:
+        """Forget what hung on a process's address space."""
+        self.managed.pop(pid, None)
+        for number in {mapping.memory for mapping in self.mappings.pop(pid, ())}:
+            self._settle(self.memories.get(number))
+
+    def facts(self) -> Iterator[dict[str, Any]]:
+        """Say what the facts of objects do not: exports, mappings, managed memory."""
+        for memory in self.memories.values():
+            for client in memory.exported_by:
+                yield {"fact": "export", "memory": memory.number, "client": client}
+        for pid, mappings in self.mappings.items():
+            for mapping in mappings:
+                yield {
+                    "fact": "map",
+                    "pid": pid,
+                    "base": mapping.base,
+                    "length": mapping.end - mapping.base,
+                    "uuid": mapping.uuid.hex(),
+                    "memory": mapping.memory,
+                }
+        for pid, held in self.managed.items():
+            yield {"fact": "managed", "pid": pid, "bytes": held}
+
+    def _name(self, memory: Memory, key: Key, pod: str) -> None:
+        memory.handles[key] = pod
+        self.by_handle[key] = memory
+
+    def _settle(self, memory: Memory | None) -> None:
+        """Discharge an allocation that nothing keeps alive, or charge it to who still does."""
+        if memory is None or memory.number not in self.memories:
+            return
+        if memory.pod in memory.handles.values() or memory.exported_by or self._is_mapped(memory.number):
+            return
+        self.held[memory.pod, memory.instance] -= memory.size
+        heir = next(iter(memory.handles.values()), None)
+        if heir is None:
+            del self.memories[memory.number]
+        else:
+            memory.pod = heir
+            self.held[heir, memory.instance] += memory.size
+
+    def _is_mapped(self, number: int) -> bool:
+        return any(mapping.memory == number for mappings in self.mappings.values() for mapping in mappings)

@@ -1,0 +1,48 @@
+"""Gives up powers of the calling thread alone.
+
+RM asks for CAP_SYS_ADMIN and CAP_SYS_NICE of whoever makes a call. A pod's calls are made for it by a thread of
+ours, and must not get more than the pod would.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+
+#: What reaching into a pod's processes takes, and nothing that RM looks at.
+CAP_DAC_READ_SEARCH, CAP_SYS_PTRACE = 2, 19
+CAP_SYS_ADMIN, CAP_SYS_NICE = 21, 23
+
+_SYS_CAPGET = {"x86_64": 125, "aarch64": 90}
+_SYS_CAPSET = {"x86_64": 126, "aarch64": 91}
+_VERSION_3 = 0x20080522
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class _Header(ctypes.Structure):
+    _fields_ = (("version", ctypes.c_uint32), ("pid", ctypes.c_int))
+
+
+class _Sets(ctypes.Structure):
+    _fields_ = (("effective", ctypes.c_uint32), ("permitted", ctypes.c_uint32), ("inheritable", ctypes.c_uint32))
+
+
+def keep_only(*capabilities: int) -> None:
+    """Leave this thread at most these capabilities. Raises OSError."""
+    header, sets = _Header(_VERSION_3, 0), (_Sets * 2)()
+    machine = platform.machine()
+    _call(_SYS_CAPGET[machine], header, sets)
+    wanted = sum(1 << capability for capability in capabilities)
+    for i, part in enumerate(sets):
+        kept = wanted >> (32 * i) & 0xFFFFFFFF & part.permitted
+        part.effective = part.permitted = kept
+        part.inheritable = 0
+    _call(_SYS_CAPSET[machine], header, sets)
+
+
+def _call(number: int, header: _Header, sets: ctypes.Array[_Sets]) -> None:
+    if _libc.syscall(number, ctypes.byref(header), sets) < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))

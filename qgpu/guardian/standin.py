@@ -1,0 +1,132 @@
+"""Carries a pod's ioctl out in its place, on its own open file, with arguments copied once.
+
+What is checked is thereby what is done: the pod's other threads can change their memory as they like. RM's
+answer is written back when it is known here. Which calls are carried out so is decided elsewhere.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from qgpu.guardian.controls import Nested
+from qgpu.guardian.notify import Memory
+from qgpu.rm import abi
+from qgpu.rm.abi import ffi
+
+#: Issues an ioctl (descriptor, request, argument) and returns an errno, 0 for none.
+Perform = Callable[[int, int, Any], int]
+
+#: No control of RM's has more.
+MAX_BYTES = 1 << 16
+#: No class that a pod may make has parameters larger than this (the largest known: 368 bytes).
+_ALLOC_PARAMS_BYTES = 1024
+_U64 = struct.Struct("<Q")
+_U32 = struct.Struct("<I")
+
+
+class Block:
+    """Some of a process's memory, copied once: ``data`` is ours to hand to RM, ``store`` writes back what changed."""
+
+    def __init__(self, memory: Memory, tid: int, address: int, before: bytes) -> None:
+        self._memory = memory
+        self._tid = tid
+        self.address = address
+        self._before = before
+        self.data = bytearray(before)
+        self.pointer = ffi.from_buffer(self.data)
+
+    @property
+    def at(self) -> int:
+        """Return where our copy lies."""
+        return int(ffi.cast("uintptr_t", self.pointer))
+
+    def patch_u64(self, at: int, value: int) -> None:
+        """Put a number of ours in the place of the pod's."""
+        _U64.pack_into(self.data, at, value)
+
+    def patch_u32(self, at: int, value: int) -> None:
+        """As patch_u64, with four bytes."""
+        _U32.pack_into(self.data, at, value & 0xFFFFFFFF)
+
+    def restore(self, at: int, size: int) -> None:
+        """Put the pod's own bytes back."""
+        self.data[at : at + size] = self._before[at : at + size]
+
+    def store(self) -> None:
+        """Write back all of it, as RM does, if anything changed. Raises OSError."""
+        if self.data != self._before:
+            self._memory.write(self._tid, self.address, self.data)
+
+    def store_changes(self) -> None:
+        """Write back only words that changed: where it is not known how much of it is RM's. Raises OSError."""
+        if self.data == self._before:
+            return
+        for at in range(0, len(self.data), 8):
+            word = self.data[at : at + 8]
+            if word != self._before[at : at + 8]:
+                self._memory.write(self._tid, self.address + at, word)
+
+
+class StandIn:
+    """Performs calls for the threads of one pod. Not shared between threads of ours."""
+
+    def __init__(self, perform: Perform) -> None:
+        self._perform = perform
+        self.memory = Memory()
+
+    def escape(self, file: int, number: int, block: Block) -> int:
+        """Ask RM; return an errno, 0 for none."""
+        return self._perform(file, abi.request(number, len(block.data)), block.pointer)
+
+    def uvm(self, file: int, request: int, block: Block) -> int:
+        """Ask UVM; return an errno, 0 for none."""
+        return self._perform(file, request, block.pointer)
+
+    def block(self, data: bytes) -> Block:
+        """Make a block of our own, which no process has."""
+        return Block(self.memory, 0, 0, data)
+
+    def read(self, tid: int, address: int, size: int) -> Block | None:
+        """Copy ``size`` bytes; None when they are not there."""
+        data = self.memory.read(tid, address, size) if size <= MAX_BYTES else None
+        return Block(self.memory, tid, address, data) if data is not None else None
+
+    def read_params(self, tid: int, address: int) -> Block | None:
+        """Copy an allocation's parameters, whose size only RM knows: what is there of it, zeros for the rest."""
+        data = self.memory.read_some(tid, address, _ALLOC_PARAMS_BYTES)
+        if not data:
+            return None
+        block = Block(self.memory, tid, address, data)
+        return block if len(data) == _ALLOC_PARAMS_BYTES else _Padded(self.memory, tid, address, data)
+
+    def read_nested(self, tid: int, params: Block, where: Sequence[Nested]) -> list[Block] | None:
+        """Copy what parameters point to, and let them point to the copies; None when it is not there."""
+        blocks = []
+        for each in where:
+            if len(params.data) < each.pointer_at + 8:
+                return None
+            (address,) = _U64.unpack_from(params.data, each.pointer_at)
+            count = 1 if each.count_at is None else _U32.unpack_from(params.data, each.count_at)[0]
+            size = each.unit * count
+            if size == 0 or address == 0:
+                params.patch_u64(each.pointer_at, 0)
+                continue
+            if (block := self.read(tid, address, size)) is None:
+                return None
+            blocks.append(block)
+            params.patch_u64(each.pointer_at, block.at)
+        return blocks
+
+
+class _Padded(Block):
+    """A block that ends where the process's memory does; RM may look further in our copy, and finds zeros."""
+
+    def __init__(self, memory: Memory, tid: int, address: int, before: bytes) -> None:
+        super().__init__(memory, tid, address, before + bytes(_ALLOC_PARAMS_BYTES - len(before)))
+        self._there = len(before)
+
+    def store_changes(self) -> None:
+        self.data[self._there :] = bytes(len(self.data) - self._there)
+        super().store_changes()

@@ -1,0 +1,74 @@
+"""UVM's ABI, as far as it is read: the ioctls of /dev/nvidia-uvm (kernel-open/nvidia-uvm/uvm_ioctl.h).
+
+Their numbers are plain integers: no type, no direction, no size. Every structure ends in UVM's status.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+
+INITIALIZE = 0x30000001
+REGISTER_GPU_VASPACE = 25
+REGISTER_CHANNEL = 27
+MAP_EXTERNAL_ALLOCATION = 33
+FREE = 34
+REGISTER_GPU = 37
+UNMAP_EXTERNAL = 66
+ALLOC_DEVICE_P2P = 78
+
+#: Calls that name a client of RM's, whom UVM does not check for being the caller's, or that decide what is held.
+WATCHED = frozenset(
+    {
+        *(INITIALIZE, REGISTER_GPU_VASPACE, REGISTER_CHANNEL, MAP_EXTERNAL_ALLOCATION, FREE, REGISTER_GPU),
+        *(UNMAP_EXTERNAL, ALLOC_DEVICE_P2P),
+    }
+)
+
+INIT_FLAGS_DISABLE_HMM = 0x1
+INITIALIZE_BYTES = 16
+STATUS_AT_INITIALIZE = 8
+
+#: The attributes of MAP_EXTERNAL_ALLOCATION are for 32 cards, and from 550.54.14 on for 256, of 36 bytes each.
+_ATTRIBUTES_BYTES, _FEW, _MANY = 36, 32, 256
+_MANY_SINCE = (550, 54, 14)
+
+BASE_AND_LENGTH = struct.Struct("<QQ")
+CLIENT_AND_OBJECT = struct.Struct("<II")
+UUID_BYTES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where things are in a call's structure; ``client_at`` is followed by the handle of the object it is about."""
+
+    size: int
+    status_at: int
+    client_at: int | None = None
+
+
+def layouts(version: str) -> dict[int, Layout]:
+    """Return the calls' layouts in a driver version such as "580.159.04"."""
+    many = tuple(int(part) for part in version.split(".")) >= _MANY_SINCE
+    attributes = _ATTRIBUTES_BYTES * (_MANY if many else _FEW)
+    # base, length, offset; the attributes; their count; a descriptor, client, memory, status
+    status_at = (24 + attributes + 7) // 8 * 8 + 8 + 12
+    return {
+        REGISTER_GPU_VASPACE: Layout(32, 28, 20),
+        REGISTER_CHANNEL: Layout(56, 48, 20),
+        MAP_EXTERNAL_ALLOCATION: Layout(status_at + 4, status_at, status_at - 8),
+        FREE: Layout(24, 16),
+        UNMAP_EXTERNAL: Layout(40, 32),
+        REGISTER_GPU: Layout(40, 36),
+    }
+
+
+def major(devices: str | None = None) -> int | None:
+    """Find the major number of /dev/nvidia-uvm, which differs from boot to boot; None when UVM is not loaded."""
+    text = Path("/proc/devices").read_text() if devices is None else devices
+    for line in text.splitlines():
+        number, _, name = line.strip().partition(" ")
+        if name == "nvidia-uvm":
+            return int(number)
+    return None

@@ -1,0 +1,160 @@
+"""RM in a table: what objects there are, and what becomes of calls that are carried out for a pod.
+
+Stands where the driver would, behind the guardian's own ioctl on the file it took from the pod (/dev/null). It
+reads and writes the guardian's memory as RM does: parameters behind pointers.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import struct
+
+from qgpu.rm import abi, uvm
+
+#: What RM rounds memory up to.
+PAGE = 1 << 16
+
+
+def _at(address: int, size: int) -> bytearray:
+    return (ctypes.c_char * size).from_address(address)
+
+
+class FakeRm:
+    """Objects by (client, handle): (class, parent); memory's sizes; and the calls that arrived."""
+
+    def __init__(self, objects: dict | None = None) -> None:
+        self.objects = {(7, 7): (abi.NV01_ROOT_CLIENT, 0), **(objects or {})}
+        self.sizes: dict = {}
+        self.seen: list = []
+        self.pidfds: dict = {}
+        self.answers: dict = {}
+        self.wakes = 0
+
+    # -- what Hands does ------------------------------------------------------------------------------------------
+
+    def watch(self, pid):
+        self.pidfds[pid] = os.pidfd_open(pid)
+        return self.pidfds[pid]
+
+    def unwatch(self, pid):
+        if (pidfd := self.pidfds.pop(pid, None)) is not None:
+            os.close(pidfd)
+
+    def pidfd(self, pid):
+        return self.pidfds[pid]
+
+    def exists(self, key):
+        return tuple(key) in self.objects
+
+    def about(self, file, client, handle):
+        return self.objects.get((client, handle))
+
+    def real(self, rm):
+        return self.objects.get(rm.key)
+
+    def size(self, rm):
+        return self.sizes.get(rm.key)
+
+    def bytes_of(self, file, client, memory):
+        return self.sizes.get((client, memory), 0)
+
+    def free(self, file, client, handle):
+        self._free(client, handle)
+
+    def context(self, channel):
+        return channel.handle
+
+    # -- what the driver does -------------------------------------------------------------------------------------
+
+    def perform(self, fd, request, argument):
+        number, data = request & 0xFF, abi.ffi.buffer(argument)
+        if request in uvm.WATCHED:
+            return self._uvm(request, data)
+        self.seen.append((number, bytes(data)))
+        match number:
+            case abi.NV_ESC_RM_ALLOC:
+                return self._alloc(data)
+            case abi.NV_ESC_RM_FREE:
+                client, _, handle, _ = struct.unpack("<IIII", data)
+                found = self._free(client, handle)
+                self._status(data, 12, abi.NV_OK if found else abi.NV_ERR_OBJECT_NOT_FOUND)
+            case abi.NV_ESC_RM_DUP_OBJECT:
+                self._dup(data)
+            case abi.NV_ESC_RM_CONTROL:
+                return self._control(data)
+            case abi.NV_ESC_RM_VID_HEAP_CONTROL:
+                client, parent, function = struct.unpack_from("<III", data)
+                (handle,) = struct.unpack_from("<I", data, 44)
+                (size,) = struct.unpack_from("<Q", data, 88)
+                if function == 2:
+                    self._make(client, handle, abi.NV01_MEMORY_LOCAL_USER, parent, size)
+                    struct.pack_into("<Q", data, 88, self.sizes[client, handle])
+                struct.pack_into("<QQ", data, 24, 1 << 44, 1 << 43)
+                self._status(data, 20, abi.NV_OK)
+            case _:
+                return errno.ENOTTY
+        return 0
+
+    def _status(self, data, at, status):
+        struct.pack_into("<I", data, at, status)
+
+    def _make(self, client, handle, rm_class, parent, size=0):
+        self.objects[client, handle] = (rm_class, parent)
+        if rm_class == abi.NV01_MEMORY_LOCAL_USER:
+            self.sizes[client, handle] = -(-size // PAGE) * PAGE
+
+    def _alloc(self, data):
+        client, parent, handle, rm_class, params = struct.unpack_from("<IIIIQ", data)
+        status_at = 40 if len(data) == 48 else 28
+        if (client, client) not in self.objects:
+            self._status(data, status_at, abi.NV_ERR_INVALID_CLIENT)
+            return 0
+        size = 0
+        if rm_class == abi.NV01_MEMORY_LOCAL_USER and params:
+            block = _at(params, 128)
+            (size,) = struct.unpack_from("<Q", block, 64)
+        self._make(client, handle, rm_class, parent, size)
+        if size:
+            struct.pack_into("<Q", block, 64, self.sizes[client, handle])
+        self._status(data, status_at, abi.NV_OK)
+        return 0
+
+    def _free(self, client, handle):
+        gone = {(client, handle)}
+        while more := {key for key, (_, parent) in self.objects.items() if (key[0], parent) in gone} - gone:
+            gone |= more
+        if client == handle:
+            gone |= {key for key in self.objects if key[0] == client}
+        found = (client, handle) in self.objects
+        for key in gone:
+            self.objects.pop(key, None)
+        return found
+
+    def _dup(self, data):
+        client, parent, handle, source_client, source, _, _ = struct.unpack("<7I", data)
+        found = self.objects.get((source_client, source))
+        if found is None:
+            self._status(data, 24, abi.NV_ERR_OBJECT_NOT_FOUND)
+            return
+        self.objects[client, handle] = (found[0], parent)
+        if (source_client, source) in self.sizes:
+            self.sizes[client, handle] = self.sizes[source_client, source]
+        self._status(data, 24, abi.NV_OK)
+
+    def _control(self, data):
+        _, _, command, _, params, size, _ = struct.unpack("<IIIIQII", data)
+        answer = self.answers.get(command)
+        if answer is not None and params:
+            answer(_at(params, size))
+        self._status(data, 28, abi.NV_OK)
+        return 0
+
+    def _uvm(self, request, data):
+        self.seen.append((request, bytes(data)))
+        if request == uvm.INITIALIZE:
+            self._status(data, uvm.STATUS_AT_INITIALIZE, self.answers.get("initialised", abi.NV_OK))
+        else:
+            self._status(data, uvm.layouts("580.1")[request].status_at, abi.NV_OK)
+        return 0
