@@ -97,6 +97,9 @@ class Register:
             client.users = [user for user in client.users if user[0] != fact["pid"]]
 
     def _client(self, fact: Fact) -> None:
+        if "pod" in fact:
+            self.clients.setdefault(fact["client"], RmClientEntry(fact["pod"]))
+            return
         pod = self.processes.get(fact["pid"])
         if pod is None:
             return
@@ -209,6 +212,8 @@ class Register:
         for pid, name in self.processes.items():
             yield {"fact": "process", "pid": pid, "pod": name}
         for handle, client in self.clients.items():
+            if not client.users:
+                yield {"fact": "client", "client": handle, "pod": client.pod}
             for pid, fd in client.users:
                 yield {"fact": "client", "client": handle, "pid": pid, "fd": fd}
         yield from self._charges()
