@@ -182,12 +182,13 @@ class Supervisor:
                 self.note(_gone(rm.key))
             elif there is not None:
                 return abi.NV_ERR_INVALID_ARGUMENT
-            if rm.rm_class == abi.NV01_MEMORY_LOCAL_USER and number is None:
+            charged = rm.rm_class in {abi.NV01_MEMORY_LOCAL_USER, abi.KEPLER_CHANNEL_GROUP_A}
+            if charged and number is None:
                 number = self.register.holdings.next_number()
             self.note(object_fact(rm) | ({"memory": number} if number is not None else {}))
             if (made := self.register.objects.get(rm.key)) is None:
                 return abi.NV_ERR_INVALID_ARGUMENT
-            if rm.rm_class != abi.NV01_MEMORY_LOCAL_USER:
+            if not charged:
                 return abi.NV_OK
             memory = self.register.holdings.by_handle.get(rm.key)
             if memory is None:  # below no device that is known: there is no card to charge

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from qgpu.guardian import calls
 from qgpu.guardian.journal import Journal
-from qgpu.guardian.register import Register, RmObject, object_fact
+from qgpu.guardian.register import COMPUTE_TSG_BYTES, OTHER_TSG_BYTES, Register, RmObject, object_fact
 from qgpu.rm import abi
 from tests.traces import ARGUMENT, TRACES, allocated, rows
 
@@ -24,6 +24,9 @@ def thing(handle: int, parent: int, rm_class: int, detail: int = 0) -> dict:
 def confirm(handle: int, context: int = 0) -> dict:
     return {"fact": "confirm", "client": 7, "handle": handle, "context": context}
 
+
+#: What RM takes for the two TSGs of the tree.
+CONTEXT = COMPUTE_TSG_BYTES + OTHER_TSG_BYTES
 
 TREE = [
     POD,
@@ -67,7 +70,7 @@ def test_a_client_lives_on_when_its_process_ends_until_rm_says_that_it_is_gone()
     still = register.memory("web")
     register.note({"fact": "gone", "client": 7, "handle": 7})
 
-    assert still == {0: 4096}
+    assert still == {0: 4096 + CONTEXT}
     assert (register.clients, register.objects, register.memory("web")) == ({}, {}, {})
 
 
@@ -101,7 +104,7 @@ def test_a_client_named_before_rm_gave_it_out_belongs_to_who_proves_it():
 def test_memory_adds_up_by_pod_and_card():
     register = grown(thing(9, 2, abi.NV01_MEMORY_LOCAL_USER, 8192))
 
-    assert register.memory("web") == {0: 12288}
+    assert register.memory("web") == {0: 12288 + CONTEXT}
 
 
 def test_a_journal_rebuilds_the_register():

@@ -456,7 +456,7 @@ def test_a_process_that_dies_gives_back_nothing_that_somebody_else_holds_on_to(o
 
 def test_a_wrapped_call_is_carried_out_as_what_it_wraps(on_card):
     inner = control(abi.NV2080_FIFO_DISABLE_CHANNELS)
-    _, _, argument, answered = on_card.call_for_params(
+    *_, answered = on_card.call_for_params(
         abi.NV_ESC_IOCTL_XFER_CMD, struct.pack("<IIQ", abi.NV_ESC_RM_CONTROL, len(inner), 0), inner, pointer_at=8
     )
 
