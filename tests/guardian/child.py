@@ -8,6 +8,7 @@ child of its own that does the same from then on; "exit" ends it.
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import json
 import mmap
 import os
@@ -24,6 +25,21 @@ POINTER_AT = 16
 def point(argument: ctypes.Array, at: int, to: ctypes.Array) -> None:
     """Let a structure point to another."""
     ctypes.memmove(ctypes.byref(argument, at), ctypes.byref(ctypes.c_uint64(ctypes.addressof(to))), 8)
+
+
+def never(libc: ctypes.CDLL) -> int:
+    """Return the address of a page whose first access waits for an answer that nobody gives (userfaultfd)."""
+    uffd = libc.syscall(323, os.O_CLOEXEC)
+    api = struct.pack("<QQQ", 0xAA, 0, 0)
+    fcntl.ioctl(uffd, 0xC018AA3F, bytearray(api))
+    pages = mmap.mmap(-1, mmap.PAGESIZE)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(pages))
+    fcntl.ioctl(uffd, 0xC020AA00, bytearray(struct.pack("<QQQQ", address, mmap.PAGESIZE, 1, 0)))
+    KEPT.append(pages)
+    return address
+
+
+KEPT: list = []
 
 
 def hammer(libc: ctypes.CDLL, device: int, times: int) -> dict:
@@ -89,6 +105,8 @@ def main() -> None:
         if "nested" in call:
             point(params, call["nested_at"], nested)
         pointer = ctypes.addressof(argument)
+        if call.get("slow"):
+            pointer = never(libc)
         if readonly:
             pointer = place
             ctypes.memmove(pointer, argument, len(argument))

@@ -1,0 +1,189 @@
+"""The guardian's threads: real pods behind real filters, a card in a table, and a daemon on the socket."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from qgpu import wire
+from qgpu.guardian import server
+from qgpu.guardian.enforce import Moved
+from qgpu.guardian.journal import Journal
+from qgpu.guardian.server import Guardian
+from qgpu.rm import abi
+from tests.guardian.fake_rm import PAGE, FakeRm
+
+_PATIENCE_S = 20
+
+
+class _Device:
+    """A card that does nothing."""
+
+    instance, minor, pci = 0, 3, "0000:01:00.0"
+
+    def uuid(self):
+        return bytes(16)
+
+    def time_ns(self):
+        return time.monotonic_ns()
+
+    def set_channels(self, channels, *, disabled, preempt=True):
+        return None
+
+
+class _Log:
+    dropped = 0
+
+    def __init__(self, device):
+        pass
+
+    def read(self):
+        return []
+
+
+@pytest.fixture
+def guardian(monkeypatch, tmp_path):
+    """A guardian in a thread of this process, over a card in a table and /dev/null in the place of the driver."""
+    rm = FakeRm()
+    monkeypatch.setattr(server, "installed", lambda: "580.1")
+    monkeypatch.setattr(server, "RmClient", lambda: None)
+    monkeypatch.setattr(server, "open_devices", lambda client: [_Device()])
+    monkeypatch.setattr(server, "SwitchLog", _Log)
+    monkeypatch.setattr(server, "Hands", lambda register, branch, client: rm)
+    monkeypatch.setattr(server.cgroup, "create", lambda name: None)
+    monkeypatch.setattr(server.cgroup, "bring", lambda name, pid, path: None)
+    rm.gate = lambda device, channels, closed, preempt=True: Moved()
+    rm.timeslice = lambda tsg, us: True
+    made = Guardian(tmp_path, Journal())
+    made.rm = rm
+    made.supervisor.major, made.supervisor.perform = 1, rm.perform
+    made.path = tmp_path / "guardian.sock"
+    stop = threading.Event()
+    monkeypatch.setattr(made, "_nobody_left", stop.is_set)
+    thread = threading.Thread(target=made.run)
+    thread.start()
+    yield made
+    stop.set()
+    made._wake()
+    thread.join()
+
+
+@pytest.fixture
+def daemon(guardian):
+    connection = wire.connect(str(guardian.path), 5.0)
+
+    def ask(op, fds=(), **arguments):
+        connection.send({"op": op, **arguments}, fds)
+        answer, _ = connection.receive()
+        assert answer["ok"], answer
+        return answer
+
+    yield ask
+    connection.close()
+
+
+class Pod:
+    """A process in a pod, which makes the calls it is told."""
+
+    def __init__(self, ask, name, limit):
+        ours, theirs = socket.socketpair()
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.guardian.child", str(theirs.fileno())],
+            pass_fds=[theirs.fileno()],
+            cwd=Path(__file__).parents[2],
+        )
+        theirs.close()
+        _, fds, _, _ = socket.recv_fds(ours, 16, 1)
+        self.sock, self.lines = ours, ours.makefile("rw")
+        grant = {"class": "offline", "cores": None, "memory": limit}
+        ask("admit", name=name, cgroup=None, grants={"0": grant})
+        ask("attach", fds, name=name, pid=self.process.pid)
+
+    def tell(self, line):
+        self.lines.write(line + "\n")
+        self.lines.flush()
+
+    def begin(self, number, argument, params=b"", **more):
+        call = {"request": abi.request(number, len(argument)), "argument": argument.hex(), "params": params.hex()}
+        self.tell(json.dumps(call | more))
+
+    def call(self, number, argument, params=b"", **more):
+        self.begin(number, argument, params, **more)
+        return self.answer()
+
+    def answer(self):
+        ready, _, _ = select.select([self.sock], [], [], _PATIENCE_S)
+        assert ready, "the pod is stuck"
+        return bytes.fromhex(json.loads(self.lines.readline())["argument"])
+
+    def allocate(self, client, handle, size):
+        call = struct.pack("<IIIIQQIIII", client, 2, handle, 0x40, 0, 0, 0, 0, 0xFFFF, 0)
+        answer = self.call(abi.NV_ESC_RM_ALLOC, call, bytes(64) + struct.pack("<Q", size) + bytes(56))
+        return struct.unpack_from("<I", answer, 40)[0]
+
+    def end(self):
+        self.process.kill()
+        self.process.wait()
+        self.sock.close()
+
+
+@pytest.fixture
+def pods(guardian, daemon):
+    """Two pods with a device each, of clients 7 and 8, limited to 8 pages."""
+    guardian.rm.objects[8, 8] = (abi.NV01_ROOT_CLIENT, 0)
+    made = [Pod(daemon, name, 1 << 30) for name in ("a", "b")]
+    for client, pod in zip((7, 8), made, strict=True):
+        call = struct.pack("<IIIIQQIIII", client, client, 2, abi.NV01_DEVICE_0, 0, 0, 0, 0, 0xFFFF, 0)
+        assert struct.unpack_from("<I", pod.call(abi.NV_ESC_RM_ALLOC, call, bytes(56)), 40) == (abi.NV_OK,)
+    yield made
+    for pod in made:
+        pod.end()
+
+
+def test_pods_are_served_and_their_memory_is_told_apart(pods, daemon):
+    a, b = pods
+    assert [a.allocate(7, 10, PAGE), b.allocate(8, 10, 2 * PAGE)] == [abi.NV_OK, abi.NV_OK]
+
+    assert {pod["name"]: pod["memory"]["0"] for pod in daemon("pods")["pods"]} == {"a": PAGE, "b": 2 * PAGE}
+
+
+def test_a_limit_can_be_changed_while_a_pod_runs(pods, daemon):
+    a, _ = pods
+    a.allocate(7, 10, 4 * PAGE)
+    grant = {"class": "offline", "cores": None}
+    daemon("amend", name="a", grants={"0": grant | {"memory": 2 * PAGE}})
+    less = a.allocate(7, 11, PAGE)
+    daemon("amend", name="a", grants={"0": grant | {"memory": 5 * PAGE}})
+
+    assert (less, a.allocate(7, 12, PAGE)) == (abi.NV_ERR_NO_MEMORY, abi.NV_OK)
+
+
+def test_a_pod_whose_memory_never_comes_holds_up_nobody_else(pods, daemon):
+    a, b = pods
+    a.begin(abi.NV_ESC_RM_CONTROL, bytes(32), slow=True)  # its argument lies where nobody answers a page fault
+    ready, _, _ = select.select([a.sock], [], [], 0.5)
+
+    assert not ready
+    assert b.allocate(8, 10, PAGE) == abi.NV_OK
+    assert daemon("pods")["pods"]
+
+
+def test_memory_comes_back_when_a_process_is_killed(pods, guardian, daemon):
+    a, _ = pods
+    a.allocate(7, 10, PAGE)
+    a.end()
+    guardian.rm._free(7, 7)
+    deadline = time.monotonic() + _PATIENCE_S
+    while next(pod for pod in daemon("pods")["pods"] if pod["name"] == "a")["memory"]["0"]:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
