@@ -72,7 +72,8 @@ def set_(
     }
     if not changes:
         raise InvalidValueError("pod set: nothing to set; give --cores, --class, --memory or --latency-target")
-    context.ask("pod.set", name=name, gpu=gpu, **changes)
+    for note in context.ask("pod.set", name=name, gpu=gpu, **changes)["notes"]:
+        click.echo(f"pod {name} {note}", err=True)
 
 
 def _rows(pod: dict[str, Any]) -> list[tuple[str, ...]]:

@@ -22,6 +22,8 @@ from qgpu.errors import QgpuError
 from qgpu.model import PodClass
 
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+#: si_code of what a process sent; the kernel's own are larger (sigaction(2)).
+_BY_A_PROCESS = 0
 _NOT_EXECUTABLE, _NO_SUCH_COMMAND, _BY_SIGNAL = 126, 127, 128
 
 
@@ -97,14 +99,19 @@ def _give_up(line: str, code: int) -> NoReturn:
 
 
 def _wait(child: int) -> int:
-    """Pass signals on until the child has ended; return its exit code as a shell would."""
+    """Pass signals on until the child has ended; return its exit code as a shell would.
 
-    def forward(number: int, _frame: object) -> None:
-        with suppress(ProcessLookupError):
-            os.kill(child, number)
-
-    for number in _FORWARDED:
-        signal.signal(number, forward)
-    _, status = os.waitpid(child, 0)
+    Those that the kernel itself sends (Ctrl-C at the terminal) reach the child too, which shares our process group:
+    they are not passed on, or it would get them twice.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD, *_FORWARDED})
+    while True:
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            break
+        received = signal.sigwaitinfo({signal.SIGCHLD, *_FORWARDED})
+        if received.si_signo != signal.SIGCHLD and received.si_code <= _BY_A_PROCESS:
+            with suppress(ProcessLookupError):
+                os.kill(child, received.si_signo)
     code = os.waitstatus_to_exitcode(status)
     return code if code >= 0 else _BY_SIGNAL - code

@@ -24,6 +24,7 @@ from qgpu.config import Config, GpuSettings
 from qgpu.control import Session
 from qgpu.daemon.gangs import Board
 from qgpu.daemon.gpu_loop import GpuLoop
+from qgpu.daemon.limits import over_limits
 from qgpu.daemon.metrics import Counters
 from qgpu.daemon.peers import refuse_pods
 from qgpu.daemon.planes import Chosen, driver_version
@@ -223,7 +224,7 @@ class Service:
             "name": pod.name,
             "cgroup": pod.cgroup,
             "pids": pod.pids,
-            "trouble": pod.trouble,
+            "trouble": "; ".join([*over_limits(pod), *filter(None, [pod.trouble])]),
             "refused_memory": pod.refused_memory,
             "refused_calls": pod.refused_calls,
             "grants": grants,
@@ -307,8 +308,9 @@ class Service:
             settings = {number: each.settings for number, each in self._loops.items()}
             admission.check_amended(name, grants, self._host.pods(), list(self._pgpus.values()), settings)
             self._host.amend(name, grants)
+            notes = over_limits(self._pod(name))
         _log.info("pod set", pod=name)
-        return {}
+        return {"notes": notes}
 
     def _pod_remove(self, _session: Session, arguments: Arguments, _fds: list[int]) -> dict[str, Any]:
         name = arguments.need("name", str)

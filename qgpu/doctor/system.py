@@ -10,6 +10,7 @@ from qgpu import cgroup
 from qgpu.doctor.report import Check, Verdict
 from qgpu.errors import QgpuError
 
+_YAMA = Path("/proc/sys/kernel/yama/ptrace_scope")
 _SECCOMP_ACTIONS = Path("/proc/sys/kernel/seccomp/actions_avail")
 
 #: pidfd_getfd and SECCOMP_USER_NOTIF_FLAG_CONTINUE, which the seccomp plane is built on, are there from 5.6.
@@ -19,7 +20,7 @@ _OLDEST_KERNEL = (5, 10)
 def check_system(*, needed: bool) -> list[Check]:
     """Check the host; what is missing is a failure where it is ``needed`` to share a real GPU, else a warning."""
     bad = Verdict.FAIL if needed else Verdict.WARN
-    return [_kernel(bad), _root(bad), _notification(bad), _cgroup(bad)]
+    return [_kernel(bad), _root(bad), _notification(bad), _tracing(bad), _cgroup(bad)]
 
 
 def _kernel(bad: Verdict) -> Check:
@@ -41,6 +42,14 @@ def _notification(bad: Verdict) -> Check:
     if "user_notif" in actions:
         return Check("seccomp", Verdict.OK, "user notification available")
     return Check("seccomp", bad, "no user notification", "a kernel with CONFIG_SECCOMP_FILTER is needed")
+
+
+def _tracing(bad: Verdict) -> Check:
+    """Yama at 3 keeps even root from another process's memory and descriptors (Documentation/LSM/Yama.rst)."""
+    scope = _YAMA.read_text().strip() if _YAMA.exists() else ""
+    if scope == "3":
+        return Check("ptrace", bad, f"{_YAMA} is 3", "the user-space plane must reach into pods; boot with 2 or less")
+    return Check("ptrace", Verdict.OK, f"Yama's ptrace_scope is {scope}" if scope else "not restricted by Yama")
 
 
 def _cgroup(bad: Verdict) -> Check:

@@ -44,6 +44,12 @@ WATCHED = frozenset(
 )
 _NUMBER_AND_SIZE = 0x3FFF00FF
 
+#: For filters that others assemble: parts of requests, as (mask, value), that together hold all watched ones.
+WATCHED_PREFIXES = (
+    *sorted({(0xFF, number) for number, _ in WATCHED} | {(0xFF, number) for number in uvm.WATCHED if number <= 0xFF}),
+    *((0xFFFFFFFF, number) for number in sorted(uvm.WATCHED) if number > 0xFF),
+)
+
 
 @dataclass(frozen=True, slots=True)
 class _Arch:
@@ -78,7 +84,7 @@ def _argument(number: int, *, upper: bool = False) -> int:
 
 
 # linux/mman.h
-_PROT_READ_WRITE, _MAP_SHARED, _MAP_FIXED, _MAP_ANONYMOUS = 0x3, 0x01, 0x10, 0x20
+PROT_READ_WRITE, MAP_SHARED, _MAP_FIXED, MAP_ANONYMOUS = 0x3, 0x01, 0x10, 0x20
 _SET_MODE_FILTER = 1
 _SPEC_ALLOW, _NEW_LISTENER, _WAIT_KILLABLE_RECV = 1 << 2, 1 << 3, 1 << 5
 _PR_SET_NO_NEW_PRIVS = 38
@@ -140,10 +146,10 @@ def _could_be_managed() -> list[_Instruction | str]:
     Which is not 0, but where the address 0 itself is asked for.
     """
     return [
-        *("mmap", _load(_argument(2)), _Instruction(_AND, _PROT_READ_WRITE)),
-        *(_jump_if(_PROT_READ_WRITE, "writable"), _return(_RET_ALLOW)),
-        *("writable", _load(_argument(3)), _Instruction(_AND, _MAP_SHARED | _MAP_ANONYMOUS)),
-        *(_jump_if(_MAP_SHARED, "shared"), _return(_RET_ALLOW)),
+        *("mmap", _load(_argument(2)), _Instruction(_AND, PROT_READ_WRITE)),
+        *(_jump_if(PROT_READ_WRITE, "writable"), _return(_RET_ALLOW)),
+        *("writable", _load(_argument(3)), _Instruction(_AND, MAP_SHARED | MAP_ANONYMOUS)),
+        *(_jump_if(MAP_SHARED, "shared"), _return(_RET_ALLOW)),
         *("shared", _load(_argument(5)), _Instruction(_JSET, 0xFFFFFFFF, "notify")),
         *(_load(_argument(5, upper=True)), _Instruction(_JSET, 0xFFFFFFFF, "notify")),
         *(_load(_argument(3)), _Instruction(_JSET, _MAP_FIXED, "fixed"), _return(_RET_ALLOW)),

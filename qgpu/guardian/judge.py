@@ -29,7 +29,7 @@ from qgpu.guardian.register import Key, RmObject
 from qgpu.guardian.standin import Block, StandIn
 from qgpu.guardian.supervisor import Supervisor
 from qgpu.guardian.uvmjudge import UvmJudge
-from qgpu.rm import abi
+from qgpu.rm import abi, uvm
 from qgpu.rm.client import take
 
 _log = structlog.get_logger("guardian")
@@ -89,6 +89,8 @@ class Judge:
         #: Root clients and mappings that the kernel is making, by thread.
         self._roots: dict[int, _Loose] = {}
         self._mappings: dict[int, _Loose] = {}
+        #: Calls that were carried out but whose answer found nobody, by thread: request and argument.
+        self._unheard: dict[int, tuple[int, int]] = {}
 
     def serve(self, call: Notification) -> None:
         """Answer one call, whatever happens: a thread that gets no answer is stopped for good."""
@@ -105,24 +107,30 @@ class Judge:
             self._listener.proceed(call.id)
         elif outcome:
             self._listener.answer_error(call.id, outcome)
-        else:
-            self._listener.answer_ok(call.id)
+        elif not self._listener.answer_ok(call.id):
+            # Where the filter cannot say WAIT_KILLABLE_RECV, a signal makes the thread begin a call anew that was done.
+            self._unheard[call.tid] = (call.request, call.argument)
 
     # -- the call -------------------------------------------------------------------------------------------------
 
     def _judge(self, call: Notification) -> int:
         """Carry a call out, or say that it must be; return an errno, 0, or PROCEED."""
         pid = self._process(call.tid)
+        if self._unheard.pop(call.tid, None) == (call.request, call.argument):
+            return 0
         self._roots.pop(call.tid, None)  # its thread makes another call: that one is over
         if (over := self._mappings.pop(call.tid, None)) is not None:
             self._supervisor.look_at_mappings(pid, over.size)
         if is_mapping(call):
             return self._map(call, pid)
+        number_and_size = call.request & 0xFF, call.request >> 16 & 0x3FFF
+        if number_and_size not in WATCHED and call.request not in uvm.WATCHED:
+            return PROCEED  # a container's filter knows numbers only; RM takes no other size, UVM no other number
         file = self._take(call, pid, call.fd)
         try:
             status = os.fstat(file)
             major = os.major(status.st_rdev) if stat.S_ISCHR(status.st_mode) else None
-            if major is not None and major == self._supervisor.uvm_major:
+            if major is not None and major == self._supervisor.find_uvm(call.request):
                 return self._uvm.judge(call, pid, file)
             if major != self._supervisor.major:
                 return (

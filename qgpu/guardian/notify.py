@@ -98,28 +98,29 @@ class Listener:
             return None
         return _notification(self._notif)
 
-    def proceed(self, id_: int) -> None:
+    def proceed(self, id_: int) -> bool:
         """Let the kernel carry out the call as it then stands: for calls that do harm in no form they can be given."""
-        self._send(id_, _CONTINUE)
+        return self._send(id_, _CONTINUE)
 
-    def answer_ok(self, id_: int) -> None:
+    def answer_ok(self, id_: int) -> bool:
         """Return 0 from the call without carrying it out: RM's status in its argument tells the rest."""
-        self._send(id_, 0)
+        return self._send(id_, 0)
 
-    def answer_error(self, id_: int, code: int) -> None:
+    def answer_error(self, id_: int, code: int) -> bool:
         """Fail the call with an errno without carrying it out."""
-        self._send(id_, 0, -code)
+        return self._send(id_, 0, -code)
 
     def still_waiting(self, id_: int) -> bool:
         """Tell whether the thread is still stopped in this very call, so that what was read was its own."""
         self._valid[0] = id_
         return bool(_libc.ioctl(self.fd, _ID_VALID_REQUEST, self._valid) == 0)
 
-    def _send(self, id_: int, flags: int, error: int = 0) -> None:
+    def _send(self, id_: int, flags: int, error: int = 0) -> bool:
+        """Answer; False when nobody waits any more: the thread was killed, or a signal made it begin again."""
         self._answer.id, self._answer.val, self._answer.error, self._answer.flags = id_, 0, error, flags
-        # ENOENT: the thread was killed while it waited; nobody is left to be answered.
-        _libc.ioctl(self.fd, _SEND_REQUEST, self._answer)
+        sent = _libc.ioctl(self.fd, _SEND_REQUEST, self._answer) == 0
         self._notif.id = 0  # answered: no successor of ours has to
+        return bool(sent)
 
 
 class Memory:

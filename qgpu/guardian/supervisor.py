@@ -106,6 +106,12 @@ class Supervisor:
         self.listeners.pop(number, None)
         self.journal.release(number)
 
+    def find_uvm(self, request: int) -> int | None:
+        """Return UVM's major number, looked up when first a call of UVM's is made: it may be loaded after us."""
+        if self.uvm_major is None and request in uvm.WATCHED:
+            self.uvm_major = uvm.major()
+        return self.uvm_major
+
     def refused(self, pod: str, what: str) -> None:
         """Count a refusal."""
         with self.lock:

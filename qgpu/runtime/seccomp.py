@@ -1,9 +1,10 @@
 """The pods' filter in the words of the OCI runtime specification, for containers on the seccomp plane.
 
 What ``qgpu.guardian.filter`` assembles for ``qgpuctl run``, libseccomp assembles for a runtime from these rules: an
-ioctl whose number's low byte is one of the watched ones asks whoever listens. A profile that allows calls one by one
-must allow the other ioctls, and a rule holds one comparison an argument: so what is not watched is said as the few
-prefixes of a byte that hold no watched number. docs/decisions/0017-seccomp-by-profile.md says what differs.
+ioctl whose number's low byte is one of the watched ones asks whoever listens, and so does a mapping that could be
+managed memory. A profile that allows calls one by one must allow the others, and a rule holds one comparison an
+argument: so what is not watched is said as the few prefixes of a number that hold no watched one.
+docs/decisions/0017-seccomp-by-profile.md says what differs.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from qgpu.errors import InvalidValueError, RefusedError
-from qgpu.guardian.filter import WATCHED
+from qgpu.guardian.filter import MAP_ANONYMOUS, MAP_SHARED, PROT_READ_WRITE, WATCHED_PREFIXES
 from qgpu.runtime.container import Container
 
 #: The profile to start from where there is one: that of podman and its kin.
@@ -22,8 +23,11 @@ BASE = Path("/usr/share/containers/seccomp.json")
 UNCONFINED: dict[str, Any] = {"defaultAction": "SCMP_ACT_ALLOW", "syscalls": []}
 
 _ALLOW, _NOTIFY = "SCMP_ACT_ALLOW", "SCMP_ACT_NOTIFY"
+_CALLS = ("ioctl", "mmap")
 _REQUEST = 1  # ioctl's second argument
-_BYTE = 0xFF
+_PROTECTION, _FLAGS, _OFFSET = 2, 3, 5  # of mmap's
+#: The bits of a request in the order in which prefixes are made: the number first.
+_BITS = (*range(7, -1, -1), *range(31, 7, -1))
 
 
 def listener(runtime_dir: Path) -> Path:
@@ -37,9 +41,9 @@ def profile(base: Mapping[str, Any], socket: Path) -> dict[str, Any]:
         raise InvalidValueError(f"seccomp profile: it has a listener already ({base['listenerPath']})")
     kept = []
     for entry in base.get("syscalls") or []:
-        names = [name for name in _names(entry) if name != "ioctl"]
+        names = [name for name in _names(entry) if name not in _CALLS]
         if len(names) < len(_names(entry)) and entry.get("args"):
-            raise InvalidValueError("seccomp profile: it has rules of its own for arguments of ioctl")
+            raise InvalidValueError("seccomp profile: it has rules of its own for arguments of ioctl or mmap")
         if names:
             kept.append({key: value for key, value in entry.items() if key != "name"} | {"names": names})
     return {**base, "listenerPath": str(socket), "syscalls": [*kept, *_rules(base.get("defaultAction") == _ALLOW)]}
@@ -53,9 +57,9 @@ def check(container: Container, socket: Path) -> None:
         raise RefusedError(
             f"container {container.id}: on plane seccomp its calls must come to {socket} and do not; {remedy}"
         )
-    rules = [entry for entry in section.get("syscalls") or [] if "ioctl" in _names(entry)]
+    rules = [entry for entry in section.get("syscalls") or [] if set(_names(entry)) & set(_CALLS)]
     if _said(rules) != _said(_rules(section.get("defaultAction") == _ALLOW)):
-        raise RefusedError(f"container {container.id}: its seccomp rules for ioctl are not qgpu's; {remedy}")
+        raise RefusedError(f"container {container.id}: its seccomp rules for ioctl and mmap are not qgpu's; {remedy}")
 
 
 def _names(entry: Mapping[str, Any]) -> list[str]:
@@ -63,30 +67,50 @@ def _names(entry: Mapping[str, Any]) -> list[str]:
 
 
 def _rules(allowed_by_default: bool) -> list[dict[str, Any]]:
-    rules = [_rule(_NOTIFY, _BYTE, number) for number in WATCHED]
-    return rules if allowed_by_default else rules + [_rule(_ALLOW, *prefix) for prefix in _others(0, 0)]
+    rules = [_rule(_NOTIFY, "ioctl", _masked(_REQUEST, *prefix)) for prefix in WATCHED_PREFIXES]
+    writable = _masked(_PROTECTION, PROT_READ_WRITE, PROT_READ_WRITE)
+    shared = _masked(_FLAGS, MAP_SHARED | MAP_ANONYMOUS, MAP_SHARED)
+    rules.append(_rule(_NOTIFY, "mmap", writable, shared, _compared(_OFFSET, "SCMP_CMP_NE", 0)))
+    if allowed_by_default:
+        return rules
+    rules += [_rule(_ALLOW, "ioctl", _masked(_REQUEST, *prefix)) for prefix in _others(0, 0, 0)]
+    rules += [_rule(_ALLOW, "mmap", _masked(_PROTECTION, *part)) for part in ((1, 0), (PROT_READ_WRITE, 1))]
+    private = (MAP_SHARED, 0), (MAP_SHARED | MAP_ANONYMOUS, MAP_SHARED | MAP_ANONYMOUS)
+    rules += [_rule(_ALLOW, "mmap", writable, _masked(_FLAGS, *part)) for part in private]
+    return [*rules, _rule(_ALLOW, "mmap", writable, shared, _compared(_OFFSET, "SCMP_CMP_EQ", 0))]
 
 
-def _others(mask: int, value: int) -> Iterator[tuple[int, int]]:
-    """Yield the prefixes of a byte, as (mask, value), that together hold every number that is not watched."""
-    inside = [number for number in WATCHED if number & mask == value]
+def _others(mask: int, value: int, depth: int) -> Iterator[tuple[int, int]]:
+    """Yield prefixes of requests, as (mask, value), that together hold every one that is not watched."""
+    inside = [prefix for prefix in WATCHED_PREFIXES if not (prefix[1] ^ value) & prefix[0] & mask]
     if not inside:
         yield mask, value
-    elif mask != _BYTE:
-        bit = (_BYTE ^ mask).bit_length() - 1
-        for half in (0, 1 << bit):
-            yield from _others(mask | 1 << bit, value | half)
+    elif not any(prefix[0] & ~mask == 0 for prefix in inside):
+        bit = 1 << _BITS[depth]
+        for half in (0, bit):
+            yield from _others(mask | bit, value | half, depth + 1)
 
 
-def _rule(action: str, mask: int, value: int) -> dict[str, Any]:
-    comparison = {"index": _REQUEST, "value": mask, "valueTwo": value, "op": "SCMP_CMP_MASKED_EQ"}
-    return {"names": ["ioctl"], "action": action, "args": [comparison]}
+def _rule(action: str, call: str, *comparisons: dict[str, Any]) -> dict[str, Any]:
+    return {"names": [call], "action": action, "args": list(comparisons)}
+
+
+def _masked(index: int, mask: int, value: int) -> dict[str, Any]:
+    return {"index": index, "value": mask, "valueTwo": value, "op": "SCMP_CMP_MASKED_EQ"}
+
+
+def _compared(index: int, op: str, value: int) -> dict[str, Any]:
+    return {"index": index, "value": value, "valueTwo": 0, "op": op}
 
 
 def _said(rules: list[Any]) -> set[tuple[Any, ...]]:
     """Put rules into a form that can be compared: engines reorder them, add empty members and leave out zeros."""
     keys = ("index", "value", "valueTwo", "op")
-    said = set()
-    for rule in rules:
-        said.add((rule.get("action"), *(tuple(arg.get(key) or 0 for key in keys) for arg in rule.get("args") or ())))
-    return said
+    return {
+        (
+            *_names(rule),
+            rule.get("action"),
+            *(tuple(arg.get(key) or 0 for key in keys) for arg in rule.get("args") or ()),
+        )
+        for rule in rules
+    }

@@ -45,6 +45,11 @@ _log = structlog.get_logger("seccomp")
 _ANSWER_S = 2.0
 #: The daemon renews its plan at least this often, well within the guardian's lease.
 _RENEW_NS = 250 * NS_PER_MS
+#: How the guardian counts what did not fit.
+_OVER_LIMIT = "over the limit"
+
+_YAMA = Path("/proc/sys/kernel/yama/ptrace_scope")
+_NOBODY_MAY_TRACE = "3"
 
 
 class GuardianHangsError(BackendGoneError):
@@ -182,6 +187,8 @@ class SeccompHost:
         self._lock = threading.RLock()
         self._listeners = _stored_listeners(store)
         journals = store.take("journal")
+        check_kernel()
+        check_cards()
         self._host_lock = _lock_host()
         try:
             self._link = Link(self.socket, watch=True)
@@ -229,8 +236,8 @@ class SeccompHost:
                 {int(i): held for i, held in pod["memory"].items()},
                 "; ".join(f"{what} refused {n} times" for what, n in pod["refused"].items()),
                 pod["cgroup"],
-                sum(n for what, n in pod["refused"].items() if what.startswith("memory")),
-                sum(n for what, n in pod["refused"].items() if not what.startswith("memory")),
+                sum(n for what, n in pod["refused"].items() if what.endswith(_OVER_LIMIT)),
+                sum(n for what, n in pod["refused"].items() if not what.endswith(_OVER_LIMIT)),
             )
             for pod in self._call("pods")["pods"]
         ]
@@ -337,6 +344,36 @@ class SeccompHost:
             raise errors.from_code(int(code or ExitCode.FAILED), why or "guardian: died at start; its log says why")
         threading.Thread(target=process.wait, daemon=True, name="guardian-reaper").start()
         return Link(self.socket, watch=True)
+
+
+def check_kernel(yama: Path = _YAMA) -> None:
+    """Make sure that pods' processes can be reached into at all. Raises NotSupportedError."""
+    if yama.exists() and yama.read_text().strip() == _NOBODY_MAY_TRACE:
+        raise NotSupportedError(
+            f"{yama} is 3: nobody may reach into processes, so no limit of a pod could be enforced; "
+            "boot with it at 2 or less, or load qgpu.ko"
+        )
+
+
+def check_cards() -> None:
+    """Make sure that no card is in MIG mode, which divides it in another way. Raises NotSupportedError."""
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        raise NoGpuError(f"NVML: {error}; is the NVIDIA driver's user-space part installed?") from error
+    try:
+        for index in range(pynvml.nvmlDeviceGetCount()):
+            try:
+                current, _ = pynvml.nvmlDeviceGetMigMode(pynvml.nvmlDeviceGetHandleByIndex(index))
+            except pynvml.NVMLError:  # a card without MIG, or one that cannot be asked: the guardian leaves that out
+                continue
+            if current == pynvml.NVML_DEVICE_MIG_ENABLE:
+                raise NotSupportedError(
+                    f"GPU {index}: MIG mode is on, and qgpu shares whole cards; switch it off with "
+                    f"`nvidia-smi -i {index} -mig 0`, or leave that card to MIG on another host"
+                )
+    finally:
+        pynvml.nvmlShutdown()
 
 
 def _stored_listeners(store: Store) -> dict[int, tuple[str, int]]:

@@ -27,7 +27,7 @@ from tests.traces import ARGUMENT, TRACES, rows
 
 Try = Callable[[], None]
 
-_CALLS = (calls.Alloc, calls.Free, calls.Dup, calls.Control)
+_CALLS = (calls.Alloc, calls.AllocMemory, calls.Free, calls.Dup, calls.Control, calls.Heap)
 
 
 class DefectError(AssertionError):
@@ -116,16 +116,20 @@ def _facts(random: Random, seeds: list[tuple[int, bytes, bytes]], wrapped: int) 
     client, handle, other = (0xC1D00000 + random.randrange(3), random.randrange(1, 9), random.randrange(9))
     if kind < 12:
         made = random.choice(_INTERESTING)
-        size = random.choice([0, 1, 1 << 20, 1 << 63])
-        call: calls.Call | None = calls.Alloc(client, random.choice([other, client, 0]), handle, made, size, 0)
+        parent = random.choice([other, client, 0])
+        call: calls.Call | None = calls.Alloc(client, parent, handle, made, 0, 0, False, 40)
+    elif kind < 15:
+        return _memory_facts(random, pid, client)
     else:
         call = _decode(random, seeds, wrapped)
     match call:
         case calls.Alloc():
-            asked = register.RmObject(call.client, call.handle, call.parent, call.rm_class, call.detail)
+            size = random.choice([0, 1, 1 << 20, 1 << 63])
+            asked = register.RmObject(call.client, call.handle, call.parent, call.rm_class, size)
+            number = {"memory": random.randrange(1, 9)} if random.randrange(4) == 0 else {}
             facts = [
                 {"fact": "client", "client": call.client, "pid": pid, "fd": random.randrange(4)},
-                register.object_fact(asked),
+                register.object_fact(asked) | number,
             ]
             if random.randrange(2):
                 facts.append({"fact": "confirm", "client": call.client, "handle": call.handle, "context": 7})
@@ -138,6 +142,24 @@ def _facts(random: Random, seeds: list[tuple[int, bytes, bytes]], wrapped: int) 
         case _:
             gone = random.choice([handle, client])
             return [{"fact": "gone", "client": client, "handle": gone}]
+
+
+def _memory_facts(random: Random, pid: int, client: int) -> list[register.Fact]:
+    """Return what UVM or an export does with memory."""
+    place = {
+        "pid": pid,
+        "base": random.randrange(8),
+        "length": random.randrange(1, 6),
+        "uuid": random.choice(["00", "01"]),
+    }
+    match random.randrange(4):
+        case 0:
+            return [{"fact": "map", "memory": random.randrange(1, 9)} | place]
+        case 1:
+            return [{"fact": "unmap"} | place | ({"uuid": None} if random.randrange(2) else {})]
+        case 2:
+            return [{"fact": "export", "client": client, "memory": random.randrange(1, 9)}]
+    return [{"fact": "managed", "pid": pid, "bytes": random.choice([0, 1 << 21])}]
 
 
 def check_register(kept: register.Register) -> None:
@@ -158,15 +180,16 @@ def check_register(kept: register.Register) -> None:
 
 
 def _held(kept: register.Register) -> dict[tuple[str, int], int]:
-    pods = {client.pod for client in kept.clients.values()}
-    return {(pod, card): size for pod in pods for card, size in kept.memory(pod).items() if size}
+    return {key: size for key, size in kept.holdings.held.items() if size}
 
 
 def _charged(kept: register.Register) -> dict[tuple[str, int], int]:
     total: dict[tuple[str, int], int] = {}
-    for rm in kept.objects.values():
-        if rm.charged is not None and rm.detail:
-            total[rm.charged] = total.get(rm.charged, 0) + rm.detail
+    for memory in kept.holdings.memories.values():
+        if memory.size:
+            total[memory.pod, memory.instance] = total.get((memory.pod, memory.instance), 0) + memory.size
+        if any(kept.holdings.by_handle.get(key) is not memory or key not in kept.objects for key in memory.handles):
+            raise DefectError(f"memory {memory.number} under a handle that is none")
     return total
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from qgpu.errors import InvalidValueError, RefusedError
-from qgpu.guardian.filter import WATCHED
+from qgpu.guardian.filter import WATCHED_PREFIXES
 from qgpu.runtime import seccomp
 from qgpu.runtime.container import Container
 from tests.cli import programs
@@ -26,12 +26,24 @@ STRICT = {
 BASES = pytest.mark.parametrize("base", [STRICT, seccomp.UNCONFINED], ids=["strict", "unconfined"])
 
 
-def verdict(profile, number):
-    """What becomes of an ioctl, as libseccomp reads the rules."""
+def holds(comparison, arguments):
+    value = arguments[comparison["index"]]
+    match comparison["op"]:
+        case "SCMP_CMP_MASKED_EQ":
+            return value & comparison["value"] == comparison["valueTwo"]
+        case "SCMP_CMP_EQ":
+            return value == comparison["value"]
+        case "SCMP_CMP_NE":
+            return value != comparison["value"]
+    raise AssertionError(comparison)
+
+
+def verdict(profile, call, arguments):
+    """What becomes of a call, as libseccomp reads the rules."""
     matching = {
         rule["action"]
         for rule in profile["syscalls"]
-        if "ioctl" in rule["names"] and all(number & arg["value"] == arg["valueTwo"] for arg in rule["args"])
+        if call in rule["names"] and all(holds(arg, arguments) for arg in rule["args"])
     }
     assert len(matching) < 2, "rules that contradict each other"
     return matching.pop() if matching else profile["defaultAction"]
@@ -45,9 +57,24 @@ def container(section):
 def test_watched_ioctls_ask_and_all_others_pass(base):
     profile = seccomp.profile(base, SOCKET)
 
-    for number in range(1 << 12):
-        expected = "SCMP_ACT_NOTIFY" if number & 0xFF in WATCHED else "SCMP_ACT_ALLOW"
-        assert verdict(profile, number) == expected
+    for number in (*range(1 << 12), 0x30000001, 0x30000002, 0x5401, 0xC0204627):
+        watched = any(number & mask == value for mask, value in WATCHED_PREFIXES)
+        assert verdict(profile, "ioctl", {1: number}) == ("SCMP_ACT_NOTIFY" if watched else "SCMP_ACT_ALLOW")
+    assert verdict(profile, "ioctl", {1: 0x30000001}) == "SCMP_ACT_NOTIFY"
+    assert verdict(profile, "ioctl", {1: 0x5401}) == "SCMP_ACT_ALLOW"
+
+
+@BASES
+@pytest.mark.parametrize("protection", range(8))
+@pytest.mark.parametrize("flags", [0x01, 0x02, 0x03, 0x11, 0x21, 0x22])
+@pytest.mark.parametrize("offset", [0, 1 << 12, 1 << 40])
+def test_only_mappings_that_could_be_managed_memory_ask(base, protection, flags, offset):
+    managed = protection & 3 == 3 and flags & 0x21 == 0x01 and offset != 0
+    profile = seccomp.profile(base, SOCKET)
+
+    assert verdict(profile, "mmap", {2: protection, 3: flags, 5: offset}) == (
+        "SCMP_ACT_NOTIFY" if managed else "SCMP_ACT_ALLOW"
+    )
 
 
 def test_the_rest_of_the_base_stays_as_it_is():
