@@ -20,7 +20,7 @@ from qgpu.guardian.enforce import Moved
 from qgpu.guardian.register import Key, Register, RmObject
 from qgpu.rm import abi
 from qgpu.rm.abi import ffi
-from qgpu.rm.client import RmClient, borrowed, control, free, handle_info, memory_bytes
+from qgpu.rm.client import RmClient, borrowed, control, duplicate, free, handle_info, memory_bytes
 from qgpu.rm.device import RmDevice
 from qgpu.rm.versions import Branch
 
@@ -36,10 +36,11 @@ _log = structlog.get_logger("guardian")
 class Hands:
     """Acts on the objects of a register."""
 
-    def __init__(self, register: Register, branch: Branch, client: RmClient) -> None:
+    def __init__(self, register: Register, branch: Branch, client: RmClient, devices: Sequence[RmDevice]) -> None:
         self._register = register
         self._branch = branch
         self._client = client
+        self._devices = {device.instance: device for device in devices}
         self._pidfds: dict[int, int] = {}
 
     def watch(self, pid: int) -> int:
@@ -111,6 +112,33 @@ class Hands:
                 _log.warning("not freed", client=client, handle=handle)
         except OSError as error:
             _log.warning("not freed", client=client, handle=handle, reason=str(error))
+
+    def free_anywhere(self, key: Key) -> bool:
+        """Free an object through whatever file of its client's there is; False when there is none."""
+        return self._through(key[0], lambda file: free(file, *key) or None) is not None
+
+    def duplicate(self, file: int, rm: RmObject, handle: int) -> bool:
+        """Give an object a second handle in its own client."""
+        try:
+            return duplicate(file, rm.client, rm.parent, handle, rm.handle)
+        except OSError:
+            return False
+
+    def private_bytes(self, instance: int, pid: int) -> int | None:
+        """Ask RM how much memory of a process on a card nobody else refers to; None where the branch can't say."""
+        device = self._devices.get(instance)
+        try:
+            return device.private_bytes(pid) if device is not None else None
+        except (RmError, OSError):
+            return None
+
+    def register_p2p(self, file: int, client: int, handle: int) -> None:
+        """Let peer devices find an object by its client's process: RM noted the one that made the call, us."""
+        params = ffi.new("NV503C_CTRL_REGISTER_PID_PARAMS *", {"hClient": client})
+        try:
+            control(file, client, handle, abi.NV503C_REGISTER_PID, params)
+        except (OSError, RmError) as error:
+            _log.info("peer devices will not find a process", reason=str(error))
 
     def real(self, rm: RmObject) -> tuple[int, int] | None:
         """Ask RM for (class, parent) of an object; None for what does not exist."""

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 Key = tuple[int, int]
+#: In the place of a process that keeps memory: all processes of the pod that it is charged to.
+POD = 0
 
 
 @dataclass(slots=True)
@@ -25,8 +27,8 @@ class Memory:
     size: int
     #: Handles on it, with the pod of each.
     handles: dict[Key, str] = field(default_factory=dict)
-    #: Clients that exported it: the descriptors are theirs to pass on, so it counts until they end.
-    exported_by: set[int] = field(default_factory=set)
+    #: What else keeps it, as far as is known: it counts until these processes end (POD: all of the pod's).
+    keepers: set[int] = field(default_factory=set)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +77,10 @@ class Holdings:
         self.memories[number] = Memory(number, pod, instance, size)
         self.held[pod, instance] += size
 
-    def export(self, number: int, client: int) -> None:
-        """Let an allocation count until a client ends."""
+    def pin(self, number: int, keeper: int) -> None:
+        """Let an allocation count until a process, or all of the pod's, end."""
         if (memory := self.memories.get(number)) is not None:
-            memory.exported_by.add(client)
+            memory.keepers.add(keeper)
 
     def drop(self, key: Key) -> None:
         """Take a handle away."""
@@ -86,10 +88,10 @@ class Holdings:
             del memory.handles[key]
             self._settle(memory)
 
-    def client_ended(self, client: int) -> None:
-        """Take away what a client exported."""
-        for memory in [memory for memory in self.memories.values() if client in memory.exported_by]:
-            memory.exported_by.discard(client)
+    def pod_ended(self, pod: str) -> None:
+        """Take note that a pod has no process any more."""
+        for memory in [memory for memory in self.memories.values() if memory.pod == pod and POD in memory.keepers]:
+            memory.keepers.discard(POD)
             self._settle(memory)
 
     def map(self, pid: int, base: int, length: int, uuid: bytes, number: int) -> None:
@@ -117,14 +119,17 @@ class Holdings:
     def exited(self, pid: int) -> None:
         """Forget what hung on a process's address space."""
         self.managed.pop(pid, None)
+        for memory in [memory for memory in self.memories.values() if pid in memory.keepers]:
+            memory.keepers.discard(pid)
+            self._settle(memory)
         for number in {mapping.memory for mapping in self.mappings.pop(pid, ())}:
             self._settle(self.memories.get(number))
 
     def facts(self) -> Iterator[dict[str, Any]]:
-        """Say what the facts of objects do not: exports, mappings, managed memory."""
+        """Say what the facts of objects do not: pins, mappings, managed memory."""
         for memory in self.memories.values():
-            for client in memory.exported_by:
-                yield {"fact": "export", "memory": memory.number, "client": client}
+            for keeper in memory.keepers:
+                yield {"fact": "pin", "memory": memory.number, "keeper": keeper}
         for pid, mappings in self.mappings.items():
             for mapping in mappings:
                 yield {
@@ -146,7 +151,7 @@ class Holdings:
         """Discharge an allocation that nothing keeps alive, or charge it to who still does."""
         if memory is None or memory.number not in self.memories:
             return
-        if memory.pod in memory.handles.values() or memory.exported_by or self._is_mapped(memory.number):
+        if memory.pod in memory.handles.values() or memory.keepers or self.is_mapped(memory.number):
             return
         self.held[memory.pod, memory.instance] -= memory.size
         heir = next(iter(memory.handles.values()), None)
@@ -156,5 +161,21 @@ class Holdings:
             memory.pod = heir
             self.held[heir, memory.instance] += memory.size
 
-    def _is_mapped(self, number: int) -> bool:
+    def mapped_in(self, pid: int, base: int, length: int, uuid: bytes | None) -> list[Memory]:
+        """List the allocations that UVM has mapped in a range, for one card or for all."""
+        end = base + length
+        numbers = {
+            mapping.memory
+            for mapping in self.mappings.get(pid, ())
+            if mapping.base < end and base < mapping.end and uuid in (None, mapping.uuid)
+        }
+        return [self.memories[number] for number in sorted(numbers) if number in self.memories]
+
+    def unmap_all(self, number: int) -> None:
+        """Forget what was said to be mapped of an allocation that is gone."""
+        for pid, mappings in self.mappings.items():
+            self.mappings[pid] = [mapping for mapping in mappings if mapping.memory != number]
+
+    def is_mapped(self, number: int) -> bool:
+        """Tell whether UVM is said to have mapped an allocation."""
         return any(mapping.memory == number for mappings in self.mappings.values() for mapping in mappings)

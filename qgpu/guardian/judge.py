@@ -24,6 +24,7 @@ import structlog
 
 from qgpu.guardian import answers, calls, classes, controls, managed, rules
 from qgpu.guardian.filter import WATCHED, is_mapping, mapping
+from qgpu.guardian.freeing import Freeing
 from qgpu.guardian.notify import Listener, Notification
 from qgpu.guardian.register import Key, RmObject
 from qgpu.guardian.standin import Block, StandIn
@@ -42,6 +43,8 @@ _HANDLES_OF_EXPORTS_AT, _COUNT_OF_EXPORTS_AT, _MOST_EXPORTS = 76, 2124, 512
 _HANDLES_OF_IMPORTS_AT, _COUNT_OF_IMPORTS_AT, _MOST_IMPORTS = 8, 648, 128
 #: How long a root client being made may keep a device from being made.
 _ROOT_PATIENCE_S = 0.1
+#: How long a mapping being made may keep memory from being freed for good.
+_MAPPING_PATIENCE_S = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,11 +86,13 @@ class Judge:
         self._listener = listener
         self._hands = supervisor.hands
         self._standin = StandIn(supervisor.perform)
-        self._uvm = UvmJudge(supervisor, pod, self._standin)
+        self._freeing = Freeing(supervisor, pod, self._no_mapping_is_made)
+        self._uvm = UvmJudge(supervisor, pod, self._standin, self._freeing.unmap)
         #: By thread: its process.
         self._threads: dict[int, int] = {}
-        #: Root clients and mappings that the kernel is making, by thread.
+        #: Root clients, UVM's mappings and mappings of UVM that the kernel is making, by thread.
         self._roots: dict[int, _Loose] = {}
+        self._external: dict[int, _Loose] = {}
         self._mappings: dict[int, _Loose] = {}
         #: Calls that were carried out but whose answer found nobody, by thread: request and argument.
         self._unheard: dict[int, tuple[int, int]] = {}
@@ -118,7 +123,8 @@ class Judge:
         pid = self._process(call.tid)
         if self._unheard.pop(call.tid, None) == (call.request, call.argument):
             return 0
-        self._roots.pop(call.tid, None)  # its thread makes another call: that one is over
+        self._roots.pop(call.tid, None)  # its thread makes another call: those are over
+        self._external.pop(call.tid, None)
         if (over := self._mappings.pop(call.tid, None)) is not None:
             self._supervisor.look_at_mappings(pid, over.size)
         if is_mapping(call):
@@ -131,7 +137,10 @@ class Judge:
             status = os.fstat(file)
             major = os.major(status.st_rdev) if stat.S_ISCHR(status.st_mode) else None
             if major is not None and major == self._supervisor.find_uvm(call.request):
-                return self._uvm.judge(call, pid, file)
+                outcome = self._uvm.judge(call, pid, file)
+                if outcome == PROCEED and call.request == uvm.MAP_EXTERNAL_ALLOCATION:
+                    self._external[call.tid] = _Loose.of(call, pid)
+                return outcome
             if major != self._supervisor.major:
                 return (
                     errno.ENOTTY
@@ -242,6 +251,8 @@ class Judge:
                 self._supervisor.not_made(rm.key)
             elif kept and not self._made(file, rm, params):
                 block.patch_u32(asked.status_at, abi.NV_ERR_NO_MEMORY)
+            elif status == abi.NV_OK and asked.rm_class == abi.NV50_THIRD_PARTY_P2P:
+                self._hands.register_p2p(file, asked.client, asked.handle)
             elif status == abi.NV_OK and (at := classes.HOLDS_MEMORY_AT.get(asked.rm_class)) and params:
                 self._supervisor.export(asked.client, [_U32.unpack_from(params.data, at)[0]])
         finally:
@@ -322,13 +333,21 @@ class Judge:
         return False
 
     def _free(self, file: int, number: int, block: Block, client: int, handle: int, status_at: int) -> int:
-        channels = self._supervisor.freeing((client, handle))
-        gone = False
-        try:
+        key = client, handle
+        if self._freeing.is_ours(key) and key in self._supervisor.register.objects:
+            return self._answer(block, status_at, abi.NV_ERR_OBJECT_NOT_FOUND)
+        channels = self._supervisor.freeing(key)
+        gone, error = False, 0
+
+        def carry_out() -> bool:
+            nonlocal error
             error = self._perform(file, number, block)
-            gone = not error and _status(block, status_at) == abi.NV_OK
+            return not error and _status(block, status_at) == abi.NV_OK
+
+        try:
+            gone = self._freeing.free(file, key, carry_out)
         finally:
-            self._supervisor.freed((client, handle), channels, gone=gone)
+            self._supervisor.freed(key, channels, gone=gone)
         if not error:
             block.store()
         return error
@@ -340,8 +359,9 @@ class Judge:
         known = self._supervisor.know_client(pid, call.fd, file, asked.client)
         if not known or (source is not None and source.rm_class in classes.GATED):
             return self._refuse(block, asked.status_at, abi.NV_ERR_NOT_SUPPORTED, "second handle")
-        before = self._supervisor.number_of(source_key)
-        error = self._perform(file, abi.NV_ESC_RM_DUP_OBJECT, block)
+        with self._supervisor.books:
+            before = self._supervisor.number_of(source_key)
+            error = self._perform(file, abi.NV_ESC_RM_DUP_OBJECT, block)
         if error or _status(block, asked.status_at) != abi.NV_OK:
             block.store()
             return error
@@ -385,6 +405,17 @@ class Judge:
                 return self._refuse(block, asked.status_at, abi.NV_ERR_INVALID_STATE, "root client beside a device")
         self._roots[call.tid] = _Loose.of(call, pid)
         return PROCEED
+
+    def _no_mapping_is_made(self) -> bool:
+        """Wait until UVM is mapping nothing of this pod's: it could in the end map something else than was said."""
+        deadline = time.monotonic() + _MAPPING_PATIENCE_S
+        while self._external:
+            self._external = {tid: loose for tid, loose in self._external.items() if not loose.over()}
+            if self._external and time.monotonic() > deadline:
+                return False
+            if self._external:
+                time.sleep(_MAPPING_PATIENCE_S / 100)
+        return True
 
     def _no_root_is_made(self) -> bool:
         """Wait until no root client is being made: what is made in its stead could lie below the new device."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from qgpu import cgroup
-from qgpu.guardian.holdings import Holdings
+from qgpu.guardian.holdings import Holdings, Memory
 from qgpu.model import Grant, PodClass
 from qgpu.rm import abi
 
@@ -52,6 +52,8 @@ class RmClientEntry:
     """One RM client of a pod, with the processes and descriptors through which it can be reached."""
 
     pod: str
+    #: The process that RM takes for its owner: the first that was seen to use it.
+    maker: int = 0
     users: list[tuple[int, int]] = field(default_factory=list)
 
 
@@ -95,23 +97,25 @@ class Register:
 
     def _exit(self, fact: Fact) -> None:
         """Take a process out; its clients stay until RM says that they are gone: their files may be elsewhere."""
-        self.processes.pop(fact["pid"], None)
+        pod = self.processes.pop(fact["pid"], None)
         self.holdings.exited(fact["pid"])
+        if pod is not None and pod not in self.processes.values():
+            self.holdings.pod_ended(pod)
         for client in self.clients.values():
             client.users = [user for user in client.users if user[0] != fact["pid"]]
 
     def _client(self, fact: Fact) -> None:
         if "pod" in fact:
-            self.clients.setdefault(fact["client"], RmClientEntry(fact["pod"]))
+            self.clients.setdefault(fact["client"], RmClientEntry(fact["pod"], fact["maker"]))
             return
         pod = self.processes.get(fact["pid"])
         if pod is None:
             return
-        entry = self.clients.setdefault(fact["client"], RmClientEntry(pod))
+        entry = self.clients.setdefault(fact["client"], RmClientEntry(pod, fact["pid"]))
         if entry.pod != pod and not self._proven(fact["client"]):
             # Somebody named this handle before RM gave it out; the name alone proves nothing.
             self._drop_client(fact["client"])
-            entry = self.clients.setdefault(fact["client"], RmClientEntry(pod))
+            entry = self.clients.setdefault(fact["client"], RmClientEntry(pod, fact["pid"]))
         if (user := (fact["pid"], fact["fd"])) not in entry.users:
             entry.users.append(user)
 
@@ -169,7 +173,6 @@ class Register:
         for key in [key for key in self.objects if key[0] == client]:
             del self.objects[key]
             self.holdings.drop(key)
-        self.holdings.client_ended(client)
         for key in [key for key in self._children if key[0] == client]:
             self._children.pop(key, None)
         self._tsgs = {key for key in self._tsgs if key[0] != client}
@@ -194,8 +197,8 @@ class Register:
     def _kept(self, fact: Fact) -> None:
         self.holdings.keep(fact["memory"], fact["pod"], fact["instance"], fact["size"])
 
-    def _export(self, fact: Fact) -> None:
-        self.holdings.export(fact["memory"], fact["client"])
+    def _pin(self, fact: Fact) -> None:
+        self.holdings.pin(fact["memory"], fact["keeper"])
 
     def _map(self, fact: Fact) -> None:
         self.holdings.map(fact["pid"], fact["base"], fact["length"], bytes.fromhex(fact["uuid"]), fact["memory"])
@@ -203,6 +206,9 @@ class Register:
     def _unmap(self, fact: Fact) -> None:
         uuid = bytes.fromhex(fact["uuid"]) if fact["uuid"] is not None else None
         self.holdings.unmap(fact["pid"], fact["base"], fact["length"], uuid)
+
+    def _unmapped(self, fact: Fact) -> None:
+        self.holdings.unmap_all(fact["memory"])
 
     def _managed(self, fact: Fact) -> None:
         self.holdings.managed[fact["pid"]] = fact["bytes"]
@@ -217,8 +223,7 @@ class Register:
         for pid, name in self.processes.items():
             yield {"fact": "process", "pid": pid, "pod": name}
         for handle, client in self.clients.items():
-            if not client.users:
-                yield {"fact": "client", "client": handle, "pod": client.pod}
+            yield {"fact": "client", "client": handle, "pod": client.pod, "maker": client.maker}
             for pid, fd in client.users:
                 yield {"fact": "client", "client": handle, "pid": pid, "fd": fd}
         yield from self._charges()
@@ -284,6 +289,15 @@ class Register:
         for handle in self._children.get(key, ()):
             found += self.below((key[0], handle))
         return found
+
+    def ending_with(self, key: Key) -> list[Memory]:
+        """List the allocations all of whose handles go when an object is freed."""
+        going = {rm.key for rm in self.below(key) if rm.rm_class == abi.NV01_MEMORY_LOCAL_USER}
+        found = {
+            self.holdings.by_handle[each].number: self.holdings.by_handle[each]
+            for each in going & self.holdings.by_handle.keys()
+        }
+        return [memory for memory in found.values() if memory.handles.keys() <= going]
 
     def memory(self, pod: str) -> Mapping[int, int]:
         """Tell what a pod is charged by device instance, in bytes, without managed memory."""

@@ -69,9 +69,9 @@ class Guardian:
         client = RmClient()
         self.register = Register()
         self.journal = journal
-        self.hands = Hands(self.register, branch, client)
-        self.cards: dict[int, Card] = {}
         devices = open_devices(client)
+        self.hands = Hands(self.register, branch, client, devices)
+        self.cards: dict[int, Card] = {}
         self.supervisor = Supervisor(
             self.register,
             journal,

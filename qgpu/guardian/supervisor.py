@@ -17,6 +17,7 @@ import structlog
 from qgpu.guardian import managed
 from qgpu.guardian.classes import GATED
 from qgpu.guardian.hands import Hands
+from qgpu.guardian.holdings import POD
 from qgpu.guardian.journal import Journal
 from qgpu.guardian.notify import Listener, Notification, read_slot
 from qgpu.guardian.register import Fact, Key, Register, RmObject, object_fact
@@ -75,6 +76,8 @@ class Supervisor:
     listeners: dict[int, tuple[str, Listener]] = field(default_factory=dict)
     refusals: Counter[tuple[str, str]] = field(default_factory=Counter)
     lock: threading.RLock = field(default_factory=threading.RLock)
+    #: Held while RM's figures of what is private are read and while anybody makes a second handle.
+    books: threading.RLock = field(default_factory=threading.RLock)
     #: Mappings that pods are about to make, in bytes by process: charged until /proc shows what became of them.
     mapping: Counter[int] = field(default_factory=Counter)
     _doubts: dict[Key, _Doubt] = field(default_factory=dict)
@@ -340,12 +343,30 @@ class Supervisor:
                 name = uuid.hex() if uuid is not None else None
                 self.note({"fact": "unmap", "pid": pid, "base": base, "length": length, "uuid": name})
 
+    def unmap_memory(self, number: int) -> None:
+        """Take note that memory is gone, whatever was said to be mapped of it."""
+        with self.lock:
+            if self.register.holdings.is_mapped(number):
+                self.note({"fact": "unmapped", "memory": number})
+
+    def duplicated(self, rm: RmObject, handle: int, number: int) -> None:
+        """Book a second handle that we have made on a pod's memory."""
+        with self.lock:
+            ours = RmObject(rm.client, handle, rm.parent, rm.rm_class, rm.detail)
+            self.note(object_fact(ours) | {"memory": number})
+            self.note({"fact": "confirm", "client": rm.client, "handle": handle, "context": 0})
+
     def export(self, client: int, handles: Iterable[int]) -> None:
-        """Let memory count until its client ends: it can now be kept by a descriptor that nobody here sees."""
+        """Let memory count until its pod ends: it can now be kept by a descriptor that nobody here sees."""
         with self.lock:
             for handle in handles:
                 if (held := self.register.holdings.by_handle.get((client, handle))) is not None:
-                    self.note({"fact": "export", "memory": held.number, "client": client})
+                    self.pin(held.number, POD)
+
+    def pin(self, number: int, keeper: int) -> None:
+        """Let memory count until a process ends, whatever becomes of its handles."""
+        with self.lock:
+            self.note({"fact": "pin", "memory": number, "keeper": keeper})
 
     def number_of(self, key: Key) -> int | None:
         """Return the number of the memory behind a handle."""

@@ -1,14 +1,16 @@
-"""One pod's calls to UVM that name an RM client, or that decide what memory stays on a card.
+"""One pod's calls to UVM: which cards it may use, and what memory its mappings keep on them.
 
-UVM takes any client's handles from anybody (its own sources say that the check is still to come), so that is
-checked here; and what it maps stays on the card when RM's handle is freed, so that is kept in the register. Carried
-out in the pod's place, like RM's calls, but for UVM_INITIALIZE, with which UVM takes the caller's memory for its own.
+What UVM maps stays on the card when RM's handle is freed. A mapping is made by the kernel for the pod itself, because
+RM lets UVM have a client's memory only when the client's own process asks (client_resource.c: RS_SHARE_TYPE_PID); what
+it says is therefore a claim, which RM's own figures are held against when memory is freed or unmapped
+(``freeing.py``). Unmapping is carried out in the pod's place: it is then exactly what it says.
 """
 
 from __future__ import annotations
 
 import errno
 import struct
+from collections.abc import Callable
 
 from qgpu.guardian.notify import Notification
 from qgpu.guardian.standin import Block, StandIn
@@ -20,14 +22,18 @@ PROCEED = -1
 _U32, _U64 = struct.Struct("<I"), struct.Struct("<Q")
 _ATTRIBUTES_AT, _ATTRIBUTES_BYTES = 24, 36
 
+#: Carries an unmapping out and takes note of it: (process, base, length, card or all, how).
+Unmap = Callable[[int, int, int, bytes | None, Callable[[], bool]], None]
+
 
 class UvmJudge:
     """Serves one pod's calls on /dev/nvidia-uvm."""
 
-    def __init__(self, supervisor: Supervisor, pod: str, standin: StandIn) -> None:
+    def __init__(self, supervisor: Supervisor, pod: str, standin: StandIn, unmap: Unmap) -> None:
         self._supervisor = supervisor
         self._pod = pod
         self._standin = standin
+        self._unmap = unmap
 
     def judge(self, call: Notification, pid: int, file: int) -> int:
         """Carry a call out, or say that it must be; return an errno, 0, or PROCEED."""
@@ -42,26 +48,20 @@ class UvmJudge:
             return errno.EINVAL
         if (block := self._standin.read(call.tid, call.argument, layout.size)) is None:
             return errno.EFAULT
-        memory = None
+        if call.request == uvm.MAP_EXTERNAL_ALLOCATION:
+            self._claim_mapping(pid, block, layout)
+            return PROCEED
         if call.request == uvm.REGISTER_GPU:
             if (status := self._may_register(file, block, limited=limited)) != abi.NV_OK:
-                return self._answer(block, layout, status)
-        elif layout.client_at is not None:
-            memory = uvm.CLIENT_AND_OBJECT.unpack_from(block.data, layout.client_at)
-            if not self._supervisor.owns(self._pod, memory[0]):
-                self._supervisor.refused(self._pod, "somebody's client for UVM")
-                return self._answer(block, layout, abi.NV_ERR_INVALID_CLIENT)
-        if error := self._standin.uvm(file, call.request, block):
-            return error
-        if _U32.unpack_from(block.data, layout.status_at)[0] == abi.NV_OK:
-            self._learn(call.request, pid, block, memory, layout)
-        block.store()
-        return 0
-
-    def _answer(self, block: Block, layout: uvm.Layout, status: int) -> int:
-        block.patch_u32(layout.status_at, status)
-        block.store()
-        return 0
+                block.patch_u32(layout.status_at, status)
+                block.store()
+                return 0
+            error = self._standin.uvm(file, call.request, block)
+        else:
+            error = self._unmapped(call.request, pid, file, block, layout)
+        if not error:
+            block.store()
+        return error
 
     def _initialize(self, call: Notification, pid: int, *, limited: bool) -> int:
         """Let UVM be initialised, under a limit without the ways to memory that no call shows.
@@ -92,16 +92,27 @@ class UvmJudge:
             return abi.NV_ERR_INVALID_STATE
         return abi.NV_OK
 
-    def _learn(self, request: int, pid: int, block: Block, memory: tuple[int, int] | None, layout: uvm.Layout) -> None:
-        if request == uvm.MAP_EXTERNAL_ALLOCATION and memory is not None:
-            base, length = uvm.BASE_AND_LENGTH.unpack_from(block.data)
-            (count,) = _U64.unpack_from(block.data, layout.status_at - 20)
-            places = range(_ATTRIBUTES_AT, _ATTRIBUTES_AT + count * _ATTRIBUTES_BYTES, _ATTRIBUTES_BYTES)
-            uuids = [bytes(block.data[at : at + uvm.UUID_BYTES]) for at in places if at < layout.status_at - 20]
-            self._supervisor.map(pid, base, length, uuids, memory)
-        elif request == uvm.UNMAP_EXTERNAL:
-            base, length = uvm.BASE_AND_LENGTH.unpack_from(block.data)
-            self._supervisor.unmap(pid, base, length, bytes(block.data[16 : 16 + uvm.UUID_BYTES]))
-        elif request == uvm.FREE:
-            base, length = uvm.BASE_AND_LENGTH.unpack_from(block.data)
-            self._supervisor.unmap(pid, base, length, None)
+    def _claim_mapping(self, pid: int, block: Block, layout: uvm.Layout) -> None:
+        """Let what is about to be mapped keep its memory."""
+        assert layout.client_at is not None
+        client, memory = uvm.CLIENT_AND_OBJECT.unpack_from(block.data, layout.client_at)
+        base, length = uvm.BASE_AND_LENGTH.unpack_from(block.data)
+        end = layout.status_at - 20
+        (count,) = _U64.unpack_from(block.data, end)
+        places = range(_ATTRIBUTES_AT, min(end, _ATTRIBUTES_AT + count * _ATTRIBUTES_BYTES), _ATTRIBUTES_BYTES)
+        uuids = [bytes(block.data[at : at + uvm.UUID_BYTES]) for at in places]
+        self._supervisor.map(pid, base, length, uuids, (client, memory))
+
+    def _unmapped(self, request: int, pid: int, file: int, block: Block, layout: uvm.Layout) -> int:
+        """Carry an unmapping out."""
+        base, length = uvm.BASE_AND_LENGTH.unpack_from(block.data)
+        card = bytes(block.data[16 : 16 + uvm.UUID_BYTES]) if request == uvm.UNMAP_EXTERNAL else None
+        error = 0
+
+        def carry_out() -> bool:
+            nonlocal error
+            error = self._standin.uvm(file, request, block)
+            return not error and bool(_U32.unpack_from(block.data, layout.status_at)[0] == abi.NV_OK)
+
+        self._unmap(pid, base, length, card, carry_out)
+        return error

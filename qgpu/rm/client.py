@@ -72,6 +72,14 @@ def free(fd: int, client: int, handle: int) -> bool:
     return bool(call.status == abi.NV_OK)
 
 
+def duplicate(fd: int, client: int, parent: int, handle: int, source: int) -> bool:
+    """Give an object a second handle in the same client; False when RM did not."""
+    call = ffi.new("NVOS55_PARAMETERS *")
+    call.hClient, call.hParent, call.hObject, call.hClientSrc, call.hObjectSrc = client, parent, handle, client, source
+    abi.ioctl(fd, abi.NV_ESC_RM_DUP_OBJECT, call)
+    return bool(call.status == abi.NV_OK)
+
+
 def take(pidfd: int, fd: int) -> int:
     """Take the open file that another process has as ``fd``; to be closed again soon. Raises OSError.
 

@@ -43,6 +43,13 @@ class RmDevice:
         self.client.control(self.subdevice, abi.NV2080_GPU_GET_GID_INFO, params)
         return bytes(ffi.buffer(params.data, params.length))
 
+    def private_bytes(self, pid: int) -> int:
+        """Return how much of this card's memory a process alone refers to, by RM's count. Raises RmError."""
+        params = ffi.new("NV2080_CTRL_GPU_GET_PID_INFO_PARAMS *", {"pidInfoListCount": 1})
+        params.pidInfoList[0].pid = pid
+        self.client.control(self.subdevice, abi.NV2080_GPU_GET_PID_INFO, params)
+        return int(params.pidInfoList[0].memPrivate)
+
     def set_channels(self, channels: Sequence[tuple[int, int]], *, disabled: bool, preempt: bool = True) -> None:
         """Disable or enable channels given as (client, channel) handles. Raises RmError on a stale handle.
 

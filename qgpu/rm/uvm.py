@@ -10,21 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 INITIALIZE = 0x30000001
-REGISTER_GPU_VASPACE = 25
-REGISTER_CHANNEL = 27
 MAP_EXTERNAL_ALLOCATION = 33
 FREE = 34
 REGISTER_GPU = 37
 UNMAP_EXTERNAL = 66
 ALLOC_DEVICE_P2P = 78
 
-#: Calls that name a client of RM's, whom UVM does not check for being the caller's, or that decide what is held.
-WATCHED = frozenset(
-    {
-        *(INITIALIZE, REGISTER_GPU_VASPACE, REGISTER_CHANNEL, MAP_EXTERNAL_ALLOCATION, FREE, REGISTER_GPU),
-        *(UNMAP_EXTERNAL, ALLOC_DEVICE_P2P),
-    }
-)
+#: Calls that decide what memory is held, and on which cards.
+WATCHED = frozenset({INITIALIZE, MAP_EXTERNAL_ALLOCATION, FREE, REGISTER_GPU, UNMAP_EXTERNAL, ALLOC_DEVICE_P2P})
 
 INIT_FLAGS_DISABLE_HMM = 0x1
 INITIALIZE_BYTES = 16
@@ -55,8 +48,6 @@ def layouts(version: str) -> dict[int, Layout]:
     # base, length, offset; the attributes; their count; a descriptor, client, memory, status
     status_at = (24 + attributes + 7) // 8 * 8 + 8 + 12
     return {
-        REGISTER_GPU_VASPACE: Layout(32, 28, 20),
-        REGISTER_CHANNEL: Layout(56, 48, 20),
         MAP_EXTERNAL_ALLOCATION: Layout(status_at + 4, status_at, status_at - 8),
         FREE: Layout(24, 16),
         UNMAP_EXTERNAL: Layout(40, 32),

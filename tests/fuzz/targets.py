@@ -119,7 +119,7 @@ def _facts(random: Random, seeds: list[tuple[int, bytes, bytes]], wrapped: int) 
         parent = random.choice([other, client, 0])
         call: calls.Call | None = calls.Alloc(client, parent, handle, made, 0, 0, False, 40)
     elif kind < 15:
-        return _memory_facts(random, pid, client)
+        return _memory_facts(random, pid)
     else:
         call = _decode(random, seeds, wrapped)
     match call:
@@ -144,7 +144,7 @@ def _facts(random: Random, seeds: list[tuple[int, bytes, bytes]], wrapped: int) 
             return [{"fact": "gone", "client": client, "handle": gone}]
 
 
-def _memory_facts(random: Random, pid: int, client: int) -> list[register.Fact]:
+def _memory_facts(random: Random, pid: int) -> list[register.Fact]:
     """Return what UVM or an export does with memory."""
     place = {
         "pid": pid,
@@ -158,7 +158,7 @@ def _memory_facts(random: Random, pid: int, client: int) -> list[register.Fact]:
         case 1:
             return [{"fact": "unmap"} | place | ({"uuid": None} if random.randrange(2) else {})]
         case 2:
-            return [{"fact": "export", "client": client, "memory": random.randrange(1, 9)}]
+            return [{"fact": "pin", "keeper": random.choice([0, pid]), "memory": random.randrange(1, 9)}]
     return [{"fact": "managed", "pid": pid, "bytes": random.choice([0, 1 << 21])}]
 
 

@@ -30,6 +30,9 @@ class FakeRm:
         self.seen: list = []
         self.pidfds: dict = {}
         self.answers: dict = {}
+        self.aliases: dict = {}
+        self.mapped: set = set()
+        self.unmaps = False
         self.wakes = 0
 
     # -- what Hands does ------------------------------------------------------------------------------------------
@@ -62,6 +65,23 @@ class FakeRm:
 
     def free(self, file, client, handle):
         self._free(client, handle)
+
+    def free_anywhere(self, key):
+        return self._free(*key)
+
+    def duplicate(self, file, rm, handle):
+        self.objects[rm.client, handle] = (rm.rm_class, rm.parent)
+        self.sizes[rm.client, handle] = self.sizes[rm.key]
+        self.aliases[rm.client, handle] = self.aliases.get(rm.key, rm.key)
+        return True
+
+    def private_bytes(self, instance, pid):
+        """Memory with one handle and no mapping of UVM's (``mapped`` holds what the test says it has mapped)."""
+        roots = [self.aliases.get(key, key) for key in self.sizes if key in self.objects]
+        return sum(self.sizes[root] for root in set(roots) if roots.count(root) == 1 and root not in self.mapped)
+
+    def register_p2p(self, file, client, handle):
+        return None
 
     def context(self, channel):
         return channel.handle
@@ -141,6 +161,7 @@ class FakeRm:
         self.objects[client, handle] = (found[0], parent)
         if (source_client, source) in self.sizes:
             self.sizes[client, handle] = self.sizes[source_client, source]
+            self.aliases[client, handle] = self.aliases.get((source_client, source), (source_client, source))
         self._status(data, 24, abi.NV_OK)
 
     def _control(self, data):
@@ -153,6 +174,8 @@ class FakeRm:
 
     def _uvm(self, request, data):
         self.seen.append((request, bytes(data)))
+        if request == uvm.UNMAP_EXTERNAL and self.unmaps:
+            self.mapped.clear()
         if request == uvm.INITIALIZE:
             self._status(data, uvm.STATUS_AT_INITIALIZE, self.answers.get("initialised", abi.NV_OK))
         else:

@@ -58,7 +58,7 @@ def guardian(monkeypatch, tmp_path):
     monkeypatch.setattr(server, "RmClient", lambda: None)
     monkeypatch.setattr(server, "open_devices", lambda client: [_Device()])
     monkeypatch.setattr(server, "SwitchLog", _Log)
-    monkeypatch.setattr(server, "Hands", lambda register, branch, client: rm)
+    monkeypatch.setattr(server, "Hands", lambda register, branch, client, devices: rm)
     monkeypatch.setattr(server.cgroup, "create", lambda name: None)
     monkeypatch.setattr(server.cgroup, "bring", lambda name, pid, path: None)
     rm.gate = lambda device, channels, closed, preempt=True: Moved()

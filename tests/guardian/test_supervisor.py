@@ -82,6 +82,15 @@ class Pod:
         self.lines.write(line + "\n")
         self.lines.flush()
 
+    def uvm(self, request, argument):
+        """Make a call of UVM's on a file that is taken for UVM's meanwhile."""
+        self.supervisor.major, self.supervisor.uvm_major = None, NULL_MAJOR
+        self.tell(json.dumps({"request": request, "argument": argument.hex(), "params": ""}))
+        try:
+            return self.answer()
+        finally:
+            self.supervisor.major, self.supervisor.uvm_major = NULL_MAJOR, None
+
     def begin(self, number, argument, params=b"", **more):
         request = abi.request(number, len(argument))
         self.tell(json.dumps({"request": request, "argument": argument.hex(), "params": params.hex()} | more))
@@ -419,6 +428,56 @@ def test_duplicated_memory_is_charged_once_until_the_last_handle_goes(on_card):
     on_card.call(abi.NV_ESC_RM_FREE, free(20))
 
     assert (both, one, held(on_card)) == (MOST, MOST, 0)
+
+
+def uvm_mapping(base, length, memory, client=7):
+    call = struct.pack("<QQQ", base, length, 0) + bytes(16) + bytes(9264 - 40)
+    return call[:9240] + struct.pack("<QiIII", 1, -1, client, memory, 0xFFFF) + bytes(4)
+
+
+def uvm_range(base, length):
+    return struct.pack("<QQ", base, length) + bytes(16) + struct.pack("<II", 0xFFFF, 0)
+
+
+def test_memory_that_is_freed_while_it_is_mapped_counts_until_it_is_unmapped(on_card):
+    allocate(on_card, 10, MOST)
+    on_card.uvm(uvm.MAP_EXTERNAL_ALLOCATION, uvm_mapping(1 << 40, MOST, 10))
+    on_card.rm.mapped.add((7, 10))
+    on_card.call(abi.NV_ESC_RM_FREE, free(10))
+    mapped = held(on_card)
+    on_card.rm.unmaps = True
+    on_card.uvm(uvm.UNMAP_EXTERNAL, uvm_range(1 << 40, MOST))
+
+    assert (mapped, held(on_card)) == (MOST, 0)
+    assert not on_card.rm.sizes.keys() & on_card.rm.objects.keys()
+
+
+def test_an_unmapping_that_unmaps_something_else_gives_nothing_back(on_card):
+    allocate(on_card, 10, MOST)
+    on_card.uvm(uvm.MAP_EXTERNAL_ALLOCATION, uvm_mapping(1 << 40, MOST, 10))
+    on_card.rm.mapped.add((7, 10))
+    on_card.call(abi.NV_ESC_RM_FREE, free(10))
+    on_card.uvm(uvm.UNMAP_EXTERNAL, uvm_range(1 << 40, MOST))  # RM says that it is still mapped
+
+    assert held(on_card) == MOST
+
+
+def test_a_mapping_that_was_not_told_of_keeps_its_memory_charged_until_the_process_ends(on_card):
+    allocate(on_card, 10, MOST)
+    on_card.rm.mapped.add((7, 10))
+    on_card.call(abi.NV_ESC_RM_FREE, free(10))
+    mapped = held(on_card)
+    on_card.supervisor.exited(on_card.process.pid)
+
+    assert (mapped, held(on_card)) == (MOST, 0)
+
+
+def test_memory_that_goes_with_its_device_but_is_mapped_stays_charged(on_card):
+    allocate(on_card, 10, MOST)
+    on_card.rm.mapped.add((7, 10))
+    on_card.call(abi.NV_ESC_RM_FREE, free(2))
+
+    assert on_card.supervisor.register.memory("web") == {0: MOST}
 
 
 def test_memory_of_the_old_heap_interface_counts_too(on_card):

@@ -1,0 +1,115 @@
+"""Frees a pod's memory and unmaps it, and finds out from RM's own figures what of it is really gone.
+
+A handle is not all that keeps memory: UVM's mappings do, and what they are is only claimed (``uvmjudge.py``). RM
+counts for each process how much of its memory nobody else refers to (GPU_GET_PID_INFO: memPrivate). Freed memory
+that was private makes that figure fall by its size; else something keeps it, and so does its charge. Memory
+that is freed while it is mapped first gets another handle of ours in the pod's client: when the last mapping goes, it
+becomes private, which shows too. What does not show in the figures stays charged until the process ends.
+
+The figures are read while nothing else can move them: the pod's calls are served one at a time, none of its mappings
+is being made, and no other pod is making a second handle (``Supervisor.books``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import structlog
+
+from qgpu.guardian.holdings import Memory
+from qgpu.guardian.register import Key
+from qgpu.guardian.supervisor import Supervisor
+
+_log = structlog.get_logger("guardian")
+
+#: Handles of ours in pods' clients, far from those libcuda picks.
+_FIRST_HANDLE = 0x6FFF0000
+
+
+class Freeing:
+    """Frees and unmaps for one pod."""
+
+    def __init__(self, supervisor: Supervisor, pod: str, quiet: Callable[[], bool]) -> None:
+        self._supervisor = supervisor
+        self._pod = pod
+        #: Waits until none of the pod's mappings is being made; False when one does not end.
+        self._quiet = quiet
+        self._next = _FIRST_HANDLE
+
+    def free(self, file: int, key: Key, carry_out: Callable[[], bool]) -> bool:
+        """Have an object freed, and keep the charge of memory that is not gone with it; return if RM freed it."""
+        with self._supervisor.lock:
+            ending = self._supervisor.register.ending_with(key)
+            memories = [memory for memory in ending if not memory.keepers and self._limited(memory)]
+        entry = self._supervisor.register.clients.get(key[0])
+        if not memories or entry is None:
+            return carry_out()
+        quiet = self._quiet()
+        with self._supervisor.books:
+            if key in memories[0].handles and self._another(file, key, memories[0]):
+                return carry_out()
+            before = self._private(entry.maker, memories[0])
+            if not carry_out():
+                return False
+            after = self._private(entry.maker, memories[0])
+            if before is None or after is None:
+                return True  # a driver that does not say: claims must do
+            if quiet and before - after >= sum(memory.size for memory in memories):
+                for memory in memories:
+                    self._supervisor.unmap_memory(memory.number)
+            else:
+                _log.info("memory outlives its handle", pod=self._pod, bytes=sum(memory.size for memory in memories))
+                for memory in memories:
+                    self._supervisor.pin(memory.number, entry.maker)
+            return True
+
+    def unmap(self, pid: int, base: int, length: int, card: bytes | None, carry_out: Callable[[], bool]) -> None:
+        """Have a range unmapped, and give up memory that nothing but our own handle keeps then."""
+        holdings = self._supervisor.register.holdings
+        kept = [memory for memory in holdings.mapped_in(pid, base, length, card) if self._ours(memory)]
+        if not kept or not self._limited(kept[0]):
+            if carry_out():
+                self._supervisor.unmap(pid, base, length, card)
+            return
+        quiet = self._quiet()
+        with self._supervisor.books:
+            entry = self._supervisor.register.clients.get(next(iter(kept[0].handles))[0])
+            maker = entry.maker if entry is not None else 0
+            before = self._private(maker, kept[0])
+            if not carry_out():
+                return
+            after = self._private(maker, kept[0])
+            self._supervisor.unmap(pid, base, length, card)
+            gone = [memory for memory in kept if not holdings.is_mapped(memory.number)]
+            if before is None or after is None:
+                before, after = 0, sum(memory.size for memory in gone)  # a driver that does not say
+            if quiet and after - before >= sum(memory.size for memory in gone):
+                for memory in gone:
+                    for key in list(memory.handles):
+                        if self._supervisor.hands.free_anywhere(key):
+                            self._supervisor.freed(key, [], gone=True)
+
+    def is_ours(self, key: Key) -> bool:
+        """Tell whether a handle is one of those that we made: a pod may not free it."""
+        return key[1] >= _FIRST_HANDLE and key[1] < _FIRST_HANDLE + 0x10000
+
+    def _ours(self, memory: Memory) -> bool:
+        return bool(memory.handles) and all(self.is_ours(key) for key in memory.handles)
+
+    def _limited(self, memory: Memory) -> bool:
+        return memory.instance in self._supervisor.allowance(memory.pod).limits
+
+    def _private(self, pid: int, memory: Memory) -> int | None:
+        return self._supervisor.hands.private_bytes(memory.instance, pid)
+
+    def _another(self, file: int, key: Key, memory: Memory) -> bool:
+        """Make a handle of ours on memory that is still mapped; True when it is there."""
+        rm = self._supervisor.register.objects.get(key)
+        if rm is None or not self._supervisor.register.holdings.is_mapped(memory.number):
+            return False
+        self._next = _FIRST_HANDLE + (self._next + 1 - _FIRST_HANDLE) % 0x10000
+        ours = key[0], self._next
+        if not self._supervisor.hands.duplicate(file, rm, ours[1]):
+            return False
+        self._supervisor.duplicated(rm, ours[1], memory.number)
+        return True
