@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from qgpu.rm import abi
+
 # By class (the upper half of a control's number), the lower halves.
 _FLAT: dict[int, str] = {
     0x0000: (
@@ -134,5 +136,13 @@ DESCRIPTORS = {
     0x3D0C: 0,  # OS_UNIX_IMPORT_OBJECTS_FROM_FD
     0x00FD0104: 8,  # MULTICAST ATTACH_GPU
 }
+
+#: Controls from which something is learned, or whose answer is fitted.
+LOOKED_AT = frozenset(
+    {
+        *(abi.NV2080_FB_GET_INFO_V2, abi.NV2080_GPU_GET_PIDS, abi.NV2080_GPU_GET_PID_INFO, abi.NV00FD_ATTACH_MEM),
+        *(abi.NVA06C_GPFIFO_SCHEDULE, abi.NVA06F_GPFIFO_SCHEDULE),
+    }
+)
 
 ALLOWED = FLAT | LEGACY | NESTED.keys() | DESCRIPTORS.keys()

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import structlog
 
-from qgpu.guardian import answers, calls, classes, controls, managed, rules
+from qgpu.guardian import answers, calls, classes, controls, managed, notify, quick, rules
 from qgpu.guardian.filter import WATCHED, is_mapping, mapping
 from qgpu.guardian.freeing import Freeing
 from qgpu.guardian.notify import Listener, Notification
@@ -86,6 +86,7 @@ class Judge:
         self._listener = listener
         self._hands = supervisor.hands
         self._standin = StandIn(supervisor.perform)
+        self._quick = quick.Quick(supervisor.perform)
         self._freeing = Freeing(supervisor, pod, self._no_mapping_is_made)
         self._uvm = UvmJudge(supervisor, pod, self._standin, self._freeing.unmap)
         #: By thread: its process.
@@ -142,9 +143,12 @@ class Judge:
                     self._external[call.tid] = _Loose.of(call, pid)
                 return outcome
             if major != self._supervisor.major:
-                return (
-                    errno.ENOTTY
-                )  # a call with RM's number and size is for RM's files, whatever else is there meanwhile
+                # A call with RM's number and size is for RM's files, whatever else is in the descriptor's place.
+                return errno.ENOTTY
+            if call.request == quick.REQUEST:
+                done = self._quick.control(call.tid, file, call.argument)
+                if done is not None:
+                    return done
             return self._escape(call, pid, file, os.minor(status.st_rdev))
         finally:
             os.close(file)
@@ -160,7 +164,7 @@ class Judge:
     def _process(self, tid: int) -> int:
         """Return the process of a thread, which is then in the register. Raises OSError when it is gone."""
         pid = self._threads.get(tid)
-        if pid is None or not os.path.exists(f"/proc/{pid}/task/{tid}"):
+        if pid is None or not notify.is_thread_of(pid, tid):
             pid = self._threads[tid] = _process_of(tid)
         if pid not in self._supervisor.register.processes:
             self._supervisor.know_process(self._pod, pid)

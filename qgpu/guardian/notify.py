@@ -21,7 +21,8 @@ _ffi.cdef(
     struct seccomp_notif { uint64_t id; uint32_t pid, flags; struct seccomp_data data; };
     struct seccomp_notif_resp { uint64_t id; int64_t val; int32_t error; uint32_t flags; };
     struct iovec { void *base; size_t len; };
-    int ioctl(int fd, unsigned long request, ...);
+    int ioctl(int fd, unsigned long request, void *argument);
+    int tgkill(int pid, int tid, int signal);
     ssize_t process_vm_readv(int pid, const struct iovec *local, unsigned long n, const struct iovec *remote,
                              unsigned long m, unsigned long flags);
     ssize_t process_vm_writev(int pid, const struct iovec *local, unsigned long n, const struct iovec *remote,
@@ -37,11 +38,9 @@ _ID_VALID = 0x40082102
 _SET_FLAGS = 0x40082104
 _SYNC_WAKE_UP = 1
 _CONTINUE = 1
-_RECV_REQUEST, _SEND_REQUEST = _ffi.cast("unsigned long", _RECV), _ffi.cast("unsigned long", _SEND)
-_ID_VALID_REQUEST = _ffi.cast("unsigned long", _ID_VALID)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: one is made for every call, and that would take three times as long
 class Notification:
     """One stopped system call: the thread, the call by its number on an architecture, its arguments."""
 
@@ -89,12 +88,12 @@ class Listener:
         self._valid = _ffi.new("uint64_t *")
         self._answer = _ffi.new("struct seccomp_notif_resp *")
         # Wakes the pod on this CPU as soon as it is answered (Linux 6.6); older kernels say EINVAL, no matter.
-        _libc.ioctl(fd, _ffi.cast("unsigned long", _SET_FLAGS), _ffi.cast("unsigned long", _SYNC_WAKE_UP))
+        _libc.ioctl(fd, _SET_FLAGS, _ffi.cast("void *", _SYNC_WAKE_UP))
 
     def receive(self) -> Notification | None:
         """Take the next notification; None when its thread died or was interrupted meanwhile."""
         self._slot[:] = bytes(SLOT_BYTES)
-        if _libc.ioctl(self.fd, _RECV_REQUEST, self._notif) < 0:
+        if _libc.ioctl(self.fd, _RECV, self._notif) < 0:
             return None
         return _notification(self._notif)
 
@@ -113,14 +112,19 @@ class Listener:
     def still_waiting(self, id_: int) -> bool:
         """Tell whether the thread is still stopped in this very call, so that what was read was its own."""
         self._valid[0] = id_
-        return bool(_libc.ioctl(self.fd, _ID_VALID_REQUEST, self._valid) == 0)
+        return bool(_libc.ioctl(self.fd, _ID_VALID, self._valid) == 0)
 
     def _send(self, id_: int, flags: int, error: int = 0) -> bool:
         """Answer; False when nobody waits any more: the thread was killed, or a signal made it begin again."""
         self._answer.id, self._answer.val, self._answer.error, self._answer.flags = id_, 0, error, flags
-        sent = _libc.ioctl(self.fd, _SEND_REQUEST, self._answer) == 0
+        sent = _libc.ioctl(self.fd, _SEND, self._answer) == 0
         self._notif.id = 0  # answered: no successor of ours has to
         return bool(sent)
+
+
+def is_thread_of(pid: int, tid: int) -> bool:
+    """Tell whether a process has a thread of that number."""
+    return bool(_libc.tgkill(pid, tid, 0) == 0)
 
 
 class Memory:

@@ -93,11 +93,12 @@ ffi.cdef(
                      pid; uint16_t reserved0; uint8_t migGpuInstanceId, migComputeInstanceId; uint64_t timestamp; }
                      NV_EVENT_BUFFER_FECS_RECORD;
 
-    int ioctl(int fd, unsigned long request, ...);
+    int ioctl(int fd, unsigned long request, void *argument);
+    long syscall(long number, long a, long b, long c);
     """
 )
 _libc: Any = ffi.dlopen(None)
-_UNSIGNED_LONG = ffi.typeof("unsigned long")
+_SYS_PIDFD_GETFD = 438
 
 #: Character devices (KO/common/inc/nv-chardev-numbers.h).
 NV_MAJOR = 195
@@ -224,7 +225,7 @@ def ioctl(fd: int, number: int, argument: Any) -> None:
 def raw_ioctl(fd: int, req: int, argument: Any) -> int:
     """Issue any ioctl with a cffi pointer, restarting it when a signal interrupts. Raises OSError."""
     while True:
-        result = _libc.ioctl(fd, ffi.cast("unsigned long", req), ffi.cast("void *", argument))
+        result = _libc.ioctl(fd, req, ffi.cast("void *", argument))
         if result >= 0:
             return int(result)
         if ffi.errno != errno.EINTR:
@@ -233,7 +234,15 @@ def raw_ioctl(fd: int, req: int, argument: Any) -> int:
 
 def perform(fd: int, req: int, argument: Any) -> int:
     """Issue any ioctl once and return its errno, 0 for none."""
-    return int(ffi.errno) if _libc.ioctl(fd, ffi.cast(_UNSIGNED_LONG, req), argument) < 0 else 0
+    return int(ffi.errno) if _libc.ioctl(fd, req, argument) < 0 else 0
+
+
+def pidfd_getfd(pidfd: int, fd: int) -> int:
+    """Take a descriptor of another process (pidfd_getfd(2)). Raises OSError."""
+    taken = int(_libc.syscall(_SYS_PIDFD_GETFD, pidfd, fd, 0))
+    if taken < 0:
+        raise OSError(ffi.errno, os.strerror(ffi.errno))
+    return taken
 
 
 def check(status: int, what: str) -> None:

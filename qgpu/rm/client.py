@@ -6,7 +6,6 @@ whoever holds that file (taken with pidfd_getfd) may name the client (rmclientVa
 
 from __future__ import annotations
 
-import ctypes
 import mmap
 import os
 from collections.abc import Iterator
@@ -21,9 +20,6 @@ from qgpu.rm.abi import ffi
 _CONTROL_DEVICE = "/dev/nvidiactl"
 #: Handles of our own objects, far from those libcuda picks; each client has a name space of its own.
 _FIRST_HANDLE = 0x71000000
-
-_syscall = ctypes.CDLL(None, use_errno=True).syscall
-_SYS_PIDFD_GETFD = 438
 
 
 def control(fd: int, client: int, target: int, command: int, params: Any = None) -> None:
@@ -85,11 +81,7 @@ def take(pidfd: int, fd: int) -> int:
 
     A file held here would keep its RM clients alive past the process's death.
     """
-    taken: int = _syscall(_SYS_PIDFD_GETFD, pidfd, fd, 0)
-    if taken < 0:
-        error = ctypes.get_errno()
-        raise OSError(error, os.strerror(error))
-    return taken
+    return abi.pidfd_getfd(pidfd, fd)
 
 
 @contextmanager
