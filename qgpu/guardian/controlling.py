@@ -1,0 +1,176 @@
+"""One pod's RM controls: which are refused, which are asked of RM, what is learned from them and shown instead."""
+
+from __future__ import annotations
+
+import os
+import struct
+from pathlib import Path
+
+from qgpu.guardian import answers, calls, controls, rules
+from qgpu.guardian.desk import Case, Desk, status_of
+from qgpu.guardian.objects import Objects
+from qgpu.guardian.standin import Block
+from qgpu.rm import abi
+
+_U32 = struct.Struct("<I")
+_HANDLES_OF_EXPORTS_AT, _MOST_EXPORTS = 76, 512
+_HANDLES_OF_IMPORTS_AT, _MOST_IMPORTS = 8, 128
+
+
+class Controls:
+    """Judges controls."""
+
+    def __init__(self, desk: Desk, objects: Objects) -> None:
+        self._desk = desk
+        self._supervisor = desk.supervisor
+        self._hands = desk.supervisor.hands
+        self._standin = desk.standin
+        self._pod = desk.pod
+        self._objects = objects
+
+    def control(self, case: Case, block: Block, asked: calls.Control) -> int:
+        """Judge a control."""
+        command = asked.command
+        if (refusal := self._refusal(asked)) is not None:
+            if command == abi.NVA06C_SET_TIMESLICE and self._first_wish(case.call.tid, asked):
+                return self._desk.answer(block, asked.status_at, abi.NV_OK)
+            return self._desk.refuse(block, asked.status_at, *refusal)
+        params = None
+        nested: list[Block] | None = []
+        if asked.params and asked.size:
+            if (params := self._standin.read(case.call.tid, asked.params, asked.size)) is None:
+                return self._desk.answer(block, asked.status_at, abi.NV_ERR_INVALID_ADDRESS)
+            block.patch_u64(16, params.at)
+            nested = self._standin.read_nested(case.call.tid, params, controls.NESTED.get(command, ()))
+        elif command in controls.NESTED or command in controls.DESCRIPTORS:
+            nested = None
+        if nested is None:
+            block.restore(16, 8)
+            return self._desk.answer(block, asked.status_at, abi.NV_ERR_INVALID_ADDRESS)
+        error = self._perform_control(case, block, params, asked)
+        block.restore(16, 8)
+        if params is not None:
+            if not error and status_of(block, asked.status_at) == abi.NV_OK:
+                status = self._after(case, params, nested, asked)
+                block.patch_u32(asked.status_at, status)
+            for each in nested:
+                each.store()
+            for where in controls.NESTED.get(command, ()):
+                params.restore(where.pointer_at, 8)
+            params.store()
+        if not error:
+            block.store()
+        return error
+
+    def _refusal(self, asked: calls.Control) -> tuple[int, str] | None:
+        """Say why a control is refused before RM is asked: its status and how it is counted."""
+        command = asked.command
+        if command in rules.REFUSED:
+            return abi.NV_ERR_INSUFFICIENT_PERMISSIONS, rules.REFUSED[command]
+        if asked.serialized:
+            return abi.NV_ERR_INVALID_ARGUMENT, "serialized control"
+        if command not in controls.ALLOWED:
+            return abi.NV_ERR_NOT_SUPPORTED, f"control {command:#x}"
+        if command in controls.LEGACY and not self._supervisor.owns(self._pod, asked.client):
+            return abi.NV_ERR_INVALID_CLIENT, "control on somebody's client"
+        return None
+
+    def _perform_control(self, case: Case, block: Block, params: Block | None, asked: calls.Control) -> int:
+        at = controls.DESCRIPTORS.get(asked.command)
+        if at is None or params is None:
+            if asked.command == abi.NV2080_GPU_GET_PID_INFO and params is not None:
+                return self._perform_on_pids(case, block, params)
+            return self._standin.escape(case.file, abi.NV_ESC_RM_CONTROL, block)
+        (fd,) = struct.unpack_from("<i", params.data, at)
+        taken = self._desk.take(case, fd) if fd >= 0 else fd
+        try:
+            params.patch_u32(at, taken)
+            return self._standin.escape(case.file, abi.NV_ESC_RM_CONTROL, block)
+        finally:
+            params.restore(at, 4)
+            if taken >= 0:
+                os.close(taken)
+
+    def _perform_on_pids(self, case: Case, block: Block, params: Block) -> int:
+        """Ask about processes by the numbers that they have out here, and answer with those inside."""
+        places = answers.pid_infos(params.data)
+        own = {_inside(pid, case.call.tid): pid for pid in self._own_pids()}
+        asked = [_U32.unpack_from(params.data, at)[0] for at in places]
+        for at, pid in zip(places, asked, strict=True):
+            params.patch_u32(at, own.get(pid, 0))
+        error = self._standin.escape(case.file, abi.NV_ESC_RM_CONTROL, block)
+        answers.hide_others(params.data, set(own.values()))
+        for at, pid in zip(places, asked, strict=True):
+            params.patch_u32(at, pid)
+        return error
+
+    def _own_pids(self) -> list[int]:
+        with self._supervisor.lock:
+            return [pid for pid, pod in self._supervisor.register.processes.items() if pod == self._pod]
+
+    def _after(self, case: Case, params: Block, nested: list[Block], asked: calls.Control) -> int:
+        """Learn from RM's answer, and fit what it tells of the card; return the status to answer with."""
+        match asked.command:
+            case abi.NV2080_FB_GET_INFO_V2:
+                self._show_memory(asked, params.data, 4, _U32.unpack_from(params.data)[0])
+            case abi.NV2080_FB_GET_INFO if nested:
+                self._show_memory(asked, nested[0].data, 0, _U32.unpack_from(params.data)[0])
+            case abi.NV2080_GPU_GET_PIDS:
+                answers.show_pids(params.data, set(self._own_pids()), lambda own: _inside(own, case.call.tid))
+            case abi.NVA06C_GPFIFO_SCHEDULE | abi.NVA06F_GPFIFO_SCHEDULE:
+                self._supervisor.wake()
+            case abi.NV0000_OS_UNIX_EXPORT_OBJECT_TO_FD:
+                self._supervisor.export(asked.client, [_U32.unpack_from(params.data, 12)[0]])
+            case abi.NV0000_OS_UNIX_EXPORT_OBJECTS_TO_FD:
+                self._supervisor.export(asked.client, _handles(params.data, _HANDLES_OF_EXPORTS_AT, _MOST_EXPORTS))
+            case abi.NV00FD_ATTACH_MEM:
+                self._supervisor.export(asked.client, [_U32.unpack_from(params.data, 4)[0]])
+            case abi.NV0000_OS_UNIX_IMPORT_OBJECT_FROM_FD:
+                return self._imported(case, asked.client, [_U32.unpack_from(params.data, 16)[0]])
+            case abi.NV0000_OS_UNIX_IMPORT_OBJECTS_FROM_FD:
+                return self._imported(case, asked.client, _handles(params.data, _HANDLES_OF_IMPORTS_AT, _MOST_IMPORTS))
+        return abi.NV_OK
+
+    def _imported(self, case: Case, client: int, handles: list[int]) -> int:
+        """Charge what came by a descriptor: nobody here knows whose it was, so it counts as the pod's own."""
+        for handle in handles:
+            if handle and (status := self._objects.arrived(case.file, (client, handle), client, None)) != abi.NV_OK:
+                for other in handles:
+                    self._hands.free(case.file, client, other)
+                    self._supervisor.freed((client, other), [], gone=True)
+                return status
+        return abi.NV_OK
+
+    def _show_memory(self, asked: calls.Control, entries: bytearray, at: int, count: int) -> None:
+        if (shown := self._desk.shown(asked.client, asked.target)) is not None:
+            answers.show_memory(entries, at, count, *shown)
+
+    def _first_wish(self, tid: int, asked: calls.Control) -> bool:
+        """Remember the timeslice libcuda gives a TSG once at start; it holds when no plan says otherwise."""
+        tsg = self._supervisor.register.objects.get((asked.client, asked.target))
+        if tsg is None or tsg.wish_us != abi.RM_DEFAULT_TIMESLICE_US:
+            return False
+        data = self._standin.memory.read(tid, asked.params, 8)
+        wish = int.from_bytes(data, "little") if data else 0
+        if not abi.RM_DEFAULT_TIMESLICE_US <= wish <= 4 * abi.RM_DEFAULT_TIMESLICE_US:
+            return False
+        with self._supervisor.lock:
+            self._supervisor.note({"fact": "wish", "client": tsg.client, "handle": tsg.handle, "us": wish})
+        return True
+
+
+def _handles(params: bytearray, at: int, most: int) -> list[int]:
+    return [handle for handle in struct.unpack_from(f"<{min(most, (len(params) - at) // 4)}I", params, at) if handle]
+
+
+def _inside(pid: int, tid: int) -> int:
+    """Return the number a process has in the pid namespace of a thread; 0 where it has none."""
+    try:
+        if os.stat(f"/proc/{tid}/ns/pid").st_ino == os.stat("/proc/self/ns/pid").st_ino:
+            return pid
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("NSpid:"):
+                return int(line.split()[-1])
+    except OSError:
+        pass
+    return 0

@@ -1,0 +1,106 @@
+"""What a pod's judges work with: its memory and files, answers in RM's own words, claims against its limits."""
+
+from __future__ import annotations
+
+import errno
+import os
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from qgpu.guardian.notify import Listener, Notification
+from qgpu.guardian.register import RmObject
+from qgpu.guardian.standin import Block, StandIn
+from qgpu.guardian.supervisor import Supervisor
+from qgpu.rm import abi
+from qgpu.rm.client import take
+
+#: Instead of an errno: the kernel is to carry the call out as it then stands.
+PROCEED = -1
+
+_U32 = struct.Struct("<I")
+
+
+@dataclass(slots=True)
+class Case:
+    """A call that is being judged: whose it is, and the file it is on, which is ours for as long as that takes."""
+
+    call: Notification
+    pid: int
+    file: int
+
+
+@dataclass(slots=True)
+class Desk:
+    """One pod's, and one thread's of ours."""
+
+    supervisor: Supervisor
+    pod: str
+    listener: Listener
+    standin: StandIn
+    #: Finds out what the pod's processes have unmapped; True when that is anything.
+    look_at_mappings: Callable[[], bool] = field(default=lambda: False)
+
+    def take(self, case: Case, fd: int) -> int:
+        """Take a descriptor of the process that makes a call, to be closed again. Raises OSError."""
+        taken = take(self.supervisor.hands.pidfd(case.pid), fd)
+        if not self.listener.still_waiting(case.call.id):  # it could have been another process of that number
+            os.close(taken)
+            raise InterruptedError(errno.EINTR, "the caller is gone")
+        return taken
+
+    def answer(self, block: Block, status_at: int, status: int) -> int:
+        """Answer in RM's own words without asking it."""
+        block.patch_u32(status_at, status)
+        block.store()
+        return 0
+
+    def refuse(self, block: Block, status_at: int, status: int, what: str) -> int:
+        """Answer as ``answer`` does, and count it."""
+        self.supervisor.refused(self.pod, what)
+        return self.answer(block, status_at, status)
+
+    def limited(self) -> bool:
+        """Tell whether the pod has a memory limit anywhere."""
+        return bool(self.supervisor.allowance(self.pod).limits)
+
+    def claim(self, rm: RmObject, number: int | None = None) -> int:
+        """Claim an object; where memory does not fit, look first at what the pod has unmapped meanwhile."""
+        status = self.supervisor.claim(rm, number)
+        if status == abi.NV_ERR_NO_MEMORY and self.look_at_mappings():
+            status = self.supervisor.claim(rm, number)
+        if status == abi.NV_ERR_NO_MEMORY:
+            self.supervisor.refused(self.pod, "memory over the limit")
+        return status
+
+    def shown(self, client: int, handle: int) -> tuple[int, int] | None:
+        """Return the pod's limit on the card that an object is on and what is left of it; None for no limit."""
+        register = self.supervisor.register
+        rm = register.objects.get((client, handle))
+        instance = register.instance_of(rm) if rm is not None else None
+        limit = self.supervisor.allowance(self.pod).limits.get(instance) if instance is not None else None
+        if limit is None or instance is None:
+            return None
+        self.look_at_mappings()
+        with self.supervisor.lock:
+            return limit, max(0, limit - self.supervisor.used(self.pod, instance))
+
+    def with_descriptor(self, case: Case, number: int, block: Block, at: int) -> int:
+        """Carry out a call that names a descriptor of the pod's, on what it has there."""
+        (fd,) = struct.unpack_from("<i", block.data, at)
+        taken = self.take(case, fd) if fd >= 0 else -1
+        try:
+            block.patch_u32(at, taken)
+            error = self.standin.escape(case.file, number, block)
+            block.restore(at, 4)
+        finally:
+            if taken >= 0:
+                os.close(taken)
+        if not error:
+            block.store()
+        return error
+
+
+def status_of(block: Block, at: int) -> int:
+    """Read RM's answer."""
+    return int(_U32.unpack_from(block.data, at)[0])

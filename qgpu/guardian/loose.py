@@ -1,0 +1,81 @@
+"""Calls that the kernel carries out for a pod's thread, and how to tell that they are over."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from qgpu.guardian.notify import Notification
+
+_LOOKS = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Loose:
+    """One such call, as /proc shows it while it lasts; ``size`` is what it is about, in bytes."""
+
+    pid: int
+    tid: int
+    shown: list[str]
+    ticks: int
+    size: int = 0
+
+    @classmethod
+    def of(cls, call: Notification, pid: int, size: int = 0) -> Loose:
+        """Take note of a call before it is let through."""
+        shown = [str(call.number), *(f"{argument:#x}" for argument in call.arguments)]
+        return cls(pid, call.tid, shown, user_ticks(pid, call.tid), size)
+
+    def over(self) -> bool:
+        """Tell whether the thread is certain to have left the call.
+
+        One that runs could be anywhere; it has left when it has spent time in user mode since.
+        """
+        try:
+            now = Path(f"/proc/{self.pid}/task/{self.tid}/syscall").read_text().split()
+        except OSError:
+            return True
+        if now[0] == "running":
+            return user_ticks(self.pid, self.tid) != self.ticks
+        return now[: len(self.shown)] != self.shown
+
+
+@dataclass(slots=True)
+class Pending:
+    """Such calls of one kind, by thread."""
+
+    calls: dict[int, Loose] = field(default_factory=dict)
+
+    def let(self, call: Notification, pid: int, size: int = 0) -> None:
+        """Take note of a call that is let through."""
+        self.calls[call.tid] = Loose.of(call, pid, size)
+
+    def ended(self, tid: int) -> Loose | None:
+        """Take note that a thread makes another call: what it was in is over."""
+        return self.calls.pop(tid, None)
+
+    def take_over(self) -> list[Loose]:
+        """Return those that are over, which are then no longer pending."""
+        over = {tid: loose for tid, loose in self.calls.items() if loose.over()}
+        for tid in over:
+            del self.calls[tid]
+        return list(over.values())
+
+    def wait(self, patience_s: float) -> bool:
+        """Wait until none is pending; False when one is still after that time."""
+        deadline = time.monotonic() + patience_s
+        self.take_over()
+        while self.calls and time.monotonic() < deadline:
+            time.sleep(patience_s / _LOOKS)
+            self.take_over()
+        return not self.calls
+
+
+def user_ticks(pid: int, tid: int) -> int:
+    """Return the time a thread has had in user mode, in clock ticks; -1 when it is gone."""
+    try:
+        fields = Path(f"/proc/{pid}/task/{tid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return -1
+    return int(fields[11])

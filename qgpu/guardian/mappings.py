@@ -1,0 +1,55 @@
+"""One pod's mappings that could become managed memory: charged before they are made (docs/decisions/0008)."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+
+from qgpu.guardian import managed
+from qgpu.guardian.desk import PROCEED, Desk
+from qgpu.guardian.filter import mapping
+from qgpu.guardian.loose import Pending
+from qgpu.guardian.notify import Notification
+
+
+class Mappings:
+    """Judges mappings, and knows which of them the kernel is making."""
+
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+        self._supervisor = desk.supervisor
+        self._pod = desk.pod
+        self._making = Pending()
+        desk.look_at_mappings = self._look
+
+    def next_call(self, tid: int, pid: int) -> None:
+        """Take note that a thread makes another call: the mapping it was making is made, and shows."""
+        if (over := self._making.ended(tid)) is not None:
+            self._supervisor.look_at_mappings(pid, over.size)
+
+    def _look(self) -> bool:
+        """Find out what the pod's processes map now; True when it is less than before."""
+        looked = [self._supervisor.look_at_mappings(pid) for pid in self._supervisor.mappings_of(self._pod)]
+        looked += [self._supervisor.look_at_mappings(over.pid, over.size) for over in self._making.take_over()]
+        return any(looked)
+
+    def judge(self, call: Notification, pid: int) -> int:
+        """Judge a mapping that could become managed memory (docs/decisions/0008)."""
+        if not self._desk.limited() or not self._supervisor.uses_uvm(pid):
+            return PROCEED
+        fd, size = mapping(call)
+        if not self._is_uvm(pid, fd) and managed.threads(pid) == 1:
+            return PROCEED
+        fits = self._supervisor.reserve_mapping(self._pod, pid, size)
+        if not fits and self._desk.look_at_mappings():
+            fits = self._supervisor.reserve_mapping(self._pod, pid, size)
+        if not fits:
+            self._supervisor.refused(self._pod, "managed memory over the limit")
+            return errno.ENOMEM
+        self._making.let(call, pid, size)
+        return PROCEED
+
+    def _is_uvm(self, pid: int, fd: int) -> bool:
+        status = os.stat(f"/proc/{pid}/fd/{fd}")
+        return stat.S_ISCHR(status.st_mode) and os.major(status.st_rdev) == self._supervisor.uvm_major

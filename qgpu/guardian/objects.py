@@ -1,0 +1,246 @@
+"""One pod's objects of RM's: what is made, named again and freed, and what of that is charged.
+
+The kernel carries out for the pod itself only what RM ties to the calling process, each where no change of its
+arguments does harm:
+
+- a root client, for RM takes the process for its owner: on a file that has no device, where RM makes nothing else;
+- user memory for the card (class 0x71), for its pages are the process's: nothing that a process without CAP_SYS_ADMIN
+  can ask for by that call takes memory of the card (rmapi_deprecated_allocmemory.c).
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import struct
+
+from qgpu.guardian import calls, classes
+from qgpu.guardian.desk import PROCEED, Case, Desk, status_of
+from qgpu.guardian.freeing import Freeing
+from qgpu.guardian.loose import Pending
+from qgpu.guardian.register import Key, RmObject
+from qgpu.guardian.standin import Block
+from qgpu.rm import abi
+
+_U32 = struct.Struct("<I")
+#: How long a root client being made may keep a device from being made.
+_ROOT_PATIENCE_S = 0.1
+
+
+class Objects:
+    """Judges calls that make, name or free objects."""
+
+    def __init__(self, desk: Desk, freeing: Freeing) -> None:
+        self._desk = desk
+        self._supervisor = desk.supervisor
+        self._hands = desk.supervisor.hands
+        self._standin = desk.standin
+        self._pod = desk.pod
+        self._freeing = freeing
+        #: Root clients that the kernel is making.
+        self.roots = Pending()
+
+    def alloc(self, case: Case, escape: calls.Escape, block: Block, asked: calls.Alloc) -> int:
+        """Make an object, or say no."""
+        if asked.serialized:
+            return self._desk.answer(block, asked.status_at, abi.NV_ERR_INVALID_ARGUMENT)
+        if not classes.allowed(asked.rm_class):
+            return self._desk.refuse(block, asked.status_at, abi.NV_ERR_INVALID_CLASS, f"class {asked.rm_class:#x}")
+        params = rights = None
+        if asked.params:
+            if (params := self._standin.read_params(case.call.tid, asked.params)) is None:
+                return self._desk.answer(block, asked.status_at, abi.NV_ERR_INVALID_ADDRESS)
+            block.patch_u64(16, params.at)
+        if asked.rights:
+            if (rights := self._standin.read(case.call.tid, asked.rights, _U32.size)) is None:
+                return self._desk.answer(block, asked.status_at, abi.NV_ERR_INVALID_ADDRESS)
+            block.patch_u64(24, rights.at)
+        detail = calls.detail(asked.rm_class, params.data) if params else 0
+        rm = RmObject(asked.client, asked.handle, asked.parent, asked.rm_class, detail)
+        kept = asked.rm_class in classes.KEPT
+        if kept and not self._supervisor.know_client(case.pid, case.call.fd, case.file, asked.client):
+            block.restore(16, 16)
+            return self._desk.answer(block, asked.status_at, abi.NV_ERR_INVALID_CLIENT)
+        if (refusal := self.admit(case.pid, rm)) or (kept and (refusal := self._desk.claim(rm))):
+            block.restore(16, 16)
+            return self._desk.answer(block, asked.status_at, refusal)
+        try:
+            error = self._perform_alloc(case, escape.number, block, params, asked)
+            status = status_of(block, asked.status_at)
+            if kept and (error or status != abi.NV_OK):
+                self._supervisor.not_made(rm.key)
+            elif kept and not self._made(case.file, rm, params):
+                block.patch_u32(asked.status_at, abi.NV_ERR_NO_MEMORY)
+            elif status == abi.NV_OK and asked.rm_class == abi.NV50_THIRD_PARTY_P2P:
+                self._hands.register_p2p(case.file, asked.client, asked.handle)
+            elif status == abi.NV_OK and (at := classes.HOLDS_MEMORY_AT.get(asked.rm_class)) and params:
+                self._supervisor.export(asked.client, [_U32.unpack_from(params.data, at)[0]])
+        finally:
+            if escape.size > 20:
+                block.restore(16, 8)
+            if asked.rights:
+                block.restore(24, 8)
+        if params is not None:
+            params.store_changes()
+        if not error:
+            block.store()
+        return error
+
+    def _perform_alloc(
+        self,
+        case: Case,
+        number: int,
+        block: Block,
+        params: Block | None,
+        asked: calls.Alloc,
+    ) -> int:
+        if params is None or asked.rm_class not in classes.WITH_CAPABILITY:
+            return self._standin.escape(case.file, number, block)
+        capability = _U32.unpack_from(params.data)[0]
+        taken = self._desk.take(case, capability)
+        try:
+            params.patch_u64(0, taken)
+            return self._standin.escape(case.file, number, block)
+        finally:
+            params.restore(0, 8)
+            os.close(taken)
+
+    def admit(self, pid: int, rm: RmObject) -> int:
+        """Return the status with which an object is refused for what it is; 0 for none."""
+        if rm.rm_class == abi.NV01_DEVICE_0:
+            minor = self._supervisor.allowance(self._pod).minors.get(rm.detail)
+            if minor is None or not _has_open(pid, os.makedev(self._supervisor.major, minor)):
+                self._supervisor.refused(self._pod, "card without a grant")
+                return abi.NV_ERR_INSUFFICIENT_PERMISSIONS
+            return abi.NV_OK if self._no_root_is_made() else abi.NV_ERR_BUSY_RETRY
+        if rm.rm_class in abi.GPFIFO_CLASSES:
+            parent = self._supervisor.register.objects.get((rm.client, rm.parent))
+            if parent is None or parent.rm_class != abi.KEPLER_CHANNEL_GROUP_A:
+                self._supervisor.refused(self._pod, "channel outside a TSG")  # RM would make a TSG that nobody can name
+                return abi.NV_ERR_INVALID_ARGUMENT
+        if rm.rm_class in classes.KEPT and rm.handle == 0:
+            self._supervisor.refused(self._pod, "object without a handle")
+            return abi.NV_ERR_INVALID_ARGUMENT  # RM would choose one; no CUDA library asks for that
+        return abi.NV_OK
+
+    def _made(self, file: int, rm: RmObject, params: Block | None) -> bool:
+        """Book what RM has made; memory at its true size, and freed again where that does not fit."""
+        size = None
+        if rm.rm_class == abi.NV01_MEMORY_LOCAL_USER and params is not None:
+            size = calls.detail(rm.rm_class, params.data)
+        if self._supervisor.made(rm.key, size):
+            return True
+        self._hands.free(file, rm.client, rm.handle)
+        self._supervisor.refused(self._pod, "memory over the limit")
+        return False
+
+    def free(self, case: Case, number: int, block: Block, client: int, handle: int, status_at: int) -> int:
+        """Free an object with all below it."""
+        key = client, handle
+        if self._freeing.is_ours(key) and key in self._supervisor.register.objects:
+            return self._desk.answer(block, status_at, abi.NV_ERR_OBJECT_NOT_FOUND)
+        channels = self._supervisor.freeing(key)
+        gone, error = False, 0
+
+        def carry_out() -> bool:
+            nonlocal error
+            error = self._standin.escape(case.file, number, block)
+            return not error and status_of(block, status_at) == abi.NV_OK
+
+        try:
+            gone = self._freeing.free(case.file, key, carry_out)
+        finally:
+            self._supervisor.freed(key, channels, gone=gone)
+        if not error:
+            block.store()
+        return error
+
+    def dup(self, case: Case, block: Block, asked: calls.Dup) -> int:
+        """Make a second handle. What carries a gate has one only; memory is charged once where it is known which."""
+        source_key = asked.source_client, asked.source
+        source = self._supervisor.register.objects.get(source_key)
+        known = self._supervisor.know_client(case.pid, case.call.fd, case.file, asked.client)
+        if not known or (source is not None and source.rm_class in classes.GATED):
+            return self._desk.refuse(block, asked.status_at, abi.NV_ERR_NOT_SUPPORTED, "second handle")
+        with self._supervisor.books:
+            before = self._supervisor.number_of(source_key)
+            error = self._standin.escape(case.file, abi.NV_ESC_RM_DUP_OBJECT, block)
+        if error or status_of(block, asked.status_at) != abi.NV_OK:
+            block.store()
+            return error
+        (handle,) = _U32.unpack_from(block.data, 8)
+        after = self._supervisor.number_of(source_key)
+        number = before if before == after else None
+        if (
+            status := self.arrived(case.file, (asked.client, handle), asked.parent or asked.client, number)
+        ) != abi.NV_OK:
+            return self._desk.answer(block, asked.status_at, status)
+        block.store()
+        return 0
+
+    def arrived(self, file: int, key: Key, parent: int, number: int | None) -> int:
+        """Book what came under a new handle, by RM's word; free it where it cannot stay. Return a status."""
+        about = self._hands.about(file, *key)
+        if about is None:
+            return abi.NV_OK
+        if about[0] in classes.GATED | classes.PHYSICAL:
+            self._hands.free(file, *key)
+            self._supervisor.refused(self._pod, "second handle")
+            return abi.NV_ERR_NOT_SUPPORTED
+        if about[0] != abi.NV01_MEMORY_LOCAL_USER:
+            return abi.NV_OK
+        rm = RmObject(*key, about[1] or parent, about[0], self._hands.bytes_of(file, *key))
+        if (status := self._desk.claim(rm, number)) != abi.NV_OK:
+            self._hands.free(file, *key)
+            return status
+        self._supervisor.made(key)
+        return abi.NV_OK
+
+    def root(self, case: Case, block: Block, asked: calls.Alloc, *, wrapped: bool) -> int:
+        """Let a root client be made, where that call can make nothing else: on a file that reaches no device."""
+        if wrapped:
+            return errno.EINVAL
+        register = self._supervisor.register
+        with self._supervisor.lock:
+            devices = {rm.client for rm in register.objects.values() if rm.rm_class == abi.NV01_DEVICE_0}
+        for client in devices:
+            if self._supervisor.owns(self._pod, client) and self._hands.about(case.file, client, client) is not None:
+                return self._desk.refuse(
+                    block, asked.status_at, abi.NV_ERR_INVALID_STATE, "root client beside a device"
+                )
+        self.roots.let(case.call, case.pid)
+        return PROCEED
+
+    def alloc_memory(self, case: Case, block: Block, asked: calls.AllocMemory, *, wrapped: bool) -> int:
+        """Make memory in the old way: the process's own for the card, or system memory."""
+        if asked.rm_class == abi.NV01_MEMORY_SYSTEM_OS_DESCRIPTOR:
+            return errno.EINVAL if wrapped else PROCEED
+        if asked.rm_class != abi.NV01_MEMORY_SYSTEM:
+            what = f"memory of class {asked.rm_class:#x}"
+            return self._desk.refuse(block, asked.status_at, abi.NV_ERR_INVALID_CLASS, what)
+        return self._desk.with_descriptor(case, abi.NV_ESC_RM_ALLOC_MEMORY, block, 48)
+
+    def register_fd(self, case: Case, block: Block, minor: int) -> int:
+        """Tie a card's file to a control file; a control file would take on another one's clients."""
+        if minor == abi.NV_CONTROL_MINOR:
+            self._supervisor.refused(self._pod, "control file for a control file")
+            return errno.EINVAL
+        return self._desk.with_descriptor(case, abi.NV_ESC_REGISTER_FD, block, 0)
+
+    def _no_root_is_made(self) -> bool:
+        """Wait until no root client is being made: what is made in its stead could lie below the new device."""
+        if self.roots.wait(_ROOT_PATIENCE_S):
+            return True
+        self._supervisor.refused(self._pod, "device beside a root client in the making")
+        return False
+
+
+def _has_open(pid: int, device: int) -> bool:
+    """Tell whether a process has a device open. Raises OSError when it is gone."""
+    for name in os.listdir(f"/proc/{pid}/fd"):
+        try:
+            if os.stat(f"/proc/{pid}/fd/{name}").st_rdev == device:
+                return True
+        except OSError:  # closed meanwhile
+            continue
+    return False
