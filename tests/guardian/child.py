@@ -15,6 +15,7 @@ import os
 import socket
 import struct
 import sys
+import tempfile
 import threading
 
 from qgpu.guardian.filter import install
@@ -40,6 +41,35 @@ def never(libc: ctypes.CDLL) -> int:
 
 
 KEPT: list = []
+
+
+def mapfile(libc: ctypes.CDLL, device: int, size: int, offset: int) -> dict:
+    """Map a file, shared and writable, at an offset."""
+    with tempfile.TemporaryFile() as file:
+        file.truncate(size + offset)
+        libc.mmap.restype = ctypes.c_void_p
+        address = libc.mmap(None, ctypes.c_size_t(size), 3, 1, file.fileno(), ctypes.c_long(offset))
+        failed = address == ctypes.c_void_p(-1).value
+        return {"result": -1 if failed else 0, "errno": ctypes.get_errno() if failed else 0, "argument": ""}
+
+
+def int80(libc: ctypes.CDLL, device: int, command: int) -> dict:
+    """Issue an RM control by the 32-bit way into the kernel."""
+    low = mmap.mmap(-1, mmap.PAGESIZE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x40, 7)  # MAP_32BIT
+    place = ctypes.addressof(ctypes.c_char.from_buffer(low))
+    low[:32] = struct.pack("<IIIIQII", 7, 7, command, 0, 0, 0, 0xFFFF)
+    code = b"\x53\xb8\x36\0\0\0\xbb" + struct.pack("<I", device)  # push rbx; mov eax, 54; mov ebx, device
+    code += b"\xb9" + struct.pack("<I", 3 << 30 | 32 << 16 | ord("F") << 8 | 0x2A)  # mov ecx, request
+    code += b"\xba" + struct.pack("<I", place) + b"\xcd\x80\x5b\xc3"  # mov edx, argument; int 0x80; pop rbx; ret
+    low[64 : 64 + len(code)] = code
+    result = ctypes.CFUNCTYPE(ctypes.c_int)(place + 64)()
+    return {"result": result, "errno": 0, "argument": bytes(low[:32]).hex()}
+
+
+def x32(libc: ctypes.CDLL, device: int) -> dict:
+    """Issue an ioctl by the number it would have on x32."""
+    result = libc.syscall(0x40000000 + 514, device, 0, 0)
+    return {"result": result, "errno": ctypes.get_errno(), "argument": ""}
 
 
 def hammer(libc: ctypes.CDLL, device: int, times: int) -> dict:
@@ -91,6 +121,10 @@ def main() -> None:
             continue
         if line.startswith("hammer"):
             lines.write(json.dumps(hammer(libc, device, int(line.split()[1]))) + "\n")
+            lines.flush()
+            continue
+        if line.startswith(("mapfile", "int80", "x32")):
+            lines.write(json.dumps(globals()[line.split()[0]](libc, device, *map(int, line.split()[1:]))) + "\n")
             lines.flush()
             continue
         if line.startswith("readonly"):

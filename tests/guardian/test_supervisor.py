@@ -20,8 +20,10 @@ from pathlib import Path
 
 import pytest
 
+from qgpu.guardian import managed
 from qgpu.guardian.journal import Journal
 from qgpu.guardian.judge import Judge
+from qgpu.guardian.mappings import Mappings
 from qgpu.guardian.register import Register, RmObject
 from qgpu.guardian.supervisor import Allowance, Supervisor
 from qgpu.rm import abi, uvm
@@ -547,6 +549,107 @@ def test_arguments_that_change_during_the_check_gain_nothing(on_card):
     assert statuses
     assert sum(on_card.rm.sizes[key] for key in on_card.rm.objects if key in on_card.rm.sizes) <= 64 * PAGE
     assert held(on_card) == sum(on_card.rm.sizes[key] for key in on_card.rm.objects if key in on_card.rm.sizes)
+
+
+def test_a_32_bit_call_is_judged_like_any_other(pod):
+    pod.tell(f"int80 {abi.NV2080_FIFO_DISABLE_CHANNELS}")
+    result, _, argument = pod.answer()
+    if result == -errno.ENOSYS:
+        pytest.skip("this kernel runs no 32-bit calls")
+
+    assert (result, status(argument)) == (0, abi.NV_ERR_INSUFFICIENT_PERMISSIONS)
+
+
+def test_a_second_numbering_of_the_calls_does_not_exist(pod):
+    pod.tell("x32")
+
+    assert pod.answer()[:2] == (-1, errno.ENOSYS)
+
+
+# -- managed memory ---------------------------------------------------------------------------------------------------
+
+SMALL, LARGE = 1 << 20, 1 << 24
+
+
+@pytest.fixture
+def mapping(on_card, monkeypatch):
+    """A pod with room for a small mapping; what it maps of UVM is what ``mapped`` says."""
+    on_card.limits[0] = SMALL + SMALL // 2
+    on_card.mapped = 0
+    on_card.of_uvm = True
+    monkeypatch.setattr(managed, "mapped", lambda pid, major: on_card.mapped)
+    monkeypatch.setattr(Mappings, "_is_uvm", lambda self, pid, fd: on_card.of_uvm)
+
+    def map_(size, offset=4096):
+        on_card.tell(f"mapfile {size} {offset}")
+        return on_card.answer()[:2]
+
+    on_card.map = map_
+    return on_card
+
+
+def test_what_could_be_managed_memory_must_fit(mapping):
+    mapping.supervisor.will_use_uvm(mapping.process.pid)
+
+    assert mapping.map(LARGE) == (-1, errno.ENOMEM)
+    assert mapping.map(SMALL) == (0, 0)
+    assert mapping.supervisor.refusals["web", "managed memory over the limit"] == 1
+
+
+def test_managed_memory_and_other_memory_are_one_limit(mapping):
+    mapping.supervisor.will_use_uvm(mapping.process.pid)
+    mapping.map(SMALL)
+    mapping.mapped = SMALL
+    full = allocate(mapping, 10, SMALL)
+    mapping.mapped = 0  # it has been unmapped
+
+    assert full == abi.NV_ERR_NO_MEMORY
+    assert allocate(mapping, 10, SMALL) == abi.NV_OK
+
+
+def test_a_mapping_that_turns_out_to_be_no_managed_memory_is_not_charged(mapping):
+    mapping.supervisor.will_use_uvm(mapping.process.pid)
+    mapping.map(SMALL)
+    during = held(mapping)
+    mapping.call(abi.NV_ESC_RM_CONTROL, control(0x20800110))
+
+    assert (during, held(mapping)) == (SMALL, 0)
+
+
+def test_programs_without_cuda_map_what_they_like(mapping):
+    assert mapping.map(LARGE) == (0, 0)
+
+
+def test_a_thread_alone_cannot_swap_its_descriptor_and_maps_other_files_as_it_likes(mapping):
+    mapping.supervisor.will_use_uvm(mapping.process.pid)
+    mapping.of_uvm = False
+
+    assert mapping.map(LARGE) == (0, 0)
+
+
+@pytest.mark.parametrize("limited", [True, False])
+def test_uvm_is_initialised_without_hmm_under_a_limit(on_card, limited):
+    if not limited:
+        on_card.limits.clear()
+    answer = on_card.uvm(uvm.INITIALIZE, bytes(16))
+
+    assert answer[2][:8] == struct.pack("<Q", uvm.INIT_FLAGS_DISABLE_HMM if limited else 0)
+
+
+@pytest.mark.parametrize("said", [abi.NV_OK, abi.NV_ERR_INVALID_ARGUMENT])
+def test_a_file_initialised_in_another_way_gets_no_card(on_card, said):
+    on_card.supervisor.uuids = {bytes(16): 0}
+    on_card.rm.answers["initialised"] = said
+    answer = on_card.uvm(uvm.REGISTER_GPU, bytes(40))
+
+    registered = struct.unpack_from("<I", answer[2], 36)[0]
+    assert registered == (abi.NV_OK if said == abi.NV_OK else abi.NV_ERR_INVALID_STATE)
+
+
+def test_uvm_gets_no_card_without_a_grant(on_card):
+    answer = on_card.uvm(uvm.REGISTER_GPU, bytes(40))
+
+    assert struct.unpack_from("<I", answer[2], 36)[0] == abi.NV_ERR_INSUFFICIENT_PERMISSIONS
 
 
 # -- successors -------------------------------------------------------------------------------------------------------
