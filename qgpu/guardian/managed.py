@@ -1,6 +1,8 @@
-"""Address space that could be managed memory: what of a process is mapped from /dev/nvidia-uvm.
+"""Address space that could be managed memory: what of a process is mapped as UVM demands of its mappings.
 
-UVM makes managed memory of mappings of its own file only, which /proc/PID/maps shows (docs/decisions/0008).
+Managed memory is a shared mapping at an offset equal to its address (uvm.c:uvm_mmap; docs/decisions/0008), which
+/proc/PID/maps shows, whatever part of it is left. That it is UVM's is not shown there: the device in it is the one
+that the file lies on.
 """
 
 from __future__ import annotations
@@ -14,21 +16,18 @@ _KCMP_VM = 1
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def mapped(pid: int, major: int | None, maps: str | None = None) -> int:
-    """Add up what a process maps of the device with this major number, in bytes; 0 for a process that is gone."""
-    if major is None:
-        return 0
+def mapped(pid: int, maps: str | None = None) -> int:
+    """Add up what a process maps that could be managed memory, in bytes; 0 for a process that is gone."""
     try:
         text = Path(f"/proc/{pid}/maps").read_text() if maps is None else maps
     except OSError:
         return 0
     total = 0
-    device = f" {major:02x}:"
     for line in text.splitlines():
-        if device in line:
-            area, _, _, number, *_ = line.split(maxsplit=4)
-            if number.startswith(device.strip()):
-                start, _, end = area.partition("-")
+        area, rights, offset, _ = line.split(maxsplit=3)
+        if rights.endswith("s"):
+            start, _, end = area.partition("-")
+            if int(start, 16) == int(offset, 16):
                 total += int(end, 16) - int(start, 16)
     return total
 

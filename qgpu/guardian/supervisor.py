@@ -308,7 +308,7 @@ class Supervisor:
 
         True when that is less than before. Not to be called under the lock: a process can make this take long.
         """
-        held = managed.mapped(pid, self.uvm_major)
+        held = managed.mapped(pid)
         with self.lock:
             before = self.register.holdings.managed.get(pid, 0)
             self.mapping[pid] -= settled

@@ -577,7 +577,7 @@ def mapping(on_card, monkeypatch):
     on_card.limits[0] = SMALL + SMALL // 2
     on_card.mapped = 0
     on_card.of_uvm = True
-    monkeypatch.setattr(managed, "mapped", lambda pid, major: on_card.mapped)
+    monkeypatch.setattr(managed, "mapped", lambda pid: on_card.mapped)
     monkeypatch.setattr(Mappings, "_is_uvm", lambda self, pid, fd: on_card.of_uvm)
 
     def map_(size, offset=4096):
