@@ -106,7 +106,8 @@ class Register:
 
     def _client(self, fact: Fact) -> None:
         if "pod" in fact:
-            self.clients.setdefault(fact["client"], RmClientEntry(fact["pod"], fact["maker"]))
+            users = [(pid, fd) for pid, fd in fact["users"]]
+            self.clients[fact["client"]] = RmClientEntry(fact["pod"], fact["maker"], users)
             return
         pod = self.processes.get(fact["pid"])
         if pod is None:
@@ -223,9 +224,8 @@ class Register:
         for pid, name in self.processes.items():
             yield {"fact": "process", "pid": pid, "pod": name}
         for handle, client in self.clients.items():
-            yield {"fact": "client", "client": handle, "pod": client.pod, "maker": client.maker}
-            for pid, fd in client.users:
-                yield {"fact": "client", "client": handle, "pid": pid, "fd": fd}
+            known = {"pod": client.pod, "maker": client.maker, "users": [list(user) for user in client.users]}
+            yield {"fact": "client", "client": handle} | known
         yield from self._charges()
         for rm in self.objects.values():
             yield object_fact(rm) | self._number_of(rm)

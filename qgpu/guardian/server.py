@@ -295,9 +295,22 @@ class Guardian:
         sock, _ = self._listening.accept()
         sock.settimeout(_PATIENCE_S)  # a daemon that is stopped must not stop us: it loses its session instead
         session = _Session(wire.Connection(sock))
+        if self._is_a_pods(session.connection.peer().pid):
+            _log.warning("a pod's process is not heard", pid=session.connection.peer().pid)
+            session.connection.close()
+            return
         number = sock.fileno()
         self._sessions[number] = session
         self._selector.register(sock, selectors.EVENT_READ, lambda: self._hear(number))
+
+    def _is_a_pods(self, pid: int) -> bool:
+        """Tell whether a peer is in a pod, where being root makes no difference; one that is gone could have been."""
+        try:
+            path = cgroup.of(pid)
+        except OSError:
+            return True
+        within = any(cgroup.within(path, pod.cgroup) for pod in self.register.pods.values())
+        return within or pid in self.register.processes
 
     def _hear(self, number: int) -> None:
         session = self._sessions.get(number)

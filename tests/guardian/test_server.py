@@ -186,3 +186,11 @@ def test_memory_comes_back_when_a_process_is_killed(pods, guardian, daemon):
     while next(pod for pod in daemon("pods")["pods"] if pod["name"] == "a")["memory"]["0"]:
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+def test_a_pods_process_is_not_heard_though_it_is_root(pods, guardian, monkeypatch):
+    monkeypatch.setattr(server.cgroup, "of", lambda pid: "/qgpu/a/inner")
+    connection = wire.connect(str(guardian.path), 5.0)
+
+    assert connection.receive() is None
+    connection.close()
