@@ -18,6 +18,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
@@ -104,50 +105,56 @@ def _line(row: Row) -> str:
     )
 
 
-def _save(out: Path, plane: str, rows: list[Row], rate_note: dict[str, object]) -> None:
+def _merge(out: Path, plane: str, about: dict[str, str], rows: list[dict[str, object]]) -> None:
+    """Put a run's rows in place of older ones of the same path; what was not tried stays."""
     found = json.loads(out.read_text()) if out.exists() else {}
-    kept = {row["path"]: row for row in found.get(plane, {}).get("rows", ())}
-    kept |= {row.path: asdict(row) for row in rows}
-    found[plane] = rate_note | {"rows": list(kept.values())}
+    kept = {(row["family"], row["path"]): row for row in (*found.get(plane, {}).get("rows", ()), *rows)}
+    found[plane] = about | {"rows": [row for row in kept.values() if row["family"] != "run"]}
     out.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n")
 
 
 def _in_vm(options: argparse.Namespace) -> int:
-    """Run this very command in the VM, with modules built from this tree."""
+    """Run this very command in the VM, with modules built from this tree, and take over what it found."""
     inside = ["bench/isolation.py", "--only", options.only, "--path", options.path, "--out", "/run/share/figures.json"]
-    lane = [
-        sys.executable,
-        str(ROOT / "tests" / "vm" / "lane.py"),
-        "--timeout",
-        "1800",
-        "--results",
-        str(options.out),
-        "--script",
-        *inside,
-    ]
-    return subprocess.run(lane, check=False).returncode
+    with tempfile.TemporaryDirectory() as folder:
+        results = Path(folder) / "figures.json"
+        lane = [str(ROOT / "tests" / "vm" / "lane.py"), "--timeout", "1800", "--results", str(results)]
+        code = subprocess.run([sys.executable, *lane, "--script", *inside], check=False).returncode
+        for plane, found in (json.loads(results.read_text()) if results.exists() else {}).items():
+            rows = found.pop("rows")
+            _merge(options.out, plane, found, rows)
+    return code
 
 
 def main() -> int:
     """Try what was asked for, print the table, keep the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--vm", action="store_true", help="in the virtual machine, on plane kmod")
-    parser.add_argument("--only", default=",".join(_FAMILIES), help="families, by comma")
+    parser.add_argument("--only", default="", help="families, by comma")
     parser.add_argument("--path", default="", help="only what has this in its name")
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "results" / "isolation.json")
     options = parser.parse_args()
-    families = options.only.split(",")
+    families = options.only.split(",") if options.only else _FAMILIES
     if unknown := set(families) - {*_FAMILIES, "moments"}:
         parser.error(f"no family {', '.join(sorted(unknown))}; there are {', '.join(_FAMILIES)}")
     if options.vm:
         return _in_vm(options)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
 
-    def say(line: str) -> None:
-        print(line, flush=True)
-
     place = world.here()()
     rows: list[Row] = []
+    chosen = [f"--{name} {value}" for name in ("only", "path") if (value := getattr(options, name))]
+    about = {
+        "date": time.strftime("%Y-%m-%d"),
+        "kernel": os.uname().release,
+        "driver": place.driver,
+        "command": " ".join(["python bench/isolation.py", *(["--vm"] if place.plane == "kmod" else []), *chosen]),
+    }
+
+    def say(line: str) -> None:
+        print(line, flush=True)
+        _merge(options.out, place.plane, about, list(map(asdict, rows)))  # now: whoever runs this may have a limit
+
     say("   " + f"{'family':8}{'path':42}{'bytes over':>12}{'steps lost':>12}{'safe, s':>12}{'share':>12}")
     try:
         run(place, families, options.path, rows, say)
@@ -156,14 +163,6 @@ def main() -> int:
         say(f"{_line(rows[-1])}\n{tail(place.bench.daemon_log, 40)}")
     finally:
         place.bench.close()
-    command = " ".join(["python bench/isolation.py", *sys.argv[1:]])
-    about = {
-        "date": time.strftime("%Y-%m-%d"),
-        "kernel": os.uname().release,
-        "driver": place.driver,
-        "command": command,
-    }
-    _save(options.out, place.plane, rows, about)
     failed = [row.path for row in rows if not row.passed]
     say(f"{len(rows)} tried, {len(failed)} got through or were not judged: {', '.join(failed) or 'none'}")
     return 1 if failed else 0

@@ -145,8 +145,7 @@ def main() -> int:
     print(f"kernel {kernel.name}: status {outcome.status}, {len(faults)} faults, {outcome.seconds:.0f} s in the VM")
     if arguments.script:
         if arguments.results and found:
-            kept = json.loads(arguments.results.read_text()) if arguments.results.exists() else {}
-            arguments.results.write_text(json.dumps(kept | found, indent=1, ensure_ascii=False) + "\n")
+            arguments.results.write_text(json.dumps(found))
         return 0 if outcome.status == 0 and not faults else 1
     found |= dict.fromkeys(("tests_passed", "tests_failed", "tests_error"), 0)
     found |= {
