@@ -19,7 +19,7 @@ import structlog
 from tests.fuzz.targets import TARGETS
 
 #: Of every hundred inputs.
-_SHARES = {"decode": 60, "register": 33, "wire": 6, "requests": 1}
+_SHARES = {"decode": 80, "register": 10, "judge": 2, "wire": 7, "requests": 1}
 
 
 def fuzz(name: str, make: Callable[[Random], Callable[[], None]], count: int, seed: int) -> dict[str, float]:

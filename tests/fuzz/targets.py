@@ -7,6 +7,7 @@ import json
 import os
 import socket
 import struct
+from collections import Counter
 from collections.abc import Callable
 from functools import cache
 from random import Random
@@ -23,6 +24,7 @@ from qgpu.guardian import calls, register
 from qgpu.rm import abi
 from qgpu.sched.sim import Clock, SimHost
 from tests.fuzz import mutate
+from tests.fuzz.judged import judged
 from tests.traces import ARGUMENT, TRACES, rows
 
 Try = Callable[[], None]
@@ -88,109 +90,103 @@ def registered(random: Random) -> Try:
         if tried % 300 == 0:
             check_register(kept)
             kept = register.Register()
-        for fact in _facts(random, seeds, wrapped):
-            if fact["fact"] != "process" or fact["pid"] not in kept.processes:
+        for fact in _facts(random, kept, seeds, wrapped):
+            if not _is_out_of_order(kept, fact):
                 kept.note(json.loads(json.dumps(fact)))
 
     return attempt
 
 
+def _is_out_of_order(kept: register.Register, fact: register.Fact) -> bool:
+    """Tell whether a fact names what RM makes on a card only, before any card is known above it."""
+    if fact.get("class") not in (abi.NV01_MEMORY_LOCAL_USER, abi.KEPLER_CHANNEL_GROUP_A):
+        return False
+    above = kept.objects.get((fact["client"], fact["parent"]))
+    return above is None or kept.instance_of(above) is None
+
+
 _PIDS = (11, 12, 13)
 _PODS = ("web", "train")
+_UUIDS = ("aa" * 16, "bb" * 16)
 _INTERESTING = (
-    *(abi.NV01_DEVICE_0, abi.NV20_SUBDEVICE_0, abi.NV01_MEMORY_LOCAL_USER, abi.KEPLER_CHANNEL_GROUP_A),
-    *(0xC86F, abi.NV01_ROOT_CLIENT),
+    *(abi.NV01_DEVICE_0, abi.NV20_SUBDEVICE_0, abi.NV01_MEMORY_LOCAL_USER, abi.NV01_MEMORY_LOCAL_USER),
+    *(abi.KEPLER_CHANNEL_GROUP_A, 0xC86F, abi.NV01_ROOT_CLIENT),
 )
 
 
-def _facts(random: Random, seeds: list[tuple[int, bytes, bytes]], wrapped: int) -> list[register.Fact]:
+def _facts(
+    random: Random, kept: register.Register, seeds: list[tuple[int, bytes, bytes]], wrapped: int
+) -> list[register.Fact]:
     pid = random.choice(_PIDS)
-    kind = random.randrange(24)
+    if pid not in kept.processes:
+        return [{"fact": "process", "pid": pid, "pod": random.choice(_PODS)}]
+    kind = random.randrange(28)
     if kind == 0:
         grant = {"class": "offline", "cores": 10, "memory": random.choice([None, 1 << 30])}
         return [{"fact": "pod", "name": random.choice(_PODS), "grants": {"0": grant}}]
     if kind == 1:
-        return [{"fact": "process", "pid": pid, "pod": random.choice(_PODS)}]
-    if kind == 2:
         return [{"fact": random.choice(["exit", "unpod"]), "pid": pid, "name": random.choice(_PODS)}]
+    if kind < 6:
+        return [_memory_fact(random, pid)]
     client, handle, other = (0xC1D00000 + random.randrange(3), random.randrange(1, 9), random.randrange(9))
-    if kind < 12:
+    if kind < 18:
         made = random.choice(_INTERESTING)
-        parent = random.choice([other, client, 0])
-        call: calls.Call | None = calls.Alloc(client, parent, handle, made, 0, 0, False, 40)
-    elif kind < 15:
-        return _memory_facts(random, pid)
-    else:
-        call = _decode(random, seeds, wrapped)
-    match call:
-        case calls.Alloc():
-            size = random.choice([0, 1, 1 << 20, 1 << 63])
-            asked = register.RmObject(call.client, call.handle, call.parent, call.rm_class, size)
-            number = {"memory": random.randrange(1, 9)} if random.randrange(4) == 0 else {}
-            facts = [
-                {"fact": "client", "client": call.client, "pid": pid, "fd": random.randrange(4)},
-                register.object_fact(asked) | number,
-            ]
-            if random.randrange(2):
-                facts.append({"fact": "confirm", "client": call.client, "handle": call.handle, "context": 7})
-            return facts
-        case calls.Free():
+        return _made(random, client, random.choice([other, client, 0]), handle, made, pid)
+    match _decode(random, seeds, wrapped):
+        case calls.Alloc() as call:
+            return _made(random, call.client, call.parent, call.handle, call.rm_class, pid)
+        case calls.Free() as call:
             return [{"fact": "gone", "client": call.client, "handle": call.handle}]
-        case calls.Dup():
-            asked = register.RmObject(call.client, call.handle, call.parent, random.choice(_INTERESTING), 0)
-            return [register.object_fact(asked), {"fact": "gone", "client": client, "handle": handle}]
+        case calls.Dup() as call:
+            return _made(random, call.client, call.parent, call.handle, abi.NV01_MEMORY_LOCAL_USER, pid)
         case _:
-            gone = random.choice([handle, client])
-            return [{"fact": "gone", "client": client, "handle": gone}]
+            return [{"fact": "gone", "client": client, "handle": random.choice([handle, client])}]
 
 
-def _memory_facts(random: Random, pid: int) -> list[register.Fact]:
-    """Return what UVM or an export does with memory."""
-    place = {
-        "pid": pid,
-        "base": random.randrange(8),
-        "length": random.randrange(1, 6),
-        "uuid": random.choice(["00", "01"]),
-    }
-    match random.randrange(4):
-        case 0:
-            return [{"fact": "map", "memory": random.randrange(1, 9)} | place]
-        case 1:
-            return [{"fact": "unmap"} | place | ({"uuid": None} if random.randrange(2) else {})]
-        case 2:
-            return [{"fact": "pin", "keeper": random.choice([0, pid]), "memory": random.randrange(1, 9)}]
-    return [{"fact": "managed", "pid": pid, "bytes": random.choice([0, 1 << 21])}]
+def _made(random: Random, client: int, parent: int, handle: int, made: int, pid: int) -> list[register.Fact]:
+    size = random.choice([0, 1, 1 << 20, 1 << 63])
+    asked = register.object_fact(register.RmObject(client, handle, parent, made, size))
+    if random.randrange(4) == 0:
+        asked["memory"] = random.randrange(1, 20)
+    facts = [{"fact": "client", "client": client, "pid": pid, "fd": random.randrange(4)}, asked]
+    if random.randrange(2):
+        facts.append({"fact": "confirm", "client": client, "handle": handle, "context": 7})
+    return facts
+
+
+def _memory_fact(random: Random, pid: int) -> register.Fact:
+    number, base = random.randrange(1, 20), random.randrange(8) << 20
+    where = {"pid": pid, "base": base, "length": random.randrange(1, 4) << 20, "uuid": random.choice(_UUIDS)}
+    return random.choice(
+        [
+            {"fact": "pin", "memory": number, "keeper": random.choice([0, pid])},
+            {"fact": "map", "memory": number, **where},
+            {"fact": "unmap", **where},
+            {"fact": "unmapped", "memory": number},
+            {"fact": "managed", "pid": pid, "bytes": random.choice([0, 1 << 20])},
+        ]
+    )
 
 
 def check_register(kept: register.Register) -> None:
-    """Raise DefectError unless a register hangs together, and comes back whole from its own facts."""
+    """Raise DefectError unless what is charged is what is there, and the same comes back from the facts."""
     for rm in kept.objects.values():
         if rm.client not in kept.clients:
             raise DefectError(f"object {rm.key} of no client")
-    held = _held(kept)
-    if held != _charged(kept):
-        raise DefectError(f"held {held}, charged {_charged(kept)}")
+    charged: Counter[tuple[str, int]] = Counter()
+    for memory in kept.holdings.memories.values():
+        charged[memory.pod, memory.instance] += memory.size
+    if +charged != +kept.holdings.held:
+        raise DefectError(f"held {kept.holdings.held}, charged {charged}")
     again = register.Register()
     for fact in kept.facts():
         again.note(json.loads(json.dumps(fact)))
-    if again.objects.keys() != kept.objects.keys():
-        raise DefectError(f"lost in the journal: {kept.objects.keys() ^ again.objects.keys()}")
-    if _held(again) != held:
-        raise DefectError(f"held {held} before the journal, {_held(again)} after it")
-
-
-def _held(kept: register.Register) -> dict[tuple[str, int], int]:
-    return {key: size for key, size in kept.holdings.held.items() if size}
-
-
-def _charged(kept: register.Register) -> dict[tuple[str, int], int]:
-    total: dict[tuple[str, int], int] = {}
-    for memory in kept.holdings.memories.values():
-        if memory.size:
-            total[memory.pod, memory.instance] = total.get((memory.pod, memory.instance), 0) + memory.size
-        if any(kept.holdings.by_handle.get(key) is not memory or key not in kept.objects for key in memory.handles):
-            raise DefectError(f"memory {memory.number} under a handle that is none")
-    return total
+    for part in ("pods", "processes", "clients", "objects", "holdings"):
+        before, after = getattr(kept, part), getattr(again, part)
+        if part == "holdings":
+            before, after = (before.memories, +before.held), (after.memories, +after.held)
+        if before != after:
+            raise DefectError(f"{part} before the journal and after it: {before} {after}")
 
 
 _REQUESTS: tuple[dict[str, Any], ...] = (
@@ -298,6 +294,7 @@ def requested(random: Random) -> Try:
 TARGETS: dict[str, Callable[[Random], Try]] = {
     "decode": decoded,
     "register": registered,
+    "judge": judged,
     "wire": framed,
     "requests": requested,
 }

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.fuzz.targets import TARGETS
 
-_INPUTS = {"decode": 1000, "wire": 100, "requests": 20}
+_INPUTS = {"decode": 1000, "register": 300, "judge": 100, "wire": 100, "requests": 20}
 
 
 @pytest.mark.parametrize("target", _INPUTS)
