@@ -97,7 +97,12 @@ def results_in(folder: Path) -> dict[str, dict[str, Any]]:
     for file in sorted(folder.glob("*.json")):
         result = json.loads(file.read_text())
         together = file.stem in _TOGETHER and any(folder.glob(f"{file.stem}-*.json"))
-        if isinstance(result, dict) and "plane" in result and "figures" in result and not together:
+        figures = result.get("figures") if isinstance(result, dict) else None
+        if (
+            isinstance(figures, dict)
+            and not any(isinstance(value, dict) for value in figures.values())
+            and not together
+        ):
             found[file.stem] = result
     return found
 
