@@ -67,11 +67,13 @@ class Account:
     tsgs: Mapping[str, TsgAccount] = field(default_factory=dict)
     round: Use = field(default_factory=Use)
     standing: Standing = field(default_factory=Standing)
+    #: How many of its TSGs had work of late.
+    busy_tsgs: int = 0
 
     @property
     def busy(self) -> bool:
         """Tell whether any of its TSGs had work of late."""
-        return any(tsg.busy for tsg in self.tsgs.values())
+        return self.busy_tsgs > 0
 
     @property
     def debt_ns(self) -> int:
@@ -82,13 +84,14 @@ class Account:
         """Fold one sample of ``elapsed_ns`` in."""
         open_ns = max(0, elapsed_ns - sample.gated_ns)
         tsgs = {tsg.tsg: self.tsgs.get(tsg.tsg, _NEW).advance(tsg, open_ns) for tsg in sample.tsgs}
-        use = Use(sum(tsg.run_ns for tsg in sample.tsgs), sum(tsg.starts for tsg in sample.tsgs), open_ns)
+        use = Use(sum([tsg.run_ns for tsg in sample.tsgs]), sum([tsg.starts for tsg in sample.tsgs]), open_ns)
         standing = self.standing
         if sample.grant != self.last.grant:
             standing = Standing(pace=standing.pace, reformed=standing.reformed)
         if all(tsg.idle_ns >= FORGET_AFTER_NS for tsg in tsgs.values()):
             standing = Standing()
-        return Account(sample, self.used_ns + use.run_ns, tsgs, self.round + use, standing)
+        busy_tsgs = sum([tsg.busy for tsg in tsgs.values()])
+        return Account(sample, self.used_ns + use.run_ns, tsgs, self.round + use, standing, busy_tsgs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +110,8 @@ class Ledger:
     def advance(self, sample: Sample) -> Ledger:
         """Fold one sample in; pods that are gone from it are forgotten."""
         elapsed_ns = 0 if self.now_ns is None else max(0, sample.now_ns - self.now_ns)
-        accounts = {pod.pod: self.accounts.get(pod.pod, Account(pod)).advance(pod, elapsed_ns) for pod in sample.pods}
+        known = self.accounts
+        accounts = {pod.pod: (known.get(pod.pod) or Account(pod)).advance(pod, elapsed_ns) for pod in sample.pods}
         began_ns = sample.now_ns if self.now_ns is None else self.round_began_ns
         ledger = replace(
             self,
@@ -185,7 +189,7 @@ class Ledger:
                     parts.get(name),
                     account.round,
                     account.standing,
-                    sum(tsg.busy for tsg in account.tsgs.values()),
+                    account.busy_tsgs,
                     account.used_ns < STARTED_NS,
                 )
                 for name, account in self.accounts.items()
@@ -197,7 +201,7 @@ class Ledger:
         # Not by replace(): for every pod and tick that takes a tenth of what the loop costs.
         fresh = Use()
         accounts = {
-            name: Account(account.last, account.used_ns, account.tsgs, fresh, standings[name])
+            name: Account(account.last, account.used_ns, account.tsgs, fresh, standings[name], account.busy_tsgs)
             for name, account in self.accounts.items()
         }
         return replace(self, accounts=accounts, round_began_ns=now_ns)
