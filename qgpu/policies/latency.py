@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from itertools import pairwise
 
 from qgpu.model import MAX_TIMESLICE_US, MIN_TIMESLICE_US, NS_PER_US, Pod
+from qgpu.policies.shares import RM_US_NS
 
 #: (slice, p99) in µs of 100 µs of online work every 10 ms over a flood of 1 ms kernels, on an H200; and without it.
 MEASURED_P99_US = ((50, 393), (100, 429), (200, 533), (500, 824), (1000, 1313))
@@ -31,7 +32,7 @@ def tightest_ns(pods: Iterable[Pod]) -> int | None:
 def slice_us(target_ns: int, waits: int = 1) -> int:
     """Return the longest slice in µs, so that waiting for ``waits`` TSGs that have it each stays within the target.
 
-    In between the table is read straight, beyond its end a µs of slice adds a µs. Several TSGs add up: four of
+    In between the table is read straight, beyond its end a slice adds what it lasts. Several TSGs add up: four of
     50 µs were measured to add 1025 µs, four times what one adds.
     """
     added_us = (target_ns / NS_PER_US - IN_STEP_US) / max(1, waits)
@@ -40,4 +41,4 @@ def slice_us(target_ns: int, waits: int = 1) -> int:
             allowed = slice_a + (added_us - added_a) * (slice_b - slice_a) / (added_b - added_a)
             return max(MIN_TIMESLICE_US, int(allowed))
     last_us, last_added_us = _ADDED_US[-1]
-    return min(MAX_TIMESLICE_US, int(last_us + added_us - last_added_us))
+    return min(MAX_TIMESLICE_US, int(last_us + (added_us - last_added_us) * NS_PER_US / RM_US_NS))
