@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,6 +20,9 @@ BATCH_64, BATCH_128, BATCH_256 = (
     Workload(kernel_us=work_us, batch=1, gap_us=gap_us) for work_us, gap_us in ((1000, 184), (7930, 328), (15_211, 330))
 )
 PERIOD = 100 * NS_PER_MS
+
+#: Tests of random mixes try so many times more than by default: QGPU_EXAMPLES=50 takes an hour or so.
+MORE = int(os.environ.get("QGPU_EXAMPLES", "1"))
 
 
 def batches(kernel_us: float, gap_us: float = 20) -> Workload:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from qgpu.load.spec import Workload
 from qgpu.model import NS_PER_MS, Grant, PodClass
-from tests.stage import BATCH_64, BATCH_128, BATCH_256, FLOOD, Stage, batches, every
+from tests.stage import BATCH_64, BATCH_128, BATCH_256, FLOOD, MORE, Stage, batches, every
 
 #: What a second's share may miss, in parts of the card.
 ONE_POINT = 0.01
@@ -150,7 +150,7 @@ def test_offline_pods_beside_an_online_one_share_by_quota() -> None:
 WORKLOADS = st.one_of(st.just(FLOOD), st.builds(batches, st.floats(2000, 20_000), st.floats(0, 80)), st.just(BATCH_128))
 
 
-@hypothesis_settings(max_examples=40, deadline=None, derandomize=True)
+@hypothesis_settings(max_examples=40 * MORE, deadline=None, derandomize=True)
 @given(
     pods=st.lists(st.tuples(st.integers(5, 30), st.lists(WORKLOADS, min_size=1, max_size=2)), min_size=2, max_size=3),
     guest=st.tuples(st.integers(5, 10), st.lists(WORKLOADS, min_size=1, max_size=1)),
@@ -170,6 +170,28 @@ def test_whoever_comes_and_goes_shares_settle_and_stay(
     _settle(stage, weights)
 
 
+@hypothesis_settings(max_examples=5 * MORE, deadline=None, derandomize=True)
+@given(
+    pods=st.lists(st.tuples(st.integers(5, 30), st.lists(WORKLOADS, min_size=1, max_size=2)), min_size=2, max_size=3),
+    late_ms=st.sampled_from([0, 1, 5]),
+    seed=st.integers(0, 99),
+)
+def test_nothing_swings_for_a_minute_whatever_pods_do(
+    pods: list[tuple[int, list[Workload]]], late_ms: float, seed: int
+) -> None:
+    stage = staged("burst-share", pods, late_ms=late_ms, seed=seed)
+    stage.pass_by(10)
+    plans = [plan for second in stage.seconds(50) for plan in second.plans]
+    mechanisms = [(plan.period_ns, *(part.windows is None for part in plan.pods)) for plan in plans]
+    slices = [tuple(part.timeslice_us for part in plan.pods) for plan in plans]
+
+    assert sum(before != after for before, after in pairwise(mechanisms)) <= 2
+    assert sum(before != after for before, after in pairwise(slices)) <= 4
+    for at in range(len(pods)):
+        lengths = [windows[0].end_ns - windows[0].start_ns for plan in plans if (windows := plan.pods[at].windows)]
+        assert max(lengths, default=0) - min(lengths, default=0) <= 0.04 * max(plan.period_ns for plan in plans)
+
+
 def _settle(stage: Stage, weights: Mapping[str, int]) -> None:
     stage.pass_by(4)
     seconds = list(stage.seconds(4))
@@ -177,7 +199,7 @@ def _settle(stage: Stage, weights: Mapping[str, int]) -> None:
     assert len({plan.gated for second in seconds for plan in second.plans}) == 1
 
 
-@hypothesis_settings(max_examples=20, deadline=None, derandomize=True)
+@hypothesis_settings(max_examples=20 * MORE, deadline=None, derandomize=True)
 @given(
     demands=st.lists(
         st.tuples(st.sampled_from([2000, 5000, 20_000, 100_000, 700_000]), st.floats(0.02, 0.9)), min_size=1, max_size=3

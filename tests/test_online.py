@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from qgpu.load.spec import Workload
 from qgpu.model import NS_PER_MS, Grant, PodClass
-from tests.stage import FLOOD, Stage, batches, every
+from tests.stage import FLOOD, MORE, Stage, batches, every
 
 SERVICE = every(10_000, 100)
 
@@ -80,7 +80,7 @@ def test_what_offline_pods_left_of_their_floor_is_not_saved_up() -> None:
     assert second.shares["a"] <= 0.21
 
 
-@settings(max_examples=15, deadline=None, derandomize=True)
+@settings(max_examples=15 * MORE, deadline=None, derandomize=True)
 @given(
     floor=st.integers(2, 50),
     online=st.lists(st.one_of(st.just(FLOOD), st.builds(batches, st.floats(500, 50_000))), min_size=1, max_size=3),
