@@ -17,6 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import contained
 import trace_of
 
 SHARE = Path(__file__).resolve().parent
@@ -224,6 +225,7 @@ def main() -> None:
         driver()
         installed()
         used()
+        contained.check(SHARE, ctl, check, figures)
         removed(before)
     finally:
         (SHARE / "figures.json").write_text(json.dumps(figures, indent=2))

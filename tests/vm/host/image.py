@@ -66,8 +66,9 @@ def boot(
     environment: dict[str, str] | None = None,
     timeout_s: float = 600,
     memory: str = "2G",
+    mask: Sequence[str] = (),
 ) -> vm.Outcome:
-    """Boot a root with systemd and run ``command`` in it."""
+    """Boot a root with systemd and run ``command`` in it; the units of ``mask`` are not started."""
     return vm.boot(
         kernels.get(KERNEL, CACHE).boot(),
         command,
@@ -77,7 +78,7 @@ def boot(
         environment=environment,
         timeout_s=timeout_s,
         memory=memory,
-        append="systemd.show_status=0",
+        append=" ".join(("systemd.show_status=0", *(f"systemd.mask={unit}" for unit in mask))),
     )
 
 

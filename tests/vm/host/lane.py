@@ -25,7 +25,7 @@ import kernels
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent.parent
 sys.path.append(str(ROOT / "bench"))
-GUEST = ("vm/host/guest.py", "vm/host/trace_of.py", "vm/host/pod.py", "vm/host/standin.py")
+GUEST = ("vm/host/guest.py", "vm/host/trace_of.py", "vm/host/pod.py", "vm/host/standin.py", "vm/host/contained.py")
 GUEST += ("vm/guest/nv.py", "vm/guest/qg.py", "vm/guest/simcard.py")
 VERSIONS = ("0.1.0", "0.1.0+next")
 
@@ -60,7 +60,7 @@ def main() -> int:
     parser.add_argument("--timeout", type=float, default=1500, help="seconds the guest may take")
     arguments = parser.parse_args()
     debs, module = packages(arguments.keep_packages), driver()
-    root = image.build(["dkms", "man-db"], headers=True)
+    root = image.build(["dkms", "man-db", "podman", "crun", "runc", "prometheus"], headers=True)
     with tempfile.TemporaryDirectory(prefix="qgpu-share.") as folder:
         share = Path(folder)
         for file in (*debs.glob("*.deb"), module, *(ROOT / "tests" / name for name in GUEST)):
@@ -69,7 +69,14 @@ def main() -> int:
             release = kernels.get(image.KERNEL, image.CACHE).release
             for version in VERSIONS:
                 dkms.build(root, debs / f"qgpu-dkms_{version}_all.deb", version, release, share)
-        outcome = image.boot(root, ["python3", "/run/share/guest.py"], share=share, timeout_s=arguments.timeout)
+        outcome = image.boot(
+            root,
+            ["python3", "/run/share/guest.py"],
+            share=share,
+            timeout_s=arguments.timeout,
+            memory="3G",
+            mask=("prometheus.service", "podman.socket", "podman-auto-update.timer"),
+        )
         found = share / "figures.json"
         figures = json.loads(found.read_text()) if found.exists() else {}
         journal = (share / "journal").read_text(errors="replace") if (share / "journal").exists() else ""
