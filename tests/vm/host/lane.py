@@ -40,6 +40,14 @@ def packages(keep: bool) -> Path:
     return out
 
 
+def compile_modules(debs: Path, root: Path) -> None:
+    """Have DKMS compile the module of each version, beside its package."""
+    release = kernels.get(image.KERNEL, image.CACHE).release
+    for version in VERSIONS:
+        if not (debs / f"qgpu-{version}.dkms.tar.gz").exists():
+            dkms.build(root, debs / f"qgpu-dkms_{version}_all.deb", version, release, debs)
+
+
 def driver() -> Path:
     """Build the simulated driver for the VM's kernel; its file."""
     source, work = kernels.get(image.KERNEL, image.CACHE), image.CACHE / "build" / "host"
@@ -63,12 +71,15 @@ def main() -> int:
     root = image.build(["dkms", "man-db", "podman", "crun", "runc", "prometheus"], headers=True)
     with tempfile.TemporaryDirectory(prefix="qgpu-share.") as folder:
         share = Path(folder)
-        for file in (*debs.glob("*.deb"), module, *(ROOT / "tests" / name for name in GUEST)):
-            shutil.copy(file, share)
         if not arguments.compile_inside:
-            release = kernels.get(image.KERNEL, image.CACHE).release
-            for version in VERSIONS:
-                dkms.build(root, debs / f"qgpu-dkms_{version}_all.deb", version, release, share)
+            compile_modules(debs, root)
+        for file in (
+            *debs.glob("*.deb"),
+            *debs.glob("*.dkms.tar.gz"),
+            module,
+            *(ROOT / "tests" / name for name in GUEST),
+        ):
+            shutil.copy(file, share)
         outcome = image.boot(
             root,
             ["python3", "/run/share/guest.py"],
