@@ -40,12 +40,13 @@ def packages(keep: bool) -> Path:
     return out
 
 
-def compile_modules(debs: Path, root: Path) -> None:
-    """Have DKMS compile the module of each version, beside its package."""
+def compile_modules(debs: Path, root: Path) -> list[Path]:
+    """Have DKMS compile the module of each version, beside its package; its archives."""
     release = kernels.get(image.KERNEL, image.CACHE).release
     for version in VERSIONS:
         if not (debs / f"qgpu-{version}.dkms.tar.gz").exists():
             dkms.build(root, debs / f"qgpu-dkms_{version}_all.deb", version, release, debs)
+    return sorted(debs.glob("*.dkms.tar.gz"))
 
 
 def driver() -> Path:
@@ -71,14 +72,8 @@ def main() -> int:
     root = image.build(["dkms", "man-db", "podman", "crun", "runc", "prometheus"], headers=True)
     with tempfile.TemporaryDirectory(prefix="qgpu-share.") as folder:
         share = Path(folder)
-        if not arguments.compile_inside:
-            compile_modules(debs, root)
-        for file in (
-            *debs.glob("*.deb"),
-            *debs.glob("*.dkms.tar.gz"),
-            module,
-            *(ROOT / "tests" / name for name in GUEST),
-        ):
+        archives = [] if arguments.compile_inside else compile_modules(debs, root)
+        for file in (*debs.glob("*.deb"), *archives, module, *(ROOT / "tests" / name for name in GUEST)):
             shutil.copy(file, share)
         outcome = image.boot(
             root,
