@@ -60,6 +60,7 @@ class Judge:
 
     def serve(self, call: Notification) -> None:
         """Answer one call, whatever happens: a thread that gets no answer is stopped for good."""
+        self._supervisor.called_ns = self._supervisor.clock()
         try:
             outcome = self._judge(call)
         except OSError as error:

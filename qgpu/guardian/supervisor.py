@@ -27,7 +27,7 @@ from qgpu.rm import abi, uvm
 
 _log = structlog.get_logger("guardian")
 
-#: New channels are dealt with once their pod has made none for this long: while a program starts it keeps RM's locks
+#: New channels are dealt with once no pod has made a call for this long: while a program starts it keeps RM's locks
 #: busy, and each question would wait for them and make the program wait for us. But not later than _LATEST_NS.
 _QUIET_NS = 15 * NS_PER_MS
 _LATEST_NS = 250 * NS_PER_MS
@@ -80,10 +80,11 @@ class Supervisor:
     books: threading.RLock = field(default_factory=threading.RLock)
     #: Mappings that pods are about to make, in bytes by process: charged until /proc shows what became of them.
     mapping: Counter[int] = field(default_factory=Counter)
+    #: When any pod made its last call.
+    called_ns: int = 0
     _doubts: dict[Key, _Doubt] = field(default_factory=dict)
     _fresh: list[Key] = field(default_factory=list)
     _fresh_since_ns: int = 0
-    _fresh_last_ns: int = 0
     _next_listener: int = 1
 
     def note(self, fact: Fact) -> None:
@@ -379,7 +380,7 @@ class Supervisor:
         """Return when something is to be done next; None for never."""
         dues = [doubt.due_ns for doubt in self._doubts.values()]
         if self._fresh_since_ns:
-            dues.append(min(self._fresh_last_ns + _QUIET_NS, self._fresh_since_ns + _LATEST_NS))
+            dues.append(self._fresh_due_ns())
         return min(dues, default=None)
 
     def settle(self, now_ns: int) -> bool:
@@ -387,8 +388,7 @@ class Supervisor:
         changed = False
         for doubt in [doubt for doubt in self._doubts.values() if doubt.due_ns <= now_ns]:
             changed |= self._resolve(doubt, now_ns)
-        fresh_due = min(self._fresh_last_ns + _QUIET_NS, self._fresh_since_ns + _LATEST_NS)
-        if self._fresh_since_ns and fresh_due <= now_ns:
+        if self._fresh_since_ns and self._fresh_due_ns() <= now_ns:
             self._fresh_since_ns, fresh, self._fresh = 0, self._fresh, []
             changed = True
             for key in fresh:
@@ -406,10 +406,12 @@ class Supervisor:
             self._later()
 
     def _later(self) -> None:
-        now = self._fresh_last_ns = self.clock()
         if not self._fresh_since_ns:
-            self._fresh_since_ns = now
+            self._fresh_since_ns = self.called_ns = self.clock()
             self.wake()
+
+    def _fresh_due_ns(self) -> int:
+        return min(self.called_ns + _QUIET_NS, self._fresh_since_ns + _LATEST_NS)
 
     def _settle_claim(self, rm: RmObject) -> None:
         """Find out what became of a claim whose guardian died."""
