@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
 import signal
 import subprocess
 import sys
@@ -34,6 +36,24 @@ def test_run_passes_signals_on(shared: Daemon) -> None:
 
     assert waiting.wait(TIMEOUT_S) == 5
     waiting.communicate()
+
+
+def test_ctrl_c_at_the_terminal_reaches_the_command_once(shared: Daemon) -> None:
+    script = "trap 'echo caught' INT; echo up; for i in 1 2 3 4 5; do sleep 0.2; done; echo end"
+    pid, terminal = pty.fork()
+    if pid == 0:
+        command = [sys.executable, "-m", "qgpu.cli.main", "--runtime-dir", str(shared.runtime_dir), "run", "--"]
+        os.execvpe(command[0], [*command, "sh", "-c", script], programs.environment())
+    said = b""
+    while b"end" not in said:
+        said += os.read(terminal, 4096)
+        if b"up" in said and b"^C" not in said:
+            os.write(terminal, b"\x03")
+            said += b"^C"
+    os.waitpid(pid, 0)
+    os.close(terminal)
+
+    assert said.count(b"caught") == 1
 
 
 def test_a_pod_is_gone_when_its_command_has_ended(shared: Daemon) -> None:

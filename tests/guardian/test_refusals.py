@@ -1,0 +1,88 @@
+"""What keeps the plane from enforcing limits at all is said before any pod is started."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from qgpu.errors import NotSupportedError
+from qgpu.guardian import classes, controls, rules
+from qgpu.model import Grant, PodClass
+from qgpu.rm import abi
+from qgpu.sched import seccomp
+from qgpu.sched.backend import PodInfo
+
+
+@pytest.mark.parametrize("scope", ["0", "1", "2"])
+def test_a_kernel_that_lets_root_reach_into_processes_will_do(tmp_path: Path, scope: str):
+    (tmp_path / "scope").write_text(scope + "\n")
+
+    seccomp.check_kernel(tmp_path / "scope")
+    seccomp.check_kernel(tmp_path / "none")
+
+
+def test_a_kernel_that_lets_nobody_is_named(tmp_path: Path):
+    (tmp_path / "scope").write_text("3\n")
+
+    with pytest.raises(NotSupportedError, match="is 3: nobody may reach into processes"):
+        seccomp.check_kernel(tmp_path / "scope")
+
+
+class _Nvml:
+    """NVML with one card in MIG mode."""
+
+    NVMLError = RuntimeError
+    NVML_DEVICE_MIG_ENABLE = 1
+    closed = False
+
+    def nvmlInit(self):  # noqa: N802
+        return None
+
+    def nvmlShutdown(self):  # noqa: N802
+        self.closed = True
+
+    def nvmlDeviceGetCount(self):  # noqa: N802
+        return 3
+
+    def nvmlDeviceGetHandleByIndex(self, index):  # noqa: N802
+        return index
+
+    def nvmlDeviceGetMigMode(self, handle):  # noqa: N802
+        if handle == 0:
+            raise self.NVMLError("not supported")
+        return (handle - 1, 0)
+
+
+def test_a_card_in_mig_mode_is_named_with_what_to_do(monkeypatch: pytest.MonkeyPatch):
+    nvml = _Nvml()
+    monkeypatch.setattr(seccomp, "pynvml", nvml)
+
+    with pytest.raises(NotSupportedError, match=r"GPU 2: MIG mode is on.*nvidia-smi -i 2 -mig 0"):
+        seccomp.check_cards()
+    assert nvml.closed
+
+
+def test_no_scheduling_control_is_allowed_by_another_row():
+    assert not controls.ALLOWED & rules.REFUSED.keys()
+
+
+def test_a_control_is_of_one_kind():
+    assert not controls.FLAT & controls.NESTED.keys()
+    assert not controls.FLAT & controls.DESCRIPTORS.keys()
+    assert not controls.LEGACY & controls.FLAT
+
+
+def test_classes_with_pointers_and_memory_by_address_are_not_for_pods():
+    for rm_class in (abi.NV01_MEMORY_SYSTEM_OS_DESCRIPTOR, 0x81, *classes.PHYSICAL, 0xC57D, 0x9010):
+        assert not classes.allowed(rm_class), hex(rm_class)
+
+
+def test_a_pod_over_its_lowered_limit_is_told_so():
+    from qgpu.daemon.limits import over_limits
+
+    grant = Grant(PodClass.OFFLINE, None, 1 << 30)
+    (line,) = over_limits(PodInfo("web", {0: grant}, memory={0: 3 << 29}))
+
+    assert line.startswith("holds 1.5 GiB on pGPU 0, 512 MiB over its limit")
+    assert over_limits(PodInfo("web", {0: grant}, memory={0: 1 << 30})) == []
