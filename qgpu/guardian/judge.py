@@ -33,6 +33,8 @@ _log = structlog.get_logger("guardian")
 
 #: How long a mapping of UVM's being made may keep memory from being freed for good.
 _MAPPING_PATIENCE_S = 0.02
+#: How many threads' processes are remembered; more than that are looked up anew.
+_MOST_THREADS = 4096
 
 
 class Judge:
@@ -119,9 +121,8 @@ class Judge:
             pid = self._threads[tid] = _process_of(tid)
         if pid not in self._supervisor.register.processes:
             self._supervisor.know_process(self._pod, pid)
-            self._threads = {
-                tid: pid for tid, pid in self._threads.items() if pid in self._supervisor.register.processes
-            }
+        if len(self._threads) > _MOST_THREADS:
+            self._threads = {tid: pid}
         return pid
 
     def _escape(self, case: Case, minor: int) -> int:

@@ -123,8 +123,8 @@ class Listener:
 
 
 def is_thread_of(pid: int, tid: int) -> bool:
-    """Tell whether a process has a thread of that number."""
-    return bool(_libc.tgkill(pid, tid, 0) == 0)
+    """Tell whether a process has a thread of that number, which we may not be allowed to signal."""
+    return bool(_libc.tgkill(pid, tid, 0) == 0 or _ffi.errno == errno.EPERM)
 
 
 class Memory:
