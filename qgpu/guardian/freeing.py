@@ -3,8 +3,8 @@
 A handle is not all that keeps memory: UVM's mappings do, and what they are is only claimed (``uvmjudge.py``). RM
 counts for each process how much of its memory nobody else refers to (GPU_GET_PID_INFO: memPrivate). Freed memory
 that was private makes that figure fall by its size; else something keeps it, and so does its charge. Memory
-that is freed while it is mapped first gets another handle of ours in the pod's client: when the last mapping goes, it
-becomes private, which shows too. What does not show in the figures stays charged until the process ends.
+that is freed while it is mapped first gets another handle of ours in the pod's client, which is freed in the same
+way when the last mapping goes. What does not show in the figures stays charged until the process ends.
 
 The figures are read while nothing else can move them: the pod's calls are served one at a time, none of its mappings
 is being made, and no other pod is making a second handle (``Supervisor.books``).
@@ -66,28 +66,34 @@ class Freeing:
     def unmap(self, pid: int, base: int, length: int, card: bytes | None, carry_out: Callable[[], bool]) -> None:
         """Have a range unmapped, and give up memory that nothing but our own handle keeps then."""
         holdings = self._supervisor.register.holdings
-        kept = [memory for memory in holdings.mapped_in(pid, base, length, card) if self._ours(memory)]
+        with self._supervisor.lock:
+            kept = [memory for memory in holdings.mapped_in(pid, base, length, card) if self._ours(memory)]
         if not kept or not self._limited(kept[0]):
             if carry_out():
                 self._supervisor.unmap(pid, base, length, card)
             return
         quiet = self._quiet()
         with self._supervisor.books:
-            entry = self._supervisor.register.clients.get(next(iter(kept[0].handles))[0])
-            maker = entry.maker if entry is not None else 0
-            before = self._private(maker, kept[0])
             if not carry_out():
                 return
-            after = self._private(maker, kept[0])
             self._supervisor.unmap(pid, base, length, card)
-            gone = [memory for memory in kept if not holdings.is_mapped(memory.number)]
-            if before is None or after is None:
-                before, after = 0, sum(memory.size for memory in gone)  # a driver that does not say
-            if quiet and after - before >= sum(memory.size for memory in gone):
-                for memory in gone:
-                    for key in list(memory.handles):
-                        if self._supervisor.hands.free_anywhere(key):
-                            self._supervisor.freed(key, [], gone=True)
+            with self._supervisor.lock:
+                gone = [memory for memory in kept if not holdings.is_mapped(memory.number)]
+            for memory in gone:
+                for key in list(memory.handles):
+                    self._give_up(key, memory, quiet=quiet)
+
+    def _give_up(self, key: Key, memory: Memory, *, quiet: bool) -> None:
+        """Free a handle of ours; memory that something else keeps after all stays charged until the process ends."""
+        entry = self._supervisor.register.clients.get(key[0])
+        maker = entry.maker if entry is not None else 0
+        before = self._private(maker, memory)
+        freed = self._supervisor.hands.free_anywhere(key)
+        after = self._private(maker, memory)
+        if before is not None and after is not None and not (quiet and before - after >= memory.size):
+            self._supervisor.pin(memory.number, maker)
+        if freed:
+            self._supervisor.freed(key, [], gone=True)
 
     def is_ours(self, key: Key) -> bool:
         """Tell whether a handle is one of those that we made: a pod may not free it."""
@@ -105,7 +111,9 @@ class Freeing:
     def _another(self, file: int, key: Key, memory: Memory) -> bool:
         """Make a handle of ours on memory that is still mapped; True when it is there."""
         rm = self._supervisor.register.objects.get(key)
-        if rm is None or not self._supervisor.register.holdings.is_mapped(memory.number):
+        with self._supervisor.lock:
+            mapped = self._supervisor.register.holdings.is_mapped(memory.number)
+        if rm is None or not mapped:
             return False
         self._next = _FIRST_HANDLE + (self._next + 1 - _FIRST_HANDLE) % 0x10000
         ours = key[0], self._next
