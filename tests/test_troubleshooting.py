@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 DOCUMENT = ROOT / "docs/troubleshooting.md"
-#: Refused values say their bounds; what ends a programmer's own mistake is for its traceback.
-EXEMPT_KINDS = {"InvalidValueError", "UnknownNameError", "ConfigError", "OSError", "WireError", "RmError"}
+#: Refused values say their bounds; what Python itself calls an error is for our own code to handle.
+EXEMPT_KINDS = {"InvalidValueError", "UnknownNameError", "ConfigError", "WireError", "RmError", *dir(builtins)}
 #: Rooms whose messages are for those who simulate or measure, in a terminal.
 EXEMPT_ROOMS = {"demo", "load", "sim"}
 _WHAT_TO_DO = re.compile(r"[;?]|choose one of|pip install")
