@@ -9,8 +9,11 @@ from qgpu.rm import abi
 def header() -> str:
     """Return structures, numbers and the list of refused controls as C."""
     typedefs, _, _ = abi.ffi.list_types()
-    names = [name for name in typedefs if abi.ffi.typeof(name).kind == "struct"]
-    lines = ["#include <stdint.h>", *(_struct(name) for name in names)]
+    ordered: list[str] = []
+    for name in typedefs:
+        if abi.ffi.typeof(name).kind == "struct":
+            _after_its_parts(name, ordered)
+    lines = ["#include <stdint.h>", *map(_struct, ordered)]
     lines += [
         f"#define {name} {value:#x}u"
         for name, value in vars(abi).items()
@@ -19,6 +22,16 @@ def header() -> str:
     rows = ", ".join(f"{{ {command:#x}u, {why!r} }}".replace("'", '"') for command, why in rules.REFUSED.items())
     lines.append(f"static const struct {{ uint32_t cmd; const char *name; }} refused_controls[] = {{ {rows} }};")
     return "\n".join(lines) + "\n"
+
+
+def _after_its_parts(name: str, ordered: list[str]) -> None:
+    if name in ordered:
+        return
+    for _, at in abi.ffi.typeof(name).fields:
+        base = at.type.item if at.type.kind == "array" else at.type
+        if base.kind == "struct":
+            _after_its_parts(base.cname, ordered)
+    ordered.append(name)
 
 
 def _struct(name: str) -> str:
