@@ -32,7 +32,7 @@ from qgpu.model import (
     Snapshot,
 )
 from qgpu.policies import floor, latency
-from qgpu.policies.shares import corrected, in_turns, period_of_turns, shortened, split
+from qgpu.policies.shares import corrected, for_lending, in_turns, period_of_turns, shortened, split
 
 #: What an offline TSG gets beside an online one without a target: the shortest at which a lone TSG still runs freely.
 OFFLINE_TIMESLICE_US = MIN_TIMESLICE_US
@@ -144,6 +144,7 @@ def _step_back(behind: Plan, snapshot: Snapshot, taken_ns: int, slice_us: int) -
     if sum(busy) < 2:
         return short
     shares = [part.weight if pod.busy else 0 for part, pod in zip(behind.pods, snapshot.pods, strict=True)]
+    short = for_lending(short, split(snapshot.period_ns - taken_ns, shares))
     meanwhile = in_turns(split(taken_ns, shares), OnIdle.YIELD)
     afterwards = in_turns(_turns(snapshot, taken_ns, shares), OnIdle.YIELD, taken_ns)
     return tuple(

@@ -116,7 +116,7 @@ def by_weights(snapshot: Snapshot, weights: Sequence[int]) -> Plan:
         return Plan(snapshot.pgpu, snapshot.period_ns, parts)
     period_ns = period_of_turns(snapshot.period_ns, [turn for turn in turns if turn], TURN_NS)
     windows = in_turns(lengths(period_ns, turns, snapshot.pods), OnIdle.YIELD)
-    parts = _for_lending(parts, split(period_ns, turns))
+    parts = for_lending(parts, split(period_ns, turns))
     return Plan(
         snapshot.pgpu,
         period_ns,
@@ -124,13 +124,13 @@ def by_weights(snapshot: Snapshot, weights: Sequence[int]) -> Plan:
     )
 
 
-def _for_lending(parts: Sequence[PodPlan], lengths_ns: Sequence[int]) -> tuple[PodPlan, ...]:
+def for_lending(parts: Sequence[PodPlan], lengths_ns: Sequence[int]) -> tuple[PodPlan, ...]:
     """Shorten slices so that all of them fit into half of any window.
 
     Whose window was lent has to get a turn among all who were let in, or it would be taken for idle for ever.
     """
-    shortest_us = min(length for length in lengths_ns if length) // NS_PER_US
-    return shortened(parts, max(_SENSIBLE_US, shortest_us // (2 * len(parts))))
+    shortest_us = min((length for length in lengths_ns if length), default=0) // NS_PER_US
+    return shortened(parts, max(_SENSIBLE_US, shortest_us // (2 * len(parts)))) if shortest_us else tuple(parts)
 
 
 def _probe(parts: Sequence[PodPlan], pods: Sequence[Pod]) -> tuple[PodPlan, ...]:

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from qgpu.model import NS_PER_MS, NS_PER_US, OnIdle, Pace, Plan, PodPlan, Policy, Snapshot, Turn, Window
-from qgpu.policies.shares import MIN_TURN_NS, corrected, lengths, period_of_turns, split
+from qgpu.policies.shares import MIN_TURN_NS, corrected, for_lending, lengths, period_of_turns, split
 
 #: Mean turn on a pGPU of a gang: gates of several cards are moved one after the other, so that turns overlap less.
 TURN_NS = 100 * NS_PER_MS
@@ -129,6 +129,8 @@ def gangs_first(policy: Policy) -> Policy:
         own = policy(replace(snapshot, pods=steady, turns=()))
         turns = {turn.pod: turn for turn in snapshot.turns}
         dues = split(snapshot.period_ns - sum(turn.due_ns for turn in turns.values()), _weights(own, snapshot, turns))
+        whole = [turn.due_ns for turn in turns.values()]
+        parts = own.pods if own.gated else for_lending(own.pods, [*whole, *dues])
         windows = iter(
             _laid(_lengths(own, snapshot, turns), _gaps(snapshot), OnIdle.KEEP if own.gated else OnIdle.YIELD)
         )
@@ -137,7 +139,7 @@ def gangs_first(policy: Policy) -> Policy:
             snapshot.period_ns,
             tuple(
                 _in_turn(part, turns.get(part.pod), due_ns, next(windows), pod.busy)
-                for part, pod, due_ns in zip(own.pods, snapshot.pods, dues, strict=True)
+                for part, pod, due_ns in zip(parts, snapshot.pods, dues, strict=True)
             ),
         )
 

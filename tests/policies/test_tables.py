@@ -246,3 +246,13 @@ def test_offline_turns_beside_an_online_pod_are_made_up_for() -> None:
     plan = compose("burst-share", "best-effort")(Snapshot(0, PERIOD, pods))
 
     assert plan.pods[1].windows == (Window(0, TURN_NS - 2 * NS_PER_MS, OnIdle.YIELD),)
+
+
+@pytest.mark.parametrize("online", [(), (pod("on", target_ms=500),)])
+def test_whose_window_was_lent_gets_a_turn_in_it(online: tuple[Pod, ...]) -> None:
+    pods = (*online, *(paced(GAPPY, name, 12) for name in "abcdefgh"))
+    plan = compose("burst-share", "best-effort")(Snapshot(0, PERIOD, pods))
+    offline = plan.pods[len(online) :]
+    shortest_ns = min(part.windows[0].end_ns - part.windows[0].start_ns for part in offline if part.windows)
+
+    assert sum(turn_ns(part.timeslice_us) for part in offline) <= shortest_ns * 0.55
