@@ -104,6 +104,8 @@ class Ledger:
     #: The plan that samples are held against, and since when its present round is reckoned.
     plan: Plan | None = None
     round_began_ns: int = 0
+    #: Weights have changed with this plan: in its first round turns of the plan before run out, which tells nothing.
+    passing_over: bool = False
     #: What offline pods came short of their floor together; bounded, and nothing while none of them wants anything.
     offline_short_ns: int = 0
 
@@ -120,7 +122,7 @@ class Ledger:
             round_began_ns=began_ns,
             offline_short_ns=self._short_ns(sample, accounts, elapsed_ns),
         )
-        if _busy(self.accounts) != _busy(accounts):
+        if _busy(self.accounts) != _busy(accounts) or (self.passing_over and ledger._round_over):
             return ledger._in_new_round(ragged=True)
         return ledger._in_new_round() if ledger._round_over else ledger
 
@@ -139,7 +141,8 @@ class Ledger:
             )
             for name, account in self.accounts.items()
         }
-        return replace(self, plan=plan, accounts=accounts, round_began_ns=self.now_ns or 0)
+        passing = self.plan is not None and not plan.gated and _weights(self.plan) != _weights(plan)
+        return replace(self, plan=plan, accounts=accounts, round_began_ns=self.now_ns or 0, passing_over=passing)
 
     def snapshot(self, period_ns: int, offline_floor: int = 0) -> Snapshot:
         """Show a policy what it may know, and what an operator set."""
@@ -204,11 +207,15 @@ class Ledger:
             name: Account(account.last, account.used_ns, account.tsgs, fresh, standings[name], account.busy_tsgs)
             for name, account in self.accounts.items()
         }
-        return replace(self, accounts=accounts, round_began_ns=now_ns)
+        return replace(self, accounts=accounts, round_began_ns=now_ns, passing_over=False)
 
 
 def _busy(accounts: Mapping[str, Account]) -> frozenset[str]:
     return frozenset(name for name, account in accounts.items() if account.busy)
+
+
+def _weights(plan: Plan) -> list[tuple[str, int]]:
+    return [(part.pod, part.weight) for part in plan.pods]
 
 
 def _terms(plan: Plan) -> object:
