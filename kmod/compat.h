@@ -8,7 +8,9 @@
 
 #include <linux/hrtimer.h>
 #include <linux/kthread.h>
+#include <linux/mm.h>
 #include <linux/module.h>
+#include <linux/ptrace.h>
 #include <linux/version.h>
 
 /* Since 6.4 (ac3b43283923) a module's memory is an array by kind; before, one layout with sizes in order. */
@@ -41,5 +43,34 @@ static inline void qgpu_hrtimer_setup(struct hrtimer *timer, enum hrtimer_restar
 #else
 #define qgpu_run_worker(name, ...)	kthread_create_worker(0, name, ##__VA_ARGS__)
 #endif
+
+/* Since 6.1 (763ecb035029) mappings are in a tree; before, in a list. Needs mmap_lock. All of a file's but one, in bytes. */
+static inline u64 qgpu_mapped(struct mm_struct *mm, const struct file *filp, const struct vm_area_struct *but)
+{
+	struct vm_area_struct *vma;
+	u64 size = 0;
+#if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 1, 0)
+	VMA_ITERATOR(each, mm, 0);
+
+	for_each_vma(each, vma)
+#else
+	for (vma = mm->mmap; vma; vma = vma->vm_next)
+#endif
+	{
+		if (vma->vm_file == filp && vma != but)
+			size += vma->vm_end - vma->vm_start;
+	}
+	return size;
+}
+
+/* No kernel has a setter beside regs_get_kernel_argument(). */
+static inline void qgpu_set_argument_2(struct pt_regs *regs, unsigned long value)
+{
+#ifdef CONFIG_X86_64
+	regs->dx = value;
+#else
+	regs->regs[2] = value;
+#endif
+}
 
 #endif /* _QGPU_COMPAT_H */

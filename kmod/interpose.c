@@ -39,6 +39,7 @@
 #include "rm.h"
 #include "seal.h"
 #include "slice.h"
+#include "uvm.h"
 
 #define NODE "/dev/nvidiactl"
 
@@ -319,6 +320,7 @@ static u32 attach_locked(char *driver, size_t size)
 	qgpu_slice_enumerate();
 	qgpu_seal_init(fops->owner);
 	qgpu_unpause(QGPU_PAUSE_DETACH);
+	qgpu_uvm_start();
 	patch();
 	return QGPU_STATE_ENFORCING;
 }
@@ -373,6 +375,7 @@ void qgpu_interpose_detach(void)
 		synchronize_rcu_tasks();
 		synchronize_srcu(&inside);
 		synchronize_rcu_tasks();
+		qgpu_uvm_stop();
 		qgpu_slice_drop(NULL);
 		qgpu_seal_uninit();
 		rhashtable_free_and_destroy(&files, file_drop, NULL);
@@ -399,6 +402,8 @@ static int module_event(struct notifier_block *nb, unsigned long event, void *da
 
 	if (event == MODULE_STATE_LIVE && !strcmp(mod->name, "nvidia"))
 		schedule_work(&attach_later);
+	if (!strcmp(mod->name, "nvidia_uvm"))
+		qgpu_uvm_module(event);
 	return NOTIFY_OK;
 }
 
@@ -428,7 +433,7 @@ void qgpu_interpose_info(struct qgpu_info *info)
 	for_each_possible_cpu(cpu)
 		info->calls += per_cpu(calls, cpu);
 	info->nr_gpus = qgpu_gpu_count();
-	info->flags = qgpu_sealed() ? QGPU_INFO_SEALED : 0;
+	info->flags = (qgpu_sealed() ? QGPU_INFO_SEALED : 0) | (qgpu_uvm_bounded() ? QGPU_INFO_MANAGED : 0);
 	spin_lock(&state_lock);
 	info->state = state;
 	strscpy(info->driver, version, sizeof(info->driver));

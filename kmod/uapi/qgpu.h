@@ -47,6 +47,8 @@
 
 /* The kernel copy of each RM call is compared with what was admitted: a racing thread gains nothing. */
 #define QGPU_INFO_SEALED 0x1
+/* UVM is loaded, and managed memory counts against the memory limit by its address space. */
+#define QGPU_INFO_MANAGED 0x2
 
 struct qgpu_info {
 	__u32 abi;

@@ -208,8 +208,9 @@ def _watch(process: subprocess.Popen[bytes], alive: Path, monitor: Path, timeout
         beat = alive.stat().st_mtime if alive.exists() else 0.0
         if beat != last:
             heard, last = now, beat
-        if now > end or now > heard + silence_s:
-            why = f"not done after {timeout_s:.0f} s" if now > end else f"silent for {silence_s:.0f} s"
+        patience_s = silence_s if last else 3 * silence_s  # it has to boot first
+        if now > end or now > heard + patience_s:
+            why = f"not done after {timeout_s:.0f} s" if now > end else f"silent for {patience_s:.0f} s"
             where = _where(monitor)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(10)
