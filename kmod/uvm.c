@@ -240,8 +240,9 @@ static void place(void)
 	lockdep_assert_held(&probes_lock);
 	for (i = 0; i < ARRAY_SIZE(hooks); i++) {
 		probes[i] = (struct kprobe){ .symbol_name = hooks[i].symbol, .pre_handler = hooks[i].handler };
-		if (register_kprobe(&probes[i])) {
-			take_away(i);
+		if (register_kprobe(&probes[i])) {	/* the first: UVM is not there */
+			if (i)
+				take_away(i);
 			return;
 		}
 	}
