@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import fcntl
 import json
@@ -10,7 +11,6 @@ import marshal
 import multiprocessing
 import os
 import signal
-import subprocess
 import sys
 import time
 import types
@@ -33,12 +33,25 @@ def note(name: str, value: float) -> None:
     FIGURES.write_text(json.dumps(figures | {name: value}))
 
 
+_libc = ctypes.CDLL(None, use_errno=True)
+_FINIT_MODULE, _DELETE_MODULE = 313, 176  # x86_64
+
+
+def _call(number: int, *arguments: int | bytes) -> None:
+    if _libc.syscall(number, *arguments):
+        error = ctypes.get_errno()
+        raise OSError(error, os.strerror(error), str(arguments))
+
+
 def insmod(name: str, *options: str) -> None:
-    subprocess.run(["/sbin/insmod", str(BUILD / name), *options], check=True)
+    """Load a module; without a process for it, which in an emulator takes longer than the loading."""
+    with (BUILD / name).open("rb") as file:
+        _call(_FINIT_MODULE, file.fileno(), " ".join(options).encode(), 0)
 
 
 def rmmod(name: str) -> None:
-    subprocess.run(["/sbin/rmmod", name], check=True)
+    """Unload a module. Raises OSError (EWOULDBLOCK) while it is in use."""
+    _call(_DELETE_MODULE, name.encode(), os.O_NONBLOCK)
 
 
 def loaded(name: str) -> bool:

@@ -161,7 +161,7 @@ def test_a_killed_process_leaves_nothing(web, qgpu):
 
 
 def test_driver_may_not_leave_under_the_module_and_may_after_it(qgpu):
-    with pytest.raises(subprocess.CalledProcessError):
+    with pytest.raises(BlockingIOError):
         qg.rmmod("nvidia")
 
     assert qgpu.info().state == 1
