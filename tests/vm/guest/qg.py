@@ -135,7 +135,7 @@ class Qgpu:
         return list(uapi.ffi.from_buffer("struct qgpu_event[]", data))
 
     def plan(
-        self, *parts: tuple[Any, ...], period_ns: int = 100 * MS, lease_ns: int = 10_000 * MS, **more: int
+        self, *parts: tuple[Any, ...], period_ns: int = 100 * MS, lease_ns: int = 60_000 * MS, **more: int
     ) -> None:
         """Install a plan; a part is (pod, timeslice_us) or (pod, timeslice_us, [(start_ns, end_ns, flags), ...])."""
         windows: list[dict[str, int]] = []

@@ -9,6 +9,7 @@
 #include <linux/module.h>
 #include <linux/slab.h>
 #include <linux/uaccess.h>
+#include <linux/version.h>
 
 #define UVM_INITIALIZE 0x30000001
 
@@ -69,6 +70,12 @@ static noinline int uvm_mmap_entry(struct file *filp, struct vm_area_struct *vma
 		return -EBADFD;
 	if (vma->vm_start != vma->vm_pgoff << PAGE_SHIFT || (vma->vm_flags & needed) != needed)
 		return -EINVAL;
+	/* as the real one: so a mapping never becomes part of a neighbour, which would bypass this function */
+#if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 3, 0)
+	vm_flags_set(vma, VM_MIXEDMAP | VM_DONTEXPAND | VM_DONTCOPY);
+#else
+	vma->vm_flags |= VM_MIXEDMAP | VM_DONTEXPAND | VM_DONTCOPY;
+#endif
 	vma->vm_ops = &uvm_vm_ops_managed;
 	atomic_long_add(vma->vm_end - vma->vm_start, &mapped);
 	return 0;
