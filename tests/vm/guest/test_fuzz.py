@@ -1,17 +1,15 @@
 """Random calls from both sides at once; the lane fails if the kernel's log says anything about it.
 
-The default number is a smoke test; the sanitizer lane asks for a million (QGPU_VM_FUZZ).
+The default number is a smoke test (QGPU_VM_FUZZ); a million under a sanitizer is ../million.py's.
 """
 
 from __future__ import annotations
 
-import json
-import lzma
 import os
-import struct
 import subprocess
 from pathlib import Path
 
+import corpus
 import nv
 import pytest
 import qg
@@ -20,39 +18,6 @@ CALLS = int(os.environ.get("QGPU_VM_FUZZ", "20000"))
 ROUND = 20000
 FUZZ = str(qg.BUILD / "fuzz")
 TRACES = sorted(Path(os.environ.get("QGPU_TRACES", "/nonexistent")).glob("*.jsonl.xz"))
-
-
-def record(nr: int, data: bytes, params: bytes) -> bytes:
-    pad = [part + bytes(-len(part) % 4) for part in (data, params)]
-    return struct.pack("III", nr, len(data), len(params)) + b"".join(pad)
-
-
-def corpus() -> bytes:
-    """Calls of recorded programs, and a few that no program made."""
-    client, device = 0xC1D00001, 0x5C000001
-    out = [
-        record(0x2B, struct.pack("IIIIQQIIII", 0, 0, 0, 0x41, 0, 0, 0, 0, 0, 0), b""),
-        record(0x2B, struct.pack("IIIIQQIIII", client, client, device, 0x80, 1, 0, 0, 0, 0, 0), bytes(56)),
-        record(0x34, struct.pack("7I", client, device, 0x5C0000AA, client, 0x5C00000E, 0, 0), b""),
-        record(0x29, struct.pack("IIII", client, client, client, 0), b""),
-        record(0x29, struct.pack("IIII", client, client, device, 0), b""),
-        record(0x2A, struct.pack("IIIIQII", client, 0x5C000015, 0xA06C0101, 0, 1, 3, 0), b"\1\0\0"),
-        record(0x2A, struct.pack("IIIIQII", client, 0x5C000003, 0x2080110B, 0, 1, 536, 0), bytes(536)),
-    ]
-    for function, size_at in ((2, 88), (3, 88), (5, 88), (6, 88), (14, 80)):
-        heap = bytearray(184)
-        struct.pack_into("III", heap, 0, client, device, function)
-        struct.pack_into("I", heap, 44, 0x5C0000BB)
-        struct.pack_into("Q", heap, size_at, 1 << 20)
-        out.append(record(0x4A, bytes(heap), b""))
-    for trace in TRACES:
-        with lzma.open(trace, "rt") as lines:
-            for line in lines:
-                call = json.loads(line)
-                if call["op"] == "ioctl" and call["dev"] != "/dev/nvidia-uvm":
-                    pin = bytes.fromhex(call.get("pin", ""))
-                    out.append(record(call["req"] & 0xFF, bytes.fromhex(call["in"]), pin))
-    return b"".join(out)
 
 
 def a_round(number, calls):
@@ -82,7 +47,7 @@ def a_round(number, calls):
 
 @pytest.mark.timeout(4 * 3600)
 def test_random_calls_from_pods_and_daemons_harm_nothing(figure):
-    Path("/tmp/corpus").write_bytes(corpus())
+    Path("/tmp/corpus").write_bytes(corpus.corpus(TRACES))
     gate = Path("/sys/module/nvidia/parameters/gate_us")
     was = gate.read_text()
     gate.write_text("0")

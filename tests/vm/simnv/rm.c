@@ -221,7 +221,7 @@ static u32 insert(struct sim_client *client, u32 parent, u32 *handle, u32 class,
 
 	if (!*handle)
 		*handle = ++last_handle;
-	if (*handle == client->handle || sim_object(client, *handle))
+	if (*handle == client->handle || *handle == parent || sim_object(client, *handle))
 		return NV_ERR_INSERT_DUPLICATE_NAME;
 	object = kzalloc(sizeof(*object), GFP_KERNEL);
 	if (!object)
@@ -277,7 +277,12 @@ static u32 alloc(struct sim_file *file, u32 root, u32 parent, u32 *handle, u32 c
 
 static bool is_below(struct sim_client *client, struct sim_object *object, u32 handle)
 {
-	for (; object; object = sim_object(client, object->parent)) {
+	int depth;
+
+	if (handle == client->handle)	/* whatever the chain of parents says */
+		return true;
+	/* a handle can be given out again below what hung from it: then the chain of parents is a ring */
+	for (depth = 0; object && depth < 32; depth++, object = sim_object(client, object->parent)) {
 		if (object->handle == handle || object->parent == handle || (object->vaspace && object->vaspace == handle) ||
 		    (object->userd && object->userd == handle))
 			return true;

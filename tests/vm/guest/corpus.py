@@ -1,0 +1,42 @@
+"""What random calls are made from: calls of recorded programs, and a few that no program made."""
+
+from __future__ import annotations
+
+import json
+import lzma
+import struct
+from collections.abc import Iterable
+from pathlib import Path
+
+
+def record(nr: int, data: bytes, params: bytes) -> bytes:
+    pad = [part + bytes(-len(part) % 4) for part in (data, params)]
+    return struct.pack("III", nr, len(data), len(params)) + b"".join(pad)
+
+
+def corpus(traces: Iterable[Path]) -> bytes:
+    """Records as fuzz.c reads them."""
+    client, device = 0xC1D00001, 0x5C000001
+    out = [
+        record(0x2B, struct.pack("IIIIQQIIII", 0, 0, 0, 0x41, 0, 0, 0, 0, 0, 0), b""),
+        record(0x2B, struct.pack("IIIIQQIIII", client, client, device, 0x80, 1, 0, 0, 0, 0, 0), bytes(56)),
+        record(0x34, struct.pack("7I", client, device, 0x5C0000AA, client, 0x5C00000E, 0, 0), b""),
+        record(0x29, struct.pack("IIII", client, client, client, 0), b""),
+        record(0x29, struct.pack("IIII", client, client, device, 0), b""),
+        record(0x2A, struct.pack("IIIIQII", client, 0x5C000015, 0xA06C0101, 0, 1, 3, 0), b"\1\0\0"),
+        record(0x2A, struct.pack("IIIIQII", client, 0x5C000003, 0x2080110B, 0, 1, 536, 0), bytes(536)),
+    ]
+    for function, size_at in ((2, 88), (3, 88), (5, 88), (6, 88), (14, 80)):
+        heap = bytearray(184)
+        struct.pack_into("III", heap, 0, client, device, function)
+        struct.pack_into("I", heap, 44, 0x5C0000BB)
+        struct.pack_into("Q", heap, size_at, 1 << 20)
+        out.append(record(0x4A, bytes(heap), b""))
+    for trace in traces:
+        with lzma.open(trace, "rt") as lines:
+            for line in lines:
+                call = json.loads(line)
+                if call["op"] == "ioctl" and call["dev"] != "/dev/nvidia-uvm":
+                    pin = bytes.fromhex(call.get("pin", ""))
+                    out.append(record(call["req"] & 0xFF, bytes.fromhex(call["in"]), pin))
+    return b"".join(out)
