@@ -40,7 +40,10 @@ class Connection:
 
     sock: socket.socket
     _data: bytearray = field(default_factory=bytearray)
-    _fds: list[int] = field(default_factory=list)
+    #: Descriptors that have come, each with where in the stream the read that brought it ended.
+    _fds: list[tuple[int, int]] = field(default_factory=list)
+    #: Where in the stream ``_data`` begins.
+    _at: int = 0
 
     def fileno(self) -> int:
         """Return the descriptor to poll."""
@@ -79,7 +82,8 @@ class Connection:
             return None
         body = bytes(self._data[_LENGTH.size : _LENGTH.size + length])
         del self._data[: _LENGTH.size + length]
-        fds, self._fds = self._fds, []
+        self._at += _LENGTH.size + length
+        fds = self._take_fds()
         try:
             message = json.loads(body)
         except (ValueError, RecursionError) as error:
@@ -96,14 +100,24 @@ class Connection:
             data, fds, _, _ = socket.recv_fds(self.sock, 65536, _MAX_FDS)
         except ConnectionResetError:
             return False
-        self._fds += fds
         self._data += data
+        self._fds += [(self._at + len(self._data), fd) for fd in fds]
         return bool(data)
+
+    def _take_fds(self) -> list[int]:
+        """Take the descriptors of the message that ends here.
+
+        One read may bring several messages, but ends with the one that has descriptors (unix_stream_read_generic in
+        net/unix/af_unix.c stops behind it): so they are those of the last message that began in it.
+        """
+        mine = [fd for end, fd in self._fds if end <= self._at]
+        self._fds = [(end, fd) for end, fd in self._fds if end > self._at]
+        return mine
 
     def close(self) -> None:
         """Close the socket and every descriptor nobody took."""
         fds, self._fds = self._fds, []
-        _close(fds)
+        _close([fd for _, fd in fds])
         self.sock.close()
 
 

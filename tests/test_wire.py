@@ -54,6 +54,20 @@ def test_descriptors_ride_on_their_message(pair: Pair, tmp_path: Path) -> None:
         os.close(descriptor)
 
 
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(counts=st.lists(st.integers(0, 3), max_size=6))
+def test_messages_that_arrive_together_keep_their_own_descriptors(pair: Pair, counts: list[int]) -> None:
+    with open(os.devnull) as file:
+        for count in counts:
+            pair[0].send({"count": count}, [file.fileno()] * count)
+    received = [pair[1].receive() for _ in counts]
+    for _, descriptors in filter(None, received):
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+    assert [len(each[1]) for each in received if each] == counts
+
+
 def test_the_end_of_the_stream_is_no_message(pair: Pair) -> None:
     pair[0].close()
 

@@ -1,6 +1,6 @@
 """The host lane: a clean Debian with systemd, the packages installed, used, upgraded under load and removed in it.
 
-    lane.py [--results FILE] [--keep-packages] [--compile-inside]
+    lane.py [--results FILE] [--keep-packages] [--compile-inside] [--containers]
 
 Builds the packages in two versions (packaging/build.py), the simulated driver for the VM's kernel, and the VM's root
 (image.py); what happens inside is guest.py's. The module is built by DKMS in that root, but outside the emulator,
@@ -65,11 +65,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--results", type=Path, help="JSON file the figures go to")
     parser.add_argument("--keep-packages", action="store_true", help="those of the last run, if there are any")
+    parser.add_argument("--containers", action="store_true", help="two podman containers and a Prometheus, too")
     parser.add_argument("--compile-inside", action="store_true", help="no module built outside the VM")
     parser.add_argument("--timeout", type=float, default=1500, help="seconds the guest may take")
     arguments = parser.parse_args()
     debs, module = packages(arguments.keep_packages), driver()
-    root = image.build(["dkms", "man-db", "podman", "crun", "runc", "prometheus"], headers=True)
+    more = ["podman", "crun", "runc", "prometheus"] if arguments.containers else []
+    root = image.build(["dkms", "man-db", *more], headers=True)
     with tempfile.TemporaryDirectory(prefix="qgpu-share.") as folder:
         share = Path(folder)
         archives = [] if arguments.compile_inside else compile_modules(debs, root)
@@ -79,9 +81,12 @@ def main() -> int:
             root,
             ["python3", "/run/share/guest.py"],
             share=share,
+            environment={"CONTAINERS": "1" if arguments.containers else ""},
             timeout_s=arguments.timeout,
             memory="3G",
-            mask=("prometheus.service", "podman.socket", "podman-auto-update.timer"),
+            mask=("prometheus.service", "podman.socket", "podman-restart.service", "podman-auto-update.timer")
+            if arguments.containers
+            else (),
         )
         found = share / "figures.json"
         figures = json.loads(found.read_text()) if found.exists() else {}
