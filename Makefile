@@ -28,7 +28,7 @@ lint: $(VENV)/installed
 types: $(VENV)/installed
 	$(BIN)/mypy
 
-test: $(VENV)/installed
+test: $(VENV)/installed | test-system
 	$(BIN)/pytest
 
 gputest: $(VENV)/installed
@@ -62,6 +62,16 @@ system:
 		apt-get update -qq && apt-get install -qq -y --no-install-recommends gcc libc6-dev python3-venv; \
 	fi
 
+# What some tests drive: a browser, Prometheus, container runtimes. As root they are installed where they are missing;
+# otherwise those tests are skipped and say what they need.
+test-system:
+	@missing=; for tool in chromium chromedriver prometheus runc crun podman man; do \
+		command -v $$tool >/dev/null || missing="$$missing $$tool"; done; \
+	if [ -z "$$missing" ]; then :; elif [ "$$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then \
+		echo "tests that need these will be skipped:$$missing"; \
+	else echo "installing for tests:$$missing"; apt-get update -qq && apt-get install -qq -y --no-install-recommends \
+		chromium chromium-driver prometheus runc crun podman man-db; fi
+
 # What builds Debian packages (Debian 12 or newer).
 packages-system:
 	@if ! command -v dh_dkms >/dev/null || ! command -v dpkg-buildpackage >/dev/null; then \
@@ -72,4 +82,4 @@ packages-system:
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis qgpu-demo.png dist
 
-.PHONY: help demo check lint types test gputest vmtest hosttest packages bench system packages-system clean
+.PHONY: help demo check lint types test gputest vmtest hosttest packages bench suite system test-system packages-system clean
