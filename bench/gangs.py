@@ -1,4 +1,4 @@
-"""A pod on two GPUs that computes and reduces over both, beside a flood on each: gated together, apart, and plainly.
+"""A pod on two GPUs that computes and reduces over both, beside a flood on each: with qgpu, and without.
 
 python bench/gangs.py        # as root, with two GPUs and torch
 """
@@ -9,7 +9,7 @@ import sys
 
 from figures import Figure, at_least, median
 from harness import ROOT, Bench
-from pods import Pod, stop_all
+from pods import stop_all
 from progress import Progress, Span
 from script import NotHereError, Script, run
 
@@ -18,7 +18,7 @@ _READY_S = 60.0
 
 
 def gangs(script: Script) -> list[Figure]:
-    """Give a pod of two GPUs half of each; then each of its ranks as a pod of its own; then nobody anything."""
+    """Give a pod of two GPUs half of each, with its turns on both at once."""
     if script.bench.simulated:
         raise NotHereError("collective kernels are not simulated; tests/sim/test_gangs.py shows the turns")
     bench = script.bench
@@ -29,27 +29,22 @@ def gangs(script: Script) -> list[Figure]:
         gang.wait_log("ready", _READY_S)
         script.settle()
         alone = script.span(5)
-        together, beside = _beside_floods(script, gang)
-        steps = gang_alone = beside[0].rate(alone)
-        _tell(script, "together", together, beside, steps)
-        ranks = [
-            bench.start_pod(f"rank-{n}", [*_ranks(bench, "apart"), "--rank", str(n)], cores=50, gpus=(n,))
-            for n in range(2)
-        ]
-        ranks[0].wait_log("ready", _READY_S)
-        apart, behind = _beside_floods(script, ranks[0])
-        ranks[1].end()
-        _tell(script, "apart", apart, behind, steps)
-    rates = {
-        "together": [beside[0].rate(span) / gang_alone for span in together],
-        "apart": [behind[0].rate(span) / gang_alone for span in apart],
-    }
+        floods = [bench.pod(f"flood-{n}", "1ms", cores=50, gpus=(n,)) for n in range(2)]
+        script.running(*floods)
+        script.settle(3)
+        spans = [script.span(5) for _ in range(2)]
+        for pod in bench.pods():
+            script.say(
+                f"  {pod['name']}: {[(use['gpu'], use['used_ns'] // 1_000_000) for use in pod['usage']]} ms used"
+            )
+        done = stop_all(gang, *floods)
+    steps = done[0].rate(alone)
+    _tell(script, "together", spans, done, steps)
     note = "steps of four products and an all-reduce over one alone, half of each GPU, a flood of 1 ms kernels on each"
-    floods = [sum(done.rate(span) for done in beside[1:]) / 2 for span in together]
+    rates = [sum(flood.rate(span) for flood in done[1:]) / 2 for span in spans]
     return [
-        median("gang_kept", rates["together"], *at_least(0.45), note=note),
-        median("gang_apart_kept", rates["apart"], note="the same, each rank a pod of its own"),
-        median("gang_flood_rate", floods, note="kernels of 1 ms a second, mean of both floods, beside the gang"),
+        median("gang_kept", [done[0].rate(span) / steps for span in spans], *at_least(0.45), note=note),
+        median("gang_flood_rate", rates, note="kernels of 1 ms a second, mean of both floods, beside the gang"),
     ]
 
 
@@ -74,17 +69,6 @@ def plainly(script: Script) -> list[Figure]:
 
 def _ranks(bench: Bench, name: str) -> list[str]:
     return [*_COMMAND, "--ranks", "2", "--store", str(bench.directory / f"store-{name}")]
-
-
-def _beside_floods(script: Script, first: Pod) -> tuple[list[Span], list[Progress]]:
-    """Let a flood come on each GPU; return the spans measured and what the first pod and the floods did."""
-    floods = [script.bench.pod(f"flood-{n}", "1ms", cores=50, gpus=(n,)) for n in range(2)]
-    script.running(*floods)
-    script.settle(3)
-    spans = [script.span(5) for _ in range(2)]
-    for pod in script.bench.pods():
-        script.say(f"  {pod['name']}: {[(use['gpu'], use['used_ns'] // 1_000_000) for use in pod['usage']]} ms used")
-    return spans, stop_all(first, *floods)
 
 
 def _tell(script: Script, how: str, spans: list[Span], done: list[Progress], alone: float) -> None:
