@@ -78,7 +78,7 @@ def test_a_pod_outlives_its_launcher_and_ends_with_its_last_process(shared: Daem
 
 
 def _end(pid: int) -> None:
-    subprocess.run(["kill", "-9", str(pid)], check=True)
+    os.kill(pid, signal.SIGKILL)
 
 
 def test_grants_and_policies_change_while_pods_run(shared: Daemon) -> None:
