@@ -6,7 +6,6 @@ import json
 import os
 import pty
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
