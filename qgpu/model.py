@@ -163,7 +163,7 @@ class Pod:
     @property
     def busy(self) -> bool:
         """Tell whether any of its TSGs had work of late."""
-        return any(tsg.busy for tsg in self.tsgs)
+        return True in [tsg.busy for tsg in self.tsgs]  # any() takes twice as long, and every tick asks of every pod
 
     @property
     def online(self) -> bool:

@@ -86,7 +86,7 @@ class Account:
         tsgs = {tsg.tsg: self.tsgs.get(tsg.tsg, _NEW).advance(tsg, open_ns) for tsg in sample.tsgs}
         use = Use(sum([tsg.run_ns for tsg in sample.tsgs]), sum([tsg.starts for tsg in sample.tsgs]), open_ns)
         standing = self.standing
-        if sample.grant != self.last.grant:
+        if sample.grant is not self.last.grant and sample.grant != self.last.grant:
             standing = Standing(pace=standing.pace, reformed=standing.reformed)
         if all(tsg.idle_ns >= FORGET_AFTER_NS for tsg in tsgs.values()):
             standing = Standing()
