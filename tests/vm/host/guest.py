@@ -108,7 +108,7 @@ def ratio(from_s: float, to_s: float) -> float:
 
 
 def measure(what: str) -> float:
-    """Measure the pods' ratio until it is as asked, a few times at most: a starved emulator misses leases. Noted are all."""
+    """Measure the ratio until it is as asked, a few times at most, for a starved emulator misses leases; note all."""
     figures[f"ratio_{what}"] = found = []
     for _ in range(WINDOWS):
         time.sleep(SETTLE_S)
