@@ -52,7 +52,7 @@ def main() -> int:
         found[name] = fuzz(name, TARGETS[name], options.count * _SHARES[name] // whole, options.seed)
         print(f"{name}: {found[name]['inputs']} inputs in {found[name]['seconds']} s, nothing found", flush=True)
     if options.out:
-        command = " ".join(["python -m tests.fuzz", *sys.argv[1:]])
+        command = f"python -m tests.fuzz --only {options.only} --count {options.count} --seed {options.seed}"
         about = {"date": time.strftime("%Y-%m-%d"), "seed": options.seed, "command": command}
         options.out.write_text(json.dumps(about | {"targets": found}, indent=1) + "\n")
     return 0
