@@ -31,7 +31,14 @@ from qgpu.daemon.planes import Chosen, driver_version
 from qgpu.daemon.requests import Arguments
 from qgpu.daemon.state import State
 from qgpu.daemon.traces import Traces
-from qgpu.errors import InvalidValueError, NotSupportedError, PermissionDeniedError, RefusedError, UnknownNameError
+from qgpu.errors import (
+    InvalidValueError,
+    NotSupportedError,
+    PermissionDeniedError,
+    QgpuError,
+    RefusedError,
+    UnknownNameError,
+)
 from qgpu.load.spec import Workload
 from qgpu.model import Grant
 from qgpu.runtime import seccomp
@@ -263,12 +270,22 @@ class Service:
     def take_listener(self, pid: int, listener: int) -> None:
         """Bring a process of a container, with its seccomp listener, into its pod. Raises a QgpuError."""
         with self._lock:
-            at = cgroup.of(pid)
-            inside = [pod for pod in self._host.pods() if pod.cgroup and cgroup.within(at, pod.cgroup)]
-            if not inside:
+            try:
+                name = self._pod_around(pid)
+            except QgpuError:
                 os.close(listener)
-                raise RefusedError(f"process {pid}: its cgroup {at} is no pod's")
-            self._host.attach(max(inside, key=lambda pod: len(pod.cgroup)).name, pid, [listener])
+                raise
+            self._host.attach(name, pid, [listener])
+
+    def _pod_around(self, pid: int) -> str:
+        try:
+            at = cgroup.of(pid)
+        except OSError as error:
+            raise RefusedError(f"process {pid}: {error.strerror}") from error
+        inside = [pod for pod in self._host.pods() if pod.cgroup and cgroup.within(at, pod.cgroup)]
+        if not inside:
+            raise RefusedError(f"process {pid}: its cgroup {at} is no pod's")
+        return max(inside, key=lambda pod: len(pod.cgroup)).name
 
     def _admit(self, wanted: str | None, grants: dict[int, Grant], at: str = "") -> str:
         """Make a pod if it fits, and return its name."""

@@ -13,6 +13,7 @@ import select
 import shutil
 import socket
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -184,6 +185,25 @@ def test_without_an_agent_no_container_starts(container, guard):
     started = container.start()
 
     assert started.returncode != 0
+
+
+def test_a_process_that_hands_its_listener_over_itself_need_not_know_its_number(guard):
+    said = json.dumps({"fds": ["seccompFd"], "pid": 0})
+    script = f"""
+import os, socket
+from qgpu.guardian.filter import install
+with socket.socket(socket.AF_UNIX) as sock:
+    sock.connect({str(guard.socket)!r})
+    print(os.getpid(), flush=True)
+    socket.send_fds(sock, [{said!r}.encode()], [install()])
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    end = time.monotonic() + 60
+    while not guard.pids:
+        assert time.monotonic() < end, "the listener did not come"
+        time.sleep(0.02)
+
+    assert guard.pids == [int(done.stdout)]
 
 
 @pytest.mark.parametrize("said", [b"", b"{", b"[]", b'{"pid": 1}', b'{"pid": "x", "fds": ["seccompFd"]}'])
