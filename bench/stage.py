@@ -36,9 +36,9 @@ class Live:
         self._pods: dict[str, Pod] = {}
 
     def start(self, name: str, cores: int) -> None:
-        """Start a pod and wait until it runs."""
-        self._pods[name] = self._bench.pod(name, *self._options, cores=cores)
-        self._bench.wait_busy(self._pods[name])
+        """Start a pod and wait until its load has run for a second: beside a busy pod CUDA takes its time to start."""
+        self._pods[name] = self._bench.pod(name, *self._options, "--watch", cores=cores)
+        self._pods[name].wait_log('"elapsed_s"')
 
     def stop(self, name: str) -> Progress:
         """End a pod and return what it did."""

@@ -120,7 +120,7 @@ def settle(entries: Mapping[str, Entry], round_ns: int, period_ns: int, *, ragge
         rivals = {
             name: entry
             for name, entry in entries.items()
-            if entry.weight and entry.busy_tsgs and entry.grant.pod_class is pod_class
+            if entry.grant.pod_class is pod_class and entry.busy_tsgs and entry.weight
         }
         if ragged or len(rivals) < 2 or not round_ns:
             continue
