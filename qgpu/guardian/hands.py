@@ -132,6 +132,15 @@ class Hands:
         except (RmError, OSError):
             return None
 
+    def instance_of(self, file: int, client: int, subdevice: int) -> int | None:
+        """Ask RM through a file at hand which card a subdevice is on; None for one that is none of ours."""
+        params = ffi.new("NV2080_CTRL_GPU_GET_ID_PARAMS *")
+        try:
+            control(file, client, subdevice, abi.NV2080_GPU_GET_ID, params)
+        except (OSError, RmError):
+            return None
+        return next((i for i, device in self._devices.items() if device.gpu_id == params.gpuId), None)
+
     def register_p2p(self, file: int, client: int, handle: int) -> None:
         """Let peer devices find an object by its client's process: RM noted the one that made the call, us."""
         params = ffi.new("NV503C_CTRL_REGISTER_PID_PARAMS *", {"hClient": client})

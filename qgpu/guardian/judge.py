@@ -16,7 +16,7 @@ import structlog
 
 from qgpu.guardian import calls, notify, quick
 from qgpu.guardian.controlling import Controls
-from qgpu.guardian.desk import PROCEED, Case, Desk
+from qgpu.guardian.desk import PRETEND, PROCEED, Case, Desk
 from qgpu.guardian.filter import WATCHED, is_mapping
 from qgpu.guardian.freeing import Freeing
 from qgpu.guardian.heap import Heap
@@ -54,7 +54,7 @@ class Judge:
         self._controls = Controls(self._desk, self._objects)
         self._heap = Heap(self._desk, self._objects)
         self._mappings = Mappings(self._desk)
-        self._uvm = UvmJudge(supervisor, pod, self._standin, self._freeing.unmap)
+        self._uvm = UvmJudge(supervisor, pod, self._standin, self._freeing.unmap, self._mappings.was_refused)
         #: By thread: its process.
         self._threads: dict[int, int] = {}
         #: Calls that were carried out but whose answer found nobody, by thread: request and argument.
@@ -74,6 +74,8 @@ class Judge:
             outcome = errno.EIO
         if outcome == PROCEED:
             self._listener.proceed(call.id)
+        elif outcome == PRETEND:
+            self._listener.answer_value(call.id, call.arguments[0])
         elif outcome:
             self._listener.answer_error(call.id, outcome)
         elif not self._listener.answer_ok(call.id):
@@ -85,7 +87,7 @@ class Judge:
         pid = self._process(call.tid)
         if self._unheard.pop(call.tid, None) == (call.request, call.argument):
             return 0
-        self._objects.roots.ended(call.tid)
+        self._objects.next_call(call.tid)
         self._external.ended(call.tid)
         self._mappings.next_call(call.tid, pid)
         if is_mapping(call):

@@ -3,7 +3,8 @@
 The kernel carries out for the pod itself only what RM ties to the calling process, each where no change of its
 arguments does harm:
 
-- a root client, for RM takes the process for its owner: on a file that has no device, where RM makes nothing else;
+- a root client and its first device, for RM takes the process for their owner: on a file that has no device, where RM
+  makes nothing that matters in their stead;
 - user memory for the card (class 0x71), for its pages are the process's: nothing that a process without CAP_SYS_ADMIN
   can ask for by that call takes memory of the card (rmapi_deprecated_allocmemory.c).
 """
@@ -18,7 +19,7 @@ from qgpu.guardian import calls, classes
 from qgpu.guardian.desk import PROCEED, Case, Desk, status_of
 from qgpu.guardian.freeing import Freeing
 from qgpu.guardian.loose import Pending
-from qgpu.guardian.register import Key, RmObject
+from qgpu.guardian.register import NO_INSTANCE, Key, RmObject
 from qgpu.guardian.standin import Block
 from qgpu.rm import abi
 
@@ -37,8 +38,11 @@ class Objects:
         self._standin = desk.standin
         self._pod = desk.pod
         self._freeing = freeing
-        #: Root clients that the kernel is making.
+        #: Root clients and first devices that the kernel is making; the devices by thread.
         self.roots = Pending()
+        self._devices: dict[int, RmObject] = {}
+        #: Clients that may have a device of a name that is not known.
+        self._doubtful: set[int] = set()
 
     def alloc(self, case: Case, escape: calls.Escape, block: Block, asked: calls.Alloc) -> int:
         """Make an object, or say no."""
@@ -61,7 +65,13 @@ class Objects:
         if kept and not self._supervisor.know_client(case.pid, case.call.fd, case.file, asked.client):
             block.restore(16, 16)
             return self._desk.answer(block, asked.status_at, abi.NV_ERR_INVALID_CLIENT)
-        if (refusal := self.admit(case.pid, rm)) or (kept and (refusal := self._desk.claim(rm))):
+        if refusal := self.admit(case.pid, rm):
+            block.restore(16, 16)
+            return self._desk.answer(block, asked.status_at, refusal)
+        if rm.rm_class == abi.NV01_DEVICE_0 and not escape.wrapped and not self._reaches_device(case):
+            block.restore(16, 16)
+            return self._device(case, block, rm, asked.status_at)
+        if kept and (refusal := self._desk.claim(rm)):
             block.restore(16, 16)
             return self._desk.answer(block, asked.status_at, refusal)
         try:
@@ -71,6 +81,8 @@ class Objects:
                 self._supervisor.not_made(rm.key)
             elif kept and not self._made(case.file, rm, params):
                 block.patch_u32(asked.status_at, abi.NV_ERR_NO_MEMORY)
+            elif rm.rm_class == abi.NV20_SUBDEVICE_0 and not self._learn_card(case.file, rm):
+                block.patch_u32(asked.status_at, abi.NV_ERR_INSUFFICIENT_PERMISSIONS)
             elif status == abi.NV_OK and asked.rm_class == abi.NV50_THIRD_PARTY_P2P:
                 self._hands.register_p2p(case.file, asked.client, asked.handle)
             elif status == abi.NV_OK and (at := classes.HOLDS_MEMORY_AT.get(asked.rm_class)) and params:
@@ -196,20 +208,67 @@ class Objects:
         self._supervisor.made(key)
         return abi.NV_OK
 
+    def next_call(self, tid: int) -> None:
+        """Take note that a thread makes another call: what the kernel was making for it is made, or was not."""
+        self.roots.ended(tid)
+        if self._devices:
+            self.roots.take_over()
+            for maker in [maker for maker in self._devices if maker not in self.roots.calls]:
+                self._settle_device(self._devices.pop(maker))
+
     def root(self, case: Case, block: Block, asked: calls.Alloc, *, wrapped: bool) -> int:
         """Let a root client be made, where that call can make nothing else: on a file that reaches no device."""
         if wrapped:
             return errno.EINVAL
-        register = self._supervisor.register
-        with self._supervisor.lock:
-            devices = {rm.client for rm in register.objects.values() if rm.rm_class == abi.NV01_DEVICE_0}
-        for client in devices:
-            if self._supervisor.owns(self._pod, client) and self._hands.about(case.file, client, client) is not None:
-                return self._desk.refuse(
-                    block, asked.status_at, abi.NV_ERR_INVALID_STATE, "root client beside a device"
-                )
+        if self._reaches_device(case):
+            return self._desk.refuse(block, asked.status_at, abi.NV_ERR_INVALID_STATE, "root client beside a device")
         self.roots.let(case.call, case.pid)
         return PROCEED
+
+    def _device(self, case: Case, block: Block, rm: RmObject, status_at: int) -> int:
+        """Let the first device of a file be made: RM notes the process that asks for it.
+
+        Which card it is on is asked of RM when it has a subdevice; until then nothing below it can be charged, or made.
+        """
+        rm.detail = NO_INSTANCE
+        if (refusal := self._desk.claim(rm)) != abi.NV_OK:
+            return self._desk.answer(block, status_at, refusal)
+        self._devices[case.call.tid] = rm
+        self.roots.let(case.call, case.pid)
+        return PROCEED
+
+    def _reaches_device(self, case: Case) -> bool:
+        """Tell whether something made through a file could lie below a device."""
+        with self._supervisor.lock:
+            objects = self._supervisor.register.objects.values()
+            clients = {rm.client for rm in objects if rm.rm_class == abi.NV01_DEVICE_0} | self._doubtful
+        return any(
+            self._supervisor.owns(self._pod, client) and self._hands.about(case.file, client, client) is not None
+            for client in clients
+        )
+
+    def _settle_device(self, rm: RmObject) -> None:
+        """Book a device that the kernel has made; where it made none, it could have made one of another name."""
+        found = self._hands.real(rm)
+        if found is not None and found[0] == abi.NV01_DEVICE_0:
+            self._supervisor.made(rm.key)
+        else:
+            self._supervisor.not_made(rm.key)
+            self._doubtful.add(rm.client)
+
+    def _learn_card(self, file: int, subdevice: RmObject) -> bool:
+        """Ask RM which card a device is on, now that it can be asked; False for one without a grant, which is freed."""
+        device = self._supervisor.register.objects.get((subdevice.client, subdevice.parent))
+        if device is None or device.rm_class != abi.NV01_DEVICE_0 or device.detail != NO_INSTANCE:
+            return True
+        instance = self._hands.instance_of(file, *subdevice.key)
+        if instance is not None and instance in self._supervisor.allowance(self._pod).minors:
+            self._supervisor.learned(device, instance)
+            return True
+        self._hands.free(file, *device.key)
+        self._supervisor.freed(device.key, [], gone=True)
+        self._supervisor.refused(self._pod, "card without a grant")
+        return False
 
     def alloc_memory(self, case: Case, block: Block, asked: calls.AllocMemory, *, wrapped: bool) -> int:
         """Make memory in the old way: the process's own for the card, or system memory."""

@@ -25,6 +25,9 @@ Key = tuple[int, int]
 #: tables), which has no handle: a CUDA context's share was measured as 9.6 MiB on an H200, and more is charged.
 COMPUTE_TSG_BYTES, OTHER_TSG_BYTES = 16 << 20, 1 << 20
 
+#: Of a device: which card it is on is not known yet.
+NO_INSTANCE = 0xFFFFFFFF
+
 
 @dataclass(slots=True)
 class RmObject:
@@ -260,7 +263,7 @@ class Register:
         at: RmObject | None = rm
         while at is not None:
             if at.rm_class == abi.NV01_DEVICE_0:
-                return at.detail
+                return at.detail if at.detail != NO_INSTANCE else None
             at = self.objects.get((at.client, at.parent))
         return None
 

@@ -233,6 +233,13 @@ class Supervisor:
         memory = self.register.holdings.by_handle.get(rm.key)
         return larger and memory is not None and self.over_limit(memory.pod, memory.instance)
 
+    def learned(self, device: RmObject, instance: int) -> None:
+        """Take note of which card a device is on."""
+        with self.lock:
+            found = RmObject(device.client, device.handle, device.parent, device.rm_class, instance)
+            self.note(object_fact(found))
+            self.note({"fact": "confirm", "client": device.client, "handle": device.handle, "context": 0})
+
     def not_made(self, key: Key) -> None:
         """Take a claim back."""
         with self.lock:

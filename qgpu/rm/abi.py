@@ -67,11 +67,9 @@ ffi.cdef(
     typedef struct { uint8_t bDisable, pad0[3]; uint32_t numChannels; uint8_t bOnlyDisableScheduling, bRewindGpPut;
                      uint16_t pad1; uint32_t pad2; uint64_t pRunlistPreemptEvent; uint32_t hClientList[64],
                      hChannelList[64]; } NV2080_CTRL_FIFO_DISABLE_CHANNELS_PARAMS;
-    typedef struct { uint32_t pid, index, result, pad; uint64_t memPrivate, memSharedOwned, memSharedDuped,
-                     protectedMemPrivate, protectedMemSharedOwned, protectedMemSharedDuped; uint32_t smc[2]; }
-                     NV2080_CTRL_GPU_PID_INFO;
-    typedef struct { uint32_t pidInfoListCount, pad; NV2080_CTRL_GPU_PID_INFO pidInfoList[200]; }
-                     NV2080_CTRL_GPU_GET_PID_INFO_PARAMS;
+    typedef struct { uint32_t gpuId; } NV2080_CTRL_GPU_GET_ID_PARAMS;
+    typedef struct { uint32_t pidInfoListCount, pad0, pid, index, result, pad1; uint64_t memPrivate, memSharedOwned,
+                     memSharedDuped; uint8_t rest[14360]; } NV2080_CTRL_GPU_GET_PID_INFO_PARAMS;
     typedef struct { uint32_t hClient; } NV503C_CTRL_REGISTER_PID_PARAMS;
     typedef struct { uint32_t index, flags, length; uint8_t data[256]; } NV2080_CTRL_GPU_GET_GID_INFO_PARAMS;
     typedef struct { uint64_t time_nsec; } NV2080_CTRL_TIMER_GET_TIME_PARAMS;
@@ -158,6 +156,7 @@ NV0000_OS_UNIX_EXPORT_OBJECTS_TO_FD = 0x3D0B
 NV0000_OS_UNIX_IMPORT_OBJECTS_FROM_FD = 0x3D0C
 NV0041_GET_SURFACE_INFO = 0x410110
 NV00FD_ATTACH_MEM = 0x00FD0102
+NV2080_GPU_GET_ID = 0x20800142
 NV2080_GPU_GET_GID_INFO = 0x2080014A
 NV503C_REGISTER_PID = 0x503C0106
 NV2080_GPU_GET_PIDS = 0x2080018D

@@ -30,6 +30,7 @@ class RmDevice:
     pci: str
     device: int
     subdevice: int
+    gpu_id: int
 
     def time_ns(self) -> int:
         """Read the card's own clock, which context-switch records carry: set once, it drifts from the host's."""
@@ -46,9 +47,9 @@ class RmDevice:
     def private_bytes(self, pid: int) -> int:
         """Return how much of this card's memory a process alone refers to, by RM's count. Raises RmError."""
         params = ffi.new("NV2080_CTRL_GPU_GET_PID_INFO_PARAMS *", {"pidInfoListCount": 1})
-        params.pidInfoList[0].pid = pid
+        params.pid = pid
         self.client.control(self.subdevice, abi.NV2080_GPU_GET_PID_INFO, params)
-        return int(params.pidInfoList[0].memPrivate)
+        return int(params.memPrivate)
 
     def set_channels(self, channels: Sequence[tuple[int, int]], *, disabled: bool, preempt: bool = True) -> None:
         """Disable or enable channels given as (client, channel) handles. Raises RmError on a stale handle.
@@ -85,4 +86,4 @@ def _open_device(client: RmClient, card: CardInfo) -> RmDevice:
     device = client.alloc(client.handle, abi.NV01_DEVICE_0, ours)
     which = ffi.new("NV2080_ALLOC_PARAMETERS *", {"subDeviceId": info.subDeviceInstance})
     subdevice = client.alloc(device, abi.NV20_SUBDEVICE_0, which)
-    return RmDevice(client, info.deviceInstance, card.minor, card.pci, device, subdevice)
+    return RmDevice(client, info.deviceInstance, card.minor, card.pci, device, subdevice, card.gpu_id)

@@ -33,6 +33,7 @@ class FakeRm:
         self.aliases: dict = {}
         self.mapped: set = set()
         self.unmaps = False
+        self.instances: dict = {}
         self.wakes = 0
 
     # -- what Hands does ------------------------------------------------------------------------------------------
@@ -79,6 +80,9 @@ class FakeRm:
         """Memory with one handle and no mapping of UVM's (``mapped`` holds what the test says it has mapped)."""
         roots = [self.aliases.get(key, key) for key in self.sizes if key in self.objects]
         return sum(self.sizes[root] for root in set(roots) if roots.count(root) == 1 and root not in self.mapped)
+
+    def instance_of(self, file, client, subdevice):
+        return self.instances.get((client, self.objects[client, subdevice][1]), 0)
 
     def register_p2p(self, file, client, handle):
         return None

@@ -143,7 +143,10 @@ def pods(guardian, daemon):
     made = [Pod(daemon, name, 1 << 30) for name in ("a", "b")]
     for client, pod in zip((7, 8), made, strict=True):
         call = struct.pack("<IIIIQQIIII", client, client, 2, abi.NV01_DEVICE_0, 0, 0, 0, 0, 0xFFFF, 0)
-        assert struct.unpack_from("<I", pod.call(abi.NV_ESC_RM_ALLOC, call, bytes(56)), 40) == (abi.NV_OK,)
+        pod.call(abi.NV_ESC_RM_ALLOC, call, bytes(56))
+        guardian.rm.objects[client, 2] = (abi.NV01_DEVICE_0, client)
+        call = struct.pack("<IIIIQQIIII", client, 2, 3, abi.NV20_SUBDEVICE_0, 0, 0, 0, 0, 0xFFFF, 0)
+        assert struct.unpack_from("<I", pod.call(abi.NV_ESC_RM_ALLOC, call, bytes(4)), 40) == (abi.NV_OK,)
     yield made
     for pod in made:
         pod.end()

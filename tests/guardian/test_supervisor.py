@@ -171,9 +171,18 @@ def pod(request):
 
 @pytest.fixture
 def on_card(pod):
-    """A pod that has made a device."""
-    assert alloc_status(pod.call(abi.NV_ESC_RM_ALLOC, alloc(2, 7, abi.NV01_DEVICE_0), DEVICE_PARAMS)[2]) == abi.NV_OK
+    """A pod that has made a device, and a subdevice."""
+    make_device(pod)
+    answer = pod.call(abi.NV_ESC_RM_ALLOC, alloc(3, 2, abi.NV20_SUBDEVICE_0), bytes(4))
+    assert alloc_status(answer[2]) == abi.NV_OK
     return pod
+
+
+def make_device(pod, handle=2):
+    """Let the kernel carry a device's allocation out, which goes to /dev/null; RM has it then."""
+    asked = alloc(handle, 7, abi.NV01_DEVICE_0)
+    assert pod.call(abi.NV_ESC_RM_ALLOC, asked, DEVICE_PARAMS)[:2] == (-1, errno.ENOTTY)
+    pod.rm.objects[7, handle] = (abi.NV01_DEVICE_0, 7)
 
 
 def allocate(pod, handle, size):
@@ -264,7 +273,6 @@ def test_the_card_is_as_large_as_the_limit_and_as_full_as_the_pod(on_card):
             struct.pack_into("<II", params, 4 + 8 * i, index, 1 << 31)
 
     on_card.rm.answers[abi.NV2080_FB_GET_INFO_V2] = answer
-    on_card.call(abi.NV_ESC_RM_ALLOC, alloc(3, 2, abi.NV20_SUBDEVICE_0), bytes(4))
     allocate(on_card, 10, 1 << 30)
     call = control(abi.NV2080_FB_GET_INFO_V2, target=3, size=28)
     *_, params = on_card.call_for_params(abi.NV_ESC_RM_CONTROL, call, struct.pack("<I", 3) + bytes(24))
@@ -303,6 +311,32 @@ def test_a_card_without_a_grant_gives_no_device(pod):
 
     assert (answer[0], alloc_status(answer[2])) == (0, abi.NV_ERR_INSUFFICIENT_PERMISSIONS)
     assert pod.rm.seen == []
+
+
+def test_the_first_device_of_a_file_is_made_by_the_kernel_and_its_card_is_asked_of_rm(pod):
+    make_device(pod)
+    pod.rm.instances[7, 2] = 1  # it was made on another card than was checked
+    answer = pod.call(abi.NV_ESC_RM_ALLOC, alloc(3, 2, abi.NV20_SUBDEVICE_0), bytes(4))
+
+    assert alloc_status(answer[2]) == abi.NV_ERR_INSUFFICIENT_PERMISSIONS
+    assert (7, 2) not in pod.rm.objects
+    assert pod.supervisor.refusals["web", "card without a grant"] == 1
+
+
+def test_below_a_device_whose_card_is_not_known_there_is_no_memory(pod):
+    make_device(pod)
+
+    assert allocate(pod, 10, PAGE) == abi.NV_ERR_INVALID_STATE
+
+
+def test_a_device_that_was_not_made_may_have_been_made_under_another_name(pod):
+    make_device(pod)
+    pod.rm.objects[7, 66] = pod.rm.objects.pop((7, 2))
+    second = pod.call(abi.NV_ESC_RM_ALLOC, alloc(4, 7, abi.NV01_DEVICE_0), DEVICE_PARAMS)
+    root = pod.call(abi.NV_ESC_RM_ALLOC, alloc(0, 0, abi.NV01_ROOT, client=0))
+
+    assert alloc_status(second[2]) == abi.NV_OK  # carried out for the pod
+    assert alloc_status(root[2]) == abi.NV_ERR_INVALID_STATE
 
 
 def test_a_channel_outside_a_tsg_is_refused_for_no_gate_would_hold_it(on_card):
@@ -367,7 +401,7 @@ def test_a_call_that_breaks_the_judge_is_answered_all_the_same(pod):
 def test_children_of_a_pod_are_in_the_pod(pod):
     pod.tell("fork")
     child = int(pod.lines.readline())
-    pod.call(abi.NV_ESC_RM_ALLOC, alloc(2, 7, abi.NV01_DEVICE_0), DEVICE_PARAMS)
+    make_device(pod)
 
     assert pod.supervisor.register.processes == {child: "web"}
 
@@ -696,6 +730,9 @@ def test_a_recorded_program_replayed_through_the_filter_is_registered_whole(trac
             if row.number == abi.NV_ESC_REGISTER_FD:  # names a descriptor of the recorded process
                 continue
             pod.call(row.number, row.before, row.params)
+            client, parent, handle, rm_class = struct.unpack_from("<IIII", row.before.ljust(16))
+            if (row.number, rm_class) == (abi.NV_ESC_RM_ALLOC, abi.NV01_DEVICE_0):  # the kernel made it
+                pod.rm.objects[client, handle] = (rm_class, parent)
         register = pod.supervisor.register
         kept = {abi.NV01_DEVICE_0, abi.NV20_SUBDEVICE_0, abi.KEPLER_CHANNEL_GROUP_A, 0x40} | abi.GPFIFO_CLASSES
 
