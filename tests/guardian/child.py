@@ -53,6 +53,15 @@ def mapfile(libc: ctypes.CDLL, device: int, size: int, offset: int) -> dict:
         return {"result": -1 if failed else 0, "errno": ctypes.get_errno() if failed else 0, "argument": ""}
 
 
+def mapfixed(libc: ctypes.CDLL, device: int, size: int, address: int) -> dict:
+    """Map a file at an address and at an offset equal to it, as UVM wants it."""
+    with tempfile.TemporaryFile() as file:
+        libc.mmap.restype = ctypes.c_void_p
+        where = ctypes.c_void_p(address)
+        got = libc.mmap(where, ctypes.c_size_t(size), 3, 0x11, file.fileno(), ctypes.c_long(address))
+        return {"result": 0 if got == address else -1, "errno": ctypes.get_errno(), "argument": ""}
+
+
 def int80(libc: ctypes.CDLL, device: int, command: int) -> dict:
     """Issue an RM control by the 32-bit way into the kernel."""
     low = mmap.mmap(-1, mmap.PAGESIZE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x40, 7)  # MAP_32BIT
@@ -123,7 +132,7 @@ def main() -> None:
             lines.write(json.dumps(hammer(libc, device, int(line.split()[1]))) + "\n")
             lines.flush()
             continue
-        if line.startswith(("mapfile", "int80", "x32")):
+        if line.startswith(("mapfile", "mapfixed", "int80", "x32")):
             lines.write(json.dumps(globals()[line.split()[0]](libc, device, *map(int, line.split()[1:]))) + "\n")
             lines.flush()
             continue

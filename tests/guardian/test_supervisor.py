@@ -634,6 +634,19 @@ def test_what_could_be_managed_memory_must_fit(mapping):
     assert mapping.supervisor.refusals["web", "managed memory over the limit"] == 1
 
 
+def test_uvm_itself_says_that_there_is_no_memory_when_it_is_asked(mapping):
+    mapping.supervisor.will_use_uvm(mapping.process.pid)
+    address = 0x204A00000
+    mapping.tell(f"mapfixed {LARGE} {address}")
+    believed = mapping.answer()[0]
+    asked, again = (mapping.uvm(uvm.VALIDATE_VA_RANGE, struct.pack("<QQII", address, LARGE, 0, 0)) for _ in range(2))
+
+    assert believed == 0
+    assert struct.unpack_from("<I", asked[2], 16)[0] == abi.NV_ERR_NO_MEMORY
+    assert again[:2] == (-1, errno.ENOTTY)  # UVM's own to say
+    assert held(mapping) == 0
+
+
 def test_managed_memory_and_other_memory_are_one_limit(mapping):
     mapping.supervisor.will_use_uvm(mapping.process.pid)
     mapping.map(SMALL)
