@@ -133,11 +133,17 @@ class Hands:
             return None
 
     def instance_of(self, file: int, client: int, subdevice: int) -> int | None:
-        """Ask RM through a file at hand which card a subdevice is on; None for one that is none of ours."""
+        """Ask RM through a file at hand which card a subdevice is on; None for one that is none of ours.
+
+        Where there is one card, nothing has to be asked.
+        """
+        if len(self._devices) == 1 and len(self._client.cards()) == 1:
+            return next(iter(self._devices))
         params = ffi.new("NV2080_CTRL_GPU_GET_ID_PARAMS *")
         try:
             control(file, client, subdevice, abi.NV2080_GPU_GET_ID, params)
-        except (OSError, RmError):
+        except (OSError, RmError) as error:
+            _log.warning("RM does not say which card a device is on", reason=str(error))
             return None
         return next((i for i, device in self._devices.items() if device.gpu_id == params.gpuId), None)
 
