@@ -267,17 +267,26 @@ class Service:
         _log.info("container bound", pod=name, container=container.id, cgroup=at)
         return {"name": name}
 
-    def take_listener(self, pid: int, listener: int) -> None:
-        """Bring a process of a container, with its seccomp listener, into its pod. Raises a QgpuError."""
+    def take_listener(self, pid: int, container: str, listener: int) -> None:
+        """Bring a process of a container, with its seccomp listener, into its pod. Raises a QgpuError.
+
+        Where the runtime does not say which process (0), the container's id in the pod's cgroup tells the pod.
+        """
         with self._lock:
             try:
-                name = self._pod_around(pid)
+                pod = self._pod_around(pid) if pid else self._pod_of_container(container)
             except QgpuError:
                 os.close(listener)
                 raise
-            self._host.attach(name, pid, [listener])
+            self._host.attach(pod.name, pid or pod.pids[0], [listener])
 
-    def _pod_around(self, pid: int) -> str:
+    def _pod_of_container(self, container: str) -> PodInfo:
+        for pod in self._host.pods():
+            if container and container in pod.cgroup and pod.pids:
+                return pod
+        raise RefusedError(f"container {container}: it is no pod")
+
+    def _pod_around(self, pid: int) -> PodInfo:
         try:
             at = cgroup.of(pid)
         except OSError as error:
@@ -285,7 +294,7 @@ class Service:
         inside = [pod for pod in self._host.pods() if pod.cgroup and cgroup.within(at, pod.cgroup)]
         if not inside:
             raise RefusedError(f"process {pid}: its cgroup {at} is no pod's")
-        return max(inside, key=lambda pod: len(pod.cgroup)).name
+        return max(inside, key=lambda pod: len(pod.cgroup))
 
     def _admit(self, wanted: str | None, grants: dict[int, Grant], at: str = "") -> str:
         """Make a pod if it fits, and return its name."""

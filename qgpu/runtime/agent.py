@@ -11,7 +11,6 @@ import json
 import os
 import select
 import socket
-import struct
 import threading
 import time
 from collections.abc import Callable
@@ -30,11 +29,10 @@ _PATIENCE_S = 5.0
 #: How long to wait when there is no room for another descriptor.
 _BREATH_S = 0.1
 _SECCOMP_FD = "seccompFd"
-_CREDENTIALS = struct.Struct("iII")
-_ANCILLARY = socket.CMSG_SPACE(4 * 4) + socket.CMSG_SPACE(_CREDENTIALS.size)
 
-#: Takes over the listener of a process: (pid, descriptor). Raises QgpuError, and then has closed it.
-Attach = Callable[[int, int], None]
+#: Takes over the listener of a process: (pid, container id, descriptor). Raises QgpuError, and then has closed it.
+#: crun 1.8 does not know the pid of a process that it brings in by exec, and says 0.
+Attach = Callable[[int, str, int], None]
 
 
 class Agent:
@@ -45,7 +43,6 @@ class Agent:
         self._attach = attach
         self._stored = store.there
         self._listening = store.listen("agent", path, 0o600)
-        self._listening.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         self._listening.setblocking(False)
         self._over = os.eventfd(0)
         self._thread = threading.Thread(target=self._accept, name="seccomp-agent", daemon=True)
@@ -78,11 +75,11 @@ class Agent:
     def _take(self, sock: socket.socket) -> None:
         fds: list[int] = []
         try:
-            state, sender = _received(sock, fds)
-            # crun 1.8 says 0 of a process that it brings in by exec, which hands its listener over itself.
-            pid, listener = int(state["pid"]) or sender, fds[state["fds"].index(_SECCOMP_FD)]
+            state = _received(sock, fds)
+            pid, listener = int(state["pid"]), fds[state["fds"].index(_SECCOMP_FD)]
+            container = str(state["state"]["id"])
             fds.remove(listener)
-            self._attach(pid, listener)
+            self._attach(pid, container, listener)
         except QgpuError as error:
             _log.error("container process refused; it has no GPU", error=str(error))
         except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
@@ -92,22 +89,15 @@ class Agent:
                 os.close(fd)
 
 
-def _received(sock: socket.socket, fds: list[int]) -> tuple[Any, int]:
-    """Read one JSON value, whether the runtime hangs up behind it or not, and the sender's process, as the kernel says.
-
-    Descriptors go to ``fds`` as they come.
-    """
-    data, sender = b"", 0
+def _received(sock: socket.socket, fds: list[int]) -> Any:
+    """Read one JSON value, whether the runtime hangs up behind it or not; descriptors go to ``fds`` as they come."""
+    data = b""
     while len(data) <= _MAX_STATE:
-        part, more, _, _ = sock.recvmsg(65536, _ANCILLARY, socket.MSG_CMSG_CLOEXEC)
-        for level, kind, content in more:
-            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-                fds += struct.unpack(f"{len(content) // 4}i", content[: len(content) // 4 * 4])
-            elif (level, kind) == (socket.SOL_SOCKET, socket.SCM_CREDENTIALS):
-                sender = _CREDENTIALS.unpack(content)[0]
+        part, received, _, _ = socket.recv_fds(sock, 65536, 4)
+        fds += received
         data += part
         try:
-            return json.loads(data), sender
+            return json.loads(data)
         except ValueError:
             if not part:
                 raise

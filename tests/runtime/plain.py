@@ -93,7 +93,7 @@ def main() -> None:
         sys.exit("no container")
     with socket.socket(socket.AF_UNIX) as sock:
         sock.connect(path)
-        state = {"ociVersion": "1.0.2", "fds": ["seccompFd"], "pid": os.getpid(), "state": {}}
+        state = {"ociVersion": "1.0.2", "fds": ["seccompFd"], "pid": os.getpid(), "state": {"id": "plain"}}
         listener = pod_filter.install()
         socket.send_fds(sock, [json.dumps(state).encode()], [listener])
         os.close(listener)

@@ -13,7 +13,6 @@ import select
 import shutil
 import socket
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -65,6 +64,7 @@ class Guard:
     def __init__(self, directory: Path) -> None:
         self.socket = directory / "seccomp.sock"
         self.pids: list[int] = []
+        self.containers: list[str] = []
         self.asked: list[int] = []
         rm = FakeRm()
         self.supervisor = Supervisor(
@@ -82,8 +82,9 @@ class Guard:
         self._threads: list[threading.Thread] = []
         self.agent = Agent(self.socket, self._attach, Store())
 
-    def _attach(self, pid: int, listener: int) -> None:
+    def _attach(self, pid: int, container: str, listener: int) -> None:
         self.pids.append(pid)
+        self.containers.append(container)
         number = self.supervisor.listen("web", listener)
         self._threads.append(threading.Thread(target=self._serve, args=(number, listener)))
         self._threads[-1].start()
@@ -157,7 +158,10 @@ def test_its_first_process_and_each_exec_bring_a_listener_from_the_containers_cg
         time.sleep(0.05)
 
     assert guard.pids[0] == init
-    assert cgroup.of(guard.pids[1]) == cgroup.of(init)
+    assert guard.containers == [container.id] * 2
+    assert container.id in cgroup.of(init)
+    if guard.pids[1]:  # crun 1.8 says 0
+        assert cgroup.of(guard.pids[1]) == cgroup.of(init)
 
 
 @pytest.mark.parametrize("strict", [False, True], ids=["unconfined", "strict"])
@@ -185,25 +189,6 @@ def test_without_an_agent_no_container_starts(container, guard):
     started = container.start()
 
     assert started.returncode != 0
-
-
-def test_a_process_that_hands_its_listener_over_itself_need_not_know_its_number(guard):
-    said = json.dumps({"fds": ["seccompFd"], "pid": 0})
-    script = f"""
-import os, socket
-from qgpu.guardian.filter import install
-with socket.socket(socket.AF_UNIX) as sock:
-    sock.connect({str(guard.socket)!r})
-    print(os.getpid(), flush=True)
-    socket.send_fds(sock, [{said!r}.encode()], [install()])
-"""
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
-    end = time.monotonic() + 60
-    while not guard.pids:
-        assert time.monotonic() < end, "the listener did not come"
-        time.sleep(0.02)
-
-    assert guard.pids == [int(done.stdout)]
 
 
 @pytest.mark.parametrize("said", [b"", b"{", b"[]", b'{"pid": 1}', b'{"pid": "x", "fds": ["seccompFd"]}'])
