@@ -265,7 +265,7 @@ def boot(
                 str(_initramfs(kernel, folder, _ALONE if root == Path("/") else _WITH_SYSTEMD)),
             ),
             *("-monitor", f"unix:{folder / 'monitor'},server,nowait"),
-            *("-append", f"console=ttyS0 loglevel=5 {_PANICS} tsc=reliable mitigations=off {append}"),
+            *("-append", f"console=ttyS0 no_console_suspend loglevel=5 {_PANICS} tsc=reliable mitigations=off {append}"),
             *stack.enter_context(_served("root", root, folder, "always")),
             *stack.enter_context(_served("share", share, folder, "none")),
         ]
