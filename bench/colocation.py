@@ -32,9 +32,6 @@ def measure(script: Script) -> list[Figure]:
     """Measure alone, then pairs in every way."""
     figures = [] if script.bench.simulated else [_alone(script)]
     totals = in_every_way(script, _totals)
-    for name, each in totals.items():
-        for load, found in each.items():
-            script.say(f"{name}: two of {load}: total {listed(found)}")
     lines = {name: [spread(load, found) for load, found in each.items()] for name, each in totals.items()}
     script.plots.append(Plot("two pods with no settings at all", "", "both over one alone", lines, (TOTAL,)))
     for name, each in totals.items():
@@ -63,7 +60,11 @@ def _alone(script: Script) -> Figure:
 
 
 def _totals(way: Way) -> dict[str, list[float]]:
-    return {load: _pair(way, load) for load in (LOADS if way.name == QGPU else BESIDE)}
+    totals = {}
+    for load in LOADS if way.name == QGPU else BESIDE:
+        totals[load] = _pair(way, load)
+        way.script.say(f"{way.name}: two of {load}: total {listed(totals[load])}")
+    return totals
 
 
 def _pair(way: Way, load: str) -> list[float]:

@@ -43,15 +43,15 @@ def measure(script: Script) -> list[Figure]:
     def beside(way: Way) -> dict[int, Served]:
         if way.name == QGPU:
             alone.update({load: _serve(way, load, 2.5) for load in LOADS})
-        return _beside(way)
-
-    found = in_every_way(script, beside)
-    for name, each in found.items():
-        for load, served in each.items():
+        found = _beside(way)
+        for load, served in found.items():
             script.say(
-                f"{name:5} at {load} %: p99 {served.p99_us:.0f} us, alone {alone[load].p99_us:.0f}; "
+                f"{way.name:5} at {load} %: p99 {served.p99_us:.0f} us, alone {alone[load].p99_us:.0f}; "
                 f"offline {served.kept:.3f} of its speed alone, {_gained(served, load):.3f} of what is left"
             )
+        return found
+
+    found = in_every_way(script, beside)
     script.plots += _plots(alone, found)
     figures = _figures(alone, found)
     if first is not None:

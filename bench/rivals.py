@@ -121,14 +121,19 @@ def opened(script: Script, name: str, policy: str | None = None) -> Iterator[Way
 
 
 def in_every_way(script: Script, measure: Callable[[Way], _T], policy: str | None = None) -> dict[str, _T]:
-    """Measure in every way to share that there is here. A rival that fails is left out, and that is said."""
+    """Measure in every way to share that there is here.
+
+    A rival that fails is left out, and that is said; so are rivals when the script is told to end meanwhile.
+    """
     found: dict[str, _T] = {}
     for name in ways(script):
         try:
             with opened(script, name, policy) as way:
                 found[name] = measure(way)
-        except BenchError as error:
+        except (BenchError, SystemExit) as error:
             if name == QGPU:
                 raise
             script.say(f"{name} is left out: {error}")
+            if script.told_to_end:
+                break
     return found

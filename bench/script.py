@@ -40,6 +40,7 @@ class Script:
         self.began = time.monotonic()
         self.device = "simulated pGPU"
         self.plots: list[Plot] = []
+        self.told_to_end = False
 
     def say(self, text: str) -> None:
         """Print one line of progress."""
@@ -116,7 +117,12 @@ def run(name: str, sections: Mapping[str, Section], doc: str, *, apart: Sequence
     stem = options.name or f"{'sim' if plane == 'sim' else 'h200'}-{name}"
     bench = Bench(plane)
     script = Script(bench, options.quick)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+
+    def end(*_: object) -> None:
+        script.told_to_end = True
+        sys.exit(143)
+
+    signal.signal(signal.SIGTERM, end)
     command = shlex.join(["python", f"bench/{Path(sys.argv[0]).name}", *_what(sys.argv[1:])])
     figures: list[Figure] = []
     errors: dict[str, str] = {}
@@ -153,6 +159,8 @@ def run(name: str, sections: Mapping[str, Section], doc: str, *, apart: Sequence
                 _picture(options.out / f"{stem}-{section}.svg", script.plots)
             failed = failed or bool(errors) or any(figure.passed is False for figure in found)
             script.say(f"-- {section}: {time.monotonic() - began:.0f} s")
+            if script.told_to_end:
+                break
     except BenchError as error:
         script.say(f"calibration failed: {error}")
         failed = True
