@@ -125,8 +125,8 @@ static inline long rm_free(const struct rm *rm, uint32_t handle)
 
 static inline NV_MEMORY_ALLOCATION_PARAMS rm_memory_params(uint64_t size)
 {
-	/* as libcuda asks for it (recorded) */
-	return (NV_MEMORY_ALLOCATION_PARAMS){ .flags = 0x1c101, .attr = 0x18000000, .size = size };
+	/* as libcuda asks for it (recorded), but anywhere: without USE_BEGIN_END, 0x10000 */
+	return (NV_MEMORY_ALLOCATION_PARAMS){ .flags = 0xc101, .attr = 0x18000000, .size = size };
 }
 
 static inline long rm_memory(struct rm *rm, rm_way way, uint64_t size, uint32_t *handle)
