@@ -109,6 +109,7 @@ NESTED: dict[int, tuple[Nested, ...]] = {
     0x101: (Nested(8, 1), Nested(16, 1), Nested(24, 1)),  # SYSTEM_GET_BUILD_VERSION
     0x202: (Nested(16, 0, None),),  # GPU_GET_ID_INFO: szName, which RM does not use
     0x800201: (Nested(8, 4),),  # GPU_GET_CLASSLIST
+    0x410110: (Nested(8, 8),),  # GET_SURFACE_INFO, asked of memory that came by a descriptor
     0x801102: (Nested(8, 1),),  # GR_GET_CAPS
     0x801104: (Nested(8, 8),),  # GR_GET_INFO
     0x801301: (Nested(8, 1),),  # FB_GET_CAPS

@@ -70,6 +70,8 @@ sleep 60
 """
 
 
+#: What every guest's kernel is told.
+_APPEND = "console=ttyS0 no_console_suspend loglevel=5 tsc=reliable mitigations=off"
 #: What ends a guest by itself, its kernel having said on the console what is wrong and where.
 _PANICS = (
     "panic=-1 panic_print=0x40 oops=panic unknown_nmi_panic softlockup_panic=1 softlockup_all_cpu_backtrace=1 "
@@ -265,7 +267,7 @@ def boot(
                 str(_initramfs(kernel, folder, _ALONE if root == Path("/") else _WITH_SYSTEMD)),
             ),
             *("-monitor", f"unix:{folder / 'monitor'},server,nowait"),
-            *("-append", f"console=ttyS0 no_console_suspend loglevel=5 {_PANICS} tsc=reliable mitigations=off {append}"),
+            *("-append", f"{_APPEND} {_PANICS} {append}"),
             *stack.enter_context(_served("root", root, folder, "always")),
             *stack.enter_context(_served("share", share, folder, "none")),
         ]
