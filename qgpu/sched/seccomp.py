@@ -41,8 +41,10 @@ from qgpu.systemd import Store, to_journal
 
 _log = structlog.get_logger("seccomp")
 
-#: A guardian that does not answer for this long is replaced.
+#: A guardian that does not answer for this long is replaced,
 _ANSWER_S = 2.0
+#: and after this long already if it was stopped: one that is only slow could still answer, that one can't.
+_STOPPED_MS = 150
 #: The daemon renews its plan at least this often, well within the guardian's lease.
 _RENEW_NS = 250 * NS_PER_MS
 #: How the guardian counts what did not fit.
@@ -90,6 +92,7 @@ class Link:
                 raise BackendGoneError("guardian: the connection is over")
             try:
                 self._connection.send({"op": op, **arguments}, fds)
+                self._look_whether_stopped()
                 while (message := self._connection.receive()) is not None:
                     if "event" not in message[0]:
                         break
@@ -104,6 +107,13 @@ class Link:
         if not answer["ok"]:
             raise errors.from_code(answer["code"], answer["error"])
         return answer, received
+
+    def _look_whether_stopped(self) -> None:
+        """Raise TimeoutError where nothing comes because somebody stopped the process (SIGSTOP, a debugger)."""
+        poll = select.poll()
+        poll.register(self._connection, select.POLLIN)
+        if not poll.poll(_STOPPED_MS) and _is_stopped(self._connection.peer().pid):
+            raise TimeoutError("its process is stopped")
 
     def wait(self, timeout_ns: int) -> None:
         """Return when an event is there or time is up."""
@@ -400,6 +410,14 @@ def _lock_host() -> int:
         os.close(fd)
         raise AlreadyRunningError("another qgpud shares this machine's GPUs already; stop it first") from error
     return fd
+
+
+def _is_stopped(pid: int) -> bool:
+    """Tell by /proc/PID/stat, whose state is the word after the name in brackets."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "Tt"
+    except OSError:
+        return False
 
 
 def _pidfd(pid: int) -> int:
