@@ -19,13 +19,17 @@ BOOKS = (
     "/run/udev/",
     "/run/log/",
     "/run/credentials/",
+    "/run/podman",
+    "/run/libpod",
+    "/var/lib/containers",
+    "/steps",
     "/run/share",
     "/root/",
     "/tmp/",
     "/var/tmp/",
 )
 #: Files of others that an installation changes and a removal writes anew.
-REWRITTEN = ("/etc/ld.so.cache", "/etc/group-", "/etc/gshadow-")
+REWRITTEN = ("/etc/mtab", "/etc/ld.so.cache", "/etc/group-", "/etc/gshadow-")
 _SKIP = ("/proc", "/sys", "/dev/pts", "/dev/shm", "/run/share")
 
 
