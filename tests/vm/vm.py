@@ -267,14 +267,7 @@ def boot(
                 str(_initramfs(kernel, folder, _ALONE if root == Path("/") else _WITH_SYSTEMD)),
             ),
             *("-monitor", f"unix:{folder / 'monitor'},server,nowait"),
-<<<<<<< HEAD
             *("-append", f"{_APPEND} {_PANICS} {append}"),
-=======
-            *(
-                "-append",
-                f"console=ttyS0 no_console_suspend loglevel=5 {_PANICS} tsc=reliable mitigations=off {append}",
-            ),
->>>>>>> 6c2ac05 (docs: figures of the host lane with containers and Prometheus)
             *stack.enter_context(_served("root", root, folder, "always")),
             *stack.enter_context(_served("share", share, folder, "none")),
         ]
