@@ -75,7 +75,9 @@ def online_first(offline: Policy, online: Policy) -> Policy:
             slice_us = OFFLINE_TIMESLICE_US if target_ns is None else latency.slice_us(target_ns, waits)
             ahead = _prompt(front, present, waits, floor.online_round_us(snapshot))
             owed_us = floor.offline_round_us(snapshot, _round_us(ahead, present)) // max(1, _tsgs_at_once(others))
-            parts = (*ahead, *_step_back(behind, rest, _last_end(front), max(slice_us, owed_us)))
+            calm_ns = _last_end(online(replace(snapshot, pods=_by_slices(_debtless(present))))) if front.gated else 0
+            short_us = max(slice_us, owed_us)
+            parts = (*ahead, *_step_back(behind, rest, _last_end(front), short_us, calm_ns))
         else:
             behind = offline(replace(snapshot, pods=others))
             parts, period_ns = behind.pods, behind.period_ns
@@ -90,6 +92,11 @@ def online_first(offline: Policy, online: Policy) -> Policy:
 def _by_slices(pods: tuple[Pod, ...]) -> tuple[Pod, ...]:
     """Ask for shares by timeslices: among online pods turns would cost latency, offline pods take turns anyway."""
     return tuple(replace(pod, pace=Pace.STEADY) for pod in pods)
+
+
+def _debtless(pods: tuple[Pod, ...]) -> tuple[Pod, ...]:
+    """Ask for what would be given without debts: they move gates, never timeslices."""
+    return tuple(replace(pod, debt_ns=0) for pod in pods)
 
 
 def _waits(present: tuple[Pod, ...], others: tuple[Pod, ...]) -> int:
@@ -133,10 +140,11 @@ def _prompt(front: Plan, present: tuple[Pod, ...], waits: int, round_us: int | N
     return shortened(front.pods, min(means))
 
 
-def _step_back(behind: Plan, snapshot: Snapshot, taken_ns: int, slice_us: int) -> tuple[PodPlan, ...]:
+def _step_back(behind: Plan, snapshot: Snapshot, taken_ns: int, slice_us: int, calm_ns: int) -> tuple[PodPlan, ...]:
     """Give offline pods a slice as short as this, and turns by gate where more than one of them is busy.
 
-    Online pods with windows have the period up to ``taken_ns``; nobody's only turn may lie in there.
+    Online pods with windows have the period up to ``taken_ns``, or ``calm_ns`` if nobody owed anything; nobody's
+    only turn may lie in there.
     """
     short = tuple(replace(part, timeslice_us=slice_us) for part in behind.pods)
     busy = [pod.busy for pod in snapshot.pods]
@@ -146,7 +154,7 @@ def _step_back(behind: Plan, snapshot: Snapshot, taken_ns: int, slice_us: int) -
     if sum(busy) < 2:
         return short
     shares = [part.weight if pod.busy else 0 for part, pod in zip(behind.pods, snapshot.pods, strict=True)]
-    short = for_lending(short, split(snapshot.period_ns - taken_ns, shares))
+    short = for_lending(short, split(max(0, snapshot.period_ns - calm_ns), shares))
     meanwhile = in_turns(split(taken_ns, shares), OnIdle.YIELD)
     afterwards = in_turns(_turns(snapshot, taken_ns, shares), OnIdle.YIELD, taken_ns)
     return tuple(
