@@ -256,3 +256,15 @@ def test_whose_window_was_lent_gets_a_turn_in_it(online: tuple[Pod, ...]) -> Non
     shortest_ns = min(part.windows[0].end_ns - part.windows[0].start_ns for part in offline if part.windows)
 
     assert sum(turn_ns(part.timeslice_us) for part in offline) <= shortest_ns * 0.55
+
+
+@pytest.mark.parametrize("debt_ms", [1, -1, 5, -5])
+def test_what_an_online_pod_with_windows_owes_leaves_offline_slices_alone(debt_ms: int) -> None:
+    plan = compose("burst-share", "fixed-share")
+    online = pod("online", 1, target_ms=0.768)
+    others = (pod("b", 1, tsgs=0), pod("c", 1, tsgs=0), pod("d", 1), pod("e", 1, tsgs=0, online=True), pod("f", 17))
+    snapshots = (Snapshot(0, 72_689_159, (replace(online, debt_ns=debt), *others)) for debt in (0, debt_ms * NS_PER_MS))
+
+    calm, owing = ([part.timeslice_us for part in plan(snapshot).pods] for snapshot in snapshots)
+
+    assert calm == owing
