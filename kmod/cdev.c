@@ -17,6 +17,7 @@
 #include "interpose.h"
 #include "mem.h"
 #include "plan.h"
+#include "pod.h"
 #include "slice.h"
 
 static struct qgpu_gpu *gpu_at(u32 index)
@@ -236,11 +237,14 @@ static __poll_t cdev_poll(struct file *filp, poll_table *table)
 	return qgpu_reader_poll(filp->private_data, filp, table);
 }
 
+/* Nobody in a pod, its root included, is heard here: what a pod may have is not for it to say. */
 static int cdev_open(struct inode *inode, struct file *filp)
 {
+	struct qgpu_pod *pod = qgpu_pod_of_current();
 	struct qgpu_reader *reader;
 
-	if (!capable(CAP_SYS_ADMIN))
+	qgpu_pod_put(pod);
+	if (pod || !capable(CAP_SYS_ADMIN))
 		return -EPERM;
 	reader = kzalloc(sizeof(*reader), GFP_KERNEL);
 	if (!reader)

@@ -168,3 +168,14 @@ def test_only_root_opens_it(qgpu):
         assert process.run(as_nobody) == errno.EPERM
     finally:
         process.stop()
+
+
+def test_nobody_in_a_pod_opens_it_root_neither(pod):
+    def as_root(state):
+        try:
+            os.open("/dev/qgpu", os.O_RDWR)
+        except PermissionError as error:
+            return error.errno
+        return 0
+
+    assert pod("web").process().run(as_root) == errno.EPERM
