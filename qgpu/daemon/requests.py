@@ -12,6 +12,10 @@ from qgpu.model import Grant, PodClass
 _T = TypeVar("_T")
 
 
+#: No host has more pGPUs than have numbers of so many digits.
+_DIGITS = 4
+
+
 @dataclass(frozen=True, slots=True)
 class Arguments:
     """The arguments of one request, by name."""
@@ -36,8 +40,8 @@ class Arguments:
         """Return the argument ``grants``: for each pGPU a class, cores and memory. Raises InvalidValueError."""
         result = {}
         for index, raw in self.need("grants", dict).items():
-            if not str(index).isdecimal() or not isinstance(raw, dict):
-                raise InvalidValueError(f"request: grants: {index!r}: a table of grants by pGPU number, please")
+            if not index.isdecimal() or len(index) > _DIGITS or not isinstance(raw, dict):
+                raise InvalidValueError(f"request: grants: {index[:40]!r}: a table of grants by pGPU number, please")
             result[int(index)] = Arguments(raw).amended(Grant())
         return result
 
