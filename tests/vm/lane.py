@@ -81,8 +81,9 @@ def note(path: Path, name: str, release: str, driver_version: str, figures: dict
     """Merge a run's figures into a results file, and sum up what is said of all traces."""
     results = json.loads(path.read_text()) if path.exists() else {}
     run = results.setdefault(name, {"figures": {}})
+    run.pop("note", None)  # what somebody wrote of the run before
     run |= {"kernel": release, "driver": driver_version, "date": time.strftime("%Y-%m-%d")}
-    run["command"] = " ".join(["tests/vm/lane.py", *sys.argv[1:]])
+    run["command"] = re.sub(r" --results[ =]\S+", "", " ".join(["tests/vm/lane.py", *sys.argv[1:]]))
     run["figures"] |= figures
     for total in ("replay_unexplained_calls", "replay_leaked_objects"):
         parts = [value for key, value in run["figures"].items() if key.startswith(f"{total}_")]
