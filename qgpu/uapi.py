@@ -1,6 +1,6 @@
 """The ABI of /dev/qgpu, read from the module's own header: structs through cffi, numbers by arithmetic.
 
-Nothing of the header is typed again here. What the calls mean is the header's text and ``sched/kmod.py``'s use.
+Nothing of the header is typed again here. What the calls mean is the header's text and ``sched/kmod/``'s use.
 """
 
 from __future__ import annotations

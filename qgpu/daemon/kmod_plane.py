@@ -6,59 +6,76 @@ plane; a process's time counts for its first compute TSG.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Hashable, Sequence
 
 import pynvml
 
-from qgpu.errors import NoGpuError
-from qgpu.guardian.meter import Event, Meter
+from qgpu.errors import BackendGoneError, NoGpuError, RmError
+from qgpu.model import Span, TsgSample
 from qgpu.rm.client import RmClient
 from qgpu.rm.device import open_devices
-from qgpu.rm.switches import START, SwitchLog
+from qgpu.rm.meter import Use
+from qgpu.rm.switches import SwitchLog
+from qgpu.rm.watch import Watch
 from qgpu.sched.backend import Pgpu
-from qgpu.sched.kmod import Card, KmodHost, TsgRef, Used
+from qgpu.sched.kmod.backend import Reading, TsgRef
+from qgpu.sched.kmod.device import Card
+from qgpu.sched.kmod.host import KmodHost
 
 
 class SwitchMeter:
     """True GPU time on one card, by process."""
 
-    def __init__(self, card: Card) -> None:
+    def __init__(self, watch: Watch) -> None:
         self.detailed = False
-        self._client = RmClient()
-        devices = [device for device in open_devices(self._client) if device.pci == card.pci]
-        if not devices:
-            self._client.close()
-            raise NoGpuError(f"{card.pci}: the driver does not list this card")
-        self._log = SwitchLog(devices[0])
-        self._meter = Meter()
+        self._watch = watch
 
-    def read(self, tsgs: Sequence[TsgRef]) -> Mapping[int, Used]:
-        """Return each TSG's totals so far."""
-        events = [Event(switch.at_ns, switch.pid, switch.tag == START) for switch in self._log.read()]
-        self._meter.advance(events, time.time_ns())
-        ahead_ns = time.time_ns() - time.monotonic_ns()
-        spans = self._meter.record(self.detailed)
-        first = {ref.tgid: ref.ident for ref in reversed(tsgs)}
-        return {
-            ident: Used(
-                use.run_ns,
-                use.starts,
-                self._meter.resident == tgid,
-                tuple((start_ns - ahead_ns, end_ns - ahead_ns) for start_ns, end_ns in spans.get(tgid, ())),
-            )
-            for tgid, ident in first.items()
-            if (use := self._meter.totals.get(tgid))
-        }
+    def read(self, tsgs: Sequence[TsgRef]) -> Reading:
+        """Return what each TSG did since the last call. Raises BackendGoneError where the card fails."""
+        firsts = {ref.tgid: ref for ref in reversed(tsgs)}
+        try:
+            self._watch.drain()
+            spans = self._watch.runs(wanted=self.detailed)
+        except (RmError, OSError) as error:
+            raise BackendGoneError(f"{self._watch.device.pci}: {error}") from error
+        meter = self._watch.meter
+        uses: dict[int, Use] = {}
+        for who, use in meter.take(lambda who: _pid(who) in firsts).items():
+            uses[_pid(who)] = uses.get(_pid(who), Use()) + use
+        runs: dict[int, list[Span]] = {}
+        for who, found in spans.items():
+            runs.setdefault(_pid(who), []).extend(found)
+        resident = _pid(meter.resident)
+        handovers: Counter[tuple[int, int]] = Counter()
+        for pair, count in meter.take_handovers().items():
+            before, after = (firsts.get(_pid(who)) for who in pair)
+            if before and after:
+                handovers[before.ident, after.ident] += count
+        samples = {}
+        for pid, ref in firsts.items():
+            use, ran = uses.get(pid, Use()), tuple(sorted(runs.get(pid, ())))
+            samples[ref.ident] = TsgSample(ref.name, use.run_ns, use.starts, pid == resident, ran)
+        return Reading(samples, handovers)
 
     @property
     def lost(self) -> int:
         """Count the context switches that the card's record had no room for."""
-        return self._log.dropped
+        return self._watch.log.dropped
 
     def close(self) -> None:
         """Let go of the card's record."""
-        self._client.close()
+        self._watch.device.client.close()
+
+
+def open_meter(card: Card) -> SwitchMeter:
+    """Start to meter a card. Raises NoGpuError where the driver does not list it."""
+    client = RmClient()
+    for device in open_devices(client):
+        if device.pci == card.pci:
+            return SwitchMeter(Watch(device, SwitchLog(device)))
+    client.close()
+    raise NoGpuError(f"{card.pci}: the driver does not list this card")
 
 
 def describe(cards: Sequence[Card]) -> list[Pgpu]:
@@ -81,8 +98,13 @@ def describe(cards: Sequence[Card]) -> list[Pgpu]:
 
 def open_host() -> KmodHost:
     """Open the module. Raises NoGpuError, NotSupportedError, PermissionDeniedError."""
-    return KmodHost(SwitchMeter, describe)
+    return KmodHost(open_meter, describe)
 
 
 def _text(value: str | bytes) -> str:
     return value.decode() if isinstance(value, bytes) else value
+
+
+def _pid(who: Hashable) -> int:
+    """Return the process of a (context, pid); 0 of nobody."""
+    return int(who[1]) if isinstance(who, tuple) else 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
@@ -14,11 +13,13 @@ import structlog
 from qgpu.errors import BackendGoneError, RmError
 from qgpu.guardian.enforce import Enforcer, Moved
 from qgpu.guardian.hands import Hands
-from qgpu.guardian.meter import Event, Meter, Use
 from qgpu.guardian.register import Key, Register, RmObject, grant_to
-from qgpu.model import NS_PER_MS, NS_PER_S, Plan, PodClass, Span
+from qgpu.model import NS_PER_MS, NS_PER_S, Plan, Span
 from qgpu.rm.device import RmDevice
-from qgpu.rm.switches import START, SwitchLog
+from qgpu.rm.meter import Use
+from qgpu.rm.switches import SwitchLog
+from qgpu.rm.watch import Watch
+from qgpu.sched.preemptions import preemptions
 
 _log = structlog.get_logger("guardian")
 
@@ -26,8 +27,6 @@ _log = structlog.get_logger("guardian")
 LEASE_NS = NS_PER_S
 #: How often context switches are drained when nobody samples: the log holds over two seconds of the worst.
 DRAIN_NS = 500 * NS_PER_MS
-#: Reading two clocks is this uncertain (an RM call lies in between); a smaller step between them is no news.
-_CLOCK_STEP_NS = 50_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,18 +58,17 @@ class Card:
     log: SwitchLog
     #: Told of channels that turned out not to exist any more.
     lost: Callable[[Iterable[Key]], None]
-    meter: Meter = field(default_factory=Meter)
+    watch: Watch = field(init=False)
     enforcer: Enforcer = field(init=False)
     lease_until_ns: int | None = None
     _drained_ns: int = 0
     _trouble: str = ""
-    #: How far the card's clock is ahead of CLOCK_MONOTONIC.
-    _ahead_ns: int = 0
     #: Whose a (context, pid) is, as of one revision of the register.
     _owners: dict[Hashable, Key | None] = field(default_factory=dict)
     _owners_as_of: int = -1
 
     def __post_init__(self) -> None:
+        self.watch = Watch(self.device, self.log)
         mechanism = _Mechanism(self.hands, self.device, self.lost)
         self.enforcer = Enforcer(self.device.instance, self.register, mechanism, self._used_ns)
 
@@ -86,7 +84,7 @@ class Card:
     def release(self, now_ns: int) -> None:
         """Open every gate and give every TSG its own timeslice back."""
         self.lease_until_ns = None
-        self.meter.record(wanted=False)
+        self.watch.meter.record(wanted=False)
         self.enforcer.adopt(None, now_ns)
 
     def let_go(self, now_ns: int) -> None:
@@ -102,9 +100,9 @@ class Card:
         self.drain(now_ns)
         if self._trouble:
             raise BackendGoneError(f"pGPU {self.index}: {self._trouble}")
-        resident = self._tsg_of(self.meter.resident)
+        resident = self._tsg_of(self.watch.meter.resident)
         uses: dict[Key, Use] = {}
-        for who, use in self.meter.take(lambda who: self._tsg_of(who) is not None).items():
+        for who, use in self.watch.meter.take(lambda who: self._tsg_of(who) is not None).items():
             if (tsg := self._tsg_of(who)) is not None:
                 uses[tsg] = uses.get(tsg, Use()) + use
         tsgs = self.register.compute_tsgs(self.device.instance)
@@ -140,54 +138,36 @@ class Card:
 
     def _preemptions(self) -> tuple[Counter[str], Counter[str]]:
         """Count switches since the last sample from offline pods straight to online ones: who was left, who came."""
-        preempted: Counter[str] = Counter()
-        preempting: Counter[str] = Counter()
-        for contexts, count in self.meter.take_handovers().items():
-            before, after = (self._pod_of(context) for context in contexts)
-            if self._class_of(before) is PodClass.OFFLINE and self._class_of(after) is PodClass.ONLINE:
-                preempted[before] += count
-                preempting[after] += count
-        return preempted, preempting
+        handovers: Counter[tuple[str, str]] = Counter()
+        for (before, after), count in self.watch.meter.take_handovers().items():
+            handovers[self._pod_of(before), self._pod_of(after)] += count
+        pods = self.register.pods.items()
+        classes = {name: grant.pod_class for name, pod in pods if (grant := pod.grants.get(self.index))}
+        return preemptions(handovers, classes)
 
     def _pod_of(self, who: Hashable) -> str:
         key = self._tsg_of(who)
         return self.register.clients[key[0]].pod if key is not None else ""
 
-    def _class_of(self, pod: str) -> PodClass | None:
-        grant = self.register.pods[pod].grants.get(self.index) if pod in self.register.pods else None
-        return grant.pod_class if grant is not None else None
-
     def _runs(self, *, detailed: bool) -> dict[Key, list[Span]]:
         """Return when each TSG ran since the last sample, on CLOCK_MONOTONIC, if details were asked for then."""
-        spans = self.meter.record(detailed)
         runs: dict[Key, list[Span]] = {}
-        for who, found in spans.items():
+        for who, found in self.watch.runs(wanted=detailed).items():
             if (tsg := self._tsg_of(who)) is not None:
                 runs.setdefault(tsg, []).extend(found)
-        if not runs:
-            return {}
-        before_ns, gpu_ns, after_ns = time.monotonic_ns(), self.device.time_ns(), time.monotonic_ns()
-        ahead_ns = gpu_ns - (before_ns + after_ns) // 2
-        if abs(ahead_ns - self._ahead_ns) > _CLOCK_STEP_NS:
-            self._ahead_ns = ahead_ns
-        return {
-            tsg: sorted((start_ns - self._ahead_ns, end_ns - self._ahead_ns) for start_ns, end_ns in found)
-            for tsg, found in runs.items()
-        }
+        return {tsg: sorted(found) for tsg, found in runs.items()}
 
     def drain(self, now_ns: int) -> None:
         """Move context switches from the log to the meter; a card that fails is left alone until the next drain."""
         self._drained_ns = now_ns
         try:
-            switches = self.log.read()
-            gpu_ns = self.device.time_ns()
+            self.watch.drain()
         except (RmError, OSError) as error:
             if str(error) != self._trouble:
                 _log.error("card fails", pgpu=self.index, reason=str(error))
             self._trouble = str(error)
             return
         self._trouble = ""
-        self.meter.advance([Event(s.at_ns, (s.context, s.pid), s.tag == START) for s in switches], gpu_ns)
 
     def drain_due_ns(self) -> int:
         """Return when the log must be drained at the latest."""
@@ -197,7 +177,7 @@ class Card:
         """Return a pod's GPU time so far (what idleness is told from)."""
         return sum(
             use.run_ns
-            for who, use in self.meter.totals.items()
+            for who, use in self.watch.meter.totals.items()
             if (key := self._tsg_of(who)) is not None and self.register.clients[key[0]].pod == pod
         )
 

@@ -11,7 +11,8 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from qgpu.model import Grant, PodClass, PodSample, Sample, Span, TsgSample
+from qgpu.model import Grant, PodSample, Sample, Span, TsgSample
+from qgpu.sched.preemptions import preemptions
 from qgpu.sim.engine import Engine, Gate, Tsg
 from qgpu.sim.hardware import Hardware
 
@@ -174,17 +175,13 @@ class SimGpu:
 
     def _preemptions(self) -> tuple[Counter[str], Counter[str]]:
         """Count switches since the last sample from offline pods to online ones: who was left, who came."""
-        preempted: Counter[str] = Counter()
-        preempting: Counter[str] = Counter()
+        handovers: Counter[tuple[str, str]] = Counter()
         for tsgs, count in self.engine.handovers.items():
             before, after = (self._owner.get(tsg) for tsg in tsgs)
-            if before is None or after is None:
-                continue
-            if before.grant.pod_class is PodClass.OFFLINE and after.grant.pod_class is PodClass.ONLINE:
-                preempted[before.name] += count
-                preempting[after.name] += count
+            if before is not None and after is not None:
+                handovers[before.name, after.name] += count
         self.engine.handovers.clear()
-        return preempted, preempting
+        return preemptions(handovers, {name: pod.grant.pod_class for name, pod in self.pods.items()})
 
     def _ran(self, tsg: Tsg, start_ns: int, end_ns: int) -> None:
         runs = self._runs.setdefault(tsg, [])

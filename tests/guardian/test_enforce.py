@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qgpu.guardian.enforce import RETRY_NS, Enforcer, Moved
-from qgpu.guardian.meter import Event, Meter, Use
 from qgpu.guardian.register import Register, RmObject, object_fact
 from qgpu.model import NS_PER_MS, OnIdle, Plan, PodClass, PodPlan, Window
 from qgpu.rm import abi
+from qgpu.rm.meter import Event, Meter, Use
 
 MS = NS_PER_MS
 

@@ -15,7 +15,7 @@ import qg
 import simcard
 
 from qgpu.daemon import kmod_plane, main
-from qgpu.sched.kmod import KmodHost
+from qgpu.sched.kmod.host import KmodHost
 
 
 def open_host() -> KmodHost:

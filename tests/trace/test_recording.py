@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from qgpu.config import GpuSettings
 from qgpu.daemon.gpu_loop import GpuLoop
-from qgpu.guardian.meter import Event, Meter
 from qgpu.model import NS_PER_MS, NS_PER_S, Grant, PodClass
 from qgpu.policies import compose
+from qgpu.rm.meter import Event, Meter
 from qgpu.sched import loop
 from qgpu.sched.ledger import Ledger
 from qgpu.sched.sim import SimHost

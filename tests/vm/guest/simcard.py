@@ -7,11 +7,15 @@ NVML: ``/usr/lib/qgpu/bin/python -I simcard.py --config FILE``. Everything but t
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
+from qgpu.model import TsgSample
+from qgpu.rm.meter import Meter, Use
 from qgpu.sched.backend import Pgpu
-from qgpu.sched.kmod import Card, KmodHost, TsgRef, Used
+from qgpu.sched.kmod.backend import Reading, TsgRef
+from qgpu.sched.kmod.device import Card
+from qgpu.sched.kmod.host import KmodHost
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -24,14 +28,21 @@ class SimMeter:
     detailed = False
     lost = 0
 
-    def read(self, tsgs: Sequence[TsgRef]) -> Mapping[int, Used]:
-        """Return each TSG's totals so far."""
+    def __init__(self) -> None:
+        self._meter = Meter()
+
+    def read(self, tsgs: Sequence[TsgRef]) -> Reading:
+        """Return what each TSG did since the last call."""
         rows = {(row["client"], row["handle"]): row for row in qg.sim_tsgs()}
-        return {
-            ref.ident: Used(row["run_ns"], row["starts"], bool(row["resident"]))
-            for ref in tsgs
-            if (row := rows.get((ref.client, ref.handle)))
-        }
+        there = {ref: row for ref in tsgs if (row := rows.get((ref.client, ref.handle)))}
+        self._meter.totals |= {ref.ident: Use(row["run_ns"], row["starts"]) for ref, row in there.items()}
+        uses = self._meter.take({ref.ident for ref in there}.__contains__)
+        return Reading(
+            {
+                ref.ident: TsgSample(ref.name, uses[ref.ident].run_ns, uses[ref.ident].starts, bool(row["resident"]))
+                for ref, row in there.items()
+            }
+        )
 
     def close(self) -> None:
         """Nothing to stop."""

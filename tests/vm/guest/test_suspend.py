@@ -62,4 +62,5 @@ def test_a_lease_that_lapses_meanwhile_leaves_the_gates_open(qgpu, two):
     suspend()
     qg.until(lambda: any(event.type == lapsed for event in qgpu.events()))
 
-    assert [(tsg["off"], tsg["slice_ns"]) for tsg in qg.sim_tsgs()] == [(0, 1_024_000)] * 2
+    # the event is told first, then the gates are opened
+    qg.until(lambda: [(tsg["off"], tsg["slice_ns"]) for tsg in qg.sim_tsgs()] == [(0, 1_024_000)] * 2)

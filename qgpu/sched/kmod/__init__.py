@@ -1,0 +1,1 @@
+"""The kmod plane: pods and plans through qgpu.ko, which keeps their time in the kernel."""

@@ -1,0 +1,151 @@
+"""The pods and pGPUs of a machine as the module knows them: made, granted, found again, forgotten."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from qgpu import cgroup
+from qgpu.errors import NotSupportedError, QgpuError, RefusedError, UnknownNameError
+from qgpu.model import Grant
+from qgpu.sched.backend import Pgpu, PodInfo
+from qgpu.sched.kmod.backend import KmodBackend, Meter
+from qgpu.sched.kmod.device import CLASSES, Card, Device, grant_of, text_of
+from qgpu.uapi import NUMBERS
+
+_STATES = {
+    NUMBERS["QGPU_STATE_NO_DRIVER"]: "no NVIDIA driver is loaded, or /dev/nvidiactl is missing",
+    NUMBERS["QGPU_STATE_UNKNOWN_DRIVER"]: "driver {driver} is unknown to it; it enforces nothing",
+    NUMBERS["QGPU_STATE_NO_RM_INTERFACE"]: "it cannot reach the driver; before 565, load qgpu_rm.ko too",
+    NUMBERS["QGPU_STATE_OFF"]: "it is switched off (/sys/module/qgpu/parameters/enforce)",
+}
+
+
+class KmodHost:
+    """The pGPUs and pods of this machine, through the module.
+
+    ``meter`` makes a meter for a card; ``describe`` says what the cards are called, in the order given.
+    """
+
+    plane = "kmod"
+
+    def __init__(self, meter: Callable[[Card], Meter], describe: Callable[[Sequence[Card]], Sequence[Pgpu]]) -> None:
+        self._device = Device()
+        self._meter = meter
+        cgroup.mount()
+        info = self._device.call("INFO")
+        self.driver = text_of(info.driver)
+        if info.abi != NUMBERS["QGPU_ABI_VERSION"]:
+            raise NotSupportedError(f"qgpu.ko: it speaks ABI {info.abi}, this is {NUMBERS['QGPU_ABI_VERSION']}")
+        if info.state in _STATES:
+            raise NotSupportedError(f"qgpu.ko: {_STATES[info.state].format(driver=self.driver)}")
+        #: Where the cgroup of an id was last seen.
+        self._paths: dict[int, str] = {}
+        self._cards = sorted(map(self._card, range(info.nr_gpus)), key=lambda card: card.pci)
+        self._pgpus = list(describe(self._cards))
+
+    def pgpus(self) -> Sequence[Pgpu]:
+        """List the cards of this machine in PCI order."""
+        return self._pgpus
+
+    def backend(self, pgpu: int) -> KmodBackend:
+        """Open the backend of one pGPU."""
+        return KmodBackend(pgpu, self._cards[pgpu], self._meter(self._cards[pgpu]))
+
+    def pods(self) -> Sequence[PodInfo]:
+        """List the pods the module knows."""
+        return [self._info(pod) for pod in self._device.each("POD_NEXT", "pod")]
+
+    def admit(self, name: str, grants: Mapping[int, Grant], at: str = "") -> None:
+        """Make a pod of a cgroup, or with one of its own."""
+        if not at:
+            cgroup.create(name)
+        path = at or cgroup.path_of(name)
+        fd = os.open(cgroup.mount() / path.lstrip("/"), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            ident = self._device.call("POD_ADD", cgroup_fd=fd, name=name.encode()).pod
+        except OSError as error:
+            raise RefusedError(f"pod {name}: {os.strerror(error.errno or errno.EINVAL)}") from error
+        finally:
+            os.close(fd)
+        try:
+            self._grant(ident, grants)
+        except BaseException:
+            self._device.call("POD_REMOVE", pod=ident)
+            raise
+
+    def amend(self, name: str, grants: Mapping[int, Grant]) -> None:
+        """Change a pod's grants."""
+        self._grant(self._pod(name).pod, grants)
+
+    def attach(self, name: str, pid: int, fds: Sequence[int]) -> None:
+        """Bring a process into a pod; what it opens from now on is the pod's."""
+        for fd in fds:
+            os.close(fd)
+        cgroup.bring(name, pid, self._path(self._pod(name)))
+
+    def retire(self, name: str) -> None:
+        """Forget a pod and remove its cgroup."""
+        self._device.call("POD_REMOVE", pod=self._pod(name).pod)
+        cgroup.remove(name)
+
+    def close(self) -> None:
+        """Let go; the module keeps the pods for the next daemon."""
+        self._device.close()
+
+    def _card(self, number: int) -> Card:
+        gpu = self._device.call("GPU", gpu=number)
+        return Card(number, f"{gpu.domain:08x}:{gpu.bus:02x}:{gpu.slot:02x}.{gpu.function:x}", gpu.memory)
+
+    def _pod(self, name: str) -> Any:
+        for pod in self._device.each("POD_NEXT", "pod"):
+            if text_of(pod.name) == name:
+                return pod
+        raise UnknownNameError(f"pod {name}: there is no such pod")
+
+    def _grant(self, ident: int, grants: Mapping[int, Grant]) -> None:
+        for pgpu, grant in grants.items():
+            try:
+                self._device.call(
+                    "GRANT_SET",
+                    pod=ident,
+                    gpu=self._cards[pgpu].number,
+                    pod_class=CLASSES[grant.pod_class],
+                    cores=grant.cores or 0,
+                    memory=grant.memory or 0,
+                    latency_target_ns=grant.latency_target_ns or 0,
+                )
+            except OSError as error:
+                raise QgpuError(f"pGPU {pgpu}: the module refused the grant: {error.strerror}") from error
+
+    def _info(self, pod: Any) -> PodInfo:
+        grants, memory = {}, {}
+        for index, card in enumerate(self._cards):
+            if (grant := grant_of(self._device, pod.pod, card)) is not None:
+                grants[index] = grant
+                memory[index] = int(self._device.call("USAGE", pod=pod.pod, gpu=card.number).memory)
+        path = self._path(pod)
+        pids = cgroup.pids(path) if path else ()
+        refused = int(pod.refused_allocs), int(pod.refused_controls)
+        return PodInfo(text_of(pod.name), grants, pids, memory, _trouble(pod), path, *refused)
+
+    def _path(self, pod: Any) -> str:
+        """Return a pod's cgroup as long as it is there; the module knows it by its id."""
+        likely = self._paths.get(pod.cgroup) or cgroup.path_of(text_of(pod.name))
+        self._paths[pod.cgroup] = cgroup.find(pod.cgroup, likely) or ""
+        return self._paths[pod.cgroup]
+
+
+def _trouble(pod: Any) -> str:
+    said = []
+    if pod.flags & NUMBERS["QGPU_POD_LATE"]:
+        said.append("it opened the GPU before qgpu knew it; that work is not held to its grant")
+    if pod.flags & NUMBERS["QGPU_POD_TAMPERED"]:
+        said.append("it changed calls while they were checked")
+    if pod.refused_allocs:
+        said.append(f"memory refused {pod.refused_allocs} times")
+    if pod.refused_controls:
+        said.append(f"scheduling controls refused {pod.refused_controls} times")
+    return "; ".join(said)
