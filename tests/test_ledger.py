@@ -131,7 +131,7 @@ def test_debt_among_pods_ends_with_the_terms_it_was_made_under() -> None:
 def test_what_was_learnt_of_a_pod_is_forgotten_once_it_has_rested_for_long() -> None:
     ledger = fold(sample(0, 1))
     account = ledger.accounts["a"]
-    learnt = replace(ledger, accounts={"a": replace(account, standing=Standing(pace=Pace.GAPPY))})
+    learnt = replace(ledger, accounts={"a": account._replace(standing=Standing(pace=Pace.GAPPY))})
 
     assert learnt.advance(sample(FORGET_AFTER_NS - 1, 0)).snapshot(STEP).pods[0].pace is Pace.GAPPY
     assert learnt.advance(sample(FORGET_AFTER_NS, 0)).snapshot(STEP).pods[0].pace is Pace.STEADY

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -182,6 +180,6 @@ def test_what_a_pod_misses_while_it_starts_does_not_count() -> None:
     for starting, expected in ((True, Pace.STEADY), (False, Pace.DOUBTED)):
         entries = {
             "old": by_slice(95, 3, standing=Standing()),
-            "new": replace(by_slice(3, 3, standing=Standing()), starting=starting),
+            "new": by_slice(3, 3, standing=Standing())._replace(starting=starting),
         }
         assert settle(entries, PERIOD, PERIOD)["new"].pace is expected

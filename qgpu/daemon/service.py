@@ -211,7 +211,7 @@ class Service:
                     "gpu": index,
                     "now_ns": ledger.now_ns or 0,
                     "used_ns": account.used_ns if account else 0,
-                    "busy": any(tsg.busy for tsg in tsgs.values()),
+                    "busy": account is not None and account.busy,
                     "debt_ns": account.debt_ns if account else 0,
                     "tsgs": len(tsgs),
                     "memory": pod.memory.get(index, 0),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 from qgpu.model import (
     MAX_PERIOD_NS,
@@ -20,6 +21,7 @@ from qgpu.model import (
     Pace,
     Plan,
     Pod,
+    PodClass,
     PodPlan,
     Snapshot,
     Window,
@@ -184,13 +186,19 @@ def by_timeslices(snapshot: Snapshot, weights: Sequence[int]) -> tuple[PodPlan, 
     period, so that a second holds a whole number of rounds and shares are exact in any second. Where the period is
     longer than the longest timeslice a round lasts that instead: cutting one of them off would bend the ratio.
     """
-    here = [weight for pod, weight in zip(snapshot.pods, weights, strict=True) if pod.tsgs] or weights
-    gaps_ns = GAP_NS * sum(pod.busy_tsgs for pod in snapshot.pods if pod.tsgs)
-    round_ns = min(snapshot.period_ns, MAX_TIMESLICE_US * NS_PER_US) - gaps_ns
+    shapes = tuple([(pod.name, pod.grant.pod_class, len(pod.tsgs) and pod.busy_tsgs) for pod in snapshot.pods])
+    return _slices(shapes, tuple(weights), snapshot.period_ns)
+
+
+@lru_cache(maxsize=256)
+def _slices(shapes: Sequence[tuple[str, PodClass, int]], weights: Sequence[int], period_ns: int) -> tuple[PodPlan, ...]:
+    """Plan slices for pods given as name, class and turns in a round (0: not on the GPU); every tick asks the same."""
+    here = [weight for (_, _, turns), weight in zip(shapes, weights, strict=True) if turns] or weights
+    round_ns = min(period_ns, MAX_TIMESLICE_US * NS_PER_US) - GAP_NS * sum(turns for _, _, turns in shapes)
     parts = split(max(0, round_ns) * sum(weights) // max(1, sum(here)), weights)
     return tuple(
-        PodPlan(pod.name, pod.grant.pod_class, timeslice_us(part, pod), weight=weight)
-        for pod, part, weight in zip(snapshot.pods, parts, weights, strict=True)
+        PodPlan(name, pod_class, slice_of_us(part / max(1, turns)), weight=weight)
+        for (name, pod_class, turns), part, weight in zip(shapes, parts, weights, strict=True)
     )
 
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import NamedTuple
 
 from qgpu.model import (
     FLOOR_SPAN_NS,
@@ -20,9 +22,8 @@ from qgpu.model import (
     Sample,
     Snapshot,
     Tsg,
-    TsgSample,
 )
-from qgpu.sched.settle import Entry, Standing, Use, settle
+from qgpu.sched.settle import NOTHING, Entry, Standing, Use, settle
 
 #: A TSG counts as busy until it had its gate open for this long without running.
 IDLE_AFTER_NS = 500 * NS_PER_MS
@@ -37,36 +38,15 @@ STARTED_NS = 5 * NS_PER_MS
 _RAGGED = 0.02
 
 
-@dataclass(frozen=True, slots=True)
-class TsgAccount:
-    """One TSG: when (by open-gate time) it last ran."""
-
-    idle_ns: int = FORGET_AFTER_NS
-
-    def advance(self, sample: TsgSample, open_ns: int) -> TsgAccount:
-        """Fold one sample in; ``open_ns`` is how long the gate was open in it."""
-        if sample.run_ns > 0 or sample.starts > 0:
-            return _RAN
-        return TsgAccount(min(FORGET_AFTER_NS, self.idle_ns + open_ns))
-
-    @property
-    def busy(self) -> bool:
-        """Tell whether it had work of late."""
-        return self.idle_ns < IDLE_AFTER_NS
-
-
-_RAN, _NEW = TsgAccount(0), TsgAccount()
-
-
-@dataclass(frozen=True, slots=True)
-class Account:
+class Account(NamedTuple):
     """One pod: GPU time used since it came, what it did in this round, and where it stands after the last."""
 
     last: PodSample
     used_ns: int = 0
-    tsgs: Mapping[str, TsgAccount] = field(default_factory=dict)
-    round: Use = field(default_factory=Use)
-    standing: Standing = field(default_factory=Standing)
+    #: Of each TSG the time with an open gate, in ns, since it last ran; bounded.
+    tsgs: Mapping[str, int] = MappingProxyType({})
+    round: Use = NOTHING
+    standing: Standing = Standing()
     #: How many of its TSGs had work of late.
     busy_tsgs: int = 0
 
@@ -83,15 +63,20 @@ class Account:
     def advance(self, sample: PodSample, elapsed_ns: int) -> Account:
         """Fold one sample of ``elapsed_ns`` in."""
         open_ns = max(0, elapsed_ns - sample.gated_ns)
-        tsgs = {tsg.tsg: self.tsgs.get(tsg.tsg, _NEW).advance(tsg, open_ns) for tsg in sample.tsgs}
-        use = Use(sum([tsg.run_ns for tsg in sample.tsgs]), sum([tsg.starts for tsg in sample.tsgs]), open_ns)
+        run_ns, starts, tsgs = 0, self.round.starts, {}
+        for tsg in sample.tsgs:
+            run_ns += tsg.run_ns
+            starts += tsg.starts
+            ran = tsg.run_ns or tsg.starts
+            tsgs[tsg.tsg] = 0 if ran else min(FORGET_AFTER_NS, self.tsgs.get(tsg.tsg, FORGET_AFTER_NS) + open_ns)
         standing = self.standing
         if sample.grant is not self.last.grant and sample.grant != self.last.grant:
             standing = Standing(pace=standing.pace, reformed=standing.reformed)
-        if all(tsg.idle_ns >= FORGET_AFTER_NS for tsg in tsgs.values()):
+        if min(tsgs.values(), default=FORGET_AFTER_NS) >= FORGET_AFTER_NS:
             standing = Standing()
-        busy_tsgs = sum([tsg.busy for tsg in tsgs.values()])
-        return Account(sample, self.used_ns + use.run_ns, tsgs, self.round + use, standing, busy_tsgs)
+        use = Use(self.round.run_ns + run_ns, starts, self.round.open_ns + open_ns)
+        busy_tsgs = sum([idle_ns < IDLE_AFTER_NS for idle_ns in tsgs.values()])
+        return Account(sample, self.used_ns + run_ns, tsgs, use, standing, busy_tsgs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,9 +117,8 @@ class Ledger:
             return replace(self, plan=plan)
         kept = {part.pod for part in plan.pods if not part.weight}
         accounts = {
-            name: replace(
-                account,
-                round=Use(),
+            name: account._replace(
+                round=NOTHING,
                 standing=account.standing
                 if name in kept
                 else Standing(pace=account.standing.pace, reformed=account.standing.reformed),
@@ -150,7 +134,7 @@ class Ledger:
             Pod(
                 name,
                 account.last.grant,
-                tuple(Tsg(tsg, state.busy) for tsg, state in account.tsgs.items()),
+                tuple([Tsg(tsg, idle_ns < IDLE_AFTER_NS) for tsg, idle_ns in account.tsgs.items()]),
                 account.used_ns,
                 account.debt_ns,
                 account.standing.pace,
@@ -201,11 +185,8 @@ class Ledger:
             self.plan.period_ns if self.plan else round_ns,
             ragged=ragged,
         )
-        # Not by replace(): for every pod and tick that takes a tenth of what the loop costs.
-        fresh = Use()
         accounts = {
-            name: Account(account.last, account.used_ns, account.tsgs, fresh, standings[name], account.busy_tsgs)
-            for name, account in self.accounts.items()
+            name: account._replace(round=NOTHING, standing=standings[name]) for name, account in self.accounts.items()
         }
         return replace(self, accounts=accounts, round_began_ns=now_ns, passing_over=False)
 
