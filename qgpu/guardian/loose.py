@@ -8,7 +8,10 @@ from pathlib import Path
 
 from qgpu.guardian.notify import Notification
 
-_LOOKS = 100
+#: How often it is looked whether a call that is waited for is over.
+_LOOK_S = 0.0005
+#: Where the kernel has a thread wait for an answer of ours (kernel/seccomp.c; the first may be inlined in the second).
+_STOPPED_AT = ("seccomp_do_user_notification", "__seccomp_filter")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +33,9 @@ class Loose:
     def over(self) -> bool:
         """Tell whether the thread is certain to have left the call.
 
-        One that runs could be anywhere; it has left when it has spent time in user mode since.
+        One that runs could be anywhere; it has left when it has spent time in user mode since. One that stands in a
+        call of the same numbers may be in the next: then it waits for us, and it is no longer in one that we have
+        answered.
         """
         try:
             now = Path(f"/proc/{self.pid}/task/{self.tid}/syscall").read_text().split()
@@ -38,7 +43,7 @@ class Loose:
             return True
         if now[0] == "running":
             return user_ticks(self.pid, self.tid) != self.ticks
-        return now[: len(self.shown)] != self.shown
+        return now[: len(self.shown)] != self.shown or _waits_for_us(self.pid, self.tid)
 
 
 @dataclass(slots=True)
@@ -67,15 +72,34 @@ class Pending:
         deadline = time.monotonic() + patience_s
         self.take_over()
         while self.calls and time.monotonic() < deadline:
-            time.sleep(patience_s / _LOOKS)
+            time.sleep(_LOOK_S)
             self.take_over()
         return not self.calls
 
 
+def _waits_for_us(pid: int, tid: int) -> bool:
+    """Tell whether a thread is stopped in a call that we have not received yet.
+
+    The order matters: having been answered, a thread can be found there once more while it waits for a lock, but then
+    not in a sleep that signals end, and after such a sleep not in the same call.
+    """
+    if _stat(pid, tid)[:1] != ["S"]:
+        return False
+    try:
+        return Path(f"/proc/{pid}/task/{tid}/wchan").read_text().startswith(_STOPPED_AT)
+    except OSError:
+        return False
+
+
 def user_ticks(pid: int, tid: int) -> int:
     """Return the time a thread has had in user mode, in clock ticks; -1 when it is gone."""
+    fields = _stat(pid, tid)
+    return int(fields[11]) if fields else -1
+
+
+def _stat(pid: int, tid: int) -> list[str]:
+    """Read what /proc tells of a thread, from its state on; nothing when it is gone."""
     try:
-        fields = Path(f"/proc/{pid}/task/{tid}/stat").read_text().rpartition(")")[2].split()
+        return Path(f"/proc/{pid}/task/{tid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
-        return -1
-    return int(fields[11])
+        return []

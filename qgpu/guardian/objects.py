@@ -24,8 +24,9 @@ from qgpu.guardian.standin import Block
 from qgpu.rm import abi
 
 _U32 = struct.Struct("<I")
-#: How long a root client being made may keep a device from being made.
-_ROOT_PATIENCE_S = 0.1
+#: How long root clients and devices being made may keep a device from being made: many processes may start at once,
+#: and each waits for RM. Only the pod's own calls wait.
+_ROOT_PATIENCE_S = 2.0
 
 
 class Objects:
