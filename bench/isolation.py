@@ -15,12 +15,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -38,7 +39,9 @@ _FAMILIES = ("cuda", "raw", "race", "control", "fault", "door", "safe")
 _MOMENTS = 24
 
 
-def run(place: World, families: Iterable[str], paths: str, rows: list[Row], say: Callable[[str], None]) -> None:
+def run(
+    place: World, families: Iterable[str], paths: Sequence[str], rows: list[Row], say: Callable[[str], None]
+) -> None:
     """Try the cases of some families in one place, with one neighbour all along, and add a row for each."""
     bench = place.bench
     build.build(bench.directory)
@@ -50,7 +53,9 @@ def run(place: World, families: Iterable[str], paths: str, rows: list[Row], say:
             rate = alone(watch, 2)
             say(f"plane {place.plane}: the neighbour alone makes {rate:.0f} steps a second")
             for case in CASES:
-                wanted = case.family in families and place.plane in case.planes and paths in case.path
+                wanted = case.family in families and place.plane in case.planes
+                if paths and not any(part in case.path for part in paths):
+                    continue
                 if wanted and (bench.directory / case.program).exists():
                     rows.append(_tried(place, watch, case, rate))
                     say(_line(rows[-1]))
@@ -115,7 +120,8 @@ def _merge(out: Path, plane: str, about: dict[str, str], rows: list[dict[str, ob
 
 def _in_vm(options: argparse.Namespace) -> int:
     """Run this very command in the VM, with modules built from this tree, and take over what it found."""
-    inside = ["bench/isolation.py", "--only", options.only, "--path", options.path, "--out", "/run/share/figures.json"]
+    inside = ["bench/isolation.py", "--only", options.only, "--out", "/run/share/figures.json"]
+    inside += [word for path in options.path for word in ("--path", path)]
     with tempfile.TemporaryDirectory() as folder:
         results = Path(folder) / "figures.json"
         lane = [str(ROOT / "tests" / "vm" / "lane.py"), "--timeout", "1800", "--results", str(results)]
@@ -131,7 +137,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--vm", action="store_true", help="in the virtual machine, on plane kmod")
     parser.add_argument("--only", default="", help="families, by comma")
-    parser.add_argument("--path", default="", help="only what has this in its name")
+    parser.add_argument("--path", action="append", default=[], help="only what has this in its name, or another such")
+    parser.add_argument("--built", type=Path, help="a folder of attackers that cannot be built here (raw-musl)")
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "results" / "isolation.json")
     options = parser.parse_args()
     families = options.only.split(",") if options.only else _FAMILIES
@@ -142,8 +149,11 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
 
     place = world.here()()
+    for program in options.built.iterdir() if options.built else ():
+        shutil.copy(program, place.bench.directory)
     rows: list[Row] = []
-    chosen = [f"--{name} {value}" for name in ("only", "path") if (value := getattr(options, name))]
+    chosen = [f"--only {options.only}"] if options.only else []
+    chosen += [f'--path "{path}"' for path in options.path]
     about = {
         "date": time.strftime("%Y-%m-%d"),
         "kernel": os.uname().release,

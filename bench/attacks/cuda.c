@@ -3,6 +3,7 @@
  * cuda.c - a CUDA program that takes all the video memory it can get by one of CUDA's ways. It stops at three times its
  * quota; managed memory, which may hang a card that runs out, at one and a half.
  */
+#include <fcntl.h>
 #include <sys/wait.h>
 
 #include "cu.h"
@@ -129,26 +130,44 @@ static int by_array(uint64_t size)
 	return array.height && array.height <= 65536 ? CU(cuArrayCreate_v2, &made, &array) : 1;
 }
 
+/* Run this program anew as one that opens what this one made; what CUDA told it. */
+static int opened_by_another(char **argv, const char *mode, const char *what)
+{
+	double until = now_s() + 5;
+	int told = -1;
+	char own[512];
+	FILE *file;
+
+	snprintf(own, sizeof(own), "%s.opened", argv[2]);
+	if (!fork()) {
+		execl("/proc/self/exe", argv[0], mode, own, argv[3], what, NULL);
+		_exit(1);
+	}
+	while (!(file = fopen(own, "r")) && now_s() < until)
+		usleep(20000);
+	if (!file || fscanf(file, "opened: %d", &told) != 1)
+		told = -1;
+	if (file)
+		fclose(file);
+	return told;
+}
+
 /* One process makes it, another opens it: it counts once, and is there until the last lets go. */
-static void by_ipc(char **argv)
+static int by_ipc(char **argv)
 {
 	struct { char bytes[64]; } handle;
-	char hex[129] = "", own[512];
+	char hex[129] = "";
 	CUdeviceptr at;
+	int told;
 
 	took(CU(cuMemAlloc_v2, &at, (size_t)(quota / 4)), quota / 4);
 	if (CU(cuIpcGetMemHandle, &handle, at))
-		return;
+		return -1;
 	for (int i = 0; i < 64; i++)
 		sprintf(hex + 2 * i, "%02x", (unsigned char)handle.bytes[i]);
-	if (!fork()) {
-		snprintf(own, sizeof(own), "%s.opened", argv[2]);
-		execl("/proc/self/exe", argv[0], "ipc-open", own, argv[3], hex, NULL);
-		_exit(1);
-	}
-	sleep(2);
+	told = opened_by_another(argv, "ipc-open", hex);
 	CU(cuMemFree_v2, at);
-	take_all(by_malloc);
+	return told;
 }
 
 static void ipc_open(const char *hex)
@@ -160,6 +179,62 @@ static void ipc_open(const char *hex)
 		sscanf(hex + 2 * i, "%2hhx", (unsigned char *)&handle.bytes[i]);
 	report("opened: %d", CU(cuIpcOpenMemHandle_v2, &at, handle, 1u));
 	hold();
+}
+
+/* The same with a descriptor, which the other inherits. */
+static int by_descriptor(char **argv)
+{
+	struct cu_prop prop = { .type = 1, .handle_types = CU_POSIX_FD, .location = CU_DEVICE_LOCATION };
+	unsigned long long handle;
+	int code = CU(cuMemCreate, &handle, (size_t)(quota / 4), &prop, 0ull), fd;
+	char number[16];
+
+	took(code, quota / 4);
+	if (code || CU(cuMemExportToShareableHandle, &fd, handle, CU_POSIX_FD, 0ull))
+		return -1;
+	fcntl(fd, F_SETFD, 0);
+	snprintf(number, sizeof(number), "%d", fd);
+	return opened_by_another(argv, "descriptor-open", number);
+}
+
+static void descriptor_open(const char *number)
+{
+	struct cu_access access = { CU_DEVICE_LOCATION, 3 };
+	unsigned long long handle;
+	CUdeviceptr at;
+	int code = CU(cuMemImportFromShareableHandle, &handle, (void *)atol(number), CU_POSIX_FD);
+
+	code = code ?: CU(cuMemAddressReserve, &at, (size_t)(quota / 4), (size_t)0, 0ull, 0ull);
+	code = code ?: CU(cuMemMap, at, (size_t)(quota / 4), (size_t)0, handle, 0ull);
+	report("opened: %d", code ?: CU(cuMemSetAccess, at, (size_t)(quota / 4), &access, (size_t)1));
+	hold();
+}
+
+/* What the children report, as one. */
+static void add_up(const char *path, int count)
+{
+	unsigned long long all_claimed = 0, all_refused = 0, one, other;
+	double until = now_s() + 8;
+	int there = 0;
+
+	for (int i = 0; i < count && now_s() < until;) {
+		char own[512], said[256] = "";
+		FILE *file;
+
+		snprintf(own, sizeof(own), "%s.%d", path, i);
+		file = fopen(own, "r");
+		if (!file) {
+			usleep(20000);
+			continue;
+		}
+		i++;
+		if (fgets(said, sizeof(said), file) && sscanf(said, "claimed %llu refused %llu", &one, &other) == 2)
+			there++, all_claimed += one, all_refused += other;
+		else
+			fprintf(stderr, "%s\n", said);
+		fclose(file);
+	}
+	report("claimed %llu refused %llu by %d of %d programs", all_claimed, all_refused, there, count);
 }
 
 /* Children that exec, so that each has a CUDA of its own. */
@@ -180,7 +255,7 @@ static void many(char **argv, int count, bool orphans)
 		if (orphans)
 			waitpid(pid, NULL, 0);
 	}
-	sleep(4);
+	add_up(argv[2], count);
 }
 
 static const struct {
@@ -195,16 +270,19 @@ int main(int argc, char **argv)
 {
 	const char *mode = start(argc, argv);
 	size_t free_bytes = 0, total = 0;
+	char also[64] = "";
+	int opened = -2;
 
 	most = 3 * quota;
 	if (!strcmp(mode, "processes") || !strcmp(mode, "orphans")) {
 		many(argv, 5, !strcmp(mode, "orphans"));
-		report("five programs, each as `malloc`");
 		hold();
 	}
 	cu_open();
 	if (!strcmp(mode, "ipc-open"))
 		ipc_open(argv[4]);
+	if (!strcmp(mode, "descriptor-open"))
+		descriptor_open(argv[4]);
 	CU(cuMemGetInfo_v2, &free_bytes, &total);
 	for (size_t i = 0; i < sizeof(straight) / sizeof(straight[0]); i++) {
 		if (!strcmp(mode, straight[i].mode)) {
@@ -224,8 +302,9 @@ int main(int argc, char **argv)
 	} else if (!strcmp(mode, "vmm-descriptor")) { /* let go of, but for the descriptor */
 		keep_descriptor = free_after = true;
 		take_all(by_vmm);
-	} else if (!strcmp(mode, "ipc")) {
-		by_ipc(argv);
+	} else if (!strcmp(mode, "ipc") || !strcmp(mode, "shared")) {
+		opened = !strcmp(mode, "ipc") ? by_ipc(argv) : by_descriptor(argv);
+		take_all(by_malloc);
 	} else if (!strcmp(mode, "after-refusal")) { /* refused, the context is as good as before */
 		void *function = cu_kernel("spin");
 		uint64_t rounds = 1000;
@@ -234,8 +313,10 @@ int main(int argc, char **argv)
 		take_all(by_malloc);
 		last_error = cu_launch(function, parameters) ?: CU(cuCtxSynchronize);
 	}
-	report("claimed %llu refused %llu last error %d; card shown as %llu MiB, %llu free",
-	       (unsigned long long)claimed, (unsigned long long)refused, last_error, (unsigned long long)(total / MIB),
-	       (unsigned long long)(free_bytes / MIB));
+	if (opened != -2)
+		snprintf(also, sizeof(also), ", opened by another: %d", opened);
+	report("claimed %llu refused %llu last error %d%s; card shown as %llu MiB, %llu free",
+	       (unsigned long long)claimed, (unsigned long long)refused, last_error, also,
+	       (unsigned long long)(total / MIB), (unsigned long long)(free_bytes / MIB));
 	hold();
 }

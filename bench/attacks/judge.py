@@ -7,10 +7,14 @@ Steps lost: the neighbour is guaranteed its quota of the rate it makes alone on 
 Steps that are missing from that while the attacker is there are lost, and so are steps missing from the full rate
 once it has gone; a fiftieth of a rate is left to the inexactness of measuring for a second or two. What the neighbour
 gets beyond its guarantee is shown as its share.
+
+Who is refused everything proves nothing: an attack on memory counts only where the program says that it was granted
+some within its limit and refused more beyond it. What it says is not believed in anything else.
 """
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from dataclasses import dataclass, field
@@ -22,6 +26,10 @@ from attacks.cases import Case
 from attacks.world import World, end_pod, now, policy, start_pod
 
 _NAME = "attacker"
+#: Families that attack a memory limit, and what their programs report.
+_MEMORY = frozenset({"cuda", "raw", "race"})
+_GRANTED = re.compile(r"(?:granted|claimed) (\d+)")
+_REFUSED = re.compile(r"refused (\d+)")
 _READY_S = 25.0
 #: To within this share of a rate a second or two of measuring can tell (turns and rounds begin and end inside it).
 _EXACT = 0.98
@@ -108,6 +116,12 @@ def alone(watch: Watch, seconds: float) -> float:
     return (looks[-1].steps - looks[0].steps) / (looks[-1].after - looks[0].before)
 
 
+def controlled(said: str) -> bool:
+    """Tell whether a program reports both memory that it was granted and a refusal."""
+    granted, refused = _GRANTED.search(said), _REFUSED.search(said)
+    return bool(granted and refused and int(granted[1]) and int(refused[1]))
+
+
 def judge(world: World, watch: Watch, case: Case, alone_rate: float, quota: float) -> Row:
     """Let one attacker loose beside a neighbour that has ``quota`` of the card, and say what came of it."""
     bench = world.bench
@@ -138,8 +152,8 @@ def judge(world: World, watch: Watch, case: Case, alone_rate: float, quota: floa
     after_ended = now()
     if not world.neighbour_lives():
         raise BenchError(f"{case.path}: the neighbour has died")
-    if said.startswith(("cannot start", "no report")):
-        return Row(case.family, case.path, said=said, passed=False)
+    if said.startswith(("cannot start", "no report")) or not (case.family not in _MEMORY or controlled(said)):
+        return Row(case.family, case.path, said=f"not judged: {said}", passed=False)
     since = reported if case.family == "control" else started
     during, after = watch.rate(since, ended), watch.rate(gone, after_ended)
     missing = max(0.0, quota * _EXACT * alone_rate - during) * (ended - since)

@@ -98,7 +98,8 @@ static long by_wrapped(void)
 static long by_heap(void)
 {
 	board->heap = (NVOS32_PARAMETERS){ .hRoot = rm.client, .hObjectParent = rm.device, .function = 2,
-					   .hMemory = ++rm.last, .flags = 0xc001, .size = 64 * KIB, .status = ~0u };
+					   .owner = rm.client, .hMemory = ++rm.last, .flags = RM_FLAGS, .attr = RM_ATTR,
+					   .size = 64 * KIB, .status = ~0u };
 	return rm_plain(rm.ctl, NV_ESC_RM_VID_HEAP_CONTROL, &board->heap, sizeof(board->heap));
 }
 
@@ -108,14 +109,16 @@ int main(int argc, char **argv)
 	double until = now_s() + (argc > 4 ? atof(argv[4]) : 2);
 	void *(*meanwhile)(void *) = rewrite;
 	long (*make)(void) = by_alloc;
-	unsigned long long calls = 0;
+	unsigned long long granted, calls = 0, made = 0, filled = 0, refused = 0;
+	volatile uint32_t *status;
 	pthread_t threads[2];
 
 	rm_open(&rm);
+	granted = rm_granted(&rm);
 	seat = rm.ctl;
 	board = rm_low(sizeof(*board));
-	board->small = rm_memory_params(64 * KIB);
-	board->large = rm_memory_params(quota);
+	board->small = rm_memory_params(&rm, 64 * KIB);
+	board->large = rm_memory_params(&rm, quota);
 	if (!strcmp(mode, "size")) {
 		flicker(&board->small.size, 8, 64 * KIB, quota);
 	} else if (!strcmp(mode, "class")) {
@@ -174,8 +177,9 @@ int main(int argc, char **argv)
 	}
 	for (int i = 0; i < 2; i++)
 		pthread_create(&threads[i], NULL, meanwhile, NULL);
+	status = make == by_heap ? &board->heap.status : &board->call.status;
 	while (now_s() < until) {
-		make();
+		made += make() == 0 && *status == NV_OK;
 		calls++;
 		if (!strcmp(mode, "close") && calls % 8 == 0) { /* all goes with its file, while it is still being asked for */
 			int old = rm.ctl;
@@ -188,6 +192,15 @@ int main(int argc, char **argv)
 	stop = true;
 	for (int i = 0; i < 2; i++)
 		pthread_join(threads[i], NULL);
-	report("calls %llu", calls);
+	for (uint64_t size = quota / 2; size >= 4 * KIB && filled < 3 * quota;) { /* to the limit, plainly */
+		uint32_t handle = ++rm.last;
+
+		if (rm_memory(&rm, rm_plain, size, &handle) == NV_OK)
+			filled += size;
+		else
+			refused++, size /= 2;
+	}
+	report("granted %llu, %llu calls, %llu answered OK, then filled %llu, refused %llu times", granted, calls, made,
+	       filled, refused);
 	hold();
 }

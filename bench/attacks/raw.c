@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
  * raw.c - a program without libcuda or a dynamic loader that takes all the video memory it can get, by every call that
- * makes, shares or keeps some. It stops at three times its quota, which is more than enough to be caught.
+ * makes, shares or keeps some. It stops at three times its quota, which is more than enough to be caught. What it was
+ * granted plainly before, and that it was refused more after, is what its report begins with.
  */
 #include <sys/wait.h>
 
@@ -9,9 +10,14 @@
 
 static struct rm rm;
 static rm_way way = rm_plain;
-static uint64_t claimed, refused;
 
-#define FULL (claimed >= 3 * quota)
+/* Of this process and its children. */
+static struct sums {
+	uint64_t claimed, refused, started;
+	long last;
+} *sums;
+
+#define FULL (sums->claimed >= 3 * quota)
 
 typedef long (*maker)(uint64_t size, uint32_t *handle);
 
@@ -22,7 +28,7 @@ static long by_alloc(uint64_t size, uint32_t *handle)
 
 static long by_short_alloc(uint64_t size, uint32_t *handle)
 {
-	NV_MEMORY_ALLOCATION_PARAMS params = rm_memory_params(size);
+	NV_MEMORY_ALLOCATION_PARAMS params = rm_memory_params(&rm, size);
 	NVOS21_PARAMETERS call = { .hRoot = rm.client, .hObjectParent = rm.device, .hObjectNew = *handle,
 				   .hClass = NV01_MEMORY_LOCAL_USER, .pAllocParms = (uintptr_t)&params, .status = ~0u };
 
@@ -37,7 +43,8 @@ static long by_heap(uint64_t size, uint32_t *handle)
 
 	call = call ?: rm_low(sizeof(*call));
 	*call = (NVOS32_PARAMETERS){ .hRoot = rm.client, .hObjectParent = rm.device, .function = heap_function,
-				     .status = ~0u, .hMemory = *handle, .flags = 0xc001, .attr = heap_attr, .size = size };
+				     .status = ~0u, .owner = rm.client, .hMemory = *handle, .flags = RM_FLAGS,
+				     .attr = RM_ATTR | heap_attr, .size = size };
 	if (heap_function == 14) /* ALLOC_SIZE_RANGE keeps it elsewhere */
 		memcpy((char *)call + 80, &size, sizeof(size));
 	if (way(rm.ctl, NV_ESC_RM_VID_HEAP_CONTROL, call, sizeof(*call)) < 0)
@@ -69,7 +76,7 @@ static long by_bare_alloc(uint64_t size, uint32_t *handle)
 
 static long by_alloc_under_subdevice(uint64_t size, uint32_t *handle)
 {
-	NV_MEMORY_ALLOCATION_PARAMS params = rm_memory_params(size);
+	NV_MEMORY_ALLOCATION_PARAMS params = rm_memory_params(&rm, size);
 
 	return rm_alloc(&rm, way, rm.subdevice, NV01_MEMORY_LOCAL_USER, &params, handle);
 }
@@ -80,6 +87,17 @@ static long by_rms_handle(uint64_t size, uint32_t *handle)
 	return by_alloc(size, handle);
 }
 
+static bool took(long status, uint64_t size)
+{
+	if (status == NV_OK) {
+		__atomic_add_fetch(&sums->claimed, size, __ATOMIC_RELAXED);
+	} else {
+		__atomic_add_fetch(&sums->refused, 1, __ATOMIC_RELAXED);
+		sums->last = status;
+	}
+	return status == NV_OK;
+}
+
 /* From half the quota down to a page, until everything is refused. */
 static void take_all(maker make)
 {
@@ -87,11 +105,8 @@ static void take_all(maker make)
 		for (int tries = 0; tries < 64 && !FULL; tries++) {
 			uint32_t handle = ++rm.last;
 
-			if (make(size, &handle) != NV_OK) {
-				refused++;
+			if (!took(make(size, &handle), size))
 				break;
-			}
-			claimed += size;
 		}
 	}
 }
@@ -102,11 +117,8 @@ static void take_and_free(maker make, void (*before_free)(uint32_t handle))
 	for (int i = 0; i < 6 && !FULL; i++) {
 		uint32_t handle = ++rm.last;
 
-		if (make(quota / 2, &handle) != NV_OK) {
-			refused++;
+		if (!took(make(quota / 2, &handle), quota / 2))
 			continue;
-		}
-		claimed += quota / 2;
 		before_free(handle);
 		rm_free(&rm, handle);
 	}
@@ -148,7 +160,7 @@ static void steal(uint32_t handle)
 	for (uint32_t back = 1; back <= 32; back++)
 		for (uint32_t object = 0x5c000001; object < 0x5c000040 && !FULL; object++)
 			if (second_handle(&rm, rm.device, rm.client - back, object) == NV_OK)
-				claimed += MIB;
+				sums->claimed += MIB;
 }
 
 static void many(int count, bool orphans)
@@ -159,15 +171,22 @@ static void many(int count, bool orphans)
 		if (!pid) {
 			if (orphans && (setsid(), fork()))
 				_exit(0);
-			rm_open(&rm);
+			long status = rm_try_open(&rm);
+
+			if (took(status, 0))
+				__atomic_add_fetch(&sums->started, 1, __ATOMIC_RELAXED);
 			take_all(by_alloc);
 			hold();
 		}
 		if (orphans)
 			waitpid(pid, NULL, 0);
 	}
-	usleep(1500000);
-	take_all(by_alloc);
+	for (int waits = 0; waits < 150 && sums->started < (uint64_t)count; waits++)
+		usleep(20000);
+	if (sums->started < (uint64_t)count)
+		report("cannot start: %d of %d processes have a device (RM says %#lx)", (int)sums->started, count,
+		       sums->last), exit(4);
+	usleep(300000);
 }
 
 static void clients(void)
@@ -186,7 +205,7 @@ static void churn(void)
 
 		take_all(by_alloc);
 		rm_free(&rm, rm.device);
-		claimed = 0;
+		sums->claimed = 0;
 		rm_alloc(&rm, way, rm.client, NV01_DEVICE_0, &device, &rm.device);
 	}
 	take_all(by_alloc);
@@ -227,15 +246,17 @@ static const struct {
 int main(int argc, char **argv)
 {
 	const char *mode = start(argc, argv);
+	uint64_t granted, by_this;
 
+	sums = mmap(NULL, sizeof(*sums), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 	if (!strcmp(mode, "heir")) {
 		rm = (struct rm){ .ctl = atoi(argv[4]), .last = 0x5d000000 };
 		rm.client = strtoul(argv[5], NULL, 0);
 		rm.device = strtoul(argv[6], NULL, 0);
-		take_all(by_alloc);
 	} else {
 		rm_open(&rm);
 	}
+	granted = rm_granted(&rm);
 	for (size_t i = 0; i < sizeof(straight) / sizeof(straight[0]); i++) {
 		if (!strcmp(mode, straight[i].mode)) {
 			way = straight[i].way;
@@ -276,6 +297,11 @@ int main(int argc, char **argv)
 	} else if (!strcmp(mode, "exec")) {
 		handed_down(argv);
 	}
-	report("claimed %llu refused %llu errno %d", (unsigned long long)claimed, (unsigned long long)refused, errno);
+	by_this = sums->claimed;
+	way = rm_plain;
+	take_all(by_alloc); /* to the limit, whatever became of the attack */
+	report("granted %llu, claimed %llu by this and %llu in all, refused %llu times (last %#lx)",
+	       (unsigned long long)granted, (unsigned long long)by_this, (unsigned long long)sums->claimed,
+	       (unsigned long long)sums->refused, sums->last);
 	hold();
 }

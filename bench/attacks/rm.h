@@ -123,10 +123,13 @@ static inline long rm_free(const struct rm *rm, uint32_t handle)
 	return rm_plain(rm->ctl, NV_ESC_RM_FREE, &call, sizeof(call)) < 0 ? -1 : (long)call.status;
 }
 
-static inline NV_MEMORY_ALLOCATION_PARAMS rm_memory_params(uint64_t size)
+/* As libcuda asks for it (recorded), but for the alignment; an owner of 0 is none to RM (stdmemValidateParams). */
+#define RM_FLAGS 0x1c001
+#define RM_ATTR 0x18000000
+
+static inline NV_MEMORY_ALLOCATION_PARAMS rm_memory_params(const struct rm *rm, uint64_t size)
 {
-	/* as libcuda asks for it (recorded), but anywhere: without USE_BEGIN_END, 0x10000 */
-	return (NV_MEMORY_ALLOCATION_PARAMS){ .flags = 0xc101, .attr = 0x18000000, .size = size };
+	return (NV_MEMORY_ALLOCATION_PARAMS){ .owner = rm->client, .flags = RM_FLAGS, .attr = RM_ATTR, .size = size };
 }
 
 static inline long rm_memory(struct rm *rm, rm_way way, uint64_t size, uint32_t *handle)
@@ -134,12 +137,14 @@ static inline long rm_memory(struct rm *rm, rm_way way, uint64_t size, uint32_t 
 	static NV_MEMORY_ALLOCATION_PARAMS *params;
 
 	params = params ?: rm_low(sizeof(*params));
-	*params = rm_memory_params(size);
+	*params = rm_memory_params(rm, size);
 	return rm_alloc(rm, way, rm->device, NV01_MEMORY_LOCAL_USER, params, handle);
 }
 
-/* Open the first card as any program does. A simulated driver lists none: then it is minor 0. */
-static inline void rm_open(struct rm *rm)
+/*
+ * Open the first card as any program does; what RM says, or -1. A simulated driver lists none: then it is minor 0.
+ */
+static inline long rm_try_open(struct rm *rm)
 {
 	static nv_ioctl_card_info_t cards[32];
 	NV0000_CTRL_GPU_ATTACH_IDS_PARAMS ids = { .gpuIds = { 0, ~0u } };
@@ -148,11 +153,13 @@ static inline void rm_open(struct rm *rm)
 	NV2080_ALLOC_PARAMETERS subdevice = { 0 };
 	int minor = 0;
 	char path[32];
+	long status;
 
 	*rm = (struct rm){ .last = 0x5c000000 };
 	rm->ctl = open("/dev/nvidiactl", O_RDWR);
-	if (rm->ctl < 0 || rm_alloc(rm, rm_plain, 0, NV01_ROOT_CLIENT, NULL, &rm->client) != NV_OK)
-		report("cannot start: no client (%s)", strerror(errno)), exit(4);
+	status = rm->ctl < 0 ? -1 : rm_alloc(rm, rm_plain, 0, NV01_ROOT_CLIENT, NULL, &rm->client);
+	if (status != NV_OK)
+		return status;
 	rm_plain(rm->ctl, NV_ESC_CARD_INFO, cards, sizeof(cards));
 	for (int i = 31; i >= 0; i--) {
 		if (cards[i].valid) {
@@ -163,7 +170,7 @@ static inline void rm_open(struct rm *rm)
 	snprintf(path, sizeof(path), "/dev/nvidia%d", minor);
 	rm->card = open(path, O_RDWR);
 	if (rm->card < 0)
-		report("cannot start: %s (%s)", path, strerror(errno)), exit(4);
+		return -1;
 	rm_plain(rm->card, NV_ESC_REGISTER_FD, &rm->ctl, sizeof(rm->ctl));
 	rm_control(rm, rm_plain, rm->client, rm->client, NV0000_GPU_ATTACH_IDS, &ids, sizeof(ids));
 	rm_control(rm, rm_plain, rm->client, rm->client, NV0000_GPU_GET_ID_INFO_V2, &info, sizeof(info));
@@ -171,9 +178,28 @@ static inline void rm_open(struct rm *rm)
 	device.hClientShare = rm->client;
 	rm->device = ++rm->last;
 	rm->subdevice = ++rm->last;
-	if (rm_alloc(rm, rm_plain, rm->client, NV01_DEVICE_0, &device, &rm->device) != NV_OK ||
-	    rm_alloc(rm, rm_plain, rm->device, NV20_SUBDEVICE_0, &subdevice, &rm->subdevice) != NV_OK)
-		report("cannot start: no device"), exit(4);
+	status = rm_alloc(rm, rm_plain, rm->client, NV01_DEVICE_0, &device, &rm->device);
+	return status ?: rm_alloc(rm, rm_plain, rm->device, NV20_SUBDEVICE_0, &subdevice, &rm->subdevice);
+}
+
+static inline void rm_open(struct rm *rm)
+{
+	long status = rm_try_open(rm);
+
+	if (status != NV_OK)
+		report("cannot start: no device (RM says %#lx, errno %d)", status, errno), exit(4);
+}
+
+/* Who is granted nothing proves nothing when it is refused: within its quota a program must get memory, plainly. */
+static inline uint64_t rm_granted(struct rm *rm)
+{
+	uint32_t handle = ++rm->last;
+	long status = rm_memory(rm, rm_plain, quota / 4, &handle);
+
+	if (status != NV_OK)
+		report("cannot start: no memory within the limit (RM says %#lx, errno %d)", status, errno), exit(4);
+	rm_free(rm, handle);
+	return quota / 4;
 }
 
 #endif
