@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import struct
+from contextlib import nullcontext
 from pathlib import Path
 
 from qgpu.guardian import answers, calls, controls, rules
@@ -47,7 +48,8 @@ class Controls:
         if nested is None:
             block.restore(16, 8)
             return self._desk.answer(block, asked.status_at, abi.NV_ERR_INVALID_ADDRESS)
-        error = self._perform_control(case, block, params, asked)
+        with self._supervisor.books if command in controls.GIVE_HANDLES else nullcontext():
+            error = self._perform_control(case, block, params, asked)
         block.restore(16, 8)
         if params is not None:
             if not error and status_of(block, asked.status_at) == abi.NV_OK:
@@ -132,7 +134,7 @@ class Controls:
         return abi.NV_OK
 
     def _imported(self, case: Case, client: int, handles: list[int]) -> int:
-        """Charge what came by a descriptor: nobody here knows whose it was, so it counts as the pod's own."""
+        """Charge what came by a descriptor, once if it is the pod's own; else it counts as if the pod had made it."""
         for handle in handles:
             if handle and (status := self._objects.arrived(case.file, (client, handle), client, None)) != abi.NV_OK:
                 for other in handles:

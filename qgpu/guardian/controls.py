@@ -140,6 +140,9 @@ DESCRIPTORS = {
     0x00FD0104: 8,  # MULTICAST ATTACH_GPU
 }
 
+#: Controls that give memory another reference, in the kernel or in a client.
+GIVE_HANDLES = frozenset({0x3D05, 0x3D06, 0x3D0B, 0x3D0C, abi.NV00FD_ATTACH_MEM})
+
 #: Controls from which something is learned, or whose answer is fitted.
 LOOKED_AT = frozenset(
     {

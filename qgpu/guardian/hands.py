@@ -20,7 +20,17 @@ from qgpu.guardian.enforce import Moved
 from qgpu.guardian.register import Key, Register, RmObject
 from qgpu.rm import abi
 from qgpu.rm.abi import ffi
-from qgpu.rm.client import RmClient, borrowed, control, duplicate, free, handle_info, memory_bytes
+from qgpu.rm.client import (
+    RmClient,
+    borrowed,
+    control,
+    duplicate,
+    export,
+    free,
+    handle_info,
+    is_exported,
+    memory_bytes,
+)
 from qgpu.rm.device import RmDevice
 from qgpu.rm.versions import Branch
 
@@ -123,6 +133,19 @@ class Hands:
             return duplicate(file, rm.client, rm.parent, handle, rm.handle)
         except OSError:
             return False
+
+    def is_same(self, file: int, key: Key, parent: int, other: Key) -> bool:
+        """Ask RM whether memory of the client of a file at hand is what ``other`` names in any client of a pod's."""
+        carrier = self._through(other[0], lambda fd: export(fd, *other))
+        if carrier is None:
+            return False
+        try:
+            return is_exported(file, key[0], parent, key[1], carrier)
+        except (OSError, RmError) as error:
+            _log.info("RM does not say whether memory is the same", reason=str(error))
+            return False
+        finally:
+            os.close(carrier)
 
     def private_bytes(self, instance: int, pid: int) -> int | None:
         """Ask RM how much memory of a process on a card nobody else refers to; None where the branch can't say."""

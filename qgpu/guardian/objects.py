@@ -14,6 +14,7 @@ from __future__ import annotations
 import errno
 import os
 import struct
+from contextlib import nullcontext
 
 from qgpu.guardian import calls, classes
 from qgpu.guardian.desk import PROCEED, Case, Desk, status_of
@@ -24,6 +25,8 @@ from qgpu.guardian.standin import Block
 from qgpu.rm import abi
 
 _U32 = struct.Struct("<I")
+#: How many of a pod's exports of one size what it imports is compared with; beyond them it is charged anew.
+_MOST_COMPARED = 64
 #: How long root clients and devices being made may keep a device from being made: many processes may start at once,
 #: and each waits for RM. Only the pod's own calls wait.
 _ROOT_PATIENCE_S = 2.0
@@ -76,7 +79,8 @@ class Objects:
             block.restore(16, 16)
             return self._desk.answer(block, asked.status_at, refusal)
         try:
-            error = self._perform_alloc(case, escape.number, block, params, asked)
+            with self._supervisor.books if asked.rm_class in classes.HOLDS_MEMORY_AT else nullcontext():
+                error = self._perform_alloc(case, escape.number, block, params, asked)
             status = status_of(block, asked.status_at)
             if kept and (error or status != abi.NV_OK):
                 self._supervisor.not_made(rm.key)
@@ -203,11 +207,25 @@ class Objects:
         if about[0] != abi.NV01_MEMORY_LOCAL_USER:
             return abi.NV_OK
         rm = RmObject(*key, about[1] or parent, about[0], self._hands.bytes_of(file, *key))
+        if number is None:
+            number = self._exported_as(file, rm)
         if (status := self._desk.claim(rm, number)) != abi.NV_OK:
             self._hands.free(file, *key)
             return status
         self._supervisor.made(key)
         return abi.NV_OK
+
+    def _exported_as(self, file: int, rm: RmObject) -> int | None:
+        """Find which of the pod's own allocations came back by a descriptor, by RM's word; None for none of them."""
+        with self._supervisor.lock:
+            instance = self._supervisor.register.instance_of(rm)
+            mine = self._supervisor.register.exported(self._pod, instance, rm.detail)[:_MOST_COMPARED]
+            handles = [(memory.number, next(iter(memory.handles))) for memory in mine]
+        with self._supervisor.books:
+            for number, other in handles:
+                if self._hands.is_same(file, rm.key, rm.parent, other):
+                    return number
+        return None
 
     def next_call(self, tid: int) -> None:
         """Take note that a thread makes another call: what the kernel was making for it is made, or was not."""

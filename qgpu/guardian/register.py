@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from qgpu import cgroup
-from qgpu.guardian.holdings import Holdings, Memory
+from qgpu.guardian.holdings import POD, Holdings, Memory
 from qgpu.model import Grant, PodClass
 from qgpu.rm import abi
 
@@ -301,6 +301,16 @@ class Register:
             for each in going & self.holdings.by_handle.keys()
         }
         return [memory for memory in found.values() if memory.handles.keys() <= going]
+
+    def exported(self, pod: str, instance: int | None, size: int) -> list[Memory]:
+        """List a pod's allocations of a size that a descriptor may carry and that still have a handle; newest first."""
+        found = [
+            memory
+            for memory in self.holdings.memories.values()
+            if (memory.pod, memory.instance, memory.size) == (pod, instance, size)
+            if POD in memory.keepers and memory.handles
+        ]
+        return sorted(found, key=lambda memory: memory.number, reverse=True)
 
     def memory(self, pod: str) -> Mapping[int, int]:
         """Tell what a pod is charged by device instance, in bytes, without managed memory."""

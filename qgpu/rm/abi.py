@@ -78,6 +78,14 @@ ffi.cdef(
     typedef struct { uint32_t hEventBuffer, recordSize, levelOfDetail, eventFilter; uint8_t bAllUsers, pad[3];
                      uint32_t reasonCode; } NV2080_CTRL_GR_FECS_BIND_EVTBUF_FOR_UID_V2_PARAMS;
 
+    /* SDK/ctrl/ctrl0000/ctrl0000unix.h (the exported object's union is of one kind), ctrl0000client.h */
+    typedef struct { uint32_t type, hDevice, hParent, hObject; int32_t fd; uint32_t flags; }
+                     NV0000_CTRL_OS_UNIX_EXPORT_OBJECT_TO_FD_PARAMS;
+    typedef struct { int32_t fd; uint32_t type, hDevice, hParent, hObject; }
+                     NV0000_CTRL_OS_UNIX_IMPORT_OBJECT_FROM_FD_PARAMS;
+    typedef struct { uint32_t hObject1, hObject2; uint8_t bDuplicates, pad[3]; }
+                     NV0000_CTRL_CLIENT_OBJECTS_ARE_DUPLICATES_PARAMS;
+
     /* SDK/class/cl90cd.h, cl90cdfecs.h; SDK/ctrl/ctrl90cd.h */
     typedef struct { uint64_t bufferHeader, recordBuffer; uint32_t recordSize, recordCount; uint64_t vardataBuffer;
                      uint32_t vardataBufferSize, recordsFreeThreshold; uint64_t notificationHandle;
@@ -150,6 +158,7 @@ NV0000_GPU_ATTACH_IDS = 0x215
 NV0000_GPU_GET_ID_INFO_V2 = 0x205
 NV0000_CLIENT_GET_HANDLE_INFO = 0xD02
 NV0000_CLIENT_GET_ACCESS_RIGHTS = 0xD03
+NV0000_CLIENT_OBJECTS_ARE_DUPLICATES = 0xD07
 NV0000_OS_UNIX_EXPORT_OBJECT_TO_FD = 0x3D05
 NV0000_OS_UNIX_IMPORT_OBJECT_FROM_FD = 0x3D06
 NV0000_OS_UNIX_EXPORT_OBJECTS_TO_FD = 0x3D0B

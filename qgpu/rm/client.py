@@ -18,6 +18,8 @@ from qgpu.rm import abi
 from qgpu.rm.abi import ffi
 
 _CONTROL_DEVICE = "/dev/nvidiactl"
+#: NV0000_CTRL_OS_UNIX_EXPORT_OBJECT_TYPE_RM.
+_EXPORT_OF_RM = 1
 #: Handles of our own objects, far from those libcuda picks; each client has a name space of its own.
 _FIRST_HANDLE = 0x71000000
 
@@ -74,6 +76,36 @@ def duplicate(fd: int, client: int, parent: int, handle: int, source: int) -> bo
     call.hClient, call.hParent, call.hObject, call.hClientSrc, call.hObjectSrc = client, parent, handle, client, source
     abi.ioctl(fd, abi.NV_ESC_RM_DUP_OBJECT, call)
     return bool(call.status == abi.NV_OK)
+
+
+def export(fd: int, client: int, memory: int) -> int:
+    """Tie memory to a descriptor of ours, which is to be closed again: it keeps the memory. Raises RmError, OSError."""
+    carrier = os.open(_CONTROL_DEVICE, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        params = ffi.new("NV0000_CTRL_OS_UNIX_EXPORT_OBJECT_TO_FD_PARAMS *", {"type": _EXPORT_OF_RM, "fd": carrier})
+        params.hObject = memory
+        control(fd, client, client, abi.NV0000_OS_UNIX_EXPORT_OBJECT_TO_FD, params)
+    except BaseException:
+        os.close(carrier)
+        raise
+    return carrier
+
+
+def is_exported(fd: int, client: int, parent: int, memory: int, carrier: int) -> bool:
+    """Ask RM whether memory of a client is what a descriptor carries. Raises RmError, OSError.
+
+    RM compares two handles of one client, so the client gets another one for that time.
+    """
+    params = ffi.new("NV0000_CTRL_OS_UNIX_IMPORT_OBJECT_FROM_FD_PARAMS *", {"fd": carrier, "type": _EXPORT_OF_RM})
+    params.hParent = parent
+    control(fd, client, client, abi.NV0000_OS_UNIX_IMPORT_OBJECT_FROM_FD, params)
+    try:
+        pair = ffi.new("NV0000_CTRL_CLIENT_OBJECTS_ARE_DUPLICATES_PARAMS *", {"hObject1": memory})
+        pair.hObject2 = params.hObject
+        control(fd, client, client, abi.NV0000_CLIENT_OBJECTS_ARE_DUPLICATES, pair)
+        return bool(pair.bDuplicates)
+    finally:
+        free(fd, client, params.hObject)
 
 
 def take(pidfd: int, fd: int) -> int:

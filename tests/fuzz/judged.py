@@ -105,6 +105,12 @@ class CountingRm(FakeRm):
                 self.sizes[client, handle] = self.blocks[self.exported[-1]]
         return super()._control(data)
 
+    def _hand_over(self, command, client, params):
+        """Done above."""
+
+    def is_same(self, file, key, parent, other):
+        return self.memory.get(key) == self.memory.get(other)
+
     def _params(self, address, size):
         return bytes(abi.ffi.buffer(abi.ffi.cast("char *", address), size))
 

@@ -35,6 +35,7 @@ class FakeRm:
         self.unmaps = False
         self.instances: dict = {}
         self.wakes = 0
+        self.carried = None
 
     # -- what Hands does ------------------------------------------------------------------------------------------
 
@@ -75,6 +76,9 @@ class FakeRm:
         self.sizes[rm.client, handle] = self.sizes[rm.key]
         self.aliases[rm.client, handle] = self.aliases.get(rm.key, rm.key)
         return True
+
+    def is_same(self, file, key, parent, other):
+        return self.aliases.get(key, key) == self.aliases.get(other, other)
 
     def private_bytes(self, instance, pid):
         """Memory with one handle and no mapping of UVM's (``mapped`` holds what the test says it has mapped)."""
@@ -169,12 +173,25 @@ class FakeRm:
         self._status(data, 24, abi.NV_OK)
 
     def _control(self, data):
-        _, _, command, _, params, size, _ = struct.unpack("<IIIIQII", data)
+        client, _, command, _, params, size, _ = struct.unpack("<IIIIQII", data)
+        if command in (abi.NV0000_OS_UNIX_EXPORT_OBJECT_TO_FD, abi.NV0000_OS_UNIX_IMPORT_OBJECT_FROM_FD) and params:
+            self._hand_over(command, client, _at(params, size))
         answer = self.answers.get(command)
         if answer is not None and params:
             answer(_at(params, size))
         self._status(data, 28, abi.NV_OK)
         return 0
+
+    def _hand_over(self, command, client, params):
+        """There is one descriptor: it carries what was exported last."""
+        if command == abi.NV0000_OS_UNIX_EXPORT_OBJECT_TO_FD:
+            key = client, struct.unpack_from("<I", params, 12)[0]
+            self.carried = self.aliases.get(key, key)
+        elif self.carried is not None:
+            _, _, _, parent, handle = struct.unpack("<iIIII", params)
+            self.objects[client, handle] = (abi.NV01_MEMORY_LOCAL_USER, parent)
+            self.sizes[client, handle] = self.sizes[self.carried]
+            self.aliases[client, handle] = self.carried
 
     def _uvm(self, request, data):
         self.seen.append((request, bytes(data)))

@@ -1,0 +1,133 @@
+"""Memory that one client exports and another of the same pod imports counts once, by RM's word on what it is."""
+
+from __future__ import annotations
+
+import os
+import struct
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qgpu.guardian.journal import Journal
+from qgpu.guardian.register import Register
+from qgpu.rm import abi
+from tests.guardian.test_supervisor import Pod, alloc, allocate, control, free, held, make_device
+
+SIZE = 1 << 20
+POD = {"fact": "pod", "name": "web", "grants": {}}
+
+
+@pytest.fixture
+def sharing():
+    """A pod with a client and a card, and memory of its own under handle 10."""
+    made = Pod({})
+    make_device(made)
+    made.call(abi.NV_ESC_RM_ALLOC, alloc(3, 2, abi.NV20_SUBDEVICE_0), bytes(4))
+    assert allocate(made, 10, SIZE) == abi.NV_OK
+    yield made
+    made.end()
+
+
+def export(pod, handle):
+    params = struct.pack("<IIIIiI", 1, 2, 2, handle, 0, 0)
+    return pod.call(abi.NV_ESC_RM_CONTROL, control(abi.NV0000_OS_UNIX_EXPORT_OBJECT_TO_FD, 7, len(params)), params)
+
+
+def take_in(pod, handle):
+    params = struct.pack("<iIIII", 0, 1, 2, 2, handle)
+    answer = pod.call(abi.NV_ESC_RM_CONTROL, control(abi.NV0000_OS_UNIX_IMPORT_OBJECT_FROM_FD, 7, len(params)), params)
+    return struct.unpack_from("<I", answer[2], 28)[0]
+
+
+def test_what_is_imported_again_within_a_pod_is_charged_once(sharing):
+    export(sharing, 10)
+
+    assert (take_in(sharing, 11), take_in(sharing, 12), held(sharing)) == (abi.NV_OK, abi.NV_OK, SIZE)
+
+
+def test_a_pod_at_its_limit_may_import_what_is_its_own(sharing):
+    sharing.limits = {0: SIZE}
+    export(sharing, 10)
+
+    assert (take_in(sharing, 11), held(sharing)) == (abi.NV_OK, SIZE)
+
+
+def test_what_a_pod_imports_of_somebody_elses_is_charged_to_it(sharing):
+    export(sharing, 10)
+    sharing.rm.objects[99, 5] = (abi.NV01_MEMORY_LOCAL_USER, 0)
+    sharing.rm.sizes[99, 5] = SIZE
+    sharing.rm.carried = (99, 5)
+
+    assert (take_in(sharing, 11), held(sharing)) == (abi.NV_OK, 2 * SIZE)
+
+
+def test_an_export_whose_handle_is_gone_counts_on_and_what_comes_of_it_counts_too(sharing):
+    """Nobody can say any more what the descriptor carries: rather twice than not at all."""
+    export(sharing, 10)
+    sharing.call(abi.NV_ESC_RM_FREE, free(10))
+
+    assert (take_in(sharing, 11), held(sharing)) == (abi.NV_OK, 2 * SIZE)
+
+
+def test_freeing_the_import_leaves_the_export_charged_and_the_other_way_round(sharing):
+    export(sharing, 10)
+    take_in(sharing, 11)
+    sharing.call(abi.NV_ESC_RM_FREE, free(11))
+    one = held(sharing)
+    sharing.call(abi.NV_ESC_RM_FREE, free(10))
+
+    assert (one, held(sharing)) == (SIZE, SIZE)
+
+
+def test_a_successor_of_the_guardian_counts_it_once_too(sharing):
+    export(sharing, 10)
+    take_in(sharing, 11)
+    again = Register()
+    for fact in Journal(os.dup(sharing.supervisor.journal.fd)).replay():
+        again.note(fact)
+
+    assert again.memory("web") == {0: SIZE}
+
+
+def fact(kind, **more):
+    return {"fact": kind, **more}
+
+
+def thing(handle, number):
+    size = 1000 + number
+    return fact("object", client=7, handle=handle, parent=2, detail=size, memory=number) | {"class": 0x40}
+
+
+steps = st.lists(
+    st.tuples(st.sampled_from(["make", "export", "import", "free"]), st.integers(10, 16), st.integers(10, 16)),
+    max_size=30,
+)
+
+
+@given(steps)
+def test_a_pod_is_charged_every_allocation_once_that_a_handle_or_an_export_keeps(story):
+    """The naive twin: a set of allocations by handle, and a set of those exported."""
+    register = Register()
+    device = fact("object", client=7, handle=2, parent=7, detail=0) | {"class": abi.NV01_DEVICE_0}
+    for first in (POD, fact("process", pid=1, pod="web"), fact("client", client=7, pid=1, fd=3), device):
+        register.note(first)
+    handles, exported = {}, set()
+    for kind, one, other in story:
+        if kind == "make" and one not in handles:
+            number = register.holdings.next_number()
+            register.note(thing(one, number))
+            handles[one] = number
+        elif kind == "export" and one in handles:
+            register.note(fact("pin", memory=handles[one], keeper=0))
+            exported.add(handles[one])
+        elif kind == "import" and one in handles and handles[one] in exported and other not in handles:
+            found = register.exported("web", 0, 1000 + handles[one])
+            assert [memory.number for memory in found] == [handles[one]]
+            register.note(thing(other, handles[one]))
+            handles[other] = handles[one]
+        elif kind == "free" and one in handles:
+            register.note(fact("gone", client=7, handle=one))
+            del handles[one]
+
+    assert register.memory("web").get(0, 0) == sum(1000 + number for number in {*handles.values(), *exported})
