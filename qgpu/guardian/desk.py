@@ -27,6 +27,7 @@ _U32 = struct.Struct("<I")
 class Case:
     """A call that is being judged: whose it is, and the file it is on, which is ours for as long as that takes."""
 
+    listener: Listener
     call: Notification
     pid: int
     file: int
@@ -34,11 +35,10 @@ class Case:
 
 @dataclass(slots=True)
 class Desk:
-    """One pod's, and one thread's of ours."""
+    """One pod's."""
 
     supervisor: Supervisor
     pod: str
-    listener: Listener
     standin: StandIn
     #: Finds out what the pod's processes have unmapped; True when that is anything.
     look_at_mappings: Callable[[], bool] = field(default=lambda: False)
@@ -46,7 +46,7 @@ class Desk:
     def take(self, case: Case, fd: int) -> int:
         """Take a descriptor of the process that makes a call, to be closed again. Raises OSError."""
         taken = take(self.supervisor.hands.pidfd(case.pid), fd)
-        if not self.listener.still_waiting(case.call.id):  # it could have been another process of that number
+        if not case.listener.still_waiting(case.call.id):  # it could have been another process of that number
             os.close(taken)
             raise InterruptedError(errno.EINTR, "the caller is gone")
         return taken

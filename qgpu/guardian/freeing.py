@@ -4,10 +4,10 @@ A handle is not all that keeps memory: UVM's mappings do, and what they are is o
 counts for each process how much of its memory nobody else refers to (GPU_GET_PID_INFO: memPrivate). Freed memory
 that was private makes that figure fall by its size; else something keeps it, and so does its charge. Memory
 that is freed while it is mapped first gets another handle of ours in the pod's client, which is freed in the same
-way when the last mapping goes. What does not show in the figures stays charged until the process ends.
+way when the last mapping goes. What does not show in the figures stays charged until the pod's last process has ended.
 
 The figures are read while nothing else can move them: the pod's calls are served one at a time, none of its mappings
-is being made, and no other pod is making a second handle (``Supervisor.books``).
+is being made, no other pod is making a second handle (``Supervisor.books``), and none of its files was closed.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Freeing:
         """Have an object freed, and keep the charge of memory that is not gone with it; return if RM freed it."""
         with self._supervisor.lock:
             ending = self._supervisor.register.ending_with(key)
-            memories = [memory for memory in ending if not memory.keepers and self._limited(memory)]
+            memories = [memory for memory in ending if not memory.pinned and self._limited(memory)]
         entry = self._supervisor.register.clients.get(key[0])
         if not memories or entry is None:
             return carry_out()
@@ -48,19 +48,21 @@ class Freeing:
         with self._supervisor.books:
             if key in memories[0].handles and self._another(file, key, memories[0]):
                 return carry_out()
+            clients = self._clients(key)
             before = self._private(entry.maker, memories[0])
             if not carry_out():
                 return False
             after = self._private(entry.maker, memories[0])
             if before is None or after is None:
                 return True  # a driver that does not say: claims must do
-            if quiet and before - after >= sum(memory.size for memory in memories):
+            size = sum(memory.size for memory in memories)
+            if quiet and before - after >= size and self._clients(key) == clients:
                 for memory in memories:
                     self._supervisor.unmap_memory(memory.number)
             else:
-                _log.info("memory outlives its handle", pod=self._pod, bytes=sum(memory.size for memory in memories))
+                _log.info("memory outlives its handle", pod=self._pod, bytes=size)
                 for memory in memories:
-                    self._supervisor.pin(memory.number, entry.maker)
+                    self._supervisor.pin(memory.number)
             return True
 
     def unmap(self, pid: int, base: int, length: int, card: bytes | None, carry_out: Callable[[], bool]) -> None:
@@ -84,20 +86,32 @@ class Freeing:
                     self._give_up(key, memory, quiet=quiet)
 
     def _give_up(self, key: Key, memory: Memory, *, quiet: bool) -> None:
-        """Free a handle of ours; memory that something else keeps after all stays charged until the process ends."""
+        """Free a handle of ours; memory that something else keeps after all stays charged."""
         entry = self._supervisor.register.clients.get(key[0])
         maker = entry.maker if entry is not None else 0
+        clients = self._clients(key)
         before = self._private(maker, memory)
         freed = self._supervisor.hands.free_anywhere(key)
         after = self._private(maker, memory)
-        if before is not None and after is not None and not (quiet and before - after >= memory.size):
-            self._supervisor.pin(memory.number, maker)
+        known = before is not None and after is not None
+        if known and not (quiet and before - after >= memory.size and self._clients(key) == clients):
+            self._supervisor.pin(memory.number)
         if freed:
             self._supervisor.freed(key, [], gone=True)
 
     def is_ours(self, key: Key) -> bool:
         """Tell whether a handle is one of those that we made: a pod may not free it."""
         return key[1] >= _FIRST_HANDLE and key[1] < _FIRST_HANDLE + 0x10000
+
+    def _clients(self, freed: Key) -> list[int]:
+        """List the pod's clients that RM knows: a file that is closed meanwhile takes its client's memory along."""
+        with self._supervisor.lock:
+            clients = [handle for handle, entry in self._supervisor.register.clients.items() if entry.pod == self._pod]
+        return [
+            client
+            for client in clients
+            if (client, client) != freed and self._supervisor.hands.exists((client, client))
+        ]
 
     def _ours(self, memory: Memory) -> bool:
         return bool(memory.handles) and all(self.is_ours(key) for key in memory.handles)

@@ -37,8 +37,9 @@ class Heap:
 
     def _alloc(self, case: Case, block: Block, asked: calls.Heap) -> int:
         rm = RmObject(asked.client, asked.handle, asked.parent, abi.NV01_MEMORY_LOCAL_USER, asked.size)
-        known = self._supervisor.know_client(case.pid, case.call.fd, case.file, asked.client)
-        claimed = known and calls.may_be_video(asked)
+        if not self._supervisor.know_client(case.pid, case.call.fd, case.file, asked.client):
+            return self._desk.answer(block, asked.status_at, abi.NV_ERR_INVALID_CLIENT)
+        claimed = calls.may_be_video(asked)
         if claimed and (refusal := self._objects.admit(case.pid, rm) or self._desk.claim(rm)):
             return self._desk.answer(block, asked.status_at, refusal)
         error = self._standin.escape(case.file, abi.NV_ESC_RM_VID_HEAP_CONTROL, block)

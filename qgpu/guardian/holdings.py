@@ -1,8 +1,8 @@
 """What memory pods hold: allocations on a card, who refers to each, and the address space that could be managed memory.
 
 An allocation is charged to the pod that made it for as long as anything of that pod's keeps it alive: a handle, a
-duplicate, a mapping in UVM, an export whose descriptor may be anywhere. When only another pod's handles are left,
-the charge moves there, even over that pod's limit. What is allowed is decided elsewhere.
+duplicate, a mapping in UVM, or what nobody here sees, such as a descriptor it was exported to. What is allowed is
+decided elsewhere.
 """
 
 from __future__ import annotations
@@ -13,8 +13,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 Key = tuple[int, int]
-#: In the place of a process that keeps memory: all processes of the pod that it is charged to.
-POD = 0
 
 
 @dataclass(slots=True)
@@ -25,10 +23,9 @@ class Memory:
     pod: str
     instance: int
     size: int
-    #: Handles on it, with the pod of each.
-    handles: dict[Key, str] = field(default_factory=dict)
-    #: What else keeps it, as far as is known: it counts until these processes end (POD: all of the pod's).
-    keepers: set[int] = field(default_factory=set)
+    handles: set[Key] = field(default_factory=set)
+    #: Something may keep it that is not seen: it counts until every process of the pod has ended.
+    pinned: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,14 +58,14 @@ class Holdings:
         """Charge an allocation under its first handle."""
         self.drop(key)
         self.keep(number, pod, instance, size)
-        self._name(self.memories[number], key, pod)
+        self._name(self.memories[number], key)
 
-    def duplicate(self, key: Key, pod: str, number: int) -> bool:
+    def duplicate(self, key: Key, number: int) -> bool:
         """Add a handle to an allocation; False when that is no more."""
         self.drop(key)
         if (memory := self.memories.get(number)) is None:
             return False
-        self._name(memory, key, pod)
+        self._name(memory, key)
         return True
 
     def keep(self, number: int, pod: str, instance: int, size: int) -> None:
@@ -77,21 +74,21 @@ class Holdings:
         self.memories[number] = Memory(number, pod, instance, size)
         self.held[pod, instance] += size
 
-    def pin(self, number: int, keeper: int) -> None:
-        """Let an allocation count until a process, or all of the pod's, end."""
+    def pin(self, number: int) -> None:
+        """Let an allocation count until every process of its pod has ended."""
         if (memory := self.memories.get(number)) is not None:
-            memory.keepers.add(keeper)
+            memory.pinned = True
 
     def drop(self, key: Key) -> None:
         """Take a handle away."""
         if (memory := self.by_handle.pop(key, None)) is not None:
-            del memory.handles[key]
+            memory.handles.discard(key)
             self._settle(memory)
 
     def pod_ended(self, pod: str) -> None:
         """Take note that a pod has no process any more."""
-        for memory in [memory for memory in self.memories.values() if memory.pod == pod and POD in memory.keepers]:
-            memory.keepers.discard(POD)
+        for memory in [memory for memory in self.memories.values() if memory.pod == pod and memory.pinned]:
+            memory.pinned = False
             self._settle(memory)
 
     def map(self, pid: int, base: int, length: int, uuid: bytes, number: int) -> None:
@@ -119,17 +116,14 @@ class Holdings:
     def exited(self, pid: int) -> None:
         """Forget what hung on a process's address space."""
         self.managed.pop(pid, None)
-        for memory in [memory for memory in self.memories.values() if pid in memory.keepers]:
-            memory.keepers.discard(pid)
-            self._settle(memory)
         for number in {mapping.memory for mapping in self.mappings.pop(pid, ())}:
             self._settle(self.memories.get(number))
 
     def facts(self) -> Iterator[dict[str, Any]]:
         """Say what the facts of objects do not: pins, mappings, managed memory."""
         for memory in self.memories.values():
-            for keeper in memory.keepers:
-                yield {"fact": "pin", "memory": memory.number, "keeper": keeper}
+            if memory.pinned:
+                yield {"fact": "pin", "memory": memory.number}
         for pid, mappings in self.mappings.items():
             for mapping in mappings:
                 yield {
@@ -143,23 +137,18 @@ class Holdings:
         for pid, held in self.managed.items():
             yield {"fact": "managed", "pid": pid, "bytes": held}
 
-    def _name(self, memory: Memory, key: Key, pod: str) -> None:
-        memory.handles[key] = pod
+    def _name(self, memory: Memory, key: Key) -> None:
+        memory.handles.add(key)
         self.by_handle[key] = memory
 
     def _settle(self, memory: Memory | None) -> None:
-        """Discharge an allocation that nothing keeps alive, or charge it to who still does."""
+        """Discharge an allocation that nothing keeps alive."""
         if memory is None or memory.number not in self.memories:
             return
-        if memory.pod in memory.handles.values() or memory.keepers or self.is_mapped(memory.number):
+        if memory.handles or memory.pinned or self.is_mapped(memory.number):
             return
         self.held[memory.pod, memory.instance] -= memory.size
-        heir = next(iter(memory.handles.values()), None)
-        if heir is None:
-            del self.memories[memory.number]
-        else:
-            memory.pod = heir
-            self.held[heir, memory.instance] += memory.size
+        del self.memories[memory.number]
 
     def mapped_in(self, pid: int, base: int, length: int, uuid: bytes | None) -> list[Memory]:
         """List the allocations that UVM has mapped in a range, for one card or for all."""

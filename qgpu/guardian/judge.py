@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import threading
 from pathlib import Path
 
 import structlog
@@ -38,14 +39,14 @@ _MOST_THREADS = 4096
 
 
 class Judge:
-    """Serves one pod's listener, in one thread."""
+    """Serves one pod's listeners, one call at a time: what is being made by one process could tell on another's."""
 
-    def __init__(self, supervisor: Supervisor, pod: str, listener: Listener) -> None:
+    def __init__(self, supervisor: Supervisor, pod: str) -> None:
         self._supervisor = supervisor
         self._pod = pod
-        self._listener = listener
+        self._turn = threading.Lock()
         self._standin = StandIn(supervisor.perform)
-        self._desk = Desk(supervisor, pod, listener, self._standin)
+        self._desk = Desk(supervisor, pod, self._standin)
         self._quick = quick.Quick(supervisor.perform)
         #: What UVM is mapping for the pod.
         self._external = Pending()
@@ -60,11 +61,15 @@ class Judge:
         #: Calls that were carried out but whose answer found nobody, by thread: request and argument.
         self._unheard: dict[int, tuple[int, int]] = {}
 
-    def serve(self, call: Notification) -> None:
+    def serve(self, listener: Listener, call: Notification) -> None:
         """Answer one call, whatever happens: a thread that gets no answer is stopped for good."""
+        with self._turn:
+            self._serve(listener, call)
+
+    def _serve(self, listener: Listener, call: Notification) -> None:
         self._supervisor.called_ns = self._supervisor.clock()
         try:
-            outcome = self._judge(call)
+            outcome = self._judge(listener, call)
         except OSError as error:
             # Its memory cannot be written, its descriptor is none, it is gone: nothing is carried out unseen.
             _log.info("call failed", pod=self._pod, reason=str(error))
@@ -73,16 +78,16 @@ class Judge:
             _log.exception("call failed", pod=self._pod)
             outcome = errno.EIO
         if outcome == PROCEED:
-            self._listener.proceed(call.id)
+            listener.proceed(call.id)
         elif outcome == PRETEND:
-            self._listener.answer_value(call.id, call.arguments[0])
+            listener.answer_value(call.id, call.arguments[0])
         elif outcome:
-            self._listener.answer_error(call.id, outcome)
-        elif not self._listener.answer_ok(call.id):
+            listener.answer_error(call.id, outcome)
+        elif not listener.answer_ok(call.id):
             # Where the filter cannot say WAIT_KILLABLE_RECV, a signal makes the thread begin a call anew that was done.
             self._unheard[call.tid] = (call.request, call.argument)
 
-    def _judge(self, call: Notification) -> int:
+    def _judge(self, listener: Listener, call: Notification) -> int:
         """Carry a call out, or say that it must be; return an errno, 0, or PROCEED."""
         pid = self._process(call.tid)
         if self._unheard.pop(call.tid, None) == (call.request, call.argument):
@@ -95,7 +100,7 @@ class Judge:
         number_and_size = call.request & 0xFF, call.request >> 16 & 0x3FFF
         if number_and_size not in WATCHED and call.request not in uvm.WATCHED:
             return PROCEED  # a container's filter knows numbers only; RM takes no other size, UVM no other number
-        case = Case(call, pid, -1)
+        case = Case(listener, call, pid, -1)
         case.file = self._desk.take(case, call.fd)
         try:
             status = os.fstat(case.file)

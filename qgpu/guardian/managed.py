@@ -32,11 +32,6 @@ def mapped(pid: int, maps: str | None = None) -> int:
     return total
 
 
-def threads(pid: int) -> int:
-    """Count a process's threads. Raises OSError when it is gone."""
-    return len(os.listdir(f"/proc/{pid}/task"))
-
-
 def same_memory(pid: int, other: int) -> bool:
     """Tell whether two processes share their address space, as after vfork or clone(CLONE_VM)."""
     return pid == other or _libc.syscall(_SYS_KCMP[os.uname().machine], pid, other, _KCMP_VM, 0, 0) == 0

@@ -6,7 +6,6 @@ import errno
 import os
 import stat
 
-from qgpu.guardian import managed
 from qgpu.guardian.desk import PRETEND, PROCEED, Desk
 from qgpu.guardian.filter import MAP_FIXED, mapping
 from qgpu.guardian.loose import Pending
@@ -45,8 +44,6 @@ class Mappings:
             return PROCEED
         fd, size = mapping(call)
         of_uvm = self._is_uvm(pid, fd)
-        if not of_uvm and managed.threads(pid) == 1:
-            return PROCEED
         fits = self._supervisor.reserve_mapping(self._pod, pid, size)
         if not fits and self._desk.look_at_mappings():
             fits = self._supervisor.reserve_mapping(self._pod, pid, size)

@@ -187,7 +187,9 @@ class Objects:
             return error
         (handle,) = _U32.unpack_from(block.data, 8)
         after = self._supervisor.number_of(source_key)
-        number = before if before == after else None
+        # Another pod's memory counts for both: who makes it could have it freed, and the next, and the next.
+        same = before == after and self._supervisor.owns(self._pod, asked.source_client)
+        number = before if same else None
         if (
             status := self.arrived(case.file, (asked.client, handle), asked.parent or asked.client, number)
         ) != abi.NV_OK:

@@ -94,16 +94,19 @@ class Register:
 
     def _unpod(self, fact: Fact) -> None:
         self.pods.pop(fact["name"], None)
+        self._ended(fact)
+
+    def _ended(self, fact: Fact) -> None:
+        """Take note that no process of a pod is left, those that never made a call among them."""
+        self.holdings.pod_ended(fact["name"])
 
     def _process(self, fact: Fact) -> None:
         self.processes[fact["pid"]] = fact["pod"]
 
     def _exit(self, fact: Fact) -> None:
         """Take a process out; its clients stay until RM says that they are gone: their files may be elsewhere."""
-        pod = self.processes.pop(fact["pid"], None)
+        self.processes.pop(fact["pid"], None)
         self.holdings.exited(fact["pid"])
-        if pod is not None and pod not in self.processes.values():
-            self.holdings.pod_ended(pod)
         for client in self.clients.values():
             client.users = [user for user in client.users if user[0] != fact["pid"]]
 
@@ -192,7 +195,7 @@ class Register:
 
     def _charge(self, rm: RmObject, size: int, number: int | None) -> None:
         """Charge memory, unless it is a further handle on some that is charged."""
-        if number is not None and self.holdings.duplicate(rm.key, self.pod_of(rm), number):
+        if number is not None and self.holdings.duplicate(rm.key, number):
             return
         if (instance := self.instance_of(rm)) is not None:
             number = number if number is not None else self.holdings.next_number()
@@ -202,7 +205,7 @@ class Register:
         self.holdings.keep(fact["memory"], fact["pod"], fact["instance"], fact["size"])
 
     def _pin(self, fact: Fact) -> None:
-        self.holdings.pin(fact["memory"], fact["keeper"])
+        self.holdings.pin(fact["memory"])
 
     def _map(self, fact: Fact) -> None:
         self.holdings.map(fact["pid"], fact["base"], fact["length"], bytes.fromhex(fact["uuid"]), fact["memory"])
@@ -300,7 +303,7 @@ class Register:
             self.holdings.by_handle[each].number: self.holdings.by_handle[each]
             for each in going & self.holdings.by_handle.keys()
         }
-        return [memory for memory in found.values() if memory.handles.keys() <= going]
+        return [memory for memory in found.values() if memory.handles <= going]
 
     def exported(self, pod: str, instance: int | None, size: int) -> list[Memory]:
         """List a pod's allocations of a size that a descriptor may carry and that still have a handle; newest first."""

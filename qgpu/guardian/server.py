@@ -98,6 +98,7 @@ class Guardian:
         self.lock = self.supervisor.lock
         self._allowances: dict[str, Allowance] = {}
         self._threads: dict[int, threading.Thread] = {}
+        self._judges: dict[str, Judge] = {}
         #: What pods' threads leave to the main loop, and what rouses it.
         self._left: deque[Callable[[], None]] = deque()
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -262,16 +263,16 @@ class Guardian:
         """
         powers.keep_only(powers.CAP_SYS_PTRACE, powers.CAP_DAC_READ_SEARCH)
         pod, listener = self.supervisor.listeners[number]
-        judge = Judge(self.supervisor, pod, listener)
+        judge = self._judges[pod]
         if (left := self.supervisor.left_in_hand(number)) is not None:
-            judge.serve(left)
+            judge.serve(listener, left)
         poll = select.poll()
         poll.register(listener.fd, select.POLLIN)
         while True:
             waiting = poll.poll()[0][1]
             if waiting & select.POLLIN:
                 if (call := listener.receive()) is not None:
-                    judge.serve(call)
+                    judge.serve(listener, call)
             elif waiting & (select.POLLHUP | select.POLLERR | select.POLLNVAL):
                 break
         self._soon(lambda: self._hung_up(number, listener.fd))
@@ -284,6 +285,8 @@ class Guardian:
         self._tell({"event": "listener-gone", "listener": number})
 
     def _start_thread(self, number: int) -> None:
+        pod, _ = self.supervisor.listeners[number]
+        self._judges.setdefault(pod, Judge(self.supervisor, pod))
         name = f"qgpu-pod-{number}"
         thread = threading.Thread(target=self._serve_pod, args=(number,), name=name, daemon=True)
         self._threads[number] = thread
@@ -409,6 +412,7 @@ class Guardian:
         self._known(message["name"])
         self.supervisor.note({"fact": "unpod", "name": message["name"]})
         self.supervisor.retired(message["name"])
+        self._judges.pop(message["name"], None)
         self._allowances.pop(message["name"], None)
         cgroup.remove(message["name"])
         self._changed()

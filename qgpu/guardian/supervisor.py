@@ -17,7 +17,6 @@ import structlog
 from qgpu.guardian import managed
 from qgpu.guardian.classes import GATED
 from qgpu.guardian.hands import Hands
-from qgpu.guardian.holdings import POD
 from qgpu.guardian.journal import Journal
 from qgpu.guardian.notify import Listener, Notification, read_slot
 from qgpu.guardian.register import Fact, Key, Register, RmObject, object_fact
@@ -106,9 +105,11 @@ class Supervisor:
         return read_slot(self.journal.slot(number))
 
     def hung_up(self, number: int) -> None:
-        """Forget a listener behind which nobody is left."""
-        self.listeners.pop(number, None)
+        """Forget a listener behind which nobody is left; with its last one, a pod has no process any more."""
+        pod, _ = self.listeners.pop(number)
         self.journal.release(number)
+        if pod not in (other for other, _ in self.listeners.values()):
+            self.note({"fact": "ended", "name": pod})
 
     def find_uvm(self, request: int) -> int | None:
         """Return UVM's major number, looked up when first a call of UVM's is made: it may be loaded after us."""
@@ -154,15 +155,17 @@ class Supervisor:
                 self.note({"fact": "process", "pid": pid, "pod": pod})
 
     def know_client(self, pid: int, fd: int, file: int, client: int) -> bool:
-        """Make sure a client is in the register; False when it is none of this file's, by RM's word."""
+        """Make sure a client is in the register; False when it is none of this file's, by RM's word, or another pod's.
+
+        A file that another pod has passed on has that pod's clients: it pays for them, and may be gone.
+        """
         entry = self.register.clients.get(client)
-        if entry is not None and (pid, fd) in entry.users:
-            return True
-        if self.hands.about(file, client, client) is None:
-            return False
-        with self.lock:
-            self.note({"fact": "client", "client": client, "pid": pid, "fd": fd})
-        return True
+        if entry is None or (pid, fd) not in entry.users:
+            if self.hands.about(file, client, client) is None:
+                return False
+            with self.lock:
+                self.note({"fact": "client", "client": client, "pid": pid, "fd": fd})
+        return self.owns(self.register.processes.get(pid, ""), client)
 
     def owns(self, pod: str, client: int) -> bool:
         """Tell whether a client is one of a pod's."""
@@ -196,14 +199,16 @@ class Supervisor:
             if charged and number is None:
                 number = self.register.holdings.next_number()
             self.note(object_fact(rm) | ({"memory": number} if number is not None else {}))
-            if (made := self.register.objects.get(rm.key)) is None:
+            if rm.key not in self.register.objects:
                 return abi.NV_ERR_INVALID_ARGUMENT
             if not charged:
                 return abi.NV_OK
             memory = self.register.holdings.by_handle.get(rm.key)
             if memory is None:  # below no device that is known: there is no card to charge
                 status = abi.NV_ERR_INVALID_STATE
-            elif memory.pod == self.register.pod_of(made) and self.over_limit(memory.pod, memory.instance):
+            elif memory.instance not in self.allowance(memory.pod).minors:
+                status = abi.NV_ERR_INSUFFICIENT_PERMISSIONS
+            elif self.over_limit(memory.pod, memory.instance):
                 status = abi.NV_ERR_NO_MEMORY
             else:
                 return abi.NV_OK
@@ -369,12 +374,12 @@ class Supervisor:
         with self.lock:
             for handle in handles:
                 if (held := self.register.holdings.by_handle.get((client, handle))) is not None:
-                    self.pin(held.number, POD)
+                    self.pin(held.number)
 
-    def pin(self, number: int, keeper: int) -> None:
-        """Let memory count until a process ends, whatever becomes of its handles."""
+    def pin(self, number: int) -> None:
+        """Let memory count until every process of its pod has ended, whatever becomes of its handles."""
         with self.lock:
-            self.note({"fact": "pin", "memory": number, "keeper": keeper})
+            self.note({"fact": "pin", "memory": number})
 
     def number_of(self, key: Key) -> int | None:
         """Return the number of the memory behind a handle."""

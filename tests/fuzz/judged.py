@@ -205,7 +205,8 @@ class Pod:
             perform=self.rm.perform,
         )
         self.supervisor.note({"fact": "pod", "name": "web", "grants": {}})
-        self.judge = Judge(self.supervisor, "web", _Listener())
+        self.listener = _Listener()
+        self.judge = Judge(self.supervisor, "web")
         self.call, self.params, self.outer = (abi.ffi.new("char[]", size) for size in (4096, 1 << 16, 16))
         standin = self.judge._standin
         standin.memory = _Flickering(standin.memory, random, self._rewrite)
@@ -235,7 +236,8 @@ class Pod:
             address = int(abi.ffi.cast("uintptr_t", self.outer))
             request = abi.request(abi.NV_ESC_IOCTL_XFER_CMD, 16)
         self.judge.serve(
-            Notification(1, threading.get_native_id(), _X86_64, _IOCTL, (self.fd, request, address, 0, 0, 0))
+            self.listener,
+            Notification(1, threading.get_native_id(), _X86_64, _IOCTL, (self.fd, request, address, 0, 0, 0)),
         )
 
     def _rewrite(self) -> None:

@@ -36,6 +36,8 @@ class FakeRm:
         self.instances: dict = {}
         self.wakes = 0
         self.carried = None
+        #: What happens on the card while memory is freed.
+        self.meanwhile = lambda: None
 
     # -- what Hands does ------------------------------------------------------------------------------------------
 
@@ -107,6 +109,7 @@ class FakeRm:
             case abi.NV_ESC_RM_FREE:
                 client, _, handle, _ = struct.unpack("<IIII", data)
                 found = self._free(client, handle)
+                self.meanwhile()
                 self._status(data, 12, abi.NV_OK if found else abi.NV_ERR_OBJECT_NOT_FOUND)
             case abi.NV_ESC_RM_DUP_OBJECT:
                 self._dup(data)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from qgpu.guardian.holdings import POD, Holdings
+from qgpu.guardian.holdings import Holdings
 
-A, B, C = (7, 10), (7, 11), (8, 10)
+A, B = (7, 10), (7, 11)
 CARD, OTHER = bytes(16), b"\x01" * 16
 
 
@@ -20,21 +20,12 @@ def held(found):
 
 def test_memory_with_two_names_is_charged_once_until_both_are_gone():
     found = holdings()
-    found.duplicate(B, "web", 1)
+    found.duplicate(B, 1)
     found.drop(A)
     one = held(found)
     found.drop(B)
 
     assert (one, held(found), found.memories) == ({("web", 0): 100}, {}, {})
-
-
-def test_when_only_another_pod_keeps_memory_it_is_charged_there():
-    found = holdings()
-    found.duplicate(C, "train", 1)
-    both = held(found)
-    found.drop(A)
-
-    assert (both, held(found)) == ({("web", 0): 100}, {("train", 0): 100})
 
 
 def test_what_is_mapped_counts_until_the_last_part_of_it_is_unmapped():
@@ -80,7 +71,7 @@ def test_a_process_takes_what_hung_on_its_address_space_with_it():
 
 def test_what_was_exported_counts_until_the_pod_ends():
     found = holdings()
-    found.pin(1, POD)
+    found.pin(1)
     found.drop(A)
     found.exited(5)
     still = held(found)

@@ -73,7 +73,7 @@ class Pod:
         )
 
     def judge_of(self, supervisor, number):
-        return Judge(supervisor, *supervisor.listeners[number])
+        return Judge(supervisor, supervisor.listeners[number][0])
 
     def settle(self):
         """Let everything come due."""
@@ -121,7 +121,7 @@ class Pod:
                 return answer["result"], answer["errno"], bytes.fromhex(answer["argument"])
             call = self.supervisor.listeners[self.number][1].receive()
             if call is not None:
-                self.judge.serve(call)
+                self.judge.serve(self.supervisor.listeners[self.number][1], call)
 
     def end(self):
         self.process.kill()
@@ -498,18 +498,102 @@ def test_an_unmapping_that_unmaps_something_else_gives_nothing_back(on_card):
     on_card.supervisor.exited(on_card.process.pid)
     on_card.rm._free(7, 7)
     on_card.settle()
+    on_card.supervisor.hung_up(on_card.number)
 
     assert (still, held(on_card)) == (MOST, 0)
 
 
-def test_a_mapping_that_was_not_told_of_keeps_its_memory_charged_until_the_process_ends(on_card):
+def test_a_mapping_that_was_not_told_of_keeps_its_memory_charged_until_the_pods_last_process_has_ended(on_card):
     allocate(on_card, 10, MOST)
     on_card.rm.mapped.add((7, 10))
     on_card.call(abi.NV_ESC_RM_FREE, free(10))
+    on_card.supervisor.exited(on_card.process.pid)  # a child that was never heard of may have its files
     mapped = held(on_card)
-    on_card.supervisor.exited(on_card.process.pid)
+    on_card.supervisor.hung_up(on_card.number)
 
     assert (mapped, held(on_card)) == (MOST, 0)
+
+
+def test_exported_memory_counts_while_a_process_that_made_no_call_may_hold_its_descriptor(on_card):
+    allocate(on_card, 10, MOST)
+    on_card.supervisor.export(7, [10])
+    on_card.call(abi.NV_ESC_RM_FREE, free(10))
+    on_card.supervisor.exited(on_card.process.pid)
+    slept = held(on_card)
+    on_card.supervisor.hung_up(on_card.number)
+
+    assert (slept, held(on_card)) == (MOST, 0)
+
+
+def test_a_pod_with_another_filter_has_not_ended_with_the_first(on_card):
+    allocate(on_card, 10, MOST)
+    on_card.supervisor.export(7, [10])
+    on_card.call(abi.NV_ESC_RM_FREE, free(10))
+    on_card.supervisor.listen("web", os.dup(on_card.listener))
+    on_card.supervisor.hung_up(on_card.number)
+
+    assert held(on_card) == MOST
+
+
+def test_memory_that_is_kept_does_not_look_gone_because_another_file_was_closed(on_card):
+    allocate(on_card, 10, MOST)
+    on_card.rm.mapped.add((7, 10))
+    on_card.rm.objects[8, 8] = (abi.NV01_ROOT_CLIENT, 0)
+    on_card.supervisor.note({"fact": "client", "client": 8, "pid": on_card.process.pid, "fd": 99})
+    on_card.rm._make(8, 1, abi.NV01_MEMORY_LOCAL_USER, 8, MOST)
+    on_card.rm.meanwhile = lambda: on_card.rm._free(8, 8)  # its file is closed while the memory is freed
+    on_card.call(abi.NV_ESC_RM_FREE, free(10))
+
+    assert held(on_card) == MOST
+
+
+def someone_elses(pod, client=9):
+    """A client of another pod's, with memory on the card, whose file has come to this pod."""
+    pod.rm.objects[client, client] = (abi.NV01_ROOT_CLIENT, 0)
+    for fact in (
+        {"fact": "pod", "name": "other", "grants": {}},
+        {"fact": "process", "pid": 1, "pod": "other"},
+        {"fact": "client", "client": client, "pid": 1, "fd": 3},
+        {"fact": "object", "client": client, "handle": 2, "parent": client, "class": abi.NV01_DEVICE_0, "detail": 0},
+        {"fact": "confirm", "client": client, "handle": 2},
+        {"fact": "object", "client": client, "handle": 10, "parent": 2, "class": 0x40, "detail": MOST, "memory": 90},
+        {"fact": "confirm", "client": client, "handle": 10},
+    ):
+        pod.supervisor.note(fact)
+    pod.rm._make(client, 2, abi.NV01_DEVICE_0, client)
+    pod.rm._make(client, 10, 0x40, 2, MOST)
+
+
+def test_memory_of_another_pod_counts_for_who_takes_a_handle_on_it_too(on_card):
+    someone_elses(on_card)
+    allocate(on_card, 10, MOST)
+    answer = on_card.call(abi.NV_ESC_RM_DUP_OBJECT, dup(20, 10, source_client=9))
+
+    assert struct.unpack_from("<I", answer[2], 24)[0] == abi.NV_ERR_NO_MEMORY
+    assert (7, 20) not in on_card.rm.objects
+    assert on_card.supervisor.register.memory("other") == {0: MOST}
+
+
+@pytest.mark.parametrize("way", ["alloc", "heap"])
+def test_another_pods_client_makes_no_memory_here_whoever_has_its_file(on_card, way):
+    someone_elses(on_card)
+    if way == "alloc":
+        answer = on_card.call(abi.NV_ESC_RM_ALLOC, alloc(11, 2, 0x40, client=9), memory_params(PAGE))
+        status_ = alloc_status(answer[2])
+    else:
+        call = struct.pack("<IIIIiI", 9, 2, 2, 0, 0, 0xFFFF) + bytes(20) + struct.pack("<I", 11)
+        call = call + bytes(88 - len(call)) + struct.pack("<Q", PAGE) + bytes(88)
+        status_ = struct.unpack_from("<I", on_card.call(abi.NV_ESC_RM_VID_HEAP_CONTROL, call)[2], 20)[0]
+
+    assert status_ == abi.NV_ERR_INVALID_CLIENT
+    assert (9, 11) not in on_card.rm.objects
+
+
+def test_a_pod_that_was_retired_gets_no_memory_through_what_is_left_of_it(on_card):
+    on_card.supervisor.allowance = lambda pod: Allowance()
+
+    assert allocate(on_card, 10, PAGE) == abi.NV_ERR_INSUFFICIENT_PERMISSIONS
+    assert (7, 10) not in on_card.rm.objects
 
 
 def test_memory_that_goes_with_its_device_but_is_mapped_stays_charged(on_card):
@@ -671,11 +755,12 @@ def test_programs_without_cuda_map_what_they_like(mapping):
     assert mapping.map(LARGE) == (0, 0)
 
 
-def test_a_thread_alone_cannot_swap_its_descriptor_and_maps_other_files_as_it_likes(mapping):
+def test_whatever_descriptor_is_shown_could_be_uvms_when_the_mapping_is_made(mapping):
+    """A process made with CLONE_FILES is no thread, and can put another file in the descriptor's place."""
     mapping.supervisor.will_use_uvm(mapping.process.pid)
     mapping.of_uvm = False
 
-    assert mapping.map(LARGE) == (0, 0)
+    assert mapping.map(LARGE) == (-1, errno.ENOMEM)
 
 
 @pytest.mark.parametrize("limited", [True, False])
@@ -714,7 +799,7 @@ def test_a_call_that_a_dead_guardian_left_in_hand_is_judged_by_the_next(pod):
     successor = pod.fresh(Journal(os.dup(pod.supervisor.journal.fd)))
     successor.listen("web", os.dup(pod.listener), pod.number)
     left = successor.left_in_hand(pod.number)
-    pod.judge_of(successor, pod.number).serve(left)
+    pod.judge_of(successor, pod.number).serve(successor.listeners[pod.number][1], left)
 
     assert status(pod.answer()[2]) == abi.NV_ERR_INSUFFICIENT_PERMISSIONS
     assert successor.left_in_hand(pod.number) is None

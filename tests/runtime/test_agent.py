@@ -90,15 +90,16 @@ class Guard:
         self._threads[-1].start()
 
     def _serve(self, number: int, listener: int) -> None:
-        judge = Judge(self.supervisor, *self.supervisor.listeners[number])
+        judge = Judge(self.supervisor, "web")
         poll = select.poll()
         poll.register(listener, select.POLLIN)
         while not self._stop.is_set():
             for _, event in poll.poll(50):
                 if not event & select.POLLIN:
                     return
-                if (call := self.supervisor.listeners[number][1].receive()) is not None:
-                    judge.serve(call)
+                mine = self.supervisor.listeners[number][1]
+                if (call := mine.receive()) is not None:
+                    judge.serve(mine, call)
                     self.asked.append(number)
 
     def close(self) -> None:
