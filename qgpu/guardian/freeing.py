@@ -93,8 +93,8 @@ class Freeing:
         before = self._private(maker, memory)
         freed = self._supervisor.hands.free_anywhere(key)
         after = self._private(maker, memory)
-        known = before is not None and after is not None
-        if known and not (quiet and before - after >= memory.size and self._clients(key) == clients):
+        shows = quiet and self._clients(key) == clients
+        if before is not None and after is not None and (not shows or before - after < memory.size):
             self._supervisor.pin(memory.number)
         if freed:
             self._supervisor.freed(key, [], gone=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from qgpu import cgroup
-from qgpu.guardian.holdings import POD, Holdings, Memory
+from qgpu.guardian.holdings import Holdings, Memory
 from qgpu.model import Grant, PodClass
 from qgpu.rm import abi
 
@@ -311,7 +311,7 @@ class Register:
             memory
             for memory in self.holdings.memories.values()
             if (memory.pod, memory.instance, memory.size) == (pod, instance, size)
-            if POD in memory.keepers and memory.handles
+            if memory.pinned and memory.handles
         ]
         return sorted(found, key=lambda memory: memory.number, reverse=True)
 
