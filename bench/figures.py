@@ -145,12 +145,16 @@ def read(file: Path) -> tuple[About, list[Figure], dict[str, str]]:
 
 
 def merge(out: Path, stem: str, sections: Sequence[str]) -> None:
-    """Write STEM.json and STEM.md from the files of those sections that there are: STEM-SECTION.json."""
+    """Write STEM.json and STEM.md from the files of those sections that there are, if any: STEM-SECTION.json."""
     files = [file for section in sections if (file := out / f"{stem}-{section}.json").exists()]
+    if not files:
+        return
     parts = [read(file) for file in files]
     abouts = [about for about, _, _ in parts]
+    first, last = (pick(abouts, key=lambda about: about.date) for pick in (min, max))
     about = replace(
-        max(abouts, key=lambda about: about.date),
+        last,
+        date=last.date if first.date == last.date else f"{first.date} to {last.date}",
         command="; ".join(dict.fromkeys(about.command for about in abouts)),
         took_s=sum(about.took_s for about in abouts),
     )

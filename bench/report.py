@@ -3,6 +3,9 @@
     python bench/report.py docs/results            # writes docs/results/report.html
     python bench/report.py /tmp/results --to page.html
 
+Sections of the suite that lie in the folder are put together anew first (h200-bench.json and .md), whenever and however
+many at a time they were measured: to take over some from another folder, copy its files here before.
+
 The page needs nothing but itself: pictures are inside, rivals side by side in them. Needs matplotlib.
 """
 
@@ -16,7 +19,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from figures import merge
 from plots import Plot, svg
+from script import EVERY
 
 _STYLE = """
 body { font: 14px/1.45 system-ui, sans-serif; max-width: 1150px; margin: 2em auto; padding: 0 1em; color: #222 }
@@ -113,6 +118,8 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--to", type=Path, help="default: report.html in the folder")
     options = parser.parse_args()
+    for stem in _TOGETHER:
+        merge(options.folder, stem, EVERY)
     results = results_in(options.folder)
     if not results:
         sys.exit(f"{options.folder}: no results in here; make some with: python bench/suite.py --out {options.folder}")

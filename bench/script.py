@@ -7,7 +7,6 @@ others still run.
 from __future__ import annotations
 
 import argparse
-import itertools
 import shlex
 import signal
 import statistics
@@ -90,11 +89,12 @@ CLAIMS = {
     "g": ("daemon_cost",),
 }
 
+EVERY = [name for names in CLAIMS.values() for name in names]
+
 
 def claim(sections: Mapping[str, Section], doc: str | None) -> None:
     """Run a script of the suite: each section has its results, and all that lie in the folder are put together."""
-    every = [name for names in CLAIMS.values() for name in names]
-    sys.exit(run("bench", sections, doc or "", apart=every))
+    sys.exit(run("bench", sections, doc or "", apart=EVERY))
 
 
 def run(name: str, sections: Mapping[str, Section], doc: str, *, apart: Sequence[str] = ()) -> int:
@@ -189,7 +189,7 @@ def _wanted(only: str | None, sections: Mapping[str, Section], parser: argparse.
     if not only:
         return list(sections)
     asked = [name for part in only.split(",") for name in CLAIMS.get(part, (part,))]
-    wanted = [name for name in asked if name in sections or name not in itertools.chain(*CLAIMS.values())]
+    wanted = [name for name in asked if name in sections or name not in EVERY]
     if unknown := set(wanted) - set(sections):
         parser.error(f"no section {', '.join(sorted(unknown))}; there are {', '.join(sections)}")
     return wanted

@@ -78,11 +78,15 @@ class Virtual:
         self._random = random.Random(1)  # noqa: S311 (when a change falls in a period, not a secret)
 
     def start(self, name: str, cores: int) -> None:
-        """Start a pod at once."""
-        self._host.admit(name, {0: Grant(cores=cores)})
-        self._loads[name] = self._host.start_load(name, 0, self._work)
-        self._counts[name] = [(self._backend.now_ns, 0)]
-        self._count(name)
+        """Start a pod somewhere in the coming period."""
+
+        def come() -> None:
+            self._host.admit(name, {0: Grant(cores=cores)})
+            self._loads[name] = self._host.start_load(name, 0, self._work)
+            self._counts[name] = [(self._backend.now_ns, 0)]
+            self._count(name)
+
+        self.change(come)
 
     def stop(self, name: str) -> Progress:
         """End a pod and return what it did."""

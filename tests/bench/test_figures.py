@@ -2,11 +2,13 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 from figures import NOTHING, About, Figure, at_least, at_most, between, median, merge, read, write
 from plots import Plot, svg
 from report import main, page, results_in
+from script import EVERY
 
 ABOUT = About("python bench/x.py", "580.1", "2026-01-01", "card", "sim", 3.0)
 PLOTS = [
@@ -94,6 +96,20 @@ def test_the_page_shows_every_figure_and_picture_once_and_nothing_from_elsewhere
     assert "how &amp; why" in found
     assert "src=" not in found
     assert 'href="http' not in found
+
+
+def test_a_section_measured_later_replaces_its_own_figures_only(tmp_path, monkeypatch):
+    _results(tmp_path, "colocation", "harvest")
+    merge(tmp_path, "sim-bench", EVERY)
+    later = replace(ABOUT, date="2026-01-02", command="python bench/y.py")
+    write(tmp_path, "sim-bench-harvest", later, [median("harvest_ratio", [5.0])], {})
+    monkeypatch.setattr("sys.argv", ["report.py", str(tmp_path)])
+    main()
+    found = json.loads((tmp_path / "sim-bench.json").read_text())
+
+    assert found["figures"] == {"colocation_ratio": 2.0, "harvest_ratio": 5.0}
+    assert found["date"] == "2026-01-01 to 2026-01-02"
+    assert found["command"] == "python bench/x.py; python bench/y.py"
 
 
 def test_a_folder_without_results_is_said_to_be_one(tmp_path, monkeypatch):
