@@ -159,6 +159,8 @@ class Pod:
     #: Measured time beyond (positive) or short of (negative) what the plans gave it while it was busy; bounded.
     debt_ns: int = 0
     pace: Pace = Pace.STEADY
+    #: It has come only just and hardly ran: its processes still wait for one short step after the other.
+    starting: bool = False
 
     @property
     def busy(self) -> bool:

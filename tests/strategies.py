@@ -43,7 +43,8 @@ def pods(draw: st.DrawFn, *, everybody: bool, classes: tuple[PodClass, ...] = tu
         pod_class = draw(st.sampled_from(classes))
         target_ns = draw(targets) if pod_class is PodClass.ONLINE else None
         grant = Grant(pod_class, cores, latency_target_ns=target_ns)
-        result.append(Pod(f"pod{i}", grant, tsgs, pace=draw(st.sampled_from(PACES))))
+        pace, starting = draw(st.sampled_from(PACES)), bool(tsgs) and draw(st.integers(0, 7)) == 7
+        result.append(Pod(f"pod{i}", grant, tsgs, pace=pace, starting=starting))
     excess = sum(pod.grant.cores or 0 for pod in result) - 100
     return tuple(result) if excess <= 0 else tuple(_lowered(result, excess))
 

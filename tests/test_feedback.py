@@ -135,6 +135,25 @@ def test_a_pod_with_long_pauses_gets_what_it_wants_and_no_gate_is_moved(
         assert not any(plan.gated for plan in second.plans)
 
 
+def test_a_program_that_starts_does_not_wait_for_whole_turns() -> None:
+    stage = staged("burst-share", [(60, [FLOOD]), (30, [FLOOD])])
+    stage.pass_by(2)
+    stage.add("c", Grant(cores=10), Workload(kernel_us=100, batch=1, gap_us=500, count=30))
+    stage.pass_by(1)
+
+    assert stage.host.progress(3).kernels == 30
+
+
+def test_a_program_that_never_gets_going_does_not_keep_turns_short() -> None:
+    stage = staged("burst-share", [(60, [FLOOD]), (30, [FLOOD])])
+    stage.pass_by(2)
+    stage.add("c", Grant(cores=10), every(1_000_000, 100))
+    slices = [second.plans[-1].pods[0].timeslice_us for second in stage.seconds(6)]
+
+    assert slices[0] < 5_000
+    assert min(slices[4:]) > 50_000
+
+
 def test_offline_pods_beside_an_online_one_share_by_quota() -> None:
     stage = Stage("burst-share")
     stage.add("service", Grant(PodClass.ONLINE), every(10_000, 100))

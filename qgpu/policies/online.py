@@ -66,7 +66,8 @@ def online_first(offline: Policy, online: Policy) -> Policy:
                 policy(replace(snapshot, pods=_by_slices(pods)))
                 for policy, pods in ((online, present), (offline, others))
             )
-            front, behind = _fitting(front, behind)
+            calm_ns = _last_end(online(replace(snapshot, pods=_by_slices(_debtless(present))))) if front.gated else 0
+            front, behind = _fitting(_up_to(front, (calm_ns + front.period_ns) // 2), behind)
             target_ns = latency.tightest_ns(present)
             waits = _waits(present, others)
             if not front.gated and not behind.gated:
@@ -75,7 +76,6 @@ def online_first(offline: Policy, online: Policy) -> Policy:
             slice_us = OFFLINE_TIMESLICE_US if target_ns is None else latency.slice_us(target_ns, waits)
             ahead = _prompt(front, present, waits, floor.online_round_us(snapshot))
             owed_us = floor.offline_round_us(snapshot, _round_us(ahead, present)) // max(1, _tsgs_at_once(others))
-            calm_ns = _last_end(online(replace(snapshot, pods=_by_slices(_debtless(present))))) if front.gated else 0
             short_us = max(slice_us, owed_us)
             parts = (*ahead, *_step_back(behind, rest, _last_end(front), short_us, calm_ns))
         else:
@@ -178,11 +178,17 @@ def _fitting(front: Plan, behind: Plan) -> tuple[Plan, Plan]:
     whole_ns = _last_end(front) + _last_end(behind) if front.gated and behind.gated else 0
     if whole_ns <= front.period_ns:
         return front, behind
-    first, second = (
-        replace(plan, pods=tuple(_shortened(part, front.period_ns, whole_ns) for part in plan.pods))
-        for plan in (front, behind)
-    )
-    return first, second
+    return _scaled(front, front.period_ns, whole_ns), _scaled(behind, front.period_ns, whole_ns)
+
+
+def _up_to(front: Plan, end_ns: int) -> Plan:
+    """Shorten online windows in proportion where debts would have them take more than half of what they leave."""
+    last_ns = _last_end(front)
+    return _scaled(front, end_ns, last_ns) if last_ns > end_ns else front
+
+
+def _scaled(plan: Plan, numerator: int, denominator: int) -> Plan:
+    return replace(plan, pods=tuple(_shortened(part, numerator, denominator) for part in plan.pods))
 
 
 def _shortened(part: PodPlan, numerator: int, denominator: int) -> PodPlan:

@@ -27,7 +27,8 @@ from qgpu.model import (
     Window,
 )
 
-#: The slice of others in a round that shows whether a doubted pod is back at once, and the mean beside a sparse one.
+#: The slice of others in a round that shows whether a doubted pod is back at once; the mean beside a sparse one, and
+#: beside one that starts: CUDA takes one short step after the other then, and each would wait for whole turns.
 PROBE_US = 200
 PROBE_PERIOD_NS = 50 * NS_PER_MS
 SHORT_US = 2_000
@@ -104,6 +105,8 @@ def by_weights(snapshot: Snapshot, weights: Sequence[int]) -> Plan:
     paces = {pod.pace for pod in busy} if len(busy) > 1 else set()
     if Pace.DOUBTED in paces:
         return Plan(snapshot.pgpu, min(snapshot.period_ns, PROBE_PERIOD_NS), _probe(parts, snapshot.pods))
+    if True in [pod.starting for pod in snapshot.pods]:
+        parts = shortened(parts, SHORT_US)
     turns = [
         weight if pod.busy and pod.pace is not Pace.SPARSE else 0
         for pod, weight in zip(snapshot.pods, weights, strict=True)

@@ -31,8 +31,10 @@ IDLE_AFTER_NS = 500 * NS_PER_MS
 #: A pod that rested for this long is taken for a new one: timeslices may bind it now.
 FORGET_AFTER_NS = 2_000 * NS_PER_MS
 
-#: A pod that has used less than this since it came is still starting its processes.
+#: A pod that has run for less than this since it has TSGs is still starting its processes. Others are asked to
+#: make room for that, but for no longer than this.
 STARTED_NS = 5 * NS_PER_MS
+STARTING_NS = 3_000 * NS_PER_MS
 
 #: A round that is off a whole number of periods by more than this part of one tells more of its ends than of shares.
 _RAGGED = 0.02
@@ -49,6 +51,9 @@ class Account(NamedTuple):
     standing: Standing = Standing()
     #: How many of its TSGs had work of late.
     busy_tsgs: int = 0
+    #: Since it has TSGs: for how long that is, and what they ran.
+    here_ns: int = 0
+    ran_ns: int = 0
 
     @property
     def busy(self) -> bool:
@@ -76,7 +81,8 @@ class Account(NamedTuple):
             standing = Standing()
         use = Use(self.round.run_ns + run_ns, starts, self.round.open_ns + open_ns)
         busy_tsgs = sum([idle_ns < IDLE_AFTER_NS for idle_ns in tsgs.values()])
-        return Account(sample, self.used_ns + run_ns, tsgs, use, standing, busy_tsgs)
+        here_ns, ran_ns = (self.here_ns + elapsed_ns, self.ran_ns + run_ns) if tsgs else (0, 0)
+        return Account(sample, self.used_ns + run_ns, tsgs, use, standing, busy_tsgs, here_ns, ran_ns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +144,7 @@ class Ledger:
                 account.used_ns,
                 account.debt_ns,
                 account.standing.pace,
+                bool(account.tsgs) and account.ran_ns < STARTED_NS and account.here_ns < STARTING_NS,
             )
             for name, account in self.accounts.items()
         )
@@ -177,7 +184,7 @@ class Ledger:
                     account.round,
                     account.standing,
                     account.busy_tsgs,
-                    account.used_ns < STARTED_NS,
+                    account.ran_ns < STARTED_NS,
                 )
                 for name, account in self.accounts.items()
             },
