@@ -45,7 +45,7 @@ def build(kernel: kernels.Source) -> Path:
     for name, options in (("simnv", ()), ("simplain", ("PLAIN=1",))):
         make("-C", str(kernel.headers), f"M={work / name}", "W=1", *options, "modules", kernel=kernel)
     plain = work / "simplain" / "nvidia.ko"
-    make("-C", str(work / "kmod"), f"KDIR={kernel.headers}", f"NVIDIA_KO={plain}", kernel.check, kernel=kernel)
+    make("-C", str(work / "kmod"), f"KDIR={kernel.headers}", f"NVIDIA_KO={plain}", *kernel.check, kernel=kernel)
     if (kernel.headers / "scripts" / "checkpatch.pl").exists():  # a source tree, not a headers package
         subprocess.run(["make", "-s", "-C", str(ROOT / "kmod"), f"KDIR={kernel.headers}", "style"], check=True)
     out = work / "out"
