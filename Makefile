@@ -12,6 +12,7 @@ help:
 	@echo "make vmtest    the kernel module in a virtual machine"
 	@echo "make hosttest  the packages in a virtual machine with systemd: install, upgrade under load, remove"
 	@echo "make packages  wheel, sdist and Debian packages, into dist/"
+	@echo "make nightly   what takes longer than CI may: more kernels, sanitizers, NVIDIA's driver, containers; hours"
 	@echo "make bench     every figure that the README claims, on this machine's GPU; about seven minutes, as root"
 	@echo "make suite     shares, latency, cost and harvest beside plain sharing and MPS; nine minutes, as root"
 	@echo "make clean     remove what these made"
@@ -42,6 +43,19 @@ hosttest: $(VENV)/installed | packages-system
 
 packages: $(VENV)/installed | packages-system
 	$(BIN)/python packaging/build.py
+
+# wheel and sdist in new virtual environments, as docs/install.md says
+packages-check: packages
+	$(BIN)/python packaging/check.py
+
+# What CI has no time for, in an order in which the likelier failure comes first.
+nightly: hosttest
+	$(MAKE) -C tests/vm vmtest-containers VM_PYTHON=$(abspath $(BIN))/python
+	$(MAKE) -C tests/vm vmtest-contract VM_PYTHON=$(abspath $(BIN))/python
+	$(MAKE) -C tests/vm vmtest-kernels VM_PYTHON=$(abspath $(BIN))/python
+	$(MAKE) -C tests/vm vmtest-driver VM_PYTHON=$(abspath $(BIN))/python
+	$(MAKE) -C tests/vm vmtest-load VM_PYTHON=$(abspath $(BIN))/python
+	$(MAKE) -C tests/vm vmtest-sanitizer VM_PYTHON=$(abspath $(BIN))/python
 
 bench: $(VENV)/installed
 	$(BIN)/python bench/spine.py
@@ -82,4 +96,5 @@ packages-system:
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis qgpu-demo.png dist
 
-.PHONY: help demo check lint types test gputest vmtest hosttest packages bench suite system test-system packages-system clean
+.PHONY: help demo check lint types test gputest vmtest hosttest packages packages-check nightly bench suite system \
+	test-system packages-system clean
