@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from qgpu.doctor.module import absent
 from qgpu.doctor.report import Verdict
 from qgpu.doctor.selftest import judge_count, judge_gate, judge_ratio
 
@@ -32,3 +35,17 @@ def test_gpu_time_must_agree_with_what_the_pods_count(kernels: list[int], verdic
 )
 def test_a_gate_that_leaks_is_found(shares: tuple[float, float], verdict: Verdict) -> None:
     assert judge_gate((60, 30), shares).verdict is verdict
+
+
+def test_a_module_that_was_not_built_for_the_running_kernel_is_found(tmp_path: Path) -> None:
+    sources, modules = tmp_path / "src", tmp_path / "6.1.0-1-amd64"
+    (modules / "updates").mkdir(parents=True)
+    without = absent(sources, modules)
+    (sources / "qgpu-0.1.0").mkdir(parents=True)
+    unbuilt = absent(sources, modules)
+    (modules / "updates" / "qgpu.ko.xz").touch()
+    built = absent(sources, modules)
+
+    assert [check.verdict for check in (without, unbuilt, built)] == [Verdict.OK, Verdict.WARN, Verdict.OK]
+    assert "6.1.0-1-amd64" in unbuilt.mend
+    assert "modprobe qgpu" in built.found

@@ -19,6 +19,7 @@ _COMMANDS = {
     "cdi": "qgpu.cli.cdi",
     "doctor": "qgpu.cli.doctor",
     "gpu": "qgpu.cli.gpu",
+    "module": "qgpu.cli.module",
     "pod": "qgpu.cli.pod",
     "report": "qgpu.cli.report",
     "run": "qgpu.cli.run",

@@ -38,7 +38,7 @@ class SwitchMeter:
             self._watch.drain()
             spans = self._watch.runs(wanted=self.detailed)
         except (RmError, OSError) as error:
-            raise BackendGoneError(f"{self._watch.device.pci}: {error}") from error
+            raise BackendGoneError(f"card {self._watch.device.pci}: {error}; dmesg may say why") from error
         meter = self._watch.meter
         uses: dict[int, Use] = {}
         for who, use in meter.take(lambda who: _pid(who) in firsts).items():

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pynvml
 
+from qgpu.doctor.module import check_module
 from qgpu.doctor.report import Check, Verdict
 from qgpu.errors import QgpuError
 from qgpu.rm import versions
@@ -14,7 +15,6 @@ from qgpu.rm import versions
 _MEND_DRIVER = "install NVIDIA's driver, or use the simulator (qgpud --plane sim)"
 _GPUS = Path("/proc/driver/nvidia/gpus")
 _NODES = ("/dev/nvidiactl", "/dev/nvidia0", "/dev/nvidia-uvm")
-_MODULE = Path("/dev/qgpu")
 
 
 def driver_loaded() -> bool:
@@ -25,8 +25,8 @@ def driver_loaded() -> bool:
 def check_gpu() -> list[Check]:
     """Check the GPU's side. Without a driver that is one warning: the simulator still works."""
     if not driver_loaded():
-        return [Check("driver", Verdict.WARN, "no NVIDIA driver is loaded", _MEND_DRIVER), _module()]
-    return [_driver(), _nodes(), _firmware(), _nvml(), _libcuda(), _module()]
+        return [Check("driver", Verdict.WARN, "no NVIDIA driver is loaded", _MEND_DRIVER), check_module()]
+    return [_driver(), _nodes(), _firmware(), _nvml(), _libcuda(), check_module()]
 
 
 def _driver() -> Check:
@@ -69,9 +69,3 @@ def _libcuda() -> Check:
     except OSError:
         return Check("libcuda", Verdict.WARN, "not found", "qgpu-load and the self-test need libcuda.so.1")
     return Check("libcuda", Verdict.OK, "libcuda.so.1")
-
-
-def _module() -> Check:
-    if _MODULE.exists():
-        return Check("kernel module", Verdict.OK, f"qgpu.ko is loaded ({_MODULE})")
-    return Check("kernel module", Verdict.OK, "not loaded; the user-space plane does without")

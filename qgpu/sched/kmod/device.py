@@ -12,13 +12,20 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from qgpu.errors import BackendGoneError, NoGpuError, PermissionDeniedError
+from qgpu.errors import BackendGoneError, NoGpuError, NotSupportedError, PermissionDeniedError
 from qgpu.model import NS_PER_S, Grant, PodClass
 from qgpu.uapi import COMMANDS, NUMBERS, STRUCTS, ffi
 
 DEVICE = "/dev/qgpu"
 
 CLASSES = {PodClass.OFFLINE: NUMBERS["QGPU_CLASS_OFFLINE"], PodClass.ONLINE: NUMBERS["QGPU_CLASS_ONLINE"]}
+
+_STATES = {
+    NUMBERS["QGPU_STATE_NO_DRIVER"]: "no NVIDIA driver is loaded, or /dev/nvidiactl is missing",
+    NUMBERS["QGPU_STATE_UNKNOWN_DRIVER"]: "driver {driver} is unknown to it; it enforces nothing",
+    NUMBERS["QGPU_STATE_NO_RM_INTERFACE"]: "it cannot reach the driver; before 565, load qgpu_rm.ko too",
+    NUMBERS["QGPU_STATE_OFF"]: "it is switched off; qgpuctl module on",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +56,13 @@ class Device:
         fcntl.ioctl(self.fd, COMMANDS[f"QGPU_IOC_{name}"], ffi.buffer(arg), True)
         return arg
 
+    def info(self) -> Any:
+        """Ask for the module's state. Raises NotSupportedError where it does not know the question."""
+        try:
+            return self.call("INFO")
+        except OSError as error:
+            raise NotSupportedError(f"qgpu.ko: {error.strerror}; is it of the same version as this?") from error
+
     def each(self, name: str, key: str, /, **fields: Any) -> Iterator[Any]:
         """Yield the answers of a _NEXT call, from the first to the last."""
         last = 0
@@ -71,6 +85,11 @@ class Device:
         if self.fd >= 0:
             os.close(self.fd)
         self.fd = -1
+
+
+def trouble_of(info: Any) -> str:
+    """Say why a module that answers ``info`` enforces nothing; empty if it does enforce."""
+    return _STATES.get(info.state, "").format(driver=text_of(info.driver))
 
 
 def grant_of(device: Device, pod: int, card: Card) -> Grant | None:

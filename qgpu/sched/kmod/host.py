@@ -12,15 +12,8 @@ from qgpu.errors import NotSupportedError, QgpuError, RefusedError, UnknownNameE
 from qgpu.model import Grant
 from qgpu.sched.backend import Pgpu, PodInfo
 from qgpu.sched.kmod.backend import KmodBackend, Meter
-from qgpu.sched.kmod.device import CLASSES, Card, Device, grant_of, text_of
+from qgpu.sched.kmod.device import CLASSES, Card, Device, grant_of, text_of, trouble_of
 from qgpu.uapi import NUMBERS
-
-_STATES = {
-    NUMBERS["QGPU_STATE_NO_DRIVER"]: "no NVIDIA driver is loaded, or /dev/nvidiactl is missing",
-    NUMBERS["QGPU_STATE_UNKNOWN_DRIVER"]: "driver {driver} is unknown to it; it enforces nothing",
-    NUMBERS["QGPU_STATE_NO_RM_INTERFACE"]: "it cannot reach the driver; before 565, load qgpu_rm.ko too",
-    NUMBERS["QGPU_STATE_OFF"]: "it is switched off (/sys/module/qgpu/parameters/enforce)",
-}
 
 
 class KmodHost:
@@ -35,12 +28,12 @@ class KmodHost:
         self._device = Device()
         self._meter = meter
         cgroup.mount()
-        info = self._device.call("INFO")
+        info = self._device.info()
         self.driver = text_of(info.driver)
         if info.abi != NUMBERS["QGPU_ABI_VERSION"]:
             raise NotSupportedError(f"qgpu.ko: it speaks ABI {info.abi}, this is {NUMBERS['QGPU_ABI_VERSION']}")
-        if info.state in _STATES:
-            raise NotSupportedError(f"qgpu.ko: {_STATES[info.state].format(driver=self.driver)}")
+        if trouble := trouble_of(info):
+            raise NotSupportedError(f"qgpu.ko: {trouble}")
         #: Where the cgroup of an id was last seen.
         self._paths: dict[int, str] = {}
         self._cards = sorted(map(self._card, range(info.nr_gpus)), key=lambda card: card.pci)

@@ -1,0 +1,71 @@
+"""``qgpuctl module``: the kernel module's state, and its switch. No daemon is needed for either."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from qgpu.cli.output import output_option, print_json, print_table
+from qgpu.control import SCHEMA
+from qgpu.errors import NoGpuError, PermissionDeniedError
+from qgpu.sched.kmod.device import Device, text_of, trouble_of
+from qgpu.uapi import NUMBERS
+
+_SWITCH = Path("/sys/module/qgpu/parameters/enforce")
+
+
+@click.group()
+def module() -> None:
+    """See the kernel module, and switch it off and on at once."""
+
+
+@module.command()
+@output_option
+def show(output: str) -> None:
+    """Show whether it enforces, on which driver, and what it knows of pods."""
+    found = _state()
+    if output == "json":
+        print_json({"schema": SCHEMA, **found})
+    else:
+        print_table(("", "MODULE"), [(name.replace("_", " "), str(value)) for name, value in found.items()])
+
+
+@module.command()
+def off() -> None:
+    """Let go of the driver: every gate opens, nothing is refused or counted until it is switched on."""
+    _switch("0")
+
+
+@module.command()
+def on() -> None:
+    """Enforce again; what pods opened meanwhile is theirs from their next call on."""
+    _switch("1")
+
+
+def _state() -> dict[str, Any]:
+    device = Device()
+    try:
+        info = device.info()
+    finally:
+        device.close()
+    return {
+        "enforcing": trouble_of(info) or "yes",
+        "driver": text_of(info.driver) or "none",
+        "abi": int(info.abi),
+        "calls_sealed": bool(info.flags & NUMBERS["QGPU_INFO_SEALED"]),
+        "managed_memory_bounded": bool(info.flags & NUMBERS["QGPU_INFO_MANAGED"]),
+        "pods": int(info.nr_pods),
+        "clients": int(info.nr_clients),
+        "objects": int(info.nr_objects),
+    }
+
+
+def _switch(value: str) -> None:
+    try:
+        _SWITCH.write_text(value)
+    except FileNotFoundError as error:
+        raise NoGpuError(f"{_SWITCH}: not there; is qgpu.ko loaded?") from error
+    except OSError as error:
+        raise PermissionDeniedError(f"{_SWITCH}: {error.strerror}; only root can switch the module") from error

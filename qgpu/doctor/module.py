@@ -1,0 +1,55 @@
+"""The check of the kernel module: is it built for this kernel, is it loaded, does it enforce. It only looks."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from qgpu.doctor.report import Check, Verdict
+from qgpu.errors import QgpuError
+from qgpu.sched.kmod.device import DEVICE, Device, text_of, trouble_of
+from qgpu.uapi import NUMBERS
+
+_NAME = "kernel module"
+_SOURCES = Path("/usr/src")
+_MODULES = Path("/lib/modules")
+
+
+def check_module() -> Check:
+    """Check the module; without one that is no fault, for the user-space plane does without."""
+    if not Path(DEVICE).exists():
+        return absent(_SOURCES, _MODULES / os.uname().release)
+    try:
+        device = Device()
+    except QgpuError as error:
+        return Check(_NAME, Verdict.WARN, f"loaded; {error}", "ask as root")
+    try:
+        info = device.info()
+    except QgpuError as error:
+        return Check(_NAME, Verdict.FAIL, f"loaded; {error}", _SAME_VERSION)
+    finally:
+        device.close()
+    if info.abi != NUMBERS["QGPU_ABI_VERSION"]:
+        return Check(_NAME, Verdict.FAIL, f"loaded; it speaks ABI {info.abi}", _SAME_VERSION)
+    if trouble := trouble_of(info):
+        return Check(_NAME, Verdict.WARN, f"loaded; {trouble}", "until it enforces, the user-space plane is used")
+    sealed = "sealed" if info.flags & NUMBERS["QGPU_INFO_SEALED"] else "not sealed"
+    return Check(_NAME, Verdict.OK, f"loaded, enforcing on driver {text_of(info.driver)}; calls {sealed}")
+
+
+_SAME_VERSION = "module and qgpu must be of one version: without pods, modprobe -r qgpu && modprobe qgpu"
+
+
+def absent(sources: Path, modules: Path) -> Check:
+    """Judge a host where it is not loaded, by DKMS' sources and the modules of the running kernel."""
+    release = modules.name
+    if any(modules.rglob("qgpu.ko*")):
+        return Check(_NAME, Verdict.OK, f"not loaded; built for this kernel ({release}): modprobe qgpu loads it")
+    if installed := sorted(path.name for path in sources.glob("qgpu-*") if path.is_dir()):
+        return Check(
+            _NAME,
+            Verdict.WARN,
+            f"not built for this kernel ({release}), though {installed[-1]} is installed",
+            f"install its headers, then dkms autoinstall -k {release}; the user-space plane is used meanwhile",
+        )
+    return Check(_NAME, Verdict.OK, "not installed; the user-space plane does without")

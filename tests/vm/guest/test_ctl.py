@@ -1,0 +1,51 @@
+"""``qgpuctl module`` and the doctor's check, on the module in each of its states."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import nv
+import pytest
+import qg
+
+from qgpu.doctor.module import check_module
+from qgpu.doctor.report import Verdict
+
+
+def ctl(*arguments):
+    command = [sys.executable, "-m", "qgpu.cli.main", "module", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def flood(state):
+    p = state["p"] = nv.Program()
+    _, (channel,) = p.compute()
+    p.submit(channel, 1000)
+
+
+def test_qgpuctl_switches_the_module_off_and_on_at_once(qgpu, pod):
+    a = pod("a")
+    a.process().run(flood)
+    qgpu.plan((a.id, 5000, []))
+    closed = [tsg["off"] for tsg in qg.sim_tsgs()]
+    ended = ctl("off")
+    opened = [(tsg["off"], tsg["slice_ns"]) for tsg in qg.sim_tsgs()]
+    check = check_module()
+    shown = json.loads(ctl("show", "-o", "json").stdout)
+    again = ctl("on")
+
+    assert (closed, ended.returncode, opened) == ([1], 0, [(0, 1_024_000)])
+    assert (check.verdict, "switched off" in check.found) == (Verdict.WARN, True)
+    assert "switched off" in shown["enforcing"]
+    assert (again.returncode, check_module().verdict) == (0, Verdict.OK)
+    assert "enforcing on driver" in check_module().found
+
+
+@pytest.mark.usefixtures("_driver")
+def test_without_the_module_qgpuctl_says_what_to_load():
+    ended = [ctl(what) for what in ("show", "off", "on")]
+
+    assert [each.returncode for each in ended] == [9, 9, 9]
+    assert all(each.stderr.count("\n") == 1 and "is qgpu.ko loaded?" in each.stderr for each in ended)
