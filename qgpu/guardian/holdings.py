@@ -92,9 +92,10 @@ class Holdings:
             self._settle(memory)
 
     def map(self, pid: int, base: int, length: int, uuid: bytes, number: int) -> None:
-        """Note that UVM has mapped an allocation; it takes the place of what was there."""
-        self.unmap(pid, base, length, uuid)
-        self.mappings.setdefault(pid, []).append(Mapping(base, base + length, uuid, number))
+        """Note that UVM may have mapped an allocation; what was mapped there before counts on, for it may have not."""
+        mapping = Mapping(base, base + length, uuid, number)
+        if mapping not in (mapped := self.mappings.setdefault(pid, [])):
+            mapped.append(mapping)
 
     def unmap(self, pid: int, base: int, length: int, uuid: bytes | None = None) -> None:
         """Note that UVM has unmapped what it had in a range, for one card or for all."""

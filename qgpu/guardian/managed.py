@@ -7,13 +7,7 @@ that the file lies on.
 
 from __future__ import annotations
 
-import ctypes
-import os
 from pathlib import Path
-
-_SYS_KCMP = {"x86_64": 312, "aarch64": 272}
-_KCMP_VM = 1
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 def mapped(pid: int, maps: str | None = None) -> int:
@@ -30,8 +24,3 @@ def mapped(pid: int, maps: str | None = None) -> int:
             if int(start, 16) == int(offset, 16):
                 total += int(end, 16) - int(start, 16)
     return total
-
-
-def same_memory(pid: int, other: int) -> bool:
-    """Tell whether two processes share their address space, as after vfork or clone(CLONE_VM)."""
-    return pid == other or _libc.syscall(_SYS_KCMP[os.uname().machine], pid, other, _KCMP_VM, 0, 0) == 0

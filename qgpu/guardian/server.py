@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from qgpu.guardian.messages import PROTOCOL, plan_from
 from qgpu.guardian.register import Key, Register
 from qgpu.guardian.supervisor import Allowance, Supervisor
 from qgpu.guardian.timer import Timer
+from qgpu.guardian.uvmfiles import UvmFile
 from qgpu.model import NS_PER_S
 from qgpu.rm import uvm
 from qgpu.rm.client import RmClient
@@ -99,6 +101,7 @@ class Guardian:
         self._allowances: dict[str, Allowance] = {}
         self._threads: dict[int, threading.Thread] = {}
         self._judges: dict[str, Judge] = {}
+        self._looked_ns = 0
         #: What pods' threads leave to the main loop, and what rouses it.
         self._left: deque[Callable[[], None]] = deque()
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -174,6 +177,8 @@ class Guardian:
         now = time.monotonic_ns()
         if self.supervisor.settle(now):
             self._changed()
+        if now - self._looked_ns >= NS_PER_S:
+            self._release_closed(now)
         for card in self.cards.values():
             if card.lease_until_ns is not None and card.lease_until_ns <= now:
                 _log.warning("lease lapsed: gates open, timeslices the driver's", pgpu=card.index)
@@ -250,10 +255,31 @@ class Guardian:
     def _watch(self, pid: int, pidfd: int) -> None:
         def exited() -> None:
             self._selector.unregister(pidfd)
+            if files := self.supervisor.uvm_files.take(pid):
+                self._release(files, gone)
+            else:
+                gone()
+
+        def gone() -> None:
             self.supervisor.exited(pid)
             self._changed()
 
         self._soon(lambda: self._selector.register(pidfd, selectors.EVENT_READ, exited) and None)
+
+    def _release(self, files: list[UvmFile], then: Callable[[], None]) -> None:
+        """Empty files of UVM's by a thread, for it takes as long as freeing memory does."""
+
+        def release() -> None:
+            self.supervisor.uvm_files.release(files)
+            self._soon(then)
+
+        threading.Thread(target=release, name="qgpu-release", daemon=True).start()
+
+    def _release_closed(self, now_ns: int) -> None:
+        """Empty the files of UVM's that processes have closed: held here, their memory would stay."""
+        self._looked_ns = now_ns
+        for pid, files in self.supervisor.uvm_files.take_closed().items():
+            self._release(files, partial(self.supervisor.emptied, pid))
 
     def _serve_pod(self, number: int) -> None:
         """Serve a listener until nobody is left behind it: the body of a pod's thread.

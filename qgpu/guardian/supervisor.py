@@ -7,22 +7,26 @@ is a claim before RM is asked to make it, so that a successor finds it should we
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import structlog
 
-from qgpu.guardian import managed
+from qgpu.guardian import kcmp, managed
 from qgpu.guardian.classes import GATED
 from qgpu.guardian.hands import Hands
 from qgpu.guardian.journal import Journal
 from qgpu.guardian.notify import Listener, Notification, read_slot
 from qgpu.guardian.register import Fact, Key, Register, RmObject, object_fact
 from qgpu.guardian.standin import Perform
+from qgpu.guardian.uvmfiles import UvmFiles
 from qgpu.model import NS_PER_MS
 from qgpu.rm import abi, uvm
+from qgpu.rm.client import borrowed
 
 _log = structlog.get_logger("guardian")
 
@@ -79,12 +83,17 @@ class Supervisor:
     books: threading.RLock = field(default_factory=threading.RLock)
     #: Mappings that pods are about to make, in bytes by process: charged until /proc shows what became of them.
     mapping: Counter[int] = field(default_factory=Counter)
+    #: UVM's files of processes under a limit.
+    uvm_files: UvmFiles = field(init=False)
     #: When any pod made its last call.
     called_ns: int = 0
     _doubts: dict[Key, _Doubt] = field(default_factory=dict)
     _fresh: list[Key] = field(default_factory=list)
     _fresh_since_ns: int = 0
     _next_listener: int = 1
+
+    def __post_init__(self) -> None:
+        self.uvm_files = UvmFiles(self.perform)
 
     def note(self, fact: Fact) -> None:
         """Take a fact into register and journal."""
@@ -137,6 +146,7 @@ class Supervisor:
         for pid in list(self.register.processes):
             try:
                 self.watch(pid, self.hands.watch(pid))
+                self._find_uvm_files(pid)
             except OSError:
                 self.note({"fact": "exit", "pid": pid})
         for rm in [rm for rm in self.register.objects.values() if not rm.confirmed]:
@@ -144,6 +154,16 @@ class Supervisor:
         for rm in self.register.objects.values():
             if rm.rm_class in abi.GPFIFO_CLASSES and not rm.context:
                 self._made(rm)
+
+    def _find_uvm_files(self, pid: int) -> None:
+        """Hold UVM's files of a process under a limit again, as a dead guardian did. Raises OSError when it is gone."""
+        if not self.allowance(self.register.processes[pid]).limits or (major := uvm.major()) is None:
+            return
+        for name in os.listdir(f"/proc/{pid}/fd"):
+            with suppress(OSError):
+                if os.major(os.stat(f"/proc/{pid}/fd/{name}").st_rdev) == major:
+                    with borrowed(self.hands.pidfd(pid), int(name)) as file:
+                        self.uvm_files.keep(pid, int(name), file, self.uuids)
 
     # -- processes and clients ----------------------------------------------------------------------------------
 
@@ -192,7 +212,7 @@ class Supervisor:
         with self.lock:
             there = self.register.objects.get(rm.key)
             if there is not None and not self.hands.exists(rm.key):
-                self.note(_gone(rm.key))
+                self._vanished(rm.key)
             elif there is not None:
                 return abi.NV_ERR_INVALID_ARGUMENT
             charged = rm.rm_class in {abi.NV01_MEMORY_LOCAL_USER, abi.KEPLER_CHANNEL_GROUP_A}
@@ -299,7 +319,7 @@ class Supervisor:
             return False
         for client in [handle for handle, entry in self.register.clients.items() if entry.pod == pod]:
             if not self.hands.exists((client, client)):
-                self.note(_gone((client, client)))
+                self._vanished((client, client))
         return self.used(pod, instance) + more > limit
 
     def reserve_mapping(self, pod: str, pid: int, size: int) -> bool:
@@ -333,7 +353,7 @@ class Supervisor:
         """Tell whether a process has initialised UVM, or shares its memory with one that has."""
         with self.lock:
             known = list(self.register.holdings.managed)
-        return any(managed.same_memory(pid, other) for other in known)
+        return any(kcmp.same_memory(pid, other) for other in known)
 
     def will_use_uvm(self, pid: int) -> None:
         """Note that a process initialises UVM."""
@@ -355,6 +375,11 @@ class Supervisor:
             if pid in self.register.holdings.mappings:
                 name = uuid.hex() if uuid is not None else None
                 self.note({"fact": "unmap", "pid": pid, "base": base, "length": length, "uuid": name})
+
+    def emptied(self, pid: int) -> None:
+        """Take note that UVM's files that a process had are empty: unless it has others, nothing of it is mapped."""
+        if self.uvm_files.none_of(pid):
+            self.unmap(pid, 0, 1 << 64, None)
 
     def unmap_memory(self, number: int) -> None:
         """Take note that memory is gone, whatever was said to be mapped of it."""
@@ -425,6 +450,19 @@ class Supervisor:
     def _fresh_due_ns(self) -> int:
         return min(self.called_ns + _QUIET_NS, self._fresh_since_ns + _LATEST_NS)
 
+    def _vanished(self, key: Key) -> None:
+        """Drop what RM has no longer though nobody freed it here, as when its file was closed.
+
+        While the process lives that made it, UVM may keep the memory: a mapping can be made that was not told of.
+        """
+        entry = self.register.clients.get(key[0])
+        if entry is not None and entry.maker in self.register.holdings.managed and _has_memory(entry.maker):
+            limits = self.allowance(entry.pod).limits
+            for memory in self.register.ending_with(key):
+                if memory.instance in limits:
+                    self.pin(memory.number)
+        self.note(_gone(key))
+
     def _settle_claim(self, rm: RmObject) -> None:
         """Find out what became of a claim whose guardian died."""
         found = self.hands.real(rm)
@@ -446,11 +484,11 @@ class Supervisor:
         whole_client = doubt.key[0] == doubt.key[1]
         changed = False
         if whole_client and doubt.key[0] in self.register.clients and not self.hands.exists(doubt.key):
-            self.note(_gone(doubt.key))
+            self._vanished(doubt.key)
             changed, below = True, []
         for rm in below:
             if rm.key in self.register.objects and rm.confirmed and not self.hands.exists(rm.key):
-                self.note(_gone(rm.key))
+                self._vanished(rm.key)
                 changed = True
         entry = self.register.clients.get(doubt.key[0]) if whole_client else None
         if entry is not None and not entry.users:
@@ -463,3 +501,12 @@ class Supervisor:
 
 def _gone(key: Key) -> Fact:
     return {"fact": "gone", "client": key[0], "handle": key[1]}
+
+
+def _has_memory(pid: int) -> bool:
+    """Tell whether a process has its address space still: one that ends gives it up before its files."""
+    try:
+        os.readlink(f"/proc/{pid}/exe")
+    except OSError:
+        return False
+    return True

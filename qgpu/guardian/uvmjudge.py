@@ -66,7 +66,7 @@ class UvmJudge:
             self._claim_mapping(pid, block, layout)
             return PROCEED
         if call.request == uvm.REGISTER_GPU:
-            if (status := self._may_register(file, block, limited=limited)) != abi.NV_OK:
+            if (status := self._may_register(call, pid, file, block, limited=limited)) != abi.NV_OK:
                 block.patch_u32(layout.status_at, status)
                 block.store()
                 return 0
@@ -91,7 +91,7 @@ class UvmJudge:
         block.store()
         return PROCEED
 
-    def _may_register(self, file: int, block: Block, *, limited: bool) -> int:
+    def _may_register(self, call: Notification, pid: int, file: int, block: Block, *, limited: bool) -> int:
         """Tell whether a card may be registered: one that the pod was granted, on a file without those ways."""
         instance = self._supervisor.uuids.get(bytes(block.data[: uvm.UUID_BYTES]))
         if instance not in self._supervisor.allowance(self._pod).minors:
@@ -103,6 +103,9 @@ class UvmJudge:
         error = self._standin.uvm(file, uvm.INITIALIZE, again)
         if error or _U32.unpack_from(again.data, uvm.STATUS_AT_INITIALIZE)[0] != abi.NV_OK:
             self._supervisor.refused(self._pod, "UVM initialised in another way")
+            return abi.NV_ERR_INVALID_STATE
+        if not self._supervisor.uvm_files.keep(pid, call.fd, file, [bytes(block.data[: uvm.UUID_BYTES])]):
+            self._supervisor.refused(self._pod, "many files of UVM's")
             return abi.NV_ERR_INVALID_STATE
         return abi.NV_OK
 

@@ -100,7 +100,7 @@ class FakeRm:
 
     def perform(self, fd, request, argument):
         number, data = request & 0xFF, abi.ffi.buffer(argument)
-        if request in uvm.WATCHED:
+        if request in {*uvm.WATCHED, uvm.UNREGISTER_GPU}:
             return self._uvm(request, data)
         self.seen.append((number, bytes(data)))
         match number:
@@ -200,7 +200,9 @@ class FakeRm:
         self.seen.append((request, bytes(data)))
         if request == uvm.UNMAP_EXTERNAL and self.unmaps:
             self.mapped.clear()
-        if request == uvm.INITIALIZE:
+        if request == uvm.UNREGISTER_GPU:
+            self.mapped.clear()
+        elif request == uvm.INITIALIZE:
             self._status(data, uvm.STATUS_AT_INITIALIZE, self.answers.get("initialised", abi.NV_OK))
         else:
             self._status(data, uvm.layouts("580.1")[request].status_at, abi.NV_OK)

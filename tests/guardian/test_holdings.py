@@ -49,14 +49,17 @@ def test_unmapping_the_middle_leaves_both_ends():
     assert [(mapping.base, mapping.end) for mapping in found.mappings[5]] == [(0, 32), (64, 96)]
 
 
-def test_a_mapping_takes_the_place_of_what_was_there():
+def test_a_mapping_over_another_leaves_both_for_it_may_have_failed():
     found = holdings()
     found.allocate(B, "web", 0, 50, 2)
     found.map(5, 0, 64, CARD, 1)
     found.drop(A)
     found.map(5, 0, 64, CARD, 2)
+    both = held(found)
+    found.drop(B)
+    found.unmap(5, 0, 64, CARD)
 
-    assert held(found) == {("web", 0): 50}
+    assert (both, held(found)) == ({("web", 0): 150}, {})
 
 
 def test_a_process_takes_what_hung_on_its_address_space_with_it():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from qgpu.guardian import managed
+from qgpu.guardian import kcmp, managed
 
 MAPS = """\
 204a00000-204c00000 rw-s 204a00000 00:06 381 /dev/nvidia-uvm
@@ -35,7 +35,7 @@ def test_processes_share_their_memory_with_themselves_alone():
         os.read(0, 1) if os.isatty(0) else None
         os._exit(0)
     try:
-        assert managed.same_memory(os.getpid(), os.getpid())
-        assert not managed.same_memory(os.getpid(), child)
+        assert kcmp.same_memory(os.getpid(), os.getpid())
+        assert not kcmp.same_memory(os.getpid(), child)
     finally:
         os.waitpid(child, 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import select
 import socket
 import struct
@@ -19,7 +20,7 @@ from qgpu.guardian import server
 from qgpu.guardian.enforce import Moved
 from qgpu.guardian.journal import Journal
 from qgpu.guardian.server import Guardian
-from qgpu.rm import abi
+from qgpu.rm import abi, uvm
 from tests.guardian.fake_rm import PAGE, FakeRm
 
 _PATIENCE_S = 20
@@ -66,6 +67,7 @@ def guardian(monkeypatch, tmp_path):
     made = Guardian(tmp_path, Journal())
     made.rm = rm
     made.supervisor.major, made.supervisor.perform = 1, rm.perform
+    made.supervisor.uvm_files.perform = rm.perform
     made.path = tmp_path / "guardian.sock"
     stop = threading.Event()
     monkeypatch.setattr(made, "_nobody_left", stop.is_set)
@@ -189,6 +191,21 @@ def test_memory_comes_back_when_a_process_is_killed(pods, guardian, daemon):
     while next(pod for pod in daemon("pods")["pods"] if pod["name"] == "a")["memory"]["0"]:
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+def test_what_a_killed_process_had_of_uvm_is_taken_from_the_card_before_it_is_said_to_be_gone(pods, guardian, daemon):
+    a, _ = pods
+    fd = os.open("/dev/null", os.O_RDWR)
+    files = guardian.supervisor.uvm_files
+    files.keep(a.process.pid, fd, fd, [bytes(16)])
+    os.close(fd)
+    a.end()
+    deadline = time.monotonic() + _PATIENCE_S
+    while a.process.pid in guardian.register.processes:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+    assert (uvm.UNREGISTER_GPU, bytes(20)) in guardian.rm.seen
 
 
 def test_a_pods_process_is_not_heard_though_it_is_root(pods, guardian, monkeypatch):

@@ -547,6 +547,28 @@ def test_memory_that_is_kept_does_not_look_gone_because_another_file_was_closed(
     assert held(on_card) == MOST
 
 
+def test_a_mapping_that_was_not_told_of_keeps_memory_whose_file_was_closed(on_card):
+    allocate(on_card, 10, MOST)
+    on_card.supervisor.will_use_uvm(on_card.process.pid)
+    on_card.rm._free(7, 7)  # what was mapped stays with UVM, which has a name of its own for it
+    on_card.supervisor.doubt([(7, 7)])
+    on_card.settle()
+
+    assert held(on_card) == MOST
+
+
+@pytest.mark.parametrize("limited", [True, False])
+def test_uvms_file_is_held_from_the_first_card_on_under_a_limit(on_card, limited):
+    if not limited:
+        on_card.limits.clear()
+    on_card.supervisor.uuids = {bytes(16): 0}
+    on_card.uvm(uvm.REGISTER_GPU, bytes(40))
+    files = on_card.supervisor.uvm_files.take(on_card.process.pid)
+    on_card.supervisor.uvm_files.release(files)
+
+    assert [file.cards for file in files] == ([{bytes(16)}] if limited else [])
+
+
 def someone_elses(pod, client=9):
     """A client of another pod's, with memory on the card, whose file has come to this pod."""
     pod.rm.objects[client, client] = (abi.NV01_ROOT_CLIENT, 0)

@@ -1,0 +1,30 @@
+"""Whether two processes share something: their memory, one open file, their table of descriptors (kcmp(2))."""
+
+from __future__ import annotations
+
+import ctypes
+import platform
+
+_SYS_KCMP = {"x86_64": 312, "aarch64": 272}
+_FILE, _VM, _FILES = 0, 1, 2
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def same_memory(pid: int, other: int) -> bool:
+    """Tell whether two processes share their address space, as after vfork or clone(CLONE_VM)."""
+    return pid == other or _same(pid, other, _VM)
+
+
+def same_file(pid: int, fd: int, other: int, other_fd: int) -> bool:
+    """Tell whether two processes have one and the same open file behind a descriptor each."""
+    return _same(pid, other, _FILE, fd, other_fd)
+
+
+def same_table(pid: int, other: int) -> bool:
+    """Tell whether two processes, or threads, share their descriptors, as after clone(CLONE_FILES)."""
+    return pid == other or _same(pid, other, _FILES)
+
+
+def _same(pid: int, other: int, what: int, first: int = 0, second: int = 0) -> bool:
+    number = _SYS_KCMP[platform.machine()]
+    return bool(_libc.syscall(number, pid, other, what, ctypes.c_ulong(first), ctypes.c_ulong(second)) == 0)

@@ -1,0 +1,93 @@
+"""Files of /dev/nvidia-uvm on which processes under a limit have registered cards, held so that they can be emptied.
+
+What UVM has mapped stays on the card until its file is released, also when the process whose address space it was has
+ended (uvm_va_space_mm_shutdown frees no external range), and a child or a message in flight may hold that file for as
+long as it likes. So when a process has ended, or has the file no longer, its cards are unregistered on it: that takes
+every mapping and all memory of UVM's from them, and after the process's end no card can be registered on it again.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import threading
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from qgpu.guardian import kcmp
+from qgpu.guardian.standin import Perform
+from qgpu.rm import uvm
+from qgpu.rm.abi import ffi
+
+#: How many of them a process may have; CUDA opens one.
+MOST = 8
+
+
+@dataclass(slots=True)
+class UvmFile:
+    """One such file: our descriptor, the process's own, and the cards it has registered."""
+
+    ours: int
+    theirs: int
+    cards: set[bytes] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class UvmFiles:
+    """All of them, by process."""
+
+    perform: Perform
+    _files: dict[int, list[UvmFile]] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def keep(self, pid: int, fd: int, file: int, cards: Iterable[bytes]) -> bool:
+        """Hold a file on which cards are about to be registered; False when the process has too many."""
+        with self._lock:
+            held = self._files.setdefault(pid, [])
+            for each in held:
+                if kcmp.same_file(os.getpid(), each.ours, os.getpid(), file):
+                    each.cards.update(cards)
+                    return True
+            if len(held) >= MOST:
+                return False
+            held.append(UvmFile(os.dup(file), fd, set(cards)))
+            return True
+
+    def take(self, pid: int) -> list[UvmFile]:
+        """Return a process's files, which it has ended with."""
+        with self._lock:
+            return self._files.pop(pid, [])
+
+    def take_closed(self) -> dict[int, list[UvmFile]]:
+        """Return, by process, the files that it has closed, as when it became another program."""
+        closed = {}
+        with self._lock:
+            for pid, held in list(self._files.items()):
+                if gone := [each for each in held if not _has(pid, each)]:
+                    closed[pid] = gone
+                    self._files[pid] = [each for each in held if each not in gone]
+        return closed
+
+    def none_of(self, pid: int) -> bool:
+        """Tell whether no file of a process's is held."""
+        with self._lock:
+            return not self._files.get(pid)
+
+    def release(self, files: Iterable[UvmFile]) -> None:
+        """Take everything on cards from files, and let go of them. May take as long as freeing memory does."""
+        for each in files:
+            for card in each.cards:
+                argument = ffi.from_buffer(bytearray(struct.pack("<16sI", card, 0)))
+                self.perform(each.ours, uvm.UNREGISTER_GPU, argument)
+            os.close(each.ours)
+
+
+def _has(pid: int, held: UvmFile) -> bool:
+    """Tell whether a process has a file, first where it was; one that is gone is for its end to tell."""
+    if kcmp.same_file(os.getpid(), held.ours, pid, held.theirs):
+        return True
+    try:
+        names = os.listdir(f"/proc/{pid}/fd")
+    except OSError:
+        return True
+    return any(kcmp.same_file(os.getpid(), held.ours, pid, int(name)) for name in names)

@@ -1,0 +1,90 @@
+"""UVM's files are emptied when their process has ended or closed them, whoever else may have them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+
+import pytest
+
+from qgpu.guardian.uvmfiles import MOST, UvmFiles
+from qgpu.rm import abi, uvm
+
+CARD, OTHER = b"\x01" * 16, b"\x02" * 16
+
+
+@pytest.fixture
+def files():
+    asked = []
+
+    def perform(fd, request, argument):
+        os.fstat(fd)
+        asked.append((request, bytes(abi.ffi.buffer(argument)[:16])))
+        return 0
+
+    return UvmFiles(perform), asked
+
+
+def opened():
+    return os.open("/dev/null", os.O_RDWR)
+
+
+def test_every_card_that_was_registered_on_a_file_is_taken_from_it_and_the_file_let_go(files):
+    held, asked = files
+    fd = opened()
+    held.keep(os.getpid(), fd, fd, [CARD])
+    held.keep(os.getpid(), fd, fd, [OTHER])
+    (file,) = held.take(os.getpid())
+    held.release([file])
+
+    assert sorted(asked) == [(uvm.UNREGISTER_GPU, CARD), (uvm.UNREGISTER_GPU, OTHER)]
+    with pytest.raises(OSError, match="Bad file"):
+        os.fstat(file.ours)
+    assert held.take(os.getpid()) == []
+    os.close(fd)
+
+
+@pytest.fixture
+def process():
+    """Start a process that has, as its stdin, what it is given."""
+    started = []
+
+    def start(stdin):
+        started.append(subprocess.Popen(["sleep", "60"], stdin=stdin))
+        return started[-1].pid
+
+    yield start
+    for each in started:
+        each.kill()
+        each.wait()
+
+
+def test_a_file_that_its_process_has_under_another_number_is_not_closed(files, process):
+    held, _ = files
+    fd = opened()
+    held.keep(process(fd), 77, fd, [CARD])
+    os.close(fd)
+
+    assert held.take_closed() == {}
+
+
+def test_a_file_that_its_process_has_closed_is_given_up_though_we_have_it(files, process):
+    held, asked = files
+    fd, pid = opened(), process(subprocess.DEVNULL)
+    held.keep(pid, 77, fd, [CARD])
+    os.close(fd)
+    closed = held.take_closed()
+    held.release(closed[pid])
+
+    assert asked == [(uvm.UNREGISTER_GPU, CARD)]
+    assert held.none_of(pid)
+
+
+def test_a_process_has_so_many_files_and_no_more(files):
+    held, _ = files
+    fds = [opened() for _ in range(MOST + 1)]
+
+    assert [held.keep(os.getpid(), fd, fd, [CARD]) for fd in fds] == [True] * MOST + [False]
+    held.release(held.take(os.getpid()))
+    for fd in fds:
+        os.close(fd)
