@@ -53,7 +53,7 @@ def open_host(plane: Plane, runtime_dir: Path, sim_gpus: int, store: Store) -> H
         return kmod_plane.open_host()
     if not DRIVER.exists():
         raise NoGpuError("plane seccomp: no NVIDIA driver is loaded here; load it, or use --plane sim")
-    from qgpu.sched.seccomp import SeccompHost
+    from qgpu.sched.seccomp.host import SeccompHost
 
     return SeccompHost(runtime_dir, store)
 

@@ -14,7 +14,7 @@ from qgpu.errors import BackendGoneError, RmError
 from qgpu.guardian.enforce import Enforcer, Moved
 from qgpu.guardian.hands import Hands
 from qgpu.guardian.register import Key, Register, RmObject, grant_to
-from qgpu.model import NS_PER_MS, NS_PER_S, Plan, Span
+from qgpu.model import NS_PER_MS, Plan, Span
 from qgpu.rm.device import RmDevice
 from qgpu.rm.meter import Use
 from qgpu.rm.switches import SwitchLog
@@ -23,8 +23,9 @@ from qgpu.sched.preemptions import preemptions
 
 _log = structlog.get_logger("guardian")
 
-#: How long a plan holds without the daemon renewing it.
-LEASE_NS = NS_PER_S
+#: How long a plan holds without the daemon renewing it, which it does four times a second: with what it takes to open
+#: a gate, pods run at the driver's slices within a second of its end.
+LEASE_NS = 800 * NS_PER_MS
 #: How often context switches are drained when nobody samples: the log holds over two seconds of the worst.
 DRAIN_NS = 500 * NS_PER_MS
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from qgpu import cgroup
-from qgpu.sched.seccomp import Link
+from qgpu.sched.seccomp.link import Link
 from tests.cli.manager import Manager
 from tests.cli.programs import TIMEOUT_S, environment, qgpuctl
 

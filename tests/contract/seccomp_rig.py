@@ -17,7 +17,7 @@ from qgpu import wire
 from qgpu.guardian.card import LEASE_NS
 from qgpu.load.spec import Workload
 from qgpu.model import NS_PER_S
-from qgpu.sched.seccomp import SeccompHost
+from qgpu.sched.seccomp.host import SeccompHost
 from qgpu.systemd import Store
 
 _START_S = 30.0

@@ -10,10 +10,10 @@ import pytest
 
 from qgpu.errors import BackendGoneError
 from qgpu.guardian.messages import PROTOCOL
-from qgpu.sched.seccomp import GuardianHangsError, Link
+from qgpu.sched.seccomp.link import GuardianHangsError, Link, is_in_driver
 
 _ANSWERS = f"""
-import os, sys
+import os, signal, sys
 from qgpu import wire
 server = wire.listen(sys.argv[1], 0o600)
 print("ready", flush=True)
@@ -21,6 +21,12 @@ journal = os.memfd_create("journal")
 while True:
     connection = wire.Connection(server.accept()[0])
     while (message := connection.receive()) is not None:
+        if message[0]["op"] == "last event":
+            connection.send({{"event": "changed"}})
+        while message[0]["op"] in ("spin", "last event"):
+            pass
+        while message[0]["op"] == "sleep":
+            signal.pause()
         hello = message[0]["op"] == "hello"
         answer = {{"ok": True, "pid": os.getpid(), "protocol": {PROTOCOL}, "listeners": {{}}}}
         connection.send(answer, [journal] if hello else [])
@@ -62,3 +68,55 @@ def test_a_stopped_guardian_is_found_to_hang_when_it_is_called_on(answering):
     _stop(process.pid)
     with pytest.raises(GuardianHangsError, match=f"process {process.pid}.*its process is stopped"):
         Link(path, watch=False)
+
+
+@pytest.mark.parametrize("how", ["spin", "sleep", "last event"])
+def test_a_guardian_that_hangs_without_being_stopped_is_given_up_too(answering, how):
+    _, path = answering
+    link = Link(path, watch=False)
+    with pytest.raises(BackendGoneError, match=r"it does not answer$"):
+        link.call(how)
+
+    assert link.hangs
+    link.close()
+
+
+def test_a_guardian_that_died_does_not_hang(answering):
+    process, path = answering
+    link = Link(path, watch=False)
+    process.kill()
+    process.wait()
+    with pytest.raises(BackendGoneError):
+        link.call("renew")
+
+    assert not link.hangs
+    link.close()
+
+
+_IN_AN_IOCTL = """
+import fcntl
+from qgpu.guardian.filter import install
+listener = install()
+print("ready", flush=True)
+fcntl.ioctl(listener, 0xC0502100, bytearray(80))  # SECCOMP_IOCTL_NOTIF_RECV: nobody makes a call
+"""
+
+
+def test_a_process_that_the_driver_keeps_is_told_from_one_that_sleeps():
+    process = subprocess.Popen([sys.executable, "-c", _IN_AN_IOCTL], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"ready\n"
+    while Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] != "S":
+        pass
+    kept = is_in_driver(process.pid)
+    process.kill()
+    process.wait()
+    process.stdout.close()
+    asleep = subprocess.Popen(["sleep", "100"])
+    while Path(f"/proc/{asleep.pid}/stat").read_text().rpartition(")")[2].split()[0] != "S":
+        pass
+    other = is_in_driver(asleep.pid)
+    asleep.kill()
+    asleep.wait()
+
+    assert (kept, other) == (True, False)

@@ -10,23 +10,23 @@ from qgpu.errors import NotSupportedError
 from qgpu.guardian import classes, controls, rules
 from qgpu.model import Grant, PodClass
 from qgpu.rm import abi
-from qgpu.sched import seccomp
 from qgpu.sched.backend import PodInfo
+from qgpu.sched.seccomp import cards, machine
 
 
 @pytest.mark.parametrize("scope", ["0", "1", "2"])
 def test_a_kernel_that_lets_root_reach_into_processes_will_do(tmp_path: Path, scope: str):
     (tmp_path / "scope").write_text(scope + "\n")
 
-    seccomp.check_kernel(tmp_path / "scope")
-    seccomp.check_kernel(tmp_path / "none")
+    machine.check_kernel(tmp_path / "scope")
+    machine.check_kernel(tmp_path / "none")
 
 
 def test_a_kernel_that_lets_nobody_is_named(tmp_path: Path):
     (tmp_path / "scope").write_text("3\n")
 
     with pytest.raises(NotSupportedError, match="is 3: nobody may reach into processes"):
-        seccomp.check_kernel(tmp_path / "scope")
+        machine.check_kernel(tmp_path / "scope")
 
 
 class _Nvml:
@@ -56,10 +56,10 @@ class _Nvml:
 
 def test_a_card_in_mig_mode_is_named_with_what_to_do(monkeypatch: pytest.MonkeyPatch):
     nvml = _Nvml()
-    monkeypatch.setattr(seccomp, "pynvml", nvml)
+    monkeypatch.setattr(cards, "pynvml", nvml)
 
     with pytest.raises(NotSupportedError, match=r"GPU 2: MIG mode is on.*nvidia-smi -i 2 -mig 0"):
-        seccomp.check_cards()
+        cards.check_cards()
     assert nvml.closed
 
 

@@ -1,0 +1,1 @@
+"""The seccomp plane: pods and plans through a guardian process, with no kernel module."""

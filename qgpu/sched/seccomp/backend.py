@@ -1,0 +1,66 @@
+"""Time on one pGPU, as the daemon's loop sees it; the guardian keeps it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from qgpu.errors import BackendGoneError
+from qgpu.guardian.messages import plan_to, sample_from
+from qgpu.model import NS_PER_MS, Plan, Sample
+from qgpu.sched.seccomp.link import Link
+
+#: The daemon renews its plan at least this often, well within the guardian's lease.
+_RENEW_NS = 250 * NS_PER_MS
+
+
+class SeccompBackend:
+    """Time on one pGPU, kept by the guardian."""
+
+    def __init__(self, socket: Path, revive: Callable[[Link], None], pgpu: int) -> None:
+        self.detailed = False
+        self.lost = 0
+        self._socket = socket
+        #: Sees to it that there is a guardian again after this link was lost.
+        self._revive = revive
+        self._pgpu = pgpu
+        self._link: Link | None = Link(socket, watch=True)
+        self._applied: Plan | None = None
+
+    def sample(self) -> Sample:
+        """Report what happened since the last call."""
+        answer = self._call("sample", pgpu=self._pgpu, detailed=self.detailed)
+        self.lost = answer.get("lost", 0)
+        return sample_from(answer)
+
+    def apply(self, plan: Plan) -> None:
+        """Put a plan in force; one that is in force already is only renewed."""
+        if plan == self._applied and self._call("renew", pgpu=self._pgpu)["held"]:
+            return
+        self._call("apply", plan=plan_to(plan))
+        self._applied = plan
+
+    def wait(self, timeout_ns: int) -> None:
+        """Wait for a change among the pods, but not past the next renewal."""
+        if self._link is not None:
+            self._link.wait(min(timeout_ns, _RENEW_NS))
+            self._link.events.clear()
+
+    def close(self) -> None:
+        """Hang up; the guardian opens every gate."""
+        if self._link is not None:
+            self._link.close()
+            self._link = None
+
+    def _call(self, op: str, **arguments: Any) -> dict[str, Any]:
+        if self._link is None:
+            raise BackendGoneError(f"pGPU {self._pgpu}: backend is closed")
+        try:
+            return self._link.call(op, **arguments)[0]
+        except BackendGoneError:
+            self._applied = None
+            self._revive(self._link)
+            self._link.close()
+            self._link = Link(self._socket, watch=True)
+            return self._link.call(op, **arguments)[0]

@@ -1,0 +1,232 @@
+"""The seccomp plane as the daemon sees it: a guardian process, spoken to over a socket.
+
+The host starts the guardian, or finds the one an earlier daemon left with its pods. It holds copies of the
+journal and of every listener, so that a guardian that dies is replaced within a fraction of a second, with
+its register, while the pods' calls wait in the kernel.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from qgpu import cgroup, errors
+from qgpu.errors import BackendGoneError, ExitCode, QgpuError
+from qgpu.guardian.journal import Journal
+from qgpu.guardian.register import grant_from, grant_to
+from qgpu.model import Grant
+from qgpu.sched.backend import Pgpu, PodInfo
+from qgpu.sched.seccomp.backend import SeccompBackend
+from qgpu.sched.seccomp.cards import check_cards, describe
+from qgpu.sched.seccomp.link import GuardianHangsError, Link
+from qgpu.sched.seccomp.machine import check_kernel, lock_host
+from qgpu.systemd import Store, to_journal
+
+_log = structlog.get_logger("seccomp")
+
+#: How the guardian counts what did not fit.
+_OVER_LIMIT = "over the limit"
+#: How long a guardian that was killed may take to be gone.
+_DEATH_S = 2.0
+
+
+class SeccompHost:
+    """The pGPUs and pods of this machine, with no kernel module."""
+
+    plane = "seccomp"
+
+    def __init__(self, runtime_dir: Path, store: Store) -> None:
+        self._runtime_dir = runtime_dir
+        self._store = store
+        self.socket = runtime_dir / "guardian.sock"
+        self._lock = threading.RLock()
+        self._listeners = _stored_listeners(store)
+        journals = store.take("journal")
+        check_kernel()
+        check_cards()
+        self._host_lock = lock_host()
+        try:
+            self._link = Link(self.socket, watch=True)
+            _log.info("guardian found", pid=self._link.hello["pid"])
+            for number in [n for n in self._listeners if str(n) not in self._link.hello["listeners"]]:
+                self._let_go(number)
+        except GuardianHangsError:
+            raise  # only it has its pods' listeners: another one beside it would strand them
+        except BackendGoneError:
+            # in the store if the last guardian and daemon died together: then there are pods that wait
+            self._link = self._start(journals[""] if journals else Journal().fd)
+            self._hand_over(self._link)
+        self._journal_fd = os.dup(self._link.journal_fd)
+        store.put("journal", self._journal_fd)
+        for number, pod in self._link.hello["listeners"].items():
+            _, fds = self._link.call("listener", listener=int(number))
+            self._hold(int(number), pod, fds[0])
+        self._pgpus = describe(self._link.hello["cards"])
+
+    @property
+    def driver(self) -> str:
+        """The version of the NVIDIA driver."""
+        return str(self._link.hello["version"])
+
+    @property
+    def guardian_pid(self) -> int:
+        """The guardian's process."""
+        return int(self._link.hello["pid"])
+
+    def pgpus(self) -> Sequence[Pgpu]:
+        """List the cards of this machine in PCI order."""
+        return self._pgpus
+
+    def backend(self, pgpu: int) -> SeccompBackend:
+        """Open the backend of one pGPU."""
+        return SeccompBackend(self.socket, self.revive, pgpu)
+
+    def pods(self) -> Sequence[PodInfo]:
+        """List the pods the guardian knows."""
+        return [
+            PodInfo(
+                pod["name"],
+                {int(i): grant_from(grant) for i, grant in pod["grants"].items()},
+                cgroup.pids(pod["cgroup"]),
+                {int(i): held for i, held in pod["memory"].items()},
+                "; ".join(f"{what} refused {n} times" for what, n in pod["refused"].items()),
+                pod["cgroup"],
+                sum(n for what, n in pod["refused"].items() if what.endswith(_OVER_LIMIT)),
+                sum(n for what, n in pod["refused"].items() if not what.endswith(_OVER_LIMIT)),
+            )
+            for pod in self._call("pods")["pods"]
+        ]
+
+    def admit(self, name: str, grants: Mapping[int, Grant], at: str = "") -> None:
+        """Make a pod of a cgroup, or with one of its own."""
+        cgroup.check_name(name)
+        self._call("admit", name=name, grants=_grants(grants), cgroup=at)
+
+    def amend(self, name: str, grants: Mapping[int, Grant]) -> None:
+        """Change a pod's grants."""
+        self._call("amend", name=name, grants=_grants(grants))
+
+    def attach(self, name: str, pid: int, fds: Sequence[int]) -> None:
+        """Bring a process and its listener into a pod; a copy of the listener stays here."""
+        if len(fds) != 1:
+            for fd in fds:
+                os.close(fd)
+            raise QgpuError(f"pod {name}: its launcher sent no seccomp listener")
+        try:
+            answer = self._call("attach", fds, name=name, pid=pid)
+        except BaseException:
+            os.close(fds[0])
+            raise
+        self._hold(answer["listener"], name, fds[0])
+
+    def retire(self, name: str) -> None:
+        """Forget a pod and remove its cgroup."""
+        self._call("retire", name=name)
+
+    def close(self) -> None:
+        """Let go; the guardian stays for as long as there are pods."""
+        with self._lock:
+            self._link.close()
+            for _, fd in self._listeners.values():
+                os.close(fd)
+            self._listeners.clear()
+            os.close(self._journal_fd)
+            os.close(self._host_lock)
+
+    def revive(self, lost: Link) -> None:
+        """Connect anew, to another guardian if this one died or hangs. Raises what hinders its start."""
+        if lost.hangs:
+            _kill(lost.pidfd)  # before all else: who holds the lock may be waiting for it too
+        with self._lock:
+            try:
+                link = Link(self.socket, watch=True)
+            except BackendGoneError:
+                _log.warning("guardian lost: starting another", pid=self.guardian_pid)
+                _kill(self._link.pidfd)
+                link = self._start(self._journal_fd)
+            self._link.close()
+            self._link = link
+            self._hand_over(link)
+
+    def _hand_over(self, link: Link) -> None:
+        """Give a guardian the listeners that it lacks."""
+        missing = {n: held for n, held in self._listeners.items() if str(n) not in link.hello["listeners"]}
+        for number, (pod, fd) in missing.items():
+            link.call("adopt", [fd], listener=number, pod=pod)
+        link.call("adopted")
+
+    def _hold(self, number: int, pod: str, fd: int) -> None:
+        """Keep a copy of a listener, here and in the store."""
+        if number in self._listeners:
+            os.close(self._listeners[number][1])
+        self._listeners[number] = (pod, fd)
+        self._store.put(f"listener.{number}.{pod}", fd)
+
+    def _let_go(self, number: int) -> None:
+        """Close a listener behind which nobody is left."""
+        pod, fd = self._listeners.pop(number)
+        self._store.drop(f"listener.{number}.{pod}")
+        os.close(fd)
+
+    def _call(self, op: str, fds: Sequence[int] = (), **arguments: Any) -> dict[str, Any]:
+        with self._lock:
+            try:
+                answer = self._link.call(op, fds, **arguments)[0]
+            except BackendGoneError:
+                self.revive(self._link)
+                answer = self._link.call(op, fds, **arguments)[0]
+            for event in self._link.events:
+                if event["event"] == "listener-gone" and event["listener"] in self._listeners:
+                    self._let_go(event["listener"])
+            self._link.events.clear()
+            return answer
+
+    def _start(self, journal_fd: int) -> Link:
+        """Start a guardian in a session of its own, so that nobody who stops the daemon stops it too."""
+        process = subprocess.Popen(
+            [sys.executable, "-m", "qgpu.guardian", str(self._runtime_dir), str(journal_fd)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=None if to_journal() else (self._runtime_dir / "guardian.log").open("a"),
+            pass_fds=[journal_fd],
+            start_new_session=True,
+            cwd="/",
+        )
+        assert process.stdout is not None
+        line = process.stdout.readline().decode().strip()
+        process.stdout.close()
+        if line != "ready":
+            code, _, why = line.partition(" ")
+            process.wait()
+            raise errors.from_code(int(code or ExitCode.FAILED), why or "guardian: died at start; its log says why")
+        threading.Thread(target=process.wait, daemon=True, name="guardian-reaper").start()
+        return Link(self.socket, watch=True)
+
+
+def _stored_listeners(store: Store) -> dict[int, tuple[str, int]]:
+    """Return the listeners that a former daemon had kept, by number, with their pods."""
+    named = {tuple(name.split(".", 1)): fd for name, fd in store.take("listener.").items()}
+    return {int(number): (pod, fd) for (number, pod), fd in named.items()}
+
+
+def _grants(grants: Mapping[int, Grant]) -> dict[str, Any]:
+    return {str(pgpu): grant_to(grant) for pgpu, grant in grants.items()}
+
+
+def _kill(pidfd: int) -> None:
+    """Make sure a guardian that hangs does not come back beside its successor."""
+    with suppress(OSError):
+        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        poll = select.poll()
+        poll.register(pidfd, select.POLLIN)
+        poll.poll(_DEATH_S * 1000)

@@ -1,0 +1,38 @@
+"""What this plane asks of the machine before anything is started: a kernel that lets us, and nobody else at it."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+
+from qgpu import cgroup
+from qgpu.errors import AlreadyRunningError, NotSupportedError, PermissionDeniedError
+
+_YAMA = Path("/proc/sys/kernel/yama/ptrace_scope")
+_NOBODY_MAY_TRACE = "3"
+
+
+def check_kernel(yama: Path = _YAMA) -> None:
+    """Make sure that pods' processes can be reached into at all. Raises NotSupportedError."""
+    if yama.exists() and yama.read_text().strip() == _NOBODY_MAY_TRACE:
+        raise NotSupportedError(
+            f"{yama} is 3: nobody may reach into processes, so no limit of a pod could be enforced; "
+            "boot with it at 2 or less, or load qgpu.ko"
+        )
+
+
+def lock_host() -> int:
+    """Claim this machine's cards: two daemons would each hand out all of them. Raises AlreadyRunningError."""
+    directory = cgroup.mount() / "qgpu"
+    try:
+        directory.mkdir(exist_ok=True)
+        fd = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise PermissionDeniedError(f"{directory}: {error.strerror}; run as root") from error
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(fd)
+        raise AlreadyRunningError("another qgpud shares this machine's GPUs already; stop it first") from error
+    return fd
