@@ -298,9 +298,10 @@ int main(int argc, char **argv)
 		handed_down(argv);
 	}
 	by_this = sums->claimed;
+	sums->claimed = 0;
 	way = rm_plain;
 	take_all(by_alloc); /* to the limit, whatever became of the attack */
-	report("granted %llu, claimed %llu by this and %llu in all, refused %llu times (last %#lx)",
+	report("granted %llu, claimed %llu by this and %llu plainly after, refused %llu times (last %#lx)",
 	       (unsigned long long)granted, (unsigned long long)by_this, (unsigned long long)sums->claimed,
 	       (unsigned long long)sums->refused, sums->last);
 	hold();

@@ -1,7 +1,8 @@
 """How soon a pod whose gate was closed runs again when what closed it is killed, stopped, or started anew.
 
 The neighbour alone under Fixed Share with a small quota and a long period: nearly always its gate is closed. What is
-told is the time from the signal to its first step, and to the start of half a second at full rate.
+told is the time from the signal to its first step, and to the start of half a second at full rate. What hangs without
+being stopped is frozen in a cgroup of its own.
 """
 
 from __future__ import annotations
@@ -53,6 +54,25 @@ def _signal(number: int, *finders: Callable[[Bench], list[psutil.Process]]) -> C
     return act
 
 
+def _freeze(find: Callable[[Bench], list[psutil.Process]]) -> Callable[[Bench], None]:
+    """Let processes hang without being stopped: in a frozen cgroup (v2) nothing runs, and nothing says so."""
+
+    def act(bench: Bench) -> None:
+        group = cgroup.mount() / "qgpu-hangs"
+        group.mkdir(exist_ok=True)
+        for process in find(bench):
+            (group / "cgroup.procs").write_text(str(process.pid))
+        (group / "cgroup.freeze").write_text("1")
+
+    return act
+
+
+def _thaw() -> None:
+    """Let what is frozen go on, if anything is."""
+    with suppress(OSError):
+        (cgroup.mount() / "qgpu-hangs" / "cgroup.freeze").write_text("0")
+
+
 #: What is done, on which planes, and whether the daemon's plan holds again afterwards.
 _CASES: tuple[tuple[str, Callable[[Bench], None], tuple[str, ...], bool], ...] = (
     ("daemon killed (-9)", _signal(signal.SIGKILL, daemons), ("seccomp", "kmod"), False),
@@ -60,6 +80,8 @@ _CASES: tuple[tuple[str, Callable[[Bench], None], tuple[str, ...], bool], ...] =
     ("daemon ended (SIGTERM)", _signal(signal.SIGTERM, daemons), ("seccomp", "kmod"), False),
     ("guardian killed (-9)", _signal(signal.SIGKILL, guardians), ("seccomp",), True),
     ("guardian stopped (SIGSTOP)", _signal(signal.SIGSTOP, guardians), ("seccomp",), True),
+    ("daemon hangs (frozen)", _freeze(daemons), ("seccomp", "kmod"), False),
+    ("guardian hangs (frozen)", _freeze(guardians), ("seccomp",), True),
     ("daemon and guardian killed", _signal(signal.SIGKILL, daemons, guardians), ("seccomp",), False),
 )
 
@@ -79,11 +101,8 @@ def safe(world: World, watch: Watch, alone_rate: float, rows: list[Row], say: Ca
         _wait_closed(world, watch)
         closed_at = now()
         act(bench)
-        time.sleep(_SEEN_S)
-        first = _first_step(watch, closed_at)
-        full = first if goes_on else _full_speed(watch, closed_at, alone_rate)
-        _signal(signal.SIGCONT, guardians)(bench)
-        bench.kill_daemon()
+        first, full = _seen(watch, closed_at, None if goes_on else alone_rate, _SEEN_S)
+        _let_go(bench)
         bench.start_daemon()
         if not world.neighbour_lives():
             raise BenchError(f"{path}: the neighbour has died")
@@ -102,23 +121,21 @@ def moments(world: World, watch: Watch, alone_rate: float, count: int, say: Call
     bench.ask("pod.set", name="neighbour", cores=_CORES)
     cases = [case for case in _CASES if world.plane in case[2] and case[0] not in _FOR_GOOD]
     worst: dict[str, list[float | None]] = {case[0]: [] for case in cases}
-    before = _left_over(bench)
+    before = _left_over(world)
     for number in range(count):
         path, act, _, goes_on = cases[number % len(cases)]
         policy(bench, random.choice(["fixed-share", "burst-share"]), random.choice([50, 500, _PERIOD_MS]))
-        time.sleep(random.uniform(0.3, 1.5))
+        time.sleep(random.uniform(0.2, 1.2))
         at = now()
         act(bench)
-        time.sleep(1.9)
-        worst[path].append(_first_step(watch, at) if goes_on else _full_speed(watch, at, alone_rate))
-        _signal(signal.SIGCONT, guardians)(bench)
-        bench.kill_daemon()
+        worst[path].append(_seen(watch, at, None if goes_on else alone_rate, _SEEN_S)[1])
+        _let_go(bench)
         bench.start_daemon()
         if not world.neighbour_lives():
             raise BenchError(f"{path}: the neighbour has died")
     policy(bench, "burst-share", 100)
     time.sleep(1)
-    after = _left_over(bench)
+    after = _left_over(world)
     say(f"before: {before}; after {count} moments: {after}")
     rows = []
     for path, times in worst.items():
@@ -132,15 +149,26 @@ def moments(world: World, watch: Watch, alone_rate: float, count: int, say: Call
     return rows
 
 
-def _left_over(bench: Bench) -> dict[str, int]:
-    """Count what could pile up: processes, descriptors, cgroups."""
+def _left_over(world: World) -> dict[str, int]:
+    """Count what could pile up: processes, descriptors, cgroups, RM's objects by the memory they take."""
+    bench = world.bench
+    with suppress(OSError):
+        (cgroup.mount() / "qgpu-hangs").rmdir()
     ours = [process for process in bench.processes() if process.is_running()]
     group = cgroup.mount() / "qgpu"
     return {
         "processes": len(ours),
         "descriptors": sum(process.num_fds() for process in (*daemons(bench), *guardians(bench))),
         "cgroups": len(list(group.iterdir())) if group.exists() else 0,
+        "bytes on the card": world.card_used(),
     }
+
+
+def _let_go(bench: Bench) -> None:
+    """Let what was stopped or frozen go on, and the daemon end."""
+    _signal(signal.SIGCONT, guardians)(bench)
+    _thaw()
+    bench.kill_daemon()
 
 
 def _wait_closed(world: World, watch: Watch) -> None:
@@ -152,6 +180,16 @@ def _wait_closed(world: World, watch: Watch) -> None:
         if len(looks) > 3 and looks[0].steps == looks[-1].steps and world.neighbour_lives():
             return
     raise BenchError("the neighbour's gate does not close")
+
+
+def _seen(watch: Watch, since: float, rate: float | None, longest_s: float) -> tuple[float | None, float | None]:
+    """Return when the first step came, and when it was safe: that is then, or at full ``rate`` where one is given."""
+    while True:
+        first = _first_step(watch, since)
+        full = first if rate is None else _full_speed(watch, since, rate)
+        if full is not None or now() > since + longest_s:
+            return first, full
+        time.sleep(0.1)
 
 
 def _first_step(watch: Watch, since: float) -> float | None:
