@@ -1,4 +1,4 @@
-"""What a pod is shown of its card: its limit as the size, what is left of it as free, its own processes as all.
+"""What a pod is shown: its own cards; of a card its limit as the size, what is left of it as free, its own processes.
 
 Pure: RM's answer in our memory in, the pod's answer in its place.
 """
@@ -14,6 +14,10 @@ _U32 = struct.Struct("<I")
 #: Indices of FB_GET_INFO (ctrl2080fb.h) that say how large the card's memory is, and how much of it is free; in KiB.
 _SIZES = frozenset({0x07, 0x08, 0x09, 0x0A, 0x20, 0x33})
 _FREE = frozenset({0x12, 0x16, 0x34})
+
+#: NV0000_CTRL_GPU_MAX_PROBED_GPUS, NV0000_CTRL_GPU_INVALID_ID.
+_MOST_GPUS, _NO_GPU = 32, 0xFFFFFFFF
+_GPU_IDS = struct.Struct(f"<{_MOST_GPUS}I")
 
 _PIDS_COUNT_AT, _PIDS_AT = 8, 12
 _PID_INFOS_AT, _PID_INFO_BYTES = 8, 72
@@ -41,6 +45,13 @@ def show_pids(params: bytearray, own: Collection[int], inside: Callable[[int], i
     _U32.pack_into(params, _PIDS_COUNT_AT, len(shown))
     for i, pid in enumerate(shown):
         _U32.pack_into(params, _PIDS_AT + i * _U32.size, pid)
+
+
+def show_gpus(params: bytearray, own: Collection[int]) -> None:
+    """Leave only a pod's own cards in each list of GPU_GET_PROBED_IDS or GPU_GET_ATTACHED_IDS."""
+    for at in range(0, len(params) - _GPU_IDS.size + 1, _GPU_IDS.size):
+        shown = [gpu for gpu in _GPU_IDS.unpack_from(params, at) if gpu in own]
+        _GPU_IDS.pack_into(params, at, *shown, *[_NO_GPU] * (_MOST_GPUS - len(shown)))
 
 
 def pid_infos(params: bytearray) -> list[int]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import chain
 from typing import TypeVar
@@ -169,6 +169,10 @@ class Hands:
             _log.warning("RM does not say which card a device is on", reason=str(error))
             return None
         return next((i for i, device in self._devices.items() if device.gpu_id == params.gpuId), None)
+
+    def gpu_ids(self, instances: Iterable[int]) -> set[int]:
+        """Return RM's numbers of cards."""
+        return {self._devices[instance].gpu_id for instance in instances if instance in self._devices}
 
     def register_p2p(self, file: int, client: int, handle: int) -> None:
         """Let peer devices find an object by its client's process: RM noted the one that made the call, us."""

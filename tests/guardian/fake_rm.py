@@ -90,6 +90,9 @@ class FakeRm:
     def instance_of(self, file, client, subdevice):
         return self.instances.get((client, self.objects[client, subdevice][1]), 0)
 
+    def gpu_ids(self, instances):
+        return {0x600 + instance for instance in instances}
+
     def register_p2p(self, file, client, handle):
         return None
 

@@ -1,0 +1,49 @@
+"""What a pod is shown in the place of RM's answer."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+
+from qgpu.guardian import answers
+from qgpu.rm import abi
+from tests.guardian.test_supervisor import Pod, control, status
+
+NONE = 0xFFFFFFFF
+_LIST = struct.Struct("<32I")
+
+
+def gpus(*found):
+    return _LIST.pack(*found, *[NONE] * (32 - len(found)))
+
+
+def test_cards_of_others_are_in_no_list_and_the_own_move_up():
+    params = bytearray(gpus(0x600, 0x700, 0x800) + gpus(0x900))
+    answers.show_gpus(params, {0x700, 0x900})
+
+    assert params == gpus(0x700) + gpus(0x900)
+
+
+def test_a_list_that_is_too_short_is_left_alone():
+    params = bytearray(b"RM's")
+    answers.show_gpus(params, {1})
+
+    assert params == b"RM's"
+
+
+@pytest.mark.parametrize("command", [abi.NV0000_GPU_GET_PROBED_IDS, abi.NV0000_GPU_GET_ATTACHED_IDS])
+def test_a_pod_sees_the_card_that_it_was_granted_and_no_other(command):
+    pod = Pod({})
+    try:
+
+        def answer(params):
+            params[:128] = gpus(0x700, 0x600)
+
+        pod.rm.answers[command] = answer
+        call = control(command, target=7, size=128)
+        _, _, argument, params = pod.call_for_params(abi.NV_ESC_RM_CONTROL, call, bytes(128))
+    finally:
+        pod.end()
+
+    assert (status(argument), params) == (abi.NV_OK, gpus(0x600))
