@@ -58,25 +58,48 @@ static u32 param_u32(const struct request *request, size_t at)
 	return value;
 }
 
+/*
+ * RM can have made something and say no: where it cannot write the parameters back it says so, and what it made stays
+ * (alloc_free.c:serverAllocApiCopyOut). So a no is not believed either.
+ */
 static long alloc_client(struct qgpu_call *call, const struct request *request)
 {
-	long ret = qgpu_call_forward(call);
-	u32 handle = call->out.alloc.object, class;
+	struct qgpu_client *client = qgpu_client_new(call->pod);
+	u32 handle, class;
+	bool said, sure;
+	long ret;
 	int error;
 
-	if (answered(call, request) != NV_OK)
+	/* What is not in the register is not limited: rather none. */
+	if (!client)
+		return qgpu_call_answer(call, request->status_at, NV_ERR_NO_MEMORY);
+	ret = qgpu_call_forward(call);
+	handle = call->out.alloc.object;
+	said = answered(call, request) == NV_OK;
+	sure = said && call->sealed;
+	if (!sure && qgpu_rm_class(handle, handle, &class) != NV_OK) {
+		qgpu_client_discard(client);
 		return ret;
-	if (!call->sealed && qgpu_rm_class(handle, handle, &class) != NV_OK)
-		return ret;
-	error = qgpu_client_add(&call->file->clients, call->pod, handle, call->sealed);
-	/* What is not in the register is not limited: rather none. A forged handle is not ours to free. */
-	if (error && (call->sealed || error == -ENOMEM)) {
+	}
+	error = qgpu_client_add(client, &call->file->clients, handle, sure);
+	if (error && sure) {
 		qgpu_rm_free(handle, handle, handle);
 		return qgpu_call_answer(call, request->status_at, NV_ERR_NO_MEMORY);
 	}
-	if (error)
+	if (error && said)	/* a forged handle is not ours to free */
 		qgpu_pod_flag(call->pod, QGPU_POD_TAMPERED, QGPU_EVENT_TAMPERED);
 	return ret;
+}
+
+/* Of a call that RM said no to: its handle is free, or had its object before; else what it made goes again. */
+void qgpu_free_unsaid(struct qgpu_client *client, u32 parent, u32 handle)
+{
+	u32 class;
+
+	if (qgpu_object_find(client, handle) || qgpu_rm_class(client->handle, handle, &class) != NV_OK)
+		return;
+	if (class == NV01_MEMORY_LOCAL_USER || qgpu_is_physical(class) || qgpu_is_registered(class))
+		qgpu_rm_free(client->handle, parent, handle);
 }
 
 /*
@@ -91,7 +114,7 @@ static void learn_gpu(struct qgpu_client *client, struct qgpu_object *subdevice)
 	if (!device || device->class != NV01_DEVICE_0 ||
 	    qgpu_rm_gpu_id(client->handle, subdevice->handle, &gpu_id) != NV_OK)
 		return;
-	device->gpu = qgpu_slice_find_gpu(gpu_id);
+	device->gpu = qgpu_gpu_find(gpu_id);
 	subdevice->gpu = device->gpu;
 }
 
@@ -168,29 +191,41 @@ bool qgpu_is_registered(u32 class)
 }
 
 /* The class is RM's, not the call's: without a seal the two can differ. */
+static int book(struct qgpu_call *call, struct qgpu_client *client, const struct request *request, u32 handle)
+{
+	u32 class;
+
+	if (qgpu_rm_class(client->handle, handle, &class) != NV_OK)
+		return call->sealed ? -EIO : 0;
+	if (class == NV01_MEMORY_LOCAL_USER)
+		return -EINVAL;
+	return qgpu_is_registered(class) ? register_object(client, request, handle, class, call->sealed) : 0;
+}
+
 static long alloc_object(struct qgpu_call *call, const struct request *request)
 {
 	struct qgpu_client *client = qgpu_client_lock(request->root, call->pod);
-	u32 handle, class;
-	int error = 0;
+	int error;
 	long ret;
 
 	if (IS_ERR(client))
 		return PTR_ERR(client);
-	ret = qgpu_call_forward(call);
 	if (!client)
-		return ret;
-	handle = call->out.alloc.object;
-	if (answered(call, request) != NV_OK || (call->sealed && !qgpu_is_registered(request->class)))
+		return qgpu_call_forward(call);
+	if (request->class == NV_MEMORY_FABRIC && qgpu_objects_keep(client)) {	/* an export: see control.c */
+		ret = qgpu_call_answer(call, request->status_at, NV_ERR_NO_MEMORY);
 		goto out;
-	if (qgpu_rm_class(client->handle, handle, &class) != NV_OK)
+	}
+	ret = qgpu_call_forward(call);
+	if (call->sealed && !qgpu_is_registered(request->class))
 		goto out;
-	if (class == NV01_MEMORY_LOCAL_USER)
-		error = -EINVAL;
-	else if (qgpu_is_registered(class))
-		error = register_object(client, request, handle, class, call->sealed);
+	if (answered(call, request) != NV_OK) {
+		qgpu_free_unsaid(client, request->parent, call->out.alloc.object);
+		goto out;
+	}
+	error = book(call, client, request, call->out.alloc.object);
 	if (error) {
-		qgpu_rm_free(client->handle, request->parent, handle);
+		qgpu_rm_free(client->handle, request->parent, call->out.alloc.object);
 		ret = qgpu_call_answer(call, request->status_at,
 				       error == -ENODEV ? NV_ERR_INVALID_STATE : NV_ERR_NO_MEMORY) ?: ret;
 	}

@@ -11,10 +11,10 @@
 #include <linux/slab.h>
 #include <linux/uaccess.h>
 
+#include "attach.h"
 #include "cdev.h"
 #include "client.h"
 #include "events.h"
-#include "interpose.h"
 #include "mem.h"
 #include "plan.h"
 #include "pod.h"
@@ -29,9 +29,9 @@ static int do_info(void *owner, void *arg)
 {
 	struct qgpu_info *info = arg;
 
-	qgpu_interpose_try_attach();	/* the device node may have come after the driver */
+	qgpu_try_attach();	/* the device node may have come after the driver */
 	memset(info, 0, sizeof(*info));
-	qgpu_interpose_info(info);
+	qgpu_attach_info(info);
 	info->abi = QGPU_ABI_VERSION;
 	info->nr_pods = qgpu_pod_count();
 	info->nr_clients = atomic_read(&qgpu_nr_clients);
@@ -63,7 +63,7 @@ static int do_pod_add(void *owner, void *arg)
 	if (add->flags || !length || memchr_inv(add->name + length, 0, sizeof(add->name) - length) ||
 	    length == sizeof(add->name))
 		return -EINVAL;
-	qgpu_interpose_try_attach();
+	qgpu_try_attach();
 	return qgpu_pod_add(add->cgroup_fd, add->name, &add->pod);
 }
 

@@ -157,19 +157,17 @@ static int publish(struct qgpu_client *client, bool sure)
 	return rhashtable_lookup_insert_fast(&clients, &client->node, client_params);
 }
 
-int qgpu_client_add(struct list_head *file_clients, struct qgpu_pod *pod, u32 handle, bool sure)
+struct qgpu_client *qgpu_client_new(struct qgpu_pod *pod)
 {
 	struct qgpu_client *client;
-	int ret;
 
 	if (!qgpu_pod_enter(pod))
-		return -ENOMEM;
+		return NULL;
 	client = kzalloc(sizeof(*client), GFP_KERNEL_ACCOUNT);
 	if (!client) {
 		qgpu_pod_leave(pod);
-		return -ENOMEM;
+		return NULL;
 	}
-	client->handle = handle;
 	client->tgid = task_tgid_nr(current);
 	client->pod = qgpu_pod_get(pod);
 	kref_init(&client->ref);
@@ -177,18 +175,31 @@ int qgpu_client_add(struct list_head *file_clients, struct qgpu_pod *pod, u32 ha
 	xa_init_flags(&client->objects, XA_FLAGS_ACCOUNT);
 	INIT_LIST_HEAD(&client->file_node);
 	INIT_LIST_HEAD(&client->kept);
+	return client;
+}
+
+void qgpu_client_discard(struct qgpu_client *client)
+{
+	kref_put(&client->ref, client_free);
+}
+
+int qgpu_client_add(struct qgpu_client *client, struct list_head *file_clients, u32 handle, bool sure)
+{
+	int ret;
+
+	client->handle = handle;
 	mutex_lock(&client->lock);	/* whoever finds it in the table waits until it is in its file's list too */
 	ret = publish(client, sure);
 	if (!ret) {
 		atomic_inc(&qgpu_nr_clients);
-		atomic_inc(&pod->nr_clients);
+		atomic_inc(&client->pod->nr_clients);
 		spin_lock(&files_lock);
 		list_add(&client->file_node, file_clients);
 		spin_unlock(&files_lock);
 	}
 	mutex_unlock(&client->lock);
 	if (ret)
-		kref_put(&client->ref, client_free);
+		qgpu_client_discard(client);
 	return ret;
 }
 

@@ -20,7 +20,7 @@ struct qgpu_object {
 	u32 class;
 	int gpu;			/* of a device, else that of its device when it was made; -1: not known yet */
 	bool doomed;			/* while its subtree is being removed */
-	bool kept;			/* its memory is in its client's */
+	bool kept;			/* its memory is in its pod's */
 	bool held;			/* its TSG is held open by the free that is under way */
 	struct qgpu_tsg *tsg;		/* a TSG, or the TSG of a channel */
 	struct qgpu_mem *mem;		/* under mem_lock */
@@ -54,8 +54,14 @@ void qgpu_client_unlock(struct qgpu_client *client);
 bool qgpu_client_listed(const struct qgpu_client *client);
 bool qgpu_client_owned(u32 handle, const struct qgpu_pod *pod);
 
-/* sure: RM itself said that it made this. Then whatever has the handle here already is gone there, and makes way. */
-int qgpu_client_add(struct list_head *file_clients, struct qgpu_pod *pod, u32 handle, bool sure);
+/* Room for a client that RM is about to make, so that none is without an entry. NULL: the pod has as many as it may. */
+struct qgpu_client *qgpu_client_new(struct qgpu_pod *pod);
+void qgpu_client_discard(struct qgpu_client *client);
+/*
+ * Enter it, or discard it.
+ * sure: RM itself said that it made this. Then whatever has the handle here already is gone there, and makes way.
+ */
+int qgpu_client_add(struct qgpu_client *client, struct list_head *file_clients, u32 handle, bool sure);
 /* Of a file that is being released: the first opens every gate of its clients for good, the second forgets them. */
 void qgpu_clients_open(struct list_head *file_clients);
 void qgpu_clients_remove(struct list_head *file_clients);
@@ -82,7 +88,7 @@ bool qgpu_objects_reclose(struct qgpu_client *client);
 
 /* Keep memory charged until the client goes, whatever becomes of its handles; consumes the reference or fails. */
 int qgpu_client_keep(struct qgpu_client *client, struct qgpu_mem *mem);
-/* So for all memory that it has handles on. */
+/* Keep all memory that it has handles on charged until the pod has no file left. */
 int qgpu_objects_keep(struct qgpu_client *client);
 
 /* The memory object of any client, with a reference to the memory, or NULL. */

@@ -7,6 +7,7 @@
 #include <linux/uaccess.h>
 
 #include "client.h"
+#include "debt.h"
 #include "escape.h"
 #include "events.h"
 #include "mem.h"
@@ -79,30 +80,55 @@ static long set_timeslice(struct qgpu_call *call)
 }
 
 /* A program's own start of its channels is let through, and a closed gate closed again before it returns. */
+static long start_open(struct qgpu_call *call, struct qgpu_client *client)
+{
+	u64 since_ns;
+	long ret;
+
+	ret = qgpu_debt_begin(call->pod);
+	if (ret)
+		return ret;
+	since_ns = ktime_get_ns();
+	ret = qgpu_call_forward_open(call);
+	qgpu_debt_end(call->pod, qgpu_objects_reclose(client), since_ns);
+	return ret;
+}
+
+#define TRIES	3
+
 static long start_channels(struct qgpu_call *call)
 {
+	const void __user *params = (void __user *)(uintptr_t)call->in.control.params;
 	struct qgpu_client *client = qgpu_client_lock(call->in.control.client, call->pod);
-	bool closed = false;
-	u64 since_ns;
+	int tries = 0;
+	u8 present[16];
 	long ret;
 
 	if (IS_ERR(client))
 		return PTR_ERR(client);
-	since_ns = ktime_get_ns();
-	ret = qgpu_call_forward(call);
-	if (client) {
-		closed = qgpu_objects_reclose(client);
-		qgpu_client_unlock(client);
-	}
-	if (closed)
-		qgpu_call_repay(since_ns);
+	if (!client)
+		return qgpu_call_forward(call);
+	do {
+		/* so that they are present; if they are not, RM will say so */
+		if (copy_from_user(present, params, min_t(size_t, call->in.control.params_size, sizeof(present))))
+			tries = TRIES;
+		ret = start_open(call, client);
+	} while (!qgpu_call_deliver(call, &ret) && ++tries < TRIES);
+	qgpu_client_unlock(client);
 	return ret;
 }
 
 /*
- * An exported object outlives its handle, by a descriptor whose end nobody here sees. Which object is named behind
- * a pointer, so all memory of the client is meant: it stays charged until the client goes.
+ * What is exported, by descriptor or to the fabric, outlives its handle and its client, and nobody here sees its end.
+ * Which object is named behind a pointer, so all memory of the client is meant: it stays charged until the pod has no
+ * file of the driver left.
  */
+static bool is_export(u32 cmd)
+{
+	return cmd == NV0000_OS_UNIX_EXPORT_OBJECT_TO_FD || cmd == NV0000_OS_UNIX_EXPORT_OBJECTS_TO_FD ||
+	       cmd >> 16 == NV_MEMORY_EXPORT || cmd >> 16 == NV_MEMORY_MULTICAST_FABRIC;
+}
+
 static long export_object(struct qgpu_call *call)
 {
 	struct qgpu_client *client = qgpu_client_lock(call->in.control.client, call->pod);
@@ -203,7 +229,7 @@ long qgpu_control(struct qgpu_call *call)
 		return start_channels(call);
 	if (control->cmd == NV2080_FB_GET_INFO || control->cmd == NV2080_FB_GET_INFO_V2)
 		return fb_info(call);
-	if (control->cmd == NV0000_OS_UNIX_EXPORT_OBJECT_TO_FD || control->cmd == NV0000_OS_UNIX_EXPORT_OBJECTS_TO_FD)
+	if (is_export(control->cmd))
 		return export_object(call);
 	/* RM passes these to the firmware without asking whose client they name (RmGssLegacyRpcCmd). */
 	if (control->cmd & NV_CONTROL_GSS_LEGACY && !qgpu_client_owned(control->client, call->pod))

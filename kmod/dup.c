@@ -43,7 +43,7 @@ static u32 register_dup(struct qgpu_call *call, struct qgpu_client *client, u32 
 	u64 size;
 
 	if (qgpu_rm_class(client->handle, handle, &class) != NV_OK)
-		return NV_OK;
+		return call->sealed ? NV_ERR_NO_MEMORY : NV_OK;
 	if (qgpu_is_physical(class))
 		return NV_ERR_INSUFFICIENT_PERMISSIONS;
 	if (qgpu_is_registered(class))	/* what then hangs below a duplicated TSG would have no gate */

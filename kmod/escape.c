@@ -9,11 +9,12 @@
 #include <linux/ioctl.h>
 #include <linux/kernel.h>
 #include <linux/ktime.h>
-#include <linux/sched.h>
 #include <linux/uaccess.h>
 
 #include "client.h"
+#include "debt.h"
 #include "escape.h"
+#include "interpose.h"
 #include "rm.h"
 #include "seal.h"
 #include "trace.h"
@@ -28,15 +29,11 @@ long qgpu_call_forward(struct qgpu_call *call)
 	struct qgpu_seal seal;
 	long ret;
 
-	ret = qgpu_seal_begin(&seal, call->nr, &call->in, &call->out, call->size);
-	if (ret) {
-		call->sealed = true;	/* RM was not asked: that much is sure */
-		memset(&call->out, 0xff, call->size);
-		return ret;
-	}
+	qgpu_seal_begin(&seal, call->nr, &call->in, &call->out, call->size);
 	ret = qgpu_driver_ioctl(call->file->filp, word(call->nr, call->size), (unsigned long)call->user);
 	qgpu_seal_end(&seal);
 	call->sealed = seal.answered;
+	call->failed = seal.failed;
 	if (seal.tampered)
 		qgpu_pod_flag(call->pod, QGPU_POD_TAMPERED, QGPU_EVENT_TAMPERED);
 	if (call->sealed ? seal.failed : ret || copy_from_user(&call->out, call->user, call->size))
@@ -45,17 +42,29 @@ long qgpu_call_forward(struct qgpu_call *call)
 }
 
 /*
- * A call that needs a closed gate open runs the pod's kernels out of turn. It costs the caller many times that, so a
- * loop of such calls gains nothing.
+ * As long as the driver waits for user memory the gate would stay open, and what is behind user memory may never answer
+ * (userfaultfd, FUSE). So a page that is not there is an error meanwhile: before RM was asked the call can be made
+ * again, afterwards the answer is delivered from here.
  */
-#define REPAY_TIMES	20
-#define REPAY_MAX_NS	(100 * NSEC_PER_MSEC)
-
-void qgpu_call_repay(u64 open_since_ns)
+long qgpu_call_forward_open(struct qgpu_call *call)
 {
-	u64 owed_ns = min_t(u64, (ktime_get_ns() - open_since_ns) * REPAY_TIMES, REPAY_MAX_NS);
+	long ret;
 
-	schedule_timeout_killable(nsecs_to_jiffies(owed_ns) + 1);
+	pagefault_disable();
+	ret = qgpu_call_forward(call);
+	pagefault_enable();
+	return ret;
+}
+
+bool qgpu_call_deliver(struct qgpu_call *call, long *ret)
+{
+	if (*ret != -EFAULT)
+		return true;
+	if (!call->sealed)	/* RM was not asked; the page is made present, the bytes are not looked at */
+		return copy_from_user(&call->out, call->user, call->size);
+	if (!call->failed && !copy_to_user(call->user, &call->out, call->size))
+		*ret = 0;
+	return true;
 }
 
 long qgpu_call_answer(struct qgpu_call *call, size_t status_at, u32 status)
@@ -93,25 +102,23 @@ static bool may_be_userd(struct qgpu_client *client, u32 handle)
  * The gates of what goes away are opened first, or RM would wait for channels that cannot run. A client's entry gives
  * up its handle before, for RM may hand that out again at once.
  */
-static long free_locked(struct qgpu_call *call, struct qgpu_client *client, const struct qgpu_freeing *freeing,
-			bool *opened)
+static long free_open(struct qgpu_call *call, struct qgpu_client *client, const struct qgpu_freeing *freeing)
 {
 	struct qgpu_object *object = qgpu_object_find(client, freeing->handle);
-	bool root = freeing->handle == client->handle;
-	bool userd = !root && !object && may_be_userd(client, freeing->handle), used, gone;
+	bool root = freeing->handle == client->handle, opened, gone;
+	/* channels, and TSGs with them, go with the address space, context share or memory that they use */
+	bool used = !root && (!object || object->class == FERMI_VASPACE_A || object->class == FERMI_CONTEXT_SHARE_A);
+	u64 since_ns;
 	long ret;
 
-	if (!root && !object && !userd)
-		return qgpu_call_forward(call);
-	if (object && qgpu_object_needed(client, object))
-		return qgpu_call_answer(call, freeing->status_at, NV_ERR_INVALID_STATE);
-	/* channels, and TSGs with them, go with the address space or context share that they use */
-	used = userd || (object && (object->class == FERMI_VASPACE_A || object->class == FERMI_CONTEXT_SHARE_A));
-	if (!object || !object->mem)
-		*opened = qgpu_objects_hold(client, userd ? client->handle : freeing->handle);
+	ret = qgpu_debt_begin(call->pod);
+	if (ret)
+		return ret;
+	since_ns = ktime_get_ns();
+	opened = qgpu_objects_hold(client, object ? freeing->handle : client->handle);
 	if (root)
 		WRITE_ONCE(client->dead, true);
-	ret = qgpu_call_forward(call);
+	ret = qgpu_call_forward_open(call);
 	gone = is_gone(call, client, freeing);
 	if (gone)
 		qgpu_objects_remove(client, freeing->handle);
@@ -120,27 +127,52 @@ static long free_locked(struct qgpu_call *call, struct qgpu_client *client, cons
 	if (gone && used)
 		qgpu_objects_reconcile(client);
 	qgpu_objects_unhold(client);
+	qgpu_debt_end(call->pod, opened, since_ns);
 	if (gone && root)
 		qgpu_client_unlink(client);
+	return ret;
+}
+
+static long free_memory(struct qgpu_call *call, struct qgpu_client *client, const struct qgpu_freeing *freeing)
+{
+	long ret = qgpu_call_forward(call);
+
+	if (is_gone(call, client, freeing))
+		qgpu_objects_remove(client, freeing->handle);
+	return ret;
+}
+
+#define TRIES	3
+
+static long free_locked(struct qgpu_call *call, struct qgpu_client *client, const struct qgpu_freeing *freeing)
+{
+	struct qgpu_object *object = qgpu_object_find(client, freeing->handle);
+	int tries = 0;
+	long ret;
+
+	if (object && object->mem)
+		return free_memory(call, client, freeing);
+	if (object && qgpu_object_needed(client, object))
+		return qgpu_call_answer(call, freeing->status_at, NV_ERR_INVALID_STATE);
+	if (!object && freeing->handle != client->handle && !may_be_userd(client, freeing->handle))
+		return qgpu_call_forward(call);
+	do {
+		ret = free_open(call, client, freeing);
+	} while (!qgpu_call_deliver(call, &ret) && ++tries < TRIES);
 	return ret;
 }
 
 long qgpu_free(struct qgpu_call *call, const struct qgpu_freeing *freeing)
 {
 	struct qgpu_client *client = qgpu_client_lock(freeing->root, call->pod);
-	bool opened = false;
-	u64 since_ns;
 	long ret;
 
 	if (IS_ERR(client))
 		return PTR_ERR(client);
 	if (!client)
 		return qgpu_call_forward(call);
-	since_ns = ktime_get_ns();
-	ret = free_locked(call, client, freeing, &opened);
+	ret = free_locked(call, client, freeing);
 	qgpu_client_unlock(client);
-	if (opened)
-		qgpu_call_repay(since_ns);
 	return ret;
 }
 
@@ -210,7 +242,7 @@ long qgpu_escape(struct qgpu_file *file, unsigned int cmd, unsigned long arg)
 {
 	long (*handler)(struct qgpu_call *call);
 	struct qgpu_call call;
-	int ret = unwrap(&cmd, &arg);
+	long ret = unwrap(&cmd, &arg);
 
 	if (ret)
 		return ret;
@@ -230,5 +262,9 @@ long qgpu_escape(struct qgpu_file *file, unsigned int cmd, unsigned long arg)
 	call.size = _IOC_SIZE(cmd);
 	if (copy_from_user(&call.in, call.user, call.size))
 		return -EFAULT;
-	return handler(&call);
+	if (down_killable(&call.pod->calls))
+		return -EINTR;
+	ret = handler(&call);
+	up(&call.pod->calls);
+	return ret;
 }

@@ -2,9 +2,11 @@
 #ifndef _QGPU_ESCAPE_H
 #define _QGPU_ESCAPE_H
 
-#include "interpose.h"
+#include "file.h"
 #include "nvrm.h"
 #include "pod.h"
+
+struct qgpu_client;
 
 /* One call of a pod that is looked into: the struct as it came, and as RM answered it. */
 struct qgpu_call {
@@ -13,6 +15,7 @@ struct qgpu_call {
 	void __user *user;
 	u32 nr, size;
 	bool sealed;		/* out is RM's own answer, not what user memory says */
+	bool failed;		/* ... to a call that RM did not look into */
 	union {
 		struct nvos00 free;
 		struct nvos02_fd memory;
@@ -33,6 +36,10 @@ long qgpu_escape(struct qgpu_file *file, unsigned int cmd, unsigned long arg);
  * did not: a struct that the driver cannot write back makes -EFAULT of a call that is done all the same.
  */
 long qgpu_call_forward(struct qgpu_call *call);
+/* The same while a gate is open that is to be closed: waits for no user memory. */
+long qgpu_call_forward_open(struct qgpu_call *call);
+/* What is left to do with user memory once the gate is closed again. False: RM was not asked, call anew. */
+bool qgpu_call_deliver(struct qgpu_call *call, long *ret);
 /* Answer with an RM status instead of the driver's. */
 long qgpu_call_answer(struct qgpu_call *call, size_t status_at, u32 status);
 
@@ -56,12 +63,10 @@ struct qgpu_freeing {
 
 long qgpu_free(struct qgpu_call *call, const struct qgpu_freeing *freeing);
 
-/* To be called without locks after a call that had a closed gate open since then. */
-void qgpu_call_repay(u64 open_since_ns);
-
 /* The classes that the register keeps beside clients and memory. */
 bool qgpu_is_registered(u32 class);
 long qgpu_alloc(struct qgpu_call *call);
+void qgpu_free_unsaid(struct qgpu_client *client, u32 parent, u32 handle);
 long qgpu_alloc_memory(struct qgpu_call *call);
 long qgpu_dup(struct qgpu_call *call);
 long qgpu_vid_heap(struct qgpu_call *call);

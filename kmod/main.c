@@ -4,9 +4,9 @@
  */
 #include <linux/module.h>
 
+#include "attach.h"
 #include "cdev.h"
 #include "client.h"
-#include "interpose.h"
 #include "pause.h"
 #include "pod.h"
 #include "slice.h"
@@ -21,21 +21,21 @@ static int __init qgpu_init(void)
 	if (ret)
 		return ret;
 	qgpu_slice_init();
-	ret = qgpu_interpose_init();
+	ret = qgpu_attach_init();
 	if (ret)
 		goto err_clients;
 	ret = qgpu_pause_init();
 	if (ret)
-		goto err_interpose;
+		goto err_attach;
 	ret = qgpu_cdev_init();
 	if (ret)
 		goto err_pause;
 	return 0;
 err_pause:
 	qgpu_pause_uninit();
-err_interpose:
-	qgpu_interpose_uninit();
-	qgpu_slice_uninit();
+err_attach:
+	qgpu_attach_uninit();
+	qgpu_gpus_uninit();
 err_clients:
 	qgpu_clients_uninit();
 	return ret;
@@ -45,8 +45,8 @@ static void __exit qgpu_exit(void)
 {
 	qgpu_cdev_uninit();
 	qgpu_pause_uninit();
-	qgpu_interpose_uninit();
-	qgpu_slice_uninit();
+	qgpu_attach_uninit();
+	qgpu_gpus_uninit();
 	qgpu_pod_uninit();
 	qgpu_clients_uninit();
 }

@@ -176,6 +176,38 @@ void qgpu_mem_drop(struct qgpu_object *object)
 	qgpu_mem_put(mem);
 }
 
+struct kept {
+	struct list_head node;
+	struct qgpu_mem *mem;
+};
+
+int qgpu_mem_keep(struct qgpu_pod *pod, struct qgpu_mem *mem)
+{
+	struct kept *kept = kmalloc(sizeof(*kept), GFP_KERNEL_ACCOUNT);
+
+	if (!kept)
+		return -ENOMEM;
+	kept->mem = mem;
+	spin_lock(&mem_lock);
+	list_add(&kept->node, &pod->kept);
+	spin_unlock(&mem_lock);
+	return 0;
+}
+
+void qgpu_mem_release_kept(struct qgpu_pod *pod)
+{
+	struct kept *kept, *next;
+	LIST_HEAD(gone);
+
+	spin_lock(&mem_lock);
+	list_splice_init(&pod->kept, &gone);
+	spin_unlock(&mem_lock);
+	list_for_each_entry_safe(kept, next, &gone, node) {
+		qgpu_mem_put(kept->mem);
+		kfree(kept);
+	}
+}
+
 void qgpu_mem_usage(struct qgpu_pod *pod, int gpu, u64 *size, u64 *peak)
 {
 	spin_lock(&mem_lock);

@@ -22,6 +22,10 @@ u64 qgpu_mem_size(const struct qgpu_mem *mem);
 struct qgpu_mem *qgpu_mem_of(struct qgpu_object *object);
 void qgpu_mem_drop(struct qgpu_object *object);
 
+/* Keep memory charged until the pod has no file left; consumes the reference, or -ENOMEM. */
+int qgpu_mem_keep(struct qgpu_pod *pod, struct qgpu_mem *mem);
+void qgpu_mem_release_kept(struct qgpu_pod *pod);
+
 void qgpu_mem_usage(struct qgpu_pod *pod, int gpu, u64 *size, u64 *peak);
 
 #endif

@@ -225,7 +225,7 @@ int qgpu_objects_keep(struct qgpu_client *client)
 		mem = object->kept ? NULL : qgpu_mem_of(object);
 		if (!mem)
 			continue;
-		if (qgpu_client_keep(client, mem)) {
+		if (qgpu_mem_keep(client->pod, mem)) {
 			qgpu_mem_put(mem);
 			return -ENOMEM;
 		}

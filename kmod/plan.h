@@ -2,7 +2,7 @@
 #ifndef _QGPU_PLAN_H
 #define _QGPU_PLAN_H
 
-#include "slice.h"
+#include "timeline.h"
 
 /* Copy a plan in and check all of it, or ERR_PTR. */
 struct qgpu_timeline *qgpu_plan_read(const struct qgpu_plan *plan);

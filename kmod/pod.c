@@ -47,19 +47,21 @@ void qgpu_pod_put(struct qgpu_pod *pod)
 
 struct qgpu_pod *qgpu_pod_of_current(void)
 {
-	struct qgpu_pod *pod, *found = NULL;
+	struct qgpu_pod *pod, *found;
 	struct cgroup *cgroup;
 
 	if (!READ_ONCE(nr_pods))
 		return NULL;
 	rcu_read_lock();
 	cgroup = task_dfl_cgroup(current);
-	list_for_each_entry_rcu(pod, &pods, node) {
-		if (cgroup_is_descendant(cgroup, pod->cgroup) && (!found || pod->cgroup->level > found->cgroup->level))
-			found = pod;
-	}
-	if (found && !kref_get_unless_zero(&found->ref))
+	do {	/* anew if it went meanwhile: the one above it is next */
 		found = NULL;
+		list_for_each_entry_rcu(pod, &pods, node) {
+			if (cgroup_is_descendant(cgroup, pod->cgroup) &&
+			    (!found || pod->cgroup->level > found->cgroup->level))
+				found = pod;
+		}
+	} while (found && !kref_get_unless_zero(&found->ref));
 	rcu_read_unlock();
 	return found;
 }
@@ -118,6 +120,9 @@ int qgpu_pod_add(int cgroup_fd, const char *name, u64 *id)
 	if (!pod)
 		return -ENOMEM;
 	kref_init(&pod->ref);
+	sema_init(&pod->calls, QGPU_POD_CALLS);
+	mutex_init(&pod->debt_lock);
+	INIT_LIST_HEAD(&pod->kept);
 	strscpy(pod->name, name, sizeof(pod->name));
 	for (i = 0; i < QGPU_MAX_GPUS; i++)
 		pod->shares[i].memory_limit = U64_MAX;
@@ -126,6 +131,10 @@ int qgpu_pod_add(int cgroup_fd, const char *name, u64 *id)
 		ret = PTR_ERR(pod->cgroup);
 		kfree(pod);
 		return ret;
+	}
+	if (pod->cgroup->root != &cgrp_dfl_root) {	/* of a v1 tree: no process would ever be found in it */
+		qgpu_pod_put(pod);
+		return -EBADF;
 	}
 	mutex_lock(&pods_lock);
 	ret = pod_insert(pod);

@@ -5,8 +5,13 @@
 #include <linux/cgroup.h>
 #include <linux/kref.h>
 #include <linux/list.h>
+#include <linux/mutex.h>
+#include <linux/semaphore.h>
 
 #include "uapi/qgpu.h"
+
+/* Calls of one pod that are looked into at once; more of them wait, so that no pod takes the probe from the others. */
+#define QGPU_POD_CALLS 32
 
 struct qgpu_part;
 
@@ -44,6 +49,10 @@ struct qgpu_pod {
 	atomic_t nr_entries;	/* clients and objects in the register */
 	atomic64_t refused_allocs;
 	atomic64_t refused_controls;
+	struct semaphore calls;	/* that are looked into at once */
+	struct mutex debt_lock;	/* debt.c: one at a time opens gates that are to be closed */
+	u64 owed_until_ns;	/* under debt_lock */
+	struct list_head kept;	/* memory that stays charged until the last file goes: mem.c, under mem_lock */
 	struct qgpu_share shares[QGPU_MAX_GPUS];
 };
 

@@ -11,7 +11,7 @@
 #include <linux/slab.h>
 #include <linux/string.h>
 
-#include "interpose.h"
+#include "attach.h"
 #include "rm.h"
 #include "uapi/qgpu.h"
 
@@ -216,7 +216,7 @@ int qgpu_rm_offer(nv_get_rm_ops_t get_rm_ops)
 	}
 	rm_offered = get_rm_ops;
 	mutex_unlock(&qgpu_attach_lock);
-	qgpu_interpose_attach();
+	qgpu_attach();
 	return 0;
 }
 EXPORT_SYMBOL(qgpu_rm_offer);
@@ -224,9 +224,9 @@ EXPORT_SYMBOL(qgpu_rm_offer);
 /* The caller's text must not be needed any more when this returns. */
 void qgpu_rm_withdraw(void)
 {
-	qgpu_interpose_detach();
 	mutex_lock(&qgpu_attach_lock);
-	rm_offered = NULL;
+	rm_offered = NULL;	/* nobody attaches by it any more */
 	mutex_unlock(&qgpu_attach_lock);
+	qgpu_detach();
 }
 EXPORT_SYMBOL(qgpu_rm_withdraw);

@@ -14,15 +14,15 @@
 #include <linux/kprobes.h>
 #include <linux/module.h>
 #include <linux/sched.h>
-#include <linux/semaphore.h>
 #include <linux/spinlock.h>
 #include <linux/string.h>
 
+#include "pod.h"
 #include "seal.h"
 
 #define SEAL_BITS 6
 /* Calls of pods in the driver at once: without a free instance a probe passes over even the entry, without a word. */
-#define SEAL_CALLS 1024
+#define SEAL_CALLS (QGPU_MAX_PODS * QGPU_POD_CALLS)
 
 struct seal_bucket {
 	raw_spinlock_t lock;
@@ -31,7 +31,6 @@ struct seal_bucket {
 
 static struct seal_bucket buckets[1 << SEAL_BITS];
 static bool sealed;
-static struct semaphore slots;
 
 static struct seal_bucket *bucket_of(struct task_struct *task)
 {
@@ -104,7 +103,6 @@ void qgpu_seal_init(struct module *nvidia)
 		.handler = returned,
 		.maxactive = SEAL_CALLS + num_possible_cpus(),	/* others need one for as long as entered() runs */
 	};
-	sema_init(&slots, SEAL_CALLS);
 	WRITE_ONCE(sealed, !register_kretprobe(&probe));
 }
 
@@ -120,18 +118,15 @@ bool qgpu_sealed(void)
 	return READ_ONCE(sealed);
 }
 
-int qgpu_seal_begin(struct qgpu_seal *seal, u32 nr, const void *in, void *out, u32 size)
+void qgpu_seal_begin(struct qgpu_seal *seal, u32 nr, const void *in, void *out, u32 size)
 {
 	struct seal_bucket *bucket = bucket_of(current);
 	unsigned long flags;
 
-	if (down_killable(&slots))
-		return -EINTR;
 	*seal = (struct qgpu_seal){ .task = current, .nr = nr, .size = size, .in = in, .out = out };
 	raw_spin_lock_irqsave(&bucket->lock, flags);
 	hlist_add_head(&seal->node, &bucket->seals);
 	raw_spin_unlock_irqrestore(&bucket->lock, flags);
-	return 0;
 }
 
 void qgpu_seal_end(struct qgpu_seal *seal)
@@ -142,5 +137,4 @@ void qgpu_seal_end(struct qgpu_seal *seal)
 	raw_spin_lock_irqsave(&bucket->lock, flags);
 	hlist_del(&seal->node);
 	raw_spin_unlock_irqrestore(&bucket->lock, flags);
-	up(&slots);
 }

@@ -25,8 +25,7 @@ void qgpu_seal_init(struct module *nvidia);
 void qgpu_seal_uninit(void);
 bool qgpu_sealed(void);
 
-/* Waits while too many calls are under way; -EINTR: killed meanwhile, and nothing has begun. */
-int qgpu_seal_begin(struct qgpu_seal *seal, u32 nr, const void *in, void *out, u32 size);
+void qgpu_seal_begin(struct qgpu_seal *seal, u32 nr, const void *in, void *out, u32 size);
 void qgpu_seal_end(struct qgpu_seal *seal);
 
 #endif

@@ -3,22 +3,14 @@
  * slice.c - the plan of each pGPU laid on the clock: a timer wakes a worker at every edge, the worker opens and
  * closes gates. It divides nothing and decides nothing; what to do about an idle pod stands in the plan.
  *
- * RM controls sleep and take up to a millisecond, so the timer only wakes the worker. The worker looks at the
- * clock anew: a late one is wrong for as long as it is late, and the next edge does not move.
+ * The worker looks at the clock anew: a late one is wrong for as long as it is late, and the next edge does not move.
  */
 #include <linux/math64.h>
-#include <linux/slab.h>
 
-#include "compat.h"
 #include "events.h"
-#include "interpose.h"
 #include "pause.h"
-#include "rm.h"
 #include "slice.h"
 #include "trace.h"
-
-struct qgpu_gpu qgpu_gpus[QGPU_MAX_GPUS];
-int qgpu_nr_gpus;
 
 u64 qgpu_slice_due_us(const struct qgpu_tsg *tsg)
 {
@@ -38,79 +30,20 @@ static void set_closed(struct qgpu_share *share, bool closed, u64 now_ns)
 	share->closed = closed;
 }
 
-static const struct qgpu_window *window_at(const struct qgpu_part *part, u64 phase_ns)
-{
-	u32 i;
-
-	for (i = 0; i < part->nr_windows; i++) {
-		if (part->windows[i].start_ns <= phase_ns && phase_ns < part->windows[i].end_ns)
-			return &part->windows[i];
-	}
-	return NULL;
-}
-
-static bool takes_part(const struct qgpu_part *part)
-{
-	u32 i;
-
-	for (i = 0; i < part->nr_windows; i++) {
-		if (part->windows[i].flags & QGPU_WINDOW_YIELD)
-			return true;
-	}
-	return false;
-}
-
-static bool has_work(const struct qgpu_gpu *gpu, const struct qgpu_part *part)
+/* Which parts have TSGs at all; whether those have work is for the daemon to say. */
+static void look_at_tsgs(struct qgpu_gpu *gpu)
 {
 	const struct qgpu_tsg *tsg;
-
-	if (part->idle)
-		return false;
-	list_for_each_entry(tsg, &gpu->tsgs, node) {
-		if (tsg->pod == part->pod)
-			return true;
-	}
-	return false;
-}
-
-/* Whether every window open now yields and its pod has nothing to run: then the rest of it is lent. */
-static bool is_lent(const struct qgpu_gpu *gpu, const struct qgpu_timeline *plan, u64 phase_ns)
-{
-	bool any = false;
 	u32 i;
 
-	for (i = 0; i < plan->nr_parts; i++) {
-		const struct qgpu_window *window = window_at(&plan->parts[i], phase_ns);
+	for (i = 0; i < gpu->plan->nr_parts; i++)
+		gpu->plan->parts[i].has_tsgs = false;
+	list_for_each_entry(tsg, &gpu->tsgs, node) {
+		struct qgpu_part *part = tsg->pod->shares[qgpu_gpu_index(gpu)].part;
 
-		if (!window)
-			continue;
-		if (!(window->flags & QGPU_WINDOW_YIELD) || has_work(gpu, &plan->parts[i]))
-			return false;
-		any = true;
+		if (part)
+			part->has_tsgs = true;
 	}
-	return any;
-}
-
-/* The first edge after phase_ns, else the end of the period; U64_MAX where no gate ever moves. */
-static u64 next_edge(const struct qgpu_timeline *plan, u64 phase_ns)
-{
-	u64 edge_ns = U64_MAX;
-	u32 i, j;
-
-	for (i = 0; i < plan->nr_parts; i++) {
-		if (!plan->parts[i].gated || !plan->parts[i].nr_windows)
-			continue;
-		edge_ns = min(edge_ns, plan->period_ns);
-		for (j = 0; j < plan->parts[i].nr_windows; j++) {
-			const struct qgpu_window *window = &plan->parts[i].windows[j];
-
-			if (window->start_ns > phase_ns)
-				edge_ns = min(edge_ns, window->start_ns);
-			if (window->end_ns > phase_ns)
-				edge_ns = min(edge_ns, window->end_ns);
-		}
-	}
-	return edge_ns;
 }
 
 static void forget_plan(struct qgpu_gpu *gpu)
@@ -147,9 +80,9 @@ void qgpu_slice_retry(struct qgpu_gpu *gpu)
 bool qgpu_slice_settled(void)
 {
 	bool settled = true;
-	int i;
+	int i, n = qgpu_gpu_count();
 
-	for (i = 0; i < qgpu_nr_gpus; i++) {
+	for (i = 0; i < n; i++) {
 		mutex_lock(&qgpu_gpus[i].lock);
 		settled &= qgpu_gpus[i].retry_ns == U64_MAX;
 		mutex_unlock(&qgpu_gpus[i].lock);
@@ -177,16 +110,16 @@ static void run(struct qgpu_gpu *gpu)
 		return;
 	}
 	div64_u64_rem(now_ns, plan->period_ns, &phase_ns);
-	lent = is_lent(gpu, plan, phase_ns);
+	look_at_tsgs(gpu);
+	lent = qgpu_timeline_lent(plan, phase_ns);
 	for (i = 0; i < plan->nr_parts; i++) {
 		struct qgpu_part *part = &plan->parts[i];
-		bool turn = window_at(part, phase_ns) || (lent && takes_part(part));
-		bool closed = part->gated && !qgpu_paused() && !turn;
+		bool closed = part->gated && !qgpu_paused() && !qgpu_part_turn(part, phase_ns, lent);
 
 		set_closed(&part->pod->shares[qgpu_gpu_index(gpu)], closed, now_ns);
 	}
 	qgpu_tsgs_apply(gpu);
-	edge_ns = next_edge(plan, phase_ns);
+	edge_ns = qgpu_timeline_edge(plan, phase_ns);
 	edge_ns = edge_ns == U64_MAX ? U64_MAX : now_ns - phase_ns + edge_ns;
 	arm(gpu, min3(edge_ns, gpu->lease_until_ns, gpu->retry_ns));
 }
@@ -198,25 +131,6 @@ static void work(struct kthread_work *work)
 	mutex_lock(&gpu->lock);
 	run(gpu);
 	mutex_unlock(&gpu->lock);
-}
-
-static enum hrtimer_restart wake(struct hrtimer *timer)
-{
-	struct qgpu_gpu *gpu = container_of(timer, struct qgpu_gpu, timer);
-
-	kthread_queue_work(gpu->worker, &gpu->work);
-	return HRTIMER_NORESTART;
-}
-
-void qgpu_timeline_free(struct qgpu_timeline *plan)
-{
-	u32 i;
-
-	for (i = 0; i < plan->nr_parts; i++)
-		qgpu_pod_put(plan->parts[i].pod);
-	kvfree(plan->parts);
-	kvfree(plan->windows);
-	kfree(plan);
 }
 
 int qgpu_slice_set(struct qgpu_gpu *gpu, void *owner, struct qgpu_timeline *plan, u64 lease_ns)
@@ -282,9 +196,9 @@ int qgpu_slice_idle(struct qgpu_gpu *gpu, void *owner, u64 pod, bool idle)
 
 void qgpu_slice_drop(void *owner)
 {
-	int i;
+	int i, n = qgpu_gpu_count();
 
-	for (i = 0; i < qgpu_nr_gpus; i++) {
+	for (i = 0; i < n; i++) {
 		mutex_lock(&qgpu_gpus[i].lock);
 		if (qgpu_gpus[i].plan && (!owner || qgpu_gpus[i].owner == owner)) {
 			forget_plan(&qgpu_gpus[i]);
@@ -296,9 +210,9 @@ void qgpu_slice_drop(void *owner)
 
 void qgpu_slice_refresh(void)
 {
-	int i;
+	int i, n = qgpu_gpu_count();
 
-	for (i = 0; i < qgpu_nr_gpus; i++) {
+	for (i = 0; i < n; i++) {
 		mutex_lock(&qgpu_gpus[i].lock);
 		run(&qgpu_gpus[i]);
 		mutex_unlock(&qgpu_gpus[i].lock);
@@ -334,71 +248,7 @@ void qgpu_slice_usage(struct qgpu_gpu *gpu, struct qgpu_pod *pod, struct qgpu_us
 	mutex_unlock(&gpu->lock);
 }
 
-static int start_gpu(struct qgpu_gpu *gpu, const struct nv_gpu_info *info)
-{
-	gpu->worker = qgpu_run_worker("qgpu/%d", qgpu_gpu_index(gpu));
-	if (IS_ERR(gpu->worker))
-		return PTR_ERR(gpu->worker);
-	sched_set_fifo_low(gpu->worker->task);
-	gpu->gpu_id = info->gpu_id;
-	gpu->domain = info->domain;
-	gpu->bus = info->bus;
-	gpu->slot = info->slot;
-	gpu->function = info->function;
-	return 0;
-}
-
-void qgpu_slice_enumerate(void)
-{
-	struct nv_gpu_info *infos = kcalloc(NV_MAX_GPUS, sizeof(*infos), GFP_KERNEL);
-	int i, n;
-
-	lockdep_assert_held(&qgpu_attach_lock);
-	if (!infos)
-		return;
-	n = qgpu_rm_enumerate(infos);
-	for (i = 0; i < n && qgpu_nr_gpus < QGPU_MAX_GPUS; i++) {
-		if (qgpu_slice_find_gpu(infos[i].gpu_id) >= 0 || start_gpu(&qgpu_gpus[qgpu_nr_gpus], &infos[i]))
-			continue;
-		/* pairs with qgpu_gpu_count(): the card before the count */
-		smp_store_release(&qgpu_nr_gpus, qgpu_nr_gpus + 1);
-	}
-	kfree(infos);
-}
-
-int qgpu_slice_find_gpu(u32 gpu_id)
-{
-	int i, n = qgpu_gpu_count();
-
-	for (i = 0; i < n; i++) {
-		if (qgpu_gpus[i].gpu_id == gpu_id)
-			return i;
-	}
-	return -1;
-}
-
 void qgpu_slice_init(void)
 {
-	int i;
-
-	for (i = 0; i < QGPU_MAX_GPUS; i++) {
-		struct qgpu_gpu *gpu = &qgpu_gpus[i];
-
-		mutex_init(&gpu->lock);
-		INIT_LIST_HEAD(&gpu->tsgs);
-		gpu->retry_ns = U64_MAX;
-		qgpu_hrtimer_setup(&gpu->timer, wake);
-		kthread_init_work(&gpu->work, work);
-	}
-}
-
-/* Neither plans (no descriptor is open) nor TSGs are left, so a timer that still fires finds nothing to re-arm for. */
-void qgpu_slice_uninit(void)
-{
-	int i;
-
-	for (i = 0; i < qgpu_nr_gpus; i++) {
-		hrtimer_cancel(&qgpu_gpus[i].timer);
-		kthread_destroy_worker(qgpu_gpus[i].worker);
-	}
+	qgpu_gpus_init(work);
 }

@@ -2,47 +2,10 @@
 #ifndef _QGPU_SLICE_H
 #define _QGPU_SLICE_H
 
+#include "timeline.h"
 #include "tsg.h"
 
-/* One pod's part of a plan. */
-struct qgpu_part {
-	struct qgpu_pod *pod;	/* a reference */
-	u64 timeslice_us;
-	bool gated;
-	bool idle;		/* the daemon says it has nothing to run */
-	u32 nr_windows;
-	const struct qgpu_window *windows;
-};
-
-/* A plan as the module runs it; checked when it is made (cdev.c), then unchanged but for idle. */
-struct qgpu_timeline {
-	u64 period_ns;
-	u32 nr_parts;
-	struct qgpu_part *parts;
-	struct qgpu_window *windows;
-};
-
-extern struct qgpu_gpu qgpu_gpus[QGPU_MAX_GPUS];
-extern int qgpu_nr_gpus;
-
-static inline int qgpu_gpu_count(void)
-{
-	/* pairs with qgpu_slice_enumerate(): whoever sees the count sees the cards */
-	return smp_load_acquire(&qgpu_nr_gpus);
-}
-
-static inline int qgpu_gpu_index(const struct qgpu_gpu *gpu)
-{
-	return gpu - qgpu_gpus;
-}
-
 void qgpu_slice_init(void);
-void qgpu_slice_uninit(void);
-/* Learn which cards the driver has; those known keep their index. */
-void qgpu_slice_enumerate(void);
-int qgpu_slice_find_gpu(u32 gpu_id);
-
-void qgpu_timeline_free(struct qgpu_timeline *plan);
 /* Consumes the plan if 0 is returned. */
 int qgpu_slice_set(struct qgpu_gpu *gpu, void *owner, struct qgpu_timeline *plan, u64 lease_ns);
 int qgpu_slice_renew(struct qgpu_gpu *gpu, void *owner);

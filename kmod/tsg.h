@@ -2,12 +2,8 @@
 #ifndef _QGPU_TSG_H
 #define _QGPU_TSG_H
 
-#include <linux/hrtimer.h>
-#include <linux/kthread.h>
-#include <linux/mutex.h>
-
 #include "client.h"
-#include "nvrm.h"
+#include "gpu.h"
 
 #define QGPU_TSG_CHANNELS_MAX 128	/* RM's own limit */
 
@@ -43,30 +39,6 @@ struct qgpu_tsg {
 	int hold;		/* above 0: being freed, its gate stays open and nothing is set on it */
 	u32 nr_channels;
 	struct qgpu_channel channels[QGPU_TSG_CHANNELS_MAX];
-};
-
-struct qgpu_timeline;
-
-/* One pGPU. */
-struct qgpu_gpu {
-	u32 gpu_id;
-	u32 domain, bus, slot, function;
-	u64 memory;
-
-	struct mutex lock;	/* protects what follows; held over RM controls of the slice engine */
-	struct list_head tsgs;
-	struct nv2080_disable_channels gate;	/* room for the next control */
-	struct qgpu_channel *gated[NV_DISABLE_CHANNELS_MAX];
-	u64 silent_until_ns;	/* the card does not answer: until then it is not asked */
-	u64 retry_ns;		/* when something is to be tried again; U64_MAX: all is as it is to be */
-	bool muted;		/* no control is sent: the machine is about to sleep, or does */
-
-	struct qgpu_timeline *plan;
-	void *owner;		/* the descriptor that installed the plan */
-	u64 lease_ns, lease_until_ns;
-	struct hrtimer timer;
-	struct kthread_worker *worker;
-	struct kthread_work work;
 };
 
 struct qgpu_tsg *qgpu_tsg_add(struct qgpu_client *client, struct qgpu_gpu *gpu, u32 handle, u32 device, u32 engine);

@@ -54,9 +54,10 @@ static long book(struct qgpu_call *call, struct qgpu_client *client, const struc
 	u64 reserved = video->size, size = reserved;
 	struct qgpu_object *object;
 	u32 class;
+	bool known = qgpu_rm_class(client->handle, handle, &class) == NV_OK;
 
-	if (qgpu_rm_class(client->handle, handle, &class) != NV_OK || class != NV01_MEMORY_LOCAL_USER) {
-		if (call->sealed)
+	if (!known || class != NV01_MEMORY_LOCAL_USER) {
+		if (call->sealed && known)
 			qgpu_mem_unreserve(call->pod, gpu, reserved);
 		else
 			keep(client, gpu, reserved);
@@ -107,7 +108,11 @@ static long without_card(struct qgpu_call *call, struct qgpu_client *client, con
 		return qgpu_call_answer(call, video->status_at, NV_ERR_INVALID_STATE);
 	ret = qgpu_call_forward(call);
 	handle = word_at(call, video->handle_at);
-	if (word_at(call, video->status_at) != NV_OK || qgpu_rm_class(client->handle, handle, &class) != NV_OK ||
+	if (word_at(call, video->status_at) != NV_OK) {
+		qgpu_free_unsaid(client, video->parent, handle);
+		return ret;
+	}
+	if (qgpu_rm_class(client->handle, handle, &class) != NV_OK ||
 	    (class != NV01_MEMORY_LOCAL_USER && !qgpu_is_physical(class)))
 		return ret;
 	qgpu_rm_free(client->handle, video->parent, handle);
@@ -133,9 +138,12 @@ long qgpu_video_alloc(struct qgpu_call *call, const struct qgpu_video *video)
 		goto out;
 	}
 	ret = qgpu_call_forward(call);
-	if (word_at(call, video->status_at) == NV_OK)
+	if (word_at(call, video->status_at) == NV_OK) {
 		ret = book(call, client, video, word_at(call, video->handle_at), gpu) ?: ret;
-	else if (call->sealed || !qgpu_sealed() || (ret && ret != -EFAULT))
+		goto out;
+	}
+	qgpu_free_unsaid(client, video->parent, word_at(call, video->handle_at));
+	if (call->sealed || !qgpu_sealed() || (ret && ret != -EFAULT))
 		qgpu_mem_unreserve(call->pod, gpu, video->size);
 	else			/* it did not pass the probe */
 		keep(client, gpu, video->size);

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import fcntl
 import mmap
 import os
 import struct
@@ -115,6 +116,62 @@ def test_a_struct_that_cannot_be_written_back_saves_nothing(web):
     assert errno.EFAULT in web.processes[0].run(allocate, 16 * MIB)
     used = qg.sim()["total"] - qg.sim()["free"]
     assert used == web.usage().memory <= 64 * MIB
+
+
+def read_only(state, parent, cls, size, handle, params=b""):
+    """Allocate with parameters in a page that RM cannot write back to; RM's status."""
+    p = state["p"]
+    libc = ctypes.CDLL(None, use_errno=True)
+    page = mmap.mmap(-1, 4096)
+    page[: len(params) or size] = params or bytes(size)
+    at = ctypes.addressof(ctypes.c_char.from_buffer(page))
+    libc.mprotect(ctypes.c_void_p(at), 4096, 1)
+    data = bytearray(nv._ALLOC.pack(0 if cls == nv.ROOT else p.client, parent, handle, cls, at, 0, 0, 0, 0, 0))
+    nv.call(p.ctl, 0x2B, data)
+    libc.mprotect(ctypes.c_void_p(at), 4096, 3)
+    return nv._ALLOC.unpack(data)[8], nv._ALLOC.unpack(data)[2]
+
+
+def test_memory_that_rm_made_and_denies_is_not_had(web):
+    def allocate(state, size):
+        p = state["p"]
+        return read_only(state, p.device, nv.MEM, 0, 0x5C00FF00, struct.pack("64xQ56x", size))[0]
+
+    before = qg.sim()["objects"]
+
+    assert web.processes[0].run(allocate, 16 * MIB) == 0x1E
+    assert (qg.sim()["objects"], web.usage().memory) == (before, 0)
+    assert qg.sim()["free"] == qg.sim()["total"]
+
+
+def test_a_tsg_that_rm_made_and_denies_is_not_had(web):
+    def allocate(state):
+        return read_only(state, state["p"].device, nv.TSG, 20, 0x5C00FF00)[0]
+
+    assert web.processes[0].run(allocate) == 0x1E
+    assert qg.sim_tsgs() == []
+
+
+def test_a_client_that_rm_made_and_denies_is_the_pods_all_the_same(web, qgpu):
+    def allocate(state, size):
+        p = state["p"]
+        status, p.client = read_only(state, 0, nv.ROOT, 120, 0)
+        p.device = p.alloc(p.client, nv.DEVICE, bytes(56))
+        p.subdevice = p.alloc(p.device, nv.SUBDEVICE, bytes(4))
+        return status, take(state, size)
+
+    before = qgpu.info().nr_clients
+
+    assert web.processes[0].run(allocate, 65 * MIB) == (0x1E, -nv.NO_MEMORY)
+    assert (qgpu.info().nr_clients, web.usage().memory) == (before + 1, 0)
+
+
+def test_a_handle_taken_twice_costs_the_first_nothing(web):
+    (process,) = web.processes
+    handle = process.run(take, 16 * MIB)
+
+    assert process.run(take, 16 * MIB, handle) == -0x19
+    assert qg.sim()["total"] - qg.sim()["free"] == web.usage().memory == 16 * MIB
 
 
 @pytest.mark.parametrize("what", ["tsg", "channel"])
@@ -268,13 +325,16 @@ def test_memory_is_not_exported_as_a_dma_buf_under_a_limit(web):
     assert web.processes[0].run(export) == errno.EOPNOTSUPP
 
 
-@pytest.mark.parametrize("cmd", [0x3D05, 0x3D0B])
-def test_exported_memory_stays_charged_until_its_client_goes(web, cmd):
+@pytest.mark.parametrize("cmd", [0x3D05, 0x3D0B, 0xE00101, 0xFD0101])
+def test_exported_memory_stays_charged_until_the_pod_has_no_file_left(web, cmd):
+    """A descriptor keeps it, whichever that is: neither its handle's end nor its client's says anything."""
     (process,) = web.processes
     handle = process.run(take, 32 * MIB)
     with contextlib.suppress(nv.RmError):
         process.run(lambda state, cmd: state["p"].control(state["p"].client, cmd, bytes(120)), cmd)
     process.run(lambda state, handle: state["p"].free(handle), handle)
+    process.run(lambda state: state["p"].free(state["p"].client))
+    process.run(program)
 
     assert web.usage().memory == 32 * MIB
     assert process.run(take, 48 * MIB) == -nv.NO_MEMORY
@@ -322,6 +382,78 @@ def test_starting_channels_behind_a_closed_gate_gains_nothing(web, qgpu):
     qgpu.plan((web.id, 5000, []))
 
     assert process.run(loop) < 0.25
+
+
+def test_many_threads_gain_no_more_than_one_by_starting_channels(web, qgpu):
+    """What the pod owes for a gate that was open is paid before the next is, whoever opens it."""
+
+    def flood(state):
+        p = state["p"]
+        state["tsg"], (state["channel"],) = p.compute()
+        p.submit(state["channel"], 100)
+
+    def loop(state):
+        p, before = state["p"], state["p"].query(state["channel"])
+
+        def start():
+            for _ in range(3):
+                p.control(state["tsg"], 0xA06C0101, bytes(2))
+
+        threads = [threading.Thread(target=start) for _ in range(16)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        after = p.query(state["channel"])
+        return (after["run_ns"] - before["run_ns"]) / (after["now_ns"] - before["now_ns"])
+
+    (process,) = web.processes
+    process.run(flood)
+    qgpu.plan((web.id, 5000, []))
+
+    assert process.run(loop) < 0.25
+
+
+@pytest.mark.parametrize("how", ["start", "free"])
+def test_a_gate_waits_for_no_page_of_the_pods(web, qgpu, linger, how):
+    """While the driver has the call another thread takes the page of its struct away, and nobody answers the fault."""
+
+    def flood(state):
+        p = state["p"]
+        state["tsg"], (channel,) = p.compute()
+        p.submit(channel, 100)
+        state["space"] = p.alloc(p.device, nv.VASPACE)
+
+    def pull(state, how):
+        p, libc = state["p"], ctypes.CDLL(None, use_errno=True)
+        uffd = libc.syscall(323, os.O_CLOEXEC)
+        page = mmap.mmap(-1, 4096, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        at = ctypes.addressof(ctypes.c_char.from_buffer(page))
+        params = ctypes.create_string_buffer(2)
+        if how == "start":
+            call = nv._CONTROL.pack(p.client, state["tsg"], 0xA06C0101, 0, ctypes.addressof(params), 2, 0xFFFF)
+        else:
+            call = struct.pack("IIII", p.client, 0, state["space"], 0xFFFF)
+        page[: len(call)] = call
+        nr = 0x2A if how == "start" else 0x29
+        other = threading.Thread(target=libc.ioctl, args=(p.ctl, nv.word(nr, len(call)), ctypes.c_void_p(at)))
+        fcntl.ioctl(uffd, 0xC018AA3F, struct.pack("QQQ", 0xAA, 0, 0))
+        fcntl.ioctl(uffd, 0xC020AA00, struct.pack("QQQQ", at, 4096, 1, 0))
+        other.daemon = True
+        other.start()
+        threading.Event().wait(0.2)
+        libc.madvise(ctypes.c_void_p(at), 4096, 4)
+        state["uffd"], state["page"], state["params"] = uffd, page, params
+
+    (process,) = web.processes
+    process.run(flood)
+    qgpu.plan((web.id, 5000, []))
+    linger(500000)
+    process.run(pull, how)
+    linger(0)
+    threading.Event().wait(0.5)
+
+    assert qg.until(lambda: [tsg["off"] for tsg in qg.sim_tsgs()] == [1], 5)
 
 
 def test_an_object_with_parent_0_goes_with_its_client(web, qgpu):

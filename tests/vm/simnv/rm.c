@@ -14,6 +14,7 @@
 
 #define NV_ERR_INSERT_DUPLICATE_NAME	0x19
 #define NV_ERR_INSUFFICIENT_RESOURCES	0x1a
+#define NV_ERR_INVALID_ADDRESS		0x1e
 #define PAGE_64K			0x10000ull
 
 DEFINE_MUTEX(sim_lock);
@@ -254,14 +255,28 @@ static u32 alloc_client(struct sim_file *file, u32 *handle)
 	return NV_OK;
 }
 
+/* alloc_free.c:serverAllocApiCopyOut: where the parameters cannot be written back RM says so, and what it made stays. */
+static u32 write_back(const struct sim_file *file, u64 params)
+{
+	u32 first;
+
+	if (!params || (!sim_copy_in(file, &first, params, sizeof(first)) &&
+			!sim_copy_out(file, params, &first, sizeof(first))))
+		return NV_OK;
+	return NV_ERR_INVALID_ADDRESS;
+}
+
 static u32 alloc(struct sim_file *file, u32 root, u32 parent, u32 *handle, u32 class, u64 params)
 {
 	struct sim_client *client;
 	struct sim_object *object;
 	u32 status;
 
-	if (class == NV01_ROOT || class == NV01_ROOT_NON_PRIV || class == NV01_ROOT_CLIENT)
-		return file->minor == NV_MINOR_CONTROL ? alloc_client(file, handle) : NV_ERR_INVALID_ARGUMENT;
+	if (class == NV01_ROOT || class == NV01_ROOT_NON_PRIV || class == NV01_ROOT_CLIENT) {
+		if (file->minor != NV_MINOR_CONTROL)
+			return NV_ERR_INVALID_ARGUMENT;
+		return alloc_client(file, handle) ?: write_back(file, params);
+	}
 	client = sim_client(root, file);
 	if (!client)
 		return NV_ERR_INVALID_CLIENT;
@@ -270,8 +285,9 @@ static u32 alloc(struct sim_file *file, u32 root, u32 parent, u32 *handle, u32 c
 	if (status)
 		return status;
 	status = construct(file, client, object, params);
-	if (status)
-		destroy(client, object);
+	if (!status)
+		return write_back(file, params);
+	destroy(client, object);
 	return status;
 }
 

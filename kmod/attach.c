@@ -1,0 +1,231 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * attach.c - when to take hold of the NVIDIA driver and when to let go of it, and what is told about that. How the
+ * calls are got hold of stands in interpose.c.
+ */
+#include <linux/file.h>
+#include <linux/module.h>
+#include <linux/notifier.h>
+#include <linux/workqueue.h>
+
+#include "attach.h"
+#include "compat.h"
+#include "events.h"
+#include "file.h"
+#include "interpose.h"
+#include "pause.h"
+#include "rm.h"
+#include "seal.h"
+#include "slice.h"
+#include "uvm.h"
+
+#define NODE "/dev/nvidiactl"
+
+DEFINE_MUTEX(qgpu_attach_lock);
+
+static struct file_operations *fops;	/* the driver's table; NULL: not attached. Under qgpu_attach_lock */
+static bool enforce = true;
+static bool ready;		/* initialised, and not on the way out */
+
+static DEFINE_SPINLOCK(state_lock);	/* protects what follows */
+static u32 state = QGPU_STATE_NO_DRIVER;
+static char version[QGPU_NAME_LEN];
+
+/* Only a table that the driver named nvidia keeps in memory it may write is what we think it is. */
+static struct file_operations *find_fops(void)
+{
+	struct file_operations *found = NULL;
+	struct file *filp = filp_open(NODE, O_RDWR, 0);
+	const struct file_operations *ops;
+
+	if (IS_ERR(filp))
+		return NULL;
+	ops = filp->f_op;
+	if (MAJOR(file_inode(filp)->i_rdev) != NV_MAJOR_DEVICE_NUMBER || !ops->owner)
+		goto out;
+	if (strcmp(ops->owner->name, "nvidia") || !qgpu_in_writable_data(ops->owner, ops, sizeof(*ops)))
+		goto out;
+	if (!ops->open || !ops->release || !ops->unlocked_ioctl || !ops->mmap)
+		goto out;
+	if (try_module_get(ops->owner))
+		found = (struct file_operations *)ops;
+out:
+	fput(filp);
+	return found;
+}
+
+/* The version goes with the state: both are told by qgpu_attach_info(), which waits for nobody. */
+static void set_state(u32 to, const char *driver)
+{
+	bool changed;
+
+	spin_lock(&state_lock);
+	changed = state != to;
+	WRITE_ONCE(state, to);
+	strscpy(version, driver, sizeof(version));
+	spin_unlock(&state_lock);
+	if (changed)
+		qgpu_event(QGPU_EVENT_STATE, 0, 0, to);
+}
+
+/*
+ * The fput() of find_fops()'s own file may be deferred to this task's way out, so it is released through the
+ * wrapper that is in place by then: as any other file that was open before.
+ */
+static u32 take_hold(char *driver, size_t size)
+{
+	u32 to;
+
+	if (!enforce || !ready)
+		return QGPU_STATE_OFF;
+	to = qgpu_rm_attach(driver, size);
+	if (to != QGPU_STATE_ENFORCING)
+		return to;
+	fops = find_fops();
+	if (!fops) {
+		qgpu_rm_detach();
+		return QGPU_STATE_NO_DRIVER;
+	}
+	qgpu_gpus_enumerate();
+	qgpu_seal_init(fops->owner);
+	qgpu_unpause(QGPU_PAUSE_DETACH);
+	qgpu_uvm_start();
+	qgpu_interpose_enter(fops);
+	return QGPU_STATE_ENFORCING;
+}
+
+static void attach_locked(void)
+{
+	char driver[QGPU_NAME_LEN] = "";
+	u32 to;
+
+	lockdep_assert_held(&qgpu_attach_lock);
+	if (fops)
+		return;
+	to = take_hold(driver, sizeof(driver));
+	set_state(to, driver);
+}
+
+void qgpu_attach(void)
+{
+	if (READ_ONCE(state) == QGPU_STATE_ENFORCING)
+		return;
+	mutex_lock(&qgpu_attach_lock);
+	attach_locked();
+	mutex_unlock(&qgpu_attach_lock);
+}
+
+void qgpu_try_attach(void)
+{
+	if (READ_ONCE(state) == QGPU_STATE_ENFORCING || !mutex_trylock(&qgpu_attach_lock))
+		return;
+	attach_locked();
+	mutex_unlock(&qgpu_attach_lock);
+}
+
+static void let_go(void)
+{
+	struct module *owner = fops->owner;
+
+	qgpu_pause(QGPU_PAUSE_DETACH);	/* nobody opens a gate after us */
+	qgpu_interpose_leave(fops);
+	qgpu_uvm_stop();
+	qgpu_slice_drop(NULL);
+	qgpu_seal_uninit();
+	qgpu_files_drop();
+	fops = NULL;
+	qgpu_rm_detach();
+	module_put(owner);
+}
+
+void qgpu_detach(void)
+{
+	mutex_lock(&qgpu_attach_lock);
+	set_state(enforce ? QGPU_STATE_NO_DRIVER : QGPU_STATE_OFF, "");
+	if (fops)
+		let_go();
+	mutex_unlock(&qgpu_attach_lock);
+}
+
+static void attach_work(struct work_struct *work)
+{
+	qgpu_attach();
+}
+
+static DECLARE_WORK(attach_later, attach_work);
+
+/* Not from the notifier itself: it runs in modprobe's context, whose root need not be the host's. */
+static int module_event(struct notifier_block *nb, unsigned long event, void *data)
+{
+	struct module *mod = data;
+
+	if (event == MODULE_STATE_LIVE && !strcmp(mod->name, "nvidia"))
+		schedule_work(&attach_later);
+	if (!strcmp(mod->name, "nvidia_uvm"))
+		qgpu_uvm_module(event);
+	return NOTIFY_OK;
+}
+
+static struct notifier_block module_notifier = { .notifier_call = module_event };
+
+static int set_enforce(const char *value, const struct kernel_param *param)
+{
+	int ret = param_set_bool(value, param);
+
+	if (ret || !READ_ONCE(ready))
+		return ret;
+	if (enforce)
+		qgpu_attach();
+	else
+		qgpu_detach();
+	return 0;
+}
+
+static const struct kernel_param_ops enforce_ops = { .set = set_enforce, .get = param_get_bool };
+module_param_cb(enforce, &enforce_ops, &enforce, 0644);
+MODULE_PARM_DESC(enforce, "0 lets go of the driver at once: gates open, nothing refused or counted (default 1)");
+
+void qgpu_attach_info(struct qgpu_info *info)
+{
+	info->calls = qgpu_interpose_calls();
+	info->nr_gpus = qgpu_gpu_count();
+	info->flags = (qgpu_sealed() ? QGPU_INFO_SEALED : 0) | (qgpu_uvm_bounded() ? QGPU_INFO_MANAGED : 0);
+	spin_lock(&state_lock);
+	info->state = state;
+	strscpy(info->driver, version, sizeof(info->driver));
+	spin_unlock(&state_lock);
+}
+
+int qgpu_attach_init(void)
+{
+	int ret = qgpu_interpose_init();
+
+	if (ret)
+		return ret;
+	ret = qgpu_files_init();
+	if (ret)
+		goto err_interpose;
+	ret = register_module_notifier(&module_notifier);
+	if (ret)
+		goto err_files;
+	WRITE_ONCE(ready, true);
+	qgpu_attach();
+	return 0;
+err_files:
+	qgpu_files_uninit();
+err_interpose:
+	qgpu_interpose_uninit();
+	return ret;
+}
+
+void qgpu_attach_uninit(void)
+{
+	unregister_module_notifier(&module_notifier);
+	cancel_work_sync(&attach_later);
+	mutex_lock(&qgpu_attach_lock);
+	WRITE_ONCE(ready, false);
+	mutex_unlock(&qgpu_attach_lock);
+	qgpu_detach();
+	qgpu_files_uninit();
+	qgpu_interpose_uninit();
+}

@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * file.c - which of the driver's files are a pod's: those that its processes opened, wherever they are passed on to,
+ * and those that its processes use and nobody else's is known to be. What is done with a file is left to escape.c.
+ *
+ * The entry of a file is stable for as long as a call on that file lasts: it goes in release(), which comes after the
+ * last call, or when the module lets go of the driver, which waits for it.
+ */
+#include <linux/rhashtable.h>
+#include <linux/slab.h>
+
+#include "client.h"
+#include "events.h"
+#include "file.h"
+#include "mem.h"
+#include "nvrm.h"
+#include "pod.h"
+
+static struct rhashtable files;
+
+static const struct rhashtable_params file_params = {
+	.key_len = sizeof(struct file *),
+	.key_offset = offsetof(struct qgpu_file, filp),
+	.head_offset = offsetof(struct qgpu_file, node),
+	.automatic_shrinking = true,
+};
+
+int qgpu_files_init(void)
+{
+	return rhashtable_init(&files, &file_params);
+}
+
+void qgpu_files_uninit(void)
+{
+	rhashtable_destroy(&files);
+}
+
+struct qgpu_file *qgpu_file_find(struct file *filp)
+{
+	return rhashtable_lookup_fast(&files, &filp, file_params);
+}
+
+static void file_free(struct qgpu_file *file)
+{
+	qgpu_pod_put(file->pod);
+	kfree_rcu(file, rcu);
+}
+
+struct qgpu_file *qgpu_file_add(struct file *filp, struct qgpu_pod *pod)
+{
+	struct qgpu_file *file = kzalloc(sizeof(*file), GFP_KERNEL);
+	int ret;
+
+	if (!file)
+		return ERR_PTR(-ENOMEM);
+	file->filp = filp;
+	file->pod = qgpu_pod_get(pod);
+	INIT_LIST_HEAD(&file->clients);
+	ret = rhashtable_lookup_insert_fast(&files, &file->node, file_params);
+	if (!ret)
+		return file;
+	file_free(file);
+	return ERR_PTR(ret);
+}
+
+void qgpu_file_opened(struct qgpu_file *file)
+{
+	atomic_inc(&file->pod->nr_files);
+}
+
+void qgpu_file_forget(struct qgpu_file *file)
+{
+	rhashtable_remove_fast(&files, &file->node, file_params);
+	file_free(file);
+}
+
+/*
+ * A file that no open() of a pod made known, used by a process of a pod: it was open before the module or the pod
+ * came, or was handed in from outside. From now on it is the pod's; what was allocated on it before has no gate.
+ */
+static struct qgpu_file *adopt(struct file *filp, struct qgpu_pod *pod)
+{
+	struct qgpu_file *file = qgpu_file_add(filp, pod);
+
+	if (PTR_ERR_OR_ZERO(file) == -EEXIST)	/* another thread was first */
+		return qgpu_file_find(filp);
+	if (IS_ERR(file))
+		return file;
+	qgpu_file_opened(file);
+	qgpu_pod_flag(pod, QGPU_POD_LATE, QGPU_EVENT_LATE_FILE);
+	return file;
+}
+
+struct qgpu_file *qgpu_file_of(struct file *filp)
+{
+	struct qgpu_file *file = qgpu_file_find(filp);
+	struct qgpu_pod *pod;
+
+	if (iminor(file_inode(filp)) == NV_MINOR_MODESET)
+		return NULL;	/* before 545 nvidia-modeset's calls come through the same table */
+	if (file && !READ_ONCE(file->pod->gone))
+		return file;
+	pod = qgpu_pod_of_current();
+	if (!pod)
+		return NULL;
+	if (file) {	/* of a pod that was removed; what it holds stays without a gate */
+		qgpu_pod_flag(pod, QGPU_POD_LATE, QGPU_EVENT_LATE_FILE);
+		file = NULL;
+	} else {
+		file = adopt(filp, pod);
+	}
+	qgpu_pod_put(pod);
+	return file;
+}
+
+void qgpu_file_close(struct qgpu_file *file)
+{
+	qgpu_clients_open(&file->clients);
+	rhashtable_remove_fast(&files, &file->node, file_params);
+}
+
+void qgpu_file_closed(struct qgpu_file *file)
+{
+	qgpu_clients_remove(&file->clients);
+	if (atomic_dec_and_test(&file->pod->nr_files))
+		qgpu_mem_release_kept(file->pod);
+	file_free(file);
+}
+
+static void drop(void *file, void *unused)
+{
+	qgpu_file_closed(file);
+}
+
+void qgpu_files_drop(void)
+{
+	rhashtable_free_and_destroy(&files, drop, NULL);
+	WARN_ON(rhashtable_init(&files, &file_params));
+}

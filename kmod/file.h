@@ -1,0 +1,40 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+#ifndef _QGPU_FILE_H
+#define _QGPU_FILE_H
+
+#include <linux/fs.h>
+#include <linux/list.h>
+#include <linux/rhashtable-types.h>
+
+struct qgpu_pod;
+
+/* A file of the NVIDIA driver that belongs to a pod, until its release. */
+struct qgpu_file {
+	struct rhash_head node;
+	struct file *filp;
+	struct qgpu_pod *pod;		/* a reference */
+	struct list_head clients;	/* client.c */
+	struct rcu_head rcu;
+};
+
+int qgpu_files_init(void);
+void qgpu_files_uninit(void);
+
+/* The file of a call, made the current task's pod's if need be; NULL: nobody's, ERR_PTR: no memory to remember it. */
+struct qgpu_file *qgpu_file_of(struct file *filp);
+/* As it is known; NULL: it is not. */
+struct qgpu_file *qgpu_file_find(struct file *filp);
+
+/* Around the driver's open: a pod's file is known before, and either opened or forgotten after. */
+struct qgpu_file *qgpu_file_add(struct file *filp, struct qgpu_pod *pod);
+void qgpu_file_opened(struct qgpu_file *file);
+void qgpu_file_forget(struct qgpu_file *file);
+
+/* Around the driver's release: gates are opened before, what the file held is forgotten after. */
+void qgpu_file_close(struct qgpu_file *file);
+void qgpu_file_closed(struct qgpu_file *file);
+
+/* Forget every file. Nobody is inside any more. */
+void qgpu_files_drop(void);
+
+#endif

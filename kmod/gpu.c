@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * gpu.c - the pGPUs that the driver has shown so far, each with its thread and its timer. What the thread does is
+ * slice.c's.
+ */
+#include <linux/slab.h>
+
+#include "attach.h"
+#include "compat.h"
+#include "gpu.h"
+#include "rm.h"
+
+struct qgpu_gpu qgpu_gpus[QGPU_MAX_GPUS];
+static int nr_gpus;
+
+int qgpu_gpu_count(void)
+{
+	/* pairs with qgpu_gpus_enumerate(): whoever sees the count sees the cards */
+	return smp_load_acquire(&nr_gpus);
+}
+
+int qgpu_gpu_find(u32 gpu_id)
+{
+	int i, n = qgpu_gpu_count();
+
+	for (i = 0; i < n; i++) {
+		if (qgpu_gpus[i].gpu_id == gpu_id)
+			return i;
+	}
+	return -1;
+}
+
+static int start(struct qgpu_gpu *gpu, const struct nv_gpu_info *info)
+{
+	gpu->worker = qgpu_run_worker("qgpu/%d", qgpu_gpu_index(gpu));
+	if (IS_ERR(gpu->worker))
+		return PTR_ERR(gpu->worker);
+	sched_set_fifo_low(gpu->worker->task);
+	gpu->gpu_id = info->gpu_id;
+	gpu->domain = info->domain;
+	gpu->bus = info->bus;
+	gpu->slot = info->slot;
+	gpu->function = info->function;
+	return 0;
+}
+
+void qgpu_gpus_enumerate(void)
+{
+	struct nv_gpu_info *infos = kcalloc(NV_MAX_GPUS, sizeof(*infos), GFP_KERNEL);
+	int i, n;
+
+	lockdep_assert_held(&qgpu_attach_lock);
+	if (!infos)
+		return;
+	n = qgpu_rm_enumerate(infos);
+	for (i = 0; i < n && nr_gpus < QGPU_MAX_GPUS; i++) {
+		if (qgpu_gpu_find(infos[i].gpu_id) >= 0 || start(&qgpu_gpus[nr_gpus], &infos[i]))
+			continue;
+		/* pairs with qgpu_gpu_count(): the card before the count */
+		smp_store_release(&nr_gpus, nr_gpus + 1);
+	}
+	kfree(infos);
+}
+
+/* A timer only wakes the thread: RM controls sleep, and take up to a millisecond. */
+static enum hrtimer_restart wake(struct hrtimer *timer)
+{
+	struct qgpu_gpu *gpu = container_of(timer, struct qgpu_gpu, timer);
+
+	kthread_queue_work(gpu->worker, &gpu->work);
+	return HRTIMER_NORESTART;
+}
+
+void qgpu_gpus_init(void (*work)(struct kthread_work *work))
+{
+	int i;
+
+	for (i = 0; i < QGPU_MAX_GPUS; i++) {
+		struct qgpu_gpu *gpu = &qgpu_gpus[i];
+
+		mutex_init(&gpu->lock);
+		INIT_LIST_HEAD(&gpu->tsgs);
+		gpu->retry_ns = U64_MAX;
+		qgpu_hrtimer_setup(&gpu->timer, wake);
+		kthread_init_work(&gpu->work, work);
+	}
+}
+
+/* Neither plans (no descriptor is open) nor TSGs are left, so a timer that still fires finds nothing to re-arm for. */
+void qgpu_gpus_uninit(void)
+{
+	int i;
+
+	for (i = 0; i < nr_gpus; i++) {
+		hrtimer_cancel(&qgpu_gpus[i].timer);
+		kthread_destroy_worker(qgpu_gpus[i].worker);
+	}
+}

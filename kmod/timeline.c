@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * timeline.c - what a plan says of a moment of its period: whose turn it is, and when that changes. It knows neither
+ * clock nor gates, which are slice.c's.
+ */
+#include <linux/minmax.h>
+#include <linux/mm.h>
+#include <linux/slab.h>
+
+#include "timeline.h"
+
+void qgpu_timeline_free(struct qgpu_timeline *plan)
+{
+	u32 i;
+
+	for (i = 0; i < plan->nr_parts; i++)
+		qgpu_pod_put(plan->parts[i].pod);
+	kvfree(plan->parts);
+	kvfree(plan->windows);
+	kfree(plan);
+}
+
+static const struct qgpu_window *window_at(const struct qgpu_part *part, u64 phase_ns)
+{
+	u32 i;
+
+	for (i = 0; i < part->nr_windows; i++) {
+		if (part->windows[i].start_ns <= phase_ns && phase_ns < part->windows[i].end_ns)
+			return &part->windows[i];
+	}
+	return NULL;
+}
+
+/* What is lent goes to those who lend. */
+static bool takes_part(const struct qgpu_part *part)
+{
+	u32 i;
+
+	for (i = 0; i < part->nr_windows; i++) {
+		if (part->windows[i].flags & QGPU_WINDOW_YIELD)
+			return true;
+	}
+	return false;
+}
+
+bool qgpu_timeline_lent(const struct qgpu_timeline *plan, u64 phase_ns)
+{
+	bool any = false;
+	u32 i;
+
+	for (i = 0; i < plan->nr_parts; i++) {
+		const struct qgpu_part *part = &plan->parts[i];
+		const struct qgpu_window *window = window_at(part, phase_ns);
+
+		if (!window)
+			continue;
+		if (!(window->flags & QGPU_WINDOW_YIELD) || (part->has_tsgs && !part->idle))
+			return false;
+		any = true;
+	}
+	return any;
+}
+
+bool qgpu_part_turn(const struct qgpu_part *part, u64 phase_ns, bool lent)
+{
+	return window_at(part, phase_ns) || (lent && takes_part(part));
+}
+
+u64 qgpu_timeline_edge(const struct qgpu_timeline *plan, u64 phase_ns)
+{
+	u64 edge_ns = U64_MAX;
+	u32 i, j;
+
+	for (i = 0; i < plan->nr_parts; i++) {
+		const struct qgpu_part *part = &plan->parts[i];
+
+		if (!part->gated || !part->nr_windows)
+			continue;
+		edge_ns = min(edge_ns, plan->period_ns);
+		for (j = 0; j < part->nr_windows; j++) {
+			if (part->windows[j].start_ns > phase_ns)
+				edge_ns = min(edge_ns, part->windows[j].start_ns);
+			if (part->windows[j].end_ns > phase_ns)
+				edge_ns = min(edge_ns, part->windows[j].end_ns);
+		}
+	}
+	return edge_ns;
+}
