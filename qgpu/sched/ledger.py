@@ -61,6 +61,11 @@ class Account(NamedTuple):
         return self.busy_tsgs > 0
 
     @property
+    def starting(self) -> bool:
+        """Tell whether its processes have come only just and hardly run."""
+        return bool(self.tsgs) and self.ran_ns < STARTED_NS and self.here_ns < STARTING_NS
+
+    @property
     def debt_ns(self) -> int:
         """Return the time it had beyond (positive) or short of (negative) what it was meant to have."""
         return self.standing.debt_ns
@@ -117,6 +122,11 @@ class Ledger:
             return ledger._in_new_round(ragged=True)
         return ledger._in_new_round() if ledger._round_over else ledger
 
+    @property
+    def starting(self) -> bool:
+        """Tell whether some pod is starting."""
+        return True in [account.starting for account in self.accounts.values()]
+
     def planned(self, plan: Plan) -> Ledger:
         """Note what the pods are meant to get from now on. Where that differs, all but quotas starts anew."""
         if self.plan is not None and _terms(self.plan) == _terms(plan):
@@ -144,7 +154,7 @@ class Ledger:
                 account.used_ns,
                 account.debt_ns,
                 account.standing.pace,
-                bool(account.tsgs) and account.ran_ns < STARTED_NS and account.here_ns < STARTING_NS,
+                account.starting,
             )
             for name, account in self.accounts.items()
         )

@@ -12,6 +12,9 @@ from qgpu.sched.ledger import Ledger
 #: A plan is a lease (about a second on every plane), so it is renewed this often however long the period is.
 RENEW_NS = 250 * NS_PER_MS
 
+#: While a pod starts its others' slices are short, which ends with the tick after it got going.
+STARTING_NS = 25 * NS_PER_MS
+
 
 @dataclass(frozen=True, slots=True)
 class Settings:
@@ -27,7 +30,7 @@ def tick(backend: Backend, settings: Settings, ledger: Ledger) -> Ledger:
     """Do one round and return the ledger after it."""
     ledger = ledger.advance(sample := backend.sample())
     backend.apply(plan := settings.policy(ledger.snapshot(settings.period_ns, settings.offline_floor)))
-    backend.wait(until_due(sample.now_ns, plan.period_ns))
+    backend.wait(until_due(sample.now_ns, plan.period_ns, STARTING_NS if ledger.starting else RENEW_NS))
     return ledger.planned(plan)
 
 
@@ -44,12 +47,12 @@ def run(
         seen(ledger)
 
 
-def until_due(now_ns: int, period_ns: int) -> int:
-    """Return the ns from ``now_ns`` to the next tick.
+def until_due(now_ns: int, period_ns: int, at_most_ns: int = RENEW_NS) -> int:
+    """Return the ns from ``now_ns`` to the next tick, of which a whole number lie in a period.
 
     Ticks lie at fixed phases of the plan's period, whatever a tick itself takes: a sample that drifted through
     the period would show now one pod's turn and now another's in full, and the ledger would take it for debt.
     """
-    ticks = -(-period_ns // RENEW_NS)
+    ticks = -(-period_ns // at_most_ns)
     phase_ns = now_ns % period_ns
     return -(-(phase_ns * ticks // period_ns + 1) * period_ns // ticks) - phase_ns
