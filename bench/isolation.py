@@ -28,6 +28,7 @@ from pathlib import Path
 from attacks import build, world
 from attacks.cases import CASES, Case
 from attacks.judge import Row, Watch, alone, judge
+from attacks.resize import resized
 from attacks.safe import moments, safe
 from attacks.world import World, end_pod, policy, start_pod
 from harness import ROOT, BenchError, tail
@@ -61,6 +62,9 @@ def run(
                     say(_line(rows[-1]))
             if "door" in families:
                 rows.append(_doors(place))
+                say(_line(rows[-1]))
+            if "raw" in families and not paths:
+                rows.append(resized(place))
                 say(_line(rows[-1]))
             if "safe" in families:
                 safe(place, watch, rate, rows, say)

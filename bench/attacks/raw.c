@@ -222,6 +222,24 @@ static void handed_down(char **argv)
 	execl("/proc/self/exe", argv[0], "heir", argv[2], argv[3], fds[0], fds[1], fds[2], NULL);
 }
 
+/* Hold all there is in four parts, give one back and take it again for as long as that works; tell how many are held. */
+static void hungry(void)
+{
+	uint32_t parts[4] = { 0 };
+
+	for (int held = 0, at = 0;; at = (at + 1) % 4) {
+		uint32_t handle = ++rm.last;
+
+		if (parts[at] && held == 4)
+			held -= rm_free(&rm, parts[at]) == NV_OK, parts[at] = 0;
+		if (!parts[at] && took(rm_memory(&rm, rm_plain, quota / 4, &handle), quota / 4))
+			parts[at] = handle, held++;
+		report("granted %llu, holds %d quarters, refused %llu times (last %#lx)", (unsigned long long)sums->claimed,
+		       held, (unsigned long long)sums->refused, sums->last);
+		usleep(10000);
+	}
+}
+
 static const struct {
 	const char *mode;
 	rm_way way;
@@ -294,6 +312,8 @@ int main(int argc, char **argv)
 		clients();
 	} else if (!strcmp(mode, "churn")) {
 		churn();
+	} else if (!strcmp(mode, "hungry")) {
+		hungry();
 	} else if (!strcmp(mode, "exec")) {
 		handed_down(argv);
 	}
