@@ -28,7 +28,7 @@ from pathlib import Path
 from attacks import build, world
 from attacks.cases import CASES, Case
 from attacks.judge import Row, Watch, alone, judge
-from attacks.resize import resized
+from attacks.resize import RESIZED, resized
 from attacks.safe import moments, safe
 from attacks.world import World, end_pod, policy, start_pod
 from harness import ROOT, BenchError, tail
@@ -63,7 +63,7 @@ def run(
             if "door" in families:
                 rows.append(_doors(place))
                 say(_line(rows[-1]))
-            if "raw" in families and not paths:
+            if "raw" in families and (not paths or any(part in RESIZED for part in paths)):
                 rows.append(resized(place))
                 say(_line(rows[-1]))
             if "safe" in families:

@@ -9,7 +9,8 @@ from harness import tail
 from attacks.judge import Row
 from attacks.world import World, end_pod, now, start_pod
 
-_NAME, _PATH = "attacker", "limit halved while full, and restored"
+_NAME = "attacker"
+RESIZED = "limit halved while full, and restored"
 _FULL, _LESS = "holds 4", "holds 3"
 _READY_S = 10.0
 
@@ -46,4 +47,4 @@ def resized(world: World) -> Row:
     said = report.read_text().strip() if report.exists() else f"no report: {tail(log, 2)}"
     end_pod(bench, _NAME, process)
     worst = max(lowered, restored)
-    return Row("raw", _PATH, bytes_over_quota=worst, said=said, passed=all(told) and worst == 0)
+    return Row("raw", RESIZED, bytes_over_quota=worst, said=said, passed=all(told) and worst == 0)
