@@ -8,6 +8,7 @@ import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from qgpu.guardian import kcmp
 from qgpu.guardian.notify import Listener, Notification
 from qgpu.guardian.register import RmObject
 from qgpu.guardian.standin import Block, StandIn
@@ -19,6 +20,8 @@ from qgpu.rm.client import take
 PROCEED = -1
 #: Likewise: the call returns its first argument, and is not carried out.
 PRETEND = -2
+#: The call has its answer already.
+ANSWERED = -3
 
 _U32 = struct.Struct("<I")
 
@@ -50,6 +53,14 @@ class Desk:
             os.close(taken)
             raise InterruptedError(errno.EINTR, "the caller is gone")
         return taken
+
+    def has_still(self, case: Case) -> bool:
+        """Tell whether the descriptor of a call means the file that was taken from there. Raises OSError."""
+        taken = self.take(case, case.call.fd)
+        try:
+            return kcmp.same_file(os.getpid(), taken, os.getpid(), case.file)
+        finally:
+            os.close(taken)
 
     def answer(self, block: Block, status_at: int, status: int) -> int:
         """Answer in RM's own words without asking it."""

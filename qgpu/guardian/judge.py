@@ -17,7 +17,7 @@ import structlog
 
 from qgpu.guardian import calls, notify, quick
 from qgpu.guardian.controlling import Controls
-from qgpu.guardian.desk import PRETEND, PROCEED, Case, Desk
+from qgpu.guardian.desk import ANSWERED, PRETEND, PROCEED, Case, Desk
 from qgpu.guardian.filter import WATCHED, is_mapping
 from qgpu.guardian.freeing import Freeing
 from qgpu.guardian.heap import Heap
@@ -77,6 +77,8 @@ class Judge:
         except Exception:  # noqa: BLE001 - see above
             _log.exception("call failed", pod=self._pod)
             outcome = errno.EIO
+        if outcome == ANSWERED:
+            return
         if outcome == PROCEED:
             listener.proceed(call.id)
         elif outcome == PRETEND:

@@ -9,7 +9,7 @@ from pathlib import Path
 from qgpu.guardian.notify import Notification
 
 #: How often it is looked whether a call that is waited for is over.
-_LOOK_S = 0.0005
+_FIRST_LOOK_S, _LOOK_S = 0.00005, 0.0005
 #: Where the kernel has a thread wait for an answer of ours (kernel/seccomp.c; the first may be inlined in the second).
 _STOPPED_AT = ("seccomp_do_user_notification", "__seccomp_filter")
 
@@ -33,16 +33,16 @@ class Loose:
     def over(self) -> bool:
         """Tell whether the thread is certain to have left the call.
 
-        One that runs could be anywhere; it has left when it has spent time in user mode since. One that stands in a
-        call of the same numbers may be in the next: then it waits for us, and it is no longer in one that we have
-        answered.
+        One that runs could be anywhere; it has left when it has spent time in user mode since, of which the kernel
+        tells up to a tick too much. One that stands in a call of the same numbers may be in the next: then it waits
+        for us, and it is no longer in one that we have answered.
         """
         try:
             now = Path(f"/proc/{self.pid}/task/{self.tid}/syscall").read_text().split()
         except OSError:
             return True
         if now[0] == "running":
-            return user_ticks(self.pid, self.tid) != self.ticks
+            return user_ticks(self.pid, self.tid) > self.ticks + 1
         return now[: len(self.shown)] != self.shown or _waits_for_us(self.pid, self.tid)
 
 
@@ -76,6 +76,13 @@ class Pending:
             self.take_over()
         return not self.calls
 
+    def wait_for(self, tid: int) -> None:
+        """Wait until one thread's call is over, however long that takes."""
+        wait_s = _FIRST_LOOK_S
+        while not self.calls[tid].over():
+            time.sleep(wait_s)
+            wait_s = min(2 * wait_s, _LOOK_S * 20)
+
 
 def _waits_for_us(pid: int, tid: int) -> bool:
     """Tell whether a thread is stopped in a call that we have not received yet.
@@ -92,9 +99,9 @@ def _waits_for_us(pid: int, tid: int) -> bool:
 
 
 def user_ticks(pid: int, tid: int) -> int:
-    """Return the time a thread has had in user mode, in clock ticks; -1 when it is gone."""
+    """Return the time a thread has had in user mode, in clock ticks; one that is gone has had all it will."""
     fields = _stat(pid, tid)
-    return int(fields[11]) if fields else -1
+    return int(fields[11]) if fields else 1 << 62
 
 
 def _stat(pid: int, tid: int) -> list[str]:

@@ -16,13 +16,18 @@ import os
 import struct
 from contextlib import nullcontext
 
-from qgpu.guardian import calls, classes
-from qgpu.guardian.desk import PROCEED, Case, Desk, status_of
+import structlog
+
+from qgpu import cgroup
+from qgpu.guardian import calls, classes, still
+from qgpu.guardian.desk import ANSWERED, PROCEED, Case, Desk, status_of
 from qgpu.guardian.freeing import Freeing
 from qgpu.guardian.loose import Pending
 from qgpu.guardian.register import NO_INSTANCE, Key, RmObject
 from qgpu.guardian.standin import Block
 from qgpu.rm import abi
+
+_log = structlog.get_logger("guardian")
 
 _U32 = struct.Struct("<I")
 #: How many of a pod's exports of one size what it imports is compared with; beyond them it is charged anew.
@@ -72,7 +77,7 @@ class Objects:
         if refusal := self.admit(case.pid, rm):
             block.restore(16, 16)
             return self._desk.answer(block, asked.status_at, refusal)
-        if rm.rm_class == abi.NV01_DEVICE_0 and not escape.wrapped and not self._reaches_device(case):
+        if rm.rm_class == abi.NV01_DEVICE_0 and not escape.wrapped and not self._reaches_device(case.file):
             block.restore(16, 16)
             return self._device(case, block, rm, asked.status_at)
         if kept and (refusal := self._desk.claim(rm)):
@@ -241,10 +246,9 @@ class Objects:
         """Let a root client be made, where that call can make nothing else: on a file that reaches no device."""
         if wrapped:
             return errno.EINVAL
-        if self._reaches_device(case):
+        if self._reaches_device(case.file):
             return self._desk.refuse(block, asked.status_at, abi.NV_ERR_INVALID_STATE, "root client beside a device")
-        self.roots.let(case.call, case.pid)
-        return PROCEED
+        return self._let(case, block, asked.status_at)
 
     def _device(self, case: Case, block: Block, rm: RmObject, status_at: int) -> int:
         """Let the first device of a file be made: RM notes the process that asks for it.
@@ -252,21 +256,48 @@ class Objects:
         Which card it is on is asked of RM when it has a subdevice; until then nothing below it can be charged, or made.
         """
         rm.detail = NO_INSTANCE
-        if (refusal := self._desk.claim(rm)) != abi.NV_OK:
-            return self._desk.answer(block, status_at, refusal)
-        self._devices[case.call.tid] = rm
-        self.roots.let(case.call, case.pid)
-        return PROCEED
+        return self._let(case, block, status_at, rm)
 
-    def _reaches_device(self, case: Case) -> bool:
-        """Tell whether something made through a file could lie below a device."""
+    def _let(self, case: Case, block: Block, status_at: int, device: RmObject | None = None) -> int:
+        """Let the kernel carry a call out on a file that reaches no device; nobody can exchange it for one that does.
+
+        That takes keeping the process's other threads still, where there is a device at all.
+        """
+        if not self._clients_with_devices():
+            if (refusal := self._note_let(case, device)) != abi.NV_OK:
+                return self._desk.answer(block, status_at, refusal)
+            return PROCEED
+        pod = self._supervisor.register.pods.get(self._pod)
+        try:
+            with still.held(case.pid, case.call.tid, cgroup.pids(pod.cgroup) if pod is not None else ()):
+                if not self._desk.has_still(case) or self._reaches_device(case.file):
+                    raise OSError(errno.EBUSY, "another file is in the descriptor's place")
+                if (refusal := self._note_let(case, device)) != abi.NV_OK:
+                    return self._desk.answer(block, status_at, refusal)
+                case.listener.proceed(case.call.id)
+                self.roots.wait_for(case.call.tid)
+                return ANSWERED
+        except OSError as error:
+            _log.warning("a call cannot be let through", pod=self._pod, pid=case.pid, reason=str(error))
+            return self._desk.refuse(block, status_at, abi.NV_ERR_INVALID_STATE, "call beside threads that move")
+
+    def _note_let(self, case: Case, device: RmObject | None) -> int:
+        """Take note of a call that is let through now; return the status with which its device is refused, if it is."""
+        if device is not None:
+            if (refusal := self._desk.claim(device)) != abi.NV_OK:
+                return refusal
+            self._devices[case.call.tid] = device
+        self.roots.let(case.call, case.pid)
+        return abi.NV_OK
+
+    def _clients_with_devices(self) -> set[int]:
         with self._supervisor.lock:
             objects = self._supervisor.register.objects.values()
-            clients = {rm.client for rm in objects if rm.rm_class == abi.NV01_DEVICE_0} | self._doubtful
-        return any(
-            self._supervisor.owns(self._pod, client) and self._hands.about(case.file, client, client) is not None
-            for client in clients
-        )
+            return {rm.client for rm in objects if rm.rm_class == abi.NV01_DEVICE_0} | self._doubtful
+
+    def _reaches_device(self, file: int) -> bool:
+        """Tell whether something made through a file could lie below a device, whichever pod's."""
+        return any(self._hands.about(file, client, client) is not None for client in self._clients_with_devices())
 
     def _settle_device(self, rm: RmObject) -> None:
         """Book a device that the kernel has made; where it made none, it could have made one of another name."""

@@ -8,6 +8,7 @@ child of its own that does the same from then on; "exit" ends it.
 from __future__ import annotations
 
 import ctypes
+import errno
 import fcntl
 import json
 import mmap
@@ -17,6 +18,7 @@ import struct
 import sys
 import tempfile
 import threading
+import time
 
 from qgpu.guardian.filter import install
 
@@ -109,6 +111,36 @@ def hammer(libc: ctypes.CDLL, device: int, times: int) -> dict:
     return {"result": 0, "errno": 0, "argument": statuses.hex()}
 
 
+def exchange(libc: ctypes.CDLL, device: int, times: int, own: int) -> dict:
+    """Ask for root clients while another file, that answers EINVAL to anything, is put in the descriptor's place.
+
+    With ``own``, by a thread that has a table of its own where it is in that place all along.
+    """
+    other, place, over, errors = libc.syscall(323, os.O_CLOEXEC), 200, [], []
+    argument = ctypes.create_string_buffer(struct.pack("<IIIIQQIIII", 0, 0, 0, 0x41, 0, 0, 0, 0, 0xFFFF, 0), 48)
+
+    def ask() -> None:
+        if own:
+            libc.unshare(0x400)  # CLONE_FILES
+            os.dup2(other, place)
+        for _ in range(times):
+            libc.ioctl(place, ctypes.c_ulong(3 << 30 | 48 << 16 | ord("F") << 8 | 0x2B), argument)
+            errors.append(ctypes.get_errno())
+        over.append(True)
+
+    os.dup2(device, place)
+    thread = threading.Thread(target=ask)
+    thread.start()
+    while not over:
+        if not own:
+            os.dup2(other, place)
+            time.sleep(0.0003)
+            os.dup2(device, place)
+        time.sleep(0.0003)
+    thread.join()
+    return {"result": len(errors), "errno": errors.count(errno.EINVAL), "argument": ""}
+
+
 def main() -> None:
     sock = socket.socket(fileno=int(sys.argv[1]))
     device = os.open("/dev/null", os.O_RDWR)
@@ -132,7 +164,7 @@ def main() -> None:
             lines.write(json.dumps(hammer(libc, device, int(line.split()[1]))) + "\n")
             lines.flush()
             continue
-        if line.startswith(("mapfile", "mapfixed", "int80", "x32")):
+        if line.startswith(("mapfile", "mapfixed", "int80", "x32", "exchange")):
             lines.write(json.dumps(globals()[line.split()[0]](libc, device, *map(int, line.split()[1:]))) + "\n")
             lines.flush()
             continue

@@ -36,6 +36,8 @@ class FakeRm:
         self.instances: dict = {}
         self.wakes = 0
         self.carried = None
+        #: Whether files at hand have none of the clients.
+        self.bare = False
         #: What happens on the card while memory is freed.
         self.meanwhile = lambda: None
 
@@ -56,7 +58,7 @@ class FakeRm:
         return tuple(key) in self.objects
 
     def about(self, file, client, handle):
-        return self.objects.get((client, handle))
+        return None if self.bare else self.objects.get((client, handle))
 
     def real(self, rm):
         return self.objects.get(rm.key)

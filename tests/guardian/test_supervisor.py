@@ -384,6 +384,16 @@ def test_a_root_client_beside_a_device_is_refused_for_something_else_could_be_ma
     assert (answer[0], alloc_status(answer[2])) == (0, abi.NV_ERR_INVALID_STATE)
 
 
+@pytest.mark.parametrize("own_table", [False, True])
+def test_what_is_let_through_goes_to_the_file_that_was_looked_at(on_card, own_table):
+    """A thread puts another file in the descriptor's place all the time, or the caller has another one there."""
+    on_card.rm.bare = True  # /dev/null has no device, so a root client may be made there
+    on_card.tell(f"exchange 60 {int(own_table)}")
+    asked, on_the_other, _ = on_card.answer()
+
+    assert (asked, on_the_other) == (60, 0)
+
+
 def test_a_refusal_that_cannot_be_written_is_not_carried_out_either(pod):
     pod.tell("readonly")
     result, error, _ = pod.call(abi.NV_ESC_RM_CONTROL, control(abi.NV2080_FIFO_DISABLE_CHANNELS))

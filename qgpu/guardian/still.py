@@ -1,0 +1,83 @@
+"""Holds everybody still who could exchange a thread's descriptors while the kernel carries out a call for it.
+
+The kernel looks up anew which file a descriptor means: between our look and its own, another thread could put a file
+with a device there, and other arguments, and what was let through as harmless would make anything. So its siblings are
+stopped by ptrace meanwhile, which nobody in the pod can undo and which ends by itself should we die. What cannot be
+stopped is an error: a thread with a table of its own, whose files we cannot see; a process that shares the table; a
+thread that is traced already, or the kernel's (io_uring).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from qgpu.guardian import kcmp
+
+_SEIZE, _INTERRUPT, _DETACH = 0x4206, 0x4207, 17
+_EVENT_STOP = 128
+_ALL_THREADS = 0x40000000  # __WALL
+#: How long a thread may take to leave the kernel, and how often it is looked whether it has.
+_PATIENCE_S, _LOOK_S = 1.0, 0.00005
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.ptrace.argtypes = (ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p)
+_libc.ptrace.restype = ctypes.c_long
+
+
+@contextmanager
+def held(pid: int, tid: int, processes: Iterable[int]) -> Iterator[None]:
+    """Keep every thread of a process but one still; ``processes`` are others that could share its descriptors.
+
+    Raises OSError where somebody cannot be kept still.
+    """
+    if not kcmp.same_table(pid, tid):
+        raise OSError(errno.EPERM, f"thread {tid} has descriptors of its own")
+    stopped: dict[int, int] = {}
+    try:
+        while threads := _threads(pid) - {tid} - stopped.keys():
+            for thread in threads:
+                stopped[thread] = _stop(pid, thread)
+        for other in processes:
+            if other != pid and kcmp.same_table(pid, other):
+                raise OSError(errno.EPERM, f"process {other} shares the descriptors of process {pid}")
+        yield
+    finally:
+        for thread, signal in stopped.items():
+            _libc.ptrace(_DETACH, thread, None, signal)
+
+
+def _threads(pid: int) -> set[int]:
+    return {int(name) for name in os.listdir(f"/proc/{pid}/task")}
+
+
+def _stop(pid: int, thread: int) -> int:
+    """Stop a thread; return the signal that it was about to get, 0 for none. Raises OSError."""
+    if _libc.ptrace(_SEIZE, thread, None, None) < 0:
+        code = ctypes.get_errno()
+        if code == errno.ESRCH or _has_ended(pid, thread):
+            return 0
+        raise OSError(code, f"thread {thread}: {os.strerror(code)}")
+    _libc.ptrace(_INTERRUPT, thread, None, None)
+    deadline = time.monotonic() + _PATIENCE_S
+    while time.monotonic() < deadline:
+        try:
+            seen, status = os.waitpid(thread, _ALL_THREADS | os.WNOHANG)
+        except ChildProcessError:  # it ended, and somebody has taken note
+            return 0
+        if seen:
+            return os.WSTOPSIG(status) if os.WIFSTOPPED(status) and status >> 16 != _EVENT_STOP else 0
+        time.sleep(_LOOK_S)
+    _libc.ptrace(_DETACH, thread, None, None)
+    raise OSError(errno.EBUSY, f"thread {thread} does not stop")
+
+
+def _has_ended(pid: int, thread: int) -> bool:
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/task/{thread}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+    return True
