@@ -15,22 +15,20 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import structlog
 
-from qgpu import cgroup, wire
-from qgpu.errors import ExitCode, NoGpuError, QgpuError, RmError, UnknownNameError
+from qgpu.errors import NoGpuError, RmError
 from qgpu.guardian import powers
 from qgpu.guardian.card import Card
 from qgpu.guardian.hands import Hands
 from qgpu.guardian.journal import Journal
 from qgpu.guardian.judge import Judge
-from qgpu.guardian.messages import PROTOCOL, plan_from
 from qgpu.guardian.register import Key, Register
+from qgpu.guardian.requests import Requests
+from qgpu.guardian.sessions import Sessions
 from qgpu.guardian.supervisor import Allowance, Supervisor
 from qgpu.guardian.timer import Timer
 from qgpu.guardian.uvmfiles import UvmFile
@@ -47,19 +45,10 @@ _log = structlog.get_logger("guardian")
 _SWITCH_S = 0.0005
 #: How long a pod's thread waits for the main loop to move a gate before it goes on without.
 _GATE_PATIENCE_S = 1.0
-#: How long a message to a daemon may take; past it the session is over.
-_PATIENCE_S = 0.1
+#: How long the main loop rests after a defect.
+_REST_S = 0.01
 #: With no daemon and no pod left for this long, the guardian ends.
 _LINGER_NS = 5 * NS_PER_S
-
-
-@dataclass(slots=True)
-class _Session:
-    """One connection of a daemon; ``cards`` are those whose plan hangs on it."""
-
-    connection: wire.Connection
-    cards: set[int] = field(default_factory=set)
-    watching: bool = False
 
 
 class Guardian:
@@ -109,9 +98,11 @@ class Guardian:
         self._timer = Timer()
         self._selector.register(self._timer.fd, selectors.EVENT_READ, self._timer.clear)
         self._selector.register(self._bell, selectors.EVENT_READ, self._answer_bell)
-        self._sessions: dict[int, _Session] = {}
-        self._listening = wire.listen(str(runtime_dir / "guardian.sock"), 0o600)
-        self._selector.register(self._listening, selectors.EVENT_READ, self._accept)
+        requests = Requests(
+            self.version, self.supervisor, self.cards, self._serve_listener, self._amended, self._retired
+        )
+        path = runtime_dir / "guardian.sock"
+        self._sessions = Sessions(path, self._selector, self.register, requests.find, self._daemon_gone)
         self._alone_since_ns: int | None = time.monotonic_ns()
         sys.setswitchinterval(_SWITCH_S)
         for fact in journal.replay():
@@ -128,7 +119,7 @@ class Guardian:
                 _log.exception("guardian: unexpected; gates open, timeslices the driver's")
                 for card in self.cards.values():
                     card.let_go(time.monotonic_ns())
-                time.sleep(_PATIENCE_S / 10)  # and should it go on, not at the price of a whole CPU
+                time.sleep(_REST_S)  # and should it go on, not at the price of a whole CPU
 
     def _serve(self) -> None:
         """Wait for the next thing, do it, and what else has come due."""
@@ -213,15 +204,11 @@ class Guardian:
         now = time.monotonic_ns()
         for card in self.cards.values():
             card.enforcer.refresh(now)
-        self._tell({"event": "changed"})
+        self._sessions.tell({"event": "changed"})
 
-    def _tell(self, event: dict[str, Any]) -> None:
-        for number, session in list(self._sessions.items()):
-            if session.watching:
-                try:
-                    session.connection.send(event)
-                except OSError:
-                    self._hang_up(number)
+    def _daemon_gone(self, index: int) -> None:
+        _log.info("daemon gone: gates open, timeslices the driver's", pgpu=index)
+        self.cards[index].release(time.monotonic_ns())
 
     # -- pods -------------------------------------------------------------------------------------------------
 
@@ -308,9 +295,11 @@ class Guardian:
         self._threads.pop(number).join()
         self.supervisor.hung_up(number)
         os.close(fd)
-        self._tell({"event": "listener-gone", "listener": number})
+        self._sessions.tell({"event": "listener-gone", "listener": number})
 
-    def _start_thread(self, number: int) -> None:
+    def _serve_listener(self, number: int) -> None:
+        if number in self._threads:
+            return
         pod, _ = self.supervisor.listeners[number]
         self._judges.setdefault(pod, Judge(self.supervisor, pod))
         name = f"qgpu-pod-{number}"
@@ -318,166 +307,10 @@ class Guardian:
         self._threads[number] = thread
         thread.start()
 
-    # -- the daemon -------------------------------------------------------------------------------------------
-
-    def _accept(self) -> None:
-        sock, _ = self._listening.accept()
-        sock.settimeout(_PATIENCE_S)  # a daemon that is stopped must not stop us: it loses its session instead
-        session = _Session(wire.Connection(sock))
-        if self._is_a_pods(session.connection.peer().pid):
-            _log.warning("a pod's process is not heard", pid=session.connection.peer().pid)
-            session.connection.close()
-            return
-        number = sock.fileno()
-        self._sessions[number] = session
-        self._selector.register(sock, selectors.EVENT_READ, lambda: self._hear(number))
-
-    def _is_a_pods(self, pid: int) -> bool:
-        """Tell whether a peer is in a pod, where being root makes no difference; one that is gone could have been."""
-        try:
-            path = cgroup.of(pid)
-        except OSError:
-            return True
-        within = any(cgroup.within(path, pod.cgroup) for pod in self.register.pods.values())
-        return within or pid in self.register.processes
-
-    def _hear(self, number: int) -> None:
-        session = self._sessions.get(number)
-        if session is None:  # hung up on while others were heard
-            return
-        try:
-            alive = session.connection.fill()
-            while (message := session.connection.next_buffered()) is not None:
-                reply, fds = self._reply(session, *message)
-                session.connection.send(reply, fds)
-        except (OSError, wire.WireError) as error:
-            _log.warning("session broken", reason=str(error))
-            alive = False
-        if not alive and number in self._sessions:
-            self._hang_up(number)
-
-    def _hang_up(self, number: int) -> None:
-        """End a session; a plan that hung on it is over."""
-        session = self._sessions.pop(number)
-        self._selector.unregister(session.connection.sock)
-        session.connection.close()
-        for index in session.cards:
-            _log.info("daemon gone: gates open, timeslices the driver's", pgpu=index)
-            self.cards[index].release(time.monotonic_ns())
-
-    def _reply(self, session: _Session, message: dict[str, Any], fds: list[int]) -> tuple[dict[str, Any], list[int]]:
-        try:
-            operation: Callable[..., tuple[dict[str, Any], list[int]]] = getattr(self, f"_op_{message['op']}")
-            answer, out = operation(session, message, fds)
-        except QgpuError as error:
-            _close(fds)
-            return {"ok": False, "error": str(error), "code": int(error.code)}, []
-        except Exception as error:  # noqa: BLE001 - whatever a request runs into is its sender's to hear
-            _log.exception("bad request")
-            _close(fds)
-            return {"ok": False, "error": f"bad request: {error!r}", "code": int(ExitCode.FAILED)}, []
-        return {"ok": True, **answer}, out
-
-    def _op_hello(self, session: _Session, message: dict[str, Any], _: list[int]) -> Any:
-        session.watching = bool(message.get("watch"))
-        answer = {
-            "protocol": PROTOCOL,
-            "version": self.version,
-            "pid": os.getpid(),
-            "cards": [{"index": c.index, "minor": c.device.minor, "pci": c.device.pci} for c in self.cards.values()],
-            "listeners": {str(number): pod for number, (pod, _) in self.supervisor.listeners.items()},
-        }
-        return answer, [self.journal.fd]
-
-    def _op_listener(self, _: _Session, message: dict[str, Any], __: list[int]) -> Any:
-        return {}, [self.supervisor.listeners[message["listener"]][1].fd]
-
-    def _op_adopt(self, _: _Session, message: dict[str, Any], fds: list[int]) -> Any:
-        """Take over a dead guardian's listener; none is served before all are here and the call in hand answered."""
-        self.supervisor.listen(message["pod"], fds[0], message["listener"])
-        return {}, []
-
-    def _op_adopted(self, _: _Session, __: dict[str, Any], ___: list[int]) -> Any:
-        for number in self.supervisor.listeners:
-            if number not in self._threads:
-                self._start_thread(number)
-        return {}, []
-
-    def _op_attach(self, _: _Session, message: dict[str, Any], fds: list[int]) -> Any:
-        name, pid = message["name"], message["pid"]
-        self._known(name)
-        cgroup.bring(name, pid, self.register.pods[name].cgroup)
-        number = self.supervisor.listen(name, fds[0])
-        self._start_thread(number)
-        return {"listener": number}, []
-
-    def _op_pods(self, _: _Session, __: dict[str, Any], ___: list[int]) -> Any:
-        instances = {card.device.instance: card.index for card in self.cards.values()}
-        pods = []
-        for fact in self.register.facts():
-            if fact["fact"] != "pod":
-                continue
-            name = fact["name"]
-            held = {index: self.supervisor.used(name, i) for i, index in instances.items()}
-            refused = {what: n for (pod, what), n in self.supervisor.refusals.items() if pod == name}
-            pods.append({key: fact[key] for key in ("name", "cgroup", "grants")} | {"memory": held, "refused": refused})
-        return {"pods": pods}, []
-
-    def _op_admit(self, _: _Session, message: dict[str, Any], __: list[int]) -> Any:
-        if not message["cgroup"]:
-            cgroup.create(message["name"])
-        self._set_grants(message)
-        return {}, []
-
-    def _op_amend(self, _: _Session, message: dict[str, Any], __: list[int]) -> Any:
-        self._known(message["name"])
-        self._set_grants(message)
-        return {}, []
-
-    def _op_retire(self, _: _Session, message: dict[str, Any], __: list[int]) -> Any:
-        self._known(message["name"])
-        self.supervisor.note({"fact": "unpod", "name": message["name"]})
-        self.supervisor.retired(message["name"])
-        self._judges.pop(message["name"], None)
-        self._allowances.pop(message["name"], None)
-        cgroup.remove(message["name"])
-        self._changed()
-        return {}, []
-
-    def _op_sample(self, _: _Session, message: dict[str, Any], __: list[int]) -> Any:
-        return self.cards[message["pgpu"]].sample(time.monotonic_ns(), detailed=bool(message.get("detailed"))), []
-
-    def _op_apply(self, session: _Session, message: dict[str, Any], _: list[int]) -> Any:
-        plan = plan_from(message["plan"])
-        session.cards.add(plan.pgpu)
-        self.cards[plan.pgpu].apply(plan, time.monotonic_ns())
-        return {}, []
-
-    def _op_renew(self, _: _Session, message: dict[str, Any], __: list[int]) -> Any:
-        card = self.cards[message["pgpu"]]
-        held = card.lease_until_ns is not None
-        if held:
-            card.renew(time.monotonic_ns())
-        return {"held": held}, []
-
-    def _op_release(self, session: _Session, message: dict[str, Any], _: list[int]) -> Any:
-        session.cards.discard(message["pgpu"])
-        self.cards[message["pgpu"]].release(time.monotonic_ns())
-        return {}, []
-
-    def _set_grants(self, message: dict[str, Any]) -> None:
-        self.supervisor.note(
-            {"fact": "pod"} | {key: message[key] for key in ("name", "cgroup", "grants") if key in message}
-        )
-        self._allowances.pop(message["name"], None)
+    def _amended(self, pod: str) -> None:
+        self._allowances.pop(pod, None)
         self._changed()
 
-    def _known(self, name: str) -> None:
-        if name not in self.register.pods:
-            raise UnknownNameError(f"pod {name}: no such pod; see `qgpuctl pod list`")
-
-
-def _close(fds: list[int]) -> None:
-    for fd in fds:
-        with suppress(OSError):
-            os.close(fd)
+    def _retired(self, pod: str) -> None:
+        self._judges.pop(pod, None)
+        self._amended(pod)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from qgpu import wire
+from qgpu import cgroup, wire
 from qgpu.guardian import server
 from qgpu.guardian.enforce import Moved
 from qgpu.guardian.journal import Journal
@@ -60,8 +60,8 @@ def guardian(monkeypatch, tmp_path):
     monkeypatch.setattr(server, "open_devices", lambda client: [_Device()])
     monkeypatch.setattr(server, "SwitchLog", _Log)
     monkeypatch.setattr(server, "Hands", lambda register, branch, client, devices: rm)
-    monkeypatch.setattr(server.cgroup, "create", lambda name: None)
-    monkeypatch.setattr(server.cgroup, "bring", lambda name, pid, path: None)
+    monkeypatch.setattr(cgroup, "create", lambda name: None)
+    monkeypatch.setattr(cgroup, "bring", lambda name, pid, path: None)
     rm.gate = lambda device, channels, closed, preempt=True: Moved()
     rm.timeslice = lambda tsg, us: True
     made = Guardian(tmp_path, Journal())
@@ -209,7 +209,7 @@ def test_what_a_killed_process_had_of_uvm_is_taken_from_the_card_before_it_is_sa
 
 
 def test_a_pods_process_is_not_heard_though_it_is_root(pods, guardian, monkeypatch):
-    monkeypatch.setattr(server.cgroup, "of", lambda pid: "/qgpu/a/inner")
+    monkeypatch.setattr(cgroup, "of", lambda pid: "/qgpu/a/inner")
     connection = wire.connect(str(guardian.path), 5.0)
 
     assert connection.receive() is None

@@ -1,0 +1,136 @@
+"""What the daemon asks of the guardian, one method a request: pods, their listeners, plans, samples."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from qgpu import cgroup
+from qgpu.errors import UnknownNameError
+from qgpu.guardian.card import Card
+from qgpu.guardian.messages import PROTOCOL, plan_from
+from qgpu.guardian.sessions import Answer, Session
+from qgpu.guardian.supervisor import Supervisor
+
+
+class Requests:
+    """Carries requests out, in the main loop and under the one lock."""
+
+    def __init__(
+        self,
+        version: str,
+        supervisor: Supervisor,
+        cards: Mapping[int, Card],
+        serve: Callable[[int], None],
+        amended: Callable[[str], None],
+        retired: Callable[[str], None],
+    ) -> None:
+        self._version = version
+        self._supervisor = supervisor
+        self._cards = cards
+        #: Has a listener served, if it is not yet.
+        self._serve = serve
+        #: Told of pods whose grants are others, and of those that are no more.
+        self._amended = amended
+        self._retired = retired
+
+    def find(self, name: str) -> Callable[[Session, dict[str, Any], list[int]], Answer]:
+        """Return what carries a request of that name out. Raises AttributeError."""
+        found: Callable[[Session, dict[str, Any], list[int]], Answer] = getattr(self, f"_op_{name}")
+        return found
+
+    def _op_hello(self, session: Session, message: dict[str, Any], _: list[int]) -> Answer:
+        session.watching = bool(message.get("watch"))
+        answer = {
+            "protocol": PROTOCOL,
+            "version": self._version,
+            "pid": os.getpid(),
+            "cards": [{"index": c.index, "minor": c.device.minor, "pci": c.device.pci} for c in self._cards.values()],
+            "listeners": {str(number): pod for number, (pod, _) in self._supervisor.listeners.items()},
+        }
+        return answer, [self._supervisor.journal.fd]
+
+    def _op_listener(self, _: Session, message: dict[str, Any], __: list[int]) -> Answer:
+        return {}, [self._supervisor.listeners[message["listener"]][1].fd]
+
+    def _op_adopt(self, _: Session, message: dict[str, Any], fds: list[int]) -> Answer:
+        """Take over a dead guardian's listener; none is served before all are here and the call in hand answered."""
+        self._supervisor.listen(message["pod"], fds[0], message["listener"])
+        return {}, []
+
+    def _op_adopted(self, _: Session, __: dict[str, Any], ___: list[int]) -> Answer:
+        for number in self._supervisor.listeners:
+            self._serve(number)
+        return {}, []
+
+    def _op_attach(self, _: Session, message: dict[str, Any], fds: list[int]) -> Answer:
+        name, pid = message["name"], message["pid"]
+        self._known(name)
+        cgroup.bring(name, pid, self._supervisor.register.pods[name].cgroup)
+        number = self._supervisor.listen(name, fds[0])
+        self._serve(number)
+        return {"listener": number}, []
+
+    def _op_pods(self, _: Session, __: dict[str, Any], ___: list[int]) -> Answer:
+        instances = {card.device.instance: card.index for card in self._cards.values()}
+        pods = []
+        for fact in self._supervisor.register.facts():
+            if fact["fact"] != "pod":
+                continue
+            name = fact["name"]
+            held = {index: self._supervisor.used(name, i) for i, index in instances.items()}
+            refused = {what: n for (pod, what), n in self._supervisor.refusals.items() if pod == name}
+            pods.append({key: fact[key] for key in ("name", "cgroup", "grants")} | {"memory": held, "refused": refused})
+        return {"pods": pods}, []
+
+    def _op_admit(self, _: Session, message: dict[str, Any], __: list[int]) -> Answer:
+        if not message["cgroup"]:
+            cgroup.create(message["name"])
+        self._set_grants(message)
+        return {}, []
+
+    def _op_amend(self, _: Session, message: dict[str, Any], __: list[int]) -> Answer:
+        self._known(message["name"])
+        self._set_grants(message)
+        return {}, []
+
+    def _op_retire(self, _: Session, message: dict[str, Any], __: list[int]) -> Answer:
+        self._known(message["name"])
+        self._supervisor.note({"fact": "unpod", "name": message["name"]})
+        self._supervisor.retired(message["name"])
+        cgroup.remove(message["name"])
+        self._retired(message["name"])
+        return {}, []
+
+    def _op_sample(self, _: Session, message: dict[str, Any], __: list[int]) -> Answer:
+        return self._cards[message["pgpu"]].sample(time.monotonic_ns(), detailed=bool(message.get("detailed"))), []
+
+    def _op_apply(self, session: Session, message: dict[str, Any], _: list[int]) -> Answer:
+        plan = plan_from(message["plan"])
+        session.cards.add(plan.pgpu)
+        self._cards[plan.pgpu].apply(plan, time.monotonic_ns())
+        return {}, []
+
+    def _op_renew(self, _: Session, message: dict[str, Any], __: list[int]) -> Answer:
+        card = self._cards[message["pgpu"]]
+        held = card.lease_until_ns is not None
+        if held:
+            card.renew(time.monotonic_ns())
+        return {"held": held}, []
+
+    def _op_release(self, session: Session, message: dict[str, Any], _: list[int]) -> Answer:
+        session.cards.discard(message["pgpu"])
+        self._cards[message["pgpu"]].release(time.monotonic_ns())
+        return {}, []
+
+    def _set_grants(self, message: dict[str, Any]) -> None:
+        self._supervisor.note(
+            {"fact": "pod"} | {key: message[key] for key in ("name", "cgroup", "grants") if key in message}
+        )
+        self._amended(message["name"])
+
+    def _known(self, name: str) -> None:
+        if name not in self._supervisor.register.pods:
+            raise UnknownNameError(f"pod {name}: no such pod; see `qgpuctl pod list`")
