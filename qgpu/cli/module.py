@@ -40,7 +40,7 @@ def off() -> None:
 
 @module.command()
 def on() -> None:
-    """Enforce again; what pods opened meanwhile is theirs from their next call on."""
+    """Enforce again. What running programs have on the card by then stays outside their pods' grants."""
     _switch("1")
 
 

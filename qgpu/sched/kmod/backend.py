@@ -11,9 +11,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from qgpu.errors import RefusedError
+from qgpu.errors import BackendGoneError, RefusedError
 from qgpu.model import NS_PER_MS, NS_PER_S, Grant, OnIdle, Plan, PodPlan, PodSample, Sample, TsgSample
-from qgpu.sched.kmod.device import CLASSES, Card, Device, grant_of, text_of
+from qgpu.sched.kmod.device import CLASSES, DEVICE, Card, Device, grant_of, text_of, trouble_of
 from qgpu.sched.preemptions import preemptions
 from qgpu.uapi import NUMBERS, ffi
 
@@ -91,7 +91,15 @@ class KmodBackend:
         return self._meter.lost
 
     def sample(self) -> Sample:
-        """Report what happened since the last call."""
+        """Report what happened since the last call. Raises BackendGoneError while the module enforces nothing."""
+        if trouble := trouble_of(self._device.info()):
+            raise BackendGoneError(f"qgpu.ko: {trouble}")
+        try:
+            return self._sample()
+        except OSError as error:
+            raise BackendGoneError(f"pGPU {self._index}: {DEVICE}: {error.strerror}; dmesg may say why") from error
+
+    def _sample(self) -> Sample:
         pods = [(pod, grant_of(self._device, pod.pod, self._card)) for pod in self._device.each("POD_NEXT", "pod")]
         refs = {pod.pod: self._tsgs(pod.pod) for pod, grant in pods if grant}
         # before the meter: what opens after this line counts as closed, never as open and idle

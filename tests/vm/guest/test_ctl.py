@@ -9,9 +9,17 @@ import sys
 import nv
 import pytest
 import qg
+import simcard
 
+from qgpu.config import GpuSettings
+from qgpu.daemon.gpu_loop import GpuLoop
 from qgpu.doctor.module import check_module
 from qgpu.doctor.report import Verdict
+from qgpu.model import Grant
+
+
+def off():
+    return [tsg["off"] for tsg in qg.sim_tsgs()]
 
 
 def ctl(*arguments):
@@ -29,7 +37,7 @@ def test_qgpuctl_switches_the_module_off_and_on_at_once(qgpu, pod):
     a = pod("a")
     a.process().run(flood)
     qgpu.plan((a.id, 5000, []))
-    closed = [tsg["off"] for tsg in qg.sim_tsgs()]
+    closed = off()
     ended = ctl("off")
     opened = [(tsg["off"], tsg["slice_ns"]) for tsg in qg.sim_tsgs()]
     check = check_module()
@@ -41,6 +49,28 @@ def test_qgpuctl_switches_the_module_off_and_on_at_once(qgpu, pod):
     assert "switched off" in shown["enforcing"]
     assert (again.returncode, check_module().verdict) == (0, Verdict.OK)
     assert "enforcing on driver" in check_module().found
+
+
+def test_a_daemon_says_that_the_module_is_off_and_goes_on_when_it_is_on_again(qgpu):
+    host = simcard.open_host()
+    host.admit("a", {0: Grant(cores=30)})
+    process = qg.Process(None)
+    host.attach("a", process.pid, ())
+    gpu_loop = GpuLoop(host, 0, GpuSettings("fixed-share"))
+    qg.until(lambda: gpu_loop.ledger.now_ns)
+    ctl("off")
+    qg.until(lambda: "switched off" in gpu_loop.trouble)
+    known = [pod.name for pod in host.pods()]
+    ctl("on")
+    process.run(flood)
+    qg.until(lambda: not gpu_loop.trouble and off() == [1])
+    gpu_loop.stop()
+    released = off()
+    process.kill()
+    host.retire("a")
+    host.close()
+
+    assert (known, released) == (["a"], [0])
 
 
 @pytest.mark.usefixtures("_driver")
