@@ -90,6 +90,10 @@ class Bench:
                 self._daemon.wait()
             self._daemon = None
 
+    def daemon_is(self, process: subprocess.Popen[bytes]) -> None:
+        """Take over a daemon that somebody else has started here."""
+        self._daemon = process
+
     def kill_daemon(self) -> float:
         """Kill the daemon without a chance to tidy up; return when (s since the epoch)."""
         assert self._daemon is not None

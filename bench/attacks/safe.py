@@ -10,8 +10,8 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from random import Random
 
 import psutil
@@ -20,9 +20,12 @@ from harness import Bench, BenchError
 from attacks.judge import Row, Watch
 from attacks.world import World, now, policy
 from qgpu import cgroup
+from tests.cli.manager import Manager
 
 _SEEN_S = 3.5
 _PERIOD_MS = 2000
+#: Nobody is left then who could do anything but the service manager (docs/decisions/0015).
+_BOTH = "daemon and guardian killed, daemon restarted"
 _CORES = 5
 
 
@@ -73,6 +76,26 @@ def _thaw() -> None:
         (cgroup.mount() / "qgpu-hangs" / "cgroup.freeze").write_text("0")
 
 
+@contextmanager
+def _service(bench: Bench) -> Iterator[Callable[[Bench], None]]:
+    """Let the daemon be a service: its manager keeps its descriptors, and starts it again as soon as it is killed.
+
+    Yields what kills daemon and guardian together (docs/decisions/0015).
+    """
+    bench.kill_daemon()
+    mark = [f"{name}={value}" for name, value in bench.environment().items() if name.startswith("QGPU_")]
+    manager = Manager(bench.directory, bench.plane, ("env", *mark))
+    bench.daemon_is(manager.start())
+
+    def act(bench: Bench) -> None:
+        _signal(signal.SIGKILL, daemons, guardians)(bench)
+        bench.kill_daemon()
+        bench.daemon_is(manager.start())
+
+    yield act
+    manager.close()
+
+
 #: What is done, on which planes, and whether the daemon's plan holds again afterwards.
 _CASES: tuple[tuple[str, Callable[[Bench], None], tuple[str, ...], bool], ...] = (
     ("daemon killed (-9)", _signal(signal.SIGKILL, daemons), ("seccomp", "kmod"), False),
@@ -82,21 +105,15 @@ _CASES: tuple[tuple[str, Callable[[Bench], None], tuple[str, ...], bool], ...] =
     ("guardian stopped (SIGSTOP)", _signal(signal.SIGSTOP, guardians), ("seccomp",), True),
     ("daemon hangs (frozen)", _freeze(daemons), ("seccomp", "kmod"), False),
     ("guardian hangs (frozen)", _freeze(guardians), ("seccomp",), True),
-    ("daemon and guardian killed", _signal(signal.SIGKILL, daemons, guardians), ("seccomp",), False),
 )
-
-
-#: Nobody is left who could do anything, until somebody starts the daemon: told once, not at every moment.
-_FOR_GOOD = frozenset({"daemon and guardian killed"})
 
 
 def safe(world: World, watch: Watch, alone_rate: float, rows: list[Row], say: Callable[[str], None]) -> None:
     """Try every case and add a row for each; the daemon is started anew in between."""
     bench = world.bench
     bench.ask("pod.set", name="neighbour", cores=_CORES)
-    for path, act, planes, goes_on in _CASES:
-        if world.plane not in planes:
-            continue
+
+    def add(path: str, act: Callable[[Bench], None], *, goes_on: bool) -> None:
         policy(bench, "fixed-share", _PERIOD_MS)
         _wait_closed(world, watch)
         closed_at = now()
@@ -108,10 +125,15 @@ def safe(world: World, watch: Watch, alone_rate: float, rows: list[Row], say: Ca
             raise BenchError(f"{path}: the neighbour has died")
         policy(bench, "burst-share", 100)
         said = f"first step after {first:.3f} s" if first is not None else f"no step within {_SEEN_S:g} s"
-        rows.append(
-            Row("safe", path, safe_default_s=full, said=said, passed=full is not None and full <= 1),
-        )
+        rows.append(Row("safe", path, safe_default_s=full, said=said, passed=full is not None and full <= 1))
         say(f"{path}: {full} s, {said}")
+
+    for path, act, planes, goes_on in _CASES:
+        if world.plane in planes:
+            add(path, act, goes_on=goes_on)
+    if world.plane == "seccomp":
+        with _service(bench) as kill_both:
+            add(_BOTH, kill_both, goes_on=True)
 
 
 def moments(world: World, watch: Watch, alone_rate: float, count: int, say: Callable[[str], None]) -> list[Row]:
@@ -119,7 +141,7 @@ def moments(world: World, watch: Watch, alone_rate: float, count: int, say: Call
     bench = world.bench
     random = Random(count)  # noqa: S311 - no secret
     bench.ask("pod.set", name="neighbour", cores=_CORES)
-    cases = [case for case in _CASES if world.plane in case[2] and case[0] not in _FOR_GOOD]
+    cases = [case for case in _CASES if world.plane in case[2]]
     worst: dict[str, list[float | None]] = {case[0]: [] for case in cases}
     before = _left_over(world)
     for number in range(count):
