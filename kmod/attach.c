@@ -18,6 +18,7 @@
 #include "seal.h"
 #include "slice.h"
 #include "uvm.h"
+#include "uvm_mem.h"
 
 #define NODE "/dev/nvidiactl"
 
@@ -90,6 +91,7 @@ static u32 take_hold(char *driver, size_t size)
 	qgpu_seal_init(fops->owner);
 	qgpu_unpause(QGPU_PAUSE_DETACH);
 	qgpu_uvm_start();
+	qgpu_uvm_mem_start();
 	qgpu_interpose_enter(fops);
 	return QGPU_STATE_ENFORCING;
 }
@@ -130,6 +132,7 @@ static void let_go(void)
 	qgpu_pause(QGPU_PAUSE_DETACH);	/* nobody opens a gate after us */
 	qgpu_interpose_leave(fops);
 	qgpu_uvm_stop();
+	qgpu_uvm_mem_stop();
 	qgpu_slice_drop(NULL);
 	qgpu_seal_uninit();
 	qgpu_files_drop();

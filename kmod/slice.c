@@ -99,14 +99,15 @@ static void run(struct qgpu_gpu *gpu)
 	u32 i;
 
 	lockdep_assert_held(&gpu->lock);
-	if (plan && now_ns >= gpu->lease_until_ns) {
-		trace_qgpu_lapse(qgpu_gpu_index(gpu), now_ns - gpu->lease_until_ns);
-		forget_plan(gpu);
-		qgpu_event(QGPU_EVENT_LEASE_LAPSED, 0, qgpu_gpu_index(gpu), 0);
-		plan = NULL;
-	}
 	if (!plan) {
 		qgpu_tsgs_apply(gpu);
+		return;
+	}
+	if (now_ns >= gpu->lease_until_ns) {
+		trace_qgpu_lapse(qgpu_gpu_index(gpu), now_ns - gpu->lease_until_ns);
+		forget_plan(gpu);
+		qgpu_tsgs_apply(gpu);	/* whoever hears of it finds the gates open */
+		qgpu_event(QGPU_EVENT_LEASE_LAPSED, 0, qgpu_gpu_index(gpu), 0);
 		return;
 	}
 	div64_u64_rem(now_ns, plan->period_ns, &phase_ns);

@@ -47,6 +47,17 @@ def allocate(state, size):
         return -error.status
 
 
+MAP, UNMAP = 0x5101, 0x5102
+
+
+def map_memory(state, handle):
+    fcntl.ioctl(state["uvm"], MAP, struct.pack("II", state["p"].client, handle))
+
+
+def unmap(state):
+    fcntl.ioctl(state["uvm"], UNMAP)
+
+
 def mapped():
     return int((PARAMETERS / "mapped").read_text())
 
@@ -121,6 +132,40 @@ def test_mappings_that_the_driver_refuses_do_not_add_up(web):
 
     assert process.run(take, 64 * MIB) > 0
     assert web.usage().memory == 64 * MIB
+
+
+def test_memory_that_uvm_holds_stays_charged_without_a_handle(web):
+    """Programs that release memory before they unmap it, and those that go on taking more."""
+    (process,) = web.processes
+    handle = process.run(allocate, 48 * MIB)
+    process.run(map_memory, handle)
+    process.run(lambda state, handle: state["p"].free(handle), handle)
+
+    assert web.usage().memory == 48 * MIB
+    assert process.run(allocate, 32 * MIB) == -nv.NO_MEMORY
+    process.run(unmap)
+    assert web.usage().memory == 0
+    assert process.run(allocate, 64 * MIB) > 0
+
+
+def test_memory_that_uvm_holds_is_charged_once(web):
+    (process,) = web.processes
+    handle = process.run(allocate, 48 * MIB)
+    process.run(map_memory, handle)
+    assert web.usage().memory == 48 * MIB
+    process.run(unmap)
+    assert web.usage().memory == 48 * MIB
+    process.run(lambda state, handle: state["p"].free(handle), handle)
+
+    assert web.usage().memory == 0
+
+
+def test_memory_that_uvm_holds_is_free_when_the_process_ends(web):
+    (process,) = web.processes
+    process.run(map_memory, process.run(allocate, 48 * MIB))
+    process.stop()
+
+    assert (web.usage().memory, qg.sim()["free"]) == (0, qg.sim()["total"])
 
 
 def test_hmm_is_off_under_a_limit(web):

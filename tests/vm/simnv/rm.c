@@ -194,13 +194,18 @@ static u32 construct(const struct sim_file *file, struct sim_client *client, str
 	return NV_OK;
 }
 
+static void mem_put(struct sim_mem *mem)
+{
+	if (!mem || --mem->refs)
+		return;
+	used[mem->gpu] -= mem->size;
+	kfree(mem);
+}
+
 static void destroy(struct sim_client *client, struct sim_object *object)
 {
 	xa_erase(&client->objects, object->handle);
-	if (object->mem && !--object->mem->refs) {
-		used[object->mem->gpu] -= object->mem->size;
-		kfree(object->mem);
-	}
+	mem_put(object->mem);
 	if (object->channel) {
 		sim_gpu_advance(object->gpu);
 		if (object->channel->disabled && object->channel->left)
@@ -423,6 +428,36 @@ static u32 query(struct sim_file *file, struct sim_query *arg)
 	memcpy(arg->latency_ns, object->channel->latency_ns, sizeof(arg->latency_ns));
 	return NV_OK;
 }
+
+/* nv_uvm_interface.c: duplicates of memory in a client that is UVM's own, of which only the memory is kept here. */
+static DEFINE_XARRAY_ALLOC1(held);
+
+u32 nvUvmInterfaceDupMemory(void *device, u32 client, u32 memory, u32 *made, void *info);
+u32 nvUvmInterfaceDupMemory(void *device, u32 client, u32 memory, u32 *made, void *info)
+{
+	struct sim_object *object;
+	u32 status = NV_ERR_OBJECT_NOT_FOUND;
+
+	mutex_lock(&sim_lock);
+	object = sim_client(client, NULL) ? sim_object(sim_client(client, NULL), memory) : NULL;
+	if (object && object->mem) {
+		status = xa_alloc(&held, made, object->mem, xa_limit_32b, GFP_KERNEL) ? NV_ERR_NO_MEMORY : NV_OK;
+		object->mem->refs += !status;
+	}
+	mutex_unlock(&sim_lock);
+	return status;
+}
+EXPORT_SYMBOL(nvUvmInterfaceDupMemory);
+
+u32 nvUvmInterfaceFreeDupedHandle(void *device, u32 handle);
+u32 nvUvmInterfaceFreeDupedHandle(void *device, u32 handle)
+{
+	mutex_lock(&sim_lock);
+	mem_put(xa_erase(&held, handle));
+	mutex_unlock(&sim_lock);
+	return NV_OK;
+}
+EXPORT_SYMBOL(nvUvmInterfaceFreeDupedHandle);
 
 /* The answer is the escape's own; what an object call came to stands in its status. */
 static u32 dispatch(struct sim_file *file, u32 nr, void *data, u32 size)

@@ -12,6 +12,12 @@
 #include <linux/version.h>
 
 #define UVM_INITIALIZE 0x30000001
+/* The test bed's own: map memory of a client {client, memory}, and unmap it again. */
+#define SIM_UVM_MAP 0x5101
+#define SIM_UVM_UNMAP 0x5102
+
+u32 nvUvmInterfaceDupMemory(void *device, u32 client, u32 memory, u32 *made, void *info);
+u32 nvUvmInterfaceFreeDupedHandle(void *device, u32 handle);
 
 /* What the last file was initialised with, and what is mapped, in bytes; for tests. */
 static unsigned long init_flags;
@@ -28,6 +34,7 @@ module_param_cb(mapped, &mapped_ops, NULL, 0444);
 
 struct uvm_va_space {
 	u64 flags;
+	u32 held;	/* one at a time is enough */
 };
 
 u32 uvm_va_space_create(struct address_space *mapping, struct uvm_va_space **where, u64 flags);
@@ -43,9 +50,19 @@ noinline u32 uvm_va_space_create(struct address_space *mapping, struct uvm_va_sp
 
 static long uvm_unlocked_ioctl_entry(struct file *filp, unsigned int cmd, unsigned long arg)
 {
-	struct uvm_va_space *space;
+	struct uvm_va_space *space = filp->private_data;
+	u32 memory[2];
 	u64 flags;
 
+	if (cmd == SIM_UVM_MAP && space && !space->held) {
+		if (copy_from_user(memory, (void __user *)arg, sizeof(memory)))
+			return -EFAULT;
+		return nvUvmInterfaceDupMemory(NULL, memory[0], memory[1], &space->held, NULL) ? -EINVAL : 0;
+	}
+	if (cmd == SIM_UVM_UNMAP && space && space->held) {
+		nvUvmInterfaceFreeDupedHandle(NULL, space->held);
+		space->held = 0;
+	}
 	if (cmd != UVM_INITIALIZE || filp->private_data)
 		return 0;
 	if (copy_from_user(&flags, (void __user *)arg, sizeof(flags)))
@@ -89,7 +106,11 @@ static int uvm_open_entry(struct inode *inode, struct file *filp)
 
 static noinline int uvm_release_entry(struct inode *inode, struct file *filp)
 {
-	kfree(filp->private_data);
+	struct uvm_va_space *space = filp->private_data;
+
+	if (space && space->held)
+		nvUvmInterfaceFreeDupedHandle(NULL, space->held);
+	kfree(space);
 	return 0;
 }
 
