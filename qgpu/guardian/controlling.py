@@ -124,11 +124,13 @@ class Controls:
             case abi.NVA06C_GPFIFO_SCHEDULE | abi.NVA06F_GPFIFO_SCHEDULE:
                 self._supervisor.wake()
             case abi.NV0000_OS_UNIX_EXPORT_OBJECT_TO_FD:
-                self._supervisor.export(asked.client, [_U32.unpack_from(params.data, 12)[0]])
+                self._supervisor.charges.export(asked.client, [_U32.unpack_from(params.data, 12)[0]])
             case abi.NV0000_OS_UNIX_EXPORT_OBJECTS_TO_FD:
-                self._supervisor.export(asked.client, _handles(params.data, _HANDLES_OF_EXPORTS_AT, _MOST_EXPORTS))
+                self._supervisor.charges.export(
+                    asked.client, _handles(params.data, _HANDLES_OF_EXPORTS_AT, _MOST_EXPORTS)
+                )
             case abi.NV00FD_ATTACH_MEM:
-                self._supervisor.export(asked.client, [_U32.unpack_from(params.data, 4)[0]])
+                self._supervisor.charges.export(asked.client, [_U32.unpack_from(params.data, 4)[0]])
             case abi.NV0000_OS_UNIX_IMPORT_OBJECT_FROM_FD:
                 return self._imported(case, asked.client, [_U32.unpack_from(params.data, 16)[0]])
             case abi.NV0000_OS_UNIX_IMPORT_OBJECTS_FROM_FD:

@@ -96,7 +96,7 @@ class Desk:
             return None
         self.look_at_mappings()
         with self.supervisor.lock:
-            return limit, max(0, limit - self.supervisor.used(self.pod, instance))
+            return limit, max(0, limit - self.supervisor.charges.used(self.pod, instance))
 
     def with_descriptor(self, case: Case, number: int, block: Block, at: int) -> int:
         """Carry out a call that names a descriptor of the pod's, on what it has there."""

@@ -58,11 +58,11 @@ class Freeing:
             size = sum(memory.size for memory in memories)
             if quiet and before - after >= size and self._clients(key) == clients:
                 for memory in memories:
-                    self._supervisor.unmap_memory(memory.number)
+                    self._supervisor.charges.unmap_memory(memory.number)
             else:
                 _log.info("memory outlives its handle", pod=self._pod, bytes=size)
                 for memory in memories:
-                    self._supervisor.pin(memory.number)
+                    self._supervisor.charges.pin(memory.number)
             return True
 
     def unmap(self, pid: int, base: int, length: int, card: bytes | None, carry_out: Callable[[], bool]) -> None:
@@ -72,13 +72,13 @@ class Freeing:
             kept = [memory for memory in holdings.mapped_in(pid, base, length, card) if self._ours(memory)]
         if not kept or not self._limited(kept[0]):
             if carry_out():
-                self._supervisor.unmap(pid, base, length, card)
+                self._supervisor.charges.unmap(pid, base, length, card)
             return
         quiet = self._quiet()
         with self._supervisor.books:
             if not carry_out():
                 return
-            self._supervisor.unmap(pid, base, length, card)
+            self._supervisor.charges.unmap(pid, base, length, card)
             with self._supervisor.lock:
                 gone = [memory for memory in kept if not holdings.is_mapped(memory.number)]
             for memory in gone:
@@ -95,7 +95,7 @@ class Freeing:
         after = self._private(maker, memory)
         shows = quiet and self._clients(key) == clients
         if before is not None and after is not None and (not shows or before - after < memory.size):
-            self._supervisor.pin(memory.number)
+            self._supervisor.charges.pin(memory.number)
         if freed:
             self._supervisor.freed(key, [], gone=True)
 
@@ -133,5 +133,5 @@ class Freeing:
         ours = key[0], self._next
         if not self._supervisor.hands.duplicate(file, rm, ours[1]):
             return False
-        self._supervisor.duplicated(rm, ours[1], memory.number)
+        self._supervisor.charges.duplicated(rm, ours[1], memory.number)
         return True

@@ -67,7 +67,7 @@ class Judge:
             self._serve(listener, call)
 
     def _serve(self, listener: Listener, call: Notification) -> None:
-        self._supervisor.called_ns = self._supervisor.clock()
+        self._supervisor.dues.called()
         try:
             outcome = self._judge(listener, call)
         except OSError as error:

@@ -30,23 +30,25 @@ class Mappings:
     def next_call(self, tid: int, pid: int) -> None:
         """Take note that a thread makes another call: the mapping it was making is made, and shows."""
         if (over := self._making.ended(tid)) is not None:
-            self._supervisor.look_at_mappings(pid, over.size)
+            self._supervisor.charges.look_at_mappings(pid, over.size)
 
     def _look(self) -> bool:
         """Find out what the pod's processes map now; True when it is less than before."""
-        looked = [self._supervisor.look_at_mappings(pid) for pid in self._supervisor.mappings_of(self._pod)]
-        looked += [self._supervisor.look_at_mappings(over.pid, over.size) for over in self._making.take_over()]
+        looked = [
+            self._supervisor.charges.look_at_mappings(pid) for pid in self._supervisor.charges.mappings_of(self._pod)
+        ]
+        looked += [self._supervisor.charges.look_at_mappings(over.pid, over.size) for over in self._making.take_over()]
         return any(looked)
 
     def judge(self, call: Notification, pid: int) -> int:
         """Judge a mapping that could become managed memory (docs/decisions/0008)."""
-        if not self._desk.limited() or not self._supervisor.uses_uvm(pid):
+        if not self._desk.limited() or not self._supervisor.charges.uses_uvm(pid):
             return PROCEED
         fd, size = mapping(call)
         of_uvm = self._is_uvm(pid, fd)
-        fits = self._supervisor.reserve_mapping(self._pod, pid, size)
+        fits = self._supervisor.charges.reserve_mapping(self._pod, pid, size)
         if not fits and self._desk.look_at_mappings():
-            fits = self._supervisor.reserve_mapping(self._pod, pid, size)
+            fits = self._supervisor.charges.reserve_mapping(self._pod, pid, size)
         if not fits:
             self._supervisor.refused(self._pod, "managed memory over the limit")
             return self._refuse(call, pid, of_uvm=of_uvm)

@@ -96,7 +96,7 @@ class Objects:
             elif status == abi.NV_OK and asked.rm_class == abi.NV50_THIRD_PARTY_P2P:
                 self._hands.register_p2p(case.file, asked.client, asked.handle)
             elif status == abi.NV_OK and (at := classes.HOLDS_MEMORY_AT.get(asked.rm_class)) and params:
-                self._supervisor.export(asked.client, [_U32.unpack_from(params.data, at)[0]])
+                self._supervisor.charges.export(asked.client, [_U32.unpack_from(params.data, at)[0]])
         finally:
             if escape.size > 20:
                 block.restore(16, 8)
@@ -185,13 +185,13 @@ class Objects:
         if not known or (source is not None and source.rm_class in classes.GATED):
             return self._desk.refuse(block, asked.status_at, abi.NV_ERR_NOT_SUPPORTED, "second handle")
         with self._supervisor.books:
-            before = self._supervisor.number_of(source_key)
+            before = self._supervisor.charges.number_of(source_key)
             error = self._standin.escape(case.file, abi.NV_ESC_RM_DUP_OBJECT, block)
         if error or status_of(block, asked.status_at) != abi.NV_OK:
             block.store()
             return error
         (handle,) = _U32.unpack_from(block.data, 8)
-        after = self._supervisor.number_of(source_key)
+        after = self._supervisor.charges.number_of(source_key)
         # Another pod's memory counts for both: who makes it could have it freed, and the next, and the next.
         same = before == after and self._supervisor.owns(self._pod, asked.source_client)
         number = before if same else None

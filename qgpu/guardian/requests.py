@@ -80,7 +80,7 @@ class Requests:
             if fact["fact"] != "pod":
                 continue
             name = fact["name"]
-            held = {index: self._supervisor.used(name, i) for i, index in instances.items()}
+            held = {index: self._supervisor.charges.used(name, i) for i, index in instances.items()}
             refused = {what: n for (pod, what), n in self._supervisor.refusals.items() if pod == name}
             pods.append({key: fact[key] for key in ("name", "cgroup", "grants")} | {"memory": held, "refused": refused})
         return {"pods": pods}, []

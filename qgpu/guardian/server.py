@@ -23,13 +23,14 @@ import structlog
 from qgpu.errors import NoGpuError, RmError
 from qgpu.guardian import powers
 from qgpu.guardian.card import Card
+from qgpu.guardian.charges import Allowance
 from qgpu.guardian.hands import Hands
 from qgpu.guardian.journal import Journal
 from qgpu.guardian.judge import Judge
 from qgpu.guardian.register import Key, Register
 from qgpu.guardian.requests import Requests
 from qgpu.guardian.sessions import Sessions
-from qgpu.guardian.supervisor import Allowance, Supervisor
+from qgpu.guardian.supervisor import Supervisor
 from qgpu.guardian.timer import Timer
 from qgpu.guardian.uvmfiles import UvmFile
 from qgpu.model import NS_PER_S
@@ -83,7 +84,7 @@ class Guardian:
             except RmError as error:  # a card without such records: what it does could not be measured
                 _log.error("card left out: no context-switch records", pci=device.pci, reason=str(error))
                 continue
-            self.cards[index] = Card(index, device, self.register, self.hands, log, self.supervisor.doubt)
+            self.cards[index] = Card(index, device, self.register, self.hands, log, self.supervisor.dues.doubt)
         if not self.cards:
             raise NoGpuError("no NVIDIA card here that qgpu can share; its log says why")
         self.lock = self.supervisor.lock
@@ -152,7 +153,7 @@ class Guardian:
         """Return the ns to the next thing that is due whatever arrives."""
         now = time.monotonic_ns()
         due = [now + NS_PER_S]
-        if (confirm := self.supervisor.due_ns()) is not None:
+        if (confirm := self.supervisor.dues.due_ns()) is not None:
             due.append(confirm)
         for card in self.cards.values():
             if (wait := card.enforcer.step(now)) is not None:
@@ -166,7 +167,7 @@ class Guardian:
     def _turn(self) -> None:
         """Do what time or the last messages made due."""
         now = time.monotonic_ns()
-        if self.supervisor.settle(now):
+        if self.supervisor.dues.settle(now):
             self._changed()
         if now - self._looked_ns >= NS_PER_S:
             self._release_closed(now)

@@ -10,48 +10,25 @@ from __future__ import annotations
 import os
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 
 import structlog
 
-from qgpu.guardian import kcmp, managed
+from qgpu.guardian.charges import Allowance, Charges
 from qgpu.guardian.classes import GATED
+from qgpu.guardian.dues import Dues
 from qgpu.guardian.hands import Hands
 from qgpu.guardian.journal import Journal
 from qgpu.guardian.notify import Listener, Notification, read_slot
 from qgpu.guardian.register import Fact, Key, Register, RmObject, object_fact
 from qgpu.guardian.standin import Perform
 from qgpu.guardian.uvmfiles import UvmFiles
-from qgpu.model import NS_PER_MS
 from qgpu.rm import abi, uvm
 from qgpu.rm.client import borrowed
 
 _log = structlog.get_logger("guardian")
-
-#: New channels are dealt with once no pod has made a call for this long: while a program starts it keeps RM's locks
-#: busy, and each question would wait for them and make the program wait for us. But not later than _LATEST_NS.
-_QUIET_NS = 15 * NS_PER_MS
-_LATEST_NS = 250 * NS_PER_MS
-#: What may be gone is asked about after this long, and again after twice as long, up to _SELDOM_NS.
-_AGAIN_NS = 20 * NS_PER_MS
-_SELDOM_NS = 1000 * NS_PER_MS
-
-
-@dataclass(frozen=True, slots=True)
-class Allowance:
-    """What a pod was granted, in RM's terms: minors of its cards and memory limits by device instance."""
-
-    minors: Mapping[int, int] = field(default_factory=dict)
-    limits: Mapping[int, int] = field(default_factory=dict)
-
-
-@dataclass(slots=True)
-class _Doubt:
-    key: Key
-    due_ns: int
-    wait_ns: int = _AGAIN_NS
 
 
 @dataclass(slots=True)
@@ -81,19 +58,17 @@ class Supervisor:
     lock: threading.RLock = field(default_factory=threading.RLock)
     #: Held while RM's figures of what is private are read and while anybody makes a second handle.
     books: threading.RLock = field(default_factory=threading.RLock)
-    #: Mappings that pods are about to make, in bytes by process: charged until /proc shows what became of them.
-    mapping: Counter[int] = field(default_factory=Counter)
     #: UVM's files of processes under a limit.
     uvm_files: UvmFiles = field(init=False)
-    #: When any pod made its last call.
-    called_ns: int = 0
-    _doubts: dict[Key, _Doubt] = field(default_factory=dict)
-    _fresh: list[Key] = field(default_factory=list)
-    _fresh_since_ns: int = 0
+    charges: Charges = field(init=False)
+    dues: Dues = field(init=False)
     _next_listener: int = 1
 
     def __post_init__(self) -> None:
         self.uvm_files = UvmFiles(self.perform)
+        allowance, look = (lambda pod: self.allowance(pod)), self._look_for_clients
+        self.charges = Charges(self.register, self.lock, self.note, allowance, look)
+        self.dues = Dues(self.register, self.hands, self.note, self._vanished, self.clock, lambda: self.wake())
 
     def note(self, fact: Fact) -> None:
         """Take a fact into register and journal."""
@@ -142,7 +117,7 @@ class Supervisor:
         What was freed while nobody looked is found by asking about everything.
         """
         for client in self.register.clients:
-            self.doubt([(client, client)])
+            self.dues.doubt([(client, client)])
         for pid in list(self.register.processes):
             try:
                 self.watch(pid, self.hands.watch(pid))
@@ -153,7 +128,7 @@ class Supervisor:
             self._settle_claim(rm)
         for rm in self.register.objects.values():
             if rm.rm_class in abi.GPFIFO_CLASSES and not rm.context:
-                self._made(rm)
+                self.dues.made(rm)
 
     def _find_uvm_files(self, pid: int) -> None:
         """Hold UVM's files of a process under a limit again, as a dead guardian did. Raises OSError when it is gone."""
@@ -195,8 +170,8 @@ class Supervisor:
     def exited(self, pid: int) -> None:
         """Forget a process that has ended; its clients go when RM says so, for their files may be elsewhere."""
         with self.lock:
-            self.mapping.pop(pid, None)
-            self.doubt(
+            self.charges.exited(pid)
+            self.dues.doubt(
                 (handle, handle) for handle, client in self.register.clients.items() if pid in dict(client.users)
             )
             self.note({"fact": "exit", "pid": pid})
@@ -228,7 +203,7 @@ class Supervisor:
                 status = abi.NV_ERR_INVALID_STATE
             elif memory.instance not in self.allowance(memory.pod).minors:
                 status = abi.NV_ERR_INSUFFICIENT_PERMISSIONS
-            elif self.over_limit(memory.pod, memory.instance):
+            elif self.charges.over_limit(memory.pod, memory.instance):
                 status = abi.NV_ERR_NO_MEMORY
             else:
                 return abi.NV_OK
@@ -245,7 +220,7 @@ class Supervisor:
                 self.note(_gone(key))
                 return False
             self.note({"fact": "confirm", "client": key[0], "handle": key[1], "context": 0})
-            self._made(rm)
+            self.dues.made(rm)
             return True
 
     def _resize(self, rm: RmObject, size: int) -> bool:
@@ -256,7 +231,7 @@ class Supervisor:
         self.note(_gone(rm.key))
         self.note(object_fact(rm) | {"memory": number})
         memory = self.register.holdings.by_handle.get(rm.key)
-        return larger and memory is not None and self.over_limit(memory.pod, memory.instance)
+        return larger and memory is not None and self.charges.over_limit(memory.pod, memory.instance)
 
     def learned(self, device: RmObject, instance: int) -> None:
         """Take note of which card a device is on."""
@@ -290,165 +265,20 @@ class Supervisor:
                 return
             self.note(_gone(key))
             if rm is not None and rm.rm_class in {abi.FERMI_VASPACE_A, abi.FERMI_CONTEXT_SHARE_A}:
-                self.doubt([(key[0], key[0])])  # channels go with the address space that they use
+                self.dues.doubt([(key[0], key[0])])  # channels go with the address space that they use
             if channels or rm is None or rm.rm_class in GATED:
-                self._later()
-
-    def doubt(self, keys: Iterable[Key]) -> None:
-        """Ask RM soon whether objects still exist that something failed on."""
-        for key in keys:
-            self._doubts.setdefault(key, _Doubt(key, self.clock() + _AGAIN_NS))
-        self.wake()
-
-    # -- limits -----------------------------------------------------------------------------------------------------
-
-    def used(self, pod: str, instance: int) -> int:
-        """Return what a pod is charged on a card, in bytes, managed memory included where the pod has a limit."""
-        held = self.register.memory(pod).get(instance, 0)
-        if instance in self.allowance(pod).limits:
-            held += self.register.managed(pod) + self._being_mapped(pod)
-        return held
-
-    def _being_mapped(self, pod: str) -> int:
-        return sum(size for pid, size in self.mapping.items() if self.register.processes.get(pid) == pod)
-
-    def over_limit(self, pod: str, instance: int, more: int = 0) -> bool:
-        """Tell whether a pod is over its limit on a card, after asking RM which of its clients are still there."""
-        limit = self.allowance(pod).limits.get(instance)
-        if limit is None or self.used(pod, instance) + more <= limit:
-            return False
-        for client in [handle for handle, entry in self.register.clients.items() if entry.pod == pod]:
-            if not self.hands.exists((client, client)):
-                self._vanished((client, client))
-        return self.used(pod, instance) + more > limit
-
-    def reserve_mapping(self, pod: str, pid: int, size: int) -> bool:
-        """Charge a mapping that a process is about to make; False when it does not fit somewhere."""
-        with self.lock:
-            if any(self.over_limit(pod, instance, size) for instance in self.allowance(pod).limits):
-                return False
-            self.mapping[pid] += size
-            return True
-
-    def mappings_of(self, pod: str) -> list[int]:
-        """List the processes of a pod that have mapped what could be managed memory."""
-        with self.lock:
-            mapped = self.register.holdings.managed.items()
-            return [pid for pid, held in mapped if held and self.register.processes.get(pid) == pod]
-
-    def look_at_mappings(self, pid: int, settled: int = 0) -> bool:
-        """Charge a process what it maps of UVM now, ``settled`` bytes of what was being mapped among it.
-
-        True when that is less than before. Not to be called under the lock: a process can make this take long.
-        """
-        held = managed.mapped(pid)
-        with self.lock:
-            before = self.register.holdings.managed.get(pid, 0)
-            self.mapping[pid] -= settled
-            if held != before:
-                self.note({"fact": "managed", "pid": pid, "bytes": held})
-            return held < before or settled > 0
-
-    def uses_uvm(self, pid: int) -> bool:
-        """Tell whether a process has initialised UVM, or shares its memory with one that has."""
-        with self.lock:
-            known = list(self.register.holdings.managed)
-        return any(kcmp.same_memory(pid, other) for other in known)
-
-    def will_use_uvm(self, pid: int) -> None:
-        """Note that a process initialises UVM."""
-        with self.lock:
-            if pid not in self.register.holdings.managed:
-                self.note({"fact": "managed", "pid": pid, "bytes": 0})
-
-    def map(self, pid: int, base: int, length: int, uuids: Iterable[bytes], memory: Key) -> None:
-        """Let what UVM has mapped keep its memory; what is not on a card is not known here."""
-        with self.lock:
-            if (held := self.register.holdings.by_handle.get(memory)) is not None:
-                fact = {"fact": "map", "pid": pid, "base": base, "length": length, "memory": held.number}
-                for uuid in uuids:
-                    self.note(fact | {"uuid": uuid.hex()})
-
-    def unmap(self, pid: int, base: int, length: int, uuid: bytes | None) -> None:
-        """Take note that UVM has unmapped a range for one card, or for all."""
-        with self.lock:
-            if pid in self.register.holdings.mappings:
-                name = uuid.hex() if uuid is not None else None
-                self.note({"fact": "unmap", "pid": pid, "base": base, "length": length, "uuid": name})
+                self.dues.later()
 
     def emptied(self, pid: int) -> None:
         """Take note that UVM's files that a process had are empty: unless it has others, nothing of it is mapped."""
         if self.uvm_files.none_of(pid):
-            self.unmap(pid, 0, 1 << 64, None)
+            self.charges.unmap(pid, 0, 1 << 64, None)
 
-    def unmap_memory(self, number: int) -> None:
-        """Take note that memory is gone, whatever was said to be mapped of it."""
-        with self.lock:
-            if self.register.holdings.is_mapped(number):
-                self.note({"fact": "unmapped", "memory": number})
-
-    def duplicated(self, rm: RmObject, handle: int, number: int) -> None:
-        """Book a second handle that we have made on a pod's memory."""
-        with self.lock:
-            ours = RmObject(rm.client, handle, rm.parent, rm.rm_class, rm.detail)
-            self.note(object_fact(ours) | {"memory": number})
-            self.note({"fact": "confirm", "client": rm.client, "handle": handle, "context": 0})
-
-    def export(self, client: int, handles: Iterable[int]) -> None:
-        """Let memory count until its pod ends: it can now be kept by a descriptor that nobody here sees."""
-        with self.lock:
-            for handle in handles:
-                if (held := self.register.holdings.by_handle.get((client, handle))) is not None:
-                    self.pin(held.number)
-
-    def pin(self, number: int) -> None:
-        """Let memory count until every process of its pod has ended, whatever becomes of its handles."""
-        with self.lock:
-            self.note({"fact": "pin", "memory": number})
-
-    def number_of(self, key: Key) -> int | None:
-        """Return the number of the memory behind a handle."""
-        memory = self.register.holdings.by_handle.get(key)
-        return memory.number if memory is not None else None
-
-    # -- what is due ------------------------------------------------------------------------------------------------
-
-    def due_ns(self) -> int | None:
-        """Return when something is to be done next; None for never."""
-        dues = [doubt.due_ns for doubt in self._doubts.values()]
-        if self._fresh_since_ns:
-            dues.append(self._fresh_due_ns())
-        return min(dues, default=None)
-
-    def settle(self, now_ns: int) -> bool:
-        """Do what is due; True when a compute TSG or channel came or went."""
-        changed = False
-        for doubt in [doubt for doubt in self._doubts.values() if doubt.due_ns <= now_ns]:
-            changed |= self._resolve(doubt, now_ns)
-        if self._fresh_since_ns and self._fresh_due_ns() <= now_ns:
-            self._fresh_since_ns, fresh, self._fresh = 0, self._fresh, []
-            changed = True
-            for key in fresh:
-                if (rm := self.register.objects.get(key)) is not None and (context := self.hands.context(rm)):
-                    self.note({"fact": "confirm", "client": key[0], "handle": key[1], "context": context})
-        return changed
-
-    def _made(self, rm: RmObject) -> None:
-        if rm.rm_class in abi.GPFIFO_CLASSES:
-            parent = self.register.objects.get((rm.client, rm.parent))
-            if parent is not None and self.register.is_compute(parent):
-                self._fresh.append(rm.key)
-                self._later()
-        elif rm.rm_class == abi.KEPLER_CHANNEL_GROUP_A:
-            self._later()
-
-    def _later(self) -> None:
-        if not self._fresh_since_ns:
-            self._fresh_since_ns = self.called_ns = self.clock()
-            self.wake()
-
-    def _fresh_due_ns(self) -> int:
-        return min(self.called_ns + _QUIET_NS, self._fresh_since_ns + _LATEST_NS)
+    def _look_for_clients(self, pod: str) -> None:
+        """Ask RM which of a pod's clients are still there."""
+        for client in [handle for handle, entry in self.register.clients.items() if entry.pod == pod]:
+            if not self.hands.exists((client, client)):
+                self._vanished((client, client))
 
     def _vanished(self, key: Key) -> None:
         """Drop what RM has no longer though nobody freed it here, as when its file was closed.
@@ -460,7 +290,7 @@ class Supervisor:
             limits = self.allowance(entry.pod).limits
             for memory in self.register.ending_with(key):
                 if memory.instance in limits:
-                    self.pin(memory.number)
+                    self.charges.pin(memory.number)
         self.note(_gone(key))
 
     def _settle_claim(self, rm: RmObject) -> None:
@@ -477,26 +307,6 @@ class Supervisor:
             again = RmObject(rm.client, rm.handle, rm.parent, rm.rm_class, size)
             self.note(object_fact(again) | ({"memory": number} if number is not None else {}))
         self.note({"fact": "confirm", "client": rm.client, "handle": rm.handle, "context": 0})
-
-    def _resolve(self, doubt: _Doubt, now_ns: int) -> bool:
-        """Ask RM what is left of an object and all below it; of a client without a process, until it ends."""
-        below = self.register.below(doubt.key)
-        whole_client = doubt.key[0] == doubt.key[1]
-        changed = False
-        if whole_client and doubt.key[0] in self.register.clients and not self.hands.exists(doubt.key):
-            self._vanished(doubt.key)
-            changed, below = True, []
-        for rm in below:
-            if rm.key in self.register.objects and rm.confirmed and not self.hands.exists(rm.key):
-                self._vanished(rm.key)
-                changed = True
-        entry = self.register.clients.get(doubt.key[0]) if whole_client else None
-        if entry is not None and not entry.users:
-            doubt.wait_ns = min(2 * doubt.wait_ns, _SELDOM_NS)
-            doubt.due_ns = now_ns + doubt.wait_ns
-        else:
-            self._doubts.pop(doubt.key, None)
-        return changed
 
 
 def _gone(key: Key) -> Fact:

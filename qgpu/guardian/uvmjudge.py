@@ -82,7 +82,7 @@ class UvmJudge:
 
         That the process does not set them after all is seen when it registers a card.
         """
-        self._supervisor.will_use_uvm(pid)
+        self._supervisor.charges.will_use_uvm(pid)
         if not limited:
             return PROCEED
         if (block := self._standin.read(call.tid, call.argument, uvm.INITIALIZE_BYTES)) is None:
@@ -118,7 +118,7 @@ class UvmJudge:
         (count,) = _U64.unpack_from(block.data, end)
         places = range(_ATTRIBUTES_AT, min(end, _ATTRIBUTES_AT + count * _ATTRIBUTES_BYTES), _ATTRIBUTES_BYTES)
         uuids = [bytes(block.data[at : at + uvm.UUID_BYTES]) for at in places]
-        self._supervisor.map(pid, base, length, uuids, (client, memory))
+        self._supervisor.charges.map(pid, base, length, uuids, (client, memory))
 
     def _unmapped(self, request: int, pid: int, file: int, block: Block, layout: uvm.Layout) -> int:
         """Carry an unmapping out."""

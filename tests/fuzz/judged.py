@@ -14,12 +14,13 @@ import threading
 import time
 from random import Random
 
+from qgpu.guardian.charges import Allowance
 from qgpu.guardian.classes import PHYSICAL
 from qgpu.guardian.journal import Journal
 from qgpu.guardian.judge import Judge
 from qgpu.guardian.notify import Notification
 from qgpu.guardian.register import Register
-from qgpu.guardian.supervisor import Allowance, Supervisor
+from qgpu.guardian.supervisor import Supervisor
 from qgpu.rm import abi, uvm
 from tests.fuzz import mutate
 from tests.guardian.fake_rm import FakeRm
@@ -330,7 +331,7 @@ def judged(random: Random):
             argument, params = mutate.data(random, argument), mutate.data(random, params)
         pod.ask(number, argument, params)
         if random.randrange(20) == 0:
-            pod.supervisor.settle(time.monotonic_ns() + random.randrange(3) * 10**9)
+            pod.supervisor.dues.settle(time.monotonic_ns() + random.randrange(3) * 10**9)
         if pod.rm.held > LIMIT:
             raise AssertionError(f"RM holds {pod.rm.held} after {number:#x} {argument.hex()} {params.hex()}")
 

@@ -21,11 +21,12 @@ from pathlib import Path
 import pytest
 
 from qgpu.guardian import managed
+from qgpu.guardian.charges import Allowance
 from qgpu.guardian.journal import Journal
 from qgpu.guardian.judge import Judge
 from qgpu.guardian.mappings import Mappings
 from qgpu.guardian.register import Register, RmObject
-from qgpu.guardian.supervisor import Allowance, Supervisor
+from qgpu.guardian.supervisor import Supervisor
 from qgpu.rm import abi, uvm
 from tests.guardian.fake_rm import PAGE, FakeRm
 from tests.traces import TRACES, allocated, rows
@@ -78,7 +79,7 @@ class Pod:
     def settle(self):
         """Let everything come due."""
         for second in range(20):
-            self.supervisor.settle(time.monotonic_ns() + second * 10**9)
+            self.supervisor.dues.settle(time.monotonic_ns() + second * 10**9)
 
     def tell(self, line):
         self.lines.write(line + "\n")
@@ -190,7 +191,7 @@ def allocate(pod, handle, size):
 
 
 def held(pod):
-    return pod.supervisor.used("web", 0)
+    return pod.supervisor.charges.used("web", 0)
 
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="needs Linux")
@@ -526,7 +527,7 @@ def test_a_mapping_that_was_not_told_of_keeps_its_memory_charged_until_the_pods_
 
 def test_exported_memory_counts_while_a_process_that_made_no_call_may_hold_its_descriptor(on_card):
     allocate(on_card, 10, MOST)
-    on_card.supervisor.export(7, [10])
+    on_card.supervisor.charges.export(7, [10])
     on_card.call(abi.NV_ESC_RM_FREE, free(10))
     on_card.supervisor.exited(on_card.process.pid)
     slept = held(on_card)
@@ -537,7 +538,7 @@ def test_exported_memory_counts_while_a_process_that_made_no_call_may_hold_its_d
 
 def test_a_pod_with_another_filter_has_not_ended_with_the_first(on_card):
     allocate(on_card, 10, MOST)
-    on_card.supervisor.export(7, [10])
+    on_card.supervisor.charges.export(7, [10])
     on_card.call(abi.NV_ESC_RM_FREE, free(10))
     on_card.supervisor.listen("web", os.dup(on_card.listener))
     on_card.supervisor.hung_up(on_card.number)
@@ -559,9 +560,9 @@ def test_memory_that_is_kept_does_not_look_gone_because_another_file_was_closed(
 
 def test_a_mapping_that_was_not_told_of_keeps_memory_whose_file_was_closed(on_card):
     allocate(on_card, 10, MOST)
-    on_card.supervisor.will_use_uvm(on_card.process.pid)
+    on_card.supervisor.charges.will_use_uvm(on_card.process.pid)
     on_card.rm._free(7, 7)  # what was mapped stays with UVM, which has a name of its own for it
-    on_card.supervisor.doubt([(7, 7)])
+    on_card.supervisor.dues.doubt([(7, 7)])
     on_card.settle()
 
     assert held(on_card) == MOST
@@ -743,7 +744,7 @@ def mapping(on_card, monkeypatch):
 
 
 def test_what_could_be_managed_memory_must_fit(mapping):
-    mapping.supervisor.will_use_uvm(mapping.process.pid)
+    mapping.supervisor.charges.will_use_uvm(mapping.process.pid)
 
     assert mapping.map(LARGE) == (-1, errno.ENOMEM)
     assert mapping.map(SMALL) == (0, 0)
@@ -751,7 +752,7 @@ def test_what_could_be_managed_memory_must_fit(mapping):
 
 
 def test_uvm_itself_says_that_there_is_no_memory_when_it_is_asked(mapping):
-    mapping.supervisor.will_use_uvm(mapping.process.pid)
+    mapping.supervisor.charges.will_use_uvm(mapping.process.pid)
     address = 0x204A00000
     mapping.tell(f"mapfixed {LARGE} {address}")
     believed = mapping.answer()[0]
@@ -764,7 +765,7 @@ def test_uvm_itself_says_that_there_is_no_memory_when_it_is_asked(mapping):
 
 
 def test_managed_memory_and_other_memory_are_one_limit(mapping):
-    mapping.supervisor.will_use_uvm(mapping.process.pid)
+    mapping.supervisor.charges.will_use_uvm(mapping.process.pid)
     mapping.map(SMALL)
     mapping.mapped = SMALL
     full = allocate(mapping, 10, SMALL)
@@ -775,7 +776,7 @@ def test_managed_memory_and_other_memory_are_one_limit(mapping):
 
 
 def test_a_mapping_that_turns_out_to_be_no_managed_memory_is_not_charged(mapping):
-    mapping.supervisor.will_use_uvm(mapping.process.pid)
+    mapping.supervisor.charges.will_use_uvm(mapping.process.pid)
     mapping.map(SMALL)
     during = held(mapping)
     mapping.call(abi.NV_ESC_RM_CONTROL, control(0x20800110))
@@ -789,7 +790,7 @@ def test_programs_without_cuda_map_what_they_like(mapping):
 
 def test_whatever_descriptor_is_shown_could_be_uvms_when_the_mapping_is_made(mapping):
     """A process made with CLONE_FILES is no thread, and can put another file in the descriptor's place."""
-    mapping.supervisor.will_use_uvm(mapping.process.pid)
+    mapping.supervisor.charges.will_use_uvm(mapping.process.pid)
     mapping.of_uvm = False
 
     assert mapping.map(LARGE) == (-1, errno.ENOMEM)
@@ -848,7 +849,7 @@ def test_what_a_dead_guardian_was_making_is_found_by_the_next(on_card):
         successor.register.note(fact)
     successor.resume()
 
-    assert successor.used("web", 0) == MOST + PAGE
+    assert successor.charges.used("web", 0) == MOST + PAGE
 
 
 @pytest.mark.parametrize("trace", [TRACES[-1], *(t for t in TRACES if "min" in t.name)], ids=lambda path: path.name)

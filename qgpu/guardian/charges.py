@@ -1,0 +1,146 @@
+"""What pods are charged of their cards' memory: by handles, by what else keeps it, and by address space."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from qgpu.guardian import kcmp, managed
+from qgpu.guardian.register import Fact, Key, Register, RmObject, object_fact
+
+
+@dataclass(frozen=True, slots=True)
+class Allowance:
+    """What a pod was granted, in RM's terms: minors of its cards and memory limits by device instance."""
+
+    minors: Mapping[int, int] = field(default_factory=dict)
+    limits: Mapping[int, int] = field(default_factory=dict)
+
+
+class Charges:
+    """All pods' charges, and whether more would fit."""
+
+    def __init__(
+        self,
+        register: Register,
+        lock: threading.RLock,
+        note: Callable[[Fact], None],
+        allowance: Callable[[str], Allowance],
+        look_for_clients: Callable[[str], None],
+    ) -> None:
+        self._register = register
+        self._lock = lock
+        self._note = note
+        self._allowance = allowance
+        #: Finds out which of a pod's clients are still there.
+        self._look_for_clients = look_for_clients
+        #: Mappings that pods are about to make, in bytes by process: charged until /proc shows what became of them.
+        self._mapping: Counter[int] = Counter()
+
+    def exited(self, pid: int) -> None:
+        """Forget what a process was about to map."""
+        self._mapping.pop(pid, None)
+
+    def used(self, pod: str, instance: int) -> int:
+        """Return what a pod is charged on a card, in bytes, managed memory included where the pod has a limit."""
+        held = self._register.memory(pod).get(instance, 0)
+        if instance in self._allowance(pod).limits:
+            held += self._register.managed(pod) + self._being_mapped(pod)
+        return held
+
+    def _being_mapped(self, pod: str) -> int:
+        return sum(size for pid, size in self._mapping.items() if self._register.processes.get(pid) == pod)
+
+    def over_limit(self, pod: str, instance: int, more: int = 0) -> bool:
+        """Tell whether a pod is over its limit on a card, after asking RM which of its clients are still there."""
+        limit = self._allowance(pod).limits.get(instance)
+        if limit is None or self.used(pod, instance) + more <= limit:
+            return False
+        self._look_for_clients(pod)
+        return self.used(pod, instance) + more > limit
+
+    def reserve_mapping(self, pod: str, pid: int, size: int) -> bool:
+        """Charge a mapping that a process is about to make; False when it does not fit somewhere."""
+        with self._lock:
+            if any(self.over_limit(pod, instance, size) for instance in self._allowance(pod).limits):
+                return False
+            self._mapping[pid] += size
+            return True
+
+    def mappings_of(self, pod: str) -> list[int]:
+        """List the processes of a pod that have mapped what could be managed memory."""
+        with self._lock:
+            mapped = self._register.holdings.managed.items()
+            return [pid for pid, held in mapped if held and self._register.processes.get(pid) == pod]
+
+    def look_at_mappings(self, pid: int, settled: int = 0) -> bool:
+        """Charge a process what it maps of UVM now, ``settled`` bytes of what was being mapped among it.
+
+        True when that is less than before. Not to be called under the lock: a process can make this take long.
+        """
+        held = managed.mapped(pid)
+        with self._lock:
+            before = self._register.holdings.managed.get(pid, 0)
+            self._mapping[pid] -= settled
+            if held != before:
+                self._note({"fact": "managed", "pid": pid, "bytes": held})
+            return held < before or settled > 0
+
+    def uses_uvm(self, pid: int) -> bool:
+        """Tell whether a process has initialised UVM, or shares its memory with one that has."""
+        with self._lock:
+            known = list(self._register.holdings.managed)
+        return any(kcmp.same_memory(pid, other) for other in known)
+
+    def will_use_uvm(self, pid: int) -> None:
+        """Note that a process initialises UVM."""
+        with self._lock:
+            if pid not in self._register.holdings.managed:
+                self._note({"fact": "managed", "pid": pid, "bytes": 0})
+
+    def map(self, pid: int, base: int, length: int, uuids: Iterable[bytes], memory: Key) -> None:
+        """Let what UVM has mapped keep its memory; what is not on a card is not known here."""
+        with self._lock:
+            if (held := self._register.holdings.by_handle.get(memory)) is not None:
+                fact = {"fact": "map", "pid": pid, "base": base, "length": length, "memory": held.number}
+                for uuid in uuids:
+                    self._note(fact | {"uuid": uuid.hex()})
+
+    def unmap(self, pid: int, base: int, length: int, uuid: bytes | None) -> None:
+        """Take note that UVM has unmapped a range for one card, or for all."""
+        with self._lock:
+            if pid in self._register.holdings.mappings:
+                name = uuid.hex() if uuid is not None else None
+                self._note({"fact": "unmap", "pid": pid, "base": base, "length": length, "uuid": name})
+
+    def unmap_memory(self, number: int) -> None:
+        """Take note that memory is gone, whatever was said to be mapped of it."""
+        with self._lock:
+            if self._register.holdings.is_mapped(number):
+                self._note({"fact": "unmapped", "memory": number})
+
+    def duplicated(self, rm: RmObject, handle: int, number: int) -> None:
+        """Book a second handle that we have made on a pod's memory."""
+        with self._lock:
+            ours = RmObject(rm.client, handle, rm.parent, rm.rm_class, rm.detail)
+            self._note(object_fact(ours) | {"memory": number})
+            self._note({"fact": "confirm", "client": rm.client, "handle": handle, "context": 0})
+
+    def export(self, client: int, handles: Iterable[int]) -> None:
+        """Let memory count until its pod ends: it can now be kept by a descriptor that nobody here sees."""
+        with self._lock:
+            for handle in handles:
+                if (held := self._register.holdings.by_handle.get((client, handle))) is not None:
+                    self.pin(held.number)
+
+    def pin(self, number: int) -> None:
+        """Let memory count until every process of its pod has ended, whatever becomes of its handles."""
+        with self._lock:
+            self._note({"fact": "pin", "memory": number})
+
+    def number_of(self, key: Key) -> int | None:
+        """Return the number of the memory behind a handle."""
+        memory = self._register.holdings.by_handle.get(key)
+        return memory.number if memory is not None else None

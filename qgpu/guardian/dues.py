@@ -1,0 +1,122 @@
+"""What RM is to be asked a little later: whether objects are still there, and what context-switch records call them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from qgpu.guardian.hands import Hands
+from qgpu.guardian.register import Fact, Key, Register, RmObject
+from qgpu.model import NS_PER_MS
+from qgpu.rm import abi
+
+#: New channels are dealt with once no pod has made a call for this long: while a program starts it keeps RM's locks
+#: busy, and each question would wait for them and make the program wait for us. But not later than _LATEST_NS.
+_QUIET_NS = 15 * NS_PER_MS
+_LATEST_NS = 250 * NS_PER_MS
+#: What may be gone is asked about after this long, and again after twice as long, up to _SELDOM_NS.
+_AGAIN_NS = 20 * NS_PER_MS
+_SELDOM_NS = 1000 * NS_PER_MS
+
+
+@dataclass(slots=True)
+class _Doubt:
+    key: Key
+    due_ns: int
+    wait_ns: int = _AGAIN_NS
+
+
+class Dues:
+    """All that is due, by when."""
+
+    def __init__(
+        self,
+        register: Register,
+        hands: Hands,
+        note: Callable[[Fact], None],
+        vanished: Callable[[Key], None],
+        clock: Callable[[], int],
+        wake: Callable[[], None],
+    ) -> None:
+        self._register = register
+        self._hands = hands
+        self._note = note
+        #: Told of what RM has no longer.
+        self._vanished = vanished
+        self._clock = clock
+        #: Told that something became due.
+        self._wake = wake
+        #: When any pod made its last call.
+        self._called_ns = 0
+        self._doubts: dict[Key, _Doubt] = {}
+        self._fresh: list[Key] = []
+        self._fresh_since_ns = 0
+
+    def doubt(self, keys: Iterable[Key]) -> None:
+        """Ask RM soon whether objects still exist that something failed on."""
+        for key in keys:
+            self._doubts.setdefault(key, _Doubt(key, self._clock() + _AGAIN_NS))
+        self._wake()
+
+    def due_ns(self) -> int | None:
+        """Return when something is to be done next; None for never."""
+        dues = [doubt.due_ns for doubt in self._doubts.values()]
+        if self._fresh_since_ns:
+            dues.append(self._fresh_due_ns())
+        return min(dues, default=None)
+
+    def settle(self, now_ns: int) -> bool:
+        """Do what is due; True when a compute TSG or channel came or went."""
+        changed = False
+        for doubt in [doubt for doubt in self._doubts.values() if doubt.due_ns <= now_ns]:
+            changed |= self._resolve(doubt, now_ns)
+        if self._fresh_since_ns and self._fresh_due_ns() <= now_ns:
+            self._fresh_since_ns, fresh, self._fresh = 0, self._fresh, []
+            changed = True
+            for key in fresh:
+                if (rm := self._register.objects.get(key)) is not None and (context := self._hands.context(rm)):
+                    self._note({"fact": "confirm", "client": key[0], "handle": key[1], "context": context})
+        return changed
+
+    def called(self) -> None:
+        """Take note that a pod makes a call."""
+        self._called_ns = self._clock()
+
+    def made(self, rm: RmObject) -> None:
+        """Take note of a new object: channels of compute TSGs are asked for what context-switch records call them."""
+        if rm.rm_class in abi.GPFIFO_CLASSES:
+            parent = self._register.objects.get((rm.client, rm.parent))
+            if parent is not None and self._register.is_compute(parent):
+                self._fresh.append(rm.key)
+                self.later()
+        elif rm.rm_class == abi.KEPLER_CHANNEL_GROUP_A:
+            self.later()
+
+    def later(self) -> None:
+        """Take note that TSGs or channels came or went."""
+        if not self._fresh_since_ns:
+            self._fresh_since_ns = self._called_ns = self._clock()
+            self._wake()
+
+    def _fresh_due_ns(self) -> int:
+        return min(self._called_ns + _QUIET_NS, self._fresh_since_ns + _LATEST_NS)
+
+    def _resolve(self, doubt: _Doubt, now_ns: int) -> bool:
+        """Ask RM what is left of an object and all below it; of a client without a process, until it ends."""
+        below = self._register.below(doubt.key)
+        whole_client = doubt.key[0] == doubt.key[1]
+        changed = False
+        if whole_client and doubt.key[0] in self._register.clients and not self._hands.exists(doubt.key):
+            self._vanished(doubt.key)
+            changed, below = True, []
+        for rm in below:
+            if rm.key in self._register.objects and rm.confirmed and not self._hands.exists(rm.key):
+                self._vanished(rm.key)
+                changed = True
+        entry = self._register.clients.get(doubt.key[0]) if whole_client else None
+        if entry is not None and not entry.users:
+            doubt.wait_ns = min(2 * doubt.wait_ns, _SELDOM_NS)
+            doubt.due_ns = now_ns + doubt.wait_ns
+        else:
+            self._doubts.pop(doubt.key, None)
+        return changed
