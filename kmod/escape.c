@@ -60,7 +60,7 @@ bool qgpu_call_deliver(struct qgpu_call *call, long *ret)
 {
 	if (*ret != -EFAULT)
 		return true;
-	if (!call->sealed)	/* RM was not asked; the page is made present, the bytes are not looked at */
+	if (!call->sealed)	/* the page is made present, the bytes are not looked at */
 		return copy_from_user(&call->out, call->user, call->size);
 	if (!call->failed && !copy_to_user(call->user, &call->out, call->size))
 		*ret = 0;
@@ -102,10 +102,11 @@ static bool may_be_userd(struct qgpu_client *client, u32 handle)
  * The gates of what goes away are opened first, or RM would wait for channels that cannot run. A client's entry gives
  * up its handle before, for RM may hand that out again at once.
  */
-static long free_open(struct qgpu_call *call, struct qgpu_client *client, const struct qgpu_freeing *freeing)
+static long free_open(struct qgpu_call *call, struct qgpu_client *client, const struct qgpu_freeing *freeing,
+		      bool *gone)
 {
 	struct qgpu_object *object = qgpu_object_find(client, freeing->handle);
-	bool root = freeing->handle == client->handle, opened, gone;
+	bool root = freeing->handle == client->handle, opened;
 	/* channels, and TSGs with them, go with the address space, context share or memory that they use */
 	bool used = !root && (!object || object->class == FERMI_VASPACE_A || object->class == FERMI_CONTEXT_SHARE_A);
 	u64 since_ns;
@@ -119,16 +120,16 @@ static long free_open(struct qgpu_call *call, struct qgpu_client *client, const 
 	if (root)
 		WRITE_ONCE(client->dead, true);
 	ret = qgpu_call_forward_open(call);
-	gone = is_gone(call, client, freeing);
-	if (gone)
+	*gone = is_gone(call, client, freeing);
+	if (*gone)
 		qgpu_objects_remove(client, freeing->handle);
 	else if (root)
 		WRITE_ONCE(client->dead, false);
-	if (gone && used)
+	if (*gone && used)
 		qgpu_objects_reconcile(client);
 	qgpu_objects_unhold(client);
 	qgpu_debt_end(call->pod, opened, since_ns);
-	if (gone && root)
+	if (*gone && root)
 		qgpu_client_unlink(client);
 	return ret;
 }
@@ -147,6 +148,7 @@ static long free_memory(struct qgpu_call *call, struct qgpu_client *client, cons
 static long free_locked(struct qgpu_call *call, struct qgpu_client *client, const struct qgpu_freeing *freeing)
 {
 	struct qgpu_object *object = qgpu_object_find(client, freeing->handle);
+	bool gone = false;
 	int tries = 0;
 	long ret;
 
@@ -157,8 +159,8 @@ static long free_locked(struct qgpu_call *call, struct qgpu_client *client, cons
 	if (!object && freeing->handle != client->handle && !may_be_userd(client, freeing->handle))
 		return qgpu_call_forward(call);
 	do {
-		ret = free_open(call, client, freeing);
-	} while (!qgpu_call_deliver(call, &ret) && ++tries < TRIES);
+		ret = free_open(call, client, freeing, &gone);
+	} while (!qgpu_call_deliver(call, &ret) && !gone && ++tries < TRIES);
 	return ret;
 }
 

@@ -38,7 +38,7 @@ long qgpu_escape(struct qgpu_file *file, unsigned int cmd, unsigned long arg);
 long qgpu_call_forward(struct qgpu_call *call);
 /* The same while a gate is open that is to be closed: waits for no user memory. */
 long qgpu_call_forward_open(struct qgpu_call *call);
-/* What is left to do with user memory once the gate is closed again. False: RM was not asked, call anew. */
+/* What is left to do with user memory once the gate is closed again. False: RM was not asked, for all that is known: call anew. */
 bool qgpu_call_deliver(struct qgpu_call *call, long *ret);
 /* Answer with an RM status instead of the driver's. */
 long qgpu_call_answer(struct qgpu_call *call, size_t status_at, u32 status);
