@@ -15,6 +15,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -106,6 +107,11 @@ class Session:
 
 #: How long to wait when there is no room for another client.
 _BREATH_S = 0.1
+#: Clients at a time, and of them such as may only look: they take no place from those who may change things.
+MAX_CLIENTS, MAX_GUESTS = 512, 128
+#: Who may only look sends no more at once, and all of them together are answered no more often: reading and answering
+#: takes time from the loops.
+_GUEST_BYTES, _GUEST_PAUSE_S = 1 << 16, 0.005
 
 #: Answers one request. A handler that keeps descriptors takes them out of the list; the rest is closed.
 Handler = Callable[[Session, dict[str, Any], list[int]], dict[str, Any]]
@@ -117,8 +123,20 @@ class Server:
     Where there is a descriptor store the socket outlives the daemon in it: who connects meanwhile waits.
     """
 
-    def __init__(self, runtime_dir: Path, mode: int, group_id: int | None, handle: Handler, store: Store) -> None:
+    def __init__(
+        self,
+        runtime_dir: Path,
+        mode: int,
+        group_id: int | None,
+        handle: Handler,
+        store: Store,
+        trusts: Callable[[wire.Peer], bool] = lambda _: True,
+    ) -> None:
+        """Listen. Who may change things but is not trusted is heard no more than who may only look."""
         self._handle = handle
+        self._trusts = trusts
+        self._guests = self._clients = 0
+        self._counting, self._guests_turn = threading.Lock(), threading.Lock()
         self._group_id = group_id
         self._path = socket_path(runtime_dir)
         self._stored = store.there
@@ -154,19 +172,50 @@ class Server:
                 if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
                     time.sleep(_BREATH_S)
                 continue  # else that client is gone already
-            sock.setblocking(True)
-            connection = wire.Connection(sock)
-            threading.Thread(target=self._serve, args=(connection,), name="client", daemon=True).start()
+            self._take(wire.Connection(sock))
 
-    def _serve(self, connection: wire.Connection) -> None:
+    def _take(self, connection: wire.Connection) -> None:
+        """Serve a client in a thread of its own, if there is room for it."""
         session = Session(connection.peer(), self._may_change(connection))
         try:
+            if not self._count(session, 1):
+                raise RuntimeError("there are as many clients as there may be")
+            try:
+                threading.Thread(target=self._serve, args=(connection, session), name="client", daemon=True).start()
+            except BaseException:
+                self._count(session, -1)
+                raise
+        except RuntimeError as error:  # or no more threads are to be had
+            _log.warning("client not heard", pid=session.peer.pid, uid=session.peer.uid, reason=str(error))
+            with suppress(OSError):
+                connection.send(_refusal("qgpud: too many clients; try again", ExitCode.REFUSED))
+            connection.close()
+
+    def _count(self, session: Session, by: int) -> bool:
+        """Count a client in or out; False when there is no room for it."""
+        with self._counting:
+            guests, clients = self._guests + (0 if session.may_change else by), self._clients + by
+            if by > 0 and (clients > MAX_CLIENTS or guests > MAX_GUESTS):
+                return False
+            self._guests, self._clients = guests, clients
+            return True
+
+    def _serve(self, connection: wire.Connection, session: Session) -> None:
+        try:
+            connection.sock.setblocking(True)
+            guest = not session.may_change or not self._trusts(session.peer)
+            if guest:
+                connection.max_message = _GUEST_BYTES
             while (received := connection.receive()) is not None:
+                if guest:
+                    with self._guests_turn:
+                        time.sleep(_GUEST_PAUSE_S)
                 connection.send(self._answer(session, *received))
         except (OSError, wire.WireError):
             pass  # a client that went away or talks nonsense has no answer to expect
         finally:
             connection.close()
+            self._count(session, -1)
             for call in session.at_end:
                 call()
 
@@ -174,10 +223,10 @@ class Server:
         try:
             return {"ok": True, "schema": SCHEMA, **self._handle(session, message, fds)}
         except QgpuError as error:
-            return {"ok": False, "schema": SCHEMA, "error": str(error), "code": int(error.code)}
+            return _refusal(str(error), error.code)
         except Exception as error:  # noqa: BLE001 - a defect: its client is to hear of it, and others not
             _log.exception("request failed", op=str(message.get("op")))
-            return {"ok": False, "schema": SCHEMA, "error": f"qgpud: {error!r}; see its log", "code": ExitCode.FAILED}
+            return _refusal(f"qgpud: {error!r}; see its log", ExitCode.FAILED)
         finally:
             for fd in fds:
                 os.close(fd)
@@ -187,6 +236,10 @@ class Server:
         return peer.uid in (0, os.geteuid()) or (
             self._group_id is not None and self._group_id in (peer.gid, *_groups(connection.sock))
         )
+
+
+def _refusal(error: str, code: ExitCode) -> dict[str, Any]:
+    return {"ok": False, "schema": SCHEMA, "error": error, "code": int(code)}
 
 
 def _groups(sock: socket.socket) -> tuple[int, ...]:

@@ -87,7 +87,9 @@ class HttpServer:
         try:
             self._server = _Server(address, answer, max_clients)
         except OSError as error:
-            raise ConfigError(f"{address}: cannot listen there: {error.strerror}; choose another address") from error
+            raise ConfigError(
+                f"{address}: cannot listen there: {error.strerror or error}; choose another address"
+            ) from error
         self.address = self._server.address
         self._thread = threading.Thread(target=self._server.serve_forever, name=f"http {address}", daemon=True)
         self._thread.start()

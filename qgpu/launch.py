@@ -26,7 +26,8 @@ def environment(plane: str, pod: str, uuids: Sequence[str], runtime_dir: Path) -
     """Return the variables a pod's command starts with, beside what it inherits."""
     variables = {"QGPU_POD": pod, "QGPU_PLANE": plane}
     if plane == "sim":
-        variables["QGPU_RUNTIME_DIR"] = str(runtime_dir)
+        # A real GPU that is there all the same is not this pod's: nobody would hold it to its limits.
+        variables |= {"QGPU_RUNTIME_DIR": str(runtime_dir), "CUDA_VISIBLE_DEVICES": ""}
     else:
         variables["CUDA_VISIBLE_DEVICES"] = ",".join(uuids)
     return variables

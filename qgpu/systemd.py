@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 from qgpu import wire
@@ -20,7 +21,8 @@ def notify(state: str, fds: tuple[int, ...] = ()) -> None:
     """Send ``state``, such as ``READY=1`` or ``WATCHDOG=1``, to the service manager if there is one."""
     address = os.environ.get("NOTIFY_SOCKET", "")
     if address[:1] in ("/", "@"):
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:
+        # an address that was inherited from another service: nobody is there, or nobody who listens to us
+        with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:
             sock.connect("\0" + address[1:] if address[0] == "@" else address)
             socket.send_fds(sock, [state.encode()], fds) if fds else sock.send(state.encode())
 
@@ -40,9 +42,9 @@ class Store:
         self._found: dict[str, int] = {}
         names = os.environ.pop("LISTEN_FDNAMES", "").split(":")
         mine = os.environ.pop("LISTEN_PID", "") == str(os.getpid())
-        count = int(os.environ.pop("LISTEN_FDS", "0"))
-        for fd, name in zip(range(_FIRST_FD, _FIRST_FD + count), names, strict=False):
-            if mine:
+        count = os.environ.pop("LISTEN_FDS", "0")
+        if mine and count.isdecimal():
+            for fd, name in zip(range(_FIRST_FD, _FIRST_FD + int(count)), names, strict=False):
                 os.set_inheritable(fd, False)
                 self._found[name] = fd
 

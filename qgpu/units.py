@@ -6,7 +6,7 @@ import re
 
 from qgpu.errors import InvalidValueError
 
-_NUMBER = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-zµ]*)")
+_NUMBER = re.compile(r"([0-9]{1,20}(?:\.[0-9]{1,20})?)\s*([A-Za-zµ]*)")
 _BYTES = {"": 1, "B": 1} | {
     f"{prefix}{suffix}": 1024**power for power, prefix in enumerate("KMGT", 1) for suffix in ("", "i", "iB", "B")
 }
@@ -25,7 +25,7 @@ def parse_duration(text: str) -> int:
 
 def parse_percent(text: str) -> int:
     """Read a whole number of per cent such as ``10%`` or ``10``."""
-    match = re.fullmatch(r"(\d{1,9})\s*%?", text.strip())
+    match = re.fullmatch(r"([0-9]{1,9})\s*%?", text.strip())
     if match is None:
         raise InvalidValueError(f"{text!r} is not a whole number of per cent such as 10%")
     return int(match[1])

@@ -44,6 +44,8 @@ class Connection:
     _fds: list[tuple[int, int]] = field(default_factory=list)
     #: Where in the stream ``_data`` begins.
     _at: int = 0
+    #: Larger messages are refused unread.
+    max_message: int = MAX_MESSAGE
 
     def fileno(self) -> int:
         """Return the descriptor to poll."""
@@ -76,7 +78,7 @@ class Connection:
         if len(self._data) < _LENGTH.size:
             return None
         (length,) = _LENGTH.unpack_from(self._data)
-        if length > MAX_MESSAGE:
+        if length > self.max_message:
             raise WireError(f"message of {length} bytes")
         if len(self._data) < _LENGTH.size + length:
             return None

@@ -11,6 +11,7 @@ import click
 
 import qgpu
 from qgpu.cli.context import Context
+from qgpu.cli.params import Seconds
 from qgpu.control import default_runtime_dir
 from qgpu.errors import ExitCode, QgpuError
 
@@ -46,9 +47,7 @@ class _Lazy(click.Group):
 
 @click.group(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.option("--runtime-dir", type=click.Path(path_type=Path), help="Where the daemon's control socket is.")
-@click.option(
-    "--timeout", type=click.FloatRange(0.1, 3600), default=10.0, show_default=True, help="Seconds to wait for it."
-)
+@click.option("--timeout", type=Seconds(0.1, 3600), default=10.0, show_default=True, help="Seconds to wait for it.")
 @click.version_option(qgpu.__version__)
 @click.pass_context
 def command(ctx: click.Context, runtime_dir: Path | None, timeout: float) -> None:
@@ -58,6 +57,7 @@ def command(ctx: click.Context, runtime_dir: Path | None, timeout: float) -> Non
 
 def main() -> None:
     """Run ``qgpuctl`` and end with its exit code."""
+    _open_streams()
     try:
         command(standalone_mode=False)
         sys.stdout.flush()
@@ -67,10 +67,30 @@ def main() -> None:
     except (click.Abort, KeyboardInterrupt):
         sys.exit(ExitCode.OK)
     except BrokenPipeError:  # the reader of our output has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _forget_output()
     except QgpuError as error:
         click.echo(f"qgpuctl: {error}", err=True)
         sys.exit(error.code)
+    except OSError as error:  # a full disk behind our output, no descriptor left
+        click.echo(f"qgpuctl: {error.filename or 'output'}: {error.strerror or error}", err=True)
+        _forget_output()
+        sys.exit(ExitCode.FAILED)
+
+
+def _open_streams() -> None:
+    """Put /dev/null where a standard stream is closed, or the next file that is opened would be taken for it."""
+    for fd, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            taken = os.open(os.devnull, os.O_RDWR)
+            if taken != fd:
+                os.dup2(taken, fd)
+                os.close(taken)
+            setattr(sys, name, os.fdopen(fd, "r" if fd == 0 else "w", closefd=False))
+
+
+def _forget_output() -> None:
+    """Let what could not be written go: the interpreter would try again at its end, and say so."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 
 from qgpu.cli.context import Context, pass_context
+from qgpu.cli.params import Seconds
 from qgpu.errors import ConfigError
 from qgpu.model import NS_PER_S
 from qgpu.trace import page
@@ -17,7 +18,7 @@ from qgpu.trace.recording import record
 
 
 @click.command()
-@click.option("--seconds", type=click.FloatRange(0.1, 600), default=30.0, show_default=True, help="How long.")
+@click.option("--seconds", type=Seconds(0.1, 600), default=30.0, show_default=True, help="How long.")
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), required=True, help="The HTML file to write.")
 @click.option("--gpu", type=int, help="Only this pGPU.")
 @pass_context

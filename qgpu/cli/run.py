@@ -86,6 +86,8 @@ def _become(context: Context, gpus: tuple[int, ...], pod: dict[str, Any], comman
         os.execvpe(command[0], command, os.environ | variables | {"QGPU_GPU": ",".join(map(str, gpus))})  # noqa: S606
     except QgpuError as error:
         _give_up(f"qgpuctl: {error}", error.code)
+    except ValueError as error:  # an empty name
+        _give_up(f"qgpuctl: {command[0]!r}: no command: {error}", _NO_SUCH_COMMAND)
     except OSError as error:
         code = _NO_SUCH_COMMAND if isinstance(error, FileNotFoundError) else _NOT_EXECUTABLE
         _give_up(f"qgpuctl: {command[0]}: {error.strerror}", code)

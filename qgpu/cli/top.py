@@ -11,6 +11,7 @@ import click
 from qgpu import looks
 from qgpu.cli.context import Context, pass_context
 from qgpu.cli.output import output_option
+from qgpu.cli.params import Seconds
 from qgpu.cli.screen import Screen
 from qgpu.cli.top_page import Mode, page, pressed
 from qgpu.control import Client
@@ -19,7 +20,7 @@ from qgpu.errors import QgpuError
 
 @click.command()
 @click.option("-1", "--once", is_flag=True, help="Print one table and end.")
-@click.option("--every", type=click.FloatRange(0.2, 60), default=1.0, show_default=True, help="Seconds between looks.")
+@click.option("--every", type=Seconds(0.2, 60), default=1.0, show_default=True, help="Seconds between looks.")
 @output_option
 @pass_context
 def top(context: Context, once: bool, every: float, output: str) -> None:

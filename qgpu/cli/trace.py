@@ -11,6 +11,7 @@ import click
 
 from qgpu.cli.context import Context, pass_context
 from qgpu.cli.output import cores, output_option, print_json, print_table
+from qgpu.cli.params import Seconds
 from qgpu.control import SCHEMA
 from qgpu.errors import ConfigError
 from qgpu.model import NS_PER_S
@@ -21,7 +22,7 @@ _HEADER = ("GPU", "POD", "CLASS", "QUOTA", "RUNS", "TRACED", "LEDGER", "SHARE")
 
 
 @click.command()
-@click.option("--seconds", type=click.FloatRange(0.1, 600), default=10.0, show_default=True, help="How long.")
+@click.option("--seconds", type=Seconds(0.1, 600), default=10.0, show_default=True, help="How long.")
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), required=True, help="The file to write.")
 @click.option("--gpu", type=int, help="Only this pGPU.")
 @output_option

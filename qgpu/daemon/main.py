@@ -67,7 +67,7 @@ def command(
                     config.metrics.listen, service.counters.view, with_hami=config.metrics.compat is MetricsCompat.HAMI
                 )
                 ends.callback(endpoint.close)
-            server = Server(directory, config.socket_mode, config.socket_gid, service.handle, store)
+            server = Server(directory, config.socket_mode, config.socket_gid, service.handle, store, service.trusts)
             ends.callback(server.close)
             containers = Containers(chosen.plane, host.pgpus(), directory, config, store, service.take_listener)
             ends.callback(containers.close)

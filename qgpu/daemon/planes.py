@@ -25,7 +25,10 @@ class Chosen:
 
 
 def choose(wanted: Plane) -> Chosen:
-    """Decide for a plane by what this host has."""
+    """Decide for a plane by what this host has.
+
+    Raises PermissionDeniedError where it has GPUs that cannot be shared: simulated ones would leave them to everybody.
+    """
     if wanted is not Plane.AUTO:
         return Chosen(wanted, "asked for")
     if DEVICE.exists():
@@ -33,7 +36,10 @@ def choose(wanted: Plane) -> Chosen:
     if not DRIVER.exists():
         return Chosen(Plane.SIM, "no NVIDIA driver is loaded")
     if os.geteuid() != 0:
-        return Chosen(Plane.SIM, "an NVIDIA driver is loaded, but only root can share its GPUs")
+        raise PermissionDeniedError(
+            "plane auto: an NVIDIA driver is loaded, and only root can share its GPUs; run qgpud as root, "
+            "or simulate one with --plane sim"
+        )
     return Chosen(Plane.SECCOMP, f"an NVIDIA driver is loaded and there is no {DEVICE}")
 
 

@@ -6,14 +6,19 @@ import fcntl
 import os
 from pathlib import Path
 
-from qgpu.errors import AlreadyRunningError, PermissionDeniedError
+from qgpu.errors import AlreadyRunningError, InvalidValueError, PermissionDeniedError
+
+#: A socket's address has 107 bytes (unix(7)), of which names in the directory take up to "/guardian.sock.4194304".
+_LONGEST = 107 - 22
 
 
 def hold(runtime_dir: Path) -> int:
     """Make the directory and take its lock; the returned descriptor holds it for as long as it is open.
 
-    Raises AlreadyRunningError, PermissionDeniedError.
+    Raises AlreadyRunningError, InvalidValueError, PermissionDeniedError.
     """
+    if len(os.fsencode(runtime_dir.absolute())) > _LONGEST:
+        raise InvalidValueError(f"{runtime_dir}: too long for sockets in it; choose another --runtime-dir")
     try:
         runtime_dir.mkdir(mode=0o755, parents=True, exist_ok=True)
         if runtime_dir.stat().st_uid != os.geteuid():

@@ -45,6 +45,7 @@ from qgpu.runtime import seccomp
 from qgpu.runtime.container import described
 from qgpu.sched.backend import Host, PodInfo
 from qgpu.sched.sim import SimHost
+from qgpu.wire import Peer
 
 _log = structlog.get_logger("service")
 
@@ -68,6 +69,8 @@ class Service:
         self._held: dict[str, Session] = {}
         #: Loads on the simulator that are running, by number, with their pod.
         self._loads: dict[int, str] = {}
+        for index in sorted(config.gpus.keys() - self._pgpus.keys()):
+            _log.warning("configured, but there is no such pGPU here", pgpu=index)
         board = Board()
         self._loops = {index: GpuLoop(host, index, self._settings(index), board) for index in self._pgpus}
         self._traces = traces = Traces(self._loops)
@@ -103,6 +106,14 @@ class Service:
         if request is None:
             raise InvalidValueError(f"request {op!r}: there is no such request; is qgpuctl of the daemon's version?")
         return request(session, Arguments(message), fds)
+
+    def trusts(self, peer: Peer) -> bool:
+        """Tell whether a peer is in no pod, as far as can be told now; each request is asked again."""
+        try:
+            refuse_pods(peer.pid, self._host.pods())
+        except QgpuError:
+            return False
+        return True
 
     @property
     def alive(self) -> bool:

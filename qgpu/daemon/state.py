@@ -33,9 +33,8 @@ class State:
             return
         try:
             self._path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-            self._gpus = _read(json.loads(self._path.read_text()))
-        except FileNotFoundError:
-            pass
+            if self._path.exists():
+                self._gpus = _read(json.loads(self._path.read_text()))
         except OSError as error:
             raise PermissionDeniedError(f"{self._path}: {error.strerror}; choose another --state-dir") from error
         except (ValueError, RecursionError, UnknownNameError) as error:

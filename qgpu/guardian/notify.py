@@ -78,6 +78,12 @@ def _notification(notif: Any) -> Notification | None:
     return Notification(notif.id, notif.pid, data.arch, data.nr, tuple(data.args))
 
 
+def is_listener(fd: int) -> bool:
+    """Tell whether a descriptor is a seccomp listener: any other is readable for reasons of its own, for ever maybe."""
+    found = _libc.ioctl(fd, _ID_VALID, _ffi.new("uint64_t *")) == 0
+    return bool(found or _ffi.errno == errno.ENOENT)
+
+
 class Listener:
     """One pod's listener descriptor. ``slot`` is SLOT_BYTES of shared memory for the call in hand."""
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,21 +16,21 @@ from typing import Any
 TIMEOUT_S = 60
 
 
-def environment() -> dict[str, str]:
+def environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
     """Return this process's environment without what would lead a program to another daemon."""
-    return {name: value for name, value in os.environ.items() if not name.startswith("QGPU_")}
+    return {name: value for name, value in os.environ.items() if not name.startswith("QGPU_")} | dict(more or {})
 
 
 class Daemon:
     """A qgpud of the test's own, and ``qgpuctl`` for it."""
 
-    def __init__(self, runtime_dir: Path, *options: str) -> None:
+    def __init__(self, runtime_dir: Path, *options: str, more: Mapping[str, str] | None = None) -> None:
         self.runtime_dir = runtime_dir
         self.process = subprocess.Popen(
             [sys.executable, "-m", "qgpu.daemon.main", "--runtime-dir", str(runtime_dir), *options],
             stderr=subprocess.PIPE,
             text=True,
-            env=environment(),
+            env=environment(more),
         )
         assert self.process.stderr is not None
         self.first_line = self.process.stderr.readline()
@@ -64,13 +65,26 @@ class Daemon:
 
 
 @contextmanager
-def daemon(runtime_dir: Path, *options: str) -> Iterator[Daemon]:
-    """Run a daemon on the simulator for as long as the context lasts."""
-    running = Daemon(runtime_dir, "--plane", "sim", *options)
+def daemon(runtime_dir: Path, *options: str, more: Mapping[str, str] | None = None) -> Iterator[Daemon]:
+    """Run a daemon on the simulator, with ``more`` in its environment, for as long as the context lasts."""
+    running = Daemon(runtime_dir, "--plane", "sim", *options, more=more)
     try:
         yield running
     finally:
         running.stop()
+
+
+def qgpuctl_in_shell(runtime_dir: Path, arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run qgpuctl with what a shell makes of its arguments, and return how it ended."""
+    program = shlex.join([sys.executable, "-m", "qgpu.cli.main", "--runtime-dir", str(runtime_dir)])
+    return subprocess.run(
+        ["sh", "-c", f"{program} {arguments}"],
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        env=environment(),
+        check=False,
+    )
 
 
 def qgpuctl(runtime_dir: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

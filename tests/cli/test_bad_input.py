@@ -55,6 +55,7 @@ def state(daemon: Daemon) -> tuple[Any, Any]:
         (("run", "--memory", "1TiB", "--", "true"), ExitCode.REFUSED, "1 TiB for pod pod-1 does not fit"),
         (("run", "--name", "a/b", "--", "true"), ExitCode.USAGE, "pod name 'a/b'"),
         (("run", "--", "no-such-program"), 127, "no-such-program: No such file or directory"),
+        (("run", "--", ""), 127, "'': no command"),
         (("run", "--", "/etc/passwd"), 126, "/etc/passwd: Permission denied"),
         (("simulate", "no-such-file"), ExitCode.USAGE, "no-such-file: No such file or directory"),
     ],
@@ -74,6 +75,10 @@ def test_bad_input_is_one_line_and_changes_nothing(
     "arguments",
     [
         ("run", "--memory", "lots", "--", "true"),
+        ("run", "--memory", "9" * 400, "--", "true"),
+        ("run", "--memory", "٣GiB", "--", "true"),
+        ("--timeout", "nan", "status"),
+        ("report", "--seconds", "nan", "--out", "/dev/null"),
         ("run", "--class", "vip", "--", "true"),
         ("run",),
         ("gpu", "policy", "set", "zero", "0"),
@@ -103,6 +108,40 @@ def test_a_second_daemon_is_told_so_and_the_first_goes_on(shared: Daemon) -> Non
     assert result.returncode == ExitCode.ALREADY_RUNNING
     assert "another qgpud is running there" in one_line(result.stderr)
     assert shared.ctl("status").returncode == ExitCode.OK
+
+
+def test_a_runtime_directory_that_is_too_long_for_sockets_is_refused(tmp_path: Path) -> None:
+    result = programs.qgpud("--plane", "sim", "--runtime-dir", str(tmp_path / ("x" * 100)))
+
+    assert result.returncode == ExitCode.USAGE
+    assert "too long for sockets in it" in one_line(result.stderr)
+
+
+def test_a_state_directory_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
+    result = programs.qgpud("--plane", "sim", "--runtime-dir", str(tmp_path), "--state-dir", "/proc/state")
+
+    assert result.returncode == ExitCode.NO_PERMISSION
+    assert "choose another --state-dir" in one_line(result.stderr)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "redirected", "complaint"),
+    [("pod list", ">/dev/full", "No space left on device"), ("status -o json", ">&-", ""), ("pod list", "<&-", "")],
+)
+def test_output_that_cannot_be_written_is_one_line(
+    shared: Daemon, arguments: str, redirected: str, complaint: str
+) -> None:
+    result = programs.qgpuctl_in_shell(shared.runtime_dir, f"{arguments} {redirected}")
+
+    assert result.returncode == (ExitCode.FAILED if complaint else ExitCode.OK)
+    assert complaint in (one_line(result.stderr) if complaint else result.stderr)
+    assert "Traceback" not in result.stderr
+
+
+def test_a_daemon_that_inherited_another_services_environment_starts(tmp_path: Path) -> None:
+    strange = {"NOTIFY_SOCKET": str(tmp_path / "nobody"), "LISTEN_FDS": "many", "LISTEN_PID": "1"}
+    with programs.daemon(tmp_path / "run", more=strange) as running:
+        assert running.ctl("status").returncode == ExitCode.OK
 
 
 def test_a_config_with_a_typo_starts_nothing(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ import structlog
 from qgpu import cgroup, errors
 from qgpu.errors import BackendGoneError, ExitCode, QgpuError
 from qgpu.guardian.journal import Journal
+from qgpu.guardian.notify import is_listener
 from qgpu.guardian.register import grant_from, grant_to
 from qgpu.model import Grant
 from qgpu.sched.backend import Pgpu, PodInfo
@@ -118,7 +119,7 @@ class SeccompHost:
 
     def attach(self, name: str, pid: int, fds: Sequence[int]) -> None:
         """Bring a process and its listener into a pod; a copy of the listener stays here."""
-        if len(fds) != 1:
+        if len(fds) != 1 or not is_listener(fds[0]):
             for fd in fds:
                 os.close(fd)
             raise QgpuError(f"pod {name}: its launcher sent no seccomp listener")

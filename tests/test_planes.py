@@ -1,0 +1,44 @@
+"""Which plane is taken, and what is not simulated instead."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from qgpu import launch
+from qgpu.config import Plane
+from qgpu.daemon import planes
+from qgpu.errors import PermissionDeniedError
+
+
+@pytest.fixture
+def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A host without driver and module; they are files to be made."""
+    monkeypatch.setattr(planes, "DEVICE", tmp_path / "qgpu")
+    monkeypatch.setattr(planes, "DRIVER", tmp_path / "driver")
+    return tmp_path
+
+
+def test_gpus_are_simulated_only_where_there_is_no_driver(host: Path) -> None:
+    assert planes.choose(Plane.AUTO).plane is Plane.SIM
+    (host / "driver").touch()
+    assert planes.choose(Plane.SIM).plane is Plane.SIM
+
+
+@pytest.mark.parametrize(("user", "plane"), [(0, Plane.SECCOMP), (1000, None)])
+def test_where_there_are_gpus_they_are_shared_or_nothing_is(
+    host: Path, monkeypatch: pytest.MonkeyPatch, user: int, plane: Plane | None
+) -> None:
+    (host / "driver").touch()
+    monkeypatch.setattr(planes.os, "geteuid", lambda: user)
+    if plane is None:
+        with pytest.raises(PermissionDeniedError, match="only root can share its GPUs"):
+            planes.choose(Plane.AUTO)
+    else:
+        assert planes.choose(Plane.AUTO).plane is plane
+
+
+def test_a_simulated_pod_sees_no_real_gpu(tmp_path: Path) -> None:
+    assert launch.environment("sim", "web", ["GPU-1"], tmp_path)["CUDA_VISIBLE_DEVICES"] == ""
+    assert launch.environment("kmod", "web", ["GPU-1"], tmp_path)["CUDA_VISIBLE_DEVICES"] == "GPU-1"
