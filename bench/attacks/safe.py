@@ -44,8 +44,8 @@ def daemons(bench: Bench) -> list[psutil.Process]:
 
 
 def guardians(bench: Bench) -> list[psutil.Process]:
-    """Find what the daemon started to stand by the pods: none on the module's plane."""
-    return _processes(bench, "qgpu.guardian")
+    """Find what the daemon started to stand by the pods, but for the one in reserve: none on the module's plane."""
+    return [process for process in _processes(bench, "qgpu.guardian") if process.name() == "qgpu-guardian"]
 
 
 def _signal(number: int, *finders: Callable[[Bench], list[psutil.Process]]) -> Callable[[Bench], None]:

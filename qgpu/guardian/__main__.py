@@ -1,4 +1,7 @@
-"""Start the guardian: ``python -m qgpu.guardian RUNTIME_DIR JOURNAL_FD``. The daemon does; people need not."""
+"""Start the guardian: ``python -m qgpu.guardian RUNTIME_DIR JOURNAL_FD``. The daemon does; people need not.
+
+It waits for a line on stdin before it does anything: the daemon keeps one in reserve that has only to begin.
+"""
 
 from __future__ import annotations
 
@@ -30,12 +33,15 @@ def leave_service() -> None:
 
 
 def main() -> int:
-    """Run until nobody is left to guard; the first line on stdout says "ready" or what is wrong."""
+    """Run from a line on stdin until nobody is left to guard; the first line on stdout is "ready" or what is wrong."""
     runtime_dir, journal_fd = Path(sys.argv[1]), int(sys.argv[2])
     # Not the terminal's nor the service manager's to stop while pods depend on it; SIGKILL is survived too.
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     libc = ctypes.CDLL(None)
+    libc.prctl(_PR_SET_NAME, b"qgpu-reserve", 0, 0, 0)
+    if not sys.stdin.readline():
+        return 0
     libc.prctl(_PR_SET_NAME, b"qgpu-guardian", 0, 0, 0)
     libc.prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)
     with contextlib.suppress(OSError):

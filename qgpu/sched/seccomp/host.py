@@ -51,6 +51,8 @@ class SeccompHost:
         self._store = store
         self.socket = runtime_dir / "guardian.sock"
         self._lock = threading.RLock()
+        #: What is to be the guardian when this one is lost.
+        self._reserve: subprocess.Popen[bytes] | None = None
         self._listeners = _stored_listeners(store)
         journals = store.take("journal")
         check_kernel()
@@ -69,6 +71,7 @@ class SeccompHost:
             self._hand_over(self._link)
         self._journal_fd = os.dup(self._link.journal_fd)
         store.put("journal", self._journal_fd)
+        self._reserve = self._prepare(self._journal_fd)
         for number, pod in self._link.hello["listeners"].items():
             _, fds = self._link.call("listener", listener=int(number))
             self._hold(int(number), pod, fds[0])
@@ -137,6 +140,8 @@ class SeccompHost:
     def close(self) -> None:
         """Let go; the guardian stays for as long as there are pods."""
         with self._lock:
+            if self._reserve is not None:
+                self._reserve.communicate()  # it ends when there is nobody to tell it to begin
             self._link.close()
             for _, fd in self._listeners.values():
                 os.close(fd)
@@ -158,6 +163,7 @@ class SeccompHost:
             self._link.close()
             self._link = link
             self._hand_over(link)
+            self._reserve = self._reserve or self._prepare(self._journal_fd)
 
     def _hand_over(self, link: Link) -> None:
         """Give a guardian the listeners that it lacks."""
@@ -193,25 +199,40 @@ class SeccompHost:
             return answer
 
     def _start(self, journal_fd: int) -> Link:
-        """Start a guardian in a session of its own, so that nobody who stops the daemon stops it too."""
+        """Start a guardian, the one in reserve if there is one."""
+        process, self._reserve = self._reserve or self._prepare(journal_fd), None
+        try:
+            line = _begin(process)
+        except BrokenPipeError:  # somebody has killed it meanwhile
+            line = _begin(self._prepare(journal_fd))
+        if line != "ready":
+            code, _, why = line.partition(" ")
+            raise errors.from_code(int(code or ExitCode.FAILED), why or "guardian: died at start; its log says why")
+        return Link(self.socket, watch=True)
+
+    def _prepare(self, journal_fd: int) -> subprocess.Popen[bytes]:
+        """Start what becomes a guardian when it is told to, in a session of its own: who stops us shall not stop it."""
         process = subprocess.Popen(
             [sys.executable, "-m", "qgpu.guardian", str(self._runtime_dir), str(journal_fd)],
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=None if to_journal() else (self._runtime_dir / "guardian.log").open("a"),
             pass_fds=[journal_fd],
             start_new_session=True,
             cwd="/",
         )
-        assert process.stdout is not None
-        line = process.stdout.readline().decode().strip()
-        process.stdout.close()
-        if line != "ready":
-            code, _, why = line.partition(" ")
-            process.wait()
-            raise errors.from_code(int(code or ExitCode.FAILED), why or "guardian: died at start; its log says why")
         threading.Thread(target=process.wait, daemon=True, name="guardian-reaper").start()
-        return Link(self.socket, watch=True)
+        return process
+
+
+def _begin(process: subprocess.Popen[bytes]) -> str:
+    """Let a guardian begin, and return the first line it says. Raises BrokenPipeError when it is dead."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    with process.stdin, process.stdout:
+        process.stdin.write(b"begin\n")
+        process.stdin.flush()
+        return process.stdout.readline().decode().strip()
 
 
 def _stored_listeners(store: Store) -> dict[int, tuple[str, int]]:
