@@ -18,10 +18,8 @@ from qgpu.rm.client import take
 
 #: Instead of an errno: the kernel is to carry the call out as it then stands.
 PROCEED = -1
-#: Likewise: the call returns its first argument, and is not carried out.
-PRETEND = -2
 #: The call has its answer already.
-ANSWERED = -3
+ANSWERED = -2
 
 _U32 = struct.Struct("<I")
 

@@ -17,7 +17,7 @@ import structlog
 
 from qgpu.guardian import calls, notify, quick
 from qgpu.guardian.controlling import Controls
-from qgpu.guardian.desk import ANSWERED, PRETEND, PROCEED, Case, Desk
+from qgpu.guardian.desk import ANSWERED, PROCEED, Case, Desk
 from qgpu.guardian.filter import WATCHED, is_mapping
 from qgpu.guardian.freeing import Freeing
 from qgpu.guardian.heap import Heap
@@ -55,7 +55,7 @@ class Judge:
         self._controls = Controls(self._desk, self._objects)
         self._heap = Heap(self._desk, self._objects)
         self._mappings = Mappings(self._desk)
-        self._uvm = UvmJudge(supervisor, pod, self._standin, self._freeing.unmap, self._mappings.was_refused)
+        self._uvm = UvmJudge(supervisor, pod, self._standin, self._freeing.unmap)
         #: By thread: its process.
         self._threads: dict[int, int] = {}
         #: Calls that were carried out but whose answer found nobody, by thread: request and argument.
@@ -81,8 +81,6 @@ class Judge:
             return
         if outcome == PROCEED:
             listener.proceed(call.id)
-        elif outcome == PRETEND:
-            listener.answer_value(call.id, call.arguments[0])
         elif outcome:
             listener.answer_error(call.id, outcome)
         elif not listener.answer_ok(call.id):

@@ -111,10 +111,6 @@ class Listener:
         """Return 0 from the call without carrying it out: RM's status in its argument tells the rest."""
         return self._send(id_, 0)
 
-    def answer_value(self, id_: int, value: int) -> bool:
-        """Return a value from the call without carrying it out."""
-        return self._send(id_, 0, 0, value)
-
     def answer_error(self, id_: int, code: int) -> bool:
         """Fail the call with an errno without carrying it out."""
         return self._send(id_, 0, -code)
@@ -124,9 +120,9 @@ class Listener:
         self._valid[0] = id_
         return bool(_libc.ioctl(self.fd, _ID_VALID, self._valid) == 0)
 
-    def _send(self, id_: int, flags: int, error: int = 0, value: int = 0) -> bool:
+    def _send(self, id_: int, flags: int, error: int = 0) -> bool:
         """Answer; False when nobody waits any more: the thread was killed, or a signal made it begin again."""
-        self._answer.id, self._answer.val, self._answer.error, self._answer.flags = id_, value, error, flags
+        self._answer.id, self._answer.val, self._answer.error, self._answer.flags = id_, 0, error, flags
         sent = _libc.ioctl(self.fd, _SEND, self._answer) == 0
         self._notif.id = 0  # answered: no successor of ours has to
         return bool(sent)

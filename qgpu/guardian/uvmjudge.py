@@ -35,13 +35,11 @@ class UvmJudge:
         pod: str,
         standin: StandIn,
         unmap: Unmap,
-        was_refused: Callable[[int, int], bool],
     ) -> None:
         self._supervisor = supervisor
         self._pod = pod
         self._standin = standin
         self._unmap = unmap
-        self._was_refused = was_refused
 
     def judge(self, call: Notification, pid: int, file: int) -> int:
         """Carry a call out, or say that it must be; return an errno, 0, or PROCEED."""
@@ -56,12 +54,6 @@ class UvmJudge:
             return errno.EINVAL
         if (block := self._standin.read(call.tid, call.argument, layout.size)) is None:
             return errno.EFAULT
-        if call.request == uvm.VALIDATE_VA_RANGE:
-            if not self._was_refused(pid, _U64.unpack_from(block.data)[0]):
-                return PROCEED
-            block.patch_u32(layout.status_at, abi.NV_ERR_NO_MEMORY)
-            block.store()
-            return 0
         if call.request == uvm.MAP_EXTERNAL_ALLOCATION:
             self._claim_mapping(pid, block, layout)
             return PROCEED

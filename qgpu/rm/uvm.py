@@ -15,13 +15,12 @@ FREE = 34
 REGISTER_GPU = 37
 UNREGISTER_GPU = 38
 UNMAP_EXTERNAL = 66
-VALIDATE_VA_RANGE = 72
 ALLOC_DEVICE_P2P = 78
 
 #: Calls that decide what memory is held, and on which cards.
 WATCHED = frozenset(
     {
-        *(INITIALIZE, MAP_EXTERNAL_ALLOCATION, FREE, REGISTER_GPU, UNMAP_EXTERNAL, VALIDATE_VA_RANGE),
+        *(INITIALIZE, MAP_EXTERNAL_ALLOCATION, FREE, REGISTER_GPU, UNMAP_EXTERNAL),
         ALLOC_DEVICE_P2P,
     }
 )
@@ -58,7 +57,6 @@ def layouts(version: str) -> dict[int, Layout]:
         MAP_EXTERNAL_ALLOCATION: Layout(status_at + 4, status_at, status_at - 8),
         FREE: Layout(24, 16),
         UNMAP_EXTERNAL: Layout(40, 32),
-        VALIDATE_VA_RANGE: Layout(24, 16),
         REGISTER_GPU: Layout(40, 36),
     }
 
