@@ -38,8 +38,8 @@ class Mappings:
     def judge(self, call: Notification, pid: int) -> int:
         """Judge a mapping that could become managed memory (docs/decisions/0008).
 
-        CUDA makes "not permitted" of EPERM, and goes on; of ENOMEM it makes an unknown error. There is no errno of which
-        it makes that it is out of memory.
+        CUDA makes "not permitted" of EPERM, and goes on; of ENOMEM it makes an unknown error, and of no errno at all
+        that it is out of memory.
         """
         if not self._desk.limited() or not self._supervisor.charges.uses_uvm(pid):
             return PROCEED
