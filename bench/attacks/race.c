@@ -3,7 +3,9 @@
  * race.c - calls whose arguments another thread rewrites while they are checked, made and answered. Each mode names the
  * bytes that flicker between something harmless and something that is not; whoever judges sees what came of it.
  */
+#define _GNU_SOURCE
 #include <pthread.h>
+#include <sched.h>
 
 #include "rm.h"
 
@@ -80,6 +82,57 @@ static void *free_behind(void *nothing)
 	return nothing;
 }
 
+/*
+ * A root client is asked for on a file that has nothing, and while that is looked at, another file comes to its place
+ * and another call: memory on a card. A thread with descriptors of its own needs no exchange.
+ */
+static NVOS64_PARAMETERS *volatile evil;
+static volatile double evil_at;
+static bool own_table;
+
+static void *exchange(void *nothing)
+{
+	while (!stop) {
+		NVOS64_PARAMETERS *call = evil;
+
+		if (!call || now_s() < evil_at)
+			continue;
+		evil = NULL;
+		if (!own_table)
+			dup2(rm.ctl, seat);
+		board->call = *call;
+	}
+	return nothing;
+}
+
+static long by_root(void)
+{
+	static NVOS64_PARAMETERS call;
+	static uint32_t random = 1;
+	static bool own;
+	long result;
+
+	if (own_table && !own) {
+		own = true;
+		seat = 200;
+		dup2(null_fd, seat);
+		if (unshare(CLONE_FILES))
+			exit(5);
+		dup2(rm.ctl, seat);
+	}
+	if (!own_table)
+		dup2(null_fd, seat);
+	random = random * 1664525 + 1013904223;
+	call = (NVOS64_PARAMETERS){ .hRoot = rm.client, .hObjectParent = rm.device, .hObjectNew = ++rm.last,
+				    .hClass = NV01_MEMORY_LOCAL_USER, .pAllocParms = (uintptr_t)&board->small };
+	board->call = (NVOS64_PARAMETERS){ .hClass = NV01_ROOT_CLIENT, .status = ~0u };
+	evil_at = now_s() + 2e-5 + (random >> 12) * 1e-9;
+	evil = &call;
+	result = rm_plain(seat, NV_ESC_RM_ALLOC, &board->call, sizeof(board->call));
+	evil = NULL;
+	return result;
+}
+
 static long by_alloc(void)
 {
 	board->call = (NVOS64_PARAMETERS){ .hRoot = rm.client, .hObjectParent = rm.device, .hObjectNew = ++rm.last,
@@ -103,16 +156,37 @@ static long by_heap(void)
 	return rm_plain(rm.ctl, NV_ESC_RM_VID_HEAP_CONTROL, &board->heap, sizeof(board->heap));
 }
 
+static const char *mode;
+static double until;
+static long (*make)(void) = by_alloc;
+static unsigned long long calls, made;
+
+static void *call_on(void *nothing)
+{
+	volatile uint32_t *status = make == by_heap ? &board->heap.status : &board->call.status;
+
+	while (now_s() < until) {
+		made += make() == 0 && *status == NV_OK;
+		calls++;
+		if (!strcmp(mode, "close") && calls % 8 == 0) { /* all goes with its file, while it is still being asked for */
+			int old = rm.ctl;
+
+			rm_open(&rm);
+			seat = rm.ctl;
+			close(old);
+		}
+	}
+	return nothing;
+}
+
 int main(int argc, char **argv)
 {
-	const char *mode = start(argc, argv);
-	double until = now_s() + (argc > 4 ? atof(argv[4]) : 2);
 	void *(*meanwhile)(void *) = rewrite;
-	long (*make)(void) = by_alloc;
-	unsigned long long granted, calls = 0, made = 0, filled = 0, refused = 0;
-	volatile uint32_t *status;
-	pthread_t threads[2];
+	unsigned long long granted, filled = 0, refused = 0;
+	pthread_t threads[3];
 
+	mode = start(argc, argv);
+	until = now_s() + (argc > 4 ? atof(argv[4]) : 2);
 	rm_open(&rm);
 	granted = rm_granted(&rm);
 	seat = rm.ctl;
@@ -167,6 +241,13 @@ int main(int argc, char **argv)
 		seat = dup(rm.ctl);
 		null_fd = open("/dev/null", O_RDWR);
 		meanwhile = swap_files;
+	} else if (!strcmp(mode, "exchange") || !strcmp(mode, "own-table")) {
+		own_table = !strcmp(mode, "own-table");
+		board->small.size = 32 * MIB;
+		seat = 200;
+		null_fd = open("/dev/nvidiactl", O_RDWR);
+		meanwhile = exchange;
+		make = by_root;
 	} else if (!strcmp(mode, "free")) {
 		board->small.size = quota / 4;
 		meanwhile = free_behind;
@@ -177,17 +258,11 @@ int main(int argc, char **argv)
 	}
 	for (int i = 0; i < 2; i++)
 		pthread_create(&threads[i], NULL, meanwhile, NULL);
-	status = make == by_heap ? &board->heap.status : &board->call.status;
-	while (now_s() < until) {
-		made += make() == 0 && *status == NV_OK;
-		calls++;
-		if (!strcmp(mode, "close") && calls % 8 == 0) { /* all goes with its file, while it is still being asked for */
-			int old = rm.ctl;
-
-			rm_open(&rm);
-			seat = rm.ctl;
-			close(old);
-		}
+	if (own_table) { /* of a thread that is not the first, by which processes are known */
+		pthread_create(&threads[2], NULL, call_on, NULL);
+		pthread_join(threads[2], NULL);
+	} else {
+		call_on(NULL);
 	}
 	stop = true;
 	for (int i = 0; i < 2; i++)
