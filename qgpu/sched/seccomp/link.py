@@ -18,7 +18,7 @@ from qgpu.guardian.messages import PROTOCOL
 #: A guardian that has not answered after this long is given up if it was stopped: that one can't,
 _STOPPED_MS = 150
 #: and after this long unless a call of the driver's keeps it, which would keep another one as well:
-_HANGS_MS = 300
+_HANGS_MS = 400
 #: then after this long. With the guardian's start it makes less than a second that a pod may be held up.
 _PATIENCE_S = 2.0
 
