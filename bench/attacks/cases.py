@@ -41,7 +41,7 @@ def _fault(path: str, mode: str, *, ends: bool = True) -> Case:
 
 
 def _control(path: str, mode: str, policy: str = "burst-share") -> Case:
-    return Case("control", path, "control", mode, policy=policy, lasts_s=2.5)
+    return Case("control", path, "control", mode, policy=policy, lasts_s=1.8)
 
 
 CASES: tuple[Case, ...] = (

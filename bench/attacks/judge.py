@@ -33,7 +33,7 @@ _REFUSED = re.compile(r"refused (\d+)")
 _READY_S = 25.0
 #: To within this share of a rate a second or two of measuring can tell (turns and rounds begin and end inside it).
 _EXACT = 0.98
-_SETTLE_S, _AFTER_S = 0.4, 0.8
+_SETTLE_S, _AFTER_S = 0.3, 0.5
 _LOOKS = 8
 
 

@@ -100,7 +100,7 @@ class GpuWorld:
 
         self.driver = Path("/sys/module/nvidia/version").read_text().strip()
         self.bench = Bench(self.plane)
-        self.arguments = {"race": "1.2"}
+        self.arguments = {"race": "0.9"}
         self._nvml = pynvml
         pynvml.nvmlInit()
         self._card = pynvml.nvmlDeviceGetHandleByIndex(0)
