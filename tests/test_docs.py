@@ -13,6 +13,7 @@ import pytest
 from qgpu.cli.main import command as qgpuctl
 from qgpu.daemon.main import command as qgpud
 from qgpu.load.main import main as qgpu_load
+from tests import documents
 
 ROOT = Path(__file__).parent.parent
 PROGRAMS = {"qgpuctl": qgpuctl, "qgpud": qgpud, "qgpu-load": qgpu_load}
@@ -50,3 +51,42 @@ def test_a_command_that_is_shown_is_one_that_there_is(place: str, line: str) -> 
         pytest.fail(f"{place}: {line}: {error.format_message()}")
     except click.exceptions.Exit:
         pass  # --help, --version
+
+
+def in_passing() -> Iterator[tuple[str, str]]:
+    """Yield every command that stands within a sentence, with its document."""
+    for path in documents.files(ROOT):
+        prose = re.sub(r"^```.*?^```", "", path.read_text(), flags=re.DOTALL | re.MULTILINE)
+        for span in re.findall(r"`([^`]+)`", prose):
+            for part in re.split(r" && | \| ", " ".join(span.split())):
+                yield path.name, part
+
+
+def test_commands_named_in_passing_are_ones_that_there_are() -> None:
+    """A name may stand for the command as a whole, without what it needs; N is a number."""
+    wrong = []
+    for place, line in in_passing():
+        program, *words = shlex.split(line) if line.startswith("qgpu") else [""]
+        if not words or program not in PROGRAMS:
+            continue
+        try:
+            take(PROGRAMS[program], program, ["0" if word == "N" else word for word in words])
+        except click.MissingParameter:
+            pass
+        except click.ClickException as error:
+            wrong.append(f"{place}: {line}: {error.format_message()}")
+        except click.exceptions.Exit:
+            pass
+    assert wrong == []
+
+
+def test_scripts_and_targets_named_in_passing_are_there() -> None:
+    wrong = []
+    for place, line in in_passing():
+        if (script := re.match(r"python3? ([\w/]+\.py)", line)) and not (ROOT / script[1]).is_file():
+            wrong.append(f"{place}: {line}")
+        if target := re.match(r"make (?:-C (\S+) )?([a-z-]+)", line):
+            makefile = (ROOT / (target[1] or ".") / "Makefile").read_text()
+            if not re.search(rf"^[\w -]*\b{target[2]}\b[\w -]*:", makefile, re.MULTILINE):
+                wrong.append(f"{place}: {line}")
+    assert wrong == []
