@@ -10,7 +10,7 @@ help:
 	@echo "make check     lint, types, tests (no GPU needed)"
 	@echo "make gputest   the tests that need a real GPU and root"
 	@echo "make vmtest    the kernel module in a virtual machine"
-	@echo "make hosttest  the packages in a virtual machine with systemd: install, upgrade under load, remove"
+	@echo "make hosttest  the packages in a virtual machine with systemd: install, use, look, upgrade under load, remove"
 	@echo "make packages  wheel, sdist and Debian packages, into dist/"
 	@echo "make nightly   what takes longer than CI may: more kernels, sanitizers, NVIDIA's driver, containers; hours"
 	@echo "make bench     every figure that the README claims, on this machine's GPU; about seven minutes, as root"
@@ -49,7 +49,7 @@ packages-check: packages
 	$(BIN)/python packaging/check.py
 
 # What CI has no time for, in an order in which the likelier failure comes first.
-nightly: hosttest
+nightly: $(VENV)/installed
 	$(MAKE) -C tests/vm vmtest-containers VM_PYTHON=$(abspath $(BIN))/python
 	$(MAKE) -C tests/vm vmtest-contract VM_PYTHON=$(abspath $(BIN))/python
 	$(MAKE) -C tests/vm vmtest-kernels VM_PYTHON=$(abspath $(BIN))/python

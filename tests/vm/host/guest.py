@@ -1,11 +1,11 @@
-"""What the lane does inside the VM: install, use, upgrade under load, remove; each step checked, figures kept.
+"""What the lane does inside the VM: install, use, look, upgrade under load, remove; each step checked, figures kept.
 
-It lies in the share's folder beside the packages in two versions, and runs on Debian's own Python as root.
+It lies in the share's folder beside the packages in two versions and the documents, and runs on Debian's own Python as
+root. Whatever the documents say is for a host (tests/documents.py) is run as it stands there, at its stage.
 """
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import shutil
@@ -18,15 +18,24 @@ from pathlib import Path
 from typing import Any
 
 import contained
+import documents
+import seen
 import trace_of
 
 SHARE = Path(__file__).resolve().parent
 DROP_IN = Path("/etc/systemd/system/qgpud.service.d/simulated.conf")
 BUILT = Path("/usr/share/qgpu-dkms")
 OLD, NEW = "0.1.0", "0.1.0+next"
-QUOTAS = {"two": 60, "one": 30}
 SETTLE_S, MEASURE_S, WINDOWS = 5, 15, 4
+#: Where who follows the documents is, and what differs here from what is written there.
+PLACE, APT = Path("/run/place"), Path("/run/apt.conf")
+AS_HERE = {
+    r"\bpodman run ": "podman run --network none ",
+    r"\bIMAGE\b": f"--rootfs {contained.ROOTFS} sleep 1",
+}
+ENVIRONMENT = os.environ | {"DEBIAN_FRONTEND": "noninteractive", "APT_CONFIG": str(APT)}
 figures: dict[str, Any] = {}
+ran: list[str] = []
 
 
 def say(what: str) -> None:
@@ -57,15 +66,14 @@ def until(condition: Callable[[], Any], what: str, seconds: float = 300) -> Any:
 def check(what: str, held: bool, found: object = "") -> None:
     say(f"{'ok' if held else 'FAILED'}: {what} {found}")
     if not held:
-        figures.setdefault("failed", []).append(what)
+        figures["failed"].append(what)
 
 
 def install(version: str, *names: str) -> float:
     started = time.monotonic()
     debs = [str(next(SHARE.glob(f"{name}_{version}_*.deb"))) for name in names]
-    environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
-    command = ["apt-get", "install", "-y", "--no-install-recommends", *debs]
-    result = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
+    command = ["apt-get", "install", *debs]
+    result = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=ENVIRONMENT)
     print(result.stdout, flush=True)
     if result.returncode:
         for log in Path("/var/lib/dkms").rglob("make.log"):
@@ -82,43 +90,28 @@ def main_pid() -> str:
     return sh("systemctl", "show", "-P", "MainPID", "qgpud").strip()
 
 
-def start_pod(name: str) -> subprocess.Popen[bytes]:
-    command = ["qgpuctl", "run", "--name", name, "--cores", str(QUOTAS[name]), "--"]
-    return subprocess.Popen([*command, "/usr/bin/python3", str(SHARE / "pod.py"), f"/run/{name}.steps"])
-
-
-def steps(name: str) -> list[tuple[int, int]]:
-    lines = Path(f"/run/{name}.steps").read_text().splitlines()
-    return [(int(line.split()[0]), int(line.split()[1])) for line in lines if len(line.split()) == 2]
-
-
-def gap_ms(name: str, from_s: float, to_s: float) -> float:
-    """Return the longest time between two moments at which the pod's counter was seen to have grown."""
-    times = [at / 1e6 for at, _ in steps(name) if from_s <= at / 1e9 <= to_s]
-    return round(max(b - a for a, b in itertools.pairwise(times)), 1)
-
-
-def ratio(from_s: float, to_s: float) -> float:
-    """Return kernels done by the one pod over those of the other."""
-    done = {}
-    for name in QUOTAS:
-        counts = [count for at, count in steps(name) if from_s <= at / 1e9 <= to_s]
-        done[name] = counts[-1] - counts[0]
-    return round(done["two"] / done["one"], 3)
-
-
-def measure(what: str) -> float:
+def measure(what: str) -> None:
     """Measure the ratio until it is as asked, a few times at most, for a starved emulator misses leases; note all."""
     figures[f"ratio_{what}"] = found = []
     for _ in range(WINDOWS):
         time.sleep(SETTLE_S)
-        start = time.monotonic()
-        time.sleep(MEASURE_S)
-        found.append(ratio(start, time.monotonic()))
+        found.append(contained.ratio(MEASURE_S))
         if abs(found[-1] / 2 - 1) < 0.1:
             break
-    check(f"two pods at 2:1 {what}", abs(found[-1] / 2 - 1) < 0.1, found)
-    return start
+    check(f"two containers at 2:1 {what}", abs(found[-1] / 2 - 1) < 0.1, found)
+
+
+def documented(stage: str) -> None:
+    """Run what the documents say of a stage; a line that fails is told, and the lane goes on."""
+    for block in documents.blocks(SHARE / "tree"):
+        if block.runner == f"host {stage}":
+            started = time.monotonic()
+            try:
+                documents.run(block, PLACE, ENVIRONMENT, AS_HERE)
+                check(f"as documented: {block.place}", True, f"{time.monotonic() - started:.0f} s")
+            except documents.Failed as error:
+                check(f"as documented: {block.place}", False, error)
+            ran.append(block.place)
 
 
 def grants() -> Any:
@@ -139,9 +132,21 @@ def driver() -> None:
         shutil.copy(archive, BUILT)
 
 
+def place() -> None:
+    """A folder as who follows the documents has it: the packages, the old ones in dist/."""
+    (PLACE / "dist").mkdir(parents=True)
+    for name in ("qgpu", "qgpu-dkms"):
+        shutil.copy(next(SHARE.glob(f"{name}_{OLD}_*.deb")), PLACE / "dist")
+    shutil.copy(next(SHARE.glob(f"qgpu_{NEW}_*.deb")), PLACE / "qgpu_NEW.deb")
+    # no network, nobody to answer
+    APT.write_text('APT::Install-Recommends "false";\nAPT::Get::Assume-Yes "true";\n')
+
+
 def installed() -> None:
     say("install")
-    figures["install_s"] = round(install(OLD, "qgpu", "qgpu-dkms"), 1)
+    started = time.monotonic()
+    documented("install")
+    figures["install_s"] = round(time.monotonic() - started, 1)
     figures["install_steps"] = 1
     check("service active", active(), sh("systemctl", "status", "--no-pager", "qgpud", check=False))
     check("module loaded", Path("/sys/module/qgpu").exists() and Path("/dev/qgpu").exists())
@@ -158,9 +163,13 @@ def installed() -> None:
 
 
 def used() -> None:
-    say("main job")
-    pods = [start_pod(name) for name in QUOTAS]
-    until(lambda: all(Path(f"/run/{name}.steps").exists() for name in QUOTAS), "pods' steps")
+    say("as documented")
+    contained.prepare()
+    documented("use")
+    say("two containers")
+    if not contained.start(SHARE, check):
+        raise SystemExit("there are no containers to go on with")
+    until(lambda: all(contained.steps(name) for name in contained.LIMITS), "pods' steps")
     measure("after install")
     sh("qgpuctl", "gpu", "policy", "set", "0", "burst-share", "--period", "60ms")
     before = grants()
@@ -172,43 +181,68 @@ def used() -> None:
     until(lambda: active() and main_pid() not in ("0", old), "the daemon again")
     check("grants after a kill", grants() == before, before)
     check("settings after a kill", ctl("gpu", "list")["gpus"][0]["period_ns"] == 60_000_000)
-    start = measure("after a kill")
-    upgraded(start, before)
-    for pod in pods:
-        pod.send_signal(signal.SIGTERM)
-        pod.wait(60)
+    measure("after a kill")
 
 
-def upgraded(quiet_since: float, before: Any) -> None:
+def looked_at() -> None:
+    """See the pods as Prometheus and a browser do; what goes wrong is told and does not end the lane."""
+    for what, look in (("Prometheus", prometheus), ("the page", page)):
+        say(what)
+        try:
+            look()
+        except (OSError, KeyError, subprocess.SubprocessError) as error:
+            check(what, False, repr(error))
+
+
+def prometheus() -> None:
+    queries = [
+        line for block in documents.blocks(SHARE / "tree") if block.language == "promql" for line in block.commands
+    ]
+    seen.scraped([line.partition("#")[0] for line in queries], check, figures)
+
+
+def page() -> None:
+    try:
+        seen.driven(lambda: str(ctl("gpu", "show", "0")["gpu"]["policy"]), check, figures)
+    finally:
+        sh("qgpuctl", "gpu", "policy", "set", "0", "burst-share")
+
+
+def upgraded() -> None:
+    quiet_since, before = time.monotonic(), grants()
+    measure("before the upgrade")
     say("upgrade with pods running")
     old, started, socket = main_pid(), time.monotonic(), Path("/run/qgpu/qgpud.sock").stat().st_ino
-    for name in QUOTAS:
-        figures[f"quiet_stall_ms_{name}"] = gap_ms(name, quiet_since, started)
-    figures["upgrade_s"] = round(install(NEW, "qgpu"), 1)
+    quiet = {name: contained.gap_ms(name, quiet_since, started) for name in contained.LIMITS}
+    documented("upgrade")
+    figures["upgrade_s"] = round(time.monotonic() - started, 1)
     until(lambda: active() and main_pid() not in ("0", old), "the new daemon")
+    check("it is the new version", NEW in sh("dpkg-query", "-W", "qgpu"))
     check("the control socket outlives the upgrade", Path("/run/qgpu/qgpud.sock").stat().st_ino == socket)
     check("grants after the upgrade", grants() == before, before)
     check("settings after the upgrade", ctl("gpu", "list")["gpus"][0]["period_ns"] == 60_000_000)
     until(lambda: time.monotonic() > started + MEASURE_S, "as long as the quiet time")
-    ended = time.monotonic()
-    for name in QUOTAS:
-        figures[f"upgrade_pod_stall_ms_{name}"] = gap_ms(name, started, ended)
-    figures["upgrade_pod_stall_ms"] = max(figures[f"upgrade_pod_stall_ms_{name}"] for name in QUOTAS)
-    say(f"longest standstill over the upgrade: {figures['upgrade_pod_stall_ms']} ms")
+    stalls = {name: contained.gap_ms(name, started, time.monotonic()) for name in contained.LIMITS}
+    figures.update(quiet_stall_ms=max(quiet.values()), upgrade_pod_stall_ms=max(stalls.values()))
+    say(f"longest standstills: {quiet} before, {stalls} over the restart and the upgrade")
     measure("after the upgrade")
     figures["upgrade_dkms_s"] = round(install(NEW, "qgpu-dkms"), 1)
     check("the module stays while pods run", Path("/sys/module/qgpu").exists() and grants() == before)
 
 
 def removed(before: dict[str, str]) -> None:
-    say("remove")
+    say("switch off")
+    contained.end()
     until(lambda: not ctl("pod", "list")["pods"], "no pods")
-    sh("systemctl", "stop", "qgpud")
     guardian = Path("/run/qgpu/standin").read_text()
+    documented("off")
+    check("it is off", not active() and not Path("/sys/module/qgpu").exists())
     check("stopping leaves the guardian", Path("/proc", guardian, "cgroup").read_text() == "0::/qgpu-guardian\n")
     os.kill(int(guardian), signal.SIGKILL)
-    sh("systemctl", "start", "qgpud")
-    print(sh("apt-get", "purge", "-y", "qgpu", "qgpu-dkms"))
+    sh("modprobe", "qgpu")
+    sh("systemctl", "enable", "--now", "qgpud")
+    say("remove")
+    documented("remove")
     shutil.rmtree(BUILT, ignore_errors=True)
     DROP_IN.unlink()
     DROP_IN.parent.rmdir()
@@ -216,8 +250,9 @@ def removed(before: dict[str, str]) -> None:
     for name in ("nvidiactl", "nvidia0"):
         Path("/dev", name).unlink()
     sh("rmmod", "nvidia")
-    for path in Path("/run").glob("*.steps"):
-        path.unlink()
+    contained.clean()
+    shutil.rmtree(PLACE)
+    APT.unlink()
     left = trace_of.difference(before, trace_of.snapshot())
     figures["left_behind"] = left
     check("removed without a trace", not left, "\n" + "\n".join(left))
@@ -226,17 +261,24 @@ def removed(before: dict[str, str]) -> None:
 def main() -> None:
     sh("udevadm", "settle")
     before = trace_of.snapshot()
-    Path("/proc/sys/vm/drop_caches").write_text("2")  # whoever serves our files has a descriptor for each we know
+    figures["failed"] = []
+    started = time.monotonic()
     try:
+        place()
         driver()
         installed()
         used()
-        if os.environ.get("CONTAINERS"):
-            contained.check(SHARE, ctl, check, figures)
+        looked_at()
+        upgraded()
         removed(before)
+        figures["seconds"] = round(time.monotonic() - started)
+    except BaseException as error:
+        figures["failed"].append(f"ended: {error!r}"[:300])
+        raise
     finally:
+        figures["documented"] = len(ran)
         (SHARE / "figures.json").write_text(json.dumps(figures, indent=2))
-    sys.exit(1 if figures.get("failed") else 0)
+    sys.exit(1 if figures["failed"] else 0)
 
 
 if __name__ == "__main__":
