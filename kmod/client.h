@@ -24,7 +24,6 @@ struct qgpu_object {
 	bool held;			/* its TSG is held open by the free that is under way */
 	struct qgpu_tsg *tsg;		/* a TSG, or the TSG of a channel */
 	struct qgpu_mem *mem;		/* under mem_lock */
-	struct list_head mem_node;
 	struct qgpu_pod *pod;		/* its client's, which outlives it */
 	struct rcu_head rcu;
 };

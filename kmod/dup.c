@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * dup.c - duplicates that a pod makes of its own objects or of others'. Memory stays charged once as long as it is
- * known which memory it is; else the duplicate is charged like memory of its own. What carries a gate, or takes
+ * dup.c - duplicates that a pod makes of its own objects or of others'. Its own memory stays charged once as long as it
+ * is known which memory it is; else, and if it is another pod's, it is charged like memory of its own. What carries a gate, or takes
  * channels along when it goes, has one name only.
  */
 #include "client.h"
@@ -27,7 +27,7 @@ static int charge(struct qgpu_call *call, struct qgpu_object *object, struct qgp
 {
 	struct qgpu_mem *after = qgpu_client_mem(call->in.dup.client_src, call->in.dup.object_src);
 
-	if (after && after == before && qgpu_mem_size(after) == size) {
+	if (after && after == before && qgpu_mem_size(after) == size && qgpu_mem_pod(after) == call->pod) {
 		qgpu_mem_alias(object, after);
 		return 0;
 	}

@@ -2,9 +2,9 @@
 /*
  * mem.c - video memory held by pods, against what they were granted.
  *
- * Memory is charged to the pod that allocated it until that pod's last handle on it goes; if another pod's handle
- * (a duplicate) keeps it alive then, the charge moves there, even over its limit. Whether an allocation is asked
- * for, and its true size, is found out in escape.c.
+ * Memory is charged once to each pod that has a handle on it, until nothing of that pod's keeps it. So a pod that takes
+ * another's (by a duplicate) must have room for it. Whether an allocation is asked for, and its true size, is found out
+ * in video.c.
  */
 #include <linux/slab.h>
 #include <linux/spinlock.h>
@@ -12,8 +12,7 @@
 #include "mem.h"
 
 struct qgpu_mem {
-	struct list_head aliases;	/* qgpu_object.mem_node */
-	unsigned int refs;		/* aliases, and calls that are about to make one */
+	unsigned int refs;		/* handles, calls that are about to make one, and what else keeps it */
 	struct qgpu_pod *pod;		/* that is charged: a reference */
 	int gpu;
 	u64 size;
@@ -80,7 +79,6 @@ struct qgpu_mem *qgpu_mem_new(struct qgpu_pod *pod, int gpu, u64 size)
 
 	if (!mem)
 		return NULL;
-	INIT_LIST_HEAD(&mem->aliases);
 	mem->refs = 1;
 	mem->pod = qgpu_pod_get(pod);
 	mem->gpu = gpu;
@@ -98,43 +96,26 @@ int qgpu_mem_attach(struct qgpu_object *object, u64 size)
 	return 0;
 }
 
-/* The pod to charge once object's alias is out of the list: the one charged now, as long as it has another. */
-static struct qgpu_object *heir(struct qgpu_mem *mem)
-{
-	struct qgpu_object *alias;
-
-	lockdep_assert_held(&mem_lock);
-	list_for_each_entry(alias, &mem->aliases, mem_node) {
-		if (alias->pod == mem->pod)
-			return alias;
-	}
-	return list_first_entry_or_null(&mem->aliases, struct qgpu_object, mem_node);
-}
-
 void qgpu_mem_put(struct qgpu_mem *mem)
 {
-	struct qgpu_pod *was = NULL;
-	struct qgpu_object *next;
 	bool last;
 
 	if (!mem)
 		return;
 	spin_lock(&mem_lock);
 	last = --mem->refs == 0;
-	next = heir(mem);
-	if (last || (next && next->pod != mem->pod)) {
-		was = mem->pod;
-		was->shares[mem->gpu].memory -= mem->size;
-		mem->pod = NULL;
-	}
-	if (was && !last) {
-		mem->pod = qgpu_pod_get(next->pod);
-		charge(mem->pod, mem->gpu, mem->size);
-	}
-	spin_unlock(&mem_lock);
-	qgpu_pod_put(was);
 	if (last)
-		kfree(mem);
+		mem->pod->shares[mem->gpu].memory -= mem->size;
+	spin_unlock(&mem_lock);
+	if (!last)
+		return;
+	qgpu_pod_put(mem->pod);
+	kfree(mem);
+}
+
+const struct qgpu_pod *qgpu_mem_pod(const struct qgpu_mem *mem)
+{
+	return mem->pod;	/* it does not change */
 }
 
 u64 qgpu_mem_size(const struct qgpu_mem *mem)
@@ -147,7 +128,6 @@ void qgpu_mem_alias(struct qgpu_object *object, struct qgpu_mem *mem)
 	if (!mem)
 		return;
 	spin_lock(&mem_lock);
-	list_add_tail(&object->mem_node, &mem->aliases);
 	object->mem = mem;
 	spin_unlock(&mem_lock);
 }
@@ -171,7 +151,6 @@ void qgpu_mem_drop(struct qgpu_object *object)
 	spin_lock(&mem_lock);
 	mem = object->mem;
 	object->mem = NULL;
-	list_del_init(&object->mem_node);
 	spin_unlock(&mem_lock);
 	qgpu_mem_put(mem);
 }

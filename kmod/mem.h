@@ -18,6 +18,7 @@ int qgpu_mem_attach(struct qgpu_object *object, u64 size);
 void qgpu_mem_alias(struct qgpu_object *object, struct qgpu_mem *mem);
 void qgpu_mem_put(struct qgpu_mem *mem);
 u64 qgpu_mem_size(const struct qgpu_mem *mem);
+const struct qgpu_pod *qgpu_mem_pod(const struct qgpu_mem *mem);
 /* Under rcu_read_lock(): a reference to the memory of an object, or NULL. */
 struct qgpu_mem *qgpu_mem_of(struct qgpu_object *object);
 void qgpu_mem_drop(struct qgpu_object *object);

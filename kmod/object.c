@@ -45,7 +45,6 @@ struct qgpu_object *qgpu_object_add(struct qgpu_client *client, u32 handle, u32 
 	object->class = class;
 	object->gpu = qgpu_object_gpu(client, parent);
 	object->pod = client->pod;
-	INIT_LIST_HEAD(&object->mem_node);
 	ret = insert(client, object);
 	if (ret == -EBUSY && sure) {	/* RM hands no handle out twice, so what has it here is gone there */
 		qgpu_objects_remove(client, handle);

@@ -107,17 +107,37 @@ def test_a_duplicate_keeps_memory_charged_once(web):
     assert web.usage().memory == 16 * MIB
 
 
-def test_a_duplicate_in_another_pod_inherits_the_charge(web, pod):
-    other = pod("other", memory=MIB)
+def duplicate(state, client, handle):
+    try:
+        return state["p"].dup(client, handle)
+    except nv.RmError as error:
+        return -error.status
+
+
+def test_a_duplicate_in_another_pod_is_charged_there_too(web, pod):
+    other = pod("other", memory=16 * MIB)
     (first,), second = web.processes, other.process()
     second.run(program)
     handle = first.run(take, 16 * MIB)
     client = first.run(lambda state: state["p"].client)
-    second.run(lambda state, client, handle: state["p"].dup(client, handle), client, handle)
-    assert (web.usage().memory, other.usage().memory) == (16 * MIB, 0)
+    assert second.run(duplicate, client, handle) > 0
+    assert (web.usage().memory, other.usage().memory) == (16 * MIB, 16 * MIB)
     first.run(lambda state, handle: state["p"].free(handle), handle)
 
     assert (web.usage().memory, other.usage().memory) == (0, 16 * MIB)
+
+
+def test_another_pods_memory_is_no_way_past_the_limit(web, pod):
+    other = pod("other", memory=8 * MIB)
+    (first,), second = web.processes, other.process()
+    second.run(program)
+    handle = first.run(take, 16 * MIB)
+    client = first.run(lambda state: state["p"].client)
+
+    assert second.run(duplicate, client, handle) == -nv.NO_MEMORY
+    first.run(lambda state, handle: state["p"].free(handle), handle)
+    assert (web.usage().memory, other.usage().memory) == (0, 0)
+    assert qg.sim()["free"] == qg.sim()["total"]
 
 
 def test_memory_below_an_object_nobody_knows_is_refused(web):
