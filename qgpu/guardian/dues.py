@@ -23,6 +23,8 @@ _SELDOM_NS = 1000 * NS_PER_MS
 class _Doubt:
     key: Key
     due_ns: int
+    #: Whether it is about memory too, which goes with its client, device or by its own name, and all that is seen here.
+    of_memory: bool = False
     wait_ns: int = _AGAIN_NS
 
 
@@ -52,10 +54,10 @@ class Dues:
         self._fresh: list[Key] = []
         self._fresh_since_ns = 0
 
-    def doubt(self, keys: Iterable[Key]) -> None:
+    def doubt(self, keys: Iterable[Key], *, of_memory: bool = False) -> None:
         """Ask RM soon whether objects still exist that something failed on."""
         for key in keys:
-            self._doubts.setdefault(key, _Doubt(key, self._clock() + _AGAIN_NS))
+            self._doubts.setdefault(key, _Doubt(key, self._clock() + _AGAIN_NS)).of_memory |= of_memory
         self._wake()
 
     def due_ns(self) -> int | None:
@@ -110,6 +112,8 @@ class Dues:
             self._vanished(doubt.key)
             changed, below = True, []
         for rm in below:
+            if rm.rm_class == abi.NV01_MEMORY_LOCAL_USER and not doubt.of_memory:
+                continue
             if rm.key in self._register.objects and rm.confirmed and not self._hands.exists(rm.key):
                 self._vanished(rm.key)
                 changed = True

@@ -7,10 +7,11 @@ decided elsewhere.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 Key = tuple[int, int]
 
@@ -28,14 +29,30 @@ class Memory:
     pinned: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Mapping:
+class Mapping(NamedTuple):
     """Memory mapped by UVM for one card, from ``base`` to ``end`` of a process's address space."""
 
     base: int
     end: int
     uuid: bytes
     memory: int
+
+
+@dataclass(slots=True)
+class _Mappings:
+    """One process's, in order, with the length of the longest there has been: it bounds where to look for a range's."""
+
+    all: list[Mapping] = field(default_factory=list)
+    longest: int = field(default=0, compare=False)
+
+    def after(self, base: int) -> list[Mapping]:
+        """Return the first that begins behind an address, if there is one."""
+        at = bisect_left(self.all, (base + 1,))
+        return self.all[at : at + 1]
+
+    def within(self, base: int, end: int) -> slice:
+        """Return where all that reach into a range lie, with some that do not."""
+        return slice(bisect_left(self.all, (base - self.longest,)), bisect_left(self.all, (end,)))
 
 
 @dataclass(slots=True)
@@ -46,9 +63,13 @@ class Holdings:
     by_handle: dict[Key, Memory] = field(default_factory=dict)
     held: Counter[tuple[str, int]] = field(default_factory=Counter)
     #: By process: what UVM has mapped, and bytes that could be managed memory (0 where UVM was initialised only).
-    mappings: dict[int, list[Mapping]] = field(default_factory=dict)
+    mappings: dict[int, _Mappings] = field(default_factory=dict)
     managed: dict[int, int] = field(default_factory=dict)
-    _last: int = 0
+    #: How many mappings there are of each allocation.
+    _mapped: Counter[int] = field(default_factory=Counter)
+    #: What is pinned, by pod, card and size, oldest first.
+    _pinned: dict[tuple[str, int, int], dict[int, None]] = field(default_factory=dict)
+    _last: int = field(default=0, compare=False)
 
     def next_number(self) -> int:
         """Return the number that the next allocation can have."""
@@ -69,7 +90,9 @@ class Holdings:
         return True
 
     def keep(self, number: int, pod: str, instance: int, size: int) -> None:
-        """Charge an allocation that has no handle any more, only what else keeps it."""
+        """Charge an allocation that has no handle yet, or any more; no harm if it is charged."""
+        if number in self.memories:
+            return
         self._last = max(self._last, number)
         self.memories[number] = Memory(number, pod, instance, size)
         self.held[pod, instance] += size
@@ -78,6 +101,7 @@ class Holdings:
         """Let an allocation count until every process of its pod has ended."""
         if (memory := self.memories.get(number)) is not None:
             memory.pinned = True
+            self._pinned.setdefault((memory.pod, memory.instance, memory.size), {})[number] = None
 
     def drop(self, key: Key) -> None:
         """Take a handle away."""
@@ -87,56 +111,97 @@ class Holdings:
 
     def pod_ended(self, pod: str) -> None:
         """Take note that a pod has no process any more."""
-        for memory in [memory for memory in self.memories.values() if memory.pod == pod and memory.pinned]:
-            memory.pinned = False
+        for key in [key for key in self._pinned if key[0] == pod]:
+            for number in self._pinned.pop(key):
+                self.memories[number].pinned = False
+                self._settle(self.memories[number])
+
+    def pinned(self, pod: str, instance: int, size: int) -> list[Memory]:
+        """List what is pinned of a size, newest first."""
+        return [self.memories[number] for number in reversed(self._pinned.get((pod, instance, size), {}))]
+
+    def settle(self) -> None:
+        """Discharge whatever nothing keeps: for one that was rebuilt from facts of different moments."""
+        for memory in list(self.memories.values()):
             self._settle(memory)
 
     def map(self, pid: int, base: int, length: int, uuid: bytes, number: int) -> None:
         """Note that UVM may have mapped an allocation; what was mapped there before counts on, for it may have not."""
-        mapping = Mapping(base, base + length, uuid, number)
-        if mapping not in (mapped := self.mappings.setdefault(pid, [])):
-            mapped.append(mapping)
+        mapped = self.mappings.setdefault(pid, _Mappings())
+        self._add(mapped, Mapping(base, base + length, uuid, number))
 
     def unmap(self, pid: int, base: int, length: int, uuid: bytes | None = None) -> None:
         """Note that UVM has unmapped what it had in a range, for one card or for all."""
-        end, kept, gone = base + length, [], set()
-        for mapping in self.mappings.get(pid, ()):
-            if mapping.end <= base or mapping.base >= end or uuid not in (None, mapping.uuid):
-                kept.append(mapping)
-                continue
-            gone.add(mapping.memory)
-            if mapping.base < base:
-                kept.append(Mapping(mapping.base, base, mapping.uuid, mapping.memory))
-            if mapping.end > end:
-                kept.append(Mapping(end, mapping.end, mapping.uuid, mapping.memory))
-        if gone:
-            self.mappings[pid] = kept
-            for number in gone:
-                self._settle(self.memories.get(number))
+        if (mapped := self.mappings.get(pid)) is None:
+            return
+        end = base + length
+        place = mapped.within(base, end)
+        gone = [each for each in mapped.all[place] if each.end > base and uuid in (None, each.uuid)]
+        if not gone:
+            return
+        mapped.all[place] = [each for each in mapped.all[place] if each.end <= base or uuid not in (None, each.uuid)]
+        for each in gone:
+            if each.base < base:
+                self._add(mapped, each._replace(end=base))
+            if each.end > end:
+                self._add(mapped, each._replace(base=end))
+        if not mapped.all:
+            del self.mappings[pid]
+        self._unmapped(gone)
+
+    def _add(self, mapped: _Mappings, mapping: Mapping) -> None:
+        at = bisect_left(mapped.all, mapping)
+        if not self._is_there(mapped, mapping):
+            mapped.all.insert(at, mapping)
+            mapped.longest = max(mapped.longest, mapping.end - mapping.base)
+            self._mapped[mapping.memory] += 1
+
+    def _unmapped(self, gone: Iterable[Mapping]) -> None:
+        for each in gone:
+            self._mapped[each.memory] -= 1
+            if not self._mapped[each.memory]:
+                del self._mapped[each.memory]
+                self._settle(self.memories.get(each.memory))
 
     def exited(self, pid: int) -> None:
         """Forget what hung on a process's address space."""
         self.managed.pop(pid, None)
-        for number in {mapping.memory for mapping in self.mappings.pop(pid, ())}:
-            self._settle(self.memories.get(number))
+        if (mapped := self.mappings.pop(pid, None)) is not None:
+            self._unmapped(mapped.all)
 
     def facts(self) -> Iterator[dict[str, Any]]:
-        """Say what the facts of objects do not: pins, mappings, managed memory."""
-        for memory in self.memories.values():
-            if memory.pinned:
-                yield {"fact": "pin", "memory": memory.number}
-        for pid, mappings in self.mappings.items():
-            for mapping in mappings:
-                yield {
-                    "fact": "map",
-                    "pid": pid,
-                    "base": mapping.base,
-                    "length": mapping.end - mapping.base,
-                    "uuid": mapping.uuid.hex(),
-                    "memory": mapping.memory,
-                }
-        for pid, held in self.managed.items():
-            yield {"fact": "managed", "pid": pid, "bytes": held}
+        """Say what the facts of objects do not: mappings, what is charged, managed memory.
+
+        What keeps an allocation comes before it, so that it is kept by something from the first.
+        """
+        for pid in list(self.mappings):
+            for mapping in self._walk(pid):
+                length = mapping.end - mapping.base
+                where = {"pid": pid, "base": mapping.base, "length": length, "uuid": mapping.uuid.hex()}
+                yield {"fact": "map", **where, "memory": mapping.memory}
+        for number in list(self.memories):
+            if (memory := self.memories.get(number)) is not None:
+                whose = {"pod": memory.pod, "instance": memory.instance, "size": memory.size}
+                yield {"fact": "kept", "memory": number, **whose, "pinned": memory.pinned}
+        for pid in list(self.managed):
+            if pid in self.managed:
+                yield {"fact": "managed", "pid": pid, "bytes": self.managed[pid]}
+
+    def _walk(self, pid: int) -> Iterator[Mapping]:
+        """Yield a process's mappings in order, though they may come, go and be cut in two meanwhile."""
+        base = -1
+        while (mapped := self.mappings.get(pid)) and (rest := mapped.after(base)):
+            base, said = rest[0].base, set()
+            while (mapped := self.mappings.get(pid)) is not None:
+                here = mapped.all[bisect_left(mapped.all, (base,)) : bisect_left(mapped.all, (base + 1,))]
+                if (more := next((each for each in here if each not in said), None)) is None:
+                    break
+                said.add(more)
+                yield more
+
+    def _is_there(self, mapped: _Mappings, mapping: Mapping) -> bool:
+        at = bisect_left(mapped.all, mapping)
+        return mapped.all[at : at + 1] == [mapping]
 
     def _name(self, memory: Memory, key: Key) -> None:
         memory.handles.add(key)
@@ -153,19 +218,21 @@ class Holdings:
 
     def mapped_in(self, pid: int, base: int, length: int, uuid: bytes | None) -> list[Memory]:
         """List the allocations that UVM has mapped in a range, for one card or for all."""
-        end = base + length
-        numbers = {
-            mapping.memory
-            for mapping in self.mappings.get(pid, ())
-            if mapping.base < end and base < mapping.end and uuid in (None, mapping.uuid)
-        }
+        if (mapped := self.mappings.get(pid)) is None:
+            return []
+        reach = mapped.all[mapped.within(base, base + length)]
+        numbers = {each.memory for each in reach if base < each.end and uuid in (None, each.uuid)}
         return [self.memories[number] for number in sorted(numbers) if number in self.memories]
 
     def unmap_all(self, number: int) -> None:
         """Forget what was said to be mapped of an allocation that is gone."""
-        for pid, mappings in self.mappings.items():
-            self.mappings[pid] = [mapping for mapping in mappings if mapping.memory != number]
+        for pid, mapped in list(self.mappings.items()) if self.is_mapped(number) else ():
+            gone = [each for each in mapped.all if each.memory == number]
+            mapped.all = [each for each in mapped.all if each.memory != number]
+            if not mapped.all:
+                del self.mappings[pid]
+            self._unmapped(gone)
 
     def is_mapped(self, number: int) -> bool:
         """Tell whether UVM is said to have mapped an allocation."""
-        return any(mapping.memory == number for mappings in self.mappings.values() for mapping in mappings)
+        return number in self._mapped

@@ -2,7 +2,8 @@
 
 First pages: for each listener the call in hand, so that a thread stopped in it can be answered by the next
 guardian. After them: facts, one JSON line each. A compaction writes the whole register anew behind
-the old lines and then moves the start in one aligned 8-byte store, so a reader finds either all or all.
+the old lines, a little with each new fact, and then moves the start in one aligned 8-byte store, so a reader finds
+either all or all.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import mmap
 import os
 import struct
 from collections.abc import Iterable, Iterator
+from itertools import islice
 
 from qgpu.errors import RefusedError
 from qgpu.guardian.notify import SLOT_BYTES
@@ -27,6 +29,8 @@ _FIRST_SLOT, _SLOT_STRIDE = 64, 96
 _SLOTS = (_HEAD - _FIRST_SLOT) // _SLOT_STRIDE
 #: Lines are compacted when the facts since the last compaction exceed this.
 COMPACT_BYTES = 1 << 20
+#: How many facts are written anew with each that is appended: nobody waits for more.
+_AT_A_TIME = 8
 _NOBODY = 0
 _PUNCH_HOLE_KEEP_SIZE = 3  # linux/falloc.h
 _libc = ctypes.CDLL(None)
@@ -46,6 +50,9 @@ class Journal:
         self._words = memoryview(self._page).cast("Q")
         self._end = self._behind_last_line()
         self._compacted_end = self._end
+        #: What is still to be written anew, and from where on it stands.
+        self._anew: Iterator[Fact] | None = None
+        self._anew_from = self._end
 
     def slot(self, listener: int) -> memoryview:
         """Return the memory for a listener's notification in hand. Raises RefusedError when there are too many."""
@@ -75,25 +82,43 @@ class Journal:
         return memoryview(self._page)[at : at + SLOT_BYTES]
 
     def append(self, fact: Fact) -> None:
-        """Write one fact down."""
-        line = json.dumps(fact, separators=(",", ":")).encode() + b"\n"
-        os.pwrite(self.fd, line, self._end)
-        self._end += len(line)
+        """Write one fact down, and some of those that a compaction has still to write."""
+        self._write([fact])
+        if self._anew is None:
+            return
+        some = list(islice(self._anew, _AT_A_TIME))
+        self._write(some)
+        if len(some) < _AT_A_TIME:
+            self._begin_anew()
+
+    def _write(self, facts: Iterable[Fact]) -> None:
+        lines = b"".join(json.dumps(fact, separators=(",", ":")).encode() + b"\n" for fact in facts)
+        os.pwrite(self.fd, lines, self._end)
+        self._end += len(lines)
 
     @property
     def grown(self) -> bool:
         """Tell whether it is time to compact: when there is more to drop than to write again."""
         (start,) = _START.unpack_from(self._page, 0)
-        return self._end - self._compacted_end > max(COMPACT_BYTES, self._compacted_end - int(start))
+        too_long = self._end - self._compacted_end > max(COMPACT_BYTES, self._compacted_end - int(start))
+        return too_long and self._anew is None
 
-    def compact(self, facts: Iterable[Fact]) -> None:
-        """Begin again with ``facts``."""
-        start = self._end
-        for fact in facts:
-            self.append(fact)
-        self._words[0] = start
+    def compact(self, facts: Iterator[Fact]) -> None:
+        """Begin again with ``facts``: they are written along with those that are appended from now on.
+
+        So each must tell of the moment at which it is asked for.
+        """
+        self._anew, self._anew_from = facts, self._end
+
+    @property
+    def compacting(self) -> bool:
+        """Tell whether facts are still being written anew."""
+        return self._anew is not None
+
+    def _begin_anew(self) -> None:
+        self._words[0], self._anew = self._anew_from, None
         self._compacted_end = self._end
-        used = ctypes.c_long(start // _PAGE * _PAGE - _HEAD)
+        used = ctypes.c_long(self._anew_from // _PAGE * _PAGE - _HEAD)
         _libc.fallocate(self.fd, _PUNCH_HOLE_KEEP_SIZE, ctypes.c_long(_HEAD), used)
 
     def _behind_last_line(self) -> int:

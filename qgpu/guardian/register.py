@@ -6,6 +6,7 @@ be asked for is a claim, charged already; it is confirmed, or gone, when RM has 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,6 +25,9 @@ Key = tuple[int, int]
 #: What RM itself takes of a card's memory for a TSG and its channels (context-switch buffers, instance memory, page
 #: tables), which has no handle: a CUDA context's share was measured as 9.6 MiB on an H200, and more is charged.
 COMPUTE_TSG_BYTES, OTHER_TSG_BYTES = 16 << 20, 1 << 20
+
+#: Descriptors of a client's file that are remembered; it can be found without.
+_MOST_USERS = 256
 
 #: Of a device: which card it is on is not known yet.
 NO_INSTANCE = 0xFFFFFFFF
@@ -76,6 +80,9 @@ class Register:
     processes: dict[int, str] = field(default_factory=dict)
     clients: dict[int, RmClientEntry] = field(default_factory=dict)
     objects: dict[Key, RmObject] = field(default_factory=dict)
+    #: How many objects each pod has.
+    counts: Counter[str] = field(default_factory=Counter, compare=False)
+    _handles: dict[int, set[int]] = field(default_factory=dict, compare=False)
     _children: dict[Key, set[int]] = field(default_factory=dict)
     _tsgs: set[Key] = field(default_factory=set)
     #: Counts what may change who is scheduled, so that others can keep what they worked out.
@@ -123,7 +130,7 @@ class Register:
             # Somebody named this handle before RM gave it out; the name alone proves nothing.
             self._drop_client(fact["client"])
             entry = self.clients.setdefault(fact["client"], RmClientEntry(pod, fact["pid"]))
-        if (user := (fact["pid"], fact["fd"])) not in entry.users:
+        if (user := (fact["pid"], fact["fd"])) not in entry.users and len(entry.users) < _MOST_USERS:
             entry.users.append(user)
 
     def _object(self, fact: Fact) -> None:
@@ -133,10 +140,13 @@ class Register:
         if rm.client not in self.clients or not self._hangs_together(rm):
             return
         if (before := self.objects.get(rm.key)) is not None:
-            self._children.get((rm.client, before.parent), set()).discard(rm.handle)
+            self._leave_parent(before)
             self._tsgs.discard(rm.key)
             self.holdings.drop(rm.key)
+        else:
+            self.counts[self.pod_of(rm)] += 1
         self.objects[rm.key] = rm
+        self._handles.setdefault(rm.client, set()).add(rm.handle)
         if rm.rm_class == abi.KEPLER_CHANNEL_GROUP_A:
             self._tsgs.add(rm.key)
             self._charge(rm, COMPUTE_TSG_BYTES if self.is_compute(rm) else OTHER_TSG_BYTES, fact.get("memory"))
@@ -173,16 +183,18 @@ class Register:
             self._drop((client, handle))
 
     def _proven(self, client: int) -> bool:
-        return any(rm.confirmed for rm in self.objects.values() if rm.client == client)
+        return any(self.objects[client, handle].confirmed for handle in self._handles.get(client, ()))
 
     def _drop_client(self, client: int) -> None:
-        self.clients.pop(client, None)
-        for key in [key for key in self.objects if key[0] == client]:
-            del self.objects[key]
+        entry = self.clients.pop(client, None)
+        handles = self._handles.pop(client, set())
+        if entry is not None:
+            self.counts[entry.pod] -= len(handles)
+        for handle in handles:
+            key = client, handle
+            self._children.pop((client, self.objects.pop(key).parent), None)
+            self._tsgs.discard(key)
             self.holdings.drop(key)
-        for key in [key for key in self._children if key[0] == client]:
-            self._children.pop(key, None)
-        self._tsgs = {key for key in self._tsgs if key[0] != client}
 
     def _drop(self, key: Key) -> None:
         """Forget an object and all below it, as RM frees a subtree."""
@@ -190,8 +202,16 @@ class Register:
             self._drop((key[0], handle))
         self._tsgs.discard(key)
         if (rm := self.objects.pop(key, None)) is not None:
+            self.counts[self.pod_of(rm)] -= 1
+            self._handles[rm.client].discard(rm.handle)
             self.holdings.drop(key)
-            self._children.get((rm.client, rm.parent), set()).discard(rm.handle)
+            self._leave_parent(rm)
+
+    def _leave_parent(self, rm: RmObject) -> None:
+        if (siblings := self._children.get((rm.client, rm.parent))) is not None:
+            siblings.discard(rm.handle)
+            if not siblings:  # parents are whatever a pod says
+                del self._children[rm.client, rm.parent]
 
     def _charge(self, rm: RmObject, size: int, number: int | None) -> None:
         """Charge memory, unless it is a further handle on some that is charged."""
@@ -203,6 +223,8 @@ class Register:
 
     def _kept(self, fact: Fact) -> None:
         self.holdings.keep(fact["memory"], fact["pod"], fact["instance"], fact["size"])
+        if fact.get("pinned"):
+            self.holdings.pin(fact["memory"])
 
     def _pin(self, fact: Fact) -> None:
         self.holdings.pin(fact["memory"])
@@ -223,35 +245,27 @@ class Register:
     # -- questions ------------------------------------------------------------------------------------------
 
     def facts(self) -> Iterator[Fact]:
-        """Say it all again in as few facts as there are things: what a compacted journal holds."""
-        for name, pod in self.pods.items():
-            grants = {str(i): grant_to(g) for i, g in pod.grants.items()}
-            yield {"fact": "pod", "name": name, "cgroup": pod.cgroup, "grants": grants}
-        for pid, name in self.processes.items():
-            yield {"fact": "process", "pid": pid, "pod": name}
-        for handle, client in self.clients.items():
-            known = {"pod": client.pod, "maker": client.maker, "users": [list(user) for user in client.users]}
-            yield {"fact": "client", "client": handle} | known
-        yield from self._charges()
-        for rm in self.objects.values():
-            yield object_fact(rm) | self._number_of(rm)
-            if rm.confirmed:
-                yield {"fact": "confirm", "client": rm.client, "handle": rm.handle, "context": rm.context}
-            if rm.wish_us != abi.RM_DEFAULT_TIMESLICE_US:
-                yield {"fact": "wish", "client": rm.client, "handle": rm.handle, "us": rm.wish_us}
+        """Say it all again in as few facts as there are things: what a compacted journal holds.
 
+        Other facts may be noted between any two of them: each tells of the moment at which it is asked for.
+        """
+        for name in list(self.pods):
+            if (pod := self.pods.get(name)) is not None:
+                grants = {str(i): grant_to(g) for i, g in pod.grants.items()}
+                yield {"fact": "pod", "name": name, "cgroup": pod.cgroup, "grants": grants}
+        for pid in list(self.processes):
+            if (of := self.processes.get(pid)) is not None:
+                yield {"fact": "process", "pid": pid, "pod": of}
+        for handle in list(self.clients):
+            if (client := self.clients.get(handle)) is not None:
+                known = {"pod": client.pod, "maker": client.maker, "users": [list(user) for user in client.users]}
+                yield {"fact": "client", "client": handle} | known
         yield from self.holdings.facts()
-
-    def _charges(self) -> Iterator[Fact]:
-        """Say what is charged before the objects that name it, so that whose it is does not hang on their order."""
-        for memory in self.holdings.memories.values():
-            yield {
-                "fact": "kept",
-                "memory": memory.number,
-                "pod": memory.pod,
-                "instance": memory.instance,
-                "size": memory.size,
-            }
+        for key in list(self.objects):
+            for say in (object_fact, _confirmed, _wished):
+                rm = self.objects.get(key)
+                if rm is not None and (fact := say(rm)) is not None:
+                    yield fact | (self._number_of(rm) if say is object_fact else {})
 
     def _number_of(self, rm: RmObject) -> Fact:
         memory = self.holdings.by_handle.get(rm.key)
@@ -290,7 +304,7 @@ class Register:
     def below(self, key: Key) -> list[RmObject]:
         """List an object and everything under it; a client's handle names the client itself."""
         if key[0] == key[1]:
-            return [rm for rm in self.objects.values() if rm.client == key[0]]
+            return [self.objects[key[0], handle] for handle in self._handles.get(key[0], ())]
         found = [self.objects[key]] if key in self.objects else []
         for handle in self._children.get(key, ()):
             found += self.below((key[0], handle))
@@ -307,13 +321,9 @@ class Register:
 
     def exported(self, pod: str, instance: int | None, size: int) -> list[Memory]:
         """List a pod's allocations of a size that a descriptor may carry and that still have a handle; newest first."""
-        found = [
-            memory
-            for memory in self.holdings.memories.values()
-            if (memory.pod, memory.instance, memory.size) == (pod, instance, size)
-            if memory.pinned and memory.handles
-        ]
-        return sorted(found, key=lambda memory: memory.number, reverse=True)
+        if instance is None:
+            return []
+        return [memory for memory in self.holdings.pinned(pod, instance, size) if memory.handles]
 
     def memory(self, pod: str) -> Mapping[int, int]:
         """Tell what a pod is charged by device instance, in bytes, without managed memory."""
@@ -322,6 +332,16 @@ class Register:
     def managed(self, pod: str) -> int:
         """Tell a pod's bytes of address space that could be managed memory, on any card."""
         return sum(held for pid, held in self.holdings.managed.items() if self.processes.get(pid) == pod)
+
+
+def _confirmed(rm: RmObject) -> Fact | None:
+    whose = {"client": rm.client, "handle": rm.handle}
+    return {"fact": "confirm", **whose, "context": rm.context} if rm.confirmed else None
+
+
+def _wished(rm: RmObject) -> Fact | None:
+    wish = {"client": rm.client, "handle": rm.handle, "us": rm.wish_us}
+    return {"fact": "wish", **wish} if rm.wish_us != abi.RM_DEFAULT_TIMESLICE_US else None
 
 
 def object_fact(rm: RmObject) -> Fact:

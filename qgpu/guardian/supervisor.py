@@ -7,6 +7,7 @@ is a claim before RM is asked to make it, so that a successor finds it should we
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from collections import Counter
@@ -29,6 +30,10 @@ from qgpu.rm import abi, uvm
 from qgpu.rm.client import borrowed
 
 _log = structlog.get_logger("guardian")
+
+#: A pod that has more than this is refused the next: all of them are gone through when a client of its goes.
+_MOST_OBJECTS, _MOST_PROCESSES = 100_000, 1 << 12
+_MOST_KINDS = 64
 
 
 @dataclass(slots=True)
@@ -62,6 +67,7 @@ class Supervisor:
     uvm_files: UvmFiles = field(init=False)
     charges: Charges = field(init=False)
     dues: Dues = field(init=False)
+    _kinds: Counter[str] = field(default_factory=Counter)
     _next_listener: int = 1
 
     def __post_init__(self) -> None:
@@ -102,12 +108,17 @@ class Supervisor:
         return self.uvm_major
 
     def refused(self, pod: str, what: str) -> None:
-        """Count a refusal."""
+        """Count a refusal, by its kind; there are so many kinds that a pod may not have all of them named."""
         with self.lock:
+            if (pod, what) not in self.refusals:
+                if self._kinds[pod] >= _MOST_KINDS:
+                    what = "other calls"
+                self._kinds[pod] += 1
             self.refusals[pod, what] += 1
 
     def retired(self, pod: str) -> None:
         """Forget what was counted of a pod that is no more."""
+        self._kinds.pop(pod, None)
         for key in [key for key in self.refusals if key[0] == pod]:
             del self.refusals[key]
 
@@ -116,8 +127,8 @@ class Supervisor:
 
         What was freed while nobody looked is found by asking about everything.
         """
-        for client in self.register.clients:
-            self.dues.doubt([(client, client)])
+        self.register.holdings.settle()
+        self.dues.doubt([(client, client) for client in self.register.clients], of_memory=True)
         for pid in list(self.register.processes):
             try:
                 self.watch(pid, self.hands.watch(pid))
@@ -146,6 +157,8 @@ class Supervisor:
         """Make sure a process is in the register. Raises OSError when it is gone."""
         with self.lock:
             if pid not in self.register.processes:
+                if list(self.register.processes.values()).count(pod) >= _MOST_PROCESSES:
+                    raise OSError(errno.EAGAIN, "the pod has as many processes on GPUs as it may")
                 self.watch(pid, self.hands.watch(pid))
                 self.note({"fact": "process", "pid": pid, "pod": pod})
 
@@ -190,6 +203,10 @@ class Supervisor:
                 self._vanished(rm.key)
             elif there is not None:
                 return abi.NV_ERR_INVALID_ARGUMENT
+            entry = self.register.clients.get(rm.client)
+            if entry is not None and self.register.counts[entry.pod] >= _MOST_OBJECTS:
+                self.refused(entry.pod, "more objects than are kept")
+                return abi.NV_ERR_INSUFFICIENT_RESOURCES
             charged = rm.rm_class in {abi.NV01_MEMORY_LOCAL_USER, abi.KEPLER_CHANNEL_GROUP_A}
             if charged and number is None:
                 number = self.register.holdings.next_number()

@@ -98,7 +98,7 @@ class UvmJudge:
             return abi.NV_ERR_INVALID_STATE
         if not self._supervisor.uvm_files.keep(pid, call.fd, file, [bytes(block.data[: uvm.UUID_BYTES])]):
             self._supervisor.refused(self._pod, "many files of UVM's")
-            return abi.NV_ERR_INVALID_STATE
+            return abi.NV_ERR_INSUFFICIENT_RESOURCES
         return abi.NV_OK
 
     def _claim_mapping(self, pid: int, block: Block, layout: uvm.Layout) -> None:
@@ -109,7 +109,7 @@ class UvmJudge:
         end = layout.status_at - 20
         (count,) = _U64.unpack_from(block.data, end)
         places = range(_ATTRIBUTES_AT, min(end, _ATTRIBUTES_AT + count * _ATTRIBUTES_BYTES), _ATTRIBUTES_BYTES)
-        uuids = [bytes(block.data[at : at + uvm.UUID_BYTES]) for at in places]
+        uuids = {bytes(block.data[at : at + uvm.UUID_BYTES]) for at in places} & self._supervisor.uuids.keys()
         self._supervisor.charges.map(pid, base, length, uuids, (client, memory))
 
     def _unmapped(self, request: int, pid: int, file: int, block: Block, layout: uvm.Layout) -> int:

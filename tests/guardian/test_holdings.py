@@ -46,7 +46,7 @@ def test_unmapping_the_middle_leaves_both_ends():
     found.map(5, 0, 96, CARD, 1)
     found.unmap(5, 32, 32)
 
-    assert [(mapping.base, mapping.end) for mapping in found.mappings[5]] == [(0, 32), (64, 96)]
+    assert [(mapping.base, mapping.end) for mapping in found.mappings[5].all] == [(0, 32), (64, 96)]
 
 
 def test_a_mapping_over_another_leaves_both_for_it_may_have_failed():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,6 +17,10 @@ from tests.traces import ARGUMENT, TRACES, allocated, rows
 POD = {"fact": "pod", "name": "web", "grants": {"0": {"class": "online", "cores": 30, "memory": None}}}
 PROCESS = {"fact": "process", "pid": 100, "pod": "web"}
 CLIENT = {"fact": "client", "client": 7, "pid": 100, "fd": 8}
+
+
+MAP = {"fact": "map", "pid": 100, "uuid": "00" * 16}
+UNMAP = {"fact": "unmap", "pid": 100, "uuid": None}
 
 
 def thing(handle: int, parent: int, rm_class: int, detail: int = 0) -> dict:
@@ -119,19 +125,66 @@ def test_a_journal_rebuilds_the_register():
     assert again == grown()
 
 
+def rebuilt(journal):
+    again = Register()
+    for fact in Journal(journal.fd).replay():
+        again.note(fact)
+    again.holdings.settle()
+    return again
+
+
 def test_a_compacted_journal_rebuilds_the_register():
     journal = Journal()
     for _ in range(200):
         for fact in TREE:
             journal.append(fact)
     journal.compact(grown().facts())
-    journal.append({"fact": "exit", "pid": 100})
+    while journal.compacting:
+        journal.append({"fact": "exit", "pid": 100})
 
-    again = Register()
-    for fact in Journal(journal.fd).replay():
-        again.note(fact)
+    assert rebuilt(journal) == grown({"fact": "exit", "pid": 100})
 
-    assert again == grown({"fact": "exit", "pid": 100})
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_register_that_changes_while_it_is_written_anew_is_rebuilt_as_it_is_then(seed):
+    random, journal, register = Random(seed), Journal(), Register()
+
+    def note(fact):
+        register.note(fact)
+        journal.append(fact)
+
+    def change():
+        handle, other = (random.randrange(10, 60) for _ in range(2))
+        match random.randrange(9):
+            case 0 | 1 | 2:
+                note(
+                    thing(handle, 2, abi.NV01_MEMORY_LOCAL_USER, 4096 * handle)
+                    | {"memory": register.holdings.next_number()}
+                )
+                note(confirm(handle))
+            case 3:
+                note({"fact": "gone", "client": 7, "handle": handle})
+            case 4 if (memory := register.holdings.by_handle.get((7, handle))) is not None:
+                note(thing(other, 2, abi.NV01_MEMORY_LOCAL_USER, memory.size) | {"memory": memory.number})
+            case 5 if (memory := register.holdings.by_handle.get((7, handle))) is not None:
+                note({"fact": "pin", "memory": memory.number})
+            case 6 if (memory := register.holdings.by_handle.get((7, handle))) is not None:
+                note({**MAP, "base": handle << 20, "length": 1 << 21, "memory": memory.number})
+            case 7:
+                note({**UNMAP, "base": handle << 20, "length": 1 << 20})
+            case 8 if random.randrange(20) == 0:
+                note({"fact": "ended", "name": "web"})
+
+    for fact in TREE:
+        note(fact)
+    for _ in range(200):
+        change()
+    journal.compact(register.facts())
+    while journal.compacting:
+        change()
+        note({"fact": "managed", "pid": 100, "bytes": 1})
+
+    assert rebuilt(journal) == register
 
 
 def test_a_line_cut_short_by_a_death_is_left_out():

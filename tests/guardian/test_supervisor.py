@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 
-from qgpu.guardian import managed
+from qgpu.guardian import managed, supervisor
 from qgpu.guardian.charges import Allowance
 from qgpu.guardian.journal import Journal
 from qgpu.guardian.judge import Judge
@@ -71,6 +71,7 @@ class Pod:
             major=NULL_MAJOR,
             uvm_layouts=uvm.layouts("580.1"),
             perform=self.rm.perform,
+            uuids={bytes(16): 0},
         )
 
     def judge_of(self, supervisor, number):
@@ -667,6 +668,37 @@ def test_a_process_that_dies_gives_back_nothing_that_somebody_else_holds_on_to(o
     assert held(on_card) == MOST
 
 
+def test_a_pod_has_so_many_objects_and_the_next_is_refused(on_card, monkeypatch):
+    monkeypatch.setattr(supervisor, "_MOST_OBJECTS", 5)
+    statuses = [allocate(on_card, handle, PAGE) for handle in range(10, 15)]
+
+    assert statuses == [abi.NV_OK] * 3 + [abi.NV_ERR_INSUFFICIENT_RESOURCES] * 2
+    on_card.call(abi.NV_ESC_RM_FREE, free(10))
+    assert allocate(on_card, 16, PAGE) == abi.NV_OK
+
+
+def test_a_pod_that_asks_thousands_of_things_has_few_of_them_named(pod, monkeypatch):
+    monkeypatch.setattr(supervisor, "_MOST_KINDS", 3)
+    for number in range(8):
+        pod.call(abi.NV_ESC_RM_CONTROL, control(0x2080F000 + number))
+
+    assert len(pod.supervisor.refusals) == 4
+    assert pod.supervisor.refusals["web", "other calls"] == 5
+
+
+def test_what_rm_is_asked_when_an_address_space_goes_does_not_grow_with_memory(on_card):
+    for handle in range(10, 30):
+        allocate(on_card, handle, PAGE)
+    on_card.call(abi.NV_ESC_RM_ALLOC, alloc(40, 2, abi.FERMI_VASPACE_A), bytes(64))
+    on_card.call(abi.NV_ESC_RM_FREE, free(40))
+    asked = []
+    on_card.supervisor.hands.exists = lambda key: asked.append(key) or True
+    on_card.settle()
+
+    assert asked
+    assert not [key for key in asked if 10 <= key[1] < 30]
+
+
 # -- ways around ------------------------------------------------------------------------------------------------------
 
 
@@ -815,6 +847,7 @@ def test_a_file_initialised_in_another_way_gets_no_card(on_card, said):
 
 
 def test_uvm_gets_no_card_without_a_grant(on_card):
+    on_card.supervisor.uuids = {}
     answer = on_card.uvm(uvm.REGISTER_GPU, bytes(40))
 
     assert struct.unpack_from("<I", answer[2], 36)[0] == abi.NV_ERR_INSUFFICIENT_PERMISSIONS
