@@ -86,6 +86,7 @@ CASES: tuple[Case, ...] = (
     _raw("dup of others' objects", "steal"),
     _raw("12 forked processes", "processes"),
     _raw("orphans in sessions of their own", "orphans"),
+    _raw("page tables of address space", "tables"),
     _raw("32 clients", "clients"),
     _raw("free from above, take again", "churn"),
     _raw("descriptor over exec", "exec"),

@@ -222,6 +222,36 @@ static void handed_down(char **argv)
 	execl("/proc/self/exe", argv[0], "heir", argv[2], argv[3], fds[0], fds[1], fds[2], NULL);
 }
 
+/* Address space costs page tables, which lie on the card: much of it, and one page mapped over and over. */
+static void page_tables(void)
+{
+	struct { uint32_t index, flags; uint64_t size, start, limit; uint32_t big; uint64_t base; uint32_t pasid; } va = { 0 };
+	struct { uint32_t client, device, dma, memory; uint64_t offset, length; uint32_t flags, flags2, kind, pad;
+		 uint64_t at; uint32_t status, pad2; } map;
+	uint32_t space = ++rm.last, page = ++rm.last, range = 0;
+	NV_MEMORY_ALLOCATION_PARAMS params = rm_memory_params(&rm, 64 * KIB);
+
+	params.attr |= 1 << 23; /* pages of 4 KiB */
+	rm_alloc(&rm, way, rm.device, NV01_MEMORY_LOCAL_USER, &params, &page);
+	rm_alloc(&rm, way, rm.device, FERMI_VASPACE_A, &va, &space);
+	for (int lazy = 0; lazy < 2; lazy++) {
+		for (int i = 0; i < 8; i++) {
+			params = (NV_MEMORY_ALLOCATION_PARAMS){ .owner = rm.client, .flags = 0x88001 | (lazy ? 0x400 : 0),
+								.attr = 1 << 23, .size = 64ull << 30,
+								.hVASpace = space };
+			range = ++rm.last;
+			took(rm_alloc(&rm, way, rm.device, NV50_MEMORY_VIRTUAL, &params, &range), 0);
+		}
+	}
+	for (uint64_t i = 0; i < 16384; i++) {
+		map = (typeof(map)){ rm.client, rm.device, range, page, .length = 4 * KIB, .flags = 1 << 15,
+				     .at = params.offset + i * 2 * MIB, .status = ~0u };
+		if (way(rm.ctl, NV_ESC_RM_MAP_MEMORY_DMA, &map, sizeof(map)) < 0 || map.status != NV_OK)
+			break;
+		__atomic_add_fetch(&sums->started, 1, __ATOMIC_RELAXED);
+	}
+}
+
 /* Hold all there is in four parts, give one back and take it again for as long as that works; tell how many are held. */
 static void hungry(void)
 {
@@ -312,6 +342,8 @@ int main(int argc, char **argv)
 		clients();
 	} else if (!strcmp(mode, "churn")) {
 		churn();
+	} else if (!strcmp(mode, "tables")) {
+		page_tables();
 	} else if (!strcmp(mode, "hungry")) {
 		hungry();
 	} else if (!strcmp(mode, "exec")) {

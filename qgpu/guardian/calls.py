@@ -173,11 +173,12 @@ _DETAILS = {
     abi.NV01_DEVICE_0: (abi.ffi.offsetof("NV0080_ALLOC_PARAMETERS", "deviceId"), 4),
     abi.KEPLER_CHANNEL_GROUP_A: (abi.ffi.offsetof("NV_CHANNEL_GROUP_ALLOCATION_PARAMETERS", "engineType"), 4),
     abi.NV01_MEMORY_LOCAL_USER: (abi.ffi.offsetof("NV_MEMORY_ALLOCATION_PARAMS", "size"), 8),
+    abi.NV50_MEMORY_VIRTUAL: (abi.ffi.offsetof("NV_MEMORY_ALLOCATION_PARAMS", "flags"), 4),
 }
 
 
 def detail(rm_class: int, params: bytes | bytearray) -> int:
-    """Read what matters of an allocation's parameters: device instance, engine type or size in bytes, by class."""
+    """Read what matters of an allocation's parameters: device instance, engine type, bytes or flags, by class."""
     at, size = _DETAILS.get(rm_class, (0, 0))
     return int.from_bytes(params[at : at + size], "little")
 
@@ -188,6 +189,7 @@ HEAP_ALLOC_SIZE, HEAP_FREE, HEAP_INFO, HEAP_ALLOC_TILED, HEAP_ALLOC_SIZE_RANGE =
 HEAP_TOTAL_AT = 24
 _HEAP_SIZES_AT = {HEAP_ALLOC_SIZE: (56, 88), HEAP_ALLOC_TILED: (64, 88), HEAP_ALLOC_SIZE_RANGE: (56, 80)}
 _HEAP_FLAG_VIRTUAL = 0x00080000
+_FLAG_LAZY, _FLAG_EXTERNALLY_MANAGED, _FLAG_SPARSE = 0x00000400, 0x00400000, 0x04000000
 _HEAP_ATTR_LOCATION = 3 << 25
 _LOCATION_PCI = 1 << 25
 
@@ -206,6 +208,16 @@ def heap_size(data: bytes | bytearray, function: int) -> int:
     """Read the size in a call, or an answer, of one of the functions that allocate."""
     (size,) = _U64.unpack_from(data, _HEAP_SIZES_AT[function][1])
     return int(size)
+
+
+def is_virtual(heap: Heap) -> bool:
+    """Tell whether address space is asked for, and no memory."""
+    return heap.function in _HEAP_SIZES_AT and bool(heap.flags & _HEAP_FLAG_VIRTUAL)
+
+
+def takes_tables(flags: int) -> bool:
+    """Tell whether address space comes with its page tables, which lie on the card (gpu_vaspace.c:gvaspaceAlloc)."""
+    return bool(flags & _FLAG_SPARSE) or not flags & (_FLAG_LAZY | _FLAG_EXTERNALLY_MANAGED)
 
 
 def may_be_video(heap: Heap) -> bool:

@@ -40,6 +40,7 @@ WATCHED = frozenset(
         (abi.NV_ESC_REGISTER_FD, 4),
         (abi.NV_ESC_IOCTL_XFER_CMD, abi.sizeof("nv_ioctl_xfer_t")),
         *((abi.NV_ESC_EXPORT_TO_DMABUF_FD, size) for size in abi.EXPORT_TO_DMABUF_FD_BYTES),
+        *((abi.NV_ESC_RM_MAP_MEMORY_DMA, size) for size in abi.MAP_MEMORY_DMA_BYTES),
     }
 )
 _NUMBER_AND_SIZE = 0x3FFF00FF

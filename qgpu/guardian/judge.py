@@ -163,7 +163,10 @@ class Judge:
                 return self._objects.register_fd(case, block, minor)
             case abi.NV_ESC_EXPORT_TO_DMABUF_FD if not self._desk.limited() and not escape.wrapped:
                 return PROCEED
-        # A dma-buf keeps memory that has no handle any more. Idling channels reads lists of handles under RM's locks.
+            case abi.NV_ESC_RM_MAP_MEMORY_DMA if not self._desk.limited() and not escape.wrapped:
+                return PROCEED
+        # A dma-buf keeps memory that has no handle any more. RM's own mappings take page tables of the card, which
+        # nobody could count; CUDA's are UVM's. Idling channels reads lists of handles under RM's locks.
         self._supervisor.refused(self._pod, f"call {escape.number:#x}")
         return errno.EOPNOTSUPP
 

@@ -30,6 +30,8 @@ from qgpu.rm import abi
 _log = structlog.get_logger("guardian")
 
 _U32 = struct.Struct("<I")
+#: How page tables are counted that would not be.
+PAGE_TABLES = "address space with its page tables"
 #: How many of a pod's exports of one size what it imports is compared with; beyond them it is charged anew.
 _MOST_COMPARED = 64
 #: How long root clients and devices being made may keep a device from being made: many processes may start at once,
@@ -70,6 +72,9 @@ class Objects:
             block.patch_u64(24, rights.at)
         detail = calls.detail(asked.rm_class, params.data) if params else 0
         rm = RmObject(asked.client, asked.handle, asked.parent, asked.rm_class, detail)
+        if rm.rm_class == abi.NV50_MEMORY_VIRTUAL and calls.takes_tables(detail) and self._desk.limited():
+            block.restore(16, 16)
+            return self._desk.refuse(block, asked.status_at, abi.NV_ERR_NOT_SUPPORTED, PAGE_TABLES)
         kept = asked.rm_class in classes.KEPT
         if kept and not self._supervisor.know_client(case.pid, case.call.fd, case.file, asked.client):
             block.restore(16, 16)
