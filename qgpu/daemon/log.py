@@ -12,6 +12,7 @@ from typing import Any
 import structlog
 
 from qgpu.config import LogFormat, LogLevel
+from qgpu.loglimit import Limit
 from qgpu.systemd import to_journal
 
 _PRIORITIES = {"debug": 7, "info": 6, "warning": 4, "error": 3, "critical": 2}
@@ -23,6 +24,7 @@ def configure(level: LogLevel, look: LogFormat) -> None:
     renderer: Any = structlog.dev.ConsoleRenderer() if as_text else structlog.processors.JSONRenderer()
     structlog.configure(
         processors=[
+            Limit(),
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.format_exc_info,

@@ -21,6 +21,7 @@ from qgpu import cgroup
 from qgpu.errors import QgpuError
 from qgpu.guardian.journal import Journal
 from qgpu.guardian.server import Guardian
+from qgpu.loglimit import Limit
 
 _PR_SET_NAME, _PR_SET_TIMERSLACK = 15, 29
 
@@ -53,6 +54,7 @@ def main() -> int:
         leave_service()
     structlog.configure(
         processors=[
+            Limit(),
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso"),
             structlog.processors.format_exc_info,
