@@ -85,7 +85,7 @@ def _argument(number: int, *, upper: bool = False) -> int:
 
 
 # linux/mman.h
-PROT_READ_WRITE, MAP_SHARED, MAP_FIXED, MAP_ANONYMOUS = 0x3, 0x01, 0x10, 0x20
+PROT_READ_WRITE, MAP_SHARED, MAP_FIXED, MAP_ANONYMOUS, MAP_FIXED_NOREPLACE = 0x3, 0x01, 0x10, 0x20, 0x100000
 _SET_MODE_FILTER = 1
 _SPEC_ALLOW, _NEW_LISTENER, _WAIT_KILLABLE_RECV = 1 << 2, 1 << 3, 1 << 5
 _PR_SET_NO_NEW_PRIVS = 38
@@ -153,7 +153,7 @@ def _could_be_managed() -> list[_Instruction | str]:
         *(_jump_if(MAP_SHARED, "shared"), _return(_RET_ALLOW)),
         *("shared", _load(_argument(5)), _Instruction(_JSET, 0xFFFFFFFF, "notify")),
         *(_load(_argument(5, upper=True)), _Instruction(_JSET, 0xFFFFFFFF, "notify")),
-        *(_load(_argument(3)), _Instruction(_JSET, MAP_FIXED, "fixed"), _return(_RET_ALLOW)),
+        *(_load(_argument(3)), _Instruction(_JSET, MAP_FIXED | MAP_FIXED_NOREPLACE, "fixed"), _return(_RET_ALLOW)),
         *("fixed", _load(_argument(0)), _Instruction(_JSET, 0xFFFFFFFF, "allow")),
         *(_load(_argument(0, upper=True)), _Instruction(_JSET, 0xFFFFFFFF, "allow")),
         *(_Instruction(_RET, _RET_USER_NOTIF), "allow", _return(_RET_ALLOW)),
