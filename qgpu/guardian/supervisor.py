@@ -34,6 +34,8 @@ _log = structlog.get_logger("guardian")
 #: A pod that has more than this is refused the next: all of them are gone through when a client of its goes.
 _MOST_OBJECTS, _MOST_PROCESSES = 100_000, 1 << 12
 _MOST_KINDS = 64
+#: Stands for an address that is not known; no process has such ones.
+_SOMEWHERE = 1 << 63
 
 
 @dataclass(slots=True)
@@ -300,14 +302,17 @@ class Supervisor:
     def _vanished(self, key: Key) -> None:
         """Drop what RM has no longer though nobody freed it here, as when its file was closed.
 
-        While the process lives that made it, UVM may keep the memory: a mapping can be made that was not told of.
+        While the process that made it has a file of UVM's, that may keep the memory: a mapping can be made that was
+        not told of.
         """
         entry = self.register.clients.get(key[0])
-        if entry is not None and entry.maker in self.register.holdings.managed and _has_memory(entry.maker):
+        if entry is not None and not self.uvm_files.none_of(entry.maker):
             limits = self.allowance(entry.pod).limits
             for memory in self.register.ending_with(key):
                 if memory.instance in limits:
-                    self.charges.pin(memory.number)
+                    self.charges.map(
+                        entry.maker, _SOMEWHERE + memory.number, 1, [bytes(16)], next(iter(memory.handles))
+                    )
         self.note(_gone(key))
 
     def _settle_claim(self, rm: RmObject) -> None:
@@ -328,12 +333,3 @@ class Supervisor:
 
 def _gone(key: Key) -> Fact:
     return {"fact": "gone", "client": key[0], "handle": key[1]}
-
-
-def _has_memory(pid: int) -> bool:
-    """Tell whether a process has its address space still: one that ends gives it up before its files."""
-    try:
-        os.readlink(f"/proc/{pid}/exe")
-    except OSError:
-        return False
-    return True

@@ -559,14 +559,18 @@ def test_memory_that_is_kept_does_not_look_gone_because_another_file_was_closed(
     assert held(on_card) == MOST
 
 
-def test_a_mapping_that_was_not_told_of_keeps_memory_whose_file_was_closed(on_card):
+def test_a_mapping_that_was_not_told_of_keeps_memory_whose_file_was_closed_while_uvms_is_there(on_card):
     allocate(on_card, 10, MOST)
-    on_card.supervisor.charges.will_use_uvm(on_card.process.pid)
+    on_card.uvm(uvm.REGISTER_GPU, bytes(40))
     on_card.rm._free(7, 7)  # what was mapped stays with UVM, which has a name of its own for it
     on_card.supervisor.dues.doubt([(7, 7)])
     on_card.settle()
+    kept = held(on_card)
+    files = on_card.supervisor.uvm_files
+    files.release(files.take(on_card.process.pid))  # as when another program is executed, which closes both
+    on_card.supervisor.emptied(on_card.process.pid)
 
-    assert held(on_card) == MOST
+    assert (kept, held(on_card)) == (MOST, 0)
 
 
 @pytest.mark.parametrize("limited", [True, False])
