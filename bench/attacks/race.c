@@ -133,17 +133,22 @@ static long by_root(void)
 	return result;
 }
 
-static long by_alloc(void)
+static void prepare(void)
 {
 	board->call = (NVOS64_PARAMETERS){ .hRoot = rm.client, .hObjectParent = rm.device, .hObjectNew = ++rm.last,
 					   .hClass = NV01_MEMORY_LOCAL_USER, .pAllocParms = (uintptr_t)&board->small,
 					   .status = ~0u };
+}
+
+static long by_alloc(void)
+{
+	prepare();
 	return rm_plain(seat, NV_ESC_RM_ALLOC, &board->call, sizeof(board->call));
 }
 
 static long by_wrapped(void)
 {
-	by_alloc();
+	prepare();
 	board->outer = (nv_ioctl_xfer_t){ NV_ESC_RM_ALLOC, sizeof(board->call), (uintptr_t)&board->call };
 	return rm_plain(rm.ctl, NV_ESC_IOCTL_XFER_CMD, &board->outer, sizeof(board->outer));
 }

@@ -202,11 +202,13 @@ static void churn(void)
 {
 	for (int i = 0; i < 10; i++) {
 		NV0080_ALLOC_PARAMETERS device = { .hClientShare = rm.client };
+		NV2080_ALLOC_PARAMETERS subdevice = { 0 };
 
 		take_all(by_alloc);
 		rm_free(&rm, rm.device);
 		sums->claimed = 0;
 		rm_alloc(&rm, way, rm.client, NV01_DEVICE_0, &device, &rm.device);
+		rm_alloc(&rm, way, rm.device, NV20_SUBDEVICE_0, &subdevice, &rm.subdevice);
 	}
 	take_all(by_alloc);
 }

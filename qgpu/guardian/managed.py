@@ -7,20 +7,45 @@ that the file lies on.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
+
+#: UVM deals with managed memory in blocks of this size and alignment (uvm_va_block_types.h), takes memory of the card
+#: in pieces as large, which several blocks may share, and needs at most two page tables for each.
+BLOCK = 2 << 20
+_TABLES = 2 << 12
+#: What it holds besides, in pieces that are not used up: 21 MiB were measured on an H200 with 1.5 GiB of managed
+#: memory. A CUDA program that uses none has one block, for semaphores.
+_MOST_SPARE = 32 << 20
+
+
+def cost(areas: Iterable[tuple[int, int]]) -> int:
+    """Return what address space is charged: bytes for areas from start to end, in order."""
+    blocks, behind = 0, 0
+    for start, end in areas:
+        first = max(start // BLOCK, behind)
+        behind = max(behind, -(-end // BLOCK))
+        blocks += max(0, behind - first)
+    return blocks * (BLOCK + _TABLES) + min(_MOST_SPARE, 2 * BLOCK * max(0, blocks - 1))
+
+
+def cost_of(address: int | None, size: int) -> int:
+    """Return what a mapping is charged that is about to be made, wherever it may lie if no address is known."""
+    start = address if address is not None else BLOCK - 1
+    return cost([(start, start + size)])
 
 
 def mapped(pid: int, maps: str | None = None) -> int:
-    """Add up what a process maps that could be managed memory, in bytes; 0 for a process that is gone."""
+    """Return what is charged of all that a process maps that could be managed memory; 0 for a process that is gone."""
     try:
         text = Path(f"/proc/{pid}/maps").read_text() if maps is None else maps
     except OSError:
         return 0
-    total = 0
+    areas = []
     for line in text.splitlines():
         area, rights, offset, _ = line.split(maxsplit=3)
         if rights.endswith("s"):
             start, _, end = area.partition("-")
             if int(start, 16) == int(offset, 16):
-                total += int(end, 16) - int(start, 16)
-    return total
+                areas.append((int(start, 16), int(end, 16)))
+    return cost(areas)

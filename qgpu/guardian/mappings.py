@@ -6,8 +6,9 @@ import errno
 import os
 import stat
 
+from qgpu.guardian import managed
 from qgpu.guardian.desk import PROCEED, Desk
-from qgpu.guardian.filter import mapping
+from qgpu.guardian.filter import MAP_FIXED, mapping
 from qgpu.guardian.loose import Pending
 from qgpu.guardian.notify import Notification
 
@@ -44,13 +45,14 @@ class Mappings:
         if not self._desk.limited() or not self._supervisor.charges.uses_uvm(pid):
             return PROCEED
         fd, size = mapping(call)
-        fits = self._supervisor.charges.reserve_mapping(self._pod, pid, size)
+        cost = managed.cost_of(call.arguments[0] if call.arguments[3] & MAP_FIXED else None, size)
+        fits = self._supervisor.charges.reserve_mapping(self._pod, pid, cost)
         if not fits and self._desk.look_at_mappings():
-            fits = self._supervisor.charges.reserve_mapping(self._pod, pid, size)
+            fits = self._supervisor.charges.reserve_mapping(self._pod, pid, cost)
         if not fits:
             self._supervisor.refused(self._pod, "managed memory over the limit")
             return errno.EPERM if self._is_uvm(pid, fd) else errno.ENOMEM
-        self._making.let(call, pid, size)
+        self._making.let(call, pid, cost)
         return PROCEED
 
     def _is_uvm(self, pid: int, fd: int) -> bool:

@@ -18,7 +18,30 @@ MAPS = """\
 
 
 def test_shared_mappings_at_their_own_address_are_added_up_wherever_their_file_lies():
-    assert managed.mapped(1, MAPS) == 0x200000 + 0x20000000 + 0x1000000
+    alone = [(0x204A00000, 0x204C00000), (0x7FCD76000000, 0x7FCD96000000), (0x7FCD98000000, 0x7FCD99000000)]
+
+    assert managed.mapped(1, MAPS) == managed.cost(alone)
+
+
+def test_what_is_charged_is_never_less_than_the_blocks_that_are_touched():
+    block = managed.BLOCK
+    one = managed.cost([(block, 2 * block)])
+
+    assert block < one < block + block // 100
+    assert managed.cost([(block + 4096, block + 8192)]) == one
+    assert managed.cost([(block, block + 4096), (2 * block - 4096, 2 * block)]) == one
+    assert managed.cost([(2 * block - 4096, 2 * block + 4096)]) == managed.cost([(block, 3 * block)]) > 2 * one
+
+
+def test_what_uvm_keeps_besides_is_bounded():
+    large = 1 << 40
+
+    assert large < managed.cost([(0, large)]) < large + large // 200 + (64 << 20)
+
+
+def test_a_mapping_that_may_lie_anywhere_costs_at_least_what_it_does_where_it_lies():
+    for size in (4096, managed.BLOCK, managed.BLOCK + 4096):
+        assert managed.cost_of(None, size) >= max(managed.cost_of(at, size) for at in range(0, managed.BLOCK, 4096))
 
 
 def test_a_process_that_is_gone_maps_nothing():

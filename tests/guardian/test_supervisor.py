@@ -759,13 +759,13 @@ def test_a_second_numbering_of_the_calls_does_not_exist(pod):
 
 # -- managed memory ---------------------------------------------------------------------------------------------------
 
-SMALL, LARGE = 1 << 20, 1 << 24
+SMALL, LARGE = 1 << 20, 1 << 27
 
 
 @pytest.fixture
 def mapping(on_card, monkeypatch):
     """A pod with room for a small mapping; what it maps of UVM is what ``mapped`` says."""
-    on_card.limits[0] = SMALL + SMALL // 2
+    on_card.limits[0] = LARGE // 2
     on_card.mapped = 0
     on_card.of_uvm = True
     monkeypatch.setattr(managed, "mapped", lambda pid: on_card.mapped)
@@ -802,7 +802,7 @@ def test_managed_memory_that_does_not_fit_is_not_permitted_and_what_fits_is_made
 def test_managed_memory_and_other_memory_are_one_limit(mapping):
     mapping.supervisor.charges.will_use_uvm(mapping.process.pid)
     mapping.map(SMALL)
-    mapping.mapped = SMALL
+    mapping.mapped = LARGE // 2
     full = allocate(mapping, 10, SMALL)
     mapping.mapped = 0  # it has been unmapped
 
@@ -816,7 +816,7 @@ def test_a_mapping_that_turns_out_to_be_no_managed_memory_is_not_charged(mapping
     during = held(mapping)
     mapping.call(abi.NV_ESC_RM_CONTROL, control(0x20800110))
 
-    assert (during, held(mapping)) == (SMALL, 0)
+    assert (during, held(mapping)) == (managed.cost_of(None, SMALL), 0)
 
 
 def test_programs_without_cuda_map_what_they_like(mapping):
