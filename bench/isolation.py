@@ -53,24 +53,26 @@ def run(
             time.sleep(1)
             rate = alone(watch, 2)
             say(f"plane {place.plane}: the neighbour alone makes {rate:.0f} steps a second")
-            for case in CASES:
-                wanted = case.family in families and place.plane in case.planes
-                if paths and not any(part in case.path for part in paths):
-                    continue
-                if wanted and (bench.directory / case.program).exists():
-                    rows.append(_tried(place, watch, case, rate))
+            for family in families:
+                for case in [case for case in CASES if case.family == family and place.plane in case.planes]:
+                    if _wanted(case.path, paths) and (bench.directory / case.program).exists():
+                        rows.append(_tried(place, watch, case, rate))
+                        say(_line(rows[-1]))
+                if family == "raw" and _wanted(RESIZED, paths):
+                    rows.append(resized(place))
                     say(_line(rows[-1]))
-            if "door" in families:
-                rows.append(_doors(place))
-                say(_line(rows[-1]))
-            if "raw" in families and (not paths or any(part in RESIZED for part in paths)):
-                rows.append(resized(place))
-                say(_line(rows[-1]))
-            if "safe" in families:
-                safe(place, watch, rate, rows, say)
-            if "moments" in families:
-                rows += moments(place, watch, rate, _MOMENTS, say)
+                if family == "door":
+                    rows.append(_doors(place))
+                    say(_line(rows[-1]))
+                if family == "safe":
+                    safe(place, watch, rate, rows, say)
+                if family == "moments":
+                    rows += moments(place, watch, rate, _MOMENTS, say)
         end_pod(bench, "neighbour", None)
+
+
+def _wanted(path: str, parts: Sequence[str]) -> bool:
+    return not parts or any(part in path for part in parts)
 
 
 def _tried(place: World, watch: Watch, case: Case, rate: float) -> Row:
