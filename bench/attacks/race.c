@@ -174,11 +174,12 @@ static void *call_on(void *nothing)
 		made += make() == 0 && *status == NV_OK;
 		calls++;
 		if (!strcmp(mode, "close") && calls % 8 == 0) { /* all goes with its file, while it is still being asked for */
-			int old = rm.ctl;
+			int old = rm.ctl, card = rm.card;
 
 			rm_open(&rm);
 			seat = rm.ctl;
 			close(old);
+			close(card);
 		}
 	}
 	return nothing;

@@ -12,14 +12,15 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from qgpu.errors import BackendGoneError, RefusedError
-from qgpu.model import NS_PER_MS, NS_PER_S, Grant, OnIdle, Plan, PodPlan, PodSample, Sample, TsgSample
+from qgpu.model import NS_PER_MS, Grant, OnIdle, Plan, PodPlan, PodSample, Sample, TsgSample
 from qgpu.sched.kmod.device import CLASSES, DEVICE, Card, Device, grant_of, text_of, trouble_of
 from qgpu.sched.preemptions import preemptions
 from qgpu.uapi import NUMBERS, ffi
 
-#: How long a plan holds without being renewed, and how long a wait lasts at most so that it is.
-LEASE_NS = NS_PER_S
-_RENEW_NS = 400 * NS_PER_MS
+#: How long a plan holds without being renewed: every gate is open within a second, the time that takes included.
+LEASE_NS = 800 * NS_PER_MS
+#: How long a wait lasts at most, so that it is renewed.
+_RENEW_NS = 300 * NS_PER_MS
 #: A pod that has not run although its gate was open for this long is idle.
 _IDLE_AFTER_NS = 20 * NS_PER_MS
 
