@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from qgpu.guardian import kcmp, managed
+from qgpu.guardian.holdings import NOBODYS, table_bytes
 from qgpu.guardian.register import Fact, Key, Register, RmObject, object_fact
 
 
@@ -29,6 +30,7 @@ class Charges:
         note: Callable[[Fact], None],
         allowance: Callable[[str], Allowance],
         look_for_clients: Callable[[str], None],
+        uuids: Callable[[], Mapping[bytes, int]],
     ) -> None:
         self._register = register
         self._lock = lock
@@ -36,6 +38,7 @@ class Charges:
         self._allowance = allowance
         #: Finds out which of a pod's clients are still there.
         self._look_for_clients = look_for_clients
+        self._uuids = uuids
         #: Mappings that pods are about to make, in bytes by process: charged until /proc shows what became of them.
         self._mapping: Counter[int] = Counter()
 
@@ -47,8 +50,21 @@ class Charges:
         """Return what a pod is charged on a card, in bytes, managed memory included where the pod has a limit."""
         held = self._register.memory(pod).get(instance, 0)
         if instance in self._allowance(pod).limits:
-            held += self._register.managed(pod) + self._being_mapped(pod)
+            held += self._register.managed(pod) + self._being_mapped(pod) + self._tables(pod, instance)
         return held
+
+    def _tables(self, pod: str, instance: int) -> int:
+        """Return what page tables of a pod's mappings may take of a card: UVM makes them, and tells nobody."""
+        holdings = self._register.holdings
+        uuids = [uuid for uuid, of in self._uuids().items() if of == instance]
+        pids = [pid for pid in holdings.mappings if self._register.processes.get(pid) == pod]
+        return sum(holdings.tables(pid, uuid) for pid in pids for uuid in uuids)
+
+    def fits_mapping(self, pod: str, length: int, uuids: Iterable[bytes]) -> bool:
+        """Tell whether there is room for the page tables of a mapping."""
+        with self._lock:
+            instances = [self._uuids()[uuid] for uuid in uuids]
+            return not any(self.over_limit(pod, instance, table_bytes(length)) for instance in instances)
 
     def _being_mapped(self, pod: str) -> int:
         return sum(size for pid, size in self._mapping.items() if self._register.processes.get(pid) == pod)
@@ -101,12 +117,13 @@ class Charges:
                 self._note({"fact": "managed", "pid": pid, "bytes": 0})
 
     def map(self, pid: int, base: int, length: int, uuids: Iterable[bytes], memory: Key) -> None:
-        """Let what UVM has mapped keep its memory; what is not on a card is not known here."""
+        """Let what UVM has mapped keep its memory; what is not on a card is nobody's here, and takes page tables."""
         with self._lock:
-            if (held := self._register.holdings.by_handle.get(memory)) is not None:
-                fact = {"fact": "map", "pid": pid, "base": base, "length": length, "memory": held.number}
-                for uuid in uuids:
-                    self._note(fact | {"uuid": uuid.hex()})
+            held = self._register.holdings.by_handle.get(memory)
+            number = held.number if held is not None else NOBODYS
+            fact = {"fact": "map", "pid": pid, "base": base, "length": length, "memory": number}
+            for uuid in uuids:
+                self._note(fact | {"uuid": uuid.hex()})
 
     def unmap(self, pid: int, base: int, length: int, uuid: bytes | None) -> None:
         """Take note that UVM has unmapped a range for one card, or for all."""

@@ -29,6 +29,17 @@ class Memory:
     pinned: bool = False
 
 
+#: In the place of an allocation's number: memory that is on no card.
+NOBODYS = 0
+#: A page table on the card, and what of the address space one for the smallest pages covers.
+_TABLE, _COVERED = 4 << 10, 2 << 20
+
+
+def table_bytes(length: int) -> int:
+    """Return what a mapping can take of a card for page tables, in bytes: of the smallest pages, and those above."""
+    return _TABLE * (2 + -(-length // _COVERED))
+
+
 class Mapping(NamedTuple):
     """Memory mapped by UVM for one card, from ``base`` to ``end`` of a process's address space."""
 
@@ -67,6 +78,8 @@ class Holdings:
     managed: dict[int, int] = field(default_factory=dict)
     #: How many mappings there are of each allocation.
     _mapped: Counter[int] = field(default_factory=Counter)
+    #: What page tables may take, by process and card.
+    _tables: Counter[tuple[int, bytes]] = field(default_factory=Counter)
     #: What is pinned, by pod, card and size, oldest first.
     _pinned: dict[tuple[str, int, int], dict[int, None]] = field(default_factory=dict)
     _last: int = field(default=0, compare=False)
@@ -128,7 +141,7 @@ class Holdings:
     def map(self, pid: int, base: int, length: int, uuid: bytes, number: int) -> None:
         """Note that UVM may have mapped an allocation; what was mapped there before counts on, for it may have not."""
         mapped = self.mappings.setdefault(pid, _Mappings())
-        self._add(mapped, Mapping(base, base + length, uuid, number))
+        self._add(pid, mapped, Mapping(base, base + length, uuid, number))
 
     def unmap(self, pid: int, base: int, length: int, uuid: bytes | None = None) -> None:
         """Note that UVM has unmapped what it had in a range, for one card or for all."""
@@ -142,22 +155,30 @@ class Holdings:
         mapped.all[place] = [each for each in mapped.all[place] if each.end <= base or uuid not in (None, each.uuid)]
         for each in gone:
             if each.base < base:
-                self._add(mapped, each._replace(end=base))
+                self._add(pid, mapped, each._replace(end=base))
             if each.end > end:
-                self._add(mapped, each._replace(base=end))
+                self._add(pid, mapped, each._replace(base=end))
         if not mapped.all:
             del self.mappings[pid]
-        self._unmapped(gone)
+        self._unmapped(pid, gone)
 
-    def _add(self, mapped: _Mappings, mapping: Mapping) -> None:
+    def _add(self, pid: int, mapped: _Mappings, mapping: Mapping) -> None:
         at = bisect_left(mapped.all, mapping)
         if not self._is_there(mapped, mapping):
             mapped.all.insert(at, mapping)
             mapped.longest = max(mapped.longest, mapping.end - mapping.base)
             self._mapped[mapping.memory] += 1
+            self._tables[pid, mapping.uuid] += table_bytes(mapping.end - mapping.base)
 
-    def _unmapped(self, gone: Iterable[Mapping]) -> None:
+    def tables(self, pid: int, uuid: bytes) -> int:
+        """Return what a process's mappings may take of a card for page tables, in bytes."""
+        return self._tables[pid, uuid]
+
+    def _unmapped(self, pid: int, gone: Iterable[Mapping]) -> None:
         for each in gone:
+            self._tables[pid, each.uuid] -= table_bytes(each.end - each.base)
+            if not self._tables[pid, each.uuid]:
+                del self._tables[pid, each.uuid]
             self._mapped[each.memory] -= 1
             if not self._mapped[each.memory]:
                 del self._mapped[each.memory]
@@ -167,7 +188,7 @@ class Holdings:
         """Forget what hung on a process's address space."""
         self.managed.pop(pid, None)
         if (mapped := self.mappings.pop(pid, None)) is not None:
-            self._unmapped(mapped.all)
+            self._unmapped(pid, mapped.all)
 
     def facts(self) -> Iterator[dict[str, Any]]:
         """Say what the facts of objects do not: mappings, what is charged, managed memory.
@@ -231,7 +252,7 @@ class Holdings:
             mapped.all = [each for each in mapped.all if each.memory != number]
             if not mapped.all:
                 del self.mappings[pid]
-            self._unmapped(gone)
+            self._unmapped(pid, gone)
 
     def is_mapped(self, number: int) -> bool:
         """Tell whether UVM is said to have mapped an allocation."""

@@ -35,7 +35,7 @@ _log = structlog.get_logger("guardian")
 _MOST_OBJECTS, _MOST_PROCESSES = 100_000, 1 << 12
 _MOST_KINDS = 64
 #: Stands for an address that is not known; no process has such ones.
-_SOMEWHERE = 1 << 63
+_SOMEWHERE, _NO_CARD = 1 << 63, b"\xff" * uvm.UUID_BYTES
 
 
 @dataclass(slots=True)
@@ -75,7 +75,7 @@ class Supervisor:
     def __post_init__(self) -> None:
         self.uvm_files = UvmFiles(self.perform)
         allowance, look = (lambda pod: self.allowance(pod)), self._look_for_clients
-        self.charges = Charges(self.register, self.lock, self.note, allowance, look)
+        self.charges = Charges(self.register, self.lock, self.note, allowance, look, lambda: self.uuids)
         self.dues = Dues(self.register, self.hands, self.note, self._vanished, self.clock, lambda: self.wake())
 
     def note(self, fact: Fact) -> None:
@@ -310,9 +310,7 @@ class Supervisor:
             limits = self.allowance(entry.pod).limits
             for memory in self.register.ending_with(key):
                 if memory.instance in limits:
-                    self.charges.map(
-                        entry.maker, _SOMEWHERE + memory.number, 1, [bytes(16)], next(iter(memory.handles))
-                    )
+                    self.charges.map(entry.maker, _SOMEWHERE + memory.number, 1, [_NO_CARD], next(iter(memory.handles)))
         self.note(_gone(key))
 
     def _settle_claim(self, rm: RmObject) -> None:

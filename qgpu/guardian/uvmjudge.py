@@ -55,7 +55,11 @@ class UvmJudge:
         if (block := self._standin.read(call.tid, call.argument, layout.size)) is None:
             return errno.EFAULT
         if call.request == uvm.MAP_EXTERNAL_ALLOCATION:
-            self._claim_mapping(pid, block, layout)
+            if not self._claim_mapping(pid, block, layout):
+                self._supervisor.refused(self._pod, "page tables over the limit")
+                block.patch_u32(layout.status_at, abi.NV_ERR_NO_MEMORY)
+                block.store()
+                return 0
             return PROCEED
         if call.request == uvm.REGISTER_GPU:
             if (status := self._may_register(call, pid, file, block, limited=limited)) != abi.NV_OK:
@@ -101,8 +105,8 @@ class UvmJudge:
             return abi.NV_ERR_INSUFFICIENT_RESOURCES
         return abi.NV_OK
 
-    def _claim_mapping(self, pid: int, block: Block, layout: uvm.Layout) -> None:
-        """Let what is about to be mapped keep its memory."""
+    def _claim_mapping(self, pid: int, block: Block, layout: uvm.Layout) -> bool:
+        """Let what is about to be mapped keep its memory; False when there is no room for its page tables."""
         assert layout.client_at is not None
         client, memory = uvm.CLIENT_AND_OBJECT.unpack_from(block.data, layout.client_at)
         base, length = uvm.BASE_AND_LENGTH.unpack_from(block.data)
@@ -110,7 +114,10 @@ class UvmJudge:
         (count,) = _U64.unpack_from(block.data, end)
         places = range(_ATTRIBUTES_AT, min(end, _ATTRIBUTES_AT + count * _ATTRIBUTES_BYTES), _ATTRIBUTES_BYTES)
         uuids = {bytes(block.data[at : at + uvm.UUID_BYTES]) for at in places} & self._supervisor.uuids.keys()
+        if not self._supervisor.charges.fits_mapping(self._pod, length, uuids):
+            return False
         self._supervisor.charges.map(pid, base, length, uuids, (client, memory))
+        return True
 
     def _unmapped(self, request: int, pid: int, file: int, block: Block, layout: uvm.Layout) -> int:
         """Carry an unmapping out."""

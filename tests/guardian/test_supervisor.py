@@ -191,6 +191,11 @@ def allocate(pod, handle, size):
     return alloc_status(pod.call(abi.NV_ESC_RM_ALLOC, alloc(handle, 2, 0x40), memory_params(size))[2])
 
 
+def memory(pod):
+    """What a pod is charged for memory alone, without page tables."""
+    return pod.supervisor.register.memory("web").get(0, 0)
+
+
 def held(pod):
     return pod.supervisor.charges.used("web", 0)
 
@@ -489,30 +494,44 @@ def uvm_range(base, length):
 
 def test_memory_that_is_freed_while_it_is_mapped_counts_until_it_is_unmapped(on_card):
     allocate(on_card, 10, MOST)
-    on_card.uvm(uvm.MAP_EXTERNAL_ALLOCATION, uvm_mapping(1 << 40, MOST, 10))
+    on_card.uvm(uvm.MAP_EXTERNAL_ALLOCATION, uvm_mapping(1 << 40, PAGE, 10))
     on_card.rm.mapped.add((7, 10))
     on_card.call(abi.NV_ESC_RM_FREE, free(10))
-    mapped = held(on_card)
+    mapped = memory(on_card)
     on_card.rm.unmaps = True
-    on_card.uvm(uvm.UNMAP_EXTERNAL, uvm_range(1 << 40, MOST))
+    on_card.uvm(uvm.UNMAP_EXTERNAL, uvm_range(1 << 40, PAGE))
 
-    assert (mapped, held(on_card)) == (MOST, 0)
+    assert (mapped, memory(on_card)) == (MOST, 0)
     assert not on_card.rm.sizes.keys() & on_card.rm.objects.keys()
+
+
+def test_page_tables_of_what_is_mapped_count_and_must_fit(on_card):
+    """The same memory mapped here and there costs no memory, but tables for each place."""
+    allocate(on_card, 10, PAGE)
+    on_card.limits[0] = PAGE + 3 * 12288
+    answers = [on_card.uvm(uvm.MAP_EXTERNAL_ALLOCATION, uvm_mapping(at << 29, PAGE, 10))[2] for at in range(1, 6)]
+    full = held(on_card)
+    on_card.uvm(uvm.UNMAP_EXTERNAL, uvm_range(1 << 29, PAGE))
+
+    assert [struct.unpack_from("<I", answer, 9260)[0] for answer in answers] == [0xFFFF] * 3 + [
+        abi.NV_ERR_NO_MEMORY
+    ] * 2
+    assert (full, held(on_card)) == (PAGE + 3 * 12288, PAGE + 2 * 12288)
 
 
 def test_an_unmapping_that_unmaps_something_else_gives_nothing_back(on_card):
     allocate(on_card, 10, MOST)
-    on_card.uvm(uvm.MAP_EXTERNAL_ALLOCATION, uvm_mapping(1 << 40, MOST, 10))
+    on_card.uvm(uvm.MAP_EXTERNAL_ALLOCATION, uvm_mapping(1 << 40, PAGE, 10))
     on_card.rm.mapped.add((7, 10))
     on_card.call(abi.NV_ESC_RM_FREE, free(10))
-    on_card.uvm(uvm.UNMAP_EXTERNAL, uvm_range(1 << 40, MOST))  # RM says that it is still mapped
-    still = held(on_card)
+    on_card.uvm(uvm.UNMAP_EXTERNAL, uvm_range(1 << 40, PAGE))  # RM says that it is still mapped
+    still = memory(on_card)
     on_card.supervisor.exited(on_card.process.pid)
     on_card.rm._free(7, 7)
     on_card.settle()
     on_card.supervisor.hung_up(on_card.number)
 
-    assert (still, held(on_card)) == (MOST, 0)
+    assert (still, memory(on_card)) == (MOST, 0)
 
 
 def test_a_mapping_that_was_not_told_of_keeps_its_memory_charged_until_the_pods_last_process_has_ended(on_card):
