@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable, Sequence
 
-import pynvml
-
 from qgpu.errors import BackendGoneError, NoGpuError, RmError
 from qgpu.model import Span, TsgSample
 from qgpu.rm.client import RmClient
@@ -18,7 +16,7 @@ from qgpu.rm.device import open_devices
 from qgpu.rm.meter import Use
 from qgpu.rm.switches import SwitchLog
 from qgpu.rm.watch import Watch
-from qgpu.sched.backend import Pgpu
+from qgpu.sched import nvml
 from qgpu.sched.kmod.backend import Reading, TsgRef
 from qgpu.sched.kmod.device import Card
 from qgpu.sched.kmod.host import KmodHost
@@ -78,31 +76,9 @@ def open_meter(card: Card) -> SwitchMeter:
     raise NoGpuError(f"{card.pci}: the driver does not list this card")
 
 
-def describe(cards: Sequence[Card]) -> list[Pgpu]:
-    """Ask NVML for names and sizes; cards are matched by PCI address."""
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError as error:
-        raise NoGpuError(f"NVML: {error}; is the NVIDIA driver's user-space part installed?") from error
-    try:
-        found = []
-        for index, card in enumerate(cards):
-            handle = pynvml.nvmlDeviceGetHandleByPciBusId(card.pci.encode())
-            memory = int(pynvml.nvmlDeviceGetMemoryInfo(handle).total)
-            uuid, name = _text(pynvml.nvmlDeviceGetUUID(handle)), _text(pynvml.nvmlDeviceGetName(handle))
-            found.append(Pgpu(index, uuid, name, memory, int(pynvml.nvmlDeviceGetMinorNumber(handle))))
-        return found
-    finally:
-        pynvml.nvmlShutdown()
-
-
 def open_host() -> KmodHost:
     """Open the module. Raises NoGpuError, NotSupportedError, PermissionDeniedError."""
-    return KmodHost(open_meter, describe)
-
-
-def _text(value: str | bytes) -> str:
-    return value.decode() if isinstance(value, bytes) else value
+    return KmodHost(open_meter, lambda cards: nvml.describe(enumerate(card.pci for card in cards)))
 
 
 def _pid(who: Hashable) -> int:

@@ -267,6 +267,7 @@ class Service:
         container = described(arguments.raw)
         if self._listener is not None:
             seccomp.check(container, self._listener)
+        container.check_devices()
         wanted = container.wanted()
         grants = dict.fromkeys(container.gpus({i: pgpu.minor for i, pgpu in self._pgpus.items()}), wanted.grant)
         at = container.cgroup()

@@ -21,7 +21,8 @@ from qgpu.runtime import limits
 GPU_VARIABLE = "QGPU_GPU_"
 
 _NV_MAJOR = 195
-_FIRST_OTHER_MINOR = 254  # nvidia-modeset and nvidiactl
+_MODESET_MINOR = _FIRST_OTHER_MINOR = 254  # nvidia-modeset, and then nvidiactl
+_DRM_MAJOR = 226
 _SHORT_ID = 12
 _LONGEST = 63
 
@@ -78,6 +79,17 @@ class Container:
         if not found:
             raise RefusedError(f"container {self.id}: it has no pGPU; give it a device such as qgpu.io/gpu=0")
         return found
+
+    def check_devices(self) -> None:
+        """See that what has a memory limit reaches nothing that makes video memory past it. Raises RefusedError."""
+        others = {(_NV_MAJOR, _MODESET_MINOR): "/dev/nvidia-modeset"}
+        for major, minor in self.devices if self.wanted().grant.memory is not None else ():
+            if major == _DRM_MAJOR or (major, minor) in others:
+                name = others.get((major, minor), "/dev/dri")
+                raise RefusedError(
+                    f"container {self.id}: {name} makes video memory that no limit holds; start it without that "
+                    "device, or without a memory limit"
+                )
 
     def cgroup(self) -> str:
         """Return its cgroup (v2), which must be its own. Raises RefusedError."""

@@ -10,8 +10,9 @@ from qgpu.errors import NotSupportedError
 from qgpu.guardian import classes, controls, rules
 from qgpu.model import Grant, PodClass
 from qgpu.rm import abi
+from qgpu.sched import nvml
 from qgpu.sched.backend import PodInfo
-from qgpu.sched.seccomp import cards, machine
+from qgpu.sched.seccomp import machine
 
 
 @pytest.mark.parametrize("scope", ["0", "1", "2"])
@@ -55,12 +56,12 @@ class _Nvml:
 
 
 def test_a_card_in_mig_mode_is_named_with_what_to_do(monkeypatch: pytest.MonkeyPatch):
-    nvml = _Nvml()
-    monkeypatch.setattr(cards, "pynvml", nvml)
+    fake = _Nvml()
+    monkeypatch.setattr(nvml, "pynvml", fake)
 
     with pytest.raises(NotSupportedError, match=r"GPU 2: MIG mode is on.*nvidia-smi -i 2 -mig 0"):
-        cards.check_cards()
-    assert nvml.closed
+        nvml.check_cards()
+    assert fake.closed
 
 
 def test_no_scheduling_control_is_allowed_by_another_row():

@@ -55,6 +55,16 @@ def test_a_card_that_qgpu_does_not_share_is_refused():
         Container("web", 7, devices=[(195, 5)]).gpus(MINORS)
 
 
+@pytest.mark.parametrize(("device", "name"), [((226, 128), "/dev/dri"), ((195, 254), "/dev/nvidia-modeset")])
+def test_what_makes_video_memory_that_nobody_counts_does_not_go_with_a_limit(device, name):
+    limited = Container("web", 7, annotations={"qgpu.io/memory": "4GiB"}, devices=[CTL, device])
+    with pytest.raises(RefusedError, match=f"{name} makes video memory"):
+        limited.check_devices()
+
+    Container("web", 7, devices=[CTL, device]).check_devices()
+    Container("web", 7, annotations={"qgpu.io/memory": "4GiB"}, devices=[CTL]).check_devices()
+
+
 def test_a_container_without_a_card_is_refused():
     with pytest.raises(RefusedError, match="no pGPU"):
         Container("web", 7, devices=[CTL, (1, 3)]).gpus(MINORS)

@@ -27,8 +27,8 @@ from qgpu.guardian.notify import is_listener
 from qgpu.guardian.register import grant_from, grant_to
 from qgpu.model import Grant
 from qgpu.sched.backend import Pgpu, PodInfo
+from qgpu.sched.nvml import check_cards, describe
 from qgpu.sched.seccomp.backend import SeccompBackend
-from qgpu.sched.seccomp.cards import check_cards, describe
 from qgpu.sched.seccomp.link import GuardianHangsError, Link
 from qgpu.sched.seccomp.machine import check_kernel, lock_host
 from qgpu.systemd import Store, to_journal
@@ -75,7 +75,7 @@ class SeccompHost:
         for number, pod in self._link.hello["listeners"].items():
             _, fds = self._link.call("listener", listener=int(number))
             self._hold(int(number), pod, fds[0])
-        self._pgpus = describe(self._link.hello["cards"])
+        self._pgpus = describe((card["index"], card["pci"]) for card in self._link.hello["cards"])
 
     @property
     def driver(self) -> str:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 import pynvml
 
@@ -12,12 +12,8 @@ from qgpu.sched.backend import Pgpu
 
 
 def check_cards() -> None:
-    """Make sure that no card is in MIG mode, which divides it in another way. Raises NotSupportedError."""
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError as error:
-        raise NoGpuError(f"NVML: {error}; is the NVIDIA driver's user-space part installed?") from error
-    try:
+    """Make sure that no card is in MIG mode, which divides it in another way. Raises NoGpuError, NotSupportedError."""
+    with _nvml():
         for index in range(pynvml.nvmlDeviceGetCount()):
             try:
                 current, _ = pynvml.nvmlDeviceGetMigMode(pynvml.nvmlDeviceGetHandleByIndex(index))
@@ -28,30 +24,32 @@ def check_cards() -> None:
                     f"GPU {index}: MIG mode is on, and qgpu shares whole cards; switch it off with "
                     f"`nvidia-smi -i {index} -mig 0`, or leave that card to MIG on another host"
                 )
-    finally:
-        pynvml.nvmlShutdown()
 
 
-def describe(cards: Sequence[Mapping[str, Any]]) -> list[Pgpu]:
-    """Ask NVML for names and sizes; cards are matched by PCI address."""
+def describe(cards: Iterable[tuple[int, str]]) -> list[Pgpu]:
+    """Ask for names and sizes of cards given as (number, PCI address). Raises NoGpuError."""
+    with _nvml():
+        return [_described(index, pynvml.nvmlDeviceGetHandleByPciBusId(pci.encode())) for index, pci in cards]
+
+
+def _described(index: int, handle: object) -> Pgpu:
+    return Pgpu(
+        index,
+        _text(pynvml.nvmlDeviceGetUUID(handle)),
+        _text(pynvml.nvmlDeviceGetName(handle)),
+        int(pynvml.nvmlDeviceGetMemoryInfo(handle).total),
+        int(pynvml.nvmlDeviceGetMinorNumber(handle)),
+    )
+
+
+@contextmanager
+def _nvml() -> Iterator[None]:
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
         raise NoGpuError(f"NVML: {error}; is the NVIDIA driver's user-space part installed?") from error
     try:
-        found = []
-        for card in cards:
-            handle = pynvml.nvmlDeviceGetHandleByPciBusId(card["pci"].encode())
-            found.append(
-                Pgpu(
-                    card["index"],
-                    _text(pynvml.nvmlDeviceGetUUID(handle)),
-                    _text(pynvml.nvmlDeviceGetName(handle)),
-                    int(pynvml.nvmlDeviceGetMemoryInfo(handle).total),
-                    card["minor"],
-                )
-            )
-        return found
+        yield
     finally:
         pynvml.nvmlShutdown()
 
