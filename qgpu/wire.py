@@ -97,13 +97,15 @@ class Connection:
         return message, fds
 
     def fill(self) -> bool:
-        """Read what has arrived; False at the end of the stream."""
+        """Read what has arrived; False at the end of the stream. Raises WireError for a hoard of descriptors."""
         try:
             data, fds, _, _ = socket.recv_fds(self.sock, 65536, _MAX_FDS)
         except ConnectionResetError:
             return False
         self._data += data
         self._fds += [(self._at + len(self._data), fd) for fd in fds]
+        if len(self._fds) > _MAX_FDS:
+            raise WireError("more descriptors than a message has")
         return bool(data)
 
     def _take_fds(self) -> list[int]:

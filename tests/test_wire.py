@@ -103,3 +103,17 @@ def test_listening_replaces_a_dead_socket(tmp_path: Path) -> None:
         wire.connect(path, 5).close()
     finally:
         listener.close()
+
+
+def test_descriptors_of_a_message_that_never_ends_are_not_hoarded(pair: Pair) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    pair[0].sock.send((1000).to_bytes(4, "little"))
+    for _ in range(3):
+        socket.send_fds(pair[0].sock, [b" "], [pair[0].fileno()] * 8)
+    pair[1].fill()
+    pair[1].fill()
+    with pytest.raises(wire.WireError, match="descriptors"):
+        pair[1].fill()
+    pair[1].close()
+
+    assert len(os.listdir("/proc/self/fd")) == before - 1
