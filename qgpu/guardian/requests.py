@@ -8,9 +8,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from qgpu import cgroup
-from qgpu.errors import UnknownNameError
+from qgpu.errors import RefusedError, UnknownNameError
 from qgpu.guardian.card import Card
 from qgpu.guardian.messages import PROTOCOL, plan_from
+from qgpu.guardian.register import grant_to
 from qgpu.guardian.sessions import Answer, Session
 from qgpu.guardian.supervisor import Supervisor
 
@@ -70,19 +71,28 @@ class Requests:
         self._known(name)
         cgroup.bring(name, pid, self._supervisor.register.pods[name].cgroup)
         number = self._supervisor.listen(name, fds[0])
-        self._serve(number)
+        try:
+            self._serve(number)
+        except RuntimeError as error:  # no more threads are to be had
+            self._supervisor.hung_up(number)
+            raise RefusedError(f"pod {name}: nobody can serve it: {error}; end other pods first") from error
         return {"listener": number}, []
 
     def _op_pods(self, _: Session, __: dict[str, Any], ___: list[int]) -> Answer:
         instances = {card.device.instance: card.index for card in self._cards.values()}
-        pods = []
-        for fact in self._supervisor.register.facts():
-            if fact["fact"] != "pod":
-                continue
-            name = fact["name"]
-            held = {index: self._supervisor.charges.used(name, i) for i, index in instances.items()}
-            refused = {what: n for (pod, what), n in self._supervisor.refusals.items() if pod == name}
-            pods.append({key: fact[key] for key in ("name", "cgroup", "grants")} | {"memory": held, "refused": refused})
+        refused: dict[str, dict[str, int]] = {}
+        for (name, what), count in self._supervisor.refusals.items():
+            refused.setdefault(name, {})[what] = count
+        pods = [
+            {
+                "name": name,
+                "cgroup": pod.cgroup,
+                "grants": {str(index): grant_to(grant) for index, grant in pod.grants.items()},
+                "memory": {index: self._supervisor.charges.used(name, i) for i, index in instances.items()},
+                "refused": refused.get(name, {}),
+            }
+            for name, pod in self._supervisor.register.pods.items()
+        ]
         return {"pods": pods}, []
 
     def _op_admit(self, _: Session, message: dict[str, Any], __: list[int]) -> Answer:

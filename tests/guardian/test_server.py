@@ -208,6 +208,25 @@ def test_what_a_killed_process_had_of_uvm_is_taken_from_the_card_before_it_is_sa
     assert (uvm.UNREGISTER_GPU, bytes(20)) in guardian.rm.seen
 
 
+def test_who_has_what_is_told_without_going_through_all_that_pods_have(pods, guardian, daemon, monkeypatch):
+    monkeypatch.setattr(type(guardian.register), "facts", lambda self: pytest.fail("went through everything"))
+
+    assert {pod["name"] for pod in daemon("pods")["pods"]} == {"a", "b"}
+
+
+def test_a_listener_that_no_thread_can_be_had_for_is_given_back(pods, guardian, daemon, monkeypatch):
+    def start(self):
+        raise RuntimeError("can't start new thread")
+
+    known = set(guardian.supervisor.listeners)
+    with monkeypatch.context() as patch:
+        patch.setattr(server.threading.Thread, "start", start)
+        with pytest.raises(AssertionError, match="nobody can serve it"):
+            daemon("attach", [os.dup(guardian.supervisor.listeners[1][1].fd)], name="a", pid=pods[0].process.pid)
+
+    assert set(guardian.supervisor.listeners) == known
+
+
 def test_a_pods_process_is_not_heard_though_it_is_root(pods, guardian, monkeypatch):
     monkeypatch.setattr(cgroup, "of", lambda pid: "/qgpu/a/inner")
     connection = wire.connect(str(guardian.path), 5.0)
