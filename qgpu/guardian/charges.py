@@ -105,10 +105,11 @@ class Charges:
             return held < before or settled > 0
 
     def uses_uvm(self, pid: int) -> bool:
-        """Tell whether a process has initialised UVM, or shares its memory with one that has."""
+        """Tell whether a process has initialised UVM, or shares its memory with one of its pod's that has."""
         with self._lock:
-            known = list(self._register.holdings.managed)
-        return any(kcmp.same_memory(pid, other) for other in known)
+            managed, processes = self._register.holdings.managed, self._register.processes
+            known = [other for other in managed if processes.get(other) == processes.get(pid)]
+        return pid in known or any(kcmp.same_memory(pid, other) for other in known)
 
     def will_use_uvm(self, pid: int) -> None:
         """Note that a process initialises UVM."""

@@ -297,8 +297,7 @@ class Objects:
 
     def _clients_with_devices(self) -> set[int]:
         with self._supervisor.lock:
-            objects = self._supervisor.register.objects.values()
-            return {rm.client for rm in objects if rm.rm_class == abi.NV01_DEVICE_0} | self._doubtful
+            return {client for client, _ in self._supervisor.register.devices} | self._doubtful
 
     def _reaches_device(self, file: int) -> bool:
         """Tell whether something made through a file could lie below a device, whichever pod's."""

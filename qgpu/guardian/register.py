@@ -80,6 +80,8 @@ class Register:
     processes: dict[int, str] = field(default_factory=dict)
     clients: dict[int, RmClientEntry] = field(default_factory=dict)
     objects: dict[Key, RmObject] = field(default_factory=dict)
+    #: Devices, by their keys.
+    devices: set[Key] = field(default_factory=set, compare=False)
     #: How many objects each pod has.
     counts: Counter[str] = field(default_factory=Counter, compare=False)
     _handles: dict[int, set[int]] = field(default_factory=dict, compare=False)
@@ -142,11 +144,14 @@ class Register:
         if (before := self.objects.get(rm.key)) is not None:
             self._leave_parent(before)
             self._tsgs.discard(rm.key)
+            self.devices.discard(rm.key)
             self.holdings.drop(rm.key)
         else:
             self.counts[self.pod_of(rm)] += 1
         self.objects[rm.key] = rm
         self._handles.setdefault(rm.client, set()).add(rm.handle)
+        if rm.rm_class == abi.NV01_DEVICE_0:
+            self.devices.add(rm.key)
         if rm.rm_class == abi.KEPLER_CHANNEL_GROUP_A:
             self._tsgs.add(rm.key)
             self._charge(rm, COMPUTE_TSG_BYTES if self.is_compute(rm) else OTHER_TSG_BYTES, fact.get("memory"))
@@ -194,6 +199,7 @@ class Register:
             key = client, handle
             self._children.pop((client, self.objects.pop(key).parent), None)
             self._tsgs.discard(key)
+            self.devices.discard(key)
             self.holdings.drop(key)
 
     def _drop(self, key: Key) -> None:
@@ -201,6 +207,7 @@ class Register:
         for handle in self._children.pop(key, set()):
             self._drop((key[0], handle))
         self._tsgs.discard(key)
+        self.devices.discard(key)
         if (rm := self.objects.pop(key, None)) is not None:
             self.counts[self.pod_of(rm)] -= 1
             self._handles[rm.client].discard(rm.handle)

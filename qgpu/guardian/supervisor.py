@@ -70,6 +70,8 @@ class Supervisor:
     charges: Charges = field(init=False)
     dues: Dues = field(init=False)
     _kinds: Counter[str] = field(default_factory=Counter)
+    #: By pod, when RM may be asked next which of its clients are there: nobody else is served meanwhile.
+    _look_again_ns: dict[str, int] = field(default_factory=dict)
     _next_listener: int = 1
 
     def __post_init__(self) -> None:
@@ -121,6 +123,7 @@ class Supervisor:
     def retired(self, pod: str) -> None:
         """Forget what was counted of a pod that is no more."""
         self._kinds.pop(pod, None)
+        self._look_again_ns.pop(pod, None)
         for key in [key for key in self.refusals if key[0] == pod]:
             del self.refusals[key]
 
@@ -294,10 +297,14 @@ class Supervisor:
             self.charges.unmap(pid, 0, 1 << 64, None)
 
     def _look_for_clients(self, pod: str) -> None:
-        """Ask RM which of a pod's clients are still there."""
+        """Ask RM which of a pod's clients are still there, but for no more than a tenth of the time."""
+        began_ns = self.clock()
+        if began_ns < self._look_again_ns.get(pod, 0):
+            return
         for client in [handle for handle, entry in self.register.clients.items() if entry.pod == pod]:
             if not self.hands.exists((client, client)):
                 self._vanished((client, client))
+        self._look_again_ns[pod] = self.clock() + 9 * (self.clock() - began_ns)
 
     def _vanished(self, key: Key) -> None:
         """Drop what RM has no longer though nobody freed it here, as when its file was closed.

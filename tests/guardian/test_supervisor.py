@@ -700,6 +700,25 @@ def test_a_pod_has_so_many_objects_and_the_next_is_refused(on_card, monkeypatch)
     assert allocate(on_card, 16, PAGE) == abi.NV_OK
 
 
+def test_rm_is_asked_about_a_pods_clients_for_a_tenth_of_the_time_at_most(on_card):
+    """Nobody else is served meanwhile, and a pod can have as many clients as it likes and be refused as often."""
+    now, asked = [0], []
+    on_card.supervisor.clock = lambda: now[0]
+
+    def slow(key):
+        asked.append(now[0])
+        now[0] += 1000
+        return True
+
+    on_card.supervisor.hands.exists = slow
+    for _ in range(500):
+        now[0] += 100
+        on_card.supervisor.charges.over_limit("web", 0, 2 * LIMIT)
+
+    assert len(asked) * 1000 <= now[0] // 8
+    assert len(asked) > 1
+
+
 def test_a_pod_that_asks_thousands_of_things_has_few_of_them_named(pod, monkeypatch):
     monkeypatch.setattr(supervisor, "_MOST_KINDS", 3)
     for number in range(8):
