@@ -1,4 +1,4 @@
-"""Which plane is taken, and what is not simulated instead."""
+"""Which plane is taken, what is not simulated instead, and where a host's daemon keeps what was set."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from qgpu import launch
 from qgpu.config import Plane
-from qgpu.daemon import planes
+from qgpu.daemon import planes, state
 from qgpu.errors import PermissionDeniedError
 
 
@@ -42,3 +42,15 @@ def test_where_there_are_gpus_they_are_shared_or_nothing_is(
 def test_a_simulated_pod_sees_no_real_gpu(tmp_path: Path) -> None:
     assert launch.environment("sim", "web", ["GPU-1"], tmp_path)["CUDA_VISIBLE_DEVICES"] == ""
     assert launch.environment("kmod", "web", ["GPU-1"], tmp_path)["CUDA_VISIBLE_DEVICES"] == "GPU-1"
+
+
+@pytest.mark.parametrize(
+    ("user", "runtime_dir", "kept"),
+    [(0, "/run/qgpu", "/var/lib/qgpu"), (0, "/tmp/mine", None), (1000, "/run/qgpu", None)],
+)
+def test_the_hosts_daemon_keeps_what_was_set_without_being_told_where(
+    monkeypatch: pytest.MonkeyPatch, user: int, runtime_dir: str, kept: str | None
+) -> None:
+    monkeypatch.setattr(state.os, "geteuid", lambda: user)
+
+    assert state.default_state_dir(Path(runtime_dir)) == (Path(kept) if kept else None)

@@ -23,7 +23,7 @@ from qgpu.control import Server, default_runtime_dir
 from qgpu.daemon import log, planes, runtime
 from qgpu.daemon.containers import Containers, agent_socket
 from qgpu.daemon.service import Service
-from qgpu.daemon.state import State
+from qgpu.daemon.state import State, default_state_dir
 from qgpu.errors import ExitCode, QgpuError
 from qgpu.metrics import exporter
 from qgpu.systemd import Store, notify
@@ -41,7 +41,7 @@ _BEAT_S = 0.5
     "--state-dir",
     type=click.Path(path_type=Path),
     envvar="STATE_DIRECTORY",
-    help="Where what is set at run time is kept for the next daemon; nowhere by default.",
+    help="Where what is set at run time is kept for the next daemon; /var/lib/qgpu for root's in /run/qgpu.",
 )
 @click.option("--plane", type=click.Choice([plane.value for plane in Plane]), help="By what means to share.")
 @click.option("--sim-gpus", type=click.IntRange(1, 64), default=1, show_default=True, help="pGPUs to simulate.")
@@ -57,7 +57,7 @@ def command(
     store = Store()
     lock = runtime.hold(directory)
     chosen = planes.choose(Plane(plane) if plane else config.plane)
-    state = State(state_dir)
+    state = State(state_dir or default_state_dir(directory))
     host = planes.open_host(chosen.plane, directory, sim_gpus, store)
     service = Service(host, chosen, config, state, agent_socket(chosen.plane, directory))
     try:

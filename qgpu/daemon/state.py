@@ -23,6 +23,11 @@ _log = structlog.get_logger("state")
 VERSION = 1
 
 
+def default_state_dir(runtime_dir: Path) -> Path | None:
+    """Return where the daemon of this host keeps its state; nowhere for one that runs elsewhere, beside it maybe."""
+    return Path("/var/lib/qgpu") if os.geteuid() == 0 and runtime_dir == Path("/run/qgpu") else None
+
+
 class State:
     """The state file of one directory; with no directory, nothing is kept."""
 
