@@ -117,7 +117,8 @@ class Enforcer:
         for pod in wanted - self.closed:
             self._gated_since[pod] = now_ns
             if (before := self._opened_with.pop(pod, None)) is not None:
-                (self._idle.discard if self.used_ns(pod) > before else self._idle.add)(pod)
+                # Less than before: another pod has come by its name, or processes of it have ended. That is not idle.
+                (self._idle.discard if self.used_ns(pod) != before else self._idle.add)(pod)
 
     def _set_gates(self, wanted: frozenset[str]) -> bool:
         """Move what has to move; True when something would not."""

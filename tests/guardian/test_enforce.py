@@ -186,6 +186,21 @@ def test_an_idle_pods_yielded_window_is_lent_and_taken_back():
     assert off[-1] == {1}  # b ran: its window is its own again
 
 
+def test_a_pod_that_has_come_by_the_name_of_another_is_not_taken_for_idle():
+    enforcer, engine, used = card("a", "b")
+    used["a"] = 1000 * MS
+    enforcer.adopt(turns("a", "b", on_idle=OnIdle.YIELD), 10 * MS)
+    enforcer.step(20 * MS)
+    enforcer.adopt(None, 21 * MS)  # a goes with its gate open, and another one comes
+    used["a"], used["b"] = 0, 1 * MS
+    enforcer.adopt(turns("a", "b", on_idle=OnIdle.YIELD), 40 * MS)
+    for at, pod in ((50, "a"), (60, "b")):
+        used[pod] += 5 * MS
+        enforcer.step(at * MS)
+
+    assert {key[0] for key in engine.off} == {2}
+
+
 def test_a_gate_that_would_not_open_is_tried_again_until_it_does():
     enforcer, engine, _ = card("a", "b")
     enforcer.adopt(turns("a", "b"), 0)
