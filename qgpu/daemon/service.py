@@ -272,9 +272,6 @@ class Service:
         grants = dict.fromkeys(container.gpus({i: pgpu.minor for i, pgpu in self._pgpus.items()}), wanted.grant)
         at = container.cgroup()
         with self._lock:
-            for pod in self._host.pods():
-                if pod.cgroup == at:  # the container's last run; a container that starts has a cgroup to itself
-                    self._host.retire(pod.name)
             name = self._admit(container.pod, grants, at)
         _log.info("container bound", pod=name, container=container.id, cgroup=at)
         return {"name": name}
@@ -309,12 +306,19 @@ class Service:
         return max(inside, key=lambda pod: len(pod.cgroup))
 
     def _admit(self, wanted: str | None, grants: dict[int, Grant], at: str = "") -> str:
-        """Make a pod if it fits, and return its name."""
+        """Make a pod if it fits, and return its name. It takes the place of one in the same cgroup.
+
+        That is the container's last run: a container that starts has a cgroup to itself.
+        """
         self.reap()  # a name whose last bearer has just ended is free
         pods = self._host.pods()
-        name = wanted or _unused_name({pod.name for pod in pods})
+        before = [pod for pod in pods if at and pod.cgroup == at]
+        others = [pod for pod in pods if pod not in before]
+        name = wanted or _unused_name({pod.name for pod in others})
         settings = {index: each.settings for index, each in self._loops.items()}
-        admission.check_new(name, grants, pods, list(self._pgpus.values()), settings)
+        admission.check_new(name, grants, others, list(self._pgpus.values()), settings)
+        for pod in before:
+            self._host.retire(pod.name)
         self._host.admit(name, grants, at)
         return name
 

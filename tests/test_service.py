@@ -1,0 +1,64 @@
+"""What the daemon does when asked, where that is not seen from outside."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from qgpu import wire
+from qgpu.config import Config, Plane
+from qgpu.control import Session
+from qgpu.daemon import service as service_module
+from qgpu.daemon.planes import Chosen
+from qgpu.daemon.service import Service
+from qgpu.daemon.state import State
+from qgpu.errors import RefusedError
+from qgpu.model import Grant
+from qgpu.runtime.container import Container
+from qgpu.sched.sim import Clock, SimHost
+
+AT = "/machine/one"
+
+
+@pytest.fixture
+def host() -> SimHost:
+    return SimHost(1, Clock.REAL)
+
+
+@pytest.fixture
+def service(host: SimHost, monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
+    """A daemon's service, to which pods run as long as they are there."""
+    made = Service(host, Chosen(Plane.SIM, "test"), Config(), State(None))
+    monkeypatch.setattr(made, "_runs", lambda pod: True)
+    monkeypatch.setattr(Container, "cgroup", lambda self: AT)
+    monkeypatch.setattr(
+        service_module,
+        "described",
+        lambda raw: Container("two", 1, {"qgpu.io/cores": str(raw["cores"])}, {"QGPU_GPU_0": ""}),
+    )
+    yield made
+    made.close()
+
+
+def bind(service: Service, cores: int) -> None:
+    me = Session(wire.Peer(os.getpid(), 0, 0), may_change=True)
+    service.handle(me, {"op": "container.bind", "cores": cores}, [])
+
+
+def test_a_container_that_is_refused_leaves_its_last_run_as_it_was(host: SimHost, service: Service) -> None:
+    host.admit("other", {0: Grant(cores=50)})
+    host.admit("one", {0: Grant(cores=50)}, AT)
+    with pytest.raises(RefusedError, match="does not fit"):
+        bind(service, 60)
+
+    assert [pod.name for pod in host.pods()] == ["other", "one"]
+
+
+def test_a_container_that_starts_again_takes_the_place_of_its_last_run(host: SimHost, service: Service) -> None:
+    host.admit("other", {0: Grant(cores=50)})
+    host.admit("one", {0: Grant(cores=50)}, AT)
+    bind(service, 50)
+
+    assert [pod.name for pod in host.pods()] == ["other", "two"]
