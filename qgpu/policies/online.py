@@ -43,7 +43,7 @@ ONLINE_ROUND_US = 4_000
 #: Mean turn of busy offline pods beside online ones. Online work that arrives while a gate moves (0.6 ms a turn)
 #: waits up to a millisecond; turns this long keep that below one request in a hundred. An odd number, so that
 #: requests that come by a round period of their own do not meet every edge, or none, by chance of phase.
-TURN_NS = 127 * NS_PER_MS
+TURN_NS = 251 * NS_PER_MS
 
 #: From this target on, a gate that moves (1.2 ms with preemption) is within it, so that turns need not be odd: their
 #: period is one of which a second holds a whole number.
