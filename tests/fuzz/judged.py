@@ -167,10 +167,16 @@ class _Listener:
 
 
 class _Flickering:
-    """Memory that another thread of the pod rewrites between two reads."""
+    """Memory that another thread of the pod rewrites between two reads.
 
-    def __init__(self, memory, random: Random, change) -> None:
+    The pod is this process. A pointer that was changed must not have answers written over what is our own, so only the
+    ``buffers`` can be written.
+    """
+
+    def __init__(self, memory, random: Random, change, buffers) -> None:
         self._memory, self._random, self._change = memory, random, change
+        starts = [int(abi.ffi.cast("uintptr_t", buffer)) for buffer in buffers]
+        self._places = [(at, at + len(buffer)) for at, buffer in zip(starts, buffers, strict=True)]
 
     def read(self, tid, address, size):
         if self._random.randrange(10) == 0:
@@ -183,6 +189,8 @@ class _Flickering:
         return self._memory.read_some(tid, address, size)
 
     def write(self, tid, address, data):
+        if not any(start <= address and address + len(data) <= end for start, end in self._places):
+            raise OSError(errno.EFAULT, os.strerror(errno.EFAULT))
         self._memory.write(tid, address, data)
 
 
@@ -210,7 +218,7 @@ class Pod:
         self.judge = Judge(self.supervisor, "web")
         self.call, self.params, self.outer = (abi.ffi.new("char[]", size) for size in (4096, 1 << 16, 16))
         standin = self.judge._standin
-        standin.memory = _Flickering(standin.memory, random, self._rewrite)
+        standin.memory = _Flickering(standin.memory, random, self._rewrite, (self.call, self.params, self.outer))
         self.fd = os.open("/dev/null", os.O_RDWR)
         self.size = self.nr_params = 0
         for client in _CLIENTS:
