@@ -797,7 +797,7 @@ def test_a_second_numbering_of_the_calls_does_not_exist(pod):
 
 # -- managed memory ---------------------------------------------------------------------------------------------------
 
-SMALL, LARGE = 1 << 20, 1 << 27
+SMALL, LARGE = 1 << 20, 1 << 29
 
 
 @pytest.fixture
