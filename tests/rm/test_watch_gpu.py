@@ -8,10 +8,11 @@ import time
 
 import pytest
 
-from qgpu.daemon.kmod_plane import describe, open_meter
+from qgpu.daemon.kmod_plane import open_meter
 from qgpu.model import NS_PER_S
 from qgpu.rm.client import RmClient
 from qgpu.rm.device import open_devices
+from qgpu.sched import nvml
 from qgpu.sched.kmod.backend import TsgRef
 from qgpu.sched.kmod.device import Card
 
@@ -62,6 +63,6 @@ def test_two_floods_are_metered_as_what_they_are(card, floods):
 
 
 def test_a_card_is_named_and_sized(card):
-    (found,) = describe([card])
+    (found,) = nvml.describe([(0, card.pci)])
 
     assert (found.name.startswith("NVIDIA"), found.memory > 1 << 30, found.uuid.startswith("GPU-")) == (True,) * 3
