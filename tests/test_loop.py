@@ -200,9 +200,11 @@ class LoopMachine(RuleBasedStateMachine):
             for pod in self.host.pods():
                 if pod.grants[0].pod_class is PodClass.OFFLINE:
                     assert shares[pod.name] <= (pod.grants[0].cores or 0) / 100 + GATE
-        flooded = any(workload is FLOOD for loads in self.loads.values() for _, workload in loads)
-        if flooded and "fixed-share" not in (self.settings.policy, self.settings.online_policy):
-            assert sum(shares.values()) > 0.8
+        at_work = [workload for loads in self.loads.values() for _, workload in loads]
+        if FLOOD in at_work and "fixed-share" not in (self.settings.policy, self.settings.online_policy):
+            # Turns by gate leave a pod's pauses unused, and each wake-up switches twice: docs/feedback.md, Limits.
+            pausing = any(workload.gap_us or workload.period_us for workload in at_work)
+            assert sum(shares.values()) > (0.5 if pausing else 0.8)
 
     def teardown(self) -> None:
         """However it went, in the end it settles."""
