@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,9 @@ from hypothesis import settings
 # a machine that is busy with other things is no defect
 settings.register_profile("patient", deadline=None)
 settings.load_profile("patient")
+
+# a shell starts what it puts into the background deaf to Ctrl-C, and so would be every program that a test starts
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
