@@ -8,7 +8,7 @@ import pytest
 
 from qgpu.guardian import answers
 from qgpu.rm import abi
-from tests.guardian.test_supervisor import Pod, control, status
+from tests.guardian.asked import control, status
 
 NONE = 0xFFFFFFFF
 _LIST = struct.Struct("<32I")
@@ -33,17 +33,12 @@ def test_a_list_that_is_too_short_is_left_alone():
 
 
 @pytest.mark.parametrize("command", [abi.NV0000_GPU_GET_PROBED_IDS, abi.NV0000_GPU_GET_ATTACHED_IDS])
-def test_a_pod_sees_the_card_that_it_was_granted_and_no_other(command):
-    pod = Pod({})
-    try:
+def test_a_pod_sees_the_card_that_it_was_granted_and_no_other(pod, command):
+    def answer(params):
+        params[:128] = gpus(0x700, 0x600)
 
-        def answer(params):
-            params[:128] = gpus(0x700, 0x600)
-
-        pod.rm.answers[command] = answer
-        call = control(command, target=7, size=128)
-        _, _, argument, params = pod.call_for_params(abi.NV_ESC_RM_CONTROL, call, bytes(128))
-    finally:
-        pod.end()
+    pod.rm.answers[command] = answer
+    call = control(command, target=7, size=128)
+    _, _, argument, params = pod.call_for_params(abi.NV_ESC_RM_CONTROL, call, bytes(128))
 
     assert (status(argument), params) == (abi.NV_OK, gpus(0x600))

@@ -12,21 +12,18 @@ from hypothesis import strategies as st
 from qgpu.guardian.journal import Journal
 from qgpu.guardian.register import Register
 from qgpu.rm import abi
-from tests.guardian.test_supervisor import Pod, alloc, allocate, control, free, held, make_device
+from tests.guardian.asked import control, free, status
+from tests.guardian.pod import allocate, held
 
 SIZE = 1 << 20
 POD = {"fact": "pod", "name": "web", "grants": {}}
 
 
 @pytest.fixture
-def sharing():
+def sharing(on_card):
     """A pod with a client and a card, and memory of its own under handle 10."""
-    made = Pod({})
-    make_device(made)
-    made.call(abi.NV_ESC_RM_ALLOC, alloc(3, 2, abi.NV20_SUBDEVICE_0), bytes(4))
-    assert allocate(made, 10, SIZE) == abi.NV_OK
-    yield made
-    made.end()
+    assert allocate(on_card, 10, SIZE) == abi.NV_OK
+    return on_card
 
 
 def export(pod, handle):
@@ -37,7 +34,7 @@ def export(pod, handle):
 def take_in(pod, handle):
     params = struct.pack("<iIIII", 0, 1, 2, 2, handle)
     answer = pod.call(abi.NV_ESC_RM_CONTROL, control(abi.NV0000_OS_UNIX_IMPORT_OBJECT_FROM_FD, 7, len(params)), params)
-    return struct.unpack_from("<I", answer[2], 28)[0]
+    return status(answer[2])
 
 
 def test_what_is_imported_again_within_a_pod_is_charged_once(sharing):

@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 import select
-import socket
-import struct
-import subprocess
-import sys
 import threading
 import time
-from pathlib import Path
 
 import pytest
 
@@ -21,9 +15,9 @@ from qgpu.guardian.enforce import Moved
 from qgpu.guardian.journal import Journal
 from qgpu.guardian.server import Guardian
 from qgpu.rm import abi, uvm
+from tests.guardian.asked import DEVICE_PARAMS, alloc, alloc_status, device, memory_params, subdevice
 from tests.guardian.fake_rm import PAGE, FakeRm
-
-_PATIENCE_S = 20
+from tests.guardian.pod import PATIENCE_S, Child
 
 
 class _Device:
@@ -97,45 +91,23 @@ class Pod:
     """A process in a pod, which makes the calls it is told."""
 
     def __init__(self, ask, name, limit):
-        ours, theirs = socket.socketpair()
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.guardian.child", str(theirs.fileno())],
-            pass_fds=[theirs.fileno()],
-            cwd=Path(__file__).parents[2],
-        )
-        theirs.close()
-        _, fds, _, _ = socket.recv_fds(ours, 16, 1)
-        self.sock, self.lines = ours, ours.makefile("rw")
+        self.child = Child()
+        self.process, self.begin, self.end = self.child.process, self.child.begin, self.child.end
         grant = {"class": "offline", "cores": None, "memory": limit}
         ask("admit", name=name, cgroup=None, grants={"0": grant})
-        ask("attach", fds, name=name, pid=self.process.pid)
-
-    def tell(self, line):
-        self.lines.write(line + "\n")
-        self.lines.flush()
-
-    def begin(self, number, argument, params=b"", **more):
-        call = {"request": abi.request(number, len(argument)), "argument": argument.hex(), "params": params.hex()}
-        self.tell(json.dumps(call | more))
+        ask("attach", [self.child.listener], name=name, pid=self.process.pid)
 
     def call(self, number, argument, params=b"", **more):
         self.begin(number, argument, params, **more)
         return self.answer()
 
     def answer(self):
-        ready, _, _ = select.select([self.sock], [], [], _PATIENCE_S)
+        ready, _, _ = select.select([self.child.sock], [], [], PATIENCE_S)
         assert ready, "the pod is stuck"
-        return bytes.fromhex(json.loads(self.lines.readline())["argument"])
+        return bytes.fromhex(self.child.said()["argument"])
 
     def allocate(self, client, handle, size):
-        call = struct.pack("<IIIIQQIIII", client, 2, handle, 0x40, 0, 0, 0, 0, 0xFFFF, 0)
-        answer = self.call(abi.NV_ESC_RM_ALLOC, call, bytes(64) + struct.pack("<Q", size) + bytes(56))
-        return struct.unpack_from("<I", answer, 40)[0]
-
-    def end(self):
-        self.process.kill()
-        self.process.wait()
-        self.sock.close()
+        return alloc_status(self.call(abi.NV_ESC_RM_ALLOC, alloc(handle, 2, 0x40, client), memory_params(size)))
 
 
 @pytest.fixture
@@ -144,11 +116,9 @@ def pods(guardian, daemon):
     guardian.rm.objects[8, 8] = (abi.NV01_ROOT_CLIENT, 0)
     made = [Pod(daemon, name, 1 << 30) for name in ("a", "b")]
     for client, pod in zip((7, 8), made, strict=True):
-        call = struct.pack("<IIIIQQIIII", client, client, 2, abi.NV01_DEVICE_0, 0, 0, 0, 0, 0xFFFF, 0)
-        pod.call(abi.NV_ESC_RM_ALLOC, call, bytes(56))
+        pod.call(abi.NV_ESC_RM_ALLOC, device(client=client), DEVICE_PARAMS)
         guardian.rm.objects[client, 2] = (abi.NV01_DEVICE_0, client)
-        call = struct.pack("<IIIIQQIIII", client, 2, 3, abi.NV20_SUBDEVICE_0, 0, 0, 0, 0, 0xFFFF, 0)
-        assert struct.unpack_from("<I", pod.call(abi.NV_ESC_RM_ALLOC, call, bytes(4)), 40) == (abi.NV_OK,)
+        assert alloc_status(pod.call(abi.NV_ESC_RM_ALLOC, subdevice(client=client), bytes(4))) == abi.NV_OK
     yield made
     for pod in made:
         pod.end()
@@ -175,7 +145,7 @@ def test_a_limit_can_be_changed_while_a_pod_runs(pods, daemon):
 def test_a_pod_whose_memory_never_comes_holds_up_nobody_else(pods, daemon):
     a, b = pods
     a.begin(abi.NV_ESC_RM_CONTROL, bytes(32), slow=True)  # its argument lies where nobody answers a page fault
-    ready, _, _ = select.select([a.sock], [], [], 0.5)
+    ready, _, _ = select.select([a.child.sock], [], [], 0.5)
 
     assert not ready
     assert b.allocate(8, 10, PAGE) == abi.NV_OK
@@ -187,7 +157,7 @@ def test_memory_comes_back_when_a_process_is_killed(pods, guardian, daemon):
     a.allocate(7, 10, PAGE)
     a.end()
     guardian.rm._free(7, 7)
-    deadline = time.monotonic() + _PATIENCE_S
+    deadline = time.monotonic() + PATIENCE_S
     while next(pod for pod in daemon("pods")["pods"] if pod["name"] == "a")["memory"]["0"]:
         assert time.monotonic() < deadline
         time.sleep(0.05)
@@ -200,7 +170,7 @@ def test_what_a_killed_process_had_of_uvm_is_taken_from_the_card_before_it_is_sa
     files.keep(a.process.pid, fd, fd, [bytes(16)])
     os.close(fd)
     a.end()
-    deadline = time.monotonic() + _PATIENCE_S
+    deadline = time.monotonic() + PATIENCE_S
     while a.process.pid in guardian.register.processes:
         assert time.monotonic() < deadline
         time.sleep(0.01)

@@ -1,0 +1,164 @@
+"""A pod over a real seccomp filter: a real process, stopped by the kernel, its calls carried out for it.
+
+There is no NVIDIA driver here: the pod's descriptor is /dev/null, whose major the judge is told to watch, and
+RM is a table (``fake_rm.py``) that reads and writes what the guardian hands it.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import select
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from qgpu.guardian.charges import Allowance
+from qgpu.guardian.journal import Journal
+from qgpu.guardian.judge import Judge
+from qgpu.guardian.register import Register
+from qgpu.guardian.supervisor import Supervisor
+from qgpu.rm import abi, uvm
+from tests.guardian.asked import DEVICE_PARAMS, alloc, alloc_status, device, memory_params, subdevice
+from tests.guardian.fake_rm import FakeRm
+
+NULL_MAJOR, NULL_MINOR = 1, 3
+LIMIT = 1 << 40
+#: Three quarters of the limit: one fits, two do not.
+MOST = 3 << 38
+PATIENCE_S = 60
+
+
+class Child:
+    """A process behind the filter, which makes the calls it is told; ``listener`` is the filter's."""
+
+    def __init__(self):
+        self.sock, theirs = socket.socketpair()
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.guardian.child", str(theirs.fileno())],
+            pass_fds=[theirs.fileno()],
+            cwd=Path(__file__).parents[2],
+        )
+        theirs.close()
+        _, (self.listener,), _, _ = socket.recv_fds(self.sock, 16, 1)
+        self.lines = self.sock.makefile("rw")
+
+    def tell(self, line):
+        self.lines.write(line + "\n")
+        self.lines.flush()
+
+    def ask(self, request, argument, params=b"", **more):
+        """Have it make an ioctl, and do not wait for the answer."""
+        self.tell(json.dumps({"request": request, "argument": argument.hex(), "params": params.hex()} | more))
+
+    def begin(self, number, argument, params=b"", **more):
+        """As ask, for a call of RM's by its number."""
+        self.ask(abi.request(number, len(argument)), argument, params, **more)
+
+    def said(self):
+        """Read what it answers to the last call."""
+        return json.loads(self.lines.readline())
+
+    def end(self):
+        self.process.kill()
+        self.process.wait()
+        self.sock.close()
+
+
+class Pod:
+    """A child in a pod, and the supervisor that serves it."""
+
+    def __init__(self, objects):
+        self.child = Child()
+        self.process, self.listener = self.child.process, self.child.listener
+        self.tell, self.begin = self.child.tell, self.child.begin
+        self.left, self.stayed = [], []
+        self.rm = FakeRm(objects)
+        self.limits = {0: LIMIT}
+        self.supervisor = self.fresh(Journal())
+        self.supervisor.note({"fact": "pod", "name": "web", "grants": {}})
+        self.number = self.supervisor.listen("web", self.listener)
+        self.judge = self.judge_of(self.supervisor, self.number)
+
+    def fresh(self, journal):
+        return Supervisor(
+            Register(),
+            journal,
+            self.rm,
+            self.left.extend,
+            self.stayed.extend,
+            lambda pid, pidfd: None,
+            time.monotonic_ns,
+            lambda pod: Allowance({0: NULL_MINOR}, self.limits),
+            major=NULL_MAJOR,
+            uvm_layouts=uvm.layouts("580.1"),
+            perform=self.rm.perform,
+            uuids={bytes(16): 0},
+        )
+
+    def judge_of(self, supervisor, number):
+        return Judge(supervisor, supervisor.listeners[number][0])
+
+    def settle(self):
+        """Let everything come due."""
+        for second in range(20):
+            self.supervisor.dues.settle(time.monotonic_ns() + second * 10**9)
+
+    def uvm(self, request, argument):
+        """Make a call of UVM's on a file that is taken for UVM's meanwhile."""
+        self.supervisor.major, self.supervisor.uvm_major = None, NULL_MAJOR
+        self.child.ask(request, argument)
+        try:
+            return self.answer()
+        finally:
+            self.supervisor.major, self.supervisor.uvm_major = NULL_MAJOR, None
+
+    def call(self, number, argument, params=b"", **more):
+        """Make one call in the pod, serving whatever the filter stops, and return its answer."""
+        self.begin(number, argument, params, **more)
+        return self.answer()
+
+    def call_for_params(self, number, argument, params, **more):
+        """As call, with the parameters as they are after it."""
+        return (*self.call(number, argument, params, **more), self.params)
+
+    def call_nested(self, number, argument, params, pointer_at, nested):
+        """As call, where the parameters point to more; return that as it is after."""
+        self.call(number, argument, params, nested=nested.hex(), nested_at=pointer_at)
+        return self.nested
+
+    def answer(self):
+        while True:
+            ready, _, _ = select.select([self.child.sock, self.listener], [], [], PATIENCE_S)
+            assert ready, "the pod is stuck"
+            if self.child.sock in ready:
+                answer = self.child.said()
+                self.params, self.nested = (bytes.fromhex(answer.get(part, "")) for part in ("params", "nested"))
+                return answer["result"], answer["errno"], bytes.fromhex(answer["argument"])
+            call = self.supervisor.listeners[self.number][1].receive()
+            if call is not None:
+                self.judge.serve(self.supervisor.listeners[self.number][1], call)
+
+    def end(self):
+        self.child.end()
+
+
+def make_device(pod, handle=2):
+    """Let the kernel carry a device's allocation out, which goes to /dev/null; RM has it then."""
+    assert pod.call(abi.NV_ESC_RM_ALLOC, device(handle), DEVICE_PARAMS)[:2] == (-1, errno.ENOTTY)
+    pod.rm.objects[7, handle] = (abi.NV01_DEVICE_0, 7)
+
+
+def make_subdevice(pod):
+    assert alloc_status(pod.call(abi.NV_ESC_RM_ALLOC, subdevice(), bytes(4))[2]) == abi.NV_OK
+
+
+def allocate(pod, handle, size):
+    return alloc_status(pod.call(abi.NV_ESC_RM_ALLOC, alloc(handle, 2, 0x40), memory_params(size))[2])
+
+
+def held(pod):
+    """Return what a pod is charged, page tables included."""
+    return pod.supervisor.charges.used("web", 0)

@@ -1,0 +1,113 @@
+"""What becomes of a pod's controls: refused, asked of RM in its place, and what it is shown of the card."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+
+from qgpu.guardian import supervisor
+from qgpu.rm import abi
+from tests.guardian.asked import TSG, TSG_PARAMS, alloc, control, status
+from tests.guardian.pod import LIMIT, allocate
+
+
+def test_a_scheduling_control_is_refused_in_rms_own_words(pod):
+    result, _, argument = pod.call(abi.NV_ESC_RM_CONTROL, control(abi.NV2080_FIFO_DISABLE_CHANNELS))
+
+    assert (result, status(argument)) == (0, abi.NV_ERR_INSUFFICIENT_PERMISSIONS)
+    assert pod.supervisor.refusals["web", "NV2080 FIFO_DISABLE_CHANNELS"] == 1
+    assert pod.rm.seen == []
+
+
+def test_a_control_that_nobody_knows_is_one_the_driver_does_not_have(pod):
+    result, _, argument = pod.call(abi.NV_ESC_RM_CONTROL, control(0x2080FFF1))
+
+    assert (result, status(argument)) == (0, abi.NV_ERR_NOT_SUPPORTED)
+    assert pod.supervisor.refusals["web", "control 0x2080fff1"] == 1
+
+
+def test_a_control_is_asked_of_rm_for_the_pod_and_answered_to_it(pod):
+    def answer(params):
+        params[0:4] = b"RM's"
+
+    pod.rm.answers[0x20800110] = answer
+    result, _, argument, params = pod.call_for_params(abi.NV_ESC_RM_CONTROL, control(0x20800110, size=8), b"pod's...")
+
+    assert (result, status(argument)) == (0, abi.NV_OK)
+    assert params == b"RM'ss..."
+
+
+def test_a_control_whose_parameters_hold_pointers_finds_them(pod):
+    """GR_GET_INFO: a count, a pointer to so many pairs."""
+
+    def answer(params):
+        (address,) = struct.unpack_from("<Q", params, 8)
+        (ctypes.c_char * 8).from_address(address)[:] = b"answered"
+
+    pod.rm.answers[0x20801201] = answer
+    params = struct.pack("<IIQQQ", 1, 0, 0, 0, 0)
+    answer = pod.call_nested(abi.NV_ESC_RM_CONTROL, control(0x20801201, size=len(params)), params, 8, b"question")
+
+    assert answer == b"answered"
+
+
+def test_a_legacy_control_on_anothers_client_is_refused(on_card):
+    mine = on_card.call(abi.NV_ESC_RM_CONTROL, control(0x20808159))
+    other = on_card.call(abi.NV_ESC_RM_CONTROL, control(0x20808159, client=8))
+
+    assert status(mine[2]) == abi.NV_OK
+    assert status(other[2]) == abi.NV_ERR_INVALID_CLIENT
+
+
+def test_libcudas_own_timeslice_is_remembered_once_and_refused_after(on_card):
+    on_card.call(abi.NV_ESC_RM_ALLOC, alloc(TSG, 2, abi.KEPLER_CHANNEL_GROUP_A), TSG_PARAMS)
+    wish = struct.pack("<Q", 2048)
+
+    first = on_card.call(abi.NV_ESC_RM_CONTROL, control(abi.NVA06C_SET_TIMESLICE), wish)
+    second = on_card.call(abi.NV_ESC_RM_CONTROL, control(abi.NVA06C_SET_TIMESLICE), struct.pack("<Q", 4096))
+
+    assert (first[0], status(first[2])) == (0, abi.NV_OK)
+    assert (second[0], status(second[2])) == (0, abi.NV_ERR_INSUFFICIENT_PERMISSIONS)
+    assert on_card.supervisor.register.objects[7, TSG].wish_us == 2048
+
+
+def test_a_timeslice_wish_may_not_be_a_way_to_a_larger_share(on_card):
+    on_card.call(abi.NV_ESC_RM_ALLOC, alloc(TSG, 2, abi.KEPLER_CHANNEL_GROUP_A), TSG_PARAMS)
+
+    answer = on_card.call(abi.NV_ESC_RM_CONTROL, control(abi.NVA06C_SET_TIMESLICE), struct.pack("<Q", 10**6))
+
+    assert status(answer[2]) == abi.NV_ERR_INSUFFICIENT_PERMISSIONS
+
+
+def test_the_card_is_as_large_as_the_limit_and_as_full_as_the_pod(on_card):
+    def answer(params):
+        for i, index in enumerate((0x08, 0x16, 0x10)):
+            struct.pack_into("<II", params, 4 + 8 * i, index, 1 << 31)
+
+    on_card.rm.answers[abi.NV2080_FB_GET_INFO_V2] = answer
+    allocate(on_card, 10, 1 << 30)
+    call = control(abi.NV2080_FB_GET_INFO_V2, target=3, size=28)
+    *_, params = on_card.call_for_params(abi.NV_ESC_RM_CONTROL, call, struct.pack("<I", 3) + bytes(24))
+
+    figures = dict(struct.iter_unpack("<II", params[4:]))
+    assert figures == {0x08: LIMIT >> 10, 0x16: (LIMIT - (1 << 30)) >> 10, 0x10: 1 << 31}
+
+
+def test_only_a_pods_own_processes_are_listed(on_card):
+    def answer(params):
+        struct.pack_into("<IIII", params, 8, 3, 1, on_card.process.pid, 4242)
+
+    on_card.rm.answers[abi.NV2080_GPU_GET_PIDS] = answer
+    call = control(abi.NV2080_GPU_GET_PIDS, size=3812)
+    *_, params = on_card.call_for_params(abi.NV_ESC_RM_CONTROL, call, bytes(3812))
+
+    assert struct.unpack_from("<III", params, 8) == (1, on_card.process.pid, 0)
+
+
+def test_a_pod_that_asks_thousands_of_things_has_few_of_them_named(pod, monkeypatch):
+    monkeypatch.setattr(supervisor, "_MOST_KINDS", 3)
+    for number in range(8):
+        pod.call(abi.NV_ESC_RM_CONTROL, control(0x2080F000 + number))
+
+    assert len(pod.supervisor.refusals) == 4
+    assert pod.supervisor.refusals["web", "other calls"] == 5

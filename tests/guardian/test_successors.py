@@ -1,0 +1,71 @@
+"""What the next guardian makes of what the last one left, and of a recorded program as a whole."""
+
+from __future__ import annotations
+
+import os
+import select
+import struct
+
+import pytest
+
+from qgpu.guardian.journal import Journal
+from qgpu.guardian.register import RmObject
+from qgpu.rm import abi
+from tests.guardian.asked import control, status
+from tests.guardian.fake_rm import PAGE
+from tests.guardian.pod import MOST, PATIENCE_S, Pod
+from tests.traces import TRACES, allocated, rows
+
+
+def test_a_call_that_a_dead_guardian_left_in_hand_is_judged_by_the_next(pod):
+    pod.begin(abi.NV_ESC_RM_CONTROL, control(abi.NV2080_FIFO_DISABLE_CHANNELS))
+    select.select([pod.listener], [], [], PATIENCE_S)
+    assert pod.supervisor.listeners[pod.number][1].receive() is not None  # and here it dies
+
+    successor = pod.fresh(Journal(os.dup(pod.supervisor.journal.fd)))
+    successor.listen("web", os.dup(pod.listener), pod.number)
+    left = successor.left_in_hand(pod.number)
+    pod.judge_of(successor, pod.number).serve(successor.listeners[pod.number][1], left)
+
+    assert status(pod.answer()[2]) == abi.NV_ERR_INSUFFICIENT_PERMISSIONS
+    assert successor.left_in_hand(pod.number) is None
+
+
+def test_what_a_dead_guardian_was_making_is_found_by_the_next(on_card):
+    rm = RmObject(7, 10, 2, abi.NV01_MEMORY_LOCAL_USER, MOST)
+    on_card.supervisor.claim(rm)
+    on_card.supervisor.claim(RmObject(7, 11, 2, abi.NV01_MEMORY_LOCAL_USER, PAGE))
+    on_card.rm._make(7, 10, abi.NV01_MEMORY_LOCAL_USER, 2, MOST + 1)  # and here it dies
+
+    successor = on_card.fresh(Journal(os.dup(on_card.supervisor.journal.fd)))
+    for fact in successor.journal.replay():
+        successor.register.note(fact)
+    successor.resume()
+
+    assert successor.charges.used("web", 0) == MOST + PAGE
+
+
+@pytest.mark.parametrize("trace", [TRACES[-1], *(t for t in TRACES if "min" in t.name)], ids=lambda path: path.name)
+def test_a_recorded_program_replayed_through_the_filter_is_registered_whole(trace):
+    made = allocated(trace)
+    pod = Pod({key: what for key, what in made.items() if what[0] in abi.ROOT_CLASSES})
+    try:
+        for row in rows(trace):
+            if row.number == abi.NV_ESC_REGISTER_FD:  # names a descriptor of the recorded process
+                continue
+            pod.call(row.number, row.before, row.params)
+            client, parent, handle, rm_class = struct.unpack_from("<IIII", row.before.ljust(16))
+            if (row.number, rm_class) == (abi.NV_ESC_RM_ALLOC, abi.NV01_DEVICE_0):  # the kernel made it
+                pod.rm.objects[client, handle] = (rm_class, parent)
+        register = pod.supervisor.register
+        kept = {abi.NV01_DEVICE_0, abi.NV20_SUBDEVICE_0, abi.KEPLER_CHANNEL_GROUP_A, 0x40} | abi.GPFIFO_CLASSES
+
+        assert {rm.key for rm in register.objects.values() if rm.confirmed and rm.rm_class in kept} == {
+            key for key, (rm_class, _) in made.items() if rm_class in kept
+        }
+        assert len(register.compute_tsgs(0)) == 1
+        assert len(register.channels(register.compute_tsgs(0)[0])) == 8
+        # Here a second client is made on the very same file; recorded programs have one of its own for it.
+        assert set(pod.supervisor.refusals) <= {("web", "root client beside a device")}
+    finally:
+        pod.end()

@@ -1,0 +1,88 @@
+"""Ways around the judge: wrapped, rewritten, exchanged, 32-bit; none of them leads anywhere."""
+
+from __future__ import annotations
+
+import errno
+import struct
+
+import pytest
+
+from qgpu.rm import abi
+from tests.guardian.asked import control, free, status
+from tests.guardian.fake_rm import PAGE
+from tests.guardian.pod import held
+
+
+def test_a_wrapped_call_is_carried_out_as_what_it_wraps(on_card):
+    inner = control(abi.NV2080_FIFO_DISABLE_CHANNELS)
+    *_, answered = on_card.call_for_params(
+        abi.NV_ESC_IOCTL_XFER_CMD, struct.pack("<IIQ", abi.NV_ESC_RM_CONTROL, len(inner), 0), inner, pointer_at=8
+    )
+
+    assert status(answered) == abi.NV_ERR_INSUFFICIENT_PERMISSIONS
+
+
+def test_only_calls_that_are_judged_may_be_wrapped(pod):
+    call = struct.pack("<IIQ", abi.NV_ESC_RM_MAP_MEMORY, 56, 0)
+
+    assert pod.call(abi.NV_ESC_IOCTL_XFER_CMD, call, bytes(56), pointer_at=8)[:2] == (-1, errno.EINVAL)
+
+
+def test_a_call_on_another_kind_of_file_does_not_reach_it(pod):
+    pod.supervisor.major = 195
+
+    assert pod.call(abi.NV_ESC_RM_CONTROL, control(0x20800110))[:2] == (-1, errno.ENOTTY)
+
+
+def test_a_dma_buf_is_not_made_under_a_limit(pod):
+    assert pod.call(abi.NV_ESC_EXPORT_TO_DMABUF_FD, bytes(2608))[:2] == (-1, errno.EOPNOTSUPP)
+
+
+def test_arguments_that_change_during_the_check_gain_nothing(on_card):
+    """A thread of the pod writes another size and another handle all the time; RM gets what was charged."""
+    on_card.limits[0] = 64 * PAGE
+    on_card.tell("hammer 30")  # each of 30 allocations is rewritten to ask for 1 TiB under handle 0x99
+    statuses = on_card.answer()[2]
+
+    on_the_card = sum(on_card.rm.sizes[key] for key in on_card.rm.objects if key in on_card.rm.sizes)
+    assert statuses
+    assert held(on_card) == on_the_card <= 64 * PAGE
+
+
+@pytest.mark.parametrize("own_table", [False, True])
+def test_what_is_let_through_goes_to_the_file_that_was_looked_at(on_card, own_table):
+    """A thread puts another file in the descriptor's place all the time, or the caller has another one there."""
+    on_card.rm.bare = True  # /dev/null has no device, so a root client may be made there
+    on_card.tell(f"exchange 60 {int(own_table)}")
+    asked, on_the_other, _ = on_card.answer()
+
+    assert (asked, on_the_other) == (60, 0)
+
+
+def test_a_refusal_that_cannot_be_written_is_not_carried_out_either(pod):
+    pod.tell("readonly")
+    result, error, _ = pod.call(abi.NV_ESC_RM_CONTROL, control(abi.NV2080_FIFO_DISABLE_CHANNELS))
+
+    assert (result, error) == (-1, errno.EFAULT)
+
+
+def test_a_call_that_breaks_the_judge_is_answered_all_the_same(pod):
+    pod.supervisor.register = None
+    result, error, _ = pod.call(abi.NV_ESC_RM_FREE, free(3))
+
+    assert (result, error) == (-1, errno.EIO)
+
+
+def test_a_32_bit_call_is_judged_like_any_other(pod):
+    pod.tell(f"int80 {abi.NV2080_FIFO_DISABLE_CHANNELS}")
+    result, _, argument = pod.answer()
+    if result == -errno.ENOSYS:
+        pytest.skip("this kernel runs no 32-bit calls")
+
+    assert (result, status(argument)) == (0, abi.NV_ERR_INSUFFICIENT_PERMISSIONS)
+
+
+def test_a_second_numbering_of_the_calls_does_not_exist(pod):
+    pod.tell("x32")
+
+    assert pod.answer()[:2] == (-1, errno.ENOSYS)
