@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
 from qgpu.errors import InvalidValueError, NotSupportedError, PermissionDeniedError, RefusedError
@@ -27,23 +28,29 @@ def check_name(name: str) -> str:
     return name
 
 
-def mount(mountinfo: str | None = None) -> Path:
-    """Find where the version 2 tree is mounted. Raises NotSupportedError."""
-    text = Path("/proc/self/mountinfo").read_text() if mountinfo is None else mountinfo
-    for line in text.splitlines():
+@cache
+def mount() -> Path:
+    """Find where the version 2 tree is mounted, which is looked up once. Raises NotSupportedError."""
+    return mounted(os.fsdecode(Path("/proc/self/mountinfo").read_bytes()))
+
+
+def mounted(mountinfo: str) -> Path:
+    """Find the version 2 tree in the text of /proc/PID/mountinfo. Raises NotSupportedError."""
+    for line in mountinfo.split("\n"):
         before, _, after = line.partition(" - ")
         if after.startswith("cgroup2 "):
             return Path(before.split()[4])
     raise NotSupportedError("cgroup v2: not mounted here; pods cannot be told apart; mount cgroup2 and try again")
 
 
-def of(pid: int, text: str | None = None) -> str:
+def of(pid: int) -> str:
     """Return the version 2 cgroup of a process, such as "/qgpu/web". Raises OSError when it is gone."""
-    content = Path(f"/proc/{pid}/cgroup").read_text() if text is None else text
-    for line in content.splitlines():
-        if line.startswith("0::"):
-            return line[3:]
-    return "/"
+    return placed(os.fsdecode(Path(f"/proc/{pid}/cgroup").read_bytes()))
+
+
+def placed(text: str) -> str:
+    """Find the version 2 cgroup in the text of /proc/PID/cgroup; the names in it may hold anything but a newline."""
+    return next((line[3:] for line in text.split("\n") if line.startswith("0::")), "/")
 
 
 def path_of(name: str) -> str:
@@ -107,12 +114,6 @@ def pids(path: str) -> tuple[int, ...]:
             except OSError:  # removed while we looked
                 continue
     return tuple(found)
-
-
-def names() -> list[str]:
-    """List the pods that have a cgroup."""
-    parent = mount() / _PARENT
-    return sorted(entry.name for entry in parent.iterdir() if entry.is_dir()) if parent.is_dir() else []
 
 
 def remove(name: str) -> None:

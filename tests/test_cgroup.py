@@ -24,18 +24,23 @@ LEGACY = "26 25 0:23 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n"
 
 @pytest.mark.parametrize(("mounts", "found"), [(UNIFIED, "/sys/fs/cgroup"), (HYBRID, "/sys/fs/cgroup/unified")])
 def test_the_version_2_tree_is_found(mounts, found):
-    assert cgroup.mount(mounts) == Path(found)
+    assert cgroup.mounted(mounts) == Path(found)
 
 
 def test_a_host_without_version_2_is_refused():
     with pytest.raises(NotSupportedError, match="cgroup v2"):
-        cgroup.mount(LEGACY)
+        cgroup.mounted(LEGACY)
 
 
 def test_a_process_is_placed_by_its_version_2_line():
     text = "9:name=systemd:/init.scope\n4:memory:/elsewhere\n0::/qgpu/web/worker\n"
 
-    assert cgroup.of(1, text) == "/qgpu/web/worker"
+    assert cgroup.placed(text) == "/qgpu/web/worker"
+
+
+@pytest.mark.parametrize("name", ["a\x0c0::", "\x1c", "\u2028", "\udcff", " (deleted)"])
+def test_a_cgroup_of_an_odd_name_is_told_whole(name):
+    assert cgroup.placed(f"0::/qgpu/web/{name}\n") == f"/qgpu/web/{name}"
 
 
 @pytest.mark.parametrize("name", ["web", "a", "Train-1.b_c", "x" * 63])
@@ -76,7 +81,6 @@ def test_children_of_a_pods_process_are_counted_in_the_pod(name):
             assert process.poll() is None
 
         assert process.pid in found
-        assert name in cgroup.names()
         assert cgroup.of(process.pid) == cgroup.path_of(name)
     finally:
         for pid in cgroup.pids(cgroup.path_of(name)):
@@ -92,4 +96,4 @@ def test_an_empty_pods_cgroup_goes_with_it(name):
     cgroup.create(name)
     cgroup.remove(name)
 
-    assert name not in cgroup.names()
+    assert not (cgroup.mount() / cgroup.path_of(name).lstrip("/")).exists()

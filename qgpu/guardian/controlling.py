@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import struct
 from contextlib import nullcontext
-from pathlib import Path
 
+from qgpu import proc
 from qgpu.guardian import answers, calls, controls, rules
 from qgpu.guardian.desk import Case, Desk, status_of
 from qgpu.guardian.objects import Objects
@@ -174,9 +174,6 @@ def _inside(pid: int, tid: int) -> int:
     try:
         if os.stat(f"/proc/{tid}/ns/pid").st_ino == os.stat("/proc/self/ns/pid").st_ino:
             return pid
-        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-            if line.startswith("NSpid:"):
-                return int(line.split()[-1])
     except OSError:
-        pass
-    return 0
+        return 0
+    return int((proc.status(pid, "NSpid") or ["0"])[-1])

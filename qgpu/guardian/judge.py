@@ -11,10 +11,10 @@ import errno
 import os
 import stat
 import threading
-from pathlib import Path
 
 import structlog
 
+from qgpu import proc
 from qgpu.guardian import calls, notify, quick
 from qgpu.guardian.controlling import Controls
 from qgpu.guardian.desk import ANSWERED, PROCEED, Case, Desk
@@ -173,7 +173,7 @@ class Judge:
 
 def _process_of(tid: int) -> int:
     """Return the process a thread belongs to. Raises OSError when it is gone."""
-    for line in Path(f"/proc/{tid}/status").read_text().splitlines():
-        if line.startswith("Tgid:"):
-            return int(line.split()[1])
-    raise ProcessLookupError(errno.ESRCH, "no such thread")
+    found = proc.status(tid, "Tgid")
+    if not found or not notify.is_thread_of(int(found[0]), tid):
+        raise ProcessLookupError(errno.ESRCH, "no such thread")
+    return int(found[0])

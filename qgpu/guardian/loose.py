@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from qgpu import proc
 from qgpu.guardian.notify import Notification
 
 #: How often it is looked whether a call that is waited for is over.
@@ -90,7 +91,7 @@ def _waits_for_us(pid: int, tid: int) -> bool:
     The order matters: having been answered, a thread can be found there once more while it waits for a lock, but then
     not in a sleep that signals end, and after such a sleep not in the same call.
     """
-    if _stat(pid, tid)[:1] != ["S"]:
+    if proc.stat(pid, tid)[:1] != ["S"]:
         return False
     try:
         return Path(f"/proc/{pid}/task/{tid}/wchan").read_text().startswith(_STOPPED_AT)
@@ -100,13 +101,5 @@ def _waits_for_us(pid: int, tid: int) -> bool:
 
 def user_ticks(pid: int, tid: int) -> int:
     """Return the time a thread has had in user mode, in clock ticks; one that is gone has had all it will."""
-    fields = _stat(pid, tid)
+    fields = proc.stat(pid, tid)
     return int(fields[11]) if fields else 1 << 62
-
-
-def _stat(pid: int, tid: int) -> list[str]:
-    """Read what /proc tells of a thread, from its state on; nothing when it is gone."""
-    try:
-        return Path(f"/proc/{pid}/task/{tid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return []

@@ -8,7 +8,8 @@ that the file lies on.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from pathlib import Path
+
+from qgpu import proc
 
 #: UVM deals with managed memory in blocks of this size and alignment (uvm_va_block_types.h), takes memory of the card
 #: in pieces as large, which several blocks may share, and needs at most two page tables for each.
@@ -35,17 +36,18 @@ def cost_of(address: int | None, size: int) -> int:
     return cost([(start, start + size)])
 
 
-def mapped(pid: int, maps: str | None = None) -> int:
+def mapped(pid: int) -> int:
     """Return what is charged of all that a process maps that could be managed memory; 0 for a process that is gone."""
-    try:
-        text = Path(f"/proc/{pid}/maps").read_text() if maps is None else maps
-    except OSError:
-        return 0
-    areas = []
-    for line in text.splitlines():
+    return cost(areas(proc.maps(pid)))
+
+
+def areas(maps: Iterable[bytes]) -> list[tuple[int, int]]:
+    """Return, of lines of /proc/PID/maps, from where to where those are that could be managed memory."""
+    found = []
+    for line in maps:
         area, rights, offset, _ = line.split(maxsplit=3)
-        if rights.endswith("s"):
-            start, _, end = area.partition("-")
+        if rights.endswith(b"s"):
+            start, _, end = area.partition(b"-")
             if int(start, 16) == int(offset, 16):
-                areas.append((int(start, 16), int(end, 16)))
-    return cost(areas)
+                found.append((int(start, 16), int(end, 16)))
+    return found

@@ -14,9 +14,9 @@ import errno
 import os
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
-from pathlib import Path
+from contextlib import contextmanager
 
+from qgpu import proc
 from qgpu.guardian import kcmp
 
 _SEIZE, _INTERRUPT, _DETACH = 0x4206, 0x4207, 17
@@ -78,6 +78,4 @@ def _stop(pid: int, thread: int) -> int:
 
 
 def _has_ended(pid: int, thread: int) -> bool:
-    with suppress(OSError):
-        return Path(f"/proc/{pid}/task/{thread}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
-    return True
+    return (proc.stat(pid, thread) or ["X"])[0] in "ZX"

@@ -6,14 +6,15 @@ comes from whoever may change things, but is checked all the same: what is wrong
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-from qgpu import cgroup
+from qgpu import cgroup, proc
 from qgpu.errors import InvalidValueError, RefusedError
 from qgpu.runtime import limits
 
@@ -130,7 +131,7 @@ def described(message: Mapping[str, Any]) -> Container:
 
 def _parent(pid: int) -> int:
     """Return a process's parent. Raises OSError."""
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith("PPid:"):
-            return int(line.split()[1])
-    raise ProcessLookupError(pid)
+    found = proc.status(pid, "PPid")
+    if not found:
+        raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH))
+    return int(found[0])

@@ -168,6 +168,9 @@ def main() -> None:
             lines.write(json.dumps(globals()[line.split()[0]](libc, device, *map(int, line.split()[1:]))) + "\n")
             lines.flush()
             continue
+        if line.startswith("name"):
+            libc.prctl(15, bytes.fromhex(line.split()[1]), 0, 0, 0)
+            continue
         if line.startswith("readonly"):
             readonly = True
             continue

@@ -6,13 +6,14 @@ import os
 
 from qgpu.guardian import kcmp, managed
 
-MAPS = """\
+MAPS = b"""\
 204a00000-204c00000 rw-s 204a00000 00:06 381 /dev/nvidia-uvm
 55d0c8a00000-55d0c8a21000 rw-p 00000000 00:00 0 [heap]
 7fcd76000000-7fcd96000000 rw-s 7fcd76000000 00:06 381                      /dev/nvidia-uvm
 7fcd96000000-7fcd97000000 rw-s 00000000 00:06 380 /dev/nvidiactl
 7fcd98000000-7fcd99000000 r--s 7fcd98000000 00:06 381 /dev/nvidia-uvm (deleted)
 7fcda0000000-7fcda1000000 rw-p 7fcda0000000 00:06 99 /data/file
+7fcdb0000000-7fcdb1000000 r--p 00000000 00:06 98 /data/\xff\x0c1000-2000 rw-s 1000 \xe2\x80\xa8-
 7ffd11000000-7ffd11021000 rw-p 00000000 00:00 0 [stack]
 """
 
@@ -20,7 +21,7 @@ MAPS = """\
 def test_shared_mappings_at_their_own_address_are_added_up_wherever_their_file_lies():
     alone = [(0x204A00000, 0x204C00000), (0x7FCD76000000, 0x7FCD96000000), (0x7FCD98000000, 0x7FCD99000000)]
 
-    assert managed.mapped(1, MAPS) == managed.cost(alone)
+    assert managed.areas(MAPS.split(b"\n")[:-1]) == alone
 
 
 def test_what_is_charged_is_never_less_than_the_blocks_that_are_touched():

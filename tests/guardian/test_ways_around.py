@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import struct
 
 import pytest
@@ -71,6 +72,14 @@ def test_a_call_that_breaks_the_judge_is_answered_all_the_same(pod):
     result, error, _ = pod.call(abi.NV_ESC_RM_FREE, free(3))
 
     assert (result, error) == (-1, errno.EIO)
+
+
+@pytest.mark.parametrize("name", [b"\x0cTgid:\t%d", b"\x1eTgid:\t%d", b"\xff) S %d"])
+def test_a_process_that_calls_itself_like_another_is_taken_for_what_it_is(pod, name):
+    pod.tell(f"name {(name % os.getpid()).hex()}")
+    pod.call(abi.NV_ESC_RM_CONTROL, control(0x20800110))
+
+    assert pod.supervisor.register.processes == {pod.process.pid: "web"}
 
 
 def test_a_32_bit_call_is_judged_like_any_other(pod):

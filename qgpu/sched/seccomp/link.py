@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from qgpu import errors, wire
+from qgpu import errors, proc, wire
 from qgpu.errors import BackendGoneError, NotSupportedError
 from qgpu.guardian.filter import ARCHES
 from qgpu.guardian.messages import PROTOCOL
@@ -139,20 +139,12 @@ def is_in_driver(pid: int, before: tuple[int, int] = (0, 0)) -> bool:
     return call == str(ARCHES[platform.machine()][0].ioctl)
 
 
-def _stat(pid: int) -> list[str]:
-    """Read /proc/PID/stat from the state on, which is the word after the name in brackets."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return []
-
-
 def _is_stopped(pid: int) -> bool:
-    return (_stat(pid) or ["-"])[0] in "Tt"
+    return (proc.stat(pid) or ["-"])[0] in "Tt"
 
 
 def _times(pid: int) -> tuple[int, int]:
-    fields = _stat(pid)
+    fields = proc.stat(pid)
     return (int(fields[11]), int(fields[12])) if fields else (0, 0)
 
 
