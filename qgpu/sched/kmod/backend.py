@@ -104,7 +104,8 @@ class KmodBackend:
         pods = [(pod, grant_of(self._device, pod.pod, self._card)) for pod in self._device.each("POD_NEXT", "pod")]
         refs = {pod.pod: self._tsgs(pod.pod) for pod, grant in pods if grant}
         # before the meter: what opens after this line counts as closed, never as open and idle
-        gated_ns = {pod: self._take_gated_ns(pod) for pod in refs}
+        before, self._gated = self._gated, {}
+        gated_ns = {pod: self._take_gated_ns(pod, before) for pod in refs}
         reading = self._meter.read([ref for tsgs in refs.values() for ref in tsgs])
         now_ns = time.monotonic_ns()
         elapsed_ns, self._sampled_ns = now_ns - self._sampled_ns, now_ns
@@ -152,14 +153,13 @@ class KmodBackend:
             if tsg.flags & NUMBERS["QGPU_ENGINE_COMPUTE"]
         ]
 
-    def _take_gated_ns(self, pod: int) -> int:
+    def _take_gated_ns(self, pod: int, before: Mapping[int, int]) -> int:
         try:
             total_ns = int(self._device.call("USAGE", pod=pod, gpu=self._card.number).gated_ns)
         except FileNotFoundError:  # removed meanwhile
             return 0
-        gated_ns = total_ns - self._gated.get(pod, total_ns)
         self._gated[pod] = total_ns
-        return gated_ns
+        return total_ns - before.get(pod, total_ns)
 
     def _tell_idle(self, plan: Plan) -> None:
         """Say who is idle, of those whose windows yield: the module cannot know."""

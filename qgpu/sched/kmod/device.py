@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from qgpu.errors import BackendGoneError, NoGpuError, NotSupportedError, PermissionDeniedError
-from qgpu.model import NS_PER_S, Grant, PodClass
+from qgpu.model import NS_PER_MS, Grant, PodClass
 from qgpu.uapi import COMMANDS, NUMBERS, STRUCTS, ffi
 
 DEVICE = "/dev/qgpu"
@@ -47,6 +47,8 @@ class Device:
             raise NoGpuError(f"{DEVICE}: not there; is qgpu.ko loaded?") from error
         except PermissionError as error:
             raise PermissionDeniedError(f"{DEVICE}: {error.strerror}; only root can share a GPU") from error
+        except OSError as error:
+            raise BackendGoneError(f"{DEVICE}: {error.strerror}; dmesg may say why") from error
 
     def call(self, name: str, /, **fields: Any) -> Any:
         """Issue one ioctl with a struct of these fields and return the struct answered. Raises OSError."""
@@ -76,8 +78,9 @@ class Device:
 
     def wait(self, timeout_ns: int) -> None:
         """Return when something happened or time is up, having read what happened."""
-        ready, _, _ = select.select([self.fd], [], [], timeout_ns / NS_PER_S)
-        if ready:
+        poll = select.poll()
+        poll.register(self.fd, select.POLLIN)
+        if poll.poll(timeout_ns / NS_PER_MS):
             os.read(self.fd, ffi.sizeof("struct qgpu_event") * 256)
 
     def close(self) -> None:

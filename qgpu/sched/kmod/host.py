@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import errno
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from qgpu import cgroup
@@ -49,25 +49,37 @@ class KmodHost:
 
     def pods(self) -> Sequence[PodInfo]:
         """List the pods the module knows."""
-        return [self._info(pod) for pod in self._device.each("POD_NEXT", "pod")]
+        pods = list(self._device.each("POD_NEXT", "pod"))
+        paths = {pod.cgroup: self._path(pod) for pod in pods}
+        self._paths = paths
+        return [self._info(pod, paths[pod.cgroup]) for pod in pods]
 
     def admit(self, name: str, grants: Mapping[int, Grant], at: str = "") -> None:
         """Make a pod of a cgroup, or with one of its own."""
         if not at:
             cgroup.create(name)
-        path = at or cgroup.path_of(name)
-        fd = os.open(cgroup.mount() / path.lstrip("/"), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            ident = self._device.call("POD_ADD", cgroup_fd=fd, name=name.encode()).pod
-        except OSError as error:
-            raise RefusedError(f"pod {name}: {os.strerror(error.errno or errno.EINVAL)}") from error
-        finally:
-            os.close(fd)
-        try:
-            self._grant(ident, grants)
+            ident = self._add(name, at or cgroup.path_of(name))
+            try:
+                self._grant(ident, grants)
+            except BaseException:
+                self._device.call("POD_REMOVE", pod=ident)
+                raise
         except BaseException:
-            self._device.call("POD_REMOVE", pod=ident)
+            if not at:
+                cgroup.remove(name)
             raise
+
+    def _add(self, name: str, path: str) -> int:
+        """Make a cgroup a pod, and return the number it goes by."""
+        try:
+            fd = os.open(cgroup.mount() / path.lstrip("/"), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                return int(self._device.call("POD_ADD", cgroup_fd=fd, name=name.encode()).pod)
+            finally:
+                os.close(fd)
+        except OSError as error:
+            raise RefusedError(f"pod {name}: cgroup {path}: {error.strerror}") from error
 
     def amend(self, name: str, grants: Mapping[int, Grant]) -> None:
         """Change a pod's grants."""
@@ -113,13 +125,13 @@ class KmodHost:
             except OSError as error:
                 raise QgpuError(f"pGPU {pgpu}: the module refused the grant: {error.strerror}") from error
 
-    def _info(self, pod: Any) -> PodInfo:
+    def _info(self, pod: Any, path: str) -> PodInfo:
         grants, memory = {}, {}
         for index, card in enumerate(self._cards):
             if (grant := grant_of(self._device, pod.pod, card)) is not None:
                 grants[index] = grant
-                memory[index] = int(self._device.call("USAGE", pod=pod.pod, gpu=card.number).memory)
-        path = self._path(pod)
+                with suppress(FileNotFoundError):  # removed meanwhile
+                    memory[index] = int(self._device.call("USAGE", pod=pod.pod, gpu=card.number).memory)
         pids = cgroup.pids(path) if path else ()
         refused = int(pod.refused_allocs), int(pod.refused_controls)
         return PodInfo(text_of(pod.name), grants, pids, memory, _trouble(pod), path, *refused)
@@ -127,8 +139,7 @@ class KmodHost:
     def _path(self, pod: Any) -> str:
         """Return a pod's cgroup as long as it is there; the module knows it by its id."""
         likely = self._paths.get(pod.cgroup) or cgroup.path_of(text_of(pod.name))
-        self._paths[pod.cgroup] = cgroup.find(pod.cgroup, likely) or ""
-        return self._paths[pod.cgroup]
+        return cgroup.find(pod.cgroup, likely) or ""
 
 
 def _trouble(pod: Any) -> str:
