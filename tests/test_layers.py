@@ -22,6 +22,7 @@ ARROWS: dict[str, set[str]] = {
     "systemd": {"wire"},
     "loglimit": set(),
     "proc": set(),
+    "files": set(),
     "uapi": {"errors"},
     "cgroup": {"errors"},
     "policies": {"errors", "model"},
@@ -40,7 +41,7 @@ ARROWS: dict[str, set[str]] = {
     "web": {"control", "errors", "httpd", "looks"},
     "admission": {"cgroup", "config", "errors", "model", "policies", "sched", "units"},
     "control": {"errors", "systemd", "wire"},
-    "runtime": {"cgroup", "errors", "guardian", "model", "proc", "rm", "sched", "systemd", "units"},
+    "runtime": {"cgroup", "errors", "files", "guardian", "model", "proc", "rm", "sched", "systemd", "units"},
     "trace": {"control", "errors", "guardian", "model", "sched"},
     "launch": {"cgroup", "errors", "guardian", "rm", "wire"},
 }

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO, TypeVar
 
 import click
 
-from qgpu import units
+from qgpu import files, units
+from qgpu.errors import InvalidValueError, QgpuError
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -42,6 +45,24 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
         for row in (header, *rows)
     ]
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[BinaryIO]:
+    """Give the file that a command is to write, before it begins what it is to write there; it is there whole, or not.
+
+    Raises InvalidValueError where nothing can be written, QgpuError for a disk that is full.
+    """
+    with ExitStack() as stack:
+        try:
+            file = stack.enter_context(files.replacing(path))
+        except OSError as error:
+            raise InvalidValueError(f"{path}: {error.strerror}; give another --out") from error
+        try:
+            yield file
+            stack.close()
+        except OSError as error:
+            raise QgpuError(f"{path}: {error.strerror or error}; nothing was written there") from error
 
 
 def memory(size: int | None) -> str:

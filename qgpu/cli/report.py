@@ -10,8 +10,8 @@ from pathlib import Path
 import click
 
 from qgpu.cli.context import Context, pass_context
+from qgpu.cli.output import writing
 from qgpu.cli.params import Seconds
-from qgpu.errors import ConfigError
 from qgpu.model import NS_PER_S
 from qgpu.trace import page
 from qgpu.trace.recording import record
@@ -26,17 +26,15 @@ def report(context: Context, seconds: float, out: Path, gpu: int | None) -> None
     """Record a span of time and write a page about it: shares, turns, gates, refusals; Ctrl-C ends it early."""
     stop = threading.Event()
     signal.signal(signal.SIGINT, lambda *_: stop.set())
-    with context.connect() as client:
-        before, status = client.call("pod.list")["pods"], client.call("status")
-        recording = record(client, seconds, gpu, stop.wait)
-        refused = page.refusals(before, client.call("pod.list")["pods"])
-        for now in client.call("gpu.list")["gpus"]:
-            track = recording.gpus.get(now["index"])
-            if track is not None and track.policy != now["policy"]:
-                track.policy += f", then {now['policy']}"
-    about = page.About(status["plane"], status["driver"], status["version"], platform.node(), refused)
-    try:
-        out.write_text(page.write(recording, about), encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"{out}: {error.strerror}") from error
+    with writing(out) as file:
+        with context.connect() as client:
+            before, status = client.call("pod.list")["pods"], client.call("status")
+            recording = record(client, seconds, gpu, stop.wait)
+            refused = page.refusals(before, client.call("pod.list")["pods"])
+            for now in client.call("gpu.list")["gpus"]:
+                track = recording.gpus.get(now["index"])
+                if track is not None and track.policy != now["policy"]:
+                    track.policy += f", then {now['policy']}"
+        about = page.About(status["plane"], status["driver"], status["version"], platform.node(), refused)
+        file.write(page.write(recording, about).encode())
     click.echo(f"{recording.span_ns / NS_PER_S:.1f} s in {out}")

@@ -10,10 +10,9 @@ from typing import Any
 import click
 
 from qgpu.cli.context import Context, pass_context
-from qgpu.cli.output import cores, output_option, print_json, print_table
+from qgpu.cli.output import cores, output_option, print_json, print_table, writing
 from qgpu.cli.params import Seconds
 from qgpu.control import SCHEMA
-from qgpu.errors import ConfigError
 from qgpu.model import NS_PER_S
 from qgpu.trace.perfetto import encode
 from qgpu.trace.recording import GpuTrack, PodTrack, Recording, record
@@ -34,12 +33,10 @@ def trace(context: Context, seconds: float, out: Path, gpu: int | None, output: 
     """
     stop = threading.Event()
     signal.signal(signal.SIGINT, lambda *_: stop.set())
-    with context.connect() as client:
-        recording = record(client, seconds, gpu, stop.wait)
-    try:
-        out.write_bytes(encode(recording))
-    except OSError as error:
-        raise ConfigError(f"{out}: {error.strerror}") from error
+    with writing(out) as file:
+        with context.connect() as client:
+            recording = record(client, seconds, gpu, stop.wait)
+        file.write(encode(recording))
     if output == "json":
         print_json(_json(recording))
         return

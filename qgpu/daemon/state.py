@@ -15,6 +15,7 @@ from typing import Any
 
 import structlog
 
+from qgpu import files
 from qgpu.config import GpuSettings
 from qgpu.errors import InvalidValueError, PermissionDeniedError, UnknownNameError
 
@@ -62,7 +63,7 @@ class State:
             return
         content = {"version": VERSION, "gpus": {uuid: _written(*pair) for uuid, pair in self._gpus.items()}}
         try:
-            _replace(self._path, json.dumps(content, indent=2) + "\n")
+            files.replace(self._path, json.dumps(content, indent=2) + "\n", 0o644)
         except OSError as error:
             _log.error("setting not kept: it ends with this daemon", file=str(self._path), reason=error.strerror)
 
@@ -82,18 +83,3 @@ def _read(content: Any) -> dict[str, tuple[GpuSettings, GpuSettings]]:
 
 def _written(settings: GpuSettings, configured: GpuSettings) -> dict[str, Any]:
     return {"set": asdict(settings), "over": asdict(configured)}
-
-
-def _replace(path: Path, text: str) -> None:
-    """Put ``text`` in a file's place, so that a crash at any moment leaves the old or the new one."""
-    temporary = path.with_suffix(".new")
-    with temporary.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.rename(path)
-    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)

@@ -7,12 +7,12 @@ The file is replaced by rename, so that a runtime never reads half of it.
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from qgpu import files
 from qgpu.errors import PermissionDeniedError
 from qgpu.runtime import driver, hook
 from qgpu.runtime.container import GPU_VARIABLE
@@ -57,13 +57,10 @@ def write(specification: dict[str, Any], directory: Path) -> Path:
     """Put the specification in force; return its file. Raises PermissionDeniedError."""
     path = directory / FILE
     text = json.dumps(specification, indent=2) + "\n"
-    temporary = directory / f".{FILE}.{os.getpid()}"
     try:
         directory.mkdir(mode=0o755, parents=True, exist_ok=True)
-        if not path.exists() or path.read_text() != text:
-            temporary.write_text(text)
-            temporary.chmod(0o644)
-            temporary.rename(path)
+        if not path.exists() or path.read_bytes() != text.encode():
+            files.replace(path, text, 0o644)
     except OSError as error:
         raise PermissionDeniedError(f"{path}: {error.strerror}; choose another directory") from error
     return path

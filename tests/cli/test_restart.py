@@ -152,10 +152,10 @@ def test_a_state_file_that_is_not_text_is_one_line_too(tmp_path: Path) -> None:
     assert State(tmp_path).settings("GPU-1", CONFIGURED) == CONFIGURED
 
 
-def test_a_full_disk_keeps_nobody_from_setting_a_policy(tmp_path: Path) -> None:
+def test_a_full_disk_keeps_nobody_from_setting_a_policy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     state = State(tmp_path)
-    (tmp_path / "state.new").symlink_to("/dev/full")
+    (tmp_path / "state.json").symlink_to("/dev/full")
     state.keep("GPU-1", CONFIGURED, SET)
 
     assert state.settings("GPU-1", CONFIGURED) == SET
-    assert not (tmp_path / "state.json").exists()
+    assert "No space left on device" in capsys.readouterr().out

@@ -186,3 +186,24 @@ def test_a_wrong_recording_is_one_clear_line(
 
     assert result.returncode == code
     assert says in result.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize("command", ["trace", "report"])
+def test_a_disk_that_is_full_is_one_clear_line_and_leaves_what_was_there(
+    busy: Daemon, command: str, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    out.write_text("before")
+    program = (sys.executable, "-m", "qgpu.cli.main", "--runtime-dir", str(busy.runtime_dir))
+    result = subprocess.run(
+        ["sh", "-c", 'ulimit -f 1; exec "$@"', "sh", *program, command, "--seconds", "0.1", "--out", str(out)],
+        capture_output=True,
+        text=True,
+        env=programs.environment(),
+        check=False,
+    )
+
+    assert (result.returncode, result.stdout) == (ExitCode.FAILED, "")
+    assert result.stderr == f"qgpuctl: {out}: File too large; nothing was written there\n"
+    assert out.read_text() == "before"
+    assert list(tmp_path.iterdir()) == [out]
