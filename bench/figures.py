@@ -94,6 +94,14 @@ class About:
     device: str
     plane: str
     took_s: float
+    #: Of the package that was measured: a digest of its files. Empty where a result is older than that.
+    sources: str = ""
+
+    def line(self) -> str:
+        """Say in a line of Markdown what ran, and where."""
+        sources = f", sources {self.sources}" if self.sources else ""
+        where = f"{self.device}, driver {self.driver}, `{self.plane}` plane"
+        return f"{where}, {self.date}, {self.took_s:.0f} s{sources}: `{self.command}`."
 
 
 def write(
@@ -105,38 +113,22 @@ def write(
     plots: Sequence[Plot] = (),
 ) -> None:
     """Write STEM.json and STEM.md into ``out``."""
-    out.mkdir(parents=True, exist_ok=True)
-    values = {figure.name: figure.value for figure in figures}
-    values |= {f"error_{section}": text for section, text in errors.items()}
-    summary = {
-        **asdict(about),
-        "figures": values,
-        "details": {figure.name: figure.detail() for figure in figures},
-        "errors": dict(errors),
-        "plots": [asdict(plot) for plot in plots],
-    }
-    text = json.dumps(_told(summary), indent=1, ensure_ascii=False, allow_nan=False)
-    (out / f"{stem}.json").write_text(text + "\n")
+    summary = {**_summary(about, figures, errors), "plots": [asdict(plot) for plot in plots]}
     lines = [
         f"# {stem}",
         "",
-        f"{about.device}, driver {about.driver}, `{about.plane}` plane, {about.date}, {about.took_s:.0f} s:",
-        f"`{about.command}`.",
+        about.line(),
         "Ratios compare runs of the same minutes, one in turn with the other. Spread: least / median / most.",
-        "",
-        "| figure | required | measured | spread | holds | how |",
-        "|---|---|---|---|---|---|",
-        *(figure.row() for figure in figures),
+        *_table(figures),
+        *_missing(errors),
     ]
-    if errors:
-        lines += ["", "Not measured:", "", *(f"- {section}: {text}" for section, text in errors.items())]
-    (out / f"{stem}.md").write_text("\n".join(lines) + "\n")
+    _put(out, stem, summary, lines)
 
 
 def read(file: Path) -> tuple[About, list[Figure], dict[str, str]]:
     """Read back what ``write`` wrote, but for the plots."""
     raw = json.loads(file.read_text())
-    about = About(**{field.name: raw[field.name] for field in fields(About)})
+    about = About(**{field.name: raw[field.name] for field in fields(About) if field.name in raw})
     figures = [
         Figure(name, raw["figures"][name], tuple(told["repeats"]), told["limit"], told["ok"], told["how"])
         for name, told in raw["details"].items()
@@ -145,21 +137,63 @@ def read(file: Path) -> tuple[About, list[Figure], dict[str, str]]:
 
 
 def merge(out: Path, stem: str, sections: Sequence[str]) -> None:
-    """Write STEM.json and STEM.md from the files of those sections that there are, if any: STEM-SECTION.json."""
-    files = [file for section in sections if (file := out / f"{stem}-{section}.json").exists()]
+    """Write STEM.json and STEM.md from the files of those sections that there are, if any: STEM-SECTION.json.
+
+    Sections may be from different runs: each figure names its section, and each section its run.
+    """
+    files = {section: file for section in sections if (file := out / f"{stem}-{section}.json").exists()}
     if not files:
         return
-    parts = [read(file) for file in files]
-    abouts = [about for about, _, _ in parts]
-    first, last = (pick(abouts, key=lambda about: about.date) for pick in (min, max))
+    parts = {section: read(file) for section, file in files.items()}
+    runs = {section: about for section, (about, _, _) in parts.items()}
+    first, last = (pick(runs.values(), key=lambda about: about.date) for pick in (min, max))
     about = replace(
         last,
         date=last.date if first.date == last.date else f"{first.date} to {last.date}",
-        command="; ".join(dict.fromkeys(about.command for about in abouts)),
-        took_s=sum(about.took_s for about in abouts),
+        command="; ".join(dict.fromkeys(about.command for about in runs.values())),
+        took_s=sum(about.took_s for about in runs.values()),
+        sources=", ".join(dict.fromkeys(about.sources or "not noted" for about in runs.values())),
     )
-    figures = [figure for _, found, _ in parts for figure in found]
-    write(out, stem, about, figures, {name: text for _, _, errors in parts for name, text in errors.items()})
+    figures = [figure for _, found, _ in parts.values() for figure in found]
+    errors = {name: text for _, _, errors in parts.values() for name, text in errors.items()}
+    summary = {**_summary(about, figures, errors), "runs": {name: asdict(run) for name, run in runs.items()}}
+    lines = [
+        f"# {stem}",
+        "",
+        f"{len(runs)} sections; each says which run it is from. In each, ratios compare runs of the same minutes, one",
+        "in turn with the other. Spread: least / median / most.",
+    ]
+    for section, (run, found, _) in parts.items():
+        lines += ["", f"## {section}", "", run.line(), *_table(found)]
+        for figure in found:
+            summary["details"][figure.name]["section"] = section
+    _put(out, stem, summary, [*lines, *_missing(errors)])
+
+
+def _summary(about: About, figures: Sequence[Figure], errors: Mapping[str, str]) -> dict[str, Any]:
+    values = {figure.name: figure.value for figure in figures}
+    return {
+        **asdict(about),
+        "figures": values | {f"error_{section}": text for section, text in errors.items()},
+        "details": {figure.name: figure.detail() for figure in figures},
+        "errors": dict(errors),
+    }
+
+
+def _table(figures: Sequence[Figure]) -> list[str]:
+    head = ["", "| figure | required | measured | spread | holds | how |", "|---|---|---|---|---|---|"]
+    return [*head, *(figure.row() for figure in figures)]
+
+
+def _missing(errors: Mapping[str, str]) -> list[str]:
+    return ["", "Not measured:", "", *(f"- {section}: {text}" for section, text in errors.items())] if errors else []
+
+
+def _put(out: Path, stem: str, summary: Mapping[str, Any], lines: Sequence[str]) -> None:
+    out.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(_told(summary), indent=1, ensure_ascii=False, allow_nan=False)
+    (out / f"{stem}.json").write_text(text + "\n")
+    (out / f"{stem}.md").write_text("\n".join(lines) + "\n")
 
 
 def _told(value: Any) -> Any:

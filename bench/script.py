@@ -7,6 +7,7 @@ others still run.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import shlex
 import signal
 import statistics
@@ -87,6 +88,7 @@ CLAIMS = {
     "e": ("convergence",),
     "f": ("harvest",),
     "g": ("daemon_cost",),
+    "h": ("stability",),
 }
 
 EVERY = [name for names in CLAIMS.values() for name in names]
@@ -124,13 +126,14 @@ def run(name: str, sections: Mapping[str, Section], doc: str, *, apart: Sequence
 
     signal.signal(signal.SIGTERM, end)
     command = shlex.join(["python", f"bench/{Path(sys.argv[0]).name}", *_what(sys.argv[1:])])
+    sources = _sources()
     figures: list[Figure] = []
     errors: dict[str, str] = {}
     failed = False
 
     def save(stem: str, since: float) -> None:
         date = time.strftime("%Y-%m-%d %H:%M:%S %Z")
-        about = About(command, _driver(), date, script.device, plane, time.monotonic() - since)
+        about = About(command, _driver(), date, script.device, plane, time.monotonic() - since, sources)
         write(options.out, stem, about, figures, errors, script.plots)
 
     try:
@@ -203,6 +206,14 @@ def _what(arguments: Sequence[str]) -> list[str]:
             kept.append(argument)
         skip = argument in ("--out", "--name")
     return kept
+
+
+def _sources(package: Path = ROOT / "qgpu") -> str:
+    """Return a digest of a package's Python files, by which runs of the same tree are known."""
+    digest = hashlib.sha256()
+    for file in sorted(package.rglob("*.py")):
+        digest.update(str(file.relative_to(package)).encode() + b"\0" + file.read_bytes() + b"\0")
+    return digest.hexdigest()[:12]
 
 
 def _driver() -> str:

@@ -1,6 +1,6 @@
 """Measure on this machine what qgpu promises, through qgpud, qgpuctl and qgpu-load.
 
-    python bench/spine.py                 # all of it, about seven minutes on a GPU (as root)
+    python bench/spine.py                 # all of it, about five minutes on a GPU (as root)
     python bench/spine.py --plane sim     # the same on a simulated pGPU: a rehearsal
     python bench/spine.py --only burst,online --quick
 

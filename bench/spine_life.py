@@ -10,21 +10,23 @@ from pods import BenchError
 from progress import Progress
 from script import NotHereError, Script
 
+_TURNS = 5
+
 
 def alone(script: Script) -> list[Figure]:
     """Compare a load without qgpu to one in a pod that is alone: speed and start-up, in turn."""
     _not_simulated(script)
-    options = script.bench.load_options("1ms", "--warmup", "300ms", "--duration", f"{1500 * script.scale:.0f}ms")
+    options = script.bench.load_options("1ms", "--warmup", "300ms", "--duration", f"{1200 * script.scale:.0f}ms")
     rates: list[float] = []
     starts: list[tuple[float, float]] = []
-    for turn in range(7):
+    for turn in range(_TURNS):
         plain = script.bench.plain(*options)
         with script.bench.daemon():
             script.bench.policy("burst-share")
             pod = script.bench.run_pod(*options)
         rates.append(pod["kernels_per_s"] / plain["kernels_per_s"])
         starts.append((plain["startup_s"], pod["startup_s"]))
-        script.say(f"alone {turn + 1}/7: {rates[-1]:.4f}, start-up {starts[-1][0]:.3f} s, {starts[-1][1]:.3f} s")
+        script.say(f"alone {turn + 1}/{_TURNS}: {rates[-1]:.4f}, start-up {starts[-1][0]:.3f} s, {starts[-1][1]:.3f} s")
     plain_s, pod_s = (statistics.median(column) for column in zip(*starts, strict=True))
     startup, holds = pod_s / plain_s, at_most(1.10)
     each = tuple(pod / plain for plain, pod in starts)
@@ -44,7 +46,7 @@ def kill9(script: Script) -> list[Figure]:
             script.bench.policy("fixed-share", "2s")
             pod = script.bench.pod("a", "1ms", cores=10)
             script.bench.wait_busy(pod)
-            script.settle(2.5)
+            script.settle(2)
             script.bench.wait_gated(pod)
             killed_at = script.bench.kill_daemon()
             script.settle(3)
@@ -71,15 +73,15 @@ def gated_kill(script: Script) -> list[Figure]:
             a = script.bench.pod("a", "1ms", cores=50)
             b = script.bench.pod("b", "1ms", cores=10)
             script.running(a, b)
-            before = script.span(3)
+            before = script.span(2)
             script.bench.wait_gated(b)
             b.load_process().send_signal(signal.SIGKILL)
-            after = script.span(3)
+            after = script.span(2)
             done = a.stop()
         kept.append(done.rate(after) / done.rate(before))
         script.say(f"gated pod killed: neighbour at {kept[-1]:.3f}")
     worst = min(kept, key=lambda value: -abs(value - 1))
-    note = "Fixed Share 50 % beside 10 %; 3 s after SIGKILL over 3 s before; worst"
+    note = "Fixed Share 50 % beside 10 %; 2 s after SIGKILL over 2 s before; worst"
     return [median("gated_kill_neighbour", kept, *within(1.0), note=note, pick=lambda _: worst)]
 
 
@@ -103,7 +105,7 @@ def restart(script: Script) -> list[Figure]:
         )
         script.bench.policy("burst-share")
         script.settle(2)
-        span = script.span(4)
+        span = script.span(3)
         done_a, done_b = a.stop(), b.stop()
     ratio = done_a.rate(span) / done_b.rate(span)
     script.say(f"restarted: ratio {ratio:.3f}")

@@ -49,7 +49,7 @@ def online(script: Script) -> list[Figure]:
 
 def _online_run(script: Script) -> tuple[Span, float]:
     """Run an online pod for a while; return when it was busy, and its p99 in us."""
-    seconds = f"{6000 * script.scale:.0f}ms"
+    seconds = f"{4000 * script.scale:.0f}ms"
     pod = script.bench.pod(
         "online", "100us", "--period", "10ms", "--warmup", "500ms", "--duration", seconds, pod_class="online"
     )

@@ -22,7 +22,7 @@ def burst(script: Script) -> list[Figure]:
         "1ms": [(66, 33), (70, 30), (90, 10)],
         "100ms": [(66, 33)],
     }.items():
-        ratios, total = _pair(script, kernel, splits, 6 if kernel == "100ms" else 4)
+        ratios, total = _pair(script, kernel, splits, 6 if kernel == "100ms" else 3)
         totals.append(statistics.median(total))
         names = {
             (66, 33): f"burst_ratio_2_1_{kernel}",
@@ -47,12 +47,12 @@ def gaps(script: Script) -> list[Figure]:
         b = script.bench.pod("b", "1ms", *gappy, cores=33)
         script.running(b)
         script.settle(2)
-        pair = [script.span(4) for _ in range(2)]
+        pair = [script.span(3) for _ in range(2)]
         done_b = b.stop()
         flood = script.bench.pod("c", "1ms", cores=33)
         script.running(flood)
         script.settle(2)
-        beside = [script.span(4) for _ in range(2)]
+        beside = [script.span(3) for _ in range(2)]
         done_c, done_a = flood.stop(), a.stop()
     speed = done_a.rate(alone)
     ratios = [done_a.rate(span) / done_b.rate(span) for span in pair]
@@ -106,7 +106,7 @@ def shares(script: Script) -> list[Figure]:
         script.bench.policy("burst-share")
         pods = [script.bench.pod(name, "1ms", cores=cores) for name, cores in asked.items()]
         script.running(*pods)
-        spans = [script.span(4) for _ in range(2)]
+        spans = [script.span(3) for _ in range(2)]
         done = [pod.stop() for pod in pods]
     measured = [shares_of(done, span) for span in spans]
     errors = [
@@ -136,7 +136,7 @@ def fixed(script: Script) -> list[Figure]:
             free.append(script.span(2))
             script.bench.policy("fixed-share")
             script.settle(1.5)
-            held.append(script.span(5))
+            held.append(script.span(4))
         done = pod.stop()
     shares = [done.rate(fixed) / done.rate(alone) for fixed, alone in zip(held, free, strict=True)]
     script.say(f"fixed 30 %: {listed(shares)}")
@@ -155,7 +155,7 @@ def best_effort(script: Script) -> list[Figure]:
             pods += (fresh := [script.bench.pod(f"p{n}", "1ms") for n in range(len(pods), count)])
             script.running(*fresh)
             cpu_s, began = script.bench.cpu_s(), time.monotonic()
-            spans[count] = [script.span(4) for _ in range(2)]
+            spans[count] = [script.span(2.5) for _ in range(2)]
             cpu_percent = (script.bench.cpu_s() - cpu_s) / (time.monotonic() - began) * 100
         done = [pod.stop() for pod in pods]
     figures = []

@@ -1,6 +1,6 @@
 """The whole suite: every claim beside its rivals, in one run.
 
-    python bench/suite.py                     # on a GPU, as root: under nine minutes
+    python bench/suite.py                     # on a GPU, as root: about eleven minutes
     python bench/suite.py --plane sim         # the same on a simulated pGPU; no rivals there
     python bench/suite.py --only a,c          # claims by letter, or sections by name
 
@@ -16,9 +16,10 @@ import daemon_cost
 import harvest
 import online_latency
 import share_error
+import stability
 from script import claim
 
-_CLAIMS = (batch_curve, share_error, online_latency, colocation, convergence, harvest, daemon_cost)
+_CLAIMS = (batch_curve, share_error, online_latency, colocation, convergence, harvest, daemon_cost, stability)
 
 if __name__ == "__main__":
     claim({name: section for each in _CLAIMS for name, section in each.SECTIONS.items()}, __doc__)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from harness import Bench
 
 from qgpu.control import Client
+from qgpu.model import NS_PER_S
 
 _LOOK_S = 0.03
 #: Windows that differ by this part of their length are taken for the same.
@@ -52,6 +53,21 @@ def windows(ticks: Sequence[Tick], window_ns: int) -> Iterator[dict[str, float]]
             used = {name: value - first.used_ns[name] for name, value in last.used_ns.items()}
             if total := sum(used.values()):
                 yield {name: value / total for name, value in used.items()}
+
+
+def seconds_of(ticks: Sequence[Tick]) -> Iterator[tuple[float, dict[str, float]]]:
+    """Yield, one second after the other, when it was over (s since the first tick) and each pod's part of it.
+
+    A second begins and ends with a tick, so that it may be late by one; where pods did nothing it is left out.
+    """
+    first = ticks[0]
+    for tick in ticks:
+        if tick.now_ns - first.now_ns < NS_PER_S * (1 - _SAME):
+            continue
+        used = {name: value - first.used_ns.get(name, 0) for name, value in tick.used_ns.items()}
+        if total := sum(used.values()):
+            yield (tick.now_ns - ticks[0].now_ns) / NS_PER_S, {name: value / total for name, value in used.items()}
+        first = tick
 
 
 def errors_pp(ticks: Sequence[Tick], quotas: Mapping[str, int], window_ns: int) -> list[float]:

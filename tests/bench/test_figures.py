@@ -121,3 +121,20 @@ def test_a_folder_without_results_is_said_to_be_one(tmp_path, monkeypatch):
 
 def test_the_same_figures_make_the_same_picture():
     assert svg(PLOTS) == svg(PLOTS)
+
+
+def test_figures_from_different_runs_say_so(tmp_path):
+    _results(tmp_path, "a")
+    later = replace(ABOUT, date="2026-01-02", command="python bench/y.py", sources="abc")
+    write(tmp_path, "sim-bench-b", later, [median("b_ratio", [5.0])], {})
+    merge(tmp_path, "sim-bench", ["a", "b"])
+    found = json.loads((tmp_path / "sim-bench.json").read_text())
+    text = (tmp_path / "sim-bench.md").read_text()
+
+    assert {name: told["section"] for name, told in found["details"].items()} == {"a_ratio": "a", "b_ratio": "b"}
+    assert {name: (run["date"], run["sources"]) for name, run in found["runs"].items()} == {
+        "a": ("2026-01-01", ""),
+        "b": ("2026-01-02", "abc"),
+    }
+    assert found["sources"] == "not noted, abc"
+    assert text.index("## a") < text.index("2026-01-01") < text.index("## b") < text.index("bench/y.py")

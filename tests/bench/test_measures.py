@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from convergence import Change, took_s
 from hypothesis import given
 from hypothesis import strategies as st
 from progress import Progress, Span, shares
-from usage import Tick, errors_pp
+from stability import stable_figures
+from usage import Tick, errors_pp, seconds_of
 
 MS = 1_000_000
 
@@ -69,3 +72,50 @@ def test_shares_are_parts_of_all_kernels(a, b):
     found = shares([_progress([a] * 300), _progress([b] * 300)], span)
 
     assert found == pytest.approx([a / (a + b), b / (a + b)])
+
+
+def _batches_in_turns(batch_s, turn, phase, seconds=4.5, period_s=0.1):
+    """Return what a pod that infers in its turn of every period says it finished, in windows of 10 ms."""
+    counts, done_s = [0] * round(seconds * 100), phase * batch_s
+    for period in range(int(seconds / period_s)):
+        start_s, left_s = period * period_s + turn[0] * period_s, (turn[1] - turn[0]) * period_s
+        at_s = start_s
+        while left_s >= batch_s - done_s:
+            at_s += batch_s - done_s
+            left_s -= batch_s - done_s
+            done_s = 0.0
+            counts[int(at_s * 100)] += 1
+        done_s += left_s
+    return _progress(counts)
+
+
+@given(st.floats(0.0155, 0.0162), st.floats(0, 0.99), st.floats(0, 0.99), st.floats(100.3, 101.3))
+def test_three_seconds_of_the_largest_batches_tell_a_ratio_to_one_in_a_hundred(batch_s, phase, other, start_s):
+    first = _batches_in_turns(batch_s, (0, 2 / 3), phase)
+    second = _batches_in_turns(batch_s, (2 / 3, 1), other)
+    span = Span(start_s, start_s + 3.0, {})
+
+    assert first.rate(span) / second.rate(span) == pytest.approx(2.0, rel=0.01)
+
+
+def test_a_minute_is_cut_into_seconds_that_begin_and_end_with_a_tick():
+    ticks = [Tick(n * 100 * MS, {"a": n * 66 * MS, "b": n * 34 * MS}) for n in range(35)]
+    found = list(seconds_of(ticks))
+
+    assert [at_s for at_s, _ in found] == [1.0, 2.0, 3.0]
+    assert found[0][1] == pytest.approx({"a": 0.66, "b": 0.34})
+
+
+def test_a_swing_is_told_from_a_drift_and_from_a_constant():
+    swinging = [2 / 3 + 0.01 * math.sin(2 * math.pi * second / 6) for second in range(60)]
+    creeping = [2 / 3 + 0.0001 * second for second in range(60)]
+    told, crept, still = (
+        {figure.name: figure.value for figure in stable_figures("x", shares, "")}
+        for shares in (swinging, creeping, [0.5] * 60)
+    )
+
+    assert told["stable_swing_pp"] == pytest.approx(1.0, rel=0.01)
+    assert told["stable_worst_pp"] < 1.01
+    assert crept["stable_drift_pp_per_min"] == pytest.approx(0.6)
+    assert still["stable_swing_pp"] == pytest.approx(0.0, abs=1e-9)
+    assert still["stable_worst_pp"] == pytest.approx(100 / 6)

@@ -1,0 +1,156 @@
+"""(h) Shares over a minute: whether they stay where they were asked to be, drift away, or swing.
+
+    python bench/stability.py
+
+Two mixes, both 2:1 by Burst Share, of pods that wait for their batches, which feedback has to hold (timeslices alone
+do not). Pods with equal batches of 5 ms, for a minute; and two whose batches change a few times a second, each by
+itself and at random, from 1 to 15 ms, for half a minute (a simulated process cannot change what it does: random demands
+on the simulator are the matter of tests/test_feedback.py). Shares are parts of true GPU time, in every second after the
+first two. Of a loop that swings one would see: seconds far off (worst), a sinusoid that stands out of the noise (swing:
+the largest amplitude among all that a minute of seconds can show), or a second that tells of a later one
+(autocorrelation; chance alone stays below 3/√n); of one that creeps: the slope of a line through all seconds (drift).
+"""
+
+from __future__ import annotations
+
+import cmath
+import math
+import random
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+
+from figures import Figure, at_most, median
+from inference import IMAGE_US, ask
+from plots import Plot
+from pods import Pod
+from script import Script, claim
+from usage import Tick, seconds_of, watch
+
+QUOTAS = {"a": 66, "b": 33}
+ASKED = 2 / 3
+LIMIT_PP = 1.0
+_SETTLE_S = 2.0
+_BATCHES = ("--batch", "5", "--gap", "50us")
+#: Images of a batch, 60 µs each; and for how long a size stays.
+_SIZES, _STAYS_S = (16, 32, 64, 128, 256), (0.15, 0.6)
+#: The furthest second of which the autocorrelation is looked at.
+_LAGS = 15
+
+
+def measure(script: Script) -> list[Figure]:
+    """Watch both mixes; draw every second of them."""
+    found = {"batches of 5 ms": _watched(script, _equal, 60)}
+    if not script.bench.simulated:
+        found["batches of 1 to 15 ms, at random"] = _watched(script, _random, 30)
+    lines = {
+        name: [(at_s, round(shares["a"] / shares["b"], 4)) for at_s, shares in each] for name, each in found.items()
+    }
+    script.plots.append(
+        Plot("two pods, 2:1 asked, every second by itself", "seconds", "ratio of GPU time", lines, (1.96, 2.04))
+    )
+    figures = []
+    for (name, each), tag in zip(found.items(), ("", "_random"), strict=False):
+        told = stable_figures(name, [shares["a"] for _, shares in each], tag)
+        script.say(f"{name}: " + "; ".join(f"{figure.name} {figure.value:.4g}" for figure in told))
+        figures += told
+    return figures
+
+
+@contextmanager
+def _equal(script: Script) -> Iterator[Callable[[], None]]:
+    """Start pods with equal batches; there is nothing to change."""
+    pods = [script.bench.pod(name, "1ms", *_BATCHES, cores=cores) for name, cores in QUOTAS.items()]
+    script.bench.wait_busy(*pods)
+    yield lambda: None
+
+
+@contextmanager
+def _random(script: Script) -> Iterator[Callable[[], None]]:
+    """Start pods whose batches are as they are told, and yield what tells one of them another size."""
+    bench = script.bench
+    command = [sys.executable, str(Path(__file__).with_name("inference.py")), "--engine", "kernels"]
+    script.calibrate([kernel := f"{IMAGE_US}us"])
+    command += ["--sizes", ",".join(map(str, _SIZES)), "--iterations", str(bench.iterations[kernel])]
+    pods: list[Pod] = [bench.start_pod(name, command, cores=cores) for name, cores in QUOTAS.items()]
+    chance = random.Random(1)  # noqa: S311 (the same batches in every run, not a secret)
+    for pod in pods:
+        ask(pod.file, _SIZES[-1])
+    for pod in pods:
+        pod.wait_log("ready", 90)
+    bench.wait_busy(*pods)
+    yield lambda: ask(chance.choice(pods).file, chance.choice(_SIZES))
+
+
+def _watched(
+    script: Script, mix: Callable[[Script], AbstractContextManager[Callable[[], None]]], seconds: float
+) -> Sequence[tuple[float, Mapping[str, float]]]:
+    """Run a mix and return each pod's share in every second of it."""
+    chance = random.Random(2)  # noqa: S311 (as above)
+    ticks: dict[int, Tick] = {}
+    with script.bench.daemon():
+        script.bench.policy("burst-share")
+        with mix(script) as change:
+            script.settle(_SETTLE_S)
+            until = time.monotonic() + seconds * script.scale
+            while (left_s := until - time.monotonic()) > 0:
+                change()
+                found = watch(script.bench, min(left_s, chance.uniform(*_STAYS_S)))
+                ticks |= {tick.now_ns: tick for tick in found}
+    return list(seconds_of(list(ticks.values())))
+
+
+def stable_figures(name: str, shares: Sequence[float], tag: str) -> list[Figure]:
+    """Say of shares in one second after the other how far off they were, how they drifted and how they swung."""
+    off = [100 * (share - ASKED) for share in shares]
+    about = f"two pods, {name}, 2:1; {len(off)} seconds after the first {_SETTLE_S:.0f}; by GPU time"
+    slope = statistics.linear_regression(range(len(off)), off).slope
+    swing, every_s = _swing(off)
+    lag = max(range(1, min(_LAGS, len(off) // 2) + 1), key=lambda lag: abs(_echo(off, lag)))
+    chance = 3 / math.sqrt(len(off))
+    return [
+        median(f"stable_ratio{tag}", [share / (1 - share) for share in shares], note=about),
+        median(f"stable_worst_pp{tag}", [abs(each) for each in off], *at_most(LIMIT_PP, " pp"), note=about, pick=max),
+        Figure(f"stable_sd_pp{tag}", statistics.pstdev(off), note=f"standard deviation of seconds; {about}"),
+        median(f"stable_drift_pp_per_min{tag}", [abs(slope) * 60], *at_most(LIMIT_PP / 2, " pp"), note=about),
+        median(
+            f"stable_swing_pp{tag}",
+            [swing],
+            *at_most(LIMIT_PP / 4, " pp"),
+            note=f"largest amplitude of a sinusoid, one of {every_s:.1f} s; {about}",
+        ),
+        Figure(
+            f"stable_autocorrelation{tag}",
+            _echo(off, lag),
+            note=f"largest of {_LAGS} lags, at {lag} s; noise alone stays within ±{chance:.2f}; {about}",
+        ),
+    ]
+
+
+def _swing(off: Sequence[float]) -> tuple[float, float]:
+    """Return the largest amplitude of a sinusoid in a series of seconds, and its period in s."""
+    count, middle = len(off), statistics.fmean(off)
+    amplitudes = {
+        n: 2 / count * abs(sum((y - middle) * cmath.exp(-2j * math.pi * n * at / count) for at, y in enumerate(off)))
+        for n in range(1, (count - 1) // 2 + 1)
+    }
+    most = max(amplitudes, key=lambda n: amplitudes[n])
+    return amplitudes[most], count / most
+
+
+def _echo(off: Sequence[float], lag: int) -> float:
+    """Return how far a second tells of the one ``lag`` later: autocorrelation, from -1 to 1; 0 of a constant."""
+    middle = statistics.fmean(off)
+    whole = sum((y - middle) ** 2 for y in off)
+    return (
+        sum((y - middle) * (later - middle) for y, later in zip(off, off[lag:], strict=False)) / whole if whole else 0
+    )
+
+
+SECTIONS = {"stability": measure}
+
+if __name__ == "__main__":
+    claim(SECTIONS, __doc__)
