@@ -22,6 +22,10 @@ from pathlib import Path
 import qgpu
 
 ROOT = Path(__file__).resolve().parent.parent
+COPYRIGHT = """qgpu is GPL-2.0-only: /usr/share/common-licenses/GPL-2
+
+The Python packages that come along in /usr/lib/qgpu have licences of their own, beside them in *.dist-info.
+"""
 
 
 def build_python(out: Path) -> Path:
@@ -40,7 +44,7 @@ def build_debian(out: Path, wheel: Path, version: str) -> list[Path]:
         shutil.copytree(ROOT / "packaging/debian", tree / "debian")
         for name, place in (("qgpud.service", "qgpu.qgpud.service"), ("qgpu.sysusers",) * 2, ("qgpu.tmpfiles",) * 2):
             shutil.copy(ROOT / "packaging/systemd" / name, tree / "debian" / place)
-        (tree / "debian/copyright").write_text("qgpu is GPL-2.0-only: /usr/share/common-licenses/GPL-2\n")
+        (tree / "debian/copyright").write_text(COPYRIGHT)
         (tree / "debian/changelog").write_text(
             f"qgpu ({version}) unstable; urgency=medium\n\n  * See CHANGELOG.md.\n\n"
             f" -- The qgpu maintainers <maintainers@qgpu.invalid>  {formatdate()}\n"

@@ -24,9 +24,10 @@ OWN = {name: [] for name in ("train.py", "batch.py")} | {
     name: ["--kernel", "100us", "--period", "10ms"] for name in ("serve", "api")
 }
 #: What is different here: a second of something shows as well what a command does, beside other tests shares may come
-#: out as they like (exit code 22), and ports and folders of the host's are others'.
+#: out as they like (exit code 22), ports and folders of the host's are others', and the blocks' daemon is there already.
 AS_HERE = {
     r"--seconds \d+": "--seconds 1",
+    r"^qgpud --plane sim": 'qgpud --plane sim --runtime-dir "$PWD/another"',
     r"doctor --self-test": "doctor --self-test || [ $? = 22 ]",
     r"qgpuctl web(?! --listen)": "qgpuctl web --listen 127.0.0.1:0",
     r"unix:/run/": 'unix:"$PWD"/',

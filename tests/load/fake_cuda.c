@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0
 /*
  * A CUDA driver that runs nothing: one device that works off kernels in order, each taking
  * FAKE_CUDA_NS_PER_ITERATION (100) times its iterations on CLOCK_MONOTONIC.

@@ -123,3 +123,15 @@ def test_package_module_and_program_are_of_one_version() -> None:
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
 def test_maintainers_scripts_are_shell(script: Path) -> None:
     subprocess.run(["sh", "-n", str(script)], check=True)
+
+
+def test_c_and_what_builds_the_module_say_their_licence_and_its_text_is_there() -> None:
+    """Python says nothing file by file: LICENSE holds for the tree."""
+    kinds = ("*.c", "*.h", "Kbuild", "Makefile", "*.sh")
+    folders = ("kmod", "tests", "bench")
+    files = [path for folder in folders for kind in kinds for path in (ROOT / folder).rglob(kind)]
+    ours = [path for path in files if not path.name.endswith(".mod.c")]  # a build's
+
+    assert ours
+    assert [path for path in ours if "SPDX-License-Identifier: GPL-2.0" not in path.read_text()[:200]] == []
+    assert "Version 2, June 1991" in (ROOT / "LICENSE").read_text()[:200]
