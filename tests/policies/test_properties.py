@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from qgpu.model import (
@@ -15,73 +14,30 @@ from qgpu.model import (
     MAX_TIMESLICE_US,
     MIN_LATENCY_TARGET_NS,
     MIN_TIMESLICE_US,
-    NS_PER_MS,
     NS_PER_US,
     Pace,
     Plan,
     Pod,
     PodClass,
-    Policy,
     Snapshot,
     Tsg,
 )
-from qgpu.policies import POLICIES, compose, latency
-from qgpu.policies.shares import LONGER, LONGER_NS
+from qgpu.policies import POLICIES, latency
 from tests.forecast import forecast
-from tests.strategies import snapshots
-
-#: Slices are whole µs and at least 50 of them, so shares are met to this much of the pGPU.
-TOLERANCE = 0.005
-
-
-@dataclass(frozen=True)
-class Case:
-    """A policy under test: plain, or composed of one for online and one for offline pods."""
-
-    name: str
-    plan: Policy
-    offline: str
-    online: str | None = None
-
-    @property
-    def everybody(self) -> bool:
-        """Tell whether admission demands quotas here."""
-        return any(POLICIES[name].needs_quota for name in (self.offline, self.online) if name)
-
-
-def _cases() -> Iterator[Case]:
-    for offline, info in POLICIES.items():
-        yield Case(offline, info.plan, offline)
-        for online in POLICIES:
-            yield Case(f"{online}-over-{offline}", compose(offline, online), offline, online)
-
-
-CASES = tuple(_cases())
-COMPOSED = [case for case in CASES if case.online is not None]
-#: Nobody is held back here while the pGPU idles.
-LENDING = [case for case in CASES if "fixed-share" not in (case.offline, case.online)]
-#: A quota is a guarantee here.
-GUARANTEEING = [case for case in CASES if case.online is None and case.offline != "best-effort"]
-#: A quota is an upper bound of offline pods here.
-FIXED = [case for case in CASES if case.offline == "fixed-share"]
-
-
-def over(cases: Sequence[Case]) -> pytest.MarkDecorator:
-    """Run a test for each of these."""
-    return pytest.mark.parametrize("case", cases, ids=lambda case: case.name)
-
-
-each = over(CASES)
-each_composed = over(COMPOSED)
-anything = given(data=st.data())
-thrifty = settings(
-    max_examples=40, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.filter_too_much]
+from tests.policies.cases import (
+    FIXED,
+    GUARANTEEING,
+    LENDING,
+    TOLERANCE,
+    Case,
+    anything,
+    drawn,
+    each,
+    each_composed,
+    over,
+    thrifty,
 )
-
-
-def drawn(data: st.DataObject, case: Case, *classes: PodClass) -> Snapshot:
-    """Draw an admitted snapshot for this case."""
-    return data.draw(snapshots(everybody=case.everybody, classes=classes or tuple(PodClass)))
+from tests.strategies import snapshots
 
 
 def unbounded(plan: Plan) -> bool:
@@ -364,71 +320,3 @@ def test_offline_pods_keep_their_shares_beside_an_idle_online_pod(case: Case, da
 
     expected = forecast(POLICIES[case.offline].plan(offline), offline)
     assert {**expected, "waiting": 0.0} == pytest.approx(forecast(case.plan(mixed), mixed), abs=TOLERANCE)
-
-
-#: Debts that the ledger lets come about, and then some.
-debts = st.integers(-100, 200).map(lambda ms: ms * NS_PER_MS)
-
-
-def indebted(data: st.DataObject, snapshot: Snapshot) -> Snapshot:
-    """Give every pod a debt."""
-    return replace(snapshot, pods=tuple(replace(pod, debt_ns=data.draw(debts)) for pod in snapshot.pods))
-
-
-@each
-@thrifty
-@anything
-def test_no_debt_starves_a_busy_pod(case: Case, data: st.DataObject) -> None:
-    calm = drawn(data, case)
-    owing = indebted(data, calm)
-    before, after = forecast(case.plan(calm), calm), forecast(case.plan(owing), owing)
-
-    for pod in calm.pods:
-        if pod.busy:
-            assert after[pod.name] >= before[pod.name] * 0.5 - TOLERANCE
-
-
-@over(FIXED)
-@thrifty
-@anything
-def test_fixed_share_gives_more_than_a_quota_only_to_who_is_owed_time(case: Case, data: st.DataObject) -> None:
-    snapshot = indebted(data, drawn(data, case))
-    shares = forecast(case.plan(snapshot), snapshot)
-
-    for pod in snapshot.pods:
-        if not pod.online or case.online is None:
-            quota = (pod.grant.cores or 0) / 100
-            longer = max(LONGER, LONGER_NS / snapshot.period_ns) if pod.debt_ns < 0 else 0
-            assert shares[pod.name] <= quota + longer + 1e-9
-
-
-@each
-@thrifty
-@anything
-def test_debts_move_gates_in_steps_and_timeslices_not_at_all(case: Case, data: st.DataObject) -> None:
-    snapshot = indebted(data, drawn(data, case))
-    nudged = replace(
-        snapshot, pods=tuple(replace(p, debt_ns=p.debt_ns + data.draw(st.integers(0, 99_999))) for p in snapshot.pods)
-    )
-
-    assert case.plan(snapshot) == case.plan(nudged)
-    calm = replace(snapshot, pods=tuple(replace(pod, debt_ns=0) for pod in snapshot.pods))
-    assert [p.timeslice_us for p in case.plan(calm).pods] == [p.timeslice_us for p in case.plan(snapshot).pods]
-
-
-@over(LENDING)
-@thrifty
-@anything
-def test_a_pod_busy_alone_has_no_gate_moved(case: Case, data: st.DataObject) -> None:
-    snapshot = indebted(data, drawn(data, case, PodClass.OFFLINE))
-    assume(snapshot.pods)
-    one = data.draw(st.sampled_from(snapshot.pods)).name
-    lone = replace(
-        snapshot,
-        pods=tuple(
-            pod if pod.name == one else replace(pod, tsgs=tuple(replace(t, busy=False) for t in pod.tsgs))
-            for pod in snapshot.pods
-        ),
-    )
-
-    assert not case.plan(lone).gated

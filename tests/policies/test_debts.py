@@ -1,0 +1,80 @@
+"""What debts do to plans: they move gates by little, starve nobody, and leave timeslices alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import assume
+from hypothesis import strategies as st
+
+from qgpu.model import NS_PER_MS, PodClass, Snapshot
+from qgpu.policies.shares import LONGER, LONGER_NS
+from tests.forecast import forecast
+from tests.policies.cases import FIXED, LENDING, TOLERANCE, Case, anything, drawn, each, over, thrifty
+
+#: Debts that the ledger lets come about, and then some.
+debts = st.integers(-100, 200).map(lambda ms: ms * NS_PER_MS)
+
+
+def indebted(data: st.DataObject, snapshot: Snapshot) -> Snapshot:
+    """Give every pod a debt."""
+    return replace(snapshot, pods=tuple(replace(pod, debt_ns=data.draw(debts)) for pod in snapshot.pods))
+
+
+@each
+@thrifty
+@anything
+def test_no_debt_starves_a_busy_pod(case: Case, data: st.DataObject) -> None:
+    calm = drawn(data, case)
+    owing = indebted(data, calm)
+    before, after = forecast(case.plan(calm), calm), forecast(case.plan(owing), owing)
+
+    for pod in calm.pods:
+        if pod.busy:
+            assert after[pod.name] >= before[pod.name] * 0.5 - TOLERANCE
+
+
+@over(FIXED)
+@thrifty
+@anything
+def test_fixed_share_gives_more_than_a_quota_only_to_who_is_owed_time(case: Case, data: st.DataObject) -> None:
+    snapshot = indebted(data, drawn(data, case))
+    shares = forecast(case.plan(snapshot), snapshot)
+
+    for pod in snapshot.pods:
+        if not pod.online or case.online is None:
+            quota = (pod.grant.cores or 0) / 100
+            longer = max(LONGER, LONGER_NS / snapshot.period_ns) if pod.debt_ns < 0 else 0
+            assert shares[pod.name] <= quota + longer + 1e-9
+
+
+@each
+@thrifty
+@anything
+def test_debts_move_gates_in_steps_and_timeslices_not_at_all(case: Case, data: st.DataObject) -> None:
+    snapshot = indebted(data, drawn(data, case))
+    nudged = replace(
+        snapshot, pods=tuple(replace(p, debt_ns=p.debt_ns + data.draw(st.integers(0, 99_999))) for p in snapshot.pods)
+    )
+
+    assert case.plan(snapshot) == case.plan(nudged)
+    calm = replace(snapshot, pods=tuple(replace(pod, debt_ns=0) for pod in snapshot.pods))
+    assert [p.timeslice_us for p in case.plan(calm).pods] == [p.timeslice_us for p in case.plan(snapshot).pods]
+
+
+@over(LENDING)
+@thrifty
+@anything
+def test_a_pod_busy_alone_has_no_gate_moved(case: Case, data: st.DataObject) -> None:
+    snapshot = indebted(data, drawn(data, case, PodClass.OFFLINE))
+    assume(snapshot.pods)
+    one = data.draw(st.sampled_from(snapshot.pods)).name
+    lone = replace(
+        snapshot,
+        pods=tuple(
+            pod if pod.name == one else replace(pod, tsgs=tuple(replace(t, busy=False) for t in pod.tsgs))
+            for pod in snapshot.pods
+        ),
+    )
+
+    assert not case.plan(lone).gated
