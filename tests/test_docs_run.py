@@ -24,7 +24,7 @@ OWN = {name: [] for name in ("train.py", "batch.py")} | {
     name: ["--kernel", "100us", "--period", "10ms"] for name in ("serve", "api")
 }
 #: What is different here: a second of something shows as well what a command does, beside other tests shares may come
-#: out as they like (exit code 22), ports and folders of the host's are others', and the blocks' daemon is there already.
+#: out as they like (exit code 22), ports and folders of the host's are others', and so is the usual runtime directory.
 AS_HERE = {
     r"--seconds \d+": "--seconds 1",
     r"^qgpud --plane sim": 'qgpud --plane sim --runtime-dir "$PWD/another"',
