@@ -6,9 +6,7 @@ into answers and back.
 
 from __future__ import annotations
 
-import errno
 import os
-import select
 import shutil
 import socket
 import struct
@@ -23,6 +21,7 @@ from typing import Any
 import structlog
 
 from qgpu import errors, wire
+from qgpu.door import Door
 from qgpu.errors import DaemonUnreachableError, ExitCode, PermissionDeniedError, QgpuError, TimedOutError
 from qgpu.systemd import Store
 
@@ -105,8 +104,6 @@ class Session:
     at_end: list[Callable[[], None]] = field(default_factory=list)
 
 
-#: How long to wait when there is no room for another client.
-_BREATH_S = 0.1
 #: Clients at a time, and of them such as may only look: they take no place from those who may change things.
 MAX_CLIENTS, MAX_GUESTS = 512, 128
 #: Who may only look sends no more at once, and all of them together are answered no more often: reading and answering
@@ -118,10 +115,7 @@ Handler = Callable[[Session, dict[str, Any], list[int]], dict[str, Any]]
 
 
 class Server:
-    """Listens on the control socket and serves every client in a thread of its own.
-
-    Where there is a descriptor store the socket outlives the daemon in it: who connects meanwhile waits.
-    """
+    """Listens on the control socket and serves every client in a thread of its own."""
 
     def __init__(
         self,
@@ -132,50 +126,33 @@ class Server:
         store: Store,
         trusts: Callable[[wire.Peer], bool] = lambda _: True,
     ) -> None:
-        """Listen. Who may change things but is not trusted is heard no more than who may only look."""
+        """Listen. Who may change things but is not trusted is heard no more than who may only look.
+
+        Raises PermissionDeniedError where nobody could connect.
+        """
         self._handle = handle
         self._trusts = trusts
         self._guests = self._clients = 0
         self._counting, self._guests_turn = threading.Lock(), threading.Lock()
         self._group_id = group_id
-        self._path = socket_path(runtime_dir)
-        self._stored = store.there
-        self._listener = self._listen(mode, store)
+        path = socket_path(runtime_dir)
+        self._door = Door("control", path, mode, store, self._take)
         if group_id is not None:
-            shutil.chown(self._path, group=group_id)
-        self._over = os.eventfd(0)
-        self._thread = threading.Thread(target=self._accept, name="control", daemon=True)
-        self._thread.start()
+            try:
+                shutil.chown(path, group=group_id)
+            except OSError as error:
+                self._door.close()
+                raise PermissionDeniedError(
+                    f"{path}: {error.strerror}; to give it to group {group_id}, run qgpud as root or as its member"
+                ) from error
 
     def close(self) -> None:
-        """Take no more clients and remove the socket."""
-        if not self._stored:
-            self._path.unlink(missing_ok=True)
-        os.eventfd_write(self._over, 1)  # not by shutdown(): that would end the stored socket too
-        self._thread.join()
-        self._listener.close()
-        os.close(self._over)
+        """Take no more clients."""
+        self._door.close()
 
-    def _listen(self, mode: int, store: Store) -> socket.socket:
-        listener = store.listen("control", self._path, mode)
-        listener.setblocking(False)
-        return listener
-
-    def _accept(self) -> None:
-        poll = select.poll()
-        poll.register(self._listener, select.POLLIN)
-        poll.register(self._over, select.POLLIN)
-        while all(fd != self._over for fd, _ in poll.poll()):
-            try:
-                sock, _ = self._listener.accept()
-            except OSError as error:
-                if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
-                    time.sleep(_BREATH_S)
-                continue  # else that client is gone already
-            self._take(wire.Connection(sock))
-
-    def _take(self, connection: wire.Connection) -> None:
+    def _take(self, sock: socket.socket) -> None:
         """Serve a client in a thread of its own, if there is room for it."""
+        connection = wire.Connection(sock)
         session = Session(connection.peer(), self._may_change(connection))
         try:
             if not self._count(session, 1):

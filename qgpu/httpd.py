@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import ipaddress
 import socket
+import sys
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -18,13 +20,19 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import structlog
+
 from qgpu import wire
 from qgpu.errors import ConfigError, InvalidValueError
 
+_log = structlog.get_logger("http")
+
 #: How long a client may be silent in the middle of a request.
 _SILENCE_S = 5.0
+#: How long to wait when there is no room for another client.
+_BREATH_S = 0.1
 #: No request of ours has a body of more than a line.
-_MAX_BODY = 4096
+_MAX_BODY, _MOST_DIGITS = 4096, 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,8 +155,18 @@ class _Server(ThreadingHTTPServer):
             self._clients.pop(request, None)
         super().shutdown_request(request)
 
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing of a client that hung up."""
+    def get_request(self) -> tuple[Any, Any]:
+        """Accept a client; where there is no room for another descriptor, do not ask again at once."""
+        try:
+            return super().get_request()
+        except OSError:
+            time.sleep(_BREATH_S)
+            raise
+
+    def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002 - the base class's arguments
+        """Say nothing of a client that hung up, but of a defect."""
+        if not isinstance(sys.exception(), OSError):
+            _log.exception("request failed", address=str(self.address))
 
     def end(self) -> None:
         """Hang up on everybody and close."""
@@ -190,9 +208,10 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self) -> None:
         headers = {name.lower(): value for name, value in self.headers.items()}
         length = headers.get("content-length", "0")
+        short = length.isdecimal() and len(length) <= _MOST_DIGITS and int(length) <= _MAX_BODY
         if not self.server.knows(headers.get("host", "")):
             response = Response(b"this is not the host you asked for\n", status=421)
-        elif not length.isdecimal() or int(length) > _MAX_BODY or "transfer-encoding" in headers:
+        elif not short or "transfer-encoding" in headers:
             response = Response(b"too long\n", status=413)
         else:
             body = self.rfile.read(int(length))

@@ -11,6 +11,7 @@ import os
 import socket
 import struct
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -138,16 +139,20 @@ def connect(path: str, timeout_s: float | None = None) -> Connection:
 
 
 def listen(path: str, mode: int) -> socket.socket:
-    """Listen at ``path`` with file ``mode``, in place of a dead socket that may lie there."""
+    """Listen at ``path`` with file ``mode``, in place of a dead socket that may lie there. Raises OSError."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     temporary = f"{path}.{os.getpid()}"
     try:
+        with suppress(FileNotFoundError):
+            os.unlink(temporary)  # of one that was killed in between and had our number, as in a container
         sock.bind(temporary)
         os.chmod(temporary, mode)
         sock.listen(64)
         os.rename(temporary, path)
     except BaseException:
         sock.close()
+        with suppress(OSError):
+            os.unlink(temporary)
         raise
     return sock
 

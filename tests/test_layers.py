@@ -23,6 +23,7 @@ ARROWS: dict[str, set[str]] = {
     "loglimit": set(),
     "proc": set(),
     "files": set(),
+    "door": {"errors", "systemd"},
     "uapi": {"errors"},
     "cgroup": {"errors"},
     "policies": {"errors", "model"},
@@ -40,8 +41,8 @@ ARROWS: dict[str, set[str]] = {
     "looks": {"control"},
     "web": {"control", "errors", "httpd", "looks"},
     "admission": {"cgroup", "config", "errors", "model", "policies", "sched", "units"},
-    "control": {"errors", "systemd", "wire"},
-    "runtime": {"cgroup", "errors", "files", "guardian", "model", "proc", "rm", "sched", "systemd", "units"},
+    "control": {"door", "errors", "systemd", "wire"},
+    "runtime": {"cgroup", "door", "errors", "files", "guardian", "model", "proc", "rm", "sched", "systemd", "units"},
     "trace": {"control", "errors", "guardian", "model", "sched"},
     "launch": {"cgroup", "errors", "guardian", "rm", "wire"},
 }

@@ -105,6 +105,14 @@ def test_listening_replaces_a_dead_socket(tmp_path: Path) -> None:
         listener.close()
 
 
+def test_listening_replaces_what_one_that_was_killed_half_way_left(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(tmp_path / f"socket.{os.getpid()}"))
+    wire.listen(str(tmp_path / "socket"), 0o600).close()
+
+    assert [each.name for each in tmp_path.iterdir()] == ["socket"]
+
+
 def test_descriptors_of_a_message_that_never_ends_are_not_hoarded(pair: Pair) -> None:
     before = len(os.listdir("/proc/self/fd"))
     pair[0].sock.send((1000).to_bytes(4, "little"))

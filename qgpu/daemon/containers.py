@@ -5,6 +5,7 @@ Containers themselves are pods like any other; they come by the hook and the con
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -20,6 +21,9 @@ from qgpu.systemd import Store
 
 _log = structlog.get_logger("containers")
 
+#: How long to wait before another try at what hindered the CDI file: each asks for the loader's cache.
+_AGAIN_S = 10.0
+
 
 class Containers:
     """The CDI file and, on the seccomp plane, the agent."""
@@ -29,13 +33,15 @@ class Containers:
     ) -> None:
         directory = cdi_directory(plane, config)
         self._keeper = cdi.Keeper(pgpus, socket_path(runtime_dir), directory) if directory else None
-        self._trouble = ""
+        self._trouble, self._again_s = "", 0.0
         listener = agent_socket(plane, runtime_dir)
         self._agent = Agent(listener, take, store) if listener else None
         self.refresh()
 
     def refresh(self) -> None:
-        """Look whether the CDI file is to be written anew; what hinders that is logged once."""
+        """Look whether the CDI file is to be written anew; what hinders that is logged once, and tried again later."""
+        if self._trouble and time.monotonic() < self._again_s:
+            return
         trouble = ""
         try:
             if self._keeper is not None and self._keeper.refresh():
@@ -44,7 +50,7 @@ class Containers:
             trouble = str(error)
         if trouble and trouble != self._trouble:
             _log.error("no CDI file: containers cannot ask for a pGPU", error=trouble)
-        self._trouble = trouble
+        self._trouble, self._again_s = trouble, time.monotonic() + _AGAIN_S
 
     def close(self) -> None:
         """Take no more listeners. The CDI file stays: a container that asks for it meanwhile is refused by its hook."""

@@ -9,16 +9,14 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import socket
-import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import structlog
 
+from qgpu.door import Door
 from qgpu.errors import QgpuError
 from qgpu.systemd import Store
 
@@ -26,8 +24,6 @@ _log = structlog.get_logger("agent")
 
 _MAX_STATE = 1 << 20
 _PATIENCE_S = 5.0
-#: How long to wait when there is no room for another descriptor.
-_BREATH_S = 0.1
 _SECCOMP_FD = "seccompFd"
 
 #: Takes over the listener of a process: (pid, container id, descriptor). Raises QgpuError, and then has closed it.
@@ -36,41 +32,20 @@ Attach = Callable[[int, str, int], None]
 
 
 class Agent:
-    """Listens at a socket, in a thread of its own."""
+    """Listens at a socket, and takes one listener after the other."""
 
     def __init__(self, path: Path, attach: Attach, store: Store) -> None:
-        self._path = path
         self._attach = attach
-        self._stored = store.there
-        self._listening = store.listen("agent", path, 0o600)
-        self._listening.setblocking(False)
-        self._over = os.eventfd(0)
-        self._thread = threading.Thread(target=self._accept, name="seccomp-agent", daemon=True)
-        self._thread.start()
+        self._door = Door("agent", path, 0o600, store, self._hear)
 
     def close(self) -> None:
         """Take no more listeners."""
-        if not self._stored:
-            self._path.unlink(missing_ok=True)
-        os.eventfd_write(self._over, 1)
-        self._thread.join()
-        self._listening.close()
-        os.close(self._over)
+        self._door.close()
 
-    def _accept(self) -> None:
-        poll = select.poll()
-        poll.register(self._listening, select.POLLIN)
-        poll.register(self._over, select.POLLIN)
-        while all(fd != self._over for fd, _ in poll.poll()):
-            try:
-                sock, _ = self._listening.accept()
-            except OSError as error:
-                _log.error("cannot take a listener, trying again", error=str(error))
-                time.sleep(_BREATH_S)
-                continue
-            with sock:
-                sock.settimeout(_PATIENCE_S)
-                self._take(sock)
+    def _hear(self, sock: socket.socket) -> None:
+        with sock:
+            sock.settimeout(_PATIENCE_S)
+            self._take(sock)
 
     def _take(self, sock: socket.socket) -> None:
         fds: list[int] = []

@@ -27,7 +27,10 @@ _MOUNT = ["ro", "nosuid", "nodev", "bind"]
 
 
 def specification(pgpus: Sequence[Pgpu], control_socket: Path) -> dict[str, Any]:
-    """Describe the pGPUs of this host: a device for each by number and by UUID, and one for all."""
+    """Describe the pGPUs of this host: a device for each by number and by UUID, and one for all.
+
+    Raises NotSupportedError where the driver's libraries cannot be found.
+    """
     each = {str(pgpu.index): _edits([pgpu]) for pgpu in pgpus} | {pgpu.uuid: _edits([pgpu]) for pgpu in pgpus}
     real = any(pgpu.minor is not None for pgpu in pgpus)
     return {
@@ -83,7 +86,10 @@ class Keeper:
         self._seen: object = None
 
     def refresh(self) -> bool:
-        """Write the file if it is due; True if so. Costs a few look-ups of files when not. Raises as write."""
+        """Write the file if it is due; True if so. Costs a few look-ups of files when not.
+
+        Raises PermissionDeniedError, NotSupportedError.
+        """
         seen = self._look()
         if seen == self._seen:
             return False

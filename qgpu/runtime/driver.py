@@ -7,6 +7,7 @@ and its own cache does not matter (docs/decisions/0018-no-code-in-the-image.md).
 
 from __future__ import annotations
 
+import os
 import platform
 import re
 import shutil
@@ -14,6 +15,11 @@ import subprocess
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+from qgpu.errors import NotSupportedError
+
+#: How long to wait for the loader's cache to be read.
+_PATIENCE_S = 10.0
 
 #: Stems of the driver's libraries for compute, management and video.
 LIBRARIES = (
@@ -61,7 +67,7 @@ def card_node(minor: int) -> str:
 
 
 def mounts() -> list[Mount]:
-    """Find the driver's files on this host."""
+    """Find the driver's files on this host. Raises NotSupportedError."""
     found = library_mounts(libraries(_cache()))
     if (smi := shutil.which("nvidia-smi")) is not None:
         found.append(Mount(smi, "/usr/bin/nvidia-smi"))
@@ -72,7 +78,7 @@ def libraries(cache: str) -> dict[str, str]:
     """Pick the driver's libraries from the loader's cache, as ldconfig -p prints it: file by name."""
     kind = _LIBCS.get(platform.machine())
     found: dict[str, str] = {}
-    for line in cache.splitlines():
+    for line in cache.split("\n"):
         if (match := _CACHED.fullmatch(line)) and match[1].partition(".so")[0] in LIBRARIES and match[2] == kind:
             found.setdefault(match[1], match[3])
     if "libcuda.so.1" in found:  # many programs ask for it so, and only development packages have the link
@@ -87,5 +93,12 @@ def library_mounts(found: Mapping[str, str], folders: Iterable[str] = ()) -> lis
 
 
 def _cache() -> str:
+    """Read the loader's cache. Raises NotSupportedError."""
     tool = shutil.which("ldconfig", path="/usr/sbin:/sbin:/usr/bin:/bin")
-    return subprocess.run([tool, "-p"], capture_output=True, text=True, check=True).stdout if tool else ""
+    if tool is None:
+        return ""
+    try:
+        done = subprocess.run([tool, "-p"], capture_output=True, check=True, timeout=_PATIENCE_S)
+    except (OSError, subprocess.SubprocessError) as error:
+        raise NotSupportedError(f"{tool} -p: {error}; the driver's libraries cannot be found") from error
+    return os.fsdecode(done.stdout)

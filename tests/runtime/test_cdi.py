@@ -10,7 +10,7 @@ import pytest
 
 from qgpu.doctor.containers import check_containers
 from qgpu.doctor.report import Verdict
-from qgpu.errors import PermissionDeniedError
+from qgpu.errors import NotSupportedError, PermissionDeniedError
 from qgpu.runtime import cdi, driver
 from qgpu.sched.backend import Pgpu
 from tests.cli import programs
@@ -120,6 +120,24 @@ def test_where_it_cannot_be_written_is_said(tmp_path):
 
     with pytest.raises(PermissionDeniedError, match=r"qgpu\.json"):
         cdi.write({}, tmp_path / "file")
+
+
+@pytest.mark.parametrize("loader", ["exit 1", "kill -9 $$"])
+def test_a_loader_whose_cache_cannot_be_read_is_said(monkeypatch, tmp_path, loader):
+    tool = tmp_path / "ldconfig"
+    tool.write_text(f"#!/bin/sh\n{loader}\n")
+    tool.chmod(0o755)
+    monkeypatch.setattr(driver.shutil, "which", lambda *_, **__: str(tool))
+
+    with pytest.raises(NotSupportedError, match="ldconfig"):
+        driver.mounts()
+
+
+def test_a_file_that_is_not_text_is_replaced(keeper):
+    (keeper.directory / "qgpu.json").write_bytes(b"\xff\xfe")
+    keeper.refresh()
+
+    assert content(keeper)["kind"] == "qgpu.io/gpu"
 
 
 def test_the_daemon_keeps_the_file_where_it_is_told(tmp_path):

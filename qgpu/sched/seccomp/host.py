@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -163,7 +163,10 @@ class SeccompHost:
             self._link.close()
             self._link = link
             self._hand_over(link)
-            self._reserve = self._reserve or self._prepare(self._journal_fd)
+            try:
+                self._reserve = self._reserve or self._prepare(self._journal_fd)
+            except BackendGoneError as error:  # the next death then takes longer to mend
+                _log.warning("no guardian in reserve", error=str(error))
 
     def _hand_over(self, link: Link) -> None:
         """Give a guardian the listeners that it lacks."""
@@ -211,17 +214,24 @@ class SeccompHost:
         return Link(self.socket, watch=True)
 
     def _prepare(self, journal_fd: int) -> subprocess.Popen[bytes]:
-        """Start what becomes a guardian when it is told to, in a session of its own: who stops us shall not stop it."""
-        process = subprocess.Popen(
-            [sys.executable, "-m", "qgpu.guardian", str(self._runtime_dir), str(journal_fd)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=None if to_journal() else (self._runtime_dir / "guardian.log").open("a"),
-            pass_fds=[journal_fd],
-            start_new_session=True,
-            cwd="/",
-        )
-        threading.Thread(target=process.wait, daemon=True, name="guardian-reaper").start()
+        """Start what becomes a guardian when it is told to, in a session of its own: who stops us shall not stop it.
+
+        Raises BackendGoneError.
+        """
+        try:
+            with nullcontext() if to_journal() else (self._runtime_dir / "guardian.log").open("a") as log:
+                process = subprocess.Popen(
+                    [sys.executable, "-m", "qgpu.guardian", str(self._runtime_dir), str(journal_fd)],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=log,
+                    pass_fds=[journal_fd],
+                    start_new_session=True,
+                    cwd="/",
+                )
+            threading.Thread(target=process.wait, daemon=True, name="guardian-reaper").start()
+        except (OSError, RuntimeError) as error:  # no memory, no processes or threads to be had
+            raise BackendGoneError(f"guardian: it cannot be started: {error}") from error
         return process
 
 
