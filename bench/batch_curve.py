@@ -244,21 +244,18 @@ def _figures(engine: str, rows: Mapping[str, Measured], suffix: str) -> list[Fig
             full.append(total)
             required, holds = between(*RATIO)
             ours = row in (BURST, FIXED) and total >= TOTAL
-            note = f"{_NAMES[engine]}, {row}; total {total:.3f} of {alone:.0f} images/s alone{_told(rows[row], size)}"
+            note = f"{_NAMES[engine]}, {row}; total {total:.3f} of {alone:.0f} images/s alone"
+            turns_ms = rows[row].turns_ms.get(size)
+            told = f"; on the GPU for {listed(turns_ms)} ms at a time" if turns_ms else ""
             name = f"batch_ratio{suffix}{tag}_{size}"
             repeats = [ratio(a, b) for a, b in rates]
             figures.append(median(name, repeats, required if ours else "", holds if ours else None, note))
+            if gpu := rows[row].by_gpu_time(size):
+                figures.append(median(name.replace("ratio", "gpu_ratio"), gpu, note=f"the same by GPU time{told}"))
         note = f"{_NAMES[engine]}, {row}; least of " + ", ".join(f"{total:.3f}" for total in full)
         limit: Asked = at_least(TOTAL) if row == BURST else NOTHING
         figures.append(median(f"batch_total{suffix}{tag}", full, *limit, note=note, pick=min))
     return figures
-
-
-def _told(row: Measured, size: int) -> str:
-    """Say for a note what the ledger and a trace have seen."""
-    gpu, turns_ms = row.by_gpu_time(size), row.turns_ms.get(size)
-    told = f"; by GPU time {statistics.median(gpu):.3f}" if gpu else ""
-    return told + (f"; on the GPU for {listed(turns_ms)} ms at a time" if turns_ms else "")
 
 
 if __name__ == "__main__":

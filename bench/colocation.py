@@ -10,13 +10,14 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping
 
+import alone
 from figures import NOTHING, Asked, Figure, at_least, median
 from plots import Plot
 from pods import stop_all
 from rivals import QGPU, Way, in_every_way
 from script import Script, claim, listed, spread
 
-ALONE, TOTAL = 0.995, 0.98
+TOTAL = 0.98
 LOADS: Mapping[str, tuple[str, ...]] = {
     "50us": ("50us",),
     "1ms": ("1ms",),
@@ -30,7 +31,7 @@ _TURNS = 4
 
 def measure(script: Script) -> list[Figure]:
     """Measure alone, then pairs in every way."""
-    figures = [] if script.bench.simulated else [_alone(script)]
+    figures = [] if script.bench.simulated else [alone.ratio(list(alone.in_turn(script, _TURNS)))]
     totals = in_every_way(script, _totals)
     lines = {name: [spread(load, found) for load, found in each.items()] for name, each in totals.items()}
     script.plots.append(Plot("two pods with no settings at all", "", "both over one alone", lines, (TOTAL,)))
@@ -46,19 +47,6 @@ def measure(script: Script) -> list[Figure]:
     return figures
 
 
-def _alone(script: Script) -> Figure:
-    bench = script.bench
-    options = bench.load_options("1ms", "--warmup", "300ms", "--duration", f"{1200 * script.scale:.0f}ms")
-    ratios = []
-    for _ in range(_TURNS):
-        plain = bench.plain(*options)
-        with bench.daemon():
-            pod = bench.run_pod(*options)
-        ratios.append(pod["kernels_per_s"] / plain["kernels_per_s"])
-    script.say(f"alone: {listed(ratios)}")
-    return median("alone_ratio", ratios, *at_least(ALONE), note="1 ms kernels, pod alone over plain, pairs in turn")
-
-
 def _totals(way: Way) -> dict[str, list[float]]:
     totals = {}
     for load in LOADS if way.name == QGPU else BESIDE:
@@ -72,12 +60,12 @@ def _pair(way: Way, load: str) -> list[float]:
     a = way.start("a", kernel, *options)
     way.running(a)
     longer = 3.0 if kernel == "100ms" else 1.0  # few of them end in a second
-    alone = way.script.span(1.0 * longer)
+    single = way.script.span(1.0 * longer)
     b = way.start("b", kernel, *options)
     way.running(b)
     spans = [way.script.span(1.3 * longer) for _ in range(2 if way.name == QGPU else 1)]
     done = stop_all(a, b)
-    return [sum(each.rate(span) for each in done) / done[0].rate(alone) for span in spans]
+    return [sum(each.rate(span) for each in done) / done[0].rate(single) for span in spans]
 
 
 SECTIONS = {"colocation": measure}

@@ -14,35 +14,33 @@ from dataclasses import dataclass
 import clocks
 from figures import NOTHING, Asked, Figure, at_least, at_most, median
 from plots import Plot
-from progress import Span
 from rivals import QGPU, Way, in_every_way
 from script import Script, claim
+from service import PERIOD_US, Served, serve
 
 LOADS = (20, 50, 80)
 #: At 80 % nothing is asked for: it is measured all the same.
 HELD = (20, 50)
-PERIOD_US = 10_000
 SLOWER, ADDED_US, GAINED = 1.05, 250, 0.9
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class Beside:
     """What a service and the offline pod beside it got."""
 
     p99_us: float
-    span: Span
-    kept: float = 0.0
+    kept: float
 
 
 def measure(script: Script) -> list[Figure]:
     """Measure the service alone, then over the flood in every way."""
     first = None if script.bench.simulated else clocks.read()
-    script.calibrate([f"{load // 10}ms" for load in LOADS])
+    script.calibrate(map(_kernel, LOADS))
     alone: dict[int, Served] = {}
 
-    def beside(way: Way) -> dict[int, Served]:
+    def beside(way: Way) -> dict[int, Beside]:
         if way.name == QGPU:
-            alone.update({load: _serve(way, load, 2.5) for load in LOADS})
+            alone.update({load: serve(way, _kernel(load), 2.5) for load in LOADS})
         found = _beside(way)
         for load, served in found.items():
             script.say(
@@ -59,27 +57,25 @@ def measure(script: Script) -> list[Figure]:
     return figures
 
 
-def _beside(way: Way) -> dict[int, Served]:
+def _beside(way: Way) -> dict[int, Beside]:
     flood = way.start("flood", "1ms")
     way.running(flood)
     alone = way.script.span(1.2)
-    served = {load: _serve(way, load, 3.5 if way.name == QGPU else 2.0) for load in LOADS}
+    served = {load: serve(way, _kernel(load), 3.5 if way.name == QGPU else 2.0) for load in LOADS}
     done = flood.stop()
-    return {load: Served(s.p99_us, s.span, done.rate(s.span) / done.rate(alone)) for load, s in served.items()}
+    return {load: Beside(s.p99_us, done.rate(s.span) / done.rate(alone)) for load, s in served.items()}
 
 
-def _serve(way: Way, load: int, seconds: float) -> Served:
-    duration = f"{1000 * seconds * way.script.scale:.0f}ms"
-    options = ("--period", "10ms", "--warmup", "300ms", "--duration", duration)
-    result = way.start("service", f"{load // 10}ms", *options, pod_class="online").finish().result
-    return Served(result["latency_us"]["p99"], Span(result["started_ns"] / 1e9, result["ended_ns"] / 1e9, {}))
+def _kernel(load: int) -> str:
+    """Return the kernel that is this part of the time between two requests."""
+    return f"{load * PERIOD_US // 100}us"
 
 
-def _gained(served: Served, load: int) -> float:
+def _gained(served: Beside, load: int) -> float:
     return served.kept / (1 - load / 100)
 
 
-def _plots(alone: Mapping[int, Served], found: Mapping[str, Mapping[int, Served]]) -> list[Plot]:
+def _plots(alone: Mapping[int, Served], found: Mapping[str, Mapping[int, Beside]]) -> list[Plot]:
     latency = {"alone": [(f"{load} %", alone[load].p99_us / 1000) for load in LOADS]}
     gained = {}
     for name, each in found.items():
@@ -91,7 +87,7 @@ def _plots(alone: Mapping[int, Served], found: Mapping[str, Mapping[int, Served]
     ]
 
 
-def _figures(alone: Mapping[int, Served], found: Mapping[str, Mapping[int, Served]]) -> list[Figure]:
+def _figures(alone: Mapping[int, Served], found: Mapping[str, Mapping[int, Beside]]) -> list[Figure]:
     figures = [median(f"harvest_alone_p99_us_{load}", [alone[load].p99_us]) for load in LOADS]
     for name, each in found.items():
         tag = "" if name == QGPU else f"_{name.lower()}"

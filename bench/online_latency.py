@@ -19,6 +19,7 @@ from pods import stop_all
 from progress import Span
 from rivals import QGPU, Way, in_every_way
 from script import Script, claim, listed
+from service import Served, serve
 
 ADDED_US = 250
 KEPT = 0.93
@@ -42,7 +43,7 @@ def measure(script: Script) -> list[Figure]:
     alone = Case()
 
     def cases_of(way: Way) -> dict[str, Case]:
-        _online(way, alone, 2.0)
+        _noted(alone, serve(way, "100us", 2.0))
         return _cases(way)
 
     cases = in_every_way(script, cases_of)
@@ -62,12 +63,12 @@ def _cases(way: Way) -> dict[str, Case]:
         flood = way.start("flood", kernel)
         way.running(flood)
         alone = way.script.span(2.0 if kernel == "100ms" else 1.0)
-        span = _online(way, one, seconds)
+        span = _noted(one, serve(way, "100us", seconds))
         others, spans = [], []
         if way.name == QGPU or kernel in FOUR_BESIDE:
             others = [way.start(f"flood{n}", kernel) for n in range(3)]
             way.running(*others)
-            spans.append(_online(way, four, seconds))
+            spans.append(_noted(four, serve(way, "100us", seconds)))
         done, *rest = stop_all(flood, *others)
         one.kept.append(done.rate(span) / done.rate(alone))
         four.kept += [sum(each.rate(during) for each in (done, *rest)) / done.rate(alone) for during in spans]
@@ -79,14 +80,11 @@ def _cases(way: Way) -> dict[str, Case]:
     return cases
 
 
-def _online(way: Way, case: Case, seconds: float) -> Span:
-    """Run the online pod for a while; note its latency and return when it was busy."""
-    duration = f"{1000 * seconds * way.script.scale:.0f}ms"
-    options = ("--period", "10ms", "--warmup", "300ms", "--duration", duration)
-    result = way.start("online", "100us", *options, pod_class="online").finish().result
-    case.p50_us.append(result["latency_us"]["p50"])
-    case.p99_us.append(result["latency_us"]["p99"])
-    return Span(result["started_ns"] / 1e9, result["ended_ns"] / 1e9, {})
+def _noted(case: Case, served: Served) -> Span:
+    """Note what latency the online pod had in this case and return when it was busy."""
+    case.p50_us.append(served.p50_us)
+    case.p99_us.append(served.p99_us)
+    return served.span
 
 
 def _plots(alone: Case, cases: Mapping[str, Mapping[str, Case]]) -> list[Plot]:

@@ -102,7 +102,7 @@ def _key(act: Act) -> tuple[str, str]:
 
 def _stacked(title: str, parts: Sequence[str], keys: Sequence[tuple[str, str]]) -> str:
     """Put drawings below each other, with a title and what colours mean."""
-    top, body, left = 30.0, [], 52
+    top, body, left = 30.0, list[str](), 52.0
     body.append(f'<text x="{left}" y="16" class="title">{escape(title.split(".")[0])}</text>')
     at = left + 150
     for name, colour in keys:

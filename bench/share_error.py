@@ -138,6 +138,10 @@ def _figures(found: Mapping[str, Mapping[str, Sequence[float]]], off: Mapping[st
         suffix = "" if window == "1s" else f"_{window}"
         note = f"worst mix: {worst}; all windows of {window} and pods of a mix; by GPU time"
         figures.append(median(f"share_error_pp_p99{suffix}", list(each.values()), *limit, note=note, pick=max))
+        worst = max(each, key=lambda name: found[name][window][-1])
+        note = f"worst of all windows of {window} and pods; mix: {worst}"
+        most = [found[name][window][-1] for name in each]
+        figures.append(median(f"share_error_pp_max{suffix}", most, note=note, pick=max))
         halves = [_at(errors[window], 50) for errors in found.values() if errors[window]]
         figures.append(median(f"share_error_pp_p50{suffix}", halves, note="worst mix", pick=max))
     for number, (name, errors) in enumerate(found.items(), 1):

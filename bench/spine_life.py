@@ -5,10 +5,11 @@ from __future__ import annotations
 import signal
 import statistics
 
-from figures import Figure, at_least, at_most, median, within
+from alone import in_turn, ratio
+from figures import Figure, at_most, median, within
 from pods import BenchError
 from progress import Progress
-from script import NotHereError, Script
+from script import NotHereError, Script, listed
 
 _TURNS = 5
 
@@ -16,23 +17,15 @@ _TURNS = 5
 def alone(script: Script) -> list[Figure]:
     """Compare a load without qgpu to one in a pod that is alone: speed and start-up, in turn."""
     _not_simulated(script)
-    options = script.bench.load_options("1ms", "--warmup", "300ms", "--duration", f"{1200 * script.scale:.0f}ms")
-    rates: list[float] = []
-    starts: list[tuple[float, float]] = []
-    for turn in range(_TURNS):
-        plain = script.bench.plain(*options)
-        with script.bench.daemon():
-            script.bench.policy("burst-share")
-            pod = script.bench.run_pod(*options)
-        rates.append(pod["kernels_per_s"] / plain["kernels_per_s"])
-        starts.append((plain["startup_s"], pod["startup_s"]))
-        script.say(f"alone {turn + 1}/{_TURNS}: {rates[-1]:.4f}, start-up {starts[-1][0]:.3f} s, {starts[-1][1]:.3f} s")
+    found = list(in_turn(script, _TURNS))
+    starts = [(plain["startup_s"], pod["startup_s"]) for plain, pod in found]
+    script.say(f"alone: start-up, plain and in a pod: {'; '.join(map(listed, starts))} s")
     plain_s, pod_s = (statistics.median(column) for column in zip(*starts, strict=True))
     startup, holds = pod_s / plain_s, at_most(1.10)
     each = tuple(pod / plain for plain, pod in starts)
     note = f"median {pod_s * 1000:.0f} ms in a pod, {plain_s * 1000:.0f} ms plain, exec to first kernel done"
     return [
-        median("alone_ratio", rates, *at_least(0.995), note="1 ms kernels, pod alone over plain, pairs in turn"),
+        ratio(found),
         Figure("startup_ratio", startup, each, holds[0], holds[1](startup), note),
     ]
 
@@ -107,11 +100,11 @@ def restart(script: Script) -> list[Figure]:
         script.settle(2)
         span = script.span(3)
         done_a, done_b = a.stop(), b.stop()
-    ratio = done_a.rate(span) / done_b.rate(span)
-    script.say(f"restarted: ratio {ratio:.3f}")
+    again = done_a.rate(span) / done_b.rate(span)
+    script.say(f"restarted: ratio {again:.3f}")
     return [
         Figure("restart_finds_pods", found, (), "true", found, "running, with their processes, in `pod list`"),
-        median("restart_ratio_2_1", [ratio], note="quotas 66:33 again in force after kill -9 and a new daemon"),
+        median("restart_ratio_2_1", [again], note="quotas 66:33 again in force after kill -9 and a new daemon"),
     ]
 
 

@@ -7,7 +7,9 @@ import statistics
 from figures import Figure, at_least, at_most, median
 from pods import Pod
 from progress import Span
+from rivals import QGPU, Way
 from script import Script, listed
+from service import Served, serve
 
 _OFFLINE = ("1ms", "100ms")
 
@@ -18,7 +20,7 @@ def online(script: Script) -> list[Figure]:
     kept: dict[str, list[float]] = {}
     with script.bench.daemon():
         script.bench.policy("best-effort")
-        p99["alone"].append(_online_run(script)[1])
+        p99["alone"].append(_online_run(script).p99_us)
         for kernel in _OFFLINE:
             flood = script.bench.pod("flood", kernel)
             script.running(flood)
@@ -32,29 +34,23 @@ def online(script: Script) -> list[Figure]:
                 others = [script.bench.pod(f"flood{n}", kernel) for n in range(3)]
                 script.running(*others)
                 four_runs = [_online_run(script) for _ in range(2)]
-                fours = [span for span, _ in four_runs]
-                p99["four"] = [latency for _, latency in four_runs]
+                fours = [run.span for run in four_runs]
+                p99["four"] = [run.p99_us for run in four_runs]
             done_others = [pod.stop() for pod in others]
             done = flood.stop()
             speed = statistics.mean(done.rate(span) for span in alone)
-            p99[kernel] = [latency for _, latency in runs]
-            kept[kernel] = [done.rate(span) / speed for span, _ in runs]
+            p99[kernel] = [run.p99_us for run in runs]
+            kept[kernel] = [done.rate(run.span) / speed for run in runs]
             if fours:
                 kept["four"] = [sum(p.rate(span) for p in (done, *done_others)) / speed for span in fours]
-            p99["alone"].append(_online_run(script)[1])
+            p99["alone"].append(_online_run(script).p99_us)
     for case, values in p99.items():
         script.say(f"online p99 {case}: {listed(values)} us; offline kept {listed(kept.get(case, []))}")
     return _online_figures(p99, kept)
 
 
-def _online_run(script: Script) -> tuple[Span, float]:
-    """Run an online pod for a while; return when it was busy, and its p99 in us."""
-    seconds = f"{4000 * script.scale:.0f}ms"
-    pod = script.bench.pod(
-        "online", "100us", "--period", "10ms", "--warmup", "500ms", "--duration", seconds, pod_class="online"
-    )
-    result = pod.finish().result
-    return Span(result["started_ns"] / 1e9, result["ended_ns"] / 1e9, {}), result["latency_us"]["p99"]
+def _online_run(script: Script) -> Served:
+    return serve(Way(QGPU, script), "100us", 4.0)
 
 
 def _online_figures(p99: dict[str, list[float]], kept: dict[str, list[float]]) -> list[Figure]:

@@ -4,8 +4,8 @@
 
 Two mixes, both 2:1 by Burst Share, of pods that wait for their batches, which feedback has to hold (timeslices alone
 do not). Pods with equal batches of 5 ms, for a minute; and two whose batches change a few times a second, each by
-itself and at random, from 1 to 15 ms, for half a minute (a simulated process cannot change what it does: random demands
-on the simulator are the matter of tests/test_feedback.py). Shares are parts of true GPU time, in every second after the
+itself and at random, from 1 to 15 ms, for half a minute. On the simulator only the first, in virtual time: there random
+demands are the matter of tests/test_feedback.py. Shares are parts of true GPU time, in every second after the
 first two. Of a loop that swings one would see: seconds far off (worst), a sinusoid that stands out of the noise (swing:
 the largest amplitude among all that a minute of seconds can show), or a second that tells of a later one
 (autocorrelation; chance alone stays below 3/√n); of one that creeps: the slope of a line through all seconds (drift).
@@ -19,22 +19,24 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 from figures import Figure, at_most, median
 from inference import IMAGE_US, ask
 from plots import Plot
-from pods import Pod
 from script import Script, claim
+from stage import Live, Stage, Virtual
 from usage import Tick, seconds_of, watch
+
+from qgpu.load.spec import Workload
 
 QUOTAS = {"a": 66, "b": 33}
 ASKED = 2 / 3
 LIMIT_PP = 1.0
 _SETTLE_S = 2.0
-_BATCHES = ("--batch", "5", "--gap", "50us")
+_LONG_S, _RANDOM_S = 61, 31
+_BATCHES = ("1ms", "--batch", "5", "--gap", "50us")
 #: Images of a batch, 60 µs each; and for how long a size stays.
 _SIZES, _STAYS_S = (16, 32, 64, 128, 256), (0.15, 0.6)
 #: The furthest second of which the autocorrelation is looked at.
@@ -43,9 +45,9 @@ _LAGS = 15
 
 def measure(script: Script) -> list[Figure]:
     """Watch both mixes; draw every second of them."""
-    found = {"batches of 5 ms": _watched(script, _equal, 60)}
+    found = {"batches of 5 ms": list(seconds_of(_equal(script)))}
     if not script.bench.simulated:
-        found["batches of 1 to 15 ms, at random"] = _watched(script, _random, 30)
+        found["batches of 1 to 15 ms, at random"] = list(seconds_of(_random(script)))
     lines = {
         name: [(at_s, round(shares["a"] / shares["b"], 4)) for at_s, shares in each] for name, each in found.items()
     }
@@ -60,47 +62,44 @@ def measure(script: Script) -> list[Figure]:
     return figures
 
 
-@contextmanager
-def _equal(script: Script) -> Iterator[Callable[[], None]]:
-    """Start pods with equal batches; there is nothing to change."""
-    pods = [script.bench.pod(name, "1ms", *_BATCHES, cores=cores) for name, cores in QUOTAS.items()]
-    script.bench.wait_busy(*pods)
-    yield lambda: None
-
-
-@contextmanager
-def _random(script: Script) -> Iterator[Callable[[], None]]:
-    """Start pods whose batches are as they are told, and yield what tells one of them another size."""
-    bench = script.bench
-    command = [sys.executable, str(Path(__file__).with_name("inference.py")), "--engine", "kernels"]
-    script.calibrate([kernel := f"{IMAGE_US}us"])
-    command += ["--sizes", ",".join(map(str, _SIZES)), "--iterations", str(bench.iterations[kernel])]
-    pods: list[Pod] = [bench.start_pod(name, command, cores=cores) for name, cores in QUOTAS.items()]
-    chance = random.Random(1)  # noqa: S311 (the same batches in every run, not a secret)
-    for pod in pods:
-        ask(pod.file, _SIZES[-1])
-    for pod in pods:
-        pod.wait_log("ready", 90)
-    bench.wait_busy(*pods)
-    yield lambda: ask(chance.choice(pods).file, chance.choice(_SIZES))
-
-
-def _watched(
-    script: Script, mix: Callable[[Script], AbstractContextManager[Callable[[], None]]], seconds: float
-) -> Sequence[tuple[float, Mapping[str, float]]]:
-    """Run a mix and return each pod's share in every second of it."""
-    chance = random.Random(2)  # noqa: S311 (as above)
-    ticks: dict[int, Tick] = {}
+def _equal(script: Script) -> list[Tick]:
+    """Watch two pods with equal batches for a minute; on the simulator in virtual time."""
+    if script.bench.simulated:
+        return _stood(script, Virtual(Workload(kernel_us=1000, batch=5, gap_us=50)))
     with script.bench.daemon():
-        script.bench.policy("burst-share")
-        with mix(script) as change:
-            script.settle(_SETTLE_S)
-            until = time.monotonic() + seconds * script.scale
-            while (left_s := until - time.monotonic()) > 0:
-                change()
-                found = watch(script.bench, min(left_s, chance.uniform(*_STAYS_S)))
-                ticks |= {tick.now_ns: tick for tick in found}
-    return list(seconds_of(list(ticks.values())))
+        return _stood(script, Live(script.bench, _BATCHES))
+
+
+def _stood(script: Script, stage: Stage) -> list[Tick]:
+    stage.policy("burst-share")
+    for name, cores in QUOTAS.items():
+        stage.start(name, cores)
+    stage.hold(_SETTLE_S)
+    return stage.watch(_LONG_S * script.scale)
+
+
+def _random(script: Script) -> list[Tick]:
+    """Watch two pods for half a minute; every now and then one of them is told another size of batches."""
+    bench = script.bench
+    script.calibrate([kernel := f"{IMAGE_US}us"])
+    command = [sys.executable, str(Path(__file__).with_name("inference.py")), "--engine", "kernels"]
+    command += ["--sizes", ",".join(map(str, _SIZES)), "--iterations", str(bench.iterations[kernel])]
+    chance = random.Random(1)  # noqa: S311 (the same batches in every run, not a secret)
+    ticks: dict[int, Tick] = {}
+    with bench.daemon():
+        bench.policy("burst-share")
+        pods = [bench.start_pod(name, command, cores=cores) for name, cores in QUOTAS.items()]
+        for pod in pods:
+            ask(pod.file, _SIZES[-1])
+        for pod in pods:
+            pod.wait_log("ready", 90)
+        bench.wait_busy(*pods)
+        script.settle(_SETTLE_S)
+        until = time.monotonic() + _RANDOM_S * script.scale
+        while (left_s := until - time.monotonic()) > 0:
+            ask(chance.choice(pods).file, chance.choice(_SIZES))
+            ticks |= {tick.now_ns: tick for tick in watch(bench, min(left_s, chance.uniform(*_STAYS_S)))}
+    return list(ticks.values())
 
 
 def stable_figures(name: str, shares: Sequence[float], tag: str) -> list[Figure]:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from harness import Bench
 from pods import Pod
 from progress import Progress
+from usage import Tick, watch
 
 from qgpu.load.spec import Workload
 from qgpu.model import NS_PER_MS, NS_PER_S, Grant
@@ -62,6 +63,10 @@ class Live:
         """Let time pass and return what time it is."""
         time.sleep(seconds)
         return time.time()
+
+    def watch(self, seconds: float) -> list[Tick]:
+        """Let time pass and return the ticks of the ledger in it."""
+        return watch(self._bench, seconds)
 
 
 class Virtual:
@@ -116,11 +121,19 @@ class Virtual:
 
     def hold(self, seconds: float) -> float:
         """Let time pass and return what time it is."""
+        self.watch(seconds)
+        return self._backend.now_ns / NS_PER_S
+
+    def watch(self, seconds: float) -> list[Tick]:
+        """Let time pass and return the ticks of the ledger in it."""
         until_ns = self._backend.now_ns + round(seconds * NS_PER_S)
+        ticks = []
         while self._backend.now_ns < until_ns:
             settings = loop.Settings(compose(self._policy, "best-effort"), _PERIOD_NS)
             self._ledger = loop.tick(self._backend, settings, self._ledger)
-        return self._backend.now_ns / NS_PER_S
+            used_ns = {name: account.used_ns for name, account in self._ledger.accounts.items()}
+            ticks.append(Tick(self._ledger.now_ns or 0, used_ns))
+        return ticks
 
     def _count(self, name: str) -> None:
         if name in self._loads:

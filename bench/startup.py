@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import statistics
 import sys
-from collections.abc import Sequence
 
 from figures import Figure, median
 from plots import Plot
@@ -48,7 +47,7 @@ def startup(script: Script) -> list[Figure]:
     return figures
 
 
-def _starts(script: Script, name: str) -> Sequence[float]:
+def _starts(script: Script, name: str) -> list[float]:
     bench = script.bench
     start = bench.run_pod if name == QGPU else bench.plain
     options = bench.load_options("1ms", "--duration", "50ms")
