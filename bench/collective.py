@@ -69,8 +69,8 @@ def main() -> None:
 
 def stepper(rank: int, ranks: int, store: Path) -> Callable[[], None]:
     """Join the others and return what does one step and waits for it."""
-    # NVLink multicast, and memory shared the way it wants, are missing where hypervisors leave them out.
-    for name, value in (("NCCL_SOCKET_IFNAME", "lo"), ("NCCL_NVLS_ENABLE", "0"), ("NCCL_CUMEM_ENABLE", "0")):
+    # NVLink multicast is missing where hypervisors leave it out.
+    for name, value in (("NCCL_SOCKET_IFNAME", "lo"), ("NCCL_NVLS_ENABLE", "0")):
         os.environ.setdefault(name, value)
     import torch
     from torch import distributed
