@@ -93,7 +93,7 @@ def test_misuse_of_the_command_line_is_usage(shared: Daemon, arguments: tuple[st
     assert "Error: " in result.stderr
 
 
-def test_without_a_daemon_every_request_says_so(tmp_path: Path) -> None:
+def test_without_a_daemon_a_request_says_so_and_runs_nothing(tmp_path: Path) -> None:
     for arguments in (("status",), ("pod", "list"), ("top", "-1"), ("run", "--", "touch", str(tmp_path / "ran"))):
         result = programs.qgpuctl(tmp_path, *arguments)
 

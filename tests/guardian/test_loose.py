@@ -51,9 +51,9 @@ def test_a_call_is_over_when_its_thread_stands_in_the_next_one_of_the_same_words
     pending = Pending()
     pending.let(call, pid)
     listener.proceed(call.id)
-    select.select([listener.fd], [], [], 20)  # it has come to the next
+    select.select([listener.fd], [], [], 60)  # it has come to the next
 
     same = Loose.of(call, pid).shown
 
-    assert pending.wait(10)
+    assert pending.wait(60)
     assert Path(f"/proc/{pid}/syscall").read_text().split()[: len(same)] == same

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import pytest
 
@@ -58,13 +59,13 @@ def test_who_may_only_look_takes_no_place_from_who_may_change_things(guests, tmp
 
 
 def until_heard(runtime_dir):
-    for _ in range(200):
+    """Ask until there is an answer; the test's timeout is the bound."""
+    while True:
         try:
             with Client(runtime_dir) as client:
                 return client.call("look")
         except QgpuError:
-            continue
-    raise AssertionError("nobody is heard any more")
+            time.sleep(0.01)
 
 
 def test_when_no_thread_can_be_had_the_next_client_is_heard_all_the_same(guests, tmp_path, monkeypatch):

@@ -127,7 +127,7 @@ def test_a_signal_ends_the_load_and_the_result_is_printed(load_env, number, opti
     process = subprocess.Popen([*command, *options], env=load_env, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     process.stderr.readline()  # it says that it is late for its start: it is about to start
     process.send_signal(number)
-    output, errors = process.communicate(timeout=20)
+    output, errors = process.communicate(timeout=60)
 
     assert process.returncode == 0, errors
     assert json.loads(output)["schema"] == "qgpu/v1"

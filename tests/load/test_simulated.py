@@ -39,7 +39,7 @@ def qgpuctl(tmp_path_factory):
         yield run
     finally:
         daemon.terminate()
-        daemon.wait(20)
+        daemon.wait(60)
 
 
 LOAD = ("--", sys.executable, "-m", "qgpu.load.main", "--duration", "1s")
