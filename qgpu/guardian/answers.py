@@ -8,6 +8,8 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Collection
 
+from qgpu.rm import abi
+
 _ENTRY = struct.Struct("<II")
 _U32 = struct.Struct("<I")
 
@@ -15,8 +17,7 @@ _U32 = struct.Struct("<I")
 _SIZES = frozenset({0x07, 0x08, 0x09, 0x0A, 0x20, 0x33})
 _FREE = frozenset({0x12, 0x16, 0x34})
 
-#: NV0000_CTRL_GPU_MAX_PROBED_GPUS, NV0000_CTRL_GPU_INVALID_ID.
-_MOST_GPUS, _NO_GPU = 32, 0xFFFFFFFF
+_MOST_GPUS = 32  # NV0000_CTRL_GPU_MAX_PROBED_GPUS
 _GPU_IDS = struct.Struct(f"<{_MOST_GPUS}I")
 
 _PIDS_COUNT_AT, _PIDS_AT = 8, 12
@@ -51,7 +52,7 @@ def show_gpus(params: bytearray, own: Collection[int]) -> None:
     """Leave only a pod's own cards in each list of GPU_GET_PROBED_IDS or GPU_GET_ATTACHED_IDS."""
     for at in range(0, len(params) - _GPU_IDS.size + 1, _GPU_IDS.size):
         shown = [gpu for gpu in _GPU_IDS.unpack_from(params, at) if gpu in own]
-        _GPU_IDS.pack_into(params, at, *shown, *[_NO_GPU] * (_MOST_GPUS - len(shown)))
+        _GPU_IDS.pack_into(params, at, *shown, *[abi.NV0000_GPU_INVALID_ID] * (_MOST_GPUS - len(shown)))
 
 
 def pid_infos(params: bytearray) -> list[int]:

@@ -16,17 +16,15 @@ from qgpu.rm import abi
 Reader = Callable[[int, int], bytes | None]
 
 _XFER_BYTES = abi.sizeof("nv_ioctl_xfer_t")
-_OS21, _OS64 = abi.sizeof("NVOS21_PARAMETERS"), abi.sizeof("NVOS64_PARAMETERS")
 _OS64_FIELDS = struct.Struct("<IIIIQQIIII")
 _OS21_FIELDS = struct.Struct("<IIIIQII")
 _OS54_FIELDS = struct.Struct("<IIIIQII")
 _OS55_FIELDS = struct.Struct("<7I")
+#: Where a call for memory in the old way has its descriptor.
+MEMORY_FD_AT = abi.offsetof("NVOS02_PARAMETERS_WITH_FD", "fd")
 _FOUR = struct.Struct("<IIII")
 _U32 = struct.Struct("<I")
 _U64 = struct.Struct("<Q")
-
-_NVOS64_FLAGS_SERIALIZED = 1 << 0
-_NVOS54_FLAGS_SERIALIZED = 1 << 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,42 +136,52 @@ def decode(request: int, argument: int, read: Reader) -> Call | None:
 
 def parse(number: int, data: bytes | bytearray) -> Call | None:
     """Read a call's structure."""
-    match number, len(data):
-        case abi.NV_ESC_RM_CONTROL, 32:
-            client, target, command, flags, params, length, _ = _OS54_FIELDS.unpack(data)
-            return Control(client, target, command, params, length, bool(flags & _NVOS54_FLAGS_SERIALIZED), 28)
-        case abi.NV_ESC_RM_ALLOC, size if size == _OS64:
-            client, parent, handle, rm_class, params, rights, _, flags, _, _ = _OS64_FIELDS.unpack(data)
-            serialized = bool(flags & _NVOS64_FLAGS_SERIALIZED)
-            return Alloc(client, parent, handle, rm_class, params, rights, serialized, 40)
-        case abi.NV_ESC_RM_ALLOC, size if size == _OS21:
-            client, parent, handle, rm_class, params, _, _ = _OS21_FIELDS.unpack(data)
-            return Alloc(client, parent, handle, rm_class, params, 0, False, 28)
-        case abi.NV_ESC_RM_ALLOC_OBJECT, 20:
-            client, parent, handle, rm_class = _FOUR.unpack_from(data)
-            return Alloc(client, parent, handle, rm_class, 0, 0, False, 16)
-        case abi.NV_ESC_RM_FREE, 16:
-            client, _, handle, _ = _FOUR.unpack(data)
-            return Free(client, handle, 12)
-        case abi.NV_ESC_RM_DUP_OBJECT, 28:
-            client, parent, handle, source_client, source, _, _ = _OS55_FIELDS.unpack(data)
-            return Dup(client, parent, handle, source_client, source, 24)
-        case abi.NV_ESC_RM_VID_HEAP_CONTROL, 184:
-            return _heap(data)
-        case abi.NV_ESC_RM_ALLOC_MEMORY, 56:
-            client, parent, handle, rm_class = _FOUR.unpack_from(data)
-            (fd,) = struct.unpack_from("<i", data, 48)
-            return AllocMemory(client, parent, handle, rm_class, fd, 40)
-        case _:
-            return None
+    found = _READERS.get((number, len(data)))
+    return found[0](data, found[1]) if found is not None else None
+
+
+def _control(data: bytes | bytearray, status_at: int) -> Control:
+    client, target, command, flags, params, length, _ = _OS54_FIELDS.unpack(data)
+    return Control(client, target, command, params, length, bool(flags & abi.NVOS54_FLAGS_SERIALIZED), status_at)
+
+
+def _alloc(data: bytes | bytearray, status_at: int) -> Alloc:
+    client, parent, handle, rm_class, params, rights, _, flags, _, _ = _OS64_FIELDS.unpack(data)
+    return Alloc(client, parent, handle, rm_class, params, rights, bool(flags & abi.NVOS64_FLAGS_SERIALIZED), status_at)
+
+
+def _short_alloc(data: bytes | bytearray, status_at: int) -> Alloc:
+    client, parent, handle, rm_class, params, _, _ = _OS21_FIELDS.unpack(data)
+    return Alloc(client, parent, handle, rm_class, params, 0, False, status_at)
+
+
+def _bare_alloc(data: bytes | bytearray, status_at: int) -> Alloc:
+    client, parent, handle, rm_class = _FOUR.unpack_from(data)
+    return Alloc(client, parent, handle, rm_class, 0, 0, False, status_at)
+
+
+def _free(data: bytes | bytearray, status_at: int) -> Free:
+    client, _, handle, _ = _FOUR.unpack(data)
+    return Free(client, handle, status_at)
+
+
+def _dup(data: bytes | bytearray, status_at: int) -> Dup:
+    client, parent, handle, source_client, source, _, _ = _OS55_FIELDS.unpack(data)
+    return Dup(client, parent, handle, source_client, source, status_at)
+
+
+def _alloc_memory(data: bytes | bytearray, status_at: int) -> AllocMemory:
+    client, parent, handle, rm_class = _FOUR.unpack_from(data)
+    (fd,) = struct.unpack_from("<i", data, MEMORY_FD_AT)
+    return AllocMemory(client, parent, handle, rm_class, fd, status_at)
 
 
 #: Where the one fact we need of an allocation's parameters lies: (offset, size), by class.
 _DETAILS = {
-    abi.NV01_DEVICE_0: (abi.ffi.offsetof("NV0080_ALLOC_PARAMETERS", "deviceId"), 4),
-    abi.KEPLER_CHANNEL_GROUP_A: (abi.ffi.offsetof("NV_CHANNEL_GROUP_ALLOCATION_PARAMETERS", "engineType"), 4),
-    abi.NV01_MEMORY_LOCAL_USER: (abi.ffi.offsetof("NV_MEMORY_ALLOCATION_PARAMS", "size"), 8),
-    abi.NV50_MEMORY_VIRTUAL: (abi.ffi.offsetof("NV_MEMORY_ALLOCATION_PARAMS", "flags"), 4),
+    abi.NV01_DEVICE_0: (abi.offsetof("NV0080_ALLOC_PARAMETERS", "deviceId"), 4),
+    abi.KEPLER_CHANNEL_GROUP_A: (abi.offsetof("NV_CHANNEL_GROUP_ALLOCATION_PARAMETERS", "engineType"), 4),
+    abi.NV01_MEMORY_LOCAL_USER: (abi.offsetof("NV_MEMORY_ALLOCATION_PARAMS", "size"), 8),
+    abi.NV50_MEMORY_VIRTUAL: (abi.offsetof("NV_MEMORY_ALLOCATION_PARAMS", "flags"), 4),
 }
 
 
@@ -194,14 +202,37 @@ _HEAP_ATTR_LOCATION = 3 << 25
 _LOCATION_PCI = 1 << 25
 
 
-def _heap(data: bytes | bytearray) -> Heap:
+def _heap(data: bytes | bytearray, status_at: int) -> Heap:
     client, parent, function = struct.unpack_from("<III", data)
     attributes_at, size_at = _HEAP_SIZES_AT.get(function, (56, 88))
     (handle,) = _U32.unpack_from(data, 44)
     (flags,) = _U32.unpack_from(data, 52)
     (attributes,) = _U32.unpack_from(data, attributes_at)
     (size,) = _U64.unpack_from(data, size_at)
-    return Heap(client, parent, function, handle, flags, attributes, size, 20)
+    return Heap(client, parent, function, handle, flags, attributes, size, status_at)
+
+
+#: Reads one call's structure, whose status lies at an offset.
+_Reader = Callable[[bytes | bytearray, int], Call]
+
+
+def _reader(number: int, structure: str, read: _Reader) -> tuple[tuple[int, int], tuple[_Reader, int]]:
+    return (number, abi.sizeof(structure)), (read, abi.offsetof(structure, "status"))
+
+
+#: How calls are read, by number and size.
+_READERS = dict(
+    (
+        _reader(abi.NV_ESC_RM_CONTROL, "NVOS54_PARAMETERS", _control),
+        _reader(abi.NV_ESC_RM_ALLOC, "NVOS64_PARAMETERS", _alloc),
+        _reader(abi.NV_ESC_RM_ALLOC, "NVOS21_PARAMETERS", _short_alloc),
+        _reader(abi.NV_ESC_RM_ALLOC_OBJECT, "NVOS05_PARAMETERS", _bare_alloc),
+        _reader(abi.NV_ESC_RM_FREE, "NVOS00_PARAMETERS", _free),
+        _reader(abi.NV_ESC_RM_DUP_OBJECT, "NVOS55_PARAMETERS", _dup),
+        _reader(abi.NV_ESC_RM_VID_HEAP_CONTROL, "NVOS32_PARAMETERS", _heap),
+        _reader(abi.NV_ESC_RM_ALLOC_MEMORY, "NVOS02_PARAMETERS_WITH_FD", _alloc_memory),
+    )
+)
 
 
 def heap_size(data: bytes | bytearray, function: int) -> int:

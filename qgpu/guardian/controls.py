@@ -112,7 +112,7 @@ NESTED: dict[int, tuple[Nested, ...]] = {
     0x101: (Nested(8, 1), Nested(16, 1), Nested(24, 1)),  # SYSTEM_GET_BUILD_VERSION
     0x202: (Nested(16, 0, None),),  # GPU_GET_ID_INFO: szName, which RM does not use
     0x800201: (Nested(8, 4),),  # GPU_GET_CLASSLIST
-    0x410110: (Nested(8, 8),),  # GET_SURFACE_INFO, asked of memory that came by a descriptor
+    abi.NV0041_GET_SURFACE_INFO: (Nested(8, 8),),  # asked of memory that came by a descriptor
     0x801102: (Nested(8, 1),),  # GR_GET_CAPS
     0x801104: (Nested(8, 8),),  # GR_GET_INFO
     0x801301: (Nested(8, 1),),  # FB_GET_CAPS
@@ -126,23 +126,29 @@ NESTED: dict[int, tuple[Nested, ...]] = {
     0x20800124: (Nested(8, 4, 4),),  # GPU_GET_ENGINE_CLASSLIST
     0x20800802: (Nested(8, 8),),  # BIOS_GET_INFO
     0x20801201: (Nested(8, 8),),  # GR_GET_INFO
-    0x20801301: (Nested(8, 8),),  # FB_GET_INFO
+    abi.NV2080_FB_GET_INFO: (Nested(8, 8),),
     0x20801802: (Nested(8, 8),),  # BUS_GET_INFO
     0x20802A01: (Nested(8, 1, 4),),  # CE_GET_CAPS
 }
 
 #: Controls with a descriptor of the caller's, by where it is (4 bytes).
 DESCRIPTORS = {
-    0x3D05: 16,  # OS_UNIX_EXPORT_OBJECT_TO_FD
-    0x3D06: 0,  # OS_UNIX_IMPORT_OBJECT_FROM_FD
+    abi.NV0000_OS_UNIX_EXPORT_OBJECT_TO_FD: 16,
+    abi.NV0000_OS_UNIX_IMPORT_OBJECT_FROM_FD: 0,
     0x3D08: 0,  # OS_UNIX_GET_EXPORT_OBJECT_INFO
-    0x3D0B: 0,  # OS_UNIX_EXPORT_OBJECTS_TO_FD
-    0x3D0C: 0,  # OS_UNIX_IMPORT_OBJECTS_FROM_FD
+    abi.NV0000_OS_UNIX_EXPORT_OBJECTS_TO_FD: 0,
+    abi.NV0000_OS_UNIX_IMPORT_OBJECTS_FROM_FD: 0,
     0x00FD0104: 8,  # MULTICAST ATTACH_GPU
 }
 
 #: Controls that give memory another reference, in the kernel or in a client.
-GIVE_HANDLES = frozenset({0x3D05, 0x3D06, 0x3D0B, 0x3D0C, abi.NV00FD_ATTACH_MEM})
+GIVE_HANDLES = frozenset(
+    {
+        *(abi.NV0000_OS_UNIX_EXPORT_OBJECT_TO_FD, abi.NV0000_OS_UNIX_EXPORT_OBJECTS_TO_FD),
+        *(abi.NV0000_OS_UNIX_IMPORT_OBJECT_FROM_FD, abi.NV0000_OS_UNIX_IMPORT_OBJECTS_FROM_FD),
+        abi.NV00FD_ATTACH_MEM,
+    }
+)
 
 #: Controls from which something is learned, or whose answer is fitted.
 LOOKED_AT = frozenset(

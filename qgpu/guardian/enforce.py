@@ -102,6 +102,13 @@ class Enforcer:
         """Gate channels again that were not freed after all."""
         self._leaving -= set(channels)
 
+    def forget(self, pod: str) -> None:
+        """Forget what was seen of a pod that is no more: another may come by its name."""
+        self._idle.discard(pod)
+        self._opened_with.pop(pod, None)
+        self._gated_since.pop(pod, None)
+        self._closed_spans.pop(pod, None)
+
     def take_closed(self, pod: str, now_ns: int) -> list[Span]:
         """Return from when to when a pod's gate was closed since the last call."""
         spans = self._closed_spans.pop(pod, [])
@@ -111,10 +118,11 @@ class Enforcer:
         return spans
 
     def _reckon(self, wanted: frozenset[str], now_ns: int) -> None:
-        for pod in self.closed - wanted:
+        known = self.register.pods.keys()  # plans may still name one that was retired
+        for pod in (self.closed - wanted) & known:
             self._opened_with[pod] = self.used_ns(pod)
             self._closed_spans.setdefault(pod, []).append((self._gated_since.pop(pod, now_ns), now_ns))
-        for pod in wanted - self.closed:
+        for pod in (wanted - self.closed) & known:
             self._gated_since[pod] = now_ns
             if (before := self._opened_with.pop(pod, None)) is not None:
                 # Less than before: another pod has come by its name, or processes of it have ended. That is not idle.

@@ -19,13 +19,11 @@ REQUEST = abi.request(abi.NV_ESC_RM_CONTROL, abi.sizeof("NVOS54_PARAMETERS"))
 
 _PLAIN = controls.FLAT - controls.LOOKED_AT - rules.REFUSED.keys()
 _MOST_BYTES = 1 << 14
-_ARGUMENT_BYTES, _STATUS_AT = 32, 28
-_FLAG_SERIALIZED = 1 << 2
+_ARGUMENT_BYTES, _STATUS_AT = abi.sizeof("NVOS54_PARAMETERS"), abi.offsetof("NVOS54_PARAMETERS", "status")
 
 _ffi: Any = FFI()
 _ffi.cdef(
     """
-    typedef struct { uint32_t client, object, command, flags; uint64_t params; uint32_t size, status; } call;
     struct iovec { uint64_t base; size_t len; };
     ssize_t process_vm_readv(int pid, const struct iovec *local, unsigned long n, const struct iovec *remote,
                              unsigned long m, unsigned long flags);
@@ -41,12 +39,11 @@ class Quick:
 
     def __init__(self, perform: Any) -> None:
         self._perform = perform
-        self._call = _ffi.new("call *")
-        self._argument = abi.ffi.cast("NVOS54_PARAMETERS *", int(_ffi.cast("uintptr_t", self._call)))
+        self._call = abi.ffi.new("NVOS54_PARAMETERS *")
         self._params = _ffi.new("char[]", _MOST_BYTES)
         self._view = _ffi.buffer(self._params)
         self._params_at = int(_ffi.cast("uintptr_t", self._params))
-        call_at = int(_ffi.cast("uintptr_t", self._call))
+        call_at = int(abi.ffi.cast("uintptr_t", self._call))
         self._in = _ffi.new("struct iovec *", {"base": call_at, "len": _ARGUMENT_BYTES})
         self._in_params = _ffi.new("struct iovec *", {"base": self._params_at})
         self._there = _ffi.new("struct iovec *")
@@ -59,8 +56,8 @@ class Quick:
         there.base, there.len = argument, _ARGUMENT_BYTES
         if _libc.process_vm_readv(tid, self._in, 1, there, 1, 0) != _ARGUMENT_BYTES:
             return None
-        size, params = call.size, call.params
-        if call.command not in _PLAIN or call.flags & _FLAG_SERIALIZED or size > _MOST_BYTES:
+        size, params = call.paramsSize, call.params
+        if call.cmd not in _PLAIN or call.flags & abi.NVOS54_FLAGS_SERIALIZED or size > _MOST_BYTES:
             return None
         before = b""
         if params and size:
@@ -70,7 +67,7 @@ class Quick:
                 return None
             before = self._view[:size]
             call.params = self._params_at
-        if error := self._perform(file, REQUEST, self._argument):
+        if error := self._perform(file, REQUEST, call):
             return int(error)
         self._back[0].base = argument + _STATUS_AT
         parts, most = 1, 4

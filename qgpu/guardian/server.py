@@ -305,8 +305,8 @@ class Guardian:
         self._judges.setdefault(pod, Judge(self.supervisor, pod))
         name = f"qgpu-pod-{number}"
         thread = threading.Thread(target=self._serve_pod, args=(number,), name=name, daemon=True)
+        thread.start()  # RuntimeError where no more are to be had: then it is not taken for served
         self._threads[number] = thread
-        thread.start()
 
     def _amended(self, pod: str) -> None:
         self._allowances.pop(pod, None)
@@ -315,3 +315,5 @@ class Guardian:
     def _retired(self, pod: str) -> None:
         self._judges.pop(pod, None)
         self._amended(pod)
+        for card in self.cards.values():
+            card.enforcer.forget(pod)

@@ -108,6 +108,7 @@ _SYS_PIDFD_GETFD = 438
 
 #: Character devices (KO/common/inc/nv-chardev-numbers.h).
 NV_MAJOR = 195
+NV_MODESET_MINOR = 254
 NV_CONTROL_MINOR = 255
 
 # Escape numbers (KO/common/inc/nv_escape.h, nv-ioctl-numbers.h). RM looks at the number and the size alone.
@@ -132,6 +133,13 @@ IDLE_CHANNELS_BYTES = 56
 MAP_MEMORY_DMA_BYTES = (56, 64)
 #: Bytes of nv_ioctl_export_to_dma_buf_fd_t, before and from 570.
 EXPORT_TO_DMABUF_FD_BYTES = (2600, 2608)
+
+# Flags and words of calls (SDK/nvos.h).
+NVOS54_FLAGS_SERIALIZED = 1 << 2
+NVOS64_FLAGS_SERIALIZED = 1 << 0
+NVOS32_ATTR_COHERENCY_CACHED = 1 << 29
+NVOS32_ATTR2_PROTECTION_USER_READ_ONLY = 1 << 22
+NVOS33_FLAGS_ACCESS_READ_ONLY = 1
 
 # Classes (SDK/class/*.h).
 NV01_ROOT = 0x0
@@ -190,6 +198,16 @@ NV_EVENT_BUFFER_ENABLE_EVENTS = 0x90CD0101
 NV_EVENT_BUFFER_UPDATE_GET = 0x90CD0102
 NV_EVENT_BUFFER_FLUSH = 0x90CD0104
 
+# Words of controls (SDK/ctrl/*.h).
+NV0000_GPU_INVALID_ID = 0xFFFFFFFF
+NV0000_CLIENT_HANDLE_INFO_PARENT, NV0000_CLIENT_HANDLE_INFO_CLASS = 1, 2
+NV0000_OS_UNIX_EXPORT_OBJECT_TYPE_RM = 1
+NV0041_SURFACE_INFO_PHYS_SIZE_LO, NV0041_SURFACE_INFO_PHYS_SIZE_HI = 2, 3
+NV2080_GPU_GID_FORMAT_BINARY = 2
+NV2080_GR_FECS_LEVEL_OF_DETAIL_SIMPLE = 1
+NV_EVENT_BUFFER_OVERFLOW_KEEP_OLDEST = 1
+NV_EVENT_BUFFER_FECS_SIMPLE_START, NV_EVENT_BUFFER_FECS_SIMPLE_END = 0x06, 0x07
+
 #: Channels one FIFO_DISABLE_CHANNELS call can name.
 MAX_DISABLE_CHANNELS = 64
 
@@ -224,6 +242,11 @@ RM_DEFAULT_TIMESLICE_US = 1024
 def sizeof(name: str) -> int:
     """Return the size of a declared structure in bytes."""
     return int(ffi.sizeof(name))
+
+
+def offsetof(name: str, member: str) -> int:
+    """Return where a member of a declared structure lies, in bytes."""
+    return int(ffi.offsetof(name, member))
 
 
 def request(number: int, size: int) -> int:

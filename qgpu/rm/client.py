@@ -18,8 +18,6 @@ from qgpu.rm import abi
 from qgpu.rm.abi import ffi
 
 _CONTROL_DEVICE = "/dev/nvidiactl"
-#: NV0000_CTRL_OS_UNIX_EXPORT_OBJECT_TYPE_RM.
-_EXPORT_OF_RM = 1
 #: Handles of our own objects, far from those libcuda picks; each client has a name space of its own.
 _FIRST_HANDLE = 0x71000000
 
@@ -41,7 +39,7 @@ def control(fd: int, client: int, target: int, command: int, params: Any = None)
 def handle_info(fd: int, client: int, handle: int) -> tuple[int, int] | None:
     """Ask RM for (class, parent) of an object; None when it does not exist (CLIENT_GET_HANDLE_INFO)."""
     found = []
-    for index in (2, 1):
+    for index in (abi.NV0000_CLIENT_HANDLE_INFO_CLASS, abi.NV0000_CLIENT_HANDLE_INFO_PARENT):
         params = ffi.new("NV0000_CTRL_CLIENT_GET_HANDLE_INFO_PARAMS *", {"hObject": handle, "index": index})
         try:
             control(fd, client, client, abi.NV0000_CLIENT_GET_HANDLE_INFO, params)
@@ -53,7 +51,8 @@ def handle_info(fd: int, client: int, handle: int) -> tuple[int, int] | None:
 
 def memory_bytes(fd: int, client: int, memory: int) -> int | None:
     """Ask RM how large a memory object really is, in bytes; None when it does not exist (GET_SURFACE_INFO)."""
-    entries = ffi.new("NV0041_CTRL_SURFACE_INFO[2]", [{"index": 2}, {"index": 3}])  # PHYS_SIZE_LO, PHYS_SIZE_HI
+    parts = abi.NV0041_SURFACE_INFO_PHYS_SIZE_LO, abi.NV0041_SURFACE_INFO_PHYS_SIZE_HI
+    entries = ffi.new("NV0041_CTRL_SURFACE_INFO[2]", [{"index": part} for part in parts])
     params = ffi.new("NV0041_CTRL_GET_SURFACE_INFO_PARAMS *", {"surfaceInfoListSize": 2})
     params.surfaceInfoList = int(ffi.cast("uintptr_t", entries))
     try:
@@ -82,8 +81,8 @@ def export(fd: int, client: int, memory: int) -> int:
     """Tie memory to a descriptor of ours, which is to be closed again: it keeps the memory. Raises RmError, OSError."""
     carrier = os.open(_CONTROL_DEVICE, os.O_RDWR | os.O_CLOEXEC)
     try:
-        params = ffi.new("NV0000_CTRL_OS_UNIX_EXPORT_OBJECT_TO_FD_PARAMS *", {"type": _EXPORT_OF_RM, "fd": carrier})
-        params.hObject = memory
+        params = ffi.new("NV0000_CTRL_OS_UNIX_EXPORT_OBJECT_TO_FD_PARAMS *", {"fd": carrier, "hObject": memory})
+        params.type = abi.NV0000_OS_UNIX_EXPORT_OBJECT_TYPE_RM
         control(fd, client, client, abi.NV0000_OS_UNIX_EXPORT_OBJECT_TO_FD, params)
     except BaseException:
         os.close(carrier)
@@ -96,8 +95,8 @@ def is_exported(fd: int, client: int, parent: int, memory: int, carrier: int) ->
 
     RM compares two handles of one client, so the client gets another one for that time.
     """
-    params = ffi.new("NV0000_CTRL_OS_UNIX_IMPORT_OBJECT_FROM_FD_PARAMS *", {"fd": carrier, "type": _EXPORT_OF_RM})
-    params.hParent = parent
+    params = ffi.new("NV0000_CTRL_OS_UNIX_IMPORT_OBJECT_FROM_FD_PARAMS *", {"fd": carrier, "hParent": parent})
+    params.type = abi.NV0000_OS_UNIX_EXPORT_OBJECT_TYPE_RM
     control(fd, client, client, abi.NV0000_OS_UNIX_IMPORT_OBJECT_FROM_FD, params)
     try:
         pair = ffi.new("NV0000_CTRL_CLIENT_OBJECTS_ARE_DUPLICATES_PARAMS *", {"hObject1": memory})
@@ -174,7 +173,7 @@ class RmClient:
         self._device_fds.append(fd)
         abi.ioctl(fd, abi.NV_ESC_REGISTER_FD, ffi.new("int *", self.fd))
         ids = ffi.new("NV0000_CTRL_GPU_ATTACH_IDS_PARAMS *")
-        ids.gpuIds[0], ids.gpuIds[1] = gpu_id, 0xFFFFFFFF
+        ids.gpuIds[0], ids.gpuIds[1] = gpu_id, abi.NV0000_GPU_INVALID_ID
         self.control(self.handle, abi.NV0000_GPU_ATTACH_IDS, ids)
 
     def alloc(self, parent: int, class_: int, params: Any = None) -> int:
@@ -207,7 +206,7 @@ class RmClient:
         try:
             call = ffi.new("NVOS33_PARAMETERS_WITH_FD *")
             call.hClient, call.hDevice, call.hMemory = self.handle, self.handle, memory
-            call.length, call.flags, call.fd = length, 1, fd  # NVOS33_FLAGS_ACCESS_READ_ONLY
+            call.length, call.flags, call.fd = length, abi.NVOS33_FLAGS_ACCESS_READ_ONLY, fd
             abi.ioctl(self.fd, abi.NV_ESC_RM_MAP_MEMORY, call)
             abi.check(call.status, "RM memory mapping")
             return mmap.mmap(fd, length, mmap.MAP_SHARED, mmap.PROT_READ)

@@ -40,7 +40,7 @@ class RmDevice:
 
     def uuid(self) -> bytes:
         """Return the card's UUID, as UVM names cards. Raises RmError."""
-        params = ffi.new("NV2080_CTRL_GPU_GET_GID_INFO_PARAMS *", {"flags": 2})  # in binary
+        params = ffi.new("NV2080_CTRL_GPU_GET_GID_INFO_PARAMS *", {"flags": abi.NV2080_GPU_GID_FORMAT_BINARY})
         self.client.control(self.subdevice, abi.NV2080_GPU_GET_GID_INFO, params)
         return bytes(ffi.buffer(params.data, params.length))
 

@@ -20,13 +20,7 @@ _HEADER_BYTES = 4096
 _RECORDS = 32768
 _RECORD_BYTES = abi.sizeof("NV_EVENT_BUFFER_FECS_RECORD")
 
-_ATTR_COHERENCY_CACHED = 1 << 29
-_ATTR2_PROTECTION_USER_READ_ONLY = 1 << 22
-_LEVEL_OF_DETAIL_SIMPLE = 1
-_OVERFLOW_KEEP_OLDEST = 1
-
-#: NV_EVENT_BUFFER_FECS_CTXSWTAG_SIMPLE_START and _SIMPLE_END.
-START, END = 0x06, 0x07
+START, END = abi.NV_EVENT_BUFFER_FECS_SIMPLE_START, abi.NV_EVENT_BUFFER_FECS_SIMPLE_END
 
 # tag, vmid, seqno, context_id, pid, 4 bytes of MIG ids, timestamp: NV_EVENT_BUFFER_FECS_RECORD past its header.
 _RECORD = struct.Struct("<8xBxHIIIQ")
@@ -58,10 +52,10 @@ class SwitchLog:
         self._buffer = client.alloc(client.handle, abi.NV_EVENT_BUFFER, params)
         bind = ffi.new("NV2080_CTRL_GR_FECS_BIND_EVTBUF_FOR_UID_V2_PARAMS *")
         bind.hEventBuffer, bind.recordSize = self._buffer, _RECORD_BYTES
-        bind.levelOfDetail, bind.bAllUsers = _LEVEL_OF_DETAIL_SIMPLE, 1
+        bind.levelOfDetail, bind.bAllUsers = abi.NV2080_GR_FECS_LEVEL_OF_DETAIL_SIMPLE, 1
         client.control(device.subdevice, abi.NV2080_GR_FECS_BIND_EVTBUF_FOR_UID_V2, bind)
         enable = ffi.new("NV_EVENT_BUFFER_CTRL_CMD_ENABLE_EVENTS_PARAMS *")
-        enable.enable, enable.flags = 1, _OVERFLOW_KEEP_OLDEST
+        enable.enable, enable.flags = 1, abi.NV_EVENT_BUFFER_OVERFLOW_KEEP_OLDEST
         client.control(self._buffer, abi.NV_EVENT_BUFFER_ENABLE_EVENTS, enable)
         self._header: mmap.mmap = client.map_readonly(header, _HEADER_BYTES)
         self._records: mmap.mmap = client.map_readonly(records, size)
@@ -92,8 +86,8 @@ def _readonly(owner: int, size: int) -> object:
         "NV_MEMORY_ALLOCATION_PARAMS *",
         {
             "owner": owner,
-            "attr": _ATTR_COHERENCY_CACHED,
-            "attr2": _ATTR2_PROTECTION_USER_READ_ONLY,
+            "attr": abi.NVOS32_ATTR_COHERENCY_CACHED,
+            "attr2": abi.NVOS32_ATTR2_PROTECTION_USER_READ_ONLY,
             "size": size,
         },
     )

@@ -16,13 +16,12 @@ from typing import Any
 
 from qgpu import cgroup, proc
 from qgpu.errors import InvalidValueError, RefusedError
+from qgpu.rm import abi
 from qgpu.runtime import limits
 
 #: The environment variable by which a CDI device says which pGPU it is, with its number behind it.
 GPU_VARIABLE = "QGPU_GPU_"
 
-_NV_MAJOR = 195
-_MODESET_MINOR = _FIRST_OTHER_MINOR = 254  # nvidia-modeset, and then nvidiactl
 _DRM_MAJOR = 226
 _SHORT_ID = 12
 _LONGEST = 63
@@ -69,7 +68,7 @@ class Container:
 
         ``minors`` has the minor device number by pGPU; None on the simulator. Raises RefusedError.
         """
-        nodes = {minor for major, minor in self.devices if major == _NV_MAJOR and minor < _FIRST_OTHER_MINOR}
+        nodes = {minor for major, minor in self.devices if major == abi.NV_MAJOR and minor < abi.NV_MODESET_MINOR}
         if strange := nodes - set(minors.values()):
             raise RefusedError(
                 f"container {self.id}: /dev/nvidia{min(strange)} is not shared by qgpu; start it without that device"
@@ -83,7 +82,7 @@ class Container:
 
     def check_devices(self) -> None:
         """See that what has a memory limit reaches nothing that makes video memory past it. Raises RefusedError."""
-        others = {(_NV_MAJOR, _MODESET_MINOR): "/dev/nvidia-modeset"}
+        others = {(abi.NV_MAJOR, abi.NV_MODESET_MINOR): "/dev/nvidia-modeset"}
         for major, minor in self.devices if self.wanted().grant.memory is not None else ():
             if major == _DRM_MAJOR or (major, minor) in others:
                 name = others.get((major, minor), "/dev/dri")

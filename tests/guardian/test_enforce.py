@@ -201,6 +201,22 @@ def test_a_pod_that_has_come_by_the_name_of_another_is_not_taken_for_idle():
     assert {key[0] for key in engine.off} == {2}
 
 
+def test_nothing_is_kept_of_a_pod_that_was():
+    enforcer, _, used = card("a", "b")
+    for number in range(3):
+        name, at = f"pod-{number}", 40 * number
+        enforcer.register.note({"fact": "pod", "name": name, "grants": {}})
+        used[name] = 0
+        for step in (0, 5, 15):  # its gate is closed, and opened
+            enforcer.adopt(turns("a", name), (at + step) * MS)
+        enforcer.register.note({"fact": "unpod", "name": name})
+        enforcer.forget(name)
+        enforcer.step((at + 22) * MS)  # the plan still names it
+        enforcer.adopt(turns("a", "b"), (at + 25) * MS)
+
+    assert "pod-" not in repr([getattr(enforcer, member) for member in enforcer.__slots__ if member != "mechanism"])
+
+
 def test_a_gate_that_would_not_open_is_tried_again_until_it_does():
     enforcer, engine, _ = card("a", "b")
     enforcer.adopt(turns("a", "b"), 0)
