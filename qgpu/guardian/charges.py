@@ -85,11 +85,11 @@ class Charges:
             self._mapping[pid] += size
             return True
 
-    def mappings_of(self, pod: str) -> list[int]:
-        """List the processes of a pod that have mapped what could be managed memory."""
+    def mappings_of(self, pod: str, *, all_known: bool = False) -> list[int]:
+        """List the processes of a pod that have mapped what could be managed memory, or all that may have."""
         with self._lock:
             mapped = self._register.holdings.managed.items()
-            return [pid for pid, held in mapped if held and self._register.processes.get(pid) == pod]
+            return [pid for pid, held in mapped if (held or all_known) and self._register.processes.get(pid) == pod]
 
     def look_at_mappings(self, pid: int, settled: int = 0) -> bool:
         """Charge a process what it maps of UVM now, ``settled`` bytes of what was being mapped among it.
@@ -139,12 +139,11 @@ class Charges:
             if self._register.holdings.is_mapped(number):
                 self._note({"fact": "unmapped", "memory": number})
 
-    def duplicated(self, rm: RmObject, handle: int, number: int) -> None:
-        """Book a second handle that we have made on a pod's memory."""
+    def duplicating(self, rm: RmObject, handle: int, number: int) -> None:
+        """Book a second handle that we are about to make on a pod's memory."""
         with self._lock:
             ours = RmObject(rm.client, handle, rm.parent, rm.rm_class, rm.detail)
             self._note(object_fact(ours) | {"memory": number})
-            self._note({"fact": "confirm", "client": rm.client, "handle": handle, "context": 0})
 
     def export(self, client: int, handles: Iterable[int]) -> None:
         """Let memory count until its pod ends: it can now be kept by a descriptor that nobody here sees."""

@@ -15,7 +15,11 @@ from qgpu.rm import abi
 
 _U32 = struct.Struct("<I")
 _HANDLES_OF_EXPORTS_AT, _MOST_EXPORTS = 76, 512
-_HANDLES_OF_IMPORTS_AT, _MOST_IMPORTS = 8, 128
+#: Imports, with where their handles are and how many there may be.
+_IMPORTED = {
+    abi.NV0000_OS_UNIX_IMPORT_OBJECT_FROM_FD: (16, 1),
+    abi.NV0000_OS_UNIX_IMPORT_OBJECTS_FROM_FD: (8, 128),
+}
 
 
 class Controls:
@@ -48,8 +52,13 @@ class Controls:
         if nested is None:
             block.restore(16, 8)
             return self._desk.answer(block, asked.status_at, abi.NV_ERR_INVALID_ADDRESS)
+        if params is not None and command in _IMPORTED:
+            for handle in _imported(command, params.data):
+                self._objects.undo(case, (asked.client, handle))
         with self._supervisor.books if command in controls.GIVE_HANDLES else nullcontext():
             error = self._perform_control(case, block, params, asked)
+            if case.left is not None and not error and status_of(block, asked.status_at) == abi.NV_ERR_STATE_IN_USE:
+                block.patch_u32(asked.status_at, abi.NV_OK)  # a descriptor carries what a dead guardian has tied to it
         block.restore(16, 8)
         if params is not None:
             if not error and status_of(block, asked.status_at) == abi.NV_OK:
@@ -85,6 +94,8 @@ class Controls:
             return self._standin.escape(case.file, abi.NV_ESC_RM_CONTROL, block)
         (fd,) = struct.unpack_from("<i", params.data, at)
         taken = self._desk.take(case, fd) if fd >= 0 else fd
+        if asked.command in controls.GIVE_HANDLES:
+            case.begin()
         try:
             params.patch_u32(at, taken)
             return self._standin.escape(case.file, abi.NV_ESC_RM_CONTROL, block)
@@ -131,10 +142,8 @@ class Controls:
                 )
             case abi.NV00FD_ATTACH_MEM:
                 self._supervisor.charges.export(asked.client, [_U32.unpack_from(params.data, 4)[0]])
-            case abi.NV0000_OS_UNIX_IMPORT_OBJECT_FROM_FD:
-                return self._imported(case, asked.client, [_U32.unpack_from(params.data, 16)[0]])
-            case abi.NV0000_OS_UNIX_IMPORT_OBJECTS_FROM_FD:
-                return self._imported(case, asked.client, _handles(params.data, _HANDLES_OF_IMPORTS_AT, _MOST_IMPORTS))
+            case command if command in _IMPORTED:
+                return self._imported(case, asked.client, _imported(command, params.data))
         return abi.NV_OK
 
     def _imported(self, case: Case, client: int, handles: list[int]) -> int:
@@ -163,6 +172,12 @@ class Controls:
         with self._supervisor.lock:
             self._supervisor.note({"fact": "wish", "client": tsg.client, "handle": tsg.handle, "us": wish})
         return True
+
+
+def _imported(command: int, params: bytearray) -> list[int]:
+    """List the handles that an import gives."""
+    at, most = _IMPORTED[command]
+    return _handles(params, at, most)
 
 
 def _handles(params: bytearray, at: int, most: int) -> list[int]:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from qgpu.guardian import kcmp
-from qgpu.guardian.notify import Listener, Notification
+from qgpu.guardian.notify import InHand, Listener, Notification
 from qgpu.guardian.register import RmObject
 from qgpu.guardian.standin import Block, StandIn
 from qgpu.guardian.supervisor import Supervisor
@@ -32,6 +32,14 @@ class Case:
     call: Notification
     pid: int
     file: int
+    #: What a dead guardian may have done of it already.
+    left: InHand | None = None
+    begun: bool = False
+
+    def begin(self, before: int | None = None) -> None:
+        """Take note that what must not be done twice is done now, ``before`` which RM gave a figure or none."""
+        self.begun = True
+        self.listener.begin(before)
 
 
 @dataclass(slots=True)
@@ -102,6 +110,7 @@ class Desk:
         taken = self.take(case, fd) if fd >= 0 else -1
         try:
             block.patch_u32(at, taken)
+            case.begin()
             error = self.standin.escape(case.file, number, block)
             block.restore(at, 4)
         finally:

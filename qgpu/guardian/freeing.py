@@ -16,6 +16,7 @@ from collections.abc import Callable
 
 import structlog
 
+from qgpu.guardian.desk import Case
 from qgpu.guardian.holdings import Memory
 from qgpu.guardian.register import Key
 from qgpu.guardian.supervisor import Supervisor
@@ -36,20 +37,22 @@ class Freeing:
         self._quiet = quiet
         self._next = _FIRST_HANDLE
 
-    def free(self, file: int, key: Key, carry_out: Callable[[], bool]) -> bool:
+    def free(self, case: Case, key: Key, carry_out: Callable[[], bool]) -> bool:
         """Have an object freed, and keep the charge of memory that is not gone with it; return if RM freed it."""
         with self._supervisor.lock:
             ending = self._supervisor.register.ending_with(key)
             memories = [memory for memory in ending if not memory.pinned and self._limited(memory)]
         entry = self._supervisor.register.clients.get(key[0])
         if not memories or entry is None:
+            case.begin()
             return carry_out()
         quiet = self._quiet()
         with self._supervisor.books:
-            if key in memories[0].handles and self._another(file, key, memories[0]):
+            if key in memories[0].handles and self._another(case.file, key, memories[0]):
+                case.begin()
                 return carry_out()
             clients = self._clients(key)
-            before = self._private(entry.maker, memories[0])
+            before = self._before(case, key, entry.maker, memories[0])
             if not carry_out():
                 return False
             after = self._private(entry.maker, memories[0])
@@ -65,11 +68,15 @@ class Freeing:
                     self._supervisor.charges.pin(memory.number)
             return True
 
-    def unmap(self, pid: int, base: int, length: int, card: bytes | None, carry_out: Callable[[], bool]) -> None:
+    def unmap(self, case: Case, base: int, length: int, card: bytes | None, carry_out: Callable[[], bool]) -> None:
         """Have a range unmapped, and give up memory that nothing but our own handle keeps then."""
-        holdings = self._supervisor.register.holdings
+        pid, holdings = case.pid, self._supervisor.register.holdings
+        case.begin()
         with self._supervisor.lock:
-            kept = [memory for memory in holdings.mapped_in(pid, base, length, card) if self._ours(memory)]
+            mapped = holdings.mapped_in(pid, base, length, card)
+            if case.left is not None:  # what a dead guardian had taken note of no longer counts as mapped there
+                mapped = [memory for memory in holdings.memories.values() if memory.pod == self._pod]
+            kept = [memory for memory in mapped if self._ours(memory)]
         if not kept or not self._limited(kept[0]):
             if carry_out():
                 self._supervisor.charges.unmap(pid, base, length, card)
@@ -83,15 +90,15 @@ class Freeing:
                 gone = [memory for memory in kept if not holdings.is_mapped(memory.number)]
             for memory in gone:
                 for key in list(memory.handles):
-                    self._give_up(key, memory, quiet=quiet)
+                    self._give_up(case, key, memory, quiet=quiet)
 
-    def _give_up(self, key: Key, memory: Memory, *, quiet: bool) -> None:
+    def _give_up(self, case: Case, key: Key, memory: Memory, *, quiet: bool) -> None:
         """Free a handle of ours; memory that something else keeps after all stays charged."""
         entry = self._supervisor.register.clients.get(key[0])
         maker = entry.maker if entry is not None else 0
         clients = self._clients(key)
-        before = self._private(maker, memory)
-        freed = self._supervisor.hands.free_anywhere(key)
+        before = self._before(case, key, maker, memory)
+        freed = self._supervisor.hands.free_anywhere(key) or (case.left is not None and not self._there(key))
         after = self._private(maker, memory)
         shows = quiet and self._clients(key) == clients
         if before is not None and after is not None and (not shows or before - after < memory.size):
@@ -122,6 +129,16 @@ class Freeing:
     def _private(self, pid: int, memory: Memory) -> int | None:
         return self._supervisor.hands.private_bytes(memory.instance, pid)
 
+    def _there(self, key: Key) -> bool:
+        return self._supervisor.hands.exists(key)
+
+    def _before(self, case: Case, key: Key, maker: int, memory: Memory) -> int | None:
+        """Return RM's figure before memory is freed; where a dead guardian has freed it already, what that one read."""
+        done = case.left is not None and not self._there(key)
+        before = case.left.before if done and case.left is not None else self._private(maker, memory)
+        case.begin(before)
+        return before
+
     def _another(self, file: int, key: Key, memory: Memory) -> bool:
         """Make a handle of ours on memory that is still mapped; True when it is there."""
         rm = self._supervisor.register.objects.get(key)
@@ -129,9 +146,11 @@ class Freeing:
             mapped = self._supervisor.register.holdings.is_mapped(memory.number)
         if rm is None or not mapped:
             return False
-        self._next = _FIRST_HANDLE + (self._next + 1 - _FIRST_HANDLE) % 0x10000
-        ours = key[0], self._next
+        while (ours := (key[0], self._next)) in self._supervisor.register.objects:  # a dead guardian's, maybe
+            self._next = _FIRST_HANDLE + (self._next + 1 - _FIRST_HANDLE) % 0x10000
+        self._supervisor.charges.duplicating(rm, ours[1], memory.number)
         if not self._supervisor.hands.duplicate(file, rm, ours[1]):
+            self._supervisor.not_made(ours)
             return False
-        self._supervisor.charges.duplicated(rm, ours[1], memory.number)
+        self._supervisor.made(ours)
         return True

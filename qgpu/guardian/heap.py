@@ -42,8 +42,10 @@ class Heap:
         if calls.is_virtual(asked) and calls.takes_tables(asked.flags) and self._desk.limited():
             return self._desk.refuse(block, asked.status_at, abi.NV_ERR_NOT_SUPPORTED, PAGE_TABLES)
         claimed = calls.may_be_video(asked)
+        self._objects.undo(case, (asked.client, asked.handle))
         if claimed and (refusal := self._objects.admit(case.pid, rm) or self._desk.claim(rm)):
             return self._desk.answer(block, asked.status_at, refusal)
+        case.begin()
         error = self._standin.escape(case.file, abi.NV_ESC_RM_VID_HEAP_CONTROL, block)
         if claimed and not error and status_of(block, asked.status_at) == abi.NV_OK:
             about = self._hands.about(case.file, *rm.key)

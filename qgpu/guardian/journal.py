@@ -1,9 +1,9 @@
 """Facts in memory that outlives the guardian: an anonymous file that the daemon holds too.
 
 First pages: for each listener the call in hand, so that a thread stopped in it can be answered by the next
-guardian. After them: facts, one JSON line each. A compaction writes the whole register anew behind
-the old lines, a little with each new fact, and then moves the start in one aligned 8-byte store, so a reader finds
-either all or all.
+guardian. After them: facts, one JSON line each, and answers that are about to be given. A compaction writes the whole
+register anew behind the old lines, a little with each new fact, and then moves the start in one aligned 8-byte store,
+so a reader finds either all or all.
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ from qgpu.guardian.register import Fact
 _PAGE = 4096
 _HEAD = 16 * _PAGE
 _START = struct.Struct("<Q")
-#: A slot: the listener's number, then its notification.
+#: What an answer puts into a process's memory: addresses and bytes.
+Writes = list[tuple[int, bytes]]
+
+#: A slot: the listener's number, then its notification and how far that has come.
 _LISTENER = struct.Struct("<q")
 _FIRST_SLOT, _SLOT_STRIDE = 64, 96
 _SLOTS = (_HEAD - _FIRST_SLOT) // _SLOT_STRIDE
@@ -48,6 +51,8 @@ class Journal:
         if fresh:
             _START.pack_into(self._page, 0, _HEAD)
         self._words = memoryview(self._page).cast("Q")
+        #: By listener: the line of the last answer.
+        self._answers: dict[int, bytes] = {}
         self._end = self._behind_last_line()
         self._compacted_end = self._end
         #: What is still to be written anew, and from where on it stands.
@@ -70,6 +75,7 @@ class Journal:
 
     def release(self, listener: int) -> None:
         """Give up the slot of a listener that is gone."""
+        self._answers.pop(listener, None)
         for at in self._slots():
             if _LISTENER.unpack_from(self._page, at) == (listener,):
                 self._page[at : at + _SLOT_STRIDE] = bytes(_SLOT_STRIDE)
@@ -91,8 +97,23 @@ class Journal:
         if len(some) < _AT_A_TIME:
             self._begin_anew()
 
+    def answer(self, listener: int, call: int, writes: Writes) -> None:
+        """Write down what a call that has been carried out is about to be answered with."""
+        said = {"answer": [listener, call, [[address, data.hex()] for address, data in writes]]}
+        self._answers[listener] = _line(said)
+        self._write_lines(self._answers[listener])
+
+    def answer_to(self, listener: int, call: int) -> Writes | None:
+        """Return what a dead guardian was about to answer to a call; None where it had not come so far."""
+        if (line := self._answers.get(listener)) is None:
+            return None
+        _, answered, writes = json.loads(line)["answer"]
+        return [(address, bytes.fromhex(data)) for address, data in writes] if answered == call else None
+
     def _write(self, facts: Iterable[Fact]) -> None:
-        lines = b"".join(json.dumps(fact, separators=(",", ":")).encode() + b"\n" for fact in facts)
+        self._write_lines(b"".join(_line(fact) for fact in facts))
+
+    def _write_lines(self, lines: bytes) -> None:
         os.pwrite(self.fd, lines, self._end)
         self._end += len(lines)
 
@@ -109,6 +130,7 @@ class Journal:
         So each must tell of the moment at which it is asked for.
         """
         self._anew, self._anew_from = facts, self._end
+        self._write_lines(b"".join(self._answers.values()))
 
     @property
     def compacting(self) -> bool:
@@ -133,4 +155,12 @@ class Journal:
         (start,) = _START.unpack_from(self._page, 0)
         data = os.pread(self.fd, self._end - start, start)
         for line in data.split(b"\n")[:-1]:
-            yield json.loads(line)
+            fact = json.loads(line)
+            if "answer" in fact:
+                self._answers[fact["answer"][0]] = line + b"\n"
+            else:
+                yield fact
+
+
+def _line(said: Fact) -> bytes:
+    return json.dumps(said, separators=(",", ":")).encode() + b"\n"

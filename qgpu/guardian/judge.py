@@ -21,9 +21,10 @@ from qgpu.guardian.desk import ANSWERED, PROCEED, Case, Desk
 from qgpu.guardian.filter import WATCHED, is_mapping
 from qgpu.guardian.freeing import Freeing
 from qgpu.guardian.heap import Heap
+from qgpu.guardian.journal import Writes
 from qgpu.guardian.loose import Pending
 from qgpu.guardian.mappings import Mappings
-from qgpu.guardian.notify import Listener, Notification
+from qgpu.guardian.notify import InHand, Listener, Notification
 from qgpu.guardian.objects import Objects
 from qgpu.guardian.standin import StandIn
 from qgpu.guardian.supervisor import Supervisor
@@ -60,6 +61,28 @@ class Judge:
         self._threads: dict[int, int] = {}
         #: Calls that were carried out but whose answer found nobody, by thread: request and argument.
         self._unheard: dict[int, tuple[int, int]] = {}
+        #: Calls that a dead guardian had begun to carry out, by thread.
+        self._begun: dict[int, InHand] = {}
+
+    def take_up(self, listener: Listener, left: InHand | None) -> None:
+        """Go on where a dead guardian ended: with the call that it had in hand, whatever had become of that.
+
+        What it had written down as the answer is given. What it may have done without coming so far is undone and done
+        anew, or, where it cannot be undone, not done again.
+        """
+        with self._turn:
+            self._mappings.look_anew()
+            if left is None:
+                return
+            waits = listener.still_waiting(left.call.id)
+            writes = self._supervisor.journal.answer_to(listener.number, left.call.id)
+            if waits and writes is not None:
+                self._answer(listener, left.call, self._written(left.call.tid, writes))
+                return
+            if left.begun:
+                self._begun[left.call.tid] = left
+            if waits:
+                self._serve(listener, left.call)
 
     def serve(self, listener: Listener, call: Notification) -> None:
         """Answer one call, whatever happens: a thread that gets no answer is stopped for good."""
@@ -68,8 +91,14 @@ class Judge:
 
     def _serve(self, listener: Listener, call: Notification) -> None:
         self._supervisor.dues.called()
+        self._standin.answer.clear()
+        case = Case(listener, call, 0, -1, self._left_of(call))
         try:
-            outcome = self._judge(listener, call)
+            outcome = self._judge(case)
+            if self._standin.answer:
+                if case.begun:
+                    self._supervisor.answers(listener.number, call.id, self._standin.answer)
+                outcome = self._written(call.tid, self._standin.answer) or outcome
         except OSError as error:
             # Its memory cannot be written, its descriptor is none, it is gone: nothing is carried out unseen.
             _log.info("call failed", pod=self._pod, reason=str(error))
@@ -77,6 +106,25 @@ class Judge:
         except Exception:  # noqa: BLE001 - see above
             _log.exception("call failed", pod=self._pod)
             outcome = errno.EIO
+        self._answer(listener, call, outcome)
+
+    def _left_of(self, call: Notification) -> InHand | None:
+        """Return what a dead guardian had begun, if this is that call, or is it once more after a signal."""
+        left = self._begun.pop(call.tid, None)
+        same = left is not None and (left.call.request, left.call.argument) == (call.request, call.argument)
+        return left if same else None
+
+    def _written(self, tid: int, writes: Writes) -> int:
+        """Write an answer into the caller's memory; return an errno, 0 for none."""
+        try:
+            for address, data in writes:
+                self._standin.memory.write(tid, address, data)
+        except OSError as error:
+            _log.info("answer not written", pod=self._pod, reason=str(error))
+            return error.errno or errno.EFAULT
+        return 0
+
+    def _answer(self, listener: Listener, call: Notification, outcome: int) -> None:
         if outcome == ANSWERED:
             return
         if outcome == PROCEED:
@@ -87,9 +135,10 @@ class Judge:
             # Where the filter cannot say WAIT_KILLABLE_RECV, a signal makes the thread begin a call anew that was done.
             self._unheard[call.tid] = (call.request, call.argument)
 
-    def _judge(self, listener: Listener, call: Notification) -> int:
+    def _judge(self, case: Case) -> int:
         """Carry a call out, or say that it must be; return an errno, 0, or PROCEED."""
-        pid = self._process(call.tid)
+        call = case.call
+        pid = case.pid = self._process(call.tid)
         if self._unheard.pop(call.tid, None) == (call.request, call.argument):
             return 0
         self._objects.next_call(call.tid)
@@ -100,13 +149,12 @@ class Judge:
         number_and_size = call.request & 0xFF, call.request >> 16 & 0x3FFF
         if number_and_size not in WATCHED and call.request not in uvm.WATCHED:
             return PROCEED  # a container's filter knows numbers only; RM takes no other size, UVM no other number
-        case = Case(listener, call, pid, -1)
         case.file = self._desk.take(case, call.fd)
         try:
             status = os.fstat(case.file)
             major = os.major(status.st_rdev) if stat.S_ISCHR(status.st_mode) else None
             if major is not None and major == self._supervisor.find_uvm(call.request):
-                outcome = self._uvm.judge(call, pid, case.file)
+                outcome = self._uvm.judge(case)
                 if outcome == PROCEED and call.request == uvm.MAP_EXTERNAL_ALLOCATION:
                     self._external.let(call, pid)
                 return outcome

@@ -36,6 +36,11 @@ class Mappings:
         looked += [self._supervisor.charges.look_at_mappings(over.pid, over.size) for over in self._making.take_over()]
         return any(looked)
 
+    def look_anew(self) -> None:
+        """Find out what the pod's processes map: what a dead guardian let them make, they have made since."""
+        for pid in self._supervisor.charges.mappings_of(self._pod, all_known=True):
+            self._supervisor.charges.look_at_mappings(pid)
+
     def judge(self, call: Notification, pid: int) -> int:
         """Judge a mapping that could become managed memory (docs/decisions/0008).
 

@@ -31,7 +31,11 @@ _ffi.cdef(
 )
 _libc: Any = _ffi.dlopen(None)
 
-SLOT_BYTES = int(_ffi.sizeof("struct seccomp_notif"))
+_NOTIF_BYTES = int(_ffi.sizeof("struct seccomp_notif"))
+#: A notification, and how far its call has come.
+SLOT_BYTES = _NOTIF_BYTES + 8
+#: A call's marks: it is being carried out, perhaps after RM gave a figure, which is the mark less this.
+_BEGUN, _BEGUN_AT = 1, 2
 _RECV = 0xC0502100
 _SEND = 0xC0182101
 _ID_VALID = 0x40082102
@@ -66,9 +70,24 @@ class Notification:
         return self.arguments[2]
 
 
-def read_slot(slot: memoryview) -> Notification | None:
-    """Read the notification that a slot holds; None for an empty one."""
-    return _notification(_ffi.cast("struct seccomp_notif *", _ffi.from_buffer(slot)))
+@dataclass(frozen=True, slots=True)
+class InHand:
+    """A call that a guardian had received when it died, and how far it had come.
+
+    When it had ``begun``, what the call asks for may have been done or not; ``before`` is the figure of RM's that was
+    read just before, if one was.
+    """
+
+    call: Notification
+    begun: bool
+    before: int | None
+
+
+def read_slot(slot: memoryview) -> InHand | None:
+    """Read what a slot holds; None for an empty one."""
+    call = _notification(_ffi.cast("struct seccomp_notif *", _ffi.from_buffer(slot)))
+    mark = int.from_bytes(slot[_NOTIF_BYTES:SLOT_BYTES], "little")
+    return InHand(call, mark >= _BEGUN, mark - _BEGUN_AT if mark >= _BEGUN_AT else None) if call is not None else None
 
 
 def _notification(notif: Any) -> Notification | None:
@@ -85,12 +104,14 @@ def is_listener(fd: int) -> bool:
 
 
 class Listener:
-    """One pod's listener descriptor. ``slot`` is SLOT_BYTES of shared memory for the call in hand."""
+    """One pod's listener descriptor, by its number. ``slot`` is SLOT_BYTES of shared memory for the call in hand."""
 
-    def __init__(self, fd: int, slot: memoryview) -> None:
+    def __init__(self, fd: int, slot: memoryview, number: int = 0) -> None:
         self.fd = fd
+        self.number = number
         self._slot = slot
         self._notif = _ffi.cast("struct seccomp_notif *", _ffi.from_buffer(slot, require_writable=True))
+        self._mark = _ffi.cast("uint64_t *", self._notif + 1)
         self._valid = _ffi.new("uint64_t *")
         self._answer = _ffi.new("struct seccomp_notif_resp *")
         # Wakes the pod on this CPU as soon as it is answered (Linux 6.6); older kernels say EINVAL, no matter.
@@ -102,6 +123,10 @@ class Listener:
         if _libc.ioctl(self.fd, _RECV, self._notif) < 0:
             return None
         return _notification(self._notif)
+
+    def begin(self, before: int | None = None) -> None:
+        """Mark the call in hand: what it asks for is done from now on, and not to be done twice."""
+        self._mark[0] = _BEGUN if before is None else _BEGUN_AT + before
 
     def proceed(self, id_: int) -> bool:
         """Let the kernel carry out the call as it then stands: for calls that do harm in no form they can be given."""

@@ -70,6 +70,7 @@ class Objects:
             if (rights := self._standin.read(case.call.tid, asked.rights, _U32.size)) is None:
                 return self._desk.answer(block, asked.status_at, abi.NV_ERR_INVALID_ADDRESS)
             block.patch_u64(24, rights.at)
+        self.undo(case, (asked.client, asked.handle))
         detail = calls.detail(asked.rm_class, params.data) if params else 0
         rm = RmObject(asked.client, asked.handle, asked.parent, asked.rm_class, detail)
         if rm.rm_class == abi.NV50_MEMORY_VIRTUAL and calls.takes_tables(detail) and self._desk.limited():
@@ -121,6 +122,7 @@ class Objects:
         params: Block | None,
         asked: calls.Alloc,
     ) -> int:
+        case.begin()
         if params is None or asked.rm_class not in classes.WITH_CAPABILITY:
             return self._standin.escape(case.file, number, block)
         capability = _U32.unpack_from(params.data)[0]
@@ -172,15 +174,35 @@ class Objects:
         def carry_out() -> bool:
             nonlocal error
             error = self._standin.escape(case.file, number, block)
+            if case.left is not None and not error and status_of(block, status_at) in abi.UNKNOWN_TO_RM:
+                block.patch_u32(status_at, abi.NV_OK)  # what is freed cannot be freed again
             return not error and status_of(block, status_at) == abi.NV_OK
 
         try:
-            gone = self._freeing.free(case.file, key, carry_out)
+            gone = self._freeing.free(case, key, carry_out)
         finally:
             self._supervisor.freed(key, channels, gone=gone)
         if not error:
             block.store()
         return error
+
+    def undo(self, case: Case, key: Key) -> None:
+        """Free what a dead guardian may have made for this very call, which has no answer yet: it is made anew."""
+        if case.left is None or not self._supervisor.know_client(case.pid, case.call.fd, case.file, key[0]):
+            return
+        if self._hands.about(case.file, *key) is None and key not in self._supervisor.register.objects:
+            return
+        channels = self._supervisor.freeing(key)
+        gone = False
+
+        def carry_out() -> bool:
+            self._hands.free(case.file, *key)
+            return self._hands.about(case.file, *key) is None
+
+        try:
+            gone = self._freeing.free(case, key, carry_out)
+        finally:
+            self._supervisor.freed(key, channels, gone=gone)
 
     def dup(self, case: Case, block: Block, asked: calls.Dup) -> int:
         """Make a second handle. What carries a gate has one only; memory is charged once where it is known which."""
@@ -189,8 +211,10 @@ class Objects:
         known = self._supervisor.know_client(case.pid, case.call.fd, case.file, asked.client)
         if not known or (source is not None and source.rm_class in classes.GATED):
             return self._desk.refuse(block, asked.status_at, abi.NV_ERR_NOT_SUPPORTED, "second handle")
+        self.undo(case, (asked.client, asked.handle))
         with self._supervisor.books:
             before = self._supervisor.charges.number_of(source_key)
+            case.begin()
             error = self._standin.escape(case.file, abi.NV_ESC_RM_DUP_OBJECT, block)
         if error or status_of(block, asked.status_at) != abi.NV_OK:
             block.store()
@@ -314,7 +338,11 @@ class Objects:
 
     def _learn_card(self, file: int, subdevice: RmObject) -> bool:
         """Ask RM which card a device is on, now that it can be asked; False for one without a grant, which is freed."""
-        device = self._supervisor.register.objects.get((subdevice.client, subdevice.parent))
+        key = subdevice.client, subdevice.parent
+        device = self._supervisor.register.objects.get(key)
+        if device is None and (self._hands.about(file, *key) or (0,))[0] == abi.NV01_DEVICE_0:
+            # The kernel was making it when a guardian died, or made it under another name than was looked for.
+            device = RmObject(*key, subdevice.client, abi.NV01_DEVICE_0, NO_INSTANCE)
         if device is None or device.rm_class != abi.NV01_DEVICE_0 or device.detail != NO_INSTANCE:
             return True
         instance = self._hands.instance_of(file, *subdevice.key)
@@ -333,6 +361,7 @@ class Objects:
         if asked.rm_class != abi.NV01_MEMORY_SYSTEM:
             what = f"memory of class {asked.rm_class:#x}"
             return self._desk.refuse(block, asked.status_at, abi.NV_ERR_INVALID_CLASS, what)
+        self.undo(case, (asked.client, asked.handle))
         return self._desk.with_descriptor(case, abi.NV_ESC_RM_ALLOC_MEMORY, block, 48)
 
     def register_fd(self, case: Case, block: Block, minor: int) -> int:
@@ -340,7 +369,8 @@ class Objects:
         if minor == abi.NV_CONTROL_MINOR:
             self._supervisor.refused(self._pod, "control file for a control file")
             return errno.EINVAL
-        return self._desk.with_descriptor(case, abi.NV_ESC_REGISTER_FD, block, 0)
+        error = self._desk.with_descriptor(case, abi.NV_ESC_REGISTER_FD, block, 0)
+        return 0 if case.left is not None and error == errno.EINVAL else error  # once is all there can be
 
     def _no_root_is_made(self) -> bool:
         """Wait until no root client is being made: what is made in its stead could lie below the new device."""

@@ -64,6 +64,9 @@ class Requests:
     def _op_adopted(self, _: Session, __: dict[str, Any], ___: list[int]) -> Answer:
         for number in self._supervisor.listeners:
             self._serve(number)
+        served = {pod for pod, _ in self._supervisor.listeners.values()}
+        known = {client.pod for client in self._supervisor.register.clients.values()}
+        self._supervisor.look_over(known - served)
         return {}, []
 
     def _op_attach(self, _: Session, message: dict[str, Any], fds: list[int]) -> Answer:

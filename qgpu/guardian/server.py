@@ -278,8 +278,8 @@ class Guardian:
         powers.keep_only(powers.CAP_SYS_PTRACE, powers.CAP_DAC_READ_SEARCH)
         pod, listener = self.supervisor.listeners[number]
         judge = self._judges[pod]
-        if (left := self.supervisor.left_in_hand(number)) is not None:
-            judge.serve(listener, left)
+        judge.take_up(listener, self.supervisor.left_in_hand(number))
+        self._soon(lambda: self.supervisor.look_over([pod]))
         poll = select.poll()
         poll.register(listener.fd, select.POLLIN)
         while True:

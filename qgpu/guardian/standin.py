@@ -1,7 +1,8 @@
 """Carries a pod's ioctl out in its place, on its own open file, with arguments copied once.
 
-What is checked is thereby what is done: the pod's other threads can change their memory as they like. RM's
-answer is written back when it is known here. Which calls are carried out so is decided elsewhere.
+What is checked is thereby what is done: the pod's other threads can change their memory as they like. What is to be
+written back is put together here, and written by the judge when all is known. Which calls are carried out so is decided
+elsewhere.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from qgpu.guardian.controls import Nested
+from qgpu.guardian.journal import Writes
 from qgpu.guardian.notify import Memory
 from qgpu.rm import abi
 from qgpu.rm.abi import ffi
@@ -27,11 +29,10 @@ _U32 = struct.Struct("<I")
 
 
 class Block:
-    """Some of a process's memory, copied once: ``data`` is ours to hand to RM, ``store`` writes back what changed."""
+    """Some of a process's memory, copied once: ``data`` is ours to hand to RM, ``store`` puts it into the answer."""
 
-    def __init__(self, memory: Memory, tid: int, address: int, before: bytes) -> None:
-        self._memory = memory
-        self._tid = tid
+    def __init__(self, answer: Writes, address: int, before: bytes) -> None:
+        self._answer = answer
         self.address = address
         self._before = before
         self.data = bytearray(before)
@@ -55,18 +56,18 @@ class Block:
         self.data[at : at + size] = self._before[at : at + size]
 
     def store(self) -> None:
-        """Write back all of it, as RM does, if anything changed. Raises OSError."""
+        """Have all of it written back, as RM does, if anything changed."""
         if self.data != self._before:
-            self._memory.write(self._tid, self.address, self.data)
+            self._answer.append((self.address, bytes(self.data)))
 
     def store_changes(self) -> None:
-        """Write back only words that changed: where it is not known how much of it is RM's. Raises OSError."""
+        """Have only words written back that changed: where it is not known how much of it is RM's."""
         if self.data == self._before:
             return
         for at in range(0, len(self.data), 8):
             word = self.data[at : at + 8]
             if word != self._before[at : at + 8]:
-                self._memory.write(self._tid, self.address + at, word)
+                self._answer.append((self.address + at, bytes(word)))
 
 
 class StandIn:
@@ -75,6 +76,8 @@ class StandIn:
     def __init__(self, perform: Perform) -> None:
         self._perform = perform
         self.memory = Memory()
+        #: What the answer to the call in hand puts into the caller's memory, in order.
+        self.answer: Writes = []
 
     def escape(self, file: int, number: int, block: Block) -> int:
         """Ask RM; return an errno, 0 for none."""
@@ -86,20 +89,19 @@ class StandIn:
 
     def block(self, data: bytes) -> Block:
         """Make a block of our own, which no process has."""
-        return Block(self.memory, 0, 0, data)
+        return Block([], 0, data)
 
     def read(self, tid: int, address: int, size: int) -> Block | None:
         """Copy ``size`` bytes; None when they are not there."""
         data = self.memory.read(tid, address, size) if size <= MAX_BYTES else None
-        return Block(self.memory, tid, address, data) if data is not None else None
+        return Block(self.answer, address, data) if data is not None else None
 
     def read_params(self, tid: int, address: int) -> Block | None:
         """Copy an allocation's parameters, whose size only RM knows: what is there of it, zeros for the rest."""
         data = self.memory.read_some(tid, address, _ALLOC_PARAMS_BYTES)
         if not data:
             return None
-        block = Block(self.memory, tid, address, data)
-        return block if len(data) == _ALLOC_PARAMS_BYTES else _Padded(self.memory, tid, address, data)
+        return (Block if len(data) == _ALLOC_PARAMS_BYTES else _Padded)(self.answer, address, data)
 
     def read_nested(self, tid: int, params: Block, where: Sequence[Nested]) -> list[Block] | None:
         """Copy what parameters point to, and let them point to the copies; None when it is not there."""
@@ -123,8 +125,8 @@ class StandIn:
 class _Padded(Block):
     """A block that ends where the process's memory does; RM may look further in our copy, and finds zeros."""
 
-    def __init__(self, memory: Memory, tid: int, address: int, before: bytes) -> None:
-        super().__init__(memory, tid, address, before + bytes(_ALLOC_PARAMS_BYTES - len(before)))
+    def __init__(self, answer: Writes, address: int, before: bytes) -> None:
+        super().__init__(answer, address, before + bytes(_ALLOC_PARAMS_BYTES - len(before)))
         self._there = len(before)
 
     def store_changes(self) -> None:

@@ -11,7 +11,7 @@ import errno
 import os
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -21,8 +21,8 @@ from qgpu.guardian.charges import Allowance, Charges
 from qgpu.guardian.classes import GATED
 from qgpu.guardian.dues import Dues
 from qgpu.guardian.hands import Hands
-from qgpu.guardian.journal import Journal
-from qgpu.guardian.notify import Listener, Notification, read_slot
+from qgpu.guardian.journal import Journal, Writes
+from qgpu.guardian.notify import InHand, Listener, read_slot
 from qgpu.guardian.register import Fact, Key, Register, RmObject, object_fact
 from qgpu.guardian.standin import Perform
 from qgpu.guardian.uvmfiles import UvmFiles
@@ -91,12 +91,17 @@ class Supervisor:
         """Take over a pod's listener and return the number it goes by."""
         number = self._next_listener if number is None else number
         self._next_listener = max(self._next_listener, number + 1)
-        self.listeners[number] = (pod, Listener(fd, self.journal.slot(number)))
+        self.listeners[number] = (pod, Listener(fd, self.journal.slot(number), number))
         return number
 
-    def left_in_hand(self, number: int) -> Notification | None:
+    def left_in_hand(self, number: int) -> InHand | None:
         """Return the call of a listener that a dead guardian received and did not answer."""
         return read_slot(self.journal.slot(number))
+
+    def answers(self, number: int, call: int, writes: Writes) -> None:
+        """Write down what a call that was carried out is about to be answered with."""
+        with self.lock:
+            self.journal.answer(number, call, writes)
 
     def hung_up(self, number: int) -> None:
         """Forget a listener behind which nobody is left; with its last one, a pod has no process any more."""
@@ -128,12 +133,8 @@ class Supervisor:
             del self.refusals[key]
 
     def resume(self) -> None:
-        """Go on with a register rebuilt from a journal: watch its processes, ask RM about open claims.
-
-        What was freed while nobody looked is found by asking about everything.
-        """
+        """Go on with a register rebuilt from a journal: watch its processes, ask RM about open claims."""
         self.register.holdings.settle()
-        self.dues.doubt([(client, client) for client in self.register.clients], of_memory=True)
         for pid in list(self.register.processes):
             try:
                 self.watch(pid, self.hands.watch(pid))
@@ -145,6 +146,15 @@ class Supervisor:
         for rm in self.register.objects.values():
             if rm.rm_class in abi.GPFIFO_CLASSES and not rm.context:
                 self.dues.made(rm)
+
+    def look_over(self, pods: Collection[str]) -> None:
+        """Find out what of pods was freed while nobody looked, by asking about everything.
+
+        Only when the calls that a dead guardian had in hand are settled: what one of them frees is known best there.
+        """
+        with self.lock:
+            clients = [client for client, entry in self.register.clients.items() if entry.pod in pods]
+            self.dues.doubt([(client, client) for client in clients], of_memory=True)
 
     def _find_uvm_files(self, pid: int) -> None:
         """Hold UVM's files of a process under a limit again, as a dead guardian did. Raises OSError when it is gone."""

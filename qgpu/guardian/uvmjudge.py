@@ -12,18 +12,17 @@ import errno
 import struct
 from collections.abc import Callable
 
+from qgpu.guardian.desk import PROCEED, Case
 from qgpu.guardian.notify import Notification
 from qgpu.guardian.standin import Block, StandIn
 from qgpu.guardian.supervisor import Supervisor
 from qgpu.rm import abi, uvm
 
-PROCEED = -1
-
 _U32, _U64 = struct.Struct("<I"), struct.Struct("<Q")
 _ATTRIBUTES_AT, _ATTRIBUTES_BYTES = 24, 36
 
-#: Carries an unmapping out and takes note of it: (process, base, length, card or all, how).
-Unmap = Callable[[int, int, int, bytes | None, Callable[[], bool]], None]
+#: Carries an unmapping out and takes note of it: (call, base, length, card or all, how).
+Unmap = Callable[[Case, int, int, bytes | None, Callable[[], bool]], None]
 
 
 class UvmJudge:
@@ -41,8 +40,9 @@ class UvmJudge:
         self._standin = standin
         self._unmap = unmap
 
-    def judge(self, call: Notification, pid: int, file: int) -> int:
+    def judge(self, case: Case) -> int:
         """Carry a call out, or say that it must be; return an errno, 0, or PROCEED."""
+        call, pid, file = case.call, case.pid, case.file
         limited = bool(self._supervisor.allowance(self._pod).limits)
         match call.request:
             case uvm.INITIALIZE:
@@ -66,9 +66,13 @@ class UvmJudge:
                 block.patch_u32(layout.status_at, status)
                 block.store()
                 return 0
+            card = bytes(block.data[: uvm.UUID_BYTES])
+            if case.left is not None:  # it may be registered; that is undone, for there is no second time
+                self._standin.uvm(file, uvm.UNREGISTER_GPU, self._standin.block(card + bytes(4)))
+            case.begin()
             error = self._standin.uvm(file, call.request, block)
         else:
-            error = self._unmapped(call.request, pid, file, block, layout)
+            error = self._unmapped(case, block, layout)
         if not error:
             block.store()
         return error
@@ -119,16 +123,19 @@ class UvmJudge:
         self._supervisor.charges.map(pid, base, length, uuids, (client, memory))
         return True
 
-    def _unmapped(self, request: int, pid: int, file: int, block: Block, layout: uvm.Layout) -> int:
+    def _unmapped(self, case: Case, block: Block, layout: uvm.Layout) -> int:
         """Carry an unmapping out."""
+        request = case.call.request
         base, length = uvm.BASE_AND_LENGTH.unpack_from(block.data)
         card = bytes(block.data[16 : 16 + uvm.UUID_BYTES]) if request == uvm.UNMAP_EXTERNAL else None
         error = 0
 
         def carry_out() -> bool:
             nonlocal error
-            error = self._standin.uvm(file, request, block)
+            error = self._standin.uvm(case.file, request, block)
+            if case.left is not None and not error:  # what is unmapped cannot be unmapped again
+                block.patch_u32(layout.status_at, abi.NV_OK)
             return not error and bool(_U32.unpack_from(block.data, layout.status_at)[0] == abi.NV_OK)
 
-        self._unmap(pid, base, length, card, carry_out)
+        self._unmap(case, base, length, card, carry_out)
         return error

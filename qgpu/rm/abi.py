@@ -227,6 +227,7 @@ NV_ERR_INVALID_STATE = 0x40
 NV_ERR_NO_MEMORY = 0x51
 NV_ERR_NOT_SUPPORTED = 0x56
 NV_ERR_OBJECT_NOT_FOUND = 0x57
+NV_ERR_STATE_IN_USE = 0x63
 #: What RM says of a handle or client that it does not know.
 UNKNOWN_TO_RM = frozenset(
     {

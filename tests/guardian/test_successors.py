@@ -25,7 +25,7 @@ def test_a_call_that_a_dead_guardian_left_in_hand_is_judged_by_the_next(pod):
     successor = pod.fresh(Journal(os.dup(pod.supervisor.journal.fd)))
     successor.listen("web", os.dup(pod.listener), pod.number)
     left = successor.left_in_hand(pod.number)
-    pod.judge_of(successor, pod.number).serve(successor.listeners[pod.number][1], left)
+    pod.judge_of(successor, pod.number).take_up(successor.listeners[pod.number][1], left)
 
     assert status(pod.answer()[2]) == abi.NV_ERR_INSUFFICIENT_PERMISSIONS
     assert successor.left_in_hand(pod.number) is None

@@ -1,0 +1,196 @@
+"""An RM that outlives guardians, as the driver does, and guardians that die at a line of their own code."""
+
+from __future__ import annotations
+
+import errno
+import functools
+import gc
+import os
+import pickle
+import select
+import signal
+import sys
+from collections.abc import Callable
+
+from qgpu.guardian import journal
+from qgpu.guardian.journal import Journal
+from qgpu.rm import abi, uvm
+from tests.fuzz.judged import CountingRm
+from tests.guardian.pod import PATIENCE_S, Pod
+
+_INVALID_DEVICE = 0x21
+_KEPT = ("objects", "sizes", "aliases", "mapped", "memory", "blocks", "exported", "tied", "cards", "files", "_count")
+_GUARDIANS = os.path.dirname(journal.__file__)
+
+
+def _lasts(method: Callable) -> Callable:
+    """Let a call to RM happen whole or not at all, on what all guardians share."""
+
+    @functools.wraps(method)
+    def through(self, *arguments):
+        state = os.pread(self.fd, os.fstat(self.fd).st_size, 0)
+        self.__dict__.update(pickle.loads(state))
+        try:
+            return method(self, *arguments)
+        finally:
+            self.keep()
+
+    return through
+
+
+class LastingRm(CountingRm):
+    """It refuses, as RM does, what can be done once only: a card's or a file's registration, a descriptor's export."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tied, self.cards, self.files = False, False, False
+        self.fd = os.memfd_create("rm")
+        self.keep()
+
+    def keep(self) -> None:
+        state = pickle.dumps({name: getattr(self, name) for name in _KEPT})
+        os.pwrite(self.fd, state, 0)
+        os.ftruncate(self.fd, len(state))
+
+    def perform(self, fd, request, argument):
+        if request & 0xFF == abi.NV_ESC_REGISTER_FD and request not in uvm.WATCHED:
+            again, self.files = self.files, True
+            return errno.EINVAL if again else 0
+        return super().perform(fd, request, argument)
+
+    def private_bytes(self, instance, pid):
+        """Memory behind one handle, and no descriptor or mapping."""
+        alone = [block for block in self.memory.values() if list(self.memory.values()).count(block) == 1]
+        return sum(self.blocks[block] for block in alone if block not in (*self.exported, *self.mapped))
+
+    def duplicate(self, file, rm, handle):
+        if (rm.client, handle) in self.objects:
+            return False
+        self.memory[rm.client, handle] = self.memory[rm.key]
+        return super().duplicate(file, rm, handle)
+
+    def _control(self, data):
+        command = int.from_bytes(data[8:12], "little")
+        if command == abi.NV0000_OS_UNIX_EXPORT_OBJECT_TO_FD:
+            again, self.tied = self.tied, True
+            if again:
+                self._status(data, 28, abi.NV_ERR_STATE_IN_USE)
+                return 0
+        return super()._control(data)
+
+    def _uvm(self, request, data):
+        if request == uvm.UNREGISTER_GPU:
+            self.cards = False
+            return 0
+        result = super()._uvm(request, data)
+        if request == uvm.REGISTER_GPU:
+            again, self.cards = self.cards, True
+            if again:
+                self._status(data, uvm.layouts("580.1")[request].status_at, _INVALID_DEVICE)
+        return result
+
+    def state(self):
+        """Return all that RM has; memory by who shares it."""
+        self.exists((7, 7))  # as RM is now
+        alike = {
+            key: sorted(other for other in self.memory if self.memory[other] == self.memory[key]) for key in self.memory
+        }
+        kept_by_descriptor = sorted(key for key in self.memory if self.memory[key] in self.exported)
+        once = self.tied, self.cards, self.files
+        return self.objects, alike, kept_by_descriptor, len(self.exported), once, self.held
+
+
+for _name in ("exists", "about", "real", "size", "bytes_of", "free", "free_anywhere", "duplicate", "is_same"):
+    setattr(LastingRm, _name, _lasts(getattr(LastingRm, _name)))
+for _name in ("private_bytes", "perform"):
+    setattr(LastingRm, _name, _lasts(getattr(LastingRm, _name)))
+
+
+class MortalPod(Pod):
+    """A pod whose guardians die: each next one knows what stands in the journal."""
+
+    _lives = 0
+
+    def begin_anew(self) -> None:
+        """Forget all, RM too, but for the process and its filter."""
+        self._close()
+        os.close(self.supervisor.journal.fd)
+        if hasattr(self.rm, "fd"):
+            os.close(self.rm.fd)
+        self.rm = LastingRm()
+        self._lives += 1
+        if self._lives % 25 == 0:
+            gc.collect()  # journals that are mapped
+        self.supervisor = self.fresh(Journal())
+        self.supervisor.note({"fact": "pod", "name": "web", "grants": {}})
+        self.supervisor.listen("web", self.listener, self.number)
+        self.judge = self.judge_of(self.supervisor, self.number)
+
+    def succeed(self) -> None:
+        """Become the next guardian, up to what the last one had in hand."""
+        self._close()
+        fd = self.supervisor.journal.fd
+        settings = self.supervisor.major, self.supervisor.uvm_major
+        self.supervisor = self.fresh(Journal(fd))
+        self.supervisor.major, self.supervisor.uvm_major = settings
+        for fact in self.supervisor.journal.replay():
+            self.supervisor.register.note(fact)
+        self.supervisor.listen("web", self.listener, self.number)
+        self.supervisor.resume()
+        self.judge = self.judge_of(self.supervisor, self.number)
+
+    def _serve_once(self) -> None:
+        """Serve a call, unless it has its answer."""
+        listener = self.supervisor.listeners[self.number][1]
+        ready, _, _ = select.select([self.child.sock, self.listener], [], [], PATIENCE_S)
+        if self.child.sock not in ready and (call := listener.receive()) is not None:
+            self.judge.serve(listener, call)
+
+    def _close(self) -> None:
+        """Close what a guardian has open, as its death does."""
+        for pid in list(self.rm.pidfds):
+            for file in self.supervisor.uvm_files.take(pid):
+                os.close(file.ours)
+            self.rm.unwatch(pid)
+
+    def take_up(self) -> None:
+        """Settle what the last one had in hand."""
+        self.judge.take_up(self.supervisor.listeners[self.number][1], self.supervisor.left_in_hand(self.number))
+
+    def guardian_that_dies(self, line: int) -> int:
+        """Let another process be the next guardian, and die at a line of its code, from the first call on.
+
+        Return how it ended: SIGKILL, or 0 when it had given an answer before.
+        """
+        pid = os.fork()
+        if pid == 0:
+            try:
+                self.succeed()
+                with _death_at(line):
+                    if self.supervisor.left_in_hand(self.number) is not None:
+                        self.take_up()
+                    else:
+                        self._serve_once()
+            finally:
+                os._exit(0)
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+class _death_at:  # noqa: N801 - a context manager
+    def __init__(self, line: int) -> None:
+        self.left = line
+
+    def __enter__(self) -> None:
+        sys.settrace(self._trace)
+
+    def __exit__(self, *_: object) -> None:
+        sys.settrace(None)
+
+    def _trace(self, frame, event, _):
+        if not frame.f_code.co_filename.startswith(_GUARDIANS):
+            return None
+        if event == "line":
+            self.left -= 1
+            if self.left <= 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+        return self._trace
