@@ -34,6 +34,7 @@ class KmodRig:
     """One module on one simulated card."""
 
     lease_ns = LEASE_NS
+    tries = 3
 
     def __init__(self) -> None:
         self.host = simcard.open_host()

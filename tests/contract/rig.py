@@ -23,6 +23,9 @@ class Rig(Protocol):
     host: Host
     #: How long a plan holds without being renewed.
     lease_ns: int
+    #: How often a figure is measured before a miss is a miss: once, but where the card is emulated. The emulator is held
+    #: up now and then on a busy host, and gates move late; a plan that is carried out wrongly is wrong each time.
+    tries: int
 
     def start(self, pod: str, workload: Workload) -> int:
         """Start a process of an admitted pod that puts this load on pGPU 0; return its number."""

@@ -41,6 +41,7 @@ class SeccompRig:
     """One guardian with GPU 0."""
 
     lease_ns = LEASE_NS
+    tries = 1
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory

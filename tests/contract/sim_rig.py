@@ -15,6 +15,7 @@ class SimRig:
     """One simulated pGPU."""
 
     lease_ns = H200.lease_ns
+    tries = 1
 
     def __init__(self) -> None:
         self.host = SimHost()
