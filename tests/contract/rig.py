@@ -23,7 +23,7 @@ class Rig(Protocol):
     host: Host
     #: How long a plan holds without being renewed.
     lease_ns: int
-    #: How often a figure is measured before a miss is a miss: once, but where the card is emulated. The emulator is held
+    #: How often a figure is measured before a miss is a miss: once, but where the card is emulated. An emulator is held
     #: up now and then on a busy host, and gates move late; a plan that is carried out wrongly is wrong each time.
     tries: int
 
