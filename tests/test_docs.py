@@ -12,7 +12,7 @@ import pytest
 
 from qgpu.cli.main import command as qgpuctl
 from qgpu.daemon.main import command as qgpud
-from qgpu.load.main import main as qgpu_load
+from qgpu.load.main import command as qgpu_load
 from tests import documents
 
 ROOT = Path(__file__).parent.parent

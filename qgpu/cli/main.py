@@ -10,10 +10,11 @@ from pathlib import Path
 import click
 
 import qgpu
+from qgpu import program
 from qgpu.cli.context import Context
 from qgpu.cli.params import Seconds
 from qgpu.control import default_runtime_dir
-from qgpu.errors import ExitCode, QgpuError
+from qgpu.errors import ExitCode
 
 #: Where each command lives: nothing but the one that was asked for is imported.
 _COMMANDS = {
@@ -58,23 +59,7 @@ def command(ctx: click.Context, runtime_dir: Path | None, timeout: float) -> Non
 def main() -> None:
     """Run ``qgpuctl`` and end with its exit code."""
     _open_streams()
-    try:
-        command(standalone_mode=False)
-        sys.stdout.flush()
-    except click.ClickException as error:
-        error.show()
-        sys.exit(error.exit_code)
-    except (click.Abort, KeyboardInterrupt):
-        sys.exit(ExitCode.OK)
-    except BrokenPipeError:  # the reader of our output has seen enough
-        _forget_output()
-    except QgpuError as error:
-        click.echo(f"qgpuctl: {error}", err=True)
-        sys.exit(error.code)
-    except OSError as error:  # a full disk behind our output, no descriptor left
-        click.echo(f"qgpuctl: {error.filename or 'output'}: {error.strerror or error}", err=True)
-        _forget_output()
-        sys.exit(ExitCode.FAILED)
+    program.run("qgpuctl", command, interrupted=ExitCode.OK)
 
 
 def _open_streams() -> None:
@@ -86,11 +71,6 @@ def _open_streams() -> None:
                 os.dup2(taken, fd)
                 os.close(taken)
             setattr(sys, name, os.fdopen(fd, "r" if fd == 0 else "w", closefd=False))
-
-
-def _forget_output() -> None:
-    """Let what could not be written go: the interpreter would try again at its end, and say so."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

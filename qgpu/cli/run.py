@@ -27,7 +27,7 @@ _BY_A_PROCESS = 0
 _NOT_EXECUTABLE, _NO_SUCH_COMMAND, _BY_SIGNAL = 126, 127, 128
 
 
-@click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.command(context_settings={"allow_interspersed_args": False})
 @click.option(
     "--gpu",
     "gpus",
@@ -62,6 +62,7 @@ def run(
     command: tuple[str, ...],
 ) -> NoReturn:
     """Run a command as a pod and end with its exit code."""
+    gpus = tuple(dict.fromkeys(gpus))
     grant = {"class": pod_class, "cores": cores, "memory": memory, "latency_target_ns": latency_target}
     with context.connect() as client:
         pod = client.call("pod.create", name=name, grants={str(gpu): grant for gpu in gpus})

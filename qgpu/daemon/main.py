@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import threading
 from contextlib import ExitStack
 from pathlib import Path
@@ -18,13 +17,14 @@ import structlog
 
 import qgpu
 from qgpu import config as configuration
+from qgpu import program
 from qgpu.config import Config, MetricsCompat, Plane
 from qgpu.control import Server, default_runtime_dir
 from qgpu.daemon import log, planes, runtime
 from qgpu.daemon.containers import Containers, agent_socket
 from qgpu.daemon.service import Service
 from qgpu.daemon.state import State, default_state_dir
-from qgpu.errors import ExitCode, QgpuError
+from qgpu.errors import QgpuError
 from qgpu.metrics import exporter
 from qgpu.systemd import Store, notify
 
@@ -108,16 +108,7 @@ def _watch(service: Service, containers: Containers, stop: threading.Event) -> N
 
 def main() -> None:
     """Run the daemon; end with one line and a documented code if it can't."""
-    try:
-        command(standalone_mode=False)
-    except click.ClickException as error:
-        error.show()
-        sys.exit(error.exit_code)
-    except click.Abort:
-        sys.exit(ExitCode.FAILED)
-    except QgpuError as error:
-        click.echo(f"qgpud: {error}", err=True)
-        sys.exit(error.code)
+    program.run("qgpud", command)
 
 
 if __name__ == "__main__":

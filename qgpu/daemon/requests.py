@@ -41,7 +41,7 @@ class Arguments:
         result = {}
         for index, raw in self.need("grants", dict).items():
             if not index.isdecimal() or len(index) > _DIGITS or not isinstance(raw, dict):
-                raise InvalidValueError(f"request: grants: {index[:40]!r}: a table of grants by pGPU number, please")
+                raise InvalidValueError(f"pGPU {index[:40]}: a pGPU is named by its number, such as 0")
             result[int(index)] = Arguments(raw).amended(Grant())
         return result
 

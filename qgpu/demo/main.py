@@ -15,6 +15,7 @@ from pathlib import Path
 
 import click
 
+from qgpu import program
 from qgpu.demo import picture
 from qgpu.demo.picture import Played, Point
 from qgpu.demo.show import Row, Table
@@ -32,19 +33,18 @@ _PLAIN_EVERY = 4
 @click.option("--plane", default="auto", type=click.Choice(["auto", "sim", "seccomp", "kmod"]), show_default=True)
 @click.option("--out", type=click.Path(path_type=Path), default=Path("qgpu-demo.png"), show_default=True)
 @click.option("--duration-scale", type=click.FloatRange(0.1, 10), default=1.0, help="1 takes about a minute.")
-def main(plane: str, out: Path, duration_scale: float) -> None:
+def command(plane: str, out: Path, duration_scale: float) -> None:
     """Let pods come and go and policies change on one GPU, or a simulated one where there is none.
 
     A daemon of its own is started for it and ended afterwards; nothing else on the host is touched.
     """
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    try:
-        _play(plane, out, duration_scale)
-    except QgpuError as error:
-        click.echo(f"demo: {error}", err=True)
-        sys.exit(int(error.code))
-    except KeyboardInterrupt:
-        sys.exit(128 + signal.SIGINT)
+    _play(plane, out, duration_scale)
+
+
+def main() -> None:
+    """Run the demo."""
+    program.run("demo", command)
 
 
 def _play(plane: str, out: Path, scale: float) -> None:

@@ -17,7 +17,8 @@ from typing import IO, Any
 import click
 import psutil
 
-from qgpu.errors import InvalidValueError, QgpuError
+from qgpu import program
+from qgpu.errors import InvalidValueError
 from qgpu.load import several
 from qgpu.load.record import Record, Stop
 from qgpu.load.spec import Workload
@@ -42,6 +43,8 @@ class _Duration(click.ParamType[float]):
 
 
 _TIME = _Duration()
+#: Opened before the load begins: what it brings is not to be lost in the end.
+_FILE = click.File("w", lazy=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +93,8 @@ class _Request:
 @click.option("--window", type=_TIME, default="100ms", show_default=True, help="Count kernels per this long.")
 @click.option("--watch", is_flag=True, help="Print what each second brought, as JSON lines, to stderr.")
 @click.option("--gpu", type=click.IntRange(0), default=0, show_default=True, help="Which GPU.")
-@click.option("--json", "file", type=click.File("w"), default="-", help="Where the result goes.  [default: stdout]")
-def main(file: IO[str], processes: int, **options: Any) -> None:
+@click.option("--json", "file", type=_FILE, default="-", help="Where the result goes.  [default: stdout]")
+def command(file: IO[str], processes: int, **options: Any) -> None:
     """Put CUDA kernels of known length on a GPU, and print what they got as JSON.
 
     In a pod of a simulated plane the load runs on the simulated pGPU. SIGINT and SIGTERM end it early; the
@@ -100,20 +103,15 @@ def main(file: IO[str], processes: int, **options: Any) -> None:
     stop = Stop()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: setattr(stop, "asked", True))
-    try:
-        request = _request(**options)
-        if processes > 1:
-            result = several.run(processes, sys.argv[1:], stop)
-            click.echo(json.dumps({"schema": "qgpu/v1", "workload": request.work.to_dict(), **result}), file=file)
-            return
+    request = _request(**options)
+    if processes > 1:
+        result = several.run(processes, sys.argv[1:], stop)
+    else:
         load = _simulated(request) if os.environ.get("QGPU_PLANE") == "sim" else _cuda(request)
         record = request.record(stop)
         load.run(record)
-    except QgpuError as error:
-        click.echo(f"qgpu-load: {error}", err=True)
-        sys.exit(int(error.code))
-    result = {"device": load.device, **record.report(), "startup_s": load.ready_s - request.started_at_s}
-    result |= {"iterations": load.iterations, "gpu_kernel_us": load.kernel_us}
+        result = {"device": load.device, **record.report(), "startup_s": load.ready_s - request.started_at_s}
+        result |= {"iterations": load.iterations, "gpu_kernel_us": load.kernel_us}
     click.echo(json.dumps({"schema": "qgpu/v1", "workload": request.work.to_dict(), **result}), file=file)
 
 
@@ -181,6 +179,11 @@ def _simulated(request: _Request) -> _Load:
         os.environ.get("QGPU_POD", ""), int(os.environ.get("QGPU_GPU", str(request.gpu)).split(",")[0])
     )
     return _Load(device.run, device.name, time.time(), None, request.work.kernel_us)
+
+
+def main() -> None:
+    """Run ``qgpu-load``."""
+    program.run("qgpu-load", command)
 
 
 if __name__ == "__main__":

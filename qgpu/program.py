@@ -1,0 +1,47 @@
+"""How our programs end: what went wrong is one line on stderr (what, where, what to do) and a documented exit code."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+
+import click
+
+from qgpu.errors import ExitCode, QgpuError
+
+
+def run(name: str, command: click.Command, *, interrupted: int = 128 + signal.SIGINT) -> None:
+    """Run a command by the arguments of this process; where it fails, end with its line and code.
+
+    ``interrupted`` is the code for Ctrl-C, where the command has no use of its own for it.
+    """
+    try:
+        command.main(prog_name=name, standalone_mode=False)
+        sys.stdout.flush()
+    except click.exceptions.NoArgsIsHelpError as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except click.ClickException as error:
+        context = error.ctx if isinstance(error, click.UsageError) else None
+        where = context.command_path if context is not None else name
+        _end(where, f"{' '.join(error.format_message().split()).rstrip('.')}; see {where} --help", error.exit_code)
+    except (click.Abort, KeyboardInterrupt):
+        sys.exit(interrupted)
+    except QgpuError as error:
+        _end(name, str(error), error.code)
+    except BrokenPipeError:  # the reader of our output has seen enough
+        _forget_output()
+    except OSError as error:  # a full disk behind our output, no descriptor left
+        _forget_output()
+        _end(name, ": ".join(str(part) for part in (error.filename, error.strerror or error) if part), ExitCode.FAILED)
+
+
+def _forget_output() -> None:
+    """Let what could not be written go: the interpreter would try again at its end, and say so."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _end(where: str, line: str, code: int) -> None:
+    click.echo(f"{where}: {line}", err=True)
+    sys.exit(code)
