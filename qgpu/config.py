@@ -7,19 +7,18 @@ admission.
 from __future__ import annotations
 
 import grp
-import tomllib
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
 
-from qgpu import policies, units
-from qgpu.errors import ConfigError, InvalidValueError, QgpuError
+from qgpu import policies, tables, units
+from qgpu.errors import InvalidValueError
 from qgpu.httpd import Address, parse_address
 from qgpu.model import MAX_OFFLINE_FLOOR, MAX_PERIOD_NS, MIN_PERIOD_NS, NS_PER_MS
-
-_T = TypeVar("_T")
+from qgpu.tables import Table
 
 
 class Plane(StrEnum):
@@ -108,98 +107,54 @@ class Config:
 
 def load(path: Path) -> Config:
     """Read a configuration file. Raises ConfigError with the file, the key and what to do."""
-    try:
-        data = tomllib.loads(path.read_text())
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}") from error
-    except ValueError as error:
-        raise ConfigError(f"{path}: not TOML: {error}") from error
-    return _Reader(str(path)).config(data)
+    top = tables.read(path)
+    top.only("plane", "socket", "log", "metrics", "containers", "defaults", "gpu")
+    socket, log, metrics, containers = (top.table(key) for key in ("socket", "log", "metrics", "containers"))
+    socket.only("mode", "group")
+    log.only("level", "format")
+    metrics.only("listen", "compat")
+    containers.only("cdi")
+    defaults = _gpu(top.table("defaults"), GpuSettings())
+    gpus = top.table("gpu")
+    return Config(
+        plane=top.text("plane", Plane.AUTO, partial(units.parse_choice, Plane)),
+        socket_mode=socket.text("mode", 0o666, _mode),
+        socket_gid=socket.text("group", None, _group),
+        log_level=log.text("level", LogLevel.INFO, partial(units.parse_choice, LogLevel)),
+        log_format=log.text("format", LogFormat.AUTO, partial(units.parse_choice, LogFormat)),
+        metrics=Metrics(
+            metrics.text("listen", None, parse_address),
+            metrics.text("compat", MetricsCompat.NONE, partial(units.parse_choice, MetricsCompat)),
+        ),
+        cdi=containers.text("cdi", "auto", _directory),
+        defaults=defaults,
+        gpus={_index(gpus, key): _gpu(gpus.table(key), defaults) for key in gpus.raw},
+    )
 
 
-@dataclass(frozen=True, slots=True)
-class _Reader:
-    """Turns a table into values, naming file and key in every complaint."""
+#: The keys of a table that says how a pGPU is shared.
+GPU_KEYS = ("policy", "online_policy", "period", "offline_floor")
 
-    file: str
 
-    def config(self, data: dict[str, Any]) -> Config:
-        self._known(data, "", ("plane", "socket", "log", "metrics", "containers", "defaults", "gpu"))
-        socket, log, metrics, containers = (
-            self._table(data, key, key) for key in ("socket", "log", "metrics", "containers")
-        )
-        self._known(socket, "socket.", ("mode", "group"))
-        self._known(log, "log.", ("level", "format"))
-        self._known(metrics, "metrics.", ("listen", "compat"))
-        self._known(containers, "containers.", ("cdi",))
-        defaults = self._settings(self._table(data, "defaults", "defaults"), "defaults.", GpuSettings())
-        gpus = self._table(data, "gpu", "gpu")
-        return Config(
-            plane=self._value(data, "plane", "", Plane.AUTO, Plane),
-            socket_mode=self._value(socket, "mode", "socket.", 0o666, _mode),
-            socket_gid=self._value(socket, "group", "socket.", None, _group),
-            log_level=self._value(log, "level", "log.", LogLevel.INFO, LogLevel),
-            log_format=self._value(log, "format", "log.", LogFormat.AUTO, LogFormat),
-            metrics=Metrics(
-                self._value(metrics, "listen", "metrics.", None, parse_address),
-                self._value(metrics, "compat", "metrics.", MetricsCompat.NONE, MetricsCompat),
-            ),
-            cdi=self._value(containers, "cdi", "containers.", "auto", _directory),
-            defaults=defaults,
-            gpus={
-                self._index(key): self._settings(self._table(gpus, key, f"gpu.{key}"), f"gpu.{key}.", defaults)
-                for key in gpus
-            },
-        )
+def gpu_settings(table: Table, base: GpuSettings) -> GpuSettings:
+    """Read how a pGPU is shared; what is not said is as in ``base``. Raises ConfigError."""
+    policy = table.text("policy", base.policy, policies.find)
+    online_policy = table.text("online_policy", base.online_policy, policies.find)
+    period_ns = table.text("period", base.period_ns, units.parse_duration)
+    floor = table.text("offline_floor", base.offline_floor, units.parse_percent)
+    kept = table.check("period", lambda: replace(base, policy=policy, online_policy=online_policy, period_ns=period_ns))
+    return table.check("offline_floor", lambda: replace(kept, offline_floor=floor))
 
-    def _settings(self, table: dict[str, Any], where: str, base: GpuSettings) -> GpuSettings:
-        self._known(table, where, ("policy", "online_policy", "period", "offline_floor"))
-        policy = self._value(table, "policy", where, base.policy, policies.find)
-        online_policy = self._value(table, "online_policy", where, base.online_policy, policies.find)
-        period_ns = self._value(table, "period", where, base.period_ns, units.parse_duration)
-        floor = self._value(table, "offline_floor", where, base.offline_floor, units.parse_percent)
-        try:
-            base = replace(base, policy=policy, online_policy=online_policy, period_ns=period_ns)
-        except InvalidValueError as error:
-            raise self._error(f"{where}period", str(error)) from error
-        try:
-            return replace(base, offline_floor=floor)
-        except InvalidValueError as error:
-            raise self._error(f"{where}offline_floor", str(error)) from error
 
-    def _value(self, table: dict[str, Any], key: str, where: str, default: _T, read: Callable[[str], _T]) -> _T:
-        """Read a value that is written as a string; everything in this file is."""
-        if key not in table:
-            return default
-        value = table[key]
-        if not isinstance(value, str):
-            raise self._error(where + key, f"write it as a string, not as {value!r}")
-        try:
-            return read(value)
-        except QgpuError as error:
-            raise self._error(where + key, str(error)) from error
-        except ValueError as error:
-            choices = ", ".join(read) if isinstance(read, type) and issubclass(read, StrEnum) else str(error)
-            raise self._error(where + key, f"{value!r}: choose one of {choices}") from error
+def _gpu(table: Table, base: GpuSettings) -> GpuSettings:
+    table.only(*GPU_KEYS)
+    return gpu_settings(table, base)
 
-    def _table(self, table: dict[str, Any], key: str, where: str) -> dict[str, Any]:
-        value = table.get(key, {})
-        if not isinstance(value, dict):
-            raise self._error(where, f"must be a table, written [{where}]")
-        return value
 
-    def _known(self, table: dict[str, Any], where: str, keys: tuple[str, ...]) -> None:
-        for key in table:
-            if key not in keys:
-                raise self._error(where + key, f"no such key; known here: {', '.join(keys)}")
-
-    def _index(self, key: str) -> int:
-        if not key.isdecimal():
-            raise self._error(f"gpu.{key}", "a pGPU is named by its number, as in [gpu.0]")
-        return int(key)
-
-    def _error(self, key: str, what: str) -> ConfigError:
-        return ConfigError(f"{self.file}: {key}: {what}")
+def _index(gpus: Table, key: str) -> int:
+    if not re.fullmatch(r"0|[1-9][0-9]{0,3}", key):
+        raise gpus.error(key, "a pGPU is named by its number, as in [gpu.0]")
+    return int(key)
 
 
 def _mode(text: str) -> int:

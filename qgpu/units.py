@@ -1,10 +1,14 @@
-"""Sizes and times as people write them, into bytes and nanoseconds and back. Knows nothing of pods."""
+"""Sizes, times and choices as people write them, into bytes, nanoseconds and words, and back. Knows nothing of pods."""
 
 from __future__ import annotations
 
 import re
+from enum import StrEnum
+from typing import TypeVar
 
 from qgpu.errors import InvalidValueError
+
+_E = TypeVar("_E", bound=StrEnum)
 
 _NUMBER = re.compile(r"([0-9]{1,20}(?:\.[0-9]{1,20})?)\s*([A-Za-zµ]*)")
 _BYTES = {"": 1, "B": 1} | {
@@ -14,7 +18,10 @@ _NS = {"ns": 1, "us": 1_000, "µs": 1_000, "ms": 1_000_000, "s": 1_000_000_000}
 
 
 def parse_memory(text: str) -> int:
-    """Read a size such as ``512MiB``, ``16G`` or ``1073741824`` (units are powers of 1024). Returns bytes."""
+    """Read a size such as ``512MiB``, ``16G`` or ``1073741824`` (units are powers of 1024). Returns bytes.
+
+    Raises InvalidValueError, as do the others.
+    """
     return _parse(text, {unit.upper(): factor for unit, factor in _BYTES.items()}, "a size such as 16GiB")
 
 
@@ -29,6 +36,14 @@ def parse_percent(text: str) -> int:
     if match is None:
         raise InvalidValueError(f"{text!r} is not a whole number of per cent such as 10%")
     return int(match[1])
+
+
+def parse_choice(kind: type[_E], text: str) -> _E:
+    """Read one of the words of an enumeration. Raises InvalidValueError."""
+    try:
+        return kind(text)
+    except ValueError:
+        raise InvalidValueError(f"{text!r}: choose one of {', '.join(kind)}") from None
 
 
 def format_memory(size: int) -> str:

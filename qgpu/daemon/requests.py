@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from qgpu import units
 from qgpu.errors import InvalidValueError
 from qgpu.model import Grant, PodClass
 
@@ -48,21 +49,13 @@ class Arguments:
     def amended(self, grant: Grant) -> Grant:
         """Return ``grant`` with what of it is among the arguments; null takes it away."""
         return Grant(
-            pod_class=pod_class(self.need("class", str)) if "class" in self else grant.pod_class,
+            pod_class=units.parse_choice(PodClass, self.need("class", str)) if "class" in self else grant.pod_class,
             cores=self.get("cores", int) if "cores" in self else grant.cores,
             memory=self.get("memory", int) if "memory" in self else grant.memory,
             latency_target_ns=(
                 self.get("latency_target_ns", int) if "latency_target_ns" in self else grant.latency_target_ns
             ),
         )
-
-
-def pod_class(text: str) -> PodClass:
-    """Return the class of that name. Raises InvalidValueError."""
-    try:
-        return PodClass(text)
-    except ValueError:
-        raise InvalidValueError(f"class {text!r}: choose one of {', '.join(PodClass)}") from None
 
 
 def _typed(name: str, value: Any, kind: type[_T]) -> _T:

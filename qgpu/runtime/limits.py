@@ -54,10 +54,7 @@ def _sized_or_none(text: str) -> int | None:
 
 
 def _class(text: str) -> PodClass:
-    try:
-        return PodClass(text)
-    except ValueError:
-        raise InvalidValueError(f"{text!r}: choose one of {', '.join(PodClass)}") from None
+    return units.parse_choice(PodClass, text)
 
 
 def _priority(text: str) -> PodClass:

@@ -6,20 +6,16 @@ left to ``qgpu.sim.scenario``; whether grants fit is left to admission.
 
 from __future__ import annotations
 
-import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
 
-from qgpu import policies, units
-from qgpu.config import GpuSettings
-from qgpu.errors import ConfigError, QgpuError
+from qgpu import tables, units
+from qgpu.config import GPU_KEYS, GpuSettings, gpu_settings
 from qgpu.load.spec import Workload
 from qgpu.model import Grant, PodClass
-
-_T = TypeVar("_T")
+from qgpu.tables import Table
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,73 +59,17 @@ class Scenario:
 
 def load(path: Path) -> Scenario:
     """Read a scenario. Raises ConfigError with the file, the key and what to do."""
-    try:
-        data = tomllib.loads(path.read_text())
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}") from error
-    except ValueError as error:
-        raise ConfigError(f"{path}: not TOML: {error}") from error
-    return _scenario(path.stem, _Table(str(path), "", data))
+    return _scenario(path.stem, tables.read(path))
 
 
-@dataclass(frozen=True, slots=True)
-class _Table:
-    """One table of the file, which knows where it stands so that complaints can say it."""
-
-    file: str
-    where: str
-    raw: dict[str, Any]
-
-    def error(self, key: str, what: str) -> ConfigError:
-        return ConfigError(f"{self.file}: {self._at(key)}: {what}")
-
-    def only(self, *keys: str) -> None:
-        for key in self.raw:
-            if key not in keys:
-                raise self.error(key, f"no such key; known here: {', '.join(keys)}")
-
-    def text(self, key: str, default: _T, read: Callable[[str], _T]) -> _T:
-        """Read a value that is written as a string."""
-        if key not in self.raw:
-            return default
-        value = self.raw[key]
-        if not isinstance(value, str):
-            raise self.error(key, f"write it as a string, not as {value!r}")
-        return self.check(key, lambda: read(value))
-
-    def check(self, key: str, make: Callable[[], _T]) -> _T:
-        """Make a value, and name the key if that is refused."""
-        try:
-            return make()
-        except QgpuError as error:
-            raise self.error(key, str(error)) from error
-
-    def table(self, key: str) -> _Table:
-        return self._below(key, self.raw.get(key, {}))
-
-    def tables(self, key: str) -> list[_Table]:
-        value = self.raw.get(key, [])
-        if not isinstance(value, list):
-            raise self.error(key, f"must be a list of tables, written [[{self._at(key)}]]")
-        return [self._below(f"{key}[{number}]", each) for number, each in enumerate(value)]
-
-    def _below(self, key: str, value: object) -> _Table:
-        if not isinstance(value, dict):
-            raise self.error(key, f"must be a table, not {value!r}")
-        return _Table(self.file, self._at(key), value)
-
-    def _at(self, key: str) -> str:
-        return f"{self.where}.{key}" if self.where and key else self.where or key
-
-
-def _scenario(name: str, top: _Table) -> Scenario:
+def _scenario(name: str, top: Table) -> Scenario:
     top.only("duration", "gpu", "pods", "events")
     duration_ns = top.text("duration", 0, units.parse_duration)
     if duration_ns <= 0:
         raise top.error("duration", 'say how long to simulate, as in duration = "60s"')
     gpu = top.table("gpu")
-    gpu.only("policy", "online_policy", "period", "offline_floor")
-    settings = _settings(gpu, GpuSettings())
+    gpu.only(*GPU_KEYS)
+    settings = gpu_settings(gpu, GpuSettings())
     pods_table = top.table("pods")
     pods = tuple(_pod(key, pods_table.table(key), duration_ns) for key in pods_table.raw)
     if not pods:
@@ -137,16 +77,7 @@ def _scenario(name: str, top: _Table) -> Scenario:
     return Scenario(name, duration_ns, settings, pods, _changes(top.tables("events"), settings, pods, duration_ns))
 
 
-def _settings(table: _Table, base: GpuSettings) -> GpuSettings:
-    policy = table.text("policy", base.policy, policies.find)
-    online_policy = table.text("online_policy", base.online_policy, policies.find)
-    period_ns = table.text("period", base.period_ns, units.parse_duration)
-    floor = table.text("offline_floor", base.offline_floor, units.parse_percent)
-    kept = table.check("period", lambda: replace(base, policy=policy, online_policy=online_policy, period_ns=period_ns))
-    return table.check("offline_floor", lambda: replace(kept, offline_floor=floor))
-
-
-def _pod(name: str, table: _Table, duration_ns: int) -> ScenarioPod:
+def _pod(name: str, table: Table, duration_ns: int) -> ScenarioPod:
     table.only("class", "latency_target", "cores", "memory", "arrive", "leave", "workload", "workloads")
     arrive_ns = table.text("arrive", 0, units.parse_duration)
     leave_ns = table.text("leave", duration_ns, units.parse_duration)
@@ -161,8 +92,8 @@ def _pod(name: str, table: _Table, duration_ns: int) -> ScenarioPod:
     return ScenarioPod(name, _grant(table, Grant()), workloads, arrive_ns, leave_ns)
 
 
-def _grant(table: _Table, base: Grant) -> Grant:
-    pod_class = table.text("class", base.pod_class, _class)
+def _grant(table: Table, base: Grant) -> Grant:
+    pod_class = table.text("class", base.pod_class, partial(units.parse_choice, PodClass))
     memory = table.text("memory", base.memory, units.parse_memory)
     target_ns = table.text("latency_target", base.latency_target_ns, units.parse_duration)
     cores = table.raw.get("cores", base.cores)
@@ -172,14 +103,8 @@ def _grant(table: _Table, base: Grant) -> Grant:
     return table.check("latency_target", lambda: replace(grant, latency_target_ns=target_ns))
 
 
-def _class(text: str) -> PodClass:
-    if text not in tuple(PodClass):
-        raise ConfigError(f"{text!r}: choose one of {', '.join(PodClass)}")
-    return PodClass(text)
-
-
 def _changes(
-    events: Sequence[_Table], settings: GpuSettings, pods: Sequence[ScenarioPod], duration_ns: int
+    events: Sequence[Table], settings: GpuSettings, pods: Sequence[ScenarioPod], duration_ns: int
 ) -> tuple[GpuChange | PodChange, ...]:
     """Read events in order of time, for each changes what the ones before it left."""
     grants = {pod.name: pod.grant for pod in pods}
@@ -192,8 +117,8 @@ def _changes(
     changes: list[GpuChange | PodChange] = []
     for at_ns, event in sorted(timed, key=lambda pair: pair[0]):
         if "pod" not in event.raw:
-            event.only("at", "policy", "online_policy", "period", "offline_floor", "pod")
-            settings = _settings(event, settings)
+            event.only("at", *GPU_KEYS, "pod")
+            settings = gpu_settings(event, settings)
             changes.append(GpuChange(at_ns, settings))
             continue
         event.only("at", "pod", "class", "latency_target", "cores", "memory")
