@@ -17,6 +17,7 @@ PLANES = {"sim", "seccomp", "kmod"}
 ARROWS: dict[str, set[str]] = {
     "errors": set(),
     "model": {"errors"},
+    "messages": {"model"},
     "units": {"errors"},
     "wire": set(),
     "systemd": {"wire"},
@@ -31,10 +32,10 @@ ARROWS: dict[str, set[str]] = {
     "policies": {"errors", "model"},
     "sched": {"errors", "model"},
     "sched.sim": {"cgroup", "errors", "load", "model", "sched", "sim"},
-    "sched.seccomp": {"cgroup", "errors", "guardian", "model", "proc", "sched", "systemd", "wire"},
+    "sched.seccomp": {"cgroup", "errors", "guardian", "messages", "model", "proc", "sched", "systemd", "wire"},
     "sched.kmod": {"cgroup", "errors", "model", "sched", "uapi"},
     "rm": {"errors", "model"},
-    "guardian": {"cgroup", "errors", "loglimit", "model", "proc", "rm", "sched", "wire"},
+    "guardian": {"cgroup", "errors", "loglimit", "messages", "model", "proc", "rm", "sched", "wire"},
     "load": {"control", "errors", "model", "program", "units", "wire"},
     "sim": {"admission", "config", "errors", "load", "model", "policies", "sched", "sched.sim", "tables", "units"},
     "config": {"errors", "httpd", "model", "policies", "tables", "units"},
@@ -45,7 +46,7 @@ ARROWS: dict[str, set[str]] = {
     "admission": {"cgroup", "config", "errors", "model", "policies", "sched", "units"},
     "control": {"door", "errors", "systemd", "wire"},
     "runtime": {"cgroup", "door", "errors", "files", "guardian", "model", "proc", "rm", "sched", "systemd", "units"},
-    "trace": {"control", "errors", "guardian", "model", "sched"},
+    "trace": {"control", "errors", "messages", "model", "sched"},
     "launch": {"cgroup", "errors", "guardian", "rm", "wire"},
 }
 ROOTS = {"daemon", "cli", "doctor", "demo"}

@@ -40,6 +40,7 @@ from qgpu.errors import (
     UnknownNameError,
 )
 from qgpu.load.spec import Workload
+from qgpu.messages import grant_to
 from qgpu.model import Grant
 from qgpu.runtime import seccomp
 from qgpu.runtime.container import described
@@ -228,16 +229,7 @@ class Service:
                     "memory": pod.memory.get(index, 0),
                 }
             )
-        grants = [
-            {
-                "gpu": index,
-                "class": grant.pod_class.value,
-                "cores": grant.cores,
-                "memory": grant.memory,
-                "latency_target_ns": grant.latency_target_ns,
-            }
-            for index, grant in pod.grants.items()
-        ]
+        grants = [{"gpu": index} | grant_to(grant) for index, grant in pod.grants.items()]
         return {
             "name": pod.name,
             "cgroup": pod.cgroup,

@@ -13,7 +13,8 @@ import structlog
 from qgpu.errors import BackendGoneError, RmError
 from qgpu.guardian.enforce import Enforcer, Moved
 from qgpu.guardian.hands import Hands
-from qgpu.guardian.register import Key, Register, RmObject, grant_to
+from qgpu.guardian.register import Key, Register, RmObject
+from qgpu.messages import grant_to
 from qgpu.model import NS_PER_MS, Plan, Span
 from qgpu.rm.device import RmDevice
 from qgpu.rm.meter import Use

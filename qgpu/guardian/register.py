@@ -13,7 +13,8 @@ from typing import Any
 
 from qgpu import cgroup
 from qgpu.guardian.holdings import Holdings, Memory
-from qgpu.model import Grant, PodClass
+from qgpu.messages import grants_from, grants_to
+from qgpu.model import Grant
 from qgpu.rm import abi
 
 Fact = dict[str, Any]
@@ -99,7 +100,7 @@ class Register:
 
     def _pod(self, fact: Fact) -> None:
         entry = self.pods.setdefault(fact["name"], PodEntry(fact.get("cgroup") or cgroup.path_of(fact["name"])))
-        entry.grants = {int(pgpu): grant_from(grant) for pgpu, grant in fact["grants"].items()}
+        entry.grants = grants_from(fact["grants"])
 
     def _unpod(self, fact: Fact) -> None:
         self.pods.pop(fact["name"], None)
@@ -258,8 +259,7 @@ class Register:
         """
         for name in list(self.pods):
             if (pod := self.pods.get(name)) is not None:
-                grants = {str(i): grant_to(g) for i, g in pod.grants.items()}
-                yield {"fact": "pod", "name": name, "cgroup": pod.cgroup, "grants": grants}
+                yield {"fact": "pod", "name": name, "cgroup": pod.cgroup, "grants": grants_to(pod.grants)}
         for pid in list(self.processes):
             if (of := self.processes.get(pid)) is not None:
                 yield {"fact": "process", "pid": pid, "pod": of}
@@ -361,18 +361,3 @@ def object_fact(rm: RmObject) -> Fact:
         "class": rm.rm_class,
         "detail": rm.detail,
     }
-
-
-def grant_to(grant: Grant) -> dict[str, Any]:
-    """Put a grant into JSON's types."""
-    return {
-        "class": grant.pod_class.value,
-        "cores": grant.cores,
-        "memory": grant.memory,
-        "latency_target_ns": grant.latency_target_ns,
-    }
-
-
-def grant_from(data: Mapping[str, Any]) -> Grant:
-    """Read a grant back, also one that an older qgpu wrote. Raises InvalidValueError, ValueError."""
-    return Grant(PodClass(data["class"]), data["cores"], data["memory"], data.get("latency_target_ns"))

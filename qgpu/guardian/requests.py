@@ -10,10 +10,9 @@ from typing import Any
 from qgpu import cgroup
 from qgpu.errors import RefusedError, UnknownNameError
 from qgpu.guardian.card import Card
-from qgpu.guardian.messages import PROTOCOL, plan_from
-from qgpu.guardian.register import grant_to
 from qgpu.guardian.sessions import Answer, Session
 from qgpu.guardian.supervisor import Supervisor
+from qgpu.messages import PROTOCOL, grants_to, plan_from
 
 
 class Requests:
@@ -90,7 +89,7 @@ class Requests:
             {
                 "name": name,
                 "cgroup": pod.cgroup,
-                "grants": {str(index): grant_to(grant) for index, grant in pod.grants.items()},
+                "grants": grants_to(pod.grants),
                 "memory": {index: self._supervisor.charges.used(name, i) for i, index in instances.items()},
                 "refused": refused.get(name, {}),
             }

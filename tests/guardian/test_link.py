@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from qgpu.errors import BackendGoneError
-from qgpu.guardian.messages import PROTOCOL
+from qgpu.messages import PROTOCOL
 from qgpu.sched.seccomp.link import GuardianHangsError, Link, is_in_driver
 
 _ANSWERS = f"""

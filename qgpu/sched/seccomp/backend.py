@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from qgpu.errors import BackendGoneError
-from qgpu.guardian.messages import plan_to, sample_from
+from qgpu.messages import plan_to, sample_from
 from qgpu.model import NS_PER_MS, Plan, Sample
 from qgpu.sched.seccomp.link import Link
 

@@ -24,7 +24,7 @@ from qgpu import cgroup, errors
 from qgpu.errors import BackendGoneError, ExitCode, QgpuError
 from qgpu.guardian.journal import Journal
 from qgpu.guardian.notify import is_listener
-from qgpu.guardian.register import grant_from, grant_to
+from qgpu.messages import grants_from, grants_to
 from qgpu.model import Grant
 from qgpu.sched.backend import Pgpu, PodInfo
 from qgpu.sched.nvml import check_cards, describe
@@ -100,7 +100,7 @@ class SeccompHost:
         return [
             PodInfo(
                 pod["name"],
-                {int(i): grant_from(grant) for i, grant in pod["grants"].items()},
+                grants_from(pod["grants"]),
                 cgroup.pids(pod["cgroup"]),
                 {int(i): held for i, held in pod["memory"].items()},
                 "; ".join(f"{what} refused {n} times" for what, n in pod["refused"].items()),
@@ -114,11 +114,11 @@ class SeccompHost:
     def admit(self, name: str, grants: Mapping[int, Grant], at: str = "") -> None:
         """Make a pod of a cgroup, or with one of its own."""
         cgroup.check_name(name)
-        self._call("admit", name=name, grants=_grants(grants), cgroup=at)
+        self._call("admit", name=name, grants=grants_to(grants), cgroup=at)
 
     def amend(self, name: str, grants: Mapping[int, Grant]) -> None:
         """Change a pod's grants."""
-        self._call("amend", name=name, grants=_grants(grants))
+        self._call("amend", name=name, grants=grants_to(grants))
 
     def attach(self, name: str, pid: int, fds: Sequence[int]) -> None:
         """Bring a process and its listener into a pod; a copy of the listener stays here."""
@@ -249,10 +249,6 @@ def _stored_listeners(store: Store) -> dict[int, tuple[str, int]]:
     """Return the listeners that a former daemon had kept, by number, with their pods."""
     named = {tuple(name.split(".", 1)): fd for name, fd in store.take("listener.").items()}
     return {int(number): (pod, fd) for (number, pod), fd in named.items()}
-
-
-def _grants(grants: Mapping[int, Grant]) -> dict[str, Any]:
-    return {str(pgpu): grant_to(grant) for pgpu, grant in grants.items()}
 
 
 def _kill(pidfd: int) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 from qgpu import errors, proc, wire
 from qgpu.errors import BackendGoneError, NotSupportedError
 from qgpu.guardian.filter import ARCHES
-from qgpu.guardian.messages import PROTOCOL
+from qgpu.messages import PROTOCOL
 
 #: A guardian that has not answered after this long is given up if it was stopped: that one can't,
 _STOPPED_MS = 150

@@ -1,15 +1,39 @@
-"""Plans and samples as JSON, both ways: what daemon and guardian tell each other of time."""
+"""Grants, plans and samples as JSON, both ways: what our processes tell each other, and the guardian its journal."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from qgpu.guardian.register import grant_from
-from qgpu.model import OnIdle, Plan, PodClass, PodPlan, PodSample, Sample, Span, TsgSample, Window
+from qgpu.model import Grant, OnIdle, Plan, PodClass, PodPlan, PodSample, Sample, Span, TsgSample, Window
 
 #: Of the messages between daemon and guardian; a guardian may be older than the daemon that finds it.
 PROTOCOL = 2
+
+
+def grant_to(grant: Grant) -> dict[str, Any]:
+    """Put a grant into JSON's types."""
+    return {
+        "class": grant.pod_class.value,
+        "cores": grant.cores,
+        "memory": grant.memory,
+        "latency_target_ns": grant.latency_target_ns,
+    }
+
+
+def grant_from(data: Mapping[str, Any]) -> Grant:
+    """Read a grant back, also one that an older qgpu wrote. Raises InvalidValueError, ValueError."""
+    return Grant(PodClass(data["class"]), data["cores"], data["memory"], data.get("latency_target_ns"))
+
+
+def grants_to(grants: Mapping[int, Grant]) -> dict[str, Any]:
+    """Put a pod's grants, by pGPU, into JSON's types."""
+    return {str(pgpu): grant_to(grant) for pgpu, grant in grants.items()}
+
+
+def grants_from(data: Mapping[str, Any]) -> dict[int, Grant]:
+    """Read a pod's grants back. Raises as grant_from."""
+    return {int(pgpu): grant_from(grant) for pgpu, grant in data.items()}
 
 
 def plan_to(plan: Plan) -> dict[str, Any]:
