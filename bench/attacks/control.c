@@ -13,6 +13,23 @@
 
 static struct rm rm;
 static uint32_t tsg, channels[64], nr_channels;
+/* What channels are asked for as, and their TSG's engine, where libcuda's words are to be changed. */
+static uint32_t channel_class, group_engine;
+
+static void change(NVOS64_PARAMETERS *call)
+{
+	NV_CHANNEL_GROUP_ALLOCATION_PARAMETERS *group = (void *)(uintptr_t)call->pAllocParms;
+
+	if (channel_class && (call->hClass & 0xff) == 0x6f)
+		call->hClass = channel_class;
+	if (group_engine && (call->hClass & 0xff) == 0x6f && call->pAllocParms) {
+		uint32_t *engine = (uint32_t *)(uintptr_t)(call->pAllocParms + 128); /* NV_CHANNEL_ALLOC_PARAMS */
+
+		*engine = *engine == 1 ? group_engine : *engine;
+	}
+	if (group_engine && call->hClass == KEPLER_CHANNEL_GROUP_A && group && group->engineType == 1)
+		group->engineType = group_engine;
+}
 
 /* libcuda finds this in place of libc's: the program exports it. */
 int ioctl(int fd, unsigned long request, ...)
@@ -25,6 +42,8 @@ int ioctl(int fd, unsigned long request, ...)
 	va_start(arguments, request);
 	argument = va_arg(arguments, void *);
 	va_end(arguments);
+	if ((request & 0xff) == NV_ESC_RM_ALLOC && (request >> 16 & 0x3fff) == sizeof(*call))
+		change(argument);
 	result = syscall(SYS_ioctl, fd, request, argument);
 	if (result < 0 || (request & 0xff) != NV_ESC_RM_ALLOC || (request >> 16 & 0x3fff) != sizeof(*call))
 		return (int)result;
@@ -49,13 +68,20 @@ int ioctl(int fd, unsigned long request, ...)
 	return (int)result;
 }
 
+static int refused_by_cuda;
+
 static void *cuda_flood(void *nothing)
 {
 	static uint64_t rounds = 100000;
 	void *parameters[] = { &rounds };
-	void *function;
+	void *function, *context;
 
-	cu_open();
+	if (channel_class || group_engine)
+		refused_by_cuda = CU(cuInit, 0) ?: CU(cuCtxCreate_v2, &context, 0, 0);
+	else
+		cu_open();
+	if (refused_by_cuda)
+		return nothing;
 	function = cu_kernel("spin");
 	for (;;) {
 		for (int i = 0; i < 50; i++)
@@ -238,8 +264,14 @@ int main(int argc, char **argv)
 	if (argc > 4 && !strcmp(argv[4], "sim")) {
 		sim_flood();
 	} else {
+		channel_class = !strcmp(mode, "old-channels") ? 0x906f : 0;
+		group_engine = !strcmp(mode, "copy-group") ? 9 : 0; /* COPY0, on the compute engine's runlist */
 		pthread_create(&thread, NULL, cuda_flood, NULL);
 		sleep(2);
+	}
+	if ((channel_class || group_engine) && refused_by_cuda) { /* which is what ought to come of it */
+		report("CUDA is refused: %d", refused_by_cuda);
+		hold();
 	}
 	if (!tsg || !nr_channels) {
 		report("cannot start: libcuda's TSG was not seen");

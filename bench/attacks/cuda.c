@@ -3,10 +3,21 @@
  * cuda.c - a CUDA program that takes all the video memory it can get by one of CUDA's ways. It stops at three times its
  * quota; managed memory, which may hang a card that runs out, at one and a half.
  */
+#define _GNU_SOURCE
 #include <fcntl.h>
+#include <sched.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 
 #include "cu.h"
+
+/* UVM's calls, kernel-open/nvidia-uvm/uvm_ioctl.h */
+#define UVM_INITIALIZE 0x30000001
+#define UVM_REGISTER_GPU 37
+#define UVM_MAP_DYNAMIC_PARALLELISM_REGION 65
+#define UVM_ALLOC_SEMAPHORE_POOL 68
+#define UVM_CREATE_EXTERNAL_RANGE 73
+#define UVM_MAP_EXTERNAL_SPARSE 74
 
 static uint64_t claimed, refused, most;
 static int last_error;
@@ -19,6 +30,41 @@ static void took(int code, uint64_t size)
 	} else {
 		claimed += size;
 	}
+}
+
+static int uvm = -1;
+static uint8_t card[16];
+static bool by_a_child;
+static struct { int fd; void *argument; long result; } initialising;
+
+static int initialise(void *nothing)
+{
+	initialising.result = syscall(SYS_ioctl, initialising.fd, (unsigned long)UVM_INITIALIZE, initialising.argument);
+	return 0;
+}
+
+/* libcuda finds this in place of libc's: the program exports it. */
+int ioctl(int fd, unsigned long request, ...)
+{
+	static char stack[65536];
+	va_list arguments;
+	void *argument;
+
+	va_start(arguments, request);
+	argument = va_arg(arguments, void *);
+	va_end(arguments);
+	if (request == UVM_REGISTER_GPU) {
+		uvm = fd;
+		memcpy(card, argument, sizeof(card));
+	}
+	if (request != UVM_INITIALIZE || !by_a_child)
+		return (int)syscall(SYS_ioctl, fd, request, argument);
+	/* a process that shares all with this one, and is gone when it has been noted for it */
+	initialising.fd = fd;
+	initialising.argument = argument;
+	waitpid(clone(initialise, stack + sizeof(stack), CLONE_VM | CLONE_FILES | SIGCHLD, NULL), NULL, 0);
+	usleep(50000);
+	return (int)initialising.result;
 }
 
 typedef int (*maker)(uint64_t size);
@@ -244,6 +290,32 @@ static void leave_sleeper(bool exports)
 	hold();
 }
 
+/* Page tables that UVM makes for address space with nothing in it: regions of one page, far apart; sparse; for semaphores. */
+static void tables(void)
+{
+	struct range { uint64_t base, length; uint8_t card[16]; uint32_t status; } range = { .length = 4 * KIB };
+	struct { uint64_t base, length; uint32_t status; } external = { 32ull << 40, 1ull << 40, 0 };
+	static struct { uint64_t base, length; uint8_t attributes[256 * 36]; uint64_t count; uint32_t status; } pool;
+
+	memcpy(range.card, card, sizeof(card));
+	for (uint64_t i = 0; i < 40000; i++) {
+		range.base = (4ull << 40) + (i << 29);
+		syscall(SYS_ioctl, uvm, (unsigned long)UVM_MAP_DYNAMIC_PARALLELISM_REGION, &range);
+		took((int)range.status, 0);
+	}
+	syscall(SYS_ioctl, uvm, (unsigned long)UVM_CREATE_EXTERNAL_RANGE, &external);
+	range.base = external.base;
+	range.length = external.length;
+	syscall(SYS_ioctl, uvm, (unsigned long)UVM_MAP_EXTERNAL_SPARSE, &range);
+	took((int)(external.status ?: range.status), 0);
+	for (uint64_t i = 0; i < 2000; i++) {
+		pool.base = (48ull << 40) + (i << 29);
+		pool.length = 4 * KIB;
+		syscall(SYS_ioctl, uvm, (unsigned long)UVM_ALLOC_SEMAPHORE_POOL, &pool);
+		took((int)pool.status, 0);
+	}
+}
+
 /* What the children report, as one. */
 static void add_up(const char *path, int count)
 {
@@ -314,7 +386,12 @@ int main(int argc, char **argv)
 	}
 	if (!strcmp(mode, "export-sleeper") || !strcmp(mode, "uvm-sleeper"))
 		leave_sleeper(!strcmp(mode, "export-sleeper"));
+	by_a_child = !strcmp(mode, "managed-child");
 	cu_open();
+	if (!strcmp(mode, "exec")) { /* what this life has is given back when the next begins */
+		took(by_malloc(quota / 2), quota / 2);
+		execl("/proc/self/exe", argv[0], "executed", argv[2], argv[3], NULL);
+	}
 	if (!strcmp(mode, "ipc-open"))
 		ipc_open(argv[4]);
 	if (!strcmp(mode, "descriptor-open"))
@@ -327,7 +404,18 @@ int main(int argc, char **argv)
 			take_all(straight[i].make);
 		}
 	}
-	if (!strcmp(mode, "managed-then-malloc")) {
+	if (by_a_child) {
+		most = quota + quota / 2;
+		take_all(by_managed);
+	} else if (!strcmp(mode, "uvm-tables")) {
+		tables();
+		take_all(by_malloc);
+	} else if (!strcmp(mode, "executed")) {
+		sleep(2);
+		take_all(by_malloc);
+		if (claimed < quota / 2 + quota / 8)
+			report("cannot start: only %llu, charged twice", (unsigned long long)claimed), hold();
+	} else if (!strcmp(mode, "managed-then-malloc")) {
 		most = quota + quota / 2;
 		took(by_managed(quota / 2), quota / 2);
 		took(by_managed(quota / 4), quota / 4);

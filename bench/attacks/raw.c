@@ -254,6 +254,43 @@ static void page_tables(void)
 	}
 }
 
+/* Many small pieces, of the smallest pages and at places of one's own: RM takes more of the card for each. */
+static void small_pieces(void)
+{
+	for (int i = 0; i < 50000 && !FULL; i++) {
+		NV_MEMORY_ALLOCATION_PARAMS params = rm_memory_params(&rm, 4 * KIB);
+		uint32_t handle = ++rm.last;
+
+		params.attr |= 1 << 23; /* pages of 4 KiB */
+		if (!took(rm_alloc(&rm, way, rm.device, NV01_MEMORY_LOCAL_USER, &params, &handle), 4 * KIB))
+			break;
+	}
+	for (uint64_t i = 0; i < 64; i++) {
+		NV_MEMORY_ALLOCATION_PARAMS params = rm_memory_params(&rm, 64 * KIB);
+		uint32_t handle = ++rm.last;
+
+		params.flags |= 0x110; /* FIXED_ADDRESS_ALLOCATE, ALIGNMENT_FORCE */
+		params.offset = (i + 8) << 28;
+		params.alignment = 256 * MIB;
+		took(rm_alloc(&rm, way, rm.device, NV01_MEMORY_LOCAL_USER, &params, &handle), 64 * KIB);
+	}
+}
+
+/* Address spaces: each has its first page tables on the card. */
+static void address_spaces(void)
+{
+	struct { uint32_t index, flags; uint64_t size, start, limit; uint32_t big; uint64_t base; uint32_t pasid; } space;
+
+	for (int i = 0; i < 12000; i++) {
+		uint32_t handle = ++rm.last;
+
+		memset(&space, 0, sizeof(space));
+		if (!took(rm_alloc(&rm, way, rm.device, FERMI_VASPACE_A, &space, &handle), 0))
+			break;
+		sums->started++;
+	}
+}
+
 /* Hold all there is in four parts, give one back and take it again for as long as that works; tell how many are held. */
 static void hungry(void)
 {
@@ -346,6 +383,10 @@ int main(int argc, char **argv)
 		churn();
 	} else if (!strcmp(mode, "tables")) {
 		page_tables();
+	} else if (!strcmp(mode, "small")) {
+		small_pieces();
+	} else if (!strcmp(mode, "spaces")) {
+		address_spaces();
 	} else if (!strcmp(mode, "hungry")) {
 		hungry();
 	} else if (!strcmp(mode, "exec")) {

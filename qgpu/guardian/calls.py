@@ -191,12 +191,15 @@ def detail(rm_class: int, params: bytes | bytearray) -> int:
     return int.from_bytes(params[at : at + size], "little")
 
 
+_MEMORY_FLAGS_AT = abi.ffi.offsetof("NV_MEMORY_ALLOCATION_PARAMS", "flags")
+
 #: Functions of NVOS32 (nvos.h).
 HEAP_ALLOC_SIZE, HEAP_FREE, HEAP_INFO, HEAP_ALLOC_TILED, HEAP_ALLOC_SIZE_RANGE = 2, 3, 5, 6, 14
 #: Where total and free bytes of the card stand in every answer.
 HEAP_TOTAL_AT = 24
 _HEAP_SIZES_AT = {HEAP_ALLOC_SIZE: (56, 88), HEAP_ALLOC_TILED: (64, 88), HEAP_ALLOC_SIZE_RANGE: (56, 80)}
 _HEAP_FLAG_VIRTUAL = 0x00080000
+_FLAG_FIXED_ADDRESS = 0x00000010
 _FLAG_LAZY, _FLAG_EXTERNALLY_MANAGED, _FLAG_SPARSE = 0x00000400, 0x00400000, 0x04000000
 _HEAP_ATTR_LOCATION = 3 << 25
 _LOCATION_PCI = 1 << 25
@@ -244,6 +247,16 @@ def heap_size(data: bytes | bytearray, function: int) -> int:
 def is_virtual(heap: Heap) -> bool:
     """Tell whether address space is asked for, and no memory."""
     return heap.function in _HEAP_SIZES_AT and bool(heap.flags & _HEAP_FLAG_VIRTUAL)
+
+
+def chooses_place(flags: int) -> bool:
+    """Tell whether memory is asked for at an address of the card: RM then takes what its alignment spans besides."""
+    return bool(flags & _FLAG_FIXED_ADDRESS)
+
+
+def memory_flags(params: bytes | bytearray) -> int:
+    """Read the flags of an allocation of memory."""
+    return int(_U32.unpack_from(params, _MEMORY_FLAGS_AT)[0])
 
 
 def takes_tables(flags: int) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from qgpu.guardian import kcmp, managed
-from qgpu.guardian.holdings import NOBODYS, table_bytes
+from qgpu.guardian.holdings import NOBODYS
 from qgpu.guardian.register import Fact, Key, Register, RmObject, object_fact
 
 
@@ -60,11 +60,11 @@ class Charges:
         pids = [pid for pid in holdings.mappings if self._register.processes.get(pid) == pod]
         return sum(holdings.tables(pid, uuid) for pid in pids for uuid in uuids)
 
-    def fits_mapping(self, pod: str, length: int, uuids: Iterable[bytes]) -> bool:
+    def fits_mapping(self, pod: str, pid: int, base: int, length: int, uuids: Iterable[bytes]) -> bool:
         """Tell whether there is room for the page tables of a mapping."""
         with self._lock:
-            instances = [self._uuids()[uuid] for uuid in uuids]
-            return not any(self.over_limit(pod, instance, table_bytes(length)) for instance in instances)
+            more = {uuid: self._register.holdings.more_tables(pid, uuid, base, length) for uuid in uuids}
+            return not any(self.over_limit(pod, self._uuids()[uuid], size) for uuid, size in more.items())
 
     def _being_mapped(self, pod: str) -> int:
         return sum(size for pid, size in self._mapping.items() if self._register.processes.get(pid) == pod)
@@ -116,6 +116,16 @@ class Charges:
         with self._lock:
             if pid not in self._register.holdings.managed:
                 self._note({"fact": "managed", "pid": pid, "bytes": 0})
+
+    def joins_uvm(self, pod: str, pid: int) -> bool:
+        """Note that a process uses UVM, and what it maps of it; False when the pod is over a limit with that.
+
+        Another process may have initialised UVM for this one, whose memory it shares, and be gone.
+        """
+        self.will_use_uvm(pid)
+        self.look_at_mappings(pid)
+        with self._lock:
+            return not any(self.over_limit(pod, instance) for instance in self._allowance(pod).limits)
 
     def map(self, pid: int, base: int, length: int, uuids: Iterable[bytes], memory: Key) -> None:
         """Let what UVM has mapped keep its memory; what is not on a card is nobody's here, and takes page tables."""

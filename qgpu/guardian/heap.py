@@ -6,7 +6,7 @@ import struct
 
 from qgpu.guardian import calls
 from qgpu.guardian.desk import Case, Desk, status_of
-from qgpu.guardian.objects import PAGE_TABLES, Objects
+from qgpu.guardian.objects import CHOSEN_PLACE, PAGE_TABLES, Objects
 from qgpu.guardian.register import RmObject
 from qgpu.guardian.standin import Block
 from qgpu.rm import abi
@@ -42,6 +42,8 @@ class Heap:
         if calls.is_virtual(asked) and calls.takes_tables(asked.flags) and self._desk.limited():
             return self._desk.refuse(block, asked.status_at, abi.NV_ERR_NOT_SUPPORTED, PAGE_TABLES)
         claimed = calls.may_be_video(asked)
+        if claimed and calls.chooses_place(asked.flags) and self._desk.limited():
+            return self._desk.refuse(block, asked.status_at, abi.NV_ERR_NOT_SUPPORTED, CHOSEN_PLACE)
         self._objects.undo(case, (asked.client, asked.handle))
         if claimed and (refusal := self._objects.admit(case.pid, rm) or self._desk.claim(rm)):
             return self._desk.answer(block, asked.status_at, refusal)

@@ -18,7 +18,7 @@ Key = tuple[int, int]
 
 @dataclass(slots=True)
 class Memory:
-    """One allocation on a card, by its number here."""
+    """One allocation on a card, by its number here; ``size`` is RM's word."""
 
     number: int
     pod: str
@@ -29,15 +29,25 @@ class Memory:
     pinned: bool = False
 
 
+#: RM takes the card's memory in pieces of this, however little is asked for, and tells of what was asked for only
+#: (video_mem.c:_vidmemPmaAllocate).
+_PIECE = 64 << 10
 #: In the place of an allocation's number: memory that is on no card.
 NOBODYS = 0
-#: A page table on the card, and what of the address space one for the smallest pages covers.
-_TABLE, _COVERED = 4 << 10, 2 << 20
+#: A page table on the card, and what of the address space one covers by level, as powers of 2, from that of the
+#: smallest pages up (uvm_hopper_mmu.c; older ones are the same but for the uppermost).
+_TABLE, _LEVELS = 4 << 10, (21, 29, 38, 47)
 
 
-def table_bytes(length: int) -> int:
-    """Return what a mapping can take of a card for page tables, in bytes: of the smallest pages, and those above."""
-    return _TABLE * (2 + -(-length // _COVERED))
+def table_bytes(base: int, length: int) -> int:
+    """Return what a mapping can take of a card for page tables, in bytes: nothing else near it, of the smallest pages."""
+    last = base + max(length, 1) - 1
+    return _TABLE * sum((last >> level) - (base >> level) + 1 for level in _LEVELS)
+
+
+def taken(size: int) -> int:
+    """Return what an allocation takes of the card, in bytes."""
+    return -(-size // _PIECE) * _PIECE
 
 
 class Mapping(NamedTuple):
@@ -78,8 +88,10 @@ class Holdings:
     managed: dict[int, int] = field(default_factory=dict)
     #: How many mappings there are of each allocation.
     _mapped: Counter[int] = field(default_factory=Counter)
-    #: What page tables may take, by process and card.
+    #: What page tables may take, by process and card; and the most that was, for UVM gives the card a piece of 2 MiB
+    #: back only when no table lies in it any more.
     _tables: Counter[tuple[int, bytes]] = field(default_factory=Counter)
+    _most_tables: Counter[tuple[int, bytes]] = field(default_factory=Counter, compare=False)
     #: What is pinned, by pod, card and size, oldest first.
     _pinned: dict[tuple[str, int, int], dict[int, None]] = field(default_factory=dict)
     _last: int = field(default=0, compare=False)
@@ -108,7 +120,7 @@ class Holdings:
             return
         self._last = max(self._last, number)
         self.memories[number] = Memory(number, pod, instance, size)
-        self.held[pod, instance] += size
+        self.held[pod, instance] += taken(size)
 
     def pin(self, number: int) -> None:
         """Let an allocation count until every process of its pod has ended."""
@@ -168,17 +180,23 @@ class Holdings:
             mapped.all.insert(at, mapping)
             mapped.longest = max(mapped.longest, mapping.end - mapping.base)
             self._mapped[mapping.memory] += 1
-            self._tables[pid, mapping.uuid] += table_bytes(mapping.end - mapping.base)
+            whose = pid, mapping.uuid
+            self._tables[whose] += table_bytes(mapping.base, mapping.end - mapping.base)
+            self._most_tables[whose] = max(self._most_tables[whose], self._tables[whose])
 
     def tables(self, pid: int, uuid: bytes) -> int:
-        """Return what a process's mappings may take of a card for page tables, in bytes."""
-        return self._tables[pid, uuid]
+        """Return what a process's mappings may take, or may have taken, of a card for page tables, in bytes."""
+        return self._most_tables[pid, uuid]
+
+    def more_tables(self, pid: int, uuid: bytes, base: int, length: int) -> int:
+        """Return how much more of a card page tables may take with one more mapping, in bytes."""
+        return max(0, self._tables[pid, uuid] + table_bytes(base, length) - self._most_tables[pid, uuid])
 
     def _unmapped(self, pid: int, gone: Iterable[Mapping]) -> None:
         for each in gone:
-            self._tables[pid, each.uuid] -= table_bytes(each.end - each.base)
+            self._tables[pid, each.uuid] -= table_bytes(each.base, each.end - each.base)
             if not self._tables[pid, each.uuid]:
-                del self._tables[pid, each.uuid]
+                del self._tables[pid, each.uuid], self._most_tables[pid, each.uuid]
             self._mapped[each.memory] -= 1
             if not self._mapped[each.memory]:
                 del self._mapped[each.memory]
@@ -234,7 +252,7 @@ class Holdings:
             return
         if memory.handles or memory.pinned or self.is_mapped(memory.number):
             return
-        self.held[memory.pod, memory.instance] -= memory.size
+        self.held[memory.pod, memory.instance] -= taken(memory.size)
         del self.memories[memory.number]
 
     def mapped_in(self, pid: int, base: int, length: int, uuid: bytes | None) -> list[Memory]:

@@ -32,6 +32,8 @@ _log = structlog.get_logger("guardian")
 _U32 = struct.Struct("<I")
 #: How page tables are counted that would not be.
 PAGE_TABLES = "address space with its page tables"
+#: The same of memory at an address of the card.
+CHOSEN_PLACE = "memory at an address of the card"
 #: How many of a pod's exports of one size what it imports is compared with; beyond them it is charged anew.
 _MOST_COMPARED = 64
 #: How long root clients and devices being made may keep a device from being made: many processes may start at once,
@@ -76,6 +78,10 @@ class Objects:
         if rm.rm_class == abi.NV50_MEMORY_VIRTUAL and calls.takes_tables(detail) and self._desk.limited():
             block.restore(16, 16)
             return self._desk.refuse(block, asked.status_at, abi.NV_ERR_NOT_SUPPORTED, PAGE_TABLES)
+        if rm.rm_class == abi.NV01_MEMORY_LOCAL_USER and params and self._desk.limited():
+            if calls.chooses_place(calls.memory_flags(params.data)):
+                block.restore(16, 16)
+                return self._desk.refuse(block, asked.status_at, abi.NV_ERR_NOT_SUPPORTED, CHOSEN_PLACE)
         kept = asked.rm_class in classes.KEPT
         if kept and not self._supervisor.know_client(case.pid, case.call.fd, case.file, asked.client):
             block.restore(16, 16)
@@ -147,10 +153,19 @@ class Objects:
             if parent is None or parent.rm_class != abi.KEPLER_CHANNEL_GROUP_A:
                 self._supervisor.refused(self._pod, "channel outside a TSG")  # RM would make a TSG that nobody can name
                 return abi.NV_ERR_INVALID_ARGUMENT
+        if classes.on_compute_engine(rm.rm_class) and not self._in_compute_tsg(rm):
+            self._supervisor.refused(self._pod, "compute outside a compute TSG")  # its time would be nobody's
+            return abi.NV_ERR_INVALID_ARGUMENT
         if rm.rm_class in classes.KEPT and rm.handle == 0:
             self._supervisor.refused(self._pod, "object without a handle")
             return abi.NV_ERR_INVALID_ARGUMENT  # RM would choose one; no CUDA library asks for that
         return abi.NV_OK
+
+    def _in_compute_tsg(self, rm: RmObject) -> bool:
+        objects = self._supervisor.register.objects
+        channel = objects.get((rm.client, rm.parent))
+        tsg = objects.get((rm.client, channel.parent)) if channel is not None else None
+        return tsg is not None and self._supervisor.register.is_compute(tsg)
 
     def _made(self, file: int, rm: RmObject, params: Block | None) -> bool:
         """Book what RM has made; memory at its true size, and freed again where that does not fit."""

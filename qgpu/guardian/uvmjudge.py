@@ -18,6 +18,8 @@ from qgpu.guardian.standin import Block, StandIn
 from qgpu.guardian.supervisor import Supervisor
 from qgpu.rm import abi, uvm
 
+#: In the place of an object's handles: none.
+NOTHING = (0, 0)
 _U32, _U64 = struct.Struct("<I"), struct.Struct("<Q")
 _ATTRIBUTES_AT, _ATTRIBUTES_BYTES = 24, 36
 
@@ -61,6 +63,8 @@ class UvmJudge:
                 block.store()
                 return 0
             return PROCEED
+        if call.request in uvm.TABLES_ALONE:
+            return self._map_tables(case, block, layout)
         if call.request == uvm.REGISTER_GPU:
             if (status := self._may_register(call, pid, file, block, limited=limited)) != abi.NV_OK:
                 block.patch_u32(layout.status_at, status)
@@ -99,6 +103,9 @@ class UvmJudge:
             return abi.NV_ERR_INSUFFICIENT_PERMISSIONS
         if not limited:
             return abi.NV_OK
+        if not self._supervisor.charges.joins_uvm(self._pod, pid):
+            self._supervisor.refused(self._pod, "managed memory over the limit")
+            return abi.NV_ERR_NO_MEMORY
         again = self._standin.block(_U64.pack(uvm.INIT_FLAGS_DISABLE_HMM) + bytes(8))
         error = self._standin.uvm(file, uvm.INITIALIZE, again)
         if error or _U32.unpack_from(again.data, uvm.STATUS_AT_INITIALIZE)[0] != abi.NV_OK:
@@ -118,10 +125,32 @@ class UvmJudge:
         (count,) = _U64.unpack_from(block.data, end)
         places = range(_ATTRIBUTES_AT, min(end, _ATTRIBUTES_AT + count * _ATTRIBUTES_BYTES), _ATTRIBUTES_BYTES)
         uuids = {bytes(block.data[at : at + uvm.UUID_BYTES]) for at in places} & self._supervisor.uuids.keys()
-        if not self._supervisor.charges.fits_mapping(self._pod, length, uuids):
+        if not self._supervisor.charges.fits_mapping(self._pod, pid, base, length, uuids):
             return False
         self._supervisor.charges.map(pid, base, length, uuids, (client, memory))
         return True
+
+    def _map_tables(self, case: Case, block: Block, layout: uvm.Layout) -> int:
+        """Carry out a mapping of what is not on a card: a region that no memory is behind, semaphores in system memory."""
+        request = case.call.request
+        base, length = uvm.BASE_AND_LENGTH.unpack_from(block.data)
+        cards = set(self._supervisor.uuids)
+        if request != uvm.ALLOC_SEMAPHORE_POOL:
+            cards &= {bytes(block.data[16 : 16 + uvm.UUID_BYTES])}
+        if not self._supervisor.charges.fits_mapping(self._pod, case.pid, base, length, cards):
+            self._supervisor.refused(self._pod, "page tables over the limit")
+            block.patch_u32(layout.status_at, abi.NV_ERR_NO_MEMORY)
+            block.store()
+            return 0
+        self._supervisor.charges.map(case.pid, base, length, cards, NOTHING)
+        if case.left is not None:  # it may be there; there is no second one in its place
+            range_ = self._standin.block(uvm.BASE_AND_LENGTH.pack(base, length) + bytes(8))
+            self._standin.uvm(case.file, uvm.FREE, range_)
+        case.begin()
+        error = self._standin.uvm(case.file, request, block)
+        if not error:
+            block.store()
+        return error
 
     def _unmapped(self, case: Case, block: Block, layout: uvm.Layout) -> int:
         """Carry an unmapping out."""

@@ -14,14 +14,19 @@ MAP_EXTERNAL_ALLOCATION = 33
 FREE = 34
 REGISTER_GPU = 37
 UNREGISTER_GPU = 38
+MAP_DYNAMIC_PARALLELISM_REGION = 65
 UNMAP_EXTERNAL = 66
+ALLOC_SEMAPHORE_POOL = 68
+MAP_EXTERNAL_SPARSE = 74
 ALLOC_DEVICE_P2P = 78
 
+#: Calls that map something that is not memory of a card: it takes page tables there.
+TABLES_ALONE = frozenset({MAP_DYNAMIC_PARALLELISM_REGION, ALLOC_SEMAPHORE_POOL, MAP_EXTERNAL_SPARSE})
 #: Calls that decide what memory is held, and on which cards.
 WATCHED = frozenset(
     {
         *(INITIALIZE, MAP_EXTERNAL_ALLOCATION, FREE, REGISTER_GPU, UNMAP_EXTERNAL),
-        ALLOC_DEVICE_P2P,
+        *(ALLOC_DEVICE_P2P, *TABLES_ALONE),
     }
 )
 
@@ -58,6 +63,10 @@ def layouts(version: str) -> dict[int, Layout]:
         FREE: Layout(24, 16),
         UNMAP_EXTERNAL: Layout(40, 32),
         REGISTER_GPU: Layout(40, 36),
+        MAP_DYNAMIC_PARALLELISM_REGION: Layout(40, 32),
+        MAP_EXTERNAL_SPARSE: Layout(40, 32),
+        # base, length; the attributes; their count; status
+        ALLOC_SEMAPHORE_POOL: Layout((16 + attributes + 7) // 8 * 8 + 16, (16 + attributes + 7) // 8 * 8 + 8),
     }
 
 

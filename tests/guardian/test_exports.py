@@ -91,8 +91,12 @@ def fact(kind, **more):
     return {"fact": kind, **more}
 
 
+def size_of(number):
+    return (1000 + number) << 16
+
+
 def thing(handle, number):
-    size = 1000 + number
+    size = size_of(number)
     return fact("object", client=7, handle=handle, parent=2, detail=size, memory=number) | {"class": 0x40}
 
 
@@ -119,7 +123,7 @@ def test_a_pod_is_charged_every_allocation_once_that_a_handle_or_an_export_keeps
             register.note(fact("pin", memory=handles[one], keeper=0))
             exported.add(handles[one])
         elif kind == "import" and one in handles and handles[one] in exported and other not in handles:
-            found = register.exported("web", 0, 1000 + handles[one])
+            found = register.exported("web", 0, size_of(handles[one]))
             assert [memory.number for memory in found] == [handles[one]]
             register.note(thing(other, handles[one]))
             handles[other] = handles[one]
@@ -127,4 +131,4 @@ def test_a_pod_is_charged_every_allocation_once_that_a_handle_or_an_export_keeps
             register.note(fact("gone", client=7, handle=one))
             del handles[one]
 
-    assert register.memory("web").get(0, 0) == sum(1000 + number for number in {*handles.values(), *exported})
+    assert register.memory("web").get(0, 0) == sum(size_of(number) for number in {*handles.values(), *exported})

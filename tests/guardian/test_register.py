@@ -42,7 +42,7 @@ TREE = [
     thing(3, 2, abi.KEPLER_CHANNEL_GROUP_A, 1),
     thing(4, 3, 0xC86F),
     thing(5, 2, abi.KEPLER_CHANNEL_GROUP_A, 9),
-    thing(6, 2, abi.NV01_MEMORY_LOCAL_USER, 4096),
+    thing(6, 2, abi.NV01_MEMORY_LOCAL_USER, 65536),
     confirm(2),
     confirm(3),
     confirm(4, 17),
@@ -76,7 +76,7 @@ def test_a_client_lives_on_when_its_process_ends_until_rm_says_that_it_is_gone()
     still = register.memory("web")
     register.note({"fact": "gone", "client": 7, "handle": 7})
 
-    assert still == {0: 4096 + CONTEXT}
+    assert still == {0: 65536 + CONTEXT}
     assert (register.clients, register.objects, register.memory("web")) == ({}, {}, {})
 
 
@@ -108,9 +108,9 @@ def test_a_client_named_before_rm_gave_it_out_belongs_to_who_proves_it():
 
 
 def test_memory_adds_up_by_pod_and_card():
-    register = grown(thing(9, 2, abi.NV01_MEMORY_LOCAL_USER, 8192))
+    register = grown(thing(9, 2, abi.NV01_MEMORY_LOCAL_USER, 131072))
 
-    assert register.memory("web") == {0: 12288 + CONTEXT}
+    assert register.memory("web") == {0: 3 * 65536 + CONTEXT}
 
 
 def test_a_journal_rebuilds_the_register():
