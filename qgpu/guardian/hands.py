@@ -200,6 +200,14 @@ class Hands:
 
         return (self._through(channel.client, ask) or 0) if self._branch.context_ids else 0
 
+    def each_control_file(self, pid: int, do: Callable[[int], object]) -> None:
+        """Do something with every control file of a process; there is nothing to be done for one that is gone."""
+        pidfd = self._pidfds.get(pid)
+        for fd in _control_files(pid) if pidfd is not None else ():
+            with suppress(OSError), borrowed(pidfd, fd) as file:
+                if os.fstat(file).st_rdev == _CONTROL_DEVICE:
+                    do(file)
+
     def _through(self, client: int, act: Callable[[int], _T | None]) -> _T | None:
         """Act through the file on which a pod made an RM client; None when it does not work out through any.
 

@@ -197,6 +197,8 @@ class Objects:
             gone = self._freeing.free(case, key, carry_out)
         finally:
             self._supervisor.freed(key, channels, gone=gone)
+        if gone and client == handle:  # it was the file's only one
+            self._supervisor.root_files.discard(case.file)
         if not error:
             block.store()
         return error
@@ -290,8 +292,10 @@ class Objects:
         """Let a root client be made, where that call can make nothing else: on a file that reaches no device."""
         if wrapped:
             return errno.EINVAL
-        if self._reaches_device(case.file):
+        if self._reaches_device(case.file) or self._supervisor.device_files.has(case.file):
             return self._desk.refuse(block, asked.status_at, abi.NV_ERR_INVALID_STATE, "root client beside a device")
+        if self._supervisor.root_files.has(case.file):
+            return self._desk.refuse(block, asked.status_at, abi.NV_ERR_INVALID_STATE, "second root client of a file")
         return self._let(case, block, asked.status_at)
 
     def _device(self, case: Case, block: Block, rm: RmObject, status_at: int) -> int:
@@ -305,20 +309,21 @@ class Objects:
     def _let(self, case: Case, block: Block, status_at: int, device: RmObject | None = None) -> int:
         """Let the kernel carry a call out on a file that reaches no device; nobody can exchange it for one that does.
 
-        That takes keeping the process's other threads still, where there is a device at all.
+        That takes keeping the process's other threads still. The arguments can be anything by then, for other processes
+        may write them: so a file gets one root client, and what is made in its stead needs one that is there.
         """
-        if not self._clients_with_devices():
-            if (refusal := self._note_let(case, device)) != abi.NV_OK:
-                return self._desk.answer(block, status_at, refusal)
-            return PROCEED
         pod = self._supervisor.register.pods.get(self._pod)
+        files = self._supervisor.root_files if device is None else self._supervisor.device_files
         try:
             with still.held(case.pid, case.call.tid, cgroup.pids(pod.cgroup) if pod is not None else ()):
                 if not self._desk.has_still(case) or self._reaches_device(case.file):
                     raise OSError(errno.EBUSY, "another file is in the descriptor's place")
+                if not files.add(case.file) and device is None:
+                    raise OSError(errno.EBUSY, "the file has a client")
                 if (refusal := self._note_let(case, device)) != abi.NV_OK:
                     return self._desk.answer(block, status_at, refusal)
-                case.listener.proceed(case.call.id)
+                if not case.listener.proceed(case.call.id) and device is None:  # it begins anew, or has ended
+                    files.discard(case.file)
                 self.roots.wait_for(case.call.tid)
                 return ANSWERED
         except OSError as error:

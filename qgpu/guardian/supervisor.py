@@ -24,6 +24,7 @@ from qgpu.guardian.hands import Hands
 from qgpu.guardian.journal import Journal, Writes
 from qgpu.guardian.notify import InHand, Listener, read_slot
 from qgpu.guardian.register import Fact, Key, Register, RmObject, object_fact
+from qgpu.guardian.seenfiles import SeenFiles
 from qgpu.guardian.standin import Perform
 from qgpu.guardian.uvmfiles import UvmFiles
 from qgpu.rm import abi, uvm
@@ -65,6 +66,9 @@ class Supervisor:
     lock: threading.RLock = field(default_factory=threading.RLock)
     #: Held while RM's figures of what is private are read and while anybody makes a second handle.
     books: threading.RLock = field(default_factory=threading.RLock)
+    #: Control files on which a root client was let through, and those on which a device was.
+    root_files: SeenFiles = field(default_factory=SeenFiles)
+    device_files: SeenFiles = field(default_factory=SeenFiles)
     #: UVM's files of processes under a limit.
     uvm_files: UvmFiles = field(init=False)
     charges: Charges = field(init=False)
@@ -141,6 +145,7 @@ class Supervisor:
                 self._find_uvm_files(pid)
             except OSError:
                 self.note({"fact": "exit", "pid": pid})
+            self.hands.each_control_file(pid, self.root_files.add)
         for rm in [rm for rm in self.register.objects.values() if not rm.confirmed]:
             self._settle_claim(rm)
         for rm in self.register.objects.values():

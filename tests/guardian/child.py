@@ -112,11 +112,11 @@ def hammer(libc: ctypes.CDLL, device: int, times: int) -> dict:
 
 
 def exchange(libc: ctypes.CDLL, device: int, times: int, own: int) -> dict:
-    """Ask for root clients while another file, that answers EINVAL to anything, is put in the descriptor's place.
+    """Ask for root clients while another file, that answers ENOTTY to anything, is put in the descriptor's place.
 
     With ``own``, by a thread that has a table of its own where it is in that place all along.
     """
-    other, place, over, errors = libc.syscall(323, os.O_CLOEXEC), 200, [], []
+    other, place, over, errors = os.open("/dev/null", os.O_RDWR), 200, [], []
     argument = ctypes.create_string_buffer(struct.pack("<IIIIQQIIII", 0, 0, 0, 0x41, 0, 0, 0, 0, 0xFFFF, 0), 48)
 
     def ask() -> None:
@@ -138,12 +138,12 @@ def exchange(libc: ctypes.CDLL, device: int, times: int, own: int) -> dict:
             os.dup2(device, place)
         time.sleep(0.0003)
     thread.join()
-    return {"result": len(errors), "errno": errors.count(errno.EINVAL), "argument": ""}
+    return {"result": len(errors), "errno": errors.count(errno.ENOTTY), "argument": ""}
 
 
 def main() -> None:
     sock = socket.socket(fileno=int(sys.argv[1]))
-    device = os.open("/dev/null", os.O_RDWR)
+    device = os.open("/dev/random", os.O_RDWR)
     libc = ctypes.CDLL(None, use_errno=True)
     socket.send_fds(sock, [b"listener"], [install()])
     lines = sock.makefile("rw")

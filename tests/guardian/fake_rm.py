@@ -1,6 +1,6 @@
 """RM in a table: what objects there are, and what becomes of calls that are carried out for a pod.
 
-Stands where the driver would, behind the guardian's own ioctl on the file it took from the pod (/dev/null). It
+Stands where the driver would, behind the guardian's own ioctl on the file it took from the pod (/dev/random). It
 reads and writes the guardian's memory as RM does: parameters behind pointers.
 """
 
@@ -94,6 +94,9 @@ class FakeRm:
 
     def gpu_ids(self, instances):
         return {0x600 + instance for instance in instances}
+
+    def each_control_file(self, pid, do):
+        return None
 
     def register_p2p(self, file, client, handle):
         return None

@@ -89,9 +89,9 @@ def test_what_was_exported_counts_until_the_pod_ends():
 
 def test_a_handle_given_anew_names_the_new_memory():
     found = holdings()
-    found.allocate(A, "web", 0, 50, 2)
+    found.allocate(A, "web", 0, 2 * SIZE, 2)
 
-    assert (held(found), list(found.memories)) == ({("web", 0): 50}, [2])
+    assert (held(found), list(found.memories)) == ({("web", 0): 2 * SIZE}, [2])
 
 
 def test_what_is_taken_of_a_card_is_charged_and_not_what_was_asked_for():
