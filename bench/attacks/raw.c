@@ -281,7 +281,7 @@ static void address_spaces(void)
 {
 	struct { uint32_t index, flags; uint64_t size, start, limit; uint32_t big; uint64_t base; uint32_t pasid; } space;
 
-	for (int i = 0; i < 12000; i++) {
+	for (int i = 0; i < 3000; i++) {
 		uint32_t handle = ++rm.last;
 
 		memset(&space, 0, sizeof(space));
