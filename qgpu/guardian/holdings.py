@@ -252,7 +252,10 @@ class Holdings:
             return
         if memory.handles or memory.pinned or self.is_mapped(memory.number):
             return
-        self.held[memory.pod, memory.instance] -= taken(memory.size)
+        whose = memory.pod, memory.instance
+        self.held[whose] -= taken(memory.size)
+        if not self.held[whose]:
+            del self.held[whose]
         del self.memories[memory.number]
 
     def mapped_in(self, pid: int, base: int, length: int, uuid: bytes | None) -> list[Memory]:

@@ -292,6 +292,8 @@ class Objects:
         """Let a root client be made, where that call can make nothing else: on a file that reaches no device."""
         if wrapped:
             return errno.EINVAL
+        if case.left is not None:  # it waits for an answer: the file has no client of it yet
+            self._supervisor.root_files.discard(case.file)
         if self._reaches_device(case.file) or self._supervisor.device_files.has(case.file):
             return self._desk.refuse(block, asked.status_at, abi.NV_ERR_INVALID_STATE, "root client beside a device")
         if self._supervisor.root_files.has(case.file):
@@ -341,7 +343,9 @@ class Objects:
 
     def _clients_with_devices(self) -> set[int]:
         with self._supervisor.lock:
-            return {client for client, _ in self._supervisor.register.devices} | self._doubtful
+            register = self._supervisor.register
+            self._doubtful &= register.clients.keys()
+            return {client for client, _ in register.devices} | self._doubtful
 
     def _reaches_device(self, file: int) -> bool:
         """Tell whether something made through a file could lie below a device, whichever pod's."""

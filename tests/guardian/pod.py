@@ -1,6 +1,6 @@
 """A pod over a real seccomp filter: a real process, stopped by the kernel, its calls carried out for it.
 
-There is no NVIDIA driver here: the pod's descriptor is /dev/null, whose major the judge is told to watch, and
+There is no NVIDIA driver here: the pod's descriptor is /dev/random, whose major the judge is told to watch, and
 RM is a table (``fake_rm.py``) that reads and writes what the guardian hands it.
 """
 
@@ -24,7 +24,7 @@ from qgpu.rm import abi, uvm
 from tests.guardian.asked import DEVICE_PARAMS, alloc, alloc_status, device, memory_params, subdevice
 from tests.guardian.fake_rm import FakeRm
 
-NULL_MAJOR, NULL_MINOR = 1, 3
+MAJOR, MINOR = 1, 8
 LIMIT = 1 << 40
 #: Three quarters of the limit: one fits, two do not.
 MOST = 3 << 38
@@ -91,8 +91,8 @@ class Pod:
             self.stayed.extend,
             lambda pid, pidfd: None,
             time.monotonic_ns,
-            lambda pod: Allowance({0: NULL_MINOR}, self.limits),
-            major=NULL_MAJOR,
+            lambda pod: Allowance({0: MINOR}, self.limits),
+            major=MAJOR,
             uvm_layouts=uvm.layouts("580.1"),
             perform=self.rm.perform,
             uuids={bytes(16): 0},
@@ -108,12 +108,12 @@ class Pod:
 
     def uvm(self, request, argument):
         """Make a call of UVM's on a file that is taken for UVM's meanwhile."""
-        self.supervisor.major, self.supervisor.uvm_major = None, NULL_MAJOR
+        self.supervisor.major, self.supervisor.uvm_major = None, MAJOR
         self.child.ask(request, argument)
         try:
             return self.answer()
         finally:
-            self.supervisor.major, self.supervisor.uvm_major = NULL_MAJOR, None
+            self.supervisor.major, self.supervisor.uvm_major = MAJOR, None
 
     def call(self, number, argument, params=b"", **more):
         """Make one call in the pod, serving whatever the filter stops, and return its answer."""
@@ -146,8 +146,8 @@ class Pod:
 
 
 def make_device(pod, handle=2):
-    """Let the kernel carry a device's allocation out, which goes to /dev/null; RM has it then."""
-    assert pod.call(abi.NV_ESC_RM_ALLOC, device(handle), DEVICE_PARAMS)[:2] == (-1, errno.ENOTTY)
+    """Let the kernel carry a device's allocation out, which goes to /dev/random; RM has it then."""
+    assert pod.call(abi.NV_ESC_RM_ALLOC, device(handle), DEVICE_PARAMS)[:2] == (-1, errno.EINVAL)
     pod.rm.objects[7, handle] = (abi.NV01_DEVICE_0, 7)
 
 

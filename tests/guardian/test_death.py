@@ -29,7 +29,7 @@ from tests.guardian.asked import (
 )
 from tests.guardian.fake_rm import PAGE
 from tests.guardian.lasting import MortalPod
-from tests.guardian.pod import NULL_MAJOR, make_device, make_subdevice
+from tests.guardian.pod import MAJOR, make_device, make_subdevice
 
 EVERY = bool(os.environ.get("QGPU_EVERY_LINE"))
 #: How many lines are left out between two that are tried.
@@ -109,15 +109,15 @@ def prepare(pod, call):
         prepare(pod, earlier)
         ask(pod, earlier)
         pod.answer()
-    pod.supervisor.major, pod.supervisor.uvm_major = NULL_MAJOR, None
+    pod.supervisor.major, pod.supervisor.uvm_major = MAJOR, None
 
 
 def ask(pod, call):
     if call.of_uvm:
-        pod.supervisor.major, pod.supervisor.uvm_major = None, NULL_MAJOR
+        pod.supervisor.major, pod.supervisor.uvm_major = None, MAJOR
         pod.child.ask(call.number, call.argument)
     else:
-        pod.supervisor.major, pod.supervisor.uvm_major = NULL_MAJOR, None
+        pod.supervisor.major, pod.supervisor.uvm_major = MAJOR, None
         pod.begin(call.number, call.argument, call.params)
 
 

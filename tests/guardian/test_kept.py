@@ -66,16 +66,21 @@ def test_memory_that_is_freed_while_it_is_mapped_counts_until_it_is_unmapped(tol
     assert not told.rm.sizes.keys() & told.rm.objects.keys()
 
 
+#: Of a mapping that nothing else is near.
+TABLES = 16 << 10
+
+
 def test_page_tables_of_what_is_mapped_count_and_must_fit(on_card):
     """The same memory mapped here and there costs no memory, but tables for each place."""
     allocate(on_card, 10, PAGE)
-    on_card.limits[0] = PAGE + 3 * 12288
+    on_card.limits[0] = PAGE + 3 * TABLES
     answers = [on_card.uvm(uvm.MAP_EXTERNAL_ALLOCATION, uvm_mapping(at << 29, PAGE, 10))[2] for at in range(1, 6)]
     full = held(on_card)
     on_card.uvm(uvm.UNMAP_EXTERNAL, uvm_range(1 << 29, PAGE))
+    again = on_card.uvm(uvm.MAP_EXTERNAL_ALLOCATION, uvm_mapping(6 << 29, PAGE, 10))[2]
 
-    assert [uvm_mapping_status(answer) for answer in answers] == [0xFFFF] * 3 + [abi.NV_ERR_NO_MEMORY] * 2
-    assert (full, held(on_card)) == (PAGE + 3 * 12288, PAGE + 2 * 12288)
+    assert [uvm_mapping_status(answer) for answer in (*answers, again)] == [0xFFFF] * 3 + [abi.NV_ERR_NO_MEMORY] * 2 + [0xFFFF]
+    assert (full, held(on_card)) == (PAGE + 3 * TABLES, PAGE + 3 * TABLES)
 
 
 def test_an_unmapping_that_unmaps_something_else_gives_nothing_back(told):

@@ -104,8 +104,50 @@ def test_a_root_client_is_made_by_the_kernel_for_the_pod_itself(pod):
     before = alloc(0, 0, abi.NV01_ROOT, client=0)
     result, error, after = pod.call(abi.NV_ESC_RM_ALLOC, before)
 
-    assert (result, error, after) == (-1, errno.ENOTTY, before)  # /dev/null's answer
+    assert (result, error, after) == (-1, errno.EINVAL, before)  # /dev/random's answer
     assert pod.rm.seen == []
+
+
+def ask_for_root(pod):
+    result, error, after = pod.call(abi.NV_ESC_RM_ALLOC, alloc(0, 0, abi.NV01_ROOT, client=0))
+    return error if result else alloc_status(after)
+
+
+def test_a_file_gets_one_root_client_at_a_time_for_another_call_could_be_made_in_the_next_ones_stead(pod):
+    pod.rm.objects = {(8, 8): (abi.NV01_ROOT_CLIENT, 0)}
+    first, second = ask_for_root(pod), ask_for_root(pod)
+    pod.call(abi.NV_ESC_RM_FREE, free(8, client=8))
+    again = ask_for_root(pod)
+
+    assert (first, second, again) == (errno.EINVAL, abi.NV_ERR_INVALID_STATE, errno.EINVAL)  # EINVAL: /dev/random's
+
+
+def test_a_file_that_had_a_device_gets_no_root_client_any_more(pod):
+    """What came of the device's call may be something else, and outlive the client that it was asked for."""
+    make_device(pod)
+    pod.call(abi.NV_ESC_RM_FREE, free(7))
+
+    assert ask_for_root(pod) == abi.NV_ERR_INVALID_STATE
+
+
+@pytest.mark.parametrize(("engine", "answer"), [(1, abi.NV_OK), (9, abi.NV_ERR_INVALID_ARGUMENT)])
+def test_compute_runs_in_tsgs_of_the_compute_engine_for_no_other_is_gated(on_card, engine, answer):
+    group = struct.pack("<IIIII", 0, 0, 0, engine, 0)
+    on_card.call(abi.NV_ESC_RM_ALLOC, alloc(20, 2, abi.KEPLER_CHANNEL_GROUP_A), group)
+    on_card.call(abi.NV_ESC_RM_ALLOC, alloc(21, 20, 0xC86F), bytes(368))
+    compute = on_card.call(abi.NV_ESC_RM_ALLOC, alloc(22, 21, 0xCBC0), bytes(16))
+    copies = on_card.call(abi.NV_ESC_RM_ALLOC, alloc(23, 21, 0xC8B5), bytes(16))
+
+    assert (alloc_status(compute[2]), alloc_status(copies[2])) == (answer, abi.NV_OK)
+
+
+@pytest.mark.parametrize("rm_class", [0x906F, 0xCE6F, 0x00FE])
+def test_channels_of_classes_that_carry_no_gate_here_are_refused(on_card, rm_class):
+    """RM takes the first of all channel classes for a channel on any card (gpuGetNoEngClassList)."""
+    on_card.call(abi.NV_ESC_RM_ALLOC, alloc(20, 2, abi.KEPLER_CHANNEL_GROUP_A), TSG_PARAMS)
+    answer = on_card.call(abi.NV_ESC_RM_ALLOC, alloc(21, 20, rm_class), bytes(368))
+
+    assert alloc_status(answer[2]) == abi.NV_ERR_INVALID_CLASS
 
 
 def test_a_root_client_beside_a_device_is_refused_for_something_else_could_be_made_in_its_stead(on_card):
