@@ -56,7 +56,7 @@ class Judge:
         self._controls = Controls(self._desk, self._objects)
         self._heap = Heap(self._desk, self._objects)
         self._mappings = Mappings(self._desk)
-        self._uvm = UvmJudge(supervisor, pod, self._standin, self._freeing.unmap)
+        self._uvm = UvmJudge(supervisor, pod, self._standin, self._freeing.unmap, self._mappings.are_made)
         #: By thread: its process.
         self._threads: dict[int, int] = {}
         #: Calls that were carried out but whose answer found nobody, by thread: request and argument.

@@ -5,12 +5,16 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import time
 
 from qgpu.guardian import managed
 from qgpu.guardian.desk import PROCEED, Desk
 from qgpu.guardian.filter import MAP_FIXED, mapping
 from qgpu.guardian.loose import Pending
 from qgpu.guardian.notify import Notification
+
+#: How long a mapping being made may keep a process from joining UVM.
+_PATIENCE_S, _LOOK_S = 0.02, 0.001
 
 
 class Mappings:
@@ -25,8 +29,17 @@ class Mappings:
 
     def next_call(self, tid: int, pid: int) -> None:
         """Take note that a thread makes another call: the mapping it was making is made, and shows."""
-        if (over := self._making.ended(tid)) is not None:
+        if (over := self._making.ended(tid)) is not None and over.size:
             self._supervisor.charges.look_at_mappings(pid, over.size)
+
+    def are_made(self) -> bool:
+        """Wait until no mapping is being made, by whomever; False when one does not end."""
+        until = time.monotonic() + _PATIENCE_S
+        self._look()
+        while self._making.calls and time.monotonic() < until:
+            time.sleep(_LOOK_S)
+            self._look()
+        return not self._making.calls
 
     def _look(self) -> bool:
         """Find out what the pod's processes map now; True when it is less than before."""
@@ -47,7 +60,10 @@ class Mappings:
         CUDA makes "not permitted" of EPERM, and goes on; of ENOMEM it makes an unknown error, and of no errno at all
         that it is out of memory.
         """
-        if not self._desk.limited() or not self._supervisor.charges.uses_uvm(pid):
+        if not self._desk.limited():
+            return PROCEED
+        if not self._supervisor.charges.uses_uvm(pid):
+            self._making.let(call, pid)
             return PROCEED
         fd, size = mapping(call)
         cost = managed.cost_of(call.arguments[0] if call.arguments[3] & MAP_FIXED else None, size)

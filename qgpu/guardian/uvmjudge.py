@@ -36,11 +36,14 @@ class UvmJudge:
         pod: str,
         standin: StandIn,
         unmap: Unmap,
+        are_mapped: Callable[[], bool],
     ) -> None:
         self._supervisor = supervisor
         self._pod = pod
         self._standin = standin
         self._unmap = unmap
+        #: Waits until no mapping of the pod's is being made; False when one does not end.
+        self._are_mapped = are_mapped
 
     def judge(self, case: Case) -> int:
         """Carry a call out, or say that it must be; return an errno, 0, or PROCEED."""
@@ -103,6 +106,9 @@ class UvmJudge:
             return abi.NV_ERR_INSUFFICIENT_PERMISSIONS
         if not limited:
             return abi.NV_OK
+        if not self._are_mapped():
+            self._supervisor.refused(self._pod, "UVM beside a mapping in the making")
+            return abi.NV_ERR_BUSY_RETRY
         if not self._supervisor.charges.joins_uvm(self._pod, pid):
             self._supervisor.refused(self._pod, "managed memory over the limit")
             return abi.NV_ERR_NO_MEMORY

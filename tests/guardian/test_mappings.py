@@ -53,6 +53,22 @@ def test_managed_memory_that_does_not_fit_is_not_permitted_and_what_fits_is_made
     assert answers[1][0] == 0
 
 
+def test_a_process_whose_uvm_another_initialised_is_charged_what_it_maps_when_it_registers_a_card(mapping):
+    """The other shares its memory (clone(CLONE_VM)), and is gone when the first mapping is made."""
+    unseen = mapping.map(SMALL), held(mapping)
+    mapping.mapped = SMALL
+    mapping.uvm(uvm.REGISTER_GPU, bytes(40))
+    seen = held(mapping)
+    late = mapping.map(LARGE)
+    mapping.mapped = LARGE
+    mapping.call(abi.NV_ESC_RM_CONTROL, control(0x20800110))
+    mapping.supervisor.charges.look_at_mappings(mapping.process.pid)
+    full = mapping.uvm(uvm.REGISTER_GPU, bytes(40))
+
+    assert (unseen, seen, late) == (((0, 0), 0), SMALL, (-1, errno.EPERM))
+    assert struct.unpack_from("<I", full[2], 36)[0] == abi.NV_ERR_NO_MEMORY
+
+
 def test_managed_memory_and_other_memory_are_one_limit(mapping):
     mapping.supervisor.charges.will_use_uvm(mapping.process.pid)
     mapping.map(SMALL)

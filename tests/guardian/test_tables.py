@@ -7,8 +7,9 @@ import struct
 
 import pytest
 
-from qgpu.rm import abi
+from qgpu.rm import abi, uvm
 from tests.guardian.asked import alloc, alloc_status, heap, heap_status
+from tests.guardian.pod import held
 
 VIRTUAL, LAZY, MANAGED_ELSEWHERE, SPARSE = 0x80000, 0x400, 0x400000, 0x4000000
 
@@ -39,6 +40,25 @@ def test_without_a_limit_all_of_it_is_made(on_card):
     on_card.limits = {}
 
     assert space(on_card, VIRTUAL) == (abi.NV_OK,) * 2
+
+
+REGION, POOL, SPARSE_RANGE = uvm.MAP_DYNAMIC_PARALLELISM_REGION, uvm.ALLOC_SEMAPHORE_POOL, uvm.MAP_EXTERNAL_SPARSE
+TABLES = 16 << 10
+
+
+@pytest.mark.parametrize(("request_", "size", "at"), [(REGION, 40, 32), (SPARSE_RANGE, 40, 32), (POOL, 9248, 9240)])
+def test_page_tables_of_what_is_no_memory_are_charged_until_it_is_freed(on_card, request_, size, at):
+    """UVM makes them for a page here and a page there, as many as are asked for."""
+    on_card.limits[0] = 3 * TABLES
+    place = (struct.pack("<QQ", page << 40, 4096) for page in range(1, 6))
+    answers = [on_card.uvm(request_, where + bytes(size - 16))[2] for where in place]
+    full = held(on_card)
+    for page in range(1, 6):
+        on_card.uvm(uvm.FREE, struct.pack("<QQQ", page << 40, 4096, 0))
+
+    said = [struct.unpack_from("<I", answer, at)[0] for answer in answers]
+    assert said == [abi.NV_OK] * 3 + [abi.NV_ERR_NO_MEMORY] * 2
+    assert (full, held(on_card)) == (3 * TABLES, 0)
 
 
 @pytest.mark.parametrize("size", abi.MAP_MEMORY_DMA_BYTES)
