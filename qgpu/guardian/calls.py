@@ -249,14 +249,14 @@ def is_virtual(heap: Heap) -> bool:
     return heap.function in _HEAP_SIZES_AT and bool(heap.flags & _HEAP_FLAG_VIRTUAL)
 
 
-def chooses_place(flags: int) -> bool:
+def chooses_place(params: bytes | bytearray) -> bool:
     """Tell whether memory is asked for at an address of the card: RM then takes what its alignment spans besides."""
-    return bool(flags & _FLAG_FIXED_ADDRESS)
+    return bool(_U32.unpack_from(params, _MEMORY_FLAGS_AT)[0] & _FLAG_FIXED_ADDRESS)
 
 
-def memory_flags(params: bytes | bytearray) -> int:
-    """Read the flags of an allocation of memory."""
-    return int(_U32.unpack_from(params, _MEMORY_FLAGS_AT)[0])
+def heap_chooses_place(heap: Heap) -> bool:
+    """Tell the same of a call to the old heap."""
+    return may_be_video(heap) and bool(heap.flags & _FLAG_FIXED_ADDRESS)
 
 
 def takes_tables(flags: int) -> bool:

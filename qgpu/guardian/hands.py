@@ -202,8 +202,9 @@ class Hands:
 
     def each_control_file(self, pid: int, do: Callable[[int], object]) -> None:
         """Do something with every control file of a process; there is nothing to be done for one that is gone."""
-        pidfd = self._pidfds.get(pid)
-        for fd in _control_files(pid) if pidfd is not None else ():
+        if (pidfd := self._pidfds.get(pid)) is None:
+            return
+        for fd in _control_files(pid):
             with suppress(OSError), borrowed(pidfd, fd) as file:
                 if os.fstat(file).st_rdev == _CONTROL_DEVICE:
                     do(file)

@@ -42,7 +42,7 @@ class Heap:
         if calls.is_virtual(asked) and calls.takes_tables(asked.flags) and self._desk.limited():
             return self._desk.refuse(block, asked.status_at, abi.NV_ERR_NOT_SUPPORTED, PAGE_TABLES)
         claimed = calls.may_be_video(asked)
-        if claimed and calls.chooses_place(asked.flags) and self._desk.limited():
+        if calls.heap_chooses_place(asked) and self._desk.limited():
             return self._desk.refuse(block, asked.status_at, abi.NV_ERR_NOT_SUPPORTED, CHOSEN_PLACE)
         self._objects.undo(case, (asked.client, asked.handle))
         if claimed and (refusal := self._objects.admit(case.pid, rm) or self._desk.claim(rm)):

@@ -40,7 +40,7 @@ _TABLE, _LEVELS = 4 << 10, (21, 29, 38, 47)
 
 
 def table_bytes(base: int, length: int) -> int:
-    """Return what a mapping can take of a card for page tables, in bytes: nothing else near it, of the smallest pages."""
+    """Return what a mapping with nothing else near it can take of a card for page tables, in bytes."""
     last = base + max(length, 1) - 1
     return _TABLE * sum((last >> level) - (base >> level) + 1 for level in _LEVELS)
 

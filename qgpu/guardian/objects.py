@@ -78,10 +78,10 @@ class Objects:
         if rm.rm_class == abi.NV50_MEMORY_VIRTUAL and calls.takes_tables(detail) and self._desk.limited():
             block.restore(16, 16)
             return self._desk.refuse(block, asked.status_at, abi.NV_ERR_NOT_SUPPORTED, PAGE_TABLES)
-        if rm.rm_class == abi.NV01_MEMORY_LOCAL_USER and params and self._desk.limited():
-            if calls.chooses_place(calls.memory_flags(params.data)):
-                block.restore(16, 16)
-                return self._desk.refuse(block, asked.status_at, abi.NV_ERR_NOT_SUPPORTED, CHOSEN_PLACE)
+        placed = rm.rm_class == abi.NV01_MEMORY_LOCAL_USER and params and calls.chooses_place(params.data)
+        if placed and self._desk.limited():
+            block.restore(16, 16)
+            return self._desk.refuse(block, asked.status_at, abi.NV_ERR_NOT_SUPPORTED, CHOSEN_PLACE)
         kept = asked.rm_class in classes.KEPT
         if kept and not self._supervisor.know_client(case.pid, case.call.fd, case.file, asked.client):
             block.restore(16, 16)

@@ -137,7 +137,7 @@ class UvmJudge:
         return True
 
     def _map_tables(self, case: Case, block: Block, layout: uvm.Layout) -> int:
-        """Carry out a mapping of what is not on a card: a region that no memory is behind, semaphores in system memory."""
+        """Carry out a mapping of what is not on a card: a region with no memory behind it, semaphores."""
         request = case.call.request
         base, length = uvm.BASE_AND_LENGTH.unpack_from(block.data)
         cards = set(self._supervisor.uuids)

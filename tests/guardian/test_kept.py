@@ -79,7 +79,8 @@ def test_page_tables_of_what_is_mapped_count_and_must_fit(on_card):
     on_card.uvm(uvm.UNMAP_EXTERNAL, uvm_range(1 << 29, PAGE))
     again = on_card.uvm(uvm.MAP_EXTERNAL_ALLOCATION, uvm_mapping(6 << 29, PAGE, 10))[2]
 
-    assert [uvm_mapping_status(answer) for answer in (*answers, again)] == [0xFFFF] * 3 + [abi.NV_ERR_NO_MEMORY] * 2 + [0xFFFF]
+    said = [uvm_mapping_status(answer) for answer in (*answers, again)]
+    assert said == [0xFFFF] * 3 + [abi.NV_ERR_NO_MEMORY] * 2 + [0xFFFF]
     assert (full, held(on_card)) == (PAGE + 3 * TABLES, PAGE + 3 * TABLES)
 
 

@@ -42,6 +42,18 @@ def test_without_a_limit_all_of_it_is_made(on_card):
     assert space(on_card, VIRTUAL) == (abi.NV_OK,) * 2
 
 
+@pytest.mark.parametrize("limited", [True, False])
+def test_memory_at_an_address_of_the_card_is_refused_under_a_limit(on_card, limited):
+    """RM takes all that a large alignment spans, and tells of what was asked for."""
+    on_card.limits = {0: 1 << 40} if limited else {}
+    params = bytes(8) + struct.pack("<I", 0x1C011) + bytes(52) + struct.pack("<Q", 1 << 16) + bytes(56)
+    new = on_card.call(abi.NV_ESC_RM_ALLOC, alloc(10, 2, abi.NV01_MEMORY_LOCAL_USER), params)
+    old = on_card.call(abi.NV_ESC_RM_VID_HEAP_CONTROL, heap(11, 1 << 16, flags=0x1C011))
+
+    answers = alloc_status(new[2]), heap_status(old[2])
+    assert answers == ((abi.NV_ERR_NOT_SUPPORTED,) * 2 if limited else (abi.NV_OK,) * 2)
+
+
 REGION, POOL, SPARSE_RANGE = uvm.MAP_DYNAMIC_PARALLELISM_REGION, uvm.ALLOC_SEMAPHORE_POOL, uvm.MAP_EXTERNAL_SPARSE
 TABLES = 16 << 10
 
