@@ -27,8 +27,10 @@ def one_line(text: str) -> str:
 
 def state(daemon: Daemon) -> tuple[Any, Any]:
     """Return what may not change: pods, and how pGPUs are shared."""
-    gpus = [{key: value for key, value in gpu.items() if key != "now_ns"} for gpu in daemon.json("gpu", "list")["gpus"]]
-    return [(pod["name"], pod["grants"]) for pod in daemon.json("pod", "list")["pods"]], gpus
+    with Client(daemon.runtime_dir) as client:
+        pods, gpus = client.call("pod.list")["pods"], client.call("gpu.list")["gpus"]
+    shared = [{key: value for key, value in gpu.items() if key != "now_ns"} for gpu in gpus]
+    return [(pod["name"], pod["grants"]) for pod in pods], shared
 
 
 @pytest.mark.parametrize(
