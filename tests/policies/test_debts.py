@@ -7,7 +7,8 @@ from dataclasses import replace
 from hypothesis import assume
 from hypothesis import strategies as st
 
-from qgpu.model import NS_PER_MS, PodClass, Snapshot
+from qgpu.model import NS_PER_MS, Grant, Pod, PodClass, Snapshot, Tsg
+from qgpu.policies import compose
 from qgpu.policies.shares import LONGER, LONGER_NS
 from tests.forecast import forecast
 from tests.policies.cases import FIXED, LENDING, TOLERANCE, Case, anything, drawn, each, over, thrifty
@@ -78,3 +79,13 @@ def test_a_pod_busy_alone_has_no_gate_moved(case: Case, data: st.DataObject) -> 
     )
 
     assert not case.plan(lone).gated
+
+
+def test_what_is_owed_to_online_pods_leaves_offline_ones_half_of_theirs() -> None:
+    online = tuple(
+        Pod(f"on{n}", Grant(PodClass.ONLINE, 9), (Tsg(f"on{n}/0", True),), debt_ns=-100 * NS_PER_MS) for n in range(10)
+    )
+    offline = Pod("off", Grant(cores=10), (Tsg("off/0", True),))
+    snapshot = Snapshot(0, 100 * NS_PER_MS, (*online, offline))
+
+    assert forecast(compose("burst-share", "fixed-share")(snapshot), snapshot)["off"] >= 0.05
