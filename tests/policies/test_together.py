@@ -95,6 +95,15 @@ def test_every_busy_pod_has_a_turn_whatever_is_owed(rack: list[Snapshot], policy
                 assert part.windows is None or spans(part.windows)
 
 
+@thrifty
+@given(rack=racks(), policy=st.sampled_from(["best-effort", "burst-share"]))
+def test_no_gate_of_an_idle_pod_is_moved_beside_gangs_unless_it_is_held_to_its_quota(
+    rack: list[Snapshot], policy: str
+) -> None:
+    for snapshot, plan in together(rack, policy):
+        assert all(part.windows is None for part, pod in zip(plan.pods, snapshot.pods, strict=True) if not pod.busy)
+
+
 def test_the_least_that_a_pgpu_would_give_is_what_a_gang_gets() -> None:
     one, two = (_snapshot(gpu, ["g", *rivals]) for gpu, rivals in enumerate((["x"], ["y", "z", "w"])))
     every = {snapshot.pgpu: claims(POLICIES["best-effort"].plan(snapshot), snapshot) for snapshot in (one, two)}
