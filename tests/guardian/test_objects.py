@@ -154,6 +154,7 @@ def test_a_root_client_beside_a_device_is_refused_for_something_else_could_be_ma
     answer = on_card.call(abi.NV_ESC_RM_ALLOC, alloc(0, 0, abi.NV01_ROOT, client=0))
 
     assert (answer[0], alloc_status(answer[2])) == (0, abi.NV_ERR_INVALID_STATE)
+    assert on_card.supervisor.refusals["web", "root client beside a device"] == 1
 
 
 def test_children_of_a_pod_are_in_the_pod(pod):

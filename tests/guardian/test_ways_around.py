@@ -5,9 +5,13 @@ from __future__ import annotations
 import errno
 import os
 import struct
+import time
+from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 
+from qgpu.guardian import objects, still
 from qgpu.rm import abi
 from tests.guardian.asked import control, free, status
 from tests.guardian.fake_rm import PAGE
@@ -51,8 +55,16 @@ def test_arguments_that_change_during_the_check_gain_nothing(on_card):
 
 
 @pytest.mark.parametrize("own_table", [False, True])
-def test_what_is_let_through_goes_to_the_file_that_was_looked_at(on_card, own_table):
+def test_what_is_let_through_goes_to_the_file_that_was_looked_at(on_card, own_table, monkeypatch):
     """A thread puts another file in the descriptor's place all the time, or the caller has another one there."""
+
+    @contextmanager
+    def held_late(*who):
+        time.sleep(0.002)  # time enough for an exchange between our first look and their standing still
+        with still.held(*who):
+            yield
+
+    monkeypatch.setattr(objects, "still", SimpleNamespace(held=held_late))
     on_card.rm.bare = True  # /dev/null has no device, so a root client may be made there
     on_card.tell(f"exchange 60 {int(own_table)}")
     asked, on_the_other, _ = on_card.answer()
