@@ -107,11 +107,11 @@ def _curve(script: Script, engine: str) -> dict[str, Measured]:
         with _pair(script, engine, lambda name, command: bench.start_pod(name, command, cores=QUOTAS[name])) as size:
             rows[BURST] = size.row(alone=bench.simulated, rest_s=_FORGOTTEN_S, settle_s=1.0, trace_s=0.5, seconds=3.0)
             bench.policy(FIXED)
-            rows[FIXED] = size.row(rest_s=0.2, settle_s=0.6, seconds=2.0)
+            rows[FIXED] = size.row(rest_s=0.2, settle_s=0.6, seconds=1.8)
             size.end(rows)
     if not bench.simulated:
         with _pair(script, engine, bench.start_beside) as size:
-            rows["plain"] = size.row(alone=True, settle_s=0.4, seconds=1.2)
+            rows["plain"] = size.row(alone=True, settle_s=0.4, seconds=1.0)
             size.end(rows)
         if mps_present():
             with mps(bench) as service:
@@ -120,7 +120,7 @@ def _curve(script: Script, engine: str) -> dict[str, Measured]:
                     return bench.start_beside(name, command, service.client(QUOTAS[name]))
 
                 with _pair(script, engine, start) as size:
-                    rows["MPS 66/33"] = size.row(settle_s=0.4, seconds=1.2)
+                    rows["MPS 66/33"] = size.row(settle_s=0.4, seconds=1.0)
                     size.end(rows)
     _say(script, engine, rows)
     return rows
