@@ -2,9 +2,10 @@
 
     python bench/inference.py --engine resnet50 --sizes 16,32,64 --json RESULT
 
-Size 0 is rest. It prints ``ready`` when every size has run once, ends on SIGTERM, and writes what qgpu-load does,
-with images in place of kernels. Engines: ``resnet50`` (torch); ``kernels``, qgpu-load's kernel as an image of 60 µs
-with 100 µs between batches; in a pod of a simulated plane the latter is simulated.
+Size 0 is rest; ``64 graph`` is a batch of 64 by a CUDA graph. It prints ``ready`` when everything has run once, ends on
+SIGTERM, and writes what qgpu-load does, with images in place of kernels. Engines: ``resnet50`` (torch), by graphs or
+kernel by kernel; ``kernels``, qgpu-load's kernel as an image of 60 µs with 100 µs between batches; in a pod of a
+simulated plane the latter is simulated.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from qgpu.load.record import Record, Stop
 from qgpu.load.spec import Workload
@@ -27,8 +29,16 @@ GAP_US = 100
 _LOOK_NS = 10_000_000
 _SUFFIX = ".size"
 
-#: Runs batches of a size while told to go on, and says of each when it ended and how many images were in it.
-Engine = Callable[[int, Callable[[], bool], Callable[[int, int], None]], None]
+
+class Batch(NamedTuple):
+    """How many images at a time, and whether by a CUDA graph."""
+
+    size: int
+    graph: bool = False
+
+
+#: Runs batches while told to go on, and says of each when it ended and how many images were in it.
+Engine = Callable[[Batch, Callable[[], bool], Callable[[int, int], None]], None]
 
 
 class Control:
@@ -36,23 +46,24 @@ class Control:
 
     def __init__(self, result: Path) -> None:
         self._file = result.with_suffix(_SUFFIX)
-        self._size = 0
+        self._batch = Batch(0)
         self._looked_ns = 0
 
-    def size(self) -> int:
-        """Return the size asked for, at most 10 ms old."""
+    def batch(self) -> Batch:
+        """Return what is asked for, at most 10 ms old."""
         now_ns = time.perf_counter_ns()
         if now_ns - self._looked_ns >= _LOOK_NS:
             self._looked_ns = now_ns
             with suppress(FileNotFoundError):
-                self._size = int(self._file.read_text())
-        return self._size
+                size, *graph = self._file.read_text().split()
+                self._batch = Batch(int(size), bool(graph))
+        return self._batch
 
 
-def ask(result: Path, size: int) -> None:
-    """Ask the process that will write ``result`` for batches of another size; 0 is rest."""
+def ask(result: Path, batch: Batch) -> None:
+    """Ask the process that will write ``result`` for other batches; those of size 0 are rest."""
     fresh = result.with_suffix(".new")
-    fresh.write_text(str(size))
+    fresh.write_text(f"{batch.size} graph" if batch.graph else str(batch.size))
     fresh.replace(result.with_suffix(_SUFFIX))
 
 
@@ -69,19 +80,21 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: setattr(stop, "asked", True))
     run = _simulated() if os.environ.get("QGPU_PLANE") == "sim" else _engine(options.engine, options.iterations, stop)
-    for size in options.sizes:
-        turns = iter((True, True, True, False))
-        run(size, turns.__next__, lambda *_: None)
+    for graph in (False, True) if options.engine == "resnet50" else (False,):
+        for size in options.sizes:
+            turns = iter((True, True, True, False))
+            run(Batch(size, graph), turns.__next__, lambda *_: None)
     print("ready", flush=True)
     control = Control(options.json)
     record = Record(Workload(), time.perf_counter_ns(), stop, options.window_ms * 1_000_000)
     while not stop.asked:
-        if size := control.size():
+        batch = control.batch()
+        if batch.size:
 
-            def unchanged(size: int = size) -> bool:
-                return not stop.asked and control.size() == size
+            def unchanged(batch: Batch = batch) -> bool:
+                return not stop.asked and control.batch() == batch
 
-            run(size, unchanged, record.done)
+            run(batch, unchanged, record.done)
         else:
             time.sleep(0.002)
     record.going(time.perf_counter_ns())
@@ -96,17 +109,17 @@ def _engine(name: str, iterations: int | None, stop: Stop) -> Engine:
     else:
         infer, gap_us = _kernels(iterations), GAP_US
 
-    def run(size: int, going: Callable[[], bool], done: Callable[[int, int], None]) -> None:
+    def run(batch: Batch, going: Callable[[], bool], done: Callable[[int, int], None]) -> None:
         while going():
-            infer(size)
-            done(now_ns := time.perf_counter_ns(), size)
+            infer(batch)
+            done(now_ns := time.perf_counter_ns(), batch.size)
             if gap_us:
                 stop.wait_until(now_ns + gap_us * NS_PER_US)
 
     return run
 
 
-def _kernels(iterations: int | None) -> Callable[[int], None]:
+def _kernels(iterations: int | None) -> Callable[[Batch], None]:
     from qgpu.load.cuda import Cuda, Device, Sync
     from qgpu.load.kernel import Kernel
 
@@ -116,8 +129,8 @@ def _kernels(iterations: int | None) -> Callable[[int], None]:
     else:
         kernel.iterations = iterations
 
-    def infer(size: int) -> None:
-        kernel.launch(kernel.streams[0], size)
+    def infer(batch: Batch) -> None:
+        kernel.launch(kernel.streams[0], batch.size)
         kernel.synchronize()
 
     return infer
@@ -126,10 +139,10 @@ def _kernels(iterations: int | None) -> Callable[[int], None]:
 def _simulated() -> Engine:
     from qgpu.control import Client, default_runtime_dir
 
-    def run(size: int, going: Callable[[], bool], done: Callable[[int, int], None]) -> None:
+    def run(batch: Batch, going: Callable[[], bool], done: Callable[[int, int], None]) -> None:
         # A simulated load ends with the connection that started it.
         with Client(default_runtime_dir()) as client:
-            work = Workload(kernel_us=IMAGE_US, batch=size, gap_us=GAP_US)
+            work = Workload(kernel_us=IMAGE_US, batch=batch.size, gap_us=GAP_US)
             load = client.call("sim.start", pod=os.environ["QGPU_POD"], gpu=0, workload=work.to_dict())["load"]
             began_ns, images = time.perf_counter_ns(), 0
             while going():

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+from inference import Batch
 from torch import Tensor, nn
 
 _STAGES = ((64, 3), (128, 4), (256, 6), (512, 3))
@@ -51,21 +52,43 @@ def resnet50() -> nn.Sequential:
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, 1000))
 
 
-def inference() -> Callable[[int], None]:
-    """Return a function that infers one batch of a size in fp16 and waits until the GPU has finished."""
+def inference() -> Callable[[Batch], None]:
+    """Return a function that infers one batch in fp16, as asked, and waits until the GPU has finished."""
     torch.manual_seed(0)
     model = resnet50().eval().cuda().half().to(memory_format=torch.channels_last)
     images: dict[int, Tensor] = {}
+    graphs: dict[int, torch.cuda.CUDAGraph] = {}
 
-    def infer(size: int) -> None:
+    def infer(batch: Batch) -> None:
+        size = batch.size
         if size not in images:
-            batch = torch.randn(size, 3, 224, 224, device="cuda", dtype=torch.half)
-            images[size] = batch.to(memory_format=torch.channels_last)
+            images[size] = torch.randn(size, 3, 224, 224, device="cuda", dtype=torch.half).to(
+                memory_format=torch.channels_last
+            )
         with torch.inference_mode():
-            model(images[size])
+            if not batch.graph:
+                model(images[size])
+            elif size not in graphs:
+                graphs[size] = _captured(model, images[size])
+            else:
+                graphs[size].replay()
         torch.cuda.synchronize()
 
     return infer
+
+
+def _captured(model: nn.Module, images: Tensor) -> torch.cuda.CUDAGraph:
+    """Record what the network does with these images, after a few rounds in which it chooses its kernels."""
+    aside = torch.cuda.Stream()
+    aside.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(aside):
+        for _ in range(3):
+            model(images)
+    torch.cuda.current_stream().wait_stream(aside)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        model(images)
+    return graph
 
 
 def _convolution(inputs: int, outputs: int, size: int, stride: int = 1) -> tuple[nn.Module, nn.Module]:

@@ -69,6 +69,7 @@ def measure(script: Script) -> list[Figure]:
     script.calibrate(["5us"])
     found: dict[str, dict[str, list[float]]] = {}
     off: dict[str, float] = {}
+    dry: dict[str, int] = {}
     with script.bench.daemon():
         for name, mix in MIXES.items():
             ticks, done, span = _run(script, mix)
@@ -84,6 +85,10 @@ def measure(script: Script) -> list[Figure]:
             )
             script.say(f"{name}: pp off: {said}")
             script.say(f"    shares {listed(shares.values())}; by kernels finished {listed(counted.values())}")
+            dry[name] = sum(progress.result["dry"] for progress in done)
+            if dry[name]:
+                longest_ms = max(progress.result["dry_longest_ms"] for progress in done)
+                script.say(f"    floods found their queue empty {dry[name]} times, after up to {longest_ms:.1f} ms")
     script.plots.append(
         Plot(
             "how far shares are off, p99 over pods and windows",
@@ -96,7 +101,8 @@ def measure(script: Script) -> list[Figure]:
             (LIMIT_PP,),
         )
     )
-    return _figures(found, off)
+    note = "times, all mixes: the host was away for longer than the queue lasts, and the card had nothing of that pod"
+    return [*_figures(found, off, dry), Figure("share_error_queue_empty", sum(dry.values()), note=note)]
 
 
 def _run(script: Script, mix: Sequence[Load]) -> tuple[list[Tick], list[Progress], Span]:
@@ -128,7 +134,9 @@ def _at(errors: Sequence[float], percent: float) -> float:
     return percentile(errors, percent) if errors else math.nan
 
 
-def _figures(found: Mapping[str, Mapping[str, Sequence[float]]], off: Mapping[str, float]) -> list[Figure]:
+def _figures(
+    found: Mapping[str, Mapping[str, Sequence[float]]], off: Mapping[str, float], dry: Mapping[str, int]
+) -> list[Figure]:
     figures = []
     for window in WINDOWS_NS:
         # Plans with periods of more than 100 ms have fewer ticks than that, and no window of 100 ms.
@@ -146,7 +154,8 @@ def _figures(found: Mapping[str, Mapping[str, Sequence[float]]], off: Mapping[st
         figures.append(median(f"share_error_pp_p50{suffix}", halves, note="worst mix", pick=max))
     for number, (name, errors) in enumerate(found.items(), 1):
         limit = at_most(LIMIT_PP, " pp")
-        figures.append(median(f"share_error_pp_p99_mix{number}", [_at(errors["1s"], 99)], *limit, note=name))
+        note = name + (f"; queues were empty {dry[name]} times" if dry[name] else "")
+        figures.append(median(f"share_error_pp_p99_mix{number}", [_at(errors["1s"], 99)], *limit, note=note))
     if off:
         worst = max(off, key=lambda name: off[name])
         note = f"GPU time against kernels finished, whole run, worst pod; worst mix: {worst}"

@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from figures import Figure, at_most, median
-from inference import IMAGE_US, ask
+from inference import IMAGE_US, Batch, ask
 from plots import Plot
 from script import Script, claim
 from stage import Live, Stage, Virtual
@@ -90,14 +90,14 @@ def _random(script: Script) -> list[Tick]:
         bench.policy("burst-share")
         pods = [bench.start_pod(name, command, cores=cores) for name, cores in QUOTAS.items()]
         for pod in pods:
-            ask(pod.file, _SIZES[-1])
+            ask(pod.file, Batch(_SIZES[-1]))
         for pod in pods:
             pod.wait_log("ready", 90)
         bench.wait_busy(*pods)
         script.settle(_SETTLE_S)
         until = time.monotonic() + _RANDOM_S * script.scale
         while (left_s := until - time.monotonic()) > 0:
-            ask(chance.choice(pods).file, chance.choice(_SIZES))
+            ask(chance.choice(pods).file, Batch(chance.choice(_SIZES)))
             ticks |= {tick.now_ns: tick for tick in watch(bench, min(left_s, chance.uniform(*_STAYS_S)))}
     return list(ticks.values())
 

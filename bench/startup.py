@@ -16,7 +16,7 @@ from rivals import PLAIN, QGPU, opened
 from script import NotHereError, Script, listed, run, spread
 
 FLOODS = ("1ms", "100ms")
-_REPEATS = 6
+_REPEATS = 5
 
 
 def startup(script: Script) -> list[Figure]:
@@ -28,13 +28,14 @@ def startup(script: Script) -> list[Figure]:
     for name in (PLAIN, QGPU):
         with opened(script, name) as way:
             found[name] = {"alone": _starts(script, name)}
+            script.say(f"{name}, alone: {listed(found[name]['alone'])} s")
             for kernel in FLOODS:
                 flood = way.start("flood", kernel)
                 way.running(flood)
-                found[name][f"flood of {kernel}"] = _starts(script, name)
+                beside = f"flood of {kernel}"
+                found[name][beside] = _starts(script, name)
+                script.say(f"{name}, {beside}: {listed(found[name][beside])} s")
                 flood.stop()
-        for beside, seconds in found[name].items():
-            script.say(f"{name}, {beside}: {listed(seconds)} s")
     lines = {name: [spread(beside, seconds) for beside, seconds in each.items()] for name, each in found.items()}
     script.plots.append(Plot("start of a CUDA program", "", "exec to first kernel done, s", lines))
     figures = []

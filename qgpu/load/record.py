@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from qgpu.load.spec import Workload
 from qgpu.load.stats import summary
-from qgpu.model import NS_PER_S
+from qgpu.model import NS_PER_MS, NS_PER_S
 
 _HOP_NS = 20_000_000
 #: Sleeping is late by up to this much; what is left is spent awake.
@@ -47,6 +47,9 @@ class Record:
     last_ns: int = 0
     #: Told once a second what was done in it: seconds since the start, kernels, and the summary of latencies.
     watch: Callable[[float, int, dict[str, float] | None], None] | None = None
+    #: How often a flood found its queue empty, and how long it had not looked then at most.
+    dry: int = 0
+    dry_ns: int = 0
     _seen: tuple[int, int, int] = (0, 0, 0)
     _windows: defaultdict[int, int] = field(default_factory=lambda: defaultdict(int))
     _latencies_us: array[float] = field(default_factory=lambda: array("d"))
@@ -76,6 +79,11 @@ class Record:
         self._windows[(now_ns - self.start_ns) // self.window_ns] += kernels
         self._latencies_us.extend(latencies_us)
 
+    def ran_dry(self, away_ns: int) -> None:
+        """Note that the card had nothing left to do when the host, after ``away_ns``, came to look."""
+        self.dry += 1
+        self.dry_ns = max(self.dry_ns, away_ns)
+
     def report(self) -> dict[str, object]:
         """Return what was measured, as qgpu-load prints it."""
         elapsed_ns = max(0, self.last_ns - self.start_ns)
@@ -86,6 +94,8 @@ class Record:
             "kernels": self.kernels,
             "kernels_per_s": self.kernels * NS_PER_S / elapsed_ns if elapsed_ns else 0.0,
             "latency_us": summary(self._latencies_us),
+            "dry": self.dry,
+            "dry_longest_ms": self.dry_ns / NS_PER_MS,
             "started_ns": ended_ns - elapsed_ns,
             "ended_ns": ended_ns,
             "windows": [[round(n * self.window_ns / NS_PER_S, 6), self._windows.get(n, 0)] for n in range(windows)],

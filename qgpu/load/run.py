@@ -49,15 +49,19 @@ def _flood(kernel: Kernel, record: Record) -> None:
     """Keep the queue full, and count kernels by the marks (events) behind every few of them."""
     device, cuda = kernel.device, kernel.device.cuda
     batch = min(max(1, round(_MARK_US / record.work.kernel_us)), _MOST_QUEUED // 4)
-    depth = max(_LEAST_MARKS, min(round(_QUEUE_US / (batch * record.work.kernel_us)), _MOST_QUEUED // batch))
     graph = kernel.graph(batch) if record.work.graph else None
+    most = _MOST_QUEUED // (1 if graph else batch)  # a graph is one launch
+    depth = max(_LEAST_MARKS, min(round(_QUEUE_US / (batch * record.work.kernel_us)), most))
     spare = deque(device.event() for _ in range(depth))
     marks: deque[Any] = deque()
-    turn = 0
+    turn = looked_ns = 0
     while record.going(now_ns := time.perf_counter_ns()):
         while marks and device.event_done(marks[0]):
             record.done(now_ns, batch)
             spare.append(marks.popleft())
+        if turn and len(spare) == depth:
+            record.ran_dry(time.perf_counter_ns() - looked_ns)
+        looked_ns = now_ns
         while spare:
             stream = kernel.streams[turn % len(kernel.streams)]
             turn += 1

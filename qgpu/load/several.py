@@ -61,6 +61,8 @@ def added(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "kernels": kernels,
         "kernels_per_s": kernels / elapsed_s if elapsed_s else 0.0,
         "latency_us": worst,
+        "dry": sum(result.get("dry", 0) for result in results),
+        "dry_longest_ms": max(result.get("dry_longest_ms", 0.0) for result in results),
         "started_ns": started_ns,
         "ended_ns": ended_ns,
         "windows": [[round(n * window_s, 6), counts.get(n, 0)] for n in range(max(counts, default=-1) + 1)],

@@ -182,3 +182,22 @@ def test_a_load_ends_with_nothing_queued(load, options):
     ended = load(*options, "--duration", "200ms", "--iterations", "10000")
 
     assert ended.driver["left"] == 0
+
+
+def test_a_flood_says_when_its_host_was_away_for_longer_than_the_queue_lasts(load_env, tmp_path):
+    result = tmp_path / "result.json"
+    options = ["--kernel", "1ms", "--iterations", "10000", "--duration", "0s", "--json", str(result), "--watch"]
+    command = [sys.executable, "-m", "qgpu.load.main", *options]
+    with subprocess.Popen(command, env=load_env, stderr=subprocess.PIPE) as process:
+        assert process.stderr
+        process.stderr.readline()  # it has run for a second
+        process.send_signal(signal.SIGSTOP)
+        time.sleep(0.2)
+        process.send_signal(signal.SIGCONT)
+        time.sleep(0.1)
+        process.terminate()
+        process.communicate(timeout=30)
+    found = json.loads(result.read_text())
+
+    assert found["dry"] >= 1
+    assert found["dry_longest_ms"] >= 190

@@ -1,0 +1,112 @@
+"""Two processes that infer with batches of any size, and when they did so: each size, one alone and both.
+
+How long is long enough: the second pod, with a third of the card, is given the time for 64 batches. Counted as
+progress.py does, weighed towards the middle, that leaves 0.1 % of chance in the ratio of both (standard deviation; one
+span in a hundred 0.3 %) whatever the phase of batches and turns; with 1.8 s for batches of 256 it was 0.6 and 1.7 %, of
+limits of 2 %. tests/bench holds it to that. What is left are events on the host; so figures are medians of several
+spans, and one that was met by a stall of tens of ms does not decide.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from inference import IMAGE_US, Batch, ask
+from pods import Pod, stop_all
+from progress import Progress, Span, ratio
+from script import Script
+
+from qgpu.model import NS_PER_S, NS_PER_US
+
+QUOTAS = {"a": 66, "b": 33}
+_REST = Batch(0)
+#: A span has time for so many batches of the second pod, and is no shorter than this.
+_BATCHES, _LEAST_S = 64, 1.5
+_PART = 1 / 3
+_ALONE_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """By batch size: when the pair ran, and the pod alone if that was measured beside it."""
+
+    pairs: Mapping[int, Sequence[Span]]
+    alone: Mapping[int, Span]
+    #: What both did; there once they have ended.
+    done: Sequence[Progress]
+
+    def rates(self, size: int) -> Iterator[tuple[float, float]]:
+        """Yield images per second of both pods, for each repeat."""
+        for span in self.pairs[size]:
+            a, b = (progress.rate(span) for progress in self.done)
+            yield a, b
+
+    def by_gpu_time(self, size: int) -> list[float]:
+        """Return the ratio of GPU time in each repeat; nothing where there is no ledger."""
+        return [ratio(span.used_ns["a"], span.used_ns["b"]) for span in self.pairs[size] if "a" in span.used_ns]
+
+
+class Pair:
+    """Two processes that infer, and what they are told."""
+
+    def __init__(self, script: Script, pods: Sequence[Pod], sizes: Sequence[int]) -> None:
+        self._script = script
+        self._pods = pods
+        self._sizes = sizes
+        self._done: list[Progress] = []
+
+    def ask(self, *batches: Batch) -> None:
+        """Ask for batches of these sizes."""
+        for pod, batch in zip(self._pods, batches, strict=True):
+            ask(pod.file, batch)
+
+    def row(
+        self, *, graph: bool, alone: bool = False, rest_s: float = 0.0, settle_s: float, spans: int, brief: bool = False
+    ) -> Measured:
+        """Measure every size: the first pod alone if told so, then both, so many times; ``brief``: for a second."""
+        script = self._script
+        pairs: dict[int, list[Span]] = {}
+        singles: dict[int, Span] = {}
+        for size in self._sizes:
+            batch = Batch(size, graph)
+            self.ask(_REST, _REST)
+            script.settle(rest_s)
+            if alone:
+                self.ask(batch, _REST)
+                script.settle(0.4)
+                singles[size] = script.span(_ALONE_S)
+            self.ask(batch, batch)
+            script.settle(settle_s)
+            seconds = _ALONE_S if brief else max(_LEAST_S, _BATCHES * size * IMAGE_US * NS_PER_US / NS_PER_S / _PART)
+            pairs[size] = [script.span(seconds) for _ in range(spans)]
+        self.ask(_REST, _REST)
+        return Measured(pairs, singles, self._done)
+
+    def end(self) -> None:
+        """End both processes, so that it can be told what they did."""
+        self._done += stop_all(*self._pods)
+
+
+@contextmanager
+def pair(script: Script, engine: str, sizes: Sequence[int], start: Callable[[str, list[str]], Pod]) -> Iterator[Pair]:
+    """Start both and wait until each has inferred all sizes once; end them if they have not been."""
+    bench = script.bench
+    command = [sys.executable, str(Path(__file__).with_name("inference.py")), "--engine", engine]
+    command += ["--sizes", ",".join(map(str, sizes)), "--window-ms", "50" if bench.simulated else "10"]
+    if engine == "kernels" and not bench.simulated:
+        script.calibrate([f"{IMAGE_US}us"])
+        command += ["--iterations", str(bench.iterations[f"{IMAGE_US}us"])]
+    pods = [start(name, command) for name in QUOTAS]
+    both = Pair(script, pods, sizes)
+    both.ask(_REST, _REST)
+    for pod in pods:
+        pod.wait_log("ready", 90)
+    script.say(f"{engine}: both are ready")
+    try:
+        yield both
+    finally:
+        bench.end_pods()
