@@ -12,6 +12,7 @@ from qgpu.cli.output import memory, output_option, print_json, print_table
 from qgpu.cli.params import Duration, Percent
 from qgpu.control import SCHEMA
 from qgpu.errors import InvalidValueError
+from qgpu.policies import POLICIES
 
 _HEADER = ("GPU", "NAME", "MEMORY", "POLICY", "ONLINE POLICY", "PERIOD", "OFFLINE FLOOR", "PODS", "TROUBLE")
 
@@ -66,7 +67,10 @@ def policy() -> None:
     """Set policies."""
 
 
-@policy.command("set")
+_NUMBERED = ", ".join(f"{name} ({info.number})" for name, info in POLICIES.items())
+
+
+@policy.command("set", help=f"Set the policy of pGPU N: {_NUMBERED}.")
 @click.argument("index", metavar="N", type=int)
 @click.argument("policy_name", metavar="[POLICY]", required=False)
 @click.option("--online-policy", help="Policy among online pods.")
@@ -83,7 +87,7 @@ def set_(
     period: int | None,
     floor: int | None,
 ) -> None:
-    """Set the policy of pGPU N: best-effort (0), fixed-share (1) or burst-share (2)."""
+    """Set what is given of how a pGPU is shared."""
     changes = {"policy": policy_name, "online_policy": online_policy, "period_ns": period, "offline_floor": floor}
     if all(value is None for value in changes.values()):
         raise InvalidValueError(

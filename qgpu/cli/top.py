@@ -26,8 +26,8 @@ from qgpu.errors import QgpuError
 def top(context: Context, once: bool, every: float, output: str) -> None:
     """Show live who gets how much of each pGPU.
 
-    Keys: q ends, space pauses, s sorts, r reverses, c shows one class only, tab chooses a pGPU and 0, 1, 2 set its
-    policy, ? shows them.
+    Keys: q ends, space pauses, s sorts, r reverses, c shows one class only, tab chooses a pGPU and the number of a
+    policy sets it, ? shows them.
     """
     with context.connect() as client:
         if once or output == "json" or not (sys.stdin.isatty() and sys.stdout.isatty()):

@@ -12,8 +12,7 @@ _HEADER = ("GPU", "POD", "CLASS", "QUOTA", "SHARE", "", "HELD", "LIMIT", "BUSY")
 _BAR = 20
 _SORTS = ("pod", "share", "quota", "memory")
 _CLASSES = ("all", "online", "offline")
-_POLICIES = {"0": "best-effort", "1": "fixed-share", "2": "burst-share"}
-_KEYS = "q end   space pause   s sort   r reverse   c class   tab pGPU   0 1 2 policy   ? help"
+_KEYS = "q end   space pause   s sort   r reverse   c class   tab pGPU   digit policy   ? help"
 _HELP = (
     "q      end",
     "space  pause, go on",
@@ -21,7 +20,6 @@ _HELP = (
     "r      the other way round",
     "c      all pods, online ones, offline ones",
     "tab    choose the next pGPU (marked >)",
-    "0 1 2  share it by best-effort, fixed-share, burst-share",
     "?      this, or not",
 )
 
@@ -62,7 +60,7 @@ def pressed(mode: Mode, key: str, now: dict[str, Any]) -> tuple[Mode, str | None
         return replace(mode, gpu=_after([gpu["index"] for gpu in now["gpus"]], mode.gpu)), None
     if key in ("?", "h"):
         return replace(mode, help=not mode.help), None
-    return mode, _POLICIES.get(key)
+    return mode, {str(number): name for name, number in now["policies"].items()}.get(key)
 
 
 def page(
@@ -75,7 +73,8 @@ def page(
     lines += ["", *table(_HEADER, [_row(share) for share in _chosen(mode, shares)])]
     if interactive:
         order = f"sorted by {mode.sort}{', reversed' if mode.reverse else ''}; {mode.only} pods"
-        lines += ["", mode.message or order, *(_HELP if mode.help else (_KEYS,))]
+        policies = (f"{number}      share it by {name}" for name, number in now["policies"].items())
+        lines += ["", mode.message or order, *((*_HELP, *policies) if mode.help else (_KEYS,))]
     return [line[:width] for line in lines] if width else lines
 
 

@@ -42,6 +42,7 @@ from qgpu.errors import (
 from qgpu.load.spec import Workload
 from qgpu.messages import grant_to
 from qgpu.model import Grant
+from qgpu.policies import POLICIES
 from qgpu.runtime import seccomp
 from qgpu.runtime.container import described
 from qgpu.sched.backend import Host, PodInfo
@@ -169,6 +170,7 @@ class Service:
             "driver": driver_version(self._chosen.plane),
             "uptime_s": round((time.monotonic_ns() - self._started_ns) / 1e9, 3),
             "traces": self._traces.count,
+            "policies": {name: info.number for name, info in POLICIES.items()},
             "gpus": self._gpus(),
         }
 

@@ -86,6 +86,7 @@ def _moment(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
         "trouble": "",
         "plane": now["plane"],
         "version": now["version"],
+        "policies": list(now["policies"]),
         "gpus": [{key: gpu[key] for key in _GPU_KEYS} for gpu in now["gpus"]],
         "pods": [{key: pod[key] for key in _POD_KEYS} for pod in looks.shares(before, now)],
     }

@@ -31,6 +31,7 @@ def row(pod: str, share: float, held: int, quota: int | None = None, **more: Any
 NOW = {
     "version": "1",
     "plane": "sim",
+    "policies": {"best-effort": 0, "fixed-share": 1, "burst-share": 2},
     "gpus": [
         {"index": n, "name": "H200", "policy": "burst-share", "online_policy": "best-effort", "period_ns": 10**8,
          "trouble": ""} for n in (0, 1)

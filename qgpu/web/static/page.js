@@ -2,7 +2,6 @@
 
 import { draw } from '/timeline.js';
 
-const POLICIES = ['best-effort', 'burst-share', 'fixed-share'];
 const COLOURS = 8;
 const KEEP = 330;
 
@@ -59,7 +58,7 @@ function card(index) {
   const section = byId('gpu').content.firstElementChild.cloneNode(true);
   section.dataset.gpu = index;
   const found = { section, rows: new Map(), colours: new Map(), hover: null };
-  for (const policy of POLICIES) {
+  for (const policy of moments[moments.length - 1].policies) {
     const button = document.createElement('button');
     button.type = 'button';
     button.textContent = policy;
