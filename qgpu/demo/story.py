@@ -1,6 +1,6 @@
 """What happens in the demo: scenes, each with what is done at its start and what should come of it.
 
-Pure data. Stage.py does it, table.py and picture.py show it.
+Pure data. stage.py does it, show.py and picture.py show it.
 """
 
 from __future__ import annotations
@@ -14,15 +14,14 @@ class Actor:
     """A pod of the demo: what it runs, as options of qgpu-load, and its grant at first."""
 
     name: str
-    does: str
     load: tuple[str, ...]
     cores: int | None = None
     pod_class: str = "offline"
 
 
-TRAIN = Actor("train", "floods the card with 1 ms kernels", ("--kernel", "1ms"), cores=60)
-BATCH = Actor("batch", "floods the card with 1 ms kernels", ("--kernel", "1ms"), cores=30)
-CHAT = Actor("chat", "a 100 µs kernel every 10 ms", ("--kernel", "100us", "--period", "10ms", "--watch"))
+TRAIN = Actor("train", ("--kernel", "1ms"), cores=60)
+BATCH = Actor("batch", ("--kernel", "1ms"), cores=30)
+CHAT = Actor("chat", ("--kernel", "100us", "--period", "10ms", "--watch"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -132,11 +132,6 @@ class Requests:
             card.renew(time.monotonic_ns())
         return {"held": held}, []
 
-    def _op_release(self, session: Session, message: dict[str, Any], _: list[int]) -> Answer:
-        session.cards.discard(message["pgpu"])
-        self._cards[message["pgpu"]].release(time.monotonic_ns())
-        return {}, []
-
     def _set_grants(self, message: dict[str, Any]) -> None:
         self._supervisor.note(
             {"fact": "pod"} | {key: message[key] for key in ("name", "cgroup", "grants") if key in message}

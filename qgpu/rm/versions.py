@@ -20,26 +20,22 @@ class Branch:
     """What qgpu has to know of one driver branch."""
 
     major: int
-    #: Bytes RM reads for NV_MEMORY_ALLOCATION_PARAMS (numaNode came with 545).
-    memory_params: int
-    #: Bytes RM reads for NV_CHANNEL_ALLOC_PARAMS (tpcConfigID came with 570).
-    channel_params: int
     #: Whether a channel can be asked for the context id that context-switch records carry (ctrla06fgpfifo.h).
     context_ids: bool
 
 
 BRANCHES = (
-    Branch(535, 120, 360, context_ids=False),
-    Branch(545, 128, 360, context_ids=False),
-    Branch(550, 128, 360, context_ids=False),
-    Branch(555, 128, 360, context_ids=False),
-    Branch(560, 128, 360, context_ids=False),
-    Branch(565, 128, 360, context_ids=False),
-    Branch(570, 128, 368, context_ids=True),
-    Branch(575, 128, 368, context_ids=True),
-    Branch(580, 128, 368, context_ids=True),
-    Branch(590, 128, 368, context_ids=True),
-    Branch(595, 128, 368, context_ids=True),
+    Branch(535, context_ids=False),
+    Branch(545, context_ids=False),
+    Branch(550, context_ids=False),
+    Branch(555, context_ids=False),
+    Branch(560, context_ids=False),
+    Branch(565, context_ids=False),
+    Branch(570, context_ids=True),
+    Branch(575, context_ids=True),
+    Branch(580, context_ids=True),
+    Branch(590, context_ids=True),
+    Branch(595, context_ids=True),
 )
 
 
