@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from qgpu import cgroup, units
 from qgpu.config import GpuSettings
-from qgpu.errors import InvalidValueError, RefusedError, UnknownNameError
+from qgpu.errors import InvalidValueError, RefusedError, no_pgpu, no_pod
 from qgpu.model import Grant, PodClass
 from qgpu.policies import POLICIES
 from qgpu.sched.backend import Pgpu, PodInfo
@@ -41,7 +41,7 @@ def check_amended(
 ) -> None:
     """Check new grants of a pod that there is. Raises UnknownNameError or RefusedError."""
     if not any(pod.name == name for pod in pods):
-        raise UnknownNameError(f"pod {name}: there is none of that name; see: qgpuctl pod list")
+        raise no_pod(name)
     _check_fit(name, grants, [pod for pod in pods if pod.name != name], pgpus, settings)
 
 
@@ -64,8 +64,7 @@ def _check_fit(
     standing = list(others)
     for index, grant in grants.items():
         if index not in cards:
-            known = ", ".join(str(known) for known in cards) or "none"
-            raise UnknownNameError(f"pGPU {index}: there is none of that number; there are: {known}")
+            raise no_pgpu(index, cards)
         beside = [pod.grants[index] for pod in standing if index in pod.grants]
         _check_quota(name, index, grant, settings[index])
         _check_cores(name, index, grant, beside)

@@ -6,6 +6,7 @@ A message names what, where and what to do, in one line.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import IntEnum
 
 
@@ -105,6 +106,17 @@ class RmError(QgpuError):
     def __init__(self, what: str, status: int) -> None:
         super().__init__(f"{what}: RM status {status:#x}")
         self.status = status
+
+
+def no_pod(name: str) -> UnknownNameError:
+    """Say that there is no pod of that name."""
+    return UnknownNameError(f"pod {name}: there is none of that name; see: qgpuctl pod list")
+
+
+def no_pgpu(index: int, known: Iterable[int]) -> UnknownNameError:
+    """Say that there is no pGPU of that number, and which there are."""
+    numbers = ", ".join(map(str, known)) or "none"
+    return UnknownNameError(f"pGPU {index}: there is none of that number; there are: {numbers}")
 
 
 def from_code(code: int, message: str) -> QgpuError:

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from qgpu.control import Client
-from qgpu.errors import UnknownNameError
+from qgpu.errors import no_pgpu, no_pod
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Context:
         for pod in self.ask("pod.list")["pods"]:
             if pod["name"] == name:
                 return dict(pod)
-        raise UnknownNameError(f"pod {name}: there is none of that name; see: qgpuctl pod list")
+        raise no_pod(name)
 
     def gpu(self, index: int) -> dict[str, Any]:
         """Return one pGPU. Raises UnknownNameError."""
@@ -41,8 +41,7 @@ class Context:
         for gpu in gpus:
             if gpu["index"] == index:
                 return dict(gpu)
-        known = ", ".join(str(gpu["index"]) for gpu in gpus) or "none"
-        raise UnknownNameError(f"pGPU {index}: there is none of that number; there are: {known}")
+        raise no_pgpu(index, (gpu["index"] for gpu in gpus))
 
 
 pass_context = click.make_pass_decorator(Context)

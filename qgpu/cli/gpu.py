@@ -9,7 +9,7 @@ import click
 from qgpu import units
 from qgpu.cli.context import Context, pass_context
 from qgpu.cli.output import memory, output_option, print_json, print_table
-from qgpu.cli.params import Duration, Percent
+from qgpu.cli.params import DURATION, PERCENT
 from qgpu.control import SCHEMA
 from qgpu.errors import InvalidValueError
 from qgpu.policies import POLICIES
@@ -74,9 +74,9 @@ _NUMBERED = ", ".join(f"{name} ({info.number})" for name, info in POLICIES.items
 @click.argument("index", metavar="N", type=int)
 @click.argument("policy_name", metavar="[POLICY]", required=False)
 @click.option("--online-policy", help="Policy among online pods.")
-@click.option("--period", type=Duration(), help="Scheduling period, 10ms to 10s.")
+@click.option("--period", type=DURATION, help="Scheduling period, 10ms to 10s.")
 @click.option(
-    "--offline-floor", "floor", type=Percent(), help="What offline pods get however much online work there is, as 10%."
+    "--offline-floor", "floor", type=PERCENT, help="What offline pods get however much online work there is, as 10%."
 )
 @pass_context
 def set_(

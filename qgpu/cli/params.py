@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import click
@@ -14,49 +15,27 @@ from qgpu.errors import InvalidValueError
 NONE = "none"
 
 
-class Memory(click.ParamType[int]):
-    """A size such as 16GiB, in bytes."""
+class Written(click.ParamType[int]):
+    """A quantity as people write it; the value is what ``read`` makes of it, or was given as a number already."""
 
-    name = "size"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Read it."""
-        if isinstance(value, int):
-            return value
-        try:
-            return units.parse_memory(value)
-        except InvalidValueError as error:
-            self.fail(str(error), param, ctx)
-
-
-class Duration(click.ParamType[int]):
-    """A time such as 100ms, in nanoseconds."""
-
-    name = "time"
+    def __init__(self, name: str, read: Callable[[str], int]) -> None:
+        self.name = name
+        self._read = read
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         """Read it."""
         if isinstance(value, int):
             return value
         try:
-            return units.parse_duration(value)
+            return self._read(value)
         except InvalidValueError as error:
             self.fail(str(error), param, ctx)
 
 
-class Percent(click.ParamType[int]):
-    """A whole number of per cent such as 10%."""
-
-    name = "per cent"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Read it."""
-        if isinstance(value, int):
-            return value
-        try:
-            return units.parse_percent(value)
-        except InvalidValueError as error:
-            self.fail(str(error), param, ctx)
+#: A size such as 16GiB, in bytes; a time such as 100ms, in nanoseconds; a whole number of per cent such as 10%.
+MEMORY = Written("size", units.parse_memory)
+DURATION = Written("time", units.parse_duration)
+PERCENT = Written("per cent", units.parse_percent)
 
 
 class Seconds(click.FloatRange):

@@ -8,7 +8,7 @@ import click
 
 from qgpu.cli.context import Context, pass_context
 from qgpu.cli.output import cores, duration, memory, output_option, print_json, print_table
-from qgpu.cli.params import NONE, Duration, Memory, OrNone
+from qgpu.cli.params import DURATION, MEMORY, NONE, OrNone
 from qgpu.control import SCHEMA
 from qgpu.errors import InvalidValueError
 from qgpu.model import PodClass
@@ -51,9 +51,9 @@ def show(context: Context, name: str, output: str) -> None:
 @click.option("--gpu", type=int, help="Only its grant on this pGPU.")
 @click.option("--cores", "quota", type=OrNone(click.INT), help="Quota in per cent of the pGPU, or none.")
 @click.option("--class", "pod_class", type=click.Choice([each.value for each in PodClass]), help="Its class.")
-@click.option("--memory", "limit", type=OrNone(Memory()), help="Memory limit such as 16GiB, or none.")
+@click.option("--memory", "limit", type=OrNone(MEMORY), help="Memory limit such as 16GiB, or none.")
 @click.option(
-    "--latency-target", "target", type=OrNone(Duration()), help="What sharing may add to its p99, such as 2ms, or none."
+    "--latency-target", "target", type=OrNone(DURATION), help="What sharing may add to its p99, such as 2ms, or none."
 )
 @pass_context
 def set_(

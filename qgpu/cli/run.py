@@ -16,7 +16,7 @@ import click
 
 from qgpu import launch
 from qgpu.cli.context import Context, pass_context
-from qgpu.cli.params import Duration, Memory
+from qgpu.cli.params import DURATION, MEMORY
 from qgpu.control import Client
 from qgpu.errors import QgpuError
 from qgpu.model import PodClass
@@ -39,7 +39,7 @@ _NOT_EXECUTABLE, _NO_SUCH_COMMAND, _BY_SIGNAL = 126, 127, 128
 )
 @click.option("--name", help="The pod's name; one is made up otherwise.")
 @click.option("--cores", type=int, help="Quota in per cent of the pGPU.")
-@click.option("--memory", type=Memory(), help="Memory limit such as 16GiB.")
+@click.option("--memory", type=MEMORY, help="Memory limit such as 16GiB.")
 @click.option(
     "--class",
     "pod_class",
@@ -48,7 +48,7 @@ _NOT_EXECUTABLE, _NO_SUCH_COMMAND, _BY_SIGNAL = 126, 127, 128
     show_default=True,
     help="online: latency matters; offline: fills what is left.",
 )
-@click.option("--latency-target", type=Duration(), help="What sharing may add to an online pod's p99, such as 2ms.")
+@click.option("--latency-target", type=DURATION, help="What sharing may add to an online pod's p99, such as 2ms.")
 @click.argument("command", metavar="-- CMD...", nargs=-1, required=True, type=click.UNPROCESSED)
 @pass_context
 def run(

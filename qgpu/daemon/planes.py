@@ -8,11 +8,13 @@ from pathlib import Path
 
 from qgpu.config import Plane
 from qgpu.errors import NoGpuError, PermissionDeniedError
+from qgpu.rm.versions import VERSION_FILE
+from qgpu.sched import kmod
 from qgpu.sched.backend import Host
 from qgpu.systemd import Store
 
-DEVICE = Path("/dev/qgpu")
-DRIVER = Path("/proc/driver/nvidia/version")
+DEVICE = Path(kmod.DEVICE)
+DRIVER = VERSION_FILE
 _MODULE_VERSION = Path("/sys/module/nvidia/version")
 
 

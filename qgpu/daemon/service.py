@@ -38,6 +38,8 @@ from qgpu.errors import (
     QgpuError,
     RefusedError,
     UnknownNameError,
+    no_pgpu,
+    no_pod,
 )
 from qgpu.load.spec import Workload
 from qgpu.messages import grant_to
@@ -154,12 +156,11 @@ class Service:
         for pod in self._host.pods():
             if pod.name == name:
                 return pod
-        raise UnknownNameError(f"pod {name}: there is none of that name; see: qgpuctl pod list")
+        raise no_pod(name)
 
     def _gpu(self, index: int) -> GpuLoop:
         if index not in self._loops:
-            known = ", ".join(str(known) for known in self._loops) or "none"
-            raise UnknownNameError(f"pGPU {index}: there is none of that number; there are: {known}")
+            raise no_pgpu(index, self._loops)
         return self._loops[index]
 
     def _status(self, _session: Session, _arguments: Arguments, _fds: list[int]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from typing import Any
 from qgpu.control import Session
 from qgpu.daemon.gpu_loop import GpuLoop
 from qgpu.daemon.requests import Arguments
-from qgpu.errors import InvalidValueError, RefusedError, UnknownNameError
+from qgpu.errors import InvalidValueError, RefusedError, no_pgpu
 from qgpu.trace.recorder import Recorder
 
 #: Each keeps up to some ten megabytes until it is fetched.
@@ -38,7 +38,7 @@ class Traces:
         """Record one pGPU, or all, from the next tick on."""
         wanted = arguments.get("gpu", int)
         if wanted is not None and wanted not in self.loops:
-            raise UnknownNameError(f"pGPU {wanted}: there is none of that number; see: qgpuctl gpu list")
+            raise no_pgpu(wanted, self.loops)
         with self._lock:
             if session in self._recorders:
                 raise InvalidValueError("trace.start: this connection is recording already")

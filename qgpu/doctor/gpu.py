@@ -19,7 +19,7 @@ _NODES = ("/dev/nvidiactl", "/dev/nvidia0", "/dev/nvidia-uvm")
 
 def driver_loaded() -> bool:
     """Tell whether an NVIDIA driver is there to be shared through."""
-    return Path("/proc/driver/nvidia/version").exists()
+    return versions.VERSION_FILE.exists()
 
 
 def check_gpu() -> list[Check]:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from qgpu.doctor.report import Check, Verdict
 from qgpu.errors import QgpuError
-from qgpu.sched.kmod.device import DEVICE, Device, text_of, trouble_of
+from qgpu.sched.kmod import DEVICE
+from qgpu.sched.kmod.device import Device, text_of, trouble_of
 from qgpu.uapi import NUMBERS
 
 _NAME = "kernel module"

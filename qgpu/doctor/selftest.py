@@ -20,7 +20,7 @@ from typing import Any
 
 from qgpu.control import Client
 from qgpu.doctor.report import Check, Verdict
-from qgpu.errors import DaemonUnreachableError, QgpuError, RefusedError, TimedOutError, UnknownNameError
+from qgpu.errors import DaemonUnreachableError, QgpuError, RefusedError, TimedOutError, no_pgpu
 
 #: By how much a measured share may miss the asked one in so short a test, as part of it.
 TOLERANCE = 0.10
@@ -149,10 +149,10 @@ def _until(condition: Callable[[], bool], what: str) -> None:
 
 
 def _gpu(client: Client, index: int) -> dict[str, Any]:
-    for gpu in client.call("gpu.list")["gpus"]:
-        if gpu["index"] == index:
-            return dict(gpu)
-    raise UnknownNameError(f"pGPU {index}: there is none of that number")
+    gpus = {gpu["index"]: gpu for gpu in client.call("gpu.list")["gpus"]}
+    if index not in gpus:
+        raise no_pgpu(index, gpus)
+    return dict(gpus[index])
 
 
 def _quotas(client: Client, gpu: int) -> tuple[int, int]:

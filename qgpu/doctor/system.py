@@ -9,8 +9,8 @@ from pathlib import Path
 from qgpu import cgroup
 from qgpu.doctor.report import Check, Verdict
 from qgpu.errors import QgpuError
+from qgpu.sched.seccomp.machine import check_kernel
 
-_YAMA = Path("/proc/sys/kernel/yama/ptrace_scope")
 _SECCOMP_ACTIONS = Path("/proc/sys/kernel/seccomp/actions_avail")
 
 #: pidfd_getfd and SECCOMP_USER_NOTIF_FLAG_CONTINUE, which the seccomp plane is built on, are there from 5.6.
@@ -45,11 +45,11 @@ def _notification(bad: Verdict) -> Check:
 
 
 def _tracing(bad: Verdict) -> Check:
-    """Yama at 3 keeps even root from another process's memory and descriptors (Documentation/LSM/Yama.rst)."""
-    scope = _YAMA.read_text().strip() if _YAMA.exists() else ""
-    if scope == "3":
-        return Check("ptrace", bad, f"{_YAMA} is 3", "the user-space plane must reach into pods; boot with 2 or less")
-    return Check("ptrace", Verdict.OK, f"Yama's ptrace_scope is {scope}" if scope else "not restricted by Yama")
+    try:
+        check_kernel()
+    except QgpuError as error:
+        return Check("ptrace", bad, str(error), "the user-space plane must reach into pods; boot with 2 or less")
+    return Check("ptrace", Verdict.OK, "root may reach into processes")
 
 
 def _cgroup(bad: Verdict) -> Check:

@@ -12,7 +12,6 @@ import platform
 
 #: What reaching into a pod's processes takes, and nothing that RM looks at.
 CAP_DAC_READ_SEARCH, CAP_SYS_PTRACE = 2, 19
-CAP_SYS_ADMIN, CAP_SYS_NICE = 21, 23
 
 _SYS_CAPGET = {"x86_64": 125, "aarch64": 90}
 _SYS_CAPSET = {"x86_64": 126, "aarch64": 91}

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from qgpu import cgroup
-from qgpu.errors import RefusedError, UnknownNameError
+from qgpu.errors import RefusedError, no_pod
 from qgpu.guardian.card import Card
 from qgpu.guardian.sessions import Answer, Session
 from qgpu.guardian.supervisor import Supervisor
@@ -140,4 +140,4 @@ class Requests:
 
     def _known(self, name: str) -> None:
         if name not in self._supervisor.register.pods:
-            raise UnknownNameError(f"pod {name}: no such pod; see `qgpuctl pod list`")
+            raise no_pod(name)

@@ -10,7 +10,7 @@ import time
 from dataclasses import replace
 
 from qgpu.control import Client, default_runtime_dir
-from qgpu.errors import UnknownNameError
+from qgpu.errors import no_pgpu
 from qgpu.load.record import Record
 from qgpu.model import NS_PER_S
 
@@ -25,7 +25,7 @@ class SimulatedDevice:
         self._pod, self._gpu = pod, gpu
         names = {found["index"]: found["name"] for found in self._client.call("status")["gpus"]}
         if gpu not in names:
-            raise UnknownNameError(f"no pGPU {gpu}")
+            raise no_pgpu(gpu, names)
         self.name = str(names[gpu])
 
     def run(self, record: Record) -> None:

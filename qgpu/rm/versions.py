@@ -12,7 +12,7 @@ from pathlib import Path
 
 from qgpu.errors import NoGpuError, NotSupportedError
 
-_VERSION_FILE = Path("/proc/driver/nvidia/version")
+VERSION_FILE = Path("/proc/driver/nvidia/version")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,15 +56,15 @@ def parse(text: str) -> str:
     """Find the driver version in the text of /proc/driver/nvidia/version. Raises NotSupportedError."""
     match = re.search(r"^NVRM version:.*?\s(\d+\.\d+(?:\.\d+)?)\s", text, re.MULTILINE)
     if match is None:
-        raise NotSupportedError(f"{_VERSION_FILE}: no driver version in it; is this NVIDIA's driver?")
+        raise NotSupportedError(f"{VERSION_FILE}: no driver version in it; is this NVIDIA's driver?")
     return match.group(1)
 
 
 def installed() -> str:
     """Return the version of the running driver. Raises NoGpuError when none is loaded."""
     try:
-        return parse(_VERSION_FILE.read_text())
+        return parse(VERSION_FILE.read_text())
     except OSError as error:
         raise NoGpuError(
-            f"{_VERSION_FILE}: {error.strerror}; the NVIDIA driver is not loaded on this machine"
+            f"{VERSION_FILE}: {error.strerror}; the NVIDIA driver is not loaded on this machine"
         ) from error

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from qgpu import cgroup
-from qgpu.errors import BackendGoneError, RefusedError, UnknownNameError
+from qgpu.errors import BackendGoneError, RefusedError, UnknownNameError, no_pgpu, no_pod
 from qgpu.load.spec import Workload
 from qgpu.model import NS_PER_S, Grant, Plan, Sample
 from qgpu.sched.backend import Pgpu, PodInfo
@@ -262,12 +262,12 @@ class SimHost:
 
     def _card(self, pgpu: int) -> _Card:
         if not 0 <= pgpu < len(self._world.cards):
-            raise UnknownNameError(f"pGPU {pgpu}: there is none; there are {len(self._world.cards)}, counted from 0")
+            raise no_pgpu(pgpu, range(len(self._world.cards)))
         return self._world.cards[pgpu]
 
     def _pod(self, name: str) -> PodInfo:
         if name not in self._pods:
-            raise UnknownNameError(f"pod {name}: there is none of that name")
+            raise no_pod(name)
         return self._pods[name]
 
     def _load(self, number: int) -> tuple[_Card, Load]:

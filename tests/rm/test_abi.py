@@ -99,7 +99,7 @@ def test_a_text_without_a_version_is_refused():
 
 
 def test_no_driver_is_said_so(monkeypatch, tmp_path):
-    monkeypatch.setattr(versions, "_VERSION_FILE", tmp_path / "version")
+    monkeypatch.setattr(versions, "VERSION_FILE", tmp_path / "version")
 
     with pytest.raises(NoGpuError, match="not loaded"):
         versions.installed()

@@ -13,7 +13,8 @@ from typing import Any, Protocol
 
 from qgpu.errors import BackendGoneError, RefusedError
 from qgpu.model import NS_PER_MS, Grant, OnIdle, Plan, PodPlan, PodSample, Sample, TsgSample
-from qgpu.sched.kmod.device import CLASSES, DEVICE, Card, Device, grant_of, text_of, trouble_of
+from qgpu.sched.kmod import DEVICE
+from qgpu.sched.kmod.device import CLASSES, Card, Device, grant_of, text_of, trouble_of
 from qgpu.sched.preemptions import preemptions
 from qgpu.uapi import NUMBERS, ffi
 

@@ -14,9 +14,8 @@ from typing import Any
 
 from qgpu.errors import BackendGoneError, NoGpuError, NotSupportedError, PermissionDeniedError
 from qgpu.model import NS_PER_MS, Grant, PodClass
+from qgpu.sched.kmod import DEVICE
 from qgpu.uapi import COMMANDS, NUMBERS, STRUCTS, ffi
-
-DEVICE = "/dev/qgpu"
 
 CLASSES = {PodClass.OFFLINE: NUMBERS["QGPU_CLASS_OFFLINE"], PodClass.ONLINE: NUMBERS["QGPU_CLASS_ONLINE"]}
 

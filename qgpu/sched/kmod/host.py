@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 from qgpu import cgroup
-from qgpu.errors import NotSupportedError, QgpuError, RefusedError, UnknownNameError
+from qgpu.errors import NotSupportedError, QgpuError, RefusedError, no_pod
 from qgpu.model import Grant
 from qgpu.sched.backend import Pgpu, PodInfo
 from qgpu.sched.kmod.backend import KmodBackend, Meter
@@ -108,7 +108,7 @@ class KmodHost:
         for pod in self._device.each("POD_NEXT", "pod"):
             if text_of(pod.name) == name:
                 return pod
-        raise UnknownNameError(f"pod {name}: there is no such pod")
+        raise no_pod(name)
 
     def _grant(self, ident: int, grants: Mapping[int, Grant]) -> None:
         for pgpu, grant in grants.items():

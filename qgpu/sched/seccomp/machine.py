@@ -14,7 +14,10 @@ _NOBODY_MAY_TRACE = "3"
 
 
 def check_kernel(yama: Path = _YAMA) -> None:
-    """Make sure that pods' processes can be reached into at all. Raises NotSupportedError."""
+    """Make sure that pods' processes can be reached into at all. Raises NotSupportedError.
+
+    Yama at 3 keeps even root from another process's memory and descriptors (Documentation/LSM/Yama.rst).
+    """
     if yama.exists() and yama.read_text().strip() == _NOBODY_MAY_TRACE:
         raise NotSupportedError(
             f"{yama} is 3: nobody may reach into processes, so no limit of a pod could be enforced; "
