@@ -10,7 +10,7 @@ from qgpu import proc
 from qgpu.guardian.notify import Notification
 
 #: How often it is looked whether a call that is waited for is over.
-_FIRST_LOOK_S, _LOOK_S = 0.00005, 0.0005
+_LOOK_S = 0.0005
 #: Where the kernel has a thread wait for an answer of ours (kernel/seccomp.c; the first may be inlined in the second).
 _STOPPED_AT = ("seccomp_do_user_notification", "__seccomp_filter")
 
@@ -32,18 +32,26 @@ class Loose:
         return cls(pid, call.tid, shown, user_ticks(pid, call.tid), size)
 
     def over(self) -> bool:
-        """Tell whether the thread is certain to have left the call.
+        """Tell whether the thread is as good as certain to have left the call.
 
         One that runs could be anywhere; it has left when it has spent time in user mode since, of which the kernel
-        tells up to a tick too much. One that stands in a call of the same numbers may be in the next: then it waits
-        for us, and it is no longer in one that we have answered.
+        tells up to a tick too much, or more where a hypervisor has stopped the CPU meanwhile.
+        """
+        left = self.left()
+        return left if left is not None else user_ticks(self.pid, self.tid) > self.ticks + 1
+
+    def left(self) -> bool | None:
+        """Tell whether the thread has left the call; None when that cannot be told, for it runs.
+
+        One that stands in a call of the same numbers may be in the next: then it waits for us, and it is no longer in
+        one that we have answered.
         """
         try:
             now = Path(f"/proc/{self.pid}/task/{self.tid}/syscall").read_text().split()
         except OSError:
             return True
         if now[0] == "running":
-            return user_ticks(self.pid, self.tid) > self.ticks + 1
+            return None
         return now[: len(self.shown)] != self.shown or _waits_for_us(self.pid, self.tid)
 
 
@@ -76,13 +84,6 @@ class Pending:
             time.sleep(_LOOK_S)
             self.take_over()
         return not self.calls
-
-    def wait_for(self, tid: int) -> None:
-        """Wait until one thread's call is over, however long that takes."""
-        wait_s = _FIRST_LOOK_S
-        while not self.calls[tid].over():
-            time.sleep(wait_s)
-            wait_s = min(2 * wait_s, _LOOK_S * 20)
 
 
 def _waits_for_us(pid: int, tid: int) -> bool:

@@ -314,23 +314,27 @@ class Objects:
         That takes keeping the process's other threads still. The arguments can be anything by then, for other processes
         may write them: so a file gets one root client, and what is made in its stead needs one that is there.
         """
-        pod = self._supervisor.register.pods.get(self._pod)
-        files = self._supervisor.root_files if device is None else self._supervisor.device_files
         try:
-            with still.held(case.pid, case.call.tid, cgroup.pids(pod.cgroup) if pod is not None else ()):
-                if not self._desk.has_still(case) or self._reaches_device(case.file):
-                    raise OSError(errno.EBUSY, "another file is in the descriptor's place")
-                if not files.add(case.file) and device is None:
-                    raise OSError(errno.EBUSY, "the file has a client")
-                if (refusal := self._note_let(case, device)) != abi.NV_OK:
-                    return self._desk.answer(block, status_at, refusal)
-                if not case.listener.proceed(case.call.id) and device is None:  # it begins anew, or has ended
-                    files.discard(case.file)
-                self.roots.wait_for(case.call.tid)
-                return ANSWERED
+            refusal = still.apart(lambda: self._let_alone(case, device))
         except OSError as error:
             _log.warning("a call cannot be let through", pod=self._pod, pid=case.pid, reason=str(error))
             return self._desk.refuse(block, status_at, abi.NV_ERR_INVALID_STATE, "call beside threads that move")
+        return ANSWERED if refusal == abi.NV_OK else self._desk.answer(block, status_at, refusal)
+
+    def _let_alone(self, case: Case, device: RmObject | None) -> int:
+        """Let a call through while nobody else moves; return the status with which its device is refused, if it is."""
+        pod = self._supervisor.register.pods.get(self._pod)
+        files = self._supervisor.root_files if device is None else self._supervisor.device_files
+        with still.held(case.pid, case.call.tid, cgroup.pids(pod.cgroup) if pod is not None else ()):
+            if not self._desk.has_still(case) or self._reaches_device(case.file):
+                raise OSError(errno.EBUSY, "another file is in the descriptor's place")
+            if not files.add(case.file) and device is None:
+                raise OSError(errno.EBUSY, "the file has a client")
+            if (refusal := self._note_let(case, device)) == abi.NV_OK:
+                if not case.listener.proceed(case.call.id) and device is None:  # it begins anew, or has ended
+                    files.discard(case.file)
+                still.wait_until_over(self.roots.calls[case.call.tid])
+            return refusal
 
     def _note_let(self, case: Case, device: RmObject | None) -> int:
         """Take note of a call that is let through now; return the status with which its device is refused, if it is."""

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from qgpu.guardian import still
+from qgpu.guardian.loose import Loose
 
 #: Four threads that count, a handler that does, and a process that shares the descriptors if asked for.
 _PROGRAM = """
@@ -111,3 +112,43 @@ def test_who_is_traced_by_somebody_else_cannot_be_kept_still(program):
     finally:
         os.kill(tracer, signal.SIGKILL)
         os.waitpid(tracer, 0)
+
+
+def test_a_thread_that_does_not_stop_in_time_is_not_stopped_later_either(program, monkeypatch):
+    monkeypatch.setattr(still, "_PATIENCE_S", 0)
+    pid, fd = program()
+
+    def hold():
+        with still.held(pid, pid, ()):
+            pass
+
+    with pytest.raises(OSError, match="does not stop"):
+        still.apart(hold)
+    assert counting(fd)
+
+
+_BYTES = 256 << 20
+#: Maps memory and fills it, in one call that nothing interrupts.
+_FILLER = f"""
+import mmap, sys
+print("ready", flush=True)
+memory = mmap.mmap(-1, {_BYTES}, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x8000)
+sys.stdin.read()
+"""
+
+
+def test_a_call_that_keeps_a_cpu_busy_in_the_kernel_is_waited_for_however_much_time_that_seems_to_be():
+    with subprocess.Popen([sys.executable, "-c", _FILLER], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as filler:
+        filler.stdout.readline()
+        call = Loose(filler.pid, filler.pid, ["9"], ticks=-100)  # as if it had been in user mode since
+        while _filled(filler.pid) < _BYTES // 16:
+            time.sleep(0.0001)
+        still.apart(lambda: still.wait_until_over(call))
+        filled = _filled(filler.pid)
+        filler.stdin.close()
+
+    assert filled >= _BYTES
+
+
+def _filled(pid):
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
