@@ -57,7 +57,7 @@ class Controls:
                 self._objects.undo(case, (asked.client, handle))
         with self._supervisor.books if command in controls.GIVE_HANDLES else nullcontext():
             error = self._perform_control(case, block, params, asked)
-            if case.left is not None and not error and status_of(block, asked.status_at) == abi.NV_ERR_STATE_IN_USE:
+            if case.again and not error and status_of(block, asked.status_at) == abi.NV_ERR_STATE_IN_USE:
                 block.patch_u32(asked.status_at, abi.NV_OK)  # a descriptor carries what a dead guardian has tied to it
         block.restore(16, 8)
         if params is not None:

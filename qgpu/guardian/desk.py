@@ -32,9 +32,14 @@ class Case:
     call: Notification
     pid: int
     file: int
-    #: What a dead guardian may have done of it already.
+    #: Where a dead guardian had it in hand.
     left: InHand | None = None
     begun: bool = False
+
+    @property
+    def again(self) -> bool:
+        """Tell whether a dead guardian had begun to carry it out."""
+        return self.left is not None and self.left.begun
 
     def begin(self, before: int | None = None) -> None:
         """Take note that what must not be done twice is done now, ``before`` which RM gave a figure or none."""

@@ -74,7 +74,7 @@ class Freeing:
         case.begin()
         with self._supervisor.lock:
             mapped = holdings.mapped_in(pid, base, length, card)
-            if case.left is not None:  # what a dead guardian had taken note of no longer counts as mapped there
+            if case.again:  # what a dead guardian had taken note of no longer counts as mapped there
                 mapped = [memory for memory in holdings.memories.values() if memory.pod == self._pod]
             kept = [memory for memory in mapped if self._ours(memory)]
         if not kept or not self._limited(kept[0]):
@@ -98,7 +98,7 @@ class Freeing:
         maker = entry.maker if entry is not None else 0
         clients = self._clients(key)
         before = self._before(case, key, maker, memory)
-        freed = self._supervisor.hands.free_anywhere(key) or (case.left is not None and not self._there(key))
+        freed = self._supervisor.hands.free_anywhere(key) or (case.again and not self._there(key))
         after = self._private(maker, memory)
         shows = quiet and self._clients(key) == clients
         if before is not None and after is not None and (not shows or before - after < memory.size):
@@ -134,8 +134,8 @@ class Freeing:
 
     def _before(self, case: Case, key: Key, maker: int, memory: Memory) -> int | None:
         """Return RM's figure before memory is freed; where a dead guardian has freed it already, what that one read."""
-        done = case.left is not None and not self._there(key)
-        before = case.left.before if done and case.left is not None else self._private(maker, memory)
+        gone = case.left if case.again and not self._there(key) else None
+        before = gone.before if gone is not None else self._private(maker, memory)
         case.begin(before)
         return before
 

@@ -200,11 +200,11 @@ class Hands:
 
         return (self._through(channel.client, ask) or 0) if self._branch.context_ids else 0
 
-    def each_control_file(self, pid: int, do: Callable[[int], object]) -> None:
-        """Do something with every control file of a process; there is nothing to be done for one that is gone."""
+    def each_control_file(self, pid: int, fds: Iterable[int], do: Callable[[int], object]) -> None:
+        """Do something with those of a process's descriptors that are control files; with none of one that is gone."""
         if (pidfd := self._pidfds.get(pid)) is None:
             return
-        for fd in _control_files(pid):
+        for fd in fds:
             with suppress(OSError), borrowed(pidfd, fd) as file:
                 if os.fstat(file).st_rdev == _CONTROL_DEVICE:
                     do(file)

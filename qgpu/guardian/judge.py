@@ -61,8 +61,8 @@ class Judge:
         self._threads: dict[int, int] = {}
         #: Calls that were carried out but whose answer found nobody, by thread: request and argument.
         self._unheard: dict[int, tuple[int, int]] = {}
-        #: Calls that a dead guardian had begun to carry out, by thread.
-        self._begun: dict[int, InHand] = {}
+        #: Calls that a dead guardian had in hand, by thread.
+        self._left: dict[int, InHand] = {}
 
     def take_up(self, listener: Listener, left: InHand | None) -> None:
         """Go on where a dead guardian ended: with the call that it had in hand, whatever had become of that.
@@ -79,8 +79,8 @@ class Judge:
             if waits and writes is not None:
                 self._answer(listener, left.call, self._written(left.call.tid, writes))
                 return
-            if left.begun:
-                self._begun[left.call.tid] = left
+            if left.begun or waits:
+                self._left[left.call.tid] = left
             if waits:
                 self._serve(listener, left.call)
 
@@ -109,8 +109,8 @@ class Judge:
         self._answer(listener, call, outcome)
 
     def _left_of(self, call: Notification) -> InHand | None:
-        """Return what a dead guardian had begun, if this is that call, or is it once more after a signal."""
-        left = self._begun.pop(call.tid, None)
+        """Return what a dead guardian had in hand, if this is that call, or is it once more after a signal."""
+        left = self._left.pop(call.tid, None)
         same = left is not None and (left.call.request, left.call.argument) == (call.request, call.argument)
         return left if same else None
 

@@ -189,7 +189,7 @@ class Objects:
         def carry_out() -> bool:
             nonlocal error
             error = self._standin.escape(case.file, number, block)
-            if case.left is not None and not error and status_of(block, status_at) in abi.UNKNOWN_TO_RM:
+            if case.again and not error and status_of(block, status_at) in abi.UNKNOWN_TO_RM:
                 block.patch_u32(status_at, abi.NV_OK)  # what is freed cannot be freed again
             return not error and status_of(block, status_at) == abi.NV_OK
 
@@ -199,13 +199,14 @@ class Objects:
             self._supervisor.freed(key, channels, gone=gone)
         if gone and client == handle:  # it was the file's only one
             self._supervisor.root_files.discard(case.file)
+            self._supervisor.has_root(case.pid, case.call.fd, there=False)
         if not error:
             block.store()
         return error
 
     def undo(self, case: Case, key: Key) -> None:
         """Free what a dead guardian may have made for this very call, which has no answer yet: it is made anew."""
-        if case.left is None or not self._supervisor.know_client(case.pid, case.call.fd, case.file, key[0]):
+        if not case.again or not self._supervisor.know_client(case.pid, case.call.fd, case.file, key[0]):
             return
         if self._hands.about(case.file, *key) is None and key not in self._supervisor.register.objects:
             return
@@ -331,6 +332,8 @@ class Objects:
             if not files.add(case.file) and device is None:
                 raise OSError(errno.EBUSY, "the file has a client")
             if (refusal := self._note_let(case, device)) == abi.NV_OK:
+                if device is None:
+                    self._supervisor.has_root(case.pid, case.call.fd, there=True)
                 if not case.listener.proceed(case.call.id) and device is None:  # it begins anew, or has ended
                     files.discard(case.file)
                 still.wait_until_over(self.roots.calls[case.call.tid])
@@ -398,7 +401,7 @@ class Objects:
             self._supervisor.refused(self._pod, "control file for a control file")
             return errno.EINVAL
         error = self._desk.with_descriptor(case, abi.NV_ESC_REGISTER_FD, block, 0)
-        return 0 if case.left is not None and error == errno.EINVAL else error  # once is all there can be
+        return 0 if case.again and error == errno.EINVAL else error  # once is all there can be
 
     def _no_root_is_made(self) -> bool:
         """Wait until no root client is being made: what is made in its stead could lie below the new device."""

@@ -79,6 +79,8 @@ class Register:
 
     pods: dict[str, PodEntry] = field(default_factory=dict)
     processes: dict[int, str] = field(default_factory=dict)
+    #: By process, the descriptors of control files on which it has made root clients.
+    roots: dict[int, set[int]] = field(default_factory=dict)
     clients: dict[int, RmClientEntry] = field(default_factory=dict)
     objects: dict[Key, RmObject] = field(default_factory=dict)
     #: Devices, by their keys.
@@ -113,9 +115,17 @@ class Register:
     def _process(self, fact: Fact) -> None:
         self.processes[fact["pid"]] = fact["pod"]
 
+    def _root(self, fact: Fact) -> None:
+        known = self.roots.get(fact["pid"], set())
+        if not fact["there"]:
+            known.discard(fact["fd"])
+        elif fact["pid"] in self.processes and len(known) < _MOST_USERS:
+            self.roots[fact["pid"]] = known | {fact["fd"]}
+
     def _exit(self, fact: Fact) -> None:
         """Take a process out; its clients stay until RM says that they are gone: their files may be elsewhere."""
         self.processes.pop(fact["pid"], None)
+        self.roots.pop(fact["pid"], None)
         self.holdings.exited(fact["pid"])
         for client in self.clients.values():
             client.users = [user for user in client.users if user[0] != fact["pid"]]
@@ -263,6 +273,9 @@ class Register:
         for pid in list(self.processes):
             if (of := self.processes.get(pid)) is not None:
                 yield {"fact": "process", "pid": pid, "pod": of}
+                yield from (
+                    {"fact": "root", "pid": pid, "fd": fd, "there": True} for fd in sorted(self.roots.get(pid, ()))
+                )
         for handle in list(self.clients):
             if (client := self.clients.get(handle)) is not None:
                 known = {"pod": client.pod, "maker": client.maker, "users": [list(user) for user in client.users]}
@@ -277,6 +290,11 @@ class Register:
     def _number_of(self, rm: RmObject) -> Fact:
         memory = self.holdings.by_handle.get(rm.key)
         return {"memory": memory.number} if memory is not None else {}
+
+    def root_fds(self, pid: int) -> set[int]:
+        """Return under which descriptors a process has, or had, control files with root clients."""
+        used = {fd for client in self.clients.values() for user, fd in client.users if user == pid}
+        return used | self.roots.get(pid, set())
 
     def pod_of(self, rm: RmObject) -> str:
         """Name the pod an object belongs to."""

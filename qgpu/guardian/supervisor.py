@@ -145,7 +145,7 @@ class Supervisor:
                 self._find_uvm_files(pid)
             except OSError:
                 self.note({"fact": "exit", "pid": pid})
-            self.hands.each_control_file(pid, self.root_files.add)
+            self.hands.each_control_file(pid, self.register.root_fds(pid), self.root_files.add)
         for rm in [rm for rm in self.register.objects.values() if not rm.confirmed]:
             self._settle_claim(rm)
         for rm in self.register.objects.values():
@@ -181,6 +181,12 @@ class Supervisor:
                     raise OSError(errno.EAGAIN, "the pod has as many processes on GPUs as it may")
                 self.watch(pid, self.hands.watch(pid))
                 self.note({"fact": "process", "pid": pid, "pod": pod})
+
+    def has_root(self, pid: int, fd: int, *, there: bool) -> None:
+        """Take note of whether a control file has a root client, as a successor can find it again."""
+        with self.lock:
+            if there != (fd in self.register.roots.get(pid, ())):
+                self.note({"fact": "root", "pid": pid, "fd": fd, "there": there})
 
     def know_client(self, pid: int, fd: int, file: int, client: int) -> bool:
         """Make sure a client is in the register; False when it is none of this file's, by RM's word, or another pod's.

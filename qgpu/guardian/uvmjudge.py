@@ -74,7 +74,7 @@ class UvmJudge:
                 block.store()
                 return 0
             card = bytes(block.data[: uvm.UUID_BYTES])
-            if case.left is not None:  # it may be registered; that is undone, for there is no second time
+            if case.again:  # it may be registered; that is undone, for there is no second time
                 self._standin.uvm(file, uvm.UNREGISTER_GPU, self._standin.block(card + bytes(4)))
             case.begin()
             error = self._standin.uvm(file, call.request, block)
@@ -149,7 +149,7 @@ class UvmJudge:
             block.store()
             return 0
         self._supervisor.charges.map(case.pid, base, length, cards, NOTHING)
-        if case.left is not None:  # it may be there; there is no second one in its place
+        if case.again:  # it may be there; there is no second one in its place
             range_ = self._standin.block(uvm.BASE_AND_LENGTH.pack(base, length) + bytes(8))
             self._standin.uvm(case.file, uvm.FREE, range_)
         case.begin()
@@ -168,7 +168,7 @@ class UvmJudge:
         def carry_out() -> bool:
             nonlocal error
             error = self._standin.uvm(case.file, request, block)
-            if case.left is not None and not error:  # what is unmapped cannot be unmapped again
+            if case.again and not error:  # what is unmapped cannot be unmapped again
                 block.patch_u32(layout.status_at, abi.NV_OK)
             return not error and bool(_U32.unpack_from(block.data, layout.status_at)[0] == abi.NV_OK)
 

@@ -12,6 +12,7 @@ import os
 import struct
 
 from qgpu.rm import abi, uvm
+from qgpu.rm.client import borrowed
 
 #: What RM rounds memory up to.
 PAGE = 1 << 16
@@ -95,8 +96,10 @@ class FakeRm:
     def gpu_ids(self, instances):
         return {0x600 + instance for instance in instances}
 
-    def each_control_file(self, pid, do):
-        return None
+    def each_control_file(self, pid, fds, do):
+        for fd in fds:
+            with borrowed(self.pidfds[pid], fd) as file:
+                do(file)
 
     def register_p2p(self, file, client, handle):
         return None

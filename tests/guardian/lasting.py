@@ -152,6 +152,9 @@ class MortalPod(Pod):
             for file in self.supervisor.uvm_files.take(pid):
                 os.close(file.ours)
             self.rm.unwatch(pid)
+        for files in (self.supervisor.root_files, self.supervisor.device_files):
+            files._epoll.close()
+            os.close(files._number)
 
     def take_up(self) -> None:
         """Settle what the last one had in hand."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import struct
@@ -11,7 +12,7 @@ import pytest
 from qgpu.guardian.journal import Journal
 from qgpu.guardian.register import RmObject
 from qgpu.rm import abi
-from tests.guardian.asked import control, status
+from tests.guardian.asked import alloc, alloc_status, control, status
 from tests.guardian.fake_rm import PAGE
 from tests.guardian.pod import MOST, PATIENCE_S, Pod
 from tests.traces import TRACES, allocated, rows
@@ -43,6 +44,41 @@ def test_what_a_dead_guardian_was_making_is_found_by_the_next(on_card):
     successor.resume()
 
     assert successor.charges.used("web", 0) == MOST + PAGE
+
+
+def successor_of(pod):
+    """Let the next guardian take up what the last one left, and serve the pod from now on."""
+    pod.supervisor = pod.fresh(Journal(os.dup(pod.supervisor.journal.fd)))
+    for fact in pod.supervisor.journal.replay():
+        pod.supervisor.register.note(fact)
+    pod.supervisor.listen("web", os.dup(pod.listener), pod.number)
+    pod.supervisor.resume()
+    pod.judge = pod.judge_of(pod.supervisor, pod.number)
+    pod.judge.take_up(pod.supervisor.listeners[pod.number][1], pod.supervisor.left_in_hand(pod.number))
+
+
+def ask_for_root(pod):
+    pod.begin(abi.NV_ESC_RM_ALLOC, alloc(0, 0, abi.NV01_ROOT, client=0))
+
+
+@pytest.mark.parametrize("received", [False, True])
+def test_a_program_that_starts_while_there_is_no_guardian_gets_its_root_client_from_the_next(pod, received):
+    pod.call(abi.NV_ESC_RM_CONTROL, control(0x20800110))  # its process is known
+    ask_for_root(pod)
+    select.select([pod.listener], [], [], PATIENCE_S)
+    assert not received or pod.supervisor.listeners[pod.number][1].receive() is not None
+    successor_of(pod)
+
+    assert pod.answer()[:2] == (-1, errno.EINVAL)  # /dev/random's answer
+
+
+def test_a_file_that_had_a_root_client_under_a_dead_guardian_gets_no_second_one_from_the_next(pod):
+    ask_for_root(pod)
+    pod.answer()
+    successor_of(pod)
+    ask_for_root(pod)
+
+    assert alloc_status(pod.answer()[2]) == abi.NV_ERR_INVALID_STATE
 
 
 @pytest.mark.parametrize("trace", [TRACES[-1], *(t for t in TRACES if "min" in t.name)], ids=lambda path: path.name)
