@@ -22,9 +22,11 @@ import qgpu
 from qgpu import admission, cgroup
 from qgpu.config import Config, GpuSettings
 from qgpu.control import Session
+from qgpu.daemon import shown
 from qgpu.daemon.gangs import Board
 from qgpu.daemon.gpu_loop import GpuLoop
 from qgpu.daemon.limits import over_limits
+from qgpu.daemon.loads import Loads
 from qgpu.daemon.metrics import Counters
 from qgpu.daemon.peers import refuse_pods
 from qgpu.daemon.planes import Chosen, driver_version
@@ -33,7 +35,6 @@ from qgpu.daemon.state import State
 from qgpu.daemon.traces import Traces
 from qgpu.errors import (
     InvalidValueError,
-    NotSupportedError,
     PermissionDeniedError,
     QgpuError,
     RefusedError,
@@ -41,14 +42,11 @@ from qgpu.errors import (
     no_pgpu,
     no_pod,
 )
-from qgpu.load.spec import Workload
-from qgpu.messages import grant_to
 from qgpu.model import Grant
 from qgpu.policies import POLICIES
 from qgpu.runtime import seccomp
 from qgpu.runtime.container import described
 from qgpu.sched.backend import Host, PodInfo
-from qgpu.sched.sim import SimHost
 from qgpu.wire import Peer
 
 _log = structlog.get_logger("service")
@@ -71,8 +69,7 @@ class Service:
         self._pgpus = {pgpu.index: pgpu for pgpu in host.pgpus()}
         #: Pods whose launcher is still connected, with its session.
         self._held: dict[str, Session] = {}
-        #: Loads on the simulator that are running, by number, with their pod.
-        self._loads: dict[int, str] = {}
+        self._loads = loads = Loads(host, self._lock)
         for index in sorted(config.gpus.keys() - self._pgpus.keys()):
             _log.warning("configured, but there is no such pGPU here", pgpu=index)
         board = Board()
@@ -83,7 +80,7 @@ class Service:
             "status": self._status,
             "gpu.list": self._gpu_list,
             "pod.list": self._pod_list,
-            "sim.progress": self._sim_progress,
+            "sim.progress": loads.progress,
         }
         self._changing: dict[str, _Request] = {
             "gpu.set": self._gpu_set,
@@ -92,7 +89,7 @@ class Service:
             "pod.set": self._pod_set,
             "pod.remove": self._pod_remove,
             "container.bind": self._container_bind,
-            "sim.start": self._sim_start,
+            "sim.start": loads.start,
             "trace.start": traces.start,
             "trace.read": traces.read,
         }
@@ -150,7 +147,7 @@ class Service:
         return kept
 
     def _runs(self, pod: PodInfo) -> bool:
-        return bool(pod.pids) or pod.name in self._loads.values()
+        return bool(pod.pids) or self._loads.in_pod(pod.name)
 
     def _pod(self, name: str) -> PodInfo:
         for pod in self._host.pods():
@@ -180,16 +177,7 @@ class Service:
 
     def _gpus(self) -> list[dict[str, Any]]:
         pods = self._host.pods()
-        return [
-            asdict(self._pgpus[index])
-            | asdict(each.settings)
-            | {
-                "pods": sum(index in pod.grants for pod in pods),
-                "now_ns": each.ledger.now_ns or 0,
-                "trouble": each.trouble,
-            }
-            for index, each in self._loops.items()
-        ]
+        return [shown.gpu(self._pgpus[index], loop, pods) for index, loop in self._loops.items()]
 
     def _gpu_set(self, _session: Session, arguments: Arguments, _fds: list[int]) -> dict[str, Any]:
         index = arguments.need("gpu", int)
@@ -213,36 +201,8 @@ class Service:
         return {}
 
     def _pod_list(self, _session: Session, _arguments: Arguments, _fds: list[int]) -> dict[str, Any]:
-        return {"pods": [self._described(pod) for pod in self._host.pods()]}
-
-    def _described(self, pod: PodInfo) -> dict[str, Any]:
-        usage = []
-        for index in pod.grants:
-            ledger = self._loops[index].ledger
-            account = ledger.accounts.get(pod.name)
-            tsgs = account.tsgs if account else {}
-            usage.append(
-                {
-                    "gpu": index,
-                    "now_ns": ledger.now_ns or 0,
-                    "used_ns": account.used_ns if account else 0,
-                    "busy": account is not None and account.busy,
-                    "debt_ns": account.debt_ns if account else 0,
-                    "tsgs": len(tsgs),
-                    "memory": pod.memory.get(index, 0),
-                }
-            )
-        grants = [{"gpu": index} | grant_to(grant) for index, grant in pod.grants.items()]
-        return {
-            "name": pod.name,
-            "cgroup": pod.cgroup,
-            "pids": pod.pids,
-            "trouble": "; ".join([*over_limits(pod), *filter(None, [pod.trouble])]),
-            "refused_memory": pod.refused_memory,
-            "refused_calls": pod.refused_calls,
-            "grants": grants,
-            "usage": usage,
-        }
+        ledgers = {index: loop.ledger for index, loop in self._loops.items()}
+        return {"pods": [shown.pod(pod, ledgers) for pod in self._host.pods()]}
 
     def _pod_create(self, session: Session, arguments: Arguments, _fds: list[int]) -> dict[str, Any]:
         grants = arguments.grants()
@@ -359,28 +319,6 @@ class Service:
             self._held.pop(name, None)
         _log.info("pod removed", pod=name)
         return {}
-
-    def _sim(self) -> SimHost:
-        if not isinstance(self._host, SimHost):
-            raise NotSupportedError(f"plane {self._host.plane}: simulated loads run on plane sim only")
-        return self._host
-
-    def _sim_start(self, session: Session, arguments: Arguments, _fds: list[int]) -> dict[str, Any]:
-        sim, pod = self._sim(), arguments.need("pod", str)
-        workload = Workload.from_dict(arguments.need("workload", dict))
-        with self._lock:
-            load = sim.start_load(pod, arguments.need("gpu", int), workload)
-            self._loads[load] = pod
-            session.at_end.append(partial(self._sim_stop, load))
-        return {"load": load}
-
-    def _sim_stop(self, load: int) -> None:
-        with self._lock:
-            self._sim().stop_load(load)
-            del self._loads[load]
-
-    def _sim_progress(self, _session: Session, arguments: Arguments, _fds: list[int]) -> dict[str, Any]:
-        return asdict(self._sim().progress(arguments.need("load", int)))
 
 
 def _unused_name(taken: set[str]) -> str:
