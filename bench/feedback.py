@@ -1,6 +1,8 @@
 """What the closed loop does on the simulated pGPU: shares over time of pods that timeslices don't bind.
 
-Runs the real loop, policies and ledger. Writes the picture and the figures that docs/feedback.md shows:
+Runs the real loop, policies and ledger. Writes the picture and the figures that docs/feedback.md shows, those of its
+table as the worst second after the first two, with feedback and without (every pod is then taken for steady and
+free of debt, whatever was measured):
 
     python bench/feedback.py [--out docs/results]
 """
@@ -10,11 +12,12 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import groupby
 from pathlib import Path
 
 from qgpu.load.spec import Workload
-from qgpu.model import NS_PER_MS, NS_PER_S, Grant, Plan, Snapshot
+from qgpu.model import NS_PER_MS, NS_PER_S, Grant, Pace, Plan, Snapshot
 from qgpu.policies import compose
 from qgpu.sched import loop
 from qgpu.sched.ledger import Ledger
@@ -22,7 +25,9 @@ from qgpu.sched.sim import SimHost
 
 PERIOD_NS = 100 * NS_PER_MS
 DURATION_S = 10
-#: The rival rests and comes back, for all to see.
+#: What happens before is not judged.
+SETTLED_S = 2
+#: In the picture the rival rests and comes back, for all to see.
 LEAVES_S, RETURNS_S = 6, 8
 
 FLOOD = Workload(kernel_us=1000, batch=0)
@@ -32,32 +37,76 @@ BATCHES = {
 }
 
 
+def batches(kernel_us: float) -> Workload:
+    """Return a closed loop that synchronises after each kernel and pauses for 20 µs."""
+    return Workload(kernel_us=kernel_us, batch=1, gap_us=20)
+
+
+@dataclass(frozen=True, slots=True)
+class Mix:
+    """Pods, each with its quota and what its processes do, and the policy they share by."""
+
+    pods: Sequence[tuple[int, Sequence[Workload]]]
+    policy: str = "burst-share"
+
+    @property
+    def parts(self) -> dict[str, float]:
+        """Return what each pod is due: a part of all GPU time used; by Fixed Share its quota of all time."""
+        whole = 100 if self.policy == "fixed-share" else sum(cores for cores, _ in self.pods)
+        return {name: cores / whole for name, (cores, _) in zip("abc", self.pods, strict=False)}
+
+
+def pair(a: Workload, b: Workload) -> Mix:
+    """Share 2:1."""
+    return Mix([(66, [a]), (33, [b])])
+
+
+MIXES = {
+    "two floods": pair(FLOOD, FLOOD),
+    **{f"batches of {size}": pair(load, load) for size, load in BATCHES.items()},
+    "batches of 128 beside a flood": pair(BATCHES[128], FLOOD),
+    "95 % and 5 %, batches of 2 ms": Mix([(95, [batches(2000)]), (5, [batches(2000)])]),
+    "50, 30 and 20 %: batches of 5 and 3 ms, a flood": Mix(
+        [(50, [batches(5000)]), (30, [batches(3000)]), (20, [FLOOD])]
+    ),
+    "two processes beside one, floods": Mix([(50, [FLOOD, FLOOD]), (50, [FLOOD])]),
+    "Fixed Share, 60 and 30 %, floods": Mix([(60, [FLOOD]), (30, [FLOOD])], "fixed-share"),
+}
+SHOWN = ("two floods", *(f"batches of {size}" for size in BATCHES), "batches of 128 beside a flood")
+
+
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """One tick: when, each pod's share since the last, and the first pod's window in ms (0: no gate moves)."""
+    """One tick: when, each pod's share of the time since the last, and the first pod's window in ms (0: no gate moves)."""
 
     at_s: float
+    elapsed_s: float
     shares: Mapping[str, float]
     window_ms: float
 
 
-def pair(a: Workload, b: Workload) -> list[Moment]:
-    """Share 2:1 by Burst Share; the second pod goes away for a while."""
+def run(mix: Mix, *, feedback: bool = True, leaving: bool = False) -> list[Moment]:
+    """Run a mix; with ``leaving`` the second pod goes away for a while."""
     host = SimHost()
     backend = host.backend(0)
-    for name, cores, workload in (("a", 66, a), ("b", 33, b)):
+    loads: dict[str, list[int]] = {}
+    for name, (cores, workloads) in zip("abc", mix.pods, strict=False):
         host.admit(name, {0: Grant(cores=cores)})
-        host.start_load(name, 0, workload)
-    host.call_at(0, LEAVES_S * NS_PER_S, lambda: host.stop_load(2))
-    host.call_at(0, RETURNS_S * NS_PER_S, lambda: _start(host, b))
-    policy, plans = compose("burst-share", "best-effort"), []
+        loads[name] = [host.start_load(name, 0, workload) for workload in workloads]
+    if leaving:
+        host.call_at(0, LEAVES_S * NS_PER_S, lambda: host.stop_load(loads["b"][0]))
+        host.call_at(0, RETURNS_S * NS_PER_S, lambda: _start(host, mix.pods[1][1][0]))
+    policy, plans = compose(mix.policy, "best-effort"), []
 
     def noted(snapshot: Snapshot) -> Plan:
+        if not feedback:
+            pods = tuple(replace(pod, debt_ns=0, pace=Pace.STEADY) for pod in snapshot.pods)
+            snapshot = replace(snapshot, pods=pods)
         plans.append(policy(snapshot))
         return plans[-1]
 
     ledger, moments = Ledger(0), []
-    used = {"a": 0, "b": 0}
+    used = dict.fromkeys(loads, 0)
     while backend.now_ns < DURATION_S * NS_PER_S:
         began_ns = ledger.now_ns or 0
         ledger = loop.tick(backend, loop.Settings(noted, PERIOD_NS), ledger)
@@ -67,14 +116,28 @@ def pair(a: Workload, b: Workload) -> list[Moment]:
         now = {name: account.used_ns for name, account in ledger.accounts.items()}
         shares = {name: (now[name] - used[name]) / (now_ns - began_ns) for name in now}
         windows = plans[-1].pods[0].windows
-        moments.append(Moment(now_ns / NS_PER_S, shares, windows[0].end_ns / NS_PER_MS if windows else 0.0))
+        window_ms = windows[0].end_ns / NS_PER_MS if windows else 0.0
+        moments.append(Moment(now_ns / NS_PER_S, (now_ns - began_ns) / NS_PER_S, shares, window_ms))
         used = now
     return moments
 
 
+def worst_pp(mix: Mix, moments: Sequence[Moment]) -> float:
+    """Return how far the worst pod was off its part in the worst second after the first two, in percentage points."""
+    worst = 0.0
+    for second, group in groupby(moments, key=lambda moment: int(moment.at_s - 1e-9)):
+        if second < SETTLED_S or second >= DURATION_S:
+            continue
+        each = list(group)
+        got = {name: sum(moment.shares[name] * moment.elapsed_s for moment in each) for name in mix.parts}
+        whole = sum(moment.elapsed_s for moment in each) if mix.policy == "fixed-share" else sum(got.values())
+        worst = max(worst, *(100 * abs(got[name] / whole - part) for name, part in mix.parts.items()))
+    return worst
+
+
 def figures(moments: Sequence[Moment]) -> dict[str, float]:
-    """Say what is left when it has settled, until the second pod goes."""
-    settled = [moment for moment in moments if 2 < moment.at_s < LEAVES_S]
+    """Say what a pair has settled to until the second pod goes."""
+    settled = [moment for moment in moments if SETTLED_S < moment.at_s < LEAVES_S]
     a, b = (sum(moment.shares[name] for moment in settled) for name in "ab")
     first = next((moment.at_s for moment in moments if moment.window_ms), 0.0)
     return {
@@ -113,19 +176,24 @@ def _start(host: SimHost, workload: Workload) -> None:
 
 def main() -> None:
     """Run, draw and write."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("docs/results"))
     out = parser.parse_args().out
-    runs = {
-        "two floods": pair(FLOOD, FLOOD),
-        **{f"two pods that synchronise every batch of {size}": pair(load, load) for size, load in BATCHES.items()},
-        "batches of 128 beside a flood": pair(BATCHES[128], FLOOD),
-    }
+    runs = {name: run(MIXES[name], leaving=True) for name in SHOWN}
     draw(runs, out / "sim-feedback.svg")
     results = {name: figures(moments) for name, moments in runs.items()}
-    (out / "sim-feedback.json").write_text(json.dumps({"schema": "qgpu/v1", "runs": results}, indent=2) + "\n")
+    worst = {
+        name: {
+            how: worst_pp(mix, run(mix, feedback=feedback)) for how, feedback in (("without", False), ("with", True))
+        }
+        for name, mix in MIXES.items()
+    }
+    told = {"schema": "qgpu/v1", "runs": results, "worst_second_pp": worst}
+    (out / "sim-feedback.json").write_text(json.dumps(told, indent=2) + "\n")
     for name, values in results.items():
-        print(f"{name:45} " + "  ".join(f"{key} {value:.3f}" for key, value in values.items()))
+        print(f"{name:47} " + "  ".join(f"{key} {value:.3f}" for key, value in values.items()))
+    for name, row in worst.items():
+        print(f"{name:47} worst second, pp: {row['without']:5.1f} without feedback, {row['with']:.1f} with")
 
 
 if __name__ == "__main__":
