@@ -77,7 +77,7 @@ SHOWN = ("two floods", *(f"batches of {size}" for size in BATCHES), "batches of 
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """One tick: when, each pod's share of the time since the last, and the first pod's window in ms (0: no gate moves)."""
+    """One tick: when, how long after the last, each pod's share of that, the first one's window in ms (0: no gate)."""
 
     at_s: float
     elapsed_s: float
@@ -183,9 +183,7 @@ def main() -> None:
     draw(runs, out / "sim-feedback.svg")
     results = {name: figures(moments) for name, moments in runs.items()}
     worst = {
-        name: {
-            how: worst_pp(mix, run(mix, feedback=feedback)) for how, feedback in (("without", False), ("with", True))
-        }
+        name: {how: worst_pp(mix, run(mix, feedback=how == "with")) for how in ("without", "with")}
         for name, mix in MIXES.items()
     }
     told = {"schema": "qgpu/v1", "runs": results, "worst_second_pp": worst}
