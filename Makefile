@@ -29,8 +29,9 @@ lint: $(VENV)/installed
 types: $(VENV)/installed
 	$(BIN)/mypy
 
+# Two at a time: half of a test is waiting. A file's tests stay together, for they share daemons.
 test: $(VENV)/installed | test-system
-	$(BIN)/pytest
+	$(BIN)/pytest -n 2 --dist loadfile
 
 gputest: $(VENV)/installed
 	$(BIN)/pytest -m gpu
