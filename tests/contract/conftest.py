@@ -14,7 +14,7 @@ from tests.contract.rig import Rig
 PLANES = [
     "sim",
     pytest.param("seccomp", marks=pytest.mark.gpu),
-    pytest.param("kmod", marks=pytest.mark.vm),
+    pytest.param("kmod", marks=[pytest.mark.vm, pytest.mark.quiet]),
 ]
 
 

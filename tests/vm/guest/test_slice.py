@@ -13,6 +13,8 @@ import qg
 MS = qg.MS
 YIELD = 1
 
+pytestmark = pytest.mark.quiet
+
 
 def flood(state, kernel_us=1000, channels=1):
     p = state["p"] = nv.Program()
