@@ -25,7 +25,7 @@ from batch_pair import QUOTAS, Measured, pair
 from figures import NOTHING, Asked, Figure, at_least, between, median
 from inference import IMAGE_US
 from plots import Plot
-from pods import Pod
+from pods import BenchError, Pod
 from progress import ratio
 from rivals import mps, mps_present
 from script import NotHereError, Script, claim, listed, spread
@@ -106,16 +106,26 @@ def _curves(script: Script, engine: str, sizes: Sequence[int], kinds: Sequence[K
                 rows[PLAIN] = both.row(graph=kind.graph, alone=True, settle_s=0.4, spans=1, brief=True)
             both.end()
         if mps_present():
-            with mps(bench) as service:
-
-                def start(name: str, command: Sequence[str]) -> Pod:
-                    return bench.start_beside(name, command, service.client(QUOTAS[name]))
-
-                with pair(script, engine, sizes, start) as both:
-                    for kind, rows in found.items():
-                        rows[MPS] = both.row(graph=kind.graph, settle_s=0.4, spans=1, brief=True)
-                    both.end()
+            try:
+                _by_mps(script, engine, sizes, found)
+            except (BenchError, SystemExit) as error:  # told to end or not: what was measured before is kept
+                script.say(f"{MPS} is left out: {error}")
+                for rows in found.values():
+                    rows.pop(MPS, None)
     return found
+
+
+def _by_mps(script: Script, engine: str, sizes: Sequence[int], found: Rows) -> None:
+    bench = script.bench
+    with mps(bench) as service:
+
+        def start(name: str, command: Sequence[str]) -> Pod:
+            return bench.start_beside(name, command, service.client(QUOTAS[name]))
+
+        with pair(script, engine, sizes, start) as both:
+            for kind, rows in found.items():
+                rows[MPS] = both.row(graph=kind.graph, settle_s=0.4, spans=1, brief=True)
+            both.end()
 
 
 def _alone(rows: Mapping[str, Measured], size: int) -> float:
