@@ -6,14 +6,13 @@ plane; a process's time counts for its first compute TSG.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Hashable, Sequence
 
 from qgpu.errors import BackendGoneError, NoGpuError, RmError
-from qgpu.model import Span, TsgSample
+from qgpu.model import TsgSample
 from qgpu.rm.client import RmClient
 from qgpu.rm.device import open_devices
-from qgpu.rm.meter import Use
+from qgpu.rm.meter import NOTHING
 from qgpu.rm.switches import SwitchLog
 from qgpu.rm.watch import Watch
 from qgpu.sched import nvml
@@ -34,27 +33,14 @@ class SwitchMeter:
         firsts = {ref.tgid: ref for ref in reversed(tsgs)}
         try:
             self._watch.drain()
-            spans = self._watch.runs(wanted=self.detailed)
+            seen = self._watch.look(lambda who: firsts.get(_pid(who)), detailed=self.detailed)
         except (RmError, OSError) as error:
             raise BackendGoneError(f"card {self._watch.device.pci}: {error}; dmesg may say why") from error
-        meter = self._watch.meter
-        uses: dict[int, Use] = {}
-        for who, use in meter.take(lambda who: _pid(who) in firsts).items():
-            uses[_pid(who)] = uses.get(_pid(who), Use()) + use
-        runs: dict[int, list[Span]] = {}
-        for who, found in spans.items():
-            runs.setdefault(_pid(who), []).extend(found)
-        resident = _pid(meter.resident)
-        handovers: Counter[tuple[int, int]] = Counter()
-        for pair, count in meter.take_handovers().items():
-            before, after = (firsts.get(_pid(who)) for who in pair)
-            if before and after:
-                handovers[before.ident, after.ident] += count
         samples = {}
-        for pid, ref in firsts.items():
-            use, ran = uses.get(pid, Use()), tuple(sorted(runs.get(pid, ())))
-            samples[ref.ident] = TsgSample(ref.name, use.run_ns, use.starts, pid == resident, ran)
-        return Reading(samples, handovers)
+        for ref in firsts.values():
+            use, ran = seen.uses.get(ref, NOTHING), tuple(seen.runs.get(ref, ()))
+            samples[ref.ident] = TsgSample(ref.name, use.run_ns, use.starts, ref == seen.resident, ran)
+        return Reading(samples, {(a.ident, b.ident): count for (a, b), count in seen.handovers.items()})
 
     @property
     def lost(self) -> int:

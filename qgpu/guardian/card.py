@@ -15,9 +15,9 @@ from qgpu.guardian.enforce import Enforcer, Moved
 from qgpu.guardian.hands import Hands
 from qgpu.guardian.register import Key, Register, RmObject
 from qgpu.messages import grant_to
-from qgpu.model import NS_PER_MS, Plan, Span
+from qgpu.model import NS_PER_MS, Plan
 from qgpu.rm.device import RmDevice
-from qgpu.rm.meter import Use
+from qgpu.rm.meter import NOTHING
 from qgpu.rm.switches import SwitchLog
 from qgpu.rm.watch import Watch
 from qgpu.sched.preemptions import preemptions
@@ -102,14 +102,9 @@ class Card:
         self.drain(now_ns)
         if self._trouble:
             raise BackendGoneError(f"pGPU {self.index}: {self._trouble}")
-        resident = self._tsg_of(self.watch.meter.resident)
-        uses: dict[Key, Use] = {}
-        for who, use in self.watch.meter.take(lambda who: self._tsg_of(who) is not None).items():
-            if (tsg := self._tsg_of(who)) is not None:
-                uses[tsg] = uses.get(tsg, Use()) + use
+        seen = self.watch.look(self._tsg_of, detailed=detailed)
         tsgs = self.register.compute_tsgs(self.device.instance)
-        runs = self._runs(detailed=detailed)
-        preempted, preempting = self._preemptions()
+        preempted, preempting = self._preemptions(seen.handovers)
         pods = []
         for name, pod in self.register.pods.items():
             if (grant := pod.grants.get(self.index)) is None:
@@ -126,10 +121,10 @@ class Card:
                     "tsgs": [
                         {
                             "tsg": f"{tsg.client:x}/{tsg.handle:x}",
-                            "run_ns": uses.get(tsg.key, Use()).run_ns,
-                            "starts": uses.get(tsg.key, Use()).starts,
-                            "resident": tsg.key == resident,
-                            "runs": runs.get(tsg.key, []),
+                            "run_ns": seen.uses.get(tsg.key, NOTHING).run_ns,
+                            "starts": seen.uses.get(tsg.key, NOTHING).starts,
+                            "resident": tsg.key == seen.resident,
+                            "runs": seen.runs.get(tsg.key, []),
                         }
                         for tsg in tsgs
                         if self.register.pod_of(tsg) == name
@@ -138,26 +133,14 @@ class Card:
             )
         return {"pgpu": self.index, "now_ns": now_ns, "pods": pods, "lost": self.log.dropped if detailed else 0}
 
-    def _preemptions(self) -> tuple[Counter[str], Counter[str]]:
-        """Count switches since the last sample from offline pods straight to online ones: who was left, who came."""
+    def _preemptions(self, tsgs: Counter[tuple[Key, Key]]) -> tuple[Counter[str], Counter[str]]:
+        """Count switches from offline pods straight to online ones: who was left, who came."""
         handovers: Counter[tuple[str, str]] = Counter()
-        for (before, after), count in self.watch.meter.take_handovers().items():
-            handovers[self._pod_of(before), self._pod_of(after)] += count
+        for (before, after), count in tsgs.items():
+            handovers[self.register.clients[before[0]].pod, self.register.clients[after[0]].pod] += count
         pods = self.register.pods.items()
         classes = {name: grant.pod_class for name, pod in pods if (grant := pod.grants.get(self.index))}
         return preemptions(handovers, classes)
-
-    def _pod_of(self, who: Hashable) -> str:
-        key = self._tsg_of(who)
-        return self.register.clients[key[0]].pod if key is not None else ""
-
-    def _runs(self, *, detailed: bool) -> dict[Key, list[Span]]:
-        """Return when each TSG ran since the last sample, on CLOCK_MONOTONIC, if details were asked for then."""
-        runs: dict[Key, list[Span]] = {}
-        for who, found in self.watch.runs(wanted=detailed).items():
-            if (tsg := self._tsg_of(who)) is not None:
-                runs.setdefault(tsg, []).extend(found)
-        return {tsg: sorted(found) for tsg, found in runs.items()}
 
     def drain(self, now_ns: int) -> None:
         """Move context switches from the log to the meter; a card that fails is left alone until the next drain."""

@@ -33,8 +33,8 @@ class Use:
     def __add__(self, other: Use) -> Use:
         return Use(self.run_ns + other.run_ns, self.starts + other.starts)
 
-    def __sub__(self, other: Use) -> Use:
-        return Use(self.run_ns - other.run_ns, self.starts - other.starts)
+
+NOTHING = Use()
 
 
 @dataclass(slots=True)
@@ -50,7 +50,8 @@ class Meter:
     _left_ns: int = 0
     _before: Hashable | None = None
     _since_ns: int = 0
-    _taken: dict[Hashable, Use] = field(default_factory=dict)
+    #: Uses since somebody took them.
+    _uses: dict[Hashable, Use] = field(default_factory=dict)
 
     def advance(self, events: Iterable[Event], now_ns: int) -> None:
         """Take events in order, then charge whoever is resident up to ``now_ns``."""
@@ -66,9 +67,8 @@ class Meter:
 
     def take(self, known: Callable[[Hashable], bool] = lambda _: True) -> dict[Hashable, Use]:
         """Return the uses since the last take; contexts that did nothing and are not ``known`` are forgotten."""
-        uses = {who: use - self._taken.get(who, Use()) for who, use in self.totals.items()}
-        self.totals = {who: use for who, use in self.totals.items() if uses[who] != Use() or known(who)}
-        self._taken = dict(self.totals)
+        uses, self._uses = self._uses, {}
+        self.totals = {who: use for who, use in self.totals.items() if who in uses or known(who)}
         return uses
 
     def record(self, wanted: bool) -> dict[Hashable, list[tuple[int, int]]]:
@@ -102,4 +102,5 @@ class Meter:
         self._since_ns = max(self._since_ns, until_ns)
 
     def _add(self, who: Hashable, use: Use) -> None:
-        self.totals[who] = self.totals.get(who, Use()) + use
+        for uses in (self.totals, self._uses):
+            uses[who] = uses.get(who, NOTHING) + use

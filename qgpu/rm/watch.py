@@ -7,16 +7,33 @@ is its callers' business.
 from __future__ import annotations
 
 import time
-from collections.abc import Hashable
+from collections import Counter
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
 from qgpu.model import Span
 from qgpu.rm.device import RmDevice
-from qgpu.rm.meter import Event, Meter
+from qgpu.rm.meter import NOTHING, Event, Meter, Use
 from qgpu.rm.switches import START, SwitchLog
+
+K = TypeVar("K", bound=Hashable)
 
 #: Reading two clocks is this uncertain (an RM call lies in between); a smaller step between them is no news.
 _CLOCK_STEP_NS = 50_000
+
+
+@dataclass(frozen=True, slots=True)
+class Seen(Generic[K]):
+    """What the contexts of each owner did between two looks."""
+
+    uses: Mapping[K, Use]
+    #: In order, for each of them.
+    runs: Mapping[K, list[Span]]
+    #: How often the engine went straight from one owner's context to another's.
+    handovers: Counter[tuple[K, K]]
+    #: Whose context holds the engine now.
+    resident: K | None
 
 
 @dataclass(slots=True)
@@ -35,8 +52,29 @@ class Watch:
         now_ns = self.device.time_ns()
         self.meter.advance([Event(s.at_ns, (s.context, s.pid), s.tag == START) for s in switches], now_ns)
 
-    def runs(self, *, wanted: bool) -> dict[Hashable, list[Span]]:
-        """Return who ran when since the last call, on CLOCK_MONOTONIC, if that was ``wanted`` then."""
+    def look(self, owner: Callable[[Hashable], K | None], *, detailed: bool) -> Seen[K]:
+        """Return what each owner's contexts did since the last look.
+
+        From when to when, on CLOCK_MONOTONIC, is told where this look and the last one are ``detailed``. Raises RmError
+        or OSError where the card fails.
+        """
+        uses: dict[K, Use] = {}
+        for who, use in self.meter.take(lambda who: owner(who) is not None).items():
+            if (mine := owner(who)) is not None:
+                uses[mine] = uses.get(mine, NOTHING) + use
+        runs: dict[K, list[Span]] = {}
+        for who, spans in self._runs(wanted=detailed).items():
+            if (mine := owner(who)) is not None:
+                runs[mine] = sorted(runs.get(mine, []) + spans)
+        handovers: Counter[tuple[K, K]] = Counter()
+        for pair, count in self.meter.take_handovers().items():
+            before, after = map(owner, pair)
+            if before is not None and after is not None:
+                handovers[before, after] += count
+        return Seen(uses, runs, handovers, owner(self.meter.resident))
+
+    def _runs(self, *, wanted: bool) -> dict[Hashable, list[Span]]:
+        """Return who ran when since the last call, if that was ``wanted`` then."""
         spans = self.meter.record(wanted)
         if not spans:
             return {}
