@@ -12,7 +12,7 @@ from qgpu.sched.ledger import Ledger
 #: A plan is a lease (about a second on every plane), so it is renewed this often however long the period is.
 RENEW_NS = 250 * NS_PER_MS
 
-#: While a pod starts its others' slices are short, which ends with the tick after it got going.
+#: While a pod starts, the others' slices are short; ticks come this often then, so that it ends soon.
 STARTING_NS = 25 * NS_PER_MS
 
 
@@ -29,7 +29,8 @@ class Settings:
 def tick(backend: Backend, settings: Settings, ledger: Ledger) -> Ledger:
     """Do one round and return the ledger after it."""
     ledger = ledger.advance(sample := backend.sample())
-    backend.apply(plan := settings.policy(ledger.snapshot(settings.period_ns, settings.offline_floor)))
+    plan = settings.policy(ledger.snapshot(settings.period_ns, settings.offline_floor))
+    backend.apply(plan)
     backend.wait(until_due(sample.now_ns, plan.period_ns, STARTING_NS if ledger.starting else RENEW_NS))
     return ledger.planned(plan)
 
@@ -53,6 +54,7 @@ def until_due(now_ns: int, period_ns: int, at_most_ns: int = RENEW_NS) -> int:
     Ticks lie at fixed phases of the plan's period, whatever a tick itself takes: a sample that drifted through
     the period would show now one pod's turn and now another's in full, and the ledger would take it for debt.
     """
-    ticks = -(-period_ns // at_most_ns)
+    ticks = -(-period_ns // at_most_ns)  # as few in a period as are often enough
     phase_ns = now_ns % period_ns
-    return -(-(phase_ns * ticks // period_ns + 1) * period_ns // ticks) - phase_ns
+    following = phase_ns * ticks // period_ns + 1
+    return -(-following * period_ns // ticks) - phase_ns  # rounded up: at that tick, never before it
