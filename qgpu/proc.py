@@ -1,12 +1,26 @@
 """What /proc tells of processes and threads, where a process has a say in what stands there.
 
 It chooses its own name, and those of the files it maps, out of any bytes but a newline: so these are read as bytes and
-cut where the kernel ends a line, and nowhere else. What is gone tells nothing.
+cut where the kernel ends a line, and nowhere else. What is gone tells nothing. Its files may lie on a server that does
+not answer, or be of its own making (FUSE): so nobody is asked what they are but the kernel, which knows.
 """
 
 from __future__ import annotations
 
+import ctypes
+import os
+import platform
+import stat as mode
+import struct
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+
+# linux/stat.h, linux/fcntl.h: statx(2) says what is known and asks no server
+_SYS_STATX = {"x86_64": 332, "aarch64": 291}
+_AT_FDCWD, _AT_EMPTY_PATH, _AT_STATX_DONT_SYNC, _STATX_TYPE = -100, 0x1000, 0x4000, 0x1
+_STATX_BYTES, _MODE, _RDEV = 256, struct.Struct("<28xH"), struct.Struct("<128xII")
+_libc = ctypes.CDLL(None, use_errno=True)
 
 
 def status(pid: int, key: str) -> list[str]:
@@ -34,3 +48,32 @@ def _read(pid: int, name: str) -> bytes:
         return Path(f"/proc/{pid}/{name}").read_bytes()
     except OSError:
         return b""
+
+
+def device(pid: int, fd: int) -> int | None:
+    """Return the number of the character device that a descriptor of a process is; None for anything else."""
+    return _device(_AT_FDCWD, f"/proc/{pid}/fd/{fd}".encode(), _AT_STATX_DONT_SYNC)
+
+
+def device_of(fd: int) -> int | None:
+    """Return the same of a descriptor of our own."""
+    return _device(fd, b"", _AT_STATX_DONT_SYNC | _AT_EMPTY_PATH)
+
+
+def devices(pid: int, most: int | None = None) -> Iterator[tuple[int, int]]:
+    """Yield the descriptors of a process that are character devices, with their numbers; of the first ``most`` only."""
+    with suppress(OSError), os.scandir(f"/proc/{pid}/fd") as entries:
+        for number, entry in enumerate(entries):
+            if most is not None and number >= most:
+                return
+            if (found := device(pid, int(entry.name))) is not None:
+                yield int(entry.name), found
+
+
+def _device(at: int, path: bytes, flags: int) -> int | None:
+    buffer = ctypes.create_string_buffer(_STATX_BYTES)
+    number = ctypes.c_long(_SYS_STATX[platform.machine()])
+    if _libc.syscall(number, at, path, flags, _STATX_TYPE, buffer) < 0:
+        return None
+    (kind,) = _MODE.unpack_from(buffer)
+    return os.makedev(*_RDEV.unpack_from(buffer)) if mode.S_ISCHR(kind) else None

@@ -42,3 +42,23 @@ def test_what_is_gone_tells_nothing():
 
 def test_a_process_maps_what_it_runs():
     assert any(line.endswith(os.path.realpath(sys.executable).encode()) for line in proc.maps(os.getpid()))
+
+
+def test_descriptors_that_are_devices_are_told_from_others(tmp_path):
+    null = os.open("/dev/null", os.O_RDONLY)
+    plain = os.open(tmp_path, os.O_RDONLY)
+    here, number = os.getpid(), os.makedev(1, 3)
+
+    assert (proc.device(here, null), proc.device_of(null)) == (number, number)
+    assert (proc.device(here, plain), proc.device_of(plain), proc.device(here, 1 << 20)) == (None, None, None)
+    assert (null, number) in proc.devices(here)
+    assert list(proc.devices(here, 0)) == []
+    os.close(null)
+    os.close(plain)
+
+
+def test_a_process_that_is_gone_has_no_devices():
+    process = subprocess.Popen(["true"])
+    process.wait()
+
+    assert (proc.device(process.pid, 0), list(proc.devices(process.pid))) == (None, [])

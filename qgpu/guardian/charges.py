@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from qgpu.guardian import kcmp, managed
+from qgpu.guardian import kcmp, managed, register
 from qgpu.guardian.holdings import NOBODYS
 from qgpu.guardian.register import Fact, Key, Register, RmObject, object_fact
 
@@ -31,6 +31,7 @@ class Charges:
         allowance: Callable[[str], Allowance],
         look_for_clients: Callable[[str], None],
         uuids: Callable[[], Mapping[bytes, int]],
+        uvm_files: Callable[[], Mapping[int, int]],
     ) -> None:
         self._register = register
         self._lock = lock
@@ -39,6 +40,8 @@ class Charges:
         #: Finds out which of a pod's clients are still there.
         self._look_for_clients = look_for_clients
         self._uuids = uuids
+        #: Tells how many files of UVM's are held, by process: each keeps an address space, whatever RM has of it.
+        self._uvm_files = uvm_files
         #: Mappings that pods are about to make, in bytes by process: charged until /proc shows what became of them.
         self._mapping: Counter[int] = Counter()
 
@@ -54,11 +57,12 @@ class Charges:
         return held
 
     def _tables(self, pod: str, instance: int) -> int:
-        """Return what page tables of a pod's mappings may take of a card: UVM makes them, and tells nobody."""
+        """Return what page tables of UVM's may take of a card for a pod: it makes them, and tells nobody."""
         holdings = self._register.holdings
         uuids = [uuid for uuid, of in self._uuids().items() if of == instance]
         pids = [pid for pid in holdings.mappings if self._register.processes.get(pid) == pod]
-        return sum(holdings.tables(pid, uuid) for pid in pids for uuid in uuids)
+        files = sum(count for pid, count in self._uvm_files().items() if self._register.processes.get(pid) == pod)
+        return sum(holdings.tables(pid, uuid) for pid in pids for uuid in uuids) + files * register.SPACE_BYTES
 
     def fits_mapping(self, pod: str, pid: int, base: int, length: int, uuids: Iterable[bytes]) -> bool:
         """Tell whether there is room for the page tables of a mapping."""

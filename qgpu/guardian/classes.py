@@ -45,6 +45,10 @@ KEPT = GATED | {
 }
 
 
+#: What must fit before it is made: memory, and what RM takes some for.
+CHARGED = frozenset({abi.NV01_MEMORY_LOCAL_USER, abi.KEPLER_CHANNEL_GROUP_A, abi.FERMI_VASPACE_A})
+
+
 def allowed(rm_class: int) -> bool:
     """Tell whether a pod may make objects of a class."""
     if rm_class & 0xFF == _CHANNELS:  # one that is not known would carry no gate

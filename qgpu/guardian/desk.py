@@ -89,10 +89,11 @@ class Desk:
         return bool(self.supervisor.allowance(self.pod).limits)
 
     def claim(self, rm: RmObject, number: int | None = None) -> int:
-        """Claim an object; where memory does not fit, look first at what the pod has unmapped meanwhile."""
+        """Claim an object; where memory does not fit, look first at what the pod has unmapped and closed meanwhile."""
         status = self.supervisor.claim(rm, number)
-        if status == abi.NV_ERR_NO_MEMORY and self.look_at_mappings():
-            status = self.supervisor.claim(rm, number)
+        for make_room in (self.look_at_mappings, lambda: self.supervisor.empty_closed(self.pod)):
+            if status == abi.NV_ERR_NO_MEMORY and make_room():
+                status = self.supervisor.claim(rm, number)
         if status == abi.NV_ERR_NO_MEMORY:
             self.supervisor.refused(self.pod, "memory over the limit")
         return status

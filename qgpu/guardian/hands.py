@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from itertools import chain
 from typing import TypeVar
 
 import structlog
 
+from qgpu import proc
 from qgpu.errors import RmError
 from qgpu.guardian.enforce import Moved
 from qgpu.guardian.register import Key, Register, RmObject
@@ -22,7 +24,6 @@ from qgpu.rm import abi
 from qgpu.rm.abi import ffi
 from qgpu.rm.client import (
     RmClient,
-    borrowed,
     control,
     duplicate,
     export,
@@ -30,12 +31,16 @@ from qgpu.rm.client import (
     handle_info,
     is_exported,
     memory_bytes,
+    take,
 )
 from qgpu.rm.device import RmDevice
 from qgpu.rm.versions import Branch
 
 #: How often a gate is tried again when channels die while it is being moved.
 _GATE_TRIES = 3
+
+#: Of how many descriptors of a process it is looked which are control files: a process can have a million.
+_MOST_DESCRIPTORS = 4096
 
 _CONTROL_DEVICE = os.makedev(abi.NV_MAJOR, abi.NV_CONTROL_MINOR)
 _T = TypeVar("_T")
@@ -205,9 +210,8 @@ class Hands:
         if (pidfd := self._pidfds.get(pid)) is None:
             return
         for fd in fds:
-            with suppress(OSError), borrowed(pidfd, fd) as file:
-                if os.fstat(file).st_rdev == _CONTROL_DEVICE:
-                    do(file)
+            with suppress(OSError), _borrowed(pidfd, fd) as file:
+                do(file)
 
     def _through(self, client: int, act: Callable[[int], _T | None]) -> _T | None:
         """Act through the file on which a pod made an RM client; None when it does not work out through any.
@@ -221,8 +225,10 @@ class Hands:
             if (pidfd := self._pidfds.get(pid)) is None:
                 continue
             try:
-                with borrowed(pidfd, fd) as file:
-                    if os.fstat(file).st_rdev == _CONTROL_DEVICE and (result := act(file)) is not None:
+                if proc.device(pid, fd) != _CONTROL_DEVICE:
+                    continue
+                with _borrowed(pidfd, fd) as file:
+                    if (result := act(file)) is not None:
                         return result
             except (OSError, RmError) as error:
                 _log.debug("not through this file", pid=pid, fd=fd, reason=str(error))
@@ -230,8 +236,20 @@ class Hands:
 
 
 def _control_files(pid: int) -> Iterator[int]:
-    with suppress(OSError):
-        for name in os.listdir(f"/proc/{pid}/fd"):
-            with suppress(OSError):
-                if os.stat(f"/proc/{pid}/fd/{name}").st_rdev == _CONTROL_DEVICE:
-                    yield int(name)
+    return (fd for fd, device in proc.devices(pid, _MOST_DESCRIPTORS) if device == _CONTROL_DEVICE)
+
+
+@contextmanager
+def _borrowed(pidfd: int, fd: int) -> Iterator[int]:
+    """Take a control file of a process for the time of the block. Raises OSError for any other file.
+
+    Another can come to its place at the last moment, and even closing that may take as long as the process likes.
+    """
+    taken = take(pidfd, fd)
+    if proc.device_of(taken) != _CONTROL_DEVICE:
+        threading.Thread(target=os.close, args=(taken,), name="qgpu-close", daemon=True).start()
+        raise OSError(errno.EBADF, "another file is in the descriptor's place")
+    try:
+        yield taken
+    finally:
+        os.close(taken)

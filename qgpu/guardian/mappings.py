@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
-import stat
 import time
 
+from qgpu import proc
 from qgpu.guardian import managed
 from qgpu.guardian.desk import PROCEED, Desk
 from qgpu.guardian.filter import MAP_FIXED, mapping
@@ -77,5 +77,5 @@ class Mappings:
         return PROCEED
 
     def _is_uvm(self, pid: int, fd: int) -> bool:
-        status = os.stat(f"/proc/{pid}/fd/{fd}")
-        return stat.S_ISCHR(status.st_mode) and os.major(status.st_rdev) == self._supervisor.uvm_major
+        device = proc.device(pid, fd)
+        return device is not None and os.major(device) == self._supervisor.uvm_major

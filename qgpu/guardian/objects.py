@@ -18,7 +18,7 @@ from contextlib import nullcontext
 
 import structlog
 
-from qgpu import cgroup
+from qgpu import cgroup, proc
 from qgpu.guardian import calls, classes, still
 from qgpu.guardian.desk import ANSWERED, PROCEED, Case, Desk, status_of
 from qgpu.guardian.freeing import Freeing
@@ -254,7 +254,8 @@ class Objects:
         about = self._hands.about(file, *key)
         if about is None:
             return abi.NV_OK
-        if about[0] in classes.GATED | classes.PHYSICAL:
+        space = about[0] == abi.FERMI_VASPACE_A and self._desk.limited()  # it has page tables, and counts by handle
+        if space or about[0] in classes.GATED | classes.PHYSICAL:
             self._hands.free(file, *key)
             self._supervisor.refused(self._pod, "second handle")
             return abi.NV_ERR_NOT_SUPPORTED
@@ -413,10 +414,5 @@ class Objects:
 
 def _has_open(pid: int, device: int) -> bool:
     """Tell whether a process has a device open. Raises OSError when it is gone."""
-    for name in os.listdir(f"/proc/{pid}/fd"):
-        try:
-            if os.stat(f"/proc/{pid}/fd/{name}").st_rdev == device:
-                return True
-        except OSError:  # closed meanwhile
-            continue
-    return False
+    os.stat(f"/proc/{pid}")
+    return any(found == device for _, found in proc.devices(pid))

@@ -26,6 +26,8 @@ Key = tuple[int, int]
 #: What RM itself takes of a card's memory for a TSG and its channels (context-switch buffers, instance memory, page
 #: tables), which has no handle: a CUDA context's share was measured as 9.6 MiB on an H200, and more is charged.
 COMPUTE_TSG_BYTES, OTHER_TSG_BYTES = 16 << 20, 1 << 20
+#: The same for an address space, of which every device has one too: its first page tables, 20 KiB on an H200.
+SPACE_BYTES = 64 << 10
 
 #: Descriptors of a client's file that are remembered; it can be found without.
 _MOST_USERS = 256
@@ -165,9 +167,8 @@ class Register:
             self.devices.add(rm.key)
         if rm.rm_class == abi.KEPLER_CHANNEL_GROUP_A:
             self._tsgs.add(rm.key)
-            self._charge(rm, COMPUTE_TSG_BYTES if self.is_compute(rm) else OTHER_TSG_BYTES, fact.get("memory"))
-        elif rm.rm_class == abi.NV01_MEMORY_LOCAL_USER:
-            self._charge(rm, rm.detail, fact.get("memory"))
+        if (size := self._takes(rm)) is not None:
+            self._charge(rm, size, fact.get("memory"))
         self._children.setdefault((rm.client, rm.parent), set()).add(rm.handle)
 
     def _hangs_together(self, rm: RmObject) -> bool:
@@ -230,6 +231,17 @@ class Register:
             siblings.discard(rm.handle)
             if not siblings:  # parents are whatever a pod says
                 del self._children[rm.client, rm.parent]
+
+    def _takes(self, rm: RmObject) -> int | None:
+        """Return what an object takes of a card's memory, in bytes; None for none."""
+        match rm.rm_class:
+            case abi.NV01_MEMORY_LOCAL_USER:
+                return rm.detail
+            case abi.KEPLER_CHANNEL_GROUP_A:
+                return COMPUTE_TSG_BYTES if self.is_compute(rm) else OTHER_TSG_BYTES
+            case abi.FERMI_VASPACE_A | abi.NV01_DEVICE_0:
+                return SPACE_BYTES
+        return None
 
     def _charge(self, rm: RmObject, size: int, number: int | None) -> None:
         """Charge memory, unless it is a further handle on some that is charged."""

@@ -92,6 +92,7 @@ class Guardian:
         self._threads: dict[int, threading.Thread] = {}
         self._judges: dict[str, Judge] = {}
         self._looked_ns = 0
+        self._looking: threading.Thread | None = None
         #: What pods' threads leave to the main loop, and what rouses it.
         self._left: deque[Callable[[], None]] = deque()
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -266,8 +267,16 @@ class Guardian:
     def _release_closed(self, now_ns: int) -> None:
         """Empty the files of UVM's that processes have closed: held here, their memory would stay."""
         self._looked_ns = now_ns
-        for pid, files in self.supervisor.uvm_files.take_closed().items():
-            self._release(files, partial(self.supervisor.emptied, pid))
+        looking = self._looking is not None and self._looking.is_alive()
+        if looking or not self.supervisor.uvm_files.counts():
+            return
+
+        def look() -> None:
+            for pid, files in self.supervisor.uvm_files.take_closed().items():
+                self._release(files, partial(self.supervisor.emptied, pid))
+
+        self._looking = threading.Thread(target=look, name="qgpu-look", daemon=True)
+        self._looking.start()
 
     def _serve_pod(self, number: int) -> None:
         """Serve a listener until nobody is left behind it: the body of a pod's thread.

@@ -17,8 +17,9 @@ from dataclasses import dataclass, field
 
 import structlog
 
+from qgpu import proc
 from qgpu.guardian.charges import Allowance, Charges
-from qgpu.guardian.classes import GATED
+from qgpu.guardian.classes import CHARGED, GATED
 from qgpu.guardian.dues import Dues
 from qgpu.guardian.hands import Hands
 from qgpu.guardian.journal import Journal, Writes
@@ -35,6 +36,8 @@ _log = structlog.get_logger("guardian")
 #: A pod that has more than this is refused the next: all of them are gone through when a client of its goes.
 _MOST_OBJECTS, _MOST_PROCESSES = 100_000, 1 << 12
 _MOST_KINDS = 64
+#: Of how many descriptors of a process a successor looks which are UVM's.
+_MOST_DESCRIPTORS = 4096
 #: Stands for an address that is not known; no process has such ones.
 _SOMEWHERE, _NO_CARD = 1 << 63, b"\xff" * uvm.UUID_BYTES
 
@@ -81,7 +84,8 @@ class Supervisor:
     def __post_init__(self) -> None:
         self.uvm_files = UvmFiles(self.perform)
         allowance, look = (lambda pod: self.allowance(pod)), self._look_for_clients
-        self.charges = Charges(self.register, self.lock, self.note, allowance, look, lambda: self.uuids)
+        uuids, uvm_files = (lambda: self.uuids), self.uvm_files.counts
+        self.charges = Charges(self.register, self.lock, self.note, allowance, look, uuids, uvm_files)
         self.dues = Dues(self.register, self.hands, self.note, self._vanished, self.clock, lambda: self.wake())
 
     def note(self, fact: Fact) -> None:
@@ -165,11 +169,10 @@ class Supervisor:
         """Hold UVM's files of a process under a limit again, as a dead guardian did. Raises OSError when it is gone."""
         if not self.allowance(self.register.processes[pid]).limits or (major := uvm.major()) is None:
             return
-        for name in os.listdir(f"/proc/{pid}/fd"):
-            with suppress(OSError):
-                if os.major(os.stat(f"/proc/{pid}/fd/{name}").st_rdev) == major:
-                    with borrowed(self.hands.pidfd(pid), int(name)) as file:
-                        self.uvm_files.keep(pid, int(name), file, self.uuids)
+        for fd, device in proc.devices(pid, _MOST_DESCRIPTORS):
+            if os.major(device) == major:
+                with suppress(OSError), borrowed(self.hands.pidfd(pid), fd) as file:
+                    self.uvm_files.keep(pid, fd, file, self.uuids)
 
     # -- processes and clients ----------------------------------------------------------------------------------
 
@@ -233,7 +236,7 @@ class Supervisor:
             if entry is not None and self.register.counts[entry.pod] >= _MOST_OBJECTS:
                 self.refused(entry.pod, "more objects than are kept")
                 return abi.NV_ERR_INSUFFICIENT_RESOURCES
-            charged = rm.rm_class in {abi.NV01_MEMORY_LOCAL_USER, abi.KEPLER_CHANNEL_GROUP_A}
+            charged = rm.rm_class in CHARGED
             if charged and number is None:
                 number = self.register.holdings.next_number()
             self.note(object_fact(rm) | ({"memory": number} if number is not None else {}))
@@ -311,6 +314,17 @@ class Supervisor:
                 self.dues.doubt([(key[0], key[0])])  # channels go with the address space that they use
             if channels or rm is None or rm.rm_class in GATED:
                 self.dues.later()
+
+    def empty_closed(self, pod: str) -> bool:
+        """Empty files of UVM's that processes of a pod have closed; False for none. Not to be called under the lock."""
+        with self.lock:
+            pids = {pid for pid, of in self.register.processes.items() if of == pod}
+        closed = self.uvm_files.take_closed(pids)
+        for pid, files in closed.items():
+            self.uvm_files.release(files)
+            with self.lock:
+                self.emptied(pid)
+        return bool(closed)
 
     def emptied(self, pid: int) -> None:
         """Take note that UVM's files that a process had are empty: unless it has others, nothing of it is mapped."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import struct
 import threading
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from qgpu.guardian import kcmp
@@ -23,7 +23,7 @@ from qgpu.rm.abi import ffi
 MOST = 8
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class UvmFile:
     """One such file: our descriptor, the process's own, and the cards it has registered."""
 
@@ -58,15 +58,26 @@ class UvmFiles:
         with self._lock:
             return self._files.pop(pid, [])
 
-    def take_closed(self) -> dict[int, list[UvmFile]]:
-        """Return, by process, the files that it has closed, as when it became another program."""
-        closed = {}
+    def take_closed(self, pids: Collection[int] | None = None) -> dict[int, list[UvmFile]]:
+        """Return, by process, the files that it has closed, as when it became another program; of some, or of all.
+
+        That may take long: a process can have a million descriptors. Nobody else waits meanwhile.
+        """
         with self._lock:
-            for pid, held in list(self._files.items()):
-                if gone := [each for each in held if not _has(pid, each)]:
-                    closed[pid] = gone
-                    self._files[pid] = [each for each in held if each not in gone]
+            held = [(pid, each) for pid, of in self._files.items() if pids is None or pid in pids for each in of]
+        gone = [(pid, each) for pid, each in held if not _has(pid, each)]
+        closed: dict[int, list[UvmFile]] = {}
+        with self._lock:
+            for pid, each in gone:
+                if each in self._files.get(pid, ()):  # nobody else has taken it
+                    self._files[pid].remove(each)
+                    closed.setdefault(pid, []).append(each)
         return closed
+
+    def counts(self) -> dict[int, int]:
+        """Return how many files are held, by process."""
+        with self._lock:
+            return {pid: len(held) for pid, held in self._files.items() if held}
 
     def none_of(self, pid: int) -> bool:
         """Tell whether no file of a process's is held."""

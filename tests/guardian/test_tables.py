@@ -7,8 +7,9 @@ import struct
 
 import pytest
 
+from qgpu.guardian import register
 from qgpu.rm import abi, uvm
-from tests.guardian.asked import alloc, alloc_status, heap, heap_status
+from tests.guardian.asked import alloc, alloc_status, free, heap, heap_status
 from tests.guardian.pod import held
 
 VIRTUAL, LAZY, MANAGED_ELSEWHERE, SPARSE = 0x80000, 0x400, 0x400000, 0x4000000
@@ -52,6 +53,17 @@ def test_memory_at_an_address_of_the_card_is_refused_under_a_limit(on_card, limi
 
     answers = alloc_status(new[2]), heap_status(old[2])
     assert answers == ((abi.NV_ERR_NOT_SUPPORTED,) * 2 if limited else (abi.NV_OK,) * 2)
+
+
+def test_address_spaces_take_of_the_card_and_must_fit(on_card, monkeypatch):
+    monkeypatch.setattr(register, "SPACE_BYTES", 1 << 16)
+    on_card.limits[0] = 3 << 16
+    answers = [on_card.call(abi.NV_ESC_RM_ALLOC, alloc(40 + i, 2, abi.FERMI_VASPACE_A), bytes(64))[2] for i in range(4)]
+    full = held(on_card)
+    on_card.call(abi.NV_ESC_RM_FREE, free(40))
+
+    assert [alloc_status(answer) for answer in answers] == [abi.NV_OK] * 3 + [abi.NV_ERR_NO_MEMORY]
+    assert (full, held(on_card)) == (3 << 16, 2 << 16)
 
 
 REGION, POOL, SPARSE_RANGE = uvm.MAP_DYNAMIC_PARALLELISM_REGION, uvm.ALLOC_SEMAPHORE_POOL, uvm.MAP_EXTERNAL_SPARSE
