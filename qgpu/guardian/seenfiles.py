@@ -11,10 +11,11 @@ import os
 import select
 import threading
 from dataclasses import dataclass, field
+from io import FileIO
 
 
-def _place() -> int:
-    return os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
+def _nothing() -> FileIO:
+    return FileIO("/dev/null")
 
 
 @dataclass(slots=True)
@@ -22,8 +23,8 @@ class SeenFiles:
     """A set of open files."""
 
     _epoll: select.epoll = field(default_factory=select.epoll)
-    #: The one number under which all files are given to epoll.
-    _number: int = field(default_factory=_place)
+    #: Its number is the one under which all files are given to epoll.
+    _place: FileIO = field(default_factory=_nothing)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def add(self, file: int) -> bool:
@@ -32,9 +33,9 @@ class SeenFiles:
         Raises OSError, as for a file that cannot be polled; the driver's can.
         """
         with self._lock:
-            os.dup2(file, self._number, inheritable=False)
+            os.dup2(file, self._place.fileno(), inheritable=False)
             try:
-                self._epoll.register(self._number, 0)
+                self._epoll.register(self._place.fileno(), 0)
             except FileExistsError:
                 return False
             finally:
@@ -44,9 +45,9 @@ class SeenFiles:
     def discard(self, file: int) -> None:
         """Forget a file."""
         with self._lock:
-            os.dup2(file, self._number, inheritable=False)
+            os.dup2(file, self._place.fileno(), inheritable=False)
             try:
-                self._epoll.unregister(self._number)
+                self._epoll.unregister(self._place.fileno())
             except OSError:  # it is not known
                 pass
             finally:
@@ -60,6 +61,5 @@ class SeenFiles:
         return False
 
     def _let_go(self) -> None:
-        null = _place()
-        os.dup2(null, self._number, inheritable=False)
-        os.close(null)
+        with _nothing() as nothing:
+            os.dup2(nothing.fileno(), self._place.fileno(), inheritable=False)
