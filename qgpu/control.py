@@ -101,6 +101,8 @@ class Session:
 
     peer: wire.Peer
     may_change: bool
+    #: Names its process for as long as it is here; None where it had ended before it was heard.
+    process: int | None
     at_end: list[Callable[[], None]] = field(default_factory=list)
 
 
@@ -124,7 +126,7 @@ class Server:
         group_id: int | None,
         handle: Handler,
         store: Store,
-        trusts: Callable[[wire.Peer], bool] = lambda _: True,
+        trusts: Callable[[Session], bool] = lambda _: True,
     ) -> None:
         """Listen. Who may change things but is not trusted is heard no more than who may only look.
 
@@ -153,7 +155,7 @@ class Server:
     def _take(self, sock: socket.socket) -> None:
         """Serve a client in a thread of its own, if there is room for it."""
         connection = wire.Connection(sock)
-        session = Session(connection.peer(), self._may_change(connection))
+        session = Session(connection.peer(), self._may_change(connection), _process(connection))
         try:
             if not self._count(session, 1):
                 raise RuntimeError("there are as many clients as there may be")
@@ -166,7 +168,7 @@ class Server:
             _log.warning("client not heard", pid=session.peer.pid, uid=session.peer.uid, reason=str(error))
             with suppress(OSError):
                 connection.send(_refusal("qgpud: too many clients; try again", ExitCode.REFUSED))
-            connection.close()
+            _end(connection, session)
 
     def _count(self, session: Session, by: int) -> bool:
         """Count a client in or out; False when there is no room for it."""
@@ -180,7 +182,7 @@ class Server:
     def _serve(self, connection: wire.Connection, session: Session) -> None:
         try:
             connection.sock.setblocking(True)
-            guest = not session.may_change or not self._trusts(session.peer)
+            guest = not session.may_change or not self._trusts(session)
             if guest:
                 connection.max_message = _GUEST_BYTES
             while (received := connection.receive()) is not None:
@@ -191,7 +193,7 @@ class Server:
         except (OSError, wire.WireError):
             pass  # a client that went away or talks nonsense has no answer to expect
         finally:
-            connection.close()
+            _end(connection, session)
             self._count(session, -1)
             for call in session.at_end:
                 call()
@@ -213,6 +215,19 @@ class Server:
         return peer.uid in (0, os.geteuid()) or (
             self._group_id is not None and self._group_id in (peer.gid, *_groups(connection.sock))
         )
+
+
+def _process(connection: wire.Connection) -> int | None:
+    try:
+        return connection.peer_process()
+    except OSError:
+        return None
+
+
+def _end(connection: wire.Connection, session: Session) -> None:
+    connection.close()
+    if session.process is not None:
+        os.close(session.process)
 
 
 def _refusal(error: str, code: ExitCode) -> dict[str, Any]:

@@ -6,8 +6,10 @@ on the first byte of a message (SCM_RIGHTS). Nothing here knows what messages me
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import select
 import socket
 import struct
 from collections.abc import Sequence
@@ -20,6 +22,7 @@ MAX_MESSAGE = 16 * 1024 * 1024
 _MAX_FDS = 16
 _LENGTH = struct.Struct("<I")
 _PEER = struct.Struct("iII")
+_SO_PEERPIDFD = 77  # include/uapi/asm-generic/socket.h; Python has no name for it
 
 
 class WireError(Exception):
@@ -55,6 +58,18 @@ class Connection:
     def peer(self) -> Peer:
         """Return the peer's credentials."""
         return Peer(*_PEER.unpack(self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)))
+
+    def peer_process(self) -> int:
+        """Return a pidfd of the process that connected, to be closed; numbers are given out again, pidfds are not.
+
+        Before Linux 6.5 it is of whoever has its number by now. Raises OSError when it has ended.
+        """
+        try:
+            return self.sock.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD)
+        except OSError as error:
+            if error.errno != errno.ENOPROTOOPT:
+                raise
+        return os.pidfd_open(self.peer().pid)
 
     def send(self, message: dict[str, Any], fds: Sequence[int] = ()) -> None:
         """Send one message. Raises OSError when the peer is gone."""
@@ -155,6 +170,13 @@ def listen(path: str, mode: int) -> socket.socket:
             os.unlink(temporary)
         raise
     return sock
+
+
+def has_ended(pidfd: int) -> bool:
+    """Tell whether the process behind a pidfd has ended."""
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(0))
 
 
 def _close(fds: Sequence[int]) -> None:

@@ -43,7 +43,7 @@ def service(host: SimHost, monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]
 
 
 def bind(service: Service, cores: int) -> None:
-    me = Session(wire.Peer(os.getpid(), 0, 0), may_change=True)
+    me = Session(wire.Peer(os.getpid(), 0, 0), may_change=True, process=os.pidfd_open(os.getpid()))
     service.handle(me, {"op": "container.bind", "cores": cores}, [])
 
 

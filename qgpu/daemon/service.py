@@ -47,7 +47,6 @@ from qgpu.policies import POLICIES
 from qgpu.runtime import seccomp
 from qgpu.runtime.container import described
 from qgpu.sched.backend import Host, PodInfo
-from qgpu.wire import Peer
 
 _log = structlog.get_logger("service")
 
@@ -98,7 +97,7 @@ class Service:
         """Answer one request. Raises a QgpuError for what cannot be done."""
         op = str(message.get("op"))
         if not op.startswith("sim."):  # a simulated card is used through us
-            refuse_pods(session.peer.pid, self._host.pods())
+            refuse_pods(session.peer.pid, session.process, self._host.pods())
         if op in self._changing and not session.may_change:
             raise PermissionDeniedError(
                 f"{op}: only root, the daemon's own user and the socket's group may change things"
@@ -108,10 +107,10 @@ class Service:
             raise InvalidValueError(f"request {op!r}: there is no such request; is qgpuctl of the daemon's version?")
         return request(session, Arguments(message), fds)
 
-    def trusts(self, peer: Peer) -> bool:
-        """Tell whether a peer is in no pod, as far as can be told now; each request is asked again."""
+    def trusts(self, session: Session) -> bool:
+        """Tell whether a client is in no pod, as far as can be told now; each request is asked again."""
         try:
-            refuse_pods(peer.pid, self._host.pods())
+            refuse_pods(session.peer.pid, session.process, self._host.pods())
         except QgpuError:
             return False
         return True

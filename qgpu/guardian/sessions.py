@@ -70,7 +70,7 @@ class Sessions:
         sock, _ = self._listening.accept()
         sock.settimeout(_PATIENCE_S)  # a daemon that is stopped must not stop us: it loses its session instead
         session = Session(wire.Connection(sock))
-        if self._is_a_pods(session.connection.peer().pid):
+        if self._is_a_pods(session.connection):
             _log.warning("a pod's process is not heard", pid=session.connection.peer().pid)
             session.connection.close()
             return
@@ -78,10 +78,17 @@ class Sessions:
         self._sessions[number] = session
         self._selector.register(sock, selectors.EVENT_READ, lambda: self._hear(number))
 
-    def _is_a_pods(self, pid: int) -> bool:
+    def _is_a_pods(self, connection: wire.Connection) -> bool:
         """Tell whether a peer is in a pod, where being root makes no difference; one that is gone could have been."""
+        pid = connection.peer().pid
         try:
-            path = cgroup.of(pid)
+            process = connection.peer_process()
+            try:
+                path = cgroup.of(pid)
+                if wire.has_ended(process):
+                    return True
+            finally:
+                os.close(process)
         except OSError:
             return True
         within = any(cgroup.within(path, pod.cgroup) for pod in self._register.pods.values())

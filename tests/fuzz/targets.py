@@ -267,7 +267,7 @@ def requested(random: Random) -> Try:
         return [grants, [loop.settings for loop in service._loops.values()]]
 
     def attempt() -> None:
-        session = Session(peer, may_change=random.randrange(8) > 0)
+        session = Session(peer, may_change=random.randrange(8) > 0, process=None)
         original = random.choice(_REQUESTS)
         message = mutate.message(random, original) if random.randrange(4) else original
         if len(held) > 6:
