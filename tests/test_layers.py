@@ -31,7 +31,7 @@ ARROWS: dict[str, set[str]] = {
     "cgroup": {"errors"},
     "policies": {"errors", "model"},
     "sched": {"errors", "model"},
-    "sched.sim": {"cgroup", "errors", "load", "model", "sched", "sim"},
+    "sched.sim": {"cgroup", "errors", "load", "model", "proc", "sched", "sim"},
     "sched.seccomp": {"cgroup", "errors", "guardian", "messages", "model", "proc", "sched", "systemd", "wire"},
     "sched.kmod": {"cgroup", "errors", "model", "sched", "uapi"},
     "rm": {"errors", "model"},

@@ -8,7 +8,7 @@ import click
 
 from qgpu import units
 from qgpu.cli.context import Context, pass_context
-from qgpu.cli.output import memory, output_option, print_json, print_table
+from qgpu.cli.output import memory, output_option, print_as, print_json, print_table
 from qgpu.cli.params import DURATION, PERCENT
 from qgpu.control import SCHEMA
 from qgpu.errors import InvalidValueError
@@ -43,10 +43,7 @@ def gpu() -> None:
 def list_(context: Context, output: str) -> None:
     """List the pGPUs."""
     answer = context.ask("gpu.list")
-    if output == "json":
-        print_json(answer)
-    else:
-        print_table(_HEADER, [_row(gpu) for gpu in answer["gpus"]])
+    print_as(output, answer, _HEADER, [_row(gpu) for gpu in answer["gpus"]])
 
 
 @gpu.command()
@@ -56,10 +53,9 @@ def list_(context: Context, output: str) -> None:
 def show(context: Context, index: int, output: str) -> None:
     """Show one pGPU."""
     found = context.gpu(index)
-    if output == "json":
-        print_json({"schema": SCHEMA, "gpu": found})
-    else:
-        print_table(("GPU", str(index)), [("uuid", found["uuid"]), *zip(_fields(), _row(found)[1:], strict=True)])
+    names = [name.lower() for name in _HEADER[1:]]
+    rows = [("uuid", found["uuid"]), *zip(names, _row(found)[1:], strict=True)]
+    print_as(output, {"schema": SCHEMA, "gpu": found}, ("GPU", str(index)), rows)
 
 
 @gpu.group()
@@ -94,10 +90,6 @@ def set_(
             "gpu policy set: nothing to set; give POLICY, --online-policy, --period or --offline-floor"
         )
     context.ask("gpu.set", gpu=index, **changes)
-
-
-def _fields() -> list[str]:
-    return [name.lower() for name in _HEADER[1:]]
 
 
 def _row(gpu: dict[str, Any]) -> tuple[str, ...]:

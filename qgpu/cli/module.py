@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from qgpu.cli.output import output_option, print_json, print_table
+from qgpu.cli.output import output_option, print_as
 from qgpu.control import SCHEMA
 from qgpu.errors import NoGpuError, PermissionDeniedError
 from qgpu.sched.kmod.device import Device, text_of, trouble_of
@@ -26,10 +26,8 @@ def module() -> None:
 def show(output: str) -> None:
     """Show whether it enforces, on which driver, and what it knows of pods."""
     found = _state()
-    if output == "json":
-        print_json({"schema": SCHEMA, **found})
-    else:
-        print_table(("", "MODULE"), [(name.replace("_", " "), str(value)) for name, value in found.items()])
+    rows = [(name.replace("_", " "), str(value)) for name, value in found.items()]
+    print_as(output, {"schema": SCHEMA, **found}, ("", "MODULE"), rows)
 
 
 @module.command()

@@ -33,6 +33,14 @@ def print_json(answer: dict[str, Any]) -> None:
     click.echo(json.dumps({key: value for key, value in answer.items() if key != "ok"}, indent=2))
 
 
+def print_as(output: str, answer: dict[str, Any], header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print an answer, as JSON or as a table of ``rows``."""
+    if output == "json":
+        print_json(answer)
+    else:
+        print_table(header, rows)
+
+
 def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print rows below their header, in columns as wide as they need to be."""
     click.echo("\n".join(table(header, rows)))

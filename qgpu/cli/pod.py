@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from qgpu.cli.context import Context, pass_context
-from qgpu.cli.output import cores, duration, memory, output_option, print_json, print_table
+from qgpu.cli.output import cores, duration, memory, output_option, print_as
 from qgpu.cli.params import DURATION, MEMORY, NONE, OrNone
 from qgpu.control import SCHEMA
 from qgpu.errors import InvalidValueError
@@ -27,10 +27,7 @@ def pod() -> None:
 def list_(context: Context, output: str) -> None:
     """List the pods."""
     answer = context.ask("pod.list")
-    if output == "json":
-        print_json(answer)
-    else:
-        print_table(_HEADER, [row for pod in answer["pods"] for row in _rows(pod)])
+    print_as(output, answer, _HEADER, [row for pod in answer["pods"] for row in _rows(pod)])
 
 
 @pod.command()
@@ -40,10 +37,7 @@ def list_(context: Context, output: str) -> None:
 def show(context: Context, name: str, output: str) -> None:
     """Show one pod."""
     found = context.pod(name)
-    if output == "json":
-        print_json({"schema": SCHEMA, "pod": found})
-    else:
-        print_table(_HEADER, _rows(found))
+    print_as(output, {"schema": SCHEMA, "pod": found}, _HEADER, _rows(found))
 
 
 @pod.command("set")

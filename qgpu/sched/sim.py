@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from qgpu import cgroup
+from qgpu import cgroup, proc
 from qgpu.errors import BackendGoneError, RefusedError, UnknownNameError, no_pgpu, no_pod
 from qgpu.load.spec import Workload
 from qgpu.model import NS_PER_S, Grant, Plan, Sample
@@ -24,6 +24,9 @@ from qgpu.sim.gates import GateWorker
 from qgpu.sim.gpu import SimGpu
 from qgpu.sim.hardware import H200, Hardware
 from qgpu.sim.load import Load, Progress
+
+#: Where /proc/PID/stat says when a process started, of the fields behind its name.
+_STARTED = 19
 
 
 class Clock(StrEnum):
@@ -139,6 +142,8 @@ class SimHost:
         self._world = _World(clock, cards)
         self._hardware = hardware
         self._pods: dict[str, PodInfo] = {}
+        #: When processes that were attached had started, by pod: a number alone may come to name another one.
+        self._started: dict[str, dict[int, str]] = {}
         self._loads: dict[int, tuple[_Card, Load]] = {}
         self._load_count = 0
 
@@ -161,7 +166,7 @@ class SimHost:
     def pods(self) -> Sequence[PodInfo]:
         """List the pods, each with those of its processes that live."""
         with self._world.changed:
-            return [replace(pod, pids=_pids(pod)) for pod in self._pods.values()]
+            return [replace(pod, pids=self._pids(pod)) for pod in self._pods.values()]
 
     def admit(self, name: str, grants: Mapping[int, Grant], at: str = "") -> None:
         """Make a pod known. Raises RefusedError if there is one of that name, UnknownNameError for a wrong pGPU."""
@@ -189,7 +194,7 @@ class SimHost:
             os.close(fd)
         with self._world.changed:
             pod = self._pod(name)
-            self._pods[name] = replace(pod, pids=(*pod.pids, pid))
+            self._started[name] = {pid: _start_of(pid) for pid in (*self._pids(pod), pid)}
 
     def retire(self, name: str) -> None:
         """Forget a pod; loads of it that are left run on ungated. Raises UnknownNameError."""
@@ -199,6 +204,7 @@ class SimHost:
                 self._world.catch_up(card)
                 card.gpu.remove_pod(name)
             del self._pods[name]
+            self._started.pop(name, None)
             self._world.changed.notify_all()
 
     def close(self) -> None:
@@ -270,14 +276,19 @@ class SimHost:
             raise no_pod(name)
         return self._pods[name]
 
+    def _pids(self, pod: PodInfo) -> tuple[int, ...]:
+        """List a pod's processes that live: those attached, or those of its cgroup."""
+        if pod.cgroup:
+            return cgroup.pids(pod.cgroup)
+        return tuple(pid for pid, start in self._started.get(pod.name, {}).items() if start and _start_of(pid) == start)
+
     def _load(self, number: int) -> tuple[_Card, Load]:
         if number not in self._loads:
             raise UnknownNameError(f"load {number}: there is none of that number")
         return self._loads[number]
 
 
-def _pids(pod: PodInfo) -> tuple[int, ...]:
-    """List a pod's processes that live: those attached, or those of its cgroup."""
-    if pod.cgroup:
-        return cgroup.pids(pod.cgroup)
-    return tuple(pid for pid in pod.pids if os.path.exists(f"/proc/{pid}"))
+def _start_of(pid: int) -> str:
+    """Return when a process started, in the kernel's terms; nothing of one that has ended."""
+    fields = proc.stat(pid)
+    return fields[_STARTED] if fields and fields[0] not in "ZX" else ""

@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from qgpu import proc
 from qgpu.errors import BackendGoneError, RefusedError, UnknownNameError
 from qgpu.load.spec import Workload
 from qgpu.model import NS_PER_MS, NS_PER_S, Grant, OnIdle, Plan, PodClass, PodPlan, Window
@@ -271,3 +272,14 @@ def test_in_real_time_a_change_wakes_a_waiting_loop() -> None:
     waiting.join(timeout=60)
 
     assert not waiting.is_alive()
+
+
+def test_a_process_that_came_by_the_number_of_a_pods_is_not_the_pods(monkeypatch):
+    host = SimHost()
+    host.admit("a", {0: Grant()})
+    host.attach("a", os.getpid(), [])
+    before = host.pods()[0].pids
+    stat = proc.stat(os.getpid())
+    monkeypatch.setattr(proc, "stat", lambda pid: [*stat[:19], str(int(stat[19]) + 1), *stat[20:]])
+
+    assert (before, host.pods()[0].pids) == ((os.getpid(),), ())
