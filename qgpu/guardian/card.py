@@ -20,13 +20,11 @@ from qgpu.rm.device import RmDevice
 from qgpu.rm.meter import NOTHING
 from qgpu.rm.switches import SwitchLog
 from qgpu.rm.watch import Watch
+from qgpu.sched.backend import LEASE_NS
 from qgpu.sched.preemptions import preemptions
 
 _log = structlog.get_logger("guardian")
 
-#: How long a plan holds without the daemon renewing it, which it does four times a second: with what it takes to open
-#: a gate, pods run at the driver's slices within a second of its end.
-LEASE_NS = 800 * NS_PER_MS
 #: How often context switches are drained when nobody samples: the log holds over two seconds of the worst.
 DRAIN_NS = 500 * NS_PER_MS
 

@@ -13,15 +13,12 @@ from typing import Any, Protocol
 
 from qgpu.errors import BackendGoneError, RefusedError
 from qgpu.model import NS_PER_MS, Grant, OnIdle, Plan, PodPlan, PodSample, Sample, TsgSample
+from qgpu.sched.backend import LEASE_NS
 from qgpu.sched.kmod import DEVICE
 from qgpu.sched.kmod.device import CLASSES, Card, Device, grant_of, text_of, trouble_of
 from qgpu.sched.preemptions import preemptions
 from qgpu.uapi import NUMBERS, ffi
 
-#: How long a plan holds without being renewed: every gate is open within a second, the time that takes included.
-LEASE_NS = 800 * NS_PER_MS
-#: How long a wait lasts at most, so that it is renewed.
-_RENEW_NS = 300 * NS_PER_MS
 #: A pod that has not run although its gate was open for this long is idle.
 _IDLE_AFTER_NS = 20 * NS_PER_MS
 
@@ -139,8 +136,8 @@ class KmodBackend:
         self._tell_idle(plan)
 
     def wait(self, timeout_ns: int) -> None:
-        """Wait for a change among the pods, but not past the next renewal."""
-        self._device.wait(min(timeout_ns, _RENEW_NS))
+        """Wait for a change among the pods."""
+        self._device.wait(timeout_ns)
 
     def close(self) -> None:
         """Hang up; the module opens every gate."""

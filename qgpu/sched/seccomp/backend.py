@@ -8,11 +8,8 @@ from typing import Any
 
 from qgpu.errors import BackendGoneError
 from qgpu.messages import plan_to, sample_from
-from qgpu.model import NS_PER_MS, Plan, Sample
+from qgpu.model import Plan, Sample
 from qgpu.sched.seccomp.link import Link
-
-#: The daemon renews its plan at least this often, well within the guardian's lease.
-_RENEW_NS = 250 * NS_PER_MS
 
 
 class SeccompBackend:
@@ -42,9 +39,9 @@ class SeccompBackend:
         self._applied = plan
 
     def wait(self, timeout_ns: int) -> None:
-        """Wait for a change among the pods, but not past the next renewal."""
+        """Wait for a change among the pods."""
         if self._link is not None:
-            self._link.wait(min(timeout_ns, _RENEW_NS))
+            self._link.wait(timeout_ns)
             self._link.events.clear()
 
     def close(self) -> None:
