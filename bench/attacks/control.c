@@ -16,6 +16,22 @@ static uint32_t tsg, channels[64], nr_channels;
 /* What channels are asked for as, and their TSG's engine, where libcuda's words are to be changed. */
 static uint32_t channel_class, group_engine;
 
+/* What is done to libcuda's wish that its compute be preempted at any instruction. */
+static enum { LEAVE, DROP, WAIT_FOR_IDLE } preemption;
+
+/* Tell whether the call is dropped. */
+static bool change_control(NVOS54_PARAMETERS *call)
+{
+	NV2080_CTRL_GR_SET_CTXSW_PREEMPTION_MODE_PARAMS *mode = (void *)(uintptr_t)call->params;
+
+	if (!preemption || call->cmd != NV2080_GR_SET_CTXSW_PREEMPTION_MODE)
+		return false;
+	if (preemption == WAIT_FOR_IDLE)
+		mode->cilpPreemptMode = 0;
+	call->status = NV_OK;
+	return preemption == DROP;
+}
+
 static void change(NVOS64_PARAMETERS *call)
 {
 	NV_CHANNEL_GROUP_ALLOCATION_PARAMETERS *group = (void *)(uintptr_t)call->pAllocParms;
@@ -44,6 +60,9 @@ int ioctl(int fd, unsigned long request, ...)
 	va_end(arguments);
 	if ((request & 0xff) == NV_ESC_RM_ALLOC && (request >> 16 & 0x3fff) == sizeof(*call))
 		change(argument);
+	if ((request & 0xff) == NV_ESC_RM_CONTROL && (request >> 16 & 0x3fff) == sizeof(NVOS54_PARAMETERS) &&
+	    change_control(argument))
+		return 0;
 	result = syscall(SYS_ioctl, fd, request, argument);
 	if (result < 0 || (request & 0xff) != NV_ESC_RM_ALLOC || (request >> 16 & 0x3fff) != sizeof(*call))
 		return (int)result;
@@ -76,7 +95,9 @@ static void *cuda_flood(void *nothing)
 	void *parameters[] = { &rounds };
 	void *function, *context;
 
-	if (channel_class || group_engine)
+	if (preemption)
+		rounds *= 2000; /* kernels of a second and more */
+	if (channel_class || group_engine || preemption)
 		refused_by_cuda = CU(cuInit, 0) ?: CU(cuCtxCreate_v2, &context, 0, 0);
 	else
 		cu_open();
@@ -265,11 +286,12 @@ int main(int argc, char **argv)
 		sim_flood();
 	} else {
 		channel_class = !strcmp(mode, "old-channels") ? 0x906f : 0;
+		preemption = !strcmp(mode, "no-wish") ? DROP : !strcmp(mode, "wait-for-idle") ? WAIT_FOR_IDLE : LEAVE;
 		group_engine = !strcmp(mode, "copy-group") ? 9 : 0; /* COPY0, on the compute engine's runlist */
 		pthread_create(&thread, NULL, cuda_flood, NULL);
 		sleep(2);
 	}
-	if ((channel_class || group_engine) && refused_by_cuda) { /* which is what ought to come of it */
+	if ((channel_class || group_engine || preemption) && refused_by_cuda) { /* which is what ought to come of it */
 		report("CUDA is refused: %d", refused_by_cuda);
 		hold();
 	}

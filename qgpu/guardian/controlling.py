@@ -52,6 +52,10 @@ class Controls:
         if nested is None:
             block.restore(16, 8)
             return self._desk.answer(block, asked.status_at, abi.NV_ERR_INVALID_ADDRESS)
+        if command == abi.NV2080_GR_SET_CTXSW_PREEMPTION_MODE and params is not None and _gives_up_preemption(params):
+            block.restore(16, 8)
+            refused = abi.NV_ERR_INSUFFICIENT_PERMISSIONS, rules.NO_PREEMPTION
+            return self._desk.refuse(block, asked.status_at, *refused)
         if params is not None and command in _IMPORTED:
             for handle in _imported(command, params.data):
                 self._objects.undo(case, (asked.client, handle))
@@ -182,6 +186,12 @@ def _imported(command: int, params: bytearray) -> list[int]:
 
 def _handles(params: bytearray, at: int, most: int) -> list[int]:
     return [handle for handle in struct.unpack_from(f"<{min(most, (len(params) - at) // 4)}I", params, at) if handle]
+
+
+def _gives_up_preemption(params: Block) -> bool:
+    asked = params.data.ljust(abi.sizeof("NV2080_CTRL_GR_SET_CTXSW_PREEMPTION_MODE_PARAMS"), b"\0")
+    flags, _, _, mode = struct.unpack_from("<IIII", asked)
+    return rules.gives_up_preemption(flags, mode)
 
 
 def _inside(pid: int, tid: int) -> int:

@@ -179,6 +179,17 @@ class Hands:
         """Return RM's numbers of cards."""
         return {self._devices[instance].gpu_id for instance in instances if instance in self._devices}
 
+    def make_preemptible(self, file: int, client: int, subdevice: int, tsg: int) -> bool:
+        """Let the compute of a TSG be preempted at any instruction, as libcuda asks for it; False where RM won't."""
+        mode = {"flags": abi.PREEMPTION_MODE_FLAGS_CILP, "cilpPreemptMode": abi.PREEMPTION_MODE_COMPUTE_CILP}
+        params = ffi.new("NV2080_CTRL_GR_SET_CTXSW_PREEMPTION_MODE_PARAMS *", mode | {"hChannel": tsg})
+        try:
+            control(file, client, subdevice, abi.NV2080_GR_SET_CTXSW_PREEMPTION_MODE, params)
+        except (OSError, RmError) as error:
+            _log.warning("compute that may not be preempted", reason=str(error))
+            return False
+        return True
+
     def register_p2p(self, file: int, client: int, handle: int) -> None:
         """Let peer devices find an object by its client's process: RM noted the one that made the call, us."""
         params = ffi.new("NV503C_CTRL_REGISTER_PID_PARAMS *", {"hClient": client})

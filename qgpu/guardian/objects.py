@@ -54,6 +54,8 @@ class Objects:
         #: Root clients and first devices that the kernel is making; the devices by thread.
         self.roots = Pending()
         self._devices: dict[int, RmObject] = {}
+        #: TSGs whose compute can be preempted.
+        self._preemptible: set[Key] = set()
         #: Clients that may have a device of a name that is not known.
         self._doubtful: set[int] = set()
 
@@ -105,6 +107,8 @@ class Objects:
                 block.patch_u32(asked.status_at, abi.NV_ERR_NO_MEMORY)
             elif rm.rm_class == abi.NV20_SUBDEVICE_0 and not self._learn_card(case.file, rm):
                 block.patch_u32(asked.status_at, abi.NV_ERR_INSUFFICIENT_PERMISSIONS)
+            elif status == abi.NV_OK and classes.on_compute_engine(rm.rm_class):
+                self._make_preemptible(case.file, rm)
             elif status == abi.NV_OK and asked.rm_class == abi.NV50_THIRD_PARTY_P2P:
                 self._hands.register_p2p(case.file, asked.client, asked.handle)
             elif status == abi.NV_OK and (at := classes.HOLDS_MEMORY_AT.get(asked.rm_class)) and params:
@@ -166,6 +170,19 @@ class Objects:
         channel = objects.get((rm.client, rm.parent))
         tsg = objects.get((rm.client, channel.parent)) if channel is not None else None
         return tsg is not None and self._supervisor.register.is_compute(tsg)
+
+    def _make_preemptible(self, file: int, rm: RmObject) -> None:
+        """Let a TSG that has compute now be preempted in the middle of a kernel, whether its program asks or not."""
+        register = self._supervisor.register
+        with self._supervisor.lock:
+            self._preemptible &= register.objects.keys()
+            channel = register.objects.get((rm.client, rm.parent))
+            if channel is None or (tsg := (rm.client, channel.parent)) in self._preemptible:
+                return
+            below = register.below((rm.client, rm.client))
+            subdevice = next((each.handle for each in below if each.rm_class == abi.NV20_SUBDEVICE_0), None)
+        if subdevice is not None and self._hands.make_preemptible(file, rm.client, subdevice, tsg[1]):
+            self._preemptible.add(tsg)
 
     def _made(self, file: int, rm: RmObject, params: Block | None) -> bool:
         """Book what RM has made; memory at its true size, and freed again where that does not fit."""

@@ -3,7 +3,8 @@
 The driver lets any process raise its own timeslice or enable its own channels; beside other pods that would
 be a way out of the share. The rows are RM's scheduling controls (SDK/ctrl/ctrla06c.h, ctrla06f, ctrl2080fifo.h,
 ctrl0080fifo.h, ctrl83dedebug.h), refused by name; what else a pod may ask is in ``controls.py``. GPFIFO_SCHEDULE is
-not among them: a process needs it to start, and what it enables stays under the gate.
+not among them: a process needs it to start, and what it enables stays under the gate. GR_SET_CTXSW_PREEMPTION_MODE
+is refused by what it says.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ REFUSED = {
     0x2080111B: "NV2080 FIFO_DISABLE_CHANNELS_FOR_KEY_ROTATION_V2",
     0x20801120: "NV2080 FIFO_OBJSCHED_GET_STATE",
     0x20801121: "NV2080 FIFO_OBJSCHED_SET_STATE",
+    0x20801211: "NV2080 GR_CTXSW_PREEMPTION_BIND",
     0x20800194: "NV2080 GPU_SET_COMPUTE_POLICY_CONFIG",
     0x0080170F: "NV0080 FIFO_SET_CHANNEL_PROPERTIES",
     0x00801711: "NV0080 FIFO_STOP_RUNLIST",
@@ -35,3 +37,14 @@ REFUSED = {
     0x83DE0317: "NV83DE DEBUG_SUSPEND_CONTEXT",
     0x83DE0318: "NV83DE DEBUG_RESUME_CONTEXT",
 }
+
+#: How it is counted that compute would run to its end before anybody else gets a turn.
+NO_PREEMPTION = "NV2080 GR_SET_CTXSW_PREEMPTION_MODE"
+
+
+def gives_up_preemption(flags: int, mode: int) -> bool:
+    """Tell whether GR_SET_CTXSW_PREEMPTION_MODE sets compute to anything but preemption at any instruction.
+
+    No timeslice and no gate takes the engine from a kernel that cannot be preempted. libcuda asks for what is allowed.
+    """
+    return bool(flags & abi.PREEMPTION_MODE_FLAGS_CILP) and mode != abi.PREEMPTION_MODE_COMPUTE_CILP

@@ -67,6 +67,8 @@ ffi.cdef(
     typedef struct { uint8_t bDisable, pad0[3]; uint32_t numChannels; uint8_t bOnlyDisableScheduling, bRewindGpPut;
                      uint16_t pad1; uint32_t pad2; uint64_t pRunlistPreemptEvent; uint32_t hClientList[64],
                      hChannelList[64]; } NV2080_CTRL_FIFO_DISABLE_CHANNELS_PARAMS;
+    typedef struct { uint32_t flags, hChannel, gfxpPreemptMode, cilpPreemptMode, routeFlags, pad; uint64_t route; }
+                     NV2080_CTRL_GR_SET_CTXSW_PREEMPTION_MODE_PARAMS;
     typedef struct { uint32_t gpuId; } NV2080_CTRL_GPU_GET_ID_PARAMS;
     typedef struct { uint32_t pidInfoListCount, pad0, pid, index, result, pad1; uint64_t memPrivate, memSharedOwned,
                      memSharedDuped; uint8_t rest[14360]; } NV2080_CTRL_GPU_GET_PID_INFO_PARAMS;
@@ -188,8 +190,12 @@ NV2080_FB_GET_INFO = 0x20801301
 NV2080_FB_GET_INFO_V2 = 0x20801303
 NV2080_TIMER_GET_TIME = 0x20800403
 NV2080_FIFO_DISABLE_CHANNELS = 0x2080110B
+NV2080_GR_SET_CTXSW_PREEMPTION_MODE = 0x20801210
+#: Of that: which mode is set, and the one that stops compute at any instruction (ctrl2080gr.h).
+PREEMPTION_MODE_FLAGS_CILP, PREEMPTION_MODE_COMPUTE_CILP = 1, 2
 NV2080_GR_FECS_BIND_EVTBUF_FOR_UID_V2 = 0x20801238
 NVA06C_SET_TIMESLICE = 0xA06C0103
+NVA06C_GET_TIMESLICE = 0xA06C0104
 NVA06C_GPFIFO_SCHEDULE = 0xA06C0101
 NVA06F_GPFIFO_SCHEDULE = 0xA06F0103
 NVA06F_GET_CONTEXT_ID = 0xA06F0113

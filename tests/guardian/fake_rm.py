@@ -36,6 +36,7 @@ class FakeRm:
         self.unmaps = False
         self.instances: dict = {}
         self.wakes = 0
+        self.preemptible: list = []
         self.carried = None
         #: Whether files at hand have none of the clients.
         self.bare = False
@@ -100,6 +101,10 @@ class FakeRm:
         for fd in fds:
             with borrowed(self.pidfds[pid], fd) as file:
                 do(file)
+
+    def make_preemptible(self, file, client, subdevice, tsg):
+        self.preemptible.append((client, subdevice, tsg))
+        return True
 
     def register_p2p(self, file, client, handle):
         return None

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 import struct
 
+import pytest
+
 from qgpu.guardian import supervisor
 from qgpu.rm import abi
 from tests.guardian.asked import TSG, TSG_PARAMS, alloc, control, status
@@ -111,3 +113,21 @@ def test_a_pod_that_asks_thousands_of_things_has_few_of_them_named(pod, monkeypa
 
     assert len(pod.supervisor.refusals) == 4
     assert pod.supervisor.refusals["web", "other calls"] == 5
+
+
+@pytest.mark.parametrize(
+    ("flags", "mode", "answer"),
+    [
+        (1, 2, abi.NV_OK),
+        (1, 0, abi.NV_ERR_INSUFFICIENT_PERMISSIONS),
+        (1, 1, abi.NV_ERR_INSUFFICIENT_PERMISSIONS),
+        (3, 0, abi.NV_ERR_INSUFFICIENT_PERMISSIONS),
+        (2, 0, abi.NV_OK),
+    ],
+)
+def test_compute_stays_preemptible_at_any_instruction(on_card, flags, mode, answer):
+    """No gate takes the engine from a kernel that is waited for."""
+    params = struct.pack("<IIIIQQ", flags, TSG, 0, mode, 0, 0)
+    asked = control(abi.NV2080_GR_SET_CTXSW_PREEMPTION_MODE, target=3, size=32)
+
+    assert status(on_card.call(abi.NV_ESC_RM_CONTROL, asked, params)[2]) == answer

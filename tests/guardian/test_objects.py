@@ -141,6 +141,15 @@ def test_compute_runs_in_tsgs_of_the_compute_engine_for_no_other_is_gated(on_car
     assert (alloc_status(compute[2]), alloc_status(copies[2])) == (answer, abi.NV_OK)
 
 
+def test_compute_is_made_preemptible_once_for_each_tsg_whether_its_program_asks_or_not(on_card):
+    on_card.call(abi.NV_ESC_RM_ALLOC, alloc(20, 2, abi.KEPLER_CHANNEL_GROUP_A), TSG_PARAMS)
+    for channel in (21, 23):
+        on_card.call(abi.NV_ESC_RM_ALLOC, alloc(channel, 20, 0xC86F), bytes(368))
+        on_card.call(abi.NV_ESC_RM_ALLOC, alloc(channel + 1, channel, 0xCBC0), bytes(16))
+
+    assert on_card.rm.preemptible == [(7, 3, 20)]
+
+
 @pytest.mark.parametrize("rm_class", [0x906F, 0xCE6F, 0x00FE])
 def test_channels_of_classes_that_carry_no_gate_here_are_refused(on_card, rm_class):
     """RM takes the first of all channel classes for a channel on any card (gpuGetNoEngClassList)."""
