@@ -64,7 +64,9 @@ def main() -> int:
         logger_factory=structlog.WriteLoggerFactory(sys.stderr),
     )
     try:
-        guardian = Guardian(runtime_dir, Journal(journal_fd))
+        journal = Journal(journal_fd)
+        journal.own()
+        guardian = Guardian(runtime_dir, journal)
     except QgpuError as error:
         print(int(error.code), error, flush=True)
         return int(error.code)

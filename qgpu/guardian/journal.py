@@ -9,6 +9,7 @@ so a reader finds either all or all.
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import json
 import mmap
 import os
@@ -16,7 +17,7 @@ import struct
 from collections.abc import Iterable, Iterator
 from itertools import islice
 
-from qgpu.errors import RefusedError
+from qgpu.errors import AlreadyRunningError, RefusedError
 from qgpu.guardian.notify import SLOT_BYTES
 from qgpu.guardian.register import Fact
 
@@ -58,6 +59,18 @@ class Journal:
         #: What is still to be written anew, and from where on it stands.
         self._anew: Iterator[Fact] | None = None
         self._anew_from = self._end
+
+    def own(self) -> None:
+        """Be the one process that writes it, for as long as it lives. Raises AlreadyRunningError."""
+        try:
+            fcntl.lockf(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise AlreadyRunningError("guardian: another one has the journal") from error
+
+    def listeners(self) -> set[int]:
+        """Return the numbers of all listeners that there are."""
+        owners = {int(_LISTENER.unpack_from(self._page, at)[0]) for at in self._slots()}
+        return owners - {_NOBODY}
 
     def slot(self, listener: int) -> memoryview:
         """Return the memory for a listener's notification in hand. Raises RefusedError when there are too many."""

@@ -10,6 +10,7 @@ import pickle
 import select
 import signal
 import sys
+import threading
 from collections.abc import Callable
 
 from qgpu.guardian import journal
@@ -28,12 +29,12 @@ def _lasts(method: Callable) -> Callable:
 
     @functools.wraps(method)
     def through(self, *arguments):
-        state = os.pread(self.fd, os.fstat(self.fd).st_size, 0)
-        self.__dict__.update(pickle.loads(state))
-        try:
-            return method(self, *arguments)
-        finally:
-            self.keep()
+        with self.lock:
+            self.load()
+            try:
+                return method(self, *arguments)
+            finally:
+                self.keep()
 
     return through
 
@@ -44,11 +45,18 @@ class LastingRm(CountingRm):
     def __init__(self) -> None:
         super().__init__()
         self.tied, self.cards, self.files = False, False, False
+        self.lock = threading.RLock()
         self.fd = os.memfd_create("rm")
         self.keep()
 
+    def load(self) -> None:
+        self.__dict__.update(pickle.loads(os.pread(self.fd, os.fstat(self.fd).st_size, 0)))
+
+    def said(self) -> bytes:
+        return pickle.dumps({name: getattr(self, name) for name in _KEPT})
+
     def keep(self) -> None:
-        state = pickle.dumps({name: getattr(self, name) for name in _KEPT})
+        state = self.said()
         os.pwrite(self.fd, state, 0)
         os.ftruncate(self.fd, len(state))
 
@@ -154,7 +162,7 @@ class MortalPod(Pod):
             self.rm.unwatch(pid)
         for files in (self.supervisor.root_files, self.supervisor.device_files):
             files._epoll.close()
-            os.close(files._number)
+            files._place.close()
 
     def take_up(self) -> None:
         """Settle what the last one had in hand."""

@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
 from pathlib import Path
@@ -21,7 +22,7 @@ from typing import Any
 import structlog
 
 from qgpu import cgroup, errors
-from qgpu.errors import BackendGoneError, ExitCode, QgpuError
+from qgpu.errors import AlreadyRunningError, BackendGoneError, ExitCode, QgpuError
 from qgpu.guardian.journal import Journal
 from qgpu.guardian.notify import is_listener
 from qgpu.messages import grants_from, grants_to
@@ -39,6 +40,8 @@ _log = structlog.get_logger("seccomp")
 _OVER_LIMIT = "over the limit"
 #: How long a guardian that was killed may take to be gone.
 _DEATH_S = 2.0
+#: How often, and how many times, it is looked whether a guardian that is on its way has come.
+_LOOK_S, _LOOKS = 0.02, 20
 
 
 class SeccompHost:
@@ -54,24 +57,19 @@ class SeccompHost:
         #: What is to be the guardian when this one is lost.
         self._reserve: subprocess.Popen[bytes] | None = None
         self._listeners = _stored_listeners(store)
-        journals = store.take("journal")
+        journal_fd = store.take("journal").get("", -1)
+        if journal_fd >= 0:  # if the last guardian and daemon died together, there are pods that wait: lose no time
+            self._reserve = self._prepare(journal_fd)
         check_kernel()
         check_cards()
         self._host_lock = lock_host()
-        try:
-            self._link = Link(self.socket, watch=True)
-            _log.info("guardian found", pid=self._link.hello["pid"])
-            for number in [n for n in self._listeners if str(n) not in self._link.hello["listeners"]]:
-                self._let_go(number)
-        except GuardianHangsError:
-            raise  # only it has its pods' listeners: another one beside it would strand them
-        except BackendGoneError:
-            # in the store if the last guardian and daemon died together: then there are pods that wait
-            self._link = self._start(journals[""] if journals else Journal().fd)
-            self._hand_over(self._link)
+        self._link = self._find(journal_fd)
+        # one that was begun by a daemon that died at once has none of them yet
+        self._hand_over(self._link)
         self._journal_fd = os.dup(self._link.journal_fd)
         store.put("journal", self._journal_fd)
-        self._reserve = self._prepare(self._journal_fd)
+        if self._reserve is None or journal_fd < 0 or not os.path.sameopenfile(journal_fd, self._journal_fd):
+            self._reserve = self._prepare(self._journal_fd)
         for number, pod in self._link.hello["listeners"].items():
             _, fds = self._link.call("listener", listener=int(number))
             self._hold(int(number), pod, fds[0])
@@ -201,7 +199,41 @@ class SeccompHost:
             self._link.events.clear()
             return answer
 
+    def _find(self, journal_fd: int) -> Link:
+        """Connect to the guardian that is there, or start one; ``journal_fd`` is what was stored, or negative."""
+        try:
+            link = Link(self.socket, watch=True)
+            _log.info("guardian found", pid=link.hello["pid"])
+            return link
+        except GuardianHangsError as error:
+            try:
+                if journal_fd < 0 or Journal(journal_fd).listeners() - self._listeners.keys():
+                    raise  # only it has its pods' listeners: another one beside it would strand them
+                _log.warning("guardian hangs: starting another", reason=str(error))
+                if not _kill(error.pidfd):
+                    raise
+            finally:
+                if error.pidfd >= 0:
+                    os.close(error.pidfd)
+        except BackendGoneError:
+            pass
+        return self._start(journal_fd if journal_fd >= 0 else Journal().fd)
+
     def _start(self, journal_fd: int) -> Link:
+        """Start a guardian; where one is on its way already, or not quite gone, wait for what becomes of it."""
+        deadline = time.monotonic() + _DEATH_S
+        while True:
+            try:
+                return self._start_one(journal_fd)
+            except AlreadyRunningError as error:
+                if time.monotonic() > deadline:
+                    raise BackendGoneError(f"{error}, and does not answer") from error
+            for _ in range(_LOOKS):
+                time.sleep(_LOOK_S)
+                with suppress(BackendGoneError):
+                    return Link(self.socket, watch=True)
+
+    def _start_one(self, journal_fd: int) -> Link:
         """Start a guardian, the one in reserve if there is one."""
         process, self._reserve = self._reserve or self._prepare(journal_fd), None
         try:
@@ -251,10 +283,11 @@ def _stored_listeners(store: Store) -> dict[int, tuple[str, int]]:
     return {int(number): (pod, fd) for (number, pod), fd in named.items()}
 
 
-def _kill(pidfd: int) -> None:
-    """Make sure a guardian that hangs does not come back beside its successor."""
+def _kill(pidfd: int) -> bool:
+    """Make sure a guardian that hangs does not come back beside its successor; False when it is not gone."""
     with suppress(OSError):
         signal.pidfd_send_signal(pidfd, signal.SIGKILL)
         poll = select.poll()
         poll.register(pidfd, select.POLLIN)
-        poll.poll(_DEATH_S * 1000)
+        return bool(poll.poll(_DEATH_S * 1000))
+    return True

@@ -24,7 +24,9 @@ _PATIENCE_S = 2.0
 
 
 class GuardianHangsError(BackendGoneError):
-    """A guardian is there and does not answer."""
+    """A guardian is there and does not answer: ``pidfd`` is its process, if that could be had."""
+
+    pidfd = -1
 
 
 class Link:
@@ -44,8 +46,10 @@ class Link:
             self.hello, fds = self.call("hello", watch=watch)
         except BackendGoneError as error:
             pid = self._connection.peer().pid
+            hangs = GuardianHangsError(f"guardian (process {pid}): {error}")
+            hangs.pidfd = _pidfd(pid)
             self._connection.close()
-            raise GuardianHangsError(f"guardian (process {pid}): {error}") from error
+            raise hangs from error
         self.journal_fd = fds[0]
         #: Names the guardian's process for as long as this link lives, whatever becomes of its number.
         self.pidfd = _pidfd(int(self.hello["pid"]))

@@ -1,0 +1,112 @@
+"""A driver in a file, for real daemons, guardians and pods: what RM has outlives whoever asks it.
+
+The pods' device is /dev/random, whose ioctl answers EINVAL to whatever the kernel carries out for them. Nothing runs on
+the card, so gates and timeslices are taken and do nothing.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pickle
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+from qgpu.daemon import planes
+from qgpu.guardian import server
+from qgpu.guardian.enforce import Moved
+from qgpu.guardian.register import Register
+from qgpu.rm import abi
+from qgpu.sched.backend import Pgpu
+from qgpu.sched.seccomp import host
+from tests.guardian.lasting import LastingRm
+
+#: Names the file.
+VARIABLE = "EMULATED_RM"
+#: The first client's device is made by the kernel, that is by nobody: it is there from the first.
+FIRST, CLIENTS = 7, range(7, 15)
+MEMORY = 1 << 34
+_MAJOR, _MINOR, _PCI = 1, 8, "0000:01:00.0"
+
+
+class Rm(LastingRm):
+    """RM in a file, which is replaced whole with every call: a caller may be killed in any."""
+
+    def __init__(self, path: Path, register: Register) -> None:
+        self._register = register
+        self._path: Path | None = None
+        super().__init__()
+        os.close(self.fd)
+        self._path = path
+        if not path.exists():
+            self.objects = {(client, client): (abi.NV01_ROOT_CLIENT, 0) for client in CLIENTS}
+            self.objects[FIRST, 2] = (abi.NV01_DEVICE_0, FIRST)
+            self.keep()
+
+    def load(self) -> None:
+        self.__dict__.update(pickle.loads(self._path.read_bytes()))
+
+    def keep(self) -> None:
+        if self._path is None:
+            super().keep()
+            return
+        new = self._path.with_suffix(f".{os.getpid()}.new")
+        new.write_bytes(self.said())
+        new.rename(self._path)
+
+    def private_bytes(self, instance, pid):
+        with self.lock:
+            self.load()
+            owners = list(self.memory.values())
+            makers = {handle: client.maker for handle, client in self._register.clients.items()}
+            alone = [block for key, block in self.memory.items() if owners.count(block) == 1 and makers[key[0]] == pid]
+            return sum(self.blocks[block] for block in alone)
+
+    def gate(self, device, channels, closed, preempt=True):
+        return Moved()
+
+    def timeslice(self, tsg, timeslice_us):
+        return True
+
+
+class _Device:
+    instance, minor, pci, gpu_id = 0, _MINOR, _PCI, 0x600
+
+    def uuid(self):
+        return bytes(16)
+
+    def time_ns(self):
+        return time.monotonic_ns()
+
+    def set_channels(self, channels, *, disabled, preempt=True):
+        return None
+
+
+class _Guardian(server.Guardian):
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.supervisor.major = _MAJOR
+        self.supervisor.perform = self.supervisor.uvm_files.perform = self.hands.perform
+
+
+def install() -> None:
+    """Let this process find the emulated driver instead of one."""
+    path = Path(os.environ[VARIABLE])
+    server.installed = lambda: "580.1"
+    server.RmClient = lambda: None
+    server.open_devices = lambda client: [_Device()]
+    server.SwitchLog = lambda device: SimpleNamespace(dropped=0, read=list)
+    server.Hands = lambda register, branch, client, devices: Rm(path, register)
+    server.Guardian = _Guardian
+    planes.DRIVER = Path("/")
+    planes.driver_version = lambda plane: "580.1"
+    host.check_cards = lambda: None
+    host.describe = lambda cards: [Pgpu(index, f"GPU-{index}", "emulated", MEMORY, _MINOR) for index, _ in cards]
+    host.lock_host = lambda: _lock(path)
+
+
+def _lock(path: Path) -> int:
+    fd = os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    return fd

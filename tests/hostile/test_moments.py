@@ -1,0 +1,119 @@
+"""Daemon, guardian and supervisor killed, stopped, ended at moments drawn by lot, under pods that always allocate.
+
+Real processes and filters, on an emulated driver. ``QGPU_MOMENTS=200`` tries that many (9 by default).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from random import Random
+
+import psutil
+import pytest
+
+from tests.hostile.stage import Stage
+
+MOMENTS = int(os.environ.get("QGPU_MOMENTS", "9"))
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Iterator[Stage]:
+    made = Stage(tmp_path, pods=2)
+    if not made.there:
+        made.close()
+        pytest.skip("no cgroup2 tree can be mounted here")
+    yield made
+    made.close()
+
+
+def both_killed(stage: Stage, wait_s: float = 0) -> None:
+    pid = stage.guardian()
+    stage.daemon.kill()
+    time.sleep(wait_s)
+    os.kill(pid, signal.SIGKILL)
+    stage.restart()
+
+
+def guardian_and_its_daemon_killed(stage: Stage) -> None:
+    """The daemon while it starts another guardian, which has no pods yet."""
+    reserve = psutil.Process(stage.reserve())
+    os.kill(stage.guardian(), signal.SIGKILL)
+    stage.until(lambda: reserve.name() == "qgpu-guardian", "the next begins")
+    time.sleep(stage.random.random() * 0.2)
+    stage.daemon.kill()
+    stage.restart()
+
+
+def guardian_killed(stage: Stage) -> None:
+    os.kill(stage.guardian(), signal.SIGKILL)
+
+
+def guardian_stopped(stage: Stage) -> None:
+    os.kill(stage.guardian(), signal.SIGSTOP)
+
+
+def daemon_killed(stage: Stage) -> None:
+    stage.daemon.kill()
+    stage.restart()
+
+
+def daemon_ended(stage: Stage) -> None:
+    """As when it is restarted or upgraded."""
+    stage.daemon.terminate()
+    stage.restart()
+
+
+def daemon_stopped(stage: Stage) -> None:
+    stage.daemon.send_signal(signal.SIGSTOP)
+    stage.go_on()
+    stage.daemon.send_signal(signal.SIGCONT)
+
+
+def reserve_killed(stage: Stage) -> None:
+    os.kill(stage.reserve(), signal.SIGKILL)
+    guardian_killed(stage)
+
+
+def supervisor_stopped(stage: Stage) -> None:
+    supervisor = next(iter(stage.pods.values()))
+    supervisor.send_signal(signal.SIGSTOP)
+    stage.go_on()
+    supervisor.send_signal(signal.SIGCONT)
+
+
+WHAT: list[Callable[[Stage], None]] = [
+    both_killed,
+    guardian_and_its_daemon_killed,
+    guardian_killed,
+    guardian_stopped,
+    daemon_killed,
+    daemon_ended,
+    daemon_stopped,
+    reserve_killed,
+    supervisor_stopped,
+]
+
+
+def test_no_pod_is_lost_and_nothing_is_left_whenever_something_fails(stage):
+    random = stage.random = Random(MOMENTS)
+    both_killed(stage)  # what was kept for the next daemon, it has twice
+    stage.go_on()
+    before = stage.rest()
+    longest: dict[str, list[float]] = {each.__name__: [] for each in WHAT}
+    for number in range(MOMENTS):
+        what = WHAT[number % len(WHAT)]
+        time.sleep(random.random() * 0.3)
+        print(number, what.__name__, flush=True)
+        at = time.monotonic()
+        what(stage)
+        stage.go_on()
+        longest[what.__name__].append(round(stage.longest_wait(at), 2))
+    print(longest)
+
+    assert stage.rest() == before
