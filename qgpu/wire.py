@@ -90,7 +90,7 @@ class Connection:
         return message
 
     def next_buffered(self) -> tuple[dict[str, Any], list[int]] | None:
-        """Return a message that has arrived whole already, or None."""
+        """Return a message that has arrived whole already, or None. Raises WireError."""
         if len(self._data) < _LENGTH.size:
             return None
         (length,) = _LENGTH.unpack_from(self._data)

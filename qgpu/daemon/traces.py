@@ -35,7 +35,7 @@ class Traces:
         return len(self._recorders)
 
     def start(self, session: Session, arguments: Arguments, _fds: list[int]) -> dict[str, Any]:
-        """Record one pGPU, or all, from the next tick on."""
+        """Record one pGPU, or all, from the next tick on. Raises UnknownNameError, InvalidValueError, RefusedError."""
         wanted = arguments.get("gpu", int)
         if wanted is not None and wanted not in self.loops:
             raise no_pgpu(wanted, self.loops)
@@ -52,7 +52,10 @@ class Traces:
         return {}
 
     def read(self, session: Session, _arguments: Arguments, _fds: list[int]) -> dict[str, Any]:
-        """Hand out what was recorded since the last read, and how much was dropped because reads came late."""
+        """Hand out what was recorded since the last read, and how much was dropped because reads came late.
+
+        Raises InvalidValueError where nothing is being recorded.
+        """
         if session not in self._recorders:
             raise InvalidValueError("trace.read: nothing is being recorded on this connection")
         recorders = self._recorders[session]

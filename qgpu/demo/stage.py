@@ -72,7 +72,7 @@ class Stage:
         self._ends.close()
 
     def calibrate(self, actors: Sequence[Actor]) -> None:
-        """Find the length of each pod's kernels while the card is free; the simulator needs none."""
+        """Find the length of each pod's kernels while the card is free; the simulator needs none. Raises NoGpuError."""
         for actor in actors if self.plane != "sim" else ():
             command = [*_LOAD, *actor.load[:2], "--count", "1"]
             ended = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -95,7 +95,8 @@ class Card:
     def sample(self, now_ns: int, *, detailed: bool = False) -> dict[str, Any]:
         """Report GPU time per pod and TSG since the last sample, in the terms of qgpu.model.Sample.
 
-        Where this sample and the last one are ``detailed``, it says from when to when.
+        Where this sample and the last one are ``detailed``, it says from when to when. Raises BackendGoneError while
+        the card fails.
         """
         self.drain(now_ns)
         if self._trouble:

@@ -123,7 +123,7 @@ class KmodBackend:
         return Sample(self._index, now_ns, tuple(samples))
 
     def apply(self, plan: Plan) -> None:
-        """Put a plan in force; one that is in force already is only renewed."""
+        """Put a plan in force; one that is in force already is only renewed. Raises RefusedError."""
         if plan.pgpu != self._index:
             raise RefusedError(f"pGPU {self._index}: this plan is for pGPU {plan.pgpu}")
         try:

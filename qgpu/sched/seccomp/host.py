@@ -119,7 +119,7 @@ class SeccompHost:
         self._call("amend", name=name, grants=grants_to(grants))
 
     def attach(self, name: str, pid: int, fds: Sequence[int]) -> None:
-        """Bring a process and its listener into a pod; a copy of the listener stays here."""
+        """Bring a process and its listener into a pod; a copy of the listener stays here. Raises QgpuError."""
         if len(fds) != 1 or not is_listener(fds[0]):
             for fd in fds:
                 os.close(fd)
