@@ -5,10 +5,25 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from pathlib import Path
+from typing import Any
 
 import click
 
 from qgpu.errors import ExitCode, QgpuError
+
+
+class Directory(click.Path):
+    """A directory by its path: not an empty one, as of a variable that is not set, which would be the current one."""
+
+    def __init__(self) -> None:
+        super().__init__(path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Read it."""
+        if value == "":
+            self.fail("it is empty", param, ctx)
+        return super().convert(value, param, ctx)
 
 
 def run(name: str, command: click.Command, *, interrupted: int = 128 + signal.SIGINT) -> None:

@@ -47,7 +47,7 @@ class _Lazy(click.Group):
 
 
 @click.group(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
-@click.option("--runtime-dir", type=click.Path(path_type=Path), help="Where the daemon's control socket is.")
+@click.option("--runtime-dir", type=program.Directory(), help="Where the daemon's control socket is.")
 @click.option("--timeout", type=Seconds(0.1, 3600), default=10.0, show_default=True, help="Seconds to wait for it.")
 @click.version_option(qgpu.__version__)
 @click.pass_context

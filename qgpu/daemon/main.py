@@ -36,10 +36,10 @@ _BEAT_S = 0.5
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--config", "config_file", type=click.Path(path_type=Path), help="Configuration file (TOML).")
-@click.option("--runtime-dir", type=click.Path(path_type=Path), help="Where the control socket is made.")
+@click.option("--runtime-dir", type=program.Directory(), help="Where the control socket is made.")
 @click.option(
     "--state-dir",
-    type=click.Path(path_type=Path),
+    type=program.Directory(),
     envvar="STATE_DIRECTORY",
     help="Where what is set at run time is kept for the next daemon; /var/lib/qgpu for root's in /run/qgpu.",
 )

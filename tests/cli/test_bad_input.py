@@ -86,6 +86,7 @@ def test_bad_input_is_one_line_and_changes_nothing(
         ("run",),
         ("gpu", "policy", "set", "zero", "0"),
         ("frobnicate",),
+        ("--runtime-dir", "", "status"),
         ("run", "--core", "60", "--", "true"),
         ("status", "-o", "yaml"),
     ],
