@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from qgpu.model import TsgSample
-from qgpu.rm.meter import Meter, Use
 from qgpu.sched.backend import Pgpu
 from qgpu.sched.kmod.backend import Reading, TsgRef
 from qgpu.sched.kmod.device import Card
@@ -29,20 +28,20 @@ class SimMeter:
     lost = 0
 
     def __init__(self) -> None:
-        self._meter = Meter()
+        #: What each TSG had done by the last reading: time on the engine, and how often it was switched in.
+        self._seen: dict[int, tuple[int, int]] = {}
 
     def read(self, tsgs: Sequence[TsgRef]) -> Reading:
         """Return what each TSG did since the last call."""
         rows = {(row["client"], row["handle"]): row for row in qg.sim_tsgs()}
         there = {ref: row for ref in tsgs if (row := rows.get((ref.client, ref.handle)))}
-        self._meter.totals |= {ref.ident: Use(row["run_ns"], row["starts"]) for ref, row in there.items()}
-        uses = self._meter.take({ref.ident for ref in there}.__contains__)
-        return Reading(
-            {
-                ref.ident: TsgSample(ref.name, uses[ref.ident].run_ns, uses[ref.ident].starts, bool(row["resident"]))
-                for ref, row in there.items()
-            }
-        )
+        seen, self._seen = self._seen, {ref.ident: (row["run_ns"], row["starts"]) for ref, row in there.items()}
+        samples = {}
+        for ref, row in there.items():
+            run_ns, starts = seen.get(ref.ident, (0, 0))
+            resident = bool(row["resident"])
+            samples[ref.ident] = TsgSample(ref.name, row["run_ns"] - run_ns, row["starts"] - starts, resident)
+        return Reading(samples)
 
     def close(self) -> None:
         """Nothing to stop."""
