@@ -12,6 +12,8 @@ import qg
 
 MS = qg.MS
 
+pytestmark = pytest.mark.quiet
+
 
 def flood(state):
     p = state["p"] = nv.Program()
