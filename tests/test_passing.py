@@ -1,0 +1,63 @@
+"""Nothing is kept of pods that were, however many come and go."""
+
+from __future__ import annotations
+
+import gc
+import os
+import time
+from collections import deque
+from typing import Any
+
+from qgpu import wire
+from qgpu.config import Config, GpuSettings, Plane
+from qgpu.control import Session
+from qgpu.daemon.planes import Chosen
+from qgpu.daemon.service import Service
+from qgpu.daemon.state import State
+from qgpu.sched.sim import Clock, SimHost
+
+FLOOD = {"kernel_us": 1000, "batch": 0}
+
+
+def visit(service: Service, name: str, **grant: Any) -> None:
+    """Let a pod come, do some work on two cards, and go."""
+    client = Session(wire.Peer(os.getpid(), 0, 0), may_change=True, process=None)
+    service.handle(client, {"op": "pod.create", "name": name, "grants": {"0": grant, "1": grant}}, [])
+    for gpu in (0, 1):
+        service.handle(client, {"op": "sim.start", "pod": name, "gpu": gpu, "workload": FLOOD}, [])
+    service.handle(client, {"op": "pod.list"}, [])
+    service.counters.view()
+    time.sleep(0.03)  # for loops and metrics to see it
+    for call in client.at_end:
+        call()
+
+
+def remembered(name: str) -> list[object]:
+    """Find what holds a name, or is called by it; plans that are remembered are bounded and no leak."""
+    found: list[object] = []
+    for each in gc.get_objects():
+        if isinstance(each, dict):
+            found += [each] if name in each or name in each.values() else []
+        elif isinstance(each, (set, frozenset, list, deque)):
+            found += [each] if name in each else []
+    return found
+
+
+def test_nothing_is_kept_of_pods_that_were() -> None:
+    settings = GpuSettings(policy="fixed-share", online_policy="burst-share")
+    service = Service(SimHost(2, Clock.REAL), Chosen(Plane.SIM, "test"), Config(defaults=settings), State(None))
+    try:
+        visit(service, "first", cores=30)
+        for number in range(5):
+            visit(service, f"pod-{number}", cores=10, **({"class": "online"} if number % 2 else {}))
+        service.reap()
+        visit(service, "last", cores=5)
+        service.reap()
+        deadline = time.monotonic() + 30
+        while (left := remembered("first")) and time.monotonic() < deadline:
+            gc.collect()
+            time.sleep(0.1)
+    finally:
+        service.close()
+
+    assert left == []
