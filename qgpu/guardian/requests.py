@@ -105,6 +105,7 @@ class Requests:
 
     def _op_amend(self, _: Session, message: dict[str, Any], __: list[int]) -> Answer:
         self._known(message["name"])
+        self._check_first_limit(message["name"], message["grants"])
         self._set_grants(message)
         return {}, []
 
@@ -137,6 +138,17 @@ class Requests:
             {"fact": "pod"} | {key: message[key] for key in ("name", "cgroup", "grants") if key in message}
         )
         self._amended(message["name"])
+
+    def _check_first_limit(self, name: str, grants: dict[str, Any]) -> None:
+        """Refuse a first memory limit over programs that have set up UVM in ways to memory that no call shows."""
+        register = self._supervisor.register
+        begun = any(register.processes.get(pid) == name for pid in register.holdings.managed)
+        limited = any(grant["memory"] is not None for grant in grants.values())
+        if begun and limited and not self._supervisor.allowance(name).limits:
+            raise RefusedError(
+                f"pod {name}: programs in it began without a memory limit, and could not be held to one; "
+                "end them first, or start the pod with a limit"
+            )
 
     def _known(self, name: str) -> None:
         if name not in self._supervisor.register.pods:

@@ -142,6 +142,20 @@ def test_a_limit_can_be_changed_while_a_pod_runs(pods, daemon):
     assert (less, a.allocate(7, 12, PAGE)) == (abi.NV_ERR_NO_MEMORY, abi.NV_OK)
 
 
+def test_programs_that_began_without_a_limit_are_not_given_their_first_one(pods, guardian, daemon):
+    """They may have set UVM up so that memory comes to the card with no call."""
+    a, b = pods
+    grant = {"class": "offline", "cores": None}
+    for name in "ab":
+        daemon("amend", name=name, grants={"0": grant | {"memory": None}})
+    guardian.supervisor.charges.will_use_uvm(a.process.pid)
+    daemon("amend", name="b", grants={"0": grant | {"memory": PAGE}})
+
+    with pytest.raises(AssertionError, match="end them first"):
+        daemon("amend", name="a", grants={"0": grant | {"memory": PAGE}})
+    assert a.allocate(7, 10, 2 * PAGE) == abi.NV_OK
+
+
 def test_a_pod_whose_memory_never_comes_holds_up_nobody_else(pods, daemon):
     a, b = pods
     a.begin(abi.NV_ESC_RM_CONTROL, bytes(32), slow=True)  # its argument lies where nobody answers a page fault
