@@ -144,7 +144,7 @@ def test_a_limit_can_be_changed_while_a_pod_runs(pods, daemon):
 
 def test_programs_that_began_without_a_limit_are_not_given_their_first_one(pods, guardian, daemon):
     """They may have set UVM up so that memory comes to the card with no call."""
-    a, b = pods
+    a, _ = pods
     grant = {"class": "offline", "cores": None}
     for name in "ab":
         daemon("amend", name=name, grants={"0": grant | {"memory": None}})
