@@ -26,6 +26,7 @@ class ExitCode(IntEnum):
     REFUSED = 21
     DRIFT = 22
     ALREADY_RUNNING = 23
+    INTERRUPTED = 130
 
 
 class QgpuError(Exception):

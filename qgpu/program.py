@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -26,11 +25,8 @@ class Directory(click.Path):
         return super().convert(value, param, ctx)
 
 
-def run(name: str, command: click.Command, *, interrupted: int = 128 + signal.SIGINT) -> None:
-    """Run a command by the arguments of this process; where it fails, end with its line and code.
-
-    ``interrupted`` is the code for Ctrl-C, where the command has no use of its own for it.
-    """
+def run(name: str, command: click.Command) -> None:
+    """Run a command by the arguments of this process; where it fails, end with its line and code."""
     try:
         command.main(prog_name=name, standalone_mode=False)
         sys.stdout.flush()
@@ -42,7 +38,7 @@ def run(name: str, command: click.Command, *, interrupted: int = 128 + signal.SI
         where = context.command_path if context is not None else name
         _end(where, f"{' '.join(error.format_message().split()).rstrip('.')}; see {where} --help", error.exit_code)
     except (click.Abort, KeyboardInterrupt):
-        sys.exit(interrupted)
+        sys.exit(ExitCode.INTERRUPTED)
     except QgpuError as error:
         _end(name, str(error), error.code)
     except BrokenPipeError:  # the reader of our output has seen enough

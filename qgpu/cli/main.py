@@ -14,7 +14,6 @@ from qgpu import program
 from qgpu.cli.context import Context
 from qgpu.cli.params import Seconds
 from qgpu.control import default_runtime_dir
-from qgpu.errors import ExitCode
 
 #: Where each command lives: nothing but the one that was asked for is imported.
 _COMMANDS = {
@@ -59,7 +58,7 @@ def command(ctx: click.Context, runtime_dir: Path | None, timeout: float) -> Non
 def main() -> None:
     """Run ``qgpuctl`` and end with its exit code."""
     _open_streams()
-    program.run("qgpuctl", command, interrupted=ExitCode.OK)
+    program.run("qgpuctl", command)
 
 
 def _open_streams() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from contextlib import suppress
 
 import click
 
@@ -29,7 +30,7 @@ def top(context: Context, once: bool, every: float, output: str) -> None:
     Keys: q ends, space pauses, s sorts, r reverses, c shows one class only, tab chooses a pGPU and the number of a
     policy sets it, ? shows them.
     """
-    with context.connect() as client:
+    with suppress(KeyboardInterrupt), context.connect() as client:
         if once or output == "json" or not (sys.stdin.isatty() and sys.stdout.isatty()):
             _print(client, once, every, output)
         else:

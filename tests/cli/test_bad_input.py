@@ -250,3 +250,16 @@ def test_a_policy_that_would_starve_a_running_pod_is_refused(shared: Daemon) -> 
     finally:
         guest.send_signal(signal.SIGTERM)
         guest.communicate(timeout=programs.TIMEOUT_S)
+
+
+def test_a_self_test_that_is_interrupted_is_none_that_passed(shared: Daemon) -> None:
+    command = shared.start("doctor", "--self-test")
+    with Client(shared.runtime_dir) as client:
+        while not any(pod["name"].startswith("self-test") for pod in client.call("pod.list")["pods"]):
+            pass
+    command.send_signal(signal.SIGINT)
+    printed, said = command.communicate(timeout=programs.TIMEOUT_S)
+
+    assert (command.returncode, printed) == (ExitCode.INTERRUPTED, "")
+    assert "Traceback" not in said
+    assert not shared.json("pod", "list")["pods"]
