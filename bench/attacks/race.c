@@ -18,6 +18,7 @@ static struct board {
 	NVOS54_PARAMETERS control;
 	nv_ioctl_xfer_t outer;
 	NV_MEMORY_ALLOCATION_PARAMS small, large;
+	NV_CHANNEL_GROUP_ALLOCATION_PARAMETERS tsg;
 } *board;
 
 struct flicker {
@@ -209,6 +210,22 @@ static long by_heap(void)
 	return rm_plain(rm.ctl, NV_ESC_RM_VID_HEAP_CONTROL, &board->heap, sizeof(board->heap));
 }
 
+/* Address space, whose flags say whether its page tables come with it. */
+static long by_space(void)
+{
+	prepare();
+	board->call.hClass = NV50_MEMORY_VIRTUAL;
+	return rm_plain(rm.ctl, NV_ESC_RM_ALLOC, &board->call, sizeof(board->call));
+}
+
+static long by_tsg(void)
+{
+	prepare();
+	board->call.hClass = KEPLER_CHANNEL_GROUP_A;
+	board->call.pAllocParms = (uintptr_t)&board->tsg;
+	return rm_plain(rm.ctl, NV_ESC_RM_ALLOC, &board->call, sizeof(board->call));
+}
+
 static const char *mode;
 static double until;
 static long (*make)(void) = by_alloc;
@@ -315,6 +332,14 @@ int main(int argc, char **argv)
 		helper = fork();
 		if (!helper)
 			rewrite_elsewhere();
+	} else if (!strcmp(mode, "space")) {
+		board->small.attr = 1 << 23; /* pages of 4 KiB */
+		board->small.size = 1ull << 30;
+		make = by_space;
+		flicker(&board->small.flags, 4, 0x88401, 0x88001);
+	} else if (!strcmp(mode, "engine")) {
+		make = by_tsg;
+		flicker(&board->tsg.engineType, 4, 9, 1);
 	} else if (!strcmp(mode, "free")) {
 		board->small.size = quota / 4;
 		meanwhile = free_behind;

@@ -155,6 +155,14 @@ static void keep_by_descriptor(uint32_t handle)
 	rm_control(&rm, way, rm.client, rm.client, 0x3d05, params, sizeof(params));
 }
 
+/* Memory that a semaphore surface is given has another handle, inside RM: {memory, submitted, flags} */
+static void keep_by_surface(uint32_t handle)
+{
+	uint32_t params[4] = { handle }, surface = ++rm.last;
+
+	rm_alloc(&rm, way, rm.device, 0xda, params, &surface);
+}
+
 /* Claim that every client there is has memory at every handle, and take it: RM asks who may. */
 static void steal(uint32_t handle)
 {
@@ -340,6 +348,17 @@ static void named(void)
 	}
 }
 
+/* Each TSG takes buffers of the card that have no handle, the more the more its engine can do. */
+static void tsgs(void)
+{
+	for (uint32_t i = 0; i < 64; i++) {
+		NV_CHANNEL_GROUP_ALLOCATION_PARAMETERS params = { .engineType = i % 2 ? 1 : 9 };
+		uint32_t handle = ++rm.last;
+
+		took(rm_alloc(&rm, way, rm.device, KEPLER_CHANNEL_GROUP_A, &params, &handle), 0);
+	}
+}
+
 /* Hold all there is in four parts, give one back and take it again for as long as that works; tell how many are held. */
 static void hungry(void)
 {
@@ -440,6 +459,10 @@ int main(int argc, char **argv)
 		windows();
 	} else if (!strcmp(mode, "named")) {
 		named();
+	} else if (!strcmp(mode, "surface")) {
+		take_and_free(by_alloc, keep_by_surface);
+	} else if (!strcmp(mode, "tsgs")) {
+		tsgs();
 	} else if (!strcmp(mode, "hungry")) {
 		hungry();
 	} else if (!strcmp(mode, "exec")) {
