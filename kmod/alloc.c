@@ -1,15 +1,17 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * alloc.c - what a pod allocates: clients, devices, TSGs and channels go into the register. Video memory is video.c's.
+ * alloc.c - what a pod allocates: clients and objects go into the register. Video memory is video.c's, what a TSG or
+ * channel means is context.c's.
  *
- * Parameters behind pointers are read by RM after we looked, so nothing here rests on them: the class of what was made
- * is asked of RM.
+ * RM acts on parameters as they were looked at here only where calls are sealed. So what was made is asked of RM all
+ * the same, as far as it can be asked.
  */
 #include <linux/uaccess.h>
 
 #include "client.h"
 #include "escape.h"
 #include "events.h"
+#include "mem.h"
 #include "rm.h"
 #include "slice.h"
 
@@ -49,12 +51,13 @@ static u32 answered(const struct qgpu_call *call, const struct request *request)
 	return status;
 }
 
-static u32 param_u32(const struct request *request, size_t at)
+/* Parameters that were looked at begin with room for all that is known of them; else they are 0. */
+static u32 param_u32(const struct qgpu_call *call, size_t at)
 {
 	u32 value = 0;
 
-	if (!request->params || get_user(value, (u32 __user *)(uintptr_t)(request->params + at)))
-		return 0;
+	if (call->params_size)
+		memcpy(&value, call->room + at, sizeof(value));
 	return value;
 }
 
@@ -91,14 +94,15 @@ static long alloc_client(struct qgpu_call *call, const struct request *request)
 	return ret;
 }
 
-/* Of a call that RM said no to: its handle is free, or had its object before; else what it made goes again. */
-void qgpu_free_unsaid(struct qgpu_client *client, u32 parent, u32 handle)
+void qgpu_free_unsaid(struct qgpu_client *client, u32 parent, u32 handle, struct qgpu_mem *mem)
 {
 	u32 class;
 
 	if (qgpu_object_find(client, handle) || qgpu_rm_class(client->handle, handle, &class) != NV_OK)
 		return;
-	if (class == NV01_MEMORY_LOCAL_USER || qgpu_is_physical(class) || qgpu_is_registered(class))
+	if (class == NV01_MEMORY_LOCAL_USER)
+		qgpu_take_back(client, parent, handle, mem);
+	else if (qgpu_is_physical(class) || qgpu_is_registered(class))
 		qgpu_rm_free(client->handle, parent, handle);
 }
 
@@ -116,6 +120,7 @@ static void learn_gpu(struct qgpu_client *client, struct qgpu_object *subdevice)
 		return;
 	device->gpu = qgpu_gpu_find(gpu_id);
 	subdevice->gpu = device->gpu;
+	qgpu_device_learned(device);
 }
 
 static void learn_memory(struct qgpu_client *client, struct qgpu_object *subdevice)
@@ -128,57 +133,28 @@ static void learn_memory(struct qgpu_client *client, struct qgpu_object *subdevi
 		WRITE_ONCE(qgpu_gpus[subdevice->gpu].memory, bytes);
 }
 
-static int register_channel(struct qgpu_client *client, struct qgpu_object *channel, const struct request *request)
+static u32 engine_of(const struct qgpu_call *call, u32 class)
 {
-	struct qgpu_object *parent = qgpu_object_find(client, request->parent);
-	struct qgpu_tsg *tsg = parent && parent->class == KEPLER_CHANNEL_GROUP_A ? parent->tsg : NULL;
+	return param_u32(call, class == KEPLER_CHANNEL_GROUP_A ? NV_TSG_PARAMS_ENGINE_AT : NV_CHANNEL_PARAMS_ENGINE_AT);
+}
+
+/* mem: what is charged for it, if anything; consumes the reference. */
+static int register_object(struct qgpu_call *call, struct qgpu_client *client, u32 parent, u32 handle, u32 class,
+			   struct qgpu_mem *mem)
+{
+	struct qgpu_object *object = qgpu_object_add(client, handle, parent, class, call->sealed);
 	int ret;
 
-	if (channel->gpu < 0)
-		return -ENODEV;
-	if (!tsg) {
-		tsg = qgpu_tsg_add(client, &qgpu_gpus[channel->gpu], 0, qgpu_object_device(client, request->parent),
-				   param_u32(request, NV_CHANNEL_PARAMS_ENGINE_AT));
-		if (IS_ERR(tsg))
-			return PTR_ERR(tsg);
-	}
-	ret = qgpu_channel_add(tsg, channel->handle);
-	if (!ret)
-		channel->tsg = tsg;
-	else if (qgpu_tsg_hidden(tsg))
-		qgpu_tsg_remove(tsg);
-	return ret;
-}
-
-static int register_tsg(struct qgpu_client *client, struct qgpu_object *object, const struct request *request)
-{
-	struct qgpu_tsg *tsg;
-
-	if (object->gpu < 0)
-		return -ENODEV;
-	tsg = qgpu_tsg_add(client, &qgpu_gpus[object->gpu], object->handle,
-			   qgpu_object_device(client, request->parent), param_u32(request, NV_TSG_PARAMS_ENGINE_AT));
-	if (IS_ERR(tsg))
-		return PTR_ERR(tsg);
-	object->tsg = tsg;
-	return 0;
-}
-
-static int register_object(struct qgpu_client *client, const struct request *request, u32 handle, u32 class, bool sure)
-{
-	struct qgpu_object *object = qgpu_object_add(client, handle, request->parent, class, sure);
-	int ret = 0;
-
-	if (IS_ERR(object))
+	if (IS_ERR(object)) {
+		qgpu_mem_put(mem);
 		return PTR_ERR(object) == -EEXIST ? 0 : PTR_ERR(object);
+	}
+	qgpu_mem_name(object, mem);
 	if (class == NV20_SUBDEVICE_0) {
 		learn_gpu(client, object);
 		learn_memory(client, object);
-	} else if (class == KEPLER_CHANNEL_GROUP_A) {
-		ret = register_tsg(client, object, request);
-	} else if (NV_IS_GPFIFO(class)) {
-		ret = register_channel(client, object, request);
 	}
+	ret = qgpu_enter_tsg(client, object, engine_of(call, class));
 	if (ret)
 		qgpu_objects_remove(client, handle);
 	return ret;
@@ -191,45 +167,68 @@ bool qgpu_is_registered(u32 class)
 }
 
 /* The class is RM's, not the call's: without a seal the two can differ. */
-static int book(struct qgpu_call *call, struct qgpu_client *client, const struct request *request, u32 handle)
+static int book(struct qgpu_call *call, struct qgpu_client *client, u32 parent, u32 handle, struct qgpu_mem *mem)
 {
 	u32 class;
 
-	if (qgpu_rm_class(client->handle, handle, &class) != NV_OK)
+	if (qgpu_rm_class(client->handle, handle, &class) != NV_OK) {
+		qgpu_mem_put(mem);
 		return call->sealed ? -EIO : 0;
-	if (class == NV01_MEMORY_LOCAL_USER)
-		return -EINVAL;
-	return qgpu_is_registered(class) ? register_object(client, request, handle, class, call->sealed) : 0;
+	}
+	if (qgpu_is_registered(class))
+		return register_object(call, client, parent, handle, class, mem);
+	qgpu_mem_put(mem);
+	return class == NV01_MEMORY_LOCAL_USER ? -EINVAL : 0;
+}
+
+/* Memory that is given to these has another handle inside RM, and outlives its own: as if it were exported. */
+static bool holds_memory(u32 class)
+{
+	return class == NV_MEMORY_FABRIC || class == NV_SEMAPHORE_SURFACE || class == NV_EVENT_BUFFER;
+}
+
+static long alloc_locked(struct qgpu_call *call, struct qgpu_client *client, const struct request *request)
+{
+	struct qgpu_mem *mem = qgpu_reserve_taken(client, request->parent, request->class,
+						  engine_of(call, request->class));
+	u32 handle;
+	int error;
+	long ret;
+
+	if (IS_ERR(mem))
+		return qgpu_refuse_memory(call, max(qgpu_object_gpu(client, request->parent), 0), 0,
+					  request->status_at);
+	if (NV_IS_FOR_COMPUTE(request->class) && !qgpu_is_in_compute_tsg(client, request->parent))
+		return qgpu_refuse_alloc(call, request->status_at, NV_ERR_INVALID_ARGUMENT);
+	if (holds_memory(request->class))
+		qgpu_objects_export(client);
+	ret = qgpu_call_forward(call);
+	handle = call->out.alloc.object;
+	if (call->sealed && !qgpu_is_registered(request->class))
+		return ret;
+	if (answered(call, request) != NV_OK) {
+		qgpu_mem_put(mem);
+		qgpu_free_unsaid(client, request->parent, handle, NULL);
+		return ret;
+	}
+	error = book(call, client, request->parent, handle, mem);
+	if (!error)
+		return ret;
+	qgpu_rm_free(client->handle, request->parent, handle);
+	return qgpu_call_answer(call, request->status_at, error == -ENODEV ? NV_ERR_INVALID_STATE : NV_ERR_NO_MEMORY) ?:
+	       ret;
 }
 
 static long alloc_object(struct qgpu_call *call, const struct request *request)
 {
 	struct qgpu_client *client = qgpu_client_lock(request->root, call->pod);
-	int error;
 	long ret;
 
 	if (IS_ERR(client))
 		return PTR_ERR(client);
 	if (!client)
 		return qgpu_call_forward(call);
-	if (request->class == NV_MEMORY_FABRIC && qgpu_objects_keep(client)) {	/* an export: see control.c */
-		ret = qgpu_call_answer(call, request->status_at, NV_ERR_NO_MEMORY);
-		goto out;
-	}
-	ret = qgpu_call_forward(call);
-	if (call->sealed && !qgpu_is_registered(request->class))
-		goto out;
-	if (answered(call, request) != NV_OK) {
-		qgpu_free_unsaid(client, request->parent, call->out.alloc.object);
-		goto out;
-	}
-	error = book(call, client, request, call->out.alloc.object);
-	if (error) {
-		qgpu_rm_free(client->handle, request->parent, call->out.alloc.object);
-		ret = qgpu_call_answer(call, request->status_at,
-				       error == -ENODEV ? NV_ERR_INVALID_STATE : NV_ERR_NO_MEMORY) ?: ret;
-	}
-out:
+	ret = alloc_locked(call, client, request);
 	qgpu_client_unlock(client);
 	return ret;
 }
@@ -245,24 +244,40 @@ static long video(struct qgpu_call *call, const struct request *request, u64 siz
 	});
 }
 
+static bool is_looked_at(u32 class)
+{
+	return class == NV01_MEMORY_LOCAL_USER || class == NV50_MEMORY_VIRTUAL || class == KEPLER_CHANNEL_GROUP_A ||
+	       NV_IS_GPFIFO(class);
+}
+
+/* What would take more of the card than can be told: refused under a limit. MemoryMapper's mappings take page tables. */
+static bool is_uncountable(u32 class, u32 flags)
+{
+	return class == NV_MEMORY_MAPPER || (class == NV50_MEMORY_VIRTUAL && qgpu_takes_tables(flags)) ||
+	       (class == NV01_MEMORY_LOCAL_USER && qgpu_chooses_place(flags));
+}
+
 long qgpu_alloc(struct qgpu_call *call)
 {
 	struct request request = request_of(call);
 	u64 size = 0;
 
 	if (qgpu_is_physical(request.class))
-		return qgpu_refuse_class(call, request.status_at);
+		return qgpu_refuse_alloc(call, request.status_at, NV_ERR_INSUFFICIENT_PERMISSIONS);
 	if (call->size == sizeof(struct nvos64) && call->in.alloc_long.flags & NVOS64_FLAGS_FINN_SERIALIZED)
 		return qgpu_call_answer(call, request.status_at, NV_ERR_INVALID_ARGUMENT);
+	if (request.params && is_looked_at(request.class))
+		qgpu_call_look(call, request.params, call->room, sizeof(call->room));
+	if (is_uncountable(request.class, param_u32(call, NV_MEMORY_PARAMS_FLAGS_AT)) && qgpu_pod_limited(call->pod))
+		return qgpu_refuse_alloc(call, request.status_at, NV_ERR_NOT_SUPPORTED);
 	switch (request.class) {
 	case NV01_ROOT:
 	case NV01_ROOT_NON_PRIV:
 	case NV01_ROOT_CLIENT:
 		return alloc_client(call, &request);
 	case NV01_MEMORY_LOCAL_USER:
-		if (request.params && copy_from_user(&size, (void __user *)(uintptr_t)(request.params +
-						     NV_MEMORY_PARAMS_SIZE_AT), sizeof(size)))
-			size = 0;	/* RM cannot read it either */
+		if (call->params_size)
+			memcpy(&size, call->room + NV_MEMORY_PARAMS_SIZE_AT, sizeof(size));
 		return video(call, &request, size);
 	}
 	return alloc_object(call, &request);
@@ -273,7 +288,7 @@ long qgpu_alloc_memory(struct qgpu_call *call)
 	struct request request = request_of(call);
 
 	if (qgpu_is_physical(request.class))
-		return qgpu_refuse_class(call, request.status_at);
+		return qgpu_refuse_alloc(call, request.status_at, NV_ERR_INSUFFICIENT_PERMISSIONS);
 	if (request.class != NV01_MEMORY_LOCAL_USER)
 		return alloc_object(call, &request);
 	return video(call, &request, call->in.memory.limit + 1);

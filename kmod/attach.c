@@ -88,7 +88,7 @@ static u32 take_hold(char *driver, size_t size)
 		return QGPU_STATE_NO_DRIVER;
 	}
 	qgpu_gpus_enumerate();
-	qgpu_seal_init(fops->owner);
+	qgpu_seal_init();
 	qgpu_unpause(QGPU_PAUSE_DETACH);
 	qgpu_uvm_start();
 	qgpu_uvm_mem_start();

@@ -37,27 +37,12 @@ void qgpu_clients_uninit(void)
 	rhashtable_destroy(&clients);
 }
 
-struct qgpu_kept {
-	struct list_head node;
-	struct qgpu_mem *mem;
-};
-
-static void release_kept(struct qgpu_client *client)
-{
-	struct qgpu_kept *kept, *next;
-
-	list_for_each_entry_safe(kept, next, &client->kept, node) {
-		qgpu_mem_put(kept->mem);
-		kfree(kept);
-	}
-}
-
 static void client_free(struct kref *ref)
 {
 	struct qgpu_client *client = container_of(ref, struct qgpu_client, ref);
 
 	WARN_ON(!xa_empty(&client->objects));
-	release_kept(client);
+	qgpu_mem_release(&client->kept);
 	qgpu_pod_leave(client->pod);
 	qgpu_pod_put(client->pod);
 	xa_destroy(&client->objects);
@@ -96,16 +81,16 @@ bool qgpu_client_listed(const struct qgpu_client *client)
 	return rhashtable_lookup_fast(&clients, &client->handle, client_params) == client;
 }
 
-bool qgpu_client_owned(u32 handle, const struct qgpu_pod *pod)
+u64 qgpu_client_pod(u32 handle)
 {
 	struct qgpu_client *client;
-	bool owned;
+	u64 pod;
 
 	rcu_read_lock();
 	client = rhashtable_lookup(&clients, &handle, client_params);
-	owned = client && client->pod == pod;
+	pod = client ? client->pod->id : 0;
 	rcu_read_unlock();
-	return owned;
+	return pod;
 }
 
 void qgpu_client_unlink(struct qgpu_client *client)
@@ -246,18 +231,6 @@ void qgpu_clients_remove(struct list_head *file_clients)
 	}
 }
 
-int qgpu_client_keep(struct qgpu_client *client, struct qgpu_mem *mem)
-{
-	struct qgpu_kept *kept = kmalloc(sizeof(*kept), GFP_KERNEL_ACCOUNT);
-
-	lockdep_assert_held(&client->lock);
-	if (!kept)
-		return -ENOMEM;
-	kept->mem = mem;
-	list_add(&kept->node, &client->kept);
-	return 0;
-}
-
 struct qgpu_mem *qgpu_client_mem(u32 handle, u32 memory)
 {
 	struct qgpu_client *client;
@@ -273,7 +246,7 @@ struct qgpu_mem *qgpu_client_mem(u32 handle, u32 memory)
 		return NULL;
 	rcu_read_lock();
 	object = xa_load(&client->objects, memory);
-	if (object)
+	if (object && object->class == NV01_MEMORY_LOCAL_USER)
 		mem = qgpu_mem_of(object);
 	rcu_read_unlock();
 	kref_put(&client->ref, client_free);

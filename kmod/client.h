@@ -20,11 +20,9 @@ struct qgpu_object {
 	u32 class;
 	int gpu;			/* of a device, else that of its device when it was made; -1: not known yet */
 	bool doomed;			/* while its subtree is being removed */
-	bool kept;			/* its memory is in its pod's */
 	bool held;			/* its TSG is held open by the free that is under way */
 	struct qgpu_tsg *tsg;		/* a TSG, or the TSG of a channel */
-	struct qgpu_mem *mem;		/* under mem_lock */
-	struct qgpu_pod *pod;		/* its client's, which outlives it */
+	struct qgpu_mem *mem;		/* its own, or what RM takes for it; under mem_lock */
 	struct rcu_head rcu;
 };
 
@@ -40,7 +38,7 @@ struct qgpu_client {
 	struct mutex lock;		/* protects what follows; held over allocs and frees in the driver */
 	bool dead;
 	struct xarray objects;
-	struct list_head kept;		/* memory that stays charged until the client goes */
+	struct list_head kept;		/* memory that stays charged until the client goes: mem.c, under mem_lock */
 };
 
 int qgpu_clients_init(void);
@@ -51,7 +49,8 @@ struct qgpu_client *qgpu_client_lock(u32 handle, const struct qgpu_pod *pod);
 void qgpu_client_unlock(struct qgpu_client *client);
 /* Whether it is still the client known by its handle: one that is dead gives that up to a newer one. */
 bool qgpu_client_listed(const struct qgpu_client *client);
-bool qgpu_client_owned(u32 handle, const struct qgpu_pod *pod);
+/* The id of its pod; 0: nobody's. */
+u64 qgpu_client_pod(u32 handle);
 
 /* Room for a client that RM is about to make, so that none is without an entry. NULL: the pod has as many as it may. */
 struct qgpu_client *qgpu_client_new(struct qgpu_pod *pod);
@@ -85,10 +84,8 @@ void qgpu_objects_remove(struct qgpu_client *client, u32 handle);
 void qgpu_objects_reconcile(struct qgpu_client *client);
 bool qgpu_objects_reclose(struct qgpu_client *client);
 
-/* Keep memory charged until the client goes, whatever becomes of its handles; consumes the reference or fails. */
-int qgpu_client_keep(struct qgpu_client *client, struct qgpu_mem *mem);
-/* Keep all memory that it has handles on charged until the pod has no file left. */
-int qgpu_objects_keep(struct qgpu_client *client);
+/* All memory that it has handles on is exported, as far as one can tell. */
+void qgpu_objects_export(struct qgpu_client *client);
 
 /* The memory object of any client, with a reference to the memory, or NULL. */
 struct qgpu_mem *qgpu_client_mem(u32 client, u32 handle);

@@ -44,24 +44,13 @@ static inline void qgpu_hrtimer_setup(struct hrtimer *timer, enum hrtimer_restar
 #define qgpu_run_worker(name, ...)	kthread_create_worker(0, name, ##__VA_ARGS__)
 #endif
 
-/* Since 6.1 (763ecb035029) mappings are in a tree; before, in a list. Needs mmap_lock. All of a file's but one, in bytes. */
-static inline u64 qgpu_mapped(struct mm_struct *mm, const struct file *filp, const struct vm_area_struct *but)
-{
-	struct vm_area_struct *vma;
-	u64 size = 0;
+/* Since 6.1 (763ecb035029) mappings are in a tree; before, in a list. By address, ascending. Needs mmap_lock. */
 #if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 1, 0)
-	VMA_ITERATOR(each, mm, 0);
-
-	for_each_vma(each, vma)
+#define qgpu_for_each_mapping(mm, vma) \
+	for (VMA_ITERATOR(qgpu_each, mm, 0); ((vma) = vma_next(&qgpu_each)); )
 #else
-	for (vma = mm->mmap; vma; vma = vma->vm_next)
+#define qgpu_for_each_mapping(mm, vma)	for ((vma) = (mm)->mmap; (vma); (vma) = (vma)->vm_next)
 #endif
-	{
-		if (vma->vm_file == filp && vma != but)
-			size += vma->vm_end - vma->vm_start;
-	}
-	return size;
-}
 
 /* No kernel has a setter beside regs_get_kernel_argument(). */
 static inline void qgpu_set_argument_2(struct pt_regs *regs, unsigned long value)

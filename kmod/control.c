@@ -3,7 +3,6 @@
  * control.c - a pod's RM controls. RM lets every process schedule itself: longer timeslices, channels back on the
  * GPU. Those are refused in RM's own words. Questions about memory get the pod's limit for an answer.
  */
-#include <linux/ktime.h>
 #include <linux/uaccess.h>
 
 #include "client.h"
@@ -82,19 +81,14 @@ static long set_timeslice(struct qgpu_call *call)
 /* A program's own start of its channels is let through, and a closed gate closed again before it returns. */
 static long start_open(struct qgpu_call *call, struct qgpu_client *client)
 {
-	u64 since_ns;
-	long ret;
+	long ret = qgpu_debt_begin(call->pod);
 
-	ret = qgpu_debt_begin(call->pod);
 	if (ret)
 		return ret;
-	since_ns = ktime_get_ns();
 	ret = qgpu_call_forward_open(call);
-	qgpu_debt_end(call->pod, qgpu_objects_reclose(client), since_ns);
+	qgpu_debt_end(call->pod, qgpu_objects_reclose(client));
 	return ret;
 }
-
-#define TRIES	3
 
 static long start_channels(struct qgpu_call *call)
 {
@@ -111,37 +105,10 @@ static long start_channels(struct qgpu_call *call)
 	do {
 		/* so that they are present; if they are not, RM will say so */
 		if (copy_from_user(present, params, min_t(size_t, call->in.control.params_size, sizeof(present))))
-			tries = TRIES;
+			tries = QGPU_CALL_TRIES;
 		ret = start_open(call, client);
-	} while (!qgpu_call_deliver(call, &ret) && ++tries < TRIES);
+	} while (!qgpu_call_deliver(call, &ret) && ++tries < QGPU_CALL_TRIES);
 	qgpu_client_unlock(client);
-	return ret;
-}
-
-/*
- * What is exported, by descriptor or to the fabric, outlives its handle and its client, and nobody here sees its end.
- * Which object is named behind a pointer, so all memory of the client is meant: it stays charged until the pod has no
- * file of the driver left.
- */
-static bool is_export(u32 cmd)
-{
-	return cmd == NV0000_OS_UNIX_EXPORT_OBJECT_TO_FD || cmd == NV0000_OS_UNIX_EXPORT_OBJECTS_TO_FD ||
-	       cmd >> 16 == NV_MEMORY_EXPORT || cmd >> 16 == NV_MEMORY_MULTICAST_FABRIC;
-}
-
-static long export_object(struct qgpu_call *call)
-{
-	struct qgpu_client *client = qgpu_client_lock(call->in.control.client, call->pod);
-	long ret;
-
-	if (IS_ERR(client))
-		return PTR_ERR(client);
-	if (client && qgpu_objects_keep(client))
-		ret = answer(call, NV_ERR_NO_MEMORY);
-	else
-		ret = qgpu_call_forward(call);
-	if (client)
-		qgpu_client_unlock(client);
 	return ret;
 }
 
@@ -229,10 +196,12 @@ long qgpu_control(struct qgpu_call *call)
 		return start_channels(call);
 	if (control->cmd == NV2080_FB_GET_INFO || control->cmd == NV2080_FB_GET_INFO_V2)
 		return fb_info(call);
-	if (is_export(control->cmd))
-		return export_object(call);
+	if (qgpu_is_export(control->cmd))
+		return qgpu_export(call);
+	if (qgpu_is_import(control->cmd))
+		return qgpu_import(call);
 	/* RM passes these to the firmware without asking whose client they name (RmGssLegacyRpcCmd). */
-	if (control->cmd & NV_CONTROL_GSS_LEGACY && !qgpu_client_owned(control->client, call->pod))
+	if (control->cmd & NV_CONTROL_GSS_LEGACY && qgpu_client_pod(control->client) != call->pod->id)
 		return refuse(call, NV_ERR_INVALID_CLIENT);
 	return qgpu_call_forward(call);
 }

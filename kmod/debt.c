@@ -27,15 +27,16 @@ int qgpu_debt_begin(struct qgpu_pod *pod)
 			return -EINTR;
 		}
 	}
+	pod->open_since_ns = now_ns;
 	return 0;
 }
 
-void qgpu_debt_end(struct qgpu_pod *pod, bool opened, u64 since_ns)
+void qgpu_debt_end(struct qgpu_pod *pod, bool opened)
 {
 	u64 now_ns = ktime_get_ns();
 
 	lockdep_assert_held(&pod->debt_lock);
 	if (opened)
-		pod->owed_until_ns = now_ns + min_t(u64, (now_ns - since_ns) * TIMES, MAX_NS);
+		pod->owed_until_ns = now_ns + min_t(u64, (now_ns - pod->open_since_ns) * TIMES, MAX_NS);
 	mutex_unlock(&pod->debt_lock);
 }

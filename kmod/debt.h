@@ -8,7 +8,7 @@ struct qgpu_pod;
 
 /* Before a call that may open a closed gate: waits until the pod has paid for the last such call. -EINTR: killed. */
 int qgpu_debt_begin(struct qgpu_pod *pod);
-/* After it. opened: a gate that is to be closed was open since then. */
-void qgpu_debt_end(struct qgpu_pod *pod, bool opened, u64 since_ns);
+/* After it. opened: a gate that is to be closed was open since. */
+void qgpu_debt_end(struct qgpu_pod *pod, bool opened);
 
 #endif

@@ -8,7 +8,6 @@
  */
 #include <linux/ioctl.h>
 #include <linux/kernel.h>
-#include <linux/ktime.h>
 #include <linux/uaccess.h>
 
 #include "client.h"
@@ -24,12 +23,30 @@ static unsigned int word(u32 nr, u32 size)
 	return _IOC(_IOC_READ | _IOC_WRITE, 'F', nr, size);
 }
 
+void qgpu_call_look(struct qgpu_call *call, u64 params_at, void *params, u32 size)
+{
+	unsigned long missing = copy_from_user(params, (void __user *)(uintptr_t)params_at, size);
+
+	memset((char *)params + size - missing, 0, missing);
+	call->params_at = params_at;
+	call->params_size = size;
+	call->params = params;
+}
+
 long qgpu_call_forward(struct qgpu_call *call)
 {
-	struct qgpu_seal seal;
+	struct qgpu_seal seal = {
+		.nr = call->nr,
+		.size = call->size,
+		.in = &call->in,
+		.out = &call->out,
+		.params_at = call->params_at,
+		.params_size = call->params_size,
+		.params = call->params,
+	};
 	long ret;
 
-	qgpu_seal_begin(&seal, call->nr, &call->in, &call->out, call->size);
+	qgpu_seal_begin(&seal);
 	ret = qgpu_driver_ioctl(call->file->filp, word(call->nr, call->size), (unsigned long)call->user);
 	qgpu_seal_end(&seal);
 	call->sealed = seal.answered;
@@ -109,13 +126,11 @@ static long free_open(struct qgpu_call *call, struct qgpu_client *client, const 
 	bool root = freeing->handle == client->handle, opened;
 	/* channels, and TSGs with them, go with the address space, context share or memory that they use */
 	bool used = !root && (!object || object->class == FERMI_VASPACE_A || object->class == FERMI_CONTEXT_SHARE_A);
-	u64 since_ns;
 	long ret;
 
 	ret = qgpu_debt_begin(call->pod);
 	if (ret)
 		return ret;
-	since_ns = ktime_get_ns();
 	opened = qgpu_objects_hold(client, object ? freeing->handle : client->handle);
 	if (root)
 		WRITE_ONCE(client->dead, true);
@@ -128,7 +143,7 @@ static long free_open(struct qgpu_call *call, struct qgpu_client *client, const 
 	if (*gone && used)
 		qgpu_objects_reconcile(client);
 	qgpu_objects_unhold(client);
-	qgpu_debt_end(call->pod, opened, since_ns);
+	qgpu_debt_end(call->pod, opened);
 	if (*gone && root)
 		qgpu_client_unlink(client);
 	return ret;
@@ -143,8 +158,6 @@ static long free_memory(struct qgpu_call *call, struct qgpu_client *client, cons
 	return ret;
 }
 
-#define TRIES	3
-
 static long free_locked(struct qgpu_call *call, struct qgpu_client *client, const struct qgpu_freeing *freeing)
 {
 	struct qgpu_object *object = qgpu_object_find(client, freeing->handle);
@@ -152,7 +165,7 @@ static long free_locked(struct qgpu_call *call, struct qgpu_client *client, cons
 	int tries = 0;
 	long ret;
 
-	if (object && object->mem)
+	if (object && object->class == NV01_MEMORY_LOCAL_USER)
 		return free_memory(call, client, freeing);
 	if (object && qgpu_object_needed(client, object))
 		return qgpu_call_answer(call, freeing->status_at, NV_ERR_INVALID_STATE);
@@ -160,7 +173,7 @@ static long free_locked(struct qgpu_call *call, struct qgpu_client *client, cons
 		return qgpu_call_forward(call);
 	do {
 		ret = free_open(call, client, freeing, &gone);
-	} while (!qgpu_call_deliver(call, &ret) && !gone && ++tries < TRIES);
+	} while (!qgpu_call_deliver(call, &ret) && !gone && ++tries < QGPU_CALL_TRIES);
 	return ret;
 }
 
@@ -229,15 +242,13 @@ static int unwrap(unsigned int *cmd, unsigned long *arg)
 	return 0;
 }
 
-static bool is_limited(const struct qgpu_pod *pod)
+/*
+ * What cannot be counted: a dma-buf keeps memory that has no handle any more; RM's own mappings take page tables of the
+ * card (CUDA's are UVM's). These calls have no status of RM's that would stand at one place.
+ */
+static bool is_uncountable(u32 nr)
 {
-	int i;
-
-	for (i = 0; i < QGPU_MAX_GPUS; i++) {
-		if (READ_ONCE(pod->shares[i].memory_limit) != U64_MAX)
-			return true;
-	}
-	return false;
+	return nr == NV_ESC_EXPORT_TO_DMABUF_FD || nr == NV_ESC_RM_MAP_MEMORY_DMA;
 }
 
 long qgpu_escape(struct qgpu_file *file, unsigned int cmd, unsigned long arg)
@@ -251,8 +262,7 @@ long qgpu_escape(struct qgpu_file *file, unsigned int cmd, unsigned long arg)
 	/* It would make RM take this file for the other one, whose clients would outlive our forgetting them. */
 	if (_IOC_NR(cmd) == NV_ESC_REGISTER_FD && iminor(file_inode(file->filp)) == NV_MINOR_CONTROL)
 		return -EINVAL;
-	/* Such a descriptor keeps memory that has no handle any more. The call has no status of RM's. */
-	if (_IOC_NR(cmd) == NV_ESC_EXPORT_TO_DMABUF_FD && is_limited(file->pod))
+	if (is_uncountable(_IOC_NR(cmd)) && qgpu_pod_limited(file->pod))
 		return -EOPNOTSUPP;
 	handler = handler_of(_IOC_NR(cmd), _IOC_SIZE(cmd));
 	if (!handler)
@@ -262,6 +272,9 @@ long qgpu_escape(struct qgpu_file *file, unsigned int cmd, unsigned long arg)
 	call.user = (void __user *)arg;
 	call.nr = _IOC_NR(cmd);
 	call.size = _IOC_SIZE(cmd);
+	call.params_at = 0;
+	call.params_size = 0;
+	call.params = NULL;
 	if (copy_from_user(&call.in, call.user, call.size))
 		return -EFAULT;
 	if (down_killable(&call.pod->calls))

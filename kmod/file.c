@@ -123,7 +123,7 @@ void qgpu_file_closed(struct qgpu_file *file)
 {
 	qgpu_clients_remove(&file->clients);
 	if (atomic_dec_and_test(&file->pod->nr_files))
-		qgpu_mem_release_kept(file->pod);
+		qgpu_mem_release(&file->pod->kept);
 	file_free(file);
 }
 

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * mem.c - video memory held by pods, against what they were granted.
+ * mem.c - memory held by pods, against what they were granted.
  *
  * Memory is charged once to each pod that has a handle on it, until nothing of that pod's keeps it. So a pod that takes
- * another's (by a duplicate) must have room for it. Whether an allocation is asked for, and its true size, is found out
- * in video.c.
+ * another's (by a duplicate, or by a descriptor) must have room for it. Whether an allocation is asked for, and its
+ * true size, is found out in video.c.
  */
 #include <linux/slab.h>
 #include <linux/spinlock.h>
@@ -14,86 +14,98 @@
 struct qgpu_mem {
 	unsigned int refs;		/* handles, calls that are about to make one, and what else keeps it */
 	struct qgpu_pod *pod;		/* that is charged: a reference */
-	int gpu;
+	u32 gpus;
 	u64 size;
+	struct list_head node;		/* in what keeps it: its client, or its pod */
+	u32 client, handle;		/* by which it was exported */
 };
+
+static_assert(QGPU_MAX_GPUS <= 32);
 
 static DEFINE_SPINLOCK(mem_lock);	/* protects everything in struct qgpu_mem, and what shares hold */
 
-static void charge(struct qgpu_pod *pod, int gpu, u64 size)
+static u64 on(u32 gpus, int gpu, u64 size)
 {
-	struct qgpu_share *share = &pod->shares[gpu];
-
-	lockdep_assert_held(&mem_lock);
-	share->memory += size;
-	share->peak_memory = max(share->peak_memory, share->memory);
+	return gpus & BIT(gpu) ? size : 0;
 }
 
-static bool fits(struct qgpu_pod *pod, int gpu, u64 size)
+static bool fits(const struct qgpu_pod *pod, int gpu, u64 more)
 {
-	struct qgpu_share *share = &pod->shares[gpu];
+	const struct qgpu_share *share = &pod->shares[gpu];
 	u64 limit = READ_ONCE(pod->gone) ? U64_MAX : READ_ONCE(share->memory_limit);
 
-	lockdep_assert_held(&mem_lock);
-	return share->memory <= limit && size <= limit - share->memory;
+	return share->memory <= limit && more <= limit - share->memory;
 }
 
-int qgpu_mem_reserve(struct qgpu_pod *pod, int gpu, u64 size)
+static bool may_become(const struct qgpu_mem *mem, u32 gpus, u64 size)
+{
+	int i;
+
+	for (i = 0; i < QGPU_MAX_GPUS; i++) {
+		u64 was = on(mem->gpus, i, mem->size), due = on(gpus, i, size);
+
+		if (due > was && !fits(mem->pod, i, due - was))
+			return false;
+	}
+	return true;
+}
+
+static void become(struct qgpu_mem *mem, u32 gpus, u64 size)
+{
+	int i;
+
+	lockdep_assert_held(&mem_lock);
+	for (i = 0; i < QGPU_MAX_GPUS; i++) {
+		struct qgpu_share *share = &mem->pod->shares[i];
+
+		share->memory += on(gpus, i, size) - on(mem->gpus, i, mem->size);
+		share->peak_memory = max(share->peak_memory, share->memory);
+	}
+	mem->gpus = gpus;
+	mem->size = size;
+}
+
+int qgpu_mem_resize(struct qgpu_mem *mem, u32 gpus, u64 size)
 {
 	int ret = -EDQUOT;
 
 	spin_lock(&mem_lock);
-	if (fits(pod, gpu, size)) {
-		charge(pod, gpu, size);
+	if (may_become(mem, gpus, size)) {
+		become(mem, gpus, size);
 		ret = 0;
 	}
 	spin_unlock(&mem_lock);
 	return ret;
 }
 
-void qgpu_mem_unreserve(struct qgpu_pod *pod, int gpu, u64 size)
+void qgpu_mem_grow(struct qgpu_mem *mem, u64 size)
 {
 	spin_lock(&mem_lock);
-	pod->shares[gpu].memory -= size;
+	become(mem, mem->gpus, max(mem->size, size));
 	spin_unlock(&mem_lock);
 }
 
-int qgpu_mem_resize(struct qgpu_pod *pod, int gpu, u64 reserved, u64 size)
+struct qgpu_mem *qgpu_mem_new(struct qgpu_pod *pod, u32 gpus, u64 size, gfp_t gfp)
 {
-	int ret = 0;
-
-	spin_lock(&mem_lock);
-	if (size <= reserved)
-		pod->shares[gpu].memory -= reserved - size;
-	else if (fits(pod, gpu, size - reserved))
-		charge(pod, gpu, size - reserved);
-	else
-		ret = -EDQUOT;
-	spin_unlock(&mem_lock);
-	return ret;
-}
-
-struct qgpu_mem *qgpu_mem_new(struct qgpu_pod *pod, int gpu, u64 size)
-{
-	struct qgpu_mem *mem = kzalloc(sizeof(*mem), GFP_KERNEL_ACCOUNT);
+	struct qgpu_mem *mem = kzalloc(sizeof(*mem), gfp);
 
 	if (!mem)
-		return NULL;
+		return ERR_PTR(-ENOMEM);
 	mem->refs = 1;
 	mem->pod = qgpu_pod_get(pod);
-	mem->gpu = gpu;
-	mem->size = size;
-	return mem;
+	INIT_LIST_HEAD(&mem->node);
+	if (!qgpu_mem_resize(mem, gpus, size))
+		return mem;
+	qgpu_mem_put(mem);
+	return ERR_PTR(-EDQUOT);
 }
 
-int qgpu_mem_attach(struct qgpu_object *object, u64 size)
+struct qgpu_mem *qgpu_mem_get(struct qgpu_mem *mem)
 {
-	struct qgpu_mem *mem = qgpu_mem_new(object->pod, object->gpu, size);
-
-	if (!mem)
-		return -ENOMEM;
-	qgpu_mem_alias(object, mem);
-	return 0;
+	spin_lock(&mem_lock);
+	mem->refs++;
+	spin_unlock(&mem_lock);
+	return mem;
 }
 
 void qgpu_mem_put(struct qgpu_mem *mem)
@@ -105,7 +117,7 @@ void qgpu_mem_put(struct qgpu_mem *mem)
 	spin_lock(&mem_lock);
 	last = --mem->refs == 0;
 	if (last)
-		mem->pod->shares[mem->gpu].memory -= mem->size;
+		become(mem, 0, 0);
 	spin_unlock(&mem_lock);
 	if (!last)
 		return;
@@ -120,13 +132,11 @@ const struct qgpu_pod *qgpu_mem_pod(const struct qgpu_mem *mem)
 
 u64 qgpu_mem_size(const struct qgpu_mem *mem)
 {
-	return mem->size;	/* it does not change */
+	return READ_ONCE(mem->size);	/* it does not change once it has a name */
 }
 
-void qgpu_mem_alias(struct qgpu_object *object, struct qgpu_mem *mem)
+void qgpu_mem_name(struct qgpu_object *object, struct qgpu_mem *mem)
 {
-	if (!mem)
-		return;
 	spin_lock(&mem_lock);
 	object->mem = mem;
 	spin_unlock(&mem_lock);
@@ -155,36 +165,60 @@ void qgpu_mem_drop(struct qgpu_object *object)
 	qgpu_mem_put(mem);
 }
 
-struct kept {
-	struct list_head node;
-	struct qgpu_mem *mem;
-};
-
-int qgpu_mem_keep(struct qgpu_pod *pod, struct qgpu_mem *mem)
+void qgpu_mem_keep(struct qgpu_client *client, struct qgpu_mem *mem)
 {
-	struct kept *kept = kmalloc(sizeof(*kept), GFP_KERNEL_ACCOUNT);
-
-	if (!kept)
-		return -ENOMEM;
-	kept->mem = mem;
 	spin_lock(&mem_lock);
-	list_add(&kept->node, &pod->kept);
+	list_add(&mem->node, &client->kept);
 	spin_unlock(&mem_lock);
-	return 0;
 }
 
-void qgpu_mem_release_kept(struct qgpu_pod *pod)
+void qgpu_mem_export(struct qgpu_client *client, struct qgpu_object *object)
 {
-	struct kept *kept, *next;
-	LIST_HEAD(gone);
+	struct qgpu_mem *mem;
 
 	spin_lock(&mem_lock);
-	list_splice_init(&pod->kept, &gone);
-	spin_unlock(&mem_lock);
-	list_for_each_entry_safe(kept, next, &gone, node) {
-		qgpu_mem_put(kept->mem);
-		kfree(kept);
+	mem = object->mem;
+	if (mem) {
+		if (list_empty(&mem->node))
+			mem->refs++;
+		list_move(&mem->node, &client->pod->kept);
+		mem->client = client->handle;
+		mem->handle = object->handle;
 	}
+	spin_unlock(&mem_lock);
+}
+
+/* Nobody adds to it any more, or what is added belongs to what comes after. */
+void qgpu_mem_release(struct list_head *kept)
+{
+	struct qgpu_mem *mem;
+
+	do {
+		spin_lock(&mem_lock);
+		mem = list_first_entry_or_null(kept, struct qgpu_mem, node);
+		if (mem)
+			list_del_init(&mem->node);
+		spin_unlock(&mem_lock);
+		qgpu_mem_put(mem);
+	} while (mem);
+}
+
+int qgpu_mem_exports(struct qgpu_pod *pod, int gpu, u64 size, struct qgpu_export *exports, int max)
+{
+	struct qgpu_mem *mem;
+	int n = 0;
+
+	spin_lock(&mem_lock);
+	list_for_each_entry(mem, &pod->kept, node) {
+		if (n == max)
+			break;
+		if (mem->gpus != BIT(gpu) || mem->size != size)
+			continue;
+		mem->refs++;
+		exports[n++] = (struct qgpu_export){ mem->client, mem->handle, mem };
+	}
+	spin_unlock(&mem_lock);
+	return n;
 }
 
 void qgpu_mem_usage(struct qgpu_pod *pod, int gpu, u64 *size, u64 *peak)

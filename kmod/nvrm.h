@@ -24,6 +24,7 @@
 #define NV_ESC_RM_ALLOC			0x2b
 #define NV_ESC_RM_DUP_OBJECT		0x34
 #define NV_ESC_RM_VID_HEAP_CONTROL	0x4a
+#define NV_ESC_RM_MAP_MEMORY_DMA	0x57
 #define NV_ESC_CARD_INFO		200
 #define NV_ESC_REGISTER_FD		201
 #define NV_ESC_CHECK_VERSION_STR	210
@@ -61,18 +62,27 @@
 #define NV01_MEMORY_LIST_FBMEM		0x0082
 #define NV01_MEMORY_LIST_OBJECT		0x0083
 #define NV01_MEMORY_LOCAL_PHYSICAL	0x00c2
+#define NV_SEMAPHORE_SURFACE		0x00da
 #define NV_MEMORY_EXPORT		0x00e0
 #define NV_MEMORY_FABRIC		0x00f8
 #define NV_MEMORY_MULTICAST_FABRIC	0x00fd
+#define NV_MEMORY_MAPPER		0x00fe
 #define NV20_SUBDEVICE_0		0x2080
+#define NV50_MEMORY_VIRTUAL		0x50a0
 #define FERMI_CONTEXT_SHARE_A		0x9067
+#define NV_EVENT_BUFFER			0x90cd
 #define FERMI_VASPACE_A			0x90f1
 #define KEPLER_CHANNEL_GROUP_A		0xa06c
-/* Every GPFIFO class ends in 6f, from a06f (Kepler) to ca6f (Blackwell B). */
-#define NV_IS_GPFIFO(class)		(((class) & 0xff) == 0x6f && (class) >= 0xa06f && (class) <= 0xffff)
+/* Every GPFIFO class ends in 6f, to ca6f (Blackwell B); 906f (Fermi) makes channels on every card still. */
+#define NV_IS_GPFIFO(class)		(((class) & 0xff) == 0x6f && (class) >= 0x506f && (class) <= 0xffff)
+/* 2D, inline copies; compute and 3D, which each architecture has anew: all for the compute engine alone. */
+#define NV_IS_FOR_COMPUTE(class) \
+	((class) == 0x902d || (class) == 0xa040 || (class) == 0xa140 || \
+	 ((class) >= 0xa000 && (class) <= 0xffff && (((class) & 0xff) == 0xc0 || ((class) & 0xff) == 0x97)))
 
 #define NV2080_ENGINE_TYPE_GR0		1
 #define NV2080_ENGINE_TYPE_GR7		8
+#define NV_IS_COMPUTE(engine)		((engine) >= NV2080_ENGINE_TYPE_GR0 && (engine) <= NV2080_ENGINE_TYPE_GR7)
 
 /* SDK/nvos.h; the status of RM's own answer is a member of each. */
 struct nvos00 {			/* RM_FREE */
@@ -131,7 +141,11 @@ struct nvos32 {			/* RM_VID_HEAP_CONTROL; the union behind free differs by funct
 #define NVOS32_FUNCTION_INFO			5
 #define NVOS32_FUNCTION_ALLOC_TILED		6
 #define NVOS32_FUNCTION_ALLOC_SIZE_RANGE	14
+#define NVOS32_ALLOC_FLAGS_FIXED_ADDRESS_ALLOCATE 0x00000010
+#define NVOS32_ALLOC_FLAGS_LAZY			0x00000400
 #define NVOS32_ALLOC_FLAGS_VIRTUAL		0x00080000
+#define NVOS32_ALLOC_FLAGS_EXTERNALLY_MANAGED	0x00400000
+#define NVOS32_ALLOC_FLAGS_SPARSE		0x04000000
 #define NVOS32_ATTR_LOCATION(attr)		((attr) >> 25 & 3)
 #define NVOS32_ATTR_LOCATION_VIDMEM		0
 #define NVOS32_ATTR_LOCATION_ANY		3
@@ -151,9 +165,12 @@ static_assert(sizeof(struct nvos02_fd) == 56);
 static_assert(sizeof(struct nvos32) == 184);
 
 /* Members of allocation parameters, by offset: SDK/nvos.h, SDK/alloc/alloc_channel.h */
+#define NV_MEMORY_PARAMS_FLAGS_AT	8
 #define NV_MEMORY_PARAMS_SIZE_AT	64
 #define NV_TSG_PARAMS_ENGINE_AT		12
 #define NV_CHANNEL_PARAMS_ENGINE_AT	128
+/* As much of any parameters as is looked at here. */
+#define NV_PARAMS_LOOKED_AT		136
 
 /* SDK/ctrl/ctrl0000/ctrl0000client.h */
 #define NV0000_CLIENT_GET_HANDLE_INFO	0xd02
@@ -164,9 +181,48 @@ struct nv0000_handle_info {
 
 #define NV0000_HANDLE_INFO_CLASS	2
 
+#define NV0000_CLIENT_OBJECTS_ARE_DUPLICATES	0xd07
+struct nv0000_duplicates {
+	u32 objects[2];
+	u8 duplicates, pad[3];
+};
+
 /* SDK/ctrl/ctrl0000/ctrl0000unix.h */
-#define NV0000_OS_UNIX_EXPORT_OBJECT_TO_FD 0x3d05
-#define NV0000_OS_UNIX_EXPORT_OBJECTS_TO_FD 0x3d0b
+#define NV0000_OS_UNIX_EXPORT_OBJECT_TO_FD	0x3d05
+struct nv0000_export_object {
+	u32 type, device, parent, object;
+	s32 fd;
+	u32 flags;
+};
+
+#define NV0000_OS_UNIX_IMPORT_OBJECT_FROM_FD	0x3d06
+struct nv0000_import_object {
+	s32 fd;
+	u32 type, device, parent, object;
+};
+
+#define NV0000_OS_UNIX_EXPORT_OBJECTS_TO_FD	0x3d0b
+#define NV_EXPORTS_MAX			512
+struct nv0000_export_objects {
+	s32 fd;
+	u32 device;
+	u16 max;
+	u8 metadata[64], pad[2];
+	u32 objects[NV_EXPORTS_MAX];
+	u16 num, index;
+};
+
+#define NV0000_OS_UNIX_IMPORT_OBJECTS_FROM_FD	0x3d0c
+#define NV_IMPORTS_MAX			128
+struct nv0000_import_objects {
+	s32 fd;
+	u32 parent, objects[NV_IMPORTS_MAX];
+	u8 types[NV_IMPORTS_MAX];
+	u16 num, index;
+};
+
+static_assert(sizeof(struct nv0000_export_objects) == 2128);
+static_assert(sizeof(struct nv0000_import_objects) == 652);
 
 /* SDK/ctrl/ctrl0041.h */
 #define NV0041_GET_SURFACE_INFO		0x410110
@@ -245,6 +301,15 @@ struct nva06c_timeslice {
 /* RM_CONTROL numbers with this bit go to the GPU's firmware raw, without a check whose client they name. */
 #define NV_CONTROL_GSS_LEGACY		0x8000
 
+/* KO/common/inc/nv_uvm_types.h: UvmGpuMemoryInfo, as far as it is the same from 535 to 595 */
+struct nv_uvm_memory_info {
+	u32 kind;
+	u8 sysmem, pad[3];	/* two more that moved in 550 */
+	u64 page_size;
+	u8 contiguous, pad1[7];
+	u64 physical, size;
+};
+
 /* KO/common/inc/nv-modeset-interface.h, nv-kernel-rmapi-ops.h: what kernel modules may ask of RM. */
 struct nvidia_stack_s;
 
@@ -272,11 +337,13 @@ struct nv_rm_ops {
 
 #define NV01_FREE			0x00
 #define NV04_CONTROL			0x36
+#define NV04_DUP_OBJECT			0x37
 struct nv_kernel_op {
 	u32 op, pad;
 	union {
 		struct nvos00 free;
 		struct nvos54 control;
+		struct nvos55 dup;
 		u8 largest[256];
 	} params;
 };

@@ -44,7 +44,6 @@ struct qgpu_object *qgpu_object_add(struct qgpu_client *client, u32 handle, u32 
 	object->parent = parent;
 	object->class = class;
 	object->gpu = qgpu_object_gpu(client, parent);
-	object->pod = client->pod;
 	ret = insert(client, object);
 	if (ret == -EBUSY && sure) {	/* RM hands no handle out twice, so what has it here is gone there */
 		qgpu_objects_remove(client, handle);
@@ -196,7 +195,7 @@ void qgpu_objects_remove(struct qgpu_client *client, u32 handle)
 	unsigned long index;
 
 	lockdep_assert_held(&client->lock);
-	if (object && object->mem) {
+	if (object && object->class == NV01_MEMORY_LOCAL_USER) {
 		object_remove(client, object);
 		return;
 	}
@@ -213,24 +212,16 @@ void qgpu_objects_remove(struct qgpu_client *client, u32 handle)
 	}
 }
 
-int qgpu_objects_keep(struct qgpu_client *client)
+void qgpu_objects_export(struct qgpu_client *client)
 {
 	struct qgpu_object *object;
 	unsigned long index;
-	struct qgpu_mem *mem;
 
 	lockdep_assert_held(&client->lock);
 	xa_for_each(&client->objects, index, object) {
-		mem = object->kept ? NULL : qgpu_mem_of(object);
-		if (!mem)
-			continue;
-		if (qgpu_mem_keep(client->pod, mem)) {
-			qgpu_mem_put(mem);
-			return -ENOMEM;
-		}
-		object->kept = true;
+		if (object->class == NV01_MEMORY_LOCAL_USER)
+			qgpu_mem_export(client, object);
 	}
-	return 0;
 }
 
 void qgpu_objects_reconcile(struct qgpu_client *client)

@@ -196,6 +196,18 @@ int qgpu_pod_grant(u64 id, const struct qgpu_grant *grant)
 	return 0;
 }
 
+u32 qgpu_pod_limited(const struct qgpu_pod *pod)
+{
+	u32 gpus = 0;
+	int i;
+
+	for (i = 0; i < QGPU_MAX_GPUS; i++) {
+		if (READ_ONCE(pod->shares[i].memory_limit) != U64_MAX)
+			gpus |= BIT(i);
+	}
+	return gpus;
+}
+
 void qgpu_pod_flag(struct qgpu_pod *pod, u32 flag, u32 event)
 {
 	if (!(atomic_fetch_or(flag, &pod->flags) & flag))

@@ -51,7 +51,7 @@ struct qgpu_pod {
 	atomic64_t refused_controls;
 	struct semaphore calls;	/* that are looked into at once */
 	struct mutex debt_lock;	/* debt.c: one at a time opens gates that are to be closed */
-	u64 owed_until_ns;	/* under debt_lock */
+	u64 owed_until_ns, open_since_ns;	/* under debt_lock */
 	struct list_head kept;	/* memory that stays charged until the last file goes: mem.c, under mem_lock */
 	struct qgpu_share shares[QGPU_MAX_GPUS];
 };
@@ -69,6 +69,8 @@ struct qgpu_pod *qgpu_pod_next(u64 id);
 int qgpu_pod_add(int cgroup_fd, const char *name, u64 *id);
 int qgpu_pod_remove(u64 id);
 int qgpu_pod_grant(u64 id, const struct qgpu_grant *grant);
+/* The pGPUs on which it has a memory limit: a mask of indexes. */
+u32 qgpu_pod_limited(const struct qgpu_pod *pod);
 void qgpu_pod_flag(struct qgpu_pod *pod, u32 flag, u32 event);
 /* One more client or object in the register; false: the pod has as many as it may have. */
 bool qgpu_pod_enter(struct qgpu_pod *pod);

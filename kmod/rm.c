@@ -8,6 +8,7 @@
  */
 #include <linux/kernel.h>
 #include <linux/module.h>
+#include <linux/sizes.h>
 #include <linux/slab.h>
 #include <linux/string.h>
 
@@ -83,6 +84,26 @@ u32 qgpu_rm_free(u32 client, u32 parent, u32 object)
 	return rm_op(&op) ?: op.params.free.status;
 }
 
+u32 qgpu_rm_dup(u32 client, u32 parent, u32 *handle, u32 client_src, u32 object_src)
+{
+	struct nv_kernel_op op = {
+		.op = NV04_DUP_OBJECT,
+		.params.dup = { client, parent, *handle, client_src, object_src, 0, NV_ERR_GENERIC },
+	};
+	u32 status = rm_op(&op) ?: op.params.dup.status;
+
+	*handle = op.params.dup.object;
+	return status;
+}
+
+bool qgpu_rm_is_duplicate(u32 client, u32 object, u32 other)
+{
+	struct nv0000_duplicates same = { .objects = { object, other } };
+
+	return qgpu_rm_control(client, client, NV0000_CLIENT_OBJECTS_ARE_DUPLICATES, &same, sizeof(same)) == NV_OK &&
+	       same.duplicates;
+}
+
 u32 qgpu_rm_class(u32 client, u32 object, u32 *class)
 {
 	struct nv0000_handle_info info = { .object = object, .index = NV0000_HANDLE_INFO_CLASS };
@@ -116,7 +137,8 @@ u32 qgpu_rm_memory_size(u32 client, u32 memory, u64 *size)
 	struct nv0041_surface_info info = { .size = ARRAY_SIZE(list), .list = (uintptr_t)list };
 	u32 status = qgpu_rm_control(client, memory, NV0041_GET_SURFACE_INFO, &info, sizeof(info));
 
-	*size = (u64)list[1].data << 32 | list[0].data;
+	/* It takes the card in such pieces, and tells of what was asked for only (video_mem.c:_vidmemPmaAllocate). */
+	*size = round_up((u64)list[1].data << 32 | list[0].data, (u64)SZ_64K);
 	return status;
 }
 

@@ -7,9 +7,14 @@
 /* All of these may sleep and take RM's locks: call them without any lock that a driver call may be waiting for. */
 u32 qgpu_rm_control(u32 client, u32 object, u32 cmd, void *params, u32 size);
 u32 qgpu_rm_free(u32 client, u32 parent, u32 object);
+/* Give an object of any client another handle; 0: RM chooses it. */
+u32 qgpu_rm_dup(u32 client, u32 parent, u32 *handle, u32 client_src, u32 object_src);
+/* Whether two handles of a client are the same memory. */
+bool qgpu_rm_is_duplicate(u32 client, u32 object, u32 other);
 u32 qgpu_rm_class(u32 client, u32 object, u32 *class);
 /* Whether RM says that there is no such object; an error says nothing. */
 bool qgpu_rm_gone(u32 client, u32 object);
+/* What memory takes of the card, in bytes. */
 u32 qgpu_rm_memory_size(u32 client, u32 memory, u64 *size);
 u32 qgpu_rm_fb_total(u32 client, u32 subdevice, u64 *bytes);
 u32 qgpu_rm_subdevice(u32 client, u32 device, u32 *subdevice);

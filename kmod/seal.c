@@ -1,18 +1,19 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
  * seal.c - closes the gap between check and use. The driver copies a call's struct from user memory after we have
- * looked at it there, and writes its answer where another thread can overwrite it before we read it.
+ * looked at it there, RM then copies the parameters that it points to, and both write answers where another thread
+ * can overwrite them before we read them.
  *
  * A probe on rm_ioctl(stack, nv_state, file_private, nr, kernel copy, size) (osapi.c; one for all branches known)
- * sees the kernel copy: at entry what was admitted is put back if it differs, at return the answer is taken. What
- * is nested behind pointers is still read later; the true size of memory is asked of RM (escape.c).
+ * sees the kernel copy: at entry what was admitted is put back if it differs, at return the answer is taken. RM's
+ * copies of parameters go through os_memcpy_from_user() and os_memcpy_to_user() (os-interface.c), and only there
+ * (param_copy.c): what came in is put right in the same way, what goes out is taken.
  *
- * Without the probe (a driver without symbols) calls go on unsealed: answers are then read from user memory and
- * compared with what RM says exists. QGPU_INFO_SEALED tells which it is.
+ * Where one of the three is not to be had (a driver without symbols) calls go on unsealed: answers are then read from
+ * user memory and compared with what RM says exists. QGPU_INFO_SEALED tells which it is.
  */
 #include <linux/hash.h>
 #include <linux/kprobes.h>
-#include <linux/module.h>
 #include <linux/sched.h>
 #include <linux/spinlock.h>
 #include <linux/string.h>
@@ -89,27 +90,118 @@ static int returned(struct kretprobe_instance *instance, struct pt_regs *regs)
 }
 NOKPROBE_SYMBOL(returned);
 
-static struct kretprobe probe;
+/* os_memcpy_from_user(to, from, size) */
+struct copy {
+	char *to;
+	u64 from;
+	u32 size;
+};
 
-void qgpu_seal_init(struct module *nvidia)
+static int copying_in(struct kretprobe_instance *instance, struct pt_regs *regs)
+{
+	struct qgpu_seal *seal = seal_of_current();
+	struct copy *copy = (struct copy *)instance->data;
+
+	if (!seal || !seal->params_size)
+		return 1;
+	copy->to = (char *)regs_get_kernel_argument(regs, 0);
+	copy->from = regs_get_kernel_argument(regs, 1);
+	copy->size = regs_get_kernel_argument(regs, 2);
+	return 0;
+}
+NOKPROBE_SYMBOL(copying_in);
+
+static int copied_in(struct kretprobe_instance *instance, struct pt_regs *regs)
+{
+	const struct copy *copy = (struct copy *)instance->data;
+	struct qgpu_seal *seal = seal_of_current();
+	u64 start, end;
+	char *to;
+	const char *admitted;
+
+	if (!seal || !seal->params_size || (u32)regs_return_value(regs))
+		return 0;
+	start = max(copy->from, seal->params_at);
+	end = min(copy->from + copy->size, seal->params_at + seal->params_size);
+	if (start >= end)
+		return 0;
+	to = copy->to + (start - copy->from);
+	admitted = (const char *)seal->params + (start - seal->params_at);
+	if (memcmp(to, admitted, end - start)) {
+		seal->tampered = true;
+		memcpy(to, admitted, end - start);
+	}
+	return 0;
+}
+NOKPROBE_SYMBOL(copied_in);
+
+/* os_memcpy_to_user(to, from, size): at entry, for the copy itself may fail where the pod wants it to. */
+static int copying_out(struct kprobe *kprobe, struct pt_regs *regs)
+{
+	struct qgpu_seal *seal = seal_of_current();
+
+	if (seal && seal->params_size && regs_get_kernel_argument(regs, 0) == seal->params_at)
+		memcpy(seal->params, (const void *)regs_get_kernel_argument(regs, 1),
+		       min_t(u32, regs_get_kernel_argument(regs, 2), seal->params_size));
+	return 0;
+}
+NOKPROBE_SYMBOL(copying_out);
+
+static struct kretprobe call_probe, in_probe;
+static struct kprobe out_probe;
+
+static void prepare(void)
+{
+	/* others need an instance too, for as long as an entry handler runs */
+	const int at_once = SEAL_CALLS + num_possible_cpus();
+
+	call_probe = (struct kretprobe){
+		.kp.symbol_name = "nvidia:rm_ioctl",
+		.entry_handler = entered,
+		.handler = returned,
+		.maxactive = at_once,
+	};
+	in_probe = (struct kretprobe){
+		.kp.symbol_name = "nvidia:os_memcpy_from_user",
+		.entry_handler = copying_in,
+		.handler = copied_in,
+		.data_size = sizeof(struct copy),
+		.maxactive = at_once,
+	};
+	out_probe = (struct kprobe){
+		.symbol_name = "nvidia:os_memcpy_to_user",
+		.pre_handler = copying_out,
+	};
+}
+
+void qgpu_seal_init(void)
 {
 	int i;
 
 	for (i = 0; i < ARRAY_SIZE(buckets); i++)
 		raw_spin_lock_init(&buckets[i].lock);
-	probe = (struct kretprobe){
-		.kp.symbol_name = "nvidia:rm_ioctl",
-		.entry_handler = entered,
-		.handler = returned,
-		.maxactive = SEAL_CALLS + num_possible_cpus(),	/* others need one for as long as entered() runs */
-	};
-	WRITE_ONCE(sealed, !register_kretprobe(&probe));
+	prepare();
+	if (register_kprobe(&out_probe))
+		return;
+	if (register_kretprobe(&in_probe))
+		goto err_out;
+	if (register_kretprobe(&call_probe))
+		goto err_in;
+	WRITE_ONCE(sealed, true);
+	return;
+err_in:
+	unregister_kretprobe(&in_probe);
+err_out:
+	unregister_kprobe(&out_probe);
 }
 
 void qgpu_seal_uninit(void)
 {
-	if (sealed)
-		unregister_kretprobe(&probe);
+	if (!sealed)
+		return;
+	unregister_kretprobe(&call_probe);
+	unregister_kretprobe(&in_probe);
+	unregister_kprobe(&out_probe);
 	WRITE_ONCE(sealed, false);
 }
 
@@ -118,12 +210,12 @@ bool qgpu_sealed(void)
 	return READ_ONCE(sealed);
 }
 
-void qgpu_seal_begin(struct qgpu_seal *seal, u32 nr, const void *in, void *out, u32 size)
+void qgpu_seal_begin(struct qgpu_seal *seal)
 {
 	struct seal_bucket *bucket = bucket_of(current);
 	unsigned long flags;
 
-	*seal = (struct qgpu_seal){ .task = current, .nr = nr, .size = size, .in = in, .out = out };
+	seal->task = current;
 	raw_spin_lock_irqsave(&bucket->lock, flags);
 	hlist_add_head(&seal->node, &bucket->seals);
 	raw_spin_unlock_irqrestore(&bucket->lock, flags);

@@ -5,7 +5,6 @@
 #include <linux/list.h>
 #include <linux/types.h>
 
-struct module;
 struct task_struct;
 
 /* One call of the current task: what was admitted, and room for what RM made of it. */
@@ -15,17 +14,21 @@ struct qgpu_seal {
 	u32 nr, size;
 	const void *in;
 	void *out;
+	u64 params_at;		/* where in user memory parameters begin that were admitted too */
+	u32 params_size;	/* 0: none */
+	void *params;		/* they, and in their place what RM answers there */
 	void *data;		/* the driver's kernel copy while RM works on it */
-	bool tampered;		/* it differed from in when RM was called, and was put right */
+	bool tampered;		/* it, or RM's copy of the parameters, differed from what was admitted, and was put right */
 	bool answered;		/* out holds RM's own answer */
 	bool failed;		/* ... to a call that RM did not look into: the status inside is the caller's */
 };
 
-void qgpu_seal_init(struct module *nvidia);
+void qgpu_seal_init(void);
 void qgpu_seal_uninit(void);
 bool qgpu_sealed(void);
 
-void qgpu_seal_begin(struct qgpu_seal *seal, u32 nr, const void *in, void *out, u32 size);
+/* What the caller has filled in of it is nr, size, in and out, and what there is of parameters. */
+void qgpu_seal_begin(struct qgpu_seal *seal);
 void qgpu_seal_end(struct qgpu_seal *seal);
 
 #endif

@@ -136,8 +136,7 @@ int qgpu_tsg_next(struct qgpu_gpu *gpu, struct qgpu_tsg_next *next)
 		next->handle = tsg->handle;
 		next->tgid = tsg->tgid;
 		next->nr_channels = tsg->nr_channels;
-		next->flags = tsg->engine >= NV2080_ENGINE_TYPE_GR0 && tsg->engine <= NV2080_ENGINE_TYPE_GR7 ?
-			      QGPU_ENGINE_COMPUTE : 0;
+		next->flags = NV_IS_COMPUTE(tsg->engine) ? QGPU_ENGINE_COMPUTE : 0;
 		next->timeslice_us = tsg->set_us;
 		ret = 0;
 		break;

@@ -1,42 +1,58 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * uvm.c - bounds managed memory, by its address space: what a pod with a memory limit maps from /dev/nvidia-uvm is
- * charged in full, on every pGPU on which it has a limit, until it is unmapped. What does not fit is refused.
+ * uvm.c - bounds what UVM takes of the card by itself: for managed memory, by its address space, and page tables. What a
+ * pod with a memory limit maps from /dev/nvidia-uvm is charged in full, on every pGPU on which it has a limit, until it
+ * is unmapped. What does not fit is refused.
  *
  * UVM's table of operations is const and compared by address (uvm.c:uvm_file_is_nvidia_uvm), so its functions are
- * probed; these are the same from 535 to 595. A refused mmap goes on in refuse() instead of in UVM.
+ * probed; these are the same from 535 to 595. A refused call goes on in a function of ours instead of in UVM.
  *
- * The charge of a file is counted anew at each of its mmaps, from the mappings that are there, so what went unseen (an
- * mmap that failed, a mapping from before we came) does not add up. The caller holds mmap_lock for writing: they do not
- * change meanwhile.
+ * The charge of a file is counted anew whenever a mapping of it comes or goes, from the mappings that are there, so what
+ * went unseen (an mmap that failed, a mapping from before we came) does not add up. The caller holds mmap_lock: they do
+ * not change meanwhile. Where an address space is torn down nobody holds it; then all of a file's mappings go (UVM takes
+ * them in one address space only), and the last takes the charge along.
  *
- * Going away: no handler runs once the probes are unregistered, but a task may have been sent to refuse() and not have
- * got there. It gives up the CPU of its own accord nowhere before it is back in the kernel, so synchronize_rcu_tasks()
- * waits for it.
+ * Going away: no handler runs once the probes are unregistered, but a task may have been sent to a function of ours and
+ * not have got there. It gives up the CPU of its own accord nowhere before it is back in the kernel, so
+ * synchronize_rcu_tasks() waits for it.
  */
 #include <linux/hashtable.h>
 #include <linux/kprobes.h>
 #include <linux/mm.h>
 #include <linux/module.h>
+#include <linux/sizes.h>
 #include <linux/slab.h>
 
 #include "compat.h"
 #include "events.h"
 #include "mem.h"
+#include "nvrm.h"
 #include "pod.h"
-#include "slice.h"
 #include "uvm.h"
+#include "uvm_mem.h"
+#include "uvm_tables.h"
 
 /* uvm_types.h */
 #define UVM_INIT_FLAGS_DISABLE_HMM			0x1ul
 #define UVM_INIT_FLAGS_MULTI_PROCESS_SHARING_MODE	0x2ul
 
+/*
+ * UVM deals with managed memory in blocks of this size and alignment (uvm_va_block_types.h), takes memory of the card
+ * in pieces as large, which several blocks may share, and needs at most two page tables for each. It takes them by 64
+ * (uvm_pmm_gpu.c: uvm_perf_pma_batch_nonpinned_order): on an H200 1468 and 1508 MiB of managed memory were 1536 MiB of
+ * the card. A CUDA program that uses none has one block, for semaphores.
+ */
+#define BLOCK		SZ_2M
+#define BLOCK_TABLES	(2 * SZ_4K)
+#define BATCH		(64 * BLOCK)
+
 /* A file of UVM's that a pod with a limit has mapped. */
 struct uvm_file {
 	struct hlist_node node;
 	struct file *filp;
-	struct qgpu_pod *pod;		/* a reference */
-	u64 charged[QGPU_MAX_GPUS];
+	struct qgpu_mem *mem;		/* managed memory */
+	struct qgpu_tables *tables;	/* of everything else */
+	unsigned int mappings;		/* when they were last counted */
 };
 
 static DEFINE_SPINLOCK(files_lock);	/* protects files; mem_lock (mem.c) is taken inside */
@@ -45,21 +61,13 @@ static DEFINE_HASHTABLE(files, 6);
 static DEFINE_MUTEX(probes_lock);	/* protects what follows */
 static bool wanted, placed;
 
-static bool is_limited(const struct qgpu_pod *pod, int gpu)
-{
-	return READ_ONCE(pod->shares[gpu].memory_limit) != U64_MAX;
-}
-
 /* The current task's pod if it has a limit anywhere; put it. */
 static struct qgpu_pod *limited_pod(void)
 {
 	struct qgpu_pod *pod = qgpu_pod_of_current();
-	int i, n = qgpu_gpu_count();
 
-	for (i = 0; pod && i < n; i++) {
-		if (is_limited(pod, i))
-			return pod;
-	}
+	if (!pod || qgpu_pod_limited(pod))
+		return pod;
 	qgpu_pod_put(pod);
 	return NULL;
 }
@@ -86,46 +94,70 @@ static struct uvm_file *find_or_add(struct file *filp, struct qgpu_pod *pod)
 	if (!file)
 		return NULL;
 	file->filp = filp;
-	file->pod = qgpu_pod_get(pod);
+	file->mem = qgpu_mem_new(pod, 0, 0, GFP_ATOMIC | __GFP_NOWARN);
+	if (IS_ERR(file->mem))
+		goto err_file;
+	file->tables = qgpu_tables_new(pod);
+	if (!file->tables)
+		goto err_mem;
 	hash_add(files, &file->node, (unsigned long)filp);
 	return file;
+err_mem:
+	qgpu_mem_put(file->mem);
+err_file:
+	kfree(file);
+	return NULL;
 }
 
 /* All or nothing, on every pGPU with a limit. */
 static int charge(struct uvm_file *file, u64 size)
 {
-	u64 was[QGPU_MAX_GPUS];
-	int i, n = qgpu_gpu_count();
-
-	memcpy(was, file->charged, sizeof(was));
-	for (i = 0; i < n; i++) {
-		u64 due = is_limited(file->pod, i) ? size : 0;
-
-		if (qgpu_mem_resize(file->pod, i, was[i], due))
-			goto err_undo;
-		file->charged[i] = due;
-	}
-	return 0;
-err_undo:
-	while (i--) {
-		if (!qgpu_mem_resize(file->pod, i, file->charged[i], was[i]))
-			file->charged[i] = was[i];
-	}
-	return -ENOMEM;
+	return qgpu_mem_resize(file->mem, qgpu_pod_limited(qgpu_mem_pod(file->mem)), size) ? -ENOMEM : 0;
 }
 
 static void drop(struct uvm_file *file)
 {
-	int i;
-
 	lockdep_assert_held(&files_lock);
 	hash_del(&file->node);
-	for (i = 0; i < QGPU_MAX_GPUS; i++) {
-		if (file->charged[i])
-			qgpu_mem_unreserve(file->pod, i, file->charged[i]);
-	}
-	qgpu_pod_put(file->pod);
+	qgpu_mem_put(file->mem);
+	qgpu_tables_put(file->tables);
 	kfree(file);
+}
+
+/* Address space in blocks, counted by ascending address. */
+struct space {
+	u64 blocks, behind;
+	unsigned int mappings;
+};
+
+static void add(struct space *space, const struct vm_area_struct *vma)
+{
+	u64 first = max_t(u64, vma->vm_start / BLOCK, space->behind);
+
+	space->behind = max_t(u64, DIV_ROUND_UP(vma->vm_end, BLOCK), space->behind);
+	space->blocks += space->behind - min(first, space->behind);
+	space->mappings++;
+}
+
+/* What a file's mappings are charged, with one that is about to come (or NULL), without one that goes (or NULL). */
+static u64 count(struct uvm_file *file, struct mm_struct *mm, const struct vm_area_struct *with,
+		 const struct vm_area_struct *without)
+{
+	struct space space = {};
+	struct vm_area_struct *vma;
+
+	qgpu_for_each_mapping(mm, vma) {
+		if (with && with->vm_start < vma->vm_start) {
+			add(&space, with);
+			with = NULL;
+		}
+		if (vma->vm_file == file->filp && vma != with && vma != without)
+			add(&space, vma);
+	}
+	if (with)
+		add(&space, with);
+	file->mappings = space.mappings;
+	return space.blocks * (BLOCK + BLOCK_TABLES) + (space.blocks > 1 ? BATCH : 0);
 }
 
 /* uvm.c:uvm_mmap makes a managed range of nothing else. */
@@ -136,14 +168,20 @@ static bool may_be_managed(const struct vm_area_struct *vma)
 	return (vma->vm_flags & needed) == needed && vma->vm_start == vma->vm_pgoff << PAGE_SHIFT;
 }
 
-static u64 size_of(const struct vm_area_struct *vma)
-{
-	return vma->vm_end - vma->vm_start;
-}
-
 static int refuse(struct file *filp, struct vm_area_struct *vma)
 {
 	return -ENOMEM;
+}
+
+static u32 refuse_tables(void *params, struct file *filp)
+{
+	return NV_ERR_NO_MEMORY;
+}
+
+static void refused(struct qgpu_pod *pod, u64 size)
+{
+	atomic64_inc(&pod->refused_allocs);
+	qgpu_event(QGPU_EVENT_MEMORY_REFUSED, pod->id, 0, size);
 }
 
 static int mmap_called(struct kprobe *probe, struct pt_regs *regs)
@@ -158,11 +196,10 @@ static int mmap_called(struct kprobe *probe, struct pt_regs *regs)
 		return 0;
 	spin_lock(&files_lock);
 	file = find_or_add(filp, pod);
-	ret = file ? charge(file, qgpu_mapped(current->mm, filp, vma) + size_of(vma)) : -ENOMEM;
+	ret = file ? charge(file, count(file, current->mm, vma, NULL)) : -ENOMEM;
 	spin_unlock(&files_lock);
 	if (ret) {
-		atomic64_inc(&pod->refused_allocs);
-		qgpu_event(QGPU_EVENT_MEMORY_REFUSED, pod->id, 0, size_of(vma));
+		refused(pod, vma->vm_end - vma->vm_start);
 		instruction_pointer_set(regs, (unsigned long)refuse);
 	}
 	qgpu_pod_put(pod);
@@ -173,18 +210,63 @@ static int close_called(struct kprobe *probe, struct pt_regs *regs)
 {
 	const struct vm_area_struct *vma = (struct vm_area_struct *)regs_get_kernel_argument(regs, 0);
 	struct uvm_file *file;
-	int i;
 
 	spin_lock(&files_lock);
 	file = find(vma->vm_file);
-	for (i = 0; file && i < QGPU_MAX_GPUS; i++) {
-		u64 back = min(file->charged[i], size_of(vma));
+	if (file && vma->vm_mm == current->mm)
+		charge(file, count(file, vma->vm_mm, NULL, vma));
+	else if (file && file->mappings > 1)
+		file->mappings--;
+	else if (file)
+		charge(file, 0);
+	spin_unlock(&files_lock);
+	return 0;
+}
 
-		if (back)
-			qgpu_mem_unreserve(file->pod, i, back);
-		file->charged[i] -= back;
+/*
+ * UVM's calls that map something with page tables: name(params, filp). params are UVM's own copy, and begin with base
+ * and length. held: what is mapped has a duplicate, with which the tables go; others are charged until the file goes.
+ */
+static int map_called(struct pt_regs *regs, bool held)
+{
+	const u64 *params = (const u64 *)regs_get_kernel_argument(regs, 0);
+	u64 size = qgpu_table_bytes(params[0], params[1]);
+	struct qgpu_pod *pod = limited_pod();
+	struct uvm_file *file;
+	int ret;
+
+	if (!pod)
+		return 0;
+	spin_lock(&files_lock);
+	file = find_or_add((struct file *)regs_get_kernel_argument(regs, 1), pod);
+	ret = file ? qgpu_tables_add(file->tables, size) : -ENOMEM;
+	if (!ret && held) {
+		ret = qgpu_uvm_mem_map(file->tables, size);
+		if (ret)
+			qgpu_tables_sub(file->tables, size);
 	}
 	spin_unlock(&files_lock);
+	if (ret) {
+		refused(pod, size);
+		instruction_pointer_set(regs, (unsigned long)refuse_tables);
+	}
+	qgpu_pod_put(pod);
+	return ret != 0;
+}
+
+static int tables_called(struct kprobe *probe, struct pt_regs *regs)
+{
+	return map_called(regs, false);
+}
+
+static int external_called(struct kprobe *probe, struct pt_regs *regs)
+{
+	return map_called(regs, true);
+}
+
+static int external_returned(struct kretprobe_instance *instance, struct pt_regs *regs)
+{
+	qgpu_uvm_mem_mapped();
 	return 0;
 }
 
@@ -213,6 +295,8 @@ static int create_called(struct kprobe *probe, struct pt_regs *regs)
 	return 0;
 }
 
+#define MAP_EXTERNAL "nvidia_uvm:uvm_api_map_external_allocation"
+
 static const struct {
 	const char *symbol;
 	kprobe_pre_handler_t handler;
@@ -221,9 +305,14 @@ static const struct {
 	{ "nvidia_uvm:uvm_vm_close_managed_entry", close_called },
 	{ "nvidia_uvm:uvm_release_entry", release_called },
 	{ "nvidia_uvm:uvm_va_space_create", create_called },
+	{ "nvidia_uvm:uvm_api_map_dynamic_parallelism_region", tables_called },
+	{ "nvidia_uvm:uvm_api_map_external_sparse", tables_called },
+	{ "nvidia_uvm:uvm_api_alloc_semaphore_pool", tables_called },
+	{ MAP_EXTERNAL, external_called },	/* last, before return_probe: whom it refuses does not come there */
 };
 
 static struct kprobe probes[ARRAY_SIZE(hooks)];
+static struct kretprobe return_probe;
 
 static void take_away(int n)
 {
@@ -233,6 +322,17 @@ static void take_away(int n)
 }
 
 /* Only a probe by ftrace is certain to let its handler send the call elsewhere: one by a jump would pass over that. */
+static bool are_by_ftrace(void)
+{
+	int i;
+
+	for (i = 0; i < ARRAY_SIZE(probes); i++) {
+		if (!(probes[i].flags & KPROBE_FLAG_FTRACE))
+			return false;
+	}
+	return true;
+}
+
 static void place(void)
 {
 	int i;
@@ -246,10 +346,11 @@ static void place(void)
 			return;
 		}
 	}
-	if (probes[0].flags & KPROBE_FLAG_FTRACE)
-		WRITE_ONCE(placed, true);
-	else
+	return_probe = (struct kretprobe){ .kp.symbol_name = MAP_EXTERNAL, .handler = external_returned, .maxactive = 1024 };
+	if (!are_by_ftrace() || register_kretprobe(&return_probe))
 		take_away(i);
+	else
+		WRITE_ONCE(placed, true);
 }
 
 static void drop_all(void)
@@ -267,8 +368,10 @@ static void drop_all(void)
 static void remove(void)
 {
 	lockdep_assert_held(&probes_lock);
-	if (placed)
+	if (placed) {
+		unregister_kretprobe(&return_probe);
 		take_away(ARRAY_SIZE(hooks));
+	}
 	WRITE_ONCE(placed, false);
 	drop_all();
 }

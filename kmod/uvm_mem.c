@@ -2,11 +2,12 @@
 /*
  * uvm_mem.c - memory that UVM holds: it makes a duplicate of what a process maps, in a client of its own, so memory
  * outlives its handles until it is unmapped too. Many programs give the handle back first. Here such a duplicate keeps
- * the charge. What it is charged to is left to mem.c.
+ * the charge, and the page tables of its mapping. What is charged to whom is left to mem.c and uvm_tables.c.
  *
  * Both functions are exported by the driver, with the same arguments from 535 to 595 (nv_uvm_interface.c); the handles
  * in them are the kernel's own copies. A handle is looked up before the duplicate is made: memory that takes the handle
- * meanwhile has another's size, so it is looked up again after, and what is not the same is charged to both.
+ * meanwhile has another's size, so it is looked up again after, and what is not the same is charged to both. Memory
+ * that RM has made but the register has not yet is found later: qgpu_uvm_mem_found().
  */
 #include <linux/hashtable.h>
 #include <linux/kprobes.h>
@@ -18,6 +19,7 @@
 #include "mem.h"
 #include "nvrm.h"
 #include "uvm_mem.h"
+#include "uvm_tables.h"
 
 /* Tasks in one of the two at once; without a free instance a probe would pass over a call. */
 #define AT_ONCE 1024
@@ -25,11 +27,16 @@
 /* A duplicate of UVM's: being made, there, or being freed. */
 struct held {
 	struct hlist_node node;
+	struct hlist_node unknown_node;	/* if nobody knows what it is yet */
 	unsigned long device;
 	u32 client, memory;		/* what is duplicated */
+	u64 pod;			/* its client's; 0: nobody's */
 	const u32 *made;		/* where its handle will stand */
+	const struct nv_uvm_memory_info *info;	/* where it will be told about */
 	u32 handle;
 	struct qgpu_mem *mem, *other;	/* references; other: what had the handle afterwards, if not the same */
+	struct qgpu_tables *tables;	/* a reference; of its mapping, or NULL */
+	u64 tables_size;
 };
 
 /* What the two probes of a call share. */
@@ -37,15 +44,124 @@ struct call {
 	struct held *held;
 };
 
-static DEFINE_SPINLOCK(held_lock);	/* protects what follows; mem_lock (mem.c) is not taken inside */
-static DEFINE_HASHTABLE(there, 10);
+/* A task that has UVM map something. */
+struct mapper {
+	struct hlist_node node;
+	struct task_struct *task;
+	struct qgpu_tables *tables;	/* a reference */
+	u64 size, left;			/* left: until something is mapped that they go with */
+};
+
+static DEFINE_SPINLOCK(held_lock);	/* protects what follows; the locks of uvm_tables.c and mem.c may be taken inside */
+static DEFINE_HASHTABLE(there, 10);	/* by handle */
+static DEFINE_HASHTABLE(unknown, 8);	/* by what is duplicated; there as well */
 static HLIST_HEAD(under_way);
+static DEFINE_HASHTABLE(mappers, 6);	/* by task */
+
+static void drop_tables(struct qgpu_tables *tables, u64 size)
+{
+	if (!tables)
+		return;
+	if (size)
+		qgpu_tables_sub(tables, size);
+	qgpu_tables_put(tables);
+}
 
 static void held_free(struct held *held)
 {
 	qgpu_mem_put(held->mem);
 	qgpu_mem_put(held->other);
+	drop_tables(held->tables, held->tables_size);
 	kfree(held);
+}
+
+static void mapper_free(struct mapper *mapper)
+{
+	drop_tables(mapper->tables, mapper->left);
+	kfree(mapper);
+}
+
+static struct mapper *mapper_of_current(void)
+{
+	struct mapper *mapper;
+
+	lockdep_assert_held(&held_lock);
+	hash_for_each_possible(mappers, mapper, node, (unsigned long)current) {
+		if (mapper->task == current)
+			return mapper;
+	}
+	return NULL;
+}
+
+int qgpu_uvm_mem_map(struct qgpu_tables *tables, u64 size)
+{
+	struct mapper *mapper = kzalloc(sizeof(*mapper), GFP_ATOMIC | __GFP_NOWARN);
+
+	if (!mapper)
+		return -ENOMEM;
+	qgpu_uvm_mem_mapped();	/* the end of the last may have been passed over */
+	mapper->task = current;
+	mapper->tables = qgpu_tables_get(tables);
+	mapper->size = mapper->left = size;
+	spin_lock(&held_lock);
+	hash_add(mappers, &mapper->node, (unsigned long)current);
+	spin_unlock(&held_lock);
+	return 0;
+}
+
+void qgpu_uvm_mem_mapped(void)
+{
+	struct mapper *mapper;
+
+	spin_lock(&held_lock);
+	mapper = mapper_of_current();
+	if (mapper)
+		hash_del(&mapper->node);
+	spin_unlock(&held_lock);
+	if (mapper)
+		mapper_free(mapper);
+}
+
+/* A call can map for several cards, each by a duplicate with page tables of its own; room was asked for once. */
+static void take_tables(struct held *held)
+{
+	struct mapper *mapper = mapper_of_current();
+
+	if (!mapper)
+		return;
+	held->tables = qgpu_tables_get(mapper->tables);
+	if (mapper->left)
+		held->tables_size = mapper->left;
+	else if (!qgpu_tables_add(mapper->tables, mapper->size))
+		held->tables_size = mapper->size;
+	mapper->left = 0;
+}
+
+static bool is_found(struct held *held, const struct qgpu_client *client, u32 handle, struct qgpu_mem *mem)
+{
+	if (held->mem || held->client != client->handle || held->memory != handle || held->pod != client->pod->id)
+		return false;
+	held->mem = qgpu_mem_get(mem);
+	return true;
+}
+
+bool qgpu_uvm_mem_found(struct qgpu_client *client, u32 handle, struct qgpu_mem *mem)
+{
+	struct hlist_node *next;
+	struct held *held;
+	bool found = false;
+
+	spin_lock(&held_lock);
+	hlist_for_each_entry(held, &under_way, node)
+		found |= is_found(held, client, handle, mem);
+	hash_for_each_possible_safe(unknown, held, next, unknown_node, client->handle ^ handle) {
+		if (!is_found(held, client, handle, mem))
+			continue;
+		hash_del(&held->unknown_node);
+		found = true;
+	}
+	spin_unlock(&held_lock);
+	return found;
 }
 
 static int dup_called(struct kretprobe_instance *instance, struct pt_regs *regs)
@@ -59,33 +175,51 @@ static int dup_called(struct kretprobe_instance *instance, struct pt_regs *regs)
 	held->client = regs_get_kernel_argument(regs, 1);
 	held->memory = regs_get_kernel_argument(regs, 2);
 	held->made = (const u32 *)regs_get_kernel_argument(regs, 3);
+	held->info = (const struct nv_uvm_memory_info *)regs_get_kernel_argument(regs, 4);
 	held->mem = qgpu_client_mem(held->client, held->memory);
+	held->pod = qgpu_client_pod(held->client);
 	call->held = held;
 	spin_lock(&held_lock);
+	take_tables(held);
 	hlist_add_head(&held->node, &under_way);
 	spin_unlock(&held_lock);
 	return 0;
+}
+
+/* Into what it has come to. False: it is to be freed. */
+static bool settle(struct held *held, bool made)
+{
+	bool is_unknown;
+
+	lockdep_assert_held(&held_lock);
+	hlist_del(&held->node);
+	is_unknown = made && !held->mem && !held->other && held->pod && held->info && !held->info->sysmem;
+	if (!made || !(held->mem || held->other || held->tables || is_unknown))
+		return false;
+	hash_add(there, &held->node, held->handle);
+	if (is_unknown)
+		hash_add(unknown, &held->unknown_node, held->client ^ held->memory);
+	return true;
 }
 
 static int dup_returned(struct kretprobe_instance *instance, struct pt_regs *regs)
 {
 	struct held *held = ((struct call *)instance->data)->held;
 	bool made = (u32)regs_return_value(regs) == NV_OK;
+	struct qgpu_mem *after = NULL;
 
 	if (made) {
-		held->other = qgpu_client_mem(held->client, held->memory);
-		if (held->other == held->mem) {
-			qgpu_mem_put(held->other);
-			held->other = NULL;
-		}
-		made = held->mem || held->other;
+		after = qgpu_client_mem(held->client, held->memory);
 		held->handle = *held->made;
 	}
 	spin_lock(&held_lock);
-	hlist_del(&held->node);
-	if (made)
-		hash_add(there, &held->node, held->handle);
+	if (after != held->mem) {
+		held->other = after;
+		after = NULL;
+	}
+	made = settle(held, made);
 	spin_unlock(&held_lock);
+	qgpu_mem_put(after);
 	if (!made)
 		held_free(held);
 	return 0;
@@ -104,6 +238,7 @@ static int free_called(struct kretprobe_instance *instance, struct pt_regs *regs
 	}
 	if (found) {
 		hash_del(&found->node);
+		hash_del(&found->unknown_node);
 		hlist_add_head(&found->node, &under_way);
 	}
 	spin_unlock(&held_lock);
@@ -151,6 +286,7 @@ void qgpu_uvm_mem_start(void)
 void qgpu_uvm_mem_stop(void)
 {
 	struct hlist_node *next;
+	struct mapper *mapper;
 	struct held *held;
 	int bucket;
 
@@ -162,10 +298,15 @@ void qgpu_uvm_mem_stop(void)
 	placed = false;
 	hash_for_each_safe(there, bucket, next, held, node) {
 		hash_del(&held->node);
+		hash_del(&held->unknown_node);
 		held_free(held);
 	}
 	hlist_for_each_entry_safe(held, next, &under_way, node) {
 		hlist_del(&held->node);
 		held_free(held);
+	}
+	hash_for_each_safe(mappers, bucket, next, mapper, node) {
+		hash_del(&mapper->node);
+		mapper_free(mapper);
 	}
 }

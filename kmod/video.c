@@ -4,6 +4,7 @@
  * sees them, booked by what RM says of the object it made, freed again if that does not fit. And VID_HEAP_CONTROL, the
  * older family of calls. How much a pod holds is mem.c's.
  */
+#include <linux/sizes.h>
 #include <linux/uaccess.h>
 
 #include "client.h"
@@ -13,6 +14,7 @@
 #include "rm.h"
 #include "seal.h"
 #include "trace.h"
+#include "uvm_mem.h"
 
 /* Video memory by its address: for the privileged, who may be in a pod all the same. */
 bool qgpu_is_physical(u32 class)
@@ -21,73 +23,85 @@ bool qgpu_is_physical(u32 class)
 	       class == NV01_MEMORY_LOCAL_PHYSICAL;
 }
 
-long qgpu_refuse_class(struct qgpu_call *call, size_t status_at)
+bool qgpu_takes_tables(u32 flags)
 {
-	atomic64_inc(&call->pod->refused_allocs);
-	return qgpu_call_answer(call, status_at, NV_ERR_INSUFFICIENT_PERMISSIONS);
+	return flags & NVOS32_ALLOC_FLAGS_SPARSE ||
+	       !(flags & (NVOS32_ALLOC_FLAGS_LAZY | NVOS32_ALLOC_FLAGS_EXTERNALLY_MANAGED));
 }
 
-static long refuse_memory(struct qgpu_call *call, int gpu, u64 size, size_t status_at)
+bool qgpu_chooses_place(u32 flags)
+{
+	return flags & NVOS32_ALLOC_FLAGS_FIXED_ADDRESS_ALLOCATE;
+}
+
+long qgpu_refuse_alloc(struct qgpu_call *call, size_t status_at, u32 status)
 {
 	atomic64_inc(&call->pod->refused_allocs);
+	return qgpu_call_answer(call, status_at, status);
+}
+
+long qgpu_refuse_memory(struct qgpu_call *call, int gpu, u64 size, size_t status_at)
+{
 	trace_qgpu_refuse(call->pod->id, call->nr, NV01_MEMORY_LOCAL_USER, NV_ERR_NO_MEMORY);
 	qgpu_event(QGPU_EVENT_MEMORY_REFUSED, call->pod->id, gpu, size);
-	return qgpu_call_answer(call, status_at, NV_ERR_NO_MEMORY);
+	return qgpu_refuse_alloc(call, status_at, NV_ERR_NO_MEMORY);
 }
 
-/* The answer is not RM's own, and names no new memory: whatever RM made, the pod pays for it until its client goes. */
-static void keep(struct qgpu_client *client, int gpu, u64 reserved)
+void qgpu_take_back(struct qgpu_client *client, u32 parent, u32 handle, struct qgpu_mem *mem)
 {
-	struct qgpu_mem *mem = qgpu_mem_new(client->pod, gpu, reserved);
+	u64 size = 0;
 
-	if (mem && qgpu_client_keep(client, mem))
-		qgpu_mem_put(mem);
+	if (mem && qgpu_rm_memory_size(client->handle, handle, &size) != NV_OK)
+		size = 0;
+	qgpu_rm_free(client->handle, parent, handle);
+	if (mem && qgpu_uvm_mem_found(client, handle, mem))
+		qgpu_mem_grow(mem, size);
 }
 
 /*
- * Memory was reserved and RM allocated something: book it by what RM says of it. Only a memory object of the video
- * memory class is charged; "any location" may have become system memory.
+ * Memory was reserved and RM allocated something: book it by what RM says of it, and use the reservation up. Only a
+ * memory object of the video memory class is charged; "any location" may have become system memory.
  */
 static long book(struct qgpu_call *call, struct qgpu_client *client, const struct qgpu_video *video, u32 handle,
-		 int gpu)
+		 int gpu, struct qgpu_mem *mem)
 {
-	u64 reserved = video->size, size = reserved;
 	struct qgpu_object *object;
+	u64 size;
 	u32 class;
 	bool known = qgpu_rm_class(client->handle, handle, &class) == NV_OK;
 
 	if (!known || class != NV01_MEMORY_LOCAL_USER) {
+		/* The answer is not RM's own: whatever RM made, the pod pays for it until its client goes. */
 		if (call->sealed && known)
-			qgpu_mem_unreserve(call->pod, gpu, reserved);
+			qgpu_mem_put(mem);
 		else
-			keep(client, gpu, reserved);
+			qgpu_mem_keep(client, mem);
 		if (!qgpu_is_physical(class))
 			return 0;
 		/* _rmAllocMemoryLocalUser, for an administrator */
 		qgpu_rm_free(client->handle, video->parent, handle);
-		return qgpu_refuse_class(call, video->status_at);
+		return qgpu_refuse_alloc(call, video->status_at, NV_ERR_INSUFFICIENT_PERMISSIONS);
 	}
 	if (qgpu_rm_memory_size(client->handle, handle, &size) != NV_OK)
-		size = reserved;
-	if (qgpu_mem_resize(call->pod, gpu, reserved, size))
+		size = qgpu_mem_size(mem);
+	if (qgpu_mem_resize(mem, BIT(gpu), size))
 		goto err_free;
-	reserved = size;
 	object = qgpu_object_add(client, handle, video->parent, class, call->sealed);
 	if (PTR_ERR_OR_ZERO(object) == -EEXIST) {	/* a forged answer: it is booked already */
 		qgpu_pod_flag(call->pod, QGPU_POD_TAMPERED, QGPU_EVENT_TAMPERED);
-		keep(client, gpu, reserved);
+		qgpu_mem_keep(client, mem);
 		return 0;
 	}
 	if (IS_ERR(object))
 		goto err_free;
 	object->gpu = gpu;
-	if (!qgpu_mem_attach(object, size))
-		return 0;
-	qgpu_objects_remove(client, handle);
+	qgpu_mem_name(object, mem);
+	qgpu_uvm_mem_found(client, handle, mem);
+	return 0;
 err_free:
-	qgpu_rm_free(client->handle, video->parent, handle);
-	qgpu_mem_unreserve(call->pod, gpu, reserved);
-	return refuse_memory(call, gpu, size, video->status_at);
+	qgpu_take_back(client, video->parent, handle, mem);
+	qgpu_mem_put(mem);
+	return qgpu_refuse_memory(call, gpu, size, video->status_at);
 }
 
 static u32 word_at(const struct qgpu_call *call, size_t at)
@@ -109,7 +123,7 @@ static long without_card(struct qgpu_call *call, struct qgpu_client *client, con
 	ret = qgpu_call_forward(call);
 	handle = word_at(call, video->handle_at);
 	if (word_at(call, video->status_at) != NV_OK) {
-		qgpu_free_unsaid(client, video->parent, handle);
+		qgpu_free_unsaid(client, video->parent, handle, NULL);
 		return ret;
 	}
 	if (qgpu_rm_class(client->handle, handle, &class) != NV_OK ||
@@ -123,6 +137,8 @@ long qgpu_video_alloc(struct qgpu_call *call, const struct qgpu_video *video)
 {
 	struct qgpu_client *client = qgpu_client_lock(video->root, call->pod);
 	int gpu = client && !IS_ERR(client) ? qgpu_object_gpu(client, video->parent) : -1;
+	struct qgpu_mem *mem;
+	u64 size;
 	long ret;
 
 	if (IS_ERR(client))
@@ -133,20 +149,23 @@ long qgpu_video_alloc(struct qgpu_call *call, const struct qgpu_video *video)
 		ret = without_card(call, client, video);
 		goto out;
 	}
-	if (qgpu_mem_reserve(call->pod, gpu, video->size)) {
-		ret = refuse_memory(call, gpu, video->size, video->status_at);
+	/* RM rounds up; what it comes to in the end is charged when it is known */
+	size = video->size > U64_MAX - SZ_64K ? video->size : round_up(video->size, (u64)SZ_64K);
+	mem = qgpu_mem_new(call->pod, BIT(gpu), size, GFP_KERNEL_ACCOUNT);
+	if (IS_ERR(mem)) {
+		ret = qgpu_refuse_memory(call, gpu, video->size, video->status_at);
 		goto out;
 	}
 	ret = qgpu_call_forward(call);
 	if (word_at(call, video->status_at) == NV_OK) {
-		ret = book(call, client, video, word_at(call, video->handle_at), gpu) ?: ret;
+		ret = book(call, client, video, word_at(call, video->handle_at), gpu, mem) ?: ret;
 		goto out;
 	}
-	qgpu_free_unsaid(client, video->parent, word_at(call, video->handle_at));
+	qgpu_free_unsaid(client, video->parent, word_at(call, video->handle_at), mem);
 	if (call->sealed || !qgpu_sealed() || (ret && ret != -EFAULT))
-		qgpu_mem_unreserve(call->pod, gpu, video->size);
+		qgpu_mem_put(mem);
 	else			/* it did not pass the probe */
-		keep(client, gpu, video->size);
+		qgpu_mem_keep(client, mem);
 out:
 	qgpu_client_unlock(client);
 	return ret;
@@ -167,8 +186,13 @@ static bool may_be_video(u32 flags, u32 attr)
 static long heap_alloc(struct qgpu_call *call, u32 attr_at, u32 size_at)
 {
 	struct nvos32 *heap = &call->in.heap;
+	u32 flags = HEAP_U32(heap, 52);
+	bool video = may_be_video(flags, HEAP_U32(heap, attr_at));
 
-	if (!may_be_video(HEAP_U32(heap, 52), HEAP_U32(heap, attr_at)))
+	if ((flags & NVOS32_ALLOC_FLAGS_VIRTUAL ? qgpu_takes_tables(flags) : video && qgpu_chooses_place(flags)) &&
+	    qgpu_pod_limited(call->pod))
+		return qgpu_refuse_alloc(call, offsetof(struct nvos32, status), NV_ERR_NOT_SUPPORTED);
+	if (!video)
 		return qgpu_call_forward(call);
 	return qgpu_video_alloc(call, &(struct qgpu_video){
 		.root = heap->root,

@@ -15,6 +15,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 collect_ignore_glob = [] if os.environ.get("QGPU_VM_BUILD") and not os.environ.get("QGPU_VM_REAL") else ["test_*.py"]
 
 if not collect_ignore_glob:
+    import programs
     import qg
 
 
@@ -102,3 +103,29 @@ def pod(qgpu: qg.Qgpu) -> Iterator[Callable[..., qg.Pod]]:
     info, sim = qgpu.info(), qg.sim()
     assert (info.nr_objects, sim["clients"], sim["objects"]) == (0, 0, 0)
     assert sim["free"] == sim["total"]
+
+
+@pytest.fixture
+def web(pod: Callable[..., qg.Pod]) -> qg.Pod:
+    """A pod of 64 MiB with a program in it."""
+    made = pod("web", memory=(64 << 20) + programs.ROOM)
+    made.process().run(programs.program)
+    return made
+
+
+def _settings(name: str) -> Iterator[Callable[[int], None]]:
+    path = Path("/sys/module/nvidia/parameters", name)
+    yield lambda value: path.write_text(str(value)) and None
+    path.write_text("0")
+
+
+@pytest.fixture
+def linger() -> Iterator[Callable[[int], None]]:
+    """Set how long a call waits in the driver before it is looked at, in us; back to nothing afterwards."""
+    yield from _settings("linger_us")
+
+
+@pytest.fixture
+def late() -> Iterator[Callable[[int], None]]:
+    """Set how long a call stays in the driver when it is done, in us; back to nothing afterwards."""
+    yield from _settings("late_us")

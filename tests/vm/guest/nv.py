@@ -27,8 +27,11 @@ class RmError(Exception):
     """RM said no; ``status`` says how."""
 
     def __init__(self, status: int) -> None:
-        super().__init__(hex(status))
+        super().__init__(status)
         self.status = status
+
+    def __str__(self) -> str:
+        return hex(self.status)
 
 
 def word(nr: int, size: int) -> int:
@@ -72,8 +75,9 @@ class Program:
             raise RmError(fields[8])
         return int(fields[2])
 
-    def memory(self, size: int, handle: int | None = None) -> int:
-        return self.alloc(self.device, MEM, struct.pack("64xQ56x", size), handle)
+    def memory(self, size: int, handle: int | None = None, *, huge: bool = False) -> int:
+        """Memory of the card, of pages of 64 KiB or 2 MiB: RM rounds up."""
+        return self.alloc(self.device, MEM, struct.pack("24xI36xQ56x", (huge and 3) << 23, size), handle)
 
     def tsg(self, engine: int = 1) -> int:
         return self.alloc(self.device, TSG, struct.pack("12xI4x", engine))
@@ -109,6 +113,28 @@ class Program:
         if fields[6]:
             raise RmError(fields[6])
         return int(fields[2])
+
+    def export(self, handle: int, *, plural: bool = False) -> int:
+        """A descriptor that keeps an object, by either of the two calls."""
+        fd = os.open(CTL, os.O_RDWR)
+        if plural:
+            params = struct.pack("iIH66x512IHH", fd, self.device, 1, handle, *bytes(511), 1, 0)
+            self.control(self.client, 0x3D0B, params)
+        else:
+            self.control(self.client, 0x3D05, struct.pack("IIIIiI", 1, self.device, self.device, handle, fd, 0))
+        return fd
+
+    def import_(self, fd: int, *, plural: bool = False, handle: int | None = None) -> int:
+        """Another handle on what a descriptor keeps, by either of the two calls; 0: RM chooses it."""
+        if handle is None:
+            self.last += 1
+            handle = self.last
+        if plural:
+            params = struct.pack("iI128I128xHH", fd, self.device, handle, *bytes(127), 1, 0)
+            answer = self.control(self.client, 0x3D0C, params)
+            return int(struct.unpack_from("I", answer, 8)[0])
+        params = struct.pack("iIIII", fd, 1, self.device, self.device, handle)
+        return int(struct.unpack("iIIII", self.control(self.client, 0x3D06, params))[4])
 
     def heap(self, function: int, **at: int) -> bytearray:
         """VID_HEAP_CONTROL; ``at`` places words: u88=4096 puts a u64 at 88, w44=7 a u32 at 44."""

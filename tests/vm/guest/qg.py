@@ -23,6 +23,8 @@ from qgpu import uapi
 CGROUPS = Path("/sys/fs/cgroup")
 BUILD = Path(os.environ.get("QGPU_VM_BUILD", "/nonexistent"))
 MS = 1_000_000
+#: What RM takes of the card for the address space of a device, and is charged for it.
+SPACE = 64 << 10
 FIGURES = Path("/run/share/figures.json")
 _fork = multiprocessing.get_context("fork")
 
@@ -58,6 +60,15 @@ def loaded(name: str) -> bool:
     return Path("/sys/module", name).exists() and Path("/sys/module", name, "refcnt").exists()
 
 
+def take_descriptor(pid: int, fd: int) -> int:
+    """Get another process's open file, as by a socket."""
+    pidfd = _libc.syscall(434, pid, 0)
+    taken = int(_libc.syscall(438, pidfd, fd, 0))
+    os.close(pidfd)
+    assert taken >= 0, os.strerror(ctypes.get_errno())
+    return taken
+
+
 def nodes() -> None:
     """Make the driver's device nodes, as nvidia-modprobe does."""
     for name, minor in (("nvidiactl", 255), ("nvidia0", 0), ("nvidia1", 1)):
@@ -69,6 +80,12 @@ def sim() -> dict[str, int]:
     """The simulated driver's own totals."""
     words = Path("/proc/driver/nvidia/sim").read_text().splitlines()[0].split()
     return {words[i]: int(words[i + 1]) for i in range(0, len(words), 2)}
+
+
+def used() -> int:
+    """Bytes of the simulated card that are in use, but for those of devices: one in each client."""
+    now = sim()
+    return now["total"] - now["free"] - SPACE * now["clients"]
 
 
 def sim_tsgs() -> list[dict[str, int]]:
@@ -244,6 +261,10 @@ class Pod:
 
     def usage(self, gpu: int = 0) -> Any:
         return self.qgpu.ioctl("USAGE", pod=self.id, gpu=gpu)
+
+    def held(self) -> int:
+        """Bytes it is charged, but for those of devices: one in each client."""
+        return int(self.usage().memory) - SPACE * int(self.info().nr_clients)
 
     def info(self) -> Any:
         return next(pod for pod in self.qgpu.pods() if pod.pod == self.id)

@@ -1,4 +1,4 @@
-"""Managed memory: mappings of /dev/nvidia-uvm count against the pod's limit for as long as they are there."""
+"""What UVM takes: its mappings and their page tables count against the pod's limit for as long as they are there."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ import ctypes
 import errno
 import fcntl
 import os
+import signal
 import struct
+import time
 from pathlib import Path
 
 import nv
 import pytest
 import qg
+from programs import MIB, ROOM
 
-MIB = 1 << 20
 INITIALIZE, DISABLE_HMM, SHARING = 0x30000001, 1, 2
 PARAMETERS = Path("/sys/module/nvidia_uvm/parameters")
 libc = ctypes.CDLL(None, use_errno=True)
@@ -23,6 +25,20 @@ libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 PROT_NONE, PROT_RW, SHARED, PRIVATE, FIXED, ANONYMOUS = 0, 3, 0x01, 0x02, 0x10, 0x20
 
 
+BLOCK, BLOCK_TABLES, BATCH, TABLE = 2 * MIB, 8 << 10, 128 * MIB, 4 << 10
+
+
+def cost(size):
+    """What managed memory that fills its blocks is charged (docs/decisions/0008)."""
+    blocks = size // BLOCK
+    return blocks * (BLOCK + BLOCK_TABLES) + (BATCH if blocks > 1 else 0)
+
+
+def tables(size):
+    """What the page tables of memory that is mapped at 0 are charged: one of each level at least."""
+    return TABLE * sum(-(-size // (1 << bits)) for bits in (21, 29, 38, 47))
+
+
 def start(state, flags=0):
     state["p"] = nv.Program()
     state["uvm"] = os.open("/dev/nvidia-uvm", os.O_RDWR)
@@ -30,8 +46,9 @@ def start(state, flags=0):
 
 
 def take(state, size, protection=PROT_RW):
-    """Map managed memory, as libcuda does: over a reservation, at an offset equal to its address."""
-    at = libc.mmap(None, size, PROT_NONE, PRIVATE | ANONYMOUS, -1, 0)
+    """Map managed memory, as libcuda does: over a reservation, at an offset equal to its address, from a block on."""
+    at = libc.mmap(None, size + BLOCK, PROT_NONE, PRIVATE | ANONYMOUS, -1, 0)
+    at += -at % BLOCK
     got = libc.mmap(at, size, protection, SHARED | FIXED, state["uvm"], at)
     return got if got == at else -ctypes.get_errno()
 
@@ -50,8 +67,16 @@ def allocate(state, size):
 MAP, UNMAP = 0x5101, 0x5102
 
 
-def map_memory(state, handle):
-    fcntl.ioctl(state["uvm"], MAP, struct.pack("II", state["p"].client, handle))
+def map_memory(state, handle, client=None, length=48 * MIB):
+    fcntl.ioctl(state["uvm"], MAP, struct.pack("QQII", 0, length, client or state["p"].client, handle))
+
+
+def try_map(state, handle, length):
+    try:
+        map_memory(state, handle, length=length)
+    except OSError as error:
+        return error.errno
+    return 0
 
 
 def unmap(state):
@@ -72,7 +97,7 @@ def _uvm(_driver):
 @pytest.fixture
 def web(qgpu, pod):
     assert qgpu.info().flags & qg.uapi.NUMBERS["QGPU_INFO_MANAGED"]
-    made = pod("web", memory=64 * MIB)
+    made = pod("web", memory=512 * MIB + ROOM)
     made.process().run(start)
     return made
 
@@ -80,84 +105,114 @@ def web(qgpu, pod):
 def test_managed_memory_counts_from_its_mapping_to_its_unmapping(web):
     (process,) = web.processes
     first, second = process.run(take, 16 * MIB), process.run(take, 8 * MIB)
-    assert web.usage().memory == 24 * MIB
+    assert web.held() == cost(24 * MIB)
     process.run(give_back, first, 16 * MIB)
-    assert web.usage().memory == 8 * MIB
+    assert web.held() == cost(8 * MIB)
     process.run(give_back, second + 4 * MIB, 4 * MIB)
 
-    assert (web.usage().memory, mapped()) == (4 * MIB, 4 * MIB)
+    assert (web.held(), mapped()) == (cost(4 * MIB), 4 * MIB)
+
+
+def test_part_of_a_block_is_charged_as_all_of_it(web):
+    """UVM takes whole pieces of the card; the block of semaphores that every CUDA program has takes one."""
+    (process,) = web.processes
+    at = process.run(take, 64 << 10)
+    assert web.held() == cost(BLOCK)
+    process.run(give_back, at, 32 << 10)
+    assert web.held() == cost(BLOCK)
+    process.run(give_back, at + (32 << 10), 32 << 10)
+
+    assert web.held() == 0
 
 
 def test_what_does_not_fit_is_refused_as_out_of_memory_and_leaves_nothing(qgpu, web):
     (process,) = web.processes
     qgpu.events()
-    assert process.run(take, 65 * MIB) == -errno.ENOMEM
+    assert process.run(take, 384 * MIB) == -errno.ENOMEM
 
-    assert (web.usage().memory, mapped(), web.info().refused_allocs) == (0, 0, 1)
+    assert (web.held(), mapped(), web.info().refused_allocs) == (0, 0, 1)
     assert qg.uapi.NUMBERS["QGPU_EVENT_MEMORY_REFUSED"] in [event.type for event in qgpu.events()]
-    assert process.run(take, 64 * MIB) > 0
+    assert process.run(take, 380 * MIB) > 0
 
 
 def test_managed_and_other_memory_share_one_limit(web):
     (process,) = web.processes
-    assert process.run(take, 40 * MIB) > 0
-    assert process.run(allocate, 40 * MIB) == -nv.NO_MEMORY
-    assert process.run(allocate, 20 * MIB) > 0
+    assert process.run(take, 200 * MIB) > 0
+    assert process.run(allocate, 200 * MIB) == -nv.NO_MEMORY
+    assert process.run(allocate, 150 * MIB) > 0
 
-    assert process.run(take, 8 * MIB) == -errno.ENOMEM
+    assert process.run(take, 40 * MIB) == -errno.ENOMEM
 
 
 def test_all_processes_of_a_pod_share_one_limit(web):
     other = web.process()
     other.run(start)
-    web.processes[0].run(take, 40 * MIB)
+    web.processes[0].run(take, 100 * MIB)
 
-    assert other.run(take, 40 * MIB) == -errno.ENOMEM
-    assert other.run(take, 24 * MIB) > 0
+    assert other.run(take, 200 * MIB) == -errno.ENOMEM
+    assert other.run(take, 100 * MIB) > 0
 
 
 @pytest.mark.parametrize("how", ["exit", "kill"])
 def test_a_process_that_ends_gives_it_back(web, how):
     (process,) = web.processes
     process.run(take, 40 * MIB)
+    process.run(take, 6 * MIB)
     process.stop() if how == "exit" else process.kill()
 
-    qg.until(lambda: web.usage().memory == 0)
+    qg.until(lambda: web.held() == 0)
+
+
+def test_an_address_space_that_ends_gives_it_back_though_a_child_has_the_file(web):
+    def fork(state):
+        state["child"] = os.fork()
+        while not state["child"]:
+            time.sleep(1)
+        return state["child"]
+
+    (process,) = web.processes
+    process.run(take, 40 * MIB)
+    child = process.run(fork)
+    process.kill()
+    try:
+        qg.until(lambda: web.held() == 0)
+    finally:
+        os.kill(child, signal.SIGKILL)
 
 
 def test_mappings_that_the_driver_refuses_do_not_add_up(web):
     (process,) = web.processes
     for _ in range(3):
-        assert process.run(take, 32 * MIB, 1) == -errno.EINVAL
+        assert process.run(take, 200 * MIB, 1) == -errno.EINVAL
 
-    assert process.run(take, 64 * MIB) > 0
-    assert web.usage().memory == 64 * MIB
+    assert process.run(take, 300 * MIB) > 0
+    assert web.held() == cost(300 * MIB)
 
 
 def test_memory_that_uvm_holds_stays_charged_without_a_handle(web):
     """Programs that release memory before they unmap it, and those that go on taking more."""
     (process,) = web.processes
-    handle = process.run(allocate, 48 * MIB)
+    handle = process.run(allocate, 400 * MIB)
     process.run(map_memory, handle)
     process.run(lambda state, handle: state["p"].free(handle), handle)
 
-    assert web.usage().memory == 48 * MIB
-    assert process.run(allocate, 32 * MIB) == -nv.NO_MEMORY
+    assert web.held() == 400 * MIB + tables(48 * MIB)
+    assert process.run(allocate, 113 * MIB) == -nv.NO_MEMORY
     process.run(unmap)
-    assert web.usage().memory == 0
-    assert process.run(allocate, 64 * MIB) > 0
+    assert web.held() == 0
+    assert process.run(allocate, 512 * MIB) > 0
 
 
 def test_memory_that_uvm_holds_is_charged_once(web):
     (process,) = web.processes
     handle = process.run(allocate, 48 * MIB)
     process.run(map_memory, handle)
-    assert web.usage().memory == 48 * MIB
+    assert web.held() == 48 * MIB + tables(48 * MIB)
     process.run(unmap)
-    assert web.usage().memory == 48 * MIB
+    assert web.held() == 48 * MIB
     process.run(lambda state, handle: state["p"].free(handle), handle)
 
-    assert web.usage().memory == 0
+    assert web.held() == 0
 
 
 def test_memory_that_uvm_holds_is_free_when_the_process_ends(web):
@@ -165,7 +220,107 @@ def test_memory_that_uvm_holds_is_free_when_the_process_ends(web):
     process.run(map_memory, process.run(allocate, 48 * MIB))
     process.stop()
 
-    assert (web.usage().memory, qg.sim()["free"]) == (0, qg.sim()["total"])
+    assert (web.held(), qg.used()) == (0, 0)
+
+
+def test_page_tables_of_mappings_are_charged_and_refused_at_the_limit(web):
+    """One piece of memory, mapped over and over: the card gives page tables each time."""
+    (process,) = web.processes
+    web.grant(memory=16 * MIB + 10 * tables(512 * MIB) + qg.SPACE)
+    handle = process.run(allocate, 16 * MIB)
+    answers = [process.run(try_map, handle, 512 * MIB) for _ in range(12)]
+
+    assert answers == 10 * [0] + 2 * [errno.EINVAL]
+    assert qg.used() == web.held() == 16 * MIB + 10 * tables(512 * MIB)
+
+
+def test_page_tables_are_charged_as_the_most_there_were_until_none_is_left(web):
+    """UVM gives a piece of the card back when nothing lies in it any more."""
+    (process,) = web.processes
+    handle = process.run(allocate, 16 * MIB)
+    for _ in range(2):
+        assert process.run(try_map, handle, 64 * MIB) == 0
+    process.run(unmap)
+    assert web.held() == 16 * MIB + 2 * tables(64 * MIB)
+    process.run(try_map, handle, 64 * MIB)
+    assert web.held() == 16 * MIB + 2 * tables(64 * MIB)
+    process.run(unmap)
+    process.run(unmap)
+
+    assert web.held() == 16 * MIB
+
+
+@pytest.mark.parametrize("number", [65, 68, 74], ids=["dynamic parallelism", "semaphores", "sparse"])
+def test_page_tables_of_mappings_without_memory_are_charged_and_refused(web, number):
+    """Any place will do for them, and each takes tables of all levels."""
+
+    def map_tables(state, number, base):
+        try:
+            fcntl.ioctl(state["uvm"], number, struct.pack("QQ", base, 1 << 16).ljust(40, bytes(1)))
+        except OSError as error:
+            return error.errno
+        return 0
+
+    (process,) = web.processes
+    web.grant(memory=10 * tables(1 << 16) + qg.SPACE)
+    answers = [process.run(map_tables, number, base << 47) for base in range(12)]
+
+    assert answers == 10 * [0] + 2 * [errno.EINVAL]
+    assert qg.used() == web.held() == 10 * tables(1 << 16)
+    process.stop()
+    assert web.held() == 0
+
+
+def test_a_mapping_that_fails_costs_nothing(web):
+    (process,) = web.processes
+
+    assert process.run(try_map, 0x5CFFFFFF, 64 * MIB) == errno.EINVAL
+    assert web.held() == 0
+
+
+def test_memory_mapped_before_its_maker_is_answered_is_charged_all_the_same(web, late):
+    """A handle can be guessed: another thread has UVM map the memory while the call that makes it is under way."""
+    maker, mapper = web.processes[0], web.process()
+    mapper.run(start)
+    client, handle = maker.run(lambda state: (state["p"].client, state["p"].last + 1))
+    late(1000000)
+    maker.start(allocate, 48 * MIB)
+    qg.until(lambda: qg.used() > 0)
+    late(0)
+    mapper.run(map_memory, handle, client)
+    assert maker.result() == handle
+    maker.run(lambda state, handle: state["p"].free(handle), handle)
+
+    assert qg.used() == web.held() == 48 * MIB + tables(48 * MIB)
+    mapper.run(unmap)
+    assert web.held() == 0
+
+
+def test_memory_mapped_before_it_is_refused_counts_too(web, late):
+    """RM makes it larger than was asked for; for a moment it is there, and what UVM holds of it stays."""
+
+    def one_huge_page(state):
+        try:
+            return state["p"].memory(1, huge=True)
+        except nv.RmError as error:
+            return -error.status
+
+    maker, mapper = web.processes[0], web.process()
+    mapper.run(start)
+    web.grant(memory=17 * MIB + tables(MIB) + 2 * qg.SPACE)
+    maker.run(allocate, 16 * MIB)
+    client, handle = maker.run(lambda state: (state["p"].client, state["p"].last + 1))
+    late(1000000)
+    maker.start(one_huge_page)
+    qg.until(lambda: qg.used() > 16 * MIB)
+    late(0)
+    mapper.run(map_memory, handle, client, MIB)
+    assert maker.result() == -nv.NO_MEMORY
+
+    assert web.held() == qg.used() == 16 * MIB + tables(MIB) + 2 * MIB
+    assert maker.run(allocate, 1) == -nv.NO_MEMORY
+    mapper.run(unmap)
+    assert web.held() == 16 * MIB
 
 
 def test_hmm_is_off_under_a_limit(web):
@@ -180,7 +335,7 @@ def test_without_a_limit_nothing_is_looked_at(pod):
     process.run(start, SHARING)
 
     assert process.run(take, 128 * MIB) > 0
-    assert free.usage().memory == 0
+    assert free.held() == 0
     assert int((PARAMETERS / "init_flags").read_text()) == SHARING
 
 
@@ -190,12 +345,12 @@ def test_what_was_mapped_while_nobody_looked_counts_from_the_next_mapping(web):
     enforce = Path("/sys/module/qgpu/parameters/enforce")
     process.run(take, 16 * MIB)
     enforce.write_text("0")
-    assert web.usage().memory == 0
+    assert web.held() == 0
     process.run(take, 16 * MIB)
     enforce.write_text("1")
     process.run(take, 8 * MIB)
 
-    assert web.usage().memory == 40 * MIB
+    assert web.held() == cost(40 * MIB)
 
 
 def test_uvm_may_come_after_the_module_and_go_before_it(qgpu, pod):
@@ -208,3 +363,4 @@ def test_uvm_may_come_after_the_module_and_go_before_it(qgpu, pod):
 
     assert qgpu.info().flags & qg.uapi.NUMBERS["QGPU_INFO_MANAGED"]
     assert process.run(take, 65 * MIB) == -errno.ENOMEM
+    assert process.run(take, BLOCK) > 0

@@ -168,6 +168,16 @@ static size_t size_of(u32 cmd)
 		return sizeof(struct nv0000_handle_info);
 	case NV2080_GPU_GET_ID:
 		return sizeof(struct nv2080_gpu_id);
+	case NV0000_CLIENT_OBJECTS_ARE_DUPLICATES:
+		return sizeof(struct nv0000_duplicates);
+	case NV0000_OS_UNIX_EXPORT_OBJECT_TO_FD:
+		return sizeof(struct nv0000_export_object);
+	case NV0000_OS_UNIX_EXPORT_OBJECTS_TO_FD:
+		return sizeof(struct nv0000_export_objects);
+	case NV0000_OS_UNIX_IMPORT_OBJECT_FROM_FD:
+		return sizeof(struct nv0000_import_object);
+	case NV0000_OS_UNIX_IMPORT_OBJECTS_FROM_FD:
+		return sizeof(struct nv0000_import_objects);
 	case NV0080_GPU_FIND_SUBDEVICE_HANDLE:
 		return sizeof(struct nv0080_find_subdevice);
 	case NV0041_GET_SURFACE_INFO:
@@ -182,12 +192,46 @@ static size_t size_of(u32 cmd)
 	return 0;
 }
 
+static u32 are_duplicates(struct sim_client *client, struct nv0000_duplicates *arg)
+{
+	struct sim_object *a = sim_object(client, arg->objects[0]), *b = sim_object(client, arg->objects[1]);
+
+	if (!a || !b)
+		return NV_ERR_OBJECT_NOT_FOUND;
+	arg->duplicates = a->mem && a->mem == b->mem;
+	return NV_OK;
+}
+
+static u32 perform_on_client(struct sim_client *client, u32 cmd, void *params)
+{
+	struct nv0000_export_objects *exports = params;
+	struct nv0000_import_objects *imports = params;
+	struct nv0000_export_object *export = params;
+	struct nv0000_import_object *import = params;
+
+	switch (cmd) {
+	case NV0000_CLIENT_GET_HANDLE_INFO:
+		return handle_info(client, params);
+	case NV0000_CLIENT_OBJECTS_ARE_DUPLICATES:
+		return are_duplicates(client, params);
+	case NV0000_OS_UNIX_EXPORT_OBJECT_TO_FD:
+		return sim_export(client, export->fd, export->object);
+	case NV0000_OS_UNIX_EXPORT_OBJECTS_TO_FD:
+		return sim_export(client, exports->fd, exports->objects[0]);
+	case NV0000_OS_UNIX_IMPORT_OBJECT_FROM_FD:
+		return sim_import(client, import->fd, import->parent, &import->object);
+	case NV0000_OS_UNIX_IMPORT_OBJECTS_FROM_FD:
+		return sim_import(client, imports->fd, imports->parent, &imports->objects[0]);
+	}
+	return NV_ERR_NOT_SUPPORTED;
+}
+
 static u32 perform(const struct sim_file *file, struct sim_client *client, struct nvos54 *arg, void *params)
 {
 	struct sim_object *object = sim_object(client, arg->object);
 
 	if (arg->object == client->handle)
-		return arg->cmd == NV0000_CLIENT_GET_HANDLE_INFO ? handle_info(client, params) : NV_ERR_NOT_SUPPORTED;
+		return perform_on_client(client, arg->cmd, params);
 	if (!object)
 		return NV_ERR_OBJECT_NOT_FOUND;
 	switch (arg->cmd) {
@@ -287,6 +331,8 @@ static void op(struct nvidia_stack_s *stack, void *cmd)
 		op->params.free.status = sim_free(NULL, &op->params.free);
 	else if (op->op == NV04_CONTROL)
 		op->params.control.status = sim_control(NULL, &op->params.control);
+	else if (op->op == NV04_DUP_OBJECT)
+		op->params.dup.status = sim_dup(NULL, &op->params.dup);
 	mutex_unlock(&sim_lock);
 }
 

@@ -1,59 +1,26 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * rm.c - clients, objects and memory as the resource manager keeps them: handles are a client's own, freeing takes
- * the subtree, a client belongs to the file it was made on, a Device needs its card's file to be open.
+ * rm.c - clients and objects as the resource manager keeps them: handles are a client's own, freeing takes the subtree,
+ * a client belongs to the file it was made on, a Device needs its card's file to be open. What lies on a card is
+ * memory.c's.
  */
-#include <linux/delay.h>
 #include <linux/fdtable.h>
 #include <linux/file.h>
-#include <linux/module.h>
 #include <linux/slab.h>
-#include <linux/uaccess.h>
 
 #include "sim.h"
 
 #define NV_ERR_INSERT_DUPLICATE_NAME	0x19
 #define NV_ERR_INSUFFICIENT_RESOURCES	0x1a
-#define NV_ERR_INVALID_ADDRESS		0x1e
-#define PAGE_64K			0x10000ull
+/* What a TSG takes of the card besides its channels. */
+#define COMPUTE_TSG_BYTES		(10 << 20)
+#define OTHER_TSG_BYTES			(1 << 20)
+#define SPACE_BYTES			(64 << 10)	/* of an address space, which a device has too */
 
 DEFINE_MUTEX(sim_lock);
 unsigned int sim_nr_clients, sim_nr_objects, sim_nr_waits;
 static LIST_HEAD(clients);
 static u32 last_client = 0xc1d00000, last_handle = 0xcaf00000;
-static u64 used[SIM_GPUS_MAX];
-static u32 fb_mib = 143771;
-module_param(fb_mib, uint, 0444);
-/* A race made wide: how long a call lingers between being copied in and being acted on. */
-static u32 linger_us;
-module_param(linger_us, uint, 0644);
-
-u64 sim_memory_total(void)
-{
-	return (u64)fb_mib << 20;
-}
-
-u64 sim_memory_free(int gpu)
-{
-	return sim_memory_total() - used[gpu];
-}
-
-int sim_copy_in(const struct sim_file *file, void *to, u64 from, size_t size)
-{
-	if (file)
-		return copy_from_user(to, (void __user *)(uintptr_t)from, size) ? -EFAULT : 0;
-	memcpy(to, (void *)(uintptr_t)from, size);
-	return 0;
-}
-
-int sim_copy_out(const struct sim_file *file, u64 to, const void *from, size_t size)
-{
-	if (file)
-		return copy_to_user((void __user *)(uintptr_t)to, from, size) ? -EFAULT : 0;
-	memcpy((void *)(uintptr_t)to, from, size);
-	return 0;
-}
-
 /* rmclientValidate_IMPL: by file, unless the caller is the kernel. */
 struct sim_client *sim_client(u32 handle, const struct sim_file *file)
 {
@@ -81,49 +48,17 @@ static int is_card(const void *minor, struct file *filp, unsigned int fd)
 	return file->minor == *(const u32 *)minor;
 }
 
-static u32 alloc_mem(struct sim_object *object, u64 *size)
-{
-	struct sim_mem *mem;
-
-	*size = (*size + PAGE_64K - 1) & ~(PAGE_64K - 1);
-	if (object->gpu < 0)
-		return NV_ERR_INVALID_OBJECT_PARENT;
-	if (!*size || *size > sim_memory_free(object->gpu))
-		return NV_ERR_NO_MEMORY;
-	mem = kzalloc(sizeof(*mem), GFP_KERNEL);
-	if (!mem)
-		return NV_ERR_NO_MEMORY;
-	mem->size = *size;
-	mem->refs = 1;
-	mem->gpu = object->gpu;
-	used[object->gpu] += *size;
-	object->mem = mem;
-	return NV_OK;
-}
-
-static u32 alloc_video(const struct sim_file *file, struct sim_object *object, u64 params)
-{
-	u8 block[128] = {};
-	size_t length = sim_major >= 545 ? 128 : 120;
-	u64 *size = (u64 *)(block + NV_MEMORY_PARAMS_SIZE_AT);
-	u32 status;
-
-	if (sim_copy_in(file, block, params, length))
-		return NV_ERR_INVALID_ARGUMENT;
-	status = alloc_mem(object, size);
-	if (status)
-		return status;
-	*(u64 *)(block + 88) = *size - 1;
-	sim_copy_out(file, params, block, length);
-	return NV_OK;
-}
-
-static u32 alloc_tsg(struct sim_client *client, struct sim_object *object)
+static u32 alloc_tsg(struct sim_client *client, struct sim_object *object, u32 engine)
 {
 	struct sim_tsg *tsg = kzalloc(sizeof(*tsg), GFP_KERNEL);
 
 	if (!tsg)
 		return NV_ERR_NO_MEMORY;
+	object->mem = sim_mem_new(object->gpu, !engine || NV_IS_COMPUTE(engine) ? COMPUTE_TSG_BYTES : OTHER_TSG_BYTES);
+	if (!object->mem) {
+		kfree(tsg);
+		return NV_ERR_NO_MEMORY;
+	}
 	INIT_LIST_HEAD(&tsg->channels);
 	tsg->slice_ns = NV_DEFAULT_TIMESLICE_US * 1000ull;
 	tsg->client = client->handle;
@@ -137,12 +72,14 @@ static u32 alloc_channel(const struct sim_file *file, struct sim_client *client,
 			 struct sim_object *parent, u64 params)
 {
 	struct sim_object *memory;
-	u32 status, userd = 0;
+	u32 status, userd = 0, engine = 0;
 
 	if (object->gpu < 0 || (parent->class == KEPLER_CHANNEL_GROUP_A && !parent->tsg))	/* the latter: a duplicate */
 		return NV_ERR_INVALID_OBJECT_PARENT;
+	if (params)
+		sim_copy_in(file, &engine, params + NV_CHANNEL_PARAMS_ENGINE_AT, sizeof(engine));
 	if (parent->class != KEPLER_CHANNEL_GROUP_A) {
-		status = alloc_tsg(client, object);
+		status = alloc_tsg(client, object, engine);
 		if (status)
 			return status;
 	} else {
@@ -165,7 +102,7 @@ static u32 alloc_channel(const struct sim_file *file, struct sim_client *client,
 static u32 construct(const struct sim_file *file, struct sim_client *client, struct sim_object *object, u64 params)
 {
 	struct sim_object *parent = sim_object(client, object->parent);
-	u32 instance = 0;
+	u32 instance = 0, tsg[4] = { 0 };	/* ..., ..., vaspace, engine */
 
 	if (object->class == NV01_DEVICE_0) {
 		if (params && sim_copy_in(file, &instance, params, sizeof(instance)))
@@ -175,18 +112,28 @@ static u32 construct(const struct sim_file *file, struct sim_client *client, str
 		if (file && !iterate_fd(current->files, 0, is_card, &instance))
 			return NV_ERR_INSUFFICIENT_PERMISSIONS;
 		object->gpu = instance;
-		return NV_OK;
+		object->mem = sim_mem_new(instance, SPACE_BYTES);
+		return object->mem ? NV_OK : NV_ERR_NO_MEMORY;
 	}
 	if (object->parent != client->handle && !parent)
 		return NV_ERR_INVALID_OBJECT_PARENT;
 	object->gpu = parent ? parent->gpu : -1;
+	if (object->class == FERMI_VASPACE_A && object->gpu >= 0) {
+		object->mem = sim_mem_new(object->gpu, SPACE_BYTES);
+		return object->mem ? NV_OK : NV_ERR_NO_MEMORY;
+	}
 	if (object->class == NV01_MEMORY_LOCAL_USER)
-		return alloc_video(file, object, params);
+		return sim_alloc_video(file, object, params);
+	if (object->class == NV50_MEMORY_VIRTUAL)
+		return sim_alloc_space(file, object, params);
 	if (object->class == KEPLER_CHANNEL_GROUP_A && params)
-		sim_copy_in(file, &object->vaspace, params + 8, sizeof(object->vaspace));
+		sim_copy_in(file, tsg, params, sizeof(tsg));
+	object->vaspace = tsg[2];
 	if (object->class == KEPLER_CHANNEL_GROUP_A)
-		return parent && parent->class == NV01_DEVICE_0 ? alloc_tsg(client, object) :
+		return parent && parent->class == NV01_DEVICE_0 ? alloc_tsg(client, object, tsg[3]) :
 								 NV_ERR_INVALID_OBJECT_PARENT;
+	if (object->class == NV_SEMAPHORE_SURFACE)
+		return sim_hold_memory(file, client, params);
 	if (NV_IS_GPFIFO(object->class))
 		return parent ? alloc_channel(file, client, object, parent, params) : NV_ERR_INVALID_OBJECT_PARENT;
 	if (object->class == 0x73)	/* no display, as on the recorded card */
@@ -194,18 +141,10 @@ static u32 construct(const struct sim_file *file, struct sim_client *client, str
 	return NV_OK;
 }
 
-static void mem_put(struct sim_mem *mem)
-{
-	if (!mem || --mem->refs)
-		return;
-	used[mem->gpu] -= mem->size;
-	kfree(mem);
-}
-
-static void destroy(struct sim_client *client, struct sim_object *object)
+void sim_destroy(struct sim_client *client, struct sim_object *object)
 {
 	xa_erase(&client->objects, object->handle);
-	mem_put(object->mem);
+	sim_mem_put(object->mem);
 	if (object->channel) {
 		sim_gpu_advance(object->gpu);
 		if (object->channel->disabled && object->channel->left)
@@ -221,7 +160,7 @@ static void destroy(struct sim_client *client, struct sim_object *object)
 	sim_nr_objects--;
 }
 
-static u32 insert(struct sim_client *client, u32 parent, u32 *handle, u32 class, struct sim_object **ret)
+u32 sim_insert(struct sim_client *client, u32 parent, u32 *handle, u32 class, struct sim_object **ret)
 {
 	struct sim_object *object;
 
@@ -271,7 +210,7 @@ static u32 write_back(const struct sim_file *file, u64 params)
 	return NV_ERR_INVALID_ADDRESS;
 }
 
-static u32 alloc(struct sim_file *file, u32 root, u32 parent, u32 *handle, u32 class, u64 params)
+u32 sim_alloc(struct sim_file *file, u32 root, u32 parent, u32 *handle, u32 class, u64 params)
 {
 	struct sim_client *client;
 	struct sim_object *object;
@@ -286,13 +225,13 @@ static u32 alloc(struct sim_file *file, u32 root, u32 parent, u32 *handle, u32 c
 	if (!client)
 		return NV_ERR_INVALID_CLIENT;
 	parent = parent ?: root;
-	status = insert(client, parent, handle, class, &object);
+	status = sim_insert(client, parent, handle, class, &object);
 	if (status)
 		return status;
 	status = construct(file, client, object, params);
 	if (!status)
 		return write_back(file, params);
-	destroy(client, object);
+	sim_destroy(client, object);
 	return status;
 }
 
@@ -320,17 +259,18 @@ static void destroy_below(struct sim_client *client, u32 handle)
 		object->doomed = is_below(client, object, handle);
 	xa_for_each(&client->objects, index, object) {
 		if (object->doomed && object->channel)
-			destroy(client, object);
+			sim_destroy(client, object);
 	}
 	xa_for_each(&client->objects, index, object) {
 		if (object->doomed)
-			destroy(client, object);
+			sim_destroy(client, object);
 	}
 }
 
 static void destroy_client(struct sim_client *client)
 {
 	destroy_below(client, client->handle);
+	sim_mem_put(client->tables);
 	list_del(&client->node);
 	xa_destroy(&client->objects);
 	kfree(client);
@@ -351,7 +291,7 @@ u32 sim_free(const struct sim_file *file, struct nvos00 *arg)
 	return NV_OK;
 }
 
-static u32 dup(struct sim_file *file, struct nvos55 *arg)
+u32 sim_dup(const struct sim_file *file, struct nvos55 *arg)
 {
 	struct sim_client *client = sim_client(arg->client, file), *from = sim_client(arg->client_src, NULL);
 	struct sim_object *source = from ? sim_object(from, arg->object_src) : NULL, *object;
@@ -361,7 +301,7 @@ static u32 dup(struct sim_file *file, struct nvos55 *arg)
 		return NV_ERR_INVALID_CLIENT;
 	if (!source)
 		return NV_ERR_OBJECT_NOT_FOUND;
-	status = insert(client, arg->parent, &arg->object, source->class, &object);
+	status = sim_insert(client, arg->parent, &arg->object, source->class, &object);
 	if (status)
 		return status;
 	object->gpu = source->gpu;
@@ -369,173 +309,6 @@ static u32 dup(struct sim_file *file, struct nvos55 *arg)
 	if (object->mem)
 		object->mem->refs++;
 	return NV_OK;
-}
-
-static u32 vid_heap(struct sim_file *file, struct nvos32 *arg)
-{
-	u32 *handle = (u32 *)(arg->data + 4), *flags = (u32 *)(arg->data + 12), *attr = (u32 *)(arg->data + 16);
-	struct sim_client *client = sim_client(arg->root, file);
-	struct nvos00 free = { arg->root, arg->parent, *handle };
-	struct sim_object *object;
-	u32 status, class;
-
-	if (!client)
-		return NV_ERR_INVALID_CLIENT;
-	arg->total = sim_memory_total();
-	arg->free = sim_memory_free(0);
-	if (arg->function == NVOS32_FUNCTION_INFO)
-		return NV_OK;
-	if (arg->function == NVOS32_FUNCTION_FREE)
-		return sim_free(file, &free);
-	if (arg->function != NVOS32_FUNCTION_ALLOC_SIZE)
-		return NV_ERR_NOT_SUPPORTED;
-	class = *flags & NVOS32_ALLOC_FLAGS_VIRTUAL ? 0x50a0 :
-		NVOS32_ATTR_LOCATION(*attr) == NVOS32_ATTR_LOCATION_VIDMEM ? NV01_MEMORY_LOCAL_USER : 0x3e;
-	status = insert(client, arg->parent, handle, class, &object);
-	if (status)
-		return status;
-	object->gpu = sim_object(client, arg->parent) ? sim_object(client, arg->parent)->gpu : -1;
-	status = class == NV01_MEMORY_LOCAL_USER ? alloc_mem(object, (u64 *)(arg->data + 48)) : NV_OK;
-	if (status)
-		destroy(client, object);
-	return status;
-}
-
-static u32 submit(struct sim_file *file, const struct sim_submit *arg)
-{
-	struct sim_client *client = sim_client(arg->client, file);
-	struct sim_object *object = client ? sim_object(client, arg->channel) : NULL;
-
-	if (!object || !object->channel)
-		return NV_ERR_OBJECT_NOT_FOUND;
-	sim_gpu_submit(object->gpu, object->channel, arg);
-	return NV_OK;
-}
-
-static u32 query(struct sim_file *file, struct sim_query *arg)
-{
-	struct sim_client *client = sim_client(arg->client, file);
-	struct sim_object *object = client ? sim_object(client, arg->channel) : NULL;
-
-	if (!object || !object->channel)
-		return NV_ERR_OBJECT_NOT_FOUND;
-	sim_gpu_advance(object->gpu);
-	arg->now_ns = ktime_get_ns();
-	arg->kernels = object->channel->kernels;
-	arg->run_ns = object->tsg->run_ns;
-	arg->starts = object->tsg->starts;
-	arg->nr_latencies = object->channel->nr_latencies;
-	memcpy(arg->latency_ns, object->channel->latency_ns, sizeof(arg->latency_ns));
-	return NV_OK;
-}
-
-/* nv_uvm_interface.c: duplicates of memory in a client that is UVM's own, of which only the memory is kept here. */
-static DEFINE_XARRAY_ALLOC1(held);
-
-u32 nvUvmInterfaceDupMemory(void *device, u32 client, u32 memory, u32 *made, void *info);
-u32 nvUvmInterfaceDupMemory(void *device, u32 client, u32 memory, u32 *made, void *info)
-{
-	struct sim_object *object;
-	u32 status = NV_ERR_OBJECT_NOT_FOUND;
-
-	mutex_lock(&sim_lock);
-	object = sim_client(client, NULL) ? sim_object(sim_client(client, NULL), memory) : NULL;
-	if (object && object->mem) {
-		status = xa_alloc(&held, made, object->mem, xa_limit_32b, GFP_KERNEL) ? NV_ERR_NO_MEMORY : NV_OK;
-		object->mem->refs += !status;
-	}
-	mutex_unlock(&sim_lock);
-	return status;
-}
-EXPORT_SYMBOL(nvUvmInterfaceDupMemory);
-
-u32 nvUvmInterfaceFreeDupedHandle(void *device, u32 handle);
-u32 nvUvmInterfaceFreeDupedHandle(void *device, u32 handle)
-{
-	mutex_lock(&sim_lock);
-	mem_put(xa_erase(&held, handle));
-	mutex_unlock(&sim_lock);
-	return NV_OK;
-}
-EXPORT_SYMBOL(nvUvmInterfaceFreeDupedHandle);
-
-/* The answer is the escape's own; what an object call came to stands in its status. */
-static u32 dispatch(struct sim_file *file, u32 nr, void *data, u32 size)
-{
-	struct nvos02_fd *memory = data;
-	struct nvos64 *wide = data;
-	struct nvos21 *narrow = data;
-	struct nvos05 *bare = data;
-
-	switch (nr) {
-	case NV_ESC_RM_ALLOC:
-		if (size < sizeof(*narrow))
-			return NV_ERR_INVALID_ARGUMENT;
-		if (narrow->class <= NV01_ROOT_NON_PRIV)
-			narrow->class = NV01_ROOT_CLIENT;	/* and so it is answered */
-		if (size == sizeof(*wide))
-			wide->status = alloc(file, wide->root, wide->parent, &wide->object, wide->class, wide->params);
-		else if (size == sizeof(*narrow))
-			narrow->status = alloc(file, narrow->root, narrow->parent, &narrow->object, narrow->class,
-					       narrow->params);
-		else
-			return NV_ERR_INVALID_ARGUMENT;
-		return NV_OK;
-	case NV_ESC_RM_ALLOC_OBJECT:
-		if (size != sizeof(*bare))
-			return NV_ERR_INVALID_ARGUMENT;
-		bare->status = alloc(file, bare->root, bare->parent, &bare->object, bare->class, 0);
-		return NV_OK;
-	case NV_ESC_RM_ALLOC_MEMORY:
-		if (size != sizeof(*memory))
-			return NV_ERR_INVALID_ARGUMENT;
-		/* _rmAllocMemoryLocalUser: all of the card's memory, for an administrator */
-		if (memory->class == NV01_MEMORY_LOCAL_USER)
-			memory->class = NV01_MEMORY_LOCAL_PHYSICAL;
-		memory->status = alloc(file, memory->root, memory->parent, &memory->object, memory->class, 0);
-		return NV_OK;
-	case NV_ESC_RM_FREE:
-		if (size != sizeof(struct nvos00))
-			return NV_ERR_INVALID_ARGUMENT;
-		((struct nvos00 *)data)->status = sim_free(file, data);
-		return NV_OK;
-	case NV_ESC_RM_CONTROL:
-		if (size != sizeof(struct nvos54))
-			return NV_ERR_INVALID_ARGUMENT;
-		((struct nvos54 *)data)->status = sim_control(file, data);
-		return NV_OK;
-	case NV_ESC_RM_DUP_OBJECT:
-		if (size != sizeof(struct nvos55))
-			return NV_ERR_INVALID_ARGUMENT;
-		((struct nvos55 *)data)->status = dup(file, data);
-		return NV_OK;
-	case NV_ESC_RM_VID_HEAP_CONTROL:
-		if (size != sizeof(struct nvos32))
-			return NV_ERR_INVALID_ARGUMENT;
-		((struct nvos32 *)data)->status = vid_heap(file, data);
-		return NV_OK;
-	case SIM_ESC_SUBMIT:
-		return size == sizeof(struct sim_submit) ? submit(file, data) : NV_ERR_INVALID_ARGUMENT;
-	case SIM_ESC_QUERY:
-		return size == sizeof(struct sim_query) ? query(file, data) : NV_ERR_INVALID_ARGUMENT;
-	/* answered, without effect: mappings, events, versions, card lists */
-	case 0x35: case 0x41: case 0x4e: case 0x4f: case 0x52: case 0x54: case 0x57: case 0x58: case 0x59: case 0x5e:
-	case 200: case 206: case 207: case 210: case 212: case 213: case 214: case 215: case 218:
-		return NV_OK;
-	}
-	return NV_ERR_INVALID_ARGUMENT;
-}
-
-u32 sim_escape(struct sim_file *file, u32 nr, void *data, u32 size)
-{
-	u32 status;
-
-	if (READ_ONCE(linger_us))
-		usleep_range(linger_us, linger_us + 10);
-	mutex_lock(&sim_lock);
-	status = dispatch(file, nr, data, size);
-	mutex_unlock(&sim_lock);
-	return status;
 }
 
 void sim_close(struct sim_file *file)
@@ -547,5 +320,6 @@ void sim_close(struct sim_file *file)
 		if (client->owner == file)
 			destroy_client(client);
 	}
+	sim_file_drop(file);
 	mutex_unlock(&sim_lock);
 }

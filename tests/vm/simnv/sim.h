@@ -2,8 +2,8 @@
 /*
  * sim.h - a simulated NVIDIA driver: enough of nvidia.ko for qgpu.ko to stand in, measure and gate.
  *
- * dev.c is the character devices, rm.c the objects, control.c the controls, gpu.c the card that runs channels,
- * pm.c what it is like while the machine sleeps.
+ * dev.c is the character devices, calls.c the calls, rm.c the objects, memory.c what lies on the cards, control.c the
+ * controls, gpu.c the card that runs channels, pm.c what it is like while the machine sleeps.
  * Layouts are those of kmod/nvrm.h, which it shares with qgpu.ko on purpose only for its structs.
  */
 #ifndef _SIM_H
@@ -20,6 +20,9 @@
 #define SIM_CHANNELS_MAX	512	/* of a card; the real one has a few thousand */
 #define SIM_SWITCH_NS		84000
 #define SIM_LATENCIES		512
+#define SIM_HELD_MAX		16
+
+#define NV_ERR_INVALID_ADDRESS	0x1e
 
 /* The simulator's own escapes, for tests: a real process would write memory and ring a doorbell. */
 #define SIM_ESC_SUBMIT		0xf0
@@ -46,6 +49,8 @@ struct sim_file {
 	u32 minor;
 	struct sim_file *control;	/* REGISTER_FD */
 	struct file *control_filp;
+	struct sim_mem *held[SIM_HELD_MAX];	/* exported to it, or held inside RM for its clients */
+	unsigned int nr_held;
 };
 
 struct sim_mem {
@@ -86,6 +91,7 @@ struct sim_client {
 	u32 handle;
 	struct sim_file *owner;
 	struct xarray objects;
+	struct sim_mem *tables;		/* of its mappings by RM */
 };
 
 extern struct mutex sim_lock;		/* RM's API lock, and everything else */
@@ -99,12 +105,32 @@ u32 sim_escape(struct sim_file *file, u32 nr, void *data, u32 size);
 void sim_close(struct sim_file *file);
 struct sim_client *sim_client(u32 handle, const struct sim_file *file);
 struct sim_object *sim_object(struct sim_client *client, u32 handle);
+u32 sim_insert(struct sim_client *client, u32 parent, u32 *handle, u32 class, struct sim_object **ret);
+void sim_destroy(struct sim_client *client, struct sim_object *object);
+u32 sim_alloc(struct sim_file *file, u32 root, u32 parent, u32 *handle, u32 class, u64 params);
 u32 sim_free(const struct sim_file *file, struct nvos00 *arg);
+u32 sim_dup(const struct sim_file *file, struct nvos55 *arg);
 u32 sim_control(const struct sim_file *file, struct nvos54 *arg);
 int sim_copy_in(const struct sim_file *file, void *to, u64 from, size_t size);
 int sim_copy_out(const struct sim_file *file, u64 to, const void *from, size_t size);
+
+struct sim_mem *sim_mem_new(int gpu, u64 size);
+void sim_mem_put(struct sim_mem *mem);
 u64 sim_memory_free(int gpu);
 u64 sim_memory_total(void);
+u32 sim_alloc_video(const struct sim_file *file, struct sim_object *object, u64 params);
+u32 sim_alloc_space(const struct sim_file *file, struct sim_object *object, u64 params);
+u32 sim_map_dma(const struct sim_file *file, u32 *data, u32 size);
+u32 sim_heap(struct sim_file *file, struct nvos32 *arg);
+u32 sim_hold_memory(const struct sim_file *file, struct sim_client *client, u64 params);
+u32 sim_export(struct sim_client *client, s32 fd, u32 handle);
+u32 sim_import(struct sim_client *client, s32 fd, u32 parent, u32 *handle);
+int sim_file_hold(struct sim_file *file, struct sim_mem *mem);
+void sim_file_drop(struct sim_file *file);
+/* For UVM: memory of the first card that has no handle. */
+struct sim_mem *sim_uvm_take(u64 size);
+void sim_uvm_give_back(struct sim_mem *mem);
+
 extern unsigned int sim_nr_clients, sim_nr_objects;
 extern unsigned int sim_nr_waits;	/* frees of gated channels with work */
 

@@ -11,12 +11,20 @@
 #include <linux/uaccess.h>
 #include <linux/version.h>
 
+#include "sim.h"
+
 #define UVM_INITIALIZE 0x30000001
-/* The test bed's own: map memory of a client {client, memory}, and unmap it again. */
+/* The test bed's own numbers: map memory of a client, and unmap the last of what is mapped. */
 #define SIM_UVM_MAP 0x5101
 #define SIM_UVM_UNMAP 0x5102
+#define HELD_MAX 4096
 
-u32 nvUvmInterfaceDupMemory(void *device, u32 client, u32 memory, u32 *made, void *info);
+struct sim_uvm_map {	/* begins as UVM_MAP_EXTERNAL_ALLOCATION_PARAMS does */
+	u64 base, length;
+	u32 client, memory;
+};
+
+u32 nvUvmInterfaceDupMemory(void *device, u32 client, u32 memory, u32 *made, struct nv_uvm_memory_info *info);
 u32 nvUvmInterfaceFreeDupedHandle(void *device, u32 handle);
 
 /* What the last file was initialised with, and what is mapped, in bytes; for tests. */
@@ -34,13 +42,18 @@ module_param_cb(mapped, &mapped_ops, NULL, 0444);
 
 struct uvm_va_space {
 	u64 flags;
-	u32 held;	/* one at a time is enough */
+	u32 nr_held, nr_tables;
+	struct sim_mem *tables[HELD_MAX];
+	struct {
+		u32 handle;
+		struct sim_mem *tables;
+	} held[HELD_MAX];
 };
 
 u32 uvm_va_space_create(struct address_space *mapping, struct uvm_va_space **where, u64 flags);
 noinline u32 uvm_va_space_create(struct address_space *mapping, struct uvm_va_space **where, u64 flags)
 {
-	*where = kzalloc(sizeof(**where), GFP_KERNEL);
+	*where = kvzalloc(sizeof(**where), GFP_KERNEL);
 	if (!*where)
 		return 0x51;
 	(*where)->flags = flags;
@@ -48,20 +61,102 @@ noinline u32 uvm_va_space_create(struct address_space *mapping, struct uvm_va_sp
 	return 0;
 }
 
+/* Page tables, of 4 KiB: the one of each level that a range falls into, and more where it is longer. */
+static struct sim_mem *take_tables(u64 base, u64 length)
+{
+	static const u8 bits[] = { 21, 29, 38, 47 };
+	u64 last = base + max(length, 1ull) - 1, nr = 0;
+	int i;
+
+	for (i = 0; i < ARRAY_SIZE(bits); i++)
+		nr += (last >> bits[i]) - (base >> bits[i]) + 1;
+	return last < base ? NULL : sim_uvm_take(nr << 12);
+}
+
+static u32 map_tables(const u64 *params, struct file *filp)
+{
+	struct uvm_va_space *space = filp->private_data;
+
+	if (space->nr_tables == HELD_MAX)
+		return NV_ERR_NO_MEMORY;
+	space->tables[space->nr_tables] = take_tables(params[0], params[1]);
+	return space->tables[space->nr_tables++] ? NV_OK : NV_ERR_NO_MEMORY;
+}
+
+u32 uvm_api_map_dynamic_parallelism_region(const u64 *params, struct file *filp);
+noinline u32 uvm_api_map_dynamic_parallelism_region(const u64 *params, struct file *filp)
+{
+	return map_tables(params, filp);
+}
+
+u32 uvm_api_map_external_sparse(const u64 *params, struct file *filp);
+noinline u32 uvm_api_map_external_sparse(const u64 *params, struct file *filp)
+{
+	return map_tables(params, filp);
+}
+
+u32 uvm_api_alloc_semaphore_pool(const u64 *params, struct file *filp);
+noinline u32 uvm_api_alloc_semaphore_pool(const u64 *params, struct file *filp)
+{
+	return map_tables(params, filp);
+}
+
+u32 uvm_api_map_external_allocation(struct sim_uvm_map *params, struct file *filp);
+noinline u32 uvm_api_map_external_allocation(struct sim_uvm_map *params, struct file *filp)
+{
+	struct uvm_va_space *space = filp->private_data;
+	struct nv_uvm_memory_info info;
+	u32 status, handle;
+
+	if (space->nr_held == HELD_MAX)
+		return NV_ERR_NO_MEMORY;
+	status = nvUvmInterfaceDupMemory(NULL, params->client, params->memory, &handle, &info);
+	if (status)
+		return status;
+	space->held[space->nr_held].handle = handle;
+	space->held[space->nr_held].tables = take_tables(params->base, params->length);
+	space->nr_held++;
+	return 0;
+}
+
+/* By UVM's own numbers; only what begins with base and length is looked at. */
+static u32 call_by_number(struct file *filp, unsigned int cmd, const u64 *params)
+{
+	switch (cmd) {
+	case 65:
+		return uvm_api_map_dynamic_parallelism_region(params, filp);
+	case 68:
+		return uvm_api_alloc_semaphore_pool(params, filp);
+	case 74:
+		return uvm_api_map_external_sparse(params, filp);
+	}
+	return NV_OK;
+}
+
+static void unmap_last(struct uvm_va_space *space)
+{
+	space->nr_held--;
+	nvUvmInterfaceFreeDupedHandle(NULL, space->held[space->nr_held].handle);
+	sim_uvm_give_back(space->held[space->nr_held].tables);
+}
+
 static long uvm_unlocked_ioctl_entry(struct file *filp, unsigned int cmd, unsigned long arg)
 {
 	struct uvm_va_space *space = filp->private_data;
-	u32 memory[2];
-	u64 flags;
+	struct sim_uvm_map map;
+	u64 flags, range[2];
 
-	if (cmd == SIM_UVM_MAP && space && !space->held) {
-		if (copy_from_user(memory, (void __user *)arg, sizeof(memory)))
+	if (cmd == SIM_UVM_MAP && space) {
+		if (copy_from_user(&map, (void __user *)arg, sizeof(map)))
 			return -EFAULT;
-		return nvUvmInterfaceDupMemory(NULL, memory[0], memory[1], &space->held, NULL) ? -EINVAL : 0;
+		return uvm_api_map_external_allocation(&map, filp) ? -EINVAL : 0;
 	}
-	if (cmd == SIM_UVM_UNMAP && space && space->held) {
-		nvUvmInterfaceFreeDupedHandle(NULL, space->held);
-		space->held = 0;
+	if (cmd == SIM_UVM_UNMAP && space && space->nr_held)
+		unmap_last(space);
+	if ((cmd == 65 || cmd == 68 || cmd == 74) && space) {
+		if (copy_from_user(range, (void __user *)arg, sizeof(range)))
+			return -EFAULT;
+		return call_by_number(filp, cmd, range) ? -EINVAL : 0;
 	}
 	if (cmd != UVM_INITIALIZE || filp->private_data)
 		return 0;
@@ -108,9 +203,11 @@ static noinline int uvm_release_entry(struct inode *inode, struct file *filp)
 {
 	struct uvm_va_space *space = filp->private_data;
 
-	if (space && space->held)
-		nvUvmInterfaceFreeDupedHandle(NULL, space->held);
-	kfree(space);
+	while (space && space->nr_held)
+		unmap_last(space);
+	while (space && space->nr_tables)
+		sim_uvm_give_back(space->tables[--space->nr_tables]);
+	kvfree(space);
 	return 0;
 }
 

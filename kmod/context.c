@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * context.c - TSGs and channels that a pod makes: which TSG an object is or is in. And what RM takes of the card for
+ * objects without a handle to it. What is done with TSGs is left to tsg.c.
+ */
+#include <linux/sizes.h>
+
+#include "client.h"
+#include "escape.h"
+#include "gpu.h"
+#include "mem.h"
+#include "nvrm.h"
+#include "tsg.h"
+
+/*
+ * For a TSG RM takes buffers for context switches and page tables: 9.6 MiB in all were measured for a CUDA context on an
+ * H200. A TSG whose engine is left open is one for compute. For an address space, of which every device has one too, it
+ * takes the first page tables: 20 KiB there.
+ */
+#define COMPUTE_TSG_BYTES	SZ_16M
+#define OTHER_TSG_BYTES		SZ_1M
+#define SPACE_BYTES		SZ_64K
+
+static bool is_compute(u32 engine)
+{
+	return !engine || NV_IS_COMPUTE(engine);
+}
+
+static struct qgpu_tsg *tsg_above(struct qgpu_client *client, u32 parent)
+{
+	const struct qgpu_object *above = qgpu_object_find(client, parent);
+
+	return above && above->class == KEPLER_CHANNEL_GROUP_A ? above->tsg : NULL;
+}
+
+static u64 taken_for(struct qgpu_client *client, u32 parent, u32 class, u32 engine)
+{
+	if (class == NV01_DEVICE_0 || class == FERMI_VASPACE_A)
+		return SPACE_BYTES;
+	if (class == KEPLER_CHANNEL_GROUP_A || (NV_IS_GPFIFO(class) && !tsg_above(client, parent)))
+		return is_compute(engine) ? COMPUTE_TSG_BYTES : OTHER_TSG_BYTES;
+	return 0;
+}
+
+struct qgpu_mem *qgpu_reserve_taken(struct qgpu_client *client, u32 parent, u32 class, u32 engine)
+{
+	u64 size = taken_for(client, parent, class, engine);
+	int gpu = qgpu_object_gpu(client, parent);
+
+	if (class == NV01_DEVICE_0)
+		return qgpu_mem_new(client->pod, qgpu_pod_limited(client->pod), size, GFP_KERNEL_ACCOUNT);
+	if (gpu < 0 || !size)
+		return NULL;	/* without a card it will be refused for that */
+	return qgpu_mem_new(client->pod, BIT(gpu), size, GFP_KERNEL_ACCOUNT);
+}
+
+void qgpu_device_learned(struct qgpu_object *device)
+{
+	if (device->mem && device->gpu >= 0)
+		qgpu_mem_resize(device->mem, BIT(device->gpu), SPACE_BYTES);
+}
+
+bool qgpu_is_in_compute_tsg(struct qgpu_client *client, u32 channel)
+{
+	const struct qgpu_object *object = qgpu_object_find(client, channel);
+
+	return object && object->tsg && is_compute(object->tsg->engine);
+}
+
+/* The one that the object is, or (handle 0) that RM makes for it. */
+static struct qgpu_tsg *add(struct qgpu_client *client, const struct qgpu_object *object, u32 handle, u32 engine)
+{
+	return qgpu_tsg_add(client, &qgpu_gpus[object->gpu], handle, qgpu_object_device(client, object->parent), engine);
+}
+
+static int enter_as_channel(struct qgpu_client *client, struct qgpu_object *channel, u32 engine)
+{
+	struct qgpu_tsg *tsg = tsg_above(client, channel->parent) ?: add(client, channel, 0, engine);
+	int ret;
+
+	if (IS_ERR(tsg))
+		return PTR_ERR(tsg);
+	ret = qgpu_channel_add(tsg, channel->handle);
+	if (!ret)
+		channel->tsg = tsg;
+	else if (qgpu_tsg_hidden(tsg))
+		qgpu_tsg_remove(tsg);
+	return ret;
+}
+
+int qgpu_enter_tsg(struct qgpu_client *client, struct qgpu_object *object, u32 engine)
+{
+	struct qgpu_tsg *tsg;
+
+	if (object->class != KEPLER_CHANNEL_GROUP_A && !NV_IS_GPFIFO(object->class))
+		return 0;
+	if (object->gpu < 0)
+		return -ENODEV;
+	if (NV_IS_GPFIFO(object->class))
+		return enter_as_channel(client, object, engine);
+	tsg = add(client, object, object->handle, engine);
+	if (IS_ERR(tsg))
+		return PTR_ERR(tsg);
+	object->tsg = tsg;
+	return 0;
+}

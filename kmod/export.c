@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * export.c - memory that leaves a client by a descriptor, or to the fabric, and memory that comes by a descriptor.
+ *
+ * What is exported outlives its handle and its client, and nobody here sees its end. So it stays charged until the pod
+ * has no file of the driver left. Where it does not stand plainly what is named, all memory of the client is meant.
+ *
+ * What comes is compared with what the pod itself has exported; RM knows whether two handles are the same memory. The
+ * same memory is charged once. What is not found, because it is another pod's or its exporter has freed its handle, is
+ * charged as the pod's own: else it would be nobody's once the other pod has ended.
+ */
+#include <linux/slab.h>
+#include <linux/uaccess.h>
+
+#include "client.h"
+#include "escape.h"
+#include "mem.h"
+#include "rm.h"
+#include "seal.h"
+
+bool qgpu_is_export(u32 cmd)
+{
+	return cmd == NV0000_OS_UNIX_EXPORT_OBJECT_TO_FD || cmd == NV0000_OS_UNIX_EXPORT_OBJECTS_TO_FD ||
+	       cmd >> 16 == NV_MEMORY_EXPORT || cmd >> 16 == NV_MEMORY_MULTICAST_FABRIC;
+}
+
+static void note_export(struct qgpu_call *call, struct qgpu_client *client)
+{
+	struct nv0000_export_object *export = (struct nv0000_export_object *)call->room;
+	struct qgpu_object *object;
+
+	if (call->in.control.cmd != NV0000_OS_UNIX_EXPORT_OBJECT_TO_FD || !qgpu_sealed()) {
+		qgpu_objects_export(client);
+		return;
+	}
+	qgpu_call_look(call, call->in.control.params, export, sizeof(*export));
+	object = qgpu_object_find(client, export->object);
+	if (object && object->class == NV01_MEMORY_LOCAL_USER)
+		qgpu_mem_export(client, object);
+}
+
+long qgpu_export(struct qgpu_call *call)
+{
+	struct qgpu_client *client = qgpu_client_lock(call->in.control.client, call->pod);
+	long ret;
+
+	if (IS_ERR(client))
+		return PTR_ERR(client);
+	if (client)
+		note_export(call, client);
+	ret = qgpu_call_forward(call);
+	if (client)
+		qgpu_client_unlock(client);
+	return ret;
+}
+
+/* Two handles of one client can be compared, so the other gets one here for as long as that takes. */
+static bool is_same(const struct qgpu_arrival *arrival, const struct qgpu_export *other)
+{
+	u32 client = arrival->client->handle, handle = 0;
+	struct qgpu_mem *mem = qgpu_client_mem(other->client, other->handle);
+	bool same;
+
+	qgpu_mem_put(mem);	/* it is only compared */
+	if (mem != other->mem ||
+	    qgpu_rm_dup(client, arrival->parent, &handle, other->client, other->handle) != NV_OK)
+		return false;
+	same = qgpu_rm_is_duplicate(client, arrival->handle, handle);
+	qgpu_rm_free(client, arrival->parent, handle);
+	return same;
+}
+
+/* With how many exports an import is compared: beyond them it is charged anew. */
+#define COMPARED_MAX 64
+
+static struct qgpu_mem *find_exported(const struct qgpu_arrival *arrival, const void *about)
+{
+	struct qgpu_export *exports;
+	struct qgpu_mem *found = NULL;
+	int i, n;
+
+	if (arrival->gpu < 0)
+		return NULL;
+	exports = kcalloc(COMPARED_MAX, sizeof(*exports), GFP_KERNEL_ACCOUNT);
+	if (!exports)
+		return NULL;
+	n = qgpu_mem_exports(arrival->client->pod, arrival->gpu, arrival->size, exports, COMPARED_MAX);
+	for (i = 0; i < n; i++) {
+		if (!found && is_same(arrival, &exports[i]))
+			found = exports[i].mem;
+		else
+			qgpu_mem_put(exports[i].mem);
+	}
+	kfree(exports);
+	return found;
+}
+
+/* Both forms of the control. */
+union imports {
+	struct nv0000_import_object one;
+	struct nv0000_import_objects many;
+};
+
+static bool are_many(const struct qgpu_call *call)
+{
+	return call->in.control.cmd == NV0000_OS_UNIX_IMPORT_OBJECTS_FROM_FD;
+}
+
+/* The next handle that the call names, from the one at *i on; 0: there is none. */
+static u32 next_import(const struct qgpu_call *call, const union imports *imports, int *i)
+{
+	if (!are_many(call))
+		return (*i)++ ? 0 : imports->one.object;
+	while (*i < NV_IMPORTS_MAX) {
+		u32 handle = imports->many.objects[(*i)++];
+
+		if (handle)
+			return handle;
+	}
+	return 0;
+}
+
+static u32 book_imports(struct qgpu_call *call, struct qgpu_client *client, const union imports *imports, u32 parent)
+{
+	struct qgpu_arrival arrival = { client, parent, 0, -1 };
+	u32 status = NV_OK;
+	int i = 0;
+
+	while (status == NV_OK && (arrival.handle = next_import(call, imports, &i)))
+		status = qgpu_arrive(call, &arrival, find_exported, NULL);
+	return status;
+}
+
+/* All or none, as RM does it. */
+static void undo_imports(struct qgpu_call *call, struct qgpu_client *client, const union imports *imports, u32 parent)
+{
+	struct qgpu_object *object;
+	u32 handle;
+	int i = 0;
+
+	while ((handle = next_import(call, imports, &i))) {
+		object = qgpu_object_find(client, handle);
+		if (object && object->class != NV01_MEMORY_LOCAL_USER)
+			continue;	/* not sealed: an answer that is not RM's */
+		qgpu_rm_free(client->handle, parent, handle);
+		if (object)
+			qgpu_objects_remove(client, handle);
+	}
+}
+
+static long import_locked(struct qgpu_call *call, struct qgpu_client *client, union imports *imports, u32 size)
+{
+	long ret = qgpu_call_forward(call);
+	u32 parent, handle, status;
+	int i = 0;
+
+	if (!call->sealed && copy_from_user(imports, (void __user *)(uintptr_t)call->params_at, size))
+		return ret;
+	parent = (are_many(call) ? imports->many.parent : imports->one.parent) ?: client->handle;
+	if (call->out.control.status != NV_OK) {
+		while ((handle = next_import(call, imports, &i)))
+			qgpu_free_unsaid(client, parent, handle, NULL);
+		return ret;
+	}
+	status = book_imports(call, client, imports, parent);
+	if (status == NV_OK)
+		return ret;
+	undo_imports(call, client, imports, parent);
+	return qgpu_call_answer(call, offsetof(struct nvos54, status), status) ?: ret;
+}
+
+bool qgpu_is_import(u32 cmd)
+{
+	return cmd == NV0000_OS_UNIX_IMPORT_OBJECT_FROM_FD || cmd == NV0000_OS_UNIX_IMPORT_OBJECTS_FROM_FD;
+}
+
+long qgpu_import(struct qgpu_call *call)
+{
+	struct qgpu_client *client = qgpu_client_lock(call->in.control.client, call->pod);
+	u32 size = are_many(call) ? sizeof(struct nv0000_import_objects) : sizeof(struct nv0000_import_object);
+	union imports *imports;
+	long ret;
+
+	if (IS_ERR(client))
+		return PTR_ERR(client);
+	if (!client)
+		return qgpu_call_forward(call);
+	imports = kzalloc(sizeof(*imports), GFP_KERNEL_ACCOUNT);
+	if (imports) {
+		qgpu_call_look(call, call->in.control.params, imports, size);
+		ret = import_locked(call, client, imports, size);
+	} else {
+		ret = qgpu_call_answer(call, offsetof(struct nvos54, status), NV_ERR_NO_MEMORY);
+	}
+	qgpu_client_unlock(client);
+	kfree(imports);
+	return ret;
+}

@@ -1,0 +1,187 @@
+"""Pods that mean harm: none opens its own gate, keeps it open, or keeps us from closing it."""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import mmap
+import os
+import struct
+import threading
+from pathlib import Path
+
+import nv
+import pytest
+import qg
+from programs import MIB, take
+
+INVALID_STATE = 0x40
+
+
+@pytest.mark.parametrize("what", ["tsg", "channel"])
+def test_a_tsg_or_channel_is_not_duplicated(web, what):
+    def duplicate(state, what):
+        p = state["p"]
+        tsg, (channel,) = p.compute()
+        try:
+            p.dup(p.client, {"tsg": tsg, "channel": channel}[what])
+        except nv.RmError as error:
+            return error.status
+        return 0
+
+    before = qg.sim()["objects"]
+
+    assert web.processes[0].run(duplicate, what) == 0x56
+    assert qg.sim()["objects"] == before + 2
+
+
+def test_a_subdevice_stays_while_its_channels_do(web, qgpu):
+    """The gate is a control on the pod's own subdevice: without one there would be no gate."""
+
+    def flood(state):
+        p = state["p"]
+        state["tsg"], (channel,) = p.compute()
+        p.submit(channel, 1000)
+        return p.free(p.subdevice)
+
+    (process,) = web.processes
+
+    assert process.run(flood) == INVALID_STATE
+    qgpu.plan((web.id, 5000, []))
+    assert [tsg["off"] for tsg in qg.sim_tsgs()] == [1]
+    process.run(lambda state: state["p"].free(state["tsg"]))
+    assert process.run(lambda state: state["p"].free(state["p"].subdevice)) == 0
+
+
+def test_a_gate_that_did_not_open_is_tried_again(web):
+    def flood(state):
+        p = state["p"]
+        state["tsg"], (channel,) = p.compute()
+        p.submit(channel, 1000)
+
+    def off():
+        return [tsg["off"] for tsg in qg.sim_tsgs()]
+
+    web.processes[0].run(flood)
+    planner = qg.Qgpu()
+    planner.plan((web.id, 5000, []))
+    assert off() == [1]
+    with open("/sys/module/nvidia/parameters/gate_busy", "w") as file:
+        file.write("6")
+    planner.close()
+
+    assert qg.until(lambda: off() == [0], 5)
+
+
+def test_the_state_is_told_while_a_call_holds_up_switching_off(web, qgpu, linger):
+    (process,) = web.processes
+    enforce = Path("/sys/module/qgpu/parameters/enforce")
+    linger(3000000)
+    process.start(take, MIB)
+    threading.Event().wait(0.1)
+    linger(0)
+    switch = threading.Thread(target=enforce.write_text, args=("0",))
+    switch.start()
+    qg.until(lambda: qgpu.info().state == qg.uapi.NUMBERS["QGPU_STATE_OFF"])
+    answered = process.pipe.poll()
+    process.result()
+    switch.join()
+    enforce.write_text("1")
+
+    assert not answered
+
+
+def test_starting_channels_behind_a_closed_gate_gains_nothing(web, qgpu):
+    """The card starts them; each start is paid back in time, and the gate is closed when it returns."""
+
+    def flood(state):
+        p = state["p"]
+        state["tsg"], (state["channel"],) = p.compute()
+        p.submit(state["channel"], 100)
+        return p.query(state["channel"])["run_ns"]
+
+    def loop(state):
+        p = state["p"]
+        before = p.query(state["channel"])
+        for _ in range(20):
+            p.control(state["tsg"], 0xA06C0101, bytes(2))
+        after = p.query(state["channel"])
+        return (after["run_ns"] - before["run_ns"]) / (after["now_ns"] - before["now_ns"])
+
+    (process,) = web.processes
+    process.run(flood)
+    qgpu.plan((web.id, 5000, []))
+
+    assert process.run(loop) < 0.25
+
+
+def test_many_threads_gain_no_more_than_one_by_starting_channels(web, qgpu):
+    """What the pod owes for a gate that was open is paid before the next is, whoever opens it."""
+
+    def flood(state):
+        p = state["p"]
+        state["tsg"], (state["channel"],) = p.compute()
+        p.submit(state["channel"], 100)
+
+    def loop(state):
+        p, before = state["p"], state["p"].query(state["channel"])
+
+        def start():
+            for _ in range(3):
+                p.control(state["tsg"], 0xA06C0101, bytes(2))
+
+        threads = [threading.Thread(target=start) for _ in range(16)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        after = p.query(state["channel"])
+        return (after["run_ns"] - before["run_ns"]) / (after["now_ns"] - before["now_ns"])
+
+    (process,) = web.processes
+    process.run(flood)
+    qgpu.plan((web.id, 5000, []))
+
+    assert process.run(loop) < 0.25
+
+
+@pytest.mark.parametrize("how", ["start", "free"])
+def test_a_gate_waits_for_no_page_of_the_pods(web, qgpu, linger, how):
+    """While the driver has the call another thread takes the page of its struct away, and nobody answers the fault."""
+
+    def flood(state):
+        p = state["p"]
+        state["tsg"], (channel,) = p.compute()
+        p.submit(channel, 100)
+        state["space"] = p.alloc(p.device, nv.VASPACE)
+
+    def pull(state, how):
+        p, libc = state["p"], ctypes.CDLL(None, use_errno=True)
+        uffd = libc.syscall(323, os.O_CLOEXEC)
+        page = mmap.mmap(-1, 4096, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        at = ctypes.addressof(ctypes.c_char.from_buffer(page))
+        params = ctypes.create_string_buffer(2)
+        if how == "start":
+            call = nv._CONTROL.pack(p.client, state["tsg"], 0xA06C0101, 0, ctypes.addressof(params), 2, 0xFFFF)
+        else:
+            call = struct.pack("IIII", p.client, 0, state["space"], 0xFFFF)
+        page[: len(call)] = call
+        nr = 0x2A if how == "start" else 0x29
+        other = threading.Thread(target=libc.ioctl, args=(p.ctl, nv.word(nr, len(call)), ctypes.c_void_p(at)))
+        fcntl.ioctl(uffd, 0xC018AA3F, struct.pack("QQQ", 0xAA, 0, 0))
+        fcntl.ioctl(uffd, 0xC020AA00, struct.pack("QQQQ", at, 4096, 1, 0))
+        other.daemon = True
+        other.start()
+        threading.Event().wait(0.2)
+        libc.madvise(ctypes.c_void_p(at), 4096, 4)
+        state["uffd"], state["page"], state["params"] = uffd, page, params
+
+    (process,) = web.processes
+    process.run(flood)
+    qgpu.plan((web.id, 5000, []))
+    linger(500000)
+    process.run(pull, how)
+    linger(0)
+    threading.Event().wait(0.5)
+
+    assert qg.until(lambda: [tsg["off"] for tsg in qg.sim_tsgs()] == [1], 5)

@@ -1,0 +1,190 @@
+"""What keeps memory keeps its charge: exports, imports, duplicates, and what RM holds by itself."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import struct
+import threading
+
+import nv
+import pytest
+import qg
+from programs import MIB, ROOM, program, take
+
+
+def test_memory_is_not_exported_as_a_dma_buf_under_a_limit(web):
+    def export(state):
+        try:
+            nv.call(state["p"].card, 217, bytearray(568))
+        except OSError as error:
+            return error.errno
+        return 0
+
+    assert web.processes[0].run(export) == errno.EOPNOTSUPP
+
+
+def by_descriptor(state, handle):
+    state["fd"] = state["p"].export(handle)
+
+
+def by_descriptor_for_many(state, handle):
+    state["fd"] = state["p"].export(handle, plural=True)
+
+
+def to_the_fabric(state, handle):
+    state["p"].control(handle, 0xE00101, bytes(120))
+
+
+def by_multicast(state, handle):
+    state["p"].control(handle, 0xFD0101, bytes(120))
+
+
+@pytest.mark.parametrize("export", [by_descriptor, by_descriptor_for_many, to_the_fabric, by_multicast])
+def test_exported_memory_stays_charged_until_the_pod_has_no_file_left(web, export):
+    """A descriptor keeps it, whichever that is: neither its handle's end nor its client's says anything."""
+    (process,) = web.processes
+    handle = process.run(take, 32 * MIB)
+    process.run(export, handle)
+    process.run(lambda state, handle: state["p"].free(handle), handle)
+    process.run(lambda state: state["p"].free(state["p"].client))
+    process.run(program)
+
+    assert web.held() == 32 * MIB
+    assert process.run(take, 48 * MIB) == -nv.NO_MEMORY
+    process.stop()
+    assert web.held() == 0
+
+
+def test_a_source_exchanged_while_it_is_duplicated_is_charged_as_what_it_became(web, linger):
+    """The duplicate waits in the driver; meanwhile a larger piece of memory takes the source's handle."""
+    first, second = web.processes[0], web.process()
+    second.run(program)
+    handle = first.run(take, MIB)
+    client = first.run(lambda state: state["p"].client)
+    linger(1500000)
+    second.start(lambda state, client, handle: state["p"].dup(client, handle), client, handle)
+    threading.Event().wait(0.1)
+    linger(0)
+    first.run(lambda state, handle: state["p"].free(handle), handle)
+    first.run(take, 16 * MIB, handle)
+    second.result()
+    first.run(lambda state, handle: state["p"].free(handle), handle)
+
+    assert qg.used() == web.held() == 16 * MIB
+
+
+def export(state, handle):
+    state["fd"] = state["p"].export(handle)
+    return state["fd"]
+
+
+def import_from(state, pid, fd, plural):
+    taken = qg.take_descriptor(pid, fd)
+    try:
+        return state["p"].import_(taken, plural=plural)
+    except nv.RmError as error:
+        return -error.status
+    finally:
+        os.close(taken)
+
+
+@pytest.mark.parametrize("plural", [False, True])
+def test_memory_that_comes_back_by_a_descriptor_is_charged_once(web, plural):
+    """Two processes of a pod share memory, as by cudaIpc."""
+    first, second = web.processes[0], web.process()
+    second.run(program)
+    fd = first.run(export, first.run(take, 32 * MIB))
+
+    assert second.run(import_from, first.pid, fd, plural) > 0
+    assert web.held() == 32 * MIB
+
+
+def test_only_the_memory_that_is_named_stays_charged_by_an_export(web):
+    (process,) = web.processes
+    handles = [process.run(take, 16 * MIB) for _ in range(2)]
+    process.run(export, handles[0])
+    for handle in handles:
+        process.run(lambda state, handle: state["p"].free(handle), handle)
+
+    assert web.held() == 16 * MIB
+
+
+@pytest.mark.parametrize("plural", [False, True])
+def test_memory_of_another_pods_descriptor_is_charged_to_whoever_takes_it(web, pod, plural):
+    """Else it would be nobody's when the other pod has ended."""
+    other = pod("other", memory=48 * MIB + ROOM)
+    (first,), second = web.processes, other.process()
+    second.run(program)
+    fd = first.run(export, first.run(take, 32 * MIB))
+    assert second.run(import_from, first.pid, fd, plural) > 0
+    first.stop()
+
+    assert (web.held(), other.held()) == (0, 32 * MIB)
+    assert second.run(take, 32 * MIB) == -nv.NO_MEMORY
+    assert qg.used() == 32 * MIB
+
+
+@pytest.mark.parametrize("plural", [False, True])
+def test_another_pods_descriptor_is_no_way_past_the_limit(web, pod, plural):
+    other = pod("other", memory=16 * MIB + ROOM)
+    (first,), second = web.processes, other.process()
+    second.run(program)
+    fd = first.run(export, first.run(take, 32 * MIB))
+    before = qg.sim()["objects"]
+
+    assert second.run(import_from, first.pid, fd, plural) == -nv.NO_MEMORY
+    assert (other.held(), qg.sim()["objects"]) == (0, before)
+    first.stop()
+    second.stop()
+    assert qg.used() == 0
+
+
+def test_an_import_under_a_handle_that_rm_chooses_is_charged_too(web, pod):
+    def import_any(state, pid, fd):
+        return state["p"].import_(qg.take_descriptor(pid, fd), handle=0)
+
+    other = pod("other", memory=48 * MIB + ROOM)
+    (first,), second = web.processes, other.process()
+    second.run(program)
+    fd = first.run(export, first.run(take, 32 * MIB))
+
+    assert second.run(import_any, first.pid, fd) > 0
+    assert other.held() == 32 * MIB
+
+
+def test_a_handle_exchanged_while_it_is_imported_gains_nothing(web, pod, linger):
+    """The name under which memory is to come stands behind a pointer: RM gives it the one that was looked at."""
+
+    def race(state, pid, fd):
+        p = state["p"]
+        params = ctypes.create_string_buffer(
+            struct.pack("iIIII", qg.take_descriptor(pid, fd), 1, p.device, p.device, 0x5C00AA00), 20
+        )
+        data = bytearray(nv._CONTROL.pack(p.client, p.client, 0x3D06, 0, ctypes.addressof(params), 20, 0xFFFF))
+        late = threading.Timer(0.05, lambda: struct.pack_into("I", params, 16, 0x5C00BB00))
+        late.start()
+        nv.call(p.ctl, 0x2A, data)
+        late.join()
+        return nv._CONTROL.unpack(data)[6]
+
+    other = pod("other", memory=48 * MIB + ROOM)
+    (first,), second = web.processes, other.process()
+    second.run(program)
+    fd = first.run(export, first.run(take, 32 * MIB))
+    linger(300000)
+
+    assert second.run(race, first.pid, fd) == 0
+    assert other.held() == 32 * MIB
+
+
+def test_memory_that_rm_holds_for_a_semaphore_surface_stays_charged(web):
+    """RM duplicates it in a client of its own; its handle's end says nothing."""
+    (process,) = web.processes
+    handle = process.run(take, 32 * MIB)
+    process.run(lambda state, handle: state["p"].alloc(state["p"].device, 0xDA, struct.pack("I20x", handle)), handle)
+    process.run(lambda state, handle: state["p"].free(handle), handle)
+
+    assert web.held() == 32 * MIB
+    assert process.run(take, 48 * MIB) == -nv.NO_MEMORY
