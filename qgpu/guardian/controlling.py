@@ -60,9 +60,10 @@ class Controls:
             for handle in _imported(command, params.data):
                 self._objects.undo(case, (asked.client, handle))
         with self._supervisor.books if command in controls.GIVE_HANDLES else nullcontext():
+            case.listener.begin()
             error = self._perform_control(case, block, params, asked)
-            if case.again and not error and status_of(block, asked.status_at) == abi.NV_ERR_STATE_IN_USE:
-                block.patch_u32(asked.status_at, abi.NV_OK)  # a descriptor carries what a dead guardian has tied to it
+            if case.again and not error and _was_done(command, status_of(block, asked.status_at)):
+                block.patch_u32(asked.status_at, abi.NV_OK)
         block.restore(16, 8)
         if params is not None:
             if not error and status_of(block, asked.status_at) == abi.NV_OK:
@@ -176,6 +177,12 @@ class Controls:
         with self._supervisor.lock:
             self._supervisor.note({"fact": "wish", "client": tsg.client, "handle": tsg.handle, "us": wish})
         return True
+
+
+def _was_done(command: int, status: int) -> bool:
+    """Tell from RM's answer to a control that was issued again whether that had been done the first time."""
+    there_already = {abi.NV_ERR_INSERT_DUPLICATE_NAME, abi.NV_ERR_STATE_IN_USE}
+    return status in there_already or (command in controls.TAKE_BACK and status == abi.NV_ERR_OBJECT_NOT_FOUND)
 
 
 def _imported(command: int, params: bytearray) -> list[int]:

@@ -149,6 +149,9 @@ GIVE_HANDLES = frozenset(
     }
 )
 
+#: Controls that take back what another has registered, and say that it is not there when they have.
+TAKE_BACK = frozenset({0x503C0103, 0x503C0105})  # UNREGISTER_VA_SPACE, UNREGISTER_VIDMEM
+
 #: Controls from which something is learned, or whose answer is fitted.
 LOOKED_AT = frozenset(
     {

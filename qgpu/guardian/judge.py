@@ -161,7 +161,8 @@ class Judge:
             if major != self._supervisor.major:
                 # A call with RM's number and size is for RM's files, whatever else is in the descriptor's place.
                 return errno.ENOTTY
-            if call.request == quick.REQUEST:
+            if call.request == quick.REQUEST and case.left is None:
+                case.listener.begin()
                 done = self._quick.control(call.tid, case.file, call.argument)
                 if done is not None:
                     return done

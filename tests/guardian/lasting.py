@@ -9,6 +9,7 @@ import os
 import pickle
 import select
 import signal
+import struct
 import sys
 import threading
 from collections.abc import Callable
@@ -20,7 +21,21 @@ from tests.fuzz.judged import CountingRm
 from tests.guardian.pod import PATIENCE_S, Pod
 
 _INVALID_DEVICE = 0x21
-_KEPT = ("objects", "sizes", "aliases", "mapped", "memory", "blocks", "exported", "tied", "cards", "files", "_count")
+REGISTER_VIDMEM, UNREGISTER_VIDMEM = 0x503C0104, 0x503C0105
+_KEPT = (
+    "objects",
+    "sizes",
+    "aliases",
+    "mapped",
+    "memory",
+    "blocks",
+    "exported",
+    "tied",
+    "cards",
+    "files",
+    "peers",
+    "_count",
+)
 _GUARDIANS = os.path.dirname(journal.__file__)
 
 
@@ -45,6 +60,7 @@ class LastingRm(CountingRm):
     def __init__(self) -> None:
         super().__init__()
         self.tied, self.cards, self.files = False, False, False
+        self.peers: set = set()
         self.lock = threading.RLock()
         self.fd = os.memfd_create("rm")
         self.keep()
@@ -84,7 +100,24 @@ class LastingRm(CountingRm):
             if again:
                 self._status(data, 28, abi.NV_ERR_STATE_IN_USE)
                 return 0
+        if command in (REGISTER_VIDMEM, UNREGISTER_VIDMEM):
+            return self._peer(data, command)
         return super()._control(data)
+
+    def _peer(self, data, command):
+        """Let memory be known to peers, or no longer (third_party_p2p.c)."""
+        client, *_, params, size, _ = struct.unpack("<IIIIQII", data)
+        memory = client, int.from_bytes(self._params(params, size)[:4], "little")
+        status = abi.NV_OK
+        if command == REGISTER_VIDMEM:
+            status = abi.NV_ERR_INSERT_DUPLICATE_NAME if memory in self.peers else abi.NV_OK
+            self.peers |= {memory}
+        elif memory not in self.peers:
+            status = abi.NV_ERR_OBJECT_NOT_FOUND
+        else:
+            self.peers -= {memory}
+        self._status(data, 28, status)
+        return 0
 
     def _uvm(self, request, data):
         if request == uvm.UNREGISTER_GPU:
@@ -104,7 +137,7 @@ class LastingRm(CountingRm):
             key: sorted(other for other in self.memory if self.memory[other] == self.memory[key]) for key in self.memory
         }
         kept_by_descriptor = sorted(key for key in self.memory if self.memory[key] in self.exported)
-        once = self.tied, self.cards, self.files
+        once = self.tied, self.cards, self.files, self.peers
         return self.objects, alike, kept_by_descriptor, len(self.exported), once, self.held
 
 

@@ -28,7 +28,7 @@ from tests.guardian.asked import (
     uvm_range,
 )
 from tests.guardian.fake_rm import PAGE
-from tests.guardian.lasting import MortalPod
+from tests.guardian.lasting import REGISTER_VIDMEM, UNREGISTER_VIDMEM, MortalPod
 from tests.guardian.pod import MAJOR, make_device, make_subdevice
 
 EVERY = bool(os.environ.get("QGPU_EVERY_LINE"))
@@ -63,6 +63,10 @@ EXPORTED = Call(
     (MEMORY,),
 )
 
+REGISTERED_MEMORY = Call(
+    abi.NV_ESC_RM_CONTROL, control(REGISTER_VIDMEM, 3, 32), struct.pack("<IIQQQ", 10, 0, 0, PAGE, 0), (MEMORY,)
+)
+
 CALLS = {
     "memory": MEMORY,
     "TSG": A_TSG,
@@ -86,6 +90,10 @@ CALLS = {
     "control": Call(abi.NV_ESC_RM_CONTROL, control(abi.NV2080_FB_GET_INFO_V2, 3, 436), bytes(436)),
     "plain control": Call(abi.NV_ESC_RM_CONTROL, control(0x20800110, 3, 64), bytes(64)),
     "refused control": Call(abi.NV_ESC_RM_CONTROL, control(abi.NV2080_FIFO_DISABLE_CHANNELS)),
+    "memory's registration with peers": REGISTERED_MEMORY,
+    "end of that": Call(
+        abi.NV_ESC_RM_CONTROL, control(UNREGISTER_VIDMEM, 3, 4), struct.pack("<I", 10), (REGISTERED_MEMORY,)
+    ),
     "file's registration": Call(abi.NV_ESC_REGISTER_FD, struct.pack("<i", -1)),
     "card's registration with UVM": REGISTERED,
     "free of what is mapped": Call(abi.NV_ESC_RM_FREE, free(10), before=(MAPPED,)),

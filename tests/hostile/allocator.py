@@ -29,6 +29,7 @@ from tests.guardian.asked import (
     subdevice,
 )
 from tests.guardian.fake_rm import PAGE
+from tests.guardian.lasting import REGISTER_VIDMEM, UNREGISTER_VIDMEM
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -58,6 +59,11 @@ class Program:
         self.expect(f"made {rm_class:#x}", (error, alloc_status(argument)), (0, abi.NV_OK))
         return after
 
+    def control(self, what: str, command: int, params: bytes) -> None:
+        argument = control(command, 3, len(params), self.client)
+        error, argument, _ = self.call(abi.NV_ESC_RM_CONTROL, argument, params)
+        self.expect(what, (error, status(argument)), (0, abi.NV_OK))
+
     def free(self, handle: int) -> None:
         error, argument, _ = self.call(abi.NV_ESC_RM_FREE, free(handle, self.client))
         self.expect("freed", (error, struct.unpack_from("<I", argument, 12)[0]), (0, abi.NV_OK))
@@ -67,14 +73,15 @@ class Program:
         memory, second, group, channel = (base + number % 1000 for base in (10_000, 20_000, 30_000, 40_000))
         after = self.make(memory, 2, abi.NV01_MEMORY_LOCAL_USER, memory_params(PAGE + 1))
         self.expect("size", struct.unpack_from("<Q", after, 64)[0], 2 * PAGE)
+        self.control("registered with peers", REGISTER_VIDMEM, struct.pack("<IIQQQ", memory, 0, 0, PAGE, 0))
         error, argument, _ = self.call(
             abi.NV_ESC_RM_DUP_OBJECT, dup(second, memory, client=self.client, source_client=self.client)
         )
         self.expect("second handle", (error, dup_status(argument)), (0, abi.NV_OK))
         self.make(group, 2, abi.KEPLER_CHANNEL_GROUP_A, TSG_PARAMS)
         self.make(channel, group, 0xC86F, bytes(368))
-        error, argument, _ = self.call(abi.NV_ESC_RM_CONTROL, control(0x20800110, 3, 64, self.client), bytes(64))
-        self.expect("control", (error, status(argument)), (0, abi.NV_OK))
+        self.control("control", 0x20800110, bytes(64))
+        self.control("no longer", UNREGISTER_VIDMEM, struct.pack("<I", memory))
         for handle in (second, memory, group):
             self.free(handle)
 
