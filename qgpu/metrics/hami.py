@@ -24,13 +24,12 @@ def families(view: View) -> Iterable[Family]:
     busy = Family("hami_container_device_utilization_ratio", _G, "A pod's GPU time over the last 2 s, in per cent.")
     for gpu in view.gpus:
         card = _card(view, gpu)
-        asked = sum(lease.grant.memory or 0 for lease in gpu.leases)
         limit.add(gpu.pgpu.memory, **card)
-        allocated.add(asked, **card)
+        allocated.add(gpu.memory_granted, **card)
         shared.add(len(gpu.leases), **card)
-        cores.add(sum(lease.grant.cores or 0 for lease in gpu.leases), **card)
-        node.add(100 * asked / gpu.pgpu.memory if gpu.pgpu.memory else 0.0, **card)
-        host_used.add(sum(lease.memory for lease in gpu.leases), **card)
+        cores.add(gpu.cores_granted, **card)
+        node.add(100 * gpu.memory_granted / gpu.pgpu.memory if gpu.pgpu.memory else 0.0, **card)
+        host_used.add(gpu.memory_held, **card)
         host_busy.add(100 * sum(lease.share for lease in gpu.leases), **card)
         for lease in gpu.leases:
             labels = _pod(view, gpu, lease)

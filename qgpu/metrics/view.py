@@ -39,6 +39,21 @@ class GpuView:
     trouble: str = ""
     leases: Sequence[LeaseView] = ()
 
+    @property
+    def memory_granted(self) -> int:
+        """Add up the memory limits of all pods, in bytes."""
+        return sum(lease.grant.memory or 0 for lease in self.leases)
+
+    @property
+    def memory_held(self) -> int:
+        """Add up the memory that pods hold, in bytes."""
+        return sum(lease.memory for lease in self.leases)
+
+    @property
+    def cores_granted(self) -> int:
+        """Add up the quotas of all pods, in per cent."""
+        return sum(lease.grant.cores or 0 for lease in self.leases)
+
 
 @dataclass(frozen=True, slots=True)
 class PodView:
