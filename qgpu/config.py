@@ -75,6 +75,9 @@ class GpuSettings:
     def __post_init__(self) -> None:
         object.__setattr__(self, "policy", policies.find(self.policy))
         object.__setattr__(self, "online_policy", policies.find(self.online_policy))
+        for name in ("period_ns", "offline_floor"):
+            if type(value := getattr(self, name)) is not int:
+                raise InvalidValueError(f"{name} {value!r}: it is a whole number")
         if not MIN_PERIOD_NS <= self.period_ns <= MAX_PERIOD_NS:
             raise InvalidValueError(
                 f"period {units.format_duration(self.period_ns)}: a period is "

@@ -128,6 +128,8 @@ def test_setting_what_is_configured_leaves_nothing_behind(tmp_path: Path) -> Non
         '{"version": 1, "gpus": {"GPU-1": {"set": {"policy": "no-such"}, "over": {}}}}',
         '{"version": 1, "gpus": {"GPU-1": {"set": {"period_ns": 1}, "over": {}}}}',
         '{"version": 1, "gpus": {"GPU-1": {"set": {"period_ns": "1"}, "over": {}}}}',
+        '{"version": 1, "gpus": {"GPU-1": {"set": {"period_ns": 1e8}, "over": {}}}}',
+        '{"version": 1, "gpus": {"GPU-1": {"set": {"offline_floor": 0.5}, "over": {}}}}',
         '{"version": 1, "gpus": {"GPU-1": {"set": {"speed": 1}, "over": {}}}}',
         "[" * 100_000,
         "\x00",
