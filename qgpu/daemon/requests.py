@@ -13,8 +13,8 @@ from qgpu.model import Grant, PodClass
 _T = TypeVar("_T")
 
 
-#: No host has more pGPUs than have numbers of so many digits.
-_DIGITS = 4
+#: No host has more pGPUs than have numbers of so many digits, and nothing has more bytes or nanoseconds.
+_DIGITS, _MOST = 4, 1 << 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,4 +61,6 @@ class Arguments:
 def _typed(name: str, value: Any, kind: type[_T]) -> _T:
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
         raise InvalidValueError(f"request: {name} {value!r}: wants a value of type {kind.__name__}")
+    if isinstance(value, int) and abs(value) > _MOST:
+        raise InvalidValueError(f"request: {name} {value}: no quantity is as large")
     return value

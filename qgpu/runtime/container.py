@@ -108,7 +108,7 @@ class Container:
         """Return what it asks for. Raises InvalidValueError."""
         try:
             labels = {name: str(value) for name, value in json.loads(self.annotations.get(_LABELS, "{}")).items()}
-        except (ValueError, AttributeError) as error:
+        except (ValueError, AttributeError, RecursionError) as error:
             raise InvalidValueError(f"container {self.id}: annotation {_LABELS}: {error}") from error
         return limits.wanted(self.annotations, labels, self.environment)
 
