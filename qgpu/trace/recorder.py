@@ -16,6 +16,8 @@ from qgpu.sched.ledger import Account, Ledger
 
 #: What may wait for the reader: at 6,000 switches a second, the worst the hardware does, half a minute.
 MAX_SPANS = 200_000
+#: As how many spans a tick counts, and each pod in it, beside those it tells: they take as much memory.
+_WITHOUT_SPANS = 8
 #: What one answer holds at most.
 _ANSWER_SPANS = 50_000
 
@@ -28,7 +30,8 @@ class Recorder:
         #: Runs and closed gates that the reader was too slow for.
         self.dropped = 0
         self._lock = threading.Lock()
-        self._ticks: deque[tuple[int, dict[str, Any]]] = deque()
+        #: Each with what it counts as, and the spans in it.
+        self._ticks: deque[tuple[int, int, dict[str, Any]]] = deque()
         self._waiting = 0
         self._plan: Plan | None = None
 
@@ -44,14 +47,15 @@ class Recorder:
         }
         if ledger.plan is not None and ledger.plan != plan:
             tick["plan"] = plan_to(ledger.plan)
-        size = sum(1 + len(pod["closed"]) + sum(len(tsg["runs"]) for tsg in pod["tsgs"]) for pod in pods)
+        spans = sum(len(pod["closed"]) + sum(len(tsg["runs"]) for tsg in pod["tsgs"]) for pod in pods)
+        size = spans + _WITHOUT_SPANS * (1 + len(pods))
         with self._lock:
-            self._ticks.append((size, tick))
+            self._ticks.append((size, spans, tick))
             self._waiting += size
             while self._waiting > MAX_SPANS:
-                gone, _ = self._ticks.popleft()
+                gone, dropped, _ = self._ticks.popleft()
                 self._waiting -= gone
-                self.dropped += gone
+                self.dropped += dropped
 
     def fetch(self) -> list[dict[str, Any]]:
         """Hand out what waits, oldest first; more may be left."""
@@ -59,7 +63,7 @@ class Recorder:
         with self._lock:
             room = _ANSWER_SPANS
             while self._ticks and (not found or self._ticks[0][0] <= room):
-                size, tick = self._ticks.popleft()
+                size, _, tick = self._ticks.popleft()
                 self._waiting -= size
                 room -= size
                 found.append(tick)

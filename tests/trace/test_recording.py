@@ -91,6 +91,17 @@ def test_what_is_not_fetched_in_time_is_dropped_oldest_first_and_counted(monkeyp
     assert recorder.fetch() == []
 
 
+def test_nobody_has_to_fetch_what_is_told_of_an_empty_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recorder_module, "MAX_SPANS", 80)
+    backend, ledger, recorder = SimHost().backend(0), Ledger(0), Recorder(0)
+    for _ in range(50):
+        ledger = loop.tick(backend, SETTINGS, ledger)
+        recorder.watch(ledger, 0)
+
+    assert len(recorder.fetch()) <= 10
+    assert recorder.dropped == 0
+
+
 @given(
     st.lists(st.tuples(st.integers(1, 40), st.sampled_from("ab"), st.booleans()), max_size=60),
     st.sets(st.integers(0, 60)),
