@@ -12,6 +12,10 @@ from qgpu.guardian.holdings import NOBODYS
 from qgpu.guardian.register import Fact, Key, Register, RmObject, object_fact
 
 
+#: How many mappings of a process are kept.
+_MOST_MAPPINGS = 1 << 18
+
+
 @dataclass(frozen=True, slots=True)
 class Allowance:
     """What a pod was granted, in RM's terms: minors of its cards and memory limits by device instance."""
@@ -65,8 +69,10 @@ class Charges:
         return sum(holdings.tables(pid, uuid) for pid in pids for uuid in uuids) + files * register.SPACE_BYTES
 
     def fits_mapping(self, pod: str, pid: int, base: int, length: int, uuids: Iterable[bytes]) -> bool:
-        """Tell whether there is room for the page tables of a mapping."""
+        """Tell whether there is room for the page tables of a mapping, and for one more mapping at all."""
         with self._lock:
+            if self._register.holdings.mappings_of(pid) >= _MOST_MAPPINGS:
+                return False
             more = {uuid: self._register.holdings.more_tables(pid, uuid, base, length) for uuid in uuids}
             return not any(self.over_limit(pod, self._uuids()[uuid], size) for uuid, size in more.items())
 

@@ -184,6 +184,10 @@ class Holdings:
             self._tables[whose] += table_bytes(mapping.base, mapping.end - mapping.base)
             self._most_tables[whose] = max(self._most_tables[whose], self._tables[whose])
 
+    def mappings_of(self, pid: int) -> int:
+        """Return how many mappings there are of a process's."""
+        return len(self.mappings[pid].all) if pid in self.mappings else 0
+
     def tables(self, pid: int, uuid: bytes) -> int:
         """Return what a process's mappings may take, or may have taken, of a card for page tables, in bytes."""
         return self._most_tables[pid, uuid]

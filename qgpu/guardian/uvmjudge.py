@@ -54,6 +54,8 @@ class UvmJudge:
                 return self._initialize(call, pid, limited=limited)
             case uvm.ALLOC_DEVICE_P2P:  # it would keep memory in a way that is not known here
                 return errno.EOPNOTSUPP if limited else PROCEED
+        if not limited and call.request in {uvm.MAP_EXTERNAL_ALLOCATION, *uvm.TABLES_ALONE}:
+            return PROCEED  # what is mapped is kept for the limit's sake alone
         layout = self._supervisor.uvm_layouts.get(call.request)
         if layout is None:  # a call with the number and size of one of RM's: UVM has none such
             return errno.EINVAL

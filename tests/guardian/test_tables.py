@@ -7,9 +7,9 @@ import struct
 
 import pytest
 
-from qgpu.guardian import register
+from qgpu.guardian import charges, register
 from qgpu.rm import abi, uvm
-from tests.guardian.asked import alloc, alloc_status, free, heap, heap_status
+from tests.guardian.asked import alloc, alloc_status, free, heap, heap_status, uvm_mapping, uvm_mapping_status
 from tests.guardian.pod import held
 
 VIRTUAL, LAZY, MANAGED_ELSEWHERE, SPARSE = 0x80000, 0x400, 0x400000, 0x4000000
@@ -92,3 +92,19 @@ def test_rms_own_mappings_are_refused_under_a_limit_and_let_through_without_one(
 
     assert under == (-1, errno.EOPNOTSUPP)
     assert on_card.call(abi.NV_ESC_RM_MAP_MEMORY_DMA, bytes(size))[:2] == (-1, errno.EINVAL)  # /dev/random's own answer
+
+
+def test_without_a_limit_nothing_is_kept_of_what_is_mapped(on_card):
+    on_card.limits = {}
+    on_card.uvm(uvm.MAP_EXTERNAL_ALLOCATION, uvm_mapping(1 << 40, 1 << 21, 10))
+    on_card.uvm(REGION, struct.pack("<QQ", 1 << 41, 4096) + bytes(24))
+
+    assert on_card.supervisor.register.holdings.mappings == {}
+
+
+def test_a_process_has_so_many_mappings_and_no_more(on_card, monkeypatch):
+    monkeypatch.setattr(charges, "_MOST_MAPPINGS", 2)
+    asked = [uvm_mapping(at << 40, 1 << 21, 10) for at in range(1, 4)]
+    answers = [on_card.uvm(uvm.MAP_EXTERNAL_ALLOCATION, mapping)[2] for mapping in asked]
+
+    assert [uvm_mapping_status(answer) for answer in answers] == [0xFFFF, 0xFFFF, abi.NV_ERR_NO_MEMORY]
