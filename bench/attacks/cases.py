@@ -92,6 +92,7 @@ CASES: tuple[Case, ...] = (
     _raw("page tables of address space", "tables"),
     _raw("small pieces, at places of their own", "small"),
     _raw("address spaces", "spaces"),
+    _raw("600 devices with address spaces", "devices"),
     _raw("mapped for the processor, 400 times", "windows"),
     Case("raw", "another's name, another's memory freed", "raw", "named", _GPU),
     _raw("32 clients", "clients"),

@@ -359,9 +359,27 @@ static void tsgs(void)
 	}
 }
 
+/* Devices, each of a client of its own, with the address space that comes of asking for a piece of it. */
+static void devices(void)
+{
+	struct { uint64_t offset, limit; uint32_t space, pad; } range = { .limit = ~0ull };
+	struct rm one;
+
+	for (int i = 0; i < 600; i++) {
+		uint32_t handle;
+
+		if (!took(rm_try_open(&one), 0))
+			break;
+		handle = ++one.last;
+		rm_alloc(&one, way, one.device, 0x70, &range, &handle);
+		sums->started++;
+	}
+}
+
 /* Hold all there is in four parts, give one back and take it again for as long as that works; tell how many are held. */
 static void hungry(void)
 {
+	uint64_t quarter = quota / 4 - MIB; /* a device takes some too */
 	uint32_t parts[4] = { 0 };
 
 	for (int held = 0, at = 0;; at = (at + 1) % 4) {
@@ -369,7 +387,7 @@ static void hungry(void)
 
 		if (parts[at] && held == 4)
 			held -= rm_free(&rm, parts[at]) == NV_OK, parts[at] = 0;
-		if (!parts[at] && took(rm_memory(&rm, rm_plain, quota / 4, &handle), quota / 4))
+		if (!parts[at] && took(rm_memory(&rm, rm_plain, quarter, &handle), quarter))
 			parts[at] = handle, held++;
 		report("granted %llu, holds %d quarters, refused %llu times (last %#lx)", (unsigned long long)sums->claimed,
 		       held, (unsigned long long)sums->refused, sums->last);
@@ -455,6 +473,8 @@ int main(int argc, char **argv)
 		small_pieces();
 	} else if (!strcmp(mode, "spaces")) {
 		address_spaces();
+	} else if (!strcmp(mode, "devices")) {
+		devices();
 	} else if (!strcmp(mode, "windows")) {
 		windows();
 	} else if (!strcmp(mode, "named")) {

@@ -11,7 +11,6 @@ from qgpu.guardian import kcmp, managed, register
 from qgpu.guardian.holdings import NOBODYS
 from qgpu.guardian.register import Fact, Key, Register, RmObject, object_fact
 
-
 #: How many mappings of a process are kept.
 _MOST_MAPPINGS = 1 << 18
 

@@ -105,8 +105,8 @@ class Objects:
                 self._supervisor.not_made(rm.key)
             elif kept and not self._made(case.file, rm, params):
                 block.patch_u32(asked.status_at, abi.NV_ERR_NO_MEMORY)
-            elif rm.rm_class == abi.NV20_SUBDEVICE_0 and not self._learn_card(case.file, rm):
-                block.patch_u32(asked.status_at, abi.NV_ERR_INSUFFICIENT_PERMISSIONS)
+            elif rm.rm_class == abi.NV20_SUBDEVICE_0 and (refusal := self._learn_card(case.file, rm)):
+                block.patch_u32(asked.status_at, refusal)
             elif status == abi.NV_OK and classes.on_compute_engine(rm.rm_class):
                 self._make_preemptible(case.file, rm)
             elif status == abi.NV_OK and asked.rm_class == abi.NV50_THIRD_PARTY_P2P:
@@ -385,23 +385,26 @@ class Objects:
             self._supervisor.not_made(rm.key)
             self._doubtful.add(rm.client)
 
-    def _learn_card(self, file: int, subdevice: RmObject) -> bool:
-        """Ask RM which card a device is on, now that it can be asked; False for one without a grant, which is freed."""
+    def _learn_card(self, file: int, subdevice: RmObject) -> int:
+        """Ask RM which card a device is on, now that it can be asked; return a status: of one that is freed, why."""
         key = subdevice.client, subdevice.parent
         device = self._supervisor.register.objects.get(key)
         if device is None and (self._hands.about(file, *key) or (0,))[0] == abi.NV01_DEVICE_0:
             # The kernel was making it when a guardian died, or made it under another name than was looked for.
             device = RmObject(*key, subdevice.client, abi.NV01_DEVICE_0, NO_INSTANCE)
         if device is None or device.rm_class != abi.NV01_DEVICE_0 or device.detail != NO_INSTANCE:
-            return True
+            return abi.NV_OK
         instance = self._hands.instance_of(file, *subdevice.key)
         if instance is not None and instance in self._supervisor.allowance(self._pod).minors:
-            self._supervisor.learned(device, instance)
-            return True
+            if self._supervisor.learned(device, instance):
+                return abi.NV_OK
+            status, what = abi.NV_ERR_NO_MEMORY, "memory over the limit"
+        else:
+            status, what = abi.NV_ERR_INSUFFICIENT_PERMISSIONS, "card without a grant"
         self._hands.free(file, *device.key)
         self._supervisor.freed(device.key, [], gone=True)
-        self._supervisor.refused(self._pod, "card without a grant")
-        return False
+        self._supervisor.refused(self._pod, what)
+        return status
 
     def alloc_memory(self, case: Case, block: Block, asked: calls.AllocMemory, *, wrapped: bool) -> int:
         """Make memory in the old way: the process's own for the card, or system memory."""

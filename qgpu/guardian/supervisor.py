@@ -36,6 +36,8 @@ _log = structlog.get_logger("guardian")
 #: A pod that has more than this is refused the next: all of them are gone through when a client of its goes.
 _MOST_OBJECTS, _MOST_PROCESSES = 100_000, 1 << 12
 _MOST_KINDS = 64
+#: So many devices a pod may have although they do not fit.
+_FREE_DEVICES = 16
 #: Of how many descriptors of a process a successor looks which are UVM's.
 _MOST_DESCRIPTORS = 4096
 #: Stands for an address that is not known; no process has such ones.
@@ -242,10 +244,12 @@ class Supervisor:
             self.note(object_fact(rm) | ({"memory": number} if number is not None else {}))
             if rm.key not in self.register.objects:
                 return abi.NV_ERR_INVALID_ARGUMENT
-            if not charged:
-                return abi.NV_OK
             memory = self.register.holdings.by_handle.get(rm.key)
-            if memory is None:  # below no device that is known: there is no card to charge
+            if rm.rm_class == abi.NV01_DEVICE_0 and not self._device_fits(self.register.pod_of(rm), rm.detail):
+                status = abi.NV_ERR_NO_MEMORY
+            elif not charged:
+                return abi.NV_OK
+            elif memory is None:  # below no device that is known: there is no card to charge
                 status = abi.NV_ERR_INVALID_STATE
             elif memory.instance not in self.allowance(memory.pod).minors:
                 status = abi.NV_ERR_INSUFFICIENT_PERMISSIONS
@@ -279,12 +283,20 @@ class Supervisor:
         memory = self.register.holdings.by_handle.get(rm.key)
         return larger and memory is not None and self.charges.over_limit(memory.pod, memory.instance)
 
-    def learned(self, device: RmObject, instance: int) -> None:
-        """Take note of which card a device is on."""
+    def learned(self, device: RmObject, instance: int) -> bool:
+        """Take note of which card a device is on; False when its address space does not fit there.
+
+        Some devices always fit: who only asks what a full card shows needs one.
+        """
         with self.lock:
             found = RmObject(device.client, device.handle, device.parent, device.rm_class, instance)
             self.note(object_fact(found))
             self.note({"fact": "confirm", "client": device.client, "handle": device.handle, "context": 0})
+            return self._device_fits(self.register.pod_of(found), instance)
+
+    def _device_fits(self, pod: str, instance: int) -> bool:
+        many = sum(self.register.pod_of(self.register.objects[key]) == pod for key in self.register.devices)
+        return many <= _FREE_DEVICES or not self.charges.over_limit(pod, instance)
 
     def not_made(self, key: Key) -> None:
         """Take a claim back."""

@@ -7,9 +7,19 @@ import struct
 
 import pytest
 
-from qgpu.guardian import charges, register
+from qgpu.guardian import charges, register, supervisor
 from qgpu.rm import abi, uvm
-from tests.guardian.asked import alloc, alloc_status, free, heap, heap_status, uvm_mapping, uvm_mapping_status
+from tests.guardian.asked import (
+    DEVICE_PARAMS,
+    alloc,
+    alloc_status,
+    device,
+    free,
+    heap,
+    heap_status,
+    uvm_mapping,
+    uvm_mapping_status,
+)
 from tests.guardian.pod import held
 
 VIRTUAL, LAZY, MANAGED_ELSEWHERE, SPARSE = 0x80000, 0x400, 0x400000, 0x4000000
@@ -41,6 +51,16 @@ def test_without_a_limit_all_of_it_is_made(on_card):
     on_card.limits = {}
 
     assert space(on_card, VIRTUAL) == (abi.NV_OK,) * 2
+
+
+def test_beyond_some_devices_each_must_fit_with_its_address_space(on_card, monkeypatch):
+    monkeypatch.setattr(register, "SPACE_BYTES", 1 << 16)
+    monkeypatch.setattr(supervisor, "_FREE_DEVICES", 2)
+    on_card.limits[0] = 1
+    answers = [on_card.call(abi.NV_ESC_RM_ALLOC, device(50 + i), DEVICE_PARAMS)[2] for i in range(2)]
+
+    assert [alloc_status(answer) for answer in answers] == [abi.NV_OK, abi.NV_ERR_NO_MEMORY]
+    assert (7, 51) not in on_card.supervisor.register.objects
 
 
 @pytest.mark.parametrize("limited", [True, False])
