@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * What tests run in a container: ioctls on /dev/null, which knows none of them, as a CUDA program makes them.
+ * What tests run in a container: ioctls on /dev/random, which knows none of them, as a CUDA program makes them.
  *
  *   calls all       every number, with an empty argument; prints "NUMBER ERRNO" for each
  *   calls control N one RM control; prints "RESULT ERRNO STATUS"
@@ -21,7 +21,7 @@ struct control {
 
 int main(int argc, char **argv)
 {
-	int fd = open("/dev/null", O_RDWR);
+	int fd = open("/dev/random", O_RDWR);
 
 	if (argc == 2 && !strcmp(argv[1], "all")) {
 		for (unsigned int number = 0; number < 256; number++) {

@@ -1,7 +1,7 @@
 """A real container's calls come to the supervisor by way of the runtime: libseccomp's filter, and the agent.
 
-As for the supervisor's own tests there is no NVIDIA driver: the container calls /dev/null, whose major the supervisor
-watches, so a call that was let through comes back with ENOTTY.
+As for the supervisor's own tests there is no NVIDIA driver: the container calls /dev/random, whose major the supervisor
+watches, so a call that was let through comes back with EINVAL.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Guard:
             lambda keys: None,
             lambda pid, pidfd: None,
             time.monotonic_ns,
-            major=1,  # /dev/null's
+            major=1,  # /dev/random's
             perform=rm.perform,
         )
         self._stop = threading.Event()
@@ -179,8 +179,8 @@ def test_libseccomp_watches_what_our_own_filter_watches(container, guard, strict
     said = container.exec("/bin/calls", "all").stdout.splitlines()
     rows = dict(map(int, line.split()) for line in said if line[0].isdigit())  # crun warns of names it does not know
 
-    # RM's control of that size is answered by the table; all others go to /dev/null itself.
-    assert rows == dict.fromkeys(range(256), errno.ENOTTY) | {abi.NV_ESC_RM_CONTROL: 0}
+    # RM's control of that size is answered by the table; all others go to /dev/random itself.
+    assert rows == dict.fromkeys(range(256), errno.EINVAL) | {abi.NV_ESC_RM_CONTROL: 0}
     assert len(guard.asked) - before == sum(mask == 0xFF for mask, _ in WATCHED_PREFIXES)
 
 
