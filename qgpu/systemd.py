@@ -15,15 +15,21 @@ from pathlib import Path
 from qgpu import wire
 
 _FIRST_FD = 3  # sd_listen_fds(3)
+#: What is sent again and again.
+ALIVE = "WATCHDOG=1"
 
 
 def notify(state: str, fds: tuple[int, ...] = ()) -> None:
-    """Send ``state``, such as ``READY=1`` or ``WATCHDOG=1``, to the service manager if there is one."""
+    """Send ``state``, such as ``READY=1`` or ``WATCHDOG=1``, to the service manager if there is one.
+
+    A sign of life is not waited for until there is room: another follows.
+    """
     address = os.environ.get("NOTIFY_SOCKET", "")
     if address[:1] in ("/", "@"):
         # an address that was inherited from another service: nobody is there, or nobody who listens to us
         with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:
             sock.connect("\0" + address[1:] if address[0] == "@" else address)
+            sock.setblocking(state != ALIVE)
             socket.send_fds(sock, [state.encode()], fds) if fds else sock.send(state.encode())
 
 

@@ -26,7 +26,7 @@ from qgpu.daemon.service import Service
 from qgpu.daemon.state import State, default_state_dir
 from qgpu.errors import QgpuError
 from qgpu.metrics import exporter
-from qgpu.systemd import Store, notify
+from qgpu.systemd import ALIVE, Store, notify
 
 _log = structlog.get_logger("qgpud")
 
@@ -102,7 +102,7 @@ def _watch(service: Service, containers: Containers, stop: threading.Event) -> N
                 trouble = str(error)
                 _log.error("cannot look after pods, trying again", error=trouble)
         containers.refresh()
-        notify("WATCHDOG=1")
+        notify(ALIVE)
     notify("STOPPING=1")
 
 

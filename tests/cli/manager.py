@@ -27,10 +27,7 @@ class Manager:
 
     def start(self) -> subprocess.Popen[bytes]:
         """Start a daemon with what is stored, and return when it is ready."""
-        self._socket.setblocking(False)
-        with suppress(BlockingIOError):
-            while True:
-                self.hear()  # what the last one said before it ended
+        self.listen()  # what the last one said before it ended
         self._socket.settimeout(1)
         command = [*self._program, "--runtime-dir", str(self.runtime_dir)]
         names = list(self.stored)
@@ -50,6 +47,13 @@ class Manager:
                 raise AssertionError((self.runtime_dir.parent / "qgpud.log").read_text()[-3000:])
         self._socket.settimeout(TIMEOUT_S)
         return process
+
+    def listen(self) -> None:
+        """Hear everything that has been said."""
+        self._socket.setblocking(False)
+        with suppress(BlockingIOError):
+            while True:
+                self.hear()
 
     def hear(self) -> str:
         """Return the next notification, and do what it asks for."""

@@ -102,8 +102,9 @@ WHAT: list[Callable[[Stage], None]] = [
 
 def test_no_pod_is_lost_and_nothing_is_left_whenever_something_fails(stage):
     random = stage.random = Random(MOMENTS)
-    both_killed(stage)  # what was kept for the next daemon, it has twice
-    stage.go_on()
+    for _ in range(2):
+        both_killed(stage)  # what is kept for the next daemon, that one has twice
+        stage.go_on()
     before = stage.rest()
     longest: dict[str, list[float]] = {each.__name__: [] for each in WHAT}
     for number in range(MOMENTS):

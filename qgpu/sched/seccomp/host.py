@@ -30,7 +30,7 @@ from qgpu.model import Grant
 from qgpu.sched.backend import Pgpu, PodInfo
 from qgpu.sched.nvml import check_cards, describe
 from qgpu.sched.seccomp.backend import SeccompBackend
-from qgpu.sched.seccomp.link import GuardianHangsError, Link
+from qgpu.sched.seccomp.link import GuardianHangsError, Link, pidfd_of
 from qgpu.sched.seccomp.machine import check_kernel, lock_host
 from qgpu.systemd import Store, to_journal
 
@@ -91,7 +91,11 @@ class SeccompHost:
 
     def backend(self, pgpu: int) -> SeccompBackend:
         """Open the backend of one pGPU."""
-        return SeccompBackend(self.socket, self.revive, pgpu)
+        try:
+            return SeccompBackend(self.socket, self.revive, pgpu)
+        except BackendGoneError:
+            self.revive()
+            return SeccompBackend(self.socket, self.revive, pgpu)
 
     def pods(self) -> Sequence[PodInfo]:
         """List the pods the guardian knows."""
@@ -147,9 +151,9 @@ class SeccompHost:
             os.close(self._journal_fd)
             os.close(self._host_lock)
 
-    def revive(self, lost: Link) -> None:
+    def revive(self, lost: Link | None = None) -> None:
         """Connect anew, to another guardian if this one died or hangs. Raises what hinders its start."""
-        if lost.hangs:
+        if lost is not None and lost.hangs:
             _kill(lost.pidfd)  # before all else: who holds the lock may be waiting for it too
         with self._lock:
             try:
@@ -206,15 +210,14 @@ class SeccompHost:
             _log.info("guardian found", pid=link.hello["pid"])
             return link
         except GuardianHangsError as error:
-            try:
-                if journal_fd < 0 or Journal(journal_fd).listeners() - self._listeners.keys():
-                    raise  # only it has its pods' listeners: another one beside it would strand them
-                _log.warning("guardian hangs: starting another", reason=str(error))
-                if not _kill(error.pidfd):
-                    raise
-            finally:
-                if error.pidfd >= 0:
-                    os.close(error.pidfd)
+            if journal_fd < 0 or Journal(journal_fd).listeners() - self._listeners.keys():
+                raise  # only it has its pods' listeners: another one beside it would strand them
+            _log.warning("guardian hangs: starting another", reason=str(error))
+            pidfd = pidfd_of(error.pid)
+            gone = _kill(pidfd)
+            os.close(pidfd) if pidfd >= 0 else None
+            if not gone:
+                raise
         except BackendGoneError:
             pass
         return self._start(journal_fd if journal_fd >= 0 else Journal().fd)
@@ -235,10 +238,9 @@ class SeccompHost:
 
     def _start_one(self, journal_fd: int) -> Link:
         """Start a guardian, the one in reserve if there is one."""
-        process, self._reserve = self._reserve or self._prepare(journal_fd), None
-        try:
-            line = _begin(process)
-        except BrokenPipeError:  # somebody has killed it meanwhile
+        process, self._reserve = self._reserve, None
+        line = _begin(process) if process is not None else ""
+        if not line:  # somebody has killed it meanwhile
             line = _begin(self._prepare(journal_fd))
         if line != "ready":
             code, _, why = line.partition(" ")
@@ -268,13 +270,14 @@ class SeccompHost:
 
 
 def _begin(process: subprocess.Popen[bytes]) -> str:
-    """Let a guardian begin, and return the first line it says. Raises BrokenPipeError when it is dead."""
+    """Let a guardian begin, and return the first line it says; nothing when it is dead, or dies."""
     assert process.stdin is not None
     assert process.stdout is not None
-    with process.stdin, process.stdout:
+    with suppress(BrokenPipeError), process.stdin, process.stdout:
         process.stdin.write(b"begin\n")
         process.stdin.flush()
         return process.stdout.readline().decode().strip()
+    return ""
 
 
 def _stored_listeners(store: Store) -> dict[int, tuple[str, int]]:

@@ -24,9 +24,11 @@ _PATIENCE_S = 2.0
 
 
 class GuardianHangsError(BackendGoneError):
-    """A guardian is there and does not answer: ``pidfd`` is its process, if that could be had."""
+    """A guardian is there and does not answer; ``pid`` is its process."""
 
-    pidfd = -1
+    def __init__(self, pid: int, why: str) -> None:
+        super().__init__(f"guardian (process {pid}): {why}")
+        self.pid = pid
 
 
 class Link:
@@ -46,13 +48,11 @@ class Link:
             self.hello, fds = self.call("hello", watch=watch)
         except BackendGoneError as error:
             pid = self._connection.peer().pid
-            hangs = GuardianHangsError(f"guardian (process {pid}): {error}")
-            hangs.pidfd = _pidfd(pid)
             self._connection.close()
-            raise hangs from error
+            raise GuardianHangsError(pid, str(error)) from error
         self.journal_fd = fds[0]
         #: Names the guardian's process for as long as this link lives, whatever becomes of its number.
-        self.pidfd = _pidfd(int(self.hello["pid"]))
+        self.pidfd = pidfd_of(int(self.hello["pid"]))
         if self.hello.get("protocol") != PROTOCOL:
             self.close()
             raise NotSupportedError(
@@ -152,7 +152,8 @@ def _times(pid: int) -> tuple[int, int]:
     return (int(fields[11]), int(fields[12])) if fields else (0, 0)
 
 
-def _pidfd(pid: int) -> int:
+def pidfd_of(pid: int) -> int:
+    """Open a process; -1 for one that is gone."""
     try:
         return os.pidfd_open(pid)
     except OSError:  # died this moment; the next call will tell
