@@ -132,6 +132,8 @@ CASES: tuple[Case, ...] = (
     _control("a flood under Fixed Share", "none", "fixed-share"),
     _control("own gate opened", "open-gate", "fixed-share"),
     _control("own channels started", "start-self", "fixed-share"),
+    _control("own gate opened for a free of nothing", "free-nothing", "fixed-share"),
+    Case("control", "contexts that end in a kernel", "control", "churn", _GPU, "fixed-share", 2.5),
     Case("control", "long kernels, preemption not asked for", "control", "no-wish", _GPU, "fixed-share", 1.8),
     Case("control", "long kernels, preemption given up", "control", "wait-for-idle", _GPU, "fixed-share", 1.8),
     Case("control", "channels of an old class", "control", "old-channels", _GPU, "fixed-share", 1.8),

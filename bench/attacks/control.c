@@ -88,6 +88,8 @@ int ioctl(int fd, unsigned long request, ...)
 }
 
 static int refused_by_cuda;
+static bool churn;
+static volatile uint32_t contexts;
 
 static void *cuda_flood(void *nothing)
 {
@@ -104,6 +106,16 @@ static void *cuda_flood(void *nothing)
 	if (refused_by_cuda)
 		return nothing;
 	function = cu_kernel("spin");
+	while (churn) { /* contexts that end with a kernel of a second under way, for what is freed is let run */
+		rounds = 100000 * 1000;
+		cu_launch(function, parameters);
+		context = NULL;
+		CU(cuCtxGetCurrent, &context);
+		CU(cuCtxDestroy_v2, context);
+		cu_open();
+		function = cu_kernel("spin");
+		contexts++;
+	}
 	for (;;) {
 		for (int i = 0; i < 50; i++)
 			cu_launch(function, parameters);
@@ -211,6 +223,20 @@ static void names(void)
 	}
 }
 
+/* Have the gate opened for a free that comes to nothing: through a file that has none of the clients. */
+static void free_nothing(void)
+{
+	struct rm bare = rm;
+
+	bare.ctl = open("/dev/nvidiactl", O_RDWR);
+	for (double until = now_s() + 0.1; now_s() < until; calls += 3) {
+		rm_free(&bare, tsg);
+		rm_free(&bare, rm.device);
+		rm_free(&bare, rm.client);
+	}
+	close(bare.ctl);
+}
+
 static void start_self(void)
 {
 	uint8_t enable[2] = { 1 };
@@ -287,6 +313,7 @@ int main(int argc, char **argv)
 	} else {
 		channel_class = !strcmp(mode, "old-channels") ? 0x906f : 0;
 		preemption = !strcmp(mode, "no-wish") ? DROP : !strcmp(mode, "wait-for-idle") ? WAIT_FOR_IDLE : LEAVE;
+		churn = !strcmp(mode, "churn");
 		group_engine = !strcmp(mode, "copy-group") ? 9 : 0; /* COPY0, on the compute engine's runlist */
 		pthread_create(&thread, NULL, cuda_flood, NULL);
 		sleep(2);
@@ -312,14 +339,16 @@ int main(int argc, char **argv)
 			names();
 		else if (!strcmp(mode, "open-gate"))
 			channels_of(rm.client, false, rm_plain), channels_of(rm.client, false, rm_wrapped);
+		else if (!strcmp(mode, "free-nothing"))
+			free_nothing();
 		else if (!strcmp(mode, "start-self"))
 			start_self();
 		else if (!strcmp(mode, "every-control"))
 			every_control();
 		else if (!strcmp(mode, "race"))
 			stop = false, race(1);
-		report("%u controls: %u ok, %u not permitted, %u other, %u failed calls; %u channels", calls, answers[0],
-		       answers[1], answers[2], answers[3], nr_channels);
+		report("%u controls: %u ok, %u not permitted, %u other, %u failed calls; %u channels, %u contexts", calls,
+		       answers[0], answers[1], answers[2], answers[3], nr_channels, contexts + 1);
 		usleep(20000);
 	}
 	return 0;

@@ -168,7 +168,8 @@ class Controls:
     def _first_wish(self, tid: int, asked: calls.Control) -> bool:
         """Remember the timeslice libcuda gives a TSG once at start; it holds when no plan says otherwise."""
         tsg = self._supervisor.register.objects.get((asked.client, asked.target))
-        if tsg is None or tsg.wish_us != abi.RM_DEFAULT_TIMESLICE_US:
+        own = self._supervisor.owns(self._pod, asked.client)
+        if tsg is None or not own or tsg.wish_us != abi.RM_DEFAULT_TIMESLICE_US:
             return False
         data = self._standin.memory.read(tid, asked.params, 8)
         wish = int.from_bytes(data, "little") if data else 0

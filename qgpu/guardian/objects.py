@@ -200,7 +200,8 @@ class Objects:
         key = client, handle
         if self._freeing.is_ours(key) and key in self._supervisor.register.objects:
             return self._desk.answer(block, status_at, abi.NV_ERR_OBJECT_NOT_FOUND)
-        channels = self._supervisor.freeing(key)
+        # The heap's own free is for memory: what it says no to, it could be asked for ever.
+        channels = self._supervisor.freeing(key, case.file) if number == abi.NV_ESC_RM_FREE else []
         gone, error = False, 0
 
         def carry_out() -> bool:
@@ -227,7 +228,7 @@ class Objects:
             return
         if self._hands.about(case.file, *key) is None and key not in self._supervisor.register.objects:
             return
-        channels = self._supervisor.freeing(key)
+        channels = self._supervisor.freeing(key, case.file)
         gone = False
 
         def carry_out() -> bool:

@@ -304,12 +304,16 @@ class Supervisor:
             if (rm := self.register.objects.get(key)) is not None and not rm.confirmed:
                 self.note(_gone(key))
 
-    def freeing(self, key: Key) -> list[Key]:
-        """Open the gates over what is about to be freed, for a free may wait for queued work; return the channels."""
+    def freeing(self, key: Key, file: int) -> list[Key]:
+        """Open the gates over what is about to be freed, for a free may wait for queued work; return the channels.
+
+        Only where RM can free it through that file: else asking for it would be a way to have gates opened.
+        """
         with self.lock:
             channels = [rm.key for rm in self.register.below(key) if rm.rm_class in abi.GPFIFO_CLASSES]
-        if channels:
-            self.leave(channels)
+        if not channels or self.hands.about(file, key[0], key[1]) is None:
+            return []
+        self.leave(channels)
         return channels
 
     def freed(self, key: Key, channels: list[Key], *, gone: bool) -> None:
@@ -317,6 +321,7 @@ class Supervisor:
         with self.lock:
             if not gone:
                 self.stayed(channels)
+                self.wake()
                 return
             rm = self.register.objects.get(key)
             if rm is None and key[0] != key[1]:

@@ -19,6 +19,7 @@ from tests.guardian.asked import (
     dup,
     dup_status,
     free,
+    heap,
     subdevice,
 )
 from tests.guardian.fake_rm import PAGE
@@ -148,6 +149,22 @@ def test_compute_is_made_preemptible_once_for_each_tsg_whether_its_program_asks_
         on_card.call(abi.NV_ESC_RM_ALLOC, alloc(channel + 1, channel, 0xCBC0), bytes(16))
 
     assert on_card.rm.preemptible == [(7, 3, 20)]
+
+
+@pytest.mark.parametrize(("how", "opened"), [("here", [(7, 21)]), ("elsewhere", []), ("by the heap", [])])
+def test_gates_are_opened_for_a_free_but_not_where_rm_would_refuse_it(on_card, how, opened):
+    """A file that has none of the clients, or the heap's own call, could be asked for ever."""
+    on_card.call(abi.NV_ESC_RM_ALLOC, alloc(20, 2, abi.KEPLER_CHANNEL_GROUP_A), TSG_PARAMS)
+    on_card.call(abi.NV_ESC_RM_ALLOC, alloc(21, 20, 0xC86F), bytes(368))
+    on_card.rm.bare = how == "elsewhere"
+    if how == "by the heap":
+        asked = bytearray(heap(20))
+        struct.pack_into("<I", asked, 8, 3)
+        on_card.call(abi.NV_ESC_RM_VID_HEAP_CONTROL, bytes(asked))
+    else:
+        on_card.call(abi.NV_ESC_RM_FREE, free(20))
+
+    assert on_card.left == opened
 
 
 @pytest.mark.parametrize("rm_class", [0x906F, 0xCE6F, 0x00FE])
