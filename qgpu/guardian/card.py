@@ -183,6 +183,7 @@ class Card:
             if context and any(channel.context == context for channel in self.register.channels(tsg)):
                 return tsg.key
         for tsg in tsgs:
-            if any(user[0] == pid for user in self.register.clients[tsg.client].users):
+            client = self.register.clients[tsg.client]
+            if client.maker == pid or any(user[0] == pid for user in client.users):  # who made it may be gone
                 return tsg.key
         return None
