@@ -24,6 +24,11 @@ _PIDS_COUNT_AT, _PIDS_AT = 8, 12
 _PID_INFOS_AT, _PID_INFO_BYTES = 8, 72
 _PID_INFO_FIGURES = slice(16, 64)
 
+#: Samples of who used which engine (NV2080_CTRL_PERF_GPUMON_PERFMON_UTIL_SAMPLE): a time, then six engines' share,
+#: scale, process, process in a virtual machine with its name, and a pointer of the kernel's.
+_SAMPLES_AT, _SAMPLE_BYTES, _ENGINES_AT, _ENGINES = 16, 776, 8, 6
+_ENGINE, _NO_PROCESS = struct.Struct("<IIII100s4xQ"), 0xFFFFFFFF
+
 
 def show_memory(entries: bytearray, at: int, count: int, limit: int, left: int) -> None:
     """Bound the entries of an FB_GET_INFO list to a limit and what is left of it, both in bytes."""
@@ -68,3 +73,13 @@ def hide_others(params: bytearray, own: Collection[int]) -> None:
         if _U32.unpack_from(params, at)[0] not in own:
             figures = slice(at + _PID_INFO_FIGURES.start, at + _PID_INFO_FIGURES.stop)
             params[figures] = bytes(figures.stop - figures.start)
+
+
+def show_samples(params: bytearray, own: Collection[int], inside: Callable[[int], int]) -> None:
+    """Leave only a pod's own processes in samples of who used which engine, by the numbers they have ``inside``."""
+    for sample in range(_SAMPLES_AT, len(params) - _SAMPLE_BYTES + 1, _SAMPLE_BYTES):
+        for engine in range(_ENGINES):
+            at = sample + _ENGINES_AT + engine * _ENGINE.size
+            share, scale, pid, *_ = _ENGINE.unpack_from(params, at)
+            shown = (share, scale, inside(pid)) if pid in own else (0, scale, _NO_PROCESS)
+            _ENGINE.pack_into(params, at, *shown, _NO_PROCESS, b"", 0)

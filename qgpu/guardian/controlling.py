@@ -135,6 +135,8 @@ class Controls:
                 self._show_memory(asked, nested[0].data, 0, _U32.unpack_from(params.data)[0])
             case abi.NV2080_GPU_GET_PIDS:
                 answers.show_pids(params.data, set(self._own_pids()), lambda own: _inside(own, case.call.tid))
+            case abi.NV2080_PERF_GET_UTIL_SAMPLES:
+                answers.show_samples(params.data, set(self._own_pids()), lambda own: _inside(own, case.call.tid))
             case abi.NV0000_GPU_GET_PROBED_IDS | abi.NV0000_GPU_GET_ATTACHED_IDS:
                 answers.show_gpus(params.data, self._hands.gpu_ids(self._supervisor.allowance(self._pod).minors))
             case abi.NVA06C_GPFIFO_SCHEDULE | abi.NVA06F_GPFIFO_SCHEDULE:

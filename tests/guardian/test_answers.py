@@ -42,3 +42,15 @@ def test_a_pod_sees_the_card_that_it_was_granted_and_no_other(pod, command):
     _, _, argument, params = pod.call_for_params(abi.NV_ESC_RM_CONTROL, call, bytes(128))
 
     assert (status(argument), params) == (abi.NV_OK, gpus(0x600))
+
+
+def test_samples_show_a_pods_own_processes_and_no_pointers():
+    def engine(share, pid):
+        return struct.pack("<IIII100s4xQ", share, 1, pid, 7, b"vm", 0xFFFF888000000000)
+
+    params = bytearray(16) + struct.pack("<Q", 5) + b"".join(engine(10 * i, 100 + i) for i in range(6)) + bytes(776)
+    answers.show_samples(params, {102}, lambda pid: pid - 100)
+
+    shown = [struct.unpack_from("<IIII100s4xQ", params, 24 + 128 * i) for i in range(6)]
+    assert [(each[0], each[2]) for each in shown] == [(0, 0xFFFFFFFF)] * 2 + [(20, 2)] + [(0, 0xFFFFFFFF)] * 3
+    assert {each[3:] for each in shown} == {(0xFFFFFFFF, bytes(100), 0)}
