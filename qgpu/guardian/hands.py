@@ -18,6 +18,7 @@ import structlog
 
 from qgpu import proc
 from qgpu.errors import RmError
+from qgpu.guardian import room
 from qgpu.guardian.enforce import Moved
 from qgpu.guardian.register import Key, Register, RmObject
 from qgpu.rm import abi
@@ -60,7 +61,7 @@ class Hands:
 
     def watch(self, pid: int) -> int:
         """Open a pidfd of a process, to act through it and to learn of its end. Raises OSError."""
-        self._pidfds[pid] = os.pidfd_open(pid)
+        self._pidfds[pid] = room.long_held(os.pidfd_open(pid))
         return self._pidfds[pid]
 
     def unwatch(self, pid: int) -> None:

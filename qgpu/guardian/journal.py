@@ -17,9 +17,13 @@ import struct
 from collections.abc import Iterable, Iterator
 from itertools import islice
 
+import structlog
+
 from qgpu.errors import AlreadyRunningError, RefusedError
 from qgpu.guardian.notify import SLOT_BYTES
 from qgpu.guardian.register import Fact
+
+_log = structlog.get_logger("guardian")
 
 _PAGE = 4096
 _HEAD = 16 * _PAGE
@@ -127,7 +131,10 @@ class Journal:
         self._write_lines(b"".join(_line(fact) for fact in facts))
 
     def _write_lines(self, lines: bytes) -> None:
-        os.pwrite(self.fd, lines, self._end)
+        """Write lines whole or not at all. Raises OSError, as when there is no memory for them."""
+        written = 0
+        while written < len(lines):
+            written += os.pwrite(self.fd, lines[written:], self._end + written)
         self._end += len(lines)
 
     @property
@@ -168,7 +175,11 @@ class Journal:
         (start,) = _START.unpack_from(self._page, 0)
         data = os.pread(self.fd, self._end - start, start)
         for line in data.split(b"\n")[:-1]:
-            fact = json.loads(line)
+            try:
+                fact = json.loads(line)
+            except ValueError:
+                _log.error("journal: a line is damaged, and left out", bytes=len(line))
+                continue
             if "answer" in fact:
                 self._answers[fact["answer"][0]] = line + b"\n"
             else:

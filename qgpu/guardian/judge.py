@@ -11,11 +11,12 @@ import errno
 import os
 import stat
 import threading
+import time
 
 import structlog
 
 from qgpu import proc
-from qgpu.guardian import calls, notify, quick
+from qgpu.guardian import calls, notify, quick, room
 from qgpu.guardian.controlling import Controls
 from qgpu.guardian.desk import ANSWERED, PROCEED, Case, Desk
 from qgpu.guardian.filter import WATCHED, is_mapping
@@ -37,6 +38,8 @@ _log = structlog.get_logger("guardian")
 _MAPPING_PATIENCE_S = 0.02
 #: How many threads' processes are remembered; more than that are looked up anew.
 _MOST_THREADS = 4096
+#: How often a call is tried for which there is no descriptor.
+_TRIES, _TRY_AGAIN_S = 100, 0.02
 
 
 class Judge:
@@ -94,7 +97,7 @@ class Judge:
         self._standin.answer.clear()
         case = Case(listener, call, 0, -1, self._left_of(call))
         try:
-            outcome = self._judge(case)
+            outcome = self._judged(case)
             if self._standin.answer:
                 if case.begun:
                     self._supervisor.answers(listener.number, call.id, self._standin.answer)
@@ -107,6 +110,18 @@ class Judge:
             _log.exception("call failed", pod=self._pod)
             outcome = errno.EIO
         self._answer(listener, call, outcome)
+
+    def _judged(self, case: Case) -> int:
+        """Judge a call; one that finds no descriptor for its files waits for a while."""
+        for _ in range(_TRIES):
+            try:
+                return self._judge(case)
+            except OSError as error:
+                if error.errno not in room.NONE_LEFT or case.begun:
+                    raise
+                self._standin.answer.clear()
+                time.sleep(_TRY_AGAIN_S)
+        return self._judge(case)
 
     def _left_of(self, call: Notification) -> InHand | None:
         """Return what a dead guardian had in hand, if this is that call, or is it once more after a signal."""

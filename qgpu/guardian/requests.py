@@ -9,6 +9,7 @@ from typing import Any
 
 from qgpu import cgroup
 from qgpu.errors import RefusedError, no_pod
+from qgpu.guardian import room
 from qgpu.guardian.card import Card
 from qgpu.guardian.sessions import Answer, Session
 from qgpu.guardian.supervisor import Supervisor
@@ -71,13 +72,22 @@ class Requests:
     def _op_attach(self, _: Session, message: dict[str, Any], fds: list[int]) -> Answer:
         name, pid = message["name"], message["pid"]
         self._known(name)
-        cgroup.bring(name, pid, self._supervisor.register.pods[name].cgroup)
-        number = self._supervisor.listen(name, fds[0])
         try:
+            listener = room.long_held(fds.pop())
+        except OSError as error:
+            raise RefusedError(f"pod {name}: nobody can serve it: {error.strerror}; end other pods first") from error
+        number = 0
+        try:
+            cgroup.bring(name, pid, self._supervisor.register.pods[name].cgroup)
+            number = self._supervisor.listen(name, listener)
             self._serve(number)
-        except RuntimeError as error:  # no more threads are to be had
-            self._supervisor.hung_up(number)
-            raise RefusedError(f"pod {name}: nobody can serve it: {error}; end other pods first") from error
+        except BaseException as error:
+            if number:
+                self._supervisor.hung_up(number)
+            os.close(listener)
+            if isinstance(error, RuntimeError):  # no more threads are to be had
+                raise RefusedError(f"pod {name}: nobody can serve it: {error}; end other pods first") from error
+            raise
         return {"listener": number}, []
 
     def _op_pods(self, _: Session, __: dict[str, Any], ___: list[int]) -> Answer:

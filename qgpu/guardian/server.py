@@ -267,6 +267,7 @@ class Guardian:
     def _release_closed(self, now_ns: int) -> None:
         """Empty the files of UVM's that processes have closed: held here, their memory would stay."""
         self._looked_ns = now_ns
+        self._sessions.stay()
         looking = self._looking is not None and self._looking.is_alive()
         if looking or not self.supervisor.uvm_files.counts():
             return

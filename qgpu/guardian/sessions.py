@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import selectors
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -20,6 +21,8 @@ _log = structlog.get_logger("guardian")
 
 #: How long a message to a daemon may take; past it the session is over.
 _PATIENCE_S = 0.1
+#: How long to rest when a connection cannot be taken.
+_BREATH_S = 0.01
 
 Answer = tuple[dict[str, Any], list[int]]
 
@@ -51,8 +54,25 @@ class Sessions:
         #: Ends the plan of a card.
         self._release = release
         self._sessions: dict[int, Session] = {}
-        self._listening = wire.listen(str(path), 0o600)
-        selector.register(self._listening, selectors.EVENT_READ, self._accept)
+        self._path = path
+        self._listen()
+
+    def _listen(self) -> None:
+        self._listening = wire.listen(str(self._path), 0o600)
+        self._selector.register(self._listening, selectors.EVENT_READ, self._accept)
+
+    def stay(self) -> None:
+        """Listen anew where somebody has removed the socket: the next daemon is to find us."""
+        if self._path.exists():
+            return
+        _log.warning("socket removed: listening anew", path=str(self._path))
+        try:
+            self._path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+            self._selector.unregister(self._listening)
+            self._listening.close()
+            self._listen()
+        except (OSError, KeyError, ValueError) as error:
+            _log.error("nobody can connect", path=str(self._path), reason=str(error))
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -67,7 +87,12 @@ class Sessions:
                     self._hang_up(number)
 
     def _accept(self) -> None:
-        sock, _ = self._listening.accept()
+        try:
+            sock, _ = self._listening.accept()
+        except OSError as error:
+            _log.error("a daemon cannot be heard, trying again", reason=str(error))
+            time.sleep(_BREATH_S)
+            return
         sock.settimeout(_PATIENCE_S)  # a daemon that is stopped must not stop us: it loses its session instead
         session = Session(wire.Connection(sock))
         if self._is_a_pods(session.connection):

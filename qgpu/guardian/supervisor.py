@@ -149,8 +149,10 @@ class Supervisor:
             try:
                 self.watch(pid, self.hands.watch(pid))
                 self._find_uvm_files(pid)
-            except OSError:
+            except (ProcessLookupError, FileNotFoundError):
                 self.note({"fact": "exit", "pid": pid})
+            except OSError as error:
+                _log.error("a pod's process cannot be watched", pid=pid, reason=str(error))
             self.hands.each_control_file(pid, self.register.root_fds(pid), self.root_files.add)
         for rm in [rm for rm in self.register.objects.values() if not rm.confirmed]:
             self._settle_claim(rm)

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
-from qgpu.guardian import kcmp
+from qgpu.guardian import kcmp, room
 from qgpu.guardian.standin import Perform
 from qgpu.rm import uvm
 from qgpu.rm.abi import ffi
@@ -50,7 +50,10 @@ class UvmFiles:
                     return True
             if len(held) >= MOST:
                 return False
-            held.append(UvmFile(os.dup(file), fd, set(cards)))
+            try:
+                held.append(UvmFile(room.long_held(os.dup(file)), fd, set(cards)))
+            except OSError:
+                return False
             return True
 
     def take(self, pid: int) -> list[UvmFile]:

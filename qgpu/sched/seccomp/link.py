@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from qgpu import errors, proc, wire
-from qgpu.errors import BackendGoneError, NotSupportedError
+from qgpu.errors import BackendGoneError, NotSupportedError, RefusedError
+from qgpu.guardian import room
 from qgpu.guardian.filter import ARCHES
 from qgpu.messages import PROTOCOL
 
@@ -21,6 +22,10 @@ _STOPPED_MS = 150
 _HANGS_MS = 400
 #: then after this long. With the guardian's start it makes less than a second that a pod may be held up.
 _PATIENCE_S = 2.0
+
+
+#: No reason to take a guardian for dead.
+_NO_ROOM = "guardian: no descriptor is left for a connection to it; raise the limit (LimitNOFILE=)"
 
 
 class GuardianHangsError(BackendGoneError):
@@ -38,6 +43,8 @@ class Link:
         try:
             self._connection = wire.connect(str(path), _PATIENCE_S)
         except OSError as error:
+            if error.errno in room.NONE_LEFT:
+                raise RefusedError(_NO_ROOM) from error
             raise BackendGoneError(f"guardian at {path}: {error.strerror or error}") from error
         self._lock = threading.Lock()
         self._over = False
@@ -50,6 +57,9 @@ class Link:
             pid = self._connection.peer().pid
             self._connection.close()
             raise GuardianHangsError(pid, str(error)) from error
+        if not fds:  # the kernel drops those for which there is no room
+            self._connection.close()
+            raise RefusedError(_NO_ROOM)
         self.journal_fd = fds[0]
         #: Names the guardian's process for as long as this link lives, whatever becomes of its number.
         self.pidfd = pidfd_of(int(self.hello["pid"]))

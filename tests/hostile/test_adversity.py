@@ -1,0 +1,79 @@
+"""What a host does to daemon and guardian, but no pod: files removed, no descriptors left, memory damaged."""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import signal
+import time
+
+import psutil
+import pytest
+
+from tests.hostile.test_moments import both_killed, daemon_killed, guardian_killed, stage
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+
+__all__ = ["stage"]
+
+
+def test_a_pod_outlives_its_supervisor(stage):
+    name, supervisor = stage.pods.popitem()
+    supervisor.kill()
+    supervisor.wait()
+    killed = time.monotonic()
+    stage.until(lambda: sum(at > killed for at in stage.times(name)) > 3, "it goes on")
+    guardian_killed(stage)
+    daemon_killed(stage)
+    after = time.monotonic()
+    stage.until(lambda: sum(at > after for at in stage.times(name)) > 3, "it still goes on")
+
+    assert name in [pod["name"] for pod in stage.listed()]
+
+
+def test_pods_go_on_when_the_runtime_directory_is_removed(stage):
+    for then in (guardian_killed, daemon_killed, both_killed):
+        shutil.rmtree(stage.runtime_dir)
+        stage.go_on()
+        stage.until((stage.runtime_dir / "guardian.sock").exists, "the guardian can be found again")
+        then(stage)
+        stage.go_on()
+
+
+def test_a_guardian_without_room_for_more_descriptors_serves_its_pods_and_takes_no_other(stage):
+    guardian = psutil.Process(stage.guardian())
+    _limit(guardian.pid, guardian.num_fds() + 1)
+    stage.go_on()
+    with pytest.raises(AssertionError, match="nobody can serve it"):
+        stage.start_pod("another", 9)
+    stage.pods.pop("another")
+    stage.go_on()
+
+    assert stage.guardian() == guardian.pid
+
+
+def test_a_daemon_without_descriptors_leaves_the_guardian_alone(stage):
+    guardian, daemon = stage.guardian(), psutil.Process(stage.daemon.pid)
+    _limit(daemon.pid, daemon.num_fds())
+    daemon.send_signal(signal.SIGSTOP)  # its lease lapses, and its connections may be over when it looks again
+    time.sleep(2.5)
+    daemon.send_signal(signal.SIGCONT)
+    time.sleep(1.5)
+    stage.go_on()
+
+    assert stage.guardian() == guardian
+
+
+def test_a_journal_that_was_damaged_costs_no_pod(stage):
+    journal = stage.manager.stored["journal"]
+    data = os.pread(journal, 1 << 24, 0)
+    line = data.index(b'{"fact":"gone"')
+    os.pwrite(journal, b"\0\xff{{", line)
+    guardian_killed(stage)
+
+    assert stage.go_on() < 60
+
+
+def _limit(pid: int, most: int) -> None:
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (most, most))
