@@ -24,4 +24,6 @@ def simulate(scenario: Path, as_json: bool, plot: Path | None, output: str) -> N
     else:
         click.echo(report.table())
     if plot is not None:
-        report.plot(plot)
+        from qgpu.sim.plot import draw
+
+        draw(report, plot)

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from math import nan
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from qgpu.errors import ConfigError, NotSupportedError
-
-if TYPE_CHECKING:
-    from qgpu.sim.report import Report
+from qgpu.sim.report import Report
 
 
 def draw(report: Report, file: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from qgpu.config import GpuSettings
@@ -93,12 +92,6 @@ class Report:
             f"pGPU {self.useful:.1%} useful, {self.switching:.1%} switching, {self.idle:.1%} idle",
         ]
         return "\n".join(line.rstrip() for line in lines)
-
-    def plot(self, file: Path) -> None:
-        """Draw the shares over time. Raises NotSupportedError without matplotlib, ConfigError for a bad file."""
-        from qgpu.sim.plot import draw
-
-        draw(self, file)
 
 
 def _pod_json(pod: PodReport) -> dict[str, Any]:

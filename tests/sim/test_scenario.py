@@ -12,6 +12,7 @@ import pytest
 from qgpu.errors import ConfigError, NotSupportedError
 from qgpu.model import NS_PER_S
 from qgpu.sim import scenario_file
+from qgpu.sim.plot import draw
 from qgpu.sim.report import Report
 from qgpu.sim.scenario import run, simulate
 
@@ -134,21 +135,21 @@ def test_the_same_scenario_gives_the_same_report(written) -> None:
 
 def test_a_report_can_be_drawn(written, tmp_path: Path) -> None:
     picture = tmp_path / "shares.svg"
-    simulate(written(TWO_PODS)).plot(picture)
+    draw(simulate(written(TWO_PODS)), picture)
 
     assert "<svg" in picture.read_text()
 
 
 def test_a_picture_of_no_known_kind_is_refused(written, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"shares\.txtt"):
-        simulate(written(TWO_PODS)).plot(tmp_path / "shares.txtt")
+        draw(simulate(written(TWO_PODS)), tmp_path / "shares.txtt")
 
 
 def test_without_matplotlib_a_plot_says_what_to_install(written, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
 
     with pytest.raises(NotSupportedError, match=r"pip install 'qgpu\[plot\]'"):
-        simulate(written(TWO_PODS)).plot(tmp_path / "shares.svg")
+        draw(simulate(written(TWO_PODS)), tmp_path / "shares.svg")
 
 
 @pytest.mark.parametrize(
