@@ -1,8 +1,8 @@
 """One pod's calls: what becomes of each, and an answer for every one, whatever happens.
 
 A call is carried out in the pod's place (``standin.py``), so that what was checked is what is done. RM's objects are
-judged in ``objects.py``, its controls in ``controlling.py``, the older heap in ``heap.py``; UVM's calls in
-``uvmjudge.py``, mappings in ``mappings.py``.
+judged in ``objects.py``, root clients and first devices in ``letting.py``, RM's controls in ``controlling.py``, its
+older heap in ``heap.py``; UVM's calls in ``uvmjudge.py``, mappings in ``mappings.py``.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from qgpu.guardian.filter import WATCHED, is_mapping
 from qgpu.guardian.freeing import Freeing
 from qgpu.guardian.heap import Heap
 from qgpu.guardian.journal import Writes
+from qgpu.guardian.letting import Letting
 from qgpu.guardian.loose import Pending
 from qgpu.guardian.mappings import Mappings
 from qgpu.guardian.notify import InHand, Listener, Notification
@@ -55,7 +56,8 @@ class Judge:
         #: What UVM is mapping for the pod.
         self._external = Pending()
         self._freeing = Freeing(supervisor, pod, lambda: self._external.wait(_MAPPING_PATIENCE_S))
-        self._objects = Objects(self._desk, self._freeing)
+        self._letting = Letting(self._desk)
+        self._objects = Objects(self._desk, self._freeing, self._letting)
         self._controls = Controls(self._desk, self._objects)
         self._heap = Heap(self._desk, self._objects)
         self._mappings = Mappings(self._desk)
@@ -156,7 +158,7 @@ class Judge:
         pid = case.pid = self._process(call.tid)
         if self._unheard.pop(call.tid, None) == (call.request, call.argument):
             return 0
-        self._objects.next_call(call.tid)
+        self._letting.next_call(call.tid)
         self._external.ended(call.tid)
         self._mappings.next_call(call.tid, pid)
         if is_mapping(call):
@@ -212,7 +214,7 @@ class Judge:
                 return self._controls.control(case, block, asked)
             case calls.Alloc() as asked:
                 if asked.rm_class in abi.ROOT_CLASSES:
-                    return self._objects.root(case, block, asked, wrapped=escape.wrapped)
+                    return self._letting.root(case, block, asked, wrapped=escape.wrapped)
                 return self._objects.alloc(case, escape, block, asked)
             case calls.Free() as asked:
                 return self._objects.free(case, escape.number, block, asked.client, asked.handle, asked.status_at)

@@ -1,12 +1,8 @@
 """One pod's objects of RM's: what is made, named again and freed, and what of that is charged.
 
-The kernel carries out for the pod itself only what RM ties to the calling process, each where no change of its
-arguments does harm:
-
-- a root client and its first device, for RM takes the process for their owner: on a file that has no device, where RM
-  makes nothing that matters in their stead;
-- user memory for the card (class 0x71), for its pages are the process's: nothing that a process without CAP_SYS_ADMIN
-  can ask for by that call takes memory of the card (rmapi_deprecated_allocmemory.c).
+The kernel carries out for the pod itself only what RM ties to the calling process: root clients and first devices
+(``letting.py``), and user memory for the card (class 0x71), whose pages are the process's: nothing that a process
+without CAP_SYS_ADMIN can ask for by that call takes memory of the card (rmapi_deprecated_allocmemory.c).
 """
 
 from __future__ import annotations
@@ -16,18 +12,14 @@ import os
 import struct
 from contextlib import nullcontext
 
-import structlog
-
-from qgpu import cgroup, proc
-from qgpu.guardian import calls, classes, still
-from qgpu.guardian.desk import ANSWERED, PROCEED, Case, Desk, status_of
+from qgpu import proc
+from qgpu.guardian import calls, classes
+from qgpu.guardian.desk import PROCEED, Case, Desk, status_of
 from qgpu.guardian.freeing import Freeing
-from qgpu.guardian.loose import Pending
+from qgpu.guardian.letting import Letting
 from qgpu.guardian.register import NO_INSTANCE, Key, RmObject
 from qgpu.guardian.standin import Block
 from qgpu.rm import abi
-
-_log = structlog.get_logger("guardian")
 
 _U32 = struct.Struct("<I")
 #: How page tables are counted that would not be.
@@ -36,28 +28,21 @@ PAGE_TABLES = "address space with its page tables"
 CHOSEN_PLACE = "memory at an address of the card"
 #: How many of a pod's exports of one size what it imports is compared with; beyond them it is charged anew.
 _MOST_COMPARED = 64
-#: How long root clients and devices being made may keep a device from being made: many processes may start at once,
-#: and each waits for RM. Only the pod's own calls wait.
-_ROOT_PATIENCE_S = 2.0
 
 
 class Objects:
     """Judges calls that make, name or free objects."""
 
-    def __init__(self, desk: Desk, freeing: Freeing) -> None:
+    def __init__(self, desk: Desk, freeing: Freeing, letting: Letting) -> None:
         self._desk = desk
         self._supervisor = desk.supervisor
         self._hands = desk.supervisor.hands
         self._standin = desk.standin
         self._pod = desk.pod
         self._freeing = freeing
-        #: Root clients and first devices that the kernel is making; the devices by thread.
-        self.roots = Pending()
-        self._devices: dict[int, RmObject] = {}
+        self._letting = letting
         #: TSGs whose compute can be preempted.
         self._preemptible: set[Key] = set()
-        #: Clients that may have a device of a name that is not known.
-        self._doubtful: set[int] = set()
 
     def alloc(self, case: Case, escape: calls.Escape, block: Block, asked: calls.Alloc) -> int:
         """Make an object, or say no."""
@@ -91,9 +76,9 @@ class Objects:
         if refusal := self.admit(case.pid, rm):
             block.restore(16, 16)
             return self._desk.answer(block, asked.status_at, refusal)
-        if rm.rm_class == abi.NV01_DEVICE_0 and not escape.wrapped and not self._reaches_device(case.file):
+        if rm.rm_class == abi.NV01_DEVICE_0 and not escape.wrapped and not self._letting.reaches_device(case.file):
             block.restore(16, 16)
-            return self._device(case, block, rm, asked.status_at)
+            return self._letting.device(case, block, rm, asked.status_at)
         if kept and (refusal := self._desk.claim(rm)):
             block.restore(16, 16)
             return self._desk.answer(block, asked.status_at, refusal)
@@ -151,7 +136,7 @@ class Objects:
             if minor is None or not _has_open(pid, os.makedev(self._supervisor.major, minor)):
                 self._supervisor.refused(self._pod, "card without a grant")
                 return abi.NV_ERR_INSUFFICIENT_PERMISSIONS
-            return abi.NV_OK if self._no_root_is_made() else abi.NV_ERR_BUSY_RETRY
+            return abi.NV_OK if self._letting.no_root_is_made() else abi.NV_ERR_BUSY_RETRY
         if rm.rm_class in abi.GPFIFO_CLASSES:
             parent = self._supervisor.register.objects.get((rm.client, rm.parent))
             if parent is None or parent.rm_class != abi.KEPLER_CHANNEL_GROUP_A:
@@ -300,92 +285,6 @@ class Objects:
                     return number
         return None
 
-    def next_call(self, tid: int) -> None:
-        """Take note that a thread makes another call: what the kernel was making for it is made, or was not."""
-        self.roots.ended(tid)
-        if self._devices:
-            self.roots.take_over()
-            for maker in [maker for maker in self._devices if maker not in self.roots.calls]:
-                self._settle_device(self._devices.pop(maker))
-
-    def root(self, case: Case, block: Block, asked: calls.Alloc, *, wrapped: bool) -> int:
-        """Let a root client be made, where that call can make nothing else: on a file that reaches no device."""
-        if wrapped:
-            return errno.EINVAL
-        if case.left is not None:  # it waits for an answer: the file has no client of it yet
-            self._supervisor.root_files.discard(case.file)
-        if self._reaches_device(case.file) or self._supervisor.device_files.has(case.file):
-            return self._desk.refuse(block, asked.status_at, abi.NV_ERR_INVALID_STATE, "root client beside a device")
-        if self._supervisor.root_files.has(case.file):
-            return self._desk.refuse(block, asked.status_at, abi.NV_ERR_INVALID_STATE, "second root client of a file")
-        return self._let(case, block, asked.status_at)
-
-    def _device(self, case: Case, block: Block, rm: RmObject, status_at: int) -> int:
-        """Let the first device of a file be made: RM notes the process that asks for it.
-
-        Which card it is on is asked of RM when it has a subdevice; until then nothing below it can be charged, or made.
-        """
-        rm.detail = NO_INSTANCE
-        return self._let(case, block, status_at, rm)
-
-    def _let(self, case: Case, block: Block, status_at: int, device: RmObject | None = None) -> int:
-        """Let the kernel carry a call out on a file that reaches no device; nobody can exchange it for one that does.
-
-        That takes keeping the process's other threads still. The arguments can be anything by then, for other processes
-        may write them: so a file gets one root client, and what is made in its stead needs one that is there.
-        """
-        try:
-            refusal = still.apart(lambda: self._let_alone(case, device))
-        except OSError as error:
-            _log.warning("a call cannot be let through", pod=self._pod, pid=case.pid, reason=str(error))
-            return self._desk.refuse(block, status_at, abi.NV_ERR_INVALID_STATE, "call beside threads that move")
-        return ANSWERED if refusal == abi.NV_OK else self._desk.answer(block, status_at, refusal)
-
-    def _let_alone(self, case: Case, device: RmObject | None) -> int:
-        """Let a call through while nobody else moves; return the status with which its device is refused, if it is."""
-        pod = self._supervisor.register.pods.get(self._pod)
-        files = self._supervisor.root_files if device is None else self._supervisor.device_files
-        with still.held(case.pid, case.call.tid, cgroup.pids(pod.cgroup) if pod is not None else ()):
-            if not self._desk.has_still(case) or self._reaches_device(case.file):
-                raise OSError(errno.EBUSY, "another file is in the descriptor's place")
-            if not files.add(case.file) and device is None:
-                raise OSError(errno.EBUSY, "the file has a client")
-            if (refusal := self._note_let(case, device)) == abi.NV_OK:
-                if device is None:
-                    self._supervisor.has_root(case.pid, case.call.fd, there=True)
-                if not case.listener.proceed(case.call.id) and device is None:  # it begins anew, or has ended
-                    files.discard(case.file)
-                still.wait_until_over(self.roots.calls[case.call.tid])
-            return refusal
-
-    def _note_let(self, case: Case, device: RmObject | None) -> int:
-        """Take note of a call that is let through now; return the status with which its device is refused, if it is."""
-        if device is not None:
-            if (refusal := self._desk.claim(device)) != abi.NV_OK:
-                return refusal
-            self._devices[case.call.tid] = device
-        self.roots.let(case.call, case.pid)
-        return abi.NV_OK
-
-    def _clients_with_devices(self) -> set[int]:
-        with self._supervisor.lock:
-            register = self._supervisor.register
-            self._doubtful &= register.clients.keys()
-            return {client for client, _ in register.devices} | self._doubtful
-
-    def _reaches_device(self, file: int) -> bool:
-        """Tell whether something made through a file could lie below a device, whichever pod's."""
-        return any(self._hands.about(file, client, client) is not None for client in self._clients_with_devices())
-
-    def _settle_device(self, rm: RmObject) -> None:
-        """Book a device that the kernel has made; where it made none, it could have made one of another name."""
-        found = self._hands.real(rm)
-        if found is not None and found[0] == abi.NV01_DEVICE_0:
-            self._supervisor.made(rm.key)
-        else:
-            self._supervisor.not_made(rm.key)
-            self._doubtful.add(rm.client)
-
     def _learn_card(self, file: int, subdevice: RmObject) -> int:
         """Ask RM which card a device is on, now that it can be asked; return a status: of one that is freed, why."""
         key = subdevice.client, subdevice.parent
@@ -424,13 +323,6 @@ class Objects:
             return errno.EINVAL
         error = self._desk.with_descriptor(case, abi.NV_ESC_REGISTER_FD, block, 0)
         return 0 if case.again and error == errno.EINVAL else error  # once is all there can be
-
-    def _no_root_is_made(self) -> bool:
-        """Wait until no root client is being made: what is made in its stead could lie below the new device."""
-        if self.roots.wait(_ROOT_PATIENCE_S):
-            return True
-        self._supervisor.refused(self._pod, "device beside a root client in the making")
-        return False
 
 
 def _has_open(pid: int, device: int) -> bool:

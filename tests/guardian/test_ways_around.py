@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from qgpu.guardian import objects, still
+from qgpu.guardian import letting, still
 from qgpu.rm import abi
 from tests.guardian.asked import control, free, status
 from tests.guardian.fake_rm import PAGE
@@ -64,7 +64,7 @@ def test_what_is_let_through_goes_to_the_file_that_was_looked_at(on_card, own_ta
         with still.held(*who):
             yield
 
-    monkeypatch.setattr(objects, "still", SimpleNamespace(held=held_late))
+    monkeypatch.setattr(letting, "still", SimpleNamespace(held=held_late))
     on_card.rm.bare = True  # /dev/null has no device, so a root client may be made there
     on_card.tell(f"exchange 60 {int(own_table)}")
     asked, on_the_other, _ = on_card.answer()
