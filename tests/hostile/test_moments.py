@@ -117,4 +117,7 @@ def test_no_pod_is_lost_and_nothing_is_left_whenever_something_fails(stage):
         longest[what.__name__].append(round(stage.longest_wait(at), 2))
     print(longest)
 
-    assert stage.rest() == before
+    for _ in range(5):  # a connection that is just being closed is nothing that was left
+        if (rest := stage.rest()) == before:
+            break
+    assert rest == before
