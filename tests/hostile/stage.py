@@ -73,7 +73,8 @@ class Stage:
         self.until(lambda: self.steps(name).exists() and len(self.times(name)) > 3, f"{name} runs")
 
     def _ctl(self, *arguments: str) -> list[str]:
-        return [sys.executable, "-m", "qgpu.cli.main", "--runtime-dir", str(self.runtime_dir), *arguments]
+        patient = ["--runtime-dir", str(self.runtime_dir), "--timeout", str(TIMEOUT_S)]
+        return [sys.executable, "-m", "qgpu.cli.main", *patient, *arguments]
 
     def steps(self, name: str) -> Path:
         return self.directory / f"{name}.steps"
