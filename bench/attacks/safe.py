@@ -43,9 +43,19 @@ def daemons(bench: Bench) -> list[psutil.Process]:
     return [p for p in _processes(bench, "--plane") if p not in _processes(bench, "qgpu.guardian")]
 
 
+def reserves(bench: Bench) -> list[psutil.Process]:
+    """Find what would be the next guardian."""
+    return [process for process in _processes(bench, "qgpu.guardian") if process.name() == "qgpu-reserve"]
+
+
 def guardians(bench: Bench) -> list[psutil.Process]:
     """Find what the daemon started to stand by the pods, but for the one in reserve: none on the module's plane."""
     return [process for process in _processes(bench, "qgpu.guardian") if process.name() == "qgpu-guardian"]
+
+
+def supervisors(bench: Bench) -> list[psutil.Process]:
+    """Find the ``qgpuctl run`` that started the neighbour."""
+    return [process for process in _processes(bench, "qgpu.cli.main") if "neighbour" in process.cmdline()]
 
 
 def _signal(number: int, *finders: Callable[[Bench], list[psutil.Process]]) -> Callable[[Bench], None]:
@@ -103,6 +113,8 @@ _CASES: tuple[tuple[str, Callable[[Bench], None], tuple[str, ...], bool], ...] =
     ("daemon ended (SIGTERM)", _signal(signal.SIGTERM, daemons), ("seccomp", "kmod"), False),
     ("guardian killed (-9)", _signal(signal.SIGKILL, guardians), ("seccomp",), True),
     ("guardian stopped (SIGSTOP)", _signal(signal.SIGSTOP, guardians), ("seccomp",), True),
+    ("guardian and the one in reserve killed", _signal(signal.SIGKILL, reserves, guardians), ("seccomp",), True),
+    ("supervisor stopped (SIGSTOP)", _signal(signal.SIGSTOP, supervisors), ("seccomp", "kmod"), True),
     ("daemon hangs (frozen)", _freeze(daemons), ("seccomp", "kmod"), False),
     ("guardian hangs (frozen)", _freeze(guardians), ("seccomp",), True),
 )
@@ -155,6 +167,8 @@ def moments(world: World, watch: Watch, alone_rate: float, count: int, say: Call
         bench.start_daemon()
         if not world.neighbour_lives():
             raise BenchError(f"{path}: the neighbour has died")
+    if world.plane == "seccomp":
+        worst[_BOTH] = _both(world, watch, random, max(1, count // len(cases)))
     policy(bench, "burst-share", 100)
     time.sleep(1)
     after = _left_over(world)
@@ -169,6 +183,22 @@ def moments(world: World, watch: Watch, alone_rate: float, count: int, say: Call
     leaked = {what: (n, after[what]) for what, n in before.items() if after[what] > n}
     rows.append(Row("moments", "nothing is left over", said=f"{leaked or before}", passed=not leaked))
     return rows
+
+
+def _both(world: World, watch: Watch, random: Random, count: int) -> list[float | None]:
+    """Kill daemon and guardian together at moments drawn by lot, and let the service manager start the daemon."""
+    bench, times = world.bench, list[float | None]()
+    with _service(bench) as kill_both:
+        for _ in range(count):
+            time.sleep(random.uniform(0.2, 1.2))
+            at = now()
+            kill_both(bench)
+            times.append(_seen(watch, at, None, _SEEN_S)[1])
+            if not world.neighbour_lives():
+                raise BenchError(f"{_BOTH}: the neighbour has died")
+    _let_go(bench)
+    bench.start_daemon()
+    return times
 
 
 def _left_over(world: World) -> dict[str, int]:
@@ -188,7 +218,7 @@ def _left_over(world: World) -> dict[str, int]:
 
 def _let_go(bench: Bench) -> None:
     """Let what was stopped or frozen go on, and the daemon end."""
-    _signal(signal.SIGCONT, guardians)(bench)
+    _signal(signal.SIGCONT, guardians, supervisors)(bench)
     _thaw()
     bench.kill_daemon()
 
