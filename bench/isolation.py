@@ -3,7 +3,7 @@
     python bench/isolation.py                    as root on a GPU host: plane seccomp
     python bench/isolation.py --vm               in the virtual machine of the module's lanes: plane kmod
     python bench/isolation.py --only raw,race    some families of cuda, raw, race, control, fault, door, safe
-    python bench/isolation.py --only moments     daemon, guardian and supervisor killed, stopped, frozen, ended at 30 random moments
+    python bench/isolation.py --only moments     daemon, guardian, supervisor: failing at 30 random moments
 
 Prints a table of path and plane, and merges it into docs/results/isolation.json. How each figure comes about stands
 at the top of attacks/judge.py and attacks/safe.py; what is tried, in attacks/cases.py. The exit code is 1 if anything
