@@ -120,7 +120,18 @@ def test_a_language_and_a_runner_do_not_go_together() -> None:
     assert [block.place for block in BLOCKS if block not in COMMANDS and block.runner] == []
 
 
-@pytest.mark.parametrize("document", documents.files(ROOT), ids=lambda path: path.name)
+DECISIONS = sorted((ROOT / "docs/decisions").glob("*.md"))
+
+
+def test_decisions_are_listed_by_number_and_none_is_missing() -> None:
+    index = (ROOT / "docs/decisions/README.md").read_text()
+    listed = re.findall(r"^(\d+)\. \[.+\]\((\d{4})-.+\.md\)$", index, re.MULTILINE)
+
+    assert all(int(number) == int(name) for number, name in listed)
+    assert [name for _, name in listed] == [path.name[:4] for path in DECISIONS if path.name != "README.md"]
+
+
+@pytest.mark.parametrize("document", [*documents.files(ROOT), *DECISIONS], ids=lambda path: path.name)
 def test_files_that_are_linked_are_there(document: Path) -> None:
     missing = [link for link in _RELATIVE.findall(document.read_text()) if not (document.parent / link).exists()]
 
