@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from random import Random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from qgpu.errors import AlreadyRunningError
 from qgpu.guardian import calls
 from qgpu.guardian.journal import Journal
 from qgpu.guardian.register import COMPUTE_TSG_BYTES, OTHER_TSG_BYTES, Register, RmObject, object_fact
@@ -185,6 +187,20 @@ def test_a_register_that_changes_while_it_is_written_anew_is_rebuilt_as_it_is_th
         note({"fact": "managed", "pid": 100, "bytes": 1})
 
     assert rebuilt(journal) == register
+
+
+def test_a_journal_is_written_by_one_process_at_a_time():
+    journal = Journal()
+    journal.own()
+    if (child := os.fork()) == 0:
+        try:
+            Journal(journal.fd).own()
+        except AlreadyRunningError:
+            os._exit(0)
+        finally:
+            os._exit(1)
+
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_a_line_cut_short_by_a_death_is_left_out():
