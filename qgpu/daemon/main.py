@@ -11,6 +11,7 @@ import signal
 import threading
 from contextlib import ExitStack
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 import structlog
@@ -21,12 +22,13 @@ from qgpu import program
 from qgpu.config import Config, MetricsCompat, Plane
 from qgpu.control import Server, default_runtime_dir
 from qgpu.daemon import log, planes, runtime
-from qgpu.daemon.containers import Containers, agent_socket
-from qgpu.daemon.service import Service
 from qgpu.daemon.state import State, default_state_dir
 from qgpu.errors import QgpuError
-from qgpu.metrics import exporter
 from qgpu.systemd import ALIVE, Store, notify
+
+if TYPE_CHECKING:
+    from qgpu.daemon.containers import Containers
+    from qgpu.daemon.service import Service
 
 _log = structlog.get_logger("qgpud")
 
@@ -59,6 +61,11 @@ def command(
     chosen = planes.choose(Plane(plane) if plane else config.plane)
     state = State(state_dir or default_state_dir(directory))
     host = planes.open_host(chosen.plane, directory, sim_gpus, store)
+    # Not before: where daemon and guardian died together, pods wait until here.
+    from qgpu.daemon.containers import Containers, agent_socket
+    from qgpu.daemon.service import Service
+    from qgpu.metrics import exporter
+
     service = Service(host, chosen, config, state, agent_socket(chosen.plane, directory))
     try:
         with ExitStack() as ends:

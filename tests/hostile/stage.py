@@ -38,6 +38,7 @@ class Stage:
         self.pause = directory / "pause"
         tree = directory / "cgroup"
         tree.mkdir()
+        self._tree = tree
         self._room = subprocess.Popen(
             ["unshare", "-m", "sh", "-c", f"mount -t cgroup2 none {tree} && echo there && exec sleep 3600"],
             stdout=subprocess.PIPE,
@@ -136,6 +137,21 @@ class Stage:
         self.until(look, "there is one in reserve")
         return found[0]
 
+    def freeze(self, pid: int) -> None:
+        """Let a process hang without being stopped: nothing of it runs, and nothing says so."""
+        self._ice.mkdir(exist_ok=True)
+        (self._ice / "cgroup.procs").write_text(str(pid))
+        (self._ice / "cgroup.freeze").write_text("1")
+
+    def thaw(self) -> None:
+        """Let what is frozen go on."""
+        if self._ice.exists():
+            (self._ice / "cgroup.freeze").write_text("0")
+
+    @property
+    def _ice(self) -> Path:
+        return Path(f"/proc/{self._room.pid}/root{self._tree}/qgpu-hangs-{os.getpid()}")
+
     def restart(self) -> None:
         """Let the service manager start the daemon again, once it has ended."""
         self.daemon.wait(TIMEOUT_S)
@@ -182,6 +198,7 @@ class Stage:
     def close(self) -> None:
         """End everything."""
         if self.there:
+            self.thaw()
             for process in psutil.process_iter():
                 with suppress(psutil.Error):
                     words = process.cmdline()
@@ -195,6 +212,8 @@ class Stage:
                     os.kill(pid, signal.SIGKILL)
             self.daemon.wait(TIMEOUT_S)
             self.manager.close()
+            with suppress(OSError):
+                self._ice.rmdir()
         self._room.kill()
         self._room.wait()
 

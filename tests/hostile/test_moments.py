@@ -1,6 +1,6 @@
 """Daemon, guardian and supervisor killed, stopped, ended at moments drawn by lot, under pods that always allocate.
 
-Real processes and filters, on an emulated driver. ``QGPU_MOMENTS=200`` tries that many (9 by default).
+Real processes and filters, on an emulated driver. ``QGPU_MOMENTS=200`` tries that many (11 by default).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import pytest
 
 from tests.hostile.stage import Stage
 
-MOMENTS = int(os.environ.get("QGPU_MOMENTS", "9"))
+MOMENTS = int(os.environ.get("QGPU_MOMENTS", "11"))
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 
@@ -58,6 +58,18 @@ def guardian_stopped(stage: Stage) -> None:
     os.kill(stage.guardian(), signal.SIGSTOP)
 
 
+def guardian_hangs(stage: Stage) -> None:
+    stage.freeze(stage.guardian())
+    stage.go_on()
+    stage.thaw()
+
+
+def daemon_hangs(stage: Stage) -> None:
+    stage.freeze(stage.daemon.pid)
+    stage.go_on()
+    stage.thaw()
+
+
 def daemon_killed(stage: Stage) -> None:
     stage.daemon.kill()
     stage.restart()
@@ -92,6 +104,8 @@ WHAT: list[Callable[[Stage], None]] = [
     guardian_and_its_daemon_killed,
     guardian_killed,
     guardian_stopped,
+    guardian_hangs,
+    daemon_hangs,
     daemon_killed,
     daemon_ended,
     daemon_stopped,
