@@ -55,24 +55,24 @@ class Sessions:
         self._release = release
         self._sessions: dict[int, Session] = {}
         self._path = path
-        self._listen()
-
-    def _listen(self) -> None:
-        self._listening = wire.listen(str(self._path), 0o600)
-        self._selector.register(self._listening, selectors.EVENT_READ, self._accept)
+        self._listening = wire.listen(str(path), 0o600)
+        selector.register(self._listening, selectors.EVENT_READ, self._accept)
 
     def stay(self) -> None:
         """Listen anew where somebody has removed the socket: the next daemon is to find us."""
-        if self._path.exists():
+        try:
+            if self._path.exists():
+                return
+            self._path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+            listening = wire.listen(str(self._path), 0o600)
+        except OSError as error:
+            _log.error("nobody can connect", path=str(self._path), reason=str(error))
             return
         _log.warning("socket removed: listening anew", path=str(self._path))
-        try:
-            self._path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-            self._selector.unregister(self._listening)
-            self._listening.close()
-            self._listen()
-        except (OSError, KeyError, ValueError) as error:
-            _log.error("nobody can connect", path=str(self._path), reason=str(error))
+        self._selector.unregister(self._listening)
+        self._listening.close()
+        self._listening = listening
+        self._selector.register(listening, selectors.EVENT_READ, self._accept)
 
     def __len__(self) -> int:
         return len(self._sessions)

@@ -11,9 +11,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from qgpu.guardian import letting, still
+from qgpu.guardian import letting, notify, still
 from qgpu.rm import abi
-from tests.guardian.asked import control, free, status
+from tests.guardian.asked import alloc, control, free, status
 from tests.guardian.fake_rm import PAGE
 from tests.guardian.pod import MINOR, held
 
@@ -31,6 +31,29 @@ def test_only_calls_that_are_judged_may_be_wrapped(pod):
     call = struct.pack("<IIQ", abi.NV_ESC_RM_MAP_MEMORY, 56, 0)
 
     assert pod.call(abi.NV_ESC_IOCTL_XFER_CMD, call, bytes(56), pointer_at=8)[:2] == (-1, errno.EINVAL)
+
+
+@pytest.mark.parametrize("limits", [{}, {0: 1 << 40}])
+@pytest.mark.parametrize(
+    ("number", "inner"),
+    [
+        (abi.NV_ESC_RM_ALLOC, alloc(0, 0, abi.NV01_ROOT_CLIENT, 0)),
+        (abi.NV_ESC_RM_ALLOC_MEMORY, struct.pack("<IIII", 7, 2, 9, abi.NV01_MEMORY_SYSTEM_OS_DESCRIPTOR) + bytes(40)),
+        (abi.NV_ESC_EXPORT_TO_DMABUF_FD, bytes(2608)),
+        (abi.NV_ESC_RM_MAP_MEMORY_DMA, bytes(abi.MAP_MEMORY_DMA_BYTES[0])),
+        (abi.NV_ESC_IOCTL_XFER_CMD, bytes(16)),
+    ],
+    ids=["root client", "user memory", "dma-buf", "mapping", "wrapped"],
+)
+def test_a_wrapped_call_is_never_left_to_the_kernel(pod, number, inner, limits, monkeypatch):
+    """What it wraps could be any other call by then."""
+    left = []
+    monkeypatch.setattr(notify.Listener, "proceed", lambda self, id_: left.append(id_) or self.answer_error(id_, 1))
+    pod.limits.clear()
+    pod.limits.update(limits)
+    pod.call(abi.NV_ESC_IOCTL_XFER_CMD, struct.pack("<IIQ", number, len(inner), 0), inner, pointer_at=8)
+
+    assert left == []
 
 
 def test_a_call_on_another_kind_of_file_does_not_reach_it(pod):

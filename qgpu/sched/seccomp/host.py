@@ -215,7 +215,8 @@ class SeccompHost:
             _log.warning("guardian hangs: starting another", reason=str(error))
             pidfd = pidfd_of(error.pid)
             gone = _kill(pidfd)
-            os.close(pidfd) if pidfd >= 0 else None
+            if pidfd >= 0:
+                os.close(pidfd)
             if not gone:
                 raise
         except BackendGoneError:
