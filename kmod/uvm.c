@@ -109,12 +109,6 @@ err_file:
 	return NULL;
 }
 
-/* All or nothing, on every pGPU with a limit. */
-static int charge(struct uvm_file *file, u64 size)
-{
-	return qgpu_mem_resize(file->mem, qgpu_pod_limited(qgpu_mem_pod(file->mem)), size) ? -ENOMEM : 0;
-}
-
 static void drop(struct uvm_file *file)
 {
 	lockdep_assert_held(&files_lock);
@@ -139,9 +133,9 @@ static void add(struct space *space, const struct vm_area_struct *vma)
 	space->mappings++;
 }
 
-/* What a file's mappings are charged, with one that is about to come (or NULL), without one that goes (or NULL). */
-static u64 count(struct uvm_file *file, struct mm_struct *mm, const struct vm_area_struct *with,
-		 const struct vm_area_struct *without)
+/* A file's mappings, with one that is about to come (or NULL), without one that goes (or NULL). */
+static struct space mapped(const struct file *filp, struct mm_struct *mm, const struct vm_area_struct *with,
+			   const struct vm_area_struct *without)
 {
 	struct space space = {};
 	struct vm_area_struct *vma;
@@ -151,13 +145,24 @@ static u64 count(struct uvm_file *file, struct mm_struct *mm, const struct vm_ar
 			add(&space, with);
 			with = NULL;
 		}
-		if (vma->vm_file == file->filp && vma != with && vma != without)
+		if (vma->vm_file == filp && vma != with && vma != without)
 			add(&space, vma);
 	}
 	if (with)
 		add(&space, with);
-	file->mappings = space.mappings;
-	return space.blocks * (BLOCK + BLOCK_TABLES) + (space.blocks > 1 ? BATCH : 0);
+	return space;
+}
+
+/* All or nothing, on every pGPU with a limit. */
+static int charge(struct uvm_file *file, const struct space *space)
+{
+	u64 size = space->blocks * (BLOCK + BLOCK_TABLES) + (space->blocks > 1 ? BATCH : 0);
+
+	lockdep_assert_held(&files_lock);
+	if (qgpu_mem_resize(file->mem, qgpu_pod_limited(qgpu_mem_pod(file->mem)), size))
+		return -ENOMEM;
+	file->mappings = space->mappings;
+	return 0;
 }
 
 /* uvm.c:uvm_mmap makes a managed range of nothing else. */
@@ -190,13 +195,15 @@ static int mmap_called(struct kprobe *probe, struct pt_regs *regs)
 	struct vm_area_struct *vma = (struct vm_area_struct *)regs_get_kernel_argument(regs, 1);
 	struct qgpu_pod *pod = may_be_managed(vma) ? limited_pod() : NULL;
 	struct uvm_file *file;
+	struct space space;
 	int ret;
 
 	if (!pod)
 		return 0;
+	space = mapped(filp, current->mm, vma, NULL);
 	spin_lock(&files_lock);
 	file = find_or_add(filp, pod);
-	ret = file ? charge(file, count(file, current->mm, vma, NULL)) : -ENOMEM;
+	ret = file ? charge(file, &space) : -ENOMEM;
 	spin_unlock(&files_lock);
 	if (ret) {
 		refused(pod, vma->vm_end - vma->vm_start);
@@ -206,19 +213,33 @@ static int mmap_called(struct kprobe *probe, struct pt_regs *regs)
 	return ret != 0;
 }
 
+static bool is_known(struct file *filp)
+{
+	bool known;
+
+	spin_lock(&files_lock);
+	known = find(filp);
+	spin_unlock(&files_lock);
+	return known;
+}
+
 static int close_called(struct kprobe *probe, struct pt_regs *regs)
 {
 	const struct vm_area_struct *vma = (struct vm_area_struct *)regs_get_kernel_argument(regs, 0);
+	bool all_go = vma->vm_mm != current->mm;
+	struct space space = {};
 	struct uvm_file *file;
 
+	if (!is_known(vma->vm_file))
+		return 0;
+	if (!all_go)
+		space = mapped(vma->vm_file, vma->vm_mm, NULL, vma);
 	spin_lock(&files_lock);
 	file = find(vma->vm_file);
-	if (file && vma->vm_mm == current->mm)
-		charge(file, count(file, vma->vm_mm, NULL, vma));
-	else if (file && file->mappings > 1)
+	if (file && all_go && file->mappings > 1)
 		file->mappings--;
 	else if (file)
-		charge(file, 0);
+		charge(file, &space);
 	spin_unlock(&files_lock);
 	return 0;
 }

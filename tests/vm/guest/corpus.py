@@ -16,7 +16,7 @@ def record(nr: int, data: bytes, params: bytes) -> bytes:
 
 def corpus(traces: Iterable[Path]) -> bytes:
     """Records as fuzz.c reads them."""
-    client, device = 0xC1D00001, 0x5C000001
+    client, device, memory = 0xC1D00001, 0x5C000001, 0x5C00000E
     out = [
         record(0x2B, struct.pack("IIIIQQIIII", 0, 0, 0, 0x41, 0, 0, 0, 0, 0, 0), b""),
         record(0x2B, struct.pack("IIIIQQIIII", client, client, device, 0x80, 1, 0, 0, 0, 0, 0), bytes(56)),
@@ -26,6 +26,22 @@ def corpus(traces: Iterable[Path]) -> bytes:
         record(0x2A, struct.pack("IIIIQII", client, 0x5C000015, 0xA06C0101, 0, 1, 3, 0), b"\1\0\0"),
         record(0x2A, struct.pack("IIIIQII", client, 0x5C000003, 0x2080110B, 0, 1, 536, 0), bytes(536)),
     ]
+    for cls, params in (
+        (0x40, struct.pack("64xQ56x", 1 << 20)),
+        (0x50A0, struct.pack("8xI52xQ56x", 0x80400, 1 << 30)),
+        (0xA06C, struct.pack("12xI4x", 1)),
+        (0x906F, bytes(368)),
+        (0xDA, struct.pack("I20x", memory)),
+    ):
+        out += [record(0x2B, struct.pack("IIIIQQIIII", client, device, 0, cls, 1, 0, 0, 0, 0, 0), params)]
+    for cmd, params in (  # a file of the four that are open keeps what is exported
+        (0x3D05, struct.pack("IIIIiI", 1, device, device, memory, 4, 0)),
+        (0x3D0B, struct.pack("iIH66x512IHH", 4, device, 1, memory, *bytes(511), 1, 0)),
+        (0x3D06, struct.pack("iIIII", 4, 1, device, device, 0x5C0000CC)),
+        (0x3D0C, struct.pack("iI128I128xHH", 4, device, 0, *bytes(127), 1, 0)),
+    ):
+        out += [record(0x2A, struct.pack("IIIIQII", client, client, cmd, 0, 1, len(params), 0), params)]
+    out += [record(0x57, struct.pack("16I", client, device, 0x5C0000DD, memory, *bytes(12)), b"")]
     for function, size_at in ((2, 88), (3, 88), (5, 88), (6, 88), (14, 80)):
         heap = bytearray(184)
         struct.pack_into("III", heap, 0, client, device, function)
