@@ -204,6 +204,8 @@ static long alloc_locked(struct qgpu_call *call, struct qgpu_client *client, con
 		qgpu_objects_export(client);
 	ret = qgpu_call_forward(call);
 	handle = call->out.alloc.object;
+	if (NV_IS_FOR_COMPUTE(request->class))
+		qgpu_make_preemptible(client, request->parent);
 	if (call->sealed && !qgpu_is_registered(request->class))
 		return ret;
 	if (answered(call, request) != NV_OK) {

@@ -10,6 +10,7 @@
 #include "gpu.h"
 #include "mem.h"
 #include "nvrm.h"
+#include "rm.h"
 #include "tsg.h"
 
 /*
@@ -65,6 +66,24 @@ bool qgpu_is_in_compute_tsg(struct qgpu_client *client, u32 channel)
 	const struct qgpu_object *object = qgpu_object_find(client, channel);
 
 	return object && object->tsg && is_compute(object->tsg->engine);
+}
+
+void qgpu_make_preemptible(struct qgpu_client *client, u32 channel)
+{
+	struct qgpu_object *object = qgpu_object_find(client, channel);
+	struct qgpu_tsg *tsg = object ? object->tsg : NULL;
+	struct nv2080_preemption_mode mode = {
+		.flags = NV2080_PREEMPTION_MODE_FLAGS_CILP,
+		.compute = NV2080_PREEMPTION_MODE_COMPUTE_CILP,
+	};
+	u32 subdevice;
+
+	if (!tsg || tsg->preemptible)
+		return;
+	mode.channel = qgpu_tsg_hidden(tsg) ? channel : tsg->handle;
+	if (qgpu_rm_subdevice(client->handle, tsg->device, &subdevice) == NV_OK)
+		tsg->preemptible = qgpu_rm_control(client->handle, subdevice, NV2080_GR_SET_CTXSW_PREEMPTION_MODE, &mode,
+						   sizeof(mode)) == NV_OK;
 }
 
 /* The one that the object is, or (handle 0) that RM makes for it. */

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
  * control.c - a pod's RM controls. RM lets every process schedule itself: longer timeslices, channels back on the
- * GPU. Those are refused in RM's own words. Questions about memory get the pod's limit for an answer.
+ * GPU, kernels that nothing preempts. Those are refused in RM's own words. Questions about memory get the pod's limit for an answer.
  */
 #include <linux/uaccess.h>
 
@@ -26,6 +26,7 @@ static const u32 refused[] = {
 	0x2080111a,	/* NV2080 FIFO_DISABLE_CHANNELS_FOR_KEY_ROTATION */
 	0x2080111b,	/* the same, V2 */
 	0x20801121,	/* NV2080 FIFO_OBJSCHED_SET_STATE */
+	0x20801211,	/* NV2080 GR_CTXSW_PREEMPTION_BIND, which sets the mode as well */
 	0xa06c0107,	/* NVA06C SET_INTERLEAVE_LEVEL */
 	0xa06c0110,	/* NVA06C MAKE_REALTIME */
 	0xa06f0109,	/* NVA06F SET_INTERLEAVE_LEVEL */
@@ -76,6 +77,20 @@ static long set_timeslice(struct qgpu_call *call)
 	if (client)
 		qgpu_client_unlock(client);
 	return object ? answer(call, NV_OK) : refuse(call, NV_ERR_INSUFFICIENT_PERMISSIONS);
+}
+
+/*
+ * No timeslice and no gate takes the engine from a kernel that cannot be preempted. libcuda asks for what is allowed;
+ * for who asks for nothing context.c does.
+ */
+static long set_preemption(struct qgpu_call *call)
+{
+	struct nv2080_preemption_mode *mode = (struct nv2080_preemption_mode *)call->room;
+
+	qgpu_call_look(call, call->in.control.params, mode, sizeof(*mode));
+	if (mode->flags & NV2080_PREEMPTION_MODE_FLAGS_CILP && mode->compute != NV2080_PREEMPTION_MODE_COMPUTE_CILP)
+		return refuse(call, NV_ERR_INSUFFICIENT_PERMISSIONS);
+	return qgpu_call_forward(call);
 }
 
 /* A program's own start of its channels is let through, and a closed gate closed again before it returns. */
@@ -191,6 +206,8 @@ long qgpu_control(struct qgpu_call *call)
 		return refuse(call, NV_ERR_INSUFFICIENT_PERMISSIONS);
 	if (control->cmd == NVA06C_SET_TIMESLICE)
 		return set_timeslice(call);
+	if (control->cmd == NV2080_GR_SET_CTXSW_PREEMPTION_MODE)
+		return set_preemption(call);
 	if (control->cmd == NVA06C_GPFIFO_SCHEDULE || NVXX6F_GPFIFO_SCHEDULE(control->cmd) ||
 	    control->cmd == NV83DE_RESUME_CONTEXT)
 		return start_channels(call);

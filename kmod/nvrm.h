@@ -282,6 +282,17 @@ struct nv2080_disable_channels {
 
 static_assert(sizeof(struct nv2080_disable_channels) == 536);
 
+/* SDK/ctrl/ctrl2080/ctrl2080gr.h */
+#define NV2080_GR_SET_CTXSW_PREEMPTION_MODE	0x20801210
+struct nv2080_preemption_mode {
+	u32 flags, channel, graphics, compute;
+	u32 route_flags, pad;
+	u64 route;
+};
+
+#define NV2080_PREEMPTION_MODE_FLAGS_CILP	0x1
+#define NV2080_PREEMPTION_MODE_COMPUTE_CILP	2
+
 /* SDK/ctrl/ctrla06c.h, ctrla06f/ctrla06fgpfifo.h */
 #define NVA06C_GPFIFO_SCHEDULE		0xa06c0101
 #define NVA06C_SET_TIMESLICE		0xa06c0103

@@ -30,7 +30,8 @@ struct qgpu_tsg {
 	u32 device;
 	u32 subdevice;		/* 0: not asked yet */
 	u32 handle;
-	u32 engine;		/* as the pod said, for information */
+	u32 engine;		/* as the pod said */
+	bool preemptible;	/* in mid-kernel; under the client's lock */
 	u32 tgid;
 	u64 wish_us;		/* what the pod set for itself */
 	u64 set_us;		/* what the plan set; 0: nothing */

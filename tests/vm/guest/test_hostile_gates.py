@@ -185,3 +185,51 @@ def test_a_gate_waits_for_no_page_of_the_pods(web, qgpu, linger, how):
     threading.Event().wait(0.5)
 
     assert qg.until(lambda: [tsg["off"] for tsg in qg.sim_tsgs()] == [1], 5)
+
+
+CILP = 2
+
+
+@pytest.mark.parametrize("mode", [0, 1], ids=["wait for idle", "thread blocks"])
+def test_a_pod_does_not_make_its_kernels_last(web, mode):
+    """Nothing takes the engine from a kernel that cannot be preempted."""
+
+    def ask(state, mode):
+        p = state["p"]
+        state["tsg"], _ = p.compute()
+        try:
+            p.control(p.subdevice, 0x20801210, struct.pack("IIIIIIQ", 1, state["tsg"], 0, mode, 0, 0, 0))
+        except nv.RmError as error:
+            return error.status
+        return 0
+
+    assert web.processes[0].run(ask, mode) == nv.NO_PERMISSION
+    assert web.processes[0].run(ask, CILP) == 0
+
+
+def test_compute_can_be_preempted_though_nobody_asks(web):
+    def compute(state):
+        p = state["p"]
+        p.alloc(p.channel(p.tsg()), 0xCBC0)
+
+    web.processes[0].run(compute)
+
+    assert [tsg["mode"] for tsg in qg.sim_tsgs()] == [CILP]
+
+
+def test_a_mode_exchanged_after_the_check_gains_nothing(web, linger):
+    def race(state):
+        p = state["p"]
+        tsg, _ = p.compute()
+        params = ctypes.create_string_buffer(struct.pack("IIIIIIQ", 1, tsg, 0, 2, 0, 0, 0), 32)
+        data = bytearray(nv._CONTROL.pack(p.client, p.subdevice, 0x20801210, 0, ctypes.addressof(params), 32, 0xFFFF))
+        late = threading.Timer(0.05, lambda: struct.pack_into("I", params, 12, 0))
+        late.start()
+        nv.call(p.ctl, 0x2A, data)
+        late.join()
+        return nv._CONTROL.unpack(data)[6]
+
+    linger(300000)
+
+    assert web.processes[0].run(race) == 0
+    assert [tsg["mode"] for tsg in qg.sim_tsgs()] == [CILP]

@@ -146,6 +146,17 @@ static u32 set_timeslice(struct sim_object *object, const struct nva06c_timeslic
 	return NV_OK;
 }
 
+static u32 set_preemption(struct sim_client *client, const struct nv2080_preemption_mode *arg)
+{
+	struct sim_object *object = sim_object(client, arg->channel);
+
+	if (!object || !object->tsg)
+		return NV_ERR_OBJECT_NOT_FOUND;
+	if (arg->flags & NV2080_PREEMPTION_MODE_FLAGS_CILP)
+		object->tsg->mode = arg->compute;
+	return NV_OK;
+}
+
 /* Puts channels on the card whatever a gate did before: the worst a firmware could do. */
 static void start_channels(struct sim_object *object)
 {
@@ -186,6 +197,8 @@ static size_t size_of(u32 cmd)
 		return NV2080_FB_INFO_ENTRY_AT + fb_list_length() * sizeof(struct nv2080_fb_entry);
 	case NV2080_FIFO_DISABLE_CHANNELS:
 		return sizeof(struct nv2080_disable_channels);
+	case NV2080_GR_SET_CTXSW_PREEMPTION_MODE:
+		return sizeof(struct nv2080_preemption_mode);
 	case NVA06C_SET_TIMESLICE:
 		return sizeof(struct nva06c_timeslice);
 	}
@@ -246,6 +259,8 @@ static u32 perform(const struct sim_file *file, struct sim_client *client, struc
 		return object->class == NV20_SUBDEVICE_0 ? NV_OK : NV_ERR_INVALID_ARGUMENT;
 	case NV2080_FIFO_DISABLE_CHANNELS:
 		return object->class == NV20_SUBDEVICE_0 ? gate(params) : NV_ERR_INVALID_ARGUMENT;
+	case NV2080_GR_SET_CTXSW_PREEMPTION_MODE:
+		return set_preemption(client, params);
 	case NVA06C_SET_TIMESLICE:
 		return set_timeslice(object, params);
 	}

@@ -213,9 +213,9 @@ void sim_gpu_show(struct seq_file *seq)
 			off = 0;
 			list_for_each_entry(channel, &tsg->channels, node)
 				off += channel->disabled;
-			seq_printf(seq, "tsg %d %u %u run_ns %llu starts %llu resident %d slice_ns %llu off %d\n", i,
+			seq_printf(seq, "tsg %d %u %u run_ns %llu starts %llu resident %d slice_ns %llu off %d mode %u\n", i,
 				   tsg->client, tsg->handle, tsg->run_ns, tsg->starts, cards[i].resident == tsg,
-				   tsg->slice_ns, off);
+				   tsg->slice_ns, off, tsg->mode);
 		}
 	}
 }

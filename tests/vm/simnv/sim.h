@@ -73,6 +73,7 @@ struct sim_tsg {
 	struct list_head channels;
 	u64 slice_ns, run_ns, starts;
 	u32 client, handle;
+	u32 mode;			/* of preempting compute; what it says has no effect here */
 };
 
 struct sim_object {
