@@ -15,8 +15,10 @@ from tests.cli.programs import TIMEOUT_S, environment
 class Manager:
     """Starts daemons one after the other, as systemd restarts a service."""
 
-    def __init__(self, directory: Path, plane: str = "sim", prefix: tuple[str, ...] = ()) -> None:
-        self._program = [*prefix, sys.executable, "-m", "qgpu.daemon.main", "--plane", plane]
+    def __init__(
+        self, directory: Path, plane: str = "sim", prefix: tuple[str, ...] = (), options: tuple[str, ...] = ()
+    ) -> None:
+        self._program = [*prefix, sys.executable, "-m", "qgpu.daemon.main", "--plane", plane, *options]
         self.runtime_dir = directory / "run"
         self.state_dir = directory / "state"
         self.stored: dict[str, int] = {}

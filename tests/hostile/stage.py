@@ -50,7 +50,9 @@ class Stage:
         self._inside = ("nsenter", "-t", str(self._room.pid), "-m", "env", f"PYTHONPATH={_ROOT}")
         mine = (*self._inside[:-1], f"PYTHONPATH={_ROOT / 'tests/hostile/driver'}:{_ROOT}")
         emulator = f"{emulated.VARIABLE}={directory / 'rm'}"
-        self.manager = Manager(directory, "seccomp", (*mine, emulator))
+        settings = directory / "qgpud.toml"
+        settings.write_text('[containers]\ncdi = "off"\n')  # this host's own is not for an emulated card
+        self.manager = Manager(directory, "seccomp", (*mine, emulator), ("--config", str(settings)))
         self.runtime_dir = self.manager.runtime_dir
         self.daemon = self.manager.start()
         self.pods: dict[str, subprocess.Popen[bytes]] = {}

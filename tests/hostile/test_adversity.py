@@ -7,29 +7,33 @@ import resource
 import shutil
 import signal
 import time
+from collections.abc import Iterator
 
 import psutil
 import pytest
 
-from tests.hostile.test_moments import both_killed, daemon_killed, guardian_killed, stage
+from tests.hostile.stage import Stage
+from tests.hostile.test_moments import both_killed, daemon_killed, guardian_killed
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 
-__all__ = ["stage"]
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    made = Stage(tmp_path_factory.mktemp("stage"), pods=2)
+    if not made.there:
+        made.close()
+        pytest.skip("no cgroup2 tree can be mounted here")
+    yield made
+    made.close()
 
 
-def test_a_pod_outlives_its_supervisor(stage):
-    name, supervisor = stage.pods.popitem()
-    supervisor.kill()
-    supervisor.wait()
-    killed = time.monotonic()
-    stage.until(lambda: sum(at > killed for at in stage.times(name)) > 3, "it goes on")
-    guardian_killed(stage)
-    daemon_killed(stage)
-    after = time.monotonic()
-    stage.until(lambda: sum(at > after for at in stage.times(name)) > 3, "it still goes on")
-
-    assert name in [pod["name"] for pod in stage.listed()]
+@pytest.fixture
+def stage(running: Stage) -> Stage:
+    """The one stage, with a daemon and a guardian to which nothing has been done yet."""
+    both_killed(running)
+    running.go_on()
+    return running
 
 
 def test_pods_go_on_when_the_runtime_directory_is_removed(stage):
@@ -73,6 +77,20 @@ def test_a_journal_that_was_damaged_costs_no_pod(stage):
     guardian_killed(stage)
 
     assert stage.go_on() < 60
+
+
+def test_a_pod_outlives_its_supervisor(stage):
+    name, supervisor = stage.pods.popitem()
+    supervisor.kill()
+    supervisor.wait()
+    killed = time.monotonic()
+    stage.until(lambda: sum(at > killed for at in stage.times(name)) > 3, "it goes on")
+    guardian_killed(stage)
+    daemon_killed(stage)
+    after = time.monotonic()
+    stage.until(lambda: sum(at > after for at in stage.times(name)) > 3, "it still goes on")
+
+    assert name in [pod["name"] for pod in stage.listed()]
 
 
 def _limit(pid: int, most: int) -> None:

@@ -1,6 +1,6 @@
 """Daemon, guardian and supervisor killed, stopped, ended at moments drawn by lot, under pods that always allocate.
 
-Real processes and filters, on an emulated driver. ``QGPU_MOMENTS=200`` tries that many (11 by default).
+Real processes and filters, on an emulated driver. ``QGPU_MOMENTS=200`` tries that many (12 by default).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import pytest
 
 from tests.hostile.stage import Stage
 
-MOMENTS = int(os.environ.get("QGPU_MOMENTS", "11"))
+MOMENTS = int(os.environ.get("QGPU_MOMENTS", "12"))
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 
@@ -70,6 +70,11 @@ def daemon_hangs(stage: Stage) -> None:
     stage.thaw()
 
 
+def guardian_stopped_and_daemon_killed(stage: Stage) -> None:
+    os.kill(stage.guardian(), signal.SIGSTOP)
+    daemon_killed(stage)
+
+
 def daemon_killed(stage: Stage) -> None:
     stage.daemon.kill()
     stage.restart()
@@ -104,6 +109,7 @@ WHAT: list[Callable[[Stage], None]] = [
     guardian_and_its_daemon_killed,
     guardian_killed,
     guardian_stopped,
+    guardian_stopped_and_daemon_killed,
     guardian_hangs,
     daemon_hangs,
     daemon_killed,
