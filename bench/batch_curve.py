@@ -95,8 +95,8 @@ def _curves(script: Script, engine: str, sizes: Sequence[int], kinds: Sequence[K
         bench.policy(BURST)
         with pair(script, engine, sizes, lambda name, of: bench.start_pod(name, of, cores=QUOTAS[name])) as both:
             for kind, rows in found.items():
-                rest_s, alone = (0.2 if kind.graph else _FORGOTTEN_S), bench.simulated
-                rows[BURST] = both.row(graph=kind.graph, alone=alone, rest_s=rest_s, settle_s=1.5, spans=3)
+                alone = bench.simulated
+                rows[BURST] = both.row(graph=kind.graph, alone=alone, rest_s=_FORGOTTEN_S, settle_s=1.5, spans=3)
             bench.policy(FIXED)
             found[kinds[0]][FIXED] = both.row(graph=kinds[0].graph, rest_s=0.2, settle_s=0.6, spans=2)
             both.end()
