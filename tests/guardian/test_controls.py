@@ -9,7 +9,7 @@ import pytest
 
 from qgpu.guardian import supervisor
 from qgpu.rm import abi
-from tests.guardian.asked import TSG, TSG_PARAMS, alloc, control, status
+from tests.guardian.asked import TSG, TSG_PARAMS, alloc, alloc_status, control, status
 from tests.guardian.pod import LIMIT, allocate
 
 
@@ -26,6 +26,25 @@ def test_a_control_that_nobody_knows_is_one_the_driver_does_not_have(pod):
 
     assert (result, status(argument)) == (0, abi.NV_ERR_NOT_SUPPORTED)
     assert pod.supervisor.refusals["web", "control 0x2080fff1"] == 1
+
+
+def test_a_serialized_control_is_not_for_rm(pod):
+    """What it holds could not be read."""
+    plain = bytearray(control(0x20800110))
+    struct.pack_into("<I", plain, 12, abi.NVOS54_FLAGS_SERIALIZED)
+    result, _, argument = pod.call(abi.NV_ESC_RM_CONTROL, bytes(plain), bytes(8))
+
+    assert (result, status(argument)) == (0, abi.NV_ERR_INVALID_ARGUMENT)
+    assert pod.rm.seen == []
+
+
+def test_a_serialized_allocation_is_not_for_rm(pod):
+    asked = bytearray(alloc(2, 7, abi.NV01_DEVICE_0))
+    struct.pack_into("<I", asked, 36, abi.NVOS64_FLAGS_SERIALIZED)
+    result, _, argument = pod.call(abi.NV_ESC_RM_ALLOC, bytes(asked), bytes(56))
+
+    assert (result, alloc_status(argument)) == (0, abi.NV_ERR_INVALID_ARGUMENT)
+    assert pod.rm.seen == []
 
 
 def test_a_control_is_asked_of_rm_for_the_pod_and_answered_to_it(pod):
