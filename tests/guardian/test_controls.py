@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import struct
+import threading
 
 import pytest
 
-from qgpu.guardian import supervisor
+from qgpu.guardian import quick, supervisor
 from qgpu.rm import abi
 from tests.guardian.asked import TSG, TSG_PARAMS, alloc, alloc_status, control, status
 from tests.guardian.pod import LIMIT, allocate
@@ -123,6 +124,38 @@ def test_only_a_pods_own_processes_are_listed(on_card):
     *_, params = on_card.call_for_params(abi.NV_ESC_RM_CONTROL, call, bytes(3812))
 
     assert struct.unpack_from("<III", params, 8) == (1, on_card.process.pid, 0)
+
+
+def test_only_a_pods_own_processes_are_told_of(on_card):
+    """GPU_GET_PID_INFO: whoever is asked about, RM answers with figures."""
+    others, own, size = 4242, on_card.process.pid, 8 + 2 * 72
+
+    def answer(params):
+        asked.extend(struct.unpack_from("<I", params, 8 + 72 * i)[0] for i in range(2))
+        for i in range(2):
+            params[8 + 72 * i + 16 : 8 + 72 * i + 64] = b"f" * 48
+
+    asked = []
+    on_card.rm.answers[abi.NV2080_GPU_GET_PID_INFO] = answer
+    params = struct.pack("<II", 2, 0) + struct.pack("<I68x", others) + struct.pack("<I68x", own)
+    *_, params = on_card.call_for_params(abi.NV_ESC_RM_CONTROL, control(abi.NV2080_GPU_GET_PID_INFO, size=size), params)
+
+    assert asked == [0, own]
+    assert params[8:80] == struct.pack("<I68x", others)
+    assert params[80 + 16 : 80 + 64] == b"f" * 48
+
+
+def test_a_plain_control_that_is_too_large_takes_the_long_way():
+    """There is no room for it where plain ones are carried out."""
+    params = ctypes.create_string_buffer(quick._MOST_BYTES + 1)
+    asked = bytearray(control(0x20800110, size=len(params)))
+    struct.pack_into("<Q", asked, 16, ctypes.addressof(params))
+    argument = (ctypes.c_char * len(asked)).from_buffer(asked)
+    performed = []
+    judge = quick.Quick(lambda *call: performed.append(call) or 0)
+
+    assert judge.control(threading.get_native_id(), 0, ctypes.addressof(argument)) is None
+    assert performed == []
 
 
 def test_a_pod_that_asks_thousands_of_things_has_few_of_them_named(pod, monkeypatch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import struct
 
 import pytest
 
@@ -64,6 +65,16 @@ def test_memory_that_is_freed_while_it_is_mapped_counts_until_it_is_unmapped(tol
 
     assert (before, memory(told)) == (MOST, 0)
     assert not told.rm.sizes.keys() & told.rm.objects.keys()
+
+
+def test_a_pod_cannot_free_the_handle_that_keeps_what_is_mapped(told):
+    free_10(told)
+    (ours,) = (handle for client, handle in told.rm.sizes.keys() & told.rm.objects.keys())
+    answer = told.call(abi.NV_ESC_RM_FREE, free(ours))[2]
+
+    assert struct.unpack_from("<I", answer, 12)[0] == abi.NV_ERR_OBJECT_NOT_FOUND
+    assert (7, ours) in told.rm.objects
+    assert memory(told) == MOST
 
 
 #: Of a mapping that nothing else is near.

@@ -98,6 +98,26 @@ def test_what_is_let_through_goes_to_the_file_that_was_looked_at(pod, own_table,
     assert (asked, on_the_other) == (60, 0)
 
 
+def test_the_others_stand_still_until_the_kernel_is_done(pod, monkeypatch):
+    order = []
+
+    @contextmanager
+    def held(*who):
+        with still.held(*who):
+            order.append("still")
+            yield
+            order.append("free")
+
+    def over(call):
+        still.wait_until_over(call)
+        order.append("over")
+
+    monkeypatch.setattr(letting, "still", SimpleNamespace(apart=still.apart, held=held, wait_until_over=over))
+    pod.call(abi.NV_ESC_RM_ALLOC, alloc(0, 0, abi.NV01_ROOT_CLIENT, 0))
+
+    assert order == ["still", "over", "free"]
+
+
 def test_a_refusal_that_cannot_be_written_is_not_carried_out_either(pod):
     pod.tell("readonly")
     result, error, _ = pod.call(abi.NV_ESC_RM_CONTROL, control(abi.NV2080_FIFO_DISABLE_CHANNELS))
