@@ -1,6 +1,7 @@
 """(a) Two pods infer with the same batch size and 2:1 asked: what they get at each size, and what rivals give them.
 
     python bench/batch_curve.py [--only batch_curve_builtin]
+    python bench/batch_curve.py --only batch_burst       # Burst Share without its rivals, in under two minutes
 
 The pods wait for each batch, so between batches they leave gaps, which timeslices alone don't hold. Rows: qgpu's Burst
 Share (its default) and Fixed Share at quotas 66:33; without qgpu: plain sharing and, where it is there, MPS with 66 and
@@ -11,7 +12,9 @@ at every size: the curve is the card's. Launched kernel by kernel from Python, 1
 long as the host's CPU takes to launch it: how much of the card a pod alone fills (``batch_fill``: its speed over that
 with graphs) is then a figure of the host. The ratio is asked where the pair gets 0.97 of what one alone gets, and only
 where that one fills the card (0.95): where it does not, the pair may get more than one alone and neither be held back.
-By images and by GPU time (``batch_gpu_ratio``) ratios differ by what a second of GPU time is worth to each pod.
+By images and by GPU time (``batch_gpu_ratio``) ratios differ by what a second of GPU time is worth to each pod; so
+kernel by kernel each size is measured in both roles, with quotas exchanged, and the ratio is the geometric mean: that
+one process has the faster CPU cancels.
 """
 
 from __future__ import annotations
@@ -21,12 +24,11 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from batch_pair import QUOTAS, Measured, pair
+from batch_pair import QUOTAS, Measured, Pair, pair
 from figures import NOTHING, Asked, Figure, at_least, between, median
 from inference import IMAGE_US
 from plots import Plot
 from pods import BenchError, Pod
-from progress import ratio
 from rivals import mps, mps_present
 from script import NotHereError, Script, claim, listed, spread
 
@@ -69,7 +71,22 @@ def builtin(script: Script) -> list[Figure]:
     return _measured(script, "kernels", SIZES[::2] if few else SIZES, BUILTIN)
 
 
-SECTIONS = {"batch_curve": resnet50, "batch_curve_builtin": builtin}
+def burst(script: Script) -> list[Figure]:
+    """Measure a real network by Burst Share only; alone is a pod alone."""
+    if script.bench.simulated or not _torch():
+        raise NotHereError("it needs a GPU and torch")
+    bench = script.bench
+    found: Rows = {GRAPH: {}, EAGER: {}}
+    with bench.daemon():
+        bench.policy(BURST)
+        with pair(script, "resnet50", SIZES, lambda name, of: bench.start_pod(name, of, cores=QUOTAS[name])) as both:
+            for kind, sizes in ((GRAPH, SIZES), (EAGER, SIZES[:3])):
+                found[kind][BURST] = _by_burst(both, kind, alone=True, sizes=sizes)
+            both.end()
+    return _told(script, found, "burst")
+
+
+SECTIONS = {"batch_curve": resnet50, "batch_curve_builtin": builtin, "batch_burst": burst}
 
 
 def _torch() -> bool:
@@ -77,15 +94,33 @@ def _torch() -> bool:
 
 
 def _measured(script: Script, engine: str, sizes: Sequence[int], *kinds: Kind) -> list[Figure]:
-    found = _curves(script, engine, sizes, kinds)
+    return _told(script, _curves(script, engine, sizes, kinds), "batch")
+
+
+def _told(script: Script, found: Rows, name: str) -> list[Figure]:
+    """Say and draw what was found, and make figures of it that are called ``name``."""
     figures = []
     for kind, rows in found.items():
-        alone = {size: _alone(rows, size) for size in sizes}
-        fill = {size: alone[size] / _alone(found[GRAPH], size) for size in sizes} if kind is EAGER else {}
+        alone = {size: _alone(rows, size) for size in next(iter(rows.values())).pairs}
+        fill = {size: alone[size] / _alone(found[GRAPH], size) for size in alone} if kind is EAGER else {}
         _say(script, kind, rows, alone)
         script.plots += _plots(kind, rows, alone)
-        figures += _figures(kind, rows, alone, fill)
+        figures += _figures(name, kind, rows, alone, fill)
     return figures
+
+
+def _by_burst(both: Pair, kind: Kind, *, alone: bool, sizes: Sequence[int] | None = None) -> Measured:
+    """Measure Burst Share: three times, or twice in both roles where pods wait for their CPUs."""
+    both_roles = kind is EAGER
+    return both.row(
+        graph=kind.graph,
+        sizes=sizes,
+        alone=alone,
+        rest_s=_FORGOTTEN_S,
+        settle_s=1.5,
+        spans=2 if both_roles else 3,
+        both_roles=both_roles,
+    )
 
 
 def _curves(script: Script, engine: str, sizes: Sequence[int], kinds: Sequence[Kind]) -> Rows:
@@ -95,8 +130,7 @@ def _curves(script: Script, engine: str, sizes: Sequence[int], kinds: Sequence[K
         bench.policy(BURST)
         with pair(script, engine, sizes, lambda name, of: bench.start_pod(name, of, cores=QUOTAS[name])) as both:
             for kind, rows in found.items():
-                alone = bench.simulated
-                rows[BURST] = both.row(graph=kind.graph, alone=alone, rest_s=_FORGOTTEN_S, settle_s=1.5, spans=3)
+                rows[BURST] = _by_burst(both, kind, alone=bench.simulated)
             bench.policy(FIXED)
             found[kinds[0]][FIXED] = both.row(graph=kinds[0].graph, rest_s=0.2, settle_s=0.6, spans=2)
             both.end()
@@ -134,12 +168,8 @@ def _alone(rows: Mapping[str, Measured], size: int) -> float:
     return row.done[0].rate(row.alone[size])
 
 
-def _ratios(row: Measured, size: int) -> list[float]:
-    return [ratio(a, b) for a, b in row.rates(size)]
-
-
 def _totals(row: Measured, size: int, alone: Mapping[int, float]) -> list[float]:
-    return [(a + b) / alone[size] for a, b in row.rates(size)]
+    return [rate / alone[size] for rate in row.rates(size)]
 
 
 def _say(script: Script, kind: Kind, rows: Mapping[str, Measured], alone: Mapping[int, float]) -> None:
@@ -148,13 +178,13 @@ def _say(script: Script, kind: Kind, rows: Mapping[str, Measured], alone: Mappin
         for name, row in rows.items():
             gpu = row.by_gpu_time(size)
             script.say(
-                f"    {name:12} ratio {listed(_ratios(row, size))}; total {listed(_totals(row, size, alone))}"
+                f"    {name:12} ratio {listed(row.ratios(size))}; total {listed(_totals(row, size, alone))}"
                 + (f"; by GPU time {listed(gpu)}" if gpu else "")
             )
 
 
 def _plots(kind: Kind, rows: Mapping[str, Measured], alone: Mapping[int, float]) -> list[Plot]:
-    ratios = {name: [spread(size, _ratios(row, size)) for size in row.pairs] for name, row in rows.items()}
+    ratios = {name: [spread(size, row.ratios(size)) for size in row.pairs] for name, row in rows.items()}
     totals = {name: [spread(size, _totals(row, size, alone)) for size in row.pairs] for name, row in rows.items()}
     what = f"two pods, {kind.name}, 2:1 asked"
     return [
@@ -164,7 +194,7 @@ def _plots(kind: Kind, rows: Mapping[str, Measured], alone: Mapping[int, float])
 
 
 def _figures(
-    kind: Kind, rows: Mapping[str, Measured], alone: Mapping[int, float], fill: Mapping[int, float]
+    of: str, kind: Kind, rows: Mapping[str, Measured], alone: Mapping[int, float], fill: Mapping[int, float]
 ) -> list[Figure]:
     """Return the figures of one kind; ``fill``: how much of the card one alone fills, where it may not be all."""
     figures = []
@@ -177,14 +207,15 @@ def _figures(
                 note += f", which fill {fill[size]:.2f} of the card"
             judged = name in (BURST, FIXED) and total >= TOTAL and fill.get(size, 1) >= FULL
             asked: Asked = between(*RATIO) if judged else NOTHING
-            figures.append(median(f"batch_ratio{tag}_{size}", _ratios(row, size), *asked, note=note))
+            note += "; both roles" if size in row.exchanged else ""
+            figures.append(median(f"{of}_ratio{tag}_{size}", row.ratios(size), *asked, note=note))
             if gpu := row.by_gpu_time(size):
-                figures.append(median(f"batch_gpu_ratio{tag}_{size}", gpu, note="the same by GPU time"))
+                figures.append(median(f"{of}_gpu_ratio{tag}_{size}", gpu, note="the same by GPU time"))
         note = f"{kind.name}, {name}; least of " + ", ".join(f"{total:.3f}" for total in totals.values())
         limit: Asked = at_least(TOTAL) if name == BURST else NOTHING
-        figures.append(median(f"batch_total{tag}", list(totals.values()), *limit, note=note, pick=min))
+        figures.append(median(f"{of}_total{tag}", list(totals.values()), *limit, note=note, pick=min))
     note = "a pod alone, kernel by kernel, over the same with CUDA graphs: what of the card it fills"
-    return figures + [Figure(f"batch_fill_{size}", part, note=note) for size, part in fill.items()]
+    return figures + [Figure(f"{of}_fill_{size}", part, note=note) for size, part in fill.items()]
 
 
 if __name__ == "__main__":

@@ -9,10 +9,11 @@ spans, and one that was met by a stall of tens of ms does not decide.
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from inference import IMAGE_US, Batch, ask
@@ -38,16 +39,34 @@ class Measured:
     alone: Mapping[int, Span]
     #: What both did; there once they have ended.
     done: Sequence[Progress]
+    #: When they ran with quotas exchanged.
+    exchanged: Mapping[int, Sequence[Span]] = field(default_factory=dict)
 
-    def rates(self, size: int) -> Iterator[tuple[float, float]]:
-        """Yield images per second of both pods, for each repeat."""
-        for span in self.pairs[size]:
-            a, b = (progress.rate(span) for progress in self.done)
-            yield a, b
+    def ratios(self, size: int) -> list[float]:
+        """Return in each repeat the images of the pod with the larger quota over those of the other."""
+        a, b = self.done
+        return self._in_both_roles(size, lambda span: ratio(a.rate(span), b.rate(span)))
 
     def by_gpu_time(self, size: int) -> list[float]:
-        """Return the ratio of GPU time in each repeat; nothing where there is no ledger."""
-        return [ratio(span.used_ns["a"], span.used_ns["b"]) for span in self.pairs[size] if "a" in span.used_ns]
+        """Return the same by GPU time; nothing where there is no ledger."""
+        if not all(span.used_ns for span in self.pairs[size]):
+            return []
+        return self._in_both_roles(size, lambda span: ratio(span.used_ns["a"], span.used_ns["b"]))
+
+    def rates(self, size: int) -> list[float]:
+        """Return images per second of both together, in each repeat and role."""
+        spans = [*self.pairs[size], *self.exchanged.get(size, ())]
+        return [sum(progress.rate(span) for progress in self.done) for span in spans]
+
+    def _in_both_roles(self, size: int, of: Callable[[Span], float]) -> list[float]:
+        """Return the ratio in each repeat, or its geometric mean over both roles where there are both.
+
+        Where pods wait for their CPUs, one that has the faster one makes more of the same GPU time. That a pod is
+        faster cancels in the mean; what the larger quota is worth does not.
+        """
+        once = [of(span) for span in self.pairs[size]]
+        again = [of(span) for span in self.exchanged.get(size, ())]
+        return [math.sqrt(there / back) for there, back in zip(once, again, strict=True)] if again else once
 
 
 class Pair:
@@ -65,13 +84,23 @@ class Pair:
             ask(pod.file, batch)
 
     def row(
-        self, *, graph: bool, alone: bool = False, rest_s: float = 0.0, settle_s: float, spans: int, brief: bool = False
+        self,
+        *,
+        graph: bool,
+        sizes: Sequence[int] | None = None,
+        alone: bool = False,
+        rest_s: float = 0.0,
+        settle_s: float,
+        spans: int,
+        brief: bool = False,
+        both_roles: bool = False,
     ) -> Measured:
-        """Measure every size: the first pod alone if told so, then both, so many times; ``brief``: for a second."""
+        """Measure sizes: the first pod alone if told so, then both, so many times; ``brief``: for a second."""
         script = self._script
         pairs: dict[int, list[Span]] = {}
+        exchanged: dict[int, list[Span]] = {}
         singles: dict[int, Span] = {}
-        for size in self._sizes:
+        for size in sizes or self._sizes:
             batch = Batch(size, graph)
             self.ask(_REST, _REST)
             script.settle(rest_s)
@@ -83,8 +112,18 @@ class Pair:
             script.settle(settle_s)
             seconds = _ALONE_S if brief else max(_LEAST_S, _BATCHES * size * IMAGE_US * NS_PER_US / NS_PER_S / _PART)
             pairs[size] = [script.span(seconds) for _ in range(spans)]
+            if both_roles:
+                self._cores(a=QUOTAS["b"], b=QUOTAS["a"])
+                script.settle()
+                exchanged[size] = [script.span(seconds) for _ in range(spans)]
+                self._cores(b=QUOTAS["b"], a=QUOTAS["a"])
         self.ask(_REST, _REST)
-        return Measured(pairs, singles, self._done)
+        return Measured(pairs, singles, self._done, exchanged)
+
+    def _cores(self, **quotas: int) -> None:
+        """Set quotas, those that shrink first."""
+        for name, cores in quotas.items():
+            self._script.bench.ask("pod.set", name=name, cores=cores)
 
     def end(self) -> None:
         """End both processes, so that it can be told what they did."""

@@ -21,7 +21,7 @@ from typing import Any
 
 from figures import merge
 from plots import Plot, svg
-from script import EVERY
+from script import TOGETHER
 
 _STYLE = """
 body { font: 14px/1.45 system-ui, sans-serif; max-width: 1150px; margin: 2em auto; padding: 0 1em; color: #222 }
@@ -119,7 +119,7 @@ def main() -> None:
     parser.add_argument("--to", type=Path, help="default: report.html in the folder")
     options = parser.parse_args()
     for stem in _TOGETHER:
-        merge(options.folder, stem, EVERY)
+        merge(options.folder, stem, TOGETHER)
     results = results_in(options.folder)
     if not results:
         sys.exit(f"{options.folder}: no results in here; make some with: python bench/suite.py --out {options.folder}")

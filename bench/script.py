@@ -92,11 +92,13 @@ CLAIMS = {
 }
 
 EVERY = [name for names in CLAIMS.values() for name in names]
+#: Those, and sections that are only run when asked for: all of which results are put together.
+TOGETHER = [*EVERY, "batch_burst"]
 
 
 def claim(sections: Mapping[str, Section], doc: str | None) -> None:
     """Run a script of the suite: each section has its results, and all that lie in the folder are put together."""
-    sys.exit(run("bench", sections, doc or "", apart=EVERY))
+    sys.exit(run("bench", sections, doc or "", apart=TOGETHER))
 
 
 def run(name: str, sections: Mapping[str, Section], doc: str, *, apart: Sequence[str] = ()) -> int:
@@ -190,7 +192,7 @@ def _picture(file: Path, plots: Sequence[Plot]) -> None:
 
 def _wanted(only: str | None, sections: Mapping[str, Section], parser: argparse.ArgumentParser) -> list[str]:
     if not only:
-        return list(sections)
+        return [name for name in sections if name in EVERY or name not in TOGETHER]
     asked = [name for part in only.split(",") for name in CLAIMS.get(part, (part,))]
     wanted = [name for name in asked if name in sections or name not in EVERY]
     if unknown := set(wanted) - set(sections):
