@@ -126,6 +126,23 @@ def test_uvm_gets_no_card_without_a_grant(on_card):
     assert struct.unpack_from("<I", answer[2], 36)[0] == abi.NV_ERR_INSUFFICIENT_PERMISSIONS
 
 
+def test_uvm_gets_no_card_beside_a_mapping_in_the_making(on_card):
+    """That could become managed memory which nothing was charged for."""
+    on_card.judge._uvm._are_mapped = lambda: False
+    answer = on_card.uvm(uvm.REGISTER_GPU, bytes(40))
+
+    assert struct.unpack_from("<I", answer[2], 36)[0] == abi.NV_ERR_BUSY_RETRY
+    assert on_card.supervisor.uvm_files.take(on_card.process.pid) == []
+
+
+@pytest.mark.parametrize(("limits", "answer"), [({0: LARGE}, errno.EOPNOTSUPP), ({}, errno.EINVAL)])
+def test_memory_that_uvm_would_keep_elsewhere_is_not_to_be_had_under_a_limit(on_card, limits, answer):
+    on_card.limits.clear()
+    on_card.limits.update(limits)
+
+    assert on_card.uvm(uvm.ALLOC_DEVICE_P2P, bytes(64))[:2] == (-1, answer)  # the other one is the kernel's
+
+
 @pytest.mark.parametrize("limited", [True, False])
 def test_uvms_file_is_held_from_the_first_card_on_under_a_limit(on_card, limited):
     if not limited:

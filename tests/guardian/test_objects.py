@@ -23,7 +23,7 @@ from tests.guardian.asked import (
     subdevice,
 )
 from tests.guardian.fake_rm import PAGE
-from tests.guardian.pod import allocate, make_device
+from tests.guardian.pod import MINOR, allocate, make_device
 
 
 @pytest.mark.parametrize("form", ["long", "short"])
@@ -87,6 +87,32 @@ def test_what_carries_a_gate_has_one_name(on_card):
     answer = on_card.call(abi.NV_ESC_RM_DUP_OBJECT, dup(20, TSG))
 
     assert dup_status(answer[2]) == abi.NV_ERR_NOT_SUPPORTED
+
+
+def test_an_address_space_has_one_name_under_a_limit(on_card):
+    """Its page tables count by it."""
+    on_card.rm.objects[7, 10] = (abi.FERMI_VASPACE_A, 2)
+    answer = on_card.call(abi.NV_ESC_RM_DUP_OBJECT, dup(20, 10))
+
+    assert dup_status(answer[2]) == abi.NV_ERR_NOT_SUPPORTED
+    assert (7, 20) not in on_card.rm.objects
+
+
+def test_nothing_gets_a_name_in_a_client_that_the_file_does_not_have(on_card):
+    on_card.rm.objects[7, 10] = (0x3E, 2)
+    answer = on_card.call(abi.NV_ESC_RM_DUP_OBJECT, dup(20, 10, client=99))
+
+    assert dup_status(answer[2]) == abi.NV_ERR_NOT_SUPPORTED
+    assert (99, 20) not in on_card.rm.objects
+
+
+def test_a_control_file_is_not_tied_to_another(pod, monkeypatch):
+    """It would take on the other one's clients."""
+    monkeypatch.setattr(abi, "NV_CONTROL_MINOR", MINOR)
+
+    assert pod.call(abi.NV_ESC_REGISTER_FD, struct.pack("<i", -1))[:2] == (-1, errno.EINVAL)
+    assert pod.supervisor.refusals["web", "control file for a control file"] == 1
+    assert pod.rm.seen == []
 
 
 def test_an_object_whose_handle_rm_would_choose_is_refused(on_card):
