@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import logging
 import sys
-from typing import Any
+from typing import Any, TextIO, cast
 
 import structlog
 
 from qgpu.config import LogFormat, LogLevel
+from qgpu.logfile import LogFile
 from qgpu.loglimit import Limit
 from qgpu.systemd import to_journal
 
@@ -31,7 +32,7 @@ def configure(level: LogLevel, look: LogFormat) -> None:
             _prefixed(renderer) if to_journal() else renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.value.upper()]),
-        logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
+        logger_factory=structlog.WriteLoggerFactory(file=cast("TextIO", LogFile(sys.stderr))),
     )
 
 

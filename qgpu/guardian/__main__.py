@@ -14,6 +14,7 @@ import resource
 import signal
 import sys
 from pathlib import Path
+from typing import TextIO, cast
 
 import structlog
 
@@ -21,6 +22,7 @@ from qgpu import cgroup
 from qgpu.errors import QgpuError
 from qgpu.guardian.journal import Journal
 from qgpu.guardian.server import Guardian
+from qgpu.logfile import LogFile
 from qgpu.loglimit import Limit
 
 _PR_SET_NAME, _PR_SET_TIMERSLACK = 15, 29
@@ -61,7 +63,7 @@ def main() -> int:
             structlog.processors.JSONRenderer(),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
-        logger_factory=structlog.WriteLoggerFactory(sys.stderr),
+        logger_factory=structlog.WriteLoggerFactory(cast("TextIO", LogFile(sys.stderr))),
     )
     try:
         journal = Journal(journal_fd)

@@ -74,8 +74,8 @@ class Requests:
         self._known(name)
         try:
             listener = room.long_held(fds.pop())
-        except OSError as error:
-            raise RefusedError(f"pod {name}: nobody can serve it: {error.strerror}; end other pods first") from error
+        except (OSError, IndexError) as error:  # the kernel drops what it has no descriptor for
+            raise RefusedError(f"pod {name}: nobody can serve it: too many open files; end other pods first") from error
         number = 0
         try:
             cgroup.bring(name, pid, self._supervisor.register.pods[name].cgroup)

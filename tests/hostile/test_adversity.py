@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
+from tests.hostile import emulated
 from tests.hostile.stage import Stage
 from tests.hostile.test_moments import both_killed, daemon_killed, guardian_killed
 
@@ -47,11 +48,11 @@ def test_pods_go_on_when_the_runtime_directory_is_removed(stage):
 
 def test_a_guardian_without_room_for_more_descriptors_serves_its_pods_and_takes_no_other(stage):
     guardian = psutil.Process(stage.guardian())
-    _limit(guardian.pid, guardian.num_fds() + 1)
+    _limit(guardian.pid, guardian.num_fds() + 4)
     stage.go_on()
     with pytest.raises(AssertionError, match="nobody can serve it"):
-        stage.start_pod("another", 9)
-    stage.pods.pop("another")
+        _start_more(stage)
+    stage.pods.popitem()
     stage.go_on()
 
     assert stage.guardian() == guardian.pid
@@ -79,6 +80,20 @@ def test_a_journal_that_was_damaged_costs_no_pod(stage):
     assert stage.go_on() < 60
 
 
+def test_a_full_disk_costs_lines_of_the_log_and_no_pod(stage):
+    log = stage.runtime_dir / "guardian.log"
+    log.unlink()
+    log.symlink_to("/dev/full")
+    for what in (both_killed, daemon_killed, guardian_killed):
+        what(stage)
+        stage.go_on()
+    guardian = stage.guardian()
+    daemon_killed(stage)
+    stage.go_on()
+
+    assert stage.guardian() == guardian
+
+
 def test_a_pod_outlives_its_supervisor(stage):
     name, supervisor = stage.pods.popitem()
     supervisor.kill()
@@ -91,6 +106,11 @@ def test_a_pod_outlives_its_supervisor(stage):
     stage.until(lambda: sum(at > after for at in stage.times(name)) > 3, "it still goes on")
 
     assert name in [pod["name"] for pod in stage.listed()]
+
+
+def _start_more(stage: Stage) -> None:
+    for client in emulated.CLIENTS[2:]:
+        stage.start_pod(f"pod-{client}", client)
 
 
 def _limit(pid: int, most: int) -> None:
