@@ -56,15 +56,18 @@ class Stage:
         self.runtime_dir = self.manager.runtime_dir
         self.daemon = self.manager.start()
         self.pods: dict[str, subprocess.Popen[bytes]] = {}
+        self._names: set[str] = set()
         try:
             for client in emulated.CLIENTS[:pods]:
-                self.start_pod(f"pod-{client}", client)
+                self.start_pod(client)
         except BaseException:
             self.close()
             raise
 
-    def start_pod(self, name: str, client: int) -> None:
-        """Start a pod with a limit, and wait until it allocates."""
+    def start_pod(self, client: int) -> None:
+        """Start a pod with a limit, and wait until it allocates. Its cgroup is this host's: so is its name."""
+        name = f"stage-{os.getpid()}-{client}"
+        self._names.add(name)
         program = [sys.executable, "-m", "tests.hostile.allocator", str(client), str(self.steps(name)), str(self.pause)]
         with self.said(name).open("w") as said:
             self.pods[name] = subprocess.Popen(
@@ -214,8 +217,9 @@ class Stage:
                     os.kill(pid, signal.SIGKILL)
             self.daemon.wait(TIMEOUT_S)
             self.manager.close()
-            with suppress(OSError):
-                self._ice.rmdir()
+            for group in (self._ice, *(self._ice.parent / "qgpu" / name for name in self._names)):
+                with suppress(OSError):
+                    group.rmdir()
         self._room.kill()
         self._room.wait()
 

@@ -110,7 +110,7 @@ def test_a_pod_outlives_its_supervisor(stage):
 
 def _start_more(stage: Stage) -> None:
     for client in emulated.CLIENTS[2:]:
-        stage.start_pod(f"pod-{client}", client)
+        stage.start_pod(client)
 
 
 def _limit(pid: int, most: int) -> None:
