@@ -40,7 +40,8 @@ class Stage:
         tree.mkdir()
         self._tree = tree
         self._room = subprocess.Popen(
-            ["unshare", "-m", "sh", "-c", f"mount -t cgroup2 none {tree} && echo there && exec sleep 3600"],
+            ["unshare", "-m", "sh", "-c", f"mount -t cgroup2 none {tree} && echo there && exec cat"],
+            stdin=subprocess.PIPE,  # it ends with us, however we do
             stdout=subprocess.PIPE,
         )
         assert self._room.stdout is not None
