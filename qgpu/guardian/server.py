@@ -171,7 +171,10 @@ class Guardian:
         if self.supervisor.dues.settle(now):
             self._changed()
         if now - self._looked_ns >= NS_PER_S:
-            self._release_closed(now)
+            self._looked_ns = now
+            self._release_closed()
+            if self._has_somebody():  # nobody looks for one that is about to end
+                self._sessions.stay()
         for card in self.cards.values():
             if card.lease_until_ns is not None and card.lease_until_ns <= now:
                 _log.warning("lease lapsed: gates open, timeslices the driver's", pgpu=card.index)
@@ -193,9 +196,12 @@ class Guardian:
             card.enforcer.distrust()
             card.release(now)
 
+    def _has_somebody(self) -> bool:
+        return bool(self._sessions or self.register.processes or self.supervisor.listeners)
+
     def _nobody_left(self) -> bool:
         now = time.monotonic_ns()
-        if self._sessions or self.register.processes or self.supervisor.listeners:
+        if self._has_somebody():
             self._alone_since_ns = None
         elif self._alone_since_ns is None:
             self._alone_since_ns = now
@@ -264,10 +270,8 @@ class Guardian:
 
         threading.Thread(target=release, name="qgpu-release", daemon=True).start()
 
-    def _release_closed(self, now_ns: int) -> None:
+    def _release_closed(self) -> None:
         """Empty the files of UVM's that processes have closed: held here, their memory would stay."""
-        self._looked_ns = now_ns
-        self._sessions.stay()
         looking = self._looking is not None and self._looking.is_alive()
         if looking or not self.supervisor.uvm_files.counts():
             return

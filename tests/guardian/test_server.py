@@ -131,6 +131,23 @@ def test_pods_are_served_and_their_memory_is_told_apart(pods, daemon):
     assert {pod["name"]: pod["memory"]["0"] for pod in daemon("pods")["pods"]} == {"a": PAGE, "b": 2 * PAGE}
 
 
+def test_a_socket_that_was_removed_is_there_again_while_anybody_is(pods, guardian):
+    guardian.path.unlink()
+    deadline = time.monotonic() + PATIENCE_S
+    while not guardian.path.exists():
+        assert time.monotonic() < deadline, "nobody can connect"
+        time.sleep(0.01)
+
+
+def test_a_guardian_that_is_alone_leaves_no_directory_behind(guardian):
+    guardian.path.unlink()
+    with guardian.lock:
+        guardian._looked_ns = 0
+        guardian._turn()
+
+    assert not guardian.path.exists()
+
+
 def test_a_limit_can_be_changed_while_a_pod_runs(pods, daemon):
     a, _ = pods
     a.allocate(7, 10, 4 * PAGE)
