@@ -345,6 +345,14 @@ class Supervisor:
                 self.emptied(pid)
         return bool(closed)
 
+    def begins_anew(self, pod: str, pid: int) -> None:
+        """Forget what a process had as another program, before it has a file of UVM's that could keep anything."""
+        self.empty_closed(pod)
+        with self.lock:
+            for client in [handle for handle, entry in self.register.clients.items() if entry.maker == pid]:
+                if not self.hands.exists((client, client)):
+                    self._vanished((client, client))
+
     def emptied(self, pid: int) -> None:
         """Take note that UVM's files that a process had are empty: unless it has others, nothing of it is mapped."""
         if self.uvm_files.none_of(pid):

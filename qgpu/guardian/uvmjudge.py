@@ -108,6 +108,7 @@ class UvmJudge:
             return abi.NV_ERR_INSUFFICIENT_PERMISSIONS
         if not limited:
             return abi.NV_OK
+        self._supervisor.begins_anew(self._pod, pid)
         if not self._are_mapped():
             self._supervisor.refused(self._pod, "UVM beside a mapping in the making")
             return abi.NV_ERR_BUSY_RETRY

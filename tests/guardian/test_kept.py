@@ -7,6 +7,7 @@ import struct
 
 import pytest
 
+from qgpu.guardian import uvmfiles
 from qgpu.rm import abi, uvm
 from tests.guardian.asked import alloc, free, uvm_mapping, uvm_mapping_status, uvm_range
 from tests.guardian.fake_rm import PAGE
@@ -145,6 +146,18 @@ def test_a_mapping_that_was_not_told_of_keeps_memory_whose_file_was_closed_while
     on_card.supervisor.emptied(on_card.process.pid)
 
     assert (kept, held(on_card)) == (MOST, 0)
+
+
+def test_what_a_process_had_as_another_program_is_given_back_when_the_new_one_registers_a_card(on_card, monkeypatch):
+    """Executing another program closes UVM's file and the clients'; the new one has a file of UVM's soon."""
+    allocate(on_card, 10, MOST)
+    on_card.uvm(uvm.REGISTER_GPU, bytes(40))
+    on_card.uvm(uvm.MAP_EXTERNAL_ALLOCATION, uvm_mapping(1 << 40, PAGE, 10))
+    monkeypatch.setattr(uvmfiles, "_has", lambda pid, held: False)
+    on_card.rm._free(7, 7)
+    on_card.uvm(uvm.REGISTER_GPU, bytes(40))
+
+    assert held(on_card) == 0
 
 
 def test_memory_that_goes_with_its_device_but_is_mapped_stays_charged(mapped):
