@@ -78,6 +78,24 @@ def test_a_pod_cannot_free_the_handle_that_keeps_what_is_mapped(told):
     assert memory(told) == MOST
 
 
+def test_what_is_freed_beside_a_mapping_in_the_making_counts_on(on_card):
+    """It may be mapped by that, and what RM shows to be free may be another's."""
+    allocate(on_card, 10, MOST)
+    on_card.judge._freeing._quiet = lambda: False
+    free_10(on_card)
+
+    assert memory(on_card) == MOST
+
+
+def test_what_is_unmapped_beside_a_mapping_in_the_making_counts_on(told):
+    free_10(told)
+    told.rm.unmaps = True
+    told.judge._freeing._quiet = lambda: False
+    told.uvm(uvm.UNMAP_EXTERNAL, uvm_range(1 << 40, PAGE))
+
+    assert memory(told) == MOST
+
+
 #: Of a mapping that nothing else is near.
 TABLES = 16 << 10
 

@@ -42,6 +42,13 @@ def test_what_could_be_managed_memory_must_fit(mapping):
     assert mapping.supervisor.refusals["web", "managed memory over the limit"] == 1
 
 
+def test_a_mapping_is_known_to_be_in_the_making_before_its_process_uses_uvm(mapping):
+    """It could become managed memory by the time that a card is registered."""
+    mapping.map(SMALL)
+
+    assert len(mapping.judge._mappings._making.calls) == 1
+
+
 def test_managed_memory_that_does_not_fit_is_not_permitted_and_what_fits_is_made_after(mapping):
     mapping.supervisor.charges.will_use_uvm(mapping.process.pid)
     answers = []
