@@ -140,6 +140,14 @@ def test_a_process_that_calls_itself_like_another_is_taken_for_what_it_is(pod, n
     assert pod.supervisor.register.processes == {pod.process.pid: "web"}
 
 
+def test_nothing_is_done_through_files_of_who_may_have_got_the_callers_number(pod, monkeypatch):
+    """Whoever waits no longer when its descriptor was taken was gone, maybe, and another process in its place."""
+    monkeypatch.setattr(notify.Listener, "still_waiting", lambda self, id_: False)
+
+    assert pod.call(abi.NV_ESC_RM_CONTROL, control(0x20800110))[:2] == (-1, errno.EINTR)
+    assert pod.rm.seen == []
+
+
 def test_a_32_bit_call_is_judged_like_any_other(pod):
     pod.tell(f"int80 {abi.NV2080_FIFO_DISABLE_CHANNELS}")
     result, _, argument = pod.answer()
