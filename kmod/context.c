@@ -43,13 +43,28 @@ static u64 taken_for(struct qgpu_client *client, u32 parent, u32 class, u32 engi
 	return 0;
 }
 
+/* So many are made in a pod at its limit too, or no program could look at the card; they are charged all the same. */
+#define FREE_DEVICES 16
+
+static struct qgpu_mem *reserve_device(struct qgpu_pod *pod, u64 size)
+{
+	struct qgpu_mem *mem = qgpu_mem_new(pod, qgpu_pod_limited(pod), size, GFP_KERNEL_ACCOUNT);
+
+	if (PTR_ERR_OR_ZERO(mem) != -EDQUOT || atomic_read(&pod->nr_devices) >= FREE_DEVICES)
+		return mem;
+	mem = qgpu_mem_new(pod, qgpu_pod_limited(pod), 0, GFP_KERNEL_ACCOUNT);
+	if (!IS_ERR(mem))
+		qgpu_mem_grow(mem, size);
+	return mem;
+}
+
 struct qgpu_mem *qgpu_reserve_taken(struct qgpu_client *client, u32 parent, u32 class, u32 engine)
 {
 	u64 size = taken_for(client, parent, class, engine);
 	int gpu = qgpu_object_gpu(client, parent);
 
 	if (class == NV01_DEVICE_0)
-		return qgpu_mem_new(client->pod, qgpu_pod_limited(client->pod), size, GFP_KERNEL_ACCOUNT);
+		return reserve_device(client->pod, size);
 	if (gpu < 0 || !size)
 		return NULL;	/* without a card it will be refused for that */
 	return qgpu_mem_new(client->pod, BIT(gpu), size, GFP_KERNEL_ACCOUNT);

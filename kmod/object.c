@@ -55,6 +55,8 @@ struct qgpu_object *qgpu_object_add(struct qgpu_client *client, u32 handle, u32 
 		return ERR_PTR(ret == -EBUSY ? -EEXIST : ret);
 	}
 	atomic_inc(&qgpu_nr_objects);
+	if (class == NV01_DEVICE_0)
+		atomic_inc(&client->pod->nr_devices);
 	return object;
 }
 
@@ -184,6 +186,8 @@ static void object_remove(struct qgpu_client *client, struct qgpu_object *object
 		qgpu_channel_remove(object->tsg, object->handle);
 	else if (object->tsg)
 		qgpu_tsg_remove(object->tsg);
+	if (object->class == NV01_DEVICE_0)
+		atomic_dec(&client->pod->nr_devices);
 	qgpu_pod_leave(client->pod);
 	atomic_dec(&qgpu_nr_objects);
 	kfree_rcu(object, rcu);

@@ -47,6 +47,7 @@ struct qgpu_pod {
 	atomic_t nr_files;
 	atomic_t nr_clients;
 	atomic_t nr_entries;	/* clients and objects in the register */
+	atomic_t nr_devices;	/* of them */
 	atomic64_t refused_allocs;
 	atomic64_t refused_controls;
 	struct semaphore calls;	/* that are looked into at once */

@@ -23,7 +23,7 @@ from qgpu import uapi
 CGROUPS = Path("/sys/fs/cgroup")
 BUILD = Path(os.environ.get("QGPU_VM_BUILD", "/nonexistent"))
 MS = 1_000_000
-#: What RM takes of the card for the address space of a device, and is charged for it.
+#: What is charged for the address space of a device, which RM makes when it is used.
 SPACE = 64 << 10
 FIGURES = Path("/run/share/figures.json")
 _fork = multiprocessing.get_context("fork")
@@ -83,9 +83,9 @@ def sim() -> dict[str, int]:
 
 
 def used() -> int:
-    """Bytes of the simulated card that are in use, but for those of devices: one in each client."""
+    """Bytes of the simulated card that are in use."""
     now = sim()
-    return now["total"] - now["free"] - SPACE * now["clients"]
+    return now["total"] - now["free"]
 
 
 def sim_tsgs() -> list[dict[str, int]]:

@@ -206,15 +206,26 @@ def space(state):
         return -error.status
 
 
-@pytest.mark.parametrize("make", [device, space])
-def test_address_spaces_are_charged_and_refused_at_the_limit(web, make):
-    """Each has its first page tables on the card, and so has each device, which comes with one."""
+def test_address_spaces_are_charged_and_refused_at_the_limit(web):
+    """Each has its first page tables on the card."""
     (process,) = web.processes
     web.grant(memory=6 * qg.SPACE)
-    answers = [process.run(make) for _ in range(7)]
+    answers = [process.run(space) for _ in range(7)]
 
     assert [answer > 0 for answer in answers] == 5 * [True] + 2 * [False]
     assert answers[-1] == -nv.NO_MEMORY
     assert qg.used() == web.held() == 5 * qg.SPACE
     process.run(lambda state, handle: state["p"].free(handle), answers[0])
     assert qg.used() == web.held() == 4 * qg.SPACE
+
+
+def test_devices_are_charged_and_beyond_a_few_refused_at_the_limit(web):
+    """Each comes with an address space; but a program must be able to look at the card in a full pod too."""
+    (process,) = web.processes
+    web.grant(memory=qg.SPACE)
+    answers = [process.run(device) for _ in range(18)]
+
+    assert [answer > 0 for answer in answers] == 15 * [True] + 3 * [False]
+    assert answers[-1] == -nv.NO_MEMORY
+    assert web.usage().memory == 16 * qg.SPACE
+    assert process.run(take, 1) == -nv.NO_MEMORY

@@ -15,7 +15,7 @@
 /* What a TSG takes of the card besides its channels. */
 #define COMPUTE_TSG_BYTES		(10 << 20)
 #define OTHER_TSG_BYTES			(1 << 20)
-#define SPACE_BYTES			(64 << 10)	/* of an address space, which a device has too */
+#define SPACE_BYTES			(64 << 10)	/* of an address space; a device's comes when it is used, here never */
 
 DEFINE_MUTEX(sim_lock);
 unsigned int sim_nr_clients, sim_nr_objects, sim_nr_waits;
@@ -112,8 +112,7 @@ static u32 construct(const struct sim_file *file, struct sim_client *client, str
 		if (file && !iterate_fd(current->files, 0, is_card, &instance))
 			return NV_ERR_INSUFFICIENT_PERMISSIONS;
 		object->gpu = instance;
-		object->mem = sim_mem_new(instance, SPACE_BYTES);
-		return object->mem ? NV_OK : NV_ERR_NO_MEMORY;
+		return NV_OK;
 	}
 	if (object->parent != client->handle && !parent)
 		return NV_ERR_INVALID_OBJECT_PARENT;
