@@ -111,21 +111,20 @@ class Engine:
             self._at -= 1
         tsg.drop()
 
-    def run(self, until_ns: int) -> Tsg | None:
-        """Go on until ``until_ns``, or until a launch is finished: then return its TSG, already told."""
+    def run(self, until_ns: int) -> None:
+        """Go on until ``until_ns``, or until a launch is finished and its TSG was told, which may change what comes."""
         while self.now_ns < until_ns:
             if self._incoming is not None:
                 self._go_on_switching(until_ns)
             elif self.resident is not None and self.resident.runnable:
                 if self._go_on_running(self.resident, until_ns):
-                    return self.resident
+                    return
             elif (incoming := self._next()) is not None:
                 self._begin_switch(incoming)
             else:
                 self._slice_began_ns = None
                 self.idle_ns += until_ns - self.now_ns
                 self.now_ns = until_ns
-        return None
 
     def _next(self) -> Tsg | None:
         """Find who is next in the runlist after the current place, and move there."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from bisect import bisect_right
 
 from qgpu.errors import RefusedError
-from qgpu.model import OnIdle, Plan
+from qgpu.model import Plan
 from qgpu.sched.timeline import Timeline
 from qgpu.sim.gpu import SimGpu, SimPod
 
@@ -21,15 +21,12 @@ class GateWorker:
     def __init__(self, gpu: SimGpu) -> None:
         self._gpu = gpu
         self._timeline: Timeline | None = None
-        #: Pods of the plan whose windows are lent while they are idle.
-        self._lenders: frozenset[str] = frozenset()
         self._remembered: dict[tuple[int, frozenset[str]], frozenset[str]] = {}
         self._lease_ends_ns = 0
         self._lease_watched = False
         self._calling = False
         #: The one wake that counts; earlier ones that are still in the event list have been overtaken.
         self._wake_ns: int | None = None
-        gpu.on_work_changed = self._work_changed
 
     def apply(self, plan: Plan) -> None:
         """Take a plan for one lease. Raises RefusedError for a plan of another pGPU."""
@@ -38,9 +35,6 @@ class GateWorker:
             raise RefusedError(f"pGPU {gpu.index}: this plan is for pGPU {plan.pgpu}")
         if self._timeline is None or self._timeline.plan != plan:
             self._timeline = Timeline(plan)
-            self._lenders = frozenset(
-                part.pod for part in plan.pods if any(w.on_idle is OnIdle.YIELD for w in part.windows or ())
-            )
             self.refresh()
         self._lease_ends_ns = gpu.now_ns + gpu.hardware.lease_ns
         if not self._lease_watched:
@@ -50,6 +44,8 @@ class GateWorker:
     def give_up(self) -> None:
         """Drop the plan: default timeslices, and every gate opened."""
         self._timeline = None
+        for pod in self._gpu.pods.values():
+            pod.idle = False
         self.refresh()
 
     def refresh(self) -> None:
@@ -89,9 +85,10 @@ class GateWorker:
         if self._timeline is None:
             return frozenset()
         phase_ns = self._gpu.now_ns % self._timeline.plan.period_ns
-        key = (bisect_right(self._timeline.edges, phase_ns), self._idle())
+        idle = frozenset(name for name, pod in self._gpu.pods.items() if pod.idle)
+        key = (bisect_right(self._timeline.edges, phase_ns), idle)
         if key not in self._remembered:
-            self._remembered[key] = self._timeline.closed(phase_ns, key[1])
+            self._remembered[key] = self._timeline.closed(phase_ns, idle)
         return self._remembered[key] & self._gpu.pods.keys()
 
     def _call_done(self, pod: SimPod) -> None:
@@ -106,38 +103,15 @@ class GateWorker:
             return cost.contended_close_ns if pod.open else cost.contended_open_ns
         return cost.close_ns if pod.open else cost.open_ns
 
-    def _idle(self) -> frozenset[str]:
-        """Name the pods with an open gate that have had nothing to run for long enough to be sure of it."""
-        return frozenset(name for name, at_ns in self._idle_from() if at_ns <= self._gpu.now_ns)
-
-    def _idle_from(self) -> list[tuple[str, int]]:
-        """Say of each lender that is open and quiet from when on it counts as idle."""
-        pods = [self._gpu.pods[name] for name in self._lenders if name in self._gpu.pods]
-        return [
-            (pod.name, max(pod.quiet_since_ns, pod.moved_ns) + self._gpu.hardware.idle_seen_ns)
-            for pod in pods
-            if pod.open and pod.quiet_since_ns is not None
-        ]
-
     def _sleep(self) -> None:
-        """Ask to be woken at the next edge of the plan, or when a quiet pod will count as idle."""
+        """Ask to be woken at the next edge of the plan; a wake asked for earlier has been overtaken."""
         if self._timeline is None:
             return
         now_ns = self._gpu.now_ns
         until_next_ns = self._timeline.until_next(now_ns % self._timeline.plan.period_ns)
         if until_next_ns is None:
             return
-        idle_from = [at_ns for _, at_ns in self._idle_from() if at_ns > now_ns]
-        self._wake_at(min([now_ns + until_next_ns, *idle_from]))
-
-    def _work_changed(self, pod: SimPod) -> None:
-        """Look again a little later when a lender wakes or goes quiet."""
-        soon_ns = self._gpu.now_ns + self._gpu.hardware.idle_seen_ns
-        if pod.name in self._lenders and not self._calling and (self._wake_ns is None or self._wake_ns > soon_ns):
-            self._wake_at(soon_ns)
-
-    def _wake_at(self, when_ns: int) -> None:
-        self._wake_ns = when_ns
+        self._wake_ns = when_ns = now_ns + until_next_ns
 
         def wake() -> None:
             if self._wake_ns == when_ns:

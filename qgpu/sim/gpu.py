@@ -28,16 +28,17 @@ class SimPod(Gate):
     gated_ns: int = 0
     #: When it was closed and opened again, as far as no sample has told yet.
     closures: list[Span] = field(default_factory=list)
-    #: Since when it has had nothing to run; None while it has.
-    quiet_since_ns: int | None = 0
-
-    @property
-    def working(self) -> bool:
-        """Tell whether any of its TSGs has work, gated or not."""
-        return any(tsg.left_ns for tsg in self.tsgs)
+    #: Whether it ran nothing while its gate was last open: all that can be told of a pod on a real card, too.
+    idle: bool = False
+    opened_with_ns: int | None = None
 
     def move(self, now_ns: int, to_open: bool) -> None:
-        """Open or close the gate, keeping count of the time it was closed."""
+        """Open or close the gate, keeping count of the time it was closed, and of whether it ran while it was open."""
+        run_ns = sum(tsg.run_ns for tsg in self.tsgs)
+        if to_open:
+            self.opened_with_ns = run_ns
+        else:
+            self.idle = run_ns == self.opened_with_ns
         if not self.open:
             self.gated_ns += now_ns - self.moved_ns
             self.closures.append((self.moved_ns, now_ns))
@@ -65,8 +66,6 @@ class SimGpu:
         self.hardware = hardware
         self.engine = Engine(hardware, now_ns)
         self.pods: dict[str, SimPod] = {}
-        #: Called when a pod begins or ceases to have work, with the pod.
-        self.on_work_changed: Callable[[SimPod], None] = lambda _: None
         #: Counts what wakes a waiting loop: pods, grants and TSGs that come, change or go.
         self.changes = 0
         self._events: list[tuple[int, int, Callable[[], None]]] = []
@@ -108,15 +107,13 @@ class SimGpu:
                 return
             else:
                 horizon_ns = min(until_ns, self._events[0][0]) if self._events else until_ns
-                tsg = self.engine.run(horizon_ns)
-                if tsg is not None and not tsg.left_ns:
-                    self._ran_dry(tsg)
+                self.engine.run(horizon_ns)
 
     def add_pod(self, name: str, grant: Grant) -> None:
         """Make a pod known, or give it another grant."""
         pod = self.pods.get(name)
         if pod is None:
-            self.pods[name] = SimPod(name=name, grant=grant, moved_ns=self.now_ns, quiet_since_ns=self.now_ns)
+            self.pods[name] = SimPod(name=name, grant=grant, moved_ns=self.now_ns)
         else:
             pod.grant = grant
         self.changes += 1
@@ -147,16 +144,7 @@ class SimGpu:
         self.engine.remove(tsg)
         pod.tsgs.remove(tsg)
         self._seen_tsgs.pop(tsg, None)
-        self._ran_dry_pod(pod)
         self.changes += 1
-
-    def launch(self, tsg: Tsg, work_ns: int) -> None:
-        """Put work on a TSG's queue."""
-        tsg.launch(work_ns)
-        pod = self._owner[tsg]
-        if pod.quiet_since_ns is not None:
-            pod.quiet_since_ns = None
-            self.on_work_changed(pod)
 
     def contended(self, pod: SimPod) -> bool:
         """Tell whether another pod has work too, which makes gate calls slower."""
@@ -205,11 +193,3 @@ class SimGpu:
         resident = self.engine.resident is tsg
         runs = tuple(self._runs.get(tsg, ()))
         return TsgSample(tsg.name, tsg.run_ns - seen.run_ns, tsg.starts - seen.starts, resident, runs)
-
-    def _ran_dry(self, tsg: Tsg) -> None:
-        self._ran_dry_pod(self._owner[tsg])
-
-    def _ran_dry_pod(self, pod: SimPod) -> None:
-        if pod.quiet_since_ns is None and not pod.working:
-            pod.quiet_since_ns = self.now_ns
-            self.on_work_changed(pod)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from qgpu.model import NS_PER_MS, NS_PER_S, NS_PER_US
+from qgpu.model import NS_PER_S, NS_PER_US
 
 GIB = 1024**3
 
@@ -37,8 +37,6 @@ class Hardware:
     contended_close_ns: int = 800 * NS_PER_US
     contended_open_ns: int = 400 * NS_PER_US
 
-    #: How long a pod with an open gate must have had nothing to run before its window is lent.
-    idle_seen_ns: int = 1 * NS_PER_MS
     #: How long a plan holds without renewal.
     lease_ns: int = 1 * NS_PER_S
 

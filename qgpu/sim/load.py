@@ -94,7 +94,7 @@ class Load:
                 work_ns = max(1, round(kernel_us * NS_PER_US))
                 self._gpu.at(self._began_ns + round(at_us * NS_PER_US), partial(self._launch, work_ns))
         elif load.batch == 0:
-            self._gpu.launch(self._tsg, FOREVER_NS)
+            self._tsg.launch(FOREVER_NS)
         else:
             self._gpu.at(self._began_ns + self._late(), self._next_batch)
 
@@ -122,7 +122,7 @@ class Load:
 
     def _arrive(self, work_ns: int) -> None:
         if self._ended_ns is None:
-            self._gpu.launch(self._tsg, work_ns)
+            self._tsg.launch(work_ns)
 
     def _finished(self, now_ns: int) -> None:
         cost = self._gpu.hardware

@@ -101,6 +101,18 @@ def test_the_window_of_an_idle_pod_is_lent_if_the_plan_says_so(on_idle: OnIdle, 
     assert shares["busy"] == pytest.approx(share, abs=0.015)
 
 
+def test_a_window_is_not_lent_while_its_pod_runs_in_it_at_all() -> None:
+    host, backend, loads = flooded("rare", "busy")
+    host.stop_load(loads["rare"])
+    host.start_load("rare", 0, Workload(kernel_us=1000, batch=1, period_us=10_000))
+    backend.sample()
+    windows = (Window(0, PERIOD // 2, OnIdle.YIELD),), (Window(PERIOD // 2, PERIOD, OnIdle.YIELD),)
+
+    shares = hold(backend, Plan(0, PERIOD, (part("rare", windows=windows[0]), part("busy", windows=windows[1]))), 5)
+
+    assert shares == pytest.approx({"rare": 0.05, "busy": 0.5}, abs=0.015)
+
+
 def test_a_plan_that_is_not_renewed_ends_with_its_lease() -> None:
     _, backend, _ = flooded("a")
     backend.apply(Plan(0, PERIOD, (part("a", windows=()),)))
