@@ -7,8 +7,8 @@ makes it. Time between turns is left out: this says what a plan asks for, the si
 from __future__ import annotations
 
 from qgpu.model import Plan, Snapshot
-from qgpu.policies.shares import turn_ns
 from qgpu.sched.timeline import Timeline
+from qgpu.turns import turn_ns
 
 
 def forecast(plan: Plan, snapshot: Snapshot) -> dict[str, float]:

@@ -135,6 +135,15 @@ def test_a_pod_with_long_pauses_gets_what_it_wants_and_no_gate_is_moved(
         assert not any(plan.gated for plan in second.plans)
 
 
+@pytest.mark.parametrize(("number", "workload"), [(2, every(1000, 100)), (2, every(2000, 1000)), (3, every(2000, 700))])
+def test_what_clock_driven_pods_leave_is_lent_to_a_flood(number: int, workload: Workload) -> None:
+    stage = staged("burst-share", [(25, [FLOOD]), *[(25, [workload])] * number])
+    stage.pass_by(2)
+    for second in stage.seconds(5):
+        assert sum(second.shares.values()) >= 0.85
+        assert not any(plan.gated for plan in second.plans)
+
+
 def test_a_program_that_starts_does_not_wait_for_whole_turns() -> None:
     stage = staged("burst-share", [(60, [FLOOD]), (30, [FLOOD])])
     stage.pass_by(2)
@@ -142,6 +151,20 @@ def test_a_program_that_starts_does_not_wait_for_whole_turns() -> None:
     stage.pass_by(1)
 
     assert stage.host.progress(3).kernels == 30
+
+
+@pytest.mark.parametrize("cores", [10, 1])
+def test_under_fixed_share_programs_start_in_time_and_cost_nobody_a_share(cores: int) -> None:
+    stage = staged("fixed-share", [(50, [FLOOD]), (20, [FLOOD])])
+    stage.pass_by(2)
+    stage.add("c", Grant(cores=cores))
+    for _ in range(5):
+        stage.host.start_load("c", 0, Workload(kernel_us=300, batch=1, gap_us=25_000, count=14))
+        second = next(iter(stage.seconds(1)))
+        assert second.shares["a"] == pytest.approx(0.5, abs=0.004)
+        assert second.shares["b"] == pytest.approx(0.2, abs=0.004)
+        assert second.shares["c"] <= 0.01 + 0.004
+        assert stage.host.progress(max(stage.host._loads)).done or cores == 1
 
 
 def test_a_program_that_never_gets_going_does_not_keep_turns_short() -> None:
@@ -189,24 +212,42 @@ def test_whoever_comes_and_goes_shares_settle_and_stay(
     _settle(stage, weights)
 
 
-@hypothesis_settings(max_examples=5 * MORE, deadline=None, derandomize=True)
+DEMANDS = st.builds(
+    lambda period_us, part: every(period_us, period_us * part),
+    st.sampled_from([2000, 5000, 20_000, 100_000]),
+    st.floats(0.02, 0.9),
+)
+ANY = st.one_of(WORKLOADS, DEMANDS)
+
+
+@hypothesis_settings(max_examples=8 * MORE, deadline=None, derandomize=True)
 @given(
-    pods=st.lists(st.tuples(st.integers(5, 30), st.lists(WORKLOADS, min_size=1, max_size=2)), min_size=2, max_size=3),
+    pods=st.lists(st.tuples(st.integers(5, 30), st.lists(ANY, min_size=1, max_size=2)), min_size=2, max_size=3),
+    guest=st.tuples(ANY, st.integers(1, 6)),
     late_ms=st.sampled_from([0, 1, 5]),
     seed=st.integers(0, 99),
 )
-def test_nothing_swings_for_a_minute_whatever_pods_do(
-    pods: list[tuple[int, list[Workload]]], late_ms: float, seed: int
+def test_nothing_swings_for_a_minute_whatever_pods_want_and_whoever_came_before(
+    pods: list[tuple[int, list[Workload]]], guest: tuple[Workload, int], late_ms: float, seed: int
 ) -> None:
     stage = staged("burst-share", pods, late_ms=late_ms, seed=seed)
-    stage.pass_by(10)
-    plans = [plan for second in stage.seconds(50) for plan in second.plans]
+    stage.pass_by(3)
+    stage.add("guest", Grant(cores=8), guest[0])
+    stage.pass_by(guest[1])
+    stage.host.stop_load(max(stage.host._loads))
+    stage.host.retire("guest")
+    stage.pass_by(5)
+    seconds = list(stage.seconds(60))
+    plans = [plan for second in seconds for plan in second.plans]
     mechanisms = [(plan.period_ns, *(part.windows is None for part in plan.pods)) for plan in plans]
     slices = [tuple(part.timeslice_us for part in plan.pods) for plan in plans]
 
-    assert sum(before != after for before, after in pairwise(mechanisms)) <= 2
-    assert sum(before != after for before, after in pairwise(slices)) <= 4
-    for at in range(len(pods)):
+    # A pod that wants more in short slices than it gets is probed again, half as often every time.
+    for what in (mechanisms, slices):
+        assert sum(before != after for before, after in pairwise(what)) <= 8
+    for at, name in zip(range(len(pods)), "abc", strict=False):
+        shares = [second.shares[name] for second in seconds]
+        assert max(shares) - min(shares) <= 0.1
         lengths = [windows[0].end_ns - windows[0].start_ns for plan in plans if (windows := plan.pods[at].windows)]
         assert max(lengths, default=0) - min(lengths, default=0) <= 0.04 * max(plan.period_ns for plan in plans)
 
@@ -235,6 +276,6 @@ def test_whatever_the_demand_nothing_lies_idle_and_a_flood_has_its_quota(
     seconds = list(stage.seconds(8))
 
     assert sum(second.shares["a"] for second in seconds) / 8 >= 0.25 * 0.95
-    assert sum(sum(second.shares.values()) for second in seconds) / 8 >= 0.75
+    assert sum(sum(second.shares.values()) for second in seconds) / 8 >= 0.8
     paces = [[account.standing.pace for account in second.ledger.accounts.values()] for second in seconds]
-    assert sum(before != after for before, after in pairwise(paces)) <= 4
+    assert sum(before != after for before, after in pairwise(paces)) <= 2 * len(demands)

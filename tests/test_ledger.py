@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from qgpu.model import NS_PER_MS, Grant, Pace, Plan, PodClass, PodPlan, PodSample, Sample, TsgSample, Window
 from qgpu.sched.ledger import FORGET_AFTER_NS, IDLE_AFTER_NS, Ledger
-from qgpu.sched.settle import DEBT_HORIZON_NS, Standing
+from qgpu.sched.settle import DEBT_HORIZON_NS
+from qgpu.sched.standing import Standing
 
 STEP = 100 * NS_PER_MS
 

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qgpu.model import NS_PER_MS, Grant, OnIdle, Pace, PodClass, PodPlan, Window
-from qgpu.sched.settle import CREDIT_NS, DEBT_HORIZON_NS, Entry, Standing, Use, settle
+from qgpu.sched.settle import CREDIT_NS, DEBT_HORIZON_NS, settle
+from qgpu.sched.standing import Entry, Standing, Use
 
 MS = NS_PER_MS
 PERIOD = 100 * MS
@@ -31,7 +32,8 @@ def by_slice(run_ms: float, starts: int, *, slice_us: int = 50_000, weight: int 
 def by_quota(run_ms: float, *, debt_ms: float = 0, cores: int = 50) -> Entry:
     """Report a pod of Fixed Share."""
     part = PodPlan("any", PodClass.OFFLINE, 50_000, (Window(0, cores * MS),))
-    return Entry(Grant(cores=cores), part, Use(round(run_ms * MS), 1, cores * MS), Standing(round(debt_ms * MS)), 1)
+    use = Use(round(run_ms * MS), 1, cores * MS, PERIOD)
+    return Entry(Grant(cores=cores), part, use, Standing(round(debt_ms * MS)), 1)
 
 
 def debts(**entries: Entry) -> dict[str, float]:

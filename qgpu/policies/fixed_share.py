@@ -5,12 +5,15 @@ Properties:
   moving its gate cost it; windows of two pods never overlap. In the long run it never gets more than its quota.
 - What nobody bought stays idle; a pod without a quota is never let on the card by this policy.
 - A pod that was granted the whole card needs no gate.
+- A program that starts needs little of the GPU, but again and again, and would wait for a window each time. So the
+  gate of its pod stays open beside others' windows, with short slices for all, until it has had the few ms by which
+  it counts as started. They are charged to it as anything beyond its quota; a pod in debt starts in its windows.
 """
 
 from __future__ import annotations
 
 from qgpu.model import OnIdle, Plan, Pod, PodPlan, Snapshot
-from qgpu.policies.shares import corrected, in_turns, split, timeslice_us
+from qgpu.policies.shares import SENSIBLE_US, SHORT_US, STEP_NS, corrected, in_turns, split, timeslice_us
 
 
 def plan(snapshot: Snapshot) -> Plan:
@@ -20,16 +23,26 @@ def plan(snapshot: Snapshot) -> Plan:
         [_paid(quota, pod, snapshot.period_ns) for quota, pod in zip(quotas, snapshot.pods, strict=True)],
         snapshot.period_ns,
     )
+    windows = in_turns(lengths, OnIdle.KEEP)
+    hurry = True in [pod.starting for pod in snapshot.pods]
     pods = tuple(
         PodPlan(
             pod.name,
             pod.grant.pod_class,
-            timeslice_us(quota, pod),
-            None if quota == snapshot.period_ns else windows,
+            _short_us(quota, pod) if hurry else timeslice_us(quota, pod),
+            None if quota == snapshot.period_ns or _let_start(quota, pod) else own,
         )
-        for pod, quota, windows in zip(snapshot.pods, quotas, in_turns(lengths, OnIdle.KEEP), strict=True)
+        for pod, quota, own in zip(snapshot.pods, quotas, windows, strict=True)
     )
     return Plan(snapshot.pgpu, snapshot.period_ns, pods)
+
+
+def _let_start(quota_ns: int, pod: Pod) -> bool:
+    return pod.starting and quota_ns > 0 and pod.debt_ns < STEP_NS
+
+
+def _short_us(quota_ns: int, pod: Pod) -> int:
+    return min(timeslice_us(quota_ns, pod), max(SENSIBLE_US, SHORT_US // pod.busy_tsgs))
 
 
 def _paid(quota_ns: int, pod: Pod, period_ns: int) -> int:

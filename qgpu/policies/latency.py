@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from itertools import pairwise
 
 from qgpu.model import MAX_TIMESLICE_US, MIN_TIMESLICE_US, NS_PER_US, Pod
-from qgpu.policies.shares import RM_US_NS
+from qgpu.turns import RM_US_NS
 
 #: (slice, p99) in µs of 100 µs of online work every 10 ms over a flood of 1 ms kernels, on an H200; and without it.
 MEASURED_P99_US = ((50, 393), (100, 429), (200, 533), (500, 824), (1000, 1313))

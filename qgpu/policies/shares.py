@@ -26,21 +26,17 @@ from qgpu.model import (
     Snapshot,
     Window,
 )
+from qgpu.turns import GAP_NS, slice_of_us, turn_ns
 
-#: The slice of others in a round that shows whether a doubted pod is back at once; the mean beside a sparse one, and
-#: beside one that starts: CUDA takes one short step after the other then, and each would wait for whole turns.
-PROBE_US = 200
+#: For how long others get the shortest slices, to show whether a doubted pod is back at once.
 PROBE_PERIOD_NS = 50 * NS_PER_MS
+
+#: The mean slice beside a sparse pod, and beside one that starts: CUDA takes one short step after the other then, and
+#: each would wait for whole turns.
 SHORT_US = 2_000
 
-#: What a turn lasts, measured on an H200 (5, 10, 20 ms: 5.20, 10.32, 20.56 ms): RM counts timeslices in units of
-#: 1024 ns, and the switches in and out are charged to the TSG; between two turns nobody has the engine for GAP_NS.
-RM_US_NS = 1024
-SWITCHED_NS = 82 * NS_PER_US
-GAP_NS = 84 * NS_PER_US
-
 #: The shortest timeslice worth its switch; below it switching eats the card.
-_SENSIBLE_US = 500
+SENSIBLE_US = 500
 
 #: What is owed is paid back over this many periods. Quicker, and the delay of a period would make shares swing.
 PAID_OVER = 4
@@ -80,16 +76,6 @@ def split(whole: int, weights: Sequence[int]) -> list[int]:
 def timeslice_us(share_ns: int, pod: Pod) -> int:
     """Turn a pod's part of a round into the timeslice of each of its TSGs, within what a plan may ask for."""
     return slice_of_us(share_ns / pod.busy_tsgs)
-
-
-def turn_ns(slice_us: int) -> int:
-    """Return for how long a TSG with this timeslice is on the engine, if it uses its turn up."""
-    return slice_us * RM_US_NS + SWITCHED_NS
-
-
-def slice_of_us(length_ns: float) -> int:
-    """Return the timeslice whose turn lasts this long, within what a plan may ask for."""
-    return min(MAX_TIMESLICE_US, max(MIN_TIMESLICE_US, int((length_ns - SWITCHED_NS) / RM_US_NS)))
 
 
 def by_weights(snapshot: Snapshot, weights: Sequence[int]) -> Plan:
@@ -135,15 +121,16 @@ def for_lending(parts: Sequence[PodPlan], lengths_ns: Sequence[int]) -> tuple[Po
     Whose window was lent has to get a turn among all who were let in, or it would be taken for idle for ever.
     """
     shortest_us = min((length for length in lengths_ns if length), default=0) // NS_PER_US
-    return shortened(parts, max(_SENSIBLE_US, shortest_us // (2 * len(parts)))) if shortest_us else tuple(parts)
+    return shortened(parts, max(SENSIBLE_US, shortest_us // (2 * len(parts)))) if shortest_us else tuple(parts)
 
 
 def _probe(parts: Sequence[PodPlan], pods: Sequence[Pod]) -> tuple[PodPlan, ...]:
-    """Give doubted pods their turns often: all others get very short ones, for as long as somebody is doubted."""
+    """Give doubted pods their turns as often as can be: all others get the shortest, while somebody is doubted.
+
+    Whatever pause outlasts those is long enough to be lent.
+    """
     return tuple(
-        part
-        if pod.pace is Pace.DOUBTED
-        else replace(part, timeslice_us=max(MIN_TIMESLICE_US, PROBE_US // pod.busy_tsgs))
+        part if pod.pace is Pace.DOUBTED else replace(part, timeslice_us=MIN_TIMESLICE_US)
         for part, pod in zip(parts, pods, strict=True)
     )
 
@@ -155,7 +142,7 @@ def shortened(parts: Sequence[PodPlan], mean_us: int) -> tuple[PodPlan, ...]:
     bend the ratio; it never grows beyond what it was.
     """
     turns = [turn_ns(part.timeslice_us) for part in parts]
-    scale = min(1.0, max(turn_ns(mean_us) * len(turns) / sum(turns), turn_ns(_SENSIBLE_US) / min(turns)))
+    scale = min(1.0, max(turn_ns(mean_us) * len(turns) / sum(turns), turn_ns(SENSIBLE_US) / min(turns)))
     return tuple(replace(part, timeslice_us=slice_of_us(turn * scale)) for part, turn in zip(parts, turns, strict=True))
 
 

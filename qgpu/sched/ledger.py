@@ -23,7 +23,8 @@ from qgpu.model import (
     Snapshot,
     Tsg,
 )
-from qgpu.sched.settle import NOTHING, Entry, Standing, Use, settle
+from qgpu.sched.settle import settle
+from qgpu.sched.standing import NOTHING, Entry, Standing, Use
 
 #: A TSG counts as busy until it had its gate open for this long without running.
 IDLE_AFTER_NS = 500 * NS_PER_MS
@@ -81,10 +82,12 @@ class Account(NamedTuple):
             tsgs[tsg.tsg] = 0 if ran else min(FORGET_AFTER_NS, self.tsgs.get(tsg.tsg, FORGET_AFTER_NS) + open_ns)
         standing = self.standing
         if sample.grant is not self.last.grant and sample.grant != self.last.grant:
-            standing = Standing(pace=standing.pace, reformed=standing.reformed)
+            standing = standing.anew
         if min(tsgs.values(), default=FORGET_AFTER_NS) >= FORGET_AFTER_NS:
-            standing = Standing()
-        use = Use(self.round.run_ns + run_ns, starts, self.round.open_ns + open_ns)
+            # What it owes it goes on paying for: else whoever ends and starts again would owe nothing.
+            standing = Standing(max(0, standing.debt_ns))
+        before = self.round
+        use = Use(before.run_ns + run_ns, starts, before.open_ns + open_ns, before.passed_ns + elapsed_ns)
         busy_tsgs = sum([idle_ns < IDLE_AFTER_NS for idle_ns in tsgs.values()])
         here_ns, ran_ns = (self.here_ns + elapsed_ns, self.ran_ns + run_ns) if tsgs else (0, 0)
         return Account(sample, self.used_ns + run_ns, tsgs, use, standing, busy_tsgs, here_ns, ran_ns)
@@ -133,12 +136,7 @@ class Ledger:
             return replace(self, plan=plan)
         kept = {part.pod for part in plan.pods if not part.weight}
         accounts = {
-            name: account._replace(
-                round=NOTHING,
-                standing=account.standing
-                if name in kept
-                else Standing(pace=account.standing.pace, reformed=account.standing.reformed),
-            )
+            name: account if name in kept else account._replace(round=NOTHING, standing=account.standing.anew)
             for name, account in self.accounts.items()
         }
         passing = self.plan is not None and not plan.gated and _weights(self.plan) != _weights(plan)
@@ -179,31 +177,33 @@ class Ledger:
         return now_ns // self.plan.period_ns != self.round_began_ns // self.plan.period_ns
 
     def _in_new_round(self, ragged: bool = False) -> Ledger:
-        """Settle the round that is over and begin another; of a ragged one only quotas are settled."""
+        """Settle the round that is over and begin another.
+
+        Of a ragged one only quotas are settled, and those at the end of the period: a window may still be to come.
+        """
         now_ns = self.now_ns or 0
         round_ns = max(0, now_ns - self.round_began_ns)
         if self.plan is not None and self.plan.gated:
             odd_ns = (round_ns + self.plan.period_ns // 2) % self.plan.period_ns - self.plan.period_ns // 2
             ragged = ragged or abs(odd_ns) > _RAGGED * self.plan.period_ns
         parts = {part.pod: part for part in self.plan.pods} if self.plan else {}
-        standings = settle(
-            {
-                name: Entry(
-                    account.last.grant,
-                    parts.get(name),
-                    account.round,
-                    account.standing,
-                    account.busy_tsgs,
-                    account.ran_ns < STARTED_NS,
-                )
-                for name, account in self.accounts.items()
-            },
-            round_ns,
-            self.plan.period_ns if self.plan else round_ns,
-            ragged=ragged,
-        )
+        over = self._round_over
+        entries = {
+            name: Entry(
+                account.last.grant,
+                part,
+                account.round,
+                account.standing,
+                account.busy_tsgs,
+                account.ran_ns < STARTED_NS,
+            )
+            for name, account in self.accounts.items()
+            if ((part := parts.get(name)) and part.weight) or over
+        }
+        standings = settle(entries, round_ns, self.plan.period_ns if self.plan else round_ns, ragged=ragged)
         accounts = {
-            name: account._replace(round=NOTHING, standing=standings[name]) for name, account in self.accounts.items()
+            name: account._replace(round=NOTHING, standing=standings[name]) if name in standings else account
+            for name, account in self.accounts.items()
         }
         return replace(self, accounts=accounts, round_began_ns=now_ns, passing_over=False)
 

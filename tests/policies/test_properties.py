@@ -35,6 +35,7 @@ from tests.policies.cases import (
     each,
     each_composed,
     over,
+    started,
     thrifty,
 )
 from tests.strategies import snapshots
@@ -222,6 +223,16 @@ def test_fixed_share_never_gives_an_offline_pod_more_than_its_quota(case: Case, 
     for pod in snapshot.pods:
         if not pod.online or case.online is None:
             assert shares[pod.name] <= (pod.grant.cores or 0) / 100 + 1e-9
+
+
+@thrifty
+@given(snapshot=snapshots(everybody=True))
+def test_a_program_that_starts_under_fixed_share_meets_no_gate_and_takes_no_window(snapshot: Snapshot) -> None:
+    plan, calm = (POLICIES["fixed-share"].plan(each) for each in (snapshot, started(snapshot)))
+
+    for pod, part, otherwise in zip(snapshot.pods, plan.pods, calm.pods, strict=True):
+        assert part.windows == (None if pod.starting else otherwise.windows)
+        assert part.timeslice_us <= otherwise.timeslice_us
 
 
 @thrifty

@@ -10,7 +10,7 @@ from qgpu.errors import UnknownNameError
 from qgpu.model import MAX_TIMESLICE_US, NS_PER_MS, Grant, OnIdle, Pace, Pod, PodClass, Snapshot, Tsg, Window
 from qgpu.policies import POLICIES, compose, find, latency
 from qgpu.policies.online import TURN_NS
-from qgpu.policies.shares import GAP_NS, turn_ns
+from qgpu.turns import GAP_NS, turn_ns
 
 PERIOD = 100 * NS_PER_MS
 
@@ -71,6 +71,15 @@ def test_fixed_share_lays_one_kept_window_per_pod() -> None:
         (),
     ]
     assert expected == [part.windows for part in plan.pods]
+
+
+@pytest.mark.parametrize(("debt_ms", "gated"), [(0, False), (-5, False), (1, True)])
+def test_fixed_share_lets_a_pod_start_beside_others_windows_unless_it_is_in_debt(debt_ms: int, gated: bool) -> None:
+    starting = replace(pod("b", 20), starting=True, debt_ns=debt_ms * NS_PER_MS)
+    plan = POLICIES["fixed-share"].plan(Snapshot(0, PERIOD, (pod("a", 30), pod("c", 40, tsgs=8), starting)))
+
+    assert [part.timeslice_us for part in plan.pods] == [2000, 500, 2000]
+    assert [part.windows is not None for part in plan.pods] == [True, True, gated]
 
 
 def test_fixed_share_needs_no_gate_for_the_whole_card() -> None:
@@ -225,8 +234,8 @@ def test_burst_share_takes_turns_where_timeslices_fail(
         # Short slices beside a sparse pod; of those who take turns one is there at a time, and stands for all.
         ((paced(STEADY, "a", 60), paced(SPARSE, "b", 30)), [2693, 1306]),
         ((paced(GAPPY, "a", 40), paced(STEADY, "b", 40), paced(SPARSE, "c", 20)), [2693, 2693, 613]),
-        # A doubted pod gets its turn every fifth of a millisecond.
-        ((paced(STEADY, "a", 60), paced(DOUBTED, "b", 40)), [200, 38_916]),
+        # Others are there for the shortest of turns while a pod is doubted.
+        ((paced(STEADY, "a", 60), paced(DOUBTED, "b", 40)), [50, 38_916]),
         ((pod("a", 60, busy=False), paced(DOUBTED, "b", 40)), [58_415, 38_916]),
     ],
 )
