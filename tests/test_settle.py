@@ -185,3 +185,21 @@ def test_what_a_pod_misses_while_it_starts_does_not_count() -> None:
             "new": by_slice(3, 3, standing=Standing())._replace(starting=starting),
         }
         assert settle(entries, PERIOD, PERIOD)["new"].pace is expected
+
+
+@pytest.mark.parametrize(("starts", "doubted"), [(45, True), (30, False)])
+def test_a_sparse_pod_that_is_always_there_is_doubted_again_also_where_it_is_not_short(
+    starts: int, doubted: bool
+) -> None:
+    """Two wait for batches of 1.36 ms in step: one has whole batches in its turns, the other half of one."""
+    standings, paces = {name: Standing(pace=Pace.SPARSE, found=1) for name in "ab"}, set()
+    for _ in range(20):
+        run_ms = starts * 1.36
+        entries = {
+            "a": by_slice(run_ms, starts, slice_us=2670, weight=2, standing=standings["a"]),
+            "b": by_slice(95 - run_ms, 45, slice_us=1330, standing=standings["b"]),
+        }
+        standings = settle(entries, PERIOD, PERIOD)
+        paces.add(standings["a"].pace)
+
+    assert (Pace.DOUBTED in paces) is doubted

@@ -25,8 +25,9 @@ _LEAST_MISSED_NS = 10 * NS_PER_MS
 #: Who was switched in so often in a round was there at its beginning and at its end.
 _THERE_STARTS = 2
 
-#: What a pod that was found sparse must have come short of, always there for its turns, to be doubted again: twice
-#: this, and twice as much again every time it is found so.
+#: For how long a pod that was found sparse must have been there for its turns to be doubted again, and what it may be
+#: owed until then: twice this, and twice as much again every time it is found so. Short or not: two that wait for
+#: short batches can fall in step, where each has its part and leaves a pause after every turn.
 _DOUBT_AGAIN_NS = 500 * NS_PER_MS
 
 #: A pod is there all the time if it takes this part of the turns there are, and has pauses short
@@ -65,7 +66,7 @@ def by_timeslices(rivals: Mapping[str, Entry], round_ns: int, foreign_ns: int) -
     over, standings, late = overruns(rivals), {}, []
     for name, entry in rivals.items():
         standing, turns = entry.standing, entry.standing.turns
-        at_most_ns = _DOUBT_AGAIN_NS << standing.found if standing.pace is Pace.SPARSE else limit_ns
+        at_most_ns = _again_ns(standing) if standing.pace is Pace.SPARSE else limit_ns
         debt_ns = standing.debt_ns + (standing.pending_ns or 0) + (over[name] if at_once else 0)
         debt_ns = max(0, debt_ns - passed_ns) if debt_ns > 0 else min(0, debt_ns + passed_ns)
         if debt_ns < -at_most_ns:
@@ -76,6 +77,7 @@ def by_timeslices(rivals: Mapping[str, Entry], round_ns: int, foreign_ns: int) -
             standing.reformed,
             standing.suspect,
             standing.found,
+            standing.there_ns,
             0 if standing.pending_ns is None or at_once else over[name],
             Use(
                 int(_CARRIED * turns.run_ns) + entry.use.run_ns,
@@ -86,6 +88,13 @@ def by_timeslices(rivals: Mapping[str, Entry], round_ns: int, foreign_ns: int) -
     if not late and all(now.pace is not Pace.SPARSE for now in standings.values()):
         return standings
     seen = {name: entry._replace(use=standings[name].turns) for name, entry in rivals.items()}
+    for name, now in standings.items():
+        if now.pace is Pace.SPARSE:
+            there = _present(seen[name], seen, _PRESENT_AT_ONCE) and not _uses_up(seen[name])
+            there_ns = now.there_ns + round_ns if there else 0
+            standings[name] = now._replace(there_ns=there_ns)
+            if there_ns >= _again_ns(now) and name not in late:
+                late.append(name)
     short = [name for name in late if _present(seen[name], seen)]
     if not short:
         return _reformed(standings, seen)
@@ -107,12 +116,20 @@ def _reformed(standings: dict[str, Standing], seen: Mapping[str, Entry]) -> dict
         if entry.standing.pace is Pace.SPARSE
         and not entry.standing.reformed
         and entry.use.open_ns >= _LONG_NS
-        and entry.use.run_ns >= _USED_UP * entry.use.starts * _whole_turn_ns(entry)
+        and _uses_up(entry)
         and _present(entry, seen)
     }
     if not steady:
         return standings
     return {name: Standing(reformed=True) if name in steady else now.anew for name, now in standings.items()}
+
+
+def _uses_up(entry: Entry) -> bool:
+    return entry.use.run_ns >= _USED_UP * entry.use.starts * _whole_turn_ns(entry)
+
+
+def _again_ns(standing: Standing) -> int:
+    return _DOUBT_AGAIN_NS << standing.found
 
 
 def _doubted(pace: Pace) -> Pace:

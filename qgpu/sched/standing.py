@@ -37,6 +37,8 @@ class Standing(NamedTuple):
     suspect: bool = False
     #: How often it was found sparse.
     found: int = 0
+    #: For how long it has been there for its turns since, on a full card.
+    there_ns: int = 0
     #: What it had beyond its part in the last round, not yet counted; None where that round doesn't count.
     pending_ns: int | None = None
     #: What its turns were like of late, older ones weighing less; ``open_ns`` is all time they were seen in.
