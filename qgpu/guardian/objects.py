@@ -42,7 +42,7 @@ class Objects:
         self._freeing = freeing
         self._letting = letting
         #: TSGs whose compute can be preempted.
-        self._preemptible: set[Key] = set()
+        self._preemptible: dict[Key, RmObject] = {}
 
     def alloc(self, case: Case, escape: calls.Escape, block: Block, asked: calls.Alloc) -> int:
         """Make an object, or say no."""
@@ -160,14 +160,16 @@ class Objects:
         """Let a TSG that has compute now be preempted in the middle of a kernel, whether its program asks or not."""
         register = self._supervisor.register
         with self._supervisor.lock:
-            self._preemptible &= register.objects.keys()
+            # A name may be given to another TSG.
+            self._preemptible = {key: was for key, was in self._preemptible.items() if register.objects.get(key) is was}
             channel = register.objects.get((rm.client, rm.parent))
-            if channel is None or (tsg := (rm.client, channel.parent)) in self._preemptible:
+            tsg = register.objects.get((rm.client, channel.parent)) if channel is not None else None
+            if tsg is None or tsg.key in self._preemptible:
                 return
             below = register.below((rm.client, rm.client))
             subdevice = next((each.handle for each in below if each.rm_class == abi.NV20_SUBDEVICE_0), None)
-        if subdevice is not None and self._hands.make_preemptible(file, rm.client, subdevice, tsg[1]):
-            self._preemptible.add(tsg)
+        if subdevice is not None and self._hands.make_preemptible(file, rm.client, subdevice, tsg.handle):
+            self._preemptible[tsg.key] = tsg
 
     def _made(self, file: int, rm: RmObject, params: Block | None) -> bool:
         """Book what RM has made; memory at its true size, and freed again where that does not fit."""

@@ -177,6 +177,16 @@ def test_compute_is_made_preemptible_once_for_each_tsg_whether_its_program_asks_
     assert on_card.rm.preemptible == [(7, 3, 20)]
 
 
+def test_another_tsg_of_the_same_name_is_made_preemptible_too(on_card):
+    for _ in range(2):
+        on_card.call(abi.NV_ESC_RM_ALLOC, alloc(20, 2, abi.KEPLER_CHANNEL_GROUP_A), TSG_PARAMS)
+        on_card.call(abi.NV_ESC_RM_ALLOC, alloc(21, 20, 0xC86F), bytes(368))
+        on_card.call(abi.NV_ESC_RM_ALLOC, alloc(22, 21, 0xCBC0), bytes(16))
+        on_card.call(abi.NV_ESC_RM_FREE, free(20))
+
+    assert on_card.rm.preemptible == [(7, 3, 20)] * 2
+
+
 @pytest.mark.parametrize(("how", "opened"), [("here", [(7, 21)]), ("elsewhere", []), ("by the heap", [])])
 def test_gates_are_opened_for_a_free_but_not_where_rm_would_refuse_it(on_card, how, opened):
     """A file that has none of the clients, or the heap's own call, could be asked for ever."""
