@@ -21,7 +21,7 @@ from qgpu.control import Client
 from qgpu.errors import QgpuError
 from qgpu.model import PodClass
 
-_FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+_FORWARDED = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2}
 #: si_code of what a process sent; the kernel's own are larger (sigaction(2)).
 _BY_A_PROCESS = 0
 _NOT_EXECUTABLE, _NO_SUCH_COMMAND, _BY_SIGNAL = 126, 127, 128
@@ -64,10 +64,14 @@ def run(
     """Run a command as a pod and end with its exit code."""
     gpus = tuple(dict.fromkeys(gpus))
     grant = {"class": pod_class, "cores": cores, "memory": memory, "latency_target_ns": latency_target}
+    # What comes before there is a child waits for it, or would end us and not it; but for Ctrl-C, which ends us both.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED - {signal.SIGINT})
     with context.connect() as client:
         pod = client.call("pod.create", name=name, grants={str(gpu): grant for gpu in gpus})
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD, signal.SIGINT})
         child = os.fork()
         if child == 0:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
             _become(context, gpus, pod, command)
         code = _wait(child)
         with suppress(QgpuError):  # it may have left processes behind, and lives on then
@@ -107,7 +111,6 @@ def _wait(child: int) -> int:
     Those that the kernel itself sends (Ctrl-C at the terminal) reach the child too, which shares our process group:
     they are not passed on, or it would get them twice.
     """
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD, *_FORWARDED})
     while True:
         ended, status = os.waitpid(child, os.WNOHANG)
         if ended:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from qgpu.control import Client
 from qgpu.errors import ExitCode
 from tests.cli import programs
 from tests.cli.programs import TIMEOUT_S, Daemon
@@ -178,3 +179,16 @@ def test_a_daemon_starts_where_another_was_killed(tmp_path: Path) -> None:
 
 def test_the_daemon_logs_json_where_nobody_watches(shared: Daemon) -> None:
     assert json.loads(shared.first_line)["event"] == "ready"
+
+
+def test_a_pod_that_is_ended_at_its_very_beginning_leaves_no_process_behind(shared: Daemon) -> None:
+    with Client(shared.runtime_dir) as client:
+        for _ in range(5):
+            pod = shared.start("run", "--name", "brief", "--", "sleep", "600")
+            while not client.call("pod.list")["pods"]:
+                pass
+            pod.send_signal(signal.SIGTERM)
+            _, said = pod.communicate(timeout=TIMEOUT_S)  # to the end of whoever holds its output
+
+            assert (pod.returncode, "Traceback" in said) == (128 + signal.SIGTERM, False)
+            assert not client.call("pod.list")["pods"]
