@@ -13,6 +13,8 @@ from qgpu.rm import abi
 from tests.guardian.asked import TSG, TSG_PARAMS, alloc, alloc_status, control, status
 from tests.guardian.pod import LIMIT, allocate
 
+NO = abi.NV_ERR_INSUFFICIENT_PERMISSIONS
+
 
 def test_a_scheduling_control_is_refused_in_rms_own_words(pod):
     result, _, argument = pod.call(abi.NV_ESC_RM_CONTROL, control(abi.NV2080_FIFO_DISABLE_CHANNELS))
@@ -183,3 +185,21 @@ def test_compute_stays_preemptible_at_any_instruction(on_card, flags, mode, answ
     asked = control(abi.NV2080_GR_SET_CTXSW_PREEMPTION_MODE, target=3, size=32)
 
     assert status(on_card.call(abi.NV_ESC_RM_CONTROL, asked, params)[2]) == answer
+
+
+@pytest.mark.parametrize(
+    ("disable", "channel", "answer"),
+    [(1, (7, 21), abi.NV_OK), (0, (7, 21), NO), (1, (8, 21), NO), (1, (7, 20), NO)],
+    ids=["its own off", "its own on", "a neighbour's off", "no channel"],
+)
+def test_a_pod_takes_its_own_channels_off_the_card_and_puts_none_back(on_card, disable, channel, answer):
+    """As libcuda does before it frees what is at work; putting back is what gates are for."""
+    on_card.call(abi.NV_ESC_RM_ALLOC, alloc(20, 2, abi.KEPLER_CHANNEL_GROUP_A), TSG_PARAMS)
+    on_card.call(abi.NV_ESC_RM_ALLOC, alloc(21, 20, 0xC86F), bytes(368))
+    params = bytearray(536)
+    struct.pack_into("<BxxxI", params, 0, disable, 1)
+    struct.pack_into("<I", params, 24, channel[0])
+    struct.pack_into("<I", params, 24 + 256, channel[1])
+    asked = control(abi.NV2080_FIFO_DISABLE_CHANNELS, target=3, size=536)
+
+    assert status(on_card.call(abi.NV_ESC_RM_CONTROL, asked, bytes(params))[2]) == answer
