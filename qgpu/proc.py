@@ -2,7 +2,8 @@
 
 It chooses its own name, and those of the files it maps, out of any bytes but a newline: so these are read as bytes and
 cut where the kernel ends a line, and nowhere else. What is gone tells nothing. Its files may lie on a server that does
-not answer, or be of its own making (FUSE): so nobody is asked what they are but the kernel, which knows.
+not answer, or be of its own making (FUSE): so nobody is asked what they are but the kernel, which knows. Where we
+could not look, as for want of descriptors, OSError says so: that somebody is gone is not to be concluded from it.
 """
 
 from __future__ import annotations
@@ -21,6 +22,9 @@ _SYS_STATX = {"x86_64": 332, "aarch64": 291}
 _AT_FDCWD, _AT_EMPTY_PATH, _AT_STATX_DONT_SYNC, _STATX_TYPE = -100, 0x1000, 0x4000, 0x1
 _STATX_BYTES, _MODE, _RDEV = 256, struct.Struct("<28xH"), struct.Struct("<128xII")
 _libc = ctypes.CDLL(None, use_errno=True)
+
+#: What is gone says so, or that it is not to be looked at.
+_GONE = (FileNotFoundError, ProcessLookupError, PermissionError)
 
 
 def status(pid: int, key: str) -> list[str]:
@@ -46,7 +50,7 @@ def maps(pid: int) -> list[bytes]:
 def _read(pid: int, name: str) -> bytes:
     try:
         return Path(f"/proc/{pid}/{name}").read_bytes()
-    except OSError:
+    except _GONE:
         return b""
 
 
@@ -62,7 +66,7 @@ def device_of(fd: int) -> int | None:
 
 def devices(pid: int, most: int | None = None) -> Iterator[tuple[int, int]]:
     """Yield the descriptors of a process that are character devices, with their numbers; of the first ``most`` only."""
-    with suppress(OSError), os.scandir(f"/proc/{pid}/fd") as entries:
+    with suppress(*_GONE), os.scandir(f"/proc/{pid}/fd") as entries:
         for number, entry in enumerate(entries):
             if most is not None and number >= most:
                 return

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from qgpu.guardian import kcmp, managed, register
+from qgpu.guardian import kcmp, managed, register, room
 from qgpu.guardian.holdings import NOBODYS
 from qgpu.guardian.register import Fact, Key, Register, RmObject, object_fact
 
@@ -105,7 +105,7 @@ class Charges:
 
         True when that is less than before. Not to be called under the lock: a process can make this take long.
         """
-        held = managed.mapped(pid)
+        held = room.patiently(lambda: managed.mapped(pid))
         with self._lock:
             before = self._register.holdings.managed.get(pid, 0)
             self._mapping[pid] -= settled

@@ -248,7 +248,8 @@ class Hands:
 
 
 def _control_files(pid: int) -> Iterator[int]:
-    return (fd for fd, device in proc.devices(pid, _MOST_DESCRIPTORS) if device == _CONTROL_DEVICE)
+    with suppress(OSError):
+        yield from (fd for fd, device in proc.devices(pid, _MOST_DESCRIPTORS) if device == _CONTROL_DEVICE)
 
 
 @contextmanager

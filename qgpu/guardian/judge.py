@@ -11,7 +11,6 @@ import errno
 import os
 import stat
 import threading
-import time
 
 import structlog
 
@@ -39,8 +38,6 @@ _log = structlog.get_logger("guardian")
 _MAPPING_PATIENCE_S = 0.02
 #: How many threads' processes are remembered; more than that are looked up anew.
 _MOST_THREADS = 4096
-#: How often a call is tried for which there is no descriptor.
-_TRIES, _TRY_AGAIN_S = 100, 0.02
 
 
 class Judge:
@@ -96,7 +93,6 @@ class Judge:
 
     def _serve(self, listener: Listener, call: Notification) -> None:
         self._supervisor.dues.called()
-        self._standin.answer.clear()
         case = Case(listener, call, 0, -1, self._left_of(call))
         try:
             outcome = self._judged(case)
@@ -114,16 +110,13 @@ class Judge:
         self._answer(listener, call, outcome)
 
     def _judged(self, case: Case) -> int:
-        """Judge a call; one that finds no descriptor for its files waits for a while."""
-        for _ in range(_TRIES):
-            try:
-                return self._judge(case)
-            except OSError as error:
-                if error.errno not in room.NONE_LEFT or case.begun:
-                    raise
-                self._standin.answer.clear()
-                time.sleep(_TRY_AGAIN_S)
-        return self._judge(case)
+        """Judge a call; one that finds no descriptor for its files waits, and once it has begun it needs none."""
+
+        def judge() -> int:
+            self._standin.answer.clear()
+            return self._judge(case)
+
+        return room.patiently(judge, lambda: not case.begun and case.listener.still_waiting(case.call.id))
 
     def _left_of(self, call: Notification) -> InHand | None:
         """Return what a dead guardian had in hand, if this is that call, or is it once more after a signal."""

@@ -11,7 +11,7 @@ import errno
 import structlog
 
 from qgpu import cgroup
-from qgpu.guardian import calls, still
+from qgpu.guardian import calls, room, still
 from qgpu.guardian.desk import ANSWERED, Case, Desk
 from qgpu.guardian.loose import Pending
 from qgpu.guardian.register import NO_INSTANCE, RmObject
@@ -87,6 +87,8 @@ class Letting:
         try:
             refusal = still.apart(lambda: self._let_alone(case, device))
         except OSError as error:
+            if error.errno in room.NONE_LEFT:  # it is not begun, and waits
+                raise
             _log.warning("a call cannot be let through", pod=self._pod, pid=case.pid, reason=str(error))
             return self._desk.refuse(block, status_at, abi.NV_ERR_INVALID_STATE, "call beside threads that move")
         return ANSWERED if refusal == abi.NV_OK else self._desk.answer(block, status_at, refusal)

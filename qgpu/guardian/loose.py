@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from qgpu import proc
+from qgpu.guardian import room
 from qgpu.guardian.notify import Notification
 
 #: How often it is looked whether a call that is waited for is over.
@@ -29,7 +30,7 @@ class Loose:
     def of(cls, call: Notification, pid: int, size: int = 0) -> Loose:
         """Take note of a call before it is let through."""
         shown = [str(call.number), *(f"{argument:#x}" for argument in call.arguments)]
-        return cls(pid, call.tid, shown, user_ticks(pid, call.tid), size)
+        return cls(pid, call.tid, shown, room.patiently(lambda: user_ticks(pid, call.tid)), size)
 
     def over(self) -> bool:
         """Tell whether the thread is as good as certain to have left the call.
@@ -38,7 +39,10 @@ class Loose:
         tells up to a tick too much, or more where a hypervisor has stopped the CPU meanwhile.
         """
         left = self.left()
-        return left if left is not None else user_ticks(self.pid, self.tid) > self.ticks + 1
+        try:
+            return left if left is not None else user_ticks(self.pid, self.tid) > self.ticks + 1
+        except OSError:  # we could not look
+            return False
 
     def left(self) -> bool | None:
         """Tell whether the thread has left the call; None when that cannot be told, for it runs.
@@ -48,8 +52,8 @@ class Loose:
         """
         try:
             now = Path(f"/proc/{self.pid}/task/{self.tid}/syscall").read_text().split()
-        except OSError:
-            return True
+        except OSError as error:
+            return error.errno not in room.NONE_LEFT
         if now[0] == "running":
             return None
         return now[: len(self.shown)] != self.shown or _waits_for_us(self.pid, self.tid)
@@ -92,9 +96,9 @@ def _waits_for_us(pid: int, tid: int) -> bool:
     The order matters: having been answered, a thread can be found there once more while it waits for a lock, but then
     not in a sleep that signals end, and after such a sleep not in the same call.
     """
-    if proc.stat(pid, tid)[:1] != ["S"]:
-        return False
     try:
+        if proc.stat(pid, tid)[:1] != ["S"]:
+            return False
         return Path(f"/proc/{pid}/task/{tid}/wchan").read_text().startswith(_STOPPED_AT)
     except OSError:
         return False

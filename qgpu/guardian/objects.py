@@ -117,13 +117,14 @@ class Objects:
         params: Block | None,
         asked: calls.Alloc,
     ) -> int:
-        case.begin()
         if params is None or asked.rm_class not in classes.WITH_CAPABILITY:
+            case.begin()
             return self._standin.escape(case.file, number, block)
         capability = _U32.unpack_from(params.data)[0]
         taken = self._desk.take(case, capability)
         try:
             params.patch_u64(0, taken)
+            case.begin()
             return self._standin.escape(case.file, number, block)
         finally:
             params.restore(0, 8)

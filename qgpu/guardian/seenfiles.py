@@ -25,6 +25,8 @@ class SeenFiles:
     _epoll: select.epoll = field(default_factory=select.epoll)
     #: Its number is the one under which all files are given to epoll.
     _place: FileIO = field(default_factory=_nothing)
+    #: What is there when no file is: kept, for letting go must not need a descriptor.
+    _empty: FileIO = field(default_factory=_nothing)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def add(self, file: int) -> bool:
@@ -61,5 +63,4 @@ class SeenFiles:
         return False
 
     def _let_go(self) -> None:
-        with _nothing() as nothing:
-            os.dup2(nothing.fileno(), self._place.fileno(), inheritable=False)
+        os.dup2(self._empty.fileno(), self._place.fileno(), inheritable=False)

@@ -290,5 +290,8 @@ class SimHost:
 
 def _start_of(pid: int) -> str:
     """Return when a process started, in the kernel's terms; nothing of one that has ended."""
-    fields = proc.stat(pid)
+    try:
+        fields = proc.stat(pid)
+    except OSError:  # for want of descriptors nothing is known either
+        return ""
     return fields[_STARTED] if fields and fields[0] not in "ZX" else ""

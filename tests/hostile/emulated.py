@@ -14,7 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from qgpu.daemon import planes
-from qgpu.guardian import server
+from qgpu.guardian import room, server
 from qgpu.guardian.enforce import Moved
 from qgpu.guardian.register import Register
 from qgpu.rm import abi
@@ -45,14 +45,14 @@ class Rm(LastingRm):
             self.keep()
 
     def load(self) -> None:
-        self.__dict__.update(pickle.loads(self._path.read_bytes()))
+        self.__dict__.update(pickle.loads(room.patiently(self._path.read_bytes)))
 
     def keep(self) -> None:
         if self._path is None:
             super().keep()
             return
         new = self._path.with_suffix(f".{os.getpid()}.new")
-        new.write_bytes(self.said())
+        room.patiently(lambda: new.write_bytes(self.said()))  # a driver's files are not its callers' descriptors
         new.rename(self._path)
 
     def private_bytes(self, instance, pid):

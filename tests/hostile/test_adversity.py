@@ -7,7 +7,8 @@ import resource
 import shutil
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import psutil
 import pytest
@@ -20,21 +21,31 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 
 
 @pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
-    made = Stage(tmp_path_factory.mktemp("stage"), pods=2)
-    if not made.there:
-        made.close()
-        pytest.skip("no cgroup2 tree can be mounted here")
-    yield made
-    made.close()
+def stages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[], Stage]]:
+    """The stage that there is, or another one where a test has left it with a pod that has ended."""
+    made: list[Stage] = []
+
+    def intact() -> Stage:
+        if made and any(pod.poll() is not None for pod in made[0].pods.values()):
+            made.pop().close()
+        if not made:
+            made.append(Stage(tmp_path_factory.mktemp("stage"), pods=2))
+        return made[0]
+
+    yield intact
+    for each in made:
+        each.close()
 
 
 @pytest.fixture
-def stage(running: Stage) -> Stage:
-    """The one stage, with a daemon and a guardian to which nothing has been done yet."""
-    both_killed(running)
-    running.go_on()
-    return running
+def stage(stages: Callable[[], Stage]) -> Stage:
+    """The stage, with a daemon and a guardian to which nothing has been done yet."""
+    found = stages()
+    if not found.there:
+        pytest.skip("no cgroup2 tree can be mounted here")
+    both_killed(found)
+    found.go_on()
+    return found
 
 
 def test_pods_go_on_when_the_runtime_directory_is_removed(stage):
@@ -48,24 +59,24 @@ def test_pods_go_on_when_the_runtime_directory_is_removed(stage):
 
 def test_a_guardian_without_room_for_more_descriptors_serves_its_pods_and_takes_no_other(stage):
     guardian = psutil.Process(stage.guardian())
-    _limit(guardian.pid, guardian.num_fds() + 4)
-    stage.go_on()
-    with pytest.raises(AssertionError, match="nobody can serve it"):
-        _start_more(stage)
-    stage.pods.popitem()
-    stage.go_on()
+    with _limited(guardian.pid, guardian.num_fds() + 4):
+        stage.go_on()
+        with pytest.raises(AssertionError, match="nobody can serve it"):
+            _start_more(stage)
+        stage.pods.popitem()
+        stage.go_on()
 
     assert stage.guardian() == guardian.pid
 
 
 def test_a_daemon_without_descriptors_leaves_the_guardian_alone(stage):
     guardian, daemon = stage.guardian(), psutil.Process(stage.daemon.pid)
-    _limit(daemon.pid, daemon.num_fds())
-    daemon.send_signal(signal.SIGSTOP)  # its lease lapses, and its connections may be over when it looks again
-    time.sleep(2.5)
-    daemon.send_signal(signal.SIGCONT)
-    time.sleep(1.5)
-    stage.go_on()
+    with _limited(daemon.pid, daemon.num_fds()):
+        daemon.send_signal(signal.SIGSTOP)  # its lease lapses, and its connections may be over when it looks again
+        time.sleep(2.5)
+        daemon.send_signal(signal.SIGCONT)
+        time.sleep(1.5)
+        stage.go_on()
 
     assert stage.guardian() == guardian
 
@@ -113,5 +124,11 @@ def _start_more(stage: Stage) -> None:
         stage.start_pod(client)
 
 
-def _limit(pid: int, most: int) -> None:
-    resource.prlimit(pid, resource.RLIMIT_NOFILE, (most, most))
+@contextmanager
+def _limited(pid: int, most: int) -> Iterator[None]:
+    before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (most, before[1]))
+    try:
+        yield
+    finally:
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, before)

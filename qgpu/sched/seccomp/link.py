@@ -154,12 +154,19 @@ def is_in_driver(pid: int, before: tuple[int, int] = (0, 0)) -> bool:
 
 
 def _is_stopped(pid: int) -> bool:
-    return (proc.stat(pid) or ["-"])[0] in "Tt"
+    return (_stat(pid) or ["-"])[0] in "Tt"
 
 
 def _times(pid: int) -> tuple[int, int]:
-    fields = proc.stat(pid)
+    fields = _stat(pid)
     return (int(fields[11]), int(fields[12])) if fields else (0, 0)
+
+
+def _stat(pid: int) -> list[str]:
+    try:
+        return proc.stat(pid)
+    except OSError:  # for want of descriptors nothing is known either
+        return []
 
 
 def pidfd_of(pid: int) -> int:
