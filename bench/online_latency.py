@@ -1,6 +1,7 @@
 """(c) Online work over offline floods: how much later it is done than alone, and what the floods keep; beside rivals.
 
     python bench/online_latency.py
+    python bench/online_latency.py --only online_processes  # over one pod of four processes
 
 Online: a kernel of 100 µs every 10 ms, its latency from launch to synchronised. Offline: one pod or four that flood
 kernels of 50 µs, 1 ms or 100 ms. Rivals, plain sharing and MPS, are measured with some: all would take minutes.
@@ -26,6 +27,7 @@ KEPT = 0.93
 FLOODS = ("50us", "1ms", "100ms")
 #: What rivals are measured with, one flood and four.
 BESIDE, FOUR_BESIDE = ("1ms", "100ms"), ("1ms",)
+PROCESSES = 4
 
 
 @dataclass(slots=True)
@@ -53,6 +55,40 @@ def measure(script: Script) -> list[Figure]:
     if first is not None:
         figures.append(clocks.agreement(first, clocks.read()))
     return figures
+
+
+def processes(script: Script) -> list[Figure]:
+    """Measure over one offline pod of several processes, to which the hardware gives a turn each."""
+    alone = Case()
+    found = in_every_way(script, lambda way: _over_processes(way, alone))
+    note = f"100 µs every 10 ms over one pod of {PROCESSES} processes that flood 1 ms; "
+    figures = []
+    for name, case in found.items():
+        tag = "" if name == QGPU else f"_{name.lower()}"
+        added = [p99_us - statistics.median(alone.p99_us) for p99_us in case.p99_us]
+        told = f"{name}: {note}p99 over that alone"
+        figures.append(median(f"online_processes_p99_added_us{tag}", added, note=told))
+        told = f"{name}: {note}over one process alone"
+        figures.append(median(f"online_processes_kept{tag}", case.kept, note=told))
+    return figures
+
+
+def _over_processes(way: Way, alone: Case) -> Case:
+    """Measure a service alone, one process alone, and the service over several."""
+    _noted(alone, serve(way, "100us", 2.0))
+    single = way.start("single", "1ms")
+    way.running(single)
+    span = way.script.span(1.0)
+    rate = single.stop().rate(span)
+    case = Case()
+    several = way.start("flood", "1ms", "--processes", f"{PROCESSES}")
+    way.running(several)
+    spans = [_noted(case, serve(way, "100us", 3.0)) for _ in range(2)]
+    done = several.stop()
+    case.kept += [done.rate(during) / rate for during in spans]
+    latency = f"p99 {listed(case.p99_us)} us, alone {alone.p99_us[-1]:.0f}"
+    way.script.say(f"{way.name:5} over {PROCESSES} processes: {latency}; kept {listed(case.kept)}")
+    return case
 
 
 def _cases(way: Way) -> dict[str, Case]:
@@ -124,7 +160,7 @@ def _figures(alone: Case, cases: Mapping[str, Mapping[str, Case]]) -> list[Figur
     return figures
 
 
-SECTIONS = {"online_latency": measure}
+SECTIONS = {"online_latency": measure, "online_processes": processes}
 
 if __name__ == "__main__":
     claim(SECTIONS, __doc__)

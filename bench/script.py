@@ -93,7 +93,7 @@ CLAIMS = {
 
 EVERY = [name for names in CLAIMS.values() for name in names]
 #: Those, and sections that are only run when asked for: all of which results are put together.
-TOGETHER = [*EVERY, "batch_burst"]
+TOGETHER = [*EVERY, "batch_burst", "online_processes"]
 
 
 def claim(sections: Mapping[str, Section], doc: str | None) -> None:

@@ -1,7 +1,8 @@
 """What latency targets allow: how long the slices may be that online work has to wait for.
 
 A target is what sharing may add to the 99th percentile of an online pod's latency. The rule is one measured
-table, read backwards. Which slices are shortened by it is left to ``qgpu.policies.online``.
+table, read backwards. Without a target slices are as short as is sensible. Which are shortened is left to
+``qgpu.policies.online``.
 """
 
 from __future__ import annotations
@@ -20,6 +21,13 @@ MEASURED_ALONE_US = 137
 #: the switch to boot: this much longer than the table says (simulated).
 IN_STEP_US = 80
 
+#: What an offline TSG gets beside an online pod without a target: the shortest at which a lone TSG still runs freely.
+LONE_US = MIN_TIMESLICE_US
+
+#: The same where TSGs of one pod cut each other at every slice: of 50 µs a twelfth of the card is left. At 200 it is
+#: half, and online work waits 1.6 times as long: of all slices about the most work for the wait.
+SEVERAL_US = 200
+
 _ADDED_US = tuple((slice_us, p99_us - MEASURED_ALONE_US) for slice_us, p99_us in MEASURED_P99_US)
 
 
@@ -27,6 +35,16 @@ def tightest_ns(pods: Iterable[Pod]) -> int | None:
     """Return the tightest target of these pods; None where one has none, for it wants the least there is."""
     targets = [pod.grant.latency_target_ns for pod in pods]
     return None if None in targets else min((target for target in targets if target is not None), default=None)
+
+
+def allowed_us(pods: Iterable[Pod], waits: int, tsgs: int) -> int:
+    """Return the longest slice in µs that all these online pods allow TSGs they wait for.
+
+    ``waits`` counts all TSGs they may have to wait for, ``tsgs`` the offline ones among those, which are of one pod.
+    """
+    targets = {pod.grant.latency_target_ns for pod in pods}
+    lenient = SEVERAL_US if tsgs > 1 else LONE_US
+    return min(lenient if target is None else slice_us(target, waits) for target in targets)
 
 
 def slice_us(target_ns: int, waits: int = 1) -> int:

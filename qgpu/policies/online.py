@@ -1,7 +1,7 @@
 """Online over offline: online work first, on top of any two policies.
 
 An online TSG gets a long timeslice and offline TSGs a short one, so the hardware itself switches to online
-work soon after its arrival, with no software in between: the shortest slice that still works, or what the
+work soon after its arrival, with no software in between: the shortest slice that is sensible, or what the
 tightest latency target of the online pods allows. A price follows: two busy offline pods would cut each other
 at every slice and lose the card to switching, so they take turns by gate, each turn as long as the offline
 policy's share.
@@ -21,7 +21,6 @@ from dataclasses import replace
 from qgpu.model import (
     MAX_PERIOD_NS,
     MAX_TIMESLICE_US,
-    MIN_TIMESLICE_US,
     NS_PER_MS,
     OnIdle,
     Pace,
@@ -33,9 +32,6 @@ from qgpu.model import (
 )
 from qgpu.policies import floor, latency
 from qgpu.policies.shares import corrected, for_lending, in_turns, period_of_turns, shortened, split
-
-#: What an offline TSG gets beside an online one without a target: the shortest at which a lone TSG still runs freely.
-OFFLINE_TIMESLICE_US = MIN_TIMESLICE_US
 
 #: Mean slice of several online pods among themselves without a target: they must not wait a second for each other.
 ONLINE_ROUND_US = 4_000
@@ -73,7 +69,7 @@ def online_first(offline: Policy, online: Policy) -> Policy:
             if not front.gated and not behind.gated:
                 period_ns = _period_of_turns(period_ns, behind, others, target_ns)
             rest = replace(snapshot, pods=others, period_ns=period_ns)
-            slice_us = OFFLINE_TIMESLICE_US if target_ns is None else latency.slice_us(target_ns, waits)
+            slice_us = latency.allowed_us(present, waits, _tsgs_at_once(others))
             ahead = _prompt(front, present, waits, floor.online_round_us(snapshot))
             owed_us = floor.offline_round_us(snapshot, _round_us(ahead, present)) // max(1, _tsgs_at_once(others))
             short_us = max(slice_us, owed_us)

@@ -270,15 +270,16 @@ def test_offline_pods_never_close_the_gate_of_an_online_pod(case: Case, data: st
 @each_composed
 @thrifty
 @anything
-def test_beside_an_online_pod_without_a_target_offline_tsgs_get_the_shortest_slice(
+def test_beside_an_online_pod_without_a_target_offline_tsgs_get_the_shortest_slice_that_is_sensible(
     case: Case, data: st.DataObject
 ) -> None:
     snapshot = drawn(data, case)
     assume(any(pod.tsgs for pod in snapshot.pods if pod.online and pod.grant.latency_target_ns is None))
+    several = any(sum(tsg.busy for tsg in pod.tsgs) > 1 for pod in snapshot.pods if not pod.online)
 
     for part, pod in zip(case.plan(snapshot).pods, snapshot.pods, strict=True):
         if not pod.online:
-            assert part.timeslice_us == MIN_TIMESLICE_US
+            assert MIN_TIMESLICE_US <= part.timeslice_us <= (latency.SEVERAL_US if several else MIN_TIMESLICE_US)
 
 
 @each_composed
@@ -302,7 +303,8 @@ def test_a_tighter_latency_target_never_means_a_longer_slice(case: Case, data: s
 @anything
 def test_whoever_an_online_pod_waits_for_leaves_it_its_latency_target(case: Case, data: st.DataObject) -> None:
     snapshot = drawn(data, case)
-    targets = [pod.grant.latency_target_ns or 0 for pod in snapshot.pods if pod.online and pod.tsgs]
+    online = [pod.grant for pod in snapshot.pods if pod.online and pod.tsgs]
+    targets = [grant.latency_target_ns for grant in online if grant.latency_target_ns is not None]
     waiting = [pod for pod in snapshot.pods if not pod.online and pod.busy]
     assume(targets and waiting)
 
