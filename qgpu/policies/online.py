@@ -113,12 +113,17 @@ def _round_us(parts: tuple[PodPlan, ...], pods: tuple[Pod, ...]) -> int:
 
 def _period_of_turns(period_ns: int, behind: Plan, others: tuple[Pod, ...], target_ns: int | None) -> int:
     """Make turns of busy offline pods long enough for what online work beside them puts up with."""
-    turns = [part.weight for part, pod in zip(behind.pods, others, strict=True) if pod.busy]
+    turns = [turn for turn in _turn_weights(behind.pods, others) if turn]
     if len(turns) < 2:
         return period_ns
     if target_ns is not None and target_ns >= LOOSE_NS:
         return period_of_turns(period_ns, turns, LOOSE_TURN_NS)
     return max(period_ns, min(MAX_PERIOD_NS, len(turns) * TURN_NS))
+
+
+def _turn_weights(parts: tuple[PodPlan, ...], pods: tuple[Pod, ...]) -> list[int]:
+    """Return by what weight each pod takes turns; 0 for idle ones, and for those held to a quota that are let start."""
+    return [part.weight if pod.busy else 0 for part, pod in zip(parts, pods, strict=True)]
 
 
 def _prompt(front: Plan, present: tuple[Pod, ...], waits: int, round_us: int | None) -> tuple[PodPlan, ...]:
@@ -143,13 +148,12 @@ def _step_back(behind: Plan, snapshot: Snapshot, taken_ns: int, slice_us: int, c
     only turn may lie in there.
     """
     short = tuple(replace(part, timeslice_us=slice_us) for part in behind.pods)
-    busy = [pod.busy for pod in snapshot.pods]
+    shares = _turn_weights(behind.pods, snapshot.pods)
     if behind.gated:
         shift = min(taken_ns, snapshot.period_ns - _last_end(behind))
         return tuple(_later(part, shift) for part in short)
-    if sum(busy) < 2:
+    if sum(share > 0 for share in shares) < 2:
         return short
-    shares = [part.weight if pod.busy else 0 for part, pod in zip(behind.pods, snapshot.pods, strict=True)]
     short = for_lending(short, split(max(0, snapshot.period_ns - calm_ns), shares))
     meanwhile = in_turns(split(taken_ns, shares), OnIdle.YIELD)
     afterwards = in_turns(_turns(snapshot, taken_ns, shares), OnIdle.YIELD, taken_ns)

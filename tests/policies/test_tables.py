@@ -82,6 +82,16 @@ def test_fixed_share_lets_a_pod_start_beside_others_windows_unless_it_is_in_debt
     assert [part.windows is not None for part in plan.pods] == [True, True, gated]
 
 
+@pytest.mark.parametrize("target_ms", [None, 2])
+def test_programs_that_start_together_under_fixed_share_meet_no_gate_beside_an_online_pod(
+    target_ms: float | None,
+) -> None:
+    starting = [replace(pod(name, 20), starting=True) for name in "ab"]
+    online = pod("on", 20, online=True, target_ms=target_ms)
+
+    assert not compose("fixed-share", "best-effort")(Snapshot(0, PERIOD, (online, *starting))).gated
+
+
 def test_fixed_share_needs_no_gate_for_the_whole_card() -> None:
     assert not POLICIES["fixed-share"].plan(Snapshot(0, PERIOD, (pod("a", 100),))).gated
 
