@@ -92,7 +92,7 @@ def test_plans_name_every_pod_once_and_in_order(case: Case, data: st.DataObject)
 @thrifty
 @anything
 def test_windows_lie_within_the_period_and_slices_within_bounds(case: Case, data: st.DataObject) -> None:
-    snapshot = drawn(data, case)
+    snapshot = data.draw(snapshots(everybody=case.everybody))
     plan = case.plan(snapshot)
 
     assert snapshot.period_ns <= plan.period_ns <= MAX_PERIOD_NS
