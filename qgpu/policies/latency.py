@@ -25,7 +25,7 @@ IN_STEP_US = 80
 LONE_US = MIN_TIMESLICE_US
 
 #: The same where TSGs of one pod cut each other at every slice: of 50 µs a twelfth of the card is left. At 200 it is
-#: half, and online work waits 1.6 times as long: of all slices about the most work for the wait.
+#: nearly half, and online work waits 1.6 times as long: of all slices about the most work for the wait.
 SEVERAL_US = 200
 
 _ADDED_US = tuple((slice_us, p99_us - MEASURED_ALONE_US) for slice_us, p99_us in MEASURED_P99_US)
