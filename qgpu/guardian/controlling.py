@@ -14,7 +14,7 @@ from qgpu.guardian.standin import Block
 from qgpu.rm import abi
 
 _U32 = struct.Struct("<I")
-_DISABLE = "NV2080_CTRL_FIFO_DISABLE_CHANNELS_PARAMS"
+_PREEMPT = "NVA06C_CTRL_PREEMPT_PARAMS"
 _HANDLES_OF_EXPORTS_AT, _MOST_EXPORTS = 76, 512
 #: Imports, with where their handles are and how many there may be.
 _IMPORTED = {
@@ -37,8 +37,6 @@ class Controls:
     def control(self, case: Case, block: Block, asked: calls.Control) -> int:
         """Judge a control."""
         command = asked.command
-        if command == abi.NV2080_FIFO_DISABLE_CHANNELS and (own := self._own_disabled(case, asked)) is not None:
-            return self._disable(case, block, own)
         if (refusal := self._refusal(asked)) is not None:
             if command == abi.NVA06C_SET_TIMESLICE and self._first_wish(case.call.tid, asked):
                 return self._desk.answer(block, asked.status_at, abi.NV_OK)
@@ -55,10 +53,9 @@ class Controls:
         if nested is None:
             block.restore(16, 8)
             return self._desk.answer(block, asked.status_at, abi.NV_ERR_INVALID_ADDRESS)
-        if command == abi.NV2080_GR_SET_CTXSW_PREEMPTION_MODE and params is not None and _gives_up_preemption(params):
+        if (what := self._refused_by_params(asked, params)) is not None:
             block.restore(16, 8)
-            refused = abi.NV_ERR_INSUFFICIENT_PERMISSIONS, rules.NO_PREEMPTION
-            return self._desk.refuse(block, asked.status_at, *refused)
+            return self._desk.refuse(block, asked.status_at, abi.NV_ERR_INSUFFICIENT_PERMISSIONS, what)
         if params is not None and command in _IMPORTED:
             for handle in _imported(command, params.data):
                 self._objects.undo(case, (asked.client, handle))
@@ -94,35 +91,21 @@ class Controls:
             return abi.NV_ERR_INVALID_CLIENT, "control on somebody's client"
         return None
 
-    def _own_disabled(self, case: Case, asked: calls.Control) -> Block | None:
-        """Return the parameters of FIFO_DISABLE_CHANNELS where it takes a pod's own channels off the card, and no more.
+    def _refused_by_params(self, asked: calls.Control, params: Block | None) -> str | None:
+        """Say how a control is counted that is refused for what it says; None for any other."""
+        match asked.command:
+            case abi.NV2080_GR_SET_CTXSW_PREEMPTION_MODE if params is not None and _gives_up_preemption(params):
+                return rules.NO_PREEMPTION
+            case abi.NVA06C_PREEMPT if params is None or not self._ends_own_turn(asked, params):
+                return rules.PREEMPT
+        return None
 
-        libcuda asks for that before it frees what may be at work. Nothing but our own gate puts them back.
-        """
-        if asked.serialized or asked.size != abi.sizeof(_DISABLE):
-            return None
-        if (params := self._standin.read(case.call.tid, asked.params, asked.size)) is None:
-            return None
-        said = abi.ffi.cast(f"{_DISABLE} *", params.pointer)
-        count = int(said.numChannels)
-        if not said.bDisable or said.pRunlistPreemptEvent or count > len(said.hClientList):
-            return None
-        with self._supervisor.lock:
-            objects = self._supervisor.register.objects
-            found = [objects.get((said.hClientList[i], said.hChannelList[i])) for i in range(count)]
-        own = all(
-            rm is not None and rm.rm_class in abi.GPFIFO_CLASSES and self._supervisor.owns(self._pod, rm.client)
-            for rm in found
-        )
-        return params if own else None
-
-    def _disable(self, case: Case, block: Block, params: Block) -> int:
-        block.patch_u64(16, params.at)
-        error = self._standin.escape(case.file, abi.NV_ESC_RM_CONTROL, block)
-        block.restore(16, 8)
-        if not error:
-            block.store()
-        return error
+    def _ends_own_turn(self, asked: calls.Control, params: Block) -> bool:
+        tsg = self._supervisor.register.objects.get((asked.client, asked.target))
+        if tsg is None or tsg.rm_class != abi.KEPLER_CHANNEL_GROUP_A or asked.size != abi.sizeof(_PREEMPT):
+            return False
+        said = abi.ffi.cast(f"{_PREEMPT} *", params.pointer)
+        return self._supervisor.owns(self._pod, tsg.client) and rules.ends_turn(said.bWait, said.bManualTimeout)
 
     def _perform_control(self, case: Case, block: Block, params: Block | None, asked: calls.Control) -> int:
         at = controls.DESCRIPTORS.get(asked.command)

@@ -3,9 +3,9 @@
 A control is carried out by the guardian in its own address space, so one whose parameters hold pointers or
 descriptors may only be carried out when it is known where they lie. The rows are RM's own lists, as of 580.105.08: the
 exported methods of generated/g_*_nvoc.c whose parameters hold no pointer and which any client may issue, without those
-that schedule, set up a card or tell of other processes; embedded_param_copy.c; rmapi_deprecated_control.c. What is in
-no row is answered NV_ERR_NOT_SUPPORTED, as from a driver that does not have it; what is refused by name is in
-``rules.py``.
+that schedule (but for PREEMPT, which is judged by what it says), set up a card or tell of other processes;
+embedded_param_copy.c; rmapi_deprecated_control.c. What is in no row is answered NV_ERR_NOT_SUPPORTED, as from a driver
+that does not have it; what is refused by name is in ``rules.py``.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ _FLAT: dict[int, str] = {
     0x90CD: "0101 0102 0104 0105",
     0x90E6: "0101 0102",
     0x90E7: "0113 0119",
-    0xA06C: "0101 0102 0104 0106 0109",
+    0xA06C: "0101 0102 0104 0105 0106 0109",
     0xA06F: "0103 0104 0108 0112 0113",
     0xB06F: "010B 010E 010F 0111",
     0xB0CC: (
@@ -157,7 +157,7 @@ LOOKED_AT = frozenset(
     {
         *(abi.NV2080_FB_GET_INFO_V2, abi.NV2080_GPU_GET_PIDS, abi.NV2080_GPU_GET_PID_INFO, abi.NV00FD_ATTACH_MEM),
         *(abi.NVA06C_GPFIFO_SCHEDULE, abi.NVA06F_GPFIFO_SCHEDULE, abi.NV2080_GR_SET_CTXSW_PREEMPTION_MODE),
-        abi.NV2080_PERF_GET_UTIL_SAMPLES,
+        *(abi.NV2080_PERF_GET_UTIL_SAMPLES, abi.NVA06C_PREEMPT),
         *(abi.NV0000_GPU_GET_PROBED_IDS, abi.NV0000_GPU_GET_ATTACHED_IDS),
     }
 )

@@ -4,7 +4,7 @@ The driver lets any process raise its own timeslice or enable its own channels; 
 be a way out of the share. The rows are RM's scheduling controls (SDK/ctrl/ctrla06c.h, ctrla06f, ctrl2080fifo.h,
 ctrl0080fifo.h, ctrl83dedebug.h), refused by name; what else a pod may ask is in ``controls.py``. GPFIFO_SCHEDULE is
 not among them: a process needs it to start, and what it enables stays under the gate. GR_SET_CTXSW_PREEMPTION_MODE
-is refused by what it says.
+and PREEMPT are refused by what they say.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from qgpu.rm import abi
 
 REFUSED = {
     abi.NVA06C_SET_TIMESLICE: "NVA06C SET_TIMESLICE",
-    0xA06C0105: "NVA06C PREEMPT",
     0xA06C0107: "NVA06C SET_INTERLEAVE_LEVEL",
     0xA06C0110: "NVA06C MAKE_REALTIME",
     0xA06F0109: "NVA06F SET_INTERLEAVE_LEVEL",
@@ -48,3 +47,17 @@ def gives_up_preemption(flags: int, mode: int) -> bool:
     No timeslice and no gate takes the engine from a kernel that cannot be preempted. libcuda asks for what is allowed.
     """
     return bool(flags & abi.PREEMPTION_MODE_FLAGS_CILP) and mode != abi.PREEMPTION_MODE_COMPUTE_CILP
+
+
+#: How it is counted that a TSG was to be preempted which is not the pod's, or otherwise than ``ends_turn`` says.
+PREEMPT = "NVA06C PREEMPT"
+
+
+def ends_turn(wait: int, manual_timeout: int) -> bool:
+    """Tell whether PREEMPT takes a TSG off the engine once, and comes back when it is off.
+
+    A pod that does that to its own gives a turn away, and has the next one when it is due. libcuda does it when a
+    context is destroyed. What does not wait is undefined when repeated (ctrla06c.h), and a timeout of the caller's own,
+    up to a second, would say when RM takes the card for stuck.
+    """
+    return bool(wait) and not manual_timeout

@@ -76,6 +76,7 @@ ffi.cdef(
     typedef struct { uint32_t index, flags, length; uint8_t data[256]; } NV2080_CTRL_GPU_GET_GID_INFO_PARAMS;
     typedef struct { uint64_t time_nsec; } NV2080_CTRL_TIMER_GET_TIME_PARAMS;
     typedef struct { uint64_t timesliceUs; } NVA06C_CTRL_TIMESLICE_PARAMS;
+    typedef struct { uint8_t bWait, bManualTimeout; uint16_t pad; uint32_t timeoutUs; } NVA06C_CTRL_PREEMPT_PARAMS;
     typedef struct { uint32_t contextId; } NVA06F_CTRL_GET_CONTEXT_ID_PARAMS;
     typedef struct { uint32_t hEventBuffer, recordSize, levelOfDetail, eventFilter; uint8_t bAllUsers, pad[3];
                      uint32_t reasonCode; } NV2080_CTRL_GR_FECS_BIND_EVTBUF_FOR_UID_V2_PARAMS;
@@ -197,6 +198,7 @@ PREEMPTION_MODE_FLAGS_CILP, PREEMPTION_MODE_COMPUTE_CILP = 1, 2
 NV2080_GR_FECS_BIND_EVTBUF_FOR_UID_V2 = 0x20801238
 NVA06C_SET_TIMESLICE = 0xA06C0103
 NVA06C_GET_TIMESLICE = 0xA06C0104
+NVA06C_PREEMPT = 0xA06C0105
 NVA06C_GPFIFO_SCHEDULE = 0xA06C0101
 NVA06F_GPFIFO_SCHEDULE = 0xA06F0103
 NVA06F_GET_CONTEXT_ID = 0xA06F0113

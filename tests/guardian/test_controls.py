@@ -187,19 +187,59 @@ def test_compute_stays_preemptible_at_any_instruction(on_card, flags, mode, answ
     assert status(on_card.call(abi.NV_ESC_RM_CONTROL, asked, params)[2]) == answer
 
 
-@pytest.mark.parametrize(
-    ("disable", "channel", "answer"),
-    [(1, (7, 21), abi.NV_OK), (0, (7, 21), NO), (1, (8, 21), NO), (1, (7, 20), NO)],
-    ids=["its own off", "its own on", "a neighbour's off", "no channel"],
-)
-def test_a_pod_takes_its_own_channels_off_the_card_and_puts_none_back(on_card, disable, channel, answer):
-    """As libcuda does before it frees what is at work; putting back is what gates are for."""
+def preempt(pod, client=7, target=20, command=abi.NVA06C_PREEMPT, size=8, flags=0, params=b"\1" + bytes(15)):
+    asked = bytearray(control(command, target, size, client))
+    struct.pack_into("<I", asked, 12, flags)
+    before = len(pod.rm.seen)
+    answer = status(pod.call(abi.NV_ESC_RM_CONTROL, bytes(asked), params)[2])
+    return answer, len(pod.rm.seen) - before
+
+
+@pytest.fixture
+def own_tsg(on_card):
+    """A pod with TSG 20 and channel 21 below it."""
     on_card.call(abi.NV_ESC_RM_ALLOC, alloc(20, 2, abi.KEPLER_CHANNEL_GROUP_A), TSG_PARAMS)
     on_card.call(abi.NV_ESC_RM_ALLOC, alloc(21, 20, 0xC86F), bytes(368))
-    params = bytearray(536)
-    struct.pack_into("<BxxxI", params, 0, disable, 1)
-    struct.pack_into("<I", params, 24, channel[0])
-    struct.pack_into("<I", params, 24 + 256, channel[1])
-    asked = control(abi.NV2080_FIFO_DISABLE_CHANNELS, target=3, size=536)
+    return on_card
 
-    assert status(on_card.call(abi.NV_ESC_RM_CONTROL, asked, bytes(params))[2]) == answer
+
+def test_a_pod_gives_its_own_turn_away(own_tsg):
+    """As libcuda does when a context is destroyed; refused, it makes no other one."""
+    assert preempt(own_tsg) == (abi.NV_OK, 1)
+    assert not own_tsg.supervisor.refusals
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        *({"client": 8}, {"target": 21}, {"target": 22}, {"target": 3}),
+        *({"size": 0}, {"size": 4}, {"size": 16}),
+        *({"params": bytes(8)}, {"params": b"\1\1" + bytes(6)}, {"params": b"\1\1" + bytes(2) + b"\x40\x42\x0f\0"}),
+    ],
+    ids=str,
+)
+def test_a_turn_that_is_not_its_own_or_not_plainly_its_end_is_not_rms_to_hear_of(own_tsg, asked):
+    """A neighbour's, a channel, nothing, a subdevice, sizes; not waited for, patience of its own."""
+    assert preempt(own_tsg, **asked) == (NO, 0)
+    assert own_tsg.supervisor.refusals["web", "NVA06C PREEMPT"] == 1
+
+
+def test_a_neighbours_tsg_is_not_preempted_by_its_name(own_tsg):
+    own_tsg.supervisor.note({"fact": "pod", "name": "neighbour", "grants": {}})
+    with own_tsg.supervisor.lock:
+        own_tsg.supervisor.register.clients[7].pod = "neighbour"
+
+    assert preempt(own_tsg) == (NO, 0)
+
+
+@pytest.mark.parametrize(
+    ("asked", "answer"),
+    [
+        ({"command": abi.NVA06C_PREEMPT | 0x8000}, abi.NV_ERR_NOT_SUPPORTED),
+        ({"flags": abi.NVOS54_FLAGS_SERIALIZED}, abi.NV_ERR_INVALID_ARGUMENT),
+    ],
+    ids=["as firmware's", "serialized"],
+)
+def test_a_turn_ends_by_the_plain_control_alone(own_tsg, asked, answer):
+    assert preempt(own_tsg, **asked) == (answer, 0)
+    assert sum(own_tsg.supervisor.refusals.values()) == 1
