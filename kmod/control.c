@@ -37,6 +37,9 @@ static bool is_refused(u32 cmd)
 {
 	size_t i;
 
+	/* A TSG's controls are known by their plain numbers; what firmware makes of others nobody knows. */
+	if (cmd & NV_CONTROL_GSS_LEGACY && cmd >> 16 == KEPLER_CHANNEL_GROUP_A)
+		return true;
 	for (i = 0; i < ARRAY_SIZE(refused); i++) {
 		if (refused[i] == cmd)
 			return true;
@@ -89,6 +92,21 @@ static long set_preemption(struct qgpu_call *call)
 
 	qgpu_call_look(call, call->in.control.params, mode, sizeof(*mode));
 	if (mode->flags & NV2080_PREEMPTION_MODE_FLAGS_CILP && mode->compute != NV2080_PREEMPTION_MODE_COMPUTE_CILP)
+		return refuse(call, NV_ERR_INSUFFICIENT_PERMISSIONS);
+	return qgpu_call_forward(call);
+}
+
+/*
+ * libcuda takes its TSG off the engine when a context is destroyed, and makes no other where it may not: the turn that is
+ * given away is the pod's own, for RM knows TSGs of the file's clients only. What does not wait is undefined when repeated
+ * (ctrla06c.h), and a timeout of the caller's own would say when RM takes the card for stuck.
+ */
+static long preempt(struct qgpu_call *call)
+{
+	struct nva06c_preempt *asked = (struct nva06c_preempt *)call->room;
+
+	qgpu_call_look(call, call->in.control.params, asked, sizeof(*asked));
+	if (!asked->wait || asked->manual_timeout)
 		return refuse(call, NV_ERR_INSUFFICIENT_PERMISSIONS);
 	return qgpu_call_forward(call);
 }
@@ -208,6 +226,8 @@ long qgpu_control(struct qgpu_call *call)
 		return set_timeslice(call);
 	if (control->cmd == NV2080_GR_SET_CTXSW_PREEMPTION_MODE)
 		return set_preemption(call);
+	if (control->cmd == NVA06C_PREEMPT)
+		return preempt(call);
 	if (control->cmd == NVA06C_GPFIFO_SCHEDULE || NVXX6F_GPFIFO_SCHEDULE(control->cmd) ||
 	    control->cmd == NV83DE_RESUME_CONTEXT)
 		return start_channels(call);

@@ -300,6 +300,12 @@ struct nva06c_timeslice {
 	u64 timeslice_us;
 };
 
+#define NVA06C_PREEMPT			0xa06c0105
+struct nva06c_preempt {
+	u8 wait, manual_timeout, pad[2];
+	u32 timeout_us;
+};
+
 /* A GPFIFO class's own controls are class << 16 | number; 0103 is GPFIFO_SCHEDULE for all of them. */
 #define NVXX6F_GPFIFO_SCHEDULE(cmd)	(NV_IS_GPFIFO((cmd) >> 16) && ((cmd) & 0xffff) == 0x0103)
 #define NV83DE_RESUME_CONTEXT		0x83de0318

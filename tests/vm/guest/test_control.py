@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import struct
+import time
+
 import nv
 import pytest
 import qg
@@ -23,6 +26,9 @@ SCHEDULING = (
     (0xA06F0109, "channel"),
     (0xA06F0111, "channel"),
 )
+
+PREEMPT = 0xA06C0105
+END_TURN = struct.pack("BBxxI", 1, 0, 0)
 
 
 def program(state):
@@ -58,6 +64,57 @@ def test_scheduling_controls_of_a_pod_are_refused_in_rms_words(web, qgpu):
 def test_a_timeslice_of_its_own_is_answered_ok_and_not_set(web):
     assert web.processes[0].run(control, 0xA06C0103, "tsg", (1_000_000).to_bytes(8, "little")) == 0
     assert [tsg["slice_ns"] for tsg in qg.sim_tsgs()] == [1_024_000]
+
+
+def test_a_pod_gives_its_own_turn_away_as_libcuda_does(web):
+    assert web.processes[0].run(control, PREEMPT, "tsg", END_TURN) == 0
+    assert web.info().refused_controls == 0
+
+
+@pytest.mark.parametrize(
+    ("cmd", "params"),
+    [
+        (PREEMPT, bytes(8)),
+        (PREEMPT, struct.pack("BBxxI", 1, 1, 0)),
+        (PREEMPT, struct.pack("BBxxI", 1, 1, 1_000_000)),
+        (PREEMPT | 0x8000, END_TURN),
+    ],
+    ids=["not waited for", "no patience", "a second's patience", "as firmware's"],
+)
+def test_a_turn_ends_by_the_plain_control_alone(web, cmd, params):
+    assert web.processes[0].run(control, cmd, "tsg", params) == nv.NO_PERMISSION
+    assert web.info().refused_controls == 1
+
+
+def test_a_turn_of_others_is_not_a_pods_to_end(web):
+    outside = nv.Program()  # the same calls in the same order: its TSG has the same handle
+    outside.compute()
+    try:
+        assert web.processes[0].run(control, PREEMPT, "tsg", END_TURN, outside.client) == nv.BAD_CLIENT
+    finally:
+        outside.close()
+
+
+def test_who_ends_its_turn_over_and_over_has_less_of_the_card(web, pod):
+    """The neighbour's turns stay as they were."""
+
+    def flood(state):
+        state["p"].submit(state["handles"]["channel"], 1000)
+
+    def give_away(state, seconds):
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            control(state, PREEMPT, "tsg", END_TURN)
+
+    neighbour = pod("neighbour")
+    neighbour.process().run(program)
+    for made in (web, neighbour):
+        made.processes[0].run(flood)
+    before = [tsg["run_ns"] for tsg in qg.sim_tsgs()]
+    web.processes[0].run(give_away, 2)
+    own, other = (tsg["run_ns"] - then for tsg, then in zip(qg.sim_tsgs(), before, strict=True))
+
+    assert own < 0.9 * other
 
 
 def test_other_controls_pass(web):

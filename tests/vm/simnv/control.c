@@ -146,6 +146,14 @@ static u32 set_timeslice(struct sim_object *object, const struct nva06c_timeslic
 	return NV_OK;
 }
 
+static u32 preempt(struct sim_object *object)
+{
+	if (object->class != KEPLER_CHANNEL_GROUP_A)
+		return NV_ERR_INVALID_ARGUMENT;
+	sim_gpu_preempt(object->gpu, object->tsg);
+	return NV_OK;
+}
+
 static u32 set_preemption(struct sim_client *client, const struct nv2080_preemption_mode *arg)
 {
 	struct sim_object *object = sim_object(client, arg->channel);
@@ -201,6 +209,8 @@ static size_t size_of(u32 cmd)
 		return sizeof(struct nv2080_preemption_mode);
 	case NVA06C_SET_TIMESLICE:
 		return sizeof(struct nva06c_timeslice);
+	case NVA06C_PREEMPT:
+		return sizeof(struct nva06c_preempt);
 	}
 	return 0;
 }
@@ -263,6 +273,8 @@ static u32 perform(const struct sim_file *file, struct sim_client *client, struc
 		return set_preemption(client, params);
 	case NVA06C_SET_TIMESLICE:
 		return set_timeslice(object, params);
+	case NVA06C_PREEMPT:
+		return preempt(object);
 	}
 	return NV_ERR_NOT_SUPPORTED;
 }

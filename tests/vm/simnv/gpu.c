@@ -177,6 +177,14 @@ void sim_gpu_add_tsg(int gpu, struct sim_tsg *tsg)
 	list_add_tail(&tsg->node, &cards[gpu].runlist);
 }
 
+/* Whoever is on the engine leaves it for others that are ready, and comes back in its turn. */
+void sim_gpu_preempt(int gpu, const struct sim_tsg *tsg)
+{
+	sim_gpu_advance(gpu);
+	if (cards[gpu].resident == tsg)
+		cards[gpu].slice_left_ns = 0;
+}
+
 void sim_gpu_remove_tsg(int gpu, struct sim_tsg *tsg)
 {
 	sim_gpu_advance(gpu);

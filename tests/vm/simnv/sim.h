@@ -145,6 +145,7 @@ void sim_gpu_uninit(void);
 void sim_gpu_advance(int gpu);
 void sim_gpu_add_tsg(int gpu, struct sim_tsg *tsg);
 void sim_gpu_remove_tsg(int gpu, struct sim_tsg *tsg);
+void sim_gpu_preempt(int gpu, const struct sim_tsg *tsg);
 void sim_gpu_submit(int gpu, struct sim_channel *channel, const struct sim_submit *arg);
 unsigned int sim_gpu_off(void);
 unsigned int sim_gpu_channels(int gpu);
