@@ -18,6 +18,8 @@ class Case:
     #: How long it goes on after its report, s.
     lasts_s: float = 0.3
     ends: bool = False
+    #: Its share of the card, percent; with 50 nothing is left over that it could take without its neighbour's loss.
+    cores: int = 40
 
 
 _GPU = ("seccomp",)
@@ -126,6 +128,9 @@ CASES: tuple[Case, ...] = (
     _control("SET_TIMESLICE, five ways", "timeslice"),
     _control("SET_TIMESLICE, raced", "race"),
     _control("interleave, realtime, preempt, restart", "priority"),
+    _control("own TSG preempted, over and over", "preempt-self"),
+    _control("own TSG preempted under Fixed Share", "preempt-self", "fixed-share"),
+    _control("neighbours' TSGs preempted by name", "preempt-neighbours"),
     _control("DISABLE_CHANNELS of neighbours", "neighbours"),
     _control("neighbours' objects by name, legacy bit", "names"),
     _control("every control of the list", "every-control"),
@@ -133,7 +138,7 @@ CASES: tuple[Case, ...] = (
     _control("own gate opened", "open-gate", "fixed-share"),
     _control("own channels started", "start-self", "fixed-share"),
     _control("own gate opened for a free of nothing", "free-nothing", "fixed-share"),
-    Case("control", "contexts that end in a kernel", "control", "churn", _GPU, "fixed-share", 2.5),
+    Case("control", "contexts that end in a kernel", "control", "churn", _GPU, "fixed-share", 4, cores=50),
     Case("control", "long kernels, preemption not asked for", "control", "no-wish", _GPU, "fixed-share", 1.8),
     Case("control", "long kernels, preemption given up", "control", "wait-for-idle", _GPU, "fixed-share", 1.8),
     Case("control", "channels of an old class", "control", "old-channels", _GPU, "fixed-share", 1.8),

@@ -143,11 +143,11 @@ static void sim_flood(void)
 	rm_plain(rm.ctl, 0xf0, &work, sizeof(work));
 }
 
-static unsigned int answers[4], calls; /* OK, refused for want of permission, other, call failed */
+static _Atomic unsigned int answers[4], calls; /* OK, refused for want of permission, other, call failed */
 
 static void ask(rm_way way, uint32_t client, uint32_t object, uint32_t cmd, const void *params, uint32_t size)
 {
-	static uint8_t *low;
+	static __thread uint8_t *low;
 	long status;
 
 	low = low ?: rm_low(4096);
@@ -166,6 +166,21 @@ static void long_turns(uint32_t client, uint32_t object)
 		ask(ways[i], client, object, NVA06C_SET_TIMESLICE, &us, sizeof(us));
 }
 
+static void preempt(rm_way way, uint32_t client, NVA06C_CTRL_PREEMPT_PARAMS params)
+{
+	ask(way, client, tsg, NVA06C_PREEMPT, &params, sizeof(params));
+}
+
+static const NVA06C_CTRL_PREEMPT_PARAMS end_turn = { .bWait = 1 };
+
+/* One's own turn given away, which is allowed: it must cost nobody else anything, and the card's locks are everybody's. */
+static void *preempt_self(void *nothing)
+{
+	for (;;)
+		preempt(rm_plain, rm.client, end_turn);
+	return nothing;
+}
+
 static void priority(void)
 {
 	uint32_t high = 2;
@@ -174,7 +189,9 @@ static void priority(void)
 
 	ask(rm_plain, rm.client, tsg, 0xa06c0107, &high, sizeof(high));
 	ask(rm_plain, rm.client, tsg, 0xa06c0110, yes, 1);
-	ask(rm_plain, rm.client, tsg, 0xa06c0105, yes, 8);
+	preempt(rm_plain, rm.client, end_turn);
+	preempt(rm_plain, rm.client, (NVA06C_CTRL_PREEMPT_PARAMS){ .bWait = 0 });
+	preempt(rm_plain, rm.client, (NVA06C_CTRL_PREEMPT_PARAMS){ 1, .bManualTimeout = 1, .timeoutUs = 1000000 });
 	for (uint32_t i = 0; i < nr_channels; i++) {
 		ask(rm_plain, rm.client, channels[i], 0xa06f0109, &high, sizeof(high));
 		ask(rm_plain, rm.client, channels[i], 0xa06f0111, yes, 2);
@@ -201,6 +218,15 @@ static void neighbours(void)
 	for (uint32_t off = 1; off <= 24; off++) {
 		channels_of(rm.client - off, true, rm_plain);
 		channels_of(rm.client - off, true, rm_wrapped);
+	}
+}
+
+static void preempt_neighbours(void)
+{
+	for (uint32_t off = 1; off <= 24; off++) {
+		preempt(rm_plain, rm.client - off, end_turn);
+		preempt(rm_wrapped, rm.client - off, end_turn);
+		ask(rm_plain, rm.client - off, tsg, NVA06C_PREEMPT | 0x8000, &end_turn, sizeof(end_turn));
 	}
 }
 
@@ -322,11 +348,15 @@ int main(int argc, char **argv)
 		report("CUDA is refused: %d", refused_by_cuda);
 		hold();
 	}
+	while (churn && contexts < 3) /* who cannot make another one proves nothing */
+		usleep(20000);
 	if (!tsg || !nr_channels) {
 		report("cannot start: libcuda's TSG was not seen");
 		return 4;
 	}
 	report("flooding; client %#x TSG %#x, %u channels", rm.client, tsg, nr_channels);
+	for (int i = 0; i < 4 && !strcmp(mode, "preempt-self"); i++)
+		pthread_create(&thread, NULL, preempt_self, NULL);
 	until = now_s() + 3600;
 	while (now_s() < until) {
 		if (!strcmp(mode, "timeslice"))
@@ -335,6 +365,8 @@ int main(int argc, char **argv)
 			priority();
 		else if (!strcmp(mode, "neighbours"))
 			neighbours();
+		else if (!strcmp(mode, "preempt-neighbours"))
+			preempt_neighbours();
 		else if (!strcmp(mode, "names"))
 			names();
 		else if (!strcmp(mode, "open-gate"))

@@ -133,7 +133,7 @@ def judge(world: World, watch: Watch, case: Case, alone_rate: float, quota: floa
     more = [world.arguments[case.program]] if case.program in world.arguments else []
     command = [str(bench.directory / case.program), case.mode, str(report), str(world.quota), *more]
     started, base = now(), world.card_used()
-    process = start_pod(bench, _NAME, ["--cores", "40", "--memory", f"{world.quota >> 20}MiB"], command, log)
+    process = start_pod(bench, _NAME, ["--cores", str(case.cores), "--memory", f"{world.quota >> 20}MiB"], command, log)
     while not report.exists() and process.poll() is None and now() < started + _READY_S * bench.patience:
         time.sleep(0.01)
     reported = now()

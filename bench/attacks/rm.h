@@ -108,7 +108,7 @@ static inline long rm_alloc(struct rm *rm, rm_way way, uint32_t parent, uint32_t
 static inline long rm_control(const struct rm *rm, rm_way way, uint32_t client, uint32_t object, uint32_t cmd,
 			      void *params, uint32_t size)
 {
-	static NVOS54_PARAMETERS *call;
+	static __thread NVOS54_PARAMETERS *call;
 
 	call = call ?: rm_low(sizeof(*call));
 	*call = (NVOS54_PARAMETERS){ .hClient = client, .hObject = object, .cmd = cmd, .params = (uintptr_t)params,
