@@ -18,10 +18,8 @@ _SCALE = 1000
 
 def plan(snapshot: Snapshot) -> Plan:
     """Weigh every pod by its quota."""
-    unsold = 100 - sum(pod.grant.cores or 0 for pod in snapshot.pods)
-    guests = sum(pod.grant.cores is None for pod in snapshot.pods)
-    weights = [
-        pod.grant.cores * _SCALE if pod.grant.cores is not None else max(1, unsold * _SCALE // guests)
-        for pod in snapshot.pods
-    ]
+    quotas = [pod.grant.cores for pod in snapshot.pods]
+    unsold = 100 - sum([quota or 0 for quota in quotas])
+    guest = max(1, unsold * _SCALE // max(1, quotas.count(None)))
+    weights = [guest if quota is None else quota * _SCALE for quota in quotas]
     return by_weights(snapshot, weights)

@@ -51,7 +51,7 @@ def online_first(offline: Policy, online: Policy) -> Policy:
     """Compose a policy that serves online pods by ``online`` and leaves the rest to ``offline``."""
 
     def plan(snapshot: Snapshot) -> Plan:
-        if not any(pod.online for pod in snapshot.pods):
+        if True not in [pod.online for pod in snapshot.pods]:
             return offline(snapshot)
         present = tuple(pod for pod in snapshot.pods if pod.online and pod.tsgs)
         others = tuple(pod for pod in snapshot.pods if not pod.online)

@@ -87,15 +87,17 @@ def by_weights(snapshot: Snapshot, weights: Sequence[int]) -> Plan:
     missed is made up for. A pod busy alone has no gate moved.
     """
     parts = by_timeslices(snapshot, weights)
-    busy = [pod for pod in snapshot.pods if pod.busy]
-    paces = {pod.pace for pod in busy} if len(busy) > 1 else set()
+    busy = [pod.busy for pod in snapshot.pods]
+    paces = {pod.pace for pod, works in zip(snapshot.pods, busy, strict=True) if works} if sum(busy) > 1 else set()
     if Pace.DOUBTED in paces:
         return Plan(snapshot.pgpu, min(snapshot.period_ns, PROBE_PERIOD_NS), _probe(parts, snapshot.pods))
     if True in [pod.starting for pod in snapshot.pods]:
         parts = shortened(parts, SHORT_US)
+    if paces <= {Pace.STEADY}:
+        return Plan(snapshot.pgpu, snapshot.period_ns, parts)
     turns = [
-        weight if pod.busy and pod.pace is not Pace.SPARSE else 0
-        for pod, weight in zip(snapshot.pods, weights, strict=True)
+        weight if works and pod.pace is not Pace.SPARSE else 0
+        for pod, works, weight in zip(snapshot.pods, busy, weights, strict=True)
     ]
     gated = Pace.GAPPY in paces and sum(turn > 0 for turn in turns) > 1
     if Pace.SPARSE in paces:

@@ -74,23 +74,33 @@ class Account(NamedTuple):
     def advance(self, sample: PodSample, elapsed_ns: int) -> Account:
         """Fold one sample of ``elapsed_ns`` in."""
         open_ns = max(0, elapsed_ns - sample.gated_ns)
-        run_ns, starts, tsgs = 0, self.round.starts, {}
+        run_ns, starts, tsgs, busy_tsgs, rested = 0, 0, {}, 0, True
         for tsg in sample.tsgs:
-            run_ns += tsg.run_ns
-            starts += tsg.starts
-            ran = tsg.run_ns or tsg.starts
-            tsgs[tsg.tsg] = 0 if ran else min(FORGET_AFTER_NS, self.tsgs.get(tsg.tsg, FORGET_AFTER_NS) + open_ns)
+            idle_ns = 0
+            if tsg.run_ns or tsg.starts:
+                run_ns += tsg.run_ns
+                starts += tsg.starts
+            else:
+                idle_ns = min(FORGET_AFTER_NS, self.tsgs.get(tsg.tsg, FORGET_AFTER_NS) + open_ns)
+            tsgs[tsg.tsg] = idle_ns
+            busy_tsgs += idle_ns < IDLE_AFTER_NS
+            rested = rested and idle_ns >= FORGET_AFTER_NS
         standing = self.standing
         if sample.grant is not self.last.grant and sample.grant != self.last.grant:
             standing = standing.anew
-        if min(tsgs.values(), default=FORGET_AFTER_NS) >= FORGET_AFTER_NS:
+        if rested:
             # What it owes it goes on paying for: else whoever ends and starts again would owe nothing.
             standing = Standing(max(0, standing.debt_ns))
         before = self.round
-        use = Use(before.run_ns + run_ns, starts, before.open_ns + open_ns, before.passed_ns + elapsed_ns)
-        busy_tsgs = sum([idle_ns < IDLE_AFTER_NS for idle_ns in tsgs.values()])
+        use = Use(
+            before.run_ns + run_ns, before.starts + starts, before.open_ns + open_ns, before.passed_ns + elapsed_ns
+        )
         here_ns, ran_ns = (self.here_ns + elapsed_ns, self.ran_ns + run_ns) if tsgs else (0, 0)
         return Account(sample, self.used_ns + run_ns, tsgs, use, standing, busy_tsgs, here_ns, ran_ns)
+
+    def settled(self, standing: Standing) -> Account:
+        """Begin a new round, with what has come of the last."""
+        return Account(self.last, self.used_ns, self.tsgs, NOTHING, standing, self.busy_tsgs, self.here_ns, self.ran_ns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,16 +124,14 @@ class Ledger:
         known = self.accounts
         accounts = {pod.pod: (known.get(pod.pod) or Account(pod)).advance(pod, elapsed_ns) for pod in sample.pods}
         began_ns = sample.now_ns if self.now_ns is None else self.round_began_ns
-        ledger = replace(
-            self,
-            now_ns=sample.now_ns,
-            accounts=accounts,
-            round_began_ns=began_ns,
-            offline_short_ns=self._short_ns(sample, accounts, elapsed_ns),
-        )
-        if _busy(self.accounts) != _busy(accounts) or (self.passing_over and ledger._round_over):
-            return ledger._in_new_round(ragged=True)
-        return ledger._in_new_round() if ledger._round_over else ledger
+        over = self._round_over(sample.now_ns, began_ns)
+        changed = _busy(known) != _busy(accounts)
+        passing_over = self.passing_over
+        if changed or over:
+            accounts = self._in_new_round(accounts, sample.now_ns - began_ns, over, ragged=changed or passing_over)
+            began_ns, passing_over = sample.now_ns, False
+        short_ns = self._short_ns(sample, accounts, elapsed_ns)
+        return Ledger(self.pgpu, sample.now_ns, accounts, self.plan, began_ns, passing_over, short_ns)
 
     @property
     def starting(self) -> bool:
@@ -132,11 +140,13 @@ class Ledger:
 
     def planned(self, plan: Plan) -> Ledger:
         """Note what the pods are meant to get from now on. Where that differs, all but quotas starts anew."""
+        if plan == self.plan:
+            return self
         if self.plan is not None and _terms(self.plan) == _terms(plan):
             return replace(self, plan=plan)
         kept = {part.pod for part in plan.pods if not part.weight}
         accounts = {
-            name: account if name in kept else account._replace(round=NOTHING, standing=account.standing.anew)
+            name: account if name in kept else account.settled(account.standing.anew)
             for name, account in self.accounts.items()
         }
         passing = self.plan is not None and not plan.gated and _weights(self.plan) != _weights(plan)
@@ -161,33 +171,33 @@ class Ledger:
     def _short_ns(self, sample: Sample, accounts: Mapping[str, Account], elapsed_ns: int) -> int:
         """Add what offline pods missed of the floor in a sample; time beyond the floor pays it, and is not saved up."""
         floor = self.plan.offline_floor if self.plan else 0
+        if not floor:
+            return 0
         offline = [pod for pod in sample.pods if pod.grant.pod_class is PodClass.OFFLINE]
-        if not floor or not any(accounts[pod.pod].busy for pod in offline):
+        if not any(accounts[pod.pod].busy for pod in offline):
             return 0
         used_ns = sum(tsg.run_ns for pod in offline for tsg in pod.tsgs)
         short_ns = self.offline_short_ns + elapsed_ns * floor // 100 - used_ns
         return max(0, min(FLOOR_TIMES * FLOOR_SPAN_NS * floor // 100, short_ns))
 
-    @property
-    def _round_over(self) -> bool:
+    def _round_over(self, now_ns: int, began_ns: int) -> bool:
         """Tell whether a new period of the plan has begun; timeslices know no periods, every sample is a round."""
         if self.plan is None or not self.plan.gated:
             return True
-        now_ns = self.now_ns or 0
-        return now_ns // self.plan.period_ns != self.round_began_ns // self.plan.period_ns
+        return now_ns // self.plan.period_ns != began_ns // self.plan.period_ns
 
-    def _in_new_round(self, ragged: bool = False) -> Ledger:
-        """Settle the round that is over and begin another.
+    def _in_new_round(
+        self, accounts: Mapping[str, Account], round_ns: int, over: bool, *, ragged: bool
+    ) -> dict[str, Account]:
+        """Settle the round and begin another.
 
         Of a ragged one only quotas are settled, and those at the end of the period: a window may still be to come.
         """
-        now_ns = self.now_ns or 0
-        round_ns = max(0, now_ns - self.round_began_ns)
+        round_ns = max(0, round_ns)
         if self.plan is not None and self.plan.gated:
             odd_ns = (round_ns + self.plan.period_ns // 2) % self.plan.period_ns - self.plan.period_ns // 2
             ragged = ragged or abs(odd_ns) > _RAGGED * self.plan.period_ns
         parts = {part.pod: part for part in self.plan.pods} if self.plan else {}
-        over = self._round_over
         entries = {
             name: Entry(
                 account.last.grant,
@@ -197,19 +207,18 @@ class Ledger:
                 account.busy_tsgs,
                 account.ran_ns < STARTED_NS,
             )
-            for name, account in self.accounts.items()
+            for name, account in accounts.items()
             if ((part := parts.get(name)) and part.weight) or over
         }
         standings = settle(entries, round_ns, self.plan.period_ns if self.plan else round_ns, ragged=ragged)
-        accounts = {
-            name: account._replace(round=NOTHING, standing=standings[name]) if name in standings else account
-            for name, account in self.accounts.items()
+        return {
+            name: account.settled(standings[name]) if name in standings else account
+            for name, account in accounts.items()
         }
-        return replace(self, accounts=accounts, round_began_ns=now_ns, passing_over=False)
 
 
 def _busy(accounts: Mapping[str, Account]) -> frozenset[str]:
-    return frozenset(name for name, account in accounts.items() if account.busy)
+    return frozenset([name for name, account in accounts.items() if account.busy_tsgs])
 
 
 def _weights(plan: Plan) -> list[tuple[str, int]]:

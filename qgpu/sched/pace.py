@@ -55,17 +55,20 @@ def by_timeslices(rivals: Mapping[str, Entry], round_ns: int, foreign_ns: int) -
     It counts only while everybody was on the card in the rounds before and after too, or came back to it within this
     one, as pods that come and go get less for their own reasons; and while the card was full.
     """
-    ran = all(entry.use.run_ns and not entry.starting for entry in rivals.values())
-    at_once = all(entry.use.starts >= _THERE_STARTS * entry.busy_tsgs for entry in rivals.values())
-    if any(entry.standing.pace is Pace.DOUBTED for entry in rivals.values()):
+    entries = rivals.values()
+    paces = {entry.standing.pace for entry in entries}
+    if Pace.DOUBTED in paces:
         return _judged(rivals, round_ns)
-    if not ran or foreign_ns + sum(entry.use.run_ns for entry in rivals.values()) < _FULL * round_ns:
+    used_ns = [entry.use.run_ns for entry in entries]
+    ran = all(used_ns) and True not in [entry.starting for entry in entries]
+    if not ran or foreign_ns + sum(used_ns) < _FULL * round_ns:
         return {name: entry.standing._replace(pending_ns=None) for name, entry in rivals.items()}
-    limit_ns = max(_LEAST_MISSED_NS, round(_MISSED * sum([_turns_ns(entry) for entry in rivals.values()])))
+    at_once = all(entry.use.starts >= _THERE_STARTS * entry.busy_tsgs for entry in entries)
+    limit_ns = max(_LEAST_MISSED_NS, round(_MISSED * sum([_turns_ns(entry) for entry in entries])))
     passed_ns = round(_LET_PASS * round_ns)
     over, standings, late = overruns(rivals), {}, []
     for name, entry in rivals.items():
-        standing, turns = entry.standing, entry.standing.turns
+        standing, use, turns = entry.standing, entry.use, entry.standing.turns
         at_most_ns = _again_ns(standing) if standing.pace is Pace.SPARSE else limit_ns
         debt_ns = standing.debt_ns + (standing.pending_ns or 0) + (over[name] if at_once else 0)
         debt_ns = max(0, debt_ns - passed_ns) if debt_ns > 0 else min(0, debt_ns + passed_ns)
@@ -80,12 +83,12 @@ def by_timeslices(rivals: Mapping[str, Entry], round_ns: int, foreign_ns: int) -
             standing.there_ns,
             0 if standing.pending_ns is None or at_once else over[name],
             Use(
-                int(_CARRIED * turns.run_ns) + entry.use.run_ns,
-                _CARRIED * turns.starts + entry.use.starts,
+                int(_CARRIED * turns.run_ns) + use.run_ns,
+                _CARRIED * turns.starts + use.starts,
                 int(_CARRIED * turns.open_ns) + round_ns,
             ),
         )
-    if not late and all(now.pace is not Pace.SPARSE for now in standings.values()):
+    if not late and Pace.SPARSE not in paces:
         return standings
     seen = {name: entry._replace(use=standings[name].turns) for name, entry in rivals.items()}
     for name, now in standings.items():
@@ -189,7 +192,8 @@ def _present(entry: Entry, rivals: Mapping[str, Entry], part: float = _PRESENT) 
 
 def _turns_ns(entry: Entry) -> float:
     """Return what the turns of a pod take of a round: no more than its timeslices, and what it made of them."""
-    return entry.busy_tsgs * min(_whole_turn_ns(entry), entry.use.run_ns / max(1, entry.use.starts))
+    use = entry.use
+    return entry.busy_tsgs * min(_whole_turn_ns(entry), use.run_ns / max(1, use.starts))
 
 
 def _whole_turn_ns(entry: Entry) -> int:

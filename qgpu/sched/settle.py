@@ -30,21 +30,22 @@ def settle(entries: Mapping[str, Entry], round_ns: int, period_ns: int, *, ragge
     Of a ragged round, in which pods came to life or went to rest or of which a part is missing, only quotas are
     settled: they are held to the clock, not to what others did.
     """
-    standings = {name: entry.standing for name, entry in entries.items()}
+    standings = {}
+    by_class: dict[PodClass, dict[str, Entry]] = {}
     for name, entry in entries.items():
+        standings[name] = entry.standing
         if not entry.weight:
             standings[name] = entry.standing._replace(debt_ns=_against_quota(entry, period_ns))
         elif not entry.busy_tsgs:
             standings[name] = entry.standing._replace(debt_ns=0)
-    for pod_class in PodClass:
-        rivals = {
-            name: entry
-            for name, entry in entries.items()
-            if entry.grant.pod_class is pod_class and entry.busy_tsgs and entry.weight
-        }
-        if ragged or len(rivals) < 2 or not round_ns:
+        else:
+            by_class.setdefault(entry.grant.pod_class, {})[name] = entry
+    if ragged or not round_ns:
+        return standings
+    for pod_class, rivals in by_class.items():
+        if len(rivals) < 2:
             continue
-        foreign_ns = sum(entry.use.run_ns for name, entry in entries.items() if name not in rivals)
+        foreign_ns = sum([entry.use.run_ns for name, entry in entries.items() if name not in rivals])
         gated = {name: entry for name, entry in rivals.items() if entry.turns_ns is not None}
         if gated:
             foreign_ns += sum(entry.use.run_ns for name, entry in rivals.items() if name not in gated)

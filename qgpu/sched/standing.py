@@ -76,6 +76,10 @@ class Entry(NamedTuple):
 
 def overruns(rivals: Mapping[str, Entry]) -> dict[str, int]:
     """Return what each had beyond its part, by weight, of what they had together."""
-    used_ns = sum(entry.use.run_ns for entry in rivals.values())
-    weights = sum(entry.weight for entry in rivals.values())
-    return {name: entry.use.run_ns - used_ns * entry.weight // weights for name, entry in rivals.items()}
+    used_ns = [entry.use.run_ns for entry in rivals.values()]
+    weights = [entry.weight for entry in rivals.values()]
+    together_ns, whole = sum(used_ns), sum(weights)
+    return {
+        name: own_ns - together_ns * weight // whole
+        for name, own_ns, weight in zip(rivals, used_ns, weights, strict=True)
+    }
