@@ -175,7 +175,7 @@ class Pod:
     @property
     def busy_tsgs(self) -> int:
         """Count the TSGs that had work of late, at least 1: the turns the hardware gives this pod in a round."""
-        return max(1, sum([tsg.busy for tsg in self.tsgs]))
+        return sum([tsg.busy for tsg in self.tsgs]) or 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,10 +91,8 @@ class Account(NamedTuple):
         if rested:
             # What it owes it goes on paying for: else whoever ends and starts again would owe nothing.
             standing = Standing(max(0, standing.debt_ns))
-        before = self.round
-        use = Use(
-            before.run_ns + run_ns, before.starts + starts, before.open_ns + open_ns, before.passed_ns + elapsed_ns
-        )
+        round_ran_ns, round_starts, round_open_ns, passed_ns = self.round
+        use = Use(round_ran_ns + run_ns, round_starts + starts, round_open_ns + open_ns, passed_ns + elapsed_ns)
         here_ns, ran_ns = (self.here_ns + elapsed_ns, self.ran_ns + run_ns) if tsgs else (0, 0)
         return Account(sample, self.used_ns + run_ns, tsgs, use, standing, busy_tsgs, here_ns, ran_ns)
 

@@ -68,20 +68,20 @@ def by_timeslices(rivals: Mapping[str, Entry], round_ns: int, foreign_ns: int) -
     passed_ns = round(_LET_PASS * round_ns)
     over, standings, late = overruns(rivals), {}, []
     for name, entry in rivals.items():
-        standing, use, turns = entry.standing, entry.use, entry.standing.turns
-        at_most_ns = _again_ns(standing) if standing.pace is Pace.SPARSE else limit_ns
-        debt_ns = standing.debt_ns + (standing.pending_ns or 0) + (over[name] if at_once else 0)
+        use, (owed_ns, pace, reformed, suspect, found, there_ns, pending_ns, turns) = entry.use, entry.standing
+        at_most_ns = _again_ns(entry.standing) if pace is Pace.SPARSE else limit_ns
+        debt_ns = owed_ns + (pending_ns or 0) + (over[name] if at_once else 0)
         debt_ns = max(0, debt_ns - passed_ns) if debt_ns > 0 else min(0, debt_ns + passed_ns)
         if debt_ns < -at_most_ns:
             late.append(name)
         standings[name] = Standing(
             max(-2 * at_most_ns, min(2 * at_most_ns, debt_ns)),
-            standing.pace,
-            standing.reformed,
-            standing.suspect,
-            standing.found,
-            standing.there_ns,
-            0 if standing.pending_ns is None or at_once else over[name],
+            pace,
+            reformed,
+            suspect,
+            found,
+            there_ns,
+            0 if pending_ns is None or at_once else over[name],
             Use(
                 int(_CARRIED * turns.run_ns) + use.run_ns,
                 _CARRIED * turns.starts + use.starts,
