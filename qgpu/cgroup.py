@@ -48,6 +48,14 @@ def of(pid: int) -> str:
     return placed(os.fsdecode(Path(f"/proc/{pid}/cgroup").read_bytes()))
 
 
+def is_frozen(pid: int) -> bool:
+    """Tell whether a process is in a cgroup that somebody has frozen: it does not run, and nothing else tells why."""
+    try:
+        return "frozen 1" in (mount() / of(pid).removeprefix("/") / "cgroup.events").read_text()
+    except (OSError, NotSupportedError):  # at the top of the tree there is no such file
+        return False
+
+
 def placed(text: str) -> str:
     """Find the version 2 cgroup in the text of /proc/PID/cgroup; the names in it may hold anything but a newline."""
     return next((line[3:] for line in text.split("\n") if line.startswith("0::")), "/")

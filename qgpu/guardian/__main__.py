@@ -1,6 +1,6 @@
-"""Start the guardian: ``python -m qgpu.guardian RUNTIME_DIR JOURNAL_FD``. The daemon does; people need not.
+"""Start what becomes a guardian: ``python -m qgpu.guardian RUNTIME_DIR JOURNAL_FD DAEMON_FD``. The daemon does.
 
-It waits for a line on stdin before it does anything: the daemon keeps one in reserve that has only to begin.
+It waits in reserve (``reserve.py``) until it is to begin.
 """
 
 from __future__ import annotations
@@ -12,20 +12,24 @@ import logging
 import os
 import resource
 import signal
+import socket
 import sys
 from pathlib import Path
 from typing import TextIO, cast
 
 import structlog
 
-from qgpu import cgroup
+from qgpu import cgroup, wire
 from qgpu.errors import QgpuError
 from qgpu.guardian.journal import Journal
+from qgpu.guardian.reserve import Reserve
 from qgpu.guardian.server import Guardian
 from qgpu.logfile import LogFile
 from qgpu.loglimit import Limit
 
 _PR_SET_NAME, _PR_SET_TIMERSLACK = 15, 29
+#: How long a message to the daemon may take.
+_PATIENCE_S = 0.1
 
 
 def leave_service() -> None:
@@ -36,19 +40,13 @@ def leave_service() -> None:
 
 
 def main() -> int:
-    """Run from a line on stdin until nobody is left to guard; the first line on stdout is "ready" or what is wrong."""
-    runtime_dir, journal_fd = Path(sys.argv[1]), int(sys.argv[2])
+    """Run from when a guardian is needed until nobody is left to guard; the daemon hears that it is, or why not."""
+    runtime_dir, journal_fd, daemon_fd = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     # Not the terminal's nor the service manager's to stop while pods depend on it; SIGKILL is survived too.
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     libc = ctypes.CDLL(None)
     libc.prctl(_PR_SET_NAME, b"qgpu-reserve", 0, 0, 0)
-    if not sys.stdin.readline():
-        return 0
-    libc.prctl(_PR_SET_NAME, b"qgpu-guardian", 0, 0, 0)
-    libc.prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)
-    with contextlib.suppress(OSError):
-        os.nice(-10)
     # One pidfd a process and one listener a pod: many pods need many.
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
@@ -65,18 +63,26 @@ def main() -> int:
         wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
         logger_factory=structlog.WriteLoggerFactory(cast("TextIO", LogFile(sys.stderr))),
     )
+    connection = socket.socket(fileno=daemon_fd)
+    connection.settimeout(_PATIENCE_S)
+    journal = Journal(journal_fd)
+    reserve = Reserve(journal, wire.Connection(connection))
     try:
-        journal = Journal(journal_fd)
-        journal.own()
-        guardian = Guardian(runtime_dir, journal)
+        if not reserve.wait():
+            return 0
+        libc.prctl(_PR_SET_NAME, b"qgpu-guardian", 0, 0, 0)
+        libc.prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)
+        with contextlib.suppress(OSError):
+            os.nice(-10)
+        guardian = Guardian(runtime_dir, journal, reserve.register, reserve.listeners)
     except QgpuError as error:
-        print(int(error.code), error, flush=True)
+        reserve.say({"ready": False, "code": int(error.code), "error": str(error)})
         return int(error.code)
     except OSError as error:
-        print(1, f"guardian: {error}", flush=True)
+        reserve.say({"ready": False, "code": 1, "error": f"guardian: {error}"})
         return 1
-    print("ready", flush=True)
-    sys.stdout.close()
+    reserve.say({"ready": True})
+    connection.close()
     gc.freeze()
     guardian.run()
     return 0

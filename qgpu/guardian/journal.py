@@ -58,6 +58,8 @@ class Journal:
         self._words = memoryview(self._page).cast("Q")
         #: By listener: the line of the last answer.
         self._answers: dict[int, bytes] = {}
+        #: Where what has been read began; nothing has been.
+        self._since = -1
         self._end = self._behind_last_line()
         self._compacted_end = self._end
         #: What is still to be written anew, and from where on it stands.
@@ -170,11 +172,25 @@ class Journal:
         data = os.pread(self.fd, end - start, start)
         return int(start) + data.rfind(b"\n") + 1
 
-    def replay(self) -> Iterator[Fact]:
-        """Read every fact since the last compaction; a last line cut short by a death is left out."""
-        (start,) = _START.unpack_from(self._page, 0)
-        data = os.pread(self.fd, self._end - start, start)
-        for line in data.split(b"\n")[:-1]:
+    def read(self) -> tuple[bool, Iterator[Fact]]:
+        """Read the facts that were not read yet; True with all of them, where what was read before counts no more.
+
+        Another may be writing it. A last line cut short, by a death for instance, is left for the next time.
+        """
+        while True:
+            (start,) = _START.unpack_from(self._page, 0)
+            at = self._end if start == self._since else int(start)
+            data = os.pread(self.fd, os.fstat(self.fd).st_size - at, at)
+            if _START.unpack_from(self._page, 0) == (start,):  # else there are holes where it has been compacted
+                break
+        anew, self._since = start != self._since, int(start)
+        self._end = self._compacted_end = at + data.rfind(b"\n") + 1
+        if anew:
+            self._answers.clear()
+        return anew, self._facts(data.split(b"\n")[:-1])
+
+    def _facts(self, lines: Iterable[bytes]) -> Iterator[Fact]:
+        for line in lines:
             try:
                 fact = json.loads(line)
             except ValueError:

@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -36,7 +36,7 @@ from qgpu.guardian.uvmfiles import UvmFile
 from qgpu.model import NS_PER_S
 from qgpu.rm import uvm
 from qgpu.rm.client import RmClient
-from qgpu.rm.device import open_devices
+from qgpu.rm.device import RmDevice, open_devices
 from qgpu.rm.switches import SwitchLog
 from qgpu.rm.versions import find, installed
 
@@ -55,14 +55,18 @@ _LINGER_NS = 5 * NS_PER_S
 class Guardian:
     """Everything the guardian process holds."""
 
-    def __init__(self, runtime_dir: Path, journal: Journal) -> None:
+    def __init__(
+        self, runtime_dir: Path, journal: Journal, register: Register, listeners: Mapping[int, tuple[str, int]]
+    ) -> None:
         self.version = installed()
         branch = find(self.version)
         client = RmClient()
-        self.register = Register()
+        self.register = register
         self.journal = journal
         devices = open_devices(client)
         self.hands = Hands(self.register, branch, client, devices)
+        for device in devices:
+            self._open_gates(device)  # before all that takes longer: a pod may be waiting behind one
         self.cards: dict[int, Card] = {}
         self.supervisor = Supervisor(
             self.register,
@@ -107,10 +111,13 @@ class Guardian:
         self._sessions = Sessions(path, self._selector, self.register, requests.find, self._daemon_gone)
         self._alone_since_ns: int | None = time.monotonic_ns()
         sys.setswitchinterval(_SWITCH_S)
-        for fact in journal.replay():
-            self.register.note(fact)
         self.supervisor.resume()
-        self._settle_all()
+        for card in self.cards.values():
+            card.enforcer.distrust()
+            card.release(time.monotonic_ns())
+        for number, (pod, fd) in listeners.items():
+            self.supervisor.listen(pod, fd, number)
+        self._soon(self._serve_listeners)
 
     def run(self) -> None:
         """Serve until there is nobody left to serve."""
@@ -183,18 +190,14 @@ class Guardian:
             if self.register.processes and (moving or card.drain_due_ns() <= now):
                 card.drain(now)
 
-    def _settle_all(self) -> None:
-        """Put every pod back to the driver's own state: what a new guardian does first."""
-        now = time.monotonic_ns()
-        for card in self.cards.values():
-            channels = [
-                channel.key
-                for tsg in self.register.compute_tsgs(card.device.instance)
-                for channel in self.register.channels(tsg)
-            ]
-            self.hands.gate(card.device, channels, closed=False)
-            card.enforcer.distrust()
-            card.release(now)
+    def _open_gates(self, device: RmDevice) -> None:
+        """Open every pod's gate on a card, whoever may have closed it."""
+        channels = [
+            channel.key
+            for tsg in self.register.compute_tsgs(device.instance)
+            for channel in self.register.channels(tsg)
+        ]
+        self.hands.gate(device, channels, closed=False)
 
     def _has_somebody(self) -> bool:
         return bool(self._sessions or self.register.processes or self.supervisor.listeners)
@@ -311,6 +314,10 @@ class Guardian:
         self.supervisor.hung_up(number)
         os.close(fd)
         self._sessions.tell({"event": "listener-gone", "listener": number})
+
+    def _serve_listeners(self) -> None:
+        for number in self.supervisor.listeners:
+            self._serve_listener(number)
 
     def _serve_listener(self, number: int) -> None:
         if number in self._threads:

@@ -174,7 +174,7 @@ class MortalPod(Pod):
         settings = self.supervisor.major, self.supervisor.uvm_major
         self.supervisor = self.fresh(Journal(fd))
         self.supervisor.major, self.supervisor.uvm_major = settings
-        for fact in self.supervisor.journal.replay():
+        for fact in self.supervisor.journal.read()[1]:
             self.supervisor.register.note(fact)
         self.supervisor.listen("web", self.listener, self.number)
         self.supervisor.resume()

@@ -10,7 +10,8 @@ import pytest
 
 from qgpu.errors import BackendGoneError
 from qgpu.messages import PROTOCOL
-from qgpu.sched.seccomp.link import GuardianHangsError, Link, is_in_driver
+from qgpu.sched.seccomp.link import GuardianHangsError, Link
+from qgpu.sched.seccomp.silence import is_in_driver
 
 _ANSWERS = f"""
 import os, signal, sys

@@ -13,6 +13,7 @@ from qgpu import cgroup, wire
 from qgpu.guardian import server
 from qgpu.guardian.enforce import Moved
 from qgpu.guardian.journal import Journal
+from qgpu.guardian.register import Register
 from qgpu.guardian.server import Guardian
 from qgpu.rm import abi, uvm
 from tests.guardian.asked import DEVICE_PARAMS, alloc, alloc_status, device, memory_params, subdevice
@@ -58,7 +59,7 @@ def guardian(monkeypatch, tmp_path):
     monkeypatch.setattr(cgroup, "bring", lambda name, pid, path: None)
     rm.gate = lambda device, channels, closed, preempt=True: Moved()
     rm.timeslice = lambda tsg, us: True
-    made = Guardian(tmp_path, Journal())
+    made = Guardian(tmp_path, Journal(), Register(), {})
     made.rm = rm
     made.supervisor.major, made.supervisor.perform = 1, rm.perform
     made.supervisor.uvm_files.perform = rm.perform

@@ -39,7 +39,7 @@ def test_what_a_dead_guardian_was_making_is_found_by_the_next(on_card):
     on_card.rm._make(7, 10, abi.NV01_MEMORY_LOCAL_USER, 2, MOST + 1)  # and here it dies
 
     successor = on_card.fresh(Journal(os.dup(on_card.supervisor.journal.fd)))
-    for fact in successor.journal.replay():
+    for fact in successor.journal.read()[1]:
         successor.register.note(fact)
     successor.resume()
 
@@ -49,7 +49,7 @@ def test_what_a_dead_guardian_was_making_is_found_by_the_next(on_card):
 def successor_of(pod):
     """Let the next guardian take up what the last one left, and serve the pod from now on."""
     pod.supervisor = pod.fresh(Journal(os.dup(pod.supervisor.journal.fd)))
-    for fact in pod.supervisor.journal.replay():
+    for fact in pod.supervisor.journal.read()[1]:
         pod.supervisor.register.note(fact)
     pod.supervisor.listen("web", os.dup(pod.listener), pod.number)
     pod.supervisor.resume()

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from qgpu.errors import BackendGoneError
 from qgpu.messages import plan_to, sample_from
-from qgpu.model import Plan, Sample
+from qgpu.model import NS_PER_MS, Plan, Sample
 from qgpu.sched.seccomp.link import Link
+
+#: How often a guardian is to show a sign of life, however long a period is.
+_SIGN_NS = 100 * NS_PER_MS
 
 
 class SeccompBackend:
@@ -39,10 +43,16 @@ class SeccompBackend:
         self._applied = plan
 
     def wait(self, timeout_ns: int) -> None:
-        """Wait for a change among the pods."""
-        if self._link is not None:
-            self._link.wait(timeout_ns)
+        """Wait for a change among the pods, and see meanwhile whether the guardian still answers."""
+        until_ns = time.monotonic_ns() + timeout_ns
+        while self._link is not None and (left_ns := until_ns - time.monotonic_ns()) > 0:
+            self._link.wait(min(left_ns, _SIGN_NS))
+            changed = bool(self._link.events)
             self._link.events.clear()
+            if changed or self._link.over:
+                return
+            if left_ns > _SIGN_NS and not self._call("renew", pgpu=self._pgpu)["held"]:
+                return
 
     def close(self) -> None:
         """Hang up; the guardian opens every gate."""

@@ -8,21 +8,18 @@ its register, while the pods' calls wait in the kernel.
 from __future__ import annotations
 
 import os
-import select
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import structlog
 
 from qgpu import cgroup, errors
-from qgpu.errors import AlreadyRunningError, BackendGoneError, ExitCode, QgpuError
+from qgpu.errors import AlreadyRunningError, BackendGoneError, QgpuError
 from qgpu.guardian.journal import Journal
 from qgpu.guardian.notify import is_listener
 from qgpu.messages import grants_from, grants_to
@@ -32,16 +29,19 @@ from qgpu.sched.nvml import check_cards, describe
 from qgpu.sched.seccomp.backend import SeccompBackend
 from qgpu.sched.seccomp.link import GuardianHangsError, Link, pidfd_of
 from qgpu.sched.seccomp.machine import check_kernel, lock_host
-from qgpu.systemd import Store, to_journal
+from qgpu.sched.seccomp.standby import Standby
+from qgpu.systemd import Store
 
 _log = structlog.get_logger("seccomp")
 
 #: How the guardian counts what did not fit.
 _OVER_LIMIT = "over the limit"
-#: How long a guardian that was killed may take to be gone.
+#: How long it may take until there is one guardian, where there are two that would be, or one that is not quite gone.
 _DEATH_S = 2.0
-#: How often, and how many times, it is looked whether a guardian that is on its way has come.
-_LOOK_S, _LOOKS = 0.02, 20
+#: One in reserve that has ended by itself is replaced when it began so long ago.
+_RESERVE_AGAIN_S = 10.0
+#: How often it is looked meanwhile whether one is there.
+_LOOK_S = 0.02
 
 
 class SeccompHost:
@@ -55,7 +55,7 @@ class SeccompHost:
         self.socket = runtime_dir / "guardian.sock"
         self._lock = threading.RLock()
         #: What is to be the guardian when this one is lost.
-        self._reserve: subprocess.Popen[bytes] | None = None
+        self._reserve: Standby | None = None
         self._listeners = _stored_listeners(store)
         journal_fd = store.take("journal").get("", -1)
         if journal_fd >= 0:  # if the last guardian and daemon died together, there are pods that wait: lose no time
@@ -68,11 +68,13 @@ class SeccompHost:
         self._hand_over(self._link)
         self._journal_fd = os.dup(self._link.journal_fd)
         store.put("journal", self._journal_fd)
-        if self._reserve is None or journal_fd < 0 or not os.path.sameopenfile(journal_fd, self._journal_fd):
-            self._reserve = self._prepare(self._journal_fd)
+        if self._reserve is not None and not os.path.sameopenfile(journal_fd, self._journal_fd):
+            self._reserve.end()
+            self._reserve = None
         for number, pod in self._link.hello["listeners"].items():
             _, fds = self._link.call("listener", listener=int(number))
             self._hold(int(number), pod, fds[0])
+        self._reserve = self._reserve or self._prepare(self._journal_fd)
         self._pgpus = describe((card["index"], card["pci"]) for card in self._link.hello["cards"])
 
     @property
@@ -143,7 +145,7 @@ class SeccompHost:
         """Let go; the guardian stays for as long as there are pods."""
         with self._lock:
             if self._reserve is not None:
-                self._reserve.communicate()  # it ends when there is nobody to tell it to begin
+                self._reserve.end()
             self._link.close()
             for _, fd in self._listeners.values():
                 os.close(fd)
@@ -161,14 +163,11 @@ class SeccompHost:
             except BackendGoneError:
                 _log.warning("guardian lost: starting another", pid=self.guardian_pid)
                 _kill(self._link.pidfd)
-                link = self._start(self._journal_fd)
+                link = self._start(self._journal_fd, killed=True)
             self._link.close()
             self._link = link
             self._hand_over(link)
-            try:
-                self._reserve = self._reserve or self._prepare(self._journal_fd)
-            except BackendGoneError as error:  # the next death then takes longer to mend
-                _log.warning("no guardian in reserve", error=str(error))
+            self._see_to_reserve()
 
     def _hand_over(self, link: Link) -> None:
         """Give a guardian the listeners that it lacks."""
@@ -181,12 +180,16 @@ class SeccompHost:
         """Keep a copy of a listener, here and in the store."""
         if number in self._listeners:
             os.close(self._listeners[number][1])
+        elif self._reserve is not None:
+            self._reserve.hold(number, pod, fd)
         self._listeners[number] = (pod, fd)
         self._store.put(f"listener.{number}.{pod}", fd)
 
     def _let_go(self, number: int) -> None:
         """Close a listener behind which nobody is left."""
         pod, fd = self._listeners.pop(number)
+        if self._reserve is not None:
+            self._reserve.let_go(number)
         self._store.drop(f"listener.{number}.{pod}")
         os.close(fd)
 
@@ -201,6 +204,7 @@ class SeccompHost:
                 if event["event"] == "listener-gone" and event["listener"] in self._listeners:
                     self._let_go(event["listener"])
             self._link.events.clear()
+            self._see_to_reserve()
             return answer
 
     def _find(self, journal_fd: int) -> Link:
@@ -214,71 +218,54 @@ class SeccompHost:
                 raise  # only it has its pods' listeners: another one beside it would strand them
             _log.warning("guardian hangs: starting another", reason=str(error))
             pidfd = pidfd_of(error.pid)
-            gone = _kill(pidfd)
+            _kill(pidfd)
             if pidfd >= 0:
                 os.close(pidfd)
-            if not gone:
-                raise
+            killed = True
         except BackendGoneError:
-            pass
-        return self._start(journal_fd if journal_fd >= 0 else Journal().fd)
+            killed = False
+        return self._start(journal_fd if journal_fd >= 0 else Journal().fd, killed=killed)
 
-    def _start(self, journal_fd: int) -> Link:
-        """Start a guardian; where one is on its way already, or not quite gone, wait for what becomes of it."""
+    def _start(self, journal_fd: int, *, killed: bool) -> Link:
+        """Start a guardian, the one in reserve if there is one, after another that was ``killed`` or is not there.
+
+        What a daemon before us has left may come first. It is waited too until one that is not quite gone is.
+        """
         deadline = time.monotonic() + _DEATH_S
+        reserve, self._reserve = self._reserve, None
+        if reserve is not None:
+            with suppress(BackendGoneError, AlreadyRunningError):  # somebody has killed it meanwhile, or it came late
+                return self._begin(reserve, killed=killed)
         while True:
             try:
-                return self._start_one(journal_fd)
+                return self._begin(self._prepare(journal_fd), killed=killed)
             except AlreadyRunningError as error:
                 if time.monotonic() > deadline:
                     raise BackendGoneError(f"{error}, and does not answer") from error
-            for _ in range(_LOOKS):
-                time.sleep(_LOOK_S)
-                with suppress(BackendGoneError):
-                    return Link(self.socket, watch=True)
 
-    def _start_one(self, journal_fd: int) -> Link:
-        """Start a guardian, the one in reserve if there is one."""
-        process, self._reserve = self._reserve, None
-        line = _begin(process) if process is not None else ""
-        if not line:  # somebody has killed it meanwhile
-            line = _begin(self._prepare(journal_fd))
-        if line != "ready":
-            code, _, why = line.partition(" ")
-            raise errors.from_code(int(code or ExitCode.FAILED), why or "guardian: died at start; its log says why")
+    def _begin(self, process: Standby, *, killed: bool) -> Link:
+        """Let a process become the guardian, and connect to it or to another that was first. Raises what hinders it."""
+        process.begin(killed=killed)
+        while (said := process.said(_LOOK_S)) is None:
+            with suppress(BackendGoneError):
+                return Link(self.socket, watch=True)
+        if not said["ready"]:
+            raise errors.from_code(said["code"], said["error"])
         return Link(self.socket, watch=True)
 
-    def _prepare(self, journal_fd: int) -> subprocess.Popen[bytes]:
-        """Start what becomes a guardian when it is told to, in a session of its own: who stops us shall not stop it.
+    def _prepare(self, journal_fd: int) -> Standby:
+        """Start what becomes a guardian when it is told to. Raises BackendGoneError."""
+        return Standby(self._runtime_dir, journal_fd, self._listeners)
 
-        Raises BackendGoneError.
-        """
+    def _see_to_reserve(self) -> None:
+        """Have one in reserve, unless the last one has just begun: it may be what it lacks that ends them."""
+        last = self._reserve
+        if last is not None and (last.lives or time.monotonic() - last.began_s < _RESERVE_AGAIN_S):
+            return
         try:
-            with nullcontext() if to_journal() else (self._runtime_dir / "guardian.log").open("a") as log:
-                process = subprocess.Popen(
-                    [sys.executable, "-m", "qgpu.guardian", str(self._runtime_dir), str(journal_fd)],
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=log,
-                    pass_fds=[journal_fd],
-                    start_new_session=True,
-                    cwd="/",
-                )
-            threading.Thread(target=process.wait, daemon=True, name="guardian-reaper").start()
-        except (OSError, RuntimeError) as error:  # no memory, no processes or threads to be had
-            raise BackendGoneError(f"guardian: it cannot be started: {error}") from error
-        return process
-
-
-def _begin(process: subprocess.Popen[bytes]) -> str:
-    """Let a guardian begin, and return the first line it says; nothing when it is dead, or dies."""
-    assert process.stdin is not None
-    assert process.stdout is not None
-    with suppress(BrokenPipeError), process.stdin, process.stdout:
-        process.stdin.write(b"begin\n")
-        process.stdin.flush()
-        return process.stdout.readline().decode().strip()
-    return ""
+            self._reserve = self._prepare(self._journal_fd)
+        except BackendGoneError as error:  # the next death then takes longer to mend
+            _log.warning("no guardian in reserve", error=str(error))
 
 
 def _stored_listeners(store: Store) -> dict[int, tuple[str, int]]:
@@ -287,11 +274,7 @@ def _stored_listeners(store: Store) -> dict[int, tuple[str, int]]:
     return {int(number): (pod, fd) for (number, pod), fd in named.items()}
 
 
-def _kill(pidfd: int) -> bool:
-    """Make sure a guardian that hangs does not come back beside its successor; False when it is not gone."""
+def _kill(pidfd: int) -> None:
+    """Make sure a guardian that hangs does not come back beside its successor, which waits until it is gone."""
     with suppress(OSError):
         signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-        poll = select.poll()
-        poll.register(pidfd, select.POLLIN)
-        return bool(poll.poll(_DEATH_S * 1000))
-    return True
