@@ -3,7 +3,7 @@
     python bench/isolation.py                    as root on a GPU host: plane seccomp
     python bench/isolation.py --vm               in the virtual machine of the module's lanes: plane kmod
     python bench/isolation.py --only raw,race    some families of cuda, raw, race, control, fault, door, safe
-    python bench/isolation.py --only moments     daemon, guardian, supervisor: failing at 30 random moments
+    python bench/isolation.py --only moments     daemon, guardian, supervisor: failing at 39 random moments
 
 Prints a table of path and plane, and merges it into docs/results/isolation.json. How each figure comes about stands
 at the top of attacks/judge.py and attacks/safe.py; what is tried, in attacks/cases.py. The exit code is 1 if anything
@@ -37,7 +37,8 @@ from qgpu.errors import QgpuError
 
 _CORES = 50
 _FAMILIES = ("cuda", "raw", "race", "control", "fault", "door", "safe")
-_MOMENTS = 27
+#: How many moments are drawn by lot, one case after the other; and for daemon and guardian together.
+_MOMENTS, _BOTH = 27, 12
 
 
 def run(
@@ -67,7 +68,7 @@ def run(
                 if family == "safe":
                     safe(place, watch, rate, rows, say)
                 if family == "moments":
-                    rows += moments(place, watch, rate, _MOMENTS, say)
+                    rows += moments(place, watch, rate, _MOMENTS, _BOTH, say)
         end_pod(bench, "neighbour", None)
 
 

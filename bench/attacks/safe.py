@@ -1,12 +1,19 @@
-"""How soon a pod whose gate was closed runs again when what closed it is killed, stopped, or started anew.
+"""How soon a pod whose gate was closed runs at default slices when what closed it is killed, stopped, or started anew.
 
-The neighbour alone under Fixed Share with a small quota and a long period: nearly always its gate is closed. What is
-told is the time from the signal to its first step, and to the start of half a second at full rate. What hangs without
-being stopped is frozen in a cgroup of its own.
+The neighbour alone under Fixed Share with a small quota and the longest period: nearly always its gate is closed, and
+its own turn is known, for a pod alone has it at the start of each period. Things are done while the gate is closed and
+its turn is further away than is measured, so a step that comes can only be the failure's doing. What is told is the
+time from the signal to that step, or, where no plan comes after it, to the start of half a second at full rate.
+
+Where daemon and guardian are to go on, the plan has to close the gate again before anything else is done: the next
+failure is never one in the middle of mending this one, which only a service manager's store would survive
+(docs/decisions/0015). Where nobody who decides is concerned, the plan holds on, and its own next turn is waited for.
+What hangs without being stopped is frozen in a cgroup of its own.
 """
 
 from __future__ import annotations
 
+import enum
 import os
 import signal
 import time
@@ -15,15 +22,18 @@ from contextlib import contextmanager, suppress
 from random import Random
 
 import psutil
-from harness import Bench, BenchError
+from harness import Bench, BenchError, wait_for
 
 from attacks.judge import Row, Watch
 from attacks.world import World, now, policy
 from qgpu import cgroup
+from qgpu.errors import QgpuError
 from tests.cli.manager import Manager
 
-_SEEN_S = 3.5
-_PERIOD_MS = 2000
+#: So long a step is waited for; the neighbour's own turn is further away.
+_SEEN_S = 2.5
+#: The longest period there is, and one in which a turn comes soon enough to be waited for.
+_PERIOD_MS, _SHORT_MS = 10_000, 1000
 #: Nobody is left then who could do anything but the service manager (docs/decisions/0015).
 _BOTH = "daemon and guardian killed, daemon restarted"
 _CORES = 5
@@ -90,7 +100,8 @@ def _thaw() -> None:
 def _service(bench: Bench) -> Iterator[Callable[[Bench], None]]:
     """Let the daemon be a service: its manager keeps its descriptors, and starts it again as soon as it is killed.
 
-    Yields what kills daemon and guardian together (docs/decisions/0015).
+    Yields what kills daemon and guardian together (docs/decisions/0015). Afterwards there is a plain daemon again, but
+    not before the manager has let go of the control socket: who connects to the one it kept would wait for nobody.
     """
     bench.kill_daemon()
     mark = [f"{name}={value}" for name, value in bench.environment().items() if name.startswith("QGPU_")]
@@ -102,73 +113,84 @@ def _service(bench: Bench) -> Iterator[Callable[[Bench], None]]:
         bench.kill_daemon()
         bench.daemon_is(manager.start())
 
-    yield act
-    manager.close()
+    try:
+        yield act
+    finally:
+        _end_daemon(bench)
+        manager.close()
+    bench.start_daemon()
 
 
-#: What is done, on which planes, and whether the daemon's plan holds again afterwards.
-_CASES: tuple[tuple[str, Callable[[Bench], None], tuple[str, ...], bool], ...] = (
-    ("daemon killed (-9)", _signal(signal.SIGKILL, daemons), ("seccomp", "kmod"), False),
-    ("daemon stopped (SIGSTOP)", _signal(signal.SIGSTOP, daemons), ("seccomp", "kmod"), False),
-    ("daemon ended (SIGTERM)", _signal(signal.SIGTERM, daemons), ("seccomp", "kmod"), False),
-    ("guardian killed (-9)", _signal(signal.SIGKILL, guardians), ("seccomp",), True),
-    ("guardian stopped (SIGSTOP)", _signal(signal.SIGSTOP, guardians), ("seccomp",), True),
-    ("guardian and the one in reserve killed", _signal(signal.SIGKILL, reserves, guardians), ("seccomp",), True),
-    ("supervisor stopped (SIGSTOP)", _signal(signal.SIGSTOP, supervisors), ("seccomp", "kmod"), True),
-    ("daemon hangs (frozen)", _freeze(daemons), ("seccomp", "kmod"), False),
-    ("guardian hangs (frozen)", _freeze(guardians), ("seccomp",), True),
+class Then(enum.Enum):
+    """What becomes of the daemon's plan."""
+
+    ENDS = enum.auto()
+    #: It ends, and holds again.
+    AGAIN = enum.auto()
+    #: It holds on.
+    HOLDS = enum.auto()
+
+
+#: What is done, on which planes, and what becomes of the plan.
+_CASES: tuple[tuple[str, Callable[[Bench], None], tuple[str, ...], Then], ...] = (
+    ("daemon killed (-9)", _signal(signal.SIGKILL, daemons), ("seccomp", "kmod"), Then.ENDS),
+    ("daemon stopped (SIGSTOP)", _signal(signal.SIGSTOP, daemons), ("seccomp", "kmod"), Then.ENDS),
+    ("daemon ended (SIGTERM)", _signal(signal.SIGTERM, daemons), ("seccomp", "kmod"), Then.ENDS),
+    ("guardian killed (-9)", _signal(signal.SIGKILL, guardians), ("seccomp",), Then.AGAIN),
+    ("guardian stopped (SIGSTOP)", _signal(signal.SIGSTOP, guardians), ("seccomp",), Then.AGAIN),
+    ("guardian and the one in reserve killed", _signal(signal.SIGKILL, reserves, guardians), ("seccomp",), Then.AGAIN),
+    ("supervisor stopped (SIGSTOP)", _signal(signal.SIGSTOP, supervisors), ("seccomp", "kmod"), Then.HOLDS),
+    ("daemon hangs (frozen)", _freeze(daemons), ("seccomp", "kmod"), Then.ENDS),
+    ("guardian hangs (frozen)", _freeze(guardians), ("seccomp",), Then.AGAIN),
 )
 
 
 def safe(world: World, watch: Watch, alone_rate: float, rows: list[Row], say: Callable[[str], None]) -> None:
-    """Try every case and add a row for each; the daemon is started anew in between."""
+    """Try every case while the gate is closed, and add a row for each."""
     bench = world.bench
     bench.ask("pod.set", name="neighbour", cores=_CORES)
 
-    def add(path: str, act: Callable[[Bench], None], *, goes_on: bool) -> None:
-        policy(bench, "fixed-share", _PERIOD_MS)
-        _wait_closed(world, watch)
-        closed_at = now()
-        act(bench)
-        first, full = _seen(watch, closed_at, None if goes_on else alone_rate, _SEEN_S)
-        _let_go(bench)
-        bench.start_daemon()
-        if not world.neighbour_lives():
-            raise BenchError(f"{path}: the neighbour has died")
-        policy(bench, "burst-share", 100)
+    def add(path: str, act: Callable[[Bench], None], then: Then) -> None:
+        first, full = _tried(world, watch, alone_rate, act, then)
         said = f"first step after {first:.3f} s" if first is not None else f"no step within {_SEEN_S:g} s"
         rows.append(Row("safe", path, safe_default_s=full, said=said, passed=full is not None and full <= 1))
         say(f"{path}: {full} s, {said}")
 
-    for path, act, planes, goes_on in _CASES:
+    for path, act, planes, then in _CASES:
         if world.plane in planes:
-            add(path, act, goes_on=goes_on)
+            add(path, act, then)
     if world.plane == "seccomp":
         with _service(bench) as kill_both:
-            add(_BOTH, kill_both, goes_on=True)
+            add(_BOTH, kill_both, Then.AGAIN)
+    policy(bench, "burst-share", 100)
 
 
-def moments(world: World, watch: Watch, alone_rate: float, count: int, say: Callable[[str], None]) -> list[Row]:
-    """Do each of these things at moments drawn by lot, under load, and add up what is left over in the end."""
+def moments(
+    world: World, watch: Watch, alone_rate: float, count: int, both: int, say: Callable[[str], None]
+) -> list[Row]:
+    """Do each of these things at moments drawn by lot, under load, and add up what is left over in the end.
+
+    Every other time the gate is closed, as in ``safe``; else it is open and nothing may hold the neighbour up.
+    """
     bench = world.bench
     random = Random(count)  # noqa: S311 - no secret
     bench.ask("pod.set", name="neighbour", cores=_CORES)
     cases = [case for case in _CASES if world.plane in case[2]]
     worst: dict[str, list[float | None]] = {case[0]: [] for case in cases}
     before = _left_over(world)
+
+    def try_one(path: str, act: Callable[[Bench], None], then: Then, *, closed: bool) -> None:
+        found = _tried(world, watch, alone_rate, act, then, closed=closed, random=random)[1]
+        worst.setdefault(path, []).append(found)
+        say(f"{path}, its gate {'closed' if closed else 'open'}: {found} s")
+
     for number in range(count):
-        path, act, _, goes_on = cases[number % len(cases)]
-        policy(bench, random.choice(["fixed-share", "burst-share"]), random.choice([50, 500, _PERIOD_MS]))
-        time.sleep(random.uniform(0.2, 1.2))
-        at = now()
-        act(bench)
-        worst[path].append(_seen(watch, at, None if goes_on else alone_rate, _SEEN_S)[1])
-        _let_go(bench)
-        bench.start_daemon()
-        if not world.neighbour_lives():
-            raise BenchError(f"{path}: the neighbour has died")
+        path, act, _, then = cases[number % len(cases)]
+        try_one(path, act, then, closed=(number + number // len(cases)) % 2 == 0)
     if world.plane == "seccomp":
-        worst[_BOTH] = _both(world, watch, random, max(1, count // len(cases)))
+        with _service(bench) as kill_both:
+            for number in range(both):
+                try_one(_BOTH, kill_both, Then.AGAIN, closed=number % 3 < 2)
     policy(bench, "burst-share", 100)
     time.sleep(1)
     after = _left_over(world)
@@ -185,20 +207,48 @@ def moments(world: World, watch: Watch, alone_rate: float, count: int, say: Call
     return rows
 
 
-def _both(world: World, watch: Watch, random: Random, count: int) -> list[float | None]:
-    """Kill daemon and guardian together at moments drawn by lot, and let the service manager start the daemon."""
-    bench, times = world.bench, list[float | None]()
-    with _service(bench) as kill_both:
-        for _ in range(count):
-            time.sleep(random.uniform(0.2, 1.2))
-            at = now()
-            kill_both(bench)
-            times.append(_seen(watch, at, None, _SEEN_S)[1])
-            if not world.neighbour_lives():
-                raise BenchError(f"{_BOTH}: the neighbour has died")
-    _let_go(bench)
-    bench.start_daemon()
-    return times
+def _tried(
+    world: World,
+    watch: Watch,
+    alone_rate: float,
+    act: Callable[[Bench], None],
+    then: Then,
+    *,
+    closed: bool = True,
+    random: Random | None = None,
+) -> tuple[float | None, float | None]:
+    """Do one thing and return when the first step came and when all was safe; daemon and guardian are there again.
+
+    With ``random`` at a moment drawn by lot.
+    """
+    bench = world.bench
+    period_ms = _SHORT_MS if then is Then.HOLDS else _PERIOD_MS
+    policy(bench, "fixed-share" if closed else "burst-share", period_ms)
+    time.sleep(random.uniform(0.1, 0.7) if random is not None else 0)
+    if closed:
+        _wait_closed(world, watch, 0 if then is Then.HOLDS else _SEEN_S, period_ms / 1000)
+    at = now()
+    act(bench)
+    first, full = _seen(watch, at, alone_rate if then is Then.ENDS else None, _SEEN_S)
+    _signal(signal.SIGCONT, guardians, supervisors)(bench)
+    _thaw()
+    if then is Then.ENDS:
+        _end_daemon(bench)
+        bench.start_daemon()
+    elif closed:
+        _wait_closed(world, watch, 0, period_ms / 1000)
+    wait_for("the guardian to answer", lambda: _answers(bench), 30 * bench.patience)
+    if not world.neighbour_lives():
+        raise BenchError("the neighbour has died")
+    return first, full
+
+
+def _answers(bench: Bench) -> bool:
+    """Tell whether pods can be looked after, and where there is a guardian, another stands ready."""
+    try:
+        return bool(bench.pods()) and (bench.plane != "seccomp" or bool(guardians(bench) and reserves(bench)))
+    except QgpuError:
+        return False
 
 
 def _left_over(world: World) -> dict[str, int]:
@@ -216,20 +266,21 @@ def _left_over(world: World) -> dict[str, int]:
     }
 
 
-def _let_go(bench: Bench) -> None:
+def _end_daemon(bench: Bench) -> None:
     """Let what was stopped or frozen go on, and the daemon end."""
     _signal(signal.SIGCONT, guardians, supervisors)(bench)
     _thaw()
     bench.kill_daemon()
 
 
-def _wait_closed(world: World, watch: Watch) -> None:
-    """Wait until no step has come for a while: the gate is closed."""
-    until = now() + 20 * world.bench.patience
+def _wait_closed(world: World, watch: Watch, ahead_s: float, period_s: float) -> None:
+    """Wait until no step has come for a while, so the gate is closed, and its turn is ``ahead_s`` away at least."""
+    until = now() + (20 + period_s) * world.bench.patience
     while now() < until:
         time.sleep(0.05)
         looks = watch.between(now() - 0.3, now())
-        if len(looks) > 3 and looks[0].steps == looks[-1].steps and world.neighbour_lives():
+        still = len(looks) > 3 and looks[0].steps == looks[-1].steps and world.neighbour_lives()
+        if still and period_s - now() % period_s > ahead_s:
             return
     raise BenchError("the neighbour's gate does not close")
 
