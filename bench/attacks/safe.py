@@ -38,6 +38,9 @@ _PERIOD_MS, _SHORT_MS = 10_000, 1000
 _BOTH = "daemon and guardian killed, daemon restarted"
 _CORES = 5
 
+#: Does something and returns when it did.
+Act = Callable[[Bench], float]
+
 
 def _processes(bench: Bench, what: str) -> list[psutil.Process]:
     found = []
@@ -68,24 +71,29 @@ def supervisors(bench: Bench) -> list[psutil.Process]:
     return [process for process in _processes(bench, "qgpu.cli.main") if "neighbour" in process.cmdline()]
 
 
-def _signal(number: int, *finders: Callable[[Bench], list[psutil.Process]]) -> Callable[[Bench], None]:
-    def act(bench: Bench) -> None:
-        for process in [found for finder in finders for found in finder(bench)]:
+def _signal(number: int, *finders: Callable[[Bench], list[psutil.Process]]) -> Act:
+    def act(bench: Bench) -> float:
+        processes = [found for finder in finders for found in finder(bench)]
+        at = now()
+        for process in processes:
             with suppress(psutil.Error):
                 os.kill(process.pid, number)
+        return at
 
     return act
 
 
-def _freeze(find: Callable[[Bench], list[psutil.Process]]) -> Callable[[Bench], None]:
+def _freeze(find: Callable[[Bench], list[psutil.Process]]) -> Act:
     """Let processes hang without being stopped: in a frozen cgroup (v2) nothing runs, and nothing says so."""
 
-    def act(bench: Bench) -> None:
+    def act(bench: Bench) -> float:
         group = cgroup.mount() / "qgpu-hangs"
         group.mkdir(exist_ok=True)
         for process in find(bench):
             (group / "cgroup.procs").write_text(str(process.pid))
+        at = now()
         (group / "cgroup.freeze").write_text("1")
+        return at
 
     return act
 
@@ -97,7 +105,7 @@ def _thaw() -> None:
 
 
 @contextmanager
-def _service(bench: Bench) -> Iterator[Callable[[Bench], None]]:
+def _service(bench: Bench) -> Iterator[Act]:
     """Let the daemon be a service: its manager keeps its descriptors, and starts it again as soon as it is killed.
 
     Yields what kills daemon and guardian together (docs/decisions/0015). Afterwards there is a plain daemon again, but
@@ -108,10 +116,11 @@ def _service(bench: Bench) -> Iterator[Callable[[Bench], None]]:
     manager = Manager(bench.directory, bench.plane, ("env", *mark))
     bench.daemon_is(manager.start())
 
-    def act(bench: Bench) -> None:
-        _signal(signal.SIGKILL, daemons, guardians)(bench)
+    def act(bench: Bench) -> float:
+        at = _signal(signal.SIGKILL, daemons, guardians)(bench)
         bench.kill_daemon()
         bench.daemon_is(manager.start())
+        return at
 
     try:
         yield act
@@ -132,7 +141,7 @@ class Then(enum.Enum):
 
 
 #: What is done, on which planes, and what becomes of the plan.
-_CASES: tuple[tuple[str, Callable[[Bench], None], tuple[str, ...], Then], ...] = (
+_CASES: tuple[tuple[str, Act, tuple[str, ...], Then], ...] = (
     ("daemon killed (-9)", _signal(signal.SIGKILL, daemons), ("seccomp", "kmod"), Then.ENDS),
     ("daemon stopped (SIGSTOP)", _signal(signal.SIGSTOP, daemons), ("seccomp", "kmod"), Then.ENDS),
     ("daemon ended (SIGTERM)", _signal(signal.SIGTERM, daemons), ("seccomp", "kmod"), Then.ENDS),
@@ -150,7 +159,7 @@ def safe(world: World, watch: Watch, alone_rate: float, rows: list[Row], say: Ca
     bench = world.bench
     bench.ask("pod.set", name="neighbour", cores=_CORES)
 
-    def add(path: str, act: Callable[[Bench], None], then: Then) -> None:
+    def add(path: str, act: Act, then: Then) -> None:
         first, full = _tried(world, watch, alone_rate, act, then)
         said = f"first step after {first:.3f} s" if first is not None else f"no step within {_SEEN_S:g} s"
         rows.append(Row("safe", path, safe_default_s=full, said=said, passed=full is not None and full <= 1))
@@ -179,7 +188,7 @@ def moments(
     worst: dict[str, list[float | None]] = {case[0]: [] for case in cases}
     before = _left_over(world)
 
-    def try_one(path: str, act: Callable[[Bench], None], then: Then, *, closed: bool) -> None:
+    def try_one(path: str, act: Act, then: Then, *, closed: bool) -> None:
         found = _tried(world, watch, alone_rate, act, then, closed=closed, random=random)[1]
         worst.setdefault(path, []).append(found)
         say(f"{path}, its gate {'closed' if closed else 'open'}: {found} s")
@@ -211,7 +220,7 @@ def _tried(
     world: World,
     watch: Watch,
     alone_rate: float,
-    act: Callable[[Bench], None],
+    act: Act,
     then: Then,
     *,
     closed: bool = True,
@@ -227,8 +236,7 @@ def _tried(
     time.sleep(random.uniform(0.1, 0.7) if random is not None else 0)
     if closed:
         _wait_closed(world, watch, 0 if then is Then.HOLDS else _SEEN_S, period_ms / 1000)
-    at = now()
-    act(bench)
+    at = act(bench)
     first, full = _seen(watch, at, alone_rate if then is Then.ENDS else None, _SEEN_S)
     _signal(signal.SIGCONT, guardians, supervisors)(bench)
     _thaw()
