@@ -2,7 +2,7 @@
 
     python bench/isolation.py                    as root on a GPU host: plane seccomp
     python bench/isolation.py --vm               in the virtual machine of the module's lanes: plane kmod
-    python bench/isolation.py --only raw,race    some families of cuda, raw, race, control, fault, door, safe
+    python bench/isolation.py --only raw,race    some families of nothing, cuda, raw, race, control, fault, door, safe
     python bench/isolation.py --only moments     daemon, guardian, supervisor: failing at 39 random moments
 
 Prints a table of path and plane, and merges it into docs/results/isolation.json. How each figure comes about stands
@@ -27,7 +27,7 @@ from pathlib import Path
 
 from attacks import build, world
 from attacks.cases import CASES, Case
-from attacks.judge import Row, Watch, alone, judge
+from attacks.judge import Row, Watch, alone, judge, undisturbed
 from attacks.resize import RESIZED, resized
 from attacks.safe import moments, safe
 from attacks.world import World, end_pod, policy, start_pod
@@ -36,7 +36,9 @@ from harness import ROOT, BenchError, tail
 from qgpu.errors import QgpuError
 
 _CORES = 50
-_FAMILIES = ("cuda", "raw", "race", "control", "fault", "door", "safe")
+_FAMILIES = ("nothing", "cuda", "raw", "race", "control", "fault", "door", "safe")
+#: How often what is measured after an attack is measured after none.
+_NULLS = 30
 #: How many moments are drawn by lot, one case after the other; and for daemon and guardian together.
 _MOMENTS, _BOTH = 27, 12
 
@@ -59,6 +61,9 @@ def run(
                     if _wanted(case.path, paths) and (bench.directory / case.program).exists():
                         rows.append(_tried(place, watch, case, rate))
                         say(_line(rows[-1]))
+                if family == "nothing":
+                    rows.append(undisturbed(watch, rate, _NULLS))
+                    say(_line(rows[-1]))
                 if family == "raw" and _wanted(RESIZED, paths):
                     rows.append(resized(place))
                     say(_line(rows[-1]))

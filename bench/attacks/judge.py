@@ -8,6 +8,9 @@ Steps that are missing from that while the attacker is there are lost, and so ar
 once it has gone; a fiftieth of a rate is left to the inexactness of measuring for a second or two. What the neighbour
 gets beyond its guarantee is shown as its share.
 
+The same is measured while nothing is tried, as often as there are rows of a family: what is missing then is the
+machine's own, and says what a row of a few steps is worth.
+
 Who is refused everything proves nothing: an attack on memory counts only where the program says that it was granted
 some within its limit and refused more beyond it. What it says is not believed in anything else.
 """
@@ -102,6 +105,7 @@ class Row:
     neighbour_steps_lost: int | None = None
     neighbour_share: float | None = None
     longest_pause_ms: float | None = None
+    pause_after_ms: float | None = None
     after_over_before: float | None = None
     safe_default_s: float | None = None
     said: str = ""
@@ -114,6 +118,32 @@ def alone(watch: Watch, seconds: float) -> float:
     time.sleep(seconds)
     looks = watch.between(start, now())
     return (looks[-1].steps - looks[0].steps) / (looks[-1].after - looks[0].before)
+
+
+def undisturbed(watch: Watch, alone_rate: float, times: int) -> Row:
+    """Measure windows such as those after an attack, after nothing: the worst of them, and how many steps each lost."""
+    rates, pauses, lost = [], [], []
+    for _ in range(times):
+        start = now()
+        time.sleep(_AFTER_S)
+        ended = now()
+        rates.append(watch.rate(start, ended))
+        pauses.append(watch.longest_pause_s(start, ended))
+        lost.append(_missing(rates[-1], alone_rate, ended - start))
+    return Row(
+        "nothing",
+        "nothing is tried",
+        neighbour_steps_lost=round(max(lost)),
+        pause_after_ms=round(max(pauses) * 1e3, 1),
+        after_over_before=round(min(rates) / alone_rate, 3),
+        said=f"{times} times, steps lost in each: {' '.join(f'{each:.0f}' for each in lost)}",
+        passed=round(max(lost)) == 0,
+    )
+
+
+def _missing(rate: float, due: float, seconds: float) -> float:
+    """Return the steps that are missing from a rate, to within the exactness of measuring."""
+    return max(0.0, _EXACT * due - rate) * seconds
 
 
 def controlled(said: str) -> bool:
@@ -156,8 +186,7 @@ def judge(world: World, watch: Watch, case: Case, alone_rate: float, quota: floa
         return Row(case.family, case.path, said=f"not judged: {said}", passed=False)
     since = reported if case.family == "control" else started
     during, after = watch.rate(since, ended), watch.rate(gone, after_ended)
-    missing = max(0.0, quota * _EXACT * alone_rate - during) * (ended - since)
-    missing += max(0.0, _EXACT * alone_rate - after) * (after_ended - gone)
+    missing = _missing(during, quota * alone_rate, ended - since) + _missing(after, alone_rate, after_ended - gone)
     peak = max((look.used for look in watch.between(started, ended)), default=held)
     over = max(0, held - base - world.quota)
     return Row(
@@ -168,6 +197,7 @@ def judge(world: World, watch: Watch, case: Case, alone_rate: float, quota: floa
         neighbour_steps_lost=round(missing),
         neighbour_share=round(during / alone_rate, 3),
         longest_pause_ms=round(watch.longest_pause_s(since, ended) * 1e3, 1),
+        pause_after_ms=round(watch.longest_pause_s(gone, after_ended) * 1e3, 1),
         after_over_before=round(after / alone_rate, 3),
         said=said,
         passed=over == 0 and round(missing) == 0,
