@@ -118,7 +118,7 @@ def _line(row: Row) -> str:
     return (
         f"{verdict} {row.family:8}{row.path:42}"
         + "".join(f"{shown(each):>12}" for each in figures)
-        + (f"   {row.said[:110]}{peak}")
+        + (f"   {row.said[: 600 if row.family == 'nothing' else 110]}{peak}")
     )
 
 

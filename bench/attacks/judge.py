@@ -47,6 +47,7 @@ class Look(NamedTuple):
     after: float
     steps: float
     used: int
+    mhz: int
 
 
 @dataclass(slots=True)
@@ -71,7 +72,7 @@ class Watch:
     def _look(self) -> None:
         while not self._over.wait(self.world.look_s):
             before, steps, after = now(), self.world.steps(), now()
-            self.seen.append(Look(before, after, steps, self.world.card_used()))
+            self.seen.append(Look(before, after, steps, self.world.card_used(), self.world.clock_mhz()))
 
     def between(self, start: float, end: float) -> list[Look]:
         """Return what was seen from one moment to another."""
@@ -83,6 +84,11 @@ class Watch:
         if len(looks) < 2 or looks[-1].before <= looks[0].after:
             return 0.0
         return (looks[-1].steps - looks[0].steps) / (looks[-1].before - looks[0].after)
+
+    def mean_mhz(self, start: float, end: float) -> float:
+        """Return how fast the card ran between two moments; 0 where it has no clock."""
+        clocks = [look.mhz for look in self.between(start, end)]
+        return sum(clocks) / max(1, len(clocks))
 
     def longest_pause_s(self, start: float, end: float) -> float:
         """Return for how long no step came, at most."""
@@ -122,7 +128,7 @@ def alone(watch: Watch, seconds: float) -> float:
 
 def undisturbed(watch: Watch, alone_rate: float, times: int) -> Row:
     """Measure windows such as those after an attack, after nothing: the worst of them, and how many steps each lost."""
-    rates, pauses, lost = [], [], []
+    rates, pauses, lost, clocks = [], [], [], []
     for _ in range(times):
         start = now()
         time.sleep(_AFTER_S)
@@ -130,13 +136,15 @@ def undisturbed(watch: Watch, alone_rate: float, times: int) -> Row:
         rates.append(watch.rate(start, ended))
         pauses.append(watch.longest_pause_s(start, ended))
         lost.append(_missing(rates[-1], alone_rate, ended - start))
+        clocks.append(watch.mean_mhz(start, ended))
     return Row(
         "nothing",
         "nothing is tried",
         neighbour_steps_lost=round(max(lost)),
         pause_after_ms=round(max(pauses) * 1e3, 1),
         after_over_before=round(min(rates) / alone_rate, 3),
-        said=f"{times} times, steps lost in each: {' '.join(f'{each:.0f}' for each in lost)}",
+        said=f"{times} times, each's rate by the rate alone, and the card's MHz: "
+        + " ".join(f"{rate / alone_rate:.3f}@{mhz:.0f}" for rate, mhz in zip(rates, clocks, strict=True)),
         passed=round(max(lost)) == 0,
     )
 

@@ -45,6 +45,9 @@ class World(Protocol):
     def card_used(self) -> int:
         """Tell the bytes in use on the card."""
 
+    def clock_mhz(self) -> int:
+        """Tell how fast the card runs now; 0 where it has no clock."""
+
     def neighbour_lives(self) -> bool:
         """Tell whether the neighbour still runs."""
 
@@ -140,6 +143,10 @@ class GpuWorld:
         """Ask NVML, outside of every pod."""
         return int(self._nvml.nvmlDeviceGetMemoryInfo(self._card).used)
 
+    def clock_mhz(self) -> int:
+        """Ask NVML for the clock of the SMs."""
+        return int(self._nvml.nvmlDeviceGetClockInfo(self._card, self._nvml.NVML_CLOCK_SM))
+
     def neighbour_lives(self) -> bool:
         """Look at its process."""
         return self._process is not None and self._process.poll() is None
@@ -186,6 +193,10 @@ class VmWorld:
         """Read the simulated driver's total."""
         totals = self._qg.sim()
         return int(totals["total"] - totals["free"])
+
+    def clock_mhz(self) -> int:
+        """Tell of none."""
+        return 0
 
     def neighbour_lives(self) -> bool:
         """Look at its process."""
