@@ -122,6 +122,12 @@ def _line(row: Row) -> str:
     )
 
 
+def _short(rows: Iterable[Row], *, nothing: bool = False) -> str:
+    """Tell how many windows were short of the full rate, of how many; after nothing, or after whatever else."""
+    some = [row for row in rows if row.after_over_before is not None and (row.family == "nothing") is nothing]
+    return f"{sum(row.windows_short for row in some)} of {sum(row.tries for row in some)}"
+
+
 def _merge(out: Path, plane: str, about: dict[str, str], rows: list[dict[str, object]]) -> None:
     """Put a run's rows in place of older ones of the same path; what was not tried stays."""
     found = json.loads(out.read_text()) if out.exists() else {}
@@ -186,6 +192,7 @@ def main() -> int:
     finally:
         place.bench.close()
     failed = [row.path for row in rows if not row.passed]
+    say(f"short of the full rate: {_short(rows, nothing=True)} windows after nothing, {_short(rows)} after attacks")
     say(f"{len(rows)} tried, {len(failed)} got through or were not judged: {', '.join(failed) or 'none'}")
     return 1 if failed else 0
 

@@ -8,8 +8,12 @@ Steps that are missing from that while the attacker is there are lost, and so ar
 once it has gone; a fiftieth of a rate is left to the inexactness of measuring for a second or two. What the neighbour
 gets beyond its guarantee is shown as its share.
 
-The same is measured while nothing is tried, as often as there are rows of a family: what is missing then is the
-machine's own, and says what a row of a few steps is worth.
+The full rate is not always reached on a card where nothing happens either, without a step that is held up: it is
+slower for some tenths of a second. So the same windows are measured while nothing is tried (row "nothing is tried",
+with the card's clock), and an attack after which steps are missing is made again, up to three times in all: what it
+costs its neighbour after its end, it costs each time. The least of those counts, and all are told; of everything
+else (bytes, steps missing from the guarantee, share) the worst. Whether rows are tried again more often than windows
+of nothing lose steps, the last line of a run tells.
 
 Who is refused everything proves nothing: an attack on memory counts only where the program says that it was granted
 some within its limit and refused more beyond it. What it says is not believed in anything else.
@@ -18,9 +22,10 @@ some within its limit and refused more beyond it. What it says is not believed i
 from __future__ import annotations
 
 import re
+import statistics
 import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from harness import BenchError, tail
@@ -38,6 +43,8 @@ _READY_S = 25.0
 _EXACT = 0.98
 _SETTLE_S, _AFTER_S = 0.3, 0.5
 _LOOKS = 8
+#: How often an attack is made after which steps are missing.
+_TRIES = 3
 
 
 class Look(NamedTuple):
@@ -116,6 +123,9 @@ class Row:
     safe_default_s: float | None = None
     said: str = ""
     passed: bool = True
+    #: How often it was tried; and in how many windows steps were missing from the full rate.
+    tries: int = 1
+    windows_short: int = 0
 
 
 def alone(watch: Watch, seconds: float) -> float:
@@ -145,7 +155,9 @@ def undisturbed(watch: Watch, alone_rate: float, times: int) -> Row:
         after_over_before=round(min(rates) / alone_rate, 3),
         said=f"{times} times, each's rate by the rate alone, and the card's MHz: "
         + " ".join(f"{rate / alone_rate:.3f}@{mhz:.0f}" for rate, mhz in zip(rates, clocks, strict=True)),
-        passed=round(max(lost)) == 0,
+        passed=round(statistics.median(lost)) == 0,
+        tries=times,
+        windows_short=sum(round(each) > 0 for each in lost),
     )
 
 
@@ -162,6 +174,32 @@ def controlled(said: str) -> bool:
 
 def judge(world: World, watch: Watch, case: Case, alone_rate: float, quota: float) -> Row:
     """Let one attacker loose beside a neighbour that has ``quota`` of the card, and say what came of it."""
+    rows, durings, afters = [], [], []
+    while len(rows) < _TRIES and (not rows or round(afters[-1])):
+        row, during, after = _once(world, watch, case, alone_rate, quota)
+        if row.bytes_over_quota is None:
+            return row
+        rows.append(row)
+        durings.append(during)
+        afters.append(after)
+    lost = round(max(durings) + min(afters))
+    again = f"; tried {len(rows)} times, steps missing after each: {' '.join(f'{each:.0f}' for each in afters)}"
+    return replace(
+        rows[-1],
+        bytes_over_quota=max(row.bytes_over_quota or 0 for row in rows),
+        peak_over_quota=max(row.peak_over_quota or 0 for row in rows),
+        neighbour_steps_lost=lost,
+        neighbour_share=min(row.neighbour_share or 0 for row in rows),
+        longest_pause_ms=max(row.longest_pause_ms or 0 for row in rows),
+        said=rows[-1].said + (again if len(rows) > 1 else ""),
+        passed=lost == 0 and all(row.bytes_over_quota == 0 for row in rows),
+        tries=len(rows),
+        windows_short=sum(round(each) > 0 for each in afters),
+    )
+
+
+def _once(world: World, watch: Watch, case: Case, alone_rate: float, quota: float) -> tuple[Row, float, float]:
+    """Do it once; return what came of it, and the steps that were missing during it and after it."""
     bench = world.bench
     report = bench.directory / "report"
     for leftover in bench.directory.glob("report*"):
@@ -191,22 +229,20 @@ def judge(world: World, watch: Watch, case: Case, alone_rate: float, quota: floa
     if not world.neighbour_lives():
         raise BenchError(f"{case.path}: the neighbour has died")
     if said.startswith(("cannot start", "no report")) or not (case.family not in _MEMORY or controlled(said)):
-        return Row(case.family, case.path, said=f"not judged: {said}", passed=False)
+        return Row(case.family, case.path, said=f"not judged: {said}", passed=False), 0, 0
     since = reported if case.family == "control" else started
     during, after = watch.rate(since, ended), watch.rate(gone, after_ended)
-    missing = _missing(during, quota * alone_rate, ended - since) + _missing(after, alone_rate, after_ended - gone)
     peak = max((look.used for look in watch.between(started, ended)), default=held)
-    over = max(0, held - base - world.quota)
-    return Row(
+    row = Row(
         case.family,
         case.path,
-        bytes_over_quota=over,
+        bytes_over_quota=max(0, held - base - world.quota),
         peak_over_quota=max(0, peak - base - world.quota),
-        neighbour_steps_lost=round(missing),
         neighbour_share=round(during / alone_rate, 3),
         longest_pause_ms=round(watch.longest_pause_s(since, ended) * 1e3, 1),
         pause_after_ms=round(watch.longest_pause_s(gone, after_ended) * 1e3, 1),
         after_over_before=round(after / alone_rate, 3),
         said=said,
-        passed=over == 0 and round(missing) == 0,
     )
+    missing = _missing(during, quota * alone_rate, ended - since)
+    return row, missing, _missing(after, alone_rate, after_ended - gone)
