@@ -1,0 +1,60 @@
+"""How bench/isolation.py adds up what several tries of one attack came to."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCH = Path(__file__).parents[2] / "bench"
+
+
+@pytest.fixture
+def judge(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCH))
+    for name in [name for name in sys.modules if name.split(".")[0] == "attacks"]:
+        monkeypatch.delitem(sys.modules, name)
+    from attacks import judge
+
+    return judge
+
+
+def come_to(judge, monkeypatch, *tries):
+    """Judge an attack whose tries come to these: steps missing during it, after it, bytes over its quota."""
+    left = [(judge.Row("raw", "x", bytes_over_quota=over, after_over_before=1.0), *lost) for *lost, over in tries]
+    monkeypatch.setattr(judge, "_once", lambda *_: left.pop(0))
+    row = judge.judge(None, None, None, 1000.0, 0.5)
+    assert not left, "it was not tried again"
+    return row
+
+
+def test_what_costs_nothing_is_tried_once(judge, monkeypatch):
+    row = come_to(judge, monkeypatch, (0, 0, 0))
+
+    assert (row.passed, row.neighbour_steps_lost, row.tries, row.windows_short) == (True, 0, 1, 0)
+
+
+def test_steps_missing_once_after_an_attack_are_told_and_not_held_against_it(judge, monkeypatch):
+    row = come_to(judge, monkeypatch, (0, 20, 0), (0, 0, 0))
+
+    assert (row.passed, row.neighbour_steps_lost, row.tries, row.windows_short) == (True, 0, 2, 1)
+    assert "20 0" in row.said
+
+
+def test_steps_missing_after_every_try_are_lost(judge, monkeypatch):
+    row = come_to(judge, monkeypatch, (0, 20, 0), (0, 7, 0), (0, 12, 0))
+
+    assert (row.passed, row.neighbour_steps_lost, row.windows_short) == (False, 7, 3)
+
+
+def test_steps_missing_from_the_guarantee_count_whenever_that_was(judge, monkeypatch):
+    row = come_to(judge, monkeypatch, (9, 20, 0), (0, 0, 0))
+
+    assert (row.passed, row.neighbour_steps_lost) == (False, 9)
+
+
+def test_bytes_over_the_quota_count_whenever_that_was(judge, monkeypatch):
+    row = come_to(judge, monkeypatch, (0, 20, 4096), (0, 0, 0))
+
+    assert (row.passed, row.bytes_over_quota) == (False, 4096)
