@@ -22,6 +22,23 @@ HYBRID = (
 LEGACY = "26 25 0:23 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n"
 
 
+@pytest.mark.parametrize(("said", "frozen"), [("populated 1\nfrozen 1\n", True), ("populated 1\nfrozen 0\n", False)])
+def test_a_frozen_cgroup_is_told_by_its_events(monkeypatch, tmp_path, said, frozen):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a/cgroup.events").write_text(said)
+    monkeypatch.setattr(cgroup, "mount", lambda: tmp_path)
+    monkeypatch.setattr(cgroup, "of", lambda pid: "/a")
+
+    assert cgroup.is_frozen(os.getpid()) is frozen
+
+
+def test_the_top_of_the_tree_is_never_frozen(monkeypatch, tmp_path):
+    monkeypatch.setattr(cgroup, "mount", lambda: tmp_path)
+    monkeypatch.setattr(cgroup, "of", lambda pid: "/")
+
+    assert not cgroup.is_frozen(os.getpid())
+
+
 @pytest.mark.parametrize(("mounts", "found"), [(UNIFIED, "/sys/fs/cgroup"), (HYBRID, "/sys/fs/cgroup/unified")])
 def test_the_version_2_tree_is_found(mounts, found):
     assert cgroup.mounted(mounts) == Path(found)

@@ -104,11 +104,6 @@ class Guardian:
         self._timer = Timer()
         self._selector.register(self._timer.fd, selectors.EVENT_READ, self._timer.clear)
         self._selector.register(self._bell, selectors.EVENT_READ, self._answer_bell)
-        requests = Requests(
-            self.version, self.supervisor, self.cards, self._serve_listener, self._amended, self._retired
-        )
-        path = runtime_dir / "guardian.sock"
-        self._sessions = Sessions(path, self._selector, self.register, requests.find, self._daemon_gone)
         self._alone_since_ns: int | None = time.monotonic_ns()
         sys.setswitchinterval(_SWITCH_S)
         self.supervisor.resume()
@@ -118,6 +113,12 @@ class Guardian:
         for number, (pod, fd) in listeners.items():
             self.supervisor.listen(pod, fd, number)
         self._soon(self._serve_listeners)
+        requests = Requests(
+            self.version, self.supervisor, self.cards, self._serve_listener, self._amended, self._retired
+        )
+        # Last, for who can connect expects an answer.
+        path = runtime_dir / "guardian.sock"
+        self._sessions = Sessions(path, self._selector, self.register, requests.find, self._daemon_gone)
 
     def run(self) -> None:
         """Serve until there is nobody left to serve."""

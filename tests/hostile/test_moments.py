@@ -1,6 +1,6 @@
 """Daemon, guardian and supervisor killed, stopped, ended at moments drawn by lot, under pods that always allocate.
 
-Real processes and filters, on an emulated driver. ``QGPU_MOMENTS=200`` tries that many (12 by default).
+Real processes and filters, on an emulated driver. ``QGPU_MOMENTS=200`` tries that many (13 by default).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import pytest
 
 from tests.hostile.stage import Stage
 
-MOMENTS = int(os.environ.get("QGPU_MOMENTS", "12"))
+MOMENTS = int(os.environ.get("QGPU_MOMENTS", "13"))
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 
@@ -32,11 +32,19 @@ def stage(tmp_path: Path) -> Iterator[Stage]:
     made.close()
 
 
-def both_killed(stage: Stage, wait_s: float = 0) -> None:
-    pid = stage.guardian()
+def both_killed(stage: Stage) -> None:
+    """The one in reserve takes their place: pods go on before there is a daemon again."""
+    stage.reserve()
+    os.kill(stage.guardian(), signal.SIGKILL)
     stage.daemon.kill()
-    time.sleep(wait_s)
-    os.kill(pid, signal.SIGKILL)
+    stage.go_on()
+    stage.restart()
+
+
+def all_killed(stage: Stage) -> None:
+    for pid in (stage.reserve(), stage.guardian()):
+        os.kill(pid, signal.SIGKILL)
+    stage.daemon.kill()
     stage.restart()
 
 
@@ -106,6 +114,7 @@ def supervisor_stopped(stage: Stage) -> None:
 
 WHAT: list[Callable[[Stage], None]] = [
     both_killed,
+    all_killed,
     guardian_and_its_daemon_killed,
     guardian_killed,
     guardian_stopped,

@@ -29,7 +29,7 @@ class Silence:
     """That of a process whose first thread owes an answer since ``LOOK_MS``."""
 
     pid: int
-    _began_s: float = field(default_factory=time.monotonic)
+    _began_s: float = field(init=False)
     _looked_s: float = field(init=False)
     _spent: tuple[int, int] = field(init=False)
     _ticks: tuple[int, int] = field(init=False)
@@ -37,7 +37,8 @@ class Silence:
     _had_s: float = LOOK_MS / 1000
 
     def __post_init__(self) -> None:
-        self._looked_s, self._spent, self._ticks = self._began_s, _spent(self.pid), _times(self.pid)
+        self._began_s = self._looked_s = time.monotonic()
+        self._spent, self._ticks = _spent(self.pid), _times(self.pid)
 
     def look(self) -> None:
         """Raise TimeoutError when it is to be given up."""
