@@ -185,7 +185,7 @@ def moments(
     random = Random(count)  # noqa: S311 - no secret
     bench.ask("pod.set", name="neighbour", cores=_CORES)
     cases = [case for case in _CASES if world.plane in case[2]]
-    worst: dict[str, list[float | None]] = {case[0]: [] for case in cases}
+    worst: dict[str, list[float | None]] = {}
     before = _left_over(world)
 
     def try_one(path: str, act: Act, then: Then, *, closed: bool) -> None:
