@@ -163,6 +163,13 @@ class Stage:
         self.daemon.wait(TIMEOUT_S)
         self.daemon = self.manager.start()
 
+    def forget(self) -> None:
+        """Let the service manager lose what it kept."""
+        self.manager.listen()
+        for fd in self.manager.stored.values():
+            os.close(fd)
+        self.manager.stored.clear()
+
     def rest(self) -> dict[str, int]:
         """Let the pods rest with nothing made; return what could have piled up."""
         before = {name: self.steps(name).read_text().count("rests") for name in self.pods}

@@ -58,6 +58,17 @@ def guardian_and_its_daemon_killed(stage: Stage) -> None:
     stage.restart()
 
 
+def guardian_and_its_daemon_killed_and_nothing_kept(stage: Stage) -> None:
+    """The same without a service manager: whoever starts a daemon then has no descriptor of the last one's."""
+    reserve = psutil.Process(stage.reserve())
+    os.kill(stage.guardian(), signal.SIGKILL)
+    stage.until(lambda: reserve.name() == "qgpu-guardian", "the next begins")
+    time.sleep(stage.random.random() * 0.2)
+    stage.daemon.kill()
+    stage.forget()
+    stage.restart()
+
+
 def guardian_killed(stage: Stage) -> None:
     os.kill(stage.guardian(), signal.SIGKILL)
 
@@ -116,6 +127,7 @@ WHAT: list[Callable[[Stage], None]] = [
     both_killed,
     all_killed,
     guardian_and_its_daemon_killed,
+    guardian_and_its_daemon_killed_and_nothing_kept,
     guardian_killed,
     guardian_stopped,
     guardian_stopped_and_daemon_killed,
