@@ -16,6 +16,8 @@ from pathlib import Path
 from qgpu.errors import InvalidValueError, NotSupportedError, PermissionDeniedError, RefusedError
 
 _PARENT = "qgpu"
+#: Where guardians are, and those in reserve.
+GUARDIANS = "/qgpu-guardian"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
 

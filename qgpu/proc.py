@@ -42,6 +42,11 @@ def stat(pid: int, tid: int | None = None) -> list[str]:
     return content.rpartition(b")")[2].decode("ascii").split()
 
 
+def words(pid: int) -> list[bytes]:
+    """Return the words of a process's command line, which are what it says they are."""
+    return _read(pid, "cmdline").split(b"\0")[:-1]
+
+
 def maps(pid: int) -> list[bytes]:
     """Return the lines of /proc/PID/maps."""
     return _read(pid, "maps").split(b"\n")[:-1]

@@ -34,7 +34,7 @@ _PATIENCE_S = 0.1
 
 def leave_service() -> None:
     """Go into a cgroup of our own: a service manager that ends the daemon's must not end this process with it."""
-    home = cgroup.mount() / "qgpu-guardian"
+    home = cgroup.mount() / cgroup.GUARDIANS.lstrip("/")
     home.mkdir(exist_ok=True)
     (home / "cgroup.procs").write_text(str(os.getpid()))
 

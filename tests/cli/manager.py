@@ -67,8 +67,14 @@ class Manager:
             os.close(fd)
         return data.decode()
 
-    def close(self) -> None:
-        """Forget what is stored."""
-        self._socket.close()
+    def forget(self) -> None:
+        """Keep nothing for the next daemon."""
+        self.listen()
         for fd in self.stored.values():
             os.close(fd)
+        self.stored.clear()
+
+    def close(self) -> None:
+        """Forget what is stored, and listen no more."""
+        self.forget()
+        self._socket.close()

@@ -1,6 +1,6 @@
 """Daemon, guardian and supervisor killed, stopped, ended at moments drawn by lot, under pods that always allocate.
 
-Real processes and filters, on an emulated driver. ``QGPU_MOMENTS=200`` tries that many (13 by default).
+Real processes and filters, on an emulated driver. ``QGPU_MOMENTS=200`` tries that many (14 by default).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import pytest
 
 from tests.hostile.stage import Stage
 
-MOMENTS = int(os.environ.get("QGPU_MOMENTS", "13"))
+MOMENTS = int(os.environ.get("QGPU_MOMENTS", "14"))
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 
@@ -45,6 +45,16 @@ def all_killed(stage: Stage) -> None:
     for pid in (stage.reserve(), stage.guardian()):
         os.kill(pid, signal.SIGKILL)
     stage.daemon.kill()
+    stage.restart()
+
+
+def both_killed_and_nothing_kept(stage: Stage) -> None:
+    """No service manager is there: the next daemon may come before the one in reserve has begun."""
+    stage.reserve()
+    os.kill(stage.guardian(), signal.SIGKILL)
+    time.sleep(stage.random.random() * 0.1)
+    stage.daemon.kill()
+    stage.manager.forget()
     stage.restart()
 
 
@@ -126,6 +136,7 @@ def supervisor_stopped(stage: Stage) -> None:
 WHAT: list[Callable[[Stage], None]] = [
     both_killed,
     all_killed,
+    both_killed_and_nothing_kept,
     guardian_and_its_daemon_killed,
     guardian_and_its_daemon_killed_and_nothing_kept,
     guardian_killed,

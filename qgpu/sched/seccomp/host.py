@@ -18,7 +18,7 @@ from typing import Any
 
 import structlog
 
-from qgpu import cgroup, errors
+from qgpu import cgroup, errors, proc
 from qgpu.errors import AlreadyRunningError, BackendGoneError, QgpuError
 from qgpu.guardian.journal import Journal
 from qgpu.guardian.notify import is_listener
@@ -224,7 +224,23 @@ class SeccompHost:
             killed = True
         except BackendGoneError:
             killed = False
+            if journal_fd < 0 and (coming := self._await_heir()) is not None:
+                return coming
         return self._start(journal_fd if journal_fd >= 0 else Journal().fd, killed=killed)
+
+    def _await_heir(self) -> Link | None:
+        """Wait for what a daemon before us had in reserve and becomes the guardian; None where there is none.
+
+        We have no journal by which to tell: another guardian would begin with nothing, beside it.
+        """
+        deadline, directory = time.monotonic() + _DEATH_S, os.fsencode(self._runtime_dir)
+        while time.monotonic() < deadline and any(
+            directory in proc.words(pid) for pid in cgroup.pids(cgroup.GUARDIANS)
+        ):
+            time.sleep(_LOOK_S)
+            with suppress(BackendGoneError):
+                return Link(self.socket, watch=True)
+        return None
 
     def _start(self, journal_fd: int, *, killed: bool) -> Link:
         """Start a guardian, the one in reserve if there is one, after another that was ``killed`` or is not there.
