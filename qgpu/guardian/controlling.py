@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import struct
+import time
 from contextlib import nullcontext
 
 from qgpu import proc
@@ -15,6 +16,8 @@ from qgpu.rm import abi
 
 _U32 = struct.Struct("<I")
 _PREEMPT = "NVA06C_CTRL_PREEMPT_PARAMS"
+#: How many times as long as a preemption took the pod's next one waits, and how long at most.
+_PREEMPT_REST, _MOST_REST_NS = 20, 10**9
 _HANDLES_OF_EXPORTS_AT, _MOST_EXPORTS = 76, 512
 #: Imports, with where their handles are and how many there may be.
 _IMPORTED = {
@@ -33,6 +36,8 @@ class Controls:
         self._standin = desk.standin
         self._pod = desk.pod
         self._objects = objects
+        #: When the pod may preempt itself again.
+        self._rested_ns = 0
 
     def control(self, case: Case, block: Block, asked: calls.Control) -> int:
         """Judge a control."""
@@ -112,6 +117,8 @@ class Controls:
         if at is None or params is None:
             if asked.command == abi.NV2080_GPU_GET_PID_INFO and params is not None:
                 return self._perform_on_pids(case, block, params)
+            if asked.command == abi.NVA06C_PREEMPT:
+                return self._perform_preemption(case, block)
             return self._standin.escape(case.file, abi.NV_ESC_RM_CONTROL, block)
         (fd,) = struct.unpack_from("<i", params.data, at)
         taken = self._desk.take(case, fd) if fd >= 0 else fd
@@ -124,6 +131,15 @@ class Controls:
             params.restore(at, 4)
             if taken >= 0:
                 os.close(taken)
+
+    def _perform_preemption(self, case: Case, block: Block) -> int:
+        """Preempt the pod's own TSG, with a rest in between: gates and neighbours wait for RM's locks meanwhile."""
+        time.sleep(max(0, self._rested_ns - time.monotonic_ns()) / 1e9)
+        begun_ns = time.monotonic_ns()
+        error = self._standin.escape(case.file, abi.NV_ESC_RM_CONTROL, block)
+        ended_ns = time.monotonic_ns()
+        self._rested_ns = ended_ns + min(_PREEMPT_REST * (ended_ns - begun_ns), _MOST_REST_NS)
+        return error
 
     def _perform_on_pids(self, case: Case, block: Block, params: Block) -> int:
         """Ask about processes by the numbers that they have out here, and answer with those inside."""

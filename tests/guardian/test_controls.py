@@ -5,10 +5,11 @@ from __future__ import annotations
 import ctypes
 import struct
 import threading
+from types import SimpleNamespace
 
 import pytest
 
-from qgpu.guardian import quick, supervisor
+from qgpu.guardian import controlling, quick, supervisor
 from qgpu.rm import abi
 from tests.guardian.asked import TSG, TSG_PARAMS, alloc, alloc_status, control, status
 from tests.guardian.pod import LIMIT, allocate
@@ -207,6 +208,24 @@ def test_a_pod_gives_its_own_turn_away(own_tsg):
     """As libcuda does when a context is destroyed; refused, it makes no other one."""
     assert preempt(own_tsg) == (abi.NV_OK, 1)
     assert not own_tsg.supervisor.refusals
+
+
+def test_who_gives_turns_away_rests_in_between(own_tsg, monkeypatch):
+    """Gates and neighbours wait for RM's locks meanwhile: the next time is twenty times as far as this one was long."""
+    now_ns, rests = [10**9], []
+    clock = SimpleNamespace(sleep=rests.append, monotonic_ns=lambda: now_ns[0])
+    monkeypatch.setattr(controlling, "time", clock)
+
+    def answer(params):
+        now_ns[0] += 400_000
+
+    own_tsg.rm.answers[abi.NVA06C_PREEMPT] = answer
+    for _ in range(2):
+        preempt(own_tsg)
+    now_ns[0] += 10**9
+    preempt(own_tsg)
+
+    assert rests == [0, 0.008, 0]
 
 
 @pytest.mark.parametrize(
