@@ -99,16 +99,23 @@ static long set_preemption(struct qgpu_call *call)
 /*
  * libcuda takes its TSG off the engine when a context is destroyed, and makes no other where it may not: the turn that is
  * given away is the pod's own, for RM knows TSGs of the file's clients only. What does not wait is undefined when repeated
- * (ctrla06c.h), and a timeout of the caller's own would say when RM takes the card for stuck.
+ * (ctrla06c.h), and a timeout of the caller's own would say when RM takes the card for stuck. Gates wait for RM's locks
+ * meanwhile, so the pod pays as for one that was open.
  */
 static long preempt(struct qgpu_call *call)
 {
 	struct nva06c_preempt *asked = (struct nva06c_preempt *)call->room;
+	long ret;
 
 	qgpu_call_look(call, call->in.control.params, asked, sizeof(*asked));
 	if (!asked->wait || asked->manual_timeout)
 		return refuse(call, NV_ERR_INSUFFICIENT_PERMISSIONS);
-	return qgpu_call_forward(call);
+	ret = qgpu_debt_begin(call->pod);
+	if (ret)
+		return ret;
+	ret = qgpu_call_forward(call);
+	qgpu_debt_end(call->pod, true);
+	return ret;
 }
 
 /* A program's own start of its channels is let through, and a closed gate closed again before it returns. */
