@@ -17,7 +17,7 @@ import enum
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from random import Random
 
@@ -34,12 +34,11 @@ from tests.cli.manager import Manager
 _SEEN_S = 2.5
 #: The longest period there is, and one in which a turn comes soon enough to be waited for.
 _PERIOD_MS, _SHORT_MS = 10_000, 1000
-#: Nobody is left then who could do anything but the service manager (docs/decisions/0015).
-_BOTH = "daemon and guardian killed, daemon restarted"
 _CORES = 5
 
 #: Does something and returns when it did.
 Act = Callable[[Bench], float]
+Find = Callable[[Bench], list[psutil.Process]]
 
 
 def _processes(bench: Bench, what: str) -> list[psutil.Process]:
@@ -71,7 +70,7 @@ def supervisors(bench: Bench) -> list[psutil.Process]:
     return [process for process in _processes(bench, "qgpu.cli.main") if "neighbour" in process.cmdline()]
 
 
-def _signal(number: int, *finders: Callable[[Bench], list[psutil.Process]]) -> Act:
+def _signal(number: int, *finders: Find) -> Act:
     def act(bench: Bench) -> float:
         processes = [found for finder in finders for found in finder(bench)]
         at = now()
@@ -83,7 +82,7 @@ def _signal(number: int, *finders: Callable[[Bench], list[psutil.Process]]) -> A
     return act
 
 
-def _freeze(find: Callable[[Bench], list[psutil.Process]]) -> Act:
+def _freeze(find: Find) -> Act:
     """Let processes hang without being stopped: in a frozen cgroup (v2) nothing runs, and nothing says so."""
 
     def act(bench: Bench) -> float:
@@ -105,25 +104,29 @@ def _thaw() -> None:
 
 
 @contextmanager
-def _service(bench: Bench) -> Iterator[Act]:
+def _service(bench: Bench) -> Iterator[Callable[[Sequence[Find]], Act]]:
     """Let the daemon be a service: its manager keeps its descriptors, and starts it again as soon as it is killed.
 
-    Yields what kills daemon and guardian together (docs/decisions/0015). Afterwards there is a plain daemon again, but
-    not before the manager has let go of the control socket: who connects to the one it kept would wait for nobody.
+    Yields what makes an act of killing several at once, the daemon among them. Afterwards there is a plain daemon
+    again, but not before the manager has let go of the control socket: who connects to the one it kept would wait for
+    nobody.
     """
     bench.kill_daemon()
     mark = [f"{name}={value}" for name, value in bench.environment().items() if name.startswith("QGPU_")]
     manager = Manager(bench.directory, bench.plane, ("env", *mark))
     bench.daemon_is(manager.start())
 
-    def act(bench: Bench) -> float:
-        at = _signal(signal.SIGKILL, daemons, guardians)(bench)
-        bench.kill_daemon()
-        bench.daemon_is(manager.start())
-        return at
+    def killing(finders: Sequence[Find]) -> Act:
+        def act(bench: Bench) -> float:
+            at = _signal(signal.SIGKILL, *finders)(bench)
+            bench.kill_daemon()
+            bench.daemon_is(manager.start())
+            return at
+
+        return act
 
     try:
-        yield act
+        yield killing
     finally:
         _end_daemon(bench)
         manager.close()
@@ -153,6 +156,13 @@ _CASES: tuple[tuple[str, Act, tuple[str, ...], Then], ...] = (
     ("guardian hangs (frozen)", _freeze(guardians), ("seccomp",), Then.AGAIN),
 )
 
+#: What is killed at once under a service manager (docs/decisions/0015), in this order: a guardian that sees its daemon
+#: die opens gates itself. And how much of the moments that gets.
+_AT_ONCE: tuple[tuple[str, tuple[Find, ...], int], ...] = (
+    ("daemon and guardian killed, daemon restarted", (guardians, daemons), 2),
+    ("daemon, guardian and the one in reserve killed, daemon restarted", (guardians, reserves, daemons), 1),
+)
+
 
 def safe(world: World, watch: Watch, alone_rate: float, rows: list[Row], say: Callable[[str], None]) -> None:
     """Try every case while the gate is closed, and add a row for each."""
@@ -169,13 +179,14 @@ def safe(world: World, watch: Watch, alone_rate: float, rows: list[Row], say: Ca
         if world.plane in planes:
             add(path, act, then)
     if world.plane == "seccomp":
-        with _service(bench) as kill_both:
-            add(_BOTH, kill_both, Then.AGAIN)
+        with _service(bench) as killing:
+            for path, finders, _ in _AT_ONCE:
+                add(path, killing(finders), Then.AGAIN)
     policy(bench, "burst-share", 100)
 
 
 def moments(
-    world: World, watch: Watch, alone_rate: float, count: int, both: int, say: Callable[[str], None]
+    world: World, watch: Watch, alone_rate: float, count: int, at_once: int, say: Callable[[str], None]
 ) -> list[Row]:
     """Do each of these things at moments drawn by lot, under load, and add up what is left over in the end.
 
@@ -197,13 +208,14 @@ def moments(
         path, act, _, then = cases[number % len(cases)]
         try_one(path, act, then, closed=number % 2 == 0)
     if world.plane == "seccomp":
-        with _service(bench) as kill_both:
-            for number in range(both):
-                try_one(_BOTH, kill_both, Then.AGAIN, closed=number % 3 < 2)
+        with _service(bench) as killing:
+            for path, finders, weight in _AT_ONCE:
+                for number in range(weight * at_once):
+                    try_one(path, killing(finders), Then.AGAIN, closed=number % 3 < 2)
     policy(bench, "burst-share", 100)
     time.sleep(1)
     after = _left_over(world)
-    say(f"before: {before}; after {count} moments: {after}")
+    say(f"before: {before}; after {sum(map(len, worst.values()))} moments: {after}")
     rows = []
     for path, times in worst.items():
         slowest = None if None in times else max(each for each in times if each is not None)

@@ -60,23 +60,23 @@ def both_killed_and_nothing_kept(stage: Stage) -> None:
 
 def guardian_and_its_daemon_killed(stage: Stage) -> None:
     """The daemon while it starts another guardian, which has no pods yet."""
-    reserve = psutil.Process(stage.reserve())
-    os.kill(stage.guardian(), signal.SIGKILL)
-    stage.until(lambda: reserve.name() == "qgpu-guardian", "the next begins")
-    time.sleep(stage.random.random() * 0.2)
-    stage.daemon.kill()
+    _killed_in_mid_change(stage)
     stage.restart()
 
 
 def guardian_and_its_daemon_killed_and_nothing_kept(stage: Stage) -> None:
     """The same without a service manager: whoever starts a daemon then has no descriptor of the last one's."""
+    _killed_in_mid_change(stage)
+    stage.forget()
+    stage.restart()
+
+
+def _killed_in_mid_change(stage: Stage) -> None:
     reserve = psutil.Process(stage.reserve())
     os.kill(stage.guardian(), signal.SIGKILL)
     stage.until(lambda: reserve.name() == "qgpu-guardian", "the next begins")
     time.sleep(stage.random.random() * 0.2)
     stage.daemon.kill()
-    stage.forget()
-    stage.restart()
 
 
 def guardian_killed(stage: Stage) -> None:
