@@ -37,10 +37,11 @@ def get(cache: Path) -> list[str]:
     if version_of(["qemu-system-x86_64"]) >= NEEDED:
         return ["qemu-system-x86_64"]
     root = cache / "qemu"
-    if not (root / "done").exists():
-        for package in PACKAGES:
-            kernels.unpack(package, BACKPORTS, cache, root)
-        (root / "done").touch()
+    with kernels.alone(cache):
+        if not (root / "done").exists():
+            for package in PACKAGES:
+                kernels.unpack(package, BACKPORTS, cache, root)
+            (root / "done").touch()
     data = [option for name in ("qemu", "seabios") for option in ("-L", str(root / "usr/share" / name))]
     command = [str(root / "usr/bin/qemu-system-x86_64"), *data]
     assert version_of(command) >= NEEDED

@@ -6,11 +6,13 @@ of its own suite.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import shutil
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -64,6 +66,15 @@ _NEWEST_CHECK = (
 )
 
 
+@contextmanager
+def alone(cache: Path) -> Iterator[None]:
+    """Let no other lane fetch into the cache meanwhile."""
+    cache.mkdir(parents=True, exist_ok=True)
+    with (cache / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
 def _apt(suite: Suite, cache: Path, tool: str, *arguments: str) -> str:
     """Run apt-get or apt-cache on one suite alone, with lists of its own and the host's archive keys."""
     home = cache / "apt" / f"{suite.suite}-{suite.component}"
@@ -106,6 +117,11 @@ def unpack(name: str, suite: Suite, cache: Path, into: Path) -> None:
 
 def get(name: str, cache: Path) -> Source:
     """Return a kernel, fetched if need be."""
+    with alone(cache):
+        return _get(name, cache)
+
+
+def _get(name: str, cache: Path) -> Source:
     if name == "sanitizer":
         return _sanitizer(cache)
     suite = KERNELS[name]
@@ -152,7 +168,8 @@ def _old(name: str, release: str, suite: Suite, cache: Path) -> Source:
         (root / "done").touch()
 
     def boot() -> vm.Kernel:
-        return _image(release, suite, cache, [_image_package(release, suite, cache)])
+        with alone(cache):
+            return _image(release, suite, cache, [_image_package(release, suite, cache)])
 
     # 5.10's headers ask for a compiler that Debian 12 no longer has; its own builds them without a warning
     return Source(name, release, headers, boot, variables=("CC=gcc",) if name == "5.10" else ())
@@ -202,8 +219,9 @@ def _newest(release: str, suite: Suite, cache: Path) -> Source:
     )
 
     def boot() -> vm.Kernel:
-        there = _names("linux-", suite, cache)
-        return _image(release, suite, cache, [p for p in wanted if p in there] or [f"linux-image-{base}"])
+        with alone(cache):
+            there = _names("linux-", suite, cache)
+            return _image(release, suite, cache, [p for p in wanted if p in there] or [f"linux-image-{base}"])
 
     return Source("newest", release, Path("/usr/src") / f"linux-headers-{release}", boot, wrap, check=_NEWEST_CHECK)
 

@@ -26,7 +26,7 @@ SHARE = Path(__file__).resolve().parent
 DROP_IN = Path("/etc/systemd/system/qgpud.service.d/simulated.conf")
 BUILT = Path("/usr/share/qgpu-dkms")
 OLD, NEW = "0.1.0", "0.1.0+next"
-SETTLE_S, MEASURE_S, WINDOWS = 5, 15, 4
+SETTLE_S, MEASURE_S, WINDOWS = 3, 10, 6
 #: Where who follows the documents is, and what differs here from what is written there.
 PLACE, APT = Path("/run/place"), Path("/run/apt.conf")
 AS_HERE = {

@@ -28,7 +28,7 @@ def scraped(expressions: Sequence[str], tell: Callable[..., None], figures: dict
     subprocess.run(["systemctl", "restart", "qgpud"], check=True)
     home = Path("/run/prometheus")
     home.mkdir()
-    scrape = {"job_name": "qgpu", "scrape_interval": "2s", "static_configs": [{"targets": [METRICS]}]}
+    scrape = {"job_name": "qgpu", "scrape_interval": "1s", "static_configs": [{"targets": [METRICS]}]}
     (home / "prometheus.yml").write_text(json.dumps({"scrape_configs": [scrape]}))  # JSON is YAML
     command = ["prometheus", f"--config.file={home}/prometheus.yml", f"--storage.tsdb.path={home}/data"]
     with subprocess.Popen([*command, f"--web.listen-address={PROMETHEUS}"], stderr=subprocess.DEVNULL) as prometheus:
@@ -37,7 +37,7 @@ def scraped(expressions: Sequence[str], tell: Callable[..., None], figures: dict
             while _query("count_over_time(qgpu_lease_gpu_seconds_total[1m])").get("web", 0) < 12:
                 if time.monotonic() > end:
                     raise OSError("Prometheus has no samples")
-                time.sleep(2)
+                time.sleep(1)
             rates = _query("rate(qgpu_lease_gpu_seconds_total[1m])")
             figures["scrape_ms_in_vm"] = round(1000 * _query("scrape_duration_seconds")[""], 1)
             empty = [expression for expression in expressions if not _query(expression)]
