@@ -93,6 +93,12 @@ class Hands:
                 alive = [key for key in alive if self.exists(key)]
         return Moved(frozenset(channels) - frozenset(alive), frozenset(alive))
 
+    def open_gates(self, device: RmDevice) -> None:
+        """Open every pod's gate on a card, whoever may have closed it."""
+        tsgs = self._register.compute_tsgs(device.instance)
+        channels = [channel.key for tsg in tsgs for channel in self._register.channels(tsg)]
+        self.gate(device, channels, closed=False)
+
     def exists(self, key: Key) -> bool:
         """Ask RM whether an object exists, through our own client: wherever the pod's own files may be."""
         try:

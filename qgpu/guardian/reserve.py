@@ -19,7 +19,7 @@ from qgpu.guardian.register import Register
 #: How often it is read what the guardian has written: what is left to read when it is lost takes a pod's time.
 _FOLLOW_MS = 250
 #: How long after its daemon's end it is waited whether the guardian ends too.
-_ORPHAN_S = 1.0
+_ORPHAN_S = 0.3
 #: For so long a guardian that was killed may have the journal: a call of the driver's may keep a thread of it.
 _DEATH_S = 2.0
 _LOOK_S = 0.005

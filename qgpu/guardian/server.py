@@ -36,7 +36,7 @@ from qgpu.guardian.uvmfiles import UvmFile
 from qgpu.model import NS_PER_S
 from qgpu.rm import uvm
 from qgpu.rm.client import RmClient
-from qgpu.rm.device import RmDevice, open_devices
+from qgpu.rm.device import open_devices
 from qgpu.rm.switches import SwitchLog
 from qgpu.rm.versions import find, installed
 
@@ -66,7 +66,7 @@ class Guardian:
         devices = open_devices(client)
         self.hands = Hands(self.register, branch, client, devices)
         for device in devices:
-            self._open_gates(device)  # before all that takes longer: a pod may be waiting behind one
+            self.hands.open_gates(device)  # before all that takes longer: a pod may be waiting behind one
         self.cards: dict[int, Card] = {}
         self.supervisor = Supervisor(
             self.register,
@@ -190,15 +190,6 @@ class Guardian:
             moving = card.enforcer.plan is not None and card.enforcer.plan.gated
             if self.register.processes and (moving or card.drain_due_ns() <= now):
                 card.drain(now)
-
-    def _open_gates(self, device: RmDevice) -> None:
-        """Open every pod's gate on a card, whoever may have closed it."""
-        channels = [
-            channel.key
-            for tsg in self.register.compute_tsgs(device.instance)
-            for channel in self.register.channels(tsg)
-        ]
-        self.hands.gate(device, channels, closed=False)
 
     def _has_somebody(self) -> bool:
         return bool(self._sessions or self.register.processes or self.supervisor.listeners)

@@ -58,6 +58,7 @@ def guardian(monkeypatch, tmp_path):
     monkeypatch.setattr(cgroup, "create", lambda name: None)
     monkeypatch.setattr(cgroup, "bring", lambda name, pid, path: None)
     rm.gate = lambda device, channels, closed, preempt=True: Moved()
+    rm.open_gates = lambda device: None
     rm.timeslice = lambda tsg, us: True
     made = Guardian(tmp_path, Journal(), Register(), {})
     made.rm = rm

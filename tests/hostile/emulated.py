@@ -14,7 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from qgpu.daemon import planes
-from qgpu.guardian import room, server
+from qgpu.guardian import rescue, room, server
 from qgpu.guardian.enforce import Moved
 from qgpu.guardian.register import Register
 from qgpu.rm import abi
@@ -66,6 +66,9 @@ class Rm(LastingRm):
     def gate(self, device, channels, closed, preempt=True):
         return Moved()
 
+    def open_gates(self, device):
+        return None
+
     def timeslice(self, tsg, timeslice_us):
         return True
 
@@ -93,11 +96,11 @@ class _Guardian(server.Guardian):
 def install() -> None:
     """Let this process find the emulated driver instead of one."""
     path = Path(os.environ[VARIABLE])
-    server.installed = lambda: "580.1"
-    server.RmClient = lambda: None
-    server.open_devices = lambda client: [_Device()]
+    server.installed = rescue.installed = lambda: "580.1"
+    server.RmClient = rescue.RmClient = lambda: SimpleNamespace(close=lambda: None)
+    server.open_devices = rescue.open_devices = lambda client: [_Device()]
     server.SwitchLog = lambda device: SimpleNamespace(dropped=0, read=list)
-    server.Hands = lambda register, branch, client, devices: Rm(path, register)
+    server.Hands = rescue.Hands = lambda register, branch, client, devices: Rm(path, register)
     server.Guardian = _Guardian
     planes.DRIVER = Path("/")
     planes.driver_version = lambda plane: "580.1"

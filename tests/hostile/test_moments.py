@@ -1,6 +1,6 @@
 """Daemon, guardian and supervisor killed, stopped, ended at moments drawn by lot, under pods that always allocate.
 
-Real processes and filters, on an emulated driver. ``QGPU_MOMENTS=200`` tries that many (14 by default).
+Real processes and filters, on an emulated driver. ``QGPU_MOMENTS=200`` tries that many (15 by default).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import pytest
 
 from tests.hostile.stage import Stage
 
-MOMENTS = int(os.environ.get("QGPU_MOMENTS", "14"))
+MOMENTS = int(os.environ.get("QGPU_MOMENTS", "15"))
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 
@@ -54,7 +54,7 @@ def both_killed_and_nothing_kept(stage: Stage) -> None:
     os.kill(stage.guardian(), signal.SIGKILL)
     time.sleep(stage.random.random() * 0.1)
     stage.daemon.kill()
-    stage.manager.forget()
+    stage.forget()
     stage.restart()
 
 

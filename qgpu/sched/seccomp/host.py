@@ -20,6 +20,7 @@ import structlog
 
 from qgpu import cgroup, errors, proc
 from qgpu.errors import AlreadyRunningError, BackendGoneError, QgpuError
+from qgpu.guardian import rescue
 from qgpu.guardian.journal import Journal
 from qgpu.guardian.notify import is_listener
 from qgpu.messages import grants_from, grants_to
@@ -40,6 +41,8 @@ _OVER_LIMIT = "over the limit"
 _DEATH_S = 2.0
 #: One in reserve that has ended by itself is replaced when it began so long ago.
 _RESERVE_AGAIN_S = 10.0
+#: One that is loaded has begun after this long.
+_LOADED_S = 0.05
 #: How often it is looked meanwhile whether one is there.
 _LOOK_S = 0.02
 
@@ -217,10 +220,7 @@ class SeccompHost:
             if journal_fd < 0 or Journal(journal_fd).listeners() - self._listeners.keys():
                 raise  # only it has its pods' listeners: another one beside it would strand them
             _log.warning("guardian hangs: starting another", reason=str(error))
-            pidfd = pidfd_of(error.pid)
-            _kill(pidfd)
-            if pidfd >= 0:
-                os.close(pidfd)
+            _kill_process(error.pid)
             killed = True
         except BackendGoneError:
             killed = False
@@ -251,20 +251,30 @@ class SeccompHost:
         reserve, self._reserve = self._reserve, None
         if reserve is not None:
             with suppress(BackendGoneError, AlreadyRunningError):  # somebody has killed it meanwhile, or it came late
-                return self._begin(reserve, killed=killed)
+                return self._begin(reserve, journal_fd, killed=killed)
         while True:
             try:
-                return self._begin(self._prepare(journal_fd), killed=killed)
+                return self._begin(self._prepare(journal_fd), journal_fd, killed=killed)
             except AlreadyRunningError as error:
                 if time.monotonic() > deadline:
                     raise BackendGoneError(f"{error}, and does not answer") from error
 
-    def _begin(self, process: Standby, *, killed: bool) -> Link:
+    def _begin(self, process: Standby, journal_fd: int, *, killed: bool) -> Link:
         """Let a process become the guardian, and connect to it or to another that was first. Raises what hinders it."""
         process.begin(killed=killed)
-        while (said := process.said(_LOOK_S)) is None:
-            with suppress(BackendGoneError):
-                return Link(self.socket, watch=True)
+        if (said := process.said(_LOADED_S)) is None:
+            rescue.open_gates(journal_fd)
+        while said is None and (said := process.said(_LOOK_S)) is None:
+            try:
+                link = Link(self.socket, watch=True)
+            except GuardianHangsError as error:  # it was first, and all that it has is here
+                _kill_process(error.pid)
+            except BackendGoneError:
+                continue
+            else:
+                if link.hello["pid"] != process.pid:  # it would wait for the other's end
+                    process.kill()
+                return link
         if not said["ready"]:
             raise errors.from_code(said["code"], said["error"])
         return Link(self.socket, watch=True)
@@ -294,3 +304,10 @@ def _kill(pidfd: int) -> None:
     """Make sure a guardian that hangs does not come back beside its successor, which waits until it is gone."""
     with suppress(OSError):
         signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+
+
+def _kill_process(pid: int) -> None:
+    """Do the same with one that has just been heard of."""
+    if (pidfd := pidfd_of(pid)) >= 0:
+        _kill(pidfd)
+        os.close(pidfd)

@@ -53,6 +53,11 @@ class Standby:
             raise BackendGoneError(f"guardian: it cannot be started: {error}") from error
 
     @property
+    def pid(self) -> int:
+        """Its process."""
+        return self._process.pid
+
+    @property
     def lives(self) -> bool:
         """Tell whether it can still begin."""
         return self._process.returncode is None
@@ -77,7 +82,7 @@ class Standby:
         if not poll.poll(timeout_s * 1000):
             if time.monotonic() - self.began_s < _START_S:
                 return None
-            self._kill()  # it may be stopped
+            self.kill()  # it may be stopped
         try:
             message = self._connection.receive()
         except (OSError, wire.WireError):
@@ -95,15 +100,16 @@ class Standby:
         try:
             self._process.wait(_START_S)
         except subprocess.TimeoutExpired:
-            self._kill()
+            self.kill()
+
+    def kill(self) -> None:
+        """Let it be none."""
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
 
     def _say(self, message: dict[str, Any], *fds: int) -> None:
         """Tell it something; one that does not listen is none."""
         try:
             self._connection.send(message, fds)
         except OSError:
-            self._kill()
-
-    def _kill(self) -> None:
-        with suppress(ProcessLookupError):
-            os.kill(self._process.pid, signal.SIGKILL)
+            self.kill()

@@ -1,0 +1,55 @@
+"""Gates are opened by what the journal says, before there is a guardian again."""
+
+from __future__ import annotations
+
+import os
+from types import SimpleNamespace
+
+import pytest
+
+from qgpu.errors import NoGpuError
+from qgpu.guardian import rescue
+from qgpu.guardian.journal import Journal
+from qgpu.guardian.register import RmObject, object_fact
+from qgpu.rm import abi
+
+_CLIENT, _DEVICE, _TSG, _CHANNEL = 7, 2, 3, 4
+_OBJECTS = (
+    RmObject(_CLIENT, _DEVICE, _CLIENT, abi.NV01_DEVICE_0, 0),
+    RmObject(_CLIENT, _TSG, _DEVICE, abi.KEPLER_CHANNEL_GROUP_A, min(abi.GR_ENGINES)),
+    RmObject(_CLIENT, _CHANNEL, _TSG, min(abi.GPFIFO_CLASSES)),
+)
+
+
+@pytest.fixture
+def journal():
+    made = Journal()
+    made.append({"fact": "pod", "name": "web", "cgroup": "/web", "grants": {}})
+    made.append({"fact": "process", "pid": 1, "pod": "web"})
+    made.append({"fact": "client", "client": _CLIENT, "pid": 1, "fd": 3})
+    for rm in _OBJECTS:
+        made.append(object_fact(rm))
+        made.append({"fact": "confirm", "client": rm.client, "handle": rm.handle, "context": 0})
+    yield made
+    os.close(made.fd)
+
+
+def test_every_channel_that_the_journal_knows_is_let_on_the_card(monkeypatch, journal):
+    moved, closed = [], []
+    device = SimpleNamespace(instance=0, set_channels=lambda keys, disabled, preempt: moved.append((keys, disabled)))
+    monkeypatch.setattr(rescue, "RmClient", lambda: SimpleNamespace(close=lambda: closed.append(True)))
+    monkeypatch.setattr(rescue, "open_devices", lambda client: [device])
+    monkeypatch.setattr(rescue, "installed", lambda: "580.1")
+    rescue.open_gates(journal.fd)
+
+    assert moved == [([(_CLIENT, _CHANNEL)], False)]
+    assert closed
+
+
+def test_where_that_cannot_be_done_the_start_of_the_next_guardian_goes_on(monkeypatch, journal):
+    def refuse() -> None:
+        raise NoGpuError("no card")
+
+    monkeypatch.setattr(rescue, "RmClient", refuse)
+
+    rescue.open_gates(journal.fd)
