@@ -38,8 +38,10 @@ static inline void report(const char *format, ...)
 
 	snprintf(temporary, sizeof(temporary), "%s.%d", report_path, getpid());
 	file = fopen(temporary, "w");
-	if (!file)
+	if (!file) {
+		perror(temporary);
 		exit(3);
+	}
 	va_start(arguments, format);
 	vfprintf(file, format, arguments);
 	va_end(arguments);

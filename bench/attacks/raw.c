@@ -6,6 +6,7 @@
  */
 #include <dirent.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 
 #include "rm.h"
@@ -368,8 +369,12 @@ static void tsgs(void)
 static void devices(void)
 {
 	struct { uint64_t offset, limit; uint32_t space, pad; } range = { .limit = ~0ull };
+	struct rlimit files;
 	struct rm one;
 
+	getrlimit(RLIMIT_NOFILE, &files);
+	files.rlim_cur = files.rlim_max; /* it is not to run out of descriptors first */
+	setrlimit(RLIMIT_NOFILE, &files);
 	for (int i = 0; i < 600; i++) {
 		uint32_t handle;
 
