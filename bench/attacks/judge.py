@@ -6,7 +6,8 @@ came, less its quota; and the same at the worst moment (peak), which a program m
 Steps lost: the neighbour is guaranteed its quota of the rate it makes alone on the card, measured in the same run.
 Steps that are missing from that while the attacker is there are lost, and so are steps missing from the full rate
 once it has gone; a fiftieth of a rate is left to the inexactness of measuring for a second or two. What the neighbour
-gets beyond its guarantee is shown as its share.
+gets beyond its guarantee is shown as its share. Under Fixed Share the neighbour has its steps in one part of every
+period: there whole periods are measured, or half a turn at either end of two seconds would be 3 % of its guarantee.
 
 The full rate is not always reached on a card where nothing happens either, without a step that is held up: it is
 slower for some tenths of a second. So the same windows are measured while nothing is tried (row "nothing is tried",
@@ -21,6 +22,7 @@ some within its limit and refused more beyond it. What it says is not believed i
 
 from __future__ import annotations
 
+import math
 import re
 import statistics
 import threading
@@ -41,6 +43,7 @@ _REFUSED = re.compile(r"refused (\d+)")
 _READY_S = 25.0
 #: To within this share of a rate a second or two of measuring can tell (turns and rounds begin and end inside it).
 _EXACT = 0.98
+_PERIOD_MS = 100
 _SETTLE_S, _AFTER_S = 0.3, 0.5
 _LOOKS = 8
 #: How often an attack is made after which steps are missing.
@@ -85,12 +88,23 @@ class Watch:
         """Return what was seen from one moment to another."""
         return [look for look in list(self.seen) if start <= look.before and look.after <= end]
 
-    def rate(self, start: float, end: float) -> float:
-        """Return steps per second between two moments: the most it can have been, for a look takes time."""
+    def rate(self, start: float, end: float, turn_s: float = 0.0) -> float:
+        """Return steps per second between two moments: the most it can have been, for a look takes time.
+
+        With ``turn_s``, between those two looks, one near either end, that are most nearly whole turns apart.
+        """
         looks = self.between(start, end)
-        if len(looks) < 2 or looks[-1].before <= looks[0].after:
+        if not looks:
             return 0.0
-        return (looks[-1].steps - looks[0].steps) / (looks[-1].before - looks[0].after)
+        first, last = looks[0], looks[-1]
+        if turn_s:
+            firsts = [look for look in looks if look.before <= first.before + turn_s]
+            lasts = [look for look in looks if look.before >= last.before - turn_s]
+            pairs = [(a, b) for a in firsts for b in lasts if b.before - a.after >= turn_s / 2] or [(first, last)]
+            first, last = min(pairs, key=lambda pair: abs(math.remainder(pair[1].before - pair[0].before, turn_s)))
+        if last.before <= first.after:
+            return 0.0
+        return (last.steps - first.steps) / (last.before - first.after)
 
     def mean_mhz(self, start: float, end: float) -> float:
         """Return how fast the card ran between two moments; 0 where it has no clock."""
@@ -205,7 +219,7 @@ def _once(world: World, watch: Watch, case: Case, alone_rate: float, quota: floa
     for leftover in bench.directory.glob("report*"):
         leftover.unlink()
     log = bench.directory / "attacker.log"
-    policy(bench, case.policy, 100)
+    policy(bench, case.policy, _PERIOD_MS)
     more = [world.arguments[case.program]] if case.program in world.arguments else []
     command = [str(bench.directory / case.program), case.mode, str(report), str(world.quota), *more]
     started, base = now(), world.card_used()
@@ -219,7 +233,7 @@ def _once(world: World, watch: Watch, case: Case, alone_rate: float, quota: floa
     held, ended = min(world.card_used() for _ in range(3)), now()
     said = report.read_text().strip() if report.exists() else f"no report: {tail(log, 2)}"
     end_pod(bench, _NAME, process)
-    policy(bench, "burst-share", 100)
+    policy(bench, "burst-share", _PERIOD_MS)
     gone = now() + _SETTLE_S
     time.sleep(_SETTLE_S + _AFTER_S)
     until = now() + 10 * bench.patience
@@ -231,7 +245,8 @@ def _once(world: World, watch: Watch, case: Case, alone_rate: float, quota: floa
     if said.startswith(("cannot start", "no report")) or not (case.family not in _MEMORY or controlled(said)):
         return Row(case.family, case.path, said=f"not judged: {said}", passed=False), 0, 0
     since = reported if case.family == "control" else started
-    during, after = watch.rate(since, ended), watch.rate(gone, after_ended)
+    during = watch.rate(since, ended, _PERIOD_MS / 1e3 if case.policy == "fixed-share" else 0.0)
+    after = watch.rate(gone, after_ended)
     peak = max((look.used for look in watch.between(started, ended)), default=held)
     row = Row(
         case.family,

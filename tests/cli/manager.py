@@ -78,3 +78,4 @@ class Manager:
         """Forget what is stored, and listen no more."""
         self.forget()
         self._socket.close()
+        os.unlink(self._address)  # for the next

@@ -58,3 +58,19 @@ def test_bytes_over_the_quota_count_whenever_that_was(judge, monkeypatch):
     row = come_to(judge, monkeypatch, (0, 20, 4096), (0, 0, 0))
 
     assert (row.passed, row.bytes_over_quota) == (False, 4096)
+
+
+@pytest.mark.parametrize("began", [0.0, 0.013, 0.05, 0.077])
+def test_the_rate_of_turns_is_that_of_whole_turns(judge, began):
+    """By turns of 50 ms in 100 a step a millisecond is 500 a second, whenever it is looked at."""
+
+    def steps(at: float) -> float:
+        turns, rest = divmod(at, 0.1)
+        return 50 * turns + min(50, rest * 1000)
+
+    watch = judge.Watch(world=None)
+    for number in range(100):
+        at = began + 0.0207 * number
+        watch.seen.append(judge.Look(at, at + 1e-5, steps(at), 0, 0))
+
+    assert watch.rate(began, began + 1.86, 0.1) == pytest.approx(500, rel=0.004)
