@@ -20,10 +20,13 @@ from qgpu.rm.device import RmDevice
 from qgpu.rm.meter import NOTHING
 from qgpu.rm.switches import SwitchLog
 from qgpu.rm.watch import Watch
-from qgpu.sched.backend import LEASE_NS
 from qgpu.sched.preemptions import preemptions
 
 _log = structlog.get_logger("guardian")
+
+#: How long a plan holds without a sign of the daemon, which gives one every 100 ms (qgpu.sched.seccomp.backend): every
+#: gate is open, and every timeslice the driver's own, well within a second of its end.
+LEASE_NS = 600 * NS_PER_MS
 
 #: How often context switches are drained when nobody samples: the log holds over two seconds of the worst.
 DRAIN_NS = 500 * NS_PER_MS

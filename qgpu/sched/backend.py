@@ -11,11 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from qgpu.model import NS_PER_MS, Grant, Plan, Sample
-
-#: How long a plan holds on real hardware without being renewed, which the loop does four times a second: with the time
-#: that opening gates takes, every gate is open and every timeslice the driver's own within a second of its end.
-LEASE_NS = 800 * NS_PER_MS
+from qgpu.model import Grant, Plan, Sample
 
 
 class Backend(Protocol):

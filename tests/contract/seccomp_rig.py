@@ -14,9 +14,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from qgpu import wire
+from qgpu.guardian.card import LEASE_NS
 from qgpu.load.spec import Workload
 from qgpu.model import NS_PER_S
-from qgpu.sched.backend import LEASE_NS
 from qgpu.sched.seccomp.host import SeccompHost
 from qgpu.systemd import Store
 

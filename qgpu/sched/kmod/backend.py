@@ -13,7 +13,6 @@ from typing import Any, Protocol
 
 from qgpu.errors import BackendGoneError, RefusedError
 from qgpu.model import NS_PER_MS, Grant, OnIdle, Plan, PodPlan, PodSample, Sample, TsgSample
-from qgpu.sched.backend import LEASE_NS
 from qgpu.sched.kmod import DEVICE
 from qgpu.sched.kmod.device import CLASSES, Card, Device, grant_of, text_of, trouble_of
 from qgpu.sched.preemptions import preemptions
@@ -21,6 +20,9 @@ from qgpu.uapi import NUMBERS, ffi
 
 #: A pod that has not run although its gate was open for this long is idle.
 _IDLE_AFTER_NS = 20 * NS_PER_MS
+#: How long a plan holds without being renewed, which the loop does four times a second: with what opening gates
+#: takes, every gate is open and every timeslice the driver's own within a second of its end.
+LEASE_NS = 800 * NS_PER_MS
 
 
 @dataclass(frozen=True, slots=True)
