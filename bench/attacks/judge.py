@@ -205,6 +205,7 @@ def judge(world: World, watch: Watch, case: Case, alone_rate: float, quota: floa
         neighbour_steps_lost=lost,
         neighbour_share=min(row.neighbour_share or 0 for row in rows),
         longest_pause_ms=max(row.longest_pause_ms or 0 for row in rows),
+        pause_after_ms=max(row.pause_after_ms or 0 for row in rows),
         said=rows[-1].said + (again if len(rows) > 1 else ""),
         passed=lost == 0 and all(row.bytes_over_quota == 0 for row in rows),
         tries=len(rows),

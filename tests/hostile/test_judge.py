@@ -21,8 +21,13 @@ def judge(monkeypatch):
 
 
 def come_to(judge, monkeypatch, *tries):
-    """Judge an attack whose tries come to these: steps missing during it, after it, bytes over its quota."""
-    left = [(judge.Row("raw", "x", bytes_over_quota=over, after_over_before=1.0), *lost) for *lost, over in tries]
+    """Judge an attack whose tries come to these: steps missing during it, after it, bytes over its quota, pauses."""
+
+    def tried(during, after, over, pause_ms=0.0):
+        figures = {"longest_pause_ms": pause_ms, "pause_after_ms": pause_ms, "after_over_before": 1.0}
+        return judge.Row("raw", "x", bytes_over_quota=over, **figures), during, after
+
+    left = [tried(*one) for one in tries]
     monkeypatch.setattr(judge, "_once", lambda *_: left.pop(0))
     row = judge.judge(None, None, None, 1000.0, 0.5)
     assert not left, "it was not tried again"
@@ -40,6 +45,12 @@ def test_steps_missing_once_after_an_attack_are_told_and_not_held_against_it(jud
 
     assert (row.passed, row.neighbour_steps_lost, row.tries, row.windows_short) == (True, 0, 2, 1)
     assert "20 0" in row.said
+
+
+def test_of_pauses_the_longest_of_all_tries_is_told(judge, monkeypatch):
+    row = come_to(judge, monkeypatch, (0, 20, 0, 41.0), (0, 0, 0, 0.0))
+
+    assert (row.longest_pause_ms, row.pause_after_ms) == (41.0, 41.0)
 
 
 def test_steps_missing_after_every_try_are_lost(judge, monkeypatch):
