@@ -9,7 +9,7 @@ from qgpu.model import NS_PER_MS, Policy
 from qgpu.sched.backend import Backend
 from qgpu.sched.ledger import Ledger
 
-#: A plan is a lease (about a second on every plane), so it is renewed this often however long the period is.
+#: A plan is a lease (of a second at most, by plane), so it is renewed this often however long the period is.
 RENEW_NS = 250 * NS_PER_MS
 
 #: While a pod starts, the others' slices are short; ticks come this often then, so that it ends soon.
