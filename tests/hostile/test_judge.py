@@ -47,6 +47,12 @@ def test_steps_missing_once_after_an_attack_are_told_and_not_held_against_it(jud
     assert "20 0" in row.said
 
 
+def test_bytes_over_the_quota_are_told_though_a_later_try_cannot_be_judged(judge, monkeypatch):
+    row = come_to(judge, monkeypatch, (0, 20, 4096), (0, 0, None))
+
+    assert (row.passed, row.bytes_over_quota) == (False, 4096)
+
+
 def test_of_pauses_the_longest_of_all_tries_is_told(judge, monkeypatch):
     row = come_to(judge, monkeypatch, (0, 20, 0, 41.0), (0, 0, 0, 0.0))
 
