@@ -17,6 +17,9 @@ _LATEST_NS = 250 * NS_PER_MS
 #: What may be gone is asked about after this long, and again after twice as long, up to _SELDOM_NS.
 _AGAIN_NS = 20 * NS_PER_MS
 _SELDOM_NS = 1000 * NS_PER_MS
+#: About so many objects RM is asked before the daemon is heard again: a pod has as many as it likes, nearly, and who
+#: does not answer for a third of a second is taken to hang (qgpu.sched.seccomp.silence).
+_AT_ONCE = 1000
 
 
 @dataclass(slots=True)
@@ -26,6 +29,9 @@ class _Doubt:
     #: Whether it is about memory too, which goes with its client, device or by its own name, and all that is seen here.
     of_memory: bool = False
     wait_ns: int = _AGAIN_NS
+    #: What is still to be asked about; None before it has begun, and whether it was doubted once more since.
+    left: list[RmObject] | None = None
+    once_more: bool = False
 
 
 class Dues:
@@ -57,7 +63,9 @@ class Dues:
     def doubt(self, keys: Iterable[Key], *, of_memory: bool = False) -> None:
         """Ask RM soon whether objects still exist that something failed on."""
         for key in keys:
-            self._doubts.setdefault(key, _Doubt(key, self._clock() + _AGAIN_NS)).of_memory |= of_memory
+            doubt = self._doubts.setdefault(key, _Doubt(key, self._clock() + _AGAIN_NS))
+            doubt.of_memory |= of_memory
+            doubt.once_more = doubt.left is not None
         self._wake()
 
     def due_ns(self) -> int | None:
@@ -68,10 +76,13 @@ class Dues:
         return min(dues, default=None)
 
     def settle(self, now_ns: int) -> bool:
-        """Do what is due; True when a compute TSG or channel came or went."""
-        changed = False
+        """Do what is due, or some of it if that is much; True when a compute TSG or channel came or went."""
+        changed, most = False, _AT_ONCE
         for doubt in [doubt for doubt in self._doubts.values() if doubt.due_ns <= now_ns]:
-            changed |= self._resolve(doubt, now_ns)
+            if most <= 0:
+                break
+            gone, asked = self._resolve(doubt, now_ns, most)
+            changed, most = changed or gone, most - asked - 1
         if self._fresh_since_ns and self._fresh_due_ns() <= now_ns:
             self._fresh_since_ns, fresh, self._fresh = 0, self._fresh, []
             changed = True
@@ -103,24 +114,32 @@ class Dues:
     def _fresh_due_ns(self) -> int:
         return min(self._called_ns + _QUIET_NS, self._fresh_since_ns + _LATEST_NS)
 
-    def _resolve(self, doubt: _Doubt, now_ns: int) -> bool:
-        """Ask RM what is left of an object and all below it; of a client without a process, until it ends."""
-        below = self._register.below(doubt.key)
+    def _resolve(self, doubt: _Doubt, now_ns: int, most: int) -> tuple[bool, int]:
+        """Ask RM what is left of an object and all below it; of a client without a process, until it ends.
+
+        Return whether anything is gone, and about how many it was asked: what is more than ``most`` stays due.
+        """
+        left = self._register.below(doubt.key) if doubt.left is None else doubt.left
         whole_client = doubt.key[0] == doubt.key[1]
         changed = False
         if whole_client and doubt.key[0] in self._register.clients and not self._hands.exists(doubt.key):
             self._vanished(doubt.key)
-            changed, below = True, []
-        for rm in below:
+            changed, left = True, []
+        some, doubt.left = left[:most], left[most:]
+        for rm in some:
             if rm.rm_class == abi.NV01_MEMORY_LOCAL_USER and not doubt.of_memory:
                 continue
             if rm.key in self._register.objects and rm.confirmed and not self._hands.exists(rm.key):
                 self._vanished(rm.key)
                 changed = True
+        if doubt.left:
+            return changed, len(some)
+        doubt.left = None
         entry = self._register.clients.get(doubt.key[0]) if whole_client else None
-        if entry is not None and not entry.users:
+        if doubt.once_more or (entry is not None and not entry.users):
+            doubt.once_more = False
             doubt.wait_ns = min(2 * doubt.wait_ns, _SELDOM_NS)
             doubt.due_ns = now_ns + doubt.wait_ns
         else:
             self._doubts.pop(doubt.key, None)
-        return changed
+        return changed, len(some)

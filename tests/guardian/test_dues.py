@@ -1,0 +1,89 @@
+"""What RM is to be asked a little later, when that is much."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from qgpu.guardian import dues
+from qgpu.guardian.dues import Dues
+from qgpu.guardian.register import Register, RmObject, object_fact
+from qgpu.rm import abi
+
+_CLIENT, _MANY, _LATER = 5, 3 * dues._AT_ONCE, 1 << 62
+
+
+@pytest.fixture
+def asked():
+    """What RM was asked about; ``gone`` is no more."""
+    return SimpleNamespace(keys=[], gone=set())
+
+
+@pytest.fixture
+def due(asked):
+    register = Register()
+    register.note({"fact": "pod", "name": "web", "cgroup": "/web", "grants": {}})
+    register.note({"fact": "process", "pid": 1, "pod": "web"})
+    register.note({"fact": "client", "client": _CLIENT, "pid": 1, "fd": 3})
+    for handle in range(10, 10 + _MANY):
+        register.note(object_fact(RmObject(_CLIENT, handle, _CLIENT, abi.NV01_MEMORY_LOCAL_USER, 1)))
+        register.note({"fact": "confirm", "client": _CLIENT, "handle": handle, "context": 0})
+
+    def exists(key):
+        asked.keys.append(key)
+        return key not in asked.gone
+
+    def vanished(key):
+        register.note({"fact": "gone", "client": key[0], "handle": key[1]})
+
+    made = Dues(register, SimpleNamespace(exists=exists), register.note, vanished, lambda: 0, lambda: None)
+    made.doubt([(_CLIENT, _CLIENT)], of_memory=True)
+    return made
+
+
+def _settle(due, asked):
+    """Settle until nothing is due; return about how many objects RM was asked each time."""
+    counts = []
+    while (now_ns := due.due_ns()) is not None:
+        before = len(asked.keys)
+        due.settle(now_ns)
+        counts.append(len(asked.keys) - before)
+    return counts
+
+
+def test_a_pod_with_many_objects_does_not_keep_the_main_loop_from_the_daemon(due, asked):
+    asked.gone = {(_CLIENT, 10), (_CLIENT, 9 + _MANY)}
+    counts = _settle(due, asked)
+
+    assert max(counts) <= dues._AT_ONCE + 1
+    assert sorted(set(asked.keys) - {(_CLIENT, _CLIENT)}) == [(_CLIENT, 10 + n) for n in range(_MANY)]
+    assert len(due._register.objects) == _MANY - 2
+
+
+def test_many_clients_do_not_either(due, asked):
+    for client in range(100, 100 + _MANY):
+        due._register.note({"fact": "client", "client": client, "pid": 1, "fd": 3})
+        due.doubt([(client, client)])
+    counts = _settle(due, asked)
+
+    assert max(counts) <= dues._AT_ONCE + 1
+    assert {(client, client) for client in range(100, 100 + _MANY)} <= set(asked.keys)
+
+
+def test_what_is_doubted_again_while_it_is_asked_about_is_asked_about_once_more(due, asked):
+    due.settle(_LATER)
+    first = asked.keys[-1]
+    asked.gone = {first}
+    due.doubt([(_CLIENT, _CLIENT)])
+    _settle(due, asked)
+
+    assert first not in due._register.objects
+
+
+def test_a_client_that_goes_meanwhile_takes_all_that_was_left_with_it(due, asked):
+    due.settle(_LATER)
+    asked.gone = {(_CLIENT, _CLIENT)}
+    due.settle(_LATER)
+
+    assert (due._register.objects, due.due_ns()) == ({}, None)
