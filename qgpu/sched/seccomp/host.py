@@ -133,12 +133,13 @@ class SeccompHost:
             for fd in fds:
                 os.close(fd)
             raise QgpuError(f"pod {name}: its launcher sent no seccomp listener")
-        try:
-            answer = self._call("attach", fds, name=name, pid=pid)
-        except BaseException:
-            os.close(fds[0])
-            raise
-        self._hold(answer["listener"], name, fds[0])
+        with self._lock:  # a guardian begun in between would have no copy of it
+            try:
+                answer = self._call("attach", fds, name=name, pid=pid)
+            except BaseException:
+                os.close(fds[0])
+                raise
+            self._hold(answer["listener"], name, fds[0])
 
     def retire(self, name: str) -> None:
         """Forget a pod and remove its cgroup."""

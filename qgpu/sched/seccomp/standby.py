@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import select
-import signal
 import socket
 import subprocess
 import sys
@@ -31,7 +29,10 @@ class Standby:
     def __init__(self, runtime_dir: Path, journal_fd: int, listeners: Mapping[int, tuple[str, int]]) -> None:
         """Start it, in a session of its own: who stops us shall not stop it. Raises BackendGoneError."""
         self.began_s = time.monotonic()
-        ours, theirs = socket.socketpair()
+        try:
+            ours, theirs = socket.socketpair()
+        except OSError as error:
+            raise BackendGoneError(f"guardian: it cannot be started: {error}") from error
         self._connection = wire.Connection(ours)
         fds = [fd for _, fd in listeners.values()]
         try:
@@ -103,9 +104,8 @@ class Standby:
             self.kill()
 
     def kill(self) -> None:
-        """Let it be none."""
-        with suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGKILL)
+        """Let it be none. One that has ended is not looked for: its number may be another's by now."""
+        self._process.kill()
 
     def _say(self, message: dict[str, Any], *fds: int) -> None:
         """Tell it something; one that does not listen is none."""

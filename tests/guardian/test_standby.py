@@ -1,0 +1,61 @@
+"""The daemon's end of the one in reserve, where something is amiss."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from types import SimpleNamespace
+
+import pytest
+
+from qgpu.errors import BackendGoneError
+from qgpu.guardian.journal import Journal
+from qgpu.sched.seccomp import host, standby
+from qgpu.sched.seccomp.host import SeccompHost
+from qgpu.sched.seccomp.standby import Standby
+
+
+@pytest.fixture
+def journal():
+    made = Journal()
+    yield made
+    os.close(made.fd)
+
+
+def test_without_descriptors_none_is_started_and_that_is_no_other_failure(journal, tmp_path, monkeypatch):
+    def none_left():
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(standby.socket, "socketpair", none_left)
+
+    with pytest.raises(BackendGoneError, match="Too many open files"):
+        Standby(tmp_path, journal.fd, {})
+
+
+def test_one_that_has_ended_is_not_killed_by_a_number_that_may_be_anothers(journal, tmp_path, monkeypatch):
+    ended = Standby(tmp_path, journal.fd, {})
+    ended.end()
+    killed = []
+    monkeypatch.setattr(os, "kill", lambda *arguments: killed.append(arguments))
+    ended.let_go(1)
+
+    assert (ended.lives, killed) == (False, [])
+
+
+def test_no_other_guardian_begins_between_a_listeners_arrival_and_its_copy(monkeypatch):
+    got = []
+
+    def hold(*_):
+        other = threading.Thread(target=lambda: got.append(plane._lock.acquire(blocking=False)))
+        other.start()
+        other.join()
+
+    plane = SeccompHost.__new__(SeccompHost)
+    plane._lock = threading.RLock()
+    monkeypatch.setattr(host, "is_listener", lambda fd: True)
+    monkeypatch.setattr(plane, "_call", lambda *_, **__: {"listener": 7})
+    monkeypatch.setattr(plane, "_hold", hold)
+    plane.attach("web", 1, [SimpleNamespace()])
+
+    assert got == [False]
