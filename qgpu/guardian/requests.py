@@ -57,7 +57,7 @@ class Requests:
         return {}, [self._supervisor.listeners[message["listener"]][1].fd]
 
     def _op_adopt(self, _: Session, message: dict[str, Any], fds: list[int]) -> Answer:
-        """Take over a dead guardian's listener; none is served before all are here and the call in hand answered."""
+        """Take over a dead guardian's listener of which we had no copy; it is served when all are here."""
         self._supervisor.listen(message["pod"], fds[0], message["listener"])
         return {}, []
 
