@@ -121,3 +121,36 @@ def test_a_process_that_the_driver_keeps_is_told_from_one_that_sleeps():
     asleep.wait()
 
     assert (kept, other) == (True, False)
+
+
+_WAITS = """
+import fcntl, signal, sys, threading
+from qgpu.guardian.filter import install
+listener = install()
+lock = threading.Lock()
+lock.acquire()
+def another():
+    print("ready", flush=True)
+    if sys.argv[1] == "in the driver":
+        fcntl.ioctl(listener, 0xC0502100, bytearray(80))
+    else:
+        signal.sigwait({signal.SIGUSR1})
+threading.Thread(target=another).start()
+lock.acquire()
+"""
+
+
+@pytest.mark.parametrize("where", ["in the driver", "asleep"])
+def test_so_is_one_that_waits_for_another_thread_which_the_driver_keeps(where):
+    process = subprocess.Popen([sys.executable, "-c", _WAITS, where], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"ready\n"
+    tasks = Path(f"/proc/{process.pid}/task")
+    while {(each / "stat").read_text().rpartition(")")[2].split()[0] for each in tasks.iterdir()} != {"S"}:
+        pass
+    kept = is_in_driver(process.pid)
+    process.kill()
+    process.wait()
+    process.stdout.close()
+
+    assert kept == (where == "in the driver")

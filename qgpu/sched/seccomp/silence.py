@@ -6,6 +6,7 @@ waits for a processor on a host that is busy. A call of the driver's that takes 
 
 from __future__ import annotations
 
+import os
 import platform
 import time
 from dataclasses import dataclass, field
@@ -22,6 +23,8 @@ _HELD_S = 0.15
 _HANGS_S = 0.35
 #: and any after this long.
 _PATIENCE_S = 2.0
+#: The number of futex, in which a thread waits for another one of its process (asm/unistd.h).
+_FUTEX = {"x86_64": "202", "aarch64": "98"}
 
 
 @dataclass(slots=True)
@@ -69,20 +72,35 @@ def is_held(pid: int) -> bool:
 
 
 def is_in_driver(pid: int, before: tuple[int, int] = (0, 0)) -> bool:
-    """Tell whether a process's first thread is in an ioctl; of one that runs, whether rather in the kernel of late.
+    """Tell whether a process's first thread is in an ioctl, or waits for one of its others while any of those is.
+
+    Of one that runs, tell whether it was rather in the kernel of late.
 
     ``before`` is its time in user mode and in the kernel when that began, in clock ticks.
     """
-    call = _read(pid, "syscall").partition(" ")[0]
+    call = _call(pid, pid)
     if call == "running":
         user, system = _times(pid)
         return system - before[1] > user - before[0]
-    return call == str(ARCHES[platform.machine()][0].ioctl)
+    ioctl = str(ARCHES[platform.machine()][0].ioctl)
+    return call == ioctl or (call == _FUTEX[platform.machine()] and any(_call(pid, t) == ioctl for t in _threads(pid)))
 
 
 def _times(pid: int) -> tuple[int, int]:
     fields = _stat(pid)
     return (int(fields[11]), int(fields[12])) if fields else (0, 0)
+
+
+def _threads(pid: int) -> list[int]:
+    try:
+        return [int(name) for name in os.listdir(f"/proc/{pid}/task")]
+    except OSError:
+        return []
+
+
+def _call(pid: int, tid: int) -> str:
+    """Return the number of the call that a thread is in; "running" for none."""
+    return _read(pid, "syscall", tid).partition(" ")[0]
 
 
 def _stat(pid: int) -> list[str]:
@@ -99,9 +117,9 @@ def _spent(pid: int) -> tuple[int, int]:
     return (int(fields[0]), int(fields[1])) if fields else (0, 0)
 
 
-def _read(pid: int, name: str) -> str:
-    """Read what the kernel tells of a process's first thread."""
+def _read(pid: int, name: str, tid: int | None = None) -> str:
+    """Read what the kernel tells of a process's first thread, or of another one."""
     try:
-        return Path(f"/proc/{pid}/task/{pid}/{name}").read_text().strip()
+        return Path(f"/proc/{pid}/task/{tid or pid}/{name}").read_text().strip()
     except OSError:
         return ""
