@@ -18,8 +18,9 @@ _LATEST_NS = 250 * NS_PER_MS
 _AGAIN_NS = 20 * NS_PER_MS
 _SELDOM_NS = 1000 * NS_PER_MS
 #: About so many objects RM is asked before the daemon is heard again: a pod has as many as it likes, nearly, and who
-#: does not answer for a third of a second is taken to hang (qgpu.sched.seccomp.silence).
-_AT_ONCE = 1000
+#: does not answer for a third of a second is taken to hang (qgpu.sched.seccomp.silence). To forget one takes as long as
+#: asking about several.
+AT_ONCE, _FORGETTING = 1000, 4
 
 
 @dataclass(slots=True)
@@ -29,9 +30,12 @@ class _Doubt:
     #: Whether it is about memory too, which goes with its client, device or by its own name, and all that is seen here.
     of_memory: bool = False
     wait_ns: int = _AGAIN_NS
-    #: What is still to be asked about; None before it has begun, and whether it was doubted once more since.
+    #: What is still to be asked about, from the end, where what hangs on others is; None before it has begun; and
+    #: whether it was doubted once more since.
     left: list[RmObject] | None = None
     once_more: bool = False
+    #: Whether all of it is known to be gone.
+    gone: bool = False
 
 
 class Dues:
@@ -68,6 +72,12 @@ class Dues:
             doubt.once_more = doubt.left is not None
         self._wake()
 
+    def gone(self, key: Key) -> None:
+        """Forget an object and all below it, which RM has no longer: not at once, where that is much."""
+        doubt = self._doubts.setdefault(key, _Doubt(key, 0))
+        doubt.gone, doubt.due_ns = True, self._clock()
+        self._wake()
+
     def due_ns(self) -> int | None:
         """Return when something is to be done next; None for never."""
         dues = [doubt.due_ns for doubt in self._doubts.values()]
@@ -77,12 +87,12 @@ class Dues:
 
     def settle(self, now_ns: int) -> bool:
         """Do what is due, or some of it if that is much; True when a compute TSG or channel came or went."""
-        changed, most = False, _AT_ONCE
+        changed, most = False, AT_ONCE
         for doubt in [doubt for doubt in self._doubts.values() if doubt.due_ns <= now_ns]:
             if most <= 0:
                 break
-            gone, asked = self._resolve(doubt, now_ns, most)
-            changed, most = changed or gone, most - asked - 1
+            gone, most = self._resolve(doubt, now_ns, most - 1)
+            changed = changed or gone
         if self._fresh_since_ns and self._fresh_due_ns() <= now_ns:
             self._fresh_since_ns, fresh, self._fresh = 0, self._fresh, []
             changed = True
@@ -117,24 +127,29 @@ class Dues:
     def _resolve(self, doubt: _Doubt, now_ns: int, most: int) -> tuple[bool, int]:
         """Ask RM what is left of an object and all below it; of a client without a process, until it ends.
 
-        Return whether anything is gone, and about how many it was asked: what is more than ``most`` stays due.
+        What hangs on others comes first, so that little goes with each that is gone. Return whether anything is, and
+        how much of ``most`` is left: what is more than that stays due.
         """
-        left = self._register.below(doubt.key) if doubt.left is None else doubt.left
-        whole_client = doubt.key[0] == doubt.key[1]
         changed = False
+        whole_client = doubt.key[0] == doubt.key[1]
         if whole_client and doubt.key[0] in self._register.clients and not self._hands.exists(doubt.key):
-            self._vanished(doubt.key)
-            changed, left = True, []
-        some, doubt.left = left[:most], left[most:]
-        for rm in some:
-            if rm.rm_class == abi.NV01_MEMORY_LOCAL_USER and not doubt.of_memory:
-                continue
-            if rm.key in self._register.objects and rm.confirmed and not self._hands.exists(rm.key):
+            doubt.gone = True
+        if doubt.left is None:
+            doubt.left = self._register.below(doubt.key)
+        while doubt.left and most > 0:
+            rm = doubt.left.pop()
+            most -= 1
+            if self._is_gone(rm, doubt):
                 self._vanished(rm.key)
-                changed = True
+                changed, most = True, most - _FORGETTING
         if doubt.left:
-            return changed, len(some)
+            return changed, most
         doubt.left = None
+        if doubt.gone:
+            if not self._hands.exists(doubt.key):  # else it is another one of that name
+                self._vanished(doubt.key)
+            self._doubts.pop(doubt.key, None)
+            return True, most
         entry = self._register.clients.get(doubt.key[0]) if whole_client else None
         if doubt.once_more or (entry is not None and not entry.users):
             doubt.once_more = False
@@ -142,4 +157,12 @@ class Dues:
             doubt.due_ns = now_ns + doubt.wait_ns
         else:
             self._doubts.pop(doubt.key, None)
-        return changed, len(some)
+        return changed, most
+
+    def _is_gone(self, rm: RmObject, doubt: _Doubt) -> bool:
+        if self._register.objects.get(rm.key) is not rm:
+            return False  # gone since, or another one of that name
+        if doubt.gone:
+            return True
+        seen_here = rm.rm_class == abi.NV01_MEMORY_LOCAL_USER and not doubt.of_memory
+        return not seen_here and rm.confirmed and not self._hands.exists(rm.key)

@@ -20,7 +20,7 @@ import structlog
 from qgpu import proc
 from qgpu.guardian.charges import Allowance, Charges
 from qgpu.guardian.classes import CHARGED, GATED
-from qgpu.guardian.dues import Dues
+from qgpu.guardian.dues import AT_ONCE, Dues
 from qgpu.guardian.hands import Hands
 from qgpu.guardian.journal import Journal, Writes
 from qgpu.guardian.notify import InHand, Listener, read_slot
@@ -233,7 +233,8 @@ class Supervisor:
         with self.lock:
             there = self.register.objects.get(rm.key)
             if there is not None and not self.hands.exists(rm.key):
-                self._vanished(rm.key)
+                if not self._lost(rm.key):
+                    return abi.NV_ERR_INSUFFICIENT_RESOURCES
             elif there is not None:
                 return abi.NV_ERR_INVALID_ARGUMENT
             entry = self.register.clients.get(rm.client)
@@ -349,9 +350,7 @@ class Supervisor:
         """Forget what a process had as another program, before it has a file of UVM's that could keep anything."""
         self.empty_closed(pod)
         with self.lock:
-            for client in [handle for handle, entry in self.register.clients.items() if entry.maker == pid]:
-                if not self.hands.exists((client, client)):
-                    self._vanished((client, client))
+            self._lost_of([handle for handle, entry in self.register.clients.items() if entry.maker == pid])
 
     def emptied(self, pid: int) -> None:
         """Take note that UVM's files that a process had are empty: unless it has others, nothing of it is mapped."""
@@ -363,10 +362,27 @@ class Supervisor:
         began_ns = self.clock()
         if began_ns < self._look_again_ns.get(pod, 0):
             return
-        for client in [handle for handle, entry in self.register.clients.items() if entry.pod == pod]:
-            if not self.hands.exists((client, client)):
-                self._vanished((client, client))
+        self._lost_of([handle for handle, entry in self.register.clients.items() if entry.pod == pod])
         self._look_again_ns[pod] = self.clock() + 9 * (self.clock() - began_ns)
+
+    def _lost_of(self, clients: list[int]) -> None:
+        """Drop those of some clients that RM has no longer."""
+        most = AT_ONCE
+        for client in clients:
+            if not self.hands.exists((client, client)):
+                most -= self._lost((client, client), most)
+
+    def _lost(self, key: Key, most: int = AT_ONCE) -> int:
+        """Drop what RM has no longer, and return how much that was; 0 if more than ``most``, which goes bit by bit.
+
+        Nobody else is served meanwhile, and a guardian that answers nobody for long is taken to hang.
+        """
+        count = len(self.register.below(key)) or 1
+        if count > most:
+            self.dues.gone(key)
+            return 0
+        self._vanished(key)
+        return count
 
     def _vanished(self, key: Key) -> None:
         """Drop what RM has no longer though nobody freed it here, as when its file was closed.

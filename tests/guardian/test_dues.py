@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
@@ -11,7 +12,7 @@ from qgpu.guardian.dues import Dues
 from qgpu.guardian.register import Register, RmObject, object_fact
 from qgpu.rm import abi
 
-_CLIENT, _MANY, _LATER = 5, 3 * dues._AT_ONCE, 1 << 62
+_CLIENT, _MANY, _LATER = 5, 3 * dues.AT_ONCE, 1 << 62
 
 
 @pytest.fixture
@@ -56,7 +57,7 @@ def test_a_pod_with_many_objects_does_not_keep_the_main_loop_from_the_daemon(due
     asked.gone = {(_CLIENT, 10), (_CLIENT, 9 + _MANY)}
     counts = _settle(due, asked)
 
-    assert max(counts) <= dues._AT_ONCE + 1
+    assert max(counts) <= dues.AT_ONCE + 1
     assert sorted(set(asked.keys) - {(_CLIENT, _CLIENT)}) == [(_CLIENT, 10 + n) for n in range(_MANY)]
     assert len(due._register.objects) == _MANY - 2
 
@@ -67,7 +68,7 @@ def test_many_clients_do_not_either(due, asked):
         due.doubt([(client, client)])
     counts = _settle(due, asked)
 
-    assert max(counts) <= dues._AT_ONCE + 1
+    assert max(counts) <= dues.AT_ONCE + 1
     assert {(client, client) for client in range(100, 100 + _MANY)} <= set(asked.keys)
 
 
@@ -84,6 +85,41 @@ def test_what_is_doubted_again_while_it_is_asked_about_is_asked_about_once_more(
 def test_a_client_that_goes_meanwhile_takes_all_that_was_left_with_it(due, asked):
     due.settle(_LATER)
     asked.gone = {(_CLIENT, _CLIENT)}
+    _settle(due, asked)
+
+    assert due._register.objects == {}
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_a_client_that_is_gone_with_many_objects_is_forgotten_bit_by_bit(due, asked, told):
+    asked.gone = {(_CLIENT, handle) for handle in (_CLIENT, *range(10, 10 + _MANY))}
+    if told:
+        due.gone((_CLIENT, _CLIENT))
+    left = [len(due._register.objects)]
+    while (now_ns := due.due_ns()) is not None:
+        due.settle(now_ns)
+        left.append(len(due._register.objects))
+
+    assert max(before - after for before, after in pairwise(left)) <= dues.AT_ONCE
+    assert due._register.objects == {}
+    assert _CLIENT not in due._register.clients
+
+
+def test_what_hangs_on_others_is_forgotten_first(due, asked):
+    due._register.note({"fact": "gone", "client": _CLIENT, "handle": _CLIENT})
+    due._register.note({"fact": "client", "client": _CLIENT, "pid": 1, "fd": 3})
+    due._register.note(object_fact(RmObject(_CLIENT, 9, _CLIENT, abi.NV01_DEVICE_0)))
+    for handle in range(10, 10 + _MANY):
+        due._register.note(object_fact(RmObject(_CLIENT, handle, 9, abi.NV01_MEMORY_LOCAL_USER, 1)))
+    asked.gone = {(_CLIENT, _CLIENT)}
     due.settle(_LATER)
 
-    assert (due._register.objects, due.due_ns()) == ({}, None)
+    assert 9 in {handle for _, handle in due._register.objects}
+    assert 0 < _MANY + 1 - len(due._register.objects) <= dues.AT_ONCE
+
+
+def test_a_new_client_of_a_name_that_was_gone_stays(due, asked):
+    due.gone((_CLIENT, _CLIENT))
+    _settle(due, asked)
+
+    assert _CLIENT in due._register.clients
