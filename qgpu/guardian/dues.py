@@ -132,8 +132,10 @@ class Dues:
         """
         changed = False
         whole_client = doubt.key[0] == doubt.key[1]
-        if whole_client and doubt.key[0] in self._register.clients and not self._hands.exists(doubt.key):
-            doubt.gone = True
+        if doubt.gone or (whole_client and doubt.key[0] in self._register.clients):
+            there = self._hands.exists(doubt.key)
+            doubt.of_memory |= doubt.gone and there  # another one of that name: of whom each object is, RM is asked
+            doubt.gone = not there
         if doubt.left is None:
             doubt.left = self._register.below(doubt.key)
         while doubt.left and most > 0:
@@ -146,8 +148,7 @@ class Dues:
             return changed, most
         doubt.left = None
         if doubt.gone:
-            if not self._hands.exists(doubt.key):  # else it is another one of that name
-                self._vanished(doubt.key)
+            self._vanished(doubt.key)
             self._doubts.pop(doubt.key, None)
             return True, most
         entry = self._register.clients.get(doubt.key[0]) if whole_client else None

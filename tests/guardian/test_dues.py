@@ -118,8 +118,10 @@ def test_what_hangs_on_others_is_forgotten_first(due, asked):
     assert 0 < _MANY + 1 - len(due._register.objects) <= dues.AT_ONCE
 
 
-def test_a_new_client_of_a_name_that_was_gone_stays(due, asked):
+def test_of_a_new_client_of_a_name_that_was_gone_only_what_is_gone_is_forgotten(due, asked):
+    asked.gone = {(_CLIENT, 10)}
     due.gone((_CLIENT, _CLIENT))
     _settle(due, asked)
 
     assert _CLIENT in due._register.clients
+    assert set(due._register.objects) == {(_CLIENT, 10 + n) for n in range(1, _MANY)}
