@@ -18,7 +18,7 @@ from typing import Any
 
 import structlog
 
-from qgpu import cgroup, errors, proc, wire
+from qgpu import cgroup, errors, proc
 from qgpu.errors import AlreadyRunningError, BackendGoneError, QgpuError
 from qgpu.guardian import rescue
 from qgpu.guardian.journal import Journal
@@ -63,8 +63,6 @@ class SeccompHost:
         journal_fd = store.take("journal").get("", -1)
         if journal_fd >= 0:  # if the last guardian and daemon died together, there are pods that wait: lose no time
             self._reserve = self._prepare(journal_fd)
-            if _deserted(self.socket):
-                rescue.open_gates(journal_fd)
         check_kernel()
         check_cards()
         self._host_lock = lock_host()
@@ -301,17 +299,6 @@ def _stored_listeners(store: Store) -> dict[int, tuple[str, int]]:
     """Return the listeners that a former daemon had kept, by number, with their pods."""
     named = {tuple(name.split(".", 1)): fd for name, fd in store.take("listener.").items()}
     return {int(number): (pod, fd) for (number, pod), fd in named.items()}
-
-
-def _deserted(path: Path) -> bool:
-    """Tell whether nobody listens at a socket."""
-    try:
-        wire.connect(str(path), 0).close()
-    except BlockingIOError:  # more wait to be answered than fit: somebody is there
-        return False
-    except OSError:
-        return True
-    return False
 
 
 def _kill(pidfd: int) -> None:
