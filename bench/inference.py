@@ -137,7 +137,8 @@ def _kernels(iterations: int | None) -> Callable[[Batch], None]:
 
 
 def _simulated() -> Engine:
-    from qgpu.control import Client, default_runtime_dir
+    from qgpu.control import Client
+    from qgpu.places import default_runtime_dir
 
     def run(batch: Batch, going: Callable[[], bool], done: Callable[[int, int], None]) -> None:
         # A simulated load ends with the connection that started it.

@@ -22,7 +22,8 @@ from pathlib import Path
 
 import host_figures
 
-from qgpu.control import Client, socket_path
+from qgpu.control import Client
+from qgpu.places import socket_path
 
 _GPUS = 8
 _KERNEL_US = 5000.0

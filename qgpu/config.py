@@ -18,16 +18,8 @@ from qgpu import policies, tables, units
 from qgpu.errors import InvalidValueError
 from qgpu.httpd import Address, parse_address
 from qgpu.model import MAX_OFFLINE_FLOOR, MAX_PERIOD_NS, MIN_PERIOD_NS, NS_PER_MS
+from qgpu.plane import Plane
 from qgpu.tables import Table
-
-
-class Plane(StrEnum):
-    """By what means a pGPU is shared; ``auto`` takes the best there is."""
-
-    AUTO = "auto"
-    KMOD = "kmod"
-    SECCOMP = "seccomp"
-    SIM = "sim"
 
 
 class LogFormat(StrEnum):

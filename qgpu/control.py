@@ -23,6 +23,7 @@ import structlog
 from qgpu import errors, wire
 from qgpu.door import Door
 from qgpu.errors import DaemonUnreachableError, ExitCode, PermissionDeniedError, QgpuError, TimedOutError
+from qgpu.places import socket_path
 from qgpu.systemd import Store
 
 _log = structlog.get_logger("control")
@@ -31,22 +32,6 @@ SCHEMA = "qgpu/v1"
 
 _SO_PEERGROUPS = 59  # include/uapi/asm-generic/socket.h, since Linux 4.13; Python has no name for it
 _MAX_BYTES = 1024  # what Python's getsockopt takes: 256 groups
-
-
-def default_runtime_dir() -> Path:
-    """Return where the control socket is looked for: QGPU_RUNTIME_DIR, or the place of root or of this user."""
-    if chosen := os.environ.get("QGPU_RUNTIME_DIR"):
-        return Path(chosen)
-    if os.geteuid() == 0:
-        return Path("/run/qgpu")
-    if base := os.environ.get("XDG_RUNTIME_DIR"):
-        return Path(base) / "qgpu"
-    return Path(f"/tmp/qgpu-{os.getuid()}")  # noqa: S108 - the daemon refuses a directory that is another's
-
-
-def socket_path(runtime_dir: Path) -> Path:
-    """Return where the control socket lies."""
-    return runtime_dir / "qgpud.sock"
 
 
 class Client:

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from qgpu import config
-from qgpu.config import Config, GpuSettings, LogFormat, LogLevel, Metrics, MetricsCompat, Plane
+from qgpu.config import Config, GpuSettings, LogFormat, LogLevel, Metrics, MetricsCompat
 from qgpu.errors import ConfigError
 from qgpu.httpd import Address
+from qgpu.plane import Plane
 
 
 def load(tmp_path: Path, text: str) -> Config:

@@ -9,11 +9,12 @@ from collections import deque
 from typing import Any
 
 from qgpu import wire
-from qgpu.config import Config, GpuSettings, Plane
+from qgpu.config import Config, GpuSettings
 from qgpu.control import Session
 from qgpu.daemon.planes import Chosen
 from qgpu.daemon.service import Service
 from qgpu.daemon.state import State
+from qgpu.plane import Plane
 from qgpu.sched.sim import Clock, SimHost
 
 FLOOD = {"kernel_us": 1000, "batch": 0}

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from qgpu import launch
-from qgpu.config import Plane
-from qgpu.daemon import planes, state
+from qgpu import launch, places
+from qgpu.daemon import planes
 from qgpu.errors import PermissionDeniedError
+from qgpu.plane import Plane
 
 
 @pytest.fixture
@@ -51,6 +51,6 @@ def test_a_simulated_pod_sees_no_real_gpu(tmp_path: Path) -> None:
 def test_the_hosts_daemon_keeps_what_was_set_without_being_told_where(
     monkeypatch: pytest.MonkeyPatch, user: int, runtime_dir: str, kept: str | None
 ) -> None:
-    monkeypatch.setattr(state.os, "geteuid", lambda: user)
+    monkeypatch.setattr(places.os, "geteuid", lambda: user)
 
-    assert state.default_state_dir(Path(runtime_dir)) == (Path(kept) if kept else None)
+    assert places.default_state_dir(Path(runtime_dir)) == (Path(kept) if kept else None)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from qgpu import wire
-from qgpu.config import Config, Plane
+from qgpu.config import Config
 from qgpu.control import Session
 from qgpu.daemon import service as service_module
 from qgpu.daemon.planes import Chosen
@@ -16,6 +16,7 @@ from qgpu.daemon.service import Service
 from qgpu.daemon.state import State
 from qgpu.errors import RefusedError
 from qgpu.model import Grant
+from qgpu.plane import Plane
 from qgpu.runtime.container import Container
 from qgpu.sched.sim import Clock, SimHost
 

@@ -10,8 +10,8 @@ import click
 
 from qgpu.cli.context import Context, pass_context
 from qgpu.cli.output import print_json
-from qgpu.control import socket_path
 from qgpu.errors import InvalidValueError
+from qgpu.places import socket_path
 from qgpu.runtime import cdi as specification
 from qgpu.runtime import seccomp
 from qgpu.sched.backend import Pgpu

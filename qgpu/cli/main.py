@@ -13,7 +13,7 @@ import qgpu
 from qgpu import program
 from qgpu.cli.context import Context
 from qgpu.cli.params import Seconds
-from qgpu.control import default_runtime_dir
+from qgpu.places import default_runtime_dir
 
 #: Where each command lives: nothing but the one that was asked for is imported.
 _COMMANDS = {

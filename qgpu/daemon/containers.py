@@ -11,9 +11,10 @@ from pathlib import Path
 
 import structlog
 
-from qgpu.config import Config, Plane
-from qgpu.control import socket_path
+from qgpu.config import Config
 from qgpu.errors import QgpuError
+from qgpu.places import socket_path
+from qgpu.plane import Plane
 from qgpu.runtime import cdi, seccomp
 from qgpu.runtime.agent import Agent, Attach
 from qgpu.sched.backend import Pgpu

@@ -1,39 +1,19 @@
-"""``qgpud``: the composition root. It reads the configuration, opens the plane, starts everything and ends it.
-
-The order of the end mirrors that of the beginning: whatever happens in between, gates are opened before the
-plane is let go.
-"""
+"""``qgpud``: its command line, and what cannot wait until the rest of it is loaded."""
 
 from __future__ import annotations
 
-import os
 import signal
 import threading
-from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
-import structlog
 
 import qgpu
-from qgpu import config as configuration
 from qgpu import program
-from qgpu.config import Config, MetricsCompat, Plane
-from qgpu.control import Server, default_runtime_dir
-from qgpu.daemon import log, planes, runtime
-from qgpu.daemon.state import State, default_state_dir
-from qgpu.errors import QgpuError
-from qgpu.systemd import ALIVE, Store, notify
-
-if TYPE_CHECKING:
-    from qgpu.daemon.containers import Containers
-    from qgpu.daemon.service import Service
-
-_log = structlog.get_logger("qgpud")
-
-#: How often the daemon looks after pods that have ended, and tells systemd that it lives.
-_BEAT_S = 0.5
+from qgpu.places import default_runtime_dir, default_state_dir
+from qgpu.plane import Plane
+from qgpu.sched.seccomp.kept import Kept
+from qgpu.systemd import Store
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -52,38 +32,15 @@ def command(
     config_file: Path | None, runtime_dir: Path | None, state_dir: Path | None, plane: str | None, sim_gpus: int
 ) -> None:
     """Share this host's GPUs among pods, by policy."""
-    config = configuration.load(config_file) if config_file else Config()
-    log.configure(config.log_level, config.log_format)
-    directory = runtime_dir or default_runtime_dir()
     stop = _stop_on_signals()
-    store = Store()
-    lock = runtime.hold(directory)
-    chosen = planes.choose(Plane(plane) if plane else config.plane)
-    state = State(state_dir or default_state_dir(directory))
-    host = planes.open_host(chosen.plane, directory, sim_gpus, store)
-    # Not before: where daemon and guardian died together, pods wait until here.
-    from qgpu.daemon.containers import Containers, agent_socket
-    from qgpu.daemon.service import Service
-    from qgpu.metrics import exporter
+    directory = runtime_dir or default_runtime_dir()
+    kept = Kept(Store(), directory)
+    # Not before: where daemon and guardian died together, pods wait for what has just been started.
+    from qgpu.daemon import whole
 
-    service = Service(host, chosen, config, state, agent_socket(chosen.plane, directory))
-    try:
-        with ExitStack() as ends:
-            if config.metrics.listen is not None:
-                endpoint = exporter.serve(
-                    config.metrics.listen, service.counters.view, with_hami=config.metrics.compat is MetricsCompat.HAMI
-                )
-                ends.callback(endpoint.close)
-            server = Server(directory, config.socket_mode, config.socket_gid, service.handle, store, service.trusts)
-            ends.callback(server.close)
-            containers = Containers(chosen.plane, host.pgpus(), directory, config, store, service.take_listener)
-            ends.callback(containers.close)
-            _log.info("ready", plane=chosen.plane.value, why=chosen.why, runtime_dir=str(directory))
-            _watch(service, containers, stop)
-    finally:
-        service.close()
-        os.close(lock)
-    _log.info("stopped")
+    whole.run(
+        config_file, Plane(plane) if plane else None, sim_gpus, state_dir or default_state_dir(directory), kept, stop
+    )
 
 
 def _stop_on_signals() -> threading.Event:
@@ -92,25 +49,6 @@ def _stop_on_signals() -> threading.Event:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: stop.set())
     return stop
-
-
-def _watch(service: Service, containers: Containers, stop: threading.Event) -> None:
-    """Stay until told to stop. Raises QgpuError when a loop has ended by itself."""
-    notify("READY=1")
-    trouble = ""
-    while not stop.wait(_BEAT_S):
-        if not service.alive:
-            raise QgpuError("a scheduling loop has died; this is a defect, see the log above")
-        try:
-            service.reap()
-            trouble = ""
-        except QgpuError as error:  # a plane that is gone for the moment; its pods can wait
-            if str(error) != trouble:
-                trouble = str(error)
-                _log.error("cannot look after pods, trying again", error=trouble)
-        containers.refresh()
-        notify(ALIVE)
-    notify("STOPPING=1")
 
 
 def main() -> None:

@@ -6,12 +6,12 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from qgpu.config import Plane
 from qgpu.errors import NoGpuError, PermissionDeniedError
+from qgpu.plane import Plane
 from qgpu.rm.versions import VERSION_FILE
 from qgpu.sched import kmod
 from qgpu.sched.backend import Host
-from qgpu.systemd import Store
+from qgpu.sched.seccomp.kept import Kept
 
 DEVICE = Path(kmod.DEVICE)
 DRIVER = VERSION_FILE
@@ -45,8 +45,10 @@ def choose(wanted: Plane) -> Chosen:
     return Chosen(Plane.SECCOMP, f"an NVIDIA driver is loaded and there is no {DEVICE}")
 
 
-def open_host(plane: Plane, runtime_dir: Path, sim_gpus: int, store: Store) -> Host:
+def open_host(plane: Plane, kept: Kept, sim_gpus: int) -> Host:
     """Open the plane. Raises NoGpuError, PermissionDeniedError, NotSupportedError."""
+    if plane is not Plane.SECCOMP:
+        kept.leave()
     if plane is Plane.SIM:
         from qgpu.sched.sim import Clock, SimHost
 
@@ -63,7 +65,7 @@ def open_host(plane: Plane, runtime_dir: Path, sim_gpus: int, store: Store) -> H
         raise NoGpuError("plane seccomp: no NVIDIA driver is loaded here; load it, or use --plane sim")
     from qgpu.sched.seccomp.host import SeccompHost
 
-    return SeccompHost(runtime_dir, store)
+    return SeccompHost(kept)
 
 
 def driver_version(plane: Plane) -> str | None:

@@ -8,7 +8,6 @@ The newest word counts: a setting made at run time holds until the configuration
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -22,11 +21,6 @@ from qgpu.errors import InvalidValueError, PermissionDeniedError, UnknownNameErr
 _log = structlog.get_logger("state")
 
 VERSION = 1
-
-
-def default_state_dir(runtime_dir: Path) -> Path | None:
-    """Return where the daemon of this host keeps its state; nowhere for one that runs elsewhere, beside it maybe."""
-    return Path("/var/lib/qgpu") if os.geteuid() == 0 and runtime_dir == Path("/run/qgpu") else None
 
 
 class State:

@@ -18,6 +18,7 @@ from qgpu.guardian.card import LEASE_NS
 from qgpu.load.spec import Workload
 from qgpu.model import NS_PER_S
 from qgpu.sched.seccomp.host import SeccompHost
+from qgpu.sched.seccomp.kept import Kept
 from qgpu.systemd import Store
 
 _START_S = 30.0
@@ -49,7 +50,7 @@ class SeccompRig:
         self._loads: list[_Load] = []
         for kernel_us in (100.0, 1000.0):
             self._iterations[kernel_us] = _calibrated(kernel_us)
-        self.host = SeccompHost(directory, Store())
+        self.host = SeccompHost(Kept(Store(), directory))
 
     def start(self, pod: str, workload: Workload) -> int:
         """Start a load and return when its first kernel has run."""
@@ -105,7 +106,7 @@ class SeccompRig:
     def restart(self) -> None:
         """Let go of the guardian and find it again."""
         self.host.close()
-        self.host = SeccompHost(self._directory, Store())
+        self.host = SeccompHost(Kept(Store(), self._directory))
 
     def close(self) -> None:
         """Kill what runs, and forget the pods."""

@@ -14,13 +14,14 @@ from random import Random
 from typing import Any
 
 from qgpu import wire
-from qgpu.config import Config, Plane
+from qgpu.config import Config
 from qgpu.control import Session
 from qgpu.daemon.planes import Chosen
 from qgpu.daemon.service import Service
 from qgpu.daemon.state import State
 from qgpu.errors import QgpuError
 from qgpu.guardian import calls, register
+from qgpu.plane import Plane
 from qgpu.rm import abi
 from qgpu.sched.sim import Clock, SimHost
 from tests.fuzz import mutate

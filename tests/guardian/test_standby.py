@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import threading
 from types import SimpleNamespace
 
@@ -41,6 +42,31 @@ def test_one_that_has_ended_is_not_killed_by_a_number_that_may_be_anothers(journ
     ended.let_go(1)
 
     assert (ended.lives, killed) == (False, [])
+
+
+def test_it_is_told_to_begin_once_and_its_end_is_then_its_own_affair(journal, tmp_path):
+    one = Standby(tmp_path, journal.fd, {})
+    told = []
+    one._say = told.append
+    one.begin(killed=True)
+    one.begin(killed=False)
+    one.end()
+
+    assert told == [{"op": "begin", "killed": True}]
+    assert one.lives
+    one.kill()
+
+
+@pytest.mark.parametrize("mine", [True, False])
+def test_it_makes_way_for_another_guardian_and_only_for_another(journal, tmp_path, mine):
+    one = Standby(tmp_path, journal.fd, {})
+    one.begin(killed=True)
+    one.yield_to(one._process.pid if mine else os.getpid())
+    if mine:
+        assert one.lives
+        one.kill()
+
+    assert one._process.wait(10) == -signal.SIGKILL
 
 
 def test_no_other_guardian_begins_between_a_listeners_arrival_and_its_copy(monkeypatch):

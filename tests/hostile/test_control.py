@@ -8,8 +8,9 @@ import time
 import pytest
 
 from qgpu import control
-from qgpu.control import Client, Server, socket_path
+from qgpu.control import Client, Server
 from qgpu.errors import DaemonUnreachableError, QgpuError
+from qgpu.places import socket_path
 from qgpu.systemd import Store
 
 

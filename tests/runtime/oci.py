@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from qgpu import cgroup
-from qgpu.control import socket_path
+from qgpu.places import socket_path
 from qgpu.runtime import cdi
 
 BUSYBOX = shutil.which("busybox")

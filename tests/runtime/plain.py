@@ -17,8 +17,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from qgpu import cgroup
-from qgpu.control import socket_path
 from qgpu.guardian import filter as pod_filter
+from qgpu.places import socket_path
 from qgpu.runtime import cdi, seccomp
 
 NVIDIA0 = {"type": "c", "path": "/dev/nvidia0", "major": 195, "minor": 0}

@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import structlog
@@ -28,10 +27,10 @@ from qgpu.model import Grant
 from qgpu.sched.backend import Pgpu, PodInfo
 from qgpu.sched.nvml import check_cards, describe
 from qgpu.sched.seccomp.backend import SeccompBackend
+from qgpu.sched.seccomp.kept import Kept
 from qgpu.sched.seccomp.link import GuardianHangsError, Link, pidfd_of
 from qgpu.sched.seccomp.machine import check_kernel, lock_host
 from qgpu.sched.seccomp.standby import Standby
-from qgpu.systemd import Store
 
 _log = structlog.get_logger("seccomp")
 
@@ -52,26 +51,23 @@ class SeccompHost:
 
     plane = "seccomp"
 
-    def __init__(self, runtime_dir: Path, store: Store) -> None:
-        self._runtime_dir = runtime_dir
-        self._store = store
-        self.socket = runtime_dir / "guardian.sock"
+    def __init__(self, kept: Kept) -> None:
+        self._runtime_dir = kept.runtime_dir
+        self._store = kept.store
+        self.socket = kept.socket
         self._lock = threading.RLock()
         #: What is to be the guardian when this one is lost.
-        self._reserve: Standby | None = None
-        self._listeners = _stored_listeners(store)
-        journal_fd = store.take("journal").get("", -1)
-        if journal_fd >= 0:  # if the last guardian and daemon died together, there are pods that wait: lose no time
-            self._reserve = self._prepare(journal_fd)
+        self._reserve = kept.reserve
+        self._listeners = kept.listeners
         check_kernel()
         check_cards()
         self._host_lock = lock_host()
-        self._link = self._find(journal_fd)
+        self._link = self._find(kept.journal_fd)
         # one that was begun by a daemon that died at once has none of them yet
         self._hand_over(self._link)
         self._journal_fd = os.dup(self._link.journal_fd)
-        store.put("journal", self._journal_fd)
-        if self._reserve is not None and not os.path.sameopenfile(journal_fd, self._journal_fd):
+        self._store.put("journal", self._journal_fd)
+        if self._reserve is not None and not os.path.sameopenfile(kept.journal_fd, self._journal_fd):
             self._reserve.end()
             self._reserve = None
         for number, pod in self._link.hello["listeners"].items():
@@ -215,8 +211,6 @@ class SeccompHost:
         """Connect to the guardian that is there, or start one; ``journal_fd`` is what was stored, or negative."""
         try:
             link = Link(self.socket, watch=True)
-            _log.info("guardian found", pid=link.hello["pid"])
-            return link
         except GuardianHangsError as error:
             if journal_fd < 0 or Journal(journal_fd).listeners() - self._listeners.keys():
                 raise  # only it has its pods' listeners: another one beside it would strand them
@@ -227,6 +221,12 @@ class SeccompHost:
             killed = False
             if journal_fd < 0 and (coming := self._await_heir()) is not None:
                 return coming
+        else:
+            _log.info("guardian found", pid=link.hello["pid"])
+            if self._reserve is not None and self._reserve.begun:
+                self._reserve.yield_to(link.hello["pid"])
+                self._reserve = None
+            return link
         return self._start(journal_fd if journal_fd >= 0 else Journal().fd, killed=killed)
 
     def _await_heir(self) -> Link | None:
@@ -273,8 +273,7 @@ class SeccompHost:
             except BackendGoneError:
                 continue
             else:
-                if link.hello["pid"] != process.pid:  # it would wait for the other's end
-                    process.kill()
+                process.yield_to(link.hello["pid"])
                 return link
         if not said["ready"]:
             raise errors.from_code(said["code"], said["error"])
@@ -293,12 +292,6 @@ class SeccompHost:
             self._reserve = self._prepare(self._journal_fd)
         except BackendGoneError as error:  # the next death then takes longer to mend
             _log.warning("no guardian in reserve", error=str(error))
-
-
-def _stored_listeners(store: Store) -> dict[int, tuple[str, int]]:
-    """Return the listeners that a former daemon had kept, by number, with their pods."""
-    named = {tuple(name.split(".", 1)): fd for name, fd in store.take("listener.").items()}
-    return {int(number): (pod, fd) for (number, pod), fd in named.items()}
 
 
 def _kill(pidfd: int) -> None:

@@ -29,6 +29,8 @@ class Standby:
     def __init__(self, runtime_dir: Path, journal_fd: int, listeners: Mapping[int, tuple[str, int]]) -> None:
         """Start it, in a session of its own: who stops us shall not stop it. Raises BackendGoneError."""
         self.began_s = time.monotonic()
+        #: Whether it has been told to be the guardian.
+        self.begun = False
         try:
             ours, theirs = socket.socketpair()
         except OSError as error:
@@ -54,11 +56,6 @@ class Standby:
             raise BackendGoneError(f"guardian: it cannot be started: {error}") from error
 
     @property
-    def pid(self) -> int:
-        """Its process."""
-        return self._process.pid
-
-    @property
     def lives(self) -> bool:
         """Tell whether it can still begin."""
         return self._process.returncode is None
@@ -72,9 +69,11 @@ class Standby:
         self._say({"op": "hold", "number": number})
 
     def begin(self, *, killed: bool) -> None:
-        """Let it begin, after a guardian that was ``killed`` and may take a moment to be gone."""
-        self.began_s = time.monotonic()
-        self._say({"op": "begin", "killed": killed})
+        """Let it begin, after a guardian that was ``killed`` and may take a moment to be gone. Safe to call twice."""
+        if not self.begun:
+            self.begun = True
+            self.began_s = time.monotonic()
+            self._say({"op": "begin", "killed": killed})
 
     def said(self, timeout_s: float) -> dict[str, Any] | None:
         """Return what it says when it has begun, or could not; None for nothing yet. Raises BackendGoneError."""
@@ -93,8 +92,17 @@ class Standby:
             raise BackendGoneError("guardian: died at start; its log says why")
         return message[0]
 
+    def yield_to(self, guardian: int) -> None:
+        """Let another process be the guardian, if it is another: this one would wait for its end."""
+        if guardian != self._process.pid:
+            self.kill()
+        self._connection.close()
+
     def end(self) -> None:
-        """Let it end: the daemon does, and the guardian stays as it is."""
+        """Let it end: the daemon does, and the guardian stays as it is, be it this one."""
+        if self.begun:
+            self._connection.close()
+            return
         with suppress(OSError):
             self._connection.send({"op": "end"})
         self._connection.close()

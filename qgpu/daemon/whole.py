@@ -1,0 +1,87 @@
+"""The whole daemon: the composition root. It reads the configuration, opens the plane, starts everything and ends it.
+
+The order of the end mirrors that of the beginning: whatever happens in between, gates are opened before the
+plane is let go.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from contextlib import ExitStack
+from pathlib import Path
+
+import structlog
+
+from qgpu import config as configuration
+from qgpu.config import Config, MetricsCompat
+from qgpu.control import Server
+from qgpu.daemon import log, planes, runtime
+from qgpu.daemon.containers import Containers, agent_socket
+from qgpu.daemon.service import Service
+from qgpu.daemon.state import State
+from qgpu.errors import QgpuError
+from qgpu.metrics import exporter
+from qgpu.plane import Plane
+from qgpu.sched.seccomp.kept import Kept
+from qgpu.systemd import ALIVE, notify
+
+_log = structlog.get_logger("qgpud")
+
+#: How often the daemon looks after pods that have ended, and tells systemd that it lives.
+_BEAT_S = 0.5
+
+
+def run(
+    config_file: Path | None,
+    plane: Plane | None,
+    sim_gpus: int,
+    state_dir: Path | None,
+    kept: Kept,
+    stop: threading.Event,
+) -> None:
+    """Be the daemon until told to stop. Raises QgpuError."""
+    config = configuration.load(config_file) if config_file else Config()
+    log.configure(config.log_level, config.log_format)
+    directory, store = kept.runtime_dir, kept.store
+    lock = runtime.hold(directory)
+    chosen = planes.choose(plane or config.plane)
+    state = State(state_dir)
+    host = planes.open_host(chosen.plane, kept, sim_gpus)
+    service = Service(host, chosen, config, state, agent_socket(chosen.plane, directory))
+    try:
+        with ExitStack() as ends:
+            if config.metrics.listen is not None:
+                endpoint = exporter.serve(
+                    config.metrics.listen, service.counters.view, with_hami=config.metrics.compat is MetricsCompat.HAMI
+                )
+                ends.callback(endpoint.close)
+            server = Server(directory, config.socket_mode, config.socket_gid, service.handle, store, service.trusts)
+            ends.callback(server.close)
+            containers = Containers(chosen.plane, host.pgpus(), directory, config, store, service.take_listener)
+            ends.callback(containers.close)
+            _log.info("ready", plane=chosen.plane.value, why=chosen.why, runtime_dir=str(directory))
+            _watch(service, containers, stop)
+    finally:
+        service.close()
+        os.close(lock)
+    _log.info("stopped")
+
+
+def _watch(service: Service, containers: Containers, stop: threading.Event) -> None:
+    """Stay until told to stop. Raises QgpuError when a loop has ended by itself."""
+    notify("READY=1")
+    trouble = ""
+    while not stop.wait(_BEAT_S):
+        if not service.alive:
+            raise QgpuError("a scheduling loop has died; this is a defect, see the log above")
+        try:
+            service.reap()
+            trouble = ""
+        except QgpuError as error:  # a plane that is gone for the moment; its pods can wait
+            if str(error) != trouble:
+                trouble = str(error)
+                _log.error("cannot look after pods, trying again", error=trouble)
+        containers.refresh()
+        notify(ALIVE)
+    notify("STOPPING=1")

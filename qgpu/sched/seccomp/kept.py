@@ -1,0 +1,57 @@
+"""What a service manager has kept of a former daemon on this plane, and the guardian that is started with it.
+
+Where daemon and guardians were killed together, pods' calls wait in the kernel until there is a guardian again: it
+is loaded beside the daemon, not after it (docs/decisions/0015). So what takes time to load is not imported here.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+from qgpu import wire
+from qgpu.errors import BackendGoneError
+from qgpu.sched.seccomp.standby import Standby
+from qgpu.systemd import Store
+
+
+class Kept:
+    """The journal, the pods' listeners, and what follows them in reserve or as the guardian, if there is a journal."""
+
+    def __init__(self, store: Store, runtime_dir: Path) -> None:
+        """Take over what is kept, and start what follows it; where that fails, the plane tries again."""
+        self.store = store
+        self.runtime_dir = runtime_dir
+        self.socket = runtime_dir / "guardian.sock"
+        #: The journal's descriptor, or negative.
+        self.journal_fd = store.take("journal").get("", -1)
+        named = {tuple(name.split(".", 1)): fd for name, fd in store.take("listener.").items()}
+        #: The listeners by their numbers, with their pods.
+        self.listeners: dict[int, tuple[str, int]] = {int(number): (pod, fd) for (number, pod), fd in named.items()}
+        #: What follows the journal.
+        self.reserve: Standby | None = None
+        if self.journal_fd >= 0:
+            with suppress(BackendGoneError):
+                self.reserve = Standby(runtime_dir, self.journal_fd, self.listeners)
+        if self.reserve is not None and _deserted(self.socket):
+            self.reserve.begin(killed=True)
+
+    def leave(self) -> None:
+        """Close everything, on a plane that has no use for it; pods that wait have the guardian that has begun."""
+        if self.reserve is not None:
+            self.reserve.end()
+        for fd in (self.journal_fd, *(fd for _, fd in self.listeners.values())):
+            if fd >= 0:
+                os.close(fd)
+
+
+def _deserted(path: Path) -> bool:
+    """Tell whether nobody listens at a socket."""
+    try:
+        wire.connect(str(path), 0).close()
+    except BlockingIOError:  # as many wait for an answer as may: somebody is there
+        return False
+    except OSError:
+        return True
+    return False
