@@ -181,6 +181,9 @@ def _say(script: Script, kind: Kind, rows: Mapping[str, Measured], alone: Mappin
                 f"    {name:12} ratio {listed(row.ratios(size))}; total {listed(_totals(row, size, alone))}"
                 + (f"; by GPU time {listed(gpu)}" if gpu else "")
             )
+            if row.exchanged:
+                for pod, images, launching in zip(QUOTAS, row.images(size), row.launching_ms(size), strict=True):
+                    script.say(f"        {pod}: images/s {listed(images)}; launching a batch {listed(launching)} ms")
 
 
 def _plots(kind: Kind, rows: Mapping[str, Measured], alone: Mapping[int, float]) -> list[Plot]:

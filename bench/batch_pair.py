@@ -55,8 +55,17 @@ class Measured:
 
     def rates(self, size: int) -> list[float]:
         """Return images per second of both together, in each repeat and role."""
+        return [sum(rates) for rates in zip(*self.images(size), strict=True)]
+
+    def launching_ms(self, size: int) -> list[list[float]]:
+        """Return of each pod how long its host took to launch a batch, in each repeat and role."""
         spans = [*self.pairs[size], *self.exchanged.get(size, ())]
-        return [sum(progress.rate(span) for progress in self.done) for span in spans]
+        return [[progress.launching_ms(span) for span in spans] for progress in self.done]
+
+    def images(self, size: int) -> list[list[float]]:
+        """Return images per second of each pod, in each repeat and role."""
+        spans = [*self.pairs[size], *self.exchanged.get(size, ())]
+        return [[progress.rate(span) for span in spans] for progress in self.done]
 
     def _in_both_roles(self, size: int, of: Callable[[Span], float]) -> list[float]:
         """Return the ratio in each repeat, or its geometric mean over both roles where there are both.

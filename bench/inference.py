@@ -3,7 +3,8 @@
     python bench/inference.py --engine resnet50 --sizes 16,32,64 --json RESULT
 
 Size 0 is rest; ``64 graph`` is a batch of 64 by a CUDA graph. It prints ``ready`` when everything has run once, ends on
-SIGTERM, and writes what qgpu-load does, with images in place of kernels. Engines: ``resnet50`` (torch), by graphs or
+SIGTERM, and writes what qgpu-load does, with images in place of kernels, and for each window how long the host took
+to launch the batches that ended in it (``launches``: ms, batches). Engines: ``resnet50`` (torch), by graphs or
 kernel by kernel; ``kernels``, qgpu-load's kernel as an image of 60 µs with 100 µs between batches; in a pod of a
 simulated plane the latter is simulated.
 """
@@ -15,14 +16,15 @@ import json
 import os
 import signal
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from qgpu.load.record import Record, Stop
 from qgpu.load.spec import Workload
-from qgpu.model import NS_PER_S, NS_PER_US
+from qgpu.model import NS_PER_MS, NS_PER_S, NS_PER_US
 
 IMAGE_US = 60
 GAP_US = 100
@@ -37,8 +39,10 @@ class Batch(NamedTuple):
     graph: bool = False
 
 
-#: Runs batches while told to go on, and says of each when it ended and how many images were in it.
-Engine = Callable[[Batch, Callable[[], bool], Callable[[int, int], None]], None]
+#: Told when a batch ended, how many images were in it, and how long launching it took (ns).
+Done = Callable[[int, int, int], None]
+#: Runs batches while told to go on, and tells of each.
+Engine = Callable[[Batch, Callable[[], bool], Done], None]
 
 
 class Control:
@@ -87,6 +91,14 @@ def main() -> None:
     print("ready", flush=True)
     control = Control(options.json)
     record = Record(Workload(), time.perf_counter_ns(), stop, options.window_ms * 1_000_000)
+    launches: defaultdict[int, list[float]] = defaultdict(lambda: [0.0, 0])
+
+    def done(now_ns: int, images: int, launching_ns: int) -> None:
+        record.done(now_ns, images)
+        window = launches[(now_ns - record.start_ns) // record.window_ns]
+        window[0] += launching_ns / NS_PER_MS
+        window[1] += 1
+
     while not stop.asked:
         batch = control.batch()
         if batch.size:
@@ -94,11 +106,14 @@ def main() -> None:
             def unchanged(batch: Batch = batch) -> bool:
                 return not stop.asked and control.batch() == batch
 
-            run(batch, unchanged, record.done)
+            run(batch, unchanged, done)
         else:
             time.sleep(0.002)
     record.going(time.perf_counter_ns())
-    options.json.write_text(json.dumps(record.report()))
+    report = record.report()
+    windows = cast("list[list[float]]", report["windows"])
+    report["launches"] = [[at, *launches[n]] for n, (at, _) in enumerate(windows)]
+    options.json.write_text(json.dumps(report))
 
 
 def _engine(name: str, iterations: int | None, stop: Stop) -> Engine:
@@ -109,17 +124,18 @@ def _engine(name: str, iterations: int | None, stop: Stop) -> Engine:
     else:
         infer, gap_us = _kernels(iterations), GAP_US
 
-    def run(batch: Batch, going: Callable[[], bool], done: Callable[[int, int], None]) -> None:
+    def run(batch: Batch, going: Callable[[], bool], done: Done) -> None:
         while going():
-            infer(batch)
-            done(now_ns := time.perf_counter_ns(), batch.size)
+            began_ns = time.perf_counter_ns()
+            launched_ns = infer(batch)
+            done(now_ns := time.perf_counter_ns(), batch.size, launched_ns - began_ns)
             if gap_us:
                 stop.wait_until(now_ns + gap_us * NS_PER_US)
 
     return run
 
 
-def _kernels(iterations: int | None) -> Callable[[Batch], None]:
+def _kernels(iterations: int | None) -> Callable[[Batch], int]:
     from qgpu.load.cuda import Cuda, Device, Sync
     from qgpu.load.kernel import Kernel
 
@@ -129,9 +145,11 @@ def _kernels(iterations: int | None) -> Callable[[Batch], None]:
     else:
         kernel.iterations = iterations
 
-    def infer(batch: Batch) -> None:
+    def infer(batch: Batch) -> int:
         kernel.launch(kernel.streams[0], batch.size)
+        launched_ns = time.perf_counter_ns()
         kernel.synchronize()
+        return launched_ns
 
     return infer
 
@@ -140,7 +158,7 @@ def _simulated() -> Engine:
     from qgpu.control import Client
     from qgpu.places import default_runtime_dir
 
-    def run(batch: Batch, going: Callable[[], bool], done: Callable[[int, int], None]) -> None:
+    def run(batch: Batch, going: Callable[[], bool], done: Done) -> None:
         # A simulated load ends with the connection that started it.
         with Client(default_runtime_dir()) as client:
             work = Workload(kernel_us=IMAGE_US, batch=batch.size, gap_us=GAP_US)
@@ -148,7 +166,7 @@ def _simulated() -> Engine:
             began_ns, images = time.perf_counter_ns(), 0
             while going():
                 progress = client.call("sim.progress", load=load)
-                done(began_ns + round(progress["elapsed_s"] * NS_PER_S), progress["kernels"] - images)
+                done(began_ns + round(progress["elapsed_s"] * NS_PER_S), progress["kernels"] - images, 0)
                 images = progress["kernels"]
                 time.sleep(0.02)
 

@@ -41,6 +41,12 @@ class Progress:
         """Count the kernels of the windows whose middles lie between two times (s since the epoch)."""
         return sum(kernels for when, kernels in self.counts() if start <= when < end)
 
+    def launching_ms(self, span: Span) -> float:
+        """Return how long the host took to launch one batch in a span of time; NaN where that is not told."""
+        started = self.result["started_ns"] / 1e9
+        inside = [of for at, *of in self.result.get("launches", ()) if span.start < started + at < span.end]
+        return ratio(sum(ms for ms, _ in inside), sum(batches for _, batches in inside))
+
     def counts(self) -> Iterator[tuple[float, int]]:
         """Yield the middle of each window (s since the epoch) and the kernels that finished in it."""
         windows = self.result["windows"]
