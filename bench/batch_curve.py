@@ -14,7 +14,8 @@ with graphs) is then a figure of the host. The ratio is asked where the pair get
 where that one fills the card (0.95): where it does not, the pair may get more than one alone and neither be held back.
 By images and by GPU time (``batch_gpu_ratio``) ratios differ by what a second of GPU time is worth to each pod; so
 kernel by kernel each size is measured in both roles, with quotas exchanged, and the ratio is the geometric mean: that
-one process has the faster CPU cancels.
+one process has the faster CPU cancels. How long launching a batch took in each span is told beside it: where that
+differs from span to span, so do images.
 """
 
 from __future__ import annotations
@@ -210,7 +211,9 @@ def _figures(
                 note += f", which fill {fill[size]:.2f} of the card"
             judged = name in (BURST, FIXED) and total >= TOTAL and fill.get(size, 1) >= FULL
             asked: Asked = between(*RATIO) if judged else NOTHING
-            note += "; both roles" if size in row.exchanged else ""
+            if size in row.exchanged:
+                launching = [ms for pod in row.launching_ms(size) for ms in pod]
+                note += f"; both roles; the host took {min(launching):.2f} to {max(launching):.2f} ms to launch a batch"
             figures.append(median(f"{of}_ratio{tag}_{size}", row.ratios(size), *asked, note=note))
             if gpu := row.by_gpu_time(size):
                 figures.append(median(f"{of}_gpu_ratio{tag}_{size}", gpu, note="the same by GPU time"))
