@@ -203,3 +203,57 @@ def test_a_sparse_pod_that_is_always_there_is_doubted_again_also_where_it_is_not
         paces.add(standings["a"].pace)
 
     assert (Pace.DOUBTED in paces) is doubted
+
+
+def gate_rounds(number: int, standings: dict[str, Standing]) -> dict[str, Standing]:
+    """Let two pods take turns by gate and fill them."""
+    for _ in range(number):
+        entries = {name: by_window(50, 49)._replace(standing=now) for name, now in standings.items()}
+        standings = settle(entries, PERIOD, PERIOD)
+    return standings
+
+
+def probed(standing: Standing, starts: int) -> Standing:
+    """Watch a doubted pod for two rounds, in each of which it is there all the time and has so many turns of 50 ms."""
+    for _ in range(2):
+        doubted = by_slice(min(49.5, starts * 51.3), starts, standing=standing)
+        other = by_slice(0.1, 1, slice_us=50, standing=Standing())
+        use = doubted.use._replace(open_ns=PERIOD // 2)
+        settled = settle({"a": doubted._replace(use=use), "b": other}, PERIOD // 2, PERIOD // 2)
+        standing = settled["a"]
+    return standing
+
+
+def test_who_was_not_seen_to_leave_its_turns_is_tried_once_more_and_then_never() -> None:
+    found = probed(Standing(pace=Pace.DOUBTED), 1)
+    assert (found.pace, found.unproven) == (Pace.GAPPY, True)
+
+    standings = gate_rounds(9, {"a": found, "b": Standing()})
+    assert standings["a"].pace is Pace.GAPPY
+    acquitted = gate_rounds(1, standings)["a"]
+    assert (acquitted.pace, acquitted.acquitted) == (Pace.STEADY, True)
+
+    again = probed(acquitted._replace(pace=Pace.DOUBTED), 1)
+    assert gate_rounds(30, {"a": again, "b": Standing()})["a"].pace is Pace.GAPPY
+
+
+def test_who_was_seen_to_leave_its_turns_is_not_tried_again_nor_anybody_beside_it() -> None:
+    proven = probed(Standing(pace=Pace.DOUBTED), 5)
+    unproven = probed(Standing(pace=Pace.DOUBTED), 1)
+    standings = gate_rounds(30, {"a": proven, "b": unproven})
+
+    assert {standing.pace for standing in standings.values()} == {Pace.GAPPY}
+
+
+@pytest.mark.parametrize(("length_ms", "ran_ms", "doubted"), [(50, 1, False), (150, 50, False), (100, 1, True)])
+def test_a_turn_that_the_ends_of_a_round_cut_off_is_no_miss(length_ms: int, ran_ms: int, doubted: bool) -> None:
+    standings, paces = {"a": Standing(), "b": Standing()}, set()
+    for all_ms, a_ms in ((100, 50), (100, 40), (length_ms, ran_ms), (100, 50), (100, 50)):
+        entries = {
+            "a": by_slice(a_ms, 1, standing=standings["a"]),
+            "b": by_slice(all_ms - a_ms, 1, standing=standings["b"]),
+        }
+        standings = settle(entries, all_ms * MS, PERIOD)
+        paces.add(standings["a"].pace)
+
+    assert (Pace.DOUBTED in paces) is doubted

@@ -38,8 +38,13 @@ _PRESENT_AT_ONCE = 0.85
 #: Who is there all the time is in this part of the rounds that others have, give or take one.
 _EVERY_ROUND = 0.9
 
-#: So many turns must have been left early in a round for it to tell that by itself.
+#: So many turns must have been left early in a round for it to tell that by itself, and so many in two of them: one is
+#: counted too many or too few where a round begins and ends.
 _TELLING = 4
+_PROOF = 0.5
+
+#: For how long pods take turns by gate for want of proof until they are tried by timeslices once more.
+_ACQUITTED_AFTER_NS = 1_000 * NS_PER_MS
 
 #: A pod uses its turns up when it takes this part of them, over the last few rounds.
 _USED_UP = 0.9
@@ -49,11 +54,12 @@ _LONG_NS = 300 * NS_PER_MS
 _CARRIED = 0.8
 
 
-def by_timeslices(rivals: Mapping[str, Entry], round_ns: int, foreign_ns: int) -> dict[str, Standing]:
+def by_timeslices(rivals: Mapping[str, Entry], round_ns: int, period_ns: int, foreign_ns: int) -> dict[str, Standing]:
     """Add up what went to the wrong pods; once it is more than chance, doubt who came short most.
 
     It counts only while everybody was on the card in the rounds before and after too, or came back to it within this
-    one, as pods that come and go get less for their own reasons; and while the card was full.
+    one, as pods that come and go get less for their own reasons; and while the card was full. A round of turns lasts
+    the period: what was counted over another time may show one pod's turn and not another's.
     """
     entries = rivals.values()
     paces = {entry.standing.pace for entry in entries}
@@ -64,24 +70,32 @@ def by_timeslices(rivals: Mapping[str, Entry], round_ns: int, foreign_ns: int) -
     if not ran or foreign_ns + sum(used_ns) < _FULL * round_ns:
         return {name: entry.standing._replace(pending_ns=None) for name, entry in rivals.items()}
     at_once = all(entry.use.starts >= _THERE_STARTS * entry.busy_tsgs for entry in entries)
-    limit_ns = max(_LEAST_MISSED_NS, round(_MISSED * sum([_turns_ns(entry) for entry in entries])))
+    turns_ns = sum([_turns_ns(entry) for entry in entries])
+    limit_ns = max(_LEAST_MISSED_NS, round(_MISSED * turns_ns))
     passed_ns = round(_LET_PASS * round_ns)
     over, standings, late = overruns(rivals), {}, []
     for name, entry in rivals.items():
-        use, (owed_ns, pace, reformed, suspect, found, there_ns, pending_ns, turns) = entry.use, entry.standing
-        at_most_ns = _again_ns(entry.standing) if pace is Pace.SPARSE else limit_ns
+        use, now = entry.use, entry.standing
+        owed_ns, pace, pending_ns, turns = now.debt_ns, now.pace, now.pending_ns, now.turns
+        at_most_ns = _again_ns(now) if pace is Pace.SPARSE else limit_ns
         debt_ns = owed_ns + (pending_ns or 0) + (over[name] if at_once else 0)
         debt_ns = max(0, debt_ns - passed_ns) if debt_ns > 0 else min(0, debt_ns + passed_ns)
         if debt_ns < -at_most_ns:
-            late.append(name)
+            odd_ns = (now.counted_ns + (round_ns if at_once else 0)) % period_ns
+            part = entry.weight / sum([rival.weight for rival in entries])
+            if debt_ns < -at_most_ns - _cut_off_ns(part, odd_ns, period_ns, turns_ns):
+                late.append(name)
         standings[name] = Standing(
             max(-2 * at_most_ns, min(2 * at_most_ns, debt_ns)),
             pace,
-            reformed,
-            suspect,
-            found,
-            there_ns,
+            now.reformed,
+            now.suspect,
+            now.found,
+            now.unproven,
+            now.acquitted,
+            now.there_ns,
             0 if pending_ns is None or at_once else over[name],
+            now.counted_ns if pending_ns is None and not at_once else now.counted_ns + round_ns,
             Use(
                 int(_CARRIED * turns.run_ns) + use.run_ns,
                 _CARRIED * turns.starts + use.starts,
@@ -109,6 +123,11 @@ def by_timeslices(rivals: Mapping[str, Entry], round_ns: int, foreign_ns: int) -
         )
         for name, entry in rivals.items()
     }
+
+
+def _cut_off_ns(part: float, odd_ns: int, period_ns: int, turns_ns: float) -> int:
+    """Return how far a pod with this part may be off for ``odd_ns`` that were counted beyond whole rounds of turns."""
+    return int(min(part * odd_ns, (1 - part) * (period_ns - odd_ns), part * turns_ns))
 
 
 def _reformed(standings: dict[str, Standing], seen: Mapping[str, Entry]) -> dict[str, Standing]:
@@ -162,17 +181,32 @@ def _judgement(entry: Entry, rivals: Mapping[str, Entry]) -> Standing:
     """Return where a pod stands after such a round.
 
     Who was there all the time must also have left some turns and come back; else a second round tells, for what it was
-    at may last longer than the first.
+    at may last longer than the first. If not even that does, it may be for longer still, or what the pod came short of
+    had other reasons: that is unproven.
     """
     standing, use = entry.standing.anew, entry.use
     if standing.pace is not Pace.DOUBTED:
         return standing
     if not use.run_ns or not _present(entry, rivals, _PRESENT_AT_ONCE):
         return standing._replace(pace=Pace.SPARSE, found=standing.found + 1)
-    left = use.starts - use.run_ns / _whole_turn_ns(entry)
-    if left < _TELLING and not entry.standing.turns.open_ns:
+    before = entry.standing.turns
+    left = before.starts + use.starts - (before.run_ns + use.run_ns) / _whole_turn_ns(entry)
+    if left < _TELLING and not before.open_ns:
         return standing._replace(turns=use)
-    return standing._replace(pace=Pace.GAPPY)
+    return standing._replace(pace=Pace.GAPPY, unproven=left < _PROOF and not standing.acquitted)
+
+
+def acquitted(rivals: Mapping[str, Entry], round_ns: int) -> dict[str, Standing]:
+    """After a round of turns by gate that nobody was proven to need, count it; after enough of them, try without."""
+    gappy = {name: entry.standing for name, entry in rivals.items() if entry.standing.pace is Pace.GAPPY}
+    if not all(standing.unproven for standing in gappy.values()):
+        return {}
+    if all(standing.there_ns + round_ns >= _ACQUITTED_AFTER_NS for standing in gappy.values()):
+        return {
+            name: standing.anew._replace(pace=Pace.STEADY, unproven=False, acquitted=True)
+            for name, standing in gappy.items()
+        }
+    return {name: standing._replace(there_ns=standing.there_ns + round_ns) for name, standing in gappy.items()}
 
 
 def _present(entry: Entry, rivals: Mapping[str, Entry], part: float = _PRESENT) -> bool:

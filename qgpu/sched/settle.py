@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from qgpu.model import NS_PER_MS, Pace, PodClass
-from qgpu.sched.pace import by_timeslices
+from qgpu.sched.pace import acquitted, by_timeslices
 from qgpu.sched.standing import Entry, Standing, overruns
 
 #: Overruns of a quota are paid back up to what the quota gives in this time; older ones are forgiven.
@@ -51,8 +51,10 @@ def settle(entries: Mapping[str, Entry], round_ns: int, period_ns: int, *, ragge
             foreign_ns += sum(entry.use.run_ns for name, entry in rivals.items() if name not in gated)
             standings |= _by_windows(gated, round_ns, period_ns, foreign_ns)
             standings |= _beside_windows(rivals, gated, round_ns, period_ns, foreign_ns)
+            settled = {name: entry._replace(standing=standings[name]) for name, entry in rivals.items()}
+            standings |= acquitted(settled, round_ns)
         elif pod_class is PodClass.OFFLINE:
-            standings |= by_timeslices(rivals, round_ns, foreign_ns)
+            standings |= by_timeslices(rivals, round_ns, period_ns, foreign_ns)
     return standings
 
 

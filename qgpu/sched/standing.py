@@ -37,17 +37,31 @@ class Standing(NamedTuple):
     suspect: bool = False
     #: How often it was found sparse.
     found: int = 0
-    #: For how long it has been there for its turns since, on a full card.
+    #: It is taken for gappy though it was not seen to leave its turns early, and may be acquitted.
+    unproven: bool = False
+    #: It was acquitted of that once: what is found the next time stands.
+    acquitted: bool = False
+    #: Of a sparse one, for how long it has been there for its turns since, on a full card; of one unproven, for how
+    #: long it has taken turns by gate.
     there_ns: int = 0
     #: What it had beyond its part in the last round, not yet counted; None where that round doesn't count.
     pending_ns: int | None = None
+    #: How long all rounds were that its debt was counted in, that one included.
+    counted_ns: int = 0
     #: What its turns were like of late, older ones weighing less; ``open_ns`` is all time they were seen in.
     turns: Use = NOTHING
 
     @property
     def anew(self) -> Standing:
         """Return what stays of it when other terms begin: what was learnt of the pod, but nothing that was owed."""
-        return Standing(pace=self.pace, reformed=self.reformed, suspect=self.suspect, found=self.found)
+        return Standing(
+            pace=self.pace,
+            reformed=self.reformed,
+            suspect=self.suspect,
+            found=self.found,
+            unproven=self.unproven,
+            acquitted=self.acquitted,
+        )
 
 
 class Entry(NamedTuple):
