@@ -79,6 +79,7 @@ class _Performance:
         """Play one scene: make its changes, then watch."""
         start_s = self._now_s()
         self.table.scene(number, len(STORY), scene.policy, scene.caption)
+        self.stage.await_pods()
         if not self.played or self.played[-1].scene.policy != scene.policy:
             self.stage.change("gpu", "policy", "set", "0", scene.policy)
         for actor in scene.leave:

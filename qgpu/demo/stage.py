@@ -94,6 +94,14 @@ class Stage:
                 start_new_session=True,
             )
 
+    def await_pods(self) -> None:
+        """Wait until the daemon knows every pod that was started. Raises QgpuError if one has died, TimedOutError."""
+        until = time.monotonic() + _READY_S
+        while missing := self._pods.keys() - self.look().grants.keys():
+            if time.monotonic() > until:
+                raise TimedOutError(f"pods {', '.join(sorted(missing))} have not come after {_READY_S:g} s")
+            time.sleep(0.05)
+
     def leave(self, actor: Actor) -> None:
         """End a pod."""
         _end(self._pods.pop(actor.name))

@@ -73,7 +73,7 @@ class Card:
     def __post_init__(self) -> None:
         self.watch = Watch(self.device, self.log)
         mechanism = _Mechanism(self.hands, self.device, self.lost)
-        self.enforcer = Enforcer(self.device.instance, self.register, mechanism, self._used_ns)
+        self.enforcer = Enforcer(self.device.instance, self.register, mechanism, self._used_ns, self.drain)
 
     def apply(self, plan: Plan, now_ns: int) -> None:
         """Put a plan in force and renew the lease."""

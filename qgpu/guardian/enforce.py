@@ -6,7 +6,7 @@ Time comes in as an argument and leaves as the next moment something is due.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -47,8 +47,10 @@ class Enforcer:
     instance: int
     register: Register
     mechanism: Mechanism
-    #: GPU time a pod has had so far, in ns: tells who let a window go by idle.
+    #: GPU time a pod has had so far, in ns, as of the last drain: tells who let a window go by idle.
     used_ns: Callable[[str], int]
+    #: Reads the card's log of context switches; gates are not kept waiting for it.
+    drain: Callable[[int], None]
     plan: Plan | None = None
     closed: frozenset[str] = frozenset()
     _timeline: Timeline | None = None
@@ -83,10 +85,14 @@ class Enforcer:
             phase = now_ns % self._timeline.plan.period_ns
             wanted = self._timeline.closed(phase, self._idle)
             wait = self._timeline.until_next(phase)
+        known = self.register.pods.keys()  # plans may still name one that was retired
+        opened, shut = (self.closed - wanted) & known, (wanted - self.closed) & known
+        had_ns = {pod: self.used_ns(pod) for pod in opened}
         stuck = self._set_gates(wanted)
         if wanted != self.closed:
-            self._reckon(wanted, now_ns)
             self.closed = wanted
+            self._reckon_opened(had_ns, now_ns)
+            self._reckon_shut(shut, now_ns)
         return min(RETRY_NS, wait or RETRY_NS) if stuck else wait
 
     def distrust(self) -> None:
@@ -117,16 +123,19 @@ class Enforcer:
             self._gated_since[pod] = now_ns
         return spans
 
-    def _reckon(self, wanted: frozenset[str], now_ns: int) -> None:
-        known = self.register.pods.keys()  # plans may still name one that was retired
-        for pod in (self.closed - wanted) & known:
-            self._opened_with[pod] = self.used_ns(pod)
+    def _reckon_opened(self, had_ns: Mapping[str, int], now_ns: int) -> None:
+        for pod, used_ns in had_ns.items():
+            self._opened_with[pod] = used_ns
             self._closed_spans.setdefault(pod, []).append((self._gated_since.pop(pod, now_ns), now_ns))
-        for pod in (wanted - self.closed) & known:
-            self._gated_since[pod] = now_ns
-            if (before := self._opened_with.pop(pod, None)) is not None:
-                # Less than before: another pod has come by its name, or processes of it have ended. That is not idle.
-                (self._idle.discard if self.used_ns(pod) != before else self._idle.add)(pod)
+
+    def _reckon_shut(self, pods: Set[str], now_ns: int) -> None:
+        self._gated_since |= dict.fromkeys(pods, now_ns)
+        tried = {pod: before for pod in pods if (before := self._opened_with.pop(pod, None)) is not None}
+        if tried:
+            self.drain(now_ns)
+        for pod, before_ns in tried.items():
+            # Less than before: another pod has come by its name, or processes of it have ended. That is not idle.
+            (self._idle.discard if self.used_ns(pod) != before_ns else self._idle.add)(pod)
 
     def _set_gates(self, wanted: frozenset[str]) -> bool:
         """Move what has to move; True when something would not."""

@@ -187,8 +187,7 @@ class Guardian:
             if card.lease_until_ns is not None and card.lease_until_ns <= now:
                 _log.warning("lease lapsed: gates open, timeslices the driver's", pgpu=card.index)
                 card.release(now)
-            moving = card.enforcer.plan is not None and card.enforcer.plan.gated
-            if self.register.processes and (moving or card.drain_due_ns() <= now):
+            if self.register.processes and card.drain_due_ns() <= now:
                 card.drain(now)
 
     def _has_somebody(self) -> bool:

@@ -61,7 +61,7 @@ def card(*names):
             register.note(fact)
     engine = Engine(register)
     used = dict.fromkeys(names, 0)
-    return Enforcer(0, register, engine, used.__getitem__), engine, used
+    return Enforcer(0, register, engine, used.__getitem__, lambda now_ns: None), engine, used
 
 
 def turns(*names, on_idle=OnIdle.KEEP, length=10 * MS):
@@ -185,6 +185,23 @@ def test_an_idle_pods_yielded_window_is_lent_and_taken_back():
     assert off[:2] == [{2}, {1}]  # first period: nobody is known to be idle
     assert off[3] == set()  # b let its window go by: a may run in it, and so may b
     assert off[-1] == {1}  # b ran: its window is its own again
+
+
+def test_gates_do_not_wait_for_the_log_and_who_ran_is_told_by_it():
+    enforcer, engine, used = card("a", "b")
+    running, off = [], []
+
+    def drain(now_ns):
+        off.append({key[0] for key in engine.off})
+        used[running[-1]] += MS
+
+    enforcer.drain = drain
+    enforcer.adopt(turns("a", "b", on_idle=OnIdle.YIELD), 0)
+    for at, ran in ((10, "a"), (20, "b"), (30, "a"), (40, "b")):
+        running.append(ran)  # what it did in the turn that ends now is not in the log as read before
+        enforcer.step(at * MS)
+
+    assert off == [{2}, {1}, {2}]  # a's first turn began with the plan: nothing is told of it
 
 
 def test_a_pod_that_has_come_by_the_name_of_another_is_not_taken_for_idle():
