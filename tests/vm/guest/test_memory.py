@@ -69,6 +69,46 @@ def test_a_limit_lowered_below_use_takes_nothing_away(web):
     assert web.held() == 32 * MIB
 
 
+@pytest.fixture
+def two_cards(_driver):
+    """The module on a machine with two cards."""
+    qg.rmmod("nvidia")
+    with qg.driver("gpus=2"):
+        qg.insmod("qgpu.ko")
+        opened = qg.Qgpu()
+        yield opened
+        opened.close()
+        qg.rmmod("qgpu")
+    qg.insmod("nvidia.ko")
+
+
+def test_each_card_has_its_own_limit(two_cards):
+    limits = [32 * MIB, 64 * MIB]
+    web = qg.Pod(two_cards, "web", memory=limits[0] + ROOM)
+    web.grant(gpu=1, memory=limits[1] + ROOM)
+    process = web.process()
+    process.run(lambda state: state.update(cards=[nv.Program(0), nv.Program(1)]))
+    most = [process.run(fill, card, 16 * MIB) for card in (0, 1)]
+    twice = process.run(fill, 0, 16 * MIB)
+    used = [web.usage(card).memory for card in (0, 1)]
+    web.close()
+
+    assert most == [(limit, nv.NO_MEMORY) for limit in limits]
+    assert twice == (0, nv.NO_MEMORY)
+    assert used == [limit + qg.SPACE for limit in limits]
+
+
+def fill(state, card, size):
+    """Take memory of one of two cards until it is refused; how much it was, and RM's status then."""
+    taken = 0
+    while True:
+        try:
+            state["cards"][card].memory(size)
+        except nv.RmError as error:
+            return taken, error.status
+        taken += size
+
+
 def test_no_limit_is_no_limit(pod):
     free = pod("free")
     process = free.process()
