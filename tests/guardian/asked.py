@@ -73,5 +73,5 @@ def device(handle=2, client=7):
     return alloc(handle, client, abi.NV01_DEVICE_0, client)
 
 
-def subdevice(handle=3, client=7):
-    return alloc(handle, 2, abi.NV20_SUBDEVICE_0, client)
+def subdevice(handle=3, client=7, parent=2):
+    return alloc(handle, parent, abi.NV20_SUBDEVICE_0, client)

@@ -76,7 +76,7 @@ class Pod:
         self.tell, self.begin = self.child.tell, self.child.begin
         self.left, self.stayed = [], []
         self.rm = FakeRm(objects)
-        self.limits = {0: LIMIT}
+        self.minors, self.limits = {0: MINOR}, {0: LIMIT}
         self.supervisor = self.fresh(Journal())
         self.supervisor.note({"fact": "pod", "name": "web", "grants": {}})
         self.number = self.supervisor.listen("web", self.listener)
@@ -91,7 +91,7 @@ class Pod:
             self.stayed.extend,
             lambda pid, pidfd: None,
             time.monotonic_ns,
-            lambda pod: Allowance({0: MINOR}, self.limits),
+            lambda pod: Allowance(self.minors, self.limits),
             major=MAJOR,
             uvm_layouts=uvm.layouts("580.1"),
             perform=self.rm.perform,
@@ -155,8 +155,8 @@ def make_subdevice(pod):
     assert alloc_status(pod.call(abi.NV_ESC_RM_ALLOC, subdevice(), bytes(4))[2]) == abi.NV_OK
 
 
-def allocate(pod, handle, size):
-    return alloc_status(pod.call(abi.NV_ESC_RM_ALLOC, alloc(handle, 2, 0x40), memory_params(size))[2])
+def allocate(pod, handle, size, parent=2):
+    return alloc_status(pod.call(abi.NV_ESC_RM_ALLOC, alloc(handle, parent, 0x40), memory_params(size))[2])
 
 
 def held(pod):

@@ -8,9 +8,20 @@ import pytest
 
 from qgpu.guardian.charges import Allowance
 from qgpu.rm import abi
-from tests.guardian.asked import alloc, alloc_status, dup, dup_status, free, heap, heap_status, memory_params
+from tests.guardian.asked import (
+    alloc,
+    alloc_status,
+    device,
+    dup,
+    dup_status,
+    free,
+    heap,
+    heap_status,
+    memory_params,
+    subdevice,
+)
 from tests.guardian.fake_rm import PAGE
-from tests.guardian.pod import LIMIT, MOST, allocate, held
+from tests.guardian.pod import LIMIT, MINOR, MOST, allocate, held
 
 
 def test_memory_over_the_limit_is_refused_as_no_memory_and_not_charged(on_card):
@@ -39,6 +50,23 @@ def test_the_last_byte_of_a_limit_can_be_had(on_card):
     on_card.limits[0] = 3 * PAGE
 
     assert [allocate(on_card, handle, PAGE) for handle in range(10, 14)] == [0, 0, 0, abi.NV_ERR_NO_MEMORY]
+
+
+def test_each_card_has_its_own_limit(on_card):
+    limits, second = {0: 3 * PAGE, 1: 5 * PAGE}, 4
+    on_card.limits |= limits
+    on_card.minors[1] = MINOR  # the file that the child has open
+    on_card.rm.instances[7, second] = 1
+    for asked, params in ((device(second), struct.pack("<I52x", 1)), (subdevice(5, parent=second), bytes(4))):
+        assert alloc_status(on_card.call(abi.NV_ESC_RM_ALLOC, asked, params)[2]) == abi.NV_OK
+    answers = {
+        card: [allocate(on_card, 100 * parent + n, PAGE, parent) for n in range(6)]
+        for card, parent in ((0, 2), (1, second))
+    }
+
+    refused = abi.NV_ERR_NO_MEMORY
+    assert answers == {0: [abi.NV_OK] * 3 + [refused] * 3, 1: [abi.NV_OK] * 5 + [refused]}
+    assert {card: on_card.supervisor.charges.used("web", card) for card in limits} == limits
 
 
 def test_memory_that_is_freed_can_be_had_again(on_card):
