@@ -184,8 +184,9 @@ class Journal:
             if _START.unpack_from(self._page, 0) == (start,):  # else there are holes where it has been compacted
                 break
         anew, self._since = start != self._since, int(start)
-        self._end = self._compacted_end = at + data.rfind(b"\n") + 1
+        self._end = at + data.rfind(b"\n") + 1
         if anew:
+            self._compacted_end = int(start)  # what of it is dropped, nobody knows: a long one is compacted at once
             self._answers.clear()
         return anew, self._facts(data.split(b"\n")[:-1])
 

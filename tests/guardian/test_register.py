@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from qgpu.errors import AlreadyRunningError
 from qgpu.guardian import calls
-from qgpu.guardian.journal import Journal
+from qgpu.guardian.journal import COMPACT_BYTES, Journal
 from qgpu.guardian.register import COMPUTE_TSG_BYTES, OTHER_TSG_BYTES, Register, RmObject, object_fact
 from qgpu.rm import abi
 from tests.traces import ARGUMENT, TRACES, allocated, rows
@@ -187,6 +187,19 @@ def test_a_register_that_changes_while_it_is_written_anew_is_rebuilt_as_it_is_th
         note({"fact": "managed", "pid": 100, "bytes": 1})
 
     assert rebuilt(journal) == register
+
+
+def test_a_journal_does_not_grow_from_one_short_lived_owner_to_the_next():
+    journals, line = [Journal()], {"fact": "gone", "client": 7, "handle": 2, "why": "x" * 1000}
+    for _ in range(2):
+        list(journals[-1].read()[1])
+        assert not journals[-1].grown
+        for _ in range(COMPACT_BYTES * 7 // 10 // 1000):
+            journals[-1].append(line)
+        journals.append(Journal(journals[0].fd))
+    list(journals[-1].read()[1])
+
+    assert journals[-1].grown
 
 
 def test_a_journal_is_written_by_one_process_at_a_time():
