@@ -59,13 +59,14 @@ class Measured:
 
     def launching_ms(self, size: int) -> list[list[float]]:
         """Return of each pod how long its host took to launch a batch, in each repeat and role."""
-        spans = [*self.pairs[size], *self.exchanged.get(size, ())]
-        return [[progress.launching_ms(span) for span in spans] for progress in self.done]
+        return [[progress.launching_ms(span) for span in self._spans(size)] for progress in self.done]
 
     def images(self, size: int) -> list[list[float]]:
         """Return images per second of each pod, in each repeat and role."""
-        spans = [*self.pairs[size], *self.exchanged.get(size, ())]
-        return [[progress.rate(span) for span in spans] for progress in self.done]
+        return [[progress.rate(span) for span in self._spans(size)] for progress in self.done]
+
+    def _spans(self, size: int) -> list[Span]:
+        return [*self.pairs[size], *self.exchanged.get(size, ())]
 
     def _in_both_roles(self, size: int, of: Callable[[Span], float]) -> list[float]:
         """Return the ratio in each repeat, or its geometric mean over both roles where there are both.
