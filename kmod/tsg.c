@@ -108,8 +108,10 @@ bool qgpu_tsg_reclose(struct qgpu_tsg *tsg)
 
 	mutex_lock(&tsg->gpu->lock);
 	closed = is_closed(tsg);
-	for (i = 0; i < tsg->nr_channels; i++)
+	for (i = 0; i < tsg->nr_channels; i++) {
+		tsg->channels[i].unsure |= tsg->channels[i].off;
 		tsg->channels[i].off = false;
+	}
 	qgpu_tsgs_apply(tsg->gpu);
 	mutex_unlock(&tsg->gpu->lock);
 	return closed;
@@ -155,14 +157,25 @@ static u32 subdevice_of(struct qgpu_tsg *tsg, bool again)
 
 static u32 send_gate(struct qgpu_gpu *gpu, struct qgpu_tsg *tsg, bool off)
 {
-	u32 status;
+	u32 subdevice = subdevice_of(tsg, false), status;
 
 	gpu->gate.disable = off;
-	status = qgpu_rm_control(tsg->client, subdevice_of(tsg, false), NV2080_FIFO_DISABLE_CHANNELS, &gpu->gate,
-				 sizeof(gpu->gate));
-	if (status != NV_OK)
-		status = qgpu_rm_control(tsg->client, subdevice_of(tsg, true), NV2080_FIFO_DISABLE_CHANNELS,
-					 &gpu->gate, sizeof(gpu->gate));
+	status = qgpu_rm_control(tsg->client, subdevice, NV2080_FIFO_DISABLE_CHANNELS, &gpu->gate, sizeof(gpu->gate));
+	if (status != NV_OK && subdevice_of(tsg, true) != subdevice)
+		status = qgpu_rm_control(tsg->client, tsg->subdevice, NV2080_FIFO_DISABLE_CHANNELS, &gpu->gate,
+					 sizeof(gpu->gate));
+	return status;
+}
+
+static u32 send_one(struct qgpu_gpu *gpu, struct qgpu_tsg *tsg, const struct qgpu_channel *channel, bool off)
+{
+	u32 status;
+
+	gpu->gate.num = 1;
+	gpu->gate.clients[0] = tsg->client;
+	gpu->gate.channels[0] = channel->handle;
+	status = send_gate(gpu, tsg, off);
+	gpu->gate.num = 0;
 	return status;
 }
 
@@ -186,15 +199,20 @@ static bool is_silent(struct qgpu_gpu *gpu, const struct qgpu_tsg *tsg, u32 stat
 	return true;
 }
 
+/*
+ * RM counts how often a channel was taken off, and puts it back after as many times only; putting back what is there
+ * changes nothing. So what may be off is put back before it is taken off.
+ */
 static void gate_one(struct qgpu_gpu *gpu, struct qgpu_tsg *tsg, struct qgpu_channel *channel, bool off)
 {
-	u32 status, class;
+	u32 status = NV_OK, class;
 
-	gpu->gate.num = 1;
-	gpu->gate.clients[0] = tsg->client;
-	gpu->gate.channels[0] = channel->handle;
-	status = send_gate(gpu, tsg, off);
-	gpu->gate.num = 0;
+	if (off && channel->unsure)
+		status = send_one(gpu, tsg, channel, false);
+	if (status == NV_OK) {
+		channel->unsure = false;
+		status = send_one(gpu, tsg, channel, off);
+	}
 	if (status == NV_OK) {
 		channel->off = off;
 		channel->retry.at_ns = 0;
@@ -220,21 +238,28 @@ static void flush_gate(struct qgpu_gpu *gpu, struct qgpu_tsg *tsg, bool off)
 	gpu->gate.num = 0;
 	if (status != NV_OK && is_silent(gpu, tsg, status))
 		return;
-	for (i = 0; i < num && !gpu->silent_until_ns; i++) {
+	/* A refused call has moved all that come before the channel it was refused for. */
+	for (i = 0; i < num; i++) {
+		gpu->gated[i]->unsure = status != NV_OK;
 		if (status == NV_OK)
 			gpu->gated[i]->off = off;
-		else
+		else if (!gpu->silent_until_ns)
 			gate_one(gpu, tsg, gpu->gated[i], off);
 	}
 }
 
 static bool is_due(const struct qgpu_tsg *tsg, const struct qgpu_channel *channel, bool off)
 {
-	return is_closed(tsg) == off && channel->off != off && !channel->gone;
+	return is_closed(tsg) == off && (channel->off != off || channel->unsure) && !channel->gone;
 }
 
-/* Those that failed before go one by one, when their time has come, for they would fail others in their batch. */
-static void apply_failed_gates(struct qgpu_gpu *gpu, bool off)
+/* Those that failed before would fail others in their batch, and have a time when they are tried again. */
+static bool goes_alone(const struct qgpu_channel *channel, bool off)
+{
+	return channel->retry.at_ns || (off && channel->unsure);
+}
+
+static void apply_single_gates(struct qgpu_gpu *gpu, bool off)
 {
 	struct qgpu_channel *channel;
 	struct qgpu_tsg *tsg;
@@ -243,7 +268,8 @@ static void apply_failed_gates(struct qgpu_gpu *gpu, bool off)
 		for (channel = tsg->channels; channel < tsg->channels + tsg->nr_channels; channel++) {
 			if (gpu->silent_until_ns)
 				return;
-			if (is_due(tsg, channel, off) && channel->retry.at_ns && channel->retry.at_ns <= ktime_get_ns())
+			if (is_due(tsg, channel, off) && goes_alone(channel, off) &&
+			    channel->retry.at_ns <= ktime_get_ns())
 				gate_one(gpu, tsg, channel, off);
 		}
 	}
@@ -260,7 +286,7 @@ static void apply_gates(struct qgpu_gpu *gpu, bool off)
 		if (last && last->client != tsg->client)
 			flush_gate(gpu, last, off);
 		for (i = 0; i < tsg->nr_channels; i++) {
-			if (!is_due(tsg, &tsg->channels[i], off) || tsg->channels[i].retry.at_ns ||
+			if (!is_due(tsg, &tsg->channels[i], off) || goes_alone(&tsg->channels[i], off) ||
 			    gpu->silent_until_ns)
 				continue;
 			num = gpu->gate.num++;
@@ -274,7 +300,7 @@ static void apply_gates(struct qgpu_gpu *gpu, bool off)
 	}
 	if (last)
 		flush_gate(gpu, last, off);
-	apply_failed_gates(gpu, off);
+	apply_single_gates(gpu, off);
 }
 
 static bool is_slice_due(const struct qgpu_tsg *tsg)

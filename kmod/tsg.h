@@ -16,6 +16,7 @@ struct qgpu_retry {
 struct qgpu_channel {
 	u32 handle;
 	bool off;		/* taken off the GPU by the gate */
+	bool unsure;		/* it may be off whatever that says */
 	bool gone;		/* the driver has freed it with something it depended on */
 	struct qgpu_retry retry;	/* of its gate */
 };

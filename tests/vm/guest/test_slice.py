@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import statistics
 import time
+from pathlib import Path
 
 import nv
 import pytest
@@ -35,6 +36,21 @@ def idle(state):
 
 def query(state):
     return state["p"].query(state["channels"][0])
+
+
+@pytest.fixture
+def parameter():
+    """Set parameters of the simulated driver; as they were afterwards."""
+    was = {}
+
+    def put(name, value):
+        path = Path("/sys/module/nvidia/parameters", name)
+        was.setdefault(path, path.read_text())
+        path.write_text(str(value))
+
+    yield put
+    for path, value in was.items():
+        path.write_text(value)
 
 
 @pytest.fixture
@@ -201,6 +217,33 @@ def test_a_pod_cannot_start_its_channels_behind_a_closed_gate(qgpu, run):
     a.processes[0].run(lambda state: state["p"].control(state["tsg"], 0xA06C0101, b"\1\0\0"))
 
     assert off() == [1]
+
+
+def test_a_pod_that_scheduled_itself_behind_a_closed_gate_runs_once_it_is_open(qgpu, run, parameter):
+    """Where that has not started its channels, they are not closed twice: the card would count it."""
+    parameter("schedule_opens", 0)
+    a = run("a", flood)
+    qgpu.plan((a.id, 1000, []))
+    a.processes[0].run(lambda state: state["p"].control(state["tsg"], 0xA06C0101, b"\1\0\0"))
+    assert off() == [1]
+    qgpu.plan((a.id, 1000))
+
+    assert off() == [0]
+
+
+@pytest.mark.parametrize("closing", [True, False])
+def test_a_gate_that_was_moved_in_part_is_open_once_it_is_opened(qgpu, run, parameter, closing):
+    """The card counts how often it closed a channel, also in a call that it refused for another's sake."""
+    a = run("a", flood, 1000, 60)
+    if not closing:
+        qgpu.plan((a.id, 1000, []))
+    parameter("gate_misses", 30)
+    if closing:
+        qgpu.plan((a.id, 1000, []))
+        assert off() == [60]
+    qgpu.plan((a.id, 1000))
+
+    assert qg.until(lambda: off() == [0], 5)
 
 
 def test_a_large_pod_is_gated_whole(qgpu, run):

@@ -18,6 +18,14 @@ module_param(gate_us, uint, 0644);
 static u32 gate_busy;
 module_param(gate_busy, uint, 0644);
 
+/* The next gate control that names so many channels finds this one missing. */
+static u32 gate_misses;
+module_param(gate_misses, uint, 0644);
+
+/* Whether channels that are scheduled run whatever a gate did before: the worst a firmware could do. A real one's don't. */
+static bool schedule_opens = true;
+module_param(schedule_opens, bool, 0644);
+
 #define GPU_ID_FIRST			6	/* as on the recorded machine */
 
 static u32 handle_info(struct sim_client *client, struct nv0000_handle_info *info)
@@ -113,26 +121,27 @@ static u32 gate(const struct nv2080_disable_channels *arg)
 	}
 	if (arg->num > NV_DISABLE_CHANNELS_MAX)
 		return NV_ERR_INVALID_ARGUMENT;
-	for (i = 0; i < arg->num; i++) {
-		struct sim_client *client = sim_client(arg->clients[i], NULL);
-		struct sim_object *object = client ? sim_object(client, arg->channels[i]) : NULL;
-
-		if (!object || !object->channel)
-			return NV_ERR_OBJECT_NOT_FOUND;
-	}
 	if (gate_us) {	/* it takes effect at the end of the call */
 		mutex_unlock(&sim_lock);
 		usleep_range(gate_us, gate_us + 50);
 		mutex_lock(&sim_lock);
 	}
+	/* As on a real card: counted, and what comes before a channel that is not there is done all the same. */
 	for (i = 0; i < arg->num; i++) {
 		struct sim_client *client = sim_client(arg->clients[i], NULL);
 		struct sim_object *object = client ? sim_object(client, arg->channels[i]) : NULL;
 
 		if (!object || !object->channel)
-			continue;
+			return NV_ERR_INVALID_CHANNEL;
+		if (i + 1 == gate_misses) {
+			gate_misses = 0;
+			return NV_ERR_INVALID_CHANNEL;
+		}
 		sim_gpu_advance(object->gpu);
-		object->channel->disabled = arg->disable;
+		if (arg->disable)
+			object->channel->disabled++;
+		else if (object->channel->disabled)
+			object->channel->disabled--;
 	}
 	return NV_OK;
 }
@@ -165,17 +174,16 @@ static u32 set_preemption(struct sim_client *client, const struct nv2080_preempt
 	return NV_OK;
 }
 
-/* Puts channels on the card whatever a gate did before: the worst a firmware could do. */
 static void start_channels(struct sim_object *object)
 {
 	struct sim_channel *channel;
 
-	if (!object || !object->tsg)
+	if (!object || !object->tsg || !schedule_opens)
 		return;
 	sim_gpu_advance(object->gpu);
 	list_for_each_entry(channel, &object->tsg->channels, node) {
 		if (!object->channel || channel == object->channel)
-			channel->disabled = false;
+			channel->disabled = 0;
 	}
 }
 

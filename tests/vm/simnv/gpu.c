@@ -220,7 +220,7 @@ void sim_gpu_show(struct seq_file *seq)
 		list_for_each_entry(tsg, &cards[i].runlist, node) {
 			off = 0;
 			list_for_each_entry(channel, &tsg->channels, node)
-				off += channel->disabled;
+				off += !!channel->disabled;
 			seq_printf(seq, "tsg %d %u %u run_ns %llu starts %llu resident %d slice_ns %llu off %d mode %u\n", i,
 				   tsg->client, tsg->handle, tsg->run_ns, tsg->starts, cards[i].resident == tsg,
 				   tsg->slice_ns, off, tsg->mode);
@@ -251,7 +251,7 @@ unsigned int sim_gpu_off(void)
 	for (i = 0; i < SIM_GPUS_MAX; i++) {
 		list_for_each_entry(tsg, &cards[i].runlist, node) {
 			list_for_each_entry(channel, &tsg->channels, node)
-				off += channel->disabled;
+				off += !!channel->disabled;
 		}
 	}
 	return off;

@@ -23,6 +23,7 @@
 #define SIM_HELD_MAX		16
 
 #define NV_ERR_INVALID_ADDRESS	0x1e
+#define NV_ERR_INVALID_CHANNEL	0x21
 
 /* The simulator's own escapes, for tests: a real process would write memory and ring a doorbell. */
 #define SIM_ESC_SUBMIT		0xf0
@@ -61,7 +62,7 @@ struct sim_mem {
 
 struct sim_channel {
 	struct list_head node;		/* in its TSG */
-	bool disabled;
+	unsigned int disabled;		/* how often, less how often it was enabled since */
 	u64 kernel_ns, left, current_ns, period_ns, next_ns, batch;
 	u64 submitted_ns;
 	u64 kernels, nr_latencies;
