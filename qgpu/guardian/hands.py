@@ -79,8 +79,10 @@ class Hands:
     def gate(self, device: RmDevice, channels: Sequence[Key], *, closed: bool, preempt: bool = True) -> Moved:
         """Close or open the gate over channels; tell which RM knows no longer (they need none) or would not move.
 
-        One stale handle makes RM refuse a whole call, and a dying process leaves some: the living are then
-        told from the dead by asking, which takes no lock of the card's.
+        One stale handle makes RM refuse a call, and a dying process leaves some: the living are then told from the dead
+        by asking, which takes no lock of the card's. What came before the stale one in the call is closed by then, and
+        RM counts how often (docs/decisions/0032-counted.md): it is opened before it is closed again, or opening it once
+        would not be enough ever after.
         """
         alive = list(channels)
         for _ in range(_GATE_TRIES):
@@ -91,7 +93,15 @@ class Hands:
             except (RmError, OSError) as error:
                 _log.info("gate refused", closed=closed, channels=len(alive), reason=str(error))
                 alive = [key for key in alive if self.exists(key)]
+                if closed:
+                    self._open_each(device, alive)
         return Moved(frozenset(channels) - frozenset(alive), frozenset(alive))
+
+    def _open_each(self, device: RmDevice, channels: Sequence[Key]) -> None:
+        """Open channels one by one: none of them depends on another, and opening what is open changes nothing."""
+        for key in channels:
+            with suppress(RmError, OSError):
+                device.set_channels([key], disabled=False)
 
     def open_gates(self, device: RmDevice) -> None:
         """Open every pod's gate on a card, whoever may have closed it."""
