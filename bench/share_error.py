@@ -61,6 +61,11 @@ MIXES: dict[str, Sequence[Load]] = {
     ),
     "8: 30+20+15+10+10+5+5+5": tuple(Load(cores, "1ms") for cores in (30, 20, 15, 10, 10, 5, 5, 5)),
     "16: 4x10+12x5": tuple(Load(cores, "1ms") for cores in (10,) * 4 + (5,) * 12),
+    "3: 50+30+20, persistent that reads host memory a lot, flood, graphs": (
+        Load(50, "1ms", ("--persistent", "--host-reads")),
+        Load(30, "1ms"),
+        Load(20, "50us", _GRAPH, counts=False),
+    ),
 }
 
 

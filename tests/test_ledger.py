@@ -129,6 +129,29 @@ def test_debt_among_pods_ends_with_the_terms_it_was_made_under() -> None:
     assert debts(planned(owing, "a", "b", period_ns=2 * STEP)) == {"a": 0, "b": 0}
 
 
+def sliced(ledger: Ledger, *slices_us: int, period_ns: int = STEP) -> Ledger:
+    """Give pods timeslices, and equal weights."""
+    parts = tuple(PodPlan(name, PodClass.OFFLINE, us, weight=1) for name, us in zip("ab", slices_us, strict=True))
+    return ledger.planned(Plan(0, period_ns, parts))
+
+
+def test_other_timeslices_begin_a_new_account_and_their_first_round_is_passed_over() -> None:
+    """A round begins with slices as they were; how they were used says nothing of others."""
+    more, less = STEP // 2 + 4 * NS_PER_MS, STEP // 2 - 4 * NS_PER_MS
+    ledger = sliced(fold(pair(0, 1, 1), pair(STEP, 1, 1)), 2000, 2000)
+    for at in (2, 3, 4):
+        ledger = sliced(ledger.advance(pair(at * STEP, more, less)), 2000, 2000)
+    changed = sliced(ledger, 20_000, 20_000)
+    passed_over = changed.advance(pair(5 * STEP, more, less))
+    counted = passed_over
+    for at in (6, 7, 8):
+        counted = counted.advance(pair(at * STEP, more, less))
+
+    assert debts(ledger)["a"] > 0 > debts(ledger)["b"]
+    assert debts(changed) == debts(passed_over) == {"a": 0, "b": 0}
+    assert debts(counted)["a"] > 0 > debts(counted)["b"]
+
+
 def test_what_was_learnt_of_a_pod_is_forgotten_once_it_has_rested_for_long() -> None:
     ledger = fold(sample(0, 1))
     account = ledger.accounts["a"]

@@ -257,3 +257,14 @@ def test_a_turn_that_the_ends_of_a_round_cut_off_is_no_miss(length_ms: int, ran_
         paces.add(standings["a"].pace)
 
     assert (Pace.DOUBTED in paces) is doubted
+
+
+def test_who_uses_its_turns_up_is_not_doubted_for_what_another_has_beyond_its_own() -> None:
+    """A kernel may be off the engine a millisecond late at the end of every slice."""
+    uses = {"a": (36.5, 14, 2_500), "b": (61.0, 14, 3_000)}
+
+    assert [rounds(number, **uses)["a"] for number in range(1, 12)] == [Pace.STEADY] * 11
+
+
+def test_who_leaves_its_turns_is_doubted_also_beside_one_that_has_more_than_its_own() -> None:
+    assert rounds(1, a=(31.0, 14, 2_500), b=(55.0, 14, 3_000)) == {"a": Pace.DOUBTED, "b": Pace.STEADY}

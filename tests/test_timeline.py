@@ -89,3 +89,43 @@ def test_gates_stand_still_between_edges(snapshot: Snapshot, offline: str, onlin
     last = period_ns if until is None else phase + until
     assert phase < last <= period_ns
     assert laid.closed(phase) == laid.closed(last - 1)
+
+
+def test_a_gate_that_is_slow_to_close_begins_to_close_as_much_earlier() -> None:
+    laid = timeline(part("a", (0, 50)), part("b", (50, 100)))
+    early = {"a": 15 * MS}
+
+    assert laid.closed(34 * MS, early=early) == {"b"}
+    assert laid.closed(35 * MS, early=early) == {"a", "b"}
+    assert laid.closed(50 * MS, early=early) == {"a"}
+    assert [laid.until_next(at * MS, early) for at in (0, 35, 50)] == [35 * MS, 15 * MS, 50 * MS]
+
+
+def test_half_of_its_window_is_left_to_a_pod_however_slow_its_gate_is() -> None:
+    assert timeline(part("a", (0, 50)), part("b", (50, 100))).closed(24 * MS, early={"a": 90 * MS}) == {"b"}
+
+
+def test_a_gate_that_stays_open_does_not_close_early() -> None:
+    laid = timeline(part("a", (0, 20), (20, 50), (90, 100)), part("b", (50, 90)))
+    early = {"a": 5 * MS}
+
+    assert [at for at in range(100) if "a" in laid.closed(at * MS, early=early)] == list(range(45, 90))
+
+
+@given(
+    snapshot=snapshots(everybody=True),
+    offline=st.sampled_from(sorted(POLICIES)),
+    fraction=st.floats(0, 1, exclude_max=True),
+    early_ms=st.integers(0, 60),
+)
+def test_closing_early_opens_nothing(snapshot: Snapshot, offline: str, fraction: float, early_ms: int) -> None:
+    plan = compose(offline, "best-effort")(snapshot)
+    laid = Timeline(plan)
+    early = {pod.pod: early_ms * MS for pod in plan.pods}
+    phase = int(fraction * plan.period_ns)
+    until = laid.until_next(phase, early)
+
+    assert laid.closed(phase) <= laid.closed(phase, early=early)
+    if until is not None:
+        assert 0 < until <= (laid.until_next(phase) or 0)
+        assert laid.closed(phase, early=early) == laid.closed(phase + until - 1, early=early)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import structlog
@@ -41,10 +42,11 @@ class _Mechanism:
     lost: Callable[[Iterable[Key]], None]
 
     def gate(self, channels: list[Key], *, closed: bool, preempt: bool = True) -> Moved:
+        began_ns = time.monotonic_ns()
         moved = self.hands.gate(self.device, channels, closed=closed, preempt=preempt)
         if moved.gone:
             self.lost(moved.gone)
-        return moved
+        return replace(moved, took_ns=time.monotonic_ns() - began_ns)
 
     def timeslice(self, tsg: RmObject, timeslice_us: int) -> bool:
         return self.hands.timeslice(tsg, timeslice_us)

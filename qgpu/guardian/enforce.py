@@ -18,6 +18,10 @@ from qgpu.sched.timeline import Timeline
 #: A gate that RM would not move is tried again after this long.
 RETRY_NS = 100 * NS_PER_MS
 
+#: A gate takes 0.4 to 0.9 ms to close, but a hundred times that over a kernel that reads host memory without end
+#: (docs/decisions/0031): one that takes longer than this is closed as much earlier.
+_SLOW_NS = 2 * NS_PER_MS
+
 
 @dataclass(frozen=True, slots=True)
 class Moved:
@@ -25,6 +29,8 @@ class Moved:
 
     gone: frozenset[Key] = frozenset()
     stuck: frozenset[Key] = frozenset()
+    #: How long it took.
+    took_ns: int = 0
 
 
 class Mechanism(Protocol):
@@ -62,6 +68,8 @@ class Enforcer:
     _opened_with: dict[str, int] = field(default_factory=dict)
     _gated_since: dict[str, int] = field(default_factory=dict)
     _closed_spans: dict[str, list[Span]] = field(default_factory=dict)
+    #: How long it has taken of late to close the gate of a pod, where that is long.
+    _slow_ns: dict[str, int] = field(default_factory=dict)
 
     def adopt(self, plan: Plan | None, now_ns: int) -> None:
         """Put a plan in force, or none."""
@@ -83,16 +91,17 @@ class Enforcer:
         if self._timeline is not None:
             # Periods begin where the clock is a multiple of them: the daemon's rounds begin there too.
             phase = now_ns % self._timeline.plan.period_ns
-            wanted = self._timeline.closed(phase, self._idle)
-            wait = self._timeline.until_next(phase)
+            wanted = self._timeline.closed(phase, self._idle, self._slow_ns)
+            wait = self._timeline.until_next(phase, self._slow_ns)
         known = self.register.pods.keys()  # plans may still name one that was retired
         opened, shut = (self.closed - wanted) & known, (wanted - self.closed) & known
         had_ns = {pod: self.used_ns(pod) for pod in opened}
-        stuck = self._set_gates(wanted)
+        stuck, took_ns = self._set_gates(wanted)
         if wanted != self.closed:
             self.closed = wanted
-            self._reckon_opened(had_ns, now_ns)
-            self._reckon_shut(shut, now_ns)
+            self._reckon_closing(shut, took_ns)
+            self._reckon_opened(had_ns, now_ns + took_ns)
+            self._reckon_shut(shut, now_ns + took_ns)
         return min(RETRY_NS, wait or RETRY_NS) if stuck else wait
 
     def distrust(self) -> None:
@@ -114,6 +123,7 @@ class Enforcer:
         self._opened_with.pop(pod, None)
         self._gated_since.pop(pod, None)
         self._closed_spans.pop(pod, None)
+        self._slow_ns.pop(pod, None)
 
     def take_closed(self, pod: str, now_ns: int) -> list[Span]:
         """Return from when to when a pod's gate was closed since the last call."""
@@ -122,6 +132,12 @@ class Enforcer:
             spans.append((since, now_ns))
             self._gated_since[pod] = now_ns
         return spans
+
+    def _reckon_closing(self, pods: Set[str], took_ns: int) -> None:
+        for pod in pods:
+            usual_ns = (self._slow_ns.pop(pod, took_ns) + took_ns) // 2
+            if usual_ns >= _SLOW_NS:
+                self._slow_ns[pod] = usual_ns
 
     def _reckon_opened(self, had_ns: Mapping[str, int], now_ns: int) -> None:
         for pod, used_ns in had_ns.items():
@@ -137,8 +153,8 @@ class Enforcer:
             # Less than before: another pod has come by its name, or processes of it have ended. That is not idle.
             (self._idle.discard if self.used_ns(pod) != before_ns else self._idle.add)(pod)
 
-    def _set_gates(self, wanted: frozenset[str]) -> bool:
-        """Move what has to move; True when something would not."""
+    def _set_gates(self, wanted: frozenset[str]) -> tuple[bool, int]:
+        """Move what has to move; tell whether something would not, and how long closing took."""
         shut = {
             channel.key
             for tsg in self.register.compute_tsgs(self.instance)
@@ -146,12 +162,11 @@ class Enforcer:
             for channel in self.register.channels(tsg)
         } - self._leaving
         to_open = self._closed_channels - shut
-        stuck = False
+        moved = Moved()
         if to_close := sorted(shut - self._closed_channels):
             moved = self.mechanism.gate(to_close, closed=True, preempt=not self._hands_over(wanted, to_open))
             self._closed_channels |= set(to_close) - moved.gone - moved.stuck
-            stuck = bool(moved.stuck)
-        return self._open(sorted(to_open)) or stuck
+        return self._open(sorted(to_open)) or bool(moved.stuck), moved.took_ns
 
     def _hands_over(self, wanted: frozenset[str], to_open: set[Key]) -> bool:
         """Tell whether the shortest slices make the hardware itself take the engine from who is being closed."""

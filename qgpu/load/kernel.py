@@ -78,14 +78,18 @@ class Kernel:
             if result:
                 cuda.check("cuLaunchKernel", result)
 
-    def start_persistent(self) -> Persistent:
-        """Launch a kernel that runs until it is told to stop, a round of it as long as an ordinary kernel."""
+    def start_persistent(self, *, host_reads: bool = False) -> Persistent:
+        """Launch a kernel that runs until it is told to stop, a round of it as long as an ordinary kernel.
+
+        With ``host_reads`` every block of it reads host memory after each round, not only the first.
+        """
         cuda = self.device.cuda
         memory, address = self.device.shared_memory(MAILBOX_WORDS * 4)
         mailbox = cuda.ffi.cast("volatile uint32_t *", memory)
         mailbox[STOP] = mailbox[ROUNDS] = 0
         there = cuda.ffi.new("CUdeviceptr *", address)
-        parameters = cuda.ffi.new("void *[]", [self._sink, self._iterations, there])
+        every = cuda.ffi.new("unsigned int *", host_reads)
+        parameters = cuda.ffi.new("void *[]", [self._sink, self._iterations, there, every])
         stream, null = self.streams[0], cuda.ffi.NULL
         cuda.call("cuLaunchKernel", self._persistent, self._blocks, 1, 1, _BLOCK, 1, 1, 0, stream, parameters, null)
         return Persistent(self, mailbox)

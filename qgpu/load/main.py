@@ -82,6 +82,7 @@ class _Request:
 @click.option("--graph", is_flag=True, help="Launch each batch as a CUDA graph.")
 @click.option("--streams", type=int, default=1, show_default=True, help="CUDA streams to spread kernels over.")
 @click.option("--persistent", is_flag=True, help="One kernel that runs all the time; --kernel is a round of it.")
+@click.option("--host-reads", is_flag=True, help="Each block of that kernel reads host memory after each round.")
 @click.option("--processes", type=click.IntRange(1, 64), default=1, show_default=True, help="Do it this many times.")
 @click.option("--duration", type=_TIME, default="5s", show_default=True, help="How long to measure; 0s: no limit.")
 @click.option("--count", type=int, default=0, help="How many kernels at most; 0: no limit.")
@@ -123,6 +124,7 @@ def _request(*, kernel: float, batch: int | None, gap: float, period: float, war
         period_us=round(period * 1e6, 6),
         graph=rest["graph"],
         persistent=rest["persistent"],
+        host_reads=rest["host_reads"],
         streams=rest["streams"],
         duration_s=rest["duration"],
         count=rest["count"],

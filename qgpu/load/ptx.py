@@ -21,8 +21,8 @@ LOOP:
 )
 _BEGIN = """
 {
-    .reg .pred %p<5>;
-    .reg .b32 %r<6>;
+    .reg .pred %p<6>;
+    .reg .b32 %r<7>;
     .reg .f32 %f<4>;
     .reg .b64 %rd<5>;
 
@@ -41,18 +41,30 @@ END:
     ret;
 }
 """
-#: After each round the first thread of every block looks for ``stop`` and tells its block; that of the first block
-#: counts. Host memory is read once a block and round, so that looking costs nothing beside the round.
+#: After each round the first thread of every block looks whether to stop and tells its block. The first block reads that
+#: from host memory, counts there, and tells the others through the card's own memory: where a thousand blocks read host
+#: memory once a millisecond the driver's own calls take twenty times as long (docs/decisions/0031-slow-calls.md);
+#: ``every`` has them do so.
 _AGAIN = """
     setp.ne.u32 %p3, %r2, 0;
     @%p3 bra TOLD;
-    ld.volatile.global.u32 %r3, [%rd3];
-    st.shared.u32 [told], %r3;
     mov.u32 %r5, %ctaid.x;
-    setp.ne.u32 %p4, %r5, 0;
-    @%p4 bra TOLD;
+    setp.eq.u32 %p4, %r5, 0;
+    @%p4 bra HOST;
+    ld.param.u32 %r6, [every];
+    setp.eq.u32 %p5, %r6, 0;
+    @%p5 bra CARD;
+HOST:
+    ld.volatile.global.u32 %r3, [%rd3];
+    @!%p4 bra TELL;
+    st.volatile.global.u32 [stopped], %r3;
     add.u32 %r4, %r4, 1;
     st.volatile.global.u32 [%rd3+{rounds}], %r4;
+    bra TELL;
+CARD:
+    ld.volatile.global.u32 %r3, [stopped];
+TELL:
+    st.shared.u32 [told], %r3;
 TOLD:
     bar.sync 0;
     ld.shared.u32 %r3, [told];
@@ -69,13 +81,15 @@ PTX = (
 .target sm_70
 .address_size 64
 
+.global .u32 stopped = 0;
+
 .visible .entry qgpu_fma(.param .u64 sink, .param .u32 iterations)
 """
     + _BEGIN
     + _LOOP
     + _END
     + """
-.visible .entry qgpu_persistent(.param .u64 sink, .param .u32 iterations, .param .u64 mailbox)
+.visible .entry qgpu_persistent(.param .u64 sink, .param .u32 iterations, .param .u64 mailbox, .param .u32 every)
 """
     + _BEGIN
     + """

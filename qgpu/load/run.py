@@ -74,7 +74,7 @@ def _flood(kernel: Kernel, record: Record) -> None:
 
 def _persistent(kernel: Kernel, record: Record) -> None:
     """Let one kernel run all the time, and count its rounds."""
-    running, counted = kernel.start_persistent(), 0
+    running, counted = kernel.start_persistent(host_reads=record.work.host_reads), 0
     try:
         while record.going(now_ns := time.perf_counter_ns()):
             rounds = running.rounds

@@ -36,6 +36,8 @@ class Workload:
     graph: bool = False
     #: One kernel that runs until the end, ``kernel_us`` a round of it; the simulator takes it for a flood.
     persistent: bool = False
+    #: Every block of the persistent kernel reads host memory after each round; the simulator makes no difference.
+    host_reads: bool = False
     #: Kernels go round these CUDA streams; they fill the card one at a time, so the simulator needs one.
     streams: int = 1
     #: How long to measure, and how many kernels at most; 0 is no limit.
@@ -55,13 +57,15 @@ class Workload:
         _integer("batch", self.batch, 0)
         _integer("streams", self.streams, 1)
         _integer("count", self.count, 0)
-        for name in ("graph", "persistent"):
+        for name in ("graph", "persistent", "host_reads"):
             if not isinstance(value := getattr(self, name), bool):
                 raise InvalidValueError(f"workload: {name} {value!r}: true or false, please")
         if self.persistent and (self.batch or self.graph or self.streams > 1):
             raise InvalidValueError(
                 "workload: a persistent kernel is one kernel: no batch, no graph, one stream, please"
             )
+        if self.host_reads and not self.persistent:
+            raise InvalidValueError("workload: host_reads is for a persistent kernel")
         if self.period_us and not self.batch:
             raise InvalidValueError("workload: period_us needs a batch of at least 1, for it measures when batches end")
         _check_trace(self.trace)

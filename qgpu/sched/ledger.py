@@ -111,7 +111,8 @@ class Ledger:
     #: The plan that samples are held against, and since when its present round is reckoned.
     plan: Plan | None = None
     round_began_ns: int = 0
-    #: Weights have changed with this plan: in its first round turns of the plan before run out, which tells nothing.
+    #: Weights or timeslices have changed with this plan: in its first round turns of the plan before run out, which
+    #: tells nothing.
     passing_over: bool = False
     #: What offline pods came short of their floor together; bounded, and nothing while none of them wants anything.
     offline_short_ns: int = 0
@@ -137,17 +138,21 @@ class Ledger:
         return True in [account.starting for account in self.accounts.values()]
 
     def planned(self, plan: Plan) -> Ledger:
-        """Note what the pods are meant to get from now on. Where that differs, all but quotas starts anew."""
+        """Note what the pods are meant to get from now on. Where that differs, all but quotas starts anew.
+
+        So it does where only timeslices differ: how turns of one length were used says nothing of those of another.
+        """
         if plan == self.plan:
             return self
-        if self.plan is not None and _terms(self.plan) == _terms(plan):
+        same = self.plan is not None and _terms(self.plan) == _terms(plan)
+        if same and (plan.gated or _slices(self.plan) == _slices(plan)):
             return replace(self, plan=plan)
         kept = {part.pod for part in plan.pods if not part.weight}
         accounts = {
             name: account if name in kept else account.settled(account.standing.anew)
             for name, account in self.accounts.items()
         }
-        passing = self.plan is not None and not plan.gated and _weights(self.plan) != _weights(plan)
+        passing = same or (self.plan is not None and not plan.gated and _weights(self.plan) != _weights(plan))
         return replace(self, plan=plan, accounts=accounts, round_began_ns=self.now_ns or 0, passing_over=passing)
 
     def snapshot(self, period_ns: int, offline_floor: int = 0) -> Snapshot:
@@ -221,6 +226,10 @@ def _busy(accounts: Mapping[str, Account]) -> frozenset[str]:
 
 def _weights(plan: Plan) -> list[tuple[str, int]]:
     return [(part.pod, part.weight) for part in plan.pods]
+
+
+def _slices(plan: Plan | None) -> list[int]:
+    return [part.timeslice_us for part in plan.pods] if plan else []
 
 
 def _terms(plan: Plan) -> object:

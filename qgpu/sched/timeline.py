@@ -6,10 +6,14 @@ Pure arithmetic, shared by every user-space plane; the kernel module carries its
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Set
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from qgpu.model import OnIdle, Plan, PodPlan, Window
+
+#: Nobody's gate takes long to close.
+NOBODY: Mapping[str, int] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,26 +31,37 @@ class Timeline:
         edges.discard(self.plan.period_ns)
         object.__setattr__(self, "edges", tuple(sorted(edges)))
 
-    def until_next(self, phase_ns: int) -> int | None:
+    def until_next(self, phase_ns: int, early: Mapping[str, int] = NOBODY) -> int | None:
         """Return the ns from ``phase_ns`` to the next edge; None when no gate of this plan ever moves."""
         if not self.plan.gated:
             return None
         at = bisect_right(self.edges, phase_ns)
-        return (self.edges[at] if at < len(self.edges) else self.plan.period_ns) - phase_ns
+        following = self.edges[at] if at < len(self.edges) else self.plan.period_ns
+        ends = (self._end(pod, window, early) for pod in self.plan.pods if early for window in pod.windows or ())
+        return min(following, min((end for end in ends if end > phase_ns), default=following)) - phase_ns
 
-    def closed(self, phase_ns: int, idle: Set[str] = frozenset()) -> frozenset[str]:
+    def closed(self, phase_ns: int, idle: Set[str] = frozenset(), early: Mapping[str, int] = NOBODY) -> frozenset[str]:
         """Name the pods whose gate is closed at ``phase_ns``, when the pods in ``idle`` have nothing to run.
 
         Where every window open at the moment is one that yields and belongs to an idle pod, the rest of it
-        goes to the pods whose own windows yield.
+        goes to the pods whose own windows yield. The gate of a pod in ``early`` is closed so many ns before its
+        window ends, for that is how long it takes; half of the window it has all the same.
         """
         current = [(pod, window) for pod in self.plan.pods if (window := _at(pod, phase_ns)) is not None]
         lent = bool(current) and all(w.on_idle is OnIdle.YIELD and pod.pod in idle for pod, w in current)
+        ending = {pod.pod for pod, window in current if early and phase_ns >= self._end(pod, window, early)}
         return frozenset(
             pod.pod
             for pod in self.plan.pods
-            if pod.windows is not None and _at(pod, phase_ns) is None and not (lent and _takes_part(pod))
+            if pod.pod in ending
+            or (pod.windows is not None and _at(pod, phase_ns) is None and not (lent and _takes_part(pod)))
         )
+
+    def _end(self, pod: PodPlan, window: Window, early: Mapping[str, int]) -> int:
+        """Return when a pod's gate begins to close at the end of a window; never where it stays open."""
+        if _at(pod, window.end_ns % self.plan.period_ns) is not None:
+            return self.plan.period_ns
+        return window.end_ns - min(early.get(pod.pod, 0), (window.end_ns - window.start_ns) // 2)
 
 
 def _at(pod: PodPlan, phase_ns: int) -> Window | None:

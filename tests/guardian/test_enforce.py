@@ -27,6 +27,7 @@ class Engine:
         self.calls = 0
         self.preempted = []
         self.broken = False
+        self.took_ns = 0
 
     def gate(self, channels, *, closed, preempt=True):
         self.calls += 1
@@ -36,7 +37,7 @@ class Engine:
             return Moved(frozenset(gone), frozenset(channels) - gone)
         for key in set(channels) - gone:
             (self.off.add if closed else self.off.discard)(key)
-        return Moved(frozenset(gone))
+        return Moved(frozenset(gone), took_ns=self.took_ns)
 
     def timeslice(self, tsg, timeslice_us):
         self.slices[tsg.key] = timeslice_us
@@ -247,6 +248,37 @@ def test_a_gate_that_would_not_open_is_tried_again_until_it_does():
     assert wait == RETRY_NS
     assert engine.off == set()
     assert enforcer.step(3 * MS + RETRY_NS) is None
+
+
+def closings(enforcer, engine, periods):
+    """Run turns of two pods to the letter; return when in each period, in ms, the first one's gate began to close."""
+    at_ns, began = 0, []
+    while at_ns < periods * 20 * MS:
+        was = set(engine.off)
+        wait = enforcer.step(at_ns)
+        if {(1, 40)} <= engine.off - was:
+            began.append(at_ns % (20 * MS) / MS)
+        at_ns += wait
+    return began
+
+
+def test_a_gate_that_is_slow_to_close_is_closed_as_much_earlier_and_on_time_again_when_it_is_not():
+    enforcer, engine, _ = card("a", "b")
+    engine.took_ns = 4 * MS
+    enforcer.adopt(turns("a", "b"), 0)
+
+    assert closings(enforcer, engine, 3) == [10, 6, 6]
+    engine.took_ns = MS
+    assert closings(enforcer, engine, 4) == [6, 7.5, 10, 10]
+
+
+def test_a_gate_is_closed_when_closing_it_is_over():
+    enforcer, engine, _ = card("a", "b")
+    enforcer.adopt(turns("a", "b"), 0)
+    engine.took_ns = 4 * MS
+    enforcer.step(10 * MS)
+
+    assert enforcer.take_closed("a", 15 * MS) == [(14 * MS, 15 * MS)]
 
 
 def test_gated_time_is_reported_once():

@@ -377,6 +377,8 @@ int cuLaunchKernel(struct object *function, unsigned int grid_x, unsigned int gr
 
 		if (stream->capture || stream->busy)
 			return STREAM_CAPTURE_UNSUPPORTED;
+		if (*(uint32_t *)parameters[3] > 1)	/* whether all its blocks read host memory */
+			return INVALID_VALUE;
 		*kernel = (struct persistent){ *(volatile uint32_t **)parameters[2], length };
 		stream->busy = !pthread_create(&stream->running, NULL, go_round, kernel);
 		launched++;

@@ -38,8 +38,9 @@ def test_every_mode_counts_finished_kernels(load, options, has_latency):
     assert (ended.result["latency_us"] is not None) is has_latency
 
 
-def test_a_persistent_kernel_is_launched_once_and_its_rounds_are_counted(load):
-    ended = load("--kernel", "1ms", "--persistent", "--duration", "300ms", "--iterations", "10000")
+@pytest.mark.parametrize("options", [(), ("--host-reads",)])
+def test_a_persistent_kernel_is_launched_once_and_its_rounds_are_counted(load, options):
+    ended = load("--kernel", "1ms", "--persistent", *options, "--duration", "300ms", "--iterations", "10000")
 
     assert ended.code == 0, ended.stderr
     assert ended.driver["launched"] == 2  # the first kernel and this
@@ -160,6 +161,7 @@ def test_trouble_is_one_line_and_a_code(load, environment, code, words):
         ("--streams", "0"),
         ("--batch", "0", "--period", "1ms"),
         ("--persistent", "--batch", "1"),
+        ("--host-reads",),
         ("--processes", "0"),
     ],
 )
