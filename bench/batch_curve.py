@@ -182,9 +182,11 @@ def _say(script: Script, kind: Kind, rows: Mapping[str, Measured], alone: Mappin
                 f"    {name:12} ratio {listed(row.ratios(size))}; total {listed(_totals(row, size, alone))}"
                 + (f"; by GPU time {listed(gpu)}" if gpu else "")
             )
-            if row.exchanged:
+            if kind is EAGER:
                 for pod, images, launching in zip(QUOTAS, row.images(size), row.launching_ms(size), strict=True):
                     script.say(f"        {pod}: images/s {listed(images)}; launching a batch {listed(launching)} ms")
+                if size in row.alone:
+                    script.say(f"        alone: launching a batch {row.launching_alone_ms(size):.2f} ms")
 
 
 def _plots(kind: Kind, rows: Mapping[str, Measured], alone: Mapping[int, float]) -> list[Plot]:
@@ -212,8 +214,10 @@ def _figures(
             judged = name in (BURST, FIXED) and total >= TOTAL and fill.get(size, 1) >= FULL
             asked: Asked = between(*RATIO) if judged else NOTHING
             if size in row.exchanged:
+                note += "; both roles"
+            if kind is EAGER:
                 launching = [ms for pod in row.launching_ms(size) for ms in pod]
-                note += f"; both roles; the host took {min(launching):.2f} to {max(launching):.2f} ms to launch a batch"
+                note += f"; the host took {min(launching):.2f} to {max(launching):.2f} ms to launch a batch"
             figures.append(median(f"{of}_ratio{tag}_{size}", row.ratios(size), *asked, note=note))
             if gpu := row.by_gpu_time(size):
                 figures.append(median(f"{of}_gpu_ratio{tag}_{size}", gpu, note="the same by GPU time"))
@@ -221,7 +225,11 @@ def _figures(
         limit: Asked = at_least(TOTAL) if name == BURST else NOTHING
         figures.append(median(f"{of}_total{tag}", list(totals.values()), *limit, note=note, pick=min))
     note = "a pod alone, kernel by kernel, over the same with CUDA graphs: what of the card it fills"
-    return figures + [Figure(f"{of}_fill_{size}", part, note=note) for size, part in fill.items()]
+    by_itself = next(row for row in rows.values() if row.alone)
+    return figures + [
+        Figure(f"{of}_fill_{size}", part, note=f"{note}; launching took {by_itself.launching_alone_ms(size):.2f} ms")
+        for size, part in fill.items()
+    ]
 
 
 if __name__ == "__main__":

@@ -61,6 +61,10 @@ class Measured:
         """Return of each pod how long its host took to launch a batch, in each repeat and role."""
         return [[progress.launching_ms(span) for span in self._spans(size)] for progress in self.done]
 
+    def launching_alone_ms(self, size: int) -> float:
+        """Return how long it took for the pod that was measured alone."""
+        return self.done[0].launching_ms(self.alone[size])
+
     def images(self, size: int) -> list[list[float]]:
         """Return images per second of each pod, in each repeat and role."""
         return [[progress.rate(span) for span in self._spans(size)] for progress in self.done]
