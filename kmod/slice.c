@@ -115,9 +115,12 @@ static void run(struct qgpu_gpu *gpu)
 	lent = qgpu_timeline_lent(plan, phase_ns);
 	for (i = 0; i < plan->nr_parts; i++) {
 		struct qgpu_part *part = &plan->parts[i];
-		bool closed = part->gated && !qgpu_paused() && !qgpu_part_turn(part, phase_ns, lent);
+		struct qgpu_share *share = &part->pod->shares[qgpu_gpu_index(gpu)];
 
-		set_closed(&part->pod->shares[qgpu_gpu_index(gpu)], closed, now_ns);
+		part->early_ns = share->slow_ns;
+		set_closed(share,
+			   part->gated && !qgpu_paused() && !qgpu_part_turn(part, plan->period_ns, phase_ns, lent),
+			   now_ns);
 	}
 	qgpu_tsgs_apply(gpu);
 	edge_ns = qgpu_timeline_edge(plan, phase_ns);

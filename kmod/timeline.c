@@ -61,14 +61,24 @@ bool qgpu_timeline_lent(const struct qgpu_timeline *plan, u64 phase_ns)
 	return any;
 }
 
-bool qgpu_part_turn(const struct qgpu_part *part, u64 phase_ns, bool lent)
+/* When the gate begins to close at the end of a window, half of which is left to the pod; never where it stays open. */
+static u64 closes_at(const struct qgpu_part *part, const struct qgpu_window *window, u64 period_ns)
 {
-	return window_at(part, phase_ns) || (lent && takes_part(part));
+	if (window_at(part, window->end_ns == period_ns ? 0 : window->end_ns))
+		return U64_MAX;
+	return window->end_ns - min(part->early_ns, (window->end_ns - window->start_ns) / 2);
+}
+
+bool qgpu_part_turn(const struct qgpu_part *part, u64 period_ns, u64 phase_ns, bool lent)
+{
+	const struct qgpu_window *window = window_at(part, phase_ns);
+
+	return window ? phase_ns < closes_at(part, window, period_ns) : lent && takes_part(part);
 }
 
 u64 qgpu_timeline_edge(const struct qgpu_timeline *plan, u64 phase_ns)
 {
-	u64 edge_ns = U64_MAX;
+	u64 edge_ns = U64_MAX, closes_ns;
 	u32 i, j;
 
 	for (i = 0; i < plan->nr_parts; i++) {
@@ -82,6 +92,9 @@ u64 qgpu_timeline_edge(const struct qgpu_timeline *plan, u64 phase_ns)
 				edge_ns = min(edge_ns, part->windows[j].start_ns);
 			if (part->windows[j].end_ns > phase_ns)
 				edge_ns = min(edge_ns, part->windows[j].end_ns);
+			closes_ns = closes_at(part, &part->windows[j], plan->period_ns);
+			if (closes_ns > phase_ns)
+				edge_ns = min(edge_ns, closes_ns);
 		}
 	}
 	return edge_ns;

@@ -11,11 +11,12 @@ struct qgpu_part {
 	bool gated;
 	bool idle;		/* the daemon says it has nothing to run */
 	bool has_tsgs;		/* as of the last look */
+	u64 early_ns;		/* how much earlier than its windows end its gate begins to close */
 	u32 nr_windows;
 	const struct qgpu_window *windows;
 };
 
-/* A plan as the module runs it; checked when it is made (plan.c), then unchanged but for idle and has_tsgs. */
+/* A plan as the module runs it; checked when it is made (plan.c), then unchanged but for idle, has_tsgs, early_ns. */
 struct qgpu_timeline {
 	u64 period_ns;
 	u32 nr_parts;
@@ -27,8 +28,8 @@ void qgpu_timeline_free(struct qgpu_timeline *plan);
 
 /* Whether every window open at this phase of the period yields, and its pod has nothing to run: the time is lent. */
 bool qgpu_timeline_lent(const struct qgpu_timeline *plan, u64 phase_ns);
-/* Whether it is this part's turn at this phase, lent or not. */
-bool qgpu_part_turn(const struct qgpu_part *part, u64 phase_ns, bool lent);
+/* Whether it is this part's turn at this phase, lent or not; no more once its gate is to begin to close. */
+bool qgpu_part_turn(const struct qgpu_part *part, u64 period_ns, u64 phase_ns, bool lent);
 /* The first edge after phase_ns, else the end of the period; U64_MAX where no gate ever moves. */
 u64 qgpu_timeline_edge(const struct qgpu_timeline *plan, u64 phase_ns);
 

@@ -18,6 +18,7 @@
 #define RETRY_MIN_NS	(10 * NSEC_PER_MSEC)
 #define RETRY_MAX_NS	NSEC_PER_SEC
 #define SILENT_NS	(10 * NSEC_PER_SEC)
+#define SLOW_NS		(2 * NSEC_PER_MSEC)
 
 static atomic64_t last_id;
 
@@ -229,12 +230,17 @@ static void gate_one(struct qgpu_gpu *gpu, struct qgpu_tsg *tsg, struct qgpu_cha
 /* All that wait in gpu->gated belong to one client: RM then checks no more than that the caller owns them. */
 static void flush_gate(struct qgpu_gpu *gpu, struct qgpu_tsg *tsg, bool off)
 {
+	struct qgpu_share *share = &tsg->pod->shares[qgpu_gpu_index(gpu)];
 	u32 i, num = gpu->gate.num, status;
+	u64 began_ns;
 
 	if (!num)
 		return;
 	trace_qgpu_gate(qgpu_gpu_index(gpu), tsg->pod->id, num, off);
+	began_ns = ktime_get_ns();
 	status = send_gate(gpu, tsg, off);
+	if (off)
+		share->closing_ns += ktime_get_ns() - began_ns;
 	gpu->gate.num = 0;
 	if (status != NV_OK && is_silent(gpu, tsg, status))
 		return;
@@ -346,6 +352,26 @@ static u64 next_retry_ns(const struct qgpu_gpu *gpu)
 	return at_ns;
 }
 
+/*
+ * A gate takes 0.4 to 0.9 ms to close, but twenty times that over a kernel that reads host memory without end
+ * (docs/decisions/0031-slow-calls.md): slice.c has such a gate close as much earlier.
+ */
+static void note_slow(struct qgpu_gpu *gpu)
+{
+	const struct qgpu_tsg *tsg;
+
+	list_for_each_entry(tsg, &gpu->tsgs, node) {
+		struct qgpu_share *share = &tsg->pod->shares[qgpu_gpu_index(gpu)];
+
+		if (!share->closing_ns)
+			continue;
+		share->slow_ns = ((share->slow_ns ?: share->closing_ns) + share->closing_ns) / 2;
+		if (share->slow_ns < SLOW_NS)
+			share->slow_ns = 0;
+		share->closing_ns = 0;
+	}
+}
+
 void qgpu_tsgs_apply(struct qgpu_gpu *gpu)
 {
 	struct qgpu_tsg *tsg;
@@ -358,6 +384,7 @@ void qgpu_tsgs_apply(struct qgpu_gpu *gpu)
 	if (gpu->silent_until_ns && gpu->silent_until_ns <= ktime_get_ns())
 		gpu->silent_until_ns = 0;
 	apply_gates(gpu, true);		/* who must leave leaves before anybody comes: windows do not overlap */
+	note_slow(gpu);
 	apply_gates(gpu, false);
 	list_for_each_entry(tsg, &gpu->tsgs, node)
 		apply_timeslice(gpu, tsg);

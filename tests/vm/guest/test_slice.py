@@ -143,6 +143,17 @@ def test_fixed_70_30_by_gates(qgpu, run, figure):
     assert ratio == pytest.approx(7 / 3, rel=0.05)
 
 
+def test_a_gate_that_is_slow_to_close_is_closed_when_the_window_ends(qgpu, run, parameter, figure):
+    """It takes 0.2 s to open too, so that of a window of half a second 0.3 s are left, and 0.5 s if it closed late."""
+    a = run("a", flood)
+    qgpu.plan((a.id, 1000, [(0, 500 * MS, 0)]), period_ns=1000 * MS)
+    parameter("gate_us", 200_000)
+    share = measure_share(7, 0.30, lambda rate: rate / 1000, a)
+    figure("slow_gate_share", share)
+
+    assert share == pytest.approx(0.30, rel=0.05)
+
+
 def test_online_preempts(qgpu, run, figure):
     online, offline = run("online", periodic, 100, 10000), run("offline", flood)
     qgpu.plan((online.id, 1_000_000), (offline.id, 50))
