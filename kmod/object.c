@@ -252,8 +252,9 @@ bool qgpu_objects_reclose(struct qgpu_client *client)
 
 	lockdep_assert_held(&client->lock);
 	xa_for_each(&client->objects, index, object) {
-		if (object->tsg)
-			closed |= qgpu_tsg_reclose(object->tsg);
+		if (!object->tsg || (NV_IS_GPFIFO(object->class) && !qgpu_tsg_hidden(object->tsg)))
+			continue;	/* no channel, or by its TSG */
+		closed |= qgpu_tsg_reclose(object->tsg);
 	}
 	return closed;
 }

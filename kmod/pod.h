@@ -30,7 +30,8 @@ struct qgpu_share {
 
 	/* whose turn it is: slice.c, under the pGPU's lock */
 	struct qgpu_part *part;	/* of the plan in force */
-	u64 closing_ns;		/* how long its gate takes to close this time */
+	bool turn_ended;	/* its gate is to close now that it has had its turn */
+	u64 closing_ns;		/* how long that takes this time */
 	u64 slow_ns;		/* and of late; 0 where that is not long */
 	bool closed;
 	u64 closed_since_ns;

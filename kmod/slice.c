@@ -23,6 +23,7 @@ static void set_closed(struct qgpu_share *share, bool closed, u64 now_ns)
 {
 	if (closed == share->closed)
 		return;
+	share->turn_ended = closed;
 	if (closed)
 		share->closed_since_ns = now_ns;
 	else
@@ -119,7 +120,7 @@ static void run(struct qgpu_gpu *gpu)
 
 		part->early_ns = share->slow_ns;
 		set_closed(share,
-			   part->gated && !qgpu_paused() && !qgpu_part_turn(part, plan->period_ns, phase_ns, lent),
+			   part->gated && !qgpu_paused() && !qgpu_part_turn(plan, part, phase_ns, lent),
 			   now_ns);
 	}
 	qgpu_tsgs_apply(gpu);

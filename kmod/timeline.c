@@ -62,18 +62,22 @@ bool qgpu_timeline_lent(const struct qgpu_timeline *plan, u64 phase_ns)
 }
 
 /* When the gate begins to close at the end of a window, half of which is left to the pod; never where it stays open. */
-static u64 closes_at(const struct qgpu_part *part, const struct qgpu_window *window, u64 period_ns)
+static u64 closes_at(const struct qgpu_timeline *plan, const struct qgpu_part *part, const struct qgpu_window *window)
 {
-	if (window_at(part, window->end_ns == period_ns ? 0 : window->end_ns))
+	u64 after_ns = window->end_ns == plan->period_ns ? 0 : window->end_ns;
+
+	if (!part->early_ns)
+		return window->end_ns;
+	if (window_at(part, after_ns) || (takes_part(part) && qgpu_timeline_lent(plan, after_ns)))
 		return U64_MAX;
 	return window->end_ns - min(part->early_ns, (window->end_ns - window->start_ns) / 2);
 }
 
-bool qgpu_part_turn(const struct qgpu_part *part, u64 period_ns, u64 phase_ns, bool lent)
+bool qgpu_part_turn(const struct qgpu_timeline *plan, const struct qgpu_part *part, u64 phase_ns, bool lent)
 {
 	const struct qgpu_window *window = window_at(part, phase_ns);
 
-	return window ? phase_ns < closes_at(part, window, period_ns) : lent && takes_part(part);
+	return window ? phase_ns < closes_at(plan, part, window) : lent && takes_part(part);
 }
 
 u64 qgpu_timeline_edge(const struct qgpu_timeline *plan, u64 phase_ns)
@@ -92,7 +96,7 @@ u64 qgpu_timeline_edge(const struct qgpu_timeline *plan, u64 phase_ns)
 				edge_ns = min(edge_ns, part->windows[j].start_ns);
 			if (part->windows[j].end_ns > phase_ns)
 				edge_ns = min(edge_ns, part->windows[j].end_ns);
-			closes_ns = closes_at(part, &part->windows[j], plan->period_ns);
+			closes_ns = closes_at(plan, part, &part->windows[j]);
 			if (closes_ns > phase_ns)
 				edge_ns = min(edge_ns, closes_ns);
 		}

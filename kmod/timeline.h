@@ -29,7 +29,7 @@ void qgpu_timeline_free(struct qgpu_timeline *plan);
 /* Whether every window open at this phase of the period yields, and its pod has nothing to run: the time is lent. */
 bool qgpu_timeline_lent(const struct qgpu_timeline *plan, u64 phase_ns);
 /* Whether it is this part's turn at this phase, lent or not; no more once its gate is to begin to close. */
-bool qgpu_part_turn(const struct qgpu_part *part, u64 period_ns, u64 phase_ns, bool lent);
+bool qgpu_part_turn(const struct qgpu_timeline *plan, const struct qgpu_part *part, u64 phase_ns, bool lent);
 /* The first edge after phase_ns, else the end of the period; U64_MAX where no gate ever moves. */
 u64 qgpu_timeline_edge(const struct qgpu_timeline *plan, u64 phase_ns);
 

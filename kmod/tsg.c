@@ -18,7 +18,8 @@
 #define RETRY_MIN_NS	(10 * NSEC_PER_MSEC)
 #define RETRY_MAX_NS	NSEC_PER_SEC
 #define SILENT_NS	(10 * NSEC_PER_SEC)
-#define SLOW_NS		(2 * NSEC_PER_MSEC)
+#define SLOW_MIN_NS	(2 * NSEC_PER_MSEC)
+#define SLOW_MAX_NS	(50 * NSEC_PER_MSEC)
 
 static atomic64_t last_id;
 
@@ -109,10 +110,11 @@ bool qgpu_tsg_reclose(struct qgpu_tsg *tsg)
 
 	mutex_lock(&tsg->gpu->lock);
 	closed = is_closed(tsg);
-	for (i = 0; i < tsg->nr_channels; i++) {
+	for (i = 0; i < tsg->nr_channels; i++)
 		tsg->channels[i].unsure |= tsg->channels[i].off;
-		tsg->channels[i].off = false;
-	}
+	tsg->hold++;	/* whether the card has started them or not: they are put back and taken off, each in one call */
+	qgpu_tsgs_apply(tsg->gpu);
+	tsg->hold--;
 	qgpu_tsgs_apply(tsg->gpu);
 	mutex_unlock(&tsg->gpu->lock);
 	return closed;
@@ -208,14 +210,17 @@ static void gate_one(struct qgpu_gpu *gpu, struct qgpu_tsg *tsg, struct qgpu_cha
 {
 	u32 status = NV_OK, class;
 
-	if (off && channel->unsure)
+	if (!off || channel->unsure) {
 		status = send_one(gpu, tsg, channel, false);
-	if (status == NV_OK) {
-		channel->unsure = false;
-		status = send_one(gpu, tsg, channel, off);
+		if (status == NV_OK)
+			channel->off = channel->unsure = false;
+	}
+	if (off && status == NV_OK) {
+		status = send_one(gpu, tsg, channel, true);
+		channel->off = status == NV_OK;
+		channel->unsure = status != NV_OK;
 	}
 	if (status == NV_OK) {
-		channel->off = off;
 		channel->retry.at_ns = 0;
 	} else if (is_silent(gpu, tsg, status)) {
 		return;
@@ -242,16 +247,19 @@ static void flush_gate(struct qgpu_gpu *gpu, struct qgpu_tsg *tsg, bool off)
 	if (off)
 		share->closing_ns += ktime_get_ns() - began_ns;
 	gpu->gate.num = 0;
-	if (status != NV_OK && is_silent(gpu, tsg, status))
-		return;
-	/* A refused call has moved all that come before the channel it was refused for. */
 	for (i = 0; i < num; i++) {
 		gpu->gated[i]->unsure = status != NV_OK;
 		if (status == NV_OK)
 			gpu->gated[i]->off = off;
-		else if (!gpu->silent_until_ns)
-			gate_one(gpu, tsg, gpu->gated[i], off);
 	}
+	if (status == NV_OK)
+		return;
+	share->turn_ended = false;	/* how long that took tells nothing */
+	if (is_silent(gpu, tsg, status))
+		return;
+	/* A refused call has moved all that come before the channel it was refused for. */
+	for (i = 0; i < num && !gpu->silent_until_ns; i++)
+		gate_one(gpu, tsg, gpu->gated[i], off);
 }
 
 static bool is_due(const struct qgpu_tsg *tsg, const struct qgpu_channel *channel, bool off)
@@ -363,11 +371,11 @@ static void note_slow(struct qgpu_gpu *gpu)
 	list_for_each_entry(tsg, &gpu->tsgs, node) {
 		struct qgpu_share *share = &tsg->pod->shares[qgpu_gpu_index(gpu)];
 
-		if (!share->closing_ns)
-			continue;
-		share->slow_ns = ((share->slow_ns ?: share->closing_ns) + share->closing_ns) / 2;
-		if (share->slow_ns < SLOW_NS)
-			share->slow_ns = 0;
+		if (share->turn_ended && share->closing_ns) {
+			share->slow_ns = ((share->slow_ns ?: share->closing_ns) + share->closing_ns) / 2;
+			share->slow_ns = share->slow_ns < SLOW_MIN_NS ? 0 : min_t(u64, share->slow_ns, SLOW_MAX_NS);
+		}
+		share->turn_ended = false;
 		share->closing_ns = 0;
 	}
 }

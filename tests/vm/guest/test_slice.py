@@ -144,10 +144,10 @@ def test_fixed_70_30_by_gates(qgpu, run, figure):
 
 
 def test_a_gate_that_is_slow_to_close_is_closed_when_the_window_ends(qgpu, run, parameter, figure):
-    """It takes 0.2 s to open too, so that of a window of half a second 0.3 s are left, and 0.5 s if it closed late."""
+    """It takes 40 ms to open too, so that of a window of 100 ms 60 are left, and 100 if it closed late."""
     a = run("a", flood)
-    qgpu.plan((a.id, 1000, [(0, 500 * MS, 0)]), period_ns=1000 * MS)
-    parameter("gate_us", 200_000)
+    qgpu.plan((a.id, 1000, [(0, 100 * MS, 0)]), period_ns=200 * MS)
+    parameter("gate_us", 40_000)
     share = measure_share(7, 0.30, lambda rate: rate / 1000, a)
     figure("slow_gate_share", share)
 
@@ -240,6 +240,16 @@ def test_a_pod_that_scheduled_itself_behind_a_closed_gate_runs_once_it_is_open(q
     qgpu.plan((a.id, 1000))
 
     assert off() == [0]
+
+
+def test_a_pod_that_schedules_itself_costs_two_calls_however_many_channels_it_has(qgpu, run, parameter):
+    a = run("a", flood, 1000, 60)
+    qgpu.plan((a.id, 1000, []))
+    parameter("gate_calls", 0)
+    a.processes[0].run(lambda state: state["p"].control(state["tsg"], 0xA06C0101, b"\1\0\0"))
+
+    assert off() == [60]
+    assert int(Path("/sys/module/nvidia/parameters/gate_calls").read_text()) == 2
 
 
 @pytest.mark.parametrize("closing", [True, False])

@@ -18,6 +18,10 @@ module_param(gate_us, uint, 0644);
 static u32 gate_busy;
 module_param(gate_busy, uint, 0644);
 
+/* How many gate controls there were. */
+static u32 gate_calls;
+module_param(gate_calls, uint, 0644);
+
 /* The next gate control that names so many channels finds this one missing. */
 static u32 gate_misses;
 module_param(gate_misses, uint, 0644);
@@ -115,6 +119,7 @@ static u32 gate(const struct nv2080_disable_channels *arg)
 {
 	u32 i;
 
+	gate_calls++;
 	if (gate_busy) {
 		gate_busy--;
 		return NV_ERR_BUSY_RETRY;
