@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from qgpu.load.spec import Workload
 from qgpu.model import NS_PER_MS, Grant, Plan, PodClass
-from tests.stage import BATCH_64, BATCH_128, BATCH_256, FLOOD, MORE, Stage, batches, every
+from tests.stage import BATCH_64, BATCH_128, BATCH_256, FLOOD, MORE, PERIOD, Stage, batches, every
 
 #: What a second's share may miss, in parts of the card.
 ONE_POINT = 0.01
@@ -106,6 +106,25 @@ def test_floods_never_meet_a_gate() -> None:
     stage = staged("burst-share", FULL["floods"])
 
     assert not any(plan.gated for second in stage.seconds(60) for plan in second.plans)
+
+
+@pytest.mark.parametrize("late_ms", [0, 4])
+def test_a_neighbour_whose_processes_come_and_go_takes_nobodys_share(late_ms: float) -> None:
+    """Slices of a pod are others with each process that comes or goes; what is known of its neighbours stays."""
+    stage = staged("burst-share", [(50, [BATCH_128]), (50, [FLOOD])], late_ms=late_ms)
+    guests: list[int] = []
+
+    def come_or_go(now_ns: int) -> None:
+        if guests:
+            stage.host.stop_load(guests.pop())
+        else:
+            guests.append(stage.host.start_load("b", 0, Workload(kernel_us=30, batch=1, gap_us=2000)))
+        stage.host.call_at(0, now_ns + PERIOD, lambda: come_or_go(now_ns + PERIOD))
+
+    stage.host.call_at(0, 30 * NS_PER_MS, lambda: come_or_go(30 * NS_PER_MS))
+    stage.pass_by(5)
+
+    assert min(second.shares["a"] for second in stage.seconds(5)) >= 0.45
 
 
 def test_gates_go_when_the_rival_rests_and_come_back_with_it() -> None:

@@ -112,6 +112,14 @@ def test_a_gate_that_stays_open_does_not_close_early() -> None:
     assert [at for at in range(100) if "a" in laid.closed(at * MS, early=early)] == list(range(45, 90))
 
 
+def test_a_gate_does_not_close_early_where_the_next_turn_is_lent_to_its_pod() -> None:
+    laid = timeline(part("a", (0, 50)), part("b", (50, 100)))
+    early = {"a": 20 * MS}
+
+    assert laid.closed(40 * MS, {"b"}, early) == {"b"}
+    assert laid.closed(40 * MS, set(), early) == {"a", "b"}
+
+
 @given(
     snapshot=snapshots(everybody=True),
     offline=st.sampled_from(sorted(POLICIES)),

@@ -21,6 +21,7 @@ RETRY_NS = 100 * NS_PER_MS
 #: A gate takes 0.4 to 0.9 ms to close, but a hundred times that over a kernel that reads host memory without end
 #: (docs/decisions/0031): one that takes longer than this is closed as much earlier.
 _SLOW_NS = 2 * NS_PER_MS
+_SLOWEST_NS = 50 * NS_PER_MS
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,12 +97,12 @@ class Enforcer:
         known = self.register.pods.keys()  # plans may still name one that was retired
         opened, shut = (self.closed - wanted) & known, (wanted - self.closed) & known
         had_ns = {pod: self.used_ns(pod) for pod in opened}
-        stuck, took_ns = self._set_gates(wanted)
+        stuck, moved = self._set_gates(wanted)
         if wanted != self.closed:
             self.closed = wanted
-            self._reckon_closing(shut, took_ns)
-            self._reckon_opened(had_ns, now_ns + took_ns)
-            self._reckon_shut(shut, now_ns + took_ns)
+            self._reckon_closing(shut, moved)
+            self._reckon_opened(had_ns, now_ns + moved.took_ns)
+            self._reckon_shut(shut, now_ns + moved.took_ns)
         return min(RETRY_NS, wait or RETRY_NS) if stuck else wait
 
     def distrust(self) -> None:
@@ -133,11 +134,14 @@ class Enforcer:
             self._gated_since[pod] = now_ns
         return spans
 
-    def _reckon_closing(self, pods: Set[str], took_ns: int) -> None:
-        for pod in pods:
-            usual_ns = (self._slow_ns.pop(pod, took_ns) + took_ns) // 2
-            if usual_ns >= _SLOW_NS:
-                self._slow_ns[pod] = usual_ns
+    def _reckon_closing(self, pods: Set[str], moved: Moved) -> None:
+        """Learn how long it takes, from calls that were about one pod and went through at once."""
+        if len(pods) != 1 or moved.gone or moved.stuck or not moved.took_ns:
+            return
+        (pod,) = pods
+        usual_ns = (self._slow_ns.pop(pod, moved.took_ns) + moved.took_ns) // 2
+        if usual_ns >= _SLOW_NS:
+            self._slow_ns[pod] = min(_SLOWEST_NS, usual_ns)
 
     def _reckon_opened(self, had_ns: Mapping[str, int], now_ns: int) -> None:
         for pod, used_ns in had_ns.items():
@@ -153,8 +157,8 @@ class Enforcer:
             # Less than before: another pod has come by its name, or processes of it have ended. That is not idle.
             (self._idle.discard if self.used_ns(pod) != before_ns else self._idle.add)(pod)
 
-    def _set_gates(self, wanted: frozenset[str]) -> tuple[bool, int]:
-        """Move what has to move; tell whether something would not, and how long closing took."""
+    def _set_gates(self, wanted: frozenset[str]) -> tuple[bool, Moved]:
+        """Move what has to move; tell whether something would not, and what became of closing."""
         shut = {
             channel.key
             for tsg in self.register.compute_tsgs(self.instance)
@@ -166,7 +170,7 @@ class Enforcer:
         if to_close := sorted(shut - self._closed_channels):
             moved = self.mechanism.gate(to_close, closed=True, preempt=not self._hands_over(wanted, to_open))
             self._closed_channels |= set(to_close) - moved.gone - moved.stuck
-        return self._open(sorted(to_open)) or bool(moved.stuck), moved.took_ns
+        return self._open(sorted(to_open)) or bool(moved.stuck), moved
 
     def _hands_over(self, wanted: frozenset[str], to_open: set[Key]) -> bool:
         """Tell whether the shortest slices make the hardware itself take the engine from who is being closed."""

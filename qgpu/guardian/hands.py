@@ -43,6 +43,9 @@ _GATE_TRIES = 3
 #: Of how many descriptors of a process it is looked which are control files: a process can have a million.
 _MOST_DESCRIPTORS = 4096
 
+#: What RM says to a gate over a channel that is not there.
+_STALE = abi.UNKNOWN_TO_RM | {abi.NV_ERR_INVALID_CHANNEL}
+
 _CONTROL_DEVICE = os.makedev(abi.NV_MAJOR, abi.NV_CONTROL_MINOR)
 _T = TypeVar("_T")
 
@@ -82,7 +85,7 @@ class Hands:
         One stale handle makes RM refuse a call, and a dying process leaves some: the living are then told from the dead
         by asking, which takes no lock of the card's. What came before the stale one in the call is closed by then, and
         RM counts how often (docs/decisions/0032-counted.md): it is opened before it is closed again, or opening it once
-        would not be enough ever after.
+        would not be enough ever after. What can't be opened counts as closed, so that it is opened when its time comes.
         """
         alive = list(channels)
         for _ in range(_GATE_TRIES):
@@ -93,15 +96,25 @@ class Hands:
             except (RmError, OSError) as error:
                 _log.info("gate refused", closed=closed, channels=len(alive), reason=str(error))
                 alive = [key for key in alive if self.exists(key)]
-                if closed:
-                    self._open_each(device, alive)
+                if closed and len(opened := self._opened(device, alive)) < len(alive):
+                    return Moved(frozenset(channels) - frozenset(alive), opened)
         return Moved(frozenset(channels) - frozenset(alive), frozenset(alive))
 
-    def _open_each(self, device: RmDevice, channels: Sequence[Key]) -> None:
-        """Open channels one by one: none of them depends on another, and opening what is open changes nothing."""
-        for key in channels:
-            with suppress(RmError, OSError):
-                device.set_channels([key], disabled=False)
+    def _opened(self, device: RmDevice, channels: Sequence[Key]) -> frozenset[Key]:
+        """Open channels, one by one if one is in the way of the others; return which are sure to be open."""
+        opened: set[Key] = set()
+        for part in (channels, *([key] for key in channels)):
+            try:
+                device.set_channels(part, disabled=False)
+                opened |= set(part)
+            except (RmError, OSError) as error:
+                if not isinstance(error, RmError) or error.status not in _STALE:
+                    break  # it is not about one of them: a card that does not answer would take seconds each time
+                if len(part) == 1:
+                    opened |= set(part)  # RM has no gate there to close
+            if len(opened) == len(channels):
+                break
+        return frozenset(opened)
 
     def open_gates(self, device: RmDevice) -> None:
         """Open every pod's gate on a card, whoever may have closed it."""

@@ -37,6 +37,9 @@ FORGET_AFTER_NS = 2_000 * NS_PER_MS
 STARTED_NS = 5 * NS_PER_MS
 STARTING_NS = 3_000 * NS_PER_MS
 
+#: Timeslices that differ by less are the same to a pod.
+_SAME = 0.8
+
 #: A round that is off a whole number of periods by more than this part of one tells more of its ends than of shares.
 _RAGGED = 0.02
 
@@ -140,12 +143,13 @@ class Ledger:
     def planned(self, plan: Plan) -> Ledger:
         """Note what the pods are meant to get from now on. Where that differs, all but quotas starts anew.
 
-        So it does where only timeslices differ: how turns of one length were used says nothing of those of another.
+        So it does where all timeslices are much longer or shorter than before, as once nobody starts any more: how
+        turns of one length were used says nothing of those of another.
         """
         if plan == self.plan:
             return self
         same = self.plan is not None and _terms(self.plan) == _terms(plan)
-        if same and (plan.gated or _slices(self.plan) == _slices(plan)):
+        if same and (plan.gated or not _rescaled(self.plan, plan)):
             return replace(self, plan=plan)
         kept = {part.pod for part in plan.pods if not part.weight}
         accounts = {
@@ -228,8 +232,10 @@ def _weights(plan: Plan) -> list[tuple[str, int]]:
     return [(part.pod, part.weight) for part in plan.pods]
 
 
-def _slices(plan: Plan | None) -> list[int]:
-    return [part.timeslice_us for part in plan.pods] if plan else []
+def _rescaled(before: Plan | None, plan: Plan) -> bool:
+    """Tell whether everybody's timeslices are others: of one pod's they differ with each process that comes or goes."""
+    pairs = zip(before.pods if before else (), plan.pods, strict=False)
+    return not any(_SAME <= part.timeslice_us / was.timeslice_us <= 1 / _SAME for was, part in pairs)
 
 
 def _terms(plan: Plan) -> object:

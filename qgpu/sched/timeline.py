@@ -45,11 +45,17 @@ class Timeline:
 
         Where every window open at the moment is one that yields and belongs to an idle pod, the rest of it
         goes to the pods whose own windows yield. The gate of a pod in ``early`` is closed so many ns before its
-        window ends, for that is how long it takes; half of the window it has all the same.
+        window ends, for that is how long it takes, unless it stays open then; half of the window it has all the same.
         """
         current = [(pod, window) for pod in self.plan.pods if (window := _at(pod, phase_ns)) is not None]
         lent = bool(current) and all(w.on_idle is OnIdle.YIELD and pod.pod in idle for pod, w in current)
-        ending = {pod.pod for pod, window in current if early and phase_ns >= self._end(pod, window, early)}
+        ending = {
+            pod.pod
+            for pod, window in current
+            if pod.pod in early
+            and phase_ns >= self._end(pod, window, early)
+            and pod.pod in self.closed(window.end_ns % self.plan.period_ns, idle)
+        }
         return frozenset(
             pod.pod
             for pod in self.plan.pods
@@ -58,9 +64,7 @@ class Timeline:
         )
 
     def _end(self, pod: PodPlan, window: Window, early: Mapping[str, int]) -> int:
-        """Return when a pod's gate begins to close at the end of a window; never where it stays open."""
-        if _at(pod, window.end_ns % self.plan.period_ns) is not None:
-            return self.plan.period_ns
+        """Return when a pod's gate is to begin to close at the end of a window, if it closes."""
         return window.end_ns - min(early.get(pod.pod, 0), (window.end_ns - window.start_ns) // 2)
 
 

@@ -22,7 +22,7 @@ class Engine:
 
     def __init__(self, register):
         self.register = register
-        self.off = set()
+        self.counts = {}
         self.slices = {}
         self.calls = 0
         self.preempted = []
@@ -36,8 +36,13 @@ class Engine:
         if self.broken:
             return Moved(frozenset(gone), frozenset(channels) - gone)
         for key in set(channels) - gone:
-            (self.off.add if closed else self.off.discard)(key)
+            self.counts[key] = self.counts.get(key, 0) + 1 if closed else max(0, self.counts.get(key, 0) - 1)
         return Moved(frozenset(gone), took_ns=self.took_ns)
+
+    @property
+    def off(self):
+        """Channels that don't run: as RM does it counts how often each was closed."""
+        return {key for key, count in self.counts.items() if count}
 
     def timeslice(self, tsg, timeslice_us):
         self.slices[tsg.key] = timeslice_us
@@ -156,7 +161,7 @@ def test_a_pod_that_died_is_no_trouble_to_its_neighbours():
     enforcer, engine, _ = card("a", "b")
     enforcer.adopt(turns("a", "b"), 0)
     enforcer.register.note({"fact": "exit", "pid": 2})
-    engine.off.clear()
+    engine.counts.clear()
     enforcer.step(10 * MS)
 
     assert engine.off == {(1, 40), (1, 50)}

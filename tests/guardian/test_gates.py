@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from types import SimpleNamespace
 
 import pytest
@@ -24,6 +25,8 @@ class Card:
         self.calls = 0
         #: Channels that are found dead from the n-th call on.
         self.dying = {}
+        #: From this call on it answers nothing in time; what it was asked it does all the same.
+        self.silent_from = math.inf
 
     def set_channels(self, channels, *, disabled, preempt=True):
         self.calls += 1
@@ -33,6 +36,8 @@ class Card:
             if key not in self.closed:
                 raise RmError("gate", 0x21)
             self.closed[key] = self.closed[key] + 1 if disabled else max(0, self.closed[key] - 1)
+        if self.calls >= self.silent_from:
+            raise RmError("gate", 0x65)
 
     def running(self):
         return {key for key, count in self.closed.items() if not count}
@@ -92,3 +97,32 @@ def test_what_will_not_close_is_left_open():
 
     assert moved == Moved(stuck=frozenset(channels(1)))
     assert card.running() == set(card.closed)
+
+
+def test_a_card_that_does_not_answer_is_not_asked_for_each_channel():
+    card = Card(*channels(*range(20)))
+    card.silent_from = 1
+
+    hands(card).gate(card, channels(*range(20)), closed=True)
+
+    assert card.calls == 2
+
+
+def test_one_dead_pod_among_many_costs_two_calls_more():
+    card = Card(*channels(*range(39)))
+
+    hands(card).gate(card, channels(*range(40)), closed=True)
+
+    assert card.calls == 3
+
+
+@pytest.mark.parametrize("silent_from", range(1, 5))
+def test_what_may_be_closed_is_open_once_it_is_opened_when_the_card_answers_again(silent_from):
+    card = Card(*channels(2, 3))  # 1 has died
+    card.silent_from = silent_from
+    moved = hands(card).gate(card, channels(1, 2, 3), closed=True)
+    card.silent_from = math.inf
+    closed = set(channels(1, 2, 3)) - moved.gone - moved.stuck
+    hands(card).gate(card, sorted(closed), closed=False)
+
+    assert card.running() == set(channels(2, 3))
