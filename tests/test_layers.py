@@ -24,6 +24,7 @@ ARROWS: dict[str, set[str]] = {
     "systemd": {"wire"},
     "places": set(),
     "plane": set(),
+    "ending": set(),
     "logfile": set(),
     "loglimit": set(),
     "proc": set(),

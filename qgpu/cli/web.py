@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import signal
-import threading
 
 import click
 
 from qgpu.cli.context import Context, pass_context
+from qgpu.ending import Ending
 from qgpu.httpd import parse_address
 from qgpu.web.site import Site
 
@@ -28,9 +28,7 @@ def web(context: Context, listen: str, allow_changes: bool) -> None:
     """
     context.connect().close()  # a daemon that is not there is told here and not in the page
     site = Site(parse_address(listen), context.connect, changes=allow_changes)
-    stop = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stop.set())
+    stop = Ending(signal.SIGINT, signal.SIGTERM)
     try:
         click.echo(site.url)
         stop.wait()

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import signal
-import threading
 from pathlib import Path
 
 import click
 
 import qgpu
 from qgpu import program
+from qgpu.ending import Ending
 from qgpu.places import default_runtime_dir, default_state_dir
 from qgpu.plane import Plane
 from qgpu.sched.seccomp.kept import Kept
@@ -32,7 +32,7 @@ def command(
     config_file: Path | None, runtime_dir: Path | None, state_dir: Path | None, plane: str | None, sim_gpus: int
 ) -> None:
     """Share this host's GPUs among pods, by policy."""
-    stop = _stop_on_signals()
+    stop = Ending(signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # from the very start, so that the end is orderly
     directory = runtime_dir or default_runtime_dir()
     kept = Kept(Store(), directory)
     # Not before: where daemon and guardian died together, pods wait for what has just been started.
@@ -41,14 +41,6 @@ def command(
     whole.run(
         config_file, Plane(plane) if plane else None, sim_gpus, state_dir or default_state_dir(directory), kept, stop
     )
-
-
-def _stop_on_signals() -> threading.Event:
-    """Return an event that SIGTERM, SIGINT and SIGHUP set, so that the end is orderly from the very start."""
-    stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, lambda *_: stop.set())
-    return stop
 
 
 def main() -> None:

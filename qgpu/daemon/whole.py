@@ -7,7 +7,6 @@ plane is let go.
 from __future__ import annotations
 
 import os
-import threading
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from qgpu.daemon import log, planes, runtime
 from qgpu.daemon.containers import Containers, agent_socket
 from qgpu.daemon.service import Service
 from qgpu.daemon.state import State
+from qgpu.ending import Ending
 from qgpu.errors import QgpuError
 from qgpu.metrics import exporter
 from qgpu.plane import Plane
@@ -38,7 +38,7 @@ def run(
     sim_gpus: int,
     state_dir: Path | None,
     kept: Kept,
-    stop: threading.Event,
+    stop: Ending,
 ) -> None:
     """Be the daemon until told to stop. Raises QgpuError."""
     config = configuration.load(config_file) if config_file else Config()
@@ -68,7 +68,7 @@ def run(
     _log.info("stopped")
 
 
-def _watch(service: Service, containers: Containers, stop: threading.Event) -> None:
+def _watch(service: Service, containers: Containers, stop: Ending) -> None:
     """Stay until told to stop. Raises QgpuError when a loop has ended by itself."""
     notify("READY=1")
     trouble = ""
