@@ -127,6 +127,27 @@ def test_a_neighbour_whose_processes_come_and_go_takes_nobodys_share(late_ms: fl
     assert min(second.shares["a"] for second in stage.seconds(5)) >= 0.45
 
 
+@pytest.mark.parametrize("late_ms", [0, 4])
+def test_a_pod_that_starts_ten_times_a_second_keeps_nobody_from_being_judged(late_ms: float) -> None:
+    """All slices are short while it starts, and long again once it has ended."""
+    stage = staged("burst-share", [(40, [BATCH_128]), (40, [FLOOD])], late_ms=late_ms)
+    stage.host.admit("c", {0: Grant(cores=20)})
+    running: list[int] = []
+
+    def start_or_end(now_ns: int) -> None:
+        if running:
+            stage.host.stop_load(running.pop())
+        else:
+            running.append(stage.host.start_load("c", 0, Workload(kernel_us=100, batch=1, gap_us=5000)))
+        stage.host.call_at(0, now_ns + PERIOD, lambda: start_or_end(now_ns + PERIOD))
+
+    stage.host.call_at(0, 30 * NS_PER_MS, lambda: start_or_end(30 * NS_PER_MS))
+    stage.pass_by(6)
+
+    for second in stage.seconds(5):
+        assert second.shares["a"] >= 0.4 * (second.shares["a"] + second.shares["b"])
+
+
 def test_gates_go_when_the_rival_rests_and_come_back_with_it() -> None:
     stage = staged("burst-share", [(66, [BATCH_128]), (33, [FLOOD])])
     stage.pass_by(2)

@@ -37,8 +37,10 @@ FORGET_AFTER_NS = 2_000 * NS_PER_MS
 STARTED_NS = 5 * NS_PER_MS
 STARTING_NS = 3_000 * NS_PER_MS
 
-#: Timeslices that differ by less are the same to a pod.
-_SAME = 0.8
+#: Timeslices have become longer if all are by so much; so soon after the last time that tells nothing new. Else whoever
+#: starts and ends a process ten times a second would keep all others from ever being judged.
+_LONGER = 1.25
+_LONGER_AGAIN_NS = 1_000 * NS_PER_MS
 
 #: A round that is off a whole number of periods by more than this part of one tells more of its ends than of shares.
 _RAGGED = 0.02
@@ -117,6 +119,8 @@ class Ledger:
     #: Weights or timeslices have changed with this plan: in its first round turns of the plan before run out, which
     #: tells nothing.
     passing_over: bool = False
+    #: When timeslices became longer, the last time that counted.
+    lengthened_ns: int | None = None
     #: What offline pods came short of their floor together; bounded, and nothing while none of them wants anything.
     offline_short_ns: int = 0
 
@@ -133,7 +137,9 @@ class Ledger:
             accounts = self._in_new_round(accounts, sample.now_ns - began_ns, over, ragged=changed or passing_over)
             began_ns, passing_over = sample.now_ns, False
         short_ns = self._short_ns(sample, accounts, elapsed_ns)
-        return Ledger(self.pgpu, sample.now_ns, accounts, self.plan, began_ns, passing_over, short_ns)
+        return Ledger(
+            self.pgpu, sample.now_ns, accounts, self.plan, began_ns, passing_over, self.lengthened_ns, short_ns
+        )
 
     @property
     def starting(self) -> bool:
@@ -143,13 +149,13 @@ class Ledger:
     def planned(self, plan: Plan) -> Ledger:
         """Note what the pods are meant to get from now on. Where that differs, all but quotas starts anew.
 
-        So it does where all timeslices are much longer or shorter than before, as once nobody starts any more: how
-        turns of one length were used says nothing of those of another.
+        So it does where all timeslices are much longer than before, as once nobody starts any more: how short turns
+        were used says nothing of long ones.
         """
         if plan == self.plan:
             return self
         same = self.plan is not None and _terms(self.plan) == _terms(plan)
-        if same and (plan.gated or not _rescaled(self.plan, plan)):
+        if same and not self._lengthened(plan):
             return replace(self, plan=plan)
         kept = {part.pod for part in plan.pods if not part.weight}
         accounts = {
@@ -157,7 +163,25 @@ class Ledger:
             for name, account in self.accounts.items()
         }
         passing = same or (self.plan is not None and not plan.gated and _weights(self.plan) != _weights(plan))
-        return replace(self, plan=plan, accounts=accounts, round_began_ns=self.now_ns or 0, passing_over=passing)
+        now_ns = self.now_ns or 0
+        lengthened_ns = now_ns if same else self.lengthened_ns
+        return replace(
+            self,
+            plan=plan,
+            accounts=accounts,
+            round_began_ns=now_ns,
+            passing_over=passing,
+            lengthened_ns=lengthened_ns,
+        )
+
+    def _lengthened(self, plan: Plan) -> bool:
+        """Tell whether everybody's timeslices are longer: one pod's are with each process of it that ends."""
+        if self.plan is None or plan.gated:
+            return False
+        if self.lengthened_ns is not None and (self.now_ns or 0) - self.lengthened_ns < _LONGER_AGAIN_NS:
+            return False
+        parts = zip(self.plan.pods, plan.pods, strict=True)
+        return all(part.timeslice_us >= _LONGER * was.timeslice_us for was, part in parts)
 
     def snapshot(self, period_ns: int, offline_floor: int = 0) -> Snapshot:
         """Show a policy what it may know, and what an operator set."""
@@ -230,12 +254,6 @@ def _busy(accounts: Mapping[str, Account]) -> frozenset[str]:
 
 def _weights(plan: Plan) -> list[tuple[str, int]]:
     return [(part.pod, part.weight) for part in plan.pods]
-
-
-def _rescaled(before: Plan | None, plan: Plan) -> bool:
-    """Tell whether everybody's timeslices are others: of one pod's they differ with each process that comes or goes."""
-    pairs = zip(before.pods if before else (), plan.pods, strict=False)
-    return not any(_SAME <= part.timeslice_us / was.timeslice_us <= 1 / _SAME for was, part in pairs)
 
 
 def _terms(plan: Plan) -> object:
