@@ -118,7 +118,8 @@ def test_perfettos_processor_reads_a_real_cards_trace(tmp_path: Path) -> None:
 
 def test_a_report_is_one_page_that_says_what_pods_got(busy: Daemon, tmp_path: Path) -> None:
     file = tmp_path / "report.html"
-    assert busy.ctl("report", "--seconds", "1.5", "--out", str(file)).returncode == ExitCode.OK
+    # Beside online work the two take turns of half a second: where in one a short recording ends would show in shares.
+    assert busy.ctl("report", "--seconds", "3", "--out", str(file)).returncode == ExitCode.OK
     text = file.read_text()
 
     assert not re.findall(r"https?:|src=|@import|url\((?!#)", text), "it loads nothing"
