@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import json
 import shlex
 import signal
 import statistics
@@ -16,6 +17,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from figures import About, Figure, merge, write
 from harness import ROOT, Bench
@@ -40,6 +42,8 @@ class Script:
         self.began = time.monotonic()
         self.device = "simulated pGPU"
         self.plots: list[Plot] = []
+        #: What a section keeps beside its figures, for a file of its own.
+        self.rows: list[dict[str, Any]] = []
         self.told_to_end = False
 
     def say(self, text: str) -> None:
@@ -144,7 +148,7 @@ def run(name: str, sections: Mapping[str, Section], doc: str, *, apart: Sequence
             script.say(f"-- {section}")
             began = time.monotonic()
             if apart:
-                figures, errors, script.plots = [], {}, []
+                figures, errors, script.plots, script.rows = [], {}, [], []
             try:
                 found = sections[section](script)
             except NotHereError as reason:
@@ -162,6 +166,7 @@ def run(name: str, sections: Mapping[str, Section], doc: str, *, apart: Sequence
             if apart:
                 merge(options.out, stem, apart)
                 _picture(options.out / f"{stem}-{section}.svg", script.plots)
+                keep_rows(options.out / f"{stem}-rows.json", section, script.rows)
             failed = failed or bool(errors) or any(figure.passed is False for figure in found)
             script.say(f"-- {section}: {time.monotonic() - began:.0f} s")
             if script.told_to_end:
@@ -182,6 +187,16 @@ def spread(name: object, values: Sequence[float]) -> tuple[object, float, float,
 def listed(values: Iterable[float]) -> str:
     """Return numbers for a line of progress."""
     return ", ".join(f"{value:.4g}" for value in values) or "-"
+
+
+def keep_rows(file: Path, section: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Put a section's rows, if it has any, in place of its last ones in a file that others have rows in too."""
+    if not rows:
+        return
+    before = json.loads(file.read_text())["rows"] if file.exists() else []
+    kept = [*(row for row in before if row["section"] != section), *rows]
+    lines = ",\n".join(f"  {json.dumps(row, ensure_ascii=False, allow_nan=False)}" for row in kept)
+    file.write_text(f'{{"rows": [\n{lines}\n]}}\n')
 
 
 def _picture(file: Path, plots: Sequence[Plot]) -> None:

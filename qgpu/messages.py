@@ -8,7 +8,7 @@ from typing import Any
 from qgpu.model import Grant, OnIdle, Plan, PodClass, PodPlan, PodSample, Sample, Span, TsgSample, Window
 
 #: Of the messages between daemon and guardian; a guardian may be older than the daemon that finds it.
-PROTOCOL = 2
+PROTOCOL = 3
 
 
 def grant_to(grant: Grant) -> dict[str, Any]:
@@ -46,6 +46,7 @@ def plan_to(plan: Plan) -> dict[str, Any]:
                 "pod": part.pod,
                 "class": part.pod_class.value,
                 "timeslice_us": part.timeslice_us,
+                "copy_timeslice_us": part.copy_timeslice_us,
                 "windows": None
                 if part.windows is None
                 else [[w.start_ns, w.end_ns, w.on_idle.value] for w in part.windows],
@@ -56,7 +57,7 @@ def plan_to(plan: Plan) -> dict[str, Any]:
 
 
 def plan_from(data: dict[str, Any]) -> Plan:
-    """Read a plan back. Raises InvalidValueError, KeyError, TypeError, ValueError."""
+    """Read a plan back, also an older qgpu's. Raises InvalidValueError, KeyError, TypeError, ValueError."""
     return Plan(
         data["pgpu"],
         data["period_ns"],
@@ -68,6 +69,7 @@ def plan_from(data: dict[str, Any]) -> Plan:
                 None
                 if part["windows"] is None
                 else tuple(Window(start, end, OnIdle(on_idle)) for start, end, on_idle in part["windows"]),
+                copy_timeslice_us=part.get("copy_timeslice_us"),
             )
             for part in data["pods"]
         ),

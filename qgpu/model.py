@@ -125,19 +125,20 @@ class Sample:
     pgpu: int
     now_ns: int
     pods: tuple[PodSample, ...] = ()
+    #: The part of the last fifth of a second or so in which any kernel ran, as NVML tells; None where nobody tells.
+    utilization: float | None = None
 
 
-class Pace(StrEnum):
-    """How a pod uses the turns that timeslices give it, as far as seen."""
+@dataclass(frozen=True, slots=True)
+class Sharing:
+    """How the busy pods of one class take their turns.
 
-    #: It uses them up, or nobody was kept from anything: timeslices bind it.
-    STEADY = "steady"
-    #: It leaves them early and comes short of its share; whether it wants more, short timeslices will show.
-    DOUBTED = "doubted"
-    #: Its work comes with pauses long enough for others to use: short timeslices give it what it wants.
-    SPARSE = "sparse"
-    #: It is back before anybody could make use of its pauses: only turns by gate give it its share.
-    GAPPY = "gappy"
+    By timeslice, where ``round_ns`` is how long the turns of all of them last together (None: the period); or by gate,
+    where each has the GPU to itself for its part of a period.
+    """
+
+    round_ns: int | None = None
+    by_gate: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +159,10 @@ class Pod:
     used_ns: int = 0
     #: Measured time beyond (positive) or short of (negative) what the plans gave it while it was busy; bounded.
     debt_ns: int = 0
-    pace: Pace = Pace.STEADY
+    #: It gets all it asks for by timeslices: a turn by gate would be wasted on it.
+    satisfied: bool = False
+    #: Its work comes in so many pieces that every switch to it and back counts.
+    fragmented: bool = False
     #: It has come only just and hardly ran: its processes still wait for one short step after the other.
     starting: bool = False
 
@@ -201,6 +205,9 @@ class Snapshot:
     #: Per cent of the GPU that offline pods get whatever online pods want, and what they came short of it; bounded.
     offline_floor: int = 0
     offline_short_ns: int = 0
+    #: How pods of each class had best take their turns.
+    offline: Sharing = Sharing()
+    online: Sharing = Sharing()
 
     def __post_init__(self) -> None:
         if not MIN_PERIOD_NS <= self.period_ns <= MAX_PERIOD_NS:
@@ -230,9 +237,10 @@ class PodPlan:
     """One pod's part of a plan.
 
     ``timeslice_us`` is set on each of its compute TSGs. ``windows`` None means its gate stays open; an
-    empty tuple means that it stays closed. ``weight`` is what the plan aims at and only the ledger reads: the
+    empty tuple means that it stays closed. ``weight`` is what the plan aims at, for the ledger and for copies: the
     pod's part, in ratio to other busy pods of its class, of the time they use together; 0 stands for its quota
-    of all time.
+    of all time. ``copy_timeslice_us`` is set on each of its copy TSGs; None leaves them the driver's own. Of the
+    planes only seccomp does so yet, and kmod ignores it.
     """
 
     pod: str
@@ -240,10 +248,13 @@ class PodPlan:
     timeslice_us: int
     windows: tuple[Window, ...] | None = None
     weight: int = 0
+    copy_timeslice_us: int | None = None
 
     def __post_init__(self) -> None:
         if not MIN_TIMESLICE_US <= self.timeslice_us <= MAX_TIMESLICE_US:
             raise InvalidValueError(f"pod {self.pod}: timeslice {self.timeslice_us} µs is out of bounds")
+        if self.copy_timeslice_us is not None and not MIN_TIMESLICE_US <= self.copy_timeslice_us <= MAX_TIMESLICE_US:
+            raise InvalidValueError(f"pod {self.pod}: copy timeslice {self.copy_timeslice_us} µs is out of bounds")
         if self.weight < 0:
             raise InvalidValueError(f"pod {self.pod}: weight {self.weight} is negative")
         for before, after in zip(self.windows or (), (self.windows or ())[1:], strict=False):
@@ -260,6 +271,9 @@ class Plan:
     pods: tuple[PodPlan, ...] = ()
     #: The floor that this plan aims at, for the ledger: per cent of the GPU for offline pods together.
     offline_floor: int = 0
+    #: How pods of each class take their turns, for the ledger; None where something else decides.
+    offline: Sharing | None = None
+    online: Sharing | None = None
 
     def __post_init__(self) -> None:
         for pod in self.pods:

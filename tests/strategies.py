@@ -12,15 +12,17 @@ from qgpu.model import (
     MIN_LATENCY_TARGET_NS,
     MIN_PERIOD_NS,
     Grant,
-    Pace,
     Pod,
     PodClass,
+    Sharing,
     Snapshot,
     Tsg,
 )
 
-#: What a pod may be taken for in the long run; to doubt one takes a single tick, in which shares are not kept.
-PACES = (Pace.STEADY, Pace.SPARSE, Pace.GAPPY)
+#: Ways to take turns as the ledger may ask for them.
+sharings = st.one_of(
+    st.just(Sharing()), st.just(Sharing(by_gate=True)), st.builds(Sharing, round_ns=st.integers(1_000_000, 200_000_000))
+)
 
 #: Not in the order of the alphabet: a name is nothing that a plan may go by.
 _NAMES = [f"pod{number}" for number in (3, 0, 5, 1, 4, 2)]
@@ -35,7 +37,7 @@ targets = st.one_of(st.none(), st.integers(MIN_LATENCY_TARGET_NS, MAX_LATENCY_TA
 
 @st.composite
 def pods(draw: st.DrawFn, *, everybody: bool, classes: tuple[PodClass, ...] = tuple(PodClass)) -> tuple[Pod, ...]:
-    """Draw up to six pods of up to four compute TSGs each, busy or not, of any pace; their quotas fit on one pGPU."""
+    """Draw up to six pods of up to four compute TSGs each, busy or not, satisfied or not; their quotas fit on one pGPU."""
     number = draw(st.integers(0, 6))
     cuts = sorted(draw(st.lists(st.integers(0, 100), min_size=number, max_size=number)))
     result = []
@@ -46,8 +48,9 @@ def pods(draw: st.DrawFn, *, everybody: bool, classes: tuple[PodClass, ...] = tu
         pod_class = draw(st.sampled_from(classes))
         target_ns = draw(targets) if pod_class is PodClass.ONLINE else None
         grant = Grant(pod_class, cores, latency_target_ns=target_ns)
-        pace, starting = draw(st.sampled_from(PACES)), bool(tsgs) and draw(st.integers(0, 7)) == 7
-        result.append(Pod(name, grant, tsgs, pace=pace, starting=starting))
+        satisfied, fragmented = draw(st.booleans()), draw(st.booleans())
+        starting = bool(tsgs) and draw(st.integers(0, 7)) == 7
+        result.append(Pod(name, grant, tsgs, satisfied=satisfied, fragmented=fragmented, starting=starting))
     excess = sum(pod.grant.cores or 0 for pod in result) - 100
     return tuple(result) if excess <= 0 else tuple(_lowered(result, excess))
 
@@ -63,4 +66,5 @@ def _lowered(pods: list[Pod], excess: int) -> list[Pod]:
 @st.composite
 def snapshots(draw: st.DrawFn, *, everybody: bool, classes: tuple[PodClass, ...] = tuple(PodClass)) -> Snapshot:
     """Draw an admitted snapshot; ``everybody`` has a quota where the policy under test needs them."""
-    return Snapshot(0, draw(periods), draw(pods(everybody=everybody, classes=classes)))
+    offline, online = draw(sharings), draw(sharings)
+    return Snapshot(0, draw(periods), draw(pods(everybody=everybody, classes=classes)), offline=offline, online=online)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass, field, replace
 
-from qgpu.model import Pace, Plan, Policy, Snapshot
+from qgpu.model import Plan, Policy, Sharing, Snapshot
 from qgpu.policies.together import Claims, agree, claims
 
 
@@ -44,8 +44,8 @@ class Board:
             if alone:
                 self._claims.pop(snapshot.pgpu, None)
                 return snapshot
-        steady = replace(snapshot, pods=tuple(replace(pod, pace=Pace.STEADY) for pod in pods))
-        claimed = claims(offline(steady), steady)
+        by_slices = replace(snapshot, pods=pods, offline=Sharing())
+        claimed = claims(offline(by_slices), by_slices)
         with self._lock:
             self._claims[snapshot.pgpu] = claimed
             period_ns, turns = agree(self._claims, snapshot.pgpu)

@@ -86,7 +86,7 @@ class Dues:
         return min(dues, default=None)
 
     def settle(self, now_ns: int) -> bool:
-        """Do what is due, or some of it if that is much; True when a compute TSG or channel came or went."""
+        """Do what is due, or some of it if that is much; True when a TSG or channel came or went."""
         changed, most = False, AT_ONCE
         for doubt in [doubt for doubt in self._doubts.values() if doubt.due_ns <= now_ns]:
             if most <= 0:
@@ -111,6 +111,8 @@ class Dues:
             parent = self._register.objects.get((rm.client, rm.parent))
             if parent is not None and self._register.is_compute(parent):
                 self._fresh.append(rm.key)
+                self.later()
+            elif parent is not None and self._register.is_copy(parent):
                 self.later()
         elif rm.rm_class == abi.KEPLER_CHANNEL_GROUP_A:
             self.later()

@@ -1,17 +1,20 @@
 """Carries out the plan of one pGPU: gates at the edges of windows, timeslices when they change.
 
+A pod's compute TSGs are behind its gate. Its copy TSGs are so only where nothing of its windows is lent: else their
+timeslices alone share the copy engines, for the fewer channels a gate has, the quicker it moves.
+
 Decides nothing: a plan says it all, and without a plan every gate is open and every timeslice its owner's.
 Time comes in as an argument and leaves as the next moment something is due.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from qgpu.guardian.register import Key, Register, RmObject
-from qgpu.model import MIN_TIMESLICE_US, NS_PER_MS, Plan, Span
+from qgpu.model import MIN_TIMESLICE_US, NS_PER_MS, OnIdle, Plan, Span
 from qgpu.rm import abi
 from qgpu.sched.timeline import Timeline
 
@@ -61,6 +64,8 @@ class Enforcer:
     plan: Plan | None = None
     closed: frozenset[str] = frozenset()
     _timeline: Timeline | None = None
+    #: Pods whose gate is over their copies too.
+    _copies_gated: frozenset[str] = frozenset()
     _closed_channels: set[Key] = field(default_factory=set)
     _slices: dict[Key, int] = field(default_factory=dict)
     #: Channels being freed: a free may wait for queued work, so their gate stays open whatever the plan says.
@@ -78,6 +83,7 @@ class Enforcer:
             self._idle.clear()
         self.plan = plan
         self._timeline = Timeline(plan) if plan is not None else None
+        self._copies_gated = _keepers(plan) if plan is not None else frozenset()
         self.refresh(now_ns)
 
     def refresh(self, now_ns: int) -> None:
@@ -107,7 +113,8 @@ class Enforcer:
 
     def distrust(self) -> None:
         """Forget what timeslices are set, because somebody else set them: each is then set anew."""
-        self._slices = {tsg.key: 0 for tsg in self.register.compute_tsgs(self.instance)}
+        tsgs = (*self.register.compute_tsgs(self.instance), *self.register.copy_tsgs(self.instance))
+        self._slices = {tsg.key: 0 for tsg in tsgs}
 
     def leave(self, channels: list[Key]) -> None:
         """Open the gate over channels that are about to be freed and keep it open."""
@@ -159,18 +166,29 @@ class Enforcer:
 
     def _set_gates(self, wanted: frozenset[str]) -> tuple[bool, Moved]:
         """Move what has to move; tell whether something would not, and what became of closing."""
-        shut = {
-            channel.key
-            for tsg in self.register.compute_tsgs(self.instance)
-            if self.register.pod_of(tsg) in wanted
-            for channel in self.register.channels(tsg)
-        } - self._leaving
-        to_open = self._closed_channels - shut
-        moved = Moved()
-        if to_close := sorted(shut - self._closed_channels):
-            moved = self.mechanism.gate(to_close, closed=True, preempt=not self._hands_over(wanted, to_open))
-            self._closed_channels |= set(to_close) - moved.gone - moved.stuck
+        compute = self._channels(self.register.compute_tsgs(self.instance), wanted) if wanted else set()
+        with_copies = wanted & self._copies_gated
+        copies = self._channels(self.register.copy_tsgs(self.instance), with_copies) if with_copies else set()
+        to_open = self._closed_channels - compute - copies
+        compute, copies = compute - self._closed_channels, copies - self._closed_channels
+        if compute and self._hands_over(wanted, to_open):
+            # Nobody may be there to take a copy engine over.
+            moved = _both(self._close(compute, preempt=False), self._close(copies, preempt=True))
+        else:
+            moved = self._close(compute | copies, preempt=True)
         return self._open(sorted(to_open)) or bool(moved.stuck), moved
+
+    def _channels(self, tsgs: Iterable[RmObject], pods: Set[str]) -> set[Key]:
+        """Name the channels of these pods' TSGs that are not being freed."""
+        own = [tsg for tsg in tsgs if self.register.pod_of(tsg) in pods]
+        return {channel.key for tsg in own for channel in self.register.channels(tsg)} - self._leaving
+
+    def _close(self, channels: set[Key], *, preempt: bool) -> Moved:
+        if not channels:
+            return Moved()
+        moved = self.mechanism.gate(sorted(channels), closed=True, preempt=preempt)
+        self._closed_channels |= channels - moved.gone - moved.stuck
+        return moved
 
     def _hands_over(self, wanted: frozenset[str], to_open: set[Key]) -> bool:
         """Tell whether the shortest slices make the hardware itself take the engine from who is being closed."""
@@ -186,14 +204,33 @@ class Enforcer:
         return bool(moved.stuck)
 
     def _set_slices(self) -> None:
-        asked = {part.pod: part.timeslice_us for part in self.plan.pods} if self.plan else {}
-        tsgs = self.register.compute_tsgs(self.instance)
+        parts = self.plan.pods if self.plan else ()
+        compute, copies = self.register.compute_tsgs(self.instance), self.register.copy_tsgs(self.instance)
+        self._put_slices(compute, {part.pod: part.timeslice_us for part in parts})
+        self._put_slices(copies, {part.pod: us for part in parts if (us := part.copy_timeslice_us) is not None})
+        alive = {tsg.key for tsg in (*compute, *copies)}
+        self._slices = {key: us for key, us in self._slices.items() if key in alive}
+        self._leaving = {key for key in self._leaving if key in self.register.objects}
+
+    def _put_slices(self, tsgs: Iterable[RmObject], asked: Mapping[str, int]) -> None:
+        """Set what is asked for each pod's TSGs where it is not set yet; for others what their owners wished."""
         for tsg in tsgs:
             wanted = asked.get(self.register.pod_of(tsg), tsg.wish_us)
             if self._slices.get(tsg.key, abi.RM_DEFAULT_TIMESLICE_US) != wanted and self.mechanism.timeslice(
                 tsg, wanted
             ):
                 self._slices[tsg.key] = wanted
-        alive = {tsg.key for tsg in tsgs}
-        self._slices = {key: us for key, us in self._slices.items() if key in alive}
-        self._leaving = {key for key in self._leaving if key in self.register.objects}
+
+
+def _keepers(plan: Plan) -> frozenset[str]:
+    """Name the pods with a gate and no window that is lent while they are idle."""
+    return frozenset(
+        part.pod
+        for part in plan.pods
+        if part.windows is not None and all(window.on_idle is OnIdle.KEEP for window in part.windows)
+    )
+
+
+def _both(first: Moved, second: Moved) -> Moved:
+    """Tell of two calls as of one."""
+    return Moved(first.gone | second.gone, first.stuck | second.stuck, first.took_ns + second.took_ns)

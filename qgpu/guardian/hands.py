@@ -118,7 +118,7 @@ class Hands:
 
     def open_gates(self, device: RmDevice) -> None:
         """Open every pod's gate on a card, whoever may have closed it."""
-        tsgs = self._register.compute_tsgs(device.instance)
+        tsgs = [*self._register.compute_tsgs(device.instance), *self._register.copy_tsgs(device.instance)]
         channels = [channel.key for tsg in tsgs for channel in self._register.channels(tsg)]
         self.gate(device, channels, closed=False)
 

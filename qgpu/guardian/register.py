@@ -323,15 +323,22 @@ class Register:
 
     def compute_tsgs(self, instance: int) -> list[RmObject]:
         """List the confirmed TSGs of the compute engine of one card."""
-        return [
-            rm
-            for rm in (self.objects[key] for key in self._tsgs)
-            if rm.confirmed and self.is_compute(rm) and self.instance_of(rm) == instance
-        ]
+        return [rm for rm in self._confirmed_tsgs() if self.is_compute(rm) and self.instance_of(rm) == instance]
+
+    def copy_tsgs(self, instance: int) -> list[RmObject]:
+        """List the confirmed TSGs of the copy engines of one card."""
+        return [rm for rm in self._confirmed_tsgs() if self.is_copy(rm) and self.instance_of(rm) == instance]
+
+    def _confirmed_tsgs(self) -> Iterator[RmObject]:
+        return (rm for rm in (self.objects[key] for key in self._tsgs) if rm.confirmed)
 
     def is_compute(self, rm: RmObject) -> bool:
         """Tell whether an object is a TSG of the compute engine, as is one whose engine was left open."""
         return rm.rm_class == abi.KEPLER_CHANNEL_GROUP_A and (rm.detail == 0 or rm.detail in abi.GR_ENGINES)
+
+    def is_copy(self, rm: RmObject) -> bool:
+        """Tell whether an object is a TSG of a copy engine."""
+        return rm.rm_class == abi.KEPLER_CHANNEL_GROUP_A and rm.detail in abi.COPY_ENGINES
 
     def channels(self, tsg: RmObject) -> list[RmObject]:
         """List the confirmed channels of a TSG."""

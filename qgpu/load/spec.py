@@ -30,6 +30,8 @@ class Workload:
     kernel_us: float = 1000.0
     batch: int = 1
     gap_us: float = 0.0
+    #: Time the host takes to launch each kernel of a batch, as a framework's; 0: all are launched at once.
+    launch_us: float = 0.0
     #: 0: the next batch follows the last (closed loop).
     period_us: float = 0.0
     #: Launch each batch as one CUDA graph; the simulator makes no difference.
@@ -50,7 +52,7 @@ class Workload:
 
     def __post_init__(self) -> None:
         _number("kernel_us", self.kernel_us, 0.1, _LONGEST_US)
-        for name in ("gap_us", "period_us"):
+        for name in ("gap_us", "launch_us", "period_us"):
             _number(name, getattr(self, name), 0, _LONGEST_US)
         for name in ("duration_s", "warmup_s"):
             _number(name, getattr(self, name), 0, _LONGEST_S)

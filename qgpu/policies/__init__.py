@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from qgpu.errors import UnknownNameError
 from qgpu.model import Policy
 from qgpu.policies import best_effort, burst_share, fixed_share
+from qgpu.policies.copies import copies_shared
 from qgpu.policies.online import online_first
 from qgpu.policies.together import gangs_first
 
@@ -41,5 +42,5 @@ def find(name: str) -> str:
 
 
 def compose(offline: str, online: str) -> Policy:
-    """Build what the loop runs: online pods first by one policy, the rest by another, gangs in step."""
-    return online_first(gangs_first(POLICIES[offline].plan), POLICIES[online].plan)
+    """Build what the loop runs: online pods first by one policy, the rest by another, gangs in step, copies too."""
+    return copies_shared(online_first(gangs_first(POLICIES[offline].plan), POLICIES[online].plan))

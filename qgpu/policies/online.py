@@ -22,16 +22,17 @@ from qgpu.model import (
     MAX_PERIOD_NS,
     MAX_TIMESLICE_US,
     NS_PER_MS,
+    NS_PER_US,
     OnIdle,
-    Pace,
     Plan,
     Pod,
     PodPlan,
     Policy,
+    Sharing,
     Snapshot,
 )
 from qgpu.policies import floor, latency
-from qgpu.policies.shares import corrected, for_lending, in_turns, period_of_turns, shortened, split
+from qgpu.policies.shares import corrected, for_lending, in_round, in_turns, period_of_turns, shortened, split
 
 #: Mean slice of several online pods among themselves without a target: they must not wait a second for each other.
 ONLINE_ROUND_US = 4_000
@@ -59,10 +60,10 @@ def online_first(offline: Policy, online: Policy) -> Policy:
         period_ns = snapshot.period_ns
         if present:
             front, behind = (
-                policy(replace(snapshot, pods=_by_slices(pods)))
+                policy(replace(snapshot, pods=pods, offline=Sharing()))
                 for policy, pods in ((online, present), (offline, others))
             )
-            calm_ns = _last_end(online(replace(snapshot, pods=_by_slices(_debtless(present))))) if front.gated else 0
+            calm_ns = _last_end(online(replace(snapshot, pods=_debtless(present)))) if front.gated else 0
             front, behind = _fitting(_up_to(front, (calm_ns + front.period_ns) // 2), behind)
             target_ns = latency.tightest_ns(present)
             waits = _waits(present, others)
@@ -70,24 +71,39 @@ def online_first(offline: Policy, online: Policy) -> Policy:
                 period_ns = _period_of_turns(period_ns, behind, others, target_ns)
             rest = replace(snapshot, pods=others, period_ns=period_ns)
             slice_us = latency.allowed_us(present, waits, _tsgs_at_once(others))
+            if target_ns is None and True in [pod.fragmented for pod in present]:
+                slice_us = max(slice_us, latency.FRAGMENTED_US)
             ahead = _prompt(front, present, waits, floor.online_round_us(snapshot))
+            ahead, among = _fitted(ahead, front, present, snapshot.online)
             owed_us = floor.offline_round_us(snapshot, _round_us(ahead, present)) // max(1, _tsgs_at_once(others))
             short_us = max(slice_us, owed_us)
             parts = (*ahead, *_step_back(behind, rest, _last_end(front), short_us, calm_ns))
         else:
             behind = offline(replace(snapshot, pods=others))
-            parts, period_ns = behind.pods, behind.period_ns
+            parts, period_ns, among = behind.pods, behind.period_ns, None
         waiting = tuple(PodPlan(pod.name, pod.grant.pod_class, MAX_TIMESLICE_US) for pod in absent)
         by_name = {part.pod: part for part in (*parts, *waiting)}
         ordered = tuple(by_name[pod.name] for pod in snapshot.pods)
-        return Plan(snapshot.pgpu, period_ns, ordered, snapshot.offline_floor if present else 0)
+        floor_here = snapshot.offline_floor if present else 0
+        return Plan(snapshot.pgpu, period_ns, ordered, floor_here, None if present else behind.offline, among)
 
     return plan
 
 
-def _by_slices(pods: tuple[Pod, ...]) -> tuple[Pod, ...]:
-    """Ask for shares by timeslices: among online pods turns would cost latency, offline pods take turns anyway."""
-    return tuple(replace(pod, pace=Pace.STEADY) for pod in pods)
+def _fitted(
+    ahead: tuple[PodPlan, ...], front: Plan, present: tuple[Pod, ...], sharing: Sharing
+) -> tuple[tuple[PodPlan, ...], Sharing | None]:
+    """Make the round of several busy online pods as short as the ledger found best; tell what it is.
+
+    Turns by gate would cost latency, so there are none among online pods.
+    """
+    busy = [(part, pod) for part, pod in zip(ahead, present, strict=True) if pod.busy]
+    if front.gated or len(busy) < 2:
+        return ahead, None
+    longest_ns = sum(part.timeslice_us * pod.busy_tsgs for part, pod in busy) * NS_PER_US
+    if sharing.round_ns is None or sharing.by_gate or sharing.round_ns >= longest_ns:
+        return ahead, Sharing(round_ns=longest_ns)
+    return in_round(ahead, present, sharing.round_ns), sharing
 
 
 def _debtless(pods: tuple[Pod, ...]) -> tuple[Pod, ...]:

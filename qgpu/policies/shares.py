@@ -18,22 +18,22 @@ from qgpu.model import (
     NS_PER_MS,
     NS_PER_US,
     OnIdle,
-    Pace,
     Plan,
     Pod,
     PodClass,
     PodPlan,
+    Sharing,
     Snapshot,
     Window,
 )
 from qgpu.turns import GAP_NS, slice_of_us, turn_ns
 
-#: For how long others get the shortest slices, to show whether a doubted pod is back at once.
-PROBE_PERIOD_NS = 50 * NS_PER_MS
-
-#: The mean slice beside a sparse pod, and beside one that starts: CUDA takes one short step after the other then, and
-#: each would wait for whole turns.
+#: The mean slice beside a satisfied pod, and beside one that starts: CUDA takes one short step after the other then,
+#: and each would wait for whole turns.
 SHORT_US = 2_000
+
+#: About what the driver's own slice is.
+PLAIN_NS = 2 * NS_PER_MS
 
 #: The shortest timeslice worth its switch; below it switching eats the card.
 SENSIBLE_US = 500
@@ -50,12 +50,18 @@ LONGER_NS = 1_500 * NS_PER_US
 LONGER = 0.015
 SHORTER = 0.25
 
-#: Mean and least turn where pods take turns by gate: a gate costs up to a millisecond.
-TURN_NS = 50 * NS_PER_MS
+#: For every so much work that a pod owes, its slice is shorter by this part, and by so much at most.
+OWED_STEP_NS = 2 * NS_PER_MS
+OWED_STEP = 0.05
+OWED = 0.4
+
+#: Mean turn where pods take turns by gate, as part of the period for two pods, and the least: a gate costs up to a
+#: millisecond.
+TURN_PART = 0.5
 MIN_TURN_NS = 2 * NS_PER_MS
 
-#: Periods of turns by gate: a second holds a whole number of them, so shares are exact in any second.
-_PERIODS_NS = tuple(ms * NS_PER_MS for ms in (100, 200, 250, 500, 1000))
+#: A period of turns by gate is so many times the operator's: a second then holds a whole number of the usual ones.
+_TIMES = (1, 2, 2.5, 5, 10)
 
 
 def split(whole: int, weights: Sequence[int]) -> list[int]:
@@ -78,43 +84,64 @@ def timeslice_us(share_ns: int, pod: Pod) -> int:
     return slice_of_us(share_ns / pod.busy_tsgs)
 
 
-def by_weights(snapshot: Snapshot, weights: Sequence[int]) -> Plan:
-    """Plan weights as timeslices, and as windows too where timeslices fail.
+def by_weights(snapshot: Snapshot, weights: Sequence[int], *, gates: bool = True) -> Plan:
+    """Plan weights as the ledger found best: as timeslices, or as windows too where timeslices fail.
 
-    Which of the two is told by the pace of the busy pods. Steady ones share by long slices, which cost nothing;
-    one with long pauses makes all slices short, so that it is served when it comes. A gappy one needs windows:
-    then all busy pods but sparse ones take turns by gate over the whole period, and what the ledger says was
-    missed is made up for. A pod busy alone has no gate moved.
+    With ``gates`` off no gate is closed, and no round is shorter than what the driver's own slices make of it. Pods that
+    are satisfied have no window: a turn would be wasted on them. A pod busy alone has no gate moved.
     """
     parts = by_timeslices(snapshot, weights)
     busy = [pod.busy for pod in snapshot.pods]
-    paces = {pod.pace for pod, works in zip(snapshot.pods, busy, strict=True) if works} if sum(busy) > 1 else set()
-    if Pace.DOUBTED in paces:
-        return Plan(snapshot.pgpu, min(snapshot.period_ns, PROBE_PERIOD_NS), _probe(parts, snapshot.pods))
-    if True in [pod.starting for pod in snapshot.pods]:
-        parts = shortened(parts, SHORT_US)
-    if paces <= {Pace.STEADY}:
-        return Plan(snapshot.pgpu, snapshot.period_ns, parts)
+    sharing = snapshot.offline if sum(busy) > 1 else Sharing()
     turns = [
-        weight if works and pod.pace is not Pace.SPARSE else 0
+        weight if works and not pod.satisfied else 0
         for pod, works, weight in zip(snapshot.pods, busy, weights, strict=True)
     ]
-    gated = Pace.GAPPY in paces and sum(turn > 0 for turn in turns) > 1
-    if Pace.SPARSE in paces:
-        # Beside a sparse pod there is only ever one of those who take turns, so it stands for all of them.
-        beside = [sum(turns) if gated and turn else weight for turn, weight in zip(turns, weights, strict=True)]
+    if sharing.by_gate and not (gates and sum(turn > 0 for turn in turns) > 1):
+        sharing = Sharing(round_ns=sum(busy) * PLAIN_NS)
+    if not gates and sharing.round_ns is not None:
+        longest = max(weight for weight, works in zip(weights, busy, strict=True) if works)
+        least_ns = PLAIN_NS * sum(weight for weight, works in zip(weights, busy, strict=True) if works) // longest
+        sharing = Sharing(round_ns=max(sharing.round_ns, least_ns))
+    if True in [pod.starting for pod in snapshot.pods]:
+        parts = shortened(parts, SHORT_US)
+    elif sharing.round_ns is not None:
+        parts = in_round(parts, snapshot.pods, sharing.round_ns)
+    if not sharing.by_gate:
+        return Plan(snapshot.pgpu, snapshot.period_ns, parts, offline=sharing)
+    if 0 in [turn for turn, works in zip(turns, busy, strict=True) if works]:
+        # Beside a satisfied pod there is only ever one of those who take turns, so it stands for all of them.
+        beside = [sum(turns) if turn else weight for turn, weight in zip(turns, weights, strict=True)]
         slices = shortened(by_timeslices(replace(snapshot, period_ns=MAX_PERIOD_NS), beside), SHORT_US)
         parts = tuple(replace(part, weight=weight) for part, weight in zip(slices, weights, strict=True))
-    if not gated:
-        return Plan(snapshot.pgpu, snapshot.period_ns, parts)
-    period_ns = period_of_turns(snapshot.period_ns, [turn for turn in turns if turn], TURN_NS)
+    period_ns = period_of_turns(snapshot.period_ns, [turn for turn in turns if turn])
     windows = in_turns(lengths(period_ns, turns, snapshot.pods), OnIdle.YIELD)
     parts = for_lending(parts, split(period_ns, turns))
     return Plan(
         snapshot.pgpu,
         period_ns,
         tuple(replace(part, windows=own or None) for part, own in zip(parts, windows, strict=True)),
+        offline=sharing,
     )
+
+
+def in_round(parts: Sequence[PodPlan], pods: Sequence[Pod], round_ns: int) -> tuple[PodPlan, ...]:
+    """Shorten timeslices, in the same ratio, so that the turns of all busy pods last ``round_ns`` together.
+
+    A pod that owes work has a still shorter one, in few steps: each change costs an RM call.
+    """
+    busy = [(part.timeslice_us, max(1, pod.busy_tsgs)) for part, pod in zip(parts, pods, strict=True) if pod.busy]
+    whole_us, least_us = sum(us * tsgs for us, tsgs in busy), min((us for us, _ in busy), default=SENSIBLE_US)
+    scale = min(1.0, max(round_ns / NS_PER_US / max(1, whole_us), SENSIBLE_US / least_us))
+    return tuple(
+        replace(part, timeslice_us=max(MIN_TIMESLICE_US, round(part.timeslice_us * scale * (1 - _owed(pod)))))
+        for part, pod in zip(parts, pods, strict=True)
+    )
+
+
+def _owed(pod: Pod) -> float:
+    """Return by what part a pod's slice is shortened for the work it owes."""
+    return min(OWED, max(0, pod.debt_ns) // OWED_STEP_NS * OWED_STEP)
 
 
 def for_lending(parts: Sequence[PodPlan], lengths_ns: Sequence[int]) -> tuple[PodPlan, ...]:
@@ -124,17 +151,6 @@ def for_lending(parts: Sequence[PodPlan], lengths_ns: Sequence[int]) -> tuple[Po
     """
     shortest_us = min((length for length in lengths_ns if length), default=0) // NS_PER_US
     return shortened(parts, max(SENSIBLE_US, shortest_us // (2 * len(parts)))) if shortest_us else tuple(parts)
-
-
-def _probe(parts: Sequence[PodPlan], pods: Sequence[Pod]) -> tuple[PodPlan, ...]:
-    """Give doubted pods their turns as often as can be: all others get the shortest, while somebody is doubted.
-
-    Whatever pause outlasts those is long enough to be lent.
-    """
-    return tuple(
-        part if pod.pace is Pace.DOUBTED else replace(part, timeslice_us=MIN_TIMESLICE_US)
-        for part, pod in zip(parts, pods, strict=True)
-    )
 
 
 def shortened(parts: Sequence[PodPlan], mean_us: int) -> tuple[PodPlan, ...]:
@@ -164,10 +180,15 @@ def corrected(length_ns: int, debt_ns: int, period_ns: int) -> int:
     return min(longest_ns, max(length_ns - round(SHORTER * length_ns), length_ns + change_ns))
 
 
-def period_of_turns(period_ns: int, weights: Sequence[int], mean_ns: int) -> int:
-    """Choose a period that leaves turns long enough for what moving gates costs, and this long on average."""
+def period_of_turns(period_ns: int, weights: Sequence[int], mean_ns: int | None = None) -> int:
+    """Choose a period that leaves turns long enough for what moving gates costs, and this long on average.
+
+    Without ``mean_ns`` turns are half the operator's period on average, so that it bounds them.
+    """
+    mean_ns = round(TURN_PART * period_ns) if mean_ns is None else mean_ns
     wanted_ns = max(len(weights) * mean_ns, MIN_TURN_NS * sum(weights) // min(weights))
-    return max(period_ns, next((fits for fits in _PERIODS_NS if fits >= wanted_ns), _PERIODS_NS[-1]))
+    fitting = (round(times * period_ns) for times in _TIMES if times * period_ns >= wanted_ns)
+    return min(MAX_PERIOD_NS, next(fitting, max(round(_TIMES[-1] * period_ns), wanted_ns)))
 
 
 def by_timeslices(snapshot: Snapshot, weights: Sequence[int]) -> tuple[PodPlan, ...]:

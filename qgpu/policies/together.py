@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from qgpu.model import NS_PER_MS, NS_PER_US, OnIdle, Pace, Plan, PodPlan, Policy, Snapshot, Turn, Window
+from qgpu.model import NS_PER_MS, NS_PER_US, OnIdle, Plan, PodPlan, Policy, Sharing, Snapshot, Turn, Window
 from qgpu.policies.shares import MIN_TURN_NS, corrected, for_lending, lengths, period_of_turns, split
 
 #: Mean turn on a pGPU of a gang: gates of several cards are moved one after the other, so that turns overlap less.
@@ -125,8 +125,7 @@ def gangs_first(policy: Policy) -> Policy:
     def plan(snapshot: Snapshot) -> Plan:
         if not snapshot.turns:
             return policy(snapshot)
-        steady = tuple(replace(pod, pace=Pace.STEADY) for pod in snapshot.pods)
-        own = policy(replace(snapshot, pods=steady, turns=()))
+        own = policy(replace(snapshot, turns=(), offline=Sharing()))
         turns = {turn.pod: turn for turn in snapshot.turns}
         dues = split(snapshot.period_ns - sum(turn.due_ns for turn in turns.values()), _weights(own, snapshot, turns))
         whole = [turn.due_ns for turn in turns.values()]

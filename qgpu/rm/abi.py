@@ -167,6 +167,8 @@ GPFIFO_CLASSES = frozenset({0xA06F, 0xA16F, 0xB06F, 0xC06F, 0xC36F, 0xC46F, 0xC5
 
 #: Engine types of graphics/compute: GR0..GR7 (SDK/class/cl2080_notification.h).
 GR_ENGINES = range(1, 9)
+#: Engine types of copy engines: COPY0..COPY9; since 560 COPY10..COPY19, and each by another name for compression too.
+COPY_ENGINES = frozenset({*range(0x09, 0x13), *range(0x34, 0x3E), *range(0x40, 0x54)})
 
 # Controls.
 NV0000_GPU_ATTACH_IDS = 0x215
@@ -246,7 +248,8 @@ UNKNOWN_TO_RM = frozenset(
     }
 )
 
-#: What RM gives a new TSG (kfifoChannelGroupGetDefaultTimeslice_GV100) until libcuda asks for more.
+#: What RM gives a new TSG (kfifoChannelGroupGetDefaultTimeslice_GV100) until libcuda asks for more; it does so for
+#: compute TSGs, and copy TSGs keep this.
 RM_DEFAULT_TIMESLICE_US = 1024
 
 

@@ -15,16 +15,20 @@ from qgpu.model import (
     FLOOR_SPAN_NS,
     FLOOR_TIMES,
     NS_PER_MS,
+    NS_PER_S,
     Plan,
     Pod,
     PodClass,
     PodSample,
     Sample,
+    Sharing,
     Snapshot,
     Tsg,
 )
+from qgpu.sched import contention
+from qgpu.sched.contention import Contention
 from qgpu.sched.settle import settle
-from qgpu.sched.standing import NOTHING, Entry, Standing, Use
+from qgpu.sched.usage import NOTHING, Entry, Use
 
 #: A TSG counts as busy until it had its gate open for this long without running.
 IDLE_AFTER_NS = 500 * NS_PER_MS
@@ -37,10 +41,13 @@ FORGET_AFTER_NS = 2_000 * NS_PER_MS
 STARTED_NS = 5 * NS_PER_MS
 STARTING_NS = 3_000 * NS_PER_MS
 
-#: Timeslices have become longer if all are by so much; so soon after the last time that tells nothing new. Else whoever
-#: starts and ends a process ten times a second would keep all others from ever being judged.
-_LONGER = 1.25
-_LONGER_AGAIN_NS = 1_000 * NS_PER_MS
+#: A pod that is switched in more often than this in a second, over this time, works in so many pieces that switches
+#: cost more than their waiting saves; until it is less often again.
+FRAGMENTED, WHOLE_AGAIN = 400.0, 100.0
+FRAGMENTED_OVER_NS = 1_000 * NS_PER_MS
+
+#: Of so many mixes of busy pods it is remembered how they had best take their turns.
+_MIXES = 16
 
 #: A round that is off a whole number of periods by more than this part of one tells more of its ends than of shares.
 _RAGGED = 0.02
@@ -54,12 +61,16 @@ class Account(NamedTuple):
     #: Of each TSG the time with an open gate, in ns, since it last ran; bounded.
     tsgs: Mapping[str, int] = MappingProxyType({})
     round: Use = NOTHING
-    standing: Standing = Standing()
+    #: GPU time it had beyond (positive) or short of (negative) what it was meant to have.
+    debt_ns: int = 0
     #: How many of its TSGs had work of late.
     busy_tsgs: int = 0
     #: Since it has TSGs: for how long that is, and what they ran.
     here_ns: int = 0
     ran_ns: int = 0
+    #: How often it is switched in a second, of late.
+    switched_in: float = 0.0
+    fragmented: bool = False
 
     @property
     def busy(self) -> bool:
@@ -70,11 +81,6 @@ class Account(NamedTuple):
     def starting(self) -> bool:
         """Tell whether its processes have come only just and hardly run."""
         return bool(self.tsgs) and self.ran_ns < STARTED_NS and self.here_ns < STARTING_NS
-
-    @property
-    def debt_ns(self) -> int:
-        """Return the time it had beyond (positive) or short of (negative) what it was meant to have."""
-        return self.standing.debt_ns
 
     def advance(self, sample: PodSample, elapsed_ns: int) -> Account:
         """Fold one sample of ``elapsed_ns`` in."""
@@ -90,20 +96,44 @@ class Account(NamedTuple):
             tsgs[tsg.tsg] = idle_ns
             busy_tsgs += idle_ns < IDLE_AFTER_NS
             rested = rested and idle_ns >= FORGET_AFTER_NS
-        standing = self.standing
+        debt_ns = self.debt_ns
         if sample.grant is not self.last.grant and sample.grant != self.last.grant:
-            standing = standing.anew
+            debt_ns = 0
         if rested:
             # What it owes it goes on paying for: else whoever ends and starts again would owe nothing.
-            standing = Standing(max(0, standing.debt_ns))
+            debt_ns = max(0, debt_ns)
         round_ran_ns, round_starts, round_open_ns, passed_ns = self.round
         use = Use(round_ran_ns + run_ns, round_starts + starts, round_open_ns + open_ns, passed_ns + elapsed_ns)
         here_ns, ran_ns = (self.here_ns + elapsed_ns, self.ran_ns + run_ns) if tsgs else (0, 0)
-        return Account(sample, self.used_ns + run_ns, tsgs, use, standing, busy_tsgs, here_ns, ran_ns)
+        switched_in, fragmented = self._fragmented(starts, elapsed_ns)
+        return Account(
+            sample,
+            self.used_ns + run_ns,
+            tsgs,
+            use,
+            debt_ns,
+            busy_tsgs,
+            here_ns,
+            ran_ns,
+            switched_in,
+            fragmented,
+        )
 
-    def settled(self, standing: Standing) -> Account:
+    def settled(self, debt_ns: int) -> Account:
         """Begin a new round, with what has come of the last."""
-        return Account(self.last, self.used_ns, self.tsgs, NOTHING, standing, self.busy_tsgs, self.here_ns, self.ran_ns)
+        return self._replace(round=NOTHING, debt_ns=debt_ns)
+
+    def _fragmented(self, starts: int, elapsed_ns: int) -> tuple[float, bool]:
+        """Follow how often it is switched in, and whether that is so often that every switch counts."""
+        if not elapsed_ns:
+            return self.switched_in, self.fragmented
+        part = min(1.0, elapsed_ns / FRAGMENTED_OVER_NS)
+        rate = (1 - part) * self.switched_in + part * starts * NS_PER_S / elapsed_ns
+        return rate, rate > (WHOLE_AGAIN if self.fragmented else FRAGMENTED)
+
+
+#: Pods of one class that are busy together, each with its weight.
+Mix = tuple[PodClass, tuple[tuple[str, int], ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,11 +146,10 @@ class Ledger:
     #: The plan that samples are held against, and since when its present round is reckoned.
     plan: Plan | None = None
     round_began_ns: int = 0
-    #: Weights or timeslices have changed with this plan: in its first round turns of the plan before run out, which
-    #: tells nothing.
+    #: Weights have changed with this plan: in its first round turns of the plan before run out, which tells nothing.
     passing_over: bool = False
-    #: When timeslices became longer, the last time that counted.
-    lengthened_ns: int | None = None
+    #: What is known of mixes of busy pods, by their names and weights, the latest last.
+    mixes: Mapping[Mix, Contention] = field(default_factory=dict)
     #: What offline pods came short of their floor together; bounded, and nothing while none of them wants anything.
     offline_short_ns: int = 0
 
@@ -133,13 +162,20 @@ class Ledger:
         over = self._round_over(sample.now_ns, began_ns)
         changed = _busy(known) != _busy(accounts)
         passing_over = self.passing_over
+        mixes = self.mixes
         if changed or over:
-            accounts = self._in_new_round(accounts, sample.now_ns - began_ns, over, ragged=changed or passing_over)
+            entries = self._entries(accounts, over)
+            round_ns = max(0, sample.now_ns - began_ns)
+            ragged = changed or passing_over or self._odd(round_ns)
+            debts = settle(entries, round_ns, self.plan.period_ns if self.plan else round_ns, ragged=ragged)
+            if not ragged:
+                mixes = self._judged(entries, round_ns, sample)
+            accounts = {
+                name: account.settled(debts[name]) if name in debts else account for name, account in accounts.items()
+            }
             began_ns, passing_over = sample.now_ns, False
         short_ns = self._short_ns(sample, accounts, elapsed_ns)
-        return Ledger(
-            self.pgpu, sample.now_ns, accounts, self.plan, began_ns, passing_over, self.lengthened_ns, short_ns
-        )
+        return Ledger(self.pgpu, sample.now_ns, accounts, self.plan, began_ns, passing_over, mixes, short_ns)
 
     @property
     def starting(self) -> bool:
@@ -154,50 +190,63 @@ class Ledger:
         """
         if plan == self.plan:
             return self
-        same = self.plan is not None and _terms(self.plan) == _terms(plan)
-        if same and not self._lengthened(plan):
+        if self.plan is not None and _terms(self.plan) == _terms(plan):
             return replace(self, plan=plan)
         kept = {part.pod for part in plan.pods if not part.weight}
         accounts = {
-            name: account if name in kept else account.settled(account.standing.anew)
-            for name, account in self.accounts.items()
+            name: account if name in kept else account.settled(0) for name, account in self.accounts.items()
         }
-        passing = same or (self.plan is not None and not plan.gated and _weights(self.plan) != _weights(plan))
-        now_ns = self.now_ns or 0
-        lengthened_ns = now_ns if same else self.lengthened_ns
-        return replace(
-            self,
-            plan=plan,
-            accounts=accounts,
-            round_began_ns=now_ns,
-            passing_over=passing,
-            lengthened_ns=lengthened_ns,
-        )
-
-    def _lengthened(self, plan: Plan) -> bool:
-        """Tell whether everybody's timeslices are longer: one pod's are with each process of it that ends."""
-        if self.plan is None or plan.gated:
-            return False
-        if self.lengthened_ns is not None and (self.now_ns or 0) - self.lengthened_ns < _LONGER_AGAIN_NS:
-            return False
-        parts = zip(self.plan.pods, plan.pods, strict=True)
-        return all(part.timeslice_us >= _LONGER * was.timeslice_us for was, part in parts)
+        passing = self.plan is not None and not plan.gated and _weights(self.plan) != _weights(plan)
+        return replace(self, plan=plan, accounts=accounts, round_began_ns=self.now_ns or 0, passing_over=passing)
 
     def snapshot(self, period_ns: int, offline_floor: int = 0) -> Snapshot:
         """Show a policy what it may know, and what an operator set."""
+        known = {pod_class: self._contention(pod_class) for pod_class in PodClass}
+        satisfied = frozenset[str]().union(*(each.satisfied for each in known.values() if each is not None))
+        owed = {name: round(ns) for each in known.values() if each is not None for name, ns in each.debts_ns.items()}
         pods = tuple(
             Pod(
                 name,
                 account.last.grant,
                 tuple([Tsg(tsg, idle_ns < IDLE_AFTER_NS) for tsg, idle_ns in account.tsgs.items()]),
                 account.used_ns,
-                account.debt_ns,
-                account.standing.pace,
+                account.debt_ns or owed.get(name, 0),
+                name in satisfied,
+                account.fragmented,
                 account.starting,
             )
             for name, account in self.accounts.items()
         )
-        return Snapshot(self.pgpu, period_ns, pods, offline_floor=offline_floor, offline_short_ns=self.offline_short_ns)
+        offline, online = (
+            found.sharing if (found := known[pod_class]) is not None else Sharing()
+            for pod_class in (PodClass.OFFLINE, PodClass.ONLINE)
+        )
+        return Snapshot(
+            self.pgpu,
+            period_ns,
+            pods,
+            offline_floor=offline_floor,
+            offline_short_ns=self.offline_short_ns,
+            offline=offline,
+            online=online,
+        )
+
+    def _contention(self, pod_class: PodClass) -> Contention | None:
+        """Return what is known of the busy pods of a class; None where there are not several."""
+        mix = self._mix(pod_class)
+        return (self.mixes.get(mix) or contention.begin(len(mix[1]))) if len(mix[1]) > 1 else None
+
+    def _mix(self, pod_class: PodClass) -> Mix:
+        parts = self.plan.pods if self.plan else ()
+        busy = [
+            (part.pod, part.weight)
+            for part in parts
+            if part.pod_class is pod_class
+            and part.weight
+            and (account := self.accounts.get(part.pod)) is not None
+            and account.busy_tsgs
+        ]
+        return pod_class, tuple(sorted(busy))
 
     def _short_ns(self, sample: Sample, accounts: Mapping[str, Account], elapsed_ns: int) -> int:
         """Add what offline pods missed of the floor in a sample; time beyond the floor pays it, and is not saved up."""
@@ -217,35 +266,47 @@ class Ledger:
             return True
         return now_ns // self.plan.period_ns != began_ns // self.plan.period_ns
 
-    def _in_new_round(
-        self, accounts: Mapping[str, Account], round_ns: int, over: bool, *, ragged: bool
-    ) -> dict[str, Account]:
-        """Settle the round and begin another.
+    def _odd(self, round_ns: int) -> bool:
+        """Tell whether a round of turns by gate was no whole number of periods."""
+        if self.plan is None or not self.plan.gated:
+            return False
+        odd_ns = (round_ns + self.plan.period_ns // 2) % self.plan.period_ns - self.plan.period_ns // 2
+        return abs(odd_ns) > _RAGGED * self.plan.period_ns
 
-        Of a ragged one only quotas are settled, and those at the end of the period: a window may still be to come.
-        """
-        round_ns = max(0, round_ns)
-        if self.plan is not None and self.plan.gated:
-            odd_ns = (round_ns + self.plan.period_ns // 2) % self.plan.period_ns - self.plan.period_ns // 2
-            ragged = ragged or abs(odd_ns) > _RAGGED * self.plan.period_ns
+    def _entries(self, accounts: Mapping[str, Account], over: bool) -> dict[str, Entry]:
+        """List who is settled now: quotas only at the end of a period, for a window may still be to come."""
         parts = {part.pod: part for part in self.plan.pods} if self.plan else {}
-        entries = {
+        return {
             name: Entry(
                 account.last.grant,
                 part,
                 account.round,
-                account.standing,
+                account.debt_ns,
                 account.busy_tsgs,
                 account.ran_ns < STARTED_NS,
             )
             for name, account in accounts.items()
             if ((part := parts.get(name)) and part.weight) or over
         }
-        standings = settle(entries, round_ns, self.plan.period_ns if self.plan else round_ns, ragged=ragged)
-        return {
-            name: account.settled(standings[name]) if name in standings else account
-            for name, account in accounts.items()
-        }
+
+    def _judged(self, entries: Mapping[str, Entry], round_ns: int, sample: Sample) -> Mapping[Mix, Contention]:
+        """Fold a round into what is known of the mix of busy pods of each class."""
+        plan, mixes = self.plan, self.mixes
+        if plan is None or not round_ns:
+            return mixes
+        for pod_class, done in ((PodClass.OFFLINE, plan.offline), (PodClass.ONLINE, plan.online)):
+            mix = self._mix(pod_class)
+            names = [name for name, _ in mix[1]]
+            if len(names) < 2 or not entries.keys() >= set(names):
+                continue
+            rivals = {name: entries[name] for name in names}
+            foreign_ns = sum([entry.use.run_ns for name, entry in entries.items() if name not in rivals])
+            known = mixes.get(mix) or contention.begin(len(names))
+            found = contention.advance(
+                known, rivals, done, round_ns, foreign_ns, plan.period_ns, sample.utilization, sample.now_ns
+            )
+            mixes = {**{other: mixes[other] for other in mixes if other != mix}, mix: found}
+        return dict(list(mixes.items())[-_MIXES:])
 
 
 def _busy(accounts: Mapping[str, Account]) -> frozenset[str]:
@@ -258,4 +319,5 @@ def _weights(plan: Plan) -> list[tuple[str, int]]:
 
 def _terms(plan: Plan) -> object:
     """Return what a plan aims at, without the corrections that change from tick to tick."""
-    return plan.period_ns, [(part.pod, part.pod_class, part.weight, part.windows is None) for part in plan.pods]
+    parts = [(part.pod, part.pod_class, part.weight, part.windows is None) for part in plan.pods]
+    return plan.period_ns, plan.offline, plan.online, parts

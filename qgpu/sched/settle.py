@@ -1,16 +1,16 @@
 """What the pods of a pGPU owe each other after a round: measured GPU time against what the plan aimed at.
 
-Pure arithmetic on one round; the ledger keeps what comes of it, policies act on it. What turns by timeslice tell of
-pods is read in ``qgpu.sched.pace``. The control law, its limits and why nobody can starve are in docs/feedback.md.
+Pure arithmetic on one round; the ledger keeps what comes of it, policies act on it. How pods had best take their
+turns is told in ``qgpu.sched.contention``. The control law, its limits and why nobody can starve are in
+docs/feedback.md.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from qgpu.model import NS_PER_MS, Pace, PodClass
-from qgpu.sched.pace import acquitted, by_timeslices
-from qgpu.sched.standing import Entry, Standing, overruns
+from qgpu.model import NS_PER_MS, PodClass
+from qgpu.sched.usage import Entry, overruns
 
 #: Overruns of a quota are paid back up to what the quota gives in this time; older ones are forgiven.
 DEBT_HORIZON_NS = 200 * NS_PER_MS
@@ -24,38 +24,30 @@ _FILLING = 0.85
 _GATE_NS = 1 * NS_PER_MS
 
 
-def settle(entries: Mapping[str, Entry], round_ns: int, period_ns: int, *, ragged: bool = False) -> dict[str, Standing]:
-    """Return where everybody stands after a round of ``round_ns`` under a plan of ``period_ns``.
+def settle(entries: Mapping[str, Entry], round_ns: int, period_ns: int, *, ragged: bool = False) -> dict[str, int]:
+    """Return everybody's debt in ns after a round of ``round_ns`` under a plan of ``period_ns``.
 
     Of a ragged round, in which pods came to life or went to rest or of which a part is missing, only quotas are
-    settled: they are held to the clock, not to what others did.
+    settled: they are held to the clock, not to what others did. Weights are settled among pods with windows; timeslices
+    leave no debts.
     """
-    standings = {}
+    debts = {}
     by_class: dict[PodClass, dict[str, Entry]] = {}
     for name, entry in entries.items():
-        standings[name] = entry.standing
+        debts[name] = entry.debt_ns
         if not entry.weight:
-            standings[name] = entry.standing._replace(debt_ns=_against_quota(entry, period_ns))
-        elif not entry.busy_tsgs:
-            standings[name] = entry.standing._replace(debt_ns=0)
+            debts[name] = _against_quota(entry, period_ns)
+        elif not entry.busy_tsgs or entry.turns_ns is None:
+            debts[name] = 0
         else:
             by_class.setdefault(entry.grant.pod_class, {})[name] = entry
     if ragged or not round_ns:
-        return standings
-    for pod_class, rivals in by_class.items():
-        if len(rivals) < 2:
-            continue
+        return debts
+    for rivals in by_class.values():
         foreign_ns = sum([entry.use.run_ns for name, entry in entries.items() if name not in rivals])
-        gated = {name: entry for name, entry in rivals.items() if entry.turns_ns is not None}
-        if gated:
-            foreign_ns += sum(entry.use.run_ns for name, entry in rivals.items() if name not in gated)
-            standings |= _by_windows(gated, round_ns, period_ns, foreign_ns)
-            standings |= _beside_windows(rivals, gated, round_ns, period_ns, foreign_ns)
-            settled = {name: entry._replace(standing=standings[name]) for name, entry in rivals.items()}
-            standings |= acquitted(settled, round_ns)
-        elif pod_class is PodClass.OFFLINE:
-            standings |= by_timeslices(rivals, round_ns, period_ns, foreign_ns)
-    return standings
+        if len(rivals) > 1:
+            debts |= _by_windows(rivals, round_ns, period_ns, foreign_ns)
+    return debts
 
 
 def _against_quota(entry: Entry, period_ns: int) -> int:
@@ -63,14 +55,14 @@ def _against_quota(entry: Entry, period_ns: int) -> int:
     cores = entry.grant.cores
     if cores is None:
         return 0
-    before_ns = entry.standing.debt_ns if entry.busy_tsgs else max(0, entry.standing.debt_ns)
+    before_ns = entry.debt_ns if entry.busy_tsgs else max(0, entry.debt_ns)
     after_ns = before_ns + entry.use.run_ns - entry.use.passed_ns * cores // 100
     if not entry.busy_tsgs or entry.starting or not _fills(entry, entry.use.passed_ns, period_ns, 0):
         after_ns = max(after_ns, min(before_ns, 0))
     return max(-_credit_ns(period_ns), min(DEBT_HORIZON_NS * cores // 100, after_ns))
 
 
-def _by_windows(rivals: Mapping[str, Entry], round_ns: int, period_ns: int, foreign_ns: int) -> dict[str, Standing]:
+def _by_windows(rivals: Mapping[str, Entry], round_ns: int, period_ns: int, foreign_ns: int) -> dict[str, int]:
     """Hold those who filled their turns to their weights in what they got together.
 
     Who left some of its turns unused has what it wants; it neither saves that up nor owes for it.
@@ -78,26 +70,8 @@ def _by_windows(rivals: Mapping[str, Entry], round_ns: int, period_ns: int, fore
     filling = {name: entry for name, entry in rivals.items() if _fills(entry, round_ns, period_ns, foreign_ns)}
     bound_ns = _credit_ns(period_ns)
     return {
-        name: filling[name].standing._replace(
-            debt_ns=max(-bound_ns, min(bound_ns, filling[name].standing.debt_ns + over_ns))
-        )
+        name: max(-bound_ns, min(bound_ns, filling[name].debt_ns + over_ns))
         for name, over_ns in overruns(filling).items()
-    }
-
-
-def _beside_windows(
-    rivals: Mapping[str, Entry], gated: Mapping[str, Entry], round_ns: int, period_ns: int, foreign_ns: int
-) -> dict[str, Standing]:
-    """Send those who were left ungated for their long pauses to take turns too, once they use more than their part.
-
-    Only where the others filled their turns, as far as they could: what one of them left was lent.
-    """
-    if not all(_fills(entry, round_ns, period_ns, foreign_ns) for entry in gated.values()):
-        return {}
-    return {
-        name: rivals[name].standing.anew._replace(pace=Pace.GAPPY)
-        for name, over_ns in overruns(rivals).items()
-        if name not in gated and over_ns > 0 and rivals[name].standing.pace is Pace.SPARSE
     }
 
 

@@ -80,6 +80,8 @@ class Engine:
         #: Useful work of all TSGs that ever were, and the time that no TSG is charged for.
         self.useful_ns = 0
         self.idle_ns = 0
+        #: Idle time that the context on the engine is charged for.
+        self.resident_idle_ns = 0
         self.gap_ns = 0
         self.switches = 0
         #: How often the engine went from one TSG to another since somebody emptied it.
@@ -97,7 +99,8 @@ class Engine:
     def times(self) -> EngineTimes:
         """Say where the time went since the engine was made."""
         passed_ns = self.now_ns - self._began_ns
-        return EngineTimes(self.useful_ns, passed_ns - self.useful_ns - self.idle_ns, self.idle_ns)
+        idle_ns = self.idle_ns + self.resident_idle_ns
+        return EngineTimes(self.useful_ns, passed_ns - self.useful_ns - idle_ns, idle_ns)
 
     def add(self, tsg: Tsg) -> None:
         """Put a TSG at the end of the runlist."""
@@ -123,8 +126,29 @@ class Engine:
                 self._begin_switch(incoming)
             else:
                 self._slice_began_ns = None
-                self.idle_ns += until_ns - self.now_ns
-                self.now_ns = until_ns
+                self._idle(until_ns)
+
+    def leave(self, gate: Gate) -> None:
+        """Take the context of a gate that has closed off the engine."""
+        if self._incoming is None and self.resident is not None and self.resident.gate is gate:
+            self.resident = None
+
+    def _idle(self, until_ns: int) -> None:
+        """Let time pass in which nobody runs.
+
+        The context that stays on the engine is charged, as by the hardware, where gates keep others off it. While
+        nobody else has work that makes no difference to anybody, and only work counts.
+        """
+        here, passed_ns = self.resident, until_ns - self.now_ns
+        kept_off = any(other.left_ns and not other.gate.open for other in self.runlist)
+        if here is not None and kept_off and here.gate.open and here in self.runlist:
+            here.run_ns += passed_ns
+            self.resident_idle_ns += passed_ns
+            if self.recorder is not None:
+                self.recorder(here, self.now_ns, until_ns)
+        else:
+            self.idle_ns += passed_ns
+        self.now_ns = until_ns
 
     def _next(self) -> Tsg | None:
         """Find who is next in the runlist after the current place, and move there."""

@@ -95,6 +95,8 @@ class GateWorker:
         self._calling = False
         if self._gpu.pods.get(pod.name) is pod:
             pod.move(self._gpu.now_ns, to_open=not pod.open)
+            if not pod.open:
+                self._gpu.engine.leave(pod)
         self._look()
 
     def _call_ns(self, pod: SimPod) -> int:

@@ -7,7 +7,7 @@ gate worker and whoever drives the simulation asked to be called for.
 from __future__ import annotations
 
 import heapq
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
@@ -75,6 +75,8 @@ class SimGpu:
         self._seen_gated: dict[SimPod, int] = {}
         self._tsg_count = 0
         self._sampled_ns = now_ns
+        #: When somebody sampled of late, and for how long the engine had been idle by then.
+        self._idle: deque[tuple[int, int]] = deque([(now_ns, 0)])
         self._runs: dict[Tsg, list[Span]] = {}
 
     @property
@@ -159,7 +161,18 @@ class SimGpu:
         )
         self._sampled_ns = self.now_ns
         self._runs.clear()
-        return Sample(self.index, self.now_ns, pods)
+        return Sample(self.index, self.now_ns, pods, self._utilization())
+
+    def _utilization(self) -> float | None:
+        """Return the part of the last fifth of a second or more in which kernels ran or contexts were switched."""
+        idle_now_ns = self.engine.times.idle_ns
+        self._idle.append((self.now_ns, idle_now_ns))
+        while len(self._idle) > 2 and self._idle[1][0] <= self.now_ns - self.hardware.utilization_ns:
+            self._idle.popleft()
+        since_ns, idle_ns = self._idle[0]
+        if self.now_ns == since_ns:
+            return None
+        return 1 - (idle_now_ns - idle_ns) / (self.now_ns - since_ns)
 
     def _preemptions(self) -> tuple[Counter[str], Counter[str]]:
         """Count switches since the last sample from offline pods to online ones: who was left, who came."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from qgpu.model import NS_PER_S, NS_PER_US
+from qgpu.model import NS_PER_MS, NS_PER_S, NS_PER_US
 
 GIB = 1024**3
 
@@ -36,6 +36,9 @@ class Hardware:
     open_ns: int = 170 * NS_PER_US
     contended_close_ns: int = 800 * NS_PER_US
     contended_open_ns: int = 400 * NS_PER_US
+
+    #: Over how long NVML's utilisation is told, at least.
+    utilization_ns: int = 200 * NS_PER_MS
 
     #: How long a plan holds without renewal.
     lease_ns: int = 1 * NS_PER_S

@@ -45,6 +45,9 @@ class Load:
         self._began_ns = gpu.now_ns
         self._warm_ns = gpu.now_ns + round(workload.warmup_s * NS_PER_S)
         self._useful_before_ns = 0
+        self._launch_each_ns = round(workload.launch_us * NS_PER_US)
+        #: Kernels of a batch launched one by one that are not finished.
+        self._unfinished = 0
         self._launched_ns: list[int] = []
         self._launched = 0
         self._traced = 0
@@ -112,7 +115,20 @@ class Load:
         load = self.workload
         kernels = min(load.batch, load.count - self._launched) if load.count else load.batch
         self._launched += kernels
-        self._launch(kernels * self._kernel_ns)
+        if self.workload.launch_us:
+            self._launched_ns.append(self._gpu.now_ns)
+            self._unfinished = kernels
+            self._launch_one(kernels)
+        else:
+            self._launch(kernels * self._kernel_ns)
+
+    def _launch_one(self, left: int) -> None:
+        """Launch one kernel after the other, whatever the card does meanwhile; the host waits only for the last."""
+        if self._ended_ns is not None:
+            return
+        self._gpu.at(self._gpu.now_ns + self._gpu.hardware.launch_ns, partial(self._arrive, self._kernel_ns))
+        if left > 1:
+            self._gpu.at(self._gpu.now_ns + self._launch_each_ns, partial(self._launch_one, left - 1))
 
     def _launch(self, work_ns: int) -> None:
         if self._ended_ns is not None:
@@ -126,6 +142,9 @@ class Load:
 
     def _finished(self, now_ns: int) -> None:
         cost = self._gpu.hardware
+        self._unfinished -= 1
+        if self._unfinished > 0:
+            return
         seen_ns = now_ns + cost.notice_ns + round(self._random.expovariate(1.0) * cost.jitter_ns)
         self._gpu.at(seen_ns, self._seen)
 

@@ -35,6 +35,19 @@ def test_a_cuda_program_makes_one_compute_tsg_with_eight_channels():
     assert sum(a.parent == compute[0].handle and a.rm_class in abi.GPFIFO_CLASSES for _, a in allocs) == 8
 
 
+def test_a_cuda_program_makes_copy_tsgs_of_copy_engines_alone():
+    trace = next(path for path in TRACES if "min" in path.name)
+    asked = [(row, calls.decode(row.request, ARGUMENT, row.reader())) for row in rows(trace)]
+    tsgs = [
+        detail(row, call)
+        for row, call in asked
+        if isinstance(call, calls.Alloc) and call.rm_class == abi.KEPLER_CHANNEL_GROUP_A
+    ]
+
+    assert [engine for engine in tsgs if engine in abi.COPY_ENGINES] == [11, 12, 13]
+    assert len(tsgs) == 4
+
+
 def test_memory_is_charged_by_the_size_in_its_parameters():
     trace = next(path for path in TRACES if "min" in path.name)
     asked = [(row, calls.decode(row.request, ARGUMENT, row.reader())) for row in rows(trace)]

@@ -125,3 +125,18 @@ def test_of_a_new_client_of_a_name_that_was_gone_only_what_is_gone_is_forgotten(
 
     assert _CLIENT in due._register.clients
     assert set(due._register.objects) == {(_CLIENT, 10 + n) for n in range(1, _MANY)}
+
+
+@pytest.mark.parametrize(("engine", "changed"), [(1, True), (9, True), (0x13, False)])
+def test_a_new_channel_that_may_be_gated_or_not_is_told_of(due, engine, changed):
+    due.settle(_LATER)
+    due._hands.context = lambda rm: 0
+    for rm in (
+        RmObject(_CLIENT, 8, _CLIENT, abi.KEPLER_CHANNEL_GROUP_A, engine),
+        RmObject(_CLIENT, 9, 8, min(abi.GPFIFO_CLASSES)),
+    ):
+        due._register.note(object_fact(rm))
+    due._clock = lambda: 1
+    due.made(due._register.objects[_CLIENT, 9])
+
+    assert due.settle(_LATER) is changed

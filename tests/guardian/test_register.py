@@ -66,6 +66,23 @@ def test_only_confirmed_tsgs_of_the_compute_engine_are_scheduled():
     assert [channel.context for channel in register.channels(register.objects[7, 3])] == [17]
 
 
+@pytest.mark.parametrize("engine", [0x09, 0x12, 0x34, 0x3D, 0x40, 0x53])
+def test_tsgs_of_any_copy_engine_are_listed_once_confirmed(engine):
+    register = grown(thing(8, 2, abi.KEPLER_CHANNEL_GROUP_A, engine), thing(9, 2, abi.KEPLER_CHANNEL_GROUP_A, engine))
+    register.note(confirm(8))
+
+    assert [tsg.handle for tsg in sorted(register.copy_tsgs(0), key=lambda tsg: tsg.handle)] == [5, 8]
+    assert [tsg.handle for tsg in register.compute_tsgs(0)] == [3]
+    assert register.copy_tsgs(1) == []
+
+
+@pytest.mark.parametrize("engine", [0, 1, 8, 0x13, 0x33, 0x3E, 0x3F, 0x54])
+def test_tsgs_of_other_engines_are_no_copy_tsgs(engine):
+    register = grown(thing(8, 2, abi.KEPLER_CHANNEL_GROUP_A, engine), confirm(8))
+
+    assert [tsg.handle for tsg in register.copy_tsgs(0)] == [5]
+
+
 def test_freeing_a_parent_frees_what_is_below_it():
     register = grown({"fact": "gone", "client": 7, "handle": 2})
 

@@ -13,11 +13,13 @@ from qgpu.guardian.journal import Journal
 from qgpu.guardian.register import RmObject, object_fact
 from qgpu.rm import abi
 
-_CLIENT, _DEVICE, _TSG, _CHANNEL = 7, 2, 3, 4
+_CLIENT, _DEVICE, _TSG, _CHANNEL, _COPY_TSG, _COPY_CHANNEL = 7, 2, 3, 4, 5, 6
 _OBJECTS = (
     RmObject(_CLIENT, _DEVICE, _CLIENT, abi.NV01_DEVICE_0, 0),
     RmObject(_CLIENT, _TSG, _DEVICE, abi.KEPLER_CHANNEL_GROUP_A, min(abi.GR_ENGINES)),
     RmObject(_CLIENT, _CHANNEL, _TSG, min(abi.GPFIFO_CLASSES)),
+    RmObject(_CLIENT, _COPY_TSG, _DEVICE, abi.KEPLER_CHANNEL_GROUP_A, min(abi.COPY_ENGINES)),
+    RmObject(_CLIENT, _COPY_CHANNEL, _COPY_TSG, min(abi.GPFIFO_CLASSES)),
 )
 
 
@@ -42,7 +44,7 @@ def test_every_channel_that_the_journal_knows_is_let_on_the_card(monkeypatch, jo
     monkeypatch.setattr(rescue, "installed", lambda: "580.1")
     rescue.open_gates(journal.fd)
 
-    assert moved == [([(_CLIENT, _CHANNEL)], False)]
+    assert moved == [([(_CLIENT, _CHANNEL), (_CLIENT, _COPY_CHANNEL)], False)]
     assert closed
 
 

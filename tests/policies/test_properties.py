@@ -23,6 +23,7 @@ from qgpu.model import (
     Tsg,
 )
 from qgpu.policies import POLICIES, latency
+from qgpu.policies.copies import with_copies
 from tests.forecast import forecast
 from tests.policies.cases import (
     FIXED,
@@ -320,7 +321,7 @@ def test_whoever_an_online_pod_waits_for_leaves_it_its_latency_target(case: Case
 def test_without_an_online_pod_on_the_card_the_offline_policy_rules(case: Case, data: st.DataObject) -> None:
     snapshot = drawn(data, case, PodClass.OFFLINE)
 
-    assert POLICIES[case.offline].plan(snapshot) == case.plan(snapshot)
+    assert with_copies(POLICIES[case.offline].plan(snapshot), snapshot) == case.plan(snapshot)
 
 
 @each_composed

@@ -1,0 +1,186 @@
+"""Pairs of programs that share a card: what is asked for them, and what is made of what they did. Pure."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch_side import Did, Taken
+
+DEFAULT_PERIOD_MS = 100
+BURST, FIXED, BEST_EFFORT = "burst-share", "fixed-share", "best-effort"
+PLAIN, MPS_FREE, MPS_2_1 = "plain", "MPS", "MPS 66/33"
+
+
+@dataclass(frozen=True, slots=True)
+class Sharing:
+    """What is asked of qgpu for two pods: a policy, and quotas in per cent if there are any."""
+
+    name: str
+    policy: str
+    quotas: tuple[int, int] | None = None
+    period_ms: int = DEFAULT_PERIOD_MS
+    #: Whether the policy is that among online pods.
+    online: bool = False
+
+    @property
+    def tag(self) -> str:
+        """Return its name as a part of a figure's."""
+        return self.name.replace(" ", "_").replace("/", "_").replace("-", "_")
+
+    @property
+    def parts(self) -> tuple[float, float]:
+        """Return the part of the card that each pod is meant to have at least."""
+        return (self.quotas[0] / 100, self.quotas[1] / 100) if self.quotas else (0.5, 0.5)
+
+    @property
+    def mps(self) -> str:
+        """Name the clients of MPS that come nearest to it."""
+        return MPS_2_1 if self.quotas == (66, 33) else MPS_FREE
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Two programs, one for each pod."""
+
+    first: str
+    second: str
+
+    @property
+    def name(self) -> str:
+        """Return its name for people."""
+        return f"{self.first} x2" if self.first == self.second else f"{self.first} + {self.second}"
+
+    @property
+    def tag(self) -> str:
+        """Return its name as a part of a figure's."""
+        return self.name.replace(" + ", "_").replace(" ", "_").replace("-", "_")
+
+    @property
+    def programs(self) -> tuple[str, str]:
+        """Return both."""
+        return self.first, self.second
+
+
+def twice(program: str) -> Pair:
+    """Return the pair of a program and itself."""
+    return Pair(program, program)
+
+
+@dataclass(slots=True)
+class Alone:
+    """What each program does alone: at the beginning, in the middle and at the end."""
+
+    taken: dict[str, list[Taken]] = field(default_factory=dict)
+
+    def add(self, program: str, taken: Taken) -> None:
+        """Note one span."""
+        self.taken.setdefault(program, []).append(taken)
+
+    def speed(self, program: str) -> float:
+        """Return steps per second."""
+        return self._middle(program, lambda taken: taken.did[0].speed)
+
+    def median_ms(self, program: str) -> float:
+        """Return the median time of a step."""
+        return self._middle(program, lambda taken: taken.did[0].median_ms)
+
+    def p99_ms(self, program: str) -> float:
+        """Return the time that one step in a hundred exceeds."""
+        return self._middle(program, lambda taken: taken.did[0].p99_ms)
+
+    def busy(self, program: str) -> float:
+        """Return the part of time that the card is busy; NaN where that isn't known."""
+        return self._middle(program, lambda taken: taken.busy)
+
+    def _middle(self, program: str, of: Callable[[Taken], float]) -> float:
+        return statistics.median(map(of, self.taken[program]))
+
+
+@dataclass(slots=True)
+class Found:
+    """Spans of one pair: plain ones before, between and after rounds, and of each round one of each way to share."""
+
+    pair: Pair
+    plain: list[Taken] = field(default_factory=list)
+    shared: dict[Sharing, list[Taken]] = field(default_factory=dict)
+    mps: dict[str, list[Taken]] = field(default_factory=dict)
+
+    def relative(self, taken: Taken, alone: Alone) -> list[float]:
+        """Return the speed of each process over that alone."""
+        return [each.speed / alone.speed(name) for each, name in zip(taken.did, self.pair.programs, strict=True)]
+
+    def totals(self, spans: Iterable[Taken], alone: Alone) -> list[float]:
+        """Return in each span the sum of both."""
+        return [sum(self.relative(taken, alone)) for taken in spans]
+
+    def over_plain(self, sharing: Sharing, of: Callable[[Taken], float]) -> list[float]:
+        """Return in each round what ``of`` makes of the span, over the mean of the plain spans on both sides."""
+        beside = map(statistics.fmean, zip(map(of, self.plain), map(of, self.plain[1:]), strict=False))
+        return [of(taken) / plain for taken, plain in zip(self.shared[sharing], beside, strict=True)]
+
+    def gained(self, sharing: Sharing, alone: Alone) -> list[float]:
+        """Return in each round the sum of speeds over that of plain sharing."""
+        return self.over_plain(sharing, lambda taken: sum(self.relative(taken, alone)))
+
+    def floors(self, sharing: Sharing, alone: Alone) -> list[list[float]]:
+        """Return for each pod, in each round, its speed over what its quota is good for; see ``floor``."""
+        rounds = [self.relative(taken, alone) for taken in self.shared[sharing]]
+        pods = zip(zip(*rounds, strict=True), sharing.parts, self.pair.programs, strict=True)
+        return [[floor(each, part, alone.busy(name)) for each in speeds] for speeds, part, name in pods]
+
+    def ratios(self, sharing: Sharing, alone: Alone) -> list[float]:
+        """Return in each round the first pod's speed over the other's, both over their own alone."""
+        return [first / second for first, second in (self.relative(each, alone) for each in self.shared[sharing])]
+
+    def ways(self) -> dict[str, list[Taken]]:
+        """Return all spans by the way to share, rivals first."""
+        return {PLAIN: self.plain, **self.mps, **{sharing.name: taken for sharing, taken in self.shared.items()}}
+
+
+def floor(speed: float, part: float, busy: float) -> float:
+    """Return a pod's speed (over that alone) over what its part of the card is good for.
+
+    Alone it keeps the card busy for ``busy`` (0 to 1) of the time; NaN or 0, not known, counts as all of it.
+    """
+    return speed / min(1.0, part / busy if busy > 0 else part)
+
+
+def farthest(values: Iterable[float], asked: float) -> float:
+    """Return the value that is farthest from what was asked."""
+    return max(values, key=lambda value: abs(value - asked))
+
+
+def worst_p99_ms(taken: Taken) -> float:
+    """Return the p99 of the process of which it is longer."""
+    return max(each.p99_ms for each in taken.did)
+
+
+def each_median(spans: Sequence[Taken], of: Callable[[Did], float]) -> list[float]:
+    """Return for each process the median over spans of what ``of`` makes of what it did."""
+    return [statistics.median(of(each) for each in column) for column in zip(*(s.did for s in spans), strict=True)]
+
+
+def row(section: str, found: Found, way: str, spans: Sequence[Taken], alone: Alone) -> dict[str, Any]:
+    """Return what is kept of one pair in one way: medians over spans; speeds in steps/s and over those alone."""
+    relative = [statistics.median(column) for column in zip(*(found.relative(s, alone) for s in spans), strict=True)]
+    told: dict[str, Any] = {
+        "section": section,
+        "pair": found.pair.name,
+        "way": way,
+        "steps_per_s": rounded(each_median(spans, lambda each: each.speed)),
+        "over_alone": rounded(relative),
+        "sum_over_alone": rounded([statistics.median(found.totals(spans, alone))])[0],
+        "p99_ms": rounded(each_median(spans, lambda each: each.p99_ms)),
+        "utilisation": rounded([statistics.median(taken.busy for taken in spans)])[0],
+        "spans": len(spans),
+    }
+    return told
+
+
+def rounded(values: Sequence[float]) -> list[float | None]:
+    """Return values in four digits; None for what is no number."""
+    return [float(f"{value:.4g}") if math.isfinite(value) else None for value in values]

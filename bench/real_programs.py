@@ -1,0 +1,528 @@
+"""(i) Unmodified torch programs beside each other: plain sharing, MPS and qgpu.
+
+    python bench/real_programs.py                                   # all, on a GPU with torch: twenty minutes
+    python bench/real_programs.py --only real_gappy                 # one section; figures of the others are kept
+    python bench/real_programs.py --name h100-real --out /tmp/r     # for another card
+
+Pods and plain processes load their programs at first and rest until asked, so that plain sharing and qgpu are
+measured in turn, seconds apart. A speed is in steps per second over that of the program alone, a plain process too,
+before, between and after. MPS comes last, without a daemon, its clients held to 66 and 33 % of the threads where 2:1 is
+asked and to nothing elsewhere. How busy the card was is told by NVML. All pairs in every way: NAME-rows.json.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import statistics
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import online_latency
+from figures import NOTHING, Asked, Figure, at_least, at_most, between, median
+from plots import Plot
+from pods import BenchError
+from real_pairs import (
+    BEST_EFFORT,
+    BURST,
+    FIXED,
+    MPS_2_1,
+    MPS_FREE,
+    PLAIN,
+    Alone,
+    Found,
+    Pair,
+    Sharing,
+    farthest,
+    rounded,
+    row,
+    twice,
+    worst_p99_ms,
+)
+from rivals import mps, mps_present
+from script import NotHereError, Script, listed, run, spread
+from torch_side import Crew, Taken
+
+from qgpu.model import NS_PER_MS
+
+REPEATS, REPEATS_QUICK, REPEATS_MPS = 5, 2, 2
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """How long spans are and what is left before them to settle, in s.
+
+    Pods rest during a plain span. From two seconds of rest on the ledger would know nothing of them.
+    """
+
+    span: float = 2.0
+    settle: float = 0.7
+    plain: float = 1.2
+    plain_settle: float = 0.3
+    #: More, before the first span of a pair: qgpu learns it.
+    learn: float = 1.5
+
+
+GAPPY = Times(span=1.0, settle=0.45, plain=1.0, plain_settle=0.2)
+FULL = Times(span=3.0, settle=1.0)
+BEST = Times(span=2.0, settle=0.7, plain=1.5)
+SERVICE = Times(span=4.0, settle=1.5, plain=4.0)
+
+TWO_ONE = Sharing("burst 66/33", BURST, (66, 33))
+EVEN = Sharing("burst 50/50", BURST, (50, 50))
+BEST_OF = Sharing("best-effort", BEST_EFFORT)
+SHORT = Sharing("burst 66/33, 20 ms", BURST, (66, 33), period_ms=20)
+WEIGHTED = Sharing("online burst 66/33", BURST, (66, 33), online=True)
+BESIDE = Sharing("online beside offline", BURST)
+#: Names of processes: pods, online pods, plain ones, and clients of MPS by what holds them.
+PODS, ONLINE, MIXED, PLAINS = ("a", "b"), ("oa", "ob"), ("oa", "a"), ("pa", "pb")
+CLIENTS = {MPS_2_1: ("ma", "mb"), MPS_FREE: ("fa", "fb")}
+PERCENT = {"ma": 66, "mb": 33}
+
+
+GAPPY_PAIRS = (
+    *(twice(name) for name in ("resnet-eager-8", "resnet-eager-16", "resnet-eager-32", "decoder-eager")),
+    twice("training-small"),
+    Pair("training-large", "decoder-eager"),
+)
+FULL_PAIRS = (twice("decoder-graph"), twice("training-large"))
+BEST_PAIRS = (twice("decoder-graph"), twice("resnet-graph-16"))
+ONLINE_PAIR, SERVICE_PAIR = twice("decoder-graph"), Pair("service-eager", "training-large")
+COPY_PAIRS = tuple(twice(f"copy-{direction}") for direction in ("h2d", "d2h", "d2d"))
+FLOOD_PAIR = Pair("decoder-graph", "copy-h2d")
+
+
+# Measuring
+
+
+def programs_of(pairs: Iterable[tuple[Sequence[str], Pair]]) -> dict[str, list[str]]:
+    """Return by the name of each process the programs it has to know: loading takes time, and memory of the card."""
+    wanted: dict[str, dict[str, None]] = {}
+    for names, pair in pairs:
+        for name, program in zip(names, pair.programs, strict=True):
+            wanted.setdefault(name, {})[program] = None
+    return {name: list(programs) for name, programs in wanted.items()}
+
+
+@contextmanager
+def _crew(script: Script, cases: Iterable[tuple[tuple[str, str], Pair]]) -> Iterator[Crew]:
+    """Run a daemon, pods that know the pairs they are to run, and plain processes that know the same."""
+    pods = list(cases)
+    with script.bench.daemon():
+        crew = Crew(script)
+        # The first plain process runs every program alone.
+        every = [((PLAINS[0],) * 2, pair) for _, pair in pods]
+        for name, programs in programs_of([*((PLAINS, pair) for _, pair in pods), *every]).items():
+            crew.beside(name, programs)
+        for name, programs in programs_of(pods).items():
+            crew.pod(name, programs, pod_class="online" if name in ONLINE else "offline")
+        crew.wait_ready()
+        yield crew
+
+
+def _share(script: Script, sharing: Sharing, pods: tuple[str, str]) -> None:
+    """Ask for a way to share, live."""
+    bench = script.bench
+    policy = {"online_policy" if sharing.online else "policy": sharing.policy}
+    standing = {pod["name"]: pod["grants"][0]["cores"] for pod in bench.pods()}
+    wanted = dict(zip(pods, sharing.quotas or (None, None), strict=True))
+    # Quotas that shrink go first, so that the sum always fits.
+    for name in sorted(standing, key=lambda name: (wanted.get(name) or 0) - (standing[name] or 0)):
+        if wanted.get(name) != standing[name]:
+            bench.ask("pod.set", name=name, cores=wanted.get(name))
+    bench.ask("gpu.set", gpu=0, period_ns=sharing.period_ms * NS_PER_MS, **policy)
+
+
+def _repeats(script: Script) -> int:
+    return REPEATS if script.scale == 1 else REPEATS_QUICK
+
+
+def _alone(script: Script, crew: Crew, alone: Alone, pairs: Iterable[Pair], times: Times) -> None:
+    """Measure each program of pairs alone, in a plain process, once."""
+    for program in dict.fromkeys(name for pair in pairs for name in pair.programs):
+        taken = crew.take({PLAINS[0]: program}, times.plain_settle, times.plain)
+        alone.add(program, taken)
+        did = taken.did[0]
+        text = f"{did.speed:.4g} steps/s, p99 {did.p99_ms:.4g} ms, card busy {taken.busy:.2f}"
+        script.say(f"{program}: alone {text}")
+
+
+def _in_turn(
+    script: Script,
+    crew: Crew,
+    pair: Pair,
+    sharings: Sequence[Sharing],
+    times: Times,
+    pods: tuple[str, str] = PODS,
+) -> Found:
+    """Measure a pair plainly and in each way to share by turns; the order of ways changes from round to round."""
+    found = Found(pair, shared={sharing: [] for sharing in sharings})
+
+    def plainly() -> None:
+        asked = dict(zip(PLAINS, pair.programs, strict=True))
+        found.plain.append(crew.take(asked, times.plain_settle, times.plain))
+
+    for number in range(_repeats(script)):
+        plainly()
+        first = number % len(sharings)
+        for sharing in (*sharings[first:], *sharings[:first]):
+            _share(script, sharing, pods)
+            settle_s = times.settle + (times.learn if number == 0 else 0)
+            found.shared[sharing].append(crew.take(dict(zip(pods, pair.programs, strict=True)), settle_s, times.span))
+    plainly()
+    return found
+
+
+def _by_mps(script: Script, cases: Sequence[tuple[Found, str]], times: Times, alone: Alone) -> None:
+    """Measure pairs by MPS, each with the clients named; it is left out where it fails, and that is said."""
+    if not mps_present():
+        script.say("MPS is not here")
+        return
+    try:
+        with mps(script.bench) as service:
+            crew = Crew(script)
+            for name, programs in programs_of((CLIENTS[kind], found.pair) for found, kind in cases).items():
+                crew.beside(name, programs, service.client(PERCENT.get(name)))
+            crew.wait_ready()
+            for found, kind in cases:
+                asked = dict(zip(CLIENTS[kind], found.pair.programs, strict=True))
+                spans = [crew.take(asked, times.plain_settle, times.plain) for _ in range(REPEATS_MPS)]
+                found.mps[kind] = spans
+                _say(script, found, kind, spans, alone)
+    except (BenchError, OSError, SystemExit) as error:  # told to end or not: what was measured before is kept
+        script.say(f"MPS is left out: {error}")
+
+
+def _say(script: Script, found: Found, way: str, spans: Sequence[Taken], alone: Alone) -> None:
+    told = row("", found, way, spans, alone)
+    script.say(
+        f"{found.pair.name}, {way}: over alone {listed(each or 0 for each in told['over_alone'])}"
+        f", sum {told['sum_over_alone']}; p99 {told['p99_ms']} ms; card busy {told['utilisation']}"
+    )
+
+
+def _say_all(script: Script, found: Found, alone: Alone) -> None:
+    for way, spans in found.ways().items():
+        _say(script, found, way, spans, alone)
+
+
+def _keep(script: Script, section: str, all_found: Sequence[Found], alone: Alone) -> None:
+    """Keep a row for each pair in each way, and of each program alone."""
+    for program, spans in alone.taken.items():
+        by_itself = {
+            "section": section,
+            "pair": program,
+            "way": "alone",
+            "steps_per_s": rounded([alone.speed(program)]),
+            "p99_ms": rounded([alone.p99_ms(program)]),
+            "utilisation": rounded([alone.busy(program)])[0],
+            "spans": len(spans),
+        }
+        script.rows.append(by_itself)
+    for found in all_found:
+        script.rows += [row(section, found, way, spans, alone) for way, spans in found.ways().items()]
+
+
+def _plot(title: str, all_found: Sequence[Found], sharing: Sharing, alone: Alone) -> Plot:
+    """Draw the speeds of both programs of pairs plainly, by MPS and by qgpu."""
+    lines: dict[str, list[tuple[object, ...]]] = {}
+    for found in all_found:
+        ways = {PLAIN: found.plain, sharing.mps: found.mps.get(sharing.mps, []), "qgpu": found.shared[sharing]}
+        for way, spans in ways.items():
+            columns = zip(*(found.relative(taken, alone) for taken in spans), strict=True)
+            for place, values in zip(_places(found.pair), columns, strict=False):
+                lines.setdefault(way, []).append(spread(place, values))
+    return Plot(f"{title}: {sharing.name}", "", "steps over the program alone", lines)
+
+
+def _places(pair: Pair) -> tuple[str, str]:
+    if pair.first == pair.second:
+        return f"{pair.first} (1)", f"{pair.second} (2)"
+    return f"{pair.first} +", f"+ {pair.second}"
+
+
+def _sum_plot(all_found: Sequence[Found], alone: Alone) -> Plot:
+    """Draw the sum of both programs of pairs in every way."""
+    lines: dict[str, list[tuple[object, ...]]] = {}
+    for found in all_found:
+        for way, spans in found.ways().items():
+            lines.setdefault(way, []).append(spread(found.pair.name, found.totals(spans, alone)))
+    return Plot("both together", "", "sum of steps over the program alone", lines)
+
+
+def _need_card(script: Script) -> None:
+    if script.bench.simulated or importlib.util.find_spec("torch") is None:
+        raise NotHereError("needs torch and a GPU")
+
+
+# Sections
+
+
+def gappy(script: Script) -> list[Figure]:
+    """Measure programs that leave gaps, which other programs use: the sum is no less than by plain sharing."""
+    _need_card(script)
+    alone, all_found = Alone(), []
+    sharings = (TWO_ONE, EVEN, BEST_OF)
+    with _crew(script, ((PODS, pair) for pair in GAPPY_PAIRS)) as crew:
+        _alone(script, crew, alone, GAPPY_PAIRS, GAPPY)
+        for number, pair in enumerate(GAPPY_PAIRS):
+            if number == len(GAPPY_PAIRS) // 2:
+                _alone(script, crew, alone, GAPPY_PAIRS, GAPPY)
+            all_found.append(_in_turn(script, crew, pair, sharings, GAPPY))
+            _say_all(script, all_found[-1], alone)
+        _alone(script, crew, alone, GAPPY_PAIRS, GAPPY)
+    cases = [(found, kind) for kind in (MPS_2_1, MPS_FREE) for found in all_found]
+    _by_mps(script, cases, GAPPY, alone)
+    _keep(script, "real_gappy", all_found, alone)
+    script.plots += [_plot("programs that leave gaps", all_found, sharing, alone) for sharing in sharings]
+    script.plots.append(_sum_plot(all_found, alone))
+    return _gappy_figures(all_found, sharings, alone)
+
+
+def _gappy_figures(all_found: Sequence[Found], sharings: Sequence[Sharing], alone: Alone) -> list[Figure]:
+    sums: dict[str, Figure] = {}
+    floors: dict[str, Figure] = {}
+    for found in all_found:
+        for sharing in sharings:
+            name, what = f"{found.pair.tag}_{sharing.tag}", f"{found.pair.name}, {sharing.name}"
+            note = f"{what}: sum of speeds under qgpu over that of plain spans before and after"
+            gained = found.gained(sharing, alone)
+            sums[what] = median(f"gappy_sum_over_plain_{name}", gained, note=note)
+            worse = min(found.floors(sharing, alone), key=statistics.median)
+            note = f"{what}: the pod that is worse off, its speed over what its quota is good for"
+            floors[what] = median(f"gappy_floor_{name}", worse, note=note)
+    return [
+        _least("gappy_sum_over_plain", sums, at_least(0.97), "sum of speeds under qgpu over plain sharing"),
+        _least("gappy_floor", floors, at_least(0.9), "speed over alone over quota / utilisation alone, 1 at most"),
+        *sums.values(),
+        *floors.values(),
+    ]
+
+
+def _least(name: str, parts: Mapping[str, Figure], asked: Asked, note: str) -> Figure:
+    """Return the least of figures, and say of what it is."""
+    worst = min(parts, key=lambda what: parts[what].value)
+    return median(name, [part.value for part in parts.values()], *asked, note=f"{note}; least: {worst}", pick=min)
+
+
+def full(script: Script) -> list[Figure]:
+    """Measure programs that fill the card: twice the quota is twice the speed, and nothing is lost."""
+    _need_card(script)
+    alone, all_found = Alone(), []
+    with _crew(script, ((PODS, pair) for pair in FULL_PAIRS)) as crew:
+        for pair in FULL_PAIRS:
+            _alone(script, crew, alone, FULL_PAIRS, FULL)
+            sharings = (TWO_ONE, SHORT) if pair == FULL_PAIRS[0] else (TWO_ONE,)
+            all_found.append(_in_turn(script, crew, pair, sharings, FULL))
+            _say_all(script, all_found[-1], alone)
+        _alone(script, crew, alone, FULL_PAIRS, FULL)
+    _by_mps(script, [(found, MPS_2_1) for found in all_found], FULL, alone)
+    _keep(script, "real_full", all_found, alone)
+    script.plots.append(_plot("programs that fill the card", all_found, TWO_ONE, alone))
+    short = all_found[0]
+    worst = [worst_p99_ms(taken) for taken in short.shared[SHORT]]
+    totals = short.totals(short.shared[SHORT], alone)
+    note = f"{short.pair.name}, {SHORT.name}"
+    return [
+        *_two_one("full", all_found, TWO_ONE, alone, (1.96, 2.04), 0.97),
+        median("period_20ms_p99_ms", worst, *at_most(25, " ms"), note=f"{note}: p99 of a step, the worse pod"),
+        median("period_20ms_total", totals, *at_least(0.95), note=f"{note}: sum of speeds over alone"),
+    ]
+
+
+def _two_one(
+    name: str,
+    all_found: Sequence[Found],
+    sharing: Sharing,
+    alone: Alone,
+    ratio: tuple[float, float],
+    total: float,
+) -> list[Figure]:
+    """Return how far the worst pair is from 2:1 and the least sum of speeds, and both for each pair."""
+    ratios = {
+        found.pair.name: median(f"{name}_ratio_{found.pair.tag}", found.ratios(sharing, alone)) for found in all_found
+    }
+    totals = {
+        found.pair.name: median(f"{name}_total_{found.pair.tag}", found.totals(found.shared[sharing], alone))
+        for found in all_found
+    }
+    values = [figure.value for figure in ratios.values()]
+    worst = next(what for what, figure in ratios.items() if figure.value == farthest(values, 2))
+    note = f"{sharing.name}: first pod's speed over the second's, the farthest from 2: {worst}"
+    return [
+        median(f"{name}_ratio_2_1", values, *between(*ratio), note=note, pick=lambda all_: farthest(all_, 2)),
+        _least(f"{name}_total", totals, at_least(total), f"{sharing.name}: sum of speeds over alone"),
+        *ratios.values(),
+        *totals.values(),
+    ]
+
+
+def best_effort(script: Script) -> list[Figure]:
+    """Measure programs that fill the card with nothing asked: latency and sum are near plain sharing's or better."""
+    _need_card(script)
+    alone, all_found = Alone(), []
+    with _crew(script, ((PODS, pair) for pair in BEST_PAIRS)) as crew:
+        for pair in BEST_PAIRS:
+            _alone(script, crew, alone, BEST_PAIRS, BEST)
+            all_found.append(_in_turn(script, crew, pair, (BEST_OF,), BEST))
+            _say_all(script, all_found[-1], alone)
+        _alone(script, crew, alone, BEST_PAIRS, BEST)
+    _by_mps(script, [(found, MPS_FREE) for found in all_found], BEST, alone)
+    _keep(script, "real_best_effort", all_found, alone)
+    script.plots.append(_plot("nothing asked", all_found, BEST_OF, alone))
+    late, sums = {}, {}
+    for found in all_found:
+        tag, what = found.pair.tag, found.pair.name
+        pods = [found.over_plain(BEST_OF, _p99_of(number)) for number in range(2)]
+        late[what] = median(f"best_effort_p99_over_plain_{tag}", max(pods, key=statistics.median))
+        sums[what] = median(f"best_effort_total_over_plain_{tag}", found.gained(BEST_OF, alone))
+    worst = max(late, key=lambda what: late[what].value)
+    values = [figure.value for figure in late.values()]
+    note = f"p99 of a step over plain sharing, the worse pod; worst: {worst}"
+    return [
+        median("best_effort_p99_over_plain", values, *at_most(1.3), note=note, pick=max),
+        _least("best_effort_total_over_plain", sums, at_least(1), "sum of speeds under qgpu over plain sharing"),
+        *late.values(),
+        *sums.values(),
+    ]
+
+
+def _p99_of(number: int) -> Callable[[Taken], float]:
+    return lambda taken: taken.did[number].p99_ms
+
+
+def online(script: Script) -> list[Figure]:
+    """Measure online pods: two that share 2:1, and a service beside training."""
+    _need_card(script)
+    pairs = (ONLINE_PAIR, SERVICE_PAIR)
+    alone = Alone()
+    with _crew(script, ((ONLINE, ONLINE_PAIR), (MIXED, SERVICE_PAIR))) as crew:
+        _alone(script, crew, alone, pairs, SERVICE)
+        weighted = _in_turn(script, crew, ONLINE_PAIR, (WEIGHTED,), FULL, ONLINE)
+        _say_all(script, weighted, alone)
+        _alone(script, crew, alone, pairs, SERVICE)
+        service = _in_turn(script, crew, SERVICE_PAIR, (BESIDE,), SERVICE, MIXED)
+        _say_all(script, service, alone)
+        _alone(script, crew, alone, pairs, SERVICE)
+    _by_mps(script, [(weighted, MPS_2_1), (service, MPS_FREE)], SERVICE, alone)
+    _keep(script, "real_online", [weighted, service], alone)
+    script.plots += [
+        _plot("two online pods", [weighted], WEIGHTED, alone),
+        _plot("an online service beside training", [service], BESIDE, alone),
+        _p99_plot(service, BESIDE, alone),
+    ]
+    return [*_weighted_figures(weighted, alone), *_service_figures(service, alone)]
+
+
+def _weighted_figures(found: Found, alone: Alone) -> list[Figure]:
+    spans, note = found.shared[WEIGHTED], f"two online pods, {ONLINE_PAIR.name}, 66/33"
+    ideal_ms = [alone.median_ms(ONLINE_PAIR.first) / part for part in (2 / 3, 1 / 3)]
+    over = [[taken.did[pod].p99_ms / ideal_ms[pod] for taken in spans] for pod in range(2)]
+    told = f"{note}: p99 of a step over a step alone / share asked, the worse pod"
+    return [
+        median("online_weighted_ratio", found.ratios(WEIGHTED, alone), *between(1.94, 2.06), note=note),
+        median("online_weighted_total", found.totals(spans, alone), *at_least(0.95), note=note),
+        median("online_weighted_p99_over_ideal", max(over, key=statistics.median), *at_most(1.25), note=told),
+    ]
+
+
+def _service_figures(found: Found, alone: Alone) -> list[Figure]:
+    ways = {"": found.shared[BESIDE], "_plain": found.plain, "_mps": found.mps.get(MPS_FREE, [])}
+    late_ms = alone.p99_ms(SERVICE_PAIR.first)
+    figures = []
+    for tag, spans in ways.items():
+        if not spans:
+            continue
+        most, least = (NOTHING, NOTHING) if tag else (at_most(1.10), at_least(0.52))
+        late = [taken.did[0].p99_ms / late_ms for taken in spans]
+        note = f"{SERVICE_PAIR.first} (online) beside {SERVICE_PAIR.second}"
+        told = f"{note}: p99 of a request over that alone, {late_ms:.4g} ms"
+        figures.append(median(f"eager_service_p99_over_alone{tag}", late, *most, note=told))
+        kept = [found.relative(taken, alone)[1] for taken in spans]
+        figures.append(median(f"eager_service_offline_kept{tag}", kept, *least, note=f"{note}: speed over alone"))
+    return figures
+
+
+def _p99_plot(found: Found, sharing: Sharing, alone: Alone) -> Plot:
+    """Draw how late the first program's steps are in each way."""
+    ways = {PLAIN: found.plain, **found.mps, "qgpu": found.shared[sharing]}
+    name = found.pair.first
+    lines = {way: [(name, statistics.median(taken.did[0].p99_ms for taken in s))] for way, s in ways.items() if s}
+    title = f"{name} beside {found.pair.second}"
+    return Plot(title, "", "p99, ms", {"alone": [(name, alone.p99_ms(name))], **lines})
+
+
+def copies(script: Script) -> list[Figure]:
+    """Measure programs that copy: quotas hold for the copy engines as they do for kernels."""
+    _need_card(script)
+    pairs = (*COPY_PAIRS, FLOOD_PAIR)
+    alone, all_found = Alone(), []
+    fixed: dict[str, list[Taken]] = {}
+    with _crew(script, (*((PODS, pair) for pair in COPY_PAIRS), (MIXED, FLOOD_PAIR))) as crew:
+        _alone(script, crew, alone, pairs, BEST)
+        for pair in COPY_PAIRS:
+            all_found.append(_in_turn(script, crew, pair, (TWO_ONE,), BEST))
+            _say_all(script, all_found[-1], alone)
+        _alone(script, crew, alone, pairs, BEST)
+        # Under fixed-share every pod needs a quota, one that rests too.
+        _share(script, TWO_ONE, (PODS[1], PODS[0]))
+        _share(script, replace(TWO_ONE, policy=FIXED), (PODS[1], PODS[0]))
+        for pair in COPY_PAIRS:
+            asked = {PODS[0]: pair.first}
+            settle_s = [BEST.settle + (0 if number else BEST.learn) for number in range(_repeats(script))]
+            fixed[pair.first] = [crew.take(asked, each, BEST.span) for each in settle_s]
+        _share(script, TWO_ONE, PODS)
+        flood = _in_turn(script, crew, FLOOD_PAIR, (BESIDE,), BEST, MIXED)
+        _say_all(script, flood, alone)
+        _alone(script, crew, alone, pairs, BEST)
+    cases = [*((found, MPS_2_1) for found in all_found), (flood, MPS_FREE)]
+    _by_mps(script, cases, BEST, alone)
+    _keep(script, "real_copies", [*all_found, flood], alone)
+    script.plots += [_plot("programs that copy", all_found, TWO_ONE, alone), _p99_plot(flood, BESIDE, alone)]
+    late = [taken.did[0].p99_ms / alone.p99_ms(FLOOD_PAIR.first) for taken in flood.shared[BESIDE]]
+    note = f"{FLOOD_PAIR.first} (online) beside {FLOOD_PAIR.second}: p99 of a step over that alone"
+    return [
+        *_two_one("copy", all_found, TWO_ONE, alone, (1.9, 2.1), 0.95),
+        *_fixed_figures(script, fixed, alone),
+        median("copy_online_p99_over_alone", late, note=note),
+    ]
+
+
+def _fixed_figures(script: Script, fixed: Mapping[str, Sequence[Taken]], alone: Alone) -> list[Figure]:
+    each = {}
+    for program, spans in fixed.items():
+        values = [taken.did[0].speed / alone.speed(program) for taken in spans]
+        script.say(f"{program}, fixed-share 33 alone: over alone {listed(values)}")
+        each[program] = median(f"copy_fixed_33_{program.replace('-', '_')}", values)
+    values = [figure.value for figure in each.values()]
+    note = f"fixed-share, 33 % and no one else: speed over alone, the farthest from a third of {', '.join(each)}"
+    together = median("copy_fixed_33", values, *between(0.31, 0.36), note=note, pick=lambda all_: farthest(all_, 0.333))
+    return [together, *each.values()]
+
+
+def processes(script: Script) -> list[Figure]:
+    """Measure a service over one offline pod of several processes, as ``online_latency.py`` does, and judge it."""
+    _need_card(script)
+    limits: dict[str, Asked] = {
+        "online_processes_p99_added_us": at_most(400, " µs"),
+        "online_processes_kept": at_least(0.85),
+    }
+    figures = []
+    for found in online_latency.processes(script):
+        name = found.name.replace("online_processes", "offline_processes")
+        figures.append(median(name, found.repeats, *limits.get(found.name, NOTHING), note=found.note))
+    return figures
+
+
+SECTIONS = {
+    "real_gappy": gappy,
+    "real_full": full,
+    "real_online": online,
+    "real_best_effort": best_effort,
+    "real_copies": copies,
+    "real_processes": processes,
+}
+
+if __name__ == "__main__":
+    sys.exit(run("real", SECTIONS, __doc__ or "", apart=list(SECTIONS)))

@@ -1,0 +1,382 @@
+"""How the busy pods of one class had best take their turns: the control law, told by work and not by residence.
+
+There are two ways to take turns. Timeslices: the hardware goes to the next pod when a slice ends or a pod has nothing
+to run. Gates: each pod has the card to itself for its part of a period. One number says how long a round of
+timeslices is, and every pod's slice is its weight's part of it.
+
+A round that is long costs little switching, but a pod that often waits for its own work leaves its turn early and
+waits for the long turns of others. So the law tries a few rounds, and gates where slices fail, and keeps what serves
+best: the least satisfied pod, times the work of all (``_score``). A pod is satisfied when it has its weight's part,
+or as much as it ever had by any round tried: more it does not ask for. docs/feedback.md tells why, and what it can't.
+
+Pure arithmetic: ``advance`` folds what a round of measurement showed into what is known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from math import log2
+from types import MappingProxyType
+from typing import NamedTuple
+
+from qgpu.model import NS_PER_MS, NS_PER_S, Sharing
+from qgpu.sched.usage import Entry, Use
+from qgpu.turns import GAP_NS, SWITCHED_NS, turn_ns
+
+#: Mean slice of pods of which nothing is known yet: about what the driver gives everybody.
+START_SLICE_NS = 2 * NS_PER_MS
+
+#: The shortest slice by which a round is made to fit a pod that leaves early.
+SHORTEST_NS = NS_PER_MS // 2
+
+#: How long a way to take turns is watched before it is judged; and once it is settled on, every so often.
+TRIAL_NS = 90 * NS_PER_MS
+WATCH_NS = 500 * NS_PER_MS
+
+#: After gates begin to move, NVML's utilisation tells of the time before for so long.
+STALE_NS = 300 * NS_PER_MS
+GATE_TRIAL_NS = 700 * NS_PER_MS
+
+#: Pods contend for the card when they are on it for this part of the time between them, switches and all.
+_FULL = 0.85
+
+#: A pod leaves its turns early when it takes less than this part of them, and uses them up when it takes so much.
+_USED_UP, _ALL_OF_IT = 0.92, 0.985
+
+#: A pod is short when it has less than this part of what its weight gives it: at a first look, and over a longer time.
+_SHORT, _SHORT_LATER = 0.93, 0.98
+
+#: Switches may take this part of the time before a longer round is tried, and before gates are.
+_CHEAP, _DEAR = 0.02, 0.05
+#: A longer round that leaves more than this part of the switching is not made longer still.
+_SAVED = 0.85
+_WELL_SERVED = 0.95
+
+#: What a pod may owe or be owed by timeslices.
+MOST_OWED_NS = 24 * NS_PER_MS
+
+#: Of what a pod would gain from a shorter round if it always waited: with less than this part it asks for no more.
+_GAINED = 0.4
+
+#: Gates must serve better by this much: they make steps of pods wait for whole turns of others.
+_GATES_WORTH = 1.03
+
+#: What pods do has changed when a rate is off by so much, absolute and relative; then all is tried again, but not
+#: again and again: the wait doubles each time.
+_OFF, _OFF_PART = 0.08, 0.3
+_AGAIN_NS, _MOST_DOUBLINGS = NS_PER_S, 5
+_CALM_NS = 60 * NS_PER_S
+
+#: Gates that did not pay are tried again after so long, or where a pod's turns have become this many times as long.
+GATES_AGAIN_NS = 120 * NS_PER_S
+_OTHER_TURNS = 2.0
+
+
+class Seen(NamedTuple):
+    """What a way to take turns gave each pod."""
+
+    sharing: Sharing
+    #: Work done, as part of the time that was to be had: GPU time without what switching took.
+    rates: Mapping[str, float]
+    #: Mean length of a turn.
+    turns_ns: Mapping[str, float]
+    #: Who left turns early.
+    early: frozenset[str] = frozenset()
+    #: The part of the time that switching took.
+    switching: float = 0.0
+    #: Whether everybody used all turns up.
+    used_up: bool = False
+
+
+class Contention(NamedTuple):
+    """What is known of some pods that contend, and how they take their turns now."""
+
+    sharing: Sharing
+    seen: tuple[Seen, ...] = ()
+    #: What was tried and the policy would not do.
+    barred: tuple[Sharing, ...] = ()
+    settled: bool = False
+    uses: Mapping[str, Use] = MappingProxyType({})
+    #: For how long this way has been watched, less the time of other classes.
+    watched_ns: int = 0
+    passed_ns: int = 0
+    utilization: float = 0.0
+    utilization_ns: int = 0
+    #: Pods that get all they ask for by slices.
+    satisfied: frozenset[str] = frozenset()
+    #: Work done beyond (positive) or short of each pod's part, in ns, by slices of one round; bounded.
+    debts_ns: Mapping[str, float] = MappingProxyType({})
+    #: How long pods' turns were when gates did not pay, and when that was.
+    gates_failed: Mapping[str, float] = MappingProxyType({})
+    gates_failed_ns: int = 0
+    #: How often of late all was tried again, and when last.
+    again: int = 0
+    again_ns: int = 0
+
+    def at(self, sharing: Sharing) -> Contention:
+        """Begin to watch another way."""
+        return self._replace(
+            sharing=sharing,
+            uses={},
+            watched_ns=0,
+            passed_ns=0,
+            utilization=0.0,
+            utilization_ns=0,
+            settled=False,
+            debts_ns=self.debts_ns if sharing == self.sharing else MappingProxyType({}),
+        )
+
+
+def begin(pods: int) -> Contention:
+    """Return what is known of pods that were never seen together: nothing, so turns are short at first."""
+    return Contention(Sharing(round_ns=pods * START_SLICE_NS))
+
+
+def advance(
+    now: Contention,
+    pods: Mapping[str, Entry],
+    done: Sharing | None,
+    elapsed_ns: int,
+    foreign_ns: int,
+    period_ns: int,
+    utilization: float | None,
+    now_ns: int,
+) -> Contention:
+    """Fold in what busy pods did in ``elapsed_ns`` under a plan in which they took turns as ``done`` says.
+
+    ``foreign_ns`` of that time others had the card. ``utilization`` is the part of the time in which any kernel ran,
+    as NVML tells; without it gates are not tried, as nobody could tell whether they pay.
+    """
+    if done is None:
+        return now.at(now.sharing)._replace(settled=now.settled)
+    if done != now.sharing:
+        return now.at(done)._replace(barred=(*now.barred, now.sharing)[-8:])
+    used_ns = sum(entry.use.run_ns + entry.use.starts * GAP_NS for entry in pods.values())
+    if True in [entry.starting for entry in pods.values()] or used_ns + foreign_ns < _FULL * elapsed_ns:
+        return now.at(now.sharing)._replace(settled=now.settled)
+    now = _watched(now, pods, elapsed_ns, foreign_ns, utilization)
+    if now.sharing.round_ns is not None:
+        now = now._replace(debts_ns=_debts(now, pods))
+    if now.passed_ns < _trial_ns(now, period_ns):
+        return now
+    seen = _seen(now, pods)
+    if not now.settled:
+        return _after(now._replace(seen=(*now.seen, seen)[-8:]), pods, period_ns, utilization, now_ns)
+    kept = now.at(now.sharing)._replace(settled=True)
+    if not _changed(now, seen, pods):
+        return kept
+    doublings = now.again if now_ns - now.again_ns < _CALM_NS else 0
+    if now_ns - now.again_ns < _AGAIN_NS << min(doublings, _MOST_DOUBLINGS):
+        return kept
+    again = now._replace(seen=(), satisfied=frozenset(), again=doublings + 1, again_ns=now_ns)
+    if now.sharing.by_gate:
+        return again.at(begin(len(pods)).sharing)
+    return _after(again._replace(seen=(seen,)), pods, period_ns, utilization, now_ns)
+
+
+def _watched(
+    now: Contention, pods: Mapping[str, Entry], elapsed_ns: int, foreign_ns: int, utilization: float | None
+) -> Contention:
+    """Add what pods did; of gates only once utilisation tells of them alone."""
+    passed_ns = now.passed_ns + elapsed_ns
+    if now.sharing.by_gate and passed_ns <= STALE_NS and not now.settled:
+        return now._replace(passed_ns=passed_ns)
+    uses = {name: _sum(now.uses.get(name, Use()), entry.use) for name, entry in pods.items()}
+    told_ns = elapsed_ns if utilization is not None else 0
+    return now._replace(
+        uses=uses,
+        passed_ns=passed_ns,
+        watched_ns=now.watched_ns + max(0, elapsed_ns - foreign_ns),
+        utilization=now.utilization + (utilization or 0.0) * told_ns,
+        utilization_ns=now.utilization_ns + told_ns,
+    )
+
+
+def _debts(now: Contention, pods: Mapping[str, Entry]) -> dict[str, float]:
+    """Add what each pod did beyond its part of the work of all that ask for theirs.
+
+    A slice that cuts steps of a pod into pieces gives it a whole part of a step, never just its own part. So slices are
+    shortened by what is owed, now by more and now by less, and the mean is right.
+    """
+    asking = {name: entry for name, entry in pods.items() if name not in now.satisfied}
+    work = {name: max(0, entry.use.run_ns - entry.use.starts * SWITCHED_NS) for name, entry in asking.items()}
+    done, whole = sum(work.values()), max(1, sum(entry.weight for entry in asking.values()))
+    return {
+        name: max(
+            -MOST_OWED_NS, min(MOST_OWED_NS, now.debts_ns.get(name, 0.0) + work[name] - done * entry.weight / whole)
+        )
+        for name, entry in asking.items()
+    }
+
+
+def _trial_ns(now: Contention, period_ns: int) -> int:
+    if now.settled:
+        return max(WATCH_NS, 2 * period_ns)
+    if now.sharing.by_gate:
+        return max(GATE_TRIAL_NS, 3 * period_ns)
+    return max(TRIAL_NS, period_ns * 9 // 10 if now.sharing.round_ns is None else 0)
+
+
+def _seen(now: Contention, pods: Mapping[str, Entry]) -> Seen:
+    whole_ns = max(1, now.watched_ns)
+    turns_ns = {name: use.run_ns / max(1, use.starts) for name, use in now.uses.items()}
+    if now.sharing.by_gate:
+        used = now.utilization / max(1, now.utilization_ns)
+        return Seen(now.sharing, {name: use.run_ns / whole_ns * used for name, use in now.uses.items()}, turns_ns)
+    early, used_up = [], True
+    for name, use in now.uses.items():
+        part = pods[name].part
+        assert part is not None
+        full_ns = turn_ns(part.timeslice_us)
+        left_ns = use.starts * full_ns - use.run_ns
+        if turns_ns[name] < _USED_UP * full_ns and left_ns > full_ns:  # one turn was cut off by the end of the look
+            early.append(name)
+        used_up = used_up and left_ns <= max(full_ns, (1 - _ALL_OF_IT) * use.starts * full_ns)
+    rates = {name: max(0.0, use.run_ns - use.starts * SWITCHED_NS) / whole_ns for name, use in now.uses.items()}
+    switches = sum(use.starts for use in now.uses.values())
+    switching = switches * (SWITCHED_NS + GAP_NS) / whole_ns
+    return Seen(now.sharing, rates, turns_ns, frozenset(early), switching, used_up)
+
+
+def _after(
+    now: Contention, pods: Mapping[str, Entry], period_ns: int, utilization: float | None, now_ns: int
+) -> Contention:
+    """Try the next way after the last one was seen, or settle on the best."""
+    last = now.seen[-1]
+    weights = {name: entry.weight for name, entry in pods.items()}
+    if not last.sharing.by_gate:
+        now = now._replace(satisfied=_satisfied(now.seen))
+        following = _next_round(now, last, weights, pods, period_ns)
+        if following is not None:
+            return now.at(following)
+    slices = [seen for seen in now.seen if not seen.sharing.by_gate]
+    best = max(slices, key=lambda seen: _score(seen, now.seen, weights))
+    by_gate = Sharing(by_gate=True)
+    if last.sharing.by_gate:
+        if _score(last, now.seen, weights) >= _GATES_WORTH * _score(best, now.seen, weights):
+            return now.at(by_gate)._replace(settled=True)
+        now = now._replace(gates_failed=best.turns_ns, gates_failed_ns=now_ns)
+    elif (
+        utilization is not None
+        and by_gate not in now.barred
+        and _gates_may_pay(now, best, weights)
+        and _gates_again(now, best, now_ns)
+    ):
+        return now.at(by_gate)
+    return now.at(best.sharing)._replace(settled=True)
+
+
+def _next_round(
+    now: Contention, last: Seen, weights: Mapping[str, int], pods: Mapping[str, Entry], period_ns: int
+) -> Sharing | None:
+    """Return a round of slices worth trying after ``last``; None for no more.
+
+    Shorter, so that a turn of a pod that comes short is as long as its steps; longer where all use their turns up and
+    switching costs something.
+    """
+    whole = sum(weights.values())
+    round_ns = last.sharing.round_ns or period_ns
+    short = _short(last, weights, _SHORT) - now.satisfied
+    if short:
+        others = max((weights[name] for name in weights if name not in short), default=max(weights.values()))
+        fit_ns = min(max(1.0, last.turns_ns[name] - SWITCHED_NS) * whole / weights[name] for name in short)
+        start_ns = START_SLICE_NS * whole / others
+        least_ns = SHORTEST_NS * whole / others
+        wanted_ns = max(fit_ns, least_ns)
+        if round_ns > 2 * start_ns > 2 * wanted_ns:
+            wanted_ns = start_ns
+        if wanted_ns >= 0.85 * round_ns:
+            return None
+    elif last.switching > _CHEAP and last.sharing.round_ns is not None:
+        slices = [seen for seen in now.seen if not seen.sharing.by_gate]
+        if any(
+            (seen.sharing.round_ns or period_ns) < round_ns and last.switching > _SAVED * seen.switching
+            for seen in slices[-2:]
+        ):
+            return None  # pods leave their turns however long those are
+        wanted_ns = 2.0 * round_ns if last.early or not last.used_up else float(period_ns)
+    else:
+        return None
+    wanted = Sharing(round_ns=None if wanted_ns >= period_ns else int(wanted_ns))
+    tried = [seen.sharing.round_ns or period_ns for seen in now.seen if not seen.sharing.by_gate]
+    if wanted in now.barred or any(abs(log2(wanted_ns / before)) < 0.25 for before in tried):
+        return None
+    return wanted
+
+
+def _short(seen: Seen, weights: Mapping[str, int], least: float) -> frozenset[str]:
+    """Name the pods that have less than their part of all work done and leave turns early."""
+    done, whole = sum(seen.rates.values()), sum(weights.values())
+    return frozenset(name for name in seen.early if seen.rates[name] < least * done * weights[name] / whole)
+
+
+def _satisfied(seen: Sequence[Seen]) -> frozenset[str]:
+    """Name the pods that gained little when others' turns became shorter: they don't wait for those.
+
+    A pod that always waits would be back as much sooner as the turns of the others are shorter.
+    """
+    slices = [each for each in seen if not each.sharing.by_gate]
+    found: set[str] = set()
+    for before, after in pairwise(slices):
+        if before.turns_ns.keys() != after.turns_ns.keys():
+            continue
+        for name in after.rates:
+            others_before, others_after = (
+                sum(turn + GAP_NS for other, turn in each.turns_ns.items() if other != name) for each in (before, after)
+            )
+            if others_after > 0.75 * others_before or name not in before.early:
+                continue
+            step_ns = max(1.0, before.turns_ns[name])
+            if_waiting = before.rates[name] * (step_ns + others_before) / (step_ns + others_after)
+            gain = if_waiting - before.rates[name]
+            if gain > 0.02 and after.rates[name] - before.rates[name] < _GAINED * gain:
+                found.add(name)
+    return frozenset(found)
+
+
+def _score(seen: Seen, every: Sequence[Seen], weights: Mapping[str, int]) -> float:
+    """Rate a way to take turns: how far the least satisfied pod has what it is due, times the work of all."""
+    whole = sum(weights.values())
+    least = 1.0
+    for name, rate in seen.rates.items():
+        most = max(each.rates.get(name, 0.0) for each in every)
+        due = min(weights[name] / whole, most)
+        least = min(least, rate / due if due > 0 else 1.0)
+    return least * sum(seen.rates.values())
+
+
+def _gates_may_pay(now: Contention, best: Seen, weights: Mapping[str, int]) -> bool:
+    """Tell whether slices leave something to gain: a pod that comes short, or much switching."""
+    if len([name for name in weights if name not in now.satisfied]) < 2:
+        return False
+    if _score(best, now.seen, weights) >= _WELL_SERVED:
+        return False
+    return best.switching > _DEAR or bool(_short(best, weights, _SHORT) - now.satisfied)
+
+
+def _gates_again(now: Contention, best: Seen, now_ns: int) -> bool:
+    """Tell whether gates were not tried lately by pods that did what these do now."""
+    if not now.gates_failed or now_ns - now.gates_failed_ns >= GATES_AGAIN_NS:
+        return True
+    return any(
+        not 1 / _OTHER_TURNS <= turn / max(1.0, now.gates_failed.get(name, 1.0)) <= _OTHER_TURNS
+        for name, turn in best.turns_ns.items()
+    )
+
+
+def _changed(now: Contention, seen: Seen, pods: Mapping[str, Entry]) -> bool:
+    """Tell whether pods do otherwise than when this way was settled on, or one has come short meanwhile."""
+    weights = {name: entry.weight for name, entry in pods.items()}
+    before = next((each for each in reversed(now.seen) if each.sharing == now.sharing), None)
+    if before is None or before.rates.keys() != seen.rates.keys():
+        return True
+    off = any(
+        abs(rate - before.rates[name]) > _OFF + _OFF_PART * before.rates[name] for name, rate in seen.rates.items()
+    )
+    known = _short(before, weights, _SHORT_LATER)
+    return off or bool(_short(seen, weights, _SHORT_LATER) - known - now.satisfied)
+
+
+def _sum(a: Use, b: Use) -> Use:
+    return Use(a.run_ns + b.run_ns, a.starts + b.starts, a.open_ns + b.open_ns, a.passed_ns + b.passed_ns)
