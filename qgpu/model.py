@@ -161,6 +161,8 @@ class Pod:
     debt_ns: int = 0
     #: It gets all it asks for by timeslices: a turn by gate would be wasted on it.
     satisfied: bool = False
+    #: A round of timeslices was made to fit its steps: its own may be somewhat longer, so that none is cut.
+    fitted: bool = False
     #: Its work comes in so many pieces that every switch to it and back counts.
     fragmented: bool = False
     #: It has come only just and hardly ran: its processes still wait for one short step after the other.

@@ -55,6 +55,9 @@ OWED_STEP_NS = 2 * NS_PER_MS
 OWED_STEP = 0.05
 OWED = 0.4
 
+#: The slice of a pod that a round was fitted to is so many times longer: no step of it is cut for want of a little.
+ROOM = 1.5
+
 #: Mean turn where pods take turns by gate, as part of the period for two pods, and the least: a gate costs up to a
 #: millisecond.
 TURN_PART = 0.5
@@ -106,7 +109,8 @@ def by_weights(snapshot: Snapshot, weights: Sequence[int], *, gates: bool = True
     if True in [pod.starting for pod in snapshot.pods]:
         parts = shortened(parts, SHORT_US)
     elif sharing.round_ns is not None:
-        parts = in_round(parts, snapshot.pods, sharing.round_ns)
+        pods = snapshot.pods if gates else tuple(replace(pod, debt_ns=0, fitted=False) for pod in snapshot.pods)
+        parts = in_round(parts, pods, sharing.round_ns)
     if not sharing.by_gate:
         return Plan(snapshot.pgpu, snapshot.period_ns, parts, offline=sharing)
     if 0 in [turn for turn, works in zip(turns, busy, strict=True) if works]:
@@ -134,14 +138,16 @@ def in_round(parts: Sequence[PodPlan], pods: Sequence[Pod], round_ns: int) -> tu
     whole_us, least_us = sum(us * tsgs for us, tsgs in busy), min((us for us, _ in busy), default=SENSIBLE_US)
     scale = min(1.0, max(round_ns / NS_PER_US / max(1, whole_us), SENSIBLE_US / least_us))
     return tuple(
-        replace(part, timeslice_us=max(MIN_TIMESLICE_US, round(part.timeslice_us * scale * (1 - _owed(pod)))))
+        replace(part, timeslice_us=max(MIN_TIMESLICE_US, round(part.timeslice_us * scale * _adjusted(pod))))
         for part, pod in zip(parts, pods, strict=True)
     )
 
 
-def _owed(pod: Pod) -> float:
-    """Return by what part a pod's slice is shortened for the work it owes."""
-    return min(OWED, max(0, pod.debt_ns) // OWED_STEP_NS * OWED_STEP)
+def _adjusted(pod: Pod) -> float:
+    """Return by what a pod's slice is multiplied for the work it owes, or so that it cuts no step."""
+    if pod.fitted and pod.debt_ns < OWED_STEP_NS:
+        return ROOM
+    return 1 - min(OWED, max(0, pod.debt_ns) // OWED_STEP_NS * OWED_STEP)
 
 
 def for_lending(parts: Sequence[PodPlan], lengths_ns: Sequence[int]) -> tuple[PodPlan, ...]:

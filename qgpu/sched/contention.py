@@ -34,6 +34,10 @@ SHORTEST_NS = NS_PER_MS // 2
 TRIAL_NS = 90 * NS_PER_MS
 WATCH_NS = 500 * NS_PER_MS
 
+#: Where pods have few turns a look is longer, up to this. A round so long begins with turns of the way before.
+MOST_TRIAL_NS = 300 * NS_PER_MS
+LONG_ROUND_NS = 30 * NS_PER_MS
+
 #: After gates begin to move, NVML's utilisation tells of the time before for so long.
 STALE_NS = 300 * NS_PER_MS
 GATE_TRIAL_NS = 700 * NS_PER_MS
@@ -42,22 +46,24 @@ GATE_TRIAL_NS = 700 * NS_PER_MS
 _FULL = 0.85
 
 #: A pod leaves its turns early when it takes less than this part of them, and uses them up when it takes so much.
-_USED_UP, _ALL_OF_IT = 0.92, 0.985
+_USED_UP, _ALL_OF_IT, _MOST_OF_IT = 0.97, 0.985, 0.75
 
 #: A pod is short when it has less than this part of what its weight gives it: at a first look, and over a longer time.
 _SHORT, _SHORT_LATER = 0.93, 0.98
 
 #: Switches may take this part of the time before a longer round is tried, and before gates are.
 _CHEAP, _DEAR = 0.02, 0.05
-#: A longer round that leaves more than this part of the switching is not made longer still.
-_SAVED = 0.85
 _WELL_SERVED = 0.95
+
+#: A pod with this part of what it is due has the rest by small corrections of others' slices.
+_NEARLY = 0.85
 
 #: What a pod may owe or be owed by timeslices.
 MOST_OWED_NS = 24 * NS_PER_MS
 
 #: Of what a pod would gain from a shorter round if it always waited: with less than this part it asks for no more.
-_GAINED = 0.4
+#: That is told by so many turns at least.
+_GAINED, _TELLING = 0.4, 6
 
 #: Gates must serve better by this much: they make steps of pods wait for whole turns of others.
 _GATES_WORTH = 1.03
@@ -79,14 +85,19 @@ class Seen(NamedTuple):
     sharing: Sharing
     #: Work done, as part of the time that was to be had: GPU time without what switching took.
     rates: Mapping[str, float]
-    #: Mean length of a turn.
+    #: How long a pod's turns in a round last together: as many as it has busy TSGs, each of mean length.
     turns_ns: Mapping[str, float]
+    #: How many turns were seen.
+    starts: Mapping[str, int] = MappingProxyType({})
     #: Who left turns early.
     early: frozenset[str] = frozenset()
     #: The part of the time that switching took.
     switching: float = 0.0
-    #: Whether everybody used all turns up.
+    #: Whether everybody used all turns up; or so much of them that some end of a step was cut off only.
     used_up: bool = False
+    used_most: bool = False
+    #: To whose steps the round was fitted.
+    fitted: frozenset[str] = frozenset()
 
 
 class Contention(NamedTuple):
@@ -105,6 +116,8 @@ class Contention(NamedTuple):
     utilization_ns: int = 0
     #: Pods that get all they ask for by slices.
     satisfied: frozenset[str] = frozenset()
+    #: Pods to whose steps the round was made to fit: their own slices are somewhat longer, so that they cut no step.
+    fitted: frozenset[str] = frozenset()
     #: Work done beyond (positive) or short of each pod's part, in ns, by slices of one round; bounded.
     debts_ns: Mapping[str, float] = MappingProxyType({})
     #: How long pods' turns were when gates did not pay, and when that was.
@@ -124,8 +137,18 @@ class Contention(NamedTuple):
             utilization=0.0,
             utilization_ns=0,
             settled=False,
+            fitted=frozenset(),
             debts_ns=self.debts_ns if sharing == self.sharing else MappingProxyType({}),
         )
+
+
+    def _anew(self) -> Contention:
+        """Begin to watch the same way again."""
+        return self.at(self.sharing)._replace(settled=self.settled, fitted=self.fitted)
+
+    def _settled(self, seen: Seen) -> Contention:
+        """Keep to a way that was seen."""
+        return self.at(seen.sharing)._replace(settled=True, fitted=seen.fitted)
 
 
 def begin(pods: int) -> Contention:
@@ -149,21 +172,21 @@ def advance(
     as NVML tells; without it gates are not tried, as nobody could tell whether they pay.
     """
     if done is None:
-        return now.at(now.sharing)._replace(settled=now.settled)
+        return now._anew()
     if done != now.sharing:
         return now.at(done)._replace(barred=(*now.barred, now.sharing)[-8:])
     used_ns = sum(entry.use.run_ns + entry.use.starts * GAP_NS for entry in pods.values())
     if True in [entry.starting for entry in pods.values()] or used_ns + foreign_ns < _FULL * elapsed_ns:
-        return now.at(now.sharing)._replace(settled=now.settled)
+        return now._anew()
     now = _watched(now, pods, elapsed_ns, foreign_ns, utilization)
-    if now.sharing.round_ns is not None:
+    if now.settled and now.sharing.round_ns is not None and _is_nearly_fair(now, pods):
         now = now._replace(debts_ns=_debts(now, pods))
-    if now.passed_ns < _trial_ns(now, period_ns):
+    if not _enough(now, pods, period_ns):
         return now
     seen = _seen(now, pods)
     if not now.settled:
         return _after(now._replace(seen=(*now.seen, seen)[-8:]), pods, period_ns, utilization, now_ns)
-    kept = now.at(now.sharing)._replace(settled=True)
+    kept = now._anew()
     if not _changed(now, seen, pods):
         return kept
     doublings = now.again if now_ns - now.again_ns < _CALM_NS else 0
@@ -178,9 +201,10 @@ def advance(
 def _watched(
     now: Contention, pods: Mapping[str, Entry], elapsed_ns: int, foreign_ns: int, utilization: float | None
 ) -> Contention:
-    """Add what pods did; of gates only once utilisation tells of them alone."""
+    """Add what pods did, but for a first time in which long turns of the way before run out or utilisation tells of it."""
     passed_ns = now.passed_ns + elapsed_ns
-    if now.sharing.by_gate and passed_ns <= STALE_NS and not now.settled:
+    stale_ns = STALE_NS if now.sharing.by_gate else TRIAL_NS if _is_long(now.sharing) else 0
+    if not now.settled and passed_ns - elapsed_ns < stale_ns:
         return now._replace(passed_ns=passed_ns)
     uses = {name: _sum(now.uses.get(name, Use()), entry.use) for name, entry in pods.items()}
     told_ns = elapsed_ns if utilization is not None else 0
@@ -191,6 +215,16 @@ def _watched(
         utilization=now.utilization + (utilization or 0.0) * told_ns,
         utilization_ns=now.utilization_ns + told_ns,
     )
+
+
+def _is_nearly_fair(now: Contention, pods: Mapping[str, Entry]) -> bool:
+    """Tell whether pods that ask for their part nearly have it, so that small corrections give them the rest."""
+    seen = next((each for each in reversed(now.seen) if each.sharing == now.sharing), None)
+    if seen is None or not seen.rates.keys() <= pods.keys():
+        return False
+    asking = [name for name in seen.rates if name not in now.satisfied]
+    done, whole = sum(seen.rates[name] for name in asking), sum(pods[name].weight for name in asking)
+    return all(seen.rates[name] >= _NEARLY * done * pods[name].weight / whole for name in asking)
 
 
 def _debts(now: Contention, pods: Mapping[str, Entry]) -> dict[str, float]:
@@ -210,33 +244,44 @@ def _debts(now: Contention, pods: Mapping[str, Entry]) -> dict[str, float]:
     }
 
 
-def _trial_ns(now: Contention, period_ns: int) -> int:
+def _enough(now: Contention, pods: Mapping[str, Entry], period_ns: int) -> bool:
+    """Tell whether this way was watched for long enough: by time, and by turns where pods have few."""
     if now.settled:
-        return max(WATCH_NS, 2 * period_ns)
+        return now.passed_ns >= max(WATCH_NS, 2 * period_ns)
     if now.sharing.by_gate:
-        return max(GATE_TRIAL_NS, 3 * period_ns)
-    return max(TRIAL_NS, period_ns * 9 // 10 if now.sharing.round_ns is None else 0)
+        return now.passed_ns >= max(GATE_TRIAL_NS, 3 * period_ns)
+    long = _is_long(now.sharing)
+    if now.passed_ns < (2 * period_ns * 9 // 10 if long else TRIAL_NS):
+        return False
+    few = any(use.starts < _TELLING * pods[name].busy_tsgs for name, use in now.uses.items())
+    return not (few and now.passed_ns < (4 * period_ns if long else MOST_TRIAL_NS))
+
+
+def _is_long(sharing: Sharing) -> bool:
+    return sharing.round_ns is None or sharing.round_ns >= LONG_ROUND_NS
 
 
 def _seen(now: Contention, pods: Mapping[str, Entry]) -> Seen:
     whole_ns = max(1, now.watched_ns)
-    turns_ns = {name: use.run_ns / max(1, use.starts) for name, use in now.uses.items()}
+    starts = {name: use.starts for name, use in now.uses.items()}
+    turns_ns = {name: pods[name].busy_tsgs * use.run_ns / max(1, use.starts) for name, use in now.uses.items()}
     if now.sharing.by_gate:
         used = now.utilization / max(1, now.utilization_ns)
-        return Seen(now.sharing, {name: use.run_ns / whole_ns * used for name, use in now.uses.items()}, turns_ns)
-    early, used_up = [], True
+        rates = {name: use.run_ns / whole_ns * used for name, use in now.uses.items()}
+        return Seen(now.sharing, rates, turns_ns, starts)
+    early, used_up, used_most = [], True, True
     for name, use in now.uses.items():
         part = pods[name].part
         assert part is not None
         full_ns = turn_ns(part.timeslice_us)
         left_ns = use.starts * full_ns - use.run_ns
-        if turns_ns[name] < _USED_UP * full_ns and left_ns > full_ns:  # one turn was cut off by the end of the look
+        if use.run_ns < _USED_UP * use.starts * full_ns and left_ns > full_ns / 2:  # the end of a look cuts a turn off
             early.append(name)
         used_up = used_up and left_ns <= max(full_ns, (1 - _ALL_OF_IT) * use.starts * full_ns)
+        used_most = used_most and left_ns <= (1 - _MOST_OF_IT) * use.starts * full_ns
     rates = {name: max(0.0, use.run_ns - use.starts * SWITCHED_NS) / whole_ns for name, use in now.uses.items()}
-    switches = sum(use.starts for use in now.uses.values())
-    switching = switches * (SWITCHED_NS + GAP_NS) / whole_ns
-    return Seen(now.sharing, rates, turns_ns, frozenset(early), switching, used_up)
+    switching = sum(starts.values()) * (SWITCHED_NS + GAP_NS) / whole_ns
+    return Seen(now.sharing, rates, turns_ns, starts, frozenset(early), switching, used_up, used_most, now.fitted)
 
 
 def _after(
@@ -249,13 +294,14 @@ def _after(
         now = now._replace(satisfied=_satisfied(now.seen))
         following = _next_round(now, last, weights, pods, period_ns)
         if following is not None:
-            return now.at(following)
+            wanted, fitted = following
+            return now.at(wanted)._replace(fitted=fitted)
     slices = [seen for seen in now.seen if not seen.sharing.by_gate]
     best = max(slices, key=lambda seen: _score(seen, now.seen, weights))
     by_gate = Sharing(by_gate=True)
     if last.sharing.by_gate:
         if _score(last, now.seen, weights) >= _GATES_WORTH * _score(best, now.seen, weights):
-            return now.at(by_gate)._replace(settled=True)
+            return now._settled(last)
         now = now._replace(gates_failed=best.turns_ns, gates_failed_ns=now_ns)
     elif (
         utilization is not None
@@ -264,13 +310,13 @@ def _after(
         and _gates_again(now, best, now_ns)
     ):
         return now.at(by_gate)
-    return now.at(best.sharing)._replace(settled=True)
+    return now._settled(best)
 
 
 def _next_round(
     now: Contention, last: Seen, weights: Mapping[str, int], pods: Mapping[str, Entry], period_ns: int
-) -> Sharing | None:
-    """Return a round of slices worth trying after ``last``; None for no more.
+) -> tuple[Sharing, frozenset[str]] | None:
+    """Return a round of slices worth trying after ``last``, and whose steps it is to fit; None for no more.
 
     Shorter, so that a turn of a pod that comes short is as long as its steps; longer where all use their turns up and
     switching costs something.
@@ -280,7 +326,9 @@ def _next_round(
     short = _short(last, weights, _SHORT) - now.satisfied
     if short:
         others = max((weights[name] for name in weights if name not in short), default=max(weights.values()))
-        fit_ns = min(max(1.0, last.turns_ns[name] - SWITCHED_NS) * whole / weights[name] for name in short)
+        fit_ns = min(
+            max(1.0, last.turns_ns[name] - pods[name].busy_tsgs * SWITCHED_NS) * whole / weights[name] for name in short
+        )
         start_ns = START_SLICE_NS * whole / others
         least_ns = SHORTEST_NS * whole / others
         wanted_ns = max(fit_ns, least_ns)
@@ -288,21 +336,15 @@ def _next_round(
             wanted_ns = start_ns
         if wanted_ns >= 0.85 * round_ns:
             return None
-    elif last.switching > _CHEAP and last.sharing.round_ns is not None:
-        slices = [seen for seen in now.seen if not seen.sharing.by_gate]
-        if any(
-            (seen.sharing.round_ns or period_ns) < round_ns and last.switching > _SAVED * seen.switching
-            for seen in slices[-2:]
-        ):
-            return None  # pods leave their turns however long those are
-        wanted_ns = 2.0 * round_ns if last.early or not last.used_up else float(period_ns)
+    elif last.sharing.round_ns is not None and last.switching > (_DEAR if last.early else _CHEAP) and last.used_most:
+        wanted_ns = float(period_ns) if last.used_up else 2.0 * round_ns
     else:
         return None
     wanted = Sharing(round_ns=None if wanted_ns >= period_ns else int(wanted_ns))
     tried = [seen.sharing.round_ns or period_ns for seen in now.seen if not seen.sharing.by_gate]
     if wanted in now.barred or any(abs(log2(wanted_ns / before)) < 0.25 for before in tried):
         return None
-    return wanted
+    return wanted, short
 
 
 def _short(seen: Seen, weights: Mapping[str, int], least: float) -> frozenset[str]:
@@ -325,7 +367,8 @@ def _satisfied(seen: Sequence[Seen]) -> frozenset[str]:
             others_before, others_after = (
                 sum(turn + GAP_NS for other, turn in each.turns_ns.items() if other != name) for each in (before, after)
             )
-            if others_after > 0.75 * others_before or name not in before.early:
+            told = min(before.starts[name], after.starts[name]) >= _TELLING
+            if others_after > 0.75 * others_before or name not in before.early or not told:
                 continue
             step_ns = max(1.0, before.turns_ns[name])
             if_waiting = before.rates[name] * (step_ns + others_before) / (step_ns + others_after)

@@ -203,6 +203,7 @@ class Ledger:
         """Show a policy what it may know, and what an operator set."""
         known = {pod_class: self._contention(pod_class) for pod_class in PodClass}
         satisfied = frozenset[str]().union(*(each.satisfied for each in known.values() if each is not None))
+        fitted = frozenset[str]().union(*(each.fitted for each in known.values() if each is not None))
         owed = {name: round(ns) for each in known.values() if each is not None for name, ns in each.debts_ns.items()}
         pods = tuple(
             Pod(
@@ -212,6 +213,7 @@ class Ledger:
                 account.used_ns,
                 account.debt_ns or owed.get(name, 0),
                 name in satisfied,
+                name in fitted,
                 account.fragmented,
                 account.starting,
             )
