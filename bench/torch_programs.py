@@ -63,7 +63,9 @@ class Transformer(nn.Module):
 
 
 def _resnet(batch: int, *, graph: bool) -> Step:
-    model = resnet50().eval().cuda().half().to(memory_format=torch.channels_last)
+    with torch.device("cuda"):
+        model = resnet50()
+    model = model.eval().half().to(memory_format=torch.channels_last)
     images = torch.randn(batch, 3, 224, 224, device="cuda", dtype=torch.half).to(memory_format=torch.channels_last)
 
     def infer() -> object:
@@ -75,7 +77,8 @@ def _resnet(batch: int, *, graph: bool) -> Step:
 
 def _decoder(width: int, layers: int, batch: int, *, graph: bool, context: int = 1024) -> Step:
     heads = width // 64
-    model = Transformer(width, layers, heads).eval().cuda().half()
+    with torch.device("cuda"):
+        model = Transformer(width, layers, heads).eval().half()
     shape = (batch, heads, context, width // heads)
     caches = [
         (torch.zeros(shape, device="cuda", dtype=torch.half), torch.zeros(shape, device="cuda", dtype=torch.half))
@@ -91,7 +94,8 @@ def _decoder(width: int, layers: int, batch: int, *, graph: bool, context: int =
 
 
 def _training(width: int, layers: int, batch: int, tokens: int) -> Step:
-    model = Transformer(width, layers, max(1, width // 64)).cuda()
+    with torch.device("cuda"):
+        model = Transformer(width, layers, max(1, width // 64))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     data = torch.randint(8192, (batch, tokens + 1), device="cuda")
 

@@ -86,7 +86,14 @@ def sample_from(data: dict[str, Any]) -> Sample:
                 pod["pod"],
                 grant_from(pod["grant"]),
                 tuple(
-                    TsgSample(t["tsg"], t["run_ns"], t["starts"], t["resident"], _spans(t.get("runs", ())))
+                    TsgSample(
+                        t["tsg"],
+                        t["run_ns"],
+                        t["starts"],
+                        t["resident"],
+                        _spans(t.get("runs", ())),
+                        t.get("longest_ns", 0),
+                    )
                     for t in pod["tsgs"]
                 ),
                 pod["gated_ns"],

@@ -99,6 +99,8 @@ class TsgSample:
     resident: bool = False
     #: When it ran, in order and adding up to ``run_ns``; only where the backend was asked for details.
     runs: tuple[Span, ...] = ()
+    #: The longest turn that ended since the last sample, in ns, whenever it began.
+    longest_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)

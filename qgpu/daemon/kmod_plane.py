@@ -39,7 +39,7 @@ class SwitchMeter:
         samples = {}
         for ref in firsts.values():
             use, ran = seen.uses.get(ref, NOTHING), tuple(seen.runs.get(ref, ()))
-            samples[ref.ident] = TsgSample(ref.name, use.run_ns, use.starts, ref == seen.resident, ran)
+            samples[ref.ident] = TsgSample(ref.name, use.run_ns, use.starts, ref == seen.resident, ran, use.longest_ns)
         return Reading(samples, {(a.ident, b.ident): count for (a, b), count in seen.handovers.items()})
 
     @property
@@ -64,7 +64,11 @@ def open_meter(card: Card) -> SwitchMeter:
 
 def open_host() -> KmodHost:
     """Open the module. Raises NoGpuError, NotSupportedError, PermissionDeniedError."""
-    return KmodHost(open_meter, lambda cards: nvml.describe(enumerate(card.pci for card in cards)))
+    return KmodHost(
+        open_meter,
+        lambda cards: nvml.describe(enumerate(card.pci for card in cards)),
+        lambda pgpu: nvml.Utilization(pgpu.uuid).read,
+    )
 
 
 def _pid(who: Hashable) -> int:

@@ -127,6 +127,7 @@ class Card:
                             "tsg": f"{tsg.client:x}/{tsg.handle:x}",
                             "run_ns": seen.uses.get(tsg.key, NOTHING).run_ns,
                             "starts": seen.uses.get(tsg.key, NOTHING).starts,
+                            "longest_ns": seen.uses.get(tsg.key, NOTHING).longest_ns,
                             "resident": tsg.key == seen.resident,
                             "runs": seen.runs.get(tsg.key, []),
                         }

@@ -29,9 +29,9 @@ LONE_US = MIN_TIMESLICE_US
 SEVERAL_US = 200
 
 #: The same beside an online pod whose kernels come one by one, without a target: each of its pauses lets offline work
-#: in and costs two switches. Measured on an H200 with a decoder launched from Python beside a training (p99 of a request
-#: of 16 tokens; training's speed): slices of 50 µs 73 ms and 0.64, 200 µs 80 and 0.69, 500 µs 79 and 0.79, 1 ms 87 and
-#: 0.82; alone 77 ms.
+#: in and costs two switches. Measured on an H200, a decoder launched from Python beside a training (p99 of a request of
+#: 16 tokens, the training's speed): 50 µs 73 ms and 0.64, 200 µs 80 and 0.69, 500 µs 79 and 0.79, 1 ms 87 and 0.82;
+#: alone 77 ms.
 FRAGMENTED_US = 500
 
 _ADDED_US = tuple((slice_us, p99_us - MEASURED_ALONE_US) for slice_us, p99_us in MEASURED_P99_US)

@@ -51,8 +51,8 @@ LONGER = 0.015
 SHORTER = 0.25
 
 #: For every so much work that a pod owes, its slice is shorter by this part, and by so much at most.
-OWED_STEP_NS = 2 * NS_PER_MS
-OWED_STEP = 0.05
+OWED_STEP_NS = 4 * NS_PER_MS
+OWED_STEP = 0.1
 OWED = 0.4
 
 #: The slice of a pod that a round was fitted to is so many times longer: no step of it is cut for want of a little.
@@ -90,8 +90,8 @@ def timeslice_us(share_ns: int, pod: Pod) -> int:
 def by_weights(snapshot: Snapshot, weights: Sequence[int], *, gates: bool = True) -> Plan:
     """Plan weights as the ledger found best: as timeslices, or as windows too where timeslices fail.
 
-    With ``gates`` off no gate is closed, and no round is shorter than what the driver's own slices make of it. Pods that
-    are satisfied have no window: a turn would be wasted on them. A pod busy alone has no gate moved.
+    With ``gates`` off no gate is closed, and no round is shorter than what the driver's own slices make of it. Pods
+    that are satisfied have no window: a turn would be wasted on them. A pod busy alone has no gate moved.
     """
     parts = by_timeslices(snapshot, weights)
     busy = [pod.busy for pod in snapshot.pods]

@@ -25,13 +25,14 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """GPU time of one context and how often it was switched in."""
+    """GPU time of one context, how often it was switched in, and the longest of its turns that ended."""
 
     run_ns: int = 0
     starts: int = 0
+    longest_ns: int = 0
 
     def __add__(self, other: Use) -> Use:
-        return Use(self.run_ns + other.run_ns, self.starts + other.starts)
+        return Use(self.run_ns + other.run_ns, self.starts + other.starts, max(self.longest_ns, other.longest_ns))
 
 
 NOTHING = Use()
@@ -48,6 +49,8 @@ class Meter:
     #: How often the engine went straight from one context to another, since somebody took the counts.
     handovers: Counter[tuple[Hashable, Hashable]] = field(default_factory=Counter)
     _left_ns: int = 0
+    #: When the turn of who is resident began.
+    _began_ns: int = 0
     _before: Hashable | None = None
     _since_ns: int = 0
     #: Uses since somebody took them.
@@ -57,7 +60,10 @@ class Meter:
         """Take events in order, then charge whoever is resident up to ``now_ns``."""
         for event in events:
             self._charge(event.at_ns)
+            if self.resident is not None and (event.start or self.resident == event.who):
+                self._add(self.resident, Use(longest_ns=max(0, event.at_ns - self._began_ns)))
             if event.start:
+                self._began_ns = event.at_ns
                 self._note_handover(event)
                 self.resident = event.who
                 self._add(event.who, Use(starts=1))

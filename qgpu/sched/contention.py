@@ -30,9 +30,12 @@ START_SLICE_NS = 2 * NS_PER_MS
 #: The shortest slice by which a round is made to fit a pod that leaves early.
 SHORTEST_NS = NS_PER_MS // 2
 
+#: After a pause so long between two looks a look begins anew.
+_PAUSE_NS = 50 * NS_PER_MS
+
 #: How long a way to take turns is watched before it is judged; and once it is settled on, every so often.
 TRIAL_NS = 90 * NS_PER_MS
-WATCH_NS = 500 * NS_PER_MS
+WATCH_NS = 300 * NS_PER_MS
 
 #: Where pods have few turns a look is longer, up to this. A round so long begins with turns of the way before.
 MOST_TRIAL_NS = 300 * NS_PER_MS
@@ -46,10 +49,10 @@ GATE_TRIAL_NS = 700 * NS_PER_MS
 _FULL = 0.85
 
 #: A pod leaves its turns early when it takes less than this part of them, and uses them up when it takes so much.
-_USED_UP, _ALL_OF_IT, _MOST_OF_IT = 0.97, 0.985, 0.75
+_USED_UP, _ALL_OF_IT = 0.97, 0.985
 
 #: A pod is short when it has less than this part of what its weight gives it: at a first look, and over a longer time.
-_SHORT, _SHORT_LATER = 0.93, 0.98
+_SHORT, _SHORT_LATER = 0.93, 0.96
 
 #: Switches may take this part of the time before a longer round is tried, and before gates are.
 _CHEAP, _DEAR = 0.02, 0.05
@@ -60,6 +63,8 @@ _NEARLY = 0.85
 
 #: What a pod may owe or be owed by timeslices.
 MOST_OWED_NS = 24 * NS_PER_MS
+#: The part of it that is still owed a round later: where in a turn a round ends is chance, and adds up to nothing.
+_REMEMBERED = 0.95
 
 #: Of what a pod would gain from a shorter round if it always waited: with less than this part it asks for no more.
 #: That is told by so many turns at least.
@@ -72,7 +77,7 @@ _GATES_WORTH = 1.03
 #: again and again: the wait doubles each time.
 _OFF, _OFF_PART = 0.08, 0.3
 _AGAIN_NS, _MOST_DOUBLINGS = NS_PER_S, 5
-_CALM_NS = 60 * NS_PER_S
+_CALM_NS = 10 * NS_PER_S
 
 #: Gates that did not pay are tried again after so long, or where a pod's turns have become this many times as long.
 GATES_AGAIN_NS = 120 * NS_PER_S
@@ -93,9 +98,9 @@ class Seen(NamedTuple):
     early: frozenset[str] = frozenset()
     #: The part of the time that switching took.
     switching: float = 0.0
-    #: Whether everybody used all turns up; or so much of them that some end of a step was cut off only.
+    #: Whether everybody used all turns up; or all had some turn cut off, so that longer ones would be used.
     used_up: bool = False
-    used_most: bool = False
+    all_cut: bool = False
     #: To whose steps the round was fitted.
     fitted: frozenset[str] = frozenset()
 
@@ -126,6 +131,8 @@ class Contention(NamedTuple):
     #: How often of late all was tried again, and when last.
     again: int = 0
     again_ns: int = 0
+    #: Up to when it was watched.
+    upto_ns: int = 0
 
     def at(self, sharing: Sharing) -> Contention:
         """Begin to watch another way."""
@@ -140,7 +147,6 @@ class Contention(NamedTuple):
             fitted=frozenset(),
             debts_ns=self.debts_ns if sharing == self.sharing else MappingProxyType({}),
         )
-
 
     def _anew(self) -> Contention:
         """Begin to watch the same way again."""
@@ -171,6 +177,9 @@ def advance(
     ``foreign_ns`` of that time others had the card. ``utilization`` is the part of the time in which any kernel ran,
     as NVML tells; without it gates are not tried, as nobody could tell whether they pay.
     """
+    if now_ns - now.upto_ns > elapsed_ns + _PAUSE_NS:  # pods rested meanwhile, and may do something else now
+        now = now._anew()
+    now = now._replace(upto_ns=now_ns)
     if done is None:
         return now._anew()
     if done != now.sharing:
@@ -187,21 +196,25 @@ def advance(
     if not now.settled:
         return _after(now._replace(seen=(*now.seen, seen)[-8:]), pods, period_ns, utilization, now_ns)
     kept = now._anew()
-    if not _changed(now, seen, pods):
+    before = next((each for each in reversed(now.seen) if each.sharing == now.sharing), None)
+    other = before is None or _differs(before, seen)
+    if before is not None and not other and not _falls_short(before, seen, now, pods):
         return kept
     doublings = now.again if now_ns - now.again_ns < _CALM_NS else 0
     if now_ns - now.again_ns < _AGAIN_NS << min(doublings, _MOST_DOUBLINGS):
         return kept
-    again = now._replace(seen=(), satisfied=frozenset(), again=doublings + 1, again_ns=now_ns)
+    again = now._replace(again=doublings + 1, again_ns=now_ns)
+    if other:
+        again = again._replace(seen=(), satisfied=frozenset())
     if now.sharing.by_gate:
         return again.at(begin(len(pods)).sharing)
-    return _after(again._replace(seen=(seen,)), pods, period_ns, utilization, now_ns)
+    return _after(again._replace(seen=(*again.seen, seen)[-8:]), pods, period_ns, utilization, now_ns)
 
 
 def _watched(
     now: Contention, pods: Mapping[str, Entry], elapsed_ns: int, foreign_ns: int, utilization: float | None
 ) -> Contention:
-    """Add what pods did, but for a first time in which long turns of the way before run out or utilisation tells of it."""
+    """Add what pods did, but for a first time that tells of the way before."""
     passed_ns = now.passed_ns + elapsed_ns
     stale_ns = STALE_NS if now.sharing.by_gate else TRIAL_NS if _is_long(now.sharing) else 0
     if not now.settled and passed_ns - elapsed_ns < stale_ns:
@@ -238,7 +251,8 @@ def _debts(now: Contention, pods: Mapping[str, Entry]) -> dict[str, float]:
     done, whole = sum(work.values()), max(1, sum(entry.weight for entry in asking.values()))
     return {
         name: max(
-            -MOST_OWED_NS, min(MOST_OWED_NS, now.debts_ns.get(name, 0.0) + work[name] - done * entry.weight / whole)
+            -MOST_OWED_NS,
+            min(MOST_OWED_NS, _REMEMBERED * now.debts_ns.get(name, 0.0) + work[name] - done * entry.weight / whole),
         )
         for name, entry in asking.items()
     }
@@ -269,7 +283,7 @@ def _seen(now: Contention, pods: Mapping[str, Entry]) -> Seen:
         used = now.utilization / max(1, now.utilization_ns)
         rates = {name: use.run_ns / whole_ns * used for name, use in now.uses.items()}
         return Seen(now.sharing, rates, turns_ns, starts)
-    early, used_up, used_most = [], True, True
+    early, used_up, all_cut = [], True, True
     for name, use in now.uses.items():
         part = pods[name].part
         assert part is not None
@@ -278,10 +292,10 @@ def _seen(now: Contention, pods: Mapping[str, Entry]) -> Seen:
         if use.run_ns < _USED_UP * use.starts * full_ns and left_ns > full_ns / 2:  # the end of a look cuts a turn off
             early.append(name)
         used_up = used_up and left_ns <= max(full_ns, (1 - _ALL_OF_IT) * use.starts * full_ns)
-        used_most = used_most and left_ns <= (1 - _MOST_OF_IT) * use.starts * full_ns
+        all_cut = all_cut and use.longest_ns >= _USED_UP * full_ns
     rates = {name: max(0.0, use.run_ns - use.starts * SWITCHED_NS) / whole_ns for name, use in now.uses.items()}
     switching = sum(starts.values()) * (SWITCHED_NS + GAP_NS) / whole_ns
-    return Seen(now.sharing, rates, turns_ns, starts, frozenset(early), switching, used_up, used_most, now.fitted)
+    return Seen(now.sharing, rates, turns_ns, starts, frozenset(early), switching, used_up, all_cut, now.fitted)
 
 
 def _after(
@@ -336,7 +350,7 @@ def _next_round(
             wanted_ns = start_ns
         if wanted_ns >= 0.85 * round_ns:
             return None
-    elif last.sharing.round_ns is not None and last.switching > (_DEAR if last.early else _CHEAP) and last.used_most:
+    elif last.sharing.round_ns is not None and last.switching > _CHEAP and last.all_cut:
         wanted_ns = float(period_ns) if last.used_up else 2.0 * round_ns
     else:
         return None
@@ -408,18 +422,25 @@ def _gates_again(now: Contention, best: Seen, now_ns: int) -> bool:
     )
 
 
-def _changed(now: Contention, seen: Seen, pods: Mapping[str, Entry]) -> bool:
-    """Tell whether pods do otherwise than when this way was settled on, or one has come short meanwhile."""
-    weights = {name: entry.weight for name, entry in pods.items()}
-    before = next((each for each in reversed(now.seen) if each.sharing == now.sharing), None)
-    if before is None or before.rates.keys() != seen.rates.keys():
-        return True
-    off = any(
+def _differs(before: Seen, seen: Seen) -> bool:
+    """Tell whether pods do otherwise than when this way was settled on."""
+    return before.rates.keys() != seen.rates.keys() or any(
         abs(rate - before.rates[name]) > _OFF + _OFF_PART * before.rates[name] for name, rate in seen.rates.items()
     )
+
+
+def _falls_short(before: Seen, seen: Seen, now: Contention, pods: Mapping[str, Entry]) -> bool:
+    """Tell whether a pod has come short that was not when this way was settled on."""
+    weights = {name: entry.weight for name, entry in pods.items()}
     known = _short(before, weights, _SHORT_LATER)
-    return off or bool(_short(seen, weights, _SHORT_LATER) - known - now.satisfied)
+    return bool(_short(seen, weights, _SHORT_LATER) - known - now.satisfied)
 
 
 def _sum(a: Use, b: Use) -> Use:
-    return Use(a.run_ns + b.run_ns, a.starts + b.starts, a.open_ns + b.open_ns, a.passed_ns + b.passed_ns)
+    return Use(
+        a.run_ns + b.run_ns,
+        a.starts + b.starts,
+        a.open_ns + b.open_ns,
+        a.passed_ns + b.passed_ns,
+        max(a.longest_ns, b.longest_ns),
+    )

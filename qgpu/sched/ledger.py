@@ -85,12 +85,13 @@ class Account(NamedTuple):
     def advance(self, sample: PodSample, elapsed_ns: int) -> Account:
         """Fold one sample of ``elapsed_ns`` in."""
         open_ns = max(0, elapsed_ns - sample.gated_ns)
-        run_ns, starts, tsgs, busy_tsgs, rested = 0, 0, {}, 0, True
+        run_ns, starts, longest_ns, tsgs, busy_tsgs, rested = 0, 0, 0, {}, 0, True
         for tsg in sample.tsgs:
             idle_ns = 0
             if tsg.run_ns or tsg.starts:
                 run_ns += tsg.run_ns
                 starts += tsg.starts
+                longest_ns = max(longest_ns, tsg.longest_ns)
             else:
                 idle_ns = min(FORGET_AFTER_NS, self.tsgs.get(tsg.tsg, FORGET_AFTER_NS) + open_ns)
             tsgs[tsg.tsg] = idle_ns
@@ -102,8 +103,14 @@ class Account(NamedTuple):
         if rested:
             # What it owes it goes on paying for: else whoever ends and starts again would owe nothing.
             debt_ns = max(0, debt_ns)
-        round_ran_ns, round_starts, round_open_ns, passed_ns = self.round
-        use = Use(round_ran_ns + run_ns, round_starts + starts, round_open_ns + open_ns, passed_ns + elapsed_ns)
+        before = self.round
+        use = Use(
+            before.run_ns + run_ns,
+            before.starts + starts,
+            before.open_ns + open_ns,
+            before.passed_ns + elapsed_ns,
+            max(before.longest_ns, longest_ns),
+        )
         here_ns, ran_ns = (self.here_ns + elapsed_ns, self.ran_ns + run_ns) if tsgs else (0, 0)
         switched_in, fragmented = self._fragmented(starts, elapsed_ns)
         return Account(
@@ -193,9 +200,7 @@ class Ledger:
         if self.plan is not None and _terms(self.plan) == _terms(plan):
             return replace(self, plan=plan)
         kept = {part.pod for part in plan.pods if not part.weight}
-        accounts = {
-            name: account if name in kept else account.settled(0) for name, account in self.accounts.items()
-        }
+        accounts = {name: account if name in kept else account.settled(0) for name, account in self.accounts.items()}
         passing = self.plan is not None and not plan.gated and _weights(self.plan) != _weights(plan)
         return replace(self, plan=plan, accounts=accounts, round_began_ns=self.now_ns or 0, passing_over=passing)
 

@@ -1,14 +1,19 @@
-"""What NVML tells of this machine's cards: whether they are whole, their names and sizes."""
+"""What NVML tells of this machine's cards: whether they are whole, their names and sizes, how much they are used."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 import pynvml
 
 from qgpu.errors import NoGpuError, NotSupportedError
+from qgpu.model import NS_PER_MS
 from qgpu.sched.backend import Pgpu
+
+#: NVML has a new figure about five times a second.
+_FRESH_NS = 100 * NS_PER_MS
 
 
 def check_cards() -> None:
@@ -30,6 +35,37 @@ def describe(cards: Iterable[tuple[int, str]]) -> list[Pgpu]:
     """Ask for names and sizes of cards given as (number, PCI address). Raises NoGpuError."""
     with _nvml():
         return [_described(index, pynvml.nvmlDeviceGetHandleByPciBusId(pci.encode())) for index, pci in cards]
+
+
+class Utilization:
+    """In what part of the time a card runs any kernel."""
+
+    def __init__(self, uuid: str) -> None:
+        self._uuid = uuid
+        self._card: object | None = None
+        self._looked_ns = 0
+        self._used: float | None = None
+
+    def read(self) -> float | None:
+        """Return the part of about the last fifth of a second, 0 to 1; None where NVML does not tell."""
+        now_ns = time.monotonic_ns()
+        if self._looked_ns and now_ns - self._looked_ns < _FRESH_NS * 9 // 10:
+            return self._used
+        self._looked_ns = now_ns
+        try:
+            if self._card is None:
+                pynvml.nvmlInit()
+                self._card = pynvml.nvmlDeviceGetHandleByUUID(self._uuid)
+            self._used = pynvml.nvmlDeviceGetUtilizationRates(self._card).gpu / 100
+        except pynvml.NVMLError:
+            self._card = self._used = None
+        return self._used
+
+    def close(self) -> None:
+        """Let go of NVML."""
+        if self._card is not None:
+            self._card = None
+            pynvml.nvmlShutdown()
 
 
 def _described(index: int, handle: object) -> Pgpu:

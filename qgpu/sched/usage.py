@@ -17,6 +17,8 @@ class Use(NamedTuple):
     starts: int = 0
     open_ns: int = 0
     passed_ns: int = 0
+    #: The longest of its turns.
+    longest_ns: int = 0
 
 
 NOTHING = Use()

@@ -41,6 +41,8 @@ class Tsg:
     run_ns: int = 0
     useful_ns: int = 0
     starts: int = 0
+    #: The longest of its turns that ended since somebody set this to 0.
+    longest_ns: int = 0
 
     @property
     def runnable(self) -> bool:
@@ -94,6 +96,7 @@ class Engine:
         self._incoming: Tsg | None = None
         self._switch_began_ns = 0
         self._slice_began_ns: int | None = None
+        self._turn_began_ns = now_ns
 
     @property
     def times(self) -> EngineTimes:
@@ -161,6 +164,9 @@ class Engine:
         return None
 
     def _begin_switch(self, incoming: Tsg) -> None:
+        if self.resident is not None:
+            turn_ns = self.now_ns - self._turn_began_ns + self._hardware.save_ns + self._hardware.restore_ns
+            self.resident.longest_ns = max(self.resident.longest_ns, turn_ns)
         self._incoming = incoming
         self._switch_began_ns = self.now_ns
         self.switches += 1
@@ -189,7 +195,7 @@ class Engine:
             if self.resident is not None:
                 self.handovers[self.resident, incoming] += 1
             self.resident, self._incoming = incoming, None
-            self._slice_began_ns = self.now_ns
+            self._slice_began_ns = self._turn_began_ns = self.now_ns
 
     def _go_on_running(self, tsg: Tsg, until_ns: int) -> bool:
         """Run ``tsg`` up to the end of its launch, its slice or the time; tell whether a launch is finished."""
@@ -249,8 +255,9 @@ class Engine:
             self.useful_ns += rounds * turn_ns
             tsg.run_ns += rounds * (turn_ns + cost.save_ns + cost.restore_ns)
             tsg.starts += rounds
+            tsg.longest_ns = max(tsg.longest_ns, turn_ns + cost.save_ns + cost.restore_ns)
             self.handovers[tsg, turns[(at + 1) % len(turns)][0]] += rounds
         self.gap_ns += rounds * len(turns) * cost.gap_ns
         self.switches += rounds * len(turns)
         self.now_ns += rounds * round_ns
-        self._slice_began_ns = self.now_ns
+        self._slice_began_ns = self._turn_began_ns = self.now_ns

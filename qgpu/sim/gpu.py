@@ -205,4 +205,5 @@ class SimGpu:
         self._seen_tsgs[tsg] = _Seen(tsg.run_ns, tsg.starts)
         resident = self.engine.resident is tsg
         runs = tuple(self._runs.get(tsg, ()))
-        return TsgSample(tsg.name, tsg.run_ns - seen.run_ns, tsg.starts - seen.starts, resident, runs)
+        longest_ns, tsg.longest_ns = tsg.longest_ns, 0
+        return TsgSample(tsg.name, tsg.run_ns - seen.run_ns, tsg.starts - seen.starts, resident, runs, longest_ns)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -69,8 +69,8 @@ class Meter(Protocol):
 class KmodBackend:
     """Time on one pGPU, kept by the module."""
 
-    def __init__(self, index: int, card: Card, meter: Meter) -> None:
-        self._index, self._card, self._meter = index, card, meter
+    def __init__(self, index: int, card: Card, meter: Meter, used: Callable[[], float | None] = lambda: None) -> None:
+        self._index, self._card, self._meter, self._used = index, card, meter, used
         self._device = Device()
         self._applied: Plan | None = None
         self._gated: dict[int, int] = {}
@@ -122,7 +122,7 @@ class KmodBackend:
             name = text_of(pod.name)
             preempted, preempting = (None, None) if counts is None else (count[name] for count in counts)
             samples.append(PodSample(name, grant, tsgs, gated_ns[pod.pod], (), preempted, preempting))
-        return Sample(self._index, now_ns, tuple(samples))
+        return Sample(self._index, now_ns, tuple(samples), self._used() if len(samples) > 1 else None)
 
     def apply(self, plan: Plan) -> None:
         """Put a plan in force; one that is in force already is only renewed. Raises RefusedError."""

@@ -19,14 +19,21 @@ from qgpu.uapi import NUMBERS
 class KmodHost:
     """The pGPUs and pods of this machine, through the module.
 
-    ``meter`` makes a meter for a card; ``describe`` says what the cards are called, in the order given.
+    ``meter`` makes a meter for a card; ``describe`` says what the cards are called, in the order given; ``used`` makes
+    what tells of one in which part of the time it runs kernels.
     """
 
     plane = "kmod"
 
-    def __init__(self, meter: Callable[[Card], Meter], describe: Callable[[Sequence[Card]], Sequence[Pgpu]]) -> None:
+    def __init__(
+        self,
+        meter: Callable[[Card], Meter],
+        describe: Callable[[Sequence[Card]], Sequence[Pgpu]],
+        used: Callable[[Pgpu], Callable[[], float | None]] = lambda _: lambda: None,
+    ) -> None:
         self._device = Device()
         self._meter = meter
+        self._used = used
         cgroup.mount()
         info = self._device.info()
         self.driver = text_of(info.driver)
@@ -45,7 +52,8 @@ class KmodHost:
 
     def backend(self, pgpu: int) -> KmodBackend:
         """Open the backend of one pGPU."""
-        return KmodBackend(pgpu, self._cards[pgpu], self._meter(self._cards[pgpu]))
+        card = self._cards[pgpu]
+        return KmodBackend(pgpu, card, self._meter(card), self._used(self._pgpus[pgpu]))
 
     def pods(self) -> Sequence[PodInfo]:
         """List the pods the module knows."""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from qgpu.errors import BackendGoneError
 from qgpu.messages import plan_to, sample_from
 from qgpu.model import NS_PER_MS, Plan, Sample
+from qgpu.sched.nvml import Utilization
 from qgpu.sched.seccomp.link import Link
 
 #: How often a guardian is to show a sign of life, however long a period is.
@@ -19,7 +21,9 @@ _SIGN_NS = 100 * NS_PER_MS
 class SeccompBackend:
     """Time on one pGPU, kept by the guardian."""
 
-    def __init__(self, socket: Path, revive: Callable[[Link], None], pgpu: int) -> None:
+    def __init__(
+        self, socket: Path, revive: Callable[[Link], None], pgpu: int, utilization: Utilization | None = None
+    ) -> None:
         self.detailed = False
         self.lost = 0
         self._socket = socket
@@ -28,12 +32,16 @@ class SeccompBackend:
         self._pgpu = pgpu
         self._link: Link | None = Link(socket, watch=True)
         self._applied: Plan | None = None
+        self._utilization = utilization
 
     def sample(self) -> Sample:
         """Report what happened since the last call."""
         answer = self._call("sample", pgpu=self._pgpu, detailed=self.detailed)
         self.lost = answer.get("lost", 0)
-        return sample_from(answer)
+        sample = sample_from(answer)
+        if self._utilization is None or len(sample.pods) < 2:  # alone on a card nobody is to be told from another
+            return sample
+        return replace(sample, utilization=self._utilization.read())
 
     def apply(self, plan: Plan) -> None:
         """Put a plan in force; one that is in force already is only renewed."""
@@ -59,6 +67,8 @@ class SeccompBackend:
         if self._link is not None:
             self._link.close()
             self._link = None
+        if self._utilization is not None:
+            self._utilization.close()
 
     def _call(self, op: str, **arguments: Any) -> dict[str, Any]:
         if self._link is None:

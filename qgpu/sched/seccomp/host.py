@@ -25,7 +25,7 @@ from qgpu.guardian.notify import is_listener
 from qgpu.messages import grants_from, grants_to
 from qgpu.model import Grant
 from qgpu.sched.backend import Pgpu, PodInfo
-from qgpu.sched.nvml import check_cards, describe
+from qgpu.sched.nvml import Utilization, check_cards, describe
 from qgpu.sched.seccomp.backend import SeccompBackend
 from qgpu.sched.seccomp.kept import Kept
 from qgpu.sched.seccomp.link import GuardianHangsError, Link, pidfd_of
@@ -93,10 +93,10 @@ class SeccompHost:
     def backend(self, pgpu: int) -> SeccompBackend:
         """Open the backend of one pGPU."""
         try:
-            return SeccompBackend(self.socket, self.revive, pgpu)
+            return SeccompBackend(self.socket, self.revive, pgpu, Utilization(self._pgpus[pgpu].uuid))
         except BackendGoneError:
             self.revive()
-            return SeccompBackend(self.socket, self.revive, pgpu)
+            return SeccompBackend(self.socket, self.revive, pgpu, Utilization(self._pgpus[pgpu].uuid))
 
     def pods(self) -> Sequence[PodInfo]:
         """List the pods the guardian knows."""
