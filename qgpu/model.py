@@ -135,12 +135,14 @@ class Sample:
 class Sharing:
     """How the busy pods of one class take their turns.
 
-    By timeslice, where ``round_ns`` is how long the turns of all of them last together (None: the period); or by gate,
-    where each has the GPU to itself for its part of a period.
+    By timeslice, where ``round_ns`` is how long the turns of all of them last together (None: the period), or by the
+    driver's own slices, ``equal`` for all whatever their weights; or by gate, where each has the GPU to itself for its
+    part of a period.
     """
 
     round_ns: int | None = None
     by_gate: bool = False
+    equal: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +165,7 @@ class Pod:
     debt_ns: int = 0
     #: It gets all it asks for by timeslices: a turn by gate would be wasted on it.
     satisfied: bool = False
-    #: A round of timeslices was made to fit its steps: its own may be somewhat longer, so that none is cut.
+    #: Its steps fit into its timeslice, which may be somewhat longer, so that none is ever cut.
     fitted: bool = False
     #: Its work comes in so many pieces that every switch to it and back counts.
     fragmented: bool = False

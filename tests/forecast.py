@@ -8,15 +8,19 @@ from __future__ import annotations
 
 from qgpu.model import Plan, Snapshot
 from qgpu.sched.timeline import Timeline
-from qgpu.turns import turn_ns
+from qgpu.turns import SWITCHED_NS, turn_ns
 
 
-def forecast(plan: Plan, snapshot: Snapshot) -> dict[str, float]:
-    """Return each pod's share of the pGPU (0 to 1) under ``plan`` when exactly the busy TSGs have work."""
+def forecast(plan: Plan, snapshot: Snapshot, *, work: bool = False) -> dict[str, float]:
+    """Return each pod's share of the pGPU (0 to 1) under ``plan`` when exactly the busy TSGs have work.
+
+    With ``work`` the switches that are charged to a turn do not count.
+    """
     timeline = Timeline(plan)
     idle = frozenset(pod.name for pod in snapshot.pods if not pod.busy)
-    slices = {part.pod: part.timeslice_us for part in plan.pods}
-    turns = {pod.name: turn_ns(slices[pod.name]) * sum(tsg.busy for tsg in pod.tsgs) for pod in snapshot.pods}
+    switched_ns = SWITCHED_NS if work else 0
+    lasts = {part.pod: turn_ns(part.timeslice_us) - switched_ns for part in plan.pods}
+    turns = {pod.name: lasts[pod.name] * sum(tsg.busy for tsg in pod.tsgs) for pod in snapshot.pods}
     shares = dict.fromkeys(turns, 0.0)
     for start, end in zip(timeline.edges, (*timeline.edges[1:], plan.period_ns), strict=True):
         closed = timeline.closed(start, idle)

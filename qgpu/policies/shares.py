@@ -51,20 +51,25 @@ LONGER = 0.015
 SHORTER = 0.25
 
 #: For every so much work that a pod owes, its slice is shorter by this part, and by so much at most.
-OWED_STEP_NS = 4 * NS_PER_MS
+OWED_STEP_NS = 6 * NS_PER_MS
 OWED_STEP = 0.1
 OWED = 0.4
 
-#: The slice of a pod that a round was fitted to is so many times longer: no step of it is cut for want of a little.
+#: For as much that it is due its slice is longer by this part.
+DUE_STEP = 0.2
+DUE = 0.8
+
+#: The slice of a pod whose steps fit into it is so many times longer: none is cut for want of a little.
 ROOM = 1.5
 
 #: Mean turn where pods take turns by gate, as part of the period for two pods, and the least: a gate costs up to a
 #: millisecond.
-TURN_PART = 0.5
+TURN_PART, MOST_PART = 0.5, 0.75
+SOUND_TURN_NS = 15 * NS_PER_MS
 MIN_TURN_NS = 2 * NS_PER_MS
 
 #: A period of turns by gate is so many times the operator's: a second then holds a whole number of the usual ones.
-_TIMES = (1, 2, 2.5, 5, 10)
+_TIMES = (1, 1.5, 2, 2.5, 5, 10)
 
 
 def split(whole: int, weights: Sequence[int]) -> list[int]:
@@ -108,6 +113,8 @@ def by_weights(snapshot: Snapshot, weights: Sequence[int], *, gates: bool = True
         sharing = Sharing(round_ns=max(sharing.round_ns, least_ns))
     if True in [pod.starting for pod in snapshot.pods]:
         parts = shortened(parts, SHORT_US)
+    elif sharing.equal:
+        parts = tuple(replace(part, timeslice_us=PLAIN_NS // NS_PER_US) for part in parts)
     elif sharing.round_ns is not None:
         pods = snapshot.pods if gates else tuple(replace(pod, debt_ns=0, fitted=False) for pod in snapshot.pods)
         parts = in_round(parts, pods, sharing.round_ns)
@@ -144,10 +151,11 @@ def in_round(parts: Sequence[PodPlan], pods: Sequence[Pod], round_ns: int) -> tu
 
 
 def _adjusted(pod: Pod) -> float:
-    """Return by what a pod's slice is multiplied for the work it owes, or so that it cuts no step."""
-    if pod.fitted and pod.debt_ns < OWED_STEP_NS:
+    """Return by what a pod's slice is multiplied for the work it owes or is due, or so that it cuts no step."""
+    if pod.fitted:
         return ROOM
-    return 1 - min(OWED, max(0, pod.debt_ns) // OWED_STEP_NS * OWED_STEP)
+    steps = int(pod.debt_ns / OWED_STEP_NS)
+    return 1 - min(OWED, steps * OWED_STEP) if steps >= 0 else 1 + min(DUE, -steps * DUE_STEP)
 
 
 def for_lending(parts: Sequence[PodPlan], lengths_ns: Sequence[int]) -> tuple[PodPlan, ...]:
@@ -189,9 +197,11 @@ def corrected(length_ns: int, debt_ns: int, period_ns: int) -> int:
 def period_of_turns(period_ns: int, weights: Sequence[int], mean_ns: int | None = None) -> int:
     """Choose a period that leaves turns long enough for what moving gates costs, and this long on average.
 
-    Without ``mean_ns`` turns are half the operator's period on average, so that it bounds them.
+    Without ``mean_ns`` the operator's period bounds turns: they are half of it on average, or somewhat more where it is
+    so short that gates would cost a tenth of it.
     """
-    mean_ns = round(TURN_PART * period_ns) if mean_ns is None else mean_ns
+    if mean_ns is None:
+        mean_ns = max(round(TURN_PART * period_ns), min(SOUND_TURN_NS, round(MOST_PART * period_ns)))
     wanted_ns = max(len(weights) * mean_ns, MIN_TURN_NS * sum(weights) // min(weights))
     fitting = (round(times * period_ns) for times in _TIMES if times * period_ns >= wanted_ns)
     return min(MAX_PERIOD_NS, next(fitting, max(round(_TIMES[-1] * period_ns), wanted_ns)))

@@ -20,15 +20,16 @@ from math import log2
 from types import MappingProxyType
 from typing import NamedTuple
 
-from qgpu.model import NS_PER_MS, NS_PER_S, Sharing
+from qgpu.model import NS_PER_MS, NS_PER_S, PodClass, Sharing
 from qgpu.sched.usage import Entry, Use
 from qgpu.turns import GAP_NS, SWITCHED_NS, turn_ns
 
-#: Mean slice of pods of which nothing is known yet: about what the driver gives everybody.
+#: The longest slice among pods of which nothing is known yet: about what the driver gives everybody.
 START_SLICE_NS = 2 * NS_PER_MS
 
-#: The shortest slice by which a round is made to fit a pod that leaves early.
-SHORTEST_NS = NS_PER_MS // 2
+#: The longest slice of those who wait for nobody, where a round is made to fit a pod that leaves early: not shorter,
+#: for switching takes a third of a millisecond. Among online pods latency is worth more of it.
+SHORTEST_NS = {PodClass.OFFLINE: NS_PER_MS, PodClass.ONLINE: NS_PER_MS // 2}
 
 #: After a pause so long between two looks a look begins anew.
 _PAUSE_NS = 50 * NS_PER_MS
@@ -43,13 +44,14 @@ LONG_ROUND_NS = 30 * NS_PER_MS
 
 #: After gates begin to move, NVML's utilisation tells of the time before for so long.
 STALE_NS = 300 * NS_PER_MS
-GATE_TRIAL_NS = 700 * NS_PER_MS
+GATE_TRIAL_NS = 500 * NS_PER_MS
 
 #: Pods contend for the card when they are on it for this part of the time between them, switches and all.
 _FULL = 0.85
 
 #: A pod leaves its turns early when it takes less than this part of them, and uses them up when it takes so much.
-_USED_UP, _ALL_OF_IT = 0.97, 0.985
+#: Where somebody takes less than half of a turn, longer ones save no switch.
+_USED_UP, _ALL_OF_IT, _HALF = 0.97, 0.985, 0.5
 
 #: A pod is short when it has less than this part of what its weight gives it: at a first look, and over a longer time.
 _SHORT, _SHORT_LATER = 0.93, 0.96
@@ -64,24 +66,29 @@ _NEARLY = 0.85
 #: What a pod may owe or be owed by timeslices.
 MOST_OWED_NS = 24 * NS_PER_MS
 #: The part of it that is still owed a round later: where in a turn a round ends is chance, and adds up to nothing.
-_REMEMBERED = 0.95
+_REMEMBERED = 0.9
 
 #: Of what a pod would gain from a shorter round if it always waited: with less than this part it asks for no more.
 #: That is told by so many turns at least.
 _GAINED, _TELLING = 0.4, 6
 
-#: Gates must serve better by this much: they make steps of pods wait for whole turns of others.
+#: A round must serve better than the driver's own slices by this much; and gates better than any round, for they make
+#: steps of pods wait for whole turns of others. Pods must use this part of their turns by gate: less shows that they
+#: had little to run in them, and the card idles.
+_ROUND_WORTH = 1.08
 _GATES_WORTH = 1.03
+_DENSE = 0.75
 
 #: What pods do has changed when a rate is off by so much, absolute and relative; then all is tried again, but not
 #: again and again: the wait doubles each time.
-_OFF, _OFF_PART = 0.08, 0.3
+_OFF, _OFF_PART = 0.1, 0.4
 _AGAIN_NS, _MOST_DOUBLINGS = NS_PER_S, 5
 _CALM_NS = 10 * NS_PER_S
 
 #: Gates that did not pay are tried again after so long, or where a pod's turns have become this many times as long.
 GATES_AGAIN_NS = 120 * NS_PER_S
-_OTHER_TURNS = 2.0
+_GATES_SOON_NS = 10 * NS_PER_S
+_OTHER_TURNS = 3.0
 
 
 class Seen(NamedTuple):
@@ -98,10 +105,11 @@ class Seen(NamedTuple):
     early: frozenset[str] = frozenset()
     #: The part of the time that switching took.
     switching: float = 0.0
-    #: Whether everybody used all turns up; or all had some turn cut off, so that longer ones would be used.
+    #: Whether everybody used all turns up.
     used_up: bool = False
-    all_cut: bool = False
-    #: To whose steps the round was fitted.
+    #: The least part of its turns that some pod used.
+    least_used: float = 0.0
+    #: Whose steps all fit into a slice, so that none was cut.
     fitted: frozenset[str] = frozenset()
 
 
@@ -121,7 +129,7 @@ class Contention(NamedTuple):
     utilization_ns: int = 0
     #: Pods that get all they ask for by slices.
     satisfied: frozenset[str] = frozenset()
-    #: Pods to whose steps the round was made to fit: their own slices are somewhat longer, so that they cut no step.
+    #: Pods whose steps fit into their slices: those are somewhat longer, so that no step is cut.
     fitted: frozenset[str] = frozenset()
     #: Work done beyond (positive) or short of each pod's part, in ns, by slices of one round; bounded.
     debts_ns: Mapping[str, float] = MappingProxyType({})
@@ -157,9 +165,13 @@ class Contention(NamedTuple):
         return self.at(seen.sharing)._replace(settled=True, fitted=seen.fitted)
 
 
-def begin(pods: int) -> Contention:
+def begin(weights: Sequence[int]) -> Contention:
     """Return what is known of pods that were never seen together: nothing, so turns are short at first."""
-    return Contention(Sharing(round_ns=pods * START_SLICE_NS))
+    return Contention(_start(weights))
+
+
+def _start(weights: Sequence[int]) -> Sharing:
+    return Sharing(round_ns=START_SLICE_NS * sum(weights) // max(weights))
 
 
 def advance(
@@ -185,11 +197,14 @@ def advance(
     if done != now.sharing:
         return now.at(done)._replace(barred=(*now.barred, now.sharing)[-8:])
     used_ns = sum(entry.use.run_ns + entry.use.starts * GAP_NS for entry in pods.values())
-    if True in [entry.starting for entry in pods.values()] or used_ns + foreign_ns < _FULL * elapsed_ns:
+    full = used_ns + foreign_ns >= _FULL * elapsed_ns
+    # A context that is alone on the card counts as running while it idles; NVML tells.
+    full = full and (now.sharing.by_gate or utilization is None or utilization >= _FULL)
+    if True in [entry.starting for entry in pods.values()] or not full:
         return now._anew()
     now = _watched(now, pods, elapsed_ns, foreign_ns, utilization)
-    if now.settled and now.sharing.round_ns is not None and _is_nearly_fair(now, pods):
-        now = now._replace(debts_ns=_debts(now, pods))
+    if now.settled and now.sharing.round_ns is not None:
+        now = now._replace(debts_ns=_debts(now, pods, MOST_OWED_NS if _is_nearly_fair(now, pods) else 0))
     if not _enough(now, pods, period_ns):
         return now
     seen = _seen(now, pods)
@@ -198,7 +213,8 @@ def advance(
     kept = now._anew()
     before = next((each for each in reversed(now.seen) if each.sharing == now.sharing), None)
     other = before is None or _differs(before, seen)
-    if before is not None and not other and not _falls_short(before, seen, now, pods):
+    idle = now.sharing.by_gate and sum(seen.rates.values()) < _DENSE
+    if before is not None and not other and not idle and not _falls_short(before, seen, now, pods):
         return kept
     doublings = now.again if now_ns - now.again_ns < _CALM_NS else 0
     if now_ns - now.again_ns < _AGAIN_NS << min(doublings, _MOST_DOUBLINGS):
@@ -207,7 +223,11 @@ def advance(
     if other:
         again = again._replace(seen=(), satisfied=frozenset())
     if now.sharing.by_gate:
-        return again.at(begin(len(pods)).sharing)
+        return again._replace(gates_failed=before.turns_ns if before else {}, gates_failed_ns=now_ns).at(
+            _start([entry.weight for entry in pods.values()])
+        )
+    if other:
+        return again.at(_start([entry.weight for entry in pods.values()]))
     return _after(again._replace(seen=(*again.seen, seen)[-8:]), pods, period_ns, utilization, now_ns)
 
 
@@ -240,11 +260,11 @@ def _is_nearly_fair(now: Contention, pods: Mapping[str, Entry]) -> bool:
     return all(seen.rates[name] >= _NEARLY * done * pods[name].weight / whole for name in asking)
 
 
-def _debts(now: Contention, pods: Mapping[str, Entry]) -> dict[str, float]:
-    """Add what each pod did beyond its part of the work of all that ask for theirs.
+def _debts(now: Contention, pods: Mapping[str, Entry], most_ns: int) -> dict[str, float]:
+    """Add what each pod did beyond its part of the work of all that ask for theirs, up to ``most_ns``.
 
     A slice that cuts steps of a pod into pieces gives it a whole part of a step, never just its own part. So slices are
-    shortened by what is owed, now by more and now by less, and the mean is right.
+    shortened by what is owed, and lengthened by what is due, now by more and now by less, and the mean is right.
     """
     asking = {name: entry for name, entry in pods.items() if name not in now.satisfied}
     work = {name: max(0, entry.use.run_ns - entry.use.starts * SWITCHED_NS) for name, entry in asking.items()}
@@ -252,7 +272,7 @@ def _debts(now: Contention, pods: Mapping[str, Entry]) -> dict[str, float]:
     return {
         name: max(
             -MOST_OWED_NS,
-            min(MOST_OWED_NS, _REMEMBERED * now.debts_ns.get(name, 0.0) + work[name] - done * entry.weight / whole),
+            min(most_ns, _REMEMBERED * now.debts_ns.get(name, 0.0) + work[name] - done * entry.weight / whole),
         )
         for name, entry in asking.items()
     }
@@ -283,7 +303,7 @@ def _seen(now: Contention, pods: Mapping[str, Entry]) -> Seen:
         used = now.utilization / max(1, now.utilization_ns)
         rates = {name: use.run_ns / whole_ns * used for name, use in now.uses.items()}
         return Seen(now.sharing, rates, turns_ns, starts)
-    early, used_up, all_cut = [], True, True
+    early, fitted, used_up, least_used = [], set(now.fitted), True, 1.0
     for name, use in now.uses.items():
         part = pods[name].part
         assert part is not None
@@ -292,10 +312,22 @@ def _seen(now: Contention, pods: Mapping[str, Entry]) -> Seen:
         if use.run_ns < _USED_UP * use.starts * full_ns and left_ns > full_ns / 2:  # the end of a look cuts a turn off
             early.append(name)
         used_up = used_up and left_ns <= max(full_ns, (1 - _ALL_OF_IT) * use.starts * full_ns)
-        all_cut = all_cut and use.longest_ns >= _USED_UP * full_ns
+        least_used = min(least_used, use.run_ns / max(1, use.starts * full_ns))
+        if 0 < use.longest_ns < _USED_UP * full_ns:
+            fitted.add(name)
     rates = {name: max(0.0, use.run_ns - use.starts * SWITCHED_NS) / whole_ns for name, use in now.uses.items()}
     switching = sum(starts.values()) * (SWITCHED_NS + GAP_NS) / whole_ns
-    return Seen(now.sharing, rates, turns_ns, starts, frozenset(early), switching, used_up, all_cut, now.fitted)
+    return Seen(
+        now.sharing,
+        rates,
+        turns_ns,
+        starts,
+        frozenset(early),
+        switching,
+        used_up,
+        least_used,
+        frozenset(fitted),
+    )
 
 
 def _after(
@@ -311,10 +343,11 @@ def _after(
             wanted, fitted = following
             return now.at(wanted)._replace(fitted=fitted)
     slices = [seen for seen in now.seen if not seen.sharing.by_gate]
-    best = max(slices, key=lambda seen: _score(seen, now.seen, weights))
+    best = _best(slices, now.seen, weights)
     by_gate = Sharing(by_gate=True)
     if last.sharing.by_gate:
-        if _score(last, now.seen, weights) >= _GATES_WORTH * _score(best, now.seen, weights):
+        worth = _score(last, now.seen, weights) >= _GATES_WORTH * _score(best, now.seen, weights)
+        if worth and sum(last.rates.values()) >= _DENSE:
             return now._settled(last)
         now = now._replace(gates_failed=best.turns_ns, gates_failed_ns=now_ns)
     elif (
@@ -336,29 +369,58 @@ def _next_round(
     switching costs something.
     """
     whole = sum(weights.values())
-    round_ns = last.sharing.round_ns or period_ns
+    start_ns = _start([*weights.values()]).round_ns or 0
+    round_ns = start_ns if last.sharing.equal else last.sharing.round_ns or period_ns
     short = _short(last, weights, _SHORT) - now.satisfied
     if short:
+        equal = Sharing(equal=True)
+        if last.sharing.round_ns == start_ns and len(set(weights.values())) > 1 and not _tried(equal, now, period_ns):
+            return equal, frozenset()
         others = max((weights[name] for name in weights if name not in short), default=max(weights.values()))
         fit_ns = min(
             max(1.0, last.turns_ns[name] - pods[name].busy_tsgs * SWITCHED_NS) * whole / weights[name] for name in short
         )
-        start_ns = START_SLICE_NS * whole / others
-        least_ns = SHORTEST_NS * whole / others
-        wanted_ns = max(fit_ns, least_ns)
+        pod_class = next(iter(pods.values())).grant.pod_class
+        wanted_ns = max(fit_ns, SHORTEST_NS[pod_class] * whole / others)
         if round_ns > 2 * start_ns > 2 * wanted_ns:
-            wanted_ns = start_ns
+            wanted_ns = float(start_ns)
         if wanted_ns >= 0.85 * round_ns:
             return None
-    elif last.sharing.round_ns is not None and last.switching > _CHEAP and last.all_cut:
+    elif last.sharing.round_ns and last.switching > _CHEAP and last.least_used > _HALF and not last.fitted:
         wanted_ns = float(period_ns) if last.used_up else 2.0 * round_ns
     else:
         return None
     wanted = Sharing(round_ns=None if wanted_ns >= period_ns else int(wanted_ns))
-    tried = [seen.sharing.round_ns or period_ns for seen in now.seen if not seen.sharing.by_gate]
-    if wanted in now.barred or any(abs(log2(wanted_ns / before)) < 0.25 for before in tried):
-        return None
-    return wanted, short
+    return None if _tried(wanted, now, period_ns) else (wanted, short)
+
+
+def _tried(wanted: Sharing, now: Contention, period_ns: int) -> bool:
+    """Tell whether a way like this was seen, or the policy would not do it."""
+    if wanted in now.barred:
+        return True
+    slices = [seen.sharing for seen in now.seen if not seen.sharing.by_gate]
+    if wanted.equal:
+        return wanted in slices
+    rounds = [sharing.round_ns or period_ns for sharing in slices if not sharing.equal]
+    return any(abs(log2((wanted.round_ns or period_ns) / before)) < 0.25 for before in rounds)
+
+
+def _best(slices: Sequence[Seen], every: Sequence[Seen], weights: Mapping[str, int]) -> Seen:
+    """Return the round that serves best; one as by the driver's own slices, unless another is clearly better."""
+    usual = (_start([*weights.values()]), Sharing(equal=True))
+    scores = {id(seen): _score(seen, every, weights) for seen in slices}
+    best = max(slices, key=lambda seen: scores[id(seen)])
+    plain = max((seen for seen in slices if seen.sharing in usual), key=lambda seen: scores[id(seen)], default=best)
+    return best if scores[id(best)] >= _ROUND_WORTH * scores[id(plain)] or _is_longer(best, plain) else plain
+
+
+def _is_longer(seen: Seen, than: Seen) -> bool:
+    """Tell whether a round is longer than another, and so costs fewer switches."""
+    if seen.sharing.equal or than.sharing.equal:
+        return False
+    return than.sharing.round_ns is not None and (
+        seen.sharing.round_ns is None or seen.sharing.round_ns > than.sharing.round_ns
+    )
 
 
 def _short(seen: Seen, weights: Mapping[str, int], least: float) -> frozenset[str]:
@@ -414,8 +476,11 @@ def _gates_may_pay(now: Contention, best: Seen, weights: Mapping[str, int]) -> b
 
 def _gates_again(now: Contention, best: Seen, now_ns: int) -> bool:
     """Tell whether gates were not tried lately by pods that did what these do now."""
-    if not now.gates_failed or now_ns - now.gates_failed_ns >= GATES_AGAIN_NS:
+    since_ns = now_ns - now.gates_failed_ns
+    if not now.gates_failed or since_ns >= GATES_AGAIN_NS:
         return True
+    if since_ns < _GATES_SOON_NS:
+        return False
     return any(
         not 1 / _OTHER_TURNS <= turn / max(1.0, now.gates_failed.get(name, 1.0)) <= _OTHER_TURNS
         for name, turn in best.turns_ns.items()

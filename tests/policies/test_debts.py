@@ -1,4 +1,4 @@
-"""What debts do to plans: they move gates by little, starve nobody, and leave timeslices alone."""
+"""What debts do to plans: they move gates by little, shorten slices of a round in few steps, and starve nobody."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from qgpu.model import NS_PER_MS, Grant, Pod, PodClass, Snapshot, Tsg
 from qgpu.policies import compose
-from qgpu.policies.shares import LONGER, LONGER_NS, STEP_NS
+from qgpu.policies.shares import LONGER, LONGER_NS, OWED, STEP_NS
 from tests.forecast import forecast
 from tests.policies.cases import FIXED, LENDING, TOLERANCE, Case, anything, drawn, each, over, thrifty
 
@@ -53,15 +53,28 @@ def test_fixed_share_gives_more_than_a_quota_only_to_who_is_owed_time(case: Case
 @each
 @thrifty
 @anything
-def test_debts_move_gates_in_steps_and_timeslices_not_at_all(case: Case, data: st.DataObject) -> None:
+def test_a_debt_that_changes_by_little_changes_no_plan(case: Case, data: st.DataObject) -> None:
     snapshot = indebted(data, drawn(data, case))
     nudged = replace(
         snapshot, pods=tuple(replace(p, debt_ns=p.debt_ns + data.draw(st.integers(0, 99_999))) for p in snapshot.pods)
     )
 
     assert case.plan(snapshot) == case.plan(nudged)
-    calm = replace(snapshot, pods=tuple(replace(pod, debt_ns=0) for pod in snapshot.pods))
-    assert [p.timeslice_us for p in case.plan(calm).pods] == [p.timeslice_us for p in case.plan(snapshot).pods]
+
+
+@each
+@thrifty
+@anything
+def test_debts_shorten_slices_of_a_round_within_bounds_and_no_others(case: Case, data: st.DataObject) -> None:
+    owing = indebted(data, drawn(data, case))
+    calm = replace(owing, pods=tuple(replace(pod, debt_ns=0) for pod in owing.pods))
+    plan = case.plan(owing)
+    rounds = [sharing.round_ns for sharing in (plan.offline, plan.online) if sharing is not None]
+    most = OWED if any(rounds) else 0.0
+
+    for pod, part, otherwise in zip(owing.pods, plan.pods, case.plan(calm).pods, strict=True):
+        owed = most if pod.debt_ns > 0 else 0.0
+        assert (1 - owed) * otherwise.timeslice_us - 1 <= part.timeslice_us <= otherwise.timeslice_us
 
 
 @over(LENDING)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from qgpu.errors import UnknownNameError
-from qgpu.model import MAX_TIMESLICE_US, NS_PER_MS, Grant, OnIdle, Pace, Pod, PodClass, Snapshot, Tsg, Window
+from qgpu.model import MAX_TIMESLICE_US, NS_PER_MS, Grant, OnIdle, Pod, PodClass, Sharing, Snapshot, Tsg, Window
 from qgpu.policies import POLICIES, compose, find, latency
 from qgpu.policies.online import TURN_NS
 from qgpu.turns import GAP_NS, turn_ns
@@ -208,33 +208,33 @@ def test_an_unknown_policy_is_refused_with_the_choices() -> None:
         find("burst")
 
 
-def paced(pace: Pace, name: str, cores: int | None = None, *, debt_ms: int = 0) -> Pod:
-    """Build a busy pod of this pace that owes this much."""
-    return replace(pod(name, cores), pace=pace, debt_ns=debt_ms * NS_PER_MS)
+def owing(name: str, cores: int | None = None, *, debt_ms: float = 0, satisfied: bool = False) -> Pod:
+    """Build a busy pod that owes this much, or that has all it asks for."""
+    return replace(pod(name, cores), satisfied=satisfied, debt_ns=round(debt_ms * NS_PER_MS))
 
 
-def windows(policy: str, *pods: Pod) -> list[tuple[float, float] | None]:
+BY_GATE = Sharing(by_gate=True)
+
+
+def windows(policy: str, *pods: Pod, offline: Sharing = BY_GATE) -> list[tuple[float, float] | None]:
     """Return the first window in ms of each pod that has one."""
-    parts = POLICIES[policy].plan(Snapshot(0, PERIOD, pods)).pods
+    parts = POLICIES[policy].plan(Snapshot(0, PERIOD, pods, offline=offline)).pods
     return [(w[0].start_ns / NS_PER_MS, w[0].end_ns / NS_PER_MS) if (w := part.windows) else None for part in parts]
-
-
-STEADY, SPARSE, GAPPY, DOUBTED = Pace.STEADY, Pace.SPARSE, Pace.GAPPY, Pace.DOUBTED
 
 
 @pytest.mark.parametrize(
     ("pods", "expected"),
     [
-        ((paced(STEADY, "a", 60), paced(STEADY, "b", 20)), [None, None]),
-        ((paced(GAPPY, "a", 60), paced(STEADY, "b", 20)), [(0, 75), (75, 100)]),
-        ((paced(GAPPY, "a", 60), pod("b", 20, busy=False)), [None, None]),
-        ((paced(GAPPY, "a", 60), paced(SPARSE, "b", 20)), [None, None]),
-        ((paced(GAPPY, "a", 60), paced(SPARSE, "b", 20), paced(STEADY, "c", 20)), [(0, 75), None, (75, 100)]),
-        ((paced(GAPPY, "a", 60), pod("b", 20, busy=False), paced(STEADY, "c", 20)), [(0, 75), None, (75, 100)]),
-        ((paced(GAPPY, "a", 50), paced(STEADY, "b", 25), paced(STEADY, "c", 25)), [(0, 100), (100, 150), (150, 200)]),
+        ((owing("a", 60), owing("b", 20)), [(0, 75), (75, 100)]),
+        ((owing("a", 60), pod("b", 20, busy=False)), [None, None]),
+        # A turn would be wasted on who has all it asks for, and who is left alone needs none.
+        ((owing("a", 60), owing("b", 20, satisfied=True)), [None, None]),
+        ((owing("a", 60), owing("b", 20, satisfied=True), owing("c", 20)), [(0, 75), None, (75, 100)]),
+        ((owing("a", 60), pod("b", 20, busy=False), owing("c", 20)), [(0, 75), None, (75, 100)]),
+        ((owing("a", 50), owing("b", 25), owing("c", 25)), [(0, 100), (100, 150), (150, 200)]),
         # A quarter of what is owed is paid in a period, in steps of 0.1 ms; and no more than bounds allow.
-        ((paced(GAPPY, "a", 50, debt_ms=4), paced(GAPPY, "b", 50, debt_ms=-4)), [(0, 49), (49, 100)]),
-        ((paced(GAPPY, "a", 50, debt_ms=-100), paced(GAPPY, "b", 50)), [(0, 50.738916), (50.738916, 100)]),
+        ((owing("a", 50, debt_ms=4), owing("b", 50, debt_ms=-4)), [(0, 49), (49, 100)]),
+        ((owing("a", 50, debt_ms=-100), owing("b", 50)), [(0, 50.738916), (50.738916, 100)]),
     ],
 )
 def test_burst_share_takes_turns_where_timeslices_fail(
@@ -243,30 +243,105 @@ def test_burst_share_takes_turns_where_timeslices_fail(
     assert expected == windows("burst-share", *pods)
 
 
+@pytest.mark.parametrize("offline", [Sharing(), Sharing(round_ns=4 * NS_PER_MS)])
+def test_burst_share_moves_no_gate_where_timeslices_serve(offline: Sharing) -> None:
+    assert windows("burst-share", owing("a", 60), owing("b", 20), offline=offline) == [None, None]
+
+
+def test_best_effort_moves_no_gate_whatever_the_ledger_found() -> None:
+    assert windows("best-effort", owing("a"), owing("b")) == [None, None]
+
+
+def in_round(policy: str, round_ms: float, *pods: Pod) -> list[int]:
+    """Return the timeslices in µs by which these take turns in a round so long."""
+    sharing = Sharing(round_ns=round(round_ms * NS_PER_MS))
+    plan = POLICIES[policy].plan(Snapshot(0, PERIOD, pods, offline=sharing))
+    assert plan.offline is not None
+    return [part.timeslice_us for part in plan.pods]
+
+
+@pytest.mark.parametrize(
+    ("round_ms", "pods", "expected_us"),
+    [
+        (9, (owing("a", 60), owing("b", 30)), [6002, 2998]),
+        # No slice falls below the shortest that is sensible, and no round is longer than the period.
+        (0.6, (owing("a", 60), owing("b", 30)), [1001, 500]),
+        (200, (owing("a", 60), owing("b", 30)), [64_914, 32_417]),
+        # A pod of several processes has one part, whoever is idle has none.
+        (8, (pod("a", 50, tsgs=2), pod("b", 50)), [1998, 4003]),
+        (8, (owing("a", 50), pod("b", 50, busy=False)), [48_666, 48_666]),
+        # For every 4 ms that are owed a slice is a tenth shorter, down to 0.6 of it; it is never longer for them.
+        (8, (owing("a", 50, debt_ms=3.9), owing("b", 50, debt_ms=-20)), [4000, 4000]),
+        (8, (owing("a", 50, debt_ms=4), owing("b", 50, debt_ms=9)), [3600, 3200]),
+        (8, (owing("a", 50, debt_ms=99), owing("b", 50)), [2400, 4000]),
+        # A pod that the round was fitted to has room for the ends of its steps, unless it owes for that.
+        (8, (replace(owing("a", 50), fitted=True), owing("b", 50)), [6000, 4000]),
+        (8, (replace(owing("a", 50, debt_ms=4), fitted=True), owing("b", 50)), [3600, 4000]),
+    ],
+)
+def test_slices_of_a_round_follow_weights_debts_and_steps(
+    round_ms: float, pods: tuple[Pod, ...], expected_us: list[int]
+) -> None:
+    assert expected_us == in_round("burst-share", round_ms, *pods)
+
+
+@pytest.mark.parametrize(("round_ms", "expected_us"), [(1, [2000, 2000]), (8, [4000, 4000])])
+def test_best_effort_shortens_no_slice_below_the_drivers_own(round_ms: float, expected_us: list[int]) -> None:
+    pods = (replace(owing("a"), fitted=True), owing("b", debt_ms=20))
+
+    assert expected_us == in_round("best-effort", round_ms, *pods)
+
+
 @pytest.mark.parametrize(
     ("pods", "expected_us"),
     [
-        # Short slices beside a sparse pod; of those who take turns one is there at a time, and stands for all.
-        ((paced(STEADY, "a", 60), paced(SPARSE, "b", 30)), [2693, 1306]),
-        ((paced(GAPPY, "a", 40), paced(STEADY, "b", 40), paced(SPARSE, "c", 20)), [2693, 2693, 613]),
-        # Others are there for the shortest of turns while a pod is doubted.
-        ((paced(STEADY, "a", 60), paced(DOUBTED, "b", 40)), [50, 38_916]),
-        ((pod("a", 60, busy=False), paced(DOUBTED, "b", 40)), [58_415, 38_916]),
+        # Beside a satisfied pod; of those who take turns one is there at a time, and stands for all.
+        ((owing("a", 60), owing("b", 30, satisfied=True)), [2668, 1332]),
+        ((owing("a", 40), owing("b", 40), owing("c", 20, satisfied=True)), [2693, 2693, 613]),
+        ((pod("a", 60, busy=False), owing("b", 40)), [58_415, 38_916]),
     ],
 )
-def test_slices_are_short_beside_pods_that_leave_early(pods: tuple[Pod, ...], expected_us: list[int]) -> None:
-    parts = POLICIES["burst-share"].plan(Snapshot(0, PERIOD, pods)).pods
+def test_slices_are_short_beside_pods_that_have_all_they_ask_for(pods: tuple[Pod, ...], expected_us: list[int]) -> None:
+    parts = POLICIES["burst-share"].plan(Snapshot(0, PERIOD, pods, offline=BY_GATE)).pods
 
     assert expected_us == [part.timeslice_us for part in parts]
 
 
+@pytest.mark.parametrize(
+    ("asked", "done"),
+    [
+        (Sharing(), Sharing()),
+        (Sharing(round_ns=6 * NS_PER_MS), Sharing(round_ns=6 * NS_PER_MS)),
+        (BY_GATE, BY_GATE),
+    ],
+)
+def test_a_plan_says_how_pods_take_their_turns(asked: Sharing, done: Sharing) -> None:
+    plan = POLICIES["burst-share"].plan(Snapshot(0, PERIOD, (owing("a", 60), owing("b", 20)), offline=asked))
+
+    assert plan.offline == done
+
+
+@pytest.mark.parametrize("asked", [BY_GATE, Sharing(round_ns=NS_PER_MS)])
+def test_best_effort_says_that_it_took_a_round_of_the_drivers_own_slices(asked: Sharing) -> None:
+    plan = POLICIES["best-effort"].plan(Snapshot(0, PERIOD, (owing("a"), owing("b")), offline=asked))
+
+    assert plan.offline == Sharing(round_ns=4 * NS_PER_MS)
+
+
+@pytest.mark.parametrize("offline", ["best-effort", "fixed-share", "burst-share"])
+def test_beside_an_online_pod_nobody_says_how_offline_pods_share(offline: str) -> None:
+    pods = (pod("on", online=True), owing("a", 60), owing("b", 20))
+
+    assert compose(offline, "best-effort")(Snapshot(0, PERIOD, pods)).offline is None
+
+
 @pytest.mark.parametrize(("debt_ms", "end_ms"), [(0, 30), (2, 29.5), (-2, 30.5), (60, 22.5), (-60, 31.5)])
 def test_fixed_share_pays_debts_through_the_window(debt_ms: int, end_ms: float) -> None:
-    assert [(0, end_ms)] == windows("fixed-share", paced(STEADY, "a", 30, debt_ms=debt_ms))
+    assert [(0, end_ms)] == windows("fixed-share", owing("a", 30, debt_ms=debt_ms))
 
 
 def test_offline_turns_beside_an_online_pod_are_made_up_for() -> None:
-    pods = (pod("on", online=True), paced(STEADY, "a", 50, debt_ms=8), paced(STEADY, "b", 50, debt_ms=-8))
+    pods = (pod("on", online=True), owing("a", 50, debt_ms=8), owing("b", 50, debt_ms=-8))
     plan = compose("burst-share", "best-effort")(Snapshot(0, PERIOD, pods))
 
     assert plan.pods[1].windows == (Window(0, TURN_NS - 2 * NS_PER_MS, OnIdle.YIELD),)
@@ -274,8 +349,8 @@ def test_offline_turns_beside_an_online_pod_are_made_up_for() -> None:
 
 @pytest.mark.parametrize("online", [(), (pod("on", target_ms=500),)])
 def test_whose_window_was_lent_gets_a_turn_in_it(online: tuple[Pod, ...]) -> None:
-    pods = (*online, *(paced(GAPPY, name, 12) for name in "abcdefgh"))
-    plan = compose("burst-share", "best-effort")(Snapshot(0, PERIOD, pods))
+    pods = (*online, *(owing(name, 12) for name in "abcdefgh"))
+    plan = compose("burst-share", "best-effort")(Snapshot(0, PERIOD, pods, offline=BY_GATE))
     offline = plan.pods[len(online) :]
     shortest_ns = min(part.windows[0].end_ns - part.windows[0].start_ns for part in offline if part.windows)
 
