@@ -111,7 +111,7 @@ def by_weights(snapshot: Snapshot, weights: Sequence[int], *, gates: bool = True
         longest = max(weight for weight, works in zip(weights, busy, strict=True) if works)
         least_ns = PLAIN_NS * sum(weight for weight, works in zip(weights, busy, strict=True) if works) // longest
         sharing = Sharing(round_ns=max(sharing.round_ns, least_ns))
-    if True in [pod.starting for pod in snapshot.pods]:
+    if starting := True in [pod.starting for pod in snapshot.pods]:
         parts = shortened(parts, SHORT_US)
     elif sharing.equal:
         parts = tuple(replace(part, timeslice_us=PLAIN_NS // NS_PER_US) for part in parts)
@@ -119,7 +119,7 @@ def by_weights(snapshot: Snapshot, weights: Sequence[int], *, gates: bool = True
         pods = snapshot.pods if gates else tuple(replace(pod, debt_ns=0, fitted=False) for pod in snapshot.pods)
         parts = in_round(parts, pods, sharing.round_ns)
     if not sharing.by_gate:
-        return Plan(snapshot.pgpu, snapshot.period_ns, parts, offline=sharing)
+        return Plan(snapshot.pgpu, snapshot.period_ns, parts, offline=None if starting else sharing)
     if 0 in [turn for turn, works in zip(turns, busy, strict=True) if works]:
         # Beside a satisfied pod there is only ever one of those who take turns, so it stands for all of them.
         beside = [sum(turns) if turn else weight for turn, weight in zip(turns, weights, strict=True)]

@@ -31,9 +31,6 @@ START_SLICE_NS = 2 * NS_PER_MS
 #: for switching takes a third of a millisecond. Among online pods latency is worth more of it.
 SHORTEST_NS = {PodClass.OFFLINE: NS_PER_MS, PodClass.ONLINE: NS_PER_MS // 2}
 
-#: After a pause so long between two looks a look begins anew.
-_PAUSE_NS = 50 * NS_PER_MS
-
 #: How long a way to take turns is watched before it is judged; and once it is settled on, every so often.
 TRIAL_NS = 90 * NS_PER_MS
 WATCH_NS = 300 * NS_PER_MS
@@ -139,8 +136,6 @@ class Contention(NamedTuple):
     #: How often of late all was tried again, and when last.
     again: int = 0
     again_ns: int = 0
-    #: Up to when it was watched.
-    upto_ns: int = 0
 
     def at(self, sharing: Sharing) -> Contention:
         """Begin to watch another way."""
@@ -189,9 +184,6 @@ def advance(
     ``foreign_ns`` of that time others had the card. ``utilization`` is the part of the time in which any kernel ran,
     as NVML tells; without it gates are not tried, as nobody could tell whether they pay.
     """
-    if now_ns - now.upto_ns > elapsed_ns + _PAUSE_NS:  # pods rested meanwhile, and may do something else now
-        now = now._anew()
-    now = now._replace(upto_ns=now_ns)
     if done is None:
         return now._anew()
     if done != now.sharing:
@@ -215,7 +207,12 @@ def advance(
     other = before is None or _differs(before, seen)
     idle = now.sharing.by_gate and sum(seen.rates.values()) < _DENSE
     if before is not None and not other and not idle and not _falls_short(before, seen, now, pods):
-        return kept
+        weights = {name: entry.weight for name, entry in pods.items()}
+        following = None if now.sharing.by_gate else _next_round(now, seen, weights, pods, period_ns)
+        if following is None:
+            return kept
+        wanted, fitted = following
+        return now.at(wanted)._replace(fitted=fitted)
     doublings = now.again if now_ns - now.again_ns < _CALM_NS else 0
     if now_ns - now.again_ns < _AGAIN_NS << min(doublings, _MOST_DOUBLINGS):
         return kept
@@ -229,6 +226,18 @@ def advance(
     if other:
         return again.at(_start([entry.weight for entry in pods.values()]))
     return _after(again._replace(seen=(*again.seen, seen)[-8:]), pods, period_ns, utilization, now_ns)
+
+
+def interrupted(now: Contention, weights: Mapping[str, int]) -> Contention:
+    """Take note that pods rested or others came: a look begins anew.
+
+    What was only being tried is left, or whoever comes and goes ten times a second would keep others in it. It is tried
+    again once there is time for a whole look.
+    """
+    slices = [seen for seen in now.seen if not seen.sharing.by_gate]
+    if now.settled or not slices:
+        return now._anew()
+    return now._settled(_best(slices, now.seen, weights))
 
 
 def _watched(

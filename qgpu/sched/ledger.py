@@ -177,6 +177,8 @@ class Ledger:
             debts = settle(entries, round_ns, self.plan.period_ns if self.plan else round_ns, ragged=ragged)
             if not ragged:
                 mixes = self._judged(entries, round_ns, sample)
+            elif changed:
+                mixes = {mix: contention.interrupted(found, dict(mix[1])) for mix, found in mixes.items()}
             accounts = {
                 name: account.settled(debts[name]) if name in debts else account for name, account in accounts.items()
             }

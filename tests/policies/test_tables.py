@@ -231,7 +231,7 @@ def windows(policy: str, *pods: Pod, offline: Sharing = BY_GATE) -> list[tuple[f
         ((owing("a", 60), owing("b", 20, satisfied=True)), [None, None]),
         ((owing("a", 60), owing("b", 20, satisfied=True), owing("c", 20)), [(0, 75), None, (75, 100)]),
         ((owing("a", 60), pod("b", 20, busy=False), owing("c", 20)), [(0, 75), None, (75, 100)]),
-        ((owing("a", 50), owing("b", 25), owing("c", 25)), [(0, 100), (100, 150), (150, 200)]),
+        ((owing("a", 50), owing("b", 25), owing("c", 25)), [(0, 75), (75, 112.5), (112.5, 150)]),
         # A quarter of what is owed is paid in a period, in steps of 0.1 ms; and no more than bounds allow.
         ((owing("a", 50, debt_ms=4), owing("b", 50, debt_ms=-4)), [(0, 49), (49, 100)]),
         ((owing("a", 50, debt_ms=-100), owing("b", 50)), [(0, 50.738916), (50.738916, 100)]),
@@ -270,13 +270,13 @@ def in_round(policy: str, round_ms: float, *pods: Pod) -> list[int]:
         # A pod of several processes has one part, whoever is idle has none.
         (8, (pod("a", 50, tsgs=2), pod("b", 50)), [1998, 4003]),
         (8, (owing("a", 50), pod("b", 50, busy=False)), [48_666, 48_666]),
-        # For every 4 ms that are owed a slice is a tenth shorter, down to 0.6 of it; it is never longer for them.
-        (8, (owing("a", 50, debt_ms=3.9), owing("b", 50, debt_ms=-20)), [4000, 4000]),
-        (8, (owing("a", 50, debt_ms=4), owing("b", 50, debt_ms=9)), [3600, 3200]),
-        (8, (owing("a", 50, debt_ms=99), owing("b", 50)), [2400, 4000]),
-        # A pod that the round was fitted to has room for the ends of its steps, unless it owes for that.
+        # For every 6 ms that are owed a slice is a tenth shorter, down to 0.6 of it; for as much due a fifth longer.
+        (8, (owing("a", 50, debt_ms=5.9), owing("b", 50, debt_ms=-5.9)), [4000, 4000]),
+        (8, (owing("a", 50, debt_ms=6), owing("b", 50, debt_ms=13)), [3600, 3200]),
+        (8, (owing("a", 50, debt_ms=99), owing("b", 50, debt_ms=-6)), [2400, 4800]),
+        (8, (owing("a", 50), owing("b", 50, debt_ms=-99)), [4000, 7200]),
+        # A pod that the round was fitted to has room for the ends of its steps.
         (8, (replace(owing("a", 50), fitted=True), owing("b", 50)), [6000, 4000]),
-        (8, (replace(owing("a", 50, debt_ms=4), fitted=True), owing("b", 50)), [3600, 4000]),
     ],
 )
 def test_slices_of_a_round_follow_weights_debts_and_steps(
