@@ -8,12 +8,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from qgpu.load.spec import Workload
-from qgpu.model import NS_PER_MS, NS_PER_S, Grant, Plan, Sample, Snapshot
+from qgpu.model import NS_PER_MS, NS_PER_S, Grant, Plan, PodPlan, Sample, Snapshot
 from qgpu.policies import compose
 from qgpu.sched import loop
 from qgpu.sched.backend import Backend
 from qgpu.sched.ledger import Ledger
 from qgpu.sched.sim import SimHost
+from qgpu.sim.hardware import H200
 
 FLOOD = Workload(kernel_us=1000, batch=0)
 BATCH_64, BATCH_128, BATCH_256 = (
@@ -28,6 +29,12 @@ MORE = int(os.environ.get("QGPU_EXAMPLES", "1"))
 def batches(kernel_us: float, gap_us: float = 20) -> Workload:
     """Return a closed loop that synchronises after each kernel."""
     return Workload(kernel_us=kernel_us, batch=1, gap_us=gap_us)
+
+
+def eager(step_us: float, part: float, kernels: int = 20) -> Workload:
+    """Return a framework that launches kernels one by one, so slowly that the card alone is used for this part."""
+    each_us = step_us / kernels
+    return Workload(kernel_us=each_us * part, batch=kernels, launch_us=each_us, gap_us=20)
 
 
 def every(period_us: float, kernel_us: float) -> Workload:
@@ -72,11 +79,18 @@ class Disturbed:
         self._inner.close()
 
 
+def plain(snapshot: Snapshot) -> Plan:
+    """Leave everybody the driver's own timeslice, as without qgpu."""
+    parts = (PodPlan(pod.name, pod.grant.pod_class, H200.default_timeslice_us) for pod in snapshot.pods)
+    return Plan(snapshot.pgpu, snapshot.period_ns, tuple(parts))
+
+
 @dataclass(frozen=True)
 class Second:
-    """A second of a run: what part of it each pod had, and the plans in force."""
+    """A second of a run: what part of it each pod had, and worked without switches; and the plans in force."""
 
     shares: Mapping[str, float]
+    work: Mapping[str, float]
     plans: Sequence[Plan]
     ledger: Ledger
 
@@ -90,7 +104,7 @@ class Stage:
         self.host = SimHost()
         self._sim = self.host.backend(0)
         self._backend = Disturbed(self._sim, late_ms, seed)
-        self._policy = compose(policy, online)
+        self._policy = plain if policy == "plain" else compose(policy, online)
         self._floor = floor
         self._ledger = Ledger(0)
         self._plans: list[Plan] = []
@@ -106,12 +120,14 @@ class Stage:
         for _ in range(number):
             end_ns = self._sim.now_ns + NS_PER_S
             before, began_ns, self._plans = self._used_ns(), self._sim.now_ns, []
+            worked = self._worked_ns()
             while self._sim.now_ns < end_ns:
                 settings = loop.Settings(self._plan, PERIOD, self._floor)
                 self._ledger = loop.tick(self._backend, settings, self._ledger)
             after, elapsed_ns = self._used_ns(), self._sim.now_ns - began_ns
             yield Second(
                 {name: (used - before.get(name, 0)) / elapsed_ns for name, used in after.items()},
+                {name: (done - worked.get(name, 0)) / elapsed_ns for name, done in self._worked_ns().items()},
                 self._plans,
                 self._ledger,
             )
@@ -130,3 +146,9 @@ class Stage:
         for _, load in self.host._loads.values():
             used[load.pod] = used.get(load.pod, 0) + load.run_ns
         return used
+
+    def _worked_ns(self) -> dict[str, int]:
+        worked: dict[str, int] = {}
+        for _, load in self.host._loads.values():
+            worked[load.pod] = worked.get(load.pod, 0) + load.useful_ns
+        return worked

@@ -70,11 +70,11 @@ _REMEMBERED = 0.9
 _GAINED, _TELLING = 0.4, 6
 
 #: A round must serve better than the driver's own slices by this much; and gates better than any round, for they make
-#: steps of pods wait for whole turns of others. Pods must use this part of their turns by gate: less shows that they
-#: had little to run in them, and the card idles.
+#: steps of pods wait for whole turns of others. Pods must use this part of their turns by gate, and as much of the card
+#: as by slices: less shows that they had little to run in them, and the card idles.
 _ROUND_WORTH = 1.08
 _GATES_WORTH = 1.03
-_DENSE = 0.75
+_DENSE, _AS_MUCH = 0.7, 0.97
 
 #: What pods do has changed when a rate is off by so much, absolute and relative; then all is tried again, but not
 #: again and again: the wait doubles each time.
@@ -228,16 +228,14 @@ def advance(
     return _after(again._replace(seen=(*again.seen, seen)[-8:]), pods, period_ns, utilization, now_ns)
 
 
-def interrupted(now: Contention, weights: Mapping[str, int]) -> Contention:
+def interrupted(now: Contention) -> Contention:
     """Take note that pods rested or others came: a look begins anew.
 
     What was only being tried is left, or whoever comes and goes ten times a second would keep others in it. It is tried
     again once there is time for a whole look.
     """
-    slices = [seen for seen in now.seen if not seen.sharing.by_gate]
-    if now.settled or not slices:
-        return now._anew()
-    return now._settled(_best(slices, now.seen, weights))
+    first = next((seen for seen in now.seen if not seen.sharing.by_gate), None)
+    return now._anew() if now.settled or first is None else now._settled(first)
 
 
 def _watched(
@@ -352,17 +350,19 @@ def _after(
             wanted, fitted = following
             return now.at(wanted)._replace(fitted=fitted)
     slices = [seen for seen in now.seen if not seen.sharing.by_gate]
-    best = _best(slices, now.seen, weights)
+    best = _best(slices, now.seen, pods)
     by_gate = Sharing(by_gate=True)
     if last.sharing.by_gate:
-        worth = _score(last, now.seen, weights) >= _GATES_WORTH * _score(best, now.seen, weights)
-        if worth and sum(last.rates.values()) >= _DENSE:
+        worth = _score(last, now.seen, pods) >= _GATES_WORTH * _score(best, now.seen, pods)
+        if worth and sum(last.rates.values()) >= max(_DENSE, _AS_MUCH * sum(best.rates.values())):
             return now._settled(last)
+        now = now._replace(seen=now.seen[:-1])  # of single pods its rates are guesses
+        best = _best(slices, now.seen, pods)
         now = now._replace(gates_failed=best.turns_ns, gates_failed_ns=now_ns)
     elif (
         utilization is not None
         and by_gate not in now.barred
-        and _gates_may_pay(now, best, weights)
+        and _gates_may_pay(now, best, pods)
         and _gates_again(now, best, now_ns)
     ):
         return now.at(by_gate)
@@ -414,10 +414,10 @@ def _tried(wanted: Sharing, now: Contention, period_ns: int) -> bool:
     return any(abs(log2((wanted.round_ns or period_ns) / before)) < 0.25 for before in rounds)
 
 
-def _best(slices: Sequence[Seen], every: Sequence[Seen], weights: Mapping[str, int]) -> Seen:
+def _best(slices: Sequence[Seen], every: Sequence[Seen], pods: Mapping[str, Entry]) -> Seen:
     """Return the round that serves best; one as by the driver's own slices, unless another is clearly better."""
-    usual = (_start([*weights.values()]), Sharing(equal=True))
-    scores = {id(seen): _score(seen, every, weights) for seen in slices}
+    usual = (_start([entry.weight for entry in pods.values()]), Sharing(equal=True))
+    scores = {id(seen): _score(seen, every, pods) for seen in slices}
     best = max(slices, key=lambda seen: scores[id(seen)])
     plain = max((seen for seen in slices if seen.sharing in usual), key=lambda seen: scores[id(seen)], default=best)
     return best if scores[id(best)] >= _ROUND_WORTH * scores[id(plain)] or _is_longer(best, plain) else plain
@@ -463,22 +463,27 @@ def _satisfied(seen: Sequence[Seen]) -> frozenset[str]:
     return frozenset(found)
 
 
-def _score(seen: Seen, every: Sequence[Seen], weights: Mapping[str, int]) -> float:
-    """Rate a way to take turns: how far the least satisfied pod has what it is due, times the work of all."""
-    whole = sum(weights.values())
+def _score(seen: Seen, every: Sequence[Seen], pods: Mapping[str, Entry]) -> float:
+    """Rate a way to take turns: how far the least satisfied pod has what it is due, times the work of all.
+
+    Where any pod has a quota, those without one are promised nothing.
+    """
+    whole = sum(entry.weight for entry in pods.values())
+    promised = {name for name in seen.rates if pods[name].grant.cores is not None} or seen.rates.keys()
     least = 1.0
-    for name, rate in seen.rates.items():
+    for name in promised:
         most = max(each.rates.get(name, 0.0) for each in every)
-        due = min(weights[name] / whole, most)
-        least = min(least, rate / due if due > 0 else 1.0)
+        due = min(pods[name].weight / whole, most)
+        least = min(least, seen.rates[name] / due if due > 0 else 1.0)
     return least * sum(seen.rates.values())
 
 
-def _gates_may_pay(now: Contention, best: Seen, weights: Mapping[str, int]) -> bool:
+def _gates_may_pay(now: Contention, best: Seen, pods: Mapping[str, Entry]) -> bool:
     """Tell whether slices leave something to gain: a pod that comes short, or much switching."""
+    weights = {name: entry.weight for name, entry in pods.items()}
     if len([name for name in weights if name not in now.satisfied]) < 2:
         return False
-    if _score(best, now.seen, weights) >= _WELL_SERVED:
+    if _score(best, now.seen, pods) >= _WELL_SERVED:
         return False
     return best.switching > _DEAR or bool(_short(best, weights, _SHORT) - now.satisfied)
 

@@ -40,6 +40,8 @@ FORGET_AFTER_NS = 2_000 * NS_PER_MS
 #: make room for that, but for no longer than this.
 STARTED_NS = 5 * NS_PER_MS
 STARTING_NS = 3_000 * NS_PER_MS
+#: So much of each turn counts for that: a context that stays on the card while it idles is charged for that time too.
+STARTING_TURN_NS = NS_PER_MS // 2
 
 #: A pod that is switched in more often than this in a second, over this time, works in so many pieces that switches
 #: cost more than their waiting saves; until it is less often again.
@@ -111,7 +113,8 @@ class Account(NamedTuple):
             before.passed_ns + elapsed_ns,
             max(before.longest_ns, longest_ns),
         )
-        here_ns, ran_ns = (self.here_ns + elapsed_ns, self.ran_ns + run_ns) if tsgs else (0, 0)
+        counted_ns = min(run_ns, starts * STARTING_TURN_NS) if self.ran_ns < STARTED_NS else run_ns
+        here_ns, ran_ns = (self.here_ns + elapsed_ns, self.ran_ns + counted_ns) if tsgs else (0, 0)
         switched_in, fragmented = self._fragmented(starts, elapsed_ns)
         return Account(
             sample,
@@ -178,7 +181,7 @@ class Ledger:
             if not ragged:
                 mixes = self._judged(entries, round_ns, sample)
             elif changed:
-                mixes = {mix: contention.interrupted(found, dict(mix[1])) for mix, found in mixes.items()}
+                mixes = {mix: contention.interrupted(found) for mix, found in mixes.items()}
             accounts = {
                 name: account.settled(debts[name]) if name in debts else account for name, account in accounts.items()
             }
