@@ -221,7 +221,7 @@ def test_under_fixed_share_programs_start_in_time_and_cost_nobody_a_share(cores:
     stage.pass_by(2)
     stage.add("c", Grant(cores=cores))
     for _ in range(5):
-        stage.host.start_load("c", 0, Workload(kernel_us=300, batch=1, gap_us=25_000, count=14))
+        stage.host.start_load("c", 0, Workload(kernel_us=300, batch=1, gap_us=25_000, count=8))
         second = next(iter(stage.seconds(1)))
         assert second.shares["a"] == pytest.approx(0.5, abs=0.004)
         assert second.shares["b"] == pytest.approx(0.2, abs=0.004)

@@ -51,7 +51,7 @@ LONGER = 0.015
 SHORTER = 0.25
 
 #: For every so much work that a pod owes, its slice is shorter by this part, and by so much at most.
-OWED_STEP_NS = 6 * NS_PER_MS
+OWED_STEP_NS = 5 * NS_PER_MS
 OWED_STEP = 0.1
 OWED = 0.4
 

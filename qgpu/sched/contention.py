@@ -47,6 +47,8 @@ GATE_TRIAL_NS = 500 * NS_PER_MS
 _FULL = 0.85
 
 #: A pod leaves its turns early when it takes less than this part of them, and uses them up when it takes so much.
+#: A look may show so much of a turn too little.
+_CUT_OFF = 1.02
 #: Where somebody takes less than half of a turn, longer ones save no switch.
 _USED_UP, _ALL_OF_IT, _HALF = 0.97, 0.985, 0.5
 
@@ -68,6 +70,9 @@ _REMEMBERED = 0.9
 #: Of what a pod would gain from a shorter round if it always waited: with less than this part it asks for no more.
 #: That is told by so many turns at least.
 _GAINED, _TELLING = 0.4, 6
+
+#: A pod that is there for less than this part of the rounds rests in between.
+_THERE = 0.75
 
 #: A round must serve better than the driver's own slices by this much; and gates better than any round, for they make
 #: steps of pods wait for whole turns of others. Pods must use this part of their turns by gate, and as much of the card
@@ -104,8 +109,11 @@ class Seen(NamedTuple):
     switching: float = 0.0
     #: Whether everybody used all turns up.
     used_up: bool = False
-    #: The least part of its turns that some pod used.
+    #: The least part of its turns that some pod used, of those that were always there.
     least_used: float = 0.0
+    #: Pods that were often not there when their turn came: they rest, and wait for nobody.
+    resting: frozenset[str] = frozenset()
+    watched_ns: int = 1
     #: Whose steps all fit into a slice, so that none was cut.
     fitted: frozenset[str] = frozenset()
 
@@ -294,8 +302,17 @@ def _enough(now: Contention, pods: Mapping[str, Entry], period_ns: int) -> bool:
     long = _is_long(now.sharing)
     if now.passed_ns < (2 * period_ns * 9 // 10 if long else TRIAL_NS):
         return False
-    few = any(use.starts < _TELLING * pods[name].busy_tsgs for name, use in now.uses.items())
+    few = any(
+        use.starts < _TELLING * pods[name].busy_tsgs and _is_early(use, pods[name]) for name, use in now.uses.items()
+    )
     return not (few and now.passed_ns < (4 * period_ns if long else MOST_TRIAL_NS))
+
+
+def _is_early(use: Use, entry: Entry) -> bool:
+    """Tell whether a pod left turns early; a look may begin and end in the middle of one."""
+    assert entry.part is not None
+    full_ns = turn_ns(entry.part.timeslice_us)
+    return use.run_ns < _USED_UP * use.starts * full_ns and use.starts * full_ns - use.run_ns > _CUT_OFF * full_ns
 
 
 def _is_long(sharing: Sharing) -> bool:
@@ -311,15 +328,18 @@ def _seen(now: Contention, pods: Mapping[str, Entry]) -> Seen:
         rates = {name: use.run_ns / whole_ns * used for name, use in now.uses.items()}
         return Seen(now.sharing, rates, turns_ns, starts)
     early, fitted, used_up, least_used = [], set(now.fitted), True, 1.0
+    resting = frozenset() if _is_long(now.sharing) else _resting(now, pods, turns_ns)
     for name, use in now.uses.items():
         part = pods[name].part
         assert part is not None
         full_ns = turn_ns(part.timeslice_us)
         left_ns = use.starts * full_ns - use.run_ns
-        if use.run_ns < _USED_UP * use.starts * full_ns and left_ns > full_ns / 2:  # the end of a look cuts a turn off
+        if _is_early(use, pods[name]):
             early.append(name)
-        used_up = used_up and left_ns <= max(full_ns, (1 - _ALL_OF_IT) * use.starts * full_ns)
-        least_used = min(least_used, use.run_ns / max(1, use.starts * full_ns))
+        if name not in resting:
+            used_up = used_up and left_ns <= max(full_ns, (1 - _ALL_OF_IT) * use.starts * full_ns)
+        if name not in resting:
+            least_used = min(least_used, use.run_ns / max(1, use.starts * full_ns))
         if 0 < use.longest_ns < _USED_UP * full_ns:
             fitted.add(name)
     rates = {name: max(0.0, use.run_ns - use.starts * SWITCHED_NS) / whole_ns for name, use in now.uses.items()}
@@ -333,7 +353,24 @@ def _seen(now: Contention, pods: Mapping[str, Entry]) -> Seen:
         switching,
         used_up,
         least_used,
+        resting,
+        whole_ns,
         frozenset(fitted),
+    )
+
+
+def _resting(now: Contention, pods: Mapping[str, Entry], turns_ns: Mapping[str, float]) -> frozenset[str]:
+    """Name the pods that had fewer turns than there were rounds in which everybody made what it did of a turn."""
+    round_ns = 0.0
+    for name, turn in turns_ns.items():
+        part, tsgs = pods[name].part, pods[name].busy_tsgs
+        assert part is not None
+        round_ns += min(turn, tsgs * turn_ns(part.timeslice_us)) + tsgs * GAP_NS
+    return frozenset(
+        name
+        for name, use in now.uses.items()
+        if use.starts / max(1, pods[name].busy_tsgs) * round_ns < _THERE * now.watched_ns
+        and turns_ns[name] < round_ns / 2
     )
 
 
@@ -344,7 +381,7 @@ def _after(
     last = now.seen[-1]
     weights = {name: entry.weight for name, entry in pods.items()}
     if not last.sharing.by_gate:
-        now = now._replace(satisfied=_satisfied(now.seen))
+        now = now._replace(satisfied=_satisfied(now.seen) | last.resting)
         following = _next_round(now, last, weights, pods, period_ns)
         if following is not None:
             wanted, fitted = following
@@ -395,8 +432,10 @@ def _next_round(
             wanted_ns = float(start_ns)
         if wanted_ns >= 0.85 * round_ns:
             return None
-    elif last.sharing.round_ns and last.switching > _CHEAP and last.least_used > _HALF and not last.fitted:
+    elif last.sharing.round_ns and last.switching > _CHEAP and last.least_used > _HALF and last.fitted <= last.resting:
         wanted_ns = float(period_ns) if last.used_up else 2.0 * round_ns
+        if any(last.starts[name] * wanted_ns > last.watched_ns / 2 for name in last.resting):
+            return None  # they come more often than such a round
     else:
         return None
     wanted = Sharing(round_ns=None if wanted_ns >= period_ns else int(wanted_ns))

@@ -295,7 +295,7 @@ class Ledger:
                 account.round,
                 account.debt_ns,
                 account.busy_tsgs,
-                account.ran_ns < STARTED_NS,
+                account.starting,
             )
             for name, account in accounts.items()
             if ((part := parts.get(name)) and part.weight) or over
