@@ -84,8 +84,8 @@ class Account(NamedTuple):
         """Tell whether its processes have come only just and hardly run."""
         return bool(self.tsgs) and self.ran_ns < STARTED_NS and self.here_ns < STARTING_NS
 
-    def advance(self, sample: PodSample, elapsed_ns: int) -> Account:
-        """Fold one sample of ``elapsed_ns`` in."""
+    def advance(self, sample: PodSample, elapsed_ns: int, most_ns: int | None = None) -> Account:
+        """Fold one sample of ``elapsed_ns`` in; of its GPU time ``most_ns`` counts towards what it is due."""
         open_ns = max(0, elapsed_ns - sample.gated_ns)
         run_ns, starts, longest_ns, tsgs, busy_tsgs, rested = 0, 0, 0, {}, 0, True
         for tsg in sample.tsgs:
@@ -107,7 +107,7 @@ class Account(NamedTuple):
             debt_ns = max(0, debt_ns)
         before = self.round
         use = Use(
-            before.run_ns + run_ns,
+            before.run_ns + (run_ns if most_ns is None else min(run_ns, most_ns)),
             before.starts + starts,
             before.open_ns + open_ns,
             before.passed_ns + elapsed_ns,
@@ -167,7 +167,10 @@ class Ledger:
         """Fold one sample in; pods that are gone from it are forgotten."""
         elapsed_ns = 0 if self.now_ns is None else max(0, sample.now_ns - self.now_ns)
         known = self.accounts
-        accounts = {pod.pod: (known.get(pod.pod) or Account(pod)).advance(pod, elapsed_ns) for pod in sample.pods}
+        most_ns = _worked_alone_ns(sample, known, elapsed_ns)
+        accounts = {
+            pod.pod: (known.get(pod.pod) or Account(pod)).advance(pod, elapsed_ns, most_ns) for pod in sample.pods
+        }
         began_ns = sample.now_ns if self.now_ns is None else self.round_began_ns
         over = self._round_over(sample.now_ns, began_ns)
         changed = _busy(known) != _busy(accounts)
@@ -319,6 +322,15 @@ class Ledger:
             )
             mixes = {**{other: mixes[other] for other in mixes if other != mix}, mix: found}
         return dict(list(mixes.items())[-_MIXES:])
+
+
+def _worked_alone_ns(sample: Sample, known: Mapping[str, Account], elapsed_ns: int) -> int | None:
+    """Return how much of the time the only pod on the card can have worked, as NVML tells; None where it does not.
+
+    A context that is alone on the card stays there while it idles, and counts as running.
+    """
+    here = {pod.pod for pod in sample.pods if any(tsg.run_ns for tsg in pod.tsgs)} | _busy(known)
+    return round(sample.utilization * elapsed_ns) if sample.utilization is not None and len(here) == 1 else None
 
 
 def _busy(accounts: Mapping[str, Account]) -> frozenset[str]:

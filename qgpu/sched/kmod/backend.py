@@ -1,6 +1,7 @@
 """Time on one pGPU through the module: qgpu's plans in its structs, its pods in qgpu's samples.
 
-The module sees no kernel run, so GPU time is read from a meter that is handed in.
+The module sees no kernel run, so GPU time is read from a meter that is handed in. It has no gate per TSG either: where
+a plan has the TSGs of a pod take turns, they all run at once, with timeslices that suit that.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from qgpu.errors import BackendGoneError, RefusedError
@@ -16,6 +17,7 @@ from qgpu.model import NS_PER_MS, Grant, OnIdle, Plan, PodPlan, PodSample, Sampl
 from qgpu.sched.kmod import DEVICE
 from qgpu.sched.kmod.device import CLASSES, Card, Device, grant_of, text_of, trouble_of
 from qgpu.sched.preemptions import preemptions
+from qgpu.sched.tsg_turns import all_at_once
 from qgpu.uapi import NUMBERS, ffi
 
 #: A pod that has not run although its gate was open for this long is idle.
@@ -75,6 +77,8 @@ class KmodBackend:
         self._applied: Plan | None = None
         self._gated: dict[int, int] = {}
         self._quiet_ns: dict[int, int] = {}
+        #: How many TSGs of each pod ran when any of them last did, by its name.
+        self._ran_tsgs: dict[str, int] = {}
         self._sampled_ns = 0
 
     @property
@@ -112,22 +116,25 @@ class KmodBackend:
         counts = _preemptions(reading.handovers, pods, refs)
         samples = []
         quiet_ns, self._quiet_ns = self._quiet_ns, {}
+        ran_tsgs, self._ran_tsgs = self._ran_tsgs, {}
         for pod, grant in pods:
             if grant is None:
                 continue
             tsgs = tuple(reading.tsgs.get(ref.ident, TsgSample(ref.name)) for ref in refs[pod.pod])
-            ran = any(tsg.run_ns for tsg in tsgs)
+            ran = sum(tsg.run_ns > 0 for tsg in tsgs)
             open_ns = max(0, elapsed_ns - gated_ns[pod.pod])
             self._quiet_ns[pod.pod] = 0 if ran else quiet_ns.get(pod.pod, 0) + open_ns
             name = text_of(pod.name)
+            self._ran_tsgs[name] = ran or ran_tsgs.get(name, 0)
             preempted, preempting = (None, None) if counts is None else (count[name] for count in counts)
             samples.append(PodSample(name, grant, tsgs, gated_ns[pod.pod], (), preempted, preempting))
-        return Sample(self._index, now_ns, tuple(samples), self._used() if len(samples) > 1 else None)
+        return Sample(self._index, now_ns, tuple(samples), self._used() if samples else None)
 
     def apply(self, plan: Plan) -> None:
         """Put a plan in force; one that is in force already is only renewed. Raises RefusedError."""
         if plan.pgpu != self._index:
             raise RefusedError(f"pGPU {self._index}: this plan is for pGPU {plan.pgpu}")
+        plan = replace(plan, pods=tuple(all_at_once(part, self._ran_tsgs.get(part.pod, 0)) for part in plan.pods))
         try:
             if plan != self._applied or not self._renew():
                 self._install(plan)

@@ -39,7 +39,7 @@ class SeccompBackend:
         answer = self._call("sample", pgpu=self._pgpu, detailed=self.detailed)
         self.lost = answer.get("lost", 0)
         sample = sample_from(answer)
-        if self._utilization is None or len(sample.pods) < 2:  # alone on a card nobody is to be told from another
+        if self._utilization is None or not sample.pods:
             return sample
         return replace(sample, utilization=self._utilization.read())
 

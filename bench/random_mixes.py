@@ -1,0 +1,145 @@
+"""Random mixes of pods under Burst Share on the simulator: who misses a floor, and what lies idle.
+
+    python bench/random_mixes.py --mixes 10000        # some twenty minutes on two cores
+    python bench/random_mixes.py --mixes 200 --out /tmp/r
+
+A mix is two to four pods: floods, batches of 0.5 to 30 ms that wait for each, timers, frameworks that launch kernel by
+kernel; quotas in steps of 5 %, now and then a pod without one. A pod's floor is the least of its quota and what it
+does alone, in work per second, switches not counted. The same mix with the driver's own timeslices is plain sharing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import statistics
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from figures import About, Figure, at_most, median, write
+from script import _sources
+
+from qgpu.load.spec import Workload
+from qgpu.model import NS_PER_S, Grant
+from tests.stage import FLOOD, Stage, batches, eager, every
+
+_SETTLE_S, _SPAN_S = 4, 4
+_ROOT = Path(__file__).resolve().parent.parent
+
+
+class Mix(NamedTuple):
+    """What came of one mix, under Burst Share and as by plain sharing."""
+
+    #: How far the worst pod is below its floor, in parts of the card.
+    missed: float
+    missed_plain: float
+    #: The part of the time in which the card idles though pods could have used it.
+    idle: float
+    #: Work of all pods over that by plain sharing.
+    over_plain: float
+
+
+def workload(chance: random.Random, cores: int | None) -> Workload:
+    """Draw what a pod does; a timer asks for no more than four fifths of a quota, or it would skip periods."""
+    kind = chance.choice(["flood", "batches", "batches", "batches", "timer", "eager", "eager"])
+    if kind == "flood":
+        return FLOOD
+    if kind == "batches":
+        return batches(chance.uniform(500, 30_000), chance.uniform(10, 300))
+    if kind == "timer":
+        period_us = chance.choice([2000, 5000, 10_000, 20_000, 100_000])
+        return every(period_us, period_us * chance.uniform(0.02, min(0.8, 0.8 * (cores or 10) / 100)))
+    return eager(chance.uniform(1500, 15_000), chance.uniform(0.1, 0.95), chance.choice([5, 10, 20]))
+
+
+def measure(seed: int) -> Mix:
+    """Run one mix under Burst Share and by plain sharing."""
+    chance = random.Random(seed)  # noqa: S311 (a mix, not a secret)
+    cuts = sorted(chance.sample(range(5, 100, 5), chance.choice([2, 2, 2, 3, 3, 4])))
+    quotas: list[int | None] = [end - begin for begin, end in zip([0, *cuts], cuts, strict=False)]
+    if chance.random() < 0.2:
+        quotas[-1] = None
+    pods = [(f"pod{n}", quota, workload(chance, quota)) for n, quota in enumerate(quotas)]
+    late_ms = chance.choice([0, 2])
+    alone = {name: _run("plain", [(name, None, work)], 0, seed)[0][name] for name, _, work in pods}
+    ours, idle = _run("burst-share", pods, late_ms, seed)
+    plain, _ = _run("plain", pods, 0, seed)
+    floors = {name: min((quota or 0) / 100, alone[name]) for name, quota, _ in pods}
+    return Mix(
+        _missed(floors, ours),
+        _missed(floors, plain),
+        max(0.0, idle - max(0.0, 1 - sum(alone.values()))),
+        sum(ours.values()) / sum(plain.values()),
+    )
+
+
+def _run(
+    policy: str, pods: Sequence[tuple[str, int | None, Workload]], late_ms: float, seed: int
+) -> tuple[dict[str, float], float]:
+    """Return the work of each pod and the idle time, as parts of the card's time."""
+    stage = Stage(policy, late_ms=late_ms, seed=seed)
+    for name, cores, work in pods:
+        stage.add(name, Grant(cores=cores), work)
+    stage.pass_by(_SETTLE_S)
+    before_ns = stage.host.times(0).idle_ns
+    seconds = list(stage.seconds(_SPAN_S))
+    work = {name: statistics.fmean(second.work[name] for second in seconds) for name, _, _ in pods}
+    return work, (stage.host.times(0).idle_ns - before_ns) / (_SPAN_S * NS_PER_S)
+
+
+def _missed(floors: Mapping[str, float], work: Mapping[str, float]) -> float:
+    return max(floor - work[name] for name, floor in floors.items())
+
+
+def figures(mixes: Sequence[Mix]) -> list[Figure]:
+    """Return what is told of all mixes."""
+    number = len(mixes)
+    found = []
+    for tag, missed in (("", [mix.missed for mix in mixes]), ("_plain", [mix.missed_plain for mix in mixes])):
+        limit = at_most(0) if not tag else ("", None)
+        for points in (1, 3, 10):
+            value = sum(each > points / 100 for each in missed)
+            asked = limit if points == 1 else ("", None)
+            note = f"of {number} mixes: some pod is more than {points} points of the card below its floor"
+            suffix = "" if points == 1 else f"_{points}_points"
+            found.append(median(f"floor_misses{suffix}{tag}", [value], *asked, note=note))
+    idle = sorted(mix.idle for mix in mixes)
+    found.append(
+        median("idle_while_wanted", [idle[int(0.99 * number)]], *at_most(0.03), note="99th percentile of mixes")
+    )
+    found.append(median("idle_while_wanted_mean", [statistics.fmean(idle)], note="mean of mixes"))
+    total = sorted(mix.over_plain for mix in mixes)
+    for name, at in (("least", 0), ("p1", int(0.01 * number)), ("median", number // 2)):
+        found.append(
+            median(f"total_over_plain_{name}", [total[at]], note="work of all pods over that by plain sharing")
+        )
+    return found
+
+
+def main() -> None:
+    """Measure, print and write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--mixes", type=int, default=10_000)
+    parser.add_argument("--out", type=Path, default=_ROOT / "docs" / "results")
+    options = parser.parse_args()
+    began = time.monotonic()
+    with ProcessPoolExecutor(os.cpu_count()) as workers:
+        mixes = list(workers.map(measure, range(options.mixes), chunksize=8))
+    found = figures(mixes)
+    for figure in found:
+        print(figure.row())
+    command = f"python bench/random_mixes.py --mixes {options.mixes}"
+    date = time.strftime("%Y-%m-%d %H:%M:%S %Z")
+    about = About(command, "none", date, "simulated pGPU", "sim", time.monotonic() - began, _sources())
+    write(options.out, "sim-random-mixes", about, found, {})
+
+
+if __name__ == "__main__":
+    main()
