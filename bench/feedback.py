@@ -1,8 +1,8 @@
 """What the closed loop does on the simulated pGPU: shares over time of pods that timeslices don't bind.
 
 Runs the real loop, policies and ledger. Writes the picture and the figures that docs/feedback.md shows, those of its
-table as the worst second after the first two, with feedback and without (every pod is then taken for steady and
-free of debt, whatever was measured):
+table as the worst second after the first two, with feedback and without (every pod then has its slice of the
+period, whatever was measured):
 
     python bench/feedback.py [--out docs/results]
 """
@@ -17,7 +17,7 @@ from itertools import groupby
 from pathlib import Path
 
 from qgpu.load.spec import Workload
-from qgpu.model import NS_PER_MS, NS_PER_S, Grant, Pace, Plan, Snapshot
+from qgpu.model import NS_PER_MS, NS_PER_S, Grant, Plan, Sharing, Snapshot
 from qgpu.policies import compose
 from qgpu.sched import loop
 from qgpu.sched.ledger import Ledger
@@ -100,8 +100,8 @@ def run(mix: Mix, *, feedback: bool = True, leaving: bool = False) -> list[Momen
 
     def noted(snapshot: Snapshot) -> Plan:
         if not feedback:
-            pods = tuple(replace(pod, debt_ns=0, pace=Pace.STEADY) for pod in snapshot.pods)
-            snapshot = replace(snapshot, pods=pods)
+            pods = tuple(replace(pod, debt_ns=0, satisfied=False, fitted=False) for pod in snapshot.pods)
+            snapshot = replace(snapshot, pods=pods, offline=Sharing())
         plans.append(policy(snapshot))
         return plans[-1]
 

@@ -7,10 +7,22 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qgpu.model import NS_PER_MS, Grant, Pace, Plan, PodClass, PodPlan, PodSample, Sample, TsgSample, Window
-from qgpu.sched.ledger import FORGET_AFTER_NS, IDLE_AFTER_NS, Ledger
+from qgpu.model import (
+    NS_PER_MS,
+    Grant,
+    Plan,
+    PodClass,
+    PodPlan,
+    PodSample,
+    Sample,
+    Sharing,
+    TsgSample,
+    Window,
+)
+from qgpu.sched.contention import Contention
+from qgpu.sched.ledger import IDLE_AFTER_NS, Ledger
 from qgpu.sched.settle import DEBT_HORIZON_NS
-from qgpu.sched.standing import Standing
+from qgpu.turns import GAP_NS, turn_ns
 
 STEP = 100 * NS_PER_MS
 
@@ -129,33 +141,113 @@ def test_debt_among_pods_ends_with_the_terms_it_was_made_under() -> None:
     assert debts(planned(owing, "a", "b", period_ns=2 * STEP)) == {"a": 0, "b": 0}
 
 
-def sliced(ledger: Ledger, *slices_us: int, period_ns: int = STEP) -> Ledger:
-    """Give pods timeslices, and equal weights."""
-    parts = tuple(PodPlan(name, PodClass.OFFLINE, us, weight=1) for name, us in zip("ab", slices_us, strict=True))
-    return ledger.planned(Plan(0, period_ns, parts))
+def slice_us(sharing: Sharing, pods: int) -> int:
+    """Return a slice of a round that is short, or as long as the period."""
+    return 96_000 // pods if sharing == Sharing() else 2000
 
 
-def test_other_timeslices_begin_a_new_account_and_their_first_round_is_passed_over() -> None:
-    """A round begins with slices as they were; how they were used says nothing of others."""
-    more, less = STEP // 2 + 4 * NS_PER_MS, STEP // 2 - 4 * NS_PER_MS
-    ledger = sliced(fold(pair(0, 1, 1), pair(STEP, 1, 1)), 2000, 2000)
-    for at in (2, 3, 4):
-        ledger = sliced(ledger.advance(pair(at * STEP, more, less)), 2000, 2000)
-    changed = sliced(ledger, 20_000, 20_000)
-    passed_over = changed.advance(pair(5 * STEP, more, less))
-    counted = passed_over
-    for at in (6, 7, 8):
-        counted = counted.advance(pair(at * STEP, more, less))
-
-    assert debts(ledger)["a"] > 0 > debts(ledger)["b"]
-    assert debts(changed) == debts(passed_over) == {"a": 0, "b": 0}
-    assert debts(counted)["a"] > 0 > debts(counted)["b"]
+def classed(ledger: Ledger, **classes: PodClass) -> Ledger:
+    """Give pods of one weight timeslices as the ledger would have them."""
+    snapshot = ledger.snapshot(STEP)
+    ways = {PodClass.OFFLINE: snapshot.offline, PodClass.ONLINE: snapshot.online}
+    parts = tuple(
+        PodPlan(name, pod_class, slice_us(ways[pod_class], len(classes)), weight=1)
+        for name, pod_class in classes.items()
+    )
+    return ledger.planned(Plan(0, STEP, parts, offline=ways[PodClass.OFFLINE], online=ways[PodClass.ONLINE]))
 
 
-def test_what_was_learnt_of_a_pod_is_forgotten_once_it_has_rested_for_long() -> None:
-    ledger = fold(sample(0, 1))
-    account = ledger.accounts["a"]
-    learnt = replace(ledger, accounts={"a": account._replace(standing=Standing(pace=Pace.GAPPY))})
+def flooded(now_ns: int, ledger: Ledger, *names: str, online: tuple[str, ...] = ()) -> Sample:
+    """Report pods that filled the card between them, each turn used up."""
+    pods = []
+    slices = {part.pod: part.timeslice_us for part in ledger.plan.pods} if ledger.plan else {}
+    for name in names:
+        length_ns = turn_ns(slices.get(name, 2000))
+        turns = max(1, STEP // len(names) // (length_ns + GAP_NS))
+        grant = Grant(PodClass.ONLINE if name in online else PodClass.OFFLINE)
+        pods.append(PodSample(name, grant, (TsgSample("0", turns * length_ns, turns, longest_ns=length_ns),)))
+    return Sample(0, now_ns, tuple(pods))
 
-    assert learnt.advance(sample(FORGET_AFTER_NS - 1, 0)).snapshot(STEP).pods[0].pace is Pace.GAPPY
-    assert learnt.advance(sample(FORGET_AFTER_NS, 0)).snapshot(STEP).pods[0].pace is Pace.STEADY
+
+def taught(ledger: Ledger, first: int, steps: int, *names: str, online: tuple[str, ...] = ()) -> Ledger:
+    """Let pods flood the card for so many steps from the first."""
+    classes = {name: PodClass.ONLINE if name in online else PodClass.OFFLINE for name in names}
+    if ledger.plan is None:
+        ledger = classed(ledger, **classes)
+    for step in range(first, first + steps):
+        ledger = classed(ledger.advance(flooded(step * STEP, ledger, *names, online=online)), **classes)
+    return ledger
+
+
+def test_a_ledger_that_knows_nothing_asks_for_short_turns() -> None:
+    snapshot = taught(Ledger(0), 0, 1, "a", "b").snapshot(STEP)
+
+    assert snapshot.offline == Sharing(round_ns=4 * NS_PER_MS)
+    assert snapshot.online == Sharing()
+
+
+def test_pods_that_use_turns_up_are_given_the_whole_period() -> None:
+    assert taught(Ledger(0), 0, 20, "a", "b").snapshot(STEP).offline == Sharing()
+
+
+def test_a_pod_busy_alone_shares_with_nobody() -> None:
+    assert taught(Ledger(0), 0, 20, "a").mixes == {}
+
+
+def test_each_class_is_judged_by_its_own_pods() -> None:
+    ledger = taught(Ledger(0), 0, 20, "a", "b", "on", "line", online=("on", "line"))
+
+    assert {pod_class for pod_class, _ in ledger.mixes} == set(PodClass)
+    assert {names for _, mix in ledger.mixes if (names := tuple(name for name, _ in mix))} == {
+        ("a", "b"),
+        ("line", "on"),
+    }
+
+
+def test_what_was_learnt_of_pods_is_known_when_they_meet_again() -> None:
+    learnt = taught(Ledger(0), 0, 20, "a", "b")
+    third = taught(learnt, 20, 2, "a", "b", "c")
+    assert third.snapshot(STEP).offline == Sharing(round_ns=6 * NS_PER_MS)
+
+    gone = taught(third, 22, 1, "a", "b")
+    assert gone.snapshot(STEP).offline == Sharing()
+
+
+def test_of_ever_new_neighbours_only_the_latest_are_remembered() -> None:
+    ledger = taught(Ledger(0), 0, 20, "a", "b")
+    for number in range(30):
+        ledger = taught(ledger, 20 + 4 * number, 4, "a", f"guest{number}")
+
+    assert len(ledger.mixes) <= 16
+    assert not any(("b", 1) in names for _, names in ledger.mixes)
+    assert any(("guest29", 1) in names for _, names in ledger.mixes)
+
+
+def test_a_round_in_which_pods_or_weights_change_teaches_nothing() -> None:
+    ledger = taught(Ledger(0), 0, 1, "a", "b")
+    assert ledger.plan is not None
+    heavier = replace(ledger.plan, pods=tuple(replace(part, weight=2) for part in ledger.plan.pods))
+
+    assert any(found.seen for found in ledger.advance(flooded(STEP, ledger, "a", "b")).mixes.values())
+    for changed in (
+        ledger.planned(heavier).advance(flooded(STEP, ledger, "a", "b")),
+        ledger.advance(flooded(STEP, ledger, "a", "b", "c")),
+    ):
+        assert not any(found.seen for found in changed.mixes.values())
+
+
+def test_policies_are_shown_who_is_satisfied_fitted_or_owes() -> None:
+    ledger = taught(Ledger(0), 0, 20, "a", "b")
+    known = Contention(Sharing(), satisfied=frozenset("a"), fitted=frozenset("b"), debts_ns={"a": 1.4, "b": -1.6})
+    pods = replace(ledger, mixes=dict.fromkeys(ledger.mixes, known)).snapshot(STEP).pods
+
+    assert [(pod.satisfied, pod.fitted, pod.debt_ns) for pod in pods] == [(True, False, 1), (False, True, -2)]
+
+
+def test_the_longest_turn_of_a_round_is_that_of_any_tsg() -> None:
+    ledger = planned(fold(pair(0, 1, 1)), "a", period_ns=3 * STEP)
+    for step, lengths in enumerate([(3, 5), (9, 1), (2, 2)], start=4):
+        tsgs = tuple(TsgSample(f"a/{n}", 10, 1, longest_ns=length) for n, length in enumerate(lengths))
+        ledger = ledger.advance(Sample(0, step * STEP - 1, (PodSample("a", Grant(), tsgs),)))
+
+    assert ledger.accounts["a"].round.longest_ns == 9

@@ -107,7 +107,7 @@ def test_a_pod_that_rests_owes_nothing_by_weight() -> None:
     assert debts(a=resting, b=by_window(50, 49, debt_ms=-3)) == {"a": 0, "b": -3}
 
 
-def test_a_satisfied_pod_without_a_window_owes_nothing_for_its_part() -> None:
+def test_a_satisfied_pod_without_a_window_owes_nothing() -> None:
     assert debts(a=by_window(50, 35), b=by_window(50, 31), s=by_slice(30)) == {"a": 2, "b": -2, "s": 0}
 
 

@@ -145,9 +145,13 @@ def in_round(parts: Sequence[PodPlan], pods: Sequence[Pod], round_ns: int) -> tu
     whole_us, least_us = sum(us * tsgs for us, tsgs in busy), min((us for us, _ in busy), default=SENSIBLE_US)
     scale = min(1.0, max(round_ns / NS_PER_US / max(1, whole_us), SENSIBLE_US / least_us))
     return tuple(
-        replace(part, timeslice_us=max(MIN_TIMESLICE_US, round(part.timeslice_us * scale * _adjusted(pod))))
+        replace(part, timeslice_us=_bounded(part.timeslice_us * scale * _adjusted(pod)))
         for part, pod in zip(parts, pods, strict=True)
     )
+
+
+def _bounded(slice_us: float) -> int:
+    return min(MAX_TIMESLICE_US, max(MIN_TIMESLICE_US, round(slice_us)))
 
 
 def _adjusted(pod: Pod) -> float:

@@ -71,6 +71,12 @@ _REMEMBERED = 0.9
 #: That is told by so many turns at least.
 _GAINED, _TELLING = 0.4, 6
 
+#: So many ways that a policy would not do are remembered, and so many looks.
+_MOST_BARRED, _MOST_SEEN = 16, 8
+
+#: Rounds are alike if one is less than a fifth longer than the other (in powers of 2).
+_ALIKE = 0.25
+
 #: A pod that is there for less than this part of the rounds rests in between.
 _THERE = 0.75
 
@@ -195,7 +201,8 @@ def advance(
     if done is None:
         return now._anew()
     if done != now.sharing:
-        return now.at(done)._replace(barred=(*now.barred, now.sharing)[-8:])
+        barred = now.barred if now.sharing in now.barred else (*now.barred, now.sharing)[-_MOST_BARRED:]
+        return now.at(done)._replace(barred=barred)
     used_ns = sum(entry.use.run_ns + entry.use.starts * GAP_NS for entry in pods.values())
     full = used_ns + foreign_ns >= _FULL * elapsed_ns
     # A context that is alone on the card counts as running while it idles; NVML tells.
@@ -209,7 +216,7 @@ def advance(
         return now
     seen = _seen(now, pods)
     if not now.settled:
-        return _after(now._replace(seen=(*now.seen, seen)[-8:]), pods, period_ns, utilization, now_ns)
+        return _after(_noted(now, seen), pods, period_ns, utilization, now_ns)
     kept = now._anew()
     before = next((each for each in reversed(now.seen) if each.sharing == now.sharing), None)
     other = before is None or _differs(before, seen)
@@ -233,7 +240,13 @@ def advance(
         )
     if other:
         return again.at(_start([entry.weight for entry in pods.values()]))
-    return _after(again._replace(seen=(*again.seen, seen)[-8:]), pods, period_ns, utilization, now_ns)
+    return _after(_noted(again, seen), pods, period_ns, utilization, now_ns)
+
+
+def _noted(now: Contention, seen: Seen) -> Contention:
+    """Remember the last look at each way to take turns."""
+    others = [each for each in now.seen if each.sharing != seen.sharing]
+    return now._replace(seen=(*others, seen)[-_MOST_SEEN:])
 
 
 def interrupted(now: Contention) -> Contention:
@@ -444,13 +457,11 @@ def _next_round(
 
 def _tried(wanted: Sharing, now: Contention, period_ns: int) -> bool:
     """Tell whether a way like this was seen, or the policy would not do it."""
-    if wanted in now.barred:
-        return True
-    slices = [seen.sharing for seen in now.seen if not seen.sharing.by_gate]
+    known = [*(seen.sharing for seen in now.seen), *now.barred]
     if wanted.equal:
-        return wanted in slices
-    rounds = [sharing.round_ns or period_ns for sharing in slices if not sharing.equal]
-    return any(abs(log2((wanted.round_ns or period_ns) / before)) < 0.25 for before in rounds)
+        return wanted in known
+    rounds = [sharing.round_ns or period_ns for sharing in known if not sharing.equal and not sharing.by_gate]
+    return any(abs(log2((wanted.round_ns or period_ns) / before)) < _ALIKE for before in rounds)
 
 
 def _best(slices: Sequence[Seen], every: Sequence[Seen], pods: Mapping[str, Entry]) -> Seen:

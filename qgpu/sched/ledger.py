@@ -316,10 +316,12 @@ class Ledger:
                 continue
             rivals = {name: entries[name] for name in names}
             foreign_ns = sum([entry.use.run_ns for name, entry in entries.items() if name not in rivals])
-            known = mixes.get(mix) or contention.begin([weight for _, weight in mix[1]])
-            found = contention.advance(
-                known, rivals, done, round_ns, foreign_ns, plan.period_ns, sample.utilization, sample.now_ns
-            )
+            if (known := mixes.get(mix)) is None:  # no plan has asked for its first way to take turns yet
+                found = contention.begin([weight for _, weight in mix[1]])
+            else:
+                found = contention.advance(
+                    known, rivals, done, round_ns, foreign_ns, plan.period_ns, sample.utilization, sample.now_ns
+                )
             mixes = {**{other: mixes[other] for other in mixes if other != mix}, mix: found}
         return dict(list(mixes.items())[-_MIXES:])
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import pynvml
 
@@ -54,18 +54,28 @@ class Utilization:
         self._looked_ns = now_ns
         try:
             if self._card is None:
-                pynvml.nvmlInit()
-                self._card = pynvml.nvmlDeviceGetHandleByUUID(self._uuid)
+                self._card = _opened(self._uuid)
             self._used = pynvml.nvmlDeviceGetUtilizationRates(self._card).gpu / 100
         except pynvml.NVMLError:
-            self._card = self._used = None
+            self._used = None
+            self.close()
         return self._used
 
     def close(self) -> None:
         """Let go of NVML."""
         if self._card is not None:
             self._card = None
-            pynvml.nvmlShutdown()
+            with suppress(pynvml.NVMLError):
+                pynvml.nvmlShutdown()
+
+
+def _opened(uuid: str) -> object:
+    pynvml.nvmlInit()
+    try:
+        return pynvml.nvmlDeviceGetHandleByUUID(uuid)
+    except pynvml.NVMLError:
+        pynvml.nvmlShutdown()
+        raise
 
 
 def _described(index: int, handle: object) -> Pgpu:

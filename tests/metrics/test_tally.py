@@ -38,7 +38,7 @@ def test_shares_and_gated_time_are_those_of_a_fixed_share() -> None:
     assert set(tally.pods) == set(ledger.accounts)
 
 
-def test_preemptions_are_those_that_online_requests_make() -> None:
+def test_preemptions_are_requests_that_meet_offline_work() -> None:
     host, tally = SimHost(), Tally()
     host.admit("flood", {0: Grant(cores=90)})
     host.start_load("flood", 0, FLOOD)
@@ -47,7 +47,8 @@ def test_preemptions_are_those_that_online_requests_make() -> None:
     run(host, tally, 5 * NS_PER_S)
     requests = host.progress(chat).kernels
 
-    assert tally.pods["chat"].preempting == pytest.approx(requests, abs=12), "but for those after the last sample"
+    # Not those that come while the gate of the flood is closed, nor after the last sample.
+    assert 0.9 * requests - 12 <= tally.pods["chat"].preempting <= requests
     assert tally.pods["flood"].preempted == tally.pods["chat"].preempting
     assert (tally.pods["chat"].preempted, tally.pods["flood"].preempting) == (0, 0)
 

@@ -69,7 +69,7 @@ def served(plan: Plan, snapshot: Snapshot) -> dict[str, float]:
 
 
 def leeway(plan: Plan, snapshot: Snapshot) -> float:
-    """Return how exact shares are: a shorter round has the ratio that slices of the long one have, switches left out."""
+    """Return how exact shares are: a shorter round has the ratio of the long one's slices, switches left out."""
     if plan.offline is None or plan.offline.round_ns is None:
         return TOLERANCE
     turns = sum(pod.busy_tsgs for pod in snapshot.pods if pod.tsgs)
@@ -276,7 +276,7 @@ def test_best_effort_gives_every_busy_pod_the_same(snapshot: Snapshot) -> None:
 
 @thrifty
 @given(snapshot=snapshots(everybody=False))
-def test_best_effort_closes_no_gate_and_cuts_no_round_below_the_drivers(snapshot: Snapshot) -> None:
+def test_best_effort_closes_no_gate_and_keeps_the_drivers_round(snapshot: Snapshot) -> None:
     calm = started(snapshot)
     plan, longest = (POLICIES["best-effort"].plan(each) for each in (calm, replace(calm, offline=Sharing())))
     busy = [(part, pod.busy_tsgs) for part, pod in zip(plan.pods, snapshot.pods, strict=True) if pod.busy]

@@ -7,9 +7,22 @@ from dataclasses import replace
 import pytest
 
 from qgpu.errors import UnknownNameError
-from qgpu.model import MAX_TIMESLICE_US, NS_PER_MS, Grant, OnIdle, Pod, PodClass, Sharing, Snapshot, Tsg, Window
+from qgpu.model import (
+    MAX_TIMESLICE_US,
+    NS_PER_MS,
+    NS_PER_S,
+    Grant,
+    OnIdle,
+    Pod,
+    PodClass,
+    Sharing,
+    Snapshot,
+    Tsg,
+    Window,
+)
 from qgpu.policies import POLICIES, compose, find, latency
 from qgpu.policies.online import TURN_NS
+from qgpu.policies.shares import OWED_STEP_NS
 from qgpu.turns import GAP_NS, turn_ns
 
 PERIOD = 100 * NS_PER_MS
@@ -213,7 +226,7 @@ def owing(name: str, cores: int | None = None, *, debt_ms: float = 0, satisfied:
     return replace(pod(name, cores), satisfied=satisfied, debt_ns=round(debt_ms * NS_PER_MS))
 
 
-BY_GATE = Sharing(by_gate=True)
+BY_GATE, EQUAL = Sharing(by_gate=True), Sharing(equal=True)
 
 
 def windows(policy: str, *pods: Pod, offline: Sharing = BY_GATE) -> list[tuple[float, float] | None]:
@@ -243,13 +256,17 @@ def test_burst_share_takes_turns_where_timeslices_fail(
     assert expected == windows("burst-share", *pods)
 
 
-@pytest.mark.parametrize("offline", [Sharing(), Sharing(round_ns=4 * NS_PER_MS)])
+@pytest.mark.parametrize("offline", [Sharing(), Sharing(round_ns=4 * NS_PER_MS), EQUAL])
 def test_burst_share_moves_no_gate_where_timeslices_serve(offline: Sharing) -> None:
     assert windows("burst-share", owing("a", 60), owing("b", 20), offline=offline) == [None, None]
 
 
 def test_best_effort_moves_no_gate_whatever_the_ledger_found() -> None:
     assert windows("best-effort", owing("a"), owing("b")) == [None, None]
+
+
+#: What is owed in one step of a slice.
+STEP_MS = OWED_STEP_NS / NS_PER_MS
 
 
 def in_round(policy: str, round_ms: float, *pods: Pod) -> list[int]:
@@ -270,10 +287,10 @@ def in_round(policy: str, round_ms: float, *pods: Pod) -> list[int]:
         # A pod of several processes has one part, whoever is idle has none.
         (8, (pod("a", 50, tsgs=2), pod("b", 50)), [1998, 4003]),
         (8, (owing("a", 50), pod("b", 50, busy=False)), [48_666, 48_666]),
-        # For every 6 ms that are owed a slice is a tenth shorter, down to 0.6 of it; for as much due a fifth longer.
-        (8, (owing("a", 50, debt_ms=5.9), owing("b", 50, debt_ms=-5.9)), [4000, 4000]),
-        (8, (owing("a", 50, debt_ms=6), owing("b", 50, debt_ms=13)), [3600, 3200]),
-        (8, (owing("a", 50, debt_ms=99), owing("b", 50, debt_ms=-6)), [2400, 4800]),
+        # For every step that is owed a slice is a tenth shorter, down to 0.6 of it; for every one due a fifth longer.
+        (8, (owing("a", 50, debt_ms=0.9 * STEP_MS), owing("b", 50, debt_ms=-0.9 * STEP_MS)), [4000, 4000]),
+        (8, (owing("a", 50, debt_ms=STEP_MS), owing("b", 50, debt_ms=2.9 * STEP_MS)), [3600, 3200]),
+        (8, (owing("a", 50, debt_ms=99), owing("b", 50, debt_ms=-STEP_MS)), [2400, 4800]),
         (8, (owing("a", 50), owing("b", 50, debt_ms=-99)), [4000, 7200]),
         # A pod that the round was fitted to has room for the ends of its steps.
         (8, (replace(owing("a", 50), fitted=True), owing("b", 50)), [6000, 4000]),
@@ -283,6 +300,22 @@ def test_slices_of_a_round_follow_weights_debts_and_steps(
     round_ms: float, pods: tuple[Pod, ...], expected_us: list[int]
 ) -> None:
     assert expected_us == in_round("burst-share", round_ms, *pods)
+
+
+@pytest.mark.parametrize("heavy", [replace(owing("a", 95), fitted=True), owing("a", 95, debt_ms=-99)])
+@pytest.mark.parametrize("period_s", [1, 10])
+def test_no_slice_of_a_round_is_longer_than_any_may_be(period_s: int, heavy: Pod) -> None:
+    period_ns = period_s * NS_PER_S
+    snapshot = Snapshot(0, period_ns, (heavy, owing("b", 5)), offline=Sharing(round_ns=9 * period_ns // 10))
+
+    assert max(part.timeslice_us for part in POLICIES["burst-share"].plan(snapshot).pods) <= MAX_TIMESLICE_US
+
+
+def test_the_drivers_own_slices_are_equal_whatever_the_weights() -> None:
+    plan = POLICIES["burst-share"].plan(Snapshot(0, PERIOD, (owing("a", 60), owing("b", 20)), offline=EQUAL))
+
+    assert [part.timeslice_us for part in plan.pods] == [2000, 2000]
+    assert [part.weight for part in plan.pods] == [60_000, 20_000]
 
 
 @pytest.mark.parametrize(("round_ms", "expected_us"), [(1, [2000, 2000]), (8, [4000, 4000])])
@@ -301,7 +334,7 @@ def test_best_effort_shortens_no_slice_below_the_drivers_own(round_ms: float, ex
         ((pod("a", 60, busy=False), owing("b", 40)), [58_415, 38_916]),
     ],
 )
-def test_slices_are_short_beside_pods_that_have_all_they_ask_for(pods: tuple[Pod, ...], expected_us: list[int]) -> None:
+def test_slices_are_short_beside_satisfied_pods(pods: tuple[Pod, ...], expected_us: list[int]) -> None:
     parts = POLICIES["burst-share"].plan(Snapshot(0, PERIOD, pods, offline=BY_GATE)).pods
 
     assert expected_us == [part.timeslice_us for part in parts]
@@ -313,6 +346,7 @@ def test_slices_are_short_beside_pods_that_have_all_they_ask_for(pods: tuple[Pod
         (Sharing(), Sharing()),
         (Sharing(round_ns=6 * NS_PER_MS), Sharing(round_ns=6 * NS_PER_MS)),
         (BY_GATE, BY_GATE),
+        (EQUAL, EQUAL),
     ],
 )
 def test_a_plan_says_how_pods_take_their_turns(asked: Sharing, done: Sharing) -> None:
@@ -321,8 +355,8 @@ def test_a_plan_says_how_pods_take_their_turns(asked: Sharing, done: Sharing) ->
     assert plan.offline == done
 
 
-@pytest.mark.parametrize("asked", [BY_GATE, Sharing(round_ns=NS_PER_MS)])
-def test_best_effort_says_that_it_took_a_round_of_the_drivers_own_slices(asked: Sharing) -> None:
+@pytest.mark.parametrize("asked", [BY_GATE, Sharing(round_ns=NS_PER_MS)], ids=["by gate", "short"])
+def test_best_effort_says_that_it_took_the_drivers_own_round(asked: Sharing) -> None:
     plan = POLICIES["best-effort"].plan(Snapshot(0, PERIOD, (owing("a"), owing("b")), offline=asked))
 
     assert plan.offline == Sharing(round_ns=4 * NS_PER_MS)

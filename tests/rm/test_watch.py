@@ -96,6 +96,42 @@ def test_whoever_ends_is_forgotten(log):
     assert (watch.meter.totals, watch.meter.handovers) == ({}, {})
 
 
+def longest(reading):
+    return {ident: sample.longest_ns // MS for ident, sample in reading.tsgs.items()}
+
+
+def test_the_longest_turn_since_the_last_reading_is_told(log):
+    meter = SwitchMeter(Watch(log.device, log))
+    both = [ref(1, 7), ref(2, 8)]
+    for ms in (3, 9, 2):
+        log.turn(100, 7, ms)
+        log.turn(101, 8, 1)
+
+    assert longest(meter.read(both)) == {1: 9, 2: 1}
+    log.turn(100, 7, 4)
+    assert longest(meter.read(both)) == {1: 4, 2: 0}
+
+
+def test_a_turn_across_readings_is_told_in_full_once_it_ends(log):
+    meter = SwitchMeter(Watch(log.device, log))
+    log.switches.append(Switch(log.now_ns, START, 100, 7))
+    log.now_ns += 5 * MS
+    assert longest(meter.read([ref(1, 7)])) == {1: 0}
+
+    log.now_ns += 6 * MS
+    log.switches.append(Switch(log.now_ns, END, 100, 7))
+    assert longest(meter.read([ref(1, 7)])) == {1: 11}
+
+
+def test_a_turn_whose_end_was_not_noted_ends_as_the_next_begins(log):
+    meter = SwitchMeter(Watch(log.device, log))
+    log.switches.append(Switch(log.now_ns, START, 100, 7))
+    log.now_ns += 5 * MS
+    log.turn(101, 8, 2)
+
+    assert longest(meter.read([ref(1, 7), ref(2, 8)])) == {1: 5, 2: 2}
+
+
 def test_straight_switches_are_told_by_tsg(log):
     meter = SwitchMeter(Watch(log.device, log))
     for _ in range(3):
