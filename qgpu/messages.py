@@ -47,6 +47,7 @@ def plan_to(plan: Plan) -> dict[str, Any]:
                 "class": part.pod_class.value,
                 "timeslice_us": part.timeslice_us,
                 "copy_timeslice_us": part.copy_timeslice_us,
+                "tsg_turn_ns": part.tsg_turn_ns,
                 "windows": None
                 if part.windows is None
                 else [[w.start_ns, w.end_ns, w.on_idle.value] for w in part.windows],
@@ -70,6 +71,7 @@ def plan_from(data: dict[str, Any]) -> Plan:
                 if part["windows"] is None
                 else tuple(Window(start, end, OnIdle(on_idle)) for start, end, on_idle in part["windows"]),
                 copy_timeslice_us=part.get("copy_timeslice_us"),
+                tsg_turn_ns=part.get("tsg_turn_ns"),
             )
             for part in data["pods"]
         ),

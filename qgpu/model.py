@@ -25,6 +25,9 @@ MAX_TIMESLICE_US = 1_000_000
 MIN_PERIOD_NS = 10 * NS_PER_MS
 MAX_PERIOD_NS = 10 * NS_PER_S
 
+#: Turns that TSGs of one pod may have. Shorter ones would be eaten by the price of a gate.
+MIN_TSG_TURN_NS = NS_PER_MS
+
 #: Latency targets an online pod may have. The shortest slice beside it already costs a quarter of a millisecond.
 MIN_LATENCY_TARGET_NS = 250 * NS_PER_US
 MAX_LATENCY_TARGET_NS = NS_PER_S
@@ -246,7 +249,8 @@ class PodPlan:
     empty tuple means that it stays closed. ``weight`` is what the plan aims at, for the ledger and for copies: the
     pod's part, in ratio to other busy pods of its class, of the time they use together; 0 stands for its quota
     of all time. ``copy_timeslice_us`` is set on each of its copy TSGs; None leaves them the driver's own. Of the
-    planes only seccomp does so yet, and kmod ignores it.
+    planes only seccomp does so yet, and kmod ignores it. ``tsg_turn_ns`` is how long each of its busy compute TSGs has
+    its turn while its gate is open and its others are off; None: all at once.
     """
 
     pod: str
@@ -255,12 +259,15 @@ class PodPlan:
     windows: tuple[Window, ...] | None = None
     weight: int = 0
     copy_timeslice_us: int | None = None
+    tsg_turn_ns: int | None = None
 
     def __post_init__(self) -> None:
         if not MIN_TIMESLICE_US <= self.timeslice_us <= MAX_TIMESLICE_US:
             raise InvalidValueError(f"pod {self.pod}: timeslice {self.timeslice_us} µs is out of bounds")
         if self.copy_timeslice_us is not None and not MIN_TIMESLICE_US <= self.copy_timeslice_us <= MAX_TIMESLICE_US:
             raise InvalidValueError(f"pod {self.pod}: copy timeslice {self.copy_timeslice_us} µs is out of bounds")
+        if self.tsg_turn_ns is not None and not MIN_TSG_TURN_NS <= self.tsg_turn_ns <= MAX_PERIOD_NS:
+            raise InvalidValueError(f"pod {self.pod}: turns of {self.tsg_turn_ns} ns for its TSGs are out of bounds")
         if self.weight < 0:
             raise InvalidValueError(f"pod {self.pod}: weight {self.weight} is negative")
         for before, after in zip(self.windows or (), (self.windows or ())[1:], strict=False):

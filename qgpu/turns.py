@@ -14,6 +14,11 @@ RM_US_NS = 1024
 SWITCHED_NS = 82 * NS_PER_US
 GAP_NS = 84 * NS_PER_US
 
+#: The shortest sensible timeslice where TSGs of one pod cut each other at every slice: of 50 µs a twelfth of the card
+#: is left. At 200 it is nearly half, and online work waits 1.6 times as long: of all slices about the most work for
+#: the wait.
+SEVERAL_US = 200
+
 
 def turn_ns(slice_us: int) -> int:
     """Return for how long a TSG with this timeslice is on the engine, if it uses its turn up."""

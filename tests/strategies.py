@@ -37,7 +37,7 @@ targets = st.one_of(st.none(), st.integers(MIN_LATENCY_TARGET_NS, MAX_LATENCY_TA
 
 @st.composite
 def pods(draw: st.DrawFn, *, everybody: bool, classes: tuple[PodClass, ...] = tuple(PodClass)) -> tuple[Pod, ...]:
-    """Draw up to six pods of up to four compute TSGs each, busy or not, satisfied or not; their quotas fit on one pGPU."""
+    """Draw up to six pods of up to four compute TSGs each, busy or not, satisfied or not; their quotas fit."""
     number = draw(st.integers(0, 6))
     cuts = sorted(draw(st.lists(st.integers(0, 100), min_size=number, max_size=number)))
     result = []

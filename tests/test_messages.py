@@ -3,12 +3,27 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict, replace
+from typing import Any
 
 import pytest
 
 from qgpu.errors import InvalidValueError
-from qgpu.messages import plan_from, plan_to
-from qgpu.model import MAX_TIMESLICE_US, MIN_TIMESLICE_US, NS_PER_MS, OnIdle, Plan, PodClass, PodPlan, Window
+from qgpu.messages import grant_to, plan_from, plan_to, sample_from
+from qgpu.model import (
+    MAX_TIMESLICE_US,
+    MIN_TIMESLICE_US,
+    NS_PER_MS,
+    Grant,
+    OnIdle,
+    Plan,
+    PodClass,
+    PodPlan,
+    PodSample,
+    Sample,
+    TsgSample,
+    Window,
+)
 
 PLAN = Plan(
     1,
@@ -16,7 +31,7 @@ PLAN = Plan(
     (
         PodPlan("web", PodClass.ONLINE, 4000, copy_timeslice_us=10_000),
         PodPlan("a", PodClass.OFFLINE, 50, (Window(0, NS_PER_MS, OnIdle.YIELD),), copy_timeslice_us=500),
-        PodPlan("b", PodClass.OFFLINE, 50, ()),
+        PodPlan("b", PodClass.OFFLINE, 50, (), tsg_turn_ns=251 * NS_PER_MS),
     ),
 )
 
@@ -37,3 +52,26 @@ def test_a_plan_without_copy_slices_leaves_them_the_drivers() -> None:
 def test_a_copy_slice_out_of_bounds_is_refused(us: int) -> None:
     with pytest.raises(InvalidValueError, match="copy timeslice"):
         PodPlan("a", PodClass.OFFLINE, 2000, copy_timeslice_us=us)
+
+
+SAMPLE = Sample(1, 5, (PodSample("a", Grant(cores=30), (TsgSample("a/0", 7, 2, True, ((1, 4), (6, 10)), 5),), 3),))
+
+
+def told(sample: Sample) -> dict[str, Any]:
+    """Put a sample into JSON's types, as a guardian tells it."""
+    data = json.loads(json.dumps(asdict(sample)))
+    for said, pod in zip(data["pods"], sample.pods, strict=True):
+        said["grant"] = grant_to(pod.grant)
+    return data
+
+
+def test_a_sample_told_is_the_sample_read() -> None:
+    assert sample_from(told(SAMPLE)) == SAMPLE
+
+
+def test_a_sample_that_tells_no_longest_turn_is_read_as_none() -> None:
+    data = told(SAMPLE)
+    (pod,) = SAMPLE.pods
+    del data["pods"][0]["tsgs"][0]["longest_ns"]
+
+    assert sample_from(data).pods[0].tsgs == (replace(pod.tsgs[0], longest_ns=0),)

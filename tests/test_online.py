@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qgpu.load.spec import Workload
-from qgpu.model import NS_PER_MS, Grant, PodClass
+from qgpu.model import NS_PER_MS, NS_PER_S, Grant, PodClass
+from qgpu.policies.online import TURN_NS
 from tests.stage import FLOOD, MORE, Stage, batches, every
 
 SERVICE = every(10_000, 100)
@@ -123,3 +124,78 @@ def test_a_service_beside_another_busy_one_keeps_to_its_latency_target(target_ms
 
     # Its own 0.15 ms alone; without a target of its own, a slice of the other is 4 ms.
     assert latencies[len(latencies) * 99 // 100] / 1000 <= 0.15 + min(target_ms or 4.5, 4.5)
+
+
+def added_and_kept(stage: Stage, seconds: int) -> tuple[float, float]:
+    """Return what the rest of the card adds to the p99 of service "o", in ms, and what part of it "a" works."""
+    loads = [load for _, load in stage.host._loads.values()]
+    before = sum(load.useful_ns for load in loads if load.pod == "a")
+    stage.host.progress(1)
+    for second in stage.seconds(seconds):
+        assert all(part.windows is None for plan in second.plans for part in plan.pods if part.pod == "o")
+    latencies = sorted(stage.host.progress(1).latencies_us)
+    worked_ns = sum(load.useful_ns for load in loads if load.pod == "a") - before
+    return (latencies[len(latencies) * 99 // 100] - 176) / 1000, worked_ns / seconds / NS_PER_S  # 176 us alone
+
+
+@pytest.mark.parametrize("processes", [1, 2, 4, 8])
+def test_a_pod_of_several_processes_keeps_its_work_and_adds_no_more_than_one_process(processes: int) -> None:
+    stage = Stage("burst-share")
+    stage.add("o", Grant(PodClass.ONLINE), SERVICE)
+    stage.add("a", Grant(), *[FLOOD] * processes)
+    stage.pass_by(1)
+    added_ms, kept = added_and_kept(stage, 8)
+    worked = [load.useful_ns for _, load in stage.host._loads.values() if load.pod == "a"]
+
+    assert added_ms <= 0.4
+    assert kept >= 0.85
+    assert max(worked) - min(worked) <= 2 * TURN_NS
+
+
+@pytest.mark.parametrize(
+    ("workload", "most_ms", "least"),
+    [
+        (batches(5000, 100), 0.4, 0.85),
+        (batches(2000, 2000), 0.4, 0.45),
+        (batches(300_000, 200_000), 0.7, 0.7),
+        (every(100_000, 30_000), 0.8, 0.28),
+    ],
+    ids=["short pauses", "pauses as long as steps", "long pauses", "now and then"],
+)
+def test_processes_that_pause_take_turns_too(workload: Workload, most_ms: float, least: float) -> None:
+    stage = Stage("burst-share")
+    stage.add("o", Grant(PodClass.ONLINE), SERVICE)
+    stage.add("a", Grant(), *[workload] * 4)
+    stage.pass_by(2)
+    added_ms, kept = added_and_kept(stage, 10)
+
+    # What a process leaves of its own turn is lost; who has no work for long is passed over.
+    assert added_ms <= most_ms
+    assert kept >= least
+
+
+@pytest.mark.parametrize("cores", [10, 30])
+def test_processes_take_turns_within_those_of_their_pod(cores: int) -> None:
+    stage = Stage("burst-share")
+    stage.add("o", Grant(PodClass.ONLINE), SERVICE)
+    stage.add("a", Grant(cores=cores), *[FLOOD] * 3)
+    stage.add("b", Grant(cores=10), *[FLOOD] * 2)
+    stage.pass_by(3)
+    added_ms, kept = added_and_kept(stage, 12)
+    worked = [load.useful_ns for _, load in stage.host._loads.values() if load.pod == "a"]
+
+    assert added_ms <= 0.4
+    assert kept == pytest.approx(0.94 * cores / (cores + 10), abs=0.03)
+    assert min(worked) >= 0.9 * max(worked)
+
+
+@pytest.mark.parametrize("target_ms", [1, 2, 5, 20])
+def test_a_target_holds_over_a_pod_of_several_processes(target_ms: int) -> None:
+    stage = Stage("burst-share")
+    stage.add("o", Grant(PodClass.ONLINE, latency_target_ns=target_ms * NS_PER_MS), SERVICE)
+    stage.add("a", Grant(), *[FLOOD] * 4)
+    stage.pass_by(1)
+    added_ms, kept = added_and_kept(stage, 8)
+
+    assert added_ms <= target_ms
+    assert kept >= 0.9

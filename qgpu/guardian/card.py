@@ -75,7 +75,9 @@ class Card:
     def __post_init__(self) -> None:
         self.watch = Watch(self.device, self.log)
         mechanism = _Mechanism(self.hands, self.device, self.lost)
-        self.enforcer = Enforcer(self.device.instance, self.register, mechanism, self._used_ns, self.drain)
+        self.enforcer = Enforcer(
+            self.device.instance, self.register, mechanism, self._used_ns, self._tsgs_used_ns, self.drain
+        )
 
     def apply(self, plan: Plan, now_ns: int) -> None:
         """Put a plan in force and renew the lease."""
@@ -170,6 +172,15 @@ class Card:
             for who, use in self.watch.meter.totals.items()
             if (key := self._tsg_of(who)) is not None and self.register.clients[key[0]].pod == pod
         )
+
+    def _tsgs_used_ns(self, pod: str) -> dict[Key, int]:
+        """Return the GPU time so far of each compute TSG of a pod, those that never ran too."""
+        tsgs = self.register.compute_tsgs(self.device.instance)
+        used_ns = dict.fromkeys(sorted(tsg.key for tsg in tsgs if self.register.pod_of(tsg) == pod), 0)
+        for who, use in self.watch.meter.totals.items():
+            if (key := self._tsg_of(who)) in used_ns:
+                used_ns[key] += use.run_ns
+        return used_ns
 
     def _tsg_of(self, who: Hashable) -> Key | None:
         if self._owners_as_of != self.register.revision:

@@ -2,6 +2,7 @@
 
 A pod's compute TSGs are behind its gate. Its copy TSGs are so only where nothing of its windows is lent: else their
 timeslices alone share the copy engines, for the fewer channels a gate has, the quicker it moves.
+Where the TSGs of a pod are to take turns, its gate is open over all of them but those that wait for theirs.
 
 Decides nothing: a plan says it all, and without a plan every gate is open and every timeslice its owner's.
 Time comes in as an argument and leaves as the next moment something is due.
@@ -10,13 +11,14 @@ Time comes in as an argument and leaves as the next moment something is due.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from qgpu.guardian.register import Key, Register, RmObject
 from qgpu.model import MIN_TIMESLICE_US, NS_PER_MS, OnIdle, Plan, Span
 from qgpu.rm import abi
 from qgpu.sched.timeline import Timeline
+from qgpu.sched.tsg_turns import TsgTurns
 
 #: A gate that RM would not move is tried again after this long.
 RETRY_NS = 100 * NS_PER_MS
@@ -59,6 +61,8 @@ class Enforcer:
     mechanism: Mechanism
     #: GPU time a pod has had so far, in ns, as of the last drain: tells who let a window go by idle.
     used_ns: Callable[[str], int]
+    #: The same for each compute TSG of a pod.
+    tsgs_used_ns: Callable[[str], Mapping[Key, int]]
     #: Reads the card's log of context switches; gates are not kept waiting for it.
     drain: Callable[[int], None]
     plan: Plan | None = None
@@ -76,6 +80,9 @@ class Enforcer:
     _closed_spans: dict[str, list[Span]] = field(default_factory=dict)
     #: How long it has taken of late to close the gate of a pod, where that is long.
     _slow_ns: dict[str, int] = field(default_factory=dict)
+    #: Of the pods whose TSGs take turns: how these stand, and up to when that was reckoned.
+    _tsg_turns: dict[str, TsgTurns[Key]] = field(default_factory=dict)
+    _reckoned_ns: int = 0
 
     def adopt(self, plan: Plan | None, now_ns: int) -> None:
         """Put a plan in force, or none."""
@@ -100,6 +107,7 @@ class Enforcer:
             phase = now_ns % self._timeline.plan.period_ns
             wanted = self._timeline.closed(phase, self._idle, self._slow_ns)
             wait = self._timeline.until_next(phase, self._slow_ns)
+        self._let_turns_pass(now_ns, wanted)
         known = self.register.pods.keys()  # plans may still name one that was retired
         opened, shut = (self.closed - wanted) & known, (wanted - self.closed) & known
         had_ns = {pod: self.used_ns(pod) for pod in opened}
@@ -109,6 +117,9 @@ class Enforcer:
             self._reckon_closing(shut, moved)
             self._reckon_opened(had_ns, now_ns + moved.took_ns)
             self._reckon_shut(shut, now_ns + moved.took_ns)
+        stuck = self._look_at_tsgs(now_ns) or stuck
+        dues = (turns.until_next_ns for pod, turns in self._tsg_turns.items() if pod not in self.closed)
+        wait = min((due for due in (wait, *dues) if due is not None), default=None)
         return min(RETRY_NS, wait or RETRY_NS) if stuck else wait
 
     def distrust(self) -> None:
@@ -132,6 +143,7 @@ class Enforcer:
         self._gated_since.pop(pod, None)
         self._closed_spans.pop(pod, None)
         self._slow_ns.pop(pod, None)
+        self._tsg_turns.pop(pod, None)
 
     def take_closed(self, pod: str, now_ns: int) -> list[Span]:
         """Return from when to when a pod's gate was closed since the last call."""
@@ -140,6 +152,35 @@ class Enforcer:
             spans.append((since, now_ns))
             self._gated_since[pod] = now_ns
         return spans
+
+    def _let_turns_pass(self, now_ns: int, closing: Set[str]) -> None:
+        """Bring the turns of pods' TSGs up to now, when the gates of these pods are about to be closed."""
+        passed_ns, self._reckoned_ns = now_ns - self._reckoned_ns, now_ns
+        before, self._tsg_turns = self._tsg_turns, {}
+        for part in self.plan.pods if self.plan else ():
+            if part.tsg_turn_ns is None or part.pod not in self.register.pods:
+                continue
+            used_ns = self.tsgs_used_ns(part.pod)
+            turns = before.get(part.pod, TsgTurns(part.tsg_turn_ns, used_ns=used_ns))
+            turns = replace(turns, turn_ns=part.tsg_turn_ns).among(used_ns)
+            if part.pod in before and part.pod not in self.closed:
+                turns = turns.later(passed_ns)
+                if part.pod in closing:
+                    turns = turns.shut()
+            self._tsg_turns[part.pod] = turns
+
+    def _look_at_tsgs(self, now_ns: int) -> bool:
+        """Where it is time, see which TSGs had work, and move their gates; True when one would not move.
+
+        This comes after gates that were due, for they are not kept waiting for the log.
+        """
+        due = {pod for pod, turns in self._tsg_turns.items() if turns.look_due and pod not in self.closed}
+        if not due:
+            return False
+        self.drain(now_ns)
+        for pod in due:
+            self._tsg_turns[pod] = self._tsg_turns[pod].looked(self.tsgs_used_ns(pod))
+        return self._set_gates(self.closed)[0]
 
     def _reckon_closing(self, pods: Set[str], moved: Moved) -> None:
         """Learn how long it takes, from calls that were about one pod and went through at once."""
@@ -166,21 +207,23 @@ class Enforcer:
 
     def _set_gates(self, wanted: frozenset[str]) -> tuple[bool, Moved]:
         """Move what has to move; tell whether something would not, and what became of closing."""
-        compute = self._channels(self.register.compute_tsgs(self.instance), wanted) if wanted else set()
+        resting = {tsg for turns in self._tsg_turns.values() for tsg in turns.resting}
+        compute_tsgs = self.register.compute_tsgs(self.instance) if wanted or resting else ()
+        compute = self._channels(compute_tsgs, wanted, resting)
         with_copies = wanted & self._copies_gated
         copies = self._channels(self.register.copy_tsgs(self.instance), with_copies) if with_copies else set()
         to_open = self._closed_channels - compute - copies
         compute, copies = compute - self._closed_channels, copies - self._closed_channels
-        if compute and self._hands_over(wanted, to_open):
+        if compute and self._hands_over(wanted, opens=bool(to_open)):
             # Nobody may be there to take a copy engine over.
             moved = _both(self._close(compute, preempt=False), self._close(copies, preempt=True))
         else:
             moved = self._close(compute | copies, preempt=True)
         return self._open(sorted(to_open)) or bool(moved.stuck), moved
 
-    def _channels(self, tsgs: Iterable[RmObject], pods: Set[str]) -> set[Key]:
-        """Name the channels of these pods' TSGs that are not being freed."""
-        own = [tsg for tsg in tsgs if self.register.pod_of(tsg) in pods]
+    def _channels(self, tsgs: Iterable[RmObject], pods: Set[str], resting: Set[Key] = frozenset()) -> set[Key]:
+        """Name the channels that are not being freed of TSGs that are one of these pods' or rest."""
+        own = [tsg for tsg in tsgs if self.register.pod_of(tsg) in pods or tsg.key in resting]
         return {channel.key for tsg in own for channel in self.register.channels(tsg)} - self._leaving
 
     def _close(self, channels: set[Key], *, preempt: bool) -> Moved:
@@ -190,11 +233,15 @@ class Enforcer:
         self._closed_channels |= channels - moved.gone - moved.stuck
         return moved
 
-    def _hands_over(self, wanted: frozenset[str], to_open: set[Key]) -> bool:
-        """Tell whether the shortest slices make the hardware itself take the engine from who is being closed."""
+    def _hands_over(self, wanted: frozenset[str], *, opens: bool) -> bool:
+        """Tell whether the shortest slices make the hardware itself take the engine from who is being closed.
+
+        Somebody has to be there to take it: who is opened, or the TSG that another one rests for.
+        """
+        closing = wanted | self._tsg_turns.keys()
         parts = self.plan.pods if self.plan else ()
-        short = all(part.timeslice_us <= MIN_TIMESLICE_US for part in parts if part.pod in wanted)
-        return short and bool(to_open)
+        short = all(part.timeslice_us <= MIN_TIMESLICE_US for part in parts if part.pod in closing)
+        return short and (opens or any(turns.resting for pod, turns in self._tsg_turns.items() if pod not in wanted))
 
     def _open(self, channels: list[Key]) -> bool:
         """Open gates; True when one would not, and is to be tried again."""

@@ -24,10 +24,6 @@ IN_STEP_US = 80
 #: What an offline TSG gets beside an online pod without a target: the shortest at which a lone TSG still runs freely.
 LONE_US = MIN_TIMESLICE_US
 
-#: The same where TSGs of one pod cut each other at every slice: of 50 µs a twelfth of the card is left. At 200 it is
-#: nearly half, and online work waits 1.6 times as long: of all slices about the most work for the wait.
-SEVERAL_US = 200
-
 #: The same beside an online pod whose kernels come one by one, without a target: each of its pauses lets offline work
 #: in and costs two switches. Measured on an H200, a decoder launched from Python beside a training (p99 of a request of
 #: 16 tokens, the training's speed): 50 µs 73 ms and 0.64, 200 µs 80 and 0.69, 500 µs 79 and 0.79, 1 ms 87 and 0.82;
@@ -43,14 +39,14 @@ def tightest_ns(pods: Iterable[Pod]) -> int | None:
     return None if None in targets else min((target for target in targets if target is not None), default=None)
 
 
-def allowed_us(pods: Iterable[Pod], waits: int, tsgs: int) -> int:
-    """Return the longest slice in µs that all these online pods allow TSGs they wait for.
+def allowed_us(pods: Iterable[Pod], waits: int) -> int:
+    """Return the longest slice in µs that all these online pods allow TSGs they wait for, so many at once.
 
-    ``waits`` counts all TSGs they may have to wait for, ``tsgs`` the offline ones among those, which are of one pod.
+    Pods without a target allow a longer one where the work of such a pod is fragmented.
     """
-    targets = {pod.grant.latency_target_ns for pod in pods}
-    lenient = SEVERAL_US if tsgs > 1 else LONE_US
-    return min(lenient if target is None else slice_us(target, waits) for target in targets)
+    asked = {(pod.grant.latency_target_ns, pod.fragmented) for pod in pods}
+    lenient = FRAGMENTED_US if (None, True) in asked else LONE_US
+    return min(lenient if target is None else slice_us(target, waits) for target, _ in asked)
 
 
 def slice_us(target_ns: int, waits: int = 1) -> int:

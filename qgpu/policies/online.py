@@ -4,7 +4,7 @@ An online TSG gets a long timeslice and offline TSGs a short one, so the hardwar
 work soon after its arrival, with no software in between: the shortest slice that is sensible, or what the
 tightest latency target of the online pods allows. A price follows: two busy offline pods would cut each other
 at every slice and lose the card to switching, so they take turns by gate, each turn as long as the offline
-policy's share.
+policy's share. So would the processes of one offline pod: they take turns by gate while their pod has its own.
 
 Properties:
 - No gate of an online pod is closed on behalf of an offline one.
@@ -70,14 +70,13 @@ def online_first(offline: Policy, online: Policy) -> Policy:
             if not front.gated and not behind.gated:
                 period_ns = _period_of_turns(period_ns, behind, others, target_ns)
             rest = replace(snapshot, pods=others, period_ns=period_ns)
-            slice_us = latency.allowed_us(present, waits, _tsgs_at_once(others))
-            if target_ns is None and True in [pod.fragmented for pod in present]:
-                slice_us = max(slice_us, latency.FRAGMENTED_US)
+            slice_us = latency.allowed_us(present, waits)
             ahead = _prompt(front, present, waits, floor.online_round_us(snapshot))
             ahead, among = _fitted(ahead, front, present, snapshot.online)
-            owed_us = floor.offline_round_us(snapshot, _round_us(ahead, present)) // max(1, _tsgs_at_once(others))
+            owed_us = floor.offline_round_us(snapshot, _round_us(ahead, present))
             short_us = max(slice_us, owed_us)
-            parts = (*ahead, *_step_back(behind, rest, _last_end(front), short_us, calm_ns))
+            back = _step_back(behind, rest, _last_end(front), short_us, calm_ns)
+            parts = (*ahead, *_tsgs_in_turns(back, others, target_ns))
         else:
             behind = offline(replace(snapshot, pods=others))
             parts, period_ns, among = behind.pods, behind.period_ns, None
@@ -112,14 +111,24 @@ def _debtless(pods: tuple[Pod, ...]) -> tuple[Pod, ...]:
 
 
 def _waits(present: tuple[Pod, ...], others: tuple[Pod, ...]) -> int:
-    """Count the TSGs that online work may have to wait for: of online pods beside it, and of one offline pod."""
+    """Count the TSGs that online work may have to wait for: of online pods beside it, and one of one offline pod."""
     online = sum(pod.busy_tsgs for pod in present if pod.busy) if len(present) > 1 else 0
-    return online + _tsgs_at_once(others)
+    return online + (True in [pod.busy for pod in others])
 
 
-def _tsgs_at_once(others: tuple[Pod, ...]) -> int:
-    """Count the TSGs of the largest busy offline pod: only one such pod has its gate open at a time."""
-    return max((pod.busy_tsgs for pod in others if pod.busy), default=0)
+def _tsgs_in_turns(parts: tuple[PodPlan, ...], pods: tuple[Pod, ...], target_ns: int | None) -> tuple[PodPlan, ...]:
+    """Have the TSGs of each offline pod take turns by gate.
+
+    Who waits for a turn runs nothing, so how many are busy can't be told here: the planes leave out who is idle.
+    """
+    turn_ns = LOOSE_TURN_NS if _is_loose(target_ns) else TURN_NS
+    return tuple(
+        replace(part, tsg_turn_ns=turn_ns) if len(pod.tsgs) > 1 else part for part, pod in zip(parts, pods, strict=True)
+    )
+
+
+def _is_loose(target_ns: int | None) -> bool:
+    return target_ns is not None and target_ns >= LOOSE_NS
 
 
 def _round_us(parts: tuple[PodPlan, ...], pods: tuple[Pod, ...]) -> int:
@@ -132,7 +141,7 @@ def _period_of_turns(period_ns: int, behind: Plan, others: tuple[Pod, ...], targ
     turns = [turn for turn in _turn_weights(behind.pods, others) if turn]
     if len(turns) < 2:
         return period_ns
-    if target_ns is not None and target_ns >= LOOSE_NS:
+    if _is_loose(target_ns):
         return period_of_turns(period_ns, turns, LOOSE_TURN_NS)
     return max(period_ns, min(MAX_PERIOD_NS, len(turns) * TURN_NS))
 

@@ -43,11 +43,18 @@ class Tsg:
     starts: int = 0
     #: The longest of its turns that ended since somebody set this to 0.
     longest_ns: int = 0
+    #: Closed while another TSG of its pod has its turn.
+    resting: bool = False
+
+    @property
+    def open(self) -> bool:
+        """Tell whether neither its pod's gate nor its own keeps it off the engine."""
+        return self.gate.open and not self.resting
 
     @property
     def runnable(self) -> bool:
         """Tell whether the hardware would give it a turn."""
-        return self.left_ns > 0 and self.gate.open
+        return self.left_ns > 0 and self.gate.open and not self.resting  # asked too often for a call more
 
     def launch(self, work_ns: int) -> None:
         """Queue work."""
@@ -131,9 +138,9 @@ class Engine:
                 self._slice_began_ns = None
                 self._idle(until_ns)
 
-    def leave(self, gate: Gate) -> None:
-        """Take the context of a gate that has closed off the engine."""
-        if self._incoming is None and self.resident is not None and self.resident.gate is gate:
+    def leave(self) -> None:
+        """Take a context off the engine whose gate has closed."""
+        if self._incoming is None and self.resident is not None and not self.resident.open:
             self.resident = None
 
     def _idle(self, until_ns: int) -> None:
@@ -143,8 +150,8 @@ class Engine:
         nobody else has work that makes no difference to anybody, and only work counts.
         """
         here, passed_ns = self.resident, until_ns - self.now_ns
-        kept_off = any(other.left_ns and not other.gate.open for other in self.runlist)
-        if here is not None and kept_off and here.gate.open and here in self.runlist:
+        kept_off = any(other.left_ns and not other.open for other in self.runlist)
+        if here is not None and kept_off and here.open and here in self.runlist:
             here.run_ns += passed_ns
             self.resident_idle_ns += passed_ns
             if self.recorder is not None:
@@ -249,6 +256,8 @@ class Engine:
         if not rounds:
             return
         rounds = min([rounds, *((tsg.left_ns - 1) // turn_ns for tsg, turn_ns in turns if turn_ns)])
+        if not rounds:
+            return
         for at, (tsg, turn_ns) in enumerate(turns):
             tsg.left_ns -= rounds * turn_ns
             tsg.useful_ns += rounds * turn_ns

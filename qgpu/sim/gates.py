@@ -2,16 +2,22 @@
 
 What a moment of the plan asks for is decided by ``qgpu.sched.timeline``; this file makes the calls one after
 the other, each taking as long as the hardware makes it take, closing before opening. Phases count from
-time 0, so a plan renewed in mid-period goes on where the last one was.
+time 0, so a plan renewed in mid-period goes on where the last one was. Which TSG of a pod has its turn is decided by
+``qgpu.sched.tsg_turns``.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Callable, Sequence, Set
+from dataclasses import replace
+from functools import partial
 
 from qgpu.errors import RefusedError
 from qgpu.model import Plan
 from qgpu.sched.timeline import Timeline
+from qgpu.sched.tsg_turns import TsgTurns
+from qgpu.sim.engine import Tsg
 from qgpu.sim.gpu import SimGpu, SimPod
 
 
@@ -27,6 +33,9 @@ class GateWorker:
         self._calling = False
         #: The one wake that counts; earlier ones that are still in the event list have been overtaken.
         self._wake_ns: int | None = None
+        #: Of the pods whose TSGs take turns: how these stand, and up to when that was reckoned.
+        self._tsg_turns: dict[str, TsgTurns[Tsg]] = {}
+        self._reckoned_ns = 0
 
     def apply(self, plan: Plan) -> None:
         """Take a plan for one lease. Raises RefusedError for a plan of another pGPU."""
@@ -72,13 +81,51 @@ class GateWorker:
         if self._calling:
             return
         gpu, closed = self._gpu, self._closed()
+        self._let_turns_pass(closed)
         shut = frozenset(name for name, pod in gpu.pods.items() if not pod.open)
-        if closed == shut:
-            self._sleep()
+        if closed != shut:
+            wrong = gpu.pods[min(closed - shut or shut - closed)]
+            self._call(wrong, closing=wrong.open, done=lambda: self._pod_moved(wrong))
             return
-        wrong = gpu.pods[min(closed - shut or shut - closed)]
-        self._calling = True
-        gpu.at(gpu.now_ns + self._call_ns(wrong), lambda: self._call_done(wrong))
+        self._look_at_tsgs()
+        for closing in (True, False):
+            for pod in gpu.pods.values():
+                moving = self._resting(pod) ^ {tsg for tsg in pod.tsgs if tsg.resting}
+                tsgs = [tsg for tsg in pod.tsgs if pod.open and tsg in moving and tsg.resting is not closing]
+                if tsgs:
+                    self._call(pod, closing=closing, done=partial(self._tsgs_moved, pod, tsgs, resting=closing))
+                    return
+        self._sleep()
+
+    def _let_turns_pass(self, closing: Set[str] = frozenset()) -> None:
+        """Bring the turns of pods' TSGs up to now, when the gates of these pods are about to be closed."""
+        gpu = self._gpu
+        passed_ns, self._reckoned_ns = gpu.now_ns - self._reckoned_ns, gpu.now_ns
+        before, self._tsg_turns = self._tsg_turns, {}
+        for part in self._timeline.plan.pods if self._timeline else ():
+            pod = gpu.pods.get(part.pod)
+            if part.tsg_turn_ns is None or pod is None:
+                continue
+            used_ns = {tsg: tsg.run_ns for tsg in pod.tsgs}
+            turns = before.get(part.pod, TsgTurns(part.tsg_turn_ns, used_ns=used_ns))
+            turns = replace(turns, turn_ns=part.tsg_turn_ns).among(used_ns)
+            if part.pod in before and pod.open:
+                turns = turns.later(passed_ns)
+                if part.pod in closing:
+                    turns = turns.shut()
+            self._tsg_turns[part.pod] = turns
+
+    def _look_at_tsgs(self) -> None:
+        """Where it is time, see which TSGs had work."""
+        for name, turns in self._tsg_turns.items():
+            pod = self._gpu.pods[name]
+            if turns.look_due and pod.open:
+                self._tsg_turns[name] = turns.looked({tsg: tsg.run_ns for tsg in pod.tsgs})
+
+    def _resting(self, pod: SimPod) -> frozenset[Tsg]:
+        """Name the TSGs of a pod that are off while another has its turn."""
+        turns = self._tsg_turns.get(pod.name)
+        return frozenset() if turns is None else turns.resting
 
     def _closed(self) -> frozenset[str]:
         """Name the pods of this pGPU that the plan wants closed now; between two edges the answer is remembered."""
@@ -91,26 +138,43 @@ class GateWorker:
             self._remembered[key] = self._timeline.closed(phase_ns, idle)
         return self._remembered[key] & self._gpu.pods.keys()
 
-    def _call_done(self, pod: SimPod) -> None:
-        self._calling = False
-        if self._gpu.pods.get(pod.name) is pod:
-            pod.move(self._gpu.now_ns, to_open=not pod.open)
-            if not pod.open:
-                self._gpu.engine.leave(pod)
-        self._look()
-
-    def _call_ns(self, pod: SimPod) -> int:
+    def _call(self, pod: SimPod, *, closing: bool, done: Callable[[], None]) -> None:
+        """Make a call about a pod, which takes effect at its end."""
         cost = self._gpu.hardware
         if self._gpu.contended(pod):
-            return cost.contended_close_ns if pod.open else cost.contended_open_ns
-        return cost.close_ns if pod.open else cost.open_ns
+            took_ns = cost.contended_close_ns if closing else cost.contended_open_ns
+        else:
+            took_ns = cost.close_ns if closing else cost.open_ns
+        self._calling = True
+
+        def returned() -> None:
+            self._calling = False
+            done()
+            self._gpu.engine.leave()
+            self._look()
+
+        self._gpu.at(self._gpu.now_ns + took_ns, returned)
+
+    def _pod_moved(self, pod: SimPod) -> None:
+        if self._gpu.pods.get(pod.name) is pod:
+            self._let_turns_pass()
+            pod.move(self._gpu.now_ns, to_open=not pod.open)
+            resting = self._resting(pod)
+            for tsg in pod.tsgs:
+                tsg.resting = tsg in resting  # one call is about all of them that are to be open
+
+    def _tsgs_moved(self, pod: SimPod, tsgs: Sequence[Tsg], *, resting: bool) -> None:
+        for tsg in tsgs if self._gpu.pods.get(pod.name) is pod else ():
+            tsg.resting = resting
 
     def _sleep(self) -> None:
         """Ask to be woken at the next edge of the plan; a wake asked for earlier has been overtaken."""
         if self._timeline is None:
             return
         now_ns = self._gpu.now_ns
-        until_next_ns = self._timeline.until_next(now_ns % self._timeline.plan.period_ns)
+        dues = [turns.until_next_ns for name, turns in self._tsg_turns.items() if self._gpu.pods[name].open]
+        dues.append(self._timeline.until_next(now_ns % self._timeline.plan.period_ns))
+        until_next_ns = min((due for due in dues if due is not None), default=None)
         if until_next_ns is None:
             return
         self._wake_ns = when_ns = now_ns + until_next_ns

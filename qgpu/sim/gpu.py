@@ -126,6 +126,7 @@ class SimGpu:
         pod.move(self.now_ns, to_open=True)
         for tsg in pod.tsgs:
             tsg.timeslice_us = self.hardware.default_timeslice_us
+            tsg.resting = False
         self._seen_gated.pop(pod, None)
         self.changes += 1
 

@@ -67,7 +67,12 @@ def card(*names):
             register.note(fact)
     engine = Engine(register)
     used = dict.fromkeys(names, 0)
-    return Enforcer(0, register, engine, used.__getitem__, lambda now_ns: None), engine, used
+
+    def tsgs_used_ns(pod):
+        own = [tsg.key for tsg in register.compute_tsgs(0) if register.pod_of(tsg) == pod]
+        return {key: used.get(key, 0) for key in sorted(own)}
+
+    return Enforcer(0, register, engine, used.__getitem__, tsgs_used_ns, lambda now_ns: None), engine, used
 
 
 def turns(*names, on_idle=OnIdle.KEEP, length=10 * MS):
@@ -300,7 +305,7 @@ def test_time_between_switches_belongs_to_who_was_resident():
     meter = Meter()
     meter.advance([Event(10, "a", True), Event(30, "a", False), Event(35, "b", True)], 50)
 
-    assert meter.take() == {"a": Use(20, 1), "b": Use(15, 1)}
+    assert meter.take() == {"a": Use(20, 1, 20), "b": Use(15, 1)}
 
 
 def test_a_switch_reported_late_is_not_charged_twice():

@@ -165,12 +165,12 @@ def test_a_latency_target_allows_the_slice_that_was_measured_to_keep_it(
     [
         ((pod("on", target_ms=2), pod("off")), [MAX_TIMESLICE_US, 1726]),
         ((pod("on", target_ms=2, busy=False), pod("off")), [MAX_TIMESLICE_US, 1726]),
-        ((pod("on", target_ms=2), pod("off", tsgs=2)), [MAX_TIMESLICE_US, 779]),
-        # Several TSGs of a pod would cut each other to pieces without a target, and with a tight one do.
-        ((pod("on", online=True), pod("off", tsgs=4)), [MAX_TIMESLICE_US, 200]),
-        ((pod("on", target_ms=1), pod("off", tsgs=4)), [MAX_TIMESLICE_US, 50]),
+        ((pod("on", target_ms=2), pod("off", tsgs=2)), [MAX_TIMESLICE_US, 1726]),
+        # TSGs of one pod take turns: online work waits for one of them.
+        ((pod("on", online=True), pod("off", tsgs=4)), [MAX_TIMESLICE_US, 50]),
+        ((pod("on", target_ms=1), pod("off", tsgs=4)), [MAX_TIMESLICE_US, 738]),
         ((pod("on", online=True), pod("x", target_ms=1), pod("off", tsgs=2)), [500, 500, 50]),
-        ((pod("on", online=True), pod("x", target_ms=9), pod("off", tsgs=2)), [2029, 2029, 200]),
+        ((pod("on", online=True), pod("x", target_ms=9), pod("off", tsgs=2)), [2755, 2755, 50]),
         # Who has no target wants the least there is, of one that runs alone.
         ((pod("on", target_ms=2), pod("x", online=True, busy=False), pod("off")), [778, 778, 50]),
         # Several online pods wait for each other too: their round follows from the tightest target.

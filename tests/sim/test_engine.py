@@ -48,6 +48,26 @@ def test_two_tsgs_take_turns_of_their_timeslices() -> None:
     assert [first.starts, second.starts] == [10, 10]
 
 
+@pytest.mark.parametrize("rounds", [1, 3, 1000])
+def test_the_longest_turn_is_a_whole_one_with_its_switches(rounds: int) -> None:
+    engine, tsgs = engine_of(2000, 1000)
+    turns = [H200.turn_ns(2000), H200.turn_ns(1000)]
+
+    run(engine, rounds * (sum(turns) + 2 * SWITCH) + SWITCH)
+
+    assert [tsg.longest_ns for tsg in tsgs] == [turn + H200.save_ns + H200.restore_ns for turn in turns]
+
+
+def test_a_turn_left_early_is_told_as_long_as_it_was() -> None:
+    engine, (brief, flood) = engine_of(2000, 1000, work_ns=0)
+    brief.launch(100 * NS_PER_US)
+    flood.launch(FOREVER_NS)
+
+    run(engine, SECOND)
+
+    assert brief.longest_ns == 100 * NS_PER_US + H200.save_ns + H200.restore_ns
+
+
 def test_a_newcomer_waits_for_the_end_of_the_running_slice_and_no_longer() -> None:
     engine, (running, newcomer) = engine_of(1000, 1_000_000, work_ns=0)
     turn = H200.turn_ns(1000)

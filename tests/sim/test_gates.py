@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -9,6 +12,8 @@ from qgpu.load.spec import Workload
 from qgpu.model import NS_PER_MS, NS_PER_S, NS_PER_US, Grant, OnIdle, Plan, PodClass, PodPlan
 from qgpu.policies.shares import in_turns
 from qgpu.sched.sim import SimHost
+from qgpu.sched.tsg_turns import LOOK_NS
+from qgpu.sim.engine import Tsg
 from qgpu.sim.hardware import H200
 
 PERIOD = 100 * NS_PER_MS
@@ -90,6 +95,74 @@ def test_whatever_the_plan_was_its_lease_ends(data: st.DataObject, pods: int) ->
 
     assert max(ran) - min(ran) <= 2 * (H200.default_timeslice_us * NS_PER_US + H200.switch_ns)
     assert all(pod.gated_ns == 0 for pod in after)
+
+
+@given(st.data(), st.lists(st.lists(workloads, min_size=1, max_size=3), min_size=1, max_size=3), st.integers(5, 300))
+def test_processes_that_take_turns_nest_in_their_pods_windows_and_none_stays_off(
+    data: st.DataObject, pods: list[list[Workload]], turn_ms: int
+) -> None:
+    plan = data.draw(plans(len(pods)))
+    plan = replace(plan, pods=tuple(replace(part, tsg_turn_ns=turn_ms * NS_PER_MS) for part in plan.pods))
+    host = SimHost()
+    for i, loads in enumerate(pods):
+        host.admit(f"pod{i}", {0: Grant()})
+        for load in loads:
+            host.start_load(f"pod{i}", 0, load)
+    backend = host.backend(0)
+    for _ in range(20):
+        backend.sample()
+        backend.apply(plan)
+        backend.wait(PERIOD)
+        for pod in host._world.cards[0].gpu.pods.values():
+            assert not all(tsg.resting for tsg in pod.tsgs)
+    backend.wait(H200.lease_ns + 100 * NS_PER_MS)
+    backend.sample()
+
+    assert not [tsg for tsg in tsgs_of(host) if not tsg.open]
+    times = host.times(0)
+    assert times.useful_ns + times.switching_ns + times.idle_ns == backend.now_ns
+
+
+@pytest.mark.parametrize("processes", [2, 5])
+def test_one_of_a_pods_busy_processes_is_open_at_a_time(processes: int) -> None:
+    host = SimHost()
+    host.admit("a", {0: Grant()})
+    for _ in range(processes):
+        host.start_load("a", 0, Workload(kernel_us=1000, batch=0))
+    backend = host.backend(0)
+    plan = Plan(0, PERIOD, (PodPlan("a", PodClass.OFFLINE, 50, tsg_turn_ns=PERIOD),))
+    starts, ran = 0, dict.fromkeys(range(processes), 0)
+    for tick in range(10 * processes + 2):
+        backend.apply(plan)
+        backend.wait(PERIOD)
+        (pod,) = backend.sample().pods
+        assert pod.gated_ns == 0
+        if tick > 1:
+            starts += sum(tsg.starts for tsg in pod.tsgs)
+            ran = {at: ran[at] + tsg.run_ns for at, tsg in enumerate(pod.tsgs)}
+
+    assert starts <= 20 * processes
+    assert max(ran.values()) - min(ran.values()) <= 2 * PERIOD
+
+
+def test_a_process_whose_pod_is_removed_meanwhile_is_not_kept_off() -> None:
+    host = SimHost()
+    host.admit("a", {0: Grant()})
+    for _ in range(2):
+        host.start_load("a", 0, Workload(kernel_us=1000, batch=0))
+    backend = host.backend(0)
+    host.call_at(0, LOOK_NS + H200.close_ns // 2, lambda: host.retire("a"))
+    backend.sample()
+    backend.apply(Plan(0, PERIOD, (PodPlan("a", PodClass.OFFLINE, 50, tsg_turn_ns=PERIOD),)))
+    backend.wait(2 * LOOK_NS)
+    backend.wait(2 * LOOK_NS)
+
+    assert not [tsg for tsg in tsgs_of(host) if not tsg.open]
+
+
+def tsgs_of(host: SimHost) -> list[Tsg]:
+    """Return all TSGs of the simulated card."""
+    return list(host._world.cards[0].gpu.engine.runlist)
 
 
 def test_calls_are_made_one_after_the_other_whatever_comes_between() -> None:
