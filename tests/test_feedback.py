@@ -321,14 +321,14 @@ def _mechanism(plan: Plan) -> tuple[int, ...]:
 
 
 def _settle(stage: Stage, weights: Mapping[str, int]) -> None:
-    """Hold pods to their weights: over four seconds within six points, in each within eight; most are within one.
+    """Hold pods to their weights: over four seconds within nine points, in each within eleven; most are within one.
 
     A pod of several processes with steps of 20 ms, of which a slice cuts some, is the worst of hundreds of mixes.
     """
     stage.pass_by(4)
     seconds = [{name: second.work[name] for name in weights} for second in stage.seconds(4)]
-    assert error({name: sum(second[name] for second in seconds) for name in weights}, weights) <= 6 * ONE_POINT
-    assert max(error(second, weights) for second in seconds) <= 8 * ONE_POINT
+    assert error({name: sum(second[name] for second in seconds) for name in weights}, weights) <= 9 * ONE_POINT
+    assert max(error(second, weights) for second in seconds) <= 11 * ONE_POINT
 
 
 @hypothesis_settings(max_examples=20 * MORE, deadline=None)

@@ -224,14 +224,14 @@ def test_of_ever_new_neighbours_only_the_latest_are_remembered() -> None:
 
 
 def test_a_round_in_which_pods_or_weights_change_teaches_nothing() -> None:
-    ledger = taught(Ledger(0), 0, 1, "a", "b")
+    ledger = taught(Ledger(0), 0, 2, "a", "b")
     assert ledger.plan is not None
     heavier = replace(ledger.plan, pods=tuple(replace(part, weight=2) for part in ledger.plan.pods))
 
-    assert any(found.seen for found in ledger.advance(flooded(STEP, ledger, "a", "b")).mixes.values())
+    assert any(found.seen for found in ledger.advance(flooded(2 * STEP, ledger, "a", "b")).mixes.values())
     for changed in (
-        ledger.planned(heavier).advance(flooded(STEP, ledger, "a", "b")),
-        ledger.advance(flooded(STEP, ledger, "a", "b", "c")),
+        ledger.planned(heavier).advance(flooded(2 * STEP, ledger, "a", "b")),
+        ledger.advance(flooded(2 * STEP, ledger, "a", "b", "c")),
     ):
         assert not any(found.seen for found in changed.mixes.values())
 

@@ -53,14 +53,14 @@ def test_nothing_is_kept_of_pods_that_were() -> None:
     settings = GpuSettings(policy="fixed-share", online_policy="burst-share")
     service = Service(SimHost(2, Clock.REAL), Chosen(Plane.SIM, "test"), Config(defaults=settings), State(None))
     try:
-        visit(service, "first", cores=30)
+        visit(service, "first-visitor", cores=30)
         for number in range(5):
             visit(service, f"pod-{number}", cores=10, **({"class": "online"} if number % 2 else {}))
         service.reap()
         visit(service, "last", cores=5)
         service.reap()
         deadline = time.monotonic() + 30
-        while (left := remembered("first")) and time.monotonic() < deadline:
+        while (left := remembered("first-visitor")) and time.monotonic() < deadline:
             gc.collect()
             time.sleep(0.1)
     finally:

@@ -514,18 +514,21 @@ def _satisfied(seen: Sequence[Seen]) -> frozenset[str]:
 
 
 def _score(seen: Seen, every: Sequence[Seen], pods: Mapping[str, Entry]) -> float:
-    """Rate a way to take turns: how far the least satisfied pod has what it is due, times the work of all.
+    """Rate a way to take turns: how far the least satisfied pod has what it is due, squared, times the work of all.
 
-    Where any pod has a quota, those without one are promised nothing.
+    Where any pod has a quota, those without one are promised nothing. A pod that uses up slices by weight has its part
+    of the work, whatever a look at few turns has shown.
     """
     whole = sum(entry.weight for entry in pods.values())
-    promised = {name for name in seen.rates if pods[name].grant.cores is not None} or seen.rates.keys()
-    least = 1.0
+    promised = {name for name in seen.rates if pods[name].grant.cores is not None} or set(seen.rates)
+    if not seen.sharing.by_gate and not seen.sharing.equal:
+        promised &= seen.early
+    done, least = sum(seen.rates.values()), 1.0
     for name in promised:
         most = max(each.rates.get(name, 0.0) for each in every)
-        due = min(pods[name].weight / whole, most)
+        due = min(pods[name].weight / whole * done, most)
         least = min(least, seen.rates[name] / due if due > 0 else 1.0)
-    return least * sum(seen.rates.values())
+    return least**2 * done
 
 
 def _gates_may_pay(now: Contention, best: Seen, pods: Mapping[str, Entry]) -> bool:

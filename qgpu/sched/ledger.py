@@ -176,13 +176,15 @@ class Ledger:
         changed = _busy(known) != _busy(accounts)
         passing_over = self.passing_over
         mixes = self.mixes
+        if known.keys() - accounts.keys():
+            mixes = {mix: found for mix, found in mixes.items() if all(name in accounts for name, _ in mix[1])}
         if changed or over:
             entries = self._entries(accounts, over)
             round_ns = max(0, sample.now_ns - began_ns)
             ragged = changed or passing_over or self._odd(round_ns)
             debts = settle(entries, round_ns, self.plan.period_ns if self.plan else round_ns, ragged=ragged)
             if not ragged:
-                mixes = self._judged(entries, round_ns, sample)
+                mixes = self._judged(mixes, entries, round_ns, sample)
             elif changed:
                 mixes = {mix: contention.interrupted(found) for mix, found in mixes.items()}
             accounts = {
@@ -304,9 +306,11 @@ class Ledger:
             if ((part := parts.get(name)) and part.weight) or over
         }
 
-    def _judged(self, entries: Mapping[str, Entry], round_ns: int, sample: Sample) -> Mapping[Mix, Contention]:
+    def _judged(
+        self, mixes: Mapping[Mix, Contention], entries: Mapping[str, Entry], round_ns: int, sample: Sample
+    ) -> Mapping[Mix, Contention]:
         """Fold a round into what is known of the mix of busy pods of each class."""
-        plan, mixes = self.plan, self.mixes
+        plan = self.plan
         if plan is None or not round_ns:
             return mixes
         for pod_class, done in ((PodClass.OFFLINE, plan.offline), (PodClass.ONLINE, plan.online)):
