@@ -180,13 +180,24 @@ class Contention(NamedTuple):
         return self.at(seen.sharing)._replace(settled=True, fitted=seen.fitted)
 
 
-def begin(weights: Sequence[int]) -> Contention:
+def begin(weights: Sequence[int], pod_class: PodClass = PodClass.OFFLINE) -> Contention:
     """Return what is known of pods that were never seen together: nothing, so turns are short at first."""
-    return Contention(_start(weights))
+    return Contention(_start(weights, pod_class))
 
 
-def _start(weights: Sequence[int]) -> Sharing:
+def _start(weights: Sequence[int], pod_class: PodClass) -> Sharing:
+    """Return the first round: slices as the driver's own at most, or among online pods on average.
+
+    Among those a step that is cut once more than need be costs latency, and turns by gate can't mend it.
+    """
+    if pod_class is PodClass.ONLINE:
+        return Sharing(round_ns=START_SLICE_NS * len(weights))
     return Sharing(round_ns=START_SLICE_NS * sum(weights) // max(weights))
+
+
+def _first(pods: Mapping[str, Entry]) -> Sharing:
+    pod_class = next(iter(pods.values())).grant.pod_class
+    return _start([entry.weight for entry in pods.values()], pod_class)
 
 
 def advance(
@@ -241,11 +252,9 @@ def advance(
     if other:
         again = again._replace(seen=(), satisfied=frozenset())
     if now.sharing.by_gate:
-        return again._replace(gates_failed=before.turns_ns if before else {}, gates_failed_ns=now_ns).at(
-            _start([entry.weight for entry in pods.values()])
-        )
+        return again._replace(gates_failed=before.turns_ns if before else {}, gates_failed_ns=now_ns).at(_first(pods))
     if other:
-        return again.at(_start([entry.weight for entry in pods.values()]))
+        return again.at(_first(pods))
     return _after(_noted(again, seen), pods, period_ns, utilization, now_ns)
 
 
@@ -438,7 +447,7 @@ def _next_round(
     switching costs something.
     """
     whole = sum(weights.values())
-    start_ns = _start([*weights.values()]).round_ns or 0
+    start_ns = _first(pods).round_ns or 0
     round_ns = start_ns if last.sharing.equal else last.sharing.round_ns or period_ns
     short = _short(last, weights, _SHORT) - now.satisfied
     if short:
@@ -476,7 +485,7 @@ def _tried(wanted: Sharing, now: Contention, period_ns: int) -> bool:
 
 def _best(slices: Sequence[Seen], every: Sequence[Seen], pods: Mapping[str, Entry]) -> Seen:
     """Return the round that serves best; one as by the driver's own slices, unless another is clearly better."""
-    usual = (_start([entry.weight for entry in pods.values()]), Sharing(equal=True))
+    usual = (_first(pods), Sharing(equal=True))
     scores = {id(seen): _score(seen, every, pods) for seen in slices}
     best = max(slices, key=lambda seen: scores[id(seen)])
     plain = max((seen for seen in slices if seen.sharing in usual), key=lambda seen: scores[id(seen)], default=best)

@@ -251,7 +251,11 @@ class Ledger:
     def _contention(self, pod_class: PodClass) -> Contention | None:
         """Return what is known of the busy pods of a class; None where there are not several."""
         mix = self._mix(pod_class)
-        return (self.mixes.get(mix) or contention.begin([weight for _, weight in mix[1]])) if len(mix[1]) > 1 else None
+        return (
+            (self.mixes.get(mix) or contention.begin([weight for _, weight in mix[1]], pod_class))
+            if len(mix[1]) > 1
+            else None
+        )
 
     def _mix(self, pod_class: PodClass) -> Mix:
         parts = self.plan.pods if self.plan else ()
@@ -321,7 +325,7 @@ class Ledger:
             rivals = {name: entries[name] for name in names}
             foreign_ns = sum([entry.use.run_ns for name, entry in entries.items() if name not in rivals])
             if (known := mixes.get(mix)) is None:  # no plan has asked for its first way to take turns yet
-                found = contention.begin([weight for _, weight in mix[1]])
+                found = contention.begin([weight for _, weight in mix[1]], pod_class)
             else:
                 found = contention.advance(
                     known, rivals, done, round_ns, foreign_ns, plan.period_ns, sample.utilization, sample.now_ns
