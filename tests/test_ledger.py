@@ -251,3 +251,15 @@ def test_the_longest_turn_of_a_round_is_that_of_any_tsg() -> None:
         ledger = ledger.advance(Sample(0, step * STEP - 1, (PodSample("a", Grant(), tsgs),)))
 
     assert ledger.accounts["a"].round.longest_ns == 9
+
+
+def test_a_lone_context_that_idles_is_not_charged_against_its_quota() -> None:
+    plan = Plan(0, STEP, (PodPlan("a", PodClass.OFFLINE, 50_000, (Window(0, STEP // 3),)),))
+    ran = PodSample("a", Grant(cores=33), (TsgSample("a/0", STEP, 1, resident=True),))
+    debts = {}
+    for used in (0.0, None):
+        ledger = Ledger(0).advance(Sample(0, 0, (replace(ran, tsgs=(TsgSample("a/0"),)),))).planned(plan)
+        debts[used] = ledger.advance(Sample(0, STEP, (ran,), used)).accounts["a"].debt_ns
+
+    assert debts[0.0] <= 0
+    assert debts[None] > STEP // 4

@@ -78,6 +78,9 @@ class _Request:
 @click.option("--kernel", type=_TIME, default="1ms", show_default=True, help="Length of a kernel on an idle card.")
 @click.option("--batch", type=int, help="Kernels per synchronisation; 0: flood.  [default: 0, or 1 with --period]")
 @click.option("--gap", type=_TIME, default="0s", help="The host's pause after each synchronisation.")
+@click.option(
+    "--launch", type=_TIME, default="0s", help="Host time for each launch of a batch, as a framework takes it."
+)
 @click.option("--period", type=_TIME, default="0s", help="Start a batch this often, by the clock.")
 @click.option("--graph", is_flag=True, help="Launch each batch as a CUDA graph.")
 @click.option("--streams", type=int, default=1, show_default=True, help="CUDA streams to spread kernels over.")
@@ -116,11 +119,14 @@ def command(file: IO[str], processes: int, **options: Any) -> None:
     click.echo(json.dumps({"schema": "qgpu/v1", "workload": request.work.to_dict(), **result}), file=file)
 
 
-def _request(*, kernel: float, batch: int | None, gap: float, period: float, warmup: float, **rest: Any) -> _Request:
+def _request(
+    *, kernel: float, batch: int | None, gap: float, launch: float, period: float, warmup: float, **rest: Any
+) -> _Request:
     work = Workload(
         kernel_us=round(kernel * 1e6, 6),
         batch=(1 if period else 0) if batch is None else batch,
         gap_us=round(gap * 1e6, 6),
+        launch_us=round(launch * 1e6, 6),
         period_us=round(period * 1e6, 6),
         graph=rest["graph"],
         persistent=rest["persistent"],

@@ -70,6 +70,8 @@ class Workload:
             raise InvalidValueError("workload: host_reads is for a persistent kernel")
         if self.period_us and not self.batch:
             raise InvalidValueError("workload: period_us needs a batch of at least 1, for it measures when batches end")
+        if self.launch_us and (self.graph or not self.batch):
+            raise InvalidValueError("workload: launch_us needs a batch of at least 1 and no graph, which is one launch")
         _check_trace(self.trace)
 
     @classmethod

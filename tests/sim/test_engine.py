@@ -264,3 +264,16 @@ def test_a_closed_gate_lets_nothing_through(history: tuple[list[int], list[tuple
     run(engine, engine.now_ns + SECOND)
 
     assert [tsg.useful_ns for tsg in tsgs] == before
+
+
+def test_an_idle_context_is_charged_while_a_gate_keeps_another_off() -> None:
+    engine, (first, second) = engine_of(2000, 2000, work_ns=0)
+    first.launch(NS_PER_MS)
+    second.launch(FOREVER_NS)
+    second.gate.open = False
+
+    run(engine, 10 * NS_PER_MS)
+
+    assert first.useful_ns == NS_PER_MS
+    assert first.run_ns == 10 * NS_PER_MS - H200.save_ns - H200.gap_ns
+    assert engine.times.idle_ns == 10 * NS_PER_MS - SWITCH - NS_PER_MS

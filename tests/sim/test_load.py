@@ -34,6 +34,27 @@ def test_a_flood_keeps_the_card_busy() -> None:
     assert load.progress().latencies_us == ()
 
 
+def test_launches_one_by_one_leave_gaps_on_an_empty_card() -> None:
+    gpu, load = load_of(Workload(kernel_us=50, batch=10, launch_us=100))
+
+    gpu.advance(NS_PER_S)
+
+    # The last kernel is launched after 0.9 ms and takes 50 us: 0.95 ms a batch, of which 0.5 ms are work.
+    assert load.progress().kernels == pytest.approx(10 / 0.95e-3, rel=0.01)
+    assert gpu.engine.times.idle_ns == pytest.approx(0.45 / 0.95 * NS_PER_S, rel=0.01)
+
+
+def test_launches_queue_up_while_the_gate_is_closed() -> None:
+    gpu, load = load_of(Workload(kernel_us=50, batch=10, launch_us=100))
+    gpu.pods["pod"].move(0, to_open=False)
+    gpu.advance(NS_PER_MS)
+    gpu.pods["pod"].move(gpu.now_ns, to_open=True)
+
+    gpu.advance(gpu.now_ns + NS_PER_MS // 2)
+
+    assert load.kernels == 10
+
+
 def test_a_closed_loop_waits_for_each_batch_and_then_for_its_gap() -> None:
     gpu, load = load_of(Workload(kernel_us=1000, batch=3, gap_us=2000))
 
@@ -123,6 +144,8 @@ def test_the_same_seed_gives_the_same_run() -> None:
         ({"gap_us": -1}, "gap_us -1"),
         ({"graph": "yes"}, "graph 'yes': true or false"),
         ({"batch": 0, "period_us": 10}, "period_us needs a batch"),
+        ({"batch": 0, "launch_us": 10}, "launch_us needs a batch"),
+        ({"batch": 4, "launch_us": 10, "graph": True}, "launch_us needs a batch"),
         ({"trace": "x"}, "trace: a list"),
         ({"trace": [[1]]}, "[1] is no [at_us, kernel_us] pair"),
         ({"trace": [[5, 1], [4, 1]]}, "4 µs comes after 5 µs"),
