@@ -253,7 +253,7 @@ def test_the_longest_turn_of_a_round_is_that_of_any_tsg() -> None:
     assert ledger.accounts["a"].round.longest_ns == 9
 
 
-def test_a_lone_context_that_idles_is_not_charged_against_its_quota() -> None:
+def test_a_lone_idle_context_costs_no_quota() -> None:
     plan = Plan(0, STEP, (PodPlan("a", PodClass.OFFLINE, 50_000, (Window(0, STEP // 3),)),))
     ran = PodSample("a", Grant(cores=33), (TsgSample("a/0", STEP, 1, resident=True),))
     debts = {}

@@ -139,7 +139,7 @@ def added_and_kept(stage: Stage, seconds: int) -> tuple[float, float]:
 
 
 @pytest.mark.parametrize("processes", [1, 2, 4, 8])
-def test_a_pod_of_several_processes_keeps_its_work_and_adds_no_more_than_one_process(processes: int) -> None:
+def test_several_processes_keep_work_and_add_as_one(processes: int) -> None:
     stage = Stage("burst-share")
     stage.add("o", Grant(PodClass.ONLINE), SERVICE)
     stage.add("a", Grant(), *[FLOOD] * processes)

@@ -62,7 +62,7 @@ def test_processes_take_turns_from_the_first_look_on() -> None:
 
 
 @pytest.mark.parametrize(("slice_us", "preempts"), [(MIN_TIMESLICE_US, False), (500, True)])
-def test_a_turn_is_handed_over_by_one_call_that_closes_and_one_that_opens(slice_us: int, preempts: bool) -> None:
+def test_a_handover_is_one_closing_and_one_opening_call(slice_us: int, preempts: bool) -> None:
     pod = Pod(4, slice_us=slice_us)
     pod.run(120 * MS, {1, 2, 3, 4})
     pod.engine.calls, pod.engine.preempted = 0, []
@@ -88,7 +88,7 @@ def test_a_lone_process_is_not_looked_at() -> None:
     assert pod.enforcer.step(pod.now_ns) is None
 
 
-def test_who_goes_idle_lends_its_turn_and_takes_turns_again_when_it_has_work() -> None:
+def test_an_idle_process_lends_its_turn_until_it_has_work() -> None:
     pod = Pod(2)
     pod.run(300 * MS, {1, 2})
     lent = pod.run(500 * MS, {1})
@@ -120,7 +120,7 @@ def test_a_process_that_comes_is_open_at_once() -> None:
     assert pod.run(60 * MS, {1, 2, 3})[-1][1] >= {3}
 
 
-def test_what_is_being_freed_is_opened_and_its_turn_goes_on_to_others() -> None:
+def test_a_tsg_being_freed_is_opened_and_others_go_on() -> None:
     pod = Pod(3)
     pod.run(60 * MS, {1, 2, 3})
     pod.enforcer.leave([(2, 40), (2, 50)])
@@ -173,7 +173,7 @@ def test_a_gate_that_would_not_move_is_tried_again() -> None:
     assert pod.off in ({1}, {2})
 
 
-def test_turns_nest_in_the_pods_windows_and_only_its_own_gate_counts_as_closed() -> None:
+def test_turns_nest_in_windows_and_count_as_open() -> None:
     pod = Pod(2, windows=(Window(0, 100 * MS),))
     pod.run(400 * MS, {1, 2})
     before = dict(pod.used)

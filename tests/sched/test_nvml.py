@@ -53,14 +53,14 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
     return fake
 
 
-def test_utilisation_is_a_part_and_asked_no_more_than_ten_times_a_second(fake: FakeNvml) -> None:
+def test_utilisation_is_asked_ten_times_a_second_at_most(fake: FakeNvml) -> None:
     card = nvml.Utilization("GPU-1")
 
     assert [card.read() for _ in range(4)] == [0.4] * 4
     assert fake.asked == 2
 
 
-def test_a_card_that_does_not_answer_tells_nothing_and_leaks_nothing(fake: FakeNvml) -> None:
+def test_a_silent_card_tells_nothing_and_leaks_nothing(fake: FakeNvml) -> None:
     card = nvml.Utilization("GPU-1")
     fake.used = None
     told = [card.read() for _ in range(6)]

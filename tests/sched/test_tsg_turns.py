@@ -43,7 +43,7 @@ def passing(
         before = is_open(now)
 
 
-def test_one_of_several_busy_ones_is_open_at_a_time_and_all_have_equal_turns() -> None:
+def test_busy_tsgs_are_open_one_at_a_time_and_equally_long() -> None:
     ran = [0, 0, 0]
     for now, turns, running in passing(TsgTurns(TURN), 3, lambda _tsg, _now: True, 15 * NS_PER_S):
         if now > 2 * LOOK_NS:
@@ -60,7 +60,7 @@ def test_who_is_busy_alone_has_no_gate_moved() -> None:
         assert not turns.resting
 
 
-def test_a_turn_that_finds_no_work_goes_on_to_the_next_after_a_look() -> None:
+def test_a_turn_without_work_passes_on_after_a_look() -> None:
     lost = 0
     for now, _, running in passing(TsgTurns(TURN), 3, lambda tsg, now: tsg != 1 or now < NS_PER_S, 10 * NS_PER_S):
         lost += STEP * (not running and now > 0)
@@ -68,7 +68,7 @@ def test_a_turn_that_finds_no_work_goes_on_to_the_next_after_a_look() -> None:
     assert lost <= 2 * LOOK_NS
 
 
-def test_work_that_comes_to_an_idle_one_runs_at_once_and_takes_turns_from_the_next_look_on() -> None:
+def test_new_work_runs_at_once_and_then_takes_turns() -> None:
     beside = 0
     for now, turns, running in passing(TsgTurns(TURN), 3, lambda tsg, now: tsg or now >= NS_PER_S, 2 * NS_PER_S):
         if now == NS_PER_S:
@@ -80,7 +80,7 @@ def test_work_that_comes_to_an_idle_one_runs_at_once_and_takes_turns_from_the_ne
     assert beside <= LOOK_NS
 
 
-def test_where_online_work_leaves_little_to_all_of_them_they_take_turns_all_the_same() -> None:
+def test_turns_go_on_where_online_work_leaves_little() -> None:
     used = dict.fromkeys("ab", 0)
     turns: TsgTurns[str] = TsgTurns(TURN)
     turns = turns.among(used)
@@ -125,7 +125,7 @@ def work(draw: st.DrawFn) -> Works:
 
 
 @given(st.integers(1, 6), st.integers(10, 400), work(), st.integers(20, 500), st.integers(0, 500))
-def test_whoever_has_work_gets_a_turn_and_at_most_one_that_was_seen_to_have_some_is_open(
+def test_all_with_work_get_turns_and_one_is_open(
     tsgs: int, turn_ms: int, works: Works, window_ms: int, pause_ms: int
 ) -> None:
     turn_ns, period = turn_ms * MS, (window_ms + pause_ms) * MS
@@ -161,9 +161,7 @@ def test_turns_out_of_bounds_are_refused(turn_ns: int) -> None:
         (1726, 0, 1726),
     ],
 )
-def test_without_gates_of_their_own_busy_tsgs_share_the_slice_of_one(
-    slice_us: int, busy: int, expected_us: int
-) -> None:
+def test_without_tsg_gates_busy_tsgs_share_one_slice(slice_us: int, busy: int, expected_us: int) -> None:
     part = PodPlan("a", PodClass.OFFLINE, slice_us, tsg_turn_ns=TURN)
 
     assert all_at_once(part, busy) == replace(part, tsg_turn_ns=None, timeslice_us=expected_us)

@@ -266,7 +266,7 @@ def test_a_closed_gate_lets_nothing_through(history: tuple[list[int], list[tuple
     assert [tsg.useful_ns for tsg in tsgs] == before
 
 
-def test_an_idle_context_is_charged_while_a_gate_keeps_another_off() -> None:
+def test_an_idle_context_is_charged_while_others_are_gated() -> None:
     engine, (first, second) = engine_of(2000, 2000, work_ns=0)
     first.launch(NS_PER_MS)
     second.launch(FOREVER_NS)

@@ -98,7 +98,7 @@ def test_whatever_the_plan_was_its_lease_ends(data: st.DataObject, pods: int) ->
 
 
 @given(st.data(), st.lists(st.lists(workloads, min_size=1, max_size=3), min_size=1, max_size=3), st.integers(5, 300))
-def test_processes_that_take_turns_nest_in_their_pods_windows_and_none_stays_off(
+def test_process_turns_nest_in_windows_and_none_stays_off(
     data: st.DataObject, pods: list[list[Workload]], turn_ms: int
 ) -> None:
     plan = data.draw(plans(len(pods)))
