@@ -6,7 +6,7 @@ timeslices is, and every pod's slice is its weight's part of it.
 
 A round that is long costs little switching, but a pod that often waits for its own work leaves its turn early and
 waits for the long turns of others. So the law tries a few rounds, and gates where slices fail, and keeps what serves
-best: the least satisfied pod, times the work of all (``_score``). A pod is satisfied when it has its weight's part,
+best: the least satisfied pod, times the work of all (``score``). A pod is satisfied when it has its weight's part,
 or as much as it ever had by any round tried: more it does not ask for. docs/feedback.md tells why, and what it can't.
 
 Pure arithmetic: ``advance`` folds what a round of measurement showed into what is known.
@@ -15,14 +15,14 @@ Pure arithmetic: ``advance`` folds what a round of measurement showed into what 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from math import log2
 from types import MappingProxyType
 from typing import NamedTuple
 
 from qgpu.model import NS_PER_MS, NS_PER_S, PodClass, Sharing
+from qgpu.sched.observation import TELLING, Seen, asking_no_more, is_early, observe, score, short_of_due
 from qgpu.sched.usage import Entry, Use
-from qgpu.turns import GAP_NS, SWITCHED_NS, turn_ns
+from qgpu.turns import GAP_NS, SWITCHED_NS
 
 #: The longest slice among pods of which nothing is known yet: about what the driver gives everybody.
 START_SLICE_NS = 2 * NS_PER_MS
@@ -46,11 +46,8 @@ GATE_TRIAL_NS = 500 * NS_PER_MS
 #: Pods contend for the card when they are on it for this part of the time between them, switches and all.
 _FULL = 0.85
 
-#: A pod leaves its turns early when it takes less than this part of them, and uses them up when it takes so much.
-#: A look may show so much of a turn too little.
-_CUT_OFF = 1.02
 #: Where somebody takes less than half of a turn, longer ones save no switch.
-_USED_UP, _ALL_OF_IT, _HALF = 0.97, 0.985, 0.5
+_HALF = 0.5
 
 #: A pod is short when it has less than this part of what its weight gives it: at a first look, and over a longer time.
 _SHORT, _SHORT_LATER = 0.93, 0.96
@@ -67,22 +64,11 @@ MOST_OWED_NS = 24 * NS_PER_MS
 #: The part of it that is still owed a round later: where in a turn a round ends is chance, and adds up to nothing.
 _REMEMBERED = 0.9
 
-#: Of what a pod would gain from a shorter round if it always waited: with less than this part it asks for no more.
-#: That is told by so many turns at least.
-_GAINED, _TELLING = 0.4, 6
-
 #: So many ways that a policy would not do are remembered, and so many looks.
 _MOST_BARRED, _MOST_SEEN = 16, 8
 
 #: Rounds are alike if one is less than a fifth longer than the other (in powers of 2).
 _ALIKE = 0.25
-
-#: The longest turn of a pod that does step after step is no more than so many times the mean: 1.00 to 1.05 was seen on
-#: an H200 for CUDA graphs, trainings and copies, 1.25 to 2.5 for programs launched kernel by kernel.
-_EVEN = 1.15
-
-#: A pod that is there for less than this part of the rounds rests in between.
-_THERE = 0.75
 
 #: A round must serve better than the driver's own slices by this much; and gates better than any round, for they make
 #: steps of pods wait for whole turns of others. Pods must use this part of their turns by gate, and as much of the card
@@ -101,33 +87,6 @@ _CALM_NS = 10 * NS_PER_S
 GATES_AGAIN_NS = 120 * NS_PER_S
 _GATES_SOON_NS = 10 * NS_PER_S
 _OTHER_TURNS = 3.0
-
-
-class Seen(NamedTuple):
-    """What a way to take turns gave each pod."""
-
-    sharing: Sharing
-    #: Work done, as part of the time that was to be had: GPU time without what switching took.
-    rates: Mapping[str, float]
-    #: How long a pod's turns in a round last together: as many as it has busy TSGs, each of mean length.
-    turns_ns: Mapping[str, float]
-    #: How many turns were seen.
-    starts: Mapping[str, int] = MappingProxyType({})
-    #: Pods whose turns differ much in length: they run what the host has queued up meanwhile, not step after step.
-    uneven: frozenset[str] = frozenset()
-    #: Who left turns early.
-    early: frozenset[str] = frozenset()
-    #: The part of the time that switching took.
-    switching: float = 0.0
-    #: Whether everybody used all turns up.
-    used_up: bool = False
-    #: The least part of its turns that some pod used, of those that were always there.
-    least_used: float = 0.0
-    #: Pods that were often not there when their turn came: they rest, and wait for nobody.
-    resting: frozenset[str] = frozenset()
-    watched_ns: int = 1
-    #: Whose steps all fit into a slice, so that none was cut.
-    fitted: frozenset[str] = frozenset()
 
 
 class Contention(NamedTuple):
@@ -231,7 +190,8 @@ def advance(
         now = now._replace(debts_ns=_debts(now, pods, MOST_OWED_NS if _is_nearly_fair(now, pods) else 0))
     if not _enough(now, pods, period_ns):
         return now
-    seen = _seen(now, pods)
+    used = now.utilization / max(1, now.utilization_ns)
+    seen = observe(now.sharing, now.uses, pods, now.watched_ns, used, now.fitted, long=_is_long(now.sharing))
     if not now.settled:
         return _after(_noted(now, seen), pods, period_ns, utilization, now_ns)
     kept = now._anew()
@@ -331,79 +291,13 @@ def _enough(now: Contention, pods: Mapping[str, Entry], period_ns: int) -> bool:
     if now.passed_ns < (2 * period_ns * 9 // 10 if long else TRIAL_NS):
         return False
     few = any(
-        use.starts < _TELLING * pods[name].busy_tsgs and _is_early(use, pods[name]) for name, use in now.uses.items()
+        use.starts < TELLING * pods[name].busy_tsgs and is_early(use, pods[name]) for name, use in now.uses.items()
     )
     return not (few and now.passed_ns < (4 * period_ns if long else MOST_TRIAL_NS))
 
 
-def _is_early(use: Use, entry: Entry) -> bool:
-    """Tell whether a pod left turns early; a look may begin and end in the middle of one."""
-    assert entry.part is not None
-    full_ns = turn_ns(entry.part.timeslice_us)
-    return use.run_ns < _USED_UP * use.starts * full_ns and use.starts * full_ns - use.run_ns > _CUT_OFF * full_ns
-
-
 def _is_long(sharing: Sharing) -> bool:
     return sharing.round_ns is None or sharing.round_ns >= LONG_ROUND_NS
-
-
-def _seen(now: Contention, pods: Mapping[str, Entry]) -> Seen:
-    whole_ns = max(1, now.watched_ns)
-    starts = {name: use.starts for name, use in now.uses.items()}
-    turns_ns = {name: pods[name].busy_tsgs * use.run_ns / max(1, use.starts) for name, use in now.uses.items()}
-    if now.sharing.by_gate:
-        used = now.utilization / max(1, now.utilization_ns)
-        rates = {name: use.run_ns / whole_ns * used for name, use in now.uses.items()}
-        return Seen(now.sharing, rates, turns_ns, starts)
-    uneven = frozenset(
-        name for name, use in now.uses.items() if use.longest_ns > _EVEN * use.run_ns / max(1, use.starts)
-    )
-    early, fitted, used_up, least_used = [], set(now.fitted), True, 1.0
-    resting = frozenset() if _is_long(now.sharing) else _resting(now, pods, turns_ns)
-    for name, use in now.uses.items():
-        part = pods[name].part
-        assert part is not None
-        full_ns = turn_ns(part.timeslice_us)
-        left_ns = use.starts * full_ns - use.run_ns
-        if _is_early(use, pods[name]):
-            early.append(name)
-        if name not in resting:
-            used_up = used_up and left_ns <= max(full_ns, (1 - _ALL_OF_IT) * use.starts * full_ns)
-        if name not in resting:
-            least_used = min(least_used, use.run_ns / max(1, use.starts * full_ns))
-        if 0 < use.longest_ns < _USED_UP * full_ns:
-            fitted.add(name)
-    rates = {name: max(0.0, use.run_ns - use.starts * SWITCHED_NS) / whole_ns for name, use in now.uses.items()}
-    switching = sum(starts.values()) * (SWITCHED_NS + GAP_NS) / whole_ns
-    return Seen(
-        now.sharing,
-        rates,
-        turns_ns,
-        starts,
-        uneven & fitted,
-        frozenset(early),
-        switching,
-        used_up,
-        least_used,
-        resting,
-        whole_ns,
-        frozenset(fitted),
-    )
-
-
-def _resting(now: Contention, pods: Mapping[str, Entry], turns_ns: Mapping[str, float]) -> frozenset[str]:
-    """Name the pods that had fewer turns than there were rounds in which everybody made what it did of a turn."""
-    round_ns = 0.0
-    for name, turn in turns_ns.items():
-        part, tsgs = pods[name].part, pods[name].busy_tsgs
-        assert part is not None
-        round_ns += min(turn, tsgs * turn_ns(part.timeslice_us)) + tsgs * GAP_NS
-    return frozenset(
-        name
-        for name, use in now.uses.items()
-        if use.starts / max(1, pods[name].busy_tsgs) * round_ns < _THERE * now.watched_ns
-        and turns_ns[name] < round_ns / 2
-    )
 
 
 def _after(
@@ -413,7 +307,7 @@ def _after(
     last = now.seen[-1]
     weights = {name: entry.weight for name, entry in pods.items()}
     if not last.sharing.by_gate:
-        now = now._replace(satisfied=_satisfied(now.seen) | last.resting)
+        now = now._replace(satisfied=asking_no_more(now.seen) | last.resting)
         following = _next_round(now, last, weights, pods, period_ns)
         if following is not None:
             wanted, fitted = following
@@ -422,7 +316,7 @@ def _after(
     best = _best(slices, now.seen, pods)
     by_gate = Sharing(by_gate=True)
     if last.sharing.by_gate:
-        worth = _score(last, now.seen, pods) >= _GATES_WORTH * _score(best, now.seen, pods)
+        worth = score(last, now.seen, pods) >= _GATES_WORTH * score(best, now.seen, pods)
         if worth and sum(last.rates.values()) >= max(_DENSE, _AS_MUCH * sum(best.rates.values())):
             return now._settled(last)
         now = now._replace(seen=now.seen[:-1])  # of single pods its rates are guesses
@@ -449,7 +343,7 @@ def _next_round(
     whole = sum(weights.values())
     start_ns = _first(pods).round_ns or 0
     round_ns = start_ns if last.sharing.equal else last.sharing.round_ns or period_ns
-    short = _short(last, weights, _SHORT) - now.satisfied
+    short = short_of_due(last, weights, _SHORT) - now.satisfied
     if short:
         equal = Sharing(equal=True)
         if last.sharing.round_ns == start_ns and len(set(weights.values())) > 1 and not _tried(equal, now, period_ns):
@@ -486,7 +380,7 @@ def _tried(wanted: Sharing, now: Contention, period_ns: int) -> bool:
 def _best(slices: Sequence[Seen], every: Sequence[Seen], pods: Mapping[str, Entry]) -> Seen:
     """Return the round that serves best; one as by the driver's own slices, unless another is clearly better."""
     usual = (_first(pods), Sharing(equal=True))
-    scores = {id(seen): _score(seen, every, pods) for seen in slices}
+    scores = {id(seen): score(seen, every, pods) for seen in slices}
     best = max(slices, key=lambda seen: scores[id(seen)])
     plain = max((seen for seen in slices if seen.sharing in usual), key=lambda seen: scores[id(seen)], default=best)
     return best if scores[id(best)] >= _ROUND_WORTH * scores[id(plain)] or _is_longer(best, plain) else plain
@@ -501,55 +395,6 @@ def _is_longer(seen: Seen, than: Seen) -> bool:
     )
 
 
-def _short(seen: Seen, weights: Mapping[str, int], least: float) -> frozenset[str]:
-    """Name the pods that have less than their part of all work done and leave turns early."""
-    done, whole = sum(seen.rates.values()), sum(weights.values())
-    return frozenset(name for name in seen.early if seen.rates[name] < least * done * weights[name] / whole)
-
-
-def _satisfied(seen: Sequence[Seen]) -> frozenset[str]:
-    """Name the pods that gained little when others' turns became shorter: they don't wait for those.
-
-    A pod that always waits would be back as much sooner as the turns of the others are shorter.
-    """
-    slices = [each for each in seen if not each.sharing.by_gate]
-    found: set[str] = set()
-    for before, after in pairwise(slices):
-        if before.turns_ns.keys() != after.turns_ns.keys():
-            continue
-        for name in after.rates:
-            others_before, others_after = (
-                sum(turn + GAP_NS for other, turn in each.turns_ns.items() if other != name) for each in (before, after)
-            )
-            told = min(before.starts[name], after.starts[name]) >= _TELLING
-            if others_after > 0.75 * others_before or name not in before.early or not told:
-                continue
-            step_ns = max(1.0, before.turns_ns[name])
-            if_waiting = before.rates[name] * (step_ns + others_before) / (step_ns + others_after)
-            gain = if_waiting - before.rates[name]
-            if gain > 0.02 and after.rates[name] - before.rates[name] < _GAINED * gain:
-                found.add(name)
-    return frozenset(found)
-
-
-def _score(seen: Seen, every: Sequence[Seen], pods: Mapping[str, Entry]) -> float:
-    """Rate a way to take turns: how far the least satisfied pod has what it is due, squared, times the work of all.
-
-    Where any pod has a quota, those without one are promised nothing. A pod that uses up slices by weight has its part
-    of the work, whatever a look at few turns has shown.
-    """
-    whole = sum(entry.weight for entry in pods.values())
-    promised = {name for name in seen.rates if pods[name].grant.cores is not None} or set(seen.rates)
-    if not seen.sharing.by_gate and not seen.sharing.equal:
-        promised &= seen.early
-    done, least = sum(seen.rates.values()), 1.0
-    for name in promised:
-        most = max(each.rates.get(name, 0.0) for each in every)
-        due = min(pods[name].weight / whole * done, most)
-        least = min(least, seen.rates[name] / due if due > 0 else 1.0)
-    return least**2 * done
-
-
 def _gates_may_pay(now: Contention, best: Seen, pods: Mapping[str, Entry]) -> bool:
     """Tell whether slices leave something to gain: a pod that comes short, or much switching.
 
@@ -559,9 +404,9 @@ def _gates_may_pay(now: Contention, best: Seen, pods: Mapping[str, Entry]) -> bo
     asking = weights.keys() - now.satisfied
     if len(asking) < 2 or asking & best.uneven:
         return False
-    if _score(best, now.seen, pods) >= _WELL_SERVED:
+    if score(best, now.seen, pods) >= _WELL_SERVED:
         return False
-    return best.switching > _DEAR or bool(_short(best, weights, _SHORT) - now.satisfied)
+    return best.switching > _DEAR or bool(short_of_due(best, weights, _SHORT) - now.satisfied)
 
 
 def _gates_again(now: Contention, best: Seen, now_ns: int) -> bool:
@@ -587,8 +432,8 @@ def _differs(before: Seen, seen: Seen) -> bool:
 def _falls_short(before: Seen, seen: Seen, now: Contention, pods: Mapping[str, Entry]) -> bool:
     """Tell whether a pod has come short that was not when this way was settled on."""
     weights = {name: entry.weight for name, entry in pods.items()}
-    known = _short(before, weights, _SHORT_LATER)
-    return bool(_short(seen, weights, _SHORT_LATER) - known - now.satisfied)
+    known = short_of_due(before, weights, _SHORT_LATER)
+    return bool(short_of_due(seen, weights, _SHORT_LATER) - known - now.satisfied)
 
 
 def _sum(a: Use, b: Use) -> Use:
