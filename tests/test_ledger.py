@@ -259,7 +259,9 @@ def test_a_lone_idle_context_costs_no_quota() -> None:
     debts = {}
     for used in (0.0, None):
         ledger = Ledger(0).advance(Sample(0, 0, (replace(ran, tsgs=(TsgSample("a/0"),)),))).planned(plan)
-        debts[used] = ledger.advance(Sample(0, STEP, (ran,), used)).accounts["a"].debt_ns
+        for step in range(1, 15):
+            ledger = ledger.advance(Sample(0, step * STEP, (ran,), used))
+        debts[used] = ledger.accounts["a"].debt_ns
 
     assert debts[0.0] <= 0
     assert debts[None] > STEP // 4

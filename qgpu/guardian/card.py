@@ -71,6 +71,8 @@ class Card:
     #: Whose a (context, pid) is, as of one revision of the register.
     _owners: dict[Hashable, Key | None] = field(default_factory=dict)
     _owners_as_of: int = -1
+    _by_context: dict[int, Key] = field(default_factory=dict)
+    _by_process: dict[int, Key] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.watch = Watch(self.device, self.log)
@@ -186,6 +188,7 @@ class Card:
         if self._owners_as_of != self.register.revision:
             self._owners.clear()
             self._owners_as_of = self.register.revision
+            self._index()
         if who not in self._owners:
             self._owners[who] = self._find_tsg(who)
         return self._owners[who]
@@ -195,12 +198,15 @@ class Card:
         if not isinstance(who, tuple):
             return None
         context, pid = who
-        tsgs = self.register.compute_tsgs(self.device.instance)
-        for tsg in tsgs:
-            if context and any(channel.context == context for channel in self.register.channels(tsg)):
-                return tsg.key
-        for tsg in tsgs:
+        return self._by_context.get(context) or self._by_process.get(pid)
+
+    def _index(self) -> None:
+        """List TSGs by the contexts of their channels, and by who made or uses their client, the first of each."""
+        self._by_context, self._by_process = {}, {}
+        for tsg in self.register.compute_tsgs(self.device.instance):
+            for channel in self.register.channels(tsg):
+                if channel.context:
+                    self._by_context.setdefault(channel.context, tsg.key)
             client = self.register.clients[tsg.client]
-            if client.maker == pid or any(user[0] == pid for user in client.users):  # who made it may be gone
-                return tsg.key
-        return None
+            for pid in (client.maker, *(user[0] for user in client.users)):  # who made it may be gone
+                self._by_process.setdefault(pid, tsg.key)

@@ -83,6 +83,9 @@ class Enforcer:
     #: Of the pods whose TSGs take turns: how these stand, and up to when that was reckoned.
     _tsg_turns: dict[str, TsgTurns[Key]] = field(default_factory=dict)
     _reckoned_ns: int = 0
+    #: Compute TSGs by pod, as of one revision of the register.
+    _listed: dict[str, set[Key]] = field(default_factory=dict)
+    _listed_as_of: int = -1
 
     def adopt(self, plan: Plan | None, now_ns: int) -> None:
         """Put a plan in force, or none."""
@@ -160,14 +163,24 @@ class Enforcer:
         for part in self.plan.pods if self.plan else ():
             if part.tsg_turn_ns is None or part.pod not in self.register.pods:
                 continue
-            used_ns = self.tsgs_used_ns(part.pod)
-            turns = before.get(part.pod, TsgTurns(part.tsg_turn_ns, used_ns=used_ns))
-            turns = replace(turns, turn_ns=part.tsg_turn_ns).among(used_ns)
+            turns = before.get(part.pod, TsgTurns(part.tsg_turn_ns))
+            if turns.turn_ns != part.tsg_turn_ns:
+                turns = replace(turns, turn_ns=part.tsg_turn_ns)
+            if turns.used_ns.keys() != self._tsgs_of(part.pod):
+                turns = turns.among(self.tsgs_used_ns(part.pod))
             if part.pod in before and part.pod not in self.closed:
                 turns = turns.later(passed_ns)
                 if part.pod in closing:
                     turns = turns.shut()
             self._tsg_turns[part.pod] = turns
+
+    def _tsgs_of(self, pod: str) -> Set[Key]:
+        """Return a pod's compute TSGs; listed anew only where the register has changed."""
+        if self._listed_as_of != self.register.revision:
+            self._listed_as_of, self._listed = self.register.revision, {}
+            for tsg in self.register.compute_tsgs(self.instance):
+                self._listed.setdefault(self.register.pod_of(tsg), set()).add(tsg.key)
+        return self._listed.get(pod, set())
 
     def _look_at_tsgs(self, now_ns: int) -> bool:
         """Where it is time, see which TSGs had work, and move their gates; True when one would not move.

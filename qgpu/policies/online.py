@@ -21,6 +21,7 @@ from dataclasses import replace
 from qgpu.model import (
     MAX_PERIOD_NS,
     MAX_TIMESLICE_US,
+    MIN_TIMESLICE_US,
     NS_PER_MS,
     NS_PER_US,
     OnIdle,
@@ -157,7 +158,10 @@ def _prompt(front: Plan, present: tuple[Pod, ...], waits: int, round_us: int | N
     With ``round_us`` all their busy TSGs together run no longer than this.
     """
     if len(front.pods) == 1 or front.gated:
-        longest = [min(MAX_TIMESLICE_US, (round_us or MAX_TIMESLICE_US) // pod.busy_tsgs) for pod in present]
+        longest = [
+            min(MAX_TIMESLICE_US, max(MIN_TIMESLICE_US, (round_us or MAX_TIMESLICE_US) // pod.busy_tsgs))
+            for pod in present
+        ]
         return tuple(replace(part, timeslice_us=us) for part, us in zip(front.pods, longest, strict=True))
     targets = [pod.grant.latency_target_ns for pod in present]
     means = [ONLINE_ROUND_US if target_ns is None else latency.slice_us(target_ns, waits) for target_ns in targets]

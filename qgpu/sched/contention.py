@@ -97,6 +97,8 @@ class Contention(NamedTuple):
     #: What was tried and the policy would not do.
     barred: tuple[Sharing, ...] = ()
     settled: bool = False
+    #: What was being tried was broken off: all is to be tried once there is time for a whole look.
+    unfinished: bool = False
     uses: Mapping[str, Use] = MappingProxyType({})
     #: For how long this way has been watched, less the time of other classes.
     watched_ns: int = 0
@@ -192,7 +194,8 @@ def advance(
         return now
     used = now.utilization / max(1, now.utilization_ns)
     seen = observe(now.sharing, now.uses, pods, now.watched_ns, used, now.fitted, long=_is_long(now.sharing))
-    if not now.settled:
+    if not now.settled or now.unfinished:
+        now = now._replace(unfinished=False)
         return _after(_noted(now, seen), pods, period_ns, utilization, now_ns)
     kept = now._anew()
     before = next((each for each in reversed(now.seen) if each.sharing == now.sharing), None)
@@ -231,7 +234,9 @@ def interrupted(now: Contention) -> Contention:
     again once there is time for a whole look.
     """
     first = next((seen for seen in now.seen if not seen.sharing.by_gate), None)
-    return now._anew() if now.settled or first is None else now._settled(first)
+    if first is None or (now.settled and not now.unfinished):
+        return now._anew()
+    return now._settled(first)._replace(unfinished=True)
 
 
 def _watched(

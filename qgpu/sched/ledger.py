@@ -45,8 +45,11 @@ STARTING_TURN_NS = NS_PER_MS // 2
 
 #: A pod that is switched in more often than this in a second, over this time, works in so many pieces that switches
 #: cost more than their waiting saves; until it is less often again.
-FRAGMENTED, WHOLE_AGAIN = 400.0, 100.0
+FRAGMENTED, WHOLE_AGAIN = 600.0, 100.0
 FRAGMENTED_OVER_NS = 1_000 * NS_PER_MS
+
+#: A card on which NVML sees no kernel for so long, and for two periods, is idle: what stays on it runs nothing.
+CARD_IDLE_NS = 400 * NS_PER_MS
 
 #: Of so many mixes of busy pods it is remembered how they had best take their turns.
 _MIXES = 16
@@ -84,8 +87,8 @@ class Account(NamedTuple):
         """Tell whether its processes have come only just and hardly run."""
         return bool(self.tsgs) and self.ran_ns < STARTED_NS and self.here_ns < STARTING_NS
 
-    def advance(self, sample: PodSample, elapsed_ns: int, most_ns: int | None = None) -> Account:
-        """Fold one sample of ``elapsed_ns`` in; of its GPU time ``most_ns`` counts towards what it is due."""
+    def advance(self, sample: PodSample, elapsed_ns: int, *, idle: bool = False) -> Account:
+        """Fold one sample of ``elapsed_ns`` in; on a card that is ``idle`` its GPU time is no use of what it is due."""
         open_ns = max(0, elapsed_ns - sample.gated_ns)
         run_ns, starts, longest_ns, tsgs, busy_tsgs, rested = 0, 0, 0, {}, 0, True
         for tsg in sample.tsgs:
@@ -107,7 +110,7 @@ class Account(NamedTuple):
             debt_ns = max(0, debt_ns)
         before = self.round
         use = Use(
-            before.run_ns + (run_ns if most_ns is None else min(run_ns, most_ns)),
+            before.run_ns + (0 if idle else run_ns),
             before.starts + starts,
             before.open_ns + open_ns,
             before.passed_ns + elapsed_ns,
@@ -162,14 +165,17 @@ class Ledger:
     mixes: Mapping[Mix, Contention] = field(default_factory=dict)
     #: What offline pods came short of their floor together; bounded, and nothing while none of them wants anything.
     offline_short_ns: int = 0
+    #: When NVML last saw a kernel run, or did not tell.
+    used_at_ns: int = 0
 
     def advance(self, sample: Sample) -> Ledger:
         """Fold one sample in; pods that are gone from it are forgotten."""
         elapsed_ns = 0 if self.now_ns is None else max(0, sample.now_ns - self.now_ns)
         known = self.accounts
-        most_ns = _worked_alone_ns(sample, known, elapsed_ns)
+        used_at_ns = self.used_at_ns if sample.utilization == 0 else sample.now_ns
+        idle = sample.now_ns - used_at_ns >= max(CARD_IDLE_NS, 2 * self.plan.period_ns if self.plan else 0)
         accounts = {
-            pod.pod: (known.get(pod.pod) or Account(pod)).advance(pod, elapsed_ns, most_ns) for pod in sample.pods
+            pod.pod: (known.get(pod.pod) or Account(pod)).advance(pod, elapsed_ns, idle=idle) for pod in sample.pods
         }
         began_ns = sample.now_ns if self.now_ns is None else self.round_began_ns
         over = self._round_over(sample.now_ns, began_ns)
@@ -192,7 +198,9 @@ class Ledger:
             }
             began_ns, passing_over = sample.now_ns, False
         short_ns = self._short_ns(sample, accounts, elapsed_ns)
-        return Ledger(self.pgpu, sample.now_ns, accounts, self.plan, began_ns, passing_over, mixes, short_ns)
+        return Ledger(
+            self.pgpu, sample.now_ns, accounts, self.plan, began_ns, passing_over, mixes, short_ns, used_at_ns
+        )
 
     @property
     def starting(self) -> bool:
@@ -209,17 +217,26 @@ class Ledger:
             return self
         if self.plan is not None and _terms(self.plan) == _terms(plan):
             return replace(self, plan=plan)
-        kept = {part.pod for part in plan.pods if not part.weight}
+        kept = {part.pod for part in plan.pods if not part.weight or self._same(plan, part.pod_class)}
         accounts = {name: account if name in kept else account.settled(0) for name, account in self.accounts.items()}
         passing = self.plan is not None and not plan.gated and _weights(self.plan) != _weights(plan)
         return replace(self, plan=plan, accounts=accounts, round_began_ns=self.now_ns or 0, passing_over=passing)
+
+    def _same(self, plan: Plan, pod_class: PodClass) -> bool:
+        """Tell whether a plan means the same for the pods of a class as the one before."""
+        return self.plan is not None and _terms(self.plan, pod_class) == _terms(plan, pod_class)
 
     def snapshot(self, period_ns: int, offline_floor: int = 0) -> Snapshot:
         """Show a policy what it may know, and what an operator set."""
         known = {pod_class: self._contention(pod_class) for pod_class in PodClass}
         satisfied = frozenset[str]().union(*(each.satisfied for each in known.values() if each is not None))
         fitted = frozenset[str]().union(*(each.fitted for each in known.values() if each is not None))
-        owed = {name: round(ns) for each in known.values() if each is not None for name, ns in each.debts_ns.items()}
+        owed = {
+            name: round(ns)
+            for pod_class, each in known.items()
+            if each is not None and self._shared(pod_class) == each.sharing
+            for name, ns in each.debts_ns.items()
+        }
         pods = tuple(
             Pod(
                 name,
@@ -247,6 +264,12 @@ class Ledger:
             offline=offline,
             online=online,
         )
+
+    def _shared(self, pod_class: PodClass) -> Sharing | None:
+        """Return how pods of a class take turns by the plan in force; None where something else decides."""
+        if self.plan is None:
+            return None
+        return self.plan.online if pod_class is PodClass.ONLINE else self.plan.offline
 
     def _contention(self, pod_class: PodClass) -> Contention | None:
         """Return what is known of the busy pods of a class; None where there are not several."""
@@ -334,15 +357,6 @@ class Ledger:
         return dict(list(mixes.items())[-_MIXES:])
 
 
-def _worked_alone_ns(sample: Sample, known: Mapping[str, Account], elapsed_ns: int) -> int | None:
-    """Return how much of the time the only pod on the card can have worked, as NVML tells; None where it does not.
-
-    A context that is alone on the card stays there while it idles, and counts as running.
-    """
-    here = {pod.pod for pod in sample.pods if any(tsg.run_ns for tsg in pod.tsgs)} | _busy(known)
-    return round(sample.utilization * elapsed_ns) if sample.utilization is not None and len(here) == 1 else None
-
-
 def _busy(accounts: Mapping[str, Account]) -> frozenset[str]:
     return frozenset([name for name, account in accounts.items() if account.busy_tsgs])
 
@@ -351,7 +365,16 @@ def _weights(plan: Plan) -> list[tuple[str, int]]:
     return [(part.pod, part.weight) for part in plan.pods]
 
 
-def _terms(plan: Plan) -> object:
-    """Return what a plan aims at, without the corrections that change from tick to tick."""
-    parts = [(part.pod, part.pod_class, part.weight, part.windows is None) for part in plan.pods]
-    return plan.period_ns, plan.offline, plan.online, parts
+def _terms(plan: Plan, pod_class: PodClass | None = None) -> object:
+    """Return what a plan aims at, for pods of a class or all, without the corrections that change from tick to tick."""
+    parts = [
+        (part.pod, part.pod_class, part.weight, part.windows is None)
+        for part in plan.pods
+        if pod_class in (None, part.pod_class)
+    ]
+    return (
+        plan.period_ns,
+        None if pod_class is PodClass.ONLINE else plan.offline,
+        None if pod_class is PodClass.OFFLINE else plan.online,
+        parts,
+    )

@@ -173,7 +173,7 @@ class SimGpu:
         since_ns, idle_ns = self._idle[0]
         if self.now_ns == since_ns:
             return None
-        return 1 - (idle_now_ns - idle_ns) / (self.now_ns - since_ns)
+        return round(1 - (idle_now_ns - idle_ns) / (self.now_ns - since_ns), 2)  # in per cent, as NVML tells it
 
     def _preemptions(self) -> tuple[Counter[str], Counter[str]]:
         """Count switches since the last sample from offline pods to online ones: who was left, who came."""
