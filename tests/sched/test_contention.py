@@ -388,7 +388,7 @@ def test_whatever_pods_do_what_is_known_stays_within_bounds(
 
         assert known.sharing.round_ns is None or NS_PER_US <= known.sharing.round_ns <= 10 * NS_PER_S
         assert len(known.seen) <= 8
-        assert len(known.barred) <= 8
+        assert len(known.barred) <= 16
         assert all(isfinite(rate) and rate >= 0 for seen in known.seen for rate in seen.rates.values())
         assert all(abs(debt_ns) <= contention.MOST_OWED_NS for debt_ns in known.debts_ns.values())
         assert known.satisfied | known.fitted <= pods.keys()
