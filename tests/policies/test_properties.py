@@ -328,7 +328,8 @@ def test_a_tighter_latency_target_never_means_a_longer_slice(case: Case, data: s
     tight = with_pod(snapshot, at, replace(pod, grant=replace(pod.grant, latency_target_ns=tighter_ns)))
 
     for before, after in zip(case.plan(snapshot).pods, case.plan(tight).pods, strict=True):
-        assert after.timeslice_us <= 1.03 * before.timeslice_us + 2  # a slice of 50 us, rounded and scaled up
+        # Slices give a pod's time less a switch for each of its TSGs, so their ratio changes a little with their length.
+        assert after.timeslice_us <= before.timeslice_us + SWITCHED_NS / NS_PER_US
 
 
 @each_composed
