@@ -2,8 +2,8 @@
 
 Properties:
 - N busy pods get 1/N each; a pod alone gets everything.
-- No gate is ever closed, and no timeslice is shorter than the driver's own: nobody was promised a share that would be
-  worth making others slower.
+- No gate is ever closed, and no pod's part of a round is shorter than the driver's timeslice: nobody was promised a
+  share that would be worth making others slower.
 """
 
 from __future__ import annotations

@@ -328,7 +328,7 @@ def test_a_tighter_latency_target_never_means_a_longer_slice(case: Case, data: s
     tight = with_pod(snapshot, at, replace(pod, grant=replace(pod.grant, latency_target_ns=tighter_ns)))
 
     for before, after in zip(case.plan(snapshot).pods, case.plan(tight).pods, strict=True):
-        # Slices give a pod's time less a switch for each of its TSGs, so their ratio changes a little with their length.
+        # A slice is a pod's time less a switch for each of its TSGs: the ratio changes a little with the length.
         assert after.timeslice_us <= before.timeslice_us + SWITCHED_NS / NS_PER_US
 
 
