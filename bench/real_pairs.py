@@ -17,7 +17,7 @@ PLAIN, MPS_FREE, MPS_2_1 = "plain", "MPS", "MPS 66/33"
 
 @dataclass(frozen=True, slots=True)
 class Sharing:
-    """What is asked of qgpu for two pods: a policy, and quotas in per cent if there are any."""
+    """A policy for two pods, and their quotas in per cent if it takes any."""
 
     name: str
     policy: str

@@ -42,7 +42,7 @@ class Script:
         self.began = time.monotonic()
         self.device = "simulated pGPU"
         self.plots: list[Plot] = []
-        #: What a section keeps beside its figures, for a file of its own.
+        #: Rows that a section writes to a file of its own, besides its figures.
         self.rows: list[dict[str, Any]] = []
         self.told_to_end = False
 

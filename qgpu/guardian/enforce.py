@@ -185,7 +185,7 @@ class Enforcer:
     def _look_at_tsgs(self, now_ns: int) -> bool:
         """Where it is time, see which TSGs had work, and move their gates; True when one would not move.
 
-        This comes after gates that were due, for they are not kept waiting for the log.
+        Gates that are due move first, so that reading the log does not delay them.
         """
         due = {pod for pod, turns in self._tsg_turns.items() if turns.look_due and pod not in self.closed}
         if not due:

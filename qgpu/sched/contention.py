@@ -59,7 +59,7 @@ _WELL_SERVED = 0.95
 #: A pod with this part of what it is due has the rest by small corrections of others' slices.
 _NEARLY = 0.85
 
-#: What a pod may owe or be owed by timeslices.
+#: The most work by timeslices that a pod may owe the others, or they owe it.
 MOST_OWED_NS = 24 * NS_PER_MS
 #: The part of it that is still owed a round later: where in a turn a round ends is chance, and adds up to nothing.
 _REMEMBERED = 0.9
@@ -70,9 +70,9 @@ _MOST_BARRED, _MOST_SEEN = 16, 8
 #: Rounds are alike if one is less than a fifth longer than the other (in powers of 2).
 _ALIKE = 0.25
 
-#: A round must serve better than the driver's own slices by this much; and gates better than any round, for they make
-#: steps of pods wait for whole turns of others. Pods must use this part of their turns by gate, and as much of the card
-#: as by slices: less shows that they had little to run in them, and the card idles.
+#: A round must score better than the driver's own slices by this factor. Gates must score better than any round by
+#: theirs, because steps then wait for whole turns of others. Pods must use this part of their turns by gate, and as much
+#: of the card as by slices: less shows that they had little to run in them, and the card idles.
 _ROUND_WORTH = 1.08
 _GATES_WORTH = 1.03
 _DENSE, _AS_MUCH = 0.7, 0.97

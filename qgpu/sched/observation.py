@@ -91,7 +91,6 @@ def observe(
             early.append(name)
         if name not in resting:
             used_up = used_up and left_ns <= max(full_ns, (1 - _ALL_OF_IT) * use.starts * full_ns)
-        if name not in resting:
             least_used = min(least_used, use.run_ns / max(1, use.starts * full_ns))
         if 0 < use.longest_ns < _USED_UP * full_ns:
             fitted.add(name)
