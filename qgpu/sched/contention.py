@@ -71,8 +71,8 @@ _MOST_BARRED, _MOST_SEEN = 16, 8
 _ALIKE = 0.25
 
 #: A round must score better than the driver's own slices by this factor. Gates must score better than any round by
-#: theirs, because steps then wait for whole turns of others. Pods must use this part of their turns by gate, and as much
-#: of the card as by slices: less shows that they had little to run in them, and the card idles.
+#: theirs, because steps then wait for whole turns of others. Pods must use this part of their turns by gate, and as
+#: much of the card as by slices: less shows that they had little to run in them, and the card idles.
 _ROUND_WORTH = 1.08
 _GATES_WORTH = 1.03
 _DENSE, _AS_MUCH = 0.7, 0.97
