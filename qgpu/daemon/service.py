@@ -46,7 +46,7 @@ from qgpu.model import Grant
 from qgpu.policies import POLICIES
 from qgpu.runtime import seccomp
 from qgpu.runtime.container import described
-from qgpu.sched.backend import Host, PodInfo
+from qgpu.sched.backend import Host, Pgpu, PodInfo
 
 _log = structlog.get_logger("service")
 
@@ -146,7 +146,7 @@ class Service:
         return kept
 
     def _runs(self, pod: PodInfo) -> bool:
-        return bool(pod.pids) or self._loads.in_pod(pod.name)
+        return pod.alive or bool(pod.pids) or self._loads.in_pod(pod.name)
 
     def _pod(self, name: str) -> PodInfo:
         for pod in self._host.pods():
@@ -270,11 +270,16 @@ class Service:
         others = [pod for pod in pods if pod not in before]
         name = wanted or _unused_name({pod.name for pod in others})
         settings = {index: each.settings for index, each in self._loops.items()}
-        admission.check_new(name, grants, others, list(self._pgpus.values()), settings)
+        admission.check_new(name, grants, others, self._free_pgpus(), settings)
         for pod in before:
             self._host.retire(pod.name)
         self._host.admit(name, grants, at)
         return name
+
+    def _free_pgpus(self) -> list[Pgpu]:
+        """Return the pGPUs, less the memory that pods have left behind."""
+        left = self._host.left_behind()
+        return [replace(pgpu, memory=pgpu.memory - left.get(index, 0)) for index, pgpu in self._pgpus.items()]
 
     def _let_go(self, name: str, session: Session) -> None:
         with self._lock:
@@ -302,7 +307,7 @@ class Service:
                 for number, grant in pod.grants.items()
             }
             settings = {number: each.settings for number, each in self._loops.items()}
-            admission.check_amended(name, grants, self._host.pods(), list(self._pgpus.values()), settings)
+            admission.check_amended(name, grants, self._host.pods(), self._free_pgpus(), settings)
             self._host.amend(name, grants)
             notes = over_limits(self._pod(name))
         _log.info("pod set", pod=name)

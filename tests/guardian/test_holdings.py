@@ -72,6 +72,7 @@ def test_a_process_takes_what_hung_on_its_address_space_with_it():
     found.managed[5] = 30
     found.drop(A)
     found.exited(5)
+    found.forget_some(1)
 
     assert (held(found), found.managed) == ({}, {})
 

@@ -12,6 +12,7 @@ import pytest
 from qgpu import cgroup, wire
 from qgpu.guardian import server
 from qgpu.guardian.enforce import Moved
+from qgpu.guardian.file_sets import FileSets
 from qgpu.guardian.journal import Journal
 from qgpu.guardian.register import Register
 from qgpu.guardian.server import Guardian
@@ -60,7 +61,7 @@ def guardian(monkeypatch, tmp_path):
     rm.gate = lambda device, channels, closed, preempt=True: Moved()
     rm.open_gates = lambda device: None
     rm.timeslice = lambda tsg, us: True
-    made = Guardian(tmp_path, Journal(), Register(), {})
+    made = Guardian(tmp_path, Journal(), FileSets(), Register(), {})
     made.rm = rm
     made.supervisor.major, made.supervisor.perform = 1, rm.perform
     made.supervisor.uvm_files.perform = rm.perform
