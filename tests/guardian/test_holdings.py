@@ -77,6 +77,18 @@ def test_a_process_takes_what_hung_on_its_address_space_with_it():
     assert (held(found), found.managed) == ({}, {})
 
 
+def test_mappings_of_a_process_that_has_ended_go_bit_by_bit():
+    found = holdings()
+    for at in range(10):
+        found.map(5, at << 20, 64, CARD, 1)
+    found.drop(A)
+    found.exited(5)
+    left = [found.forget_some(4) for _ in range(3)]
+
+    assert left == [True, True, False]
+    assert held(found) == {}
+
+
 def test_what_was_exported_counts_until_the_pod_ends():
     found = holdings()
     found.pin(1)

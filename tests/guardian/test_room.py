@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from qgpu import proc
 from qgpu.guardian import room
@@ -78,6 +80,20 @@ def test_a_file_is_forgotten_without_a_descriptor():
     with pytest.raises(BrokenPipeError):  # nor is it kept open
         os.write(writing, b"x")
     os.close(writing)
+
+
+@given(st.integers(0, 60), st.integers(100, 700))
+def test_greedy_pods_leave_something_for_the_next(pods, most):
+    own = [0] * pods
+    grown = True
+    while grown:
+        grown = False
+        for at in range(pods):
+            if room.is_fair(own[at], most - sum(own)):
+                own[at] += 1
+                grown = True
+
+    assert room.is_fair(0, most - sum(own))
 
 
 def test_what_is_held_long_is_refused_at_once_and_leaves_some_over():
