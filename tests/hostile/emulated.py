@@ -24,8 +24,8 @@ from tests.guardian.lasting import LastingRm
 
 #: Names the file.
 VARIABLE = "EMULATED_RM"
-#: The first client's device is made by the kernel, that is by nobody: it is there from the first.
-FIRST, CLIENTS = 7, range(7, 15)
+#: A client's device is made by the kernel, that is by nobody: it is there from the first.
+CLIENTS = range(7, 15)
 MEMORY = 1 << 34
 _MAJOR, _MINOR, _PCI = 1, 8, "0000:01:00.0"
 
@@ -41,7 +41,7 @@ class Rm(LastingRm):
         self._path = path
         if not path.exists():
             self.objects = {(client, client): (abi.NV01_ROOT_CLIENT, 0) for client in CLIENTS}
-            self.objects[FIRST, 2] = (abi.NV01_DEVICE_0, FIRST)
+            self.objects |= {(client, 2): (abi.NV01_DEVICE_0, client) for client in CLIENTS}
             self.keep()
 
     def load(self) -> None:
