@@ -195,7 +195,7 @@ class Supervisor:
     def _hold_uvm_file(self, pid: int, fd: int) -> bool:
         """Hold one of UVM's files of a process; False where there is none."""
         device = proc.device(pid, fd)
-        if device is None or os.major(device) != (self.uvm_major or uvm.major()):
+        if device is None or os.major(device) != self.find_uvm(uvm.REGISTER_GPU):
             return False
         with suppress(OSError):
             file = take(self.hands.pidfd(pid), fd)
@@ -216,7 +216,7 @@ class Supervisor:
         while self._moved:
             pid = self._moved.pop()
             for fd, device in proc.devices(pid):
-                if os.major(device) == uvm.major():
+                if os.major(device) == self.find_uvm(uvm.REGISTER_GPU):
                     self._hold_uvm_file(pid, fd)
 
     # -- processes and clients ----------------------------------------------------------------------------------
