@@ -68,7 +68,7 @@ class Charges:
 
     def used(self, pod: str, instance: int) -> int:
         """Return what a pod is charged on a card, in bytes, managed memory included where the pod has a limit."""
-        held = self._register.memory(pod).get(instance, 0)
+        held = self._register.holdings.held.get((pod, instance), 0)
         if instance in self._allowance(pod).limits:
             held += self._register.managed(pod) + self._being_mapped(pod) + self._tables(pod, instance)
         return held

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import struct
 import time
-from contextlib import nullcontext
 
 from qgpu import proc
 from qgpu.guardian import answers, calls, controls, rules
@@ -67,11 +66,10 @@ class Controls:
         taken = self._taken(case, command, params)
         try:
             mark = self._carries(asked, params, taken)
-            with self._supervisor.books if command in controls.GIVE_HANDLES else nullcontext():
-                case.listener.begin()
-                error = self._perform_control(case, block, params, asked, taken)
-                if case.again and not error and _was_done(command, status_of(block, asked.status_at)):
-                    block.patch_u32(asked.status_at, abi.NV_OK)
+            case.listener.begin()
+            error = self._perform_control(case, block, params, asked, taken)
+            if case.again and not error and _was_done(command, status_of(block, asked.status_at)):
+                block.patch_u32(asked.status_at, abi.NV_OK)
             if mark is not None and taken is not None and (error or status_of(block, asked.status_at) != abi.NV_OK):
                 self._supervisor.charges.not_exported(mark, taken)
         finally:

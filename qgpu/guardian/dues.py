@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from heapq import heappop, heappush
 
 from qgpu.guardian.hands import Hands
 from qgpu.guardian.register import Fact, Key, Register, RmObject
@@ -36,8 +37,9 @@ class _Doubt:
     #: whether it was doubted once more since.
     left: list[RmObject] | None = None
     once_more: bool = False
-    #: Whether all of it is known to be gone.
+    #: Whether all of it is known to be gone, and whether that is because it was freed here.
     gone: bool = False
+    freed: bool = False
 
 
 class Dues:
@@ -49,6 +51,7 @@ class Dues:
         hands: Hands,
         note: Callable[[Fact], None],
         vanished: Callable[[Key], None],
+        dropped: Callable[[Key], None],
         clock: Callable[[], int],
         wake: Callable[[], None],
     ) -> None:
@@ -57,32 +60,60 @@ class Dues:
         self._note = note
         #: Told of what RM has no longer.
         self._vanished = vanished
+        #: Told of what was freed here.
+        self._dropped = dropped
         self._clock = clock
         #: Told that something became due.
         self._wake = wake
         #: When any pod made its last call.
         self._called_ns = 0
         self._doubts: dict[Key, _Doubt] = {}
+        #: When which is due, soonest first; some are out of date.
+        self._order: list[tuple[int, Key]] = []
         self._fresh: list[Key] = []
         self._fresh_since_ns = 0
 
     def doubt(self, keys: Iterable[Key], *, of_memory: bool = False) -> None:
         """Ask RM soon whether objects still exist that something failed on."""
         for key in keys:
-            doubt = self._doubts.setdefault(key, _Doubt(key, self._clock() + _AGAIN_NS))
+            doubt = self._doubt(key, self._clock() + _AGAIN_NS)
             doubt.of_memory |= of_memory
             doubt.once_more = doubt.left is not None
         self._wake()
 
     def gone(self, key: Key) -> None:
         """Forget an object and all below it, which RM has no longer: not at once, where that is much."""
-        doubt = self._doubts.setdefault(key, _Doubt(key, 0))
-        doubt.gone, doubt.due_ns = True, self._clock()
+        self._doubt(key, self._clock()).gone = True
+        self._schedule(self._doubts[key], self._clock())
         self._wake()
+
+    def freed(self, key: Key) -> None:
+        """Forget an object and all below it, which was freed here: as ``gone`` does, and nothing of it is doubted."""
+        self._doubt(key, self._clock()).freed = True
+        self.gone(key)
+
+    def _doubt(self, key: Key, due_ns: int) -> _Doubt:
+        if key not in self._doubts:
+            self._doubts[key] = _Doubt(key, due_ns)
+            self._schedule(self._doubts[key], due_ns)
+        return self._doubts[key]
+
+    def _schedule(self, doubt: _Doubt, due_ns: int) -> None:
+        doubt.due_ns = due_ns
+        heappush(self._order, (due_ns, doubt.key))
+
+    def _next(self) -> _Doubt | None:
+        """Return what is due first."""
+        while self._order:
+            due_ns, key = self._order[0]
+            if (doubt := self._doubts.get(key)) is not None and doubt.due_ns == due_ns:
+                return doubt
+            heappop(self._order)
+        return None
 
     def due_ns(self) -> int | None:
         """Return when something is to be done next; None for never."""
-        dues = [doubt.due_ns for doubt in self._doubts.values()]
+        dues = [doubt.due_ns] if (doubt := self._next()) is not None else []
         if self._register.holdings.is_forgetting:
             dues.append(0)
         if self._fresh_since_ns:
@@ -93,11 +124,15 @@ class Dues:
         """Do what is due, or some of it if that is much; True when a TSG or channel came or went."""
         changed, most = False, AT_ONCE
         self._register.holdings.forget_some(_MAPPINGS_AT_ONCE)
-        for doubt in [doubt for doubt in self._doubts.values() if doubt.due_ns <= now_ns]:
-            if most <= 0:
-                break
+        again = []
+        while most > 0 and (doubt := self._next()) is not None and doubt.due_ns <= now_ns:
+            heappop(self._order)
             gone, most = self._resolve(doubt, now_ns, most - 1)
             changed = changed or gone
+            if self._doubts.get(doubt.key) is doubt and doubt.due_ns <= now_ns:
+                again.append(doubt)
+        for doubt in again:
+            self._schedule(doubt, doubt.due_ns)
         if self._fresh_since_ns and self._fresh_due_ns() <= now_ns:
             self._fresh_since_ns, fresh, self._fresh = 0, self._fresh, []
             changed = True
@@ -139,7 +174,7 @@ class Dues:
         """
         changed = False
         whole_client = doubt.key[0] == doubt.key[1]
-        if doubt.gone or (whole_client and doubt.key[0] in self._register.clients):
+        if not doubt.freed and (doubt.gone or (whole_client and doubt.key[0] in self._register.clients)):
             there = self._hands.exists(doubt.key)
             doubt.of_memory |= doubt.gone and there  # another one of that name: of whom each object is, RM is asked
             doubt.gone = not there
@@ -149,20 +184,20 @@ class Dues:
             rm = doubt.left.pop()
             most -= 1
             if self._is_gone(rm, doubt):
-                self._vanished(rm.key)
+                (self._dropped if doubt.freed else self._vanished)(rm.key)
                 changed, most = True, most - _FORGETTING
         if doubt.left:
             return changed, most
         doubt.left = None
         if doubt.gone:
-            self._vanished(doubt.key)
+            (self._dropped if doubt.freed else self._vanished)(doubt.key)
             self._doubts.pop(doubt.key, None)
             return True, most
         entry = self._register.clients.get(doubt.key[0]) if whole_client else None
         if doubt.once_more or (entry is not None and not entry.users):
             doubt.once_more = False
             doubt.wait_ns = min(2 * doubt.wait_ns, _SELDOM_NS)
-            doubt.due_ns = now_ns + doubt.wait_ns
+            self._schedule(doubt, now_ns + doubt.wait_ns)
         else:
             self._doubts.pop(doubt.key, None)
         return changed, most

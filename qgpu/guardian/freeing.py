@@ -7,7 +7,7 @@ that is freed while it is mapped first gets another handle of ours in the pod's 
 way when the last mapping goes. What does not show in the figures stays charged until the pod's last process has ended.
 
 The figures are read while nothing else can move them: the pod's calls are served one at a time, none of its mappings
-is being made, no other pod is making a second handle (``Supervisor.books``), and none of its files was closed.
+is being made, no other pod is making a handle on its memory (``Supervisor.books``), and none of its files was closed.
 """
 
 from __future__ import annotations
@@ -39,15 +39,17 @@ class Freeing:
 
     def free(self, case: Case, key: Key, carry_out: Callable[[], bool]) -> bool:
         """Have an object freed, and keep the charge of memory that is not gone with it; return if RM freed it."""
+        mine = self._supervisor.hands.about(case.file, key[0], key[0]) is not None
         with self._supervisor.lock:
-            ending = self._supervisor.register.ending_with(key)
+            # What RM will not free through this file may be another pod's, and much.
+            ending = self._supervisor.register.ending_with(key) if mine else []
             memories = [memory for memory in ending if not memory.pinned and self._limited(memory)]
         entry = self._supervisor.register.clients.get(key[0])
         if not memories or entry is None:
             case.begin()
             return carry_out()
         quiet = self._quiet()
-        with self._supervisor.books:
+        with self._supervisor.books(entry.pod):
             if key in memories[0].handles and self._another(case.file, key, memories[0]):
                 case.begin()
                 return carry_out()
@@ -82,7 +84,7 @@ class Freeing:
                 self._supervisor.charges.unmap(pid, base, length, card)
             return
         quiet = self._quiet()
-        with self._supervisor.books:
+        with self._supervisor.books(self._pod):
             if not carry_out():
                 return
             self._supervisor.charges.unmap(pid, base, length, card)
@@ -113,7 +115,7 @@ class Freeing:
     def _clients(self, freed: Key) -> list[int]:
         """List the pod's clients that RM knows: a file that is closed meanwhile takes its client's memory along."""
         with self._supervisor.lock:
-            clients = [handle for handle, entry in self._supervisor.register.clients.items() if entry.pod == self._pod]
+            clients = self._supervisor.register.clients_of(self._pod)
         return [
             client
             for client in clients

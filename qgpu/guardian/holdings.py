@@ -31,9 +31,9 @@ class Memory:
     pinned: bool = False
 
     @property
-    def size_class(self) -> tuple[str, int, int]:
-        """What memory that comes back by a descriptor is looked for by: pod, card, size."""
-        return self.pod, self.instance, self.size
+    def size_class(self) -> tuple[int, int]:
+        """What memory that comes back by a descriptor is looked for by: card and size."""
+        return self.instance, self.size
 
 
 #: RM takes the card's memory in pieces of this, however little is asked for, and tells of what was asked for only
@@ -101,15 +101,18 @@ class Holdings:
     _ending: list[tuple[int, list[Mapping]]] = field(default_factory=list, compare=False)
     #: What each carrier carries.
     _carried: dict[int, set[int]] = field(default_factory=dict)
-    #: Pods that have ended while something carried memory of theirs.
+    #: How often memory of a pod is carried, and pods that have ended while some was.
+    _carries: Counter[str] = field(default_factory=Counter)
     _ended: set[str] = field(default_factory=set)
+    #: Pins of pods that have ended, to be taken away bit by bit.
+    _pins: dict[int, None] = field(default_factory=dict, compare=False)
     _last_carrier: int = field(default=0, compare=False)
     #: What page tables may take, by process and card; and the most that was, for UVM gives the card a piece of 2 MiB
     #: back only when no table lies in it any more.
     _tables: Counter[tuple[int, bytes]] = field(default_factory=Counter)
     _most_tables: Counter[tuple[int, bytes]] = field(default_factory=Counter, compare=False)
-    #: What is pinned or carried, by pod, card and size, oldest first.
-    _out: dict[tuple[str, int, int], dict[int, None]] = field(default_factory=dict)
+    #: What is pinned or carried, by pod, and by card and size, oldest first.
+    _out: dict[str, dict[tuple[int, int], dict[int, None]]] = field(default_factory=dict)
     _last: int = field(default=0, compare=False)
 
     def next_number(self) -> int:
@@ -142,7 +145,8 @@ class Holdings:
         """Let an allocation count until every process of its pod has ended, and nothing carries memory of the pod."""
         if (memory := self.memories.get(number)) is not None:
             memory.pinned = True
-            self._out.setdefault(memory.size_class, {})[number] = None
+            self._pins.pop(number, None)
+            self._go_out(memory)
 
     def next_carrier(self) -> int:
         """Return the mark that the next carrier can have."""
@@ -151,10 +155,11 @@ class Holdings:
     def carry(self, carrier: int, number: int) -> None:
         """Let an allocation count for as long as a file is open that carries it."""
         self._last_carrier = max(self._last_carrier, carrier)
-        if (memory := self.memories.get(number)) is not None:
+        if (memory := self.memories.get(number)) is not None and carrier not in memory.carriers:
             memory.carriers.add(carrier)
             self._carried.setdefault(carrier, set()).add(number)
-            self._out.setdefault(memory.size_class, {})[number] = None
+            self._carries[memory.pod] += 1
+            self._go_out(memory)
 
     def carrier_closed(self, carrier: int) -> None:
         """Take note that nobody has a carrier open any more."""
@@ -162,6 +167,7 @@ class Holdings:
         for number in self._carried.pop(carrier, ()):
             memory = self.memories[number]
             memory.carriers.discard(carrier)
+            self._carries[memory.pod] -= 1
             pods.add(memory.pod)
             self._come_in(memory)
         for pod in pods & self._ended:
@@ -177,10 +183,12 @@ class Holdings:
         if memory is None or memory.pod == pod or any(other[0] != key[0] for other in memory.handles):
             return
         self._count(memory, -1)
-        was_out = self._out.get(memory.size_class, {}).pop(memory.number, memory) is None
+        self._carries[memory.pod] -= len(memory.carriers)
+        self._no_longer_out(memory)
         memory.pod = pod
-        if was_out:
-            self._out.setdefault(memory.size_class, {})[memory.number] = None
+        if memory.pinned or memory.carriers:
+            self._go_out(memory)
+        self._carries[memory.pod] += len(memory.carriers)
         self._count(memory, 1)
 
     def drop(self, key: Key) -> None:
@@ -191,14 +199,13 @@ class Holdings:
 
     def pod_ended(self, pod: str) -> None:
         """Take note that a pod has no process any more. What somebody elsewhere can still take in stays charged."""
-        own = [self.memories[number] for key, out in self._out.items() if key[0] == pod for number in out]
-        if any(memory.carriers for memory in own):
+        if self._carries[pod]:
             self._ended.add(pod)
             return
         self._ended.discard(pod)
-        for memory in own:
-            memory.pinned = False
-            self._come_in(memory)
+        del self._carries[pod]
+        for numbers in self._out.pop(pod, {}).values():
+            self._pins |= numbers
 
     def pod_begins(self, pod: str) -> None:
         """Take note that a pod has a process: what is pinned may be this one's."""
@@ -206,15 +213,24 @@ class Holdings:
 
     def out(self, pod: str, instance: int, size: int) -> list[Memory]:
         """List what is pinned or carried of a size, newest first."""
-        return [self.memories[number] for number in reversed(self._out.get((pod, instance, size), {}))]
+        return [self.memories[number] for number in reversed(self._out.get(pod, {}).get((instance, size), {}))]
+
+    def _go_out(self, memory: Memory) -> None:
+        self._out.setdefault(memory.pod, {}).setdefault(memory.size_class, {})[memory.number] = None
+
+    def _no_longer_out(self, memory: Memory) -> None:
+        sizes = self._out.get(memory.pod, {})
+        numbers = sizes.get(memory.size_class, {})
+        numbers.pop(memory.number, None)
+        if not numbers:
+            sizes.pop(memory.size_class, None)
+        if not sizes:
+            self._out.pop(memory.pod, None)
 
     def _come_in(self, memory: Memory) -> None:
-        """Take a pin or a carrier away, and discharge what nothing keeps."""
+        """Discharge what nothing keeps once a pin or a carrier was taken away."""
         if not memory.pinned and not memory.carriers:
-            if (out := self._out.get(memory.size_class)) is not None:
-                out.pop(memory.number, None)
-                if not out:
-                    del self._out[memory.size_class]
+            self._no_longer_out(memory)
             self._settle(memory)
 
     def settle(self) -> None:
@@ -290,11 +306,11 @@ class Holdings:
 
     @property
     def is_forgetting(self) -> bool:
-        """Tell whether mappings that are gone are still to be forgotten."""
-        return bool(self._ending)
+        """Tell whether mappings or pins that are gone are still to be forgotten."""
+        return bool(self._ending or self._pins)
 
     def forget_some(self, most: int) -> bool:
-        """Forget up to so many mappings that are gone; True when more are left."""
+        """Forget up to so many mappings and pins that are gone; True when more are left."""
         while self._ending and most > 0:
             pid, mapped = self._ending[-1]
             some = mapped[-most:]
@@ -303,7 +319,12 @@ class Holdings:
             most -= len(some)
             if not mapped:
                 self._ending.pop()
-        return bool(self._ending)
+        while self._pins and most > 0:
+            most -= 1
+            if (memory := self.memories.get(self._pins.popitem()[0])) is not None:
+                memory.pinned = False
+                self._come_in(memory)
+        return self.is_forgetting
 
     def facts(self) -> Iterator[dict[str, Any]]:
         """Say what the facts of objects do not: mappings, what is charged, managed memory.
@@ -318,7 +339,7 @@ class Holdings:
         for number in list(self.memories):
             if (memory := self.memories.get(number)) is not None:
                 whose = {"pod": memory.pod, "instance": memory.instance, "size": memory.size}
-                yield {"fact": "kept", "memory": number, **whose, "pinned": memory.pinned}
+                yield {"fact": "kept", "memory": number, **whose, "pinned": memory.pinned and number not in self._pins}
                 yield from ({"fact": "carry", "carrier": each, "memory": number} for each in sorted(memory.carriers))
         yield from ({"fact": "ended", "name": pod} for pod in sorted(self._ended))
         for pid in list(self.managed):

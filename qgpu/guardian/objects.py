@@ -10,7 +10,6 @@ from __future__ import annotations
 import errno
 import os
 import struct
-from contextlib import nullcontext
 
 from qgpu import proc
 from qgpu.guardian import calls, classes
@@ -83,8 +82,7 @@ class Objects:
             block.restore(16, 16)
             return self._desk.answer(block, asked.status_at, refusal)
         try:
-            with self._supervisor.books if asked.rm_class in classes.HOLDS_MEMORY_AT else nullcontext():
-                error = self._perform_alloc(case, escape.number, block, params, asked)
+            error = self._perform_alloc(case, escape.number, block, params, asked)
             status = status_of(block, asked.status_at)
             if kept and (error or status != abi.NV_OK):
                 self._supervisor.not_made(rm.key)
@@ -235,7 +233,8 @@ class Objects:
         if not known or (source is not None and source.rm_class in classes.GATED):
             return self._desk.refuse(block, asked.status_at, abi.NV_ERR_NOT_SUPPORTED, "second handle")
         self.undo(case, (asked.client, asked.handle))
-        with self._supervisor.books:
+        owner = self._supervisor.register.clients.get(asked.source_client)
+        with self._supervisor.books(owner.pod if owner is not None else self._pod):
             before = self._supervisor.charges.number_of(source_key)
             case.begin()
             error = self._standin.escape(case.file, abi.NV_ESC_RM_DUP_OBJECT, block)
@@ -281,10 +280,9 @@ class Objects:
             instance = self._supervisor.register.instance_of(rm)
             mine = self._supervisor.register.exported(self._pod, instance, rm.detail)[:_MOST_COMPARED]
             handles = [(memory.number, next(iter(memory.handles))) for memory in mine]
-        with self._supervisor.books:
-            for number, other in handles:
-                if self._hands.is_same(file, rm.key, rm.parent, other):
-                    return number
+        for number, other in handles:
+            if self._hands.is_same(file, rm.key, rm.parent, other):
+                return number
         return None
 
     def _learn_card(self, file: int, subdevice: RmObject) -> int:

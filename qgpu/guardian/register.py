@@ -97,6 +97,7 @@ class Register:
     _handles: dict[int, set[int]] = field(default_factory=dict, compare=False)
     _children: dict[Key, set[int]] = field(default_factory=dict)
     _tsgs: set[Key] = field(default_factory=set)
+    _channels: dict[int, set[Key]] = field(default_factory=dict, compare=False)
     #: Counts what may change who is scheduled, so that others can keep what they worked out.
     revision: int = field(default=0, compare=False)
     holdings: Holdings = field(default_factory=Holdings)
@@ -222,6 +223,8 @@ class Register:
             self.device_counts[self.pod_of(rm)] += 1
         if rm.rm_class == abi.KEPLER_CHANNEL_GROUP_A:
             self._tsgs.add(rm.key)
+        if rm.rm_class in abi.GPFIFO_CLASSES:
+            self._channels.setdefault(rm.client, set()).add(rm.key)
         if (size := self._takes(rm)) is not None:
             self._charge(rm, size, fact.get("memory"))
         self._children.setdefault((rm.client, rm.parent), set()).add(rm.handle)
@@ -284,6 +287,10 @@ class Register:
     def _forget_kind(self, rm: RmObject) -> None:
         """Forget what hangs on an object's class: that it is scheduled, is a device, keeps memory."""
         self._tsgs.discard(rm.key)
+        if (channels := self._channels.get(rm.client)) is not None:
+            channels.discard(rm.key)
+            if not channels:
+                del self._channels[rm.client]
         self.holdings.drop(rm.key)
         if rm.rm_class == abi.NV01_DEVICE_0 and rm.handle in self.devices.get(rm.client, ()):
             self.device_counts[self.pod_of(rm)] -= 1
@@ -424,6 +431,20 @@ class Register:
         for handle in self._children.get(key, ()):
             found += self.below((key[0], handle))
         return found
+
+    def channels_below(self, key: Key) -> list[Key]:
+        """List the channels under an object, or a client; the client's other objects are not gone through."""
+        return [each for each in self._channels.get(key[0], ()) if self._is_below(each, key)]
+
+    def _is_below(self, each: Key, key: Key) -> bool:
+        at = each
+        for _ in range(_DEEPEST + 1):
+            if at == key or key[0] == key[1]:
+                return True
+            if (rm := self.objects.get(at)) is None:
+                return False
+            at = rm.client, rm.parent
+        return False
 
     def ending_with(self, key: Key) -> list[Memory]:
         """List the allocations all of whose handles go when an object is freed."""

@@ -93,13 +93,14 @@ class Requests:
     def _op_pods(self, _: Session, __: dict[str, Any], ___: list[int]) -> Answer:
         instances = {card.device.instance: card.index for card in self._cards.values()}
         refused: dict[str, dict[str, int]] = {}
+        living = self._supervisor.living()
         for (name, what), count in self._supervisor.refusals.items():
             refused.setdefault(name, {})[what] = count
         pods = [
             {
                 "name": name,
                 "cgroup": pod.cgroup,
-                "alive": self._supervisor.is_listened_to(name),
+                "alive": name in living,
                 "grants": grants_to(pod.grants),
                 "memory": {index: self._supervisor.charges.used(name, i) for i, index in instances.items()},
                 "refused": refused.get(name, {}),
@@ -127,7 +128,7 @@ class Requests:
 
     def _op_retire(self, _: Session, message: dict[str, Any], __: list[int]) -> Answer:
         self._known(message["name"])
-        if self._supervisor.is_listened_to(message["name"]):
+        if message["name"] in self._supervisor.living():
             raise RefusedError(f"pod {message['name']}: a process of it still runs; end it first")
         self._supervisor.note({"fact": "unpod", "name": message["name"]})
         self._supervisor.retired(message["name"])

@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
@@ -40,6 +41,8 @@ _MOST_OBJECTS, _MOST_CLIENTS, _MOST_PROCESSES = 100_000, 1 << 12, 1 << 12
 _MOST_KINDS = 64
 #: So many devices a pod may have although they do not fit.
 _FREE_DEVICES = 16
+#: How long a pod's call waits until the main loop has forgotten all that it has freed.
+_FORGETTING_S, _LOOK_S = 5.0, 0.002
 #: Stands for an address that is not known; no process has such ones.
 _SOMEWHERE, _NO_CARD = 1 << 63, b"\xff" * uvm.UUID_BYTES
 
@@ -69,8 +72,7 @@ class Supervisor:
     listeners: dict[int, tuple[str, Listener]] = field(default_factory=dict)
     refusals: Counter[tuple[str, str]] = field(default_factory=Counter)
     lock: threading.RLock = field(default_factory=threading.RLock)
-    #: Held while RM's figures of what is private are read and while anybody makes a second handle.
-    books: threading.RLock = field(default_factory=threading.RLock)
+    _books: dict[str, threading.RLock] = field(default_factory=dict)
     #: What is remembered of pods' open files, by this guardian and the ones before it.
     files: FileSets = field(default_factory=FileSets)
     #: UVM's files of processes under a limit.
@@ -91,7 +93,9 @@ class Supervisor:
         self.charges = Charges(
             self.register, self.lock, self.note, allowance, look, uuids, uvm_files, self.files.carriers
         )
-        self.dues = Dues(self.register, self.hands, self.note, self._vanished, self.clock, lambda: self.wake())
+        self.dues = Dues(
+            self.register, self.hands, self.note, self._vanished, self._dropped, self.clock, lambda: self.wake()
+        )
 
     def note(self, fact: Fact) -> None:
         """Take a fact into register and journal."""
@@ -117,9 +121,13 @@ class Supervisor:
         self.listeners[number] = (pod, Listener(fd, self.journal.slot(number), number))
         return number
 
-    def is_listened_to(self, pod: str) -> bool:
-        """Tell whether a process lives behind a listener of a pod's."""
-        return any(of == pod and listener.has_somebody() for of, listener in self.listeners.values())
+    def living(self) -> set[str]:
+        """Name the pods with a process behind a listener of theirs."""
+        found: set[str] = set()
+        for pod, listener in self.listeners.values():
+            if pod not in found and listener.has_somebody():
+                found.add(pod)
+        return found
 
     def left_in_hand(self, number: int) -> InHand | None:
         """Return the call of a listener that a dead guardian received and did not answer."""
@@ -144,6 +152,11 @@ class Supervisor:
             self.uvm_major = uvm.major()
         return self.uvm_major
 
+    def books(self, pod: str) -> threading.RLock:
+        """Return what is held while RM's figures of a pod's private memory are read, or others make handles on it."""
+        with self.lock:
+            return self._books.setdefault(pod, threading.RLock())
+
     def refused(self, pod: str, what: str) -> None:
         """Count a refusal, by its kind; there are so many kinds that a pod may not have all of them named."""
         with self.lock:
@@ -156,6 +169,7 @@ class Supervisor:
     def retired(self, pod: str) -> None:
         """Forget what was counted of a pod that is no more."""
         self._kinds.pop(pod, None)
+        self._books.pop(pod, None)
         self._look_again_ns.pop(pod, None)
         for key in [key for key in self.refusals if key[0] == pod]:
             del self.refusals[key]
@@ -361,7 +375,7 @@ class Supervisor:
         Only where RM can free it through that file: else asking for it would be a way to have gates opened.
         """
         with self.lock:
-            channels = [rm.key for rm in self.register.below(key) if rm.rm_class in abi.GPFIFO_CLASSES]
+            channels = self.register.channels_below(key)
         if not channels or self.hands.about(file, key[0], key[1]) is None:
             return []
         self.leave(channels)
@@ -377,11 +391,24 @@ class Supervisor:
             rm = self.register.objects.get(key)
             if rm is None and key[0] != key[1]:
                 return
-            self.note(_gone(key))
+            many = len(self.register.below(key)) > AT_ONCE
+            if many:
+                self.dues.freed(key)
+            else:
+                self.note(_gone(key))
             if rm is not None and rm.rm_class in {abi.FERMI_VASPACE_A, abi.FERMI_CONTEXT_SHARE_A}:
                 self.dues.doubt([(key[0], key[0])])  # channels go with the address space that they use
             if channels or rm is None or rm.rm_class in GATED:
                 self.dues.later()
+        if many:
+            self._wait_until_forgotten(key)
+
+    def _wait_until_forgotten(self, key: Key) -> None:
+        """Wait until much that was freed is no longer charged, so that its pod can have as much again."""
+        known: Collection[object] = self.register.clients if key[0] == key[1] else self.register.objects
+        until = time.monotonic() + _FORGETTING_S
+        while (key[0] if key[0] == key[1] else key) in known and time.monotonic() < until:
+            time.sleep(_LOOK_S)
 
     def empty_closed(self, pod: str) -> bool:
         """Empty files of UVM's that processes of a pod have closed; False for none. Not to be called under the lock."""
@@ -434,6 +461,10 @@ class Supervisor:
             return 0
         self._vanished(key)
         return count
+
+    def _dropped(self, key: Key) -> None:
+        """Drop what was freed here."""
+        self.note(_gone(key))
 
     def _vanished(self, key: Key) -> None:
         """Drop what RM has no longer though nobody freed it here, as when its file was closed.

@@ -141,7 +141,11 @@ def _facts(
         case calls.Dup() as call:
             return _made(random, call.client, call.parent, call.handle, abi.NV01_MEMORY_LOCAL_USER, pid)
         case _:
-            return [{"fact": "gone", "client": client, "handle": random.choice([handle, client])}]
+            who = {"client": client, "pid": pid, "fd": random.randrange(4), "pod": kept.processes[pid]}
+            found: list[register.Fact] = [{"fact": "owner", **who}, {"fact": "reached", **who}]
+            return [
+                random.choice([{"fact": "gone", "client": client, "handle": random.choice([handle, client])}, *found])
+            ]
 
 
 def _made(random: Random, client: int, parent: int, handle: int, made: int, pid: int) -> list[register.Fact]:
@@ -164,6 +168,9 @@ def _memory_fact(random: Random, pid: int) -> register.Fact:
             {"fact": "map", "memory": number, **where},
             {"fact": "unmap", **where},
             {"fact": "unmapped", "memory": number},
+            {"fact": "carry", "memory": number, "carrier": random.randrange(1, 5)},
+            {"fact": "carrier_closed", "carrier": random.randrange(1, 5)},
+            {"fact": "uvm_file", "pid": pid, "fd": random.randrange(4), "there": random.random() < 0.5},
             {"fact": "managed", "pid": pid, "bytes": random.choice([0, 1 << 20])},
         ]
     )
@@ -171,6 +178,8 @@ def _memory_fact(random: Random, pid: int) -> register.Fact:
 
 def check_register(kept: register.Register) -> None:
     """Raise DefectError unless what is charged is what is there, and the same comes back from the facts."""
+    while kept.holdings.forget_some(1000):
+        pass
     for rm in kept.objects.values():
         if rm.client not in kept.clients:
             raise DefectError(f"object {rm.key} of no client")

@@ -38,7 +38,7 @@ def due(asked):
     def vanished(key):
         register.note({"fact": "gone", "client": key[0], "handle": key[1]})
 
-    made = Dues(register, SimpleNamespace(exists=exists), register.note, vanished, lambda: 0, lambda: None)
+    made = Dues(register, SimpleNamespace(exists=exists), register.note, vanished, vanished, lambda: 0, lambda: None)
     made.doubt([(_CLIENT, _CLIENT)], of_memory=True)
     return made
 

@@ -96,6 +96,7 @@ def test_what_was_exported_counts_until_the_pod_ends():
     found.exited(5)
     still = held(found)
     found.pod_ended("web")
+    found.forget_some(1)
 
     assert (still, held(found)) == ({("web", 0): SIZE}, {})
 
