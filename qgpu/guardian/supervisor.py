@@ -19,12 +19,12 @@ import structlog
 
 from qgpu import proc
 from qgpu.guardian.charges import Allowance, Charges
-from qgpu.guardian.classes import CHARGED, GATED
 from qgpu.guardian.dues import AT_ONCE, Dues
 from qgpu.guardian.hands import Hands
 from qgpu.guardian.journal import Journal, Writes
 from qgpu.guardian.notify import InHand, Listener, read_slot
 from qgpu.guardian.register import Fact, Key, Register, RmObject, object_fact
+from qgpu.guardian.rules.classes import CHARGED, GATED
 from qgpu.guardian.seenfiles import SeenFiles
 from qgpu.guardian.standin import Perform
 from qgpu.guardian.uvmfiles import UvmFiles
