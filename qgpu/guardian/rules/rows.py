@@ -56,12 +56,16 @@ class Of(enum.Enum):
 
 
 class At(NamedTuple):
-    """Where handles lie in parameters: ``many`` of them, ``stride`` bytes apart."""
+    """Where handles lie in parameters: ``many`` of them, ``stride`` bytes apart.
+
+    With a ``size``, only in parameters of so many bytes: branches differ, and RM takes no other size than its own.
+    """
 
     at: int
     many: int = 1
     stride: int = 4
     of: Of = Of.CALLER
+    size: int | None = None
 
 
 class Pointer(NamedTuple):
@@ -77,6 +81,7 @@ class Pointer(NamedTuple):
 
 def handles(places: Iterable[At], params: bytes | bytearray) -> Iterator[int]:
     """Read the handles at some places of parameters, as far as these reach."""
-    for at, many, stride, _ in places:
-        for place in range(at, min(at + many * stride, len(params) - 3), stride):
-            yield _U32.unpack_from(params, place)[0]
+    for at, many, stride, _, size in places:
+        if size is None or size == len(params):
+            for place in range(at, min(at + many * stride, len(params) - 3), stride):
+                yield _U32.unpack_from(params, place)[0]
