@@ -10,7 +10,7 @@ import pytest
 
 from qgpu.guardian import calls, foreign
 from qgpu.guardian.rules import classes, controls, escapes, rows
-from qgpu.rm import abi
+from qgpu.rm import abi, versions
 from tests import rm_data
 from tests.traces import ARGUMENT, TRACES
 from tests.traces import rows as calls_of
@@ -112,6 +112,12 @@ def test_what_is_seen_was_seen():
     assert {row.number for row in classes.ROWS if row.why is classes.SEEN} == made & classes.ALLOWED.keys()
 
 
+def test_every_known_branch_is_recorded():
+    assert {branch.major for branch in versions.BRANCHES} == {
+        int(driver.partition(".")[0]) for driver in rm_data.DRIVERS
+    }
+
+
 @pytest.mark.parametrize("driver", rm_data.DRIVERS)
 @pytest.mark.parametrize(
     ("table", "read"),
@@ -180,7 +186,7 @@ def test_what_the_module_refuses_is_refused_here_too():
         assert controls.CONTROLS[int(number, 16)].why is controls.SCHEDULING, number
 
 
-def test_classes_with_pointers_and_memory_by_address_are_not_for_pods():
+def test_classes_of_memory_by_its_place_are_not_for_pods():
     for rm_class in (abi.NV01_MEMORY_SYSTEM_OS_DESCRIPTOR, 0x81, *classes.PHYSICAL, 0xC57D, 0x9010):
         assert rm_class not in classes.ALLOWED, hex(rm_class)
 

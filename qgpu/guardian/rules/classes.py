@@ -4,8 +4,8 @@ Parameters are handed to RM from the guardian's address space, so a class whose 
 is not for pods. A client that they name has to be the pod's own: RM shares address spaces by it (device_share.c), takes
 events of its objects (event.c) and lets it be profiled. What has no row is refused.
 
-Numbers, names and places are those of NVIDIA's open kernel modules (rmapi/resource_list.h and SDK/class of 535, 550,
-570 and 580, tests/data/rm); gVisor's nvproxy has those of 590.
+Numbers, names and places are those of NVIDIA's open kernel modules from 535 to 595 (rmapi/resource_list.h and
+SDK/class, recorded in tests/data/rm), and of gVisor's nvproxy (NVD2B0, NVD2D1 and NVD2FA).
 """
 
 from __future__ import annotations
@@ -71,6 +71,7 @@ ROWS = (
     Class(0x0081, "NV01_MEMORY_LIST_SYSTEM", MEMORY),
     Class(0x0082, "NV01_MEMORY_LIST_FBMEM", MEMORY),
     Class(0x0083, "NV01_MEMORY_LIST_OBJECT", MEMORY),
+    Class(0x008F, "KERNEL_WATCHDOG", INTERNAL),
     Class(0x0090, "KERNEL_GRAPHICS_CONTEXT", UNUSED),
     Class(0x00B1, "NV01_MEMORY_HW_RESOURCES", MEMORY),
     Class(0x00C2, "NV01_MEMORY_LOCAL_PHYSICAL", MEMORY),
@@ -117,6 +118,7 @@ ROWS = (
     Class(0xA06F, "KEPLER_CHANNEL_GPFIFO_A", LIBRARY, handles=_OF_CHANNELS),
     Class(0xA080, "KEPLER_DEVICE_VGPU", VGPU),
     Class(0xA081, "NVA081_VGPU_CONFIG", VGPU),
+    Class(0xA083, "NVA083_GRID_DISPLAYLESS", DISPLAY),
     Class(0xA084, "NVA084_KERNEL_HOST_VGPU_DEVICE", VGPU),
     Class(0xA0BC, "NVENC_SW_SESSION", UNUSED),
     Class(0xA0BD, "NVFBC_SW_SESSION", UNUSED),
