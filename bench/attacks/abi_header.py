@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from qgpu.guardian import rules
+from qgpu.guardian.rules import controls
 from qgpu.rm import abi
 
 
@@ -19,7 +19,8 @@ def header() -> str:
         for name, value in vars(abi).items()
         if name.isupper() and not name.startswith("_") and isinstance(value, int)
     ]
-    rows = ", ".join(f"{{ {command:#x}u, {why!r} }}".replace("'", '"') for command, why in rules.REFUSED.items())
+    refused = [row for row in controls.ROWS if row.why is controls.SCHEDULING]
+    rows = ", ".join(f'{{ {row.number:#x}u, "{row.name}" }}' for row in refused)
     lines.append(f"static const struct {{ uint32_t cmd; const char *name; }} refused_controls[] = {{ {rows} }};")
     return "\n".join(lines) + "\n"
 

@@ -215,11 +215,12 @@ class Charges:
             known = self._register.holdings.carriers()
         return known - self._carriers.marks() if known else known
 
-    def pin_handle(self, key: Key) -> None:
-        """Pin the memory behind a handle, if there is any."""
+    def pin_handles(self, client: int, handles: Iterable[int]) -> None:
+        """Pin the memory behind handles of a client, if there is any."""
         with self._lock:
-            if (number := self.number_of(key)) is not None:
-                self.pin(number)
+            for handle in handles:
+                if (number := self.number_of((client, handle))) is not None:
+                    self.pin(number)
 
     def pin(self, number: int) -> None:
         """Let memory count until every process of its pod has ended, whatever becomes of its handles."""

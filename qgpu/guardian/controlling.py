@@ -7,9 +7,10 @@ import struct
 import time
 
 from qgpu import proc
-from qgpu.guardian import answers, calls, controls, rules
+from qgpu.guardian import answers, calls, foreign
 from qgpu.guardian.desk import Case, Desk, status_of
 from qgpu.guardian.objects import Objects
+from qgpu.guardian.rules import controls, rows, scheduling
 from qgpu.guardian.standin import Block
 from qgpu.rm import abi
 
@@ -45,21 +46,22 @@ class Controls:
             if command == abi.NVA06C_SET_TIMESLICE and self._first_wish(case.call.tid, asked):
                 return self._desk.answer(block, asked.status_at, abi.NV_OK)
             return self._desk.refuse(block, asked.status_at, *refusal)
+        row = controls.ALLOWED[command]
         params = None
         nested: list[Block] | None = []
         if asked.params and asked.size:
             if (params := self._standin.read(case.call.tid, asked.params, asked.size)) is None:
                 return self._desk.answer(block, asked.status_at, abi.NV_ERR_INVALID_ADDRESS)
             block.patch_u64(16, params.at)
-            nested = self._standin.read_nested(case.call.tid, params, controls.NESTED.get(command, ()))
-        elif command in controls.NESTED or command in controls.DESCRIPTORS:
+            nested = self._standin.read_nested(case.call.tid, params, row.pointers)
+        elif row.pointers or row.descriptor_at is not None:
             nested = None
         if nested is None:
             block.restore(16, 8)
             return self._desk.answer(block, asked.status_at, abi.NV_ERR_INVALID_ADDRESS)
-        if (what := self._refused_by_params(asked, params)) is not None:
+        if (refusal := self._refused_by_params(asked, params)) is not None:
             block.restore(16, 8)
-            return self._desk.refuse(block, asked.status_at, abi.NV_ERR_INSUFFICIENT_PERMISSIONS, what)
+            return self._desk.refuse(block, asked.status_at, *refusal)
         if params is not None and command in _IMPORTED:
             for handle in _imported(command, params.data):
                 self._objects.undo(case, (asked.client, handle))
@@ -82,8 +84,8 @@ class Controls:
                 block.patch_u32(asked.status_at, status)
             for each in nested:
                 each.store()
-            for where in controls.NESTED.get(command, ()):
-                params.restore(where.pointer_at, 8)
+            for where in row.pointers:
+                params.restore(where.at, 8)
             params.store()
         if not error:
             block.store()
@@ -92,23 +94,27 @@ class Controls:
     def _refusal(self, asked: calls.Control) -> tuple[int, str] | None:
         """Say why a control is refused before RM is asked: its status and how it is counted."""
         command = asked.command
-        if command in rules.REFUSED:
-            return abi.NV_ERR_INSUFFICIENT_PERMISSIONS, rules.REFUSED[command]
+        row = controls.ALLOWED.get(command)
+        if row is None:
+            return controls.refusal(command), controls.name(command)
         if asked.serialized:
             return abi.NV_ERR_INVALID_ARGUMENT, "serialized control"
-        if command not in controls.ALLOWED:
-            return abi.NV_ERR_NOT_SUPPORTED, f"control {command:#x}"
-        if command in controls.LEGACY and not self._supervisor.owns(self._pod, asked.client):
+        if row.firmware and not self._supervisor.owns(self._pod, asked.client):
             return abi.NV_ERR_INVALID_CLIENT, "control on somebody's client"
         return None
 
-    def _refused_by_params(self, asked: calls.Control, params: Block | None) -> str | None:
-        """Say how a control is counted that is refused for what it says; None for any other."""
+    def _refused_by_params(self, asked: calls.Control, params: Block | None) -> tuple[int, str] | None:
+        """Say why a control is refused for what it says: its status and how it is counted."""
+        row = controls.ALLOWED[asked.command]
         match asked.command:
             case abi.NV2080_GR_SET_CTXSW_PREEMPTION_MODE if params is not None and _gives_up_preemption(params):
-                return rules.NO_PREEMPTION
+                return abi.NV_ERR_INSUFFICIENT_PERMISSIONS, row.name
             case abi.NVA06C_PREEMPT if params is None or not self._ends_own_turn(asked, params):
-                return rules.PREEMPT
+                return abi.NV_ERR_INSUFFICIENT_PERMISSIONS, row.name
+        if params is not None and foreign.names_any(
+            self._supervisor, self._pod, asked.client, row.clients, params.data
+        ):
+            return abi.NV_ERR_INVALID_OBJECT_HANDLE, foreign.name(row.name)
         return None
 
     def _ends_own_turn(self, asked: calls.Control, params: Block) -> bool:
@@ -116,11 +122,11 @@ class Controls:
         if tsg is None or tsg.rm_class != abi.KEPLER_CHANNEL_GROUP_A or asked.size != abi.sizeof(_PREEMPT):
             return False
         said = abi.ffi.cast(f"{_PREEMPT} *", params.pointer)
-        return self._supervisor.owns(self._pod, tsg.client) and rules.ends_turn(said.bWait, said.bManualTimeout)
+        return self._supervisor.owns(self._pod, tsg.client) and scheduling.ends_turn(said.bWait, said.bManualTimeout)
 
     def _taken(self, case: Case, command: int, params: Block | None) -> int | None:
         """Take the descriptor that a control names, if it is NVIDIA's; -1 for other files, None for none."""
-        if params is None or (at := controls.DESCRIPTORS.get(command)) is None:
+        if params is None or (at := controls.ALLOWED[command].descriptor_at) is None:
             return None
         (fd,) = struct.unpack_from("<i", params.data, at)
         if fd < 0:
@@ -154,9 +160,11 @@ class Controls:
             if asked.command == abi.NVA06C_PREEMPT:
                 return self._perform_preemption(case, block)
             return self._standin.escape(case.file, abi.NV_ESC_RM_CONTROL, block)
-        if asked.command in controls.GIVE_HANDLES:
+        row = controls.ALLOWED[asked.command]
+        if row.gives:
             case.begin()
-        at = controls.DESCRIPTORS[asked.command]
+        at = row.descriptor_at
+        assert at is not None
         params.patch_u32(at, taken)
         try:
             return self._standin.escape(case.file, abi.NV_ESC_RM_CONTROL, block)
@@ -205,7 +213,10 @@ class Controls:
             case abi.NVA06C_GPFIFO_SCHEDULE | abi.NVA06F_GPFIFO_SCHEDULE:
                 self._supervisor.wake()
             case abi.NV00FD_ATTACH_MEM:
-                self._supervisor.charges.pin_handle((asked.client, _U32.unpack_from(params.data, 4)[0]))
+                self._supervisor.charges.pin_handles(asked.client, [_U32.unpack_from(params.data, 4)[0]])
+            case abi.NVC56F_GET_KMB:  # kernel_channel.c duplicates it under a handle that nobody is told
+                handles = rows.handles(controls.ALLOWED[asked.command].handles, params.data)
+                self._supervisor.charges.pin_handles(asked.client, handles)
             case command if command in _IMPORTED:
                 return self._imported(case, asked.client, _imported(command, params.data))
         return abi.NV_OK
@@ -242,7 +253,7 @@ class Controls:
 def _was_done(command: int, status: int) -> bool:
     """Tell from RM's answer to a control that was issued again whether that had been done the first time."""
     there_already = {abi.NV_ERR_INSERT_DUPLICATE_NAME, abi.NV_ERR_STATE_IN_USE}
-    return status in there_already or (command in controls.TAKE_BACK and status == abi.NV_ERR_OBJECT_NOT_FOUND)
+    return status in there_already or (controls.ALLOWED[command].takes_back and status == abi.NV_ERR_OBJECT_NOT_FOUND)
 
 
 def _imported(command: int, params: bytearray) -> list[int]:
@@ -258,7 +269,7 @@ def _handles(params: bytearray, at: int, most: int) -> list[int]:
 def _gives_up_preemption(params: Block) -> bool:
     asked = params.data.ljust(abi.sizeof("NV2080_CTRL_GR_SET_CTXSW_PREEMPTION_MODE_PARAMS"), b"\0")
     flags, _, _, mode = struct.unpack_from("<IIII", asked)
-    return rules.gives_up_preemption(flags, mode)
+    return scheduling.gives_up_preemption(flags, mode)
 
 
 def _inside(pid: int, tid: int) -> int:

@@ -23,26 +23,9 @@ from cffi import FFI
 
 from qgpu.errors import NotSupportedError
 from qgpu.guardian.notify import Notification
-from qgpu.rm import abi, uvm
+from qgpu.guardian.rules.escapes import WATCHED
+from qgpu.rm import uvm
 
-#: RM's calls that create, free, share or control objects, and the one that wraps others: (number, bytes).
-WATCHED = frozenset(
-    {
-        (abi.NV_ESC_RM_ALLOC_MEMORY, abi.sizeof("NVOS02_PARAMETERS_WITH_FD")),
-        (abi.NV_ESC_RM_ALLOC_OBJECT, abi.sizeof("NVOS05_PARAMETERS")),
-        (abi.NV_ESC_RM_FREE, abi.sizeof("NVOS00_PARAMETERS")),
-        (abi.NV_ESC_RM_CONTROL, abi.sizeof("NVOS54_PARAMETERS")),
-        (abi.NV_ESC_RM_ALLOC, abi.sizeof("NVOS21_PARAMETERS")),
-        (abi.NV_ESC_RM_ALLOC, abi.sizeof("NVOS64_PARAMETERS")),
-        (abi.NV_ESC_RM_DUP_OBJECT, abi.sizeof("NVOS55_PARAMETERS")),
-        (abi.NV_ESC_RM_VID_HEAP_CONTROL, abi.sizeof("NVOS32_PARAMETERS")),
-        (abi.NV_ESC_RM_IDLE_CHANNELS, abi.IDLE_CHANNELS_BYTES),
-        (abi.NV_ESC_REGISTER_FD, 4),
-        (abi.NV_ESC_IOCTL_XFER_CMD, abi.sizeof("nv_ioctl_xfer_t")),
-        *((abi.NV_ESC_EXPORT_TO_DMABUF_FD, size) for size in abi.EXPORT_TO_DMABUF_FD_BYTES),
-        *((abi.NV_ESC_RM_MAP_MEMORY_DMA, size) for size in abi.MAP_MEMORY_DMA_BYTES),
-    }
-)
 _NUMBER_AND_SIZE = 0x3FFF00FF
 
 #: For filters that others assemble: parts of requests, as (mask, value), that together hold all watched ones.

@@ -19,7 +19,7 @@ from qgpu import proc
 from qgpu.guardian import calls, notify, quick, room
 from qgpu.guardian.controlling import Controls
 from qgpu.guardian.desk import ANSWERED, PROCEED, Case, Desk
-from qgpu.guardian.filter import WATCHED, is_mapping
+from qgpu.guardian.filter import is_mapping
 from qgpu.guardian.freeing import Freeing
 from qgpu.guardian.heap import Heap
 from qgpu.guardian.journal import Writes
@@ -28,6 +28,7 @@ from qgpu.guardian.loose import Pending
 from qgpu.guardian.mappings import Mappings
 from qgpu.guardian.notify import InHand, Listener, Notification
 from qgpu.guardian.objects import Objects
+from qgpu.guardian.rules import escapes
 from qgpu.guardian.standin import StandIn
 from qgpu.guardian.supervisor import Supervisor
 from qgpu.guardian.uvmjudge import UvmJudge
@@ -160,7 +161,7 @@ class Judge:
         if is_mapping(call):
             return self._mappings.judge(call, pid)
         number_and_size = call.request & 0xFF, call.request >> 16 & 0x3FFF
-        if number_and_size not in WATCHED and call.request not in uvm.WATCHED:
+        if number_and_size not in escapes.WATCHED and call.request not in uvm.WATCHED:
             return PROCEED  # a container's filter knows numbers only; RM takes no other size, UVM no other number
         case.file = self._desk.take(case, call.fd)
         try:
@@ -200,7 +201,7 @@ class Judge:
         if escape is None:
             return errno.EFAULT
         if escape.wrapped and (
-            (escape.number, escape.size) not in WATCHED or escape.number == abi.NV_ESC_IOCTL_XFER_CMD
+            (escape.number, escape.size) not in escapes.WATCHED or escape.number == abi.NV_ESC_IOCTL_XFER_CMD
         ):
             return errno.EINVAL  # nothing else has been seen wrapped
         if (block := self._standin.read(call.tid, escape.address, escape.size)) is None:
@@ -229,7 +230,7 @@ class Judge:
                 return PROCEED
         # A dma-buf keeps memory that has no handle any more. RM's own mappings take page tables of the card, which
         # nobody could count; CUDA's are UVM's. Idling channels reads lists of handles under RM's locks.
-        self._supervisor.refused(self._pod, f"call {escape.number:#x}")
+        self._supervisor.refused(self._pod, escapes.name(escape.number))
         return errno.EOPNOTSUPP
 
 

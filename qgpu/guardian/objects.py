@@ -12,11 +12,12 @@ import os
 import struct
 
 from qgpu import proc
-from qgpu.guardian import calls, classes
+from qgpu.guardian import calls, foreign
 from qgpu.guardian.desk import PROCEED, Case, Desk, status_of
 from qgpu.guardian.freeing import Freeing
 from qgpu.guardian.letting import Letting
 from qgpu.guardian.register import NO_INSTANCE, Key, RmObject
+from qgpu.guardian.rules import classes
 from qgpu.guardian.standin import Block
 from qgpu.rm import abi
 
@@ -47,8 +48,9 @@ class Objects:
         """Make an object, or say no."""
         if asked.serialized:
             return self._desk.answer(block, asked.status_at, abi.NV_ERR_INVALID_ARGUMENT)
-        if not classes.allowed(asked.rm_class):
-            return self._desk.refuse(block, asked.status_at, abi.NV_ERR_INVALID_CLASS, f"class {asked.rm_class:#x}")
+        row = classes.ALLOWED.get(asked.rm_class)
+        if row is None:
+            return self._desk.refuse(block, asked.status_at, abi.NV_ERR_INVALID_CLASS, classes.name(asked.rm_class))
         params = rights = None
         if asked.params:
             if (params := self._standin.read_params(case.call.tid, asked.params)) is None:
@@ -58,6 +60,11 @@ class Objects:
             if (rights := self._standin.read(case.call.tid, asked.rights, _U32.size)) is None:
                 return self._desk.answer(block, asked.status_at, abi.NV_ERR_INVALID_ADDRESS)
             block.patch_u64(24, rights.at)
+        if params is not None and foreign.names_any(
+            self._supervisor, self._pod, asked.client, row.clients, params.data
+        ):
+            block.restore(16, 16)
+            return self._desk.refuse(block, asked.status_at, abi.NV_ERR_INVALID_OBJECT_HANDLE, foreign.name(row.name))
         self.undo(case, (asked.client, asked.handle))
         detail = calls.detail(asked.rm_class, params.data) if params else 0
         rm = RmObject(asked.client, asked.handle, asked.parent, asked.rm_class, detail)
@@ -94,8 +101,8 @@ class Objects:
                 self._make_preemptible(case.file, rm)
             elif status == abi.NV_OK and asked.rm_class == abi.NV50_THIRD_PARTY_P2P:
                 self._hands.register_p2p(case.file, asked.client, asked.handle)
-            elif status == abi.NV_OK and (at := classes.HOLDS_MEMORY_AT.get(asked.rm_class)) and params:
-                self._supervisor.charges.pin_handle((asked.client, _U32.unpack_from(params.data, at)[0]))
+            elif status == abi.NV_OK and (at := row.holds_memory_at) is not None and params:
+                self._supervisor.charges.pin_handles(asked.client, [_U32.unpack_from(params.data, at)[0]])
         finally:
             if escape.size > 20:
                 block.restore(16, 8)
@@ -115,7 +122,7 @@ class Objects:
         params: Block | None,
         asked: calls.Alloc,
     ) -> int:
-        if params is None or asked.rm_class not in classes.WITH_CAPABILITY:
+        if params is None or not classes.ALLOWED[asked.rm_class].capability:
             case.begin()
             return self._standin.escape(case.file, number, block)
         capability = _U32.unpack_from(params.data)[0]
@@ -311,7 +318,7 @@ class Objects:
         if asked.rm_class == abi.NV01_MEMORY_SYSTEM_OS_DESCRIPTOR:
             return errno.EINVAL if wrapped else PROCEED
         if asked.rm_class != abi.NV01_MEMORY_SYSTEM:
-            what = f"memory of class {asked.rm_class:#x}"
+            what = classes.name(asked.rm_class)
             return self._desk.refuse(block, asked.status_at, abi.NV_ERR_INVALID_CLASS, what)
         self.undo(case, (asked.client, asked.handle))
         return self._desk.with_descriptor(case, abi.NV_ESC_RM_ALLOC_MEMORY, block, 48)

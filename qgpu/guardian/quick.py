@@ -11,13 +11,12 @@ from typing import Any
 
 from cffi import FFI
 
-from qgpu.guardian import controls, rules
+from qgpu.guardian.rules import controls
 from qgpu.rm import abi
 
 #: The one request by which NVIDIA's libraries issue controls.
 REQUEST = abi.request(abi.NV_ESC_RM_CONTROL, abi.sizeof("NVOS54_PARAMETERS"))
 
-_PLAIN = controls.FLAT - controls.LOOKED_AT - rules.REFUSED.keys()
 _MOST_BYTES = 1 << 14
 _ARGUMENT_BYTES, _STATUS_AT = abi.sizeof("NVOS54_PARAMETERS"), abi.offsetof("NVOS54_PARAMETERS", "status")
 
@@ -57,7 +56,7 @@ class Quick:
         if _libc.process_vm_readv(tid, self._in, 1, there, 1, 0) != _ARGUMENT_BYTES:
             return None
         size, params = call.paramsSize, call.params
-        if call.cmd not in _PLAIN or call.flags & abi.NVOS54_FLAGS_SERIALIZED or size > _MOST_BYTES:
+        if call.cmd not in controls.PLAIN or call.flags & abi.NVOS54_FLAGS_SERIALIZED or size > _MOST_BYTES:
             return None
         before = b""
         if params and size:

@@ -11,9 +11,9 @@ import struct
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from qgpu.guardian.controls import Nested
 from qgpu.guardian.journal import Writes
 from qgpu.guardian.notify import Memory
+from qgpu.guardian.rules.rows import Pointer
 from qgpu.rm import abi
 from qgpu.rm.abi import ffi
 
@@ -103,22 +103,22 @@ class StandIn:
             return None
         return (Block if len(data) == _ALLOC_PARAMS_BYTES else _Padded)(self.answer, address, data)
 
-    def read_nested(self, tid: int, params: Block, where: Sequence[Nested]) -> list[Block] | None:
+    def read_nested(self, tid: int, params: Block, where: Sequence[Pointer]) -> list[Block] | None:
         """Copy what parameters point to, and let them point to the copies; None when it is not there."""
         blocks = []
         for each in where:
-            if len(params.data) < each.pointer_at + 8:
+            if len(params.data) < each.at + 8:
                 return None
-            (address,) = _U64.unpack_from(params.data, each.pointer_at)
+            (address,) = _U64.unpack_from(params.data, each.at)
             count = 1 if each.count_at is None else _U32.unpack_from(params.data, each.count_at)[0]
             size = each.unit * count
             if size == 0 or address == 0:
-                params.patch_u64(each.pointer_at, 0)
+                params.patch_u64(each.at, 0)
                 continue
             if (block := self.read(tid, address, size)) is None:
                 return None
             blocks.append(block)
-            params.patch_u64(each.pointer_at, block.at)
+            params.patch_u64(each.at, block.at)
         return blocks
 
 

@@ -22,13 +22,13 @@ from qgpu import proc
 from qgpu.errors import RefusedError
 from qgpu.guardian import room
 from qgpu.guardian.charges import Allowance, Charges
-from qgpu.guardian.classes import CHARGED, GATED
 from qgpu.guardian.dues import AT_ONCE, Dues
 from qgpu.guardian.file_sets import FileSets
 from qgpu.guardian.hands import Hands
 from qgpu.guardian.journal import Journal, Writes
 from qgpu.guardian.notify import InHand, Listener, read_slot
 from qgpu.guardian.register import MOST_USERS, Fact, Key, Register, RmObject, object_fact
+from qgpu.guardian.rules.classes import CHARGED, GATED
 from qgpu.guardian.standin import Perform
 from qgpu.guardian.uvmfiles import UvmFiles
 from qgpu.rm import abi, uvm

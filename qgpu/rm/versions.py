@@ -1,6 +1,7 @@
 """The driver branches qgpu knows, one row each, and which driver runs here.
 
-A new branch is one row, written after comparing the structures of ``abi.py`` with that branch's headers.
+A new branch is one row, written after comparing the structures of ``abi.py`` with that branch's headers, and recording
+what it lets anybody ask (``tests/record_rm.py``); what is new of that needs a row in ``guardian/rules``.
 An unknown branch is refused: enforcing on a guess would be worse than saying no.
 """
 

@@ -15,11 +15,11 @@ import time
 from random import Random
 
 from qgpu.guardian.charges import Allowance
-from qgpu.guardian.classes import PHYSICAL
 from qgpu.guardian.journal import Journal
 from qgpu.guardian.judge import Judge
 from qgpu.guardian.notify import Notification
 from qgpu.guardian.register import Register
+from qgpu.guardian.rules.classes import PHYSICAL
 from qgpu.guardian.supervisor import Supervisor
 from qgpu.rm import abi, uvm
 from tests.fuzz import mutate

@@ -21,7 +21,7 @@ def test_a_scheduling_control_is_refused_in_rms_own_words(pod):
     result, _, argument = pod.call(abi.NV_ESC_RM_CONTROL, control(abi.NV2080_FIFO_DISABLE_CHANNELS))
 
     assert (result, status(argument)) == (0, abi.NV_ERR_INSUFFICIENT_PERMISSIONS)
-    assert pod.supervisor.refusals["web", "NV2080 FIFO_DISABLE_CHANNELS"] == 1
+    assert pod.supervisor.refusals["web", "NV2080_CTRL_CMD_FIFO_DISABLE_CHANNELS"] == 1
     assert pod.rm.seen == []
 
 
@@ -240,7 +240,7 @@ def test_who_gives_turns_away_rests_in_between(own_tsg, monkeypatch):
 def test_a_turn_that_is_not_its_own_or_not_plainly_its_end_is_not_rms_to_hear_of(own_tsg, asked):
     """A neighbour's, a channel, nothing, a subdevice, sizes; not waited for, patience of its own."""
     assert preempt(own_tsg, **asked) == (NO, 0)
-    assert own_tsg.supervisor.refusals["web", "NVA06C PREEMPT"] == 1
+    assert own_tsg.supervisor.refusals["web", "NVA06C_CTRL_CMD_PREEMPT"] == 1
 
 
 def test_a_neighbours_tsg_is_not_preempted_by_its_name(own_tsg):

@@ -7,9 +7,7 @@ from pathlib import Path
 import pytest
 
 from qgpu.errors import NotSupportedError
-from qgpu.guardian import classes, controls, rules
 from qgpu.model import Grant, PodClass
-from qgpu.rm import abi
 from qgpu.sched import nvml
 from qgpu.sched.backend import PodInfo
 from qgpu.sched.seccomp import machine
@@ -62,21 +60,6 @@ def test_a_card_in_mig_mode_is_named_with_what_to_do(monkeypatch: pytest.MonkeyP
     with pytest.raises(NotSupportedError, match=r"GPU 2: MIG mode is on.*nvidia-smi -i 2 -mig 0"):
         nvml.check_cards()
     assert fake.closed
-
-
-def test_no_scheduling_control_is_allowed_by_another_row():
-    assert not controls.ALLOWED & rules.REFUSED.keys()
-
-
-def test_a_control_is_of_one_kind():
-    assert not controls.FLAT & controls.NESTED.keys()
-    assert not controls.FLAT & controls.DESCRIPTORS.keys()
-    assert not controls.LEGACY & controls.FLAT
-
-
-def test_classes_with_pointers_and_memory_by_address_are_not_for_pods():
-    for rm_class in (abi.NV01_MEMORY_SYSTEM_OS_DESCRIPTOR, 0x81, *classes.PHYSICAL, 0xC57D, 0x9010):
-        assert not classes.allowed(rm_class), hex(rm_class)
 
 
 def test_a_pod_over_its_lowered_limit_is_told_so():

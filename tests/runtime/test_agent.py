@@ -146,7 +146,7 @@ def test_a_containers_scheduling_control_is_refused_in_rms_own_words(container, 
 
     assert container.exec("/bin/calls", "control", CONTROL).stdout == REFUSED
     assert container.exec("/bin/calls", "control", "0x20801303").stdout == "0 0 0\n"
-    assert guard.supervisor.refusals["web", "NV2080 FIFO_DISABLE_CHANNELS"] == 1
+    assert guard.supervisor.refusals["web", "NV2080_CTRL_CMD_FIFO_DISABLE_CHANNELS"] == 1
 
 
 def test_its_first_process_and_each_exec_bring_a_listener_from_the_containers_cgroup(container, guard):

@@ -1,0 +1,239 @@
+"""RM's classes: one row for each that any process may make objects of, and whether a pod may.
+
+Parameters are handed to RM from the guardian's address space, so a class whose parameters hold addresses of the pod's
+is not for pods. A client that they name has to be the pod's own: RM shares address spaces by it (device_share.c), takes
+events of its objects (event.c) and lets it be profiled. What has no row is refused.
+
+Numbers, names and places are those of NVIDIA's open kernel modules from 535 to 595 (rmapi/resource_list.h and
+SDK/class, recorded in tests/data/rm), and of gVisor's nvproxy (NVD2B0, NVD2D1 and NVD2FA).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from qgpu.guardian.rules.rows import At, Of, Why
+from qgpu.rm import abi
+
+SEEN, LIBRARY, KERNEL = Why.SEEN, Why.LIBRARY, Why.KERNEL
+MEMORY, OTHERS, INTERNAL = Why.MEMORY, Why.OTHERS, Why.INTERNAL
+VGPU, DISPLAY, UNUSED = Why.VGPU, Why.DISPLAY, Why.UNUSED
+NAMED, EVENT, ANSWER = Of.NAMED, Of.EVENT, Of.ANSWER
+
+
+class Class(NamedTuple):
+    """One class of RM's."""
+
+    number: int
+    name: str
+    why: Why
+    #: Handles of clients in the parameters, which have to be the pod's own (0 for none).
+    clients: tuple[At, ...] = ()
+    #: All other handles, by where RM looks them up.
+    handles: tuple[At, ...] = ()
+    #: What has a pointer's type, and is no address that RM reads.
+    addresses: tuple[At, ...] = ()
+    #: The parameters begin with a descriptor of the caller's (8 bytes): a capability of MIG.
+    capability: bool = False
+    #: An object keeps the memory whose handle lies there.
+    holds_memory_at: int | None = None
+    #: An object makes its channel run on the compute engine: compute, 3D, 2D and inline copies.
+    on_compute_engine: bool = False
+
+
+#: Error notifiers, instance buffer, context share, address space, USERD, TSG: NV_CHANNEL_ALLOC_PARAMS.
+_OF_CHANNELS = (At(0), At(4), At(24), At(28), At(32, 8), At(140), At(240))
+
+ROWS = (
+    Class(0x0000, "NV01_ROOT", KERNEL),
+    Class(0x0001, "NV01_ROOT_NON_PRIV", KERNEL),
+    Class(0x0002, "NV01_CONTEXT_DMA", LIBRARY, handles=(At(0), At(8))),
+    Class(0x0004, "NV01_TIMER", UNUSED),
+    Class(0x0005, "NV01_EVENT", UNUSED),
+    Class(0x000F, "FABRIC_MANAGER_SESSION", UNUSED),
+    Class(0x0020, "NV0020_GPU_MANAGEMENT", UNUSED),
+    Class(0x003E, "NV01_MEMORY_SYSTEM", SEEN, handles=(At(108),), addresses=(At(96, of=ANSWER),)),
+    Class(0x003F, "NV01_MEMORY_LOCAL_PRIVILEGED", MEMORY),
+    Class(0x0040, "NV01_MEMORY_LOCAL_USER", SEEN, handles=(At(108),), addresses=(At(96, of=ANSWER),)),
+    Class(0x0041, "NV01_ROOT_CLIENT", KERNEL),
+    Class(0x0042, "NV_MEMORY_EXTENDED_USER", UNUSED),
+    Class(0x0060, "NV0060_SYNC_GPU_BOOST", UNUSED),
+    Class(0x0070, "NV01_MEMORY_VIRTUAL", LIBRARY, handles=(At(16),)),
+    Class(0x0071, "NV01_MEMORY_SYSTEM_OS_DESCRIPTOR", KERNEL),
+    Class(0x0073, "NV04_DISPLAY_COMMON", SEEN),
+    Class(0x0078, "NV01_EVENT_KERNEL_CALLBACK", INTERNAL),
+    Class(
+        0x0079, "NV01_EVENT_OS_EVENT", SEEN, clients=(At(0),), handles=(At(4, of=NAMED),), addresses=(At(16, of=EVENT),)
+    ),
+    Class(0x007D, "NV04_SOFTWARE_TEST", INTERNAL),
+    Class(0x007E, "NV01_EVENT_KERNEL_CALLBACK_EX", INTERNAL),
+    Class(0x0080, "NV01_DEVICE_0", SEEN, clients=(At(4), At(8)), handles=(At(12, of=NAMED),)),
+    Class(0x0081, "NV01_MEMORY_LIST_SYSTEM", MEMORY),
+    Class(0x0082, "NV01_MEMORY_LIST_FBMEM", MEMORY),
+    Class(0x0083, "NV01_MEMORY_LIST_OBJECT", MEMORY),
+    Class(0x008F, "KERNEL_WATCHDOG", INTERNAL),
+    Class(0x0090, "KERNEL_GRAPHICS_CONTEXT", UNUSED),
+    Class(0x00B1, "NV01_MEMORY_HW_RESOURCES", MEMORY),
+    Class(0x00C2, "NV01_MEMORY_LOCAL_PHYSICAL", MEMORY),
+    Class(0x00C3, "NV01_MEMORY_SYNCPOINT", UNUSED),
+    Class(0x00DA, "NV_SEMAPHORE_SURFACE", LIBRARY, handles=(At(0), At(4))),
+    Class(0x00DB, "NV40_DEBUG_BUFFER", UNUSED),
+    Class(0x00DE, "RM_USER_SHARED_DATA", SEEN),
+    Class(0x00E0, "NV_MEMORY_EXPORT", MEMORY),
+    Class(0x00F1, "NV_IMEX_SESSION", MEMORY),
+    Class(0x00F3, "NV01_MEMORY_FLA", MEMORY),
+    Class(0x00F8, "NV_MEMORY_FABRIC", LIBRARY, handles=(At(40),), holds_memory_at=40),
+    Class(0x00F9, "NV_MEMORY_FABRIC_IMPORT_V2", UNUSED),
+    Class(0x00FB, "NV_MEMORY_FABRIC_IMPORTED_REF", UNUSED),
+    Class(0x00FD, "NV_MEMORY_MULTICAST_FABRIC", LIBRARY, addresses=(At(32, of=EVENT), At(72, of=EVENT))),
+    Class(0x00FE, "NV_MEMORY_MAPPER", MEMORY),
+    Class(0x0100, "LOCK_STRESS_OBJECT", INTERNAL),
+    Class(0x0101, "LOCK_TEST_RELAXED_DUP_OBJECT", INTERNAL),
+    Class(0x2080, "NV20_SUBDEVICE_0", SEEN),
+    Class(0x2081, "NV2081_BINAPI", SEEN),
+    Class(0x208F, "NV20_SUBDEVICE_DIAG", SEEN),
+    Class(0x30F1, "NV30_GSYNC", DISPLAY),
+    Class(0x402C, "NV40_I2C", UNUSED),
+    Class(0x503B, "NV50_P2P", LIBRARY, handles=(At(0), At(4))),
+    Class(0x503C, "NV50_THIRD_PARTY_P2P", SEEN),
+    Class(0x5080, "NV50_DEFERRED_API_CLASS", OTHERS),
+    Class(0x50A0, "NV50_MEMORY_VIRTUAL", SEEN, handles=(At(108),), addresses=(At(96, of=ANSWER),)),
+    Class(0x83DE, "GT200_DEBUGGER", SEEN, clients=(At(0), At(4)), handles=(At(8, of=NAMED),)),
+    Class(0x844C, "G84_PERFBUFFER", UNUSED),
+    Class(0x900E, "MPS_COMPUTE", LIBRARY),
+    Class(0x902D, "FERMI_TWOD_A", LIBRARY, on_compute_engine=True),
+    Class(0x9067, "FERMI_CONTEXT_SHARE_A", SEEN, handles=(At(0),)),
+    Class(0x906F, "GF100_CHANNEL_GPFIFO", UNUSED),
+    Class(0x9072, "GF100_DISP_SW", DISPLAY),
+    Class(0x9074, "GF100_TIMED_SEMAPHORE_SW", UNUSED),
+    Class(0x9096, "GF100_ZBC_CLEAR", LIBRARY),
+    Class(0x90CC, "GF100_PROFILER", LIBRARY),
+    Class(0x90CD, "NV_EVENT_BUFFER", OTHERS),
+    Class(0x90CE, "NV01_MEMORY_DEVICELESS", UNUSED),
+    Class(0x90E6, "GF100_SUBDEVICE_MASTER", SEEN),
+    Class(0x90E7, "GF100_SUBDEVICE_INFOROM", LIBRARY),
+    Class(0x90EC, "GF100_HDACODEC", UNUSED),
+    Class(0x90F1, "FERMI_VASPACE_A", SEEN),
+    Class(0xA06C, "KEPLER_CHANNEL_GROUP_A", SEEN, handles=(At(0), At(4), At(8))),
+    Class(0xA06F, "KEPLER_CHANNEL_GPFIFO_A", LIBRARY, handles=_OF_CHANNELS),
+    Class(0xA080, "KEPLER_DEVICE_VGPU", VGPU),
+    Class(0xA081, "NVA081_VGPU_CONFIG", VGPU),
+    Class(0xA083, "NVA083_GRID_DISPLAYLESS", DISPLAY),
+    Class(0xA084, "NVA084_KERNEL_HOST_VGPU_DEVICE", VGPU),
+    Class(0xA0BC, "NVENC_SW_SESSION", UNUSED),
+    Class(0xA0BD, "NVFBC_SW_SESSION", UNUSED),
+    Class(0xA140, "KEPLER_INLINE_TO_MEMORY_B", LIBRARY, on_compute_engine=True),
+    Class(0xA16F, "KEPLER_CHANNEL_GPFIFO_B", LIBRARY, handles=_OF_CHANNELS),
+    Class(0xB06F, "MAXWELL_CHANNEL_GPFIFO_A", LIBRARY, handles=_OF_CHANNELS),
+    Class(0xB0B5, "MAXWELL_DMA_COPY_A", LIBRARY),
+    Class(0xB1CC, "MAXWELL_PROFILER_CONTEXT", UNUSED),
+    Class(0xB2CC, "MAXWELL_PROFILER_DEVICE", LIBRARY, clients=(At(0),), handles=(At(4, of=NAMED),)),
+    Class(0xB4B7, "NVB4B7_VIDEO_ENCODER", LIBRARY),
+    Class(0xB8B0, "NVB8B0_VIDEO_DECODER", LIBRARY),
+    Class(0xB8D1, "NVB8D1_VIDEO_NVJPG", LIBRARY),
+    Class(0xB8FA, "NVB8FA_VIDEO_OFA", LIBRARY),
+    Class(0xC06F, "PASCAL_CHANNEL_GPFIFO_A", LIBRARY, handles=_OF_CHANNELS),
+    Class(0xC0B5, "PASCAL_DMA_COPY_A", LIBRARY),
+    Class(0xC361, "VOLTA_USERMODE_A", LIBRARY),
+    Class(0xC365, "ACCESS_COUNTER_NOTIFY_BUFFER", UNUSED),
+    Class(0xC36F, "VOLTA_CHANNEL_GPFIFO_A", LIBRARY, handles=_OF_CHANNELS),
+    Class(0xC461, "TURING_USERMODE_A", LIBRARY),
+    Class(0xC46F, "TURING_CHANNEL_GPFIFO_A", LIBRARY, handles=_OF_CHANNELS),
+    Class(0xC4B0, "NVC4B0_VIDEO_DECODER", LIBRARY),
+    Class(0xC4B7, "NVC4B7_VIDEO_ENCODER", LIBRARY),
+    Class(0xC4D1, "NVC4D1_VIDEO_NVJPG", LIBRARY),
+    Class(0xC561, "AMPERE_USERMODE_A", LIBRARY),
+    Class(0xC56F, "AMPERE_CHANNEL_GPFIFO_A", LIBRARY, handles=_OF_CHANNELS),
+    Class(0xC597, "TURING_A", LIBRARY, on_compute_engine=True),
+    Class(0xC5B5, "TURING_DMA_COPY_A", LIBRARY),
+    Class(0xC5C0, "TURING_COMPUTE_A", LIBRARY, on_compute_engine=True),
+    Class(0xC637, "AMPERE_SMC_PARTITION_REF", LIBRARY, capability=True),
+    Class(0xC638, "AMPERE_SMC_EXEC_PARTITION_REF", LIBRARY, capability=True),
+    Class(0xC639, "AMPERE_SMC_CONFIG_SESSION", SEEN, capability=True),
+    Class(0xC640, "AMPERE_SMC_MONITOR_SESSION", SEEN, capability=True),
+    Class(0xC661, "HOPPER_USERMODE_A", SEEN),
+    Class(0xC697, "AMPERE_A", LIBRARY, on_compute_engine=True),
+    Class(0xC6B0, "NVC6B0_VIDEO_DECODER", LIBRARY),
+    Class(0xC6B5, "AMPERE_DMA_COPY_A", LIBRARY),
+    Class(0xC6C0, "AMPERE_COMPUTE_A", LIBRARY, on_compute_engine=True),
+    Class(0xC6FA, "NVC6FA_VIDEO_OFA", LIBRARY),
+    Class(0xC761, "BLACKWELL_USERMODE_A", LIBRARY),
+    Class(0xC763, "MMU_VIDMEM_ACCESS_BIT_BUFFER", MEMORY),
+    Class(0xC797, "AMPERE_B", LIBRARY, on_compute_engine=True),
+    Class(0xC7B0, "NVC7B0_VIDEO_DECODER", LIBRARY),
+    Class(0xC7B5, "AMPERE_DMA_COPY_B", LIBRARY),
+    Class(0xC7B7, "NVC7B7_VIDEO_ENCODER", LIBRARY),
+    Class(0xC7C0, "AMPERE_COMPUTE_B", LIBRARY, on_compute_engine=True),
+    Class(0xC7FA, "NVC7FA_VIDEO_OFA", LIBRARY),
+    Class(0xC863, "HOPPER_MMU_VIDMEM_ACCESS_BIT_BUFFER", MEMORY),
+    Class(0xC86F, "HOPPER_CHANNEL_GPFIFO_A", SEEN, handles=_OF_CHANNELS),
+    Class(0xC8B5, "HOPPER_DMA_COPY_A", SEEN),
+    Class(0xC96F, "BLACKWELL_CHANNEL_GPFIFO_A", LIBRARY, handles=_OF_CHANNELS),
+    Class(0xC997, "ADA_A", LIBRARY, on_compute_engine=True),
+    Class(0xC9B0, "NVC9B0_VIDEO_DECODER", LIBRARY),
+    Class(0xC9B5, "BLACKWELL_DMA_COPY_A", LIBRARY),
+    Class(0xC9B7, "NVC9B7_VIDEO_ENCODER", LIBRARY),
+    Class(0xC9C0, "ADA_COMPUTE_A", LIBRARY, on_compute_engine=True),
+    Class(0xC9D1, "NVC9D1_VIDEO_NVJPG", LIBRARY),
+    Class(0xC9FA, "NVC9FA_VIDEO_OFA", LIBRARY),
+    Class(0xCA6F, "BLACKWELL_CHANNEL_GPFIFO_B", LIBRARY, handles=_OF_CHANNELS),
+    Class(0xCAB5, "BLACKWELL_DMA_COPY_B", LIBRARY),
+    Class(0xCB33, "NV_CONFIDENTIAL_COMPUTE", SEEN, clients=(At(0),)),
+    Class(0xCB97, "HOPPER_A", LIBRARY, on_compute_engine=True),
+    Class(0xCBA2, "HOPPER_SEC2_WORK_LAUNCH_A", LIBRARY),
+    Class(0xCBC0, "HOPPER_COMPUTE_A", SEEN, on_compute_engine=True),
+    Class(0xCBCA, "NV_COUNTER_COLLECTION_UNIT", UNUSED),
+    Class(0xCD40, "BLACKWELL_INLINE_TO_MEMORY_A", LIBRARY, on_compute_engine=True),
+    Class(0xCD97, "BLACKWELL_A", LIBRARY, on_compute_engine=True),
+    Class(0xCDB0, "NVCDB0_VIDEO_DECODER", LIBRARY),
+    Class(0xCDC0, "BLACKWELL_COMPUTE_A", LIBRARY, on_compute_engine=True),
+    Class(0xCDD1, "NVCDD1_VIDEO_NVJPG", LIBRARY),
+    Class(0xCDFA, "NVCDFA_VIDEO_OFA", LIBRARY),
+    Class(0xCE97, "BLACKWELL_B", LIBRARY, on_compute_engine=True),
+    Class(0xCEB0, "NVCEB0_VIDEO_DECODER", LIBRARY),
+    Class(0xCEB7, "NVCEB7_VIDEO_ENCODER", LIBRARY),
+    Class(0xCEC0, "BLACKWELL_COMPUTE_B", LIBRARY, on_compute_engine=True),
+    Class(0xCED0, "NVCED0_VIDEO_NVJPG", LIBRARY),
+    Class(0xCEFA, "NVCEFA_VIDEO_OFA", LIBRARY),
+    Class(0xCFB0, "NVCFB0_VIDEO_DECODER", LIBRARY),
+    Class(0xCFB7, "NVCFB7_VIDEO_ENCODER", LIBRARY),
+    Class(0xCFD1, "NVCFD1_VIDEO_NVJPG", LIBRARY),
+    Class(0xCFFA, "NVCFFA_VIDEO_OFA", LIBRARY),
+    Class(0xD1B0, "NVD1B0_VIDEO_DECODER", LIBRARY),
+    Class(0xD1B7, "NVD1B7_VIDEO_ENCODER", LIBRARY),
+    Class(0xD1FA, "NVD1FA_VIDEO_OFA", LIBRARY),
+    Class(0xD2B0, "NVD2B0_VIDEO_DECODER", LIBRARY),
+    Class(0xD2D1, "NVD2D1_VIDEO_NVJPG", LIBRARY),
+    Class(0xD2FA, "NVD2FA_VIDEO_OFA", LIBRARY),
+)
+
+#: The rows by number.
+CLASSES = {row.number: row for row in ROWS}
+
+ALLOWED = {row.number: row for row in ROWS if row.why.allowed}
+
+#: Objects that carry a gate: they have one name only.
+GATED = frozenset({abi.KEPLER_CHANNEL_GROUP_A, abi.FERMI_CONTEXT_SHARE_A}) | abi.GPFIFO_CLASSES
+
+#: Memory of the card by its address: whoever names it could name anybody's.
+PHYSICAL = frozenset({0x0082, 0x0083, 0x00C2, 0x00F3})
+
+#: What of a pod's is kept in the register.
+KEPT = GATED | {
+    *(abi.NV01_DEVICE_0, abi.NV20_SUBDEVICE_0, abi.NV01_MEMORY_LOCAL_USER, abi.FERMI_VASPACE_A),
+}
+
+#: What must fit before it is made: memory, and what RM takes some for.
+CHARGED = frozenset({abi.NV01_MEMORY_LOCAL_USER, abi.KEPLER_CHANNEL_GROUP_A, abi.FERMI_VASPACE_A})
+
+
+def name(number: int) -> str:
+    """Return by what name a class is counted."""
+    row = CLASSES.get(number)
+    return row.name if row is not None else f"class {number:#x}"
+
+
+def on_compute_engine(rm_class: int) -> bool:
+    """Tell whether objects of a class make a channel run on the compute engine."""
+    row = ALLOWED.get(rm_class)
+    return row is not None and row.on_compute_engine

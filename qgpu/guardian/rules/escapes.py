@@ -1,0 +1,45 @@
+"""RM's escapes that are judged: calls that create, free, share or control objects, and the one that wraps others.
+
+RM looks at an escape's number and size alone (escape.c:RmIoctl); a call of another size is nothing to it. All other
+escapes the kernel carries out for the pod itself, on files of the pod's own.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from qgpu.rm import abi
+
+
+class Escape(NamedTuple):
+    """One escape of RM's, in all its sizes."""
+
+    number: int
+    name: str
+    sizes: tuple[int, ...]
+
+
+ROWS = (
+    Escape(abi.NV_ESC_RM_ALLOC_MEMORY, "NV_ESC_RM_ALLOC_MEMORY", (abi.sizeof("NVOS02_PARAMETERS_WITH_FD"),)),
+    Escape(abi.NV_ESC_RM_ALLOC_OBJECT, "NV_ESC_RM_ALLOC_OBJECT", (abi.sizeof("NVOS05_PARAMETERS"),)),
+    Escape(abi.NV_ESC_RM_FREE, "NV_ESC_RM_FREE", (abi.sizeof("NVOS00_PARAMETERS"),)),
+    Escape(abi.NV_ESC_RM_CONTROL, "NV_ESC_RM_CONTROL", (abi.sizeof("NVOS54_PARAMETERS"),)),
+    Escape(abi.NV_ESC_RM_ALLOC, "NV_ESC_RM_ALLOC", (abi.sizeof("NVOS21_PARAMETERS"), abi.sizeof("NVOS64_PARAMETERS"))),
+    Escape(abi.NV_ESC_RM_DUP_OBJECT, "NV_ESC_RM_DUP_OBJECT", (abi.sizeof("NVOS55_PARAMETERS"),)),
+    Escape(abi.NV_ESC_RM_VID_HEAP_CONTROL, "NV_ESC_RM_VID_HEAP_CONTROL", (abi.sizeof("NVOS32_PARAMETERS"),)),
+    Escape(abi.NV_ESC_RM_IDLE_CHANNELS, "NV_ESC_RM_IDLE_CHANNELS", (abi.IDLE_CHANNELS_BYTES,)),
+    Escape(abi.NV_ESC_REGISTER_FD, "NV_ESC_REGISTER_FD", (4,)),
+    Escape(abi.NV_ESC_IOCTL_XFER_CMD, "NV_ESC_IOCTL_XFER_CMD", (abi.sizeof("nv_ioctl_xfer_t"),)),
+    Escape(abi.NV_ESC_EXPORT_TO_DMABUF_FD, "NV_ESC_EXPORT_TO_DMABUF_FD", abi.EXPORT_TO_DMABUF_FD_BYTES),
+    Escape(abi.NV_ESC_RM_MAP_MEMORY_DMA, "NV_ESC_RM_MAP_MEMORY_DMA", abi.MAP_MEMORY_DMA_BYTES),
+)
+
+#: What is stopped by the filters: (number, bytes).
+WATCHED = frozenset((row.number, size) for row in ROWS for size in row.sizes)
+
+_NAMES = {row.number: row.name for row in ROWS}
+
+
+def name(number: int) -> str:
+    """Return by what name an escape is counted."""
+    return _NAMES.get(number, f"escape {number:#x}")
