@@ -21,7 +21,7 @@ import structlog
 
 from qgpu import cgroup, wire
 from qgpu.errors import QgpuError
-from qgpu.guardian.file_sets import FileSets
+from qgpu.guardian.file_sets import FileSets, occupy
 from qgpu.guardian.journal import Journal
 from qgpu.guardian.reserve import Reserve
 from qgpu.guardian.server import Guardian
@@ -46,6 +46,7 @@ def main() -> int:
     # Not the terminal's nor the service manager's to stop while pods depend on it; SIGKILL is survived too.
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
+    occupy()
     for fd in (journal_fd, files_fd, daemon_fd):
         os.set_inheritable(fd, False)
     libc = ctypes.CDLL(None)

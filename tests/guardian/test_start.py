@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -59,6 +60,14 @@ def test_one_that_is_told_to_end_does_without_a_word(daemon, process):
 
     assert process.communicate(timeout=PATIENCE_S) == (b"", None)
     assert (process.returncode, daemon.connection.receive()) == (0, None)
+
+
+def test_numbers_of_the_sets_of_files_are_taken_from_the_first(daemon, process):
+    daemon.connection.send({"op": "hold", "number": 1})  # it reads what it is told only when it has begun
+    deadline = time.monotonic() + PATIENCE_S
+    while not all(Path(f"/proc/{process.pid}/fd/{number}").exists() for number in (1000, 1001, 1002)):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 @pytest.mark.skipif(Path("/proc/driver/nvidia/version").exists(), reason="there is a driver here")
@@ -144,6 +153,7 @@ def test_it_ends_when_the_daemon_is_gone_and_the_guardian_stays(daemon):
 
 _OWNS = """
 import sys
+import time
 from qgpu.guardian.file_sets import FileSets
 from qgpu.guardian.journal import Journal
 journal = Journal(int(sys.argv[1]))
