@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from qgpu import wire
 from qgpu.config import Config
-from qgpu.control import Session
+from qgpu.control import Client, Server, Session
 from qgpu.daemon import service as service_module
 from qgpu.daemon.planes import Chosen
 from qgpu.daemon.service import Service
 from qgpu.daemon.state import State
-from qgpu.errors import RefusedError
+from qgpu.errors import InvalidValueError, RefusedError
 from qgpu.model import Grant
 from qgpu.plane import Plane
 from qgpu.runtime.container import Container
 from qgpu.sched.sim import Clock, SimHost
+from qgpu.systemd import Store
+from tests.test_foreign_fds import lingering
 
 AT = "/machine/one"
 
@@ -63,3 +66,29 @@ def test_a_container_that_starts_again_takes_the_place_of_its_last_run(host: Sim
     bind(service, 50)
 
     assert [pod.name for pod in host.pods()] == ["other", "two"]
+
+
+def test_what_is_no_listener_is_not_taken_into_a_pod(host: SimHost, service: Service) -> None:
+    host.admit("one", {0: Grant()})
+    me = Session(wire.Peer(os.getpid(), 0, 0), may_change=True, process=os.pidfd_open(os.getpid()))
+    fds = list(os.pipe())
+    with pytest.raises(InvalidValueError, match="no seccomp listener"):
+        service.handle(me, {"op": "pod.attach", "name": "one"}, fds)
+
+    assert len(fds) == 2, "they are whoever's carries the request, to be closed under no lock"
+    for fd in fds:
+        os.close(fd)
+
+
+def test_a_descriptor_that_lingers_does_not_stop_other_requests(tmp_path: Path, service: Service) -> None:
+    server = Server(tmp_path, 0o600, None, service.handle, Store())
+    try:
+        with Client(tmp_path) as attacker, Client(tmp_path) as other:
+            attacker.call("pod.create", name="one", grants={"0": {}})
+            fd = lingering()
+            attacker._connection.send({"op": "pod.attach", "name": "one"}, [fd])
+            os.close(fd)
+            assert attacker._connection.receive()
+            assert other.call("pod.set", name="one", cores=10)["ok"]
+    finally:
+        server.close()

@@ -19,7 +19,7 @@ from typing import Any
 import structlog
 
 import qgpu
-from qgpu import admission, cgroup
+from qgpu import admission, cgroup, foreign_fds
 from qgpu.config import Config, GpuSettings
 from qgpu.control import Session
 from qgpu.daemon import shown
@@ -28,7 +28,7 @@ from qgpu.daemon.gpu_loop import GpuLoop
 from qgpu.daemon.limits import over_limits
 from qgpu.daemon.loads import Loads
 from qgpu.daemon.metrics import Counters
-from qgpu.daemon.peers import refuse_pods
+from qgpu.daemon.peers import places_of, pod_of, refuse_pods
 from qgpu.daemon.planes import Chosen, driver_version
 from qgpu.daemon.requests import Arguments
 from qgpu.daemon.state import State
@@ -45,6 +45,7 @@ from qgpu.errors import (
 from qgpu.model import Grant
 from qgpu.policies import POLICIES
 from qgpu.runtime import seccomp
+from qgpu.runtime.agent import LISTENER
 from qgpu.runtime.container import described
 from qgpu.sched.backend import Host, PodInfo
 
@@ -66,6 +67,8 @@ class Service:
         self._lock = threading.RLock()
         self._started_ns = time.monotonic_ns()
         self._pgpus = {pgpu.index: pgpu for pgpu in host.pgpus()}
+        #: Pods by their cgroups, as last seen.
+        self._places = places_of(host.pods())
         #: Pods whose launcher is still connected, with its session.
         self._held: dict[str, Session] = {}
         self._loads = loads = Loads(host, self._lock)
@@ -107,13 +110,9 @@ class Service:
             raise InvalidValueError(f"request {op!r}: there is no such request; is qgpuctl of the daemon's version?")
         return request(session, Arguments(message), fds)
 
-    def trusts(self, session: Session) -> bool:
-        """Tell whether a client is in no pod, as far as can be told now; each request is asked again."""
-        try:
-            refuse_pods(session.peer.pid, session.process, self._host.pods())
-        except QgpuError:
-            return False
-        return True
+    def pod_of(self, session: Session) -> str:
+        """Return the pod a client is in, by where pods were last seen; each request is asked again."""
+        return pod_of(session.peer.pid, session.process, self._places)
 
     @property
     def alive(self) -> bool:
@@ -123,7 +122,9 @@ class Service:
     def reap(self) -> None:
         """Retire pods that nobody holds and nothing runs in."""
         with self._lock:
-            for pod in self._host.pods():
+            pods = self._host.pods()
+            self._places = places_of(pods)
+            for pod in pods:
                 if pod.name not in self._held and not self._runs(pod):
                     self._host.retire(pod.name)
                     _log.info("pod retired", pod=pod.name)
@@ -274,6 +275,7 @@ class Service:
         for pod in before:
             self._host.retire(pod.name)
         self._host.admit(name, grants, at)
+        self._places = places_of(self._host.pods())
         return name
 
     def _let_go(self, name: str, session: Session) -> None:
@@ -283,6 +285,8 @@ class Service:
 
     def _pod_attach(self, session: Session, arguments: Arguments, fds: list[int]) -> dict[str, Any]:
         name = arguments.need("name", str)
+        if any(foreign_fds.kind(fd) != LISTENER for fd in fds):
+            raise InvalidValueError(f"pod {name}: its launcher sent a descriptor that is no seccomp listener")
         with self._lock:
             self._pod(name)
             taken = list(fds)

@@ -13,6 +13,7 @@ from pathlib import Path
 import structlog
 
 from qgpu import config as configuration
+from qgpu import foreign_fds
 from qgpu.config import Config, MetricsCompat
 from qgpu.control import Server
 from qgpu.daemon import log, planes, runtime
@@ -41,6 +42,7 @@ def run(
     stop: Ending,
 ) -> None:
     """Be the daemon until told to stop. Raises QgpuError."""
+    foreign_fds.prepare()
     config = configuration.load(config_file) if config_file else Config()
     log.configure(config.log_level, config.log_format)
     directory, store = kept.runtime_dir, kept.store
@@ -56,7 +58,7 @@ def run(
                     config.metrics.listen, service.counters.view, with_hami=config.metrics.compat is MetricsCompat.HAMI
                 )
                 ends.callback(endpoint.close)
-            server = Server(directory, config.socket_mode, config.socket_gid, service.handle, store, service.trusts)
+            server = Server(directory, config.socket_mode, config.socket_gid, service.handle, store, service.pod_of)
             ends.callback(server.close)
             containers = Containers(chosen.plane, host.pgpus(), directory, config, store, service.take_listener)
             ends.callback(containers.close)

@@ -5,12 +5,16 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from qgpu import cgroup
+from qgpu.places import socket_path
 from tests.cli import programs
 from tests.cli.programs import Daemon
 from tests.runtime import oci
@@ -145,6 +149,34 @@ def test_what_is_granted_already_is_not_granted_again(daemon, container):
 
     assert started.returncode != 0
     assert "30 % is left to grant" in started.stdout
+
+
+#: Connects as often as it can, and stays.
+CROWD = """
+import os, socket, sys
+open(sys.argv[2], "w").write(str(os.getpid()))
+held = []
+for _ in range(600):
+    held.append(socket.socket(socket.AF_UNIX))
+    held[-1].connect(sys.argv[1])
+print("there", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_root_in_a_container_keeps_neither_root_nor_the_hook_out(daemon, container):
+    web = container({"qgpu.io/name": "web"})
+    web.start()
+    inside = cgroup.mount() / pods(daemon)["web"]["cgroup"].lstrip("/") / "cgroup.procs"
+    command = [sys.executable, "-c", CROWD, str(socket_path(daemon.runtime_dir)), str(inside)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as crowd:
+        assert crowd.stdout is not None
+        assert crowd.stdout.readline() == b"there\n"
+        assert "web" in pods(daemon)
+        started = container({"qgpu.io/name": "beside"}).start()
+        crowd.kill()
+
+    assert started.returncode == 0, started.stdout
 
 
 def test_without_the_daemon_no_container_starts_and_those_there_run_on(tmp_path, runtime):
