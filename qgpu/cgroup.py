@@ -7,9 +7,11 @@ else in the tree is touched.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
-from contextlib import suppress
+from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -18,6 +20,10 @@ from qgpu.errors import InvalidValueError, NotSupportedError, PermissionDeniedEr
 _PARENT = "qgpu"
 #: Where guardians are, and those in reserve.
 GUARDIANS = "/qgpu-guardian"
+#: Whoever has locked this one shares the cards of this host.
+LOCK = "/qgpu-lock"
+#: What a cgroup says that is gone, or goes while it is looked at.
+_GONE = (errno.ENOENT, errno.ENODEV)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
 
@@ -101,29 +107,80 @@ def within(path: str, above: str) -> bool:
 def find(ident: int, likely: str) -> str | None:
     """Return the cgroup with an id (the kernel's, which it never gives out again); ``likely`` is looked at first.
 
-    None when it is gone.
+    None when it is gone. Raises OSError where it cannot be looked for.
     """
     top = mount()
-    with suppress(OSError):
-        if (top / likely.lstrip("/")).stat().st_ino == ident:
-            return likely
-    for directory, _, _ in os.walk(top):
-        with suppress(OSError):
-            if Path(directory).stat().st_ino == ident:
-                return "/" + str(Path(directory).relative_to(top))
+    if _ident(top / likely.lstrip("/")) == ident:
+        return likely
+    for directory in _below("/"):
+        if _ident(directory) == ident:
+            return "/" + str(directory.relative_to(top))
     return None
 
 
+def _ident(directory: Path) -> int:
+    """Return a cgroup's id; 0 of one that is gone. Raises OSError."""
+    try:
+        return directory.stat().st_ino
+    except OSError as error:
+        if error.errno not in _GONE:
+            raise
+        return 0
+
+
+@dataclass(frozen=True, slots=True)
+class Inside:
+    """Who is in a cgroup, and whether anybody may be: where we could not look, somebody may."""
+
+    pids: tuple[int, ...] = ()
+    alive: bool = False
+
+
+def inside(path: str) -> Inside:
+    """Look into a cgroup: what it is not possible to know is not taken for nobody."""
+    try:
+        found = pids(path)
+    except OSError:
+        found = ()
+    return Inside(found, bool(found) or populated(path))
+
+
+def populated(path: str) -> bool:
+    """Tell whether a process may live in a cgroup or below it; False only where the kernel says so, or it is gone."""
+    try:
+        return "populated 0" not in (mount() / path.lstrip("/") / "cgroup.events").read_text().split("\n")
+    except OSError as error:
+        return error.errno not in _GONE
+
+
 def pids(path: str) -> tuple[int, ...]:
-    """List the processes in a cgroup, those of sub-cgroups too."""
+    """List the processes in a cgroup, those of sub-cgroups too; none in one that is gone.
+
+    Raises OSError where it cannot be looked at: nobody is not to be concluded from that.
+    """
     found: list[int] = []
-    for directory, _, files in os.walk(mount() / path.lstrip("/")):
-        if "cgroup.procs" in files:
-            try:
-                found += map(int, (Path(directory) / "cgroup.procs").read_text().split())
-            except OSError:  # removed while we looked
-                continue
+    for directory in _below(path):
+        try:
+            found += map(int, (directory / "cgroup.procs").read_text().split())
+        except OSError as error:
+            threaded = error.errno == errno.EOPNOTSUPP and found  # its domain, further up, has listed them
+            if error.errno not in _GONE and not threaded:
+                raise
     return tuple(found)
+
+
+def _below(path: str) -> Iterator[Path]:
+    """Yield the directories of a cgroup and those below it, from the top. Raises OSError but for those that go."""
+    left = [mount() / path.lstrip("/")]
+    while left:
+        directory = left.pop()
+        yield directory
+        try:
+            with os.scandir(directory) as entries:
+                left += [Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False)]
+        except OSError as error:
+            if error.errno not in _GONE:
+                raise
 
 
 def remove(name: str) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import re
 import subprocess
 from pathlib import Path
 
@@ -114,3 +116,57 @@ def test_an_empty_pods_cgroup_goes_with_it(name):
     cgroup.remove(name)
 
     assert not (cgroup.mount() / cgroup.path_of(name).lstrip("/")).exists()
+
+
+@pytest.fixture
+def tree(monkeypatch, tmp_path):
+    """A tree with one cgroup in which, as its files say, somebody is."""
+    (tmp_path / "a/inner").mkdir(parents=True)
+    (tmp_path / "a/cgroup.procs").write_text("")
+    (tmp_path / "a/inner/cgroup.procs").write_text("7\n")
+    (tmp_path / "a/cgroup.events").write_text("populated 1\nfrozen 0\n")
+    monkeypatch.setattr(cgroup, "mount", lambda: tmp_path)
+    return tmp_path
+
+
+def refusing(monkeypatch, code):
+    def refuse(*_args, **_kwargs):
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(Path, "read_text", refuse)
+    monkeypatch.setattr(os, "scandir", refuse)
+
+
+def test_who_is_in_a_cgroup_is_listed(tree):
+    assert cgroup.inside("/a") == cgroup.Inside((7,), alive=True)
+
+
+@pytest.mark.parametrize("code", [errno.EMFILE, errno.ENFILE, errno.EACCES, errno.ENOMEM, errno.EIO])
+def test_a_cgroup_that_cannot_be_looked_at_is_not_empty(monkeypatch, tree, code):
+    refusing(monkeypatch, code)
+
+    assert cgroup.inside("/a") == cgroup.Inside((), alive=True)
+    with pytest.raises(OSError, match=re.escape(os.strerror(code))):
+        cgroup.pids("/a")
+
+
+@pytest.mark.parametrize("code", [errno.ENOENT, errno.ENODEV])
+def test_a_cgroup_that_is_gone_is_empty(monkeypatch, tree, code):
+    refusing(monkeypatch, code)
+
+    assert cgroup.inside("/a") == cgroup.Inside()
+
+
+def test_a_cgroup_is_empty_when_the_kernel_says_so(tree):
+    (tree / "a/inner/cgroup.procs").write_text("")
+    assert cgroup.inside("/a").alive
+    (tree / "a/cgroup.events").write_text("populated 0\nfrozen 0\n")
+    assert not cgroup.inside("/a").alive
+
+
+def test_a_cgroup_that_cannot_be_looked_for_is_not_gone(monkeypatch, tree):
+    refusing(monkeypatch, errno.EMFILE)
+
+    assert cgroup.find((tree / "a").stat().st_ino, "/a") == "/a"
+    with pytest.raises(OSError, match="open files"):
+        cgroup.find((tree / "a").stat().st_ino, "/b")

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
+import resource
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from qgpu import wire
+from qgpu import cgroup, wire
 from qgpu.config import Config
 from qgpu.control import Client, Server, Session
 from qgpu.daemon import service as service_module
@@ -86,9 +89,26 @@ def test_a_descriptor_that_lingers_does_not_stop_other_requests(tmp_path: Path, 
         with Client(tmp_path) as attacker, Client(tmp_path) as other:
             attacker.call("pod.create", name="one", grants={"0": {}})
             fd = lingering()
-            attacker._connection.send({"op": "pod.attach", "name": "one"}, [fd])
-            os.close(fd)
+            body = json.dumps({"op": "pod.attach", "name": "one"}).encode()
+            message = len(body).to_bytes(4, "little") + body
+            socket.send_fds(attacker._connection.sock, [message[:9]], [fd])
+            os.close(fd)  # before anybody looks at it: the last close is the daemon's
+            attacker._connection.sock.sendall(message[9:])
             assert attacker._connection.receive()
             assert other.call("pod.set", name="one", cores=10)["ok"]
     finally:
         server.close()
+
+
+def test_a_pod_is_not_retired_for_want_of_descriptors(monkeypatch: pytest.MonkeyPatch, host: SimHost) -> None:
+    service = Service(host, Chosen(Plane.SIM, "test"), Config(), State(None))
+    host.admit("one", {0: Grant()}, cgroup.of(os.getpid()))
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        cgroup.mount()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+        service.reap()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert [pod.name for pod in host.pods()] == ["one"]
+    service.close()

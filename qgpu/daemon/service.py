@@ -147,7 +147,7 @@ class Service:
         return kept
 
     def _runs(self, pod: PodInfo) -> bool:
-        return bool(pod.pids) or self._loads.in_pod(pod.name)
+        return bool(pod.pids) or pod.alive or self._loads.in_pod(pod.name)
 
     def _pod(self, name: str) -> PodInfo:
         for pod in self._host.pods():

@@ -7,6 +7,7 @@ plane is let go.
 from __future__ import annotations
 
 import os
+import resource
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -43,6 +44,7 @@ def run(
 ) -> None:
     """Be the daemon until told to stop. Raises QgpuError."""
     foreign_fds.prepare()
+    _take_room()
     config = configuration.load(config_file) if config_file else Config()
     log.configure(config.log_level, config.log_format)
     directory, store = kept.runtime_dir, kept.store
@@ -68,6 +70,12 @@ def run(
         service.close()
         os.close(lock)
     _log.info("stopped")
+
+
+def _take_room() -> None:
+    """Have as many descriptors as may be: clients and pods take them, and the soft limit is meant for select()."""
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _watch(service: Service, containers: Containers, stop: Ending) -> None:

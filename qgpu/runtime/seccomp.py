@@ -104,7 +104,7 @@ def _native() -> str:
     """Return the architecture that a profile may list. Raises NotSupportedError."""
     machine = platform.machine()
     if machine not in _ARCHITECTURES:
-        raise NotSupportedError(f"machine {machine}: qgpu has no seccomp profile for it")
+        raise NotSupportedError(f"machine {machine}: qgpu has no seccomp profile for it; it has for x86_64 and aarch64")
     return _ARCHITECTURES[machine]
 
 

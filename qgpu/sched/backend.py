@@ -70,6 +70,8 @@ class PodInfo:
     #: How often it was refused memory, and calls that would have changed its share; None where nobody counts.
     refused_memory: int | None = None
     refused_calls: int | None = None
+    #: Whether it may have processes though none could be listed.
+    alive: bool = False
 
 
 class Host(Protocol):
