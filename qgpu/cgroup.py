@@ -1,8 +1,8 @@
 """Pods are told apart by cgroup: version 2, or the version 2 tree of a hybrid host.
 
-A pod that ``qgpuctl run`` starts gets a cgroup of its own below ``qgpu/``; its children, whatever they exec,
-stay in it. A container is a pod in the cgroup that its runtime made for it. No controller is enabled and nothing
-else in the tree is touched.
+A pod that ``qgpuctl run`` starts gets a cgroup of its own in its launcher's, whose limits and whose end stay its own:
+``qgpu-NAME``, or ``/qgpu/NAME`` where that is the top. Its children, whatever they exec, stay in it. A container is a
+pod in the cgroup that its runtime made for it. No controller is enabled and nothing else in the tree is touched.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 
 from qgpu.errors import InvalidValueError, NotSupportedError, PermissionDeniedError, RefusedError
 
-_PARENT = "qgpu"
+_PARENT, _PREFIX = "qgpu", "qgpu-"
 #: Where guardians are, and those in reserve.
 GUARDIANS = "/qgpu-guardian"
 #: Whoever has locked this one shares the cards of this host.
@@ -74,27 +74,65 @@ def path_of(name: str) -> str:
     return f"/{_PARENT}/{check_name(name)}"
 
 
-def create(name: str) -> None:
-    """Make a pod's cgroup; no harm if it is there. Raises PermissionDeniedError, NotSupportedError."""
-    directory = _directory(name)
+def home(pid: int) -> str:
+    """Return in which cgroup a pod of a launcher is made: its own, or the nearest above that is root's alone.
+
+    A user to whom a cgroup is delegated may move processes about in it, and so out of a pod. Raises OSError.
+    """
+    parts = of(pid).split("/")[1:]
+    found = ""
+    for part in parts if ".." not in parts else ():  # what lies beside our part of the tree cannot be reached
+        directory = mount() / f"{found}/{part}".lstrip("/")
+        if not part or not all(_is_roots(file) for file in (directory, directory / "cgroup.procs")):
+            break
+        found += f"/{part}"
+    return found or "/"
+
+
+def _is_roots(file: Path) -> bool:
+    status = file.stat()
+    return status.st_uid in (0, os.geteuid()) and not status.st_mode & 0o022
+
+
+def create(name: str, parent: str = "/") -> str:
+    """Make a pod's cgroup in another one and return it; no harm if it is there.
+
+    Raises PermissionDeniedError, RefusedError, NotSupportedError.
+    """
+    path = path_of(name) if parent == "/" else f"{parent}/{_PREFIX}{check_name(name)}"
+    directory = mount() / path.lstrip("/")
     try:
-        directory.mkdir(parents=True, exist_ok=True)
+        directory.mkdir(parents=parent == "/", exist_ok=True)
+        if parent != "/" and (directory / "cgroup.type").read_text().split() != ["domain"]:
+            directory.rmdir()
+            raise RefusedError(f"pod {name}: cgroup {parent} is for threads only; start it in another")
     except OSError as error:
+        if error.errno in (errno.EAGAIN, *_GONE):
+            raise RefusedError(
+                f"pod {name}: no cgroup can be made in {parent}, its launcher's: {error.strerror}; "
+                "raise cgroup.max.descendants and cgroup.max.depth there, or start it in another"
+            ) from error
         raise PermissionDeniedError(f"{directory}: {error.strerror}; cannot make the pod's cgroup") from error
+    return path
 
 
-def enter(name: str, pid: int) -> None:
+def is_made_for(name: str, path: str) -> bool:
+    """Tell whether a cgroup is one that qgpu makes for a pod, and not a container's."""
+    return path == path_of(name) or path.rpartition("/")[2] == _PREFIX + name
+
+
+def enter(name: str, pid: int, path: str = "") -> None:
     """Move a process, with the children it will have, into a pod's cgroup. Raises NotSupportedError."""
     try:
-        (_directory(name) / "cgroup.procs").write_text(str(pid))
+        (mount() / (path or path_of(name)).lstrip("/") / "cgroup.procs").write_text(str(pid))
     except OSError as error:
         raise NotSupportedError(f"pod {name}: process {pid} cannot enter its cgroup: {error.strerror}") from error
 
 
 def bring(name: str, pid: int, path: str) -> None:
     """Move a process into a pod's own cgroup; see that it is in a container's. Raises as enter, RefusedError."""
-    if path == path_of(name):
-        enter(name, pid)
+    if is_made_for(name, path):
+        enter(name, pid, path)
     elif not within(of(pid), path):
         raise RefusedError(f"pod {name}: process {pid} is not in its cgroup {path}")
 
@@ -183,14 +221,10 @@ def _below(path: str) -> Iterator[Path]:
                 raise
 
 
-def remove(name: str) -> None:
+def remove(name: str, path: str = "") -> None:
     """Remove a pod's empty cgroup; one that still has processes stays."""
-    for directory, _, _ in os.walk(_directory(name), topdown=False):
+    for directory, _, _ in os.walk(mount() / (path or path_of(name)).lstrip("/"), topdown=False):
         try:
             os.rmdir(directory)
         except OSError:
             return
-
-
-def _directory(name: str) -> Path:
-    return mount() / _PARENT / check_name(name)

@@ -170,3 +170,54 @@ def test_a_cgroup_that_cannot_be_looked_for_is_not_gone(monkeypatch, tree):
     assert cgroup.find((tree / "a").stat().st_ino, "/a") == "/a"
     with pytest.raises(OSError, match="open files"):
         cgroup.find((tree / "a").stat().st_ino, "/b")
+
+
+@pytest.fixture
+def placed(monkeypatch, tree):
+    """This process in a cgroup of the tree, all of which is root's."""
+    for directory in (tree / "a", tree / "a/inner"):
+        (directory / "cgroup.procs").write_text("")
+        for each in (directory, directory / "cgroup.procs"):
+            each.chmod(0o755 if each.is_dir() else 0o644)
+    said = {"at": "/a/inner"}
+    monkeypatch.setattr(cgroup, "of", lambda pid: said["at"])
+    return said
+
+
+def test_a_launchers_own_cgroup_is_its_pods_home(placed):
+    assert cgroup.home(7) == "/a/inner"
+
+
+@pytest.mark.parametrize("at", ["/", "/../outside", "/..", "/../a/inner"])
+def test_a_launcher_at_the_top_or_outside_has_its_pods_at_the_top(placed, at):
+    placed["at"] = at
+
+    assert cgroup.home(7) == "/"
+
+
+@pytest.mark.parametrize("file", ["a/inner", "a/inner/cgroup.procs"])
+def test_a_cgroup_that_others_may_write_is_no_pods_home(placed, tree, file):
+    (tree / file).chmod(0o775)
+
+    assert cgroup.home(7) == "/a"
+
+
+@pytest.mark.root
+def test_a_cgroup_below_a_users_own_is_no_pods_home(placed, tree):
+    os.chown(tree / "a", 1000, 1000)
+
+    assert cgroup.home(7) == "/"
+
+
+def test_a_launchers_cgroup_that_is_gone_is_an_error(placed):
+    placed["at"] = "/a/gone"
+
+    with pytest.raises(OSError, match="gone"):
+        cgroup.home(7)
+
+
+def test_whose_cgroup_it_is_shows_in_its_name():
+    assert cgroup.is_made_for("web", "/qgpu/web")
+    assert cgroup.is_made_for("web", "/job/qgpu-web")
+    assert not cgroup.is_made_for("web", "/job/web")
+    assert not cgroup.is_made_for("web", "/machine/libpod-web")

@@ -43,11 +43,13 @@ from qgpu.errors import (
     no_pod,
 )
 from qgpu.model import Grant
+from qgpu.plane import Plane
 from qgpu.policies import POLICIES
 from qgpu.runtime import seccomp
 from qgpu.runtime.agent import LISTENER
 from qgpu.runtime.container import described
 from qgpu.sched.backend import Host, PodInfo
+from qgpu.wire import has_ended
 
 _log = structlog.get_logger("service")
 
@@ -126,7 +128,7 @@ class Service:
             self._places = places_of(pods)
             for pod in pods:
                 if pod.name not in self._held and not self._runs(pod):
-                    self._host.retire(pod.name)
+                    self._retire(pod)
                     _log.info("pod retired", pod=pod.name)
 
     def close(self) -> None:
@@ -207,7 +209,7 @@ class Service:
     def _pod_create(self, session: Session, arguments: Arguments, _fds: list[int]) -> dict[str, Any]:
         grants = arguments.grants()
         with self._lock:
-            name = self._admit(arguments.get("name", str), grants)
+            name = self._admit(arguments.get("name", str), grants, launcher=session)
             self._held[name] = session
             session.at_end.append(partial(self._let_go, name, session))
         _log.info("pod created", pod=name)
@@ -260,8 +262,10 @@ class Service:
             raise RefusedError(f"process {pid}: its cgroup {at} is no pod's")
         return max(inside, key=lambda pod: len(pod.cgroup))
 
-    def _admit(self, wanted: str | None, grants: dict[int, Grant], at: str = "") -> str:
-        """Make a pod if it fits, and return its name. It takes the place of one in the same cgroup.
+    def _admit(
+        self, wanted: str | None, grants: dict[int, Grant], at: str = "", launcher: Session | None = None
+    ) -> str:
+        """Make a pod if it fits, and return its name. A container's takes the place of one in the same cgroup.
 
         That is the container's last run: a container that starts has a cgroup to itself.
         """
@@ -273,10 +277,35 @@ class Service:
         settings = {index: each.settings for index, each in self._loops.items()}
         admission.check_new(name, grants, others, list(self._pgpus.values()), settings)
         for pod in before:
-            self._host.retire(pod.name)
-        self._host.admit(name, grants, at)
+            self._retire(pod)
+        made = self._home_of(name, launcher) if launcher is not None else ""
+        try:
+            self._host.admit(name, grants, at or made)
+        except BaseException:
+            if made:
+                cgroup.remove(name, made)
+            raise
         self._places = places_of(self._host.pods())
         return name
+
+    def _home_of(self, name: str, launcher: Session) -> str:
+        """Make a cgroup for a pod in its launcher's; none on the simulator. Raises a QgpuError."""
+        if self._chosen.plane is Plane.SIM:
+            return ""
+        try:
+            parent = cgroup.home(launcher.peer.pid)
+            gone = launcher.process is None or has_ended(launcher.process)
+        except OSError:
+            gone = True
+        if gone:
+            raise RefusedError(f"pod {name}: its launcher has ended, or is not to be seen from here; run it on the host")
+        return cgroup.create(name, parent)
+
+    def _retire(self, pod: PodInfo) -> None:
+        """Forget a pod, and remove the cgroup that was made for it."""
+        self._host.retire(pod.name)
+        if cgroup.is_made_for(pod.name, pod.cgroup):
+            cgroup.remove(pod.name, pod.cgroup)
 
     def _let_go(self, name: str, session: Session) -> None:
         with self._lock:
@@ -318,7 +347,7 @@ class Service:
             pod = self._pod(name)
             if self._runs(pod):
                 raise RefusedError(f"pod {name}: it still runs; end its processes first")
-            self._host.retire(name)
+            self._retire(pod)
             self._held.pop(name, None)
         _log.info("pod removed", pod=name)
         return {}
