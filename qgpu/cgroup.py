@@ -221,6 +221,29 @@ def _below(path: str) -> Iterator[Path]:
                 raise
 
 
+def note(path: str, key: str, value: str) -> None:
+    """Note something at a cgroup for as long as that is there; nothing if ``value`` is empty. Raises RefusedError."""
+    directory, name = mount() / path.lstrip("/"), f"trusted.qgpu.{key}"
+    try:
+        if value:
+            os.setxattr(directory, name, value.encode())
+        else:
+            os.removexattr(directory, name)
+    except OSError as error:
+        if value or error.errno not in (errno.ENODATA, errno.ENOTSUP, errno.EPERM, *_GONE):
+            raise RefusedError(
+                f"cgroup {path}: {value or key} cannot be noted there: {error.strerror}; run qgpud as root"
+            ) from error
+
+
+def noted(path: str, key: str) -> str | None:
+    """Return what was noted at a cgroup; None for nothing."""
+    try:
+        return os.fsdecode(os.getxattr(mount() / path.lstrip("/"), f"trusted.qgpu.{key}"))
+    except OSError:
+        return None
+
+
 def remove(name: str, path: str = "") -> None:
     """Remove a pod's empty cgroup; one that still has processes stays."""
     for directory, _, _ in os.walk(mount() / (path or path_of(name)).lstrip("/"), topdown=False):

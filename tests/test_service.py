@@ -18,7 +18,7 @@ from qgpu.daemon import service as service_module
 from qgpu.daemon.planes import Chosen
 from qgpu.daemon.service import Service
 from qgpu.daemon.state import State
-from qgpu.errors import InvalidValueError, RefusedError
+from qgpu.errors import InvalidValueError, QgpuError, RefusedError
 from qgpu.model import Grant
 from qgpu.plane import Plane
 from qgpu.runtime.container import Container
@@ -43,7 +43,7 @@ def service(host: SimHost, monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]
     monkeypatch.setattr(
         service_module,
         "described",
-        lambda raw: Container("two", 1, {"qgpu.io/cores": str(raw["cores"])}, {"QGPU_GPU_0": ""}),
+        lambda raw, policy: Container("two", 1, {"qgpu.io/cores": str(raw["cores"])}, {"QGPU_GPU_0": ""}),
     )
     yield made
     made.close()
@@ -112,3 +112,26 @@ def test_a_pod_is_not_retired_for_want_of_descriptors(monkeypatch: pytest.Monkey
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
     assert [pod.name for pod in host.pods()] == ["one"]
     service.close()
+
+
+def test_a_limit_comes_too_late_for_who_reaches_past_it(host: SimHost, service: Service, at: str) -> None:
+    host.admit("one", {0: Grant()}, at)
+    me = Session(wire.Peer(os.getpid(), 0, 0), may_change=True, process=os.pidfd_open(os.getpid()))
+    cgroup.note(at, "beyond", "/dev/dri")
+    with pytest.raises(RefusedError, match="its container reaches /dev/dri"):
+        service.handle(me, {"op": "pod.set", "name": "one", "memory": 1 << 30}, [])
+    assert service.handle(me, {"op": "pod.set", "name": "one", "cores": 10}, []) == {"notes": []}
+    cgroup.note(at, "beyond", "")
+
+    assert service.handle(me, {"op": "pod.set", "name": "one", "memory": 1 << 30}, []) == {"notes": []}
+
+
+@pytest.fixture
+def at() -> Iterator[str]:
+    """A cgroup that is there."""
+    try:
+        path = cgroup.create(f"test-{os.getpid()}")
+    except QgpuError as error:
+        pytest.skip(str(error))
+    yield path
+    cgroup.remove("", path)

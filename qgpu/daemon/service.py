@@ -53,6 +53,9 @@ from qgpu.wire import has_ended
 
 _log = structlog.get_logger("service")
 
+#: Under this, what a container reaches that makes memory past a limit is noted at its cgroup.
+_BEYOND = "beyond"
+
 _Request = Callable[[Session, Arguments, list[int]], dict[str, Any]]
 
 
@@ -221,7 +224,7 @@ class Service:
 
     def _container_bind(self, _session: Session, arguments: Arguments, _fds: list[int]) -> dict[str, Any]:
         """Make a container a pod before its process starts. It ends with its cgroup, which its runtime removes."""
-        container = described(arguments.raw)
+        container = described(arguments.raw, self._config.containers)
         if self._listener is not None:
             seccomp.check(container, self._listener)
         container.check_devices()
@@ -229,6 +232,7 @@ class Service:
         grants = dict.fromkeys(container.gpus({i: pgpu.minor for i, pgpu in self._pgpus.items()}), wanted.grant)
         at = container.cgroup()
         with self._lock:
+            cgroup.note(at, _BEYOND, container.beyond_limits())
             name = self._admit(container.pod, grants, at)
         _log.info("container bound", pod=name, container=container.id, cgroup=at)
         return {"name": name}
@@ -298,7 +302,7 @@ class Service:
         except OSError:
             gone = True
         if gone:
-            raise RefusedError(f"pod {name}: its launcher has ended, or is not to be seen from here; run it on the host")
+            raise RefusedError(f"pod {name}: its launcher has ended, or cannot be seen from here; run it on the host")
         return cgroup.create(name, parent)
 
     def _retire(self, pod: PodInfo) -> None:
@@ -334,6 +338,8 @@ class Service:
                 number: arguments.amended(grant) if index in (None, number) else grant
                 for number, grant in pod.grants.items()
             }
+            if pod.cgroup and any(grant.memory is not None for grant in grants.values()):
+                _check_reach(pod)
             settings = {number: each.settings for number, each in self._loops.items()}
             admission.check_amended(name, grants, self._host.pods(), list(self._pgpus.values()), settings)
             self._host.amend(name, grants)
@@ -351,6 +357,15 @@ class Service:
             self._held.pop(name, None)
         _log.info("pod removed", pod=name)
         return {}
+
+
+def _check_reach(pod: PodInfo) -> None:
+    """Refuse a memory limit for a container that reaches what makes video memory past it. Raises RefusedError."""
+    if (name := cgroup.noted(pod.cgroup, _BEYOND)) is not None:
+        raise RefusedError(
+            f"pod {pod.name}: its container reaches {name}, which makes video memory that no limit holds; "
+            "start it without that device"
+        )
 
 
 def _unused_name(taken: set[str]) -> str:

@@ -151,6 +151,28 @@ def test_what_is_granted_already_is_not_granted_again(daemon, container):
     assert "30 % is left to grant" in started.stdout
 
 
+def test_a_container_that_may_open_anything_gets_no_memory_limit(daemon, container):
+    wide, later = container({"qgpu.io/memory": "1GiB"}), container({"qgpu.io/name": "later"})
+    for each in (wide, later):
+        each.config["linux"]["resources"] = {"devices": [{"allow": True, "access": "rwm"}]}
+    refused, started = wide.start(), later.start()
+
+    assert refused.returncode != 0
+    assert "makes video memory that no limit holds" in refused.stdout
+    assert started.returncode == 0, started.stdout
+    assert "its container reaches /dev/dri" in daemon.ctl("pod", "set", "later", "--memory", "1GiB").stderr
+    assert daemon.ctl("pod", "set", "later", "--cores", "10").returncode == 0
+
+
+@pytest.mark.parametrize("said", ["QGPU_CLASS=online", "QGPU_CORES=100", "QGPU_NAME=web"])
+def test_what_an_image_may_not_ask_for_starts_no_container(daemon, container, said):
+    name, _, value = said.partition("=")
+    started = container(**{name: value}).start()
+
+    assert started.returncode != 0
+    assert f"environment {name}" in started.stdout
+
+
 #: Connects as often as it can, and stays.
 CROWD = """
 import os, socket, sys
