@@ -142,6 +142,16 @@ def within(path: str, above: str) -> bool:
     return (path + "/").startswith(above + "/")
 
 
+def names(path: str, container: str) -> bool:
+    """Tell whether a cgroup is one that runtimes make for a container of an id, or lies below it.
+
+    They call it by the whole id, some with a word before it, and systemd's with ".scope" behind it.
+    """
+    ends = (f"-{container}", f":{container}")
+    parts = [part.removesuffix(".scope") for part in path.split("/")]
+    return bool(container) and any(part == container or part.endswith(ends) for part in parts)
+
+
 def find(ident: int, likely: str) -> str | None:
     """Return the cgroup with an id (the kernel's, which it never gives out again); ``likely`` is looked at first.
 

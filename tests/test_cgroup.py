@@ -221,3 +221,21 @@ def test_whose_cgroup_it_is_shows_in_its_name():
     assert cgroup.is_made_for("web", "/job/qgpu-web")
     assert not cgroup.is_made_for("web", "/job/web")
     assert not cgroup.is_made_for("web", "/machine/libpod-web")
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/1f2e",
+        "/docker/1f2e",
+        "/libpod_parent/libpod-1f2e",
+        "/machine.slice/libpod-1f2e.scope/container",
+        "/system.slice/docker-1f2e.scope",
+        "/kubepods.slice/kubepods-pod7.slice/cri-containerd-1f2e.scope",
+        "/system.slice/runc:shop:1f2e",
+    ],
+)
+def test_a_containers_cgroup_is_known_by_its_whole_id(path):
+    assert cgroup.names(path, "1f2e")
+    for other in ("", "1f2", "f2e", "1", "scope", "f2e.scope", "/"):
+        assert not cgroup.names(path, other)

@@ -252,7 +252,7 @@ class Service:
 
     def _pod_of_container(self, container: str) -> PodInfo:
         for pod in self._host.pods():
-            if container and container in pod.cgroup and pod.pids:
+            if container and cgroup.names(pod.cgroup, container) and pod.pids:
                 return pod
         raise RefusedError(f"container {container}: it is no pod")
 

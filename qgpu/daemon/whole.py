@@ -19,6 +19,7 @@ from qgpu.config import Config, MetricsCompat
 from qgpu.control import Server
 from qgpu.daemon import log, planes, runtime
 from qgpu.daemon.containers import Containers, agent_socket
+from qgpu.daemon.endpoint import Endpoint
 from qgpu.daemon.service import Service
 from qgpu.daemon.state import State
 from qgpu.ending import Ending
@@ -55,17 +56,15 @@ def run(
     service = Service(host, chosen, config, state, agent_socket(chosen.plane, directory))
     try:
         with ExitStack() as ends:
-            if config.metrics.listen is not None:
-                endpoint = exporter.serve(
-                    config.metrics.listen, service.counters.view, with_hami=config.metrics.compat is MetricsCompat.HAMI
-                )
+            endpoint = _endpoint(service, config)
+            if endpoint is not None:
                 ends.callback(endpoint.close)
             server = Server(directory, config.socket_mode, config.socket_gid, service.handle, store, service.pod_of)
             ends.callback(server.close)
             containers = Containers(chosen.plane, host.pgpus(), directory, config, store, service.take_listener)
             ends.callback(containers.close)
             _log.info("ready", plane=chosen.plane.value, why=chosen.why, runtime_dir=str(directory))
-            _watch(service, containers, stop)
+            _watch(service, containers, endpoint, stop)
     finally:
         service.close()
         os.close(lock)
@@ -78,7 +77,16 @@ def _take_room() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
-def _watch(service: Service, containers: Containers, stop: Ending) -> None:
+def _endpoint(service: Service, config: Config) -> Endpoint | None:
+    """Serve metrics where they are wanted. Raises ConfigError."""
+    address = config.metrics.listen
+    if address is None:
+        return None
+    with_hami = config.metrics.compat is MetricsCompat.HAMI
+    return Endpoint(lambda: exporter.serve(address, service.counters.view, with_hami=with_hami))
+
+
+def _watch(service: Service, containers: Containers, endpoint: Endpoint | None, stop: Ending) -> None:
     """Stay until told to stop. Raises QgpuError when a loop has ended by itself."""
     notify("READY=1")
     trouble = ""
@@ -93,5 +101,7 @@ def _watch(service: Service, containers: Containers, stop: Ending) -> None:
                 trouble = str(error)
                 _log.error("cannot look after pods, trying again", error=trouble)
         containers.refresh()
+        if endpoint is not None:
+            endpoint.refresh()
         notify(ALIVE)
     notify("STOPPING=1")

@@ -83,6 +83,12 @@ class Container:
             for index, minor in minors.items()
             if (f"{GPU_VARIABLE}{index}" in self.environment if minor is None else minor in nodes)
         ]
+        for index, minor in minors.items():
+            if found and index not in found and minor is not None and reach.opens(self.rules, (abi.NV_MAJOR, minor)):
+                raise RefusedError(
+                    f"container {self.id}: a device rule lets it open /dev/nvidia{minor}, on which it has no grant; "
+                    "start it with that device, or without the rule"
+                )
         if not found:
             raise RefusedError(f"container {self.id}: it has no pGPU; give it a device such as qgpu.io/gpu=0")
         return found

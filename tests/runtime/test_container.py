@@ -62,6 +62,16 @@ def test_a_simulated_gpu_is_named_by_its_variable():
     assert Container("web", 7, environment={"QGPU_GPU_0": ""}).gpus({0: None, 1: None}) == [0]
 
 
+@pytest.mark.parametrize("minor", [{}, {"minor": 0}, {"minor": -1}])
+def test_a_rule_that_opens_a_card_without_a_grant_is_refused(minor):
+    rules = [{"allow": False}, {"allow": True, "type": "c", "major": 195, "access": "rw", **minor}]
+    with pytest.raises(RefusedError, match="lets it open /dev/nvidia0"):
+        Container("web", 7, devices=[(195, 3), CTL], rules=rules).gpus(MINORS)
+
+    assert Container("web", 7, devices=[(195, 3), (195, 0), CTL], rules=rules).gpus(MINORS) == [0, 1]
+    assert Container("web", 7, devices=[(195, 0), CTL], rules=rules[:1]).gpus(MINORS) == [1]
+
+
 def test_a_card_that_qgpu_does_not_share_is_refused():
     with pytest.raises(RefusedError, match="/dev/nvidia5 is not shared"):
         Container("web", 7, devices=[(195, 5)]).gpus(MINORS)
