@@ -8,7 +8,7 @@ from typing import Any
 from qgpu.model import Grant, OnIdle, Plan, PodClass, PodPlan, PodSample, Sample, Span, TsgSample, Window
 
 #: Of the messages between daemon and guardian; a guardian may be older than the daemon that finds it.
-PROTOCOL = 3
+PROTOCOL = 4
 
 
 def grant_to(grant: Grant) -> dict[str, Any]:

@@ -48,7 +48,7 @@ from qgpu.policies import POLICIES
 from qgpu.runtime import seccomp
 from qgpu.runtime.agent import LISTENER
 from qgpu.runtime.container import described
-from qgpu.sched.backend import Host, PodInfo
+from qgpu.sched.backend import Host, Pgpu, PodInfo
 from qgpu.wire import has_ended
 
 _log = structlog.get_logger("service")
@@ -152,7 +152,7 @@ class Service:
         return kept
 
     def _runs(self, pod: PodInfo) -> bool:
-        return bool(pod.pids) or pod.alive or self._loads.in_pod(pod.name)
+        return pod.alive or bool(pod.pids) or self._loads.in_pod(pod.name)
 
     def _pod(self, name: str) -> PodInfo:
         for pod in self._host.pods():
@@ -279,7 +279,7 @@ class Service:
         others = [pod for pod in pods if pod not in before]
         name = wanted or _unused_name({pod.name for pod in others})
         settings = {index: each.settings for index, each in self._loops.items()}
-        admission.check_new(name, grants, others, list(self._pgpus.values()), settings)
+        admission.check_new(name, grants, others, self._free_pgpus(), settings)
         for pod in before:
             self._retire(pod)
         made = self._home_of(name, launcher) if launcher is not None else ""
@@ -311,6 +311,11 @@ class Service:
         if cgroup.is_made_for(pod.name, pod.cgroup):
             cgroup.remove(pod.name, pod.cgroup)
 
+    def _free_pgpus(self) -> list[Pgpu]:
+        """Return the pGPUs, less the memory that pods have left behind."""
+        left = self._host.left_behind()
+        return [replace(pgpu, memory=pgpu.memory - left.get(index, 0)) for index, pgpu in self._pgpus.items()]
+
     def _let_go(self, name: str, session: Session) -> None:
         with self._lock:
             if self._held.get(name) is session:
@@ -341,7 +346,7 @@ class Service:
             if pod.cgroup and any(grant.memory is not None for grant in grants.values()):
                 _check_reach(pod)
             settings = {number: each.settings for number, each in self._loops.items()}
-            admission.check_amended(name, grants, self._host.pods(), list(self._pgpus.values()), settings)
+            admission.check_amended(name, grants, self._host.pods(), self._free_pgpus(), settings)
             self._host.amend(name, grants)
             notes = over_limits(self._pod(name))
         _log.info("pod set", pod=name)

@@ -1,6 +1,6 @@
-"""Start what becomes a guardian: ``python -m qgpu.guardian RUNTIME_DIR JOURNAL_FD DAEMON_FD``. The daemon does.
+"""Start what becomes a guardian: ``python -m qgpu.guardian RUNTIME_DIR JOURNAL_FD FILES_FD DAEMON_FD``.
 
-It waits in reserve (``reserve.py``) until it is to begin.
+The daemon does. It waits in reserve (``reserve.py``) until it is to begin.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import structlog
 
 from qgpu import cgroup, wire
 from qgpu.errors import QgpuError
+from qgpu.guardian.file_sets import FileSets
 from qgpu.guardian.journal import Journal
 from qgpu.guardian.reserve import Reserve
 from qgpu.guardian.server import Guardian
@@ -41,10 +42,12 @@ def leave_service() -> None:
 
 def main() -> int:
     """Run from when a guardian is needed until nobody is left to guard; the daemon hears that it is, or why not."""
-    runtime_dir, journal_fd, daemon_fd = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+    runtime_dir, (journal_fd, files_fd, daemon_fd) = Path(sys.argv[1]), map(int, sys.argv[2:])
     # Not the terminal's nor the service manager's to stop while pods depend on it; SIGKILL is survived too.
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
+    for fd in (journal_fd, files_fd, daemon_fd):
+        os.set_inheritable(fd, False)
     libc = ctypes.CDLL(None)
     libc.prctl(_PR_SET_NAME, b"qgpu-reserve", 0, 0, 0)
     # One pidfd a process and one listener a pod: many pods need many.
@@ -74,7 +77,7 @@ def main() -> int:
         libc.prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)
         with contextlib.suppress(OSError):
             os.nice(-10)
-        guardian = Guardian(runtime_dir, journal, reserve.register, reserve.listeners)
+        guardian = Guardian(runtime_dir, journal, FileSets(files_fd), reserve.register, reserve.listeners)
     except QgpuError as error:
         reserve.say({"ready": False, "code": int(error.code), "error": str(error)})
         return int(error.code)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Set
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -50,6 +50,9 @@ class _Mechanism:
 
     def timeslice(self, tsg: RmObject, timeslice_us: int) -> bool:
         return self.hands.timeslice(tsg, timeslice_us)
+
+    def unreachable(self) -> Set[int]:
+        return self.hands.lost
 
 
 @dataclass(slots=True)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from qgpu.guardian import kcmp, managed, register, room
+from qgpu.guardian.file_sets import FileSet
 from qgpu.guardian.holdings import NOBODYS
 from qgpu.guardian.register import Fact, Key, Register, RmObject, object_fact
 
@@ -21,6 +22,16 @@ class Allowance:
 
     minors: Mapping[int, int] = field(default_factory=dict)
     limits: Mapping[int, int] = field(default_factory=dict)
+    #: A pod that is not known has no card and is held to limits, on every one to nothing.
+    known: bool = True
+
+    @property
+    def limited(self) -> bool:
+        """Tell whether there is a memory limit on any card."""
+        return bool(self.limits) or not self.known
+
+
+NO_POD = Allowance(known=False)
 
 
 class Charges:
@@ -34,7 +45,8 @@ class Charges:
         allowance: Callable[[str], Allowance],
         look_for_clients: Callable[[str], None],
         uuids: Callable[[], Mapping[bytes, int]],
-        uvm_files: Callable[[], Mapping[int, int]],
+        uvm_files: Callable[[int], int],
+        carriers: FileSet,
     ) -> None:
         self._register = register
         self._lock = lock
@@ -43,8 +55,10 @@ class Charges:
         #: Finds out which of a pod's clients are still there.
         self._look_for_clients = look_for_clients
         self._uuids = uuids
-        #: Tells how many files of UVM's are held, by process: each keeps an address space, whatever RM has of it.
+        #: Tells how many files of UVM's are held of a process: each keeps an address space, whatever RM has of it.
         self._uvm_files = uvm_files
+        #: Files that carry exported memory.
+        self._carriers = carriers
         #: Mappings that pods are about to make, in bytes by process: charged until /proc shows what became of them.
         self._mapping: Counter[int] = Counter()
 
@@ -63,8 +77,8 @@ class Charges:
         """Return what page tables of UVM's may take of a card for a pod: it makes them, and tells nobody."""
         holdings = self._register.holdings
         uuids = [uuid for uuid, of in self._uuids().items() if of == instance]
-        pids = [pid for pid in holdings.mappings if self._register.processes.get(pid) == pod]
-        files = sum(count for pid, count in self._uvm_files().items() if self._register.processes.get(pid) == pod)
+        pids = self._register.pids_of(pod)
+        files = sum(map(self._uvm_files, pids))
         return sum(holdings.tables(pid, uuid) for pid in pids for uuid in uuids) + files * register.SPACE_BYTES
 
     def fits_mapping(self, pod: str, pid: int, base: int, length: int, uuids: Iterable[bytes]) -> bool:
@@ -76,10 +90,12 @@ class Charges:
             return not any(self.over_limit(pod, self._uuids()[uuid], size) for uuid, size in more.items())
 
     def _being_mapped(self, pod: str) -> int:
-        return sum(size for pid, size in self._mapping.items() if self._register.processes.get(pid) == pod)
+        return sum(self._mapping[pid] for pid in self._register.pids_of(pod)) if self._mapping else 0
 
     def over_limit(self, pod: str, instance: int, more: int = 0) -> bool:
         """Tell whether a pod is over its limit on a card, after asking RM which of its clients are still there."""
+        if not self._allowance(pod).known:
+            return True
         limit = self._allowance(pod).limits.get(instance)
         if limit is None or self.used(pod, instance) + more <= limit:
             return False
@@ -89,7 +105,8 @@ class Charges:
     def reserve_mapping(self, pod: str, pid: int, size: int) -> bool:
         """Charge a mapping that a process is about to make; False when it does not fit somewhere."""
         with self._lock:
-            if any(self.over_limit(pod, instance, size) for instance in self._allowance(pod).limits):
+            allowance = self._allowance(pod)
+            if not allowance.known or any(self.over_limit(pod, instance, size) for instance in allowance.limits):
                 return False
             self._mapping[pid] += size
             return True
@@ -97,8 +114,8 @@ class Charges:
     def mappings_of(self, pod: str, *, all_known: bool = False) -> list[int]:
         """List the processes of a pod that have mapped what could be managed memory, or all that may have."""
         with self._lock:
-            mapped = self._register.holdings.managed.items()
-            return [pid for pid, held in mapped if (held or all_known) and self._register.processes.get(pid) == pod]
+            managed = self._register.holdings.managed
+            return [pid for pid in self._register.pids_of(pod) if managed.get(pid) or (all_known and pid in managed)]
 
     def look_at_mappings(self, pid: int, settled: int = 0) -> bool:
         """Charge a process what it maps of UVM now, ``settled`` bytes of what was being mapped among it.
@@ -116,8 +133,8 @@ class Charges:
     def uses_uvm(self, pid: int) -> bool:
         """Tell whether a process has initialised UVM, or shares its memory with one of its pod's that has."""
         with self._lock:
-            managed, processes = self._register.holdings.managed, self._register.processes
-            known = [other for other in managed if processes.get(other) == processes.get(pid)]
+            pod = self._register.processes.get(pid, "")
+            known = [other for other in self._register.pids_of(pod) if other in self._register.holdings.managed]
         return pid in known or any(kcmp.same_memory(pid, other) for other in known)
 
     def will_use_uvm(self, pid: int) -> None:
@@ -164,19 +181,56 @@ class Charges:
             ours = RmObject(rm.client, handle, rm.parent, rm.rm_class, rm.detail)
             self._note(object_fact(ours) | {"memory": number})
 
-    def export(self, client: int, handles: Iterable[int]) -> None:
-        """Let memory count until its pod ends: it can now be kept by a descriptor that nobody here sees."""
+    def export(self, client: int, handles: Iterable[int], carrier: int) -> int | None:
+        """Let memory count for as long as an open file carries it, wherever; return the mark of that file.
+
+        None where there is no such memory, or where it cannot be seen when the file closes: then it is pinned.
+        """
         with self._lock:
-            for handle in handles:
-                if (held := self._register.holdings.by_handle.get((client, handle))) is not None:
-                    self.pin(held.number)
+            keys = ((client, handle) for handle in handles)
+            numbers = [number for key in keys if (number := self.number_of(key)) is not None]
+            mark = self._register.holdings.next_carrier()
+            try:
+                seen = bool(numbers) and self._carriers.add(carrier, mark)
+            except OSError:
+                seen = False
+            for number in numbers:
+                self._note({"fact": "carry", "carrier": mark, "memory": number} if seen else _pin(number))
+            return mark if seen else None
+
+    def not_exported(self, mark: int, carrier: int) -> None:
+        """Take back what was noted of an export that RM has refused."""
+        self._carriers.discard(carrier)
+        self.carriers_closed([mark])
+
+    def carriers_closed(self, marks: Iterable[int]) -> None:
+        """Take note that nobody has some carriers open any more."""
+        for mark in marks:
+            with self._lock:
+                self._note({"fact": "carrier_closed", "carrier": mark})
+
+    def closed_carriers(self) -> set[int]:
+        """Find the marks of carriers that nobody has open any more. Takes long where there are many: not for a lock."""
+        with self._lock:
+            known = self._register.holdings.carriers()
+        return known - self._carriers.marks() if known else known
+
+    def pin_handle(self, key: Key) -> None:
+        """Pin the memory behind a handle, if there is any."""
+        with self._lock:
+            if (number := self.number_of(key)) is not None:
+                self.pin(number)
 
     def pin(self, number: int) -> None:
         """Let memory count until every process of its pod has ended, whatever becomes of its handles."""
         with self._lock:
-            self._note({"fact": "pin", "memory": number})
+            self._note(_pin(number))
 
     def number_of(self, key: Key) -> int | None:
         """Return the number of the memory behind a handle."""
         memory = self._register.holdings.by_handle.get(key)
         return memory.number if memory is not None else None
+
+
+def _pin(number: int) -> Fact:
+    return {"fact": "pin", "memory": number}

@@ -18,7 +18,7 @@ _U32 = struct.Struct("<I")
 _PREEMPT = "NVA06C_CTRL_PREEMPT_PARAMS"
 #: How many times as long as a preemption took the pod's next one waits, and how long at most.
 _PREEMPT_REST, _MOST_REST_NS = 20, 10**9
-_HANDLES_OF_EXPORTS_AT, _MOST_EXPORTS = 76, 512
+_HANDLE_OF_EXPORT_AT, _HANDLES_OF_EXPORTS_AT, _MOST_EXPORTS = 12, 76, 512
 #: Imports, with where their handles are and how many there may be.
 _IMPORTED = {
     abi.NV0000_OS_UNIX_IMPORT_OBJECT_FROM_FD: (16, 1),
@@ -64,11 +64,19 @@ class Controls:
         if params is not None and command in _IMPORTED:
             for handle in _imported(command, params.data):
                 self._objects.undo(case, (asked.client, handle))
-        with self._supervisor.books if command in controls.GIVE_HANDLES else nullcontext():
-            case.listener.begin()
-            error = self._perform_control(case, block, params, asked)
-            if case.again and not error and _was_done(command, status_of(block, asked.status_at)):
-                block.patch_u32(asked.status_at, abi.NV_OK)
+        taken = self._taken(case, command, params)
+        try:
+            mark = self._carries(asked, params, taken)
+            with self._supervisor.books if command in controls.GIVE_HANDLES else nullcontext():
+                case.listener.begin()
+                error = self._perform_control(case, block, params, asked, taken)
+                if case.again and not error and _was_done(command, status_of(block, asked.status_at)):
+                    block.patch_u32(asked.status_at, abi.NV_OK)
+            if mark is not None and taken is not None and (error or status_of(block, asked.status_at) != abi.NV_OK):
+                self._supervisor.charges.not_exported(mark, taken)
+        finally:
+            if taken is not None and taken >= 0:
+                os.close(taken)  # no lock is held: whose file it is says how long that takes
         block.restore(16, 8)
         if params is not None:
             if not error and status_of(block, asked.status_at) == abi.NV_OK:
@@ -112,25 +120,50 @@ class Controls:
         said = abi.ffi.cast(f"{_PREEMPT} *", params.pointer)
         return self._supervisor.owns(self._pod, tsg.client) and rules.ends_turn(said.bWait, said.bManualTimeout)
 
-    def _perform_control(self, case: Case, block: Block, params: Block | None, asked: calls.Control) -> int:
-        at = controls.DESCRIPTORS.get(asked.command)
-        if at is None or params is None:
+    def _taken(self, case: Case, command: int, params: Block | None) -> int | None:
+        """Take the descriptor that a control names, if it is NVIDIA's; -1 for other files, None for none."""
+        if params is None or (at := controls.DESCRIPTORS.get(command)) is None:
+            return None
+        (fd,) = struct.unpack_from("<i", params.data, at)
+        if fd < 0:
+            return int(fd)
+        taken = self._desk.take(case, fd)
+        device = proc.device_of(taken)
+        if device is not None and os.major(device) == self._supervisor.major:
+            return taken
+        os.close(taken)
+        return -1
+
+    def _carries(self, asked: calls.Control, params: Block | None, file: int | None) -> int | None:
+        """Let what is about to be exported count for as long as the file is open that carries it; return its mark."""
+        if params is None or file is None or file < 0:
+            return None
+        match asked.command:
+            case abi.NV0000_OS_UNIX_EXPORT_OBJECT_TO_FD:
+                handles = _handles(params.data, _HANDLE_OF_EXPORT_AT, 1)
+            case abi.NV0000_OS_UNIX_EXPORT_OBJECTS_TO_FD:
+                handles = _handles(params.data, _HANDLES_OF_EXPORTS_AT, _MOST_EXPORTS)
+            case _:
+                return None
+        return self._supervisor.charges.export(asked.client, handles, file)
+
+    def _perform_control(
+        self, case: Case, block: Block, params: Block | None, asked: calls.Control, taken: int | None
+    ) -> int:
+        if params is None or taken is None:
             if asked.command == abi.NV2080_GPU_GET_PID_INFO and params is not None:
                 return self._perform_on_pids(case, block, params)
             if asked.command == abi.NVA06C_PREEMPT:
                 return self._perform_preemption(case, block)
             return self._standin.escape(case.file, abi.NV_ESC_RM_CONTROL, block)
-        (fd,) = struct.unpack_from("<i", params.data, at)
-        taken = self._desk.take(case, fd) if fd >= 0 else fd
         if asked.command in controls.GIVE_HANDLES:
             case.begin()
+        at = controls.DESCRIPTORS[asked.command]
+        params.patch_u32(at, taken)
         try:
-            params.patch_u32(at, taken)
             return self._standin.escape(case.file, abi.NV_ESC_RM_CONTROL, block)
         finally:
             params.restore(at, 4)
-            if taken >= 0:
-                os.close(taken)
 
     def _perform_preemption(self, case: Case, block: Block) -> int:
         """Preempt the pod's own TSG, with a rest in between: gates and neighbours wait for RM's locks meanwhile."""
@@ -156,7 +189,7 @@ class Controls:
 
     def _own_pids(self) -> list[int]:
         with self._supervisor.lock:
-            return [pid for pid, pod in self._supervisor.register.processes.items() if pod == self._pod]
+            return self._supervisor.register.pids_of(self._pod)
 
     def _after(self, case: Case, params: Block, nested: list[Block], asked: calls.Control) -> int:
         """Learn from RM's answer, and fit what it tells of the card; return the status to answer with."""
@@ -173,14 +206,8 @@ class Controls:
                 answers.show_gpus(params.data, self._hands.gpu_ids(self._supervisor.allowance(self._pod).minors))
             case abi.NVA06C_GPFIFO_SCHEDULE | abi.NVA06F_GPFIFO_SCHEDULE:
                 self._supervisor.wake()
-            case abi.NV0000_OS_UNIX_EXPORT_OBJECT_TO_FD:
-                self._supervisor.charges.export(asked.client, [_U32.unpack_from(params.data, 12)[0]])
-            case abi.NV0000_OS_UNIX_EXPORT_OBJECTS_TO_FD:
-                self._supervisor.charges.export(
-                    asked.client, _handles(params.data, _HANDLES_OF_EXPORTS_AT, _MOST_EXPORTS)
-                )
             case abi.NV00FD_ATTACH_MEM:
-                self._supervisor.charges.export(asked.client, [_U32.unpack_from(params.data, 4)[0]])
+                self._supervisor.charges.pin_handle((asked.client, _U32.unpack_from(params.data, 4)[0]))
             case command if command in _IMPORTED:
                 return self._imported(case, asked.client, _imported(command, params.data))
         return abi.NV_OK

@@ -86,7 +86,7 @@ class Desk:
 
     def limited(self) -> bool:
         """Tell whether the pod has a memory limit anywhere."""
-        return bool(self.supervisor.allowance(self.pod).limits)
+        return self.supervisor.allowance(self.pod).limited
 
     def claim(self, rm: RmObject, number: int | None = None) -> int:
         """Claim an object; where memory does not fit, look first at what the pod has unmapped and closed meanwhile."""

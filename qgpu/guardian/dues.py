@@ -21,6 +21,8 @@ _SELDOM_NS = 1000 * NS_PER_MS
 #: does not answer for a third of a second is taken to hang (qgpu.sched.seccomp.silence). To forget one takes as long as
 #: asking about several.
 AT_ONCE, _FORGETTING = 1000, 4
+#: About so many mappings are forgotten before the daemon is heard again.
+_MAPPINGS_AT_ONCE = 5000
 
 
 @dataclass(slots=True)
@@ -81,6 +83,8 @@ class Dues:
     def due_ns(self) -> int | None:
         """Return when something is to be done next; None for never."""
         dues = [doubt.due_ns for doubt in self._doubts.values()]
+        if self._register.holdings.is_forgetting:
+            dues.append(0)
         if self._fresh_since_ns:
             dues.append(self._fresh_due_ns())
         return min(dues, default=None)
@@ -88,6 +92,7 @@ class Dues:
     def settle(self, now_ns: int) -> bool:
         """Do what is due, or some of it if that is much; True when a TSG or channel came or went."""
         changed, most = False, AT_ONCE
+        self._register.holdings.forget_some(_MAPPINGS_AT_ONCE)
         for doubt in [doubt for doubt in self._doubts.values() if doubt.due_ns <= now_ns]:
             if most <= 0:
                 break

@@ -49,7 +49,10 @@ class Mechanism(Protocol):
         """
 
     def timeslice(self, tsg: RmObject, timeslice_us: int) -> bool:
-        """Set a timeslice; False when the TSG is no more."""
+        """Set a timeslice; False when the TSG is no more, or its client cannot be reached."""
+
+    def unreachable(self) -> Set[int]:
+        """Return the RM clients whose TSGs' timeslices cannot be set: these do not run while there is a plan."""
 
 
 @dataclass(slots=True)
@@ -221,10 +224,12 @@ class Enforcer:
     def _set_gates(self, wanted: frozenset[str]) -> tuple[bool, Moved]:
         """Move what has to move; tell whether something would not, and what became of closing."""
         resting = {tsg for turns in self._tsg_turns.values() for tsg in turns.resting}
-        compute_tsgs = self.register.compute_tsgs(self.instance) if wanted or resting else ()
-        compute = self._channels(compute_tsgs, wanted, resting)
+        lost = self.mechanism.unreachable() if self.plan is not None else frozenset()
+        compute_tsgs = self.register.compute_tsgs(self.instance) if wanted or resting or lost else ()
+        compute = self._channels(compute_tsgs, wanted, resting, lost)
         with_copies = wanted & self._copies_gated
-        copies = self._channels(self.register.copy_tsgs(self.instance), with_copies) if with_copies else set()
+        copy_tsgs = self.register.copy_tsgs(self.instance) if with_copies or lost else ()
+        copies = self._channels(copy_tsgs, with_copies, lost=lost)
         to_open = self._closed_channels - compute - copies
         compute, copies = compute - self._closed_channels, copies - self._closed_channels
         if compute and self._hands_over(wanted, opens=bool(to_open)):
@@ -234,9 +239,15 @@ class Enforcer:
             moved = self._close(compute | copies, preempt=True)
         return self._open(sorted(to_open)) or bool(moved.stuck), moved
 
-    def _channels(self, tsgs: Iterable[RmObject], pods: Set[str], resting: Set[Key] = frozenset()) -> set[Key]:
-        """Name the channels that are not being freed of TSGs that are one of these pods' or rest."""
-        own = [tsg for tsg in tsgs if self.register.pod_of(tsg) in pods or tsg.key in resting]
+    def _channels(
+        self,
+        tsgs: Iterable[RmObject],
+        pods: Set[str],
+        resting: Set[Key] = frozenset(),
+        lost: Set[int] = frozenset(),
+    ) -> set[Key]:
+        """Name the channels, but those being freed, of TSGs that are these pods' or rest or whose client is lost."""
+        own = [tsg for tsg in tsgs if tsg.client in lost or tsg.key in resting or self.register.pod_of(tsg) in pods]
         return {channel.key for tsg in own for channel in self.register.channels(tsg)} - self._leaving
 
     def _close(self, channels: set[Key], *, preempt: bool) -> Moved:

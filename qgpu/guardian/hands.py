@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import errno
 import os
-import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from contextlib import contextmanager, suppress
-from itertools import chain
 from typing import TypeVar
 
 import structlog
@@ -19,6 +17,7 @@ import structlog
 from qgpu import proc
 from qgpu.errors import RmError
 from qgpu.guardian import room
+from qgpu.guardian.closer import Closer
 from qgpu.guardian.enforce import Moved
 from qgpu.guardian.register import Key, Register, RmObject
 from qgpu.rm import abi
@@ -40,9 +39,6 @@ from qgpu.rm.versions import Branch
 #: How often a gate is tried again when channels die while it is being moved.
 _GATE_TRIES = 3
 
-#: Of how many descriptors of a process it is looked which are control files: a process can have a million.
-_MOST_DESCRIPTORS = 4096
-
 #: What RM says to a gate over a channel that is not there.
 _STALE = abi.UNKNOWN_TO_RM | {abi.NV_ERR_INVALID_CHANNEL}
 
@@ -61,6 +57,11 @@ class Hands:
         self._client = client
         self._devices = {device.instance: device for device in devices}
         self._pidfds: dict[int, int] = {}
+        self.closer = Closer()
+        #: Told of a client that RM has and that no known descriptor leads to.
+        self.unreached: Callable[[int], None] = lambda _client: None
+        #: Clients of which no descriptor leads to what RM has: their TSGs' timeslices cannot be set.
+        self.lost: Set[int] = frozenset()
 
     def watch(self, pid: int) -> int:
         """Open a pidfd of a process, to act through it and to learn of its end. Raises OSError."""
@@ -246,52 +247,60 @@ class Hands:
 
         return (self._through(channel.client, ask) or 0) if self._branch.context_ids else 0
 
-    def each_control_file(self, pid: int, fds: Iterable[int], do: Callable[[int], object]) -> None:
-        """Do something with those of a process's descriptors that are control files; with none of one that is gone."""
-        if (pidfd := self._pidfds.get(pid)) is None:
-            return
-        for fd in fds:
-            with suppress(OSError), _borrowed(pidfd, fd) as file:
-                do(file)
+    def is_reached(self, client: int, pod: str) -> bool:
+        """Tell whether a process of a pod has a descriptor, of those that are known, that leads to an RM client."""
+        entry = self._register.clients.get(client)
+        users = list(entry.users) if entry is not None else []
+        return any(self._register.processes.get(pid) == pod and self.reaches(pid, fd, client) for pid, fd in users)
+
+    def reaches(self, pid: int, fd: int, client: int) -> bool:
+        """Tell whether a descriptor of a process, which need not be watched, leads to a pod's RM client."""
+        entry = self._register.clients.get(client)
+        if entry is None or proc.device(pid, fd) != _CONTROL_DEVICE:
+            return False
+        with suppress(OSError):
+            pidfd = os.pidfd_open(pid)
+            try:
+                with self._borrowed(entry.pod, pidfd, pid, fd) as file:
+                    return self.about(file, client, client) is not None
+            finally:
+                os.close(pidfd)
+        return False
 
     def _through(self, client: int, act: Callable[[int], _T | None]) -> _T | None:
-        """Act through the file on which a pod made an RM client; None when it does not work out through any.
+        """Act through the file on which a pod made an RM client; None when it does not work out.
 
-        First the descriptor that the pod used itself, then, should it have moved the file, every descriptor of
-        the control device it has. A process may end, or put another file in the place, while we reach for it.
+        Only descriptors through which the client was used are tried. A process may end, or put another file in the
+        place, while we reach for it. It may also move the file: where RM still has the client, somebody is told.
         """
         entry = self._register.clients.get(client)
-        users = list(entry.users) if entry else []
-        for pid, fd in chain(users, ((user[0], fd) for user in users for fd in _control_files(user[0]))):
+        if entry is None:
+            return None
+        for pid, fd in list(entry.users):
             if (pidfd := self._pidfds.get(pid)) is None:
                 continue
             try:
-                if proc.device(pid, fd) != _CONTROL_DEVICE:
-                    continue
-                with _borrowed(pidfd, fd) as file:
+                with self._borrowed(entry.pod, pidfd, pid, fd) as file:
                     if (result := act(file)) is not None:
                         return result
             except (OSError, RmError) as error:
                 _log.debug("not through this file", pid=pid, fd=fd, reason=str(error))
+        if self.exists((client, client)):
+            self.unreached(client)
         return None
 
+    @contextmanager
+    def _borrowed(self, pod: str, pidfd: int, pid: int, fd: int) -> Iterator[int]:
+        """Take a control file of a pod's process for the time of the block. Raises OSError for any other file.
 
-def _control_files(pid: int) -> Iterator[int]:
-    with suppress(OSError):
-        yield from (fd for fd, device in proc.devices(pid, _MOST_DESCRIPTORS) if device == _CONTROL_DEVICE)
-
-
-@contextmanager
-def _borrowed(pidfd: int, fd: int) -> Iterator[int]:
-    """Take a control file of a process for the time of the block. Raises OSError for any other file.
-
-    Another can come to its place at the last moment, and even closing that may take as long as the process likes.
-    """
-    taken = take(pidfd, fd)
-    if proc.device_of(taken) != _CONTROL_DEVICE:
-        threading.Thread(target=os.close, args=(taken,), name="qgpu-close", daemon=True).start()
-        raise OSError(errno.EBADF, "another file is in the descriptor's place")
-    try:
-        yield taken
-    finally:
-        os.close(taken)
+        Another can come to its place at the last moment. What was taken is closed by a thread of the pod's.
+        """
+        if proc.device(pid, fd) != _CONTROL_DEVICE or self.closer.is_full(pod):
+            raise OSError(errno.EBADF, "no control file is to be had there")
+        taken = take(pidfd, fd)
+        try:
+            if proc.device_of(taken) != _CONTROL_DEVICE:
+                raise OSError(errno.EBADF, "another file is in the descriptor's place")
+            yield taken
+        finally:
+            self.closer.close(pod, taken)

@@ -1,8 +1,8 @@
 """What memory pods hold: allocations on a card, who refers to each, and the address space that could be managed memory.
 
-An allocation is charged to the pod that made it for as long as anything of that pod's keeps it alive: a handle, a
-duplicate, a mapping in UVM, or what nobody here sees, such as a descriptor it was exported to. What is allowed is
-decided elsewhere.
+An allocation is charged to the pod that made it for as long as anything keeps it alive: a handle, a duplicate, a
+mapping in UVM, an open file that carries it, be that in another pod or in a message in flight, or what nobody here
+sees. What is allowed is decided elsewhere.
 """
 
 from __future__ import annotations
@@ -25,13 +25,22 @@ class Memory:
     instance: int
     size: int
     handles: set[Key] = field(default_factory=set)
-    #: Something may keep it that is not seen: it counts until every process of the pod has ended.
+    #: Files that carry it, by the marks they have in ``FileSets.carriers``.
+    carriers: set[int] = field(default_factory=set)
+    #: Something may keep it that is not seen: it counts until the pod has no process and nothing carries memory of it.
     pinned: bool = False
+
+    @property
+    def size_class(self) -> tuple[str, int, int]:
+        """What memory that comes back by a descriptor is looked for by: pod, card, size."""
+        return self.pod, self.instance, self.size
 
 
 #: RM takes the card's memory in pieces of this, however little is asked for, and tells of what was asked for only
 #: (video_mem.c:_vidmemPmaAllocate).
 _PIECE = 64 << 10
+#: Up to so many mappings are taken out of a process's one by one; more than _MANY are forgotten bit by bit.
+_FEW, _MANY = 64, 1 << 16
 #: In the place of an allocation's number: memory that is on no card.
 NOBODYS = 0
 #: A page table on the card, and what of the address space one covers by level, as powers of 2, from that of the
@@ -86,14 +95,21 @@ class Holdings:
     #: By process: what UVM has mapped, and bytes that could be managed memory (0 where UVM was initialised only).
     mappings: dict[int, _Mappings] = field(default_factory=dict)
     managed: dict[int, int] = field(default_factory=dict)
-    #: How many mappings there are of each allocation.
-    _mapped: Counter[int] = field(default_factory=Counter)
+    #: The mappings of each allocation, with their processes.
+    _mapped: dict[int, set[tuple[int, Mapping]]] = field(default_factory=dict)
+    #: Mappings that are gone, of processes that have ended for the most part, to be forgotten bit by bit.
+    _ending: list[tuple[int, list[Mapping]]] = field(default_factory=list, compare=False)
+    #: What each carrier carries.
+    _carried: dict[int, set[int]] = field(default_factory=dict)
+    #: Pods that have ended while something carried memory of theirs.
+    _ended: set[str] = field(default_factory=set)
+    _last_carrier: int = field(default=0, compare=False)
     #: What page tables may take, by process and card; and the most that was, for UVM gives the card a piece of 2 MiB
     #: back only when no table lies in it any more.
     _tables: Counter[tuple[int, bytes]] = field(default_factory=Counter)
     _most_tables: Counter[tuple[int, bytes]] = field(default_factory=Counter, compare=False)
-    #: What is pinned, by pod, card and size, oldest first.
-    _pinned: dict[tuple[str, int, int], dict[int, None]] = field(default_factory=dict)
+    #: What is pinned or carried, by pod, card and size, oldest first.
+    _out: dict[tuple[str, int, int], dict[int, None]] = field(default_factory=dict)
     _last: int = field(default=0, compare=False)
 
     def next_number(self) -> int:
@@ -120,13 +136,52 @@ class Holdings:
             return
         self._last = max(self._last, number)
         self.memories[number] = Memory(number, pod, instance, size)
-        self.held[pod, instance] += taken(size)
+        self._count(self.memories[number], 1)
 
     def pin(self, number: int) -> None:
-        """Let an allocation count until every process of its pod has ended."""
+        """Let an allocation count until every process of its pod has ended, and nothing carries memory of the pod."""
         if (memory := self.memories.get(number)) is not None:
             memory.pinned = True
-            self._pinned.setdefault((memory.pod, memory.instance, memory.size), {})[number] = None
+            self._out.setdefault(memory.size_class, {})[number] = None
+
+    def next_carrier(self) -> int:
+        """Return the mark that the next carrier can have."""
+        return self._last_carrier + 1
+
+    def carry(self, carrier: int, number: int) -> None:
+        """Let an allocation count for as long as a file is open that carries it."""
+        self._last_carrier = max(self._last_carrier, carrier)
+        if (memory := self.memories.get(number)) is not None:
+            memory.carriers.add(carrier)
+            self._carried.setdefault(carrier, set()).add(number)
+            self._out.setdefault(memory.size_class, {})[number] = None
+
+    def carrier_closed(self, carrier: int) -> None:
+        """Take note that nobody has a carrier open any more."""
+        pods = set()
+        for number in self._carried.pop(carrier, ()):
+            memory = self.memories[number]
+            memory.carriers.discard(carrier)
+            pods.add(memory.pod)
+            self._come_in(memory)
+        for pod in pods & self._ended:
+            self.pod_ended(pod)
+
+    def carriers(self) -> set[int]:
+        """Return the marks of all that carries something."""
+        return set(self._carried)
+
+    def give(self, key: Key, pod: str) -> None:
+        """Charge an allocation to another pod, unless it has a handle elsewhere too."""
+        memory = self.by_handle.get(key)
+        if memory is None or memory.pod == pod or any(other[0] != key[0] for other in memory.handles):
+            return
+        self._count(memory, -1)
+        was_out = self._out.get(memory.size_class, {}).pop(memory.number, memory) is None
+        memory.pod = pod
+        if was_out:
+            self._out.setdefault(memory.size_class, {})[memory.number] = None
+        self._count(memory, 1)
 
     def drop(self, key: Key) -> None:
         """Take a handle away."""
@@ -135,15 +190,32 @@ class Holdings:
             self._settle(memory)
 
     def pod_ended(self, pod: str) -> None:
-        """Take note that a pod has no process any more."""
-        for key in [key for key in self._pinned if key[0] == pod]:
-            for number in self._pinned.pop(key):
-                self.memories[number].pinned = False
-                self._settle(self.memories[number])
+        """Take note that a pod has no process any more. What somebody elsewhere can still take in stays charged."""
+        own = [self.memories[number] for key, out in self._out.items() if key[0] == pod for number in out]
+        if any(memory.carriers for memory in own):
+            self._ended.add(pod)
+            return
+        self._ended.discard(pod)
+        for memory in own:
+            memory.pinned = False
+            self._come_in(memory)
 
-    def pinned(self, pod: str, instance: int, size: int) -> list[Memory]:
-        """List what is pinned of a size, newest first."""
-        return [self.memories[number] for number in reversed(self._pinned.get((pod, instance, size), {}))]
+    def pod_begins(self, pod: str) -> None:
+        """Take note that a pod has a process: what is pinned may be this one's."""
+        self._ended.discard(pod)
+
+    def out(self, pod: str, instance: int, size: int) -> list[Memory]:
+        """List what is pinned or carried of a size, newest first."""
+        return [self.memories[number] for number in reversed(self._out.get((pod, instance, size), {}))]
+
+    def _come_in(self, memory: Memory) -> None:
+        """Take a pin or a carrier away, and discharge what nothing keeps."""
+        if not memory.pinned and not memory.carriers:
+            if (out := self._out.get(memory.size_class)) is not None:
+                out.pop(memory.number, None)
+                if not out:
+                    del self._out[memory.size_class]
+            self._settle(memory)
 
     def settle(self) -> None:
         """Discharge whatever nothing keeps: for one that was rebuilt from facts of different moments."""
@@ -172,14 +244,17 @@ class Holdings:
                 self._add(pid, mapped, each._replace(base=end))
         if not mapped.all:
             del self.mappings[pid]
-        self._unmapped(pid, gone)
+        if len(gone) > _MANY:
+            self._ending.append((pid, gone))
+        else:
+            self._unmapped(pid, gone)
 
     def _add(self, pid: int, mapped: _Mappings, mapping: Mapping) -> None:
         at = bisect_left(mapped.all, mapping)
         if not self._is_there(mapped, mapping):
             mapped.all.insert(at, mapping)
             mapped.longest = max(mapped.longest, mapping.end - mapping.base)
-            self._mapped[mapping.memory] += 1
+            self._mapped.setdefault(mapping.memory, set()).add((pid, mapping))
             whose = pid, mapping.uuid
             self._tables[whose] += table_bytes(mapping.base, mapping.end - mapping.base)
             self._most_tables[whose] = max(self._most_tables[whose], self._tables[whose])
@@ -201,16 +276,34 @@ class Holdings:
             self._tables[pid, each.uuid] -= table_bytes(each.base, each.end - each.base)
             if not self._tables[pid, each.uuid]:
                 del self._tables[pid, each.uuid], self._most_tables[pid, each.uuid]
-            self._mapped[each.memory] -= 1
-            if not self._mapped[each.memory]:
-                del self._mapped[each.memory]
-                self._settle(self.memories.get(each.memory))
+            if (left := self._mapped.get(each.memory)) is not None:
+                left.discard((pid, each))
+                if not left:
+                    del self._mapped[each.memory]
+                    self._settle(self.memories.get(each.memory))
 
     def exited(self, pid: int) -> None:
-        """Forget what hung on a process's address space."""
+        """Forget what hung on a process's address space: its mappings bit by bit, which ``forget_some`` does."""
         self.managed.pop(pid, None)
         if (mapped := self.mappings.pop(pid, None)) is not None:
-            self._unmapped(pid, mapped.all)
+            self._ending.append((pid, mapped.all))
+
+    @property
+    def is_forgetting(self) -> bool:
+        """Tell whether mappings that are gone are still to be forgotten."""
+        return bool(self._ending)
+
+    def forget_some(self, most: int) -> bool:
+        """Forget up to so many mappings that are gone; True when more are left."""
+        while self._ending and most > 0:
+            pid, mapped = self._ending[-1]
+            some = mapped[-most:]
+            del mapped[-most:]
+            self._unmapped(pid, some)
+            most -= len(some)
+            if not mapped:
+                self._ending.pop()
+        return bool(self._ending)
 
     def facts(self) -> Iterator[dict[str, Any]]:
         """Say what the facts of objects do not: mappings, what is charged, managed memory.
@@ -226,6 +319,8 @@ class Holdings:
             if (memory := self.memories.get(number)) is not None:
                 whose = {"pod": memory.pod, "instance": memory.instance, "size": memory.size}
                 yield {"fact": "kept", "memory": number, **whose, "pinned": memory.pinned}
+                yield from ({"fact": "carry", "carrier": each, "memory": number} for each in sorted(memory.carriers))
+        yield from ({"fact": "ended", "name": pod} for pod in sorted(self._ended))
         for pid in list(self.managed):
             if pid in self.managed:
                 yield {"fact": "managed", "pid": pid, "bytes": self.managed[pid]}
@@ -254,13 +349,16 @@ class Holdings:
         """Discharge an allocation that nothing keeps alive."""
         if memory is None or memory.number not in self.memories:
             return
-        if memory.handles or memory.pinned or self.is_mapped(memory.number):
+        if memory.handles or memory.pinned or memory.carriers or self.is_mapped(memory.number):
             return
+        self._count(memory, -1)
+        del self.memories[memory.number]
+
+    def _count(self, memory: Memory, times: int) -> None:
         whose = memory.pod, memory.instance
-        self.held[whose] -= taken(memory.size)
+        self.held[whose] += times * taken(memory.size)
         if not self.held[whose]:
             del self.held[whose]
-        del self.memories[memory.number]
 
     def mapped_in(self, pid: int, base: int, length: int, uuid: bytes | None) -> list[Memory]:
         """List the allocations that UVM has mapped in a range, for one card or for all."""
@@ -272,12 +370,26 @@ class Holdings:
 
     def unmap_all(self, number: int) -> None:
         """Forget what was said to be mapped of an allocation that is gone."""
-        for pid, mapped in list(self.mappings.items()) if self.is_mapped(number) else ():
-            gone = [each for each in mapped.all if each.memory == number]
-            mapped.all = [each for each in mapped.all if each.memory != number]
-            if not mapped.all:
-                del self.mappings[pid]
+        by_process: dict[int, list[Mapping]] = {}
+        for pid, mapping in self._mapped.get(number, ()):
+            by_process.setdefault(pid, []).append(mapping)
+        for pid, gone in by_process.items():
+            if (mapped := self.mappings.get(pid)) is not None:
+                self._take_out(mapped, gone)
+                if not mapped.all:
+                    del self.mappings[pid]
             self._unmapped(pid, gone)
+
+    def _take_out(self, mapped: _Mappings, gone: list[Mapping]) -> None:
+        """Take some mappings out of the list: one by one where these are few, for a process can have very many."""
+        if len(gone) > _FEW:
+            out = set(gone)
+            mapped.all = [each for each in mapped.all if each not in out]
+            return
+        for each in gone:
+            at = bisect_left(mapped.all, each)
+            if mapped.all[at : at + 1] == [each]:
+                del mapped.all[at]
 
     def is_mapped(self, number: int) -> bool:
         """Tell whether UVM is said to have mapped an allocation."""

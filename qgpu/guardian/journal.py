@@ -80,24 +80,26 @@ class Journal:
 
     def slot(self, listener: int) -> memoryview:
         """Return the memory for a listener's notification in hand. Raises RefusedError when there are too many."""
-        free = None
-        for at in self._slots():
-            (owner,) = _LISTENER.unpack_from(self._page, at)
-            if owner == listener:
-                return self._notification(at)
-            if owner == _NOBODY and free is None:
-                free = at
-        if free is None:
-            raise RefusedError(f"{_SLOTS} pods' processes are being watched already; end some first")
-        _LISTENER.pack_into(self._page, free, listener)
-        return self._notification(free)
+        at = self._slot_of(listener)
+        if at is None:
+            if (at := self._slot_of(_NOBODY)) is None:
+                raise RefusedError(f"{_SLOTS} process trees of pods are being watched already; end some first")
+            _LISTENER.pack_into(self._page, at, listener)
+        return self._notification(at)
+
+    @property
+    def free_slots(self) -> int:
+        """Return how many more listeners there may be."""
+        return sum(_LISTENER.unpack_from(self._page, at) == (_NOBODY,) for at in self._slots())
 
     def release(self, listener: int) -> None:
         """Give up the slot of a listener that is gone."""
         self._answers.pop(listener, None)
-        for at in self._slots():
-            if _LISTENER.unpack_from(self._page, at) == (listener,):
-                self._page[at : at + _SLOT_STRIDE] = bytes(_SLOT_STRIDE)
+        if (at := self._slot_of(listener)) is not None:
+            self._page[at : at + _SLOT_STRIDE] = bytes(_SLOT_STRIDE)
+
+    def _slot_of(self, listener: int) -> int | None:
+        return next((at for at in self._slots() if _LISTENER.unpack_from(self._page, at) == (listener,)), None)
 
     def _slots(self) -> range:
         return range(_FIRST_SLOT, _FIRST_SLOT + _SLOTS * _SLOT_STRIDE, _SLOT_STRIDE)
@@ -109,6 +111,10 @@ class Journal:
     def append(self, fact: Fact) -> None:
         """Write one fact down, and some of those that a compaction has still to write."""
         self._write([fact])
+        self._write_some_anew()
+
+    def _write_some_anew(self) -> None:
+        """Go on with a compaction, if there is one."""
         if self._anew is None:
             return
         some = list(islice(self._anew, _AT_A_TIME))
@@ -121,6 +127,7 @@ class Journal:
         said = {"answer": [listener, call, [[address, data.hex()] for address, data in writes]]}
         self._answers[listener] = _line(said)
         self._write_lines(self._answers[listener])
+        self._write_some_anew()
 
     def answer_to(self, listener: int, call: int) -> Writes | None:
         """Return what a dead guardian was about to answer to a call; None where it had not come so far."""

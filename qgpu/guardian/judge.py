@@ -11,6 +11,7 @@ import errno
 import os
 import stat
 import threading
+from pathlib import Path
 
 import structlog
 
@@ -144,6 +145,8 @@ class Judge:
         elif not listener.answer_ok(call.id):
             # Where the filter cannot say WAIT_KILLABLE_RECV, a signal makes the thread begin a call anew that was done.
             self._unheard[call.tid] = (call.request, call.argument)
+            if len(self._unheard) > _MOST_THREADS:
+                self._unheard = {tid: asked for tid, asked in self._unheard.items() if Path(f"/proc/{tid}").exists()}
 
     def _judge(self, case: Case) -> int:
         """Carry a call out, or say that it must be; return an errno, 0, or PROCEED."""

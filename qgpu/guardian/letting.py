@@ -52,10 +52,10 @@ class Letting:
         if wrapped:
             return errno.EINVAL
         if case.left is not None:  # it waits for an answer: the file has no client of it yet
-            self._supervisor.root_files.discard(case.file)
-        if self.reaches_device(case.file) or self._supervisor.device_files.has(case.file):
+            self._supervisor.files.roots.discard(case.file)
+        if self._supervisor.files.devices.has(case.file):
             return self._desk.refuse(block, asked.status_at, abi.NV_ERR_INVALID_STATE, "root client beside a device")
-        if self._supervisor.root_files.has(case.file):
+        if self._supervisor.files.roots.has(case.file):
             return self._desk.refuse(block, asked.status_at, abi.NV_ERR_INVALID_STATE, "second root client of a file")
         return self._let(case, block, asked.status_at)
 
@@ -74,9 +74,11 @@ class Letting:
         self._supervisor.refused(self._pod, "device beside a root client in the making")
         return False
 
-    def reaches_device(self, file: int) -> bool:
-        """Tell whether something made through a file could lie below a device, whichever pod's."""
-        return any(self._hands.about(file, client, client) is not None for client in self._clients_with_devices())
+    def has_device(self, client: int) -> bool:
+        """Tell whether a client has a device, or may have one of a name that is not known."""
+        with self._supervisor.lock:
+            self._doubtful &= self._supervisor.register.clients.keys()
+            return client in self._supervisor.register.devices or client in self._doubtful
 
     def _let(self, case: Case, block: Block, status_at: int, device: RmObject | None = None) -> int:
         """Let the kernel carry a call out on a file that reaches no device; nobody can exchange it for one that does.
@@ -96,19 +98,27 @@ class Letting:
     def _let_alone(self, case: Case, device: RmObject | None) -> int:
         """Let a call through while nobody else moves; return the status with which its device is refused, if it is."""
         pod = self._supervisor.register.pods.get(self._pod)
-        files = self._supervisor.root_files if device is None else self._supervisor.device_files
+        files = self._supervisor.files.roots if device is None else self._supervisor.files.devices
         with still.held(case.pid, case.call.tid, cgroup.pids(pod.cgroup) if pod is not None else ()):
-            if not self._desk.has_still(case) or self.reaches_device(case.file):
+            if not self._desk.has_still(case) or not self._is_harmless(case, device):
                 raise OSError(errno.EBUSY, "another file is in the descriptor's place")
             if not files.add(case.file) and device is None:
                 raise OSError(errno.EBUSY, "the file has a client")
             if (refusal := self._note_let(case, device)) == abi.NV_OK:
-                if device is None:
-                    self._supervisor.has_root(case.pid, case.call.fd, there=True)
                 if not case.listener.proceed(case.call.id) and device is None:  # it begins anew, or has ended
                     files.discard(case.file)
                 still.wait_until_over(self._roots.calls[case.call.tid])
             return refusal
+
+    def _is_harmless(self, case: Case, device: RmObject | None) -> bool:
+        """Tell whether nothing made through a call's file could lie below a device.
+
+        A file has one client: with none it reaches nothing; with the one that is to get a device, only what that has.
+        """
+        if device is None:
+            return not self._supervisor.files.devices.has(case.file)
+        mine = self._hands.about(case.file, device.client, device.client) is not None
+        return mine and not self.has_device(device.client)
 
     def _note_let(self, case: Case, device: RmObject | None) -> int:
         """Take note of a call that is let through now; return the status with which its device is refused, if it is."""
@@ -118,12 +128,6 @@ class Letting:
             self._devices[case.call.tid] = device
         self._roots.let(case.call, case.pid)
         return abi.NV_OK
-
-    def _clients_with_devices(self) -> set[int]:
-        with self._supervisor.lock:
-            register = self._supervisor.register
-            self._doubtful &= register.clients.keys()
-            return {client for client, _ in register.devices} | self._doubtful
 
     def _settle_device(self, rm: RmObject) -> None:
         """Book a device that the kernel has made; where it made none, it could have made one of another name."""

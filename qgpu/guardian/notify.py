@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
+import select
 from dataclasses import dataclass
 from typing import Any
 
@@ -116,6 +117,12 @@ class Listener:
         self._answer = _ffi.new("struct seccomp_notif_resp *")
         # Wakes the pod on this CPU as soon as it is answered (Linux 6.6); older kernels say EINVAL, no matter.
         _libc.ioctl(fd, _SET_FLAGS, _ffi.cast("void *", _SYNC_WAKE_UP))
+
+    def has_somebody(self) -> bool:
+        """Tell whether a process lives behind it."""
+        poll = select.poll()
+        poll.register(self.fd, select.POLLIN)
+        return not any(found & select.POLLHUP for _, found in poll.poll(0))
 
     def receive(self) -> Notification | None:
         """Take the next notification; None when its thread died or was interrupted meanwhile."""

@@ -76,7 +76,7 @@ class Objects:
         if refusal := self.admit(case.pid, rm):
             block.restore(16, 16)
             return self._desk.answer(block, asked.status_at, refusal)
-        if rm.rm_class == abi.NV01_DEVICE_0 and not escape.wrapped and not self._letting.reaches_device(case.file):
+        if rm.rm_class == abi.NV01_DEVICE_0 and not escape.wrapped and not self._letting.has_device(asked.client):
             block.restore(16, 16)
             return self._letting.device(case, block, rm, asked.status_at)
         if kept and (refusal := self._desk.claim(rm)):
@@ -97,7 +97,7 @@ class Objects:
             elif status == abi.NV_OK and asked.rm_class == abi.NV50_THIRD_PARTY_P2P:
                 self._hands.register_p2p(case.file, asked.client, asked.handle)
             elif status == abi.NV_OK and (at := classes.HOLDS_MEMORY_AT.get(asked.rm_class)) and params:
-                self._supervisor.charges.export(asked.client, [_U32.unpack_from(params.data, at)[0]])
+                self._supervisor.charges.pin_handle((asked.client, _U32.unpack_from(params.data, at)[0]))
         finally:
             if escape.size > 20:
                 block.restore(16, 8)
@@ -204,8 +204,7 @@ class Objects:
         finally:
             self._supervisor.freed(key, channels, gone=gone)
         if gone and client == handle:  # it was the file's only one
-            self._supervisor.root_files.discard(case.file)
-            self._supervisor.has_root(case.pid, case.call.fd, there=False)
+            self._supervisor.files.roots.discard(case.file)
         if not error:
             block.store()
         return error

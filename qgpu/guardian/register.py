@@ -29,8 +29,8 @@ COMPUTE_TSG_BYTES, OTHER_TSG_BYTES = 16 << 20, 1 << 20
 #: The same for an address space, of which every device has one too: its first page tables, 20 KiB on an H200.
 SPACE_BYTES = 64 << 10
 
-#: Descriptors of a client's file that are remembered; it can be found without.
-_MOST_USERS = 256
+#: Descriptors of a client's file that are remembered; another one can be searched for (``file_search.py``).
+MOST_USERS = 16
 
 #: Of a device: which card it is on is not known yet.
 NO_INSTANCE = 0xFFFFFFFF
@@ -81,14 +81,19 @@ class Register:
 
     pods: dict[str, PodEntry] = field(default_factory=dict)
     processes: dict[int, str] = field(default_factory=dict)
-    #: By process, the descriptors of control files on which it has made root clients.
-    roots: dict[int, set[int]] = field(default_factory=dict)
     clients: dict[int, RmClientEntry] = field(default_factory=dict)
     objects: dict[Key, RmObject] = field(default_factory=dict)
-    #: Devices, by their keys.
-    devices: set[Key] = field(default_factory=set, compare=False)
+    #: Devices by their clients, and how many each pod has.
+    devices: dict[int, set[int]] = field(default_factory=dict, compare=False)
+    device_counts: Counter[str] = field(default_factory=Counter, compare=False)
     #: How many objects each pod has.
     counts: Counter[str] = field(default_factory=Counter, compare=False)
+    #: By process, the descriptors of UVM's files on which it has registered cards.
+    uvm_fds: dict[int, set[int]] = field(default_factory=dict)
+    _pids: dict[str, set[int]] = field(default_factory=dict, compare=False)
+    #: Clients by pod, and by the processes that use them.
+    _of_pod: dict[str, set[int]] = field(default_factory=dict, compare=False)
+    _used: dict[int, set[int]] = field(default_factory=dict, compare=False)
     _handles: dict[int, set[int]] = field(default_factory=dict, compare=False)
     _children: dict[Key, set[int]] = field(default_factory=dict)
     _tsgs: set[Key] = field(default_factory=set)
@@ -114,39 +119,90 @@ class Register:
         """Take note that no process of a pod is left, those that never made a call among them."""
         self.holdings.pod_ended(fact["name"])
 
+    def _carry(self, fact: Fact) -> None:
+        """Take note that an open file carries exported memory."""
+        self.holdings.carry(fact["carrier"], fact["memory"])
+
+    def _carrier_closed(self, fact: Fact) -> None:
+        self.holdings.carrier_closed(fact["carrier"])
+
     def _process(self, fact: Fact) -> None:
         self.processes[fact["pid"]] = fact["pod"]
+        self._pids.setdefault(fact["pod"], set()).add(fact["pid"])
+        self.holdings.pod_begins(fact["pod"])
 
-    def _root(self, fact: Fact) -> None:
-        known = self.roots.get(fact["pid"], set())
-        if not fact["there"]:
-            known.discard(fact["fd"])
-        elif fact["pid"] in self.processes and len(known) < _MOST_USERS:
-            self.roots[fact["pid"]] = known | {fact["fd"]}
+    def _uvm_file(self, fact: Fact) -> None:
+        known = self.uvm_fds.get(fact["pid"], set()) - {fact["fd"]}
+        if fact["there"] and fact["pid"] in self.processes:
+            known |= {fact["fd"]}
+        self.uvm_fds[fact["pid"]] = known
+        if not known:
+            del self.uvm_fds[fact["pid"]]
 
     def _exit(self, fact: Fact) -> None:
         """Take a process out; its clients stay until RM says that they are gone: their files may be elsewhere."""
-        self.processes.pop(fact["pid"], None)
-        self.roots.pop(fact["pid"], None)
+        if (pod := self.processes.pop(fact["pid"], None)) is not None:
+            self._pids[pod].discard(fact["pid"])
+            if not self._pids[pod]:
+                del self._pids[pod]
+        self.uvm_fds.pop(fact["pid"], None)
         self.holdings.exited(fact["pid"])
-        for client in self.clients.values():
+        for handle in self._used.pop(fact["pid"], ()):
+            client = self.clients[handle]
             client.users = [user for user in client.users if user[0] != fact["pid"]]
 
     def _client(self, fact: Fact) -> None:
+        client = fact["client"]
         if "pod" in fact:
-            users = [(pid, fd) for pid, fd in fact["users"]]
-            self.clients[fact["client"]] = RmClientEntry(fact["pod"], fact["maker"], users)
+            self._add_client(client, fact["pod"], fact["maker"])
+            for pid, fd in fact["users"]:
+                self._add_user(client, pid, fd)
             return
         pod = self.processes.get(fact["pid"])
         if pod is None:
             return
-        entry = self.clients.setdefault(fact["client"], RmClientEntry(pod, fact["pid"]))
-        if entry.pod != pod and not self._proven(fact["client"]):
+        entry = self.clients.get(client)
+        if entry is not None and entry.pod != pod and not self._proven(client):
             # Somebody named this handle before RM gave it out; the name alone proves nothing.
-            self._drop_client(fact["client"])
-            entry = self.clients.setdefault(fact["client"], RmClientEntry(pod, fact["pid"]))
-        if (user := (fact["pid"], fact["fd"])) not in entry.users and len(entry.users) < _MOST_USERS:
-            entry.users.append(user)
+            self._drop_client(client)
+            entry = None
+        if entry is None:
+            self._add_client(client, pod, fact["pid"])
+        self._add_user(client, fact["pid"], fact["fd"])
+
+    def _add_client(self, client: int, pod: str, maker: int) -> None:
+        self.clients[client] = RmClientEntry(pod, maker)
+        self._of_pod.setdefault(pod, set()).add(client)
+
+    def _add_user(self, client: int, pid: int, fd: int) -> None:
+        entry = self.clients[client]
+        if (pid, fd) not in entry.users and len(entry.users) < MOST_USERS:
+            entry.users.append((pid, fd))
+            self._used.setdefault(pid, set()).add(client)
+
+    def _reached(self, fact: Fact) -> None:
+        """Take note of a descriptor that leads to a client, in the place of those that do not."""
+        if (entry := self.clients.get(fact["client"])) is not None:
+            for pid, _ in entry.users:
+                self._used.get(pid, set()).discard(fact["client"])
+            entry.users = []
+            self._add_user(fact["client"], fact["pid"], fact["fd"])
+
+    def _owner(self, fact: Fact) -> None:
+        """Give a client, with its objects and memory that has no handle elsewhere, to the pod that has its file."""
+        client, pod, pid = fact["client"], fact["pod"], fact["pid"]
+        if (entry := self.clients.get(client)) is None:
+            return
+        handles = self._handles.get(client, set())
+        for counts, count in ((self.counts, len(handles)), (self.device_counts, len(self.devices.get(client, ())))):
+            counts[entry.pod] -= count
+            counts[pod] += count
+        self._of_pod[entry.pod].discard(client)
+        self._of_pod.setdefault(pod, set()).add(client)
+        entry.pod, entry.maker = pod, pid
+        self._reached(fact)
+        for handle in handles:
+            self.holdings.give((client, handle), pod)
 
     def _object(self, fact: Fact) -> None:
         # RM takes parent 0 for the client itself (rs_server.c:serverAllocResource).
@@ -156,15 +212,14 @@ class Register:
             return
         if (before := self.objects.get(rm.key)) is not None:
             self._leave_parent(before)
-            self._tsgs.discard(rm.key)
-            self.devices.discard(rm.key)
-            self.holdings.drop(rm.key)
+            self._forget_kind(before)
         else:
             self.counts[self.pod_of(rm)] += 1
         self.objects[rm.key] = rm
         self._handles.setdefault(rm.client, set()).add(rm.handle)
         if rm.rm_class == abi.NV01_DEVICE_0:
-            self.devices.add(rm.key)
+            self.devices.setdefault(rm.client, set()).add(rm.handle)
+            self.device_counts[self.pod_of(rm)] += 1
         if rm.rm_class == abi.KEPLER_CHANNEL_GROUP_A:
             self._tsgs.add(rm.key)
         if (size := self._takes(rm)) is not None:
@@ -203,28 +258,38 @@ class Register:
         return any(self.objects[client, handle].confirmed for handle in self._handles.get(client, ()))
 
     def _drop_client(self, client: int) -> None:
-        entry = self.clients.pop(client, None)
-        handles = self._handles.pop(client, set())
-        if entry is not None:
-            self.counts[entry.pod] -= len(handles)
-        for handle in handles:
-            key = client, handle
-            self._children.pop((client, self.objects.pop(key).parent), None)
-            self._tsgs.discard(key)
-            self.devices.discard(key)
-            self.holdings.drop(key)
+        for handle in self._handles.pop(client, set()):
+            rm = self.objects.pop((client, handle))
+            self.counts[self.pod_of(rm)] -= 1
+            self._children.pop((client, rm.parent), None)
+            self._forget_kind(rm)
+        if (entry := self.clients.pop(client, None)) is None:
+            return
+        self._of_pod[entry.pod].discard(client)
+        if not self._of_pod[entry.pod]:
+            del self._of_pod[entry.pod]
+        for pid, _ in entry.users:
+            self._used.get(pid, set()).discard(client)
 
     def _drop(self, key: Key) -> None:
         """Forget an object and all below it, as RM frees a subtree."""
         for handle in self._children.pop(key, set()):
             self._drop((key[0], handle))
-        self._tsgs.discard(key)
-        self.devices.discard(key)
         if (rm := self.objects.pop(key, None)) is not None:
             self.counts[self.pod_of(rm)] -= 1
             self._handles[rm.client].discard(rm.handle)
-            self.holdings.drop(key)
+            self._forget_kind(rm)
             self._leave_parent(rm)
+
+    def _forget_kind(self, rm: RmObject) -> None:
+        """Forget what hangs on an object's class: that it is scheduled, is a device, keeps memory."""
+        self._tsgs.discard(rm.key)
+        self.holdings.drop(rm.key)
+        if rm.rm_class == abi.NV01_DEVICE_0 and rm.handle in self.devices.get(rm.client, ()):
+            self.device_counts[self.pod_of(rm)] -= 1
+            self.devices[rm.client].discard(rm.handle)
+            if not self.devices[rm.client]:
+                del self.devices[rm.client]
 
     def _leave_parent(self, rm: RmObject) -> None:
         if (siblings := self._children.get((rm.client, rm.parent))) is not None:
@@ -285,9 +350,8 @@ class Register:
         for pid in list(self.processes):
             if (of := self.processes.get(pid)) is not None:
                 yield {"fact": "process", "pid": pid, "pod": of}
-                yield from (
-                    {"fact": "root", "pid": pid, "fd": fd, "there": True} for fd in sorted(self.roots.get(pid, ()))
-                )
+                uvm_fds = sorted(self.uvm_fds.get(pid, ()))
+                yield from ({"fact": "uvm_file", "pid": pid, "fd": fd, "there": True} for fd in uvm_fds)
         for handle in list(self.clients):
             if (client := self.clients.get(handle)) is not None:
                 known = {"pod": client.pod, "maker": client.maker, "users": [list(user) for user in client.users]}
@@ -303,10 +367,17 @@ class Register:
         memory = self.holdings.by_handle.get(rm.key)
         return {"memory": memory.number} if memory is not None else {}
 
-    def root_fds(self, pid: int) -> set[int]:
-        """Return under which descriptors a process has, or had, control files with root clients."""
-        used = {fd for client in self.clients.values() for user, fd in client.users if user == pid}
-        return used | self.roots.get(pid, set())
+    def pids_of(self, pod: str) -> list[int]:
+        """List a pod's processes that have made calls."""
+        return list(self._pids.get(pod, ()))
+
+    def clients_of(self, pod: str) -> list[int]:
+        """List a pod's RM clients."""
+        return list(self._of_pod.get(pod, ()))
+
+    def clients_used_by(self, pid: int) -> list[int]:
+        """List the RM clients that a process uses."""
+        return list(self._used.get(pid, ()))
 
     def pod_of(self, rm: RmObject) -> str:
         """Name the pod an object belongs to."""
@@ -367,7 +438,7 @@ class Register:
         """List a pod's allocations of a size that a descriptor may carry and that still have a handle; newest first."""
         if instance is None:
             return []
-        return [memory for memory in self.holdings.pinned(pod, instance, size) if memory.handles]
+        return [memory for memory in self.holdings.out(pod, instance, size) if memory.handles]
 
     def memory(self, pod: str) -> Mapping[int, int]:
         """Tell what a pod is charged by device instance, in bytes, without managed memory."""
@@ -375,7 +446,7 @@ class Register:
 
     def managed(self, pod: str) -> int:
         """Tell a pod's bytes of address space that could be managed memory, on any card."""
-        return sum(held for pid, held in self.holdings.managed.items() if self.processes.get(pid) == pod)
+        return sum(self.holdings.managed.get(pid, 0) for pid in self.pids_of(pod))
 
 
 def _confirmed(rm: RmObject) -> Fact | None:

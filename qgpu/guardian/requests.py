@@ -51,7 +51,7 @@ class Requests:
             "cards": [{"index": c.index, "minor": c.device.minor, "pci": c.device.pci} for c in self._cards.values()],
             "listeners": {str(number): pod for number, (pod, _) in self._supervisor.listeners.items()},
         }
-        return answer, [self._supervisor.journal.fd]
+        return answer, [self._supervisor.journal.fd, self._supervisor.files.fd]
 
     def _op_listener(self, _: Session, message: dict[str, Any], __: list[int]) -> Answer:
         return {}, [self._supervisor.listeners[message["listener"]][1].fd]
@@ -99,13 +99,19 @@ class Requests:
             {
                 "name": name,
                 "cgroup": pod.cgroup,
+                "alive": self._supervisor.is_listened_to(name),
                 "grants": grants_to(pod.grants),
                 "memory": {index: self._supervisor.charges.used(name, i) for i, index in instances.items()},
                 "refused": refused.get(name, {}),
             }
             for name, pod in self._supervisor.register.pods.items()
         ]
-        return {"pods": pods}, []
+        held = self._supervisor.register.holdings.held
+        left: dict[int, int] = {}
+        for (name, i), size in held.items():
+            if name not in self._supervisor.register.pods and i in instances:
+                left[instances[i]] = left.get(instances[i], 0) + size
+        return {"pods": pods, "left": left}, []
 
     def _op_admit(self, _: Session, message: dict[str, Any], __: list[int]) -> Answer:
         if not message["cgroup"]:
@@ -121,6 +127,8 @@ class Requests:
 
     def _op_retire(self, _: Session, message: dict[str, Any], __: list[int]) -> Answer:
         self._known(message["name"])
+        if self._supervisor.is_listened_to(message["name"]):
+            raise RefusedError(f"pod {message['name']}: a process of it still runs; end it first")
         self._supervisor.note({"fact": "unpod", "name": message["name"]})
         self._supervisor.retired(message["name"])
         cgroup.remove(message["name"])
@@ -154,7 +162,7 @@ class Requests:
         register = self._supervisor.register
         begun = any(register.processes.get(pid) == name for pid in register.holdings.managed)
         limited = any(grant["memory"] is not None for grant in grants.values())
-        if begun and limited and not self._supervisor.allowance(name).limits:
+        if begun and limited and not self._supervisor.allowance(name).limited:
             raise RefusedError(
                 f"pod {name}: programs in it began without a memory limit, and could not be held to one; "
                 "end them first, or start the pod with a limit"

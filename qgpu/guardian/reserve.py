@@ -23,6 +23,8 @@ _ORPHAN_S = 0.3
 #: For so long a guardian that was killed may have the journal: a call of the driver's may keep a thread of it.
 _DEATH_S = 2.0
 _LOOK_S = 0.005
+#: So many mappings that are gone are forgotten at a time.
+_AT_ONCE = 20_000
 
 
 class Reserve:
@@ -105,3 +107,4 @@ class Reserve:
             self.register = Register()
         for fact in facts:
             self.register.note(fact)
+        self.register.holdings.forget_some(_AT_ONCE)

@@ -41,6 +41,20 @@ def long_held(fd: int) -> int:
     return fd
 
 
+def left(used: int) -> int:
+    """Return how many descriptors are left for what is held for long, where so many are used."""
+    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return max(0, most - _LEFT_OVER - used) if most != resource.RLIM_INFINITY else 1 << 20
+
+
+def is_fair(own: int, left: int) -> bool:
+    """Tell whether a pod that has so many of something may have one more: half as many as would then be left.
+
+    However many pods take as many as they can, one that has none still gets some.
+    """
+    return 2 * own < left
+
+
 def patiently(do: Callable[[], _T], may_wait: Callable[[], bool] = lambda: True) -> _T:
     """Do what takes descriptors for a moment; while none is left, try again as long as that is of use, for a minute.
 

@@ -23,7 +23,9 @@ import structlog
 from qgpu.errors import NoGpuError, RmError
 from qgpu.guardian import powers
 from qgpu.guardian.card import Card
-from qgpu.guardian.charges import Allowance
+from qgpu.guardian.charges import NO_POD, Allowance
+from qgpu.guardian.file_search import FileSearch
+from qgpu.guardian.file_sets import FileSets
 from qgpu.guardian.hands import Hands
 from qgpu.guardian.journal import Journal
 from qgpu.guardian.judge import Judge
@@ -56,7 +58,12 @@ class Guardian:
     """Everything the guardian process holds."""
 
     def __init__(
-        self, runtime_dir: Path, journal: Journal, register: Register, listeners: Mapping[int, tuple[str, int]]
+        self,
+        runtime_dir: Path,
+        journal: Journal,
+        files: FileSets,
+        register: Register,
+        listeners: Mapping[int, tuple[str, int]],
     ) -> None:
         self.version = installed()
         branch = find(self.version)
@@ -67,6 +74,14 @@ class Guardian:
         self.hands = Hands(self.register, branch, client, devices)
         for device in devices:
             self.hands.open_gates(device)  # before all that takes longer: a pod may be waiting behind one
+        self._search = FileSearch(
+            self.register,
+            self.hands.reaches,
+            lambda client: self.hands.exists((client, client)),
+            self._found_file,
+            lambda: self._soon(self._changed),
+        )
+        self.hands.unreached, self.hands.lost = self._search.want, self._search.lost
         self.cards: dict[int, Card] = {}
         self.supervisor = Supervisor(
             self.register,
@@ -81,6 +96,7 @@ class Guardian:
             uvm_major=uvm.major(),
             uvm_layouts=uvm.layouts(self.version),
             uuids={device.uuid(): device.instance for device in devices},
+            files=files,
         )
         for index, device in enumerate(devices):
             try:
@@ -96,7 +112,8 @@ class Guardian:
         self._threads: dict[int, threading.Thread] = {}
         self._judges: dict[str, Judge] = {}
         self._looked_ns = 0
-        self._looking: threading.Thread | None = None
+        #: By pod, who looks what its processes have closed.
+        self._looking: dict[str, threading.Thread] = {}
         #: What pods' threads leave to the main loop, and what rouses it.
         self._left: deque[Callable[[], None]] = deque()
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -113,6 +130,7 @@ class Guardian:
         for number, (pod, fd) in listeners.items():
             self.supervisor.listen(pod, fd, number)
         self._soon(self._serve_listeners)
+        self._soon(self._find_moved)
         requests = Requests(
             self.version, self.supervisor, self.cards, self._serve_listener, self._amended, self._retired
         )
@@ -180,7 +198,7 @@ class Guardian:
             self._changed()
         if now - self._looked_ns >= NS_PER_S:
             self._looked_ns = now
-            self._release_closed()
+            self._look_at_files()
             if self._has_somebody():  # nobody looks for one that is about to end
                 self._sessions.stay()
         for card in self.cards.values():
@@ -214,10 +232,20 @@ class Guardian:
 
     # -- pods -------------------------------------------------------------------------------------------------
 
+    def _found_file(self, client: int, pid: int, fd: int) -> None:
+        """Reach a client by a descriptor that its pod has moved its file to."""
+        self.supervisor.reached(client, pid, fd)
+        self._soon(self._changed)
+
+    def _find_moved(self) -> None:
+        _start(self.supervisor.find_moved, "qgpu-moved")
+
     def _allowance(self, pod: str) -> Allowance:
+        if pod not in self.register.pods:
+            return NO_POD
         found = self._allowances.get(pod)
         if found is None:
-            grants = self.register.pods[pod].grants if pod in self.register.pods else {}
+            grants = self.register.pods[pod].grants
             granted = [(self.cards[index].device, grant) for index, grant in grants.items() if index in self.cards]
             found = self._allowances[pod] = Allowance(
                 {device.instance: device.minor for device, _ in granted},
@@ -262,20 +290,29 @@ class Guardian:
             self.supervisor.uvm_files.release(files)
             self._soon(then)
 
-        threading.Thread(target=release, name="qgpu-release", daemon=True).start()
+        _start(release, "qgpu-release")
 
-    def _release_closed(self) -> None:
-        """Empty the files of UVM's that processes have closed: held here, their memory would stay."""
-        looking = self._looking is not None and self._looking.is_alive()
-        if looking or not self.supervisor.uvm_files.counts():
-            return
+    def _look_at_files(self) -> None:
+        """See which files have been closed that keep memory; each pod's by a thread, for a pod can have very many."""
+        with_files = {self.register.processes.get(pid, "") for pid in self.supervisor.uvm_files.processes()}
+        for pod in with_files - {""}:
+            self._look(pod, partial(self._release_closed, pod))
+        if self.register.holdings.carriers():
+            self._look("", self._look_at_carriers)
 
-        def look() -> None:
-            for pid, files in self.supervisor.uvm_files.take_closed().items():
-                self._release(files, partial(self.supervisor.emptied, pid))
+    def _look(self, pod: str, look: Callable[[], None]) -> None:
+        """Have a thread look, unless the last one still does."""
+        if pod not in self._looking or not self._looking[pod].is_alive():
+            self._looking[pod] = _start(look, "qgpu-look")
 
-        self._looking = threading.Thread(target=look, name="qgpu-look", daemon=True)
-        self._looking.start()
+    def _release_closed(self, pod: str) -> None:
+        """Empty the files of UVM's that a pod's processes have closed: held here, their memory would stay."""
+        for pid, files in self.supervisor.uvm_files.take_closed(self.register.pids_of(pod)).items():
+            self._release(files, partial(self.supervisor.emptied, pid))
+
+    def _look_at_carriers(self) -> None:
+        """Discharge what was kept by files that nobody has open any more."""
+        self.supervisor.charges.carriers_closed(self.supervisor.charges.closed_carriers())
 
     def _serve_pod(self, number: int) -> None:
         """Serve a listener until nobody is left behind it: the body of a pod's thread.
@@ -326,6 +363,15 @@ class Guardian:
 
     def _retired(self, pod: str) -> None:
         self._judges.pop(pod, None)
+        self._looking.pop(pod, None)
+        self.hands.closer.forget(pod)
         self._amended(pod)
         for card in self.cards.values():
             card.enforcer.forget(pod)
+
+
+def _start(do: Callable[[], None], name: str) -> threading.Thread:
+    """Have something done by a thread of its own, which ends with us."""
+    thread = threading.Thread(target=do, name=name, daemon=True)
+    thread.start()
+    return thread

@@ -18,28 +18,28 @@ from dataclasses import dataclass, field
 import structlog
 
 from qgpu import proc
+from qgpu.errors import RefusedError
+from qgpu.guardian import room
 from qgpu.guardian.charges import Allowance, Charges
 from qgpu.guardian.classes import CHARGED, GATED
 from qgpu.guardian.dues import AT_ONCE, Dues
+from qgpu.guardian.file_sets import FileSets
 from qgpu.guardian.hands import Hands
 from qgpu.guardian.journal import Journal, Writes
 from qgpu.guardian.notify import InHand, Listener, read_slot
-from qgpu.guardian.register import Fact, Key, Register, RmObject, object_fact
-from qgpu.guardian.seenfiles import SeenFiles
+from qgpu.guardian.register import MOST_USERS, Fact, Key, Register, RmObject, object_fact
 from qgpu.guardian.standin import Perform
 from qgpu.guardian.uvmfiles import UvmFiles
 from qgpu.rm import abi, uvm
-from qgpu.rm.client import borrowed
+from qgpu.rm.client import take
 
 _log = structlog.get_logger("guardian")
 
 #: A pod that has more than this is refused the next: all of them are gone through when a client of its goes.
-_MOST_OBJECTS, _MOST_PROCESSES = 100_000, 1 << 12
+_MOST_OBJECTS, _MOST_CLIENTS, _MOST_PROCESSES = 100_000, 1 << 12, 1 << 12
 _MOST_KINDS = 64
 #: So many devices a pod may have although they do not fit.
 _FREE_DEVICES = 16
-#: Of how many descriptors of a process a successor looks which are UVM's.
-_MOST_DESCRIPTORS = 4096
 #: Stands for an address that is not known; no process has such ones.
 _SOMEWHERE, _NO_CARD = 1 << 63, b"\xff" * uvm.UUID_BYTES
 
@@ -71,9 +71,8 @@ class Supervisor:
     lock: threading.RLock = field(default_factory=threading.RLock)
     #: Held while RM's figures of what is private are read and while anybody makes a second handle.
     books: threading.RLock = field(default_factory=threading.RLock)
-    #: Control files on which a root client was let through, and those on which a device was.
-    root_files: SeenFiles = field(default_factory=SeenFiles)
-    device_files: SeenFiles = field(default_factory=SeenFiles)
+    #: What is remembered of pods' open files, by this guardian and the ones before it.
+    files: FileSets = field(default_factory=FileSets)
     #: UVM's files of processes under a limit.
     uvm_files: UvmFiles = field(init=False)
     charges: Charges = field(init=False)
@@ -82,27 +81,45 @@ class Supervisor:
     #: By pod, when RM may be asked next which of its clients are there: nobody else is served meanwhile.
     _look_again_ns: dict[str, int] = field(default_factory=dict)
     _next_listener: int = 1
+    #: Processes that have moved files of UVM's.
+    _moved: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.uvm_files = UvmFiles(self.perform)
         allowance, look = (lambda pod: self.allowance(pod)), self._look_for_clients
-        uuids, uvm_files = (lambda: self.uuids), self.uvm_files.counts
-        self.charges = Charges(self.register, self.lock, self.note, allowance, look, uuids, uvm_files)
+        uuids, uvm_files = (lambda: self.uuids), self.uvm_files.count
+        self.charges = Charges(
+            self.register, self.lock, self.note, allowance, look, uuids, uvm_files, self.files.carriers
+        )
         self.dues = Dues(self.register, self.hands, self.note, self._vanished, self.clock, lambda: self.wake())
 
     def note(self, fact: Fact) -> None:
         """Take a fact into register and journal."""
         self.register.note(fact)
         self.journal.append(fact)
+        self._see_to_journal()
+
+    def _see_to_journal(self) -> None:
         if self.journal.grown:
             self.journal.compact(self.register.facts())
 
     def listen(self, pod: str, fd: int, number: int | None = None) -> int:
-        """Take over a pod's listener and return the number it goes by."""
+        """Take over a pod's listener and return the number it goes by. Raises RefusedError.
+
+        A pod that has more than its share gets no new one; those of a dead guardian are taken over all the same.
+        """
+        if number is None:
+            own = sum(other == pod for other, _ in self.listeners.values())
+            if not room.is_fair(own, self.journal.free_slots):
+                raise RefusedError(f"pod {pod}: {own} of its process trees are watched already; end some first")
         number = self._next_listener if number is None else number
         self._next_listener = max(self._next_listener, number + 1)
         self.listeners[number] = (pod, Listener(fd, self.journal.slot(number), number))
         return number
+
+    def is_listened_to(self, pod: str) -> bool:
+        """Tell whether a process lives behind a listener of a pod's."""
+        return any(of == pod and listener.has_somebody() for of, listener in self.listeners.values())
 
     def left_in_hand(self, number: int) -> InHand | None:
         """Return the call of a listener that a dead guardian received and did not answer."""
@@ -112,6 +129,7 @@ class Supervisor:
         """Write down what a call that was carried out is about to be answered with."""
         with self.lock:
             self.journal.answer(number, call, writes)
+            self._see_to_journal()
 
     def hung_up(self, number: int) -> None:
         """Forget a listener behind which nobody is left; with its last one, a pod has no process any more."""
@@ -148,12 +166,11 @@ class Supervisor:
         for pid in list(self.register.processes):
             try:
                 self.watch(pid, self.hands.watch(pid))
-                self._find_uvm_files(pid)
+                self._hold_uvm_files(pid)
             except (ProcessLookupError, FileNotFoundError):
                 self.note({"fact": "exit", "pid": pid})
             except OSError as error:
                 _log.error("a pod's process cannot be watched", pid=pid, reason=str(error))
-            self.hands.each_control_file(pid, self.register.root_fds(pid), self.root_files.add)
         for rm in [rm for rm in self.register.objects.values() if not rm.confirmed]:
             self._settle_claim(rm)
         for rm in self.register.objects.values():
@@ -166,17 +183,41 @@ class Supervisor:
         Only when the calls that a dead guardian had in hand are settled: what one of them frees is known best there.
         """
         with self.lock:
-            clients = [client for client, entry in self.register.clients.items() if entry.pod in pods]
+            clients = [client for pod in pods for client in self.register.clients_of(pod)]
             self.dues.doubt([(client, client) for client in clients], of_memory=True)
 
-    def _find_uvm_files(self, pid: int) -> None:
-        """Hold UVM's files of a process under a limit again, as a dead guardian did. Raises OSError when it is gone."""
-        if not self.allowance(self.register.processes[pid]).limits or (major := uvm.major()) is None:
-            return
-        for fd, device in proc.devices(pid, _MOST_DESCRIPTORS):
-            if os.major(device) == major:
-                with suppress(OSError), borrowed(self.hands.pidfd(pid), fd) as file:
-                    self.uvm_files.keep(pid, fd, file, self.uuids)
+    def _hold_uvm_files(self, pid: int) -> None:
+        """Hold UVM's files of a process again, as a dead guardian did; those that it has moved are searched for."""
+        for fd in self.register.uvm_fds.get(pid, ()):
+            if not self._hold_uvm_file(pid, fd):
+                self._moved.append(pid)
+
+    def _hold_uvm_file(self, pid: int, fd: int) -> bool:
+        """Hold one of UVM's files of a process; False where there is none."""
+        device = proc.device(pid, fd)
+        if device is None or os.major(device) != self.find_uvm(uvm.REGISTER_GPU):
+            return False
+        with suppress(OSError):
+            file = take(self.hands.pidfd(pid), fd)
+            try:
+                return self.uvm_files.keep(pid, fd, file, self.uuids)
+            finally:
+                self.hands.closer.close(self.register.processes[pid], file)
+        return False
+
+    def has_uvm_file(self, pid: int, fd: int) -> None:
+        """Take note of a file of UVM's that is held, as a successor can find it again."""
+        with self.lock:
+            if fd not in self.register.uvm_fds.get(pid, ()):
+                self.note({"fact": "uvm_file", "pid": pid, "fd": fd, "there": True})
+
+    def find_moved(self) -> None:
+        """Search processes for files of UVM's that are not where a dead guardian had seen them. Takes long."""
+        while self._moved:
+            pid = self._moved.pop()
+            for fd, device in proc.devices(pid):
+                if os.major(device) == self.find_uvm(uvm.REGISTER_GPU):
+                    self._hold_uvm_file(pid, fd)
 
     # -- processes and clients ----------------------------------------------------------------------------------
 
@@ -184,29 +225,39 @@ class Supervisor:
         """Make sure a process is in the register. Raises OSError when it is gone."""
         with self.lock:
             if pid not in self.register.processes:
-                if list(self.register.processes.values()).count(pod) >= _MOST_PROCESSES:
+                own = len(self.register.pids_of(pod))
+                if own >= _MOST_PROCESSES or not room.is_fair(own, room.left(len(self.register.processes))):
                     raise OSError(errno.EAGAIN, "the pod has as many processes on GPUs as it may")
                 self.watch(pid, self.hands.watch(pid))
                 self.note({"fact": "process", "pid": pid, "pod": pod})
 
-    def has_root(self, pid: int, fd: int, *, there: bool) -> None:
-        """Take note of whether a control file has a root client, as a successor can find it again."""
-        with self.lock:
-            if there != (fd in self.register.roots.get(pid, ())):
-                self.note({"fact": "root", "pid": pid, "fd": fd, "there": there})
-
     def know_client(self, pid: int, fd: int, file: int, client: int) -> bool:
         """Make sure a client is in the register; False when it is none of this file's, by RM's word, or another pod's.
 
-        A file that another pod has passed on has that pod's clients: it pays for them, and may be gone.
+        A file that another pod has passed on has that pod's clients: it pays for them. When nothing of that pod's leads
+        to the client any more, it is the pod's that has the file: also where RM has given the client's name out again.
         """
-        entry = self.register.clients.get(client)
-        if entry is None or (pid, fd) not in entry.users:
-            if self.hands.about(file, client, client) is None:
-                return False
+        pod, entry = self.register.processes.get(pid, ""), self.register.clients.get(client)
+        if entry is not None and entry.pod == pod and (pid, fd) in entry.users:
+            return True
+        if self.hands.about(file, client, client) is None:
+            return False
+        if entry is not None and entry.pod != pod and not self.hands.is_reached(client, entry.pod):
+            with self.lock:
+                self.note({"fact": "owner", "client": client, "pod": pod, "pid": pid, "fd": fd})
+                self.dues.doubt([(client, client)], of_memory=True)
+        elif entry is None and len(self.register.clients_of(pod)) >= _MOST_CLIENTS:
+            self.refused(pod, "more clients than are kept")
+            return False
+        elif entry is None or len(entry.users) < MOST_USERS:
             with self.lock:
                 self.note({"fact": "client", "client": client, "pid": pid, "fd": fd})
-        return self.owns(self.register.processes.get(pid, ""), client)
+        return self.owns(pod, client)
+
+    def reached(self, client: int, pid: int, fd: int) -> None:
+        """Take note of a descriptor that leads to a client."""
+        with self.lock:
+            self.note({"fact": "reached", "client": client, "pid": pid, "fd": fd})
 
     def owns(self, pod: str, client: int) -> bool:
         """Tell whether a client is one of a pod's."""
@@ -217,9 +268,7 @@ class Supervisor:
         """Forget a process that has ended; its clients go when RM says so, for their files may be elsewhere."""
         with self.lock:
             self.charges.exited(pid)
-            self.dues.doubt(
-                (handle, handle) for handle, client in self.register.clients.items() if pid in dict(client.users)
-            )
+            self.dues.doubt([(client, client) for client in self.register.clients_used_by(pid)])
             self.note({"fact": "exit", "pid": pid})
             self.hands.unwatch(pid)
 
@@ -298,8 +347,7 @@ class Supervisor:
             return self._device_fits(self.register.pod_of(found), instance)
 
     def _device_fits(self, pod: str, instance: int) -> bool:
-        many = sum(self.register.pod_of(self.register.objects[key]) == pod for key in self.register.devices)
-        return many <= _FREE_DEVICES or not self.charges.over_limit(pod, instance)
+        return self.register.device_counts[pod] <= _FREE_DEVICES or not self.charges.over_limit(pod, instance)
 
     def not_made(self, key: Key) -> None:
         """Take a claim back."""
@@ -338,7 +386,7 @@ class Supervisor:
     def empty_closed(self, pod: str) -> bool:
         """Empty files of UVM's that processes of a pod have closed; False for none. Not to be called under the lock."""
         with self.lock:
-            pids = {pid for pid, of in self.register.processes.items() if of == pod}
+            pids = self.register.pids_of(pod)
         closed = self.uvm_files.take_closed(pids)
         for pid, files in closed.items():
             self.uvm_files.release(files)
@@ -350,11 +398,14 @@ class Supervisor:
         """Forget what a process had as another program, before it has a file of UVM's that could keep anything."""
         self.empty_closed(pod)
         with self.lock:
-            self._lost_of([handle for handle, entry in self.register.clients.items() if entry.maker == pid])
+            own = self.register.clients_of(pod)
+            self._lost_of([client for client in own if self.register.clients[client].maker == pid])
 
     def emptied(self, pid: int) -> None:
         """Take note that UVM's files that a process had are empty: unless it has others, nothing of it is mapped."""
         if self.uvm_files.none_of(pid):
+            for fd in self.register.uvm_fds.get(pid, ()):
+                self.note({"fact": "uvm_file", "pid": pid, "fd": fd, "there": False})
             self.charges.unmap(pid, 0, 1 << 64, None)
 
     def _look_for_clients(self, pod: str) -> None:
@@ -362,7 +413,7 @@ class Supervisor:
         began_ns = self.clock()
         if began_ns < self._look_again_ns.get(pod, 0):
             return
-        self._lost_of([handle for handle, entry in self.register.clients.items() if entry.pod == pod])
+        self._lost_of(self.register.clients_of(pod))
         self._look_again_ns[pod] = self.clock() + 9 * (self.clock() - began_ns)
 
     def _lost_of(self, clients: list[int]) -> None:
@@ -401,7 +452,7 @@ class Supervisor:
     def _settle_claim(self, rm: RmObject) -> None:
         """Find out what became of a claim whose guardian died."""
         found = self.hands.real(rm)
-        if found is None or found[0] != rm.rm_class:
+        if (found is None and not self.hands.exists(rm.key)) or (found is not None and found[0] != rm.rm_class):
             self.note(_gone(rm.key))
             return
         if rm.rm_class == abi.NV01_MEMORY_LOCAL_USER and (size := self.hands.size(rm)) is not None:

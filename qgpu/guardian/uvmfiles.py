@@ -77,10 +77,14 @@ class UvmFiles:
                     closed.setdefault(pid, []).append(each)
         return closed
 
-    def counts(self) -> dict[int, int]:
-        """Return how many files are held, by process."""
+    def count(self, pid: int) -> int:
+        """Return how many files are held of a process."""
+        return len(self._files.get(pid, ()))
+
+    def processes(self) -> list[int]:
+        """List the processes of which files are held."""
         with self._lock:
-            return {pid: len(held) for pid, held in self._files.items() if held}
+            return [pid for pid, held in self._files.items() if held]
 
     def none_of(self, pid: int) -> bool:
         """Tell whether no file of a process's is held."""

@@ -48,7 +48,7 @@ class UvmJudge:
     def judge(self, case: Case) -> int:
         """Carry a call out, or say that it must be; return an errno, 0, or PROCEED."""
         call, pid, file = case.call, case.pid, case.file
-        limited = bool(self._supervisor.allowance(self._pod).limits)
+        limited = self._supervisor.allowance(self._pod).limited
         match call.request:
             case uvm.INITIALIZE:
                 return self._initialize(call, pid, limited=limited)
@@ -123,6 +123,7 @@ class UvmJudge:
         if not self._supervisor.uvm_files.keep(pid, call.fd, file, [bytes(block.data[: uvm.UUID_BYTES])]):
             self._supervisor.refused(self._pod, "many files of UVM's")
             return abi.NV_ERR_INSUFFICIENT_RESOURCES
+        self._supervisor.has_uvm_file(pid, call.fd)
         return abi.NV_OK
 
     def _claim_mapping(self, pid: int, block: Block, layout: uvm.Layout) -> bool:

@@ -70,7 +70,7 @@ class PodInfo:
     #: How often it was refused memory, and calls that would have changed its share; None where nobody counts.
     refused_memory: int | None = None
     refused_calls: int | None = None
-    #: Whether it may have processes though none could be listed.
+    #: Whether a process of it may live that could not be listed, or is not in its cgroup any more.
     alive: bool = False
 
 
@@ -106,7 +106,10 @@ class Host(Protocol):
         """
 
     def retire(self, name: str) -> None:
-        """Forget a pod; its processes, if any are left, run on ungated."""
+        """Forget a pod. Its processes, if any are left, run on ungated; RefusedError where limits would end so."""
+
+    def left_behind(self) -> Mapping[int, int]:
+        """Return the video memory, in bytes by pGPU, that something keeps though its pod is no more."""
 
     def close(self) -> None:
         """Let go of the plane; pods run on ungated."""

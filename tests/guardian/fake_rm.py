@@ -11,8 +11,9 @@ import errno
 import os
 import struct
 
+from qgpu import proc
+from qgpu.guardian.closer import Closer
 from qgpu.rm import abi, uvm
-from qgpu.rm.client import borrowed
 
 #: What RM rounds memory up to.
 PAGE = 1 << 16
@@ -38,6 +39,10 @@ class FakeRm:
         self.wakes = 0
         self.preemptible: list = []
         self.carried = None
+        #: Clients to which none of their pods' descriptors leads.
+        self.stale: set = set()
+        self.closer = Closer()
+        self.lost: set = set()
         #: Whether files at hand have none of the clients.
         self.bare = False
         #: What happens on the card while memory is freed.
@@ -97,10 +102,11 @@ class FakeRm:
     def gpu_ids(self, instances):
         return {0x600 + instance for instance in instances}
 
-    def each_control_file(self, pid, fds, do):
-        for fd in fds:
-            with borrowed(self.pidfds[pid], fd) as file:
-                do(file)
+    def reaches(self, pid, fd, client):
+        return proc.device(pid, fd) is not None and client not in self.stale
+
+    def is_reached(self, client, pod):
+        return client not in self.stale
 
     def make_preemptible(self, file, client, subdevice, tsg):
         self.preemptible.append((client, subdevice, tsg))

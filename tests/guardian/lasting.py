@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable
 
 from qgpu.guardian import journal
+from qgpu.guardian.file_sets import FileSets
 from qgpu.guardian.journal import Journal
 from qgpu.rm import abi, uvm
 from tests.fuzz.judged import CountingRm
@@ -159,6 +160,8 @@ class MortalPod(Pod):
         if hasattr(self.rm, "fd"):
             os.close(self.rm.fd)
         self.rm = LastingRm()
+        os.close(self.files.fd)
+        self.files = FileSets()
         self._lives += 1
         if self._lives % 25 == 0:
             gc.collect()  # journals that are mapped
@@ -193,9 +196,6 @@ class MortalPod(Pod):
             for file in self.supervisor.uvm_files.take(pid):
                 os.close(file.ours)
             self.rm.unwatch(pid)
-        for files in (self.supervisor.root_files, self.supervisor.device_files):
-            files._epoll.close()
-            files._place.close()
 
     def take_up(self) -> None:
         """Settle what the last one had in hand."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import select
 import socket
 import subprocess
@@ -16,6 +17,7 @@ import time
 from pathlib import Path
 
 from qgpu.guardian.charges import Allowance
+from qgpu.guardian.file_sets import FileSets
 from qgpu.guardian.journal import Journal
 from qgpu.guardian.judge import Judge
 from qgpu.guardian.register import Register
@@ -77,6 +79,7 @@ class Pod:
         self.left, self.stayed = [], []
         self.rm = FakeRm(objects)
         self.minors, self.limits = {0: MINOR}, {0: LIMIT}
+        self.files = FileSets()
         self.supervisor = self.fresh(Journal())
         self.supervisor.note({"fact": "pod", "name": "web", "grants": {}})
         self.number = self.supervisor.listen("web", self.listener)
@@ -96,6 +99,7 @@ class Pod:
             uvm_layouts=uvm.layouts("580.1"),
             perform=self.rm.perform,
             uuids={bytes(16): 0},
+            files=self.files,
         )
 
     def judge_of(self, supervisor, number):
@@ -143,6 +147,7 @@ class Pod:
 
     def end(self):
         self.child.end()
+        os.close(self.files.fd)
 
 
 def make_device(pod, handle=2):

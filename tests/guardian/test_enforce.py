@@ -28,6 +28,7 @@ class Engine:
         self.preempted = []
         self.broken = False
         self.took_ns = 0
+        self.lost = set()
 
     def gate(self, channels, *, closed, preempt=True):
         self.calls += 1
@@ -43,6 +44,9 @@ class Engine:
     def off(self):
         """Channels that don't run: as RM does it counts how often each was closed."""
         return {key for key, count in self.counts.items() if count}
+
+    def unreachable(self):
+        return self.lost
 
     def timeslice(self, tsg, timeslice_us):
         self.slices[tsg.key] = timeslice_us
@@ -82,6 +86,22 @@ def turns(*names, on_idle=OnIdle.KEEP, length=10 * MS):
         for i, name in enumerate(names)
     )
     return Plan(0, length * len(names), pods)
+
+
+def test_a_tsg_whose_client_is_lost_does_not_run_under_a_plan():
+    enforcer, engine, _ = card("a", "b")
+    free = PodPlan("a", PodClass.OFFLINE, 2000, None), PodPlan("b", PodClass.OFFLINE, 2000, None)
+    enforcer.adopt(Plan(0, 10 * MS, free), 0)
+    engine.lost = {1}
+    enforcer.refresh(1)
+    off = {client for client, _ in engine.off}
+    engine.lost = set()
+    enforcer.refresh(2)
+    found = set(engine.off)
+    engine.lost = {1}
+    enforcer.adopt(None, 3)
+
+    assert (off, found, engine.off) == ({1}, set(), set())
 
 
 def test_gates_follow_the_windows():

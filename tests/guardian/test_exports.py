@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import struct
+from unittest import mock
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from qgpu.guardian import controlling
 from qgpu.guardian.journal import Journal
 from qgpu.guardian.register import Register
 from qgpu.rm import abi
@@ -35,6 +37,28 @@ def take_in(pod, handle):
     params = struct.pack("<iIIII", 0, 1, 2, 2, handle)
     answer = pod.call(abi.NV_ESC_RM_CONTROL, control(abi.NV0000_OS_UNIX_IMPORT_OBJECT_FROM_FD, 7, len(params)), params)
     return status(answer[2])
+
+
+def test_a_file_that_is_no_nvidia_file_is_not_given_to_rm(sharing):
+    """Nor is it closed under a lock: a socket that lingers takes as long as its owner likes."""
+    held_locks = []
+    close = os.close
+
+    def watched(fd):
+        held_locks.append(sharing.supervisor.books._is_owned() or sharing.supervisor.lock._is_owned())
+        close(fd)
+
+    params = struct.pack("<IIIIiI", 1, 2, 2, 10, 2, 0)  # its stderr
+    answer = control(abi.NV0000_OS_UNIX_EXPORT_OBJECT_TO_FD, 7, len(params))
+    seen = []
+    sharing.rm.answers[abi.NV0000_OS_UNIX_EXPORT_OBJECT_TO_FD] = lambda said: seen.append(bytes(said))
+    with mock.patch.object(controlling.os, "close", watched):
+        sharing.call(abi.NV_ESC_RM_CONTROL, answer, params)
+
+    assert [struct.unpack_from("<i", said, 16)[0] for said in seen] == [-1]
+    assert held_locks
+    assert not any(held_locks)
+    assert not sharing.supervisor.register.holdings.carriers()
 
 
 def test_what_is_imported_again_within_a_pod_is_charged_once(sharing):

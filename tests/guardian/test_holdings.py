@@ -72,8 +72,21 @@ def test_a_process_takes_what_hung_on_its_address_space_with_it():
     found.managed[5] = 30
     found.drop(A)
     found.exited(5)
+    found.forget_some(1)
 
     assert (held(found), found.managed) == ({}, {})
+
+
+def test_mappings_of_a_process_that_has_ended_go_bit_by_bit():
+    found = holdings()
+    for at in range(10):
+        found.map(5, at << 20, 64, CARD, 1)
+    found.drop(A)
+    found.exited(5)
+    left = [found.forget_some(4) for _ in range(3)]
+
+    assert left == [True, True, False]
+    assert held(found) == {}
 
 
 def test_what_was_exported_counts_until_the_pod_ends():

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import socket
 import struct
 
 import pytest
 
 from qgpu.guardian import uvmfiles
+from qgpu.guardian.journal import Journal
+from qgpu.guardian.register import Register
 from qgpu.rm import abi, uvm
 from tests.guardian.asked import alloc, free, uvm_mapping, uvm_mapping_status, uvm_range
 from tests.guardian.fake_rm import PAGE
@@ -30,11 +33,31 @@ def told(mapped):
 
 
 @pytest.fixture
-def exported(on_card):
+def carrier():
+    """A file that can carry memory, and what closes it."""
+    ends = os.pipe()
+    left = list(ends)
+
+    def close():
+        while left:
+            os.close(left.pop())
+
+    yield ends[0], close
+    close()
+
+
+@pytest.fixture
+def exported(on_card, carrier):
     """A pod with memory under handle 10, of which there is a descriptor."""
     allocate(on_card, 10, MOST)
-    on_card.supervisor.charges.export(7, [10])
+    on_card.supervisor.charges.export(7, [10], carrier[0])
     return on_card
+
+
+def look(pod):
+    """Look which carriers are closed, and return what the pod is charged then."""
+    pod.supervisor.charges.carriers_closed(pod.supervisor.charges.closed_carriers())
+    return memory(pod)
 
 
 def free_10(pod):
@@ -132,7 +155,80 @@ def test_a_mapping_that_was_not_told_of_keeps_its_memory_charged_until_the_pods_
 def test_exported_memory_counts_while_a_process_that_made_no_call_may_hold_its_descriptor(exported):
     free_10(exported)
 
-    assert kept_by_a_sleeper(exported) == (MOST, 0)
+    assert kept_by_a_sleeper(exported) == (MOST, MOST)
+
+
+def test_exported_memory_outlives_its_pod_charged(exported, carrier):
+    free_10(exported)
+    kept_by_a_sleeper(exported)
+    open_still = look(exported)
+    carrier[1]()
+
+    assert (open_still, look(exported)) == (MOST, 0)
+
+
+def test_a_message_in_flight_keeps_exported_memory_charged(exported, carrier):
+    free_10(exported)
+    ours, theirs = socket.socketpair()
+    socket.send_fds(ours, [b"x"], [carrier[0]])
+    carrier[1]()
+    in_flight = look(exported)
+    ours.close()
+    theirs.close()
+
+    assert (in_flight, look(exported)) == (MOST, 0)
+
+
+def test_a_closed_carrier_leaves_memory_with_a_handle_charged(exported, carrier):
+    carrier[1]()
+
+    assert look(exported) == MOST
+
+
+def test_a_successor_sees_carriers_of_its_predecessor_close(exported, carrier):
+    free_10(exported)
+    successor = exported.fresh(Journal(os.dup(exported.supervisor.journal.fd)))
+    for fact in successor.journal.read()[1]:
+        successor.register.note(fact)
+    exported.supervisor = successor
+    open_still = look(exported)
+    carrier[1]()
+
+    assert (open_still, look(exported)) == (MOST, 0)
+
+
+def test_a_second_export_to_one_file_outlives_its_pod_too(exported, carrier):
+    """Which of several files carries it can't be told then: it counts until all of the pod's are closed."""
+    allocate(exported, 11, PAGE)
+    exported.supervisor.charges.export(7, [11], carrier[0])
+    free_10(exported)
+    exported.call(abi.NV_ESC_RM_FREE, free(11))
+    kept_by_a_sleeper(exported)
+    open_still = look(exported)
+    carrier[1]()
+
+    assert (open_still, look(exported)) == (MOST + PAGE, 0)
+
+
+def test_a_refused_export_leaves_nothing_charged(on_card, carrier):
+    allocate(on_card, 10, MOST)
+    mark = on_card.supervisor.charges.export(7, [10], carrier[0])
+    on_card.supervisor.charges.not_exported(mark, carrier[0])
+    free_10(on_card)
+
+    assert memory(on_card) == 0
+
+
+def test_a_compacted_journal_knows_carriers_and_ended_pods(exported):
+    free_10(exported)
+    kept_by_a_sleeper(exported)
+    again = Register()
+    for fact in exported.supervisor.register.facts():
+        again.note(fact)
+    for mark in exported.supervisor.register.holdings.carriers():
+        again.note({"fact": "carrier_closed", "carrier": mark})
+
+    assert again.memory("web") == {}
 
 
 def test_a_pod_with_another_filter_has_not_ended_with_the_first(exported):

@@ -18,7 +18,7 @@ import os, signal, sys
 from qgpu import wire
 server = wire.listen(sys.argv[1], 0o600)
 print("ready", flush=True)
-journal = os.memfd_create("journal")
+state = os.memfd_create("journal"), os.memfd_create("files")
 while True:
     connection = wire.Connection(server.accept()[0])
     while (message := connection.receive()) is not None:
@@ -30,7 +30,7 @@ while True:
             signal.pause()
         hello = message[0]["op"] == "hello"
         answer = {{"ok": True, "pid": os.getpid(), "protocol": {PROTOCOL}, "listeners": {{}}}}
-        connection.send(answer, [journal] if hello else [])
+        connection.send(answer, state if hello else [])
 """
 
 

@@ -6,7 +6,8 @@ import struct
 
 import pytest
 
-from qgpu.guardian.charges import Allowance
+from qgpu.guardian import supervisor
+from qgpu.guardian.charges import NO_POD
 from qgpu.rm import abi
 from tests.guardian.asked import (
     alloc,
@@ -105,9 +106,11 @@ def test_memory_of_the_old_heap_interface_counts_too(on_card):
 
 
 def test_a_pod_that_was_retired_gets_no_memory_through_what_is_left_of_it(on_card):
-    on_card.supervisor.allowance = lambda pod: Allowance()
+    on_card.supervisor.allowance = lambda pod: NO_POD
 
     assert allocate(on_card, 10, PAGE) == abi.NV_ERR_INSUFFICIENT_PERMISSIONS
+    assert on_card.supervisor.charges.over_limit("web", 0)
+    assert not on_card.supervisor.charges.reserve_mapping("web", on_card.process.pid, PAGE)
     assert (7, 10) not in on_card.rm.objects
 
 
@@ -136,6 +139,31 @@ def test_memory_of_another_pod_counts_for_who_takes_a_handle_on_it_too(on_card):
     assert dup_status(answer[2]) == abi.NV_ERR_NO_MEMORY
     assert (7, 20) not in on_card.rm.objects
     assert on_card.supervisor.register.memory("other") == {0: MOST}
+
+
+def test_a_client_that_nothing_of_its_pod_reaches_is_who_has_its_file(on_card):
+    """RM has given the name out again, or the other pod has passed its only file on: it is held, and paid for, here."""
+    someone_elses(on_card)
+    on_card.rm.stale.add(9)
+    said = alloc_status(on_card.call(abi.NV_ESC_RM_ALLOC, alloc(11, 2, 0x40, client=9), memory_params(PAGE))[2])
+    register = on_card.supervisor.register
+    both = register.memory("other"), register.memory("web")
+    for handle in (2, 10):
+        del on_card.rm.objects[9, handle]  # what the client of that name had before
+    on_card.settle()
+
+    assert (said, both) == (abi.NV_OK, ({}, {0: MOST + PAGE}))
+    assert register.clients[9].pod == "web"
+    assert (9, 10) not in register.objects
+
+
+def test_more_clients_than_are_kept_are_refused(on_card, monkeypatch):
+    monkeypatch.setattr(supervisor, "_MOST_CLIENTS", 1)
+    on_card.rm.objects[8, 8] = (abi.NV01_ROOT_CLIENT, 0)
+    said = alloc_status(on_card.call(abi.NV_ESC_RM_ALLOC, alloc(11, 2, 0x40, client=8), memory_params(PAGE))[2])
+
+    assert said == abi.NV_ERR_INVALID_CLIENT
+    assert on_card.supervisor.refusals["web", "more clients than are kept"] == 1
 
 
 @pytest.mark.parametrize("way", ["alloc", "heap"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from random import Random
 
 import pytest
@@ -13,6 +14,7 @@ from qgpu.errors import AlreadyRunningError
 from qgpu.guardian import calls
 from qgpu.guardian.journal import COMPACT_BYTES, Journal
 from qgpu.guardian.register import COMPUTE_TSG_BYTES, OTHER_TSG_BYTES, Register, RmObject, object_fact
+from qgpu.guardian.supervisor import Supervisor
 from qgpu.rm import abi
 from tests.traces import ARGUMENT, TRACES, allocated, rows
 
@@ -219,6 +221,19 @@ def test_a_journal_does_not_grow_from_one_short_lived_owner_to_the_next():
     assert journals[-1].grown
 
 
+def test_answers_alone_make_a_journal_compact_too():
+    supervisor = Supervisor(Register(), Journal(), None, None, None, None, time.monotonic_ns)
+    supervisor.note(POD)
+    for call in range(3 * COMPACT_BYTES // 1000):
+        supervisor.answers(1, call, [(0, bytes(500))])
+    again, facts = Journal(supervisor.journal.fd), []
+    facts += again.read()[1]
+
+    assert os.fstat(supervisor.journal.fd).st_blocks * 512 <= 2.5 * COMPACT_BYTES
+    assert [(fact["fact"], fact["name"]) for fact in facts] == [("pod", "web")]
+    assert again.answer_to(1, 3 * COMPACT_BYTES // 1000 - 1) == [(0, bytes(500))]
+
+
 def test_a_journal_is_written_by_one_process_at_a_time():
     journal = Journal()
     journal.own()
@@ -234,8 +249,6 @@ def test_a_journal_is_written_by_one_process_at_a_time():
 
 
 def test_a_line_cut_short_by_a_death_is_left_out():
-    import os
-
     journal = Journal()
     journal.append(POD)
     os.pwrite(journal.fd, b'{"fact":"pro', os.fstat(journal.fd).st_size)

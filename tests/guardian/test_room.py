@@ -7,32 +7,42 @@ import os
 import resource
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from qgpu import proc
 from qgpu.guardian import room
+from qgpu.guardian.file_sets import FileSets, occupy
 from qgpu.guardian.loose import Loose
-from qgpu.guardian.seenfiles import SeenFiles
 from tests.guardian.pod import make_device, make_subdevice
+
+#: Above the numbers of the sets of files.
+_LOW = 1010
 
 
 @contextmanager
 def hungry() -> Iterator[Callable[[], None]]:
     """Leave this process no descriptor; yield what ends that."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    lowest = os.dup(0)
-    os.close(lowest)
+    occupy()
+    resource.setrlimit(resource.RLIMIT_NOFILE, (_LOW, before[1]))
+    taken: list[int] = []
+    with suppress(OSError):
+        while True:
+            taken.append(os.dup(0))
 
     def feed() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
-    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, before[1]))
     try:
         yield feed
     finally:
         feed()
+        for fd in taken:
+            os.close(fd)
 
 
 def test_a_call_waits_for_a_descriptor(pod):
@@ -59,7 +69,7 @@ def test_a_call_is_not_over_for_want_of_a_descriptor():
 
 def test_a_file_is_forgotten_without_a_descriptor():
     reading, writing = os.pipe()
-    seen = SeenFiles()
+    seen = FileSets().roots
     seen.add(reading)
     with hungry():
         seen.discard(reading)
@@ -70,6 +80,20 @@ def test_a_file_is_forgotten_without_a_descriptor():
     with pytest.raises(BrokenPipeError):  # nor is it kept open
         os.write(writing, b"x")
     os.close(writing)
+
+
+@given(st.integers(0, 60), st.integers(100, 700))
+def test_greedy_pods_leave_something_for_the_next(pods, most):
+    own = [0] * pods
+    grown = True
+    while grown:
+        grown = False
+        for at in range(pods):
+            if room.is_fair(own[at], most - sum(own)):
+                own[at] += 1
+                grown = True
+
+    assert room.is_fair(0, most - sum(own))
 
 
 def test_what_is_held_long_is_refused_at_once_and_leaves_some_over():

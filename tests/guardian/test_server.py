@@ -12,6 +12,7 @@ import pytest
 from qgpu import cgroup, wire
 from qgpu.guardian import server
 from qgpu.guardian.enforce import Moved
+from qgpu.guardian.file_sets import FileSets
 from qgpu.guardian.journal import Journal
 from qgpu.guardian.register import Register
 from qgpu.guardian.server import Guardian
@@ -60,7 +61,7 @@ def guardian(monkeypatch, tmp_path):
     rm.gate = lambda device, channels, closed, preempt=True: Moved()
     rm.open_gates = lambda device: None
     rm.timeslice = lambda tsg, us: True
-    made = Guardian(tmp_path, Journal(), Register(), {})
+    made = Guardian(tmp_path, Journal(), FileSets(), Register(), {})
     made.rm = rm
     made.supervisor.major, made.supervisor.perform = 1, rm.perform
     made.supervisor.uvm_files.perform = rm.perform
@@ -148,6 +149,43 @@ def test_a_guardian_that_is_alone_leaves_no_directory_behind(guardian):
         guardian._turn()
 
     assert not guardian.path.exists()
+
+
+def test_a_pod_with_a_process_is_not_retired_wherever_that_is(pods, daemon):
+    alive = {pod["name"]: pod["alive"] for pod in daemon("pods")["pods"]}
+    with pytest.raises(AssertionError, match="a process of it still runs"):
+        daemon("retire", name="a")
+    pods[0].end()
+    deadline = time.monotonic() + PATIENCE_S
+    while any(pod["alive"] for pod in daemon("pods")["pods"] if pod["name"] == "a"):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    daemon("retire", name="a")
+
+    assert alive == {"a": True, "b": True}
+    assert [pod["name"] for pod in daemon("pods")["pods"]] == ["b"]
+
+
+def test_memory_that_outlives_its_pod_is_told_of(pods, guardian, daemon):
+    a, _ = pods
+    a.allocate(7, 10, PAGE)
+    reading, writing = os.pipe()
+    guardian.supervisor.charges.export(7, [10], reading)
+    a.end()
+    guardian.rm._free(7, 7)
+    deadline = time.monotonic() + PATIENCE_S
+    while any(pod["alive"] for pod in daemon("pods")["pods"] if pod["name"] == "a"):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    daemon("retire", name="a")
+    left = daemon("pods")["left"]
+    os.close(reading)
+    os.close(writing)
+    while daemon("pods")["left"]:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+    assert left == {"0": PAGE}
 
 
 def test_a_limit_can_be_changed_while_a_pod_runs(pods, daemon):

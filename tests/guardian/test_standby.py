@@ -11,31 +11,31 @@ from types import SimpleNamespace
 import pytest
 
 from qgpu.errors import BackendGoneError
-from qgpu.guardian.journal import Journal
+from qgpu.guardian.state import StateFds
 from qgpu.sched.seccomp import host, standby
 from qgpu.sched.seccomp.host import SeccompHost
 from qgpu.sched.seccomp.standby import Standby
 
 
 @pytest.fixture
-def journal():
-    made = Journal()
+def state():
+    made = StateFds.new()
     yield made
-    os.close(made.fd)
+    made.close()
 
 
-def test_without_descriptors_none_is_started_and_that_is_no_other_failure(journal, tmp_path, monkeypatch):
+def test_without_descriptors_none_is_started_and_that_is_no_other_failure(state, tmp_path, monkeypatch):
     def none_left():
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
     monkeypatch.setattr(standby.socket, "socketpair", none_left)
 
     with pytest.raises(BackendGoneError, match="Too many open files"):
-        Standby(tmp_path, journal.fd, {})
+        Standby(tmp_path, state, {})
 
 
-def test_one_that_has_ended_is_not_killed_by_a_number_that_may_be_anothers(journal, tmp_path, monkeypatch):
-    ended = Standby(tmp_path, journal.fd, {})
+def test_one_that_has_ended_is_not_killed_by_a_number_that_may_be_anothers(state, tmp_path, monkeypatch):
+    ended = Standby(tmp_path, state, {})
     ended.end()
     killed = []
     monkeypatch.setattr(os, "kill", lambda *arguments: killed.append(arguments))
@@ -44,8 +44,8 @@ def test_one_that_has_ended_is_not_killed_by_a_number_that_may_be_anothers(journ
     assert (ended.lives, killed) == (False, [])
 
 
-def test_it_is_told_to_begin_once_and_its_end_is_then_its_own_affair(journal, tmp_path):
-    one = Standby(tmp_path, journal.fd, {})
+def test_it_is_told_to_begin_once_and_its_end_is_then_its_own_affair(state, tmp_path):
+    one = Standby(tmp_path, state, {})
     told = []
     one._say = told.append
     one.begin(killed=True)
@@ -58,8 +58,8 @@ def test_it_is_told_to_begin_once_and_its_end_is_then_its_own_affair(journal, tm
 
 
 @pytest.mark.parametrize("mine", [True, False])
-def test_it_makes_way_for_another_guardian_and_only_for_another(journal, tmp_path, mine):
-    one = Standby(tmp_path, journal.fd, {})
+def test_it_makes_way_for_another_guardian_and_only_for_another(state, tmp_path, mine):
+    one = Standby(tmp_path, state, {})
     one.begin(killed=True)
     one.yield_to(one._process.pid if mine else os.getpid())
     if mine:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from qgpu import wire
+from qgpu.guardian.file_sets import FileSets
 from qgpu.guardian.journal import Journal
 from qgpu.guardian.register import Register
 from qgpu.guardian.reserve import Reserve
@@ -43,13 +44,14 @@ def daemon():
 
 @pytest.fixture
 def process(daemon, tmp_path):
-    fds = daemon.journal.fd, daemon.theirs.fileno()
+    fds = daemon.journal.fd, FileSets().fd, daemon.theirs.fileno()
     command = [sys.executable, "-m", "qgpu.guardian", str(tmp_path), *map(str, fds)]
     started = subprocess.Popen(command, stdout=subprocess.PIPE, pass_fds=fds)
     daemon.theirs.close()
     yield started
     started.kill()
     started.communicate()
+    os.close(fds[1])
 
 
 def test_one_that_is_told_to_end_does_without_a_word(daemon, process):
@@ -142,6 +144,7 @@ def test_it_ends_when_the_daemon_is_gone_and_the_guardian_stays(daemon):
 
 _OWNS = """
 import sys
+from qgpu.guardian.file_sets import FileSets
 from qgpu.guardian.journal import Journal
 journal = Journal(int(sys.argv[1]))
 journal.own()

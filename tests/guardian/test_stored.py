@@ -14,8 +14,8 @@ from qgpu.sched.seccomp import kept
 
 
 class _Standby:
-    def __init__(self, runtime_dir, journal_fd, listeners):
-        self.given = (runtime_dir, journal_fd, dict(listeners))
+    def __init__(self, runtime_dir, state, listeners):
+        self.given = (runtime_dir, state, dict(listeners))
         self.did = []
 
     def begin(self, *, killed):
@@ -42,15 +42,15 @@ def _pipes(count):
 
 
 def test_where_nobody_is_left_a_guardian_begins_with_all_that_is_kept(tmp_path):
-    found = kept.Kept(_store(**{"journal": 7, "listener.3.web.one": 8}), tmp_path)
+    found = kept.Kept(_store(**{"journal": 7, "files": 9, "listener.3.web.one": 8}), tmp_path)
 
-    assert found.reserve.given == (tmp_path, 7, {3: ("web.one", 8)})
+    assert found.reserve.given == (tmp_path, (7, 9), {3: ("web.one", 8)})
     assert found.reserve.did == [("begin", True)]
 
 
 def test_where_a_guardian_listens_another_waits_in_reserve(tmp_path):
     with wire.listen(str(tmp_path / "guardian.sock"), 0o600):
-        found = kept.Kept(_store(journal=7), tmp_path)
+        found = kept.Kept(_store(journal=7, files=9), tmp_path)
 
     assert found.reserve.did == []
 
@@ -62,7 +62,7 @@ def test_one_before_which_many_wait_is_no_dead_guardian(tmp_path):
         with suppress(BlockingIOError):
             while True:
                 waiting.append(wire.connect(path, 0))
-        found = kept.Kept(_store(journal=7), tmp_path)
+        found = kept.Kept(_store(journal=7, files=9), tmp_path)
         for connection in waiting:
             connection.close()
 
@@ -72,7 +72,7 @@ def test_one_before_which_many_wait_is_no_dead_guardian(tmp_path):
 def test_where_nothing_is_kept_nothing_is_started(tmp_path):
     found = kept.Kept(_store(), tmp_path)
 
-    assert (found.journal_fd, found.listeners, found.reserve) == (-1, {}, None)
+    assert (found.state, found.listeners, found.reserve) == (None, {}, None)
 
 
 def test_where_none_can_be_started_it_is_left_to_the_plane(tmp_path, monkeypatch):
@@ -80,18 +80,18 @@ def test_where_none_can_be_started_it_is_left_to_the_plane(tmp_path, monkeypatch
         raise BackendGoneError("no process to be had")
 
     monkeypatch.setattr(kept, "Standby", refuse)
-    found = kept.Kept(_store(journal=7), tmp_path)
+    found = kept.Kept(_store(journal=7, files=9), tmp_path)
 
-    assert (found.journal_fd, found.reserve) == (7, None)
+    assert (found.state, found.reserve) == ((7, 9), None)
 
 
 def test_a_plane_without_use_for_it_closes_it_all(tmp_path):
-    journal, listener, *others = _pipes(2)
-    found = kept.Kept(_store(**{"journal": journal, "listener.3.web": listener}), tmp_path)
+    journal, listener, files, *others = _pipes(2)
+    found = kept.Kept(_store(**{"journal": journal, "files": files, "listener.3.web": listener}), tmp_path)
     found.leave()
 
     assert found.reserve.did[-1] == "end"
-    for fd in (journal, listener):
+    for fd in (journal, listener, files):
         with pytest.raises(OSError, match="Bad file descriptor"):
             os.fstat(fd)
     for fd in others:

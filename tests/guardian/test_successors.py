@@ -9,12 +9,13 @@ import struct
 
 import pytest
 
+from qgpu import proc
 from qgpu.guardian.journal import Journal
 from qgpu.guardian.register import RmObject
-from qgpu.rm import abi
+from qgpu.rm import abi, uvm
 from tests.guardian.asked import alloc, alloc_status, control, status
 from tests.guardian.fake_rm import PAGE
-from tests.guardian.pod import MOST, PATIENCE_S, Pod
+from tests.guardian.pod import MAJOR, MINOR, MOST, PATIENCE_S, Pod
 from tests.traces import TRACES, allocated, rows
 
 
@@ -55,6 +56,23 @@ def successor_of(pod):
     pod.supervisor.resume()
     pod.judge = pod.judge_of(pod.supervisor, pod.number)
     pod.judge.take_up(pod.supervisor.listeners[pod.number][1], pod.supervisor.left_in_hand(pod.number))
+
+
+@pytest.mark.parametrize("moved", [False, True])
+def test_a_successor_holds_uvms_files_where_they_were(pod, monkeypatch, moved):
+    """It looks at no other descriptor before it serves; a file that was moved it searches for then."""
+    pod.call(abi.NV_ESC_RM_CONTROL, control(0x20800110))  # its process is known
+    monkeypatch.setattr(uvm, "major", lambda: MAJOR)
+    monkeypatch.setattr(proc, "devices", lambda pid, most=None: looked.append(pid) or iter([(device, MAJOR << 8)]))
+    looked = []
+    device = next(fd for fd in range(3, 64) if proc.device(pod.process.pid, fd) == os.makedev(MAJOR, MINOR))
+    pod.supervisor.has_uvm_file(pod.process.pid, 999 if moved else device)
+    successor_of(pod)
+    held = pod.supervisor.uvm_files.count(pod.process.pid), list(looked)
+    pod.supervisor.find_moved()
+
+    assert held == (0 if moved else 1, [])
+    assert pod.supervisor.uvm_files.count(pod.process.pid) == 1
 
 
 def ask_for_root(pod):

@@ -91,7 +91,7 @@ def test_what_is_let_through_goes_to_the_file_that_was_looked_at(pod, own_table,
     # Root clients may be made again and again, where /dev/null was not seen at the first look.
     seen = SimpleNamespace(has=lambda file: os.minor(os.fstat(file).st_rdev) != MINOR, add=lambda file: True)
     seen.discard = lambda file: None
-    pod.supervisor.root_files = pod.supervisor.device_files = seen
+    pod.supervisor.files = SimpleNamespace(roots=seen, devices=seen)
     pod.tell(f"exchange 60 {int(own_table)}")
     asked, on_the_other, _ = pod.answer()
 

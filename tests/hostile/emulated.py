@@ -14,7 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from qgpu.daemon import planes
-from qgpu.guardian import rescue, room, server
+from qgpu.guardian import hands, rescue, room, server
 from qgpu.guardian.enforce import Moved
 from qgpu.guardian.register import Register
 from qgpu.rm import abi
@@ -24,8 +24,8 @@ from tests.guardian.lasting import LastingRm
 
 #: Names the file.
 VARIABLE = "EMULATED_RM"
-#: The first client's device is made by the kernel, that is by nobody: it is there from the first.
-FIRST, CLIENTS = 7, range(7, 15)
+#: A client's device is made by the kernel, that is by nobody: it is there from the first.
+CLIENTS = range(7, 15)
 MEMORY = 1 << 34
 _MAJOR, _MINOR, _PCI = 1, 8, "0000:01:00.0"
 
@@ -39,9 +39,14 @@ class Rm(LastingRm):
         super().__init__()
         os.close(self.fd)
         self._path = path
+        hands._CONTROL_DEVICE = os.makedev(_MAJOR, _MINOR)
+        known = SimpleNamespace(knows=lambda client, handle: self.exists((client, handle)))
+        self._reach = hands.Hands(register, SimpleNamespace(), known, [])
+        self._reach._pidfds, self._reach.unreached = self.pidfds, lambda client: self.unreached(client)
+        self._reach.about = self.about
         if not path.exists():
             self.objects = {(client, client): (abi.NV01_ROOT_CLIENT, 0) for client in CLIENTS}
-            self.objects[FIRST, 2] = (abi.NV01_DEVICE_0, FIRST)
+            self.objects |= {(client, 2): (abi.NV01_DEVICE_0, client) for client in CLIENTS}
             self.keep()
 
     def load(self) -> None:
@@ -70,7 +75,14 @@ class Rm(LastingRm):
         return None
 
     def timeslice(self, tsg, timeslice_us):
-        return True
+        """Reach for the client's file as on a card; that done, nothing runs here whose slice could be set."""
+        return self._reach._through(tsg.client, lambda file: True) is not None
+
+    def reaches(self, pid, fd, client):
+        return self._reach.reaches(pid, fd, client)
+
+    def is_reached(self, client, pod):
+        return self._reach.is_reached(client, pod)
 
 
 class _Device:

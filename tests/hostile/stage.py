@@ -87,6 +87,23 @@ class Stage:
         """Return where this process finds a cgroup."""
         return Path(f"/proc/{self._room.pid}/root{self._tree}{path}")
 
+    def start_attacker(self, attack: str) -> subprocess.Popen[bytes]:
+        """Start a pod with a limit that attacks, with the last client; return its launcher."""
+        name = f"stage-{os.getpid()}-{attack}"
+        self._names.add(name)
+        program = [sys.executable, "-m", "tests.hostile.attacker", attack, str(emulated.CLIENTS[-1]), str(self.pause)]
+        with self.said(name).open("w") as said:
+            return subprocess.Popen(
+                [*self._inside, *self._ctl("run", "--name", name, "--memory", "1GiB", "--", *program)],
+                env=environment(),
+                stdout=said,
+                stderr=said,
+            )
+
+    def has_attacked(self, attack: str) -> bool:
+        """Tell whether an attacker has done its worst."""
+        return "done" in self.said(f"stage-{os.getpid()}-{attack}").read_text()
+
     def _ctl(self, *arguments: str) -> list[str]:
         patient = ["--runtime-dir", str(self.runtime_dir), "--timeout", str(TIMEOUT_S)]
         return [sys.executable, "-m", "qgpu.cli.main", *patient, *arguments]
@@ -223,7 +240,7 @@ class Stage:
             for process in psutil.process_iter():
                 with suppress(psutil.Error):
                     words = process.cmdline()
-                    if "tests.hostile.allocator" in words and str(self.pause) in words:
+                    if {"tests.hostile.allocator", "tests.hostile.attacker"} & {*words} and str(self.pause) in words:
                         process.kill()
             for pod in self.pods.values():
                 pod.send_signal(signal.SIGCONT)

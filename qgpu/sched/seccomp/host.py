@@ -22,6 +22,7 @@ from qgpu.errors import AlreadyRunningError, BackendGoneError, QgpuError
 from qgpu.guardian import rescue
 from qgpu.guardian.journal import Journal
 from qgpu.guardian.notify import is_listener
+from qgpu.guardian.state import StateFds
 from qgpu.messages import grants_from, grants_to
 from qgpu.model import Grant
 from qgpu.sched.backend import Pgpu, PodInfo
@@ -62,18 +63,20 @@ class SeccompHost:
         check_kernel()
         check_cards()
         self._host_lock = lock_host()
-        self._link = self._find(kept.journal_fd)
+        self._link = self._find(kept.state)
         # one that was begun by a daemon that died at once has none of them yet
         self._hand_over(self._link)
-        self._journal_fd = os.dup(self._link.journal_fd)
-        self._store.put("journal", self._journal_fd)
-        if self._reserve is not None and not os.path.sameopenfile(kept.journal_fd, self._journal_fd):
+        assert self._link.state is not None
+        self._state = self._link.state.copy()
+        for name, fd in self._state._asdict().items():
+            self._store.put(name, fd)
+        if self._reserve is not None and (kept.state is None or not kept.state.is_same(self._state)):
             self._reserve.end()
             self._reserve = None
         for number, pod in self._link.hello["listeners"].items():
             _, fds = self._link.call("listener", listener=int(number))
             self._hold(int(number), pod, fds[0])
-        self._reserve = self._reserve or self._prepare(self._journal_fd)
+        self._reserve = self._reserve or self._prepare(self._state)
         self._pgpus = describe((card["index"], card["pci"]) for card in self._link.hello["cards"])
 
     @property
@@ -110,11 +113,15 @@ class SeccompHost:
                 pod["cgroup"],
                 sum(n for what, n in pod["refused"].items() if what.endswith(_OVER_LIMIT)),
                 sum(n for what, n in pod["refused"].items() if not what.endswith(_OVER_LIMIT)),
-                inside.alive,
+                pod["alive"] or inside.alive,
             )
             for pod in self._call("pods")["pods"]
             for inside in (cgroup.inside(pod["cgroup"]),)
         ]
+
+    def left_behind(self) -> Mapping[int, int]:
+        """Return the memory that something keeps though its pod is no more."""
+        return {int(index): size for index, size in self._call("pods")["left"].items()}
 
     def admit(self, name: str, grants: Mapping[int, Grant], at: str = "") -> None:
         """Make a pod of a cgroup, or with one of its own."""
@@ -152,7 +159,7 @@ class SeccompHost:
             for _, fd in self._listeners.values():
                 os.close(fd)
             self._listeners.clear()
-            os.close(self._journal_fd)
+            self._state.close()
             os.close(self._host_lock)
 
     def revive(self, lost: Link | None = None) -> None:
@@ -165,7 +172,7 @@ class SeccompHost:
             except BackendGoneError:
                 _log.warning("guardian lost: starting another", pid=self.guardian_pid)
                 _kill(self._link.pidfd)
-                link = self._start(self._journal_fd, killed=True)
+                link = self._start(self._state, killed=True)
             self._link.close()
             self._link = link
             self._hand_over(link)
@@ -209,19 +216,19 @@ class SeccompHost:
             self._see_to_reserve()
             return answer
 
-    def _find(self, journal_fd: int) -> Link:
-        """Connect to the guardian that is there, or start one; ``journal_fd`` is what was stored, or negative."""
+    def _find(self, state: StateFds | None) -> Link:
+        """Connect to the guardian that is there, or start one; ``state`` is what was stored."""
         try:
             link = Link(self.socket, watch=True)
         except GuardianHangsError as error:
-            if journal_fd < 0 or Journal(journal_fd).listeners() - self._listeners.keys():
+            if state is None or Journal(state.journal).listeners() - self._listeners.keys():
                 raise  # only it has its pods' listeners: another one beside it would strand them
             _log.warning("guardian hangs: starting another", reason=str(error))
             _kill_process(error.pid)
             killed = True
         except BackendGoneError:
             killed = False
-            if journal_fd < 0 and (coming := self._await_heir()) is not None:
+            if state is None and (coming := self._await_heir()) is not None:
                 return coming
         else:
             _log.info("guardian found", pid=link.hello["pid"])
@@ -229,7 +236,7 @@ class SeccompHost:
                 self._reserve.yield_to(link.hello["pid"])
                 self._reserve = None
             return link
-        return self._start(journal_fd if journal_fd >= 0 else Journal().fd, killed=killed)
+        return self._start(state or StateFds.new(), killed=killed)
 
     def _await_heir(self) -> Link | None:
         """Wait for what a daemon before us had in reserve and becomes the guardian; None where there is none.
@@ -245,7 +252,7 @@ class SeccompHost:
                 return Link(self.socket, watch=True)
         return None
 
-    def _start(self, journal_fd: int, *, killed: bool) -> Link:
+    def _start(self, state: StateFds, *, killed: bool) -> Link:
         """Start a guardian, the one in reserve if there is one, after another that was ``killed`` or is not there.
 
         What a daemon before us has left may come first. It is waited too until one that is not quite gone is.
@@ -254,19 +261,19 @@ class SeccompHost:
         reserve, self._reserve = self._reserve, None
         if reserve is not None:
             with suppress(BackendGoneError, AlreadyRunningError):  # somebody has killed it meanwhile, or it came late
-                return self._begin(reserve, journal_fd, killed=killed)
+                return self._begin(reserve, state, killed=killed)
         while True:
             try:
-                return self._begin(self._prepare(journal_fd), journal_fd, killed=killed)
+                return self._begin(self._prepare(state), state, killed=killed)
             except AlreadyRunningError as error:
                 if time.monotonic() > deadline:
                     raise BackendGoneError(f"{error}, and does not answer") from error
 
-    def _begin(self, process: Standby, journal_fd: int, *, killed: bool) -> Link:
+    def _begin(self, process: Standby, state: StateFds, *, killed: bool) -> Link:
         """Let a process become the guardian, and connect to it or to another that was first. Raises what hinders it."""
         process.begin(killed=killed)
         if (said := process.said(_LOADED_S)) is None:
-            rescue.open_gates(journal_fd)
+            rescue.open_gates(state.journal)
         while said is None and (said := process.said(_LOOK_S)) is None:
             try:
                 link = Link(self.socket, watch=True)
@@ -281,9 +288,9 @@ class SeccompHost:
             raise errors.from_code(said["code"], said["error"])
         return Link(self.socket, watch=True)
 
-    def _prepare(self, journal_fd: int) -> Standby:
+    def _prepare(self, state: StateFds) -> Standby:
         """Start what becomes a guardian when it is told to. Raises BackendGoneError."""
-        return Standby(self._runtime_dir, journal_fd, self._listeners)
+        return Standby(self._runtime_dir, state, self._listeners)
 
     def _see_to_reserve(self) -> None:
         """Have one in reserve, unless the last one has just begun: it may be what it lacks that ends them."""
@@ -291,7 +298,7 @@ class SeccompHost:
         if last is not None and (last.lives or time.monotonic() - last.began_s < _RESERVE_AGAIN_S):
             return
         try:
-            self._reserve = self._prepare(self._journal_fd)
+            self._reserve = self._prepare(self._state)
         except BackendGoneError as error:  # the next death then takes longer to mend
             _log.warning("no guardian in reserve", error=str(error))
 

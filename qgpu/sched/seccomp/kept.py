@@ -12,28 +12,32 @@ from pathlib import Path
 
 from qgpu import wire
 from qgpu.errors import BackendGoneError
+from qgpu.guardian.file_sets import occupy
+from qgpu.guardian.state import StateFds
 from qgpu.sched.seccomp.standby import Standby
 from qgpu.systemd import Store
 
 
 class Kept:
-    """The journal, the pods' listeners, and what follows them in reserve or as the guardian, if there is a journal."""
+    """What guardians left, the pods' listeners, and what follows them, in reserve or as the guardian."""
 
     def __init__(self, store: Store, runtime_dir: Path) -> None:
         """Take over what is kept, and start what follows it; where that fails, the plane tries again."""
         self.store = store
         self.runtime_dir = runtime_dir
         self.socket = runtime_dir / "guardian.sock"
-        #: The journal's descriptor, or negative.
-        self.journal_fd = store.take("journal").get("", -1)
+        occupy()
+        journal, files = (store.take(name).get("") for name in ("journal", "files"))
+        #: What guardians left, if it was kept.
+        self.state = StateFds(journal, files) if journal is not None and files is not None else None
         named = {tuple(name.split(".", 1)): fd for name, fd in store.take("listener.").items()}
         #: The listeners by their numbers, with their pods.
         self.listeners: dict[int, tuple[str, int]] = {int(number): (pod, fd) for (number, pod), fd in named.items()}
         #: What follows the journal.
         self.reserve: Standby | None = None
-        if self.journal_fd >= 0:
+        if self.state is not None:
             with suppress(BackendGoneError):
-                self.reserve = Standby(runtime_dir, self.journal_fd, self.listeners)
+                self.reserve = Standby(runtime_dir, self.state, self.listeners)
         if self.reserve is not None and _deserted(self.socket):
             self.reserve.begin(killed=True)
 
@@ -41,9 +45,10 @@ class Kept:
         """Close everything, on a plane that has no use for it; pods that wait have the guardian that has begun."""
         if self.reserve is not None:
             self.reserve.end()
-        for fd in (self.journal_fd, *(fd for _, fd in self.listeners.values())):
-            if fd >= 0:
-                os.close(fd)
+        if self.state is not None:
+            self.state.close()
+        for _, fd in self.listeners.values():
+            os.close(fd)
 
 
 def _deserted(path: Path) -> bool:

@@ -12,6 +12,7 @@ from typing import Any
 from qgpu import errors, wire
 from qgpu.errors import BackendGoneError, NotSupportedError, RefusedError
 from qgpu.guardian import room
+from qgpu.guardian.state import StateFds
 from qgpu.messages import PROTOCOL
 from qgpu.sched.seccomp.silence import LOOK_MS, Silence
 
@@ -51,10 +52,13 @@ class Link:
             pid = self._connection.peer().pid
             self._connection.close()
             raise GuardianHangsError(pid, str(error)) from error
-        if not fds:  # the kernel drops those for which there is no room
+        if len(fds) < len(StateFds._fields):  # the kernel drops those for which there is no room
+            for fd in fds:
+                os.close(fd)
             self._connection.close()
             raise RefusedError(_NO_ROOM)
-        self.journal_fd = fds[0]
+        #: What the guardian leaves to the next one.
+        self.state: StateFds | None = StateFds(*fds)
         #: Names the guardian's process for as long as this link lives, whatever becomes of its number.
         self.pidfd = pidfd_of(int(self.hello["pid"]))
         if self.hello.get("protocol") != PROTOCOL:
@@ -118,10 +122,10 @@ class Link:
 
     def close(self) -> None:
         """Hang up: a plan that was applied here is over. Safe to call twice."""
-        fds, self.journal_fd, self.pidfd = (self.journal_fd, self.pidfd), -1, -1
+        fds = (*(self.state or ()), *([self.pidfd] if self.pidfd >= 0 else ()))
+        self.state, self.pidfd = None, -1
         for fd in fds:
-            if fd >= 0:
-                os.close(fd)
+            os.close(fd)
         self.over = True
         self._connection.close()
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from qgpu import wire
 from qgpu.errors import BackendGoneError
+from qgpu.guardian.state import StateFds
 from qgpu.systemd import to_journal
 
 #: How long one that is being loaded may take until it is a guardian, on a host that is busy.
@@ -26,7 +27,7 @@ _PATIENCE_S = 0.1
 class Standby:
     """A process that becomes the guardian when it is told to, or by itself when we are gone and the guardian too."""
 
-    def __init__(self, runtime_dir: Path, journal_fd: int, listeners: Mapping[int, tuple[str, int]]) -> None:
+    def __init__(self, runtime_dir: Path, state: StateFds, listeners: Mapping[int, tuple[str, int]]) -> None:
         """Start it, in a session of its own: who stops us shall not stop it. Raises BackendGoneError."""
         self.began_s = time.monotonic()
         #: Whether it has been told to be the guardian.
@@ -40,11 +41,11 @@ class Standby:
         try:
             with theirs, nullcontext() if to_journal() else (runtime_dir / "guardian.log").open("a") as log:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-m", "qgpu.guardian", str(runtime_dir), str(journal_fd), str(theirs.fileno())],
+                    [sys.executable, "-m", "qgpu.guardian", str(runtime_dir), *map(str, (*state, theirs.fileno()))],
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
                     stderr=log,
-                    pass_fds=[journal_fd, theirs.fileno(), *fds],
+                    pass_fds=[*state, theirs.fileno(), *fds],
                     start_new_session=True,
                     cwd="/",
                 )

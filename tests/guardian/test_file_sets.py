@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from qgpu.guardian.seenfiles import SeenFiles
+from qgpu.guardian.file_sets import FileSets
 
 
 @pytest.fixture
@@ -18,7 +18,7 @@ def pipe():
 
 
 def test_a_file_is_known_by_every_descriptor_it_has(pipe):
-    seen = SeenFiles()
+    seen = FileSets().roots
     new = seen.add(pipe[0])
     copy = os.dup(pipe[0])
 
@@ -27,7 +27,7 @@ def test_a_file_is_known_by_every_descriptor_it_has(pipe):
 
 
 def test_asking_is_not_telling_and_what_is_forgotten_is_new(pipe):
-    seen = SeenFiles()
+    seen = FileSets().roots
     asked = seen.has(pipe[0]), seen.has(pipe[0])
     seen.add(pipe[0])
     seen.discard(pipe[0])
@@ -37,7 +37,7 @@ def test_asking_is_not_telling_and_what_is_forgotten_is_new(pipe):
 
 
 def test_a_file_is_not_kept_open(pipe):
-    seen = SeenFiles()
+    seen = FileSets().roots
     reading, writing = os.pipe()
     seen.add(reading)
     os.close(reading)
@@ -51,5 +51,5 @@ def test_what_cannot_be_polled_is_an_error():
     fd = os.open("/dev/null", os.O_RDONLY)
 
     with pytest.raises(PermissionError):
-        SeenFiles().add(fd)
+        FileSets().roots.add(fd)
     os.close(fd)

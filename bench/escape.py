@@ -1,0 +1,187 @@
+"""Pods that attack the guardian, on the emulated driver: how long neighbours wait, and how soon a successor serves.
+
+    python bench/escape.py                    # as root; no GPU; some three minutes
+    python bench/escape.py --rounds 1 --out /tmp/r
+
+Daemon, guardian, filters and pods are real; RM is a table in a file (tests/hostile/emulated.py). Two neighbours make
+and free objects all the time. The longest time between two of their rounds is taken without an attack, and beside each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from figures import About, Figure, at_most, median, write
+from script import _sources
+
+from qgpu.guardian.journal import Journal
+from qgpu.guardian.register import RmObject, object_fact
+from qgpu.guardian.state import StateFds
+from qgpu.rm import abi
+from tests.hostile.attacker import ATTACKS
+from tests.hostile.stage import Stage
+
+_ROOT = Path(__file__).resolve().parent.parent
+_QUIET_S, _AFTER_S = 5.0, 2.0
+#: What a successor finds.
+_PODS, _DESCRIPTORS = 64, 1000
+
+_HOLDER = """
+import os, resource, sys
+resource.setrlimit(resource.RLIMIT_NOFILE, (4096, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+for _ in range(int(sys.argv[1])):
+    os.open("/dev/random", os.O_RDWR)
+print("there", flush=True)
+sys.stdin.read()
+"""
+_SUCCESSOR = """
+import os, sys, time
+os.environ["EMULATED_RM"] = sys.argv[1]
+from pathlib import Path
+from tests.hostile import emulated
+emulated.install()
+from qgpu.guardian import server
+from qgpu.guardian.file_sets import FileSets
+from qgpu.guardian.journal import Journal
+from qgpu.guardian.journal import Journal
+from qgpu.guardian.register import Register
+journal, register = Journal(int(sys.argv[2])), Register()
+journal.own()
+for fact in journal.read()[1]:
+    register.note(fact)
+began = time.monotonic()
+made = server.Guardian(Path(sys.argv[4]), journal, FileSets(int(sys.argv[3])), register, {})
+print(time.monotonic() - began, flush=True)
+os._exit(0)
+"""
+
+
+def stalls(directory: Path, attacks: list[str]) -> dict[str, float]:
+    """Return the longest time a neighbour took for a round: without an attack (""), and beside each; in seconds."""
+    stage = Stage(directory, 2)
+    if not stage.there:
+        raise SystemExit("bench/escape.py: no cgroup2 tree can be mounted here; run as root")
+    try:
+        found, guardian = {}, stage.guardian()
+        began = time.monotonic()
+        time.sleep(_QUIET_S)
+        found[""] = stage.longest_wait(began)
+        for attack in attacks:
+            began = time.monotonic()
+            attacker = stage.start_attacker(attack)
+            stage.until(lambda attack=attack: stage.has_attacked(attack), f"{attack} is done")
+            time.sleep(_AFTER_S)
+            attacker.terminate()
+            attacker.wait()
+            stage.go_on()
+            found[attack] = stage.longest_wait(began)
+            print(f"{attack}: {found[attack]:.3f} s", flush=True)
+        if stage.guardian() != guardian:
+            raise SystemExit("bench/escape.py: a guardian was lost")
+        return found
+    finally:
+        stage.close()
+
+
+@contextmanager
+def _holders(count: int) -> Iterator[list[int]]:
+    """Start processes with many descriptors each."""
+    command = [sys.executable, "-c", _HOLDER, str(_DESCRIPTORS)]
+    held = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) for _ in range(count)]
+    try:
+        for process in held:
+            assert process.stdout is not None
+            process.stdout.readline()
+        yield [process.pid for process in held]
+    finally:
+        for process in held:
+            process.kill()
+            process.communicate()
+
+
+def successor_start(directory: Path) -> float:
+    """Return how long what was in reserve takes until it serves, with processes that have many descriptors, in s."""
+    state = StateFds.new()
+    with _holders(_PODS) as pids:
+        _write(state, pids)
+        command = [sys.executable, "-c", _SUCCESSOR, str(directory / "rm"), *map(str, state), str(directory)]
+        ran = subprocess.run(
+            command, pass_fds=list(state), cwd=_ROOT, capture_output=True, text=True, check=True, timeout=60
+        )
+    state.close()
+    return float(ran.stdout)
+
+
+def _write(state: StateFds, pids: list[int]) -> None:
+    """Write the facts of one pod for each process: clients used through every descriptor, TSGs, memory, UVM's files."""
+    journal = Journal(os.dup(state.journal))
+    for number, pid in enumerate(pids):
+        name, client = f"pod-{number}", 1000 + number
+        journal.append(
+            {"fact": "pod", "name": name, "grants": {"0": {"class": "offline", "cores": 1, "memory": 1 << 30}}}
+        )
+        journal.append({"fact": "process", "pid": pid, "pod": name})
+        for fd in range(3, 3 + _DESCRIPTORS):
+            journal.append({"fact": "client", "client": client, "pid": pid, "fd": fd})
+        for fd in range(3, 11):
+            journal.append({"fact": "uvm_file", "pid": pid, "fd": fd, "there": True})
+        journal.append(object_fact(RmObject(client, 2, client, abi.NV01_DEVICE_0, 0)))
+        journal.append({"fact": "confirm", "client": client, "handle": 2})
+        for handle in range(10, 10 + _DESCRIPTORS):
+            journal.append(object_fact(RmObject(client, handle, 2, abi.NV01_MEMORY_LOCAL_USER, 1 << 16)))
+            journal.append({"fact": "confirm", "client": client, "handle": handle})
+        for handle in range(5000, 5008):
+            journal.append(object_fact(RmObject(client, handle, 2, abi.KEPLER_CHANNEL_GROUP_A, 1)))
+            journal.append({"fact": "confirm", "client": client, "handle": handle})
+    os.close(journal.fd)
+
+
+def figures(found: list[dict[str, float]], starts: list[float]) -> list[Figure]:
+    """Return what is told of all rounds."""
+    longest = [max(each[attack] for attack in each if attack) for each in found]
+    rows = [
+        median("neighbour_stall_s", longest, *at_most(0.5), note="longest round of a neighbour beside any attack"),
+        median("neighbour_quiet_s", [each[""] for each in found], note="longest round without an attack"),
+    ]
+    rows += [
+        median(f"neighbour_stall_{attack}_s", [each[attack] for each in found], note=(ATTACKS[attack].__doc__ or ""))
+        for attack in ATTACKS
+    ]
+    note = f"what was in reserve, until it serves, with {_PODS} pods of {_DESCRIPTORS} descriptors and allocations each"
+    return [*rows, median("successor_start_s", starts, *at_most(1), note=note)]
+
+
+def main() -> None:
+    """Measure, print and write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--out", type=Path, default=_ROOT / "docs" / "results")
+    options = parser.parse_args()
+    began, found, starts = time.monotonic(), [], []
+    for _ in range(options.rounds):
+        with tempfile.TemporaryDirectory() as directory:
+            found.append(stalls(Path(directory), list(ATTACKS)))
+        with tempfile.TemporaryDirectory() as directory:
+            starts.append(successor_start(Path(directory)))
+            print(f"successor: {starts[-1]:.3f} s", flush=True)
+    rows = figures(found, starts)
+    for row in rows:
+        print(row.row())
+    command = f"python bench/escape.py --rounds {options.rounds}"
+    date = time.strftime("%Y-%m-%d %H:%M:%S %Z")
+    about = About(command, "emulated", date, "emulated driver", "seccomp", time.monotonic() - began, _sources())
+    write(options.out, "escape", about, rows, {})
+
+
+if __name__ == "__main__":
+    main()

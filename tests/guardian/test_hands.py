@@ -1,0 +1,146 @@
+"""Reaching into pods: few descriptors are tried, and a file that was moved is searched for beside the main loop."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from qgpu.guardian import file_search, hands
+from qgpu.guardian.file_search import FileSearch
+from qgpu.guardian.hands import Hands
+from qgpu.guardian.register import MOST_USERS, Register
+
+CLIENT = 7
+PATIENCE_S = 10
+
+
+@pytest.fixture
+def pipe():
+    ends = os.pipe()
+    yield ends
+    for end in ends:
+        os.close(end)
+
+
+@pytest.fixture
+def reach(monkeypatch):
+    """Ours as a pod's process with an RM client, where /dev/random is a control file."""
+    monkeypatch.setattr(hands, "_CONTROL_DEVICE", os.makedev(1, 8))
+    register, there = Register(), SimpleNamespace(there=True, taken=0)
+    for fact in (
+        {"fact": "pod", "name": "web", "cgroup": "/no-such-pod", "grants": {}},
+        {"fact": "process", "pid": os.getpid(), "pod": "web"},
+    ):
+        register.note(fact)
+    made = Hands(register, SimpleNamespace(), SimpleNamespace(knows=lambda *_: there.there), [])
+    made.watch(os.getpid())
+    take = hands.take
+
+    def counted(*arguments):
+        there.taken += 1
+        return take(*arguments)
+
+    monkeypatch.setattr(hands, "take", counted)
+    yield SimpleNamespace(register=register, hands=made, rm=there)
+    made.unwatch(os.getpid())
+
+
+def used(reach, *fds):
+    for fd in fds:
+        reach.register.note({"fact": "client", "client": CLIENT, "pid": os.getpid(), "fd": fd})
+
+
+def test_a_client_used_through_many_descriptors_is_tried_through_few(reach):
+    files = [os.open("/dev/random", os.O_RDONLY) for _ in range(4 * MOST_USERS)]
+    used(reach, *files)
+    reach.hands._through(CLIENT, lambda file: None)
+    for fd in files:
+        os.close(fd)
+
+    assert reach.rm.taken == MOST_USERS
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_only_a_client_that_rm_has_is_said_to_be_unreached(reach, there):
+    told = []
+    reach.hands.unreached, reach.rm.there = told.append, there
+    used(reach, 999)
+    reach.hands._through(CLIENT, lambda file: True)
+
+    assert (told, reach.rm.taken) == ([CLIENT] if there else [], 0)
+
+
+def test_another_file_in_the_descriptors_place_is_not_used(reach, pipe):
+    used(reach, pipe[0])
+
+    assert reach.hands._through(CLIENT, lambda file: True) is None
+
+
+def test_what_is_taken_from_a_pod_is_closed_by_a_thread_of_its_own(reach, monkeypatch):
+    """The last descriptor of a control file frees its client: that takes as long as the pod has made it."""
+    stuck, closed = threading.Event(), threading.Event()
+    close = os.close
+
+    def slow(fd):
+        if threading.current_thread().name == "qgpu-close":
+            stuck.wait(PATIENCE_S)
+        close(fd)
+        closed.set()
+
+    monkeypatch.setattr("qgpu.guardian.closer.os", SimpleNamespace(close=slow))
+    fd = os.open("/dev/random", os.O_RDONLY)
+    used(reach, fd)
+    answers = [reach.hands._through(CLIENT, lambda file: True) for _ in range(40)]
+    stuck.set()
+
+    assert closed.wait(PATIENCE_S)
+    assert (answers[0], answers[-1]) == (True, None)  # and no more is taken than may wait
+    os.close(fd)
+
+
+def searching(reach, monkeypatch, reaches):
+    monkeypatch.setattr(file_search, "_PATIENCE_S", 0.3)
+    monkeypatch.setattr(file_search, "_AGAIN_S", 0.05)
+    found, missed = [], threading.Event()
+    search = FileSearch(
+        reach.register,
+        reaches,
+        lambda client: reach.rm.there,
+        lambda *where: found.append(where),
+        missed.set,
+    )
+    return search, found, missed
+
+
+def until(condition):
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def test_a_file_under_another_number_is_found(reach, monkeypatch):
+    fd = os.open("/dev/random", os.O_RDONLY)
+    used(reach, 999)
+    search, found, _ = searching(reach, monkeypatch, lambda pid, at, client: at == fd)
+    search.want(CLIENT)
+    until(lambda: found)
+    os.close(fd)
+
+    assert (found, search.lost) == ([(CLIENT, os.getpid(), fd)], set())
+
+
+def test_a_file_that_is_nowhere_makes_its_client_lost_until_it_is_gone(reach, monkeypatch):
+    used(reach, 999)
+    search, found, missed = searching(reach, monkeypatch, lambda *_: False)
+    search.want(CLIENT)
+    assert missed.wait(PATIENCE_S)
+    lost = set(search.lost)
+    reach.rm.there = False
+    until(lambda: not search.lost)
+
+    assert (lost, found) == ({CLIENT}, [])
