@@ -17,7 +17,15 @@ from pathlib import Path
 from qgpu import policies, tables, units
 from qgpu.errors import InvalidValueError
 from qgpu.httpd import Address, parse_address
-from qgpu.model import MAX_OFFLINE_FLOOR, MAX_PERIOD_NS, MIN_PERIOD_NS, NS_PER_MS
+from qgpu.model import (
+    MAX_OFFLINE_FLOOR,
+    MAX_PERIOD_NS,
+    MIN_PERIOD_NS,
+    NS_PER_MS,
+    ContainerPolicy,
+    MayAsk,
+    PodClass,
+)
 from qgpu.plane import Plane
 from qgpu.tables import Table
 
@@ -92,6 +100,7 @@ class Config:
     metrics: Metrics = field(default_factory=Metrics)
     #: The directory of the CDI file; "off" for none, "auto" for the usual one where there are real pGPUs.
     cdi: str = "auto"
+    containers: ContainerPolicy = field(default_factory=ContainerPolicy)
     defaults: GpuSettings = field(default_factory=GpuSettings)
     gpus: Mapping[int, GpuSettings] = field(default_factory=dict)
 
@@ -108,7 +117,7 @@ def load(path: Path) -> Config:
     socket.only("mode", "group")
     log.only("level", "format")
     metrics.only("listen", "compat")
-    containers.only("cdi")
+    containers.only("cdi", *_ASKED, "environment")
     defaults = _gpu(top.table("defaults"), GpuSettings())
     gpus = top.table("gpu")
     return Config(
@@ -122,6 +131,7 @@ def load(path: Path) -> Config:
             metrics.text("compat", MetricsCompat.NONE, partial(units.parse_choice, MetricsCompat)),
         ),
         cdi=containers.text("cdi", "auto", _directory),
+        containers=_container_policy(containers),
         defaults=defaults,
         gpus={_index(gpus, key): _gpu(gpus.table(key), defaults) for key in gpus.raw},
     )
@@ -139,6 +149,28 @@ def gpu_settings(table: Table, base: GpuSettings) -> GpuSettings:
     floor = table.text("offline_floor", base.offline_floor, units.parse_percent)
     kept = table.check("period", lambda: replace(base, policy=policy, online_policy=online_policy, period_ns=period_ns))
     return table.check("offline_floor", lambda: replace(kept, offline_floor=floor))
+
+
+#: The keys of a table that says what may be asked for.
+_ASKED = ("classes", "max_cores", "max_memory")
+
+
+def _container_policy(table: Table) -> ContainerPolicy:
+    usual = ContainerPolicy()
+    environment = table.table("environment")
+    environment.only(*_ASKED, "names", "heard")
+    heard = environment.text("heard", True, _yes_or_no)
+    by_environment = _may_ask(environment, usual.by_environment or MayAsk())
+    return ContainerPolicy(_may_ask(table, usual.anyhow), by_environment if heard else None)
+
+
+def _may_ask(table: Table, base: MayAsk) -> MayAsk:
+    return MayAsk(
+        table.text("classes", base.classes, _classes),
+        table.text("max_cores", base.cores, _quota),
+        table.text("max_memory", base.memory, units.parse_memory),
+        table.text("names", base.name, _yes_or_no),
+    )
 
 
 def _gpu(table: Table, base: GpuSettings) -> GpuSettings:
@@ -160,6 +192,22 @@ def _mode(text: str) -> int:
     if not 0 <= mode <= 0o777:
         raise InvalidValueError(f'{text!r}: write file permissions in octal, as in "0660"')
     return mode
+
+
+def _classes(text: str) -> frozenset[PodClass]:
+    return frozenset(units.parse_choice(PodClass, word) for word in text.replace(",", " ").split())
+
+
+def _quota(text: str) -> int:
+    if not 1 <= (cores := units.parse_percent(text)) <= 100:
+        raise InvalidValueError(f"{text!r}: a quota is 1% to 100%")
+    return cores
+
+
+def _yes_or_no(text: str) -> bool:
+    if text not in ("yes", "no"):
+        raise InvalidValueError(f"{text!r}: write yes or no")
+    return text == "yes"
 
 
 def _directory(text: str) -> str:

@@ -12,7 +12,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,10 +20,11 @@ from typing import Any
 
 import structlog
 
-from qgpu import errors, wire
+from qgpu import errors, foreign_fds, wire
 from qgpu.door import Door
 from qgpu.errors import DaemonUnreachableError, ExitCode, PermissionDeniedError, QgpuError, TimedOutError
 from qgpu.places import socket_path
+from qgpu.seats import Seats
 from qgpu.systemd import Store
 
 _log = structlog.get_logger("control")
@@ -91,11 +92,14 @@ class Session:
     at_end: list[Callable[[], None]] = field(default_factory=list)
 
 
-#: Clients at a time, and of them such as may only look: they take no place from those who may change things.
-MAX_CLIENTS, MAX_GUESTS = 512, 128
-#: Who may only look sends no more at once, and all of them together are answered no more often: reading and answering
-#: takes time from the loops.
-_GUEST_BYTES, _GUEST_PAUSE_S = 1 << 16, 0.005
+#: Clients at a time. Some places are root's alone, outside of pods: the containers' hook and qgpuctl are always heard.
+MAX_CLIENTS, FOR_ROOT = 512, 64
+#: Of them such as may only look, or are in a pod; of a user and of a pod. They take no place from others.
+MAX_GUESTS, MAX_OF_PODS, MAX_OF_USER, MAX_OF_POD = 128, 64, 16, 8
+#: Who may only look sends no more at once, asks within this time, and all of them together are answered no more often:
+#: reading and answering takes time from the loops.
+_GUEST_BYTES, _GUEST_SILENCE_S, _GUEST_PAUSE_S = 1 << 16, 30.0, 0.005
+_MOMENT_S = 0.001
 
 #: Answers one request. A handler that keeps descriptors takes them out of the list; the rest is closed.
 Handler = Callable[[Session, dict[str, Any], list[int]], dict[str, Any]]
@@ -111,16 +115,16 @@ class Server:
         group_id: int | None,
         handle: Handler,
         store: Store,
-        trusts: Callable[[Session], bool] = lambda _: True,
+        pod_of: Callable[[Session], str] = lambda _: "",
     ) -> None:
-        """Listen. Who may change things but is not trusted is heard no more than who may only look.
+        """Listen. ``pod_of`` names the pod that a client is in, at once: it is heard no more than who may only look.
 
         Raises PermissionDeniedError where nobody could connect.
         """
         self._handle = handle
-        self._trusts = trusts
-        self._guests = self._clients = 0
-        self._counting, self._guests_turn = threading.Lock(), threading.Lock()
+        self._pod_of = pod_of
+        self._seats = Seats()
+        self._guests_turn = threading.Lock()
         self._group_id = group_id
         path = socket_path(runtime_dir)
         self._door = Door("control", path, mode, store, self._take)
@@ -141,47 +145,50 @@ class Server:
         """Serve a client in a thread of its own, if there is room for it."""
         connection = wire.Connection(sock)
         session = Session(connection.peer(), self._may_change(connection), _process(connection))
+        pod = self._pod_of(session)
+        guest, seats = bool(pod) or not session.may_change, _seats(session, pod)
+        full = self._seats.take(seats)
         try:
-            if not self._count(session, 1):
-                raise RuntimeError("there are as many clients as there may be")
+            if full is not None:
+                raise RuntimeError(f"there are as many of {full} as there may be")
             try:
-                threading.Thread(target=self._serve, args=(connection, session), name="client", daemon=True).start()
+                thread = threading.Thread(target=self._serve, args=(connection, session, seats, guest), name="client")
+                thread.daemon = True
+                thread.start()
             except BaseException:
-                self._count(session, -1)
+                self._seats.leave(seats)
                 raise
         except RuntimeError as error:  # or no more threads are to be had
             _log.warning("client not heard", pid=session.peer.pid, uid=session.peer.uid, reason=str(error))
             with suppress(OSError):
                 connection.send(_refusal("qgpud: too many clients; try again", ExitCode.REFUSED))
-            _end(connection, session)
+            if session.process is not None:
+                os.close(session.process)
+            foreign_fds.close(*connection.detach())
 
-    def _count(self, session: Session, by: int) -> bool:
-        """Count a client in or out; False when there is no room for it."""
-        with self._counting:
-            guests, clients = self._guests + (0 if session.may_change else by), self._clients + by
-            if by > 0 and (clients > MAX_CLIENTS or guests > MAX_GUESTS):
-                return False
-            self._guests, self._clients = guests, clients
-            return True
-
-    def _serve(self, connection: wire.Connection, session: Session) -> None:
+    def _serve(self, connection: wire.Connection, session: Session, seats: Mapping[str, int], guest: bool) -> None:
         try:
             connection.sock.setblocking(True)
-            guest = not session.may_change or not self._trusts(session)
             if guest:
-                connection.max_message = _GUEST_BYTES
-            while (received := connection.receive()) is not None:
+                connection.max_message, connection.max_fds = _GUEST_BYTES, 0
+            while (received := _next(connection, guest)) is not None:
                 if guest:
                     with self._guests_turn:
                         time.sleep(_GUEST_PAUSE_S)
-                connection.send(self._answer(session, *received))
+                message, fds = received
+                try:
+                    connection.send(self._answer(session, message, fds))
+                finally:
+                    foreign_fds.close_here(*fds)
         except (OSError, wire.WireError):
             pass  # a client that went away or talks nonsense has no answer to expect
         finally:
-            _end(connection, session)
-            self._count(session, -1)
             for call in session.at_end:
                 call()
+            if session.process is not None:
+                os.close(session.process)
+            foreign_fds.close_here(*connection.detach())  # its seat is taken until that is done
+            self._seats.leave(seats)
 
     def _answer(self, session: Session, message: dict[str, Any], fds: list[int]) -> dict[str, Any]:
         try:
@@ -191,9 +198,6 @@ class Server:
         except Exception as error:  # noqa: BLE001 - a defect: its client is to hear of it, and others not
             _log.exception("request failed", op=str(message.get("op")))
             return _refusal(f"qgpud: {error!r}; see its log", ExitCode.FAILED)
-        finally:
-            for fd in fds:
-                os.close(fd)
 
     def _may_change(self, connection: wire.Connection) -> bool:
         peer = connection.peer()
@@ -209,10 +213,31 @@ def _process(connection: wire.Connection) -> int | None:
         return None
 
 
-def _end(connection: wire.Connection, session: Session) -> None:
-    connection.close()
-    if session.process is not None:
-        os.close(session.process)
+def _seats(session: Session, pod: str) -> dict[str, int]:
+    """Say of what there may be so many that a client is one of."""
+    uid = session.peer.uid
+    if pod:
+        here = {"processes of pods": MAX_OF_PODS, f"processes of pod {pod}": MAX_OF_POD}
+    elif not session.may_change:
+        here = {"guests": MAX_GUESTS, f"guests of user {uid}": MAX_OF_USER}
+    else:
+        here = {}
+    if uid != 0 or pod:
+        here["others than root"] = MAX_CLIENTS - FOR_ROOT
+    return here | {"clients": MAX_CLIENTS}
+
+
+def _next(connection: wire.Connection, guest: bool) -> tuple[dict[str, Any], list[int]] | None:
+    """Wait for a request; of who may only look, no longer than so, however it comes. Raises OSError, WireError."""
+    if not guest:
+        return connection.receive()
+    deadline = time.monotonic() + _GUEST_SILENCE_S
+    while (received := connection.next_buffered()) is None:
+        connection.sock.settimeout(max(deadline - time.monotonic(), _MOMENT_S))
+        if time.monotonic() > deadline or not connection.fill():
+            return None
+    connection.sock.settimeout(_GUEST_SILENCE_S)  # for the answer
+    return received
 
 
 def _refusal(error: str, code: ExitCode) -> dict[str, Any]:

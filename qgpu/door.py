@@ -17,6 +17,7 @@ from pathlib import Path
 
 import structlog
 
+from qgpu import foreign_fds
 from qgpu.errors import PermissionDeniedError
 from qgpu.systemd import Store
 
@@ -69,4 +70,5 @@ class Door:
                 self._take(sock)
             except Exception:  # noqa: BLE001 - a defect: the next is to be heard all the same
                 _log.exception("client dropped", path=str(self._path))
-                sock.close()
+                if (fd := sock.detach()) >= 0:
+                    foreign_fds.close(fd)

@@ -31,6 +31,8 @@ _log = structlog.get_logger("http")
 _SILENCE_S = 5.0
 #: How long to wait when there is no room for another client.
 _BREATH_S = 0.1
+#: Clients are taken no faster: each takes time from whatever else this process does.
+_PAUSE_S = 0.005
 #: No request of ours has a body of more than a line.
 _MAX_BODY, _MOST_DIGITS = 4096, 4
 
@@ -116,7 +118,8 @@ class _Server(ThreadingHTTPServer):
     def __init__(self, address: Address, answer: Callable[[Request], Response], max_clients: int) -> None:
         self.answer = answer
         self._max_clients = max_clients
-        self._clients: OrderedDict[socket.socket, None] = OrderedDict()
+        #: Those connected, the oldest first, and whether their request has come whole.
+        self._clients: OrderedDict[socket.socket, bool] = OrderedDict()
         self._lock = threading.Lock()
         if ":" in address.host:
             self.address_family = socket.AF_INET6
@@ -140,14 +143,27 @@ class _Server(ThreadingHTTPServer):
         self.socket.bind(self.server_address)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Serve one more client; the one that has been here longest makes room if there are too many."""
+        """Serve one more client; if there are too many, another makes room.
+
+        That is who has said nothing for longest, or else who has been here for longest: silence takes no places.
+        """
+        leaving = None
         with self._lock:
-            self._clients[request] = None
-            oldest = self._clients.popitem(last=False)[0] if len(self._clients) > self._max_clients else None
-        if oldest is not None:
+            if len(self._clients) >= self._max_clients:
+                leaving = next((client for client, heard in self._clients.items() if not heard), None)
+                leaving = leaving or next(iter(self._clients))
+                del self._clients[leaving]
+            self._clients[request] = False
+        if leaving is not None:
             with suppress(OSError):
-                oldest.shutdown(socket.SHUT_RDWR)
+                leaving.shutdown(socket.SHUT_RDWR)
         super().process_request(request, client_address)
+
+    def heard(self, request: Any) -> None:
+        """Take note that a client's request has come whole."""
+        with self._lock:
+            if request in self._clients:
+                self._clients[request] = True
 
     def shutdown_request(self, request: Any) -> None:
         """Forget a client that has been served."""
@@ -157,6 +173,7 @@ class _Server(ThreadingHTTPServer):
 
     def get_request(self) -> tuple[Any, Any]:
         """Accept a client; where there is no room for another descriptor, do not ask again at once."""
+        time.sleep(_PAUSE_S)
         try:
             return super().get_request()
         except OSError:
@@ -215,6 +232,7 @@ class _Handler(BaseHTTPRequestHandler):
             response = Response(b"too long\n", status=413)
         else:
             body = self.rfile.read(int(length))
+            self.server.heard(self.request)
             response = self.server.answer(Request(self.command, urlsplit(self.path).path, headers, body))
         self.send_response(response.status)
         self.send_header("Content-Type", response.kind)

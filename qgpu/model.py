@@ -92,6 +92,28 @@ Span = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
+class MayAsk:
+    """What a container may ask for: classes, the most of a pGPU's time and memory (None: any), a name of its choice."""
+
+    classes: frozenset[PodClass] = frozenset(PodClass)
+    cores: int = 100
+    memory: int | None = None
+    name: bool = True
+
+
+#: An image's author may not put work first, take more than half a pGPU from others, or pass for another pod.
+_UNTRUSTED = MayAsk(frozenset({PodClass.OFFLINE}), 50, name=False)
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerPolicy:
+    """What containers may ask for: at all, and by environment variables, which an image may bring (None: not heard)."""
+
+    anyhow: MayAsk = field(default_factory=MayAsk)
+    by_environment: MayAsk | None = _UNTRUSTED
+
+
+@dataclass(frozen=True, slots=True)
 class TsgSample:
     """What one TSG did since the last sample: GPU time in ns, and how often it was switched in."""
 

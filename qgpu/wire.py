@@ -50,6 +50,8 @@ class Connection:
     _at: int = 0
     #: Larger messages are refused unread.
     max_message: int = MAX_MESSAGE
+    #: Descriptors that are taken in at a time; the kernel drops what comes where there are to be none.
+    max_fds: int = _MAX_FDS
 
     def fileno(self) -> int:
         """Return the descriptor to poll."""
@@ -105,17 +107,20 @@ class Connection:
         try:
             message = json.loads(body)
         except (ValueError, RecursionError) as error:
-            _close(fds)
+            self._keep(fds)
             raise WireError("not JSON") from error
         if not isinstance(message, dict):
-            _close(fds)
+            self._keep(fds)
             raise WireError("not a JSON object")
         return message, fds
 
     def fill(self) -> bool:
         """Read what has arrived; False at the end of the stream. Raises WireError for a hoard of descriptors."""
         try:
-            data, fds, _, _ = socket.recv_fds(self.sock, 65536, _MAX_FDS)
+            if self.max_fds:
+                data, fds, _, _ = socket.recv_fds(self.sock, 65536, self.max_fds)
+            else:
+                data, fds = self.sock.recv(65536), []
         except ConnectionResetError:
             return False
         self._data += data
@@ -134,11 +139,24 @@ class Connection:
         self._fds = [(end, fd) for end, fd in self._fds if end > self._at]
         return mine
 
+    def _keep(self, fds: list[int]) -> None:
+        """Leave descriptors of a message that is none to whoever closes the connection."""
+        self._fds += [(self._at, fd) for fd in fds]
+
     def close(self) -> None:
-        """Close the socket and every descriptor nobody took."""
+        """Close the socket and every descriptor nobody took: of a connection with another process of ours."""
         fds, self._fds = self._fds, []
-        _close([fd for _, fd in fds])
+        for _, fd in fds:
+            os.close(fd)
         self.sock.close()
+
+    def detach(self) -> list[int]:
+        """Hang up; return the socket and every descriptor nobody took, to be closed: a peer may have sent anything."""
+        fds, self._fds = self._fds, []
+        with suppress(OSError):
+            self.sock.shutdown(socket.SHUT_RDWR)
+        mine = self.sock.detach()
+        return [*(fd for _, fd in fds), *([mine] if mine >= 0 else [])]
 
 
 def connect(path: str, timeout_s: float | None = None) -> Connection:
@@ -177,8 +195,3 @@ def has_ended(pidfd: int) -> bool:
     poll = select.poll()
     poll.register(pidfd, select.POLLIN)
     return bool(poll.poll(0))
-
-
-def _close(fds: Sequence[int]) -> None:
-    for fd in fds:
-        os.close(fd)

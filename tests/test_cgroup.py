@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import re
 import subprocess
 from pathlib import Path
 
@@ -114,3 +116,126 @@ def test_an_empty_pods_cgroup_goes_with_it(name):
     cgroup.remove(name)
 
     assert not (cgroup.mount() / cgroup.path_of(name).lstrip("/")).exists()
+
+
+@pytest.fixture
+def tree(monkeypatch, tmp_path):
+    """A tree with one cgroup in which, as its files say, somebody is."""
+    (tmp_path / "a/inner").mkdir(parents=True)
+    (tmp_path / "a/cgroup.procs").write_text("")
+    (tmp_path / "a/inner/cgroup.procs").write_text("7\n")
+    (tmp_path / "a/cgroup.events").write_text("populated 1\nfrozen 0\n")
+    monkeypatch.setattr(cgroup, "mount", lambda: tmp_path)
+    return tmp_path
+
+
+def refusing(monkeypatch, code):
+    def refuse(*_args, **_kwargs):
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(Path, "read_text", refuse)
+    monkeypatch.setattr(os, "scandir", refuse)
+
+
+def test_who_is_in_a_cgroup_is_listed(tree):
+    assert cgroup.inside("/a") == cgroup.Inside((7,), alive=True)
+
+
+@pytest.mark.parametrize("code", [errno.EMFILE, errno.ENFILE, errno.EACCES, errno.ENOMEM, errno.EIO])
+def test_a_cgroup_that_cannot_be_looked_at_is_not_empty(monkeypatch, tree, code):
+    refusing(monkeypatch, code)
+
+    assert cgroup.inside("/a") == cgroup.Inside((), alive=True)
+    with pytest.raises(OSError, match=re.escape(os.strerror(code))):
+        cgroup.pids("/a")
+
+
+@pytest.mark.parametrize("code", [errno.ENOENT, errno.ENODEV])
+def test_a_cgroup_that_is_gone_is_empty(monkeypatch, tree, code):
+    refusing(monkeypatch, code)
+
+    assert cgroup.inside("/a") == cgroup.Inside()
+
+
+def test_a_cgroup_is_empty_when_the_kernel_says_so(tree):
+    (tree / "a/inner/cgroup.procs").write_text("")
+    assert cgroup.inside("/a").alive
+    (tree / "a/cgroup.events").write_text("populated 0\nfrozen 0\n")
+    assert not cgroup.inside("/a").alive
+
+
+def test_a_cgroup_that_cannot_be_looked_for_is_not_gone(monkeypatch, tree):
+    refusing(monkeypatch, errno.EMFILE)
+
+    assert cgroup.find((tree / "a").stat().st_ino, "/a") == "/a"
+    with pytest.raises(OSError, match="open files"):
+        cgroup.find((tree / "a").stat().st_ino, "/b")
+
+
+@pytest.fixture
+def placed(monkeypatch, tree):
+    """This process in a cgroup of the tree, all of which is root's."""
+    for directory in (tree / "a", tree / "a/inner"):
+        (directory / "cgroup.procs").write_text("")
+        for each in (directory, directory / "cgroup.procs"):
+            each.chmod(0o755 if each.is_dir() else 0o644)
+    said = {"at": "/a/inner"}
+    monkeypatch.setattr(cgroup, "of", lambda pid: said["at"])
+    return said
+
+
+def test_a_launchers_own_cgroup_is_its_pods_home(placed):
+    assert cgroup.home(7) == "/a/inner"
+
+
+@pytest.mark.parametrize("at", ["/", "/../outside", "/..", "/../a/inner"])
+def test_a_launcher_at_the_top_or_outside_has_its_pods_at_the_top(placed, at):
+    placed["at"] = at
+
+    assert cgroup.home(7) == "/"
+
+
+@pytest.mark.parametrize("file", ["a/inner", "a/inner/cgroup.procs"])
+def test_a_cgroup_that_others_may_write_is_no_pods_home(placed, tree, file):
+    (tree / file).chmod(0o775)
+
+    assert cgroup.home(7) == "/a"
+
+
+@pytest.mark.root
+def test_a_cgroup_below_a_users_own_is_no_pods_home(placed, tree):
+    os.chown(tree / "a", 1000, 1000)
+
+    assert cgroup.home(7) == "/"
+
+
+def test_a_launchers_cgroup_that_is_gone_is_an_error(placed):
+    placed["at"] = "/a/gone"
+
+    with pytest.raises(OSError, match="gone"):
+        cgroup.home(7)
+
+
+def test_whose_cgroup_it_is_shows_in_its_name():
+    assert cgroup.is_made_for("web", "/qgpu/web")
+    assert cgroup.is_made_for("web", "/job/qgpu-web")
+    assert not cgroup.is_made_for("web", "/job/web")
+    assert not cgroup.is_made_for("web", "/machine/libpod-web")
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/1f2e",
+        "/docker/1f2e",
+        "/libpod_parent/libpod-1f2e",
+        "/machine.slice/libpod-1f2e.scope/container",
+        "/system.slice/docker-1f2e.scope",
+        "/kubepods.slice/kubepods-pod7.slice/cri-containerd-1f2e.scope",
+        "/system.slice/runc:shop:1f2e",
+    ],
+)
+def test_a_containers_cgroup_is_known_by_its_whole_id(path):
+    assert cgroup.names(path, "1f2e")
+    for other in ("", "1f2", "f2e", "1", "scope", "f2e.scope", "/"):
+        assert not cgroup.names(path, other)

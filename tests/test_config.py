@@ -10,6 +10,7 @@ from qgpu import config
 from qgpu.config import Config, GpuSettings, LogFormat, LogLevel, Metrics, MetricsCompat
 from qgpu.errors import ConfigError
 from qgpu.httpd import Address
+from qgpu.model import ContainerPolicy, MayAsk, PodClass
 from qgpu.plane import Plane
 
 
@@ -103,3 +104,27 @@ def test_a_mistake_is_one_line_with_file_key_and_remedy(tmp_path: Path, text: st
 def test_a_missing_file_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="nothing: No such file"):
         config.load(tmp_path / "nothing")
+
+
+def test_what_containers_may_ask_for_is_the_administrators_to_say(tmp_path: Path) -> None:
+    assert load(tmp_path, "").containers == ContainerPolicy()
+    found = load(
+        tmp_path,
+        "[containers]\nclasses = 'offline'\nmax_cores = '60%'\nmax_memory = '8GiB'\n"
+        "[containers.environment]\nclasses = 'offline, online'\nmax_cores = '30%'\nnames = 'yes'\n",
+    ).containers
+
+    assert found.anyhow == MayAsk(frozenset({PodClass.OFFLINE}), 60, 8 << 30)
+    assert found.by_environment == MayAsk(frozenset(PodClass), 30, None, name=True)
+
+
+def test_variables_need_not_be_heard(tmp_path: Path) -> None:
+    assert load(tmp_path, "[containers.environment]\nheard = 'no'\n").containers.by_environment is None
+
+
+@pytest.mark.parametrize(
+    "text", ["max_cores = '200%'", "classes = 'fast'", "max_memory = 'much'", "names = 'no'", "environment.heard = '1'"]
+)
+def test_a_policy_that_is_none_is_refused_with_its_key(tmp_path: Path, text: str) -> None:
+    with pytest.raises(ConfigError, match=text.split(" ")[0].rpartition(".")[2]):
+        load(tmp_path, f"[containers]\n{text}\n")

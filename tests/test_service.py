@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import json
 import os
+import resource
+import socket
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from qgpu import wire
+from qgpu import cgroup, wire
 from qgpu.config import Config
-from qgpu.control import Session
+from qgpu.control import Client, Server, Session
 from qgpu.daemon import service as service_module
 from qgpu.daemon.planes import Chosen
 from qgpu.daemon.service import Service
 from qgpu.daemon.state import State
-from qgpu.errors import RefusedError
+from qgpu.errors import InvalidValueError, QgpuError, RefusedError
 from qgpu.model import Grant
 from qgpu.plane import Plane
 from qgpu.runtime.container import Container
 from qgpu.sched.sim import Clock, SimHost
+from qgpu.systemd import Store
+from tests.test_foreign_fds import lingering
 
 AT = "/machine/one"
 
@@ -37,7 +43,7 @@ def service(host: SimHost, monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]
     monkeypatch.setattr(
         service_module,
         "described",
-        lambda raw: Container("two", 1, {"qgpu.io/cores": str(raw["cores"])}, {"QGPU_GPU_0": ""}),
+        lambda raw, policy: Container("two", 1, {"qgpu.io/cores": str(raw["cores"])}, {"QGPU_GPU_0": ""}),
     )
     yield made
     made.close()
@@ -63,3 +69,69 @@ def test_a_container_that_starts_again_takes_the_place_of_its_last_run(host: Sim
     bind(service, 50)
 
     assert [pod.name for pod in host.pods()] == ["other", "two"]
+
+
+def test_what_is_no_listener_is_not_taken_into_a_pod(host: SimHost, service: Service) -> None:
+    host.admit("one", {0: Grant()})
+    me = Session(wire.Peer(os.getpid(), 0, 0), may_change=True, process=os.pidfd_open(os.getpid()))
+    fds = list(os.pipe())
+    with pytest.raises(InvalidValueError, match="no seccomp listener"):
+        service.handle(me, {"op": "pod.attach", "name": "one"}, fds)
+
+    assert len(fds) == 2, "they are whoever's carries the request, to be closed under no lock"
+    for fd in fds:
+        os.close(fd)
+
+
+def test_a_descriptor_that_lingers_does_not_stop_other_requests(tmp_path: Path, service: Service) -> None:
+    server = Server(tmp_path, 0o600, None, service.handle, Store())
+    try:
+        with Client(tmp_path) as attacker, Client(tmp_path) as other:
+            attacker.call("pod.create", name="one", grants={"0": {}})
+            fd = lingering()
+            body = json.dumps({"op": "pod.attach", "name": "one"}).encode()
+            message = len(body).to_bytes(4, "little") + body
+            socket.send_fds(attacker._connection.sock, [message[:9]], [fd])
+            os.close(fd)  # before anybody looks at it: the last close is the daemon's
+            attacker._connection.sock.sendall(message[9:])
+            assert attacker._connection.receive()
+            assert other.call("pod.set", name="one", cores=10)["ok"]
+    finally:
+        server.close()
+
+
+def test_a_pod_is_not_retired_for_want_of_descriptors(monkeypatch: pytest.MonkeyPatch, host: SimHost) -> None:
+    service = Service(host, Chosen(Plane.SIM, "test"), Config(), State(None))
+    host.admit("one", {0: Grant()}, cgroup.of(os.getpid()))
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        cgroup.mount()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+        service.reap()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert [pod.name for pod in host.pods()] == ["one"]
+    service.close()
+
+
+def test_a_limit_comes_too_late_for_who_reaches_past_it(host: SimHost, service: Service, at: str) -> None:
+    host.admit("one", {0: Grant()}, at)
+    me = Session(wire.Peer(os.getpid(), 0, 0), may_change=True, process=os.pidfd_open(os.getpid()))
+    cgroup.note(at, "beyond", "/dev/dri")
+    with pytest.raises(RefusedError, match="its container reaches /dev/dri"):
+        service.handle(me, {"op": "pod.set", "name": "one", "memory": 1 << 30}, [])
+    assert service.handle(me, {"op": "pod.set", "name": "one", "cores": 10}, []) == {"notes": []}
+    cgroup.note(at, "beyond", "")
+
+    assert service.handle(me, {"op": "pod.set", "name": "one", "memory": 1 << 30}, []) == {"notes": []}
+
+
+@pytest.fixture
+def at() -> Iterator[str]:
+    """A cgroup that is there."""
+    try:
+        path = cgroup.create(f"test-{os.getpid()}")
+    except QgpuError as error:
+        pytest.skip(str(error))
+    yield path
+    cgroup.remove("", path)

@@ -277,11 +277,11 @@ def _left_over(world: World) -> dict[str, int]:
     with suppress(OSError):
         (cgroup.mount() / "qgpu-hangs").rmdir()
     ours = [process for process in bench.processes() if process.is_running()]
-    group = cgroup.mount() / "qgpu"
+    groups = [*cgroup.mount().glob("qgpu/*"), *cgroup.mount().rglob("qgpu-*")]
     return {
         "processes": len(ours),
         "descriptors": sum(process.num_fds() for process in (*daemons(bench), *guardians(bench))),
-        "cgroups": len(list(group.iterdir())) if group.exists() else 0,
+        "cgroups": sum(group.is_dir() for group in groups),
         "bytes on the card": world.card_used(),
     }
 

@@ -21,7 +21,7 @@ def hold(runtime_dir: Path) -> int:
         raise InvalidValueError(f"{runtime_dir}: too long for sockets in it; choose another --runtime-dir")
     try:
         runtime_dir.mkdir(mode=0o755, parents=True, exist_ok=True)
-        if runtime_dir.stat().st_uid != os.geteuid():
+        if runtime_dir.stat().st_uid != os.geteuid() or runtime_dir.lstat().st_uid not in (0, os.geteuid()):
             raise PermissionDeniedError(f"{runtime_dir}: belongs to another user; choose another --runtime-dir")
         descriptor = os.open(runtime_dir / "qgpud.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:

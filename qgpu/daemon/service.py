@@ -19,7 +19,7 @@ from typing import Any
 import structlog
 
 import qgpu
-from qgpu import admission, cgroup
+from qgpu import admission, cgroup, foreign_fds
 from qgpu.config import Config, GpuSettings
 from qgpu.control import Session
 from qgpu.daemon import shown
@@ -28,7 +28,7 @@ from qgpu.daemon.gpu_loop import GpuLoop
 from qgpu.daemon.limits import over_limits
 from qgpu.daemon.loads import Loads
 from qgpu.daemon.metrics import Counters
-from qgpu.daemon.peers import refuse_pods
+from qgpu.daemon.peers import places_of, pod_of, refuse_pods
 from qgpu.daemon.planes import Chosen, driver_version
 from qgpu.daemon.requests import Arguments
 from qgpu.daemon.state import State
@@ -43,12 +43,18 @@ from qgpu.errors import (
     no_pod,
 )
 from qgpu.model import Grant
+from qgpu.plane import Plane
 from qgpu.policies import POLICIES
 from qgpu.runtime import seccomp
+from qgpu.runtime.agent import LISTENER
 from qgpu.runtime.container import described
 from qgpu.sched.backend import Host, Pgpu, PodInfo
+from qgpu.wire import has_ended
 
 _log = structlog.get_logger("service")
+
+#: Under this, what a container reaches that makes memory past a limit is noted at its cgroup.
+_BEYOND = "beyond"
 
 _Request = Callable[[Session, Arguments, list[int]], dict[str, Any]]
 
@@ -66,6 +72,8 @@ class Service:
         self._lock = threading.RLock()
         self._started_ns = time.monotonic_ns()
         self._pgpus = {pgpu.index: pgpu for pgpu in host.pgpus()}
+        #: Pods by their cgroups, as last seen.
+        self._places = places_of(host.pods())
         #: Pods whose launcher is still connected, with its session.
         self._held: dict[str, Session] = {}
         self._loads = loads = Loads(host, self._lock)
@@ -107,13 +115,9 @@ class Service:
             raise InvalidValueError(f"request {op!r}: there is no such request; is qgpuctl of the daemon's version?")
         return request(session, Arguments(message), fds)
 
-    def trusts(self, session: Session) -> bool:
-        """Tell whether a client is in no pod, as far as can be told now; each request is asked again."""
-        try:
-            refuse_pods(session.peer.pid, session.process, self._host.pods())
-        except QgpuError:
-            return False
-        return True
+    def pod_of(self, session: Session) -> str:
+        """Return the pod a client is in, by where pods were last seen; each request is asked again."""
+        return pod_of(session.peer.pid, session.process, self._places)
 
     @property
     def alive(self) -> bool:
@@ -123,9 +127,11 @@ class Service:
     def reap(self) -> None:
         """Retire pods that nobody holds and nothing runs in."""
         with self._lock:
-            for pod in self._host.pods():
+            pods = self._host.pods()
+            self._places = places_of(pods)
+            for pod in pods:
                 if pod.name not in self._held and not self._runs(pod):
-                    self._host.retire(pod.name)
+                    self._retire(pod)
                     _log.info("pod retired", pod=pod.name)
 
     def close(self) -> None:
@@ -206,7 +212,7 @@ class Service:
     def _pod_create(self, session: Session, arguments: Arguments, _fds: list[int]) -> dict[str, Any]:
         grants = arguments.grants()
         with self._lock:
-            name = self._admit(arguments.get("name", str), grants)
+            name = self._admit(arguments.get("name", str), grants, launcher=session)
             self._held[name] = session
             session.at_end.append(partial(self._let_go, name, session))
         _log.info("pod created", pod=name)
@@ -218,7 +224,7 @@ class Service:
 
     def _container_bind(self, _session: Session, arguments: Arguments, _fds: list[int]) -> dict[str, Any]:
         """Make a container a pod before its process starts. It ends with its cgroup, which its runtime removes."""
-        container = described(arguments.raw)
+        container = described(arguments.raw, self._config.containers)
         if self._listener is not None:
             seccomp.check(container, self._listener)
         container.check_devices()
@@ -226,6 +232,7 @@ class Service:
         grants = dict.fromkeys(container.gpus({i: pgpu.minor for i, pgpu in self._pgpus.items()}), wanted.grant)
         at = container.cgroup()
         with self._lock:
+            cgroup.note(at, _BEYOND, container.beyond_limits())
             name = self._admit(container.pod, grants, at)
         _log.info("container bound", pod=name, container=container.id, cgroup=at)
         return {"name": name}
@@ -245,7 +252,7 @@ class Service:
 
     def _pod_of_container(self, container: str) -> PodInfo:
         for pod in self._host.pods():
-            if container and container in pod.cgroup and pod.pids:
+            if container and cgroup.names(pod.cgroup, container) and pod.pids:
                 return pod
         raise RefusedError(f"container {container}: it is no pod")
 
@@ -259,8 +266,10 @@ class Service:
             raise RefusedError(f"process {pid}: its cgroup {at} is no pod's")
         return max(inside, key=lambda pod: len(pod.cgroup))
 
-    def _admit(self, wanted: str | None, grants: dict[int, Grant], at: str = "") -> str:
-        """Make a pod if it fits, and return its name. It takes the place of one in the same cgroup.
+    def _admit(
+        self, wanted: str | None, grants: dict[int, Grant], at: str = "", launcher: Session | None = None
+    ) -> str:
+        """Make a pod if it fits, and return its name. A container's takes the place of one in the same cgroup.
 
         That is the container's last run: a container that starts has a cgroup to itself.
         """
@@ -272,9 +281,35 @@ class Service:
         settings = {index: each.settings for index, each in self._loops.items()}
         admission.check_new(name, grants, others, self._free_pgpus(), settings)
         for pod in before:
-            self._host.retire(pod.name)
-        self._host.admit(name, grants, at)
+            self._retire(pod)
+        made = self._home_of(name, launcher) if launcher is not None else ""
+        try:
+            self._host.admit(name, grants, at or made)
+        except BaseException:
+            if made:
+                cgroup.remove(name, made)
+            raise
+        self._places = places_of(self._host.pods())
         return name
+
+    def _home_of(self, name: str, launcher: Session) -> str:
+        """Make a cgroup for a pod in its launcher's; none on the simulator. Raises a QgpuError."""
+        if self._chosen.plane is Plane.SIM:
+            return ""
+        try:
+            parent = cgroup.home(launcher.peer.pid)
+            gone = launcher.process is None or has_ended(launcher.process)
+        except OSError:
+            gone = True
+        if gone:
+            raise RefusedError(f"pod {name}: its launcher has ended, or cannot be seen from here; run it on the host")
+        return cgroup.create(name, parent)
+
+    def _retire(self, pod: PodInfo) -> None:
+        """Forget a pod, and remove the cgroup that was made for it."""
+        self._host.retire(pod.name)
+        if cgroup.is_made_for(pod.name, pod.cgroup):
+            cgroup.remove(pod.name, pod.cgroup)
 
     def _free_pgpus(self) -> list[Pgpu]:
         """Return the pGPUs, less the memory that pods have left behind."""
@@ -288,6 +323,8 @@ class Service:
 
     def _pod_attach(self, session: Session, arguments: Arguments, fds: list[int]) -> dict[str, Any]:
         name = arguments.need("name", str)
+        if any(foreign_fds.kind(fd) != LISTENER for fd in fds):
+            raise InvalidValueError(f"pod {name}: its launcher sent a descriptor that is no seccomp listener")
         with self._lock:
             self._pod(name)
             taken = list(fds)
@@ -306,6 +343,8 @@ class Service:
                 number: arguments.amended(grant) if index in (None, number) else grant
                 for number, grant in pod.grants.items()
             }
+            if pod.cgroup and any(grant.memory is not None for grant in grants.values()):
+                _check_reach(pod)
             settings = {number: each.settings for number, each in self._loops.items()}
             admission.check_amended(name, grants, self._host.pods(), self._free_pgpus(), settings)
             self._host.amend(name, grants)
@@ -319,10 +358,19 @@ class Service:
             pod = self._pod(name)
             if self._runs(pod):
                 raise RefusedError(f"pod {name}: it still runs; end its processes first")
-            self._host.retire(name)
+            self._retire(pod)
             self._held.pop(name, None)
         _log.info("pod removed", pod=name)
         return {}
+
+
+def _check_reach(pod: PodInfo) -> None:
+    """Refuse a memory limit for a container that reaches what makes video memory past it. Raises RefusedError."""
+    if (name := cgroup.noted(pod.cgroup, _BEYOND)) is not None:
+        raise RefusedError(
+            f"pod {pod.name}: its container reaches {name}, which makes video memory that no limit holds; "
+            "start it without that device"
+        )
 
 
 def _unused_name(taken: set[str]) -> str:

@@ -7,16 +7,19 @@ plane is let go.
 from __future__ import annotations
 
 import os
+import resource
 from contextlib import ExitStack
 from pathlib import Path
 
 import structlog
 
 from qgpu import config as configuration
+from qgpu import foreign_fds
 from qgpu.config import Config, MetricsCompat
 from qgpu.control import Server
 from qgpu.daemon import log, planes, runtime
 from qgpu.daemon.containers import Containers, agent_socket
+from qgpu.daemon.endpoint import Endpoint
 from qgpu.daemon.service import Service
 from qgpu.daemon.state import State
 from qgpu.ending import Ending
@@ -41,6 +44,8 @@ def run(
     stop: Ending,
 ) -> None:
     """Be the daemon until told to stop. Raises QgpuError."""
+    foreign_fds.prepare()
+    _take_room()
     config = configuration.load(config_file) if config_file else Config()
     log.configure(config.log_level, config.log_format)
     directory, store = kept.runtime_dir, kept.store
@@ -51,24 +56,37 @@ def run(
     service = Service(host, chosen, config, state, agent_socket(chosen.plane, directory))
     try:
         with ExitStack() as ends:
-            if config.metrics.listen is not None:
-                endpoint = exporter.serve(
-                    config.metrics.listen, service.counters.view, with_hami=config.metrics.compat is MetricsCompat.HAMI
-                )
+            endpoint = _endpoint(service, config)
+            if endpoint is not None:
                 ends.callback(endpoint.close)
-            server = Server(directory, config.socket_mode, config.socket_gid, service.handle, store, service.trusts)
+            server = Server(directory, config.socket_mode, config.socket_gid, service.handle, store, service.pod_of)
             ends.callback(server.close)
             containers = Containers(chosen.plane, host.pgpus(), directory, config, store, service.take_listener)
             ends.callback(containers.close)
             _log.info("ready", plane=chosen.plane.value, why=chosen.why, runtime_dir=str(directory))
-            _watch(service, containers, stop)
+            _watch(service, containers, endpoint, stop)
     finally:
         service.close()
         os.close(lock)
     _log.info("stopped")
 
 
-def _watch(service: Service, containers: Containers, stop: Ending) -> None:
+def _take_room() -> None:
+    """Have as many descriptors as may be: clients and pods take them, and the soft limit is meant for select()."""
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+def _endpoint(service: Service, config: Config) -> Endpoint | None:
+    """Serve metrics where they are wanted. Raises ConfigError."""
+    address = config.metrics.listen
+    if address is None:
+        return None
+    with_hami = config.metrics.compat is MetricsCompat.HAMI
+    return Endpoint(lambda: exporter.serve(address, service.counters.view, with_hami=with_hami))
+
+
+def _watch(service: Service, containers: Containers, endpoint: Endpoint | None, stop: Ending) -> None:
     """Stay until told to stop. Raises QgpuError when a loop has ended by itself."""
     notify("READY=1")
     trouble = ""
@@ -83,5 +101,7 @@ def _watch(service: Service, containers: Containers, stop: Ending) -> None:
                 trouble = str(error)
                 _log.error("cannot look after pods, trying again", error=trouble)
         containers.refresh()
+        if endpoint is not None:
+            endpoint.refresh()
         notify(ALIVE)
     notify("STOPPING=1")

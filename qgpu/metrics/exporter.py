@@ -1,7 +1,9 @@
-"""The metrics endpoint: ``/metrics`` at the configured address, written anew for every scrape."""
+"""The metrics endpoint: ``/metrics`` at the configured address, written anew for scrapes that are not too close."""
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable
 from itertools import chain
 
@@ -13,6 +15,8 @@ from qgpu.metrics.view import View
 
 #: Two Prometheus servers and a person.
 MAX_CLIENTS = 8
+#: No more often are they written: it takes time from the loops, and whoever is on the host's network may ask.
+_EVERY_S = 0.2
 
 
 def page(view: View, *, with_hami: bool) -> bytes:
@@ -20,15 +24,34 @@ def page(view: View, *, with_hami: bool) -> bytes:
     return render(chain(native.families(view), hami.families(view) if with_hami else ()))
 
 
+class Written:
+    """What a scrape is answered: one written just now serves those who ask meanwhile and shortly after."""
+
+    def __init__(self, write: Callable[[], bytes]) -> None:
+        self._write = write
+        self._lock = threading.Lock()
+        self._due_s = 0.0
+        self._latest = Response()
+
+    def latest(self) -> Response:
+        """Return it, written anew if that is due."""
+        with self._lock:
+            if time.monotonic() >= self._due_s:
+                try:
+                    self._latest = Response(self._write(), CONTENT_TYPE)
+                except QgpuError as error:  # a plane that is gone for the moment; a later scrape finds it
+                    self._latest = Response(f"{error}\n".encode(), status=503)
+                self._due_s = time.monotonic() + _EVERY_S
+            return self._latest
+
+
 def serve(address: Address, look: Callable[[], View], *, with_hami: bool) -> HttpServer:
     """Serve metrics until the server is closed. Raises ConfigError where it cannot listen."""
+    written = Written(lambda: page(look(), with_hami=with_hami))
 
     def answer(request: Request) -> Response:
         if request.path != "/metrics" or request.method != "GET":
             return Response(b"metrics are at /metrics\n", status=404)
-        try:
-            return Response(page(look(), with_hami=with_hami), CONTENT_TYPE)
-        except QgpuError as error:  # a plane that is gone for the moment: the scrape fails, and the next is tried
-            return Response(f"{error}\n".encode(), status=503)
+        return written.latest()
 
     return HttpServer(address, answer, MAX_CLIENTS)

@@ -8,7 +8,6 @@ fails, and it has no GPU rather than one without limits.
 from __future__ import annotations
 
 import json
-import os
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 
 import structlog
 
+from qgpu import foreign_fds
 from qgpu.door import Door
 from qgpu.errors import QgpuError
 from qgpu.systemd import Store
@@ -25,6 +25,9 @@ _log = structlog.get_logger("agent")
 _MAX_STATE = 1 << 20
 _PATIENCE_S = 5.0
 _SECCOMP_FD = "seccompFd"
+
+#: What the kernel calls a listener.
+LISTENER = "anon_inode:seccomp notify"
 
 #: Takes over the listener of a process: (pid, container id, descriptor). Raises QgpuError, and then has closed it.
 #: crun 1.8 does not know the pid of a process that it brings in by exec, and says 0.
@@ -43,9 +46,11 @@ class Agent:
         self._door.close()
 
     def _hear(self, sock: socket.socket) -> None:
-        with sock:
+        try:
             sock.settimeout(_PATIENCE_S)
             self._take(sock)
+        finally:
+            foreign_fds.close(sock.detach())
 
     def _take(self, sock: socket.socket) -> None:
         fds: list[int] = []
@@ -53,6 +58,8 @@ class Agent:
             state = _received(sock, fds)
             pid, listener = int(state["pid"]), fds[state["fds"].index(_SECCOMP_FD)]
             container = str(state["state"]["id"])
+            if foreign_fds.kind(listener) != LISTENER:
+                raise ValueError(f"{foreign_fds.kind(listener)} in place of a listener")
             fds.remove(listener)
             self._attach(pid, container, listener)
         except QgpuError as error:
@@ -60,8 +67,7 @@ class Agent:
         except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
             _log.error("no container process state", error=repr(error))
         finally:
-            for fd in fds:
-                os.close(fd)
+            foreign_fds.close(*fds)
 
 
 def _received(sock: socket.socket, fds: list[int]) -> Any:

@@ -16,13 +16,13 @@ from typing import Any
 
 from qgpu import cgroup, proc
 from qgpu.errors import InvalidValueError, RefusedError
+from qgpu.model import ContainerPolicy
 from qgpu.rm import abi
-from qgpu.runtime import limits
+from qgpu.runtime import limits, reach
 
 #: The environment variable by which a CDI device says which pGPU it is, with its number behind it.
 GPU_VARIABLE = "QGPU_GPU_"
 
-_DRM_MAJOR = 226
 _SHORT_ID = 12
 _LONGEST = 63
 
@@ -49,6 +49,10 @@ class Container:
     devices: Sequence[tuple[int, int]] = ()
     #: Its seccomp section, as in config.json.
     seccomp: Mapping[str, Any] = field(default_factory=dict)
+    #: The rules of its device cgroup, likewise.
+    rules: Sequence[Mapping[str, Any]] = ({"allow": False, "access": "rwm"},)
+    #: What it may ask for.
+    policy: ContainerPolicy = field(default_factory=ContainerPolicy)
 
     @property
     def pod(self) -> str:
@@ -64,9 +68,10 @@ class Container:
         return cgroup.check_name(re.sub(r"[^A-Za-z0-9._-]", "-", self.id)[:_SHORT_ID])
 
     def gpus(self, minors: Mapping[int, int | None]) -> list[int]:
-        """List its pGPUs: those whose device it can reach, and those a CDI device named.
+        """List its pGPUs: those whose node it has; on the simulator those that a CDI device named.
 
-        ``minors`` has the minor device number by pGPU; None on the simulator. Raises RefusedError.
+        ``minors`` has the minor device number by pGPU; None on the simulator. A variable may be the image's, so it
+        counts only where there are no nodes. Raises RefusedError.
         """
         nodes = {minor for major, minor in self.devices if major == abi.NV_MAJOR and minor < abi.NV_MODESET_MINOR}
         if strange := nodes - set(minors.values()):
@@ -74,22 +79,36 @@ class Container:
                 f"container {self.id}: /dev/nvidia{min(strange)} is not shared by qgpu; start it without that device"
             )
         found = [
-            index for index, minor in minors.items() if minor in nodes or f"{GPU_VARIABLE}{index}" in self.environment
+            index
+            for index, minor in minors.items()
+            if (f"{GPU_VARIABLE}{index}" in self.environment if minor is None else minor in nodes)
         ]
+        for index, minor in minors.items():
+            if found and index not in found and minor is not None and reach.opens(self.rules, (abi.NV_MAJOR, minor)):
+                raise RefusedError(
+                    f"container {self.id}: a device rule lets it open /dev/nvidia{minor}, on which it has no grant; "
+                    "start it with that device, or without the rule"
+                )
         if not found:
             raise RefusedError(f"container {self.id}: it has no pGPU; give it a device such as qgpu.io/gpu=0")
         return found
 
     def check_devices(self) -> None:
         """See that what has a memory limit reaches nothing that makes video memory past it. Raises RefusedError."""
-        others = {(abi.NV_MAJOR, abi.NV_MODESET_MINOR): "/dev/nvidia-modeset"}
-        for major, minor in self.devices if self.wanted().grant.memory is not None else ():
-            if major == _DRM_MAJOR or (major, minor) in others:
-                name = others.get((major, minor), "/dev/dri")
-                raise RefusedError(
-                    f"container {self.id}: {name} makes video memory that no limit holds; start it without that "
-                    "device, or without a memory limit"
-                )
+        if self.wanted().grant.memory is not None and (name := self.beyond_limits()):
+            raise RefusedError(
+                f"container {self.id}: {name} makes video memory that no limit holds; start it without that "
+                "device and without a device rule that allows it (as --privileged has), or without a memory limit"
+            )
+
+    def beyond_limits(self) -> str:
+        """Name what it reaches that makes video memory past any limit; empty for nothing."""
+        for (major, minor), name in reach.BEYOND:
+            if (major, minor) in self.devices or (minor is None and major in {each for each, _ in self.devices}):
+                return name
+            if reach.opens(self.rules, (major, minor)):
+                return name
+        return ""
 
     def cgroup(self) -> str:
         """Return its cgroup (v2), which must be its own. Raises RefusedError."""
@@ -105,15 +124,15 @@ class Container:
         return at
 
     def wanted(self) -> limits.Wanted:
-        """Return what it asks for. Raises InvalidValueError."""
+        """Return what it asks for. Raises InvalidValueError; RefusedError for what it may not ask for."""
         try:
             labels = {name: str(value) for name, value in json.loads(self.annotations.get(_LABELS, "{}")).items()}
         except (ValueError, AttributeError, RecursionError) as error:
             raise InvalidValueError(f"container {self.id}: annotation {_LABELS}: {error}") from error
-        return limits.wanted(self.annotations, labels, self.environment)
+        return limits.wanted(self.annotations, labels, self.environment, self.policy)
 
 
-def described(message: Mapping[str, Any]) -> Container:
+def described(message: Mapping[str, Any], policy: ContainerPolicy | None = None) -> Container:
     """Read a description. Raises InvalidValueError."""
     try:
         return Container(
@@ -123,9 +142,18 @@ def described(message: Mapping[str, Any]) -> Container:
             dict(entry.split("=", 1) for entry in message["env"] if "=" in entry),
             [(int(major), int(minor)) for major, minor in message["devices"]],
             dict(message["seccomp"] or {}),
+            list(map(_rule, message["rules"])),
+            policy or ContainerPolicy(),
         )
     except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
         raise InvalidValueError(f"container: what its runtime says of it is no description: {error!r}") from error
+
+
+def _rule(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Read a device rule. Raises TypeError, ValueError, AttributeError."""
+    numbers = {key: int(raw[key]) for key in ("major", "minor") if raw.get(key) is not None}
+    words = {key: str(raw[key]) for key in ("type", "access") if raw.get(key)}
+    return {"allow": raw.get("allow") is not False and bool(raw.get("allow")), **numbers, **words}
 
 
 def _parent(pid: int) -> int:

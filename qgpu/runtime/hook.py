@@ -33,9 +33,10 @@ def main() -> int:
             "devices": [
                 (node["major"], node["minor"]) for node in linux.get("devices") or [] if node.get("type") in "cu"
             ],
+            "rules": (linux.get("resources") or {}).get("devices") or [],
             "seccomp": linux.get("seccomp"),
         }
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         return refuse(f"the runtime's description of the container cannot be read: {error!r}")
     try:
         answer = ask(path, request)

@@ -1,8 +1,9 @@
 """What a container asks for, by annotation, label or environment: the one table of names.
 
 Annotations go before labels, labels before the environment, limit by limit: an image may bring defaults, whoever
-starts it decides. Two names in the same place that say different things are refused, and so is a name of ours that
-there is not: nobody should run with another limit than they wrote. Whether the limits fit is admission's.
+starts it decides. What may be asked for is the administrator's to say; what may not is refused, not cut. Two names in
+the same place that say different things are refused, and so is a name of ours that there is not: nobody should run with
+another limit than they wrote. Whether the limits fit is admission's.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from qgpu import units
-from qgpu.errors import InvalidValueError
-from qgpu.model import Grant, PodClass
+from qgpu.errors import InvalidValueError, RefusedError
+from qgpu.model import ContainerPolicy, Grant, MayAsk, PodClass
 
 #: All annotations and labels of ours begin with this.
 PREFIX = "qgpu.io/"
@@ -114,14 +115,45 @@ ENVIRONMENT: tuple[Row, ...] = (
 )
 
 
-def wanted(annotations: Mapping[str, str], labels: Mapping[str, str], environment: Mapping[str, str]) -> Wanted:
-    """Read what a container asks for. Raises InvalidValueError, naming place, name and value."""
-    found = _read("environment", ENVIRONMENT, environment)
+def wanted(
+    annotations: Mapping[str, str],
+    labels: Mapping[str, str],
+    environment: Mapping[str, str],
+    policy: ContainerPolicy | None = None,
+) -> Wanted:
+    """Read what a container asks for. Raises InvalidValueError, naming place, name and value; RefusedError likewise."""
+    policy = policy or ContainerPolicy()
+    found, names = _read("environment", ENVIRONMENT, environment if policy.by_environment is not None else {})
+    asked = {limit: (f"environment {name}", policy.by_environment) for limit, name in names.items()}
     for place, said in (("label", labels), ("annotation", annotations)):
         _refuse_unknown(place, said)
-        found |= _read(place, ANNOTATIONS, said)
-    name = found.pop("name", None)
-    return Wanted(Grant(**found), name)
+        values, names = _read(place, ANNOTATIONS, said)
+        found |= values
+        asked |= {limit: (f"{place} {name}", None) for limit, name in names.items()}
+    grant = Grant(**{limit: value for limit, value in found.items() if limit != "name"})
+    for limit, (where, more) in asked.items():
+        for may in (policy.anyhow, more):
+            if may is not None and (bound := _bound(may, limit, found[limit])):
+                hint = "say it by annotation" if may is more else "ask for less"
+                key = "[containers.environment]" if may is more else "[containers]"
+                raise RefusedError(f"{where}: {bound}; {hint}, or have {key} of qgpud's configuration changed")
+    return Wanted(grant, found.get("name"))
+
+
+def _bound(may: MayAsk, limit: str, value: Any) -> str:
+    """Say what a value is past; empty for nothing."""
+    if limit == "name" and not may.name:
+        return "no name may be chosen there"
+    if limit == "pod_class" and value not in may.classes:
+        return f"class {value} may not be asked for there"
+    if limit == "latency_target_ns" and PodClass.ONLINE not in may.classes:
+        return "no latency target may be asked for there"
+    if limit == "cores" and value is not None and value > may.cores:
+        return f"{value} % is more than the {may.cores} % that may be asked for there"
+    if limit == "memory" and value is not None and may.memory is not None and value > may.memory:
+        most = units.format_memory(may.memory)
+        return f"{units.format_memory(value)} is more than the {most} that may be asked for there"
+    return ""
 
 
 def _refuse_unknown(place: str, said: Mapping[str, str]) -> None:
@@ -131,7 +163,8 @@ def _refuse_unknown(place: str, said: Mapping[str, str]) -> None:
             raise InvalidValueError(f"{place} {name}: there is no such limit; there are: {', '.join(known)}")
 
 
-def _read(place: str, rows: tuple[Row, ...], said: Mapping[str, str]) -> dict[str, Any]:
+def _read(place: str, rows: tuple[Row, ...], said: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the limits that are asked for at a place, and by which names."""
     values: dict[str, Any] = {}
     names: dict[str, str] = {}
     for name, limit, read in rows:
@@ -147,4 +180,4 @@ def _read(place: str, rows: tuple[Row, ...], said: Mapping[str, str]) -> dict[st
                 f"{place}s {first} ({said[first]}) and {name} ({said[name]}) contradict each other; give one of them"
             )
         values[limit], names[limit] = value, name
-    return values
+    return values, names

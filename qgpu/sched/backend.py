@@ -70,7 +70,7 @@ class PodInfo:
     #: How often it was refused memory, and calls that would have changed its share; None where nobody counts.
     refused_memory: int | None = None
     refused_calls: int | None = None
-    #: Whether the plane sees a process of it live that may not be in its cgroup any more.
+    #: Whether a process of it may live that could not be listed, or is not in its cgroup any more.
     alive: bool = False
 
 

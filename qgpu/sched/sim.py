@@ -166,7 +166,8 @@ class SimHost:
     def pods(self) -> Sequence[PodInfo]:
         """List the pods, each with those of its processes that live."""
         with self._world.changed:
-            return [replace(pod, pids=self._pids(pod)) for pod in self._pods.values()]
+            inside = {name: self._inside(pod) for name, pod in self._pods.items()}
+            return [replace(pod, pids=inside[name].pids, alive=inside[name].alive) for name, pod in self._pods.items()]
 
     def admit(self, name: str, grants: Mapping[int, Grant], at: str = "") -> None:
         """Make a pod known. Raises RefusedError if there is one of that name, UnknownNameError for a wrong pGPU."""
@@ -194,7 +195,7 @@ class SimHost:
             os.close(fd)
         with self._world.changed:
             pod = self._pod(name)
-            self._started[name] = {pid: _start_of(pid) for pid in (*self._pids(pod), pid)}
+            self._started[name] = {pid: _start_of(pid) or "" for pid in (*self._inside(pod).pids, pid)}
 
     def left_behind(self) -> Mapping[int, int]:
         """Return nothing: a pod's memory ends with it here."""
@@ -280,11 +281,12 @@ class SimHost:
             raise no_pod(name)
         return self._pods[name]
 
-    def _pids(self, pod: PodInfo) -> tuple[int, ...]:
+    def _inside(self, pod: PodInfo) -> cgroup.Inside:
         """List a pod's processes that live: those attached, or those of its cgroup."""
         if pod.cgroup:
-            return cgroup.pids(pod.cgroup)
-        return tuple(pid for pid, start in self._started.get(pod.name, {}).items() if start and _start_of(pid) == start)
+            return cgroup.inside(pod.cgroup)
+        started = self._started.get(pod.name, {}).items()
+        return cgroup.Inside(tuple(pid for pid, start in started if start and _start_of(pid) in (start, None)))
 
     def _load(self, number: int) -> tuple[_Card, Load]:
         if number not in self._loads:
@@ -292,10 +294,10 @@ class SimHost:
         return self._loads[number]
 
 
-def _start_of(pid: int) -> str:
-    """Return when a process started, in the kernel's terms; nothing of one that has ended."""
+def _start_of(pid: int) -> str | None:
+    """Return when a process started, in the kernel's terms; nothing of one that has ended, None if we cannot look."""
     try:
         fields = proc.stat(pid)
-    except OSError:  # for want of descriptors nothing is known either
-        return ""
+    except OSError:
+        return None
     return fields[_STARTED] if fields and fields[0] not in "ZX" else ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import resource
 import signal
 import sys
 from pathlib import Path
@@ -192,3 +193,13 @@ def test_a_pod_that_is_ended_at_its_very_beginning_leaves_no_process_behind(shar
 
             assert (pod.returncode, "Traceback" in said) == (128 + signal.SIGTERM, False)
             assert not client.call("pod.list")["pods"]
+
+
+def test_the_daemon_has_as_many_descriptors_as_it_may(tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 1024), hard))
+    try:
+        with programs.daemon(tmp_path / "run") as daemon:
+            assert resource.prlimit(daemon.process.pid, resource.RLIMIT_NOFILE) == (hard, hard)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -65,19 +65,27 @@ class Stage:
             self.close()
             raise
 
-    def start_pod(self, client: int) -> None:
-        """Start a pod with a limit, and wait until it allocates. Its cgroup is this host's: so is its name."""
+    def start_pod(self, client: int, inside: str = "/") -> None:
+        """Start a pod with a limit in a cgroup, and wait until it allocates. They are this host's: so is its name."""
         name = f"stage-{os.getpid()}-{client}"
         self._names.add(name)
         program = [sys.executable, "-m", "tests.hostile.allocator", str(client), str(self.steps(name)), str(self.pause)]
         with self.said(name).open("w") as said:
             self.pods[name] = subprocess.Popen(
-                [*self._inside, *self._ctl("run", "--name", name, "--memory", "1GiB", "--", *program)],
+                [
+                    *self._inside,
+                    *_in_cgroup(self._tree / inside.lstrip("/")),
+                    *self._ctl("run", "--name", name, "--memory", "1GiB", "--", *program),
+                ],
                 env=environment(),
                 stdout=said,
                 stderr=said,
             )
         self.until(lambda: self.steps(name).exists() and len(self.times(name)) > 3, f"{name} runs")
+
+    def cgroup(self, path: str) -> Path:
+        """Return where this process finds a cgroup."""
+        return Path(f"/proc/{self._room.pid}/root{self._tree}{path}")
 
     def start_attacker(self, attack: str) -> subprocess.Popen[bytes]:
         """Start a pod with a limit that attacks, with the last client; return its launcher."""
@@ -173,7 +181,7 @@ class Stage:
 
     @property
     def _ice(self) -> Path:
-        return Path(f"/proc/{self._room.pid}/root{self._tree}/qgpu-hangs-{os.getpid()}")
+        return self.cgroup(f"/qgpu-hangs-{os.getpid()}")
 
     def restart(self) -> None:
         """Let the service manager start the daemon again, once it has ended."""
@@ -250,3 +258,8 @@ class Stage:
 
     def _guardians(self) -> list[int]:
         return [process.pid for process in psutil.process_iter() if self._is_guardian(process)]
+
+
+def _in_cgroup(directory: Path) -> list[str]:
+    """Return the beginning of a command that runs the rest in a cgroup."""
+    return ["sh", "-c", f'echo $$ > {directory}/cgroup.procs && exec "$@"', "sh"]

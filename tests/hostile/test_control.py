@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import socket
 import threading
 import time
 
 import pytest
 
-from qgpu import control
+from qgpu import control, foreign_fds, wire
 from qgpu.control import Client, Server
 from qgpu.errors import DaemonUnreachableError, QgpuError
 from qgpu.places import socket_path
 from qgpu.systemd import Store
+from tests.test_foreign_fds import lingering
 
 
 def test_a_defect_is_its_clients_to_hear_and_nobody_elses(tmp_path):
@@ -42,6 +46,114 @@ def guests(tmp_path, monkeypatch):
     server = Server(tmp_path, 0o600, None, answering, Store())
     yield allowed
     server.close()
+
+
+@pytest.fixture
+def pods(tmp_path):
+    """A server of root's that takes everybody for a process of the pod that is set, if any."""
+    said = {"pod": ""}
+    server = Server(tmp_path, 0o666, None, answering, Store(), lambda session: said["pod"])
+    yield said
+    server.close()
+
+
+def refused(runtime_dir):
+    """Tell whether a client is refused for there being too many."""
+    try:
+        with Client(runtime_dir) as client:
+            return not client.call("look")
+    except QgpuError:
+        return True
+
+
+def test_root_in_a_pod_takes_no_place_from_root_outside(pods, tmp_path, monkeypatch):
+    monkeypatch.setattr(control, "MAX_CLIENTS", 16)
+    monkeypatch.setattr(control, "FOR_ROOT", 4)
+    crowd = []
+    for pod in ("web", "train", "batch"):
+        pods["pod"] = pod
+        crowd += [Client(tmp_path) for _ in range(8)]
+        assert refused(tmp_path)
+    pods["pod"] = ""
+    assert not refused(tmp_path)
+    for client in crowd:
+        client.close()
+
+
+def test_a_pod_takes_no_place_from_another(pods, tmp_path):
+    pods["pod"] = "web"
+    crowd = [Client(tmp_path) for _ in range(control.MAX_OF_POD)]
+    assert refused(tmp_path)
+    pods["pod"] = "train"
+    assert not refused(tmp_path)
+    for client in crowd:
+        client.close()
+
+
+def test_a_user_takes_no_place_from_another(guests, tmp_path, monkeypatch):
+    uids = [1000]
+    monkeypatch.setattr(wire.Connection, "peer", lambda self: wire.Peer(1, uids[0], 0))
+    crowd = [Client(tmp_path) for _ in range(control.MAX_OF_USER)]
+    assert refused(tmp_path)
+    uids[0] = 1001
+    assert not refused(tmp_path)
+    for client in crowd:
+        client.close()
+
+
+def test_a_guest_that_says_nothing_is_hung_up_on(guests, tmp_path, monkeypatch):
+    monkeypatch.setattr(control, "_GUEST_SILENCE_S", 0.2)
+    with wire.connect(str(socket_path(tmp_path))).sock as silent:
+        silent.sendall(b"\0")
+        assert silent.recv(1) == b""
+    guests.set()
+    with wire.connect(str(socket_path(tmp_path))).sock as launcher:
+        launcher.settimeout(1)
+        with pytest.raises(TimeoutError):
+            launcher.recv(1)
+
+
+def send_lingering(path):
+    """Connect, and leave a socket whose close waits in the connection's queue."""
+    sock = socket.socket(socket.AF_UNIX)
+    sock.connect(path)
+    fd = lingering()
+    socket.send_fds(sock, [b"\0"], [fd])
+    os.close(fd)
+    return sock
+
+
+def test_a_lingering_descriptor_of_a_refused_client_holds_nobody_up(tmp_path, monkeypatch):
+    sent, attackers = threading.Event(), [True, False]
+    monkeypatch.setattr(Server, "_may_change", lambda self, connection: sent.wait() and not attackers.pop(0))
+    monkeypatch.setattr(control, "MAX_GUESTS", 0)
+    server = Server(tmp_path, 0o600, None, answering, Store())
+    with send_lingering(str(socket_path(tmp_path))):
+        sent.set()
+        with Client(tmp_path) as root:
+            assert root.call("look")["value"] == 0
+    server.close()
+
+
+def test_the_seat_of_who_sent_a_lingering_descriptor_is_free_again(pods, tmp_path, monkeypatch):
+    before = signal.getsignal(signal.SIGURG)
+    foreign_fds.prepare()
+    monkeypatch.setattr(control, "MAX_CLIENTS", 1)
+    send_lingering(str(socket_path(tmp_path))).close()
+    until_heard(tmp_path)
+    signal.signal(signal.SIGURG, before)
+
+
+def test_who_may_only_look_passes_no_descriptors(tmp_path, monkeypatch):
+    got = []
+    monkeypatch.setattr(Server, "_may_change", lambda self, connection: False)
+    server = Server(tmp_path, 0o600, None, lambda session, message, fds: got.append(list(fds)) or {}, Store())
+    try:
+        with Client(tmp_path) as client:
+            client.call("look", [0])
+    finally:
+        server.close()
+    assert got == [[]]
 
 
 def test_who_may_only_look_takes_no_place_from_who_may_change_things(guests, tmp_path, monkeypatch):

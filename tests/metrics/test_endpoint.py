@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -186,14 +187,35 @@ def test_only_metrics_are_served_and_only_under_our_own_name(
     assert get(scraped, path, host)[0] == status
 
 
-def test_an_address_in_use_is_one_clear_line(scraped: int, tmp_path: Path) -> None:
+def test_who_sits_at_the_address_keeps_no_daemon_from_starting(tmp_path: Path) -> None:
     config = tmp_path / "qgpu.toml"
-    config.write_text(f'[metrics]\nlisten = "127.0.0.1:{scraped}"\n')
+    with socket.socket() as squatter:
+        squatter.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        squatter.bind(("127.0.0.1", 0))
+        squatter.listen()
+        port = squatter.getsockname()[1]
+        config.write_text(f'[metrics]\nlisten = "127.0.0.1:{port}"\n')
+        with programs.daemon(tmp_path / "run", "--config", str(config)) as daemon:
+            assert f"127.0.0.1:{port}: cannot listen there: Address already in use" in daemon.first_line
+            assert daemon.ctl("status").returncode == 0
+            squatter.close()
+            while True:
+                try:
+                    assert get(port, "/metrics")[0] == 200
+                except ConnectionRefusedError:
+                    time.sleep(0.05)
+                else:
+                    return
+
+
+def test_an_address_that_is_not_this_hosts_is_one_clear_line(tmp_path: Path) -> None:
+    config = tmp_path / "qgpu.toml"
+    config.write_text('[metrics]\nlisten = "192.0.2.1:9835"\n')
     ended = programs.qgpud("--plane", "sim", "--runtime-dir", str(tmp_path / "run"), "--config", str(config))
 
     assert ended.returncode == ExitCode.USAGE
     assert ended.stderr.splitlines()[-1] == (
-        f"qgpud: 127.0.0.1:{scraped}: cannot listen there: Address already in use; choose another address"
+        "qgpud: 192.0.2.1:9835: cannot listen there: Cannot assign requested address; choose another address"
     )
 
 

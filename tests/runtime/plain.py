@@ -36,7 +36,11 @@ class Plain:
         self.config = {
             "annotations": {"qgpu.io/name": name, **annotations},
             "process": {"env": []},
-            "linux": {"devices": [NVIDIA0], "seccomp": seccomp.profile(seccomp.UNCONFINED, self._listener)},
+            "linux": {
+                "devices": [NVIDIA0],
+                "resources": {"devices": [{"allow": False, "access": "rwm"}]},
+                "seccomp": seccomp.profile(seccomp.UNCONFINED, self._listener),
+            },
         }
         self._cgroup = cgroup.mount() / f"test-{os.getpid()}-{name}"
         self.processes: list[subprocess.Popen[str]] = []

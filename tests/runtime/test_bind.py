@@ -5,12 +5,16 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from qgpu import cgroup
+from qgpu.places import socket_path
 from tests.cli import programs
 from tests.cli.programs import Daemon
 from tests.runtime import oci
@@ -145,6 +149,56 @@ def test_what_is_granted_already_is_not_granted_again(daemon, container):
 
     assert started.returncode != 0
     assert "30 % is left to grant" in started.stdout
+
+
+def test_a_container_that_may_open_anything_gets_no_memory_limit(daemon, container):
+    wide, later = container({"qgpu.io/memory": "1GiB"}), container({"qgpu.io/name": "later"})
+    for each in (wide, later):
+        each.config["linux"]["resources"] = {"devices": [{"allow": True, "access": "rwm"}]}
+    refused, started = wide.start(), later.start()
+
+    assert refused.returncode != 0
+    assert "makes video memory that no limit holds" in refused.stdout
+    assert started.returncode == 0, started.stdout
+    assert "its container reaches /dev/dri" in daemon.ctl("pod", "set", "later", "--memory", "1GiB").stderr
+    assert daemon.ctl("pod", "set", "later", "--cores", "10").returncode == 0
+
+
+@pytest.mark.parametrize("said", ["QGPU_CLASS=online", "QGPU_CORES=100", "QGPU_NAME=web"])
+def test_what_an_image_may_not_ask_for_starts_no_container(daemon, container, said):
+    name, _, value = said.partition("=")
+    started = container(**{name: value}).start()
+
+    assert started.returncode != 0
+    assert f"environment {name}" in started.stdout
+
+
+#: Connects as often as it can, and stays.
+CROWD = """
+import os, socket, sys
+open(sys.argv[2], "w").write(str(os.getpid()))
+held = []
+for _ in range(600):
+    held.append(socket.socket(socket.AF_UNIX))
+    held[-1].connect(sys.argv[1])
+print("there", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_root_in_a_container_keeps_neither_root_nor_the_hook_out(daemon, container):
+    web = container({"qgpu.io/name": "web"})
+    web.start()
+    inside = cgroup.mount() / pods(daemon)["web"]["cgroup"].lstrip("/") / "cgroup.procs"
+    command = [sys.executable, "-c", CROWD, str(socket_path(daemon.runtime_dir)), str(inside)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as crowd:
+        assert crowd.stdout is not None
+        assert crowd.stdout.readline() == b"there\n"
+        assert "web" in pods(daemon)
+        started = container({"qgpu.io/name": "beside"}).start()
+        crowd.kill()
+
+    assert started.returncode == 0, started.stdout
 
 
 def test_without_the_daemon_no_container_starts_and_those_there_run_on(tmp_path, runtime):

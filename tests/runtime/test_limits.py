@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from qgpu.errors import InvalidValueError
-from qgpu.model import Grant, PodClass
+from qgpu.errors import InvalidValueError, RefusedError
+from qgpu.model import ContainerPolicy, Grant, MayAsk, PodClass
 from qgpu.runtime import limits
 from qgpu.runtime.limits import wanted
 
@@ -40,6 +40,9 @@ UNTRIED = {
 }
 
 
+ANYTHING = ContainerPolicy(by_environment=MayAsk())
+
+
 def places(name, value):
     return ({name: value}, {}, {}) if "/" in name else ({}, {}, {name: value})
 
@@ -48,7 +51,7 @@ def places(name, value):
 def test_every_name_means_what_its_makers_say(name):
     value, grant = SAID[name]
 
-    assert wanted(*places(name, value)).grant == grant
+    assert wanted(*places(name, value), ANYTHING).grant == grant
 
 
 def test_no_name_is_left_out_above():
@@ -64,7 +67,7 @@ def test_zero_is_no_limit_for_those_who_say_so(name):
 
 def test_a_latency_target_is_an_online_containers():
     annotated = wanted({"qgpu.io/class": "online", "qgpu.io/latency-target": "2ms"}, {}, {}).grant
-    by_variable = wanted({}, {}, {"QGPU_CLASS": "online", "QGPU_LATENCY_TARGET": "2ms"}).grant
+    by_variable = wanted({}, {}, {"QGPU_CLASS": "online", "QGPU_LATENCY_TARGET": "2ms"}, ANYTHING).grant
 
     assert annotated == by_variable == Grant(PodClass.ONLINE, latency_target_ns=2_000_000)
     with pytest.raises(InvalidValueError, match="only online"):
@@ -80,6 +83,7 @@ def test_annotations_go_before_labels_and_labels_before_the_environment():
         {"qgpu.io/cores": "10"},
         {"qgpu.io/cores": "20", "nvidia.com/gpumem": "1024"},
         {"QGPU_CORES": "30", "QGPU_MEMORY": "2GiB", "QGPU_CLASS": "online"},
+        ANYTHING,
     )
 
     assert found.grant == Grant(PodClass.ONLINE, 10, GIB)
@@ -109,3 +113,69 @@ def test_a_doubtful_wish_is_refused_in_one_line_that_names_it(annotations, says)
     with pytest.raises(InvalidValueError, match=says) as refused:
         wanted(annotations, {}, {})
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "image",
+    [
+        {"QGPU_CLASS": "online"},
+        {"CUDA_TASK_PRIORITY": "0"},
+        {"QGPU_CORES": "100"},
+        {"CUDA_DEVICE_SM_LIMIT": "51"},
+        {"QGPU_NAME": "web"},
+    ],
+)
+def test_an_images_variables_take_nothing_from_others(image):
+    with pytest.raises(RefusedError, match="annotation"):
+        wanted({}, {}, image)
+
+
+def test_an_images_variables_may_narrow():
+    image = {"QGPU_CLASS": "offline", "QGPU_CORES": "30", "QGPU_MEMORY": "2GiB"}
+
+    assert wanted({}, {}, image).grant == Grant(cores=30, memory=2 * GIB)
+
+
+def test_an_annotation_goes_before_what_an_image_may_not_ask_for():
+    annotations = {"qgpu.io/class": "online", "qgpu.io/cores": "80", "qgpu.io/name": "web"}
+    image = {"QGPU_CLASS": "online", "QGPU_CORES": "100", "QGPU_NAME": "other"}
+
+    assert wanted(annotations, {}, image) == limits.Wanted(Grant(PodClass.ONLINE, 80), "web")
+
+
+def test_an_image_sharpens_no_latency_target():
+    with pytest.raises(RefusedError, match="latency target"):
+        wanted({"qgpu.io/class": "online"}, {}, {"QGPU_LATENCY_TARGET": "1ms"})
+
+
+def test_variables_that_are_not_heard_ask_for_nothing():
+    deaf = ContainerPolicy(by_environment=None)
+
+    assert wanted({"qgpu.io/cores": "40"}, {}, {"QGPU_MEMORY": "2GiB", "QGPU_NAME": "x"}, deaf) == limits.Wanted(
+        Grant(cores=40)
+    )
+
+
+@pytest.mark.parametrize(
+    ("annotations", "says"),
+    [
+        ({"qgpu.io/class": "online"}, "class online may not"),
+        ({"qgpu.io/cores": "41"}, "more than the 40 %"),
+        ({"qgpu.io/memory": "3GiB"}, "more than the 2 GiB"),
+        ({"nvidia.com/priority": "0"}, "class online"),
+    ],
+)
+@pytest.mark.parametrize("place", ["annotation", "label"])
+def test_what_nobody_may_ask_for_is_refused_wherever_it_is_said(annotations, says, place):
+    policy = ContainerPolicy(MayAsk(frozenset({PodClass.OFFLINE}), 40, 2 * GIB))
+    with pytest.raises(RefusedError, match=says):
+        wanted(*((annotations, {}) if place == "annotation" else ({}, annotations)), {}, policy)
+    assert wanted({"qgpu.io/cores": "40", "qgpu.io/memory": "2GiB"}, {}, {}, policy).grant == Grant(
+        cores=40, memory=2 * GIB
+    )
+
+
+def test_what_nobody_may_ask_for_a_variable_may_not_either():
+    policy = ContainerPolicy(MayAsk(cores=20), MayAsk())
+    with pytest.raises(RefusedError, match="20 %"):
+        wanted({}, {}, {"QGPU_CORES": "30"}, policy)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ STRICT = {
     "syscalls": [
         {"names": ["read", "ioctl", "write"], "action": "SCMP_ACT_ALLOW", "args": [], "includes": {}},
         {"name": "ioctl", "action": "SCMP_ACT_ALLOW"},
+        {"names": ["mmap", "mmap2"], "action": "SCMP_ACT_ALLOW"},
         {"names": ["reboot"], "action": "SCMP_ACT_ALLOW", "includes": {"caps": ["CAP_SYS_BOOT"]}},
     ],
 }
@@ -66,24 +68,35 @@ def test_watched_ioctls_ask_and_all_others_pass(base):
 
 @BASES
 @pytest.mark.parametrize("protection", range(8))
-@pytest.mark.parametrize("flags", [0x01, 0x02, 0x03, 0x11, 0x21, 0x22])
-@pytest.mark.parametrize("offset", [0, 1 << 12, 1 << 40])
-def test_only_mappings_that_could_be_managed_memory_ask(base, protection, flags, offset):
-    managed = protection & 3 == 3 and flags & 0x21 == 0x01 and offset != 0
+@pytest.mark.parametrize("flags", [0x01, 0x02, 0x03, 0x11, 0x13, 0x21, 0x22, 0x31, 0x100001, 0x100011, 0x100021])
+def test_only_mappings_that_could_be_managed_memory_ask(base, protection, flags):
     profile = seccomp.profile(base, SOCKET)
 
-    assert verdict(profile, "mmap", {2: protection, 3: flags, 5: offset}) == (
-        "SCMP_ACT_NOTIFY" if managed else "SCMP_ACT_ALLOW"
-    )
+    for address, offset in ((0, 0), (1 << 12, 0), (1 << 40, 0), (0, 1 << 12), (0, 1 << 40), (1 << 12, 1 << 12)):
+        at_its_address = offset != 0 or (address == 0 and flags & 0x100010)
+        managed = protection & 3 == 3 and flags & 0x21 == 0x01 and at_its_address
+        assert verdict(profile, "mmap", {0: address, 2: protection, 3: flags, 5: offset}) == (
+            "SCMP_ACT_NOTIFY" if managed else "SCMP_ACT_ALLOW"
+        )
 
 
 def test_the_rest_of_the_base_stays_as_it_is():
     profile = seccomp.profile(STRICT, SOCKET)
 
-    assert profile["archMap"] == STRICT["archMap"]
     assert profile["syscalls"][0] == {**STRICT["syscalls"][0], "names": ["read", "write"]}
-    assert profile["syscalls"][1] == STRICT["syscalls"][2]
+    assert profile["syscalls"][1] == {**STRICT["syscalls"][2], "names": ["mmap2"]}
+    assert profile["syscalls"][2] == STRICT["syscalls"][3]
     assert "ioctl" in STRICT["syscalls"][0]["names"]
+
+
+@BASES
+def test_only_the_machines_own_architecture_is_listed(base):
+    profile = seccomp.profile(base, SOCKET)
+
+    assert profile["architectures"] == [
+        {"x86_64": "SCMP_ARCH_X86_64", "aarch64": "SCMP_ARCH_AARCH64"}[os.uname().machine]
+    ]
+    assert "archMap" not in profile
 
 
 @pytest.mark.parametrize(
@@ -91,6 +104,10 @@ def test_the_rest_of_the_base_stays_as_it_is():
     [
         {"listenerPath": "/run/other.sock"},
         {"syscalls": [{"names": ["ioctl"], "action": "SCMP_ACT_ALLOW", "args": [{"index": 1, "value": 1}]}]},
+        {"syscalls": [{"names": ["ioctl"], "action": "SCMP_ACT_ERRNO"}]},
+        {"syscalls": [{"names": ["read"], "name": "mmap", "action": "SCMP_ACT_LOG"}]},
+        {"syscalls": [{"names": ["openat"], "action": "SCMP_ACT_NOTIFY"}]},
+        {"defaultAction": "SCMP_ACT_NOTIFY"},
     ],
 )
 def test_a_base_that_would_be_changed_in_its_meaning_is_refused(base):
@@ -108,8 +125,19 @@ def test_a_section_made_of_the_profile_is_taken_in_whatever_order(base):
     seccomp.check(container(section), SOCKET)
 
 
+HARMS = (
+    "rules by a name that runtimes do not read",
+    "32-bit calls",
+    "x32 calls alone",
+    "other calls ask",
+    "all calls ask",
+)
+
+
 @BASES
-@pytest.mark.parametrize("harm", ["no listener", "another listener", "one rule less", "one rule more", "no rule"])
+@pytest.mark.parametrize(
+    "harm", ["no listener", "another listener", "one rule less", "one rule more", "no rule", *HARMS]
+)
 def test_a_section_that_lets_calls_past_is_refused(base, harm):
     section = seccomp.profile(base, SOCKET)
     rules = section["syscalls"]
@@ -124,9 +152,34 @@ def test_a_section_that_lets_calls_past_is_refused(base, harm):
             rules.append({"names": ["ioctl"], "action": "SCMP_ACT_ALLOW"})
         case "no rule":
             section["syscalls"] = []
+        case "rules by a name that runtimes do not read":
+            section["syscalls"] = [{**rule, "names": [], "name": rule["names"][0]} for rule in rules]
+        case "32-bit calls":
+            section["architectures"].append("SCMP_ARCH_X86")
+        case "x32 calls alone":
+            section["architectures"] = ["SCMP_ARCH_X32"]
+        case "other calls ask":
+            rules.append({"names": ["openat"], "action": "SCMP_ACT_NOTIFY"})
+        case "all calls ask":
+            section["defaultAction"] = "SCMP_ACT_NOTIFY"
 
     with pytest.raises(RefusedError, match="qgpuctl cdi profile"):
         seccomp.check(container(section), SOCKET)
+
+
+@pytest.mark.parametrize("name", ["receiver", "plugins"])
+def test_an_annotation_that_takes_the_listener_away_is_refused(name):
+    section = seccomp.profile(STRICT, SOCKET)
+    with pytest.raises(RefusedError, match=f"annotation run.oci.seccomp.{name}"):
+        seccomp.check(Container("web", 7, {f"run.oci.seccomp.{name}": "/tmp/x"}, seccomp=section), SOCKET)
+
+
+def test_an_annotation_that_brings_another_filter_is_refused():
+    section = seccomp.profile(STRICT, SOCKET)
+    with pytest.raises(RefusedError, match="seccomp_bpf_data"):
+        seccomp.check(Container("web", 7, {"run.oci.seccomp_bpf_data": "BgAAAAAA/38="}, seccomp=section), SOCKET)
+
+    seccomp.check(Container("web", 7, {"run.oci.seccomp_fail_unknown_syscall": "1"}, seccomp=section), SOCKET)
 
 
 def test_a_container_with_no_section_is_refused():

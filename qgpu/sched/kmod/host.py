@@ -59,7 +59,7 @@ class KmodHost:
         """List the pods the module knows."""
         pods = list(self._device.each("POD_NEXT", "pod"))
         paths = {pod.cgroup: self._path(pod) for pod in pods}
-        self._paths = paths
+        self._paths = {ident: path for ident, path in paths.items() if path is not None}
         return [self._info(pod, paths[pod.cgroup]) for pod in pods]
 
     def admit(self, name: str, grants: Mapping[int, Grant], at: str = "") -> None:
@@ -97,7 +97,7 @@ class KmodHost:
         """Bring a process into a pod; what it opens from now on is the pod's."""
         for fd in fds:
             os.close(fd)
-        cgroup.bring(name, pid, self._path(self._pod(name)))
+        cgroup.bring(name, pid, self._path(self._pod(name)) or "")
 
     def left_behind(self) -> Mapping[int, int]:
         """Return nothing: a pod's memory ends with it here."""
@@ -137,21 +137,26 @@ class KmodHost:
             except OSError as error:
                 raise QgpuError(f"pGPU {pgpu}: the module refused the grant: {error.strerror}") from error
 
-    def _info(self, pod: Any, path: str) -> PodInfo:
+    def _info(self, pod: Any, path: str | None) -> PodInfo:
         grants, memory = {}, {}
         for index, card in enumerate(self._cards):
             if (grant := grant_of(self._device, pod.pod, card)) is not None:
                 grants[index] = grant
                 with suppress(FileNotFoundError):  # removed meanwhile
                     memory[index] = int(self._device.call("USAGE", pod=pod.pod, gpu=card.number).memory)
-        pids = cgroup.pids(path) if path else ()
+        inside = cgroup.inside(path) if path else cgroup.Inside(alive=path is None)
         refused = int(pod.refused_allocs), int(pod.refused_controls)
-        return PodInfo(text_of(pod.name), grants, pids, memory, _trouble(pod), path, *refused)
+        return PodInfo(
+            text_of(pod.name), grants, inside.pids, memory, _trouble(pod), path or "", *refused, inside.alive
+        )
 
-    def _path(self, pod: Any) -> str:
-        """Return a pod's cgroup as long as it is there; the module knows it by its id."""
+    def _path(self, pod: Any) -> str | None:
+        """Return a pod's cgroup, empty when it is gone, by its id; None where it cannot be looked for."""
         likely = self._paths.get(pod.cgroup) or cgroup.path_of(text_of(pod.name))
-        return cgroup.find(pod.cgroup, likely) or ""
+        try:
+            return cgroup.find(pod.cgroup, likely) or ""
+        except OSError:
+            return None
 
 
 def _trouble(pod: Any) -> str:

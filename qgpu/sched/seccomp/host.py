@@ -107,15 +107,16 @@ class SeccompHost:
             PodInfo(
                 pod["name"],
                 grants_from(pod["grants"]),
-                cgroup.pids(pod["cgroup"]),
+                inside.pids,
                 {int(i): held for i, held in pod["memory"].items()},
                 "; ".join(f"{what} refused {n} times" for what, n in pod["refused"].items()),
                 pod["cgroup"],
                 sum(n for what, n in pod["refused"].items() if what.endswith(_OVER_LIMIT)),
                 sum(n for what, n in pod["refused"].items() if not what.endswith(_OVER_LIMIT)),
-                pod["alive"],
+                pod["alive"] or inside.alive,
             )
             for pod in self._call("pods")["pods"]
+            for inside in (cgroup.inside(pod["cgroup"]),)
         ]
 
     def left_behind(self) -> Mapping[int, int]:
@@ -244,7 +245,7 @@ class SeccompHost:
         """
         deadline, directory = time.monotonic() + _DEATH_S, os.fsencode(self._runtime_dir)
         while time.monotonic() < deadline and any(
-            directory in proc.words(pid) for pid in cgroup.pids(cgroup.GUARDIANS)
+            directory in proc.words(pid) for pid in cgroup.inside(cgroup.GUARDIANS).pids
         ):
             time.sleep(_LOOK_S)
             with suppress(BackendGoneError):

@@ -26,11 +26,16 @@ def check_kernel(yama: Path = _YAMA) -> None:
 
 
 def lock_host() -> int:
-    """Claim this machine's cards: two daemons would each hand out all of them. Raises AlreadyRunningError."""
-    directory = cgroup.mount() / "qgpu"
+    """Claim this machine's cards: two daemons would each hand out all of them. Raises AlreadyRunningError.
+
+    The lock is on a cgroup, where daemons meet whatever their runtime directories and mount namespaces; on one that
+    nobody but root can open, or anybody could hold it.
+    """
+    directory = cgroup.mount() / cgroup.LOCK.lstrip("/")
     try:
-        directory.mkdir(exist_ok=True)
-        fd = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
+        directory.mkdir(mode=0o700, exist_ok=True)
+        fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        os.fchmod(fd, 0o700)
     except OSError as error:
         raise PermissionDeniedError(f"{directory}: {error.strerror}; run as root") from error
     try:
