@@ -44,7 +44,7 @@ def long_held(fd: int) -> int:
 def left(used: int) -> int:
     """Return how many descriptors are left for what is held for long, where so many are used."""
     most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return max(0, most - _LEFT_OVER - used) if most != resource.RLIM_INFINITY else 1 << 20
+    return max(0, most - min(_LEFT_OVER, most // 4) - used) if most != resource.RLIM_INFINITY else 1 << 20
 
 
 def is_fair(own: int, left: int) -> bool:
