@@ -17,6 +17,7 @@ import structlog
 
 from qgpu import cgroup
 from qgpu.errors import NotSupportedError
+from qgpu.guardian import room
 from qgpu.guardian.register import Register
 
 _log = structlog.get_logger("guardian")
@@ -81,6 +82,13 @@ class FileSearch:
 
     def _is_settled(self, pod: str, client: int) -> bool:
         """Find a client's file, or see that there is no such client any more."""
+        try:
+            return self._finds(pod, client)
+        except OSError as error:  # we could not look, which tells nothing
+            _log.warning("no descriptor is left: a file is searched for again", pod=pod, reason=str(error))
+            return False
+
+    def _finds(self, pod: str, client: int) -> bool:
         until = time.monotonic() + _PATIENCE_S
         with closing(self._descriptors(pod)) as files:
             for count, (pid, fd) in enumerate(files):
@@ -108,12 +116,13 @@ class FileSearch:
         """Yield (process, descriptor) of all that a pod's processes have open."""
         entry = self.register.pods.get(pod)
         inside: tuple[int, ...] = ()
-        with suppress(OSError, NotSupportedError):
+        with suppress(NotSupportedError):
             inside = cgroup.pids(entry.cgroup) if entry is not None else ()
         known = [pid for pid, of in list(self.register.processes.items()) if of == pod]
         for pid in dict.fromkeys((*known, *inside)):
             try:
                 with os.scandir(f"/proc/{pid}/fd") as entries:
                     yield from ((pid, int(each.name)) for each in entries)
-            except OSError:
-                continue
+            except OSError as error:
+                if error.errno in room.NONE_LEFT:
+                    raise

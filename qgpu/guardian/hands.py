@@ -248,24 +248,32 @@ class Hands:
         return (self._through(channel.client, ask) or 0) if self._branch.context_ids else 0
 
     def is_reached(self, client: int, pod: str) -> bool:
-        """Tell whether a process of a pod has a descriptor, of those that are known, that leads to an RM client."""
+        """Tell whether a process of a pod has a known descriptor that leads to an RM client, or may have."""
         entry = self._register.clients.get(client)
         users = list(entry.users) if entry is not None else []
-        return any(self._register.processes.get(pid) == pod and self.reaches(pid, fd, client) for pid, fd in users)
+        with suppress(OSError):
+            return any(self._register.processes.get(pid) == pod and self.reaches(pid, fd, client) for pid, fd in users)
+        return True
 
     def reaches(self, pid: int, fd: int, client: int) -> bool:
-        """Tell whether a descriptor of a process, which need not be watched, leads to a pod's RM client."""
+        """Tell whether a descriptor of a process, which need not be watched, leads to a pod's RM client.
+
+        Raises OSError where we could not look, for want of descriptors.
+        """
         entry = self._register.clients.get(client)
         if entry is None or proc.device(pid, fd) != _CONTROL_DEVICE:
             return False
-        with suppress(OSError):
+        try:
             pidfd = os.pidfd_open(pid)
             try:
                 with self._borrowed(entry.pod, pidfd, pid, fd) as file:
                     return self.about(file, client, client) is not None
             finally:
                 os.close(pidfd)
-        return False
+        except OSError as error:
+            if error.errno in room.NONE_LEFT:
+                raise
+            return False
 
     def _through(self, client: int, act: Callable[[int], _T | None]) -> _T | None:
         """Act through the file on which a pod made an RM client; None when it does not work out.

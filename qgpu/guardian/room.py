@@ -32,13 +32,21 @@ def long_held(fd: int) -> int:
     """Return a descriptor that is to be held for long. Raises OSError, and closes it, when too few are left.
 
     That is EAGAIN, for which nobody waits: it may be so for long. The kernel gives out the lowest number that is free,
-    so a high one says that the table is full.
+    so a low one says that much is left.
     """
     most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if most != resource.RLIM_INFINITY and fd >= most - min(_LEFT_OVER, most // 4):
+    if most != resource.RLIM_INFINITY and fd >= most // 4 and left(_open()) == 0:
         os.close(fd)
         raise OSError(errno.EAGAIN, "too few descriptors are left")
     return fd
+
+
+def _open() -> int:
+    """Return how many descriptors are open."""
+    try:
+        return len(os.listdir("/proc/self/fd"))
+    except OSError:  # not even one for that
+        return 1 << 62
 
 
 def left(used: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 import time
@@ -132,6 +133,23 @@ def test_a_file_under_another_number_is_found(reach, monkeypatch):
     os.close(fd)
 
     assert (found, search.lost) == ([(CLIENT, os.getpid(), fd)], set())
+
+
+def test_a_search_that_could_not_look_loses_no_client(reach, monkeypatch):
+    looked = []
+
+    def reaches(pid, at, client):
+        looked.append(at)
+        if len(looked) == 1:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return True
+
+    used(reach, 999)
+    search, found, missed = searching(reach, monkeypatch, reaches)
+    search.want(CLIENT)
+    until(lambda: found)
+
+    assert not missed.is_set()
 
 
 def test_a_file_that_is_nowhere_makes_its_client_lost_until_it_is_gone(reach, monkeypatch):

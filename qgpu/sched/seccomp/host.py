@@ -170,7 +170,8 @@ class SeccompHost:
             try:
                 link = Link(self.socket, watch=True)
             except BackendGoneError:
-                _log.warning("guardian lost: starting another", pid=self.guardian_pid)
+                why = lost.why if lost is not None else ""
+                _log.warning("guardian lost: starting another", pid=self.guardian_pid, reason=why)
                 _kill(self._link.pidfd)
                 link = self._start(self._state, killed=True)
             self._link.close()

@@ -45,6 +45,8 @@ class Link:
         self.over = False
         #: Whether it is over because there was no answer in time.
         self.hangs = False
+        #: Why it is over.
+        self.why = ""
         self.events: list[dict[str, Any]] = []
         try:
             self.hello, fds = self.call("hello", watch=watch)
@@ -78,10 +80,10 @@ class Link:
                 message = self._answer()
             except (OSError, wire.WireError) as error:
                 self.over = True  # an answer that comes after all would be taken for the next one's
-                self.hangs = isinstance(error, TimeoutError)
+                self.hangs, self.why = isinstance(error, TimeoutError), str(error)
                 raise BackendGoneError(f"guardian: {error}") from error
             if message is None:
-                self.over = True
+                self.over, self.why = True, "it has died"
                 raise BackendGoneError("guardian: it has died")
         answer, received = message
         if not answer["ok"]:
