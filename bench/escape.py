@@ -148,7 +148,7 @@ def _write(state: StateFds, pids: list[int]) -> None:
 
 def figures(found: list[dict[str, float]], starts: list[float]) -> list[Figure]:
     """Return what is told of all rounds."""
-    longest = [max(each[attack] for attack in each if attack) for each in found]
+    longest = [max(each[attack] for attack in each if attack not in ("", "idle")) for each in found]
     rows = [
         median("neighbour_stall_s", longest, *at_most(0.5), note="longest round of a neighbour beside any attack"),
         median("neighbour_quiet_s", [each[""] for each in found], note="longest round without an attack"),

@@ -39,6 +39,13 @@ def _schedule(program: Program) -> None:
     program.make(_CHANNEL, _TSG, 0xC86F, bytes(368))
 
 
+def idle(client: int) -> None:
+    """Begin, and do nothing: what others pay for any pod that starts."""
+    _begin(client)
+    print("done", flush=True)
+    time.sleep(3600)
+
+
 def hoard(client: int) -> None:
     """Use a client through many descriptors, open thousands more, and close the client's file."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -149,7 +156,7 @@ def page(client: int) -> None:
 
 
 ATTACKS: dict[str, Callable[[int], None]] = {
-    each.__name__: each for each in (hoard, linger, answers, processes, objects, page)
+    each.__name__: each for each in (idle, hoard, linger, answers, processes, objects, page)
 }
 
 if __name__ == "__main__":
