@@ -34,9 +34,6 @@ def compile_to(out: Path) -> None:
     """Compile; warnings are errors. Raises OSError, subprocess.CalledProcessError."""
     options = ["-target", "bpf", "-mcpu=v3", "-g", "-O2", "-Wall", "-Wextra", "-Wno-unused-parameter", "-Werror"]
     subprocess.run(["clang", *options, *includes(), "-c", str(SOURCE), "-o", str(out)], check=True)
-    for strip in filter(shutil.which, ("llvm-strip", "llvm-strip-14")):
-        subprocess.run([strip, "-g", str(out)], check=True)
-        break
 
 
 class Hook(BuildHookInterface):  # type: ignore[misc, valid-type]

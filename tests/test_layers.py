@@ -41,7 +41,7 @@ ARROWS: dict[str, set[str]] = {
     "sched.kmod": {"cgroup", "errors", "model", "sched", "uapi"},
     "rm": {"errors", "model"},
     "guardian": {"cgroup", "errors", "logfile", "loglimit", "messages", "model", "proc", "rm", "sched", "wire"},
-    "lsm": {"cgroup", "errors"},
+    "lsm": {"cgroup", "errors", "proc"},
     "load": {"control", "errors", "model", "places", "program", "units", "wire"},
     "sim": {"admission", "config", "errors", "load", "model", "policies", "sched", "sched.sim", "tables", "units"},
     "config": {"errors", "httpd", "model", "plane", "policies", "tables", "units"},

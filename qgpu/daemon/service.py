@@ -23,11 +23,13 @@ from qgpu import admission, cgroup
 from qgpu.config import Config, GpuSettings
 from qgpu.control import Session
 from qgpu.daemon import shown
+from qgpu.daemon.fence import Fence
 from qgpu.daemon.gangs import Board
 from qgpu.daemon.gpu_loop import GpuLoop
 from qgpu.daemon.limits import over_limits
 from qgpu.daemon.loads import Loads
 from qgpu.daemon.metrics import Counters
+from qgpu.daemon.outsiders import Outsiders
 from qgpu.daemon.peers import refuse_pods
 from qgpu.daemon.planes import Chosen, driver_version
 from qgpu.daemon.requests import Arguments
@@ -43,9 +45,11 @@ from qgpu.errors import (
     no_pod,
 )
 from qgpu.model import Grant
+from qgpu.plane import Plane
 from qgpu.policies import POLICIES
 from qgpu.runtime import seccomp
 from qgpu.runtime.container import described
+from qgpu.sched import nvml
 from qgpu.sched.backend import Host, PodInfo
 
 _log = structlog.get_logger("service")
@@ -74,7 +78,11 @@ class Service:
         board = Board()
         self._loops = {index: GpuLoop(host, index, self._settings(index), board) for index in self._pgpus}
         self._traces = traces = Traces(self._loops)
-        self.counters = Counters(host, chosen, self._pgpus, self._loops, traces)
+        self._fence = Fence(chosen.plane, config.device_files, host.pods())
+        self._outsiders = Outsiders(list(self._pgpus.values()), nvml.processes, host.pods, self._fence)
+        if chosen.plane is not Plane.SIM:
+            self._outsiders.start()
+        self.counters = Counters(host, chosen, self._pgpus, self._loops, traces, self._fence, self._outsiders)
         self._reading: dict[str, _Request] = {
             "status": self._status,
             "gpu.list": self._gpu_list,
@@ -123,15 +131,25 @@ class Service:
     def reap(self) -> None:
         """Retire pods that nobody holds and nothing runs in."""
         with self._lock:
+            left = []
             for pod in self._host.pods():
                 if pod.name not in self._held and not self._runs(pod):
                     self._host.retire(pod.name)
                     _log.info("pod retired", pod=pod.name)
+                else:
+                    left.append(pod)
+            self._fence.tell(left)
 
     def close(self) -> None:
         """Stop the loops, so that every gate is open, and let go of the host."""
         for each in self._loops.values():
             each.stop()
+        self._outsiders.stop()
+        try:
+            pods = self._host.pods()
+        except QgpuError:  # then nobody knows whether there are any
+            pods = None
+        self._fence.close(pods)
         self._host.close()
 
     def _settings(self, index: int) -> GpuSettings:
@@ -169,6 +187,8 @@ class Service:
             "traces": self._traces.count,
             "policies": {name: info.number for name, info in POLICIES.items()},
             "gpus": self._gpus(),
+            "device_files": self._fence.shown(),
+            "outsiders": [asdict(each) for there in self._outsiders.seen.values() for each in there],
         }
 
     def _gpu_list(self, _session: Session, _arguments: Arguments, _fds: list[int]) -> dict[str, Any]:
@@ -274,6 +294,7 @@ class Service:
         for pod in before:
             self._host.retire(pod.name)
         self._host.admit(name, grants, at)
+        self._fence.tell(self._host.pods())
         return name
 
     def _let_go(self, name: str, session: Session) -> None:

@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from qgpu import cgroup
+from qgpu import cgroup, proc
 from qgpu.errors import NotSupportedError
 from qgpu.lsm import libbpf, pins
 
@@ -131,7 +131,7 @@ class DeviceFiles:
         for key in self._refusals.listed():
             if (value := self._refusals.get(key)) is not None:
                 (ident, pid, counter), (times, name) = _REFUSAL.unpack(key), _REFUSED.unpack(value)
-                text = name.split(b"\0")[0].decode("ascii", "backslashreplace")
+                text = proc.printable(name.split(b"\0")[0])
                 found.append(Refusal(pid, text, CALLS[counter - _FIRST_CALL], ident, times))
         return found
 

@@ -34,6 +34,7 @@ AS_HERE = {
     r"\bIMAGE\b": f"--rootfs {contained.ROOTFS} sleep 1",
 }
 ENVIRONMENT = os.environ | {"DEBIAN_FRONTEND": "noninteractive", "APT_CONFIG": str(APT)}
+FENCED, PINS = Path("/run/systemd/system/fenced.service"), Path("/sys/fs/bpf/qgpu/1")
 figures: dict[str, Any] = {}
 ran: list[str] = []
 
@@ -162,6 +163,20 @@ def installed() -> None:
     check("exposure below 4", figures["security_exposure"] < 4, security)
 
 
+def fenced() -> None:
+    """Load the BPF program under the service's own confinement, as the daemon would on the user-space plane."""
+    say("device files")
+    ours = ("Exec", "Type", "Restart", "Watchdog", "Runtime", "State", "Configuration")
+    unit = Path("/usr/lib/systemd/system/qgpud.service").read_text().partition("[Install]")[0]
+    lines = [line for line in unit.splitlines() if not line.startswith(ours)]
+    program = f"/usr/lib/qgpu/bin/python -I {SHARE}/fenced.py"
+    FENCED.write_text("\n".join([*lines, "Type=oneshot", f"ExecStart={program}", ""]))
+    sh("systemctl", "start", FENCED.name, check=False)
+    said = sh("journalctl", "-b", "-u", FENCED.name, check=False)
+    check("the service may load the BPF program", len(list(PINS.glob("links-*/*"))) >= 5, said)
+    FENCED.unlink()
+
+
 def used() -> None:
     say("as documented")
     contained.prepare()
@@ -255,6 +270,7 @@ def removed(before: dict[str, str]) -> None:
     APT.unlink()
     left = trace_of.difference(before, trace_of.snapshot())
     figures["left_behind"] = left
+    check("no BPF program is left", not PINS.parent.exists())
     check("removed without a trace", not left, "\n" + "\n".join(left))
 
 
@@ -267,6 +283,7 @@ def main() -> None:
         place()
         driver()
         installed()
+        fenced()
         used()
         looked_at()
         upgraded()
