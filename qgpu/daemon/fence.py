@@ -46,9 +46,9 @@ class Fence:
     def _load(self, plane: Plane, pods: Sequence[PodInfo]) -> None:
         try:
             if not device_files.majors():
-                raise NotSupportedError("no NVIDIA device is registered")
+                raise NotSupportedError("no NVIDIA device is registered; load the driver")
             if plane is Plane.SECCOMP and not cgroup.pids(cgroup.GUARDIANS):
-                raise NotSupportedError(f"the guardian could not enter {cgroup.GUARDIANS}, by which it is known")
+                raise NotSupportedError(f"the guardian is not in {cgroup.GUARDIANS}, by which it is known; see its log")
             self._files = device_files.load([pod.cgroup for pod in pods if pod.cgroup])
         except (OSError, QgpuError) as error:
             self.why = str(error)

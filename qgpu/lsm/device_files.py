@@ -47,7 +47,7 @@ def compiled() -> Path:
     for path in (here / "data" / _OBJECT, here.parent / "bpf" / _OBJECT):
         if path.exists():
             return path
-    raise NotSupportedError(f"{_OBJECT} was not built (it needs clang and libbpf-dev)")
+    raise NotSupportedError(f"{_OBJECT} was not built; that needs clang and libbpf-dev")
 
 
 def check_kernel(lsms: Path = _LSMS, types: Path = _TYPES, mounts: Path = Path("/proc/self/mountinfo")) -> None:
@@ -56,7 +56,7 @@ def check_kernel(lsms: Path = _LSMS, types: Path = _TYPES, mounts: Path = Path("
         if "bpf" not in (found := lsms.read_text().strip()).split(","):
             raise NotSupportedError(f"this kernel runs no BPF LSM; boot with lsm={found},bpf")
     if not types.exists():
-        raise NotSupportedError("this kernel does not describe itself to BPF programs (CONFIG_DEBUG_INFO_BTF)")
+        raise NotSupportedError("this kernel does not describe itself to BPF programs; it needs CONFIG_DEBUG_INFO_BTF")
     if not any(" - bpf " in line for line in os.fsdecode(mounts.read_bytes()).split("\n")):
         raise NotSupportedError(f"no bpf file system is mounted; mount -t bpf bpf {pins.DIRECTORY.parent}")
 

@@ -48,7 +48,7 @@ def library() -> Any:
     try:
         found: Any = _ffi.dlopen(_LIBRARY)
     except OSError as error:
-        raise NotSupportedError(f"{_LIBRARY} is not installed (Debian: libbpf1)") from error
+        raise NotSupportedError(f"{_LIBRARY} is not here; install it (Debian: libbpf1)") from error
     found.libbpf_set_print(_ffi.NULL)  # it would write to our stderr, in a form of its own
     return found
 

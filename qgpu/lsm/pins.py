@@ -65,8 +65,11 @@ def install(compiled: Path, directory: Path = DIRECTORY) -> bool:
 
 
 def remove(directory: Path = DIRECTORY) -> None:
-    """Take the programs out of the kernel, of every version."""
-    _clear([directory])
+    """Take the programs out of the kernel, of every version. The folder may be a service's mount: then it stays."""
+    with suppress(FileNotFoundError):
+        _clear(list(directory.iterdir()))
+    with suppress(OSError):
+        directory.rmdir()
 
 
 def _clear(folders: list[Path]) -> None:

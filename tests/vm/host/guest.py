@@ -34,7 +34,8 @@ AS_HERE = {
     r"\bIMAGE\b": f"--rootfs {contained.ROOTFS} sleep 1",
 }
 ENVIRONMENT = os.environ | {"DEBIAN_FRONTEND": "noninteractive", "APT_CONFIG": str(APT)}
-FENCED, PINS = Path("/run/systemd/system/fenced.service"), Path("/sys/fs/bpf/qgpu/1")
+#: Where the BPF program is held.
+PINS = Path("/sys/fs/bpf/qgpu")
 figures: dict[str, Any] = {}
 ran: list[str] = []
 
@@ -153,6 +154,7 @@ def installed() -> None:
     check("module loaded", Path("/sys/module/qgpu").exists() and Path("/dev/qgpu").exists())
     status = ctl("status")
     check("plane kmod", status["plane"] == "kmod", status)
+    check("device files are kept to their pods", status["device_files"]["enforced"], status["device_files"])
     check("/dev/qgpu is root's", Path("/dev/qgpu").stat().st_mode & 0o777 == 0o600)
     check("group qgpu", "qgpu:" in Path("/etc/group").read_text())
     check("it has not failed", "qgpud" not in sh("systemctl", "--failed"), sh("systemctl", "--failed"))
@@ -161,20 +163,6 @@ def installed() -> None:
     security = sh("systemd-analyze", "security", "--no-pager", "qgpud").splitlines()[-1]
     figures["security_exposure"] = float(security.split("qgpud.service:")[1].split()[0])
     check("exposure below 4", figures["security_exposure"] < 4, security)
-
-
-def fenced() -> None:
-    """Load the BPF program under the service's own confinement, as the daemon would on the user-space plane."""
-    say("device files")
-    ours = ("Exec", "Type", "Restart", "Watchdog", "Runtime", "State", "Configuration")
-    unit = Path("/usr/lib/systemd/system/qgpud.service").read_text().partition("[Install]")[0]
-    lines = [line for line in unit.splitlines() if not line.startswith(ours)]
-    program = f"/usr/lib/qgpu/bin/python -I {SHARE}/fenced.py"
-    FENCED.write_text("\n".join([*lines, "Type=oneshot", f"ExecStart={program}", ""]))
-    sh("systemctl", "start", FENCED.name, check=False)
-    said = sh("journalctl", "-b", "-u", FENCED.name, check=False)
-    check("the service may load the BPF program", len(list(PINS.glob("links-*/*"))) >= 5, said)
-    FENCED.unlink()
 
 
 def used() -> None:
@@ -191,6 +179,7 @@ def used() -> None:
     say("daemon killed")
     old, socket = main_pid(), Path("/run/qgpu/qgpud.sock").stat().st_ino
     sh("systemctl", "kill", "-s", "KILL", "qgpud")
+    check("the BPF program outlives a kill", len(list(PINS.glob("*/links-*/*"))) >= 5)
     check("who asks meanwhile waits", ctl("status")["plane"] == "kmod")
     check("the control socket outlives a kill", Path("/run/qgpu/qgpud.sock").stat().st_ino == socket)
     until(lambda: active() and main_pid() not in ("0", old), "the daemon again")
@@ -251,6 +240,7 @@ def removed(before: dict[str, str]) -> None:
     until(lambda: not ctl("pod", "list")["pods"], "no pods")
     guardian = Path("/run/qgpu/standin").read_text()
     documented("off")
+    check("without pods the BPF program goes with the daemon", not list(PINS.glob("*/links-*")))
     check("it is off", not active() and not Path("/sys/module/qgpu").exists())
     check("stopping leaves the guardian", Path("/proc", guardian, "cgroup").read_text() == "0::/qgpu-guardian\n")
     os.kill(int(guardian), signal.SIGKILL)
@@ -270,7 +260,7 @@ def removed(before: dict[str, str]) -> None:
     APT.unlink()
     left = trace_of.difference(before, trace_of.snapshot())
     figures["left_behind"] = left
-    check("no BPF program is left", not PINS.parent.exists())
+    check("no BPF program is left", not PINS.exists())
     check("removed without a trace", not left, "\n" + "\n".join(left))
 
 
@@ -283,7 +273,6 @@ def main() -> None:
         place()
         driver()
         installed()
-        fenced()
         used()
         looked_at()
         upgraded()

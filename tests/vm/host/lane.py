@@ -28,7 +28,6 @@ ROOT = HERE.parent.parent.parent
 sys.path += [str(ROOT / "bench"), str(ROOT / "tests")]
 GUEST = ("vm/host/guest.py", "vm/host/trace_of.py", "vm/host/pod.py", "vm/host/standin.py", "vm/host/contained.py")
 GUEST += ("vm/host/seen.py", "vm/host/browse.py", "vm/guest/nv.py", "vm/guest/qg.py", "vm/guest/simcard.py")
-GUEST += ("vm/host/fenced.py",)
 GUEST += ("documents.py",)
 WITH = ("dkms", "man-db", "podman", "crun", "runc", "prometheus", "chromium-headless-shell")
 #: What Debian's own packages would start, besides what the lane does; podman's would find out too early, on a root that
