@@ -11,8 +11,9 @@
  * One thing passes between pods: memory that is exported is handed on as an open nvidiactl. Another pod may receive
  * that, for its filter tells the guardian what is imported; it may not call it.
  *
- * User space says which cgroups are pods and which majors are NVIDIA's (qgpu/lsm/device_files.py). Layouts and meaning
- * of the maps that outlive a program (all of them) are named by MAPS there.
+ * User space says which cgroups are pods and which majors are NVIDIA's (qgpu/lsm/device_files.py). The maps outlive
+ * these programs: a change of their layout or meaning needs another VERSION (qgpu/lsm/pins.py). The programs are
+ * attached in the order in which they stand here.
  */
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>
@@ -31,7 +32,7 @@ enum counter { SEEN, OPEN, RECEIVE, IOCTL, MMAP, COUNTERS };
 
 struct place {
 	__u32 kind;
-	__u32 files;	/* a pod's, that are noted */
+	__s32 files;	/* a pod's that were noted since its cgroup is known, less those that ended */
 };
 
 struct owner {

@@ -22,7 +22,7 @@ CALLS = ("open", "receive", "ioctl", "mmap")
 _SEEN, _FIRST_CALL = 0, 1
 _POD, _GUARDIAN = 1, 2
 _U32, _INT, _U64 = struct.Struct("=I"), struct.Struct("=i"), struct.Struct("=Q")
-_PLACE, _REFUSAL, _REFUSED = struct.Struct("=II"), struct.Struct("=QII"), struct.Struct("=Q16s")
+_PLACE, _REFUSAL, _REFUSED = struct.Struct("=Ii"), struct.Struct("=QII"), struct.Struct("=Q16s")
 _OBJECT = "device_files.bpf.o"
 _DEVICES = Path("/proc/devices")
 _LSMS = Path("/sys/kernel/security/lsm")

@@ -14,7 +14,7 @@ from cffi import FFI
 from qgpu.errors import NotSupportedError
 
 _LIBRARY = "libbpf.so.1"
-_BPF_ANY, _BPF_NOEXIST = 0, 1
+_BPF_ANY = 0
 _BPF_LSM_MAC = 27  # enum bpf_attach_type
 
 _ffi = FFI()
@@ -144,10 +144,9 @@ class Map:
             return None
         return bytes(_ffi.buffer(value))
 
-    def put(self, key: bytes, value: bytes, *, over: bool = True) -> None:
-        """Set the value of a key; not ``over`` one that is there. Raises OSError (EEXIST)."""
-        flags = _BPF_ANY if over else _BPF_NOEXIST
-        check(self._lib.bpf_map_update_elem(self.fd, key, value, flags), "BPF map")
+    def put(self, key: bytes, value: bytes) -> None:
+        """Set the value of a key. Raises OSError."""
+        check(self._lib.bpf_map_update_elem(self.fd, key, value, _BPF_ANY), "BPF map")
 
     def drop(self, key: bytes) -> None:
         """Remove a key, if it is there."""
