@@ -120,7 +120,9 @@ def _refusals(pods: Iterable[PodView]) -> Iterable[Family]:
 def _fence(view: View) -> Iterable[Family]:
     if view.fenced is None:
         return
-    yield _one("qgpu_device_files_enforced", _G, "1 while only pods can use the device files they opened.", view.fenced)
+    yield _one(
+        "qgpu_device_files_enforced", _G, "1 while only pods can use the device files they opened.", int(view.fenced)
+    )
     refused = Family("qgpu_device_files_refused_total", _C, "Uses of a pod's device file from outside it, refused.")
     for call, count in view.fenced_off.items():
         refused.add(count, call=call)
