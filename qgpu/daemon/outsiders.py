@@ -80,7 +80,8 @@ class Outsiders:
             try:
                 self.look()
             except Exception:  # noqa: BLE001 - a watch that has ended would be missed by nobody
-                _log.exception("the watch for processes outside pods failed, trying again")
+                if not self._stop.is_set():  # else what it looks at is being closed
+                    _log.exception("the watch for processes outside pods failed, trying again")
 
     def look(self) -> None:
         """Look once, and log who was not there before."""
