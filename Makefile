@@ -11,6 +11,7 @@ help:
 	@echo "make gputest   the tests that need a real GPU and root"
 	@echo "make vmtest    the kernel module in a virtual machine"
 	@echo "make hosttest  the packages in a virtual machine with systemd: install, use, look, upgrade under load, remove"
+	@echo "make bpf       the BPF program that keeps pods' device files to the pods; needs clang"
 	@echo "make packages  wheel, sdist and Debian packages, into dist/"
 	@echo "make nightly   what takes longer than CI may: more kernels, sanitizers, NVIDIA's driver, containers; hours"
 	@echo "make bench     every figure that the README claims, on this machine's GPU; about seven minutes, as root"
@@ -88,14 +89,27 @@ test-system:
 		chromium chromium-driver prometheus runc crun podman man-db; fi
 
 # What builds Debian packages (Debian 12 or newer).
-packages-system:
+packages-system: bpf-system
 	@if ! command -v dh_dkms >/dev/null || ! command -v dpkg-buildpackage >/dev/null; then \
 		[ "$$(id -u)" = 0 ] || { echo "please install: debhelper dh-dkms dpkg-dev" >&2; exit 1; }; \
 		apt-get update -qq && apt-get install -qq -y --no-install-recommends debhelper dh-dkms dpkg-dev; \
 	fi
 
+# The BPF program of a source tree; a wheel brings its own.
+bpf: bpf/device_files.bpf.o
+
+bpf/device_files.bpf.o: bpf/device_files.bpf.c bpf/kernel.h bpf/build.py | bpf-system
+	$(PYTHON) bpf/build.py $@
+
+# What compiles it, and the library that loads it.
+bpf-system:
+	@if ! command -v clang >/dev/null || ! [ -e /usr/include/bpf/bpf_helpers.h ]; then \
+		[ "$$(id -u)" = 0 ] || { echo "please install: clang libbpf-dev libbpf1" >&2; exit 1; }; \
+		apt-get update -qq && apt-get install -qq -y --no-install-recommends clang libbpf-dev libbpf1; \
+	fi
+
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis qgpu-demo.png dist
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis qgpu-demo.png dist bpf/*.o
 
 .PHONY: help demo check lint types test gputest vmtest hosttest packages packages-check nightly bench suite system \
-	test-system packages-system clean
+	test-system packages-system bpf bpf-system clean

@@ -30,6 +30,7 @@ USED = (
     "qgpuctl report --seconds 1 --out report.html",
     "qgpuctl trace --seconds 1 --out t.pftrace",
     'python -c \'import importlib.resources as r; assert (r.files("qgpu") / "data/qgpu.h").is_file()\'',
+    'python -c \'import importlib.resources as r; assert (r.files("qgpu") / "data/device_files.bpf.o").is_file()\'',
 )
 
 

@@ -47,6 +47,13 @@ class LogLevel(StrEnum):
     ERROR = "error"
 
 
+class DeviceFiles(StrEnum):
+    """Whether the kernel keeps pods' device files to the pods, where it can."""
+
+    AUTO = "auto"
+    OFF = "off"
+
+
 class MetricsCompat(StrEnum):
     """Whose names metrics have beside qgpu's own."""
 
@@ -101,6 +108,7 @@ class Config:
     #: The directory of the CDI file; "off" for none, "auto" for the usual one where there are real pGPUs.
     cdi: str = "auto"
     containers: ContainerPolicy = field(default_factory=ContainerPolicy)
+    device_files: DeviceFiles = DeviceFiles.AUTO
     defaults: GpuSettings = field(default_factory=GpuSettings)
     gpus: Mapping[int, GpuSettings] = field(default_factory=dict)
 
@@ -112,7 +120,7 @@ class Config:
 def load(path: Path) -> Config:
     """Read a configuration file. Raises ConfigError with the file, the key and what to do."""
     top = tables.read(path)
-    top.only("plane", "socket", "log", "metrics", "containers", "defaults", "gpu")
+    top.only("plane", "device_files", "socket", "log", "metrics", "containers", "defaults", "gpu")
     socket, log, metrics, containers = (top.table(key) for key in ("socket", "log", "metrics", "containers"))
     socket.only("mode", "group")
     log.only("level", "format")
@@ -122,6 +130,7 @@ def load(path: Path) -> Config:
     gpus = top.table("gpu")
     return Config(
         plane=top.text("plane", Plane.AUTO, partial(units.parse_choice, Plane)),
+        device_files=top.text("device_files", DeviceFiles.AUTO, partial(units.parse_choice, DeviceFiles)),
         socket_mode=socket.text("mode", 0o666, _mode),
         socket_gid=socket.text("group", None, _group),
         log_level=log.text("level", LogLevel.INFO, partial(units.parse_choice, LogLevel)),

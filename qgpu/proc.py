@@ -47,6 +47,16 @@ def words(pid: int) -> list[bytes]:
     return _read(pid, "cmdline").split(b"\0")[:-1]
 
 
+def name(pid: int) -> str:
+    """Return the name that a process goes by, as far as it can be printed; empty where it is gone."""
+    return printable(_read(pid, "comm").rstrip(b"\n"))
+
+
+def printable(text: bytes) -> str:
+    """Return what somebody else has written, with a question mark for each byte that a terminal might obey."""
+    return "".join(chr(byte) if 0x20 <= byte < 0x7F else "?" for byte in text)
+
+
 def maps(pid: int) -> list[bytes]:
     """Return the lines of /proc/PID/maps."""
     return _read(pid, "maps").split(b"\n")[:-1]

@@ -70,7 +70,7 @@ def test_every_key_is_taken(tmp_path: Path) -> None:
         ('[metrics]\nlisten = "unix:/\\u0000"', "metrics.listen: write it without a zero byte"),
         (f"[gpu.{'9' * 5000}]", f"gpu.{'9' * 5000}: a pGPU is named by its number"),
         ("[gpu.00]\n[gpu.0]", "gpu.00: a pGPU is named by its number"),
-        ('planes = "sim"', "planes: no such key; known here: plane, socket, log, metrics, containers, defaults, gpu"),
+        ('planes = "sim"', "planes: no such key; known here: plane, device_files, socket, log, metrics, containers, "),
         ('plane = "cuda"', "plane: 'cuda': choose one of auto, kmod, seccomp, sim"),
         ('[metrics]\nlisten = "9835"', "metrics.listen: '9835': write an IP address and a port, as in 127.0.0.1:9835"),
         ('[metrics]\nlisten = "host:80"', "metrics.listen: 'host:80': write an IP address"),

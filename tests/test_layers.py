@@ -55,6 +55,7 @@ ARROWS: dict[str, set[str]] = {
         "sched",
         "wire",
     },
+    "lsm": {"cgroup", "errors", "proc"},
     "load": {"control", "errors", "model", "places", "program", "units", "wire"},
     "sim": {"admission", "config", "errors", "load", "model", "policies", "sched", "sched.sim", "tables", "units"},
     "config": {"errors", "httpd", "model", "plane", "policies", "tables", "units"},

@@ -24,6 +24,7 @@ def doctor(context: Context, self_test: bool, gpu: int, output: str) -> None:
     """Check what qgpu needs; ends with 3 if something is missing, with 22 if shares are not enforced."""
     from qgpu.doctor.containers import check_containers
     from qgpu.doctor.daemon import check_daemon
+    from qgpu.doctor.device_files import check_device_files
     from qgpu.doctor.gpu import check_gpu, driver_loaded
     from qgpu.doctor.selftest import self_test as run_self_test
     from qgpu.doctor.system import check_system
@@ -32,7 +33,7 @@ def doctor(context: Context, self_test: bool, gpu: int, output: str) -> None:
         *check_system(needed=driver_loaded()),
         *check_gpu(),
         *check_daemon(context.runtime_dir, context.timeout_s),
-        *([check_containers()] if driver_loaded() else []),
+        *([check_containers(), check_device_files()] if driver_loaded() else []),
     ]
     measured = run_self_test(context.runtime_dir, gpu, context.timeout_s) if self_test else []
     _print([*checks, *measured], output)

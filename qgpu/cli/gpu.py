@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import click
@@ -29,7 +30,23 @@ def status(context: Context, output: str) -> None:
     driver = answer["driver"] or "none"
     click.echo(f"plane {answer['plane']} ({answer['why']}), qgpu {answer['version']}, driver {driver}")
     click.echo(f"up {answer['uptime_s']:.0f} s")
+    for line in _beside(answer):
+        click.echo(line)
     print_table(_HEADER, [_row(gpu) for gpu in answer["gpus"]])
+
+
+def _beside(answer: dict[str, Any]) -> Iterator[str]:
+    """Say whether pods' device files are theirs alone, and who is on the cards beside pods."""
+    files = answer["device_files"]
+    if files["enforced"]:
+        refused = sum(files["refused"].values())
+        yield f"device files: kept to their pods, {refused} uses from outside refused"
+        if files["why"]:
+            yield f"device files: {files['why']}"
+    elif answer["plane"] != "sim":
+        yield f"device files: NOT kept to their pods: {files['why']}"
+    for each in answer["outsiders"]:
+        yield f"outside pods: process {each['pid']} ({each['name']}) on pGPU {each['gpu']}, cgroup {each['cgroup']}"
 
 
 @click.group()

@@ -7,11 +7,14 @@ import time
 from collections.abc import Mapping, Sequence
 
 import qgpu
+from qgpu.daemon.fence import Fence
 from qgpu.daemon.gpu_loop import GpuLoop
+from qgpu.daemon.outsiders import Outsiders
 from qgpu.daemon.planes import Chosen, driver_version
 from qgpu.daemon.traces import Traces
 from qgpu.metrics.tally import PodTally, Tally
 from qgpu.metrics.view import GpuView, LeaseView, PodView, View
+from qgpu.plane import Plane
 from qgpu.sched.backend import Host, Pgpu, PodInfo
 
 
@@ -19,8 +22,16 @@ class Counters:
     """Counts along with the loops, and puts a view together when asked."""
 
     def __init__(
-        self, host: Host, chosen: Chosen, pgpus: Mapping[int, Pgpu], loops: Mapping[int, GpuLoop], traces: Traces
+        self,
+        host: Host,
+        chosen: Chosen,
+        pgpus: Mapping[int, Pgpu],
+        loops: Mapping[int, GpuLoop],
+        traces: Traces,
+        fence: Fence,
+        outsiders: Outsiders,
     ) -> None:
+        self._fence, self._outsiders = fence, outsiders
         self._host, self._chosen, self._pgpus, self._loops, self._traces = host, chosen, pgpus, loops, traces
         self._driver = driver_version(chosen.plane)
         self._started_ns = time.monotonic_ns()
@@ -40,6 +51,8 @@ class Counters:
             [self._gpu(index, pods) for index in self._loops],
             {pod.name: PodView(pod.name, pod.refused_memory, pod.refused_calls) for pod in pods},
             self._traces.count,
+            self._fence.enforced if self._chosen.plane is not Plane.SIM else None,
+            self._fence.refused(),
         )
 
     def _gpu(self, index: int, pods: Sequence[PodInfo]) -> GpuView:
@@ -69,4 +82,5 @@ class Counters:
                 if index in pod.grants
                 for account in (ledger.accounts.get(pod.name),)
             ],
+            None if (there := self._outsiders.seen.get(index)) is None else len(there),
         )

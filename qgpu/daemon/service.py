@@ -23,11 +23,13 @@ from qgpu import admission, cgroup, foreign_fds
 from qgpu.config import Config, GpuSettings
 from qgpu.control import Session
 from qgpu.daemon import shown
+from qgpu.daemon.fence import Fence
 from qgpu.daemon.gangs import Board
 from qgpu.daemon.gpu_loop import GpuLoop
 from qgpu.daemon.limits import over_limits
 from qgpu.daemon.loads import Loads
 from qgpu.daemon.metrics import Counters
+from qgpu.daemon.outsiders import Outsiders
 from qgpu.daemon.peers import places_of, pod_of, refuse_pods
 from qgpu.daemon.planes import Chosen, driver_version
 from qgpu.daemon.requests import Arguments
@@ -48,6 +50,7 @@ from qgpu.policies import POLICIES
 from qgpu.runtime import seccomp
 from qgpu.runtime.agent import LISTENER
 from qgpu.runtime.container import described
+from qgpu.sched import nvml
 from qgpu.sched.backend import Host, Pgpu, PodInfo
 from qgpu.wire import has_ended
 
@@ -82,7 +85,11 @@ class Service:
         board = Board()
         self._loops = {index: GpuLoop(host, index, self._settings(index), board) for index in self._pgpus}
         self._traces = traces = Traces(self._loops)
-        self.counters = Counters(host, chosen, self._pgpus, self._loops, traces)
+        self._fence = Fence(chosen.plane, config.device_files, host.pods())
+        self._outsiders = Outsiders(list(self._pgpus.values()), nvml.processes, host.pods, self._fence)
+        if chosen.plane is not Plane.SIM:
+            self._outsiders.start()
+        self.counters = Counters(host, chosen, self._pgpus, self._loops, traces, self._fence, self._outsiders)
         self._reading: dict[str, _Request] = {
             "status": self._status,
             "gpu.list": self._gpu_list,
@@ -127,17 +134,26 @@ class Service:
     def reap(self) -> None:
         """Retire pods that nobody holds and nothing runs in."""
         with self._lock:
-            pods = self._host.pods()
+            pods, left = self._host.pods(), []
             self._places = places_of(pods)
             for pod in pods:
                 if pod.name not in self._held and not self._runs(pod):
                     self._retire(pod)
                     _log.info("pod retired", pod=pod.name)
+                else:
+                    left.append(pod)
+            self._fence.tell(left)
 
     def close(self) -> None:
         """Stop the loops, so that every gate is open, and let go of the host."""
         for each in self._loops.values():
             each.stop()
+        self._outsiders.stop()
+        try:
+            pods = self._host.pods()
+        except QgpuError:  # then nobody knows whether there are any
+            pods = None
+        self._fence.close(pods)
         self._host.close()
 
     def _settings(self, index: int) -> GpuSettings:
@@ -175,6 +191,8 @@ class Service:
             "traces": self._traces.count,
             "policies": {name: info.number for name, info in POLICIES.items()},
             "gpus": self._gpus(),
+            "device_files": self._fence.shown(),
+            "outsiders": [asdict(each) for there in self._outsiders.seen.values() for each in there],
         }
 
     def _gpu_list(self, _session: Session, _arguments: Arguments, _fds: list[int]) -> dict[str, Any]:
@@ -289,7 +307,9 @@ class Service:
             if made:
                 cgroup.remove(name, made)
             raise
-        self._places = places_of(self._host.pods())
+        pods = self._host.pods()
+        self._places = places_of(pods)
+        self._fence.tell(pods)
         return name
 
     def _home_of(self, name: str, launcher: Session) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from qgpu.control import Client
 from qgpu.doctor.report import Check, Verdict
@@ -25,4 +26,12 @@ def check_daemon(runtime_dir: Path, timeout_s: float) -> list[Check]:
     if troubles:
         return [here, Check("daemon", Verdict.FAIL, "; ".join(troubles), "see the daemon's log")]
     found = f"qgpu {status['version']} on plane {status['plane']} ({status['why']}), {len(status['gpus'])} pGPUs"
-    return [here, Check("daemon", Verdict.OK, found)]
+    return [here, Check("daemon", Verdict.OK, found), *_beside(status)]
+
+
+def _beside(status: dict[str, Any]) -> list[Check]:
+    """Check for processes that use the cards beside the pods; a daemon of an earlier version does not tell."""
+    outsiders = status.get("outsiders", ())
+    found = ", ".join(f"{each['pid']} ({each['name']}) on pGPU {each['gpu']}" for each in outsiders)
+    mend = "nothing bounds them; run them in pods, or end them, unless the host gives its cards to others too"
+    return [Check("processes outside pods", Verdict.WARN, found, mend)] if outsiders else []

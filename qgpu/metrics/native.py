@@ -31,6 +31,7 @@ def families(view: View) -> Iterable[Family]:
     yield from _gpus(view.gpus)
     yield from _leases(view.gpus)
     yield from _refusals(view.pods.values())
+    yield from _fence(view)
 
 
 def _one(name: str, kind: Kind, text: str, value: float, **labels: str) -> Family:
@@ -50,6 +51,7 @@ def _gpus(gpus: Iterable[GpuView]) -> Iterable[Family]:
     plans = Family("qgpu_gpu_plans_total", _C, "Times that the plan in force was changed.")
     gated = Family("qgpu_gpu_plan_gated", _G, "1 while the plan in force moves gates.")
     trouble = Family("qgpu_gpu_trouble", _G, "1 while the plane fails on this pGPU; its pods then run ungated.")
+    outsiders = Family("qgpu_gpu_processes_outside_pods", _G, "Processes on the card in no pod; absent if not known.")
     for gpu in gpus:
         labels = _card(gpu)
         info.add(1, **labels, modelName=gpu.pgpu.name, policy=gpu.policy, online_policy=gpu.online_policy)
@@ -62,7 +64,9 @@ def _gpus(gpus: Iterable[GpuView]) -> Iterable[Family]:
         plans.add(gpu.plans, **labels)
         gated.add(int(gpu.gated), **labels)
         trouble.add(int(bool(gpu.trouble)), **labels)
-    return info, period, total, allocated, used, cores, ticks, plans, gated, trouble
+        if gpu.outsiders is not None:
+            outsiders.add(gpu.outsiders, **labels)
+    return info, period, total, allocated, used, cores, ticks, plans, gated, trouble, outsiders
 
 
 def _leases(gpus: Iterable[GpuView]) -> Iterable[Family]:
@@ -111,6 +115,18 @@ def _refusals(pods: Iterable[PodView]) -> Iterable[Family]:
         if pod.refused_calls is not None:
             calls.add(pod.refused_calls, pod=pod.pod)
     return memory, calls
+
+
+def _fence(view: View) -> Iterable[Family]:
+    if view.fenced is None:
+        return
+    yield _one(
+        "qgpu_device_files_enforced", _G, "1 while only pods can use the device files they opened.", int(view.fenced)
+    )
+    refused = Family("qgpu_device_files_refused_total", _C, "Uses of a pod's device file from outside it, refused.")
+    for call, count in view.fenced_off.items():
+        refused.add(count, call=call)
+    yield refused
 
 
 def _card(gpu: GpuView) -> dict[str, str]:

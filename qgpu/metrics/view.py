@@ -38,6 +38,8 @@ class GpuView:
     gated: bool = False
     trouble: str = ""
     leases: Sequence[LeaseView] = ()
+    #: Processes on it that are in no pod; None where the driver does not tell.
+    outsiders: int | None = None
 
     @property
     def memory_granted(self) -> int:
@@ -76,3 +78,7 @@ class View:
     gpus: Sequence[GpuView] = ()
     pods: Mapping[str, PodView] = field(default_factory=dict)
     traces: int = 0
+    #: Whether pods' device files are kept to the pods; None where there are none.
+    fenced: bool | None = None
+    #: Calls on such files that were refused, by call.
+    fenced_off: Mapping[str, int] = field(default_factory=dict)

@@ -37,6 +37,20 @@ def describe(cards: Iterable[tuple[int, str]]) -> list[Pgpu]:
         return [_described(index, pynvml.nvmlDeviceGetHandleByPciBusId(pci.encode())) for index, pci in cards]
 
 
+def processes(uuid: str) -> frozenset[int]:
+    """List the processes that have a context on a card, for compute or graphics. Raises NoGpuError."""
+    with _nvml():
+        try:
+            card = pynvml.nvmlDeviceGetHandleByUUID(uuid)
+            found = [
+                *pynvml.nvmlDeviceGetComputeRunningProcesses(card),
+                *pynvml.nvmlDeviceGetGraphicsRunningProcesses(card),
+            ]
+        except pynvml.NVMLError as error:
+            raise NoGpuError(f"NVML: {error}; it does not say who is on the card") from error
+    return frozenset(int(process.pid) for process in found)
+
+
 class Utilization:
     """In what part of the time a card runs any kernel."""
 

@@ -157,6 +157,7 @@ def test_the_alerts_are_right_and_fire_when_they_should(arguments: tuple[str, ..
 def test_every_series_that_dashboard_and_alerts_ask_for_is_served(scraped: int) -> None:
     served = set(re.findall(r"^# TYPE (\w+)", get(scraped, "/metrics")[1], re.MULTILINE))
     not_on_this_plane = {"qgpu_lease_memory_denied_total", "qgpu_lease_calls_denied_total"}
+    not_on_this_plane |= {"qgpu_gpu_processes_outside_pods", "qgpu_device_files_refused_total"}
     panels = [
         target["expr"]
         for panel in json.loads((DASHBOARDS / "qgpu.json").read_text())["panels"]

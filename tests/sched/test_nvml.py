@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from qgpu.errors import NoGpuError
 from qgpu.sched import nvml
 
 
@@ -37,6 +38,16 @@ class FakeNvml:
         if self.used is None:
             raise self.NVMLError
         return SimpleNamespace(gpu=self.used)
+
+    def nvmlDeviceGetComputeRunningProcesses(self, card: object) -> list[SimpleNamespace]:  # noqa: N802
+        """Tell who computes, if the driver is there."""
+        if self.used is None:
+            raise self.NVMLError
+        return [SimpleNamespace(pid=7), SimpleNamespace(pid=8)]
+
+    def nvmlDeviceGetGraphicsRunningProcesses(self, card: object) -> list[SimpleNamespace]:  # noqa: N802
+        """Tell who draws."""
+        return [SimpleNamespace(pid=8), SimpleNamespace(pid=9)]
 
 
 @pytest.fixture
@@ -71,3 +82,15 @@ def test_a_silent_card_tells_nothing_and_leaks_nothing(fake: FakeNvml) -> None:
     assert [card.read() for _ in range(2)][-1] == 0.7
     card.close()
     assert fake.open == 0
+
+
+def test_processes_on_a_card_compute_or_draw(fake: FakeNvml) -> None:
+    assert nvml.processes("GPU-1") == {7, 8, 9}
+    assert fake.open == 0
+
+
+def test_a_card_that_does_not_tell_of_processes_says_so(fake: FakeNvml) -> None:
+    fake.used = None
+
+    with pytest.raises(NoGpuError):
+        nvml.processes("GPU-1")

@@ -7,6 +7,7 @@ import os
 import struct
 
 import nv
+import programs
 import pytest
 import qg
 
@@ -144,3 +145,31 @@ def test_driver_cannot_leave_while_interposed(qgpu):
         qg.rmmod("nvidia")
 
     assert qg.loaded("nvidia")
+
+
+def opened(state):
+    return os.open(nv.CTL, os.O_RDWR), os.open(nv.GPU.format(0), os.O_RDWR)
+
+
+def program_on(state, pid, ctl, card):
+    """Be a program on files that somebody else has opened."""
+    state["p"] = p = nv.Program.__new__(nv.Program)
+    p.send, p.last, p.client = nv.call, 0x5C000000, 0
+    p.ctl, p.card = qg.take_descriptor(pid, ctl), qg.take_descriptor(pid, card)
+    p.client = p.alloc(0, nv.ROOT, handle=0)
+    p.device = p.alloc(p.client, nv.DEVICE, struct.pack("I52x", 0))
+    p.subdevice = p.alloc(p.device, nv.SUBDEVICE, bytes(4))
+
+
+@pytest.mark.parametrize("where", [None, "other"])
+def test_a_file_that_a_pod_opened_is_its_own_wherever_it_goes(web, pod, where):
+    """A process outside, or in another pod, is held to the limit of the one that opened the file."""
+    (process,) = web.processes
+    ctl, card = process.run(opened)
+    other = pod(where).process() if where else qg.Process(None)
+    other.run(program_on, process.pid, ctl, card)
+
+    assert other.run(programs.take, 16 * programs.MIB) > 0
+    assert web.held() == 16 * programs.MIB
+    assert other.run(programs.take, 64 * programs.MIB) == -nv.NO_MEMORY
+    other.stop()

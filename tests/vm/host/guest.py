@@ -34,6 +34,8 @@ AS_HERE = {
     r"\bIMAGE\b": f"--rootfs {contained.ROOTFS} sleep 1",
 }
 ENVIRONMENT = os.environ | {"DEBIAN_FRONTEND": "noninteractive", "APT_CONFIG": str(APT)}
+#: Where the BPF program is held.
+PINS = Path("/sys/fs/bpf/qgpu")
 figures: dict[str, Any] = {}
 ran: list[str] = []
 
@@ -152,6 +154,7 @@ def installed() -> None:
     check("module loaded", Path("/sys/module/qgpu").exists() and Path("/dev/qgpu").exists())
     status = ctl("status")
     check("plane kmod", status["plane"] == "kmod", status)
+    check("device files are kept to their pods", status["device_files"]["enforced"], status["device_files"])
     check("/dev/qgpu is root's", Path("/dev/qgpu").stat().st_mode & 0o777 == 0o600)
     check("group qgpu", "qgpu:" in Path("/etc/group").read_text())
     check("it has not failed", "qgpud" not in sh("systemctl", "--failed"), sh("systemctl", "--failed"))
@@ -176,6 +179,7 @@ def used() -> None:
     say("daemon killed")
     old, socket = main_pid(), Path("/run/qgpu/qgpud.sock").stat().st_ino
     sh("systemctl", "kill", "-s", "KILL", "qgpud")
+    check("the BPF program outlives a kill", len(list(PINS.glob("*/links-*/*"))) >= 5)
     check("who asks meanwhile waits", ctl("status")["plane"] == "kmod")
     check("the control socket outlives a kill", Path("/run/qgpu/qgpud.sock").stat().st_ino == socket)
     until(lambda: active() and main_pid() not in ("0", old), "the daemon again")
@@ -236,6 +240,7 @@ def removed(before: dict[str, str]) -> None:
     until(lambda: not ctl("pod", "list")["pods"], "no pods")
     guardian = Path("/run/qgpu/standin").read_text()
     documented("off")
+    check("without pods the BPF program goes with the daemon", not list(PINS.glob("*/links-*")))
     check("it is off", not active() and not Path("/sys/module/qgpu").exists())
     check("stopping leaves the guardian", Path("/proc", guardian, "cgroup").read_text() == "0::/qgpu-guardian\n")
     os.kill(int(guardian), signal.SIGKILL)
@@ -255,6 +260,7 @@ def removed(before: dict[str, str]) -> None:
     APT.unlink()
     left = trace_of.difference(before, trace_of.snapshot())
     figures["left_behind"] = left
+    check("no BPF program is left", not PINS.exists())
     check("removed without a trace", not left, "\n" + "\n".join(left))
 
 
