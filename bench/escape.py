@@ -1,6 +1,6 @@
 """Pods that attack the guardian, on the emulated driver: how long neighbours wait, and how soon a successor serves.
 
-    python bench/escape.py                    # as root; no GPU; some three minutes
+    python bench/escape.py                    # as root; no GPU; some five minutes
     python bench/escape.py --rounds 1 --out /tmp/r
 
 Daemon, guardian, filters and pods are real; RM is a table in a file (tests/hostile/emulated.py). Two neighbours make
@@ -66,29 +66,26 @@ os._exit(0)
 """
 
 
-def stalls(directory: Path, attacks: list[str]) -> dict[str, float]:
-    """Return the longest time a neighbour took for a round: without an attack (""), and beside each; in seconds."""
+def stall(directory: Path, attack: str | None) -> float:
+    """Return the longest time that a neighbour takes for a round beside an attack, or beside none; in seconds."""
+    directory.mkdir()
     stage = Stage(directory, 2)
     if not stage.there:
         raise SystemExit("bench/escape.py: no cgroup2 tree can be mounted here; run as root")
     try:
-        found, guardian = {}, stage.guardian()
-        began = time.monotonic()
-        time.sleep(_QUIET_S)
-        found[""] = stage.longest_wait(began)
-        for attack in attacks:
-            began = time.monotonic()
+        guardian, began = stage.guardian(), time.monotonic()
+        if attack is None:
+            time.sleep(_QUIET_S)
+        else:
             attacker = stage.start_attacker(attack)
-            stage.until(lambda attack=attack: stage.has_attacked(attack), f"{attack} is done")
+            stage.until(lambda: stage.has_attacked(attack), f"{attack} is done")
             time.sleep(_AFTER_S)
             attacker.terminate()
             attacker.wait()
-            stage.go_on()
-            found[attack] = stage.longest_wait(began)
-            print(f"{attack}: {found[attack]:.3f} s", flush=True)
+        stage.go_on()
         if stage.guardian() != guardian:
-            raise SystemExit("bench/escape.py: a guardian was lost")
-        return found
+            raise SystemExit(f"bench/escape.py: {attack}: a guardian was lost")
+        return stage.longest_wait(began)
     finally:
         stage.close()
 
@@ -146,12 +143,12 @@ def _write(state: StateFds, pids: list[int]) -> None:
     os.close(journal.fd)
 
 
-def figures(found: list[dict[str, float]], starts: list[float]) -> list[Figure]:
+def figures(found: list[dict[str | None, float]], starts: list[float]) -> list[Figure]:
     """Return what is told of all rounds."""
-    longest = [max(each[attack] for attack in each if attack not in ("", "idle")) for each in found]
+    longest = [max(each[attack] for attack in each if attack not in (None, "idle")) for each in found]
     rows = [
         median("neighbour_stall_s", longest, *at_most(0.5), note="longest round of a neighbour beside any attack"),
-        median("neighbour_quiet_s", [each[""] for each in found], note="longest round without an attack"),
+        median("neighbour_quiet_s", [each[None] for each in found], note="longest round without an attack"),
     ]
     rows += [
         median(f"neighbour_stall_{attack}_s", [each[attack] for each in found], note=(ATTACKS[attack].__doc__ or ""))
@@ -170,7 +167,9 @@ def main() -> None:
     began, found, starts = time.monotonic(), [], []
     for _ in range(options.rounds):
         with tempfile.TemporaryDirectory() as directory:
-            found.append(stalls(Path(directory), list(ATTACKS)))
+            attacks = (None, *ATTACKS)
+            found.append({attack: stall(Path(directory) / str(attack), attack) for attack in attacks})
+            print(", ".join(f"{attack}: {took:.3f} s" for attack, took in found[-1].items()), flush=True)
         with tempfile.TemporaryDirectory() as directory:
             starts.append(successor_start(Path(directory)))
             print(f"successor: {starts[-1]:.3f} s", flush=True)

@@ -432,6 +432,10 @@ class Register:
             found += self.below((key[0], handle))
         return found
 
+    def has_channels(self, client: int) -> bool:
+        """Tell whether anything of a client's is scheduled."""
+        return client in self._channels
+
     def channels_below(self, key: Key) -> list[Key]:
         """List the channels under an object, or a client; the client's other objects are not gone through."""
         return [each for each in self._channels.get(key[0], ()) if self._is_below(each, key)]

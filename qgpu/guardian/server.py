@@ -278,8 +278,8 @@ class Guardian:
                 gone()
 
         def gone() -> None:
-            self.supervisor.exited(pid)
-            self._changed()
+            if self.supervisor.exited(pid):
+                self._changed()
 
         self._soon(lambda: self._selector.register(pidfd, selectors.EVENT_READ, exited) and None)
 

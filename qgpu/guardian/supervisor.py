@@ -278,13 +278,19 @@ class Supervisor:
         entry = self.register.clients.get(client)
         return entry is not None and entry.pod == pod
 
-    def exited(self, pid: int) -> None:
-        """Forget a process that has ended; its clients go when RM says so, for their files may be elsewhere."""
+    def exited(self, pid: int) -> bool:
+        """Forget a process that has ended; its clients go when RM says so, for their files may be elsewhere.
+
+        True where that may matter to who is scheduled: processes that use no card can come and go by the hundred.
+        """
         with self.lock:
             self.charges.exited(pid)
-            self.dues.doubt([(client, client) for client in self.register.clients_used_by(pid)])
+            used = self.register.clients_used_by(pid)
+            pod = self.register.processes.get(pid, "")
+            self.dues.doubt([(client, client) for client in used])
             self.note({"fact": "exit", "pid": pid})
             self.hands.unwatch(pid)
+            return any(map(self.register.has_channels, used)) or not self.register.pids_of(pod)
 
     # -- objects --------------------------------------------------------------------------------------------------
 
