@@ -49,7 +49,10 @@ class _Mechanism:
         return replace(moved, took_ns=time.monotonic_ns() - began_ns)
 
     def timeslice(self, tsg: RmObject, timeslice_us: int) -> bool:
-        return self.hands.timeslice(tsg, timeslice_us)
+        done = self.hands.timeslice(tsg, timeslice_us)
+        if not done:
+            self.lost([tsg.key])
+        return done
 
     def unreachable(self) -> Set[int]:
         return self.hands.lost

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
@@ -14,6 +15,8 @@ from qgpu.guardian.register import Fact, Key, Register, RmObject, object_fact
 
 #: How many mappings of a process are kept.
 _MOST_MAPPINGS = 1 << 18
+#: How many exports of a pod may be open: all that are open are listed once a second.
+_MOST_CARRIED = 1 << 14
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +159,9 @@ class Charges:
     def map(self, pid: int, base: int, length: int, uuids: Iterable[bytes], memory: Key) -> None:
         """Let what UVM has mapped keep its memory; what is not on a card is nobody's here, and takes page tables."""
         with self._lock:
-            held = self._register.holdings.by_handle.get(memory)
+            owner = self._register.clients.get(memory[0])
+            own = owner is not None and owner.pod == self._register.processes.get(pid)
+            held = self._register.holdings.by_handle.get(memory) if own else None
             number = held.number if held is not None else NOBODYS
             fact = {"fact": "map", "pid": pid, "base": base, "length": length, "memory": number}
             for uuid in uuids:
@@ -181,22 +186,25 @@ class Charges:
             ours = RmObject(rm.client, handle, rm.parent, rm.rm_class, rm.detail)
             self._note(object_fact(ours) | {"memory": number})
 
-    def export(self, client: int, handles: Iterable[int], carrier: int) -> int | None:
+    def export(self, pod: str, client: int, handles: Iterable[int], carrier: int) -> int | None:
         """Let memory count for as long as an open file carries it, wherever; return the mark of that file.
 
-        None where there is no such memory, or where it cannot be seen when the file closes: then it is pinned.
+        None where there is no such memory. Raises OSError where it could not be seen when the file closes.
         """
         with self._lock:
             keys = ((client, handle) for handle in handles)
             numbers = [number for key in keys if (number := self.number_of(key)) is not None]
+            if not numbers:
+                return None
+            if self._register.holdings.carries(pod) + len(numbers) > _MOST_CARRIED:
+                raise OSError(errno.ENOSPC, "the pod exports as much as can be watched")
             mark = self._register.holdings.next_carrier()
-            try:
-                seen = bool(numbers) and self._carriers.add(carrier, mark)
-            except OSError:
-                seen = False
+        if not self._carriers.add(carrier, mark):
+            raise OSError(errno.ENOSPC, "the file carries as many exports as can be told apart")
+        with self._lock:
             for number in numbers:
-                self._note({"fact": "carry", "carrier": mark, "memory": number} if seen else _pin(number))
-            return mark if seen else None
+                self._note({"fact": "carry", "carrier": mark, "memory": number} | self._whose(number))
+        return mark
 
     def not_exported(self, mark: int, carrier: int) -> None:
         """Take back what was noted of an export that RM has refused."""
@@ -225,13 +233,14 @@ class Charges:
     def pin(self, number: int) -> None:
         """Let memory count until every process of its pod has ended, whatever becomes of its handles."""
         with self._lock:
-            self._note(_pin(number))
+            self._note({"fact": "pin", "memory": number} | self._whose(number))
+
+    def _whose(self, number: int) -> Fact:
+        """Say of memory what a journal must know of it that is compacted meanwhile."""
+        memory = self._register.holdings.memories.get(number)
+        return {"pod": memory.pod, "instance": memory.instance, "size": memory.size} if memory is not None else {}
 
     def number_of(self, key: Key) -> int | None:
         """Return the number of the memory behind a handle."""
         memory = self._register.holdings.by_handle.get(key)
         return memory.number if memory is not None else None
-
-
-def _pin(number: int) -> Fact:
-    return {"fact": "pin", "memory": number}

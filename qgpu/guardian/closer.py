@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass, field
 
 #: So many files of a pod may wait to be closed; until fewer do, none is taken from it.
-MOST_WAITING = 16
+MOST_WAITING = 64
+#: A pod whose files are not closed for this long keeps them from it.
+_STUCK_S = 1.0
 #: A pod's thread ends when there has been nothing to close for this long.
 _IDLE_S = 1.0
 
@@ -24,6 +27,8 @@ class _Queue:
     waiting: deque[int] = field(default_factory=deque)
     more: threading.Condition = field(default_factory=threading.Condition)
     served: bool = False
+    #: When the last file was closed, or the first came.
+    moved_s: float = field(default_factory=time.monotonic)
 
 
 @dataclass(slots=True)
@@ -36,6 +41,8 @@ class Closer:
         """Close a descriptor of ours soon."""
         queue = self._queues.setdefault(pod, _Queue())
         with queue.more:
+            if not queue.waiting:
+                queue.moved_s = time.monotonic()
             queue.waiting.append(fd)
             if queue.served:
                 queue.more.notify()
@@ -48,6 +55,11 @@ class Closer:
         """Tell whether so many files of a pod wait that no more are to be taken from it."""
         queue = self._queues.get(pod)
         return queue is not None and len(queue.waiting) >= MOST_WAITING
+
+    def is_stuck(self, pod: str) -> bool:
+        """Tell whether a pod keeps its files from being closed, as a socket that lingers does."""
+        queue = self._queues.get(pod)
+        return queue is not None and bool(queue.waiting) and time.monotonic() - queue.moved_s > _STUCK_S
 
     def forget(self, pod: str) -> None:
         """Forget a pod that is no more; what waits is closed all the same."""
@@ -64,3 +76,4 @@ def _work(queue: _Queue) -> None:
         with suppress(OSError):
             os.close(queue.waiting[0])
         queue.waiting.popleft()
+        queue.moved_s = time.monotonic()

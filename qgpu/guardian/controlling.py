@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import struct
 import time
+from contextlib import nullcontext
 
 from qgpu import proc
 from qgpu.guardian import answers, calls, foreign
@@ -67,9 +68,16 @@ class Controls:
                 self._objects.undo(case, (asked.client, handle))
         taken = self._taken(case, command, params)
         try:
-            mark = self._carries(asked, params, taken)
-            case.listener.begin()
-            error = self._perform_control(case, block, params, asked, taken)
+            try:
+                mark = self._carries(case, asked, params, taken)
+            except OSError as why:
+                block.restore(16, 8)
+                return self._desk.refuse(block, asked.status_at, abi.NV_ERR_INSUFFICIENT_RESOURCES, str(why.strerror))
+            owner = self._supervisor.register.clients.get(asked.client)
+            whose = owner.pod if owner is not None else self._pod
+            with self._supervisor.books(whose) if row.gives else nullcontext():
+                case.listener.begin()
+                error = self._perform_control(case, block, params, asked, taken)
             if case.again and not error and _was_done(command, status_of(block, asked.status_at)):
                 block.patch_u32(asked.status_at, abi.NV_OK)
             if mark is not None and taken is not None and (error or status_of(block, asked.status_at) != abi.NV_OK):
@@ -138,9 +146,17 @@ class Controls:
         os.close(taken)
         return -1
 
-    def _carries(self, asked: calls.Control, params: Block | None, file: int | None) -> int | None:
-        """Let what is about to be exported count for as long as the file is open that carries it; return its mark."""
-        if params is None or file is None or file < 0:
+    def _carries(self, case: Case, asked: calls.Control, params: Block | None, file: int | None) -> int | None:
+        """Let what is about to be exported count for as long as the file is open that carries it; return its mark.
+
+        Raises OSError where that can't be seen.
+        """
+        if (
+            params is None
+            or file is None
+            or file < 0
+            or self._hands.about(case.file, asked.client, asked.client) is None
+        ):
             return None
         match asked.command:
             case abi.NV0000_OS_UNIX_EXPORT_OBJECT_TO_FD:
@@ -149,7 +165,7 @@ class Controls:
                 handles = _handles(params.data, _HANDLES_OF_EXPORTS_AT, _MOST_EXPORTS)
             case _:
                 return None
-        return self._supervisor.charges.export(asked.client, handles, file)
+        return self._supervisor.charges.export(self._pod, asked.client, handles, file)
 
     def _perform_control(
         self, case: Case, block: Block, params: Block | None, asked: calls.Control, taken: int | None

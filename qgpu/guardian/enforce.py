@@ -10,6 +10,7 @@ Time comes in as an argument and leaves as the next moment something is due.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -22,6 +23,9 @@ from qgpu.sched.tsg_turns import TsgTurns
 
 #: A gate that RM would not move is tried again after this long.
 RETRY_NS = 100 * NS_PER_MS
+
+#: Of a client's TSGs so many may fail to get their timeslices before the others are left for the next try.
+_TRIES = 3
 
 #: A gate takes 0.4 to 0.9 ms to close, but 10 to 40 ms over a kernel that reads host memory without end
 #: (docs/decisions/0031): one that takes longer than this is closed as much earlier.
@@ -75,6 +79,9 @@ class Enforcer:
     _copies_gated: frozenset[str] = frozenset()
     _closed_channels: set[Key] = field(default_factory=set)
     _slices: dict[Key, int] = field(default_factory=dict)
+    #: Whether a timeslice could not be set, and when that is tried again.
+    _unset: bool = False
+    _set_again_ns: int = 0
     #: Channels being freed: a free may wait for queued work, so their gate stays open whatever the plan says.
     _leaving: set[Key] = field(default_factory=set)
     _idle: set[str] = field(default_factory=set)
@@ -124,6 +131,10 @@ class Enforcer:
             self._reckon_opened(had_ns, now_ns + moved.took_ns)
             self._reckon_shut(shut, now_ns + moved.took_ns)
         stuck = self._look_at_tsgs(now_ns) or stuck
+        if self._unset and now_ns >= self._set_again_ns:
+            self._set_again_ns = now_ns + RETRY_NS
+            self._set_slices()
+        stuck = stuck or self._unset
         dues = (turns.until_next_ns for pod, turns in self._tsg_turns.items() if pod not in self.closed)
         wait = min((due for due in (wait, *dues) if due is not None), default=None)
         return min(RETRY_NS, wait or RETRY_NS) if stuck else wait
@@ -275,6 +286,7 @@ class Enforcer:
         return bool(moved.stuck)
 
     def _set_slices(self) -> None:
+        self._unset = False
         parts = self.plan.pods if self.plan else ()
         compute, copies = self.register.compute_tsgs(self.instance), self.register.copy_tsgs(self.instance)
         self._put_slices(compute, {part.pod: part.timeslice_us for part in parts})
@@ -285,12 +297,18 @@ class Enforcer:
 
     def _put_slices(self, tsgs: Iterable[RmObject], asked: Mapping[str, int]) -> None:
         """Set what is asked for each pod's TSGs where it is not set yet; for others what their owners wished."""
+        lost, failures = self.mechanism.unreachable(), Counter[int]()
         for tsg in tsgs:
             wanted = asked.get(self.register.pod_of(tsg), tsg.wish_us)
-            if self._slices.get(tsg.key, abi.RM_DEFAULT_TIMESLICE_US) != wanted and self.mechanism.timeslice(
-                tsg, wanted
-            ):
+            if self._slices.get(tsg.key, abi.RM_DEFAULT_TIMESLICE_US) == wanted:
+                continue
+            if tsg.client in lost or failures[tsg.client] >= _TRIES:
+                continue
+            if self.mechanism.timeslice(tsg, wanted):
                 self._slices[tsg.key] = wanted
+            else:
+                failures[tsg.client] += 1
+                self._unset = True
 
 
 def _keepers(plan: Plan) -> frozenset[str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Set
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 
@@ -24,23 +24,24 @@ _log = structlog.get_logger("guardian")
 
 #: After this many descriptors a search rests, so that it takes little of a processor.
 _AT_ONCE, _REST_S = 64, 0.01
-#: A search of this length without success makes the client lost; it goes on.
+#: A client that is not found within this time is lost; the search goes on.
 _PATIENCE_S = 1.0
-#: A client that was not found is searched for again after this long.
+#: Clients that were not found are searched for again after this long.
 _AGAIN_S = 5.0
 
 
 @dataclass(slots=True)
 class FileSearch:
-    """All searches. ``reaches(pid, fd, client)`` tells whether a descriptor of a process leads to an RM client."""
+    """All searches."""
 
     register: Register
-    reaches: Callable[[int, int, int], bool]
+    #: Names those of some clients that a descriptor of a process leads to. Raises OSError where we could not look.
+    reaches: Callable[[int, int, Set[int]], Set[int]]
     exists: Callable[[int], bool]
-    #: Told of a descriptor that leads to a client: (client, process, descriptor).
-    found: Callable[[int, int, int], None]
-    #: Told that a client is lost.
-    missed: Callable[[], None]
+    #: Takes note of a descriptor that leads to a client (client, process, descriptor); False where it can't be used.
+    found: Callable[[int, int, int], bool]
+    #: Told that who is lost has changed.
+    changed: Callable[[], None]
     #: Clients that RM has and that could not be reached.
     lost: set[int] = field(default_factory=set)
     #: By pod, the clients to search for.
@@ -57,60 +58,72 @@ class FileSearch:
                 wanted.add(client)
                 return
             self._wanted[entry.pod] = {client}
-        with suppress(RuntimeError):  # no thread is to be had: the next plan asks again
+        try:
             threading.Thread(target=self._work, args=(entry.pod,), name="qgpu-search", daemon=True).start()
-            return
-        del self._wanted[entry.pod]
+        except RuntimeError:  # no thread is to be had: the next plan asks again
+            self._wanted.pop(entry.pod, None)
 
     def _work(self, pod: str) -> None:
         """Search for a pod's clients until none is wanted."""
-        while True:
-            with self._lock:
-                wanted = self._wanted[pod]
-                for clients in (wanted, self.lost):
-                    clients.intersection_update(self.register.clients)
-                if not wanted:
-                    del self._wanted[pod]
-                    return
-                client = min(wanted)
-            if self._is_settled(pod, client):
-                with self._lock:
-                    wanted.discard(client)
-                    self.lost.discard(client)
-            else:
-                time.sleep(_AGAIN_S)
-
-    def _is_settled(self, pod: str, client: int) -> bool:
-        """Find a client's file, or see that there is no such client any more."""
         try:
-            return self._finds(pod, client)
+            while clients := self._still_wanted(pod):
+                if not self._search(pod, clients):
+                    time.sleep(_AGAIN_S)
+        finally:
+            self._wanted.pop(pod, None)
+
+    def _still_wanted(self, pod: str) -> set[int]:
+        """Return what is searched for; clients that are gone, or another pod's by now, are not any more."""
+        with self._lock:
+            wanted = self._wanted[pod]
+            gone = {client for client in wanted if not self._is_pods(pod, client)}
+            wanted -= gone
+            self.lost -= gone
+            if not wanted:
+                del self._wanted[pod]
+            return set(wanted)
+
+    def _is_pods(self, pod: str, client: int) -> bool:
+        entry = self.register.clients.get(client)
+        return entry is not None and entry.pod == pod and self.exists(client)
+
+    def _search(self, pod: str, clients: set[int]) -> bool:
+        """Go once through a pod's descriptors; False when some client was not found."""
+        left, until = set(clients), time.monotonic() + _PATIENCE_S
+        try:
+            with closing(self._descriptors(pod)) as descriptors:
+                for count, (pid, fd) in enumerate(descriptors):
+                    for client in sorted(self.reaches(pid, fd, left)) if left else ():
+                        left -= self._find(pod, client, pid, fd)
+                    if not left:
+                        return True
+                    if count % _AT_ONCE == _AT_ONCE - 1:
+                        time.sleep(_REST_S)
+                    if time.monotonic() > until:
+                        self._lose(pod, left)
         except OSError as error:  # we could not look, which tells nothing
             _log.warning("no descriptor is left: a file is searched for again", pod=pod, reason=str(error))
             return False
-
-    def _finds(self, pod: str, client: int) -> bool:
-        until = time.monotonic() + _PATIENCE_S
-        with closing(self._descriptors(pod)) as files:
-            for count, (pid, fd) in enumerate(files):
-                if self.reaches(pid, fd, client):
-                    self.found(client, pid, fd)
-                    return True
-                if count % _AT_ONCE == _AT_ONCE - 1:
-                    if not self.exists(client):
-                        return True
-                    time.sleep(_REST_S)
-                if time.monotonic() > until:
-                    self._lose(pod, client)
-        if not self.exists(client):
-            return True
-        self._lose(pod, client)
+        self._lose(pod, left)
         return False
 
-    def _lose(self, pod: str, client: int) -> None:
-        if client not in self.lost:
+    def _find(self, pod: str, client: int, pid: int, fd: int) -> set[int]:
+        """Settle a client whose file is there; return it, or nothing where the file can't be used."""
+        if not self.found(client, pid, fd):
+            return set()
+        with self._lock:
+            self._wanted[pod].discard(client)
+            self.lost.discard(client)
+        self.changed()
+        return {client}
+
+    def _lose(self, pod: str, clients: Set[int]) -> None:
+        new = {client for client in clients - self.lost if self._is_pods(pod, client)}
+        for client in sorted(new):
             _log.warning("control file not found: its client is kept off the card", pod=pod, client=client)
-            self.lost.add(client)
-            self.missed()
+        if new:
+            self.lost |= new
+            self.changed()
 
     def _descriptors(self, pod: str) -> Generator[tuple[int, int]]:
         """Yield (process, descriptor) of all that a pod's processes have open."""
@@ -118,8 +131,7 @@ class FileSearch:
         inside: tuple[int, ...] = ()
         with suppress(NotSupportedError):
             inside = cgroup.pids(entry.cgroup) if entry is not None else ()
-        known = [pid for pid, of in list(self.register.processes.items()) if of == pod]
-        for pid in dict.fromkeys((*known, *inside)):
+        for pid in dict.fromkeys((*self.register.pids_of(pod), *inside)):
             try:
                 with os.scandir(f"/proc/{pid}/fd") as entries:
                     yield from ((pid, int(each.name)) for each in entries)

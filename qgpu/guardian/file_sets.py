@@ -17,7 +17,9 @@ from functools import cache
 from pathlib import Path
 
 #: Under which numbers files are given to epoll: for root clients, for devices, for what carries exported memory.
-_ROOTS, _DEVICES, _CARRIERS = range(1000, 1003)
+_ROOTS, _DEVICES = 1000, 1001
+#: So many exports a file may carry that are told apart.
+_CARRIERS = range(1002, 1010)
 _ADD, _DELETE = 1, 2
 #: struct epoll_event is packed on x86-64 only (linux/eventpoll.h).
 _EVENT = struct.Struct("<IQ" if os.uname().machine == "x86_64" else "<I4xQ")
@@ -36,33 +38,36 @@ def _nothing() -> int:
 class FileSet:
     """One of the sets; each file in it has a mark, a number below 2**64."""
 
-    def __init__(self, epoll: int, place: int) -> None:
+    def __init__(self, epoll: int, *places: int) -> None:
         self._epoll = epoll
-        self._place = place
+        self._places = places
 
     def add(self, file: int, mark: int = 0) -> bool:
-        """Take note of the open file behind a descriptor; False when it is known.
+        """Take note of the open file behind a descriptor; False when it is known, as often as it can be.
 
         Raises OSError, as for a file that cannot be polled; the driver's can.
         """
-        with _lock, suppress(FileExistsError):
-            self._control(_ADD, file, mark)
-            return True
+        for place in self._places:
+            with _lock, suppress(FileExistsError):
+                self._control(_ADD, place, file, mark)
+                return True
         return False
 
     def discard(self, file: int) -> None:
-        """Forget a file."""
-        with _lock, suppress(FileNotFoundError, PermissionError):
-            self._control(_DELETE, file)
+        """Forget a file, once if it is known more often: what was noted of it last."""
+        for place in reversed(self._places):
+            with _lock, suppress(FileNotFoundError, PermissionError):
+                self._control(_DELETE, place, file)
+                return
 
     def has(self, file: int) -> bool:
         """Tell whether a file is known. Raises OSError as ``add`` does."""
         with _lock:
             try:
-                self._control(_ADD, file)
+                self._control(_ADD, self._places[0], file)
             except FileExistsError:
                 return True
-            self._control(_DELETE, file)
+            self._control(_DELETE, self._places[0], file)
         return False
 
     def marks(self) -> set[int]:
@@ -70,20 +75,20 @@ class FileSet:
         found = set()
         for line in Path(f"/proc/self/fdinfo/{self._epoll}").read_text().split("\n"):
             words = line.split()
-            if words[:1] == ["tfd:"] and int(words[1]) == self._place:
+            if words[:1] == ["tfd:"] and int(words[1]) in self._places:
                 found.add(int(words[5], 16))
         return found
 
-    def _control(self, what: int, file: int, mark: int = 0) -> None:
-        """Do something to a file under this set's number. Raises OSError."""
-        os.dup2(file, self._place, inheritable=False)
+    def _control(self, what: int, place: int, file: int, mark: int = 0) -> None:
+        """Do something to a file under a number of this set's. Raises OSError."""
+        os.dup2(file, place, inheritable=False)
         try:
             event = ctypes.create_string_buffer(_EVENT.pack(0, mark), _EVENT.size)
-            if _libc.epoll_ctl(self._epoll, what, self._place, event) < 0:
+            if _libc.epoll_ctl(self._epoll, what, place, event) < 0:
                 code = ctypes.get_errno()
                 raise OSError(code, os.strerror(code))
         finally:
-            os.dup2(_nothing(), self._place, inheritable=False)
+            os.dup2(_nothing(), place, inheritable=False)
 
 
 class FileSets:
@@ -99,12 +104,11 @@ class FileSets:
         self.roots = FileSet(fd, _ROOTS)
         self.devices = FileSet(fd, _DEVICES)
         #: Files that carry exported memory.
-        self.carriers = FileSet(fd, _CARRIERS)
+        self.carriers = FileSet(fd, *_CARRIERS)
+        _nothing()
 
 
 def occupy() -> None:
     """Keep the sets' numbers for them. A process that is handed many descriptors does so first."""
-    empty = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
-    for place in (_ROOTS, _DEVICES, _CARRIERS):
-        os.dup2(empty, place, inheritable=False)
-    os.close(empty)
+    for place in (_ROOTS, _DEVICES, *_CARRIERS):
+        os.dup2(_nothing(), place, inheritable=False)

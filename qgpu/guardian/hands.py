@@ -9,14 +9,14 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import TypeVar
 
 import structlog
 
 from qgpu import proc
 from qgpu.errors import RmError
-from qgpu.guardian import room
+from qgpu.guardian import kcmp, room
 from qgpu.guardian.closer import Closer
 from qgpu.guardian.enforce import Moved
 from qgpu.guardian.register import Key, Register, RmObject
@@ -61,7 +61,7 @@ class Hands:
         #: Told of a client that RM has and that no known descriptor leads to.
         self.unreached: Callable[[int], None] = lambda _client: None
         #: Clients of which no descriptor leads to what RM has: their TSGs' timeslices cannot be set.
-        self.lost: Set[int] = frozenset()
+        self.lost: set[int] = set()
 
     def watch(self, pid: int) -> int:
         """Open a pidfd of a process, to act through it and to learn of its end. Raises OSError."""
@@ -247,33 +247,32 @@ class Hands:
 
         return (self._through(channel.client, ask) or 0) if self._branch.context_ids else 0
 
-    def is_reached(self, client: int, pod: str) -> bool:
-        """Tell whether a process of a pod has a known descriptor that leads to an RM client, or may have."""
+    def is_reached(self, client: int, pod: str, file: int) -> bool:
+        """Tell whether a process of a pod has the file of an RM client, which is at hand, where it was seen to."""
         entry = self._register.clients.get(client)
         users = list(entry.users) if entry is not None else []
-        with suppress(OSError):
-            return any(self._register.processes.get(pid) == pod and self.reaches(pid, fd, client) for pid, fd in users)
-        return True
+        mine = [(pid, fd) for pid, fd in users if self._register.processes.get(pid) == pod]
+        return any(kcmp.same_file(os.getpid(), file, pid, fd) for pid, fd in mine)
 
-    def reaches(self, pid: int, fd: int, client: int) -> bool:
-        """Tell whether a descriptor of a process, which need not be watched, leads to a pod's RM client.
+    def reaches(self, pid: int, fd: int, clients: Set[int]) -> Set[int]:
+        """Name those of a pod's RM clients that a descriptor of a process, which need not be watched, leads to.
 
         Raises OSError where we could not look, for want of descriptors.
         """
-        entry = self._register.clients.get(client)
+        entry = next((found for client in clients if (found := self._register.clients.get(client)) is not None), None)
         if entry is None or proc.device(pid, fd) != _CONTROL_DEVICE:
-            return False
+            return frozenset()
         try:
             pidfd = os.pidfd_open(pid)
             try:
                 with self._borrowed(entry.pod, pidfd, pid, fd) as file:
-                    return self.about(file, client, client) is not None
+                    return {client for client in clients if self.about(file, client, client) is not None}
             finally:
                 os.close(pidfd)
         except OSError as error:
             if error.errno in room.NONE_LEFT:
                 raise
-            return False
+            return frozenset()
 
     def _through(self, client: int, act: Callable[[int], _T | None]) -> _T | None:
         """Act through the file on which a pod made an RM client; None when it does not work out.
@@ -281,7 +280,7 @@ class Hands:
         Only descriptors through which the client was used are tried. A process may end, or put another file in the
         place, while we reach for it. It may also move the file: where RM still has the client, somebody is told.
         """
-        entry = self._register.clients.get(client)
+        entry, looked = self._register.clients.get(client), True
         if entry is None:
             return None
         for pid, fd in list(entry.users):
@@ -292,8 +291,9 @@ class Hands:
                     if (result := act(file)) is not None:
                         return result
             except (OSError, RmError) as error:
+                looked = looked and not (isinstance(error, OSError) and error.errno in room.NONE_LEFT)
                 _log.debug("not through this file", pid=pid, fd=fd, reason=str(error))
-        if self.exists((client, client)):
+        if looked and self.exists((client, client)):
             self.unreached(client)
         return None
 
@@ -303,8 +303,10 @@ class Hands:
 
         Another can come to its place at the last moment. What was taken is closed by a thread of the pod's.
         """
-        if proc.device(pid, fd) != _CONTROL_DEVICE or self.closer.is_full(pod):
+        if proc.device(pid, fd) != _CONTROL_DEVICE or self.closer.is_stuck(pod):
             raise OSError(errno.EBADF, "no control file is to be had there")
+        if self.closer.is_full(pod):
+            raise OSError(errno.EMFILE, "many files of the pod wait to be closed")
         taken = take(pidfd, fd)
         try:
             if proc.device_of(taken) != _CONTROL_DEVICE:

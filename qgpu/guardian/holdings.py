@@ -149,8 +149,13 @@ class Holdings:
             self._go_out(memory)
 
     def next_carrier(self) -> int:
-        """Return the mark that the next carrier can have."""
-        return self._last_carrier + 1
+        """Return a mark for a carrier, which no other gets."""
+        self._last_carrier += 1
+        return self._last_carrier
+
+    def carries(self, pod: str) -> int:
+        """Return how often memory of a pod is carried."""
+        return self._carries[pod]
 
     def carry(self, carrier: int, number: int) -> None:
         """Let an allocation count for as long as a file is open that carries it."""
@@ -177,19 +182,24 @@ class Holdings:
         """Return the marks of all that carries something."""
         return set(self._carried)
 
-    def give(self, key: Key, pod: str) -> None:
-        """Charge an allocation to another pod, unless it has a handle elsewhere too."""
-        memory = self.by_handle.get(key)
-        if memory is None or memory.pod == pod or any(other[0] != key[0] for other in memory.handles):
-            return
-        self._count(memory, -1)
-        self._carries[memory.pod] -= len(memory.carriers)
-        self._no_longer_out(memory)
-        memory.pod = pod
-        if memory.pinned or memory.carriers:
-            self._go_out(memory)
-        self._carries[memory.pod] += len(memory.carriers)
-        self._count(memory, 1)
+    def give(self, keys: Iterable[Key], pod: str) -> None:
+        """Charge the allocations behind handles of one client to another pod, but those with a handle elsewhere."""
+        found = {memory.number: memory for key in keys if (memory := self.by_handle.get(key)) is not None}
+        before = set()
+        for memory in found.values():
+            if memory.pod == pod or len({client for client, _ in memory.handles}) > 1:
+                continue
+            before.add(memory.pod)
+            self._count(memory, -1)
+            self._carries[memory.pod] -= len(memory.carriers)
+            self._no_longer_out(memory)
+            memory.pod = pod
+            if memory.pinned or memory.carriers:
+                self._go_out(memory)
+            self._carries[memory.pod] += len(memory.carriers)
+            self._count(memory, 1)
+        for other in before & self._ended:
+            self.pod_ended(other)
 
     def drop(self, key: Key) -> None:
         """Take a handle away."""
@@ -341,7 +351,9 @@ class Holdings:
                 whose = {"pod": memory.pod, "instance": memory.instance, "size": memory.size}
                 yield {"fact": "kept", "memory": number, **whose, "pinned": memory.pinned and number not in self._pins}
                 yield from ({"fact": "carry", "carrier": each, "memory": number} for each in sorted(memory.carriers))
-        yield from ({"fact": "ended", "name": pod} for pod in sorted(self._ended))
+        for pod in sorted(self._ended):
+            if pod in self._ended:
+                yield {"fact": "ended", "name": pod}
         for pid in list(self.managed):
             if pid in self.managed:
                 yield {"fact": "managed", "pid": pid, "bytes": self.managed[pid]}

@@ -94,6 +94,8 @@ class Register:
     #: Clients by pod, and by the processes that use them.
     _of_pod: dict[str, set[int]] = field(default_factory=dict, compare=False)
     _used: dict[int, set[int]] = field(default_factory=dict, compare=False)
+    #: Clients that have come to another pod.
+    _given: set[int] = field(default_factory=set, compare=False)
     _handles: dict[int, set[int]] = field(default_factory=dict, compare=False)
     _children: dict[Key, set[int]] = field(default_factory=dict)
     _tsgs: set[Key] = field(default_factory=set)
@@ -122,6 +124,7 @@ class Register:
 
     def _carry(self, fact: Fact) -> None:
         """Take note that an open file carries exported memory."""
+        self._keep(fact)
         self.holdings.carry(fact["carrier"], fact["memory"])
 
     def _carrier_closed(self, fact: Fact) -> None:
@@ -133,10 +136,11 @@ class Register:
         self.holdings.pod_begins(fact["pod"])
 
     def _uvm_file(self, fact: Fact) -> None:
-        known = self.uvm_fds.get(fact["pid"], set()) - {fact["fd"]}
+        known = self.uvm_fds.setdefault(fact["pid"], set())
         if fact["there"] and fact["pid"] in self.processes:
-            known |= {fact["fd"]}
-        self.uvm_fds[fact["pid"]] = known
+            known.add(fact["fd"])
+        else:
+            known.discard(fact["fd"])
         if not known:
             del self.uvm_fds[fact["pid"]]
 
@@ -173,6 +177,7 @@ class Register:
 
     def _add_client(self, client: int, pod: str, maker: int) -> None:
         self.clients[client] = RmClientEntry(pod, maker)
+        self._given.discard(client)
         self._of_pod.setdefault(pod, set()).add(client)
 
     def _add_user(self, client: int, pid: int, fd: int) -> None:
@@ -201,9 +206,9 @@ class Register:
         self._of_pod[entry.pod].discard(client)
         self._of_pod.setdefault(pod, set()).add(client)
         entry.pod, entry.maker = pod, pid
+        self._given.add(client)
         self._reached(fact)
-        for handle in handles:
-            self.holdings.give((client, handle), pod)
+        self.holdings.give([(client, handle) for handle in handles], pod)
 
     def _object(self, fact: Fact) -> None:
         # RM takes parent 0 for the client itself (rs_server.c:serverAllocResource).
@@ -266,6 +271,7 @@ class Register:
             self.counts[self.pod_of(rm)] -= 1
             self._children.pop((client, rm.parent), None)
             self._forget_kind(rm)
+        self._given.discard(client)
         if (entry := self.clients.pop(client, None)) is None:
             return
         self._of_pod[entry.pod].discard(client)
@@ -318,17 +324,25 @@ class Register:
     def _charge(self, rm: RmObject, size: int, number: int | None) -> None:
         """Charge memory, unless it is a further handle on some that is charged."""
         if number is not None and self.holdings.duplicate(rm.key, number):
+            if rm.client in self._given:
+                self.holdings.give([rm.key], self.pod_of(rm))  # it may have been noted before its client's new owner
             return
         if (instance := self.instance_of(rm)) is not None:
             number = number if number is not None else self.holdings.next_number()
             self.holdings.allocate(rm.key, self.pod_of(rm), instance, size, number)
 
+    def _keep(self, fact: Fact) -> None:
+        """Charge memory that a fact is about, if it says whose that is: its object may not have been told of yet."""
+        if "pod" in fact:
+            self.holdings.keep(fact["memory"], fact["pod"], fact["instance"], fact["size"])
+
     def _kept(self, fact: Fact) -> None:
-        self.holdings.keep(fact["memory"], fact["pod"], fact["instance"], fact["size"])
+        self._keep(fact)
         if fact.get("pinned"):
             self.holdings.pin(fact["memory"])
 
     def _pin(self, fact: Fact) -> None:
+        self._keep(fact)
         self.holdings.pin(fact["memory"])
 
     def _map(self, fact: Fact) -> None:

@@ -20,6 +20,8 @@ import structlog
 NONE_LEFT = frozenset({errno.EMFILE, errno.ENFILE})
 #: So many are for what is open only for a moment.
 _LEFT_OVER = 256
+#: Up to so many are counted.
+_FEW = 4096
 #: How long a call waits for one, and how often it looks. Longer than any moment is; past it the host is broken.
 _PATIENCE_S, _TRY_AGAIN_S = 60.0, 0.02
 
@@ -32,10 +34,11 @@ def long_held(fd: int) -> int:
     """Return a descriptor that is to be held for long. Raises OSError, and closes it, when too few are left.
 
     That is EAGAIN, for which nobody waits: it may be so for long. The kernel gives out the lowest number that is free,
-    so a low one says that much is left.
+    so a high one says that the table is full. Where there are few, all are counted.
     """
     most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if most != resource.RLIM_INFINITY and fd >= most // 4 and left(_open()) == 0:
+    scarce = most <= _FEW and fd >= most // 4 and left(_open()) == 0
+    if most != resource.RLIM_INFINITY and (scarce or fd >= most - min(_LEFT_OVER, most // 4)):
         os.close(fd)
         raise OSError(errno.EAGAIN, "too few descriptors are left")
     return fd

@@ -78,7 +78,7 @@ class Guardian:
             self.register,
             self.hands.reaches,
             lambda client: self.hands.exists((client, client)),
-            self._found_file,
+            lambda client, pid, fd: self.supervisor.reached(client, pid, fd),
             lambda: self._soon(self._changed),
         )
         self.hands.unreached, self.hands.lost = self._search.want, self._search.lost
@@ -114,6 +114,8 @@ class Guardian:
         self._looked_ns = 0
         #: By pod, who looks what its processes have closed.
         self._looking: dict[str, threading.Thread] = {}
+        #: What found no thread.
+        self._unreleased: list[Callable[[], None]] = []
         #: What pods' threads leave to the main loop, and what rouses it.
         self._left: deque[Callable[[], None]] = deque()
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -123,10 +125,11 @@ class Guardian:
         self._selector.register(self._bell, selectors.EVENT_READ, self._answer_bell)
         self._alone_since_ns: int | None = time.monotonic_ns()
         sys.setswitchinterval(_SWITCH_S)
-        self.supervisor.resume()
-        for card in self.cards.values():
-            card.enforcer.distrust()
-            card.release(time.monotonic_ns())
+        with self.lock:  # a search may have begun, which takes notes too
+            self.supervisor.resume()
+            for card in self.cards.values():
+                card.enforcer.distrust()
+                card.release(time.monotonic_ns())
         for number, (pod, fd) in listeners.items():
             self.supervisor.listen(pod, fd, number)
         self._soon(self._serve_listeners)
@@ -232,13 +235,9 @@ class Guardian:
 
     # -- pods -------------------------------------------------------------------------------------------------
 
-    def _found_file(self, client: int, pid: int, fd: int) -> None:
-        """Reach a client by a descriptor that its pod has moved its file to."""
-        self.supervisor.reached(client, pid, fd)
-        self._soon(self._changed)
-
     def _find_moved(self) -> None:
-        _start(self.supervisor.find_moved, "qgpu-moved")
+        with suppress(RuntimeError):
+            _start(self.supervisor.find_moved, "qgpu-moved")
 
     def _allowance(self, pod: str) -> Allowance:
         if pod not in self.register.pods:
@@ -290,10 +289,16 @@ class Guardian:
             self.supervisor.uvm_files.release(files)
             self._soon(then)
 
-        _start(release, "qgpu-release")
+        try:
+            _start(release, "qgpu-release")
+        except RuntimeError:  # no thread is to be had: again within a second
+            self._unreleased.append(lambda: self._release(files, then))
 
     def _look_at_files(self) -> None:
         """See which files have been closed that keep memory; each pod's by a thread, for a pod can have very many."""
+        again, self._unreleased = self._unreleased, []
+        for release in again:
+            release()
         with_files = {self.register.processes.get(pid, "") for pid in self.supervisor.uvm_files.processes()}
         for pod in with_files - {""}:
             self._look(pod, partial(self._release_closed, pod))
@@ -303,12 +308,13 @@ class Guardian:
     def _look(self, pod: str, look: Callable[[], None]) -> None:
         """Have a thread look, unless the last one still does."""
         if pod not in self._looking or not self._looking[pod].is_alive():
-            self._looking[pod] = _start(look, "qgpu-look")
+            with suppress(RuntimeError):
+                self._looking[pod] = _start(look, "qgpu-look")
 
     def _release_closed(self, pod: str) -> None:
         """Empty the files of UVM's that a pod's processes have closed: held here, their memory would stay."""
         for pid, files in self.supervisor.uvm_files.take_closed(self.register.pids_of(pod)).items():
-            self._release(files, partial(self.supervisor.emptied, pid))
+            self._release(files, partial(self.supervisor.emptied, pid, files))
 
     def _look_at_carriers(self) -> None:
         """Discharge what was kept by files that nobody has open any more."""

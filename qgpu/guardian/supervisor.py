@@ -12,7 +12,7 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -30,7 +30,7 @@ from qgpu.guardian.notify import InHand, Listener, read_slot
 from qgpu.guardian.register import MOST_USERS, Fact, Key, Register, RmObject, object_fact
 from qgpu.guardian.rules.classes import CHARGED, GATED
 from qgpu.guardian.standin import Perform
-from qgpu.guardian.uvmfiles import UvmFiles
+from qgpu.guardian.uvmfiles import UvmFile, UvmFiles
 from qgpu.rm import abi, uvm
 from qgpu.rm.client import take
 
@@ -84,7 +84,7 @@ class Supervisor:
     _look_again_ns: dict[str, int] = field(default_factory=dict)
     _next_listener: int = 1
     #: Processes that have moved files of UVM's.
-    _moved: list[int] = field(default_factory=list)
+    _moved: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.uvm_files = UvmFiles(self.perform)
@@ -202,28 +202,40 @@ class Supervisor:
 
     def _hold_uvm_files(self, pid: int) -> None:
         """Hold UVM's files of a process again, as a dead guardian did; those that it has moved are searched for."""
-        for fd in self.register.uvm_fds.get(pid, ()):
+        for fd in list(self.register.uvm_fds.get(pid, ())):
             if not self._hold_uvm_file(pid, fd):
-                self._moved.append(pid)
+                self._moved.add(pid)
 
     def _hold_uvm_file(self, pid: int, fd: int) -> bool:
         """Hold one of UVM's files of a process; False where there is none."""
         device = proc.device(pid, fd)
         if device is None or os.major(device) != self.find_uvm(uvm.REGISTER_GPU):
             return False
+        pod = self.register.processes.get(pid)
+        if pod is None:
+            return False
         with suppress(OSError):
             file = take(self.hands.pidfd(pid), fd)
             try:
-                return self.uvm_files.keep(pid, fd, file, self.uuids)
+                return self.keep_uvm_file(pid, fd, file, self.uuids)
             finally:
-                self.hands.closer.close(self.register.processes[pid], file)
+                self.hands.closer.close(pod, file)
         return False
 
-    def has_uvm_file(self, pid: int, fd: int) -> None:
-        """Take note of a file of UVM's that is held, as a successor can find it again."""
+    def keep_uvm_file(self, pid: int, fd: int, file: int, cards: Iterable[bytes]) -> bool:
+        """Hold a file of UVM's, so that it can be emptied; False where a pod has too many, or the process has ended."""
+        pod = self.register.processes.get(pid, "")
+        own = sum(map(self.uvm_files.count, self.register.pids_of(pod)))
+        used = self.uvm_files.total + len(self.register.processes)
+        if not room.is_fair(own, room.left(used)) or not self.uvm_files.keep(pid, fd, file, cards):
+            return False
         with self.lock:
-            if fd not in self.register.uvm_fds.get(pid, ()):
-                self.note({"fact": "uvm_file", "pid": pid, "fd": fd, "there": True})
+            if pid in self.register.processes:
+                if fd not in self.register.uvm_fds.get(pid, ()):
+                    self.note({"fact": "uvm_file", "pid": pid, "fd": fd, "there": True})
+                return True
+        self.uvm_files.release(self.uvm_files.take(pid))  # its end was heard before it was held
+        return False
 
     def find_moved(self) -> None:
         """Search processes for files of UVM's that are not where a dead guardian had seen them. Takes long."""
@@ -256,8 +268,9 @@ class Supervisor:
             return True
         if self.hands.about(file, client, client) is None:
             return False
-        if entry is not None and entry.pod != pod and not self.hands.is_reached(client, entry.pod):
+        if entry is not None and entry.pod != pod and not self.hands.is_reached(client, entry.pod, file):
             with self.lock:
+                self.hands.lost.discard(client)
                 self.note({"fact": "owner", "client": client, "pod": pod, "pid": pid, "fd": fd})
                 self.dues.doubt([(client, client)], of_memory=True)
         elif entry is None and len(self.register.clients_of(pod)) >= _MOST_CLIENTS:
@@ -268,10 +281,17 @@ class Supervisor:
                 self.note({"fact": "client", "client": client, "pid": pid, "fd": fd})
         return self.owns(pod, client)
 
-    def reached(self, client: int, pid: int, fd: int) -> None:
-        """Take note of a descriptor that leads to a client."""
+    def reached(self, client: int, pid: int, fd: int) -> bool:
+        """Take note of a descriptor that leads to a client; False where its process can't be watched."""
         with self.lock:
+            if (entry := self.register.clients.get(client)) is None:
+                return False
+            try:
+                self.know_process(entry.pod, pid)
+            except OSError:
+                return False
             self.note({"fact": "reached", "client": client, "pid": pid, "fd": fd})
+            return True
 
     def owns(self, pod: str, client: int) -> bool:
         """Tell whether a client is one of a pod's."""
@@ -424,7 +444,7 @@ class Supervisor:
         for pid, files in closed.items():
             self.uvm_files.release(files)
             with self.lock:
-                self.emptied(pid)
+                self.emptied(pid, files)
         return bool(closed)
 
     def begins_anew(self, pod: str, pid: int) -> None:
@@ -434,11 +454,11 @@ class Supervisor:
             own = self.register.clients_of(pod)
             self._lost_of([client for client in own if self.register.clients[client].maker == pid])
 
-    def emptied(self, pid: int) -> None:
+    def emptied(self, pid: int, files: Iterable[UvmFile]) -> None:
         """Take note that UVM's files that a process had are empty: unless it has others, nothing of it is mapped."""
+        for each in files:
+            self.note({"fact": "uvm_file", "pid": pid, "fd": each.theirs, "there": False})
         if self.uvm_files.none_of(pid):
-            for fd in self.register.uvm_fds.get(pid, ()):
-                self.note({"fact": "uvm_file", "pid": pid, "fd": fd, "there": False})
             self.charges.unmap(pid, 0, 1 << 64, None)
 
     def _look_for_clients(self, pod: str) -> None:

@@ -39,6 +39,7 @@ class UvmFiles:
     perform: Perform
     _files: dict[int, list[UvmFile]] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
+    _total: int = 0
 
     def keep(self, pid: int, fd: int, file: int, cards: Iterable[bytes]) -> bool:
         """Hold a file on which cards are about to be registered; False when the process has too many."""
@@ -52,6 +53,7 @@ class UvmFiles:
                 return False
             try:
                 held.append(UvmFile(room.long_held(os.dup(file)), fd, set(cards)))
+                self._total += 1
             except OSError:
                 return False
             return True
@@ -59,7 +61,9 @@ class UvmFiles:
     def take(self, pid: int) -> list[UvmFile]:
         """Return a process's files, which it has ended with."""
         with self._lock:
-            return self._files.pop(pid, [])
+            taken = self._files.pop(pid, [])
+            self._total -= len(taken)
+            return taken
 
     def take_closed(self, pids: Collection[int] | None = None) -> dict[int, list[UvmFile]]:
         """Return, by process, the files that it has closed, as when it became another program; of some, or of all.
@@ -67,15 +71,22 @@ class UvmFiles:
         That may take long: a process can have a million descriptors. Nobody else waits meanwhile.
         """
         with self._lock:
-            held = [(pid, each) for pid, of in self._files.items() if pids is None or pid in pids for each in of]
+            looked = self._files if pids is None else pids
+            held = [(pid, each) for pid in looked for each in self._files.get(pid, ())]
         gone = [(pid, each) for pid, each in held if not _has(pid, each)]
         closed: dict[int, list[UvmFile]] = {}
         with self._lock:
             for pid, each in gone:
                 if each in self._files.get(pid, ()):  # nobody else has taken it
                     self._files[pid].remove(each)
+                    self._total -= 1
                     closed.setdefault(pid, []).append(each)
         return closed
+
+    @property
+    def total(self) -> int:
+        """Return how many files are held."""
+        return self._total
 
     def count(self, pid: int) -> int:
         """Return how many files are held of a process."""

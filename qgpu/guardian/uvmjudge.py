@@ -120,10 +120,9 @@ class UvmJudge:
         if error or _U32.unpack_from(again.data, uvm.STATUS_AT_INITIALIZE)[0] != abi.NV_OK:
             self._supervisor.refused(self._pod, "UVM initialised in another way")
             return abi.NV_ERR_INVALID_STATE
-        if not self._supervisor.uvm_files.keep(pid, call.fd, file, [bytes(block.data[: uvm.UUID_BYTES])]):
+        if not self._supervisor.keep_uvm_file(pid, call.fd, file, [bytes(block.data[: uvm.UUID_BYTES])]):
             self._supervisor.refused(self._pod, "many files of UVM's")
             return abi.NV_ERR_INSUFFICIENT_RESOURCES
-        self._supervisor.has_uvm_file(pid, call.fd)
         return abi.NV_OK
 
     def _claim_mapping(self, pid: int, block: Block, layout: uvm.Layout) -> bool:

@@ -102,10 +102,10 @@ class FakeRm:
     def gpu_ids(self, instances):
         return {0x600 + instance for instance in instances}
 
-    def reaches(self, pid, fd, client):
-        return proc.device(pid, fd) is not None and client not in self.stale
+    def reaches(self, pid, fd, clients):
+        return clients - self.stale if proc.device(pid, fd) is not None else set()
 
-    def is_reached(self, client, pod):
+    def is_reached(self, client, pod, file):
         return client not in self.stale
 
     def make_preemptible(self, file, client, subdevice, tsg):

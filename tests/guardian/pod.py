@@ -16,6 +16,7 @@ import sys
 import time
 from pathlib import Path
 
+from qgpu import proc
 from qgpu.guardian.charges import Allowance
 from qgpu.guardian.file_sets import FileSets
 from qgpu.guardian.journal import Journal
@@ -162,6 +163,11 @@ def make_subdevice(pod):
 
 def allocate(pod, handle, size, parent=2):
     return alloc_status(pod.call(abi.NV_ESC_RM_ALLOC, alloc(handle, parent, 0x40), memory_params(size))[2])
+
+
+def device_of(pod):
+    """Return the descriptor under which a pod's process has its device."""
+    return next(fd for fd in range(3, 64) if proc.device(pod.process.pid, fd) == os.makedev(MAJOR, MINOR))
 
 
 def held(pod):

@@ -15,7 +15,7 @@ from qgpu.guardian.journal import Journal
 from qgpu.guardian.register import Register
 from qgpu.rm import abi
 from tests.guardian.asked import control, free, status
-from tests.guardian.pod import allocate, held
+from tests.guardian.pod import allocate, device_of, held
 
 SIZE = 1 << 20
 POD = {"fact": "pod", "name": "web", "grants": {}}
@@ -29,7 +29,7 @@ def sharing(on_card):
 
 
 def export(pod, handle):
-    params = struct.pack("<IIIIiI", 1, 2, 2, handle, 0, 0)
+    params = struct.pack("<IIIIiI", 1, 2, 2, handle, device_of(pod), 0)
     return pod.call(abi.NV_ESC_RM_CONTROL, control(abi.NV0000_OS_UNIX_EXPORT_OBJECT_TO_FD, 7, len(params)), params)
 
 
@@ -156,3 +156,22 @@ def test_a_pod_is_charged_every_allocation_once_that_a_handle_or_an_export_keeps
             del handles[one]
 
     assert register.memory("web").get(0, 0) == sum(size_of(number) for number in {*handles.values(), *exported})
+
+
+def test_exports_of_a_neighbours_memory_leave_it_as_it_is(sharing):
+    for fact in (
+        POD | {"name": "other"},
+        {"fact": "process", "pid": 4_194_000, "pod": "other"},
+        {"fact": "client", "client": 99, "pid": 4_194_000, "fd": 3},
+        {"fact": "object", "client": 99, "handle": 2, "parent": 99, "class": abi.NV01_DEVICE_0, "detail": 0},
+        {"fact": "object", "client": 99, "handle": 10, "parent": 2, "class": 0x40, "detail": SIZE, "memory": 90},
+    ):
+        sharing.supervisor.note(fact)
+    params = struct.pack("<IIIIiI", 1, 2, 2, 10, device_of(sharing), 0)
+    asked = control(abi.NV0000_OS_UNIX_EXPORT_OBJECT_TO_FD, 99, len(params), 99)
+    sharing.call(abi.NV_ESC_RM_CONTROL, asked, params)
+    sharing.supervisor.charges.map(sharing.process.pid, 1 << 30, SIZE, [bytes(16)], (99, 10))
+    memory = sharing.supervisor.register.holdings.memories[90]
+
+    assert (memory.pinned, memory.carriers) == (False, set())
+    assert not sharing.supervisor.register.holdings.is_mapped(90)

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from qgpu.guardian import file_search, hands
+from qgpu.guardian import closer, file_search, hands
 from qgpu.guardian.file_search import FileSearch
 from qgpu.guardian.hands import Hands
 from qgpu.guardian.register import MOST_USERS, Register
@@ -95,7 +95,7 @@ def test_what_is_taken_from_a_pod_is_closed_by_a_thread_of_its_own(reach, monkey
     monkeypatch.setattr("qgpu.guardian.closer.os", SimpleNamespace(close=slow))
     fd = os.open("/dev/random", os.O_RDONLY)
     used(reach, fd)
-    answers = [reach.hands._through(CLIENT, lambda file: True) for _ in range(40)]
+    answers = [reach.hands._through(CLIENT, lambda file: True) for _ in range(100)]
     stuck.set()
 
     assert closed.wait(PATIENCE_S)
@@ -109,9 +109,9 @@ def searching(reach, monkeypatch, reaches):
     found, missed = [], threading.Event()
     search = FileSearch(
         reach.register,
-        reaches,
+        lambda pid, at, clients: clients if reaches(pid, at, CLIENT) else set(),
         lambda client: reach.rm.there,
-        lambda *where: found.append(where),
+        lambda *where: found.append(where) or True,
         missed.set,
     )
     return search, found, missed
@@ -145,11 +145,11 @@ def test_a_search_that_could_not_look_loses_no_client(reach, monkeypatch):
         return True
 
     used(reach, 999)
-    search, found, missed = searching(reach, monkeypatch, reaches)
+    search, found, _ = searching(reach, monkeypatch, reaches)
     search.want(CLIENT)
     until(lambda: found)
 
-    assert not missed.is_set()
+    assert not search.lost
 
 
 def test_a_file_that_is_nowhere_makes_its_client_lost_until_it_is_gone(reach, monkeypatch):
@@ -162,3 +162,37 @@ def test_a_file_that_is_nowhere_makes_its_client_lost_until_it_is_gone(reach, mo
     until(lambda: not search.lost)
 
     assert (lost, found) == ({CLIENT}, [])
+
+
+def test_one_client_that_is_nowhere_hides_no_other(reach, monkeypatch):
+    used(reach, 999)
+    reach.register.note({"fact": "client", "client": CLIENT + 1, "pid": os.getpid(), "fd": 998})
+    search, _, _ = searching(reach, monkeypatch, lambda *_: False)
+    for client in (CLIENT, CLIENT + 1):
+        search.want(client)
+    until(lambda: search.lost == {CLIENT, CLIENT + 1})
+    reach.rm.there = False
+    until(lambda: not search.lost)
+
+
+def test_a_client_of_a_new_owner_is_not_lost_for_the_old_one(reach, monkeypatch):
+    used(reach, 999)
+    search, _, missed = searching(reach, monkeypatch, lambda *_: False)
+    search.want(CLIENT)
+    assert missed.wait(PATIENCE_S)
+    reach.register.note({"fact": "process", "pid": 4242, "pod": "other"})
+    reach.register.note({"fact": "owner", "client": CLIENT, "pod": "other", "pid": 4242, "fd": 5})
+    until(lambda: not search.lost)
+
+
+def test_a_burst_is_not_taken_for_a_hidden_file(reach):
+    told = []
+    reach.hands.unreached = told.append
+    fd = os.open("/dev/random", os.O_RDONLY)
+    used(reach, fd)
+    for _ in range(20 * closer.MOST_WAITING):
+        reach.hands._through(CLIENT, lambda file: True)
+    reached = [reach.hands.is_reached(CLIENT, "web", fd) for _ in range(1000)]
+    os.close(fd)
+
+    assert (told, all(reached)) == ([], True)

@@ -138,3 +138,28 @@ def test_page_tables_count_as_many_as_there_were_until_all_are_gone():
     found.unmap(5, 0, 1 << 40)
 
     assert (fewer, again[0], again[1] > 0, found.tables(5, CARD)) == (12 * TABLE, 0, True, 0)
+
+
+def test_memory_given_away_lets_its_ended_pod_go():
+    found = Holdings()
+    found.allocate((1, 1), "a", 0, SIZE, 1)
+    found.carry(1, 1)
+    found.allocate((3, 1), "a", 0, SIZE, 2)
+    found.pin(2)
+    found.drop((3, 1))
+    found.pod_ended("a")
+    found.give([(1, 1)], "b")
+    found.carrier_closed(1)
+    found.drop((1, 1))
+    found.forget_some(10)
+
+    assert held(found) == {}
+
+
+def test_memory_with_a_handle_elsewhere_is_not_given_away():
+    found = Holdings()
+    found.allocate((1, 1), "a", 0, SIZE, 1)
+    found.duplicate((2, 1), 1)
+    found.give([(1, 1)], "b")
+
+    assert held(found) == {("a", 0): SIZE}

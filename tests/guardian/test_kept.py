@@ -50,7 +50,7 @@ def carrier():
 def exported(on_card, carrier):
     """A pod with memory under handle 10, of which there is a descriptor."""
     allocate(on_card, 10, MOST)
-    on_card.supervisor.charges.export(7, [10], carrier[0])
+    on_card.supervisor.charges.export("web", 7, [10], carrier[0])
     return on_card
 
 
@@ -198,10 +198,19 @@ def test_a_successor_sees_carriers_of_its_predecessor_close(exported, carrier):
     assert (open_still, look(exported)) == (MOST, 0)
 
 
+def test_a_file_carries_so_many_exports_and_no_more(exported, carrier):
+    for handle in range(11, 18):
+        allocate(exported, handle, PAGE)
+        exported.supervisor.charges.export("web", 7, [handle], carrier[0])
+    allocate(exported, 20, PAGE)
+
+    with pytest.raises(OSError, match="as many exports"):
+        exported.supervisor.charges.export("web", 7, [20], carrier[0])
+
+
 def test_a_second_export_to_one_file_outlives_its_pod_too(exported, carrier):
-    """Which of several files carries it can't be told then: it counts until all of the pod's are closed."""
     allocate(exported, 11, PAGE)
-    exported.supervisor.charges.export(7, [11], carrier[0])
+    exported.supervisor.charges.export("web", 7, [11], carrier[0])
     free_10(exported)
     exported.call(abi.NV_ESC_RM_FREE, free(11))
     kept_by_a_sleeper(exported)
@@ -213,7 +222,7 @@ def test_a_second_export_to_one_file_outlives_its_pod_too(exported, carrier):
 
 def test_a_refused_export_leaves_nothing_charged(on_card, carrier):
     allocate(on_card, 10, MOST)
-    mark = on_card.supervisor.charges.export(7, [10], carrier[0])
+    mark = on_card.supervisor.charges.export("web", 7, [10], carrier[0])
     on_card.supervisor.charges.not_exported(mark, carrier[0])
     free_10(on_card)
 
@@ -258,7 +267,7 @@ def test_a_mapping_that_was_not_told_of_keeps_memory_whose_file_was_closed_while
     kept = held(on_card)
     files = on_card.supervisor.uvm_files
     files.release(files.take(on_card.process.pid))  # as when another program is executed, which closes both
-    on_card.supervisor.emptied(on_card.process.pid)
+    on_card.supervisor.emptied(on_card.process.pid, [])
 
     assert (kept, held(on_card)) == (MOST, 0)
 

@@ -309,3 +309,36 @@ def test_any_order_of_facts_leaves_a_register_that_its_own_facts_rebuild(story):
 
     assert again.objects == register.objects
     assert [tsg.key for tsg in again.compute_tsgs(0)] == [tsg.key for tsg in register.compute_tsgs(0)]
+
+
+NEW = {"fact": "object", "client": 7, "handle": 21, "parent": 2, "class": abi.NV01_MEMORY_LOCAL_USER, "detail": 1 << 30}
+WHOSE = {"memory": 77, "pod": "web", "instance": 0, "size": 1 << 30}
+
+
+@pytest.mark.parametrize(
+    "live",
+    [
+        [NEW | {"memory": 77}, {"fact": "carry", "carrier": 1} | WHOSE],
+        [NEW | {"memory": 77}, {"fact": "pin"} | WHOSE],
+        [
+            {**POD, "name": "other"},
+            {"fact": "process", "pid": 200, "pod": "other"},
+            {"fact": "owner", "client": 7, "pod": "other", "pid": 200, "fd": 9},
+        ],
+    ],
+    ids=["carry", "pin", "owner"],
+)
+@pytest.mark.parametrize("after", range(12))
+def test_a_fact_amid_a_compaction_is_not_lost(live, after):
+    register, journal = grown(), []
+    for number, fact in enumerate(register.facts()):
+        journal.append(fact)
+        if number == after:
+            for each in live:
+                register.note(each)
+                journal.append(each)
+    again = Register()
+    for fact in journal:
+        again.note(fact)
+
+    assert settled(again).holdings.memories == settled(register).holdings.memories

@@ -15,7 +15,7 @@ from qgpu.guardian.register import RmObject
 from qgpu.rm import abi, uvm
 from tests.guardian.asked import alloc, alloc_status, control, status
 from tests.guardian.fake_rm import PAGE
-from tests.guardian.pod import MAJOR, MINOR, MOST, PATIENCE_S, Pod
+from tests.guardian.pod import MAJOR, MOST, PATIENCE_S, Pod, device_of
 from tests.traces import TRACES, allocated, rows
 
 
@@ -65,8 +65,8 @@ def test_a_successor_holds_uvms_files_where_they_were(pod, monkeypatch, moved):
     monkeypatch.setattr(uvm, "major", lambda: MAJOR)
     monkeypatch.setattr(proc, "devices", lambda pid, most=None: looked.append(pid) or iter([(device, MAJOR << 8)]))
     looked = []
-    device = next(fd for fd in range(3, 64) if proc.device(pod.process.pid, fd) == os.makedev(MAJOR, MINOR))
-    pod.supervisor.has_uvm_file(pod.process.pid, 999 if moved else device)
+    device, pid = device_of(pod), pod.process.pid
+    pod.supervisor.note({"fact": "uvm_file", "pid": pid, "fd": 999 if moved else device, "there": True})
     successor_of(pod)
     held = pod.supervisor.uvm_files.count(pod.process.pid), list(looked)
     pod.supervisor.find_moved()

@@ -7,6 +7,7 @@ import subprocess
 
 import pytest
 
+from qgpu.guardian import uvmfiles
 from qgpu.guardian.uvmfiles import MOST, UvmFiles
 from qgpu.rm import abi, uvm
 
@@ -88,3 +89,39 @@ def test_a_process_has_so_many_files_and_no_more(files):
     held.release(held.take(os.getpid()))
     for fd in fds:
         os.close(fd)
+
+
+def test_numbers_of_files_that_are_closed_are_forgotten(pod, monkeypatch):
+    """One file stays, others come and go under ever new numbers."""
+    supervisor, pid = pod.supervisor, os.getpid()
+    supervisor.know_process("web", pid)
+    stay, *others = (os.open("/dev/random", os.O_RDONLY) for _ in range(30))
+    monkeypatch.setattr(uvmfiles, "_has", lambda pid, held: held.theirs == stay)
+    supervisor.keep_uvm_file(pid, stay, stay, [bytes(16)])
+    for fd in others:
+        supervisor.empty_closed("web")
+        assert supervisor.keep_uvm_file(pid, fd, fd, [bytes(16)])
+        os.close(fd)
+    supervisor.empty_closed("web")
+    os.close(stay)
+
+    assert supervisor.register.uvm_fds == {pid: {stay}}
+    assert supervisor.uvm_files.total == 1
+
+
+def test_a_file_of_a_process_that_ends_meanwhile_is_let_go(pod, monkeypatch):
+    supervisor, pid = pod.supervisor, pod.process.pid
+    supervisor.know_process("web", pid)
+    keep = supervisor.uvm_files.keep
+
+    def late(*arguments):
+        kept = keep(*arguments)
+        supervisor.exited(pid)
+        return kept
+
+    file = os.open("/dev/random", os.O_RDONLY)
+    monkeypatch.setattr(UvmFiles, "keep", lambda _, *arguments: late(*arguments))
+    kept = supervisor.keep_uvm_file(pid, file, file, [bytes(16)])
+    os.close(file)
+
+    assert (kept, supervisor.uvm_files.total) == (False, 0)

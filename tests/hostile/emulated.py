@@ -79,11 +79,11 @@ class Rm(LastingRm):
         """Reach for the client's file as on a card; that done, nothing runs here whose slice could be set."""
         return self._reach._through(tsg.client, lambda file: True) is not None
 
-    def reaches(self, pid, fd, client):
-        return self._reach.reaches(pid, fd, client)
+    def reaches(self, pid, fd, clients):
+        return self._reach.reaches(pid, fd, clients)
 
-    def is_reached(self, client, pod):
-        return self._reach.is_reached(client, pod)
+    def is_reached(self, client, pod, file):
+        return self._reach.is_reached(client, pod, file)
 
 
 class _Device:

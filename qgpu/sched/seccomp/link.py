@@ -54,6 +54,14 @@ class Link:
             pid = self._connection.peer().pid
             self._connection.close()
             raise GuardianHangsError(pid, str(error)) from error
+        if self.hello.get("protocol") != PROTOCOL:
+            for fd in fds:
+                os.close(fd)
+            self._connection.close()
+            raise NotSupportedError(
+                f"guardian (process {self.hello['pid']}): left by another version of qgpu; "
+                "end its pods, or go back to that version"
+            )
         if len(fds) < len(StateFds._fields):  # the kernel drops those for which there is no room
             for fd in fds:
                 os.close(fd)
@@ -63,12 +71,6 @@ class Link:
         self.state: StateFds | None = StateFds(*fds)
         #: Names the guardian's process for as long as this link lives, whatever becomes of its number.
         self.pidfd = pidfd_of(int(self.hello["pid"]))
-        if self.hello.get("protocol") != PROTOCOL:
-            self.close()
-            raise NotSupportedError(
-                f"guardian (process {self.hello['pid']}): left by another version of qgpu; "
-                "end its pods, or go back to that version"
-            )
 
     def call(self, op: str, fds: Sequence[int] = (), **arguments: Any) -> tuple[dict[str, Any], list[int]]:
         """Ask and return the answer with its descriptors. Raises BackendGoneError or what the guardian says."""
