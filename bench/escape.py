@@ -26,6 +26,7 @@ from script import _sources
 
 from qgpu.guardian.journal import Journal
 from qgpu.guardian.register import RmObject, object_fact
+from qgpu.guardian.rules import classes, controls
 from qgpu.guardian.state import StateFds
 from qgpu.rm import abi
 from tests.hostile.attacker import ATTACKS
@@ -155,7 +156,12 @@ def figures(found: list[dict[str | None, float]], starts: list[float]) -> list[F
         for attack in ATTACKS
     ]
     note = f"what was in reserve, until it serves, with {_PODS} pods of {_DESCRIPTORS} descriptors and allocations each"
-    return [*rows, median("successor_start_s", starts, *at_most(1), note=note)]
+    rows.append(median("successor_start_s", starts, *at_most(1), note=note))
+    return [
+        *rows,
+        Figure("allowed_controls", len(controls.ALLOWED), note="RM controls that a pod may issue"),
+        Figure("allowed_classes", len(classes.ALLOWED), note="classes of objects that it may make"),
+    ]
 
 
 def main() -> None:
