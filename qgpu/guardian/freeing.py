@@ -25,6 +25,8 @@ _log = structlog.get_logger("guardian")
 
 #: Handles of ours in pods' clients, far from those libcuda picks.
 _FIRST_HANDLE = 0x6FFF0000
+#: So many objects of a pod are gone through without asking.
+_FEW = 1000
 
 
 class Freeing:
@@ -39,12 +41,13 @@ class Freeing:
 
     def free(self, case: Case, key: Key, carry_out: Callable[[], bool]) -> bool:
         """Have an object freed, and keep the charge of memory that is not gone with it; return if RM freed it."""
-        mine = self._supervisor.hands.about(case.file, key[0], key[0]) is not None
+        entry = self._supervisor.register.clients.get(key[0])
+        # What RM will not free through this file is not gone through where it may be much.
+        few = entry is not None and self._supervisor.register.counts[entry.pod] <= _FEW
+        mine = few or self._supervisor.hands.about(case.file, key[0], key[0]) is not None
         with self._supervisor.lock:
-            # What RM will not free through this file may be another pod's, and much.
             ending = self._supervisor.register.ending_with(key) if mine else []
             memories = [memory for memory in ending if not memory.pinned and self._limited(memory)]
-        entry = self._supervisor.register.clients.get(key[0])
         if not memories or entry is None:
             case.begin()
             return carry_out()
