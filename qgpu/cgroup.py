@@ -22,7 +22,7 @@ _PARENT, _PREFIX = "qgpu", "qgpu-"
 GUARDIANS = "/qgpu-guardian"
 #: Whoever has locked this one shares the cards of this host.
 LOCK = "/qgpu-lock"
-#: What a cgroup says that is gone, or goes while it is looked at.
+#: Errors of a cgroup that is gone, or goes while we look at it.
 _GONE = (errno.ENOENT, errno.ENODEV)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 

@@ -206,9 +206,11 @@ class Charges:
                 self._note({"fact": "carry", "carrier": mark, "memory": number} | self._whose(number))
         return mark
 
-    def not_exported(self, mark: int, carrier: int) -> None:
-        """Take back what was noted of an export that RM has refused."""
-        self._carriers.discard(carrier)
+    def not_exported(self, mark: int) -> None:
+        """Take back what was noted of an export that RM has refused.
+
+        The file keeps its mark: another pod's may have come behind it, and which is which the kernel does not tell.
+        """
         self.carriers_closed([mark])
 
     def carriers_closed(self, marks: Iterable[int]) -> None:

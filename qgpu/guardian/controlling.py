@@ -8,7 +8,7 @@ import time
 from contextlib import nullcontext
 
 from qgpu import proc
-from qgpu.guardian import answers, calls, foreign
+from qgpu.guardian import answers, calls, foreign_clients
 from qgpu.guardian.desk import Case, Desk, status_of
 from qgpu.guardian.objects import Objects
 from qgpu.guardian.rules import controls, rows, scheduling
@@ -80,8 +80,8 @@ class Controls:
                 error = self._perform_control(case, block, params, asked, taken)
             if case.again and not error and _was_done(command, status_of(block, asked.status_at)):
                 block.patch_u32(asked.status_at, abi.NV_OK)
-            if mark is not None and taken is not None and (error or status_of(block, asked.status_at) != abi.NV_OK):
-                self._supervisor.charges.not_exported(mark, taken)
+            if mark is not None and (error or status_of(block, asked.status_at) != abi.NV_OK):
+                self._supervisor.charges.not_exported(mark)
         finally:
             if taken is not None and taken >= 0:
                 os.close(taken)  # no lock is held: whose file it is says how long that takes
@@ -119,10 +119,10 @@ class Controls:
                 return abi.NV_ERR_INSUFFICIENT_PERMISSIONS, row.name
             case abi.NVA06C_PREEMPT if params is None or not self._ends_own_turn(asked, params):
                 return abi.NV_ERR_INSUFFICIENT_PERMISSIONS, row.name
-        if params is not None and foreign.names_any(
+        if params is not None and foreign_clients.names_any(
             self._supervisor, self._pod, asked.client, row.clients, params.data
         ):
-            return abi.NV_ERR_INVALID_OBJECT_HANDLE, foreign.name(row.name)
+            return abi.NV_ERR_INVALID_OBJECT_HANDLE, foreign_clients.name(row.name)
         return None
 
     def _ends_own_turn(self, asked: calls.Control, params: Block) -> bool:

@@ -69,8 +69,10 @@ class FileSearch:
             while clients := self._still_wanted(pod):
                 if not self._search(pod, clients):
                     time.sleep(_AGAIN_S)
-        finally:
-            self._wanted.pop(pod, None)
+        except BaseException:  # else another search for the pod may have begun already
+            with self._lock:
+                self.lost -= self._wanted.pop(pod, set())
+            raise
 
     def _still_wanted(self, pod: str) -> set[int]:
         """Return what is searched for; clients that are gone, or another pod's by now, are not any more."""

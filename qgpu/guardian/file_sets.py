@@ -54,11 +54,9 @@ class FileSet:
         return False
 
     def discard(self, file: int) -> None:
-        """Forget a file, once if it is known more often: what was noted of it last."""
-        for place in reversed(self._places):
-            with _lock, suppress(FileNotFoundError, PermissionError):
-                self._control(_DELETE, place, file)
-                return
+        """Forget a file of a set in which each is once."""
+        with _lock, suppress(FileNotFoundError, PermissionError):
+            self._control(_DELETE, self._places[0], file)
 
     def has(self, file: int) -> bool:
         """Tell whether a file is known. Raises OSError as ``add`` does."""

@@ -12,7 +12,7 @@ import os
 import struct
 
 from qgpu import proc
-from qgpu.guardian import calls, foreign
+from qgpu.guardian import calls, foreign_clients
 from qgpu.guardian.desk import PROCEED, Case, Desk, status_of
 from qgpu.guardian.freeing import Freeing
 from qgpu.guardian.letting import Letting
@@ -60,11 +60,13 @@ class Objects:
             if (rights := self._standin.read(case.call.tid, asked.rights, _U32.size)) is None:
                 return self._desk.answer(block, asked.status_at, abi.NV_ERR_INVALID_ADDRESS)
             block.patch_u64(24, rights.at)
-        if params is not None and foreign.names_any(
+        if params is not None and foreign_clients.names_any(
             self._supervisor, self._pod, asked.client, row.clients, params.data
         ):
             block.restore(16, 16)
-            return self._desk.refuse(block, asked.status_at, abi.NV_ERR_INVALID_OBJECT_HANDLE, foreign.name(row.name))
+            return self._desk.refuse(
+                block, asked.status_at, abi.NV_ERR_INVALID_OBJECT_HANDLE, foreign_clients.name(row.name)
+            )
         self.undo(case, (asked.client, asked.handle))
         detail = calls.detail(asked.rm_class, params.data) if params else 0
         rm = RmObject(asked.client, asked.handle, asked.parent, asked.rm_class, detail)

@@ -55,7 +55,7 @@ def used(reach, *fds):
         reach.register.note({"fact": "client", "client": CLIENT, "pid": os.getpid(), "fd": fd})
 
 
-def test_a_client_used_through_many_descriptors_is_tried_through_few(reach):
+def test_few_of_a_clients_many_descriptors_are_tried(reach):
     files = [os.open("/dev/random", os.O_RDONLY) for _ in range(4 * MOST_USERS)]
     used(reach, *files)
     reach.hands._through(CLIENT, lambda file: None)
@@ -81,7 +81,7 @@ def test_another_file_in_the_descriptors_place_is_not_used(reach, pipe):
     assert reach.hands._through(CLIENT, lambda file: True) is None
 
 
-def test_what_is_taken_from_a_pod_is_closed_by_a_thread_of_its_own(reach, monkeypatch):
+def test_a_pods_files_are_closed_by_a_thread_of_its_own(reach, monkeypatch):
     """The last descriptor of a control file frees its client: that takes as long as the pod has made it."""
     stuck, closed = threading.Event(), threading.Event()
     close = os.close
@@ -124,6 +124,16 @@ def until(condition):
         time.sleep(0.005)
 
 
+def test_a_search_after_a_search_is_begun(reach, monkeypatch):
+    fd = os.open("/dev/random", os.O_RDONLY)
+    used(reach, 999)
+    search, found, _ = searching(reach, monkeypatch, lambda pid, at, client: at == fd)
+    for count in range(1, 20):
+        search.want(CLIENT)
+        until(lambda count=count: len(found) >= count)
+    os.close(fd)
+
+
 def test_a_file_under_another_number_is_found(reach, monkeypatch):
     fd = os.open("/dev/random", os.O_RDONLY)
     used(reach, 999)
@@ -152,7 +162,7 @@ def test_a_search_that_could_not_look_loses_no_client(reach, monkeypatch):
     assert not search.lost
 
 
-def test_a_file_that_is_nowhere_makes_its_client_lost_until_it_is_gone(reach, monkeypatch):
+def test_a_client_whose_file_is_nowhere_is_lost_until_it_ends(reach, monkeypatch):
     used(reach, 999)
     search, found, missed = searching(reach, monkeypatch, lambda *_: False)
     search.want(CLIENT)

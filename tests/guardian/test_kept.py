@@ -223,10 +223,22 @@ def test_a_second_export_to_one_file_outlives_its_pod_too(exported, carrier):
 def test_a_refused_export_leaves_nothing_charged(on_card, carrier):
     allocate(on_card, 10, MOST)
     mark = on_card.supervisor.charges.export("web", 7, [10], carrier[0])
-    on_card.supervisor.charges.not_exported(mark, carrier[0])
+    on_card.supervisor.charges.not_exported(mark)
     free_10(on_card)
 
     assert memory(on_card) == 0
+
+
+def test_a_refused_export_leaves_other_marks_on_the_file(exported, carrier):
+    allocate(exported, 11, PAGE)
+    refused = exported.supervisor.charges.export("web", 7, [11], carrier[0])
+    allocate(exported, 12, PAGE)
+    exported.supervisor.charges.export("web", 7, [12], carrier[0])
+    exported.supervisor.charges.not_exported(refused)
+    for handle in (10, 11, 12):
+        exported.call(abi.NV_ESC_RM_FREE, free(handle))
+
+    assert look(exported) == MOST + PAGE
 
 
 def test_a_compacted_journal_knows_carriers_and_ended_pods(exported):

@@ -141,7 +141,7 @@ def test_memory_of_another_pod_counts_for_who_takes_a_handle_on_it_too(on_card):
     assert on_card.supervisor.register.memory("other") == {0: MOST}
 
 
-def test_a_client_that_nothing_of_its_pod_reaches_is_who_has_its_file(on_card):
+def test_a_client_its_pod_cannot_reach_goes_to_its_files_pod(on_card):
     """RM has given the name out again, or the other pod has passed its only file on: it is held, and paid for, here."""
     someone_elses(on_card)
     on_card.rm.stale.add(9)

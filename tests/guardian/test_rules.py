@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from qgpu.guardian import calls, foreign
+from qgpu.guardian import calls, foreign_clients
 from qgpu.guardian.rules import classes, controls, escapes, rows
 from qgpu.rm import abi, versions
 from tests import rm_data
@@ -200,7 +200,7 @@ class _Owners:
 def test_a_client_in_any_place_is_looked_at(client, refused):
     params = bytes(12) + client.to_bytes(4, "little") + bytes(4)
 
-    assert foreign.names_any(_Owners(), "web", 7, (rows.At(4, 2, 8),), params) is refused
+    assert foreign_clients.names_any(_Owners(), "web", 7, (rows.At(4, 2, 8),), params) is refused
 
 
 def test_a_place_counts_in_parameters_of_its_size():

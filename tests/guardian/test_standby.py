@@ -24,7 +24,7 @@ def state():
     made.close()
 
 
-def test_without_descriptors_none_is_started_and_that_is_no_other_failure(state, tmp_path, monkeypatch):
+def test_without_descriptors_no_reserve_is_started(state, tmp_path, monkeypatch):
     def none_left():
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
