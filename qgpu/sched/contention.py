@@ -20,7 +20,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from qgpu.model import NS_PER_MS, NS_PER_S, PodClass, Sharing
-from qgpu.sched.observation import TELLING, Seen, asking_no_more, is_early, observe, score, short_of_due
+from qgpu.sched.observation import TELLING, Seen, asking_no_more, is_early, observe, promised, score, short_of_due
 from qgpu.sched.usage import Entry, Use
 from qgpu.turns import GAP_NS, SWITCHED_NS
 
@@ -83,6 +83,10 @@ _OFF, _OFF_PART = 0.1, 0.4
 _AGAIN_NS, _MOST_DOUBLINGS = NS_PER_S, 5
 _CALM_NS = 10 * NS_PER_S
 
+#: A look of a tenth of a second may deceive. Where a pod has less than so much of its weight's part for so long, all is
+#: tried again; the wait doubles each time, for mostly the same is found.
+_DEPRIVED, _DOUBT_NS = 0.88, NS_PER_S
+
 #: Gates that did not pay are tried again after so long, or where a pod's turns have become this many times as long.
 GATES_AGAIN_NS = 120 * NS_PER_S
 _GATES_SOON_NS = 10 * NS_PER_S
@@ -117,6 +121,9 @@ class Contention(NamedTuple):
     #: How often of late all was tried again, and when last.
     again: int = 0
     again_ns: int = 0
+    #: How often it was tried again because a pod kept having less than its weight's part, and since when one has.
+    doubts: int = 0
+    deprived_since_ns: int = 0
 
     def at(self, sharing: Sharing) -> Contention:
         """Begin to watch another way."""
@@ -201,13 +208,21 @@ def advance(
     before = next((each for each in reversed(now.seen) if each.sharing == now.sharing), None)
     other = before is None or _differs(before, seen)
     idle = now.sharing.by_gate and sum(seen.rates.values()) < _DENSE
+    if not _deprives(seen, pods):
+        kept = kept._replace(doubts=max(0, now.doubts - 1), deprived_since_ns=0)
+    elif before is not None:
+        since_ns = now.deprived_since_ns or now_ns
+        kept = kept._replace(deprived_since_ns=since_ns)
+        if now_ns - since_ns >= _DOUBT_NS << min(now.doubts, _MOST_DOUBLINGS):
+            doubted = now._replace(seen=(), satisfied=frozenset(), doubts=now.doubts + 1, deprived_since_ns=0)
+            return doubted.at(_first(pods))
     if before is not None and not other and not idle and not _falls_short(before, seen, now, pods):
         weights = {name: entry.weight for name, entry in pods.items()}
         following = None if now.sharing.by_gate else _next_round(now, seen, weights, pods, period_ns)
         if following is None:
             return kept
         wanted, fitted = following
-        return now.at(wanted)._replace(fitted=fitted)
+        return kept.at(wanted)._replace(fitted=fitted)
     doublings = now.again if now_ns - now.again_ns < _CALM_NS else 0
     if now_ns - now.again_ns < _AGAIN_NS << min(doublings, _MOST_DOUBLINGS):
         return kept
@@ -439,6 +454,16 @@ def _falls_short(before: Seen, seen: Seen, now: Contention, pods: Mapping[str, E
     weights = {name: entry.weight for name, entry in pods.items()}
     known = short_of_due(before, weights, _SHORT_LATER)
     return bool(short_of_due(seen, weights, _SHORT_LATER) - known - now.satisfied)
+
+
+def _deprives(seen: Seen, pods: Mapping[str, Entry]) -> bool:
+    """Tell whether a pod of those that are promised a part has less, as far as slices show it."""
+    if seen.sharing.by_gate:
+        return False
+    done, whole = sum(seen.rates.values()), sum(entry.weight for entry in pods.values())
+    return any(
+        seen.rates[name] < _DEPRIVED * done * pods[name].weight / whole for name in promised(seen, pods) - seen.resting
+    )
 
 
 def _sum(a: Use, b: Use) -> Use:

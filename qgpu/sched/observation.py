@@ -166,6 +166,11 @@ def asking_no_more(seen: Sequence[Seen]) -> frozenset[str]:
     return frozenset(found)
 
 
+def promised(seen: Seen, pods: Mapping[str, Entry]) -> frozenset[str]:
+    """Name the pods that are due a part: those with a quota, or all where none has one."""
+    return frozenset(name for name in seen.rates if pods[name].grant.cores is not None) or frozenset(seen.rates)
+
+
 def score(seen: Seen, every: Sequence[Seen], pods: Mapping[str, Entry]) -> float:
     """Rate a way to take turns: how far the least satisfied pod has what it is due, squared, times the work of all.
 
@@ -173,11 +178,11 @@ def score(seen: Seen, every: Sequence[Seen], pods: Mapping[str, Entry]) -> float
     of the work, whatever a look at few turns has shown.
     """
     whole = sum(entry.weight for entry in pods.values())
-    promised = {name for name in seen.rates if pods[name].grant.cores is not None} or set(seen.rates)
+    due_it = promised(seen, pods)
     if not seen.sharing.by_gate and not seen.sharing.equal:
-        promised &= seen.early
+        due_it &= seen.early
     done, least = sum(seen.rates.values()), 1.0
-    for name in promised:
+    for name in due_it:
         most = max(each.rates.get(name, 0.0) for each in every)
         due = min(pods[name].weight / whole * done, most)
         least = min(least, seen.rates[name] / due if due > 0 else 1.0)

@@ -28,8 +28,9 @@ class SimMeter:
     lost = 0
 
     def __init__(self) -> None:
-        #: What each TSG had done by the last reading: time on the engine, and how often it was switched in.
-        self._seen: dict[int, tuple[int, int]] = {}
+        #: What each TSG had done by the last reading: time on the engine, and how often it was switched in. None before
+        #: the first one: what TSGs did for the daemon before this one is none of its time.
+        self._seen: dict[int, tuple[int, int]] | None = None
 
     def read(self, tsgs: Sequence[TsgRef]) -> Reading:
         """Return what each TSG did since the last call."""
@@ -38,7 +39,7 @@ class SimMeter:
         seen, self._seen = self._seen, {ref.ident: (row["run_ns"], row["starts"]) for ref, row in there.items()}
         samples = {}
         for ref, row in there.items():
-            run_ns, starts = seen.get(ref.ident, (0, 0))
+            run_ns, starts = (row["run_ns"], row["starts"]) if seen is None else seen.get(ref.ident, (0, 0))
             resident = bool(row["resident"])
             samples[ref.ident] = TsgSample(ref.name, row["run_ns"] - run_ns, row["starts"] - starts, resident)
         return Reading(samples)
