@@ -71,7 +71,7 @@ $(VENV)/installed: pyproject.toml | system
 	$(BIN)/pip install --quiet --editable '.[dev]'
 	touch $@
 
-# A C compiler (for tests/test_uapi.py) and the venv module; installed only where they are missing.
+# A C compiler (for tests/planes/kmod/test_uapi.py) and the venv module; installed only where they are missing.
 system:
 	@if ! command -v cc >/dev/null || ! $(PYTHON) -c 'import ensurepip' 2>/dev/null; then \
 		[ "$$(id -u)" = 0 ] || { echo "please install: a C compiler, python3-venv" >&2; exit 1; }; \

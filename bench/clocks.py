@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from figures import Figure, at_most
 
-from qgpu.rm.client import RmClient
-from qgpu.rm.device import open_devices
+from qgpu.nvidia.rm_client import RmClient
+from qgpu.nvidia.rm_device import open_devices
 
 _READINGS = 200
 

@@ -22,8 +22,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from qgpu import cgroup
-from qgpu.places import socket_path
+from qgpu.linux import cgroup
+from qgpu.paths import socket_path
 from qgpu.runtime import cdi
 from tests.cli import programs
 

@@ -18,13 +18,13 @@ from harness import QGPUD, Bench
 from plots import Plot
 from script import Script, claim
 
-from qgpu.control import Client
+from qgpu.ipc.control_socket import Client
 from qgpu.load.spec import Workload
 from qgpu.model import NS_PER_MS, NS_PER_S, Grant
+from qgpu.planes.sim.host import SimHost
 from qgpu.policies import compose
 from qgpu.sched.ledger import Ledger
 from qgpu.sched.loop import until_due
-from qgpu.sched.sim import SimHost
 
 PODS, PGPUS = (1, 4, 16, 64), (1, 2, 4, 8)
 LIMIT_PERCENT = 2.0

@@ -24,11 +24,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from figures import About, Figure, at_most, median, write
 from script import _sources
 
-from qgpu.guardian.journal import Journal
-from qgpu.guardian.register import RmObject, object_fact
+from qgpu.guardian.accounting.object_table import RmObject, object_fact
+from qgpu.guardian.failover.handover import StateFds
+from qgpu.guardian.failover.journal import Journal
 from qgpu.guardian.rules import classes, controls
-from qgpu.guardian.state import StateFds
-from qgpu.rm import abi
+from qgpu.nvidia import abi
 from tests.hostile.attacker import ATTACKS
 from tests.hostile.stage import Stage
 
@@ -52,10 +52,10 @@ from pathlib import Path
 from tests.hostile import emulated
 emulated.install()
 from qgpu.guardian import server
-from qgpu.guardian.file_sets import FileSets
-from qgpu.guardian.journal import Journal
-from qgpu.guardian.journal import Journal
-from qgpu.guardian.register import Register
+from qgpu.linux.open_file_set import FileSets
+from qgpu.guardian.failover.journal import Journal
+from qgpu.guardian.failover.journal import Journal
+from qgpu.guardian.accounting.object_table import Register
 journal, register = Journal(int(sys.argv[2])), Register()
 journal.own()
 for fact in journal.read()[1]:

@@ -18,10 +18,10 @@ from pathlib import Path
 
 from qgpu.load.spec import Workload
 from qgpu.model import NS_PER_MS, NS_PER_S, Grant, Plan, Sharing, Snapshot
+from qgpu.planes.sim.host import SimHost
 from qgpu.policies import compose
 from qgpu.sched import loop
 from qgpu.sched.ledger import Ledger
-from qgpu.sched.sim import SimHost
 
 PERIOD_NS = 100 * NS_PER_MS
 DURATION_S = 10

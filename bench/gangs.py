@@ -20,7 +20,7 @@ _READY_S = 60.0
 def gangs(script: Script) -> list[Figure]:
     """Give a pod of two GPUs half of each, with its turns on both at once."""
     if script.bench.simulated:
-        raise NotHereError("collective kernels are not simulated; tests/sim/test_gangs.py shows the turns")
+        raise NotHereError("collective kernels are not simulated; tests/planes/sim/test_gangs.py shows the turns")
     bench = script.bench
     with bench.daemon():
         if len(bench.ask("gpu.list")["gpus"]) < 2:

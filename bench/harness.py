@@ -25,8 +25,8 @@ import psutil
 from pods import LOAD, BenchError, Pod, tail, wait_for
 from progress import Span
 
-from qgpu.control import Client
 from qgpu.errors import QgpuError
+from qgpu.ipc.control_socket import Client
 
 ROOT = Path(__file__).resolve().parent.parent
 QGPUD = [sys.executable, "-c", "from qgpu.daemon.main import main; main()"]

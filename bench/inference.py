@@ -155,8 +155,8 @@ def _kernels(iterations: int | None) -> Callable[[Batch], int]:
 
 
 def _simulated() -> Engine:
-    from qgpu.control import Client
-    from qgpu.places import default_runtime_dir
+    from qgpu.ipc.control_socket import Client
+    from qgpu.paths import default_runtime_dir
 
     def run(batch: Batch, going: Callable[[], bool], done: Done) -> None:
         # A simulated load ends with the connection that started it.

@@ -15,9 +15,9 @@ from pathlib import Path
 from qgpu.config import GpuSettings
 from qgpu.load.spec import Workload
 from qgpu.model import NS_PER_MS, NS_PER_S, Grant, PodClass
-from qgpu.sim import scenario
-from qgpu.sim.report import PodReport
-from qgpu.sim.scenario_file import Scenario, ScenarioPod
+from qgpu.simulate import scenario
+from qgpu.simulate.report import PodReport
+from qgpu.simulate.scenario_file import Scenario, ScenarioPod
 
 DURATION_NS = 20 * NS_PER_S
 TARGETS_MS = (None, 0.3, 0.5, 1.0, 2.0, 5.0, 20.0)

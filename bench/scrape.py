@@ -22,8 +22,8 @@ from pathlib import Path
 
 import host_figures
 
-from qgpu.control import Client
-from qgpu.places import socket_path
+from qgpu.ipc.control_socket import Client
+from qgpu.paths import socket_path
 
 _GPUS = 8
 _KERNEL_US = 5000.0

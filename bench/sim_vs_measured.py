@@ -3,7 +3,7 @@
     python bench/sim_vs_measured.py [--out docs/results]
 
 Writes sim-vs-measured.json, .md and .svg (the picture needs matplotlib) and prints one line. The rows are in
-``qgpu/sim/measured.py``; the test suite holds every one of them to the tolerance.
+``qgpu/simulate/measured.py``; the test suite holds every one of them to the tolerance.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from itertools import groupby
 from pathlib import Path
 
-from qgpu.sim.measured import ROWS, TOLERANCE, Outcome, compare
+from qgpu.simulate.measured import ROWS, TOLERANCE, Outcome, compare
 
 COMMAND = "python bench/sim_vs_measured.py"
 DRIVER = "580.159.04 (NVIDIA H200), against the simulated H200"

@@ -5,7 +5,7 @@
 Two mixes, both 2:1 by Burst Share, of pods that wait for their batches, which feedback has to hold (timeslices alone
 do not). Pods with equal batches of 5 ms, for a minute; and two whose batches change a few times a second, each by
 itself and at random, from 1 to 15 ms, for half a minute. On the simulator only the first, in virtual time: there random
-demands are the matter of tests/test_feedback.py. Shares are parts of true GPU time, in every second after the
+demands are the matter of tests/sched/test_feedback.py. Shares are parts of true GPU time, in every second after the
 first two. Of a loop that swings one would see: seconds far off (worst), a sinusoid that stands out of the noise (swing:
 the largest amplitude among all that a minute of seconds can show), or a second that tells of a later one
 (autocorrelation; chance alone stays below 3/√n); of one that creeps: the slope of a line through all seconds (drift).

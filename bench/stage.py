@@ -19,10 +19,10 @@ from usage import Tick, watch
 
 from qgpu.load.spec import Workload
 from qgpu.model import NS_PER_MS, NS_PER_S, Grant
+from qgpu.planes.sim.host import SimHost
 from qgpu.policies import compose
 from qgpu.sched import loop
 from qgpu.sched.ledger import Ledger
-from qgpu.sched.sim import SimHost
 
 _PERIOD_NS = 100 * NS_PER_MS
 _WINDOW_NS = 10 * NS_PER_MS

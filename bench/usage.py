@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from harness import Bench
 
-from qgpu.control import Client
+from qgpu.ipc.control_socket import Client
 from qgpu.model import NS_PER_S
 
 _LOOK_S = 0.03

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from qgpu import cgroup, units
+from qgpu import units
 from qgpu.config import GpuSettings
 from qgpu.errors import InvalidValueError, RefusedError, no_pgpu, no_pod
+from qgpu.linux import cgroup
 from qgpu.model import Grant, PodClass
+from qgpu.model.plane_api import Pgpu, PodInfo
 from qgpu.policies import POLICIES
-from qgpu.sched.backend import Pgpu, PodInfo
 
 
 def check_new(

@@ -14,9 +14,9 @@ from enum import StrEnum
 from functools import partial
 from pathlib import Path
 
-from qgpu import policies, tables, units
+from qgpu import policies, toml_tables, units
 from qgpu.errors import InvalidValueError
-from qgpu.httpd import Address, parse_address
+from qgpu.ipc.http_server import Address, parse_address
 from qgpu.model import (
     MAX_OFFLINE_FLOOR,
     MAX_PERIOD_NS,
@@ -26,8 +26,8 @@ from qgpu.model import (
     MayAsk,
     PodClass,
 )
-from qgpu.plane import Plane
-from qgpu.tables import Table
+from qgpu.model.plane_names import Plane
+from qgpu.toml_tables import Table
 
 
 class LogFormat(StrEnum):
@@ -119,7 +119,7 @@ class Config:
 
 def load(path: Path) -> Config:
     """Read a configuration file. Raises ConfigError with the file, the key and what to do."""
-    top = tables.read(path)
+    top = toml_tables.read(path)
     top.only("plane", "device_files", "socket", "log", "metrics", "containers", "defaults", "gpu")
     socket, log, metrics, containers = (top.table(key) for key in ("socket", "log", "metrics", "containers"))
     socket.only("mode", "group")
@@ -167,10 +167,10 @@ _ASKED = ("classes", "max_cores", "max_memory")
 def _container_policy(table: Table) -> ContainerPolicy:
     usual = ContainerPolicy()
     environment = table.table("environment")
-    environment.only(*_ASKED, "names", "heard")
-    heard = environment.text("heard", True, _yes_or_no)
+    environment.only(*_ASKED, "names", "enabled")
+    enabled = environment.text("enabled", True, _yes_or_no)
     by_environment = _may_ask(environment, usual.by_environment or MayAsk())
-    return ContainerPolicy(_may_ask(table, usual.anyhow), by_environment if heard else None)
+    return ContainerPolicy(_may_ask(table, usual.anyhow), by_environment if enabled else None)
 
 
 def _may_ask(table: Table, base: MayAsk) -> MayAsk:

@@ -7,8 +7,8 @@ makes it. Time between turns is left out: this says what a plan asks for, the si
 from __future__ import annotations
 
 from qgpu.model import Plan, Snapshot
-from qgpu.sched.timeline import Timeline
-from qgpu.turns import SWITCHED_NS, turn_ns
+from qgpu.model.timeline import Timeline
+from qgpu.model.turn_length import SWITCHED_NS, turn_ns
 
 
 def forecast(plan: Plan, snapshot: Snapshot, *, work: bool = False) -> dict[str, float]:

@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 
 from qgpu.load.spec import Workload
 from qgpu.model import NS_PER_MS, NS_PER_S, Grant, Plan, PodPlan, Sample, Snapshot
+from qgpu.model.plane_api import Backend
+from qgpu.planes.sim.hardware import H200
+from qgpu.planes.sim.host import SimHost
 from qgpu.policies import compose
 from qgpu.sched import loop
-from qgpu.sched.backend import Backend
 from qgpu.sched.ledger import Ledger
-from qgpu.sched.sim import SimHost
-from qgpu.sim.hardware import H200
 
 FLOOD = Workload(kernel_us=1000, batch=0)
 BATCH_64, BATCH_128, BATCH_256 = (

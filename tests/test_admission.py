@@ -8,7 +8,7 @@ from qgpu import admission
 from qgpu.config import GpuSettings
 from qgpu.errors import InvalidValueError, RefusedError, UnknownNameError
 from qgpu.model import Grant, PodClass
-from qgpu.sched.backend import Pgpu, PodInfo
+from qgpu.model.plane_api import Pgpu, PodInfo
 
 GIB = 1 << 30
 CARDS = (Pgpu(0, "GPU-0", "card", 80 * GIB), Pgpu(1, "GPU-1", "card", 80 * GIB))

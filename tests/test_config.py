@@ -9,9 +9,9 @@ import pytest
 from qgpu import config
 from qgpu.config import Config, GpuSettings, LogFormat, LogLevel, Metrics, MetricsCompat
 from qgpu.errors import ConfigError
-from qgpu.httpd import Address
+from qgpu.ipc.http_server import Address
 from qgpu.model import ContainerPolicy, MayAsk, PodClass
-from qgpu.plane import Plane
+from qgpu.model.plane_names import Plane
 
 
 def load(tmp_path: Path, text: str) -> Config:
@@ -119,11 +119,12 @@ def test_what_containers_may_ask_for_is_the_administrators_to_say(tmp_path: Path
 
 
 def test_variables_need_not_be_heard(tmp_path: Path) -> None:
-    assert load(tmp_path, "[containers.environment]\nheard = 'no'\n").containers.by_environment is None
+    assert load(tmp_path, "[containers.environment]\nenabled = 'no'\n").containers.by_environment is None
 
 
 @pytest.mark.parametrize(
-    "text", ["max_cores = '200%'", "classes = 'fast'", "max_memory = 'much'", "names = 'no'", "environment.heard = '1'"]
+    "text",
+    ["max_cores = '200%'", "classes = 'fast'", "max_memory = 'much'", "names = 'no'", "environment.enabled = '1'"],
 )
 def test_a_policy_that_is_none_is_refused_with_its_key(tmp_path: Path, text: str) -> None:
     with pytest.raises(ConfigError, match=text.split(" ")[0].rpartition(".")[2]):

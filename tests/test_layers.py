@@ -10,79 +10,80 @@ import pytest
 
 PACKAGE = Path(__file__).parent.parent / "qgpu"
 
-#: The data planes live beside the seam they fill, each a room of its own.
-PLANES = {"sim", "seccomp", "kmod"}
+#: Packages whose folders are rooms of their own.
+SPLIT = {"guardian", "planes"}
 
-#: What each room may import of the others. The composition roots (daemon, cli) may import any but each other.
+#: What each room may import, from the lowest floor to the highest: only rooms above it in this table.
 ARROWS: dict[str, set[str]] = {
+    # the ground: values, and what any program needs
     "errors": set(),
-    "model": {"errors"},
-    "messages": {"model"},
-    "turns": {"model"},
+    "paths": set(),
     "units": {"errors"},
-    "wire": set(),
-    "foreign_fds": set(),
-    "seats": set(),
-    "systemd": {"wire"},
-    "places": set(),
-    "plane": set(),
-    "ending": set(),
-    "logfile": set(),
-    "loglimit": set(),
-    "proc": set(),
-    "files": set(),
-    "tables": {"errors"},
-    "program": {"errors"},
-    "door": {"errors", "foreign_fds", "systemd"},
-    "uapi": {"errors"},
-    "cgroup": {"errors"},
-    "policies": {"errors", "model", "turns"},
-    "sched": {"errors", "model", "turns"},
-    "sched.sim": {"cgroup", "errors", "load", "model", "proc", "sched", "sim"},
-    "sched.seccomp": {"cgroup", "errors", "guardian", "messages", "model", "proc", "sched", "systemd", "wire"},
-    "sched.kmod": {"cgroup", "errors", "model", "sched", "uapi"},
-    "rm": {"errors", "model"},
-    "guardian": {
-        "cgroup",
+    "toml_tables": {"errors"},
+    "entry_point": {"errors"},
+    "model": {"errors"},
+    # the machine and the card
+    "linux": {"errors"},
+    "ipc": {"errors", "linux", "model", "paths"},
+    "nvidia": {"errors", "model"},
+    "lsm": {"errors", "linux"},
+    # deciding
+    "policies": {"errors", "model"},
+    "sched": {"model"},
+    # the guardian: a process of its own
+    "guardian.rules": {"nvidia"},
+    "guardian.accounting": {"ipc", "linux", "model", "nvidia"},
+    "guardian.gpu": {"errors", "guardian.accounting", "ipc", "linux", "model", "nvidia"},
+    "guardian.failover": {"errors", "guardian.accounting", "guardian.gpu", "ipc", "linux", "nvidia"},
+    "guardian.proxy": {
         "errors",
-        "foreign_fds",
-        "logfile",
-        "loglimit",
-        "messages",
-        "model",
-        "proc",
-        "rm",
-        "sched",
-        "wire",
+        "guardian.accounting",
+        "guardian.failover",
+        "guardian.gpu",
+        "guardian.rules",
+        "linux",
+        "nvidia",
     },
-    "lsm": {"cgroup", "errors", "proc"},
-    "load": {"control", "errors", "model", "places", "program", "units", "wire"},
-    "sim": {"admission", "config", "errors", "load", "model", "policies", "sched", "sched.sim", "tables", "units"},
-    "config": {"errors", "httpd", "model", "plane", "policies", "tables", "units"},
-    "httpd": {"errors", "wire"},
-    "metrics": {"errors", "httpd", "model", "sched"},
-    "looks": {"control"},
-    "web": {"control", "errors", "httpd", "looks"},
-    "admission": {"cgroup", "config", "errors", "model", "policies", "sched", "units"},
-    "control": {"door", "errors", "foreign_fds", "places", "seats", "systemd", "wire"},
-    "runtime": {
-        "cgroup",
-        "door",
+    "guardian": {
         "errors",
-        "files",
-        "foreign_fds",
-        "guardian",
+        "guardian.accounting",
+        "guardian.failover",
+        "guardian.gpu",
+        "guardian.proxy",
+        "ipc",
+        "linux",
         "model",
-        "proc",
-        "rm",
+        "nvidia",
+    },
+    # beside the pods
+    "load": {"entry_point", "errors", "ipc", "model", "paths", "units"},
+    "runtime": {"errors", "guardian.proxy", "ipc", "linux", "model", "nvidia", "units"},
+    # the planes: none knows another
+    "planes.kmod": {"errors", "linux", "model"},
+    "planes.seccomp": {"errors", "guardian.failover", "guardian.proxy", "ipc", "linux", "model", "nvidia"},
+    "planes.sim": {"errors", "linux", "load", "model"},
+    # what operators set and see
+    "config": {"errors", "ipc", "model", "policies", "toml_tables", "units"},
+    "admission": {"config", "errors", "linux", "model", "policies", "units"},
+    "metrics": {"errors", "ipc", "model", "sched"},
+    "trace": {"errors", "ipc", "model", "sched"},
+    "live_shares": {"ipc"},
+    "web": {"errors", "ipc", "live_shares"},
+    "simulate": {
+        "admission",
+        "config",
+        "errors",
+        "load",
+        "model",
+        "planes.sim",
+        "policies",
         "sched",
-        "systemd",
+        "toml_tables",
         "units",
     },
-    "trace": {"control", "errors", "messages", "model", "sched"},
-    "launch": {"cgroup", "errors", "guardian", "rm", "wire"},
 }
-ROOTS = {"daemon", "cli", "doctor", "demo"}
+#: The programs: each puts its parts together, so it may import any room but another program.
+PROGRAMS = {"daemon", "cli", "doctor", "demo"}
 
 #: Modules a policy has no business with: it has no clock, no dice and no hands.
 FORBIDDEN_TO_POLICIES = {"os", "time", "random", "socket", "threading", "subprocess", "datetime"}
@@ -91,7 +92,7 @@ FORBIDDEN_TO_POLICIES = {"os", "time", "random", "socket", "threading", "subproc
 def room(module: str) -> str:
     """Return the room of a dotted name below qgpu."""
     _, first, *rest = module.split(".")
-    return f"sched.{rest[0]}" if first == "sched" and rest and rest[0] in PLANES else first
+    return f"{first}.{rest[0]}" if first in SPLIT and rest and (PACKAGE / first / rest[0]).is_dir() else first
 
 
 def imports(path: Path) -> Iterator[str]:
@@ -115,11 +116,17 @@ def test_rooms_import_only_along_the_arrows(path: Path) -> None:
     mine = room(".".join(("qgpu", *path.with_suffix("").parts)))
     used = {room(name) for name in imports(PACKAGE / path) if name.startswith("qgpu.")} - {mine, "__version__"}
 
-    if mine in ROOTS:
-        assert not used & {"daemon", "cli"}, "nobody imports a composition root"
-    elif mine != "__init__":
+    if mine in PROGRAMS:
+        assert not used & PROGRAMS - {"doctor"}, "only qgpuctl runs another program's code: doctor's"
+    elif mine not in ("__init__", "planes"):
         assert mine in ARROWS, f"a new room: say in ARROWS what {mine} may import"
         assert used <= ARROWS[mine]
+
+
+def test_arrows_only_point_downwards() -> None:
+    rooms = list(ARROWS)
+
+    assert all(rooms.index(used) < rooms.index(mine) for mine, below in ARROWS.items() for used in below)
 
 
 @pytest.mark.parametrize("path", [path for path in FILES if path.parts[0] == "policies"], ids=str)

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from qgpu.guardian.calls import Reader
-from qgpu.rm import abi
+from qgpu.guardian.proxy.rm_calls import Reader
+from qgpu.nvidia import abi
 
 TRACES = sorted((Path(__file__).parent / "data" / "traces").glob("*.jsonl.xz"))
 

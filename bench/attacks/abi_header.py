@@ -1,9 +1,9 @@
-"""Write RM's ABI as a C header for the attackers, from its one declaration in ``qgpu/rm/abi.py``."""
+"""Write RM's ABI as a C header for the attackers, from its one declaration in ``qgpu/nvidia/abi.py``."""
 
 from __future__ import annotations
 
 from qgpu.guardian.rules import controls
-from qgpu.rm import abi
+from qgpu.nvidia import abi
 
 
 def header() -> str:

@@ -12,9 +12,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from qgpu import wire
-from qgpu.control import Client
 from qgpu.errors import QgpuError
+from qgpu.ipc import wire
+from qgpu.ipc.control_socket import Client
 
 
 def main() -> None:

@@ -2,7 +2,7 @@
 /*
  * rm.h - RM without a library: one client on one card, objects by handle, and six ways to bring a call to the driver.
  *
- * abi.h is generated from qgpu/rm/abi.py when the attackers are built; nothing of NVIDIA's is retyped here. Every call
+ * abi.h is generated from qgpu/nvidia/abi.py when the attackers are built; nothing of NVIDIA's is retyped here. Every call
  * lies in memory below 4 GiB, so that it can be made as a 32-bit program makes it.
  */
 #ifndef _RM_H

@@ -26,8 +26,8 @@ from harness import Bench, BenchError, wait_for
 
 from attacks.judge import Row, Watch
 from attacks.world import World, now, policy
-from qgpu import cgroup
 from qgpu.errors import QgpuError
+from qgpu.linux import cgroup
 from tests.cli.manager import Manager
 
 #: So long a step is waited for; the neighbour's own turn is further away.

@@ -2,7 +2,7 @@
 /*
  * /dev/qgpu: how user space tells qgpu.ko who the pods are, what they were granted and whose turn it is.
  *
- * Rules of this file. They are checked by tests/test_uapi.py and by the module:
+ * Rules of this file. They are checked by tests/planes/kmod/test_uapi.py and by the module:
  *
  *  - It is read by gcc and by cffi. So it holds only structs, "#define NAME NUMBER" and
  *    "#define NAME _IO*('Q', number, struct name)", each on one line.

@@ -11,10 +11,10 @@ import click
 from qgpu.cli.context import Context, pass_context
 from qgpu.cli.output import print_json
 from qgpu.errors import InvalidValueError
-from qgpu.places import socket_path
+from qgpu.model.plane_api import Pgpu
+from qgpu.paths import socket_path
 from qgpu.runtime import cdi as specification
-from qgpu.runtime import seccomp
-from qgpu.sched.backend import Pgpu
+from qgpu.runtime import seccomp_profile
 
 
 @click.group()
@@ -48,7 +48,7 @@ def generate(context: Context, directory: Path) -> None:
 @click.option(
     "--base",
     type=click.Path(path_type=Path),
-    default=seccomp.BASE,
+    default=seccomp_profile.BASE,
     show_default=True,
     help="The profile to weave the filter into: that which containers have now.",
 )
@@ -56,8 +56,8 @@ def generate(context: Context, directory: Path) -> None:
 @pass_context
 def profile(context: Context, base: Path, unconfined: bool) -> None:
     """Print the seccomp profile that containers need on plane seccomp."""
-    woven = seccomp.UNCONFINED if unconfined else _profile(base)
-    print_json(seccomp.profile(woven, seccomp.listener(context.runtime_dir.absolute())))
+    woven = seccomp_profile.UNCONFINED if unconfined else _profile(base)
+    print_json(seccomp_profile.profile(woven, seccomp_profile.listener(context.runtime_dir.absolute())))
 
 
 def _specification(context: Context) -> dict[str, Any]:

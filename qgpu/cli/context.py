@@ -8,8 +8,8 @@ from typing import Any
 
 import click
 
-from qgpu.control import Client
 from qgpu.errors import no_pgpu, no_pod
+from qgpu.ipc.control_socket import Client
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,9 @@ import click
 
 from qgpu.cli.context import Context, pass_context
 from qgpu.cli.output import output_option, print_json, print_table
-from qgpu.control import SCHEMA
 from qgpu.doctor.report import Check, failed
 from qgpu.errors import ExitCode
+from qgpu.ipc.control_socket import SCHEMA
 
 
 @click.command()

@@ -11,8 +11,8 @@ from qgpu import units
 from qgpu.cli.context import Context, pass_context
 from qgpu.cli.output import memory, output_option, print_as, print_json, print_table
 from qgpu.cli.params import DURATION, PERCENT
-from qgpu.control import SCHEMA
 from qgpu.errors import InvalidValueError
+from qgpu.ipc.control_socket import SCHEMA
 from qgpu.policies import POLICIES
 
 _HEADER = ("GPU", "NAME", "MEMORY", "POLICY", "ONLINE POLICY", "PERIOD", "OFFLINE FLOOR", "PODS", "TROUBLE")
@@ -45,7 +45,7 @@ def _beside(answer: dict[str, Any]) -> Iterator[str]:
             yield f"device files: {files['why']}"
     elif answer["plane"] != "sim":
         yield f"device files: NOT kept to their pods: {files['why']}"
-    for each in answer["outsiders"]:
+    for each in answer["unmanaged_processes"]:
         yield f"outside pods: process {each['pid']} ({each['name']}) on pGPU {each['gpu']}, cgroup {each['cgroup']}"
 
 

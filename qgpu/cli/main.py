@@ -10,10 +10,10 @@ from pathlib import Path
 import click
 
 import qgpu
-from qgpu import program
+from qgpu import entry_point
 from qgpu.cli.context import Context
 from qgpu.cli.params import Seconds
-from qgpu.places import default_runtime_dir
+from qgpu.paths import default_runtime_dir
 
 #: Where each command lives: nothing but the one that was asked for is imported.
 _COMMANDS = {
@@ -46,7 +46,7 @@ class _Lazy(click.Group):
 
 
 @click.group(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
-@click.option("--runtime-dir", type=program.Directory(), help="Where the daemon's control socket is.")
+@click.option("--runtime-dir", type=entry_point.Directory(), help="Where the daemon's control socket is.")
 @click.option("--timeout", type=Seconds(0.1, 3600), default=10.0, show_default=True, help="Seconds to wait for it.")
 @click.version_option(qgpu.__version__)
 @click.pass_context
@@ -58,7 +58,7 @@ def command(ctx: click.Context, runtime_dir: Path | None, timeout: float) -> Non
 def main() -> None:
     """Run ``qgpuctl`` and end with its exit code."""
     _open_streams()
-    program.run("qgpuctl", command)
+    entry_point.run("qgpuctl", command)
 
 
 def _open_streams() -> None:

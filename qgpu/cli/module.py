@@ -8,10 +8,10 @@ from typing import Any
 import click
 
 from qgpu.cli.output import output_option, print_as
-from qgpu.control import SCHEMA
 from qgpu.errors import NoGpuError, PermissionDeniedError
-from qgpu.sched.kmod.device import Device, text_of, trouble_of
-from qgpu.uapi import NUMBERS
+from qgpu.ipc.control_socket import SCHEMA
+from qgpu.planes.kmod.device import Device, text_of, trouble_of
+from qgpu.planes.kmod.uapi import NUMBERS
 
 _SWITCH = Path("/sys/module/qgpu/parameters/enforce")
 

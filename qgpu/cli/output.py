@@ -10,8 +10,9 @@ from typing import Any, BinaryIO, TypeVar
 
 import click
 
-from qgpu import files, units
+from qgpu import units
 from qgpu.errors import InvalidValueError, QgpuError
+from qgpu.linux import atomic_file
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -63,7 +64,7 @@ def writing(path: Path) -> Iterator[BinaryIO]:
     """
     with ExitStack() as stack:
         try:
-            file = stack.enter_context(files.replacing(path))
+            file = stack.enter_context(atomic_file.replacing(path))
         except OSError as error:
             raise InvalidValueError(f"{path}: {error.strerror}; give another --out") from error
         try:

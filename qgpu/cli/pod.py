@@ -9,8 +9,8 @@ import click
 from qgpu.cli.context import Context, pass_context
 from qgpu.cli.output import cores, duration, memory, output_option, print_as
 from qgpu.cli.params import DURATION, MEMORY, NONE, OrNone
-from qgpu.control import SCHEMA
 from qgpu.errors import InvalidValueError
+from qgpu.ipc.control_socket import SCHEMA
 from qgpu.model import PodClass
 
 _HEADER = ("POD", "GPU", "CLASS", "TARGET", "CORES", "MEMORY", "USED", "HELD", "BUSY", "PIDS", "TROUBLE")

@@ -11,7 +11,7 @@ import click
 from qgpu.cli.context import Context, pass_context
 from qgpu.cli.output import writing
 from qgpu.cli.params import Seconds
-from qgpu.ending import Ending
+from qgpu.linux.shutdown import Shutdown
 from qgpu.model import NS_PER_S
 from qgpu.trace import page
 from qgpu.trace.recording import record
@@ -24,7 +24,7 @@ from qgpu.trace.recording import record
 @pass_context
 def report(context: Context, seconds: float, out: Path, gpu: int | None) -> None:
     """Record a span of time and write a page about it: shares, turns, gates, refusals; Ctrl-C ends it early."""
-    stop = Ending(signal.SIGINT)
+    stop = Shutdown(signal.SIGINT)
     with writing(out) as file:
         with context.connect() as client:
             before, status = client.call("pod.list")["pods"], client.call("status")

@@ -14,12 +14,12 @@ from typing import Any, NoReturn
 
 import click
 
-from qgpu import launch
 from qgpu.cli.context import Context, pass_context
 from qgpu.cli.params import DURATION, MEMORY
-from qgpu.control import Client
 from qgpu.errors import QgpuError
+from qgpu.ipc.control_socket import Client
 from qgpu.model import PodClass
+from qgpu.runtime import launch
 
 _FORWARDED = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2}
 #: si_code of what a process sent; the kernel's own are larger (sigaction(2)).

@@ -16,7 +16,7 @@ from qgpu.cli.output import output_option, print_json
 @output_option
 def simulate(scenario: Path, as_json: bool, plot: Path | None, output: str) -> None:
     """Play a scenario (TOML) on a simulated pGPU and report what its pods got."""
-    from qgpu.sim import scenario as scenarios  # pulls in the whole simulator
+    from qgpu.simulate import scenario as scenarios  # pulls in the whole simulator
 
     report = scenarios.simulate(scenario)
     if as_json or output == "json":
@@ -24,6 +24,6 @@ def simulate(scenario: Path, as_json: bool, plot: Path | None, output: str) -> N
     else:
         click.echo(report.table())
     if plot is not None:
-        from qgpu.sim.plot import draw
+        from qgpu.simulate.plot import draw
 
         draw(report, plot)

@@ -9,14 +9,14 @@ from contextlib import suppress
 
 import click
 
-from qgpu import looks
+from qgpu import live_shares
 from qgpu.cli.context import Context, pass_context
 from qgpu.cli.output import output_option
 from qgpu.cli.params import Seconds
 from qgpu.cli.screen import Screen
 from qgpu.cli.top_page import Mode, page, pressed
-from qgpu.control import Client
 from qgpu.errors import QgpuError
+from qgpu.ipc.control_socket import Client
 
 
 @click.command()
@@ -39,11 +39,11 @@ def top(context: Context, once: bool, every: float, output: str) -> None:
 
 def _print(client: Client, once: bool, every: float, output: str) -> None:
     """Print a table, or a line of JSON, every so often: what goes into a file or another program."""
-    before = looks.look(client)
+    before = live_shares.look(client)
     while True:
         time.sleep(every)
-        now = looks.look(client)
-        shares = looks.shares(before, now)
+        now = live_shares.look(client)
+        shares = live_shares.shares(before, now)
         if output == "json":
             click.echo(json.dumps({"schema": now["schema"], "shares": shares}))
         else:
@@ -56,11 +56,11 @@ def _print(client: Client, once: bool, every: float, output: str) -> None:
 def _show(client: Client, every: float) -> None:
     """Draw pages over each other until told to end."""
     mode = Mode()
-    before = looks.look(client)
+    before = live_shares.look(client)
     with Screen() as screen:
         screen.keys(min(every, 0.5))  # a first share soon
-        now = looks.look(client)
-        shares = looks.shares(before, now)
+        now = live_shares.look(client)
+        shares = live_shares.shares(before, now)
         while not mode.ended:
             screen.draw(page(mode, now, shares, width=screen.width, interactive=True))
             keys = screen.keys(every)
@@ -69,8 +69,8 @@ def _show(client: Client, every: float) -> None:
                 if policy is not None:
                     mode = _set_policy(client, mode, policy)
             if not keys and not mode.paused:
-                before, now = now, looks.look(client)
-                shares = looks.shares(before, now)
+                before, now = now, live_shares.look(client)
+                shares = live_shares.shares(before, now)
 
 
 def _set_policy(client: Client, mode: Mode, policy: str) -> Mode:

@@ -11,8 +11,8 @@ import click
 from qgpu.cli.context import Context, pass_context
 from qgpu.cli.output import cores, output_option, print_json, print_table, writing
 from qgpu.cli.params import Seconds
-from qgpu.control import SCHEMA
-from qgpu.ending import Ending
+from qgpu.ipc.control_socket import SCHEMA
+from qgpu.linux.shutdown import Shutdown
 from qgpu.model import NS_PER_S
 from qgpu.trace.perfetto import encode
 from qgpu.trace.recording import GpuTrack, PodTrack, Recording, record
@@ -31,7 +31,7 @@ def trace(context: Context, seconds: float, out: Path, gpu: int | None, output: 
 
     One track per pod from the hardware's context switches, with its gate, its share, plans and online wake-ups.
     """
-    stop = Ending(signal.SIGINT)
+    stop = Shutdown(signal.SIGINT)
     with writing(out) as file:
         with context.connect() as client:
             recording = record(client, seconds, gpu, stop.wait)

@@ -7,8 +7,8 @@ import signal
 import click
 
 from qgpu.cli.context import Context, pass_context
-from qgpu.ending import Ending
-from qgpu.httpd import parse_address
+from qgpu.ipc.http_server import parse_address
+from qgpu.linux.shutdown import Shutdown
 from qgpu.web.site import Site
 
 
@@ -28,7 +28,7 @@ def web(context: Context, listen: str, allow_changes: bool) -> None:
     """
     context.connect().close()  # a daemon that is not there is told here and not in the page
     site = Site(parse_address(listen), context.connect, changes=allow_changes)
-    stop = Ending(signal.SIGINT, signal.SIGTERM)
+    stop = Shutdown(signal.SIGINT, signal.SIGTERM)
     try:
         click.echo(site.url)
         stop.wait()

@@ -13,12 +13,12 @@ import structlog
 
 from qgpu.config import Config
 from qgpu.errors import QgpuError
-from qgpu.places import socket_path
-from qgpu.plane import Plane
-from qgpu.runtime import cdi, seccomp
+from qgpu.ipc.systemd import FdStore
+from qgpu.model.plane_api import Pgpu
+from qgpu.model.plane_names import Plane
+from qgpu.paths import socket_path
+from qgpu.runtime import cdi, seccomp_profile
 from qgpu.runtime.agent import Agent, Attach
-from qgpu.sched.backend import Pgpu
-from qgpu.systemd import Store
 
 _log = structlog.get_logger("containers")
 
@@ -30,10 +30,10 @@ class Containers:
     """The CDI file and, on the seccomp plane, the agent."""
 
     def __init__(
-        self, plane: Plane, pgpus: Sequence[Pgpu], runtime_dir: Path, config: Config, store: Store, take: Attach
+        self, plane: Plane, pgpus: Sequence[Pgpu], runtime_dir: Path, config: Config, store: FdStore, take: Attach
     ) -> None:
         directory = cdi_directory(plane, config)
-        self._keeper = cdi.Keeper(pgpus, socket_path(runtime_dir), directory) if directory else None
+        self._keeper = cdi.CdiFileWriter(pgpus, socket_path(runtime_dir), directory) if directory else None
         self._trouble, self._again_s = "", 0.0
         listener = agent_socket(plane, runtime_dir)
         self._agent = Agent(listener, take, store) if listener else None
@@ -61,7 +61,7 @@ class Containers:
 
 def agent_socket(plane: Plane, runtime_dir: Path) -> Path | None:
     """Return where runtimes hand listeners over; None on planes that need none."""
-    return seccomp.listener(runtime_dir.absolute()) if plane is Plane.SECCOMP else None
+    return seccomp_profile.listener(runtime_dir.absolute()) if plane is Plane.SECCOMP else None
 
 
 def cdi_directory(plane: Plane, config: Config) -> Path | None:

@@ -9,10 +9,10 @@ import structlog
 
 from qgpu import policies
 from qgpu.config import GpuSettings
-from qgpu.daemon.gangs import Board
+from qgpu.daemon.gang_exchange import GangExchange
 from qgpu.errors import QgpuError
+from qgpu.model.plane_api import Backend, Host
 from qgpu.sched import loop
-from qgpu.sched.backend import Backend, Host
 from qgpu.sched.ledger import Ledger
 
 _log = structlog.get_logger("loop")
@@ -28,10 +28,10 @@ Watcher = Callable[[Ledger, int], None]
 class GpuLoop:
     """Decides for one pGPU, period after period, with settings that may change while it runs."""
 
-    def __init__(self, host: Host, pgpu: int, settings: GpuSettings, board: Board | None = None) -> None:
+    def __init__(self, host: Host, pgpu: int, settings: GpuSettings, board: GangExchange | None = None) -> None:
         self._host = host
         self._pgpu = pgpu
-        self._board = board or Board()
+        self._board = board or GangExchange()
         self._stop = threading.Event()
         self._backend: Backend | None = None
         self._watching = threading.Lock()

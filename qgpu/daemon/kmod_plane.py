@@ -10,21 +10,21 @@ from collections.abc import Hashable, Sequence
 
 from qgpu.errors import BackendGoneError, NoGpuError, RmError
 from qgpu.model import TsgSample
-from qgpu.rm.client import RmClient
-from qgpu.rm.device import open_devices
-from qgpu.rm.meter import NOTHING
-from qgpu.rm.switches import SwitchLog
-from qgpu.rm.watch import Watch
-from qgpu.sched import nvml
-from qgpu.sched.kmod.backend import Reading, TsgRef
-from qgpu.sched.kmod.device import Card
-from qgpu.sched.kmod.host import KmodHost
+from qgpu.nvidia import nvml
+from qgpu.nvidia.ctxsw_log import CtxswLog
+from qgpu.nvidia.gpu_time import NOTHING
+from qgpu.nvidia.gpu_time_reader import GpuTimeReader
+from qgpu.nvidia.rm_client import RmClient
+from qgpu.nvidia.rm_device import open_devices
+from qgpu.planes.kmod.backend import Reading, TsgRef
+from qgpu.planes.kmod.device import Card
+from qgpu.planes.kmod.host import KmodHost
 
 
-class SwitchMeter:
+class CtxswSource:
     """True GPU time on one card, by process."""
 
-    def __init__(self, watch: Watch) -> None:
+    def __init__(self, watch: GpuTimeReader) -> None:
         self.detailed = False
         self._watch = watch
 
@@ -52,12 +52,12 @@ class SwitchMeter:
         self._watch.device.client.close()
 
 
-def open_meter(card: Card) -> SwitchMeter:
+def open_meter(card: Card) -> CtxswSource:
     """Start to meter a card. Raises NoGpuError where the driver does not list it."""
     client = RmClient()
     for device in open_devices(client):
         if device.pci == card.pci:
-            return SwitchMeter(Watch(device, SwitchLog(device)))
+            return CtxswSource(GpuTimeReader(device, CtxswLog(device)))
     client.close()
     raise NoGpuError(f"{card.pci}: the driver does not list this card")
 

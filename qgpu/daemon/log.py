@@ -12,9 +12,9 @@ from typing import Any, TextIO, cast
 import structlog
 
 from qgpu.config import LogFormat, LogLevel
-from qgpu.logfile import LogFile
-from qgpu.loglimit import Limit
-from qgpu.systemd import to_journal
+from qgpu.ipc.systemd import to_journal
+from qgpu.linux.log_file import LogFile
+from qgpu.linux.log_rate_limit import LogRateLimit
 
 _PRIORITIES = {"debug": 7, "info": 6, "warning": 4, "error": 3, "critical": 2}
 
@@ -25,7 +25,7 @@ def configure(level: LogLevel, look: LogFormat) -> None:
     renderer: Any = structlog.dev.ConsoleRenderer() if as_text else structlog.processors.JSONRenderer()
     structlog.configure(
         processors=[
-            Limit(),
+            LogRateLimit(),
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.format_exc_info,

@@ -7,15 +7,15 @@ import time
 from collections.abc import Mapping, Sequence
 
 import qgpu
-from qgpu.daemon.fence import Fence
+from qgpu.daemon.device_isolation import DeviceIsolation
 from qgpu.daemon.gpu_loop import GpuLoop
-from qgpu.daemon.outsiders import Outsiders
-from qgpu.daemon.planes import Chosen, driver_version
-from qgpu.daemon.traces import Traces
+from qgpu.daemon.plane_choice import PlaneChoice, driver_version
+from qgpu.daemon.trace_recordings import TraceRecordings
+from qgpu.daemon.unmanaged_processes import UnmanagedProcesses
 from qgpu.metrics.tally import PodTally, Tally
-from qgpu.metrics.view import GpuView, LeaseView, PodView, View
-from qgpu.plane import Plane
-from qgpu.sched.backend import Host, Pgpu, PodInfo
+from qgpu.metrics.view import GpuView, PodOnGpuView, PodView, View
+from qgpu.model.plane_api import Host, Pgpu, PodInfo
+from qgpu.model.plane_names import Plane
 
 
 class Counters:
@@ -24,14 +24,14 @@ class Counters:
     def __init__(
         self,
         host: Host,
-        chosen: Chosen,
+        chosen: PlaneChoice,
         pgpus: Mapping[int, Pgpu],
         loops: Mapping[int, GpuLoop],
-        traces: Traces,
-        fence: Fence,
-        outsiders: Outsiders,
+        traces: TraceRecordings,
+        fence: DeviceIsolation,
+        unmanaged: UnmanagedProcesses,
     ) -> None:
-        self._fence, self._outsiders = fence, outsiders
+        self._fence, self._unmanaged = fence, unmanaged
         self._host, self._chosen, self._pgpus, self._loops, self._traces = host, chosen, pgpus, loops, traces
         self._driver = driver_version(chosen.plane)
         self._started_ns = time.monotonic_ns()
@@ -68,7 +68,7 @@ class Counters:
             ledger.plan is not None and ledger.plan.gated,
             loop.trouble,
             [
-                LeaseView(
+                PodOnGpuView(
                     pod.name,
                     pod.grants[index],
                     account.used_ns if account else 0,
@@ -82,5 +82,5 @@ class Counters:
                 if index in pod.grants
                 for account in (ledger.accounts.get(pod.name),)
             ],
-            None if (there := self._outsiders.seen.get(index)) is None else len(there),
+            None if (there := self._unmanaged.seen.get(index)) is None else len(there),
         )

@@ -19,22 +19,21 @@ from typing import Any
 import structlog
 
 import qgpu
-from qgpu import admission, cgroup, foreign_fds
+from qgpu import admission
 from qgpu.config import Config, GpuSettings
-from qgpu.control import Session
-from qgpu.daemon import shown
-from qgpu.daemon.fence import Fence
-from qgpu.daemon.gangs import Board
+from qgpu.daemon import views
+from qgpu.daemon.device_isolation import DeviceIsolation
+from qgpu.daemon.gang_exchange import GangExchange
 from qgpu.daemon.gpu_loop import GpuLoop
-from qgpu.daemon.limits import over_limits
-from qgpu.daemon.loads import Loads
 from qgpu.daemon.metrics import Counters
-from qgpu.daemon.outsiders import Outsiders
-from qgpu.daemon.peers import places_of, pod_of, refuse_pods
-from qgpu.daemon.planes import Chosen, driver_version
-from qgpu.daemon.requests import Arguments
+from qgpu.daemon.over_limit import over_limits
+from qgpu.daemon.peer_filter import places_of, pod_of, refuse_pods
+from qgpu.daemon.plane_choice import PlaneChoice, driver_version
+from qgpu.daemon.request_args import Arguments
+from qgpu.daemon.simulated_loads import SimulatedLoads
 from qgpu.daemon.state import State
-from qgpu.daemon.traces import Traces
+from qgpu.daemon.trace_recordings import TraceRecordings
+from qgpu.daemon.unmanaged_processes import UnmanagedProcesses
 from qgpu.errors import (
     InvalidValueError,
     PermissionDeniedError,
@@ -44,15 +43,17 @@ from qgpu.errors import (
     no_pgpu,
     no_pod,
 )
+from qgpu.ipc.control_socket import Session
+from qgpu.ipc.wire import has_ended
+from qgpu.linux import cgroup, untrusted_fds
 from qgpu.model import Grant
-from qgpu.plane import Plane
+from qgpu.model.plane_api import Host, Pgpu, PodInfo
+from qgpu.model.plane_names import Plane
+from qgpu.nvidia import nvml
 from qgpu.policies import POLICIES
-from qgpu.runtime import seccomp
+from qgpu.runtime import seccomp_profile
 from qgpu.runtime.agent import LISTENER
-from qgpu.runtime.container import described
-from qgpu.sched import nvml
-from qgpu.sched.backend import Host, Pgpu, PodInfo
-from qgpu.wire import has_ended
+from qgpu.runtime.oci_container import described
 
 _log = structlog.get_logger("service")
 
@@ -65,7 +66,9 @@ _Request = Callable[[Session, Arguments, list[int]], dict[str, Any]]
 class Service:
     """One host, a loop for each of its pGPUs, and the requests about them."""
 
-    def __init__(self, host: Host, chosen: Chosen, config: Config, state: State, listener: Path | None = None) -> None:
+    def __init__(
+        self, host: Host, chosen: PlaneChoice, config: Config, state: State, listener: Path | None = None
+    ) -> None:
         self._host = host
         #: Where containers' listeners come in, on the plane that needs them.
         self._listener = listener
@@ -79,17 +82,17 @@ class Service:
         self._places = places_of(host.pods())
         #: Pods whose launcher is still connected, with its session.
         self._held: dict[str, Session] = {}
-        self._loads = loads = Loads(host, self._lock)
+        self._loads = loads = SimulatedLoads(host, self._lock)
         for index in sorted(config.gpus.keys() - self._pgpus.keys()):
             _log.warning("configured, but there is no such pGPU here", pgpu=index)
-        board = Board()
+        board = GangExchange()
         self._loops = {index: GpuLoop(host, index, self._settings(index), board) for index in self._pgpus}
-        self._traces = traces = Traces(self._loops)
-        self._fence = Fence(chosen.plane, config.device_files, host.pods())
-        self._outsiders = Outsiders(list(self._pgpus.values()), nvml.processes, host.pods, self._fence)
+        self._traces = traces = TraceRecordings(self._loops)
+        self._fence = DeviceIsolation(chosen.plane, config.device_files, host.pods())
+        self._unmanaged = UnmanagedProcesses(list(self._pgpus.values()), nvml.processes, host.pods, self._fence)
         if chosen.plane is not Plane.SIM:
-            self._outsiders.start()
-        self.counters = Counters(host, chosen, self._pgpus, self._loops, traces, self._fence, self._outsiders)
+            self._unmanaged.start()
+        self.counters = Counters(host, chosen, self._pgpus, self._loops, traces, self._fence, self._unmanaged)
         self._reading: dict[str, _Request] = {
             "status": self._status,
             "gpu.list": self._gpu_list,
@@ -148,7 +151,7 @@ class Service:
         """Stop the loops, so that every gate is open, and let go of the host."""
         for each in self._loops.values():
             each.stop()
-        self._outsiders.stop()
+        self._unmanaged.stop()
         try:
             pods = self._host.pods()
         except QgpuError:  # then nobody knows whether there are any
@@ -192,7 +195,7 @@ class Service:
             "policies": {name: info.number for name, info in POLICIES.items()},
             "gpus": self._gpus(),
             "device_files": self._fence.shown(),
-            "outsiders": [asdict(each) for there in self._outsiders.seen.values() for each in there],
+            "unmanaged_processes": [asdict(each) for there in self._unmanaged.seen.values() for each in there],
         }
 
     def _gpu_list(self, _session: Session, _arguments: Arguments, _fds: list[int]) -> dict[str, Any]:
@@ -200,7 +203,7 @@ class Service:
 
     def _gpus(self) -> list[dict[str, Any]]:
         pods = self._host.pods()
-        return [shown.gpu(self._pgpus[index], loop, pods) for index, loop in self._loops.items()]
+        return [views.gpu(self._pgpus[index], loop, pods) for index, loop in self._loops.items()]
 
     def _gpu_set(self, _session: Session, arguments: Arguments, _fds: list[int]) -> dict[str, Any]:
         index = arguments.need("gpu", int)
@@ -225,7 +228,7 @@ class Service:
 
     def _pod_list(self, _session: Session, _arguments: Arguments, _fds: list[int]) -> dict[str, Any]:
         ledgers = {index: loop.ledger for index, loop in self._loops.items()}
-        return {"pods": [shown.pod(pod, ledgers) for pod in self._host.pods()]}
+        return {"pods": [views.pod(pod, ledgers) for pod in self._host.pods()]}
 
     def _pod_create(self, session: Session, arguments: Arguments, _fds: list[int]) -> dict[str, Any]:
         grants = arguments.grants()
@@ -244,7 +247,7 @@ class Service:
         """Make a container a pod before its process starts. It ends with its cgroup, which its runtime removes."""
         container = described(arguments.raw, self._config.containers)
         if self._listener is not None:
-            seccomp.check(container, self._listener)
+            seccomp_profile.check(container, self._listener)
         container.check_devices()
         wanted = container.wanted()
         grants = dict.fromkeys(container.gpus({i: pgpu.minor for i, pgpu in self._pgpus.items()}), wanted.grant)
@@ -343,7 +346,7 @@ class Service:
 
     def _pod_attach(self, session: Session, arguments: Arguments, fds: list[int]) -> dict[str, Any]:
         name = arguments.need("name", str)
-        if any(foreign_fds.kind(fd) != LISTENER for fd in fds):
+        if any(untrusted_fds.kind(fd) != LISTENER for fd in fds):
             raise InvalidValueError(f"pod {name}: its launcher sent a descriptor that is no seccomp listener")
         with self._lock:
             self._pod(name)

@@ -14,9 +14,9 @@ from typing import Any
 
 import structlog
 
-from qgpu import files
 from qgpu.config import GpuSettings
 from qgpu.errors import InvalidValueError, PermissionDeniedError, UnknownNameError
+from qgpu.linux import atomic_file
 
 _log = structlog.get_logger("state")
 
@@ -57,7 +57,7 @@ class State:
             return
         content = {"version": VERSION, "gpus": {uuid: _written(*pair) for uuid, pair in self._gpus.items()}}
         try:
-            files.replace(self._path, json.dumps(content, indent=2) + "\n", 0o644)
+            atomic_file.replace(self._path, json.dumps(content, indent=2) + "\n", 0o644)
         except OSError as error:
             _log.error("setting not kept: it ends with this daemon", file=str(self._path), reason=error.strerror)
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import click
 
-from qgpu import program
+from qgpu import entry_point
 from qgpu.demo import picture
 from qgpu.demo.picture import Played, Point
 from qgpu.demo.show import Row, Table
@@ -44,7 +44,7 @@ def command(plane: str, out: Path, duration_scale: float) -> None:
 
 def main() -> None:
     """Run the demo."""
-    program.run("demo", command)
+    entry_point.run("demo", command)
 
 
 def _play(plane: str, out: Path, scale: float) -> None:

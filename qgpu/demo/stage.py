@@ -20,9 +20,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from qgpu.control import Client
 from qgpu.demo.story import Actor
 from qgpu.errors import DaemonUnreachableError, NoGpuError, QgpuError, TimedOutError
+from qgpu.ipc.control_socket import Client
 
 _QGPUD = (sys.executable, "-c", "from qgpu.daemon.main import main; main()")
 _QGPUCTL = (sys.executable, "-c", "from qgpu.cli.main import main; main()")

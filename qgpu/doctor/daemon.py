@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from qgpu.control import Client
 from qgpu.doctor.report import Check, Verdict
 from qgpu.errors import QgpuError
+from qgpu.ipc.control_socket import Client
 
 _START = "start it: qgpud"
 
@@ -31,7 +31,7 @@ def check_daemon(runtime_dir: Path, timeout_s: float) -> list[Check]:
 
 def _beside(status: dict[str, Any]) -> list[Check]:
     """Check for processes that use the cards beside the pods; a daemon of an earlier version does not tell."""
-    outsiders = status.get("outsiders", ())
-    found = ", ".join(f"{each['pid']} ({each['name']}) on pGPU {each['gpu']}" for each in outsiders)
+    unmanaged_processes = status.get("unmanaged_processes", ())
+    found = ", ".join(f"{each['pid']} ({each['name']}) on pGPU {each['gpu']}" for each in unmanaged_processes)
     mend = "nothing bounds them; run them in pods, or end them, unless the host gives its cards to others too"
-    return [Check("processes outside pods", Verdict.WARN, found, mend)] if outsiders else []
+    return [Check("processes outside pods", Verdict.WARN, found, mend)] if unmanaged_processes else []

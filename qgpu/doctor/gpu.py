@@ -10,7 +10,7 @@ import pynvml
 from qgpu.doctor.module import check_module
 from qgpu.doctor.report import Check, Verdict
 from qgpu.errors import QgpuError
-from qgpu.rm import versions
+from qgpu.nvidia import versions
 
 _MEND_DRIVER = "install NVIDIA's driver, or use the simulator (qgpud --plane sim)"
 _GPUS = Path("/proc/driver/nvidia/gpus")

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from qgpu.doctor.report import Check, Verdict
 from qgpu.errors import QgpuError
-from qgpu.sched.kmod import DEVICE
-from qgpu.sched.kmod.device import Device, text_of, trouble_of
-from qgpu.uapi import NUMBERS
+from qgpu.planes.kmod import DEVICE
+from qgpu.planes.kmod.device import Device, text_of, trouble_of
+from qgpu.planes.kmod.uapi import NUMBERS
 
 _NAME = "kernel module"
 _SOURCES = Path("/usr/src")

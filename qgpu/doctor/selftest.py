@@ -19,9 +19,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from qgpu.control import Client
 from qgpu.doctor.report import Check, Verdict
 from qgpu.errors import DaemonUnreachableError, QgpuError, RefusedError, TimedOutError, no_pgpu
+from qgpu.ipc.control_socket import Client
 
 #: By how much a measured share may miss the asked one in so short a test, as part of it.
 TOLERANCE = 0.10

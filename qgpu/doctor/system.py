@@ -6,10 +6,10 @@ import os
 import platform
 from pathlib import Path
 
-from qgpu import cgroup
 from qgpu.doctor.report import Check, Verdict
 from qgpu.errors import QgpuError
-from qgpu.sched.seccomp.machine import check_kernel
+from qgpu.linux import cgroup
+from qgpu.planes.seccomp.preflight import check_kernel
 
 _SECCOMP_ACTIONS = Path("/proc/sys/kernel/seccomp/actions_avail")
 

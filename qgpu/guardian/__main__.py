@@ -19,14 +19,15 @@ from typing import TextIO, cast
 
 import structlog
 
-from qgpu import cgroup, wire
 from qgpu.errors import QgpuError
-from qgpu.guardian.file_sets import FileSets, occupy
-from qgpu.guardian.journal import Journal
-from qgpu.guardian.reserve import Reserve
+from qgpu.guardian.failover.journal import Journal
+from qgpu.guardian.failover.standby import Standby
 from qgpu.guardian.server import Guardian
-from qgpu.logfile import LogFile
-from qgpu.loglimit import Limit
+from qgpu.ipc import wire
+from qgpu.linux import cgroup
+from qgpu.linux.log_file import LogFile
+from qgpu.linux.log_rate_limit import LogRateLimit
+from qgpu.linux.open_file_set import FileSets, occupy
 
 _PR_SET_NAME, _PR_SET_TIMERSLACK = 15, 29
 #: How long a message to the daemon may take.
@@ -58,7 +59,7 @@ def main() -> int:
         leave_service()
     structlog.configure(
         processors=[
-            Limit(),
+            LogRateLimit(),
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso"),
             structlog.processors.format_exc_info,
@@ -70,7 +71,7 @@ def main() -> int:
     connection = socket.socket(fileno=daemon_fd)
     connection.settimeout(_PATIENCE_S)
     journal = Journal(journal_fd)
-    reserve = Reserve(journal, wire.Connection(connection))
+    reserve = Standby(journal, wire.Connection(connection))
     try:
         if not reserve.wait():
             return 0
@@ -78,7 +79,7 @@ def main() -> int:
         libc.prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)
         with contextlib.suppress(OSError):
             os.nice(-10)
-        guardian = Guardian(runtime_dir, journal, FileSets(files_fd), reserve.register, reserve.listeners)
+        guardian = Guardian(runtime_dir, journal, FileSets(files_fd), reserve.table, reserve.listeners)
     except QgpuError as error:
         reserve.say({"ready": False, "code": int(error.code), "error": str(error)})
         return int(error.code)

@@ -21,26 +21,26 @@ from pathlib import Path
 import structlog
 
 from qgpu.errors import NoGpuError, RmError
-from qgpu.guardian import powers
-from qgpu.guardian.card import Card
-from qgpu.guardian.charges import NO_POD, Allowance
-from qgpu.guardian.file_search import FileSearch
-from qgpu.guardian.file_sets import FileSets
-from qgpu.guardian.hands import Hands
-from qgpu.guardian.journal import Journal
-from qgpu.guardian.judge import Judge
-from qgpu.guardian.register import Key, Register
-from qgpu.guardian.requests import Requests
-from qgpu.guardian.sessions import Sessions
-from qgpu.guardian.supervisor import Supervisor
-from qgpu.guardian.timer import Timer
-from qgpu.guardian.uvmfiles import UvmFile
+from qgpu.guardian.accounting.memory_quota import NO_POD, Allowance
+from qgpu.guardian.accounting.object_table import Key, ObjectTable
+from qgpu.guardian.daemon_requests import DaemonRequests
+from qgpu.guardian.daemon_sessions import DaemonSessions
+from qgpu.guardian.failover.journal import Journal
+from qgpu.guardian.gpu.gpu import Gpu
+from qgpu.guardian.gpu.gpu_ops import GpuOps
+from qgpu.guardian.proxy.dispatcher import Dispatcher
+from qgpu.guardian.proxy.moved_files import MovedFileSearch
+from qgpu.guardian.proxy.supervisor import Supervisor
+from qgpu.guardian.proxy.uvm_files import UvmFile
+from qgpu.linux import capabilities
+from qgpu.linux.open_file_set import FileSets
+from qgpu.linux.timerfd import Timer
 from qgpu.model import NS_PER_S
-from qgpu.rm import uvm
-from qgpu.rm.client import RmClient
-from qgpu.rm.device import open_devices
-from qgpu.rm.switches import SwitchLog
-from qgpu.rm.versions import find, installed
+from qgpu.nvidia import uvm
+from qgpu.nvidia.ctxsw_log import CtxswLog
+from qgpu.nvidia.rm_client import RmClient
+from qgpu.nvidia.rm_device import open_devices
+from qgpu.nvidia.versions import find, installed
 
 _log = structlog.get_logger("guardian")
 
@@ -62,31 +62,31 @@ class Guardian:
         runtime_dir: Path,
         journal: Journal,
         files: FileSets,
-        register: Register,
+        table: ObjectTable,
         listeners: Mapping[int, tuple[str, int]],
     ) -> None:
         self.version = installed()
         branch = find(self.version)
         client = RmClient()
-        self.register = register
+        self.table = table
         self.journal = journal
         devices = open_devices(client)
-        self.hands = Hands(self.register, branch, client, devices)
+        self.gpu_ops = GpuOps(self.table, branch, client, devices)
         for device in devices:
-            self.hands.open_gates(device)  # before all that takes longer: a pod may be waiting behind one
-        self._search = FileSearch(
-            self.register,
-            self.hands.reaches,
-            lambda client: self.hands.exists((client, client)),
+            self.gpu_ops.open_gates(device)  # before all that takes longer: a pod may be waiting behind one
+        self._search = MovedFileSearch(
+            self.table,
+            self.gpu_ops.reaches,
+            lambda client: self.gpu_ops.exists((client, client)),
             lambda client, pid, fd: self.supervisor.reached(client, pid, fd),
             lambda: self._soon(self._changed),
         )
-        self.hands.unreached, self.hands.lost = self._search.want, self._search.lost
-        self.cards: dict[int, Card] = {}
+        self.gpu_ops.unreached, self.gpu_ops.lost = self._search.want, self._search.lost
+        self.cards: dict[int, Gpu] = {}
         self.supervisor = Supervisor(
-            self.register,
+            self.table,
             journal,
-            self.hands,
+            self.gpu_ops,
             self._leave,
             self._stayed,
             self._watch,
@@ -100,17 +100,17 @@ class Guardian:
         )
         for index, device in enumerate(devices):
             try:
-                log = SwitchLog(device)
+                log = CtxswLog(device)
             except RmError as error:  # a card without such records: what it does could not be measured
                 _log.error("card left out: no context-switch records", pci=device.pci, reason=str(error))
                 continue
-            self.cards[index] = Card(index, device, self.register, self.hands, log, self.supervisor.dues.doubt)
+            self.cards[index] = Gpu(index, device, self.table, self.gpu_ops, log, self.supervisor.reconciler.doubt)
         if not self.cards:
             raise NoGpuError("no NVIDIA card here that qgpu can share; its log says why")
         self.lock = self.supervisor.lock
         self._allowances: dict[str, Allowance] = {}
         self._threads: dict[int, threading.Thread] = {}
-        self._judges: dict[str, Judge] = {}
+        self._judges: dict[str, Dispatcher] = {}
         self._looked_ns = 0
         #: By pod, who looks what its processes have closed.
         self._looking: dict[str, threading.Thread] = {}
@@ -134,12 +134,12 @@ class Guardian:
             self.supervisor.listen(pod, fd, number)
         self._soon(self._serve_listeners)
         self._soon(self._find_moved)
-        requests = Requests(
+        requests = DaemonRequests(
             self.version, self.supervisor, self.cards, self._serve_listener, self._amended, self._retired
         )
         # Last, for who can connect expects an answer.
         path = runtime_dir / "guardian.sock"
-        self._sessions = Sessions(path, self._selector, self.register, requests.find, self._daemon_gone)
+        self._sessions = DaemonSessions(path, self._selector, self.table, requests.find, self._daemon_gone)
 
     def run(self) -> None:
         """Serve until there is nobody left to serve."""
@@ -183,21 +183,21 @@ class Guardian:
         """Return the ns to the next thing that is due whatever arrives."""
         now = time.monotonic_ns()
         due = [now + NS_PER_S]
-        if (confirm := self.supervisor.dues.due_ns()) is not None:
+        if (confirm := self.supervisor.reconciler.due_ns()) is not None:
             due.append(confirm)
         for card in self.cards.values():
             if (wait := card.enforcer.step(now)) is not None:
                 due.append(now + wait)
             if card.lease_until_ns is not None:
                 due.append(card.lease_until_ns)
-            if self.register.processes:
+            if self.table.processes:
                 due.append(card.drain_due_ns())
         return min(due) - time.monotonic_ns()
 
     def _turn(self) -> None:
         """Do what time or the last messages made due."""
         now = time.monotonic_ns()
-        if self.supervisor.dues.settle(now):
+        if self.supervisor.reconciler.settle(now):
             self._changed()
         if now - self._looked_ns >= NS_PER_S:
             self._looked_ns = now
@@ -208,11 +208,11 @@ class Guardian:
             if card.lease_until_ns is not None and card.lease_until_ns <= now:
                 _log.warning("lease lapsed: gates open, timeslices the driver's", pgpu=card.index)
                 card.release(now)
-            if self.register.processes and card.drain_due_ns() <= now:
+            if self.table.processes and card.drain_due_ns() <= now:
                 card.drain(now)
 
     def _has_somebody(self) -> bool:
-        return bool(self._sessions or self.register.processes or self.supervisor.listeners)
+        return bool(self._sessions or self.table.processes or self.supervisor.listeners)
 
     def _nobody_left(self) -> bool:
         now = time.monotonic_ns()
@@ -240,11 +240,11 @@ class Guardian:
             _start(self.supervisor.find_moved, "qgpu-moved")
 
     def _allowance(self, pod: str) -> Allowance:
-        if pod not in self.register.pods:
+        if pod not in self.table.pods:
             return NO_POD
         found = self._allowances.get(pod)
         if found is None:
-            grants = self.register.pods[pod].grants
+            grants = self.table.pods[pod].grants
             granted = [(self.cards[index].device, grant) for index, grant in grants.items() if index in self.cards]
             found = self._allowances[pod] = Allowance(
                 {device.instance: device.minor for device, _ in granted},
@@ -299,10 +299,10 @@ class Guardian:
         again, self._unreleased = self._unreleased, []
         for release in again:
             release()
-        with_files = {self.register.processes.get(pid, "") for pid in self.supervisor.uvm_files.processes()}
+        with_files = {self.table.processes.get(pid, "") for pid in self.supervisor.uvm_files.processes()}
         for pod in with_files - {""}:
             self._look(pod, partial(self._release_closed, pod))
-        if self.register.holdings.carriers():
+        if self.table.allocations.carriers():
             self._look("", self._look_at_carriers)
 
     def _look(self, pod: str, look: Callable[[], None]) -> None:
@@ -313,12 +313,12 @@ class Guardian:
 
     def _release_closed(self, pod: str) -> None:
         """Empty the files of UVM's that a pod's processes have closed: held here, their memory would stay."""
-        for pid, files in self.supervisor.uvm_files.take_closed(self.register.pids_of(pod)).items():
+        for pid, files in self.supervisor.uvm_files.take_closed(self.table.pids_of(pod)).items():
             self._release(files, partial(self.supervisor.emptied, pid, files))
 
     def _look_at_carriers(self) -> None:
         """Discharge what was kept by files that nobody has open any more."""
-        self.supervisor.charges.carriers_closed(self.supervisor.charges.closed_carriers())
+        self.supervisor.quota.carriers_closed(self.supervisor.quota.closed_carriers())
 
     def _serve_pod(self, number: int) -> None:
         """Serve a listener until nobody is left behind it: the body of a pod's thread.
@@ -326,10 +326,10 @@ class Guardian:
         poll and not epoll, nor a receive that waits: only through poll does a stopped thread wake us on its own CPU
         (SYNC_WAKE_UP), and that hand-over is most of what a call costs the pod.
         """
-        powers.keep_only(powers.CAP_SYS_PTRACE, powers.CAP_DAC_READ_SEARCH)
+        capabilities.keep_only(capabilities.CAP_SYS_PTRACE, capabilities.CAP_DAC_READ_SEARCH)
         pod, listener = self.supervisor.listeners[number]
-        judge = self._judges[pod]
-        judge.take_up(listener, self.supervisor.left_in_hand(number))
+        dispatcher = self._judges[pod]
+        dispatcher.take_up(listener, self.supervisor.left_in_hand(number))
         self._soon(lambda: self.supervisor.look_over([pod]))
         poll = select.poll()
         poll.register(listener.fd, select.POLLIN)
@@ -337,7 +337,7 @@ class Guardian:
             waiting = poll.poll()[0][1]
             if waiting & select.POLLIN:
                 if (call := listener.receive()) is not None:
-                    judge.serve(listener, call)
+                    dispatcher.serve(listener, call)
             elif waiting & (select.POLLHUP | select.POLLERR | select.POLLNVAL):
                 break
         self._soon(lambda: self._hung_up(number, listener.fd))
@@ -357,7 +357,7 @@ class Guardian:
         if number in self._threads:
             return
         pod, _ = self.supervisor.listeners[number]
-        self._judges.setdefault(pod, Judge(self.supervisor, pod))
+        self._judges.setdefault(pod, Dispatcher(self.supervisor, pod))
         name = f"qgpu-pod-{number}"
         thread = threading.Thread(target=self._serve_pod, args=(number,), name=name, daemon=True)
         thread.start()  # RuntimeError where no more are to be had: then it is not taken for served
@@ -370,7 +370,7 @@ class Guardian:
     def _retired(self, pod: str) -> None:
         self._judges.pop(pod, None)
         self._looking.pop(pod, None)
-        self.hands.closer.forget(pod)
+        self.gpu_ops.closer.forget(pod)
         self._amended(pod)
         for card in self.cards.values():
             card.enforcer.forget(pod)

@@ -17,7 +17,7 @@ from typing import IO, Any
 import click
 import psutil
 
-from qgpu import program
+from qgpu import entry_point
 from qgpu.errors import InvalidValueError
 from qgpu.load import several
 from qgpu.load.record import Record, Stop
@@ -191,7 +191,7 @@ def _simulated(request: _Request) -> _Load:
 
 def main() -> None:
     """Run ``qgpu-load``."""
-    program.run("qgpu-load", command)
+    entry_point.run("qgpu-load", command)
 
 
 if __name__ == "__main__":

@@ -9,11 +9,11 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
-from qgpu.control import Client
 from qgpu.errors import no_pgpu
+from qgpu.ipc.control_socket import Client
 from qgpu.load.record import Record
 from qgpu.model import NS_PER_S
-from qgpu.places import default_runtime_dir
+from qgpu.paths import default_runtime_dir
 
 _LOOK_NS = 20_000_000
 

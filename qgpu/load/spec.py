@@ -1,7 +1,7 @@
 """What a load does, in words that a real GPU and the simulated one both understand.
 
 It decides nothing about how kernels are launched or timed: the generator in this package does that with
-CUDA, ``qgpu.sim`` by arithmetic. Units are in the names; the dict form is what scenarios and the control
+CUDA, ``qgpu.planes.sim`` by arithmetic. Units are in the names; the dict form is what scenarios and the control
 socket carry.
 """
 

@@ -12,8 +12,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from qgpu import cgroup, proc
 from qgpu.errors import NotSupportedError
+from qgpu.linux import cgroup, proc
 from qgpu.lsm import libbpf, pins
 
 #: What the kernel's name for a refused call is to us, by its counter (enum counter).

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from itertools import chain
 
 from qgpu.errors import QgpuError
-from qgpu.httpd import Address, HttpServer, Request, Response
+from qgpu.ipc.http_server import Address, HttpServer, Request, Response
 from qgpu.metrics import hami, native
 from qgpu.metrics.text import CONTENT_TYPE, render
 from qgpu.metrics.view import View

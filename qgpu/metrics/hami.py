@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from qgpu.metrics.text import Family, Kind
-from qgpu.metrics.view import GpuView, LeaseView, View
+from qgpu.metrics.view import GpuView, PodOnGpuView, View
 
 _G = Kind.GAUGE
 
@@ -26,16 +26,16 @@ def families(view: View) -> Iterable[Family]:
         card = _card(view, gpu)
         limit.add(gpu.pgpu.memory, **card)
         allocated.add(gpu.memory_granted, **card)
-        shared.add(len(gpu.leases), **card)
+        shared.add(len(gpu.pods), **card)
         cores.add(gpu.cores_granted, **card)
         node.add(100 * gpu.memory_granted / gpu.pgpu.memory if gpu.pgpu.memory else 0.0, **card)
         host_used.add(gpu.memory_held, **card)
-        host_busy.add(100 * sum(lease.share for lease in gpu.leases), **card)
-        for lease in gpu.leases:
-            labels = _pod(view, gpu, lease)
-            used.add(lease.memory, **labels)
-            pod_limit.add(lease.grant.memory or gpu.pgpu.memory, **labels)
-            busy.add(100 * lease.share, **labels)
+        host_busy.add(100 * sum(pod.share for pod in gpu.pods), **card)
+        for pod in gpu.pods:
+            labels = _pod(view, gpu, pod)
+            used.add(pod.memory, **labels)
+            pod_limit.add(pod.grant.memory or gpu.pgpu.memory, **labels)
+            busy.add(100 * pod.share, **labels)
     return limit, allocated, shared, cores, node, host_used, host_busy, used, pod_limit, busy
 
 
@@ -48,11 +48,11 @@ def _card(view: View, gpu: GpuView) -> dict[str, str]:
     }
 
 
-def _pod(view: View, gpu: GpuView, lease: LeaseView) -> dict[str, str]:
+def _pod(view: View, gpu: GpuView, pod: PodOnGpuView) -> dict[str, str]:
     return {
         "node": view.node,
         "namespace": "",
-        "pod": lease.pod,
+        "pod": pod.pod,
         "container": "",
         "vdevice_index": "0",
         "device_uuid": gpu.pgpu.uuid,

@@ -1,7 +1,7 @@
 """The native series: base units, ratios 0 to 1, counters first, and only what is truly known.
 
 Labels of a card are spelled as DCGM's exporter spells them (``gpu``, ``UUID``), so that joins on UUID are
-trivial. A pod's share of a card is called a lease here, as in other exporters; the rest of qgpu says grant.
+trivial. A series of a pod on a pGPU carries both.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from qgpu.metrics.text import Family, Kind
-from qgpu.metrics.view import GpuView, LeaseView, PodView, View
+from qgpu.metrics.view import GpuView, PodOnGpuView, PodView, View
 from qgpu.model import NS_PER_S
 
 _G, _C = Kind.GAUGE, Kind.COUNTER
@@ -29,7 +29,7 @@ def families(view: View) -> Iterable[Family]:
     yield _one("qgpu_uptime_seconds", _G, "Since the daemon started.", view.uptime_s)
     yield _one("qgpu_traces", _G, "Recordings that are being made.", view.traces)
     yield from _gpus(view.gpus)
-    yield from _leases(view.gpus)
+    yield from _pods_on_gpus(view.gpus)
     yield from _refusals(view.pods.values())
     yield from _fence(view)
 
@@ -51,7 +51,7 @@ def _gpus(gpus: Iterable[GpuView]) -> Iterable[Family]:
     plans = Family("qgpu_gpu_plans_total", _C, "Times that the plan in force was changed.")
     gated = Family("qgpu_gpu_plan_gated", _G, "1 while the plan in force moves gates.")
     trouble = Family("qgpu_gpu_trouble", _G, "1 while the plane fails on this pGPU; its pods then run ungated.")
-    outsiders = Family("qgpu_gpu_processes_outside_pods", _G, "Processes on the card in no pod; absent if not known.")
+    unmanaged = Family("qgpu_gpu_unmanaged_processes", _G, "Processes on the card in no pod; absent if not known.")
     for gpu in gpus:
         labels = _card(gpu)
         info.add(1, **labels, modelName=gpu.pgpu.name, policy=gpu.policy, online_policy=gpu.online_policy)
@@ -64,39 +64,39 @@ def _gpus(gpus: Iterable[GpuView]) -> Iterable[Family]:
         plans.add(gpu.plans, **labels)
         gated.add(int(gpu.gated), **labels)
         trouble.add(int(bool(gpu.trouble)), **labels)
-        if gpu.outsiders is not None:
-            outsiders.add(gpu.outsiders, **labels)
-    return info, period, total, allocated, used, cores, ticks, plans, gated, trouble, outsiders
+        if gpu.unmanaged is not None:
+            unmanaged.add(gpu.unmanaged, **labels)
+    return info, period, total, allocated, used, cores, ticks, plans, gated, trouble, unmanaged
 
 
-def _leases(gpus: Iterable[GpuView]) -> Iterable[Family]:
-    info = Family("qgpu_lease_info", _G, "What a pod was given on a pGPU, as labels.")
-    gpu_s = Family("qgpu_lease_gpu_seconds_total", _C, "True GPU time, from the hardware's context switches.")
-    throttled = Family("qgpu_lease_throttled_seconds_total", _C, "How long its gate was closed.")
-    switches = Family("qgpu_lease_switches_total", _C, "Times that it was switched in.")
+def _pods_on_gpus(gpus: Iterable[GpuView]) -> Iterable[Family]:
+    info = Family("qgpu_pod_info", _G, "What a pod was given on a pGPU, as labels.")
+    gpu_s = Family("qgpu_pod_gpu_seconds_total", _C, "True GPU time, from the hardware's context switches.")
+    throttled = Family("qgpu_pod_throttled_seconds_total", _C, "How long its gate was closed.")
+    switches = Family("qgpu_pod_switches_total", _C, "Times that it was switched in.")
     preemptions = Family(
-        "qgpu_lease_preemptions_total", _C, "Switches from an offline pod straight to an online one, by or of this pod."
+        "qgpu_pod_preemptions_total", _C, "Switches from an offline pod straight to an online one, by or of this pod."
     )
-    limit = Family("qgpu_lease_core_limit_ratio", _G, "Its quota; absent without one.")
-    target = Family("qgpu_lease_latency_target_seconds", _G, "Its latency target; absent without one.")
-    debt = Family("qgpu_lease_debt_seconds", _G, "Time had beyond (positive) or short of what its plans aimed at.")
-    busy = Family("qgpu_lease_busy", _G, "1 if it had work of late.")
-    memory_limit = Family("qgpu_lease_memory_limit_bytes", _G, "Its memory limit; absent without one.")
-    memory_used = Family("qgpu_lease_memory_used_bytes", _G, "Memory it holds.")
+    limit = Family("qgpu_pod_cores_quota_ratio", _G, "Its quota; absent without one.")
+    target = Family("qgpu_pod_latency_target_seconds", _G, "Its latency target; absent without one.")
+    debt = Family("qgpu_pod_debt_seconds", _G, "Time had beyond (positive) or short of what its plans aimed at.")
+    busy = Family("qgpu_pod_busy", _G, "1 if it had work of late.")
+    memory_limit = Family("qgpu_pod_memory_limit_bytes", _G, "Its memory limit; absent without one.")
+    memory_used = Family("qgpu_pod_memory_used_bytes", _G, "Memory it holds.")
     for gpu in gpus:
-        for lease in gpu.leases:
-            labels = _lease(gpu, lease)
-            grant = lease.grant
+        for pod in gpu.pods:
+            labels = _labels(gpu, pod)
+            grant = pod.grant
             info.add(1, **labels, **{"class": grant.pod_class.value})
-            gpu_s.add(lease.used_ns / NS_PER_S, **labels)
-            throttled.add(lease.counted.gated_ns / NS_PER_S, **labels)
-            switches.add(lease.counted.starts, **labels)
-            for role, count in (("by", lease.counted.preempting), ("of", lease.counted.preempted)):
+            gpu_s.add(pod.used_ns / NS_PER_S, **labels)
+            throttled.add(pod.counted.gated_ns / NS_PER_S, **labels)
+            switches.add(pod.counted.starts, **labels)
+            for role, count in (("by", pod.counted.preempting), ("of", pod.counted.preempted)):
                 if count is not None:
                     preemptions.add(count, **labels, role=role)
-            debt.add(lease.debt_ns / NS_PER_S, **labels)
-            busy.add(int(lease.busy), **labels)
-            memory_used.add(lease.memory, **labels)
+            debt.add(pod.debt_ns / NS_PER_S, **labels)
+            busy.add(int(pod.busy), **labels)
+            memory_used.add(pod.memory, **labels)
             if grant.cores is not None:
                 limit.add(grant.cores / 100, **labels)
             if grant.memory is not None:
@@ -107,8 +107,8 @@ def _leases(gpus: Iterable[GpuView]) -> Iterable[Family]:
 
 
 def _refusals(pods: Iterable[PodView]) -> Iterable[Family]:
-    memory = Family("qgpu_lease_memory_denied_total", _C, "Allocations refused because of its memory limit.")
-    calls = Family("qgpu_lease_calls_denied_total", _C, "Driver calls refused that would have changed its share.")
+    memory = Family("qgpu_pod_memory_denied_total", _C, "Allocations refused because of its memory limit.")
+    calls = Family("qgpu_pod_calls_denied_total", _C, "Driver calls refused that would have changed its share.")
     for pod in pods:
         if pod.refused_memory is not None:
             memory.add(pod.refused_memory, pod=pod.pod)
@@ -118,13 +118,13 @@ def _refusals(pods: Iterable[PodView]) -> Iterable[Family]:
 
 
 def _fence(view: View) -> Iterable[Family]:
-    if view.fenced is None:
+    if view.isolated is None:
         return
     yield _one(
-        "qgpu_device_files_enforced", _G, "1 while only pods can use the device files they opened.", int(view.fenced)
+        "qgpu_device_files_enforced", _G, "1 while only pods can use the device files they opened.", int(view.isolated)
     )
     refused = Family("qgpu_device_files_refused_total", _C, "Uses of a pod's device file from outside it, refused.")
-    for call, count in view.fenced_off.items():
+    for call, count in view.isolation_refused.items():
         refused.add(count, call=call)
     yield refused
 
@@ -133,5 +133,5 @@ def _card(gpu: GpuView) -> dict[str, str]:
     return {"gpu": str(gpu.pgpu.index), "UUID": gpu.pgpu.uuid}
 
 
-def _lease(gpu: GpuView, lease: LeaseView) -> dict[str, str]:
-    return _card(gpu) | {"pod": lease.pod}
+def _labels(gpu: GpuView, pod: PodOnGpuView) -> dict[str, str]:
+    return _card(gpu) | {"pod": pod.pod}

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 
 from qgpu.metrics.tally import PodTally
 from qgpu.model import Grant
-from qgpu.sched.backend import Pgpu
+from qgpu.model.plane_api import Pgpu
 
 
 @dataclass(frozen=True, slots=True)
-class LeaseView:
+class PodOnGpuView:
     """One pod on one pGPU."""
 
     pod: str
@@ -37,24 +37,24 @@ class GpuView:
     plans: int = 0
     gated: bool = False
     trouble: str = ""
-    leases: Sequence[LeaseView] = ()
+    pods: Sequence[PodOnGpuView] = ()
     #: Processes on it that are in no pod; None where the driver does not tell.
-    outsiders: int | None = None
+    unmanaged: int | None = None
 
     @property
     def memory_granted(self) -> int:
         """Add up the memory limits of all pods, in bytes."""
-        return sum(lease.grant.memory or 0 for lease in self.leases)
+        return sum(pod.grant.memory or 0 for pod in self.pods)
 
     @property
     def memory_held(self) -> int:
         """Add up the memory that pods hold, in bytes."""
-        return sum(lease.memory for lease in self.leases)
+        return sum(pod.memory for pod in self.pods)
 
     @property
     def cores_granted(self) -> int:
         """Add up the quotas of all pods, in per cent."""
-        return sum(lease.grant.cores or 0 for lease in self.leases)
+        return sum(pod.grant.cores or 0 for pod in self.pods)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +79,6 @@ class View:
     pods: Mapping[str, PodView] = field(default_factory=dict)
     traces: int = 0
     #: Whether pods' device files are kept to the pods; None where there are none.
-    fenced: bool | None = None
+    isolated: bool | None = None
     #: Calls on such files that were refused, by call.
-    fenced_off: Mapping[str, int] = field(default_factory=dict)
+    isolation_refused: Mapping[str, int] = field(default_factory=dict)

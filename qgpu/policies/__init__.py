@@ -12,8 +12,8 @@ from qgpu.errors import UnknownNameError
 from qgpu.model import Policy
 from qgpu.policies import best_effort, burst_share, fixed_share
 from qgpu.policies.copies import copies_shared
-from qgpu.policies.online import online_first
-from qgpu.policies.together import gangs_first
+from qgpu.policies.gangs import gangs_first
+from qgpu.policies.online_first import online_first
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ Properties:
 from __future__ import annotations
 
 from qgpu.model import Plan, Snapshot
-from qgpu.policies.shares import by_weights
+from qgpu.policies.mechanism import by_weights
 
 
 def plan(snapshot: Snapshot) -> Plan:

@@ -10,7 +10,7 @@ Properties:
 from __future__ import annotations
 
 from qgpu.model import Plan, Snapshot
-from qgpu.policies.shares import by_weights
+from qgpu.policies.mechanism import by_weights
 
 #: Weights are per cent of the card times this, so that a token turn is a thousandth of a per cent.
 _SCALE = 1000

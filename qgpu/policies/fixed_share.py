@@ -13,7 +13,7 @@ Properties:
 from __future__ import annotations
 
 from qgpu.model import OnIdle, Plan, Pod, PodPlan, Snapshot
-from qgpu.policies.shares import SENSIBLE_US, SHORT_US, STEP_NS, corrected, in_turns, split, timeslice_us
+from qgpu.policies.mechanism import SENSIBLE_US, SHORT_US, STEP_NS, corrected, in_turns, split, timeslice_us
 
 
 def plan(snapshot: Snapshot) -> Plan:

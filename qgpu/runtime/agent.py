@@ -15,10 +15,10 @@ from typing import Any
 
 import structlog
 
-from qgpu import foreign_fds
-from qgpu.door import Door
 from qgpu.errors import QgpuError
-from qgpu.systemd import Store
+from qgpu.ipc.listener import SocketListener
+from qgpu.ipc.systemd import FdStore
+from qgpu.linux import untrusted_fds
 
 _log = structlog.get_logger("agent")
 
@@ -37,9 +37,9 @@ Attach = Callable[[int, str, int], None]
 class Agent:
     """Listens at a socket, and takes one listener after the other."""
 
-    def __init__(self, path: Path, attach: Attach, store: Store) -> None:
+    def __init__(self, path: Path, attach: Attach, store: FdStore) -> None:
         self._attach = attach
-        self._door = Door("agent", path, 0o600, store, self._hear)
+        self._door = SocketListener("agent", path, 0o600, store, self._hear)
 
     def close(self) -> None:
         """Take no more listeners."""
@@ -50,7 +50,7 @@ class Agent:
             sock.settimeout(_PATIENCE_S)
             self._take(sock)
         finally:
-            foreign_fds.close(sock.detach())
+            untrusted_fds.close(sock.detach())
 
     def _take(self, sock: socket.socket) -> None:
         fds: list[int] = []
@@ -58,8 +58,8 @@ class Agent:
             state = _received(sock, fds)
             pid, listener = int(state["pid"]), fds[state["fds"].index(_SECCOMP_FD)]
             container = str(state["state"]["id"])
-            if foreign_fds.kind(listener) != LISTENER:
-                raise ValueError(f"{foreign_fds.kind(listener)} in place of a listener")
+            if untrusted_fds.kind(listener) != LISTENER:
+                raise ValueError(f"{untrusted_fds.kind(listener)} in place of a listener")
             fds.remove(listener)
             self._attach(pid, container, listener)
         except QgpuError as error:
@@ -67,7 +67,7 @@ class Agent:
         except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
             _log.error("no container process state", error=repr(error))
         finally:
-            foreign_fds.close(*fds)
+            untrusted_fds.close(*fds)
 
 
 def _received(sock: socket.socket, fds: list[int]) -> Any:

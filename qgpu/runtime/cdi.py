@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from qgpu import files
 from qgpu.errors import PermissionDeniedError
-from qgpu.runtime import driver, hook
-from qgpu.runtime.container import GPU_VARIABLE
-from qgpu.sched.backend import Pgpu
+from qgpu.linux import atomic_file
+from qgpu.model.plane_api import Pgpu
+from qgpu.runtime import driver_files, hook
+from qgpu.runtime.oci_container import GPU_VARIABLE
 
 KIND = "qgpu.io/gpu"
 VERSION = "0.5.0"
@@ -40,10 +40,10 @@ def specification(pgpus: Sequence[Pgpu], control_socket: Path) -> dict[str, Any]
         "containerEdits": {
             # The NVIDIA runtime, where it is installed too, is to add nothing of its own.
             "env": ["NVIDIA_VISIBLE_DEVICES=void"],
-            "deviceNodes": [{"path": node} for node in (driver.shared_nodes() if real else ())],
+            "deviceNodes": [{"path": node} for node in (driver_files.shared_nodes() if real else ())],
             "mounts": [
                 {"hostPath": mount.host, "containerPath": mount.container, "options": _MOUNT}
-                for mount in (driver.mounts() if real else ())
+                for mount in (driver_files.mounts() if real else ())
             ],
             "hooks": [hook_entry(control_socket)],
         },
@@ -63,20 +63,20 @@ def write(specification: dict[str, Any], directory: Path) -> Path:
     try:
         directory.mkdir(mode=0o755, parents=True, exist_ok=True)
         if not path.exists() or path.read_bytes() != text.encode():
-            files.replace(path, text, 0o644)
+            atomic_file.replace(path, text, 0o644)
     except OSError as error:
         raise PermissionDeniedError(f"{path}: {error.strerror}; choose another directory") from error
     return path
 
 
 def _edits(pgpus: Sequence[Pgpu]) -> dict[str, Any]:
-    nodes = [{"path": driver.card_node(pgpu.minor)} for pgpu in pgpus if pgpu.minor is not None]
+    nodes = [{"path": driver_files.card_node(pgpu.minor)} for pgpu in pgpus if pgpu.minor is not None]
     return {"env": [f"{GPU_VARIABLE}{pgpu.index}={pgpu.uuid}" for pgpu in pgpus]} | (
         {"deviceNodes": nodes} if nodes else {}
     )
 
 
-class Keeper:
+class CdiFileWriter:
     """Keeps the file of this host current: as driver and nodes come and go, and should somebody remove it."""
 
     def __init__(self, pgpus: Sequence[Pgpu], control_socket: Path, directory: Path) -> None:
@@ -98,7 +98,10 @@ class Keeper:
         return True
 
     def _look(self) -> tuple[object, ...]:
-        return (driver.shared_nodes(), *(_stamp(path) for path in (self.directory / FILE, Path("/etc/ld.so.cache"))))
+        return (
+            driver_files.shared_nodes(),
+            *(_stamp(path) for path in (self.directory / FILE, Path("/etc/ld.so.cache"))),
+        )
 
 
 def _stamp(path: Path) -> tuple[int, int] | None:

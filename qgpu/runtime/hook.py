@@ -3,7 +3,7 @@
 Run by OCI runtimes as ``python3 -I -S hook.py SOCKET``, with the container's state on stdin. It decides nothing: the
 daemon makes the container a pod or says why not in one line, and the container does not start. No answer is a no.
 It imports nothing of ours and little else, because every start of a container waits for it; the message is that of
-``qgpu.wire``.
+``qgpu.ipc.wire``.
 """
 
 import json

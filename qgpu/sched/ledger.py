@@ -1,7 +1,7 @@
 """What the loop remembers: samples folded into GPU time used, debt, and who was busy of late.
 
 A pure fold: ``advance`` and ``planned`` return a new ledger. It decides nothing; policies read it through a
-snapshot. What the pods of a pGPU owe each other after a round is reckoned in ``qgpu.sched.settle``.
+snapshot. What the pods of a pGPU owe each other after a round is reckoned in ``qgpu.sched.accounting``.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from qgpu.model import (
     Snapshot,
     Tsg,
 )
-from qgpu.sched import contention
-from qgpu.sched.contention import Contention
-from qgpu.sched.settle import settle
-from qgpu.sched.usage import NOTHING, Entry, Use
+from qgpu.sched import slice_tuner
+from qgpu.sched.accounting import settle
+from qgpu.sched.gpu_usage import NOTHING, GpuUse, RoundEntry
+from qgpu.sched.slice_tuner import Tuning
 
 #: A TSG counts as busy until it had its gate open for this long without running.
 IDLE_AFTER_NS = 500 * NS_PER_MS
@@ -65,7 +65,7 @@ class Account(NamedTuple):
     used_ns: int = 0
     #: Of each TSG the time with an open gate, in ns, since it last ran; bounded.
     tsgs: Mapping[str, int] = MappingProxyType({})
-    round: Use = NOTHING
+    round: GpuUse = NOTHING
     #: GPU time it had beyond (positive) or short of (negative) what it was meant to have.
     debt_ns: int = 0
     #: How many of its TSGs had work of late.
@@ -109,7 +109,7 @@ class Account(NamedTuple):
             # What it owes it goes on paying for: else whoever ends and starts again would owe nothing.
             debt_ns = max(0, debt_ns)
         before = self.round
-        use = Use(
+        use = GpuUse(
             before.run_ns + (0 if idle else run_ns),
             before.starts + starts,
             before.open_ns + open_ns,
@@ -162,7 +162,7 @@ class Ledger:
     #: Weights have changed with this plan: in its first round turns of the plan before run out, which tells nothing.
     passing_over: bool = False
     #: What is known of mixes of busy pods, by their names and weights, the latest last.
-    mixes: Mapping[Mix, Contention] = field(default_factory=dict)
+    mixes: Mapping[Mix, Tuning] = field(default_factory=dict)
     #: What offline pods came short of their floor together; bounded, and nothing while none of them wants anything.
     offline_short_ns: int = 0
     #: When NVML last saw a kernel run, or did not tell.
@@ -192,7 +192,7 @@ class Ledger:
             if not ragged:
                 mixes = self._judged(mixes, entries, round_ns, sample)
             elif changed:
-                mixes = {mix: contention.interrupted(found) for mix, found in mixes.items()}
+                mixes = {mix: slice_tuner.interrupted(found) for mix, found in mixes.items()}
             accounts = {
                 name: account.settled(debts[name]) if name in debts else account for name, account in accounts.items()
             }
@@ -271,11 +271,11 @@ class Ledger:
             return None
         return self.plan.online if pod_class is PodClass.ONLINE else self.plan.offline
 
-    def _contention(self, pod_class: PodClass) -> Contention | None:
+    def _contention(self, pod_class: PodClass) -> Tuning | None:
         """Return what is known of the busy pods of a class; None where there are not several."""
         mix = self._mix(pod_class)
         return (
-            (self.mixes.get(mix) or contention.begin([weight for _, weight in mix[1]], pod_class))
+            (self.mixes.get(mix) or slice_tuner.begin([weight for _, weight in mix[1]], pod_class))
             if len(mix[1]) > 1
             else None
         )
@@ -317,11 +317,11 @@ class Ledger:
         odd_ns = (round_ns + self.plan.period_ns // 2) % self.plan.period_ns - self.plan.period_ns // 2
         return abs(odd_ns) > _RAGGED * self.plan.period_ns
 
-    def _entries(self, accounts: Mapping[str, Account], over: bool) -> dict[str, Entry]:
+    def _entries(self, accounts: Mapping[str, Account], over: bool) -> dict[str, RoundEntry]:
         """List who is settled now: quotas only at the end of a period, for a window may still be to come."""
         parts = {part.pod: part for part in self.plan.pods} if self.plan else {}
         return {
-            name: Entry(
+            name: RoundEntry(
                 account.last.grant,
                 part,
                 account.round,
@@ -334,8 +334,8 @@ class Ledger:
         }
 
     def _judged(
-        self, mixes: Mapping[Mix, Contention], entries: Mapping[str, Entry], round_ns: int, sample: Sample
-    ) -> Mapping[Mix, Contention]:
+        self, mixes: Mapping[Mix, Tuning], entries: Mapping[str, RoundEntry], round_ns: int, sample: Sample
+    ) -> Mapping[Mix, Tuning]:
         """Fold a round into what is known of the mix of busy pods of each class."""
         plan = self.plan
         if plan is None or not round_ns:
@@ -348,9 +348,9 @@ class Ledger:
             rivals = {name: entries[name] for name in names}
             foreign_ns = sum([entry.use.run_ns for name, entry in entries.items() if name not in rivals])
             if (known := mixes.get(mix)) is None:  # no plan has asked for its first way to take turns yet
-                found = contention.begin([weight for _, weight in mix[1]], pod_class)
+                found = slice_tuner.begin([weight for _, weight in mix[1]], pod_class)
             else:
-                found = contention.advance(
+                found = slice_tuner.advance(
                     known, rivals, done, round_ns, foreign_ns, plan.period_ns, sample.utilization, sample.now_ns
                 )
             mixes = {**{other: mixes[other] for other in mixes if other != mix}, mix: found}

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from qgpu.model import NS_PER_MS, Policy
-from qgpu.sched.backend import Backend
+from qgpu.model.plane_api import Backend
 from qgpu.sched.ledger import Ledger
 
 #: A plan is a lease (of a second at most, by plane), so it is renewed this often however long the period is.

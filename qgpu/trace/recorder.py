@@ -10,7 +10,7 @@ import threading
 from collections import deque
 from typing import Any
 
-from qgpu.messages import plan_to
+from qgpu.ipc.codec import plan_to
 from qgpu.model import Plan
 from qgpu.sched.ledger import Account, Ledger
 

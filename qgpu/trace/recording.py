@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from qgpu.control import Client
 from qgpu.errors import TimedOutError
+from qgpu.ipc.control_socket import Client
 from qgpu.model import NS_PER_S, Span
 
 #: How often waiting ticks are fetched; the daemon keeps half a minute of them.

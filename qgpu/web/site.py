@@ -13,9 +13,9 @@ from collections.abc import Callable
 from importlib import resources
 from typing import Any
 
-from qgpu.control import Client
 from qgpu.errors import InvalidValueError, PermissionDeniedError, QgpuError
-from qgpu.httpd import Address, HttpServer, Request, Response
+from qgpu.ipc.control_socket import Client
+from qgpu.ipc.http_server import Address, HttpServer, Request, Response
 from qgpu.web.watcher import Watcher
 
 #: Pages that may be open at once; each holds a connection for its stream.

@@ -9,9 +9,9 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from qgpu import looks
-from qgpu.control import Client
+from qgpu import live_shares
 from qgpu.errors import QgpuError
+from qgpu.ipc.control_socket import Client
 
 #: How much of the past the timeline begins with.
 HISTORY = 300
@@ -60,7 +60,7 @@ class Watcher:
         while not self._stop.is_set():
             try:
                 client = client or self._connect()
-                now = looks.look(client)
+                now = live_shares.look(client)
                 before, last = now, before
                 if last is None:  # shares are of the time between two looks
                     self._stop.wait(_EVERY_S)
@@ -88,7 +88,7 @@ def _moment(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
         "version": now["version"],
         "policies": list(now["policies"]),
         "gpus": [{key: gpu[key] for key in _GPU_KEYS} for gpu in now["gpus"]],
-        "pods": [{key: pod[key] for key in _POD_KEYS} for pod in looks.shares(before, now)],
+        "pods": [{key: pod[key] for key in _POD_KEYS} for pod in live_shares.shares(before, now)],
     }
 
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from qgpu.control import Client
 from qgpu.errors import ExitCode, QgpuError
+from qgpu.ipc.control_socket import Client
 from tests.cli import programs
 from tests.cli.programs import Daemon
 

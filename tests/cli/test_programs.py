@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from qgpu.control import Client
 from qgpu.errors import ExitCode
+from qgpu.ipc.control_socket import Client
 from tests.cli import programs
 from tests.cli.programs import TIMEOUT_S, Daemon
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from qgpu.config import GpuSettings
-from qgpu.control import Client
 from qgpu.daemon.state import State
 from qgpu.errors import ExitCode
+from qgpu.ipc.control_socket import Client
 from tests.cli import programs
 from tests.cli.manager import Manager
 from tests.cli.programs import TIMEOUT_S, qgpuctl

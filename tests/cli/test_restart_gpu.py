@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from qgpu import cgroup
-from qgpu.sched.seccomp.link import Link
+from qgpu.linux import cgroup
+from qgpu.planes.seccomp.guardian_link import GuardianLink
 from tests.cli.manager import Manager
 from tests.cli.programs import TIMEOUT_S, environment, qgpuctl
 
@@ -73,7 +73,7 @@ class Service:
 
     def guardian(self) -> int:
         """Return the guardian's process."""
-        link = Link(self.manager.runtime_dir / "guardian.sock", watch=False)
+        link = GuardianLink(self.manager.runtime_dir / "guardian.sock", watch=False)
         link.close()
         return int(link.hello["pid"])
 

@@ -9,7 +9,8 @@ import os
 import socket
 import sys
 
-from qgpu import launch, wire
+from qgpu.ipc import wire
+from qgpu.runtime import launch
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from qgpu.load.spec import Workload
 from qgpu.model import NS_PER_S
-from qgpu.sched.kmod.backend import LEASE_NS
+from qgpu.planes.kmod.backend import LEASE_NS
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "vm" / "guest"))
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from qgpu.load.spec import Workload
-from qgpu.sched.backend import Host
+from qgpu.model.plane_api import Host
 
 #: A card full of 1 ms kernels, never waiting for the host.
 FLOOD = Workload(kernel_us=1000.0, batch=0)

@@ -13,13 +13,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from qgpu import wire
-from qgpu.guardian.card import LEASE_NS
+from qgpu.guardian.gpu.gpu import LEASE_NS
+from qgpu.ipc import wire
+from qgpu.ipc.systemd import FdStore
 from qgpu.load.spec import Workload
 from qgpu.model import NS_PER_S
-from qgpu.sched.seccomp.host import SeccompHost
-from qgpu.sched.seccomp.kept import Kept
-from qgpu.systemd import Store
+from qgpu.planes.seccomp.host import SeccompHost
+from qgpu.planes.seccomp.restored_fds import RestoredFds
 
 _START_S = 30.0
 
@@ -50,7 +50,7 @@ class SeccompRig:
         self._loads: list[_Load] = []
         for kernel_us in (100.0, 1000.0):
             self._iterations[kernel_us] = _calibrated(kernel_us)
-        self.host = SeccompHost(Kept(Store(), directory))
+        self.host = SeccompHost(RestoredFds(FdStore(), directory))
 
     def start(self, pod: str, workload: Workload) -> int:
         """Start a load and return when its first kernel has run."""
@@ -106,7 +106,7 @@ class SeccompRig:
     def restart(self) -> None:
         """Let go of the guardian and find it again."""
         self.host.close()
-        self.host = SeccompHost(Kept(Store(), self._directory))
+        self.host = SeccompHost(RestoredFds(FdStore(), self._directory))
 
     def close(self) -> None:
         """Kill what runs, and forget the pods."""

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from qgpu.load.spec import Workload
-from qgpu.sched.sim import SimHost
-from qgpu.sim.hardware import H200
+from qgpu.planes.sim.hardware import H200
+from qgpu.planes.sim.host import SimHost
 
 
 class SimRig:

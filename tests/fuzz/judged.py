@@ -14,14 +14,14 @@ import threading
 import time
 from random import Random
 
-from qgpu.guardian.charges import Allowance
-from qgpu.guardian.journal import Journal
-from qgpu.guardian.judge import Judge
-from qgpu.guardian.notify import Notification
-from qgpu.guardian.register import Register
+from qgpu.guardian.accounting.memory_quota import Allowance
+from qgpu.guardian.accounting.object_table import ObjectTable
+from qgpu.guardian.failover.journal import Journal
+from qgpu.guardian.proxy.dispatcher import Dispatcher
+from qgpu.guardian.proxy.supervisor import Supervisor
 from qgpu.guardian.rules.classes import PHYSICAL
-from qgpu.guardian.supervisor import Supervisor
-from qgpu.rm import abi, uvm
+from qgpu.linux.seccomp_notify import Notification
+from qgpu.nvidia import abi, uvm
 from tests.fuzz import mutate
 from tests.guardian.fake_rm import FakeRm
 from tests.traces import TRACES, rows
@@ -206,7 +206,7 @@ class Pod:
         self.random = random
         self.rm = CountingRm()
         self.supervisor = Supervisor(
-            Register(),
+            ObjectTable(),
             Journal(),
             self.rm,
             lambda _: None,
@@ -220,10 +220,10 @@ class Pod:
         )
         self.supervisor.note({"fact": "pod", "name": "web", "grants": {}})
         self.listener = _Listener()
-        self.judge = Judge(self.supervisor, "web")
+        self.dispatcher = Dispatcher(self.supervisor, "web")
         self.call, self.params, self.outer = (abi.ffi.new("char[]", size) for size in (4096, 1 << 16, 16))
-        standin = self.judge._standin
-        standin.memory = _Flickering(standin.memory, random, self._rewrite, (self.call, self.params, self.outer))
+        proxy = self.dispatcher._proxy
+        proxy.memory = _Flickering(proxy.memory, random, self._rewrite, (self.call, self.params, self.outer))
         self.fd = os.open("/dev/null", os.O_RDWR)
         self.size = self.nr_params = 0
         for client in _CLIENTS:
@@ -249,7 +249,7 @@ class Pod:
             abi.ffi.buffer(self.outer)[:] = struct.pack("<IIQ", number, len(argument), address)
             address = int(abi.ffi.cast("uintptr_t", self.outer))
             request = abi.request(abi.NV_ESC_IOCTL_XFER_CMD, 16)
-        self.judge.serve(
+        self.dispatcher.serve(
             self.listener,
             Notification(1, threading.get_native_id(), _X86_64, _IOCTL, (self.fd, request, address, 0, 0, 0)),
         )
@@ -344,7 +344,7 @@ def judged(random: Random):
             argument, params = mutate.data(random, argument), mutate.data(random, params)
         pod.ask(number, argument, params)
         if random.randrange(20) == 0:
-            pod.supervisor.dues.settle(time.monotonic_ns() + random.randrange(3) * 10**9)
+            pod.supervisor.reconciler.settle(time.monotonic_ns() + random.randrange(3) * 10**9)
         if pod.rm.held > LIMIT:
             raise AssertionError(f"RM holds {pod.rm.held} after {number:#x} {argument.hex()} {params.hex()}")
 

@@ -13,24 +13,25 @@ from functools import cache
 from random import Random
 from typing import Any
 
-from qgpu import wire
 from qgpu.config import Config
-from qgpu.control import Session
-from qgpu.daemon.planes import Chosen
+from qgpu.daemon.plane_choice import PlaneChoice
 from qgpu.daemon.service import Service
 from qgpu.daemon.state import State
 from qgpu.errors import QgpuError
-from qgpu.guardian import calls, register
-from qgpu.plane import Plane
-from qgpu.rm import abi
-from qgpu.sched.sim import Clock, SimHost
+from qgpu.guardian.accounting import object_table
+from qgpu.guardian.proxy import rm_calls
+from qgpu.ipc import wire
+from qgpu.ipc.control_socket import Session
+from qgpu.model.plane_names import Plane
+from qgpu.nvidia import abi
+from qgpu.planes.sim.host import Clock, SimHost
 from tests.fuzz import mutate
 from tests.fuzz.judged import judged
 from tests.traces import ARGUMENT, TRACES, rows
 
 Try = Callable[[], None]
 
-_CALLS = (calls.Alloc, calls.AllocMemory, calls.Free, calls.Dup, calls.Control, calls.Heap)
+_CALLS = (rm_calls.Alloc, rm_calls.AllocMemory, rm_calls.Free, rm_calls.Dup, rm_calls.Control, rm_calls.VidHeap)
 
 
 class DefectError(AssertionError):
@@ -54,7 +55,7 @@ def decoded(random: Random) -> Try:
     return attempt
 
 
-def _decode(random: Random, seeds: list[tuple[int, bytes, bytes]], wrapped: int) -> calls.Call | None:
+def _decode(random: Random, seeds: list[tuple[int, bytes, bytes]], wrapped: int) -> rm_calls.Call | None:
     request, before, params = random.choice(seeds)
     argument = mutate.data(random, before)
     outer = b""
@@ -72,7 +73,7 @@ def _decode(random: Random, seeds: list[tuple[int, bytes, bytes]], wrapped: int)
             found = mutate.data(random, found)
         return found[:size] if len(found) >= size else None
 
-    call = calls.decode(wrapped if outer else request, 0x800 if outer else ARGUMENT, read)
+    call = rm_calls.decode(wrapped if outer else request, 0x800 if outer else ARGUMENT, read)
     if call is not None and not isinstance(call, _CALLS):
         raise DefectError(f"decoded as {call!r}")
     return call
@@ -82,7 +83,7 @@ def registered(random: Random) -> Try:
     """The register fed with what decoded calls claim, with few clients and handles, so that they often collide."""
     seeds = _seeds()
     wrapped = abi.request(abi.NV_ESC_IOCTL_XFER_CMD, 16)
-    kept = register.Register()
+    kept = object_table.ObjectTable()
     tried = 0
 
     def attempt() -> None:
@@ -90,7 +91,7 @@ def registered(random: Random) -> Try:
         tried += 1
         if tried % 300 == 0:
             check_register(kept)
-            kept = register.Register()
+            kept = object_table.ObjectTable()
         for fact in _facts(random, kept, seeds, wrapped):
             if not _is_out_of_order(kept, fact):
                 kept.note(json.loads(json.dumps(fact)))
@@ -98,7 +99,7 @@ def registered(random: Random) -> Try:
     return attempt
 
 
-def _is_out_of_order(kept: register.Register, fact: register.Fact) -> bool:
+def _is_out_of_order(kept: object_table.ObjectTable, fact: object_table.Fact) -> bool:
     """Tell whether a fact names what RM makes on a card only, before any card is known above it."""
     if fact.get("class") not in (abi.NV01_MEMORY_LOCAL_USER, abi.KEPLER_CHANNEL_GROUP_A):
         return False
@@ -116,8 +117,8 @@ _INTERESTING = (
 
 
 def _facts(
-    random: Random, kept: register.Register, seeds: list[tuple[int, bytes, bytes]], wrapped: int
-) -> list[register.Fact]:
+    random: Random, kept: object_table.ObjectTable, seeds: list[tuple[int, bytes, bytes]], wrapped: int
+) -> list[object_table.Fact]:
     pid = random.choice(_PIDS)
     if pid not in kept.processes:
         return [{"fact": "process", "pid": pid, "pod": random.choice(_PODS)}]
@@ -134,23 +135,23 @@ def _facts(
         made = random.choice(_INTERESTING)
         return _made(random, client, random.choice([other, client, 0]), handle, made, pid)
     match _decode(random, seeds, wrapped):
-        case calls.Alloc() as call:
+        case rm_calls.Alloc() as call:
             return _made(random, call.client, call.parent, call.handle, call.rm_class, pid)
-        case calls.Free() as call:
+        case rm_calls.Free() as call:
             return [{"fact": "gone", "client": call.client, "handle": call.handle}]
-        case calls.Dup() as call:
+        case rm_calls.Dup() as call:
             return _made(random, call.client, call.parent, call.handle, abi.NV01_MEMORY_LOCAL_USER, pid)
         case _:
             who = {"client": client, "pid": pid, "fd": random.randrange(4), "pod": kept.processes[pid]}
-            found: list[register.Fact] = [{"fact": "owner", **who}, {"fact": "reached", **who}]
+            found: list[object_table.Fact] = [{"fact": "owner", **who}, {"fact": "reached", **who}]
             return [
                 random.choice([{"fact": "gone", "client": client, "handle": random.choice([handle, client])}, *found])
             ]
 
 
-def _made(random: Random, client: int, parent: int, handle: int, made: int, pid: int) -> list[register.Fact]:
+def _made(random: Random, client: int, parent: int, handle: int, made: int, pid: int) -> list[object_table.Fact]:
     size = random.choice([0, 1, 1 << 20, 1 << 63])
-    asked = register.object_fact(register.RmObject(client, handle, parent, made, size))
+    asked = object_table.object_fact(object_table.RmObject(client, handle, parent, made, size))
     if random.randrange(4) == 0:
         asked["memory"] = random.randrange(1, 20)
     facts = [{"fact": "client", "client": client, "pid": pid, "fd": random.randrange(4)}, asked]
@@ -159,7 +160,7 @@ def _made(random: Random, client: int, parent: int, handle: int, made: int, pid:
     return facts
 
 
-def _memory_fact(random: Random, pid: int) -> register.Fact:
+def _memory_fact(random: Random, pid: int) -> object_table.Fact:
     number, base = random.randrange(1, 20), random.randrange(8) << 20
     where = {"pid": pid, "base": base, "length": random.randrange(1, 4) << 20, "uuid": random.choice(_UUIDS)}
     return random.choice(
@@ -176,24 +177,24 @@ def _memory_fact(random: Random, pid: int) -> register.Fact:
     )
 
 
-def check_register(kept: register.Register) -> None:
+def check_register(kept: object_table.ObjectTable) -> None:
     """Raise DefectError unless what is charged is what is there, and the same comes back from the facts."""
-    while kept.holdings.forget_some(1000):
+    while kept.allocations.forget_some(1000):
         pass
     for rm in kept.objects.values():
         if rm.client not in kept.clients:
             raise DefectError(f"object {rm.key} of no client")
     charged: Counter[tuple[str, int]] = Counter()
-    for memory in kept.holdings.memories.values():
+    for memory in kept.allocations.memories.values():
         charged[memory.pod, memory.instance] += -(-memory.size >> 16) << 16  # in pieces of 64 KiB
-    if +charged != +kept.holdings.held:
-        raise DefectError(f"held {kept.holdings.held}, charged {charged}")
-    again = register.Register()
+    if +charged != +kept.allocations.held:
+        raise DefectError(f"held {kept.allocations.held}, charged {charged}")
+    again = object_table.ObjectTable()
     for fact in kept.facts():
         again.note(json.loads(json.dumps(fact)))
-    for part in ("pods", "processes", "clients", "objects", "holdings"):
+    for part in ("pods", "processes", "clients", "objects", "allocations"):
         before, after = getattr(kept, part), getattr(again, part)
-        if part == "holdings":
+        if part == "allocations":
             before, after = (before.memories, +before.held), (after.memories, +after.held)
         if before != after:
             raise DefectError(f"{part} before the journal and after it: {before} {after}")
@@ -263,7 +264,7 @@ _NOBODY = 1 << 30
 def _daemon() -> tuple[SimHost, Service]:
     """Return the one daemon of this process: its loops are threads."""
     host = SimHost(2, Clock.REAL)
-    return host, Service(host, Chosen(Plane.SIM, "fuzz"), Config(), State(None))
+    return host, Service(host, PlaneChoice(Plane.SIM, "fuzz"), Config(), State(None))
 
 
 def requested(random: Random) -> Try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 
-from qgpu.rm import abi
+from qgpu.nvidia import abi
 
 TSG = 0x5C000015
 TSG_PARAMS = struct.pack("<IIIII", 0, 0, 0, 1, 0)

@@ -20,7 +20,7 @@ import tempfile
 import threading
 import time
 
-from qgpu.guardian.filter import install
+from qgpu.guardian.proxy.seccomp_filter import install
 
 POINTER_AT = 16
 

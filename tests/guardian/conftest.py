@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from qgpu.guardian import register
+from qgpu.guardian.accounting import object_table
 from tests.guardian.pod import Pod, make_device, make_subdevice
 
 
@@ -29,4 +29,4 @@ def on_card(pod: Pod) -> Pod:
 @pytest.fixture(autouse=True)
 def free_spaces(monkeypatch):
     """Let devices and address spaces take nothing of a card, where that is not what is asked about."""
-    monkeypatch.setattr(register, "SPACE_BYTES", 0)
+    monkeypatch.setattr(object_table, "SPACE_BYTES", 0)

@@ -11,9 +11,9 @@ import errno
 import os
 import struct
 
-from qgpu import proc
-from qgpu.guardian.closer import Closer
-from qgpu.rm import abi, uvm
+from qgpu.linux import proc
+from qgpu.linux.fd_closer import FdCloser
+from qgpu.nvidia import abi, uvm
 
 #: What RM rounds memory up to.
 PAGE = 1 << 16
@@ -41,14 +41,14 @@ class FakeRm:
         self.carried = None
         #: Clients to which none of their pods' descriptors leads.
         self.stale: set = set()
-        self.closer = Closer()
+        self.closer = FdCloser()
         self.lost: set = set()
         #: Whether files at hand have none of the clients.
         self.bare = False
         #: What happens on the card while memory is freed.
         self.meanwhile = lambda: None
 
-    # -- what Hands does ------------------------------------------------------------------------------------------
+    # -- what GpuOps does ------------------------------------------------------------------------------------------
 
     def watch(self, pid):
         self.pidfds[pid] = os.pidfd_open(pid)

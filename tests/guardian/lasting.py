@@ -14,10 +14,10 @@ import sys
 import threading
 from collections.abc import Callable
 
-from qgpu.guardian import journal
-from qgpu.guardian.file_sets import FileSets
-from qgpu.guardian.journal import Journal
-from qgpu.rm import abi, uvm
+from qgpu import guardian, linux
+from qgpu.guardian.failover.journal import Journal
+from qgpu.linux.open_file_set import FileSets
+from qgpu.nvidia import abi, uvm
 from tests.fuzz.judged import CountingRm
 from tests.guardian.pod import PATIENCE_S, Pod
 
@@ -37,7 +37,7 @@ _KEPT = (
     "peers",
     "_count",
 )
-_GUARDIANS = os.path.dirname(journal.__file__)
+_GUARDIANS = (os.path.dirname(guardian.__file__), os.path.dirname(linux.__file__))
 
 
 def _lasts(method: Callable) -> Callable:
@@ -168,7 +168,7 @@ class MortalPod(Pod):
         self.supervisor = self.fresh(Journal())
         self.supervisor.note({"fact": "pod", "name": "web", "grants": {}})
         self.supervisor.listen("web", self.listener, self.number)
-        self.judge = self.judge_of(self.supervisor, self.number)
+        self.dispatcher = self.judge_of(self.supervisor, self.number)
 
     def succeed(self) -> None:
         """Become the next guardian, up to what the last one had in hand."""
@@ -178,17 +178,17 @@ class MortalPod(Pod):
         self.supervisor = self.fresh(Journal(fd))
         self.supervisor.major, self.supervisor.uvm_major = settings
         for fact in self.supervisor.journal.read()[1]:
-            self.supervisor.register.note(fact)
+            self.supervisor.table.note(fact)
         self.supervisor.listen("web", self.listener, self.number)
         self.supervisor.resume()
-        self.judge = self.judge_of(self.supervisor, self.number)
+        self.dispatcher = self.judge_of(self.supervisor, self.number)
 
     def _serve_once(self) -> None:
         """Serve a call, unless it has its answer."""
         listener = self.supervisor.listeners[self.number][1]
         ready, _, _ = select.select([self.child.sock, self.listener], [], [], PATIENCE_S)
         if self.child.sock not in ready and (call := listener.receive()) is not None:
-            self.judge.serve(listener, call)
+            self.dispatcher.serve(listener, call)
 
     def _close(self) -> None:
         """Close what a guardian has open, as its death does."""
@@ -199,7 +199,7 @@ class MortalPod(Pod):
 
     def take_up(self) -> None:
         """Settle what the last one had in hand."""
-        self.judge.take_up(self.supervisor.listeners[self.number][1], self.supervisor.left_in_hand(self.number))
+        self.dispatcher.take_up(self.supervisor.listeners[self.number][1], self.supervisor.left_in_hand(self.number))
 
     def guardian_that_dies(self, line: int) -> int:
         """Let another process be the next guardian, and die at a line of its code, from the first call on.

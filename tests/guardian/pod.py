@@ -16,14 +16,14 @@ import sys
 import time
 from pathlib import Path
 
-from qgpu import proc
-from qgpu.guardian.charges import Allowance
-from qgpu.guardian.file_sets import FileSets
-from qgpu.guardian.journal import Journal
-from qgpu.guardian.judge import Judge
-from qgpu.guardian.register import Register
-from qgpu.guardian.supervisor import Supervisor
-from qgpu.rm import abi, uvm
+from qgpu.guardian.accounting.memory_quota import Allowance
+from qgpu.guardian.accounting.object_table import ObjectTable
+from qgpu.guardian.failover.journal import Journal
+from qgpu.guardian.proxy.dispatcher import Dispatcher
+from qgpu.guardian.proxy.supervisor import Supervisor
+from qgpu.linux import proc
+from qgpu.linux.open_file_set import FileSets
+from qgpu.nvidia import abi, uvm
 from tests.guardian.asked import DEVICE_PARAMS, alloc, alloc_status, device, memory_params, subdevice
 from tests.guardian.fake_rm import FakeRm
 
@@ -84,11 +84,11 @@ class Pod:
         self.supervisor = self.fresh(Journal())
         self.supervisor.note({"fact": "pod", "name": "web", "grants": {}})
         self.number = self.supervisor.listen("web", self.listener)
-        self.judge = self.judge_of(self.supervisor, self.number)
+        self.dispatcher = self.judge_of(self.supervisor, self.number)
 
     def fresh(self, journal):
         return Supervisor(
-            Register(),
+            ObjectTable(),
             journal,
             self.rm,
             self.left.extend,
@@ -104,12 +104,12 @@ class Pod:
         )
 
     def judge_of(self, supervisor, number):
-        return Judge(supervisor, supervisor.listeners[number][0])
+        return Dispatcher(supervisor, supervisor.listeners[number][0])
 
     def settle(self):
         """Let everything come due."""
         for second in range(20):
-            self.supervisor.dues.settle(time.monotonic_ns() + second * 10**9)
+            self.supervisor.reconciler.settle(time.monotonic_ns() + second * 10**9)
 
     def uvm(self, request, argument):
         """Make a call of UVM's on a file that is taken for UVM's meanwhile."""
@@ -144,7 +144,7 @@ class Pod:
                 return answer["result"], answer["errno"], bytes.fromhex(answer["argument"])
             call = self.supervisor.listeners[self.number][1].receive()
             if call is not None:
-                self.judge.serve(self.supervisor.listeners[self.number][1], call)
+                self.dispatcher.serve(self.supervisor.listeners[self.number][1], call)
 
     def end(self):
         self.child.end()
@@ -172,4 +172,4 @@ def device_of(pod):
 
 def held(pod):
     """Return what a pod is charged, page tables included."""
-    return pod.supervisor.charges.used("web", 0)
+    return pod.supervisor.quota.used("web", 0)

@@ -9,14 +9,15 @@ import time
 
 import pytest
 
-from qgpu import cgroup, wire
 from qgpu.guardian import server
-from qgpu.guardian.enforce import Moved
-from qgpu.guardian.file_sets import FileSets
-from qgpu.guardian.journal import Journal
-from qgpu.guardian.register import Register
+from qgpu.guardian.accounting.object_table import ObjectTable
+from qgpu.guardian.failover.journal import Journal
+from qgpu.guardian.gpu.enforcer import Moved
 from qgpu.guardian.server import Guardian
-from qgpu.rm import abi, uvm
+from qgpu.ipc import wire
+from qgpu.linux import cgroup
+from qgpu.linux.open_file_set import FileSets
+from qgpu.nvidia import abi, uvm
 from tests.guardian.asked import DEVICE_PARAMS, alloc, alloc_status, device, memory_params, subdevice
 from tests.guardian.fake_rm import PAGE, FakeRm
 from tests.guardian.pod import PATIENCE_S, Child
@@ -54,14 +55,14 @@ def guardian(monkeypatch, tmp_path):
     monkeypatch.setattr(server, "installed", lambda: "580.1")
     monkeypatch.setattr(server, "RmClient", lambda: None)
     monkeypatch.setattr(server, "open_devices", lambda client: [_Device()])
-    monkeypatch.setattr(server, "SwitchLog", _Log)
-    monkeypatch.setattr(server, "Hands", lambda register, branch, client, devices: rm)
+    monkeypatch.setattr(server, "CtxswLog", _Log)
+    monkeypatch.setattr(server, "GpuOps", lambda table, branch, client, devices: rm)
     monkeypatch.setattr(cgroup, "create", lambda name: None)
     monkeypatch.setattr(cgroup, "bring", lambda name, pid, path: None)
     rm.gate = lambda device, channels, closed, preempt=True: Moved()
     rm.open_gates = lambda device: None
     rm.timeslice = lambda tsg, us: True
-    made = Guardian(tmp_path, Journal(), FileSets(), Register(), {})
+    made = Guardian(tmp_path, Journal(), FileSets(), ObjectTable(), {})
     made.rm = rm
     made.supervisor.major, made.supervisor.perform = 1, rm.perform
     made.supervisor.uvm_files.perform = rm.perform
@@ -170,7 +171,7 @@ def test_memory_that_outlives_its_pod_is_told_of(pods, guardian, daemon):
     a, _ = pods
     a.allocate(7, 10, PAGE)
     reading, writing = os.pipe()
-    guardian.supervisor.charges.export("a", 7, [10], reading)
+    guardian.supervisor.quota.export("a", 7, [10], reading)
     a.end()
     guardian.rm._free(7, 7)
     deadline = time.monotonic() + PATIENCE_S
@@ -205,7 +206,7 @@ def test_programs_that_began_without_a_limit_are_not_given_their_first_one(pods,
     grant = {"class": "offline", "cores": None}
     for name in "ab":
         daemon("amend", name=name, grants={"0": grant | {"memory": None}})
-    guardian.supervisor.charges.will_use_uvm(a.process.pid)
+    guardian.supervisor.quota.will_use_uvm(a.process.pid)
     daemon("amend", name="b", grants={"0": grant | {"memory": PAGE}})
 
     with pytest.raises(AssertionError, match="end them first"):
@@ -242,7 +243,7 @@ def test_what_a_killed_process_had_of_uvm_is_taken_from_the_card_before_it_is_sa
     os.close(fd)
     a.end()
     deadline = time.monotonic() + PATIENCE_S
-    while a.process.pid in guardian.register.processes:
+    while a.process.pid in guardian.table.processes:
         assert time.monotonic() < deadline
         time.sleep(0.01)
 
@@ -250,7 +251,7 @@ def test_what_a_killed_process_had_of_uvm_is_taken_from_the_card_before_it_is_sa
 
 
 def test_who_has_what_is_told_without_going_through_all_that_pods_have(pods, guardian, daemon, monkeypatch):
-    monkeypatch.setattr(type(guardian.register), "facts", lambda self: pytest.fail("went through everything"))
+    monkeypatch.setattr(type(guardian.table), "facts", lambda self: pytest.fail("went through everything"))
 
     assert {pod["name"] for pod in daemon("pods")["pods"]} == {"a", "b"}
 

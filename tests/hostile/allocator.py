@@ -13,7 +13,7 @@ import sys
 import time
 from pathlib import Path
 
-from qgpu.rm import abi
+from qgpu.nvidia import abi
 from tests.guardian.asked import (
     DEVICE_PARAMS,
     TSG_PARAMS,

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from qgpu.rm import abi
+from qgpu.nvidia import abi
 from tests.guardian.asked import DEVICE_PARAMS, TSG_PARAMS, alloc, control, device, free, memory_params, subdevice
 from tests.guardian.fake_rm import PAGE
 from tests.hostile.allocator import Program

@@ -13,13 +13,16 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
-from qgpu.daemon import planes
-from qgpu.guardian import hands, rescue, room, server
-from qgpu.guardian.enforce import Moved
-from qgpu.guardian.register import Register
-from qgpu.rm import abi
-from qgpu.sched.backend import Pgpu
-from qgpu.sched.seccomp import host
+from qgpu.daemon import plane_choice
+from qgpu.guardian import server
+from qgpu.guardian.accounting.object_table import ObjectTable
+from qgpu.guardian.failover import emergency_open
+from qgpu.guardian.gpu import gpu_ops
+from qgpu.guardian.gpu.enforcer import Moved
+from qgpu.linux import fd_budget
+from qgpu.model.plane_api import Pgpu
+from qgpu.nvidia import abi
+from qgpu.planes.seccomp import host
 from tests.guardian.lasting import LastingRm
 
 #: Names the file.
@@ -33,16 +36,16 @@ _MAJOR, _MINOR, _PCI = 1, 8, "0000:01:00.0"
 class Rm(LastingRm):
     """RM in a file, which is replaced whole with every call: a caller may be killed in any."""
 
-    def __init__(self, path: Path, register: Register) -> None:
-        self._register = register
+    def __init__(self, path: Path, table: ObjectTable) -> None:
+        self._table = table
         self._path: Path | None = None
         super().__init__()
         os.close(self.fd)
         self._path = path
-        hands._CONTROL_DEVICE = os.makedev(_MAJOR, _MINOR)
+        gpu_ops._CONTROL_DEVICE = os.makedev(_MAJOR, _MINOR)
         # The main loop asks, and may not wait for a descriptor to look into the file again: a driver needs none.
         known = SimpleNamespace(knows=lambda client, handle: (client, handle) in self.objects)
-        self._reach = hands.Hands(register, SimpleNamespace(), known, [])
+        self._reach = gpu_ops.GpuOps(table, SimpleNamespace(), known, [])
         self._reach._pidfds, self._reach.unreached = self.pidfds, lambda client: self.unreached(client)
         self._reach.about = self.about
         if not path.exists():
@@ -51,21 +54,21 @@ class Rm(LastingRm):
             self.keep()
 
     def load(self) -> None:
-        self.__dict__.update(pickle.loads(room.patiently(self._path.read_bytes)))
+        self.__dict__.update(pickle.loads(fd_budget.patiently(self._path.read_bytes)))
 
     def keep(self) -> None:
         if self._path is None:
             super().keep()
             return
         new = self._path.with_suffix(f".{os.getpid()}.new")
-        room.patiently(lambda: new.write_bytes(self.said()))  # a driver's files are not its callers' descriptors
+        fd_budget.patiently(lambda: new.write_bytes(self.said()))  # a driver's files are not its callers' descriptors
         new.rename(self._path)
 
     def private_bytes(self, instance, pid):
         with self.lock:
             self.load()
             owners = list(self.memory.values())
-            makers = {handle: client.maker for handle, client in self._register.clients.items()}
+            makers = {handle: client.maker for handle, client in self._table.clients.items()}
             alone = [block for key, block in self.memory.items() if owners.count(block) == 1 and makers[key[0]] == pid]
             return sum(self.blocks[block] for block in alone)
 
@@ -103,20 +106,20 @@ class _Guardian(server.Guardian):
     def __init__(self, *arguments):
         super().__init__(*arguments)
         self.supervisor.major = _MAJOR
-        self.supervisor.perform = self.supervisor.uvm_files.perform = self.hands.perform
+        self.supervisor.perform = self.supervisor.uvm_files.perform = self.gpu_ops.perform
 
 
 def install() -> None:
     """Let this process find the emulated driver instead of one."""
     path = Path(os.environ[VARIABLE])
-    server.installed = rescue.installed = lambda: "580.1"
-    server.RmClient = rescue.RmClient = lambda: SimpleNamespace(close=lambda: None)
-    server.open_devices = rescue.open_devices = lambda client: [_Device()]
-    server.SwitchLog = lambda device: SimpleNamespace(dropped=0, read=list)
-    server.Hands = rescue.Hands = lambda register, branch, client, devices: Rm(path, register)
+    server.installed = emergency_open.installed = lambda: "580.1"
+    server.RmClient = emergency_open.RmClient = lambda: SimpleNamespace(close=lambda: None)
+    server.open_devices = emergency_open.open_devices = lambda client: [_Device()]
+    server.CtxswLog = lambda device: SimpleNamespace(dropped=0, read=list)
+    server.GpuOps = emergency_open.GpuOps = lambda table, branch, client, devices: Rm(path, table)
     server.Guardian = _Guardian
-    planes.DRIVER = Path("/")
-    planes.driver_version = lambda plane: "580.1"
+    plane_choice.DRIVER = Path("/")
+    plane_choice.driver_version = lambda plane: "580.1"
     host.check_cards = lambda: None
     host.describe = lambda cards: [Pgpu(index, f"GPU-{index}", "emulated", MEMORY, _MINOR) for index, _ in cards]
     host.lock_host = lambda: _lock(path)

@@ -18,8 +18,8 @@ from pathlib import Path
 
 import psutil
 
-from qgpu.guardian.register import Register
-from qgpu.sched.seccomp.link import Link
+from qgpu.guardian.accounting.object_table import ObjectTable
+from qgpu.planes.seccomp.guardian_link import GuardianLink
 from tests.cli.manager import Manager
 from tests.cli.programs import TIMEOUT_S, environment
 from tests.hostile import emulated
@@ -146,7 +146,7 @@ class Stage:
 
         def look() -> bool:
             with suppress(Exception):
-                link = Link(self.runtime_dir / "guardian.sock", watch=False)
+                link = GuardianLink(self.runtime_dir / "guardian.sock", watch=False)
                 link.close()
                 found.append(int(link.hello["pid"]))
             return bool(found)
@@ -205,7 +205,7 @@ class Stage:
             )
             self.reserve()
             time.sleep(_SETTLED_S)
-            rm = emulated.Rm(self.directory / "rm", Register())
+            rm = emulated.Rm(self.directory / "rm", ObjectTable())
             rm.load()
             processes = [psutil.Process(pid) for pid in (self.daemon.pid, self.guardian())]
             looks = []

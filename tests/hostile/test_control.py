@@ -10,12 +10,13 @@ import time
 
 import pytest
 
-from qgpu import control, foreign_fds, wire
-from qgpu.control import Client, Server
 from qgpu.errors import DaemonUnreachableError, QgpuError
-from qgpu.places import socket_path
-from qgpu.systemd import Store
-from tests.test_foreign_fds import lingering
+from qgpu.ipc import control_socket, wire
+from qgpu.ipc.control_socket import Client, Server
+from qgpu.ipc.systemd import FdStore
+from qgpu.linux import untrusted_fds
+from qgpu.paths import socket_path
+from tests.linux.test_untrusted_fds import lingering
 
 
 def test_a_defect_is_its_clients_to_hear_and_nobody_elses(tmp_path):
@@ -24,7 +25,7 @@ def test_a_defect_is_its_clients_to_hear_and_nobody_elses(tmp_path):
             raise KeyError("gone")
         return {"value": 1}
 
-    server = Server(tmp_path, 0o600, None, handle, Store())
+    server = Server(tmp_path, 0o600, None, handle, FdStore())
     try:
         with Client(tmp_path) as client:
             with pytest.raises(QgpuError, match="KeyError"):
@@ -43,7 +44,7 @@ def guests(tmp_path, monkeypatch):
     """A server that takes everybody for one that may only look, but for whom ``allowed`` is set."""
     allowed = threading.Event()
     monkeypatch.setattr(Server, "_may_change", lambda self, connection: allowed.is_set())
-    server = Server(tmp_path, 0o600, None, answering, Store())
+    server = Server(tmp_path, 0o600, None, answering, FdStore())
     yield allowed
     server.close()
 
@@ -52,7 +53,7 @@ def guests(tmp_path, monkeypatch):
 def pods(tmp_path):
     """A server of root's that takes everybody for a process of the pod that is set, if any."""
     said = {"pod": ""}
-    server = Server(tmp_path, 0o666, None, answering, Store(), lambda session: said["pod"])
+    server = Server(tmp_path, 0o666, None, answering, FdStore(), lambda session: said["pod"])
     yield said
     server.close()
 
@@ -67,8 +68,8 @@ def refused(runtime_dir):
 
 
 def test_root_in_a_pod_takes_no_place_from_root_outside(pods, tmp_path, monkeypatch):
-    monkeypatch.setattr(control, "MAX_CLIENTS", 16)
-    monkeypatch.setattr(control, "FOR_ROOT", 4)
+    monkeypatch.setattr(control_socket, "MAX_CLIENTS", 16)
+    monkeypatch.setattr(control_socket, "FOR_ROOT", 4)
     crowd = []
     for pod in ("web", "train", "batch"):
         pods["pod"] = pod
@@ -82,7 +83,7 @@ def test_root_in_a_pod_takes_no_place_from_root_outside(pods, tmp_path, monkeypa
 
 def test_a_pod_takes_no_place_from_another(pods, tmp_path):
     pods["pod"] = "web"
-    crowd = [Client(tmp_path) for _ in range(control.MAX_OF_POD)]
+    crowd = [Client(tmp_path) for _ in range(control_socket.MAX_OF_POD)]
     assert refused(tmp_path)
     pods["pod"] = "train"
     assert not refused(tmp_path)
@@ -93,7 +94,7 @@ def test_a_pod_takes_no_place_from_another(pods, tmp_path):
 def test_a_user_takes_no_place_from_another(guests, tmp_path, monkeypatch):
     uids = [1000]
     monkeypatch.setattr(wire.Connection, "peer", lambda self: wire.Peer(1, uids[0], 0))
-    crowd = [Client(tmp_path) for _ in range(control.MAX_OF_USER)]
+    crowd = [Client(tmp_path) for _ in range(control_socket.MAX_OF_USER)]
     assert refused(tmp_path)
     uids[0] = 1001
     assert not refused(tmp_path)
@@ -102,7 +103,7 @@ def test_a_user_takes_no_place_from_another(guests, tmp_path, monkeypatch):
 
 
 def test_a_guest_that_says_nothing_is_hung_up_on(guests, tmp_path, monkeypatch):
-    monkeypatch.setattr(control, "_GUEST_SILENCE_S", 0.2)
+    monkeypatch.setattr(control_socket, "_GUEST_SILENCE_S", 0.2)
     with wire.connect(str(socket_path(tmp_path))).sock as silent:
         silent.sendall(b"\0")
         assert silent.recv(1) == b""
@@ -126,8 +127,8 @@ def send_lingering(path):
 def test_a_lingering_descriptor_of_a_refused_client_holds_nobody_up(tmp_path, monkeypatch):
     sent, attackers = threading.Event(), [True, False]
     monkeypatch.setattr(Server, "_may_change", lambda self, connection: sent.wait() and not attackers.pop(0))
-    monkeypatch.setattr(control, "MAX_GUESTS", 0)
-    server = Server(tmp_path, 0o600, None, answering, Store())
+    monkeypatch.setattr(control_socket, "MAX_GUESTS", 0)
+    server = Server(tmp_path, 0o600, None, answering, FdStore())
     with send_lingering(str(socket_path(tmp_path))):
         sent.set()
         with Client(tmp_path) as root:
@@ -137,8 +138,8 @@ def test_a_lingering_descriptor_of_a_refused_client_holds_nobody_up(tmp_path, mo
 
 def test_the_seat_of_who_sent_a_lingering_descriptor_is_free_again(pods, tmp_path, monkeypatch):
     before = signal.getsignal(signal.SIGURG)
-    foreign_fds.prepare()
-    monkeypatch.setattr(control, "MAX_CLIENTS", 1)
+    untrusted_fds.prepare()
+    monkeypatch.setattr(control_socket, "MAX_CLIENTS", 1)
     send_lingering(str(socket_path(tmp_path))).close()
     until_heard(tmp_path)
     signal.signal(signal.SIGURG, before)
@@ -147,7 +148,7 @@ def test_the_seat_of_who_sent_a_lingering_descriptor_is_free_again(pods, tmp_pat
 def test_who_may_only_look_passes_no_descriptors(tmp_path, monkeypatch):
     got = []
     monkeypatch.setattr(Server, "_may_change", lambda self, connection: False)
-    server = Server(tmp_path, 0o600, None, lambda session, message, fds: got.append(list(fds)) or {}, Store())
+    server = Server(tmp_path, 0o600, None, lambda session, message, fds: got.append(list(fds)) or {}, FdStore())
     try:
         with Client(tmp_path) as client:
             client.call("look", [0])
@@ -157,7 +158,7 @@ def test_who_may_only_look_passes_no_descriptors(tmp_path, monkeypatch):
 
 
 def test_who_may_only_look_takes_no_place_from_who_may_change_things(guests, tmp_path, monkeypatch):
-    monkeypatch.setattr(control, "MAX_GUESTS", 3)
+    monkeypatch.setattr(control_socket, "MAX_GUESTS", 3)
     crowd = [Client(tmp_path) for _ in range(3)]
     assert [client.call("look")["value"] for client in crowd] == [0, 0, 0]
     with pytest.raises(QgpuError, match=r"too many clients|hung up|connection lost"), Client(tmp_path) as one_more:

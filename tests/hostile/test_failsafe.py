@@ -14,9 +14,9 @@ import pytest
 from qgpu import policies
 from qgpu.load.spec import Workload
 from qgpu.model import NS_PER_MS, NS_PER_S, Grant, PodClass
+from qgpu.planes.sim.host import SimHost
 from qgpu.sched import loop
 from qgpu.sched.ledger import Ledger
-from qgpu.sched.sim import SimHost
 
 MOMENTS = int(os.environ.get("QGPU_MOMENTS", "48"))
 #: Opening a gate takes the simulated card as long as the real one, one after the other.

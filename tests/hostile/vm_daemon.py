@@ -15,7 +15,7 @@ import qg
 import simcard
 
 from qgpu.daemon import kmod_plane, main
-from qgpu.sched.kmod.host import KmodHost
+from qgpu.planes.kmod.host import KmodHost
 
 
 def open_host() -> KmodHost:

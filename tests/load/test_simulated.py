@@ -9,8 +9,8 @@ import sys
 
 import pytest
 
-from qgpu.control import Client
 from qgpu.errors import DaemonUnreachableError
+from qgpu.ipc.control_socket import Client
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from qgpu.errors import BackendGoneError
-from qgpu.httpd import Address, HttpServer, Response
+from qgpu.ipc.http_server import Address, HttpServer, Response
 from qgpu.metrics import exporter
 from qgpu.metrics.exporter import Written
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from qgpu.model import NS_PER_MS, Grant, Plan, Pod, PodClass, Snapshot, Tsg
 from qgpu.policies import compose
-from qgpu.policies.shares import DUE, LONGER, LONGER_NS, OWED, STEP_NS
+from qgpu.policies.mechanism import DUE, LONGER, LONGER_NS, OWED, STEP_NS
 from tests.forecast import forecast
 from tests.policies.cases import FIXED, LENDING, TOLERANCE, Case, anything, drawn, each, over, thrifty
 

@@ -22,10 +22,10 @@ from qgpu.model import (
     Snapshot,
     Tsg,
 )
-from qgpu.policies import POLICIES, latency
+from qgpu.model.turn_length import SWITCHED_NS
+from qgpu.policies import POLICIES, latency_targets
 from qgpu.policies.copies import with_copies
-from qgpu.policies.shares import PLAIN_NS
-from qgpu.turns import SWITCHED_NS
+from qgpu.policies.mechanism import PLAIN_NS
 from tests.forecast import forecast
 from tests.policies.cases import (
     FIXED,
@@ -308,7 +308,7 @@ def test_beside_an_online_pod_without_a_target_offline_tsgs_get_the_shortest_sli
     snapshot = drawn(data, case)
     assume(any(pod.tsgs for pod in snapshot.pods if pod.online and pod.grant.latency_target_ns is None))
     fragmented = any(pod.fragmented for pod in snapshot.pods if pod.online and pod.tsgs)
-    most_us = latency.FRAGMENTED_US if fragmented else MIN_TIMESLICE_US
+    most_us = latency_targets.FRAGMENTED_US if fragmented else MIN_TIMESLICE_US
 
     for part, pod in zip(case.plan(snapshot).pods, snapshot.pods, strict=True):
         if not pod.online:
@@ -345,7 +345,7 @@ def test_whoever_an_online_pod_waits_for_leaves_it_its_latency_target(case: Case
     for part, pod in zip(case.plan(snapshot).pods, snapshot.pods, strict=True):
         if pod in waiting and part.timeslice_us > MIN_TIMESLICE_US:
             # What the table says a slice adds beyond itself; of a pod one TSG has its turn at a time.
-            assert part.timeslice_us + 176 + latency.IN_STEP_US <= min(targets) / NS_PER_US
+            assert part.timeslice_us + 176 + latency_targets.IN_STEP_US <= min(targets) / NS_PER_US
 
 
 @each_composed

@@ -20,10 +20,10 @@ from qgpu.model import (
     Tsg,
     Window,
 )
-from qgpu.policies import POLICIES, compose, find, latency
-from qgpu.policies.online import TURN_NS
-from qgpu.policies.shares import OWED_STEP_NS
-from qgpu.turns import GAP_NS, turn_ns
+from qgpu.model.turn_length import GAP_NS, turn_ns
+from qgpu.policies import POLICIES, compose, find, latency_targets
+from qgpu.policies.mechanism import OWED_STEP_NS
+from qgpu.policies.online_first import TURN_NS
 
 PERIOD = 100 * NS_PER_MS
 
@@ -157,7 +157,7 @@ def test_online_pods_take_short_rounds_among_themselves() -> None:
 def test_a_latency_target_allows_the_slice_that_was_measured_to_keep_it(
     target_ms: float, waits: int, expected_us: int
 ) -> None:
-    assert latency.slice_us(round(target_ms * NS_PER_MS), waits) == expected_us
+    assert latency_targets.slice_us(round(target_ms * NS_PER_MS), waits) == expected_us
 
 
 @pytest.mark.parametrize(

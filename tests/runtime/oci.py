@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from qgpu import cgroup
-from qgpu.places import socket_path
+from qgpu.linux import cgroup
+from qgpu.paths import socket_path
 from qgpu.runtime import cdi
 
 BUSYBOX = shutil.which("busybox")

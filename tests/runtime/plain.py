@@ -16,10 +16,10 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from qgpu import cgroup
-from qgpu.guardian import filter as pod_filter
-from qgpu.places import socket_path
-from qgpu.runtime import cdi, seccomp
+from qgpu.guardian.proxy import seccomp_filter as pod_filter
+from qgpu.linux import cgroup
+from qgpu.paths import socket_path
+from qgpu.runtime import cdi, seccomp_profile
 
 NVIDIA0 = {"type": "c", "path": "/dev/nvidia0", "major": 195, "minor": 0}
 
@@ -32,14 +32,14 @@ class Plain:
         self.bundle = directory / name
         self.bundle.mkdir()
         self._runtime_dir = runtime_dir
-        self._listener = seccomp.listener(runtime_dir)
+        self._listener = seccomp_profile.listener(runtime_dir)
         self.config = {
             "annotations": {"qgpu.io/name": name, **annotations},
             "process": {"env": []},
             "linux": {
                 "devices": [NVIDIA0],
                 "resources": {"devices": [{"allow": False, "access": "rwm"}]},
-                "seccomp": seccomp.profile(seccomp.UNCONFINED, self._listener),
+                "seccomp": seccomp_profile.profile(seccomp_profile.UNCONFINED, self._listener),
             },
         }
         self._cgroup = cgroup.mount() / f"test-{os.getpid()}-{name}"

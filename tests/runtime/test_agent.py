@@ -21,17 +21,17 @@ from pathlib import Path
 
 import pytest
 
-from qgpu import cgroup
-from qgpu.guardian.filter import WATCHED_PREFIXES
-from qgpu.guardian.journal import Journal
-from qgpu.guardian.judge import Judge
-from qgpu.guardian.register import Register
-from qgpu.guardian.supervisor import Supervisor
-from qgpu.rm import abi
-from qgpu.runtime import seccomp
+from qgpu.guardian.accounting.object_table import ObjectTable
+from qgpu.guardian.failover.journal import Journal
+from qgpu.guardian.proxy.dispatcher import Dispatcher
+from qgpu.guardian.proxy.seccomp_filter import WATCHED_PREFIXES
+from qgpu.guardian.proxy.supervisor import Supervisor
+from qgpu.ipc.systemd import FdStore
+from qgpu.linux import cgroup
+from qgpu.nvidia import abi
+from qgpu.runtime import seccomp_profile
 from qgpu.runtime.agent import Agent
-from qgpu.runtime.container import Container as Description
-from qgpu.systemd import Store
+from qgpu.runtime.oci_container import Container as Description
 from tests.cli import programs
 from tests.cli.programs import Daemon
 from tests.guardian.fake_rm import FakeRm
@@ -68,7 +68,7 @@ class Guard:
         self.asked: list[int] = []
         rm = FakeRm()
         self.supervisor = Supervisor(
-            Register(),
+            ObjectTable(),
             Journal(),
             rm,
             lambda keys: None,
@@ -80,7 +80,7 @@ class Guard:
         )
         self._stop = threading.Event()
         self._threads: list[threading.Thread] = []
-        self.agent = Agent(self.socket, self._attach, Store())
+        self.agent = Agent(self.socket, self._attach, FdStore())
 
     def _attach(self, pid: int, container: str, listener: int) -> None:
         self.pids.append(pid)
@@ -90,7 +90,7 @@ class Guard:
         self._threads[-1].start()
 
     def _serve(self, number: int, listener: int) -> None:
-        judge = Judge(self.supervisor, "web")
+        judge = Dispatcher(self.supervisor, "web")
         poll = select.poll()
         poll.register(listener, select.POLLIN)
         while not self._stop.is_set():
@@ -131,7 +131,7 @@ def container(
     """A container behind the profile."""
     made = Container(request.param, tmp_path, daemon.runtime_dir, "sleep", "600").ask({}, QGPU_GPU_0="")
     shutil.copy(calls, made.bundle / "rootfs" / "bin")
-    made.config["linux"]["seccomp"] = seccomp.profile(seccomp.UNCONFINED, guard.socket)
+    made.config["linux"]["seccomp"] = seccomp_profile.profile(seccomp_profile.UNCONFINED, guard.socket)
     yield made
     made.end()
 
@@ -167,16 +167,16 @@ def test_its_first_process_and_each_exec_bring_a_listener_from_the_containers_cg
 
 def listed() -> list[str]:
     """Every word of podman's profile, all calls among them."""
-    if not seccomp.BASE.exists():
-        pytest.skip(f"needs {seccomp.BASE}")
-    return sorted({"ioctl", *(name for name in seccomp.BASE.read_text().split('"') if name.isidentifier())})
+    if not seccomp_profile.BASE.exists():
+        pytest.skip(f"needs {seccomp_profile.BASE}")
+    return sorted({"ioctl", *(name for name in seccomp_profile.BASE.read_text().split('"') if name.isidentifier())})
 
 
 @pytest.mark.parametrize("strict", [False, True], ids=["unconfined", "strict"])
 def test_libseccomp_watches_what_our_own_filter_watches(container, guard, strict):
     if strict:
         base = {**STRICT, "syscalls": [{"names": listed(), "action": "SCMP_ACT_ALLOW"}]}
-        container.config["linux"]["seccomp"] = seccomp.profile(base, guard.socket)
+        container.config["linux"]["seccomp"] = seccomp_profile.profile(base, guard.socket)
     started = container.start()
     assert started.returncode == 0, started.stdout
     before = len(guard.asked)
@@ -193,7 +193,7 @@ def test_libseccomp_watches_what_our_own_filter_watches(container, guard, strict
 def test_no_mapping_by_another_architectures_call_succeeds(container, guard, strict):
     if strict:
         base = {**STRICT, "syscalls": [{"names": listed(), "action": "SCMP_ACT_ALLOW"}]}
-        container.config["linux"]["seccomp"] = seccomp.profile(base, guard.socket)
+        container.config["linux"]["seccomp"] = seccomp_profile.profile(base, guard.socket)
     container.config["root"]["readonly"] = False
     started = container.start()
     assert started.returncode == 0, started.stdout
@@ -205,7 +205,7 @@ def test_no_mapping_by_another_architectures_call_succeeds(container, guard, str
 
 def test_without_an_agent_no_container_starts(container, guard):
     guard.agent.close()
-    guard.agent = Agent(guard.socket.with_name("elsewhere.sock"), guard._attach, Store())
+    guard.agent = Agent(guard.socket.with_name("elsewhere.sock"), guard._attach, FdStore())
     started = container.start()
 
     assert started.returncode != 0
@@ -242,12 +242,14 @@ def podman() -> Iterator[Callable[..., str]]:
     shutil.rmtree(stores)
 
 
-@pytest.mark.skipif(bool(oci.missing("podman")) or not seccomp.BASE.exists(), reason="needs podman with its profile")
+@pytest.mark.skipif(
+    bool(oci.missing("podman")) or not seccomp_profile.BASE.exists(), reason="needs podman with its profile"
+)
 def test_podman_carries_the_profile_to_the_runtime_unharmed(podman, tmp_path, calls, guard):
     files = oci.rootfs(tmp_path / "rootfs")
     shutil.copy(calls, files / "bin")
     profile = tmp_path / "profile.json"
-    profile.write_text(json.dumps(seccomp.profile(json.loads(seccomp.BASE.read_text()), guard.socket)))
+    profile.write_text(json.dumps(seccomp_profile.profile(json.loads(seccomp_profile.BASE.read_text()), guard.socket)))
 
     limits = ("--ulimit", "nofile=1024:1024", "--ulimit", "nproc=1024:1024")  # not above this process's own
     made = ("run", "--name", "web", "--network", "none", *limits, "--security-opt", f"seccomp={profile}", "--rootfs")
@@ -256,4 +258,4 @@ def test_podman_carries_the_profile_to_the_runtime_unharmed(podman, tmp_path, ca
         again = tuple(part if part != "web" else "old" for part in made)
         assert "mapped" not in podman(*again, str(files), "/bin/calls", "foreign")
     config = json.loads(Path(podman("inspect", "-f", "{{.OCIConfigPath}}", "web").strip()).read_text())
-    seccomp.check(Description("web", 7, seccomp=config["linux"]["seccomp"]), guard.socket)
+    seccomp_profile.check(Description("web", 7, seccomp=config["linux"]["seccomp"]), guard.socket)

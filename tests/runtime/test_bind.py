@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from qgpu import cgroup
-from qgpu.places import socket_path
+from qgpu.linux import cgroup
+from qgpu.paths import socket_path
 from tests.cli import programs
 from tests.cli.programs import Daemon
 from tests.runtime import oci

@@ -11,8 +11,8 @@ import pytest
 from qgpu.doctor.containers import check_containers
 from qgpu.doctor.report import Verdict
 from qgpu.errors import NotSupportedError, PermissionDeniedError
-from qgpu.runtime import cdi, driver
-from qgpu.sched.backend import Pgpu
+from qgpu.model.plane_api import Pgpu
+from qgpu.runtime import cdi, driver_files
 from tests.cli import programs
 
 CARDS = [Pgpu(0, "GPU-aa", "a card", 1 << 30, 3), Pgpu(1, "GPU-bb", "a card", 1 << 30, 0)]
@@ -34,7 +34,7 @@ CACHE = """\
 
 @pytest.fixture
 def keeper(tmp_path):
-    made = cdi.Keeper(CARDS, SOCKET, tmp_path / "cdi")
+    made = cdi.CdiFileWriter(CARDS, SOCKET, tmp_path / "cdi")
     made.refresh()
     return made
 
@@ -78,7 +78,7 @@ def test_a_simulated_pgpu_brings_no_driver():
 
 def test_libraries_appear_under_the_names_programs_ask_for():
     kind = {"x86_64": "x86-64", "aarch64": "AArch64"}[platform.machine()]
-    found = driver.libraries(CACHE.replace("KIND", kind))
+    found = driver_files.libraries(CACHE.replace("KIND", kind))
 
     assert found == {
         "libcuda.so": "/usr/lib/nv/libcuda.so.1",
@@ -86,7 +86,7 @@ def test_libraries_appear_under_the_names_programs_ask_for():
         "libnvidia-gpucomp.so.580.1": "/usr/lib/nv/libnvidia-gpucomp.so.580.1",
         "libnvidia-ptxjitcompiler.so.1": "/usr/lib/nv/libnvidia-ptxjitcompiler.so.1",
     }
-    assert driver.Mount("/usr/lib/nv/libcuda.so.1", "/usr/lib64/libcuda.so") in driver.library_mounts(found)
+    assert driver_files.Mount("/usr/lib/nv/libcuda.so.1", "/usr/lib64/libcuda.so") in driver_files.library_mounts(found)
 
 
 def test_a_file_that_was_removed_or_changed_is_written_again(keeper):
@@ -127,10 +127,10 @@ def test_a_loader_whose_cache_cannot_be_read_is_said(monkeypatch, tmp_path, load
     tool = tmp_path / "ldconfig"
     tool.write_text(f"#!/bin/sh\n{loader}\n")
     tool.chmod(0o755)
-    monkeypatch.setattr(driver.shutil, "which", lambda *_, **__: str(tool))
+    monkeypatch.setattr(driver_files.shutil, "which", lambda *_, **__: str(tool))
 
     with pytest.raises(NotSupportedError, match="ldconfig"):
-        driver.mounts()
+        driver_files.mounts()
 
 
 def test_a_file_that_is_not_text_is_replaced(keeper):

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from qgpu.config import GpuSettings
 from qgpu.daemon.gpu_loop import GpuLoop
 from qgpu.model import NS_PER_MS, NS_PER_S, Grant, PodClass
+from qgpu.nvidia.gpu_time import Event, GpuTimeCounter
+from qgpu.planes.sim.host import SimHost
 from qgpu.policies import compose
-from qgpu.rm.meter import Event, Meter
 from qgpu.sched import loop
 from qgpu.sched.ledger import Ledger
-from qgpu.sched.sim import SimHost
 from qgpu.trace import recorder as recorder_module
 from qgpu.trace.recorder import Recorder
 from qgpu.trace.recording import GpuTrack, shares
@@ -107,7 +107,7 @@ def test_nobody_has_to_fetch_what_is_told_of_an_empty_card(monkeypatch: pytest.M
     st.sets(st.integers(0, 60)),
 )
 def test_the_spans_of_a_meter_add_up_to_its_totals(steps: list[tuple[int, str, bool]], looks: set[int]) -> None:
-    meter, now_ns, spans = Meter(), 0, {"a": 0, "b": 0}
+    meter, now_ns, spans = GpuTimeCounter(), 0, {"a": 0, "b": 0}
     meter.record(wanted=True)
     for number, (pause_ns, who, start) in enumerate(steps):
         now_ns += pause_ns

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from qgpu.control import Client
-from qgpu.daemon.traces import MAX_TRACES
+from qgpu.daemon.trace_recordings import MAX_TRACES
 from qgpu.errors import ExitCode, RefusedError
+from qgpu.ipc.control_socket import Client
 from tests.browser import chromium
 from tests.cli import programs
 from tests.cli.programs import TIMEOUT_S, Daemon

@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from qgpu.guardian.rules.rows import At, Of, Why
-from qgpu.rm import abi
+from qgpu.nvidia import abi
 
 SEEN, LIBRARY, KERNEL = Why.SEEN, Why.LIBRARY, Why.KERNEL
 MEMORY, OTHERS, INTERNAL = Why.MEMORY, Why.OTHERS, Why.INTERNAL

@@ -16,7 +16,7 @@ import enum
 from typing import NamedTuple
 
 from qgpu.guardian.rules.rows import At, Of, Pointer, Why
-from qgpu.rm import abi
+from qgpu.nvidia import abi
 
 SEEN, LIBRARY, GETTER = Why.SEEN, Why.LIBRARY, Why.GETTER
 SCHEDULING, MEMORY, OTHERS, INTERNAL = Why.SCHEDULING, Why.MEMORY, Why.OTHERS, Why.INTERNAL

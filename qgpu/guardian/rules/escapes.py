@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from qgpu.rm import abi
+from qgpu.nvidia import abi
 
 
 class Escape(NamedTuple):

@@ -7,7 +7,7 @@ to start, and what it enables stays under the gate.
 
 from __future__ import annotations
 
-from qgpu.rm import abi
+from qgpu.nvidia import abi
 
 
 def gives_up_preemption(flags: int, mode: int) -> bool:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from qgpu import uapi
+from qgpu.planes.kmod import uapi
 
 CGROUPS = Path("/sys/fs/cgroup")
 BUILD = Path(os.environ.get("QGPU_VM_BUILD", "/nonexistent"))

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from qgpu.model import TsgSample
-from qgpu.sched.backend import Pgpu
-from qgpu.sched.kmod.backend import Reading, TsgRef
-from qgpu.sched.kmod.device import Card
-from qgpu.sched.kmod.host import KmodHost
+from qgpu.model.plane_api import Pgpu
+from qgpu.planes.kmod.backend import Reading, TsgRef
+from qgpu.planes.kmod.device import Card
+from qgpu.planes.kmod.host import KmodHost
 
 sys.path.insert(0, str(Path(__file__).parent))
 

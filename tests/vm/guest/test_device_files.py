@@ -21,8 +21,8 @@ import nv
 import pytest
 import qg
 
-from qgpu import cgroup
 from qgpu.errors import NotSupportedError
+from qgpu.linux import cgroup
 from qgpu.lsm import device_files, pins
 
 #: A call, one of a 32-bit program (RM takes it for nonsense), and a mapping.

@@ -34,11 +34,11 @@ def scraped(expressions: Sequence[str], tell: Callable[..., None], figures: dict
     with subprocess.Popen([*command, f"--web.listen-address={PROMETHEUS}"], stderr=subprocess.DEVNULL) as prometheus:
         try:
             end = time.monotonic() + _PATIENCE_S
-            while _query("count_over_time(qgpu_lease_gpu_seconds_total[1m])").get("web", 0) < 12:
+            while _query("count_over_time(qgpu_pod_gpu_seconds_total[1m])").get("web", 0) < 12:
                 if time.monotonic() > end:
                     raise OSError("Prometheus has no samples")
                 time.sleep(1)
-            rates = _query("rate(qgpu_lease_gpu_seconds_total[1m])")
+            rates = _query("rate(qgpu_pod_gpu_seconds_total[1m])")
             figures["scrape_ms_in_vm"] = round(1000 * _query("scrape_duration_seconds")[""], 1)
             empty = [expression for expression in expressions if not _query(expression)]
         finally:

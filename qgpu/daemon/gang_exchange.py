@@ -1,0 +1,52 @@
+"""Where the loops of several pGPUs meet: pods that run on more than one of them get the same turns on all.
+
+It only carries claims from loop to loop; what comes of them is decided by ``qgpu.policies.gangs``. A loop
+reads what the others claimed last, so after a change turns differ for a tick.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field, replace
+
+from qgpu.model import Plan, Policy, Sharing, Snapshot
+from qgpu.policies.gangs import Claims, agree, claims
+
+
+@dataclass(slots=True)
+class GangExchange:
+    """What every pGPU's loop claimed last."""
+
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _busy: dict[int, frozenset[str]] = field(default_factory=dict)
+    _claims: dict[int, Claims] = field(default_factory=dict)
+
+    def in_step(self, policy: Policy, offline: Policy) -> Policy:
+        """Return ``policy`` told of the turns of gangs, which claim what ``offline`` would give them."""
+
+        def plan(snapshot: Snapshot) -> Plan:
+            return policy(self._met(snapshot, offline))
+
+        return plan
+
+    def leave(self, pgpu: int) -> None:
+        """Forget a pGPU whose loop has ended."""
+        with self._lock:
+            self._busy.pop(pgpu, None)
+            self._claims.pop(pgpu, None)
+
+    def _met(self, snapshot: Snapshot, offline: Policy) -> Snapshot:
+        pods = tuple(pod for pod in snapshot.pods if not pod.online)
+        busy = frozenset(pod.name for pod in pods if pod.busy)
+        with self._lock:
+            self._busy[snapshot.pgpu] = busy
+            alone = not any(busy & others for pgpu, others in self._busy.items() if pgpu != snapshot.pgpu)
+            if alone:
+                self._claims.pop(snapshot.pgpu, None)
+                return snapshot
+        by_slices = replace(snapshot, pods=pods, offline=Sharing())
+        claimed = claims(offline(by_slices), by_slices)
+        with self._lock:
+            self._claims[snapshot.pgpu] = claimed
+            period_ns, turns = agree(self._claims, snapshot.pgpu)
+        return replace(snapshot, period_ns=period_ns, turns=turns) if turns else snapshot

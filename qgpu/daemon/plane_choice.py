@@ -1,0 +1,75 @@
+"""Which plane the daemon runs on, and why: the module if it is there, else seccomp, else the simulator."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from qgpu.errors import NoGpuError, PermissionDeniedError
+from qgpu.model.plane_api import Host
+from qgpu.model.plane_names import Plane
+from qgpu.nvidia.versions import VERSION_FILE
+from qgpu.planes import kmod
+from qgpu.planes.seccomp.restored_fds import RestoredFds
+
+DEVICE = Path(kmod.DEVICE)
+DRIVER = VERSION_FILE
+_MODULE_VERSION = Path("/sys/module/nvidia/version")
+
+
+@dataclass(frozen=True, slots=True)
+class PlaneChoice:
+    """A plane, and the reason it was taken."""
+
+    plane: Plane
+    why: str
+
+
+def choose(wanted: Plane) -> PlaneChoice:
+    """Decide for a plane by what this host has.
+
+    Raises PermissionDeniedError where it has GPUs that cannot be shared: simulated ones would leave them to everybody.
+    """
+    if wanted is not Plane.AUTO:
+        return PlaneChoice(wanted, "asked for")
+    if DEVICE.exists():
+        return PlaneChoice(Plane.KMOD, f"{DEVICE} is there")
+    if not DRIVER.exists():
+        return PlaneChoice(Plane.SIM, "no NVIDIA driver is loaded")
+    if os.geteuid() != 0:
+        raise PermissionDeniedError(
+            "plane auto: an NVIDIA driver is loaded, and only root can share its GPUs; run qgpud as root, "
+            "or simulate one with --plane sim"
+        )
+    return PlaneChoice(Plane.SECCOMP, f"an NVIDIA driver is loaded and there is no {DEVICE}")
+
+
+def open_host(plane: Plane, kept: RestoredFds, sim_gpus: int) -> Host:
+    """Open the plane. Raises NoGpuError, PermissionDeniedError, NotSupportedError."""
+    if plane is not Plane.SECCOMP:
+        kept.leave()
+    if plane is Plane.SIM:
+        from qgpu.planes.sim.host import Clock, SimHost
+
+        return SimHost(sim_gpus, Clock.REAL)
+    if os.geteuid() != 0:
+        raise PermissionDeniedError(f"plane {plane}: only root can share a GPU; run qgpud as root or with --plane sim")
+    if plane is Plane.KMOD:
+        if not DEVICE.exists():
+            raise NoGpuError(f"plane kmod: there is no {DEVICE}; load qgpu.ko, or use --plane auto")
+        from qgpu.daemon import kmod_plane
+
+        return kmod_plane.open_host()
+    if not DRIVER.exists():
+        raise NoGpuError("plane seccomp: no NVIDIA driver is loaded here; load it, or use --plane sim")
+    from qgpu.planes.seccomp.host import SeccompHost
+
+    return SeccompHost(kept)
+
+
+def driver_version(plane: Plane) -> str | None:
+    """Return the version of the NVIDIA driver in use; None on the simulator."""
+    if plane is Plane.SIM or not _MODULE_VERSION.exists():
+        return None
+    return _MODULE_VERSION.read_text().strip()

@@ -1,0 +1,52 @@
+"""Loads on simulated pGPUs: processes that need no process. Each ends with the client that asked for it."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import asdict
+from functools import partial
+from typing import Any
+
+from qgpu.daemon.request_args import Arguments
+from qgpu.errors import NotSupportedError
+from qgpu.ipc.control_socket import Session
+from qgpu.load.spec import Workload
+from qgpu.model.plane_api import Host
+from qgpu.planes.sim.host import SimHost
+
+
+class SimulatedLoads:
+    """The loads that run, by number; ``lock`` is held while pods come and go."""
+
+    def __init__(self, host: Host, lock: threading.RLock) -> None:
+        self._host = host
+        self._lock = lock
+        self._pods: dict[int, str] = {}
+
+    def in_pod(self, name: str) -> bool:
+        """Tell whether any runs in a pod."""
+        return name in self._pods.values()
+
+    def start(self, session: Session, arguments: Arguments, _fds: list[int]) -> dict[str, Any]:
+        """Start one."""
+        sim, pod = self._sim(), arguments.need("pod", str)
+        workload = Workload.from_dict(arguments.need("workload", dict))
+        with self._lock:
+            load = sim.start_load(pod, arguments.need("gpu", int), workload)
+            self._pods[load] = pod
+            session.at_end.append(partial(self._stop, load))
+        return {"load": load}
+
+    def progress(self, _session: Session, arguments: Arguments, _fds: list[int]) -> dict[str, Any]:
+        """Report what one did so far."""
+        return asdict(self._sim().progress(arguments.need("load", int)))
+
+    def _stop(self, load: int) -> None:
+        with self._lock:
+            self._sim().stop_load(load)
+            del self._pods[load]
+
+    def _sim(self) -> SimHost:
+        if not isinstance(self._host, SimHost):
+            raise NotSupportedError(f"plane {self._host.plane}: simulated loads run on plane sim only")
+        return self._host

@@ -1,0 +1,121 @@
+"""The watch for processes that are on the cards and in no pod: nothing bounds them, and no pod's share counts them.
+
+They may be there by right, for a host may give its cards to others beside qgpu; or they use what a pod handed them.
+Nobody is stopped: they are told in the log, in ``qgpuctl status`` and to Prometheus.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import structlog
+
+from qgpu.daemon.device_isolation import DeviceIsolation
+from qgpu.errors import QgpuError
+from qgpu.linux import cgroup, proc
+from qgpu.model.plane_api import Pgpu, PodInfo
+
+_log = structlog.get_logger("unmanaged_processes")
+
+#: How often it is looked: what is there longer will be seen.
+_LOOK_S = 5.0
+#: So many lines a look; the rest are counted.
+_LINES = 10
+
+
+@dataclass(frozen=True, slots=True)
+class UnmanagedProcess:
+    """A process on a card that is in no pod; its name is of its own choice."""
+
+    gpu: int
+    pid: int
+    name: str
+    cgroup: str
+
+
+def find(gpu: int, pids: Iterable[int], pods: Sequence[PodInfo]) -> list[UnmanagedProcess]:
+    """Return which of the processes on a card are neither a pod's nor qgpu's own."""
+    ours = [cgroup.GUARDIANS, *(pod.cgroup for pod in pods if pod.cgroup)]
+    in_pods = {pid for pod in pods for pid in pod.pids}
+    found = []
+    for pid in sorted(set(pids) - in_pods - {os.getpid()}):
+        try:
+            at = cgroup.of(pid)
+        except OSError:  # gone, or in a PID namespace that is not ours
+            continue
+        if not any(cgroup.within(at, path) for path in ours):
+            found.append(UnmanagedProcess(gpu, pid, proc.name(pid), proc.printable(os.fsencode(at))))
+    return found
+
+
+class UnmanagedProcesses:
+    """Looks at every card every few seconds, in a thread of its own, for the driver may take its time."""
+
+    def __init__(
+        self,
+        pgpus: Sequence[Pgpu],
+        processes: Callable[[str], Iterable[int]],
+        pods: Callable[[], Sequence[PodInfo]],
+        fence: DeviceIsolation,
+    ) -> None:
+        self._pgpus, self._processes, self._pods, self._fence = pgpus, processes, pods, fence
+        #: By card; a card of which the driver does not tell is missing.
+        self.seen: Mapping[int, Sequence[UnmanagedProcess]] = {}
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="unmanaged_processes", daemon=True)
+
+    def start(self) -> None:
+        """Begin to look."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Look no more; a look that the driver holds up is not waited for."""
+        self._stop.set()
+
+    def _run(self) -> None:
+        while not self._stop.wait(_LOOK_S):
+            try:
+                self.look()
+            except Exception:  # noqa: BLE001 - a watch that has ended would be missed by nobody
+                if not self._stop.is_set():  # else what it looks at is being closed
+                    _log.exception("the watch for processes outside pods failed, trying again")
+
+    def look(self) -> None:
+        """Look once, and log who was not there before."""
+        listed = {}
+        for pgpu in self._pgpus:
+            try:
+                listed[pgpu.index] = list(self._processes(pgpu.uuid))
+            except QgpuError:
+                continue
+        try:
+            pods = self._pods()  # after the cards: a pod that has just come is none too many
+        except QgpuError:
+            return
+        before, self.seen = self.seen, {gpu: find(gpu, pids, pods) for gpu, pids in listed.items()}
+        known = {each for there in before.values() for each in there}
+        self._tell(
+            "process on a card outside pods: its share and memory are nobody's",
+            [
+                {"pgpu": each.gpu, "pid": each.pid, "name": each.name, "cgroup": each.cgroup}
+                for there in self.seen.values()
+                for each in there
+                if each not in known
+            ],
+        )
+        self._tell(
+            "a pod's device file was refused to a process outside it",
+            [
+                {"pid": each.pid, "name": each.name, "call": each.call, "times": each.times}
+                for each in self._fence.refusals()
+            ],
+        )
+
+    def _tell(self, what: str, lines: Sequence[dict[str, object]]) -> None:
+        for line in lines[:_LINES]:
+            _log.warning(what, **line)
+        if len(lines) > _LINES:
+            _log.warning(what, more=len(lines) - _LINES)

@@ -1,0 +1,510 @@
+"""The register: pod -> process -> RM client -> device -> TSG -> channel, and pod -> memory objects.
+
+Kept from facts, one small dict each, so that the same facts written to the journal rebuild it. What RM is about to
+be asked for is a claim, charged already; it is confirmed, or gone, when RM has answered.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from qgpu.guardian.accounting.allocations import Allocation, Allocations
+from qgpu.ipc.codec import grants_from, grants_to
+from qgpu.linux import cgroup
+from qgpu.model import Grant
+from qgpu.nvidia import abi
+
+Fact = dict[str, Any]
+
+#: Levels of objects below an RM client: device, TSG or subdevice, channel, what hangs on it; and room to spare.
+_DEEPEST = 8
+Key = tuple[int, int]
+
+#: What RM itself takes of a card's memory for a TSG and its channels (context-switch buffers, instance memory, page
+#: tables), which has no handle: a CUDA context's share was measured as 9.6 MiB on an H200, and more is charged.
+COMPUTE_TSG_BYTES, OTHER_TSG_BYTES = 16 << 20, 1 << 20
+#: The same for an address space, of which every device has one too: its first page tables, 20 KiB on an H200.
+SPACE_BYTES = 64 << 10
+
+#: Descriptors of a client's file that are remembered; another one can be searched for (``file_search.py``).
+MOST_USERS = 16
+
+#: Of a device: which card it is on is not known yet.
+NO_INSTANCE = 0xFFFFFFFF
+
+
+@dataclass(slots=True)
+class RmObject:
+    """One object as RM has it. ``detail``: device instance, engine type, or bytes, by class."""
+
+    client: int
+    handle: int
+    parent: int
+    rm_class: int
+    detail: int = 0
+    confirmed: bool = False
+    #: Channels: the id that context-switch records carry, 0 while unknown.
+    context: int = 0
+    #: TSGs: the timeslice its process asked for, which it gets when no plan says otherwise.
+    wish_us: int = abi.RM_DEFAULT_TIMESLICE_US
+
+    @property
+    def key(self) -> Key:
+        """What names the object on the whole machine: client handles are unique while they live."""
+        return self.client, self.handle
+
+
+@dataclass(slots=True)
+class RmClientEntry:
+    """One RM client of a pod, with the processes and descriptors through which it can be reached."""
+
+    pod: str
+    #: The process that RM takes for its owner: the first that was seen to use it.
+    maker: int = 0
+    users: list[tuple[int, int]] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class PodEntry:
+    """A pod: its cgroup, and its grants by pGPU index."""
+
+    cgroup: str
+    grants: dict[int, Grant] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class ObjectTable:
+    """Everything known of the pods' processes and their RM objects."""
+
+    pods: dict[str, PodEntry] = field(default_factory=dict)
+    processes: dict[int, str] = field(default_factory=dict)
+    clients: dict[int, RmClientEntry] = field(default_factory=dict)
+    objects: dict[Key, RmObject] = field(default_factory=dict)
+    #: Devices by their clients, and how many each pod has.
+    devices: dict[int, set[int]] = field(default_factory=dict, compare=False)
+    device_counts: Counter[str] = field(default_factory=Counter, compare=False)
+    #: How many objects each pod has.
+    counts: Counter[str] = field(default_factory=Counter, compare=False)
+    #: By process, the descriptors of UVM's files on which it has registered cards.
+    uvm_fds: dict[int, set[int]] = field(default_factory=dict)
+    _pids: dict[str, set[int]] = field(default_factory=dict, compare=False)
+    #: Clients by pod, and by the processes that use them.
+    _of_pod: dict[str, set[int]] = field(default_factory=dict, compare=False)
+    _used: dict[int, set[int]] = field(default_factory=dict, compare=False)
+    #: Clients that have come to another pod.
+    _given: set[int] = field(default_factory=set, compare=False)
+    _handles: dict[int, set[int]] = field(default_factory=dict, compare=False)
+    _children: dict[Key, set[int]] = field(default_factory=dict)
+    _tsgs: set[Key] = field(default_factory=set)
+    _channels: dict[int, set[Key]] = field(default_factory=dict, compare=False)
+    #: Counts what may change who is scheduled, so that others can keep what they worked out.
+    revision: int = field(default=0, compare=False)
+    allocations: Allocations = field(default_factory=Allocations)
+
+    def note(self, fact: Fact) -> None:
+        """Take one fact in. Facts about what is not there (any more) change nothing."""
+        getattr(self, f"_{fact['fact']}")(fact)
+        if fact.get("class") != abi.NV01_MEMORY_LOCAL_USER:
+            self.revision += 1
+
+    def _pod(self, fact: Fact) -> None:
+        entry = self.pods.setdefault(fact["name"], PodEntry(fact.get("cgroup") or cgroup.path_of(fact["name"])))
+        entry.grants = grants_from(fact["grants"])
+
+    def _unpod(self, fact: Fact) -> None:
+        self.pods.pop(fact["name"], None)
+        self._ended(fact)
+
+    def _ended(self, fact: Fact) -> None:
+        """Take note that no process of a pod is left, those that never made a call among them."""
+        self.allocations.pod_ended(fact["name"])
+
+    def _carry(self, fact: Fact) -> None:
+        """Take note that an open file carries exported memory."""
+        self._keep(fact)
+        self.allocations.carry(fact["carrier"], fact["memory"])
+
+    def _carrier_closed(self, fact: Fact) -> None:
+        self.allocations.carrier_closed(fact["carrier"])
+
+    def _process(self, fact: Fact) -> None:
+        self.processes[fact["pid"]] = fact["pod"]
+        self._pids.setdefault(fact["pod"], set()).add(fact["pid"])
+        self.allocations.pod_begins(fact["pod"])
+
+    def _uvm_file(self, fact: Fact) -> None:
+        known = self.uvm_fds.setdefault(fact["pid"], set())
+        if fact["there"] and fact["pid"] in self.processes:
+            known.add(fact["fd"])
+        else:
+            known.discard(fact["fd"])
+        if not known:
+            del self.uvm_fds[fact["pid"]]
+
+    def _exit(self, fact: Fact) -> None:
+        """Take a process out; its clients stay until RM says that they are gone: their files may be elsewhere."""
+        if (pod := self.processes.pop(fact["pid"], None)) is not None:
+            self._pids[pod].discard(fact["pid"])
+            if not self._pids[pod]:
+                del self._pids[pod]
+        self.uvm_fds.pop(fact["pid"], None)
+        self.allocations.exited(fact["pid"])
+        for handle in self._used.pop(fact["pid"], ()):
+            client = self.clients[handle]
+            client.users = [user for user in client.users if user[0] != fact["pid"]]
+
+    def _client(self, fact: Fact) -> None:
+        client = fact["client"]
+        if "pod" in fact:
+            self._add_client(client, fact["pod"], fact["maker"])
+            for pid, fd in fact["users"]:
+                self._add_user(client, pid, fd)
+            return
+        pod = self.processes.get(fact["pid"])
+        if pod is None:
+            return
+        entry = self.clients.get(client)
+        if entry is not None and entry.pod != pod and not self._proven(client):
+            # Somebody named this handle before RM gave it out; the name alone proves nothing.
+            self._drop_client(client)
+            entry = None
+        if entry is None:
+            self._add_client(client, pod, fact["pid"])
+        self._add_user(client, fact["pid"], fact["fd"])
+
+    def _add_client(self, client: int, pod: str, maker: int) -> None:
+        self.clients[client] = RmClientEntry(pod, maker)
+        self._given.discard(client)
+        self._of_pod.setdefault(pod, set()).add(client)
+
+    def _add_user(self, client: int, pid: int, fd: int) -> None:
+        entry = self.clients[client]
+        if (pid, fd) not in entry.users and len(entry.users) < MOST_USERS:
+            entry.users.append((pid, fd))
+            self._used.setdefault(pid, set()).add(client)
+
+    def _reached(self, fact: Fact) -> None:
+        """Take note of a descriptor that leads to a client, in the place of those that do not."""
+        if (entry := self.clients.get(fact["client"])) is not None:
+            for pid, _ in entry.users:
+                self._used.get(pid, set()).discard(fact["client"])
+            entry.users = []
+            self._add_user(fact["client"], fact["pid"], fact["fd"])
+
+    def _owner(self, fact: Fact) -> None:
+        """Give a client, with its objects and memory that has no handle elsewhere, to the pod that has its file."""
+        client, pod, pid = fact["client"], fact["pod"], fact["pid"]
+        if (entry := self.clients.get(client)) is None:
+            return
+        handles = self._handles.get(client, set())
+        for counts, count in ((self.counts, len(handles)), (self.device_counts, len(self.devices.get(client, ())))):
+            counts[entry.pod] -= count
+            counts[pod] += count
+        self._of_pod[entry.pod].discard(client)
+        self._of_pod.setdefault(pod, set()).add(client)
+        entry.pod, entry.maker = pod, pid
+        self._given.add(client)
+        self._reached(fact)
+        self.allocations.give([(client, handle) for handle in handles], pod)
+
+    def _object(self, fact: Fact) -> None:
+        # RM takes parent 0 for the client itself (rs_server.c:serverAllocResource).
+        parent = fact["parent"] or fact["client"]
+        rm = RmObject(fact["client"], fact["handle"], parent, fact["class"], fact["detail"])
+        if rm.client not in self.clients or not self._hangs_together(rm):
+            return
+        if (before := self.objects.get(rm.key)) is not None:
+            self._leave_parent(before)
+            self._forget_kind(before)
+        else:
+            self.counts[self.pod_of(rm)] += 1
+        self.objects[rm.key] = rm
+        self._handles.setdefault(rm.client, set()).add(rm.handle)
+        if rm.rm_class == abi.NV01_DEVICE_0:
+            self.devices.setdefault(rm.client, set()).add(rm.handle)
+            self.device_counts[self.pod_of(rm)] += 1
+        if rm.rm_class == abi.KEPLER_CHANNEL_GROUP_A:
+            self._tsgs.add(rm.key)
+        if rm.rm_class in abi.GPFIFO_CLASSES:
+            self._channels.setdefault(rm.client, set()).add(rm.key)
+        if (size := self._takes(rm)) is not None:
+            self._charge(rm, size, fact.get("memory"))
+        self._children.setdefault((rm.client, rm.parent), set()).add(rm.handle)
+
+    def _hangs_together(self, rm: RmObject) -> bool:
+        """Refuse what would be its own ancestor: RM makes no such thing, and a pod may ask for it."""
+        at = rm.parent
+        for _ in range(_DEEPEST):
+            if at == rm.handle or rm.handle == rm.client:
+                return False
+            above = self.objects.get((rm.client, at))
+            if above is None or at == rm.client:
+                return True
+            at = above.parent
+        return False
+
+    def _confirm(self, fact: Fact) -> None:
+        if (rm := self.objects.get((fact["client"], fact["handle"]))) is not None:
+            rm.confirmed = True
+            rm.context = fact.get("context", rm.context)
+
+    def _wish(self, fact: Fact) -> None:
+        if (rm := self.objects.get((fact["client"], fact["handle"]))) is not None:
+            rm.wish_us = fact["us"]
+
+    def _gone(self, fact: Fact) -> None:
+        client, handle = fact["client"], fact["handle"]
+        if client == handle:
+            self._drop_client(client)
+        else:
+            self._drop((client, handle))
+
+    def _proven(self, client: int) -> bool:
+        return any(self.objects[client, handle].confirmed for handle in self._handles.get(client, ()))
+
+    def _drop_client(self, client: int) -> None:
+        for handle in self._handles.pop(client, set()):
+            rm = self.objects.pop((client, handle))
+            self.counts[self.pod_of(rm)] -= 1
+            self._children.pop((client, rm.parent), None)
+            self._forget_kind(rm)
+        self._given.discard(client)
+        if (entry := self.clients.pop(client, None)) is None:
+            return
+        self._of_pod[entry.pod].discard(client)
+        if not self._of_pod[entry.pod]:
+            del self._of_pod[entry.pod]
+        for pid, _ in entry.users:
+            self._used.get(pid, set()).discard(client)
+
+    def _drop(self, key: Key) -> None:
+        """Forget an object and all below it, as RM frees a subtree."""
+        for handle in self._children.pop(key, set()):
+            self._drop((key[0], handle))
+        if (rm := self.objects.pop(key, None)) is not None:
+            self.counts[self.pod_of(rm)] -= 1
+            self._handles[rm.client].discard(rm.handle)
+            self._forget_kind(rm)
+            self._leave_parent(rm)
+
+    def _forget_kind(self, rm: RmObject) -> None:
+        """Forget what hangs on an object's class: that it is scheduled, is a device, keeps memory."""
+        self._tsgs.discard(rm.key)
+        if (channels := self._channels.get(rm.client)) is not None:
+            channels.discard(rm.key)
+            if not channels:
+                del self._channels[rm.client]
+        self.allocations.drop(rm.key)
+        if rm.rm_class == abi.NV01_DEVICE_0 and rm.handle in self.devices.get(rm.client, ()):
+            self.device_counts[self.pod_of(rm)] -= 1
+            self.devices[rm.client].discard(rm.handle)
+            if not self.devices[rm.client]:
+                del self.devices[rm.client]
+
+    def _leave_parent(self, rm: RmObject) -> None:
+        if (siblings := self._children.get((rm.client, rm.parent))) is not None:
+            siblings.discard(rm.handle)
+            if not siblings:  # parents are whatever a pod says
+                del self._children[rm.client, rm.parent]
+
+    def _takes(self, rm: RmObject) -> int | None:
+        """Return what an object takes of a card's memory, in bytes; None for none."""
+        match rm.rm_class:
+            case abi.NV01_MEMORY_LOCAL_USER:
+                return rm.detail
+            case abi.KEPLER_CHANNEL_GROUP_A:
+                return COMPUTE_TSG_BYTES if self.is_compute(rm) else OTHER_TSG_BYTES
+            case abi.FERMI_VASPACE_A | abi.NV01_DEVICE_0:
+                return SPACE_BYTES
+        return None
+
+    def _charge(self, rm: RmObject, size: int, number: int | None) -> None:
+        """Charge memory, unless it is a further handle on some that is charged."""
+        if number is not None and self.allocations.duplicate(rm.key, number):
+            if rm.client in self._given:
+                self.allocations.give([rm.key], self.pod_of(rm))  # it may have been noted before its client's new owner
+            return
+        if (instance := self.instance_of(rm)) is not None:
+            number = number if number is not None else self.allocations.next_number()
+            self.allocations.allocate(rm.key, self.pod_of(rm), instance, size, number)
+
+    def _keep(self, fact: Fact) -> None:
+        """Charge memory that a fact is about, if it says whose that is: its object may not have been told of yet."""
+        if "pod" in fact:
+            self.allocations.keep(fact["memory"], fact["pod"], fact["instance"], fact["size"])
+
+    def _kept(self, fact: Fact) -> None:
+        self._keep(fact)
+        if fact.get("pinned"):
+            self.allocations.pin(fact["memory"])
+
+    def _pin(self, fact: Fact) -> None:
+        self._keep(fact)
+        self.allocations.pin(fact["memory"])
+
+    def _map(self, fact: Fact) -> None:
+        self.allocations.map(fact["pid"], fact["base"], fact["length"], bytes.fromhex(fact["uuid"]), fact["memory"])
+
+    def _unmap(self, fact: Fact) -> None:
+        uuid = bytes.fromhex(fact["uuid"]) if fact["uuid"] is not None else None
+        self.allocations.unmap(fact["pid"], fact["base"], fact["length"], uuid)
+
+    def _unmapped(self, fact: Fact) -> None:
+        self.allocations.unmap_all(fact["memory"])
+
+    def _managed(self, fact: Fact) -> None:
+        self.allocations.managed[fact["pid"]] = fact["bytes"]
+
+    # -- questions ------------------------------------------------------------------------------------------
+
+    def facts(self) -> Iterator[Fact]:
+        """Say it all again in as few facts as there are things: what a compacted journal holds.
+
+        Other facts may be noted between any two of them: each tells of the moment at which it is asked for.
+        """
+        for name in list(self.pods):
+            if (pod := self.pods.get(name)) is not None:
+                yield {"fact": "pod", "name": name, "cgroup": pod.cgroup, "grants": grants_to(pod.grants)}
+        for pid in list(self.processes):
+            if (of := self.processes.get(pid)) is not None:
+                yield {"fact": "process", "pid": pid, "pod": of}
+                uvm_fds = sorted(self.uvm_fds.get(pid, ()))
+                yield from ({"fact": "uvm_file", "pid": pid, "fd": fd, "there": True} for fd in uvm_fds)
+        for handle in list(self.clients):
+            if (client := self.clients.get(handle)) is not None:
+                known = {"pod": client.pod, "maker": client.maker, "users": [list(user) for user in client.users]}
+                yield {"fact": "client", "client": handle} | known
+        yield from self.allocations.facts()
+        for key in list(self.objects):
+            for say in (object_fact, _confirmed, _wished):
+                rm = self.objects.get(key)
+                if rm is not None and (fact := say(rm)) is not None:
+                    yield fact | (self._number_of(rm) if say is object_fact else {})
+
+    def _number_of(self, rm: RmObject) -> Fact:
+        memory = self.allocations.by_handle.get(rm.key)
+        return {"memory": memory.number} if memory is not None else {}
+
+    def pids_of(self, pod: str) -> list[int]:
+        """List a pod's processes that have made calls."""
+        return list(self._pids.get(pod, ()))
+
+    def clients_of(self, pod: str) -> list[int]:
+        """List a pod's RM clients."""
+        return list(self._of_pod.get(pod, ()))
+
+    def clients_used_by(self, pid: int) -> list[int]:
+        """List the RM clients that a process uses."""
+        return list(self._used.get(pid, ()))
+
+    def pod_of(self, rm: RmObject) -> str:
+        """Name the pod an object belongs to."""
+        return self.clients[rm.client].pod
+
+    def instance_of(self, rm: RmObject) -> int | None:
+        """Return the device instance an object lives on; None for what lies under no device."""
+        at: RmObject | None = rm
+        while at is not None:
+            if at.rm_class == abi.NV01_DEVICE_0:
+                return at.detail if at.detail != NO_INSTANCE else None
+            at = self.objects.get((at.client, at.parent))
+        return None
+
+    def compute_tsgs(self, instance: int) -> list[RmObject]:
+        """List the confirmed TSGs of the compute engine of one card."""
+        return [rm for rm in self._confirmed_tsgs() if self.is_compute(rm) and self.instance_of(rm) == instance]
+
+    def copy_tsgs(self, instance: int) -> list[RmObject]:
+        """List the confirmed TSGs of the copy engines of one card."""
+        return [rm for rm in self._confirmed_tsgs() if self.is_copy(rm) and self.instance_of(rm) == instance]
+
+    def _confirmed_tsgs(self) -> Iterator[RmObject]:
+        return (rm for rm in (self.objects[key] for key in self._tsgs) if rm.confirmed)
+
+    def is_compute(self, rm: RmObject) -> bool:
+        """Tell whether an object is a TSG of the compute engine, as is one whose engine was left open."""
+        return rm.rm_class == abi.KEPLER_CHANNEL_GROUP_A and (rm.detail == 0 or rm.detail in abi.GR_ENGINES)
+
+    def is_copy(self, rm: RmObject) -> bool:
+        """Tell whether an object is a TSG of a copy engine."""
+        return rm.rm_class == abi.KEPLER_CHANNEL_GROUP_A and rm.detail in abi.COPY_ENGINES
+
+    def channels(self, tsg: RmObject) -> list[RmObject]:
+        """List the confirmed channels of a TSG."""
+        below = (self.objects.get((tsg.client, handle)) for handle in self._children.get(tsg.key, ()))
+        return [rm for rm in below if rm is not None and rm.confirmed and rm.rm_class in abi.GPFIFO_CLASSES]
+
+    def below(self, key: Key) -> list[RmObject]:
+        """List an object and everything under it; a client's handle names the client itself."""
+        if key[0] == key[1]:
+            return [self.objects[key[0], handle] for handle in self._handles.get(key[0], ())]
+        found = [self.objects[key]] if key in self.objects else []
+        for handle in self._children.get(key, ()):
+            found += self.below((key[0], handle))
+        return found
+
+    def has_channels(self, client: int) -> bool:
+        """Tell whether anything of a client's is scheduled."""
+        return client in self._channels
+
+    def channels_below(self, key: Key) -> list[Key]:
+        """List the channels under an object, or a client; the client's other objects are not gone through."""
+        return [each for each in self._channels.get(key[0], ()) if self._is_below(each, key)]
+
+    def _is_below(self, each: Key, key: Key) -> bool:
+        at = each
+        for _ in range(_DEEPEST + 1):
+            if at == key or key[0] == key[1]:
+                return True
+            if (rm := self.objects.get(at)) is None:
+                return False
+            at = rm.client, rm.parent
+        return False
+
+    def ending_with(self, key: Key) -> list[Allocation]:
+        """List the allocations all of whose handles go when an object is freed."""
+        going = {rm.key for rm in self.below(key) if rm.rm_class == abi.NV01_MEMORY_LOCAL_USER}
+        found = {
+            self.allocations.by_handle[each].number: self.allocations.by_handle[each]
+            for each in going & self.allocations.by_handle.keys()
+        }
+        return [memory for memory in found.values() if memory.handles <= going]
+
+    def exported(self, pod: str, instance: int | None, size: int) -> list[Allocation]:
+        """List a pod's allocations of a size that a descriptor may carry and that still have a handle; newest first."""
+        if instance is None:
+            return []
+        return [memory for memory in self.allocations.out(pod, instance, size) if memory.handles]
+
+    def memory(self, pod: str) -> Mapping[int, int]:
+        """Tell what a pod is charged by device instance, in bytes, without managed memory."""
+        return {instance: held for (name, instance), held in self.allocations.held.items() if name == pod and held}
+
+    def managed(self, pod: str) -> int:
+        """Tell a pod's bytes of address space that could be managed memory, on any card."""
+        return sum(self.allocations.managed.get(pid, 0) for pid in self.pids_of(pod))
+
+
+def _confirmed(rm: RmObject) -> Fact | None:
+    whose = {"client": rm.client, "handle": rm.handle}
+    return {"fact": "confirm", **whose, "context": rm.context} if rm.confirmed else None
+
+
+def _wished(rm: RmObject) -> Fact | None:
+    wish = {"client": rm.client, "handle": rm.handle, "us": rm.wish_us}
+    return {"fact": "wish", **wish} if rm.wish_us != abi.RM_DEFAULT_TIMESLICE_US else None
+
+
+def object_fact(rm: RmObject) -> Fact:
+    """Put an object into a fact."""
+    return {
+        "fact": "object",
+        "client": rm.client,
+        "handle": rm.handle,
+        "parent": rm.parent,
+        "class": rm.rm_class,
+        "detail": rm.detail,
+    }

@@ -1,0 +1,173 @@
+"""What the daemon asks of the guardian, one method a request: pods, their listeners, plans, samples."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from qgpu.errors import RefusedError, no_pod
+from qgpu.guardian.daemon_sessions import Answer, DaemonSession
+from qgpu.guardian.gpu.gpu import Gpu
+from qgpu.guardian.proxy.supervisor import Supervisor
+from qgpu.ipc.codec import PROTOCOL, grants_to, plan_from
+from qgpu.linux import cgroup, fd_budget
+
+
+class DaemonRequests:
+    """Carries requests out, in the main loop and under the one lock."""
+
+    def __init__(
+        self,
+        version: str,
+        supervisor: Supervisor,
+        cards: Mapping[int, Gpu],
+        serve: Callable[[int], None],
+        amended: Callable[[str], None],
+        retired: Callable[[str], None],
+    ) -> None:
+        self._version = version
+        self._supervisor = supervisor
+        self._cards = cards
+        #: Has a listener served, if it is not yet.
+        self._serve = serve
+        #: Told of pods whose grants are others, and of those that are no more.
+        self._amended = amended
+        self._retired = retired
+
+    def find(self, name: str) -> Callable[[DaemonSession, dict[str, Any], list[int]], Answer]:
+        """Return what carries a request of that name out. Raises AttributeError."""
+        found: Callable[[DaemonSession, dict[str, Any], list[int]], Answer] = getattr(self, f"_op_{name}")
+        return found
+
+    def _op_hello(self, session: DaemonSession, message: dict[str, Any], _: list[int]) -> Answer:
+        session.watching = bool(message.get("watch"))
+        answer = {
+            "protocol": PROTOCOL,
+            "version": self._version,
+            "pid": os.getpid(),
+            "cards": [{"index": c.index, "minor": c.device.minor, "pci": c.device.pci} for c in self._cards.values()],
+            "listeners": {str(number): pod for number, (pod, _) in self._supervisor.listeners.items()},
+        }
+        return answer, [self._supervisor.journal.fd, self._supervisor.files.fd]
+
+    def _op_listener(self, _: DaemonSession, message: dict[str, Any], __: list[int]) -> Answer:
+        return {}, [self._supervisor.listeners[message["listener"]][1].fd]
+
+    def _op_adopt(self, _: DaemonSession, message: dict[str, Any], fds: list[int]) -> Answer:
+        """Take over a dead guardian's listener of which we had no copy; it is served when all are here."""
+        self._supervisor.listen(message["pod"], fds[0], message["listener"])
+        return {}, []
+
+    def _op_adopted(self, _: DaemonSession, __: dict[str, Any], ___: list[int]) -> Answer:
+        for number in self._supervisor.listeners:
+            self._serve(number)
+        served = {pod for pod, _ in self._supervisor.listeners.values()}
+        known = {client.pod for client in self._supervisor.table.clients.values()}
+        self._supervisor.look_over(known - served)
+        return {}, []
+
+    def _op_attach(self, _: DaemonSession, message: dict[str, Any], fds: list[int]) -> Answer:
+        name, pid = message["name"], message["pid"]
+        self._known(name)
+        try:
+            listener = fd_budget.long_held(fds.pop())
+        except (OSError, IndexError) as error:  # the kernel drops what it has no descriptor for
+            raise RefusedError(f"pod {name}: nobody can serve it: too many open files; end other pods first") from error
+        number = 0
+        try:
+            cgroup.bring(name, pid, self._supervisor.table.pods[name].cgroup)
+            number = self._supervisor.listen(name, listener)
+            self._serve(number)
+        except BaseException as error:
+            if number:
+                self._supervisor.hung_up(number)
+            os.close(listener)
+            if isinstance(error, RuntimeError):  # no more threads are to be had
+                raise RefusedError(f"pod {name}: nobody can serve it: {error}; end other pods first") from error
+            raise
+        return {"listener": number}, []
+
+    def _op_pods(self, _: DaemonSession, __: dict[str, Any], ___: list[int]) -> Answer:
+        instances = {card.device.instance: card.index for card in self._cards.values()}
+        refused: dict[str, dict[str, int]] = {}
+        living = self._supervisor.living()
+        for (name, what), count in self._supervisor.refusals.items():
+            refused.setdefault(name, {})[what] = count
+        pods = [
+            {
+                "name": name,
+                "cgroup": pod.cgroup,
+                "alive": name in living,
+                "grants": grants_to(pod.grants),
+                "memory": {index: self._supervisor.quota.used(name, i) for i, index in instances.items()},
+                "refused": refused.get(name, {}),
+            }
+            for name, pod in self._supervisor.table.pods.items()
+        ]
+        held = self._supervisor.table.allocations.held
+        left: dict[int, int] = {}
+        for (name, i), size in held.items():
+            if name not in self._supervisor.table.pods and i in instances:
+                left[instances[i]] = left.get(instances[i], 0) + size
+        return {"pods": pods, "left": left}, []
+
+    def _op_admit(self, _: DaemonSession, message: dict[str, Any], __: list[int]) -> Answer:
+        if not message["cgroup"]:
+            cgroup.create(message["name"])
+        self._set_grants(message)
+        return {}, []
+
+    def _op_amend(self, _: DaemonSession, message: dict[str, Any], __: list[int]) -> Answer:
+        self._known(message["name"])
+        self._check_first_limit(message["name"], message["grants"])
+        self._set_grants(message)
+        return {}, []
+
+    def _op_retire(self, _: DaemonSession, message: dict[str, Any], __: list[int]) -> Answer:
+        self._known(message["name"])
+        if message["name"] in self._supervisor.living():
+            raise RefusedError(f"pod {message['name']}: a process of it still runs; end it first")
+        self._supervisor.note({"fact": "unpod", "name": message["name"]})
+        self._supervisor.retired(message["name"])
+        cgroup.remove(message["name"])
+        self._retired(message["name"])
+        return {}, []
+
+    def _op_sample(self, _: DaemonSession, message: dict[str, Any], __: list[int]) -> Answer:
+        return self._cards[message["pgpu"]].sample(time.monotonic_ns(), detailed=bool(message.get("detailed"))), []
+
+    def _op_apply(self, session: DaemonSession, message: dict[str, Any], _: list[int]) -> Answer:
+        plan = plan_from(message["plan"])
+        session.cards.add(plan.pgpu)
+        self._cards[plan.pgpu].apply(plan, time.monotonic_ns())
+        return {}, []
+
+    def _op_renew(self, _: DaemonSession, message: dict[str, Any], __: list[int]) -> Answer:
+        card = self._cards[message["pgpu"]]
+        held = card.lease_until_ns is not None
+        if held:
+            card.renew(time.monotonic_ns())
+        return {"held": held}, []
+
+    def _set_grants(self, message: dict[str, Any]) -> None:
+        self._supervisor.note(
+            {"fact": "pod"} | {key: message[key] for key in ("name", "cgroup", "grants") if key in message}
+        )
+        self._amended(message["name"])
+
+    def _check_first_limit(self, name: str, grants: dict[str, Any]) -> None:
+        """Refuse a first memory limit over programs that have set up UVM in ways to memory that no call shows."""
+        table = self._supervisor.table
+        begun = any(table.processes.get(pid) == name for pid in table.allocations.managed)
+        limited = any(grant["memory"] is not None for grant in grants.values())
+        if begun and limited and not self._supervisor.allowance(name).limited:
+            raise RefusedError(
+                f"pod {name}: programs in it began without a memory limit, and could not be held to one; "
+                "end them first, or start the pod with a limit"
+            )
+
+    def _known(self, name: str) -> None:
+        if name not in self._supervisor.table.pods:
+            raise no_pod(name)

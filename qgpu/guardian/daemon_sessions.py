@@ -1,0 +1,163 @@
+"""The daemon's connections to the guardian: who is heard, and what becomes of a plan when its sender is gone."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from qgpu.errors import ExitCode, QgpuError
+from qgpu.guardian.accounting.object_table import ObjectTable
+from qgpu.ipc import wire
+from qgpu.linux import cgroup
+
+_log = structlog.get_logger("guardian")
+
+#: How long a message to a daemon may take; past it the session is over.
+_PATIENCE_S = 0.1
+#: How long to rest when a connection cannot be taken.
+_BREATH_S = 0.01
+
+Answer = tuple[dict[str, Any], list[int]]
+
+
+@dataclass(slots=True)
+class DaemonSession:
+    """One connection of a daemon; ``cards`` are those whose plan hangs on it."""
+
+    connection: wire.Connection
+    cards: set[int] = field(default_factory=set)
+    watching: bool = False
+
+
+class DaemonSessions:
+    """All connections, each heard when the main loop finds something there."""
+
+    def __init__(
+        self,
+        path: Path,
+        selector: selectors.BaseSelector,
+        table: ObjectTable,
+        operation: Callable[[str], Callable[[DaemonSession, dict[str, Any], list[int]], Answer]],
+        release: Callable[[int], None],
+    ) -> None:
+        self._selector = selector
+        self._table = table
+        #: Finds what carries an operation out, by its name. Raises KeyError.
+        self._operation = operation
+        #: Ends the plan of a card.
+        self._release = release
+        self._sessions: dict[int, DaemonSession] = {}
+        self._path = path
+        self._listening = wire.listen(str(path), 0o600)
+        selector.register(self._listening, selectors.EVENT_READ, self._accept)
+
+    def stay(self) -> None:
+        """Listen anew where somebody has removed the socket: the next daemon is to find us."""
+        try:
+            if self._path.exists():
+                return
+            self._path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+            listening = wire.listen(str(self._path), 0o600)
+        except OSError as error:
+            _log.error("nobody can connect", path=str(self._path), reason=str(error))
+            return
+        _log.warning("socket removed: listening anew", path=str(self._path))
+        self._selector.unregister(self._listening)
+        self._listening.close()
+        self._listening = listening
+        self._selector.register(listening, selectors.EVENT_READ, self._accept)
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def tell(self, event: dict[str, Any]) -> None:
+        """Send an event to all who watch."""
+        for number, session in list(self._sessions.items()):
+            if session.watching:
+                try:
+                    session.connection.send(event)
+                except OSError:
+                    self._hang_up(number)
+
+    def _accept(self) -> None:
+        try:
+            sock, _ = self._listening.accept()
+        except OSError as error:
+            _log.error("a daemon cannot be heard, trying again", reason=str(error))
+            time.sleep(_BREATH_S)
+            return
+        sock.settimeout(_PATIENCE_S)  # a daemon that is stopped must not stop us: it loses its session instead
+        session = DaemonSession(wire.Connection(sock))
+        if self._is_a_pods(session.connection):
+            _log.warning("a pod's process is not heard", pid=session.connection.peer().pid)
+            session.connection.close()
+            return
+        number = sock.fileno()
+        self._sessions[number] = session
+        self._selector.register(sock, selectors.EVENT_READ, lambda: self._hear(number))
+
+    def _is_a_pods(self, connection: wire.Connection) -> bool:
+        """Tell whether a peer is in a pod, where being root makes no difference; one that is gone could have been."""
+        pid = connection.peer().pid
+        try:
+            process = connection.peer_process()
+            try:
+                path = cgroup.of(pid)
+                if wire.has_ended(process):
+                    return True
+            finally:
+                os.close(process)
+        except OSError:
+            return True
+        within = any(cgroup.within(path, pod.cgroup) for pod in self._table.pods.values())
+        return within or pid in self._table.processes
+
+    def _hear(self, number: int) -> None:
+        session = self._sessions.get(number)
+        if session is None:  # hung up on while others were heard
+            return
+        try:
+            alive = session.connection.fill()
+            while (message := session.connection.next_buffered()) is not None:
+                reply, fds = self._reply(session, *message)
+                session.connection.send(reply, fds)
+        except (OSError, wire.WireError) as error:
+            _log.warning("session broken", reason=str(error))
+            alive = False
+        if not alive and number in self._sessions:
+            self._hang_up(number)
+
+    def _hang_up(self, number: int) -> None:
+        """End a session; a plan that hung on it is over."""
+        session = self._sessions.pop(number)
+        self._selector.unregister(session.connection.sock)
+        session.connection.close()
+        for index in session.cards:
+            _log.info("daemon gone: gates open, timeslices the driver's", pgpu=index)
+            self._release(index)
+
+    def _reply(self, session: DaemonSession, message: dict[str, Any], fds: list[int]) -> Answer:
+        try:
+            answer, out = self._operation(message["op"])(session, message, fds)
+        except QgpuError as error:
+            _close(fds)
+            return {"ok": False, "error": str(error), "code": int(error.code)}, []
+        except Exception as error:  # noqa: BLE001 - whatever a request runs into is its sender's to hear
+            _log.exception("bad request")
+            _close(fds)
+            return {"ok": False, "error": f"bad request: {error!r}", "code": int(ExitCode.FAILED)}, []
+        return {"ok": True, **answer}, out
+
+
+def _close(fds: list[int]) -> None:
+    for fd in fds:
+        with suppress(OSError):
+            os.close(fd)

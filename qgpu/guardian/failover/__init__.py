@@ -1,0 +1,1 @@
+"""What outlives a guardian: its journal, its successor, and opening all gates without either."""

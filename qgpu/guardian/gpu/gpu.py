@@ -1,0 +1,218 @@
+"""One pGPU in the guardian: its card, its enforcer, its meter, its lease."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Set
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import structlog
+
+from qgpu.errors import BackendGoneError, RmError
+from qgpu.guardian.accounting.object_table import Key, ObjectTable, RmObject
+from qgpu.guardian.gpu.enforcer import Enforcer, Moved
+from qgpu.guardian.gpu.gpu_ops import GpuOps
+from qgpu.ipc.codec import grant_to
+from qgpu.model import NS_PER_MS, Plan
+from qgpu.model.preemptions import preemptions
+from qgpu.nvidia.ctxsw_log import CtxswLog
+from qgpu.nvidia.gpu_time import NOTHING
+from qgpu.nvidia.gpu_time_reader import GpuTimeReader
+from qgpu.nvidia.rm_device import RmDevice
+
+_log = structlog.get_logger("guardian")
+
+#: How long a plan holds without a sign of the daemon, which gives one every 100 ms (qgpu.planes.seccomp.backend): every
+#: gate is open, and every timeslice the driver's own, well within a second of its end.
+LEASE_NS = 600 * NS_PER_MS
+
+#: How often context switches are drained when nobody samples: the log holds over two seconds of the worst.
+DRAIN_NS = 500 * NS_PER_MS
+
+
+@dataclass(frozen=True, slots=True)
+class _Mechanism:
+    """The guardian's hands on one card."""
+
+    gpu_ops: GpuOps
+    device: RmDevice
+    lost: Callable[[Iterable[Key]], None]
+
+    def gate(self, channels: list[Key], *, closed: bool, preempt: bool = True) -> Moved:
+        began_ns = time.monotonic_ns()
+        moved = self.gpu_ops.gate(self.device, channels, closed=closed, preempt=preempt)
+        if moved.gone:
+            self.lost(moved.gone)
+        return replace(moved, took_ns=time.monotonic_ns() - began_ns)
+
+    def timeslice(self, tsg: RmObject, timeslice_us: int) -> bool:
+        done = self.gpu_ops.timeslice(tsg, timeslice_us)
+        if not done:
+            self.lost([tsg.key])
+        return done
+
+    def unreachable(self) -> Set[int]:
+        return self.gpu_ops.lost
+
+
+@dataclass(slots=True)
+class Gpu:
+    """All that belongs to one pGPU."""
+
+    index: int
+    device: RmDevice
+    table: ObjectTable
+    gpu_ops: GpuOps
+    log: CtxswLog
+    #: Told of channels that turned out not to exist any more.
+    lost: Callable[[Iterable[Key]], None]
+    watch: GpuTimeReader = field(init=False)
+    enforcer: Enforcer = field(init=False)
+    lease_until_ns: int | None = None
+    _drained_ns: int = 0
+    _trouble: str = ""
+    #: Whose a (context, pid) is, as of one revision of the register.
+    _owners: dict[Hashable, Key | None] = field(default_factory=dict)
+    _owners_as_of: int = -1
+    _by_context: dict[int, Key] = field(default_factory=dict)
+    _by_process: dict[int, Key] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.watch = GpuTimeReader(self.device, self.log)
+        mechanism = _Mechanism(self.gpu_ops, self.device, self.lost)
+        self.enforcer = Enforcer(
+            self.device.instance, self.table, mechanism, self._used_ns, self._tsgs_used_ns, self.drain
+        )
+
+    def apply(self, plan: Plan, now_ns: int) -> None:
+        """Put a plan in force and renew the lease."""
+        self.renew(now_ns)
+        self.enforcer.adopt(plan, now_ns)
+
+    def renew(self, now_ns: int) -> None:
+        """Let the plan in force hold on."""
+        self.lease_until_ns = now_ns + LEASE_NS
+
+    def release(self, now_ns: int) -> None:
+        """Open every gate and give every TSG its own timeslice back."""
+        self.lease_until_ns = None
+        self.watch.meter.record(wanted=False)
+        self.enforcer.adopt(None, now_ns)
+
+    def let_go(self, now_ns: int) -> None:
+        """Release as well as may be after something unexpected; the daemon's next plan starts afresh."""
+        with contextlib.suppress(Exception):
+            self.release(now_ns)
+
+    def sample(self, now_ns: int, *, detailed: bool = False) -> dict[str, Any]:
+        """Report GPU time per pod and TSG since the last sample, in the terms of qgpu.model.Sample.
+
+        Where this sample and the last one are ``detailed``, it says from when to when. Raises BackendGoneError while
+        the card fails.
+        """
+        self.drain(now_ns)
+        if self._trouble:
+            raise BackendGoneError(f"pGPU {self.index}: {self._trouble}")
+        seen = self.watch.look(self._tsg_of, detailed=detailed)
+        tsgs = self.table.compute_tsgs(self.device.instance)
+        preempted, preempting = self._preemptions(seen.handovers)
+        pods = []
+        for name, pod in self.table.pods.items():
+            if (grant := pod.grants.get(self.index)) is None:
+                continue
+            closed = self.enforcer.take_closed(name, now_ns)
+            pods.append(
+                {
+                    "pod": name,
+                    "grant": grant_to(grant),
+                    "gated_ns": sum(end_ns - start_ns for start_ns, end_ns in closed),
+                    "closed": closed if detailed else [],
+                    "preempted": preempted[name],
+                    "preempting": preempting[name],
+                    "tsgs": [
+                        {
+                            "tsg": f"{tsg.client:x}/{tsg.handle:x}",
+                            "run_ns": seen.uses.get(tsg.key, NOTHING).run_ns,
+                            "starts": seen.uses.get(tsg.key, NOTHING).starts,
+                            "longest_ns": seen.uses.get(tsg.key, NOTHING).longest_ns,
+                            "resident": tsg.key == seen.resident,
+                            "runs": seen.runs.get(tsg.key, []),
+                        }
+                        for tsg in tsgs
+                        if self.table.pod_of(tsg) == name
+                    ],
+                }
+            )
+        return {"pgpu": self.index, "now_ns": now_ns, "pods": pods, "lost": self.log.dropped if detailed else 0}
+
+    def _preemptions(self, tsgs: Counter[tuple[Key, Key]]) -> tuple[Counter[str], Counter[str]]:
+        """Count switches from offline pods straight to online ones: who was left, who came."""
+        handovers: Counter[tuple[str, str]] = Counter()
+        for (before, after), count in tsgs.items():
+            handovers[self.table.clients[before[0]].pod, self.table.clients[after[0]].pod] += count
+        pods = self.table.pods.items()
+        classes = {name: grant.pod_class for name, pod in pods if (grant := pod.grants.get(self.index))}
+        return preemptions(handovers, classes)
+
+    def drain(self, now_ns: int) -> None:
+        """Move context switches from the log to the meter; a card that fails is left alone until the next drain."""
+        self._drained_ns = now_ns
+        try:
+            self.watch.drain()
+        except (RmError, OSError) as error:
+            if str(error) != self._trouble:
+                _log.error("card fails", pgpu=self.index, reason=str(error))
+            self._trouble = str(error)
+            return
+        self._trouble = ""
+
+    def drain_due_ns(self) -> int:
+        """Return when the log must be drained at the latest."""
+        return self._drained_ns + DRAIN_NS
+
+    def _used_ns(self, pod: str) -> int:
+        """Return a pod's GPU time so far (what idleness is told from)."""
+        return sum(
+            use.run_ns
+            for who, use in self.watch.meter.totals.items()
+            if (key := self._tsg_of(who)) is not None and self.table.clients[key[0]].pod == pod
+        )
+
+    def _tsgs_used_ns(self, pod: str) -> dict[Key, int]:
+        """Return the GPU time so far of each compute TSG of a pod, those that never ran too."""
+        tsgs = self.table.compute_tsgs(self.device.instance)
+        used_ns = dict.fromkeys(sorted(tsg.key for tsg in tsgs if self.table.pod_of(tsg) == pod), 0)
+        for who, use in self.watch.meter.totals.items():
+            if (key := self._tsg_of(who)) in used_ns:
+                used_ns[key] += use.run_ns
+        return used_ns
+
+    def _tsg_of(self, who: Hashable) -> Key | None:
+        if self._owners_as_of != self.table.revision:
+            self._owners.clear()
+            self._owners_as_of = self.table.revision
+            self._index()
+        if who not in self._owners:
+            self._owners[who] = self._find_tsg(who)
+        return self._owners[who]
+
+    def _find_tsg(self, who: Hashable) -> Key | None:
+        """Find the TSG of a (context, pid): by the context of one of its channels, else by its process."""
+        if not isinstance(who, tuple):
+            return None
+        context, pid = who
+        return self._by_context.get(context) or self._by_process.get(pid)
+
+    def _index(self) -> None:
+        """List TSGs by the contexts of their channels, and by who made or uses their client, the first of each."""
+        self._by_context, self._by_process = {}, {}
+        for tsg in self.table.compute_tsgs(self.device.instance):
+            for channel in self.table.channels(tsg):
+                if channel.context:
+                    self._by_context.setdefault(channel.context, tsg.key)
+            client = self.table.clients[tsg.client]
+            for pid in (client.maker, *(user[0] for user in client.users)):  # who made it may be gone
+                self._by_process.setdefault(pid, tsg.key)

@@ -1,0 +1,1 @@
+"""A pod's system calls: decoded, checked, carried out or refused, and answered."""

@@ -1,0 +1,271 @@
+"""What a pod's RM call says: bytes of an ioctl in, a value out. Pure; reading memory is the caller's.
+
+RM accepts two forms of RM_ALLOC (told apart by size) and one level of wrapping (IOCTL_XFER_CMD). A call whose
+size RM would refuse is nobody's business here: RM refuses it (escape.c:RmIoctl compares sizes exactly).
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from qgpu.nvidia import abi
+
+#: Reads ``size`` bytes at an address of the calling process; None when they are not there.
+Reader = Callable[[int, int], bytes | None]
+
+_XFER_BYTES = abi.sizeof("nv_ioctl_xfer_t")
+_OS64_FIELDS = struct.Struct("<IIIIQQIIII")
+_OS21_FIELDS = struct.Struct("<IIIIQII")
+_OS54_FIELDS = struct.Struct("<IIIIQII")
+_OS55_FIELDS = struct.Struct("<7I")
+#: Where a call for memory in the old way has its descriptor.
+MEMORY_FD_AT = abi.offsetof("NVOS02_PARAMETERS_WITH_FD", "fd")
+_FOUR = struct.Struct("<IIII")
+_U32 = struct.Struct("<I")
+_U64 = struct.Struct("<Q")
+
+
+@dataclass(frozen=True, slots=True)
+class Escape:
+    """An ioctl of RM's by number and size, with the address of its structure; ``wrapped`` in another or not."""
+
+    number: int
+    size: int
+    address: int
+    wrapped: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Alloc:
+    """An object is asked for; ``params`` and ``rights`` are addresses, ``status_at`` is where RM's answer goes."""
+
+    client: int
+    parent: int
+    handle: int
+    rm_class: int
+    params: int
+    rights: int
+    serialized: bool
+    status_at: int
+
+
+@dataclass(frozen=True, slots=True)
+class AllocMemory:
+    """Memory is asked for in the old way; ``fd`` is where it is to be mapped, if at all."""
+
+    client: int
+    parent: int
+    handle: int
+    rm_class: int
+    fd: int
+    status_at: int
+
+
+@dataclass(frozen=True, slots=True)
+class Free:
+    """An object, with all below it, is given back."""
+
+    client: int
+    handle: int
+    status_at: int
+
+
+@dataclass(frozen=True, slots=True)
+class Dup:
+    """An object of one client gets a second handle in another."""
+
+    client: int
+    parent: int
+    handle: int
+    source_client: int
+    source: int
+    status_at: int
+
+
+@dataclass(frozen=True, slots=True)
+class Control:
+    """A control is issued on an object; ``params`` is the address of its ``size`` bytes of parameters."""
+
+    client: int
+    target: int
+    command: int
+    params: int
+    size: int
+    serialized: bool
+    status_at: int
+
+
+@dataclass(frozen=True, slots=True)
+class VidHeap:
+    """The old heap interface is asked for something: ``function`` of NVOS32."""
+
+    client: int
+    parent: int
+    function: int
+    handle: int
+    flags: int
+    attributes: int
+    size: int
+    status_at: int
+
+
+Call = Alloc | AllocMemory | Free | Dup | Control | VidHeap
+
+
+def unwrap(request: int, argument: int, read: Reader) -> Escape | None:
+    """Find what an ioctl is for RM; None when the wrapping cannot be read."""
+    number, size = request & 0xFF, request >> 16 & 0x3FFF
+    if number != abi.NV_ESC_IOCTL_XFER_CMD or size != _XFER_BYTES:
+        return Escape(number, size, argument)
+    if (outer := read(argument, size)) is None:
+        return None
+    number, size, address = struct.unpack("<IIQ", outer)
+    return Escape(number, size, address, wrapped=True)
+
+
+def decode(request: int, argument: int, read: Reader) -> Call | None:
+    """Make out what an ioctl asks of RM; None when it is nothing that is kept or judged."""
+    escape = unwrap(request, argument, read)
+    if escape is None or escape.number == abi.NV_ESC_IOCTL_XFER_CMD or escape.size > abi.sizeof("NVOS32_PARAMETERS"):
+        return None
+    data = read(escape.address, escape.size)
+    return parse(escape.number, data) if data is not None and len(data) == escape.size else None
+
+
+def parse(number: int, data: bytes | bytearray) -> Call | None:
+    """Read a call's structure."""
+    found = _READERS.get((number, len(data)))
+    return found[0](data, found[1]) if found is not None else None
+
+
+def _control(data: bytes | bytearray, status_at: int) -> Control:
+    client, target, command, flags, params, length, _ = _OS54_FIELDS.unpack(data)
+    return Control(client, target, command, params, length, bool(flags & abi.NVOS54_FLAGS_SERIALIZED), status_at)
+
+
+def _alloc(data: bytes | bytearray, status_at: int) -> Alloc:
+    client, parent, handle, rm_class, params, rights, _, flags, _, _ = _OS64_FIELDS.unpack(data)
+    return Alloc(client, parent, handle, rm_class, params, rights, bool(flags & abi.NVOS64_FLAGS_SERIALIZED), status_at)
+
+
+def _short_alloc(data: bytes | bytearray, status_at: int) -> Alloc:
+    client, parent, handle, rm_class, params, _, _ = _OS21_FIELDS.unpack(data)
+    return Alloc(client, parent, handle, rm_class, params, 0, False, status_at)
+
+
+def _bare_alloc(data: bytes | bytearray, status_at: int) -> Alloc:
+    client, parent, handle, rm_class = _FOUR.unpack_from(data)
+    return Alloc(client, parent, handle, rm_class, 0, 0, False, status_at)
+
+
+def _free(data: bytes | bytearray, status_at: int) -> Free:
+    client, _, handle, _ = _FOUR.unpack(data)
+    return Free(client, handle, status_at)
+
+
+def _dup(data: bytes | bytearray, status_at: int) -> Dup:
+    client, parent, handle, source_client, source, _, _ = _OS55_FIELDS.unpack(data)
+    return Dup(client, parent, handle, source_client, source, status_at)
+
+
+def _alloc_memory(data: bytes | bytearray, status_at: int) -> AllocMemory:
+    client, parent, handle, rm_class = _FOUR.unpack_from(data)
+    (fd,) = struct.unpack_from("<i", data, MEMORY_FD_AT)
+    return AllocMemory(client, parent, handle, rm_class, fd, status_at)
+
+
+#: Where the one fact we need of an allocation's parameters lies: (offset, size), by class.
+_DETAILS = {
+    abi.NV01_DEVICE_0: (abi.offsetof("NV0080_ALLOC_PARAMETERS", "deviceId"), 4),
+    abi.KEPLER_CHANNEL_GROUP_A: (abi.offsetof("NV_CHANNEL_GROUP_ALLOCATION_PARAMETERS", "engineType"), 4),
+    abi.NV01_MEMORY_LOCAL_USER: (abi.offsetof("NV_MEMORY_ALLOCATION_PARAMS", "size"), 8),
+    abi.NV50_MEMORY_VIRTUAL: (abi.offsetof("NV_MEMORY_ALLOCATION_PARAMS", "flags"), 4),
+}
+
+
+def detail(rm_class: int, params: bytes | bytearray) -> int:
+    """Read what matters of an allocation's parameters: device instance, engine type, bytes or flags, by class."""
+    at, size = _DETAILS.get(rm_class, (0, 0))
+    return int.from_bytes(params[at : at + size], "little")
+
+
+_MEMORY_FLAGS_AT = abi.ffi.offsetof("NV_MEMORY_ALLOCATION_PARAMS", "flags")
+
+#: Functions of NVOS32 (nvos.h).
+HEAP_ALLOC_SIZE, HEAP_FREE, HEAP_INFO, HEAP_ALLOC_TILED, HEAP_ALLOC_SIZE_RANGE = 2, 3, 5, 6, 14
+#: Where total and free bytes of the card stand in every answer.
+HEAP_TOTAL_AT = 24
+_HEAP_SIZES_AT = {HEAP_ALLOC_SIZE: (56, 88), HEAP_ALLOC_TILED: (64, 88), HEAP_ALLOC_SIZE_RANGE: (56, 80)}
+_HEAP_FLAG_VIRTUAL = 0x00080000
+_FLAG_FIXED_ADDRESS = 0x00000010
+_FLAG_LAZY, _FLAG_EXTERNALLY_MANAGED, _FLAG_SPARSE = 0x00000400, 0x00400000, 0x04000000
+_HEAP_ATTR_LOCATION = 3 << 25
+_LOCATION_PCI = 1 << 25
+
+
+def _heap(data: bytes | bytearray, status_at: int) -> VidHeap:
+    client, parent, function = struct.unpack_from("<III", data)
+    attributes_at, size_at = _HEAP_SIZES_AT.get(function, (56, 88))
+    (handle,) = _U32.unpack_from(data, 44)
+    (flags,) = _U32.unpack_from(data, 52)
+    (attributes,) = _U32.unpack_from(data, attributes_at)
+    (size,) = _U64.unpack_from(data, size_at)
+    return VidHeap(client, parent, function, handle, flags, attributes, size, status_at)
+
+
+#: Reads one call's structure, whose status lies at an offset.
+_Reader = Callable[[bytes | bytearray, int], Call]
+
+
+def _reader(number: int, structure: str, read: _Reader) -> tuple[tuple[int, int], tuple[_Reader, int]]:
+    return (number, abi.sizeof(structure)), (read, abi.offsetof(structure, "status"))
+
+
+#: How calls are read, by number and size.
+_READERS = dict(
+    (
+        _reader(abi.NV_ESC_RM_CONTROL, "NVOS54_PARAMETERS", _control),
+        _reader(abi.NV_ESC_RM_ALLOC, "NVOS64_PARAMETERS", _alloc),
+        _reader(abi.NV_ESC_RM_ALLOC, "NVOS21_PARAMETERS", _short_alloc),
+        _reader(abi.NV_ESC_RM_ALLOC_OBJECT, "NVOS05_PARAMETERS", _bare_alloc),
+        _reader(abi.NV_ESC_RM_FREE, "NVOS00_PARAMETERS", _free),
+        _reader(abi.NV_ESC_RM_DUP_OBJECT, "NVOS55_PARAMETERS", _dup),
+        _reader(abi.NV_ESC_RM_VID_HEAP_CONTROL, "NVOS32_PARAMETERS", _heap),
+        _reader(abi.NV_ESC_RM_ALLOC_MEMORY, "NVOS02_PARAMETERS_WITH_FD", _alloc_memory),
+    )
+)
+
+
+def heap_size(data: bytes | bytearray, function: int) -> int:
+    """Read the size in a call, or an answer, of one of the functions that allocate."""
+    (size,) = _U64.unpack_from(data, _HEAP_SIZES_AT[function][1])
+    return int(size)
+
+
+def is_virtual(heap: VidHeap) -> bool:
+    """Tell whether address space is asked for, and no memory."""
+    return heap.function in _HEAP_SIZES_AT and bool(heap.flags & _HEAP_FLAG_VIRTUAL)
+
+
+def chooses_place(params: bytes | bytearray) -> bool:
+    """Tell whether memory is asked for at an address of the card: RM then takes what its alignment spans besides."""
+    return bool(_U32.unpack_from(params, _MEMORY_FLAGS_AT)[0] & _FLAG_FIXED_ADDRESS)
+
+
+def heap_chooses_place(heap: VidHeap) -> bool:
+    """Tell the same of a call to the old heap."""
+    return may_be_video(heap) and bool(heap.flags & _FLAG_FIXED_ADDRESS)
+
+
+def takes_tables(flags: int) -> bool:
+    """Tell whether address space comes with its page tables, which lie on the card (gpu_vaspace.c:gvaspaceAlloc)."""
+    return bool(flags & _FLAG_SPARSE) or not flags & (_FLAG_LAZY | _FLAG_EXTERNALLY_MANAGED)
+
+
+def may_be_video(heap: VidHeap) -> bool:
+    """Tell whether an allocation of the old interface may end up on the card ("any location" may)."""
+    if heap.function not in _HEAP_SIZES_AT or heap.flags & _HEAP_FLAG_VIRTUAL:
+        return False
+    return heap.attributes & _HEAP_ATTR_LOCATION != _LOCATION_PCI

@@ -1,0 +1,206 @@
+"""The seccomp filter of a pod: which system calls stop and ask the guardian.
+
+One filter for all pods: ioctls that are RM's object calls by number and size, or UVM's by number; and mappings that
+could be managed memory. RM looks at number and size alone (nv.c:nvidia_ioctl ignores type and direction, and
+every call has one size, or two), so an odd type byte is no way past it, and a size that is not here RM refuses itself.
+Everything else, kernel launches included, never leaves the fast path.
+
+The 32-bit ways into the same kernel stop at the same calls. x32 is answered ENOSYS: no distribution turns it on, and
+a second numbering of the calls is a way around a filter. So is the 32-bit mmap of one pointer, whose arguments cannot
+be looked at and which no C library of this century uses.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import platform
+import struct
+from dataclasses import dataclass
+from typing import Any
+
+from cffi import FFI
+
+from qgpu.errors import NotSupportedError
+from qgpu.guardian.rules.escapes import WATCHED
+from qgpu.linux.seccomp_notify import Notification
+from qgpu.nvidia import uvm
+
+_NUMBER_AND_SIZE = 0x3FFF00FF
+
+#: For filters that others assemble: parts of requests, as (mask, value), that together hold all watched ones.
+WATCHED_PREFIXES = (
+    *sorted({(0xFF, number) for number, _ in WATCHED} | {(0xFF, number) for number in uvm.WATCHED if number <= 0xFF}),
+    *((0xFFFFFFFF, number) for number in sorted(uvm.WATCHED) if number > 0xFF),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Arch:
+    """One way into the kernel: its AUDIT_ARCH and the numbers of its calls (linux/audit.h)."""
+
+    audit: int
+    ioctl: int
+    mmap: int
+    #: mmap with all arguments behind one pointer, which cannot be looked at.
+    old_mmap: int | None = None
+    #: Set in the numbers of a second numbering of the same calls.
+    other_numbering: int | None = None
+
+
+#: Native first, then the 32-bit way.
+ARCHES = {
+    "x86_64": (
+        _Arch(0xC000003E, 16, 9, other_numbering=0x40000000),
+        _Arch(0x40000003, 54, 192, old_mmap=90),
+    ),
+    "aarch64": (_Arch(0xC00000B7, 29, 222), _Arch(0x40000028, 54, 192)),
+}
+
+# linux/filter.h and linux/seccomp.h
+_LD_ABS, _JEQ, _JSET, _AND, _RET = 0x20, 0x15, 0x45, 0x54, 0x06
+_RET_ALLOW, _RET_USER_NOTIF, _RET_ENOSYS = 0x7FFF0000, 0x7FC00000, 0x00050000 | errno.ENOSYS
+_OFFSET_NR, _OFFSET_ARCH = 0, 4
+
+
+def _argument(number: int, *, upper: bool = False) -> int:
+    return 16 + 8 * number + 4 * upper
+
+
+# linux/mman.h
+PROT_READ_WRITE, MAP_SHARED, MAP_FIXED, MAP_ANONYMOUS, MAP_FIXED_NOREPLACE = 0x3, 0x01, 0x10, 0x20, 0x100000
+_SET_MODE_FILTER = 1
+_SPEC_ALLOW, _NEW_LISTENER, _WAIT_KILLABLE_RECV = 1 << 2, 1 << 3, 1 << 5
+_PR_SET_NO_NEW_PRIVS = 38
+_SYS_SECCOMP = {"x86_64": 317, "aarch64": 277}
+
+_ffi: Any = FFI()
+_ffi.cdef(
+    """
+    struct sock_fprog { unsigned short len; void *filter; };
+    long syscall(long number, ...);
+    int prctl(int option, unsigned long a, unsigned long b, unsigned long c, unsigned long d);
+    """
+)
+_libc: Any = _ffi.dlopen(None)
+
+
+_MAPPINGS = {(arch.audit, arch.mmap): arch for arches in ARCHES.values() for arch in arches}
+
+
+def is_mapping(call: Notification) -> bool:
+    """Tell whether a stopped call is a mapping rather than an ioctl."""
+    return (call.arch, call.number) in _MAPPINGS
+
+
+def mapping(call: Notification) -> tuple[int, int]:
+    """Return the descriptor and the size, in bytes, of a mapping."""
+    page = os.sysconf("SC_PAGE_SIZE")
+    size = -(-call.arguments[1] // page) * page
+    return call.arguments[4] & 0xFFFFFFFF, size
+
+
+def program(machine: str) -> bytes:
+    """Assemble the filter for a machine as a classic BPF program. Raises NotSupportedError."""
+    try:
+        arches = ARCHES[machine]
+    except KeyError:
+        raise NotSupportedError(f"machine {machine}: qgpu has no seccomp filter for it") from None
+    code: list[_Instruction | str] = [_load(_OFFSET_ARCH)]
+    code += [_jump_if(arch.audit, f"arch {arch.audit}") for arch in arches]
+    code += [_return(_RET_ENOSYS)]
+    for arch in arches:
+        code += [f"arch {arch.audit}", _load(_OFFSET_NR)]
+        if arch.other_numbering is not None:
+            code += [_Instruction(_JSET, arch.other_numbering, "no such call")]
+        if arch.old_mmap is not None:
+            code += [_jump_if(arch.old_mmap, "no such call")]
+        code += [_jump_if(arch.ioctl, "ioctl"), _jump_if(arch.mmap, "mmap"), _return(_RET_ALLOW)]
+    code += ["ioctl", _load(_argument(1))]
+    code += [_jump_if(number, "notify") for number in sorted(uvm.WATCHED)]
+    code += [_Instruction(_AND, _NUMBER_AND_SIZE)]
+    code += [_jump_if(size << 16 | number, "notify") for number, size in sorted(WATCHED)]
+    code += [_return(_RET_ALLOW), *_could_be_managed()]
+    return _assemble([*code, "notify", _return(_RET_USER_NOTIF), "no such call", _return(_RET_ENOSYS)])
+
+
+def _could_be_managed() -> list[_Instruction | str]:
+    """UVM takes a mapping for managed memory that is shared, readable and writable, at an offset equal to its address.
+
+    Which is not 0, but where the address 0 itself is asked for.
+    """
+    return [
+        *("mmap", _load(_argument(2)), _Instruction(_AND, PROT_READ_WRITE)),
+        *(_jump_if(PROT_READ_WRITE, "writable"), _return(_RET_ALLOW)),
+        *("writable", _load(_argument(3)), _Instruction(_AND, MAP_SHARED | MAP_ANONYMOUS)),
+        *(_jump_if(MAP_SHARED, "shared"), _return(_RET_ALLOW)),
+        *("shared", _load(_argument(5)), _Instruction(_JSET, 0xFFFFFFFF, "notify")),
+        *(_load(_argument(5, upper=True)), _Instruction(_JSET, 0xFFFFFFFF, "notify")),
+        *(_load(_argument(3)), _Instruction(_JSET, MAP_FIXED | MAP_FIXED_NOREPLACE, "fixed"), _return(_RET_ALLOW)),
+        *("fixed", _load(_argument(0)), _Instruction(_JSET, 0xFFFFFFFF, "allow")),
+        *(_load(_argument(0, upper=True)), _Instruction(_JSET, 0xFFFFFFFF, "allow")),
+        *(_Instruction(_RET, _RET_USER_NOTIF), "allow", _return(_RET_ALLOW)),
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class _Instruction:
+    code: int
+    k: int
+    #: Label to go to when a comparison holds; it falls through when not.
+    target: str = ""
+
+
+def _load(offset: int) -> _Instruction:
+    return _Instruction(_LD_ABS, offset)
+
+
+def _jump_if(value: int, target: str) -> _Instruction:
+    return _Instruction(_JEQ, value, target)
+
+
+def _return(value: int) -> _Instruction:
+    return _Instruction(_RET, value)
+
+
+def _assemble(code: list[_Instruction | str]) -> bytes:
+    """Resolve labels (plain strings) and pack struct sock_filter."""
+    labels: dict[str, int] = {}
+    instructions: list[_Instruction] = []
+    for item in code:
+        if isinstance(item, str):
+            labels[item] = len(instructions)
+        else:
+            instructions.append(item)
+    return b"".join(
+        struct.pack("<HBBI", i.code, labels[i.target] - at - 1 if i.target else 0, 0, i.k)
+        for at, i in enumerate(instructions)
+    )
+
+
+def install() -> int:
+    """Put the filter on the calling process and all it becomes; return the listener's descriptor.
+
+    Raises NotSupportedError where the kernel has no user notification, and when a filter with a listener is
+    there already (a pod inside a pod).
+    """
+    machine = platform.machine()
+    code = program(machine)
+    buffer = _ffi.from_buffer(code)
+    prog = _ffi.new("struct sock_fprog *", {"len": len(code) // 8, "filter": buffer})
+    best, older = _NEW_LISTENER | _SPEC_ALLOW | _WAIT_KILLABLE_RECV, _NEW_LISTENER | _SPEC_ALLOW
+    for flags in (best, older, best, older):
+        fd = _libc.syscall(
+            _SYS_SECCOMP[machine],
+            _ffi.cast("long", _SET_MODE_FILTER),
+            _ffi.cast("long", flags),
+            _ffi.cast("void *", prog),
+        )
+        if fd >= 0:
+            return int(fd)
+        if _ffi.errno == errno.EACCES:  # without CAP_SYS_ADMIN a filter needs this; set-uid programs lose theirs
+            _libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    raise NotSupportedError(
+        f"seccomp user notification: {os.strerror(_ffi.errno)}; "
+        "it needs Linux 5.5 or newer, and a pod cannot be started inside a pod"
+    )

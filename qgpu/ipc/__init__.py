@@ -1,0 +1,1 @@
+"""How processes of this host talk: messages, sockets, HTTP, systemd."""

@@ -1,0 +1,255 @@
+"""The control socket, both ends: requests with one answer each, and who may make which.
+
+What requests mean is the daemon's business; this file carries them, vouches for the peer and turns errors
+into answers and back.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from qgpu import errors
+from qgpu.errors import DaemonUnreachableError, ExitCode, PermissionDeniedError, QgpuError, TimedOutError
+from qgpu.ipc import wire
+from qgpu.ipc.client_limits import ClientLimits
+from qgpu.ipc.listener import SocketListener
+from qgpu.ipc.systemd import FdStore
+from qgpu.linux import untrusted_fds
+from qgpu.paths import socket_path
+
+_log = structlog.get_logger("control")
+
+SCHEMA = "qgpu/v1"
+
+_SO_PEERGROUPS = 59  # include/uapi/asm-generic/socket.h, since Linux 4.13; Python has no name for it
+_MAX_BYTES = 1024  # what Python's getsockopt takes: 256 groups
+
+
+class Client:
+    """One connection to the daemon."""
+
+    def __init__(self, runtime_dir: Path, timeout_s: float = 10.0) -> None:
+        path = socket_path(runtime_dir)
+        self._timeout_s = timeout_s
+        try:
+            self._connection = wire.connect(str(path), timeout_s)
+        except PermissionError as error:
+            raise PermissionDeniedError(f"{path}: permission denied; ask for membership in its group") from error
+        except TimeoutError as error:
+            raise TimedOutError(f"{path}: no connection within {timeout_s:g} s") from error
+        except OSError as error:
+            raise DaemonUnreachableError(f"{path}: {error.strerror or error}; is qgpud running?") from error
+
+    def call(self, op: str, fds: Sequence[int] = (), **arguments: Any) -> dict[str, Any]:
+        """Make a request and return its answer. Raises the error the daemon names, or why there was no answer."""
+        try:
+            self._connection.send({"op": op, **arguments}, fds)
+            received = self._connection.receive()
+        except TimeoutError as error:
+            raise TimedOutError(f"qgpud: no answer within {self._timeout_s:g} s") from error
+        except (OSError, wire.WireError) as error:
+            raise DaemonUnreachableError(f"qgpud: connection lost: {error}") from error
+        if received is None:
+            raise DaemonUnreachableError("qgpud: it hung up")
+        answer, _ = received
+        if not answer.get("ok"):
+            raise errors.from_code(int(answer.get("code", 1)), str(answer.get("error", "refused")))
+        return answer
+
+    def fileno(self) -> int:
+        """Return the descriptor to poll: readable without a request pending means that the daemon is gone."""
+        return self._connection.fileno()
+
+    def close(self) -> None:
+        """Hang up."""
+        self._connection.close()
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+@dataclass(slots=True, eq=False)
+class Session:
+    """One client of the daemon: who it is, what it may do, what is to be done when it hangs up."""
+
+    peer: wire.Peer
+    may_change: bool
+    #: Names its process for as long as it is here; None where it had ended before it was heard.
+    process: int | None
+    at_end: list[Callable[[], None]] = field(default_factory=list)
+
+
+#: Clients at a time. Some places are root's alone, outside of pods: the containers' hook and qgpuctl are always heard.
+MAX_CLIENTS, FOR_ROOT = 512, 64
+#: Of them such as may only look, or are in a pod; of a user and of a pod. They take no place from others.
+MAX_GUESTS, MAX_OF_PODS, MAX_OF_USER, MAX_OF_POD = 128, 64, 16, 8
+#: Who may only look sends no more at once, asks within this time, and all of them together are answered no more often:
+#: reading and answering takes time from the loops.
+_GUEST_BYTES, _GUEST_SILENCE_S, _GUEST_PAUSE_S = 1 << 16, 30.0, 0.005
+_MOMENT_S = 0.001
+
+#: Answers one request. A handler that keeps descriptors takes them out of the list; the rest is closed.
+Handler = Callable[[Session, dict[str, Any], list[int]], dict[str, Any]]
+
+
+class Server:
+    """Listens on the control socket and serves every client in a thread of its own."""
+
+    def __init__(
+        self,
+        runtime_dir: Path,
+        mode: int,
+        group_id: int | None,
+        handle: Handler,
+        store: FdStore,
+        pod_of: Callable[[Session], str] = lambda _: "",
+    ) -> None:
+        """Listen. ``pod_of`` names the pod that a client is in, at once: it is heard no more than who may only look.
+
+        Raises PermissionDeniedError where nobody could connect.
+        """
+        self._handle = handle
+        self._pod_of = pod_of
+        self._seats = ClientLimits()
+        self._guests_turn = threading.Lock()
+        self._group_id = group_id
+        path = socket_path(runtime_dir)
+        self._door = SocketListener("control", path, mode, store, self._take)
+        if group_id is not None:
+            try:
+                shutil.chown(path, group=group_id)
+            except OSError as error:
+                self._door.close()
+                raise PermissionDeniedError(
+                    f"{path}: {error.strerror}; to give it to group {group_id}, run qgpud as root or as its member"
+                ) from error
+
+    def close(self) -> None:
+        """Take no more clients."""
+        self._door.close()
+
+    def _take(self, sock: socket.socket) -> None:
+        """Serve a client in a thread of its own, if there is room for it."""
+        connection = wire.Connection(sock)
+        session = Session(connection.peer(), self._may_change(connection), _process(connection))
+        pod = self._pod_of(session)
+        guest, seats = bool(pod) or not session.may_change, _seats(session, pod)
+        full = self._seats.take(seats)
+        try:
+            if full is not None:
+                raise RuntimeError(f"there are as many of {full} as there may be")
+            try:
+                thread = threading.Thread(target=self._serve, args=(connection, session, seats, guest), name="client")
+                thread.daemon = True
+                thread.start()
+            except BaseException:
+                self._seats.leave(seats)
+                raise
+        except RuntimeError as error:  # or no more threads are to be had
+            _log.warning("client not heard", pid=session.peer.pid, uid=session.peer.uid, reason=str(error))
+            with suppress(OSError):
+                connection.send(_refusal("qgpud: too many clients; try again", ExitCode.REFUSED))
+            if session.process is not None:
+                os.close(session.process)
+            untrusted_fds.close(*connection.detach())
+
+    def _serve(self, connection: wire.Connection, session: Session, seats: Mapping[str, int], guest: bool) -> None:
+        try:
+            connection.sock.setblocking(True)
+            if guest:
+                connection.max_message, connection.max_fds = _GUEST_BYTES, 0
+            while (received := _next(connection, guest)) is not None:
+                if guest:
+                    with self._guests_turn:
+                        time.sleep(_GUEST_PAUSE_S)
+                message, fds = received
+                try:
+                    connection.send(self._answer(session, message, fds))
+                finally:
+                    untrusted_fds.close_here(*fds)
+        except (OSError, wire.WireError):
+            pass  # a client that went away or talks nonsense has no answer to expect
+        finally:
+            for call in session.at_end:
+                call()
+            if session.process is not None:
+                os.close(session.process)
+            untrusted_fds.close_here(*connection.detach())  # its seat is taken until that is done
+            self._seats.leave(seats)
+
+    def _answer(self, session: Session, message: dict[str, Any], fds: list[int]) -> dict[str, Any]:
+        try:
+            return {"ok": True, "schema": SCHEMA, **self._handle(session, message, fds)}
+        except QgpuError as error:
+            return _refusal(str(error), error.code)
+        except Exception as error:  # noqa: BLE001 - a defect: its client is to hear of it, and others not
+            _log.exception("request failed", op=str(message.get("op")))
+            return _refusal(f"qgpud: {error!r}; see its log", ExitCode.FAILED)
+
+    def _may_change(self, connection: wire.Connection) -> bool:
+        peer = connection.peer()
+        return peer.uid in (0, os.geteuid()) or (
+            self._group_id is not None and self._group_id in (peer.gid, *_groups(connection.sock))
+        )
+
+
+def _process(connection: wire.Connection) -> int | None:
+    try:
+        return connection.peer_process()
+    except OSError:
+        return None
+
+
+def _seats(session: Session, pod: str) -> dict[str, int]:
+    """Say of what there may be so many that a client is one of."""
+    uid = session.peer.uid
+    if pod:
+        here = {"processes of pods": MAX_OF_PODS, f"processes of pod {pod}": MAX_OF_POD}
+    elif not session.may_change:
+        here = {"guests": MAX_GUESTS, f"guests of user {uid}": MAX_OF_USER}
+    else:
+        here = {}
+    if uid != 0 or pod:
+        here["others than root"] = MAX_CLIENTS - FOR_ROOT
+    return here | {"clients": MAX_CLIENTS}
+
+
+def _next(connection: wire.Connection, guest: bool) -> tuple[dict[str, Any], list[int]] | None:
+    """Wait for a request; of who may only look, no longer than so, however it comes. Raises OSError, WireError."""
+    if not guest:
+        return connection.receive()
+    deadline = time.monotonic() + _GUEST_SILENCE_S
+    while (received := connection.next_buffered()) is None:
+        connection.sock.settimeout(max(deadline - time.monotonic(), _MOMENT_S))
+        if time.monotonic() > deadline or not connection.fill():
+            return None
+    connection.sock.settimeout(_GUEST_SILENCE_S)  # for the answer
+    return received
+
+
+def _refusal(error: str, code: ExitCode) -> dict[str, Any]:
+    return {"ok": False, "schema": SCHEMA, "error": error, "code": int(code)}
+
+
+def _groups(sock: socket.socket) -> tuple[int, ...]:
+    """Return the peer's supplementary groups as the kernel noted them when it connected; none if too many."""
+    try:
+        data = sock.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, _MAX_BYTES)
+    except OSError:  # ERANGE: in doubt the peer may not
+        return ()
+    return struct.unpack(f"{len(data) // 4}I", data)

@@ -1,0 +1,251 @@
+"""A small HTTP server for what qgpu shows: few requests, short answers, a bounded number of connections.
+
+It decides who is let in (addresses, Host headers, how many at once); what is answered is its user's business.
+Python's own server carries the protocol. One connection is one request.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+import sys
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import structlog
+
+from qgpu.errors import ConfigError, InvalidValueError
+from qgpu.ipc import wire
+
+_log = structlog.get_logger("http")
+
+#: How long a client may be silent in the middle of a request.
+_SILENCE_S = 5.0
+#: How long to wait when there is no room for another client.
+_BREATH_S = 0.1
+#: Clients are taken no faster: each takes time from whatever else this process does.
+_PAUSE_S = 0.005
+#: No request of ours has a body of more than a line.
+_MAX_BODY, _MOST_DIGITS = 4096, 4
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where to listen: a TCP address, or a path for a unix socket."""
+
+    host: str = ""
+    port: int = 0
+    path: str = ""
+
+    @property
+    def private(self) -> bool:
+        """Tell whether nobody outside this host can reach it."""
+        return bool(self.path) or ipaddress.ip_address(self.host).is_loopback
+
+    def __str__(self) -> str:
+        if self.path:
+            return f"unix:{self.path}"
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def parse_address(text: str) -> Address:
+    """Read ``127.0.0.1:9835``, ``[::1]:9835`` or ``unix:/path``. Raises InvalidValueError."""
+    if text.startswith("unix:/"):
+        return Address(path=text.removeprefix("unix:"))
+    host, _, port = text.rpartition(":")
+    try:
+        address = ipaddress.ip_address(host.removeprefix("[").removesuffix("]"))
+        if not port.isdecimal() or int(port) > 65535:
+            raise ValueError(port)
+    except ValueError:
+        raise InvalidValueError(f"{text!r}: write an IP address and a port, as in 127.0.0.1:9835") from None
+    return Address(str(address), int(port))
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a client asked for. Header names are in lower case."""
+
+    method: str
+    path: str
+    headers: Mapping[str, str] = field(default_factory=dict)
+    body: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """What it is answered; a body that is iterated over is sent piece by piece until either side has enough."""
+
+    body: bytes | Iterator[bytes] = b""
+    kind: str = "text/plain; charset=utf-8"
+    status: int = 200
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+class HttpServer:
+    """Listens at one address and answers each request in a thread of its own."""
+
+    def __init__(self, address: Address, answer: Callable[[Request], Response], max_clients: int) -> None:
+        try:
+            self._server = _Server(address, answer, max_clients)
+        except OSError as error:
+            raise ConfigError(
+                f"{address}: cannot listen there: {error.strerror or error}; choose another address"
+            ) from error
+        self.address = self._server.address
+        self._thread = threading.Thread(target=self._server.serve_forever, name=f"http {address}", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Take no more requests, and hang up on whoever is connected."""
+        self._server.shutdown()
+        self._thread.join()
+        self._server.end()
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    block_on_close = False
+
+    def __init__(self, address: Address, answer: Callable[[Request], Response], max_clients: int) -> None:
+        self.answer = answer
+        self._max_clients = max_clients
+        #: Those connected, the oldest first, and whether their request has come whole.
+        self._clients: OrderedDict[socket.socket, bool] = OrderedDict()
+        self._lock = threading.Lock()
+        if ":" in address.host:
+            self.address_family = socket.AF_INET6
+        super().__init__((address.host, address.port), _Handler, bind_and_activate=False)
+        if address.path:
+            self.socket.close()
+            self.socket = wire.listen(address.path, 0o600)
+            self.address = address
+        else:
+            try:
+                self.server_bind()
+                self.server_activate()
+            except OSError:
+                self.server_close()
+                raise
+            self.address = Address(address.host, self.socket.getsockname()[1])
+
+    def server_bind(self) -> None:
+        """Bind without asking the resolver for a name, as the base class does."""
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self.socket.bind(self.server_address)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Serve one more client; if there are too many, another makes room.
+
+        That is who has said nothing for longest, or else who has been here for longest: silence takes no places.
+        """
+        leaving = None
+        with self._lock:
+            if len(self._clients) >= self._max_clients:
+                leaving = next((client for client, heard in self._clients.items() if not heard), None)
+                leaving = leaving or next(iter(self._clients))
+                del self._clients[leaving]
+            self._clients[request] = False
+        if leaving is not None:
+            with suppress(OSError):
+                leaving.shutdown(socket.SHUT_RDWR)
+        super().process_request(request, client_address)
+
+    def heard(self, request: Any) -> None:
+        """Take note that a client's request has come whole."""
+        with self._lock:
+            if request in self._clients:
+                self._clients[request] = True
+
+    def shutdown_request(self, request: Any) -> None:
+        """Forget a client that has been served."""
+        with self._lock:
+            self._clients.pop(request, None)
+        super().shutdown_request(request)
+
+    def get_request(self) -> tuple[Any, Any]:
+        """Accept a client; where there is no room for another descriptor, do not ask again at once."""
+        time.sleep(_PAUSE_S)
+        try:
+            return super().get_request()
+        except OSError:
+            time.sleep(_BREATH_S)
+            raise
+
+    def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002 - the base class's arguments
+        """Say nothing of a client that hung up, but of a defect."""
+        if not isinstance(sys.exception(), OSError):
+            _log.exception("request failed", address=str(self.address))
+
+    def end(self) -> None:
+        """Hang up on everybody and close."""
+        with self._lock:
+            clients = list(self._clients)
+        for client in clients:
+            with suppress(OSError):
+                client.shutdown(socket.SHUT_RDWR)
+        if self.address.path:
+            Path(self.address.path).unlink(missing_ok=True)
+        self.server_close()
+
+    def knows(self, host: str) -> bool:
+        """Tell whether a Host header names us: a page elsewhere may have its own name lead to this address.
+
+        Who listens for other hosts has asked to be reached by whatever name; there only what is public is served.
+        """
+        if not self.address.private:
+            return True
+        name = urlsplit(f"//{host}").hostname
+        return name == "localhost" or name == self.address.host or bool(self.address.path)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: _Server
+    timeout = _SILENCE_S
+    server_version = "qgpu"
+    sys_version = ""
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class's name
+        """Keep no log of requests."""
+
+    def do_GET(self) -> None:
+        """Answer."""
+        self._answer()
+
+    do_POST = do_GET  # noqa: N815 - likewise
+
+    def _answer(self) -> None:
+        headers = {name.lower(): value for name, value in self.headers.items()}
+        length = headers.get("content-length", "0")
+        short = length.isdecimal() and len(length) <= _MOST_DIGITS and int(length) <= _MAX_BODY
+        if not self.server.knows(headers.get("host", "")):
+            response = Response(b"this is not the host you asked for\n", status=421)
+        elif not short or "transfer-encoding" in headers:
+            response = Response(b"too long\n", status=413)
+        else:
+            body = self.rfile.read(int(length))
+            self.server.heard(self.request)
+            response = self.server.answer(Request(self.command, urlsplit(self.path).path, headers, body))
+        self.send_response(response.status)
+        self.send_header("Content-Type", response.kind)
+        self.send_header("X-Content-Type-Options", "nosniff")
+        self.send_header("Cache-Control", "no-store")
+        for name, value in response.headers.items():
+            self.send_header(name, value)
+        if isinstance(response.body, bytes):
+            self.send_header("Content-Length", str(len(response.body)))
+            self.end_headers()
+            self.wfile.write(response.body)
+            return
+        self.end_headers()
+        for piece in response.body:
+            self.wfile.write(piece)
+            self.wfile.flush()

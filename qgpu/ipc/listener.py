@@ -1,0 +1,74 @@
+"""A listening socket with a thread of its own that hands on everybody who comes.
+
+Where there is a descriptor store the socket outlives the daemon in it: who connects meanwhile waits. What becomes of a
+connection is decided by whoever takes it.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import structlog
+
+from qgpu.errors import PermissionDeniedError
+from qgpu.ipc.systemd import FdStore
+from qgpu.linux import untrusted_fds
+
+_log = structlog.get_logger("door")
+
+#: How long to wait when there is no room for another descriptor.
+_BREATH_S = 0.1
+_NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+
+
+class SocketListener:
+    """Listens at a path; ``take`` gets each connection, and closes it."""
+
+    def __init__(self, name: str, path: Path, mode: int, store: FdStore, take: Callable[[socket.socket], None]) -> None:
+        """Listen, by the socket that goes by ``name`` in the store. Raises PermissionDeniedError."""
+        self._path = path
+        self._take = take
+        self._stored = store.there
+        try:
+            self._listener = store.listen(name, path, mode)
+        except OSError as error:
+            raise PermissionDeniedError(f"{path}: {error.strerror}; nobody could connect there") from error
+        self._listener.setblocking(False)
+        self._over = os.eventfd(0)
+        self._thread = threading.Thread(target=self._accept, name=name, daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Take nobody any more; remove the socket, but for one that is kept in the store."""
+        if not self._stored:
+            self._path.unlink(missing_ok=True)
+        os.eventfd_write(self._over, 1)  # not by shutdown(): that would end the stored socket too
+        self._thread.join()
+        self._listener.close()
+        os.close(self._over)
+
+    def _accept(self) -> None:
+        poll = select.poll()
+        poll.register(self._listener, select.POLLIN)
+        poll.register(self._over, select.POLLIN)
+        while all(fd != self._over for fd, _ in poll.poll()):
+            try:
+                sock, _ = self._listener.accept()
+            except OSError as error:
+                if error.errno in _NO_ROOM:
+                    _log.error("no room for another descriptor, trying again", path=str(self._path))
+                    time.sleep(_BREATH_S)
+                continue  # else that client is gone already
+            try:
+                self._take(sock)
+            except Exception:  # noqa: BLE001 - a defect: the next is to be heard all the same
+                _log.exception("client dropped", path=str(self._path))
+                if (fd := sock.detach()) >= 0:
+                    untrusted_fds.close(fd)

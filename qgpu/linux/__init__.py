@@ -1,0 +1,1 @@
+"""Kernel interfaces that Python lacks: seccomp notifications, cgroups, /proc, sets of open files. Knows no GPU."""

@@ -1,0 +1,34 @@
+"""Looks at the daemon from outside: who has which grant and what share of which pGPU, between one look and the next."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from qgpu.ipc.control_socket import Client
+
+
+def look(client: Client) -> dict[str, Any]:
+    """Ask for everything there is to see."""
+    return client.call("status") | {"pods": client.call("pod.list")["pods"]}
+
+
+def shares(before: dict[str, Any], now: dict[str, Any]) -> list[dict[str, Any]]:
+    """Turn two looks into shares: GPU time over the time between the samples that reported it."""
+    used = {(pod["name"], usage["gpu"]): usage for pod in before["pods"] for usage in pod["usage"]}
+    rows = []
+    for pod in now["pods"]:
+        for grant, usage in zip(pod["grants"], pod["usage"], strict=True):
+            last = used.get((pod["name"], grant["gpu"]), {"now_ns": usage["now_ns"], "used_ns": 0})
+            elapsed_ns = usage["now_ns"] - last["now_ns"]
+            share = max(0.0, (usage["used_ns"] - last["used_ns"]) / elapsed_ns) if elapsed_ns > 0 else 0.0
+            rows.append(
+                {
+                    "pod": pod["name"],
+                    **grant,
+                    "share": round(min(1.0, share), 4),
+                    "held": usage["memory"],
+                    "busy": usage["busy"],
+                    "trouble": pod["trouble"],
+                }
+            )
+    return sorted(rows, key=lambda row: (row["gpu"], row["class"] != "online", row["pod"]))

@@ -1,0 +1,112 @@
+"""The meter: context switches in, GPU time out. Pure; knows nothing of pods.
+
+A context is resident from its start to its end, or to the next context's start. A context alone on the engine
+stays resident while it idles, because nothing makes the hardware switch: its time is then an upper bound.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass, field
+
+#: A switch takes 84 µs between two contexts; one that starts later than this after another's end did not push it off.
+HANDOVER_NS = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """``who`` starts or stops being resident at ``at_ns``."""
+
+    at_ns: int
+    who: Hashable
+    start: bool
+
+
+@dataclass(frozen=True, slots=True)
+class GpuTime:
+    """GPU time of one context, how often it was switched in, and the longest of its turns that ended."""
+
+    run_ns: int = 0
+    starts: int = 0
+    longest_ns: int = 0
+
+    def __add__(self, other: GpuTime) -> GpuTime:
+        return GpuTime(self.run_ns + other.run_ns, self.starts + other.starts, max(self.longest_ns, other.longest_ns))
+
+
+NOTHING = GpuTime()
+
+
+@dataclass(slots=True)
+class GpuTimeCounter:
+    """Time by context; ``resident`` is who holds the engine now, ``totals`` all there was."""
+
+    resident: Hashable | None = None
+    totals: dict[Hashable, GpuTime] = field(default_factory=dict)
+    #: Who was charged from when to when, where somebody records; else None.
+    spans: list[tuple[Hashable, int, int]] | None = None
+    #: How often the engine went straight from one context to another, since somebody took the counts.
+    handovers: Counter[tuple[Hashable, Hashable]] = field(default_factory=Counter)
+    _left_ns: int = 0
+    #: When the turn of who is resident began.
+    _began_ns: int = 0
+    _before: Hashable | None = None
+    _since_ns: int = 0
+    #: Uses since somebody took them.
+    _uses: dict[Hashable, GpuTime] = field(default_factory=dict)
+
+    def advance(self, events: Iterable[Event], now_ns: int) -> None:
+        """Take events in order, then charge whoever is resident up to ``now_ns``."""
+        for event in events:
+            self._charge(event.at_ns)
+            if self.resident is not None and (event.start or self.resident == event.who):
+                self._add(self.resident, GpuTime(longest_ns=max(0, event.at_ns - self._began_ns)))
+            if event.start:
+                self._began_ns = event.at_ns
+                self._note_handover(event)
+                self.resident = event.who
+                self._add(event.who, GpuTime(starts=1))
+            elif self.resident == event.who:
+                self.resident, self._before, self._left_ns = None, event.who, event.at_ns
+        self._charge(now_ns)
+
+    def take(self, known: Callable[[Hashable], bool] = lambda _: True) -> dict[Hashable, GpuTime]:
+        """Return the uses since the last take; contexts that did nothing and are not ``known`` are forgotten."""
+        uses, self._uses = self._uses, {}
+        self.totals = {who: use for who, use in self.totals.items() if who in uses or known(who)}
+        return uses
+
+    def record(self, wanted: bool) -> dict[Hashable, list[tuple[int, int]]]:
+        """Return who was charged when since the last call, and record on if ``wanted``."""
+        found: dict[Hashable, list[tuple[int, int]]] = {}
+        for who, start_ns, end_ns in self.spans or ():
+            spans = found.setdefault(who, [])
+            if spans and spans[-1][1] == start_ns:
+                spans[-1] = (spans[-1][0], end_ns)
+            else:
+                spans.append((start_ns, end_ns))
+        self.spans = [] if wanted else None
+        return found
+
+    def take_handovers(self) -> Counter[tuple[Hashable, Hashable]]:
+        """Return the counts since the last call."""
+        taken, self.handovers = self.handovers, Counter()
+        return taken
+
+    def _note_handover(self, event: Event) -> None:
+        before = self.resident if self.resident is not None else self._before
+        straight = self.resident is not None or event.at_ns - self._left_ns <= HANDOVER_NS
+        if before is not None and before != event.who and straight:
+            self.handovers[before, event.who] += 1
+
+    def _charge(self, until_ns: int) -> None:
+        if self.resident is not None and until_ns > self._since_ns:
+            self._add(self.resident, GpuTime(run_ns=until_ns - self._since_ns))
+            if self.spans is not None:
+                self.spans.append((self.resident, self._since_ns, until_ns))
+        self._since_ns = max(self._since_ns, until_ns)
+
+    def _add(self, who: Hashable, use: GpuTime) -> None:
+        for uses in (self.totals, self._uses):
+            uses[who] = uses.get(who, NOTHING) + use

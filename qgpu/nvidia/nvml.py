@@ -1,0 +1,118 @@
+"""What NVML tells of this machine's cards: whether they are whole, their names and sizes, how much they are used."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+
+import pynvml
+
+from qgpu.errors import NoGpuError, NotSupportedError
+from qgpu.model import NS_PER_MS
+from qgpu.model.plane_api import Pgpu
+
+#: NVML has a new figure about five times a second.
+_FRESH_NS = 100 * NS_PER_MS
+
+
+def check_cards() -> None:
+    """Make sure that no card is in MIG mode, which divides it in another way. Raises NoGpuError, NotSupportedError."""
+    with _nvml():
+        for index in range(pynvml.nvmlDeviceGetCount()):
+            try:
+                current, _ = pynvml.nvmlDeviceGetMigMode(pynvml.nvmlDeviceGetHandleByIndex(index))
+            except pynvml.NVMLError:  # a card without MIG, or one that cannot be asked: the guardian leaves that out
+                continue
+            if current == pynvml.NVML_DEVICE_MIG_ENABLE:
+                raise NotSupportedError(
+                    f"GPU {index}: MIG mode is on, and qgpu shares whole cards; switch it off with "
+                    f"`nvidia-smi -i {index} -mig 0`, or leave that card to MIG on another host"
+                )
+
+
+def describe(cards: Iterable[tuple[int, str]]) -> list[Pgpu]:
+    """Ask for names and sizes of cards given as (number, PCI address). Raises NoGpuError."""
+    with _nvml():
+        return [_described(index, pynvml.nvmlDeviceGetHandleByPciBusId(pci.encode())) for index, pci in cards]
+
+
+def processes(uuid: str) -> frozenset[int]:
+    """List the processes that have a context on a card, for compute or graphics. Raises NoGpuError."""
+    with _nvml():
+        try:
+            card = pynvml.nvmlDeviceGetHandleByUUID(uuid)
+            found = [
+                *pynvml.nvmlDeviceGetComputeRunningProcesses(card),
+                *pynvml.nvmlDeviceGetGraphicsRunningProcesses(card),
+            ]
+        except pynvml.NVMLError as error:
+            raise NoGpuError(f"NVML: {error}; it does not say who is on the card") from error
+    return frozenset(int(process.pid) for process in found)
+
+
+class Utilization:
+    """In what part of the time a card runs any kernel."""
+
+    def __init__(self, uuid: str) -> None:
+        self._uuid = uuid
+        self._card: object | None = None
+        self._looked_ns = 0
+        self._used: float | None = None
+
+    def read(self) -> float | None:
+        """Return the part of about the last fifth of a second, 0 to 1; None where NVML does not tell."""
+        now_ns = time.monotonic_ns()
+        if self._looked_ns and now_ns - self._looked_ns < _FRESH_NS * 9 // 10:
+            return self._used
+        self._looked_ns = now_ns
+        try:
+            if self._card is None:
+                self._card = _opened(self._uuid)
+            self._used = pynvml.nvmlDeviceGetUtilizationRates(self._card).gpu / 100
+        except pynvml.NVMLError:
+            self._used = None
+            self.close()
+        return self._used
+
+    def close(self) -> None:
+        """Let go of NVML."""
+        if self._card is not None:
+            self._card = None
+            with suppress(pynvml.NVMLError):
+                pynvml.nvmlShutdown()
+
+
+def _opened(uuid: str) -> object:
+    pynvml.nvmlInit()
+    try:
+        return pynvml.nvmlDeviceGetHandleByUUID(uuid)
+    except pynvml.NVMLError:
+        pynvml.nvmlShutdown()
+        raise
+
+
+def _described(index: int, handle: object) -> Pgpu:
+    return Pgpu(
+        index,
+        _text(pynvml.nvmlDeviceGetUUID(handle)),
+        _text(pynvml.nvmlDeviceGetName(handle)),
+        int(pynvml.nvmlDeviceGetMemoryInfo(handle).total),
+        int(pynvml.nvmlDeviceGetMinorNumber(handle)),
+    )
+
+
+@contextmanager
+def _nvml() -> Iterator[None]:
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        raise NoGpuError(f"NVML: {error}; is the NVIDIA driver's user-space part installed?") from error
+    try:
+        yield
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else value

@@ -1,0 +1,243 @@
+"""Time on one pGPU through the module: qgpu's plans in its structs, its pods in qgpu's samples.
+
+The module sees no kernel run, so GPU time is read from a meter that is handed in. It has no gate per TSG either: where
+a plan has the TSGs of a pod take turns, they all run at once, with timeslices that suit that.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from qgpu.errors import BackendGoneError, RefusedError
+from qgpu.model import NS_PER_MS, Grant, OnIdle, Plan, PodPlan, PodSample, Sample, TsgSample
+from qgpu.model.preemptions import preemptions
+from qgpu.model.tsg_turns import all_at_once
+from qgpu.planes.kmod import DEVICE
+from qgpu.planes.kmod.device import CLASSES, Card, Device, grant_of, text_of, trouble_of
+from qgpu.planes.kmod.uapi import NUMBERS, ffi
+
+#: A pod that has not run although its gate was open for this long is idle.
+_IDLE_AFTER_NS = 20 * NS_PER_MS
+#: How long a plan holds without being renewed, which the loop does four times a second: with what opening gates
+#: takes, every gate is open and every timeslice the driver's own within a second of its end.
+LEASE_NS = 800 * NS_PER_MS
+
+
+@dataclass(frozen=True, slots=True)
+class TsgRef:
+    """A TSG as the module knows it, for a meter to find."""
+
+    ident: int
+    client: int
+    handle: int
+    tgid: int
+
+    @property
+    def name(self) -> str:
+        """Return what it is called in samples."""
+        return f"{self.client:x}/{self.handle:x}"
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What a meter saw since the last one, by TsgRef.ident."""
+
+    tsgs: Mapping[int, TsgSample]
+    #: How often the engine went straight from one TSG to another; None where that is not counted.
+    handovers: Mapping[tuple[int, int], int] | None = None
+
+
+class GpuTimeSource(Protocol):
+    """True GPU time on one card."""
+
+    #: Set to have readings say from when to when.
+    detailed: bool
+
+    @property
+    def lost(self) -> int:
+        """Count the context switches that the hardware dropped so far."""
+
+    def read(self, tsgs: Sequence[TsgRef]) -> Reading:
+        """Return what these did since the last call; a TSG that is missing did nothing."""
+
+    def close(self) -> None:
+        """Stop counting."""
+
+
+class KmodBackend:
+    """Time on one pGPU, kept by the module."""
+
+    def __init__(
+        self, index: int, card: Card, meter: GpuTimeSource, used: Callable[[], float | None] = lambda: None
+    ) -> None:
+        self._index, self._card, self._meter, self._used = index, card, meter, used
+        self._device = Device()
+        self._applied: Plan | None = None
+        self._gated: dict[int, int] = {}
+        self._quiet_ns: dict[int, int] = {}
+        #: How many TSGs of each pod ran when any of them last did, by its name.
+        self._ran_tsgs: dict[str, int] = {}
+        self._sampled_ns = 0
+
+    @property
+    def detailed(self) -> bool:
+        """Tell whether samples say when pods ran; when their gates were closed the module does not tell."""
+        return self._meter.detailed
+
+    @detailed.setter
+    def detailed(self, wanted: bool) -> None:
+        self._meter.detailed = wanted
+
+    @property
+    def lost(self) -> int:
+        """Count the context switches that the hardware dropped so far."""
+        return self._meter.lost
+
+    def sample(self) -> Sample:
+        """Report what happened since the last call. Raises BackendGoneError while the module enforces nothing."""
+        if trouble := trouble_of(self._device.info()):
+            raise BackendGoneError(f"qgpu.ko: {trouble}")
+        try:
+            return self._sample()
+        except OSError as error:
+            raise BackendGoneError(f"pGPU {self._index}: {DEVICE}: {error.strerror}; dmesg may say why") from error
+
+    def _sample(self) -> Sample:
+        pods = [(pod, grant_of(self._device, pod.pod, self._card)) for pod in self._device.each("POD_NEXT", "pod")]
+        refs = {pod.pod: self._tsgs(pod.pod) for pod, grant in pods if grant}
+        # before the meter: what opens after this line counts as closed, never as open and idle
+        before, self._gated = self._gated, {}
+        gated_ns = {pod: self._take_gated_ns(pod, before) for pod in refs}
+        reading = self._meter.read([ref for tsgs in refs.values() for ref in tsgs])
+        now_ns = time.monotonic_ns()
+        elapsed_ns, self._sampled_ns = now_ns - self._sampled_ns, now_ns
+        counts = _preemptions(reading.handovers, pods, refs)
+        samples = []
+        quiet_ns, self._quiet_ns = self._quiet_ns, {}
+        ran_tsgs, self._ran_tsgs = self._ran_tsgs, {}
+        for pod, grant in pods:
+            if grant is None:
+                continue
+            tsgs = tuple(reading.tsgs.get(ref.ident, TsgSample(ref.name)) for ref in refs[pod.pod])
+            ran = sum(tsg.run_ns > 0 for tsg in tsgs)
+            open_ns = max(0, elapsed_ns - gated_ns[pod.pod])
+            self._quiet_ns[pod.pod] = 0 if ran else quiet_ns.get(pod.pod, 0) + open_ns
+            name = text_of(pod.name)
+            self._ran_tsgs[name] = ran or ran_tsgs.get(name, 0)
+            preempted, preempting = (None, None) if counts is None else (count[name] for count in counts)
+            samples.append(PodSample(name, grant, tsgs, gated_ns[pod.pod], (), preempted, preempting))
+        return Sample(self._index, now_ns, tuple(samples), self._used() if samples else None)
+
+    def apply(self, plan: Plan) -> None:
+        """Put a plan in force; one that is in force already is only renewed. Raises RefusedError."""
+        if plan.pgpu != self._index:
+            raise RefusedError(f"pGPU {self._index}: this plan is for pGPU {plan.pgpu}")
+        plan = replace(plan, pods=tuple(all_at_once(part, self._ran_tsgs.get(part.pod, 0)) for part in plan.pods))
+        try:
+            if plan != self._applied or not self._renew():
+                self._install(plan)
+                self._applied = plan
+        except OSError as error:
+            self._applied = None
+            raise RefusedError(f"pGPU {self._index}: the module refused the plan: {error.strerror}") from error
+        self._tell_idle(plan)
+
+    def wait(self, timeout_ns: int) -> None:
+        """Wait for a change among the pods."""
+        self._device.wait(timeout_ns)
+
+    def close(self) -> None:
+        """Hang up; the module opens every gate."""
+        self._device.close()
+        self._meter.close()
+
+    def _tsgs(self, pod: int) -> list[TsgRef]:
+        return [
+            TsgRef(tsg.id, tsg.client, tsg.handle, tsg.tgid)
+            for tsg in self._device.each("TSG_NEXT", "id", pod=pod, gpu=self._card.number)
+            if tsg.flags & NUMBERS["QGPU_ENGINE_COMPUTE"]
+        ]
+
+    def _take_gated_ns(self, pod: int, before: Mapping[int, int]) -> int:
+        try:
+            total_ns = int(self._device.call("USAGE", pod=pod, gpu=self._card.number).gated_ns)
+        except FileNotFoundError:  # removed meanwhile
+            return 0
+        self._gated[pod] = total_ns
+        return total_ns - before.get(pod, total_ns)
+
+    def _tell_idle(self, plan: Plan) -> None:
+        """Say who is idle, of those whose windows yield: the module cannot know."""
+        lenders = {part.pod for part in plan.pods if any(w.on_idle is OnIdle.YIELD for w in part.windows or ())}
+        for pod in self._device.each("POD_NEXT", "pod") if lenders else ():
+            if text_of(pod.name) in lenders:
+                try:
+                    idle = self._quiet_ns.get(pod.pod, 0) >= _IDLE_AFTER_NS
+                    self._device.call("IDLE", pod=pod.pod, gpu=self._card.number, idle=idle)
+                except FileNotFoundError:  # the pod, or the plan; the next tick sees
+                    continue
+
+    def _renew(self) -> bool:
+        try:
+            self._device.call("RENEW", gpu=self._card.number)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def _install(self, plan: Plan) -> None:
+        idents = {text_of(pod.name): pod.pod for pod in self._device.each("POD_NEXT", "pod")}
+        windows: list[dict[str, int]] = []
+        parts = []
+        for part in plan.pods:
+            if part.pod in idents:
+                parts.append(_part(part, idents[part.pod], len(windows)))
+                windows += [
+                    {
+                        "start_ns": window.start_ns,
+                        "end_ns": window.end_ns,
+                        "flags": NUMBERS["QGPU_WINDOW_YIELD"] if window.on_idle is OnIdle.YIELD else 0,
+                    }
+                    for window in part.windows or ()
+                ]
+        c_parts, c_windows = ffi.new("struct qgpu_pod_plan[]", parts), ffi.new("struct qgpu_window[]", windows)
+        self._device.call(
+            "PLAN",
+            gpu=self._card.number,
+            period_ns=plan.period_ns,
+            lease_ns=LEASE_NS,
+            nr_pods=len(parts),
+            nr_windows=len(windows),
+            pods=int(ffi.cast("uintptr_t", c_parts)),
+            windows=int(ffi.cast("uintptr_t", c_windows)),
+        )
+
+
+def _part(part: PodPlan, ident: int, first_window: int) -> dict[str, int]:
+    gated = part.windows is not None
+    return {
+        "pod": ident,
+        "timeslice_us": part.timeslice_us,
+        "pod_class": CLASSES[part.pod_class],
+        "flags": NUMBERS["QGPU_POD_PLAN_GATED"] if gated else 0,
+        "first_window": first_window if gated else 0,
+        "nr_windows": len(part.windows or ()),
+    }
+
+
+def _preemptions(
+    handovers: Mapping[tuple[int, int], int] | None,
+    pods: Iterable[tuple[Any, Grant | None]],
+    refs: Mapping[int, Iterable[TsgRef]],
+) -> tuple[Counter[str], Counter[str]] | None:
+    if handovers is None:
+        return None
+    names = {pod.pod: text_of(pod.name) for pod, _ in pods}
+    owners = {ref.ident: names[pod] for pod, tsgs in refs.items() for ref in tsgs}
+    between: Counter[tuple[str, str]] = Counter()
+    for (before, after), count in handovers.items():
+        between[owners[before], owners[after]] += count
+    return preemptions(between, {names[pod.pod]: grant.pod_class for pod, grant in pods if grant})

@@ -1,0 +1,111 @@
+"""An open /dev/qgpu: its calls, and what it says of cards and grants in qgpu's terms.
+
+What the calls mean stands in kmod/uapi/qgpu.h; what an errno means to a caller, the callers say.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import select
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from qgpu.errors import BackendGoneError, NoGpuError, NotSupportedError, PermissionDeniedError
+from qgpu.model import NS_PER_MS, Grant, PodClass
+from qgpu.planes.kmod import DEVICE
+from qgpu.planes.kmod.uapi import COMMANDS, NUMBERS, STRUCTS, ffi
+
+CLASSES = {PodClass.OFFLINE: NUMBERS["QGPU_CLASS_OFFLINE"], PodClass.ONLINE: NUMBERS["QGPU_CLASS_ONLINE"]}
+
+_STATES = {
+    NUMBERS["QGPU_STATE_NO_DRIVER"]: "no NVIDIA driver is loaded, or /dev/nvidiactl is missing",
+    NUMBERS["QGPU_STATE_UNKNOWN_DRIVER"]: "driver {driver} is unknown to it; it enforces nothing",
+    NUMBERS["QGPU_STATE_NO_RM_INTERFACE"]: "it cannot reach the driver; before 565, load qgpu_rm.ko too",
+    NUMBERS["QGPU_STATE_OFF"]: "it is switched off; qgpuctl module on",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """A pGPU as the module knows it: its number there, and its PCI address."""
+
+    number: int
+    pci: str
+    memory: int
+
+
+class Device:
+    """An open /dev/qgpu."""
+
+    def __init__(self) -> None:
+        try:
+            self.fd = os.open(DEVICE, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        except FileNotFoundError as error:
+            raise NoGpuError(f"{DEVICE}: not there; is qgpu.ko loaded?") from error
+        except PermissionError as error:
+            raise PermissionDeniedError(f"{DEVICE}: {error.strerror}; only root can share a GPU") from error
+        except OSError as error:
+            raise BackendGoneError(f"{DEVICE}: {error.strerror}; dmesg may say why") from error
+
+    def call(self, name: str, /, **fields: Any) -> Any:
+        """Issue one ioctl with a struct of these fields and return the struct answered. Raises OSError."""
+        if self.fd < 0:
+            raise BackendGoneError(f"{DEVICE}: closed")
+        arg = ffi.new(STRUCTS[f"QGPU_IOC_{name}"] + " *", fields)
+        fcntl.ioctl(self.fd, COMMANDS[f"QGPU_IOC_{name}"], ffi.buffer(arg), True)
+        return arg
+
+    def info(self) -> Any:
+        """Ask for the module's state. Raises NotSupportedError where it does not know the question."""
+        try:
+            return self.call("INFO")
+        except OSError as error:
+            raise NotSupportedError(f"qgpu.ko: {error.strerror}; is it of the same version as this?") from error
+
+    def each(self, name: str, key: str, /, **fields: Any) -> Iterator[Any]:
+        """Yield the answers of a _NEXT call, from the first to the last."""
+        last = 0
+        while True:
+            try:
+                found = self.call(name, **{key: last}, **fields)
+            except FileNotFoundError:
+                return
+            last = getattr(found, key)
+            yield found
+
+    def wait(self, timeout_ns: int) -> None:
+        """Return when something happened or time is up, having read what happened."""
+        poll = select.poll()
+        poll.register(self.fd, select.POLLIN)
+        if poll.poll(timeout_ns / NS_PER_MS):
+            os.read(self.fd, ffi.sizeof("struct qgpu_event") * 256)
+
+    def close(self) -> None:
+        """Hang up: a plan that was installed here is over."""
+        if self.fd >= 0:
+            os.close(self.fd)
+        self.fd = -1
+
+
+def trouble_of(info: Any) -> str:
+    """Say why a module that answers ``info`` enforces nothing; empty if it does enforce."""
+    return _STATES.get(info.state, "").format(driver=text_of(info.driver))
+
+
+def grant_of(device: Device, pod: int, card: Card) -> Grant | None:
+    """Ask for a pod's grant on a card; None where it has none, or is gone."""
+    try:
+        grant = device.call("GRANT_GET", pod=pod, gpu=card.number)
+    except FileNotFoundError:
+        return None
+    pod_class = PodClass.ONLINE if grant.pod_class == CLASSES[PodClass.ONLINE] else PodClass.OFFLINE
+    return Grant(pod_class, grant.cores or None, grant.memory or None, grant.latency_target_ns or None)
+
+
+def text_of(value: Any) -> str:
+    """Return a char array of a struct as a string."""
+    text = ffi.string(value)
+    assert isinstance(text, bytes)
+    return text.decode()

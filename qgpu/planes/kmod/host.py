@@ -1,0 +1,172 @@
+"""The pods and pGPUs of a machine as the module knows them: made, granted, found again, forgotten."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from qgpu.errors import NotSupportedError, QgpuError, RefusedError, no_pod
+from qgpu.linux import cgroup
+from qgpu.model import Grant
+from qgpu.model.plane_api import Pgpu, PodInfo
+from qgpu.planes.kmod.backend import GpuTimeSource, KmodBackend
+from qgpu.planes.kmod.device import CLASSES, Card, Device, grant_of, text_of, trouble_of
+from qgpu.planes.kmod.uapi import NUMBERS
+
+
+class KmodHost:
+    """The pGPUs and pods of this machine, through the module.
+
+    ``meter`` makes a meter for a card; ``describe`` says what the cards are called, in the order given; ``used`` makes
+    what tells of one in which part of the time it runs kernels.
+    """
+
+    plane = "kmod"
+
+    def __init__(
+        self,
+        meter: Callable[[Card], GpuTimeSource],
+        describe: Callable[[Sequence[Card]], Sequence[Pgpu]],
+        used: Callable[[Pgpu], Callable[[], float | None]] = lambda _: lambda: None,
+    ) -> None:
+        self._device = Device()
+        self._meter = meter
+        self._used = used
+        cgroup.mount()
+        info = self._device.info()
+        self.driver = text_of(info.driver)
+        if info.abi != NUMBERS["QGPU_ABI_VERSION"]:
+            raise NotSupportedError(f"qgpu.ko: it speaks ABI {info.abi}, this is {NUMBERS['QGPU_ABI_VERSION']}")
+        if trouble := trouble_of(info):
+            raise NotSupportedError(f"qgpu.ko: {trouble}")
+        #: Where the cgroup of an id was last seen.
+        self._paths: dict[int, str] = {}
+        self._cards = sorted(map(self._card, range(info.nr_gpus)), key=lambda card: card.pci)
+        self._pgpus = list(describe(self._cards))
+
+    def pgpus(self) -> Sequence[Pgpu]:
+        """List the cards of this machine in PCI order."""
+        return self._pgpus
+
+    def backend(self, pgpu: int) -> KmodBackend:
+        """Open the backend of one pGPU."""
+        card = self._cards[pgpu]
+        return KmodBackend(pgpu, card, self._meter(card), self._used(self._pgpus[pgpu]))
+
+    def pods(self) -> Sequence[PodInfo]:
+        """List the pods the module knows."""
+        pods = list(self._device.each("POD_NEXT", "pod"))
+        paths = {pod.cgroup: self._path(pod) for pod in pods}
+        self._paths = {ident: path for ident, path in paths.items() if path is not None}
+        return [self._info(pod, paths[pod.cgroup]) for pod in pods]
+
+    def admit(self, name: str, grants: Mapping[int, Grant], at: str = "") -> None:
+        """Make a pod of a cgroup, or with one of its own."""
+        if not at:
+            cgroup.create(name)
+        try:
+            ident = self._add(name, at or cgroup.path_of(name))
+            try:
+                self._grant(ident, grants)
+            except BaseException:
+                self._device.call("POD_REMOVE", pod=ident)
+                raise
+        except BaseException:
+            if not at:
+                cgroup.remove(name)
+            raise
+
+    def _add(self, name: str, path: str) -> int:
+        """Make a cgroup a pod, and return the number it goes by."""
+        try:
+            fd = os.open(cgroup.mount() / path.lstrip("/"), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                return int(self._device.call("POD_ADD", cgroup_fd=fd, name=name.encode()).pod)
+            finally:
+                os.close(fd)
+        except OSError as error:
+            raise RefusedError(f"pod {name}: cgroup {path}: {error.strerror}") from error
+
+    def amend(self, name: str, grants: Mapping[int, Grant]) -> None:
+        """Change a pod's grants."""
+        self._grant(self._pod(name).pod, grants)
+
+    def attach(self, name: str, pid: int, fds: Sequence[int]) -> None:
+        """Bring a process into a pod; what it opens from now on is the pod's."""
+        for fd in fds:
+            os.close(fd)
+        cgroup.bring(name, pid, self._path(self._pod(name)) or "")
+
+    def left_behind(self) -> Mapping[int, int]:
+        """Return nothing: a pod's memory ends with it here."""
+        return {}
+
+    def retire(self, name: str) -> None:
+        """Forget a pod and remove its cgroup."""
+        self._device.call("POD_REMOVE", pod=self._pod(name).pod)
+        cgroup.remove(name)
+
+    def close(self) -> None:
+        """Let go; the module keeps the pods for the next daemon."""
+        self._device.close()
+
+    def _card(self, number: int) -> Card:
+        gpu = self._device.call("GPU", gpu=number)
+        return Card(number, f"{gpu.domain:08x}:{gpu.bus:02x}:{gpu.slot:02x}.{gpu.function:x}", gpu.memory)
+
+    def _pod(self, name: str) -> Any:
+        for pod in self._device.each("POD_NEXT", "pod"):
+            if text_of(pod.name) == name:
+                return pod
+        raise no_pod(name)
+
+    def _grant(self, ident: int, grants: Mapping[int, Grant]) -> None:
+        for pgpu, grant in grants.items():
+            try:
+                self._device.call(
+                    "GRANT_SET",
+                    pod=ident,
+                    gpu=self._cards[pgpu].number,
+                    pod_class=CLASSES[grant.pod_class],
+                    cores=grant.cores or 0,
+                    memory=grant.memory or 0,
+                    latency_target_ns=grant.latency_target_ns or 0,
+                )
+            except OSError as error:
+                raise QgpuError(f"pGPU {pgpu}: the module refused the grant: {error.strerror}") from error
+
+    def _info(self, pod: Any, path: str | None) -> PodInfo:
+        grants, memory = {}, {}
+        for index, card in enumerate(self._cards):
+            if (grant := grant_of(self._device, pod.pod, card)) is not None:
+                grants[index] = grant
+                with suppress(FileNotFoundError):  # removed meanwhile
+                    memory[index] = int(self._device.call("USAGE", pod=pod.pod, gpu=card.number).memory)
+        inside = cgroup.inside(path) if path else cgroup.CgroupMembers(alive=path is None)
+        refused = int(pod.refused_allocs), int(pod.refused_controls)
+        return PodInfo(
+            text_of(pod.name), grants, inside.pids, memory, _trouble(pod), path or "", *refused, inside.alive
+        )
+
+    def _path(self, pod: Any) -> str | None:
+        """Return a pod's cgroup, empty when it is gone, by its id; None where it cannot be looked for."""
+        likely = self._paths.get(pod.cgroup) or cgroup.path_of(text_of(pod.name))
+        try:
+            return cgroup.find(pod.cgroup, likely) or ""
+        except OSError:
+            return None
+
+
+def _trouble(pod: Any) -> str:
+    said = []
+    if pod.flags & NUMBERS["QGPU_POD_LATE"]:
+        said.append("it opened the GPU before qgpu knew it; that work is not held to its grant")
+    if pod.flags & NUMBERS["QGPU_POD_TAMPERED"]:
+        said.append("it changed calls while they were checked")
+    if pod.refused_allocs:
+        said.append(f"memory refused {pod.refused_allocs} times")
+    if pod.refused_controls:
+        said.append(f"scheduling controls refused {pod.refused_controls} times")
+    return "; ".join(said)

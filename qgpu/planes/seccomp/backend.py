@@ -1,0 +1,83 @@
+"""Time on one pGPU, as the daemon's loop sees it; the guardian keeps it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from qgpu.errors import BackendGoneError
+from qgpu.ipc.codec import plan_to, sample_from
+from qgpu.model import NS_PER_MS, Plan, Sample
+from qgpu.nvidia.nvml import Utilization
+from qgpu.planes.seccomp.guardian_link import GuardianLink
+
+#: How often a guardian is to show a sign of life, however long a period is.
+_SIGN_NS = 100 * NS_PER_MS
+
+
+class SeccompBackend:
+    """Time on one pGPU, kept by the guardian."""
+
+    def __init__(
+        self, socket: Path, revive: Callable[[GuardianLink], None], pgpu: int, utilization: Utilization | None = None
+    ) -> None:
+        self.detailed = False
+        self.lost = 0
+        self._socket = socket
+        #: Sees to it that there is a guardian again after this link was lost.
+        self._revive = revive
+        self._pgpu = pgpu
+        self._link: GuardianLink | None = GuardianLink(socket, watch=True)
+        self._applied: Plan | None = None
+        self._utilization = utilization
+
+    def sample(self) -> Sample:
+        """Report what happened since the last call."""
+        answer = self._call("sample", pgpu=self._pgpu, detailed=self.detailed)
+        self.lost = answer.get("lost", 0)
+        sample = sample_from(answer)
+        if self._utilization is None or not sample.pods:
+            return sample
+        return replace(sample, utilization=self._utilization.read())
+
+    def apply(self, plan: Plan) -> None:
+        """Put a plan in force; one that is in force already is only renewed."""
+        if plan == self._applied and self._call("renew", pgpu=self._pgpu)["held"]:
+            return
+        self._call("apply", plan=plan_to(plan))
+        self._applied = plan
+
+    def wait(self, timeout_ns: int) -> None:
+        """Wait for a change among the pods, and see meanwhile whether the guardian still answers."""
+        until_ns = time.monotonic_ns() + timeout_ns
+        while self._link is not None and (left_ns := until_ns - time.monotonic_ns()) > 0:
+            self._link.wait(min(left_ns, _SIGN_NS))
+            changed = bool(self._link.events)
+            self._link.events.clear()
+            if changed or self._link.over:
+                return
+            if left_ns > _SIGN_NS and not self._call("renew", pgpu=self._pgpu)["held"]:
+                return
+
+    def close(self) -> None:
+        """Hang up; the guardian opens every gate."""
+        if self._link is not None:
+            self._link.close()
+            self._link = None
+        if self._utilization is not None:
+            self._utilization.close()
+
+    def _call(self, op: str, **arguments: Any) -> dict[str, Any]:
+        if self._link is None:
+            raise BackendGoneError(f"pGPU {self._pgpu}: backend is closed")
+        try:
+            return self._link.call(op, **arguments)[0]
+        except BackendGoneError:
+            self._applied = None
+            self._revive(self._link)
+            self._link.close()
+            self._link = GuardianLink(self._socket, watch=True)
+            return self._link.call(op, **arguments)[0]

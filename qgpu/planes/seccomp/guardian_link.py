@@ -1,0 +1,143 @@
+"""A connection to the guardian: requests with answers, and events."""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from qgpu import errors
+from qgpu.errors import BackendGoneError, NotSupportedError, RefusedError
+from qgpu.guardian.failover.handover import StateFds
+from qgpu.ipc import wire
+from qgpu.ipc.codec import PROTOCOL
+from qgpu.linux import fd_budget
+from qgpu.planes.seccomp.hang_detector import LOOK_MS, HangDetector
+
+#: How long connecting to one may take.
+_PATIENCE_S = 2.0
+#: No reason to take a guardian for dead.
+_NO_ROOM = "guardian: no descriptor is left for a connection to it; raise the limit (LimitNOFILE=)"
+
+
+class GuardianHangsError(BackendGoneError):
+    """A guardian is there and does not answer; ``pid`` is its process."""
+
+    def __init__(self, pid: int, why: str) -> None:
+        super().__init__(f"guardian (process {pid}): {why}")
+        self.pid = pid
+
+
+class GuardianLink:
+    """A connection to the guardian: requests with answers, and events that come by themselves."""
+
+    def __init__(self, path: Path, *, watch: bool) -> None:
+        try:
+            self._connection = wire.connect(str(path), _PATIENCE_S)
+        except OSError as error:
+            if error.errno in fd_budget.NONE_LEFT:
+                raise RefusedError(_NO_ROOM) from error
+            raise BackendGoneError(f"guardian at {path}: {error.strerror or error}") from error
+        self._lock = threading.Lock()
+        #: Whether nothing more will come.
+        self.over = False
+        #: Whether it is over because there was no answer in time.
+        self.hangs = False
+        #: Why it is over.
+        self.why = ""
+        self.events: list[dict[str, Any]] = []
+        try:
+            self.hello, fds = self.call("hello", watch=watch)
+        except BackendGoneError as error:
+            pid = self._connection.peer().pid
+            self._connection.close()
+            raise GuardianHangsError(pid, str(error)) from error
+        if self.hello.get("protocol") != PROTOCOL:
+            for fd in fds:
+                os.close(fd)
+            self._connection.close()
+            raise NotSupportedError(
+                f"guardian (process {self.hello['pid']}): left by another version of qgpu; "
+                "end its pods, or go back to that version"
+            )
+        if len(fds) < len(StateFds._fields):  # the kernel drops those for which there is no room
+            for fd in fds:
+                os.close(fd)
+            self._connection.close()
+            raise RefusedError(_NO_ROOM)
+        #: What the guardian leaves to the next one.
+        self.state: StateFds | None = StateFds(*fds)
+        #: Names the guardian's process for as long as this link lives, whatever becomes of its number.
+        self.pidfd = pidfd_of(int(self.hello["pid"]))
+
+    def call(self, op: str, fds: Sequence[int] = (), **arguments: Any) -> tuple[dict[str, Any], list[int]]:
+        """Ask and return the answer with its descriptors. Raises BackendGoneError or what the guardian says."""
+        with self._lock:
+            if self.over:
+                raise BackendGoneError("guardian: the connection is over")
+            try:
+                self._connection.send({"op": op, **arguments}, fds)
+                message = self._answer()
+            except (OSError, wire.WireError) as error:
+                self.over = True  # an answer that comes after all would be taken for the next one's
+                self.hangs, self.why = isinstance(error, TimeoutError), str(error)
+                raise BackendGoneError(f"guardian: {error}") from error
+            if message is None:
+                self.over, self.why = True, "it has died"
+                raise BackendGoneError("guardian: it has died")
+        answer, received = message
+        if not answer["ok"]:
+            raise errors.from_code(answer["code"], answer["error"])
+        return answer, received
+
+    def _answer(self) -> tuple[dict[str, Any], list[int]] | None:
+        """Return what comes and is no event; None at the end of the connection."""
+        while True:
+            while (message := self._connection.next_buffered()) is not None:
+                if "event" not in message[0]:
+                    return message
+                self.events.append(message[0])
+            self._wait_for_word()
+            if not self._connection.fill():
+                return None
+
+    def _wait_for_word(self) -> None:
+        """Return when something has come. Raises TimeoutError when nothing will."""
+        poll = select.poll()
+        poll.register(self._connection, select.POLLIN)
+        if poll.poll(LOOK_MS):
+            return
+        silence = HangDetector(self._connection.peer().pid)
+        while not poll.poll(LOOK_MS):
+            silence.look()
+
+    def wait(self, timeout_ns: int) -> None:
+        """Return when an event is there or time is up."""
+        if not self.events:
+            poll = select.poll()
+            poll.register(self._connection, select.POLLIN)
+            if poll.poll(timeout_ns / 1e6):
+                with self._lock:
+                    self.over |= not self._connection.fill()
+                    while (message := self._connection.next_buffered()) is not None:
+                        self.events.append(message[0])
+
+    def close(self) -> None:
+        """Hang up: a plan that was applied here is over. Safe to call twice."""
+        fds = (*(self.state or ()), *([self.pidfd] if self.pidfd >= 0 else ()))
+        self.state, self.pidfd = None, -1
+        for fd in fds:
+            os.close(fd)
+        self.over = True
+        self._connection.close()
+
+
+def pidfd_of(pid: int) -> int:
+    """Open a process; -1 for one that is gone."""
+    try:
+        return os.pidfd_open(pid)
+    except OSError:  # died this moment; the next call will tell
+        return -1

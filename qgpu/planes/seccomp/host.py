@@ -1,0 +1,318 @@
+"""The seccomp plane as the daemon sees it: a guardian process, spoken to over a socket.
+
+The host starts the guardian, or finds the one an earlier daemon left with its pods. It holds copies of the
+journal and of every listener, so that a guardian that dies is replaced within a fraction of a second, with
+its register, while the pods' calls wait in the kernel.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+import structlog
+
+from qgpu import errors
+from qgpu.errors import AlreadyRunningError, BackendGoneError, QgpuError
+from qgpu.guardian.failover import emergency_open
+from qgpu.guardian.failover.handover import StateFds
+from qgpu.guardian.failover.journal import Journal
+from qgpu.ipc.codec import grants_from, grants_to
+from qgpu.linux import cgroup, proc
+from qgpu.linux.seccomp_notify import is_listener
+from qgpu.model import Grant
+from qgpu.model.plane_api import Pgpu, PodInfo
+from qgpu.nvidia.nvml import Utilization, check_cards, describe
+from qgpu.planes.seccomp.backend import SeccompBackend
+from qgpu.planes.seccomp.guardian_link import GuardianHangsError, GuardianLink, pidfd_of
+from qgpu.planes.seccomp.preflight import check_kernel, lock_host
+from qgpu.planes.seccomp.restored_fds import RestoredFds
+from qgpu.planes.seccomp.standby import Standby
+
+_log = structlog.get_logger("seccomp")
+
+#: How the guardian counts what did not fit.
+_OVER_LIMIT = "over the limit"
+#: How long it may take until there is one guardian, where there are two that would be, or one that is not quite gone.
+_DEATH_S = 2.0
+#: One in reserve that has ended by itself is replaced when it began so long ago.
+_RESERVE_AGAIN_S = 10.0
+#: One that is loaded has begun after this long.
+_LOADED_S = 0.05
+#: How often it is looked meanwhile whether one is there.
+_LOOK_S = 0.02
+
+
+class SeccompHost:
+    """The pGPUs and pods of this machine, with no kernel module."""
+
+    plane = "seccomp"
+
+    def __init__(self, kept: RestoredFds) -> None:
+        self._runtime_dir = kept.runtime_dir
+        self._store = kept.store
+        self.socket = kept.socket
+        self._lock = threading.RLock()
+        #: What is to be the guardian when this one is lost.
+        self._reserve = kept.reserve
+        self._listeners = kept.listeners
+        check_kernel()
+        check_cards()
+        self._host_lock = lock_host()
+        self._link = self._find(kept.state)
+        # one that was begun by a daemon that died at once has none of them yet
+        self._hand_over(self._link)
+        assert self._link.state is not None
+        self._state = self._link.state.copy()
+        for name, fd in self._state._asdict().items():
+            self._store.put(name, fd)
+        if self._reserve is not None and (kept.state is None or not kept.state.is_same(self._state)):
+            self._reserve.end()
+            self._reserve = None
+        for number, pod in self._link.hello["listeners"].items():
+            _, fds = self._link.call("listener", listener=int(number))
+            self._hold(int(number), pod, fds[0])
+        self._reserve = self._reserve or self._prepare(self._state)
+        self._pgpus = describe((card["index"], card["pci"]) for card in self._link.hello["cards"])
+
+    @property
+    def driver(self) -> str:
+        """The version of the NVIDIA driver."""
+        return str(self._link.hello["version"])
+
+    @property
+    def guardian_pid(self) -> int:
+        """The guardian's process."""
+        return int(self._link.hello["pid"])
+
+    def pgpus(self) -> Sequence[Pgpu]:
+        """List the cards of this machine in PCI order."""
+        return self._pgpus
+
+    def backend(self, pgpu: int) -> SeccompBackend:
+        """Open the backend of one pGPU."""
+        try:
+            return SeccompBackend(self.socket, self.revive, pgpu, Utilization(self._pgpus[pgpu].uuid))
+        except BackendGoneError:
+            self.revive()
+            return SeccompBackend(self.socket, self.revive, pgpu, Utilization(self._pgpus[pgpu].uuid))
+
+    def pods(self) -> Sequence[PodInfo]:
+        """List the pods the guardian knows."""
+        return [
+            PodInfo(
+                pod["name"],
+                grants_from(pod["grants"]),
+                inside.pids,
+                {int(i): held for i, held in pod["memory"].items()},
+                "; ".join(f"{what} refused {n} times" for what, n in pod["refused"].items()),
+                pod["cgroup"],
+                sum(n for what, n in pod["refused"].items() if what.endswith(_OVER_LIMIT)),
+                sum(n for what, n in pod["refused"].items() if not what.endswith(_OVER_LIMIT)),
+                pod["alive"] or inside.alive,
+            )
+            for pod in self._call("pods")["pods"]
+            for inside in (cgroup.inside(pod["cgroup"]),)
+        ]
+
+    def left_behind(self) -> Mapping[int, int]:
+        """Return the memory that something keeps though its pod is no more."""
+        return {int(index): size for index, size in self._call("pods")["left"].items()}
+
+    def admit(self, name: str, grants: Mapping[int, Grant], at: str = "") -> None:
+        """Make a pod of a cgroup, or with one of its own."""
+        cgroup.check_name(name)
+        self._call("admit", name=name, grants=grants_to(grants), cgroup=at)
+
+    def amend(self, name: str, grants: Mapping[int, Grant]) -> None:
+        """Change a pod's grants."""
+        self._call("amend", name=name, grants=grants_to(grants))
+
+    def attach(self, name: str, pid: int, fds: Sequence[int]) -> None:
+        """Bring a process and its listener into a pod; a copy of the listener stays here. Raises QgpuError."""
+        if len(fds) != 1 or not is_listener(fds[0]):
+            for fd in fds:
+                os.close(fd)
+            raise QgpuError(f"pod {name}: its launcher sent no seccomp listener")
+        with self._lock:  # a guardian begun in between would have no copy of it
+            try:
+                answer = self._call("attach", fds, name=name, pid=pid)
+            except BaseException:
+                os.close(fds[0])
+                raise
+            self._hold(answer["listener"], name, fds[0])
+
+    def retire(self, name: str) -> None:
+        """Forget a pod and remove its cgroup."""
+        self._call("retire", name=name)
+
+    def close(self) -> None:
+        """Let go; the guardian stays for as long as there are pods."""
+        with self._lock:
+            if self._reserve is not None:
+                self._reserve.end()
+            self._link.close()
+            for _, fd in self._listeners.values():
+                os.close(fd)
+            self._listeners.clear()
+            self._state.close()
+            os.close(self._host_lock)
+
+    def revive(self, lost: GuardianLink | None = None) -> None:
+        """Connect anew, to another guardian if this one died or hangs. Raises what hinders its start."""
+        if lost is not None and lost.hangs:
+            _kill(lost.pidfd)  # before all else: who holds the lock may be waiting for it too
+        with self._lock:
+            try:
+                link = GuardianLink(self.socket, watch=True)
+            except BackendGoneError:
+                why = lost.why if lost is not None else ""
+                _log.warning("guardian lost: starting another", pid=self.guardian_pid, reason=why)
+                _kill(self._link.pidfd)
+                link = self._start(self._state, killed=True)
+            self._link.close()
+            self._link = link
+            self._hand_over(link)
+            self._see_to_reserve()
+
+    def _hand_over(self, link: GuardianLink) -> None:
+        """Give a guardian the listeners that it lacks."""
+        missing = {n: held for n, held in self._listeners.items() if str(n) not in link.hello["listeners"]}
+        for number, (pod, fd) in missing.items():
+            link.call("adopt", [fd], listener=number, pod=pod)
+        link.call("adopted")
+
+    def _hold(self, number: int, pod: str, fd: int) -> None:
+        """Keep a copy of a listener, here and in the store."""
+        if number in self._listeners:
+            os.close(self._listeners[number][1])
+        elif self._reserve is not None:
+            self._reserve.hold(number, pod, fd)
+        self._listeners[number] = (pod, fd)
+        self._store.put(f"listener.{number}.{pod}", fd)
+
+    def _let_go(self, number: int) -> None:
+        """Close a listener behind which nobody is left."""
+        pod, fd = self._listeners.pop(number)
+        if self._reserve is not None:
+            self._reserve.let_go(number)
+        self._store.drop(f"listener.{number}.{pod}")
+        os.close(fd)
+
+    def _call(self, op: str, fds: Sequence[int] = (), **arguments: Any) -> dict[str, Any]:
+        with self._lock:
+            try:
+                answer = self._link.call(op, fds, **arguments)[0]
+            except BackendGoneError:
+                self.revive(self._link)
+                answer = self._link.call(op, fds, **arguments)[0]
+            for event in self._link.events:
+                if event["event"] == "listener-gone" and event["listener"] in self._listeners:
+                    self._let_go(event["listener"])
+            self._link.events.clear()
+            self._see_to_reserve()
+            return answer
+
+    def _find(self, state: StateFds | None) -> GuardianLink:
+        """Connect to the guardian that is there, or start one; ``state`` is what was stored."""
+        try:
+            link = GuardianLink(self.socket, watch=True)
+        except GuardianHangsError as error:
+            if state is None or Journal(state.journal).listeners() - self._listeners.keys():
+                raise  # only it has its pods' listeners: another one beside it would strand them
+            _log.warning("guardian hangs: starting another", reason=str(error))
+            _kill_process(error.pid)
+            killed = True
+        except BackendGoneError:
+            killed = False
+            if state is None and (coming := self._await_heir()) is not None:
+                return coming
+        else:
+            _log.info("guardian found", pid=link.hello["pid"])
+            if self._reserve is not None and self._reserve.begun:
+                self._reserve.yield_to(link.hello["pid"])
+                self._reserve = None
+            return link
+        return self._start(state or StateFds.new(), killed=killed)
+
+    def _await_heir(self) -> GuardianLink | None:
+        """Wait for what a daemon before us had in reserve and becomes the guardian; None where there is none.
+
+        We have no journal by which to tell: another guardian would begin with nothing, beside it.
+        """
+        deadline, directory = time.monotonic() + _DEATH_S, os.fsencode(self._runtime_dir)
+        while time.monotonic() < deadline and any(
+            directory in proc.words(pid) for pid in cgroup.inside(cgroup.GUARDIANS).pids
+        ):
+            time.sleep(_LOOK_S)
+            with suppress(BackendGoneError):
+                return GuardianLink(self.socket, watch=True)
+        return None
+
+    def _start(self, state: StateFds, *, killed: bool) -> GuardianLink:
+        """Start a guardian, the one in reserve if there is one, after another that was ``killed`` or is not there.
+
+        What a daemon before us has left may come first. It is waited too until one that is not quite gone is.
+        """
+        deadline = time.monotonic() + _DEATH_S
+        reserve, self._reserve = self._reserve, None
+        if reserve is not None:
+            with suppress(BackendGoneError, AlreadyRunningError):  # somebody has killed it meanwhile, or it came late
+                return self._begin(reserve, state, killed=killed)
+        while True:
+            try:
+                return self._begin(self._prepare(state), state, killed=killed)
+            except AlreadyRunningError as error:
+                if time.monotonic() > deadline:
+                    raise BackendGoneError(f"{error}, and does not answer") from error
+
+    def _begin(self, process: Standby, state: StateFds, *, killed: bool) -> GuardianLink:
+        """Let a process become the guardian, and connect to it or to another that was first. Raises what hinders it."""
+        process.begin(killed=killed)
+        if (said := process.said(_LOADED_S)) is None:
+            emergency_open.open_gates(state.journal)
+        while said is None and (said := process.said(_LOOK_S)) is None:
+            try:
+                link = GuardianLink(self.socket, watch=True)
+            except GuardianHangsError as error:  # it was first, and all that it has is here
+                _kill_process(error.pid)
+            except BackendGoneError:
+                continue
+            else:
+                process.yield_to(link.hello["pid"])
+                return link
+        if not said["ready"]:
+            raise errors.from_code(said["code"], said["error"])
+        return GuardianLink(self.socket, watch=True)
+
+    def _prepare(self, state: StateFds) -> Standby:
+        """Start what becomes a guardian when it is told to. Raises BackendGoneError."""
+        return Standby(self._runtime_dir, state, self._listeners)
+
+    def _see_to_reserve(self) -> None:
+        """Have one in reserve, unless the last one has just begun: it may be what it lacks that ends them."""
+        last = self._reserve
+        if last is not None and (last.lives or time.monotonic() - last.began_s < _RESERVE_AGAIN_S):
+            return
+        try:
+            self._reserve = self._prepare(self._state)
+        except BackendGoneError as error:  # the next death then takes longer to mend
+            _log.warning("no guardian in reserve", error=str(error))
+
+
+def _kill(pidfd: int) -> None:
+    """Make sure a guardian that hangs does not come back beside its successor, which waits until it is gone."""
+    with suppress(OSError):
+        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+
+
+def _kill_process(pid: int) -> None:
+    """Do the same with one that has just been heard of."""
+    if (pidfd := pidfd_of(pid)) >= 0:
+        _kill(pidfd)
+        os.close(pidfd)

@@ -1,0 +1,187 @@
+"""The gate worker of a simulated pGPU: takes a plan, keeps its time, and opens everything when its lease ends.
+
+What a moment of the plan asks for is decided by ``qgpu.model.timeline``; this file makes the calls one after
+the other, each taking as long as the hardware makes it take, closing before opening. Phases count from
+time 0, so a plan renewed in mid-period goes on where the last one was. Which TSG of a pod has its turn is decided by
+``qgpu.model.tsg_turns``.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Sequence, Set
+from dataclasses import replace
+from functools import partial
+
+from qgpu.errors import RefusedError
+from qgpu.model import Plan
+from qgpu.model.timeline import Timeline
+from qgpu.model.tsg_turns import TsgTurns
+from qgpu.planes.sim.engine import Tsg
+from qgpu.planes.sim.gpu import SimGpu, SimPod
+
+
+class GateWorker:
+    """Executes plans on one simulated pGPU."""
+
+    def __init__(self, gpu: SimGpu) -> None:
+        self._gpu = gpu
+        self._timeline: Timeline | None = None
+        self._remembered: dict[tuple[int, frozenset[str]], frozenset[str]] = {}
+        self._lease_ends_ns = 0
+        self._lease_watched = False
+        self._calling = False
+        #: The one wake that counts; earlier ones that are still in the event list have been overtaken.
+        self._wake_ns: int | None = None
+        #: Of the pods whose TSGs take turns: how these stand, and up to when that was reckoned.
+        self._tsg_turns: dict[str, TsgTurns[Tsg]] = {}
+        self._reckoned_ns = 0
+
+    def apply(self, plan: Plan) -> None:
+        """Take a plan for one lease. Raises RefusedError for a plan of another pGPU."""
+        gpu = self._gpu
+        if plan.pgpu != gpu.index:
+            raise RefusedError(f"pGPU {gpu.index}: this plan is for pGPU {plan.pgpu}")
+        if self._timeline is None or self._timeline.plan != plan:
+            self._timeline = Timeline(plan)
+            self.refresh()
+        self._lease_ends_ns = gpu.now_ns + gpu.hardware.lease_ns
+        if not self._lease_watched:
+            self._lease_watched = True
+            gpu.at(self._lease_ends_ns + 1, self._watch_lease)
+
+    def give_up(self) -> None:
+        """Drop the plan: default timeslices, and every gate opened."""
+        self._timeline = None
+        for pod in self._gpu.pods.values():
+            pod.idle = False
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Do for a pod or TSG that has just come what the plan in force says of it."""
+        self._remembered.clear()
+        self._set_timeslices()
+        self._look()
+
+    def _watch_lease(self) -> None:
+        self._lease_watched = self._timeline is not None and self._gpu.now_ns <= self._lease_ends_ns
+        if self._lease_watched:
+            self._gpu.at(self._lease_ends_ns + 1, self._watch_lease)
+        else:
+            self.give_up()
+
+    def _set_timeslices(self) -> None:
+        planned = {} if self._timeline is None else {part.pod: part.timeslice_us for part in self._timeline.plan.pods}
+        for pod in self._gpu.pods.values():
+            for tsg in pod.tsgs:
+                tsg.timeslice_us = planned.get(pod.name, self._gpu.hardware.default_timeslice_us)
+
+    def _look(self) -> None:
+        """Make the next call that the moment asks for; with none to make, wake when the moment changes."""
+        if self._calling:
+            return
+        gpu, closed = self._gpu, self._closed()
+        self._let_turns_pass(closed)
+        shut = frozenset(name for name, pod in gpu.pods.items() if not pod.open)
+        if closed != shut:
+            wrong = gpu.pods[min(closed - shut or shut - closed)]
+            self._call(wrong, closing=wrong.open, done=lambda: self._pod_moved(wrong))
+            return
+        self._look_at_tsgs()
+        for closing in (True, False):
+            for pod in gpu.pods.values():
+                moving = self._resting(pod) ^ {tsg for tsg in pod.tsgs if tsg.resting}
+                tsgs = [tsg for tsg in pod.tsgs if pod.open and tsg in moving and tsg.resting is not closing]
+                if tsgs:
+                    self._call(pod, closing=closing, done=partial(self._tsgs_moved, pod, tsgs, resting=closing))
+                    return
+        self._sleep()
+
+    def _let_turns_pass(self, closing: Set[str] = frozenset()) -> None:
+        """Bring the turns of pods' TSGs up to now, when the gates of these pods are about to be closed."""
+        gpu = self._gpu
+        passed_ns, self._reckoned_ns = gpu.now_ns - self._reckoned_ns, gpu.now_ns
+        before, self._tsg_turns = self._tsg_turns, {}
+        for part in self._timeline.plan.pods if self._timeline else ():
+            pod = gpu.pods.get(part.pod)
+            if part.tsg_turn_ns is None or pod is None:
+                continue
+            used_ns = {tsg: tsg.run_ns for tsg in pod.tsgs}
+            turns = before.get(part.pod, TsgTurns(part.tsg_turn_ns, used_ns=used_ns))
+            turns = replace(turns, turn_ns=part.tsg_turn_ns).among(used_ns)
+            if part.pod in before and pod.open:
+                turns = turns.later(passed_ns)
+                if part.pod in closing:
+                    turns = turns.shut()
+            self._tsg_turns[part.pod] = turns
+
+    def _look_at_tsgs(self) -> None:
+        """Where it is time, see which TSGs had work."""
+        for name, turns in self._tsg_turns.items():
+            pod = self._gpu.pods[name]
+            if turns.look_due and pod.open:
+                self._tsg_turns[name] = turns.looked({tsg: tsg.run_ns for tsg in pod.tsgs})
+
+    def _resting(self, pod: SimPod) -> frozenset[Tsg]:
+        """Name the TSGs of a pod that are off while another has its turn."""
+        turns = self._tsg_turns.get(pod.name)
+        return frozenset() if turns is None else turns.resting
+
+    def _closed(self) -> frozenset[str]:
+        """Name the pods of this pGPU that the plan wants closed now; between two edges the answer is remembered."""
+        if self._timeline is None:
+            return frozenset()
+        phase_ns = self._gpu.now_ns % self._timeline.plan.period_ns
+        idle = frozenset(name for name, pod in self._gpu.pods.items() if pod.idle)
+        key = (bisect_right(self._timeline.edges, phase_ns), idle)
+        if key not in self._remembered:
+            self._remembered[key] = self._timeline.closed(phase_ns, idle)
+        return self._remembered[key] & self._gpu.pods.keys()
+
+    def _call(self, pod: SimPod, *, closing: bool, done: Callable[[], None]) -> None:
+        """Make a call about a pod, which takes effect at its end."""
+        cost = self._gpu.hardware
+        if self._gpu.contended(pod):
+            took_ns = cost.contended_close_ns if closing else cost.contended_open_ns
+        else:
+            took_ns = cost.close_ns if closing else cost.open_ns
+        self._calling = True
+
+        def returned() -> None:
+            self._calling = False
+            done()
+            self._gpu.engine.leave()
+            self._look()
+
+        self._gpu.at(self._gpu.now_ns + took_ns, returned)
+
+    def _pod_moved(self, pod: SimPod) -> None:
+        if self._gpu.pods.get(pod.name) is pod:
+            self._let_turns_pass()
+            pod.move(self._gpu.now_ns, to_open=not pod.open)
+            resting = self._resting(pod)
+            for tsg in pod.tsgs:
+                tsg.resting = tsg in resting  # one call is about all of them that are to be open
+
+    def _tsgs_moved(self, pod: SimPod, tsgs: Sequence[Tsg], *, resting: bool) -> None:
+        for tsg in tsgs if self._gpu.pods.get(pod.name) is pod else ():
+            tsg.resting = resting
+
+    def _sleep(self) -> None:
+        """Ask to be woken at the next edge of the plan; a wake asked for earlier has been overtaken."""
+        if self._timeline is None:
+            return
+        now_ns = self._gpu.now_ns
+        dues = [turns.until_next_ns for name, turns in self._tsg_turns.items() if self._gpu.pods[name].open]
+        dues.append(self._timeline.until_next(now_ns % self._timeline.plan.period_ns))
+        until_next_ns = min((due for due in dues if due is not None), default=None)
+        if until_next_ns is None:
+            return
+        self._wake_ns = when_ns = now_ns + until_next_ns
+
+        def wake() -> None:
+            if self._wake_ns == when_ns:
+                self._wake_ns = None
+                self._look()
+
+        self._gpu.at(when_ns, wake)

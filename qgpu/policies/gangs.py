@@ -1,0 +1,206 @@
+"""Pods on several pGPUs: the same turn on all of them at once, on top of any policy.
+
+A kernel that talks to its peer on another card spins while the peer's gate is closed. So where such a pod (a
+gang) contends on any of its pGPUs, all of them give it the same window of the same period. ``agree`` decides
+on those turns from what every pGPU would give by itself; ``gangs_first`` lays them into one pGPU's plan and
+fills the rest by the pGPU's own policy. Both are pure; who carries claims between pGPUs is left to others.
+
+Properties:
+- A gang's window begins and ends at the same phase on each of its pGPUs where it has rivals.
+- It is as long as the least that any of them would give it, so nobody's share is less than by the policy alone.
+- Two gangs on one pGPU never have the same turn.
+- Without such turns the plan is the policy's own, unchanged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from qgpu.model import NS_PER_MS, NS_PER_US, OnIdle, Plan, PodPlan, Policy, Sharing, Snapshot, Turn, Window
+from qgpu.policies.mechanism import MIN_TURN_NS, corrected, for_lending, lengths, period_of_turns, split
+
+#: Mean turn on a pGPU of a gang: gates of several cards are moved one after the other, so that turns overlap less.
+TURN_NS = 100 * NS_PER_MS
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What one pGPU's policy would give a busy pod: its part of the period; and what it owes there."""
+
+    part: float
+    debt_ns: int
+    #: Whether somebody else wants the pGPU meanwhile.
+    contended: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Claims:
+    """All busy offline pods of one pGPU, and the period it would take for turns among them."""
+
+    period_ns: int
+    pods: Mapping[str, Claim] = field(default_factory=dict)
+
+
+def claims(plan: Plan, snapshot: Snapshot) -> Claims:
+    """Read from a policy's own plan what it would give each busy pod of a pGPU."""
+    busy = [(part, pod) for part, pod in zip(plan.pods, snapshot.pods, strict=True) if pod.busy]
+    weights = [part.weight for part, _ in busy if part.weight]
+    period_ns = period_of_turns(plan.period_ns, weights, TURN_NS) if len(weights) > 1 else plan.period_ns
+    return Claims(
+        period_ns,
+        {
+            pod.name: Claim(part.weight / sum(weights), pod.debt_ns, len(weights) > 1)
+            if part.weight
+            else Claim((pod.grant.cores or 0) / 100, pod.debt_ns, part.windows is not None)
+            for part, pod in busy
+        },
+    )
+
+
+def agree(every: Mapping[int, Claims], pgpu: int) -> tuple[int, tuple[Turn, ...]]:
+    """Return the period and the turns of gangs on one pGPU, by what all pGPUs claim; (0, ()) where there are none.
+
+    Whoever asks, for whichever pGPU, gets the same turns of the same gang.
+    """
+    gangs = _gangs_near(every, pgpu)
+    if not gangs:
+        return 0, ()
+    period_ns = max(
+        every[card].period_ns for by_card in gangs.values() for card, claim in by_card.items() if claim.contended
+    )
+    turns: dict[str, Turn] = {}
+    for name, by_card in sorted(gangs.items()):
+        contended = [claim for claim in by_card.values() if claim.contended]
+        due_ns = max(MIN_TURN_NS, int(min(claim.part for claim in contended) * period_ns))
+        debt_ns = sum(claim.debt_ns for claim in contended) // len(contended)
+        taken = [turn for other, turn in turns.items() if gangs[other].keys() & by_card.keys()]
+        length_ns = corrected(due_ns, debt_ns, period_ns)
+        start_ns = _first_gap(taken, length_ns)
+        turns[name] = Turn(name, start_ns, start_ns + length_ns, due_ns)
+    end_ns = max(turn.end_ns for turn in turns.values())
+    return period_ns, tuple(
+        _scaled(turn, period_ns, end_ns) if end_ns > period_ns else turn
+        for name, turn in turns.items()
+        if pgpu in gangs[name] and gangs[name][pgpu].contended
+    )
+
+
+def _gangs_near(every: Mapping[int, Claims], pgpu: int) -> dict[str, Mapping[int, Claim]]:
+    """Find the gangs that contend, of the pGPUs that are tied to this one by such gangs."""
+    by_pod: dict[str, dict[int, Claim]] = {}
+    for card, claimed in sorted(every.items()):
+        for name, claim in claimed.pods.items():
+            by_pod.setdefault(name, {})[card] = claim
+    gangs = {
+        name: by_card
+        for name, by_card in by_pod.items()
+        if len(by_card) > 1 and any(claim.contended for claim in by_card.values())
+    }
+    near, before = {pgpu}, set[int]()
+    while near != before:
+        before = set(near)
+        near |= {card for by_card in gangs.values() if by_card.keys() & near for card in by_card}
+    return {name: by_card for name, by_card in gangs.items() if by_card.keys() & near}
+
+
+def _first_gap(taken: Sequence[Turn], length_ns: int) -> int:
+    at_ns = 0
+    for turn in sorted(taken, key=lambda turn: turn.start_ns):
+        if turn.start_ns >= at_ns + length_ns:
+            break
+        at_ns = max(at_ns, turn.end_ns)
+    return at_ns
+
+
+def _scaled(turn: Turn, period_ns: int, end_ns: int) -> Turn:
+    """Shorten a turn in proportion, for turns that end only after the period."""
+    start_ns, stop_ns, due_ns = (at * period_ns // end_ns for at in (turn.start_ns, turn.end_ns, turn.due_ns))
+    return Turn(turn.pod, start_ns, stop_ns, due_ns)
+
+
+def gangs_first(policy: Policy) -> Policy:
+    """Compose a policy that gives gangs the turns agreed on and the others what is left, by ``policy``."""
+
+    def plan(snapshot: Snapshot) -> Plan:
+        if not snapshot.turns:
+            return policy(snapshot)
+        own = policy(replace(snapshot, turns=(), offline=Sharing()))
+        turns = {turn.pod: turn for turn in snapshot.turns}
+        dues = split(snapshot.period_ns - sum(turn.due_ns for turn in turns.values()), _weights(own, snapshot, turns))
+        whole = [turn.due_ns for turn in turns.values()]
+        parts = own.pods if own.gated else for_lending(own.pods, [*whole, *dues])
+        windows = iter(
+            _laid(_lengths(own, snapshot, turns), _gaps(snapshot), OnIdle.KEEP if own.gated else OnIdle.YIELD)
+        )
+        return Plan(
+            snapshot.pgpu,
+            snapshot.period_ns,
+            tuple(
+                _in_turn(part, turns.get(part.pod), due_ns, next(windows), pod.busy)
+                for part, pod, due_ns in zip(parts, snapshot.pods, dues, strict=True)
+            ),
+        )
+
+    return plan
+
+
+def _weights(own: Plan, snapshot: Snapshot, turns: Mapping[str, Turn]) -> list[int]:
+    """Return the weights of the busy pods that are no gangs; 0 for all others."""
+    return [
+        part.weight if pod.busy and part.pod not in turns else 0
+        for part, pod in zip(own.pods, snapshot.pods, strict=True)
+    ]
+
+
+def _lengths(own: Plan, snapshot: Snapshot, turns: Mapping[str, Turn]) -> list[int]:
+    """Return how long a window each pod that is no gang gets, of what gangs leave."""
+    left_ns = max(0, snapshot.period_ns - sum(turn.end_ns - turn.start_ns for turn in turns.values()))
+    if own.gated:
+        planned = [0 if part.pod in turns else _planned_ns(part) for part in own.pods]
+        return split(left_ns, planned) if sum(planned) > left_ns else planned
+    return lengths(left_ns, _weights(own, snapshot, turns), snapshot.pods)
+
+
+def _planned_ns(part: PodPlan) -> int:
+    return sum(window.end_ns - window.start_ns for window in part.windows or ())
+
+
+def _gaps(snapshot: Snapshot) -> list[tuple[int, int]]:
+    """Return from when to when no gang has its turn."""
+    gaps, at_ns = [], 0
+    for turn in sorted(snapshot.turns, key=lambda turn: turn.start_ns):
+        gaps.append((at_ns, turn.start_ns))
+        at_ns = turn.end_ns
+    return [(start, end) for start, end in (*gaps, (at_ns, snapshot.period_ns)) if end > start]
+
+
+def _laid(lengths: Sequence[int], gaps: Sequence[tuple[int, int]], on_idle: OnIdle) -> list[tuple[Window, ...]]:
+    """Lay windows of these lengths one after the other into the gaps, cut where a gap ends."""
+    left = list(gaps)
+    laid: list[tuple[Window, ...]] = []
+    for length in lengths:
+        own, length_ns = [], length
+        while length_ns > 0 and left:
+            start_ns, end_ns = left.pop(0)
+            stop_ns = min(end_ns, start_ns + length_ns)
+            own.append(Window(start_ns, stop_ns, on_idle))
+            length_ns -= stop_ns - start_ns
+            if stop_ns < end_ns:
+                left.insert(0, (stop_ns, end_ns))
+        laid.append(tuple(own))
+    return laid
+
+
+def _in_turn(part: PodPlan, turn: Turn | None, due_ns: int, own: tuple[Window, ...], busy: bool) -> PodPlan:
+    """Give a gang its turn and a busy pod its windows; what was aimed at is what the ledger holds them to.
+
+    A pod with weight that is idle has no gate moved; one held to its quota keeps its windows even so.
+    """
+    if turn is not None:
+        on_idle = OnIdle.YIELD if part.weight else OnIdle.KEEP
+        aim = max(1, turn.due_ns // NS_PER_US) if part.weight else 0
+        return replace(part, windows=(Window(turn.start_ns, turn.end_ns, on_idle),), weight=aim)
+    if not part.weight:
+        return part if part.windows is None else replace(part, windows=own)
+    return replace(part, windows=own, weight=max(1, due_ns // NS_PER_US)) if busy else part

@@ -1,0 +1,50 @@
+"""Which devices a container may open, by the rules of its device cgroup (OCI ``linux.resources.devices``).
+
+Nodes are made by whoever may (mknod, a mount); the rules tell which of them open. A container without any rule is taken
+to reach everything: that is what crun makes of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from qgpu.nvidia import abi
+
+_DRM_MAJOR = 226
+#: What makes video memory that neither plane counts: (major, minor or None for all of them), name.
+BEYOND = (((_DRM_MAJOR, None), "/dev/dri"), ((abi.NV_MAJOR, abi.NV_MODESET_MINOR), "/dev/nvidia-modeset"))
+
+Number = tuple[int, int | None]
+
+
+def opens(rules: Sequence[Mapping[str, Any]], device: Number) -> bool:
+    """Tell whether rules, of which later ones go before earlier ones, let any such character device be opened."""
+    allowed = not rules
+    for rule in rules:
+        access = rule.get("access") or "rwm"
+        if rule.get("allow"):
+            allowed = allowed or (_meets(rule, device) and bool({"r", "w"} & set(access)))
+        elif {"r", "w"} <= set(access) and _covers(rule, device):
+            allowed = False
+    return allowed
+
+
+def _meets(rule: Mapping[str, Any], device: Number) -> bool:
+    major, minor = _numbers(rule)
+    return _is_of_characters(rule) and major in (None, device[0]) and (minor is None or device[1] in (None, minor))
+
+
+def _covers(rule: Mapping[str, Any], device: Number) -> bool:
+    major, minor = _numbers(rule)
+    return _is_of_characters(rule) and major in (None, device[0]) and minor in (None, device[1])
+
+
+def _is_of_characters(rule: Mapping[str, Any]) -> bool:
+    return (rule.get("type") or "a") in "acu"
+
+
+def _numbers(rule: Mapping[str, Any]) -> tuple[int | None, int | None]:
+    """Return a rule's numbers; None is any, and so is what engines write for it, a negative one."""
+    major, minor = (value if value is not None and value >= 0 else None for value in map(rule.get, ("major", "minor")))
+    return major, minor

@@ -1,0 +1,169 @@
+"""A container as its runtime describes it to our hook: who it is, what it may reach, what it asks for.
+
+The description is what the OCI runtime specification calls the state, with the parts of config.json that matter. It
+comes from whoever may change things, but is checked all the same: what is wrong is one line and no container.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from qgpu.errors import InvalidValueError, RefusedError
+from qgpu.linux import cgroup, proc
+from qgpu.model import ContainerPolicy
+from qgpu.nvidia import abi
+from qgpu.runtime import device_cgroup, requested_limits
+
+#: The environment variable by which a CDI device says which pGPU it is, with its number behind it.
+GPU_VARIABLE = "QGPU_GPU_"
+
+_SHORT_ID = 12
+_LONGEST = 63
+
+#: Where Kubernetes runtimes say whose container it is: namespace, pod, container.
+_KUBERNETES = (
+    # containerd
+    ("io.kubernetes.cri.sandbox-namespace", "io.kubernetes.cri.sandbox-name", "io.kubernetes.cri.container-name"),
+    # CRI-O
+    ("io.kubernetes.pod.namespace", "io.kubernetes.pod.name", "io.kubernetes.container.name"),
+)
+#: Where CRI-O puts the labels, as JSON. Other runtimes pass none on.
+_LABELS = "io.kubernetes.cri-o.Labels"
+
+
+@dataclass(frozen=True, slots=True)
+class Container:
+    """One container before its process starts."""
+
+    id: str
+    pid: int
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
+    #: Character devices it may reach: (major, minor).
+    devices: Sequence[tuple[int, int]] = ()
+    #: Its seccomp section, as in config.json.
+    seccomp: Mapping[str, Any] = field(default_factory=dict)
+    #: The rules of its device cgroup, likewise.
+    rules: Sequence[Mapping[str, Any]] = ({"allow": False, "access": "rwm"},)
+    #: What it may ask for.
+    policy: ContainerPolicy = field(default_factory=ContainerPolicy)
+
+    @property
+    def pod(self) -> str:
+        """The name it has as a pod: as asked for, as Kubernetes calls it, or by its id. Raises InvalidValueError."""
+        wanted = self.wanted().name
+        if wanted is not None:
+            return cgroup.check_name(wanted)
+        for keys in _KUBERNETES:
+            if all(key in self.annotations for key in keys):
+                name = ".".join(self.annotations[key] for key in keys)
+                if len(name) <= _LONGEST:
+                    return cgroup.check_name(name)
+        return cgroup.check_name(re.sub(r"[^A-Za-z0-9._-]", "-", self.id)[:_SHORT_ID])
+
+    def gpus(self, minors: Mapping[int, int | None]) -> list[int]:
+        """List its pGPUs: those whose node it has; on the simulator those that a CDI device named.
+
+        ``minors`` has the minor device number by pGPU; None on the simulator. A variable may be the image's, so it
+        counts only where there are no nodes. Raises RefusedError.
+        """
+        nodes = {minor for major, minor in self.devices if major == abi.NV_MAJOR and minor < abi.NV_MODESET_MINOR}
+        if strange := nodes - set(minors.values()):
+            raise RefusedError(
+                f"container {self.id}: /dev/nvidia{min(strange)} is not shared by qgpu; start it without that device"
+            )
+        found = [
+            index
+            for index, minor in minors.items()
+            if (f"{GPU_VARIABLE}{index}" in self.environment if minor is None else minor in nodes)
+        ]
+        for index, minor in minors.items():
+            if (
+                found
+                and index not in found
+                and minor is not None
+                and device_cgroup.opens(self.rules, (abi.NV_MAJOR, minor))
+            ):
+                raise RefusedError(
+                    f"container {self.id}: a device rule lets it open /dev/nvidia{minor}, on which it has no grant; "
+                    "start it with that device, or without the rule"
+                )
+        if not found:
+            raise RefusedError(f"container {self.id}: it has no pGPU; give it a device such as qgpu.io/gpu=0")
+        return found
+
+    def check_devices(self) -> None:
+        """See that what has a memory limit reaches nothing that makes video memory past it. Raises RefusedError."""
+        if self.wanted().grant.memory is not None and (name := self.beyond_limits()):
+            raise RefusedError(
+                f"container {self.id}: {name} makes video memory that no limit holds; start it without that "
+                "device and without a device rule that allows it (as --privileged has), or without a memory limit"
+            )
+
+    def beyond_limits(self) -> str:
+        """Name what it reaches that makes video memory past any limit; empty for nothing."""
+        for (major, minor), name in device_cgroup.BEYOND:
+            if (major, minor) in self.devices or (minor is None and major in {each for each, _ in self.devices}):
+                return name
+            if device_cgroup.opens(self.rules, (major, minor)):
+                return name
+        return ""
+
+    def cgroup(self) -> str:
+        """Return its cgroup (v2), which must be its own. Raises RefusedError."""
+        try:
+            at, parent = cgroup.of(self.pid), cgroup.of(_parent(self.pid))
+        except OSError as error:
+            raise RefusedError(f"container {self.id}: process {self.pid}: {error.strerror}") from error
+        if at in ("/", parent):
+            raise RefusedError(
+                f"container {self.id}: it has no cgroup of its own (version 2: {at}), so nobody could tell its "
+                "processes from others; start it with one"
+            )
+        return at
+
+    def wanted(self) -> requested_limits.RequestedLimits:
+        """Return what it asks for. Raises InvalidValueError; RefusedError for what it may not ask for."""
+        try:
+            labels = {name: str(value) for name, value in json.loads(self.annotations.get(_LABELS, "{}")).items()}
+        except (ValueError, AttributeError, RecursionError) as error:
+            raise InvalidValueError(f"container {self.id}: annotation {_LABELS}: {error}") from error
+        return requested_limits.wanted(self.annotations, labels, self.environment, self.policy)
+
+
+def described(message: Mapping[str, Any], policy: ContainerPolicy | None = None) -> Container:
+    """Read a description. Raises InvalidValueError."""
+    try:
+        return Container(
+            str(message["id"]),
+            int(message["pid"]),
+            {str(key): str(value) for key, value in message["annotations"].items()},
+            dict(entry.split("=", 1) for entry in message["env"] if "=" in entry),
+            [(int(major), int(minor)) for major, minor in message["devices"]],
+            dict(message["seccomp"] or {}),
+            list(map(_rule, message["rules"])),
+            policy or ContainerPolicy(),
+        )
+    except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
+        raise InvalidValueError(f"container: what its runtime says of it is no description: {error!r}") from error
+
+
+def _rule(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Read a device rule. Raises TypeError, ValueError, AttributeError."""
+    numbers = {key: int(raw[key]) for key in ("major", "minor") if raw.get(key) is not None}
+    words = {key: str(raw[key]) for key in ("type", "access") if raw.get(key)}
+    return {"allow": raw.get("allow") is not False and bool(raw.get("allow")), **numbers, **words}
+
+
+def _parent(pid: int) -> int:
+    """Return a process's parent. Raises OSError."""
+    found = proc.status(pid, "PPid")
+    if not found:
+        raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH))
+    return int(found[0])

@@ -1,0 +1,183 @@
+"""What a container asks for, by annotation, label or environment: the one table of names.
+
+Annotations go before labels, labels before the environment, limit by limit: an image may bring defaults, whoever
+starts it decides. What may be asked for is the administrator's to say; what may not is refused, not cut. Two names in
+the same place that say different things are refused, and so is a name of ours that there is not: nobody should run with
+another limit than they wrote. Whether the limits fit is admission's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from qgpu import units
+from qgpu.errors import InvalidValueError, RefusedError
+from qgpu.model import ContainerPolicy, Grant, MayAsk, PodClass
+
+#: All annotations and labels of ours begin with this.
+PREFIX = "qgpu.io/"
+
+_MIB, _GIB = 1 << 20, 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class RequestedLimits:
+    """What a container asks for on each of its pGPUs, and the name it wants as a pod (None: any)."""
+
+    grant: Grant = field(default_factory=Grant)
+    name: str | None = None
+
+
+def _text(text: str) -> str:
+    return text
+
+
+def _number(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise InvalidValueError(f"{text!r} is not a whole number") from None
+
+
+def _number_or_none(text: str) -> int | None:
+    """Read a number whose 0 means no limit to those who made the name."""
+    return _number(text) or None
+
+
+def _times(unit: int) -> Callable[[str], int]:
+    return lambda text: _number(text) * unit
+
+
+def _sized_or_none(text: str) -> int | None:
+    return units.parse_memory(text) or None
+
+
+def _class(text: str) -> PodClass:
+    return units.parse_choice(PodClass, text)
+
+
+def _priority(text: str) -> PodClass:
+    """Read HAMi's priority: 0 is high, 1 is low."""
+    classes = {"0": PodClass.ONLINE, "1": PodClass.OFFLINE}
+    if text not in classes:
+        raise InvalidValueError(f"{text!r}: 0 is high (online), 1 is low (offline)")
+    return classes[text]
+
+
+def _greedy(_text: str) -> PodClass:
+    return PodClass.OFFLINE
+
+
+def _per_cent_of_memory(_text: str) -> int:
+    raise InvalidValueError(f"a part of the card's memory is not supported; give {PREFIX}memory")
+
+
+#: Name, which limit it is, how its value is read. Limits are the fields of Grant, and "name".
+Row = tuple[str, str, Callable[[str], Any]]
+
+#: Annotations and labels. Kubernetes gives resources of these names to no container: they are to be annotations.
+ANNOTATIONS: tuple[Row, ...] = (
+    ("qgpu.io/name", "name", _text),
+    ("qgpu.io/cores", "cores", _number),
+    ("qgpu.io/memory", "memory", units.parse_memory),
+    ("qgpu.io/class", "pod_class", _class),
+    ("qgpu.io/latency-target", "latency_target_ns", units.parse_duration),
+    # Tencent qGPU: per cent, GiB
+    ("tke.cloud.tencent.com/qgpu-core", "cores", _number),
+    ("tke.cloud.tencent.com/qgpu-memory", "memory", _times(_GIB)),
+    ("tke.cloud.tencent.com/qgpu-core-greedy", "pod_class", _greedy),
+    ("tke.cloud.tencent.com/app-class", "pod_class", _class),
+    # HAMi: per cent, MiB; 0 cores are no limit
+    ("nvidia.com/gpucores", "cores", _number_or_none),
+    ("nvidia.com/gpumem", "memory", _times(_MIB)),
+    ("nvidia.com/gpumem-percentage", "memory", _per_cent_of_memory),
+    ("nvidia.com/priority", "pod_class", _priority),
+    # Alibaba cGPU: per cent, GiB
+    ("aliyun.com/gpu-core.percentage", "cores", _number),
+    ("aliyun.com/gpu-mem", "memory", _times(_GIB)),
+)
+
+ENVIRONMENT: tuple[Row, ...] = (
+    ("QGPU_NAME", "name", _text),
+    ("QGPU_CORES", "cores", _number),
+    ("QGPU_MEMORY", "memory", units.parse_memory),
+    ("QGPU_CLASS", "pod_class", _class),
+    ("QGPU_LATENCY_TARGET", "latency_target_ns", units.parse_duration),
+    # HAMi: per cent, a size such as 3000m for each card; 0 is no limit
+    ("CUDA_DEVICE_SM_LIMIT", "cores", _number_or_none),
+    ("CUDA_DEVICE_MEMORY_LIMIT", "memory", _sized_or_none),
+    *((f"CUDA_DEVICE_MEMORY_LIMIT_{card}", "memory", _sized_or_none) for card in range(16)),
+    ("CUDA_TASK_PRIORITY", "pod_class", _priority),
+    # Alibaba cGPU: GiB
+    ("ALIYUN_COM_GPU_MEM_CONTAINER", "memory", _times(_GIB)),
+)
+
+
+def wanted(
+    annotations: Mapping[str, str],
+    labels: Mapping[str, str],
+    environment: Mapping[str, str],
+    policy: ContainerPolicy | None = None,
+) -> RequestedLimits:
+    """Read what a container asks for. Raises InvalidValueError, naming place, name and value; RefusedError likewise."""
+    policy = policy or ContainerPolicy()
+    found, names = _read("environment", ENVIRONMENT, environment if policy.by_environment is not None else {})
+    asked = {limit: (f"environment {name}", policy.by_environment) for limit, name in names.items()}
+    for place, said in (("label", labels), ("annotation", annotations)):
+        _refuse_unknown(place, said)
+        values, names = _read(place, ANNOTATIONS, said)
+        found |= values
+        asked |= {limit: (f"{place} {name}", None) for limit, name in names.items()}
+    grant = Grant(**{limit: value for limit, value in found.items() if limit != "name"})
+    for limit, (where, more) in asked.items():
+        for may in (policy.anyhow, more):
+            if may is not None and (bound := _bound(may, limit, found[limit])):
+                hint = "say it by annotation" if may is more else "ask for less"
+                key = "[containers.environment]" if may is more else "[containers]"
+                raise RefusedError(f"{where}: {bound}; {hint}, or have {key} of qgpud's configuration changed")
+    return RequestedLimits(grant, found.get("name"))
+
+
+def _bound(may: MayAsk, limit: str, value: Any) -> str:
+    """Say what a value is past; empty for nothing."""
+    if limit == "name" and not may.name:
+        return "no name may be chosen there"
+    if limit == "pod_class" and value not in may.classes:
+        return f"class {value} may not be asked for there"
+    if limit == "latency_target_ns" and PodClass.ONLINE not in may.classes:
+        return "no latency target may be asked for there"
+    if limit == "cores" and value is not None and value > may.cores:
+        return f"{value} % is more than the {may.cores} % that may be asked for there"
+    if limit == "memory" and value is not None and may.memory is not None and value > may.memory:
+        most = units.format_memory(may.memory)
+        return f"{units.format_memory(value)} is more than the {most} that may be asked for there"
+    return ""
+
+
+def _refuse_unknown(place: str, said: Mapping[str, str]) -> None:
+    known = [name for name, _, _ in ANNOTATIONS if name.startswith(PREFIX)]
+    for name in said:
+        if name.startswith(PREFIX) and name not in known:
+            raise InvalidValueError(f"{place} {name}: there is no such limit; there are: {', '.join(known)}")
+
+
+def _read(place: str, rows: tuple[Row, ...], said: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the limits that are asked for at a place, and by which names."""
+    values: dict[str, Any] = {}
+    names: dict[str, str] = {}
+    for name, limit, read in rows:
+        if name not in said:
+            continue
+        try:
+            value = read(said[name])
+        except InvalidValueError as error:
+            raise InvalidValueError(f"{place} {name}: {error}") from error
+        if limit in values and values[limit] != value:
+            first = names[limit]
+            raise InvalidValueError(
+                f"{place}s {first} ({said[first]}) and {name} ({said[name]}) contradict each other; give one of them"
+            )
+        values[limit], names[limit] = value, name
+    return values, names

@@ -1,0 +1,172 @@
+"""The pods' filter in the words of the OCI runtime specification, for containers on the seccomp plane.
+
+libseccomp assembles for a container runtime, from these rules, what ``qgpu.guardian.proxy.seccomp_filter`` assembles
+for ``qgpuctl run``: an ioctl asks the listener if its number's low byte is a watched one, and so does a mapping that
+could be managed memory. A profile that allows calls one by one must allow the others, and a rule compares an argument
+once; so these rules list the few prefixes of a number that hold no watched byte.
+docs/decisions/0017-seccomp-by-profile.md says what differs.
+
+Only the machine's own architecture may be listed. A rule names a call, and libseccomp finds its number on every
+architecture that is listed: 32-bit x86 has an ``mmap`` whose arguments lie in memory, and a second one by the name of
+``mmap2``. Calls of an architecture that is not listed are killed.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from qgpu.errors import InvalidValueError, NotSupportedError, RefusedError
+from qgpu.guardian.proxy.seccomp_filter import (
+    MAP_ANONYMOUS,
+    MAP_FIXED,
+    MAP_FIXED_NOREPLACE,
+    MAP_SHARED,
+    PROT_READ_WRITE,
+    WATCHED_PREFIXES,
+)
+from qgpu.runtime.oci_container import Container
+
+#: The profile to start from where there is one: that of podman and its kin.
+BASE = Path("/usr/share/containers/seccomp.json")
+#: What a container has without any profile of its own.
+UNCONFINED: dict[str, Any] = {"defaultAction": "SCMP_ACT_ALLOW", "syscalls": []}
+
+_ALLOW, _NOTIFY = "SCMP_ACT_ALLOW", "SCMP_ACT_NOTIFY"
+_CALLS = ("ioctl", "mmap")
+_REQUEST = 1  # ioctl's second argument
+_ADDRESS, _PROTECTION, _FLAGS, _OFFSET = 0, 2, 3, 5  # of mmap's
+#: What the machine's own architecture is called in a profile.
+_ARCHITECTURES = {"x86_64": "SCMP_ARCH_X86_64", "aarch64": "SCMP_ARCH_AARCH64"}
+#: Annotations by which crun takes its filter or the listener's receiver from elsewhere (crun(1)).
+_ELSEWHERE, _HARMLESS = "run.oci.seccomp", "run.oci.seccomp_fail_unknown_syscall"
+#: What tells a shared mapping of a file at an address of the caller's choice.
+_FIXED = MAP_SHARED | MAP_ANONYMOUS | MAP_FIXED | MAP_FIXED_NOREPLACE
+#: The bits of a request in the order in which prefixes are made: the number first.
+_BITS = (*range(7, -1, -1), *range(31, 7, -1))
+
+
+def listener(runtime_dir: Path) -> Path:
+    """Return where the daemon waits for runtimes to hand over listeners."""
+    return runtime_dir / "seccomp.sock"
+
+
+def profile(base: Mapping[str, Any], socket: Path) -> dict[str, Any]:
+    """Weave the pods' filter into a profile. Raises InvalidValueError for one that cannot be woven into."""
+    if base.get("listenerPath"):
+        raise InvalidValueError(f"seccomp profile: it has a listener already ({base['listenerPath']})")
+    kept = []
+    for entry in base.get("syscalls") or []:
+        said = [*(entry.get("names") or ()), *filter(None, [entry.get("name")])]
+        names = [name for name in said if name not in _CALLS]
+        if len(names) < len(said) and (entry.get("args") or entry.get("action") != _ALLOW):
+            raise InvalidValueError("seccomp profile: it has rules of its own for ioctl or mmap")
+        if names:
+            kept.append({key: value for key, value in entry.items() if key != "name"} | {"names": names})
+    if _NOTIFY in (base.get("defaultAction"), *(entry.get("action") for entry in kept)):
+        raise InvalidValueError("seccomp profile: it has calls of its own that ask a listener")
+    rest = {key: value for key, value in base.items() if key != "archMap"}
+    rules = _rules(base.get("defaultAction") == _ALLOW)
+    return rest | {"architectures": [_native()], "listenerPath": str(socket), "syscalls": [*kept, *rules]}
+
+
+def check(container: Container, socket: Path) -> None:
+    """See that a container's seccomp section is a profile of ours. Raises RefusedError, which says what to do."""
+    section = container.seccomp
+    remedy = "start it with the profile that `qgpuctl cdi profile` prints: --security-opt seccomp=FILE"
+    if section.get("listenerPath") != str(socket):
+        raise RefusedError(
+            f"container {container.id}: on plane seccomp its calls must come to {socket} and do not; {remedy}"
+        )
+    for name in container.annotations:
+        if name.startswith(_ELSEWHERE) and name != _HARMLESS:
+            raise RefusedError(
+                f"container {container.id}: annotation {name} puts another filter or listener in place of qgpu's; "
+                "start it without"
+            )
+    if strange := set(map(str, section.get("architectures") or ())) - {_native()}:
+        raise RefusedError(
+            f"container {container.id}: its seccomp profile lists {min(strange)}, by whose calls memory is "
+            f"mapped past any limit; {remedy}"
+        )
+    entries = section.get("syscalls") or []
+    rules = [entry for entry in entries if set(_names(entry)) & set(_CALLS)]
+    if _said(rules) != _said(_rules(section.get("defaultAction") == _ALLOW)):
+        raise RefusedError(f"container {container.id}: its seccomp rules for ioctl and mmap are not qgpu's; {remedy}")
+    others = [entry.get("action") for entry in entries if entry not in rules]
+    if _NOTIFY in (section.get("defaultAction"), *others):
+        raise RefusedError(f"container {container.id}: calls other than ioctl and mmap ask qgpu's listener; {remedy}")
+
+
+def _native() -> str:
+    """Return the architecture that a profile may list. Raises NotSupportedError."""
+    machine = platform.machine()
+    if machine not in _ARCHITECTURES:
+        raise NotSupportedError(f"machine {machine}: qgpu has no seccomp profile for it; it has for x86_64 and aarch64")
+    return _ARCHITECTURES[machine]
+
+
+def _names(entry: Mapping[str, Any]) -> list[str]:
+    """Return the calls of a rule in a runtime's config.json; there, only engines' profiles have ``name``."""
+    return entry.get("names") or []
+
+
+def _rules(allowed_by_default: bool) -> list[dict[str, Any]]:
+    rules = [_rule(_NOTIFY, "ioctl", _masked(_REQUEST, *prefix)) for prefix in WATCHED_PREFIXES]
+    writable = _masked(_PROTECTION, PROT_READ_WRITE, PROT_READ_WRITE)
+    shared = _masked(_FLAGS, MAP_SHARED | MAP_ANONYMOUS, MAP_SHARED)
+    start, at_start = _compared(_OFFSET, "SCMP_CMP_EQ", 0), _compared(_ADDRESS, "SCMP_CMP_EQ", 0)
+    rules.append(_rule(_NOTIFY, "mmap", writable, shared, _compared(_OFFSET, "SCMP_CMP_NE", 0)))
+    fixed = (
+        (_FIXED, MAP_SHARED | MAP_FIXED),
+        (_FIXED, MAP_SHARED | MAP_FIXED_NOREPLACE),
+        (_FIXED, _FIXED - MAP_ANONYMOUS),
+    )
+    rules += [_rule(_NOTIFY, "mmap", writable, _masked(_FLAGS, *part), start, at_start) for part in fixed]
+    if allowed_by_default:
+        return rules
+    rules += [_rule(_ALLOW, "ioctl", _masked(_REQUEST, *prefix)) for prefix in _others(0, 0, 0)]
+    rules += [_rule(_ALLOW, "mmap", _masked(_PROTECTION, *part)) for part in ((1, 0), (PROT_READ_WRITE, 1))]
+    private = (MAP_SHARED, 0), (MAP_SHARED | MAP_ANONYMOUS, MAP_SHARED | MAP_ANONYMOUS)
+    rules += [_rule(_ALLOW, "mmap", writable, _masked(_FLAGS, *part)) for part in private]
+    anywhere = _masked(_FLAGS, _FIXED, MAP_SHARED)
+    rules.append(_rule(_ALLOW, "mmap", writable, anywhere, start, at_start))
+    return [*rules, _rule(_ALLOW, "mmap", writable, shared, start, _compared(_ADDRESS, "SCMP_CMP_NE", 0))]
+
+
+def _others(mask: int, value: int, depth: int) -> Iterator[tuple[int, int]]:
+    """Yield prefixes of requests, as (mask, value), that together hold every one that is not watched."""
+    inside = [prefix for prefix in WATCHED_PREFIXES if not (prefix[1] ^ value) & prefix[0] & mask]
+    if not inside:
+        yield mask, value
+    elif not any(prefix[0] & ~mask == 0 for prefix in inside):
+        bit = 1 << _BITS[depth]
+        for half in (0, bit):
+            yield from _others(mask | bit, value | half, depth + 1)
+
+
+def _rule(action: str, call: str, *comparisons: dict[str, Any]) -> dict[str, Any]:
+    return {"names": [call], "action": action, "args": [dict(each) for each in comparisons]}
+
+
+def _masked(index: int, mask: int, value: int) -> dict[str, Any]:
+    return {"index": index, "value": mask, "valueTwo": value, "op": "SCMP_CMP_MASKED_EQ"}
+
+
+def _compared(index: int, op: str, value: int) -> dict[str, Any]:
+    return {"index": index, "value": value, "valueTwo": 0, "op": op}
+
+
+def _said(rules: list[Any]) -> set[tuple[Any, ...]]:
+    """Put rules into a form that can be compared: engines reorder them, add empty members and leave out zeros."""
+    keys = ("index", "value", "valueTwo", "op")
+    return {
+        (
+            *_names(rule),
+            rule.get("action"),
+            *(tuple(arg.get(key) or 0 for key in keys) for arg in rule.get("args") or ()),
+        )
+        for rule in rules
+    }

@@ -1,0 +1,189 @@
+"""What a way to take turns gave each pod, as a look of a tenth of a second or more shows it; and what it was worth.
+
+Pure arithmetic on switches and GPU time. ``qgpu.sched.slice_tuner`` decides what is tried and kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from types import MappingProxyType
+from typing import NamedTuple
+
+from qgpu.model import Sharing
+from qgpu.model.turn_length import GAP_NS, SWITCHED_NS, turn_ns
+from qgpu.sched.gpu_usage import GpuUse, RoundEntry
+
+#: A pod leaves its turns early when it takes less than this part of them, and uses them up when it takes so much.
+_USED_UP, _ALL_OF_IT = 0.97, 0.985
+#: A look may begin and end within a turn, and show so much of one too little.
+_CUT_OFF = 1.02
+
+#: Of what a pod would gain from a shorter round if it always waited: with less than this part it asks for no more.
+#: That is told by so many turns at least.
+_GAINED, TELLING = 0.4, 6
+
+#: The longest turn of a pod that does step after step is no more than so many times the mean: 1.00 to 1.05 was seen on
+#: an H200 for CUDA graphs, trainings and copies, 1.25 to 2.5 for programs launched kernel by kernel.
+_EVEN = 1.15
+
+#: A pod that is there for less than this part of the rounds rests in between.
+_THERE = 0.75
+
+
+class Trial(NamedTuple):
+    """What a way to take turns gave each pod."""
+
+    sharing: Sharing
+    #: Work done, as part of the time that was to be had: GPU time without what switching took.
+    rates: Mapping[str, float]
+    #: How long a pod's turns in a round last together: as many as it has busy TSGs, each of mean length.
+    turns_ns: Mapping[str, float]
+    #: How many turns were seen.
+    starts: Mapping[str, int] = MappingProxyType({})
+    #: Pods whose turns differ much in length: they run what the host has queued up meanwhile, not step after step.
+    uneven: frozenset[str] = frozenset()
+    #: Who left turns early.
+    early: frozenset[str] = frozenset()
+    #: The part of the time that switching took.
+    switching: float = 0.0
+    #: Whether everybody used all turns up.
+    used_up: bool = False
+    #: The least part of its turns that some pod used, of those that were always there.
+    least_used: float = 0.0
+    #: Pods that were often not there when their turn came: they rest, and wait for nobody.
+    resting: frozenset[str] = frozenset()
+    watched_ns: int = 1
+    #: Whose steps all fit into a slice, so that none was cut.
+    fitted: frozenset[str] = frozenset()
+
+
+def observe(
+    sharing: Sharing,
+    uses: Mapping[str, GpuUse],
+    pods: Mapping[str, RoundEntry],
+    watched_ns: int,
+    used: float,
+    known_fitted: frozenset[str],
+    *,
+    long: bool,
+) -> Trial:
+    """Read what pods did in ``watched_ns`` in which they took turns as ``sharing`` says.
+
+    ``used`` is the part of the time in which kernels ran, for turns by gate. The steps of ``known_fitted`` pods were
+    known to fit into their slices. Of a ``long`` round few turns were seen, which don't tell who rests.
+    """
+    whole_ns = max(1, watched_ns)
+    starts = {name: use.starts for name, use in uses.items()}
+    turns_ns = {name: pods[name].busy_tsgs * use.run_ns / max(1, use.starts) for name, use in uses.items()}
+    if sharing.by_gate:
+        rates = {name: use.run_ns / whole_ns * used for name, use in uses.items()}
+        return Trial(sharing, rates, turns_ns, starts)
+    uneven = frozenset(name for name, use in uses.items() if use.longest_ns > _EVEN * use.run_ns / max(1, use.starts))
+    early, fitted, used_up, least_used = [], set(known_fitted), True, 1.0
+    resting = frozenset() if long else _resting(uses, pods, turns_ns, watched_ns)
+    for name, use in uses.items():
+        part = pods[name].part
+        assert part is not None
+        full_ns = turn_ns(part.timeslice_us)
+        left_ns = use.starts * full_ns - use.run_ns
+        if is_early(use, pods[name]):
+            early.append(name)
+        if name not in resting:
+            used_up = used_up and left_ns <= max(full_ns, (1 - _ALL_OF_IT) * use.starts * full_ns)
+            least_used = min(least_used, use.run_ns / max(1, use.starts * full_ns))
+        if 0 < use.longest_ns < _USED_UP * full_ns:
+            fitted.add(name)
+    rates = {name: max(0.0, use.run_ns - use.starts * SWITCHED_NS) / whole_ns for name, use in uses.items()}
+    switching = sum(starts.values()) * (SWITCHED_NS + GAP_NS) / whole_ns
+    return Trial(
+        sharing,
+        rates,
+        turns_ns,
+        starts,
+        uneven & fitted,
+        frozenset(early),
+        switching,
+        used_up,
+        least_used,
+        resting,
+        whole_ns,
+        frozenset(fitted),
+    )
+
+
+def is_early(use: GpuUse, entry: RoundEntry) -> bool:
+    """Tell whether a pod left turns early; a look may begin and end in the middle of one."""
+    assert entry.part is not None
+    full_ns = turn_ns(entry.part.timeslice_us)
+    return use.run_ns < _USED_UP * use.starts * full_ns and use.starts * full_ns - use.run_ns > _CUT_OFF * full_ns
+
+
+def _resting(
+    uses: Mapping[str, GpuUse], pods: Mapping[str, RoundEntry], turns_ns: Mapping[str, float], watched_ns: int
+) -> frozenset[str]:
+    """Name the pods that had fewer turns than there were rounds in which everybody made what it did of a turn."""
+    round_ns = 0.0
+    for name, turn in turns_ns.items():
+        part, tsgs = pods[name].part, pods[name].busy_tsgs
+        assert part is not None
+        round_ns += min(turn, tsgs * turn_ns(part.timeslice_us)) + tsgs * GAP_NS
+    return frozenset(
+        name
+        for name, use in uses.items()
+        if use.starts / max(1, pods[name].busy_tsgs) * round_ns < _THERE * watched_ns and turns_ns[name] < round_ns / 2
+    )
+
+
+def short_of_due(seen: Trial, weights: Mapping[str, int], least: float) -> frozenset[str]:
+    """Name the pods that have less than their part of all work done and leave turns early."""
+    done, whole = sum(seen.rates.values()), sum(weights.values())
+    return frozenset(name for name in seen.early if seen.rates[name] < least * done * weights[name] / whole)
+
+
+def asking_no_more(seen: Sequence[Trial]) -> frozenset[str]:
+    """Name the pods that gained little when others' turns became shorter: they don't wait for those.
+
+    A pod that always waits would be back as much sooner as the turns of the others are shorter.
+    """
+    slices = [each for each in seen if not each.sharing.by_gate]
+    found: set[str] = set()
+    for before, after in pairwise(slices):
+        if before.turns_ns.keys() != after.turns_ns.keys():
+            continue
+        for name in after.rates:
+            others_before, others_after = (
+                sum(turn + GAP_NS for other, turn in each.turns_ns.items() if other != name) for each in (before, after)
+            )
+            told = min(before.starts[name], after.starts[name]) >= TELLING
+            if others_after > 0.75 * others_before or name not in before.early or not told:
+                continue
+            step_ns = max(1.0, before.turns_ns[name])
+            if_waiting = before.rates[name] * (step_ns + others_before) / (step_ns + others_after)
+            gain = if_waiting - before.rates[name]
+            if gain > 0.02 and after.rates[name] - before.rates[name] < _GAINED * gain:
+                found.add(name)
+    return frozenset(found)
+
+
+def promised(seen: Trial, pods: Mapping[str, RoundEntry]) -> frozenset[str]:
+    """Name the pods that are due a part: those with a quota, or all where none has one."""
+    return frozenset(name for name in seen.rates if pods[name].grant.cores is not None) or frozenset(seen.rates)
+
+
+def score(seen: Trial, every: Sequence[Trial], pods: Mapping[str, RoundEntry]) -> float:
+    """Rate a way to take turns: how far the least satisfied pod has what it is due, squared, times the work of all.
+
+    Where any pod has a quota, those without one are promised nothing. A pod that uses up slices by weight has its part
+    of the work, whatever a look at few turns has shown.
+    """
+    whole = sum(entry.weight for entry in pods.values())
+    due_it = promised(seen, pods)
+    if not seen.sharing.by_gate and not seen.sharing.equal:
+        due_it &= seen.early
+    done, least = sum(seen.rates.values()), 1.0
+    for name in due_it:
+        most = max(each.rates.get(name, 0.0) for each in every)
+        due = min(pods[name].weight / whole * done, most)
+        least = min(least, seen.rates[name] / due if due > 0 else 1.0)
+    return least**2 * done

@@ -1,0 +1,208 @@
+"""Run a scenario: the real loop with the real policies on a simulated pGPU, in virtual time.
+
+It decides nothing of its own: the file says what happens, admission says what fits, policies say who gets
+what, and the simulated pGPU says what came of it. This file puts them together and counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from qgpu import admission, policies
+from qgpu.errors import ConfigError, QgpuError
+from qgpu.load.spec import Workload
+from qgpu.load.stats import percentile
+from qgpu.model import NS_PER_S, Grant
+from qgpu.planes.sim.engine import EngineTimes
+from qgpu.planes.sim.host import SimHost
+from qgpu.planes.sim.load import Progress
+from qgpu.sched import loop
+from qgpu.sched.ledger import Ledger
+from qgpu.simulate import scenario_file
+from qgpu.simulate.report import Latencies, Moment, PodReport, Report
+from qgpu.simulate.scenario_file import GpuChange, PodChange, Scenario, ScenarioPod
+
+#: The shares over time are kept in this many steps at most.
+_MOMENTS = 120
+
+#: How long a pod is run alone to know what it does alone, and for how many of its periods at least.
+_ALONE_NS = 5 * NS_PER_S
+_ALONE_PERIODS = 100
+
+
+def simulate(path: Path) -> Report:
+    """Run the scenario in ``path``. Raises ConfigError with one clear line, naming file and key."""
+    scenario = scenario_file.load(path)
+    try:
+        return run(scenario)
+    except ConfigError:
+        raise
+    except QgpuError as error:
+        raise ConfigError(f"{path}: {error}") from error
+
+
+def run(scenario: Scenario) -> Report:
+    """Run a scenario. Raises RefusedError where a grant or a change does not fit."""
+    stage = _Stage(scenario)
+    stage.play()
+    return stage.report()
+
+
+@dataclass(slots=True)
+class _Part:
+    """A pod on stage: its loads, its quota so far, and what it had done when it left."""
+
+    pod: ScenarioPod
+    grant: Grant
+    loads: list[int] = field(default_factory=list)
+    results: list[Progress] = field(default_factory=list)
+    since_ns: int = 0
+    #: Quota in per cent x ns, and the ns that it had one.
+    quota: int = 0
+    quota_ns: int = 0
+
+    def settle_quota(self, now_ns: int) -> None:
+        if self.grant.cores is not None:
+            self.quota += self.grant.cores * (now_ns - self.since_ns)
+            self.quota_ns += now_ns - self.since_ns
+        self.since_ns = now_ns
+
+
+class _Stage:
+    """One run of a scenario: what is there now and what was seen so far."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        self._scenario = scenario
+        self._host = SimHost()
+        self._backend = self._host.backend(0)
+        self._settings = scenario.settings
+        self._parts = {pod.name: _Part(pod, pod.grant) for pod in scenario.pods}
+        self._moments: list[Moment] = []
+        self._used_ns: dict[str, int] = {}
+        self._seen_ns = 0
+        self._times = EngineTimes()
+        for change in scenario.changes:
+            self._host.call_at(0, change.at_ns, partial(self._change, change))
+        for name, part in self._parts.items():
+            self._host.call_at(0, part.pod.arrive_ns, partial(self._arrive, name))
+            self._host.call_at(0, part.pod.leave_ns, partial(self._leave, name))
+        self._host.call_at(0, scenario.duration_ns, self._end)
+
+    def play(self) -> None:
+        """Run the loop to the scenario's end."""
+        end_ns = self._scenario.duration_ns
+        loop.run(self._backend, self._loop_settings, Ledger(0), lambda: self._backend.now_ns >= end_ns, self._look)
+        self._backend.close()
+
+    def report(self) -> Report:
+        """Say what came of it."""
+        duration_ns = self._scenario.duration_ns
+        times = self._times
+        return Report(
+            self._scenario.name,
+            duration_ns / NS_PER_S,
+            self._scenario.settings,
+            times.useful_ns / duration_ns,
+            times.switching_ns / duration_ns,
+            times.idle_ns / duration_ns,
+            tuple(_pod_report(part) for part in self._parts.values()),
+            tuple(self._moments),
+        )
+
+    def _loop_settings(self) -> loop.Settings:
+        gpu = self._settings
+        return loop.Settings(policies.compose(gpu.policy, gpu.online_policy), gpu.period_ns, gpu.offline_floor)
+
+    def _arrive(self, name: str) -> None:
+        part, host = self._parts[name], self._host
+        grants = {0: part.grant}
+        admission.check_new(name, grants, host.pods(), host.pgpus(), {0: self._settings})
+        host.admit(name, grants)
+        part.since_ns = self._backend.now_ns
+        part.loads = [host.start_load(name, 0, workload) for workload in part.pod.workloads]
+
+    def _leave(self, name: str) -> None:
+        part, host = self._parts[name], self._host
+        part.settle_quota(self._backend.now_ns)
+        part.results = [host.progress(load) for load in part.loads]
+        for load in part.loads:
+            host.stop_load(load)
+        host.retire(name)
+
+    def _change(self, change: GpuChange | PodChange) -> None:
+        host = self._host
+        if isinstance(change, GpuChange):
+            admission.check_settings(0, host.pods(), change.settings)
+            self._settings = change.settings
+            return
+        part = self._parts[change.pod]
+        if any(pod.name == change.pod for pod in host.pods()):
+            grants = {0: change.grant}
+            admission.check_amended(change.pod, grants, host.pods(), host.pgpus(), {0: self._settings})
+            part.settle_quota(self._backend.now_ns)
+            host.amend(change.pod, grants)
+        part.grant = change.grant
+
+    def _end(self) -> None:
+        self._times = self._host.times(0)
+
+    def _look(self, ledger: Ledger) -> None:
+        """Note shares over time, no finer than a picture needs."""
+        now_ns = ledger.now_ns or 0
+        if now_ns - self._seen_ns < max(1, self._scenario.duration_ns // _MOMENTS):
+            return
+        used_ns = {name: account.used_ns for name, account in ledger.accounts.items()}
+        elapsed_ns = now_ns - self._seen_ns
+        shares = {name: (used - self._used_ns.get(name, 0)) / elapsed_ns for name, used in used_ns.items()}
+        grants = {name: account.last.grant for name, account in ledger.accounts.items()}
+        quotas = {name: grant.cores / 100 for name, grant in grants.items() if grant.cores is not None}
+        self._moments.append(Moment(now_ns / NS_PER_S, shares, quotas))
+        self._used_ns, self._seen_ns = used_ns, now_ns
+
+
+def _pod_report(part: _Part) -> PodReport:
+    pod, stay_ns = part.pod, part.pod.leave_ns - part.pod.arrive_ns
+    gpu_ns = sum(result.gpu_ns for result in part.results)
+    alone = _alone(pod.workloads, stay_ns)
+    rate, alone_rate = _rate(part.results), _rate(alone)
+    return PodReport(
+        name=pod.name,
+        pod_class=part.grant.pod_class,
+        cores=part.quota / part.quota_ns if part.quota_ns else None,
+        present_s=stay_ns / NS_PER_S,
+        gpu_time_s=gpu_ns / NS_PER_S,
+        share=gpu_ns / stay_ns,
+        kernels=sum(result.kernels for result in part.results),
+        kernels_per_s=rate,
+        vs_alone=rate / alone_rate if alone_rate else 0.0,
+        latency_us=_latencies(part.results),
+        alone_latency_us=_latencies(alone),
+    )
+
+
+def _alone(workloads: Sequence[Workload], stay_ns: int) -> list[Progress]:
+    """Run a pod's workloads on an empty card, for as long as it takes to know them but not longer than its stay."""
+    long_ns = max(round((load.warmup_s + load.period_us * _ALONE_PERIODS / 1e6) * NS_PER_S) for load in workloads)
+    end_ns = stay_ns if any(load.trace for load in workloads) else min(stay_ns, long_ns + _ALONE_NS)
+    host = SimHost()
+    host.admit("alone", {0: Grant()})
+    loads = [host.start_load("alone", 0, workload) for workload in workloads]
+    backend = host.backend(0)
+    while backend.now_ns < end_ns:
+        backend.sample()
+        backend.wait(end_ns - backend.now_ns)
+    return [host.progress(load) for load in loads]
+
+
+def _rate(results: Sequence[Progress]) -> float:
+    return sum(result.kernels / result.elapsed_s for result in results if result.elapsed_s)
+
+
+def _latencies(results: Sequence[Progress]) -> Latencies | None:
+    ordered = sorted(latency for result in results for latency in result.latencies_us)
+    if not ordered:
+        return None
+    return Latencies(len(ordered), percentile(ordered, 50), percentile(ordered, 99), ordered[-1])

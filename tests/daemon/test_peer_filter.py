@@ -1,0 +1,88 @@
+"""Who may talk to the daemon at all."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from contextlib import contextmanager
+
+import pytest
+
+from qgpu.daemon.peer_filter import refuse_pods
+from qgpu.errors import PermissionDeniedError
+from qgpu.ipc import wire
+from qgpu.linux import cgroup
+from qgpu.model.plane_api import PodInfo
+
+WEB = PodInfo("web", cgroup="/qgpu/web")
+
+
+@pytest.fixture
+def own():
+    """A pidfd of this process."""
+    process = os.pidfd_open(os.getpid())
+    yield process
+    os.close(process)
+
+
+def test_a_process_of_a_pod_is_not_heard(monkeypatch, own):
+    monkeypatch.setattr(cgroup, "of", lambda pid: {7: "/qgpu/web/inner", 8: "/qgpu/web2"}[pid])
+
+    with pytest.raises(PermissionDeniedError, match="it is in pod web"):
+        refuse_pods(7, own, [WEB])
+    refuse_pods(8, own, [WEB])
+
+
+def test_the_kernels_word_is_taken_on_where_a_process_is(own):
+    here = cgroup.of(os.getpid())
+
+    with pytest.raises(PermissionDeniedError):
+        refuse_pods(os.getpid(), own, [PodInfo("own", cgroup=here)])
+    refuse_pods(os.getpid(), own, [PodInfo("other", cgroup="/qgpu/no-such-pod")])
+
+
+def test_a_process_that_has_ended_is_not_heard_where_there_are_pods():
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+
+    with pytest.raises(PermissionDeniedError, match="ended"):
+        refuse_pods(ended.pid, None, [WEB])
+    refuse_pods(ended.pid, None, [PodInfo("simulated")])
+
+
+@contextmanager
+def left_by_its_maker(path):
+    """A connection whose maker has ended, taken on by a child of its."""
+    listener = wire.listen(str(path), 0o600)
+    made = (
+        "import os, socket, sys; sock = socket.socket(socket.AF_UNIX); sock.connect(sys.argv[1])\n"
+        "if os.fork() == 0: sock.recv(1)"
+    )
+    maker = subprocess.Popen([sys.executable, "-c", made, str(path)])
+    sock, _ = listener.accept()
+    process = wire.Connection(sock).peer_process()
+    maker.wait()
+    yield wire.Connection(sock), process
+    os.close(process)
+    sock.close()
+    listener.close()
+
+
+def test_a_connection_does_not_pass_for_that_of_another_process_of_the_same_number(tmp_path, monkeypatch):
+    with left_by_its_maker(tmp_path / "socket") as (connection, process):
+        monkeypatch.setattr(cgroup, "of", lambda pid: "/host")  # the number has been given out again, outside
+
+        with pytest.raises(PermissionDeniedError, match="ended"):
+            refuse_pods(connection.peer().pid, process, [WEB])
+
+
+def test_a_peer_is_asked_for_by_its_number_where_the_kernel_knows_no_better(tmp_path, monkeypatch):
+    monkeypatch.setattr(wire, "_SO_PEERPIDFD", 250)
+    one, other = socket.socketpair()
+    with one, other:
+        process = wire.Connection(one).peer_process()
+
+        assert not wire.has_ended(process)
+        os.close(process)

@@ -1,0 +1,35 @@
+"""The runtime directory: whoever's it is, it is the daemon's own."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from qgpu.daemon.runtime_dir import hold
+from qgpu.errors import AlreadyRunningError, PermissionDeniedError
+
+
+def test_one_daemon_holds_it_at_a_time(tmp_path: Path) -> None:
+    held = hold(tmp_path / "run")
+    with pytest.raises(AlreadyRunningError):
+        hold(tmp_path / "run")
+    os.close(held)
+    os.close(hold(tmp_path / "run"))
+
+
+def test_nobody_else_can_open_what_it_locks(tmp_path: Path) -> None:
+    os.close(hold(tmp_path / "run"))
+
+    assert (tmp_path / "run/qgpud.lock").stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.root
+def test_a_directory_behind_another_users_link_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "own").mkdir()
+    (tmp_path / "run").symlink_to(tmp_path / "own")
+    os.close(hold(tmp_path / "run"))
+    os.lchown(tmp_path / "run", 65534, 65534)
+    with pytest.raises(PermissionDeniedError, match="belongs to another user"):
+        hold(tmp_path / "run")

@@ -1,0 +1,138 @@
+"""What the daemon does when asked, where that is not seen from outside."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from qgpu.config import Config
+from qgpu.daemon import service as service_module
+from qgpu.daemon.plane_choice import PlaneChoice
+from qgpu.daemon.service import Service
+from qgpu.daemon.state import State
+from qgpu.errors import InvalidValueError, QgpuError, RefusedError
+from qgpu.ipc import wire
+from qgpu.ipc.control_socket import Client, Server, Session
+from qgpu.ipc.systemd import FdStore
+from qgpu.linux import cgroup
+from qgpu.model import Grant
+from qgpu.model.plane_names import Plane
+from qgpu.planes.sim.host import Clock, SimHost
+from qgpu.runtime.oci_container import Container
+from tests.linux.test_untrusted_fds import lingering
+
+AT = "/machine/one"
+
+
+@pytest.fixture
+def host() -> SimHost:
+    return SimHost(1, Clock.REAL)
+
+
+@pytest.fixture
+def service(host: SimHost, monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
+    """A daemon's service, to which pods run as long as they are there."""
+    made = Service(host, PlaneChoice(Plane.SIM, "test"), Config(), State(None))
+    monkeypatch.setattr(made, "_runs", lambda pod: True)
+    monkeypatch.setattr(Container, "cgroup", lambda self: AT)
+    monkeypatch.setattr(
+        service_module,
+        "described",
+        lambda raw, policy: Container("two", 1, {"qgpu.io/cores": str(raw["cores"])}, {"QGPU_GPU_0": ""}),
+    )
+    yield made
+    made.close()
+
+
+def bind(service: Service, cores: int) -> None:
+    me = Session(wire.Peer(os.getpid(), 0, 0), may_change=True, process=os.pidfd_open(os.getpid()))
+    service.handle(me, {"op": "container.bind", "cores": cores}, [])
+
+
+def test_a_container_that_is_refused_leaves_its_last_run_as_it_was(host: SimHost, service: Service) -> None:
+    host.admit("other", {0: Grant(cores=50)})
+    host.admit("one", {0: Grant(cores=50)}, AT)
+    with pytest.raises(RefusedError, match="does not fit"):
+        bind(service, 60)
+
+    assert [pod.name for pod in host.pods()] == ["other", "one"]
+
+
+def test_a_container_that_starts_again_takes_the_place_of_its_last_run(host: SimHost, service: Service) -> None:
+    host.admit("other", {0: Grant(cores=50)})
+    host.admit("one", {0: Grant(cores=50)}, AT)
+    bind(service, 50)
+
+    assert [pod.name for pod in host.pods()] == ["other", "two"]
+
+
+def test_what_is_no_listener_is_not_taken_into_a_pod(host: SimHost, service: Service) -> None:
+    host.admit("one", {0: Grant()})
+    me = Session(wire.Peer(os.getpid(), 0, 0), may_change=True, process=os.pidfd_open(os.getpid()))
+    fds = list(os.pipe())
+    with pytest.raises(InvalidValueError, match="no seccomp listener"):
+        service.handle(me, {"op": "pod.attach", "name": "one"}, fds)
+
+    assert len(fds) == 2, "they are whoever's carries the request, to be closed under no lock"
+    for fd in fds:
+        os.close(fd)
+
+
+def test_a_descriptor_that_lingers_does_not_stop_other_requests(tmp_path: Path, service: Service) -> None:
+    server = Server(tmp_path, 0o600, None, service.handle, FdStore())
+    try:
+        with Client(tmp_path) as attacker, Client(tmp_path) as other:
+            attacker.call("pod.create", name="one", grants={"0": {}})
+            fd = lingering()
+            body = json.dumps({"op": "pod.attach", "name": "one"}).encode()
+            message = len(body).to_bytes(4, "little") + body
+            socket.send_fds(attacker._connection.sock, [message[:9]], [fd])
+            os.close(fd)  # before anybody looks at it: the last close is the daemon's
+            attacker._connection.sock.sendall(message[9:])
+            assert attacker._connection.receive()
+            assert other.call("pod.set", name="one", cores=10)["ok"]
+    finally:
+        server.close()
+
+
+def test_a_pod_is_not_retired_for_want_of_descriptors(monkeypatch: pytest.MonkeyPatch, host: SimHost) -> None:
+    service = Service(host, PlaneChoice(Plane.SIM, "test"), Config(), State(None))
+    host.admit("one", {0: Grant()}, cgroup.of(os.getpid()))
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        cgroup.mount()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+        service.reap()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert [pod.name for pod in host.pods()] == ["one"]
+    service.close()
+
+
+def test_a_limit_comes_too_late_for_who_reaches_past_it(host: SimHost, service: Service, at: str) -> None:
+    host.admit("one", {0: Grant()}, at)
+    me = Session(wire.Peer(os.getpid(), 0, 0), may_change=True, process=os.pidfd_open(os.getpid()))
+    cgroup.note(at, "beyond", "/dev/dri")
+    with pytest.raises(RefusedError, match="its container reaches /dev/dri"):
+        service.handle(me, {"op": "pod.set", "name": "one", "memory": 1 << 30}, [])
+    assert service.handle(me, {"op": "pod.set", "name": "one", "cores": 10}, []) == {"notes": []}
+    cgroup.note(at, "beyond", "")
+
+    assert service.handle(me, {"op": "pod.set", "name": "one", "memory": 1 << 30}, []) == {"notes": []}
+
+
+@pytest.fixture
+def at() -> Iterator[str]:
+    """A cgroup that is there."""
+    try:
+        path = cgroup.create(f"test-{os.getpid()}")
+    except QgpuError as error:
+        pytest.skip(str(error))
+    yield path
+    cgroup.remove("", path)

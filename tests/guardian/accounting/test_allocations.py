@@ -1,0 +1,165 @@
+"""Who is charged for memory, and for how long."""
+
+from __future__ import annotations
+
+from qgpu.guardian.accounting.allocations import Allocations, table_bytes
+
+A, B = (7, 10), (7, 11)
+CARD, OTHER = bytes(16), b"\x01" * 16
+TABLE = 4 << 10
+
+
+SIZE = 1 << 20
+
+
+def allocations(size=SIZE):
+    made = Allocations()
+    made.allocate(A, "web", 0, size, 1)
+    return made
+
+
+def held(found):
+    return {key: size for key, size in found.held.items() if size}
+
+
+def test_memory_with_two_names_is_charged_once_until_both_are_gone():
+    found = allocations()
+    found.duplicate(B, 1)
+    found.drop(A)
+    one = held(found)
+    found.drop(B)
+
+    assert (one, held(found), found.memories) == ({("web", 0): SIZE}, {}, {})
+
+
+def test_what_is_mapped_counts_until_the_last_part_of_it_is_unmapped():
+    found = allocations()
+    found.map(5, 0, 64, CARD, 1)
+    found.drop(A)
+    found.unmap(5, 0, 32, CARD)
+    half = held(found)
+    found.unmap(5, 32, 32, OTHER)
+    still = held(found)
+    found.unmap(5, 32, 32, CARD)
+
+    assert (half, still, held(found)) == ({("web", 0): SIZE}, {("web", 0): SIZE}, {})
+
+
+def test_unmapping_the_middle_leaves_both_ends():
+    found = allocations()
+    found.map(5, 0, 96, CARD, 1)
+    found.unmap(5, 32, 32)
+
+    assert [(mapping.base, mapping.end) for mapping in found.mappings[5].all] == [(0, 32), (64, 96)]
+
+
+def test_a_mapping_over_another_leaves_both_for_it_may_have_failed():
+    found = allocations()
+    found.allocate(B, "web", 0, SIZE, 2)
+    found.map(5, 0, 64, CARD, 1)
+    found.drop(A)
+    found.map(5, 0, 64, CARD, 2)
+    both = held(found)
+    found.drop(B)
+    found.unmap(5, 0, 64, CARD)
+
+    assert (both, held(found)) == ({("web", 0): 2 * SIZE}, {})
+
+
+def test_a_process_takes_what_hung_on_its_address_space_with_it():
+    found = allocations()
+    found.map(5, 0, 64, CARD, 1)
+    found.managed[5] = 30
+    found.drop(A)
+    found.exited(5)
+    found.forget_some(1)
+
+    assert (held(found), found.managed) == ({}, {})
+
+
+def test_mappings_of_a_process_that_has_ended_go_bit_by_bit():
+    found = allocations()
+    for at in range(10):
+        found.map(5, at << 20, 64, CARD, 1)
+    found.drop(A)
+    found.exited(5)
+    left = [found.forget_some(4) for _ in range(3)]
+
+    assert left == [True, True, False]
+    assert held(found) == {}
+
+
+def test_what_was_exported_counts_until_the_pod_ends():
+    found = allocations()
+    found.pin(1)
+    found.drop(A)
+    found.exited(5)
+    still = held(found)
+    found.pod_ended("web")
+    found.forget_some(1)
+
+    assert (still, held(found)) == ({("web", 0): SIZE}, {})
+
+
+def test_a_handle_given_anew_names_the_new_memory():
+    found = allocations()
+    found.allocate(A, "web", 0, 2 * SIZE, 2)
+
+    assert (held(found), list(found.memories)) == ({("web", 0): 2 * SIZE}, [2])
+
+
+def test_what_is_taken_of_a_card_is_charged_and_not_what_was_asked_for():
+    """RM takes the card's memory in pieces of 64 KiB, and tells of the 4 KiB that were asked for."""
+    found = allocations(4096)
+    few = held(found)
+    found.allocate(B, "web", 0, (64 << 10) + 1, 2)
+    more = held(found)
+    found.drop(A)
+    found.drop(B)
+
+    assert (few, more, held(found)) == ({("web", 0): 64 << 10}, {("web", 0): 192 << 10}, {})
+
+
+def test_page_tables_are_charged_level_by_level_where_nothing_else_is_near():
+    assert table_bytes(1 << 40, 4096) == 4 * TABLE
+    assert table_bytes((1 << 40) - 4096, 8192) == 7 * TABLE  # two of each level but the uppermost
+    assert table_bytes(1 << 40, 64 << 20) == (32 + 3) * TABLE
+    assert table_bytes(0, 1 << 64) > 1 << 50
+
+
+def test_page_tables_count_as_many_as_there_were_until_all_are_gone():
+    """UVM gives a piece of 2 MiB back when no table lies in it any more, and one can be left in each."""
+    found = allocations()
+    for at in range(1, 4):
+        found.map(5, at << 30, 4096, CARD, 1)
+    found.unmap(5, 1 << 30, 2 << 30)
+    fewer = found.tables(5, CARD)
+    again = found.more_tables(5, CARD, 1 << 30, 4096), found.more_tables(5, CARD, 1 << 30, 1 << 30)
+    found.unmap(5, 0, 1 << 40)
+
+    assert (fewer, again[0], again[1] > 0, found.tables(5, CARD)) == (12 * TABLE, 0, True, 0)
+
+
+def test_memory_given_away_lets_its_ended_pod_go():
+    found = Allocations()
+    found.allocate((1, 1), "a", 0, SIZE, 1)
+    found.carry(1, 1)
+    found.allocate((3, 1), "a", 0, SIZE, 2)
+    found.pin(2)
+    found.drop((3, 1))
+    found.pod_ended("a")
+    found.give([(1, 1)], "b")
+    found.carrier_closed(1)
+    found.drop((1, 1))
+    found.forget_some(10)
+
+    assert held(found) == {}
+
+
+def test_memory_with_a_handle_elsewhere_is_not_given_away():
+    found = Allocations()
+    found.allocate((1, 1), "a", 0, SIZE, 1)
+    found.duplicate((2, 1), 1)
+    found.give([(1, 1)], "b")
+
+    assert held(found) == {("a", 0): SIZE}

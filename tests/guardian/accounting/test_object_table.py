@@ -1,0 +1,350 @@
+"""The register: objects come and go with their owners, and the journal tells the same story."""
+
+from __future__ import annotations
+
+import os
+import time
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qgpu.errors import AlreadyRunningError
+from qgpu.guardian.accounting.object_table import (
+    COMPUTE_TSG_BYTES,
+    OTHER_TSG_BYTES,
+    ObjectTable,
+    RmObject,
+    object_fact,
+)
+from qgpu.guardian.failover.journal import COMPACT_BYTES, Journal
+from qgpu.guardian.proxy import rm_calls
+from qgpu.guardian.proxy.supervisor import Supervisor
+from qgpu.nvidia import abi
+from tests.traces import ARGUMENT, TRACES, allocated, rows
+
+POD = {"fact": "pod", "name": "web", "grants": {"0": {"class": "online", "cores": 30, "memory": None}}}
+PROCESS = {"fact": "process", "pid": 100, "pod": "web"}
+CLIENT = {"fact": "client", "client": 7, "pid": 100, "fd": 8}
+
+
+MAP = {"fact": "map", "pid": 100, "uuid": "00" * 16}
+UNMAP = {"fact": "unmap", "pid": 100, "uuid": None}
+
+
+def thing(handle: int, parent: int, rm_class: int, detail: int = 0) -> dict:
+    return object_fact(RmObject(7, handle, parent, rm_class, detail))
+
+
+def confirm(handle: int, context: int = 0) -> dict:
+    return {"fact": "confirm", "client": 7, "handle": handle, "context": context}
+
+
+#: What RM takes for the two TSGs of the tree.
+CONTEXT = COMPUTE_TSG_BYTES + OTHER_TSG_BYTES
+
+TREE = [
+    POD,
+    PROCESS,
+    CLIENT,
+    thing(2, 7, abi.NV01_DEVICE_0, 0),
+    thing(3, 2, abi.KEPLER_CHANNEL_GROUP_A, 1),
+    thing(4, 3, 0xC86F),
+    thing(5, 2, abi.KEPLER_CHANNEL_GROUP_A, 9),
+    thing(6, 2, abi.NV01_MEMORY_LOCAL_USER, 65536),
+    confirm(2),
+    confirm(3),
+    confirm(4, 17),
+    confirm(5),
+]
+
+
+def grown(*facts: dict) -> ObjectTable:
+    table = ObjectTable()
+    for fact in (*TREE, *facts):
+        table.note(fact)
+    return table
+
+
+def test_only_confirmed_tsgs_of_the_compute_engine_are_scheduled():
+    table = grown(thing(8, 2, abi.KEPLER_CHANNEL_GROUP_A, 1))
+
+    assert [tsg.handle for tsg in table.compute_tsgs(0)] == [3]
+    assert [channel.context for channel in table.channels(table.objects[7, 3])] == [17]
+
+
+@pytest.mark.parametrize("engine", [0x09, 0x12, 0x34, 0x3D, 0x40, 0x53])
+def test_tsgs_of_any_copy_engine_are_listed_once_confirmed(engine):
+    table = grown(thing(8, 2, abi.KEPLER_CHANNEL_GROUP_A, engine), thing(9, 2, abi.KEPLER_CHANNEL_GROUP_A, engine))
+    table.note(confirm(8))
+
+    assert [tsg.handle for tsg in sorted(table.copy_tsgs(0), key=lambda tsg: tsg.handle)] == [5, 8]
+    assert [tsg.handle for tsg in table.compute_tsgs(0)] == [3]
+    assert table.copy_tsgs(1) == []
+
+
+@pytest.mark.parametrize("engine", [0, 1, 8, 0x13, 0x33, 0x3E, 0x3F, 0x54])
+def test_tsgs_of_other_engines_are_no_copy_tsgs(engine):
+    table = grown(thing(8, 2, abi.KEPLER_CHANNEL_GROUP_A, engine), confirm(8))
+
+    assert [tsg.handle for tsg in table.copy_tsgs(0)] == [5]
+
+
+def test_freeing_a_parent_frees_what_is_below_it():
+    table = grown({"fact": "gone", "client": 7, "handle": 2})
+
+    assert table.objects == {}
+    assert table.memory("web") == {}
+
+
+def test_a_client_lives_on_when_its_process_ends_until_rm_says_that_it_is_gone():
+    table = grown({"fact": "exit", "pid": 100})
+    still = table.memory("web")
+    table.note({"fact": "gone", "client": 7, "handle": 7})
+
+    assert still == {0: 65536 + CONTEXT}
+    assert (table.clients, table.objects, table.memory("web")) == ({}, {}, {})
+
+
+def test_a_client_lives_on_while_another_process_holds_its_file():
+    fork = {"fact": "process", "pid": 101, "pod": "web"}
+    shared = {"fact": "client", "client": 7, "pid": 101, "fd": 8}
+    table = grown(fork, shared, {"fact": "exit", "pid": 100})
+
+    assert table.clients[7].users == [(101, 8)]
+    assert len(table.compute_tsgs(0)) == 1
+
+
+def test_naming_anothers_client_takes_nothing_from_its_owner():
+    thief = {"fact": "process", "pid": 200, "pod": "evil"}
+    claim = {"fact": "client", "client": 7, "pid": 200, "fd": 3}
+    table = grown({**POD, "name": "evil"}, thief, claim)
+
+    assert table.pod_of(table.objects[7, 3]) == "web"
+
+
+def test_a_client_named_before_rm_gave_it_out_belongs_to_who_proves_it():
+    table = ObjectTable()
+    thief = {"fact": "process", "pid": 200, "pod": "evil"}
+    claim = {"fact": "client", "client": 7, "pid": 200, "fd": 3}
+    for fact in (POD, {**POD, "name": "evil"}, thief, claim, thing(3, 2, abi.KEPLER_CHANNEL_GROUP_A, 1), *TREE[1:]):
+        table.note(fact)
+
+    assert table.pod_of(table.objects[7, 3]) == "web"
+
+
+def test_memory_adds_up_by_pod_and_card():
+    table = grown(thing(9, 2, abi.NV01_MEMORY_LOCAL_USER, 131072))
+
+    assert table.memory("web") == {0: 3 * 65536 + CONTEXT}
+
+
+def test_a_journal_rebuilds_the_register():
+    journal = Journal()
+    for fact in TREE:
+        journal.append(fact)
+
+    again = ObjectTable()
+    for fact in Journal(journal.fd).read()[1]:
+        again.note(fact)
+
+    assert again == grown()
+
+
+def rebuilt(journal):
+    again = ObjectTable()
+    for fact in Journal(journal.fd).read()[1]:
+        again.note(fact)
+    return settled(again)
+
+
+def settled(table):
+    """Let all be forgotten that goes bit by bit."""
+    while table.allocations.forget_some(1000):
+        pass
+    table.allocations.settle()
+    return table
+
+
+def test_a_compacted_journal_rebuilds_the_register():
+    journal = Journal()
+    for _ in range(200):
+        for fact in TREE:
+            journal.append(fact)
+    journal.compact(grown().facts())
+    while journal.compacting:
+        journal.append({"fact": "exit", "pid": 100})
+
+    assert rebuilt(journal) == grown({"fact": "exit", "pid": 100})
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_register_that_changes_while_it_is_written_anew_is_rebuilt_as_it_is_then(seed):
+    random, journal, table = Random(seed), Journal(), ObjectTable()
+
+    def note(fact):
+        table.note(fact)
+        journal.append(fact)
+
+    def change():
+        handle, other = (random.randrange(10, 60) for _ in range(2))
+        match random.randrange(9):
+            case 0 | 1 | 2:
+                note(
+                    thing(handle, 2, abi.NV01_MEMORY_LOCAL_USER, 4096 * handle)
+                    | {"memory": table.allocations.next_number()}
+                )
+                note(confirm(handle))
+            case 3:
+                note({"fact": "gone", "client": 7, "handle": handle})
+            case 4 if (memory := table.allocations.by_handle.get((7, handle))) is not None:
+                note(thing(other, 2, abi.NV01_MEMORY_LOCAL_USER, memory.size) | {"memory": memory.number})
+            case 5 if (memory := table.allocations.by_handle.get((7, handle))) is not None:
+                note({"fact": "pin", "memory": memory.number})
+            case 6 if (memory := table.allocations.by_handle.get((7, handle))) is not None:
+                note({**MAP, "base": handle << 20, "length": 1 << 21, "memory": memory.number})
+            case 7:
+                note({**UNMAP, "base": handle << 20, "length": 1 << 20})
+            case 8 if random.randrange(20) == 0:
+                note({"fact": "ended", "name": "web"})
+
+    for fact in TREE:
+        note(fact)
+    for _ in range(200):
+        change()
+    journal.compact(table.facts())
+    while journal.compacting:
+        change()
+        note({"fact": "managed", "pid": 100, "bytes": 1})
+
+    assert rebuilt(journal) == settled(table)
+
+
+def test_a_journal_does_not_grow_from_one_short_lived_owner_to_the_next():
+    journals, line = [Journal()], {"fact": "gone", "client": 7, "handle": 2, "why": "x" * 1000}
+    for _ in range(2):
+        list(journals[-1].read()[1])
+        assert not journals[-1].grown
+        for _ in range(COMPACT_BYTES * 7 // 10 // 1000):
+            journals[-1].append(line)
+        journals.append(Journal(journals[0].fd))
+    list(journals[-1].read()[1])
+
+    assert journals[-1].grown
+
+
+def test_answers_alone_make_a_journal_compact_too():
+    supervisor = Supervisor(ObjectTable(), Journal(), None, None, None, None, time.monotonic_ns)
+    supervisor.note(POD)
+    for call in range(3 * COMPACT_BYTES // 1000):
+        supervisor.answers(1, call, [(0, bytes(500))])
+    again, facts = Journal(supervisor.journal.fd), []
+    facts += again.read()[1]
+
+    assert os.fstat(supervisor.journal.fd).st_blocks * 512 <= 2.5 * COMPACT_BYTES
+    assert [(fact["fact"], fact["name"]) for fact in facts] == [("pod", "web")]
+    assert again.answer_to(1, 3 * COMPACT_BYTES // 1000 - 1) == [(0, bytes(500))]
+
+
+def test_a_journal_is_written_by_one_process_at_a_time():
+    journal = Journal()
+    journal.own()
+    if (child := os.fork()) == 0:
+        try:
+            Journal(journal.fd).own()
+        except AlreadyRunningError:
+            os._exit(0)
+        finally:
+            os._exit(1)
+
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_a_line_cut_short_by_a_death_is_left_out():
+    journal = Journal()
+    journal.append(POD)
+    os.pwrite(journal.fd, b'{"fact":"pro', os.fstat(journal.fd).st_size)
+
+    assert list(Journal(journal.fd).read()[1]) == [POD]
+
+
+@pytest.mark.parametrize("trace", TRACES, ids=lambda path: path.name)
+def test_a_recorded_program_leaves_the_objects_rm_says_it_has(trace):
+    table = ObjectTable()
+    table.note(POD)
+    table.note(PROCESS)
+    kept = {abi.NV01_DEVICE_0, abi.NV20_SUBDEVICE_0, abi.KEPLER_CHANNEL_GROUP_A, 0x40} | abi.GPFIFO_CLASSES
+    for row in rows(trace):
+        match rm_calls.decode(row.request, ARGUMENT, row.reader()):
+            case rm_calls.Alloc(client=client, rm_class=rm_class) as asked if rm_class in kept:
+                table.note({**CLIENT, "client": client, "fd": row.fd})
+                detail = rm_calls.detail(rm_class, row.params)
+                table.note(object_fact(RmObject(client, asked.handle, asked.parent, rm_class, detail)))
+            case rm_calls.Free() as asked:
+                table.note({"fact": "gone", "client": asked.client, "handle": asked.handle})
+
+    found = {key: (rm.rm_class, rm.parent) for key, rm in table.objects.items()}
+    assert found == {key: what for key, what in allocated(trace).items() if what[0] in kept}
+
+
+facts = st.sampled_from(
+    [
+        *TREE,
+        {"fact": "exit", "pid": 100},
+        {"fact": "gone", "client": 7, "handle": 7},
+        {"fact": "gone", "client": 7, "handle": 2},
+        {"fact": "gone", "client": 7, "handle": 3},
+        {"fact": "wish", "client": 7, "handle": 3, "us": 2048},
+        {"fact": "unpod", "name": "web"},
+        {"fact": "process", "pid": 101, "pod": "web"},
+        {"fact": "client", "client": 7, "pid": 101, "fd": 8},
+    ]
+)
+
+
+@given(st.lists(facts, max_size=40))
+def test_any_order_of_facts_leaves_a_register_that_its_own_facts_rebuild(story):
+    table = ObjectTable()
+    for fact in story:
+        table.note(fact)
+
+    again = ObjectTable()
+    for fact in table.facts():
+        again.note(fact)
+
+    assert again.objects == table.objects
+    assert [tsg.key for tsg in again.compute_tsgs(0)] == [tsg.key for tsg in table.compute_tsgs(0)]
+
+
+NEW = {"fact": "object", "client": 7, "handle": 21, "parent": 2, "class": abi.NV01_MEMORY_LOCAL_USER, "detail": 1 << 30}
+WHOSE = {"memory": 77, "pod": "web", "instance": 0, "size": 1 << 30}
+
+
+@pytest.mark.parametrize(
+    "live",
+    [
+        [NEW | {"memory": 77}, {"fact": "carry", "carrier": 1} | WHOSE],
+        [NEW | {"memory": 77}, {"fact": "pin"} | WHOSE],
+        [
+            {**POD, "name": "other"},
+            {"fact": "process", "pid": 200, "pod": "other"},
+            {"fact": "owner", "client": 7, "pod": "other", "pid": 200, "fd": 9},
+        ],
+    ],
+    ids=["carry", "pin", "owner"],
+)
+@pytest.mark.parametrize("after", range(12))
+def test_a_fact_amid_a_compaction_is_not_lost(live, after):
+    table, journal = grown(), []
+    for number, fact in enumerate(table.facts()):
+        journal.append(fact)
+        if number == after:
+            for each in live:
+                table.note(each)
+                journal.append(each)
+    again = ObjectTable()
+    for fact in journal:
+        again.note(fact)
+
+    assert settled(again).allocations.memories == settled(table).allocations.memories

@@ -1,0 +1,126 @@
+"""What the next guardian makes of what the last one left, and of a recorded program as a whole."""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import struct
+
+import pytest
+
+from qgpu.guardian.accounting.object_table import RmObject
+from qgpu.guardian.failover.journal import Journal
+from qgpu.linux import proc
+from qgpu.nvidia import abi, uvm
+from tests.guardian.asked import alloc, alloc_status, control, status
+from tests.guardian.fake_rm import PAGE
+from tests.guardian.pod import MAJOR, MOST, PATIENCE_S, Pod, device_of
+from tests.traces import TRACES, allocated, rows
+
+
+def test_a_call_that_a_dead_guardian_left_in_hand_is_judged_by_the_next(pod):
+    pod.begin(abi.NV_ESC_RM_CONTROL, control(abi.NV2080_FIFO_DISABLE_CHANNELS))
+    select.select([pod.listener], [], [], PATIENCE_S)
+    assert pod.supervisor.listeners[pod.number][1].receive() is not None  # and here it dies
+
+    successor = pod.fresh(Journal(os.dup(pod.supervisor.journal.fd)))
+    successor.listen("web", os.dup(pod.listener), pod.number)
+    left = successor.left_in_hand(pod.number)
+    pod.judge_of(successor, pod.number).take_up(successor.listeners[pod.number][1], left)
+
+    assert status(pod.answer()[2]) == abi.NV_ERR_INSUFFICIENT_PERMISSIONS
+    assert successor.left_in_hand(pod.number) is None
+
+
+def test_what_a_dead_guardian_was_making_is_found_by_the_next(on_card):
+    rm = RmObject(7, 10, 2, abi.NV01_MEMORY_LOCAL_USER, MOST)
+    on_card.supervisor.claim(rm)
+    on_card.supervisor.claim(RmObject(7, 11, 2, abi.NV01_MEMORY_LOCAL_USER, PAGE))
+    on_card.rm._make(7, 10, abi.NV01_MEMORY_LOCAL_USER, 2, MOST + 1)  # and here it dies
+
+    successor = on_card.fresh(Journal(os.dup(on_card.supervisor.journal.fd)))
+    for fact in successor.journal.read()[1]:
+        successor.table.note(fact)
+    successor.resume()
+
+    assert successor.quota.used("web", 0) == MOST + PAGE
+
+
+def successor_of(pod):
+    """Let the next guardian take up what the last one left, and serve the pod from now on."""
+    pod.supervisor = pod.fresh(Journal(os.dup(pod.supervisor.journal.fd)))
+    for fact in pod.supervisor.journal.read()[1]:
+        pod.supervisor.table.note(fact)
+    pod.supervisor.listen("web", os.dup(pod.listener), pod.number)
+    pod.supervisor.resume()
+    pod.dispatcher = pod.judge_of(pod.supervisor, pod.number)
+    pod.dispatcher.take_up(pod.supervisor.listeners[pod.number][1], pod.supervisor.left_in_hand(pod.number))
+
+
+@pytest.mark.parametrize("moved", [False, True])
+def test_a_successor_holds_uvms_files_where_they_were(pod, monkeypatch, moved):
+    """It looks at no other descriptor before it serves; a file that was moved it searches for then."""
+    pod.call(abi.NV_ESC_RM_CONTROL, control(0x20800110))  # its process is known
+    monkeypatch.setattr(uvm, "major", lambda: MAJOR)
+    monkeypatch.setattr(proc, "devices", lambda pid, most=None: looked.append(pid) or iter([(device, MAJOR << 8)]))
+    looked = []
+    device, pid = device_of(pod), pod.process.pid
+    pod.supervisor.note({"fact": "uvm_file", "pid": pid, "fd": 999 if moved else device, "there": True})
+    successor_of(pod)
+    held = pod.supervisor.uvm_files.count(pod.process.pid), list(looked)
+    pod.supervisor.find_moved()
+
+    assert held == (0 if moved else 1, [])
+    assert pod.supervisor.uvm_files.count(pod.process.pid) == 1
+
+
+def ask_for_root(pod):
+    pod.begin(abi.NV_ESC_RM_ALLOC, alloc(0, 0, abi.NV01_ROOT, client=0))
+
+
+@pytest.mark.parametrize("received", [False, True])
+def test_a_program_that_starts_while_there_is_no_guardian_gets_its_root_client_from_the_next(pod, received):
+    pod.call(abi.NV_ESC_RM_CONTROL, control(0x20800110))  # its process is known
+    ask_for_root(pod)
+    select.select([pod.listener], [], [], PATIENCE_S)
+    assert not received or pod.supervisor.listeners[pod.number][1].receive() is not None
+    successor_of(pod)
+
+    assert pod.answer()[:2] == (-1, errno.EINVAL)  # /dev/random's answer
+
+
+def test_a_file_that_had_a_root_client_under_a_dead_guardian_gets_no_second_one_from_the_next(pod):
+    ask_for_root(pod)
+    pod.answer()
+    successor_of(pod)
+    ask_for_root(pod)
+
+    assert alloc_status(pod.answer()[2]) == abi.NV_ERR_INVALID_STATE
+
+
+@pytest.mark.parametrize("trace", [TRACES[-1], *(t for t in TRACES if "min" in t.name)], ids=lambda path: path.name)
+def test_a_recorded_program_replayed_through_the_filter_is_registered_whole(trace):
+    made = allocated(trace)
+    pod = Pod({key: what for key, what in made.items() if what[0] in abi.ROOT_CLASSES})
+    try:
+        for row in rows(trace):
+            if row.number == abi.NV_ESC_REGISTER_FD:  # names a descriptor of the recorded process
+                continue
+            pod.call(row.number, row.before, row.params)
+            client, parent, handle, rm_class = struct.unpack_from("<IIII", row.before.ljust(16))
+            if (row.number, rm_class) == (abi.NV_ESC_RM_ALLOC, abi.NV01_DEVICE_0):  # the kernel made it
+                pod.rm.objects[client, handle] = (rm_class, parent)
+        table = pod.supervisor.table
+        kept = {abi.NV01_DEVICE_0, abi.NV20_SUBDEVICE_0, abi.KEPLER_CHANNEL_GROUP_A, 0x40} | abi.GPFIFO_CLASSES
+
+        assert {rm.key for rm in table.objects.values() if rm.confirmed and rm.rm_class in kept} == {
+            key for key, (rm_class, _) in made.items() if rm_class in kept
+        }
+        assert len(table.compute_tsgs(0)) == 1
+        assert len(table.channels(table.compute_tsgs(0)[0])) == 8
+        # Here clients are made on the very same file, for none is given back; recorded programs have one for each.
+        others = {("web", "root client beside a device"), ("web", "second root client of a file")}
+        assert set(pod.supervisor.refusals) <= others
+    finally:
+        pod.end()

@@ -1,0 +1,367 @@
+"""The enforcer and the meter: what is done to which channel when, and whose time it was."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qgpu.guardian.accounting.object_table import ObjectTable, RmObject, object_fact
+from qgpu.guardian.gpu.enforcer import RETRY_NS, Enforcer, Moved
+from qgpu.model import NS_PER_MS, OnIdle, Plan, PodClass, PodPlan, Window
+from qgpu.nvidia import abi
+from qgpu.nvidia.gpu_time import Event, GpuTime, GpuTimeCounter
+
+MS = NS_PER_MS
+
+
+class Engine:
+    """What a card would remember: which channels are off, which slices are set. Knows only real channels."""
+
+    def __init__(self, table):
+        self.table = table
+        self.counts = {}
+        self.slices = {}
+        self.calls = 0
+        self.preempted = []
+        self.broken = False
+        self.took_ns = 0
+        self.lost = set()
+
+    def gate(self, channels, *, closed, preempt=True):
+        self.calls += 1
+        self.preempted.append(preempt)
+        gone = {key for key in channels if key not in self.table.objects}
+        if self.broken:
+            return Moved(frozenset(gone), frozenset(channels) - gone)
+        for key in set(channels) - gone:
+            self.counts[key] = self.counts.get(key, 0) + 1 if closed else max(0, self.counts.get(key, 0) - 1)
+        return Moved(frozenset(gone), took_ns=self.took_ns)
+
+    @property
+    def off(self):
+        """Channels that don't run: as RM does it counts how often each was closed."""
+        return {key for key, count in self.counts.items() if count}
+
+    def unreachable(self):
+        return self.lost
+
+    def timeslice(self, tsg, timeslice_us):
+        self.slices[tsg.key] = timeslice_us
+        return True
+
+
+def card(*names):
+    """Make one pGPU with a pod of one process for each name: client 1, 2, ...; TSG 30 with channels 40 and 50."""
+    table = ObjectTable()
+    for client, name in enumerate(names, 1):
+        facts = [
+            {"fact": "pod", "name": name, "grants": {}},
+            {"fact": "process", "pid": client, "pod": name},
+            {"fact": "client", "client": client, "pid": client, "fd": 3},
+            object_fact(RmObject(client, 20, client, abi.NV01_DEVICE_0, 0)),
+            object_fact(RmObject(client, 30, 20, abi.KEPLER_CHANNEL_GROUP_A, 1)),
+            object_fact(RmObject(client, 40, 30, 0xC86F)),
+            object_fact(RmObject(client, 50, 30, 0xC86F)),
+            *({"fact": "confirm", "client": client, "handle": handle} for handle in (20, 30, 40, 50)),
+        ]
+        for fact in facts:
+            table.note(fact)
+    engine = Engine(table)
+    used = dict.fromkeys(names, 0)
+
+    def tsgs_used_ns(pod):
+        own = [tsg.key for tsg in table.compute_tsgs(0) if table.pod_of(tsg) == pod]
+        return {key: used.get(key, 0) for key in sorted(own)}
+
+    return Enforcer(0, table, engine, used.__getitem__, tsgs_used_ns, lambda now_ns: None), engine, used
+
+
+def turns(*names, on_idle=OnIdle.KEEP, length=10 * MS):
+    """Plan equal windows, one after the other."""
+    pods = tuple(
+        PodPlan(name, PodClass.OFFLINE, 2000, (Window(i * length, (i + 1) * length, on_idle),))
+        for i, name in enumerate(names)
+    )
+    return Plan(0, length * len(names), pods)
+
+
+def test_a_tsg_whose_client_is_lost_does_not_run_under_a_plan():
+    enforcer, engine, _ = card("a", "b")
+    free = PodPlan("a", PodClass.OFFLINE, 2000, None), PodPlan("b", PodClass.OFFLINE, 2000, None)
+    enforcer.adopt(Plan(0, 10 * MS, free), 0)
+    engine.lost = {1}
+    enforcer.refresh(1)
+    off = {client for client, _ in engine.off}
+    engine.lost = set()
+    enforcer.refresh(2)
+    found = set(engine.off)
+    engine.lost = {1}
+    enforcer.adopt(None, 3)
+
+    assert (off, found, engine.off) == ({1}, set(), set())
+
+
+def test_gates_follow_the_windows():
+    enforcer, engine, _ = card("a", "b")
+    enforcer.adopt(turns("a", "b"), 0)
+
+    seen = []
+    for at in (0, 5 * MS, 10 * MS, 19 * MS, 20 * MS):
+        enforcer.step(at)
+        seen.append({key[0] for key in engine.off})
+
+    assert seen == [{2}, {2}, {1}, {1}, {2}]
+
+
+def test_step_says_when_the_next_edge_is():
+    enforcer, _, _ = card("a", "b")
+    enforcer.adopt(turns("a", "b"), 0)
+
+    assert enforcer.step(3 * MS) == 7 * MS
+
+
+@pytest.mark.parametrize(("timeslice_us", "preempted"), [(50, False), (2000, True)])
+def test_a_turn_is_handed_over_by_short_slices_and_forced_where_they_are_long(timeslice_us, preempted):
+    enforcer, engine, _ = card("a", "b")
+    plan = turns("a", "b")
+    enforcer.adopt(replace(plan, pods=tuple(replace(pod, timeslice_us=timeslice_us) for pod in plan.pods)), 0)
+    engine.preempted.clear()
+    enforcer.step(10 * MS)
+
+    assert engine.preempted[0] is preempted
+
+
+def test_without_gates_in_the_plan_nothing_is_ever_due():
+    enforcer, engine, _ = card("a")
+    enforcer.adopt(Plan(0, 100 * MS, (PodPlan("a", PodClass.OFFLINE, 5000),)), 0)
+
+    assert enforcer.step(1) is None
+    assert engine.calls == 0
+
+
+def test_release_opens_everything_and_gives_each_its_own_slice_back():
+    enforcer, engine, _ = card("a", "b")
+    enforcer.table.note({"fact": "wish", "client": 1, "handle": 30, "us": 2048})
+    enforcer.adopt(turns("a", "b"), 0)
+    enforcer.adopt(None, 5 * MS)
+
+    assert engine.off == set()
+    assert engine.slices == {(1, 30): 2048, (2, 30): abi.RM_DEFAULT_TIMESLICE_US}
+
+
+def test_a_channel_born_behind_a_closed_gate_is_gated():
+    enforcer, engine, _ = card("a", "b")
+    enforcer.adopt(turns("a", "b"), 0)
+    for fact in (object_fact(RmObject(2, 60, 30, 0xC86F)), {"fact": "confirm", "client": 2, "handle": 60}):
+        enforcer.table.note(fact)
+    enforcer.refresh(1 * MS)
+
+    assert (2, 60) in engine.off
+
+
+def test_what_a_pod_frees_is_let_run_to_its_end():
+    enforcer, engine, _ = card("a", "b")
+    enforcer.adopt(turns("a", "b"), 0)
+    enforcer.leave([(2, 40)])
+    at_once = set(engine.off)
+    enforcer.refresh(1 * MS)
+
+    assert at_once == engine.off == {(2, 50)}
+
+
+def test_what_was_not_freed_after_all_is_gated_again():
+    enforcer, engine, _ = card("a", "b")
+    enforcer.adopt(turns("a", "b"), 0)
+    enforcer.leave([(2, 40)])
+    enforcer.stayed([(2, 40)])
+    enforcer.refresh(1 * MS)
+
+    assert engine.off == {(2, 40), (2, 50)}
+
+
+def test_a_pod_that_died_is_no_trouble_to_its_neighbours():
+    enforcer, engine, _ = card("a", "b")
+    enforcer.adopt(turns("a", "b"), 0)
+    enforcer.table.note({"fact": "exit", "pid": 2})
+    engine.counts.clear()
+    enforcer.step(10 * MS)
+
+    assert engine.off == {(1, 40), (1, 50)}
+
+
+def test_a_new_plan_of_the_same_period_goes_on_at_the_same_phase():
+    enforcer, engine, _ = card("a", "b")
+    enforcer.adopt(turns("a", "b"), 0)
+    enforcer.adopt(turns("a", "b", on_idle=OnIdle.YIELD), 13 * MS)
+
+    assert {key[0] for key in engine.off} == {1}
+
+
+def test_an_idle_pods_yielded_window_is_lent_and_taken_back():
+    enforcer, engine, used = card("a", "b")
+    enforcer.adopt(turns("a", "b", on_idle=OnIdle.YIELD), 0)
+    off = []
+    for period in range(4):
+        for at in (0, 10 * MS):
+            enforcer.step(period * 20 * MS + at)
+            off.append({key[0] for key in engine.off})
+            if at == 0:
+                used["a"] += MS  # b never runs until the third period
+            if period == 2:
+                used["b"] += MS
+
+    assert off[:2] == [{2}, {1}]  # first period: nobody is known to be idle
+    assert off[3] == set()  # b let its window go by: a may run in it, and so may b
+    assert off[-1] == {1}  # b ran: its window is its own again
+
+
+def test_gates_do_not_wait_for_the_log_and_who_ran_is_told_by_it():
+    enforcer, engine, used = card("a", "b")
+    running, off = [], []
+
+    def drain(now_ns):
+        off.append({key[0] for key in engine.off})
+        used[running[-1]] += MS
+
+    enforcer.drain = drain
+    enforcer.adopt(turns("a", "b", on_idle=OnIdle.YIELD), 0)
+    for at, ran in ((10, "a"), (20, "b"), (30, "a"), (40, "b")):
+        running.append(ran)  # what it did in the turn that ends now is not in the log as read before
+        enforcer.step(at * MS)
+
+    assert off == [{2}, {1}, {2}]  # a's first turn began with the plan: nothing is told of it
+
+
+def test_a_pod_that_has_come_by_the_name_of_another_is_not_taken_for_idle():
+    enforcer, engine, used = card("a", "b")
+    used["a"] = 1000 * MS
+    enforcer.adopt(turns("a", "b", on_idle=OnIdle.YIELD), 10 * MS)
+    enforcer.step(20 * MS)
+    enforcer.adopt(None, 21 * MS)  # a goes with its gate open, and another one comes
+    used["a"], used["b"] = 0, 1 * MS
+    enforcer.adopt(turns("a", "b", on_idle=OnIdle.YIELD), 40 * MS)
+    for at, pod in ((50, "a"), (60, "b")):
+        used[pod] += 5 * MS
+        enforcer.step(at * MS)
+
+    assert {key[0] for key in engine.off} == {2}
+
+
+def test_nothing_is_kept_of_a_pod_that_was():
+    enforcer, _, used = card("a", "b")
+    for number in range(3):
+        name, at = f"pod-{number}", 40 * number
+        enforcer.table.note({"fact": "pod", "name": name, "grants": {}})
+        used[name] = 0
+        for step in (0, 5, 15):  # its gate is closed, and opened
+            enforcer.adopt(turns("a", name), (at + step) * MS)
+        enforcer.table.note({"fact": "unpod", "name": name})
+        enforcer.forget(name)
+        enforcer.step((at + 22) * MS)  # the plan still names it
+        enforcer.adopt(turns("a", "b"), (at + 25) * MS)
+
+    assert "pod-" not in repr([getattr(enforcer, member) for member in enforcer.__slots__ if member != "mechanism"])
+
+
+def test_a_gate_that_would_not_open_is_tried_again_until_it_does():
+    enforcer, engine, _ = card("a", "b")
+    enforcer.adopt(turns("a", "b"), 0)
+    engine.broken = True
+    enforcer.adopt(None, 1 * MS)
+    wait = enforcer.step(2 * MS)
+    engine.broken = False
+    enforcer.step(2 * MS + RETRY_NS)
+
+    assert wait == RETRY_NS
+    assert engine.off == set()
+    assert enforcer.step(3 * MS + RETRY_NS) is None
+
+
+def closings(enforcer, engine, periods):
+    """Run turns of two pods to the letter; return when in each period, in ms, the first one's gate began to close."""
+    at_ns, began = 0, []
+    while at_ns < periods * 20 * MS:
+        was = set(engine.off)
+        wait = enforcer.step(at_ns)
+        if {(1, 40)} <= engine.off - was:
+            began.append(at_ns % (20 * MS) / MS)
+        at_ns += wait
+    return began
+
+
+def test_a_gate_that_is_slow_to_close_is_closed_as_much_earlier_and_on_time_again_when_it_is_not():
+    enforcer, engine, _ = card("a", "b")
+    engine.took_ns = 4 * MS
+    enforcer.adopt(turns("a", "b"), 0)
+
+    assert closings(enforcer, engine, 3) == [10, 6, 6]
+    engine.took_ns = MS
+    assert closings(enforcer, engine, 4) == [6, 7.5, 10, 10]
+
+
+def test_a_gate_is_closed_when_closing_it_is_over():
+    enforcer, engine, _ = card("a", "b")
+    enforcer.adopt(turns("a", "b"), 0)
+    engine.took_ns = 4 * MS
+    enforcer.step(10 * MS)
+
+    assert enforcer.take_closed("a", 15 * MS) == [(14 * MS, 15 * MS)]
+
+
+def test_gated_time_is_reported_once():
+    enforcer, _, _ = card("a", "b")
+    enforcer.adopt(turns("a", "b"), 0)
+    enforcer.step(10 * MS)
+
+    assert enforcer.take_closed("b", 12 * MS) == [(0, 10 * MS)]
+    assert enforcer.take_closed("a", 12 * MS) == [(10 * MS, 12 * MS)]
+    assert enforcer.take_closed("a", 15 * MS) == [(12 * MS, 15 * MS)]
+
+
+def test_time_between_switches_belongs_to_who_was_resident():
+    meter = GpuTimeCounter()
+    meter.advance([Event(10, "a", True), Event(30, "a", False), Event(35, "b", True)], 50)
+
+    assert meter.take() == {"a": GpuTime(20, 1, 20), "b": GpuTime(15, 1)}
+
+
+def test_a_switch_reported_late_is_not_charged_twice():
+    meter = GpuTimeCounter()
+    meter.advance([Event(0, "a", True)], 100)
+    meter.advance([Event(90, "a", False), Event(95, "b", True)], 200)
+
+    assert sum(use.run_ns for use in meter.totals.values()) == 200
+
+
+def test_the_engine_going_straight_from_one_context_to_another_is_counted():
+    meter = GpuTimeCounter()
+    handed = [Event(0, "a", True), Event(MS, "a", False), Event(MS + 84_000, "b", True), Event(2 * MS, "b", False)]
+    meter.advance([*handed, Event(2 * MS, "b", True), Event(9 * MS, "b", False), Event(11 * MS, "a", True)], 12 * MS)
+
+    assert meter.take_handovers() == {("a", "b"): 1}, "not b's own restart, not a's start on an idle engine"
+    assert meter.take_handovers() == {}
+
+
+@given(st.lists(st.tuples(st.integers(0, 1000), st.sampled_from("abc"), st.booleans()), max_size=30), st.data())
+def test_the_meter_never_hands_out_more_time_than_passed(story, data):
+    meter, now = GpuTimeCounter(), 0
+    for chunk in range(3):
+        events = [Event(at + chunk * 1000, who, start) for at, who, start in sorted(story)]
+        now = data.draw(st.integers(chunk * 1000, chunk * 1000 + 2000))
+        meter.advance(events, now)
+
+    assert sum(use.run_ns for use in meter.totals.values()) <= max(now, 3000)
+
+
+@pytest.mark.parametrize("tsgs", [1, 3])
+def test_a_timeslice_is_set_once_and_not_again(tsgs):
+    enforcer, engine, _ = card(*"abc"[:tsgs])
+    plan = Plan(0, 100 * MS, tuple(PodPlan(name, PodClass.OFFLINE, 7000) for name in "abc"[:tsgs]))
+    enforcer.adopt(plan, 0)
+    engine.slices.clear()
+    enforcer.adopt(plan, MS)
+
+    assert engine.slices == {}

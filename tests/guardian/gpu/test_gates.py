@@ -1,0 +1,128 @@
+"""Gates beside channels that die: closed once and open at the first word, whatever RM refused meanwhile."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qgpu.errors import RmError
+from qgpu.guardian.accounting.object_table import ObjectTable
+from qgpu.guardian.gpu.enforcer import Moved
+from qgpu.guardian.gpu.gpu_ops import GpuOps
+
+
+class Card:
+    """Channels as RM keeps them: it counts how often each was disabled, and stops at the first it does not know."""
+
+    instance = 0
+
+    def __init__(self, *alive):
+        self.closed = dict.fromkeys(alive, 0)
+        self.calls = 0
+        #: Channels that are found dead from the n-th call on.
+        self.dying = {}
+        #: From this call on it answers nothing in time; what it was asked it does all the same.
+        self.silent_from = math.inf
+
+    def set_channels(self, channels, *, disabled, preempt=True):
+        self.calls += 1
+        for key in [key for key, call in self.dying.items() if call <= self.calls]:
+            self.closed.pop(key, None)
+        for key in channels:
+            if key not in self.closed:
+                raise RmError("gate", 0x21)
+            self.closed[key] = self.closed[key] + 1 if disabled else max(0, self.closed[key] - 1)
+        if self.calls >= self.silent_from:
+            raise RmError("gate", 0x65)
+
+    def running(self):
+        return {key for key, count in self.closed.items() if not count}
+
+
+def gpu_ops(card):
+    table = ObjectTable()
+    client = SimpleNamespace(knows=lambda client, handle: (client, handle) in card.closed)
+    return GpuOps(table, None, client, [card])
+
+
+def channels(*clients):
+    return [(client, handle) for client in clients for handle in (40, 41, 42)]
+
+
+@pytest.mark.parametrize("dead", [0, 1, 2])
+def test_a_pod_that_is_closed_in_one_call_with_a_dying_one_runs_again_once_it_is_opened(dead):
+    living = [client for client in range(3) if client != dead]
+    card = Card(*channels(*living))
+
+    moved = gpu_ops(card).gate(card, channels(0, 1, 2), closed=True)
+
+    assert moved == Moved(gone=frozenset(channels(dead)))
+    assert not card.running()
+    gpu_ops(card).gate(card, channels(*living), closed=False)
+    assert card.running() == set(channels(*living))
+
+
+@given(
+    dying=st.dictionaries(st.sampled_from(channels(1, 2)), st.integers(1, 12)),
+    moves=st.lists(st.booleans(), max_size=8),
+)
+def test_whoever_dies_when_the_living_are_as_they_were_last_told_to_be(dying, moves):
+    card = Card(*channels(1, 2, 3))
+    card.dying = dying
+    closed, known = set(), set(channels(1, 2, 3))
+
+    for close in [*moves, True, False]:
+        asked = known - closed if close else set(closed)
+        moved = gpu_ops(card).gate(card, sorted(asked), closed=close)
+        known -= moved.gone
+        closed = (closed | (asked - moved.stuck) if close else closed - (asked - moved.stuck)) & known
+
+        # what would not move is where it can be moved from: open, or closed once
+        assert {key for key, count in card.closed.items() if count} <= closed | (moved.stuck if not close else set())
+        assert all(count <= 1 for count in card.closed.values())
+        assert card.running() & set(channels(3)) == set(channels(3)) - closed
+
+
+def test_what_will_not_close_is_left_open():
+    card = Card(*channels(1))
+    card.closed = dict.fromkeys(channels(1)[:2], 0)
+    unsure = gpu_ops(card)
+    unsure._client.knows = lambda client, handle: True  # says so of one that no call finds
+
+    moved = unsure.gate(card, channels(1), closed=True)
+
+    assert moved == Moved(stuck=frozenset(channels(1)))
+    assert card.running() == set(card.closed)
+
+
+def test_a_card_that_does_not_answer_is_not_asked_for_each_channel():
+    card = Card(*channels(*range(20)))
+    card.silent_from = 1
+
+    gpu_ops(card).gate(card, channels(*range(20)), closed=True)
+
+    assert card.calls == 2
+
+
+def test_one_dead_pod_among_many_costs_two_calls_more():
+    card = Card(*channels(*range(39)))
+
+    gpu_ops(card).gate(card, channels(*range(40)), closed=True)
+
+    assert card.calls == 3
+
+
+@pytest.mark.parametrize("silent_from", range(1, 5))
+def test_what_may_be_closed_is_open_once_it_is_opened_when_the_card_answers_again(silent_from):
+    card = Card(*channels(2, 3))  # 1 has died
+    card.silent_from = silent_from
+    moved = gpu_ops(card).gate(card, channels(1, 2, 3), closed=True)
+    card.silent_from = math.inf
+    closed = set(channels(1, 2, 3)) - moved.gone - moved.stuck
+    gpu_ops(card).gate(card, sorted(closed), closed=False)
+
+    assert card.running() == set(channels(2, 3))

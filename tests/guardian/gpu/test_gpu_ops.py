@@ -1,0 +1,210 @@
+"""Reaching into pods: few descriptors are tried, and a file that was moved is searched for beside the main loop."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from qgpu.guardian.accounting.object_table import MOST_USERS, ObjectTable
+from qgpu.guardian.gpu import gpu_ops
+from qgpu.guardian.gpu.gpu_ops import GpuOps
+from qgpu.guardian.proxy import moved_files
+from qgpu.guardian.proxy.moved_files import MovedFileSearch
+from qgpu.linux import fd_closer
+
+CLIENT = 7
+PATIENCE_S = 10
+
+
+@pytest.fixture
+def pipe():
+    ends = os.pipe()
+    yield ends
+    for end in ends:
+        os.close(end)
+
+
+@pytest.fixture
+def reach(monkeypatch):
+    """Ours as a pod's process with an RM client, where /dev/random is a control file."""
+    monkeypatch.setattr(gpu_ops, "_CONTROL_DEVICE", os.makedev(1, 8))
+    table, there = ObjectTable(), SimpleNamespace(there=True, taken=0)
+    for fact in (
+        {"fact": "pod", "name": "web", "cgroup": "/no-such-pod", "grants": {}},
+        {"fact": "process", "pid": os.getpid(), "pod": "web"},
+    ):
+        table.note(fact)
+    made = GpuOps(table, SimpleNamespace(), SimpleNamespace(knows=lambda *_: there.there), [])
+    made.watch(os.getpid())
+    take = gpu_ops.take
+
+    def counted(*arguments):
+        there.taken += 1
+        return take(*arguments)
+
+    monkeypatch.setattr(gpu_ops, "take", counted)
+    yield SimpleNamespace(table=table, gpu_ops=made, rm=there)
+    made.unwatch(os.getpid())
+
+
+def used(reach, *fds):
+    for fd in fds:
+        reach.table.note({"fact": "client", "client": CLIENT, "pid": os.getpid(), "fd": fd})
+
+
+def test_few_of_a_clients_many_descriptors_are_tried(reach):
+    files = [os.open("/dev/random", os.O_RDONLY) for _ in range(4 * MOST_USERS)]
+    used(reach, *files)
+    reach.gpu_ops._through(CLIENT, lambda file: None)
+    for fd in files:
+        os.close(fd)
+
+    assert reach.rm.taken == MOST_USERS
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_only_a_client_that_rm_has_is_said_to_be_unreached(reach, there):
+    told = []
+    reach.gpu_ops.unreached, reach.rm.there = told.append, there
+    used(reach, 999)
+    reach.gpu_ops._through(CLIENT, lambda file: True)
+
+    assert (told, reach.rm.taken) == ([CLIENT] if there else [], 0)
+
+
+def test_another_file_in_the_descriptors_place_is_not_used(reach, pipe):
+    used(reach, pipe[0])
+
+    assert reach.gpu_ops._through(CLIENT, lambda file: True) is None
+
+
+def test_a_pods_files_are_closed_by_a_thread_of_its_own(reach, monkeypatch):
+    """The last descriptor of a control file frees its client: that takes as long as the pod has made it."""
+    stuck, closed = threading.Event(), threading.Event()
+    close = os.close
+
+    def slow(fd):
+        if threading.current_thread().name == "qgpu-close":
+            stuck.wait(PATIENCE_S)
+        close(fd)
+        closed.set()
+
+    monkeypatch.setattr("qgpu.linux.fd_closer.os", SimpleNamespace(close=slow))
+    fd = os.open("/dev/random", os.O_RDONLY)
+    used(reach, fd)
+    answers = [reach.gpu_ops._through(CLIENT, lambda file: True) for _ in range(100)]
+    stuck.set()
+
+    assert closed.wait(PATIENCE_S)
+    assert (answers[0], answers[-1]) == (True, None)  # and no more is taken than may wait
+    os.close(fd)
+
+
+def searching(reach, monkeypatch, reaches):
+    monkeypatch.setattr(moved_files, "_PATIENCE_S", 0.3)
+    monkeypatch.setattr(moved_files, "_AGAIN_S", 0.05)
+    found, missed = [], threading.Event()
+    search = MovedFileSearch(
+        reach.table,
+        lambda pid, at, clients: clients if reaches(pid, at, CLIENT) else set(),
+        lambda client: reach.rm.there,
+        lambda *where: found.append(where) or True,
+        missed.set,
+    )
+    return search, found, missed
+
+
+def until(condition):
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def test_a_search_after_a_search_is_begun(reach, monkeypatch):
+    fd = os.open("/dev/random", os.O_RDONLY)
+    used(reach, 999)
+    search, found, _ = searching(reach, monkeypatch, lambda pid, at, client: at == fd)
+    for count in range(1, 20):
+        search.want(CLIENT)
+        until(lambda count=count: len(found) >= count)
+    os.close(fd)
+
+
+def test_a_file_under_another_number_is_found(reach, monkeypatch):
+    fd = os.open("/dev/random", os.O_RDONLY)
+    used(reach, 999)
+    search, found, _ = searching(reach, monkeypatch, lambda pid, at, client: at == fd)
+    search.want(CLIENT)
+    until(lambda: found)
+    os.close(fd)
+
+    assert (found, search.lost) == ([(CLIENT, os.getpid(), fd)], set())
+
+
+def test_a_search_that_could_not_look_loses_no_client(reach, monkeypatch):
+    looked = []
+
+    def reaches(pid, at, client):
+        looked.append(at)
+        if len(looked) == 1:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return True
+
+    used(reach, 999)
+    search, found, _ = searching(reach, monkeypatch, reaches)
+    search.want(CLIENT)
+    until(lambda: found)
+
+    assert not search.lost
+
+
+def test_a_client_whose_file_is_nowhere_is_lost_until_it_ends(reach, monkeypatch):
+    used(reach, 999)
+    search, found, missed = searching(reach, monkeypatch, lambda *_: False)
+    search.want(CLIENT)
+    assert missed.wait(PATIENCE_S)
+    lost = set(search.lost)
+    reach.rm.there = False
+    until(lambda: not search.lost)
+
+    assert (lost, found) == ({CLIENT}, [])
+
+
+def test_one_client_that_is_nowhere_hides_no_other(reach, monkeypatch):
+    used(reach, 999)
+    reach.table.note({"fact": "client", "client": CLIENT + 1, "pid": os.getpid(), "fd": 998})
+    search, _, _ = searching(reach, monkeypatch, lambda *_: False)
+    for client in (CLIENT, CLIENT + 1):
+        search.want(client)
+    until(lambda: search.lost == {CLIENT, CLIENT + 1})
+    reach.rm.there = False
+    until(lambda: not search.lost)
+
+
+def test_a_client_of_a_new_owner_is_not_lost_for_the_old_one(reach, monkeypatch):
+    used(reach, 999)
+    search, _, missed = searching(reach, monkeypatch, lambda *_: False)
+    search.want(CLIENT)
+    assert missed.wait(PATIENCE_S)
+    reach.table.note({"fact": "process", "pid": 4242, "pod": "other"})
+    reach.table.note({"fact": "owner", "client": CLIENT, "pod": "other", "pid": 4242, "fd": 5})
+    until(lambda: not search.lost)
+
+
+def test_a_burst_is_not_taken_for_a_hidden_file(reach):
+    told = []
+    reach.gpu_ops.unreached = told.append
+    fd = os.open("/dev/random", os.O_RDONLY)
+    used(reach, fd)
+    for _ in range(20 * fd_closer.MOST_WAITING):
+        reach.gpu_ops._through(CLIENT, lambda file: True)
+    reached = [reach.gpu_ops.is_reached(CLIENT, "web", fd) for _ in range(1000)]
+    os.close(fd)
+
+    assert (told, all(reached)) == ([], True)

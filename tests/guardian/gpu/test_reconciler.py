@@ -1,0 +1,142 @@
+"""What RM is to be asked a little later, when that is much."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from types import SimpleNamespace
+
+import pytest
+
+from qgpu.guardian.accounting.object_table import ObjectTable, RmObject, object_fact
+from qgpu.guardian.gpu import reconciler
+from qgpu.guardian.gpu.reconciler import Reconciler
+from qgpu.nvidia import abi
+
+_CLIENT, _MANY, _LATER = 5, 3 * reconciler.AT_ONCE, 1 << 62
+
+
+@pytest.fixture
+def asked():
+    """What RM was asked about; ``gone`` is no more."""
+    return SimpleNamespace(keys=[], gone=set())
+
+
+@pytest.fixture
+def due(asked):
+    table = ObjectTable()
+    table.note({"fact": "pod", "name": "web", "cgroup": "/web", "grants": {}})
+    table.note({"fact": "process", "pid": 1, "pod": "web"})
+    table.note({"fact": "client", "client": _CLIENT, "pid": 1, "fd": 3})
+    for handle in range(10, 10 + _MANY):
+        table.note(object_fact(RmObject(_CLIENT, handle, _CLIENT, abi.NV01_MEMORY_LOCAL_USER, 1)))
+        table.note({"fact": "confirm", "client": _CLIENT, "handle": handle, "context": 0})
+
+    def exists(key):
+        asked.keys.append(key)
+        return key not in asked.gone
+
+    def vanished(key):
+        table.note({"fact": "gone", "client": key[0], "handle": key[1]})
+
+    made = Reconciler(table, SimpleNamespace(exists=exists), table.note, vanished, vanished, lambda: 0, lambda: None)
+    made.doubt([(_CLIENT, _CLIENT)], of_memory=True)
+    return made
+
+
+def _settle(due, asked):
+    """Settle until nothing is due; return about how many objects RM was asked each time."""
+    counts = []
+    while (now_ns := due.due_ns()) is not None:
+        before = len(asked.keys)
+        due.settle(now_ns)
+        counts.append(len(asked.keys) - before)
+    return counts
+
+
+def test_a_pod_with_many_objects_does_not_keep_the_main_loop_from_the_daemon(due, asked):
+    asked.gone = {(_CLIENT, 10), (_CLIENT, 9 + _MANY)}
+    counts = _settle(due, asked)
+
+    assert max(counts) <= reconciler.AT_ONCE + 1
+    assert sorted(set(asked.keys) - {(_CLIENT, _CLIENT)}) == [(_CLIENT, 10 + n) for n in range(_MANY)]
+    assert len(due._table.objects) == _MANY - 2
+
+
+def test_many_clients_do_not_either(due, asked):
+    for client in range(100, 100 + _MANY):
+        due._table.note({"fact": "client", "client": client, "pid": 1, "fd": 3})
+        due.doubt([(client, client)])
+    counts = _settle(due, asked)
+
+    assert max(counts) <= reconciler.AT_ONCE + 1
+    assert {(client, client) for client in range(100, 100 + _MANY)} <= set(asked.keys)
+
+
+def test_what_is_doubted_again_while_it_is_asked_about_is_asked_about_once_more(due, asked):
+    due.settle(_LATER)
+    first = asked.keys[-1]
+    asked.gone = {first}
+    due.doubt([(_CLIENT, _CLIENT)])
+    _settle(due, asked)
+
+    assert first not in due._table.objects
+
+
+def test_a_client_that_goes_meanwhile_takes_all_that_was_left_with_it(due, asked):
+    due.settle(_LATER)
+    asked.gone = {(_CLIENT, _CLIENT)}
+    _settle(due, asked)
+
+    assert due._table.objects == {}
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_a_client_that_is_gone_with_many_objects_is_forgotten_bit_by_bit(due, asked, told):
+    asked.gone = {(_CLIENT, handle) for handle in (_CLIENT, *range(10, 10 + _MANY))}
+    if told:
+        due.gone((_CLIENT, _CLIENT))
+    left = [len(due._table.objects)]
+    while (now_ns := due.due_ns()) is not None:
+        due.settle(now_ns)
+        left.append(len(due._table.objects))
+
+    assert max(before - after for before, after in pairwise(left)) <= reconciler.AT_ONCE
+    assert due._table.objects == {}
+    assert _CLIENT not in due._table.clients
+
+
+def test_what_hangs_on_others_is_forgotten_first(due, asked):
+    due._table.note({"fact": "gone", "client": _CLIENT, "handle": _CLIENT})
+    due._table.note({"fact": "client", "client": _CLIENT, "pid": 1, "fd": 3})
+    due._table.note(object_fact(RmObject(_CLIENT, 9, _CLIENT, abi.NV01_DEVICE_0)))
+    for handle in range(10, 10 + _MANY):
+        due._table.note(object_fact(RmObject(_CLIENT, handle, 9, abi.NV01_MEMORY_LOCAL_USER, 1)))
+    asked.gone = {(_CLIENT, _CLIENT)}
+    due.settle(_LATER)
+
+    assert 9 in {handle for _, handle in due._table.objects}
+    assert 0 < _MANY + 1 - len(due._table.objects) <= reconciler.AT_ONCE
+
+
+def test_of_a_new_client_of_a_name_that_was_gone_only_what_is_gone_is_forgotten(due, asked):
+    asked.gone = {(_CLIENT, 10)}
+    due.gone((_CLIENT, _CLIENT))
+    _settle(due, asked)
+
+    assert _CLIENT in due._table.clients
+    assert set(due._table.objects) == {(_CLIENT, 10 + n) for n in range(1, _MANY)}
+
+
+@pytest.mark.parametrize(("engine", "changed"), [(1, True), (9, True), (0x13, False)])
+def test_a_new_channel_that_may_be_gated_or_not_is_told_of(due, engine, changed):
+    due.settle(_LATER)
+    due._gpu_ops.context = lambda rm: 0
+    for rm in (
+        RmObject(_CLIENT, 8, _CLIENT, abi.KEPLER_CHANNEL_GROUP_A, engine),
+        RmObject(_CLIENT, 9, 8, min(abi.GPFIFO_CLASSES)),
+    ):
+        due._table.note(object_fact(rm))
+    due._clock = lambda: 1
+    due.made(due._table.objects[_CLIENT, 9])
+
+    assert due.settle(_LATER) is changed

@@ -1,0 +1,236 @@
+"""What a pod makes of RM is in the register, and what would be out of every gate's reach is not made."""
+
+from __future__ import annotations
+
+import errno
+import struct
+
+import pytest
+
+from qgpu.guardian.proxy import supervisor
+from qgpu.nvidia import abi
+from tests.guardian.asked import (
+    DEVICE_PARAMS,
+    TSG,
+    TSG_PARAMS,
+    alloc,
+    alloc_status,
+    device,
+    dup,
+    dup_status,
+    free,
+    heap,
+    subdevice,
+)
+from tests.guardian.fake_rm import PAGE
+from tests.guardian.pod import MINOR, allocate, make_device
+
+
+@pytest.mark.parametrize("form", ["long", "short"])
+def test_what_rm_makes_is_in_the_register_and_what_it_frees_is_not(on_card, form):
+    asked = alloc(TSG, 2, abi.KEPLER_CHANNEL_GROUP_A)
+    on_card.call(abi.NV_ESC_RM_ALLOC, asked if form == "long" else asked[:24] + bytes(8), TSG_PARAMS)
+    made = [tsg.key for tsg in on_card.supervisor.table.compute_tsgs(0)]
+    on_card.call(abi.NV_ESC_RM_FREE, free(TSG))
+
+    assert made == [(7, TSG)]
+    assert on_card.supervisor.table.compute_tsgs(0) == []
+
+
+def test_a_card_without_a_grant_gives_no_device(pod):
+    answer = pod.call(abi.NV_ESC_RM_ALLOC, device(), struct.pack("<I", 1) + bytes(52))
+
+    assert (answer[0], alloc_status(answer[2])) == (0, abi.NV_ERR_INSUFFICIENT_PERMISSIONS)
+    assert pod.rm.seen == []
+
+
+def test_the_first_device_of_a_file_is_made_by_the_kernel_and_its_card_is_asked_of_rm(pod):
+    make_device(pod)
+    pod.rm.instances[7, 2] = 1  # it was made on another card than was checked
+    answer = pod.call(abi.NV_ESC_RM_ALLOC, subdevice(), bytes(4))
+
+    assert alloc_status(answer[2]) == abi.NV_ERR_INSUFFICIENT_PERMISSIONS
+    assert (7, 2) not in pod.rm.objects
+    assert pod.supervisor.refusals["web", "card without a grant"] == 1
+
+
+def test_below_a_device_whose_card_is_not_known_there_is_no_memory(pod):
+    make_device(pod)
+
+    assert allocate(pod, 10, PAGE) == abi.NV_ERR_INVALID_STATE
+
+
+def test_a_device_that_was_not_made_may_have_been_made_under_another_name(pod):
+    make_device(pod)
+    pod.rm.objects[7, 66] = pod.rm.objects.pop((7, 2))
+    second = pod.call(abi.NV_ESC_RM_ALLOC, device(4), DEVICE_PARAMS)
+    root = pod.call(abi.NV_ESC_RM_ALLOC, alloc(0, 0, abi.NV01_ROOT, client=0))
+
+    assert alloc_status(second[2]) == abi.NV_OK  # carried out for the pod
+    assert alloc_status(root[2]) == abi.NV_ERR_INVALID_STATE
+
+
+def test_a_channel_outside_a_tsg_is_refused_for_no_gate_would_hold_it(on_card):
+    answer = on_card.call(abi.NV_ESC_RM_ALLOC, alloc(9, 2, 0xC86F), bytes(368))
+
+    assert (answer[0], alloc_status(answer[2])) == (0, abi.NV_ERR_INVALID_ARGUMENT)
+
+
+def test_a_class_that_nobody_knows_is_refused(on_card):
+    answer = on_card.call(abi.NV_ESC_RM_ALLOC, alloc(9, 2, 0x0071), bytes(64))
+
+    assert (answer[0], alloc_status(answer[2])) == (0, abi.NV_ERR_INVALID_CLASS)
+
+
+def test_what_carries_a_gate_has_one_name(on_card):
+    on_card.call(abi.NV_ESC_RM_ALLOC, alloc(TSG, 2, abi.KEPLER_CHANNEL_GROUP_A), TSG_PARAMS)
+    answer = on_card.call(abi.NV_ESC_RM_DUP_OBJECT, dup(20, TSG))
+
+    assert dup_status(answer[2]) == abi.NV_ERR_NOT_SUPPORTED
+
+
+def test_an_address_space_has_one_name_under_a_limit(on_card):
+    """Its page tables count by it."""
+    on_card.rm.objects[7, 10] = (abi.FERMI_VASPACE_A, 2)
+    answer = on_card.call(abi.NV_ESC_RM_DUP_OBJECT, dup(20, 10))
+
+    assert dup_status(answer[2]) == abi.NV_ERR_NOT_SUPPORTED
+    assert (7, 20) not in on_card.rm.objects
+
+
+def test_nothing_gets_a_name_in_a_client_that_the_file_does_not_have(on_card):
+    on_card.rm.objects[7, 10] = (0x3E, 2)
+    answer = on_card.call(abi.NV_ESC_RM_DUP_OBJECT, dup(20, 10, client=99))
+
+    assert dup_status(answer[2]) == abi.NV_ERR_NOT_SUPPORTED
+    assert (99, 20) not in on_card.rm.objects
+
+
+def test_a_control_file_is_not_tied_to_another(pod, monkeypatch):
+    """It would take on the other one's clients."""
+    monkeypatch.setattr(abi, "NV_CONTROL_MINOR", MINOR)
+
+    assert pod.call(abi.NV_ESC_REGISTER_FD, struct.pack("<i", -1))[:2] == (-1, errno.EINVAL)
+    assert pod.supervisor.refusals["web", "control file for a control file"] == 1
+    assert pod.rm.seen == []
+
+
+def test_an_object_whose_handle_rm_would_choose_is_refused(on_card):
+    answer = on_card.call(abi.NV_ESC_RM_ALLOC, alloc(0, 2, abi.KEPLER_CHANNEL_GROUP_A), TSG_PARAMS)
+
+    assert (answer[0], alloc_status(answer[2])) == (0, abi.NV_ERR_INVALID_ARGUMENT)
+
+
+def test_a_client_that_rm_does_not_know_on_this_file_is_nobodys(pod):
+    pod.call(abi.NV_ESC_RM_ALLOC, device(client=8), DEVICE_PARAMS)
+
+    assert pod.supervisor.table.clients == {}
+
+
+def test_a_root_client_is_made_by_the_kernel_for_the_pod_itself(pod):
+    before = alloc(0, 0, abi.NV01_ROOT, client=0)
+    result, error, after = pod.call(abi.NV_ESC_RM_ALLOC, before)
+
+    assert (result, error, after) == (-1, errno.EINVAL, before)  # /dev/random's answer
+    assert pod.rm.seen == []
+
+
+def ask_for_root(pod):
+    result, error, after = pod.call(abi.NV_ESC_RM_ALLOC, alloc(0, 0, abi.NV01_ROOT, client=0))
+    return error if result else alloc_status(after)
+
+
+def test_a_file_gets_one_root_client_at_a_time_for_another_call_could_be_made_in_the_next_ones_stead(pod):
+    pod.rm.objects = {(8, 8): (abi.NV01_ROOT_CLIENT, 0)}
+    first, second = ask_for_root(pod), ask_for_root(pod)
+    pod.call(abi.NV_ESC_RM_FREE, free(8, client=8))
+    again = ask_for_root(pod)
+
+    assert (first, second, again) == (errno.EINVAL, abi.NV_ERR_INVALID_STATE, errno.EINVAL)  # EINVAL: /dev/random's
+
+
+def test_a_file_that_had_a_device_gets_no_root_client_any_more(pod):
+    """What came of the device's call may be something else, and outlive the client that it was asked for."""
+    make_device(pod)
+    pod.call(abi.NV_ESC_RM_FREE, free(7))
+
+    assert ask_for_root(pod) == abi.NV_ERR_INVALID_STATE
+
+
+@pytest.mark.parametrize(("engine", "answer"), [(1, abi.NV_OK), (9, abi.NV_ERR_INVALID_ARGUMENT)])
+def test_compute_runs_in_tsgs_of_the_compute_engine_for_no_other_is_gated(on_card, engine, answer):
+    group = struct.pack("<IIIII", 0, 0, 0, engine, 0)
+    on_card.call(abi.NV_ESC_RM_ALLOC, alloc(20, 2, abi.KEPLER_CHANNEL_GROUP_A), group)
+    on_card.call(abi.NV_ESC_RM_ALLOC, alloc(21, 20, 0xC86F), bytes(368))
+    compute = on_card.call(abi.NV_ESC_RM_ALLOC, alloc(22, 21, 0xCBC0), bytes(16))
+    copies = on_card.call(abi.NV_ESC_RM_ALLOC, alloc(23, 21, 0xC8B5), bytes(16))
+
+    assert (alloc_status(compute[2]), alloc_status(copies[2])) == (answer, abi.NV_OK)
+
+
+def test_compute_is_made_preemptible_once_for_each_tsg_whether_its_program_asks_or_not(on_card):
+    on_card.call(abi.NV_ESC_RM_ALLOC, alloc(20, 2, abi.KEPLER_CHANNEL_GROUP_A), TSG_PARAMS)
+    for channel in (21, 23):
+        on_card.call(abi.NV_ESC_RM_ALLOC, alloc(channel, 20, 0xC86F), bytes(368))
+        on_card.call(abi.NV_ESC_RM_ALLOC, alloc(channel + 1, channel, 0xCBC0), bytes(16))
+
+    assert on_card.rm.preemptible == [(7, 3, 20)]
+
+
+def test_another_tsg_of_the_same_name_is_made_preemptible_too(on_card):
+    for _ in range(2):
+        on_card.call(abi.NV_ESC_RM_ALLOC, alloc(20, 2, abi.KEPLER_CHANNEL_GROUP_A), TSG_PARAMS)
+        on_card.call(abi.NV_ESC_RM_ALLOC, alloc(21, 20, 0xC86F), bytes(368))
+        on_card.call(abi.NV_ESC_RM_ALLOC, alloc(22, 21, 0xCBC0), bytes(16))
+        on_card.call(abi.NV_ESC_RM_FREE, free(20))
+
+    assert on_card.rm.preemptible == [(7, 3, 20)] * 2
+
+
+@pytest.mark.parametrize(("how", "opened"), [("here", [(7, 21)]), ("elsewhere", []), ("by the heap", [])])
+def test_gates_are_opened_for_a_free_but_not_where_rm_would_refuse_it(on_card, how, opened):
+    """A file that has none of the clients, or the heap's own call, could be asked for ever."""
+    on_card.call(abi.NV_ESC_RM_ALLOC, alloc(20, 2, abi.KEPLER_CHANNEL_GROUP_A), TSG_PARAMS)
+    on_card.call(abi.NV_ESC_RM_ALLOC, alloc(21, 20, 0xC86F), bytes(368))
+    on_card.rm.bare = how == "elsewhere"
+    if how == "by the heap":
+        asked = bytearray(heap(20))
+        struct.pack_into("<I", asked, 8, 3)
+        on_card.call(abi.NV_ESC_RM_VID_HEAP_CONTROL, bytes(asked))
+    else:
+        on_card.call(abi.NV_ESC_RM_FREE, free(20))
+
+    assert on_card.left == opened
+
+
+@pytest.mark.parametrize("rm_class", [0x906F, 0xCE6F, 0x00FE])
+def test_channels_of_classes_that_carry_no_gate_here_are_refused(on_card, rm_class):
+    """RM takes the first of all channel classes for a channel on any card (gpuGetNoEngClassList)."""
+    on_card.call(abi.NV_ESC_RM_ALLOC, alloc(20, 2, abi.KEPLER_CHANNEL_GROUP_A), TSG_PARAMS)
+    answer = on_card.call(abi.NV_ESC_RM_ALLOC, alloc(21, 20, rm_class), bytes(368))
+
+    assert alloc_status(answer[2]) == abi.NV_ERR_INVALID_CLASS
+
+
+def test_a_root_client_beside_a_device_is_refused_for_something_else_could_be_made_in_its_stead(on_card):
+    answer = on_card.call(abi.NV_ESC_RM_ALLOC, alloc(0, 0, abi.NV01_ROOT, client=0))
+
+    assert (answer[0], alloc_status(answer[2])) == (0, abi.NV_ERR_INVALID_STATE)
+    assert on_card.supervisor.refusals["web", "root client beside a device"] == 1
+
+
+def test_children_of_a_pod_are_in_the_pod(pod):
+    pod.tell("fork")
+    child = pod.child.said()
+    make_device(pod)
+
+    assert pod.supervisor.table.processes == {child: "web"}
+
+
+def test_a_pod_has_so_many_objects_and_the_next_is_refused(on_card, monkeypatch):
+    monkeypatch.setattr(supervisor, "_MOST_OBJECTS", 5)
+    statuses = [allocate(on_card, handle, PAGE) for handle in range(10, 15)]
+
+    assert statuses == [abi.NV_OK] * 3 + [abi.NV_ERR_INSUFFICIENT_RESOURCES] * 2
+    on_card.call(abi.NV_ESC_RM_FREE, free(10))
+    assert allocate(on_card, 16, PAGE) == abi.NV_OK

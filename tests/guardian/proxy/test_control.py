@@ -1,0 +1,265 @@
+"""What becomes of a pod's controls: refused, asked of RM in its place, and what it is shown of the card."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+import threading
+from types import SimpleNamespace
+
+import pytest
+
+from qgpu.guardian.proxy import control as control_calls
+from qgpu.guardian.proxy import fast_path, supervisor
+from qgpu.nvidia import abi
+from tests.guardian.asked import TSG, TSG_PARAMS, alloc, alloc_status, control, status
+from tests.guardian.pod import LIMIT, allocate
+
+NO = abi.NV_ERR_INSUFFICIENT_PERMISSIONS
+
+
+def test_a_scheduling_control_is_refused_in_rms_own_words(pod):
+    result, _, argument = pod.call(abi.NV_ESC_RM_CONTROL, control(abi.NV2080_FIFO_DISABLE_CHANNELS))
+
+    assert (result, status(argument)) == (0, abi.NV_ERR_INSUFFICIENT_PERMISSIONS)
+    assert pod.supervisor.refusals["web", "NV2080_CTRL_CMD_FIFO_DISABLE_CHANNELS"] == 1
+    assert pod.rm.seen == []
+
+
+def test_a_control_that_nobody_knows_is_one_the_driver_does_not_have(pod):
+    result, _, argument = pod.call(abi.NV_ESC_RM_CONTROL, control(0x2080FFF1))
+
+    assert (result, status(argument)) == (0, abi.NV_ERR_NOT_SUPPORTED)
+    assert pod.supervisor.refusals["web", "control 0x2080fff1"] == 1
+
+
+def test_a_serialized_control_is_not_for_rm(pod):
+    """What it holds could not be read."""
+    plain = bytearray(control(0x20800110))
+    struct.pack_into("<I", plain, 12, abi.NVOS54_FLAGS_SERIALIZED)
+    result, _, argument = pod.call(abi.NV_ESC_RM_CONTROL, bytes(plain), bytes(8))
+
+    assert (result, status(argument)) == (0, abi.NV_ERR_INVALID_ARGUMENT)
+    assert pod.rm.seen == []
+
+
+def test_a_serialized_allocation_is_not_for_rm(pod):
+    asked = bytearray(alloc(2, 7, abi.NV01_DEVICE_0))
+    struct.pack_into("<I", asked, 36, abi.NVOS64_FLAGS_SERIALIZED)
+    result, _, argument = pod.call(abi.NV_ESC_RM_ALLOC, bytes(asked), bytes(56))
+
+    assert (result, alloc_status(argument)) == (0, abi.NV_ERR_INVALID_ARGUMENT)
+    assert pod.rm.seen == []
+
+
+def test_a_control_is_asked_of_rm_for_the_pod_and_answered_to_it(pod):
+    def answer(params):
+        params[0:4] = b"RM's"
+
+    pod.rm.answers[0x20800110] = answer
+    result, _, argument, params = pod.call_for_params(abi.NV_ESC_RM_CONTROL, control(0x20800110, size=8), b"pod's...")
+
+    assert (result, status(argument)) == (0, abi.NV_OK)
+    assert params == b"RM'ss..."
+
+
+def test_a_control_whose_parameters_hold_pointers_finds_them(pod):
+    """GR_GET_INFO: a count, a pointer to so many pairs."""
+
+    def answer(params):
+        (address,) = struct.unpack_from("<Q", params, 8)
+        (ctypes.c_char * 8).from_address(address)[:] = b"answered"
+
+    pod.rm.answers[0x20801201] = answer
+    params = struct.pack("<IIQQQ", 1, 0, 0, 0, 0)
+    answer = pod.call_nested(abi.NV_ESC_RM_CONTROL, control(0x20801201, size=len(params)), params, 8, b"question")
+
+    assert answer == b"answered"
+
+
+def test_a_legacy_control_on_anothers_client_is_refused(on_card):
+    mine = on_card.call(abi.NV_ESC_RM_CONTROL, control(0x20808159))
+    other = on_card.call(abi.NV_ESC_RM_CONTROL, control(0x20808159, client=8))
+
+    assert status(mine[2]) == abi.NV_OK
+    assert status(other[2]) == abi.NV_ERR_INVALID_CLIENT
+
+
+def test_libcudas_own_timeslice_is_remembered_once_and_refused_after(on_card):
+    on_card.call(abi.NV_ESC_RM_ALLOC, alloc(TSG, 2, abi.KEPLER_CHANNEL_GROUP_A), TSG_PARAMS)
+    wish = struct.pack("<Q", 2048)
+
+    first = on_card.call(abi.NV_ESC_RM_CONTROL, control(abi.NVA06C_SET_TIMESLICE), wish)
+    second = on_card.call(abi.NV_ESC_RM_CONTROL, control(abi.NVA06C_SET_TIMESLICE), struct.pack("<Q", 4096))
+
+    assert (first[0], status(first[2])) == (0, abi.NV_OK)
+    assert (second[0], status(second[2])) == (0, abi.NV_ERR_INSUFFICIENT_PERMISSIONS)
+    assert on_card.supervisor.table.objects[7, TSG].wish_us == 2048
+
+
+def test_a_timeslice_wish_may_not_be_a_way_to_a_larger_share(on_card):
+    on_card.call(abi.NV_ESC_RM_ALLOC, alloc(TSG, 2, abi.KEPLER_CHANNEL_GROUP_A), TSG_PARAMS)
+
+    answer = on_card.call(abi.NV_ESC_RM_CONTROL, control(abi.NVA06C_SET_TIMESLICE), struct.pack("<Q", 10**6))
+
+    assert status(answer[2]) == abi.NV_ERR_INSUFFICIENT_PERMISSIONS
+
+
+def test_the_card_is_as_large_as_the_limit_and_as_full_as_the_pod(on_card):
+    def answer(params):
+        for i, index in enumerate((0x08, 0x16, 0x10)):
+            struct.pack_into("<II", params, 4 + 8 * i, index, 1 << 31)
+
+    on_card.rm.answers[abi.NV2080_FB_GET_INFO_V2] = answer
+    allocate(on_card, 10, 1 << 30)
+    call = control(abi.NV2080_FB_GET_INFO_V2, target=3, size=28)
+    *_, params = on_card.call_for_params(abi.NV_ESC_RM_CONTROL, call, struct.pack("<I", 3) + bytes(24))
+
+    figures = dict(struct.iter_unpack("<II", params[4:]))
+    assert figures == {0x08: LIMIT >> 10, 0x16: (LIMIT - (1 << 30)) >> 10, 0x10: 1 << 31}
+
+
+def test_only_a_pods_own_processes_are_listed(on_card):
+    def answer(params):
+        struct.pack_into("<IIII", params, 8, 3, 1, on_card.process.pid, 4242)
+
+    on_card.rm.answers[abi.NV2080_GPU_GET_PIDS] = answer
+    call = control(abi.NV2080_GPU_GET_PIDS, size=3812)
+    *_, params = on_card.call_for_params(abi.NV_ESC_RM_CONTROL, call, bytes(3812))
+
+    assert struct.unpack_from("<III", params, 8) == (1, on_card.process.pid, 0)
+
+
+def test_only_a_pods_own_processes_are_told_of(on_card):
+    """GPU_GET_PID_INFO: whoever is asked about, RM answers with figures."""
+    others, own, size = 4242, on_card.process.pid, 8 + 2 * 72
+
+    def answer(params):
+        asked.extend(struct.unpack_from("<I", params, 8 + 72 * i)[0] for i in range(2))
+        for i in range(2):
+            params[8 + 72 * i + 16 : 8 + 72 * i + 64] = b"f" * 48
+
+    asked = []
+    on_card.rm.answers[abi.NV2080_GPU_GET_PID_INFO] = answer
+    params = struct.pack("<II", 2, 0) + struct.pack("<I68x", others) + struct.pack("<I68x", own)
+    *_, params = on_card.call_for_params(abi.NV_ESC_RM_CONTROL, control(abi.NV2080_GPU_GET_PID_INFO, size=size), params)
+
+    assert asked == [0, own]
+    assert params[8:80] == struct.pack("<I68x", others)
+    assert params[80 + 16 : 80 + 64] == b"f" * 48
+
+
+def test_a_plain_control_that_is_too_large_takes_the_long_way():
+    """There is no room for it where plain ones are carried out."""
+    params = ctypes.create_string_buffer(fast_path._MOST_BYTES + 1)
+    asked = bytearray(control(0x20800110, size=len(params)))
+    struct.pack_into("<Q", asked, 16, ctypes.addressof(params))
+    argument = (ctypes.c_char * len(asked)).from_buffer(asked)
+    performed = []
+    judge = fast_path.FastPath(lambda *call: performed.append(call) or 0)
+
+    assert judge.control(threading.get_native_id(), 0, ctypes.addressof(argument)) is None
+    assert performed == []
+
+
+def test_a_pod_that_asks_thousands_of_things_has_few_of_them_named(pod, monkeypatch):
+    monkeypatch.setattr(supervisor, "_MOST_KINDS", 3)
+    for number in range(8):
+        pod.call(abi.NV_ESC_RM_CONTROL, control(0x2080F000 + number))
+
+    assert len(pod.supervisor.refusals) == 4
+    assert pod.supervisor.refusals["web", "other calls"] == 5
+
+
+@pytest.mark.parametrize(
+    ("flags", "mode", "answer"),
+    [
+        (1, 2, abi.NV_OK),
+        (1, 0, abi.NV_ERR_INSUFFICIENT_PERMISSIONS),
+        (1, 1, abi.NV_ERR_INSUFFICIENT_PERMISSIONS),
+        (3, 0, abi.NV_ERR_INSUFFICIENT_PERMISSIONS),
+        (2, 0, abi.NV_OK),
+    ],
+)
+def test_compute_stays_preemptible_at_any_instruction(on_card, flags, mode, answer):
+    """No gate takes the engine from a kernel that is waited for."""
+    params = struct.pack("<IIIIQQ", flags, TSG, 0, mode, 0, 0)
+    asked = control(abi.NV2080_GR_SET_CTXSW_PREEMPTION_MODE, target=3, size=32)
+
+    assert status(on_card.call(abi.NV_ESC_RM_CONTROL, asked, params)[2]) == answer
+
+
+def preempt(pod, client=7, target=20, command=abi.NVA06C_PREEMPT, size=8, flags=0, params=b"\1" + bytes(15)):
+    asked = bytearray(control(command, target, size, client))
+    struct.pack_into("<I", asked, 12, flags)
+    before = len(pod.rm.seen)
+    answer = status(pod.call(abi.NV_ESC_RM_CONTROL, bytes(asked), params)[2])
+    return answer, len(pod.rm.seen) - before
+
+
+@pytest.fixture
+def own_tsg(on_card):
+    """A pod with TSG 20 and channel 21 below it."""
+    on_card.call(abi.NV_ESC_RM_ALLOC, alloc(20, 2, abi.KEPLER_CHANNEL_GROUP_A), TSG_PARAMS)
+    on_card.call(abi.NV_ESC_RM_ALLOC, alloc(21, 20, 0xC86F), bytes(368))
+    return on_card
+
+
+def test_a_pod_gives_its_own_turn_away(own_tsg):
+    """As libcuda does when a context is destroyed; refused, it makes no other one."""
+    assert preempt(own_tsg) == (abi.NV_OK, 1)
+    assert not own_tsg.supervisor.refusals
+
+
+def test_who_gives_turns_away_rests_in_between(own_tsg, monkeypatch):
+    """Gates and neighbours wait for RM's locks meanwhile: the next time is twenty times as far as this one was long."""
+    now_ns, rests = [10**9], []
+    clock = SimpleNamespace(sleep=rests.append, monotonic_ns=lambda: now_ns[0])
+    monkeypatch.setattr(control_calls, "time", clock)
+
+    def answer(params):
+        now_ns[0] += 400_000
+
+    own_tsg.rm.answers[abi.NVA06C_PREEMPT] = answer
+    for _ in range(2):
+        preempt(own_tsg)
+    now_ns[0] += 10**9
+    preempt(own_tsg)
+
+    assert rests == [0, 0.008, 0]
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        *({"client": 8}, {"target": 21}, {"target": 22}, {"target": 3}),
+        *({"size": 0}, {"size": 4}, {"size": 16}),
+        *({"params": bytes(8)}, {"params": b"\1\1" + bytes(6)}, {"params": b"\1\1" + bytes(2) + b"\x40\x42\x0f\0"}),
+    ],
+    ids=str,
+)
+def test_a_turn_that_is_not_its_own_or_not_plainly_its_end_is_not_rms_to_hear_of(own_tsg, asked):
+    """A neighbour's, a channel, nothing, a subdevice, sizes; not waited for, patience of its own."""
+    assert preempt(own_tsg, **asked) == (NO, 0)
+    assert own_tsg.supervisor.refusals["web", "NVA06C_CTRL_CMD_PREEMPT"] == 1
+
+
+def test_a_neighbours_tsg_is_not_preempted_by_its_name(own_tsg):
+    own_tsg.supervisor.note({"fact": "pod", "name": "neighbour", "grants": {}})
+    with own_tsg.supervisor.lock:
+        own_tsg.supervisor.table.clients[7].pod = "neighbour"
+
+    assert preempt(own_tsg) == (NO, 0)
+
+
+@pytest.mark.parametrize(
+    ("asked", "answer"),
+    [
+        ({"command": abi.NVA06C_PREEMPT | 0x8000}, abi.NV_ERR_NOT_SUPPORTED),
+        ({"flags": abi.NVOS54_FLAGS_SERIALIZED}, abi.NV_ERR_INVALID_ARGUMENT),
+    ],
+    ids=["as firmware's", "serialized"],
+)
+def test_a_turn_ends_by_the_plain_control_alone(own_tsg, asked, answer):
+    assert preempt(own_tsg, **asked) == (answer, 0)
+    assert sum(own_tsg.supervisor.refusals.values()) == 1

@@ -1,0 +1,177 @@
+"""Memory that one client exports and another of the same pod imports counts once, by RM's word on what it is."""
+
+from __future__ import annotations
+
+import os
+import struct
+from unittest import mock
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qgpu.guardian.accounting.object_table import ObjectTable
+from qgpu.guardian.failover.journal import Journal
+from qgpu.guardian.proxy import control as control_calls
+from qgpu.nvidia import abi
+from tests.guardian.asked import control, free, status
+from tests.guardian.pod import allocate, device_of, held
+
+SIZE = 1 << 20
+POD = {"fact": "pod", "name": "web", "grants": {}}
+
+
+@pytest.fixture
+def sharing(on_card):
+    """A pod with a client and a card, and memory of its own under handle 10."""
+    assert allocate(on_card, 10, SIZE) == abi.NV_OK
+    return on_card
+
+
+def export(pod, handle):
+    params = struct.pack("<IIIIiI", 1, 2, 2, handle, device_of(pod), 0)
+    return pod.call(abi.NV_ESC_RM_CONTROL, control(abi.NV0000_OS_UNIX_EXPORT_OBJECT_TO_FD, 7, len(params)), params)
+
+
+def take_in(pod, handle):
+    params = struct.pack("<iIIII", 0, 1, 2, 2, handle)
+    answer = pod.call(abi.NV_ESC_RM_CONTROL, control(abi.NV0000_OS_UNIX_IMPORT_OBJECT_FROM_FD, 7, len(params)), params)
+    return status(answer[2])
+
+
+def test_a_file_that_is_no_nvidia_file_is_not_given_to_rm(sharing):
+    """Nor is it closed under a lock: a socket that lingers takes as long as its owner likes."""
+    held_locks = []
+    close = os.close
+
+    def watched(fd):
+        held_locks.append(sharing.supervisor.books("web")._is_owned() or sharing.supervisor.lock._is_owned())
+        close(fd)
+
+    params = struct.pack("<IIIIiI", 1, 2, 2, 10, 2, 0)  # its stderr
+    answer = control(abi.NV0000_OS_UNIX_EXPORT_OBJECT_TO_FD, 7, len(params))
+    seen = []
+    sharing.rm.answers[abi.NV0000_OS_UNIX_EXPORT_OBJECT_TO_FD] = lambda said: seen.append(bytes(said))
+    with mock.patch.object(control_calls.os, "close", watched):
+        sharing.call(abi.NV_ESC_RM_CONTROL, answer, params)
+
+    assert [struct.unpack_from("<i", said, 16)[0] for said in seen] == [-1]
+    assert held_locks
+    assert not any(held_locks)
+    assert not sharing.supervisor.table.allocations.carriers()
+
+
+def test_what_is_imported_again_within_a_pod_is_charged_once(sharing):
+    export(sharing, 10)
+
+    assert (take_in(sharing, 11), take_in(sharing, 12), held(sharing)) == (abi.NV_OK, abi.NV_OK, SIZE)
+
+
+def test_a_pod_at_its_limit_may_import_what_is_its_own(sharing):
+    sharing.limits = {0: SIZE}
+    export(sharing, 10)
+
+    assert (take_in(sharing, 11), held(sharing)) == (abi.NV_OK, SIZE)
+
+
+def test_what_a_pod_imports_of_somebody_elses_is_charged_to_it(sharing):
+    export(sharing, 10)
+    sharing.rm.objects[99, 5] = (abi.NV01_MEMORY_LOCAL_USER, 0)
+    sharing.rm.sizes[99, 5] = SIZE
+    sharing.rm.carried = (99, 5)
+
+    assert (take_in(sharing, 11), held(sharing)) == (abi.NV_OK, 2 * SIZE)
+
+
+def test_an_export_whose_handle_is_gone_counts_on_and_what_comes_of_it_counts_too(sharing):
+    """Nobody can say any more what the descriptor carries: rather twice than not at all."""
+    export(sharing, 10)
+    sharing.call(abi.NV_ESC_RM_FREE, free(10))
+
+    assert (take_in(sharing, 11), held(sharing)) == (abi.NV_OK, 2 * SIZE)
+
+
+def test_freeing_the_import_leaves_the_export_charged_and_the_other_way_round(sharing):
+    export(sharing, 10)
+    take_in(sharing, 11)
+    sharing.call(abi.NV_ESC_RM_FREE, free(11))
+    one = held(sharing)
+    sharing.call(abi.NV_ESC_RM_FREE, free(10))
+
+    assert (one, held(sharing)) == (SIZE, SIZE)
+
+
+def test_a_successor_of_the_guardian_counts_it_once_too(sharing):
+    export(sharing, 10)
+    take_in(sharing, 11)
+    again = ObjectTable()
+    for fact in Journal(os.dup(sharing.supervisor.journal.fd)).read()[1]:
+        again.note(fact)
+
+    assert again.memory("web") == {0: SIZE}
+
+
+def fact(kind, **more):
+    return {"fact": kind, **more}
+
+
+def size_of(number):
+    return (1000 + number) << 16
+
+
+def thing(handle, number):
+    size = size_of(number)
+    return fact("object", client=7, handle=handle, parent=2, detail=size, memory=number) | {"class": 0x40}
+
+
+steps = st.lists(
+    st.tuples(st.sampled_from(["make", "export", "import", "free"]), st.integers(10, 16), st.integers(10, 16)),
+    max_size=30,
+)
+
+
+@given(steps)
+def test_a_pod_is_charged_every_allocation_once_that_a_handle_or_an_export_keeps(story):
+    """The naive twin: a set of allocations by handle, and a set of those exported."""
+    table = ObjectTable()
+    device = fact("object", client=7, handle=2, parent=7, detail=0) | {"class": abi.NV01_DEVICE_0}
+    for first in (POD, fact("process", pid=1, pod="web"), fact("client", client=7, pid=1, fd=3), device):
+        table.note(first)
+    handles, exported = {}, set()
+    for kind, one, other in story:
+        if kind == "make" and one not in handles:
+            number = table.allocations.next_number()
+            table.note(thing(one, number))
+            handles[one] = number
+        elif kind == "export" and one in handles:
+            table.note(fact("pin", memory=handles[one], keeper=0))
+            exported.add(handles[one])
+        elif kind == "import" and one in handles and handles[one] in exported and other not in handles:
+            found = table.exported("web", 0, size_of(handles[one]))
+            assert [memory.number for memory in found] == [handles[one]]
+            table.note(thing(other, handles[one]))
+            handles[other] = handles[one]
+        elif kind == "free" and one in handles:
+            table.note(fact("gone", client=7, handle=one))
+            del handles[one]
+
+    assert table.memory("web").get(0, 0) == sum(size_of(number) for number in {*handles.values(), *exported})
+
+
+def test_exports_of_a_neighbours_memory_leave_it_as_it_is(sharing):
+    for fact in (
+        POD | {"name": "other"},
+        {"fact": "process", "pid": 4_194_000, "pod": "other"},
+        {"fact": "client", "client": 99, "pid": 4_194_000, "fd": 3},
+        {"fact": "object", "client": 99, "handle": 2, "parent": 99, "class": abi.NV01_DEVICE_0, "detail": 0},
+        {"fact": "object", "client": 99, "handle": 10, "parent": 2, "class": 0x40, "detail": SIZE, "memory": 90},
+    ):
+        sharing.supervisor.note(fact)
+    params = struct.pack("<IIIIiI", 1, 2, 2, 10, device_of(sharing), 0)
+    asked = control(abi.NV0000_OS_UNIX_EXPORT_OBJECT_TO_FD, 99, len(params), 99)
+    sharing.call(abi.NV_ESC_RM_CONTROL, asked, params)
+    sharing.supervisor.quota.map(sharing.process.pid, 1 << 30, SIZE, [bytes(16)], (99, 10))
+    memory = sharing.supervisor.table.allocations.memories[90]
+
+    assert (memory.pinned, memory.carriers) == (False, set())
+    assert not sharing.supervisor.table.allocations.is_mapped(90)

@@ -1,0 +1,352 @@
+"""Memory whose handle or process has gone counts for as long as anything may keep it."""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+
+import pytest
+
+from qgpu.guardian.accounting.object_table import ObjectTable
+from qgpu.guardian.failover.journal import Journal
+from qgpu.guardian.proxy import uvm_files
+from qgpu.nvidia import abi, uvm
+from tests.guardian.asked import alloc, free, uvm_mapping, uvm_mapping_status, uvm_range
+from tests.guardian.fake_rm import PAGE
+from tests.guardian.pod import LIMIT, MOST, allocate, held
+
+
+@pytest.fixture
+def mapped(on_card):
+    """A pod with memory under handle 10, which is mapped where nobody told the guardian of."""
+    allocate(on_card, 10, MOST)
+    on_card.rm.mapped.add((7, 10))
+    return on_card
+
+
+@pytest.fixture
+def told(mapped):
+    """The same, where the mapping was told of."""
+    mapped.uvm(uvm.MAP_EXTERNAL_ALLOCATION, uvm_mapping(1 << 40, PAGE, 10))
+    return mapped
+
+
+@pytest.fixture
+def carrier():
+    """A file that can carry memory, and what closes it."""
+    ends = os.pipe()
+    left = list(ends)
+
+    def close():
+        while left:
+            os.close(left.pop())
+
+    yield ends[0], close
+    close()
+
+
+@pytest.fixture
+def exported(on_card, carrier):
+    """A pod with memory under handle 10, of which there is a descriptor."""
+    allocate(on_card, 10, MOST)
+    on_card.supervisor.quota.export("web", 7, [10], carrier[0])
+    return on_card
+
+
+def look(pod):
+    """Look which carriers are closed, and return what the pod is charged then."""
+    pod.supervisor.quota.carriers_closed(pod.supervisor.quota.closed_carriers())
+    return memory(pod)
+
+
+def free_10(pod):
+    pod.call(abi.NV_ESC_RM_FREE, free(10))
+
+
+def memory(pod):
+    """Return what a pod is charged for memory alone, without page tables."""
+    pod.supervisor.table.allocations.forget_some(1000)
+    return pod.supervisor.table.memory("web").get(0, 0)
+
+
+def kept_by_a_sleeper(pod):
+    """End the process that is known of, then all; return what is charged in between and after.
+
+    In between a child that never made a call may have its files.
+    """
+    pod.supervisor.exited(pod.process.pid)
+    pod.settle()
+    between = memory(pod)
+    pod.supervisor.hung_up(pod.number)
+    return between, memory(pod)
+
+
+def test_memory_that_is_freed_while_it_is_mapped_counts_until_it_is_unmapped(told):
+    free_10(told)
+    before = memory(told)
+    told.rm.unmaps = True
+    told.uvm(uvm.UNMAP_EXTERNAL, uvm_range(1 << 40, PAGE))
+
+    assert (before, memory(told)) == (MOST, 0)
+    assert not told.rm.sizes.keys() & told.rm.objects.keys()
+
+
+def test_a_pod_cannot_free_the_handle_that_keeps_what_is_mapped(told):
+    free_10(told)
+    (ours,) = (handle for client, handle in told.rm.sizes.keys() & told.rm.objects.keys())
+    answer = told.call(abi.NV_ESC_RM_FREE, free(ours))[2]
+
+    assert struct.unpack_from("<I", answer, 12)[0] == abi.NV_ERR_OBJECT_NOT_FOUND
+    assert (7, ours) in told.rm.objects
+    assert memory(told) == MOST
+
+
+def test_what_is_freed_beside_a_mapping_in_the_making_counts_on(on_card):
+    """It may be mapped by that, and what RM shows to be free may be another's."""
+    allocate(on_card, 10, MOST)
+    on_card.dispatcher._freeing._quiet = lambda: False
+    free_10(on_card)
+
+    assert memory(on_card) == MOST
+
+
+def test_what_is_unmapped_beside_a_mapping_in_the_making_counts_on(told):
+    free_10(told)
+    told.rm.unmaps = True
+    told.dispatcher._freeing._quiet = lambda: False
+    told.uvm(uvm.UNMAP_EXTERNAL, uvm_range(1 << 40, PAGE))
+
+    assert memory(told) == MOST
+
+
+#: Of a mapping that nothing else is near.
+TABLES = 16 << 10
+
+
+def test_page_tables_of_what_is_mapped_count_and_must_fit(on_card):
+    """The same memory mapped here and there costs no memory, but tables for each place."""
+    allocate(on_card, 10, PAGE)
+    on_card.limits[0] = PAGE + 3 * TABLES
+    answers = [on_card.uvm(uvm.MAP_EXTERNAL_ALLOCATION, uvm_mapping(at << 29, PAGE, 10))[2] for at in range(1, 6)]
+    full = held(on_card)
+    on_card.uvm(uvm.UNMAP_EXTERNAL, uvm_range(1 << 29, PAGE))
+    again = on_card.uvm(uvm.MAP_EXTERNAL_ALLOCATION, uvm_mapping(6 << 29, PAGE, 10))[2]
+
+    said = [uvm_mapping_status(answer) for answer in (*answers, again)]
+    assert said == [0xFFFF] * 3 + [abi.NV_ERR_NO_MEMORY] * 2 + [0xFFFF]
+    assert (full, held(on_card)) == (PAGE + 3 * TABLES, PAGE + 3 * TABLES)
+
+
+def test_an_unmapping_that_unmaps_something_else_gives_nothing_back(told):
+    free_10(told)
+    told.uvm(uvm.UNMAP_EXTERNAL, uvm_range(1 << 40, PAGE))  # RM says that it is still mapped
+
+    assert memory(told) == MOST
+    told.rm._free(7, 7)
+    assert kept_by_a_sleeper(told)[1] == 0
+
+
+def test_a_mapping_that_was_not_told_of_keeps_its_memory_charged_until_the_pods_last_process_has_ended(mapped):
+    free_10(mapped)
+
+    assert kept_by_a_sleeper(mapped) == (MOST, 0)
+
+
+def test_exported_memory_counts_while_a_process_that_made_no_call_may_hold_its_descriptor(exported):
+    free_10(exported)
+
+    assert kept_by_a_sleeper(exported) == (MOST, MOST)
+
+
+def test_exported_memory_outlives_its_pod_charged(exported, carrier):
+    free_10(exported)
+    kept_by_a_sleeper(exported)
+    open_still = look(exported)
+    carrier[1]()
+
+    assert (open_still, look(exported)) == (MOST, 0)
+
+
+def test_a_message_in_flight_keeps_exported_memory_charged(exported, carrier):
+    free_10(exported)
+    ours, theirs = socket.socketpair()
+    socket.send_fds(ours, [b"x"], [carrier[0]])
+    carrier[1]()
+    in_flight = look(exported)
+    ours.close()
+    theirs.close()
+
+    assert (in_flight, look(exported)) == (MOST, 0)
+
+
+def test_a_closed_carrier_leaves_memory_with_a_handle_charged(exported, carrier):
+    carrier[1]()
+
+    assert look(exported) == MOST
+
+
+def test_a_successor_sees_carriers_of_its_predecessor_close(exported, carrier):
+    free_10(exported)
+    successor = exported.fresh(Journal(os.dup(exported.supervisor.journal.fd)))
+    for fact in successor.journal.read()[1]:
+        successor.table.note(fact)
+    exported.supervisor = successor
+    open_still = look(exported)
+    carrier[1]()
+
+    assert (open_still, look(exported)) == (MOST, 0)
+
+
+def test_a_file_carries_so_many_exports_and_no_more(exported, carrier):
+    for handle in range(11, 18):
+        allocate(exported, handle, PAGE)
+        exported.supervisor.quota.export("web", 7, [handle], carrier[0])
+    allocate(exported, 20, PAGE)
+
+    with pytest.raises(OSError, match="as many exports"):
+        exported.supervisor.quota.export("web", 7, [20], carrier[0])
+
+
+def test_a_second_export_to_one_file_outlives_its_pod_too(exported, carrier):
+    allocate(exported, 11, PAGE)
+    exported.supervisor.quota.export("web", 7, [11], carrier[0])
+    free_10(exported)
+    exported.call(abi.NV_ESC_RM_FREE, free(11))
+    kept_by_a_sleeper(exported)
+    open_still = look(exported)
+    carrier[1]()
+
+    assert (open_still, look(exported)) == (MOST + PAGE, 0)
+
+
+def test_a_refused_export_leaves_nothing_charged(on_card, carrier):
+    allocate(on_card, 10, MOST)
+    mark = on_card.supervisor.quota.export("web", 7, [10], carrier[0])
+    on_card.supervisor.quota.not_exported(mark)
+    free_10(on_card)
+
+    assert memory(on_card) == 0
+
+
+def test_a_refused_export_leaves_other_marks_on_the_file(exported, carrier):
+    allocate(exported, 11, PAGE)
+    refused = exported.supervisor.quota.export("web", 7, [11], carrier[0])
+    allocate(exported, 12, PAGE)
+    exported.supervisor.quota.export("web", 7, [12], carrier[0])
+    exported.supervisor.quota.not_exported(refused)
+    for handle in (10, 11, 12):
+        exported.call(abi.NV_ESC_RM_FREE, free(handle))
+
+    assert look(exported) == MOST + PAGE
+
+
+def test_a_compacted_journal_knows_carriers_and_ended_pods(exported):
+    free_10(exported)
+    kept_by_a_sleeper(exported)
+    again = ObjectTable()
+    for fact in exported.supervisor.table.facts():
+        again.note(fact)
+    for mark in exported.supervisor.table.allocations.carriers():
+        again.note({"fact": "carrier_closed", "carrier": mark})
+
+    assert again.memory("web") == {}
+
+
+def test_a_pod_with_another_filter_has_not_ended_with_the_first(exported):
+    free_10(exported)
+    exported.supervisor.listen("web", os.dup(exported.listener))
+
+    assert kept_by_a_sleeper(exported) == (MOST, MOST)
+
+
+def test_memory_that_is_kept_does_not_look_gone_because_another_file_was_closed(mapped):
+    mapped.rm.objects[8, 8] = (abi.NV01_ROOT_CLIENT, 0)
+    mapped.supervisor.note({"fact": "client", "client": 8, "pid": mapped.process.pid, "fd": 99})
+    mapped.rm._make(8, 1, abi.NV01_MEMORY_LOCAL_USER, 8, MOST)
+    mapped.rm.meanwhile = lambda: mapped.rm._free(8, 8)  # its file is closed while the memory is freed
+    free_10(mapped)
+
+    assert held(mapped) == MOST
+
+
+def test_a_mapping_that_was_not_told_of_keeps_memory_whose_file_was_closed_while_uvms_is_there(on_card):
+    allocate(on_card, 10, MOST)
+    on_card.uvm(uvm.REGISTER_GPU, bytes(40))
+    on_card.rm._free(7, 7)  # what was mapped stays with UVM, which has a name of its own for it
+    on_card.supervisor.reconciler.doubt([(7, 7)])
+    on_card.settle()
+    kept = held(on_card)
+    files = on_card.supervisor.uvm_files
+    files.release(files.take(on_card.process.pid))  # as when another program is executed, which closes both
+    on_card.supervisor.emptied(on_card.process.pid, [])
+
+    assert (kept, held(on_card)) == (MOST, 0)
+
+
+def test_what_a_process_had_as_another_program_is_given_back_when_the_new_one_registers_a_card(on_card, monkeypatch):
+    """Executing another program closes UVM's file and the clients'; the new one has a file of UVM's soon."""
+    allocate(on_card, 10, MOST)
+    on_card.uvm(uvm.REGISTER_GPU, bytes(40))
+    on_card.uvm(uvm.MAP_EXTERNAL_ALLOCATION, uvm_mapping(1 << 40, PAGE, 10))
+    monkeypatch.setattr(uvm_files, "_has", lambda pid, held: False)
+    on_card.rm._free(7, 7)
+    on_card.uvm(uvm.REGISTER_GPU, bytes(40))
+
+    assert held(on_card) == 0
+
+
+def test_memory_that_goes_with_its_device_but_is_mapped_stays_charged(mapped):
+    mapped.call(abi.NV_ESC_RM_FREE, free(2))
+
+    assert memory(mapped) == MOST
+
+
+def test_a_process_that_dies_gives_back_what_rm_says_is_gone(on_card):
+    allocate(on_card, 10, MOST)
+    on_card.supervisor.exited(on_card.process.pid)
+    on_card.rm._free(7, 7)
+    before = held(on_card)
+    on_card.settle()
+
+    assert (before, held(on_card)) == (MOST, 0)
+
+
+def test_a_process_that_dies_gives_back_nothing_that_somebody_else_holds_on_to(on_card):
+    allocate(on_card, 10, MOST)
+    on_card.supervisor.exited(on_card.process.pid)
+    on_card.settle()
+
+    assert held(on_card) == MOST
+
+
+def test_rm_is_asked_about_a_pods_clients_for_a_tenth_of_the_time_at_most(on_card):
+    """Nobody else is served meanwhile, and a pod can have as many clients as it likes and be refused as often."""
+    now, asked = [0], []
+    on_card.supervisor.clock = lambda: now[0]
+
+    def slow(key):
+        asked.append(now[0])
+        now[0] += 1000
+        return True
+
+    on_card.supervisor.gpu_ops.exists = slow
+    for _ in range(500):
+        now[0] += 100
+        on_card.supervisor.quota.over_limit("web", 0, 2 * LIMIT)
+
+    assert len(asked) * 1000 <= now[0] // 8
+    assert len(asked) > 1
+
+
+def test_what_rm_is_asked_when_an_address_space_goes_does_not_grow_with_memory(on_card):
+    for handle in range(10, 30):
+        allocate(on_card, handle, PAGE)
+    on_card.call(abi.NV_ESC_RM_ALLOC, alloc(40, 2, abi.FERMI_VASPACE_A), bytes(64))
+    on_card.call(abi.NV_ESC_RM_FREE, free(40))
+    asked = []
+    on_card.supervisor.gpu_ops.exists = lambda key: asked.append(key) or True
+    on_card.settle()
+
+    assert asked
+    assert not [key for key in asked if 10 <= key[1] < 30]

@@ -1,0 +1,179 @@
+"""A limit on memory: what counts, whose it is, and what is said where it is full."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+
+from qgpu.guardian.accounting.memory_quota import NO_POD
+from qgpu.guardian.proxy import supervisor
+from qgpu.nvidia import abi
+from tests.guardian.asked import (
+    alloc,
+    alloc_status,
+    device,
+    dup,
+    dup_status,
+    free,
+    heap,
+    heap_status,
+    memory_params,
+    subdevice,
+)
+from tests.guardian.fake_rm import PAGE
+from tests.guardian.pod import LIMIT, MINOR, MOST, allocate, held
+
+
+def test_memory_over_the_limit_is_refused_as_no_memory_and_not_charged(on_card):
+    assert allocate(on_card, 10, MOST) == abi.NV_OK
+    assert allocate(on_card, 11, MOST) == abi.NV_ERR_NO_MEMORY
+    assert held(on_card) == MOST
+    assert on_card.supervisor.refusals["web", "memory over the limit"] == 1
+    assert (7, 11) not in on_card.rm.objects
+
+
+def test_memory_is_charged_as_rm_rounds_it(on_card):
+    allocate(on_card, 10, PAGE + 1)
+
+    assert held(on_card) == 2 * PAGE
+
+
+def test_memory_that_rm_rounds_over_the_limit_is_freed_again(on_card):
+    on_card.limits[0] = PAGE + PAGE // 2
+
+    assert allocate(on_card, 10, PAGE + 1) == abi.NV_ERR_NO_MEMORY
+    assert held(on_card) == 0
+    assert (7, 10) not in on_card.rm.objects
+
+
+def test_the_last_byte_of_a_limit_can_be_had(on_card):
+    on_card.limits[0] = 3 * PAGE
+
+    assert [allocate(on_card, handle, PAGE) for handle in range(10, 14)] == [0, 0, 0, abi.NV_ERR_NO_MEMORY]
+
+
+def test_each_card_has_its_own_limit(on_card):
+    limits, second = {0: 3 * PAGE, 1: 5 * PAGE}, 4
+    on_card.limits |= limits
+    on_card.minors[1] = MINOR  # the file that the child has open
+    on_card.rm.instances[7, second] = 1
+    for asked, params in ((device(second), struct.pack("<I52x", 1)), (subdevice(5, parent=second), bytes(4))):
+        assert alloc_status(on_card.call(abi.NV_ESC_RM_ALLOC, asked, params)[2]) == abi.NV_OK
+    answers = {
+        card: [allocate(on_card, 100 * parent + n, PAGE, parent) for n in range(6)]
+        for card, parent in ((0, 2), (1, second))
+    }
+
+    refused = abi.NV_ERR_NO_MEMORY
+    assert answers == {0: [abi.NV_OK] * 3 + [refused] * 3, 1: [abi.NV_OK] * 5 + [refused]}
+    assert {card: on_card.supervisor.quota.used("web", card) for card in limits} == limits
+
+
+def test_memory_that_is_freed_can_be_had_again(on_card):
+    allocate(on_card, 10, MOST)
+    on_card.call(abi.NV_ESC_RM_FREE, free(10))
+
+    assert held(on_card) == 0
+    assert allocate(on_card, 11, MOST) == abi.NV_OK
+
+
+def test_a_limit_below_what_is_held_takes_nothing_and_gives_nothing(on_card):
+    allocate(on_card, 10, MOST)
+    on_card.limits[0] = PAGE
+
+    assert allocate(on_card, 11, PAGE) == abi.NV_ERR_NO_MEMORY
+    assert held(on_card) == MOST
+
+
+def test_duplicated_memory_is_charged_once_until_the_last_handle_goes(on_card):
+    allocate(on_card, 10, MOST)
+    on_card.call(abi.NV_ESC_RM_DUP_OBJECT, dup(20, 10))
+    both = held(on_card)
+    on_card.call(abi.NV_ESC_RM_FREE, free(10))
+    one = held(on_card)
+    on_card.call(abi.NV_ESC_RM_FREE, free(20))
+
+    assert (both, one, held(on_card)) == (MOST, MOST, 0)
+
+
+def test_memory_of_the_old_heap_interface_counts_too(on_card):
+    first, second = (on_card.call(abi.NV_ESC_RM_VID_HEAP_CONTROL, heap(handle, MOST))[2] for handle in (30, 31))
+
+    assert (heap_status(first), heap_status(second)) == (abi.NV_OK, abi.NV_ERR_NO_MEMORY)
+    assert held(on_card) == MOST
+    assert struct.unpack_from("<QQ", first, 24) == (LIMIT, LIMIT - MOST)
+
+
+def test_a_pod_that_was_retired_gets_no_memory_through_what_is_left_of_it(on_card):
+    on_card.supervisor.allowance = lambda pod: NO_POD
+
+    assert allocate(on_card, 10, PAGE) == abi.NV_ERR_INSUFFICIENT_PERMISSIONS
+    assert on_card.supervisor.quota.over_limit("web", 0)
+    assert not on_card.supervisor.quota.reserve_mapping("web", on_card.process.pid, PAGE)
+    assert (7, 10) not in on_card.rm.objects
+
+
+def someone_elses(pod, client=9):
+    """A client of another pod's, with memory on the card, whose file has come to this pod."""
+    pod.rm.objects[client, client] = (abi.NV01_ROOT_CLIENT, 0)
+    for fact in (
+        {"fact": "pod", "name": "other", "grants": {}},
+        {"fact": "process", "pid": 1, "pod": "other"},
+        {"fact": "client", "client": client, "pid": 1, "fd": 3},
+        {"fact": "object", "client": client, "handle": 2, "parent": client, "class": abi.NV01_DEVICE_0, "detail": 0},
+        {"fact": "confirm", "client": client, "handle": 2},
+        {"fact": "object", "client": client, "handle": 10, "parent": 2, "class": 0x40, "detail": MOST, "memory": 90},
+        {"fact": "confirm", "client": client, "handle": 10},
+    ):
+        pod.supervisor.note(fact)
+    pod.rm._make(client, 2, abi.NV01_DEVICE_0, client)
+    pod.rm._make(client, 10, 0x40, 2, MOST)
+
+
+def test_memory_of_another_pod_counts_for_who_takes_a_handle_on_it_too(on_card):
+    someone_elses(on_card)
+    allocate(on_card, 10, MOST)
+    answer = on_card.call(abi.NV_ESC_RM_DUP_OBJECT, dup(20, 10, source_client=9))
+
+    assert dup_status(answer[2]) == abi.NV_ERR_NO_MEMORY
+    assert (7, 20) not in on_card.rm.objects
+    assert on_card.supervisor.table.memory("other") == {0: MOST}
+
+
+def test_a_client_its_pod_cannot_reach_goes_to_its_files_pod(on_card):
+    """RM has given the name out again, or the other pod has passed its only file on: it is held, and paid for, here."""
+    someone_elses(on_card)
+    on_card.rm.stale.add(9)
+    said = alloc_status(on_card.call(abi.NV_ESC_RM_ALLOC, alloc(11, 2, 0x40, client=9), memory_params(PAGE))[2])
+    table = on_card.supervisor.table
+    both = table.memory("other"), table.memory("web")
+    for handle in (2, 10):
+        del on_card.rm.objects[9, handle]  # what the client of that name had before
+    on_card.settle()
+
+    assert (said, both) == (abi.NV_OK, ({}, {0: MOST + PAGE}))
+    assert table.clients[9].pod == "web"
+    assert (9, 10) not in table.objects
+
+
+def test_more_clients_than_are_kept_are_refused(on_card, monkeypatch):
+    monkeypatch.setattr(supervisor, "_MOST_CLIENTS", 1)
+    on_card.rm.objects[8, 8] = (abi.NV01_ROOT_CLIENT, 0)
+    said = alloc_status(on_card.call(abi.NV_ESC_RM_ALLOC, alloc(11, 2, 0x40, client=8), memory_params(PAGE))[2])
+
+    assert said == abi.NV_ERR_INVALID_CLIENT
+    assert on_card.supervisor.refusals["web", "more clients than are kept"] == 1
+
+
+@pytest.mark.parametrize("way", ["alloc", "heap"])
+def test_another_pods_client_makes_no_memory_here_whoever_has_its_file(on_card, way):
+    someone_elses(on_card)
+    if way == "alloc":
+        call = alloc(11, 2, 0x40, client=9)
+        said = alloc_status(on_card.call(abi.NV_ESC_RM_ALLOC, call, memory_params(PAGE))[2])
+    else:
+        said = heap_status(on_card.call(abi.NV_ESC_RM_VID_HEAP_CONTROL, heap(11, PAGE, client=9))[2])
+
+    assert said == abi.NV_ERR_INVALID_CLIENT
+    assert (9, 11) not in on_card.rm.objects

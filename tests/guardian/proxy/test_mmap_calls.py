@@ -1,0 +1,161 @@
+"""Managed memory: mappings that could be UVM's must fit, and UVM is set up so that there is no other way to it."""
+
+from __future__ import annotations
+
+import errno
+import struct
+
+import pytest
+
+from qgpu.guardian.accounting import managed_memory
+from qgpu.guardian.proxy.mmap_calls import MmapHandler
+from qgpu.nvidia import abi, uvm
+from tests.guardian.asked import control
+from tests.guardian.pod import allocate, held
+
+SMALL, LARGE = 1 << 20, 1 << 29
+
+
+@pytest.fixture
+def mapping(on_card, monkeypatch):
+    """A pod with room for a small mapping; what it maps of UVM is what ``mapped`` says."""
+    on_card.limits[0] = LARGE // 2
+    on_card.mapped = 0
+    on_card.of_uvm = True
+    monkeypatch.setattr(managed_memory, "mapped", lambda pid: on_card.mapped)
+    monkeypatch.setattr(MmapHandler, "_is_uvm", lambda self, pid, fd: on_card.of_uvm)
+
+    def map_(size, offset=4096):
+        on_card.tell(f"mapfile {size} {offset}")
+        return on_card.answer()[:2]
+
+    on_card.map = map_
+    return on_card
+
+
+def test_what_could_be_managed_memory_must_fit(mapping):
+    mapping.supervisor.quota.will_use_uvm(mapping.process.pid)
+
+    mapping.of_uvm = False
+    assert mapping.map(LARGE) == (-1, errno.ENOMEM)
+    assert mapping.map(SMALL) == (0, 0)
+    assert mapping.supervisor.refusals["web", "managed memory over the limit"] == 1
+
+
+def test_a_mapping_is_known_to_be_in_the_making_before_its_process_uses_uvm(mapping):
+    """It could become managed memory by the time that a card is registered."""
+    mapping.map(SMALL)
+
+    assert len(mapping.dispatcher._mmap._making.calls) == 1
+
+
+def test_managed_memory_that_does_not_fit_is_not_permitted_and_what_fits_is_made_after(mapping):
+    mapping.supervisor.quota.will_use_uvm(mapping.process.pid)
+    answers = []
+    for size in (LARGE, SMALL):
+        mapping.tell(f"mapfixed {size} {0x204A00000}")
+        answers.append(mapping.answer()[:2])
+
+    assert answers[0] == (-1, errno.EPERM)
+    assert answers[1][0] == 0
+
+
+def test_a_process_whose_uvm_another_initialised_is_charged_what_it_maps_when_it_registers_a_card(mapping):
+    """The other shares its memory (clone(CLONE_VM)), and is gone when the first mapping is made."""
+    unseen = mapping.map(SMALL), held(mapping)
+    mapping.mapped = SMALL
+    mapping.uvm(uvm.REGISTER_GPU, bytes(40))
+    seen = held(mapping)
+    late = mapping.map(LARGE)
+    mapping.mapped = LARGE
+    mapping.call(abi.NV_ESC_RM_CONTROL, control(0x20800110))
+    mapping.supervisor.quota.look_at_mappings(mapping.process.pid)
+    full = mapping.uvm(uvm.REGISTER_GPU, bytes(40))
+
+    assert (unseen, seen, late) == (((0, 0), 0), SMALL, (-1, errno.EPERM))
+    assert struct.unpack_from("<I", full[2], 36)[0] == abi.NV_ERR_NO_MEMORY
+
+
+def test_managed_memory_and_other_memory_are_one_limit(mapping):
+    mapping.supervisor.quota.will_use_uvm(mapping.process.pid)
+    mapping.map(SMALL)
+    mapping.mapped = LARGE // 2
+    full = allocate(mapping, 10, SMALL)
+    mapping.mapped = 0  # it has been unmapped
+
+    assert full == abi.NV_ERR_NO_MEMORY
+    assert allocate(mapping, 10, SMALL) == abi.NV_OK
+
+
+def test_a_mapping_that_turns_out_to_be_no_managed_memory_is_not_charged(mapping):
+    mapping.supervisor.quota.will_use_uvm(mapping.process.pid)
+    mapping.map(SMALL)
+    during = held(mapping)
+    mapping.call(abi.NV_ESC_RM_CONTROL, control(0x20800110))
+
+    assert (during, held(mapping)) == (managed_memory.cost_of(None, SMALL), 0)
+
+
+def test_programs_without_cuda_map_what_they_like(mapping):
+    assert mapping.map(LARGE) == (0, 0)
+
+
+def test_whatever_descriptor_is_shown_could_be_uvms_when_the_mapping_is_made(mapping):
+    """A process made with CLONE_FILES is no thread, and can put another file in the descriptor's place."""
+    mapping.supervisor.quota.will_use_uvm(mapping.process.pid)
+    mapping.of_uvm = False
+
+    assert mapping.map(LARGE) == (-1, errno.ENOMEM)
+
+
+@pytest.mark.parametrize("limited", [True, False])
+def test_uvm_is_initialised_without_hmm_under_a_limit(on_card, limited):
+    if not limited:
+        on_card.limits.clear()
+    answer = on_card.uvm(uvm.INITIALIZE, bytes(16))
+
+    assert answer[2][:8] == struct.pack("<Q", uvm.INIT_FLAGS_DISABLE_HMM if limited else 0)
+
+
+@pytest.mark.parametrize("said", [abi.NV_OK, abi.NV_ERR_INVALID_ARGUMENT])
+def test_a_file_initialised_in_another_way_gets_no_card(on_card, said):
+    on_card.rm.answers["initialised"] = said
+    answer = on_card.uvm(uvm.REGISTER_GPU, bytes(40))
+
+    registered = struct.unpack_from("<I", answer[2], 36)[0]
+    assert registered == (abi.NV_OK if said == abi.NV_OK else abi.NV_ERR_INVALID_STATE)
+
+
+def test_uvm_gets_no_card_without_a_grant(on_card):
+    on_card.supervisor.uuids = {}
+    answer = on_card.uvm(uvm.REGISTER_GPU, bytes(40))
+
+    assert struct.unpack_from("<I", answer[2], 36)[0] == abi.NV_ERR_INSUFFICIENT_PERMISSIONS
+
+
+def test_uvm_gets_no_card_beside_a_mapping_in_the_making(on_card):
+    """That could become managed memory which nothing was charged for."""
+    on_card.dispatcher._uvm._are_mapped = lambda: False
+    answer = on_card.uvm(uvm.REGISTER_GPU, bytes(40))
+
+    assert struct.unpack_from("<I", answer[2], 36)[0] == abi.NV_ERR_BUSY_RETRY
+    assert on_card.supervisor.uvm_files.take(on_card.process.pid) == []
+
+
+@pytest.mark.parametrize(("limits", "answer"), [({0: LARGE}, errno.EOPNOTSUPP), ({}, errno.EINVAL)])
+def test_memory_that_uvm_would_keep_elsewhere_is_not_to_be_had_under_a_limit(on_card, limits, answer):
+    on_card.limits.clear()
+    on_card.limits.update(limits)
+
+    assert on_card.uvm(uvm.ALLOC_DEVICE_P2P, bytes(64))[:2] == (-1, answer)  # the other one is the kernel's
+
+
+@pytest.mark.parametrize("limited", [True, False])
+def test_uvms_file_is_held_from_the_first_card_on_under_a_limit(on_card, limited):
+    if not limited:
+        on_card.limits.clear()
+    on_card.uvm(uvm.REGISTER_GPU, bytes(40))
+    files = on_card.supervisor.uvm_files.take(on_card.process.pid)
+    on_card.supervisor.uvm_files.release(files)
+
+    assert [file.cards for file in files] == ([{bytes(16)}] if limited else [])

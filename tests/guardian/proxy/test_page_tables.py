@@ -1,0 +1,131 @@
+"""Page tables lie on the card and have no handle: under a limit, address space that brings its own is not for pods."""
+
+from __future__ import annotations
+
+import errno
+import struct
+
+import pytest
+
+from qgpu.guardian.accounting import memory_quota, object_table
+from qgpu.guardian.proxy import supervisor
+from qgpu.nvidia import abi, uvm
+from tests.guardian.asked import (
+    DEVICE_PARAMS,
+    alloc,
+    alloc_status,
+    device,
+    free,
+    heap,
+    heap_status,
+    uvm_mapping,
+    uvm_mapping_status,
+)
+from tests.guardian.pod import held
+
+VIRTUAL, LAZY, MANAGED_ELSEWHERE, SPARSE = 0x80000, 0x400, 0x400000, 0x4000000
+
+
+def space(pod, flags):
+    """Ask for address space, as an object and of the old heap; return RM's two answers."""
+    params = struct.pack("<III", 7, 0, flags) + bytes(116)
+    new = pod.call(abi.NV_ESC_RM_ALLOC, alloc(10, 2, abi.NV50_MEMORY_VIRTUAL), params)
+    old = pod.call(abi.NV_ESC_RM_VID_HEAP_CONTROL, heap(11, flags=flags))
+    return alloc_status(new[2]), heap_status(old[2])
+
+
+def test_address_space_with_its_tables_is_refused_under_a_limit(on_card):
+    refused = (abi.NV_ERR_NOT_SUPPORTED,) * 2
+
+    assert space(on_card, VIRTUAL) == refused
+    assert space(on_card, VIRTUAL | LAZY | SPARSE) == refused
+
+
+@pytest.mark.parametrize(
+    "flags", [VIRTUAL | LAZY, VIRTUAL | MANAGED_ELSEWHERE, 0x8C415], ids=["lazy", "managed", "cuda"]
+)
+def test_address_space_whose_tables_come_later_is_made(on_card, flags):
+    assert space(on_card, flags) == (abi.NV_OK,) * 2
+
+
+def test_without_a_limit_all_of_it_is_made(on_card):
+    on_card.limits = {}
+
+    assert space(on_card, VIRTUAL) == (abi.NV_OK,) * 2
+
+
+def test_beyond_some_devices_each_must_fit_with_its_address_space(on_card, monkeypatch):
+    monkeypatch.setattr(object_table, "SPACE_BYTES", 1 << 16)
+    monkeypatch.setattr(supervisor, "_FREE_DEVICES", 2)
+    on_card.limits[0] = 1
+    answers = [on_card.call(abi.NV_ESC_RM_ALLOC, device(50 + i), DEVICE_PARAMS)[2] for i in range(2)]
+
+    assert [alloc_status(answer) for answer in answers] == [abi.NV_OK, abi.NV_ERR_NO_MEMORY]
+    assert (7, 51) not in on_card.supervisor.table.objects
+
+
+@pytest.mark.parametrize("limited", [True, False])
+def test_memory_at_an_address_of_the_card_is_refused_under_a_limit(on_card, limited):
+    """RM takes all that a large alignment spans, and tells of what was asked for."""
+    on_card.limits = {0: 1 << 40} if limited else {}
+    params = bytes(8) + struct.pack("<I", 0x1C011) + bytes(52) + struct.pack("<Q", 1 << 16) + bytes(56)
+    new = on_card.call(abi.NV_ESC_RM_ALLOC, alloc(10, 2, abi.NV01_MEMORY_LOCAL_USER), params)
+    old = on_card.call(abi.NV_ESC_RM_VID_HEAP_CONTROL, heap(11, 1 << 16, flags=0x1C011))
+
+    answers = alloc_status(new[2]), heap_status(old[2])
+    assert answers == ((abi.NV_ERR_NOT_SUPPORTED,) * 2 if limited else (abi.NV_OK,) * 2)
+
+
+def test_address_spaces_take_of_the_card_and_must_fit(on_card, monkeypatch):
+    monkeypatch.setattr(object_table, "SPACE_BYTES", 1 << 16)
+    on_card.limits[0] = 3 << 16
+    answers = [on_card.call(abi.NV_ESC_RM_ALLOC, alloc(40 + i, 2, abi.FERMI_VASPACE_A), bytes(64))[2] for i in range(4)]
+    full = held(on_card)
+    on_card.call(abi.NV_ESC_RM_FREE, free(40))
+
+    assert [alloc_status(answer) for answer in answers] == [abi.NV_OK] * 3 + [abi.NV_ERR_NO_MEMORY]
+    assert (full, held(on_card)) == (3 << 16, 2 << 16)
+
+
+REGION, POOL, SPARSE_RANGE = uvm.MAP_DYNAMIC_PARALLELISM_REGION, uvm.ALLOC_SEMAPHORE_POOL, uvm.MAP_EXTERNAL_SPARSE
+TABLES = 16 << 10
+
+
+@pytest.mark.parametrize(("request_", "size", "at"), [(REGION, 40, 32), (SPARSE_RANGE, 40, 32), (POOL, 9248, 9240)])
+def test_page_tables_of_what_is_no_memory_are_charged_until_it_is_freed(on_card, request_, size, at):
+    """UVM makes them for a page here and a page there, as many as are asked for."""
+    on_card.limits[0] = 3 * TABLES
+    place = (struct.pack("<QQ", page << 40, 4096) for page in range(1, 6))
+    answers = [on_card.uvm(request_, where + bytes(size - 16))[2] for where in place]
+    full = held(on_card)
+    for page in range(1, 6):
+        on_card.uvm(uvm.FREE, struct.pack("<QQQ", page << 40, 4096, 0))
+
+    said = [struct.unpack_from("<I", answer, at)[0] for answer in answers]
+    assert said == [abi.NV_OK] * 3 + [abi.NV_ERR_NO_MEMORY] * 2
+    assert (full, held(on_card)) == (3 * TABLES, 0)
+
+
+@pytest.mark.parametrize("size", abi.MAP_MEMORY_DMA_BYTES)
+def test_rms_own_mappings_are_refused_under_a_limit_and_let_through_without_one(on_card, size):
+    under = on_card.call(abi.NV_ESC_RM_MAP_MEMORY_DMA, bytes(size))[:2]
+    on_card.limits = {}
+
+    assert under == (-1, errno.EOPNOTSUPP)
+    assert on_card.call(abi.NV_ESC_RM_MAP_MEMORY_DMA, bytes(size))[:2] == (-1, errno.EINVAL)  # /dev/random's own answer
+
+
+def test_without_a_limit_nothing_is_kept_of_what_is_mapped(on_card):
+    on_card.limits = {}
+    on_card.uvm(uvm.MAP_EXTERNAL_ALLOCATION, uvm_mapping(1 << 40, 1 << 21, 10))
+    on_card.uvm(REGION, struct.pack("<QQ", 1 << 41, 4096) + bytes(24))
+
+    assert on_card.supervisor.table.allocations.mappings == {}
+
+
+def test_a_process_has_so_many_mappings_and_no_more(on_card, monkeypatch):
+    monkeypatch.setattr(memory_quota, "_MOST_MAPPINGS", 2)
+    asked = [uvm_mapping(at << 40, 1 << 21, 10) for at in range(1, 4)]
+    answers = [on_card.uvm(uvm.MAP_EXTERNAL_ALLOCATION, mapping)[2] for mapping in asked]
+
+    assert [uvm_mapping_status(answer) for answer in answers] == [0xFFFF, 0xFFFF, abi.NV_ERR_NO_MEMORY]

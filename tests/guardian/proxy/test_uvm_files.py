@@ -1,0 +1,127 @@
+"""UVM's files are emptied when their process has ended or closed them, whoever else may have them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+
+import pytest
+
+from qgpu.guardian.proxy import uvm_files
+from qgpu.guardian.proxy.uvm_files import MOST, UvmFiles
+from qgpu.nvidia import abi, uvm
+
+CARD, OTHER = b"\x01" * 16, b"\x02" * 16
+
+
+@pytest.fixture
+def files():
+    asked = []
+
+    def perform(fd, request, argument):
+        os.fstat(fd)
+        asked.append((request, bytes(abi.ffi.buffer(argument)[:16])))
+        return 0
+
+    return UvmFiles(perform), asked
+
+
+def opened():
+    return os.open("/dev/null", os.O_RDWR)
+
+
+def test_every_card_that_was_registered_on_a_file_is_taken_from_it_and_the_file_let_go(files):
+    held, asked = files
+    fd = opened()
+    held.keep(os.getpid(), fd, fd, [CARD])
+    held.keep(os.getpid(), fd, fd, [OTHER])
+    (file,) = held.take(os.getpid())
+    held.release([file])
+
+    assert sorted(asked) == [(uvm.UNREGISTER_GPU, CARD), (uvm.UNREGISTER_GPU, OTHER)]
+    with pytest.raises(OSError, match="Bad file"):
+        os.fstat(file.ours)
+    assert held.take(os.getpid()) == []
+    os.close(fd)
+
+
+@pytest.fixture
+def process():
+    """Start a process that has, as its stdin, what it is given."""
+    started = []
+
+    def start(stdin):
+        started.append(subprocess.Popen(["sleep", "60"], stdin=stdin))
+        return started[-1].pid
+
+    yield start
+    for each in started:
+        each.kill()
+        each.wait()
+
+
+def test_a_file_that_its_process_has_under_another_number_is_not_closed(files, process):
+    held, _ = files
+    fd = opened()
+    held.keep(process(fd), 77, fd, [CARD])
+    os.close(fd)
+
+    assert held.take_closed() == {}
+
+
+def test_a_file_that_its_process_has_closed_is_given_up_though_we_have_it(files, process):
+    held, asked = files
+    fd, pid = opened(), process(subprocess.DEVNULL)
+    held.keep(pid, 77, fd, [CARD])
+    os.close(fd)
+    closed = held.take_closed()
+    held.release(closed[pid])
+
+    assert asked == [(uvm.UNREGISTER_GPU, CARD)]
+    assert held.none_of(pid)
+
+
+def test_a_process_has_so_many_files_and_no_more(files):
+    held, _ = files
+    fds = [opened() for _ in range(MOST + 1)]
+
+    assert [held.keep(os.getpid(), fd, fd, [CARD]) for fd in fds] == [True] * MOST + [False]
+    held.release(held.take(os.getpid()))
+    for fd in fds:
+        os.close(fd)
+
+
+def test_numbers_of_files_that_are_closed_are_forgotten(pod, monkeypatch):
+    """One file stays, others come and go under ever new numbers."""
+    supervisor, pid = pod.supervisor, os.getpid()
+    supervisor.know_process("web", pid)
+    stay, *others = (os.open("/dev/random", os.O_RDONLY) for _ in range(30))
+    monkeypatch.setattr(uvm_files, "_has", lambda pid, held: held.theirs == stay)
+    supervisor.keep_uvm_file(pid, stay, stay, [bytes(16)])
+    for fd in others:
+        supervisor.empty_closed("web")
+        assert supervisor.keep_uvm_file(pid, fd, fd, [bytes(16)])
+        os.close(fd)
+    supervisor.empty_closed("web")
+    os.close(stay)
+
+    assert supervisor.table.uvm_fds == {pid: {stay}}
+    assert supervisor.uvm_files.total == 1
+
+
+def test_a_file_of_a_process_that_ends_meanwhile_is_let_go(pod, monkeypatch):
+    supervisor, pid = pod.supervisor, pod.process.pid
+    supervisor.know_process("web", pid)
+    keep = supervisor.uvm_files.keep
+
+    def late(*arguments):
+        kept = keep(*arguments)
+        supervisor.exited(pid)
+        return kept
+
+    file = os.open("/dev/random", os.O_RDONLY)
+    monkeypatch.setattr(UvmFiles, "keep", lambda _, *arguments: late(*arguments))
+    kept = supervisor.keep_uvm_file(pid, file, file, [bytes(16)])
+    os.close(file)
+
+    assert (kept, supervisor.uvm_files.total) == (False, 0)

@@ -1,0 +1,214 @@
+"""The tables of controls, classes and escapes: whole, right in themselves, and right beside the drivers' own."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from qgpu.guardian.proxy import client_ownership, rm_calls
+from qgpu.guardian.rules import classes, controls, escapes, rows
+from qgpu.nvidia import abi, versions
+from tests import rm_data
+from tests.traces import ARGUMENT, TRACES
+from tests.traces import rows as calls_of
+
+#: Names that begin with no class's number.
+_WORDS = {"NV_SEMAPHORE_SURFACE": {0xDA}, "NV_EVENT_BUFFER": {0x90CD}, "NV_COUNTER_COLLECTION_UNIT": {0xCBCA}}
+_WORDS |= {"NV_CONF_COMPUTE": {0xCB33, 0xC56F}, "NV_CTRL": {0x83DE}}
+
+
+def by_trace(path):
+    return path.name.split(".")[-3].rpartition("-")[2]
+
+
+def _places(places, size):
+    return {place[:3] for place in places if place.size in (None, size) and place.at + 4 <= size}
+
+
+def asked_in(trace):
+    for row in calls_of(trace):
+        yield row, rm_calls.decode(row.request, ARGUMENT, row.reader())
+
+
+@pytest.mark.parametrize("table", [controls.ROWS, classes.ROWS, escapes.ROWS], ids=["controls", "classes", "escapes"])
+def test_a_table_has_one_row_a_number_in_order(table):
+    numbers = [row.number for row in table]
+
+    if table is not escapes.ROWS:
+        assert numbers == sorted(set(numbers))
+    assert len(set(numbers)) == len(numbers)
+
+
+@pytest.mark.parametrize("table", [controls.ROWS, classes.ROWS, escapes.ROWS], ids=["controls", "classes", "escapes"])
+def test_a_name_is_that_of_one_row(table):
+    names = Counter(row.name for row in table if row.name)
+
+    assert [name for name, times in names.items() if times > 1] == []
+
+
+def test_only_controls_for_firmware_have_no_name():
+    assert all(row.firmware for row in controls.ROWS if not row.name)
+    assert all(row.name for row in classes.ROWS)
+
+
+def test_a_controls_name_begins_with_its_class():
+    for row in controls.ROWS:
+        if row.name.startswith("NV"):
+            number = re.match(r"NV([0-9A-F]{4})_", row.name)
+            word = next((uppers for word, uppers in _WORDS.items() if row.name.startswith(word)), set())
+            assert row.number >> 16 in ({int(number[1], 16)} if number else word), row.name
+
+
+def test_what_is_refused_has_nothing_to_be_carried_out_by():
+    bare = ("look", "clients", "handles", "pointers", "descriptor_at", "gives", "takes_back", "firmware")
+
+    for row in controls.ROWS:
+        assert row.why.allowed or not any(getattr(row, field) for field in bare), row.name
+
+
+def test_plain_controls_are_allowed_and_unremarkable():
+    assert controls.ALLOWED.keys() > controls.PLAIN
+    for number in controls.PLAIN:
+        row = controls.ALLOWED[number]
+        assert (row.look, row.clients, row.pointers, row.descriptor_at) == (None, (), (), None)
+
+
+@pytest.mark.parametrize("trace", TRACES, ids=by_trace)
+def test_what_a_recorded_program_asks_is_allowed(trace):
+    """Or refused as it always was: a timeslice of one's own, and what the kernel carries out itself."""
+    for _, asked in asked_in(trace):
+        match asked:
+            case rm_calls.Control(command=abi.NVA06C_SET_TIMESLICE):
+                assert controls.refusal(asked.command) == abi.NV_ERR_INSUFFICIENT_PERMISSIONS
+            case rm_calls.Control():
+                assert asked.command in controls.ALLOWED, controls.name(asked.command)
+            case rm_calls.Alloc() | rm_calls.AllocMemory() if asked.rm_class not in classes.ALLOWED:
+                assert classes.CLASSES[asked.rm_class].why is classes.KERNEL, classes.name(asked.rm_class)
+
+
+@pytest.mark.parametrize("trace", TRACES, ids=by_trace)
+def test_a_recorded_program_names_its_own_clients(trace):
+    """It would be refused otherwise."""
+    for row, asked in asked_in(trace):
+        match asked:
+            case rm_calls.Control() if asked.command in controls.ALLOWED:
+                places = controls.ALLOWED[asked.command].clients
+            case rm_calls.Alloc() if asked.rm_class in classes.ALLOWED and asked.params:
+                places = classes.ALLOWED[asked.rm_class].clients
+            case _:
+                continue
+        assert set(rows.handles(places, row.params)) <= {0, asked.client}
+
+
+def test_what_is_seen_was_seen():
+    asked = [asked for trace in TRACES for _, asked in asked_in(trace)]
+    commands = {each.command for each in asked if isinstance(each, rm_calls.Control)}
+    made = {each.rm_class for each in asked if isinstance(each, rm_calls.Alloc)}
+
+    assert {row.number for row in controls.ROWS if row.why is controls.SEEN} == commands & controls.ALLOWED.keys()
+    assert {row.number for row in classes.ROWS if row.why is classes.SEEN} == made & classes.ALLOWED.keys()
+
+
+def test_every_known_branch_is_recorded():
+    assert {branch.major for branch in versions.BRANCHES} == {
+        int(driver.partition(".")[0]) for driver in rm_data.DRIVERS
+    }
+
+
+@pytest.mark.parametrize("driver", rm_data.DRIVERS)
+@pytest.mark.parametrize(
+    ("table", "read"),
+    [(controls.CONTROLS, rm_data.controls), (classes.CLASSES, rm_data.classes)],
+    ids=["controls", "classes"],
+)
+def test_whatever_a_driver_lets_anybody_ask_has_a_row(driver, table, read):
+    assert [(hex(each.number), each.name) for each in read(driver) if each.number not in table] == []
+
+
+@pytest.mark.parametrize(
+    ("table", "read"),
+    [(controls.CONTROLS, rm_data.controls), (classes.CLASSES, rm_data.classes)],
+    ids=["controls", "classes"],
+)
+def test_a_row_has_the_newest_drivers_name(table, read):
+    newest = {each.number: each.name for driver in rm_data.DRIVERS for each in read(driver)}
+
+    for number, name in newest.items():
+        assert table[number].name.partition(" (")[0] == name
+
+
+@pytest.mark.parametrize("driver", rm_data.DRIVERS)
+def test_rows_know_every_handle_in_a_controls_parameters(driver):
+    for each in rm_data.controls(driver):
+        if (row := controls.ALLOWED.get(each.number)) is not None:
+            assert _places(row.clients, each.size) == each.clients, row.name
+            assert _places(row.handles, each.size) == each.handles, row.name
+
+
+@pytest.mark.parametrize("driver", rm_data.DRIVERS)
+def test_rows_know_every_pointer_in_a_controls_parameters(driver):
+    """But for those that RM writes."""
+    for each in rm_data.controls(driver):
+        row = controls.ALLOWED.get(each.number)
+        if row is not None and row.number != abi.NV2080_PERF_GET_UTIL_SAMPLES:
+            assert {pointer.at for pointer in row.pointers} == each.pointers, row.name
+
+
+@pytest.mark.parametrize("driver", rm_data.DRIVERS)
+def test_rows_know_handles_and_pointers_of_a_class(driver):
+    for each in rm_data.classes(driver):
+        if (row := classes.ALLOWED.get(each.number)) is not None:
+            assert _places(row.clients, each.size) == each.clients, row.name
+            assert _places(row.handles, each.size) == each.handles, row.name
+            assert {place.at for place in row.addresses} >= each.pointers, row.name
+
+
+def test_a_channel_that_nobody_gates_is_not_allowed():
+    channels = {number for number in classes.ALLOWED if number & 0xFF == 0x6F}
+
+    assert channels == abi.GPFIFO_CLASSES
+
+
+def test_scheduling_is_a_right_and_the_rest_is_unknown():
+    assert controls.refusal(abi.NV2080_FIFO_DISABLE_CHANNELS) == abi.NV_ERR_INSUFFICIENT_PERMISSIONS
+    assert controls.refusal(0x0080180A) == controls.refusal(0x2080FFF1) == abi.NV_ERR_NOT_SUPPORTED
+
+
+def test_what_the_module_refuses_is_refused_here_too():
+    text = (Path(__file__).parents[3] / "kmod" / "control.c").read_text()
+    numbers = re.findall(r"^\t(0x[0-9a-f]+),", text.partition("refused[] = {")[2].partition("};")[0], re.MULTILINE)
+
+    assert numbers
+    for number in numbers:
+        assert controls.CONTROLS[int(number, 16)].why is controls.SCHEDULING, number
+
+
+def test_classes_of_memory_by_its_place_are_not_for_pods():
+    for rm_class in (abi.NV01_MEMORY_SYSTEM_OS_DESCRIPTOR, 0x81, *classes.PHYSICAL, 0xC57D, 0x9010):
+        assert rm_class not in classes.ALLOWED, hex(rm_class)
+
+
+class _Owners:
+    def owns(self, pod, client):
+        return (pod, client) == ("web", 9)
+
+
+@pytest.mark.parametrize(("client", "refused"), [(0, False), (7, False), (9, False), (8, True)])
+def test_a_client_in_any_place_is_looked_at(client, refused):
+    params = bytes(12) + client.to_bytes(4, "little") + bytes(4)
+
+    assert client_ownership.names_any(_Owners(), "web", 7, (rows.At(4, 2, 8),), params) is refused
+
+
+def test_a_place_counts_in_parameters_of_its_size():
+    place = rows.At(0, size=24)
+
+    assert list(rows.handles([place], bytes(24))) == [0]
+    assert list(rows.handles([place], bytes(40))) == []
+
+
+def test_places_beyond_the_parameters_name_nothing():
+    assert list(rows.handles((rows.At(0, 4), rows.At(40)), bytes(10))) == [0, 0]

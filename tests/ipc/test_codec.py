@@ -1,0 +1,77 @@
+"""Plans as JSON: what was sent is what is read, also from and to another version."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+from typing import Any
+
+import pytest
+
+from qgpu.errors import InvalidValueError
+from qgpu.ipc.codec import grant_to, plan_from, plan_to, sample_from
+from qgpu.model import (
+    MAX_TIMESLICE_US,
+    MIN_TIMESLICE_US,
+    NS_PER_MS,
+    Grant,
+    OnIdle,
+    Plan,
+    PodClass,
+    PodPlan,
+    PodSample,
+    Sample,
+    TsgSample,
+    Window,
+)
+
+PLAN = Plan(
+    1,
+    100 * NS_PER_MS,
+    (
+        PodPlan("web", PodClass.ONLINE, 4000, copy_timeslice_us=10_000),
+        PodPlan("a", PodClass.OFFLINE, 50, (Window(0, NS_PER_MS, OnIdle.YIELD),), copy_timeslice_us=500),
+        PodPlan("b", PodClass.OFFLINE, 50, (), tsg_turn_ns=251 * NS_PER_MS),
+    ),
+)
+
+
+def test_a_plan_sent_is_the_plan_read() -> None:
+    assert plan_from(json.loads(json.dumps(plan_to(PLAN)))) == PLAN
+
+
+def test_a_plan_without_copy_slices_leaves_them_the_drivers() -> None:
+    data = plan_to(PLAN)
+    for part in data["pods"]:
+        del part["copy_timeslice_us"]
+
+    assert [part.copy_timeslice_us for part in plan_from(data).pods] == [None, None, None]
+
+
+@pytest.mark.parametrize("us", [MIN_TIMESLICE_US - 1, MAX_TIMESLICE_US + 1])
+def test_a_copy_slice_out_of_bounds_is_refused(us: int) -> None:
+    with pytest.raises(InvalidValueError, match="copy timeslice"):
+        PodPlan("a", PodClass.OFFLINE, 2000, copy_timeslice_us=us)
+
+
+SAMPLE = Sample(1, 5, (PodSample("a", Grant(cores=30), (TsgSample("a/0", 7, 2, True, ((1, 4), (6, 10)), 5),), 3),))
+
+
+def told(sample: Sample) -> dict[str, Any]:
+    """Put a sample into JSON's types, as a guardian tells it."""
+    data = json.loads(json.dumps(asdict(sample)))
+    for said, pod in zip(data["pods"], sample.pods, strict=True):
+        said["grant"] = grant_to(pod.grant)
+    return data
+
+
+def test_a_sample_told_is_the_sample_read() -> None:
+    assert sample_from(told(SAMPLE)) == SAMPLE
+
+
+def test_a_sample_that_tells_no_longest_turn_is_read_as_none() -> None:
+    data = told(SAMPLE)
+    (pod,) = SAMPLE.pods
+    del data["pods"][0]["tsgs"][0]["longest_ns"]
+
+    assert sample_from(data).pods[0].tsgs == (replace(pod.tsgs[0], longest_ns=0),)

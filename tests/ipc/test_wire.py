@@ -1,0 +1,127 @@
+"""Messages between qgpu's processes: whole or not at all, with the descriptors that belong to them."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from qgpu.ipc import wire
+
+Pair = tuple[wire.Connection, wire.Connection]
+values = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**62), 2**62) | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=10,
+)
+messages = st.dictionaries(st.text(max_size=8), values, max_size=4)
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    """Two connected ends."""
+    ends = tuple(wire.Connection(sock) for sock in socket.socketpair())
+    for end in ends:
+        end.sock.settimeout(5)
+    yield ends[0], ends[1]
+    for end in ends:
+        end.close()
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(sent=st.lists(messages, max_size=5))
+def test_messages_arrive_whole_and_in_order(pair: Pair, sent: list[dict[str, object]]) -> None:
+    for message in sent:
+        pair[0].send(message)
+
+    assert sent == [pair[1].receive()[0] for _ in sent]  # type: ignore[index]
+
+
+def test_descriptors_ride_on_their_message(pair: Pair, tmp_path: Path) -> None:
+    with (tmp_path / "file").open("w+") as file:
+        pair[0].send({"n": 1}, [file.fileno()])
+        received = pair[1].receive()
+    assert received is not None
+    message, (descriptor,) = received
+    try:
+        assert (message, os.fstat(descriptor).st_ino) == ({"n": 1}, (tmp_path / "file").stat().st_ino)
+    finally:
+        os.close(descriptor)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(counts=st.lists(st.integers(0, 3), max_size=6))
+def test_messages_that_arrive_together_keep_their_own_descriptors(pair: Pair, counts: list[int]) -> None:
+    with open(os.devnull) as file:
+        for count in counts:
+            pair[0].send({"count": count}, [file.fileno()] * count)
+    received = [pair[1].receive() for _ in counts]
+    for _, descriptors in filter(None, received):
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+    assert [len(each[1]) for each in received if each] == counts
+
+
+def test_the_end_of_the_stream_is_no_message(pair: Pair) -> None:
+    pair[0].close()
+
+    assert pair[1].receive() is None
+
+
+@pytest.mark.parametrize("data", [b"\x02\0\0\0[]", b"\x01\0\0\0{", b"\xff\xff\xff\xff", b"\x01\0\0\0\xff"])
+def test_what_is_no_message_is_refused(pair: Pair, data: bytes) -> None:
+    pair[0].sock.sendall(data)
+
+    with pytest.raises(wire.WireError):
+        pair[1].receive()
+
+
+def test_the_peer_is_who_the_kernel_says(tmp_path: Path) -> None:
+    path = str(tmp_path / "socket")
+    listener = wire.listen(path, 0o600)
+    client = wire.connect(path, 5)
+    server = wire.Connection(listener.accept()[0])
+    try:
+        assert (os.getpid(), os.getuid()) == (server.peer().pid, server.peer().uid)
+    finally:
+        for end in (client, server, listener):
+            end.close()
+
+
+def test_listening_replaces_a_dead_socket(tmp_path: Path) -> None:
+    path = str(tmp_path / "socket")
+    wire.listen(path, 0o600).close()
+    listener = wire.listen(path, 0o640)
+    try:
+        assert os.stat(path).st_mode & 0o777 == 0o640
+        wire.connect(path, 5).close()
+    finally:
+        listener.close()
+
+
+def test_listening_replaces_what_one_that_was_killed_half_way_left(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(tmp_path / f"socket.{os.getpid()}"))
+    wire.listen(str(tmp_path / "socket"), 0o600).close()
+
+    assert [each.name for each in tmp_path.iterdir()] == ["socket"]
+
+
+def test_descriptors_of_a_message_that_never_ends_are_not_hoarded(pair: Pair) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    pair[0].sock.send((1000).to_bytes(4, "little"))
+    for _ in range(3):
+        socket.send_fds(pair[0].sock, [b" "], [pair[0].fileno()] * 8)
+    pair[1].fill()
+    pair[1].fill()
+    with pytest.raises(wire.WireError, match="descriptors"):
+        pair[1].fill()
+    pair[1].close()
+
+    assert len(os.listdir("/proc/self/fd")) == before - 1

@@ -1,0 +1,241 @@
+"""Pod identity: the version 2 tree is found on unified and on hybrid hosts, and processes stay where they were put."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from qgpu.errors import InvalidValueError, NotSupportedError
+from qgpu.linux import cgroup
+
+UNIFIED = "30 23 0:26 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate\n"
+HYBRID = (
+    "25 22 0:22 / /sys/fs/cgroup ro,nosuid - tmpfs tmpfs ro,mode=755\n"
+    "26 25 0:23 / /sys/fs/cgroup/systemd rw - cgroup cgroup rw,name=systemd\n"
+    "27 25 0:24 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n"
+    "28 25 0:25 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n"
+)
+LEGACY = "26 25 0:23 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n"
+
+
+@pytest.mark.parametrize(("said", "frozen"), [("populated 1\nfrozen 1\n", True), ("populated 1\nfrozen 0\n", False)])
+def test_a_frozen_cgroup_is_told_by_its_events(monkeypatch, tmp_path, said, frozen):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a/cgroup.events").write_text(said)
+    monkeypatch.setattr(cgroup, "mount", lambda: tmp_path)
+    monkeypatch.setattr(cgroup, "of", lambda pid: "/a")
+
+    assert cgroup.is_frozen(os.getpid()) is frozen
+
+
+def test_the_top_of_the_tree_is_never_frozen(monkeypatch, tmp_path):
+    monkeypatch.setattr(cgroup, "mount", lambda: tmp_path)
+    monkeypatch.setattr(cgroup, "of", lambda pid: "/")
+
+    assert not cgroup.is_frozen(os.getpid())
+
+
+@pytest.mark.parametrize(("mounts", "found"), [(UNIFIED, "/sys/fs/cgroup"), (HYBRID, "/sys/fs/cgroup/unified")])
+def test_the_version_2_tree_is_found(mounts, found):
+    assert cgroup.mounted(mounts) == Path(found)
+
+
+def test_a_host_without_version_2_is_refused():
+    with pytest.raises(NotSupportedError, match="cgroup v2"):
+        cgroup.mounted(LEGACY)
+
+
+def test_a_process_is_placed_by_its_version_2_line():
+    text = "9:name=systemd:/init.scope\n4:memory:/elsewhere\n0::/qgpu/web/worker\n"
+
+    assert cgroup.placed(text) == "/qgpu/web/worker"
+
+
+@pytest.mark.parametrize("name", ["a\x0c0::", "\x1c", "\u2028", "\udcff", " (deleted)"])
+def test_a_cgroup_of_an_odd_name_is_told_whole(name):
+    assert cgroup.placed(f"0::/qgpu/web/{name}\n") == f"/qgpu/web/{name}"
+
+
+@pytest.mark.parametrize("name", ["web", "a", "Train-1.b_c", "x" * 63])
+def test_plain_names_name_pods(name):
+    assert cgroup.path_of(name) == f"/qgpu/{name}"
+
+
+@pytest.mark.parametrize("name", ["", "..", "a/b", "-x", "a b", "x" * 64, "naïve", "a\n"])
+def test_a_name_that_could_escape_the_tree_is_refused(name):
+    with pytest.raises(InvalidValueError):
+        cgroup.path_of(name)
+
+
+def writable():
+    with contextlib.suppress(Exception):
+        return os.access(cgroup.mount(), os.W_OK)
+    return False
+
+
+@pytest.fixture
+def name():
+    made = f"test-{os.getpid()}"
+    yield made
+    cgroup.remove(made)
+
+
+@pytest.mark.root
+@pytest.mark.skipif(not writable(), reason="no writable cgroup v2 tree here")
+def test_children_of_a_pods_process_are_counted_in_the_pod(name):
+    cgroup.create(name)
+    process = subprocess.Popen(["sh", "-c", "read go; sleep 60 & wait"], stdin=subprocess.PIPE)
+    try:
+        cgroup.enter(name, process.pid)
+        assert process.stdin is not None
+        process.stdin.write(b"go\n")
+        process.stdin.flush()
+        while len(found := cgroup.pids(cgroup.path_of(name))) < 2:
+            assert process.poll() is None
+
+        assert process.pid in found
+        assert cgroup.of(process.pid) == cgroup.path_of(name)
+    finally:
+        for pid in cgroup.pids(cgroup.path_of(name)):
+            os.kill(pid, 9)
+        process.wait()
+        while cgroup.pids(cgroup.path_of(name)):
+            pass
+
+
+@pytest.mark.root
+@pytest.mark.skipif(not writable(), reason="no writable cgroup v2 tree here")
+def test_an_empty_pods_cgroup_goes_with_it(name):
+    cgroup.create(name)
+    cgroup.remove(name)
+
+    assert not (cgroup.mount() / cgroup.path_of(name).lstrip("/")).exists()
+
+
+@pytest.fixture
+def tree(monkeypatch, tmp_path):
+    """A tree with one cgroup in which, as its files say, somebody is."""
+    (tmp_path / "a/inner").mkdir(parents=True)
+    (tmp_path / "a/cgroup.procs").write_text("")
+    (tmp_path / "a/inner/cgroup.procs").write_text("7\n")
+    (tmp_path / "a/cgroup.events").write_text("populated 1\nfrozen 0\n")
+    monkeypatch.setattr(cgroup, "mount", lambda: tmp_path)
+    return tmp_path
+
+
+def refusing(monkeypatch, code):
+    def refuse(*_args, **_kwargs):
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(Path, "read_text", refuse)
+    monkeypatch.setattr(os, "scandir", refuse)
+
+
+def test_who_is_in_a_cgroup_is_listed(tree):
+    assert cgroup.inside("/a") == cgroup.CgroupMembers((7,), alive=True)
+
+
+@pytest.mark.parametrize("code", [errno.EMFILE, errno.ENFILE, errno.EACCES, errno.ENOMEM, errno.EIO])
+def test_a_cgroup_that_cannot_be_looked_at_is_not_empty(monkeypatch, tree, code):
+    refusing(monkeypatch, code)
+
+    assert cgroup.inside("/a") == cgroup.CgroupMembers((), alive=True)
+    with pytest.raises(OSError, match=re.escape(os.strerror(code))):
+        cgroup.pids("/a")
+
+
+@pytest.mark.parametrize("code", [errno.ENOENT, errno.ENODEV])
+def test_a_cgroup_that_is_gone_is_empty(monkeypatch, tree, code):
+    refusing(monkeypatch, code)
+
+    assert cgroup.inside("/a") == cgroup.CgroupMembers()
+
+
+def test_a_cgroup_is_empty_when_the_kernel_says_so(tree):
+    (tree / "a/inner/cgroup.procs").write_text("")
+    assert cgroup.inside("/a").alive
+    (tree / "a/cgroup.events").write_text("populated 0\nfrozen 0\n")
+    assert not cgroup.inside("/a").alive
+
+
+def test_a_cgroup_that_cannot_be_looked_for_is_not_gone(monkeypatch, tree):
+    refusing(monkeypatch, errno.EMFILE)
+
+    assert cgroup.find((tree / "a").stat().st_ino, "/a") == "/a"
+    with pytest.raises(OSError, match="open files"):
+        cgroup.find((tree / "a").stat().st_ino, "/b")
+
+
+@pytest.fixture
+def placed(monkeypatch, tree):
+    """This process in a cgroup of the tree, all of which is root's."""
+    for directory in (tree / "a", tree / "a/inner"):
+        (directory / "cgroup.procs").write_text("")
+        for each in (directory, directory / "cgroup.procs"):
+            each.chmod(0o755 if each.is_dir() else 0o644)
+    said = {"at": "/a/inner"}
+    monkeypatch.setattr(cgroup, "of", lambda pid: said["at"])
+    return said
+
+
+def test_a_launchers_own_cgroup_is_its_pods_home(placed):
+    assert cgroup.home(7) == "/a/inner"
+
+
+@pytest.mark.parametrize("at", ["/", "/../outside", "/..", "/../a/inner"])
+def test_a_launcher_at_the_top_or_outside_has_its_pods_at_the_top(placed, at):
+    placed["at"] = at
+
+    assert cgroup.home(7) == "/"
+
+
+@pytest.mark.parametrize("file", ["a/inner", "a/inner/cgroup.procs"])
+def test_a_cgroup_that_others_may_write_is_no_pods_home(placed, tree, file):
+    (tree / file).chmod(0o775)
+
+    assert cgroup.home(7) == "/a"
+
+
+@pytest.mark.root
+def test_a_cgroup_below_a_users_own_is_no_pods_home(placed, tree):
+    os.chown(tree / "a", 1000, 1000)
+
+    assert cgroup.home(7) == "/"
+
+
+def test_a_launchers_cgroup_that_is_gone_is_an_error(placed):
+    placed["at"] = "/a/gone"
+
+    with pytest.raises(OSError, match="gone"):
+        cgroup.home(7)
+
+
+def test_whose_cgroup_it_is_shows_in_its_name():
+    assert cgroup.is_made_for("web", "/qgpu/web")
+    assert cgroup.is_made_for("web", "/job/qgpu-web")
+    assert not cgroup.is_made_for("web", "/job/web")
+    assert not cgroup.is_made_for("web", "/machine/libpod-web")
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/1f2e",
+        "/docker/1f2e",
+        "/libpod_parent/libpod-1f2e",
+        "/machine.slice/libpod-1f2e.scope/container",
+        "/system.slice/docker-1f2e.scope",
+        "/kubepods.slice/kubepods-pod7.slice/cri-containerd-1f2e.scope",
+        "/system.slice/runc:shop:1f2e",
+    ],
+)
+def test_a_containers_cgroup_is_known_by_its_whole_id(path):
+    assert cgroup.names(path, "1f2e")
+    for other in ("", "1f2", "f2e", "1", "scope", "f2e.scope", "/"):
+        assert not cgroup.names(path, other)

@@ -1,0 +1,55 @@
+"""Files that were seen, remembered by epoll and kept open by nobody."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from qgpu.linux.open_file_set import FileSets
+
+
+@pytest.fixture
+def pipe():
+    ends = os.pipe()
+    yield ends
+    for end in ends:
+        os.close(end)
+
+
+def test_a_file_is_known_by_every_descriptor_it_has(pipe):
+    seen = FileSets().roots
+    new = seen.add(pipe[0])
+    copy = os.dup(pipe[0])
+
+    assert (new, seen.add(copy), seen.has(copy), seen.has(pipe[1])) == (True, False, True, False)
+    os.close(copy)
+
+
+def test_asking_is_not_telling_and_what_is_forgotten_is_new(pipe):
+    seen = FileSets().roots
+    asked = seen.has(pipe[0]), seen.has(pipe[0])
+    seen.add(pipe[0])
+    seen.discard(pipe[0])
+    seen.discard(pipe[0])
+
+    assert (*asked, seen.add(pipe[0])) == (False, False, True)
+
+
+def test_a_file_is_not_kept_open(pipe):
+    seen = FileSets().roots
+    reading, writing = os.pipe()
+    seen.add(reading)
+    os.close(reading)
+
+    with pytest.raises(BrokenPipeError):
+        os.write(writing, b"x")
+    os.close(writing)
+
+
+def test_what_cannot_be_polled_is_an_error():
+    fd = os.open("/dev/null", os.O_RDONLY)
+
+    with pytest.raises(PermissionError):
+        FileSets().roots.add(fd)
+    os.close(fd)

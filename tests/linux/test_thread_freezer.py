@@ -1,0 +1,154 @@
+"""Siblings of a thread are kept still, and only they, and only for as long as it is asked for."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from qgpu.linux import thread_freezer
+from qgpu.linux.inflight_syscalls import InflightSyscall
+
+#: Four threads that count, a handler that does, and a process that shares the descriptors if asked for.
+_PROGRAM = """
+import ctypes, mmap, os, signal, struct, sys, threading, time
+page = mmap.mmap(int(sys.argv[1]), 4096)
+def count(at):
+    while True: page[at] = (page[at] + 1) % 251
+for at in range(4): threading.Thread(target=count, args=(at,), daemon=True).start()
+signal.signal(signal.SIGUSR1, lambda *_: page.__setitem__(100, page[100] + 1))
+if sys.argv[2] == "shares":
+    child = ctypes.CDLL(None).syscall(56, 0x400 | signal.SIGCHLD, 0, 0, 0, 0)
+    if not child: signal.pause()
+    page[200:208] = struct.pack("<Q", child)
+page[300] = 1
+while True: time.sleep(0.01)
+"""
+
+
+@pytest.fixture
+def program():
+    made = []
+
+    def start(how="alone"):
+        fd = os.memfd_create("page")
+        os.ftruncate(fd, 4096)
+        process = subprocess.Popen([sys.executable, "-c", _PROGRAM, str(fd), how], pass_fds=[fd])
+        made.append((process, fd))
+        while not os.pread(fd, 1, 300)[0]:
+            time.sleep(0.01)
+        return process.pid, fd
+
+    yield start
+    for process, fd in made:
+        if child := int.from_bytes(os.pread(fd, 8, 200), "little"):
+            os.kill(child, signal.SIGKILL)
+        process.kill()
+        process.wait()
+        os.close(fd)
+
+
+def counts(fd):
+    return os.pread(fd, 4, 0)
+
+
+def counting(fd):
+    before, deadline = counts(fd), time.monotonic() + 60
+    while counts(fd) == before and time.monotonic() < deadline:
+        time.sleep(0.005)
+    return counts(fd) != before
+
+
+def test_siblings_stand_still_while_they_are_held_and_go_on_after(program):
+    pid, fd = program()
+    with thread_freezer.held(pid, pid, ()):
+        first = counts(fd)
+        time.sleep(0.1)
+        second = counts(fd)
+
+    assert first == second
+    assert counting(fd)
+
+
+def test_a_signal_that_comes_meanwhile_is_not_lost(program):
+    pid, fd = program()
+    for _ in range(10):
+        before = os.pread(fd, 1, 100)
+        os.kill(pid, signal.SIGUSR1)
+        with thread_freezer.held(pid, pid, ()):
+            pass
+        deadline = time.monotonic() + 60
+        while os.pread(fd, 1, 100) == before:
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+
+
+def test_a_process_that_shares_the_descriptors_cannot_be_kept_still(program):
+    pid, fd = program("shares")
+    other = int.from_bytes(os.pread(fd, 8, 200), "little")
+
+    with pytest.raises(OSError, match="shares the descriptors"), thread_freezer.held(pid, pid, [pid, other]):
+        pass
+    assert counting(fd)
+
+
+def test_who_is_traced_by_somebody_else_cannot_be_kept_still(program):
+    pid, _ = program()
+    (thread, *_) = sorted(thread_freezer._threads(pid) - {pid})
+    tracer = os.fork()
+    if not tracer:
+        thread_freezer._libc.ptrace(thread_freezer._SEIZE, thread, None, None)
+        signal.pause()
+    try:
+        while f"TracerPid:\t{tracer}" not in Path(f"/proc/{pid}/task/{thread}/status").read_text():
+            time.sleep(0.005)
+        with pytest.raises(OSError, match="not permitted"), thread_freezer.held(pid, pid, ()):
+            pass
+    finally:
+        os.kill(tracer, signal.SIGKILL)
+        os.waitpid(tracer, 0)
+
+
+def test_a_thread_that_does_not_stop_in_time_is_not_stopped_later_either(program, monkeypatch):
+    monkeypatch.setattr(thread_freezer, "_PATIENCE_S", 0)
+    pid, fd = program()
+
+    def hold():
+        with thread_freezer.held(pid, pid, ()):
+            pass
+
+    with pytest.raises(OSError, match="does not stop"):
+        thread_freezer.apart(hold)
+    assert counting(fd)
+
+
+_BYTES = 256 << 20
+#: Maps memory and fills it, in one call that nothing interrupts.
+_FILLER = f"""
+import mmap, sys
+print("ready", flush=True)
+memory = mmap.mmap(-1, {_BYTES}, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x8000)
+sys.stdin.read()
+"""
+
+
+def test_a_call_that_keeps_a_cpu_busy_in_the_kernel_is_waited_for_however_much_time_that_seems_to_be():
+    with subprocess.Popen([sys.executable, "-c", _FILLER], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as filler:
+        filler.stdout.readline()
+        call = InflightSyscall(filler.pid, filler.pid, ["9"], ticks=-100)  # as if it had been in user mode since
+        while _filled(filler.pid) < _BYTES // 16:
+            time.sleep(0.0001)
+        thread_freezer.apart(lambda: thread_freezer.wait_until_over(call))
+        filled = _filled(filler.pid)
+        filler.stdin.close()
+
+    assert filled >= _BYTES
+
+
+def _filled(pid):
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")

@@ -1,0 +1,156 @@
+"""A guardian that does not answer is told from one that is slow."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from qgpu.errors import BackendGoneError
+from qgpu.ipc.codec import PROTOCOL
+from qgpu.planes.seccomp.guardian_link import GuardianHangsError, GuardianLink
+from qgpu.planes.seccomp.hang_detector import is_in_driver
+
+_ANSWERS = f"""
+import os, signal, sys
+from qgpu.ipc import wire
+server = wire.listen(sys.argv[1], 0o600)
+print("ready", flush=True)
+state = os.memfd_create("journal"), os.memfd_create("files")
+while True:
+    connection = wire.Connection(server.accept()[0])
+    while (message := connection.receive()) is not None:
+        if message[0]["op"] == "last event":
+            connection.send({{"event": "changed"}})
+        while message[0]["op"] in ("spin", "last event"):
+            pass
+        while message[0]["op"] == "sleep":
+            signal.pause()
+        hello = message[0]["op"] == "hello"
+        answer = {{"ok": True, "pid": os.getpid(), "protocol": {PROTOCOL}, "listeners": {{}}}}
+        connection.send(answer, state if hello else [])
+"""
+
+
+@pytest.fixture
+def answering(tmp_path):
+    path = tmp_path / "guardian.sock"
+    process = subprocess.Popen([sys.executable, "-c", _ANSWERS, str(path)], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"ready\n"
+    yield process, path
+    process.kill()
+    process.wait()
+    process.stdout.close()
+
+
+def _stop(pid: int) -> None:
+    os.kill(pid, signal.SIGSTOP)
+    while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
+        pass
+
+
+def test_a_guardian_that_was_stopped_is_given_up_as_such(answering):
+    process, path = answering
+    link = GuardianLink(path, watch=False)
+    link.call("renew")
+    _stop(process.pid)
+    with pytest.raises(BackendGoneError, match="its process is stopped"):
+        link.call("renew")
+    with pytest.raises(BackendGoneError, match="over"):
+        link.call("renew")
+    link.close()
+
+
+def test_a_stopped_guardian_is_found_to_hang_when_it_is_called_on(answering):
+    process, path = answering
+    _stop(process.pid)
+    with pytest.raises(GuardianHangsError, match=f"process {process.pid}.*its process is stopped"):
+        GuardianLink(path, watch=False)
+
+
+@pytest.mark.parametrize("how", ["spin", "sleep", "last event"])
+def test_a_guardian_that_hangs_without_being_stopped_is_given_up_too(answering, how):
+    _, path = answering
+    link = GuardianLink(path, watch=False)
+    with pytest.raises(BackendGoneError, match=r"it does not answer$"):
+        link.call(how)
+
+    assert link.hangs
+    link.close()
+
+
+def test_a_guardian_that_died_does_not_hang(answering):
+    process, path = answering
+    link = GuardianLink(path, watch=False)
+    process.kill()
+    process.wait()
+    with pytest.raises(BackendGoneError):
+        link.call("renew")
+
+    assert not link.hangs
+    link.close()
+
+
+_IN_AN_IOCTL = """
+import fcntl
+from qgpu.guardian.proxy.seccomp_filter import install
+listener = install()
+print("ready", flush=True)
+fcntl.ioctl(listener, 0xC0502100, bytearray(80))  # SECCOMP_IOCTL_NOTIF_RECV: nobody makes a call
+"""
+
+
+def test_a_process_that_the_driver_keeps_is_told_from_one_that_sleeps():
+    process = subprocess.Popen([sys.executable, "-c", _IN_AN_IOCTL], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"ready\n"
+    while Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] != "S":
+        pass
+    kept = is_in_driver(process.pid)
+    process.kill()
+    process.wait()
+    process.stdout.close()
+    asleep = subprocess.Popen(["sleep", "100"])
+    while Path(f"/proc/{asleep.pid}/stat").read_text().rpartition(")")[2].split()[0] != "S":
+        pass
+    other = is_in_driver(asleep.pid)
+    asleep.kill()
+    asleep.wait()
+
+    assert (kept, other) == (True, False)
+
+
+_WAITS = """
+import fcntl, signal, sys, threading
+from qgpu.guardian.proxy.seccomp_filter import install
+listener = install()
+lock = threading.Lock()
+lock.acquire()
+def another():
+    print("ready", flush=True)
+    if sys.argv[1] == "in the driver":
+        fcntl.ioctl(listener, 0xC0502100, bytearray(80))
+    else:
+        signal.sigwait({signal.SIGUSR1})
+threading.Thread(target=another).start()
+lock.acquire()
+"""
+
+
+@pytest.mark.parametrize("where", ["in the driver", "asleep"])
+def test_so_is_one_that_waits_for_another_thread_which_the_driver_keeps(where):
+    process = subprocess.Popen([sys.executable, "-c", _WAITS, where], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"ready\n"
+    tasks = Path(f"/proc/{process.pid}/task")
+    while {(each / "stat").read_text().rpartition(")")[2].split()[0] for each in tasks.iterdir()} != {"S"}:
+        pass
+    kept = is_in_driver(process.pid)
+    process.kill()
+    process.wait()
+    process.stdout.close()
+
+    assert kept == (where == "in the driver")

@@ -1,0 +1,87 @@
+"""The daemon's end of the one in reserve, where something is amiss."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import threading
+from types import SimpleNamespace
+
+import pytest
+
+from qgpu.errors import BackendGoneError
+from qgpu.guardian.failover.handover import StateFds
+from qgpu.planes.seccomp import host, standby
+from qgpu.planes.seccomp.host import SeccompHost
+from qgpu.planes.seccomp.standby import Standby
+
+
+@pytest.fixture
+def state():
+    made = StateFds.new()
+    yield made
+    made.close()
+
+
+def test_without_descriptors_no_reserve_is_started(state, tmp_path, monkeypatch):
+    def none_left():
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(standby.socket, "socketpair", none_left)
+
+    with pytest.raises(BackendGoneError, match="Too many open files"):
+        Standby(tmp_path, state, {})
+
+
+def test_one_that_has_ended_is_not_killed_by_a_number_that_may_be_anothers(state, tmp_path, monkeypatch):
+    ended = Standby(tmp_path, state, {})
+    ended.end()
+    killed = []
+    monkeypatch.setattr(os, "kill", lambda *arguments: killed.append(arguments))
+    ended.let_go(1)
+
+    assert (ended.lives, killed) == (False, [])
+
+
+def test_it_is_told_to_begin_once_and_its_end_is_then_its_own_affair(state, tmp_path):
+    one = Standby(tmp_path, state, {})
+    told = []
+    one._say = told.append
+    one.begin(killed=True)
+    one.begin(killed=False)
+    one.end()
+
+    assert told == [{"op": "begin", "killed": True}]
+    assert one.lives
+    one.kill()
+
+
+@pytest.mark.parametrize("mine", [True, False])
+def test_it_makes_way_for_another_guardian_and_only_for_another(state, tmp_path, mine):
+    one = Standby(tmp_path, state, {})
+    one.begin(killed=True)
+    one.yield_to(one._process.pid if mine else os.getpid())
+    if mine:
+        assert one.lives
+        one.kill()
+
+    assert one._process.wait(10) == -signal.SIGKILL
+
+
+def test_no_other_guardian_begins_between_a_listeners_arrival_and_its_copy(monkeypatch):
+    got = []
+
+    def hold(*_):
+        other = threading.Thread(target=lambda: got.append(plane._lock.acquire(blocking=False)))
+        other.start()
+        other.join()
+
+    plane = SeccompHost.__new__(SeccompHost)
+    plane._lock = threading.RLock()
+    monkeypatch.setattr(host, "is_listener", lambda fd: True)
+    monkeypatch.setattr(plane, "_call", lambda *_, **__: {"listener": 7})
+    monkeypatch.setattr(plane, "_hold", hold)
+    plane.attach("web", 1, [SimpleNamespace()])
+
+    assert got == [False]

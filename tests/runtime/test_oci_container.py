@@ -1,0 +1,168 @@
+"""A container as its runtime describes it: what it can reach is what it has, and nonsense is refused."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+
+import pytest
+
+from qgpu.errors import InvalidValueError, RefusedError
+from qgpu.runtime.oci_container import Container, described
+
+MINORS = {0: 3, 1: 0}
+CTL = (195, 255)
+
+MESSAGE = {
+    "id": "web",
+    "pid": 7,
+    "annotations": {"qgpu.io/cores": "40"},
+    "env": ["PATH=/bin", "EMPTY=", "bare", "X=a=b"],
+    "devices": [[195, 3], [1, 3]],
+    "seccomp": None,
+    "rules": [
+        {"allow": False, "access": "rwm"},
+        {"allow": True, "type": "c", "major": 195, "minor": 3, "access": "rw"},
+    ],
+}
+
+
+def test_a_description_is_read_whole():
+    read = described(MESSAGE)
+
+    assert read.environment == {"PATH": "/bin", "EMPTY": "", "X": "a=b"}
+    assert read.gpus(MINORS) == [0]
+    assert read.wanted().grant.cores == 40
+
+
+@pytest.mark.parametrize("key", sorted(MESSAGE))
+@pytest.mark.parametrize("value", ["x", 7, {"a": 1}, [["x", "y"]]])
+def test_a_description_that_is_none_is_refused_or_harmless(key, value):
+    with contextlib.suppress(InvalidValueError):
+        assert isinstance(described(MESSAGE | {key: value}), Container)
+
+
+@pytest.mark.parametrize("key", sorted(MESSAGE))
+def test_a_description_with_a_part_missing_is_refused(key):
+    with pytest.raises(InvalidValueError):
+        described({name: value for name, value in MESSAGE.items() if name != key})
+
+
+@pytest.mark.parametrize("said", [{}, {"QGPU_GPU_0": ""}, {"QGPU_GPU_0": "GPU-aa", "QGPU_GPU_1": "GPU-bb"}])
+def test_a_container_has_the_gpus_whose_nodes_it_has_whatever_it_says(said):
+    assert Container("web", 7, environment=said, devices=[(195, 0), CTL]).gpus(MINORS) == [1]
+
+
+def test_an_image_that_names_a_gpu_has_none_by_that():
+    with pytest.raises(RefusedError, match="no pGPU"):
+        Container("web", 7, environment={"QGPU_GPU_0": ""}, devices=[CTL]).gpus(MINORS)
+
+
+def test_a_simulated_gpu_is_named_by_its_variable():
+    assert Container("web", 7, environment={"QGPU_GPU_0": ""}).gpus({0: None, 1: None}) == [0]
+
+
+@pytest.mark.parametrize("minor", [{}, {"minor": 0}, {"minor": -1}])
+def test_a_rule_that_opens_a_card_without_a_grant_is_refused(minor):
+    rules = [{"allow": False}, {"allow": True, "type": "c", "major": 195, "access": "rw", **minor}]
+    with pytest.raises(RefusedError, match="lets it open /dev/nvidia0"):
+        Container("web", 7, devices=[(195, 3), CTL], rules=rules).gpus(MINORS)
+
+    assert Container("web", 7, devices=[(195, 3), (195, 0), CTL], rules=rules).gpus(MINORS) == [0, 1]
+    assert Container("web", 7, devices=[(195, 0), CTL], rules=rules[:1]).gpus(MINORS) == [1]
+
+
+def test_a_card_that_qgpu_does_not_share_is_refused():
+    with pytest.raises(RefusedError, match="/dev/nvidia5 is not shared"):
+        Container("web", 7, devices=[(195, 5)]).gpus(MINORS)
+
+
+@pytest.mark.parametrize(("device", "name"), [((226, 128), "/dev/dri"), ((195, 254), "/dev/nvidia-modeset")])
+def test_what_makes_video_memory_that_nobody_counts_does_not_go_with_a_limit(device, name):
+    limited = Container("web", 7, annotations={"qgpu.io/memory": "4GiB"}, devices=[CTL, device])
+    with pytest.raises(RefusedError, match=f"{name} makes video memory"):
+        limited.check_devices()
+
+    Container("web", 7, devices=[CTL, device]).check_devices()
+    Container("web", 7, annotations={"qgpu.io/memory": "4GiB"}, devices=[CTL]).check_devices()
+
+
+DENY = {"allow": False, "access": "rwm"}
+
+
+def limited(*rules):
+    return Container("web", 7, annotations={"qgpu.io/memory": "4GiB"}, devices=[CTL], rules=rules)
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        [],
+        [{"allow": True, "access": "rwm"}],
+        [DENY, {"allow": True, "type": "a", "access": "rw"}],
+        [DENY, {"allow": True, "type": "c", "access": "rwm"}],
+        [DENY, {"allow": True, "type": "c", "major": -1, "minor": -1, "access": "rwm"}],
+        [DENY, {"allow": True, "type": "c", "major": 226, "access": "rwm"}],
+        [DENY, {"allow": True, "type": "c", "major": 226, "minor": 128, "access": "r"}],
+        [DENY, {"allow": True, "type": "c", "major": 195, "access": "rw"}],
+        [DENY, {"allow": True, "type": "c", "major": 195, "minor": 254}],
+        [{"allow": True, "access": "rwm"}, {"allow": False, "type": "c", "major": 226, "minor": 0, "access": "rwm"}],
+        [{"allow": True, "access": "rwm"}, {"allow": False, "type": "b", "access": "rwm"}],
+        [{"allow": True, "access": "rwm"}, {"allow": False, "access": "w"}],
+    ],
+)
+def test_a_rule_that_opens_what_no_limit_holds_does_not_go_with_one(rules):
+    with pytest.raises(RefusedError, match="makes video memory that no limit holds"):
+        limited(*rules).check_devices()
+    assert Container("web", 7, devices=[CTL], rules=rules).beyond_limits()
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        [DENY],
+        [DENY, {"allow": True, "type": "c", "access": "m"}],
+        [DENY, {"allow": True, "type": "b", "access": "rwm"}],
+        [DENY, {"allow": True, "type": "c", "major": 195, "minor": 0, "access": "rwm"}],
+        [DENY, {"allow": True, "type": "c", "major": 1, "access": "rwm"}],
+        [{"allow": True, "access": "rwm"}, DENY],
+        [
+            {"allow": True, "access": "rwm"},
+            {"allow": False, "type": "c", "major": 226, "access": "rwm"},
+            {"allow": False, "type": "c", "major": 195, "minor": 254, "access": "rw"},
+        ],
+    ],
+)
+def test_rules_that_open_nothing_else_go_with_a_limit(rules):
+    limited(*rules).check_devices()
+
+
+def test_a_container_without_a_card_is_refused():
+    with pytest.raises(RefusedError, match="no pGPU"):
+        Container("web", 7, devices=[CTL, (1, 3)]).gpus(MINORS)
+
+
+def test_cri_o_labels_count():
+    read = Container("web", 7, annotations={"io.kubernetes.cri-o.Labels": '{"qgpu.io/cores": "40"}'})
+
+    assert read.wanted().grant.cores == 40
+
+
+@pytest.mark.parametrize("labels", ["{", "5", '["qgpu.io/cores"]'])
+def test_labels_that_are_no_table_are_refused(labels):
+    with pytest.raises(InvalidValueError, match=r"cri-o\.Labels"):
+        Container("web", 7, annotations={"io.kubernetes.cri-o.Labels": labels}).wanted()
+
+
+def test_a_container_in_its_starters_cgroup_is_refused():
+    with subprocess.Popen(["sleep", "60"]) as process:
+        try:
+            with pytest.raises(RefusedError, match="no cgroup of its own"):
+                Container("web", process.pid).cgroup()
+        finally:
+            process.kill()
+
+
+def test_a_container_that_is_gone_is_refused():
+    with pytest.raises(RefusedError, match="process"):
+        Container("web", 2**22 + 1).cgroup()
