@@ -49,7 +49,10 @@ class PodClass(StrEnum):
 
 
 class OnIdle(StrEnum):
-    """What happens to the rest of a window when the pod it belongs to has nothing to run."""
+    """What happens to the rest of a window when the pod it belongs to is idle.
+
+    A pod is idle, on every plane, when it ran nothing for as long as its gate was open in its last turn.
+    """
 
     YIELD = "yield"
     KEEP = "keep"
@@ -295,6 +298,11 @@ class PodPlan:
         for before, after in zip(self.windows or (), (self.windows or ())[1:], strict=False):
             if after.start_ns < before.end_ns:
                 raise InvalidValueError(f"pod {self.pod}: windows overlap or are out of order")
+
+    @property
+    def turn_ns(self) -> int | None:
+        """Return how much of a period its own windows take, in ns; None without any."""
+        return None if self.windows is None else sum(window.end_ns - window.start_ns for window in self.windows)
 
 
 @dataclass(frozen=True, slots=True)

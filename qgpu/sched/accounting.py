@@ -37,7 +37,7 @@ def settle(entries: Mapping[str, RoundEntry], round_ns: int, period_ns: int, *, 
         debts[name] = entry.debt_ns
         if not entry.weight:
             debts[name] = _against_quota(entry, period_ns)
-        elif not entry.busy_tsgs or entry.turns_ns is None:
+        elif not entry.busy_tsgs or entry.part is None or entry.part.turn_ns is None:
             debts[name] = 0
         else:
             by_class.setdefault(entry.grant.pod_class, {})[name] = entry
@@ -77,8 +77,7 @@ def _by_windows(rivals: Mapping[str, RoundEntry], round_ns: int, period_ns: int,
 
 def _fills(entry: RoundEntry, round_ns: int, period_ns: int, foreign_ns: int) -> bool:
     """Tell whether it had work in all of its own turns; ``foreign_ns`` of the round was never to be had."""
-    own_ns = entry.turns_ns
-    if own_ns is None:
+    if entry.part is None or (own_ns := entry.part.turn_ns) is None:
         return True
     turns_ns = (
         min(entry.use.open_ns, own_ns * round_ns // period_ns) * max(0, round_ns - foreign_ns) // max(1, round_ns)

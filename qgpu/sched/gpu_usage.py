@@ -41,13 +41,6 @@ class RoundEntry(NamedTuple):
         """Return its weight among its class; 0 where it is held to its quota."""
         return self.part.weight if self.part else 0
 
-    @property
-    def turns_ns(self) -> int | None:
-        """Return how much of a period its own windows take; None without any."""
-        if self.part is None or self.part.windows is None:
-            return None
-        return sum(window.end_ns - window.start_ns for window in self.part.windows)
-
 
 def overruns(rivals: Mapping[str, RoundEntry]) -> dict[str, int]:
     """Return what each had beyond its part, by weight, of what they had together."""

@@ -20,8 +20,8 @@ from qgpu.planes.kmod import DEVICE
 from qgpu.planes.kmod.device import CLASSES, Card, Device, grant_of, text_of, trouble_of
 from qgpu.planes.kmod.uapi import NUMBERS, ffi
 
-#: A pod that has not run although its gate was open for this long is idle.
-_IDLE_AFTER_NS = 20 * NS_PER_MS
+#: A pod that ran nothing for this part of a turn, with its gate open, let the turn pass: moving gates takes the rest.
+_WHOLE = 0.75
 #: How long a plan holds without being renewed, which the loop does four times a second: with what opening gates
 #: takes, every gate is open and every timeslice the driver's own within a second of its end.
 LEASE_NS = 800 * NS_PER_MS
@@ -172,11 +172,11 @@ class KmodBackend:
 
     def _tell_idle(self, plan: Plan) -> None:
         """Say who is idle, of those whose windows yield: the module cannot know."""
-        lenders = {part.pod for part in plan.pods if any(w.on_idle is OnIdle.YIELD for w in part.windows or ())}
+        lenders = {part.pod: part for part in plan.pods if any(w.on_idle is OnIdle.YIELD for w in part.windows or ())}
         for pod in self._device.each("POD_NEXT", "pod") if lenders else ():
-            if text_of(pod.name) in lenders:
+            if part := lenders.get(text_of(pod.name)):
                 try:
-                    idle = self._quiet_ns.get(pod.pod, 0) >= _IDLE_AFTER_NS
+                    idle = self._quiet_ns.get(pod.pod, 0) >= _WHOLE * (part.turn_ns or 0)
                     self._device.call("IDLE", pod=pod.pod, gpu=self._card.number, idle=idle)
                 except FileNotFoundError:  # the pod, or the plan; the next tick sees
                     continue
