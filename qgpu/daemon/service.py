@@ -10,7 +10,7 @@ import itertools
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -93,12 +93,12 @@ class Service:
         if chosen.plane is not Plane.SIM:
             self._unmanaged.start()
         self.counters = Counters(host, chosen, self._pgpus, self._loops, traces, self._fence, self._unmanaged)
-        self._reading: dict[str, _Request] = {
+        self._looking: dict[str, Callable[[Sequence[PodInfo]], dict[str, Any]]] = {
             "status": self._status,
-            "gpu.list": self._gpu_list,
+            "gpu.list": lambda pods: {"gpus": self._gpus(pods)},
             "pod.list": self._pod_list,
-            "sim.progress": loads.progress,
         }
+        self._reading: dict[str, _Request] = {"sim.progress": loads.progress}
         self._changing: dict[str, _Request] = {
             "gpu.set": self._gpu_set,
             "pod.create": self._pod_create,
@@ -114,12 +114,16 @@ class Service:
     def handle(self, session: Session, message: dict[str, Any], fds: list[int]) -> dict[str, Any]:
         """Answer one request. Raises a QgpuError for what cannot be done."""
         op = str(message.get("op"))
+        pods: Sequence[PodInfo] = ()
         if not op.startswith("sim."):  # a simulated card is used through us
-            refuse_pods(session.peer.pid, session.process, self._host.pods())
+            pods = self._host.pods()
+            refuse_pods(session.peer.pid, session.process, pods)
         if op in self._changing and not session.may_change:
             raise PermissionDeniedError(
                 f"{op}: only root, the daemon's own user and the socket's group may change things"
             )
+        if look := self._looking.get(op):
+            return look(pods)
         request = self._changing.get(op) or self._reading.get(op)
         if request is None:
             raise InvalidValueError(f"request {op!r}: there is no such request; is qgpuctl of the daemon's version?")
@@ -134,8 +138,8 @@ class Service:
         """Tell whether every loop still runs."""
         return all(each.alive for each in self._loops.values())
 
-    def reap(self) -> None:
-        """Retire pods that nobody holds and nothing runs in."""
+    def reap(self) -> list[PodInfo]:
+        """Retire pods that nobody holds and nothing runs in; return the others."""
         with self._lock:
             pods, left = self._host.pods(), []
             self._places = places_of(pods)
@@ -146,6 +150,7 @@ class Service:
                 else:
                     left.append(pod)
             self._fence.tell(left)
+            return left
 
     def close(self) -> None:
         """Stop the loops, so that every gate is open, and let go of the host."""
@@ -174,17 +179,14 @@ class Service:
         return pod.alive or bool(pod.pids) or self._loads.in_pod(pod.name)
 
     def _pod(self, name: str) -> PodInfo:
-        for pod in self._host.pods():
-            if pod.name == name:
-                return pod
-        raise no_pod(name)
+        return _named(name, self._host.pods())
 
     def _gpu(self, index: int) -> GpuLoop:
         if index not in self._loops:
             raise no_pgpu(index, self._loops)
         return self._loops[index]
 
-    def _status(self, _session: Session, _arguments: Arguments, _fds: list[int]) -> dict[str, Any]:
+    def _status(self, pods: Sequence[PodInfo]) -> dict[str, Any]:
         return {
             "plane": self._chosen.plane.value,
             "why": self._chosen.why,
@@ -193,16 +195,12 @@ class Service:
             "uptime_s": round((time.monotonic_ns() - self._started_ns) / 1e9, 3),
             "traces": self._traces.count,
             "policies": {name: info.number for name, info in POLICIES.items()},
-            "gpus": self._gpus(),
+            "gpus": self._gpus(pods),
             "device_files": self._fence.shown(),
             "unmanaged_processes": [asdict(each) for there in self._unmanaged.seen.values() for each in there],
         }
 
-    def _gpu_list(self, _session: Session, _arguments: Arguments, _fds: list[int]) -> dict[str, Any]:
-        return {"gpus": self._gpus()}
-
-    def _gpus(self) -> list[dict[str, Any]]:
-        pods = self._host.pods()
+    def _gpus(self, pods: Sequence[PodInfo]) -> list[dict[str, Any]]:
         return [views.gpu(self._pgpus[index], loop, pods) for index, loop in self._loops.items()]
 
     def _gpu_set(self, _session: Session, arguments: Arguments, _fds: list[int]) -> dict[str, Any]:
@@ -226,9 +224,9 @@ class Service:
         _log.info("pGPU set", pgpu=index, **asdict(settings))
         return {}
 
-    def _pod_list(self, _session: Session, _arguments: Arguments, _fds: list[int]) -> dict[str, Any]:
+    def _pod_list(self, pods: Sequence[PodInfo]) -> dict[str, Any]:
         ledgers = {index: loop.ledger for index, loop in self._loops.items()}
-        return {"pods": [views.pod(pod, ledgers) for pod in self._host.pods()]}
+        return {"pods": [views.pod(pod, ledgers) for pod in pods]}
 
     def _pod_create(self, session: Session, arguments: Arguments, _fds: list[int]) -> dict[str, Any]:
         grants = arguments.grants()
@@ -294,8 +292,7 @@ class Service:
 
         That is the container's last run: a container that starts has a cgroup to itself.
         """
-        self.reap()  # a name whose last bearer has just ended is free
-        pods = self._host.pods()
+        pods = self.reap()  # a name whose last bearer has just ended is free
         before = [pod for pod in pods if at and pod.cgroup == at]
         others = [pod for pod in pods if pod not in before]
         name = wanted or _unused_name({pod.name for pod in others})
@@ -310,9 +307,9 @@ class Service:
             if made:
                 cgroup.remove(name, made)
             raise
-        pods = self._host.pods()
-        self._places = places_of(pods)
-        self._fence.tell(pods)
+        now = self._host.pods()
+        self._places = places_of(now)
+        self._fence.tell(now)
         return name
 
     def _home_of(self, name: str, launcher: Session) -> str:
@@ -358,7 +355,8 @@ class Service:
     def _pod_set(self, _session: Session, arguments: Arguments, _fds: list[int]) -> dict[str, Any]:
         name = arguments.need("name", str)
         with self._lock:
-            pod = self._pod(name)
+            pods = self._host.pods()
+            pod = _named(name, pods)
             index = arguments.get("gpu", int)
             if index is not None and index not in pod.grants:
                 raise UnknownNameError(f"pod {name}: it has no grant on pGPU {index}")
@@ -369,7 +367,7 @@ class Service:
             if pod.cgroup and any(grant.memory is not None for grant in grants.values()):
                 _check_reach(pod)
             settings = {number: each.settings for number, each in self._loops.items()}
-            admission.check_amended(name, grants, self._host.pods(), self._free_pgpus(), settings)
+            admission.check_amended(name, grants, pods, self._free_pgpus(), settings)
             self._host.amend(name, grants)
             notes = over_limits(self._pod(name))
         _log.info("pod set", pod=name)
@@ -385,6 +383,13 @@ class Service:
             self._held.pop(name, None)
         _log.info("pod removed", pod=name)
         return {}
+
+
+def _named(name: str, pods: Sequence[PodInfo]) -> PodInfo:
+    for pod in pods:
+        if pod.name == name:
+            return pod
+    raise no_pod(name)
 
 
 def _check_reach(pod: PodInfo) -> None:
