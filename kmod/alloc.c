@@ -13,13 +13,16 @@
 #include "events.h"
 #include "mem.h"
 #include "rm.h"
+#include "rule_lookup.h"
 #include "slice.h"
+#include "trace.h"
 
 /* What the forms of the call have in common. */
 struct request {
 	u32 root, parent, object, class;
 	u64 params;
 	size_t status_at;
+	u8 flags;		/* of the class: rule_lookup.h */
 };
 
 static struct request request_of(const struct qgpu_call *call)
@@ -181,12 +184,6 @@ static int book(struct qgpu_call *call, struct qgpu_client *client, u32 parent, 
 	return class == NV01_MEMORY_LOCAL_USER ? -EINVAL : 0;
 }
 
-/* Memory that is given to these has another handle inside RM, and outlives its own: as if it were exported. */
-static bool holds_memory(u32 class)
-{
-	return class == NV_MEMORY_FABRIC || class == NV_SEMAPHORE_SURFACE || class == NV_EVENT_BUFFER;
-}
-
 static long alloc_locked(struct qgpu_call *call, struct qgpu_client *client, const struct request *request)
 {
 	struct qgpu_mem *mem = qgpu_reserve_taken(client, request->parent, request->class,
@@ -198,13 +195,13 @@ static long alloc_locked(struct qgpu_call *call, struct qgpu_client *client, con
 	if (IS_ERR(mem))
 		return qgpu_refuse_memory(call, max(qgpu_object_gpu(client, request->parent), 0), 0,
 					  request->status_at);
-	if (NV_IS_FOR_COMPUTE(request->class) && !qgpu_is_in_compute_tsg(client, request->parent))
+	if (request->flags & QGPU_ON_COMPUTE_ENGINE && !qgpu_is_in_compute_tsg(client, request->parent))
 		return qgpu_refuse_alloc(call, request->status_at, NV_ERR_INVALID_ARGUMENT);
-	if (holds_memory(request->class))
+	if (request->flags & QGPU_HOLDS_MEMORY)	/* it has another handle inside RM: as if it were exported */
 		qgpu_objects_export(client);
 	ret = qgpu_call_forward(call);
 	handle = call->out.alloc.object;
-	if (NV_IS_FOR_COMPUTE(request->class))
+	if (request->flags & QGPU_ON_COMPUTE_ENGINE)
 		qgpu_make_preemptible(client, request->parent);
 	if (call->sealed && !qgpu_is_registered(request->class))
 		return ret;
@@ -252,24 +249,34 @@ static bool is_looked_at(u32 class)
 	       NV_IS_GPFIFO(class);
 }
 
-/* What would take more of the card than can be told: refused under a limit. MemoryMapper's mappings take page tables. */
+/* What would take more of the card than can be told: refused under a limit. */
 static bool is_uncountable(u32 class, u32 flags)
 {
-	return class == NV_MEMORY_MAPPER || (class == NV50_MEMORY_VIRTUAL && qgpu_takes_tables(flags)) ||
+	return (class == NV50_MEMORY_VIRTUAL && qgpu_takes_tables(flags)) ||
 	       (class == NV01_MEMORY_LOCAL_USER && qgpu_chooses_place(flags));
+}
+
+static long refuse_class(struct qgpu_call *call, const struct request *request)
+{
+	trace_qgpu_refuse(call->pod->id, call->nr, request->class, NV_ERR_INVALID_CLASS);
+	return qgpu_refuse_alloc(call, request->status_at, NV_ERR_INVALID_CLASS);
 }
 
 long qgpu_alloc(struct qgpu_call *call)
 {
 	struct request request = request_of(call);
+	const struct qgpu_class_rule *rule = qgpu_class_rule(request.class);
 	u64 size = 0;
 
-	if (qgpu_is_physical(request.class))
-		return qgpu_refuse_alloc(call, request.status_at, NV_ERR_INSUFFICIENT_PERMISSIONS);
 	if (call->size == sizeof(struct nvos64) && call->in.alloc_long.flags & NVOS64_FLAGS_FINN_SERIALIZED)
 		return qgpu_call_answer(call, request.status_at, NV_ERR_INVALID_ARGUMENT);
-	if (request.params && is_looked_at(request.class))
+	if (!rule || !(rule->flags & QGPU_BY_ALLOC))
+		return refuse_class(call, &request);
+	request.flags = rule->flags;
+	if (request.params && (rule->clients || is_looked_at(request.class)))
 		qgpu_call_look(call, request.params, call->room, sizeof(call->room));
+	if (qgpu_call_names_foreign(call, request.root, rule->clients))
+		return qgpu_refuse_alloc(call, request.status_at, NV_ERR_INVALID_OBJECT_HANDLE);
 	if (is_uncountable(request.class, param_u32(call, NV_MEMORY_PARAMS_FLAGS_AT)) && qgpu_pod_limited(call->pod))
 		return qgpu_refuse_alloc(call, request.status_at, NV_ERR_NOT_SUPPORTED);
 	switch (request.class) {
@@ -285,13 +292,14 @@ long qgpu_alloc(struct qgpu_call *call)
 	return alloc_object(call, &request);
 }
 
+/* The process's own memory, or the system's: of the card's RM gives an administrator all by this call. */
 long qgpu_alloc_memory(struct qgpu_call *call)
 {
 	struct request request = request_of(call);
+	const struct qgpu_class_rule *rule = qgpu_class_rule(request.class);
 
-	if (qgpu_is_physical(request.class))
-		return qgpu_refuse_alloc(call, request.status_at, NV_ERR_INSUFFICIENT_PERMISSIONS);
-	if (request.class != NV01_MEMORY_LOCAL_USER)
-		return alloc_object(call, &request);
-	return video(call, &request, call->in.memory.limit + 1);
+	if (!rule || !(rule->flags & QGPU_BY_ALLOC_MEMORY))
+		return refuse_class(call, &request);
+	request.flags = rule->flags;
+	return alloc_object(call, &request);
 }

@@ -15,6 +15,7 @@
 #include "escape.h"
 #include "interpose.h"
 #include "rm.h"
+#include "rule_lookup.h"
 #include "seal.h"
 #include "trace.h"
 
@@ -31,6 +32,18 @@ void qgpu_call_look(struct qgpu_call *call, u64 params_at, void *params, u32 siz
 	call->params_at = params_at;
 	call->params_size = size;
 	call->params = params;
+}
+
+bool qgpu_call_names_foreign(const struct qgpu_call *call, u32 own, u8 words)
+{
+	u32 at, client;
+
+	for (at = 0; words && at + sizeof(client) <= call->params_size; words >>= 1, at += sizeof(client)) {
+		memcpy(&client, (const char *)call->params + at, sizeof(client));
+		if (words & 1 && client && client != own && qgpu_client_pod(client) != call->pod->id)
+			return true;
+	}
+	return false;
 }
 
 long qgpu_call_forward(struct qgpu_call *call)
@@ -243,12 +256,20 @@ static int unwrap(unsigned int *cmd, unsigned long *arg)
 }
 
 /*
- * What cannot be counted: a dma-buf keeps memory that has no handle any more; RM's own mappings take page tables of the
- * card (CUDA's are UVM's). These calls have no status of RM's that would stand at one place.
+ * What cannot be counted is refused under a limit: a dma-buf keeps memory that has no handle any more; RM's own mappings
+ * take page tables of the card (CUDA's are UVM's). These calls have no status of RM's that would stand at one place.
  */
-static bool is_uncountable(u32 nr)
+static bool is_refused(const struct qgpu_pod *pod, u32 nr)
 {
-	return nr == NV_ESC_EXPORT_TO_DMABUF_FD || nr == NV_ESC_RM_MAP_MEMORY_DMA;
+	switch (qgpu_escape_refusal(nr)) {
+	case QGPU_REFUSED_ALWAYS:
+		return true;
+	case QGPU_REFUSED_UNDER_LIMIT:
+		return qgpu_pod_limited(pod);
+	case QGPU_NOT_REFUSED:
+		break;
+	}
+	return false;
 }
 
 long qgpu_escape(struct qgpu_file *file, unsigned int cmd, unsigned long arg)
@@ -262,7 +283,7 @@ long qgpu_escape(struct qgpu_file *file, unsigned int cmd, unsigned long arg)
 	/* It would make RM take this file for the other one, whose clients would outlive our forgetting them. */
 	if (_IOC_NR(cmd) == NV_ESC_REGISTER_FD && iminor(file_inode(file->filp)) == NV_MINOR_CONTROL)
 		return -EINVAL;
-	if (is_uncountable(_IOC_NR(cmd)) && qgpu_pod_limited(file->pod))
+	if (is_refused(file->pod, _IOC_NR(cmd)))
 		return -EOPNOTSUPP;
 	handler = handler_of(_IOC_NR(cmd), _IOC_SIZE(cmd));
 	if (!handler)

@@ -40,6 +40,9 @@ long qgpu_escape(struct qgpu_file *file, unsigned int cmd, unsigned long arg);
 /* Look at what a pointer of the call points to; what is not there is 0, for RM too. */
 void qgpu_call_look(struct qgpu_call *call, u64 params_at, void *params, u32 size);
 
+/* Whether the parameters that were looked at name a client that is neither the pod's nor the call's own; words: a bit each. */
+bool qgpu_call_names_foreign(const struct qgpu_call *call, u32 own, u8 words);
+
 /*
  * Hand the call to the driver. Whatever is returned, call->out is what RM answered, with a status that is not OK if it
  * did not: a struct that the driver cannot write back makes -EFAULT of a call that is done all the same.
@@ -115,9 +118,8 @@ typedef struct qgpu_mem *(*qgpu_finder)(const struct qgpu_arrival *arrival, cons
 /* Book it, or take it back; then a status of RM's says why. */
 u32 qgpu_arrive(struct qgpu_call *call, struct qgpu_arrival *arrival, qgpu_finder find, const void *about);
 long qgpu_dup(struct qgpu_call *call);
-bool qgpu_is_export(u32 cmd);
-long qgpu_export(struct qgpu_call *call);
-bool qgpu_is_import(u32 cmd);
+/* memory_at: where in the parameters the handle of the memory lies; 0: they name many. */
+long qgpu_export(struct qgpu_call *call, u32 memory_at);
 long qgpu_import(struct qgpu_call *call);
 long qgpu_vid_heap(struct qgpu_call *call);
 long qgpu_control(struct qgpu_call *call);

@@ -78,7 +78,7 @@ static long book(struct qgpu_call *call, struct qgpu_client *client, const struc
 			qgpu_mem_keep(client, mem);
 		if (!qgpu_is_physical(class))
 			return 0;
-		/* _rmAllocMemoryLocalUser, for an administrator */
+		/* unsealed: another class than was looked at */
 		qgpu_rm_free(client->handle, video->parent, handle);
 		return qgpu_refuse_alloc(call, video->status_at, NV_ERR_INSUFFICIENT_PERMISSIONS);
 	}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from pathlib import Path
 
 import pytest
 
@@ -175,15 +174,6 @@ def test_a_channel_that_nobody_gates_is_not_allowed():
 def test_scheduling_is_a_right_and_the_rest_is_unknown():
     assert controls.refusal(abi.NV2080_FIFO_DISABLE_CHANNELS) == abi.NV_ERR_INSUFFICIENT_PERMISSIONS
     assert controls.refusal(0x0080180A) == controls.refusal(0x2080FFF1) == abi.NV_ERR_NOT_SUPPORTED
-
-
-def test_what_the_module_refuses_is_refused_here_too():
-    text = (Path(__file__).parents[2] / "kmod" / "control.c").read_text()
-    numbers = re.findall(r"^\t(0x[0-9a-f]+),", text.partition("refused[] = {")[2].partition("};")[0], re.MULTILINE)
-
-    assert numbers
-    for number in numbers:
-        assert controls.CONTROLS[int(number, 16)].why is controls.SCHEDULING, number
 
 
 def test_classes_of_memory_by_its_place_are_not_for_pods():
