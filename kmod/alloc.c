@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * alloc.c - what a pod allocates: clients and objects go into the register. Video memory is video.c's, what a TSG or
+ * alloc.c - what a pod allocates: clients and objects go into the register. Video memory is vram_heap.c's, what a TSG or
  * channel means is context.c's.
  *
  * RM acts on parameters as they were looked at here only where calls are sealed. So what was made is asked of RM all
@@ -8,14 +8,16 @@
  */
 #include <linux/uaccess.h>
 
+#include "alloc.h"
 #include "client.h"
-#include "escape.h"
+#include "context.h"
 #include "events.h"
+#include "gpu.h"
 #include "mem.h"
 #include "rm.h"
 #include "rule_lookup.h"
-#include "slice.h"
 #include "trace.h"
+#include "vram_heap.h"
 
 /* What the forms of the call have in common. */
 struct request {
@@ -97,18 +99,6 @@ static long alloc_client(struct qgpu_call *call, const struct request *request)
 	return ret;
 }
 
-void qgpu_free_unsaid(struct qgpu_client *client, u32 parent, u32 handle, struct qgpu_mem *mem)
-{
-	u32 class;
-
-	if (qgpu_object_find(client, handle) || qgpu_rm_class(client->handle, handle, &class) != NV_OK)
-		return;
-	if (class == NV01_MEMORY_LOCAL_USER)
-		qgpu_take_back(client, parent, handle, mem);
-	else if (qgpu_is_physical(class) || qgpu_is_registered(class))
-		qgpu_rm_free(client->handle, parent, handle);
-}
-
 /*
  * Which card a device is on is asked of RM, by its first subdevice: the number in the call's parameters can be changed
  * after RM has read it. Until then the device has no card, and nothing that needs one is made below it.
@@ -163,13 +153,7 @@ static int register_object(struct qgpu_call *call, struct qgpu_client *client, u
 	return ret;
 }
 
-bool qgpu_is_registered(u32 class)
-{
-	return class == NV01_DEVICE_0 || class == NV20_SUBDEVICE_0 || class == KEPLER_CHANNEL_GROUP_A ||
-	       class == FERMI_VASPACE_A || class == FERMI_CONTEXT_SHARE_A || NV_IS_GPFIFO(class);
-}
-
-/* The class is RM's, not the call's: without a seal the two can differ. */
+/* The class is RM's, not the call's: unsealed the two can differ. */
 static int book(struct qgpu_call *call, struct qgpu_client *client, u32 parent, u32 handle, struct qgpu_mem *mem)
 {
 	u32 class;
@@ -232,9 +216,9 @@ static long alloc_object(struct qgpu_call *call, const struct request *request)
 	return ret;
 }
 
-static long video(struct qgpu_call *call, const struct request *request, u64 size)
+static long vram(struct qgpu_call *call, const struct request *request, u64 size)
 {
-	return qgpu_video_alloc(call, &(struct qgpu_video){
+	return qgpu_vram_alloc(call, &(struct qgpu_vram){
 		.root = request->root,
 		.parent = request->parent,
 		.size = size,
@@ -287,7 +271,7 @@ long qgpu_alloc(struct qgpu_call *call)
 	case NV01_MEMORY_LOCAL_USER:
 		if (call->params_size)
 			memcpy(&size, call->room + NV_MEMORY_PARAMS_SIZE_AT, sizeof(size));
-		return video(call, &request, size);
+		return vram(call, &request, size);
 	}
 	return alloc_object(call, &request);
 }

@@ -7,9 +7,10 @@
 #include <linux/uaccess.h>
 
 #include "client.h"
-#include "debt.h"
-#include "escape.h"
+#include "control.h"
 #include "events.h"
+#include "export.h"
+#include "gate_penalty.h"
 #include "mem.h"
 #include "rule_lookup.h"
 #include "trace.h"
@@ -78,23 +79,23 @@ static long preempt(struct qgpu_call *call)
 	qgpu_call_look(call, call->in.control.params, asked, sizeof(*asked));
 	if (!asked->wait || asked->manual_timeout)
 		return refuse(call, NV_ERR_INSUFFICIENT_PERMISSIONS);
-	ret = qgpu_debt_begin(call->pod);
+	ret = qgpu_gate_penalty_begin(call->pod);
 	if (ret)
 		return ret;
 	ret = qgpu_call_forward(call);
-	qgpu_debt_end(call->pod, true);
+	qgpu_gate_penalty_end(call->pod, true);
 	return ret;
 }
 
 /* A program's own start of its channels is let through, and a closed gate closed again before it returns. */
 static long start_open(struct qgpu_call *call, struct qgpu_client *client)
 {
-	long ret = qgpu_debt_begin(call->pod);
+	long ret = qgpu_gate_penalty_begin(call->pod);
 
 	if (ret)
 		return ret;
 	ret = qgpu_call_forward_open(call);
-	qgpu_debt_end(call->pod, qgpu_objects_reclose(client));
+	qgpu_gate_penalty_end(call->pod, qgpu_objects_reclose(client));
 	return ret;
 }
 

@@ -14,17 +14,19 @@
 #include <linux/uaccess.h>
 
 #include "client.h"
-#include "escape.h"
+#include "dup.h"
+#include "export.h"
 #include "mem.h"
 #include "rm.h"
-#include "seal.h"
+#include "toctou.h"
+#include "vram_heap.h"
 
 static void note_export(struct qgpu_call *call, struct qgpu_client *client, u32 memory_at)
 {
 	struct qgpu_object *object;
 	u32 memory;
 
-	if (!memory_at || !qgpu_sealed()) {
+	if (!memory_at || !qgpu_toctou_sealed()) {
 		qgpu_objects_export(client);
 		return;
 	}
