@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import struct
 from collections import Counter
 
 import pytest
@@ -179,6 +180,17 @@ def test_scheduling_is_a_right_and_the_rest_is_unknown():
 def test_classes_of_memory_by_its_place_are_not_for_pods():
     for rm_class in (abi.NV01_MEMORY_SYSTEM_OS_DESCRIPTOR, 0x81, *classes.PHYSICAL, 0xC57D, 0x9010):
         assert rm_class not in classes.ALLOWED, hex(rm_class)
+
+
+def test_the_old_call_makes_what_the_table_says(on_card):
+    refused = set()
+    for number in classes.CLASSES:
+        memory = struct.pack("<6IQQIIiI", 7, 2, 0x900, number, 0, 0, 0, 0, 0xFFFF, 0, -1, 0)
+        answer = on_card.call(abi.NV_ESC_RM_ALLOC_MEMORY, memory)[2]
+        if struct.unpack_from("<I", answer, 40)[0] == abi.NV_ERR_INVALID_CLASS:
+            refused.add(number)
+
+    assert classes.CLASSES.keys() - refused == {row.number for row in classes.ROWS if row.by_alloc_memory}
 
 
 class _Owners:
