@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * alloc.c - what a pod allocates: clients and objects go into the register. Video memory is video.c's, what a TSG or
+ * alloc.c - what a pod allocates: clients and objects go into the register. Video memory is vram_heap.c's, what a TSG or
  * channel means is context.c's.
  *
  * RM acts on parameters as they were looked at here only where calls are sealed. So what was made is asked of RM all
@@ -8,18 +8,23 @@
  */
 #include <linux/uaccess.h>
 
+#include "alloc.h"
 #include "client.h"
-#include "escape.h"
+#include "context.h"
 #include "events.h"
+#include "gpu.h"
 #include "mem.h"
 #include "rm.h"
-#include "slice.h"
+#include "rule_lookup.h"
+#include "trace.h"
+#include "vram_heap.h"
 
 /* What the forms of the call have in common. */
 struct request {
 	u32 root, parent, object, class;
 	u64 params;
 	size_t status_at;
+	u8 flags;		/* of the class: rule_lookup.h */
 };
 
 static struct request request_of(const struct qgpu_call *call)
@@ -94,18 +99,6 @@ static long alloc_client(struct qgpu_call *call, const struct request *request)
 	return ret;
 }
 
-void qgpu_free_unsaid(struct qgpu_client *client, u32 parent, u32 handle, struct qgpu_mem *mem)
-{
-	u32 class;
-
-	if (qgpu_object_find(client, handle) || qgpu_rm_class(client->handle, handle, &class) != NV_OK)
-		return;
-	if (class == NV01_MEMORY_LOCAL_USER)
-		qgpu_take_back(client, parent, handle, mem);
-	else if (qgpu_is_physical(class) || qgpu_is_registered(class))
-		qgpu_rm_free(client->handle, parent, handle);
-}
-
 /*
  * Which card a device is on is asked of RM, by its first subdevice: the number in the call's parameters can be changed
  * after RM has read it. Until then the device has no card, and nothing that needs one is made below it.
@@ -160,13 +153,7 @@ static int register_object(struct qgpu_call *call, struct qgpu_client *client, u
 	return ret;
 }
 
-bool qgpu_is_registered(u32 class)
-{
-	return class == NV01_DEVICE_0 || class == NV20_SUBDEVICE_0 || class == KEPLER_CHANNEL_GROUP_A ||
-	       class == FERMI_VASPACE_A || class == FERMI_CONTEXT_SHARE_A || NV_IS_GPFIFO(class);
-}
-
-/* The class is RM's, not the call's: without a seal the two can differ. */
+/* The class is RM's, not the call's: unsealed the two can differ. */
 static int book(struct qgpu_call *call, struct qgpu_client *client, u32 parent, u32 handle, struct qgpu_mem *mem)
 {
 	u32 class;
@@ -181,12 +168,6 @@ static int book(struct qgpu_call *call, struct qgpu_client *client, u32 parent, 
 	return class == NV01_MEMORY_LOCAL_USER ? -EINVAL : 0;
 }
 
-/* Memory that is given to these has another handle inside RM, and outlives its own: as if it were exported. */
-static bool holds_memory(u32 class)
-{
-	return class == NV_MEMORY_FABRIC || class == NV_SEMAPHORE_SURFACE || class == NV_EVENT_BUFFER;
-}
-
 static long alloc_locked(struct qgpu_call *call, struct qgpu_client *client, const struct request *request)
 {
 	struct qgpu_mem *mem = qgpu_reserve_taken(client, request->parent, request->class,
@@ -198,13 +179,13 @@ static long alloc_locked(struct qgpu_call *call, struct qgpu_client *client, con
 	if (IS_ERR(mem))
 		return qgpu_refuse_memory(call, max(qgpu_object_gpu(client, request->parent), 0), 0,
 					  request->status_at);
-	if (NV_IS_FOR_COMPUTE(request->class) && !qgpu_is_in_compute_tsg(client, request->parent))
+	if (request->flags & QGPU_ON_COMPUTE_ENGINE && !qgpu_is_in_compute_tsg(client, request->parent))
 		return qgpu_refuse_alloc(call, request->status_at, NV_ERR_INVALID_ARGUMENT);
-	if (holds_memory(request->class))
+	if (request->flags & QGPU_HOLDS_MEMORY)	/* it has another handle inside RM: as if it were exported */
 		qgpu_objects_export(client);
 	ret = qgpu_call_forward(call);
 	handle = call->out.alloc.object;
-	if (NV_IS_FOR_COMPUTE(request->class))
+	if (request->flags & QGPU_ON_COMPUTE_ENGINE)
 		qgpu_make_preemptible(client, request->parent);
 	if (call->sealed && !qgpu_is_registered(request->class))
 		return ret;
@@ -235,9 +216,9 @@ static long alloc_object(struct qgpu_call *call, const struct request *request)
 	return ret;
 }
 
-static long video(struct qgpu_call *call, const struct request *request, u64 size)
+static long vram(struct qgpu_call *call, const struct request *request, u64 size)
 {
-	return qgpu_video_alloc(call, &(struct qgpu_video){
+	return qgpu_vram_alloc(call, &(struct qgpu_vram){
 		.root = request->root,
 		.parent = request->parent,
 		.size = size,
@@ -252,24 +233,34 @@ static bool is_looked_at(u32 class)
 	       NV_IS_GPFIFO(class);
 }
 
-/* What would take more of the card than can be told: refused under a limit. MemoryMapper's mappings take page tables. */
+/* What would take more of the card than can be told: refused under a limit. */
 static bool is_uncountable(u32 class, u32 flags)
 {
-	return class == NV_MEMORY_MAPPER || (class == NV50_MEMORY_VIRTUAL && qgpu_takes_tables(flags)) ||
+	return (class == NV50_MEMORY_VIRTUAL && qgpu_takes_tables(flags)) ||
 	       (class == NV01_MEMORY_LOCAL_USER && qgpu_chooses_place(flags));
+}
+
+static long refuse_class(struct qgpu_call *call, const struct request *request)
+{
+	trace_qgpu_refuse(call->pod->id, call->nr, request->class, NV_ERR_INVALID_CLASS);
+	return qgpu_refuse_alloc(call, request->status_at, NV_ERR_INVALID_CLASS);
 }
 
 long qgpu_alloc(struct qgpu_call *call)
 {
 	struct request request = request_of(call);
+	const struct qgpu_class_rule *rule = qgpu_class_rule(request.class);
 	u64 size = 0;
 
-	if (qgpu_is_physical(request.class))
-		return qgpu_refuse_alloc(call, request.status_at, NV_ERR_INSUFFICIENT_PERMISSIONS);
 	if (call->size == sizeof(struct nvos64) && call->in.alloc_long.flags & NVOS64_FLAGS_FINN_SERIALIZED)
 		return qgpu_call_answer(call, request.status_at, NV_ERR_INVALID_ARGUMENT);
-	if (request.params && is_looked_at(request.class))
+	if (!rule || !(rule->flags & QGPU_BY_ALLOC))
+		return refuse_class(call, &request);
+	request.flags = rule->flags;
+	if (request.params && (rule->clients || is_looked_at(request.class)))
 		qgpu_call_look(call, request.params, call->room, sizeof(call->room));
+	if (qgpu_call_names_foreign(call, request.root, rule->clients))
+		return qgpu_refuse_alloc(call, request.status_at, NV_ERR_INVALID_OBJECT_HANDLE);
 	if (is_uncountable(request.class, param_u32(call, NV_MEMORY_PARAMS_FLAGS_AT)) && qgpu_pod_limited(call->pod))
 		return qgpu_refuse_alloc(call, request.status_at, NV_ERR_NOT_SUPPORTED);
 	switch (request.class) {
@@ -280,18 +271,19 @@ long qgpu_alloc(struct qgpu_call *call)
 	case NV01_MEMORY_LOCAL_USER:
 		if (call->params_size)
 			memcpy(&size, call->room + NV_MEMORY_PARAMS_SIZE_AT, sizeof(size));
-		return video(call, &request, size);
+		return vram(call, &request, size);
 	}
 	return alloc_object(call, &request);
 }
 
+/* The process's own memory, or the system's: of the card's RM gives an administrator all by this call. */
 long qgpu_alloc_memory(struct qgpu_call *call)
 {
 	struct request request = request_of(call);
+	const struct qgpu_class_rule *rule = qgpu_class_rule(request.class);
 
-	if (qgpu_is_physical(request.class))
-		return qgpu_refuse_alloc(call, request.status_at, NV_ERR_INSUFFICIENT_PERMISSIONS);
-	if (request.class != NV01_MEMORY_LOCAL_USER)
-		return alloc_object(call, &request);
-	return video(call, &request, call->in.memory.limit + 1);
+	if (!rule || !(rule->flags & QGPU_BY_ALLOC_MEMORY))
+		return refuse_class(call, &request);
+	request.flags = rule->flags;
+	return alloc_object(call, &request);
 }

@@ -15,14 +15,12 @@
 #include "interpose.h"
 #include "pause.h"
 #include "rm.h"
-#include "seal.h"
-#include "slice.h"
+#include "toctou.h"
+#include "plan_runner.h"
 #include "uvm.h"
 #include "uvm_mem.h"
 
 #define NODE "/dev/nvidiactl"
-
-DEFINE_MUTEX(qgpu_attach_lock);
 
 static struct file_operations *fops;	/* the driver's table; NULL: not attached. Under qgpu_attach_lock */
 static bool enforce = true;
@@ -88,7 +86,7 @@ static u32 take_hold(char *driver, size_t size)
 		return QGPU_STATE_NO_DRIVER;
 	}
 	qgpu_gpus_enumerate();
-	qgpu_seal_init();
+	qgpu_toctou_init();
 	qgpu_unpause(QGPU_PAUSE_DETACH);
 	qgpu_uvm_start();
 	qgpu_uvm_mem_start();
@@ -133,8 +131,8 @@ static void let_go(void)
 	qgpu_interpose_leave(fops);
 	qgpu_uvm_stop();
 	qgpu_uvm_mem_stop();
-	qgpu_slice_drop(NULL);
-	qgpu_seal_uninit();
+	qgpu_runner_drop(NULL);
+	qgpu_toctou_uninit();
 	qgpu_files_drop();
 	fops = NULL;
 	qgpu_rm_detach();
@@ -149,6 +147,30 @@ void qgpu_detach(void)
 		let_go();
 	mutex_unlock(&qgpu_attach_lock);
 }
+
+int qgpu_rm_offer(nv_get_rm_ops_t get_rm_ops)
+{
+	bool taken;
+
+	mutex_lock(&qgpu_attach_lock);
+	taken = qgpu_rm_offered(get_rm_ops);
+	mutex_unlock(&qgpu_attach_lock);
+	if (!taken)
+		return -EBUSY;
+	qgpu_attach();
+	return 0;
+}
+EXPORT_SYMBOL(qgpu_rm_offer);
+
+/* The caller's text must not be needed any more when this returns. */
+void qgpu_rm_withdraw(void)
+{
+	mutex_lock(&qgpu_attach_lock);
+	qgpu_rm_offered(NULL);	/* nobody attaches by it any more */
+	mutex_unlock(&qgpu_attach_lock);
+	qgpu_detach();
+}
+EXPORT_SYMBOL(qgpu_rm_withdraw);
 
 static void attach_work(struct work_struct *work)
 {
@@ -192,7 +214,7 @@ void qgpu_attach_info(struct qgpu_info *info)
 {
 	info->calls = qgpu_interpose_calls();
 	info->nr_gpus = qgpu_gpu_count();
-	info->flags = (qgpu_sealed() ? QGPU_INFO_SEALED : 0) | (qgpu_uvm_bounded() ? QGPU_INFO_MANAGED : 0);
+	info->flags = (qgpu_toctou_sealed() ? QGPU_INFO_SEALED : 0) | (qgpu_uvm_bounded() ? QGPU_INFO_MANAGED : 0);
 	spin_lock(&state_lock);
 	info->state = state;
 	strscpy(info->driver, version, sizeof(info->driver));

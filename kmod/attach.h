@@ -2,11 +2,8 @@
 #ifndef _QGPU_ATTACH_H
 #define _QGPU_ATTACH_H
 
-#include <linux/mutex.h>
-
+#include "nvrm.h"
 #include "uapi/qgpu.h"
-
-extern struct mutex qgpu_attach_lock;	/* attaching and detaching, one at a time */
 
 int qgpu_attach_init(void);
 void qgpu_attach_uninit(void);
@@ -19,5 +16,9 @@ void qgpu_try_attach(void);
 void qgpu_detach(void);
 
 void qgpu_attach_info(struct qgpu_info *info);
+
+/* For the glue module on branches whose interface is no GPL export; see rm_glue.c. */
+int qgpu_rm_offer(nv_get_rm_ops_t get_rm_ops);
+void qgpu_rm_withdraw(void);
 
 #endif

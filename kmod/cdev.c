@@ -18,7 +18,7 @@
 #include "mem.h"
 #include "plan.h"
 #include "pod.h"
-#include "slice.h"
+#include "plan_runner.h"
 
 static struct qgpu_gpu *gpu_at(u32 index)
 {
@@ -70,10 +70,14 @@ static int do_pod_add(void *owner, void *arg)
 static int do_pod_remove(void *owner, void *arg)
 {
 	const struct qgpu_pod_remove *remove = arg;
+	int ret;
 
 	if (remove->flags || remove->pad)
 		return -EINVAL;
-	return qgpu_pod_remove(remove->pod);
+	ret = qgpu_pod_remove(remove->pod);
+	if (!ret)
+		qgpu_runner_refresh();	/* its gates are open when the call returns */
+	return ret;
 }
 
 static int do_pod_next(void *owner, void *arg)
@@ -141,7 +145,7 @@ static int do_usage(void *owner, void *arg)
 		return PTR_ERR(pod);
 	*usage = (struct qgpu_usage){ .pod = pod->id, .gpu = usage->gpu };
 	qgpu_mem_usage(pod, usage->gpu, &usage->memory, &usage->peak_memory);
-	qgpu_slice_usage(gpu, pod, usage);
+	qgpu_runner_usage(gpu, pod, usage);
 	qgpu_pod_put(pod);
 	return 0;
 }
@@ -166,7 +170,7 @@ static int do_plan(void *owner, void *arg)
 	timeline = qgpu_plan_read(plan);
 	if (IS_ERR(timeline))
 		return PTR_ERR(timeline);
-	ret = qgpu_slice_set(gpu, owner, timeline, plan->lease_ns);
+	ret = qgpu_runner_set(gpu, owner, timeline, plan->lease_ns);
 	if (ret)
 		qgpu_timeline_free(timeline);
 	return ret;
@@ -177,7 +181,7 @@ static int do_renew(void *owner, void *arg)
 	const struct qgpu_renew *renew = arg;
 	struct qgpu_gpu *gpu = gpu_at(renew->gpu);
 
-	return gpu && !renew->flags ? qgpu_slice_renew(gpu, owner) : -EINVAL;
+	return gpu && !renew->flags ? qgpu_runner_renew(gpu, owner) : -EINVAL;
 }
 
 static int do_idle(void *owner, void *arg)
@@ -185,7 +189,7 @@ static int do_idle(void *owner, void *arg)
 	const struct qgpu_idle *idle = arg;
 	struct qgpu_gpu *gpu = gpu_at(idle->gpu);
 
-	return gpu && idle->idle <= 1 ? qgpu_slice_idle(gpu, owner, idle->pod, idle->idle) : -EINVAL;
+	return gpu && idle->idle <= 1 ? qgpu_runner_idle(gpu, owner, idle->pod, idle->idle) : -EINVAL;
 }
 
 /* The descriptor's own reader doubles as the owner of its plans. */
@@ -258,7 +262,7 @@ static int cdev_release(struct inode *inode, struct file *filp)
 {
 	struct qgpu_reader *reader = filp->private_data;
 
-	qgpu_slice_drop(reader);
+	qgpu_runner_drop(reader);
 	qgpu_reader_remove(reader);
 	kfree(reader);
 	return 0;

@@ -4,7 +4,7 @@
  * object.c's.
  *
  * Lock order: client's lock, then files_lock or pGPU's lock (tsg.c), then mem_lock (mem.c). A client's lock is held
- * while the driver allocates or frees under it, so nothing that the driver may wait for (the slice worker) takes it.
+ * while the driver allocates or frees under it, so nothing that the driver may wait for (a pGPU's worker) takes it.
  */
 #include <linux/rhashtable.h>
 #include <linux/sched.h>

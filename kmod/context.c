@@ -5,11 +5,11 @@
  */
 #include <linux/sizes.h>
 
-#include "client.h"
-#include "escape.h"
+#include "context.h"
 #include "gpu.h"
 #include "mem.h"
 #include "nvrm.h"
+#include "object.h"
 #include "rm.h"
 #include "tsg.h"
 

@@ -1,51 +1,20 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * control.c - a pod's RM controls. RM lets every process schedule itself: longer timeslices, channels back on the
- * GPU, kernels that nothing preempts. Those are refused in RM's own words. Questions about memory get the pod's limit for an answer.
+ * control.c - a pod's RM controls. What has no row in rules.h is refused as a control that RM does not know; what
+ * schedules is refused as a right that the pod lacks. Some of the rest have a handler here or in export.c. Questions
+ * about memory get the pod's limit for an answer.
  */
 #include <linux/uaccess.h>
 
 #include "client.h"
-#include "debt.h"
-#include "escape.h"
+#include "control.h"
 #include "events.h"
+#include "export.h"
+#include "gate_penalty.h"
 #include "mem.h"
+#include "rule_lookup.h"
 #include "trace.h"
 #include "tsg.h"
-
-/* Scheduling that is not a pod's business, on itself or on others; SDK/ctrl/ctrl*.h */
-static const u32 refused[] = {
-	0x80170f,	/* NV0080 FIFO_SET_CHANNEL_PROPERTIES: a timeslice by another name */
-	0x801711,	/* NV0080 FIFO_STOP_RUNLIST */
-	0x801712,	/* NV0080 FIFO_START_RUNLIST */
-	0x20800194,	/* NV2080 GPU_SET_COMPUTE_POLICY_CONFIG */
-	0x2080110b,	/* NV2080 FIFO_DISABLE_CHANNELS: the gate itself */
-	0x20801110,	/* NV2080 FIFO_CONFIG_CTXSW_TIMEOUT */
-	0x20801115,	/* NV2080 FIFO_RUNLIST_SET_SCHED_POLICY */
-	0x20801117,	/* NV2080 FIFO_DISABLE_USERMODE_CHANNELS */
-	0x2080111a,	/* NV2080 FIFO_DISABLE_CHANNELS_FOR_KEY_ROTATION */
-	0x2080111b,	/* the same, V2 */
-	0x20801121,	/* NV2080 FIFO_OBJSCHED_SET_STATE */
-	0x20801211,	/* NV2080 GR_CTXSW_PREEMPTION_BIND, which sets the mode as well */
-	0xa06c0107,	/* NVA06C SET_INTERLEAVE_LEVEL */
-	0xa06c0110,	/* NVA06C MAKE_REALTIME */
-	0xa06f0109,	/* NVA06F SET_INTERLEAVE_LEVEL */
-	0xa06f0111,	/* NVA06F RESTART_RUNLIST */
-};
-
-static bool is_refused(u32 cmd)
-{
-	size_t i;
-
-	/* A TSG's controls are known by their plain numbers; what firmware makes of others nobody knows. */
-	if (cmd & NV_CONTROL_GSS_LEGACY && cmd >> 16 == KEPLER_CHANNEL_GROUP_A)
-		return true;
-	for (i = 0; i < ARRAY_SIZE(refused); i++) {
-		if (refused[i] == cmd)
-			return true;
-	}
-	return false;
-}
 
 static long answer(struct qgpu_call *call, u32 status)
 {
@@ -110,23 +79,23 @@ static long preempt(struct qgpu_call *call)
 	qgpu_call_look(call, call->in.control.params, asked, sizeof(*asked));
 	if (!asked->wait || asked->manual_timeout)
 		return refuse(call, NV_ERR_INSUFFICIENT_PERMISSIONS);
-	ret = qgpu_debt_begin(call->pod);
+	ret = qgpu_gate_penalty_begin(call->pod);
 	if (ret)
 		return ret;
 	ret = qgpu_call_forward(call);
-	qgpu_debt_end(call->pod, true);
+	qgpu_gate_penalty_end(call->pod, true);
 	return ret;
 }
 
 /* A program's own start of its channels is let through, and a closed gate closed again before it returns. */
 static long start_open(struct qgpu_call *call, struct qgpu_client *client)
 {
-	long ret = qgpu_debt_begin(call->pod);
+	long ret = qgpu_gate_penalty_begin(call->pod);
 
 	if (ret)
 		return ret;
 	ret = qgpu_call_forward_open(call);
-	qgpu_debt_end(call->pod, qgpu_objects_reclose(client));
+	qgpu_gate_penalty_end(call->pod, qgpu_objects_reclose(client));
 	return ret;
 }
 
@@ -221,31 +190,60 @@ static long fb_info(struct qgpu_call *call)
 	return rewrite_list(call, gpu, params + NV2080_FB_INFO_ENTRY_AT, min(entries, fitting));
 }
 
-long qgpu_control(struct qgpu_call *call)
+/* RM passes these to the firmware without asking whose client they name (RmGssLegacyRpcCmd). */
+static long forward_to_firmware(struct qgpu_call *call)
 {
-	struct nvos54 *control = &call->in.control;
-
-	if (control->flags & NVOS54_FLAGS_FINN_SERIALIZED)
-		return refuse(call, NV_ERR_INVALID_ARGUMENT);
-	if (is_refused(control->cmd))
-		return refuse(call, NV_ERR_INSUFFICIENT_PERMISSIONS);
-	if (control->cmd == NVA06C_SET_TIMESLICE)
-		return set_timeslice(call);
-	if (control->cmd == NV2080_GR_SET_CTXSW_PREEMPTION_MODE)
-		return set_preemption(call);
-	if (control->cmd == NVA06C_PREEMPT)
-		return preempt(call);
-	if (control->cmd == NVA06C_GPFIFO_SCHEDULE || NVXX6F_GPFIFO_SCHEDULE(control->cmd) ||
-	    control->cmd == NV83DE_RESUME_CONTEXT)
-		return start_channels(call);
-	if (control->cmd == NV2080_FB_GET_INFO || control->cmd == NV2080_FB_GET_INFO_V2)
-		return fb_info(call);
-	if (qgpu_is_export(control->cmd))
-		return qgpu_export(call);
-	if (qgpu_is_import(control->cmd))
-		return qgpu_import(call);
-	/* RM passes these to the firmware without asking whose client they name (RmGssLegacyRpcCmd). */
-	if (control->cmd & NV_CONTROL_GSS_LEGACY && qgpu_client_pod(control->client) != call->pod->id)
+	if (qgpu_client_pod(call->in.control.client) != call->pod->id)
 		return refuse(call, NV_ERR_INVALID_CLIENT);
 	return qgpu_call_forward(call);
+}
+
+static bool names_foreign_client(struct qgpu_call *call, const struct qgpu_control_rule *rule)
+{
+	const struct nvos54 *control = &call->in.control;
+
+	if (!rule->clients || (rule->clients_size && rule->clients_size != control->params_size))
+		return false;
+	qgpu_call_look(call, control->params, call->room, min_t(u32, control->params_size, sizeof(call->room)));
+	return qgpu_call_names_foreign(call, control->client, rule->clients);
+}
+
+static long handle(struct qgpu_call *call, const struct qgpu_control_rule *rule)
+{
+	switch (rule->action) {
+	case QGPU_CONTROL_SCHEDULES:
+		return refuse(call, NV_ERR_INSUFFICIENT_PERMISSIONS);
+	case QGPU_CONTROL_TIMESLICE:
+		return set_timeslice(call);
+	case QGPU_CONTROL_PREEMPTION_MODE:
+		return set_preemption(call);
+	case QGPU_CONTROL_PREEMPT:
+		return preempt(call);
+	case QGPU_CONTROL_START_CHANNELS:
+		return start_channels(call);
+	case QGPU_CONTROL_FB_INFO:
+		return fb_info(call);
+	case QGPU_CONTROL_EXPORT:
+		return qgpu_export(call, rule->memory_at);
+	case QGPU_CONTROL_IMPORT:
+		return qgpu_import(call);
+	case QGPU_CONTROL_FIRMWARE:
+		return forward_to_firmware(call);
+	case QGPU_CONTROL_PASS:
+		break;
+	}
+	return qgpu_call_forward(call);
+}
+
+long qgpu_control(struct qgpu_call *call)
+{
+	const struct qgpu_control_rule *rule = qgpu_control_rule(call->in.control.cmd);
+
+	if (!rule)
+		return refuse(call, NV_ERR_NOT_SUPPORTED);
+	if (rule->action != QGPU_CONTROL_SCHEDULES && call->in.control.flags & NVOS54_FLAGS_FINN_SERIALIZED)
+		return refuse(call, NV_ERR_INVALID_ARGUMENT);
+	if (names_foreign_client(call, rule))
+		return refuse(call, NV_ERR_INVALID_OBJECT_HANDLE);
+	return handle(call, rule);
 }

@@ -6,10 +6,11 @@
  * only.
  */
 #include "client.h"
-#include "escape.h"
+#include "dup.h"
 #include "mem.h"
 #include "rm.h"
 #include "uvm_mem.h"
+#include "vram_heap.h"
 
 /* spare: charged with nothing, in case that it is charged like memory of the pod's own. A status of RM's. */
 static u32 charge(const struct qgpu_arrival *arrival, struct qgpu_object *object, struct qgpu_mem *known,

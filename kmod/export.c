@@ -4,6 +4,7 @@
  *
  * What is exported outlives its handle and its client, and nobody here sees its end. So it stays charged until the pod
  * has no file of the driver left. Where it does not stand plainly what is named, all memory of the client is meant.
+ * Which controls export, and where they name the memory, stands in rules.h.
  *
  * What comes is compared with what the pod itself has exported; RM knows whether two handles are the same memory. The
  * same memory is charged once. What is not found, because it is another pod's or its exporter has freed its handle, is
@@ -13,33 +14,30 @@
 #include <linux/uaccess.h>
 
 #include "client.h"
-#include "escape.h"
+#include "dup.h"
+#include "export.h"
 #include "mem.h"
 #include "rm.h"
-#include "seal.h"
+#include "toctou.h"
+#include "vram_heap.h"
 
-bool qgpu_is_export(u32 cmd)
+static void note_export(struct qgpu_call *call, struct qgpu_client *client, u32 memory_at)
 {
-	return cmd == NV0000_OS_UNIX_EXPORT_OBJECT_TO_FD || cmd == NV0000_OS_UNIX_EXPORT_OBJECTS_TO_FD ||
-	       cmd >> 16 == NV_MEMORY_EXPORT || cmd >> 16 == NV_MEMORY_MULTICAST_FABRIC;
-}
-
-static void note_export(struct qgpu_call *call, struct qgpu_client *client)
-{
-	struct nv0000_export_object *export = (struct nv0000_export_object *)call->room;
 	struct qgpu_object *object;
+	u32 memory;
 
-	if (call->in.control.cmd != NV0000_OS_UNIX_EXPORT_OBJECT_TO_FD || !qgpu_sealed()) {
+	if (!memory_at || !qgpu_toctou_sealed()) {
 		qgpu_objects_export(client);
 		return;
 	}
-	qgpu_call_look(call, call->in.control.params, export, sizeof(*export));
-	object = qgpu_object_find(client, export->object);
+	qgpu_call_look(call, call->in.control.params, call->room, memory_at + sizeof(memory));
+	memcpy(&memory, call->room + memory_at, sizeof(memory));
+	object = qgpu_object_find(client, memory);
 	if (object && object->class == NV01_MEMORY_LOCAL_USER)
 		qgpu_mem_export(client, object);
 }
 
-long qgpu_export(struct qgpu_call *call)
+long qgpu_export(struct qgpu_call *call, u32 memory_at)
 {
 	struct qgpu_client *client = qgpu_client_lock(call->in.control.client, call->pod);
 	long ret;
@@ -47,7 +45,7 @@ long qgpu_export(struct qgpu_call *call)
 	if (IS_ERR(client))
 		return PTR_ERR(client);
 	if (client)
-		note_export(call, client);
+		note_export(call, client, memory_at);
 	ret = qgpu_call_forward(call);
 	if (client)
 		qgpu_client_unlock(client);
@@ -167,11 +165,6 @@ static long import_locked(struct qgpu_call *call, struct qgpu_client *client, un
 		return ret;
 	undo_imports(call, client, imports, parent);
 	return qgpu_call_answer(call, offsetof(struct nvos54, status), status) ?: ret;
-}
-
-bool qgpu_is_import(u32 cmd)
-{
-	return cmd == NV0000_OS_UNIX_IMPORT_OBJECT_FROM_FD || cmd == NV0000_OS_UNIX_IMPORT_OBJECTS_FROM_FD;
 }
 
 long qgpu_import(struct qgpu_call *call)

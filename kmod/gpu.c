@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
  * gpu.c - the pGPUs that the driver has shown so far, each with its thread and its timer. What the thread does is
- * slice.c's.
+ * plan_runner.c's.
  */
 #include <linux/slab.h>
 
-#include "attach.h"
 #include "compat.h"
 #include "gpu.h"
 #include "rm.h"
@@ -60,6 +59,18 @@ void qgpu_gpus_enumerate(void)
 		smp_store_release(&nr_gpus, nr_gpus + 1);
 	}
 	kfree(infos);
+}
+
+void qgpu_gpu_arm(struct qgpu_gpu *gpu, u64 at_ns)
+{
+	hrtimer_start(&gpu->timer, ns_to_ktime(at_ns), HRTIMER_MODE_ABS);
+}
+
+void qgpu_gpu_arm_retry(struct qgpu_gpu *gpu)
+{
+	lockdep_assert_held(&gpu->lock);
+	if (!hrtimer_is_queued(&gpu->timer) || ktime_to_ns(hrtimer_get_expires(&gpu->timer)) > gpu->retry_ns)
+		qgpu_gpu_arm(gpu, gpu->retry_ns);
 }
 
 /* A timer only wakes the thread: RM controls sleep, and take up to a millisecond. */

@@ -19,7 +19,7 @@ struct qgpu_gpu {
 	u32 domain, bus, slot, function;
 	u64 memory;
 
-	struct mutex lock;	/* protects what follows; held over RM controls of the slice engine */
+	struct mutex lock;	/* protects what follows; held over the RM controls for gates and timeslices */
 	struct list_head tsgs;
 	struct nv2080_disable_channels gate;	/* room for the next control */
 	struct qgpu_channel *gated[NV_DISABLE_CHANNELS_MAX];
@@ -49,6 +49,10 @@ static inline int qgpu_gpu_index(const struct qgpu_gpu *gpu)
 /* work is what each pGPU's own thread does, woken by its timer. */
 void qgpu_gpus_init(void (*work)(struct kthread_work *work));
 void qgpu_gpus_uninit(void);
+/* Have the thread come at this time. */
+void qgpu_gpu_arm(struct qgpu_gpu *gpu, u64 at_ns);
+/* ... at gpu->retry_ns at the latest. Needs the pGPU's lock. */
+void qgpu_gpu_arm_retry(struct qgpu_gpu *gpu);
 /* Learn which cards the driver has; those known keep their index. */
 void qgpu_gpus_enumerate(void);
 

@@ -39,12 +39,6 @@ static struct srcu_struct inside;	/* tasks in a wrapper */
 static struct file_operations saved;	/* the driver's; stable while anybody is inside */
 static DEFINE_PER_CPU(u64, calls);
 
-/* For compat calls too: on every branch the two members do the same (nv.c; nv-frontend.c before 545). */
-long qgpu_driver_ioctl(struct file *filp, unsigned int cmd, unsigned long arg)
-{
-	return saved.unlocked_ioctl(filp, cmd, arg);
-}
-
 static long handle_ioctl(struct file *filp, unsigned int cmd, unsigned long arg)
 {
 	struct qgpu_file *file = qgpu_file_of(filp);
@@ -52,7 +46,8 @@ static long handle_ioctl(struct file *filp, unsigned int cmd, unsigned long arg)
 	this_cpu_inc(calls);
 	if (IS_ERR(file))
 		return PTR_ERR(file);
-	return file ? qgpu_escape(file, cmd, arg) : qgpu_driver_ioctl(filp, cmd, arg);
+	/* for compat calls too: on every branch the two members do the same (nv.c; nv-frontend.c before 545) */
+	return file ? qgpu_escape(file, cmd, arg, saved.unlocked_ioctl) : saved.unlocked_ioctl(filp, cmd, arg);
 }
 
 static long wrap_ioctl(struct file *filp, unsigned int cmd, unsigned long arg)

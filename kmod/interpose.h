@@ -12,9 +12,6 @@ void qgpu_interpose_enter(struct file_operations *fops);
 /* When it returns, no task is in this module's wrappers, or will be. Gates must be open for good. */
 void qgpu_interpose_leave(struct file_operations *fops);
 
-/* The driver's own ioctl, for a caller that is inside a wrapper. */
-long qgpu_driver_ioctl(struct file *filp, unsigned int cmd, unsigned long arg);
-
 /* Calls that came through so far. */
 u64 qgpu_interpose_calls(void);
 

@@ -9,7 +9,7 @@
 #include "client.h"
 #include "pause.h"
 #include "pod.h"
-#include "slice.h"
+#include "plan_runner.h"
 
 #define CREATE_TRACE_POINTS
 #include "trace.h"
@@ -20,7 +20,7 @@ static int __init qgpu_init(void)
 
 	if (ret)
 		return ret;
-	qgpu_slice_init();
+	qgpu_runner_init();
 	ret = qgpu_attach_init();
 	if (ret)
 		goto err_clients;

@@ -4,7 +4,7 @@
  *
  * Memory is charged once to each pod that has a handle on it, until nothing of that pod's keeps it. So a pod that takes
  * another's (by a duplicate, or by a descriptor) must have room for it. Whether an allocation is asked for, and its
- * true size, is found out in video.c.
+ * true size, is found out in vram_heap.c.
  */
 #include <linux/slab.h>
 #include <linux/spinlock.h>

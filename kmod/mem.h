@@ -2,7 +2,7 @@
 #ifndef _QGPU_MEM_H
 #define _QGPU_MEM_H
 
-#include "client.h"
+#include "register.h"
 
 /*
  * Memory that is charged to a pod on some pGPUs (a mask of indexes) for as long as anybody has a reference. It may be a

@@ -29,7 +29,6 @@
 #define NV_ESC_REGISTER_FD		201
 #define NV_ESC_CHECK_VERSION_STR	210
 #define NV_ESC_IOCTL_XFER_CMD		211
-#define NV_ESC_EXPORT_TO_DMABUF_FD	217
 #define NV_IOCTL_XFER_MAX_SIZE		16384
 
 /* SDK/nvstatuscodes.h */
@@ -63,22 +62,13 @@
 #define NV01_MEMORY_LIST_OBJECT		0x0083
 #define NV01_MEMORY_LOCAL_PHYSICAL	0x00c2
 #define NV_SEMAPHORE_SURFACE		0x00da
-#define NV_MEMORY_EXPORT		0x00e0
-#define NV_MEMORY_FABRIC		0x00f8
-#define NV_MEMORY_MULTICAST_FABRIC	0x00fd
-#define NV_MEMORY_MAPPER		0x00fe
 #define NV20_SUBDEVICE_0		0x2080
 #define NV50_MEMORY_VIRTUAL		0x50a0
 #define FERMI_CONTEXT_SHARE_A		0x9067
-#define NV_EVENT_BUFFER			0x90cd
 #define FERMI_VASPACE_A			0x90f1
 #define KEPLER_CHANNEL_GROUP_A		0xa06c
 /* Every GPFIFO class ends in 6f, to ca6f (Blackwell B); 906f (Fermi) makes channels on every card still. */
 #define NV_IS_GPFIFO(class)		(((class) & 0xff) == 0x6f && (class) >= 0x506f && (class) <= 0xffff)
-/* 2D, inline copies; compute and 3D, which each architecture has anew: all for the compute engine alone. */
-#define NV_IS_FOR_COMPUTE(class) \
-	((class) == 0x902d || (class) == 0xa040 || (class) == 0xa140 || \
-	 ((class) >= 0xa000 && (class) <= 0xffff && (((class) & 0xff) == 0xc0 || ((class) & 0xff) == 0x97)))
 
 #define NV2080_ENGINE_TYPE_GR0		1
 #define NV2080_ENGINE_TYPE_GR7		8
@@ -306,9 +296,7 @@ struct nva06c_preempt {
 	u32 timeout_us;
 };
 
-/* A GPFIFO class's own controls are class << 16 | number; 0103 is GPFIFO_SCHEDULE for all of them. */
-#define NVXX6F_GPFIFO_SCHEDULE(cmd)	(NV_IS_GPFIFO((cmd) >> 16) && ((cmd) & 0xffff) == 0x0103)
-#define NV83DE_RESUME_CONTEXT		0x83de0318
+#define NVA06F_GPFIFO_SCHEDULE		0xa06f0103
 
 /* kchannelgroup default: src/nvidia/.../kernel_fifo_gv100.c, 128 << 3 µs */
 #define NV_DEFAULT_TIMESLICE_US		1024

@@ -5,9 +5,9 @@
  */
 #include <linux/slab.h>
 
-#include "client.h"
 #include "mem.h"
 #include "nvrm.h"
+#include "object.h"
 #include "rm.h"
 #include "tsg.h"
 
@@ -103,6 +103,12 @@ bool qgpu_object_needed(struct qgpu_client *client, struct qgpu_object *object)
 		needed |= !!other->tsg;
 	}
 	return needed;
+}
+
+bool qgpu_is_registered(u32 class)
+{
+	return class == NV01_DEVICE_0 || class == NV20_SUBDEVICE_0 || class == KEPLER_CHANNEL_GROUP_A ||
+	       class == FERMI_VASPACE_A || class == FERMI_CONTEXT_SHARE_A || NV_IS_GPFIFO(class);
 }
 
 bool qgpu_objects_run(struct qgpu_client *client)

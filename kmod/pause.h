@@ -8,7 +8,6 @@
 #define QGPU_PAUSE_SUSPEND	0x1
 #define QGPU_PAUSE_DETACH	0x2
 
-bool qgpu_paused(void);
 /* Returns once every gate is open, or was tried for a while. */
 void qgpu_pause(int reason);
 void qgpu_unpause(int reason);

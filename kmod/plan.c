@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * plan.c - takes a plan from user space and checks every member of it, so that slice.c can run it without a doubt.
+ * plan.c - takes a plan from user space and checks every member of it, so that plan_runner.c can run it without a doubt.
  * What is not understood is refused, never bent into shape.
  */
 #include <linux/mm.h>

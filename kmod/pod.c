@@ -3,7 +3,7 @@
  * pod.c - which pods there are, whose processes they are, and what each was granted.
  *
  * A pod is a cgroup of the v2 tree. A process belongs to the deepest pod whose cgroup is its own or above it.
- * Enforcing grants is left to mem.c and slice.c.
+ * Enforcing grants is left to mem.c and plan_runner.c.
  */
 #include <linux/cgroup.h>
 #include <linux/module.h>
@@ -13,7 +13,6 @@
 
 #include "events.h"
 #include "pod.h"
-#include "slice.h"
 
 /* Each holds kernel memory here and more in the driver; a whole card in pieces of 2 MiB is a quarter of this many. */
 static unsigned int entries_max = 1 << 18;
@@ -121,7 +120,7 @@ int qgpu_pod_add(int cgroup_fd, const char *name, u64 *id)
 		return -ENOMEM;
 	kref_init(&pod->ref);
 	sema_init(&pod->calls, QGPU_POD_CALLS);
-	mutex_init(&pod->debt_lock);
+	mutex_init(&pod->penalty_lock);
 	INIT_LIST_HEAD(&pod->kept);
 	strscpy(pod->name, name, sizeof(pod->name));
 	for (i = 0; i < QGPU_MAX_GPUS; i++)
@@ -169,7 +168,6 @@ int qgpu_pod_remove(u64 id)
 	}
 	pod_unlist(pod);
 	mutex_unlock(&pods_lock);
-	qgpu_slice_refresh();	/* its gates open before the call returns */
 	qgpu_event(QGPU_EVENT_POD_CHANGED, id, 0, 0);
 	qgpu_pod_put(pod);	/* the list's */
 	qgpu_pod_put(pod);

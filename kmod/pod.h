@@ -28,7 +28,7 @@ struct qgpu_share {
 	u64 memory;
 	u64 peak_memory;
 
-	/* whose turn it is: slice.c, under the pGPU's lock */
+	/* whose turn it is: plan_runner.c, under the pGPU's lock */
 	struct qgpu_part *part;	/* of the plan in force */
 	bool turn_ended;	/* its gate is to close now that it has had its turn */
 	u64 closing_ns;		/* how long that takes this time */
@@ -54,8 +54,8 @@ struct qgpu_pod {
 	atomic64_t refused_allocs;
 	atomic64_t refused_controls;
 	struct semaphore calls;	/* that are looked into at once */
-	struct mutex debt_lock;	/* debt.c: one at a time opens gates that are to be closed */
-	u64 owed_until_ns, open_since_ns;	/* under debt_lock */
+	struct mutex penalty_lock;	/* gate_penalty.c: one at a time opens gates that are to be closed */
+	u64 penalty_until_ns, open_since_ns;	/* under penalty_lock */
 	struct list_head kept;	/* memory that stays charged until the last file goes: mem.c, under mem_lock */
 	struct qgpu_share shares[QGPU_MAX_GPUS];
 };

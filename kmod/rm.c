@@ -12,7 +12,6 @@
 #include <linux/slab.h>
 #include <linux/string.h>
 
-#include "attach.h"
 #include "rm.h"
 #include "uapi/qgpu.h"
 
@@ -40,6 +39,8 @@ static const struct rm_branch rm_branches[] = {
 };
 
 #define RM_FB_ENTRIES_MAX 128
+
+DEFINE_MUTEX(qgpu_attach_lock);
 
 static struct nv_rm_ops rm_ops;
 static const struct rm_branch *rm_branch;
@@ -229,26 +230,11 @@ void qgpu_rm_detach(void)
 	rm_branch = NULL;
 }
 
-int qgpu_rm_offer(nv_get_rm_ops_t get_rm_ops)
+bool qgpu_rm_offered(nv_get_rm_ops_t get_rm_ops)
 {
-	mutex_lock(&qgpu_attach_lock);
-	if (rm_offered) {
-		mutex_unlock(&qgpu_attach_lock);
-		return -EBUSY;
-	}
+	lockdep_assert_held(&qgpu_attach_lock);
+	if (get_rm_ops && rm_offered)
+		return false;
 	rm_offered = get_rm_ops;
-	mutex_unlock(&qgpu_attach_lock);
-	qgpu_attach();
-	return 0;
+	return true;
 }
-EXPORT_SYMBOL(qgpu_rm_offer);
-
-/* The caller's text must not be needed any more when this returns. */
-void qgpu_rm_withdraw(void)
-{
-	mutex_lock(&qgpu_attach_lock);
-	rm_offered = NULL;	/* nobody attaches by it any more */
-	mutex_unlock(&qgpu_attach_lock);
-	qgpu_detach();
-}
-EXPORT_SYMBOL(qgpu_rm_withdraw);

@@ -2,7 +2,11 @@
 #ifndef _QGPU_RM_H
 #define _QGPU_RM_H
 
+#include <linux/mutex.h>
+
 #include "nvrm.h"
+
+extern struct mutex qgpu_attach_lock;	/* attaching to the driver and detaching, one at a time */
 
 /* All of these may sleep and take RM's locks: call them without any lock that a driver call may be waiting for. */
 u32 qgpu_rm_control(u32 client, u32 object, u32 cmd, void *params, u32 size);
@@ -25,8 +29,7 @@ int qgpu_rm_enumerate(struct nv_gpu_info infos[NV_MAX_GPUS]);
 u32 qgpu_rm_attach(char *version, size_t size);
 void qgpu_rm_detach(void);
 
-/* For the glue module on branches whose interface is no GPL export; see rm_glue.c. */
-int qgpu_rm_offer(nv_get_rm_ops_t get_rm_ops);
-void qgpu_rm_withdraw(void);
+/* The interface comes from the glue module, or (NULL) no more. False: there is one already. */
+bool qgpu_rm_offered(nv_get_rm_ops_t get_rm_ops);
 
 #endif

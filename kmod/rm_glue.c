@@ -7,7 +7,7 @@
  */
 #include <linux/module.h>
 
-#include "rm.h"
+#include "attach.h"
 
 u32 nvidia_get_rm_ops(struct nv_rm_ops *ops);
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
  * timeline.c - what a plan says of a moment of its period: whose turn it is, and when that changes. It knows neither
- * clock nor gates, which are slice.c's.
+ * clock nor gates, which are plan_runner.c's.
  */
 #include <linux/minmax.h>
 #include <linux/mm.h>

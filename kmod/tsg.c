@@ -4,14 +4,14 @@
  * channels of a pod off the GPU or puts them back, and a timeslice.
  *
  * All TSGs of a pod are gated, not only those that say they are for compute: what a pod says could be untrue.
- * When a gate closes and which timeslice is due is decided in slice.c.
+ * When a gate closes is decided in plan_runner.c; which timeslice is due stands in the plan.
  */
 #include <linux/atomic.h>
 #include <linux/slab.h>
 
 #include "events.h"
 #include "rm.h"
-#include "slice.h"
+#include "timeline.h"
 #include "trace.h"
 #include "tsg.h"
 
@@ -22,6 +22,22 @@
 #define SLOW_MAX_NS	(50 * NSEC_PER_MSEC)
 
 static atomic64_t last_id;
+static atomic_t paused;		/* reasons, a bit each */
+
+void qgpu_tsgs_pause(int reason)
+{
+	atomic_or(reason, &paused);
+}
+
+void qgpu_tsgs_unpause(int reason)
+{
+	atomic_andnot(reason, &paused);
+}
+
+bool qgpu_tsgs_paused(void)
+{
+	return atomic_read(&paused);
+}
 
 struct qgpu_tsg *qgpu_tsg_add(struct qgpu_client *client, struct qgpu_gpu *gpu, u32 handle, u32 device, u32 engine)
 {
@@ -317,14 +333,23 @@ static void apply_gates(struct qgpu_gpu *gpu, bool off)
 	apply_single_gates(gpu, off);
 }
 
+/* The timeslice that the plan in force asks for; 0: none. */
+static u64 due_us_of(const struct qgpu_tsg *tsg)
+{
+	const struct qgpu_part *part = tsg->pod->shares[qgpu_gpu_index(tsg->gpu)].part;
+
+	lockdep_assert_held(&tsg->gpu->lock);
+	return part && !READ_ONCE(tsg->pod->gone) && !qgpu_tsgs_paused() ? part->timeslice_us : 0;
+}
+
 static bool is_slice_due(const struct qgpu_tsg *tsg)
 {
-	return tsg->hold <= 0 && !qgpu_tsg_hidden(tsg) && !tsg->gone && qgpu_slice_due_us(tsg) != tsg->set_us;
+	return tsg->hold <= 0 && !qgpu_tsg_hidden(tsg) && !tsg->gone && due_us_of(tsg) != tsg->set_us;
 }
 
 static void apply_timeslice(struct qgpu_gpu *gpu, struct qgpu_tsg *tsg)
 {
-	u64 due_us = qgpu_slice_due_us(tsg);
+	u64 due_us = due_us_of(tsg);
 	struct nva06c_timeslice slice = { due_us ?: tsg->wish_us };
 	u32 status;
 
@@ -362,7 +387,7 @@ static u64 next_retry_ns(const struct qgpu_gpu *gpu)
 
 /*
  * A gate takes 0.4 to 0.9 ms to close, but twenty times that over a kernel that reads host memory without end
- * (docs/decisions/0031-slow-calls.md): slice.c has such a gate close as much earlier.
+ * (docs/decisions/0031-slow-calls.md): plan_runner.c has such a gate close as much earlier.
  */
 static void note_slow(struct qgpu_gpu *gpu)
 {
@@ -398,5 +423,5 @@ void qgpu_tsgs_apply(struct qgpu_gpu *gpu)
 		apply_timeslice(gpu, tsg);
 	gpu->retry_ns = next_retry_ns(gpu);
 	if (gpu->retry_ns != U64_MAX)
-		qgpu_slice_retry(gpu);
+		qgpu_gpu_arm_retry(gpu);
 }

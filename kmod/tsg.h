@@ -2,8 +2,8 @@
 #ifndef _QGPU_TSG_H
 #define _QGPU_TSG_H
 
-#include "client.h"
 #include "gpu.h"
+#include "register.h"
 
 #define QGPU_TSG_CHANNELS_MAX 128	/* RM's own limit */
 
@@ -57,6 +57,11 @@ bool qgpu_tsg_hold(struct qgpu_tsg *tsg, int by);
 /* The pod may have put its channels back on the GPU itself: close the gate again if it is to be closed (true). */
 bool qgpu_tsg_reclose(struct qgpu_tsg *tsg);
 void qgpu_tsg_wish(struct qgpu_tsg *tsg, u64 wish_us);
+
+/* While there is a reason to pause, no timeslice of a plan is due. The reasons are pause.c's. */
+void qgpu_tsgs_pause(int reason);
+void qgpu_tsgs_unpause(int reason);
+bool qgpu_tsgs_paused(void);
 
 /* The pod's TSG with the lowest id above next->id, or -ENOENT. */
 int qgpu_tsg_next(struct qgpu_gpu *gpu, struct qgpu_tsg_next *next);

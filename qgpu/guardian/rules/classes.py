@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from qgpu.guardian.rules.rows import At, Of, Why
+from qgpu.guardian.rules.rows import At, InModule, Of, Why
 from qgpu.nvidia import abi
 
 SEEN, LIBRARY, KERNEL = Why.SEEN, Why.LIBRARY, Why.KERNEL
@@ -39,6 +39,10 @@ class Class(NamedTuple):
     holds_memory_at: int | None = None
     #: An object makes its channel run on the compute engine: compute, 3D, 2D and inline copies.
     on_compute_engine: bool = False
+    #: A pod may make it by NV_ESC_RM_ALLOC_MEMORY: RM pins the process's own pages, or makes system memory.
+    by_alloc_memory: bool = False
+    #: What the kernel module does besides passing or refusing it.
+    module: InModule | None = None
 
 
 #: Error notifiers, instance buffer, context share, address space, USERD, TSG: NV_CHANNEL_ALLOC_PARAMS.
@@ -52,14 +56,21 @@ ROWS = (
     Class(0x0005, "NV01_EVENT", UNUSED),
     Class(0x000F, "FABRIC_MANAGER_SESSION", UNUSED),
     Class(0x0020, "NV0020_GPU_MANAGEMENT", UNUSED),
-    Class(0x003E, "NV01_MEMORY_SYSTEM", SEEN, handles=(At(108),), addresses=(At(96, of=ANSWER),)),
+    Class(
+        0x003E,
+        "NV01_MEMORY_SYSTEM",
+        SEEN,
+        handles=(At(108),),
+        addresses=(At(96, of=ANSWER),),
+        by_alloc_memory=True,
+    ),
     Class(0x003F, "NV01_MEMORY_LOCAL_PRIVILEGED", MEMORY),
     Class(0x0040, "NV01_MEMORY_LOCAL_USER", SEEN, handles=(At(108),), addresses=(At(96, of=ANSWER),)),
     Class(0x0041, "NV01_ROOT_CLIENT", KERNEL),
     Class(0x0042, "NV_MEMORY_EXTENDED_USER", UNUSED),
     Class(0x0060, "NV0060_SYNC_GPU_BOOST", UNUSED),
     Class(0x0070, "NV01_MEMORY_VIRTUAL", LIBRARY, handles=(At(16),)),
-    Class(0x0071, "NV01_MEMORY_SYSTEM_OS_DESCRIPTOR", KERNEL),
+    Class(0x0071, "NV01_MEMORY_SYSTEM_OS_DESCRIPTOR", KERNEL, by_alloc_memory=True),
     Class(0x0073, "NV04_DISPLAY_COMMON", SEEN),
     Class(0x0078, "NV01_EVENT_KERNEL_CALLBACK", INTERNAL),
     Class(
@@ -76,13 +87,20 @@ ROWS = (
     Class(0x00B1, "NV01_MEMORY_HW_RESOURCES", MEMORY),
     Class(0x00C2, "NV01_MEMORY_LOCAL_PHYSICAL", MEMORY),
     Class(0x00C3, "NV01_MEMORY_SYNCPOINT", UNUSED),
-    Class(0x00DA, "NV_SEMAPHORE_SURFACE", LIBRARY, handles=(At(0), At(4))),
+    Class(0x00DA, "NV_SEMAPHORE_SURFACE", LIBRARY, handles=(At(0), At(4)), module=InModule.HOLDS_MEMORY),
     Class(0x00DB, "NV40_DEBUG_BUFFER", UNUSED),
     Class(0x00DE, "RM_USER_SHARED_DATA", SEEN),
     Class(0x00E0, "NV_MEMORY_EXPORT", MEMORY),
     Class(0x00F1, "NV_IMEX_SESSION", MEMORY),
     Class(0x00F3, "NV01_MEMORY_FLA", MEMORY),
-    Class(0x00F8, "NV_MEMORY_FABRIC", LIBRARY, handles=(At(40),), holds_memory_at=40),
+    Class(
+        0x00F8,
+        "NV_MEMORY_FABRIC",
+        LIBRARY,
+        handles=(At(40),),
+        holds_memory_at=40,
+        module=InModule.HOLDS_MEMORY,
+    ),
     Class(0x00F9, "NV_MEMORY_FABRIC_IMPORT_V2", UNUSED),
     Class(0x00FB, "NV_MEMORY_FABRIC_IMPORTED_REF", UNUSED),
     Class(0x00FD, "NV_MEMORY_MULTICAST_FABRIC", LIBRARY, addresses=(At(32, of=EVENT), At(72, of=EVENT))),

@@ -15,7 +15,7 @@ from __future__ import annotations
 import enum
 from typing import NamedTuple
 
-from qgpu.guardian.rules.rows import At, Of, Pointer, Why
+from qgpu.guardian.rules.rows import At, InModule, Of, Pointer, Why
 from qgpu.nvidia import abi
 
 SEEN, LIBRARY, GETTER = Why.SEEN, Why.LIBRARY, Why.GETTER
@@ -55,6 +55,13 @@ class Control(NamedTuple):
     takes_back: bool = False
     #: RM sends it to firmware unread, and does not check whose client it is issued on.
     firmware: bool = False
+    #: What the kernel module does where the guardian does more than carry the control out.
+    module: InModule | None = None
+
+    @property
+    def in_module(self) -> InModule | None:
+        """Return what the kernel module does with it besides passing or refusing it; None for nothing."""
+        return InModule.FIRMWARE if self.firmware else self.module
 
 
 ROWS = (
@@ -102,12 +109,12 @@ ROWS = (
     Control(0x00000146, "NV0000_CTRL_CMD_SYSTEM_PFM_REQ_HNDLR_GET_PERF_SENSORS", UNUSED),
     Control(0x00000147, "NV0000_CTRL_CMD_SYSTEM_PFM_REQ_HNDLR_GET_EXTENDED_PERF_SENSORS", UNUSED),
     Control(0x000001F0, "NV0000_CTRL_CMD_SYSTEM_GET_FEATURES", SEEN),
-    Control(0x00000201, "NV0000_CTRL_CMD_GPU_GET_ATTACHED_IDS", SEEN, look=REWRITE),
+    Control(0x00000201, "NV0000_CTRL_CMD_GPU_GET_ATTACHED_IDS", SEEN, look=REWRITE, module=InModule.GPUS_BY_NODES),
     Control(0x00000202, "NV0000_CTRL_CMD_GPU_GET_ID_INFO", SEEN, pointers=(Pointer(16, 0, None),)),
     Control(0x00000203, "NV0000_CTRL_CMD_GPU_GET_INIT_STATUS", GETTER),
     Control(0x00000204, "NV0000_CTRL_CMD_GPU_GET_DEVICE_IDS", LIBRARY),
     Control(0x00000205, "NV0000_CTRL_CMD_GPU_GET_ID_INFO_V2", SEEN),
-    Control(0x00000214, "NV0000_CTRL_CMD_GPU_GET_PROBED_IDS", SEEN, look=REWRITE),
+    Control(0x00000214, "NV0000_CTRL_CMD_GPU_GET_PROBED_IDS", SEEN, look=REWRITE, module=InModule.GPUS_BY_NODES),
     Control(0x00000215, "NV0000_CTRL_CMD_GPU_ATTACH_IDS", SEEN),
     Control(0x00000216, "NV0000_CTRL_CMD_GPU_DETACH_IDS", SEEN),
     Control(0x00000219, "NV0000_CTRL_CMD_GPU_GET_VIDEO_LINKS", GETTER),
@@ -159,6 +166,7 @@ ROWS = (
         handles=(At(4), At(8), At(12)),
         descriptor_at=16,
         gives=True,
+        module=InModule.EXPORT,
     ),
     Control(
         0x00003D06,
@@ -168,6 +176,7 @@ ROWS = (
         handles=(At(8), At(12), At(16)),
         descriptor_at=0,
         gives=True,
+        module=InModule.IMPORT,
     ),
     Control(0x00003D08, "NV0000_CTRL_CMD_OS_UNIX_GET_EXPORT_OBJECT_INFO", LIBRARY, descriptor_at=0),
     Control(0x00003D0A, "NV0000_CTRL_CMD_OS_UNIX_CREATE_EXPORT_OBJECT_FD", ACTS),
@@ -179,6 +188,7 @@ ROWS = (
         handles=(At(4), At(76, 512)),
         descriptor_at=0,
         gives=True,
+        module=InModule.EXPORT,
     ),
     Control(
         0x00003D0C,
@@ -188,6 +198,7 @@ ROWS = (
         handles=(At(4), At(8, 128)),
         descriptor_at=0,
         gives=True,
+        module=InModule.IMPORT,
     ),
     # 0x0002
     Control(0x00020102, "NV0002_CTRL_CMD_BIND_CONTEXTDMA", ACTS),
@@ -333,7 +344,15 @@ ROWS = (
     Control(0x00FB0101, "NV00FB_CTRL_CMD_VALIDATE", ACTS),
     # 0x00fd
     Control(0x00FD0101, "NV00FD_CTRL_CMD_GET_INFO", LIBRARY),
-    Control(0x00FD0102, "NV00FD_CTRL_CMD_ATTACH_MEM", LIBRARY, look=OBSERVE, handles=(At(0), At(4)), gives=True),
+    Control(
+        0x00FD0102,
+        "NV00FD_CTRL_CMD_ATTACH_MEM",
+        LIBRARY,
+        look=OBSERVE,
+        handles=(At(0), At(4)),
+        gives=True,
+        module=InModule.EXPORT,
+    ),
     Control(0x00FD0103, "NV00FD_CTRL_CMD_REGISTER_EVENT", ACTS),
     Control(0x00FD0104, "NV00FD_CTRL_CMD_ATTACH_GPU", LIBRARY, handles=(At(0),), descriptor_at=8),
     Control(0x00FD0105, "NV00FD_CTRL_CMD_DETACH_MEM", LIBRARY, handles=(At(0),)),
@@ -417,8 +436,14 @@ ROWS = (
     Control(0x20800185, "NV2080_CTRL_CMD_GPU_DESCRIBE_PARTITIONS", GETTER),
     Control(0x20800188, "NV2080_CTRL_CMD_GPU_GET_MAX_SUPPORTED_PAGE_SIZE", GETTER),
     Control(0x2080018B, "NV2080_CTRL_CMD_GPU_GET_ACTIVE_PARTITION_IDS", LIBRARY),
-    Control(0x2080018D, "NV2080_CTRL_CMD_GPU_GET_PIDS", SEEN, look=REWRITE),
-    Control(0x2080018E, "NV2080_CTRL_CMD_GPU_GET_PID_INFO", LIBRARY, look=REWRITE),
+    Control(0x2080018D, "NV2080_CTRL_CMD_GPU_GET_PIDS", SEEN, look=REWRITE, module=InModule.PIDS_BY_NAMESPACE),
+    Control(
+        0x2080018E,
+        "NV2080_CTRL_CMD_GPU_GET_PID_INFO",
+        LIBRARY,
+        look=REWRITE,
+        module=InModule.PIDS_BY_NAMESPACE,
+    ),
     Control(0x20800192, "NV2080_CTRL_CMD_GPU_HANDLE_VF_PRI_FAULT", VGPU),
     Control(0x20800194, "NV2080_CTRL_CMD_GPU_SET_COMPUTE_POLICY_CONFIG", SCHEDULING),
     Control(0x20800195, "NV2080_CTRL_CMD_GPU_GET_COMPUTE_POLICY_CONFIG", SEEN),
@@ -502,7 +527,12 @@ ROWS = (
     Control(0x2080120E, "NV2080_CTRL_CMD_GR_CTXSW_SMPC_MODE", ACTS),
     Control(0x2080120F, "NV2080_CTRL_CMD_GR_GET_SM_TO_GPC_TPC_MAPPINGS", LIBRARY),
     Control(
-        0x20801210, "NV2080_CTRL_CMD_GR_SET_CTXSW_PREEMPTION_MODE", SEEN, look=JUDGE, handles=(At(4, of=FIRMWARE),)
+        0x20801210,
+        "NV2080_CTRL_CMD_GR_SET_CTXSW_PREEMPTION_MODE",
+        SEEN,
+        look=JUDGE,
+        handles=(At(4, of=FIRMWARE),),
+        module=InModule.PREEMPTION_MODE,
     ),
     Control(0x20801211, "NV2080_CTRL_CMD_GR_CTXSW_PREEMPTION_BIND", SCHEDULING),
     Control(0x20801212, "NV2080_CTRL_CMD_GR_PC_SAMPLING_MODE", ACTS),
@@ -532,8 +562,15 @@ ROWS = (
     Control(0x2080123C, "NV2080_CTRL_CMD_GR_GET_SM_ISSUE_RATE_MODIFIER_V2", LIBRARY),
     Control(0x2080123D, "NV2080_CTRL_CMD_GR_GET_SM_ISSUE_THROTTLE_CTRL", LIBRARY),
     Control(0x2080123E, "NV2080_CTRL_CMD_GR_TEST_CTXSW_ERROR_LOGS", ACTS),
-    Control(0x20801301, "NV2080_CTRL_CMD_FB_GET_INFO", LIBRARY, look=REWRITE, pointers=(Pointer(8, 8),)),
-    Control(0x20801303, "NV2080_CTRL_CMD_FB_GET_INFO_V2", SEEN, look=REWRITE),
+    Control(
+        0x20801301,
+        "NV2080_CTRL_CMD_FB_GET_INFO",
+        LIBRARY,
+        look=REWRITE,
+        pointers=(Pointer(8, 8),),
+        module=InModule.FB_INFO,
+    ),
+    Control(0x20801303, "NV2080_CTRL_CMD_FB_GET_INFO_V2", SEEN, look=REWRITE, module=InModule.FB_INFO),
     Control(0x2080130B, "NV2080_CTRL_CMD_FB_GET_CARVEOUT_ADDRESS_INFO", UNUSED),
     Control(0x2080130C, "NV2080_CTRL_CMD_FB_GET_CALIBRATION_LOCK_FAILED", GETTER),
     Control(0x2080130E, "NV2080_CTRL_CMD_FB_FLUSH_GPU_CACHE", ACTS),
@@ -614,7 +651,13 @@ ROWS = (
     Control(0x20802087, "NV2080_CTRL_CMD_PERF_GET_VID_ENG_PERFMON_SAMPLE", GETTER),
     Control(0x20802092, "NV2080_CTRL_CMD_PERF_SET_AUX_POWER_STATE", ACTS),
     Control(0x20802093, "NV2080_CTRL_CMD_PERF_RESERVE_PERFMON_HW", ACTS),
-    Control(0x20802096, "NV2080_CTRL_CMD_PERF_GET_GPUMON_PERFMON_UTIL_SAMPLES_V2", LIBRARY, look=REWRITE),
+    Control(
+        0x20802096,
+        "NV2080_CTRL_CMD_PERF_GET_GPUMON_PERFMON_UTIL_SAMPLES_V2",
+        LIBRARY,
+        look=REWRITE,
+        module=InModule.SAMPLES_BY_NAMESPACE,
+    ),
     Control(0x20802205, "NV2080_CTRL_CMD_RC_GET_ERROR_COUNT", OTHERS),
     Control(0x20802209, "NV2080_CTRL_CMD_RC_GET_WATCHDOG_INFO", LIBRARY),
     Control(0x2080220A, "NV2080_CTRL_CMD_RC_DISABLE_WATCHDOG", ACTS),
@@ -866,11 +909,11 @@ ROWS = (
     Control(0x90E70113, "NV90E7_CTRL_CMD_BBX_GET_LAST_FLUSH_TIME", LIBRARY),
     Control(0x90E70119, "NV90E7_CTRL_CMD_BBX_IS_NVM_FLUSH_ENABLED", GETTER),
     # 0xa06c
-    Control(0xA06C0101, "NVA06C_CTRL_CMD_GPFIFO_SCHEDULE", SEEN, look=OBSERVE),
+    Control(0xA06C0101, "NVA06C_CTRL_CMD_GPFIFO_SCHEDULE", SEEN, look=OBSERVE, module=InModule.START_CHANNELS),
     Control(0xA06C0102, "NVA06C_CTRL_CMD_BIND", ACTS),
-    Control(0xA06C0103, "NVA06C_CTRL_CMD_SET_TIMESLICE", SCHEDULING),
+    Control(0xA06C0103, "NVA06C_CTRL_CMD_SET_TIMESLICE", SCHEDULING, module=InModule.TIMESLICE),
     Control(0xA06C0104, "NVA06C_CTRL_CMD_GET_TIMESLICE", LIBRARY),
-    Control(0xA06C0105, "NVA06C_CTRL_CMD_PREEMPT", LIBRARY, look=JUDGE),
+    Control(0xA06C0105, "NVA06C_CTRL_CMD_PREEMPT", LIBRARY, look=JUDGE, module=InModule.PREEMPT),
     Control(0xA06C0106, "NVA06C_CTRL_CMD_GET_INFO", GETTER),
     Control(0xA06C0107, "NVA06C_CTRL_CMD_SET_INTERLEAVE_LEVEL", SCHEDULING),
     Control(0xA06C0109, "NVA06C_CTRL_CMD_PROGRAM_VIDMEM_PROMOTE", ACTS),
@@ -878,7 +921,7 @@ ROWS = (
     # 0xa06f
     Control(0xA06F0101, "NVA06F_CTRL_GET_CLASS_ENGINEID", UNUSED),
     Control(0xA06F0102, "NVA06F_CTRL_CMD_RESET_CHANNEL", ACTS),
-    Control(0xA06F0103, "NVA06F_CTRL_CMD_GPFIFO_SCHEDULE", LIBRARY, look=OBSERVE),
+    Control(0xA06F0103, "NVA06F_CTRL_CMD_GPFIFO_SCHEDULE", LIBRARY, look=OBSERVE, module=InModule.START_CHANNELS),
     Control(0xA06F0104, "NVA06F_CTRL_CMD_BIND", LIBRARY),
     Control(0xA06F0107, "NVA06F_CTRL_CMD_GET_MMU_FAULT_INFO", UNUSED),
     Control(0xA06F0108, "NVA06F_CTRL_CMD_SET_ERROR_NOTIFIER", ACTS),
@@ -1014,7 +1057,14 @@ ROWS = (
     Control(0xC3720103, "NVC372_CTRL_CMD_VIDEO_ADAPTIVE_REFRESH_RATE", DISPLAY),
     Control(0xC3720104, "NVC372_CTRL_CMD_GET_ACTIVE_VIEWPORT_POINT_IN", DISPLAY),
     # 0xc56f
-    Control(0xC56F010B, "NVC56F_CTRL_CMD_GET_KMB", LIBRARY, handles=(At(124),), gives=True),
+    Control(
+        0xC56F010B,
+        "NVC56F_CTRL_CMD_GET_KMB",
+        LIBRARY,
+        handles=(At(124),),
+        gives=True,
+        module=InModule.EXPORT,
+    ),
     Control(0xC56F010C, "NVC56F_CTRL_ROTATE_SECURE_CHANNEL_IV", ACTS),
     Control(0xC56F010E, "NV_CONF_COMPUTE_CTRL_GET_SECURITY_POLICY", GETTER),
     # 0xc637

@@ -6,9 +6,18 @@ escapes the kernel carries out for the pod itself, on files of the pod's own.
 
 from __future__ import annotations
 
+import enum
 from typing import NamedTuple
 
 from qgpu.nvidia import abi
+
+
+class Refused(enum.Enum):
+    """When a pod's escape is refused, whatever it asks for."""
+
+    ALWAYS = enum.auto()
+    #: It takes memory of the card that nobody can count.
+    UNDER_LIMIT = enum.auto()
 
 
 class Escape(NamedTuple):
@@ -17,6 +26,7 @@ class Escape(NamedTuple):
     number: int
     name: str
     sizes: tuple[int, ...]
+    refused: Refused | None = None
 
 
 ROWS = (
@@ -27,11 +37,21 @@ ROWS = (
     Escape(abi.NV_ESC_RM_ALLOC, "NV_ESC_RM_ALLOC", (abi.sizeof("NVOS21_PARAMETERS"), abi.sizeof("NVOS64_PARAMETERS"))),
     Escape(abi.NV_ESC_RM_DUP_OBJECT, "NV_ESC_RM_DUP_OBJECT", (abi.sizeof("NVOS55_PARAMETERS"),)),
     Escape(abi.NV_ESC_RM_VID_HEAP_CONTROL, "NV_ESC_RM_VID_HEAP_CONTROL", (abi.sizeof("NVOS32_PARAMETERS"),)),
-    Escape(abi.NV_ESC_RM_IDLE_CHANNELS, "NV_ESC_RM_IDLE_CHANNELS", (abi.IDLE_CHANNELS_BYTES,)),
+    Escape(abi.NV_ESC_RM_IDLE_CHANNELS, "NV_ESC_RM_IDLE_CHANNELS", (abi.IDLE_CHANNELS_BYTES,), refused=Refused.ALWAYS),
     Escape(abi.NV_ESC_REGISTER_FD, "NV_ESC_REGISTER_FD", (4,)),
     Escape(abi.NV_ESC_IOCTL_XFER_CMD, "NV_ESC_IOCTL_XFER_CMD", (abi.sizeof("nv_ioctl_xfer_t"),)),
-    Escape(abi.NV_ESC_EXPORT_TO_DMABUF_FD, "NV_ESC_EXPORT_TO_DMABUF_FD", abi.EXPORT_TO_DMABUF_FD_BYTES),
-    Escape(abi.NV_ESC_RM_MAP_MEMORY_DMA, "NV_ESC_RM_MAP_MEMORY_DMA", abi.MAP_MEMORY_DMA_BYTES),
+    Escape(
+        abi.NV_ESC_EXPORT_TO_DMABUF_FD,
+        "NV_ESC_EXPORT_TO_DMABUF_FD",
+        abi.EXPORT_TO_DMABUF_FD_BYTES,
+        refused=Refused.UNDER_LIMIT,
+    ),
+    Escape(
+        abi.NV_ESC_RM_MAP_MEMORY_DMA,
+        "NV_ESC_RM_MAP_MEMORY_DMA",
+        abi.MAP_MEMORY_DMA_BYTES,
+        refused=Refused.UNDER_LIMIT,
+    ),
 )
 
 #: What is stopped by the filters: (number, bytes).

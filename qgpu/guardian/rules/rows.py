@@ -40,6 +40,27 @@ class Why(enum.Enum):
 _ALLOWED = {Why.SEEN, Why.LIBRARY, Why.GETTER}
 
 
+class InModule(enum.Enum):
+    """What the kernel module does with a row besides passing it to RM, or why it does nothing where the guardian does.
+
+    The module works inside the pod's own call. RM reads the process's pointers and descriptors itself, so rows whose
+    only extra is one of those have nothing here. Clients in parameters are checked by both.
+    """
+
+    TIMESLICE = "notes the wish and answers OK each time: libcuda takes no refusal, and the plan sets the timeslice"
+    PREEMPTION_MODE = "refuses the modes that the guardian refuses"
+    PREEMPT = "refuses what the guardian refuses, and the gate penalty takes the place of the guardian's rest"
+    START_CHANNELS = "closes the gate again, if it is closed, before the call returns"
+    FB_INFO = "shows the pod its own memory limit"
+    EXPORT = "charges the memory at handle_at, or all of the client's, until the pod has no file left"
+    IMPORT = "charges what arrives, once if the pod itself exported it"
+    FIRMWARE = "refuses a client that is not the pod's, because RM does not check it"
+    PIDS_BY_NAMESPACE = "does nothing: RM leaves out processes outside the pid namespace of the one that asks"
+    SAMPLES_BY_NAMESPACE = "does nothing: RM hides the pids of others by namespace, and their utilization stays visible"
+    GPUS_BY_NODES = "does nothing: RM names every GPU, and a pod opens those whose device nodes it has"
+    HOLDS_MEMORY = "charges all memory of the client until the pod has no file left: RM keeps what is named"
+
+
 class Of(enum.Enum):
     """Where RM looks a handle up."""
 

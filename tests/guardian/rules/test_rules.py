@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
+import struct
 from collections import Counter
-from pathlib import Path
 
 import pytest
 
@@ -177,18 +177,20 @@ def test_scheduling_is_a_right_and_the_rest_is_unknown():
     assert controls.refusal(0x0080180A) == controls.refusal(0x2080FFF1) == abi.NV_ERR_NOT_SUPPORTED
 
 
-def test_what_the_module_refuses_is_refused_here_too():
-    text = (Path(__file__).parents[3] / "kmod" / "control.c").read_text()
-    numbers = re.findall(r"^\t(0x[0-9a-f]+),", text.partition("refused[] = {")[2].partition("};")[0], re.MULTILINE)
-
-    assert numbers
-    for number in numbers:
-        assert controls.CONTROLS[int(number, 16)].why is controls.SCHEDULING, number
-
-
 def test_classes_of_memory_by_its_place_are_not_for_pods():
     for rm_class in (abi.NV01_MEMORY_SYSTEM_OS_DESCRIPTOR, 0x81, *classes.PHYSICAL, 0xC57D, 0x9010):
         assert rm_class not in classes.ALLOWED, hex(rm_class)
+
+
+def test_the_old_call_makes_what_the_table_says(on_card):
+    refused = set()
+    for number in classes.CLASSES:
+        memory = struct.pack("<6IQQIIiI", 7, 2, 0x900, number, 0, 0, 0, 0, 0xFFFF, 0, -1, 0)
+        answer = on_card.call(abi.NV_ESC_RM_ALLOC_MEMORY, memory)[2]
+        if struct.unpack_from("<I", answer, 40)[0] == abi.NV_ERR_INVALID_CLASS:
+            refused.add(number)
+
+    assert classes.CLASSES.keys() - refused == {row.number for row in classes.ROWS if row.by_alloc_memory}
 
 
 class _Owners:

@@ -5,6 +5,7 @@ Layouts: NVIDIA's nvos.h from 535.43 on. Only what tests need.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import fcntl
 import os
@@ -16,6 +17,7 @@ FLOOD = 2**64 - 1
 
 ROOT, MEM, DEVICE, SUBDEVICE, TSG, CHANNEL, VASPACE = 0x41, 0x40, 0x80, 0x2080, 0xA06C, 0xC86F, 0x90F1
 NO_MEMORY, NO_PERMISSION, BAD_CLIENT, BAD_ARGUMENT = 0x51, 0x1B, 0x23, 0x1F
+BAD_CLASS, BAD_HANDLE, NOT_SUPPORTED = 0x22, 0x33, 0x56
 LATENCIES = 512
 
 _ALLOC = struct.Struct("IIIIQQIIII")
@@ -78,6 +80,20 @@ class Program:
     def memory(self, size: int, handle: int | None = None, *, huge: bool = False) -> int:
         """Memory of the card, of pages of 64 KiB or 2 MiB: RM rounds up."""
         return self.alloc(self.device, MEM, struct.pack("24xI36xQ56x", (huge and 3) << 23, size), handle)
+
+    def old_memory(self, cls: int) -> int:
+        """Memory by RM_ALLOC_MEMORY, which goes through a card's file that is tied to the control file."""
+        with contextlib.suppress(OSError):  # it is tied
+            call(self.card, 201, bytearray(struct.pack("I", self.ctl)))
+        self.last += 1
+        data = bytearray(
+            struct.pack("6IQQIIiI", self.client, self.device, self.last, cls, 0, 0, 0, 0, 0xFFFF, 0, -1, 0)
+        )
+        self.send(self.card, 0x27, data)
+        (status,) = struct.unpack_from("I", data, 40)
+        if status:
+            raise RmError(status)
+        return self.last
 
     def tsg(self, engine: int = 1) -> int:
         return self.alloc(self.device, TSG, struct.pack("12xI4x", engine))

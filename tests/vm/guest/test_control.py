@@ -9,24 +9,6 @@ import nv
 import pytest
 import qg
 
-SCHEDULING = (
-    (0x80170F, "device"),
-    (0x801711, "device"),
-    (0x801712, "device"),
-    (0x20800194, "subdevice"),
-    (0x2080110B, "subdevice"),
-    (0x20801110, "subdevice"),
-    (0x20801115, "subdevice"),
-    (0x20801117, "subdevice"),
-    (0x2080111A, "subdevice"),
-    (0x2080111B, "subdevice"),
-    (0x20801121, "subdevice"),
-    (0xA06C0107, "tsg"),
-    (0xA06C0110, "tsg"),
-    (0xA06F0109, "channel"),
-    (0xA06F0111, "channel"),
-)
-
 PREEMPT = 0xA06C0105
 END_TURN = struct.pack("BBxxI", 1, 0, 0)
 
@@ -52,13 +34,14 @@ def web(pod):
     return made
 
 
-def test_scheduling_controls_of_a_pod_are_refused_in_rms_words(web, qgpu):
-    answers = [web.processes[0].run(control, cmd, on) for cmd, on in SCHEDULING]
+def test_a_refused_control_is_counted_and_told(web, qgpu):
+    asked = [0x80170F, 0x801714, 0x2080012C, 0x83DE0317, 0xA06C0107]
+    answers = [web.processes[0].run(control, cmd, "tsg") for cmd in asked]
 
-    assert answers == [nv.NO_PERMISSION] * len(SCHEDULING)
-    assert web.info().refused_controls == len(SCHEDULING)
+    assert answers == [nv.NO_PERMISSION] * len(asked)
+    assert web.info().refused_controls == len(asked)
     told = [event.value for event in qgpu.events() if event.type == qg.uapi.NUMBERS["QGPU_EVENT_CONTROL_REFUSED"]]
-    assert told == [cmd for cmd, _ in SCHEDULING]
+    assert told == asked
 
 
 def test_a_timeslice_of_its_own_is_answered_ok_and_not_set(web):
@@ -77,12 +60,16 @@ def test_a_pod_gives_its_own_turn_away_as_libcuda_does(web):
         (PREEMPT, bytes(8)),
         (PREEMPT, struct.pack("BBxxI", 1, 1, 0)),
         (PREEMPT, struct.pack("BBxxI", 1, 1, 1_000_000)),
-        (PREEMPT | 0x8000, END_TURN),
     ],
-    ids=["not waited for", "no patience", "a second's patience", "as firmware's"],
+    ids=["not waited for", "no patience", "a second's patience"],
 )
-def test_a_turn_ends_by_the_plain_control_alone(web, cmd, params):
+def test_a_turn_ends_by_a_call_that_waits_alone(web, cmd, params):
     assert web.processes[0].run(control, cmd, "tsg", params) == nv.NO_PERMISSION
+    assert web.info().refused_controls == 1
+
+
+def test_a_turn_does_not_end_by_a_control_for_firmware(web):
+    assert web.processes[0].run(control, PREEMPT | 0x8000, "tsg", END_TURN) == nv.NOT_SUPPORTED
     assert web.info().refused_controls == 1
 
 

@@ -35,16 +35,14 @@ def test_memory_by_address_is_refused_in_the_old_call_too(web, cls):
     """Class 0x40 in this call is all of the card's memory, where the caller is an administrator."""
 
     def allocate(state, cls):
-        p = state["p"]
-        nv.call(p.card, 201, bytearray(struct.pack("I", p.ctl)))
-        p.last += 1
-        data = bytearray(struct.pack("6IQQIIiI", p.client, p.device, p.last, cls, 0, 0, 0, 0, 0xFFFF, 0, -1, 0))
-        nv.call(p.card, 0x27, data)
-        return struct.unpack_from("I", data, 40)[0]
+        try:
+            return state["p"].old_memory(cls)
+        except nv.RmError as error:
+            return error.status
 
     before = qg.sim()["objects"]
 
-    assert web.processes[0].run(allocate, cls) == nv.NO_PERMISSION
+    assert web.processes[0].run(allocate, cls) == nv.BAD_CLASS
     assert qg.sim()["objects"] == before
     assert web.held() == 0
 
@@ -145,8 +143,8 @@ def test_a_device_of_no_known_card_gets_nothing(web):
     assert process.run(status_of, "channel", process.run(lambda state: state["p"].device)) == INVALID_STATE
 
 
-def test_a_cards_number_overwritten_by_the_answer_gains_nothing(web):
-    """The parameters lie over the member that RM answers the handle in: 0 before the call, not so after it."""
+def test_a_device_whose_parameters_overlap_its_call_is_refused(web):
+    """RM would answer the handle into the card's number. The class behind it stands where a client is named."""
 
     def overlap(state):
         p = state["p"]
@@ -155,16 +153,12 @@ def test_a_cards_number_overwritten_by_the_answer_gains_nothing(web):
         at = ctypes.addressof(data)
         data[:48] = nv._ALLOC.pack(p.client, p.client, 0, nv.DEVICE, at + 8, 0, 0, 0, 0xFFFF, 0)
         ctypes.CDLL(None).ioctl(p.ctl, nv.word(0x2B, 48), data)
-        p.device = struct.unpack_from("I", data, 8)[0]
-        p.subdevice = p.alloc(p.device, nv.SUBDEVICE, bytes(4))
         return struct.unpack_from("I", data, 40)[0]
 
-    (process,) = web.processes
+    before = qg.sim()["objects"]
 
-    assert process.run(overlap) == 0
-    assert process.run(take, 1 << 30) == -nv.NO_MEMORY
-    assert process.run(take, 16 * MIB) > 0
-    assert web.held() == 16 * MIB
+    assert web.processes[0].run(overlap) == nv.BAD_HANDLE
+    assert qg.sim()["objects"] == before - 2  # the device that was there, and its subdevice
 
 
 def test_freeing_by_heap_call_frees_anything(web, qgpu):

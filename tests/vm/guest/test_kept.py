@@ -33,15 +33,18 @@ def by_descriptor_for_many(state, handle):
     state["fd"] = state["p"].export(handle, plural=True)
 
 
-def to_the_fabric(state, handle):
-    state["p"].control(handle, 0xE00101, bytes(120))
-
-
 def by_multicast(state, handle):
-    state["p"].control(handle, 0xFD0101, bytes(120))
+    state["p"].control(state["p"].device, 0xFD0102, struct.pack("II32x", state["p"].subdevice, handle))
 
 
-@pytest.mark.parametrize("export", [by_descriptor, by_descriptor_for_many, to_the_fabric, by_multicast])
+def by_keys_of_confidential_computing(state, handle):
+    state["p"].control(state["p"].device, 0xC56F010B, struct.pack("124xI", handle))
+
+
+EXPORTS = [by_descriptor, by_descriptor_for_many, by_multicast, by_keys_of_confidential_computing]
+
+
+@pytest.mark.parametrize("export", EXPORTS)
 def test_exported_memory_stays_charged_until_the_pod_has_no_file_left(web, export):
     """A descriptor keeps it, whichever that is: neither its handle's end nor its client's says anything."""
     (process,) = web.processes

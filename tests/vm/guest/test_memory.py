@@ -227,7 +227,7 @@ def test_privileged_memory_classes_are_refused(web):
                 statuses.append(error.status)
         return statuses
 
-    assert web.processes[0].run(list_memory) == [nv.NO_PERMISSION] * 3
+    assert web.processes[0].run(list_memory) == [nv.BAD_CLASS] * 3
 
 
 def test_a_size_changed_after_the_check_gains_nothing(web, linger):

@@ -18,6 +18,8 @@ import nv
 import pytest
 import qg
 
+from qgpu.guardian.rules import classes, controls
+
 FOLDER = Path(os.environ.get("QGPU_TRACES", "/nonexistent"))
 TRACES = sorted(FOLDER.glob("*.jsonl.xz"))
 NR_ALLOC, NR_CONTROL, NR_FREE = 0x2B, 0x2A, 0x29
@@ -72,8 +74,13 @@ class Replay:
         if nr in PARAMS_AT:
             (pointer,) = struct.unpack_from("Q", data, PARAMS_AT[nr])
             struct.pack_into("Q", data, PARAMS_AT[nr], ctypes.addressof(params) if pointer else 0)
-            if nr == NR_ALLOC and struct.unpack_from("I", data, 12)[0] == nv.DEVICE:
+            number = struct.unpack_from("I", data, 12 if nr == NR_ALLOC else 8)[0]
+            if nr == NR_ALLOC and number == nv.DEVICE:
                 struct.pack_into("I", params, 0, 0)  # this card, whatever its number was there
+            row = (classes.ALLOWED if nr == NR_ALLOC else controls.ALLOWED).get(number)
+            for place in row.clients if row else ():
+                (handle,) = struct.unpack_from("I", params, place.at)
+                struct.pack_into("I", params, place.at, self.clients.get(handle, handle))
         self.plain(record, fd, data)
         if nr == NR_ALLOC and struct.unpack_from("I", want, 12)[0] == nv.ROOT:  # RM writes the class it made back
             self.clients[struct.unpack_from("I", want, 8)[0]] = struct.unpack_from("I", data, 8)[0]

@@ -294,7 +294,7 @@ def flood_on_own_userd(state):
     """Its USERD lies in memory that the process described itself; the channel goes with it."""
     p = state["p"] = nv.Program()
     state["tsg"] = p.tsg()
-    state["userd"] = p.alloc(p.device, 0x71, bytes(128))
+    state["userd"] = p.old_memory(0x71)
     state["channels"] = [p.channel(state["tsg"], state["userd"])]
     p.submit(state["channels"][0], 1000)
 

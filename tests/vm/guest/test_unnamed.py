@@ -160,11 +160,17 @@ def test_compute_is_had_only_in_a_tsg_for_compute(web, engine):
     assert web.processes[0].run(compute, engine) == (0 if engine == 1 else nv.BAD_ARGUMENT)
 
 
-def test_a_channel_of_an_old_class_is_a_channel(web, qgpu):
-    """Every card makes them still; without a gate it would run whenever it likes."""
-    web.processes[0].run(lambda state: state["p"].alloc(state["p"].device, 0x906F, bytes(368)))
+def test_a_channel_of_an_old_class_is_refused(web, qgpu):
+    """Every card makes them still, and no program asks for them."""
 
-    assert [tsg.nr_channels for tsg in qgpu.tsgs(web.id)] == [1]
+    def old_channel(state):
+        try:
+            return state["p"].alloc(state["p"].device, 0x906F, bytes(368))
+        except nv.RmError as error:
+            return error.status
+
+    assert web.processes[0].run(old_channel) == nv.BAD_CLASS
+    assert list(qgpu.tsgs(web.id)) == []
 
 
 @pytest.mark.parametrize("heap", [False, True])
@@ -177,7 +183,7 @@ def test_memory_at_a_place_of_ones_own_is_refused_under_a_limit(web, heap):
     assert (web.held(), qg.used()) == (0, 0)
 
 
-def test_what_maps_by_itself_is_refused_under_a_limit(web):
+def test_what_maps_by_itself_is_refused(web):
     """MemoryMapper takes page tables that nobody can count."""
 
     def mapper(state):
@@ -187,7 +193,7 @@ def test_what_maps_by_itself_is_refused_under_a_limit(web):
             return error.status
         return 0
 
-    assert web.processes[0].run(mapper) == NOT_SUPPORTED
+    assert web.processes[0].run(mapper) == nv.BAD_CLASS
 
 
 def device(state):

@@ -14,7 +14,7 @@ import qg
 
 VERSION = os.environ.get("QGPU_VM_REAL", "")
 PLAIN = int(VERSION.partition(".")[0] or 0) < 565
-MEMORY_DEVICELESS = 0x90CE
+CONFIDENTIAL_COMPUTE = 0xCB33
 
 
 def load():
@@ -83,7 +83,7 @@ def talk(_state):
     said += [control(fd, client, cmd, size) for cmd, size in ((0x201, 128), (0x214, 128), (0x12345, 8), (0x201, 127))]
     said.append(alloc(fd, client, client, 0x5C000001, nv.DEVICE, bytes(56))[1])
     said.append(alloc(fd, client, client, 0x5C000002, 0xFFFF)[1])
-    said.append(alloc(fd, client, client, 0x5C000003, MEMORY_DEVICELESS, struct.pack("64xQ56x", 4096))[1])
+    said.append(alloc(fd, client, client, 0x5C000003, CONFIDENTIAL_COMPUTE, bytes(4))[1])
     said.append(alloc(fd, 0xC1D0FFFF, 0xC1D0FFFF, 0x5C000004, nv.DEVICE, bytes(56))[1])
     for nr, size in ((0x77, 8), (0x2B, 4)):
         try:

@@ -325,7 +325,7 @@ u32 sim_control(const struct sim_file *file, struct nvos54 *arg)
 		return NV_ERR_INVALID_CLIENT;
 	if (arg->object != client->handle && !sim_object(client, arg->object))
 		return NV_ERR_OBJECT_NOT_FOUND;
-	if (arg->cmd == NVA06C_GPFIFO_SCHEDULE || NVXX6F_GPFIFO_SCHEDULE(arg->cmd))
+	if (arg->cmd == NVA06C_GPFIFO_SCHEDULE || arg->cmd == NVA06F_GPFIFO_SCHEDULE)
 		start_channels(sim_object(client, arg->object));
 	if (!size)
 		return as_recorded(file, arg->cmd, arg->params);

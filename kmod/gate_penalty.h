@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: GPL-2.0 */
-#ifndef _QGPU_DEBT_H
-#define _QGPU_DEBT_H
+#ifndef _QGPU_GATE_PENALTY_H
+#define _QGPU_GATE_PENALTY_H
 
 #include <linux/types.h>
 
 struct qgpu_pod;
 
 /* Before a call that may open a closed gate: waits until the pod has paid for the last such call. -EINTR: killed. */
-int qgpu_debt_begin(struct qgpu_pod *pod);
+int qgpu_gate_penalty_begin(struct qgpu_pod *pod);
 /* After it. opened: a gate that is to be closed was open since. */
-void qgpu_debt_end(struct qgpu_pod *pod, bool opened);
+void qgpu_gate_penalty_end(struct qgpu_pod *pod, bool opened);
 
 #endif

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0 */
-#ifndef _QGPU_SEAL_H
-#define _QGPU_SEAL_H
+#ifndef _QGPU_TOCTOU_H
+#define _QGPU_TOCTOU_H
 
 #include <linux/list.h>
 #include <linux/types.h>
@@ -8,7 +8,7 @@
 struct task_struct;
 
 /* One call of the current task: what was admitted, and room for what RM made of it. */
-struct qgpu_seal {
+struct qgpu_toctou {
 	struct hlist_node node;
 	struct task_struct *task;
 	u32 nr, size;
@@ -23,12 +23,12 @@ struct qgpu_seal {
 	bool failed;		/* ... to a call that RM did not look into: the status inside is the caller's */
 };
 
-void qgpu_seal_init(void);
-void qgpu_seal_uninit(void);
-bool qgpu_sealed(void);
+void qgpu_toctou_init(void);
+void qgpu_toctou_uninit(void);
+bool qgpu_toctou_sealed(void);
 
 /* What the caller has filled in of it is nr, size, in and out, and what there is of parameters. */
-void qgpu_seal_begin(struct qgpu_seal *seal);
-void qgpu_seal_end(struct qgpu_seal *seal);
+void qgpu_toctou_begin(struct qgpu_toctou *seal);
+void qgpu_toctou_end(struct qgpu_toctou *seal);
 
 #endif

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * video.c - a pod's calls that allocate video memory, whatever their form: admitted against the pod's limit before RM
+ * vram_heap.c - a pod's calls that allocate video memory, whatever their form: admitted against the pod's limit before RM
  * sees them, booked by what RM says of the object it made, freed again if that does not fit. And VID_HEAP_CONTROL, the
  * older family of calls. How much a pod holds is mem.c's.
  */
@@ -8,13 +8,14 @@
 #include <linux/uaccess.h>
 
 #include "client.h"
-#include "escape.h"
 #include "events.h"
+#include "free.h"
 #include "mem.h"
 #include "rm.h"
-#include "seal.h"
+#include "toctou.h"
 #include "trace.h"
 #include "uvm_mem.h"
+#include "vram_heap.h"
 
 /* Video memory by its address: for the privileged, who may be in a pod all the same. */
 bool qgpu_is_physical(u32 class)
@@ -58,11 +59,23 @@ void qgpu_take_back(struct qgpu_client *client, u32 parent, u32 handle, struct q
 		qgpu_mem_grow(mem, size);
 }
 
+void qgpu_free_unsaid(struct qgpu_client *client, u32 parent, u32 handle, struct qgpu_mem *mem)
+{
+	u32 class;
+
+	if (qgpu_object_find(client, handle) || qgpu_rm_class(client->handle, handle, &class) != NV_OK)
+		return;
+	if (class == NV01_MEMORY_LOCAL_USER)
+		qgpu_take_back(client, parent, handle, mem);
+	else if (qgpu_is_physical(class) || qgpu_is_registered(class))
+		qgpu_rm_free(client->handle, parent, handle);
+}
+
 /*
  * Memory was reserved and RM allocated something: book it by what RM says of it, and use the reservation up. Only a
  * memory object of the video memory class is charged; "any location" may have become system memory.
  */
-static long book(struct qgpu_call *call, struct qgpu_client *client, const struct qgpu_video *video, u32 handle,
+static long book(struct qgpu_call *call, struct qgpu_client *client, const struct qgpu_vram *vram, u32 handle,
 		 int gpu, struct qgpu_mem *mem)
 {
 	struct qgpu_object *object;
@@ -78,15 +91,15 @@ static long book(struct qgpu_call *call, struct qgpu_client *client, const struc
 			qgpu_mem_keep(client, mem);
 		if (!qgpu_is_physical(class))
 			return 0;
-		/* _rmAllocMemoryLocalUser, for an administrator */
-		qgpu_rm_free(client->handle, video->parent, handle);
-		return qgpu_refuse_alloc(call, video->status_at, NV_ERR_INSUFFICIENT_PERMISSIONS);
+		/* unsealed: another class than was looked at */
+		qgpu_rm_free(client->handle, vram->parent, handle);
+		return qgpu_refuse_alloc(call, vram->status_at, NV_ERR_INSUFFICIENT_PERMISSIONS);
 	}
 	if (qgpu_rm_memory_size(client->handle, handle, &size) != NV_OK)
 		size = qgpu_mem_size(mem);
 	if (qgpu_mem_resize(mem, BIT(gpu), size))
 		goto err_free;
-	object = qgpu_object_add(client, handle, video->parent, class, call->sealed);
+	object = qgpu_object_add(client, handle, vram->parent, class, call->sealed);
 	if (PTR_ERR_OR_ZERO(object) == -EEXIST) {	/* a forged answer: it is booked already */
 		qgpu_pod_flag(call->pod, QGPU_POD_TAMPERED, QGPU_EVENT_TAMPERED);
 		qgpu_mem_keep(client, mem);
@@ -99,9 +112,9 @@ static long book(struct qgpu_call *call, struct qgpu_client *client, const struc
 	qgpu_uvm_mem_found(client, handle, mem);
 	return 0;
 err_free:
-	qgpu_take_back(client, video->parent, handle, mem);
+	qgpu_take_back(client, vram->parent, handle, mem);
 	qgpu_mem_put(mem);
-	return qgpu_refuse_memory(call, gpu, size, video->status_at);
+	return qgpu_refuse_memory(call, gpu, size, vram->status_at);
 }
 
 static u32 word_at(const struct qgpu_call *call, size_t at)
@@ -113,30 +126,30 @@ static u32 word_at(const struct qgpu_call *call, size_t at)
 }
 
 /* No card is known to charge: below a device that has none yet nothing is asked for, and nothing stays elsewhere. */
-static long without_card(struct qgpu_call *call, struct qgpu_client *client, const struct qgpu_video *video)
+static long without_card(struct qgpu_call *call, struct qgpu_client *client, const struct qgpu_vram *vram)
 {
 	u32 handle, class;
 	long ret;
 
-	if (qgpu_object_device(client, video->parent))
-		return qgpu_call_answer(call, video->status_at, NV_ERR_INVALID_STATE);
+	if (qgpu_object_device(client, vram->parent))
+		return qgpu_call_answer(call, vram->status_at, NV_ERR_INVALID_STATE);
 	ret = qgpu_call_forward(call);
-	handle = word_at(call, video->handle_at);
-	if (word_at(call, video->status_at) != NV_OK) {
-		qgpu_free_unsaid(client, video->parent, handle, NULL);
+	handle = word_at(call, vram->handle_at);
+	if (word_at(call, vram->status_at) != NV_OK) {
+		qgpu_free_unsaid(client, vram->parent, handle, NULL);
 		return ret;
 	}
 	if (qgpu_rm_class(client->handle, handle, &class) != NV_OK ||
 	    (class != NV01_MEMORY_LOCAL_USER && !qgpu_is_physical(class)))
 		return ret;
-	qgpu_rm_free(client->handle, video->parent, handle);
-	return qgpu_call_answer(call, video->status_at, NV_ERR_INVALID_STATE) ?: ret;
+	qgpu_rm_free(client->handle, vram->parent, handle);
+	return qgpu_call_answer(call, vram->status_at, NV_ERR_INVALID_STATE) ?: ret;
 }
 
-long qgpu_video_alloc(struct qgpu_call *call, const struct qgpu_video *video)
+long qgpu_vram_alloc(struct qgpu_call *call, const struct qgpu_vram *vram)
 {
-	struct qgpu_client *client = qgpu_client_lock(video->root, call->pod);
-	int gpu = client && !IS_ERR(client) ? qgpu_object_gpu(client, video->parent) : -1;
+	struct qgpu_client *client = qgpu_client_lock(vram->root, call->pod);
+	int gpu = client && !IS_ERR(client) ? qgpu_object_gpu(client, vram->parent) : -1;
 	struct qgpu_mem *mem;
 	u64 size;
 	long ret;
@@ -146,23 +159,23 @@ long qgpu_video_alloc(struct qgpu_call *call, const struct qgpu_video *video)
 	if (!client)		/* of a client from before we came, or none of the pod's: RM refuses the latter */
 		return qgpu_call_forward(call);
 	if (gpu < 0) {
-		ret = without_card(call, client, video);
+		ret = without_card(call, client, vram);
 		goto out;
 	}
 	/* RM rounds up; what it comes to in the end is charged when it is known */
-	size = video->size > U64_MAX - SZ_64K ? video->size : round_up(video->size, (u64)SZ_64K);
+	size = vram->size > U64_MAX - SZ_64K ? vram->size : round_up(vram->size, (u64)SZ_64K);
 	mem = qgpu_mem_new(call->pod, BIT(gpu), size, GFP_KERNEL_ACCOUNT);
 	if (IS_ERR(mem)) {
-		ret = qgpu_refuse_memory(call, gpu, video->size, video->status_at);
+		ret = qgpu_refuse_memory(call, gpu, vram->size, vram->status_at);
 		goto out;
 	}
 	ret = qgpu_call_forward(call);
-	if (word_at(call, video->status_at) == NV_OK) {
-		ret = book(call, client, video, word_at(call, video->handle_at), gpu, mem) ?: ret;
+	if (word_at(call, vram->status_at) == NV_OK) {
+		ret = book(call, client, vram, word_at(call, vram->handle_at), gpu, mem) ?: ret;
 		goto out;
 	}
-	qgpu_free_unsaid(client, video->parent, word_at(call, video->handle_at), mem);
-	if (call->sealed || !qgpu_sealed() || (ret && ret != -EFAULT))
+	qgpu_free_unsaid(client, vram->parent, word_at(call, vram->handle_at), mem);
+	if (call->sealed || !qgpu_toctou_sealed() || (ret && ret != -EFAULT))
 		qgpu_mem_put(mem);
 	else			/* it did not pass the probe */
 		qgpu_mem_keep(client, mem);
@@ -175,7 +188,7 @@ out:
 #define HEAP_U32(heap, at) (*(u32 *)((heap)->data + (at) - offsetof(struct nvos32, data)))
 #define HEAP_U64(heap, at) (*(u64 *)((heap)->data + (at) - offsetof(struct nvos32, data)))
 
-static bool may_be_video(u32 flags, u32 attr)
+static bool may_be_vram(u32 flags, u32 attr)
 {
 	u32 location = NVOS32_ATTR_LOCATION(attr);
 
@@ -187,14 +200,14 @@ static long heap_alloc(struct qgpu_call *call, u32 attr_at, u32 size_at)
 {
 	struct nvos32 *heap = &call->in.heap;
 	u32 flags = HEAP_U32(heap, 52);
-	bool video = may_be_video(flags, HEAP_U32(heap, attr_at));
+	bool vram = may_be_vram(flags, HEAP_U32(heap, attr_at));
 
-	if ((flags & NVOS32_ALLOC_FLAGS_VIRTUAL ? qgpu_takes_tables(flags) : video && qgpu_chooses_place(flags)) &&
+	if ((flags & NVOS32_ALLOC_FLAGS_VIRTUAL ? qgpu_takes_tables(flags) : vram && qgpu_chooses_place(flags)) &&
 	    qgpu_pod_limited(call->pod))
 		return qgpu_refuse_alloc(call, offsetof(struct nvos32, status), NV_ERR_NOT_SUPPORTED);
-	if (!video)
+	if (!vram)
 		return qgpu_call_forward(call);
-	return qgpu_video_alloc(call, &(struct qgpu_video){
+	return qgpu_vram_alloc(call, &(struct qgpu_vram){
 		.root = heap->root,
 		.parent = heap->parent ?: heap->root,
 		.size = HEAP_U64(heap, size_at),

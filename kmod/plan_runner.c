@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * slice.c - the plan of each pGPU laid on the clock: a timer wakes a worker at every edge, the worker opens and
+ * plan_runner.c - the plan of each pGPU laid on the clock: a timer wakes a worker at every edge, the worker opens and
  * closes gates. It divides nothing and decides nothing; what to do about an idle pod stands in the plan.
  *
  * The worker looks at the clock anew: a late one is wrong for as long as it is late, and the next edge does not move.
@@ -8,16 +8,8 @@
 #include <linux/math64.h>
 
 #include "events.h"
-#include "pause.h"
-#include "slice.h"
+#include "plan_runner.h"
 #include "trace.h"
-
-u64 qgpu_slice_due_us(const struct qgpu_tsg *tsg)
-{
-	const struct qgpu_part *part = tsg->pod->shares[qgpu_gpu_index(tsg->gpu)].part;
-
-	return part && !READ_ONCE(tsg->pod->gone) && !qgpu_paused() ? part->timeslice_us : 0;
-}
 
 static void set_closed(struct qgpu_share *share, bool closed, u64 now_ns)
 {
@@ -66,19 +58,7 @@ static void forget_plan(struct qgpu_gpu *gpu)
 	gpu->owner = NULL;
 }
 
-static void arm(struct qgpu_gpu *gpu, u64 at_ns)
-{
-	hrtimer_start(&gpu->timer, ns_to_ktime(at_ns), HRTIMER_MODE_ABS);
-}
-
-void qgpu_slice_retry(struct qgpu_gpu *gpu)
-{
-	lockdep_assert_held(&gpu->lock);
-	if (!hrtimer_is_queued(&gpu->timer) || ktime_to_ns(hrtimer_get_expires(&gpu->timer)) > gpu->retry_ns)
-		arm(gpu, gpu->retry_ns);
-}
-
-bool qgpu_slice_settled(void)
+bool qgpu_runner_settled(void)
 {
 	bool settled = true;
 	int i, n = qgpu_gpu_count();
@@ -120,13 +100,13 @@ static void run(struct qgpu_gpu *gpu)
 
 		part->early_ns = share->slow_ns;
 		set_closed(share,
-			   part->gated && !qgpu_paused() && !qgpu_part_turn(plan, part, phase_ns, lent),
+			   part->gated && !qgpu_tsgs_paused() && !qgpu_part_turn(plan, part, phase_ns, lent),
 			   now_ns);
 	}
 	qgpu_tsgs_apply(gpu);
 	edge_ns = qgpu_timeline_edge(plan, phase_ns);
 	edge_ns = edge_ns == U64_MAX ? U64_MAX : now_ns - phase_ns + edge_ns;
-	arm(gpu, min3(edge_ns, gpu->lease_until_ns, gpu->retry_ns));
+	qgpu_gpu_arm(gpu, min3(edge_ns, gpu->lease_until_ns, gpu->retry_ns));
 }
 
 static void work(struct kthread_work *work)
@@ -138,7 +118,7 @@ static void work(struct kthread_work *work)
 	mutex_unlock(&gpu->lock);
 }
 
-int qgpu_slice_set(struct qgpu_gpu *gpu, void *owner, struct qgpu_timeline *plan, u64 lease_ns)
+int qgpu_runner_set(struct qgpu_gpu *gpu, void *owner, struct qgpu_timeline *plan, u64 lease_ns)
 {
 	u32 i;
 
@@ -167,7 +147,7 @@ int qgpu_slice_set(struct qgpu_gpu *gpu, void *owner, struct qgpu_timeline *plan
 	return 0;
 }
 
-int qgpu_slice_renew(struct qgpu_gpu *gpu, void *owner)
+int qgpu_runner_renew(struct qgpu_gpu *gpu, void *owner)
 {
 	int ret = -ENOENT;
 
@@ -180,7 +160,7 @@ int qgpu_slice_renew(struct qgpu_gpu *gpu, void *owner)
 	return ret;
 }
 
-int qgpu_slice_idle(struct qgpu_gpu *gpu, void *owner, u64 pod, bool idle)
+int qgpu_runner_idle(struct qgpu_gpu *gpu, void *owner, u64 pod, bool idle)
 {
 	int ret = -ENOENT;
 	u32 i;
@@ -199,7 +179,7 @@ int qgpu_slice_idle(struct qgpu_gpu *gpu, void *owner, u64 pod, bool idle)
 	return ret;
 }
 
-void qgpu_slice_drop(void *owner)
+void qgpu_runner_drop(void *owner)
 {
 	int i, n = qgpu_gpu_count();
 
@@ -213,7 +193,7 @@ void qgpu_slice_drop(void *owner)
 	}
 }
 
-void qgpu_slice_refresh(void)
+void qgpu_runner_refresh(void)
 {
 	int i, n = qgpu_gpu_count();
 
@@ -224,7 +204,7 @@ void qgpu_slice_refresh(void)
 	}
 }
 
-void qgpu_slice_mute(bool muted)
+void qgpu_runner_mute(bool muted)
 {
 	int i;
 
@@ -235,7 +215,7 @@ void qgpu_slice_mute(bool muted)
 	}
 }
 
-void qgpu_slice_usage(struct qgpu_gpu *gpu, struct qgpu_pod *pod, struct qgpu_usage *usage)
+void qgpu_runner_usage(struct qgpu_gpu *gpu, struct qgpu_pod *pod, struct qgpu_usage *usage)
 {
 	const struct qgpu_share *share = &pod->shares[qgpu_gpu_index(gpu)];
 	const struct qgpu_tsg *tsg;
@@ -253,7 +233,7 @@ void qgpu_slice_usage(struct qgpu_gpu *gpu, struct qgpu_pod *pod, struct qgpu_us
 	mutex_unlock(&gpu->lock);
 }
 
-void qgpu_slice_init(void)
+void qgpu_runner_init(void)
 {
 	qgpu_gpus_init(work);
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * seal.c - closes the gap between check and use. The driver copies a call's struct from user memory after we have
+ * toctou.c - closes the gap between check and use. The driver copies a call's struct from user memory after we have
  * looked at it there, RM then copies the parameters that it points to, and both write answers where another thread
  * can overwrite them before we read them.
  *
@@ -19,30 +19,30 @@
 #include <linux/string.h>
 
 #include "pod.h"
-#include "seal.h"
+#include "toctou.h"
 
-#define SEAL_BITS 6
+#define TOCTOU_BITS 6
 /* Calls of pods in the driver at once: without a free instance a probe passes over even the entry, without a word. */
-#define SEAL_CALLS (QGPU_MAX_PODS * QGPU_POD_CALLS)
+#define TOCTOU_CALLS (QGPU_MAX_PODS * QGPU_POD_CALLS)
 
-struct seal_bucket {
+struct toctou_bucket {
 	raw_spinlock_t lock;
 	struct hlist_head seals;
 };
 
-static struct seal_bucket buckets[1 << SEAL_BITS];
+static struct toctou_bucket buckets[1 << TOCTOU_BITS];
 static bool sealed;
 
-static struct seal_bucket *bucket_of(struct task_struct *task)
+static struct toctou_bucket *bucket_of(struct task_struct *task)
 {
-	return &buckets[hash_ptr(task, SEAL_BITS)];
+	return &buckets[hash_ptr(task, TOCTOU_BITS)];
 }
 
 /* A seal is its own task's alone; the lock only keeps the list in order against others in the bucket. */
-static struct qgpu_seal *seal_of_current(void)
+static struct qgpu_toctou *seal_of_current(void)
 {
-	struct seal_bucket *bucket = bucket_of(current);
-	struct qgpu_seal *seal, *found = NULL;
+	struct toctou_bucket *bucket = bucket_of(current);
+	struct qgpu_toctou *seal, *found = NULL;
 	unsigned long flags;
 
 	if (hlist_empty(&bucket->seals))
@@ -59,7 +59,7 @@ static struct qgpu_seal *seal_of_current(void)
 static int entered(struct kretprobe_instance *instance, struct pt_regs *regs)
 {
 	u32 nr = regs_get_kernel_argument(regs, 3), size = regs_get_kernel_argument(regs, 5);
-	struct qgpu_seal *seal = seal_of_current();
+	struct qgpu_toctou *seal = seal_of_current();
 
 	if (!seal)
 		return 1;	/* nobody of ours: no return to watch */
@@ -78,7 +78,7 @@ NOKPROBE_SYMBOL(entered);
 
 static int returned(struct kretprobe_instance *instance, struct pt_regs *regs)
 {
-	struct qgpu_seal *seal = seal_of_current();
+	struct qgpu_toctou *seal = seal_of_current();
 
 	if (seal && seal->data) {
 		memcpy(seal->out, seal->data, seal->size);
@@ -99,7 +99,7 @@ struct copy {
 
 static int copying_in(struct kretprobe_instance *instance, struct pt_regs *regs)
 {
-	struct qgpu_seal *seal = seal_of_current();
+	struct qgpu_toctou *seal = seal_of_current();
 	struct copy *copy = (struct copy *)instance->data;
 
 	if (!seal || !seal->params_size)
@@ -114,7 +114,7 @@ NOKPROBE_SYMBOL(copying_in);
 static int copied_in(struct kretprobe_instance *instance, struct pt_regs *regs)
 {
 	const struct copy *copy = (struct copy *)instance->data;
-	struct qgpu_seal *seal = seal_of_current();
+	struct qgpu_toctou *seal = seal_of_current();
 	u64 start, end;
 	char *to;
 	const char *admitted;
@@ -138,7 +138,7 @@ NOKPROBE_SYMBOL(copied_in);
 /* os_memcpy_to_user(to, from, size): at entry, for the copy itself may fail where the pod wants it to. */
 static int copying_out(struct kprobe *kprobe, struct pt_regs *regs)
 {
-	struct qgpu_seal *seal = seal_of_current();
+	struct qgpu_toctou *seal = seal_of_current();
 
 	if (seal && seal->params_size && regs_get_kernel_argument(regs, 0) == seal->params_at)
 		memcpy(seal->params, (const void *)regs_get_kernel_argument(regs, 1),
@@ -153,7 +153,7 @@ static struct kprobe out_probe;
 static void prepare(void)
 {
 	/* others need an instance too, for as long as an entry handler runs */
-	const int at_once = SEAL_CALLS + num_possible_cpus();
+	const int at_once = TOCTOU_CALLS + num_possible_cpus();
 
 	call_probe = (struct kretprobe){
 		.kp.symbol_name = "nvidia:rm_ioctl",
@@ -174,7 +174,7 @@ static void prepare(void)
 	};
 }
 
-void qgpu_seal_init(void)
+void qgpu_toctou_init(void)
 {
 	int i;
 
@@ -195,7 +195,7 @@ err_out:
 	unregister_kprobe(&out_probe);
 }
 
-void qgpu_seal_uninit(void)
+void qgpu_toctou_uninit(void)
 {
 	if (!sealed)
 		return;
@@ -205,14 +205,14 @@ void qgpu_seal_uninit(void)
 	WRITE_ONCE(sealed, false);
 }
 
-bool qgpu_sealed(void)
+bool qgpu_toctou_sealed(void)
 {
 	return READ_ONCE(sealed);
 }
 
-void qgpu_seal_begin(struct qgpu_seal *seal)
+void qgpu_toctou_begin(struct qgpu_toctou *seal)
 {
-	struct seal_bucket *bucket = bucket_of(current);
+	struct toctou_bucket *bucket = bucket_of(current);
 	unsigned long flags;
 
 	seal->task = current;
@@ -221,9 +221,9 @@ void qgpu_seal_begin(struct qgpu_seal *seal)
 	raw_spin_unlock_irqrestore(&bucket->lock, flags);
 }
 
-void qgpu_seal_end(struct qgpu_seal *seal)
+void qgpu_toctou_end(struct qgpu_toctou *seal)
 {
-	struct seal_bucket *bucket = bucket_of(current);
+	struct toctou_bucket *bucket = bucket_of(current);
 	unsigned long flags;
 
 	raw_spin_lock_irqsave(&bucket->lock, flags);

@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * call.c - one call of a pod on its way to the driver and back: what it says is looked at once, and that is what RM acts
+ * on and what its answer is taken from. What a call means is left to those who look.
+ *
+ * The driver's result and errno pass through untouched.
+ */
+#include <linux/kernel.h>
+#include <linux/uaccess.h>
+
+#include "call.h"
+#include "client.h"
+#include "toctou.h"
+
+void qgpu_call_look(struct qgpu_call *call, u64 params_at, void *params, u32 size)
+{
+	unsigned long missing = copy_from_user(params, (void __user *)(uintptr_t)params_at, size);
+
+	memset((char *)params + size - missing, 0, missing);
+	call->params_at = params_at;
+	call->params_size = size;
+	call->params = params;
+}
+
+bool qgpu_call_names_foreign(const struct qgpu_call *call, u32 own, u8 words)
+{
+	u32 at, client;
+
+	for (at = 0; words && at + sizeof(client) <= call->params_size; words >>= 1, at += sizeof(client)) {
+		memcpy(&client, (const char *)call->params + at, sizeof(client));
+		if (words & 1 && client && client != own && qgpu_client_pod(client) != call->pod->id)
+			return true;
+	}
+	return false;
+}
+
+long qgpu_call_forward(struct qgpu_call *call)
+{
+	struct qgpu_toctou seal = {
+		.nr = call->nr,
+		.size = call->size,
+		.in = &call->in,
+		.out = &call->out,
+		.params_at = call->params_at,
+		.params_size = call->params_size,
+		.params = call->params,
+	};
+	long ret;
+
+	qgpu_toctou_begin(&seal);
+	ret = call->driver(call->file->filp, qgpu_escape_word(call->nr, call->size), (unsigned long)call->user);
+	qgpu_toctou_end(&seal);
+	call->sealed = seal.answered;
+	call->failed = seal.failed;
+	if (seal.tampered)
+		qgpu_pod_flag(call->pod, QGPU_POD_TAMPERED, QGPU_EVENT_TAMPERED);
+	if (call->sealed ? seal.failed : ret || copy_from_user(&call->out, call->user, call->size))
+		memset(&call->out, 0xff, call->size);	/* no status of RM's is all ones: not OK */
+	return ret;
+}
+
+/*
+ * As long as the driver waits for user memory the gate would stay open, and what is behind user memory may never answer
+ * (userfaultfd, FUSE). So a page that is not there is an error meanwhile: before RM was asked the call can be made
+ * again, afterwards the answer is delivered from here.
+ */
+long qgpu_call_forward_open(struct qgpu_call *call)
+{
+	long ret;
+
+	pagefault_disable();
+	ret = qgpu_call_forward(call);
+	pagefault_enable();
+	return ret;
+}
+
+bool qgpu_call_deliver(struct qgpu_call *call, long *ret)
+{
+	if (*ret != -EFAULT)
+		return true;
+	if (!call->sealed)	/* the page is made present, the bytes are not looked at */
+		return copy_from_user(&call->out, call->user, call->size);
+	if (!call->failed && !copy_to_user(call->user, &call->out, call->size))
+		*ret = 0;
+	return true;
+}
+
+long qgpu_call_answer(struct qgpu_call *call, size_t status_at, u32 status)
+{
+	return put_user(status, (u32 __user *)(call->user + status_at)) ? -EFAULT : 0;
+}
+

@@ -1,0 +1,25 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+#ifndef _QGPU_DUP_H
+#define _QGPU_DUP_H
+
+#include "call.h"
+
+struct qgpu_client;
+struct qgpu_mem;
+
+/* An object that a call has given a client under a second name. */
+struct qgpu_arrival {
+	struct qgpu_client *client;
+	u32 parent, handle;
+	int gpu;		/* found out, as is its size */
+	u64 size;
+};
+
+/* A reference to the memory that it is known to be, for which its pod is charged; or NULL. */
+typedef struct qgpu_mem *(*qgpu_finder)(const struct qgpu_arrival *arrival, const void *about);
+
+/* Book it, or take it back; then a status of RM's says why. */
+u32 qgpu_arrive(struct qgpu_call *call, struct qgpu_arrival *arrival, qgpu_finder find, const void *about);
+long qgpu_dup(struct qgpu_call *call);
+
+#endif

@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * free.c - what a pod frees, by either form of the call: it leaves the register when RM says that it is gone, and gates
+ * that RM would wait for are opened before.
+ */
+#include "call.h"
+#include "client.h"
+#include "free.h"
+#include "gate_penalty.h"
+#include "rm.h"
+
+/* Without a seal the answer could be the pod's own; then RM is asked again, and may have given the handle away. */
+static bool is_gone(const struct qgpu_call *call, struct qgpu_client *client, const struct qgpu_freeing *freeing)
+{
+	u32 status;
+
+	if (call->sealed) {
+		memcpy(&status, (const char *)&call->out + freeing->status_at, sizeof(status));
+		return status == NV_OK;
+	}
+	return qgpu_rm_gone(client->handle, freeing->handle) ||
+	       (freeing->handle == client->handle && !qgpu_client_listed(client));
+}
+
+/*
+ * A channel goes with its USERD, where that lies in memory which the process described itself (kernel_channel_gv100.c).
+ * Which memory that is stands in parameters that a pod can change under RM's eyes; so any such memory counts, and as it
+ * is not in the register, RM is asked.
+ */
+static bool may_be_userd(struct qgpu_client *client, u32 handle)
+{
+	u32 class;
+
+	return qgpu_objects_run(client) && qgpu_rm_class(client->handle, handle, &class) == NV_OK &&
+	       class == NV01_MEMORY_SYSTEM_OS_DESCRIPTOR;
+}
+
+/*
+ * The gates of what goes away are opened first, or RM would wait for channels that cannot run. A client's entry gives
+ * up its handle before, for RM may hand that out again at once.
+ */
+static long free_open(struct qgpu_call *call, struct qgpu_client *client, const struct qgpu_freeing *freeing,
+		      bool *gone)
+{
+	struct qgpu_object *object = qgpu_object_find(client, freeing->handle);
+	bool root = freeing->handle == client->handle, opened;
+	/* channels, and TSGs with them, go with the address space, context share or memory that they use */
+	bool used = !root && (!object || object->class == FERMI_VASPACE_A || object->class == FERMI_CONTEXT_SHARE_A);
+	long ret;
+
+	ret = qgpu_gate_penalty_begin(call->pod);
+	if (ret)
+		return ret;
+	opened = qgpu_objects_hold(client, object ? freeing->handle : client->handle);
+	if (root)
+		WRITE_ONCE(client->dead, true);
+	ret = qgpu_call_forward_open(call);
+	*gone = is_gone(call, client, freeing);
+	if (*gone)
+		qgpu_objects_remove(client, freeing->handle);
+	else if (root)
+		WRITE_ONCE(client->dead, false);
+	if (*gone && used)
+		qgpu_objects_reconcile(client);
+	qgpu_objects_unhold(client);
+	qgpu_gate_penalty_end(call->pod, opened);
+	if (*gone && root)
+		qgpu_client_unlink(client);
+	return ret;
+}
+
+static long free_memory(struct qgpu_call *call, struct qgpu_client *client, const struct qgpu_freeing *freeing)
+{
+	long ret = qgpu_call_forward(call);
+
+	if (is_gone(call, client, freeing))
+		qgpu_objects_remove(client, freeing->handle);
+	return ret;
+}
+
+static long free_locked(struct qgpu_call *call, struct qgpu_client *client, const struct qgpu_freeing *freeing)
+{
+	struct qgpu_object *object = qgpu_object_find(client, freeing->handle);
+	bool gone = false;
+	int tries = 0;
+	long ret;
+
+	if (object && object->class == NV01_MEMORY_LOCAL_USER)
+		return free_memory(call, client, freeing);
+	if (object && qgpu_object_needed(client, object))
+		return qgpu_call_answer(call, freeing->status_at, NV_ERR_INVALID_STATE);
+	if (!object && freeing->handle != client->handle && !may_be_userd(client, freeing->handle))
+		return qgpu_call_forward(call);
+	do {
+		ret = free_open(call, client, freeing, &gone);
+	} while (!qgpu_call_deliver(call, &ret) && !gone && ++tries < QGPU_CALL_TRIES);
+	return ret;
+}
+
+long qgpu_free(struct qgpu_call *call, const struct qgpu_freeing *freeing)
+{
+	struct qgpu_client *client = qgpu_client_lock(freeing->root, call->pod);
+	long ret;
+
+	if (IS_ERR(client))
+		return PTR_ERR(client);
+	if (!client)
+		return qgpu_call_forward(call);
+	ret = free_locked(call, client, freeing);
+	qgpu_client_unlock(client);
+	return ret;
+}
+
+long qgpu_free_object(struct qgpu_call *call)
+{
+	return qgpu_free(call, &(struct qgpu_freeing){
+		.root = call->in.free.root,
+		.handle = call->in.free.object,
+		.status_at = offsetof(struct nvos00, status),
+	});
+}

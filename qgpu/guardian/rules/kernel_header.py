@@ -1,0 +1,124 @@
+"""Writes the tables as the C header that the kernel module reads: ``python -m qgpu.guardian.rules.kernel_header``.
+
+It goes to kmod/rules.h, where it is checked in; tests/kmod/test_rules.py fails where that differs. What has no row in
+it is refused by the module, as by the guardian. Needs no build, and only what the tables need.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+from qgpu.guardian.rules import classes, controls, escapes
+from qgpu.guardian.rules.rows import At, InModule, Why
+from qgpu.nvidia import abi
+
+HEADER = Path(__file__).resolve().parents[3] / "kmod" / "rules.h"
+
+_OPENING = """\
+/* SPDX-License-Identifier: GPL-2.0 */
+/*
+ * rules.h - what a pod may ask of RM: its controls, classes and escapes, in order of their numbers. What has no row is
+ * refused. Written by "python -m qgpu.guardian.rules.kernel_header" from qgpu/guardian/rules, where each row has its
+ * reason; do not edit. rule_lookup.c alone reads it, and rule_lookup.h says what the members mean.
+ */
+#ifndef _QGPU_RULES_H
+#define _QGPU_RULES_H
+
+#include "rule_lookup.h"
+"""
+#: What the module has code for; the other values of InModule say why there is none.
+ACTIONS = {
+    InModule.TIMESLICE,
+    InModule.PREEMPTION_MODE,
+    InModule.PREEMPT,
+    InModule.START_CHANNELS,
+    InModule.FB_INFO,
+    InModule.EXPORT,
+    InModule.IMPORT,
+    InModule.FIRMWARE,
+}
+#: Which of the handles in an export's parameters is that of the memory.
+_MEMORY_OF_EXPORT = {0x00003D05: 12, 0x00FD0102: 4, 0xC56F010B: 124}
+_WORD = 4
+_MOST_COLUMNS = 120
+
+
+def header() -> str:
+    """Return the whole header."""
+    return "\n".join(
+        [
+            _OPENING,
+            "static const struct qgpu_control_rule control_rules[] = {",
+            *filter(None, map(_control, sorted(controls.ROWS))),
+            "};\n",
+            "static const struct qgpu_class_rule class_rules[] = {",
+            *filter(None, map(_class, sorted(classes.ROWS))),
+            "};\n",
+            "static const struct qgpu_escape_rule escape_rules[] = {",
+            *filter(None, map(_escape, sorted(escapes.ROWS, key=lambda row: row.number))),
+            "};\n",
+            "#endif /* _QGPU_RULES_H */\n",
+        ]
+    )
+
+
+def action(row: controls.Control) -> str | None:
+    """Return what the module does with a control; None: it refuses it as one that it does not know."""
+    if row.in_module in ACTIONS:
+        return f"QGPU_CONTROL_{row.in_module.name}"
+    if row.why.allowed:
+        return "QGPU_CONTROL_PASS"
+    return "QGPU_CONTROL_SCHEDULES" if row.why is Why.SCHEDULING else None
+
+
+def _control(row: controls.Control) -> str | None:
+    act = action(row)
+    if act is None:
+        return None
+    members = [f"0x{row.number:08x}", act]
+    if row.number in _MEMORY_OF_EXPORT:
+        members.append(f".memory_at = {_MEMORY_OF_EXPORT[row.number]}")
+    members += _clients(row.clients)
+    members += [f".clients_size = {place.size}" for place in row.clients if place.size is not None]
+    return _row(members, row.name or "for firmware")
+
+
+def _class(row: classes.Class) -> str | None:
+    flags = {
+        "QGPU_BY_ALLOC": row.why.allowed or row.number in abi.ROOT_CLASSES,
+        "QGPU_BY_ALLOC_MEMORY": row.by_alloc_memory,
+        "QGPU_ON_COMPUTE_ENGINE": row.on_compute_engine,
+        "QGPU_HOLDS_MEMORY": row.module is InModule.HOLDS_MEMORY,
+    }
+    said = [flag for flag, holds in flags.items() if holds]
+    return _row([f"0x{row.number:04x}", " | ".join(said), *_clients(row.clients)], row.name) if said else None
+
+
+def _escape(row: escapes.Escape) -> str | None:
+    if row.refused is None:
+        return None
+    return _row([f"0x{row.number:02x}", f"QGPU_REFUSED_{row.refused.name}"], row.name)
+
+
+def _clients(places: Iterable[At]) -> list[str]:
+    """Say which 32-bit words of the parameters are handles of clients, a bit each."""
+    words = 0
+    for place in places:
+        assert place.many == 1, "the module knows single handles only"
+        assert place.at % _WORD == 0, "the module knows whole words only"
+        words |= 1 << place.at // _WORD
+    return [f".clients = {words:#x}"] if words else []
+
+
+def _row(members: list[str], name: str) -> str:
+    row = f"\t{{ {', '.join(members)} }}, /* {name} */"
+    return row if len(row.expandtabs()) <= _MOST_COLUMNS else f"\t/* {name} */\n\t{{ {', '.join(members)} }},"
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["--write"]:
+        HEADER.write_text(header())
+    else:
+        sys.stdout.write(header())

@@ -1,0 +1,188 @@
+"""The module's table of rules is the guardian's: the header that is checked in, and what C finds in it."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from qgpu.guardian.rules import classes, controls, escapes, kernel_header
+from qgpu.guardian.rules.rows import InModule, Why
+from qgpu.nvidia import abi
+from tests import rm_data
+
+KMOD = Path(__file__).resolve().parents[2] / "kmod"
+CC = shutil.which("cc") or shutil.which("gcc")
+#: What rule_lookup.c needs of the kernel.
+SHIM = {
+    "types.h": "#include <stdint.h>\n#include <stddef.h>\ntypedef uint8_t u8;\ntypedef uint32_t u32;\n",
+    "kernel.h": "#define ARRAY_SIZE(array) (sizeof(array) / sizeof(*(array)))\n",
+    "bsearch.h": "#include <stdlib.h>\n",
+}
+#: It reads numbers, and says of each what becomes of it as a control, as a class and as an escape.
+PROGRAM = """
+#include <stdio.h>
+#include "rule_lookup.h"
+
+int main(void)
+{
+	unsigned int number;
+
+	while (scanf("%u", &number) == 1) {
+		const struct qgpu_control_rule *control = qgpu_control_rule(number);
+		const struct qgpu_class_rule *class = qgpu_class_rule(number);
+
+		printf("%d ", control ? (int)control->action : -1);
+		printf("%d %d ", control ? control->clients : 0, control ? control->clients_size : 0);
+		printf("%d ", control ? control->memory_at : 0);
+		printf("%d %d ", class ? class->flags : 0, class ? class->clients : 0);
+		printf("%d\\n", qgpu_escape_refusal(number));
+	}
+	return 0;
+}
+"""
+RECORDED = sorted(
+    {each.number for driver in rm_data.DRIVERS for read in (rm_data.controls, rm_data.classes) for each in read(driver)}
+)
+TABLED = {*controls.CONTROLS, *classes.CLASSES, *(row.number for row in escapes.ROWS)}
+#: And their neighbours, which mostly have no row.
+ASKED = sorted(
+    {*RECORDED, *TABLED, *(number + 1 for number in TABLED), *(number ^ 0x8000 for number in TABLED), 2**32 - 1}
+)
+
+
+def _enumerators(name: str) -> dict[str, int]:
+    """Read an enum of rule_lookup.h."""
+    body = re.search(rf"enum {name} \{{(.*?)\}};", (KMOD / "rule_lookup.h").read_text(), re.DOTALL)
+    return {word: at for at, word in enumerate(re.findall(r"^\t(QGPU_\w+),", body[1], re.MULTILINE))}
+
+
+def _defines() -> dict[str, int]:
+    text = (KMOD / "rule_lookup.h").read_text()
+    return {
+        name: int(value, 16) for name, value in re.findall(r"^#define (QGPU_\w+)\s+(0x[0-9a-f]+)", text, re.MULTILINE)
+    }
+
+
+@pytest.fixture(scope="module")
+def said(tmp_path_factory) -> dict[int, list[int]]:
+    """What the module's own lookup says of each number."""
+    if CC is None:
+        pytest.skip("no C compiler")
+    folder = tmp_path_factory.mktemp("rules")
+    (folder / "linux").mkdir()
+    for name, text in SHIM.items():
+        (folder / "linux" / name).write_text(text)
+    (folder / "main.c").write_text(PROGRAM)
+    flags = ["-std=gnu11", "-Wall", "-Wextra", "-Wno-missing-field-initializers", "-Werror", f"-I{folder}", f"-I{KMOD}"]
+    sources = [str(folder / "main.c"), str(KMOD / "rule_lookup.c")]
+    subprocess.run([str(CC), *flags, "-o", str(folder / "rules"), *sources], check=True)
+    asked = "\n".join(map(str, ASKED))
+    lines = subprocess.run([str(folder / "rules")], input=asked, check=True, capture_output=True, text=True).stdout
+    return {
+        number: [int(word) for word in line.split()] for number, line in zip(ASKED, lines.splitlines(), strict=True)
+    }
+
+
+def test_the_header_checked_in_is_what_the_tables_say():
+    """Otherwise: python -m qgpu.guardian.rules.kernel_header --write."""
+    assert (KMOD / "rules.h").read_text() == kernel_header.header()
+
+
+def test_module_and_guardian_refuse_the_same_controls(said):
+    actions = _enumerators("qgpu_control_action")
+    for number, (action, *_) in said.items():
+        if action in (-1, actions["QGPU_CONTROL_SCHEDULES"]):
+            status = abi.NV_ERR_NOT_SUPPORTED if action == -1 else abi.NV_ERR_INSUFFICIENT_PERMISSIONS
+            assert number not in controls.ALLOWED, hex(number)
+            assert controls.refusal(number) == status, hex(number)
+        else:
+            answered = controls.CONTROLS[number].module is InModule.TIMESLICE
+            assert number in controls.ALLOWED or answered, hex(number)
+
+
+def test_module_and_guardian_refuse_the_same_classes(said):
+    flags = _defines()
+    for number, (*_, flag, _clients, _escape) in said.items():
+        row = classes.CLASSES.get(number)
+        allowed = number in classes.ALLOWED or number in abi.ROOT_CLASSES
+        assert bool(flag & flags["QGPU_BY_ALLOC"]) is allowed, hex(number)
+        assert bool(flag & flags["QGPU_BY_ALLOC_MEMORY"]) is bool(row and row.by_alloc_memory), hex(number)
+        assert bool(flag & flags["QGPU_ON_COMPUTE_ENGINE"]) is classes.on_compute_engine(number), hex(number)
+
+
+def test_module_and_guardian_refuse_the_same_escapes(said):
+    refusals = _enumerators("qgpu_escape_refusal")
+    rows = {row.number: row for row in escapes.ROWS}
+    for number, (*_, refusal) in said.items():
+        row = rows.get(number)
+        expected = f"QGPU_REFUSED_{row.refused.name}" if row and row.refused else "QGPU_NOT_REFUSED"
+        assert refusal == refusals[expected], hex(number)
+
+
+def _words(places):
+    return sum(1 << place.at // 4 for place in places)
+
+
+def test_module_and_guardian_look_for_the_same_clients(said):
+    for number, (_, clients, size, _, _, of_class, _) in said.items():
+        control, rm_class = controls.ALLOWED.get(number), classes.ALLOWED.get(number)
+        assert clients == (_words(control.clients) if control else 0), hex(number)
+        assert [size] == [place.size or 0 for place in control.clients] if clients else size == 0, hex(number)
+        assert of_class == (_words(rm_class.clients) if rm_class else 0), hex(number)
+
+
+def test_the_memory_of_an_export_is_a_handle_that_the_row_knows(said):
+    for number, (action, _, _, at, *_) in said.items():
+        if at:
+            assert action == _enumerators("qgpu_control_action")["QGPU_CONTROL_EXPORT"]
+            assert at in {place.at for place in controls.ALLOWED[number].handles}, hex(number)
+
+
+def test_a_row_says_what_the_module_does_where_the_guardian_does_more():
+    """Pointers and descriptors apart: the module works in the process whose they are."""
+    for row in controls.ROWS:
+        more = bool(row.look or row.gives or row.firmware) or row.number == abi.NVA06C_SET_TIMESLICE
+        assert (row.in_module is not None) is more, row.name
+    for row in classes.ROWS:
+        if row.holds_memory_at is not None:
+            assert row.module is InModule.HOLDS_MEMORY, row.name
+
+
+def test_every_action_of_the_module_is_some_rows():
+    used = {row.in_module for row in controls.ROWS} & kernel_header.ACTIONS
+    names = {f"QGPU_CONTROL_{action.name}" for action in used} | {"QGPU_CONTROL_PASS", "QGPU_CONTROL_SCHEDULES"}
+
+    assert used == kernel_header.ACTIONS
+    assert names == _enumerators("qgpu_control_action").keys()
+
+
+def test_what_one_plane_alone_lets_a_pod_do_is_declared():
+    """A timeslice of its own, which the module notes each time and the guardian once."""
+    only = [row.number for row in controls.ROWS if not row.why.allowed and row.module is not None]
+
+    assert only == [abi.NVA06C_SET_TIMESLICE]
+    assert controls.CONTROLS[only[0]].why is Why.SCHEDULING
+
+
+def test_numbers_of_the_modules_own_header_are_those_of_the_abi():
+    """Both planes type RM's numbers; where they type the same name it is the same number."""
+    text = (KMOD / "nvrm.h").read_text()
+    typed = {name: int(value, 0) for name, value in re.findall(r"^#define (NV\w+)\s+(0x[0-9a-f]+|\d+)$", text, re.M)}
+    same = {name: value for name, value in typed.items() if isinstance(getattr(abi, name, None), int)}
+
+    assert len(same) > 30
+    assert {name: hex(value) for name, value in same.items() if getattr(abi, name) != value} == {}
+
+
+def test_controls_that_the_module_names_have_the_rows_number():
+    text = (KMOD / "nvrm.h").read_text()
+    rows = {row.name.replace("_CTRL_CMD_", "_").replace("_CTRL_", "_"): row.number for row in controls.ROWS if row.name}
+    typed = {name: int(value, 16) for name, value in re.findall(r"^#define (NV\w+)\s+(0x[0-9a-f]+)$", text, re.M)}
+    named = typed.keys() & rows.keys()
+
+    assert len(named) > 12
+    assert {name: hex(typed[name]) for name in named if typed[name] != rows[name]} == {}
