@@ -1,12 +1,13 @@
-"""Make one page out of a folder of results: every figure with what was asked of it, and every picture.
+"""Make one page from a folder of results: every figure with its requirement, and every picture.
 
     python bench/report.py docs/results            # writes docs/results/report.html
     python bench/report.py /tmp/results --to page.html
 
-Sections of the suite that lie in the folder are put together anew first (h200-bench.json and .md), whenever and however
-many at a time they were measured: to take over some from another folder, copy its files here before.
+First it merges the sections of the suite that lie in the folder (h200-bench.json and .md), even if they come from
+different runs. To take sections from another folder, copy their files here before.
 
-The page needs nothing but itself: pictures are inside, rivals side by side in them. Needs matplotlib.
+The page is one file: the pictures are inside, with rivals side by side. Needs matplotlib. The figures in the documents
+are written by document_figures.py.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ td, th { text-align: left; padding: 2px 10px 2px 0; border-bottom: 1px solid #e4
 code { font-size: 12px } .yes { color: #15732d } .no { color: #b3261e; font-weight: 600 } .about { color: #666 }
 svg { max-width: 100%; height: auto }
 """
-#: Sections whose figures lie in a file of their own as well.
+#: Merged files; the sections that they merge have files of their own.
 _TOGETHER = ("h200-bench", "sim-bench")
 
 
@@ -49,7 +50,7 @@ def page(results: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def _overview(results: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    yield "<p>Spread: least to most of the repeats. What nothing is asked of stands for comparison.</p><table>"
+    yield "<p>Spread: least to most of the repeats. Figures without a requirement are for comparison.</p><table>"
     yield "<tr><th>results<th>plane<th>hold<th>do not<th>taken"
     for name, result in results.items():
         held = [detail["ok"] for detail in result.get("details", {}).values()]
@@ -97,7 +98,7 @@ def _spread(spread: Sequence[float] | None) -> str:
 
 
 def results_in(folder: Path) -> dict[str, dict[str, Any]]:
-    """Read the results of a folder, but for files that only put others together."""
+    """Read the results of a folder, except files that only merge others."""
     found = {}
     for file in sorted(folder.glob("*.json")):
         result = json.loads(file.read_text())
