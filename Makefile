@@ -13,7 +13,7 @@ help:
 	@echo "make hosttest  the packages in a virtual machine with systemd: install, use, look, upgrade under load, remove"
 	@echo "make bpf       the BPF program that keeps pods' device files to the pods; needs clang"
 	@echo "make packages  wheel, sdist and Debian packages, into dist/"
-	@echo "make nightly   what takes longer than CI may: more kernels, sanitizers, NVIDIA's driver, containers; hours"
+	@echo "make nightly   what takes longer than CI may: 5,000 examples a policy, kernels, sanitizers, NVIDIA's driver, containers; hours"
 	@echo "make bench     every figure that the README claims, on this machine's GPU; about seven minutes, as root"
 	@echo "make suite     shares, latency, cost and harvest beside plain sharing and MPS; nine minutes, as root"
 	@echo "make clean     remove what these made"
@@ -52,6 +52,7 @@ packages-check: packages
 
 # What CI has no time for, in an order in which the likelier failure comes first.
 nightly: $(VENV)/installed
+	QGPU_EXAMPLES=125 $(BIN)/pytest -n 2 --timeout 1800 tests/policies
 	$(MAKE) -C tests/vm vmtest-containers VM_PYTHON=$(abspath $(BIN))/python
 	$(MAKE) -C tests/vm vmtest-contract VM_PYTHON=$(abspath $(BIN))/python
 	$(MAKE) -C tests/vm vmtest-kernels VM_PYTHON=$(abspath $(BIN))/python

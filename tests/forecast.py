@@ -7,8 +7,8 @@ makes it. Time between turns is left out: this says what a plan asks for, the si
 from __future__ import annotations
 
 from qgpu.model import Plan, Snapshot
+from qgpu.model.hardware_traits import traits
 from qgpu.model.timeline import Timeline
-from qgpu.model.turn_length import SWITCHED_NS, turn_ns
 
 
 def forecast(plan: Plan, snapshot: Snapshot, *, work: bool = False) -> dict[str, float]:
@@ -18,8 +18,9 @@ def forecast(plan: Plan, snapshot: Snapshot, *, work: bool = False) -> dict[str,
     """
     timeline = Timeline(plan)
     idle = frozenset(pod.name for pod in snapshot.pods if not pod.busy)
-    switched_ns = SWITCHED_NS if work else 0
-    lasts = {part.pod: turn_ns(part.timeslice_us) - switched_ns for part in plan.pods}
+    hardware = traits(snapshot.card)
+    switched_ns = hardware.switched_ns if work else 0
+    lasts = {part.pod: hardware.turn_ns(part.timeslice_us) - switched_ns for part in plan.pods}
     turns = {pod.name: lasts[pod.name] * sum(tsg.busy for tsg in pod.tsgs) for pod in snapshot.pods}
     shares = dict.fromkeys(turns, 0.0)
     for start, end in zip(timeline.edges, (*timeline.edges[1:], plan.period_ns), strict=True):

@@ -22,7 +22,7 @@ BATCH_64, BATCH_128, BATCH_256 = (
 )
 PERIOD = 100 * NS_PER_MS
 
-#: Tests of random mixes try so many times more than by default: QGPU_EXAMPLES=50 takes an hour or so.
+#: Tests of random mixes and of policies try so many times more than by default: QGPU_EXAMPLES=50 takes an hour or so.
 MORE = int(os.environ.get("QGPU_EXAMPLES", "1"))
 
 

@@ -39,7 +39,7 @@ class GpuLoop:
         #: Those of the watchers that want to know from when to when.
         self._detail: list[Watcher] = []
         self.settings = settings
-        self.ledger = Ledger(pgpu)
+        self.ledger = Ledger(pgpu, card=next((each.name for each in host.pgpus() if each.index == pgpu), ""))
         #: What keeps the backend from working at the moment; empty when all is well.
         self.trouble = ""
         self._thread = threading.Thread(target=self._run, name=f"pgpu{pgpu}", daemon=True)

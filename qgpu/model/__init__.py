@@ -242,6 +242,8 @@ class Snapshot:
     #: How pods of each class had best take their turns.
     offline: Sharing = Sharing()
     online: Sharing = Sharing()
+    #: The card's name as NVML tells it; what was measured of it is in ``qgpu.model.hardware_traits``.
+    card: str = ""
 
     def __post_init__(self) -> None:
         if not MIN_PERIOD_NS <= self.period_ns <= MAX_PERIOD_NS:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
 from qgpu.model import NS_PER_MS, PodPlan
-from qgpu.model.turn_length import SEVERAL_US
+from qgpu.model.hardware_traits import SEVERAL_US
 
 K = TypeVar("K", bound=Hashable)
 

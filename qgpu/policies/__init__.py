@@ -18,18 +18,27 @@ from qgpu.policies.online_first import online_first
 
 @dataclass(frozen=True, slots=True)
 class PolicyInfo:
-    """A policy with its number and what admission must know of it."""
+    """A policy with its number, what admission must know of it, and what it promises: the tests hold it to that."""
 
     number: int
     plan: Policy
     #: Every offline pod must have a quota, because the policy gives nothing to a pod without one.
     needs_quota: bool = False
+    #: Every busy pod that has a quota gets at least that: quotas are floors.
+    guarantees: bool = False
+    #: No pod gets more than its quota, even while the pGPU idles: quotas are upper bounds, kept by windows.
+    caps: bool = False
+
+    @property
+    def lends(self) -> bool:
+        """Tell whether nobody is held back while the pGPU idles."""
+        return not self.caps
 
 
 POLICIES: dict[str, PolicyInfo] = {
     "best-effort": PolicyInfo(0, best_effort.plan),
-    "fixed-share": PolicyInfo(1, fixed_share.plan, needs_quota=True),
-    "burst-share": PolicyInfo(2, burst_share.plan),
+    "fixed-share": PolicyInfo(1, fixed_share.plan, needs_quota=True, guarantees=True, caps=True),
+    "burst-share": PolicyInfo(2, burst_share.plan, guarantees=True),
 }
 
 

@@ -13,6 +13,7 @@ Properties:
 from __future__ import annotations
 
 from qgpu.model import OnIdle, Plan, Pod, PodPlan, Snapshot
+from qgpu.model.hardware_traits import HardwareTraits, traits
 from qgpu.policies.mechanism import SENSIBLE_US, SHORT_US, STEP_NS, corrected, in_turns, split, timeslice_us
 
 
@@ -24,12 +25,13 @@ def plan(snapshot: Snapshot) -> Plan:
         snapshot.period_ns,
     )
     windows = in_turns(lengths, OnIdle.KEEP)
+    hardware = traits(snapshot.card)
     hurry = True in [pod.starting for pod in snapshot.pods]
     pods = tuple(
         PodPlan(
             pod.name,
             pod.grant.pod_class,
-            _short_us(quota, pod) if hurry else timeslice_us(quota, pod),
+            _short_us(quota, pod, hardware) if hurry else timeslice_us(quota, pod, hardware),
             None if quota == snapshot.period_ns or _let_start(quota, pod) else own,
         )
         for pod, quota, own in zip(snapshot.pods, quotas, windows, strict=True)
@@ -41,8 +43,8 @@ def _let_start(quota_ns: int, pod: Pod) -> bool:
     return pod.starting and quota_ns > 0 and pod.debt_ns < STEP_NS
 
 
-def _short_us(quota_ns: int, pod: Pod) -> int:
-    return min(timeslice_us(quota_ns, pod), max(SENSIBLE_US, SHORT_US // pod.busy_tsgs))
+def _short_us(quota_ns: int, pod: Pod, hardware: HardwareTraits) -> int:
+    return min(timeslice_us(quota_ns, pod, hardware), max(SENSIBLE_US, SHORT_US // pod.busy_tsgs))
 
 
 def _paid(quota_ns: int, pod: Pod, period_ns: int) -> int:

@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from qgpu.model import NS_PER_MS, NS_PER_US, OnIdle, Plan, PodPlan, Policy, Sharing, Snapshot, Turn, Window
+from qgpu.model.hardware_traits import traits
 from qgpu.policies.mechanism import MIN_TURN_NS, corrected, for_lending, lengths, period_of_turns, split
 
 #: Mean turn on a pGPU of a gang: gates of several cards are moved one after the other, so that turns overlap less.
@@ -129,7 +130,7 @@ def gangs_first(policy: Policy) -> Policy:
         turns = {turn.pod: turn for turn in snapshot.turns}
         dues = split(snapshot.period_ns - sum(turn.due_ns for turn in turns.values()), _weights(own, snapshot, turns))
         whole = [turn.due_ns for turn in turns.values()]
-        parts = own.pods if own.gated else for_lending(own.pods, [*whole, *dues])
+        parts = own.pods if own.gated else for_lending(own.pods, [*whole, *dues], traits(snapshot.card))
         windows = iter(
             _laid(_lengths(own, snapshot, turns), _gaps(snapshot), OnIdle.KEEP if own.gated else OnIdle.YIELD)
         )

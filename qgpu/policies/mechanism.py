@@ -26,7 +26,7 @@ from qgpu.model import (
     Snapshot,
     Window,
 )
-from qgpu.model.turn_length import GAP_NS, slice_of_us, turn_ns
+from qgpu.model.hardware_traits import HardwareTraits, traits
 
 #: The mean slice beside a satisfied pod, and beside one that starts: CUDA takes one short step after the other then,
 #: and each would wait for whole turns.
@@ -87,9 +87,9 @@ def split(whole: int, weights: Sequence[int]) -> list[int]:
     return parts
 
 
-def timeslice_us(share_ns: int, pod: Pod) -> int:
+def timeslice_us(share_ns: int, pod: Pod, hardware: HardwareTraits) -> int:
     """Turn a pod's part of a round into the timeslice of each of its TSGs, within what a plan may ask for."""
-    return slice_of_us(share_ns / pod.busy_tsgs)
+    return hardware.slice_of_us(share_ns / pod.busy_tsgs)
 
 
 def by_weights(snapshot: Snapshot, weights: Sequence[int], *, gates: bool = True) -> Plan:
@@ -98,7 +98,7 @@ def by_weights(snapshot: Snapshot, weights: Sequence[int], *, gates: bool = True
     With ``gates`` off no gate is closed, and no round is shorter than what the driver's own slices make of it. Pods
     that are satisfied have no window: a turn would be wasted on them. A pod busy alone has no gate moved.
     """
-    parts = by_timeslices(snapshot, weights)
+    parts, hardware = by_timeslices(snapshot, weights), traits(snapshot.card)
     busy = [pod.busy for pod in snapshot.pods]
     sharing = snapshot.offline if sum(busy) > 1 else Sharing()
     turns = [
@@ -112,7 +112,7 @@ def by_weights(snapshot: Snapshot, weights: Sequence[int], *, gates: bool = True
         least_ns = PLAIN_NS * sum(weight for weight, works in zip(weights, busy, strict=True) if works) // longest
         sharing = Sharing(round_ns=max(sharing.round_ns, least_ns))
     if starting := True in [pod.starting for pod in snapshot.pods]:
-        parts = shortened(parts, SHORT_US)
+        parts = shortened(parts, SHORT_US, hardware)
     elif sharing.equal:
         parts = tuple(replace(part, timeslice_us=PLAIN_NS // NS_PER_US) for part in parts)
     elif sharing.round_ns is not None:
@@ -123,11 +123,11 @@ def by_weights(snapshot: Snapshot, weights: Sequence[int], *, gates: bool = True
     if 0 in [turn for turn, works in zip(turns, busy, strict=True) if works]:
         # Beside a satisfied pod there is only ever one of those who take turns, so it stands for all of them.
         beside = [sum(turns) if turn else weight for turn, weight in zip(turns, weights, strict=True)]
-        slices = shortened(by_timeslices(replace(snapshot, period_ns=MAX_PERIOD_NS), beside), SHORT_US)
+        slices = shortened(by_timeslices(replace(snapshot, period_ns=MAX_PERIOD_NS), beside), SHORT_US, hardware)
         parts = tuple(replace(part, weight=weight) for part, weight in zip(slices, weights, strict=True))
     period_ns = period_of_turns(snapshot.period_ns, [turn for turn in turns if turn])
     windows = in_turns(lengths(period_ns, turns, snapshot.pods), OnIdle.YIELD)
-    parts = for_lending(parts, split(period_ns, turns))
+    parts = for_lending(parts, split(period_ns, turns), hardware)
     return Plan(
         snapshot.pgpu,
         period_ns,
@@ -162,24 +162,29 @@ def _adjusted(pod: Pod) -> float:
     return 1 - min(OWED, steps * OWED_STEP) if steps >= 0 else 1 + min(DUE, -steps * DUE_STEP)
 
 
-def for_lending(parts: Sequence[PodPlan], lengths_ns: Sequence[int]) -> tuple[PodPlan, ...]:
+def for_lending(parts: Sequence[PodPlan], lengths_ns: Sequence[int], hardware: HardwareTraits) -> tuple[PodPlan, ...]:
     """Shorten slices so that all of them fit into half of any window.
 
     Whose window was lent has to get a turn among all who were let in, or it would be taken for idle for ever.
     """
     shortest_us = min((length for length in lengths_ns if length), default=0) // NS_PER_US
-    return shortened(parts, max(SENSIBLE_US, shortest_us // (2 * len(parts)))) if shortest_us else tuple(parts)
+    if not shortest_us:
+        return tuple(parts)
+    return shortened(parts, max(SENSIBLE_US, shortest_us // (2 * len(parts))), hardware)
 
 
-def shortened(parts: Sequence[PodPlan], mean_us: int) -> tuple[PodPlan, ...]:
+def shortened(parts: Sequence[PodPlan], mean_us: int, hardware: HardwareTraits) -> tuple[PodPlan, ...]:
     """Take timeslices of this mean in place of long ones, in the same ratio.
 
     The mean grows where a slice would fall below the shortest sensible one, as lifting that slice alone would
     bend the ratio; it never grows beyond what it was.
     """
-    turns = [turn_ns(part.timeslice_us) for part in parts]
-    scale = min(1.0, max(turn_ns(mean_us) * len(turns) / sum(turns), turn_ns(SENSIBLE_US) / min(turns)))
-    return tuple(replace(part, timeslice_us=slice_of_us(turn * scale)) for part, turn in zip(parts, turns, strict=True))
+    turns = [hardware.turn_ns(part.timeslice_us) for part in parts]
+    mean_ns, least_ns = hardware.turn_ns(mean_us), hardware.turn_ns(SENSIBLE_US)
+    scale = min(1.0, max(mean_ns * len(turns) / sum(turns), least_ns / min(turns)))
+    return tuple(
+        replace(part, timeslice_us=hardware.slice_of_us(turn * scale)) for part, turn in zip(parts, turns, strict=True)
+    )
 
 
 def lengths(whole_ns: int, weights: Sequence[int], pods: Sequence[Pod]) -> list[int]:
@@ -220,17 +225,19 @@ def by_timeslices(snapshot: Snapshot, weights: Sequence[int]) -> tuple[PodPlan, 
     longer than the longest timeslice a round lasts that instead: cutting one of them off would bend the ratio.
     """
     shapes = tuple([(pod.name, pod.grant.pod_class, len(pod.tsgs) and pod.busy_tsgs) for pod in snapshot.pods])
-    return _slices(shapes, tuple(weights), snapshot.period_ns)
+    return _slices(shapes, tuple(weights), snapshot.period_ns, traits(snapshot.card))
 
 
 @lru_cache(maxsize=256)
-def _slices(shapes: Sequence[tuple[str, PodClass, int]], weights: Sequence[int], period_ns: int) -> tuple[PodPlan, ...]:
+def _slices(
+    shapes: Sequence[tuple[str, PodClass, int]], weights: Sequence[int], period_ns: int, hardware: HardwareTraits
+) -> tuple[PodPlan, ...]:
     """Plan slices for pods given as name, class and turns in a round (0: not on the GPU); every tick asks the same."""
     here = [weight for (_, _, turns), weight in zip(shapes, weights, strict=True) if turns] or weights
-    round_ns = min(period_ns, MAX_TIMESLICE_US * NS_PER_US) - GAP_NS * sum(turns for _, _, turns in shapes)
+    round_ns = min(period_ns, MAX_TIMESLICE_US * NS_PER_US) - hardware.gap_ns * sum(turns for _, _, turns in shapes)
     parts = split(max(0, round_ns) * sum(weights) // max(1, sum(here)), weights)
     return tuple(
-        PodPlan(name, pod_class, slice_of_us(part / max(1, turns)), weight=weight)
+        PodPlan(name, pod_class, hardware.slice_of_us(part / max(1, turns)), weight=weight)
         for (name, pod_class, turns), part, weight in zip(shapes, parts, weights, strict=True)
     )
 

@@ -10,7 +10,9 @@ Properties:
 - No gate of an online pod is closed on behalf of an offline one.
 - With no online pod on the card the plan is the offline policy's own, unchanged.
 - Among offline pods, shares stay those of the offline policy, over a period that may be longer than asked.
-- A tighter latency target never means a longer slice for anybody whom its pod waits for, but to pay an offline floor.
+- Whatever is owed to others, an offline pod keeps half of the turn it has if nobody is owed anything.
+- No offline slice is longer than the tightest latency target allows, but to pay an offline floor. A tighter target
+  allows no longer slice. Below it slices also fit into turns by gate, which are longer below a target of 2 ms.
 - With an offline floor, offline pods together get so much of the GPU however much online work there is.
 """
 
@@ -32,6 +34,7 @@ from qgpu.model import (
     Sharing,
     Snapshot,
 )
+from qgpu.model.hardware_traits import HardwareTraits, traits
 from qgpu.policies import latency_targets, offline_floor
 from qgpu.policies.mechanism import (
     corrected,
@@ -66,7 +69,7 @@ def online_first(offline: Policy, online: Policy) -> Policy:
         present = tuple(pod for pod in snapshot.pods if pod.online and pod.tsgs)
         others = tuple(pod for pod in snapshot.pods if not pod.online)
         absent = tuple(pod for pod in snapshot.pods if pod.online and not pod.tsgs)
-        period_ns = snapshot.period_ns
+        period_ns, hardware = snapshot.period_ns, traits(snapshot.card)
         if present:
             front, behind = (
                 policy(replace(snapshot, pods=pods, offline=Sharing()))
@@ -79,8 +82,8 @@ def online_first(offline: Policy, online: Policy) -> Policy:
             if not front.gated and not behind.gated:
                 period_ns = _period_of_turns(period_ns, behind, others, target_ns)
             rest = replace(snapshot, pods=others, period_ns=period_ns)
-            slice_us = latency_targets.allowed_us(present, waits)
-            ahead = _prompt(front, present, waits, offline_floor.online_round_us(snapshot))
+            slice_us = latency_targets.allowed_us(present, waits, hardware)
+            ahead = _prompt(front, present, waits, offline_floor.online_round_us(snapshot), hardware)
             ahead, among = _fitted(ahead, front, present, snapshot.online)
             owed_us = offline_floor.offline_round_us(snapshot, _round_us(ahead, present))
             short_us = max(slice_us, owed_us)
@@ -160,7 +163,9 @@ def _turn_weights(parts: tuple[PodPlan, ...], pods: tuple[Pod, ...]) -> list[int
     return [part.weight if pod.busy else 0 for part, pod in zip(parts, pods, strict=True)]
 
 
-def _prompt(front: Plan, present: tuple[Pod, ...], waits: int, round_us: int | None) -> tuple[PodPlan, ...]:
+def _prompt(
+    front: Plan, present: tuple[Pod, ...], waits: int, round_us: int | None, hardware: HardwareTraits
+) -> tuple[PodPlan, ...]:
     """Give several online pods short rounds in the ratio their policy chose; one at a time has the longest slice.
 
     With ``round_us`` all their busy TSGs together run no longer than this.
@@ -173,11 +178,12 @@ def _prompt(front: Plan, present: tuple[Pod, ...], waits: int, round_us: int | N
         return tuple(replace(part, timeslice_us=us) for part, us in zip(front.pods, longest, strict=True))
     targets = [pod.grant.latency_target_ns for pod in present]
     means = [
-        ONLINE_ROUND_US if target_ns is None else latency_targets.slice_us(target_ns, waits) for target_ns in targets
+        ONLINE_ROUND_US if target_ns is None else latency_targets.slice_us(target_ns, waits, hardware)
+        for target_ns in targets
     ]
     if round_us is not None:
         means.append(round_us // max(1, sum(pod.busy_tsgs for pod in present if pod.busy)))
-    return shortened(front.pods, min(means))
+    return shortened(front.pods, min(means), hardware)
 
 
 def _step_back(behind: Plan, snapshot: Snapshot, taken_ns: int, slice_us: int, calm_ns: int) -> tuple[PodPlan, ...]:
@@ -193,23 +199,29 @@ def _step_back(behind: Plan, snapshot: Snapshot, taken_ns: int, slice_us: int, c
         return tuple(_later(part, shift) for part in short)
     if sum(share > 0 for share in shares) < 2:
         return short
-    short = for_lending(short, split(max(0, snapshot.period_ns - calm_ns), shares))
+    short = for_lending(short, split(max(0, snapshot.period_ns - calm_ns), shares), traits(snapshot.card))
     meanwhile = in_turns(split(taken_ns, shares), OnIdle.YIELD)
-    afterwards = in_turns(_turns(snapshot, taken_ns, shares), OnIdle.YIELD, taken_ns)
+    afterwards = in_turns(_turns(snapshot, taken_ns, calm_ns, shares), OnIdle.YIELD, taken_ns)
     return tuple(
         replace(part, windows=(*first, *second) if pod.busy else None)
         for part, pod, first, second in zip(short, snapshot.pods, meanwhile, afterwards, strict=True)
     )
 
 
-def _turns(snapshot: Snapshot, taken_ns: int, shares: list[int]) -> list[int]:
-    """Divide what online windows leave of the period, and make up for debt there."""
+def _turns(snapshot: Snapshot, taken_ns: int, calm_ns: int, shares: list[int]) -> list[int]:
+    """Divide what online windows leave of the period, and make up for debt there.
+
+    Whatever is owed to online pods and among offline ones, each keeps half of the turn it has if nobody owes anything.
+    """
     left_ns = snapshot.period_ns - taken_ns
     turns = [
         corrected(turn, pod.debt_ns, snapshot.period_ns) if turn else 0
         for turn, pod in zip(split(left_ns, shares), snapshot.pods, strict=True)
     ]
-    return split(left_ns, turns)
+    halves = split((snapshot.period_ns - calm_ns) // 2, shares)
+    beyond = [max(0, turn - half) for turn, half in zip(split(left_ns, turns), halves, strict=True)]
+    rest = split(left_ns - sum(halves), beyond)
+    return [half + more for half, more in zip(halves, rest, strict=True)]
 
 
 def _fitting(front: Plan, behind: Plan) -> tuple[Plan, Plan]:

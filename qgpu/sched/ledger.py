@@ -25,6 +25,7 @@ from qgpu.model import (
     Snapshot,
     Tsg,
 )
+from qgpu.model.hardware_traits import traits
 from qgpu.sched import slice_tuner
 from qgpu.sched.accounting import settle
 from qgpu.sched.gpu_usage import NOTHING, GpuUse, RoundEntry
@@ -167,6 +168,8 @@ class Ledger:
     offline_short_ns: int = 0
     #: When NVML last saw a kernel run, or did not tell.
     used_at_ns: int = 0
+    #: The card's name as NVML tells it.
+    card: str = ""
 
     def advance(self, sample: Sample) -> Ledger:
         """Fold one sample in; pods that are gone from it are forgotten."""
@@ -199,7 +202,16 @@ class Ledger:
             began_ns, passing_over = sample.now_ns, False
         short_ns = self._short_ns(sample, accounts, elapsed_ns)
         return Ledger(
-            self.pgpu, sample.now_ns, accounts, self.plan, began_ns, passing_over, mixes, short_ns, used_at_ns
+            self.pgpu,
+            sample.now_ns,
+            accounts,
+            self.plan,
+            began_ns,
+            passing_over,
+            mixes,
+            short_ns,
+            used_at_ns,
+            self.card,
         )
 
     @property
@@ -263,6 +275,7 @@ class Ledger:
             offline_short_ns=self.offline_short_ns,
             offline=offline,
             online=online,
+            card=self.card,
         )
 
     def _shared(self, pod_class: PodClass) -> Sharing | None:
@@ -274,11 +287,12 @@ class Ledger:
     def _contention(self, pod_class: PodClass) -> Tuning | None:
         """Return what is known of the busy pods of a class; None where there are not several."""
         mix = self._mix(pod_class)
-        return (
-            (self.mixes.get(mix) or slice_tuner.begin([weight for _, weight in mix[1]], pod_class))
-            if len(mix[1]) > 1
-            else None
-        )
+        return (self.mixes.get(mix) or self._begin(mix)) if len(mix[1]) > 1 else None
+
+    def _begin(self, mix: Mix) -> Tuning:
+        """Return what is known of pods that were never seen together."""
+        pod_class, weights = mix
+        return slice_tuner.begin([weight for _, weight in weights], pod_class, traits(self.card))
 
     def _mix(self, pod_class: PodClass) -> Mix:
         parts = self.plan.pods if self.plan else ()
@@ -348,7 +362,7 @@ class Ledger:
             rivals = {name: entries[name] for name in names}
             foreign_ns = sum([entry.use.run_ns for name, entry in entries.items() if name not in rivals])
             if (known := mixes.get(mix)) is None:  # no plan has asked for its first way to take turns yet
-                found = slice_tuner.begin([weight for _, weight in mix[1]], pod_class)
+                found = self._begin(mix)
             else:
                 found = slice_tuner.advance(
                     known, rivals, done, round_ns, foreign_ns, plan.period_ns, sample.utilization, sample.now_ns

@@ -20,7 +20,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from qgpu.model import NS_PER_MS, NS_PER_S, PodClass, Sharing
-from qgpu.model.turn_length import GAP_NS, SWITCHED_NS
+from qgpu.model.hardware_traits import OTHER, HardwareTraits
 from qgpu.sched.gpu_usage import GpuUse, RoundEntry
 from qgpu.sched.trial import TELLING, Trial, asking_no_more, is_early, observe, promised, score, short_of_due
 
@@ -124,6 +124,8 @@ class Tuning(NamedTuple):
     #: How often it was tried again because a pod kept having less than its weight's part, and since when one has.
     doubts: int = 0
     deprived_since_ns: int = 0
+    #: What is known of the card.
+    hardware: HardwareTraits = OTHER
 
     def at(self, sharing: Sharing) -> Tuning:
         """Begin to watch another way."""
@@ -148,9 +150,9 @@ class Tuning(NamedTuple):
         return self.at(seen.sharing)._replace(settled=True, fitted=seen.fitted)
 
 
-def begin(weights: Sequence[int], pod_class: PodClass = PodClass.OFFLINE) -> Tuning:
+def begin(weights: Sequence[int], pod_class: PodClass = PodClass.OFFLINE, hardware: HardwareTraits = OTHER) -> Tuning:
     """Return what is known of pods that were never seen together: nothing, so turns are short at first."""
-    return Tuning(_start(weights, pod_class))
+    return Tuning(_start(weights, pod_class), hardware=hardware)
 
 
 def _start(weights: Sequence[int], pod_class: PodClass) -> Sharing:
@@ -188,7 +190,7 @@ def advance(
     if done != now.sharing:
         barred = now.barred if now.sharing in now.barred else (*now.barred, now.sharing)[-_MOST_BARRED:]
         return now.at(done)._replace(barred=barred)
-    used_ns = sum(entry.use.run_ns + entry.use.starts * GAP_NS for entry in pods.values())
+    used_ns = sum(entry.use.run_ns + entry.use.starts * now.hardware.gap_ns for entry in pods.values())
     full = used_ns + foreign_ns >= _FULL * elapsed_ns
     # A context that is alone on the card counts as running while it idles; NVML tells.
     full = full and (now.sharing.by_gate or utilization is None or utilization >= _FULL)
@@ -200,7 +202,8 @@ def advance(
     if not _enough(now, pods, period_ns):
         return now
     used = now.utilization / max(1, now.utilization_ns)
-    seen = observe(now.sharing, now.uses, pods, now.watched_ns, used, now.fitted, long=_is_long(now.sharing))
+    long = _is_long(now.sharing)
+    seen = observe(now.sharing, now.uses, pods, now.watched_ns, used, now.fitted, now.hardware, long=long)
     if not now.settled or now.unfinished:
         now = now._replace(unfinished=False)
         return _after(_noted(now, seen), pods, period_ns, utilization, now_ns)
@@ -290,7 +293,9 @@ def _debts(now: Tuning, pods: Mapping[str, RoundEntry], most_ns: int) -> dict[st
     shortened by what is owed, and lengthened by what is due, now by more and now by less, and the mean is right.
     """
     asking = {name: entry for name, entry in pods.items() if name not in now.satisfied}
-    work = {name: max(0, entry.use.run_ns - entry.use.starts * SWITCHED_NS) for name, entry in asking.items()}
+    work = {
+        name: max(0, entry.use.run_ns - entry.use.starts * now.hardware.switched_ns) for name, entry in asking.items()
+    }
     done, whole = sum(work.values()), max(1, sum(entry.weight for entry in asking.values()))
     return {
         name: max(
@@ -311,7 +316,8 @@ def _enough(now: Tuning, pods: Mapping[str, RoundEntry], period_ns: int) -> bool
     if now.passed_ns < (2 * period_ns * 9 // 10 if long else TRIAL_NS):
         return False
     few = any(
-        use.starts < TELLING * pods[name].busy_tsgs and is_early(use, pods[name]) for name, use in now.uses.items()
+        use.starts < TELLING * pods[name].busy_tsgs and is_early(use, pods[name], now.hardware)
+        for name, use in now.uses.items()
     )
     return not (few and now.passed_ns < (4 * period_ns if long else MOST_TRIAL_NS))
 
@@ -327,7 +333,7 @@ def _after(
     last = now.seen[-1]
     weights = {name: entry.weight for name, entry in pods.items()}
     if not last.sharing.by_gate:
-        now = now._replace(satisfied=asking_no_more(now.seen) | last.resting)
+        now = now._replace(satisfied=asking_no_more(now.seen, now.hardware) | last.resting)
         following = _next_round(now, last, weights, pods, period_ns)
         if following is not None:
             wanted, fitted = following
@@ -370,7 +376,8 @@ def _next_round(
             return equal, frozenset()
         others = max((weights[name] for name in weights if name not in short), default=max(weights.values()))
         fit_ns = min(
-            max(1.0, last.turns_ns[name] - pods[name].busy_tsgs * SWITCHED_NS) * whole / weights[name] for name in short
+            max(1.0, last.turns_ns[name] - pods[name].busy_tsgs * now.hardware.switched_ns) * whole / weights[name]
+            for name in short
         )
         pod_class = next(iter(pods.values())).grant.pod_class
         wanted_ns = max(fit_ns, SHORTEST_NS[pod_class] * whole / others)

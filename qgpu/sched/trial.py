@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from qgpu.model import Sharing
-from qgpu.model.turn_length import GAP_NS, SWITCHED_NS, turn_ns
+from qgpu.model.hardware_traits import HardwareTraits
 from qgpu.sched.gpu_usage import GpuUse, RoundEntry
 
 #: A pod leaves its turns early when it takes less than this part of them, and uses them up when it takes so much.
@@ -65,6 +65,7 @@ def observe(
     watched_ns: int,
     used: float,
     known_fitted: frozenset[str],
+    hardware: HardwareTraits,
     *,
     long: bool,
 ) -> Trial:
@@ -81,21 +82,21 @@ def observe(
         return Trial(sharing, rates, turns_ns, starts)
     uneven = frozenset(name for name, use in uses.items() if use.longest_ns > _EVEN * use.run_ns / max(1, use.starts))
     early, fitted, used_up, least_used = [], set(known_fitted), True, 1.0
-    resting = frozenset() if long else _resting(uses, pods, turns_ns, watched_ns)
+    resting = frozenset() if long else _resting(uses, pods, turns_ns, watched_ns, hardware)
     for name, use in uses.items():
         part = pods[name].part
         assert part is not None
-        full_ns = turn_ns(part.timeslice_us)
+        full_ns = hardware.turn_ns(part.timeslice_us)
         left_ns = use.starts * full_ns - use.run_ns
-        if is_early(use, pods[name]):
+        if is_early(use, pods[name], hardware):
             early.append(name)
         if name not in resting:
             used_up = used_up and left_ns <= max(full_ns, (1 - _ALL_OF_IT) * use.starts * full_ns)
             least_used = min(least_used, use.run_ns / max(1, use.starts * full_ns))
         if 0 < use.longest_ns < _USED_UP * full_ns:
             fitted.add(name)
-    rates = {name: max(0.0, use.run_ns - use.starts * SWITCHED_NS) / whole_ns for name, use in uses.items()}
-    switching = sum(starts.values()) * (SWITCHED_NS + GAP_NS) / whole_ns
+    rates = {name: max(0.0, use.run_ns - use.starts * hardware.switched_ns) / whole_ns for name, use in uses.items()}
+    switching = sum(starts.values()) * (hardware.switched_ns + hardware.gap_ns) / whole_ns
     return Trial(
         sharing,
         rates,
@@ -112,22 +113,26 @@ def observe(
     )
 
 
-def is_early(use: GpuUse, entry: RoundEntry) -> bool:
+def is_early(use: GpuUse, entry: RoundEntry, hardware: HardwareTraits) -> bool:
     """Tell whether a pod left turns early; a look may begin and end in the middle of one."""
     assert entry.part is not None
-    full_ns = turn_ns(entry.part.timeslice_us)
+    full_ns = hardware.turn_ns(entry.part.timeslice_us)
     return use.run_ns < _USED_UP * use.starts * full_ns and use.starts * full_ns - use.run_ns > _CUT_OFF * full_ns
 
 
 def _resting(
-    uses: Mapping[str, GpuUse], pods: Mapping[str, RoundEntry], turns_ns: Mapping[str, float], watched_ns: int
+    uses: Mapping[str, GpuUse],
+    pods: Mapping[str, RoundEntry],
+    turns_ns: Mapping[str, float],
+    watched_ns: int,
+    hardware: HardwareTraits,
 ) -> frozenset[str]:
     """Name the pods that had fewer turns than there were rounds in which everybody made what it did of a turn."""
     round_ns = 0.0
     for name, turn in turns_ns.items():
         part, tsgs = pods[name].part, pods[name].busy_tsgs
         assert part is not None
-        round_ns += min(turn, tsgs * turn_ns(part.timeslice_us)) + tsgs * GAP_NS
+        round_ns += min(turn, tsgs * hardware.turn_ns(part.timeslice_us)) + tsgs * hardware.gap_ns
     return frozenset(
         name
         for name, use in uses.items()
@@ -141,7 +146,7 @@ def short_of_due(seen: Trial, weights: Mapping[str, int], least: float) -> froze
     return frozenset(name for name in seen.early if seen.rates[name] < least * done * weights[name] / whole)
 
 
-def asking_no_more(seen: Sequence[Trial]) -> frozenset[str]:
+def asking_no_more(seen: Sequence[Trial], hardware: HardwareTraits) -> frozenset[str]:
     """Name the pods that gained little when others' turns became shorter: they don't wait for those.
 
     A pod that always waits would be back as much sooner as the turns of the others are shorter.
@@ -153,7 +158,8 @@ def asking_no_more(seen: Sequence[Trial]) -> frozenset[str]:
             continue
         for name in after.rates:
             others_before, others_after = (
-                sum(turn + GAP_NS for other, turn in each.turns_ns.items() if other != name) for each in (before, after)
+                sum(turn + hardware.gap_ns for other, turn in each.turns_ns.items() if other != name)
+                for each in (before, after)
             )
             told = min(before.starts[name], after.starts[name]) >= TELLING
             if others_after > 0.75 * others_before or name not in before.early or not told:

@@ -94,7 +94,13 @@ class _Stage:
     def play(self) -> None:
         """Run the loop to the scenario's end."""
         end_ns = self._scenario.duration_ns
-        loop.run(self._backend, self._loop_settings, Ledger(0), lambda: self._backend.now_ns >= end_ns, self._look)
+        loop.run(
+            self._backend,
+            self._loop_settings,
+            Ledger(0, card=self._host.pgpus()[0].name),
+            lambda: self._backend.now_ns >= end_ns,
+            self._look,
+        )
         self._backend.close()
 
     def report(self) -> Report:

@@ -41,7 +41,7 @@ class World:
     def start_daemon(self) -> None:
         self.backend = self.host.backend(0)
         self.ledger = Ledger(0)
-        name = self.random.choice(["best-effort", "fixed-share", "burst-share"])
+        name = self.random.choice(sorted(policies.POLICIES))
         period_ns = self.random.choice([10, 100, 1000]) * NS_PER_MS
         self.settings = loop.Settings(policies.compose(name, "best-effort"), period_ns)
 

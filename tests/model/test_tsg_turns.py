@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from qgpu.errors import InvalidValueError
 from qgpu.model import MAX_PERIOD_NS, MIN_TIMESLICE_US, MIN_TSG_TURN_NS, NS_PER_MS, NS_PER_S, PodClass, PodPlan
+from qgpu.model.hardware_traits import SEVERAL_US
 from qgpu.model.tsg_turns import LOOK_NS, TsgTurns, all_at_once
-from qgpu.model.turn_length import SEVERAL_US
 
 MS = NS_PER_MS
 TURN = 251 * MS

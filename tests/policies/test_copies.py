@@ -6,16 +6,15 @@ from dataclasses import replace
 from itertools import combinations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from qgpu.model import MAX_TIMESLICE_US, NS_PER_MS, Grant, Plan, Pod, PodClass, PodPlan, Snapshot, Tsg, Turn
 from qgpu.policies import compose
 from qgpu.policies.copies import LEAST_US, MEAN_US, ONLINE_TIMES, with_copies
-from tests.policies.cases import Case, anything, drawn, each_composed, thrifty
+from tests.policies.cases import Case, anything, drawn, each_composed, fresh
 
 PERIOD = 100 * NS_PER_MS
-steady = settings(max_examples=200, deadline=None, derandomize=True)
 Weighed = tuple[Plan, Snapshot]
 
 
@@ -50,7 +49,7 @@ def slices(plan: Plan) -> list[int]:
     return [part.copy_timeslice_us or 0 for part in plan.pods]
 
 
-@steady
+@fresh
 @given(case=weighed())
 def test_slices_of_a_class_are_in_the_ratio_of_its_weights(case: Weighed) -> None:
     plan, snapshot = case
@@ -66,13 +65,13 @@ def test_slices_of_a_class_are_in_the_ratio_of_its_weights(case: Weighed) -> Non
         assert one is not other or first == pytest.approx(second, rel=0.02)
 
 
-@steady
+@fresh
 @given(case=weighed())
 def test_every_slice_is_within_bounds(case: Weighed) -> None:
     assert all(LEAST_US <= us <= MAX_TIMESLICE_US for us in slices(with_copies(*case)))
 
 
-@steady
+@fresh
 @given(case=weighed())
 def test_an_online_slice_is_twenty_times_any_offline_one(case: Weighed) -> None:
     by_class: dict[PodClass, list[int]] = {PodClass.ONLINE: [], PodClass.OFFLINE: []}
@@ -84,7 +83,7 @@ def test_an_online_slice_is_twenty_times_any_offline_one(case: Weighed) -> None:
         assert min(by_class[PodClass.OFFLINE]) == LEAST_US
 
 
-@steady
+@fresh
 @given(case=weighed())
 def test_the_same_plan_gets_the_same_slices_and_only_those(case: Weighed) -> None:
     plan, snapshot = case
@@ -94,7 +93,7 @@ def test_the_same_plan_gets_the_same_slices_and_only_those(case: Weighed) -> Non
     assert replace(once, pods=tuple(replace(part, copy_timeslice_us=None) for part in once.pods)) == plan
 
 
-@steady
+@fresh
 @given(weight=st.integers(0, 100_000), pod_class=st.sampled_from(PodClass))
 def test_a_pod_alone_has_the_mean_slice_whatever_it_weighs(weight: int, pod_class: PodClass) -> None:
     assert slices(with_copies(*planned((pod("alone", pod_class, cores=7),), [weight]))) == [MEAN_US]
@@ -144,7 +143,7 @@ def test_turns_of_gangs_leave_copy_slices_as_they_were() -> None:
 
 
 @each_composed
-@thrifty
+@fresh
 @anything
 def test_every_composition_gives_every_pod_a_copy_slice(case: Case, data: st.DataObject) -> None:
     snapshot = drawn(data, case)

@@ -5,16 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import combinations, pairwise
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from qgpu.model import NS_PER_MS, Grant, Plan, Pod, Snapshot, Tsg, Turn, Window
 from qgpu.policies import POLICIES
 from qgpu.policies.gangs import Claims, agree, claims, gangs_first
+from tests.policies.cases import fresh
 
 PERIOD = 100 * NS_PER_MS
-thrifty = settings(max_examples=60, deadline=None, derandomize=True)
 policies = st.sampled_from(sorted(POLICIES))
+lending = st.sampled_from(sorted(name for name, info in POLICIES.items() if info.lends))
 
 
 @st.composite
@@ -53,7 +54,7 @@ def spans(windows: tuple[Window, ...] | None) -> list[tuple[int, int]]:
     return [(window.start_ns, window.end_ns) for window in windows or ()]
 
 
-@thrifty
+@fresh
 @given(rack=racks(), policy=policies)
 def test_a_gang_has_the_same_turn_on_each_pgpu_where_it_has_rivals(rack: list[Snapshot], policy: str) -> None:
     by_pod: dict[str, set[tuple[int, Turn]]] = {}
@@ -64,7 +65,7 @@ def test_a_gang_has_the_same_turn_on_each_pgpu_where_it_has_rivals(rack: list[Sn
     assert all(len(different) == 1 for different in by_pod.values())
 
 
-@thrifty
+@fresh
 @given(rack=racks(), policy=policies)
 def test_nobody_else_has_its_turn_in_that_of_a_gang(rack: list[Snapshot], policy: str) -> None:
     for snapshot, plan in together(rack, policy):
@@ -74,7 +75,7 @@ def test_nobody_else_has_its_turn_in_that_of_a_gang(rack: list[Snapshot], policy
         assert all(planned[turn.pod] == [(turn.start_ns, turn.end_ns)] for turn in snapshot.turns)
 
 
-@thrifty
+@fresh
 @given(rack=racks(debts=False), policy=policies)
 def test_others_have_at_least_their_own_share_beside_gangs(rack: list[Snapshot], policy: str) -> None:
     for snapshot, plan in together(rack, policy):
@@ -86,7 +87,7 @@ def test_others_have_at_least_their_own_share_beside_gangs(rack: list[Snapshot],
                 assert length_ns >= 0.9 * own[part.pod].part * snapshot.period_ns - 1
 
 
-@thrifty
+@fresh
 @given(rack=racks(), policy=policies)
 def test_every_busy_pod_has_a_turn_whatever_is_owed(rack: list[Snapshot], policy: str) -> None:
     for snapshot, plan in together(rack, policy):
@@ -95,8 +96,8 @@ def test_every_busy_pod_has_a_turn_whatever_is_owed(rack: list[Snapshot], policy
                 assert part.windows is None or spans(part.windows)
 
 
-@thrifty
-@given(rack=racks(), policy=st.sampled_from(["best-effort", "burst-share"]))
+@fresh
+@given(rack=racks(), policy=lending)
 def test_no_gate_of_an_idle_pod_is_moved_beside_gangs_unless_it_is_held_to_its_quota(
     rack: list[Snapshot], policy: str
 ) -> None:

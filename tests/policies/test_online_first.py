@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from qgpu.load.spec import Workload
 from qgpu.model import NS_PER_MS, NS_PER_S, Grant, PodClass
+from qgpu.policies import POLICIES
 from qgpu.policies.online_first import TURN_NS
 from tests.stage import FLOOD, MORE, Stage, batches, every
 
@@ -44,14 +45,14 @@ def test_offline_pods_get_their_floor_beside_unending_online_work(floor: int, on
     assert offline_share(stage) == pytest.approx(floor / 100, abs=0.006)
 
 
-@pytest.mark.parametrize("policy", ["best-effort", "fixed-share", "burst-share"])
-@pytest.mark.parametrize("online", ["best-effort", "burst-share"])
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("online", [name for name, info in POLICIES.items() if info.lends])
 def test_a_floor_holds_under_every_policy(policy: str, online: str) -> None:
     stage = staged([FLOOD, FLOOD], [FLOOD, batches(8000)], 10, policy=policy, online=online)
     stage.pass_by(4)
 
-    # Fixed Share lets these two on the card for a fifth of the time, of which half is asked.
-    assert offline_share(stage) >= (0.07 if policy == "fixed-share" else 0.095)
+    # Quotas that cap let these two on the card for a fifth of the time, of which half is asked.
+    assert offline_share(stage) >= (0.07 if POLICIES[policy].caps else 0.095)
 
 
 def test_without_a_floor_unending_online_work_has_the_card() -> None:

@@ -20,7 +20,7 @@ from qgpu.model import (
     Tsg,
     Window,
 )
-from qgpu.model.turn_length import GAP_NS, turn_ns
+from qgpu.model.hardware_traits import H200, OTHER
 from qgpu.policies import POLICIES, compose, find, latency_targets
 from qgpu.policies.mechanism import OWED_STEP_NS
 from qgpu.policies.online_first import TURN_NS
@@ -46,7 +46,7 @@ def pod(
 def slices(policy: str, *pods: Pod) -> list[int]:
     """Return how long turns last in ms, with the time between two of them, for the timeslices that a policy plans."""
     parts = POLICIES[policy].plan(Snapshot(0, PERIOD, pods)).pods
-    return [round((turn_ns(part.timeslice_us) + GAP_NS) / NS_PER_MS) for part in parts]
+    return [round((OTHER.turn_ns(part.timeslice_us) + OTHER.gap_ns) / NS_PER_MS) for part in parts]
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_fixed_share_needs_no_gate_for_the_whole_card() -> None:
     assert not POLICIES["fixed-share"].plan(Snapshot(0, PERIOD, (pod("a", 100),))).gated
 
 
-@pytest.mark.parametrize("offline", ["best-effort", "burst-share"])
+@pytest.mark.parametrize("offline", [name for name, info in POLICIES.items() if info.lends])
 def test_one_busy_offline_pod_beside_an_online_one_needs_no_gate(offline: str) -> None:
     pods = (pod("on", online=True), pod("off"), pod("idle", busy=False))
     plan = compose(offline, "best-effort")(Snapshot(0, PERIOD, pods))
@@ -157,7 +157,7 @@ def test_online_pods_take_short_rounds_among_themselves() -> None:
 def test_a_latency_target_allows_the_slice_that_was_measured_to_keep_it(
     target_ms: float, waits: int, expected_us: int
 ) -> None:
-    assert latency_targets.slice_us(round(target_ms * NS_PER_MS), waits) == expected_us
+    assert latency_targets.slice_us(round(target_ms * NS_PER_MS), waits, H200) == expected_us
 
 
 @pytest.mark.parametrize(
@@ -217,7 +217,7 @@ def test_a_policy_is_found_by_name_and_number(name: str) -> None:
 
 
 def test_an_unknown_policy_is_refused_with_the_choices() -> None:
-    with pytest.raises(UnknownNameError, match="best-effort, fixed-share, burst-share"):
+    with pytest.raises(UnknownNameError, match=", ".join(POLICIES)):
         find("burst")
 
 
@@ -362,7 +362,7 @@ def test_best_effort_says_that_it_took_the_drivers_own_round(asked: Sharing) -> 
     assert plan.offline == Sharing(round_ns=4 * NS_PER_MS)
 
 
-@pytest.mark.parametrize("offline", ["best-effort", "fixed-share", "burst-share"])
+@pytest.mark.parametrize("offline", POLICIES)
 def test_beside_an_online_pod_nobody_says_how_offline_pods_share(offline: str) -> None:
     pods = (pod("on", online=True), owing("a", 60), owing("b", 20))
 
@@ -388,7 +388,7 @@ def test_whose_window_was_lent_gets_a_turn_in_it(online: tuple[Pod, ...]) -> Non
     offline = plan.pods[len(online) :]
     shortest_ns = min(part.windows[0].end_ns - part.windows[0].start_ns for part in offline if part.windows)
 
-    assert sum(turn_ns(part.timeslice_us) for part in offline) <= shortest_ns * 0.55
+    assert sum(OTHER.turn_ns(part.timeslice_us) for part in offline) <= shortest_ns * 0.55
 
 
 @pytest.mark.parametrize("debt_ms", [1, -1, 5, -5])

@@ -19,7 +19,7 @@ from qgpu.model import (
     TsgSample,
     Window,
 )
-from qgpu.model.turn_length import GAP_NS, turn_ns
+from qgpu.model.hardware_traits import OTHER
 from qgpu.sched.accounting import DEBT_HORIZON_NS
 from qgpu.sched.ledger import IDLE_AFTER_NS, Ledger
 from qgpu.sched.slice_tuner import Tuning
@@ -162,8 +162,8 @@ def flooded(now_ns: int, ledger: Ledger, *names: str, online: tuple[str, ...] = 
     pods = []
     slices = {part.pod: part.timeslice_us for part in ledger.plan.pods} if ledger.plan else {}
     for name in names:
-        length_ns = turn_ns(slices.get(name, 2000))
-        turns = max(1, STEP // len(names) // (length_ns + GAP_NS))
+        length_ns = OTHER.turn_ns(slices.get(name, 2000))
+        turns = max(1, STEP // len(names) // (length_ns + OTHER.gap_ns))
         grant = Grant(PodClass.ONLINE if name in online else PodClass.OFFLINE)
         pods.append(PodSample(name, grant, (TsgSample("0", turns * length_ns, turns, longest_ns=length_ns),)))
     return Sample(0, now_ns, tuple(pods))

@@ -194,14 +194,15 @@ class LoopMachine(RuleBasedStateMachine):
 
     @rule()
     def settle(self) -> None:
-        """Whatever was before: once settled, a fixed share is a bound, and where policies lend nothing lies idle."""
+        """Whatever was before: once settled, quotas that cap are bounds, and where policies lend nothing lies idle."""
         shares = self.settled()
-        if self.settings.policy == "fixed-share" and self.settings.period_ns < NS_PER_S:
+        if POLICIES[self.settings.policy].caps and self.settings.period_ns < NS_PER_S:
             for pod in self.host.pods():
                 if pod.grants[0].pod_class is PodClass.OFFLINE:
                     assert shares[pod.name] <= (pod.grants[0].cores or 0) / 100 + GATE
         at_work = [workload for loads in self.loads.values() for _, workload in loads]
-        if FLOOD in at_work and "fixed-share" not in (self.settings.policy, self.settings.online_policy):
+        lend = all(POLICIES[name].lends for name in (self.settings.policy, self.settings.online_policy))
+        if FLOOD in at_work and lend:
             assert sum(shares.values()) > self.least_use(at_work)
 
     def least_use(self, at_work: list[Workload]) -> float:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qgpu.model import NS_PER_MS, NS_PER_S, NS_PER_US, Grant, Plan, Pod, PodClass, PodPlan, Sharing, Snapshot, Tsg
-from qgpu.model.turn_length import GAP_NS, RM_US_NS, SWITCHED_NS
+from qgpu.model.hardware_traits import OTHER
 from qgpu.policies import POLICIES
 from qgpu.sched import slice_tuner
 from qgpu.sched.gpu_usage import GpuUse, RoundEntry
@@ -32,7 +32,7 @@ class Program:
 
     def work_ns(self, slice_us: int) -> int:
         """Return for how long it works in a turn; what is left of a step that was cut comes in the next one."""
-        most_ns = slice_us * RM_US_NS
+        most_ns = slice_us * OTHER.timeslice_us_ns
         if not self.step_ns:
             return int(most_ns * self.stays)
         work_ns = min(self.left_ns or self.step_ns, most_ns)
@@ -134,7 +134,7 @@ class Card:
                 name = list(slices)[self.turns % len(slices)]
                 work_ns = self.programs[name].work_ns(slices[name])
                 self.work[name] = self.work.get(name, 0) + work_ns
-                self.turn_ns = self.whole_ns = work_ns + SWITCHED_NS
+                self.turn_ns = self.whole_ns = work_ns + OTHER.switched_ns
                 uses[name] = uses[name]._replace(starts=uses[name].starts + 1)
             name = list(slices)[self.turns % len(slices)]
             on_ns = min(self.turn_ns, rest_ns)
@@ -142,7 +142,7 @@ class Card:
             use = uses[name]._replace(run_ns=uses[name].run_ns + on_ns)
             if not self.turn_ns:
                 use = use._replace(longest_ns=max(use.longest_ns, self.whole_ns))
-                rest_ns -= GAP_NS
+                rest_ns -= OTHER.gap_ns
             uses[name] = use
         return uses
 

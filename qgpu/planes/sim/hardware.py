@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from qgpu.model import NS_PER_MS, NS_PER_S, NS_PER_US
+from qgpu.model import NS_PER_MS, NS_PER_S, NS_PER_US, hardware_traits
 
 GIB = 1024**3
 
@@ -22,13 +22,13 @@ class Hardware:
     #: What the driver gives a compute TSG that nobody set.
     default_timeslice_us: int = 2048
     #: RM's µs of a timeslice last so long: it counts in units of 1024 ns.
-    timeslice_us_ns: int = 1024
+    timeslice_us_ns: int = hardware_traits.H200.timeslice_us_ns
     #: A TSG computes this much less than its timeslice in every turn.
     timeslice_short_ns: int = 34 * NS_PER_US
 
     #: A switch between contexts: seen inside the outgoing run, between runs, and inside the incoming run.
     save_ns: int = 55 * NS_PER_US
-    gap_ns: int = 84 * NS_PER_US
+    gap_ns: int = hardware_traits.H200.gap_ns
     restore_ns: int = 57 * NS_PER_US
 
     #: A gate takes effect when its call returns; calls of one pGPU go one after the other.

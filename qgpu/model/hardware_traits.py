@@ -1,0 +1,70 @@
+"""What was measured of each model of card: how long a turn on the engine lasts for a timeslice, and what a switch costs.
+
+``python bench/hardware_traits.py`` measures a row on the card at hand.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from qgpu.model import MAX_TIMESLICE_US, MIN_TIMESLICE_US, NS_PER_US
+
+
+@dataclass(frozen=True, slots=True)
+class HardwareTraits:
+    """What was measured of one model of card."""
+
+    #: A word of the name that NVML tells; empty for cards of which nothing is known.
+    model: str
+    #: RM's µs of a timeslice lasts so long.
+    timeslice_us_ns: int
+    #: The switches in and out, which are charged to the TSG beyond its slice; and between two turns nobody has the
+    #: engine for so long.
+    switched_ns: int
+    gap_ns: int
+    #: (slice, p99) in µs of 100 µs of online work every 10 ms over a flood of 1 ms kernels; and without the flood.
+    p99_us: tuple[tuple[int, int], ...]
+    alone_p99_us: int
+    #: False where the numbers are another card's.
+    measured: bool = True
+
+    def turn_ns(self, slice_us: int) -> int:
+        """Return for how long a TSG with this timeslice is on the engine, if it uses its turn up."""
+        return slice_us * self.timeslice_us_ns + self.switched_ns
+
+    def slice_of_us(self, length_ns: float) -> int:
+        """Return the timeslice whose turn lasts this long, within what a plan may ask for."""
+        within_us = int((length_ns - self.switched_ns) / self.timeslice_us_ns)
+        return min(MAX_TIMESLICE_US, max(MIN_TIMESLICE_US, within_us))
+
+
+#: Turns of 5, 10, 20 ms last 5.20, 10.32, 20.56 ms: RM counts timeslices in units of 1024 ns.
+H200 = HardwareTraits(
+    "H200",
+    timeslice_us_ns=1024,
+    switched_ns=82 * NS_PER_US,
+    gap_ns=84 * NS_PER_US,
+    p99_us=((50, 393), (100, 429), (200, 533), (500, 824), (1000, 1313)),
+    alone_p99_us=137,
+)
+
+#: Programs and shares were measured on an H100, its switches were not: it takes the H200's numbers.
+H100 = replace(H200, model="H100", measured=False)
+
+#: Any other card takes the H200's numbers, too.
+OTHER = replace(H200, model="", measured=False)
+
+ROWS = (H200, H100)
+
+
+@lru_cache(maxsize=64)
+def traits(card: str) -> HardwareTraits:
+    """Return the row of a card by the name that NVML tells, "NVIDIA H100 80GB HBM3" for example."""
+    return next((row for row in ROWS if row.model in card.split()), OTHER)
+
+
+#: The shortest sensible timeslice where TSGs of one pod cut each other at every slice: of 50 µs a twelfth of the card
+#: is left. At 200 it is nearly half, and online work waits 1.6 times as long: of all slices about the most work for
+#: the wait.
+SEVERAL_US = 200
