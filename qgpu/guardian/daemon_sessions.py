@@ -1,4 +1,4 @@
-"""The daemon's connections to the guardian: who is heard, and what becomes of a plan when its sender is gone."""
+"""The daemon's connections to the guardian: which peers it accepts, and what happens to a plan when its sender goes."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from qgpu.linux import cgroup
 
 _log = structlog.get_logger("guardian")
 
-#: How long a message to a daemon may take; past it the session is over.
+#: How long a message to a daemon may take; then the session ends.
 _PATIENCE_S = 0.1
-#: How long to rest when a connection cannot be taken.
+#: How long to pause when a connection cannot be accepted.
 _BREATH_S = 0.01
 
 Answer = tuple[dict[str, Any], list[int]]
@@ -30,7 +30,7 @@ Answer = tuple[dict[str, Any], list[int]]
 
 @dataclass(slots=True)
 class DaemonSession:
-    """One connection of a daemon; ``cards`` are those whose plan hangs on it."""
+    """One connection of a daemon; ``cards`` are those whose plan it sent."""
 
     connection: wire.Connection
     cards: set[int] = field(default_factory=set)
@@ -38,7 +38,7 @@ class DaemonSession:
 
 
 class DaemonSessions:
-    """All connections, each heard when the main loop finds something there."""
+    """All connections; the main loop reads each of them when data arrives."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class DaemonSessions:
     ) -> None:
         self._selector = selector
         self._table = table
-        #: Finds what carries an operation out, by its name. Raises KeyError.
+        #: Finds the handler of an operation by name. Raises KeyError.
         self._operation = operation
         #: Ends the plan of a card.
         self._release = release
@@ -60,7 +60,7 @@ class DaemonSessions:
         selector.register(self._listening, selectors.EVENT_READ, self._accept)
 
     def stay(self) -> None:
-        """Listen anew where somebody has removed the socket: the next daemon is to find us."""
+        """Listen again if the socket was removed, so that the next daemon finds us."""
         try:
             if self._path.exists():
                 return
@@ -79,7 +79,7 @@ class DaemonSessions:
         return len(self._sessions)
 
     def tell(self, event: dict[str, Any]) -> None:
-        """Send an event to all who watch."""
+        """Send an event to all sessions that watch."""
         for number, session in list(self._sessions.items()):
             if session.watching:
                 try:
@@ -94,7 +94,7 @@ class DaemonSessions:
             _log.error("a daemon cannot be heard, trying again", reason=str(error))
             time.sleep(_BREATH_S)
             return
-        sock.settimeout(_PATIENCE_S)  # a daemon that is stopped must not stop us: it loses its session instead
+        sock.settimeout(_PATIENCE_S)  # a stopped daemon must not stop us: it loses its session
         session = DaemonSession(wire.Connection(sock))
         if self._is_a_pods(session.connection):
             _log.warning("a pod's process is not heard", pid=session.connection.peer().pid)
@@ -105,7 +105,7 @@ class DaemonSessions:
         self._selector.register(sock, selectors.EVENT_READ, lambda: self._hear(number))
 
     def _is_a_pods(self, connection: wire.Connection) -> bool:
-        """Tell whether a peer is in a pod, where being root makes no difference; one that is gone could have been."""
+        """Tell whether a peer is a pod's process, root in it or not; a process that has ended may have been one."""
         pid = connection.peer().pid
         try:
             process = connection.peer_process()
@@ -122,7 +122,7 @@ class DaemonSessions:
 
     def _hear(self, number: int) -> None:
         session = self._sessions.get(number)
-        if session is None:  # hung up on while others were heard
+        if session is None:  # closed while others were served
             return
         try:
             alive = session.connection.fill()
@@ -136,7 +136,7 @@ class DaemonSessions:
             self._hang_up(number)
 
     def _hang_up(self, number: int) -> None:
-        """End a session; a plan that hung on it is over."""
+        """End a session and the plans that it sent."""
         session = self._sessions.pop(number)
         self._selector.unregister(session.connection.sock)
         session.connection.close()
@@ -150,7 +150,7 @@ class DaemonSessions:
         except QgpuError as error:
             _close(fds)
             return {"ok": False, "error": str(error), "code": int(error.code)}, []
-        except Exception as error:  # noqa: BLE001 - whatever a request runs into is its sender's to hear
+        except Exception as error:  # noqa: BLE001 - the sender gets whatever error its request causes
             _log.exception("bad request")
             _close(fds)
             return {"ok": False, "error": f"bad request: {error!r}", "code": int(ExitCode.FAILED)}, []

@@ -68,7 +68,7 @@ def guardian(monkeypatch, tmp_path):
     made.supervisor.uvm_files.perform = rm.perform
     made.path = tmp_path / "guardian.sock"
     stop = threading.Event()
-    monkeypatch.setattr(made, "_nobody_left", stop.is_set)
+    monkeypatch.setattr(made, "_is_unused", stop.is_set)
     thread = threading.Thread(target=made.run)
     thread.start()
     yield made
@@ -147,7 +147,7 @@ def test_a_guardian_that_is_alone_leaves_no_directory_behind(guardian):
     guardian.path.unlink()
     with guardian.lock:
         guardian._looked_ns = 0
-        guardian._turn()
+        guardian._run_due()
 
     assert not guardian.path.exists()
 

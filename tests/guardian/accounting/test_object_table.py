@@ -163,7 +163,7 @@ def settled(table):
     """Let all be forgotten that goes bit by bit."""
     while table.allocations.forget_some(1000):
         pass
-    table.allocations.settle()
+    table.allocations.discharge_unused()
     return table
 
 
@@ -238,7 +238,7 @@ def test_answers_alone_make_a_journal_compact_too():
     supervisor = Supervisor(ObjectTable(), Journal(), None, None, None, None, time.monotonic_ns)
     supervisor.note(POD)
     for call in range(3 * COMPACT_BYTES // 1000):
-        supervisor.answers(1, call, [(0, bytes(500))])
+        supervisor.record_answer(1, call, [(0, bytes(500))])
     again, facts = Journal(supervisor.journal.fd), []
     facts += again.read()[1]
 

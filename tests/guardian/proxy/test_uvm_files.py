@@ -78,7 +78,7 @@ def test_a_file_that_its_process_has_closed_is_given_up_though_we_have_it(files,
     held.release(closed[pid])
 
     assert asked == [(uvm.UNREGISTER_GPU, CARD)]
-    assert held.none_of(pid)
+    assert held.has_none(pid)
 
 
 def test_a_process_has_so_many_files_and_no_more(files):
@@ -94,15 +94,15 @@ def test_a_process_has_so_many_files_and_no_more(files):
 def test_numbers_of_files_that_are_closed_are_forgotten(pod, monkeypatch):
     """One file stays, others come and go under ever new numbers."""
     supervisor, pid = pod.supervisor, os.getpid()
-    supervisor.know_process("web", pid)
+    supervisor.register_process("web", pid)
     stay, *others = (os.open("/dev/random", os.O_RDONLY) for _ in range(30))
     monkeypatch.setattr(uvm_files, "_has", lambda pid, held: held.theirs == stay)
     supervisor.keep_uvm_file(pid, stay, stay, [bytes(16)])
     for fd in others:
-        supervisor.empty_closed("web")
+        supervisor.release_closed_uvm_files("web")
         assert supervisor.keep_uvm_file(pid, fd, fd, [bytes(16)])
         os.close(fd)
-    supervisor.empty_closed("web")
+    supervisor.release_closed_uvm_files("web")
     os.close(stay)
 
     assert supervisor.table.uvm_fds == {pid: {stay}}
@@ -111,7 +111,7 @@ def test_numbers_of_files_that_are_closed_are_forgotten(pod, monkeypatch):
 
 def test_a_file_of_a_process_that_ends_meanwhile_is_let_go(pod, monkeypatch):
     supervisor, pid = pod.supervisor, pod.process.pid
-    supervisor.know_process("web", pid)
+    supervisor.register_process("web", pid)
     keep = supervisor.uvm_files.keep
 
     def late(*arguments):
