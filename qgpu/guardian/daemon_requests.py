@@ -74,7 +74,7 @@ class DaemonRequests:
         try:
             listener = fd_budget.check_headroom(fds.pop())
         except (OSError, IndexError) as error:  # the kernel drops a passed descriptor if no number is free
-            raise RefusedError(f"pod {name}: nobody can serve it: too many open files; end other pods first") from error
+            raise RefusedError(f"pod {name}: it cannot be served: too many open files; end other pods first") from error
         number = 0
         try:
             cgroup.bring(name, pid, self._supervisor.table.pods[name].cgroup)
@@ -85,7 +85,7 @@ class DaemonRequests:
                 self._supervisor.listener_closed(number)
             os.close(listener)
             if isinstance(error, RuntimeError):  # no thread is available
-                raise RefusedError(f"pod {name}: nobody can serve it: {error}; end other pods first") from error
+                raise RefusedError(f"pod {name}: it cannot be served: {error}; end other pods first") from error
             raise
         return {"listener": number}, []
 
@@ -164,7 +164,7 @@ class DaemonRequests:
         limited = any(grant["memory"] is not None for grant in grants.values())
         if begun and limited and not self._supervisor.allowance(name).limited:
             raise RefusedError(
-                f"pod {name}: programs in it began without a memory limit, and could not be held to one; "
+                f"pod {name}: programs in it started without a memory limit and cannot be limited now; "
                 "end them first, or start the pod with a limit"
             )
 

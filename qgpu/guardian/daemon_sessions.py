@@ -23,7 +23,7 @@ _log = structlog.get_logger("guardian")
 #: How long a message to a daemon may take; then the session ends.
 _PATIENCE_S = 0.1
 #: How long to pause when a connection cannot be accepted.
-_BREATH_S = 0.01
+_PAUSE_S = 0.01
 
 Answer = tuple[dict[str, Any], list[int]]
 
@@ -59,7 +59,7 @@ class DaemonSessions:
         self._listening = wire.listen(str(path), 0o600)
         selector.register(self._listening, selectors.EVENT_READ, self._accept)
 
-    def stay(self) -> None:
+    def restore_socket(self) -> None:
         """Listen again if the socket was removed, so that the next daemon finds us."""
         try:
             if self._path.exists():
@@ -67,9 +67,9 @@ class DaemonSessions:
             self._path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
             listening = wire.listen(str(self._path), 0o600)
         except OSError as error:
-            _log.error("nobody can connect", path=str(self._path), reason=str(error))
+            _log.error("guardian socket not restored", path=str(self._path), reason=str(error))
             return
-        _log.warning("socket removed: listening anew", path=str(self._path))
+        _log.warning("guardian socket removed: listening again", path=str(self._path))
         self._selector.unregister(self._listening)
         self._listening.close()
         self._listening = listening
@@ -78,7 +78,7 @@ class DaemonSessions:
     def __len__(self) -> int:
         return len(self._sessions)
 
-    def tell(self, event: dict[str, Any]) -> None:
+    def broadcast(self, event: dict[str, Any]) -> None:
         """Send an event to all sessions that watch."""
         for number, session in list(self._sessions.items()):
             if session.watching:
@@ -91,20 +91,20 @@ class DaemonSessions:
         try:
             sock, _ = self._listening.accept()
         except OSError as error:
-            _log.error("a daemon cannot be heard, trying again", reason=str(error))
-            time.sleep(_BREATH_S)
+            _log.error("daemon connection not accepted, trying again", reason=str(error))
+            time.sleep(_PAUSE_S)
             return
         sock.settimeout(_PATIENCE_S)  # a stopped daemon must not stop us: it loses its session
         session = DaemonSession(wire.Connection(sock))
-        if self._is_a_pods(session.connection):
-            _log.warning("a pod's process is not heard", pid=session.connection.peer().pid)
+        if self._is_in_pod(session.connection):
+            _log.warning("connection from a pod's process refused", pid=session.connection.peer().pid)
             session.connection.close()
             return
         number = sock.fileno()
         self._sessions[number] = session
         self._selector.register(sock, selectors.EVENT_READ, lambda: self._hear(number))
 
-    def _is_a_pods(self, connection: wire.Connection) -> bool:
+    def _is_in_pod(self, connection: wire.Connection) -> bool:
         """Tell whether a peer is a pod's process, root in it or not; a process that has ended may have been one."""
         pid = connection.peer().pid
         try:
@@ -141,7 +141,7 @@ class DaemonSessions:
         self._selector.unregister(session.connection.sock)
         session.connection.close()
         for index in session.cards:
-            _log.info("daemon gone: gates open, timeslices the driver's", pgpu=index)
+            _log.info("daemon gone: gates open, driver timeslices restored", pgpu=index)
             self._release(index)
 
     def _reply(self, session: DaemonSession, message: dict[str, Any], fds: list[int]) -> Answer:

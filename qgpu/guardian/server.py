@@ -81,7 +81,7 @@ class Guardian:
             lambda client, pid, fd: self.supervisor.record_file_found(client, pid, fd),
             lambda: self._in_main_loop(self._changed),
         )
-        self.gpu_ops.on_unreachable, self.gpu_ops.lost = self._search.want, self._search.lost
+        self.gpu_ops.on_unreachable, self.gpu_ops.lost = self._search.search_for, self._search.lost
         self.cards: dict[int, Gpu] = {}
         self.supervisor = Supervisor(
             self.table,
@@ -147,7 +147,7 @@ class Guardian:
             try:
                 self._serve()
             except Exception:  # noqa: BLE001 - pods depend on this process: log, open the gates, go on
-                _log.exception("guardian: unexpected; gates open, timeslices the driver's")
+                _log.exception("guardian: unexpected error; gates open, driver timeslices restored")
                 for card in self.cards.values():
                     card.release_best_effort(time.monotonic_ns())
                 time.sleep(_REST_S)  # if the error repeats, do not use a whole CPU
@@ -203,10 +203,10 @@ class Guardian:
             self._looked_ns = now
             self._look_at_files()
             if self._is_used():  # a guardian without daemon and pods ends soon and needs no socket
-                self._sessions.stay()
+                self._sessions.restore_socket()
         for card in self.cards.values():
             if card.lease_until_ns is not None and card.lease_until_ns <= now:
-                _log.warning("lease lapsed: gates open, timeslices the driver's", pgpu=card.index)
+                _log.warning("lease expired: gates open, driver timeslices restored", pgpu=card.index)
                 card.release(now)
             if self.table.processes and card.drain_due_ns() <= now:
                 card.drain(now)
@@ -227,10 +227,10 @@ class Guardian:
         now = time.monotonic_ns()
         for card in self.cards.values():
             card.enforcer.refresh(now)
-        self._sessions.tell({"event": "changed"})
+        self._sessions.broadcast({"event": "changed"})
 
     def _daemon_gone(self, index: int) -> None:
-        _log.info("daemon gone: gates open, timeslices the driver's", pgpu=index)
+        _log.info("daemon gone: gates open, driver timeslices restored", pgpu=index)
         self.cards[index].release(time.monotonic_ns())
 
     # -- pods -------------------------------------------------------------------------------------------------
@@ -347,7 +347,7 @@ class Guardian:
         self._threads.pop(number).join()
         self.supervisor.listener_closed(number)
         os.close(fd)
-        self._sessions.tell({"event": "listener-gone", "listener": number})
+        self._sessions.broadcast({"event": "listener-gone", "listener": number})
 
     def _serve_listeners(self) -> None:
         for number in self.supervisor.listeners:

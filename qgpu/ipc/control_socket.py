@@ -131,46 +131,46 @@ class Server:
         self._guests_turn = threading.Lock()
         self._group_id = group_id
         path = socket_path(runtime_dir)
-        self._door = SocketListener("control", path, mode, store, self._take)
+        self._listener = SocketListener("control", path, mode, store, self._take)
         if group_id is not None:
             try:
                 shutil.chown(path, group=group_id)
             except OSError as error:
-                self._door.close()
+                self._listener.close()
                 raise PermissionDeniedError(
                     f"{path}: {error.strerror}; to give it to group {group_id}, run qgpud as root or as its member"
                 ) from error
 
     def close(self) -> None:
         """Accept no more clients."""
-        self._door.close()
+        self._listener.close()
 
     def _take(self, sock: socket.socket) -> None:
         """Serve a client in a thread of its own, if the limits allow it."""
         connection = wire.Connection(sock)
         session = Session(connection.peer(), self._may_change(connection), _process(connection))
         pod = self._pod_of(session)
-        guest, seats = bool(pod) or not session.may_change, _limits(session, pod)
-        full = self._limits.acquire(seats)
+        guest, limits = bool(pod) or not session.may_change, _limits(session, pod)
+        full = self._limits.acquire(limits)
         try:
             if full is not None:
-                raise RuntimeError(f"there are as many of {full} as there may be")
+                raise RuntimeError(f"limit reached: {full}")
             try:
-                thread = threading.Thread(target=self._serve, args=(connection, session, seats, guest), name="client")
+                thread = threading.Thread(target=self._serve, args=(connection, session, limits, guest), name="client")
                 thread.daemon = True
                 thread.start()
             except BaseException:
-                self._limits.release(seats)
+                self._limits.release(limits)
                 raise
         except RuntimeError as error:  # or no thread is available
-            _log.warning("client not heard", pid=session.peer.pid, uid=session.peer.uid, reason=str(error))
+            _log.warning("client refused", pid=session.peer.pid, uid=session.peer.uid, reason=str(error))
             with suppress(OSError):
                 connection.send(_refusal("qgpud: too many clients; try again", ExitCode.REFUSED))
             if session.process is not None:
                 os.close(session.process)
             untrusted_fds.close(*connection.detach())
 
-    def _serve(self, connection: wire.Connection, session: Session, seats: Mapping[str, int], guest: bool) -> None:
+    def _serve(self, connection: wire.Connection, session: Session, limits: Mapping[str, int], guest: bool) -> None:
         try:
             connection.sock.setblocking(True)
             if guest:
@@ -192,7 +192,7 @@ class Server:
             if session.process is not None:
                 os.close(session.process)
             untrusted_fds.close_here(*connection.detach())  # its place stays taken until that is done
-            self._limits.release(seats)
+            self._limits.release(limits)
 
     def _answer(self, session: Session, message: dict[str, Any], fds: list[int]) -> dict[str, Any]:
         try:
@@ -218,7 +218,7 @@ def _process(connection: wire.Connection) -> int | None:
 
 
 def _limits(session: Session, pod: str) -> dict[str, int]:
-    """Say of what there may be so many that a client is one of."""
+    """Return the kinds that a client belongs to, each with the most clients allowed."""
     uid = session.peer.uid
     if pod:
         here = {"processes of pods": MAX_OF_PODS, f"processes of pod {pod}": MAX_OF_POD}
@@ -227,7 +227,7 @@ def _limits(session: Session, pod: str) -> dict[str, int]:
     else:
         here = {}
     if uid != 0 or pod:
-        here["others than root"] = MAX_CLIENTS - FOR_ROOT
+        here["non-root clients"] = MAX_CLIENTS - FOR_ROOT
     return here | {"clients": MAX_CLIENTS}
 
 

@@ -30,7 +30,7 @@ _log = structlog.get_logger("http")
 #: How long a client may be silent in the middle of a request.
 _SILENCE_S = 5.0
 #: How long to pause when no descriptor is free for another client.
-_BREATH_S = 0.1
+_NO_FD_PAUSE_S = 0.1
 #: The interval between accepted clients: each takes time from the rest of this process.
 _PAUSE_S = 0.005
 #: Our requests have a body of at most one line.
@@ -178,7 +178,7 @@ class _Server(ThreadingHTTPServer):
         try:
             return super().get_request()
         except OSError:
-            time.sleep(_BREATH_S)
+            time.sleep(_NO_FD_PAUSE_S)
             raise
 
     def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002 - the base class's arguments

@@ -24,7 +24,7 @@ from qgpu.linux import untrusted_fds
 _log = structlog.get_logger("door")
 
 #: How long to pause when no descriptor is free.
-_BREATH_S = 0.1
+_NO_FD_PAUSE_S = 0.1
 _NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
@@ -39,7 +39,7 @@ class SocketListener:
         try:
             self._listener = store.listen(name, path, mode)
         except OSError as error:
-            raise PermissionDeniedError(f"{path}: {error.strerror}; nobody could connect there") from error
+            raise PermissionDeniedError(f"{path}: {error.strerror}; no client could connect there") from error
         self._listener.setblocking(False)
         self._over = os.eventfd(0)
         self._thread = threading.Thread(target=self._accept, name=name, daemon=True)
@@ -63,8 +63,8 @@ class SocketListener:
                 sock, _ = self._listener.accept()
             except OSError as error:
                 if error.errno in _NO_ROOM:
-                    _log.error("no room for another descriptor, trying again", path=str(self._path))
-                    time.sleep(_BREATH_S)
+                    _log.error("no free descriptor, trying again", path=str(self._path))
+                    time.sleep(_NO_FD_PAUSE_S)
                 continue  # otherwise the client is gone
             try:
                 self._take(sock)

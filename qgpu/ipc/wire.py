@@ -126,7 +126,7 @@ class Connection:
         self._data += data
         self._fds += [(self._at + len(self._data), fd) for fd in fds]
         if len(self._fds) > _MAX_FDS:
-            raise WireError("more descriptors than a message has")
+            raise WireError("too many descriptors")
         return bool(data)
 
     def _take_fds(self) -> list[int]:

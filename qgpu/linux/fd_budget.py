@@ -80,7 +80,7 @@ def retry_on_emfile(do: Callable[[], _T], may_wait: Callable[[], bool] = lambda:
             if error.errno not in OUT_OF_FDS or not may_wait():
                 raise
             if deadline is None:
-                _log.warning("no descriptor is left: a call waits", reason=str(error))
+                _log.warning("no free descriptor: a call waits", reason=str(error))
                 deadline = time.monotonic() + _PATIENCE_S
             elif time.monotonic() >= deadline:
                 raise

@@ -87,7 +87,7 @@ def frozen_siblings(pid: int, tid: int, processes: Iterable[int]) -> Iterator[No
     Call it in ``run_as_tracer``. Raises OSError if a thread cannot be stopped.
     """
     if not kcmp.same_table(pid, tid):
-        raise OSError(errno.EPERM, f"thread {tid} has descriptors of its own")
+        raise OSError(errno.EPERM, f"thread {tid} has its own descriptor table")
     stopped: dict[int, int] = {}
     try:
         while threads := _threads(pid) - {tid} - stopped.keys():

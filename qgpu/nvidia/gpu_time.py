@@ -17,10 +17,10 @@ HANDOVER_NS = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """``who`` starts or stops being resident at ``at_ns``."""
+    """``context`` starts or stops being resident at ``at_ns``."""
 
     at_ns: int
-    who: Hashable
+    context: Hashable
     start: bool
 
 
@@ -61,28 +61,28 @@ class GpuTimeCounter:
         """Apply events in order, then charge the resident context up to ``now_ns``."""
         for event in events:
             self._charge(event.at_ns)
-            if self.resident is not None and (event.start or self.resident == event.who):
+            if self.resident is not None and (event.start or self.resident == event.context):
                 self._add(self.resident, GpuTime(longest_ns=max(0, event.at_ns - self._began_ns)))
             if event.start:
                 self._began_ns = event.at_ns
                 self._note_handover(event)
-                self.resident = event.who
-                self._add(event.who, GpuTime(starts=1))
-            elif self.resident == event.who:
-                self.resident, self._before, self._left_ns = None, event.who, event.at_ns
+                self.resident = event.context
+                self._add(event.context, GpuTime(starts=1))
+            elif self.resident == event.context:
+                self.resident, self._before, self._left_ns = None, event.context, event.at_ns
         self._charge(now_ns)
 
     def take(self, known: Callable[[Hashable], bool] = lambda _: True) -> dict[Hashable, GpuTime]:
         """Return the GPU time since the last take; forget contexts that did nothing and are not ``known``."""
         uses, self._uses = self._uses, {}
-        self.totals = {who: use for who, use in self.totals.items() if who in uses or known(who)}
+        self.totals = {context: use for context, use in self.totals.items() if context in uses or known(context)}
         return uses
 
     def record(self, wanted: bool) -> dict[Hashable, list[tuple[int, int]]]:
         """Return the spans charged since the last call, by context, and continue recording if ``wanted``."""
         found: dict[Hashable, list[tuple[int, int]]] = {}
-        for who, start_ns, end_ns in self.spans or ():
-            spans = found.setdefault(who, [])
+        for context, start_ns, end_ns in self.spans or ():
+            spans = found.setdefault(context, [])
             if spans and spans[-1][1] == start_ns:
                 spans[-1] = (spans[-1][0], end_ns)
             else:
@@ -98,8 +98,8 @@ class GpuTimeCounter:
     def _note_handover(self, event: Event) -> None:
         before = self.resident if self.resident is not None else self._before
         straight = self.resident is not None or event.at_ns - self._left_ns <= HANDOVER_NS
-        if before is not None and before != event.who and straight:
-            self.handovers[before, event.who] += 1
+        if before is not None and before != event.context and straight:
+            self.handovers[before, event.context] += 1
 
     def _charge(self, until_ns: int) -> None:
         if self.resident is not None and until_ns > self._since_ns:
@@ -108,6 +108,6 @@ class GpuTimeCounter:
                 self.spans.append((self.resident, self._since_ns, until_ns))
         self._since_ns = max(self._since_ns, until_ns)
 
-    def _add(self, who: Hashable, use: GpuTime) -> None:
+    def _add(self, context: Hashable, use: GpuTime) -> None:
         for uses in (self.totals, self._uses):
-            uses[who] = uses.get(who, NOTHING) + use
+            uses[context] = uses.get(context, NOTHING) + use

@@ -59,12 +59,12 @@ class GpuTimeReader:
         OSError if the card fails.
         """
         uses: dict[K, GpuTime] = {}
-        for who, use in self.meter.take(lambda who: owner(who) is not None).items():
-            if (mine := owner(who)) is not None:
+        for context, use in self.meter.take(lambda context: owner(context) is not None).items():
+            if (mine := owner(context)) is not None:
                 uses[mine] = uses.get(mine, NOTHING) + use
         runs: dict[K, list[Span]] = {}
-        for who, spans in self._runs(wanted=detailed).items():
-            if (mine := owner(who)) is not None:
+        for context, spans in self._runs(wanted=detailed).items():
+            if (mine := owner(context)) is not None:
                 runs[mine] = sorted(runs.get(mine, []) + spans)
         handovers: Counter[tuple[K, K]] = Counter()
         for pair, count in self.meter.take_handovers().items():
@@ -83,6 +83,6 @@ class GpuTimeReader:
         if abs(ahead_ns - self._ahead_ns) > _CLOCK_STEP_NS:
             self._ahead_ns = ahead_ns
         return {
-            who: [(start_ns - self._ahead_ns, end_ns - self._ahead_ns) for start_ns, end_ns in found]
-            for who, found in spans.items()
+            context: [(start_ns - self._ahead_ns, end_ns - self._ahead_ns) for start_ns, end_ns in found]
+            for context, found in spans.items()
         }

@@ -47,7 +47,7 @@ def processes(uuid: str) -> frozenset[int]:
                 *pynvml.nvmlDeviceGetGraphicsRunningProcesses(card),
             ]
         except pynvml.NVMLError as error:
-            raise NoGpuError(f"NVML: {error}; it does not say who is on the card") from error
+            raise NoGpuError(f"NVML: {error}; it does not list the card's processes") from error
     return frozenset(int(process.pid) for process in found)
 
 

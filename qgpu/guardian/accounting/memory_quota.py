@@ -198,10 +198,10 @@ class MemoryQuota:
             if not numbers:
                 return None
             if self._table.allocations.carries(pod) + len(numbers) > _MOST_CARRIED:
-                raise OSError(errno.ENOSPC, "the pod exports as much as can be watched")
+                raise OSError(errno.ENOSPC, "too many open exports of the pod")
             mark = self._table.allocations.next_carrier()
         if not self._carriers.add(carrier, mark):
-            raise OSError(errno.ENOSPC, "the file carries as many exports as can be told apart")
+            raise OSError(errno.ENOSPC, "too many exports through one file")
         with self._lock:
             for number in numbers:
                 self._note({"fact": "carry", "carrier": mark, "memory": number} | self._whose(number))

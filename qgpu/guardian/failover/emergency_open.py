@@ -30,4 +30,4 @@ def open_gates(journal_fd: int) -> None:
         finally:
             client.close()
     except (QgpuError, OSError) as error:
-        _log.warning("gates stay as they are until there is a guardian", reason=str(error))
+        _log.warning("gates unchanged until a guardian runs", reason=str(error))

@@ -59,19 +59,19 @@ class Journal:
         #: The line of the last answer, by listener.
         self._answers: dict[int, bytes] = {}
         #: Start of the journal that was read last; -1 before the first read.
-        self._since = -1
-        self._end = self._behind_last_line()
+        self._read_start = -1
+        self._end = self._find_end()
         self._compacted_end = self._end
         #: The rest of a compaction, and where it started.
-        self._anew: Iterator[Fact] | None = None
-        self._anew_from = self._end
+        self._compaction: Iterator[Fact] | None = None
+        self._compaction_start = self._end
 
     def own(self) -> None:
         """Become the journal's only writer, for the life of this process. Raises AlreadyRunningError."""
         try:
             fcntl.lockf(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            raise AlreadyRunningError("guardian: another one has the journal") from error
+            raise AlreadyRunningError("guardian: another process owns the journal") from error
 
     def listeners(self) -> set[int]:
         """Return the numbers of all listeners."""
@@ -111,23 +111,23 @@ class Journal:
     def append(self, fact: Fact) -> None:
         """Write one fact, and the next facts of a compaction."""
         self._write([fact])
-        self._write_some_anew()
+        self._continue_compaction()
 
-    def _write_some_anew(self) -> None:
+    def _continue_compaction(self) -> None:
         """Continue a compaction, if one runs."""
-        if self._anew is None:
+        if self._compaction is None:
             return
-        some = list(islice(self._anew, _AT_A_TIME))
+        some = list(islice(self._compaction, _AT_A_TIME))
         self._write(some)
         if len(some) < _AT_A_TIME:
-            self._begin_anew()
+            self._finish_compaction()
 
     def answer(self, listener: int, call: int, writes: Writes) -> None:
         """Write down the answer that a performed call is about to get."""
         said = {"answer": [listener, call, [[address, data.hex()] for address, data in writes]]}
         self._answers[listener] = _line(said)
         self._write_lines(self._answers[listener])
-        self._write_some_anew()
+        self._continue_compaction()
 
     def answer_to(self, listener: int, call: int) -> Writes | None:
         """Return the answer that a dead guardian was about to give to a call; None if it had none."""
@@ -147,32 +147,32 @@ class Journal:
         self._end += len(lines)
 
     @property
-    def grown(self) -> bool:
+    def should_compact(self) -> bool:
         """Tell whether to compact: when more would be dropped than written again."""
         (start,) = _START.unpack_from(self._page, 0)
         too_long = self._end - self._compacted_end > max(COMPACT_BYTES, self._compacted_end - int(start))
-        return too_long and self._anew is None
+        return too_long and self._compaction is None
 
     def compact(self, facts: Iterator[Fact]) -> None:
         """Start again with ``facts``, which are written along with the facts that are appended from now on.
 
         Each of them must state what is true when it is taken.
         """
-        self._anew, self._anew_from = facts, self._end
+        self._compaction, self._compaction_start = facts, self._end
         self._write_lines(b"".join(self._answers.values()))
 
     @property
     def compacting(self) -> bool:
         """Tell whether a compaction runs."""
-        return self._anew is not None
+        return self._compaction is not None
 
-    def _begin_anew(self) -> None:
-        self._words[0], self._anew = self._anew_from, None
+    def _finish_compaction(self) -> None:
+        self._words[0], self._compaction = self._compaction_start, None
         self._compacted_end = self._end
-        used = ctypes.c_long(self._anew_from // _PAGE * _PAGE - _HEAD)
+        used = ctypes.c_long(self._compaction_start // _PAGE * _PAGE - _HEAD)
         _libc.fallocate(self.fd, _PUNCH_HOLE_KEEP_SIZE, ctypes.c_long(_HEAD), used)
 
-    def _behind_last_line(self) -> int:
+    def _find_end(self) -> int:
         """Return where to continue writing: a crash may have cut the last line short."""
         (start,) = _START.unpack_from(self._page, 0)
         end = os.fstat(self.fd).st_size
@@ -187,23 +187,23 @@ class Journal:
         """
         while True:
             (start,) = _START.unpack_from(self._page, 0)
-            at = self._end if start == self._since else int(start)
+            at = self._end if start == self._read_start else int(start)
             data = os.pread(self.fd, os.fstat(self.fd).st_size - at, at)
             if _START.unpack_from(self._page, 0) == (start,):  # else a compaction has freed what was read
                 break
-        anew, self._since = start != self._since, int(start)
+        is_new, self._read_start = start != self._read_start, int(start)
         self._end = at + data.rfind(b"\n") + 1
-        if anew:
+        if is_new:
             self._compacted_end = int(start)  # how much is obsolete is unknown: a long journal is compacted at once
             self._answers.clear()
-        return anew, self._facts(data.split(b"\n")[:-1])
+        return is_new, self._facts(data.split(b"\n")[:-1])
 
     def _facts(self, lines: Iterable[bytes]) -> Iterator[Fact]:
         for line in lines:
             try:
                 fact = json.loads(line)
             except ValueError:
-                _log.error("journal: a line is damaged, and left out", bytes=len(line))
+                _log.error("journal: damaged line skipped", bytes=len(line))
                 continue
             if "answer" in fact:
                 self._answers[fact["answer"][0]] = line + b"\n"

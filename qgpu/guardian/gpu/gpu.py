@@ -177,33 +177,33 @@ class Gpu:
         """Return a pod's GPU time so far, from which the enforcer tells whether the pod is idle."""
         return sum(
             use.run_ns
-            for who, use in self.watch.meter.totals.items()
-            if (key := self._tsg_of(who)) is not None and self.table.clients[key[0]].pod == pod
+            for engine_context, use in self.watch.meter.totals.items()
+            if (key := self._tsg_of(engine_context)) is not None and self.table.clients[key[0]].pod == pod
         )
 
     def _tsgs_used_ns(self, pod: str) -> dict[Key, int]:
         """Return the GPU time so far of each compute TSG of a pod, including TSGs that never ran."""
         tsgs = self.table.compute_tsgs(self.device.instance)
         used_ns = dict.fromkeys(sorted(tsg.key for tsg in tsgs if self.table.pod_of(tsg) == pod), 0)
-        for who, use in self.watch.meter.totals.items():
-            if (key := self._tsg_of(who)) in used_ns:
+        for engine_context, use in self.watch.meter.totals.items():
+            if (key := self._tsg_of(engine_context)) in used_ns:
                 used_ns[key] += use.run_ns
         return used_ns
 
-    def _tsg_of(self, who: Hashable) -> Key | None:
+    def _tsg_of(self, engine_context: Hashable) -> Key | None:
         if self._owners_as_of != self.table.revision:
             self._owners.clear()
             self._owners_as_of = self.table.revision
             self._index()
-        if who not in self._owners:
-            self._owners[who] = self._find_tsg(who)
-        return self._owners[who]
+        if engine_context not in self._owners:
+            self._owners[engine_context] = self._find_tsg(engine_context)
+        return self._owners[engine_context]
 
-    def _find_tsg(self, who: Hashable) -> Key | None:
+    def _find_tsg(self, engine_context: Hashable) -> Key | None:
         """Find the TSG of a (context, pid): by a channel with that context, else by its process."""
-        if not isinstance(who, tuple):
+        if not isinstance(engine_context, tuple):
             return None
-        context, pid = who
+        context, pid = engine_context
         return self._by_context.get(context) or self._by_process.get(pid)
 
     def _index(self) -> None:

@@ -155,9 +155,9 @@ class GpuOps:
         """Free what RM made for a pod and the pod may not keep."""
         try:
             if not free(file, client, handle):
-                _log.warning("not freed", client=client, handle=handle)
+                _log.warning("RM object not freed", client=client, handle=handle)
         except OSError as error:
-            _log.warning("not freed", client=client, handle=handle, reason=str(error))
+            _log.warning("RM object not freed", client=client, handle=handle, reason=str(error))
 
     def free_anywhere(self, key: Key) -> bool:
         """Free an object through any file of its client; False if there is none."""
@@ -171,7 +171,7 @@ class GpuOps:
             return False
 
     def is_same(self, file: int, key: Key, parent: int, other: Key) -> bool:
-        """Ask RM whether memory of the client of a file at hand is what ``other`` names in any client of a pod's."""
+        """Ask RM whether memory, reached through ``file``, is the same as ``other``, in any client of a pod."""
         carrier = self._via_client_file(other[0], lambda fd: export(fd, *other))
         if carrier is None:
             return False
@@ -184,7 +184,7 @@ class GpuOps:
             os.close(carrier)
 
     def private_bytes(self, instance: int, pid: int) -> int | None:
-        """Ask RM how much memory of a process on a card nobody else refers to; None where the branch can't say."""
+        """Ask RM how much card memory only this process refers to; None if the driver branch does not report it."""
         device = self._devices.get(instance)
         try:
             return device.private_bytes(pid) if device is not None else None
@@ -192,9 +192,9 @@ class GpuOps:
             return None
 
     def instance_of(self, file: int, client: int, subdevice: int) -> int | None:
-        """Ask RM through a file at hand which card a subdevice is on; None for one that is none of ours.
+        """Ask RM, through a file of ours, which card a subdevice is on; None if the card is not one of ours.
 
-        Where there is one card, nothing has to be asked.
+        On a host with one card, RM need not be asked.
         """
         if len(self._devices) == 1 and len(self._client.cards()) == 1:
             return next(iter(self._devices))
@@ -207,7 +207,7 @@ class GpuOps:
         return next((i for i, device in self._devices.items() if device.gpu_id == params.gpuId), None)
 
     def gpu_ids(self, instances: Iterable[int]) -> set[int]:
-        """Return RM's numbers of cards."""
+        """Return RM's GPU ids of cards."""
         return {self._devices[instance].gpu_id for instance in instances if instance in self._devices}
 
     def make_preemptible(self, file: int, client: int, subdevice: int, tsg: int) -> bool:
@@ -217,7 +217,7 @@ class GpuOps:
         try:
             control(file, client, subdevice, abi.NV2080_GR_SET_CTXSW_PREEMPTION_MODE, params)
         except (OSError, RmError) as error:
-            _log.warning("compute that may not be preempted", reason=str(error))
+            _log.warning("compute preemption not enabled", reason=str(error))
             return False
         return True
 
@@ -304,9 +304,9 @@ class GpuOps:
         The process can replace the file at the last moment. A thread for this pod closes whatever was taken.
         """
         if proc.device(pid, fd) != _CONTROL_DEVICE or self.closer.is_stuck(pod):
-            raise OSError(errno.EBADF, "no control file is to be had there")
+            raise OSError(errno.EBADF, "no control file there")
         if self.closer.is_full(pod):
-            raise OSError(errno.EMFILE, "many files of the pod wait to be closed")
+            raise OSError(errno.EMFILE, "too many files of the pod wait to be closed")
         taken = take(pidfd, fd)
         try:
             if proc.device_of(taken) != _CONTROL_DEVICE:

@@ -403,7 +403,7 @@ class AllocHandler:
     def register_fd(self, pod_call: PodCall, block: IoctlBuffer, minor: int) -> int:
         """Tie a card's file to a control file; refuse a control file, which would take over another file's clients."""
         if minor == abi.NV_CONTROL_MINOR:
-            self._supervisor.count_refusal(self._pod, "control file for a control file")
+            self._supervisor.count_refusal(self._pod, "control file registered with a control file")
             return errno.EINVAL
         error = self._ctx.with_descriptor(pod_call, abi.NV_ESC_REGISTER_FD, block, 0)
         return 0 if pod_call.is_retry and error == errno.EINVAL else error  # RM accepts it only once

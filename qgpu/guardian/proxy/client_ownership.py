@@ -26,4 +26,4 @@ def names_any(owners: Owners, pod: str, own: int, places: Iterable[At], params: 
 
 def name(asked: str) -> str:
     """Return the name under which such a call is counted."""
-    return f"{asked} on somebody's client"
+    return f"{asked} on another pod's client"

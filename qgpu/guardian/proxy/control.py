@@ -6,6 +6,7 @@ import os
 import struct
 import time
 from contextlib import nullcontext
+from dataclasses import dataclass
 
 from qgpu.guardian.proxy import client_ownership, rm_calls, virtualize
 from qgpu.guardian.proxy.alloc import AllocHandler
@@ -16,6 +17,8 @@ from qgpu.linux import proc
 from qgpu.nvidia import abi
 
 _U32 = struct.Struct("<I")
+#: Where NVOS54 points to the parameters.
+_PARAMS_AT = abi.offsetof("NVOS54_PARAMETERS", "params")
 _PREEMPT = "NVA06C_CTRL_PREEMPT_PARAMS"
 #: After a preemption the pod's next one waits this many times as long as it took, and at most this long.
 _PREEMPT_REST, _MOST_REST_NS = 20, 10**9
@@ -25,6 +28,17 @@ _IMPORTED = {
     abi.NV0000_OS_UNIX_IMPORT_OBJECT_FROM_FD: (16, 1),
     abi.NV0000_OS_UNIX_IMPORT_OBJECTS_FROM_FD: (8, 128),
 }
+
+
+@dataclass(frozen=True, slots=True)
+class _ControlRequest:
+    """One control: the pod's call, and our copies of its structure, its parameters and what these point to."""
+
+    pod_call: PodCall
+    block: IoctlBuffer
+    asked: rm_calls.Control
+    params: IoctlBuffer | None
+    nested: list[IoctlBuffer]
 
 
 class ControlHandler:
@@ -42,57 +56,73 @@ class ControlHandler:
 
     def control(self, pod_call: PodCall, block: IoctlBuffer, asked: rm_calls.Control) -> int:
         """Handle a control."""
-        command = asked.command
         if (refusal := self._refusal(asked)) is not None:
-            if command == abi.NVA06C_SET_TIMESLICE and self._record_wished_timeslice(pod_call.call.tid, asked):
+            if asked.command == abi.NVA06C_SET_TIMESLICE and self._record_wished_timeslice(pod_call.call.tid, asked):
                 return self._ctx.answer(block, asked.status_at, abi.NV_OK)
             return self._ctx.refuse(block, asked.status_at, *refusal)
-        row = controls.ALLOWED[command]
-        params = None
-        nested: list[IoctlBuffer] | None = []
-        if asked.params and asked.size:
-            if (params := self._proxy.read(pod_call.call.tid, asked.params, asked.size)) is None:
-                return self._ctx.answer(block, asked.status_at, abi.NV_ERR_INVALID_ADDRESS)
-            block.patch_u64(16, params.at)
-            nested = self._proxy.read_nested(pod_call.call.tid, params, row.pointers)
-        elif row.pointers or row.descriptor_at is not None:
-            nested = None
-        if nested is None:
-            block.restore(16, 8)
+        if (request := self._copy_in(pod_call, block, asked)) is None:
+            block.restore(_PARAMS_AT, 8)
             return self._ctx.answer(block, asked.status_at, abi.NV_ERR_INVALID_ADDRESS)
+        params = request.params
         if (refusal := self._refused_by_params(asked, params)) is not None:
-            block.restore(16, 8)
+            block.restore(_PARAMS_AT, 8)
             return self._ctx.refuse(block, asked.status_at, *refusal)
-        if params is not None and command in _IMPORTED:
-            for handle in _imported(command, params.data):
-                self._alloc_handler.undo_interrupted(pod_call, (asked.client, handle))
-        taken = self._take_descriptor(pod_call, command, params)
+        self._undo_interrupted_import(request)
+        taken = self._take_descriptor(pod_call, asked.command, params)
         try:
             try:
                 mark = self._record_export(pod_call, asked, params, taken)
             except OSError as why:
-                block.restore(16, 8)
+                block.restore(_PARAMS_AT, 8)
                 return self._ctx.refuse(block, asked.status_at, abi.NV_ERR_INSUFFICIENT_RESOURCES, str(why.strerror))
-            owner = self._supervisor.table.clients.get(asked.client)
-            whose = owner.pod if owner is not None else self._pod
-            with self._supervisor.pod_lock(whose) if row.gives else nullcontext():
-                pod_call.listener.begin()
-                error = self._perform_control(pod_call, block, params, asked, taken)
-            if pod_call.is_retry and not error and _was_done(command, status_of(block, asked.status_at)):
-                block.patch_u32(asked.status_at, abi.NV_OK)
+            error = self._perform(request, taken)
             if mark is not None and (error or status_of(block, asked.status_at) != abi.NV_OK):
                 self._supervisor.quota.cancel_export(mark)
         finally:
             if taken is not None and taken >= 0:
                 os.close(taken)  # no lock is held: the close may take as long as its owner likes
-        block.restore(16, 8)
+        return self._write_back(request, error)
+
+    def _copy_in(self, pod_call: PodCall, block: IoctlBuffer, asked: rm_calls.Control) -> _ControlRequest | None:
+        """Copy what the call points to, and point the call at the copies; None if that is missing or not readable."""
+        row = controls.ALLOWED[asked.command]
+        if not asked.params or not asked.size:
+            missing = row.pointers or row.descriptor_at is not None
+            return None if missing else _ControlRequest(pod_call, block, asked, None, [])
+        if (params := self._proxy.read(pod_call.call.tid, asked.params, asked.size)) is None:
+            return None
+        block.patch_u64(_PARAMS_AT, params.at)
+        nested = self._proxy.read_nested(pod_call.call.tid, params, row.pointers)
+        return _ControlRequest(pod_call, block, asked, params, nested) if nested is not None else None
+
+    def _undo_interrupted_import(self, request: _ControlRequest) -> None:
+        if request.params is not None and request.asked.command in _IMPORTED:
+            for handle in _imported(request.asked.command, request.params.data):
+                self._alloc_handler.undo_interrupted(request.pod_call, (request.asked.client, handle))
+
+    def _perform(self, request: _ControlRequest, taken: int | None) -> int:
+        """Call RM, under the owner's lock if the control makes a handle on its memory; return an errno."""
+        pod_call, block, asked = request.pod_call, request.block, request.asked
+        owner = self._supervisor.table.clients.get(asked.client)
+        pod = owner.pod if owner is not None else self._pod
+        with self._supervisor.pod_lock(pod) if controls.ALLOWED[asked.command].gives else nullcontext():
+            pod_call.listener.begin()
+            error = self._perform_control(pod_call, block, request.params, asked, taken)
+        if pod_call.is_retry and not error and _was_done(asked.command, status_of(block, asked.status_at)):
+            block.patch_u32(asked.status_at, abi.NV_OK)
+        return error
+
+    def _write_back(self, request: _ControlRequest, error: int) -> int:
+        """Learn from RM's answer, adapt it, and write it into the pod's memory."""
+        block, asked, params = request.block, request.asked, request.params
+        block.restore(_PARAMS_AT, 8)
         if params is not None:
             if not error and status_of(block, asked.status_at) == abi.NV_OK:
-                status = self._handle_answer(pod_call, params, nested, asked)
+                status = self._handle_answer(request.pod_call, params, request.nested, asked)
                 block.patch_u32(asked.status_at, status)
-            for each in nested:
+            for each in request.nested:
                 each.store()
-            for where in row.pointers:
+            for where in controls.ALLOWED[asked.command].pointers:
                 params.restore(where.at, 8)
             params.store()
         if not error:
@@ -108,7 +138,7 @@ class ControlHandler:
         if asked.serialized:
             return abi.NV_ERR_INVALID_ARGUMENT, "serialized control"
         if row.firmware and not self._supervisor.owns(self._pod, asked.client):
-            return abi.NV_ERR_INVALID_CLIENT, "control on somebody's client"
+            return abi.NV_ERR_INVALID_CLIENT, "control on another pod's client"
         return None
 
     def _refused_by_params(self, asked: rm_calls.Control, params: IoctlBuffer | None) -> tuple[int, str] | None:

@@ -48,7 +48,7 @@ class MovedFileSearch:
     _wanted: dict[str, set[int]] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def want(self, client: int) -> None:
+    def search_for(self, client: int) -> None:
         """Search for a client's file, unless a search for it is running."""
         entry = self.table.clients.get(client)
         if entry is None:
@@ -104,7 +104,7 @@ class MovedFileSearch:
                     if time.monotonic() > until:
                         self._lose(pod, left)
         except OSError as error:  # the search could not look everywhere, so nothing follows from it
-            _log.warning("no descriptor is left: a file is searched for again", pod=pod, reason=str(error))
+            _log.warning("no free descriptor: file search repeated", pod=pod, reason=str(error))
             return False
         self._lose(pod, left)
         return False

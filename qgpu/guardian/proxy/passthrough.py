@@ -54,9 +54,11 @@ class Passthrough:
         if pod_call.unanswered is not None:  # the call is unanswered, so the file has no client of it yet
             self._supervisor.files.roots.discard(pod_call.file)
         if self._supervisor.files.devices.has(pod_call.file):
-            return self._ctx.refuse(block, asked.status_at, abi.NV_ERR_INVALID_STATE, "root client beside a device")
+            return self._ctx.refuse(
+                block, asked.status_at, abi.NV_ERR_INVALID_STATE, "root client on a file with a device"
+            )
         if self._supervisor.files.roots.has(pod_call.file):
-            return self._ctx.refuse(block, asked.status_at, abi.NV_ERR_INVALID_STATE, "second root client of a file")
+            return self._ctx.refuse(block, asked.status_at, abi.NV_ERR_INVALID_STATE, "second root client on a file")
         return self._continue_in_kernel(pod_call, block, asked.status_at)
 
     def first_device(self, pod_call: PodCall, block: IoctlBuffer, rm: RmObject, status_at: int) -> int:
@@ -72,7 +74,7 @@ class Passthrough:
         """Wait until no root client is being made: its call could make another object, below the new device."""
         if self._roots.wait(_ROOT_PATIENCE_S):
             return True
-        self._supervisor.count_refusal(self._pod, "device beside a root client in the making")
+        self._supervisor.count_refusal(self._pod, "device while a root client is made")
         return False
 
     def has_device(self, client: int) -> bool:
@@ -94,8 +96,8 @@ class Passthrough:
         except OSError as error:
             if error.errno in fd_budget.OUT_OF_FDS:  # the call has not begun; it is retried
                 raise
-            _log.warning("a call cannot be let through", pod=self._pod, pid=pod_call.pid, reason=str(error))
-            return self._ctx.refuse(block, status_at, abi.NV_ERR_INVALID_STATE, "call beside threads that move")
+            _log.warning("call not passed to the kernel", pod=self._pod, pid=pod_call.pid, reason=str(error))
+            return self._ctx.refuse(block, status_at, abi.NV_ERR_INVALID_STATE, "call while other threads run")
         return ANSWERED if refusal == abi.NV_OK else self._ctx.answer(block, status_at, refusal)
 
     def _continue_while_frozen(self, pod_call: PodCall, device: RmObject | None) -> int:

@@ -109,7 +109,7 @@ class Supervisor:
         self._compact_journal()
 
     def _compact_journal(self) -> None:
-        if self.journal.grown:
+        if self.journal.should_compact:
             self.journal.compact(self.table.facts())
 
     def listen(self, pod: str, fd: int, number: int | None = None) -> int:
@@ -223,17 +223,17 @@ class Supervisor:
         with suppress(OSError):
             file = take(self.gpu_ops.pidfd(pid), fd)
             try:
-                return self.keep_uvm_file(pid, fd, file, self.uuids)
+                return self.hold_uvm_file(pid, fd, file, self.uuids)
             finally:
                 self.gpu_ops.closer.close(pod, file)
         return False
 
-    def keep_uvm_file(self, pid: int, fd: int, file: int, cards: Iterable[bytes]) -> bool:
+    def hold_uvm_file(self, pid: int, fd: int, file: int, cards: Iterable[bytes]) -> bool:
         """Hold a UVM file so that it can be emptied; False if the pod has too many or the process has ended."""
         pod = self.table.processes.get(pid, "")
         own = sum(map(self.uvm_files.count, self.table.pids_of(pod)))
         used = self.uvm_files.total + len(self.table.processes)
-        if not fd_budget.within_fair_share(own, fd_budget.headroom(used)) or not self.uvm_files.keep(
+        if not fd_budget.within_fair_share(own, fd_budget.headroom(used)) or not self.uvm_files.hold(
             pid, fd, file, cards
         ):
             return False
@@ -263,7 +263,7 @@ class Supervisor:
                 if own >= _MOST_PROCESSES or not fd_budget.within_fair_share(
                     own, fd_budget.headroom(len(self.table.processes))
                 ):
-                    raise OSError(errno.EAGAIN, "the pod has as many processes on GPUs as it may")
+                    raise OSError(errno.EAGAIN, "too many processes of the pod use GPUs")
                 self.watch(pid, self.gpu_ops.watch(pid))
                 self.note({"fact": "process", "pid": pid, "pod": pod})
 
@@ -285,7 +285,7 @@ class Supervisor:
                 self.note({"fact": "owner", "client": client, "pod": pod, "pid": pid, "fd": fd})
                 self.reconciler.recheck([(client, client)], include_memory=True)
         elif entry is None and len(self.table.clients_of(pod)) >= _MOST_CLIENTS:
-            self.count_refusal(pod, "more clients than are kept")
+            self.count_refusal(pod, "too many clients of RM")
             return False
         elif entry is None or len(entry.users) < MOST_USERS:
             with self.lock:
@@ -339,7 +339,7 @@ class Supervisor:
                 return abi.NV_ERR_INVALID_ARGUMENT
             entry = self.table.clients.get(rm.client)
             if entry is not None and self.table.counts[entry.pod] >= _MOST_OBJECTS:
-                self.count_refusal(entry.pod, "more objects than are kept")
+                self.count_refusal(entry.pod, "too many objects of RM")
                 return abi.NV_ERR_INSUFFICIENT_RESOURCES
             charged = rm.rm_class in CHARGED
             if charged and number is None:

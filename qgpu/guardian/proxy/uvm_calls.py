@@ -110,7 +110,7 @@ class UvmHandler:
             return abi.NV_OK
         self._supervisor.forget_previous_program(self._pod, pid)
         if not self._wait_until_mapped():
-            self._supervisor.count_refusal(self._pod, "UVM beside a mapping in the making")
+            self._supervisor.count_refusal(self._pod, "UVM while a mapping is made")
             return abi.NV_ERR_BUSY_RETRY
         if not self._supervisor.quota.start_using_uvm(self._pod, pid):
             self._supervisor.count_refusal(self._pod, "managed memory over the limit")
@@ -118,10 +118,10 @@ class UvmHandler:
         again = self._proxy.block(_U64.pack(uvm.INIT_FLAGS_DISABLE_HMM) + bytes(8))
         error = self._proxy.uvm(file, uvm.INITIALIZE, again)
         if error or _U32.unpack_from(again.data, uvm.STATUS_AT_INITIALIZE)[0] != abi.NV_OK:
-            self._supervisor.count_refusal(self._pod, "UVM initialised in another way")
+            self._supervisor.count_refusal(self._pod, "UVM initialised with other flags")
             return abi.NV_ERR_INVALID_STATE
-        if not self._supervisor.keep_uvm_file(pid, call.fd, file, [bytes(block.data[: uvm.UUID_BYTES])]):
-            self._supervisor.count_refusal(self._pod, "many files of UVM's")
+        if not self._supervisor.hold_uvm_file(pid, call.fd, file, [bytes(block.data[: uvm.UUID_BYTES])]):
+            self._supervisor.count_refusal(self._pod, "too many UVM files")
             return abi.NV_ERR_INSUFFICIENT_RESOURCES
         return abi.NV_OK
 

@@ -41,7 +41,7 @@ class UvmFiles:
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _total: int = 0
 
-    def keep(self, pid: int, fd: int, file: int, cards: Iterable[bytes]) -> bool:
+    def hold(self, pid: int, fd: int, file: int, cards: Iterable[bytes]) -> bool:
         """Hold a file on which cards are about to be registered; False if the process has too many."""
         with self._lock:
             held = self._files.setdefault(pid, [])

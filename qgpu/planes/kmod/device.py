@@ -62,7 +62,7 @@ class Device:
         try:
             return self.call("INFO")
         except OSError as error:
-            raise NotSupportedError(f"qgpu.ko: {error.strerror}; is it of the same version as this?") from error
+            raise NotSupportedError(f"qgpu.ko: {error.strerror}; is it the same version as the daemon?") from error
 
     def each(self, name: str, key: str, /, **fields: Any) -> Iterator[Any]:
         """Yield the answers of a _NEXT call, from the first to the last."""

@@ -162,7 +162,7 @@ class KmodHost:
 def _trouble(pod: Any) -> str:
     said = []
     if pod.flags & NUMBERS["QGPU_POD_LATE"]:
-        said.append("it opened the GPU before qgpu knew it; that work is not held to its grant")
+        said.append("it opened the GPU before it was a pod; that work is not limited")
     if pod.flags & NUMBERS["QGPU_POD_TAMPERED"]:
         said.append("it changed calls while they were checked")
     if pod.refused_allocs:

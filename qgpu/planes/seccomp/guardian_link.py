@@ -77,7 +77,7 @@ class GuardianLink:
         """Make a request; return its answer and descriptors. Raises BackendGoneError or the guardian's error."""
         with self._lock:
             if self.over:
-                raise BackendGoneError("guardian: the connection is over")
+                raise BackendGoneError("guardian: connection closed")
             try:
                 self._connection.send({"op": op, **arguments}, fds)
                 message = self._answer()
@@ -100,11 +100,11 @@ class GuardianLink:
                 if "event" not in message[0]:
                     return message
                 self.events.append(message[0])
-            self._wait_for_word()
+            self._wait_for_data()
             if not self._connection.fill():
                 return None
 
-    def _wait_for_word(self) -> None:
+    def _wait_for_data(self) -> None:
         """Return when data has arrived. Raises TimeoutError if the guardian hangs."""
         poll = select.poll()
         poll.register(self._connection, select.POLLIN)

@@ -55,7 +55,7 @@ class HangDetector:
         if self._had_s >= _HANGS_S and not is_in_driver(self.pid, self._ticks):
             raise TimeoutError("it does not answer")
         if age_s >= _PATIENCE_S:
-            raise TimeoutError("it does not answer, for a call of the driver or other processes keep it")
+            raise TimeoutError("it does not answer: a driver call or other processes delay it")
 
     def _had_since(self, passed_s: float, spent: tuple[int, int]) -> float:
         """Return how much of the time since the last check the process could have run, or ran."""

@@ -164,9 +164,9 @@ class SeccompHost:
             os.close(self._host_lock)
 
     def revive(self, lost: GuardianLink | None = None) -> None:
-        """Connect anew, to another guardian if this one died or hangs. Raises what hinders its start."""
+        """Connect again, to a new guardian if this one died or hangs. Raises the error that prevents it."""
         if lost is not None and lost.hangs:
-            _kill(lost.pidfd)  # before all else: who holds the lock may be waiting for it too
+            _kill(lost.pidfd)  # first: a thread that holds the lock may wait for this guardian too
         with self._lock:
             try:
                 link = GuardianLink(self.socket, watch=True)
@@ -197,7 +197,7 @@ class SeccompHost:
         self._store.put(f"listener.{number}.{pod}", fd)
 
     def _drop_listener(self, number: int) -> None:
-        """Close a listener behind which nobody is left."""
+        """Close a listener without processes behind it."""
         pod, fd = self._listeners.pop(number)
         if self._standby is not None:
             self._standby.drop_listener(number)
@@ -274,9 +274,9 @@ class SeccompHost:
     def _begin(self, process: Standby, state: StateFds, *, killed: bool) -> GuardianLink:
         """Promote a process to guardian, and connect to it or to another that was first. Raises its error."""
         process.begin(killed=killed)
-        if (said := process.said(_LOADED_S)) is None:
+        if (said := process.wait_for_report(_LOADED_S)) is None:
             emergency_open.open_gates(state.journal)
-        while said is None and (said := process.said(_LOOK_S)) is None:
+        while said is None and (said := process.wait_for_report(_LOOK_S)) is None:
             try:
                 link = GuardianLink(self.socket, watch=True)
             except GuardianHangsError as error:  # another was first and hangs; we have all of its state
@@ -302,7 +302,7 @@ class SeccompHost:
         try:
             self._standby = self._prepare(self._state)
         except BackendGoneError as error:  # a new guardian then takes longer to start
-            _log.warning("no guardian in reserve", error=str(error))
+            _log.warning("no standby guardian", error=str(error))
 
 
 def _kill(pidfd: int) -> None:

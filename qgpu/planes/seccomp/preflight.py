@@ -20,7 +20,7 @@ def check_kernel(yama: Path = _YAMA) -> None:
     """
     if yama.exists() and yama.read_text().strip() == _NOBODY_MAY_TRACE:
         raise NotSupportedError(
-            f"{yama} is 3: nobody may reach into processes, so no limit of a pod could be enforced; "
+            f"{yama} is 3: no process may access another's memory, so no pod's limit could be enforced; "
             "boot with it at 2 or less, or load qgpu.ko"
         )
 

@@ -76,7 +76,7 @@ class Standby:
             self.began_s = time.monotonic()
             self._say({"op": "begin", "killed": killed})
 
-    def said(self, timeout_s: float) -> dict[str, Any] | None:
+    def wait_for_report(self, timeout_s: float) -> dict[str, Any] | None:
         """Return its report that it is the guardian, or why not; None before that. Raises BackendGoneError."""
         poll = select.poll()
         poll.register(self._connection, select.POLLIN)

@@ -178,7 +178,10 @@ class SimHost:
             self._pods[name] = PodInfo(name, dict(grants), cgroup=at)
 
     def amend(self, name: str, grants: Mapping[int, Grant]) -> None:
-        """Change a pod's grants. Raises UnknownNameError; RefusedError to take a pGPU from under running work."""
+        """Change a pod's grants.
+
+        Raises UnknownNameError, or RefusedError if the pod works on a pGPU that it would lose.
+        """
         with self._world.changed:
             pod = self._pod(name)
             for gone in set(pod.grants) - set(grants):

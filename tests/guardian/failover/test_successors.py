@@ -120,7 +120,7 @@ def test_a_recorded_program_replayed_through_the_filter_is_registered_whole(trac
         assert len(table.compute_tsgs(0)) == 1
         assert len(table.channels(table.compute_tsgs(0)[0])) == 8
         # Here clients are made on the very same file, for none is given back; recorded programs have one for each.
-        others = {("web", "root client beside a device"), ("web", "second root client of a file")}
+        others = {("web", "root client on a file with a device"), ("web", "second root client on a file")}
         assert set(pod.supervisor.refusals) <= others
     finally:
         pod.end()

@@ -131,7 +131,7 @@ def test_a_search_after_a_search_is_begun(reach, monkeypatch):
     used(reach, 999)
     search, found, _ = searching(reach, monkeypatch, lambda pid, at, client: at == fd)
     for count in range(1, 20):
-        search.want(CLIENT)
+        search.search_for(CLIENT)
         until(lambda count=count: len(found) >= count)
     os.close(fd)
 
@@ -140,7 +140,7 @@ def test_a_file_under_another_number_is_found(reach, monkeypatch):
     fd = os.open("/dev/random", os.O_RDONLY)
     used(reach, 999)
     search, found, _ = searching(reach, monkeypatch, lambda pid, at, client: at == fd)
-    search.want(CLIENT)
+    search.search_for(CLIENT)
     until(lambda: found)
     os.close(fd)
 
@@ -158,7 +158,7 @@ def test_a_search_that_could_not_look_loses_no_client(reach, monkeypatch):
 
     used(reach, 999)
     search, found, _ = searching(reach, monkeypatch, clients_behind_fd)
-    search.want(CLIENT)
+    search.search_for(CLIENT)
     until(lambda: found)
 
     assert not search.lost
@@ -167,7 +167,7 @@ def test_a_search_that_could_not_look_loses_no_client(reach, monkeypatch):
 def test_a_client_whose_file_is_nowhere_is_lost_until_it_ends(reach, monkeypatch):
     used(reach, 999)
     search, found, missed = searching(reach, monkeypatch, lambda *_: False)
-    search.want(CLIENT)
+    search.search_for(CLIENT)
     assert missed.wait(PATIENCE_S)
     lost = set(search.lost)
     reach.rm.there = False
@@ -181,7 +181,7 @@ def test_one_client_that_is_nowhere_hides_no_other(reach, monkeypatch):
     reach.table.note({"fact": "client", "client": CLIENT + 1, "pid": os.getpid(), "fd": 998})
     search, _, _ = searching(reach, monkeypatch, lambda *_: False)
     for client in (CLIENT, CLIENT + 1):
-        search.want(client)
+        search.search_for(client)
     until(lambda: search.lost == {CLIENT, CLIENT + 1})
     reach.rm.there = False
     until(lambda: not search.lost)
@@ -190,7 +190,7 @@ def test_one_client_that_is_nowhere_hides_no_other(reach, monkeypatch):
 def test_a_client_of_a_new_owner_is_not_lost_for_the_old_one(reach, monkeypatch):
     used(reach, 999)
     search, _, missed = searching(reach, monkeypatch, lambda *_: False)
-    search.want(CLIENT)
+    search.search_for(CLIENT)
     assert missed.wait(PATIENCE_S)
     reach.table.note({"fact": "process", "pid": 4242, "pod": "other"})
     reach.table.note({"fact": "owner", "client": CLIENT, "pod": "other", "pid": 4242, "fd": 5})

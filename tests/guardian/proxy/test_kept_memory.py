@@ -204,7 +204,7 @@ def test_a_file_carries_so_many_exports_and_no_more(exported, carrier):
         exported.supervisor.quota.export("web", 7, [handle], carrier[0])
     allocate(exported, 20, PAGE)
 
-    with pytest.raises(OSError, match="as many exports"):
+    with pytest.raises(OSError, match="too many exports"):
         exported.supervisor.quota.export("web", 7, [20], carrier[0])
 
 
