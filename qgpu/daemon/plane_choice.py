@@ -48,7 +48,7 @@ def choose(wanted: Plane) -> PlaneChoice:
 def open_host(plane: Plane, kept: RestoredFds, sim_gpus: int) -> Host:
     """Open the plane. Raises NoGpuError, PermissionDeniedError, NotSupportedError."""
     if plane is not Plane.SECCOMP:
-        kept.leave()
+        kept.close()
     if plane is Plane.SIM:
         from qgpu.planes.sim.host import Clock, SimHost
 

@@ -1,6 +1,6 @@
-"""Start what becomes a guardian: ``python -m qgpu.guardian RUNTIME_DIR JOURNAL_FD FILES_FD DAEMON_FD``.
+"""Starts a standby guardian: ``python -m qgpu.guardian RUNTIME_DIR JOURNAL_FD FILES_FD DAEMON_FD``.
 
-The daemon does. It waits in reserve (``reserve.py``) until it is to begin.
+The daemon runs this. The process waits (``failover/standby.py``) until it has to become the guardian.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from qgpu.ipc import wire
 from qgpu.linux import cgroup
 from qgpu.linux.log_file import LogFile
 from qgpu.linux.log_rate_limit import LogRateLimit
-from qgpu.linux.open_file_set import FileSets, occupy
+from qgpu.linux.open_file_set import FileSets, reserve_fds
 
 _PR_SET_NAME, _PR_SET_TIMERSLACK = 15, 29
 #: How long a message to the daemon may take.
@@ -35,24 +35,24 @@ _PATIENCE_S = 0.1
 
 
 def leave_service() -> None:
-    """Go into a cgroup of our own: a service manager that ends the daemon's must not end this process with it."""
+    """Move into a cgroup of our own, so that a service manager that stops the daemon does not stop this process."""
     home = cgroup.mount() / cgroup.GUARDIANS.lstrip("/")
     home.mkdir(exist_ok=True)
     (home / "cgroup.procs").write_text(str(os.getpid()))
 
 
 def main() -> int:
-    """Run from when a guardian is needed until nobody is left to guard; the daemon hears that it is, or why not."""
+    """Wait until a guardian is needed, then run it; tell the daemon that it runs, or why it cannot."""
     runtime_dir, (journal_fd, files_fd, daemon_fd) = Path(sys.argv[1]), map(int, sys.argv[2:])
-    # Not the terminal's nor the service manager's to stop while pods depend on it; SIGKILL is survived too.
+    # Neither a terminal nor a service manager may stop it while pods depend on it; even SIGKILL is survived.
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    occupy()
+    reserve_fds()
     for fd in (journal_fd, files_fd, daemon_fd):
         os.set_inheritable(fd, False)
     libc = ctypes.CDLL(None)
     libc.prctl(_PR_SET_NAME, b"qgpu-reserve", 0, 0, 0)
-    # One pidfd a process and one listener a pod: many pods need many.
+    # It needs a pidfd per process and a listener per process tree.
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     with contextlib.suppress(OSError, QgpuError):
@@ -71,22 +71,22 @@ def main() -> int:
     connection = socket.socket(fileno=daemon_fd)
     connection.settimeout(_PATIENCE_S)
     journal = Journal(journal_fd)
-    reserve = Standby(journal, wire.Connection(connection))
+    standby = Standby(journal, wire.Connection(connection))
     try:
-        if not reserve.wait():
+        if not standby.wait():
             return 0
         libc.prctl(_PR_SET_NAME, b"qgpu-guardian", 0, 0, 0)
         libc.prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)
         with contextlib.suppress(OSError):
             os.nice(-10)
-        guardian = Guardian(runtime_dir, journal, FileSets(files_fd), reserve.table, reserve.listeners)
+        guardian = Guardian(runtime_dir, journal, FileSets(files_fd), standby.table, standby.listeners)
     except QgpuError as error:
-        reserve.say({"ready": False, "code": int(error.code), "error": str(error)})
+        standby.say({"ready": False, "code": int(error.code), "error": str(error)})
         return int(error.code)
     except OSError as error:
-        reserve.say({"ready": False, "code": 1, "error": f"guardian: {error}"})
+        standby.say({"ready": False, "code": 1, "error": f"guardian: {error}"})
         return 1
-    reserve.say({"ready": True})
+    standby.say({"ready": True})
     connection.close()
     gc.freeze()
     guardian.run()

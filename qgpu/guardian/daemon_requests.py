@@ -1,4 +1,4 @@
-"""What the daemon asks of the guardian, one method a request: pods, their listeners, plans, samples."""
+"""What the daemon asks of the guardian, one method per request: pods, their listeners, plans, samples."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from qgpu.linux import cgroup, fd_budget
 
 
 class DaemonRequests:
-    """Carries requests out, in the main loop and under the one lock."""
+    """Handles requests in the main loop, under the one lock."""
 
     def __init__(
         self,
@@ -30,14 +30,14 @@ class DaemonRequests:
         self._version = version
         self._supervisor = supervisor
         self._cards = cards
-        #: Has a listener served, if it is not yet.
+        #: Serves a listener, if it is not served yet.
         self._serve = serve
-        #: Told of pods whose grants are others, and of those that are no more.
+        #: Called with pods whose grants changed, and with pods that were retired.
         self._amended = amended
         self._retired = retired
 
     def find(self, name: str) -> Callable[[DaemonSession, dict[str, Any], list[int]], Answer]:
-        """Return what carries a request of that name out. Raises AttributeError."""
+        """Return the handler of a request by name. Raises AttributeError."""
         found: Callable[[DaemonSession, dict[str, Any], list[int]], Answer] = getattr(self, f"_op_{name}")
         return found
 
@@ -56,7 +56,7 @@ class DaemonRequests:
         return {}, [self._supervisor.listeners[message["listener"]][1].fd]
 
     def _op_adopt(self, _: DaemonSession, message: dict[str, Any], fds: list[int]) -> Answer:
-        """Take over a dead guardian's listener of which we had no copy; it is served when all are here."""
+        """Take over a dead guardian's listener that we have no copy of; it is served once all are here."""
         self._supervisor.listen(message["pod"], fds[0], message["listener"])
         return {}, []
 
@@ -65,16 +65,16 @@ class DaemonRequests:
             self._serve(number)
         served = {pod for pod, _ in self._supervisor.listeners.values()}
         known = {client.pod for client in self._supervisor.table.clients.values()}
-        self._supervisor.look_over(known - served)
+        self._supervisor.recheck_pods(known - served)
         return {}, []
 
     def _op_attach(self, _: DaemonSession, message: dict[str, Any], fds: list[int]) -> Answer:
         name, pid = message["name"], message["pid"]
         self._known(name)
         try:
-            listener = fd_budget.long_held(fds.pop())
-        except (OSError, IndexError) as error:  # the kernel drops what it has no descriptor for
-            raise RefusedError(f"pod {name}: nobody can serve it: too many open files; end other pods first") from error
+            listener = fd_budget.check_headroom(fds.pop())
+        except (OSError, IndexError) as error:  # the kernel drops a passed descriptor if no number is free
+            raise RefusedError(f"pod {name}: it cannot be served: too many open files; end other pods first") from error
         number = 0
         try:
             cgroup.bring(name, pid, self._supervisor.table.pods[name].cgroup)
@@ -82,24 +82,24 @@ class DaemonRequests:
             self._serve(number)
         except BaseException as error:
             if number:
-                self._supervisor.hung_up(number)
+                self._supervisor.listener_closed(number)
             os.close(listener)
-            if isinstance(error, RuntimeError):  # no more threads are to be had
-                raise RefusedError(f"pod {name}: nobody can serve it: {error}; end other pods first") from error
+            if isinstance(error, RuntimeError):  # no thread is available
+                raise RefusedError(f"pod {name}: it cannot be served: {error}; end other pods first") from error
             raise
         return {"listener": number}, []
 
     def _op_pods(self, _: DaemonSession, __: dict[str, Any], ___: list[int]) -> Answer:
         instances = {card.device.instance: card.index for card in self._cards.values()}
         refused: dict[str, dict[str, int]] = {}
-        living = self._supervisor.living()
+        live_pods = self._supervisor.live_pods()
         for (name, what), count in self._supervisor.refusals.items():
             refused.setdefault(name, {})[what] = count
         pods = [
             {
                 "name": name,
                 "cgroup": pod.cgroup,
-                "alive": name in living,
+                "alive": name in live_pods,
                 "grants": grants_to(pod.grants),
                 "memory": {index: self._supervisor.quota.used(name, i) for i, index in instances.items()},
                 "refused": refused.get(name, {}),
@@ -127,7 +127,7 @@ class DaemonRequests:
 
     def _op_retire(self, _: DaemonSession, message: dict[str, Any], __: list[int]) -> Answer:
         self._known(message["name"])
-        if message["name"] in self._supervisor.living():
+        if message["name"] in self._supervisor.live_pods():
             raise RefusedError(f"pod {message['name']}: a process of it still runs; end it first")
         self._supervisor.note({"fact": "unpod", "name": message["name"]})
         self._supervisor.retired(message["name"])
@@ -158,13 +158,13 @@ class DaemonRequests:
         self._amended(message["name"])
 
     def _check_first_limit(self, name: str, grants: dict[str, Any]) -> None:
-        """Refuse a first memory limit over programs that have set up UVM in ways to memory that no call shows."""
+        """Refuse a first memory limit while programs run that may use UVM in ways that no call shows."""
         table = self._supervisor.table
         begun = any(table.processes.get(pid) == name for pid in table.allocations.managed)
         limited = any(grant["memory"] is not None for grant in grants.values())
         if begun and limited and not self._supervisor.allowance(name).limited:
             raise RefusedError(
-                f"pod {name}: programs in it began without a memory limit, and could not be held to one; "
+                f"pod {name}: programs in it started without a memory limit and cannot be limited now; "
                 "end them first, or start the pod with a limit"
             )
 

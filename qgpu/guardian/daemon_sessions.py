@@ -1,4 +1,4 @@
-"""The daemon's connections to the guardian: who is heard, and what becomes of a plan when its sender is gone."""
+"""The daemon's connections to the guardian: which peers it accepts, and what happens to a plan when its sender goes."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from qgpu.linux import cgroup
 
 _log = structlog.get_logger("guardian")
 
-#: How long a message to a daemon may take; past it the session is over.
+#: How long a message to a daemon may take; then the session ends.
 _PATIENCE_S = 0.1
-#: How long to rest when a connection cannot be taken.
-_BREATH_S = 0.01
+#: How long to pause when a connection cannot be accepted.
+_PAUSE_S = 0.01
 
 Answer = tuple[dict[str, Any], list[int]]
 
 
 @dataclass(slots=True)
 class DaemonSession:
-    """One connection of a daemon; ``cards`` are those whose plan hangs on it."""
+    """One connection of a daemon; ``cards`` are those whose plan it sent."""
 
     connection: wire.Connection
     cards: set[int] = field(default_factory=set)
@@ -38,7 +38,7 @@ class DaemonSession:
 
 
 class DaemonSessions:
-    """All connections, each heard when the main loop finds something there."""
+    """All connections; the main loop reads each of them when data arrives."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class DaemonSessions:
     ) -> None:
         self._selector = selector
         self._table = table
-        #: Finds what carries an operation out, by its name. Raises KeyError.
+        #: Finds the handler of an operation by name. Raises KeyError.
         self._operation = operation
         #: Ends the plan of a card.
         self._release = release
@@ -59,17 +59,17 @@ class DaemonSessions:
         self._listening = wire.listen(str(path), 0o600)
         selector.register(self._listening, selectors.EVENT_READ, self._accept)
 
-    def stay(self) -> None:
-        """Listen anew where somebody has removed the socket: the next daemon is to find us."""
+    def restore_socket(self) -> None:
+        """Listen again if the socket was removed, so that the next daemon finds us."""
         try:
             if self._path.exists():
                 return
             self._path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
             listening = wire.listen(str(self._path), 0o600)
         except OSError as error:
-            _log.error("nobody can connect", path=str(self._path), reason=str(error))
+            _log.error("guardian socket not restored", path=str(self._path), reason=str(error))
             return
-        _log.warning("socket removed: listening anew", path=str(self._path))
+        _log.warning("guardian socket removed: listening again", path=str(self._path))
         self._selector.unregister(self._listening)
         self._listening.close()
         self._listening = listening
@@ -78,8 +78,8 @@ class DaemonSessions:
     def __len__(self) -> int:
         return len(self._sessions)
 
-    def tell(self, event: dict[str, Any]) -> None:
-        """Send an event to all who watch."""
+    def broadcast(self, event: dict[str, Any]) -> None:
+        """Send an event to all sessions that watch."""
         for number, session in list(self._sessions.items()):
             if session.watching:
                 try:
@@ -91,21 +91,21 @@ class DaemonSessions:
         try:
             sock, _ = self._listening.accept()
         except OSError as error:
-            _log.error("a daemon cannot be heard, trying again", reason=str(error))
-            time.sleep(_BREATH_S)
+            _log.error("daemon connection not accepted, trying again", reason=str(error))
+            time.sleep(_PAUSE_S)
             return
-        sock.settimeout(_PATIENCE_S)  # a daemon that is stopped must not stop us: it loses its session instead
+        sock.settimeout(_PATIENCE_S)  # a stopped daemon must not stop us: it loses its session
         session = DaemonSession(wire.Connection(sock))
-        if self._is_a_pods(session.connection):
-            _log.warning("a pod's process is not heard", pid=session.connection.peer().pid)
+        if self._is_in_pod(session.connection):
+            _log.warning("connection from a pod's process refused", pid=session.connection.peer().pid)
             session.connection.close()
             return
         number = sock.fileno()
         self._sessions[number] = session
         self._selector.register(sock, selectors.EVENT_READ, lambda: self._hear(number))
 
-    def _is_a_pods(self, connection: wire.Connection) -> bool:
-        """Tell whether a peer is in a pod, where being root makes no difference; one that is gone could have been."""
+    def _is_in_pod(self, connection: wire.Connection) -> bool:
+        """Tell whether a peer is a pod's process, root in it or not; a process that has ended may have been one."""
         pid = connection.peer().pid
         try:
             process = connection.peer_process()
@@ -122,7 +122,7 @@ class DaemonSessions:
 
     def _hear(self, number: int) -> None:
         session = self._sessions.get(number)
-        if session is None:  # hung up on while others were heard
+        if session is None:  # closed while others were served
             return
         try:
             alive = session.connection.fill()
@@ -136,12 +136,12 @@ class DaemonSessions:
             self._hang_up(number)
 
     def _hang_up(self, number: int) -> None:
-        """End a session; a plan that hung on it is over."""
+        """End a session and the plans that it sent."""
         session = self._sessions.pop(number)
         self._selector.unregister(session.connection.sock)
         session.connection.close()
         for index in session.cards:
-            _log.info("daemon gone: gates open, timeslices the driver's", pgpu=index)
+            _log.info("daemon gone: gates open, driver timeslices restored", pgpu=index)
             self._release(index)
 
     def _reply(self, session: DaemonSession, message: dict[str, Any], fds: list[int]) -> Answer:
@@ -150,7 +150,7 @@ class DaemonSessions:
         except QgpuError as error:
             _close(fds)
             return {"ok": False, "error": str(error), "code": int(error.code)}, []
-        except Exception as error:  # noqa: BLE001 - whatever a request runs into is its sender's to hear
+        except Exception as error:  # noqa: BLE001 - the sender gets whatever error its request causes
             _log.exception("bad request")
             _close(fds)
             return {"ok": False, "error": f"bad request: {error!r}", "code": int(ExitCode.FAILED)}, []

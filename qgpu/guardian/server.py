@@ -1,7 +1,7 @@
-"""The guardian's main loop: the daemon's messages, deaths, and the edges of windows; and a thread for each pod's calls.
+"""The guardian's main loop (daemon requests, process exits, window edges), and one thread per pod for its calls.
 
-A pod's memory may be as slow as the pod likes, so its calls are served by a thread of their own (``judge.py``), which
-holds the one lock only to look things up. Everything that moves gates or timeslices is done by the main loop.
+A pod can make its memory as slow as it likes, so a thread of its own serves its calls (``dispatcher.py``); that thread
+takes the one lock only for look-ups. Only the main loop moves gates and sets timeslices.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ from qgpu.nvidia.versions import find, installed
 
 _log = structlog.get_logger("guardian")
 
-#: How long one thread may keep the others from running Python when it does not wait for anything itself.
+#: How long a thread may run Python before the interpreter switches to another.
 _SWITCH_S = 0.0005
-#: How long a pod's thread waits for the main loop to move a gate before it goes on without.
+#: How long a pod's thread waits for the main loop to open a gate before it continues.
 _GATE_PATIENCE_S = 1.0
-#: How long the main loop rests after a defect.
+#: How long the main loop pauses after an unexpected error.
 _REST_S = 0.01
 #: With no daemon and no pod left for this long, the guardian ends.
 _LINGER_NS = 5 * NS_PER_S
@@ -73,22 +73,22 @@ class Guardian:
         devices = open_devices(client)
         self.gpu_ops = GpuOps(self.table, branch, client, devices)
         for device in devices:
-            self.gpu_ops.open_gates(device)  # before all that takes longer: a pod may be waiting behind one
+            self.gpu_ops.open_gates(device)  # first of all: a pod may be waiting behind a gate
         self._search = MovedFileSearch(
             self.table,
-            self.gpu_ops.reaches,
+            self.gpu_ops.clients_behind_fd,
             lambda client: self.gpu_ops.exists((client, client)),
-            lambda client, pid, fd: self.supervisor.reached(client, pid, fd),
-            lambda: self._soon(self._changed),
+            lambda client, pid, fd: self.supervisor.record_file_found(client, pid, fd),
+            lambda: self._in_main_loop(self._changed),
         )
-        self.gpu_ops.unreached, self.gpu_ops.lost = self._search.want, self._search.lost
+        self.gpu_ops.on_unreachable, self.gpu_ops.lost = self._search.search_for, self._search.lost
         self.cards: dict[int, Gpu] = {}
         self.supervisor = Supervisor(
             self.table,
             journal,
             self.gpu_ops,
-            self._leave,
-            self._stayed,
+            self._open_for_free,
+            self._cancel_free,
             self._watch,
             time.monotonic_ns,
             self._allowance,
@@ -101,86 +101,86 @@ class Guardian:
         for index, device in enumerate(devices):
             try:
                 log = CtxswLog(device)
-            except RmError as error:  # a card without such records: what it does could not be measured
+            except RmError as error:  # without these records GPU time cannot be measured
                 _log.error("card left out: no context-switch records", pci=device.pci, reason=str(error))
                 continue
-            self.cards[index] = Gpu(index, device, self.table, self.gpu_ops, log, self.supervisor.reconciler.doubt)
+            self.cards[index] = Gpu(index, device, self.table, self.gpu_ops, log, self.supervisor.reconciler.recheck)
         if not self.cards:
             raise NoGpuError("no NVIDIA card here that qgpu can share; its log says why")
         self.lock = self.supervisor.lock
         self._allowances: dict[str, Allowance] = {}
         self._threads: dict[int, threading.Thread] = {}
-        self._judges: dict[str, Dispatcher] = {}
+        self._dispatchers: dict[str, Dispatcher] = {}
         self._looked_ns = 0
-        #: By pod, who looks what its processes have closed.
+        #: By pod, the thread that looks for closed files.
         self._looking: dict[str, threading.Thread] = {}
-        #: What found no thread.
+        #: File releases for which no thread was available.
         self._unreleased: list[Callable[[], None]] = []
-        #: What pods' threads leave to the main loop, and what rouses it.
-        self._left: deque[Callable[[], None]] = deque()
-        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        #: Work that other threads hand to the main loop; writing to the eventfd wakes it.
+        self._queued: deque[Callable[[], None]] = deque()
+        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._selector = selectors.PollSelector()
         self._timer = Timer()
         self._selector.register(self._timer.fd, selectors.EVENT_READ, self._timer.clear)
-        self._selector.register(self._bell, selectors.EVENT_READ, self._answer_bell)
+        self._selector.register(self._wake_fd, selectors.EVENT_READ, self._run_queued)
         self._alone_since_ns: int | None = time.monotonic_ns()
         sys.setswitchinterval(_SWITCH_S)
-        with self.lock:  # a search may have begun, which takes notes too
+        with self.lock:  # a search thread may have started, and writes to the table
             self.supervisor.resume()
             for card in self.cards.values():
-                card.enforcer.distrust()
+                card.enforcer.forget_timeslices()
                 card.release(time.monotonic_ns())
         for number, (pod, fd) in listeners.items():
             self.supervisor.listen(pod, fd, number)
-        self._soon(self._serve_listeners)
-        self._soon(self._find_moved)
+        self._in_main_loop(self._serve_listeners)
+        self._in_main_loop(self._find_moved_uvm_files)
         requests = DaemonRequests(
             self.version, self.supervisor, self.cards, self._serve_listener, self._amended, self._retired
         )
-        # Last, for who can connect expects an answer.
+        # Last, because a daemon that can connect expects an answer.
         path = runtime_dir / "guardian.sock"
         self._sessions = DaemonSessions(path, self._selector, self.table, requests.find, self._daemon_gone)
 
     def run(self) -> None:
-        """Serve until there is nobody left to serve."""
-        while not self._nobody_left():
+        """Serve until no daemon, process or listener is left."""
+        while not self._is_unused():
             try:
                 self._serve()
-            except Exception:  # noqa: BLE001 - pods depend on this process: report, let go of them, go on
-                _log.exception("guardian: unexpected; gates open, timeslices the driver's")
+            except Exception:  # noqa: BLE001 - pods depend on this process: log, open the gates, go on
+                _log.exception("guardian: unexpected error; gates open, driver timeslices restored")
                 for card in self.cards.values():
-                    card.let_go(time.monotonic_ns())
-                time.sleep(_REST_S)  # and should it go on, not at the price of a whole CPU
+                    card.release_best_effort(time.monotonic_ns())
+                time.sleep(_REST_S)  # if the error repeats, do not use a whole CPU
 
     def _serve(self) -> None:
-        """Wait for the next thing, do it, and what else has come due."""
+        """Wait for the next event, handle it, and do what is due by now."""
         with self.lock:
             self._timer.set(self._until_due())
         ready = self._selector.select()
         with self.lock:
             for key, _ in ready:
                 key.data()
-            self._turn()
+            self._run_due()
 
     def _wake(self) -> None:
-        """Make the main loop look again at what is due; from any thread."""
-        os.eventfd_write(self._bell, 1)
+        """Make the main loop look again at what is due; callable from any thread."""
+        os.eventfd_write(self._wake_fd, 1)
 
-    def _soon(self, do: Callable[[], None]) -> None:
-        """Have something done by the main loop; from any thread."""
-        self._left.append(do)
+    def _in_main_loop(self, do: Callable[[], None]) -> None:
+        """Queue work for the main loop; callable from any thread."""
+        self._queued.append(do)
         self._wake()
 
-    def _answer_bell(self) -> None:
+    def _run_queued(self) -> None:
         with suppress(BlockingIOError):
-            os.eventfd_read(self._bell)
-        while self._left:
-            self._left.popleft()()
+            os.eventfd_read(self._wake_fd)
+        while self._queued:
+            self._queued.popleft()()
 
     # -- time -------------------------------------------------------------------------------------------------
 
     def _until_due(self) -> int:
-        """Return the ns to the next thing that is due whatever arrives."""
+        """Return the time in ns until the main loop must run, whatever else happens."""
         now = time.monotonic_ns()
         due = [now + NS_PER_S]
         if (confirm := self.supervisor.reconciler.due_ns()) is not None:
@@ -194,50 +194,50 @@ class Guardian:
                 due.append(card.drain_due_ns())
         return min(due) - time.monotonic_ns()
 
-    def _turn(self) -> None:
-        """Do what time or the last messages made due."""
+    def _run_due(self) -> None:
+        """Do what is due by time or because of the last messages."""
         now = time.monotonic_ns()
-        if self.supervisor.reconciler.settle(now):
+        if self.supervisor.reconciler.run_due(now):
             self._changed()
         if now - self._looked_ns >= NS_PER_S:
             self._looked_ns = now
             self._look_at_files()
-            if self._has_somebody():  # nobody looks for one that is about to end
-                self._sessions.stay()
+            if self._is_used():  # a guardian without daemon and pods ends soon and needs no socket
+                self._sessions.restore_socket()
         for card in self.cards.values():
             if card.lease_until_ns is not None and card.lease_until_ns <= now:
-                _log.warning("lease lapsed: gates open, timeslices the driver's", pgpu=card.index)
+                _log.warning("lease expired: gates open, driver timeslices restored", pgpu=card.index)
                 card.release(now)
             if self.table.processes and card.drain_due_ns() <= now:
                 card.drain(now)
 
-    def _has_somebody(self) -> bool:
+    def _is_used(self) -> bool:
         return bool(self._sessions or self.table.processes or self.supervisor.listeners)
 
-    def _nobody_left(self) -> bool:
+    def _is_unused(self) -> bool:
         now = time.monotonic_ns()
-        if self._has_somebody():
+        if self._is_used():
             self._alone_since_ns = None
         elif self._alone_since_ns is None:
             self._alone_since_ns = now
         return self._alone_since_ns is not None and now - self._alone_since_ns > _LINGER_NS
 
     def _changed(self) -> None:
-        """Bring gates and timeslices in line with the register and wake the daemon."""
+        """Bring gates and timeslices in line with the object table, and notify the daemon."""
         now = time.monotonic_ns()
         for card in self.cards.values():
             card.enforcer.refresh(now)
-        self._sessions.tell({"event": "changed"})
+        self._sessions.broadcast({"event": "changed"})
 
     def _daemon_gone(self, index: int) -> None:
-        _log.info("daemon gone: gates open, timeslices the driver's", pgpu=index)
+        _log.info("daemon gone: gates open, driver timeslices restored", pgpu=index)
         self.cards[index].release(time.monotonic_ns())
 
     # -- pods -------------------------------------------------------------------------------------------------
 
-    def _find_moved(self) -> None:
+    def _find_moved_uvm_files(self) -> None:
         with suppress(RuntimeError):
-            _start(self.supervisor.find_moved, "qgpu-moved")
+            _start(self.supervisor.find_moved_uvm_files, "qgpu-moved")
 
     def _allowance(self, pod: str) -> Allowance:
         if pod not in self.table.pods:
@@ -252,21 +252,21 @@ class Guardian:
             )
         return found
 
-    def _leave(self, channels: list[Key]) -> None:
-        """Open the gate over channels about to be freed, and return when it is open."""
+    def _open_for_free(self, channels: list[Key]) -> None:
+        """Open the gate over channels about to be freed, and return once it is open."""
         opened = threading.Event()
 
-        def leave() -> None:
+        def open_for_free() -> None:
             for card in self.cards.values():
-                card.enforcer.leave(channels)
+                card.enforcer.open_for_free(channels)
             opened.set()
 
-        self._soon(leave)
+        self._in_main_loop(open_for_free)
         opened.wait(_GATE_PATIENCE_S)
 
-    def _stayed(self, channels: list[Key]) -> None:
+    def _cancel_free(self, channels: list[Key]) -> None:
         for card in self.cards.values():
-            card.enforcer.stayed(channels)
+            card.enforcer.cancel_free(channels)
 
     def _watch(self, pid: int, pidfd: int) -> None:
         def exited() -> None:
@@ -280,22 +280,22 @@ class Guardian:
             if self.supervisor.exited(pid):
                 self._changed()
 
-        self._soon(lambda: self._selector.register(pidfd, selectors.EVENT_READ, exited) and None)
+        self._in_main_loop(lambda: self._selector.register(pidfd, selectors.EVENT_READ, exited) and None)
 
     def _release(self, files: list[UvmFile], then: Callable[[], None]) -> None:
-        """Empty files of UVM's by a thread, for it takes as long as freeing memory does."""
+        """Empty UVM files in a thread, because it takes as long as freeing their memory."""
 
         def release() -> None:
             self.supervisor.uvm_files.release(files)
-            self._soon(then)
+            self._in_main_loop(then)
 
         try:
             _start(release, "qgpu-release")
-        except RuntimeError:  # no thread is to be had: again within a second
+        except RuntimeError:  # no thread is available: retry within a second
             self._unreleased.append(lambda: self._release(files, then))
 
     def _look_at_files(self) -> None:
-        """See which files have been closed that keep memory; each pod's by a thread, for a pod can have very many."""
+        """Find closed files that keep memory; in a thread per pod, because a pod can have very many files."""
         again, self._unreleased = self._unreleased, []
         for release in again:
             release()
@@ -306,31 +306,31 @@ class Guardian:
             self._look("", self._look_at_carriers)
 
     def _look(self, pod: str, look: Callable[[], None]) -> None:
-        """Have a thread look, unless the last one still does."""
+        """Start a thread that looks for closed files, unless the last one still runs."""
         if pod not in self._looking or not self._looking[pod].is_alive():
             with suppress(RuntimeError):
                 self._looking[pod] = _start(look, "qgpu-look")
 
     def _release_closed(self, pod: str) -> None:
-        """Empty the files of UVM's that a pod's processes have closed: held here, their memory would stay."""
+        """Empty UVM files that a pod's processes have closed: their memory stays for as long as we hold them."""
         for pid, files in self.supervisor.uvm_files.take_closed(self.table.pids_of(pod)).items():
-            self._release(files, partial(self.supervisor.emptied, pid, files))
+            self._release(files, partial(self.supervisor.uvm_files_released, pid, files))
 
     def _look_at_carriers(self) -> None:
-        """Discharge what was kept by files that nobody has open any more."""
+        """Discharge exported memory whose exporting file is closed everywhere."""
         self.supervisor.quota.carriers_closed(self.supervisor.quota.closed_carriers())
 
     def _serve_pod(self, number: int) -> None:
-        """Serve a listener until nobody is left behind it: the body of a pod's thread.
+        """Serve a listener until no process is behind it; a pod's thread runs this.
 
-        poll and not epoll, nor a receive that waits: only through poll does a stopped thread wake us on its own CPU
-        (SYNC_WAKE_UP), and that hand-over is most of what a call costs the pod.
+        It uses poll, and neither epoll nor a blocking receive, because only poll lets a stopped thread wake us on its
+        own CPU (SYNC_WAKE_UP). That hand-over is most of what a call costs the pod.
         """
         capabilities.keep_only(capabilities.CAP_SYS_PTRACE, capabilities.CAP_DAC_READ_SEARCH)
         pod, listener = self.supervisor.listeners[number]
-        dispatcher = self._judges[pod]
-        dispatcher.take_up(listener, self.supervisor.left_in_hand(number))
-        self._soon(lambda: self.supervisor.look_over([pod]))
+        dispatcher = self._dispatchers[pod]
+        dispatcher.resume(listener, self.supervisor.unanswered_call(number))
+        self._in_main_loop(lambda: self.supervisor.recheck_pods([pod]))
         poll = select.poll()
         poll.register(listener.fd, select.POLLIN)
         while True:
@@ -340,14 +340,14 @@ class Guardian:
                     dispatcher.serve(listener, call)
             elif waiting & (select.POLLHUP | select.POLLERR | select.POLLNVAL):
                 break
-        self._soon(lambda: self._hung_up(number, listener.fd))
+        self._in_main_loop(lambda: self._listener_closed(number, listener.fd))
 
-    def _hung_up(self, number: int, fd: int) -> None:
-        """Forget a listener when every process behind it is gone."""
+    def _listener_closed(self, number: int, fd: int) -> None:
+        """Forget a listener once all processes behind it have ended."""
         self._threads.pop(number).join()
-        self.supervisor.hung_up(number)
+        self.supervisor.listener_closed(number)
         os.close(fd)
-        self._sessions.tell({"event": "listener-gone", "listener": number})
+        self._sessions.broadcast({"event": "listener-gone", "listener": number})
 
     def _serve_listeners(self) -> None:
         for number in self.supervisor.listeners:
@@ -357,10 +357,10 @@ class Guardian:
         if number in self._threads:
             return
         pod, _ = self.supervisor.listeners[number]
-        self._judges.setdefault(pod, Dispatcher(self.supervisor, pod))
+        self._dispatchers.setdefault(pod, Dispatcher(self.supervisor, pod))
         name = f"qgpu-pod-{number}"
         thread = threading.Thread(target=self._serve_pod, args=(number,), name=name, daemon=True)
-        thread.start()  # RuntimeError where no more are to be had: then it is not taken for served
+        thread.start()  # RuntimeError without a free thread: then the listener counts as not served
         self._threads[number] = thread
 
     def _amended(self, pod: str) -> None:
@@ -368,7 +368,7 @@ class Guardian:
         self._changed()
 
     def _retired(self, pod: str) -> None:
-        self._judges.pop(pod, None)
+        self._dispatchers.pop(pod, None)
         self._looking.pop(pod, None)
         self.gpu_ops.closer.forget(pod)
         self._amended(pod)
@@ -377,7 +377,7 @@ class Guardian:
 
 
 def _start(do: Callable[[], None], name: str) -> threading.Thread:
-    """Have something done by a thread of its own, which ends with us."""
+    """Start a daemon thread."""
     thread = threading.Thread(target=do, name=name, daemon=True)
     thread.start()
     return thread

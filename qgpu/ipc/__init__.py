@@ -1,1 +1,1 @@
-"""How processes of this host talk: messages, sockets, HTTP, systemd."""
+"""How processes on this host communicate: messages, sockets, HTTP, systemd."""

@@ -1,4 +1,4 @@
-"""How many clients there may be at a time, by what they have in common: each takes a seat of every kind it is of."""
+"""Limits how many clients there may be at a time, by properties that they share."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Mapping
 
 
 class ClientLimits:
-    """Counts who is here."""
+    """Counts the clients of each kind."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._taken: Counter[str] = Counter()
 
-    def take(self, kinds: Mapping[str, int]) -> str | None:
-        """Take a seat of every kind, of which there are so many; where one is full, take none and name it."""
+    def acquire(self, kinds: Mapping[str, int]) -> str | None:
+        """Count a client of these kinds, each with its limit; if one is full, count nothing and return it."""
         with self._lock:
             for kind, most in kinds.items():
                 if self._taken[kind] >= most:
@@ -23,8 +23,8 @@ class ClientLimits:
             self._taken.update(dict.fromkeys(kinds, 1))
             return None
 
-    def leave(self, kinds: Mapping[str, int]) -> None:
-        """Leave the seats."""
+    def release(self, kinds: Mapping[str, int]) -> None:
+        """Stop counting a client of these kinds."""
         with self._lock:
             self._taken.subtract(dict.fromkeys(kinds, 1))
             for kind in kinds:

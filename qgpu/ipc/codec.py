@@ -1,4 +1,4 @@
-"""Grants, plans and samples as JSON, both ways: what our processes tell each other, and the guardian its journal."""
+"""Grants, plans and samples as JSON and back: for messages between our processes, and for the guardian's journal."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any
 
 from qgpu.model import Grant, OnIdle, Plan, PodClass, PodPlan, PodSample, Sample, Span, TsgSample, Window
 
-#: Of the messages between daemon and guardian; a guardian may be older than the daemon that finds it.
+#: Version of the messages between daemon and guardian; a guardian may be older than the daemon.
 PROTOCOL = 4
 
 
 def grant_to(grant: Grant) -> dict[str, Any]:
-    """Put a grant into JSON's types."""
+    """Convert a grant to JSON types."""
     return {
         "class": grant.pod_class.value,
         "cores": grant.cores,
@@ -22,22 +22,22 @@ def grant_to(grant: Grant) -> dict[str, Any]:
 
 
 def grant_from(data: Mapping[str, Any]) -> Grant:
-    """Read a grant back, also one that an older qgpu wrote. Raises InvalidValueError, ValueError."""
+    """Read a grant, also from an older qgpu. Raises InvalidValueError, ValueError."""
     return Grant(PodClass(data["class"]), data["cores"], data["memory"], data.get("latency_target_ns"))
 
 
 def grants_to(grants: Mapping[int, Grant]) -> dict[str, Any]:
-    """Put a pod's grants, by pGPU, into JSON's types."""
+    """Convert a pod's grants, by pGPU, to JSON types."""
     return {str(pgpu): grant_to(grant) for pgpu, grant in grants.items()}
 
 
 def grants_from(data: Mapping[str, Any]) -> dict[int, Grant]:
-    """Read a pod's grants back. Raises as grant_from."""
+    """Read a pod's grants. Raises as grant_from."""
     return {int(pgpu): grant_from(grant) for pgpu, grant in data.items()}
 
 
 def plan_to(plan: Plan) -> dict[str, Any]:
-    """Put a plan into JSON's types."""
+    """Convert a plan to JSON types."""
     return {
         "pgpu": plan.pgpu,
         "period_ns": plan.period_ns,
@@ -58,7 +58,7 @@ def plan_to(plan: Plan) -> dict[str, Any]:
 
 
 def plan_from(data: dict[str, Any]) -> Plan:
-    """Read a plan back, also an older qgpu's. Raises InvalidValueError, KeyError, TypeError, ValueError."""
+    """Read a plan, also from an older qgpu. Raises InvalidValueError, KeyError, TypeError, ValueError."""
     return Plan(
         data["pgpu"],
         data["period_ns"],

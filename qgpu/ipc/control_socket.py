@@ -1,7 +1,7 @@
-"""The control socket, both ends: requests with one answer each, and who may make which.
+"""The control socket, both ends: requests with one answer each, and which clients may change things.
 
-What requests mean is the daemon's business; this file carries them, vouches for the peer and turns errors
-into answers and back.
+The daemon gives requests their meaning. This file transports them, identifies the peer, and turns errors into answers
+and back.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Client:
             raise DaemonUnreachableError(f"{path}: {error.strerror or error}; is qgpud running?") from error
 
     def call(self, op: str, fds: Sequence[int] = (), **arguments: Any) -> dict[str, Any]:
-        """Make a request and return its answer. Raises the error the daemon names, or why there was no answer."""
+        """Make a request and return its answer. Raises the daemon's error, or the reason for a missing answer."""
         try:
             self._connection.send({"op": op, **arguments}, fds)
             received = self._connection.receive()
@@ -69,7 +69,7 @@ class Client:
         return answer
 
     def fileno(self) -> int:
-        """Return the descriptor to poll: readable without a request pending means that the daemon is gone."""
+        """Return the descriptor to poll: readable without a pending request means that the daemon is gone."""
         return self._connection.fileno()
 
     def close(self) -> None:
@@ -85,25 +85,27 @@ class Client:
 
 @dataclass(slots=True, eq=False)
 class Session:
-    """One client of the daemon: who it is, what it may do, what is to be done when it hangs up."""
+    """One client of the daemon: its identity, its rights, and what to do when it hangs up."""
 
     peer: wire.Peer
     may_change: bool
-    #: Names its process for as long as it is here; None where it had ended before it was heard.
+    #: The peer's pidfd; None if it had already exited when we accepted it.
     process: int | None
     at_end: list[Callable[[], None]] = field(default_factory=list)
 
 
-#: Clients at a time. Some places are root's alone, outside of pods: the containers' hook and qgpuctl are always heard.
+#: Clients at a time. Some places are for root outside of pods only, so that the containers' hook and qgpuctl always
+#: connect.
 MAX_CLIENTS, FOR_ROOT = 512, 64
-#: Of them such as may only look, or are in a pod; of a user and of a pod. They take no place from others.
+#: Limits for clients that may only read or are in a pod: for all guests, for all pods, per user and per pod. They take
+#: no place from other clients.
 MAX_GUESTS, MAX_OF_PODS, MAX_OF_USER, MAX_OF_POD = 128, 64, 16, 8
-#: Who may only look sends no more at once, asks within this time, and all of them together are answered no more often:
-#: reading and answering takes time from the loops.
+#: A client that may only read sends at most this much at once and asks within this time. All of them together are
+#: answered at this interval, because reading and answering takes time from the scheduling loops.
 _GUEST_BYTES, _GUEST_SILENCE_S, _GUEST_PAUSE_S = 1 << 16, 30.0, 0.005
 _MOMENT_S = 0.001
 
-#: Answers one request. A handler that keeps descriptors takes them out of the list; the rest is closed.
+#: Answers one request. A handler removes descriptors that it keeps from the list; the rest are closed.
 Handler = Callable[[Session, dict[str, Any], list[int]], dict[str, Any]]
 
 
@@ -119,56 +121,56 @@ class Server:
         store: FdStore,
         pod_of: Callable[[Session], str] = lambda _: "",
     ) -> None:
-        """Listen. ``pod_of`` names the pod that a client is in, at once: it is heard no more than who may only look.
+        """Listen. ``pod_of`` returns a client's pod at once; a client in a pod is treated like one that may only read.
 
-        Raises PermissionDeniedError where nobody could connect.
+        Raises PermissionDeniedError if no client could connect.
         """
         self._handle = handle
         self._pod_of = pod_of
-        self._seats = ClientLimits()
+        self._limits = ClientLimits()
         self._guests_turn = threading.Lock()
         self._group_id = group_id
         path = socket_path(runtime_dir)
-        self._door = SocketListener("control", path, mode, store, self._take)
+        self._listener = SocketListener("control", path, mode, store, self._take)
         if group_id is not None:
             try:
                 shutil.chown(path, group=group_id)
             except OSError as error:
-                self._door.close()
+                self._listener.close()
                 raise PermissionDeniedError(
                     f"{path}: {error.strerror}; to give it to group {group_id}, run qgpud as root or as its member"
                 ) from error
 
     def close(self) -> None:
-        """Take no more clients."""
-        self._door.close()
+        """Accept no more clients."""
+        self._listener.close()
 
     def _take(self, sock: socket.socket) -> None:
-        """Serve a client in a thread of its own, if there is room for it."""
+        """Serve a client in a thread of its own, if the limits allow it."""
         connection = wire.Connection(sock)
         session = Session(connection.peer(), self._may_change(connection), _process(connection))
         pod = self._pod_of(session)
-        guest, seats = bool(pod) or not session.may_change, _seats(session, pod)
-        full = self._seats.take(seats)
+        guest, limits = bool(pod) or not session.may_change, _limits(session, pod)
+        full = self._limits.acquire(limits)
         try:
             if full is not None:
-                raise RuntimeError(f"there are as many of {full} as there may be")
+                raise RuntimeError(f"limit reached: {full}")
             try:
-                thread = threading.Thread(target=self._serve, args=(connection, session, seats, guest), name="client")
+                thread = threading.Thread(target=self._serve, args=(connection, session, limits, guest), name="client")
                 thread.daemon = True
                 thread.start()
             except BaseException:
-                self._seats.leave(seats)
+                self._limits.release(limits)
                 raise
-        except RuntimeError as error:  # or no more threads are to be had
-            _log.warning("client not heard", pid=session.peer.pid, uid=session.peer.uid, reason=str(error))
+        except RuntimeError as error:  # or no thread is available
+            _log.warning("client refused", pid=session.peer.pid, uid=session.peer.uid, reason=str(error))
             with suppress(OSError):
                 connection.send(_refusal("qgpud: too many clients; try again", ExitCode.REFUSED))
             if session.process is not None:
                 os.close(session.process)
             untrusted_fds.close(*connection.detach())
 
-    def _serve(self, connection: wire.Connection, session: Session, seats: Mapping[str, int], guest: bool) -> None:
+    def _serve(self, connection: wire.Connection, session: Session, limits: Mapping[str, int], guest: bool) -> None:
         try:
             connection.sock.setblocking(True)
             if guest:
@@ -183,21 +185,21 @@ class Server:
                 finally:
                     untrusted_fds.close_here(*fds)
         except (OSError, wire.WireError):
-            pass  # a client that went away or talks nonsense has no answer to expect
+            pass  # a client that left or sent no valid message expects no answer
         finally:
             for call in session.at_end:
                 call()
             if session.process is not None:
                 os.close(session.process)
-            untrusted_fds.close_here(*connection.detach())  # its seat is taken until that is done
-            self._seats.leave(seats)
+            untrusted_fds.close_here(*connection.detach())  # its place stays taken until that is done
+            self._limits.release(limits)
 
     def _answer(self, session: Session, message: dict[str, Any], fds: list[int]) -> dict[str, Any]:
         try:
             return {"ok": True, "schema": SCHEMA, **self._handle(session, message, fds)}
         except QgpuError as error:
             return _refusal(str(error), error.code)
-        except Exception as error:  # noqa: BLE001 - a defect: its client is to hear of it, and others not
+        except Exception as error:  # noqa: BLE001 - a defect: the client gets the error
             _log.exception("request failed", op=str(message.get("op")))
             return _refusal(f"qgpud: {error!r}; see its log", ExitCode.FAILED)
 
@@ -215,8 +217,8 @@ def _process(connection: wire.Connection) -> int | None:
         return None
 
 
-def _seats(session: Session, pod: str) -> dict[str, int]:
-    """Say of what there may be so many that a client is one of."""
+def _limits(session: Session, pod: str) -> dict[str, int]:
+    """Return the kinds that a client belongs to, each with the most clients allowed."""
     uid = session.peer.uid
     if pod:
         here = {"processes of pods": MAX_OF_PODS, f"processes of pod {pod}": MAX_OF_POD}
@@ -225,12 +227,12 @@ def _seats(session: Session, pod: str) -> dict[str, int]:
     else:
         here = {}
     if uid != 0 or pod:
-        here["others than root"] = MAX_CLIENTS - FOR_ROOT
+        here["non-root clients"] = MAX_CLIENTS - FOR_ROOT
     return here | {"clients": MAX_CLIENTS}
 
 
 def _next(connection: wire.Connection, guest: bool) -> tuple[dict[str, Any], list[int]] | None:
-    """Wait for a request; of who may only look, no longer than so, however it comes. Raises OSError, WireError."""
+    """Wait for a request; a guest's must arrive within a time limit. Raises OSError, WireError."""
     if not guest:
         return connection.receive()
     deadline = time.monotonic() + _GUEST_SILENCE_S
@@ -247,9 +249,9 @@ def _refusal(error: str, code: ExitCode) -> dict[str, Any]:
 
 
 def _groups(sock: socket.socket) -> tuple[int, ...]:
-    """Return the peer's supplementary groups as the kernel noted them when it connected; none if too many."""
+    """Return the peer's supplementary groups, as of its connection; none if there are too many."""
     try:
         data = sock.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, _MAX_BYTES)
-    except OSError:  # ERANGE: in doubt the peer may not
+    except OSError:  # ERANGE: in doubt, deny
         return ()
     return struct.unpack(f"{len(data) // 4}I", data)

@@ -1,7 +1,7 @@
-"""A small HTTP server for what qgpu shows: few requests, short answers, a bounded number of connections.
+"""A small HTTP server for qgpu's pages and metrics: few requests, short answers, a bounded number of connections.
 
-It decides who is let in (addresses, Host headers, how many at once); what is answered is its user's business.
-Python's own server carries the protocol. One connection is one request.
+It decides which clients are accepted (addresses, Host headers, how many at once); its user decides what they get.
+Python's own server handles the protocol. One connection is one request.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _log = structlog.get_logger("http")
 
 #: How long a client may be silent in the middle of a request.
 _SILENCE_S = 5.0
-#: How long to wait when there is no room for another client.
-_BREATH_S = 0.1
-#: Clients are taken no faster: each takes time from whatever else this process does.
+#: How long to pause when no descriptor is free for another client.
+_NO_FD_PAUSE_S = 0.1
+#: The interval between accepted clients: each takes time from the rest of this process.
 _PAUSE_S = 0.005
-#: No request of ours has a body of more than a line.
+#: Our requests have a body of at most one line.
 _MAX_BODY, _MOST_DIGITS = 4096, 4
 
 
@@ -47,7 +47,7 @@ class Address:
 
     @property
     def private(self) -> bool:
-        """Tell whether nobody outside this host can reach it."""
+        """Tell whether only this host can reach it."""
         return bool(self.path) or ipaddress.ip_address(self.host).is_loopback
 
     def __str__(self) -> str:
@@ -82,7 +82,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """What it is answered; a body that is iterated over is sent piece by piece until either side has enough."""
+    """The answer; an iterator as the body is sent piece by piece until either side stops."""
 
     body: bytes | Iterator[bytes] = b""
     kind: str = "text/plain; charset=utf-8"
@@ -105,7 +105,7 @@ class HttpServer:
         self._thread.start()
 
     def close(self) -> None:
-        """Take no more requests, and hang up on whoever is connected."""
+        """Accept no more requests, and disconnect all clients."""
         self._server.shutdown()
         self._thread.join()
         self._server.end()
@@ -118,7 +118,7 @@ class _Server(ThreadingHTTPServer):
     def __init__(self, address: Address, answer: Callable[[Request], Response], max_clients: int) -> None:
         self.answer = answer
         self._max_clients = max_clients
-        #: Those connected, the oldest first, and whether their request has come whole.
+        #: Connected clients, oldest first, and whether their request has arrived completely.
         self._clients: OrderedDict[socket.socket, bool] = OrderedDict()
         self._lock = threading.Lock()
         if ":" in address.host:
@@ -143,9 +143,10 @@ class _Server(ThreadingHTTPServer):
         self.socket.bind(self.server_address)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Serve one more client; if there are too many, another makes room.
+        """Serve one more client; if there are too many, disconnect one.
 
-        That is who has said nothing for longest, or else who has been here for longest: silence takes no places.
+        That is the oldest client without a complete request, or else the oldest client. So silent clients block no
+        places.
         """
         leaving = None
         with self._lock:
@@ -160,7 +161,7 @@ class _Server(ThreadingHTTPServer):
         super().process_request(request, client_address)
 
     def heard(self, request: Any) -> None:
-        """Take note that a client's request has come whole."""
+        """Record that a client's request has arrived completely."""
         with self._lock:
             if request in self._clients:
                 self._clients[request] = True
@@ -172,21 +173,21 @@ class _Server(ThreadingHTTPServer):
         super().shutdown_request(request)
 
     def get_request(self) -> tuple[Any, Any]:
-        """Accept a client; where there is no room for another descriptor, do not ask again at once."""
+        """Accept a client; without a free descriptor, pause before the next attempt."""
         time.sleep(_PAUSE_S)
         try:
             return super().get_request()
         except OSError:
-            time.sleep(_BREATH_S)
+            time.sleep(_NO_FD_PAUSE_S)
             raise
 
     def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002 - the base class's arguments
-        """Say nothing of a client that hung up, but of a defect."""
+        """Log defects, but not clients that hung up."""
         if not isinstance(sys.exception(), OSError):
             _log.exception("request failed", address=str(self.address))
 
     def end(self) -> None:
-        """Hang up on everybody and close."""
+        """Disconnect all clients and close."""
         with self._lock:
             clients = list(self._clients)
         for client in clients:
@@ -197,9 +198,9 @@ class _Server(ThreadingHTTPServer):
         self.server_close()
 
     def knows(self, host: str) -> bool:
-        """Tell whether a Host header names us: a page elsewhere may have its own name lead to this address.
+        """Tell whether a Host header names us: another site's page may resolve its own name to this address.
 
-        Who listens for other hosts has asked to be reached by whatever name; there only what is public is served.
+        A server that listens for other hosts is reached by any name; it serves only public data.
         """
         if not self.address.private:
             return True
@@ -217,7 +218,7 @@ class _Handler(BaseHTTPRequestHandler):
         """Keep no log of requests."""
 
     def do_GET(self) -> None:
-        """Answer."""
+        """Answer the request."""
         self._answer()
 
     do_POST = do_GET  # noqa: N815 - likewise

@@ -1,7 +1,7 @@
-"""A listening socket with a thread of its own that hands on everybody who comes.
+"""A listening socket with a thread that passes on each connection.
 
-Where there is a descriptor store the socket outlives the daemon in it: who connects meanwhile waits. What becomes of a
-connection is decided by whoever takes it.
+With a descriptor store, the socket outlives the daemon there, and clients that connect meanwhile wait. The receiver of
+a connection decides what to do with it.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from qgpu.linux import untrusted_fds
 
 _log = structlog.get_logger("door")
 
-#: How long to wait when there is no room for another descriptor.
-_BREATH_S = 0.1
+#: How long to pause when no descriptor is free.
+_NO_FD_PAUSE_S = 0.1
 _NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
@@ -32,24 +32,24 @@ class SocketListener:
     """Listens at a path; ``take`` gets each connection, and closes it."""
 
     def __init__(self, name: str, path: Path, mode: int, store: FdStore, take: Callable[[socket.socket], None]) -> None:
-        """Listen, by the socket that goes by ``name`` in the store. Raises PermissionDeniedError."""
+        """Listen, with the stored socket of this ``name`` if there is one. Raises PermissionDeniedError."""
         self._path = path
         self._take = take
         self._stored = store.there
         try:
             self._listener = store.listen(name, path, mode)
         except OSError as error:
-            raise PermissionDeniedError(f"{path}: {error.strerror}; nobody could connect there") from error
+            raise PermissionDeniedError(f"{path}: {error.strerror}; no client could connect there") from error
         self._listener.setblocking(False)
         self._over = os.eventfd(0)
         self._thread = threading.Thread(target=self._accept, name=name, daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """Take nobody any more; remove the socket, but for one that is kept in the store."""
+        """Accept no more clients; remove the socket unless the store keeps it."""
         if not self._stored:
             self._path.unlink(missing_ok=True)
-        os.eventfd_write(self._over, 1)  # not by shutdown(): that would end the stored socket too
+        os.eventfd_write(self._over, 1)  # not shutdown(), which would end the stored socket too
         self._thread.join()
         self._listener.close()
         os.close(self._over)
@@ -63,12 +63,12 @@ class SocketListener:
                 sock, _ = self._listener.accept()
             except OSError as error:
                 if error.errno in _NO_ROOM:
-                    _log.error("no room for another descriptor, trying again", path=str(self._path))
-                    time.sleep(_BREATH_S)
-                continue  # else that client is gone already
+                    _log.error("no free descriptor, trying again", path=str(self._path))
+                    time.sleep(_NO_FD_PAUSE_S)
+                continue  # otherwise the client is gone
             try:
                 self._take(sock)
-            except Exception:  # noqa: BLE001 - a defect: the next is to be heard all the same
+            except Exception:  # noqa: BLE001 - a defect: the next client must still be accepted
                 _log.exception("client dropped", path=str(self._path))
                 if (fd := sock.detach()) >= 0:
                     untrusted_fds.close(fd)

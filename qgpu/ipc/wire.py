@@ -1,7 +1,7 @@
-"""Messages between qgpu's own processes: length-prefixed JSON over a unix stream socket, with descriptors.
+"""Messages between qgpu's processes: length-prefixed JSON over a unix stream socket, with descriptors.
 
-One message is a 4-byte little-endian length and that many bytes of UTF-8 JSON (an object). Descriptors ride
-on the first byte of a message (SCM_RIGHTS). Nothing here knows what messages mean.
+A message is a 4-byte little-endian length and that many bytes of UTF-8 JSON (an object). Its descriptors travel with
+its first byte (SCM_RIGHTS). This file does not interpret messages.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-#: Larger messages are refused unread: no message of qgpu's comes near it.
+#: Larger messages are refused unread; qgpu's own are far smaller.
 MAX_MESSAGE = 16 * 1024 * 1024
 _MAX_FDS = 16
 _LENGTH = struct.Struct("<I")
@@ -26,12 +26,12 @@ _SO_PEERPIDFD = 77  # include/uapi/asm-generic/socket.h; Python has no name for 
 
 
 class WireError(Exception):
-    """The peer sent something that is no message."""
+    """The peer sent something that is not a message."""
 
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """Who is at the other end, as the kernel vouches for it (SO_PEERCRED at connect time)."""
+    """The peer's credentials from the kernel (SO_PEERCRED at connect time)."""
 
     pid: int
     uid: int
@@ -40,17 +40,17 @@ class Peer:
 
 @dataclass(slots=True)
 class Connection:
-    """One end of a connection; both ends are alike."""
+    """One end of a connection; both ends are equal."""
 
     sock: socket.socket
     _data: bytearray = field(default_factory=bytearray)
-    #: Descriptors that have come, each with where in the stream the read that brought it ended.
+    #: Received descriptors, each with the stream position at which its read ended.
     _fds: list[tuple[int, int]] = field(default_factory=list)
-    #: Where in the stream ``_data`` begins.
+    #: Stream position of the start of ``_data``.
     _at: int = 0
     #: Larger messages are refused unread.
     max_message: int = MAX_MESSAGE
-    #: Descriptors that are taken in at a time; the kernel drops what comes where there are to be none.
+    #: The most descriptors received at a time; with 0, the kernel drops them.
     max_fds: int = _MAX_FDS
 
     def fileno(self) -> int:
@@ -62,9 +62,9 @@ class Connection:
         return Peer(*_PEER.unpack(self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)))
 
     def peer_process(self) -> int:
-        """Return a pidfd of the process that connected, to be closed; numbers are given out again, pidfds are not.
+        """Return a pidfd of the process that connected, for the caller to close; a pid may be reused, a pidfd is not.
 
-        Before Linux 6.5 it is of whoever has its number by now. Raises OSError when it has ended.
+        Before Linux 6.5 it is a pidfd of the process that has the pid now. Raises OSError when it has ended.
         """
         try:
             return self.sock.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD)
@@ -84,7 +84,7 @@ class Connection:
     def receive(self) -> tuple[dict[str, Any], list[int]] | None:
         """Return the next message with its descriptors (the caller closes them), or None at the end.
 
-        Raises WireError for what is no message, TimeoutError when the socket's timeout runs out.
+        Raises WireError for an invalid message, TimeoutError when the socket's timeout expires.
         """
         while (message := self.next_buffered()) is None:
             if not self.fill():
@@ -92,7 +92,7 @@ class Connection:
         return message
 
     def next_buffered(self) -> tuple[dict[str, Any], list[int]] | None:
-        """Return a message that has arrived whole already, or None. Raises WireError."""
+        """Return a message that has arrived completely, or None. Raises WireError."""
         if len(self._data) < _LENGTH.size:
             return None
         (length,) = _LENGTH.unpack_from(self._data)
@@ -115,7 +115,7 @@ class Connection:
         return message, fds
 
     def fill(self) -> bool:
-        """Read what has arrived; False at the end of the stream. Raises WireError for a hoard of descriptors."""
+        """Read what has arrived; False at the end of the stream. Raises WireError for too many descriptors."""
         try:
             if self.max_fds:
                 data, fds, _, _ = socket.recv_fds(self.sock, 65536, self.max_fds)
@@ -126,32 +126,32 @@ class Connection:
         self._data += data
         self._fds += [(self._at + len(self._data), fd) for fd in fds]
         if len(self._fds) > _MAX_FDS:
-            raise WireError("more descriptors than a message has")
+            raise WireError("too many descriptors")
         return bool(data)
 
     def _take_fds(self) -> list[int]:
         """Take the descriptors of the message that ends here.
 
-        One read may bring several messages, but ends with the one that has descriptors (unix_stream_read_generic in
-        net/unix/af_unix.c stops behind it): so they are those of the last message that began in it.
+        One read may return several messages, but it stops behind a message with descriptors (unix_stream_read_generic
+        in net/unix/af_unix.c). So the descriptors belong to the last message that started in that read.
         """
         mine = [fd for end, fd in self._fds if end <= self._at]
         self._fds = [(end, fd) for end, fd in self._fds if end > self._at]
         return mine
 
     def _keep(self, fds: list[int]) -> None:
-        """Leave descriptors of a message that is none to whoever closes the connection."""
+        """Keep the descriptors of an invalid message until the connection is closed."""
         self._fds += [(self._at, fd) for fd in fds]
 
     def close(self) -> None:
-        """Close the socket and every descriptor nobody took: of a connection with another process of ours."""
+        """Close the socket and all descriptors not taken. For connections between processes of ours only."""
         fds, self._fds = self._fds, []
         for _, fd in fds:
             os.close(fd)
         self.sock.close()
 
     def detach(self) -> list[int]:
-        """Hang up; return the socket and every descriptor nobody took, to be closed: a peer may have sent anything."""
+        """Disconnect; return the socket and all descriptors not taken, which may be of any kind, for closing."""
         fds, self._fds = self._fds, []
         with suppress(OSError):
             self.sock.shutdown(socket.SHUT_RDWR)
@@ -172,12 +172,12 @@ def connect(path: str, timeout_s: float | None = None) -> Connection:
 
 
 def listen(path: str, mode: int) -> socket.socket:
-    """Listen at ``path`` with file ``mode``, in place of a dead socket that may lie there. Raises OSError."""
+    """Listen at ``path`` with file ``mode``, replacing a dead socket there. Raises OSError."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     temporary = f"{path}.{os.getpid()}"
     try:
         with suppress(FileNotFoundError):
-            os.unlink(temporary)  # of one that was killed in between and had our number, as in a container
+            os.unlink(temporary)  # from a killed process that had our pid, for example in a container
         sock.bind(temporary)
         os.chmod(temporary, mode)
         sock.listen(64)

@@ -1,1 +1,1 @@
-"""Kernel interfaces that Python lacks: seccomp notifications, cgroups, /proc, sets of open files. Knows no GPU."""
+"""Kernel interfaces that Python lacks: seccomp notifications, cgroups, /proc, sets of open files. No GPU code."""

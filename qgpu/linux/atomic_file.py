@@ -1,4 +1,4 @@
-"""Files that are replaced whole or not at all: a crash, or a disk that is full, at any moment leaves what was there."""
+"""Files that are replaced as a whole: after a crash or a full disk, either the old or the new content is there."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from typing import BinaryIO
 
 @contextmanager
 def replacing(path: Path, mode: int | None = None) -> Iterator[BinaryIO]:
-    """Give a file to write to, which takes the place of ``path`` when the block ends, and goes if that fails.
+    """Open a new file that replaces ``path`` when the block ends, and is removed if the block fails.
 
-    It has this ``mode``, or that of the file it replaces. What is no file, such as /dev/stdout, is written to as it is.
-    Raises OSError, before the block where nothing can be written there at all.
+    It gets this ``mode``, or the mode of the file it replaces. A path that is no regular file, such as /dev/stdout, is
+    written directly. Raises OSError, before the block if nothing can be written there at all.
     """
     if path.exists() and not path.is_file():
         with path.open("wb") as there:
@@ -42,13 +42,13 @@ def replacing(path: Path, mode: int | None = None) -> Iterator[BinaryIO]:
 
 
 def replace(path: Path, text: str, mode: int | None = None) -> None:
-    """Put ``text`` in the place of a file. Raises OSError."""
+    """Replace a file's content by ``text``. Raises OSError."""
     with replacing(path, mode) as file:
         file.write(text.encode())
 
 
 def _sync(directory: Path) -> None:
-    """Write a directory down, so that what was renamed in it has its new name after a crash too."""
+    """Flush a directory, so that a rename in it survives a crash."""
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)

@@ -1,7 +1,7 @@
-"""Gives up powers of the calling thread alone.
+"""Drops capabilities of the calling thread only.
 
-RM asks for CAP_SYS_ADMIN and CAP_SYS_NICE of whoever makes a call. A pod's calls are made for it by a thread of
-ours, and must not get more than the pod would.
+RM checks the caller for CAP_SYS_ADMIN and CAP_SYS_NICE. A thread of ours makes a pod's calls, and must not get more
+than the pod itself would.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import ctypes
 import os
 import platform
 
-#: What reaching into a pod's processes takes, and nothing that RM looks at.
+#: What access to a pod's processes needs; RM checks neither.
 CAP_DAC_READ_SEARCH, CAP_SYS_PTRACE = 2, 19
 
 _SYS_CAPGET = {"x86_64": 125, "aarch64": 90}
@@ -29,7 +29,7 @@ class _Sets(ctypes.Structure):
 
 
 def keep_only(*capabilities: int) -> None:
-    """Leave this thread at most these capabilities. Raises OSError."""
+    """Drop all capabilities of this thread except these. Raises OSError."""
     header, sets = _Header(_VERSION_3, 0), (_Sets * 2)()
     machine = platform.machine()
     _call(_SYS_CAPGET[machine], header, sets)

@@ -1,8 +1,9 @@
-"""Pods are told apart by cgroup: version 2, or the version 2 tree of a hybrid host.
+"""A cgroup identifies a pod: version 2, or the version 2 tree of a hybrid host.
 
-A pod that ``qgpuctl run`` starts gets a cgroup of its own in its launcher's, whose limits and whose end stay its own:
-``qgpu-NAME``, or ``/qgpu/NAME`` where that is the top. Its children, whatever they exec, stay in it. A container is a
-pod in the cgroup that its runtime made for it. No controller is enabled and nothing else in the tree is touched.
+A pod that ``qgpuctl run`` starts gets its own cgroup inside its launcher's: ``qgpu-NAME``, or ``/qgpu/NAME`` at the top
+of the tree. The launcher's limits apply to it, and it ends with its launcher's cgroup. Its children stay in it,
+whatever they exec. A container is a pod in the cgroup that its runtime made. qgpu enables no controller and changes
+nothing else in the tree.
 """
 
 from __future__ import annotations
@@ -18,17 +19,17 @@ from pathlib import Path
 from qgpu.errors import InvalidValueError, NotSupportedError, PermissionDeniedError, RefusedError
 
 _PARENT, _PREFIX = "qgpu", "qgpu-"
-#: Where guardians are, and those in reserve.
+#: The cgroup of the guardian and the standby guardian.
 GUARDIANS = "/qgpu-guardian"
-#: Whoever has locked this one shares the cards of this host.
+#: The daemon that holds the lock on this cgroup shares this host's cards.
 LOCK = "/qgpu-lock"
-#: Errors of a cgroup that is gone, or goes while we look at it.
+#: Errors for a cgroup that is gone, or is removed during the access.
 _GONE = (errno.ENOENT, errno.ENODEV)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
 
 def check_name(name: str) -> str:
-    """Return ``name`` if it can name a pod. Raises InvalidValueError."""
+    """Return ``name`` if it is a valid pod name. Raises InvalidValueError."""
     if not _NAME.fullmatch(name):
         raise InvalidValueError(
             f"pod name {name!r}: use up to 63 letters, digits, '.', '_' or '-', beginning with a letter or digit"
@@ -38,7 +39,7 @@ def check_name(name: str) -> str:
 
 @cache
 def mount() -> Path:
-    """Find where the version 2 tree is mounted, which is looked up once. Raises NotSupportedError."""
+    """Find the mount point of the version 2 tree, once. Raises NotSupportedError."""
     return mounted(os.fsdecode(Path("/proc/self/mountinfo").read_bytes()))
 
 
@@ -52,20 +53,20 @@ def mounted(mountinfo: str) -> Path:
 
 
 def of(pid: int) -> str:
-    """Return the version 2 cgroup of a process, such as "/qgpu/web". Raises OSError when it is gone."""
+    """Return the version 2 cgroup of a process, such as "/qgpu/web". Raises OSError when it has ended."""
     return placed(os.fsdecode(Path(f"/proc/{pid}/cgroup").read_bytes()))
 
 
 def is_frozen(pid: int) -> bool:
-    """Tell whether a process is in a cgroup that somebody has frozen: it does not run, and nothing else tells why."""
+    """Tell whether a process's cgroup is frozen: it does not run, and nothing else shows why."""
     try:
         return "frozen 1" in (mount() / of(pid).removeprefix("/") / "cgroup.events").read_text()
-    except (OSError, NotSupportedError):  # at the top of the tree there is no such file
+    except (OSError, NotSupportedError):  # the top of the tree has no such file
         return False
 
 
 def placed(text: str) -> str:
-    """Find the version 2 cgroup in the text of /proc/PID/cgroup; the names in it may hold anything but a newline."""
+    """Find the version 2 cgroup in the text of /proc/PID/cgroup; names in it may contain anything but a newline."""
     return next((line[3:] for line in text.split("\n") if line.startswith("0::")), "/")
 
 
@@ -75,13 +76,13 @@ def path_of(name: str) -> str:
 
 
 def home(pid: int) -> str:
-    """Return in which cgroup a pod of a launcher is made: its own, or the nearest above that is root's alone.
+    """Return the cgroup in which a launcher's pod is made: its own, or the nearest above that only root may change.
 
-    A user to whom a cgroup is delegated may move processes about in it, and so out of a pod. Raises OSError.
+    A user with a delegated cgroup may move processes within it, and so out of a pod. Raises OSError.
     """
     parts = of(pid).split("/")[1:]
     found = ""
-    for part in parts if ".." not in parts else ():  # what lies beside our part of the tree cannot be reached
+    for part in parts if ".." not in parts else ():  # a path outside our cgroup namespace cannot be reached
         directory = mount() / f"{found}/{part}".lstrip("/")
         if not part or not all(_is_roots(file) for file in (directory, directory / "cgroup.procs")):
             break
@@ -95,7 +96,7 @@ def _is_roots(file: Path) -> bool:
 
 
 def create(name: str, parent: str = "/") -> str:
-    """Make a pod's cgroup in another one and return it; no harm if it is there.
+    """Make a pod's cgroup inside another one, unless it exists, and return it.
 
     Raises PermissionDeniedError, RefusedError, NotSupportedError.
     """
@@ -117,12 +118,12 @@ def create(name: str, parent: str = "/") -> str:
 
 
 def is_made_for(name: str, path: str) -> bool:
-    """Tell whether a cgroup is one that qgpu makes for a pod, and not a container's."""
+    """Tell whether qgpu made a cgroup for this pod; otherwise it is a container's."""
     return path == path_of(name) or path.rpartition("/")[2] == _PREFIX + name
 
 
 def enter(name: str, pid: int, path: str = "") -> None:
-    """Move a process, with the children it will have, into a pod's cgroup. Raises NotSupportedError."""
+    """Move a process, with its future children, into a pod's cgroup. Raises NotSupportedError."""
     try:
         (mount() / (path or path_of(name)).lstrip("/") / "cgroup.procs").write_text(str(pid))
     except OSError as error:
@@ -130,7 +131,7 @@ def enter(name: str, pid: int, path: str = "") -> None:
 
 
 def bring(name: str, pid: int, path: str) -> None:
-    """Move a process into a pod's own cgroup; see that it is in a container's. Raises as enter, RefusedError."""
+    """Move a process into a pod's own cgroup, or check that it is in a container's. Raises as enter, RefusedError."""
     if is_made_for(name, path):
         enter(name, pid, path)
     elif not within(of(pid), path):
@@ -143,9 +144,9 @@ def within(path: str, above: str) -> bool:
 
 
 def names(path: str, container: str) -> bool:
-    """Tell whether a cgroup is one that runtimes make for a container of an id, or lies below it.
+    """Tell whether a cgroup is, or lies below, one that a runtime made for a container with this id.
 
-    They call it by the whole id, some with a word before it, and systemd's with ".scope" behind it.
+    Runtimes use the whole id, some with a word before it, and with systemd ".scope" after it.
     """
     ends = (f"-{container}", f":{container}")
     parts = [part.removesuffix(".scope") for part in path.split("/")]
@@ -153,9 +154,9 @@ def names(path: str, container: str) -> bool:
 
 
 def find(ident: int, likely: str) -> str | None:
-    """Return the cgroup with an id (the kernel's, which it never gives out again); ``likely`` is looked at first.
+    """Return the cgroup with an id, after a look at ``likely``; None if it is gone.
 
-    None when it is gone. Raises OSError where it cannot be looked for.
+    The kernel never reuses an id. Raises OSError if the search fails.
     """
     top = mount()
     if _ident(top / likely.lstrip("/")) == ident:
@@ -167,7 +168,7 @@ def find(ident: int, likely: str) -> str | None:
 
 
 def _ident(directory: Path) -> int:
-    """Return a cgroup's id; 0 of one that is gone. Raises OSError."""
+    """Return a cgroup's id; 0 if it is gone. Raises OSError."""
     try:
         return directory.stat().st_ino
     except OSError as error:
@@ -178,14 +179,14 @@ def _ident(directory: Path) -> int:
 
 @dataclass(frozen=True, slots=True)
 class CgroupMembers:
-    """Who is in a cgroup, and whether anybody may be: where we could not look, somebody may."""
+    """The processes of a cgroup, and whether it may have any; it may if it could not be read."""
 
     pids: tuple[int, ...] = ()
     alive: bool = False
 
 
 def inside(path: str) -> CgroupMembers:
-    """Look into a cgroup: what it is not possible to know is not taken for nobody."""
+    """List a cgroup's processes. A cgroup that cannot be read may have some."""
     try:
         found = pids(path)
     except OSError:
@@ -194,7 +195,7 @@ def inside(path: str) -> CgroupMembers:
 
 
 def populated(path: str) -> bool:
-    """Tell whether a process may live in a cgroup or below it; False only where the kernel says so, or it is gone."""
+    """Tell whether a cgroup or one below it may have a process; False only if the kernel says so, or it is gone."""
     try:
         return "populated 0" not in (mount() / path.lstrip("/") / "cgroup.events").read_text().split("\n")
     except OSError as error:
@@ -202,23 +203,23 @@ def populated(path: str) -> bool:
 
 
 def pids(path: str) -> tuple[int, ...]:
-    """List the processes in a cgroup, those of sub-cgroups too; none in one that is gone.
+    """List the processes of a cgroup and those below it; none if it is gone.
 
-    Raises OSError where it cannot be looked at: nobody is not to be concluded from that.
+    Raises OSError if it cannot be read; that does not mean it is empty.
     """
     found: list[int] = []
     for directory in _below(path):
         try:
             found += map(int, (directory / "cgroup.procs").read_text().split())
         except OSError as error:
-            threaded = error.errno == errno.EOPNOTSUPP and found  # its domain, further up, has listed them
+            threaded = error.errno == errno.EOPNOTSUPP and found  # its domain above has listed them
             if error.errno not in _GONE and not threaded:
                 raise
     return tuple(found)
 
 
 def _below(path: str) -> Iterator[Path]:
-    """Yield the directories of a cgroup and those below it, from the top. Raises OSError but for those that go."""
+    """Yield a cgroup's directory and those below it, from the top. Skips those that go. Raises OSError."""
     left = [mount() / path.lstrip("/")]
     while left:
         directory = left.pop()
@@ -232,7 +233,7 @@ def _below(path: str) -> Iterator[Path]:
 
 
 def note(path: str, key: str, value: str) -> None:
-    """Note something at a cgroup for as long as that is there; nothing if ``value`` is empty. Raises RefusedError."""
+    """Attach a note to a cgroup for its lifetime; an empty ``value`` removes it. Raises RefusedError."""
     directory, name = mount() / path.lstrip("/"), f"trusted.qgpu.{key}"
     try:
         if value:
@@ -247,7 +248,7 @@ def note(path: str, key: str, value: str) -> None:
 
 
 def noted(path: str, key: str) -> str | None:
-    """Return what was noted at a cgroup; None for nothing."""
+    """Return a note attached to a cgroup; None without one."""
     try:
         return os.fsdecode(os.getxattr(mount() / path.lstrip("/"), f"trusted.qgpu.{key}"))
     except OSError:
@@ -255,7 +256,7 @@ def noted(path: str, key: str) -> str | None:
 
 
 def remove(name: str, path: str = "") -> None:
-    """Remove a pod's empty cgroup; one that still has processes stays."""
+    """Remove a pod's cgroup if it has no process."""
     for directory, _, _ in os.walk(mount() / (path or path_of(name)).lstrip("/"), topdown=False):
         try:
             os.rmdir(directory)

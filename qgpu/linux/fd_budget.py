@@ -1,8 +1,8 @@
-"""Descriptors are few, and whoever runs out of them must not stop others: what is taken for long leaves some over.
+"""Keeps some file descriptors free, so that the guardian can always serve a call and hear its daemon.
 
-A guardian holds a descriptor for each process and each listener; one that had none left could not serve a call, nor
-hear its daemon. So those that are held for long may not be the last ones, and a call that finds none waits for one:
-a pod is not told of our want, unless it lasts.
+A guardian holds a descriptor for each process and each listener. The last free descriptors are reserved for files that
+are open for a moment, and a call that finds none waits for one. A pod sees no error from this unless the shortage
+lasts.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ from typing import TypeVar
 
 import structlog
 
-#: What the kernel says when there is none left, here or on the whole machine.
-NONE_LEFT = frozenset({errno.EMFILE, errno.ENFILE})
-#: So many are for what is open only for a moment.
+#: The errors for no free descriptor: in this process, or on the whole machine.
+OUT_OF_FDS = frozenset({errno.EMFILE, errno.ENFILE})
+#: Descriptors reserved for files that are open for a moment.
 _LEFT_OVER = 256
-#: Up to so many are counted.
+#: With a limit up to this, open descriptors are counted.
 _FEW = 4096
-#: How long a call waits for one, and how often it looks. Longer than any moment is; past it the host is broken.
+#: How long a call waits for a descriptor, and how often it retries. Normal use is much shorter; after that the host is
+#: broken.
 _PATIENCE_S, _TRY_AGAIN_S = 60.0, 0.02
 
 _T = TypeVar("_T")
@@ -30,14 +31,14 @@ _T = TypeVar("_T")
 _log = structlog.get_logger("guardian")
 
 
-def long_held(fd: int) -> int:
-    """Return a descriptor that is to be held for long. Raises OSError, and closes it, when too few are left.
+def check_headroom(fd: int) -> int:
+    """Return a descriptor that will be held for long. Raises OSError, after closing it, if too few are left.
 
-    That is EAGAIN, for which nobody waits: it may be so for long. The kernel gives out the lowest number that is free,
-    so a high one says that the table is full. Where there are few, all are counted.
+    The error is EAGAIN, which is not retried, because the shortage may last. The kernel gives out the lowest free
+    number, so a high number means a full table. With a low limit, all open descriptors are counted.
     """
     most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    scarce = most <= _FEW and fd >= most // 4 and left(_open()) == 0
+    scarce = most <= _FEW and fd >= most // 4 and headroom(_open()) == 0
     if most != resource.RLIM_INFINITY and (scarce or fd >= most - min(_LEFT_OVER, most // 4)):
         os.close(fd)
         raise OSError(errno.EAGAIN, "too few descriptors are left")
@@ -45,41 +46,41 @@ def long_held(fd: int) -> int:
 
 
 def _open() -> int:
-    """Return how many descriptors are open."""
+    """Return the number of open descriptors."""
     try:
         return len(os.listdir("/proc/self/fd"))
-    except OSError:  # not even one for that
+    except OSError:  # no descriptor is free to count them
         return 1 << 62
 
 
-def left(used: int) -> int:
-    """Return how many descriptors are left for what is held for long, where so many are used."""
+def headroom(used: int) -> int:
+    """Return how many descriptors may still be held for long when ``used`` are."""
     most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return max(0, most - min(_LEFT_OVER, most // 4) - used) if most != resource.RLIM_INFINITY else 1 << 20
 
 
-def is_fair(own: int, left: int) -> bool:
-    """Tell whether a pod that has so many of something may have one more: half as many as would then be left.
+def within_fair_share(own: int, remaining: int) -> bool:
+    """Tell whether a pod may have one more of something: it has less than half of what remains.
 
-    However many pods take as many as they can, one that has none still gets some.
+    So however many pods take as many as they can, a new pod still gets some.
     """
-    return 2 * own < left
+    return 2 * own < remaining
 
 
-def patiently(do: Callable[[], _T], may_wait: Callable[[], bool] = lambda: True) -> _T:
-    """Do what takes descriptors for a moment; while none is left, try again as long as that is of use, for a minute.
+def retry_on_emfile(do: Callable[[], _T], may_wait: Callable[[], bool] = lambda: True) -> _T:
+    """Retry an operation that needs descriptors while none is free, for up to a minute.
 
-    Not to be called under the lock, nor by the main loop. Raises OSError.
+    Do not call it under the lock or from the main loop. Raises OSError.
     """
     deadline = None
     while True:
         try:
             return do()
         except OSError as error:
-            if error.errno not in NONE_LEFT or not may_wait():
+            if error.errno not in OUT_OF_FDS or not may_wait():
                 raise
             if deadline is None:
-                _log.warning("no descriptor is left: a call waits", reason=str(error))
+                _log.warning("no free descriptor: a call waits", reason=str(error))
                 deadline = time.monotonic() + _PATIENCE_S
             elif time.monotonic() >= deadline:
                 raise

@@ -1,6 +1,6 @@
-"""Closes files that came from a pod, in a thread for each pod: closing may take as long as the pod likes.
+"""Closes files that came from pods, in one thread per pod: a pod can make a close as slow as it likes.
 
-A socket that lingers and a file on FUSE wait for the pod. The last descriptor of a control file frees its client.
+A lingering socket or a file on FUSE waits for the pod. Closing the last descriptor of a control file frees its client.
 """
 
 from __future__ import annotations
@@ -12,28 +12,28 @@ from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-#: So many files of a pod may wait to be closed; until fewer do, none is taken from it.
+#: How many files of a pod may wait to be closed; until there are fewer, no more are taken from it.
 MOST_WAITING = 64
-#: A pod whose files are not closed for this long keeps them from it.
+#: After this long without a close, the pod counts as stuck.
 _STUCK_S = 1.0
-#: A pod's thread ends when there has been nothing to close for this long.
+#: A pod's thread ends after this long without work.
 _IDLE_S = 1.0
 
 
 @dataclass(slots=True)
 class _Queue:
-    """One pod's files that wait, that which is being closed among them."""
+    """One pod's waiting files, including the one that is being closed."""
 
     waiting: deque[int] = field(default_factory=deque)
     more: threading.Condition = field(default_factory=threading.Condition)
     served: bool = False
-    #: When the last file was closed, or the first came.
+    #: When the last file was closed, or the first was added.
     moved_s: float = field(default_factory=time.monotonic)
 
 
 @dataclass(slots=True)
 class FdCloser:
-    """All pods' files that are to be closed; ``close`` returns at once."""
+    """All pods' files to close; ``close`` returns at once."""
 
     _queues: dict[str, _Queue] = field(default_factory=dict)
 
@@ -47,22 +47,22 @@ class FdCloser:
             if queue.served:
                 queue.more.notify()
                 return
-            with suppress(RuntimeError):  # no thread is to be had now; the next file brings one
+            with suppress(RuntimeError):  # no thread is available; the next file starts one
                 threading.Thread(target=_work, args=(queue,), name="qgpu-close", daemon=True).start()
                 queue.served = True
 
     def is_full(self, pod: str) -> bool:
-        """Tell whether so many files of a pod wait that no more are to be taken from it."""
+        """Tell whether so many files of a pod wait that no more may be taken from it."""
         queue = self._queues.get(pod)
         return queue is not None and len(queue.waiting) >= MOST_WAITING
 
     def is_stuck(self, pod: str) -> bool:
-        """Tell whether a pod keeps its files from being closed, as a socket that lingers does."""
+        """Tell whether a pod keeps its files from being closed, for example with a lingering socket."""
         queue = self._queues.get(pod)
         return queue is not None and bool(queue.waiting) and time.monotonic() - queue.moved_s > _STUCK_S
 
     def forget(self, pod: str) -> None:
-        """Forget a pod that is no more; what waits is closed all the same."""
+        """Forget a retired pod; its waiting files are still closed."""
         self._queues.pop(pod, None)
 
 

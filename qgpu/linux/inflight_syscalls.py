@@ -1,4 +1,4 @@
-"""Calls that the kernel carries out for a pod's thread, and how to tell that they are over."""
+"""System calls that the kernel is performing for a pod's thread, and how to tell when they are done."""
 
 from __future__ import annotations
 
@@ -9,91 +9,91 @@ from pathlib import Path
 from qgpu.linux import fd_budget, proc
 from qgpu.linux.seccomp_notify import Notification
 
-#: How often it is looked whether a call that is waited for is over.
+#: How often a call that is waited for is checked.
 _LOOK_S = 0.0005
-#: Where the kernel has a thread wait for an answer of ours (kernel/seccomp.c; the first may be inlined in the second).
+#: Where a thread waits for our answer (kernel/seccomp.c; the first function may be inlined in the second).
 _STOPPED_AT = ("seccomp_do_user_notification", "__seccomp_filter")
 
 
 @dataclass(frozen=True, slots=True)
 class InflightSyscall:
-    """One such call, as /proc shows it while it lasts; ``size`` is what it is about, in bytes."""
+    """One such call, as /proc shows it while it runs; ``size`` is the size of its object in bytes."""
 
     pid: int
     tid: int
-    shown: list[str]
+    proc_syscall: list[str]
     ticks: int
     size: int = 0
 
     @classmethod
     def of(cls, call: Notification, pid: int, size: int = 0) -> InflightSyscall:
-        """Take note of a call before it is let through."""
-        shown = [str(call.number), *(f"{argument:#x}" for argument in call.arguments)]
-        return cls(pid, call.tid, shown, fd_budget.patiently(lambda: user_ticks(pid, call.tid)), size)
+        """Record a call before it continues in the kernel."""
+        proc_syscall = [str(call.number), *(f"{argument:#x}" for argument in call.arguments)]
+        return cls(pid, call.tid, proc_syscall, fd_budget.retry_on_emfile(lambda: user_ticks(pid, call.tid)), size)
 
-    def over(self) -> bool:
-        """Tell whether the thread is as good as certain to have left the call.
+    def is_done(self) -> bool:
+        """Tell whether the thread has left the call, as far as can be told.
 
-        One that runs could be anywhere; it has left when it has spent time in user mode since, of which the kernel
-        tells up to a tick too much, or more where a hypervisor has stopped the CPU meanwhile.
+        A running thread may be anywhere. It has left the call once it has spent time in user mode since; the kernel may
+        count up to one tick too much, or more if a hypervisor stopped the CPU.
         """
-        left = self.left()
+        left = self.has_left()
         try:
             return left if left is not None else user_ticks(self.pid, self.tid) > self.ticks + 1
-        except OSError:  # we could not look
+        except OSError:  # unknown
             return False
 
-    def left(self) -> bool | None:
-        """Tell whether the thread has left the call; None when that cannot be told, for it runs.
+    def has_left(self) -> bool | None:
+        """Tell whether the thread has left the call; None while it runs, when that is unknown.
 
-        One that stands in a call of the same numbers may be in the next: then it waits for us, and it is no longer in
-        one that we have answered.
+        A thread that is in a call with the same number and arguments may be in the next one. If it waits for our answer
+        it is, because we have answered this one.
         """
         try:
             now = Path(f"/proc/{self.pid}/task/{self.tid}/syscall").read_text().split()
         except OSError as error:
-            return error.errno not in fd_budget.NONE_LEFT
+            return error.errno not in fd_budget.OUT_OF_FDS
         if now[0] == "running":
             return None
-        return now[: len(self.shown)] != self.shown or _waits_for_us(self.pid, self.tid)
+        return now[: len(self.proc_syscall)] != self.proc_syscall or _waits_for_us(self.pid, self.tid)
 
 
 @dataclass(slots=True)
 class InflightSyscalls:
-    """Such calls of one kind, by thread."""
+    """Calls of one kind, by thread."""
 
     calls: dict[int, InflightSyscall] = field(default_factory=dict)
 
-    def let(self, call: Notification, pid: int, size: int = 0) -> None:
-        """Take note of a call that is let through."""
+    def add(self, call: Notification, pid: int, size: int = 0) -> None:
+        """Record a call that continues in the kernel."""
         self.calls[call.tid] = InflightSyscall.of(call, pid, size)
 
-    def ended(self, tid: int) -> InflightSyscall | None:
-        """Take note that a thread makes another call: what it was in is over."""
+    def remove(self, tid: int) -> InflightSyscall | None:
+        """Remove and return a thread's call: the thread makes another call, so this one is done."""
         return self.calls.pop(tid, None)
 
-    def take_over(self) -> list[InflightSyscall]:
-        """Return those that are over, which are then no longer pending."""
-        over = {tid: loose for tid, loose in self.calls.items() if loose.over()}
-        for tid in over:
+    def take_done(self) -> list[InflightSyscall]:
+        """Remove and return the calls that are done."""
+        done = {tid: call for tid, call in self.calls.items() if call.is_done()}
+        for tid in done:
             del self.calls[tid]
-        return list(over.values())
+        return list(done.values())
 
     def wait(self, patience_s: float) -> bool:
-        """Wait until none is pending; False when one is still after that time."""
+        """Wait until no call is left; False if one remains after that time."""
         deadline = time.monotonic() + patience_s
-        self.take_over()
+        self.take_done()
         while self.calls and time.monotonic() < deadline:
             time.sleep(_LOOK_S)
-            self.take_over()
+            self.take_done()
         return not self.calls
 
 
 def _waits_for_us(pid: int, tid: int) -> bool:
     """Tell whether a thread is stopped in a call that we have not received yet.
 
-    The order matters: having been answered, a thread can be found there once more while it waits for a lock, but then
-    not in a sleep that signals end, and after such a sleep not in the same call.
+    The order of the two checks matters. A thread that was answered can appear there once more while it waits for a
+    lock, but then not in an interruptible sleep, and after such a sleep not in the same call.
     """
     try:
         if proc.stat(pid, tid)[:1] != ["S"]:
@@ -104,6 +104,6 @@ def _waits_for_us(pid: int, tid: int) -> bool:
 
 
 def user_ticks(pid: int, tid: int) -> int:
-    """Return the time a thread has had in user mode, in clock ticks; one that is gone has had all it will."""
+    """Return a thread's time in user mode, in clock ticks; a huge number if it has ended."""
     fields = proc.stat(pid, tid)
     return int(fields[11]) if fields else 1 << 62

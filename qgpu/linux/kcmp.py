@@ -1,4 +1,4 @@
-"""Whether two processes share something: their memory, one open file, their table of descriptors (kcmp(2))."""
+"""Tells whether two processes share memory, an open file or their descriptor table (kcmp(2))."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ def same_memory(pid: int, other: int) -> bool:
 
 
 def same_file(pid: int, fd: int, other: int, other_fd: int) -> bool:
-    """Tell whether two processes have one and the same open file behind a descriptor each."""
+    """Tell whether two descriptors, each of a process, mean the same open file."""
     return _same(pid, other, _FILE, fd, other_fd)
 
 
 def same_table(pid: int, other: int) -> bool:
-    """Tell whether two processes, or threads, share their descriptors, as after clone(CLONE_FILES)."""
+    """Tell whether two processes or threads share their descriptor table, as after clone(CLONE_FILES)."""
     return pid == other or _same(pid, other, _FILES)
 
 

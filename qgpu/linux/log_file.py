@@ -1,4 +1,4 @@
-"""A log that cannot fail: a full disk, or a reader that is gone, costs lines and nothing else."""
+"""A log that never fails: with a full disk, or without a reader, it loses lines only."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from typing import TextIO
 
 
 class LogFile:
-    """A text file to which lines are written if that works."""
+    """A text file that ignores write errors."""
 
     def __init__(self, file: TextIO) -> None:
         self._file = file
 
     def write(self, text: str) -> int:
-        """Write a line, or leave it out."""
+        """Write a line, or lose it."""
         with suppress(OSError, ValueError):
             return self._file.write(text)
         return len(text)
 
     def flush(self) -> None:
-        """Write what is left, or leave it out."""
+        """Flush, or lose what is left."""
         with suppress(OSError, ValueError):
             self._file.flush()

@@ -1,4 +1,4 @@
-"""Keeps a log from being flooded by those whose doings it tells of: so many lines of a kind a second and no more."""
+"""Limits how many log lines of one kind are written per second, so that a pod cannot flood the log."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from typing import Any
 
 import structlog
 
-#: Lines of one kind that are written in a second.
+#: Lines of one kind per second.
 MOST = 20
 
 
 class LogRateLimit:
-    """A processor for structlog. The next line that is written says how many of its kind were left out before it."""
+    """A structlog processor. The next line after dropped ones says how many were dropped."""
 
     def __init__(self, most: int = MOST, clock: Callable[[], float] = time.monotonic) -> None:
         self._most = most
         self._clock = clock
         self._lock = threading.Lock()
-        #: By kind: since when lines are counted, and how many there were.
+        #: By kind: start of the current second, and the lines in it.
         self._counts: dict[str, tuple[float, int]] = {}
 
     def __call__(self, logger: Any, name: str, event_dict: MutableMapping[str, Any]) -> MutableMapping[str, Any]:  # noqa: ARG002
-        """Pass a line on, or leave it out."""
+        """Pass a line on, or drop it."""
         kind, now = str(event_dict.get("event")), self._clock()
         with self._lock:
             since, count = self._counts.get(kind, (now, 0))

@@ -1,8 +1,8 @@
-"""Sets of open files that keep none of them open: a file leaves its set when its last descriptor closes, wherever.
+"""Sets of open files that keep none of them open: a file leaves its set when its last descriptor closes anywhere.
 
-It is epoll that remembers: it takes a file once under one number of ours, and lets go of it by itself. Nobody but us
-can make it forget, and a file passed on, or with another number, is the same file. All sets are in one epoll, each
-under a number of its own. These numbers never change, so a guardian that is handed the epoll has the sets.
+An epoll remembers them. It registers a file under one descriptor number of ours, and drops it by itself. Only we can
+remove a file, and a duplicate of a descriptor or one in another process is still the same file. One epoll holds all
+sets, each under its own descriptor numbers. The numbers never change, so a guardian that gets the epoll has the sets.
 """
 
 from __future__ import annotations
@@ -16,36 +16,36 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
-#: Under which numbers files are given to epoll: for root clients, for devices, for what carries exported memory.
+#: The descriptor numbers under which epoll registers files: for root clients, for devices, for exported memory.
 _ROOTS, _DEVICES = 1000, 1001
-#: So many exports a file may carry that are told apart.
+#: How many exports of one file can be told apart.
 _CARRIERS = range(1002, 1010)
 _ADD, _DELETE = 1, 2
 #: struct epoll_event is packed on x86-64 only (linux/eventpoll.h).
 _EVENT = struct.Struct("<IQ" if os.uname().machine == "x86_64" else "<I4xQ")
 
-#: A number is used for a moment by one thread at a time, whichever set it is for.
+#: One thread at a time uses such a number, in whichever set.
 _lock = threading.Lock()
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 @cache
 def _nothing() -> int:
-    """Return what is under a set's number while no file is: kept, because letting go must not need a descriptor."""
+    """Return the file that occupies a set's number when it is unused; kept open, so that this needs no descriptor."""
     return os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
 
 
 class FileSet:
-    """One of the sets; each file in it has a mark, a number below 2**64."""
+    """One set; each file in it has a mark, a number below 2**64."""
 
     def __init__(self, epoll: int, *places: int) -> None:
         self._epoll = epoll
         self._places = places
 
     def add(self, file: int, mark: int = 0) -> bool:
-        """Take note of the open file behind a descriptor; False when it is known, as often as it can be.
+        """Add the open file behind a descriptor; False if it is in the set as often as it can be.
 
-        Raises OSError, as for a file that cannot be polled; the driver's can.
+        Raises OSError, for example for a file that cannot be polled; the driver's files can.
         """
         for place in self._places:
             with _lock, suppress(FileExistsError):
@@ -54,12 +54,12 @@ class FileSet:
         return False
 
     def discard(self, file: int) -> None:
-        """Forget a file of a set in which each is once."""
+        """Remove a file from a set that holds each file once."""
         with _lock, suppress(FileNotFoundError, PermissionError):
             self._control(_DELETE, self._places[0], file)
 
     def has(self, file: int) -> bool:
-        """Tell whether a file is known. Raises OSError as ``add`` does."""
+        """Tell whether a file is in the set. Raises OSError as ``add`` does."""
         with _lock:
             try:
                 self._control(_ADD, self._places[0], file)
@@ -69,7 +69,7 @@ class FileSet:
         return False
 
     def marks(self) -> set[int]:
-        """Return the marks of all files that are still open somewhere. Takes long where these are many."""
+        """Return the marks of all files that are still open somewhere. Takes long with many files."""
         found = set()
         for line in Path(f"/proc/self/fdinfo/{self._epoll}").read_text().split("\n"):
             words = line.split()
@@ -78,7 +78,7 @@ class FileSet:
         return found
 
     def _control(self, what: int, place: int, file: int, mark: int = 0) -> None:
-        """Do something to a file under a number of this set's. Raises OSError."""
+        """Add or delete a file under one of this set's numbers. Raises OSError."""
         os.dup2(file, place, inheritable=False)
         try:
             event = ctypes.create_string_buffer(_EVENT.pack(0, mark), _EVENT.size)
@@ -90,7 +90,7 @@ class FileSet:
 
 
 class FileSets:
-    """All sets, in the epoll behind ``fd``; without one, they are new."""
+    """All sets, in the epoll behind ``fd``; without ``fd``, they are new."""
 
     def __init__(self, fd: int | None = None) -> None:
         if fd is None:
@@ -106,7 +106,7 @@ class FileSets:
         _nothing()
 
 
-def occupy() -> None:
-    """Keep the sets' numbers for them. A process that is handed many descriptors does so first."""
+def reserve_fds() -> None:
+    """Reserve the sets' descriptor numbers; call it before other descriptors arrive."""
     for place in (_ROOTS, _DEVICES, *_CARRIERS):
         os.dup2(_nothing(), place, inheritable=False)

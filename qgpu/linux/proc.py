@@ -1,9 +1,9 @@
-"""What /proc tells of processes and threads, where a process has a say in what stands there.
+"""What /proc shows of processes and threads, read so that a process cannot mislead us.
 
-It chooses its own name, and those of the files it maps, out of any bytes but a newline: so these are read as bytes and
-cut where the kernel ends a line, and nowhere else. What is gone tells nothing. Its files may lie on a server that does
-not answer, or be of its own making (FUSE): so nobody is asked what they are but the kernel, which knows. Where we
-could not look, as for want of descriptors, OSError says so: that somebody is gone is not to be concluded from it.
+A process chooses its own name and the names of the files it maps, in any bytes but a newline. So these are read as
+bytes and split only where the kernel ends a line. A process that has ended yields nothing. Its files may be on a server
+that does not answer, or on its own FUSE, so only the kernel is asked what they are. OSError means that we could not
+look, for example without a free descriptor; it does not mean that the process has ended.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-# linux/stat.h, linux/fcntl.h: statx(2) says what is known and asks no server
+# linux/stat.h, linux/fcntl.h: statx(2) returns what is cached and asks no server
 _SYS_STATX = {"x86_64": 332, "aarch64": 291}
 _AT_FDCWD, _AT_EMPTY_PATH, _AT_STATX_DONT_SYNC, _STATX_TYPE = -100, 0x1000, 0x4000, 0x1
 _STATX_BYTES, _MODE, _RDEV = 256, struct.Struct("<28xH"), struct.Struct("<128xII")
 _libc = ctypes.CDLL(None, use_errno=True)
 
-#: What is gone says so, or that it is not to be looked at.
+#: Errors for a process that has ended, or that we may not look at.
 _GONE = (FileNotFoundError, ProcessLookupError, PermissionError)
 
 
 def status(pid: int, key: str) -> list[str]:
-    """Return the words behind ``key`` in /proc/PID/status, of a thread too; none where there is no such line."""
+    """Return the words behind ``key`` in /proc/PID/status, also of a thread; none without such a line."""
     wanted = key.encode() + b":"
     for line in _read(pid, "status").split(b"\n"):
         if line.startswith(wanted):
@@ -37,23 +37,23 @@ def status(pid: int, key: str) -> list[str]:
 
 
 def stat(pid: int, tid: int | None = None) -> list[str]:
-    """Return the fields of /proc/PID/stat, or of one thread's, from its state on: that is behind the name."""
+    """Return the fields of /proc/PID/stat, or of one thread's, from the state on, which follows the name."""
     content = _read(pid, "stat" if tid is None else f"task/{tid}/stat")
     return content.rpartition(b")")[2].decode("ascii").split()
 
 
 def words(pid: int) -> list[bytes]:
-    """Return the words of a process's command line, which are what it says they are."""
+    """Return the words of a process's command line; the process itself can change them."""
     return _read(pid, "cmdline").split(b"\0")[:-1]
 
 
 def name(pid: int) -> str:
-    """Return the name that a process goes by, as far as it can be printed; empty where it is gone."""
+    """Return a process's printable name; empty if it has ended."""
     return printable(_read(pid, "comm").rstrip(b"\n"))
 
 
 def printable(text: bytes) -> str:
-    """Return what somebody else has written, with a question mark for each byte that a terminal might obey."""
+    """Return foreign text with a question mark for each byte that a terminal might interpret."""
     return "".join(chr(byte) if 0x20 <= byte < 0x7F else "?" for byte in text)
 
 
@@ -70,17 +70,17 @@ def _read(pid: int, name: str) -> bytes:
 
 
 def device(pid: int, fd: int) -> int | None:
-    """Return the number of the character device that a descriptor of a process is; None for anything else."""
+    """Return the number of the character device behind a process's descriptor; None for anything else."""
     return _device(_AT_FDCWD, f"/proc/{pid}/fd/{fd}".encode(), _AT_STATX_DONT_SYNC)
 
 
 def device_of(fd: int) -> int | None:
-    """Return the same of a descriptor of our own."""
+    """Do as device, for a descriptor of our own."""
     return _device(fd, b"", _AT_STATX_DONT_SYNC | _AT_EMPTY_PATH)
 
 
 def devices(pid: int, most: int | None = None) -> Iterator[tuple[int, int]]:
-    """Yield the descriptors of a process that are character devices, with their numbers; of the first ``most`` only."""
+    """Yield a process's descriptors of character devices with their numbers, among the first ``most`` only."""
     with suppress(*_GONE), os.scandir(f"/proc/{pid}/fd") as entries:
         for number, entry in enumerate(entries):
             if most is not None and number >= most:

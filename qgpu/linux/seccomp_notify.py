@@ -1,8 +1,8 @@
-"""Seccomp user notifications: receive a stopped system call, look into its process, answer it.
+"""Seccomp user notifications: receive a stopped system call, read its process's memory, answer it.
 
-The kernel side is linux/seccomp.h and seccomp_unotify(2). A thread that waits for an answer is stopped until
-it gets one, so whoever holds the listener must never lose a notification: its id is written to memory that
-outlives this process (``slot``) by the kernel itself, before this code sees it.
+The kernel side is linux/seccomp.h and seccomp_unotify(2). A thread stays stopped until it gets an answer, so the
+listener's owner must never lose a notification. The kernel itself writes the notification to memory that outlives this
+process (``slot``), before this code sees it.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ _ffi.cdef(
 _libc: Any = _ffi.dlopen(None)
 
 _NOTIF_BYTES = int(_ffi.sizeof("struct seccomp_notif"))
-#: A notification, and how far its call has come.
+#: A notification, and its call's progress.
 SLOT_BYTES = _NOTIF_BYTES + 8
-#: A call's marks: it is being carried out, perhaps after RM gave a figure, which is the mark less this.
+#: Progress of a call: begun, or begun after RM gave a figure (the mark minus _BEGUN_AT).
 _BEGUN, _BEGUN_AT = 1, 2
 _RECV = 0xC0502100
 _SEND = 0xC0182101
@@ -45,9 +45,9 @@ _SYNC_WAKE_UP = 1
 _CONTINUE = 1
 
 
-@dataclass(slots=True)  # not frozen: one is made for every call, and that would take three times as long
+@dataclass(slots=True)  # not frozen: one is made per call, and freezing takes three times as long
 class Notification:
-    """One stopped system call: the thread, the call by its number on an architecture, its arguments."""
+    """One stopped system call: its thread, its number on an architecture, its arguments."""
 
     id: int
     tid: int
@@ -57,26 +57,25 @@ class Notification:
 
     @property
     def fd(self) -> int:
-        """Of an ioctl: the descriptor."""
+        """The descriptor of an ioctl."""
         return self.arguments[0] & 0xFFFFFFFF
 
     @property
     def request(self) -> int:
-        """Of an ioctl: the request, of which the kernel takes 32 bits."""
+        """The request of an ioctl, of which the kernel uses 32 bits."""
         return self.arguments[1] & 0xFFFFFFFF
 
     @property
     def argument(self) -> int:
-        """Of an ioctl: the argument's address."""
+        """The address of an ioctl's argument."""
         return self.arguments[2]
 
 
 @dataclass(frozen=True, slots=True)
 class UnansweredCall:
-    """A call that a guardian had received when it died, and how far it had come.
+    """A call that a guardian had received when it died, and its progress.
 
-    When it had ``begun``, what the call asks for may have been done or not; ``before`` is the figure of RM's that was
-    read just before, if one was.
+    If it had ``begun``, it may have been performed or not; ``before`` is RM's figure from just before, if it was read.
     """
 
     call: Notification
@@ -85,7 +84,7 @@ class UnansweredCall:
 
 
 def read_slot(slot: memoryview) -> UnansweredCall | None:
-    """Read what a slot holds; None for an empty one."""
+    """Read a slot; None if it is empty."""
     call = _notification(_ffi.cast("struct seccomp_notif *", _ffi.from_buffer(slot)))
     mark = int.from_bytes(slot[_NOTIF_BYTES:SLOT_BYTES], "little")
     return (
@@ -103,7 +102,7 @@ def _notification(notif: Any) -> Notification | None:
 
 
 def is_listener(fd: int) -> bool:
-    """Tell whether a descriptor is a seccomp listener: any other is readable for reasons of its own, for ever maybe."""
+    """Tell whether a descriptor is a seccomp listener: another file might be readable for ever."""
     found = _libc.ioctl(fd, _ID_VALID, _ffi.new("uint64_t *")) == 0
     return bool(found or _ffi.errno == errno.ENOENT)
 
@@ -122,7 +121,7 @@ class Listener:
         # Wakes the pod on this CPU as soon as it is answered (Linux 6.6); older kernels say EINVAL, no matter.
         _libc.ioctl(fd, _SET_FLAGS, _ffi.cast("void *", _SYNC_WAKE_UP))
 
-    def has_somebody(self) -> bool:
+    def has_processes(self) -> bool:
         """Tell whether a process lives behind it."""
         poll = select.poll()
         poll.register(self.fd, select.POLLIN)

@@ -1,7 +1,7 @@
-"""The end that a signal asks for, in the form that a signal's handler may set.
+"""Shutdown on a signal, in a form that a signal handler may set.
 
-``threading.Event`` is none: who waits takes its lock now and then, and a handler that runs in that moment, in the same
-thread, waits for that lock for ever.
+``threading.Event`` is not suitable. A waiting thread takes its lock now and then, and a handler that runs in that
+thread at that moment waits for the lock for ever.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _MS_PER_S = 1000
 
 
 class Shutdown:
-    """Set once one of the signals has come, or somebody says so; anybody may wait for it."""
+    """Set once a signal has arrived or ``set`` is called; any thread may wait for it."""
 
     def __init__(self, *signals: signal.Signals) -> None:
         self._fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -22,11 +22,11 @@ class Shutdown:
             signal.signal(number, lambda *_: self.set())
 
     def set(self) -> None:
-        """Ask for the end."""
+        """Request the shutdown."""
         os.eventfd_write(self._fd, 1)
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until it is asked for, or so long; tell whether it is."""
+        """Wait until the shutdown is requested, or for this long; tell whether it is."""
         poll = select.poll()
         poll.register(self._fd, select.POLLIN)
         return bool(poll.poll(None if timeout_s is None else timeout_s * _MS_PER_S))

@@ -1,12 +1,12 @@
-"""Holds everybody still who could exchange a thread's descriptors while the kernel carries out a call for it.
+"""Stops sibling threads (ptrace), so that no descriptor is swapped while the kernel performs a thread's call.
 
-The kernel looks up anew which file a descriptor means: between our look and its own, another thread could put a file
-with a device there, and other arguments, and what was let through as harmless would make anything. So its siblings are
-stopped by ptrace meanwhile, which nobody in the pod can undo and which ends by itself should we die. What cannot be
-stopped is an error: a thread with a table of its own, whose files we cannot see; a process that shares the table; a
-thread that is traced already, or the kernel's (io_uring).
+The kernel looks up the call's descriptor again after our check. In between, another thread could replace the file by
+one with a device, and change the arguments, and so turn a harmless call into any other. So its siblings are stopped by
+ptrace. Nobody in the pod can undo that, and it ends by itself if we die. It is an error if a thread cannot be stopped:
+a thread with its own descriptor table, whose files we cannot see; a process that shares the table; a thread that is
+already traced; or a kernel thread (io_uring).
 
-That the call is over is seen as surely: its thread is stopped as well, which it is only outside of the kernel.
+To see that the call is done, its own thread is stopped too: ptrace stops a thread only outside the kernel.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from qgpu.linux.inflight_syscalls import InflightSyscall
 _SEIZE, _INTERRUPT, _DETACH = 0x4206, 0x4207, 17
 _EVENT_STOP = 128
 _ALL_THREADS = 0x40000000  # __WALL
-#: How long a thread may take to leave the kernel, and how often it is looked whether it has.
+#: How long a thread may take to stop, and how often that is checked.
 _PATIENCE_S, _LOOK_S, _LOOK_SELDOM_S = 1.0, 0.00005, 0.01
-#: How long a call is waited for before its thread is stopped to see that it is over.
+#: How long a call may take before its thread is stopped to see that it is done.
 _SOON_S = 0.003
 
 _T = TypeVar("_T")
@@ -38,15 +38,15 @@ _libc.ptrace.argtypes = (ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c
 _libc.ptrace.restype = ctypes.c_long
 
 
-def apart(act: Callable[[], _T]) -> _T:
-    """Do something in a thread of its own: whatever that still traces when it ends goes on, stopped or not."""
+def run_as_tracer(act: Callable[[], _T]) -> _T:
+    """Run in a thread of its own: if it still traces threads when it ends, the kernel lets them go on."""
     done: list[_T] = []
     failed: list[BaseException] = []
 
     def run() -> None:
         try:
             done.append(act())
-        except BaseException as error:  # noqa: BLE001 - raised again where it is waited for
+        except BaseException as error:  # noqa: BLE001 - raised again in the waiting thread
             failed.append(error)
 
     thread = threading.Thread(target=run, name="qgpu-still", daemon=True)
@@ -57,10 +57,10 @@ def apart(act: Callable[[], _T]) -> _T:
     return done[0]
 
 
-def wait_until_over(call: InflightSyscall) -> None:
-    """Wait until the kernel has carried out a call, however long that takes. To be done ``apart``."""
+def wait_until_done(call: InflightSyscall) -> None:
+    """Wait until the kernel has performed a call, however long that takes. Call it in ``run_as_tracer``."""
     soon, wait_s = time.monotonic() + _SOON_S, _LOOK_S
-    while not call.left():
+    while not call.has_left():
         if time.monotonic() > soon and _leaves_kernel(call):
             return
         time.sleep(wait_s)
@@ -68,9 +68,9 @@ def wait_until_over(call: InflightSyscall) -> None:
 
 
 def _leaves_kernel(call: InflightSyscall) -> bool:
-    """Return when a thread has left the kernel, and let it go on; where it cannot be stopped, tell whether it has."""
+    """Wait until a thread leaves the kernel, and let it go on; if it cannot be stopped, tell if its call is done."""
     if _libc.ptrace(_SEIZE, call.tid, None, None) < 0:
-        return call.over()
+        return call.is_done()
     _libc.ptrace(_INTERRUPT, call.tid, None, None)
     wait_s = _LOOK_S
     while (signal := _signal_of_stop(call.tid)) is None:
@@ -81,13 +81,13 @@ def _leaves_kernel(call: InflightSyscall) -> bool:
 
 
 @contextmanager
-def held(pid: int, tid: int, processes: Iterable[int]) -> Iterator[None]:
-    """Keep every thread of a process but one still; ``processes`` are others that could share its descriptors.
+def frozen_siblings(pid: int, tid: int, processes: Iterable[int]) -> Iterator[None]:
+    """Keep every thread of a process but one stopped; ``processes`` are others that may share its descriptors.
 
-    To be done ``apart``. Raises OSError where somebody cannot be kept still.
+    Call it in ``run_as_tracer``. Raises OSError if a thread cannot be stopped.
     """
     if not kcmp.same_table(pid, tid):
-        raise OSError(errno.EPERM, f"thread {tid} has descriptors of its own")
+        raise OSError(errno.EPERM, f"thread {tid} has its own descriptor table")
     stopped: dict[int, int] = {}
     try:
         while threads := _threads(pid) - {tid} - stopped.keys():
@@ -107,7 +107,7 @@ def _threads(pid: int) -> set[int]:
 
 
 def _stop(pid: int, thread: int) -> int:
-    """Stop a thread; return the signal that it was about to get, 0 for none. Raises OSError."""
+    """Stop a thread; return the signal that was pending for it, 0 for none. Raises OSError."""
     if _libc.ptrace(_SEIZE, thread, None, None) < 0:
         code = ctypes.get_errno()
         if code == errno.ESRCH or _has_ended(pid, thread):
@@ -123,10 +123,10 @@ def _stop(pid: int, thread: int) -> int:
 
 
 def _signal_of_stop(thread: int) -> int | None:
-    """Return the signal that a thread was about to get when it stopped or ended, 0 for none; None before that."""
+    """Return the signal pending for a thread when it stopped or ended, 0 for none; None before that."""
     try:
         seen, status = os.waitpid(thread, _ALL_THREADS | os.WNOHANG)
-    except ChildProcessError:  # it ended, and somebody has taken note
+    except ChildProcessError:  # it ended, and was reaped
         return 0
     if not seen:
         return None

@@ -1,4 +1,4 @@
-"""A timer that can be polled, exact to tens of µs: poll's own timeouts are rounded up to milliseconds."""
+"""A timer that can be polled, exact to tens of µs; poll's own timeouts round up to milliseconds."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Timer:
         _libc.timerfd_settime(self.fd, 0, ctypes.byref(spec), None)
 
     def clear(self) -> None:
-        """Take note that it fired."""
+        """Consume the expiry."""
         try:
             os.read(self.fd, 8)
         except BlockingIOError:

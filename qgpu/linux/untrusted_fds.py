@@ -1,9 +1,9 @@
-"""Descriptors that others sent us: told apart without asking their files, closed where nobody waits for it.
+"""Descriptors that other processes sent us: identified without asking their files, and closed without waiting.
 
-The last close of a file may take as long as whoever made it likes: a socket waits for its peer (SO_LINGER, socket(7)),
-a FUSE file for its server. That goes for descriptors in a socket's queue too, which close with the socket, received or
-not. So they are closed by a thread that nobody waits for, and never under a lock. One that waits is roused by a signal,
-after which a socket waits no longer; a FUSE file holds up its thread.
+The last close of a file may take as long as its maker likes: a socket waits for its peer (SO_LINGER, socket(7)), a FUSE
+file for its server. This also applies to unreceived descriptors in a socket's queue, which close with the socket. So a
+separate thread closes them, never under a lock. A signal interrupts a close that waits; a socket then stops waiting,
+but a FUSE file keeps its thread.
 """
 
 from __future__ import annotations
@@ -14,28 +14,28 @@ import threading
 from collections import deque
 from contextlib import suppress
 
-#: Threads at a time; what comes beyond stays open until one of them is free.
+#: The most threads at a time; further descriptors stay open until one is free.
 _MOST = 64
-#: How long a close may wait before it is roused.
+#: How long a close may wait before a signal interrupts it.
 _PATIENCE_S = 0.2
-#: Its default is to be ignored, so it is nobody else's.
+#: The default action of this signal is to ignore it, so no other code relies on it.
 _ROUSE = signal.SIGURG
 
 _lock = threading.Lock()
 _waiting: deque[tuple[int, ...]] = deque()
-#: Threads that close; those of them that are ours; and whether one that rouses them runs.
+#: Threads that close, those of them that we started, and whether the interrupting thread runs.
 _closing: set[threading.Thread] = set()
 _ours: set[threading.Thread] = set()
 _rousing = False
 
 
 def prepare() -> None:
-    """Have waiting closes roused; to be called once, by the main thread."""
+    """Install the signal handler for interrupting closes; the main thread calls this once."""
     signal.signal(_ROUSE, lambda *_: None)
 
 
 def close(*fds: int) -> None:
-    """Close descriptors by a thread of their own; returns at once."""
+    """Close descriptors in a separate thread; return at once."""
     with _lock:
         _waiting.append(fds)
         if len(_ours) >= _MOST:
@@ -44,13 +44,13 @@ def close(*fds: int) -> None:
         _ours.add(thread)
     try:
         thread.start()
-    except RuntimeError:  # no more threads are to be had: the next close has these closed too
+    except RuntimeError:  # no thread is available: the next close also closes these
         with _lock:
             _ours.discard(thread)
 
 
 def close_here(*fds: int) -> None:
-    """Close descriptors by a thread that serves only who sent them, however long that takes."""
+    """Close descriptors in the calling thread, which serves only their sender, however long that takes."""
     mine = threading.current_thread()
     with _lock:
         _closing.add(mine)
@@ -63,9 +63,9 @@ def close_here(*fds: int) -> None:
 
 
 def kind(fd: int) -> str:
-    """Return what the kernel calls a descriptor, such as "anon_inode:seccomp notify"; its file is not asked.
+    """Return the kernel's name for a descriptor, such as "anon_inode:seccomp notify", without asking its file.
 
-    Whoever made it has no say in that: a file's name begins with "/".
+    The file's maker cannot fake it: a file's name begins with "/".
     """
     try:
         return os.readlink(f"/proc/self/fd/{fd}")
@@ -97,13 +97,13 @@ def _have_roused() -> None:
 
 
 def _rouse() -> None:
-    """Rouse closes that wait, until there are none."""
+    """Interrupt waiting closes until there are none."""
     global _rousing
     pause = threading.Event()
     before: set[threading.Thread] = set()
     while True:
         pause.wait(_PATIENCE_S)
-        with _lock:  # none of them ends meanwhile
+        with _lock:  # none of them ends while the lock is held
             if not _closing:
                 _rousing = False
                 return

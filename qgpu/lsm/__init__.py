@@ -1,1 +1,1 @@
-"""Enforcement on the file: a BPF program in the kernel keeps what pods open of NVIDIA's devices to the pods."""
+"""Device isolation: a BPF LSM program lets only a pod use the NVIDIA device files that it opened."""

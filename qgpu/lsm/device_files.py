@@ -1,6 +1,7 @@
-"""The program that keeps NVIDIA's device files to the pods that opened them (``bpf/device_files.bpf.c``).
+"""The BPF program that keeps NVIDIA device files within the pods that opened them (``bpf/device_files.bpf.c``).
 
-Here it is loaded, told which cgroups are pods, and asked whom it refused. It does its work without us.
+This file loads it, tells it which cgroups are pods, and reads which processes it refused. It works without this
+process.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from qgpu.errors import NotSupportedError
 from qgpu.linux import cgroup, proc
 from qgpu.lsm import libbpf, pins
 
-#: What the kernel's name for a refused call is to us, by its counter (enum counter).
+#: Names of the refused calls, by counter (enum counter).
 CALLS = ("open", "receive", "ioctl", "mmap")
 
 _SEEN, _FIRST_CALL = 0, 1
@@ -32,7 +33,7 @@ _NODE = Path("/dev/nvidiactl")
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Somebody who was refused a pod's file: so often, by that call. The name is of its own choice."""
+    """A process that was refused a pod's file: by which call, and how often. It chose its name itself."""
 
     pid: int
     name: str
@@ -51,7 +52,7 @@ def compiled() -> Path:
 
 
 def check_kernel(lsms: Path = _LSMS, types: Path = _TYPES, mounts: Path = Path("/proc/self/mountinfo")) -> None:
-    """See what the kernel can, as far as it says. Raises NotSupportedError."""
+    """Check the kernel's support, as far as it reports it. Raises NotSupportedError."""
     with suppress(OSError):
         if "bpf" not in (found := lsms.read_text().strip()).split(","):
             raise NotSupportedError(f"this kernel runs no BPF LSM; boot with lsm={found},bpf")
@@ -62,7 +63,7 @@ def check_kernel(lsms: Path = _LSMS, types: Path = _TYPES, mounts: Path = Path("
 
 
 def majors(devices: Path = _DEVICES) -> set[int]:
-    """Return the majors of NVIDIA's character devices."""
+    """Return the major numbers of NVIDIA's character devices."""
     found = set()
     for line in devices.read_text().partition("Block devices:")[0].splitlines():
         number, _, name = line.strip().partition(" ")
@@ -72,10 +73,10 @@ def majors(devices: Path = _DEVICES) -> set[int]:
 
 
 class DeviceFiles:
-    """The program, as it is in the kernel."""
+    """The program in the kernel, through its pinned maps."""
 
     def __init__(self, directory: Path = pins.DIRECTORY) -> None:
-        """Open what is pinned there. Raises OSError, NotSupportedError."""
+        """Open the pinned maps. Raises OSError, NotSupportedError."""
         home = pins.maps(directory)
         self._majors = libbpf.Map(home / "majors", _U32.size, _U32.size)
         self._cgroups = libbpf.Map(home / "cgroups", _U64.size, _PLACE.size)
@@ -84,7 +85,7 @@ class DeviceFiles:
         self._refusals = libbpf.Map(home / "refusals", _REFUSAL.size, _REFUSED.size)
 
     def tell(self, pods: Iterable[str]) -> None:
-        """Say which cgroups are pods, all of them, besides what else there is to know. Raises OSError."""
+        """Set the cgroups that are pods, and the program's other inputs. Raises OSError."""
         self._tell_majors(majors())
         wanted = {ident: _POD for path in pods if (ident := _ident(path))}
         if ident := _ident(cgroup.GUARDIANS):
@@ -103,7 +104,7 @@ class DeviceFiles:
             self._majors.put(_U32.pack(major), _U32.pack(1))
 
     def trust(self, pid: int) -> None:
-        """Let a process use pods' files until it ends, wherever it is. Raises OSError."""
+        """Let a process use pods' files until it ends, from any cgroup. Raises OSError."""
         pidfd = os.pidfd_open(pid)
         try:
             self._trusted.put(_INT.pack(pidfd), _U32.pack(1))
@@ -111,22 +112,25 @@ class DeviceFiles:
             os.close(pidfd)
 
     def prove(self, node: Path = _NODE) -> None:
-        """See that it sees a device opened: the hooks may be there and nobody calls them. Raises NotSupportedError."""
+        """Check that the program sees a device open: some kernels have the hooks but never call them.
+
+        Raises NotSupportedError.
+        """
         before = self._counter(_SEEN)
         os.close(os.open(node, os.O_RDWR | os.O_CLOEXEC))
         if self._counter(_SEEN) == before:
             raise NotSupportedError("this kernel took the program and does not run it; is bpf in its lsm= list?")
 
     def refused(self) -> dict[str, int]:
-        """Count by call what was refused since the program was loaded."""
+        """Return the number of refusals by call since the program was loaded."""
         return {call: self._counter(_FIRST_CALL + i) for i, call in enumerate(CALLS)}
 
     def files(self) -> int:
-        """Count the files that are known as pods'."""
+        """Return the number of files that belong to pods."""
         return sum(_PLACE.unpack(value)[1] for key in self._cgroups.listed() if (value := self._cgroups.get(key)))
 
     def refusals(self) -> list[Refusal]:
-        """List who was refused of late."""
+        """List recent refusals."""
         found = []
         for key in self._refusals.listed():
             if (value := self._refusals.get(key)) is not None:
@@ -140,13 +144,13 @@ class DeviceFiles:
         return int(_U64.unpack(value)[0]) if value else 0
 
     def close(self) -> None:
-        """Let go; the program goes on."""
+        """Close the maps; the program continues."""
         for each in (self._majors, self._cgroups, self._trusted, self._counters, self._refusals):
             each.close()
 
 
 def _ident(path: str) -> int:
-    """Return the kernel's number of a cgroup; 0 of one that is gone."""
+    """Return the kernel's id of a cgroup; 0 if it is gone."""
     try:
         return (cgroup.mount() / path.lstrip("/")).stat().st_ino
     except FileNotFoundError:
@@ -156,9 +160,9 @@ def _ident(path: str) -> int:
 def load(
     pods: Iterable[str], program: Path | None = None, directory: Path = pins.DIRECTORY, node: Path = _NODE
 ) -> DeviceFiles:
-    """Have the program enforced, told of the pods' cgroups and seen at work. Raises OSError, NotSupportedError.
+    """Load the program, tell it the pods' cgroups, and check that it works. Raises OSError, NotSupportedError.
 
-    Where it does not come to that, it is as if we had not tried.
+    After an error, a program that was not installed before is removed again.
     """
     check_kernel()
     fresh = pins.install(program or compiled(), directory)

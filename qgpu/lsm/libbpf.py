@@ -1,4 +1,4 @@
-"""The few functions of libbpf that are used, by its shared library, which a host may lack."""
+"""The few libbpf functions that qgpu uses, from its shared library, which a host may lack."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ def library() -> Any:
         found: Any = _ffi.dlopen(_LIBRARY)
     except OSError as error:
         raise NotSupportedError(f"{_LIBRARY} is not here; install it (Debian: libbpf1)") from error
-    found.libbpf_set_print(_ffi.NULL)  # it would write to our stderr, in a form of its own
+    found.libbpf_set_print(_ffi.NULL)  # it would write to our stderr in its own format
     return found
 
 
 def check(result: int, what: str) -> int:
-    """Return what a call answered. Raises OSError for a negative number, which is an error's."""
+    """Return the result of a call. Raises OSError for a negative one."""
     if result < 0:
         raise OSError(-result, os.strerror(-result), what)
     return result
@@ -71,7 +71,7 @@ def _made(pointer: Any, what: str) -> Any:
 
 
 class Object:
-    """A compiled object: opened, loaded into the kernel, attached. Closing it leaves what was pinned."""
+    """A compiled object: opened, loaded into the kernel, attached. Closing it leaves pinned objects in place."""
 
     def __init__(self, path: Path) -> None:
         self._lib = library()
@@ -84,7 +84,7 @@ class Object:
             yield _text(self._lib.bpf_program__name(program)), program
 
     def skip_unknown_hooks(self) -> list[str]:
-        """Leave out the programs for hooks that this kernel does not have; the names of the others, in order."""
+        """Leave out programs for hooks that this kernel lacks; return the names of the others, in order."""
         kept = []
         for name, program in self._programs():
             hook = _text(self._lib.bpf_program__section_name(program)).partition("/")[2]
@@ -95,7 +95,7 @@ class Object:
         return kept
 
     def pin_maps(self, directory: Path) -> None:
-        """Have the maps pinned when they are loaded, or those used that are pinned there already."""
+        """Pin the maps when they are loaded, or use those that are pinned already."""
         map_ = _ffi.NULL
         while (map_ := self._lib.bpf_object__next_map(self._object, map_)) != _ffi.NULL:
             name = _text(self._lib.bpf_map__name(map_))
@@ -106,13 +106,13 @@ class Object:
         check(self._lib.bpf_object__load(self._object), "the programs, by the kernel")
 
     def attach(self, name: str, pin: Path) -> None:
-        """Attach a program, for as long as the pin is there. Raises OSError."""
+        """Attach a program for as long as the pin exists. Raises OSError."""
         program = dict(self._programs())[name]
         self._links[name] = link = _made(self._lib.bpf_program__attach(program), name)
         check(self._lib.bpf_link__pin(link, os.fsencode(pin)), str(pin))
 
     def close(self) -> None:
-        """Let go."""
+        """Close it."""
         for link in self._links.values():
             self._lib.bpf_link__destroy(link)
         self._links.clear()
@@ -121,7 +121,7 @@ class Object:
 
 @contextmanager
 def opened(path: Path) -> Iterator[Object]:
-    """Open a compiled object for a while."""
+    """Open a compiled object for the block."""
     found = Object(path)
     try:
         yield found
@@ -130,7 +130,7 @@ def opened(path: Path) -> Iterator[Object]:
 
 
 class Map:
-    """A pinned map: keys and values are bytes of fixed lengths."""
+    """A pinned map with keys and values of fixed lengths."""
 
     def __init__(self, pin: Path, key_size: int, value_size: int) -> None:
         self._lib = library()
@@ -138,14 +138,14 @@ class Map:
         self.fd = check(self._lib.bpf_obj_get(os.fsencode(pin)), str(pin))
 
     def get(self, key: bytes) -> bytes | None:
-        """Return the value of a key, if it is there."""
+        """Return a key's value, or None."""
         value = _ffi.new("char[]", self._value_size)
         if self._lib.bpf_map_lookup_elem(self.fd, key, value) < 0:
             return None
         return bytes(_ffi.buffer(value))
 
     def put(self, key: bytes, value: bytes) -> None:
-        """Set the value of a key. Raises OSError."""
+        """Set a key's value. Raises OSError."""
         check(self._lib.bpf_map_update_elem(self.fd, key, value, _BPF_ANY), "BPF map")
 
     def drop(self, key: bytes) -> None:
@@ -163,5 +163,5 @@ class Map:
         return found
 
     def close(self) -> None:
-        """Let go of it; it stays where it is pinned."""
+        """Close it; it stays pinned."""
         os.close(self.fd)

@@ -1,11 +1,11 @@
-"""Where the programs are pinned, so that they outlive whoever loaded them: put there, replaced, taken away.
+"""Where the BPF programs are pinned, so that they outlive their loader: installed, replaced, removed.
 
-    VERSION/maps/NAME          what the programs know; the next programs go on with it
-    VERSION/links-DIGEST/NAME  each program's hold on its hook; DIGEST is the object's
+    VERSION/maps/NAME          the programs' data; the next programs continue with it
+    VERSION/links-DIGEST/NAME  each program's attachment to its hook; DIGEST is the object's
 
-A folder of links gets that name when all are in it, so it is whole. Programs are replaced with no moment between: the
-new ones are attached beside the old ones, on the same maps, before those go. VERSION is that of the maps; another one's
-programs stay beside ours until there are no pods, for they know files that ours do not.
+A folder of links gets its final name when all links are in it, so it is complete. Programs are replaced without a gap:
+the new ones are attached beside the old ones, on the same maps, before the old ones are removed. VERSION is the maps'
+version. Programs of another version stay beside ours until there are no pods, because they know files that ours do not.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ def maps(directory: Path = DIRECTORY) -> Path:
 
 
 def links(directory: Path = DIRECTORY) -> list[Path]:
-    """List the folders of links that are whole: one, but for a moment."""
+    """List the complete folders of links; more than one exists only during a replacement."""
     return sorted((directory / VERSION).glob("links-*"))
 
 
 def install(compiled: Path, directory: Path = DIRECTORY) -> bool:
-    """Have the programs of a compiled object enforced, in place of any others; whether there were none.
+    """Install the programs of a compiled object in place of any others; return whether there were none.
 
-    Raises OSError, NotSupportedError; those that were enforced still are.
+    Raises OSError, NotSupportedError; the old programs then stay installed.
     """
     digest = hashlib.sha256(compiled.read_bytes()).hexdigest()[:16]
     home, wanted = directory / VERSION, directory / VERSION / f"links-{digest}"
@@ -43,7 +43,7 @@ def install(compiled: Path, directory: Path = DIRECTORY) -> bool:
     if wanted in before:
         _clear([path for path in before if path != wanted])
         return False
-    if not before and home.exists():  # addresses of files whose end nobody saw
+    if not before and home.exists():  # addresses of files that were closed while no program ran
         _clear([home])
     new = home / f"{_NEW}{digest}"
     _clear([new])
@@ -54,7 +54,7 @@ def install(compiled: Path, directory: Path = DIRECTORY) -> bool:
             names = found.skip_unknown_hooks()
             found.pin_maps(maps(directory))
             found.load()
-            for name in names:  # in the order of the source: what forgets first, what notes last
+            for name in names:  # in source order: programs that forget files first, those that record them last
                 found.attach(name, new / name)
         new.rename(wanted)
     except OSError:
@@ -65,7 +65,7 @@ def install(compiled: Path, directory: Path = DIRECTORY) -> bool:
 
 
 def remove(directory: Path = DIRECTORY) -> None:
-    """Take the programs out of the kernel, of every version. The folder may be a service's mount: then it stays."""
+    """Remove the programs of every version from the kernel. The folder stays if it is a service's mount."""
     with suppress(FileNotFoundError):
         _clear(list(directory.iterdir()))
     with suppress(OSError):

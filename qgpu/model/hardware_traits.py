@@ -1,4 +1,4 @@
-"""What was measured of each model of card: how long a turn on the engine lasts for a timeslice, and what a switch costs.
+"""What was measured of each model of card: how long a turn lasts for a timeslice, and what a switch costs.
 
 ``python bench/hardware_traits.py`` measures a row on the card at hand.
 """

@@ -1,4 +1,4 @@
-"""RM, NVIDIA's resource manager, as user space reaches it: its ABI, its driver branches, a client.
+"""NVIDIA's resource manager (RM) as user space reaches it: its ABI, its driver branches, a client.
 
-Names here are RM's own. Nothing in this package knows of pods, plans or policies.
+Names here are RM's own. This package knows nothing of pods, plans or policies.
 """

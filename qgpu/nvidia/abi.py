@@ -1,7 +1,7 @@
 """RM's ABI, declared once: ioctl numbers, object classes, controls, status codes and structures.
 
-Everything is NVIDIA's and keeps NVIDIA's names; each group says where it comes from in the open kernel
-modules (SDK = src/common/sdk/nvidia/inc). What differs between driver branches is in ``versions.py``.
+Everything is NVIDIA's and keeps NVIDIA's names. Each group cites its source in the open kernel modules (SDK =
+src/common/sdk/nvidia/inc, KO = kernel-open). ``versions.py`` has the differences between driver branches.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ NV_MAJOR = 195
 NV_MODESET_MINOR = 254
 NV_CONTROL_MINOR = 255
 
-# Escape numbers (KO/common/inc/nv_escape.h, nv-ioctl-numbers.h). RM looks at the number and the size alone.
+# Escape numbers (KO/common/inc/nv_escape.h, nv-ioctl-numbers.h). RM compares the number and the size alone.
 NV_ESC_RM_ALLOC_MEMORY = 0x27
 NV_ESC_RM_ALLOC_OBJECT = 0x28
 NV_ESC_RM_FREE = 0x29
@@ -137,7 +137,7 @@ MAP_MEMORY_DMA_BYTES = (56, 64)
 #: Bytes of nv_ioctl_export_to_dma_buf_fd_t, before and from 570.
 EXPORT_TO_DMABUF_FD_BYTES = (2600, 2608)
 
-# Flags and words of calls (SDK/nvos.h).
+# Flags and values of calls (SDK/nvos.h).
 NVOS54_FLAGS_SERIALIZED = 1 << 2
 NVOS64_FLAGS_SERIALIZED = 1 << 0
 NVOS32_ATTR_COHERENCY_CACHED = 1 << 29
@@ -167,7 +167,7 @@ GPFIFO_CLASSES = frozenset({0xA06F, 0xA16F, 0xB06F, 0xC06F, 0xC36F, 0xC46F, 0xC5
 
 #: Engine types of graphics/compute: GR0..GR7 (SDK/class/cl2080_notification.h).
 GR_ENGINES = range(1, 9)
-#: Engine types of copy engines: COPY0..COPY9; since 560 COPY10..COPY19, and each by another name for compression too.
+#: Engine types of copy engines: COPY0..COPY9. Since 560 also COPY10..COPY19, and a second type of each for compression.
 COPY_ENGINES = frozenset({*range(0x09, 0x13), *range(0x34, 0x3E), *range(0x40, 0x54)})
 
 # Controls.
@@ -195,7 +195,8 @@ NV2080_TIMER_GET_TIME = 0x20800403
 NV2080_FIFO_DISABLE_CHANNELS = 0x2080110B
 NV2080_GR_SET_CTXSW_PREEMPTION_MODE = 0x20801210
 NV2080_PERF_GET_UTIL_SAMPLES = 0x20802096
-#: Of that: which mode is set, and the one that stops compute at any instruction (ctrl2080gr.h).
+#: Parameters of that control: the flag for the mode, and the mode that preempts compute at any instruction
+#: (ctrl2080gr.h).
 PREEMPTION_MODE_FLAGS_CILP, PREEMPTION_MODE_COMPUTE_CILP = 1, 2
 NV2080_GR_FECS_BIND_EVTBUF_FOR_UID_V2 = 0x20801238
 NVA06C_SET_TIMESLICE = 0xA06C0103
@@ -209,7 +210,7 @@ NV_EVENT_BUFFER_ENABLE_EVENTS = 0x90CD0101
 NV_EVENT_BUFFER_UPDATE_GET = 0x90CD0102
 NV_EVENT_BUFFER_FLUSH = 0x90CD0104
 
-# Words of controls (SDK/ctrl/*.h).
+# Values in controls (SDK/ctrl/*.h).
 NV0000_GPU_INVALID_ID = 0xFFFFFFFF
 NV0000_CLIENT_HANDLE_INFO_PARENT, NV0000_CLIENT_HANDLE_INFO_CLASS = 1, 2
 NV0000_OS_UNIX_EXPORT_OBJECT_TYPE_RM = 1
@@ -219,7 +220,7 @@ NV2080_GR_FECS_LEVEL_OF_DETAIL_SIMPLE = 1
 NV_EVENT_BUFFER_OVERFLOW_KEEP_OLDEST = 1
 NV_EVENT_BUFFER_FECS_SIMPLE_START, NV_EVENT_BUFFER_FECS_SIMPLE_END = 0x06, 0x07
 
-#: Channels one FIFO_DISABLE_CHANNELS call can name.
+#: The most channels of one FIFO_DISABLE_CHANNELS call.
 MAX_DISABLE_CHANNELS = 64
 
 # Status codes (SDK/nvstatuscodes.h).
@@ -241,7 +242,7 @@ NV_ERR_NO_MEMORY = 0x51
 NV_ERR_NOT_SUPPORTED = 0x56
 NV_ERR_OBJECT_NOT_FOUND = 0x57
 NV_ERR_STATE_IN_USE = 0x63
-#: What RM says of a handle or client that it does not know.
+#: RM's statuses for an unknown handle or client.
 UNKNOWN_TO_RM = frozenset(
     {
         *(NV_ERR_INVALID_CLIENT, NV_ERR_INVALID_OBJECT, NV_ERR_INVALID_OBJECT_HANDLE, NV_ERR_INVALID_OBJECT_OLD),
@@ -249,8 +250,8 @@ UNKNOWN_TO_RM = frozenset(
     }
 )
 
-#: What RM gives a new TSG (kfifoChannelGroupGetDefaultTimeslice_GV100) until libcuda asks for more; it does so for
-#: compute TSGs, and copy TSGs keep this.
+#: RM's timeslice for a new TSG (kfifoChannelGroupGetDefaultTimeslice_GV100). libcuda sets a longer one for compute
+#: TSGs; copy TSGs keep this one.
 RM_DEFAULT_TIMESLICE_US = 1024
 
 
@@ -260,12 +261,12 @@ def sizeof(name: str) -> int:
 
 
 def offsetof(name: str, member: str) -> int:
-    """Return where a member of a declared structure lies, in bytes."""
+    """Return the offset of a member of a declared structure, in bytes."""
     return int(ffi.offsetof(name, member))
 
 
 def request(number: int, size: int) -> int:
-    """Build the ioctl request of an escape, as NVIDIA's own libraries do: _IOWR('F', number, size)."""
+    """Build an escape's ioctl request as NVIDIA's libraries do: _IOWR('F', number, size)."""
     return 3 << 30 | size << 16 | ord("F") << 8 | number
 
 
@@ -276,7 +277,7 @@ def ioctl(fd: int, number: int, argument: Any) -> None:
 
 
 def raw_ioctl(fd: int, req: int, argument: Any) -> int:
-    """Issue any ioctl with a cffi pointer, restarting it when a signal interrupts. Raises OSError."""
+    """Issue any ioctl with a cffi pointer, and restart it after a signal. Raises OSError."""
     while True:
         result = _libc.ioctl(fd, req, ffi.cast("void *", argument))
         if result >= 0:
@@ -286,7 +287,7 @@ def raw_ioctl(fd: int, req: int, argument: Any) -> int:
 
 
 def perform(fd: int, req: int, argument: Any) -> int:
-    """Issue any ioctl once and return its errno, 0 for none."""
+    """Issue any ioctl once and return its errno, 0 for success."""
     return int(ffi.errno) if _libc.ioctl(fd, req, argument) < 0 else 0
 
 

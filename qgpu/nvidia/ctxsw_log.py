@@ -1,8 +1,7 @@
-"""Context switches of one card's compute engine, as the GPU's front end recorded them.
+"""Context switches of one card's compute engine, as the GPU's front end (FECS) records them.
 
-An event buffer (class 90CD) bound with GR_FECS_BIND_EVTBUF_FOR_UID_V2 gets a record whenever a context
-starts or stops running: process, context id, wall-clock ns (fecs_event_list.c). Records come every 30 ms,
-or at once after a flush.
+An event buffer (class 90CD), bound with GR_FECS_BIND_EVTBUF_FOR_UID_V2, gets a record when a context starts or stops
+running: process, context id, wall-clock ns (fecs_event_list.c). Records arrive every 30 ms, or at once after a flush.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from qgpu.nvidia.abi import ffi
 from qgpu.nvidia.rm_device import RmDevice
 
 _HEADER_BYTES = 4096
-#: Two records a switch; at 50 µs slices (6,000 switches a second at most) this holds over two seconds.
+#: Two records per switch: at 50 µs slices (6,000 switches a second at most) this holds over two seconds.
 _RECORDS = 32768
 _RECORD_BYTES = abi.sizeof("NV_EVENT_BUFFER_FECS_RECORD")
 
@@ -38,7 +37,7 @@ class ContextSwitch:
 
 
 class CtxswLog:
-    """The event buffer of one card. Read often enough: when it is full, new records are dropped."""
+    """The event buffer of one card. Read it often: when it is full, new records are dropped."""
 
     def __init__(self, device: RmDevice) -> None:
         client = device.client
@@ -62,11 +61,11 @@ class CtxswLog:
 
     @property
     def dropped(self) -> int:
-        """Count the records lost so far because the buffer was full."""
+        """Return how many records were lost so far because the buffer was full."""
         return int(ffi.cast("NV_EVENT_BUFFER_HEADER *", ffi.from_buffer(self._header)).recordDropcount)
 
     def read(self) -> list[ContextSwitch]:
-        """Flush what the GPU holds back and return all new records, oldest first."""
+        """Flush the records that the GPU still holds, and return all new ones, oldest first."""
         self._client.control(self._buffer, abi.NV_EVENT_BUFFER_FLUSH)
         get, put = _GET_PUT.unpack_from(self._header)
         found = []

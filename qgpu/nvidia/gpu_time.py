@@ -1,7 +1,7 @@
-"""The meter: context switches in, GPU time out. Pure; knows nothing of pods.
+"""Turns context switches into GPU time. Pure; knows nothing of pods.
 
-A context is resident from its start to its end, or to the next context's start. A context alone on the engine
-stays resident while it idles, because nothing makes the hardware switch: its time is then an upper bound.
+A context is resident from its start to its end, or to the next context's start. A context that is alone on the engine
+stays resident while it idles, because nothing makes the hardware switch. Its time is then an upper bound.
 """
 
 from __future__ import annotations
@@ -10,22 +10,23 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
 
-#: A switch takes 84 µs between two contexts; one that starts later than this after another's end did not push it off.
+#: A switch between two contexts takes 84 µs. A context that starts later than this after another one's end did not
+#: preempt it.
 HANDOVER_NS = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """``who`` starts or stops being resident at ``at_ns``."""
+    """``context`` starts or stops being resident at ``at_ns``."""
 
     at_ns: int
-    who: Hashable
+    context: Hashable
     start: bool
 
 
 @dataclass(frozen=True, slots=True)
 class GpuTime:
-    """GPU time of one context, how often it was switched in, and the longest of its turns that ended."""
+    """GPU time of one context, how often it was switched in, and its longest completed turn."""
 
     run_ns: int = 0
     starts: int = 0
@@ -40,48 +41,48 @@ NOTHING = GpuTime()
 
 @dataclass(slots=True)
 class GpuTimeCounter:
-    """Time by context; ``resident`` is who holds the engine now, ``totals`` all there was."""
+    """GPU time by context; ``resident`` is the context on the engine, ``totals`` is all time so far."""
 
     resident: Hashable | None = None
     totals: dict[Hashable, GpuTime] = field(default_factory=dict)
-    #: Who was charged from when to when, where somebody records; else None.
+    #: Spans charged to contexts, while recording; else None.
     spans: list[tuple[Hashable, int, int]] | None = None
-    #: How often the engine went straight from one context to another, since somebody took the counts.
+    #: How often the engine switched straight from one context to another since the counts were taken.
     handovers: Counter[tuple[Hashable, Hashable]] = field(default_factory=Counter)
     _left_ns: int = 0
-    #: When the turn of who is resident began.
+    #: Start of the resident context's turn.
     _began_ns: int = 0
     _before: Hashable | None = None
     _since_ns: int = 0
-    #: Uses since somebody took them.
+    #: GPU time since ``take`` was called.
     _uses: dict[Hashable, GpuTime] = field(default_factory=dict)
 
     def advance(self, events: Iterable[Event], now_ns: int) -> None:
-        """Take events in order, then charge whoever is resident up to ``now_ns``."""
+        """Apply events in order, then charge the resident context up to ``now_ns``."""
         for event in events:
             self._charge(event.at_ns)
-            if self.resident is not None and (event.start or self.resident == event.who):
+            if self.resident is not None and (event.start or self.resident == event.context):
                 self._add(self.resident, GpuTime(longest_ns=max(0, event.at_ns - self._began_ns)))
             if event.start:
                 self._began_ns = event.at_ns
                 self._note_handover(event)
-                self.resident = event.who
-                self._add(event.who, GpuTime(starts=1))
-            elif self.resident == event.who:
-                self.resident, self._before, self._left_ns = None, event.who, event.at_ns
+                self.resident = event.context
+                self._add(event.context, GpuTime(starts=1))
+            elif self.resident == event.context:
+                self.resident, self._before, self._left_ns = None, event.context, event.at_ns
         self._charge(now_ns)
 
     def take(self, known: Callable[[Hashable], bool] = lambda _: True) -> dict[Hashable, GpuTime]:
-        """Return the uses since the last take; contexts that did nothing and are not ``known`` are forgotten."""
+        """Return the GPU time since the last take; forget contexts that did nothing and are not ``known``."""
         uses, self._uses = self._uses, {}
-        self.totals = {who: use for who, use in self.totals.items() if who in uses or known(who)}
+        self.totals = {context: use for context, use in self.totals.items() if context in uses or known(context)}
         return uses
 
     def record(self, wanted: bool) -> dict[Hashable, list[tuple[int, int]]]:
-        """Return who was charged when since the last call, and record on if ``wanted``."""
+        """Return the spans charged since the last call, by context, and continue recording if ``wanted``."""
         found: dict[Hashable, list[tuple[int, int]]] = {}
-        for who, start_ns, end_ns in self.spans or ():
-            spans = found.setdefault(who, [])
+        for context, start_ns, end_ns in self.spans or ():
+            spans = found.setdefault(context, [])
             if spans and spans[-1][1] == start_ns:
                 spans[-1] = (spans[-1][0], end_ns)
             else:
@@ -97,8 +98,8 @@ class GpuTimeCounter:
     def _note_handover(self, event: Event) -> None:
         before = self.resident if self.resident is not None else self._before
         straight = self.resident is not None or event.at_ns - self._left_ns <= HANDOVER_NS
-        if before is not None and before != event.who and straight:
-            self.handovers[before, event.who] += 1
+        if before is not None and before != event.context and straight:
+            self.handovers[before, event.context] += 1
 
     def _charge(self, until_ns: int) -> None:
         if self.resident is not None and until_ns > self._since_ns:
@@ -107,6 +108,6 @@ class GpuTimeCounter:
                 self.spans.append((self.resident, self._since_ns, until_ns))
         self._since_ns = max(self._since_ns, until_ns)
 
-    def _add(self, who: Hashable, use: GpuTime) -> None:
+    def _add(self, context: Hashable, use: GpuTime) -> None:
         for uses in (self.totals, self._uses):
-            uses[who] = uses.get(who, NOTHING) + use
+            uses[context] = uses.get(context, NOTHING) + use

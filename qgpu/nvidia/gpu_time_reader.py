@@ -1,7 +1,7 @@
-"""One card's GPU time as it passes: its log of context switches, its clock and the meter, read together.
+"""Reads one card's GPU time: its context-switch log, its clock and the counter together.
 
-Both planes on real hardware measure by it. A context is told by (context, pid), as the log has it; whose pod that is,
-is its callers' business.
+Both planes on real hardware use it. A context is identified by (context, pid), as in the log; the callers map it to a
+pod.
 """
 
 from __future__ import annotations
@@ -19,52 +19,52 @@ from qgpu.nvidia.rm_device import RmDevice
 
 K = TypeVar("K", bound=Hashable)
 
-#: Reading two clocks is this uncertain (an RM call lies in between); a smaller step between them is no news.
+#: The uncertainty of reading two clocks with an RM call in between; a smaller step between them is ignored.
 _CLOCK_STEP_NS = 50_000
 
 
 @dataclass(frozen=True, slots=True)
 class GpuTimeReading(Generic[K]):
-    """What the contexts of each owner did between two looks."""
+    """What the contexts of each owner did between two calls of ``look``."""
 
     uses: Mapping[K, GpuTime]
-    #: In order, for each of them.
+    #: When the contexts of each owner ran, in order.
     runs: Mapping[K, list[Span]]
-    #: How often the engine went straight from one owner's context to another's.
+    #: How often the engine switched straight from one owner's context to another's.
     handovers: Counter[tuple[K, K]]
-    #: Whose context holds the engine now.
+    #: The owner of the context on the engine.
     resident: K | None
 
 
 @dataclass(slots=True)
 class GpuTimeReader:
-    """Context switches of one card, metered up to the last drain."""
+    """GPU time of one card up to the last drain."""
 
     device: RmDevice
     log: CtxswLog
     meter: GpuTimeCounter = field(default_factory=GpuTimeCounter)
-    #: How far the card's clock is ahead of CLOCK_MONOTONIC.
+    #: The card's clock minus CLOCK_MONOTONIC.
     _ahead_ns: int = 0
 
     def drain(self) -> None:
-        """Move context switches from the log to the meter. Raises RmError or OSError where the card fails."""
+        """Move context switches from the log to the counter. Raises RmError or OSError if the card fails."""
         switches = self.log.read()
         now_ns = self.device.time_ns()
         self.meter.advance([Event(s.at_ns, (s.context, s.pid), s.tag == START) for s in switches], now_ns)
 
     def look(self, owner: Callable[[Hashable], K | None], *, detailed: bool) -> GpuTimeReading[K]:
-        """Return what each owner's contexts did since the last look.
+        """Return what each owner's contexts did since the last call.
 
-        From when to when, on CLOCK_MONOTONIC, is told where this look and the last one are ``detailed``. Raises RmError
-        or OSError where the card fails.
+        If this call and the last one are ``detailed``, it lists when they ran, on CLOCK_MONOTONIC. Raises RmError or
+        OSError if the card fails.
         """
         uses: dict[K, GpuTime] = {}
-        for who, use in self.meter.take(lambda who: owner(who) is not None).items():
-            if (mine := owner(who)) is not None:
+        for context, use in self.meter.take(lambda context: owner(context) is not None).items():
+            if (mine := owner(context)) is not None:
                 uses[mine] = uses.get(mine, NOTHING) + use
         runs: dict[K, list[Span]] = {}
-        for who, spans in self._runs(wanted=detailed).items():
-            if (mine := owner(who)) is not None:
+        for context, spans in self._runs(wanted=detailed).items():
+            if (mine := owner(context)) is not None:
                 runs[mine] = sorted(runs.get(mine, []) + spans)
         handovers: Counter[tuple[K, K]] = Counter()
         for pair, count in self.meter.take_handovers().items():
@@ -74,7 +74,7 @@ class GpuTimeReader:
         return GpuTimeReading(uses, runs, handovers, owner(self.meter.resident))
 
     def _runs(self, *, wanted: bool) -> dict[Hashable, list[Span]]:
-        """Return who ran when since the last call, if that was ``wanted`` then."""
+        """Return when contexts ran since the last call, if that was ``wanted`` then."""
         spans = self.meter.record(wanted)
         if not spans:
             return {}
@@ -83,6 +83,6 @@ class GpuTimeReader:
         if abs(ahead_ns - self._ahead_ns) > _CLOCK_STEP_NS:
             self._ahead_ns = ahead_ns
         return {
-            who: [(start_ns - self._ahead_ns, end_ns - self._ahead_ns) for start_ns, end_ns in found]
-            for who, found in spans.items()
+            context: [(start_ns - self._ahead_ns, end_ns - self._ahead_ns) for start_ns, end_ns in found]
+            for context, found in spans.items()
         }

@@ -1,4 +1,4 @@
-"""What NVML tells of this machine's cards: whether they are whole, their names and sizes, how much they are used."""
+"""What NVML reports about this machine's cards: MIG mode, names, sizes, utilisation."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _FRESH_NS = 100 * NS_PER_MS
 
 
 def check_cards() -> None:
-    """Make sure that no card is in MIG mode, which divides it in another way. Raises NoGpuError, NotSupportedError."""
+    """Check that no card is in MIG mode, which partitions it. Raises NoGpuError, NotSupportedError."""
     with _nvml():
         for index in range(pynvml.nvmlDeviceGetCount()):
             try:
                 current, _ = pynvml.nvmlDeviceGetMigMode(pynvml.nvmlDeviceGetHandleByIndex(index))
-            except pynvml.NVMLError:  # a card without MIG, or one that cannot be asked: the guardian leaves that out
+            except pynvml.NVMLError:  # no MIG, or no answer: the guardian leaves a card without an answer out
                 continue
             if current == pynvml.NVML_DEVICE_MIG_ENABLE:
                 raise NotSupportedError(
@@ -32,13 +32,13 @@ def check_cards() -> None:
 
 
 def describe(cards: Iterable[tuple[int, str]]) -> list[Pgpu]:
-    """Ask for names and sizes of cards given as (number, PCI address). Raises NoGpuError."""
+    """Return names and sizes of cards given as (number, PCI address). Raises NoGpuError."""
     with _nvml():
         return [_described(index, pynvml.nvmlDeviceGetHandleByPciBusId(pci.encode())) for index, pci in cards]
 
 
 def processes(uuid: str) -> frozenset[int]:
-    """List the processes that have a context on a card, for compute or graphics. Raises NoGpuError."""
+    """List the processes with a compute or graphics context on a card. Raises NoGpuError."""
     with _nvml():
         try:
             card = pynvml.nvmlDeviceGetHandleByUUID(uuid)
@@ -47,12 +47,12 @@ def processes(uuid: str) -> frozenset[int]:
                 *pynvml.nvmlDeviceGetGraphicsRunningProcesses(card),
             ]
         except pynvml.NVMLError as error:
-            raise NoGpuError(f"NVML: {error}; it does not say who is on the card") from error
+            raise NoGpuError(f"NVML: {error}; it does not list the card's processes") from error
     return frozenset(int(process.pid) for process in found)
 
 
 class Utilization:
-    """In what part of the time a card runs any kernel."""
+    """The fraction of time in which a card runs any kernel."""
 
     def __init__(self, uuid: str) -> None:
         self._uuid = uuid
@@ -61,7 +61,7 @@ class Utilization:
         self._used: float | None = None
 
     def read(self) -> float | None:
-        """Return the part of about the last fifth of a second, 0 to 1; None where NVML does not tell."""
+        """Return the fraction over about the last 200 ms, 0 to 1; None if NVML gives none."""
         now_ns = time.monotonic_ns()
         if self._looked_ns and now_ns - self._looked_ns < _FRESH_NS * 9 // 10:
             return self._used
@@ -76,7 +76,7 @@ class Utilization:
         return self._used
 
     def close(self) -> None:
-        """Let go of NVML."""
+        """Shut NVML down."""
         if self._card is not None:
             self._card = None
             with suppress(pynvml.NVMLError):

@@ -1,7 +1,7 @@
-"""A client of RM: opens the control device, makes objects, issues controls, maps memory.
+"""An RM client: opens the control device, makes objects, issues controls, maps memory.
 
-Also the way to act under another process's client: RM ties a client to the open file it was made on, so
-whoever holds that file (taken with pidfd_getfd) may name the client (rmclientValidate_IMPL).
+It can also act under another process's client. RM ties a client to the open file that it was made on, so any process
+that holds that file (taken with pidfd_getfd) may name the client (rmclientValidate_IMPL).
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from qgpu.nvidia import abi
 from qgpu.nvidia.abi import ffi
 
 _CONTROL_DEVICE = "/dev/nvidiactl"
-#: Handles of our own objects, far from those libcuda picks; each client has a name space of its own.
+#: Our objects' handles start here, far from those that libcuda chooses; each client has its own handles.
 _FIRST_HANDLE = 0x71000000
 
 
 def control(fd: int, client: int, target: int, command: int, params: Any = None) -> None:
     """Issue an RM control through ``fd`` on an object of ``client``. Raises RmError, OSError.
 
-    ``params`` is a cffi pointer to the control's structure, filled in with the answer.
+    ``params`` is a cffi pointer to the control's structure; RM writes its answer there.
     """
     call = ffi.new("NVOS54_PARAMETERS *")
     call.hClient, call.hObject, call.cmd = client, target, command
@@ -37,7 +37,7 @@ def control(fd: int, client: int, target: int, command: int, params: Any = None)
 
 
 def handle_info(fd: int, client: int, handle: int) -> tuple[int, int] | None:
-    """Ask RM for (class, parent) of an object; None when it does not exist (CLIENT_GET_HANDLE_INFO)."""
+    """Ask RM for (class, parent) of an object; None if it does not exist (CLIENT_GET_HANDLE_INFO)."""
     found = []
     for index in (abi.NV0000_CLIENT_HANDLE_INFO_CLASS, abi.NV0000_CLIENT_HANDLE_INFO_PARENT):
         params = ffi.new("NV0000_CTRL_CLIENT_GET_HANDLE_INFO_PARAMS *", {"hObject": handle, "index": index})
@@ -50,7 +50,7 @@ def handle_info(fd: int, client: int, handle: int) -> tuple[int, int] | None:
 
 
 def memory_bytes(fd: int, client: int, memory: int) -> int | None:
-    """Ask RM how large a memory object really is, in bytes; None when it does not exist (GET_SURFACE_INFO)."""
+    """Ask RM for the true size of a memory object, in bytes; None if it does not exist (GET_SURFACE_INFO)."""
     parts = abi.NV0041_SURFACE_INFO_PHYS_SIZE_LO, abi.NV0041_SURFACE_INFO_PHYS_SIZE_HI
     entries = ffi.new("NV0041_CTRL_SURFACE_INFO[2]", [{"index": part} for part in parts])
     params = ffi.new("NV0041_CTRL_GET_SURFACE_INFO_PARAMS *", {"surfaceInfoListSize": 2})
@@ -63,14 +63,14 @@ def memory_bytes(fd: int, client: int, memory: int) -> int | None:
 
 
 def free(fd: int, client: int, handle: int) -> bool:
-    """Free an object through the file of its client; False when RM did not."""
+    """Free an object through its client's file; False if RM refused."""
     call = ffi.new("NVOS00_PARAMETERS *", {"hRoot": client, "hObjectOld": handle})
     abi.ioctl(fd, abi.NV_ESC_RM_FREE, call)
     return bool(call.status == abi.NV_OK)
 
 
 def duplicate(fd: int, client: int, parent: int, handle: int, source: int) -> bool:
-    """Give an object a second handle in the same client; False when RM did not."""
+    """Give an object a second handle in the same client; False if RM refused."""
     call = ffi.new("NVOS55_PARAMETERS *")
     call.hClient, call.hParent, call.hObject, call.hClientSrc, call.hObjectSrc = client, parent, handle, client, source
     abi.ioctl(fd, abi.NV_ESC_RM_DUP_OBJECT, call)
@@ -78,7 +78,7 @@ def duplicate(fd: int, client: int, parent: int, handle: int, source: int) -> bo
 
 
 def export(fd: int, client: int, memory: int) -> int:
-    """Tie memory to a descriptor of ours, which is to be closed again: it keeps the memory. Raises RmError, OSError."""
+    """Export memory to a new descriptor, which keeps the memory until the caller closes it. Raises RmError, OSError."""
     carrier = os.open(_CONTROL_DEVICE, os.O_RDWR | os.O_CLOEXEC)
     try:
         params = ffi.new("NV0000_CTRL_OS_UNIX_EXPORT_OBJECT_TO_FD_PARAMS *", {"fd": carrier, "hObject": memory})
@@ -91,9 +91,9 @@ def export(fd: int, client: int, memory: int) -> int:
 
 
 def is_exported(fd: int, client: int, parent: int, memory: int, carrier: int) -> bool:
-    """Ask RM whether memory of a client is what a descriptor carries. Raises RmError, OSError.
+    """Ask RM whether a descriptor carries a client's memory. Raises RmError, OSError.
 
-    RM compares two handles of one client, so the client gets another one for that time.
+    RM compares two handles of one client, so the client gets another handle meanwhile.
     """
     params = ffi.new("NV0000_CTRL_OS_UNIX_IMPORT_OBJECT_FROM_FD_PARAMS *", {"fd": carrier, "hParent": parent})
     params.type = abi.NV0000_OS_UNIX_EXPORT_OBJECT_TYPE_RM
@@ -108,16 +108,16 @@ def is_exported(fd: int, client: int, parent: int, memory: int, carrier: int) ->
 
 
 def take(pidfd: int, fd: int) -> int:
-    """Take the open file that another process has as ``fd``; to be closed again soon. Raises OSError.
+    """Duplicate another process's descriptor ``fd``; close it again soon. Raises OSError.
 
-    A file held here would keep its RM clients alive past the process's death.
+    A file held here keeps its RM clients alive after the process's end.
     """
     return abi.pidfd_getfd(pidfd, fd)
 
 
 @contextmanager
 def borrowed(pidfd: int, fd: int) -> Iterator[int]:
-    """Take the open file that another process has as ``fd``, for the time of the block. Raises OSError."""
+    """Duplicate another process's descriptor ``fd`` for the block. Raises OSError."""
     taken = take(pidfd, fd)
     try:
         yield taken
@@ -135,7 +135,7 @@ class CardInfo:
 
 
 class RmClient:
-    """One root client of our own, with the objects below it. Close it to free them all."""
+    """One root client of our own, with the objects below it; closing it frees them all."""
 
     def __init__(self) -> None:
         try:
@@ -168,7 +168,7 @@ class RmClient:
         )
 
     def open_card(self, minor: int, gpu_id: int) -> None:
-        """Open a card's device file for this client and attach it; needed before a Device can be made."""
+        """Open a card's device file for this client and attach it; a Device needs this first."""
         fd = os.open(f"/dev/nvidia{minor}", os.O_RDWR | os.O_CLOEXEC)
         self._device_fds.append(fd)
         abi.ioctl(fd, abi.NV_ESC_REGISTER_FD, ffi.new("int *", self.fd))
@@ -192,7 +192,7 @@ class RmClient:
         control(self.fd, self.handle, target, command, params)
 
     def knows(self, client: int, handle: int) -> bool:
-        """Tell whether RM has an object, whoever's it is (CLIENT_GET_ACCESS_RIGHTS asks about any client's)."""
+        """Tell whether RM has an object of any client (CLIENT_GET_ACCESS_RIGHTS accepts all clients)."""
         params = ffi.new("NV0000_CTRL_CLIENT_GET_ACCESS_RIGHTS_PARAMS *", {"hObject": handle, "hClient": client})
         try:
             self.control(self.handle, abi.NV0000_CLIENT_GET_ACCESS_RIGHTS, params)
@@ -201,7 +201,7 @@ class RmClient:
         return True
 
     def map_readonly(self, memory: int, length: int) -> mmap.mmap:
-        """Map a deviceless memory object for reading. The mapping needs a control descriptor of its own."""
+        """Map a deviceless memory object for reading; the mapping needs a control descriptor of its own."""
         fd = os.open(_CONTROL_DEVICE, os.O_RDWR | os.O_CLOEXEC)
         try:
             call = ffi.new("NVOS33_PARAMETERS_WITH_FD *")

@@ -1,8 +1,8 @@
-"""One card as our own client holds it: the gate over other clients' channels.
+"""One card opened by our own client, with the gate over other clients' channels.
 
-FIFO_DISABLE_CHANNELS takes channels of any client from a root caller and, on return, none of them is running
-(kernel_fifo_ctrl.c:subdeviceCtrlCmdFifoDisableChannels_IMPL; 0.2-0.9 ms measured on an H200, 10-40 ms over a
-kernel that reads host memory without end).
+FIFO_DISABLE_CHANNELS takes channels of any client from a root caller, and when it returns none of them is running
+(kernel_fifo_ctrl.c:subdeviceCtrlCmdFifoDisableChannels_IMPL). It took 0.2-0.9 ms on an H200, and 10-40 ms over a kernel
+that reads host memory without end.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _log = structlog.get_logger("rm")
 
 @dataclass(frozen=True, slots=True)
 class RmDevice:
-    """A Device and Subdevice of ours on one card."""
+    """Our Device and Subdevice on one card."""
 
     client: RmClient
     #: RM's device instance: what a pod names in NV0080_ALLOC_PARAMETERS.deviceId.
@@ -34,19 +34,19 @@ class RmDevice:
     gpu_id: int
 
     def time_ns(self) -> int:
-        """Read the card's own clock, which context-switch records carry: set once, it drifts from the host's."""
+        """Read the card's clock, which stamps context-switch records; it was set once, and drifts from the host's."""
         params = ffi.new("NV2080_CTRL_TIMER_GET_TIME_PARAMS *")
         self.client.control(self.subdevice, abi.NV2080_TIMER_GET_TIME, params)
         return int(params.time_nsec)
 
     def uuid(self) -> bytes:
-        """Return the card's UUID, as UVM names cards. Raises RmError."""
+        """Return the card's UUID, which UVM uses. Raises RmError."""
         params = ffi.new("NV2080_CTRL_GPU_GET_GID_INFO_PARAMS *", {"flags": abi.NV2080_GPU_GID_FORMAT_BINARY})
         self.client.control(self.subdevice, abi.NV2080_GPU_GET_GID_INFO, params)
         return bytes(ffi.buffer(params.data, params.length))
 
     def private_bytes(self, pid: int) -> int:
-        """Return how much of this card's memory a process alone refers to, by RM's count. Raises RmError."""
+        """Return how much of this card's memory only this process refers to, by RM's count. Raises RmError."""
         params = ffi.new("NV2080_CTRL_GPU_GET_PID_INFO_PARAMS *", {"pidInfoListCount": 1})
         params.pid = pid
         self.client.control(self.subdevice, abi.NV2080_GPU_GET_PID_INFO, params)
@@ -55,12 +55,12 @@ class RmDevice:
     def set_channels(self, channels: Sequence[tuple[int, int]], *, disabled: bool, preempt: bool = True) -> None:
         """Disable or enable channels given as (client, channel) handles. Raises RmError on a stale handle.
 
-        RM counts: a channel disabled twice runs again once it has been enabled twice, and enabling what is enabled
-        changes nothing. Of a call that is refused, channels before the stale one are disabled or enabled all the same
-        (measured on an H200: docs/decisions/0032-counted.md).
+        RM counts: a channel that was disabled twice runs only after it was enabled twice, and enabling an enabled
+        channel changes nothing. When RM refuses a call, the channels before the stale one are disabled or enabled all
+        the same (measured on an H200: docs/decisions/0032-counted.md).
 
-        Without ``preempt`` a channel that runs is left to the end of its timeslice, which takes the card half
-        as long and nothing from a third party; it is off only once another TSG wants the engine.
+        Without ``preempt`` a running channel may finish its timeslice. That takes the card half as long, and takes no
+        time from a third context. The channel leaves the engine only when another TSG wants it.
         """
         for at in range(0, len(channels), abi.MAX_DISABLE_CHANNELS):
             part = channels[at : at + abi.MAX_DISABLE_CHANNELS]
@@ -73,7 +73,7 @@ class RmDevice:
 
 
 def open_devices(client: RmClient) -> list[RmDevice]:
-    """Open every card of this machine, in PCI order: the order of nvidia-smi and of pGPU numbers."""
+    """Open every card in PCI order, the order of nvidia-smi and of pGPU numbers."""
     devices = []
     for card in client.cards():
         try:

@@ -1,6 +1,6 @@
-"""UVM's ABI, as far as it is read: the ioctls of /dev/nvidia-uvm (kernel-open/nvidia-uvm/uvm_ioctl.h).
+"""The part of UVM's ABI that qgpu reads: ioctls of /dev/nvidia-uvm (kernel-open/nvidia-uvm/uvm_ioctl.h).
 
-Their numbers are plain integers: no type, no direction, no size. Every structure ends in UVM's status.
+Their numbers are plain integers: no type, no direction, no size. Every structure ends with UVM's status.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ ALLOC_SEMAPHORE_POOL = 68
 MAP_EXTERNAL_SPARSE = 74
 ALLOC_DEVICE_P2P = 78
 
-#: Calls that map something that is not memory of a card: it takes page tables there.
+#: Calls that map no card memory, but take page tables on the card.
 TABLES_ALONE = frozenset({MAP_DYNAMIC_PARALLELISM_REGION, ALLOC_SEMAPHORE_POOL, MAP_EXTERNAL_SPARSE})
-#: Calls that decide what memory is held, and on which cards.
+#: Calls that decide which cards hold which memory.
 WATCHED = frozenset(
     {
         *(INITIALIZE, MAP_EXTERNAL_ALLOCATION, FREE, REGISTER_GPU, UNMAP_EXTERNAL),
@@ -34,7 +34,7 @@ INIT_FLAGS_DISABLE_HMM = 0x1
 INITIALIZE_BYTES = 16
 STATUS_AT_INITIALIZE = 8
 
-#: The attributes of MAP_EXTERNAL_ALLOCATION are for 32 cards, and from 550.54.14 on for 256, of 36 bytes each.
+#: MAP_EXTERNAL_ALLOCATION has attributes for 32 cards, and since 550.54.14 for 256, of 36 bytes each.
 _ATTRIBUTES_BYTES, _FEW, _MANY = 36, 32, 256
 _MANY_SINCE = (550, 54, 14)
 
@@ -45,7 +45,7 @@ UUID_BYTES = 16
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where things are in a call's structure; ``client_at`` is followed by the handle of the object it is about."""
+    """Offsets in a call's structure; the object's handle follows ``client_at``."""
 
     size: int
     status_at: int
@@ -71,7 +71,7 @@ def layouts(version: str) -> dict[int, Layout]:
 
 
 def major(devices: str | None = None) -> int | None:
-    """Find the major number of /dev/nvidia-uvm, which differs from boot to boot; None when UVM is not loaded."""
+    """Find the major number of /dev/nvidia-uvm, which differs from boot to boot; None if UVM is not loaded."""
     text = Path("/proc/devices").read_text() if devices is None else devices
     for line in text.splitlines():
         number, _, name = line.strip().partition(" ")

@@ -1,8 +1,8 @@
-"""The driver branches qgpu knows, one row each, and which driver runs here.
+"""The driver branches that qgpu knows, one row each, and the version of the running driver.
 
-A new branch is one row, written after comparing the structures of ``abi.py`` with that branch's headers, and recording
-what it lets anybody ask (``tests/record_rm.py``); what is new of that needs a row in ``guardian/rules``.
-An unknown branch is refused: enforcing on a guess would be worse than saying no.
+To add a branch, compare the structures of ``abi.py`` with its headers, and record what it lets any process ask of RM
+(``tests/record_rm.py``). New controls and classes need rows in ``guardian/rules``; the branch needs a row here. qgpu
+refuses an unknown branch, because enforcement based on a guess is worse than none.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ VERSION_FILE = Path("/proc/driver/nvidia/version")
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """What qgpu has to know of one driver branch."""
+    """What qgpu must know about one driver branch."""
 
     major: int
-    #: Whether a channel can be asked for the context id that context-switch records carry (ctrla06fgpfifo.h).
+    #: Whether RM returns a channel's context id, which context-switch records carry (ctrla06fgpfifo.h).
     context_ids: bool
 
 
@@ -62,7 +62,7 @@ def parse(text: str) -> str:
 
 
 def installed() -> str:
-    """Return the version of the running driver. Raises NoGpuError when none is loaded."""
+    """Return the version of the running driver. Raises NoGpuError if none is loaded."""
     try:
         return parse(VERSION_FILE.read_text())
     except OSError as error:

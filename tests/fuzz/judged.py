@@ -344,7 +344,7 @@ def judged(random: Random):
             argument, params = mutate.data(random, argument), mutate.data(random, params)
         pod.ask(number, argument, params)
         if random.randrange(20) == 0:
-            pod.supervisor.reconciler.settle(time.monotonic_ns() + random.randrange(3) * 10**9)
+            pod.supervisor.reconciler.run_due(time.monotonic_ns() + random.randrange(3) * 10**9)
         if pod.rm.held > LIMIT:
             raise AssertionError(f"RM holds {pod.rm.held} after {number:#x} {argument.hex()} {params.hex()}")
 

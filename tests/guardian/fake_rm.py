@@ -64,10 +64,10 @@ class FakeRm:
     def exists(self, key):
         return tuple(key) in self.objects
 
-    def about(self, file, client, handle):
+    def object_info(self, file, client, handle):
         return None if self.bare else self.objects.get((client, handle))
 
-    def real(self, rm):
+    def find_object(self, rm):
         return self.objects.get(rm.key)
 
     def size(self, rm):
@@ -102,10 +102,10 @@ class FakeRm:
     def gpu_ids(self, instances):
         return {0x600 + instance for instance in instances}
 
-    def reaches(self, pid, fd, clients):
+    def clients_behind_fd(self, pid, fd, clients):
         return clients - self.stale if proc.device(pid, fd) is not None else set()
 
-    def is_reached(self, client, pod, file):
+    def pod_has_file(self, client, pod, file):
         return client not in self.stale
 
     def make_preemptible(self, file, client, subdevice, tsg):

@@ -142,7 +142,17 @@ class LastingRm(CountingRm):
         return self.objects, alike, kept_by_descriptor, len(self.exported), once, self.held
 
 
-for _name in ("exists", "about", "real", "size", "bytes_of", "free", "free_anywhere", "duplicate", "is_same"):
+for _name in (
+    "exists",
+    "object_info",
+    "find_object",
+    "size",
+    "bytes_of",
+    "free",
+    "free_anywhere",
+    "duplicate",
+    "is_same",
+):
     setattr(LastingRm, _name, _lasts(getattr(LastingRm, _name)))
 for _name in ("private_bytes", "perform"):
     setattr(LastingRm, _name, _lasts(getattr(LastingRm, _name)))
@@ -197,9 +207,9 @@ class MortalPod(Pod):
                 os.close(file.ours)
             self.rm.unwatch(pid)
 
-    def take_up(self) -> None:
+    def resume(self) -> None:
         """Settle what the last one had in hand."""
-        self.dispatcher.take_up(self.supervisor.listeners[self.number][1], self.supervisor.left_in_hand(self.number))
+        self.dispatcher.resume(self.supervisor.listeners[self.number][1], self.supervisor.unanswered_call(self.number))
 
     def guardian_that_dies(self, line: int) -> int:
         """Let another process be the next guardian, and die at a line of its code, from the first call on.
@@ -211,8 +221,8 @@ class MortalPod(Pod):
             try:
                 self.succeed()
                 with _death_at(line):
-                    if self.supervisor.left_in_hand(self.number) is not None:
-                        self.take_up()
+                    if self.supervisor.unanswered_call(self.number) is not None:
+                        self.resume()
                     else:
                         self._serve_once()
             finally:

@@ -77,7 +77,7 @@ class Pod:
         self.child = Child()
         self.process, self.listener = self.child.process, self.child.listener
         self.tell, self.begin = self.child.tell, self.child.begin
-        self.left, self.stayed = [], []
+        self.left, self.cancel_free = [], []
         self.rm = FakeRm(objects)
         self.minors, self.limits = {0: MINOR}, {0: LIMIT}
         self.files = FileSets()
@@ -92,7 +92,7 @@ class Pod:
             journal,
             self.rm,
             self.left.extend,
-            self.stayed.extend,
+            self.cancel_free.extend,
             lambda pid, pidfd: None,
             time.monotonic_ns,
             lambda pod: Allowance(self.minors, self.limits),
@@ -109,7 +109,7 @@ class Pod:
     def settle(self):
         """Let everything come due."""
         for second in range(20):
-            self.supervisor.reconciler.settle(time.monotonic_ns() + second * 10**9)
+            self.supervisor.reconciler.run_due(time.monotonic_ns() + second * 10**9)
 
     def uvm(self, request, argument):
         """Make a call of UVM's on a file that is taken for UVM's meanwhile."""

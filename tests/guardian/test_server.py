@@ -68,7 +68,7 @@ def guardian(monkeypatch, tmp_path):
     made.supervisor.uvm_files.perform = rm.perform
     made.path = tmp_path / "guardian.sock"
     stop = threading.Event()
-    monkeypatch.setattr(made, "_nobody_left", stop.is_set)
+    monkeypatch.setattr(made, "_is_unused", stop.is_set)
     thread = threading.Thread(target=made.run)
     thread.start()
     yield made
@@ -139,7 +139,7 @@ def test_a_socket_that_was_removed_is_there_again_while_anybody_is(pods, guardia
     guardian.path.unlink()
     deadline = time.monotonic() + PATIENCE_S
     while not guardian.path.exists():
-        assert time.monotonic() < deadline, "nobody can connect"
+        assert time.monotonic() < deadline, "guardian socket not restored"
         time.sleep(0.01)
 
 
@@ -147,7 +147,7 @@ def test_a_guardian_that_is_alone_leaves_no_directory_behind(guardian):
     guardian.path.unlink()
     with guardian.lock:
         guardian._looked_ns = 0
-        guardian._turn()
+        guardian._run_due()
 
     assert not guardian.path.exists()
 
@@ -239,7 +239,7 @@ def test_what_a_killed_process_had_of_uvm_is_taken_from_the_card_before_it_is_sa
     a, _ = pods
     fd = os.open("/dev/null", os.O_RDWR)
     files = guardian.supervisor.uvm_files
-    files.keep(a.process.pid, fd, fd, [bytes(16)])
+    files.hold(a.process.pid, fd, fd, [bytes(16)])
     os.close(fd)
     a.end()
     deadline = time.monotonic() + PATIENCE_S
@@ -263,7 +263,7 @@ def test_a_listener_that_no_thread_can_be_had_for_is_given_back(pods, guardian, 
     known = set(guardian.supervisor.listeners)
     with monkeypatch.context() as patch:
         patch.setattr(server.threading.Thread, "start", start)
-        with pytest.raises(AssertionError, match="nobody can serve it"):
+        with pytest.raises(AssertionError, match="it cannot be served"):
             daemon("attach", [os.dup(guardian.supervisor.listeners[1][1].fd)], name="a", pid=pods[0].process.pid)
 
     assert set(guardian.supervisor.listeners) == known

@@ -46,22 +46,24 @@ class Rm(LastingRm):
         # The main loop asks, and may not wait for a descriptor to look into the file again: a driver needs none.
         known = SimpleNamespace(knows=lambda client, handle: (client, handle) in self.objects)
         self._reach = gpu_ops.GpuOps(table, SimpleNamespace(), known, [])
-        self._reach._pidfds, self._reach.unreached = self.pidfds, lambda client: self.unreached(client)
-        self._reach.about = self.about
+        self._reach._pidfds, self._reach.on_unreachable = self.pidfds, lambda client: self.on_unreachable(client)
+        self._reach.object_info = self.object_info
         if not path.exists():
             self.objects = {(client, client): (abi.NV01_ROOT_CLIENT, 0) for client in CLIENTS}
             self.objects |= {(client, 2): (abi.NV01_DEVICE_0, client) for client in CLIENTS}
             self.keep()
 
     def load(self) -> None:
-        self.__dict__.update(pickle.loads(fd_budget.patiently(self._path.read_bytes)))
+        self.__dict__.update(pickle.loads(fd_budget.retry_on_emfile(self._path.read_bytes)))
 
     def keep(self) -> None:
         if self._path is None:
             super().keep()
             return
         new = self._path.with_suffix(f".{os.getpid()}.new")
-        fd_budget.patiently(lambda: new.write_bytes(self.said()))  # a driver's files are not its callers' descriptors
+        fd_budget.retry_on_emfile(
+            lambda: new.write_bytes(self.said())
+        )  # a driver's files are not its callers' descriptors
         new.rename(self._path)
 
     def private_bytes(self, instance, pid):
@@ -80,13 +82,13 @@ class Rm(LastingRm):
 
     def timeslice(self, tsg, timeslice_us):
         """Reach for the client's file as on a card; that done, nothing runs here whose slice could be set."""
-        return self._reach._through(tsg.client, lambda file: True) is not None
+        return self._reach._via_client_file(tsg.client, lambda file: True) is not None
 
-    def reaches(self, pid, fd, clients):
-        return self._reach.reaches(pid, fd, clients)
+    def clients_behind_fd(self, pid, fd, clients):
+        return self._reach.clients_behind_fd(pid, fd, clients)
 
-    def is_reached(self, client, pod, file):
-        return self._reach.is_reached(client, pod, file)
+    def pod_has_file(self, client, pod, file):
+        return self._reach.pod_has_file(client, pod, file)
 
 
 class _Device:

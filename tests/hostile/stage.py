@@ -154,7 +154,7 @@ class Stage:
         self.until(look, "there is a guardian")
         return found[0]
 
-    def reserve(self) -> int:
+    def standby(self) -> int:
         """Return the process that is to be the next guardian."""
         found: list[int] = []
 
@@ -203,7 +203,7 @@ class Stage:
             self.until(
                 lambda: all(self.steps(name).read_text().count("rests") > n for name, n in before.items()), "pods rest"
             )
-            self.reserve()
+            self.standby()
             time.sleep(_SETTLED_S)
             rm = emulated.Rm(self.directory / "rm", ObjectTable())
             rm.load()

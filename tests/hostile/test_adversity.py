@@ -62,7 +62,7 @@ def test_a_guardian_without_room_for_more_descriptors_serves_its_pods_and_takes_
     guardian = psutil.Process(stage.guardian())
     with _limited(guardian.pid, _held_long(guardian.pid) + 4):
         stage.go_on()
-        with pytest.raises(AssertionError, match="nobody can serve it"):
+        with pytest.raises(AssertionError, match="it cannot be served"):
             _start_more(stage)
         stage.pods.popitem()
         stage.go_on()

@@ -35,7 +35,7 @@ def stage(tmp_path: Path) -> Iterator[Stage]:
 
 def both_killed(stage: Stage) -> None:
     """The one in reserve takes their place: pods go on before there is a daemon again."""
-    stage.reserve()
+    stage.standby()
     os.kill(stage.guardian(), signal.SIGKILL)
     stage.daemon.kill()
     stage.go_on()
@@ -43,7 +43,7 @@ def both_killed(stage: Stage) -> None:
 
 
 def all_killed(stage: Stage) -> None:
-    for pid in (stage.reserve(), stage.guardian()):
+    for pid in (stage.standby(), stage.guardian()):
         os.kill(pid, signal.SIGKILL)
     stage.daemon.kill()
     stage.restart()
@@ -51,7 +51,7 @@ def all_killed(stage: Stage) -> None:
 
 def both_killed_and_nothing_kept(stage: Stage) -> None:
     """No service manager is there: the next daemon may come before the one in reserve has begun."""
-    stage.reserve()
+    stage.standby()
     os.kill(stage.guardian(), signal.SIGKILL)
     time.sleep(stage.random.random() * 0.1)
     stage.daemon.kill()
@@ -73,10 +73,10 @@ def guardian_and_its_daemon_killed_and_nothing_kept(stage: Stage) -> None:
 
 
 def _killed_in_mid_change(stage: Stage) -> None:
-    reserve = psutil.Process(stage.reserve())
+    standby = psutil.Process(stage.standby())
     os.kill(stage.guardian(), signal.SIGKILL)
     with suppress(psutil.NoSuchProcess):  # the last daemon's was first
-        stage.until(lambda: reserve.name() == "qgpu-guardian", "the next begins")
+        stage.until(lambda: standby.name() == "qgpu-guardian", "the next begins")
     time.sleep(stage.random.random() * 0.2)
     stage.daemon.kill()
 
@@ -124,7 +124,7 @@ def daemon_stopped(stage: Stage) -> None:
 
 
 def reserve_killed(stage: Stage) -> None:
-    os.kill(stage.reserve(), signal.SIGKILL)
+    os.kill(stage.standby(), signal.SIGKILL)
     guardian_killed(stage)
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from qgpu.linux import fd_budget, proc
 from qgpu.linux.inflight_syscalls import InflightSyscall
-from qgpu.linux.open_file_set import FileSets, occupy
+from qgpu.linux.open_file_set import FileSets, reserve_fds
 from tests.guardian.pod import make_device, make_subdevice
 
 #: Above the numbers of the sets of files.
@@ -26,7 +26,7 @@ _LOW = 1010
 def hungry() -> Iterator[Callable[[], None]]:
     """Leave this process no descriptor; yield what ends that."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    occupy()
+    reserve_fds()
     resource.setrlimit(resource.RLIMIT_NOFILE, (_LOW, before[1]))
     taken: list[int] = []
     with suppress(OSError):
@@ -62,8 +62,8 @@ def test_nobody_is_taken_for_gone_for_want_of_a_descriptor():
 def test_a_call_is_not_over_for_want_of_a_descriptor():
     call = InflightSyscall(os.getpid(), os.getpid(), ["another"], 0)
     with hungry():
-        assert not call.over()
-    assert call.over()
+        assert not call.is_done()
+    assert call.is_done()
 
 
 def test_a_file_is_forgotten_without_a_descriptor():
@@ -88,11 +88,11 @@ def test_greedy_pods_leave_something_for_the_next(pods, most):
     while grown:
         grown = False
         for at in range(pods):
-            if fd_budget.is_fair(own[at], most - sum(own)):
+            if fd_budget.within_fair_share(own[at], most - sum(own)):
                 own[at] += 1
                 grown = True
 
-    assert fd_budget.is_fair(0, most - sum(own))
+    assert fd_budget.within_fair_share(0, most - sum(own))
 
 
 def test_what_is_held_long_is_refused_at_once_and_leaves_some_over():
@@ -104,7 +104,7 @@ def test_what_is_held_long_is_refused_at_once_and_leaves_some_over():
     try:
         while refused is None:
             try:
-                taken.append(fd_budget.long_held(os.dup(0)))
+                taken.append(fd_budget.check_headroom(os.dup(0)))
             except OSError as error:
                 refused = error.errno
         taken += [os.dup(0) for _ in range(50)]

@@ -50,11 +50,11 @@ def test_a_call_is_over_when_its_thread_stands_in_the_next_one_of_the_same_words
     pid, listener = repeating
     call = listener.receive()
     pending = InflightSyscalls()
-    pending.let(call, pid)
+    pending.add(call, pid)
     listener.proceed(call.id)
     select.select([listener.fd], [], [], 60)  # it has come to the next
 
-    same = InflightSyscall.of(call, pid).shown
+    same = InflightSyscall.of(call, pid).proc_syscall
 
     assert pending.wait(60)
     assert Path(f"/proc/{pid}/syscall").read_text().split()[: len(same)] == same

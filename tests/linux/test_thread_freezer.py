@@ -66,7 +66,7 @@ def counting(fd):
 
 def test_siblings_stand_still_while_they_are_held_and_go_on_after(program):
     pid, fd = program()
-    with thread_freezer.held(pid, pid, ()):
+    with thread_freezer.frozen_siblings(pid, pid, ()):
         first = counts(fd)
         time.sleep(0.1)
         second = counts(fd)
@@ -80,7 +80,7 @@ def test_a_signal_that_comes_meanwhile_is_not_lost(program):
     for _ in range(10):
         before = os.pread(fd, 1, 100)
         os.kill(pid, signal.SIGUSR1)
-        with thread_freezer.held(pid, pid, ()):
+        with thread_freezer.frozen_siblings(pid, pid, ()):
             pass
         deadline = time.monotonic() + 60
         while os.pread(fd, 1, 100) == before:
@@ -92,7 +92,7 @@ def test_a_process_that_shares_the_descriptors_cannot_be_kept_still(program):
     pid, fd = program("shares")
     other = int.from_bytes(os.pread(fd, 8, 200), "little")
 
-    with pytest.raises(OSError, match="shares the descriptors"), thread_freezer.held(pid, pid, [pid, other]):
+    with pytest.raises(OSError, match="shares the descriptors"), thread_freezer.frozen_siblings(pid, pid, [pid, other]):
         pass
     assert counting(fd)
 
@@ -107,7 +107,7 @@ def test_who_is_traced_by_somebody_else_cannot_be_kept_still(program):
     try:
         while f"TracerPid:\t{tracer}" not in Path(f"/proc/{pid}/task/{thread}/status").read_text():
             time.sleep(0.005)
-        with pytest.raises(OSError, match="not permitted"), thread_freezer.held(pid, pid, ()):
+        with pytest.raises(OSError, match="not permitted"), thread_freezer.frozen_siblings(pid, pid, ()):
             pass
     finally:
         os.kill(tracer, signal.SIGKILL)
@@ -119,11 +119,11 @@ def test_a_thread_that_does_not_stop_in_time_is_not_stopped_later_either(program
     pid, fd = program()
 
     def hold():
-        with thread_freezer.held(pid, pid, ()):
+        with thread_freezer.frozen_siblings(pid, pid, ()):
             pass
 
     with pytest.raises(OSError, match="does not stop"):
-        thread_freezer.apart(hold)
+        thread_freezer.run_as_tracer(hold)
     assert counting(fd)
 
 
@@ -143,7 +143,7 @@ def test_a_call_that_keeps_a_cpu_busy_in_the_kernel_is_waited_for_however_much_t
         call = InflightSyscall(filler.pid, filler.pid, ["9"], ticks=-100)  # as if it had been in user mode since
         while _filled(filler.pid) < _BYTES // 16:
             time.sleep(0.0001)
-        thread_freezer.apart(lambda: thread_freezer.wait_until_over(call))
+        thread_freezer.run_as_tracer(lambda: thread_freezer.wait_until_done(call))
         filled = _filled(filler.pid)
         filler.stdin.close()
 

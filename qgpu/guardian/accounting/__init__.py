@@ -1,1 +1,1 @@
-"""What pods made and hold: RM objects, memory on each card, and what of it counts against a limit."""
+"""What pods hold: RM objects, memory on each card, and how much of it counts against a limit."""

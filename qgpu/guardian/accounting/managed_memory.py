@@ -1,8 +1,8 @@
-"""Address space that could be managed memory: what of a process is mapped as UVM demands of its mappings.
+"""Address space for managed memory: the mappings of a process that meet UVM's conditions.
 
-Managed memory is a shared mapping at an offset equal to its address (uvm.c:uvm_mmap; docs/decisions/0008), which
-/proc/PID/maps shows, whatever part of it is left. That it is UVM's is not shown there: the device in it is the one
-that the file lies on.
+Managed memory is a shared mapping at an offset equal to its address (uvm.c:uvm_mmap; docs/decisions/0008).
+/proc/PID/maps shows such mappings, and any part that is left of one. It does not show that one is UVM's: it lists the
+device that the file lies on.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from collections.abc import Iterable
 
 from qgpu.linux import proc
 
-#: UVM deals with managed memory in blocks of this size and alignment (uvm_va_block_types.h), takes memory of the card
-#: in pieces as large, which several blocks may share, and needs at most two page tables for each.
+#: UVM manages memory in blocks of this size and alignment (uvm_va_block_types.h). It takes card memory in pieces of the
+#: same size, which several blocks may share, and needs at most two page tables for each block.
 BLOCK = 2 << 20
 _TABLES = 2 << 12
-#: It takes them by 64 (uvm_pmm_gpu.c: uvm_perf_pma_batch_nonpinned_order): on an H200 1468 and 1508 MiB of managed
-#: memory were 1536 MiB of the card. A CUDA program that uses none has one block, for semaphores.
+#: UVM takes pieces in batches of 64 (uvm_pmm_gpu.c: uvm_perf_pma_batch_nonpinned_order): on an H200, 1468 and 1508 MiB
+#: of managed memory took 1536 MiB of the card. A CUDA program without managed memory has one block, for semaphores.
 _BATCH = 64 * BLOCK
 
 
 def cost(areas: Iterable[tuple[int, int]]) -> int:
-    """Return what address space is charged: bytes for areas from start to end, in order."""
+    """Return the charge in bytes for areas of address space, given in order as (start, end)."""
     blocks, behind = 0, 0
     for start, end in areas:
         first = max(start // BLOCK, behind)
@@ -31,18 +31,18 @@ def cost(areas: Iterable[tuple[int, int]]) -> int:
 
 
 def cost_of(address: int | None, size: int) -> int:
-    """Return what a mapping is charged that is about to be made, wherever it may lie if no address is known."""
+    """Return the charge for a mapping that is about to be made; without an address, for the worst place."""
     start = address if address is not None else BLOCK - 1
     return cost([(start, start + size)])
 
 
 def mapped(pid: int) -> int:
-    """Return what is charged of all that a process maps that could be managed memory; 0 for a process that is gone."""
+    """Return the charge for a process's mappings that could be managed memory; 0 if it has ended."""
     return cost(areas(proc.maps(pid)))
 
 
 def areas(maps: Iterable[bytes]) -> list[tuple[int, int]]:
-    """Return, of lines of /proc/PID/maps, from where to where those are that could be managed memory."""
+    """Return the areas, from lines of /proc/PID/maps, that could be managed memory."""
     found = []
     for line in maps:
         area, rights, offset, _ = line.split(maxsplit=3)

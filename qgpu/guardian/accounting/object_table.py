@@ -1,7 +1,7 @@
-"""The register: pod -> process -> RM client -> device -> TSG -> channel, and pod -> memory objects.
+"""The object table: pod -> process -> RM client -> device -> TSG -> channel, and pod -> memory objects.
 
-Kept from facts, one small dict each, so that the same facts written to the journal rebuild it. What RM is about to
-be asked for is a claim, charged already; it is confirmed, or gone, when RM has answered.
+It is built from facts, one small dict each, and the same facts in the journal rebuild it. An object that RM is about to
+be asked for is a claim, and is charged. RM's answer confirms it or removes it.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from qgpu.nvidia import abi
 
 Fact = dict[str, Any]
 
-#: Levels of objects below an RM client: device, TSG or subdevice, channel, what hangs on it; and room to spare.
+#: Levels of objects below an RM client: device, TSG or subdevice, channel, objects on the channel; and some to spare.
 _DEEPEST = 8
 Key = tuple[int, int]
 
-#: What RM itself takes of a card's memory for a TSG and its channels (context-switch buffers, instance memory, page
-#: tables), which has no handle: a CUDA context's share was measured as 9.6 MiB on an H200, and more is charged.
+#: Card memory that RM takes for a TSG and its channels (context-switch buffers, instance memory, page tables). It has
+#: no handle. A CUDA context's part was measured as 9.6 MiB on an H200; more than that is charged.
 COMPUTE_TSG_BYTES, OTHER_TSG_BYTES = 16 << 20, 1 << 20
-#: The same for an address space, of which every device has one too: its first page tables, 20 KiB on an H200.
+#: The same for an address space, which every device has too: its first page tables, 20 KiB on an H200.
 SPACE_BYTES = 64 << 10
 
-#: Descriptors of a client's file that are remembered; another one can be searched for (``file_search.py``).
+#: How many descriptors of a client's file are recorded; others can be searched for (``moved_files.py``).
 MOST_USERS = 16
 
-#: Of a device: which card it is on is not known yet.
+#: A device's instance while its card is unknown.
 NO_INSTANCE = 0xFFFFFFFF
 
 
 @dataclass(slots=True)
 class RmObject:
-    """One object as RM has it. ``detail``: device instance, engine type, or bytes, by class."""
+    """One RM object. ``detail`` is the device instance, the engine type, or bytes, by class."""
 
     client: int
     handle: int
@@ -48,21 +48,21 @@ class RmObject:
     confirmed: bool = False
     #: Channels: the id that context-switch records carry, 0 while unknown.
     context: int = 0
-    #: TSGs: the timeslice its process asked for, which it gets when no plan says otherwise.
+    #: TSGs: the timeslice that their process set, which applies when no plan sets another.
     wish_us: int = abi.RM_DEFAULT_TIMESLICE_US
 
     @property
     def key(self) -> Key:
-        """What names the object on the whole machine: client handles are unique while they live."""
+        """The object's name on this machine: client handles are unique while they exist."""
         return self.client, self.handle
 
 
 @dataclass(slots=True)
 class RmClientEntry:
-    """One RM client of a pod, with the processes and descriptors through which it can be reached."""
+    """One RM client of a pod, with the processes and descriptors that lead to its file."""
 
     pod: str
-    #: The process that RM takes for its owner: the first that was seen to use it.
+    #: The process that RM takes for its owner: the first process that used it.
     maker: int = 0
     users: list[tuple[int, int]] = field(default_factory=list)
 
@@ -77,35 +77,35 @@ class PodEntry:
 
 @dataclass(slots=True)
 class ObjectTable:
-    """Everything known of the pods' processes and their RM objects."""
+    """Everything known about the pods' processes and their RM objects."""
 
     pods: dict[str, PodEntry] = field(default_factory=dict)
     processes: dict[int, str] = field(default_factory=dict)
     clients: dict[int, RmClientEntry] = field(default_factory=dict)
     objects: dict[Key, RmObject] = field(default_factory=dict)
-    #: Devices by their clients, and how many each pod has.
+    #: Devices by client, and their number per pod.
     devices: dict[int, set[int]] = field(default_factory=dict, compare=False)
     device_counts: Counter[str] = field(default_factory=Counter, compare=False)
-    #: How many objects each pod has.
+    #: Number of objects per pod.
     counts: Counter[str] = field(default_factory=Counter, compare=False)
-    #: By process, the descriptors of UVM's files on which it has registered cards.
+    #: By process, the descriptors of UVM files on which it has registered cards.
     uvm_fds: dict[int, set[int]] = field(default_factory=dict)
     _pids: dict[str, set[int]] = field(default_factory=dict, compare=False)
-    #: Clients by pod, and by the processes that use them.
+    #: Clients by pod, and by the process that uses them.
     _of_pod: dict[str, set[int]] = field(default_factory=dict, compare=False)
     _used: dict[int, set[int]] = field(default_factory=dict, compare=False)
-    #: Clients that have come to another pod.
-    _given: set[int] = field(default_factory=set, compare=False)
+    #: Clients that another pod has taken over.
+    _transferred: set[int] = field(default_factory=set, compare=False)
     _handles: dict[int, set[int]] = field(default_factory=dict, compare=False)
     _children: dict[Key, set[int]] = field(default_factory=dict)
     _tsgs: set[Key] = field(default_factory=set)
     _channels: dict[int, set[Key]] = field(default_factory=dict, compare=False)
-    #: Counts what may change who is scheduled, so that others can keep what they worked out.
+    #: Changes whenever the set of scheduled objects may change, so that callers can cache what they derive.
     revision: int = field(default=0, compare=False)
     allocations: Allocations = field(default_factory=Allocations)
 
     def note(self, fact: Fact) -> None:
-        """Take one fact in. Facts about what is not there (any more) change nothing."""
+        """Apply one fact. A fact about an unknown object changes nothing."""
         getattr(self, f"_{fact['fact']}")(fact)
         if fact.get("class") != abi.NV01_MEMORY_LOCAL_USER:
             self.revision += 1
@@ -119,11 +119,11 @@ class ObjectTable:
         self._ended(fact)
 
     def _ended(self, fact: Fact) -> None:
-        """Take note that no process of a pod is left, those that never made a call among them."""
+        """Record that a pod has no process left, including processes that never made a call."""
         self.allocations.pod_ended(fact["name"])
 
     def _carry(self, fact: Fact) -> None:
-        """Take note that an open file carries exported memory."""
+        """Record that an open file carries exported memory."""
         self._keep(fact)
         self.allocations.carry(fact["carrier"], fact["memory"])
 
@@ -145,7 +145,7 @@ class ObjectTable:
             del self.uvm_fds[fact["pid"]]
 
     def _exit(self, fact: Fact) -> None:
-        """Take a process out; its clients stay until RM says that they are gone: their files may be elsewhere."""
+        """Remove a process; its clients stay until RM drops them, because their files may be open elsewhere."""
         if (pod := self.processes.pop(fact["pid"], None)) is not None:
             self._pids[pod].discard(fact["pid"])
             if not self._pids[pod]:
@@ -168,7 +168,7 @@ class ObjectTable:
             return
         entry = self.clients.get(client)
         if entry is not None and entry.pod != pod and not self._proven(client):
-            # Somebody named this handle before RM gave it out; the name alone proves nothing.
+            # An earlier pod named this handle before RM gave it out; the name alone proves nothing.
             self._drop_client(client)
             entry = None
         if entry is None:
@@ -177,7 +177,7 @@ class ObjectTable:
 
     def _add_client(self, client: int, pod: str, maker: int) -> None:
         self.clients[client] = RmClientEntry(pod, maker)
-        self._given.discard(client)
+        self._transferred.discard(client)
         self._of_pod.setdefault(pod, set()).add(client)
 
     def _add_user(self, client: int, pid: int, fd: int) -> None:
@@ -187,7 +187,7 @@ class ObjectTable:
             self._used.setdefault(pid, set()).add(client)
 
     def _reached(self, fact: Fact) -> None:
-        """Take note of a descriptor that leads to a client, in the place of those that do not."""
+        """Record a descriptor that leads to a client, in place of those that do not."""
         if (entry := self.clients.get(fact["client"])) is not None:
             for pid, _ in entry.users:
                 self._used.get(pid, set()).discard(fact["client"])
@@ -195,7 +195,7 @@ class ObjectTable:
             self._add_user(fact["client"], fact["pid"], fact["fd"])
 
     def _owner(self, fact: Fact) -> None:
-        """Give a client, with its objects and memory that has no handle elsewhere, to the pod that has its file."""
+        """Move a client to the pod that has its file, with its objects and the memory without a handle elsewhere."""
         client, pod, pid = fact["client"], fact["pod"], fact["pid"]
         if (entry := self.clients.get(client)) is None:
             return
@@ -206,12 +206,12 @@ class ObjectTable:
         self._of_pod[entry.pod].discard(client)
         self._of_pod.setdefault(pod, set()).add(client)
         entry.pod, entry.maker = pod, pid
-        self._given.add(client)
+        self._transferred.add(client)
         self._reached(fact)
-        self.allocations.give([(client, handle) for handle in handles], pod)
+        self.allocations.transfer([(client, handle) for handle in handles], pod)
 
     def _object(self, fact: Fact) -> None:
-        # RM takes parent 0 for the client itself (rs_server.c:serverAllocResource).
+        # RM reads parent 0 as the client itself (rs_server.c:serverAllocResource).
         parent = fact["parent"] or fact["client"]
         rm = RmObject(fact["client"], fact["handle"], parent, fact["class"], fact["detail"])
         if rm.client not in self.clients or not self._hangs_together(rm):
@@ -235,7 +235,7 @@ class ObjectTable:
         self._children.setdefault((rm.client, rm.parent), set()).add(rm.handle)
 
     def _hangs_together(self, rm: RmObject) -> bool:
-        """Refuse what would be its own ancestor: RM makes no such thing, and a pod may ask for it."""
+        """Tell whether an object is not its own ancestor: RM makes no such object, but a pod may ask for one."""
         at = rm.parent
         for _ in range(_DEEPEST):
             if at == rm.handle or rm.handle == rm.client:
@@ -271,7 +271,7 @@ class ObjectTable:
             self.counts[self.pod_of(rm)] -= 1
             self._children.pop((client, rm.parent), None)
             self._forget_kind(rm)
-        self._given.discard(client)
+        self._transferred.discard(client)
         if (entry := self.clients.pop(client, None)) is None:
             return
         self._of_pod[entry.pod].discard(client)
@@ -291,7 +291,7 @@ class ObjectTable:
             self._leave_parent(rm)
 
     def _forget_kind(self, rm: RmObject) -> None:
-        """Forget what hangs on an object's class: that it is scheduled, is a device, keeps memory."""
+        """Forget what follows from an object's class: that it is scheduled, is a device, keeps memory."""
         self._tsgs.discard(rm.key)
         if (channels := self._channels.get(rm.client)) is not None:
             channels.discard(rm.key)
@@ -307,11 +307,11 @@ class ObjectTable:
     def _leave_parent(self, rm: RmObject) -> None:
         if (siblings := self._children.get((rm.client, rm.parent))) is not None:
             siblings.discard(rm.handle)
-            if not siblings:  # parents are whatever a pod says
+            if not siblings:  # pods choose parents freely
                 del self._children[rm.client, rm.parent]
 
     def _takes(self, rm: RmObject) -> int | None:
-        """Return what an object takes of a card's memory, in bytes; None for none."""
+        """Return how many bytes of a card's memory an object takes; None for none."""
         match rm.rm_class:
             case abi.NV01_MEMORY_LOCAL_USER:
                 return rm.detail
@@ -322,17 +322,17 @@ class ObjectTable:
         return None
 
     def _charge(self, rm: RmObject, size: int, number: int | None) -> None:
-        """Charge memory, unless it is a further handle on some that is charged."""
+        """Charge memory, unless this is a further handle on a charged allocation."""
         if number is not None and self.allocations.duplicate(rm.key, number):
-            if rm.client in self._given:
-                self.allocations.give([rm.key], self.pod_of(rm))  # it may have been noted before its client's new owner
+            if rm.client in self._transferred:
+                self.allocations.transfer([rm.key], self.pod_of(rm))  # its fact may precede the client's new owner
             return
         if (instance := self.instance_of(rm)) is not None:
             number = number if number is not None else self.allocations.next_number()
             self.allocations.allocate(rm.key, self.pod_of(rm), instance, size, number)
 
     def _keep(self, fact: Fact) -> None:
-        """Charge memory that a fact is about, if it says whose that is: its object may not have been told of yet."""
+        """Charge the memory of a fact that says whose it is: the fact about its object may come later."""
         if "pod" in fact:
             self.allocations.keep(fact["memory"], fact["pod"], fact["instance"], fact["size"])
 
@@ -361,9 +361,9 @@ class ObjectTable:
     # -- questions ------------------------------------------------------------------------------------------
 
     def facts(self) -> Iterator[Fact]:
-        """Say it all again in as few facts as there are things: what a compacted journal holds.
+        """Yield the whole table again in as few facts as possible, for a compacted journal.
 
-        Other facts may be noted between any two of them: each tells of the moment at which it is asked for.
+        Other facts may be noted in between: each fact states what is true when it is taken.
         """
         for name in list(self.pods):
             if (pod := self.pods.get(name)) is not None:
@@ -405,7 +405,7 @@ class ObjectTable:
         return self.clients[rm.client].pod
 
     def instance_of(self, rm: RmObject) -> int | None:
-        """Return the device instance an object lives on; None for what lies under no device."""
+        """Return the device instance that an object is on; None if no known device is above it."""
         at: RmObject | None = rm
         while at is not None:
             if at.rm_class == abi.NV01_DEVICE_0:
@@ -425,7 +425,7 @@ class ObjectTable:
         return (rm for rm in (self.objects[key] for key in self._tsgs) if rm.confirmed)
 
     def is_compute(self, rm: RmObject) -> bool:
-        """Tell whether an object is a TSG of the compute engine, as is one whose engine was left open."""
+        """Tell whether an object is a TSG of the compute engine; a TSG without a chosen engine counts as one."""
         return rm.rm_class == abi.KEPLER_CHANNEL_GROUP_A and (rm.detail == 0 or rm.detail in abi.GR_ENGINES)
 
     def is_copy(self, rm: RmObject) -> bool:
@@ -438,7 +438,7 @@ class ObjectTable:
         return [rm for rm in below if rm is not None and rm.confirmed and rm.rm_class in abi.GPFIFO_CLASSES]
 
     def below(self, key: Key) -> list[RmObject]:
-        """List an object and everything under it; a client's handle names the client itself."""
+        """List an object and everything below it; a client's handle stands for the client itself."""
         if key[0] == key[1]:
             return [self.objects[key[0], handle] for handle in self._handles.get(key[0], ())]
         found = [self.objects[key]] if key in self.objects else []
@@ -447,11 +447,11 @@ class ObjectTable:
         return found
 
     def has_channels(self, client: int) -> bool:
-        """Tell whether anything of a client's is scheduled."""
+        """Tell whether a client has channels."""
         return client in self._channels
 
     def channels_below(self, key: Key) -> list[Key]:
-        """List the channels under an object, or a client; the client's other objects are not gone through."""
+        """List the channels below an object or a client, without a walk over the client's other objects."""
         return [each for each in self._channels.get(key[0], ()) if self._is_below(each, key)]
 
     def _is_below(self, each: Key, key: Key) -> bool:
@@ -465,7 +465,7 @@ class ObjectTable:
         return False
 
     def ending_with(self, key: Key) -> list[Allocation]:
-        """List the allocations all of whose handles go when an object is freed."""
+        """List the allocations that lose all their handles when an object is freed."""
         going = {rm.key for rm in self.below(key) if rm.rm_class == abi.NV01_MEMORY_LOCAL_USER}
         found = {
             self.allocations.by_handle[each].number: self.allocations.by_handle[each]
@@ -474,17 +474,17 @@ class ObjectTable:
         return [memory for memory in found.values() if memory.handles <= going]
 
     def exported(self, pod: str, instance: int | None, size: int) -> list[Allocation]:
-        """List a pod's allocations of a size that a descriptor may carry and that still have a handle; newest first."""
+        """List a pod's allocations of a size that a file may carry and that have a handle; newest first."""
         if instance is None:
             return []
-        return [memory for memory in self.allocations.out(pod, instance, size) if memory.handles]
+        return [memory for memory in self.allocations.kept_of_size(pod, instance, size) if memory.handles]
 
     def memory(self, pod: str) -> Mapping[int, int]:
-        """Tell what a pod is charged by device instance, in bytes, without managed memory."""
+        """Return what a pod is charged by device instance, in bytes, without managed memory."""
         return {instance: held for (name, instance), held in self.allocations.held.items() if name == pod and held}
 
     def managed(self, pod: str) -> int:
-        """Tell a pod's bytes of address space that could be managed memory, on any card."""
+        """Return a pod's bytes of address space that could be managed memory, on any card."""
         return sum(self.allocations.managed.get(pid, 0) for pid in self.pids_of(pod))
 
 
@@ -499,7 +499,7 @@ def _wished(rm: RmObject) -> Fact | None:
 
 
 def object_fact(rm: RmObject) -> Fact:
-    """Put an object into a fact."""
+    """Return the fact that describes an object."""
     return {
         "fact": "object",
         "client": rm.client,

@@ -1,1 +1,1 @@
-"""What outlives a guardian: its journal, its successor, and opening all gates without either."""
+"""How a guardian is replaced: its journal, the standby guardian, and opening all gates without a guardian."""

@@ -1,4 +1,4 @@
-"""Opens every gate with nothing but a journal and a client of RM's: while the next guardian has yet to be loaded."""
+"""Opens every gate with only a journal and an RM client, while the next guardian is still loading."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _log = structlog.get_logger("guardian")
 
 
 def open_gates(journal_fd: int) -> None:
-    """Open the gates of all pods in a journal; where that fails, the next guardian does."""
+    """Open the gates of all pods in a journal; if that fails, the next guardian opens them."""
     try:
         table = ObjectTable()
         for fact in Journal(journal_fd).read()[1]:
@@ -30,4 +30,4 @@ def open_gates(journal_fd: int) -> None:
         finally:
             client.close()
     except (QgpuError, OSError) as error:
-        _log.warning("gates stay as they are until there is a guardian", reason=str(error))
+        _log.warning("gates unchanged until a guardian runs", reason=str(error))

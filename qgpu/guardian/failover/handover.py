@@ -1,4 +1,4 @@
-"""The descriptors in which a guardian leaves what the next one needs: its journal, and its sets of open files."""
+"""The descriptors that a guardian leaves to its successor: its journal, and its sets of open files."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import NamedTuple
 
 
 class StateFds(NamedTuple):
-    """Whoever has copies of these can let another guardian go on. Mode: memfd, epoll."""
+    """Copies of these let another guardian continue. Types: memfd, epoll."""
 
     journal: int
     files: int
 
     @classmethod
     def new(cls) -> StateFds:
-        """Make a state with nothing in it."""
+        """Make an empty state."""
         from qgpu.guardian.failover.journal import Journal
         from qgpu.linux.open_file_set import FileSets
 
@@ -25,10 +25,10 @@ class StateFds(NamedTuple):
         return StateFds(*map(os.dup, self))
 
     def is_same(self, other: StateFds) -> bool:
-        """Tell whether two are of one journal."""
+        """Tell whether both are of the same journal."""
         return os.path.sameopenfile(self.journal, other.journal)
 
     def close(self) -> None:
-        """Let go of both."""
+        """Close both."""
         for fd in self:
             os.close(fd)

@@ -1,9 +1,9 @@
 """Facts in memory that outlives the guardian: an anonymous file that the daemon holds too.
 
-First pages: for each listener the call in hand, so that a thread stopped in it can be answered by the next
-guardian. After them: facts, one JSON line each, and answers that are about to be given. A compaction writes the whole
-register anew behind the old lines, a little with each new fact, and then moves the start in one aligned 8-byte store,
-so a reader finds either all or all.
+The first pages hold, for each listener, the call being handled, so that the next guardian can answer its stopped
+thread. Then come facts, one JSON line each, and answers that are about to be given. A compaction writes the whole table
+again behind the old lines, a few facts with each new fact, and then moves the start in one aligned 8-byte store. A
+reader therefore sees either the old journal or the new one, each complete.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ _log = structlog.get_logger("guardian")
 _PAGE = 4096
 _HEAD = 16 * _PAGE
 _START = struct.Struct("<Q")
-#: What an answer puts into a process's memory: addresses and bytes.
+#: What an answer writes into a process's memory: addresses and bytes.
 Writes = list[tuple[int, bytes]]
 
-#: A slot: the listener's number, then its notification and how far that has come.
+#: A slot: the listener's number, then its notification and that call's progress.
 _LISTENER = struct.Struct("<q")
 _FIRST_SLOT, _SLOT_STRIDE = 64, 96
 _SLOTS = (_HEAD - _FIRST_SLOT) // _SLOT_STRIDE
-#: Lines are compacted when the facts since the last compaction exceed this.
+#: A compaction starts when the facts since the last one exceed this.
 COMPACT_BYTES = 1 << 20
-#: How many facts are written anew with each that is appended: nobody waits for more.
+#: How many facts a compaction writes with each new fact: no call waits for more.
 _AT_A_TIME = 8
 _NOBODY = 0
 _PUNCH_HOLE_KEEP_SIZE = 3  # linux/falloc.h
@@ -45,7 +45,7 @@ _libc = ctypes.CDLL(None)
 
 
 class Journal:
-    """The journal on a descriptor: ``Journal()`` makes one, ``Journal(fd)`` goes on with one."""
+    """The journal on a descriptor: ``Journal()`` makes one, ``Journal(fd)`` continues one."""
 
     def __init__(self, fd: int | None = None) -> None:
         fresh = fd is None
@@ -56,30 +56,30 @@ class Journal:
         if fresh:
             _START.pack_into(self._page, 0, _HEAD)
         self._words = memoryview(self._page).cast("Q")
-        #: By listener: the line of the last answer.
+        #: The line of the last answer, by listener.
         self._answers: dict[int, bytes] = {}
-        #: Where what has been read began; nothing has been.
-        self._since = -1
-        self._end = self._behind_last_line()
+        #: Start of the journal that was read last; -1 before the first read.
+        self._read_start = -1
+        self._end = self._find_end()
         self._compacted_end = self._end
-        #: What is still to be written anew, and from where on it stands.
-        self._anew: Iterator[Fact] | None = None
-        self._anew_from = self._end
+        #: The rest of a compaction, and where it started.
+        self._compaction: Iterator[Fact] | None = None
+        self._compaction_start = self._end
 
     def own(self) -> None:
-        """Be the one process that writes it, for as long as it lives. Raises AlreadyRunningError."""
+        """Become the journal's only writer, for the life of this process. Raises AlreadyRunningError."""
         try:
             fcntl.lockf(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            raise AlreadyRunningError("guardian: another one has the journal") from error
+            raise AlreadyRunningError("guardian: another process owns the journal") from error
 
     def listeners(self) -> set[int]:
-        """Return the numbers of all listeners that there are."""
+        """Return the numbers of all listeners."""
         owners = {int(_LISTENER.unpack_from(self._page, at)[0]) for at in self._slots()}
         return owners - {_NOBODY}
 
     def slot(self, listener: int) -> memoryview:
-        """Return the memory for a listener's notification in hand. Raises RefusedError when there are too many."""
+        """Return the memory for a listener's current notification. Raises RefusedError if there are too many."""
         at = self._slot_of(listener)
         if at is None:
             if (at := self._slot_of(_NOBODY)) is None:
@@ -89,11 +89,11 @@ class Journal:
 
     @property
     def free_slots(self) -> int:
-        """Return how many more listeners there may be."""
+        """Return how many more listeners fit."""
         return sum(_LISTENER.unpack_from(self._page, at) == (_NOBODY,) for at in self._slots())
 
     def release(self, listener: int) -> None:
-        """Give up the slot of a listener that is gone."""
+        """Free the slot of a listener that is gone."""
         self._answers.pop(listener, None)
         if (at := self._slot_of(listener)) is not None:
             self._page[at : at + _SLOT_STRIDE] = bytes(_SLOT_STRIDE)
@@ -109,28 +109,28 @@ class Journal:
         return memoryview(self._page)[at : at + SLOT_BYTES]
 
     def append(self, fact: Fact) -> None:
-        """Write one fact down, and some of those that a compaction has still to write."""
+        """Write one fact, and the next facts of a compaction."""
         self._write([fact])
-        self._write_some_anew()
+        self._continue_compaction()
 
-    def _write_some_anew(self) -> None:
-        """Go on with a compaction, if there is one."""
-        if self._anew is None:
+    def _continue_compaction(self) -> None:
+        """Continue a compaction, if one runs."""
+        if self._compaction is None:
             return
-        some = list(islice(self._anew, _AT_A_TIME))
+        some = list(islice(self._compaction, _AT_A_TIME))
         self._write(some)
         if len(some) < _AT_A_TIME:
-            self._begin_anew()
+            self._finish_compaction()
 
     def answer(self, listener: int, call: int, writes: Writes) -> None:
-        """Write down what a call that has been carried out is about to be answered with."""
+        """Write down the answer that a performed call is about to get."""
         said = {"answer": [listener, call, [[address, data.hex()] for address, data in writes]]}
         self._answers[listener] = _line(said)
         self._write_lines(self._answers[listener])
-        self._write_some_anew()
+        self._continue_compaction()
 
     def answer_to(self, listener: int, call: int) -> Writes | None:
-        """Return what a dead guardian was about to answer to a call; None where it had not come so far."""
+        """Return the answer that a dead guardian was about to give to a call; None if it had none."""
         if (line := self._answers.get(listener)) is None:
             return None
         _, answered, writes = json.loads(line)["answer"]
@@ -140,69 +140,70 @@ class Journal:
         self._write_lines(b"".join(_line(fact) for fact in facts))
 
     def _write_lines(self, lines: bytes) -> None:
-        """Write lines whole or not at all. Raises OSError, as when there is no memory for them."""
+        """Write lines completely or not at all. Raises OSError, for example without memory for them."""
         written = 0
         while written < len(lines):
             written += os.pwrite(self.fd, lines[written:], self._end + written)
         self._end += len(lines)
 
     @property
-    def grown(self) -> bool:
-        """Tell whether it is time to compact: when there is more to drop than to write again."""
+    def should_compact(self) -> bool:
+        """Tell whether to compact: when more would be dropped than written again."""
         (start,) = _START.unpack_from(self._page, 0)
         too_long = self._end - self._compacted_end > max(COMPACT_BYTES, self._compacted_end - int(start))
-        return too_long and self._anew is None
+        return too_long and self._compaction is None
 
     def compact(self, facts: Iterator[Fact]) -> None:
-        """Begin again with ``facts``: they are written along with those that are appended from now on.
+        """Start again with ``facts``, which are written along with the facts that are appended from now on.
 
-        So each must tell of the moment at which it is asked for.
+        Each of them must state what is true when it is taken.
         """
-        self._anew, self._anew_from = facts, self._end
+        self._compaction, self._compaction_start = facts, self._end
         self._write_lines(b"".join(self._answers.values()))
 
     @property
     def compacting(self) -> bool:
-        """Tell whether facts are still being written anew."""
-        return self._anew is not None
+        """Tell whether a compaction runs."""
+        return self._compaction is not None
 
-    def _begin_anew(self) -> None:
-        self._words[0], self._anew = self._anew_from, None
+    def _finish_compaction(self) -> None:
+        self._words[0], self._compaction = self._compaction_start, None
         self._compacted_end = self._end
-        used = ctypes.c_long(self._anew_from // _PAGE * _PAGE - _HEAD)
+        used = ctypes.c_long(self._compaction_start // _PAGE * _PAGE - _HEAD)
         _libc.fallocate(self.fd, _PUNCH_HOLE_KEEP_SIZE, ctypes.c_long(_HEAD), used)
 
-    def _behind_last_line(self) -> int:
-        """Find where to go on writing: a death may have cut the last line short."""
+    def _find_end(self) -> int:
+        """Return where to continue writing: a crash may have cut the last line short."""
         (start,) = _START.unpack_from(self._page, 0)
         end = os.fstat(self.fd).st_size
         data = os.pread(self.fd, end - start, start)
         return int(start) + data.rfind(b"\n") + 1
 
     def read(self) -> tuple[bool, Iterator[Fact]]:
-        """Read the facts that were not read yet; True with all of them, where what was read before counts no more.
+        """Read the new facts. True means that all facts follow, and those read before no longer count.
 
-        Another may be writing it. A last line cut short, by a death for instance, is left for the next time.
+        Another process may be writing. A last line that is incomplete, for example after a crash, waits for the next
+        read.
         """
         while True:
             (start,) = _START.unpack_from(self._page, 0)
-            at = self._end if start == self._since else int(start)
+            at = self._end if start == self._read_start else int(start)
             data = os.pread(self.fd, os.fstat(self.fd).st_size - at, at)
-            if _START.unpack_from(self._page, 0) == (start,):  # else there are holes where it has been compacted
+            if _START.unpack_from(self._page, 0) == (start,):  # else a compaction has freed what was read
                 break
-        anew, self._since = start != self._since, int(start)
+        is_new, self._read_start = start != self._read_start, int(start)
         self._end = at + data.rfind(b"\n") + 1
-        if anew:
-            self._compacted_end = int(start)  # what of it is dropped, nobody knows: a long one is compacted at once
+        if is_new:
+            self._compacted_end = int(start)  # how much is obsolete is unknown: a long journal is compacted at once
             self._answers.clear()
-        return anew, self._facts(data.split(b"\n")[:-1])
+        return is_new, self._facts(data.split(b"\n")[:-1])
 
     def _facts(self, lines: Iterable[bytes]) -> Iterator[Fact]:
         for line in lines:
             try:
                 fact = json.loads(line)
             except ValueError:
-                _log.error("journal: a line is damaged, and left out", bytes=len(line))
+                _log.error("journal: damaged line skipped", bytes=len(line))
                 continue
             if "answer" in fact:
                 self._answers[fact["answer"][0]] = line + b"\n"

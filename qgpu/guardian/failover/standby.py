@@ -1,7 +1,7 @@
-"""What is to be the next guardian: it has everything loaded, every listener in hand and the journal read up to now.
+"""The standby guardian: fully loaded, holding every listener, and with the journal read up to now.
 
-The daemon keeps one, and lets it begin when the guardian is lost. Where the daemon is gone too it begins by itself, for
-then nobody is left who could: what tells it is that no process has the journal. Nothing is done to a pod here.
+The daemon keeps one, and promotes it when the guardian is lost. If the daemon is gone too, the standby promotes itself
+once no process owns the journal. A standby changes nothing in a pod.
 """
 
 from __future__ import annotations
@@ -16,31 +16,31 @@ from qgpu.guardian.accounting.object_table import ObjectTable
 from qgpu.guardian.failover.journal import Journal
 from qgpu.ipc import wire
 
-#: How often it is read what the guardian has written: what is left to read when it is lost takes a pod's time.
+#: How often the journal is read: what is unread when the guardian is lost delays pods.
 _FOLLOW_MS = 250
-#: How long after its daemon's end it is waited whether the guardian ends too.
+#: After its daemon's end, how long the standby waits for the guardian to end too.
 _ORPHAN_S = 0.3
-#: For so long a guardian that was killed may have the journal: a call of the driver's may keep a thread of it.
+#: How long a killed guardian may still own the journal: a driver call may keep one of its threads.
 _DEATH_S = 2.0
 _LOOK_S = 0.005
-#: So many mappings that are gone are forgotten at a time.
+#: How many mappings that are gone are forgotten at a time.
 _AT_ONCE = 20_000
 
 
 class Standby:
-    """``daemon`` is the connection to who keeps it."""
+    """``daemon`` is the connection to the daemon that keeps it."""
 
     def __init__(self, journal: Journal, daemon: wire.Connection) -> None:
         self.table = ObjectTable()
-        #: The pods' listeners by their numbers, each with its pod.
+        #: The pods' listeners by number, each with its pod.
         self.listeners: dict[int, tuple[str, int]] = {}
         self._journal = journal
         self._daemon = daemon
 
     def wait(self) -> bool:
-        """Return when it is time to begin, with the journal owned and read; False when nobody needs a guardian.
+        """Return True when this process must become the guardian, with the journal owned and read; False to end.
 
-        Raises AlreadyRunningError where it was told to, and another one has the journal.
+        Raises AlreadyRunningError if it was promoted while another process owns the journal.
         """
         poll = select.poll()
         poll.register(self._daemon, select.POLLIN)
@@ -57,19 +57,19 @@ class Standby:
                     return True
                 self._hold(*message)
             if not alive:
-                return self._stands_in()
+                return self._succeed()
 
     def say(self, message: dict[str, Any]) -> None:
-        """Tell the daemon, if there is one."""
+        """Send a message to the daemon, if there is one."""
         try:
             self._daemon.send(message)
         except OSError:
             return
 
     def _hold(self, message: dict[str, Any], fds: list[int]) -> None:
-        """Take listeners over: those that were left to us when we were started, or one that has come since; or let go.
+        """Take over the inherited listeners or a new one, or close one.
 
-        One for which there was no descriptor left is the daemon's to hand over.
+        If no descriptor was free for a listener, the daemon hands it over later.
         """
         for number, (pod, fd) in message.get("inherited", {}).items():
             os.set_inheritable(fd, False)
@@ -80,7 +80,7 @@ class Standby:
         if fds:
             self.listeners[number] = message["pod"], fds[0]
 
-    def _stands_in(self) -> bool:
+    def _succeed(self) -> bool:
         try:
             self._own(_ORPHAN_S)
         except AlreadyRunningError:
@@ -101,7 +101,7 @@ class Standby:
                 return
 
     def _follow(self) -> None:
-        """Take in what has been written since."""
+        """Read what the guardian has written since."""
         anew, facts = self._journal.read()
         if anew:
             self.table = ObjectTable()

@@ -1,1 +1,1 @@
-"""One GPU in the guardian: its plan, its gates and timeslices, and what RM is asked about objects on it."""
+"""One GPU in the guardian: its plan, its gates and timeslices, and queries to RM about its objects."""

@@ -1,4 +1,4 @@
-"""One pGPU in the guardian: its card, its enforcer, its meter, its lease."""
+"""One pGPU in the guardian: its card, its enforcer, its GPU time, its lease."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from qgpu.nvidia.rm_device import RmDevice
 
 _log = structlog.get_logger("guardian")
 
-#: How long a plan holds without a sign of the daemon, which gives one every 100 ms (qgpu.planes.seccomp.backend): every
-#: gate is open, and every timeslice the driver's own, well within a second of its end.
+#: How long a plan holds without a message from the daemon, which sends one every 100 ms (qgpu.planes.seccomp.backend).
+#: Every gate is open, and every timeslice back to the driver's, well within a second of the daemon's end.
 LEASE_NS = 600 * NS_PER_MS
 
-#: How often context switches are drained when nobody samples: the log holds over two seconds of the worst.
+#: How often context switches are drained between samples: the log holds over two seconds at the highest rate.
 DRAIN_NS = 500 * NS_PER_MS
 
 
 @dataclass(frozen=True, slots=True)
 class _Mechanism:
-    """The guardian's hands on one card."""
+    """The enforcer's operations on one card."""
 
     gpu_ops: GpuOps
     device: RmDevice
@@ -60,21 +60,21 @@ class _Mechanism:
 
 @dataclass(slots=True)
 class Gpu:
-    """All that belongs to one pGPU."""
+    """Everything that belongs to one pGPU."""
 
     index: int
     device: RmDevice
     table: ObjectTable
     gpu_ops: GpuOps
     log: CtxswLog
-    #: Told of channels that turned out not to exist any more.
+    #: Called with channels that no longer exist.
     lost: Callable[[Iterable[Key]], None]
     watch: GpuTimeReader = field(init=False)
     enforcer: Enforcer = field(init=False)
     lease_until_ns: int | None = None
     _drained_ns: int = 0
     _trouble: str = ""
-    #: Whose a (context, pid) is, as of one revision of the register.
+    #: The TSG of each (context, pid), as of one revision of the object table.
     _owners: dict[Hashable, Key | None] = field(default_factory=dict)
     _owners_as_of: int = -1
     _by_context: dict[int, Key] = field(default_factory=dict)
@@ -93,25 +93,25 @@ class Gpu:
         self.enforcer.adopt(plan, now_ns)
 
     def renew(self, now_ns: int) -> None:
-        """Let the plan in force hold on."""
+        """Renew the lease of the plan in force."""
         self.lease_until_ns = now_ns + LEASE_NS
 
     def release(self, now_ns: int) -> None:
-        """Open every gate and give every TSG its own timeslice back."""
+        """Open every gate, and return every TSG to its own timeslice."""
         self.lease_until_ns = None
         self.watch.meter.record(wanted=False)
         self.enforcer.adopt(None, now_ns)
 
-    def let_go(self, now_ns: int) -> None:
-        """Release as well as may be after something unexpected; the daemon's next plan starts afresh."""
+    def release_best_effort(self, now_ns: int) -> None:
+        """Release as far as possible after an unexpected error; the daemon's next plan starts again."""
         with contextlib.suppress(Exception):
             self.release(now_ns)
 
     def sample(self, now_ns: int, *, detailed: bool = False) -> dict[str, Any]:
         """Report GPU time per pod and TSG since the last sample, in the terms of qgpu.model.Sample.
 
-        Where this sample and the last one are ``detailed``, it says from when to when. Raises BackendGoneError while
-        the card fails.
+        If this sample and the last one are ``detailed``, it lists when each pod ran. Raises BackendGoneError while the
+        card fails.
         """
         self.drain(now_ns)
         if self._trouble:
@@ -149,7 +149,7 @@ class Gpu:
         return {"pgpu": self.index, "now_ns": now_ns, "pods": pods, "lost": self.log.dropped if detailed else 0}
 
     def _preemptions(self, tsgs: Counter[tuple[Key, Key]]) -> tuple[Counter[str], Counter[str]]:
-        """Count switches from offline pods straight to online ones: who was left, who came."""
+        """Count switches straight from offline pods to online pods, by the preempted and by the preempting pod."""
         handovers: Counter[tuple[str, str]] = Counter()
         for (before, after), count in tsgs.items():
             handovers[self.table.clients[before[0]].pod, self.table.clients[after[0]].pod] += count
@@ -158,7 +158,7 @@ class Gpu:
         return preemptions(handovers, classes)
 
     def drain(self, now_ns: int) -> None:
-        """Move context switches from the log to the meter; a card that fails is left alone until the next drain."""
+        """Move context switches from the log to the meter; after an error, try again at the next drain."""
         self._drained_ns = now_ns
         try:
             self.watch.drain()
@@ -174,45 +174,45 @@ class Gpu:
         return self._drained_ns + DRAIN_NS
 
     def _used_ns(self, pod: str) -> int:
-        """Return a pod's GPU time so far (what idleness is told from)."""
+        """Return a pod's GPU time so far, from which the enforcer tells whether the pod is idle."""
         return sum(
             use.run_ns
-            for who, use in self.watch.meter.totals.items()
-            if (key := self._tsg_of(who)) is not None and self.table.clients[key[0]].pod == pod
+            for engine_context, use in self.watch.meter.totals.items()
+            if (key := self._tsg_of(engine_context)) is not None and self.table.clients[key[0]].pod == pod
         )
 
     def _tsgs_used_ns(self, pod: str) -> dict[Key, int]:
-        """Return the GPU time so far of each compute TSG of a pod, those that never ran too."""
+        """Return the GPU time so far of each compute TSG of a pod, including TSGs that never ran."""
         tsgs = self.table.compute_tsgs(self.device.instance)
         used_ns = dict.fromkeys(sorted(tsg.key for tsg in tsgs if self.table.pod_of(tsg) == pod), 0)
-        for who, use in self.watch.meter.totals.items():
-            if (key := self._tsg_of(who)) in used_ns:
+        for engine_context, use in self.watch.meter.totals.items():
+            if (key := self._tsg_of(engine_context)) in used_ns:
                 used_ns[key] += use.run_ns
         return used_ns
 
-    def _tsg_of(self, who: Hashable) -> Key | None:
+    def _tsg_of(self, engine_context: Hashable) -> Key | None:
         if self._owners_as_of != self.table.revision:
             self._owners.clear()
             self._owners_as_of = self.table.revision
             self._index()
-        if who not in self._owners:
-            self._owners[who] = self._find_tsg(who)
-        return self._owners[who]
+        if engine_context not in self._owners:
+            self._owners[engine_context] = self._find_tsg(engine_context)
+        return self._owners[engine_context]
 
-    def _find_tsg(self, who: Hashable) -> Key | None:
-        """Find the TSG of a (context, pid): by the context of one of its channels, else by its process."""
-        if not isinstance(who, tuple):
+    def _find_tsg(self, engine_context: Hashable) -> Key | None:
+        """Find the TSG of a (context, pid): by a channel with that context, else by its process."""
+        if not isinstance(engine_context, tuple):
             return None
-        context, pid = who
+        context, pid = engine_context
         return self._by_context.get(context) or self._by_process.get(pid)
 
     def _index(self) -> None:
-        """List TSGs by the contexts of their channels, and by who made or uses their client, the first of each."""
+        """Index TSGs by their channels' contexts, and by the maker and users of their client; the first TSG of each."""
         self._by_context, self._by_process = {}, {}
         for tsg in self.table.compute_tsgs(self.device.instance):
             for channel in self.table.channels(tsg):
                 if channel.context:
                     self._by_context.setdefault(channel.context, tsg.key)
             client = self.table.clients[tsg.client]
-            for pid in (client.maker, *(user[0] for user in client.users)):  # who made it may be gone
+            for pid in (client.maker, *(user[0] for user in client.users)):  # its maker may have ended
                 self._by_process.setdefault(pid, tsg.key)

@@ -1,7 +1,7 @@
-"""What the guardian does to pods through RM: gates, timeslices, and asking whether an object is real.
+"""What the guardian does through RM: move gates, set timeslices, and query objects.
 
-Gates go through our own client; a timeslice only its owner may set, so it goes through the owner's own
-descriptor, borrowed for the call. Every verb copes with objects that die meanwhile.
+Gates use our own client. RM lets only its owner set a TSG's timeslice, so that call goes through the owner's
+descriptor, borrowed for the call. Every operation copes with objects that are freed meanwhile.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from qgpu.nvidia.rm_client import (
 from qgpu.nvidia.rm_device import RmDevice
 from qgpu.nvidia.versions import Branch
 
-#: How often a gate is tried again when channels die while it is being moved.
+#: How often a gate is tried again when channels are freed while it moves.
 _GATE_TRIES = 3
 
-#: What RM says to a gate over a channel that is not there.
+#: RM's status for a gate over a channel that does not exist.
 _STALE = abi.UNKNOWN_TO_RM | {abi.NV_ERR_INVALID_CHANNEL}
 
 _CONTROL_DEVICE = os.makedev(abi.NV_MAJOR, abi.NV_CONTROL_MINOR)
@@ -48,7 +48,7 @@ _log = structlog.get_logger("guardian")
 
 
 class GpuOps:
-    """Acts on the objects of a register."""
+    """Acts on the objects of an object table."""
 
     def __init__(self, table: ObjectTable, branch: Branch, client: RmClient, devices: Sequence[RmDevice]) -> None:
         self._table = table
@@ -57,14 +57,14 @@ class GpuOps:
         self._devices = {device.instance: device for device in devices}
         self._pidfds: dict[int, int] = {}
         self.closer = FdCloser()
-        #: Told of a client that RM has and that no known descriptor leads to.
-        self.unreached: Callable[[int], None] = lambda _client: None
-        #: Clients of which no descriptor leads to what RM has: their TSGs' timeslices cannot be set.
+        #: Called with a client that RM has and that no known descriptor leads to.
+        self.on_unreachable: Callable[[int], None] = lambda _client: None
+        #: Clients whose file was not found: RM does not let us set their TSGs' timeslices.
         self.lost: set[int] = set()
 
     def watch(self, pid: int) -> int:
-        """Open a pidfd of a process, to act through it and to learn of its end. Raises OSError."""
-        self._pidfds[pid] = fd_budget.long_held(os.pidfd_open(pid))
+        """Open a pidfd of a process, to act through it and to notice its end. Raises OSError."""
+        self._pidfds[pid] = fd_budget.check_headroom(os.pidfd_open(pid))
         return self._pidfds[pid]
 
     def unwatch(self, pid: int) -> None:
@@ -73,19 +73,20 @@ class GpuOps:
             os.close(pidfd)
 
     def pidfd(self, pid: int) -> int:
-        """Return the pidfd of a process that is watched. Raises ProcessLookupError."""
+        """Return the pidfd of a watched process. Raises ProcessLookupError."""
         try:
             return self._pidfds[pid]
         except KeyError:
             raise ProcessLookupError(errno.ESRCH, "process is gone") from None
 
     def gate(self, device: RmDevice, channels: Sequence[Key], *, closed: bool, preempt: bool = True) -> Moved:
-        """Close or open the gate over channels; tell which RM knows no longer (they need none) or would not move.
+        """Close or open the gate over channels; return those that no longer exist, and those that did not move.
 
-        One stale handle makes RM refuse a call, and a dying process leaves some: the living are then told from the dead
-        by asking, which takes no lock of the card's. What came before the stale one in the call is closed by then, and
-        RM counts how often (docs/decisions/0032-counted.md): it is opened before it is closed again, or opening it once
-        would not be enough ever after. What can't be opened counts as closed, so that it is opened when its time comes.
+        Channels that no longer exist need no gate. One stale handle makes RM refuse a call, and a process that ends
+        leaves some. We then ask RM which channels exist, which takes no lock of the card's. Channels before the stale
+        one are closed by then, and RM counts how often a channel is disabled (docs/decisions/0032-counted.md). So they
+        are opened before they are closed again; otherwise opening them once would never be enough. A channel that
+        cannot be opened counts as closed, so that it is opened when the plan opens it.
         """
         alive = list(channels)
         for _ in range(_GATE_TRIES):
@@ -101,7 +102,7 @@ class GpuOps:
         return Moved(frozenset(channels) - frozenset(alive), frozenset(alive))
 
     def _opened(self, device: RmDevice, channels: Sequence[Key]) -> frozenset[Key]:
-        """Open channels, one by one if one is in the way of the others; return which are sure to be open."""
+        """Open channels; on failure, retry each alone. Return those that are certainly open."""
         opened: set[Key] = set()
         for part in (channels, *([key] for key in channels)):
             try:
@@ -109,58 +110,58 @@ class GpuOps:
                 opened |= set(part)
             except (RmError, OSError) as error:
                 if not isinstance(error, RmError) or error.status not in _STALE:
-                    break  # it is not about one of them: a card that does not answer would take seconds each time
+                    break  # no single channel is the cause: a card that does not answer takes seconds per call
                 if len(part) == 1:
-                    opened |= set(part)  # RM has no gate there to close
+                    opened |= set(part)  # the channel does not exist
             if len(opened) == len(channels):
                 break
         return frozenset(opened)
 
     def open_gates(self, device: RmDevice) -> None:
-        """Open every pod's gate on a card, whoever may have closed it."""
+        """Open every pod's gate on a card, whichever guardian closed it."""
         tsgs = [*self._table.compute_tsgs(device.instance), *self._table.copy_tsgs(device.instance)]
         channels = [channel.key for tsg in tsgs for channel in self._table.channels(tsg)]
         self.gate(device, channels, closed=False)
 
     def exists(self, key: Key) -> bool:
-        """Ask RM whether an object exists, through our own client: wherever the pod's own files may be."""
+        """Ask RM through our own client whether an object exists, wherever the pod's files are."""
         try:
             return self._client.knows(*key)
         except OSError:
             return True
 
-    def about(self, file: int, client: int, handle: int) -> tuple[int, int] | None:
-        """Ask RM for (class, parent) of an object through a file at hand; None when it is none of this file's."""
+    def object_info(self, file: int, client: int, handle: int) -> tuple[int, int] | None:
+        """Ask RM for (class, parent) of an object through a file of ours; None if the object is not this file's."""
         try:
             return handle_info(file, client, handle)
         except OSError:
             return None
 
     def timeslice(self, tsg: RmObject, timeslice_us: int) -> bool:
-        """Set a TSG's timeslice; False when its owner is gone."""
+        """Set a TSG's timeslice; False if its owner is gone."""
         params = ffi.new("NVA06C_CTRL_TIMESLICE_PARAMS *", {"timesliceUs": timeslice_us})
 
         def put(file: int) -> bool:
             control(file, tsg.client, tsg.handle, abi.NVA06C_SET_TIMESLICE, params)
             return True
 
-        return self._through(tsg.client, put) is not None
+        return self._via_client_file(tsg.client, put) is not None
 
     def bytes_of(self, file: int, client: int, memory: int) -> int:
-        """Ask RM through a file at hand how large memory is, in bytes; 0 when it does not exist."""
+        """Ask RM through a file of ours how large memory is, in bytes; 0 if it does not exist."""
         return memory_bytes(file, client, memory) or 0
 
     def free(self, file: int, client: int, handle: int) -> None:
-        """Free what RM made for a pod and what cannot stay."""
+        """Free what RM made for a pod and the pod may not keep."""
         try:
             if not free(file, client, handle):
-                _log.warning("not freed", client=client, handle=handle)
+                _log.warning("RM object not freed", client=client, handle=handle)
         except OSError as error:
-            _log.warning("not freed", client=client, handle=handle, reason=str(error))
+            _log.warning("RM object not freed", client=client, handle=handle, reason=str(error))
 
     def free_anywhere(self, key: Key) -> bool:
-        """Free an object through whatever file of its client's there is; False when there is none."""
-        return self._through(key[0], lambda file: free(file, *key) or None) is not None
+        """Free an object through any file of its client; False if there is none."""
+        return self._via_client_file(key[0], lambda file: free(file, *key) or None) is not None
 
     def duplicate(self, file: int, rm: RmObject, handle: int) -> bool:
         """Give an object a second handle in its own client."""
@@ -170,8 +171,8 @@ class GpuOps:
             return False
 
     def is_same(self, file: int, key: Key, parent: int, other: Key) -> bool:
-        """Ask RM whether memory of the client of a file at hand is what ``other`` names in any client of a pod's."""
-        carrier = self._through(other[0], lambda fd: export(fd, *other))
+        """Ask RM whether memory, reached through ``file``, is the same as ``other``, in any client of a pod."""
+        carrier = self._via_client_file(other[0], lambda fd: export(fd, *other))
         if carrier is None:
             return False
         try:
@@ -183,7 +184,7 @@ class GpuOps:
             os.close(carrier)
 
     def private_bytes(self, instance: int, pid: int) -> int | None:
-        """Ask RM how much memory of a process on a card nobody else refers to; None where the branch can't say."""
+        """Ask RM how much card memory only this process refers to; None if the driver branch does not report it."""
         device = self._devices.get(instance)
         try:
             return device.private_bytes(pid) if device is not None else None
@@ -191,9 +192,9 @@ class GpuOps:
             return None
 
     def instance_of(self, file: int, client: int, subdevice: int) -> int | None:
-        """Ask RM through a file at hand which card a subdevice is on; None for one that is none of ours.
+        """Ask RM, through a file of ours, which card a subdevice is on; None if the card is not one of ours.
 
-        Where there is one card, nothing has to be asked.
+        On a host with one card, RM need not be asked.
         """
         if len(self._devices) == 1 and len(self._client.cards()) == 1:
             return next(iter(self._devices))
@@ -206,57 +207,57 @@ class GpuOps:
         return next((i for i, device in self._devices.items() if device.gpu_id == params.gpuId), None)
 
     def gpu_ids(self, instances: Iterable[int]) -> set[int]:
-        """Return RM's numbers of cards."""
+        """Return RM's GPU ids of cards."""
         return {self._devices[instance].gpu_id for instance in instances if instance in self._devices}
 
     def make_preemptible(self, file: int, client: int, subdevice: int, tsg: int) -> bool:
-        """Let the compute of a TSG be preempted at any instruction, as libcuda asks for it; False where RM won't."""
+        """Let RM preempt a TSG's compute at any instruction, as libcuda requests it; False if RM refuses."""
         mode = {"flags": abi.PREEMPTION_MODE_FLAGS_CILP, "cilpPreemptMode": abi.PREEMPTION_MODE_COMPUTE_CILP}
         params = ffi.new("NV2080_CTRL_GR_SET_CTXSW_PREEMPTION_MODE_PARAMS *", mode | {"hChannel": tsg})
         try:
             control(file, client, subdevice, abi.NV2080_GR_SET_CTXSW_PREEMPTION_MODE, params)
         except (OSError, RmError) as error:
-            _log.warning("compute that may not be preempted", reason=str(error))
+            _log.warning("compute preemption not enabled", reason=str(error))
             return False
         return True
 
     def register_p2p(self, file: int, client: int, handle: int) -> None:
-        """Let peer devices find an object by its client's process: RM noted the one that made the call, us."""
+        """Register the client's process for peer devices: RM had recorded the guardian, which made the call."""
         params = ffi.new("NV503C_CTRL_REGISTER_PID_PARAMS *", {"hClient": client})
         try:
             control(file, client, handle, abi.NV503C_REGISTER_PID, params)
         except (OSError, RmError) as error:
             _log.info("peer devices will not find a process", reason=str(error))
 
-    def real(self, rm: RmObject) -> tuple[int, int] | None:
-        """Ask RM for (class, parent) of an object; None for what does not exist."""
-        return self._through(rm.client, lambda file: handle_info(file, rm.client, rm.handle))
+    def find_object(self, rm: RmObject) -> tuple[int, int] | None:
+        """Ask RM for (class, parent) of an object; None if it does not exist."""
+        return self._via_client_file(rm.client, lambda file: handle_info(file, rm.client, rm.handle))
 
     def size(self, rm: RmObject) -> int | None:
         """Ask RM for the true size of memory, in bytes."""
-        return self._through(rm.client, lambda file: memory_bytes(file, rm.client, rm.handle))
+        return self._via_client_file(rm.client, lambda file: memory_bytes(file, rm.client, rm.handle))
 
     def context(self, channel: RmObject) -> int:
-        """Ask RM for the id that context-switch records carry for a channel; 0 where the branch can't say."""
+        """Ask RM for the context id that context-switch records carry for a channel; 0 if the branch cannot tell."""
         params = ffi.new("NVA06F_CTRL_GET_CONTEXT_ID_PARAMS *")
 
         def ask(file: int) -> int:
             control(file, channel.client, channel.handle, abi.NVA06F_GET_CONTEXT_ID, params)
             return int(params.contextId)
 
-        return (self._through(channel.client, ask) or 0) if self._branch.context_ids else 0
+        return (self._via_client_file(channel.client, ask) or 0) if self._branch.context_ids else 0
 
-    def is_reached(self, client: int, pod: str, file: int) -> bool:
-        """Tell whether a process of a pod has the file of an RM client, which is at hand, where it was seen to."""
+    def pod_has_file(self, client: int, pod: str, file: int) -> bool:
+        """Tell whether a process of a pod still has a client's file (``file`` is our copy) where it was seen before."""
         entry = self._table.clients.get(client)
         users = list(entry.users) if entry is not None else []
         mine = [(pid, fd) for pid, fd in users if self._table.processes.get(pid) == pod]
         return any(kcmp.same_file(os.getpid(), file, pid, fd) for pid, fd in mine)
 
-    def reaches(self, pid: int, fd: int, clients: Set[int]) -> Set[int]:
-        """Name those of a pod's RM clients that a descriptor of a process, which need not be watched, leads to.
+    def clients_behind_fd(self, pid: int, fd: int, clients: Set[int]) -> Set[int]:
+        """Return which of a pod's RM clients a descriptor leads to; its process need not be watched.
 
-        Raises OSError where we could not look, for want of descriptors.
+        Raises OSError if no descriptor was free to look with.
         """
         entry = next((found for client in clients if (found := self._table.clients.get(client)) is not None), None)
         if entry is None or proc.device(pid, fd) != _CONTROL_DEVICE:
@@ -265,19 +266,19 @@ class GpuOps:
             pidfd = os.pidfd_open(pid)
             try:
                 with self._borrowed(entry.pod, pidfd, pid, fd) as file:
-                    return {client for client in clients if self.about(file, client, client) is not None}
+                    return {client for client in clients if self.object_info(file, client, client) is not None}
             finally:
                 os.close(pidfd)
         except OSError as error:
-            if error.errno in fd_budget.NONE_LEFT:
+            if error.errno in fd_budget.OUT_OF_FDS:
                 raise
             return frozenset()
 
-    def _through(self, client: int, act: Callable[[int], _T | None]) -> _T | None:
-        """Act through the file on which a pod made an RM client; None when it does not work out.
+    def _via_client_file(self, client: int, act: Callable[[int], _T | None]) -> _T | None:
+        """Act through the file on which a pod made an RM client; None if that fails.
 
-        Only descriptors through which the client was used are tried. A process may end, or put another file in the
-        place, while we reach for it. It may also move the file: where RM still has the client, somebody is told.
+        Only descriptors through which the client was used are tried. A process may end, or replace the file, while we
+        take it. It may also have moved the file: if RM still has the client, ``on_unreachable`` is called.
         """
         entry, looked = self._table.clients.get(client), True
         if entry is None:
@@ -290,22 +291,22 @@ class GpuOps:
                     if (result := act(file)) is not None:
                         return result
             except (OSError, RmError) as error:
-                looked = looked and not (isinstance(error, OSError) and error.errno in fd_budget.NONE_LEFT)
+                looked = looked and not (isinstance(error, OSError) and error.errno in fd_budget.OUT_OF_FDS)
                 _log.debug("not through this file", pid=pid, fd=fd, reason=str(error))
         if looked and self.exists((client, client)):
-            self.unreached(client)
+            self.on_unreachable(client)
         return None
 
     @contextmanager
     def _borrowed(self, pod: str, pidfd: int, pid: int, fd: int) -> Iterator[int]:
-        """Take a control file of a pod's process for the time of the block. Raises OSError for any other file.
+        """Take a control file of a pod's process for the block. Raises OSError for any other file.
 
-        Another can come to its place at the last moment. What was taken is closed by a thread of the pod's.
+        The process can replace the file at the last moment. A thread for this pod closes whatever was taken.
         """
         if proc.device(pid, fd) != _CONTROL_DEVICE or self.closer.is_stuck(pod):
-            raise OSError(errno.EBADF, "no control file is to be had there")
+            raise OSError(errno.EBADF, "no control file there")
         if self.closer.is_full(pod):
-            raise OSError(errno.EMFILE, "many files of the pod wait to be closed")
+            raise OSError(errno.EMFILE, "too many files of the pod wait to be closed")
         taken = take(pidfd, fd)
         try:
             if proc.device_of(taken) != _CONTROL_DEVICE:

@@ -1,4 +1,4 @@
-"""What RM is to be asked a little later: whether objects are still there, and what context-switch records call them."""
+"""Asks RM later whether objects still exist, and what context-switch records call new channels."""
 
 from __future__ import annotations
 
@@ -11,39 +11,38 @@ from qgpu.guardian.gpu.gpu_ops import GpuOps
 from qgpu.model import NS_PER_MS
 from qgpu.nvidia import abi
 
-#: New channels are dealt with once no pod has made a call for this long: while a program starts it keeps RM's locks
-#: busy, and each question would wait for them and make the program wait for us. But not later than _LATEST_NS.
+#: New channels are looked up once no pod has made a call for this long, but not later than _LATEST_NS. A starting
+#: program keeps RM's locks busy, so each query would wait for the program and delay it.
 _QUIET_NS = 15 * NS_PER_MS
 _LATEST_NS = 250 * NS_PER_MS
-#: What may be gone is asked about after this long, and again after twice as long, up to _SELDOM_NS.
+#: The first recheck comes after this long, each next one after twice as long, up to _SELDOM_NS.
 _AGAIN_NS = 20 * NS_PER_MS
 _SELDOM_NS = 1000 * NS_PER_MS
-#: RM is asked about this many objects before the daemon is heard again: a pod may have nearly any number, and the
-#: daemon takes a guardian for hung after a third of a second (qgpu.planes.seccomp.hang_detector). Forgetting one object
-#: takes as long as asking about several.
-AT_ONCE, _FORGETTING = 1000, 4
-#: About so many mappings are forgotten before the daemon is heard again.
+#: RM is asked about at most this many objects before the daemon is served again: a pod may have nearly any number of
+#: them, and the daemon takes a guardian for hung after a third of a second (qgpu.planes.seccomp.hang_detector).
+#: Forgetting one object takes as long as asking about several.
+BATCH, _FORGETTING = 1000, 4
+#: About this many mappings are forgotten before the daemon is served again.
 _MAPPINGS_AT_ONCE = 5000
 
 
 @dataclass(slots=True)
-class _Doubt:
+class _Recheck:
     key: Key
     due_ns: int
-    #: Whether it is about memory too, which goes with its client, device or by its own name, and all that is seen here.
-    of_memory: bool = False
+    #: Whether to ask about memory too. Usually not: every call that frees memory passes through the guardian.
+    include_memory: bool = False
     wait_ns: int = _AGAIN_NS
-    #: What is still to be asked about, from the end, where what hangs on others is; None before it has begun; and
-    #: whether it was doubted once more since.
-    left: list[RmObject] | None = None
-    once_more: bool = False
-    #: Whether all of it is known to be gone, and whether that is because it was freed here.
+    #: Objects still to be asked about, children last (taken from the end first); None before the first pass.
+    remaining: list[RmObject] | None = None
+    requested_again: bool = False
+    #: Whether everything below the key is known to be gone, and whether a call to this guardian freed it.
     gone: bool = False
     freed: bool = False
 
 
 class Reconciler:
-    """All that is due, by when."""
+    """All rechecks, by due time."""
 
     def __init__(
         self,
@@ -58,154 +57,154 @@ class Reconciler:
         self._table = table
         self._gpu_ops = gpu_ops
         self._note = note
-        #: Told of what RM has no longer.
+        #: Called with objects that RM no longer has.
         self._vanished = vanished
-        #: Told of what was freed here.
+        #: Called with objects that a call to this guardian freed.
         self._dropped = dropped
         self._clock = clock
-        #: Told that something became due.
+        #: Wakes the main loop.
         self._wake = wake
         #: When any pod made its last call.
         self._called_ns = 0
-        self._doubts: dict[Key, _Doubt] = {}
-        #: When which is due, soonest first; some are out of date.
+        self._rechecks: dict[Key, _Recheck] = {}
+        #: Due times, soonest first; some entries are outdated.
         self._order: list[tuple[int, Key]] = []
-        self._fresh: list[Key] = []
-        self._fresh_since_ns = 0
+        self._new_channels: list[Key] = []
+        self._new_since_ns = 0
 
-    def doubt(self, keys: Iterable[Key], *, of_memory: bool = False) -> None:
-        """Ask RM soon whether objects still exist that something failed on."""
+    def recheck(self, keys: Iterable[Key], *, include_memory: bool = False) -> None:
+        """Ask RM soon whether objects still exist on which an operation failed."""
         for key in keys:
-            doubt = self._doubt(key, self._clock() + _AGAIN_NS)
-            doubt.of_memory |= of_memory
-            doubt.once_more = doubt.left is not None
+            recheck = self._recheck_for(key, self._clock() + _AGAIN_NS)
+            recheck.include_memory |= include_memory
+            recheck.requested_again = recheck.remaining is not None
         self._wake()
 
-    def gone(self, key: Key) -> None:
-        """Forget an object and all below it, which RM has no longer: not at once, where that is much."""
-        self._doubt(key, self._clock()).gone = True
-        self._schedule(self._doubts[key], self._clock())
+    def forget_vanished(self, key: Key) -> None:
+        """Forget an object that RM no longer has, with all below it; in steps if that is much."""
+        self._recheck_for(key, self._clock()).gone = True
+        self._schedule(self._rechecks[key], self._clock())
         self._wake()
 
-    def freed(self, key: Key) -> None:
-        """Forget an object and all below it, which was freed here: as ``gone`` does, and nothing of it is doubted."""
-        self._doubt(key, self._clock()).freed = True
-        self.gone(key)
+    def forget_freed(self, key: Key) -> None:
+        """Forget an object that a call freed, with all below it; RM need not be asked."""
+        self._recheck_for(key, self._clock()).freed = True
+        self.forget_vanished(key)
 
-    def _doubt(self, key: Key, due_ns: int) -> _Doubt:
-        if key not in self._doubts:
-            self._doubts[key] = _Doubt(key, due_ns)
-            self._schedule(self._doubts[key], due_ns)
-        return self._doubts[key]
+    def _recheck_for(self, key: Key, due_ns: int) -> _Recheck:
+        if key not in self._rechecks:
+            self._rechecks[key] = _Recheck(key, due_ns)
+            self._schedule(self._rechecks[key], due_ns)
+        return self._rechecks[key]
 
-    def _schedule(self, doubt: _Doubt, due_ns: int) -> None:
-        doubt.due_ns = due_ns
-        heappush(self._order, (due_ns, doubt.key))
+    def _schedule(self, recheck: _Recheck, due_ns: int) -> None:
+        recheck.due_ns = due_ns
+        heappush(self._order, (due_ns, recheck.key))
 
-    def _next(self) -> _Doubt | None:
-        """Return what is due first."""
+    def _next(self) -> _Recheck | None:
+        """Return the recheck that is due first."""
         while self._order:
             due_ns, key = self._order[0]
-            if (doubt := self._doubts.get(key)) is not None and doubt.due_ns == due_ns:
-                return doubt
+            if (recheck := self._rechecks.get(key)) is not None and recheck.due_ns == due_ns:
+                return recheck
             heappop(self._order)
         return None
 
     def due_ns(self) -> int | None:
-        """Return when something is to be done next; None for never."""
-        reconciler = [doubt.due_ns] if (doubt := self._next()) is not None else []
+        """Return when the next work is due; None for never."""
+        reconciler = [recheck.due_ns] if (recheck := self._next()) is not None else []
         if self._table.allocations.is_forgetting:
             reconciler.append(0)
-        if self._fresh_since_ns:
-            reconciler.append(self._fresh_due_ns())
+        if self._new_since_ns:
+            reconciler.append(self._new_due_ns())
         return min(reconciler, default=None)
 
-    def settle(self, now_ns: int) -> bool:
-        """Do what is due, or some of it if that is much; True when a TSG or channel came or went."""
-        changed, most = False, AT_ONCE
+    def run_due(self, now_ns: int) -> bool:
+        """Do work that is due, within a bound; True if a TSG or channel came or went."""
+        changed, most = False, BATCH
         self._table.allocations.forget_some(_MAPPINGS_AT_ONCE)
         again = []
-        while most > 0 and (doubt := self._next()) is not None and doubt.due_ns <= now_ns:
+        while most > 0 and (recheck := self._next()) is not None and recheck.due_ns <= now_ns:
             heappop(self._order)
-            gone, most = self._resolve(doubt, now_ns, most - 1)
+            gone, most = self._resolve(recheck, now_ns, most - 1)
             changed = changed or gone
-            if self._doubts.get(doubt.key) is doubt and doubt.due_ns <= now_ns:
-                again.append(doubt)
-        for doubt in again:
-            self._schedule(doubt, doubt.due_ns)
-        if self._fresh_since_ns and self._fresh_due_ns() <= now_ns:
-            self._fresh_since_ns, fresh, self._fresh = 0, self._fresh, []
+            if self._rechecks.get(recheck.key) is recheck and recheck.due_ns <= now_ns:
+                again.append(recheck)
+        for recheck in again:
+            self._schedule(recheck, recheck.due_ns)
+        if self._new_since_ns and self._new_due_ns() <= now_ns:
+            self._new_since_ns, new_channels, self._new_channels = 0, self._new_channels, []
             changed = True
-            for key in fresh:
+            for key in new_channels:
                 if (rm := self._table.objects.get(key)) is not None and (context := self._gpu_ops.context(rm)):
                     self._note({"fact": "confirm", "client": key[0], "handle": key[1], "context": context})
         return changed
 
-    def called(self) -> None:
-        """Take note that a pod makes a call."""
+    def pod_called(self) -> None:
+        """Record that a pod makes a call."""
         self._called_ns = self._clock()
 
-    def made(self, rm: RmObject) -> None:
-        """Take note of a new object: channels of compute TSGs are asked for what context-switch records call them."""
+    def object_made(self, rm: RmObject) -> None:
+        """Record a new object; for channels of compute TSGs, RM is asked for their context id."""
         if rm.rm_class in abi.GPFIFO_CLASSES:
             parent = self._table.objects.get((rm.client, rm.parent))
             if parent is not None and self._table.is_compute(parent):
-                self._fresh.append(rm.key)
-                self.later()
+                self._new_channels.append(rm.key)
+                self.tsgs_changed()
             elif parent is not None and self._table.is_copy(parent):
-                self.later()
+                self.tsgs_changed()
         elif rm.rm_class == abi.KEPLER_CHANNEL_GROUP_A:
-            self.later()
+            self.tsgs_changed()
 
-    def later(self) -> None:
-        """Take note that TSGs or channels came or went."""
-        if not self._fresh_since_ns:
-            self._fresh_since_ns = self._called_ns = self._clock()
+    def tsgs_changed(self) -> None:
+        """Record that TSGs or channels came or went."""
+        if not self._new_since_ns:
+            self._new_since_ns = self._called_ns = self._clock()
             self._wake()
 
-    def _fresh_due_ns(self) -> int:
-        return min(self._called_ns + _QUIET_NS, self._fresh_since_ns + _LATEST_NS)
+    def _new_due_ns(self) -> int:
+        return min(self._called_ns + _QUIET_NS, self._new_since_ns + _LATEST_NS)
 
-    def _resolve(self, doubt: _Doubt, now_ns: int, most: int) -> tuple[bool, int]:
-        """Ask RM what is left of an object and all below it; of a client without a process, until it ends.
+    def _resolve(self, recheck: _Recheck, now_ns: int, most: int) -> tuple[bool, int]:
+        """Ask RM what is left of an object and all below it; repeat for a client without a process, until it is gone.
 
-        What hangs on others comes first, so that little goes with each that is gone. Return whether anything is, and
-        how much of ``most`` is left: what is more than that stays due.
+        Children come first, so that little is dropped with each object that is gone. Return whether any is gone, and
+        how much of ``most`` is left; the rest stays due.
         """
         changed = False
-        whole_client = doubt.key[0] == doubt.key[1]
-        if not doubt.freed and (doubt.gone or (whole_client and doubt.key[0] in self._table.clients)):
-            there = self._gpu_ops.exists(doubt.key)
-            doubt.of_memory |= doubt.gone and there  # another one of that name: of whom each object is, RM is asked
-            doubt.gone = not there
-        if doubt.left is None:
-            doubt.left = self._table.below(doubt.key)
-        while doubt.left and most > 0:
-            rm = doubt.left.pop()
+        whole_client = recheck.key[0] == recheck.key[1]
+        if not recheck.freed and (recheck.gone or (whole_client and recheck.key[0] in self._table.clients)):
+            there = self._gpu_ops.exists(recheck.key)
+            recheck.include_memory |= recheck.gone and there  # the handle was reused: ask RM about each object
+            recheck.gone = not there
+        if recheck.remaining is None:
+            recheck.remaining = self._table.below(recheck.key)
+        while recheck.remaining and most > 0:
+            rm = recheck.remaining.pop()
             most -= 1
-            if self._is_gone(rm, doubt):
-                (self._dropped if doubt.freed else self._vanished)(rm.key)
+            if self._is_gone(rm, recheck):
+                (self._dropped if recheck.freed else self._vanished)(rm.key)
                 changed, most = True, most - _FORGETTING
-        if doubt.left:
+        if recheck.remaining:
             return changed, most
-        doubt.left = None
-        if doubt.gone:
-            (self._dropped if doubt.freed else self._vanished)(doubt.key)
-            self._doubts.pop(doubt.key, None)
+        recheck.remaining = None
+        if recheck.gone:
+            (self._dropped if recheck.freed else self._vanished)(recheck.key)
+            self._rechecks.pop(recheck.key, None)
             return True, most
-        entry = self._table.clients.get(doubt.key[0]) if whole_client else None
-        if doubt.once_more or (entry is not None and not entry.users):
-            doubt.once_more = False
-            doubt.wait_ns = min(2 * doubt.wait_ns, _SELDOM_NS)
-            self._schedule(doubt, now_ns + doubt.wait_ns)
+        entry = self._table.clients.get(recheck.key[0]) if whole_client else None
+        if recheck.requested_again or (entry is not None and not entry.users):
+            recheck.requested_again = False
+            recheck.wait_ns = min(2 * recheck.wait_ns, _SELDOM_NS)
+            self._schedule(recheck, now_ns + recheck.wait_ns)
         else:
-            self._doubts.pop(doubt.key, None)
+            self._rechecks.pop(recheck.key, None)
         return changed, most
 
-    def _is_gone(self, rm: RmObject, doubt: _Doubt) -> bool:
+    def _is_gone(self, rm: RmObject, recheck: _Recheck) -> bool:
         if self._table.objects.get(rm.key) is not rm:
-            return False  # gone since, or another one of that name
-        if doubt.gone:
+            return False  # dropped since, or its handle was reused
+        if recheck.gone:
             return True
-        seen_here = rm.rm_class == abi.NV01_MEMORY_LOCAL_USER and not doubt.of_memory
+        seen_here = rm.rm_class == abi.NV01_MEMORY_LOCAL_USER and not recheck.include_memory
         return not seen_here and rm.confirmed and not self._gpu_ops.exists(rm.key)

@@ -1,1 +1,1 @@
-"""A pod's system calls: decoded, checked, carried out or refused, and answered."""
+"""A pod's system calls: decode, check, perform or refuse, and answer."""

@@ -1,8 +1,8 @@
-"""One pod's objects of RM's: what is made, named again and freed, and what of that is charged.
+"""One pod's RM objects: allocate, duplicate and free them, and charge their memory.
 
-The kernel carries out for the pod itself only what RM ties to the calling process: root clients and first devices
-(``letting.py``), and user memory for the card (class 0x71), whose pages are the process's: nothing that a process
-without CAP_SYS_ADMIN can ask for by that call takes memory of the card (rmapi_deprecated_allocmemory.c).
+The kernel performs a call for the pod itself only if RM ties the object to the calling process: root clients and first
+devices (``passthrough.py``), and user memory that the card reads (class 0x71), whose pages belong to the process.
+Without CAP_SYS_ADMIN the latter call cannot take card memory (rmapi_deprecated_allocmemory.c).
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import struct
+from dataclasses import dataclass
 
 from qgpu.guardian.accounting.object_table import NO_INSTANCE, Key, RmObject
 from qgpu.guardian.proxy import client_ownership, rm_calls
@@ -22,139 +23,211 @@ from qgpu.linux import proc
 from qgpu.nvidia import abi
 
 _U32 = struct.Struct("<I")
-#: How page tables are counted that would not be.
+#: Offsets of the pointers to parameters and rights in RM_ALLOC's structures; NVOS05 has neither.
+_POINTERS_AT, _POINTERS_BYTES, _RIGHTS_AT = 16, 16, 24
+_BARE_BYTES = abi.sizeof("NVOS05_PARAMETERS")
+#: The refusal of page tables that cannot be counted.
 PAGE_TABLES = "address space with its page tables"
-#: The same of memory at an address of the card.
+#: The refusal of memory at a chosen address, where RM takes more than was asked for.
 CHOSEN_PLACE = "memory at an address of the card"
-#: How many of a pod's exports of one size what it imports is compared with; beyond them it is charged anew.
+#: How many exports of one size an import is compared with; beyond them it is charged again.
 _MOST_COMPARED = 64
 
 
-class AllocHandler:
-    """Judges calls that make, name or free objects."""
+@dataclass(frozen=True, slots=True)
+class _AllocRequest:
+    """One RM_ALLOC: the pod's call, our copies of its structures, and the object that it asks for."""
 
-    def __init__(self, ctx: HandlerContext, freeing: FreeHandler, passthrough: Passthrough) -> None:
+    pod_call: PodCall
+    escape: rm_calls.Escape
+    block: IoctlBuffer
+    asked: rm_calls.Alloc
+    params: IoctlBuffer | None
+    rights: IoctlBuffer | None
+    rm: RmObject
+
+    @property
+    def tracked(self) -> bool:
+        """Tell whether the object table keeps objects of this class."""
+        return self.rm.rm_class in classes.KEPT
+
+    @property
+    def status(self) -> int:
+        """Return the status in the call's structure."""
+        return status_of(self.block, self.asked.status_at)
+
+    def answer(self, status: int) -> None:
+        """Put a status into the call's structure."""
+        self.block.patch_u32(self.asked.status_at, status)
+
+    def restore_pointers(self) -> None:
+        """Put the pod's own pointers back in the place of ours."""
+        if self.escape.size > _BARE_BYTES:
+            self.block.restore(_POINTERS_AT, 8)
+        if self.asked.rights:
+            self.block.restore(_RIGHTS_AT, 8)
+
+
+class AllocHandler:
+    """Handles calls that make, duplicate or free objects."""
+
+    def __init__(self, ctx: HandlerContext, free_handler: FreeHandler, passthrough: Passthrough) -> None:
         self._ctx = ctx
         self._supervisor = ctx.supervisor
         self._gpu_ops = ctx.supervisor.gpu_ops
         self._proxy = ctx.proxy
         self._pod = ctx.pod
-        self._freeing = freeing
+        self._free_handler = free_handler
         self._passthrough = passthrough
-        #: TSGs whose compute can be preempted.
+        #: TSGs that were made preemptible.
         self._preemptible: dict[Key, RmObject] = {}
 
-    def alloc(self, case: PodCall, escape: rm_calls.Escape, block: IoctlBuffer, asked: rm_calls.Alloc) -> int:
-        """Make an object, or say no."""
+    def alloc(self, pod_call: PodCall, escape: rm_calls.Escape, block: IoctlBuffer, asked: rm_calls.Alloc) -> int:
+        """Make an object, or refuse it."""
         if asked.serialized:
             return self._ctx.answer(block, asked.status_at, abi.NV_ERR_INVALID_ARGUMENT)
-        row = classes.ALLOWED.get(asked.rm_class)
-        if row is None:
+        if (row := classes.ALLOWED.get(asked.rm_class)) is None:
             return self._ctx.refuse(block, asked.status_at, abi.NV_ERR_INVALID_CLASS, classes.name(asked.rm_class))
-        params = rights = None
-        if asked.params:
-            if (params := self._proxy.read_params(case.call.tid, asked.params)) is None:
-                return self._ctx.answer(block, asked.status_at, abi.NV_ERR_INVALID_ADDRESS)
-            block.patch_u64(16, params.at)
-        if asked.rights:
-            if (rights := self._proxy.read(case.call.tid, asked.rights, _U32.size)) is None:
-                return self._ctx.answer(block, asked.status_at, abi.NV_ERR_INVALID_ADDRESS)
-            block.patch_u64(24, rights.at)
-        if params is not None and client_ownership.names_any(
-            self._supervisor, self._pod, asked.client, row.clients, params.data
+        if (request := self._copy_in(pod_call, escape, block, asked)) is None:
+            return self._ctx.answer(block, asked.status_at, abi.NV_ERR_INVALID_ADDRESS)
+        if self._names_foreign_client(request):
+            return self._refuse(request, abi.NV_ERR_INVALID_OBJECT_HANDLE, client_ownership.name(row.name))
+        self.undo_interrupted(pod_call, request.rm.key)
+        if (memory := self._uncounted_memory(request)) is not None:
+            return self._refuse(request, abi.NV_ERR_NOT_SUPPORTED, memory)
+        if request.tracked and not self._supervisor.register_client(
+            pod_call.pid, pod_call.call.fd, pod_call.file, asked.client
         ):
-            block.restore(16, 16)
-            return self._ctx.refuse(
-                block, asked.status_at, abi.NV_ERR_INVALID_OBJECT_HANDLE, client_ownership.name(row.name)
-            )
-        self.undo(case, (asked.client, asked.handle))
+            return self._refuse(request, abi.NV_ERR_INVALID_CLIENT)
+        if refusal := self.admit(pod_call.pid, request.rm):
+            return self._refuse(request, refusal)
+        if self._is_first_device(request):
+            block.restore(_POINTERS_AT, _POINTERS_BYTES)
+            return self._passthrough.first_device(pod_call, block, request.rm, asked.status_at)
+        if request.tracked and (refusal := self._ctx.claim(request.rm)):
+            return self._refuse(request, refusal)
+        return self._make(request)
+
+    def _copy_in(
+        self, pod_call: PodCall, escape: rm_calls.Escape, block: IoctlBuffer, asked: rm_calls.Alloc
+    ) -> _AllocRequest | None:
+        """Copy what the call points to, and point the call at the copies; None if the pod's memory is not readable."""
+        params = rights = None
+        if asked.params and (params := self._proxy.read_params(pod_call.call.tid, asked.params)) is None:
+            return None
+        if asked.rights and (rights := self._proxy.read(pod_call.call.tid, asked.rights, _U32.size)) is None:
+            return None
+        if params is not None:
+            block.patch_u64(_POINTERS_AT, params.at)
+        if rights is not None:
+            block.patch_u64(_RIGHTS_AT, rights.at)
         detail = rm_calls.detail(asked.rm_class, params.data) if params else 0
         rm = RmObject(asked.client, asked.handle, asked.parent, asked.rm_class, detail)
-        if rm.rm_class == abi.NV50_MEMORY_VIRTUAL and rm_calls.takes_tables(detail) and self._ctx.limited():
-            block.restore(16, 16)
-            return self._ctx.refuse(block, asked.status_at, abi.NV_ERR_NOT_SUPPORTED, PAGE_TABLES)
-        placed = rm.rm_class == abi.NV01_MEMORY_LOCAL_USER and params and rm_calls.chooses_place(params.data)
-        if placed and self._ctx.limited():
-            block.restore(16, 16)
-            return self._ctx.refuse(block, asked.status_at, abi.NV_ERR_NOT_SUPPORTED, CHOSEN_PLACE)
-        kept = asked.rm_class in classes.KEPT
-        if kept and not self._supervisor.know_client(case.pid, case.call.fd, case.file, asked.client):
-            block.restore(16, 16)
-            return self._ctx.answer(block, asked.status_at, abi.NV_ERR_INVALID_CLIENT)
-        if refusal := self.admit(case.pid, rm):
-            block.restore(16, 16)
-            return self._ctx.answer(block, asked.status_at, refusal)
-        if rm.rm_class == abi.NV01_DEVICE_0 and not escape.wrapped and not self._passthrough.has_device(asked.client):
-            block.restore(16, 16)
-            return self._passthrough.device(case, block, rm, asked.status_at)
-        if kept and (refusal := self._ctx.claim(rm)):
-            block.restore(16, 16)
-            return self._ctx.answer(block, asked.status_at, refusal)
+        return _AllocRequest(pod_call, escape, block, asked, params, rights, rm)
+
+    def _refuse(self, request: _AllocRequest, status: int, what: str | None = None) -> int:
+        """Answer with a status and the pod's own pointers; count the refusal if it has a name."""
+        request.block.restore(_POINTERS_AT, _POINTERS_BYTES)
+        if what is None:
+            return self._ctx.answer(request.block, request.asked.status_at, status)
+        return self._ctx.refuse(request.block, request.asked.status_at, status, what)
+
+    def _names_foreign_client(self, request: _AllocRequest) -> bool:
+        """Tell whether the parameters name another pod's client."""
+        if request.params is None:
+            return False
+        places = classes.ALLOWED[request.rm.rm_class].clients
+        return client_ownership.names_any(self._supervisor, self._pod, request.rm.client, places, request.params.data)
+
+    def _uncounted_memory(self, request: _AllocRequest) -> str | None:
+        """Name memory that RM takes without a way to count it: a pod under a limit may not have it."""
+        if not self._ctx.limited():
+            return None
+        rm, params = request.rm, request.params
+        if rm.rm_class == abi.NV50_MEMORY_VIRTUAL and rm_calls.takes_tables(rm.detail):
+            return PAGE_TABLES
+        if rm.rm_class == abi.NV01_MEMORY_LOCAL_USER and params and rm_calls.chooses_place(params.data):
+            return CHOSEN_PLACE
+        return None
+
+    def _is_first_device(self, request: _AllocRequest) -> bool:
+        """Tell whether this is the first device of its client, which the kernel must make for the pod itself."""
+        if request.rm.rm_class != abi.NV01_DEVICE_0 or request.escape.wrapped:
+            return False
+        return not self._passthrough.has_device(request.rm.client)
+
+    def _make(self, request: _AllocRequest) -> int:
+        """Have RM make the object, account for the result, and write the answer back."""
         try:
-            error = self._perform_alloc(case, escape.number, block, params, asked)
-            status = status_of(block, asked.status_at)
-            if kept and (error or status != abi.NV_OK):
-                self._supervisor.not_made(rm.key)
-            elif kept and not self._made(case.file, rm, params):
-                block.patch_u32(asked.status_at, abi.NV_ERR_NO_MEMORY)
-            elif rm.rm_class == abi.NV20_SUBDEVICE_0 and (refusal := self._learn_card(case.file, rm)):
-                block.patch_u32(asked.status_at, refusal)
-            elif status == abi.NV_OK and classes.on_compute_engine(rm.rm_class):
-                self._make_preemptible(case.file, rm)
-            elif status == abi.NV_OK and asked.rm_class == abi.NV50_THIRD_PARTY_P2P:
-                self._gpu_ops.register_p2p(case.file, asked.client, asked.handle)
-            elif status == abi.NV_OK and (at := row.holds_memory_at) is not None and params:
-                self._supervisor.quota.pin_handles(asked.client, [_U32.unpack_from(params.data, at)[0]])
+            error = self._perform_alloc(request)
+            self._account(request, error)
         finally:
-            if escape.size > 20:
-                block.restore(16, 8)
-            if asked.rights:
-                block.restore(24, 8)
-        if params is not None:
-            params.store_changes()
+            request.restore_pointers()
+        if request.params is not None:
+            request.params.store_changes()
         if not error:
-            block.store()
+            request.block.store()
         return error
 
-    def _perform_alloc(
-        self,
-        case: PodCall,
-        number: int,
-        block: IoctlBuffer,
-        params: IoctlBuffer | None,
-        asked: rm_calls.Alloc,
-    ) -> int:
-        if params is None or not classes.ALLOWED[asked.rm_class].capability:
-            case.begin()
-            return self._proxy.escape(case.file, number, block)
+    def _perform_alloc(self, request: _AllocRequest) -> int:
+        """Call RM; where the parameters name a capability by descriptor, pass our copy of that descriptor."""
+        pod_call, params = request.pod_call, request.params
+        if params is None or not classes.ALLOWED[request.rm.rm_class].capability:
+            pod_call.begin()
+            return self._proxy.escape(pod_call.file, request.escape.number, request.block)
         capability = _U32.unpack_from(params.data)[0]
-        taken = self._ctx.take(case, capability)
+        taken = self._ctx.take_fd(pod_call, capability)
         try:
             params.patch_u64(0, taken)
-            case.begin()
-            return self._proxy.escape(case.file, number, block)
+            pod_call.begin()
+            return self._proxy.escape(pod_call.file, request.escape.number, request.block)
         finally:
             params.restore(0, 8)
             os.close(taken)
 
+    def _account(self, request: _AllocRequest, error: int) -> None:
+        """Confirm the claim or take it back; free what cannot stay, and answer with the reason."""
+        rm, file = request.rm, request.pod_call.file
+        made = not error and request.status == abi.NV_OK
+        if request.tracked and not made:
+            self._supervisor.cancel_claim(rm.key)
+        elif request.tracked and not self._confirm(file, rm, request.params):
+            request.answer(abi.NV_ERR_NO_MEMORY)
+        elif rm.rm_class == abi.NV20_SUBDEVICE_0 and (refusal := self._learn_instance(file, rm)):
+            request.answer(refusal)
+        elif request.status == abi.NV_OK:
+            self._complete(request)
+
+    def _complete(self, request: _AllocRequest) -> None:
+        """Do what some classes need once RM has made the object."""
+        rm, file = request.rm, request.pod_call.file
+        if classes.on_compute_engine(rm.rm_class):
+            self._make_preemptible(file, rm)
+        elif rm.rm_class == abi.NV50_THIRD_PARTY_P2P:
+            self._gpu_ops.register_p2p(file, rm.client, rm.handle)
+        elif request.params and (at := classes.ALLOWED[rm.rm_class].holds_memory_at) is not None:
+            self._supervisor.quota.pin_handles(rm.client, [_U32.unpack_from(request.params.data, at)[0]])
+
     def admit(self, pid: int, rm: RmObject) -> int:
-        """Return the status with which an object is refused for what it is; 0 for none."""
+        """Return the status with which an object's class, parent or card is refused; 0 if it may be made."""
         if rm.rm_class == abi.NV01_DEVICE_0:
             minor = self._supervisor.allowance(self._pod).minors.get(rm.detail)
             if minor is None or not _has_open(pid, os.makedev(self._supervisor.major, minor)):
-                self._supervisor.refused(self._pod, "card without a grant")
+                self._supervisor.count_refusal(self._pod, "card without a grant")
                 return abi.NV_ERR_INSUFFICIENT_PERMISSIONS
-            return abi.NV_OK if self._passthrough.no_root_is_made() else abi.NV_ERR_BUSY_RETRY
+            return abi.NV_OK if self._passthrough.wait_for_root_clients() else abi.NV_ERR_BUSY_RETRY
         if rm.rm_class in abi.GPFIFO_CLASSES:
             parent = self._supervisor.table.objects.get((rm.client, rm.parent))
             if parent is None or parent.rm_class != abi.KEPLER_CHANNEL_GROUP_A:
-                self._supervisor.refused(self._pod, "channel outside a TSG")  # RM would make a TSG that nobody can name
+                self._supervisor.count_refusal(
+                    self._pod, "channel outside a TSG"
+                )  # RM would make a TSG without a handle
                 return abi.NV_ERR_INVALID_ARGUMENT
         if classes.on_compute_engine(rm.rm_class) and not self._in_compute_tsg(rm):
-            self._supervisor.refused(self._pod, "compute outside a compute TSG")  # its time would be nobody's
+            self._supervisor.count_refusal(self._pod, "compute outside a compute TSG")  # nobody would pay for its time
             return abi.NV_ERR_INVALID_ARGUMENT
         if rm.rm_class in classes.KEPT and rm.handle == 0:
-            self._supervisor.refused(self._pod, "object without a handle")
+            self._supervisor.count_refusal(self._pod, "object without a handle")
             return abi.NV_ERR_INVALID_ARGUMENT  # RM would choose one; no CUDA library asks for that
         return abi.NV_OK
 
@@ -165,10 +238,10 @@ class AllocHandler:
         return tsg is not None and self._supervisor.table.is_compute(tsg)
 
     def _make_preemptible(self, file: int, rm: RmObject) -> None:
-        """Let a TSG that has compute now be preempted in the middle of a kernel, whether its program asks or not."""
+        """Allow RM to preempt a compute TSG in the middle of a kernel, whether its program asks for that or not."""
         table = self._supervisor.table
         with self._supervisor.lock:
-            # A name may be given to another TSG.
+            # RM may reuse a handle for another TSG.
             self._preemptible = {key: was for key, was in self._preemptible.items() if table.objects.get(key) is was}
             channel = table.objects.get((rm.client, rm.parent))
             tsg = table.objects.get((rm.client, channel.parent)) if channel is not None else None
@@ -179,112 +252,114 @@ class AllocHandler:
         if subdevice is not None and self._gpu_ops.make_preemptible(file, rm.client, subdevice, tsg.handle):
             self._preemptible[tsg.key] = tsg
 
-    def _made(self, file: int, rm: RmObject, params: IoctlBuffer | None) -> bool:
-        """Book what RM has made; memory at its true size, and freed again where that does not fit."""
+    def _confirm(self, file: int, rm: RmObject, params: IoctlBuffer | None) -> bool:
+        """Confirm what RM has made; free memory whose true size does not fit."""
         size = None
         if rm.rm_class == abi.NV01_MEMORY_LOCAL_USER and params is not None:
             size = rm_calls.detail(rm.rm_class, params.data)
-        if self._supervisor.made(rm.key, size):
+        if self._supervisor.confirm(rm.key, size):
             return True
         self._gpu_ops.free(file, rm.client, rm.handle)
-        self._supervisor.refused(self._pod, "memory over the limit")
+        self._supervisor.count_refusal(self._pod, "memory over the limit")
         return False
 
-    def free(self, case: PodCall, number: int, block: IoctlBuffer, client: int, handle: int, status_at: int) -> int:
-        """Free an object with all below it."""
+    def free(self, pod_call: PodCall, number: int, block: IoctlBuffer, client: int, handle: int, status_at: int) -> int:
+        """Free an object and all below it."""
         key = client, handle
-        if self._freeing.is_ours(key) and key in self._supervisor.table.objects:
+        if self._free_handler.is_ours(key) and key in self._supervisor.table.objects:
             return self._ctx.answer(block, status_at, abi.NV_ERR_OBJECT_NOT_FOUND)
-        # The heap's own free is for memory: what it says no to, it could be asked for ever.
-        channels = self._supervisor.freeing(key, case.file) if number == abi.NV_ESC_RM_FREE else []
+        # The heap's free takes memory only. RM refuses it for channels, so a pod could use it to open gates.
+        channels = self._supervisor.begin_free(key, pod_call.file) if number == abi.NV_ESC_RM_FREE else []
         gone, error = False, 0
 
         def carry_out() -> bool:
             nonlocal error
-            error = self._proxy.escape(case.file, number, block)
-            if case.again and not error and status_of(block, status_at) in abi.UNKNOWN_TO_RM:
-                block.patch_u32(status_at, abi.NV_OK)  # what is freed cannot be freed again
+            error = self._proxy.escape(pod_call.file, number, block)
+            if pod_call.is_retry and not error and status_of(block, status_at) in abi.UNKNOWN_TO_RM:
+                block.patch_u32(status_at, abi.NV_OK)  # the dead guardian has freed it
             return not error and status_of(block, status_at) == abi.NV_OK
 
         try:
-            gone = self._freeing.free(case, key, carry_out)
+            gone = self._free_handler.free(pod_call, key, carry_out)
         finally:
-            self._supervisor.freed(key, channels, gone=gone)
-        if gone and client == handle:  # it was the file's only one
-            self._supervisor.files.roots.discard(case.file)
+            self._supervisor.end_free(key, channels, gone=gone)
+        if gone and client == handle:  # the file has no other root client
+            self._supervisor.files.roots.discard(pod_call.file)
         if not error:
             block.store()
         return error
 
-    def undo(self, case: PodCall, key: Key) -> None:
-        """Free what a dead guardian may have made for this very call, which has no answer yet: it is made anew."""
-        if not case.again or not self._supervisor.know_client(case.pid, case.call.fd, case.file, key[0]):
+    def undo_interrupted(self, pod_call: PodCall, key: Key) -> None:
+        """Free what a dead guardian may have made for this call; the call then makes it again."""
+        if not pod_call.is_retry or not self._supervisor.register_client(
+            pod_call.pid, pod_call.call.fd, pod_call.file, key[0]
+        ):
             return
-        if self._gpu_ops.about(case.file, *key) is None and key not in self._supervisor.table.objects:
+        if self._gpu_ops.object_info(pod_call.file, *key) is None and key not in self._supervisor.table.objects:
             return
-        channels = self._supervisor.freeing(key, case.file)
+        channels = self._supervisor.begin_free(key, pod_call.file)
         gone = False
 
         def carry_out() -> bool:
-            self._gpu_ops.free(case.file, *key)
-            return self._gpu_ops.about(case.file, *key) is None
+            self._gpu_ops.free(pod_call.file, *key)
+            return self._gpu_ops.object_info(pod_call.file, *key) is None
 
         try:
-            gone = self._freeing.free(case, key, carry_out)
+            gone = self._free_handler.free(pod_call, key, carry_out)
         finally:
-            self._supervisor.freed(key, channels, gone=gone)
+            self._supervisor.end_free(key, channels, gone=gone)
 
-    def dup(self, case: PodCall, block: IoctlBuffer, asked: rm_calls.Dup) -> int:
-        """Make a second handle. What carries a gate has one only; memory is charged once where it is known which."""
+    def dup(self, pod_call: PodCall, block: IoctlBuffer, asked: rm_calls.Dup) -> int:
+        """Duplicate an object. Gated objects have one handle only; memory of a known allocation is charged once."""
         source_key = asked.source_client, asked.source
         source = self._supervisor.table.objects.get(source_key)
-        known = self._supervisor.know_client(case.pid, case.call.fd, case.file, asked.client)
+        known = self._supervisor.register_client(pod_call.pid, pod_call.call.fd, pod_call.file, asked.client)
         if not known or (source is not None and source.rm_class in classes.GATED):
             return self._ctx.refuse(block, asked.status_at, abi.NV_ERR_NOT_SUPPORTED, "second handle")
-        self.undo(case, (asked.client, asked.handle))
+        self.undo_interrupted(pod_call, (asked.client, asked.handle))
         owner = self._supervisor.table.clients.get(asked.source_client)
-        with self._supervisor.books(owner.pod if owner is not None else self._pod):
+        with self._supervisor.pod_lock(owner.pod if owner is not None else self._pod):
             before = self._supervisor.quota.number_of(source_key)
-            case.begin()
-            error = self._proxy.escape(case.file, abi.NV_ESC_RM_DUP_OBJECT, block)
+            pod_call.begin()
+            error = self._proxy.escape(pod_call.file, abi.NV_ESC_RM_DUP_OBJECT, block)
         if error or status_of(block, asked.status_at) != abi.NV_OK:
             block.store()
             return error
         (handle,) = _U32.unpack_from(block.data, 8)
         after = self._supervisor.quota.number_of(source_key)
-        # Another pod's memory counts for both: who makes it could have it freed, and the next, and the next.
+        # Another pod's memory counts for both pods. If only its maker paid, the maker could free it and make more.
         same = before == after and self._supervisor.owns(self._pod, asked.source_client)
         number = before if same else None
         if (
-            status := self.arrived(case.file, (asked.client, handle), asked.parent or asked.client, number)
+            status := self.admit_handle(pod_call.file, (asked.client, handle), asked.parent or asked.client, number)
         ) != abi.NV_OK:
             return self._ctx.answer(block, asked.status_at, status)
         block.store()
         return 0
 
-    def arrived(self, file: int, key: Key, parent: int, number: int | None) -> int:
-        """Book what came under a new handle, by RM's word; free it where it cannot stay. Return a status."""
-        about = self._gpu_ops.about(file, *key)
+    def admit_handle(self, file: int, key: Key, parent: int, number: int | None) -> int:
+        """Charge what RM put under a new handle; free it if it cannot stay. Return a status."""
+        about = self._gpu_ops.object_info(file, *key)
         if about is None:
             return abi.NV_OK
-        space = about[0] == abi.FERMI_VASPACE_A and self._ctx.limited()  # it has page tables, and counts by handle
+        space = about[0] == abi.FERMI_VASPACE_A and self._ctx.limited()  # its page tables are charged by handle
         if space or about[0] in classes.GATED | classes.PHYSICAL:
             self._gpu_ops.free(file, *key)
-            self._supervisor.refused(self._pod, "second handle")
+            self._supervisor.count_refusal(self._pod, "second handle")
             return abi.NV_ERR_NOT_SUPPORTED
         if about[0] != abi.NV01_MEMORY_LOCAL_USER:
             return abi.NV_OK
         rm = RmObject(*key, about[1] or parent, about[0], self._gpu_ops.bytes_of(file, *key))
         if number is None:
-            number = self._exported_as(file, rm)
+            number = self._find_exported(file, rm)
         if (status := self._ctx.claim(rm, number)) != abi.NV_OK:
             self._gpu_ops.free(file, *key)
             return status
-        self._supervisor.made(key)
+        self._supervisor.confirm(key)
         return abi.NV_OK
 
-    def _exported_as(self, file: int, rm: RmObject) -> int | None:
-        """Find which of the pod's own allocations came back by a descriptor, by RM's word; None for none of them."""
+    def _find_exported(self, file: int, rm: RmObject) -> int | None:
+        """Find which of the pod's own allocations a descriptor brought back, by RM's comparison; None if it is none."""
         with self._supervisor.lock:
             instance = self._supervisor.table.instance_of(rm)
             mine = self._supervisor.table.exported(self._pod, instance, rm.detail)[:_MOST_COMPARED]
@@ -294,47 +369,47 @@ class AllocHandler:
                 return number
         return None
 
-    def _learn_card(self, file: int, subdevice: RmObject) -> int:
-        """Ask RM which card a device is on, now that it can be asked; return a status: of one that is freed, why."""
+    def _learn_instance(self, file: int, subdevice: RmObject) -> int:
+        """Ask RM which card a device is on, now that it has a subdevice; return why if the device was freed again."""
         key = subdevice.client, subdevice.parent
         device = self._supervisor.table.objects.get(key)
-        if device is None and (self._gpu_ops.about(file, *key) or (0,))[0] == abi.NV01_DEVICE_0:
-            # The kernel was making it when a guardian died, or made it under another name than was looked for.
+        if device is None and (self._gpu_ops.object_info(file, *key) or (0,))[0] == abi.NV01_DEVICE_0:
+            # The kernel made it when a guardian died, or under another handle than expected.
             device = RmObject(*key, subdevice.client, abi.NV01_DEVICE_0, NO_INSTANCE)
         if device is None or device.rm_class != abi.NV01_DEVICE_0 or device.detail != NO_INSTANCE:
             return abi.NV_OK
         instance = self._gpu_ops.instance_of(file, *subdevice.key)
         if instance is not None and instance in self._supervisor.allowance(self._pod).minors:
-            if self._supervisor.learned(device, instance):
+            if self._supervisor.set_instance(device, instance):
                 return abi.NV_OK
             status, what = abi.NV_ERR_NO_MEMORY, "memory over the limit"
         else:
             status, what = abi.NV_ERR_INSUFFICIENT_PERMISSIONS, "card without a grant"
         self._gpu_ops.free(file, *device.key)
-        self._supervisor.freed(device.key, [], gone=True)
-        self._supervisor.refused(self._pod, what)
+        self._supervisor.end_free(device.key, [], gone=True)
+        self._supervisor.count_refusal(self._pod, what)
         return status
 
-    def alloc_memory(self, case: PodCall, block: IoctlBuffer, asked: rm_calls.AllocMemory, *, wrapped: bool) -> int:
-        """Make memory in the old way: the process's own for the card, or system memory."""
+    def alloc_memory(self, pod_call: PodCall, block: IoctlBuffer, asked: rm_calls.AllocMemory, *, wrapped: bool) -> int:
+        """Make memory by the old call: the process's own memory for the card, or system memory."""
         if asked.rm_class == abi.NV01_MEMORY_SYSTEM_OS_DESCRIPTOR:
             return errno.EINVAL if wrapped else PROCEED
         if asked.rm_class != abi.NV01_MEMORY_SYSTEM:
             what = classes.name(asked.rm_class)
             return self._ctx.refuse(block, asked.status_at, abi.NV_ERR_INVALID_CLASS, what)
-        self.undo(case, (asked.client, asked.handle))
-        return self._ctx.with_descriptor(case, abi.NV_ESC_RM_ALLOC_MEMORY, block, 48)
+        self.undo_interrupted(pod_call, (asked.client, asked.handle))
+        return self._ctx.with_descriptor(pod_call, abi.NV_ESC_RM_ALLOC_MEMORY, block, 48)
 
-    def register_fd(self, case: PodCall, block: IoctlBuffer, minor: int) -> int:
-        """Tie a card's file to a control file; a control file would take on another one's clients."""
+    def register_fd(self, pod_call: PodCall, block: IoctlBuffer, minor: int) -> int:
+        """Tie a card's file to a control file; refuse a control file, which would take over another file's clients."""
         if minor == abi.NV_CONTROL_MINOR:
-            self._supervisor.refused(self._pod, "control file for a control file")
+            self._supervisor.count_refusal(self._pod, "control file registered with a control file")
             return errno.EINVAL
-        error = self._ctx.with_descriptor(case, abi.NV_ESC_REGISTER_FD, block, 0)
-        return 0 if case.again and error == errno.EINVAL else error  # once is all there can be
+        error = self._ctx.with_descriptor(pod_call, abi.NV_ESC_REGISTER_FD, block, 0)
+        return 0 if pod_call.is_retry and error == errno.EINVAL else error  # RM accepts it only once
 
 
 def _has_open(pid: int, device: int) -> bool:
-    """Tell whether a process has a device open. Raises OSError when it is gone."""
+    """Tell whether a process has a device open. Raises OSError when the process has ended."""
     os.stat(f"/proc/{pid}")
     return any(found == device for _, found in proc.devices(pid))

@@ -1,7 +1,7 @@
-"""Handles of clients in what a pod asks: a call that names somebody else's client is not for RM.
+"""Client handles in a pod's calls: a call that names another pod's client does not reach RM.
 
-RM looks a call's own client up among those of the file that it is made on. A client that parameters name it takes as it
-is, or hands to firmware, which takes any.
+RM checks a call's own client against the file that the call is made on. A client that parameters name it accepts
+unchecked, or hands to firmware, which accepts any.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from qgpu.guardian.rules.rows import At, handles
 
 
 class Owners(Protocol):
-    """Who knows whose clients are (``Supervisor``)."""
+    """Knows the owners of clients (``Supervisor``)."""
 
     def owns(self, pod: str, client: int) -> bool:
-        """Tell whether a client is one of a pod's."""
+        """Tell whether a client belongs to a pod."""
 
 
 def names_any(owners: Owners, pod: str, own: int, places: Iterable[At], params: bytes | bytearray) -> bool:
@@ -25,5 +25,5 @@ def names_any(owners: Owners, pod: str, own: int, places: Iterable[At], params: 
 
 
 def name(asked: str) -> str:
-    """Return by what name such a call is counted."""
-    return f"{asked} on somebody's client"
+    """Return the name under which such a call is counted."""
+    return f"{asked} on another pod's client"

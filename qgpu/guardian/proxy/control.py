@@ -1,4 +1,4 @@
-"""One pod's RM controls: which are refused, which are asked of RM, what is learned from them and shown instead."""
+"""One pod's RM controls: refuse some, ask RM, learn from its answer, and adapt what the pod sees of it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import struct
 import time
 from contextlib import nullcontext
+from dataclasses import dataclass
 
 from qgpu.guardian.proxy import client_ownership, rm_calls, virtualize
 from qgpu.guardian.proxy.alloc import AllocHandler
@@ -16,83 +17,112 @@ from qgpu.linux import proc
 from qgpu.nvidia import abi
 
 _U32 = struct.Struct("<I")
+#: Where NVOS54 points to the parameters.
+_PARAMS_AT = abi.offsetof("NVOS54_PARAMETERS", "params")
 _PREEMPT = "NVA06C_CTRL_PREEMPT_PARAMS"
-#: How many times as long as a preemption took the pod's next one waits, and how long at most.
+#: After a preemption the pod's next one waits this many times as long as it took, and at most this long.
 _PREEMPT_REST, _MOST_REST_NS = 20, 10**9
 _HANDLE_OF_EXPORT_AT, _HANDLES_OF_EXPORTS_AT, _MOST_EXPORTS = 12, 76, 512
-#: Imports, with where their handles are and how many there may be.
+#: Imports, with the offset of their handles and the most handles.
 _IMPORTED = {
     abi.NV0000_OS_UNIX_IMPORT_OBJECT_FROM_FD: (16, 1),
     abi.NV0000_OS_UNIX_IMPORT_OBJECTS_FROM_FD: (8, 128),
 }
 
 
-class ControlHandler:
-    """Judges controls."""
+@dataclass(frozen=True, slots=True)
+class _ControlRequest:
+    """One control: the pod's call, and our copies of its structure, its parameters and what these point to."""
 
-    def __init__(self, ctx: HandlerContext, objects: AllocHandler) -> None:
+    pod_call: PodCall
+    block: IoctlBuffer
+    asked: rm_calls.Control
+    params: IoctlBuffer | None
+    nested: list[IoctlBuffer]
+
+
+class ControlHandler:
+    """Handles controls."""
+
+    def __init__(self, ctx: HandlerContext, alloc_handler: AllocHandler) -> None:
         self._ctx = ctx
         self._supervisor = ctx.supervisor
         self._gpu_ops = ctx.supervisor.gpu_ops
         self._proxy = ctx.proxy
         self._pod = ctx.pod
-        self._objects = objects
-        #: When the pod may preempt itself again.
-        self._rested_ns = 0
+        self._alloc_handler = alloc_handler
+        #: When the pod's next preemption of its own TSG may start.
+        self._next_preempt_ns = 0
 
-    def control(self, case: PodCall, block: IoctlBuffer, asked: rm_calls.Control) -> int:
-        """Judge a control."""
-        command = asked.command
+    def control(self, pod_call: PodCall, block: IoctlBuffer, asked: rm_calls.Control) -> int:
+        """Handle a control."""
         if (refusal := self._refusal(asked)) is not None:
-            if command == abi.NVA06C_SET_TIMESLICE and self._first_wish(case.call.tid, asked):
+            if asked.command == abi.NVA06C_SET_TIMESLICE and self._record_wished_timeslice(pod_call.call.tid, asked):
                 return self._ctx.answer(block, asked.status_at, abi.NV_OK)
             return self._ctx.refuse(block, asked.status_at, *refusal)
-        row = controls.ALLOWED[command]
-        params = None
-        nested: list[IoctlBuffer] | None = []
-        if asked.params and asked.size:
-            if (params := self._proxy.read(case.call.tid, asked.params, asked.size)) is None:
-                return self._ctx.answer(block, asked.status_at, abi.NV_ERR_INVALID_ADDRESS)
-            block.patch_u64(16, params.at)
-            nested = self._proxy.read_nested(case.call.tid, params, row.pointers)
-        elif row.pointers or row.descriptor_at is not None:
-            nested = None
-        if nested is None:
-            block.restore(16, 8)
+        if (request := self._copy_in(pod_call, block, asked)) is None:
+            block.restore(_PARAMS_AT, 8)
             return self._ctx.answer(block, asked.status_at, abi.NV_ERR_INVALID_ADDRESS)
+        params = request.params
         if (refusal := self._refused_by_params(asked, params)) is not None:
-            block.restore(16, 8)
+            block.restore(_PARAMS_AT, 8)
             return self._ctx.refuse(block, asked.status_at, *refusal)
-        if params is not None and command in _IMPORTED:
-            for handle in _imported(command, params.data):
-                self._objects.undo(case, (asked.client, handle))
-        taken = self._taken(case, command, params)
+        self._undo_interrupted_import(request)
+        taken = self._take_descriptor(pod_call, asked.command, params)
         try:
             try:
-                mark = self._carries(case, asked, params, taken)
+                mark = self._record_export(pod_call, asked, params, taken)
             except OSError as why:
-                block.restore(16, 8)
+                block.restore(_PARAMS_AT, 8)
                 return self._ctx.refuse(block, asked.status_at, abi.NV_ERR_INSUFFICIENT_RESOURCES, str(why.strerror))
-            owner = self._supervisor.table.clients.get(asked.client)
-            whose = owner.pod if owner is not None else self._pod
-            with self._supervisor.books(whose) if row.gives else nullcontext():
-                case.listener.begin()
-                error = self._perform_control(case, block, params, asked, taken)
-            if case.again and not error and _was_done(command, status_of(block, asked.status_at)):
-                block.patch_u32(asked.status_at, abi.NV_OK)
+            error = self._perform(request, taken)
             if mark is not None and (error or status_of(block, asked.status_at) != abi.NV_OK):
-                self._supervisor.quota.not_exported(mark)
+                self._supervisor.quota.cancel_export(mark)
         finally:
             if taken is not None and taken >= 0:
-                os.close(taken)  # no lock is held: whose file it is says how long that takes
-        block.restore(16, 8)
+                os.close(taken)  # no lock is held: the close may take as long as its owner likes
+        return self._write_back(request, error)
+
+    def _copy_in(self, pod_call: PodCall, block: IoctlBuffer, asked: rm_calls.Control) -> _ControlRequest | None:
+        """Copy what the call points to, and point the call at the copies; None if that is missing or not readable."""
+        row = controls.ALLOWED[asked.command]
+        if not asked.params or not asked.size:
+            missing = row.pointers or row.descriptor_at is not None
+            return None if missing else _ControlRequest(pod_call, block, asked, None, [])
+        if (params := self._proxy.read(pod_call.call.tid, asked.params, asked.size)) is None:
+            return None
+        block.patch_u64(_PARAMS_AT, params.at)
+        nested = self._proxy.read_nested(pod_call.call.tid, params, row.pointers)
+        return _ControlRequest(pod_call, block, asked, params, nested) if nested is not None else None
+
+    def _undo_interrupted_import(self, request: _ControlRequest) -> None:
+        if request.params is not None and request.asked.command in _IMPORTED:
+            for handle in _imported(request.asked.command, request.params.data):
+                self._alloc_handler.undo_interrupted(request.pod_call, (request.asked.client, handle))
+
+    def _perform(self, request: _ControlRequest, taken: int | None) -> int:
+        """Call RM, under the owner's lock if the control makes a handle on its memory; return an errno."""
+        pod_call, block, asked = request.pod_call, request.block, request.asked
+        owner = self._supervisor.table.clients.get(asked.client)
+        pod = owner.pod if owner is not None else self._pod
+        with self._supervisor.pod_lock(pod) if controls.ALLOWED[asked.command].gives else nullcontext():
+            pod_call.listener.begin()
+            error = self._perform_control(pod_call, block, request.params, asked, taken)
+        if pod_call.is_retry and not error and _was_done(asked.command, status_of(block, asked.status_at)):
+            block.patch_u32(asked.status_at, abi.NV_OK)
+        return error
+
+    def _write_back(self, request: _ControlRequest, error: int) -> int:
+        """Learn from RM's answer, adapt it, and write it into the pod's memory."""
+        block, asked, params = request.block, request.asked, request.params
+        block.restore(_PARAMS_AT, 8)
         if params is not None:
             if not error and status_of(block, asked.status_at) == abi.NV_OK:
-                status = self._after(case, params, nested, asked)
+                status = self._handle_answer(request.pod_call, params, request.nested, asked)
                 block.patch_u32(asked.status_at, status)
-            for each in nested:
+            for each in request.nested:
                 each.store()
-            for where in row.pointers:
+            for where in controls.ALLOWED[asked.command].pointers:
                 params.restore(where.at, 8)
             params.store()
         if not error:
@@ -100,7 +130,7 @@ class ControlHandler:
         return error
 
     def _refusal(self, asked: rm_calls.Control) -> tuple[int, str] | None:
-        """Say why a control is refused before RM is asked: its status and how it is counted."""
+        """Return why a control is refused before RM is asked: its status and the name it is counted under."""
         command = asked.command
         row = controls.ALLOWED.get(command)
         if row is None:
@@ -108,11 +138,11 @@ class ControlHandler:
         if asked.serialized:
             return abi.NV_ERR_INVALID_ARGUMENT, "serialized control"
         if row.firmware and not self._supervisor.owns(self._pod, asked.client):
-            return abi.NV_ERR_INVALID_CLIENT, "control on somebody's client"
+            return abi.NV_ERR_INVALID_CLIENT, "control on another pod's client"
         return None
 
     def _refused_by_params(self, asked: rm_calls.Control, params: IoctlBuffer | None) -> tuple[int, str] | None:
-        """Say why a control is refused for what it says: its status and how it is counted."""
+        """Return why a control is refused for its parameters: its status and the name it is counted under."""
         row = controls.ALLOWED[asked.command]
         match asked.command:
             case abi.NV2080_GR_SET_CTXSW_PREEMPTION_MODE if params is not None and _gives_up_preemption(params):
@@ -132,32 +162,32 @@ class ControlHandler:
         said = abi.ffi.cast(f"{_PREEMPT} *", params.pointer)
         return self._supervisor.owns(self._pod, tsg.client) and scheduling.ends_turn(said.bWait, said.bManualTimeout)
 
-    def _taken(self, case: PodCall, command: int, params: IoctlBuffer | None) -> int | None:
-        """Take the descriptor that a control names, if it is NVIDIA's; -1 for other files, None for none."""
+    def _take_descriptor(self, pod_call: PodCall, command: int, params: IoctlBuffer | None) -> int | None:
+        """Take the descriptor that a control names, if it is NVIDIA's; -1 for another file, None for none."""
         if params is None or (at := controls.ALLOWED[command].descriptor_at) is None:
             return None
         (fd,) = struct.unpack_from("<i", params.data, at)
         if fd < 0:
             return int(fd)
-        taken = self._ctx.take(case, fd)
+        taken = self._ctx.take_fd(pod_call, fd)
         device = proc.device_of(taken)
         if device is not None and os.major(device) == self._supervisor.major:
             return taken
         os.close(taken)
         return -1
 
-    def _carries(
-        self, case: PodCall, asked: rm_calls.Control, params: IoctlBuffer | None, file: int | None
+    def _record_export(
+        self, pod_call: PodCall, asked: rm_calls.Control, params: IoctlBuffer | None, file: int | None
     ) -> int | None:
-        """Let what is about to be exported count for as long as the file is open that carries it; return its mark.
+        """Charge memory that is about to be exported for as long as the exporting file is open; return the file's mark.
 
-        Raises OSError where that can't be seen.
+        Raises OSError if the file cannot be watched.
         """
         if (
             params is None
             or file is None
             or file < 0
-            or self._gpu_ops.about(case.file, asked.client, asked.client) is None
+            or self._gpu_ops.object_info(pod_call.file, asked.client, asked.client) is None
         ):
             return None
         match asked.command:
@@ -170,42 +200,47 @@ class ControlHandler:
         return self._supervisor.quota.export(self._pod, asked.client, handles, file)
 
     def _perform_control(
-        self, case: PodCall, block: IoctlBuffer, params: IoctlBuffer | None, asked: rm_calls.Control, taken: int | None
+        self,
+        pod_call: PodCall,
+        block: IoctlBuffer,
+        params: IoctlBuffer | None,
+        asked: rm_calls.Control,
+        taken: int | None,
     ) -> int:
         if params is None or taken is None:
             if asked.command == abi.NV2080_GPU_GET_PID_INFO and params is not None:
-                return self._perform_on_pids(case, block, params)
+                return self._perform_on_pids(pod_call, block, params)
             if asked.command == abi.NVA06C_PREEMPT:
-                return self._perform_preemption(case, block)
-            return self._proxy.escape(case.file, abi.NV_ESC_RM_CONTROL, block)
+                return self._perform_preemption(pod_call, block)
+            return self._proxy.escape(pod_call.file, abi.NV_ESC_RM_CONTROL, block)
         row = controls.ALLOWED[asked.command]
         if row.gives:
-            case.begin()
+            pod_call.begin()
         at = row.descriptor_at
         assert at is not None
         params.patch_u32(at, taken)
         try:
-            return self._proxy.escape(case.file, abi.NV_ESC_RM_CONTROL, block)
+            return self._proxy.escape(pod_call.file, abi.NV_ESC_RM_CONTROL, block)
         finally:
             params.restore(at, 4)
 
-    def _perform_preemption(self, case: PodCall, block: IoctlBuffer) -> int:
-        """Preempt the pod's own TSG, with a rest in between: gates and neighbours wait for RM's locks meanwhile."""
-        time.sleep(max(0, self._rested_ns - time.monotonic_ns()) / 1e9)
+    def _perform_preemption(self, pod_call: PodCall, block: IoctlBuffer) -> int:
+        """Preempt the pod's own TSG, after a pause: gates and neighbours wait for RM's locks meanwhile."""
+        time.sleep(max(0, self._next_preempt_ns - time.monotonic_ns()) / 1e9)
         begun_ns = time.monotonic_ns()
-        error = self._proxy.escape(case.file, abi.NV_ESC_RM_CONTROL, block)
+        error = self._proxy.escape(pod_call.file, abi.NV_ESC_RM_CONTROL, block)
         ended_ns = time.monotonic_ns()
-        self._rested_ns = ended_ns + min(_PREEMPT_REST * (ended_ns - begun_ns), _MOST_REST_NS)
+        self._next_preempt_ns = ended_ns + min(_PREEMPT_REST * (ended_ns - begun_ns), _MOST_REST_NS)
         return error
 
-    def _perform_on_pids(self, case: PodCall, block: IoctlBuffer, params: IoctlBuffer) -> int:
-        """Ask about processes by the numbers that they have out here, and answer with those inside."""
+    def _perform_on_pids(self, pod_call: PodCall, block: IoctlBuffer, params: IoctlBuffer) -> int:
+        """Ask RM about host pids, and answer with the pids of the pod's namespace."""
         places = virtualize.pid_infos(params.data)
-        own = {_inside(pid, case.call.tid): pid for pid in self._own_pids()}
+        own = {_inside(pid, pod_call.call.tid): pid for pid in self._own_pids()}
         asked = [_U32.unpack_from(params.data, at)[0] for at in places]
         for at, pid in zip(places, asked, strict=True):
             params.patch_u32(at, own.get(pid, 0))
-        error = self._proxy.escape(case.file, abi.NV_ESC_RM_CONTROL, block)
+        error = self._proxy.escape(pod_call.file, abi.NV_ESC_RM_CONTROL, block)
         virtualize.hide_others(params.data, set(own.values()))
         for at, pid in zip(places, asked, strict=True):
             params.patch_u32(at, pid)
@@ -215,46 +250,52 @@ class ControlHandler:
         with self._supervisor.lock:
             return self._supervisor.table.pids_of(self._pod)
 
-    def _after(self, case: PodCall, params: IoctlBuffer, nested: list[IoctlBuffer], asked: rm_calls.Control) -> int:
-        """Learn from RM's answer, and fit what it tells of the card; return the status to answer with."""
+    def _handle_answer(
+        self, pod_call: PodCall, params: IoctlBuffer, nested: list[IoctlBuffer], asked: rm_calls.Control
+    ) -> int:
+        """Learn from RM's answer, and adapt what it says of the card; return the status to answer with."""
         match asked.command:
             case abi.NV2080_FB_GET_INFO_V2:
                 self._show_memory(asked, params.data, 4, _U32.unpack_from(params.data)[0])
             case abi.NV2080_FB_GET_INFO if nested:
                 self._show_memory(asked, nested[0].data, 0, _U32.unpack_from(params.data)[0])
             case abi.NV2080_GPU_GET_PIDS:
-                virtualize.show_pids(params.data, set(self._own_pids()), lambda own: _inside(own, case.call.tid))
+                virtualize.show_pids(params.data, set(self._own_pids()), lambda own: _inside(own, pod_call.call.tid))
             case abi.NV2080_PERF_GET_UTIL_SAMPLES:
-                virtualize.show_samples(params.data, set(self._own_pids()), lambda own: _inside(own, case.call.tid))
+                virtualize.show_samples(params.data, set(self._own_pids()), lambda own: _inside(own, pod_call.call.tid))
             case abi.NV0000_GPU_GET_PROBED_IDS | abi.NV0000_GPU_GET_ATTACHED_IDS:
                 virtualize.show_gpus(params.data, self._gpu_ops.gpu_ids(self._supervisor.allowance(self._pod).minors))
             case abi.NVA06C_GPFIFO_SCHEDULE | abi.NVA06F_GPFIFO_SCHEDULE:
                 self._supervisor.wake()
             case abi.NV00FD_ATTACH_MEM:
                 self._supervisor.quota.pin_handles(asked.client, [_U32.unpack_from(params.data, 4)[0]])
-            case abi.NVC56F_GET_KMB:  # kernel_channel.c duplicates it under a handle that nobody is told
+            case abi.NVC56F_GET_KMB:  # kernel_channel.c duplicates it under a handle that it tells nobody
                 handles = rows.handles(controls.ALLOWED[asked.command].handles, params.data)
                 self._supervisor.quota.pin_handles(asked.client, handles)
             case command if command in _IMPORTED:
-                return self._imported(case, asked.client, _imported(command, params.data))
+                return self._imported(pod_call, asked.client, _imported(command, params.data))
         return abi.NV_OK
 
-    def _imported(self, case: PodCall, client: int, handles: list[int]) -> int:
-        """Charge what came by a descriptor, once if it is the pod's own; else it counts as if the pod had made it."""
+    def _imported(self, pod_call: PodCall, client: int, handles: list[int]) -> int:
+        """Charge imported memory: the pod's own memory once, and any other as if the pod had made it."""
         for handle in handles:
-            if handle and (status := self._objects.arrived(case.file, (client, handle), client, None)) != abi.NV_OK:
+            if (
+                handle
+                and (status := self._alloc_handler.admit_handle(pod_call.file, (client, handle), client, None))
+                != abi.NV_OK
+            ):
                 for other in handles:
-                    self._gpu_ops.free(case.file, client, other)
-                    self._supervisor.freed((client, other), [], gone=True)
+                    self._gpu_ops.free(pod_call.file, client, other)
+                    self._supervisor.end_free((client, other), [], gone=True)
                 return status
         return abi.NV_OK
 
     def _show_memory(self, asked: rm_calls.Control, entries: bytearray, at: int, count: int) -> None:
-        if (shown := self._ctx.shown(asked.client, asked.target)) is not None:
+        if (shown := self._ctx.visible_memory(asked.client, asked.target)) is not None:
             virtualize.show_memory(entries, at, count, *shown)
 
-    def _first_wish(self, tid: int, asked: rm_calls.Control) -> bool:
-        """Remember the timeslice libcuda gives a TSG once at start; it holds when no plan says otherwise."""
+    def _record_wished_timeslice(self, tid: int, asked: rm_calls.Control) -> bool:
+        """Record the timeslice that libcuda sets once per TSG at start; it applies while no plan sets another."""
         tsg = self._supervisor.table.objects.get((asked.client, asked.target))
         own = self._supervisor.owns(self._pod, asked.client)
         if tsg is None or not own or tsg.wish_us != abi.RM_DEFAULT_TIMESLICE_US:
@@ -269,13 +310,13 @@ class ControlHandler:
 
 
 def _was_done(command: int, status: int) -> bool:
-    """Tell from RM's answer to a control that was issued again whether that had been done the first time."""
+    """Tell from RM's answer to a repeated control whether the first attempt had succeeded."""
     there_already = {abi.NV_ERR_INSERT_DUPLICATE_NAME, abi.NV_ERR_STATE_IN_USE}
     return status in there_already or (controls.ALLOWED[command].takes_back and status == abi.NV_ERR_OBJECT_NOT_FOUND)
 
 
 def _imported(command: int, params: bytearray) -> list[int]:
-    """List the handles that an import gives."""
+    """List the handles that an import returns."""
     at, most = _IMPORTED[command]
     return _handles(params, at, most)
 
@@ -291,7 +332,7 @@ def _gives_up_preemption(params: IoctlBuffer) -> bool:
 
 
 def _inside(pid: int, tid: int) -> int:
-    """Return the number a process has in the pid namespace of a thread; 0 where it has none."""
+    """Return a process's pid in the pid namespace of a thread; 0 if it has none."""
     try:
         if os.stat(f"/proc/{tid}/ns/pid").st_ino == os.stat("/proc/self/ns/pid").st_ino:
             return pid

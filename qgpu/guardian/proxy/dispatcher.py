@@ -1,8 +1,9 @@
-"""One pod's calls: what becomes of each, and an answer for every one, whatever happens.
+"""Handles every call of one pod and answers each of them, whatever happens.
 
-A call is carried out in the pod's place (``standin.py``), so that what was checked is what is done. RM's objects are
-judged in ``objects.py``, root clients and first devices in ``letting.py``, RM's controls in ``controlling.py``, its
-older heap in ``heap.py``; UVM's calls in ``uvmjudge.py``, mappings in ``mappings.py``.
+The guardian performs a call in the pod's place (``ioctl_proxy.py``), so RM acts on exactly the arguments that were
+checked. Each kind of call has a handler: ``alloc.py`` and ``free.py`` for RM objects, ``passthrough.py`` for root
+clients and first devices, ``control.py`` for RM controls, ``vid_heap.py`` for RM's older heap, ``uvm_calls.py`` for
+UVM, ``mmap_calls.py`` for mappings.
 """
 
 from __future__ import annotations
@@ -36,14 +37,17 @@ from qgpu.nvidia import abi, uvm
 
 _log = structlog.get_logger("guardian")
 
-#: How long a mapping of UVM's being made may keep memory from being freed for good.
+#: How long a free waits for UVM mappings in progress before it treats their memory as still in use.
 _MAPPING_PATIENCE_S = 0.02
-#: How many threads' processes are remembered; more than that are looked up anew.
+#: How many entries are kept by thread; a full cache starts again.
 _MOST_THREADS = 4096
 
 
 class Dispatcher:
-    """Serves one pod's listeners, one call at a time: what is being made by one process could tell on another's."""
+    """Serves one pod's listeners, one call at a time.
+
+    Calls are serial because RM's memory figures tell about one call only while no other call changes them.
+    """
 
     def __init__(self, supervisor: Supervisor, pod: str) -> None:
         self._supervisor = supervisor
@@ -52,58 +56,58 @@ class Dispatcher:
         self._proxy = IoctlProxy(supervisor.perform)
         self._ctx = HandlerContext(supervisor, pod, self._proxy)
         self._fast_path = fast_path.FastPath(supervisor.perform)
-        #: What UVM is mapping for the pod.
-        self._external = InflightSyscalls()
-        self._freeing = FreeHandler(supervisor, pod, lambda: self._external.wait(_MAPPING_PATIENCE_S))
+        #: UVM mappings that the kernel is making for the pod.
+        self._uvm_mappings = InflightSyscalls()
+        self._free_handler = FreeHandler(supervisor, pod, lambda: self._uvm_mappings.wait(_MAPPING_PATIENCE_S))
         self._passthrough = Passthrough(self._ctx)
-        self._objects = AllocHandler(self._ctx, self._freeing, self._passthrough)
-        self._controls = ControlHandler(self._ctx, self._objects)
-        self._heap = VidHeapHandler(self._ctx, self._objects)
+        self._alloc_handler = AllocHandler(self._ctx, self._free_handler, self._passthrough)
+        self._controls = ControlHandler(self._ctx, self._alloc_handler)
+        self._heap = VidHeapHandler(self._ctx, self._alloc_handler)
         self._mmap = MmapHandler(self._ctx)
-        self._uvm = UvmHandler(supervisor, pod, self._proxy, self._freeing.unmap, self._mmap.are_made)
-        #: By thread: its process.
+        self._uvm = UvmHandler(supervisor, pod, self._proxy, self._free_handler.unmap, self._mmap.wait_until_made)
+        #: Process by thread.
         self._threads: dict[int, int] = {}
-        #: Calls that were carried out but whose answer found nobody, by thread: request and argument.
-        self._unheard: dict[int, tuple[int, int]] = {}
-        #: Calls that a dead guardian had in hand, by thread.
-        self._left: dict[int, UnansweredCall] = {}
+        #: Calls that were performed but whose answer did not arrive, by thread: request and argument.
+        self._undelivered: dict[int, tuple[int, int]] = {}
+        #: Calls that a dead guardian received and did not answer, by thread.
+        self._unanswered: dict[int, UnansweredCall] = {}
 
-    def take_up(self, listener: Listener, left: UnansweredCall | None) -> None:
-        """Go on where a dead guardian ended: with the call that it had in hand, whatever had become of that.
+    def resume(self, listener: Listener, left: UnansweredCall | None) -> None:
+        """Finish the call that a dead guardian received and did not answer.
 
-        What it had written down as the answer is given. What it may have done without coming so far is undone and done
-        anew, or, where it cannot be undone, not done again.
+        If the journal holds its answer, give that answer. Otherwise undo what the dead guardian may have done and
+        perform the call again; what cannot be undone is not done twice.
         """
         with self._turn:
-            self._mmap.look_anew()
+            self._mmap.rescan_all()
             if left is None:
                 return
             waits = listener.still_waiting(left.call.id)
             writes = self._supervisor.journal.answer_to(listener.number, left.call.id)
             if waits and writes is not None:
-                self._answer(listener, left.call, self._written(left.call.tid, writes))
+                self._answer(listener, left.call, self._write_answer(left.call.tid, writes))
                 return
             if left.begun or waits:
-                self._left[left.call.tid] = left
+                self._unanswered[left.call.tid] = left
             if waits:
                 self._serve(listener, left.call)
 
     def serve(self, listener: Listener, call: Notification) -> None:
-        """Answer one call, whatever happens: a thread that gets no answer is stopped for good."""
+        """Answer one call, whatever happens: a thread without an answer stays stopped for ever."""
         with self._turn:
             self._serve(listener, call)
 
     def _serve(self, listener: Listener, call: Notification) -> None:
-        self._supervisor.reconciler.called()
-        case = PodCall(listener, call, 0, -1, self._left_of(call))
+        self._supervisor.reconciler.pod_called()
+        pod_call = PodCall(listener, call, 0, -1, self._take_unanswered(call))
         try:
-            outcome = self._handle(case)
+            outcome = self._handle(pod_call)
             if self._proxy.answer:
-                if case.begun:
-                    self._supervisor.answers(listener.number, call.id, self._proxy.answer)
-                outcome = self._written(call.tid, self._proxy.answer) or outcome
+                if pod_call.begun:
+                    self._supervisor.record_answer(listener.number, call.id, self._proxy.answer)
+                outcome = self._write_answer(call.tid, self._proxy.answer) or outcome
         except OSError as error:
-            # Its memory cannot be written, its descriptor is none, it is gone: nothing is carried out unseen.
+            # Its memory cannot be written, its descriptor is closed, or it has ended: nothing runs unchecked.
             _log.info("call failed", pod=self._pod, reason=str(error))
             outcome = error.errno or errno.EFAULT
         except Exception:  # noqa: BLE001 - see above
@@ -111,23 +115,25 @@ class Dispatcher:
             outcome = errno.EIO
         self._answer(listener, call, outcome)
 
-    def _handle(self, case: PodCall) -> int:
-        """Handle a call; one that finds no free descriptor waits, and once it has begun it needs none."""
+    def _handle(self, pod_call: PodCall) -> int:
+        """Handle a call; while no descriptor is free, retry it until it has begun. After that it needs none."""
 
         def once() -> int:
             self._proxy.answer.clear()
-            return self._dispatch(case)
+            return self._dispatch(pod_call)
 
-        return fd_budget.patiently(once, lambda: not case.begun and case.listener.still_waiting(case.call.id))
+        return fd_budget.retry_on_emfile(
+            once, lambda: not pod_call.begun and pod_call.listener.still_waiting(pod_call.call.id)
+        )
 
-    def _left_of(self, call: Notification) -> UnansweredCall | None:
-        """Return what a dead guardian had in hand, if this is that call, or is it once more after a signal."""
-        left = self._left.pop(call.tid, None)
+    def _take_unanswered(self, call: Notification) -> UnansweredCall | None:
+        """Return the call that a dead guardian left, if this is that call or its restart after a signal."""
+        left = self._unanswered.pop(call.tid, None)
         same = left is not None and (left.call.request, left.call.argument) == (call.request, call.argument)
         return left if same else None
 
-    def _written(self, tid: int, writes: Writes) -> int:
-        """Write an answer into the caller's memory; return an errno, 0 for none."""
+    def _write_answer(self, tid: int, writes: Writes) -> int:
+        """Write an answer into the caller's memory; return an errno, 0 for success."""
         try:
             for address, data in writes:
                 self._proxy.memory.write(tid, address, data)
@@ -144,59 +150,69 @@ class Dispatcher:
         elif outcome:
             listener.answer_error(call.id, outcome)
         elif not listener.answer_ok(call.id):
-            # Where the filter cannot say WAIT_KILLABLE_RECV, a signal makes the thread begin a call anew that was done.
-            self._unheard[call.tid] = (call.request, call.argument)
-            if len(self._unheard) > _MOST_THREADS:
-                self._unheard = {tid: asked for tid, asked in self._unheard.items() if Path(f"/proc/{tid}").exists()}
+            # Without WAIT_KILLABLE_RECV a signal makes the thread restart a call that was already performed.
+            self._undelivered[call.tid] = (call.request, call.argument)
+            if len(self._undelivered) > _MOST_THREADS:
+                self._undelivered = {
+                    tid: asked for tid, asked in self._undelivered.items() if Path(f"/proc/{tid}").exists()
+                }
 
-    def _dispatch(self, case: PodCall) -> int:
-        """Carry a call out, or say that it must be; return an errno, 0, or PROCEED."""
-        call = case.call
-        pid = case.pid = self._process(call.tid)
-        if self._unheard.pop(call.tid, None) == (call.request, call.argument):
+    def _dispatch(self, pod_call: PodCall) -> int:
+        """Perform a call, or let the kernel do so; return an errno, 0, or PROCEED."""
+        call = pod_call.call
+        pid = pod_call.pid = self._process(call.tid)
+        if self._undelivered.pop(call.tid, None) == (call.request, call.argument):
             return 0
         self._passthrough.next_call(call.tid)
-        self._external.ended(call.tid)
+        self._uvm_mappings.remove(call.tid)
         self._mmap.next_call(call.tid, pid)
         if is_mapping(call):
             return self._mmap.handle(call, pid)
-        number_and_size = call.request & 0xFF, call.request >> 16 & 0x3FFF
-        if number_and_size not in escapes.WATCHED and call.request not in uvm.WATCHED:
-            return PROCEED  # a container's filter knows numbers only; RM takes no other size, UVM no other number
-        case.file = self._ctx.take(case, call.fd)
+        if not _is_watched(call):
+            return PROCEED
+        pod_call.file = self._ctx.take_fd(pod_call, call.fd)
         try:
-            status = os.fstat(case.file)
-            major = os.major(status.st_rdev) if stat.S_ISCHR(status.st_mode) else None
-            if major is not None and major == self._supervisor.find_uvm(call.request):
-                outcome = self._uvm.handle(case)
-                if outcome == PROCEED and call.request == uvm.MAP_EXTERNAL_ALLOCATION:
-                    self._external.let(call, pid)
-                return outcome
-            if major != self._supervisor.major:
-                # A call with RM's number and size is for RM's files, whatever else is in the descriptor's place.
-                return errno.ENOTTY
-            if call.request == fast_path.REQUEST and case.left is None:
-                case.listener.begin()
-                done = self._fast_path.control(call.tid, case.file, call.argument)
-                if done is not None:
-                    return done
-            return self._escape(case, os.minor(status.st_rdev))
+            return self._dispatch_ioctl(pod_call)
         finally:
-            os.close(case.file)
+            os.close(pod_call.file)
+
+    def _dispatch_ioctl(self, pod_call: PodCall) -> int:
+        """Find the device file that an ioctl is on: UVM's, RM's, or another file."""
+        status = os.fstat(pod_call.file)
+        major = os.major(status.st_rdev) if stat.S_ISCHR(status.st_mode) else None
+        if major is not None and major == self._supervisor.find_uvm(pod_call.call.request):
+            return self._uvm_ioctl(pod_call)
+        if major == self._supervisor.major:
+            return self._rm_ioctl(pod_call, os.minor(status.st_rdev))
+        return errno.ENOTTY  # The filter saw RM's number and size, but this file is not RM's.
+
+    def _uvm_ioctl(self, pod_call: PodCall) -> int:
+        outcome = self._uvm.handle(pod_call)
+        if outcome == PROCEED and pod_call.call.request == uvm.MAP_EXTERNAL_ALLOCATION:
+            self._uvm_mappings.add(pod_call.call, pod_call.pid)
+        return outcome
+
+    def _rm_ioctl(self, pod_call: PodCall, minor: int) -> int:
+        if pod_call.call.request == fast_path.REQUEST and pod_call.unanswered is None:
+            pod_call.listener.begin()
+            done = self._fast_path.control(pod_call.call.tid, pod_call.file, pod_call.call.argument)
+            if done is not None:
+                return done
+        return self._escape(pod_call, minor)
 
     def _process(self, tid: int) -> int:
-        """Return the process of a thread, which is then in the register. Raises OSError when it is gone."""
+        """Return a thread's process, and enter it in the object table. Raises OSError when it has ended."""
         pid = self._threads.get(tid)
         if pid is None or not seccomp_notify.is_thread_of(pid, tid):
             pid = self._threads[tid] = _process_of(tid)
         if pid not in self._supervisor.table.processes:
-            self._supervisor.know_process(self._pod, pid)
+            self._supervisor.register_process(self._pod, pid)
         if len(self._threads) > _MOST_THREADS:
             self._threads = {tid: pid}
         return pid
 
-    def _escape(self, case: PodCall, minor: int) -> int:
-        call, memory = case.call, self._proxy.memory
+    def _escape(self, pod_call: PodCall, minor: int) -> int:
+        call, memory = pod_call.call, self._proxy.memory
         escape = rm_calls.unwrap(
             call.request, call.argument, lambda address, size: memory.read(call.tid, address, size)
         )
@@ -205,39 +221,51 @@ class Dispatcher:
         if escape.wrapped and (
             (escape.number, escape.size) not in escapes.WATCHED or escape.number == abi.NV_ESC_IOCTL_XFER_CMD
         ):
-            return errno.EINVAL  # nothing else has been seen wrapped
+            return errno.EINVAL  # no library wraps any other call
         if (block := self._proxy.read(call.tid, escape.address, escape.size)) is None:
             return errno.EFAULT
         match rm_calls.parse(escape.number, block.data):
             case rm_calls.Control() as asked:
-                return self._controls.control(case, block, asked)
+                return self._controls.control(pod_call, block, asked)
             case rm_calls.Alloc() as asked:
                 if asked.rm_class in abi.ROOT_CLASSES:
-                    return self._passthrough.root(case, block, asked, wrapped=escape.wrapped)
-                return self._objects.alloc(case, escape, block, asked)
+                    return self._passthrough.root_client(pod_call, block, asked, wrapped=escape.wrapped)
+                return self._alloc_handler.alloc(pod_call, escape, block, asked)
             case rm_calls.Free() as asked:
-                return self._objects.free(case, escape.number, block, asked.client, asked.handle, asked.status_at)
+                return self._alloc_handler.free(
+                    pod_call, escape.number, block, asked.client, asked.handle, asked.status_at
+                )
             case rm_calls.Dup() as asked:
-                return self._objects.dup(case, block, asked)
+                return self._alloc_handler.dup(pod_call, block, asked)
             case rm_calls.VidHeap() as asked:
-                return self._heap.heap(case, block, asked)
+                return self._heap.heap(pod_call, block, asked)
             case rm_calls.AllocMemory() as asked:
-                return self._objects.alloc_memory(case, block, asked, wrapped=escape.wrapped)
+                return self._alloc_handler.alloc_memory(pod_call, block, asked, wrapped=escape.wrapped)
         match escape.number:
             case abi.NV_ESC_REGISTER_FD:
-                return self._objects.register_fd(case, block, minor)
+                return self._alloc_handler.register_fd(pod_call, block, minor)
             case abi.NV_ESC_EXPORT_TO_DMABUF_FD if not self._ctx.limited() and not escape.wrapped:
                 return PROCEED
             case abi.NV_ESC_RM_MAP_MEMORY_DMA if not self._ctx.limited() and not escape.wrapped:
                 return PROCEED
-        # A dma-buf keeps memory that has no handle any more. RM's own mappings take page tables of the card, which
-        # nobody could count; CUDA's are UVM's. Idling channels reads lists of handles under RM's locks.
-        self._supervisor.refused(self._pod, escapes.name(escape.number))
+        # Three kinds of calls end here. A dma-buf keeps memory without a handle. RM's own mappings take page tables on
+        # the card that nobody can count (CUDA uses UVM's mappings). RM_IDLE_CHANNELS reads lists of handles under RM's
+        # locks.
+        self._supervisor.count_refusal(self._pod, escapes.name(escape.number))
         return errno.EOPNOTSUPP
 
 
+def _is_watched(call: Notification) -> bool:
+    """Tell whether the guardian checks an ioctl, by RM's number and size or by UVM's number.
+
+    A container's filter compares RM's numbers only. RM accepts no other size, and UVM no other number.
+    """
+    number_and_size = call.request & 0xFF, call.request >> 16 & 0x3FFF
+    return number_and_size in escapes.WATCHED or call.request in uvm.WATCHED
+
+
 def _process_of(tid: int) -> int:
-    """Return the process a thread belongs to. Raises OSError when it is gone."""
+    """Return the process of a thread. Raises OSError when it has ended."""
     found = proc.status(tid, "Tgid")
     if not found or not seccomp_notify.is_thread_of(int(found[0]), tid):
         raise ProcessLookupError(errno.ESRCH, "no such thread")

@@ -1,7 +1,7 @@
-"""The short way for the call that pods make most: a control whose parameters are plain data and of no interest here.
+"""The short path for the most frequent call: a control whose parameters are plain data that nothing here tracks.
 
-A starting CUDA program makes two hundred of them. What is done is what ``judge.py`` does with them, with nothing made
-anew for each: the buffers are one thread's, and answers go back in one system call.
+A starting CUDA program makes two hundred of them. The result is the same as through ``dispatcher.py``, but nothing is
+allocated per call: one thread has the buffers, and one system call writes the answer back.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from cffi import FFI
 from qgpu.guardian.rules import controls
 from qgpu.nvidia import abi
 
-#: The one request by which NVIDIA's libraries issue controls.
+#: The one ioctl request that NVIDIA's libraries use for controls.
 REQUEST = abi.request(abi.NV_ESC_RM_CONTROL, abi.sizeof("NVOS54_PARAMETERS"))
 
 _MOST_BYTES = 1 << 14
@@ -34,7 +34,7 @@ _libc: Any = _ffi.dlopen(None)
 
 
 class FastPath:
-    """Carries out plain controls for one thread of ours."""
+    """Performs plain controls for one thread of ours."""
 
     def __init__(self, perform: Any) -> None:
         self._perform = perform
@@ -50,7 +50,7 @@ class FastPath:
         self._back = _ffi.new("struct iovec[2]", [{"len": 4}, {}])
 
     def control(self, tid: int, file: int, argument: int) -> int | None:
-        """Carry a control out through ``file``; return an errno, 0 for none, or None for one that is not plain."""
+        """Perform a control through ``file``; return an errno, 0 for success, or None if it is not a plain one."""
         call, there = self._call, self._there
         there.base, there.len = argument, _ARGUMENT_BYTES
         if _libc.process_vm_readv(tid, self._in, 1, there, 1, 0) != _ARGUMENT_BYTES:

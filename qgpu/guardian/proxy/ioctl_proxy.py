@@ -1,8 +1,8 @@
-"""Carries a pod's ioctl out in its place, on its own open file, with arguments copied once.
+"""Performs a pod's ioctl in its place, on its own open file, with arguments that were copied once.
 
-What is checked is thereby what is done: the pod's other threads can change their memory as they like. What is to be
-written back is put together here, and written by the judge when all is known. Which calls are carried out so is decided
-elsewhere.
+RM therefore acts on what was checked; the pod's other threads may change their memory meanwhile. This file collects
+what to write back, and the dispatcher writes it once the outcome is known. Other files decide which calls are performed
+this way.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from qgpu.nvidia.abi import ffi
 #: Issues an ioctl (descriptor, request, argument) and returns an errno, 0 for none.
 Perform = Callable[[int, int, Any], int]
 
-#: No control of RM's has more.
+#: No RM control has larger parameters.
 MAX_BYTES = 1 << 16
-#: No class that a pod may make has parameters larger than this (the largest known: 368 bytes).
+#: No allowed class has larger parameters (the largest known: 368 bytes).
 _ALLOC_PARAMS_BYTES = 1024
 _U64 = struct.Struct("<Q")
 _U32 = struct.Struct("<I")
 
 
 class IoctlBuffer:
-    """Some of a process's memory, copied once: ``data`` is ours to hand to RM, ``store`` puts it into the answer."""
+    """Process memory that was copied once: ``data`` is our copy for RM, ``store`` adds it to the answer."""
 
     def __init__(self, answer: Writes, address: int, before: bytes) -> None:
         self._answer = answer
@@ -40,15 +40,15 @@ class IoctlBuffer:
 
     @property
     def at(self) -> int:
-        """Return where our copy lies."""
+        """Return the address of our copy."""
         return int(ffi.cast("uintptr_t", self.pointer))
 
     def patch_u64(self, at: int, value: int) -> None:
-        """Put a number of ours in the place of the pod's."""
+        """Replace a number of the pod's by ours."""
         _U64.pack_into(self.data, at, value)
 
     def patch_u32(self, at: int, value: int) -> None:
-        """As patch_u64, with four bytes."""
+        """Do as patch_u64, with four bytes."""
         _U32.pack_into(self.data, at, value & 0xFFFFFFFF)
 
     def restore(self, at: int, size: int) -> None:
@@ -56,12 +56,12 @@ class IoctlBuffer:
         self.data[at : at + size] = self._before[at : at + size]
 
     def store(self) -> None:
-        """Have all of it written back, as RM does, if anything changed."""
+        """Write all of it back if anything changed, as RM does."""
         if self.data != self._before:
             self._answer.append((self.address, bytes(self.data)))
 
     def store_changes(self) -> None:
-        """Have only words written back that changed: where it is not known how much of it is RM's."""
+        """Write back the words that changed, for structures whose length only RM knows."""
         if self.data == self._before:
             return
         for at in range(0, len(self.data), 8):
@@ -71,40 +71,40 @@ class IoctlBuffer:
 
 
 class IoctlProxy:
-    """Performs calls for the threads of one pod. Not shared between threads of ours."""
+    """Performs calls for the threads of one pod. Our threads do not share one."""
 
     def __init__(self, perform: Perform) -> None:
         self._perform = perform
         self.memory = ProcessMemory()
-        #: What the answer to the call in hand puts into the caller's memory, in order.
+        #: What the current call's answer writes into the caller's memory, in order.
         self.answer: Writes = []
 
     def escape(self, file: int, number: int, block: IoctlBuffer) -> int:
-        """Ask RM; return an errno, 0 for none."""
+        """Call RM; return an errno, 0 for success."""
         return self._perform(file, abi.request(number, len(block.data)), block.pointer)
 
     def uvm(self, file: int, request: int, block: IoctlBuffer) -> int:
-        """Ask UVM; return an errno, 0 for none."""
+        """Call UVM; return an errno, 0 for success."""
         return self._perform(file, request, block.pointer)
 
     def block(self, data: bytes) -> IoctlBuffer:
-        """Make a block of our own, which no process has."""
+        """Make a buffer of our own, which is written back nowhere."""
         return IoctlBuffer([], 0, data)
 
     def read(self, tid: int, address: int, size: int) -> IoctlBuffer | None:
-        """Copy ``size`` bytes; None when they are not there."""
+        """Copy ``size`` bytes; None if they are not readable."""
         data = self.memory.read(tid, address, size) if size <= MAX_BYTES else None
         return IoctlBuffer(self.answer, address, data) if data is not None else None
 
     def read_params(self, tid: int, address: int) -> IoctlBuffer | None:
-        """Copy an allocation's parameters, whose size only RM knows: what is there of it, zeros for the rest."""
+        """Copy an allocation's parameters, whose size only RM knows: as much as is readable, then zeros."""
         data = self.memory.read_some(tid, address, _ALLOC_PARAMS_BYTES)
         if not data:
             return None
         return (IoctlBuffer if len(data) == _ALLOC_PARAMS_BYTES else _Padded)(self.answer, address, data)
 
     def read_nested(self, tid: int, params: IoctlBuffer, where: Sequence[Pointer]) -> list[IoctlBuffer] | None:
-        """Copy what parameters point to, and let them point to the copies; None when it is not there."""
+        """Copy what parameters point to, and point them at the copies; None if that is not readable."""
         blocks = []
         for each in where:
             if len(params.data) < each.at + 8:
@@ -123,7 +123,7 @@ class IoctlProxy:
 
 
 class _Padded(IoctlBuffer):
-    """A block that ends where the process's memory does; RM may look further in our copy, and finds zeros."""
+    """A buffer longer than the process's readable memory; RM finds zeros behind the end."""
 
     def __init__(self, answer: Writes, address: int, before: bytes) -> None:
         super().__init__(answer, address, before + bytes(_ALLOC_PARAMS_BYTES - len(before)))

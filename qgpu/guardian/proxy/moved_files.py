@@ -1,7 +1,8 @@
-"""Finds a control file that a pod has moved: its client lives, and no descriptor that is known leads to it.
+"""Finds a control file that a pod has moved: its client exists, but no known descriptor leads to it.
 
-A timeslice is set through the file of the TSG's client. A process can have a million descriptors, so a thread for each
-pod looks through them, slowly. Until it finds the file, the client is lost: ``enforce.py`` keeps its TSGs off the card.
+RM sets a timeslice only through the file of the TSG's client. A process can have a million descriptors, so one thread
+per pod searches them slowly. Until it finds the file the client is lost, and ``enforcer.py`` keeps its TSGs off the
+card.
 """
 
 from __future__ import annotations
@@ -21,34 +22,34 @@ from qgpu.linux import cgroup, fd_budget
 
 _log = structlog.get_logger("guardian")
 
-#: After this many descriptors a search rests, so that it takes little of a processor.
+#: A search rests after this many descriptors, so that it takes little CPU time.
 _AT_ONCE, _REST_S = 64, 0.01
-#: A client that is not found within this time is lost; the search goes on.
+#: A client that is not found within this time counts as lost; the search goes on.
 _PATIENCE_S = 1.0
-#: Clients that were not found are searched for again after this long.
+#: After this long, clients that were not found are searched for again.
 _AGAIN_S = 5.0
 
 
 @dataclass(slots=True)
 class MovedFileSearch:
-    """All searches."""
+    """All searches, one per pod."""
 
     table: ObjectTable
-    #: Names those of some clients that a descriptor of a process leads to. Raises OSError where we could not look.
-    reaches: Callable[[int, int, Set[int]], Set[int]]
+    #: Returns which of some clients a descriptor of a process leads to. Raises OSError if it cannot be examined.
+    clients_behind_fd: Callable[[int, int, Set[int]], Set[int]]
     exists: Callable[[int], bool]
-    #: Takes note of a descriptor that leads to a client (client, process, descriptor); False where it can't be used.
+    #: Records a descriptor that leads to a client (client, process, descriptor); False if it cannot be used.
     found: Callable[[int, int, int], bool]
-    #: Told that who is lost has changed.
+    #: Called when the set of lost clients has changed.
     changed: Callable[[], None]
-    #: Clients that RM has and that could not be reached.
+    #: Clients that RM has and that no descriptor was found for.
     lost: set[int] = field(default_factory=set)
     #: By pod, the clients to search for.
     _wanted: dict[str, set[int]] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def want(self, client: int) -> None:
-        """Search for a client's file, unless somebody does already."""
+    def search_for(self, client: int) -> None:
+        """Search for a client's file, unless a search for it is running."""
         entry = self.table.clients.get(client)
         if entry is None:
             return
@@ -59,7 +60,7 @@ class MovedFileSearch:
             self._wanted[entry.pod] = {client}
         try:
             threading.Thread(target=self._work, args=(entry.pod,), name="qgpu-search", daemon=True).start()
-        except RuntimeError:  # no thread is to be had: the next plan asks again
+        except RuntimeError:  # no thread is available: the next plan asks again
             self._wanted.pop(entry.pod, None)
 
     def _work(self, pod: str) -> None:
@@ -68,13 +69,13 @@ class MovedFileSearch:
             while clients := self._still_wanted(pod):
                 if not self._search(pod, clients):
                     time.sleep(_AGAIN_S)
-        except BaseException:  # else another search for the pod may have begun already
+        except BaseException:  # a new search for the pod may have begun otherwise
             with self._lock:
                 self.lost -= self._wanted.pop(pod, set())
             raise
 
     def _still_wanted(self, pod: str) -> set[int]:
-        """Return what is searched for; clients that are gone, or another pod's by now, are not any more."""
+        """Return the clients to search for, without those that are gone or belong to another pod now."""
         with self._lock:
             wanted = self._wanted[pod]
             gone = {client for client in wanted if not self._is_pods(pod, client)}
@@ -89,12 +90,12 @@ class MovedFileSearch:
         return entry is not None and entry.pod == pod and self.exists(client)
 
     def _search(self, pod: str, clients: set[int]) -> bool:
-        """Go once through a pod's descriptors; False when some client was not found."""
+        """Search a pod's descriptors once; False if a client was not found."""
         left, until = set(clients), time.monotonic() + _PATIENCE_S
         try:
             with closing(self._descriptors(pod)) as descriptors:
                 for count, (pid, fd) in enumerate(descriptors):
-                    for client in sorted(self.reaches(pid, fd, left)) if left else ():
+                    for client in sorted(self.clients_behind_fd(pid, fd, left)) if left else ():
                         left -= self._find(pod, client, pid, fd)
                     if not left:
                         return True
@@ -102,14 +103,14 @@ class MovedFileSearch:
                         time.sleep(_REST_S)
                     if time.monotonic() > until:
                         self._lose(pod, left)
-        except OSError as error:  # we could not look, which tells nothing
-            _log.warning("no descriptor is left: a file is searched for again", pod=pod, reason=str(error))
+        except OSError as error:  # the search could not look everywhere, so nothing follows from it
+            _log.warning("no free descriptor: file search repeated", pod=pod, reason=str(error))
             return False
         self._lose(pod, left)
         return False
 
     def _find(self, pod: str, client: int, pid: int, fd: int) -> set[int]:
-        """Settle a client whose file is there; return it, or nothing where the file can't be used."""
+        """Record a file that was found; return its client, or nothing if the file cannot be used."""
         if not self.found(client, pid, fd):
             return set()
         with self._lock:
@@ -127,7 +128,7 @@ class MovedFileSearch:
             self.changed()
 
     def _descriptors(self, pod: str) -> Generator[tuple[int, int]]:
-        """Yield (process, descriptor) of all that a pod's processes have open."""
+        """Yield (process, descriptor) for everything that a pod's processes have open."""
         entry = self.table.pods.get(pod)
         inside: tuple[int, ...] = ()
         with suppress(NotSupportedError):
@@ -137,5 +138,5 @@ class MovedFileSearch:
                 with os.scandir(f"/proc/{pid}/fd") as entries:
                     yield from ((pid, int(each.name)) for each in entries)
             except OSError as error:
-                if error.errno in fd_budget.NONE_LEFT:
+                if error.errno in fd_budget.OUT_OF_FDS:
                     raise

@@ -1,7 +1,7 @@
-"""What the kernel carries out for one pod itself: root clients, and the first device of a file.
+"""What the kernel performs for one pod itself: root clients, and the first device of a file.
 
-RM ties both to the calling process, for it takes that for their owner. So they are made on a file that has no device,
-where RM makes nothing that matters in their stead, whatever becomes of the call's arguments.
+RM takes the calling process for the owner of both. The kernel therefore makes them on a file without a device. On such
+a file RM can make nothing else that matters, even if the call's arguments change after the check.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from qgpu.nvidia import abi
 
 _log = structlog.get_logger("guardian")
 
-#: How long root clients and devices being made may keep a device from being made: many processes may start at once,
-#: and each waits for RM. Only the pod's own calls wait.
+#: How long a new device waits for root clients and devices in progress: many processes may start at once, and each
+#: waits for RM. Only the pod's own calls wait.
 _ROOT_PATIENCE_S = 2.0
 
 
 class Passthrough:
-    """Lets root clients and first devices be made, and takes note of them."""
+    """Lets the kernel make root clients and first devices, and records them."""
 
     def __init__(self, ctx: HandlerContext) -> None:
         self._ctx = ctx
@@ -36,104 +36,112 @@ class Passthrough:
         #: Root clients and first devices that the kernel is making; the devices by thread.
         self._roots = InflightSyscalls()
         self._devices: dict[int, RmObject] = {}
-        #: Clients that may have a device of a name that is not known.
-        self._doubtful: set[int] = set()
+        #: Clients that may have a device whose handle is unknown.
+        self._may_have_device: set[int] = set()
 
     def next_call(self, tid: int) -> None:
-        """Take note that a thread makes another call: what the kernel was making for it is made, or was not."""
-        self._roots.ended(tid)
+        """Record that a thread makes its next call: what the kernel was making for it is finished."""
+        self._roots.remove(tid)
         if self._devices:
-            self._roots.take_over()
+            self._roots.take_done()
             for maker in [maker for maker in self._devices if maker not in self._roots.calls]:
                 self._settle_device(self._devices.pop(maker))
 
-    def root(self, case: PodCall, block: IoctlBuffer, asked: rm_calls.Alloc, *, wrapped: bool) -> int:
-        """Let a root client be made, where that call can make nothing else: on a file that reaches no device."""
+    def root_client(self, pod_call: PodCall, block: IoctlBuffer, asked: rm_calls.Alloc, *, wrapped: bool) -> int:
+        """Let the kernel make a root client, on a file that reaches no device: there the call can make nothing else."""
         if wrapped:
             return errno.EINVAL
-        if case.left is not None:  # it waits for an answer: the file has no client of it yet
-            self._supervisor.files.roots.discard(case.file)
-        if self._supervisor.files.devices.has(case.file):
-            return self._ctx.refuse(block, asked.status_at, abi.NV_ERR_INVALID_STATE, "root client beside a device")
-        if self._supervisor.files.roots.has(case.file):
-            return self._ctx.refuse(block, asked.status_at, abi.NV_ERR_INVALID_STATE, "second root client of a file")
-        return self._let(case, block, asked.status_at)
+        if pod_call.unanswered is not None:  # the call is unanswered, so the file has no client of it yet
+            self._supervisor.files.roots.discard(pod_call.file)
+        if self._supervisor.files.devices.has(pod_call.file):
+            return self._ctx.refuse(
+                block, asked.status_at, abi.NV_ERR_INVALID_STATE, "root client on a file with a device"
+            )
+        if self._supervisor.files.roots.has(pod_call.file):
+            return self._ctx.refuse(block, asked.status_at, abi.NV_ERR_INVALID_STATE, "second root client on a file")
+        return self._continue_in_kernel(pod_call, block, asked.status_at)
 
-    def device(self, case: PodCall, block: IoctlBuffer, rm: RmObject, status_at: int) -> int:
-        """Let the first device of a file be made: RM notes the process that asks for it.
+    def first_device(self, pod_call: PodCall, block: IoctlBuffer, rm: RmObject, status_at: int) -> int:
+        """Let the kernel make the first device of a file: RM records the process that asks for it.
 
-        Which card it is on is asked of RM when it has a subdevice; until then nothing below it can be charged, or made.
+        Its card is unknown until it has a subdevice, which RM can be asked about. Until then nothing below it can be
+        charged or made.
         """
         rm.detail = NO_INSTANCE
-        return self._let(case, block, status_at, rm)
+        return self._continue_in_kernel(pod_call, block, status_at, rm)
 
-    def no_root_is_made(self) -> bool:
-        """Wait until no root client is being made: what is made in its stead could lie below the new device."""
+    def wait_for_root_clients(self) -> bool:
+        """Wait until no root client is being made: its call could make another object, below the new device."""
         if self._roots.wait(_ROOT_PATIENCE_S):
             return True
-        self._supervisor.refused(self._pod, "device beside a root client in the making")
+        self._supervisor.count_refusal(self._pod, "device while a root client is made")
         return False
 
     def has_device(self, client: int) -> bool:
-        """Tell whether a client has a device, or may have one of a name that is not known."""
+        """Tell whether a client has a device, or may have one whose handle is unknown."""
         with self._supervisor.lock:
-            self._doubtful &= self._supervisor.table.clients.keys()
-            return client in self._supervisor.table.devices or client in self._doubtful
+            self._may_have_device &= self._supervisor.table.clients.keys()
+            return client in self._supervisor.table.devices or client in self._may_have_device
 
-    def _let(self, case: PodCall, block: IoctlBuffer, status_at: int, device: RmObject | None = None) -> int:
-        """Let the kernel carry a call out on a file that reaches no device; nobody can exchange it for one that does.
+    def _continue_in_kernel(
+        self, pod_call: PodCall, block: IoctlBuffer, status_at: int, device: RmObject | None = None
+    ) -> int:
+        """Let the kernel perform a call on a file without a device, with the pod's other threads stopped.
 
-        That takes keeping the process's other threads still. The arguments can be anything by then, for other processes
-        may write them: so a file gets one root client, and what is made in its stead needs one that is there.
+        They are stopped so that none can exchange the file for one with a device. Other processes can still change the
+        arguments. So a file gets one root client only, and any other object needs a client that exists.
         """
         try:
-            refusal = thread_freezer.apart(lambda: self._let_alone(case, device))
+            refusal = thread_freezer.run_as_tracer(lambda: self._continue_while_frozen(pod_call, device))
         except OSError as error:
-            if error.errno in fd_budget.NONE_LEFT:  # it is not begun, and waits
+            if error.errno in fd_budget.OUT_OF_FDS:  # the call has not begun; it is retried
                 raise
-            _log.warning("a call cannot be let through", pod=self._pod, pid=case.pid, reason=str(error))
-            return self._ctx.refuse(block, status_at, abi.NV_ERR_INVALID_STATE, "call beside threads that move")
+            _log.warning("call not passed to the kernel", pod=self._pod, pid=pod_call.pid, reason=str(error))
+            return self._ctx.refuse(block, status_at, abi.NV_ERR_INVALID_STATE, "call while other threads run")
         return ANSWERED if refusal == abi.NV_OK else self._ctx.answer(block, status_at, refusal)
 
-    def _let_alone(self, case: PodCall, device: RmObject | None) -> int:
-        """Let a call through while nobody else moves; return the status with which its device is refused, if it is."""
+    def _continue_while_frozen(self, pod_call: PodCall, device: RmObject | None) -> int:
+        """Continue a call while its sibling threads are stopped; return the status of a refused device, or NV_OK."""
         pod = self._supervisor.table.pods.get(self._pod)
         files = self._supervisor.files.roots if device is None else self._supervisor.files.devices
-        with thread_freezer.held(case.pid, case.call.tid, cgroup.pids(pod.cgroup) if pod is not None else ()):
-            if not self._ctx.has_still(case) or not self._is_harmless(case, device):
+        with thread_freezer.frozen_siblings(
+            pod_call.pid, pod_call.call.tid, cgroup.pids(pod.cgroup) if pod is not None else ()
+        ):
+            if not self._ctx.fd_is_unchanged(pod_call) or not self._is_harmless(pod_call, device):
                 raise OSError(errno.EBUSY, "another file is in the descriptor's place")
-            if not files.add(case.file) and device is None:
+            if not files.add(pod_call.file) and device is None:
                 raise OSError(errno.EBUSY, "the file has a client")
-            if (refusal := self._note_let(case, device)) == abi.NV_OK:
-                if not case.listener.proceed(case.call.id) and device is None:  # it begins anew, or has ended
-                    files.discard(case.file)
-                thread_freezer.wait_until_over(self._roots.calls[case.call.tid])
+            if (refusal := self._record(pod_call, device)) == abi.NV_OK:
+                if not pod_call.listener.proceed(pod_call.call.id) and device is None:  # it restarts, or has ended
+                    files.discard(pod_call.file)
+                thread_freezer.wait_until_done(self._roots.calls[pod_call.call.tid])
             return refusal
 
-    def _is_harmless(self, case: PodCall, device: RmObject | None) -> bool:
-        """Tell whether nothing made through a call's file could lie below a device.
+    def _is_harmless(self, pod_call: PodCall, device: RmObject | None) -> bool:
+        """Tell whether nothing that is made through a call's file could lie below a device.
 
-        A file has one client: with none it reaches nothing; with the one that is to get a device, only what that has.
+        A file has one client. Without a client it reaches nothing. With the client that is about to get a device, it
+        reaches only what that client has.
         """
         if device is None:
-            return not self._supervisor.files.devices.has(case.file)
-        mine = self._gpu_ops.about(case.file, device.client, device.client) is not None
+            return not self._supervisor.files.devices.has(pod_call.file)
+        mine = self._gpu_ops.object_info(pod_call.file, device.client, device.client) is not None
         return mine and not self.has_device(device.client)
 
-    def _note_let(self, case: PodCall, device: RmObject | None) -> int:
-        """Take note of a call that is let through now; return the status with which its device is refused, if it is."""
+    def _record(self, pod_call: PodCall, device: RmObject | None) -> int:
+        """Record a call that continues now; return the status of a refused device, or NV_OK."""
         if device is not None:
             if (refusal := self._ctx.claim(device)) != abi.NV_OK:
                 return refusal
-            self._devices[case.call.tid] = device
-        self._roots.let(case.call, case.pid)
+            self._devices[pod_call.call.tid] = device
+        self._roots.add(pod_call.call, pod_call.pid)
         return abi.NV_OK
 
     def _settle_device(self, rm: RmObject) -> None:
-        """Book a device that the kernel has made; where it made none, it could have made one of another name."""
-        found = self._gpu_ops.real(rm)
+        """Confirm a device that the kernel has made; if it is missing, it may exist under another handle."""
+        found = self._gpu_ops.find_object(rm)
         if found is not None and found[0] == abi.NV01_DEVICE_0:
-            self._supervisor.made(rm.key)
+            self._supervisor.confirm(rm.key)
         else:
-            self._supervisor.not_made(rm.key)
-            self._doubtful.add(rm.client)
+            self._supervisor.cancel_claim(rm.key)
+            self._may_have_device.add(rm.client)

@@ -1,7 +1,7 @@
-"""What a pod's RM call says: bytes of an ioctl in, a value out. Pure; reading memory is the caller's.
+"""Decodes a pod's RM calls: bytes of an ioctl in, a value out. Pure; the caller reads the memory.
 
-RM accepts two forms of RM_ALLOC (told apart by size) and one level of wrapping (IOCTL_XFER_CMD). A call whose
-size RM would refuse is nobody's business here: RM refuses it (escape.c:RmIoctl compares sizes exactly).
+RM accepts two forms of RM_ALLOC (told apart by size) and one level of wrapping (IOCTL_XFER_CMD). A call with any other
+size is not decoded here: RM refuses it (escape.c:RmIoctl compares sizes exactly).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from qgpu.nvidia import abi
 
-#: Reads ``size`` bytes at an address of the calling process; None when they are not there.
+#: Reads ``size`` bytes at an address of the calling process; None if they are not readable.
 Reader = Callable[[int, int], bytes | None]
 
 _XFER_BYTES = abi.sizeof("nv_ioctl_xfer_t")
@@ -20,7 +20,7 @@ _OS64_FIELDS = struct.Struct("<IIIIQQIIII")
 _OS21_FIELDS = struct.Struct("<IIIIQII")
 _OS54_FIELDS = struct.Struct("<IIIIQII")
 _OS55_FIELDS = struct.Struct("<7I")
-#: Where a call for memory in the old way has its descriptor.
+#: Offset of the descriptor in the old call for memory.
 MEMORY_FD_AT = abi.offsetof("NVOS02_PARAMETERS_WITH_FD", "fd")
 _FOUR = struct.Struct("<IIII")
 _U32 = struct.Struct("<I")
@@ -29,7 +29,7 @@ _U64 = struct.Struct("<Q")
 
 @dataclass(frozen=True, slots=True)
 class Escape:
-    """An ioctl of RM's by number and size, with the address of its structure; ``wrapped`` in another or not."""
+    """An RM ioctl: number, size and address of its structure, and whether IOCTL_XFER_CMD wraps it."""
 
     number: int
     size: int
@@ -39,7 +39,7 @@ class Escape:
 
 @dataclass(frozen=True, slots=True)
 class Alloc:
-    """An object is asked for; ``params`` and ``rights`` are addresses, ``status_at`` is where RM's answer goes."""
+    """Allocate an object; ``params`` and ``rights`` are addresses, ``status_at`` is the offset of RM's status."""
 
     client: int
     parent: int
@@ -53,7 +53,7 @@ class Alloc:
 
 @dataclass(frozen=True, slots=True)
 class AllocMemory:
-    """Memory is asked for in the old way; ``fd`` is where it is to be mapped, if at all."""
+    """Allocate memory by the old call; ``fd`` is the descriptor to map it through, if any."""
 
     client: int
     parent: int
@@ -65,7 +65,7 @@ class AllocMemory:
 
 @dataclass(frozen=True, slots=True)
 class Free:
-    """An object, with all below it, is given back."""
+    """Free an object and all below it."""
 
     client: int
     handle: int
@@ -74,7 +74,7 @@ class Free:
 
 @dataclass(frozen=True, slots=True)
 class Dup:
-    """An object of one client gets a second handle in another."""
+    """Give an object a second handle, in the same client or another one."""
 
     client: int
     parent: int
@@ -86,7 +86,7 @@ class Dup:
 
 @dataclass(frozen=True, slots=True)
 class Control:
-    """A control is issued on an object; ``params`` is the address of its ``size`` bytes of parameters."""
+    """Issue a control on an object; ``params`` is the address of its ``size`` bytes of parameters."""
 
     client: int
     target: int
@@ -99,7 +99,7 @@ class Control:
 
 @dataclass(frozen=True, slots=True)
 class VidHeap:
-    """The old heap interface is asked for something: ``function`` of NVOS32."""
+    """Call the old heap interface; ``function`` is one of NVOS32's."""
 
     client: int
     parent: int
@@ -115,7 +115,7 @@ Call = Alloc | AllocMemory | Free | Dup | Control | VidHeap
 
 
 def unwrap(request: int, argument: int, read: Reader) -> Escape | None:
-    """Find what an ioctl is for RM; None when the wrapping cannot be read."""
+    """Find the RM call in an ioctl; None if the wrapped call is not readable."""
     number, size = request & 0xFF, request >> 16 & 0x3FFF
     if number != abi.NV_ESC_IOCTL_XFER_CMD or size != _XFER_BYTES:
         return Escape(number, size, argument)
@@ -126,7 +126,7 @@ def unwrap(request: int, argument: int, read: Reader) -> Escape | None:
 
 
 def decode(request: int, argument: int, read: Reader) -> Call | None:
-    """Make out what an ioctl asks of RM; None when it is nothing that is kept or judged."""
+    """Decode an ioctl for RM; None if it is no call that is tracked or checked."""
     escape = unwrap(request, argument, read)
     if escape is None or escape.number == abi.NV_ESC_IOCTL_XFER_CMD or escape.size > abi.sizeof("NVOS32_PARAMETERS"):
         return None
@@ -135,7 +135,7 @@ def decode(request: int, argument: int, read: Reader) -> Call | None:
 
 
 def parse(number: int, data: bytes | bytearray) -> Call | None:
-    """Read a call's structure."""
+    """Decode a call's structure."""
     found = _READERS.get((number, len(data)))
     return found[0](data, found[1]) if found is not None else None
 
@@ -176,7 +176,7 @@ def _alloc_memory(data: bytes | bytearray, status_at: int) -> AllocMemory:
     return AllocMemory(client, parent, handle, rm_class, fd, status_at)
 
 
-#: Where the one fact we need of an allocation's parameters lies: (offset, size), by class.
+#: Offset and size of the one parameter that is needed of each class.
 _DETAILS = {
     abi.NV01_DEVICE_0: (abi.offsetof("NV0080_ALLOC_PARAMETERS", "deviceId"), 4),
     abi.KEPLER_CHANNEL_GROUP_A: (abi.offsetof("NV_CHANNEL_GROUP_ALLOCATION_PARAMETERS", "engineType"), 4),
@@ -186,7 +186,7 @@ _DETAILS = {
 
 
 def detail(rm_class: int, params: bytes | bytearray) -> int:
-    """Read what matters of an allocation's parameters: device instance, engine type, bytes or flags, by class."""
+    """Read one parameter of an allocation: device instance, engine type, bytes or flags, by class."""
     at, size = _DETAILS.get(rm_class, (0, 0))
     return int.from_bytes(params[at : at + size], "little")
 
@@ -195,7 +195,7 @@ _MEMORY_FLAGS_AT = abi.ffi.offsetof("NV_MEMORY_ALLOCATION_PARAMS", "flags")
 
 #: Functions of NVOS32 (nvos.h).
 HEAP_ALLOC_SIZE, HEAP_FREE, HEAP_INFO, HEAP_ALLOC_TILED, HEAP_ALLOC_SIZE_RANGE = 2, 3, 5, 6, 14
-#: Where total and free bytes of the card stand in every answer.
+#: Offset of the card's total and free bytes in every answer.
 HEAP_TOTAL_AT = 24
 _HEAP_SIZES_AT = {HEAP_ALLOC_SIZE: (56, 88), HEAP_ALLOC_TILED: (64, 88), HEAP_ALLOC_SIZE_RANGE: (56, 80)}
 _HEAP_FLAG_VIRTUAL = 0x00080000
@@ -215,7 +215,7 @@ def _heap(data: bytes | bytearray, status_at: int) -> VidHeap:
     return VidHeap(client, parent, function, handle, flags, attributes, size, status_at)
 
 
-#: Reads one call's structure, whose status lies at an offset.
+#: Decodes one call's structure, given the offset of its status.
 _Reader = Callable[[bytes | bytearray, int], Call]
 
 
@@ -223,7 +223,7 @@ def _reader(number: int, structure: str, read: _Reader) -> tuple[tuple[int, int]
     return (number, abi.sizeof(structure)), (read, abi.offsetof(structure, "status"))
 
 
-#: How calls are read, by number and size.
+#: Decoders by number and size.
 _READERS = dict(
     (
         _reader(abi.NV_ESC_RM_CONTROL, "NVOS54_PARAMETERS", _control),
@@ -239,33 +239,33 @@ _READERS = dict(
 
 
 def heap_size(data: bytes | bytearray, function: int) -> int:
-    """Read the size in a call, or an answer, of one of the functions that allocate."""
+    """Read the size in a call, or in its answer, for a function that allocates."""
     (size,) = _U64.unpack_from(data, _HEAP_SIZES_AT[function][1])
     return int(size)
 
 
 def is_virtual(heap: VidHeap) -> bool:
-    """Tell whether address space is asked for, and no memory."""
+    """Tell whether a call asks for address space without memory."""
     return heap.function in _HEAP_SIZES_AT and bool(heap.flags & _HEAP_FLAG_VIRTUAL)
 
 
 def chooses_place(params: bytes | bytearray) -> bool:
-    """Tell whether memory is asked for at an address of the card: RM then takes what its alignment spans besides."""
+    """Tell whether a call asks for memory at a fixed card address, for which RM also takes the alignment around it."""
     return bool(_U32.unpack_from(params, _MEMORY_FLAGS_AT)[0] & _FLAG_FIXED_ADDRESS)
 
 
 def heap_chooses_place(heap: VidHeap) -> bool:
-    """Tell the same of a call to the old heap."""
+    """Do as chooses_place, for the old heap."""
     return may_be_video(heap) and bool(heap.flags & _FLAG_FIXED_ADDRESS)
 
 
 def takes_tables(flags: int) -> bool:
-    """Tell whether address space comes with its page tables, which lie on the card (gpu_vaspace.c:gvaspaceAlloc)."""
+    """Tell whether address space gets its page tables, on the card, at once (gpu_vaspace.c:gvaspaceAlloc)."""
     return bool(flags & _FLAG_SPARSE) or not flags & (_FLAG_LAZY | _FLAG_EXTERNALLY_MANAGED)
 
 
 def may_be_video(heap: VidHeap) -> bool:
-    """Tell whether an allocation of the old interface may end up on the card ("any location" may)."""
+    """Tell whether memory from the old heap may lie on the card; location "any" may."""
     if heap.function not in _HEAP_SIZES_AT or heap.flags & _HEAP_FLAG_VIRTUAL:
         return False
     return heap.attributes & _HEAP_ATTR_LOCATION != _LOCATION_PCI

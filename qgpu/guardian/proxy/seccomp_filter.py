@@ -1,13 +1,13 @@
 """The seccomp filter of a pod: which system calls stop and ask the guardian.
 
-One filter for all pods: ioctls that are RM's object calls by number and size, or UVM's by number; and mappings that
-could be managed memory. RM looks at number and size alone (nv.c:nvidia_ioctl ignores type and direction, and
-every call has one size, or two), so an odd type byte is no way past it, and a size that is not here RM refuses itself.
-Everything else, kernel launches included, never leaves the fast path.
+All pods have the same filter. It stops RM's object calls (ioctls by number and size), UVM's calls (by number), and
+mappings that could become managed memory. RM looks at number and size alone (nv.c:nvidia_ioctl ignores type and
+direction, and every call has one or two sizes), so an odd type byte does not pass the filter, and RM refuses any other
+size itself. All other calls stay in the kernel, kernel launches included.
 
-The 32-bit ways into the same kernel stop at the same calls. x32 is answered ENOSYS: no distribution turns it on, and
-a second numbering of the calls is a way around a filter. So is the 32-bit mmap of one pointer, whose arguments cannot
-be looked at and which no C library of this century uses.
+The 32-bit entries into the kernel stop at the same calls. x32 returns ENOSYS: no distribution enables it, and a second
+numbering of the calls would bypass the filter. The 32-bit mmap with one pointer also returns ENOSYS, because the filter
+cannot read its arguments; no C library of this century uses it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from qgpu.nvidia import uvm
 
 _NUMBER_AND_SIZE = 0x3FFF00FF
 
-#: For filters that others assemble: parts of requests, as (mask, value), that together hold all watched ones.
+#: Parts of requests, as (mask, value), that together cover all watched ones, for filters that a runtime assembles.
 WATCHED_PREFIXES = (
     *sorted({(0xFF, number) for number, _ in WATCHED} | {(0xFF, number) for number in uvm.WATCHED if number <= 0xFF}),
     *((0xFFFFFFFF, number) for number in sorted(uvm.WATCHED) if number > 0xFF),
@@ -37,18 +37,18 @@ WATCHED_PREFIXES = (
 
 @dataclass(frozen=True, slots=True)
 class _Arch:
-    """One way into the kernel: its AUDIT_ARCH and the numbers of its calls (linux/audit.h)."""
+    """One system-call entry of the kernel: its AUDIT_ARCH and its call numbers (linux/audit.h)."""
 
     audit: int
     ioctl: int
     mmap: int
-    #: mmap with all arguments behind one pointer, which cannot be looked at.
+    #: mmap with all arguments behind one pointer, which the filter cannot read.
     old_mmap: int | None = None
-    #: Set in the numbers of a second numbering of the same calls.
+    #: The bit that marks a second numbering of the same calls.
     other_numbering: int | None = None
 
 
-#: Native first, then the 32-bit way.
+#: The native entry first, then the 32-bit one.
 ARCHES = {
     "x86_64": (
         _Arch(0xC000003E, 16, 9, other_numbering=0x40000000),
@@ -125,9 +125,10 @@ def program(machine: str) -> bytes:
 
 
 def _could_be_managed() -> list[_Instruction | str]:
-    """UVM takes a mapping for managed memory that is shared, readable and writable, at an offset equal to its address.
+    """Match mappings that UVM can turn into managed memory.
 
-    Which is not 0, but where the address 0 itself is asked for.
+    UVM requires a mapping that is shared, readable and writable, at an offset equal to its address. That offset is not
+    0, unless the call asks for address 0 itself.
     """
     return [
         *("mmap", _load(_argument(2)), _Instruction(_AND, PROT_READ_WRITE)),
@@ -147,7 +148,7 @@ def _could_be_managed() -> list[_Instruction | str]:
 class _Instruction:
     code: int
     k: int
-    #: Label to go to when a comparison holds; it falls through when not.
+    #: Label to jump to if the comparison holds; otherwise the next instruction runs.
     target: str = ""
 
 
@@ -179,10 +180,10 @@ def _assemble(code: list[_Instruction | str]) -> bytes:
 
 
 def install() -> int:
-    """Put the filter on the calling process and all it becomes; return the listener's descriptor.
+    """Install the filter on the calling process and its descendants; return the listener's descriptor.
 
-    Raises NotSupportedError where the kernel has no user notification, and when a filter with a listener is
-    there already (a pod inside a pod).
+    Raises NotSupportedError if the kernel has no user notification, or if a filter with a listener exists already (a
+    pod inside a pod).
     """
     machine = platform.machine()
     code = program(machine)
@@ -198,7 +199,7 @@ def install() -> int:
         )
         if fd >= 0:
             return int(fd)
-        if _ffi.errno == errno.EACCES:  # without CAP_SYS_ADMIN a filter needs this; set-uid programs lose theirs
+        if _ffi.errno == errno.EACCES:  # without CAP_SYS_ADMIN a filter needs this; set-uid programs then lose theirs
             _libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     raise NotSupportedError(
         f"seccomp user notification: {os.strerror(_ffi.errno)}; "

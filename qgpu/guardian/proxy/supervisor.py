@@ -1,8 +1,8 @@
-"""What all pods' judges share: the register, its journal, and what a pod may hold.
+"""State that all pods' dispatchers share: the object table, its journal, and what each pod may hold.
 
-A judge (``judge.py``) knows one pod's calls and has a thread of its own, for a pod's memory may be slow on purpose;
-what it learns and asks comes here, under one lock that is never held while a pod's memory is waited for. Every object
-is a claim before RM is asked to make it, so that a successor finds it should we die in between.
+A dispatcher (``dispatcher.py``) serves one pod in a thread of its own, because a pod can make its memory slow on
+purpose. Shared state lives here under one lock, which no thread holds while it waits for a pod's memory. Every object
+is a claim before RM is asked to make it, so a successor finds the claim if this guardian dies in between.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from qgpu.guardian.accounting.memory_quota import Allowance, MemoryQuota
 from qgpu.guardian.accounting.object_table import MOST_USERS, Fact, Key, ObjectTable, RmObject, object_fact
 from qgpu.guardian.failover.journal import Journal, Writes
 from qgpu.guardian.gpu.gpu_ops import GpuOps
-from qgpu.guardian.gpu.reconciler import AT_ONCE, Reconciler
+from qgpu.guardian.gpu.reconciler import BATCH, Reconciler
 from qgpu.guardian.proxy.ioctl_proxy import Perform
 from qgpu.guardian.proxy.uvm_files import UvmFile, UvmFiles
 from qgpu.guardian.rules.classes import CHARGED, GATED
@@ -35,129 +35,136 @@ from qgpu.nvidia.rm_client import take
 
 _log = structlog.get_logger("guardian")
 
-#: A pod that has more than this is refused the next: all of them are gone through when a client of its goes.
+#: Limits per pod. Freeing a client walks all of its pod's objects, so their number is bounded.
 _MOST_OBJECTS, _MOST_CLIENTS, _MOST_PROCESSES = 100_000, 1 << 12, 1 << 12
 _MOST_KINDS = 64
-#: So many devices a pod may have although they do not fit.
+#: This many devices of a pod are allowed even when their memory does not fit.
 _FREE_DEVICES = 16
-#: How long a pod's call waits until the main loop has forgotten all that it has freed.
+#: How long a free waits until the main loop has dropped all objects below the freed one.
 _FORGETTING_S, _LOOK_S = 5.0, 0.002
-#: Stands for an address that is not known; no process has such ones.
+#: Stands for an unknown address; no process has addresses this high.
 _SOMEWHERE, _NO_CARD = 1 << 63, b"\xff" * uvm.UUID_BYTES
 
 
 @dataclass(slots=True)
 class Supervisor:
-    """All pods' listeners and what is learned through them."""
+    """All pods' listeners, and what their calls reveal."""
 
     table: ObjectTable
     journal: Journal
     gpu_ops: GpuOps
-    #: Told of channels about to be freed, and of those that were not freed after all.
-    leave: Callable[[list[Key]], None]
-    stayed: Callable[[list[Key]], None]
-    #: Told of every new process, with its pidfd.
+    #: Open the gate over channels that are about to be freed; gate them again if RM did not free them.
+    open_for_free: Callable[[list[Key]], None]
+    cancel_free: Callable[[list[Key]], None]
+    #: Called with every new process and its pidfd.
     watch: Callable[[int, int], None]
     clock: Callable[[], int]
     allowance: Callable[[str], Allowance] = lambda _pod: Allowance()
-    #: Told that something became due.
+    #: Wakes the main loop.
     wake: Callable[[], None] = lambda: None
     major: int = abi.NV_MAJOR
     uvm_major: int | None = None
     uvm_layouts: Mapping[int, uvm.Layout] = field(default_factory=dict)
-    #: The instances of cards by their UUID, as UVM names them.
+    #: Device instances by the UUID that UVM uses.
     uuids: Mapping[bytes, int] = field(default_factory=dict)
     perform: Perform = abi.perform
     listeners: dict[int, tuple[str, Listener]] = field(default_factory=dict)
     refusals: Counter[tuple[str, str]] = field(default_factory=Counter)
     lock: threading.RLock = field(default_factory=threading.RLock)
-    _books: dict[str, threading.RLock] = field(default_factory=dict)
-    #: What is remembered of pods' open files, by this guardian and the ones before it.
+    _pod_locks: dict[str, threading.RLock] = field(default_factory=dict)
+    #: What this guardian and earlier ones recorded about pods' open files.
     files: FileSets = field(default_factory=FileSets)
-    #: UVM's files of processes under a limit.
+    #: Open files of /dev/nvidia-uvm that processes under a memory limit use.
     uvm_files: UvmFiles = field(init=False)
     quota: MemoryQuota = field(init=False)
     reconciler: Reconciler = field(init=False)
     _kinds: Counter[str] = field(default_factory=Counter)
-    #: By pod, when RM may be asked next which of its clients are there: nobody else is served meanwhile.
+    #: By pod, when the next check of its clients may start: no other call is served during a check.
     _look_again_ns: dict[str, int] = field(default_factory=dict)
     _next_listener: int = 1
-    #: Processes that have moved files of UVM's.
+    #: Processes whose UVM files are not at the recorded descriptors.
     _moved: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.uvm_files = UvmFiles(self.perform)
-        allowance, look = (lambda pod: self.allowance(pod)), self._look_for_clients
+        allowance, look = (lambda pod: self.allowance(pod)), self._recheck_clients
         uuids, uvm_files = (lambda: self.uuids), self.uvm_files.count
         self.quota = MemoryQuota(
             self.table, self.lock, self.note, allowance, look, uuids, uvm_files, self.files.carriers
         )
         self.reconciler = Reconciler(
-            self.table, self.gpu_ops, self.note, self._vanished, self._dropped, self.clock, lambda: self.wake()
+            self.table,
+            self.gpu_ops,
+            self.note,
+            self._forget_vanished,
+            self._forget_freed,
+            self.clock,
+            lambda: self.wake(),
         )
 
     def note(self, fact: Fact) -> None:
-        """Take a fact into register and journal."""
+        """Enter a fact in the object table and the journal."""
         self.table.note(fact)
         self.journal.append(fact)
-        self._see_to_journal()
+        self._compact_journal()
 
-    def _see_to_journal(self) -> None:
-        if self.journal.grown:
+    def _compact_journal(self) -> None:
+        if self.journal.should_compact:
             self.journal.compact(self.table.facts())
 
     def listen(self, pod: str, fd: int, number: int | None = None) -> int:
-        """Take over a pod's listener and return the number it goes by. Raises RefusedError.
+        """Take over a pod's listener and return its number. Raises RefusedError.
 
-        A pod that has more than its share gets no new one; those of a dead guardian are taken over all the same.
+        A pod beyond its fair share of listeners gets no new one. A dead guardian's listeners (``number`` is given) are
+        always taken over.
         """
         if number is None:
             own = sum(other == pod for other, _ in self.listeners.values())
-            if not fd_budget.is_fair(own, self.journal.free_slots):
+            if not fd_budget.within_fair_share(own, self.journal.free_slots):
                 raise RefusedError(f"pod {pod}: {own} of its process trees are watched already; end some first")
         number = self._next_listener if number is None else number
         self._next_listener = max(self._next_listener, number + 1)
         self.listeners[number] = (pod, Listener(fd, self.journal.slot(number), number))
         return number
 
-    def living(self) -> set[str]:
-        """Name the pods with a process behind a listener of theirs."""
+    def live_pods(self) -> set[str]:
+        """Name the pods that have a process behind one of their listeners."""
         found: set[str] = set()
         for pod, listener in self.listeners.values():
-            if pod not in found and listener.has_somebody():
+            if pod not in found and listener.has_processes():
                 found.add(pod)
         return found
 
-    def left_in_hand(self, number: int) -> UnansweredCall | None:
-        """Return the call of a listener that a dead guardian received and did not answer."""
+    def unanswered_call(self, number: int) -> UnansweredCall | None:
+        """Return the call that a dead guardian received on a listener and did not answer."""
         return read_slot(self.journal.slot(number))
 
-    def answers(self, number: int, call: int, writes: Writes) -> None:
-        """Write down what a call that was carried out is about to be answered with."""
+    def record_answer(self, number: int, call: int, writes: Writes) -> None:
+        """Write to the journal what a call is about to be answered with."""
         with self.lock:
             self.journal.answer(number, call, writes)
-            self._see_to_journal()
+            self._compact_journal()
 
-    def hung_up(self, number: int) -> None:
-        """Forget a listener behind which nobody is left; with its last one, a pod has no process any more."""
+    def listener_closed(self, number: int) -> None:
+        """Forget a listener without processes; a pod without listeners has no processes."""
         pod, _ = self.listeners.pop(number)
         self.journal.release(number)
         if pod not in (other for other, _ in self.listeners.values()):
             self.note({"fact": "ended", "name": pod})
 
     def find_uvm(self, request: int) -> int | None:
-        """Return UVM's major number, looked up when first a call of UVM's is made: it may be loaded after us."""
+        """Return UVM's major number; the first UVM call looks it up, because UVM may be loaded after us."""
         if self.uvm_major is None and request in uvm.WATCHED:
             self.uvm_major = uvm.major()
         return self.uvm_major
 
-    def books(self, pod: str) -> threading.RLock:
-        """Return what is held while RM's figures of a pod's private memory are read, or others make handles on it."""
+    def pod_lock(self, pod: str) -> threading.RLock:
+        """Return a pod's lock, held while RM's figures of its memory are read and while others duplicate its memory."""
         with self.lock:
-            return self._books.setdefault(pod, threading.RLock())
+            return self._pod_locks.setdefault(pod, threading.RLock())
 
-    def refused(self, pod: str, what: str) -> None:
-        """Count a refusal, by its kind; there are so many kinds that a pod may not have all of them named."""
+    def count_refusal(self, pod: str, what: str) -> None:
+        """Count a refusal by its kind; beyond a limit of kinds per pod, count it as "other calls"."""
         with self.lock:
             if (pod, what) not in self.refusals:
                 if self._kinds[pod] >= _MOST_KINDS:
@@ -166,16 +173,16 @@ class Supervisor:
             self.refusals[pod, what] += 1
 
     def retired(self, pod: str) -> None:
-        """Forget what was counted of a pod that is no more."""
+        """Drop the counters of a pod that was retired."""
         self._kinds.pop(pod, None)
-        self._books.pop(pod, None)
+        self._pod_locks.pop(pod, None)
         self._look_again_ns.pop(pod, None)
         for key in [key for key in self.refusals if key[0] == pod]:
             del self.refusals[key]
 
     def resume(self) -> None:
-        """Go on with a register rebuilt from a journal: watch its processes, ask RM about open claims."""
-        self.table.allocations.settle()
+        """Continue with a table rebuilt from a journal: watch its processes, and ask RM about unconfirmed claims."""
+        self.table.allocations.discharge_unused()
         for pid in list(self.table.processes):
             try:
                 self.watch(pid, self.gpu_ops.watch(pid))
@@ -188,25 +195,25 @@ class Supervisor:
             self._settle_claim(rm)
         for rm in self.table.objects.values():
             if rm.rm_class in abi.GPFIFO_CLASSES and not rm.context:
-                self.reconciler.made(rm)
+                self.reconciler.object_made(rm)
 
-    def look_over(self, pods: Collection[str]) -> None:
-        """Find out what of pods was freed while nobody looked, by asking about everything.
+    def recheck_pods(self, pods: Collection[str]) -> None:
+        """Find what pods freed while there was no guardian: ask RM about all of their objects.
 
-        Only when the calls that a dead guardian had in hand are settled: what one of them frees is known best there.
+        This happens after the unanswered calls are finished, because those calls know best what they freed themselves.
         """
         with self.lock:
             clients = [client for pod in pods for client in self.table.clients_of(pod)]
-            self.reconciler.doubt([(client, client) for client in clients], of_memory=True)
+            self.reconciler.recheck([(client, client) for client in clients], include_memory=True)
 
     def _hold_uvm_files(self, pid: int) -> None:
-        """Hold UVM's files of a process again, as a dead guardian did; those that it has moved are searched for."""
+        """Hold a process's UVM files again, as the dead guardian did; remember the process if one has moved."""
         for fd in list(self.table.uvm_fds.get(pid, ())):
             if not self._hold_uvm_file(pid, fd):
                 self._moved.add(pid)
 
     def _hold_uvm_file(self, pid: int, fd: int) -> bool:
-        """Hold one of UVM's files of a process; False where there is none."""
+        """Hold one UVM file of a process; False if the descriptor is no UVM file."""
         device = proc.device(pid, fd)
         if device is None or os.major(device) != self.find_uvm(uvm.REGISTER_GPU):
             return False
@@ -216,28 +223,30 @@ class Supervisor:
         with suppress(OSError):
             file = take(self.gpu_ops.pidfd(pid), fd)
             try:
-                return self.keep_uvm_file(pid, fd, file, self.uuids)
+                return self.hold_uvm_file(pid, fd, file, self.uuids)
             finally:
                 self.gpu_ops.closer.close(pod, file)
         return False
 
-    def keep_uvm_file(self, pid: int, fd: int, file: int, cards: Iterable[bytes]) -> bool:
-        """Hold a file of UVM's, so that it can be emptied; False where a pod has too many, or the process has ended."""
+    def hold_uvm_file(self, pid: int, fd: int, file: int, cards: Iterable[bytes]) -> bool:
+        """Hold a UVM file so that it can be emptied; False if the pod has too many or the process has ended."""
         pod = self.table.processes.get(pid, "")
         own = sum(map(self.uvm_files.count, self.table.pids_of(pod)))
         used = self.uvm_files.total + len(self.table.processes)
-        if not fd_budget.is_fair(own, fd_budget.left(used)) or not self.uvm_files.keep(pid, fd, file, cards):
+        if not fd_budget.within_fair_share(own, fd_budget.headroom(used)) or not self.uvm_files.hold(
+            pid, fd, file, cards
+        ):
             return False
         with self.lock:
             if pid in self.table.processes:
                 if fd not in self.table.uvm_fds.get(pid, ()):
                     self.note({"fact": "uvm_file", "pid": pid, "fd": fd, "there": True})
                 return True
-        self.uvm_files.release(self.uvm_files.take(pid))  # its end was heard before it was held
+        self.uvm_files.release(self.uvm_files.take(pid))  # the process ended before its file was held
         return False
 
-    def find_moved(self) -> None:
-        """Search processes for files of UVM's that are not where a dead guardian had seen them. Takes long."""
+    def find_moved_uvm_files(self) -> None:
+        """Search processes for UVM files that moved since a dead guardian recorded them. Takes long."""
         while self._moved:
             pid = self._moved.pop()
             for fd, device in proc.devices(pid):
@@ -246,67 +255,70 @@ class Supervisor:
 
     # -- processes and clients ----------------------------------------------------------------------------------
 
-    def know_process(self, pod: str, pid: int) -> None:
-        """Make sure a process is in the register. Raises OSError when it is gone."""
+    def register_process(self, pod: str, pid: int) -> None:
+        """Enter a process in the object table. Raises OSError when it has ended."""
         with self.lock:
             if pid not in self.table.processes:
                 own = len(self.table.pids_of(pod))
-                if own >= _MOST_PROCESSES or not fd_budget.is_fair(own, fd_budget.left(len(self.table.processes))):
-                    raise OSError(errno.EAGAIN, "the pod has as many processes on GPUs as it may")
+                if own >= _MOST_PROCESSES or not fd_budget.within_fair_share(
+                    own, fd_budget.headroom(len(self.table.processes))
+                ):
+                    raise OSError(errno.EAGAIN, "too many processes of the pod use GPUs")
                 self.watch(pid, self.gpu_ops.watch(pid))
                 self.note({"fact": "process", "pid": pid, "pod": pod})
 
-    def know_client(self, pid: int, fd: int, file: int, client: int) -> bool:
-        """Make sure a client is in the register; False when it is none of this file's, by RM's word, or another pod's.
+    def register_client(self, pid: int, fd: int, file: int, client: int) -> bool:
+        """Enter a client in the object table; False if RM does not know it on this file, or if it is another pod's.
 
-        A file that another pod has passed on has that pod's clients: it pays for them. When nothing of that pod's leads
-        to the client any more, it is the pod's that has the file: also where RM has given the client's name out again.
+        A client belongs to the pod that made it, even when another pod uses the file: the maker pays. Once no process
+        of the maker has that file any more, the client belongs to the pod that uses it. The same holds when RM has
+        reused the handle.
         """
         pod, entry = self.table.processes.get(pid, ""), self.table.clients.get(client)
         if entry is not None and entry.pod == pod and (pid, fd) in entry.users:
             return True
-        if self.gpu_ops.about(file, client, client) is None:
+        if self.gpu_ops.object_info(file, client, client) is None:
             return False
-        if entry is not None and entry.pod != pod and not self.gpu_ops.is_reached(client, entry.pod, file):
+        if entry is not None and entry.pod != pod and not self.gpu_ops.pod_has_file(client, entry.pod, file):
             with self.lock:
                 self.gpu_ops.lost.discard(client)
                 self.note({"fact": "owner", "client": client, "pod": pod, "pid": pid, "fd": fd})
-                self.reconciler.doubt([(client, client)], of_memory=True)
+                self.reconciler.recheck([(client, client)], include_memory=True)
         elif entry is None and len(self.table.clients_of(pod)) >= _MOST_CLIENTS:
-            self.refused(pod, "more clients than are kept")
+            self.count_refusal(pod, "too many clients of RM")
             return False
         elif entry is None or len(entry.users) < MOST_USERS:
             with self.lock:
                 self.note({"fact": "client", "client": client, "pid": pid, "fd": fd})
         return self.owns(pod, client)
 
-    def reached(self, client: int, pid: int, fd: int) -> bool:
-        """Take note of a descriptor that leads to a client; False where its process can't be watched."""
+    def record_file_found(self, client: int, pid: int, fd: int) -> bool:
+        """Record a descriptor that leads to a client; False if its process cannot be watched."""
         with self.lock:
             if (entry := self.table.clients.get(client)) is None:
                 return False
             try:
-                self.know_process(entry.pod, pid)
+                self.register_process(entry.pod, pid)
             except OSError:
                 return False
             self.note({"fact": "reached", "client": client, "pid": pid, "fd": fd})
             return True
 
     def owns(self, pod: str, client: int) -> bool:
-        """Tell whether a client is one of a pod's."""
+        """Tell whether a client belongs to a pod."""
         entry = self.table.clients.get(client)
         return entry is not None and entry.pod == pod
 
     def exited(self, pid: int) -> bool:
-        """Forget a process that has ended; its clients go when RM says so, for their files may be elsewhere.
+        """Forget a process that has ended; its clients stay until RM drops them: their files may be open elsewhere.
 
-        True where that may matter to who is scheduled: processes that use no card can come and go by the hundred.
+        Return True if scheduling may change. Processes without channels come and go by the hundred and change nothing.
         """
         with self.lock:
             self.quota.exited(pid)
             used = self.table.clients_used_by(pid)
             pod = self.table.processes.get(pid, "")
-            self.reconciler.doubt([(client, client) for client in used])
+            self.reconciler.recheck([(client, client) for client in used])
             self.note({"fact": "exit", "pid": pid})
             self.gpu_ops.unwatch(pid)
             return any(map(self.table.has_channels, used)) or not self.table.pids_of(pod)
@@ -314,20 +326,20 @@ class Supervisor:
     # -- objects --------------------------------------------------------------------------------------------------
 
     def claim(self, rm: RmObject, number: int | None = None) -> int:
-        """Charge what RM is about to be asked for, or say with which status of RM's it is refused.
+        """Charge an object before RM makes it; return NV_OK, or the RM status of the refusal.
 
-        ``number`` is that of memory which gets a further handle.
+        ``number`` is the allocation that gets another handle.
         """
         with self.lock:
             there = self.table.objects.get(rm.key)
             if there is not None and not self.gpu_ops.exists(rm.key):
-                if not self._lost(rm.key):
+                if not self._drop_vanished(rm.key):
                     return abi.NV_ERR_INSUFFICIENT_RESOURCES
             elif there is not None:
                 return abi.NV_ERR_INVALID_ARGUMENT
             entry = self.table.clients.get(rm.client)
             if entry is not None and self.table.counts[entry.pod] >= _MOST_OBJECTS:
-                self.refused(entry.pod, "more objects than are kept")
+                self.count_refusal(entry.pod, "too many objects of RM")
                 return abi.NV_ERR_INSUFFICIENT_RESOURCES
             charged = rm.rm_class in CHARGED
             if charged and number is None:
@@ -340,7 +352,7 @@ class Supervisor:
                 status = abi.NV_ERR_NO_MEMORY
             elif not charged:
                 return abi.NV_OK
-            elif memory is None:  # below no device that is known: there is no card to charge
+            elif memory is None:  # no known device above it, so no card to charge
                 status = abi.NV_ERR_INVALID_STATE
             elif memory.instance not in self.allowance(memory.pod).minors:
                 status = abi.NV_ERR_INSUFFICIENT_PERMISSIONS
@@ -351,8 +363,8 @@ class Supervisor:
             self.note(_gone(rm.key))
             return status
 
-    def made(self, key: Key, size: int | None = None) -> bool:
-        """Confirm what RM has made, memory at its true size; False when that does not fit and it must be freed."""
+    def confirm(self, key: Key, size: int | None = None) -> bool:
+        """Confirm an object that RM has made, memory at its true size; False if it does not fit and must be freed."""
         with self.lock:
             rm = self.table.objects.get(key)
             if rm is None:
@@ -361,11 +373,11 @@ class Supervisor:
                 self.note(_gone(key))
                 return False
             self.note({"fact": "confirm", "client": key[0], "handle": key[1], "context": 0})
-            self.reconciler.made(rm)
+            self.reconciler.object_made(rm)
             return True
 
     def _resize(self, rm: RmObject, size: int) -> bool:
-        """Charge memory at its true size; True when that is over the limit."""
+        """Charge memory at its true size; True if that is over the limit."""
         number = self.table.allocations.by_handle[rm.key].number
         larger = size > rm.detail
         rm = RmObject(rm.client, rm.handle, rm.parent, rm.rm_class, size)
@@ -374,10 +386,10 @@ class Supervisor:
         memory = self.table.allocations.by_handle.get(rm.key)
         return larger and memory is not None and self.quota.over_limit(memory.pod, memory.instance)
 
-    def learned(self, device: RmObject, instance: int) -> bool:
-        """Take note of which card a device is on; False when its address space does not fit there.
+    def set_instance(self, device: RmObject, instance: int) -> bool:
+        """Record which card a device is on; False if its address space does not fit on that card.
 
-        Some devices always fit: who only asks what a full card shows needs one.
+        The first few devices of a pod always fit, because a program needs one to ask about a full card.
         """
         with self.lock:
             found = RmObject(device.client, device.handle, device.parent, device.rm_class, instance)
@@ -388,117 +400,117 @@ class Supervisor:
     def _device_fits(self, pod: str, instance: int) -> bool:
         return self.table.device_counts[pod] <= _FREE_DEVICES or not self.quota.over_limit(pod, instance)
 
-    def not_made(self, key: Key) -> None:
+    def cancel_claim(self, key: Key) -> None:
         """Take a claim back."""
         with self.lock:
             if (rm := self.table.objects.get(key)) is not None and not rm.confirmed:
                 self.note(_gone(key))
 
-    def freeing(self, key: Key, file: int) -> list[Key]:
-        """Open the gates over what is about to be freed, for a free may wait for queued work; return the channels.
+    def begin_free(self, key: Key, file: int) -> list[Key]:
+        """Open the gates over the channels to be freed, because a free may wait for queued work; return the channels.
 
-        Only where RM can free it through that file: else asking for it would be a way to have gates opened.
+        Gates open only if RM can free the object through this file. Otherwise a pod could use frees to open its gate.
         """
         with self.lock:
             channels = self.table.channels_below(key)
-        if not channels or self.gpu_ops.about(file, key[0], key[1]) is None:
+        if not channels or self.gpu_ops.object_info(file, key[0], key[1]) is None:
             return []
-        self.leave(channels)
+        self.open_for_free(channels)
         return channels
 
-    def freed(self, key: Key, channels: list[Key], *, gone: bool) -> None:
-        """Drop what RM has freed, or gate again what it has not."""
+    def end_free(self, key: Key, channels: list[Key], *, gone: bool) -> None:
+        """Forget what RM has freed, or gate the channels again if RM freed nothing."""
         with self.lock:
             if not gone:
-                self.stayed(channels)
+                self.cancel_free(channels)
                 self.wake()
                 return
             rm = self.table.objects.get(key)
             if rm is None and key[0] != key[1]:
                 return
-            many = len(self.table.below(key)) > AT_ONCE
+            many = len(self.table.below(key)) > BATCH
             if many:
-                self.reconciler.freed(key)
+                self.reconciler.forget_freed(key)
             else:
                 self.note(_gone(key))
             if rm is not None and rm.rm_class in {abi.FERMI_VASPACE_A, abi.FERMI_CONTEXT_SHARE_A}:
-                self.reconciler.doubt([(key[0], key[0])])  # channels go with the address space that they use
+                self.reconciler.recheck([(key[0], key[0])])  # RM frees channels together with their address space
             if channels or rm is None or rm.rm_class in GATED:
-                self.reconciler.later()
+                self.reconciler.tsgs_changed()
         if many:
             self._wait_until_forgotten(key)
 
     def _wait_until_forgotten(self, key: Key) -> None:
-        """Wait until much that was freed is no longer charged, so that its pod can have as much again."""
+        """Wait until the freed memory is no longer charged, so that the pod can allocate as much again."""
         known: Collection[object] = self.table.clients if key[0] == key[1] else self.table.objects
         until = time.monotonic() + _FORGETTING_S
         while (key[0] if key[0] == key[1] else key) in known and time.monotonic() < until:
             time.sleep(_LOOK_S)
 
-    def empty_closed(self, pod: str) -> bool:
-        """Empty files of UVM's that processes of a pod have closed; False for none. Not to be called under the lock."""
+    def release_closed_uvm_files(self, pod: str) -> bool:
+        """Empty the UVM files that a pod has closed; False if there are none. Call it without the lock."""
         with self.lock:
             pids = self.table.pids_of(pod)
         closed = self.uvm_files.take_closed(pids)
         for pid, files in closed.items():
             self.uvm_files.release(files)
             with self.lock:
-                self.emptied(pid, files)
+                self.uvm_files_released(pid, files)
         return bool(closed)
 
-    def begins_anew(self, pod: str, pid: int) -> None:
-        """Forget what a process had as another program, before it has a file of UVM's that could keep anything."""
-        self.empty_closed(pod)
+    def forget_previous_program(self, pod: str, pid: int) -> None:
+        """Forget what a process held before exec, before it gets a UVM file that could keep memory."""
+        self.release_closed_uvm_files(pod)
         with self.lock:
             own = self.table.clients_of(pod)
-            self._lost_of([client for client in own if self.table.clients[client].maker == pid])
+            self._drop_vanished_clients([client for client in own if self.table.clients[client].maker == pid])
 
-    def emptied(self, pid: int, files: Iterable[UvmFile]) -> None:
-        """Take note that UVM's files that a process had are empty: unless it has others, nothing of it is mapped."""
+    def uvm_files_released(self, pid: int, files: Iterable[UvmFile]) -> None:
+        """Record that UVM files of a process are empty; without any other file, nothing of it is mapped."""
         for each in files:
             self.note({"fact": "uvm_file", "pid": pid, "fd": each.theirs, "there": False})
-        if self.uvm_files.none_of(pid):
+        if self.uvm_files.has_none(pid):
             self.quota.unmap(pid, 0, 1 << 64, None)
 
-    def _look_for_clients(self, pod: str) -> None:
-        """Ask RM which of a pod's clients are still there, but for no more than a tenth of the time."""
+    def _recheck_clients(self, pod: str) -> None:
+        """Ask RM which of a pod's clients still exist, for at most a tenth of the time."""
         began_ns = self.clock()
         if began_ns < self._look_again_ns.get(pod, 0):
             return
-        self._lost_of(self.table.clients_of(pod))
+        self._drop_vanished_clients(self.table.clients_of(pod))
         self._look_again_ns[pod] = self.clock() + 9 * (self.clock() - began_ns)
 
-    def _lost_of(self, clients: list[int]) -> None:
-        """Drop those of some clients that RM has no longer."""
-        most = AT_ONCE
+    def _drop_vanished_clients(self, clients: list[int]) -> None:
+        """Drop the clients among these that RM no longer has."""
+        most = BATCH
         for client in clients:
             if not self.gpu_ops.exists((client, client)):
-                most -= self._lost((client, client), most)
+                most -= self._drop_vanished((client, client), most)
 
-    def _lost(self, key: Key, most: int = AT_ONCE) -> int:
-        """Drop what RM has no longer, and return how much that was; 0 if more than ``most``, which goes bit by bit.
+    def _drop_vanished(self, key: Key, most: int = BATCH) -> int:
+        """Drop what RM no longer has, and return how much; 0 if it is more than ``most`` and goes step by step.
 
-        Nobody else is served meanwhile, and a guardian that answers nobody for long is taken to hang.
+        No other call is served meanwhile, and the daemon takes a guardian that answers nobody for hung.
         """
         count = len(self.table.below(key)) or 1
         if count > most:
-            self.reconciler.gone(key)
+            self.reconciler.forget_vanished(key)
             return 0
-        self._vanished(key)
+        self._forget_vanished(key)
         return count
 
-    def _dropped(self, key: Key) -> None:
-        """Drop what was freed here."""
+    def _forget_freed(self, key: Key) -> None:
+        """Drop an object that a call to this guardian freed."""
         self.note(_gone(key))
 
-    def _vanished(self, key: Key) -> None:
-        """Drop what RM has no longer though nobody freed it here, as when its file was closed.
+    def _forget_vanished(self, key: Key) -> None:
+        """Drop an object that RM no longer has although no call freed it, for example because its file was closed.
 
-        While the process that made it has a file of UVM's, that may keep the memory: a mapping can be made that was
-        not told of.
+        If its maker has a UVM file, that file may keep the memory: the maker may have a mapping that was never
+        reported. The memory then stays charged as mapped.
         """
         entry = self.table.clients.get(key[0])
-        if entry is not None and not self.uvm_files.none_of(entry.maker):
+        if entry is not None and not self.uvm_files.has_none(entry.maker):
             limits = self.allowance(entry.pod).limits
             for memory in self.table.ending_with(key):
                 if memory.instance in limits:
@@ -506,8 +518,8 @@ class Supervisor:
         self.note(_gone(key))
 
     def _settle_claim(self, rm: RmObject) -> None:
-        """Find out what became of a claim whose guardian died."""
-        found = self.gpu_ops.real(rm)
+        """Find out what became of a claim that a dead guardian left."""
+        found = self.gpu_ops.find_object(rm)
         if (found is None and not self.gpu_ops.exists(rm.key)) or (found is not None and found[0] != rm.rm_class):
             self.note(_gone(rm.key))
             return

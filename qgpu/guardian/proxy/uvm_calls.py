@@ -1,9 +1,9 @@
-"""One pod's calls to UVM: which cards it may use, and what memory its mappings keep on them.
+"""One pod's calls to UVM: which cards it may use, and what card memory its mappings keep.
 
-What UVM maps stays on the card when RM's handle is freed. A mapping is made by the kernel for the pod itself, because
-RM lets UVM have a client's memory only when the client's own process asks (client_resource.c: RS_SHARE_TYPE_PID); what
-it says is therefore a claim, which RM's own figures are held against when memory is freed or unmapped
-(``freeing.py``). Unmapping is carried out in the pod's place: it is then exactly what it says.
+Memory that UVM has mapped stays on the card when RM's handle is freed. The kernel makes a mapping for the pod itself,
+because RM lets UVM use a client's memory only if the client's own process asks (client_resource.c: RS_SHARE_TYPE_PID).
+The arguments that we read are therefore only a claim; when memory is freed or unmapped, RM's own figures check it
+(``free.py``). The guardian performs an unmapping in the pod's place, so its arguments are exact.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from qgpu.guardian.proxy.supervisor import Supervisor
 from qgpu.linux.seccomp_notify import Notification
 from qgpu.nvidia import abi, uvm
 
-#: In the place of an object's handles: none.
+#: Stands for an object's handles: no object.
 NOTHING = (0, 0)
 _U32, _U64 = struct.Struct("<I"), struct.Struct("<Q")
 _ATTRIBUTES_AT, _ATTRIBUTES_BYTES = 24, 36
 
-#: Carries an unmapping out and takes note of it: (call, base, length, card or all, how).
+#: Performs an unmapping and records it: (call, base, length, card or all, how).
 Unmap = Callable[[PodCall, int, int, bytes | None, Callable[[], bool]], None]
 
 
 class UvmHandler:
-    """Serves one pod's calls on /dev/nvidia-uvm."""
+    """Handles one pod's calls on /dev/nvidia-uvm."""
 
     def __init__(
         self,
@@ -36,60 +36,60 @@ class UvmHandler:
         pod: str,
         proxy: IoctlProxy,
         unmap: Unmap,
-        are_mapped: Callable[[], bool],
+        wait_until_mapped: Callable[[], bool],
     ) -> None:
         self._supervisor = supervisor
         self._pod = pod
         self._proxy = proxy
         self._unmap = unmap
-        #: Waits until no mapping of the pod's is being made; False when one does not end.
-        self._are_mapped = are_mapped
+        #: Waits until no mapping of the pod's is in progress; False if one does not finish in time.
+        self._wait_until_mapped = wait_until_mapped
 
-    def handle(self, case: PodCall) -> int:
-        """Carry a call out, or say that it must be; return an errno, 0, or PROCEED."""
-        call, pid, file = case.call, case.pid, case.file
+    def handle(self, pod_call: PodCall) -> int:
+        """Perform a call, or let the kernel do so; return an errno, 0, or PROCEED."""
+        call, pid, file = pod_call.call, pod_call.pid, pod_call.file
         limited = self._supervisor.allowance(self._pod).limited
         match call.request:
             case uvm.INITIALIZE:
                 return self._initialize(call, pid, limited=limited)
-            case uvm.ALLOC_DEVICE_P2P:  # it would keep memory in a way that is not known here
+            case uvm.ALLOC_DEVICE_P2P:  # it keeps memory in a way that is not tracked
                 return errno.EOPNOTSUPP if limited else PROCEED
         if not limited and call.request in {uvm.MAP_EXTERNAL_ALLOCATION, *uvm.TABLES_ALONE}:
-            return PROCEED  # what is mapped is kept for the limit's sake alone
+            return PROCEED  # only a limit needs a record of mappings
         layout = self._supervisor.uvm_layouts.get(call.request)
-        if layout is None:  # a call with the number and size of one of RM's: UVM has none such
+        if layout is None:  # it has an RM call's number and size; UVM has no such call
             return errno.EINVAL
         if (block := self._proxy.read(call.tid, call.argument, layout.size)) is None:
             return errno.EFAULT
         if call.request == uvm.MAP_EXTERNAL_ALLOCATION:
             if not self._claim_mapping(pid, block, layout):
-                self._supervisor.refused(self._pod, "page tables over the limit")
+                self._supervisor.count_refusal(self._pod, "page tables over the limit")
                 block.patch_u32(layout.status_at, abi.NV_ERR_NO_MEMORY)
                 block.store()
                 return 0
             return PROCEED
         if call.request in uvm.TABLES_ALONE:
-            return self._map_tables(case, block, layout)
+            return self._map_tables(pod_call, block, layout)
         if call.request == uvm.REGISTER_GPU:
             if (status := self._may_register(call, pid, file, block, limited=limited)) != abi.NV_OK:
                 block.patch_u32(layout.status_at, status)
                 block.store()
                 return 0
             card = bytes(block.data[: uvm.UUID_BYTES])
-            if case.again:  # it may be registered; that is undone, for there is no second time
+            if pod_call.is_retry:  # it may be registered already, and UVM takes no second registration: undo the first
                 self._proxy.uvm(file, uvm.UNREGISTER_GPU, self._proxy.block(card + bytes(4)))
-            case.begin()
+            pod_call.begin()
             error = self._proxy.uvm(file, call.request, block)
         else:
-            error = self._unmapped(case, block, layout)
+            error = self._unmapped(pod_call, block, layout)
         if not error:
             block.store()
         return error
 
     def _initialize(self, call: Notification, pid: int, *, limited: bool) -> int:
-        """Let UVM be initialised, under a limit without the ways to memory that no call shows.
+        """Let UVM be initialised; under a limit, without HMM, which uses memory that no call shows.
 
-        That the process does not set them after all is seen when it registers a card.
+        The process can change the flag after our check. Registering a card reveals that.
         """
         self._supervisor.quota.will_use_uvm(pid)
         if not limited:
@@ -101,32 +101,32 @@ class UvmHandler:
         return PROCEED
 
     def _may_register(self, call: Notification, pid: int, file: int, block: IoctlBuffer, *, limited: bool) -> int:
-        """Tell whether a card may be registered: one that the pod was granted, on a file without those ways."""
+        """Return NV_OK if a card may be registered: the pod has a grant on it, and its UVM file is without HMM."""
         instance = self._supervisor.uuids.get(bytes(block.data[: uvm.UUID_BYTES]))
         if instance not in self._supervisor.allowance(self._pod).minors:
-            self._supervisor.refused(self._pod, "card without a grant")
+            self._supervisor.count_refusal(self._pod, "card without a grant")
             return abi.NV_ERR_INSUFFICIENT_PERMISSIONS
         if not limited:
             return abi.NV_OK
-        self._supervisor.begins_anew(self._pod, pid)
-        if not self._are_mapped():
-            self._supervisor.refused(self._pod, "UVM beside a mapping in the making")
+        self._supervisor.forget_previous_program(self._pod, pid)
+        if not self._wait_until_mapped():
+            self._supervisor.count_refusal(self._pod, "UVM while a mapping is made")
             return abi.NV_ERR_BUSY_RETRY
-        if not self._supervisor.quota.joins_uvm(self._pod, pid):
-            self._supervisor.refused(self._pod, "managed memory over the limit")
+        if not self._supervisor.quota.start_using_uvm(self._pod, pid):
+            self._supervisor.count_refusal(self._pod, "managed memory over the limit")
             return abi.NV_ERR_NO_MEMORY
         again = self._proxy.block(_U64.pack(uvm.INIT_FLAGS_DISABLE_HMM) + bytes(8))
         error = self._proxy.uvm(file, uvm.INITIALIZE, again)
         if error or _U32.unpack_from(again.data, uvm.STATUS_AT_INITIALIZE)[0] != abi.NV_OK:
-            self._supervisor.refused(self._pod, "UVM initialised in another way")
+            self._supervisor.count_refusal(self._pod, "UVM initialised with other flags")
             return abi.NV_ERR_INVALID_STATE
-        if not self._supervisor.keep_uvm_file(pid, call.fd, file, [bytes(block.data[: uvm.UUID_BYTES])]):
-            self._supervisor.refused(self._pod, "many files of UVM's")
+        if not self._supervisor.hold_uvm_file(pid, call.fd, file, [bytes(block.data[: uvm.UUID_BYTES])]):
+            self._supervisor.count_refusal(self._pod, "too many UVM files")
             return abi.NV_ERR_INSUFFICIENT_RESOURCES
         return abi.NV_OK
 
     def _claim_mapping(self, pid: int, block: IoctlBuffer, layout: uvm.Layout) -> bool:
-        """Let what is about to be mapped keep its memory; False when there is no room for its page tables."""
+        """Record the mapping that is about to be made; False if there is no room for its page tables."""
         assert layout.client_at is not None
         client, memory = uvm.CLIENT_AND_OBJECT.unpack_from(block.data, layout.client_at)
         base, length = uvm.BASE_AND_LENGTH.unpack_from(block.data)
@@ -139,41 +139,41 @@ class UvmHandler:
         self._supervisor.quota.map(pid, base, length, uuids, (client, memory))
         return True
 
-    def _map_tables(self, case: PodCall, block: IoctlBuffer, layout: uvm.Layout) -> int:
-        """Carry out a mapping of what is not on a card: a region with no memory behind it, semaphores."""
-        request = case.call.request
+    def _map_tables(self, pod_call: PodCall, block: IoctlBuffer, layout: uvm.Layout) -> int:
+        """Perform a mapping without card memory behind it: a sparse region, or semaphores. It takes page tables."""
+        request = pod_call.call.request
         base, length = uvm.BASE_AND_LENGTH.unpack_from(block.data)
         cards = set(self._supervisor.uuids)
         if request != uvm.ALLOC_SEMAPHORE_POOL:
             cards &= {bytes(block.data[16 : 16 + uvm.UUID_BYTES])}
-        if not self._supervisor.quota.fits_mapping(self._pod, case.pid, base, length, cards):
-            self._supervisor.refused(self._pod, "page tables over the limit")
+        if not self._supervisor.quota.fits_mapping(self._pod, pod_call.pid, base, length, cards):
+            self._supervisor.count_refusal(self._pod, "page tables over the limit")
             block.patch_u32(layout.status_at, abi.NV_ERR_NO_MEMORY)
             block.store()
             return 0
-        self._supervisor.quota.map(case.pid, base, length, cards, NOTHING)
-        if case.again:  # it may be there; there is no second one in its place
+        self._supervisor.quota.map(pod_call.pid, base, length, cards, NOTHING)
+        if pod_call.is_retry:  # it may exist already, and UVM makes no second one there: free the first
             range_ = self._proxy.block(uvm.BASE_AND_LENGTH.pack(base, length) + bytes(8))
-            self._proxy.uvm(case.file, uvm.FREE, range_)
-        case.begin()
-        error = self._proxy.uvm(case.file, request, block)
+            self._proxy.uvm(pod_call.file, uvm.FREE, range_)
+        pod_call.begin()
+        error = self._proxy.uvm(pod_call.file, request, block)
         if not error:
             block.store()
         return error
 
-    def _unmapped(self, case: PodCall, block: IoctlBuffer, layout: uvm.Layout) -> int:
-        """Carry an unmapping out."""
-        request = case.call.request
+    def _unmapped(self, pod_call: PodCall, block: IoctlBuffer, layout: uvm.Layout) -> int:
+        """Perform an unmapping."""
+        request = pod_call.call.request
         base, length = uvm.BASE_AND_LENGTH.unpack_from(block.data)
         card = bytes(block.data[16 : 16 + uvm.UUID_BYTES]) if request == uvm.UNMAP_EXTERNAL else None
         error = 0
 
         def carry_out() -> bool:
             nonlocal error
-            error = self._proxy.uvm(case.file, request, block)
-            if case.again and not error:  # what is unmapped cannot be unmapped again
+            error = self._proxy.uvm(pod_call.file, request, block)
+            if pod_call.is_retry and not error:  # the dead guardian has unmapped it
                 block.patch_u32(layout.status_at, abi.NV_OK)
             return not error and bool(_U32.unpack_from(block.data, layout.status_at)[0] == abi.NV_OK)
 
-        self._unmap(case, base, length, card, carry_out)
+        self._unmap(pod_call, base, length, card, carry_out)
         return error

@@ -1,9 +1,9 @@
-"""Files of /dev/nvidia-uvm on which processes under a limit have registered cards, held so that they can be emptied.
+"""Open files of /dev/nvidia-uvm with registered cards, of processes under a limit: held so that they can be emptied.
 
-What UVM has mapped stays on the card until its file is released, also when the process whose address space it was has
-ended (uvm_va_space_mm_shutdown frees no external range), and a child or a message in flight may hold that file for as
-long as it likes. So when a process has ended, or has the file no longer, its cards are unregistered on it: that takes
-every mapping and all memory of UVM's from them, and after the process's end no card can be registered on it again.
+Memory that UVM has mapped stays on the card until its file is released, even after the process has ended
+(uvm_va_space_mm_shutdown frees no external range). A child process or a message in flight may hold that file for as
+long as it likes. So when a process ends or closes the file, the guardian unregisters the file's cards. That removes all
+UVM mappings and memory from these cards, and after the process's end no card can be registered on the file again.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from qgpu.linux import fd_budget, kcmp
 from qgpu.nvidia import uvm
 from qgpu.nvidia.abi import ffi
 
-#: How many of them a process may have; CUDA opens one.
+#: How many such files a process may have; CUDA opens one.
 MOST = 8
 
 
 @dataclass(slots=True, eq=False)
 class UvmFile:
-    """One such file: our descriptor, the process's own, and the cards it has registered."""
+    """One such file: our descriptor, the process's own descriptor, and the cards registered on it."""
 
     ours: int
     theirs: int
@@ -34,15 +34,15 @@ class UvmFile:
 
 @dataclass(slots=True)
 class UvmFiles:
-    """All of them, by process."""
+    """All such files, by process."""
 
     perform: Perform
     _files: dict[int, list[UvmFile]] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _total: int = 0
 
-    def keep(self, pid: int, fd: int, file: int, cards: Iterable[bytes]) -> bool:
-        """Hold a file on which cards are about to be registered; False when the process has too many."""
+    def hold(self, pid: int, fd: int, file: int, cards: Iterable[bytes]) -> bool:
+        """Hold a file on which cards are about to be registered; False if the process has too many."""
         with self._lock:
             held = self._files.setdefault(pid, [])
             for each in held:
@@ -52,23 +52,23 @@ class UvmFiles:
             if len(held) >= MOST:
                 return False
             try:
-                held.append(UvmFile(fd_budget.long_held(os.dup(file)), fd, set(cards)))
+                held.append(UvmFile(fd_budget.check_headroom(os.dup(file)), fd, set(cards)))
                 self._total += 1
             except OSError:
                 return False
             return True
 
     def take(self, pid: int) -> list[UvmFile]:
-        """Return a process's files, which it has ended with."""
+        """Remove and return the files of a process that has ended."""
         with self._lock:
             taken = self._files.pop(pid, [])
             self._total -= len(taken)
             return taken
 
     def take_closed(self, pids: Collection[int] | None = None) -> dict[int, list[UvmFile]]:
-        """Return, by process, the files that it has closed, as when it became another program; of some, or of all.
+        """Remove and return, by process, files that were closed, for example by exec; of some processes, or of all.
 
-        That may take long: a process can have a million descriptors. Nobody else waits meanwhile.
+        This may take long, because a process can have a million descriptors. The lock is free meanwhile.
         """
         with self._lock:
             looked = self._files if pids is None else pids
@@ -77,7 +77,7 @@ class UvmFiles:
         closed: dict[int, list[UvmFile]] = {}
         with self._lock:
             for pid, each in gone:
-                if each in self._files.get(pid, ()):  # nobody else has taken it
+                if each in self._files.get(pid, ()):  # no other thread has taken it
                     self._files[pid].remove(each)
                     self._total -= 1
                     closed.setdefault(pid, []).append(each)
@@ -89,21 +89,21 @@ class UvmFiles:
         return self._total
 
     def count(self, pid: int) -> int:
-        """Return how many files are held of a process."""
+        """Return how many files of a process are held."""
         return len(self._files.get(pid, ()))
 
     def processes(self) -> list[int]:
-        """List the processes of which files are held."""
+        """List the processes that have files here."""
         with self._lock:
             return [pid for pid, held in self._files.items() if held]
 
-    def none_of(self, pid: int) -> bool:
-        """Tell whether no file of a process's is held."""
+    def has_none(self, pid: int) -> bool:
+        """Tell whether no file of a process is held."""
         with self._lock:
             return not self._files.get(pid)
 
     def release(self, files: Iterable[UvmFile]) -> None:
-        """Take everything on cards from files, and let go of them. May take as long as freeing memory does."""
+        """Unregister the cards on files, and close them. May take as long as freeing the memory."""
         for each in files:
             for card in each.cards:
                 argument = ffi.from_buffer(bytearray(struct.pack("<16sI", card, 0)))
@@ -112,7 +112,7 @@ class UvmFiles:
 
 
 def _has(pid: int, held: UvmFile) -> bool:
-    """Tell whether a process has a file, first where it was; one that is gone is for its end to tell."""
+    """Tell whether a process has a file open, first at its old descriptor; True if the process cannot be read."""
     if kcmp.same_file(os.getpid(), held.ours, pid, held.theirs):
         return True
     try:

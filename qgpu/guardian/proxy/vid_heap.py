@@ -1,4 +1,4 @@
-"""One pod's calls to RM's older heap interface (NVOS32), which no CUDA library of today uses but RM still answers."""
+"""One pod's calls to RM's older heap interface (NVOS32). No current CUDA library uses it, but RM still answers it."""
 
 from __future__ import annotations
 
@@ -13,56 +13,56 @@ from qgpu.nvidia import abi
 
 
 class VidHeapHandler:
-    """Judges calls to the heap."""
+    """Handles calls to the heap."""
 
-    def __init__(self, ctx: HandlerContext, objects: AllocHandler) -> None:
+    def __init__(self, ctx: HandlerContext, alloc_handler: AllocHandler) -> None:
         self._ctx = ctx
         self._supervisor = ctx.supervisor
         self._gpu_ops = ctx.supervisor.gpu_ops
         self._proxy = ctx.proxy
-        self._objects = objects
+        self._alloc_handler = alloc_handler
 
-    def heap(self, case: PodCall, block: IoctlBuffer, asked: rm_calls.VidHeap) -> int:
-        """Judge a call."""
+    def heap(self, pod_call: PodCall, block: IoctlBuffer, asked: rm_calls.VidHeap) -> int:
+        """Handle a call."""
         match asked.function:
             case rm_calls.HEAP_FREE:
                 number = abi.NV_ESC_RM_VID_HEAP_CONTROL
-                return self._objects.free(case, number, block, asked.client, asked.handle, asked.status_at)
+                return self._alloc_handler.free(pod_call, number, block, asked.client, asked.handle, asked.status_at)
             case rm_calls.HEAP_INFO:
-                error = self._proxy.escape(case.file, abi.NV_ESC_RM_VID_HEAP_CONTROL, block)
+                error = self._proxy.escape(pod_call.file, abi.NV_ESC_RM_VID_HEAP_CONTROL, block)
                 return self._shown(block, asked, error)
             case rm_calls.HEAP_ALLOC_SIZE | rm_calls.HEAP_ALLOC_TILED | rm_calls.HEAP_ALLOC_SIZE_RANGE:
-                return self._alloc(case, block, asked)
+                return self._alloc(pod_call, block, asked)
         return self._ctx.refuse(block, asked.status_at, abi.NV_ERR_NOT_SUPPORTED, f"heap function {asked.function}")
 
-    def _alloc(self, case: PodCall, block: IoctlBuffer, asked: rm_calls.VidHeap) -> int:
+    def _alloc(self, pod_call: PodCall, block: IoctlBuffer, asked: rm_calls.VidHeap) -> int:
         rm = RmObject(asked.client, asked.handle, asked.parent, abi.NV01_MEMORY_LOCAL_USER, asked.size)
-        if not self._supervisor.know_client(case.pid, case.call.fd, case.file, asked.client):
+        if not self._supervisor.register_client(pod_call.pid, pod_call.call.fd, pod_call.file, asked.client):
             return self._ctx.answer(block, asked.status_at, abi.NV_ERR_INVALID_CLIENT)
         if rm_calls.is_virtual(asked) and rm_calls.takes_tables(asked.flags) and self._ctx.limited():
             return self._ctx.refuse(block, asked.status_at, abi.NV_ERR_NOT_SUPPORTED, PAGE_TABLES)
         claimed = rm_calls.may_be_video(asked)
         if rm_calls.heap_chooses_place(asked) and self._ctx.limited():
             return self._ctx.refuse(block, asked.status_at, abi.NV_ERR_NOT_SUPPORTED, CHOSEN_PLACE)
-        self._objects.undo(case, (asked.client, asked.handle))
-        if claimed and (refusal := self._objects.admit(case.pid, rm) or self._ctx.claim(rm)):
+        self._alloc_handler.undo_interrupted(pod_call, (asked.client, asked.handle))
+        if claimed and (refusal := self._alloc_handler.admit(pod_call.pid, rm) or self._ctx.claim(rm)):
             return self._ctx.answer(block, asked.status_at, refusal)
-        case.begin()
-        error = self._proxy.escape(case.file, abi.NV_ESC_RM_VID_HEAP_CONTROL, block)
+        pod_call.begin()
+        error = self._proxy.escape(pod_call.file, abi.NV_ESC_RM_VID_HEAP_CONTROL, block)
         if claimed and not error and status_of(block, asked.status_at) == abi.NV_OK:
-            about = self._gpu_ops.about(case.file, *rm.key)
+            about = self._gpu_ops.object_info(pod_call.file, *rm.key)
             if about is None or about[0] != abi.NV01_MEMORY_LOCAL_USER:
-                self._supervisor.not_made(rm.key)
-            elif not self._supervisor.made(rm.key, rm_calls.heap_size(block.data, asked.function)):
-                self._gpu_ops.free(case.file, *rm.key)
+                self._supervisor.cancel_claim(rm.key)
+            elif not self._supervisor.confirm(rm.key, rm_calls.heap_size(block.data, asked.function)):
+                self._gpu_ops.free(pod_call.file, *rm.key)
                 return self._ctx.refuse(block, asked.status_at, abi.NV_ERR_NO_MEMORY, "memory over the limit")
         elif claimed:
-            self._supervisor.not_made(rm.key)
+            self._supervisor.cancel_claim(rm.key)
         return self._shown(block, asked, error)
 
     def _shown(self, block: IoctlBuffer, asked: rm_calls.VidHeap, error: int) -> int:
-        """Every answer tells the card's total and free bytes."""
-        if (shown := self._ctx.shown(asked.client, asked.parent)) is not None:
+        """Bound the card's total and free bytes, which every answer contains, to the pod's limit."""
+        if (shown := self._ctx.visible_memory(asked.client, asked.parent)) is not None:
             total, free = struct.unpack_from("<QQ", block.data, rm_calls.HEAP_TOTAL_AT)
             struct.pack_into("<QQ", block.data, rm_calls.HEAP_TOTAL_AT, min(total, shown[0]), min(free, shown[1]))
         if not error:

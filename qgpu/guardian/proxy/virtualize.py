@@ -1,6 +1,6 @@
-"""What a pod is shown: its own cards; of a card its limit as the size, what is left of it as free, its own processes.
+"""What a pod sees: its own cards and processes, its limit as a card's size, the rest of its limit as free memory.
 
-Pure: RM's answer in our memory in, the pod's answer in its place.
+Pure: it edits RM's answer, in our memory, into the pod's answer.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from qgpu.nvidia import abi
 _ENTRY = struct.Struct("<II")
 _U32 = struct.Struct("<I")
 
-#: Indices of FB_GET_INFO (ctrl2080fb.h) that say how large the card's memory is, and how much of it is free; in KiB.
+#: Indices of FB_GET_INFO (ctrl2080fb.h) for the size of the card's memory and for its free memory, in KiB.
 _SIZES = frozenset({0x07, 0x08, 0x09, 0x0A, 0x20, 0x33})
 _FREE = frozenset({0x12, 0x16, 0x34})
 
@@ -24,14 +24,14 @@ _PIDS_COUNT_AT, _PIDS_AT = 8, 12
 _PID_INFOS_AT, _PID_INFO_BYTES = 8, 72
 _PID_INFO_FIGURES = slice(16, 64)
 
-#: Samples of who used which engine (NV2080_CTRL_PERF_GPUMON_PERFMON_UTIL_SAMPLE): a time, then six engines' share,
-#: scale, process, process in a virtual machine with its name, and a pointer of the kernel's.
+#: Samples of engine utilisation (NV2080_CTRL_PERF_GPUMON_PERFMON_UTIL_SAMPLE): a time, then for each of six engines its
+#: share, scale, process, process in a virtual machine with its name, and a kernel pointer.
 _SAMPLES_AT, _SAMPLE_BYTES, _ENGINES_AT, _ENGINES = 16, 776, 8, 6
 _ENGINE, _NO_PROCESS = struct.Struct("<IIII100s4xQ"), 0xFFFFFFFF
 
 
 def show_memory(entries: bytearray, at: int, count: int, limit: int, left: int) -> None:
-    """Bound the entries of an FB_GET_INFO list to a limit and what is left of it, both in bytes."""
+    """Bound the entries of an FB_GET_INFO list to a limit and the rest of it, both in bytes."""
     for place in range(at, min(at + count * _ENTRY.size, len(entries) - _ENTRY.size + 1), _ENTRY.size):
         index, kib = _ENTRY.unpack_from(entries, place)
         if index in _SIZES:
@@ -42,7 +42,7 @@ def show_memory(entries: bytearray, at: int, count: int, limit: int, left: int) 
 
 
 def show_pids(params: bytearray, own: Collection[int], inside: Callable[[int], int]) -> None:
-    """Leave only a pod's own processes in an answer of GPU_GET_PIDS, by the numbers they have ``inside``."""
+    """Keep only a pod's own processes in an answer of GPU_GET_PIDS, by their pids in its namespace (``inside``)."""
     (count,) = _U32.unpack_from(params, _PIDS_COUNT_AT)
     room = (len(params) - _PIDS_AT) // _U32.size
     pids = [_U32.unpack_from(params, _PIDS_AT + i * _U32.size)[0] for i in range(min(count, room))]
@@ -54,21 +54,21 @@ def show_pids(params: bytearray, own: Collection[int], inside: Callable[[int], i
 
 
 def show_gpus(params: bytearray, own: Collection[int]) -> None:
-    """Leave only a pod's own cards in each list of GPU_GET_PROBED_IDS or GPU_GET_ATTACHED_IDS."""
+    """Keep only a pod's own cards in each list of GPU_GET_PROBED_IDS or GPU_GET_ATTACHED_IDS."""
     for at in range(0, len(params) - _GPU_IDS.size + 1, _GPU_IDS.size):
         shown = [gpu for gpu in _GPU_IDS.unpack_from(params, at) if gpu in own]
         _GPU_IDS.pack_into(params, at, *shown, *[abi.NV0000_GPU_INVALID_ID] * (_MOST_GPUS - len(shown)))
 
 
 def pid_infos(params: bytearray) -> list[int]:
-    """List where the entries of a GPU_GET_PID_INFO lie."""
+    """List the offsets of the entries of a GPU_GET_PID_INFO."""
     (count,) = _U32.unpack_from(params, 0)
     room = (len(params) - _PID_INFOS_AT) // _PID_INFO_BYTES
     return [_PID_INFOS_AT + i * _PID_INFO_BYTES for i in range(min(count, room))]
 
 
 def hide_others(params: bytearray, own: Collection[int]) -> None:
-    """Empty the figures of processes that are not a pod's own."""
+    """Clear the figures of processes that are not the pod's own."""
     for at in pid_infos(params):
         if _U32.unpack_from(params, at)[0] not in own:
             figures = slice(at + _PID_INFO_FIGURES.start, at + _PID_INFO_FIGURES.stop)
@@ -76,7 +76,7 @@ def hide_others(params: bytearray, own: Collection[int]) -> None:
 
 
 def show_samples(params: bytearray, own: Collection[int], inside: Callable[[int], int]) -> None:
-    """Leave only a pod's own processes in samples of who used which engine, by the numbers they have ``inside``."""
+    """Keep only a pod's own processes in utilisation samples, by their pids in its namespace (``inside``)."""
     for sample in range(_SAMPLES_AT, len(params) - _SAMPLE_BYTES + 1, _SAMPLE_BYTES):
         for engine in range(_ENGINES):
             at = sample + _ENGINES_AT + engine * _ENGINE.size

@@ -1,3 +1,3 @@
-"""The kmod plane: pods and plans through qgpu.ko, which keeps their time in the kernel."""
+"""The kmod plane: pods and plans through qgpu.ko, which enforces plans in the kernel."""
 
 DEVICE = "/dev/qgpu"

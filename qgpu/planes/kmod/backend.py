@@ -1,7 +1,7 @@
-"""Time on one pGPU through the module: qgpu's plans in its structs, its pods in qgpu's samples.
+"""Enforces plans on one pGPU through the module: converts qgpu's plans to its structs, and its pods to samples.
 
-The module sees no kernel run, so GPU time is read from a meter that is handed in. It has no gate per TSG either: where
-a plan has the TSGs of a pod take turns, they all run at once, with timeslices that suit that.
+The module sees no kernel run, so GPU time comes from a meter that the caller passes. It has no gate per TSG either. If
+a plan gives the TSGs of a pod turns, they all run at once, with suitable timeslices.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from qgpu.planes.kmod.uapi import NUMBERS, ffi
 
 #: A pod that ran nothing for this part of a turn, with its gate open, let the turn pass: moving gates takes the rest.
 _WHOLE = 0.75
-#: How long a plan holds without being renewed, which the loop does four times a second: with what opening gates
-#: takes, every gate is open and every timeslice the driver's own within a second of its end.
+#: How long a plan holds without renewal. The loop renews it four times a second. Opening gates included, every gate is
+#: open and every timeslice the driver's own within a second of the daemon's end.
 LEASE_NS = 800 * NS_PER_MS
 
 
 @dataclass(frozen=True, slots=True)
 class TsgRef:
-    """A TSG as the module knows it, for a meter to find."""
+    """A TSG as the module identifies it, for a meter to find."""
 
     ident: int
     client: int
@@ -38,38 +38,38 @@ class TsgRef:
 
     @property
     def name(self) -> str:
-        """Return what it is called in samples."""
+        """Return its name in samples."""
         return f"{self.client:x}/{self.handle:x}"
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What a meter saw since the last one, by TsgRef.ident."""
+    """What a meter measured since its last reading, by TsgRef.ident."""
 
     tsgs: Mapping[int, TsgSample]
-    #: How often the engine went straight from one TSG to another; None where that is not counted.
+    #: How often the engine switched straight from one TSG to another; None if that is not counted.
     handovers: Mapping[tuple[int, int], int] | None = None
 
 
 class GpuTimeSource(Protocol):
-    """True GPU time on one card."""
+    """Measures GPU time on one card."""
 
-    #: Set to have readings say from when to when.
+    #: If set, readings list when each TSG ran.
     detailed: bool
 
     @property
     def lost(self) -> int:
-        """Count the context switches that the hardware dropped so far."""
+        """Return how many context-switch records the hardware dropped so far."""
 
     def read(self, tsgs: Sequence[TsgRef]) -> Reading:
-        """Return what these did since the last call; a TSG that is missing did nothing."""
+        """Return what these TSGs did since the last call; a TSG that is missing did nothing."""
 
     def close(self) -> None:
-        """Stop counting."""
+        """Stop measuring."""
 
 
 class KmodBackend:
-    """Time on one pGPU, kept by the module."""
+    """Enforces plans on one pGPU through the module."""
 
     def __init__(
         self, index: int, card: Card, meter: GpuTimeSource, used: Callable[[], float | None] = lambda: None
@@ -79,13 +79,13 @@ class KmodBackend:
         self._applied: Plan | None = None
         self._gated: dict[int, int] = {}
         self._quiet_ns: dict[int, int] = {}
-        #: How many TSGs of each pod ran when any of them last did, by its name.
+        #: By pod name, how many of its TSGs ran when any of them last did.
         self._ran_tsgs: dict[str, int] = {}
         self._sampled_ns = 0
 
     @property
     def detailed(self) -> bool:
-        """Tell whether samples say when pods ran; when their gates were closed the module does not tell."""
+        """Tell whether samples list when pods ran; the module does not report when their gates were closed."""
         return self._meter.detailed
 
     @detailed.setter
@@ -94,7 +94,7 @@ class KmodBackend:
 
     @property
     def lost(self) -> int:
-        """Count the context switches that the hardware dropped so far."""
+        """Return how many context-switch records the hardware dropped so far."""
         return self._meter.lost
 
     def sample(self) -> Sample:
@@ -109,7 +109,7 @@ class KmodBackend:
     def _sample(self) -> Sample:
         pods = [(pod, grant_of(self._device, pod.pod, self._card)) for pod in self._device.each("POD_NEXT", "pod")]
         refs = {pod.pod: self._tsgs(pod.pod) for pod, grant in pods if grant}
-        # before the meter: what opens after this line counts as closed, never as open and idle
+        # before the meter: a gate that opens after this line counts as closed, never as open and idle
         before, self._gated = self._gated, {}
         gated_ns = {pod: self._take_gated_ns(pod, before) for pod in refs}
         reading = self._meter.read([ref for tsgs in refs.values() for ref in tsgs])
@@ -133,7 +133,7 @@ class KmodBackend:
         return Sample(self._index, now_ns, tuple(samples), self._used() if samples else None)
 
     def apply(self, plan: Plan) -> None:
-        """Put a plan in force; one that is in force already is only renewed. Raises RefusedError."""
+        """Install a plan, or renew it if it is in force. Raises RefusedError."""
         if plan.pgpu != self._index:
             raise RefusedError(f"pGPU {self._index}: this plan is for pGPU {plan.pgpu}")
         plan = replace(plan, pods=tuple(all_at_once(part, self._ran_tsgs.get(part.pod, 0)) for part in plan.pods))
@@ -151,7 +151,7 @@ class KmodBackend:
         self._device.wait(timeout_ns)
 
     def close(self) -> None:
-        """Hang up; the module opens every gate."""
+        """Close the device; the module opens every gate."""
         self._device.close()
         self._meter.close()
 
@@ -165,20 +165,20 @@ class KmodBackend:
     def _take_gated_ns(self, pod: int, before: Mapping[int, int]) -> int:
         try:
             total_ns = int(self._device.call("USAGE", pod=pod, gpu=self._card.number).gated_ns)
-        except FileNotFoundError:  # removed meanwhile
+        except FileNotFoundError:  # the pod was removed meanwhile
             return 0
         self._gated[pod] = total_ns
         return total_ns - before.get(pod, total_ns)
 
     def _tell_idle(self, plan: Plan) -> None:
-        """Say who is idle, of those whose windows yield: the module cannot know."""
+        """Tell the module which pods with yielding windows are idle: it sees no kernel run."""
         lenders = {part.pod: part for part in plan.pods if any(w.on_idle is OnIdle.YIELD for w in part.windows or ())}
         for pod in self._device.each("POD_NEXT", "pod") if lenders else ():
             if part := lenders.get(text_of(pod.name)):
                 try:
                     idle = self._quiet_ns.get(pod.pod, 0) >= _WHOLE * (part.turn_ns or 0)
                     self._device.call("IDLE", pod=pod.pod, gpu=self._card.number, idle=idle)
-                except FileNotFoundError:  # the pod, or the plan; the next tick sees
+                except FileNotFoundError:  # the pod or the plan is gone; the next tick handles that
                     continue
 
     def _renew(self) -> bool:

@@ -1,6 +1,6 @@
-"""An open /dev/qgpu: its calls, and what it says of cards and grants in qgpu's terms.
+"""An open /dev/qgpu: its calls, and its cards and grants in qgpu's terms.
 
-What the calls mean stands in kmod/uapi/qgpu.h; what an errno means to a caller, the callers say.
+kmod/uapi/qgpu.h documents the calls; the callers turn each errno into an error.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _STATES = {
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """A pGPU as the module knows it: its number there, and its PCI address."""
+    """A pGPU as the module identifies it: its number there, and its PCI address."""
 
     number: int
     pci: str
@@ -50,7 +50,7 @@ class Device:
             raise BackendGoneError(f"{DEVICE}: {error.strerror}; dmesg may say why") from error
 
     def call(self, name: str, /, **fields: Any) -> Any:
-        """Issue one ioctl with a struct of these fields and return the struct answered. Raises OSError."""
+        """Issue one ioctl with a struct of these fields, and return the struct that comes back. Raises OSError."""
         if self.fd < 0:
             raise BackendGoneError(f"{DEVICE}: closed")
         arg = ffi.new(STRUCTS[f"QGPU_IOC_{name}"] + " *", fields)
@@ -58,11 +58,11 @@ class Device:
         return arg
 
     def info(self) -> Any:
-        """Ask for the module's state. Raises NotSupportedError where it does not know the question."""
+        """Ask for the module's state. Raises NotSupportedError if the module lacks this call."""
         try:
             return self.call("INFO")
         except OSError as error:
-            raise NotSupportedError(f"qgpu.ko: {error.strerror}; is it of the same version as this?") from error
+            raise NotSupportedError(f"qgpu.ko: {error.strerror}; is it the same version as the daemon?") from error
 
     def each(self, name: str, key: str, /, **fields: Any) -> Iterator[Any]:
         """Yield the answers of a _NEXT call, from the first to the last."""
@@ -76,26 +76,26 @@ class Device:
             yield found
 
     def wait(self, timeout_ns: int) -> None:
-        """Return when something happened or time is up, having read what happened."""
+        """Return when an event arrives or the time is up, and read the events."""
         poll = select.poll()
         poll.register(self.fd, select.POLLIN)
         if poll.poll(timeout_ns / NS_PER_MS):
             os.read(self.fd, ffi.sizeof("struct qgpu_event") * 256)
 
     def close(self) -> None:
-        """Hang up: a plan that was installed here is over."""
+        """Close it: a plan that was installed through it ends."""
         if self.fd >= 0:
             os.close(self.fd)
         self.fd = -1
 
 
 def trouble_of(info: Any) -> str:
-    """Say why a module that answers ``info`` enforces nothing; empty if it does enforce."""
+    """Return why a module that answers ``info`` enforces nothing; empty if it enforces."""
     return _STATES.get(info.state, "").format(driver=text_of(info.driver))
 
 
 def grant_of(device: Device, pod: int, card: Card) -> Grant | None:
-    """Ask for a pod's grant on a card; None where it has none, or is gone."""
+    """Ask for a pod's grant on a card; None if it has none, or is gone."""
     try:
         grant = device.call("GRANT_GET", pod=pod, gpu=card.number)
     except FileNotFoundError:

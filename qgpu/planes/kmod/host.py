@@ -1,4 +1,4 @@
-"""The pods and pGPUs of a machine as the module knows them: made, granted, found again, forgotten."""
+"""The pods and pGPUs of a machine through the module: create, grant, find again, remove."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from qgpu.planes.kmod.uapi import NUMBERS
 class KmodHost:
     """The pGPUs and pods of this machine, through the module.
 
-    ``meter`` makes a meter for a card; ``describe`` says what the cards are called, in the order given; ``used`` makes
-    what tells of one in which part of the time it runs kernels.
+    ``meter`` makes a meter for a card; ``describe`` returns the cards' descriptions in the given order; ``used`` makes
+    a function that returns the fraction of time in which a card runs kernels.
     """
 
     plane = "kmod"
@@ -41,7 +41,7 @@ class KmodHost:
             raise NotSupportedError(f"qgpu.ko: it speaks ABI {info.abi}, this is {NUMBERS['QGPU_ABI_VERSION']}")
         if trouble := trouble_of(info):
             raise NotSupportedError(f"qgpu.ko: {trouble}")
-        #: Where the cgroup of an id was last seen.
+        #: The last known path of each cgroup id.
         self._paths: dict[int, str] = {}
         self._cards = sorted(map(self._card, range(info.nr_gpus)), key=lambda card: card.pci)
         self._pgpus = list(describe(self._cards))
@@ -56,14 +56,14 @@ class KmodHost:
         return KmodBackend(pgpu, card, self._meter(card), self._used(self._pgpus[pgpu]))
 
     def pods(self) -> Sequence[PodInfo]:
-        """List the pods the module knows."""
+        """List the module's pods."""
         pods = list(self._device.each("POD_NEXT", "pod"))
         paths = {pod.cgroup: self._path(pod) for pod in pods}
         self._paths = {ident: path for ident, path in paths.items() if path is not None}
         return [self._info(pod, paths[pod.cgroup]) for pod in pods]
 
     def admit(self, name: str, grants: Mapping[int, Grant], at: str = "") -> None:
-        """Make a pod of a cgroup, or with one of its own."""
+        """Make a pod in an existing cgroup, or in a new one."""
         if not at:
             cgroup.create(name)
         try:
@@ -79,7 +79,7 @@ class KmodHost:
             raise
 
     def _add(self, name: str, path: str) -> int:
-        """Make a cgroup a pod, and return the number it goes by."""
+        """Register a cgroup as a pod, and return the pod's number."""
         try:
             fd = os.open(cgroup.mount() / path.lstrip("/"), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
@@ -94,13 +94,13 @@ class KmodHost:
         self._grant(self._pod(name).pod, grants)
 
     def attach(self, name: str, pid: int, fds: Sequence[int]) -> None:
-        """Bring a process into a pod; what it opens from now on is the pod's."""
+        """Bring a process into a pod; what it opens from now on belongs to the pod."""
         for fd in fds:
             os.close(fd)
         cgroup.bring(name, pid, self._path(self._pod(name)) or "")
 
     def left_behind(self) -> Mapping[int, int]:
-        """Return nothing: a pod's memory ends with it here."""
+        """Return nothing: on this plane a pod's memory is freed with the pod."""
         return {}
 
     def retire(self, name: str) -> None:
@@ -109,7 +109,7 @@ class KmodHost:
         cgroup.remove(name)
 
     def close(self) -> None:
-        """Let go; the module keeps the pods for the next daemon."""
+        """Close the device; the module keeps the pods for the next daemon."""
         self._device.close()
 
     def _card(self, number: int) -> Card:
@@ -151,7 +151,7 @@ class KmodHost:
         )
 
     def _path(self, pod: Any) -> str | None:
-        """Return a pod's cgroup, empty when it is gone, by its id; None where it cannot be looked for."""
+        """Return a pod's cgroup by its id, empty if it is gone; None if the search fails."""
         likely = self._paths.get(pod.cgroup) or cgroup.path_of(text_of(pod.name))
         try:
             return cgroup.find(pod.cgroup, likely) or ""
@@ -162,7 +162,7 @@ class KmodHost:
 def _trouble(pod: Any) -> str:
     said = []
     if pod.flags & NUMBERS["QGPU_POD_LATE"]:
-        said.append("it opened the GPU before qgpu knew it; that work is not held to its grant")
+        said.append("it opened the GPU before it was a pod; that work is not limited")
     if pod.flags & NUMBERS["QGPU_POD_TAMPERED"]:
         said.append("it changed calls while they were checked")
     if pod.refused_allocs:

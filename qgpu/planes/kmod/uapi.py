@@ -1,6 +1,6 @@
 """The ABI of /dev/qgpu, read from the module's own header: structs through cffi, numbers by arithmetic.
 
-Nothing of the header is typed again here. What the calls mean is the header's text and ``sched/kmod/``'s use.
+Nothing from the header is typed again here. The header documents the calls; ``qgpu/planes/kmod/`` uses them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _DIRECTIVE = re.compile(r"^#.*$", re.MULTILINE)
 _KERNEL_TYPES = """
 typedef uint32_t __u32; typedef int32_t __s32; typedef uint64_t __u64;
 """
-#: asm-generic/ioctl.h: direction bits as seen by user space; x86-64 and arm64 both use it.
+#: asm-generic/ioctl.h: direction bits as user space sees them, the same on x86-64 and arm64.
 _WRITE, _READ = 1, 2
 
 

@@ -1,4 +1,4 @@
-"""Time on one pGPU, as the daemon's loop sees it; the guardian keeps it."""
+"""One pGPU on the seccomp plane, as the daemon's loop sees it; the guardian enforces its plan."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from qgpu.model import NS_PER_MS, Plan, Sample
 from qgpu.nvidia.nvml import Utilization
 from qgpu.planes.seccomp.guardian_link import GuardianLink
 
-#: How often a guardian is to show a sign of life, however long a period is.
+#: How often the guardian must answer, however long a period is.
 _SIGN_NS = 100 * NS_PER_MS
 
 
 class SeccompBackend:
-    """Time on one pGPU, kept by the guardian."""
+    """Samples and plans for one pGPU, through the guardian."""
 
     def __init__(
         self, socket: Path, revive: Callable[[GuardianLink], None], pgpu: int, utilization: Utilization | None = None
@@ -27,7 +27,7 @@ class SeccompBackend:
         self.detailed = False
         self.lost = 0
         self._socket = socket
-        #: Sees to it that there is a guardian again after this link was lost.
+        #: Connects to a guardian again, or starts one, after this link was lost.
         self._revive = revive
         self._pgpu = pgpu
         self._link: GuardianLink | None = GuardianLink(socket, watch=True)
@@ -44,14 +44,14 @@ class SeccompBackend:
         return replace(sample, utilization=self._utilization.read())
 
     def apply(self, plan: Plan) -> None:
-        """Put a plan in force; one that is in force already is only renewed."""
+        """Install a plan, or renew it if it is in force."""
         if plan == self._applied and self._call("renew", pgpu=self._pgpu)["held"]:
             return
         self._call("apply", plan=plan_to(plan))
         self._applied = plan
 
     def wait(self, timeout_ns: int) -> None:
-        """Wait for a change among the pods, and see meanwhile whether the guardian still answers."""
+        """Wait for a change among the pods, and check meanwhile that the guardian answers."""
         until_ns = time.monotonic_ns() + timeout_ns
         while self._link is not None and (left_ns := until_ns - time.monotonic_ns()) > 0:
             self._link.wait(min(left_ns, _SIGN_NS))
@@ -63,7 +63,7 @@ class SeccompBackend:
                 return
 
     def close(self) -> None:
-        """Hang up; the guardian opens every gate."""
+        """Close the link; the guardian opens every gate."""
         if self._link is not None:
             self._link.close()
             self._link = None

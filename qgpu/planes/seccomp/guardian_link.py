@@ -17,14 +17,14 @@ from qgpu.ipc.codec import PROTOCOL
 from qgpu.linux import fd_budget
 from qgpu.planes.seccomp.hang_detector import LOOK_MS, HangDetector
 
-#: How long connecting to one may take.
+#: How long connecting may take.
 _PATIENCE_S = 2.0
-#: No reason to take a guardian for dead.
+#: A shortage of descriptors does not mean that the guardian is dead.
 _NO_ROOM = "guardian: no descriptor is left for a connection to it; raise the limit (LimitNOFILE=)"
 
 
 class GuardianHangsError(BackendGoneError):
-    """A guardian is there and does not answer; ``pid`` is its process."""
+    """A guardian exists and does not answer; ``pid`` is its process."""
 
     def __init__(self, pid: int, why: str) -> None:
         super().__init__(f"guardian (process {pid}): {why}")
@@ -32,21 +32,21 @@ class GuardianHangsError(BackendGoneError):
 
 
 class GuardianLink:
-    """A connection to the guardian: requests with answers, and events that come by themselves."""
+    """A connection to the guardian: requests with answers, and unsolicited events."""
 
     def __init__(self, path: Path, *, watch: bool) -> None:
         try:
             self._connection = wire.connect(str(path), _PATIENCE_S)
         except OSError as error:
-            if error.errno in fd_budget.NONE_LEFT:
+            if error.errno in fd_budget.OUT_OF_FDS:
                 raise RefusedError(_NO_ROOM) from error
             raise BackendGoneError(f"guardian at {path}: {error.strerror or error}") from error
         self._lock = threading.Lock()
-        #: Whether nothing more will come.
+        #: Whether the connection has ended.
         self.over = False
-        #: Whether it is over because there was no answer in time.
+        #: Whether it ended because an answer did not come in time.
         self.hangs = False
-        #: Why it is over.
+        #: Why it ended.
         self.why = ""
         self.events: list[dict[str, Any]] = []
         try:
@@ -63,26 +63,26 @@ class GuardianLink:
                 f"guardian (process {self.hello['pid']}): left by another version of qgpu; "
                 "end its pods, or go back to that version"
             )
-        if len(fds) < len(StateFds._fields):  # the kernel drops those for which there is no room
+        if len(fds) < len(StateFds._fields):  # the kernel drops descriptors without a free number
             for fd in fds:
                 os.close(fd)
             self._connection.close()
             raise RefusedError(_NO_ROOM)
-        #: What the guardian leaves to the next one.
+        #: The state that the guardian leaves to its successor.
         self.state: StateFds | None = StateFds(*fds)
-        #: Names the guardian's process for as long as this link lives, whatever becomes of its number.
+        #: The guardian's pidfd, which stays valid even if the pid is reused.
         self.pidfd = pidfd_of(int(self.hello["pid"]))
 
     def call(self, op: str, fds: Sequence[int] = (), **arguments: Any) -> tuple[dict[str, Any], list[int]]:
-        """Ask and return the answer with its descriptors. Raises BackendGoneError or what the guardian says."""
+        """Make a request; return its answer and descriptors. Raises BackendGoneError or the guardian's error."""
         with self._lock:
             if self.over:
-                raise BackendGoneError("guardian: the connection is over")
+                raise BackendGoneError("guardian: connection closed")
             try:
                 self._connection.send({"op": op, **arguments}, fds)
                 message = self._answer()
             except (OSError, wire.WireError) as error:
-                self.over = True  # an answer that comes after all would be taken for the next one's
+                self.over = True  # a late answer would be taken for the next one
                 self.hangs, self.why = isinstance(error, TimeoutError), str(error)
                 raise BackendGoneError(f"guardian: {error}") from error
             if message is None:
@@ -94,18 +94,18 @@ class GuardianLink:
         return answer, received
 
     def _answer(self) -> tuple[dict[str, Any], list[int]] | None:
-        """Return what comes and is no event; None at the end of the connection."""
+        """Return the next message that is not an event; None at the end of the connection."""
         while True:
             while (message := self._connection.next_buffered()) is not None:
                 if "event" not in message[0]:
                     return message
                 self.events.append(message[0])
-            self._wait_for_word()
+            self._wait_for_data()
             if not self._connection.fill():
                 return None
 
-    def _wait_for_word(self) -> None:
-        """Return when something has come. Raises TimeoutError when nothing will."""
+    def _wait_for_data(self) -> None:
+        """Return when data has arrived. Raises TimeoutError if the guardian hangs."""
         poll = select.poll()
         poll.register(self._connection, select.POLLIN)
         if poll.poll(LOOK_MS):
@@ -115,7 +115,7 @@ class GuardianLink:
             silence.look()
 
     def wait(self, timeout_ns: int) -> None:
-        """Return when an event is there or time is up."""
+        """Return when an event has arrived or the time is up."""
         if not self.events:
             poll = select.poll()
             poll.register(self._connection, select.POLLIN)
@@ -126,7 +126,7 @@ class GuardianLink:
                         self.events.append(message[0])
 
     def close(self) -> None:
-        """Hang up: a plan that was applied here is over. Safe to call twice."""
+        """Close the connection: a plan that was applied through it ends. Safe to call twice."""
         fds = (*(self.state or ()), *([self.pidfd] if self.pidfd >= 0 else ()))
         self.state, self.pidfd = None, -1
         for fd in fds:
@@ -136,8 +136,8 @@ class GuardianLink:
 
 
 def pidfd_of(pid: int) -> int:
-    """Open a process; -1 for one that is gone."""
+    """Open a pidfd of a process; -1 if it has ended."""
     try:
         return os.pidfd_open(pid)
-    except OSError:  # died this moment; the next call will tell
+    except OSError:  # it died just now; the next call reveals that
         return -1

@@ -1,8 +1,8 @@
-"""The seccomp plane as the daemon sees it: a guardian process, spoken to over a socket.
+"""The seccomp plane as the daemon sees it: a guardian process behind a socket.
 
-The host starts the guardian, or finds the one an earlier daemon left with its pods. It holds copies of the
-journal and of every listener, so that a guardian that dies is replaced within a fraction of a second, with
-its register, while the pods' calls wait in the kernel.
+The host starts the guardian, or finds the one that an earlier daemon left with its pods. It holds copies of the journal
+and of every listener. So a guardian that dies is replaced within a fraction of a second, with its object table, while
+the pods' calls wait in the kernel.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ from qgpu.planes.seccomp.standby import Standby
 
 _log = structlog.get_logger("seccomp")
 
-#: How the guardian counts what did not fit.
+#: The end of the names under which the guardian counts memory that did not fit.
 _OVER_LIMIT = "over the limit"
-#: How long it may take until there is one guardian, where there are two that would be, or one that is not quite gone.
+#: How long it may take until exactly one guardian runs, when two are starting or one has not quite ended.
 _DEATH_S = 2.0
-#: One in reserve that has ended by itself is replaced when it began so long ago.
-_RESERVE_AGAIN_S = 10.0
-#: One that is loaded has begun after this long.
+#: A standby that has ended by itself is replaced if it began this long ago.
+_RESTART_STANDBY_S = 10.0
+#: A loaded standby has taken over within this time.
 _LOADED_S = 0.05
-#: How often it is looked meanwhile whether one is there.
+#: How often the socket is tried meanwhile.
 _LOOK_S = 0.02
 
 
 class SeccompHost:
-    """The pGPUs and pods of this machine, with no kernel module."""
+    """The pGPUs and pods of this machine, without a kernel module."""
 
     plane = "seccomp"
 
@@ -58,36 +58,36 @@ class SeccompHost:
         self._store = kept.store
         self.socket = kept.socket
         self._lock = threading.RLock()
-        #: What is to be the guardian when this one is lost.
-        self._reserve = kept.reserve
+        #: The standby, which becomes the guardian when this one is lost.
+        self._standby = kept.standby
         self._listeners = kept.listeners
         check_kernel()
         check_cards()
         self._host_lock = lock_host()
         self._link = self._find(kept.state)
-        # one that was begun by a daemon that died at once has none of them yet
+        # a guardian whose daemon died at once has no listeners yet
         self._hand_over(self._link)
         assert self._link.state is not None
         self._state = self._link.state.copy()
         for name, fd in self._state._asdict().items():
             self._store.put(name, fd)
-        if self._reserve is not None and (kept.state is None or not kept.state.is_same(self._state)):
-            self._reserve.end()
-            self._reserve = None
+        if self._standby is not None and (kept.state is None or not kept.state.is_same(self._state)):
+            self._standby.end()
+            self._standby = None
         for number, pod in self._link.hello["listeners"].items():
             _, fds = self._link.call("listener", listener=int(number))
             self._hold(int(number), pod, fds[0])
-        self._reserve = self._reserve or self._prepare(self._state)
+        self._standby = self._standby or self._prepare(self._state)
         self._pgpus = describe((card["index"], card["pci"]) for card in self._link.hello["cards"])
 
     @property
     def driver(self) -> str:
-        """The version of the NVIDIA driver."""
+        """The NVIDIA driver's version."""
         return str(self._link.hello["version"])
 
     @property
     def guardian_pid(self) -> int:
-        """The guardian's process."""
+        """The guardian's pid."""
         return int(self._link.hello["pid"])
 
     def pgpus(self) -> Sequence[Pgpu]:
@@ -103,7 +103,7 @@ class SeccompHost:
             return SeccompBackend(self.socket, self.revive, pgpu, Utilization(self._pgpus[pgpu].uuid))
 
     def pods(self) -> Sequence[PodInfo]:
-        """List the pods the guardian knows."""
+        """List the guardian's pods."""
         return [
             PodInfo(
                 pod["name"],
@@ -121,11 +121,11 @@ class SeccompHost:
         ]
 
     def left_behind(self) -> Mapping[int, int]:
-        """Return the memory that something keeps though its pod is no more."""
+        """Return memory by pGPU that is still in use although its pod was retired."""
         return {int(index): size for index, size in self._call("pods")["left"].items()}
 
     def admit(self, name: str, grants: Mapping[int, Grant], at: str = "") -> None:
-        """Make a pod of a cgroup, or with one of its own."""
+        """Make a pod in an existing cgroup, or in a new one."""
         cgroup.check_name(name)
         self._call("admit", name=name, grants=grants_to(grants), cgroup=at)
 
@@ -134,12 +134,12 @@ class SeccompHost:
         self._call("amend", name=name, grants=grants_to(grants))
 
     def attach(self, name: str, pid: int, fds: Sequence[int]) -> None:
-        """Bring a process and its listener into a pod; a copy of the listener stays here. Raises QgpuError."""
+        """Bring a process and its listener into a pod; keep a copy of the listener. Raises QgpuError."""
         if len(fds) != 1 or not is_listener(fds[0]):
             for fd in fds:
                 os.close(fd)
             raise QgpuError(f"pod {name}: its launcher sent no seccomp listener")
-        with self._lock:  # a guardian begun in between would have no copy of it
+        with self._lock:  # a guardian that started in between would have no copy of it
             try:
                 answer = self._call("attach", fds, name=name, pid=pid)
             except BaseException:
@@ -152,10 +152,10 @@ class SeccompHost:
         self._call("retire", name=name)
 
     def close(self) -> None:
-        """Let go; the guardian stays for as long as there are pods."""
+        """Close everything; the guardian stays while there are pods."""
         with self._lock:
-            if self._reserve is not None:
-                self._reserve.end()
+            if self._standby is not None:
+                self._standby.end()
             self._link.close()
             for _, fd in self._listeners.values():
                 os.close(fd)
@@ -164,9 +164,9 @@ class SeccompHost:
             os.close(self._host_lock)
 
     def revive(self, lost: GuardianLink | None = None) -> None:
-        """Connect anew, to another guardian if this one died or hangs. Raises what hinders its start."""
+        """Connect again, to a new guardian if this one died or hangs. Raises the error that prevents it."""
         if lost is not None and lost.hangs:
-            _kill(lost.pidfd)  # before all else: who holds the lock may be waiting for it too
+            _kill(lost.pidfd)  # first: a thread that holds the lock may wait for this guardian too
         with self._lock:
             try:
                 link = GuardianLink(self.socket, watch=True)
@@ -178,7 +178,7 @@ class SeccompHost:
             self._link.close()
             self._link = link
             self._hand_over(link)
-            self._see_to_reserve()
+            self._ensure_standby()
 
     def _hand_over(self, link: GuardianLink) -> None:
         """Give a guardian the listeners that it lacks."""
@@ -191,16 +191,16 @@ class SeccompHost:
         """Keep a copy of a listener, here and in the store."""
         if number in self._listeners:
             os.close(self._listeners[number][1])
-        elif self._reserve is not None:
-            self._reserve.hold(number, pod, fd)
+        elif self._standby is not None:
+            self._standby.hold(number, pod, fd)
         self._listeners[number] = (pod, fd)
         self._store.put(f"listener.{number}.{pod}", fd)
 
-    def _let_go(self, number: int) -> None:
-        """Close a listener behind which nobody is left."""
+    def _drop_listener(self, number: int) -> None:
+        """Close a listener without processes behind it."""
         pod, fd = self._listeners.pop(number)
-        if self._reserve is not None:
-            self._reserve.let_go(number)
+        if self._standby is not None:
+            self._standby.drop_listener(number)
         self._store.drop(f"listener.{number}.{pod}")
         os.close(fd)
 
@@ -213,9 +213,9 @@ class SeccompHost:
                 answer = self._link.call(op, fds, **arguments)[0]
             for event in self._link.events:
                 if event["event"] == "listener-gone" and event["listener"] in self._listeners:
-                    self._let_go(event["listener"])
+                    self._drop_listener(event["listener"])
             self._link.events.clear()
-            self._see_to_reserve()
+            self._ensure_standby()
             return answer
 
     def _find(self, state: StateFds | None) -> GuardianLink:
@@ -230,20 +230,20 @@ class SeccompHost:
             killed = True
         except BackendGoneError:
             killed = False
-            if state is None and (coming := self._await_heir()) is not None:
+            if state is None and (coming := self._await_successor()) is not None:
                 return coming
         else:
             _log.info("guardian found", pid=link.hello["pid"])
-            if self._reserve is not None and self._reserve.begun:
-                self._reserve.yield_to(link.hello["pid"])
-                self._reserve = None
+            if self._standby is not None and self._standby.begun:
+                self._standby.yield_to(link.hello["pid"])
+                self._standby = None
             return link
         return self._start(state or StateFds.new(), killed=killed)
 
-    def _await_heir(self) -> GuardianLink | None:
-        """Wait for what a daemon before us had in reserve and becomes the guardian; None where there is none.
+    def _await_successor(self) -> GuardianLink | None:
+        """Wait for an earlier daemon's standby to become the guardian; None if there is none.
 
-        We have no journal by which to tell: another guardian would begin with nothing, beside it.
+        Without the journal we cannot tell. A guardian that we started now would begin with an empty table beside it.
         """
         deadline, directory = time.monotonic() + _DEATH_S, os.fsencode(self._runtime_dir)
         while time.monotonic() < deadline and any(
@@ -255,15 +255,15 @@ class SeccompHost:
         return None
 
     def _start(self, state: StateFds, *, killed: bool) -> GuardianLink:
-        """Start a guardian, the one in reserve if there is one, after another that was ``killed`` or is not there.
+        """Start a guardian, from the standby if there is one; the last guardian was ``killed`` or is gone.
 
-        What a daemon before us has left may come first. It is waited too until one that is not quite gone is.
+        An earlier daemon's standby may become the guardian first. A guardian that is still ending is waited for.
         """
         deadline = time.monotonic() + _DEATH_S
-        reserve, self._reserve = self._reserve, None
-        if reserve is not None:
-            with suppress(BackendGoneError, AlreadyRunningError):  # somebody has killed it meanwhile, or it came late
-                return self._begin(reserve, state, killed=killed)
+        standby, self._standby = self._standby, None
+        if standby is not None:
+            with suppress(BackendGoneError, AlreadyRunningError):  # it was killed meanwhile, or came too late
+                return self._begin(standby, state, killed=killed)
         while True:
             try:
                 return self._begin(self._prepare(state), state, killed=killed)
@@ -272,14 +272,14 @@ class SeccompHost:
                     raise BackendGoneError(f"{error}, and does not answer") from error
 
     def _begin(self, process: Standby, state: StateFds, *, killed: bool) -> GuardianLink:
-        """Let a process become the guardian, and connect to it or to another that was first. Raises what hinders it."""
+        """Promote a process to guardian, and connect to it or to another that was first. Raises its error."""
         process.begin(killed=killed)
-        if (said := process.said(_LOADED_S)) is None:
+        if (said := process.wait_for_report(_LOADED_S)) is None:
             emergency_open.open_gates(state.journal)
-        while said is None and (said := process.said(_LOOK_S)) is None:
+        while said is None and (said := process.wait_for_report(_LOOK_S)) is None:
             try:
                 link = GuardianLink(self.socket, watch=True)
-            except GuardianHangsError as error:  # it was first, and all that it has is here
+            except GuardianHangsError as error:  # another was first and hangs; we have all of its state
                 _kill_process(error.pid)
             except BackendGoneError:
                 continue
@@ -291,28 +291,28 @@ class SeccompHost:
         return GuardianLink(self.socket, watch=True)
 
     def _prepare(self, state: StateFds) -> Standby:
-        """Start what becomes a guardian when it is told to. Raises BackendGoneError."""
+        """Start a standby. Raises BackendGoneError."""
         return Standby(self._runtime_dir, state, self._listeners)
 
-    def _see_to_reserve(self) -> None:
-        """Have one in reserve, unless the last one has just begun: it may be what it lacks that ends them."""
-        last = self._reserve
-        if last is not None and (last.lives or time.monotonic() - last.began_s < _RESERVE_AGAIN_S):
+    def _ensure_standby(self) -> None:
+        """Start a standby, unless the last one started recently: the host may lack what it needs."""
+        last = self._standby
+        if last is not None and (last.lives or time.monotonic() - last.began_s < _RESTART_STANDBY_S):
             return
         try:
-            self._reserve = self._prepare(self._state)
-        except BackendGoneError as error:  # the next death then takes longer to mend
-            _log.warning("no guardian in reserve", error=str(error))
+            self._standby = self._prepare(self._state)
+        except BackendGoneError as error:  # a new guardian then takes longer to start
+            _log.warning("no standby guardian", error=str(error))
 
 
 def _kill(pidfd: int) -> None:
-    """Make sure a guardian that hangs does not come back beside its successor, which waits until it is gone."""
+    """Kill a guardian that hangs, so that it cannot come back beside its successor."""
     with suppress(OSError):
         signal.pidfd_send_signal(pidfd, signal.SIGKILL)
 
 
 def _kill_process(pid: int) -> None:
-    """Do the same with one that has just been heard of."""
+    """Do the same with a guardian that we have no pidfd of."""
     if (pidfd := pidfd_of(pid)) >= 0:
         _kill(pidfd)
         os.close(pidfd)

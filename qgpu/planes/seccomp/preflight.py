@@ -1,4 +1,4 @@
-"""What this plane asks of the machine before anything is started: a kernel that lets us, and nobody else at it."""
+"""Checks the machine before the plane starts: the kernel permits what it needs, and no other daemon has the GPUs."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ _NOBODY_MAY_TRACE = "3"
 
 
 def check_kernel(yama: Path = _YAMA) -> None:
-    """Make sure that pods' processes can be reached into at all. Raises NotSupportedError.
+    """Check that we may access pods' processes. Raises NotSupportedError.
 
-    Yama at 3 keeps even root from another process's memory and descriptors (Documentation/LSM/Yama.rst).
+    With Yama at 3, not even root may access another process's memory and descriptors (Documentation/LSM/Yama.rst).
     """
     if yama.exists() and yama.read_text().strip() == _NOBODY_MAY_TRACE:
         raise NotSupportedError(
-            f"{yama} is 3: nobody may reach into processes, so no limit of a pod could be enforced; "
+            f"{yama} is 3: no process may access another's memory, so no pod's limit could be enforced; "
             "boot with it at 2 or less, or load qgpu.ko"
         )
 
 
 def lock_host() -> int:
-    """Claim this machine's cards: two daemons would each hand out all of them. Raises AlreadyRunningError.
+    """Lock this machine's cards: two daemons would each grant all of them. Raises AlreadyRunningError.
 
-    The lock is on a cgroup, where daemons meet whatever their runtime directories and mount namespaces; on one that
-    nobody but root can open, or anybody could hold it.
+    The lock is on a cgroup, which daemons share whatever their runtime directories and mount namespaces. Only root can
+    open that cgroup; otherwise anybody could hold the lock.
     """
     directory = cgroup.mount() / cgroup.LOCK.lstrip("/")
     try:

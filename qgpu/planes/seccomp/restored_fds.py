@@ -1,7 +1,7 @@
-"""What a service manager has kept of a former daemon on this plane, and the guardian that is started with it.
+"""What a service manager stored for an earlier daemon on this plane, and the guardian that starts with it.
 
-Where daemon and guardians were killed together, pods' calls wait in the kernel until there is a guardian again: it
-is loaded beside the daemon, not after it (docs/decisions/0015). So what takes time to load is not imported here.
+If daemon and guardians were killed together, pods' calls wait in the kernel for a new guardian. It loads in parallel
+with the daemon (docs/decisions/0015), so this file does not import what takes long to load.
 """
 
 from __future__ import annotations
@@ -14,37 +14,37 @@ from qgpu.errors import BackendGoneError
 from qgpu.guardian.failover.handover import StateFds
 from qgpu.ipc import wire
 from qgpu.ipc.systemd import FdStore
-from qgpu.linux.open_file_set import occupy
+from qgpu.linux.open_file_set import reserve_fds
 from qgpu.planes.seccomp.standby import Standby
 
 
 class RestoredFds:
-    """What guardians left, the pods' listeners, and what follows them, in reserve or as the guardian."""
+    """The state that guardians left, the pods' listeners, and the standby or guardian that continues with them."""
 
     def __init__(self, store: FdStore, runtime_dir: Path) -> None:
-        """Take over what is kept, and start what follows it; where that fails, the plane tries again."""
+        """Take over what is stored, and start a standby with it; if that fails, the plane tries again."""
         self.store = store
         self.runtime_dir = runtime_dir
         self.socket = runtime_dir / "guardian.sock"
-        occupy()
+        reserve_fds()
         journal, files = (store.take(name).get("") for name in ("journal", "files"))
-        #: What guardians left, if it was kept.
+        #: The state that guardians left, if it was stored.
         self.state = StateFds(journal, files) if journal is not None and files is not None else None
         named = {tuple(name.split(".", 1)): fd for name, fd in store.take("listener.").items()}
-        #: The listeners by their numbers, with their pods.
+        #: The listeners by number, with their pods.
         self.listeners: dict[int, tuple[str, int]] = {int(number): (pod, fd) for (number, pod), fd in named.items()}
-        #: What follows the journal.
-        self.reserve: Standby | None = None
+        #: The process that continues with the journal.
+        self.standby: Standby | None = None
         if self.state is not None:
             with suppress(BackendGoneError):
-                self.reserve = Standby(runtime_dir, self.state, self.listeners)
-        if self.reserve is not None and _deserted(self.socket):
-            self.reserve.begin(killed=True)
+                self.standby = Standby(runtime_dir, self.state, self.listeners)
+        if self.standby is not None and _deserted(self.socket):
+            self.standby.begin(killed=True)
 
-    def leave(self) -> None:
-        """Close everything, on a plane that has no use for it; pods that wait have the guardian that has begun."""
-        if self.reserve is not None:
-            self.reserve.end()
+    def close(self) -> None:
+        """Close everything on a plane without use for it; waiting pods have the guardian that has begun."""
+        if self.standby is not None:
+            self.standby.end()
         if self.state is not None:
             self.state.close()
         for _, fd in self.listeners.values():
@@ -52,10 +52,10 @@ class RestoredFds:
 
 
 def _deserted(path: Path) -> bool:
-    """Tell whether nobody listens at a socket."""
+    """Tell whether no process listens at a socket."""
     try:
         wire.connect(str(path), 0).close()
-    except BlockingIOError:  # as many wait for an answer as may: somebody is there
+    except BlockingIOError:  # the queue is full, so a process listens
         return False
     except OSError:
         return True

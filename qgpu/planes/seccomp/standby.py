@@ -18,19 +18,19 @@ from qgpu.guardian.failover.handover import StateFds
 from qgpu.ipc import wire
 from qgpu.ipc.systemd import to_journal
 
-#: How long one that is being loaded may take until it is a guardian, on a host that is busy.
+#: How long loading may take until it is the guardian, on a busy host.
 _START_S = 15.0
-#: How long a message to it may take: it reads its messages when it is loaded, and a thousand fit before.
+#: How long a message to it may take: it reads messages once it is loaded, and a thousand fit in the queue before.
 _PATIENCE_S = 0.1
 
 
 class Standby:
-    """A process that becomes the guardian when it is told to, or by itself when we are gone and the guardian too."""
+    """A process that becomes the guardian when it is promoted, or by itself if both we and the guardian are gone."""
 
     def __init__(self, runtime_dir: Path, state: StateFds, listeners: Mapping[int, tuple[str, int]]) -> None:
-        """Start it, in a session of its own: who stops us shall not stop it. Raises BackendGoneError."""
+        """Start it in its own session, so that a signal to ours does not end it. Raises BackendGoneError."""
         self.began_s = time.monotonic()
-        #: Whether it has been told to be the guardian.
+        #: Whether it was promoted.
         self.begun = False
         try:
             ours, theirs = socket.socketpair()
@@ -52,32 +52,32 @@ class Standby:
             ours.settimeout(_PATIENCE_S)
             self._say({"op": "hold", "inherited": listeners})
             threading.Thread(target=self._process.wait, daemon=True, name="guardian-reaper").start()
-        except (OSError, RuntimeError) as error:  # no memory, no processes or threads to be had
+        except (OSError, RuntimeError) as error:  # no memory, processes or threads are available
             ours.close()
             raise BackendGoneError(f"guardian: it cannot be started: {error}") from error
 
     @property
     def lives(self) -> bool:
-        """Tell whether it can still begin."""
+        """Tell whether it still runs."""
         return self._process.returncode is None
 
     def hold(self, number: int, pod: str, fd: int) -> None:
-        """Let it have a copy of a listener."""
+        """Give it a copy of a listener."""
         self._say({"op": "hold", "number": number, "pod": pod}, fd)
 
-    def let_go(self, number: int) -> None:
-        """Let it close a listener behind which nobody is left."""
+    def drop_listener(self, number: int) -> None:
+        """Let it close a listener without processes behind it."""
         self._say({"op": "hold", "number": number})
 
     def begin(self, *, killed: bool) -> None:
-        """Let it begin, after a guardian that was ``killed`` and may take a moment to be gone. Safe to call twice."""
+        """Promote it, after a guardian that was ``killed`` and may take a moment to end. Safe to call twice."""
         if not self.begun:
             self.begun = True
             self.began_s = time.monotonic()
             self._say({"op": "begin", "killed": killed})
 
-    def said(self, timeout_s: float) -> dict[str, Any] | None:
-        """Return what it says when it has begun, or could not; None for nothing yet. Raises BackendGoneError."""
+    def wait_for_report(self, timeout_s: float) -> dict[str, Any] | None:
+        """Return its report that it is the guardian, or why not; None before that. Raises BackendGoneError."""
         poll = select.poll()
         poll.register(self._connection, select.POLLIN)
         if not poll.poll(timeout_s * 1000):
@@ -94,13 +94,13 @@ class Standby:
         return message[0]
 
     def yield_to(self, guardian: int) -> None:
-        """Let another process be the guardian, if it is another: this one would wait for its end."""
+        """Give way to another guardian process, if it is another: kill this one, which would wait for its end."""
         if guardian != self._process.pid:
             self.kill()
         self._connection.close()
 
     def end(self) -> None:
-        """Let it end: the daemon does, and the guardian stays as it is, be it this one."""
+        """End it as the daemon ends; if it is the guardian, it stays."""
         if self.begun:
             self._connection.close()
             return
@@ -113,11 +113,11 @@ class Standby:
             self.kill()
 
     def kill(self) -> None:
-        """Let it be none. One that has ended is not looked for: its number may be another's by now."""
+        """Kill it. If it has ended, do nothing: its pid may be reused."""
         self._process.kill()
 
     def _say(self, message: dict[str, Any], *fds: int) -> None:
-        """Tell it something; one that does not listen is none."""
+        """Send it a message; kill it if it does not read."""
         try:
             self._connection.send(message, fds)
         except OSError:

@@ -1,1 +1,1 @@
-"""A simulated pGPU: what the hardware does with TSGs, timeslices and gates, as a discrete-event model."""
+"""A simulated pGPU: a discrete-event model of TSGs, timeslices and gates in hardware."""

@@ -1,9 +1,9 @@
-"""The compute engine of a pGPU: one runlist of TSGs, served in turns. The heart of the simulator.
+"""The compute engine of a simulated pGPU: one runlist of TSGs, served in turns.
 
-It decides who is on the engine and charges for it: round robin over the TSGs that can run, each for its
-timeslice, preempting inside a kernel; a TSG that runs dry is passed over at once; a newcomer waits until the
-running slice ends; whoever is alone pays nothing. Where work comes from, and who opens and closes gates, is
-left to others. Time is whatever :meth:`Engine.run` is told, in exact integer ns.
+It decides which TSG is on the engine, and charges time: round robin over the TSGs that can run, each for its timeslice,
+with preemption inside a kernel. A TSG without work is skipped at once, a new TSG waits until the running slice ends,
+and a TSG alone on the engine pays no switches. Other files decide where work comes from, and when gates move. Time is
+what :meth:`Engine.run` is given, in exact integer ns.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from qgpu.planes.sim.hardware import Hardware
 
-#: Work that never ends: an open flood.
+#: Endless work, for an open flood.
 FOREVER_NS = 1 << 80
 
 
@@ -27,34 +27,34 @@ class Gate:
 
 @dataclass(slots=True, eq=False)
 class Tsg:
-    """One time-slice group: its timeslice, its gate, the work it was given and what it did."""
+    """One time-slice group: its timeslice, its gate, its work and its results."""
 
     name: str
     gate: Gate
     timeslice_us: int
-    #: Told the time whenever a launch is finished.
+    #: Called with the time when a launch is finished.
     finished: Callable[[int], None] = lambda _: None
     #: Work left of the launch at the head of the queue, and the launches behind it.
     left_ns: int = 0
     queue: deque[int] = field(default_factory=deque)
-    #: Time on the engine, the useful part of it, and how often it was switched in.
+    #: Time on the engine, the useful part of it, and the number of switches to it.
     run_ns: int = 0
     useful_ns: int = 0
     starts: int = 0
-    #: The longest of its turns that ended since somebody set this to 0.
+    #: The longest completed turn since the caller reset this to 0.
     longest_ns: int = 0
     #: Closed while another TSG of its pod has its turn.
     resting: bool = False
 
     @property
     def open(self) -> bool:
-        """Tell whether neither its pod's gate nor its own keeps it off the engine."""
+        """Tell whether both its pod's gate and its own are open."""
         return self.gate.open and not self.resting
 
     @property
     def runnable(self) -> bool:
         """Tell whether the hardware would give it a turn."""
-        return self.left_ns > 0 and self.gate.open and not self.resting  # asked too often for a call more
+        return self.left_ns > 0 and self.gate.open and not self.resting  # not ``self.open``: this runs too often
 
     def launch(self, work_ns: int) -> None:
         """Queue work."""
@@ -64,14 +64,14 @@ class Tsg:
             self.left_ns = work_ns
 
     def drop(self) -> None:
-        """Forget all work."""
+        """Drop all work."""
         self.left_ns = 0
         self.queue.clear()
 
 
 @dataclass(frozen=True, slots=True)
 class EngineTimes:
-    """Where an engine's time went: the three add up to the time that passed."""
+    """Where an engine's time went; the three parts add up to the elapsed time."""
 
     useful_ns: int = 0
     switching_ns: int = 0
@@ -84,18 +84,18 @@ class Engine:
     def __init__(self, hardware: Hardware, now_ns: int = 0) -> None:
         self.now_ns = now_ns
         self.runlist: list[Tsg] = []
-        #: Whose context the engine holds; it stays there while nobody else wants the engine.
+        #: The TSG whose context is on the engine; it stays while no other TSG wants the engine.
         self.resident: Tsg | None = None
-        #: Useful work of all TSGs that ever were, and the time that no TSG is charged for.
+        #: Useful work of all TSGs so far, and the time that no TSG is charged for.
         self.useful_ns = 0
         self.idle_ns = 0
         #: Idle time that the context on the engine is charged for.
         self.resident_idle_ns = 0
         self.gap_ns = 0
         self.switches = 0
-        #: How often the engine went from one TSG to another since somebody emptied it.
+        #: How often the engine switched from one TSG to another since the caller cleared this.
         self.handovers: Counter[tuple[Tsg, Tsg]] = Counter()
-        #: Told of each stretch of time that a TSG is charged (who, from when to when), where somebody records.
+        #: Called with each charged span (TSG, start, end), while recording.
         self.recorder: Callable[[Tsg, int, int], None] | None = None
         self._began_ns = now_ns
         self._hardware = hardware
@@ -107,7 +107,7 @@ class Engine:
 
     @property
     def times(self) -> EngineTimes:
-        """Say where the time went since the engine was made."""
+        """Return where the time went since the engine was made."""
         passed_ns = self.now_ns - self._began_ns
         idle_ns = self.idle_ns + self.resident_idle_ns
         return EngineTimes(self.useful_ns, passed_ns - self.useful_ns - idle_ns, idle_ns)
@@ -117,7 +117,7 @@ class Engine:
         self.runlist.append(tsg)
 
     def remove(self, tsg: Tsg) -> None:
-        """Take a TSG off the runlist; what it runs is gone."""
+        """Take a TSG off the runlist and drop its work."""
         at = self.runlist.index(tsg)
         del self.runlist[at]
         if at <= self._at:
@@ -125,7 +125,7 @@ class Engine:
         tsg.drop()
 
     def run(self, until_ns: int) -> None:
-        """Go on until ``until_ns``, or until a launch is finished and its TSG was told, which may change what comes."""
+        """Run until ``until_ns``, or until a launch is finished; its callback may change what follows."""
         while self.now_ns < until_ns:
             if self._incoming is not None:
                 self._go_on_switching(until_ns)
@@ -138,16 +138,16 @@ class Engine:
                 self._slice_began_ns = None
                 self._idle(until_ns)
 
-    def leave(self) -> None:
-        """Take a context off the engine whose gate has closed."""
+    def drop_closed_context(self) -> None:
+        """Remove a context from the engine whose gate has closed."""
         if self._incoming is None and self.resident is not None and not self.resident.open:
             self.resident = None
 
     def _idle(self, until_ns: int) -> None:
-        """Let time pass in which nobody runs.
+        """Let time pass in which no TSG runs.
 
-        The context that stays on the engine is charged, as by the hardware, where gates keep others off it. While
-        nobody else has work that makes no difference to anybody, and only work counts.
+        As on hardware, the context that stays on the engine is charged while gates keep others off it. While no other
+        TSG has work, that makes no difference, and only work is charged.
         """
         here, passed_ns = self.resident, until_ns - self.now_ns
         kept_off = any(other.left_ns and not other.open for other in self.runlist)
@@ -161,7 +161,7 @@ class Engine:
         self.now_ns = until_ns
 
     def _next(self) -> Tsg | None:
-        """Find who is next in the runlist after the current place, and move there."""
+        """Return the next runnable TSG in the runlist after the current place, and move there."""
         count = len(self.runlist)
         for step in range(1, count + 1):
             at = (self._at + step) % count
@@ -179,7 +179,7 @@ class Engine:
         self.switches += 1
 
     def _go_on_switching(self, until_ns: int) -> None:
-        """Charge the outgoing context for saving, the incoming one for restoring, and nobody for the gap."""
+        """Charge the outgoing context for saving and the incoming one for restoring; the gap is charged to none."""
         incoming, cost = self._incoming, self._hardware
         assert incoming is not None
         done = self.now_ns - self._switch_began_ns
@@ -205,7 +205,7 @@ class Engine:
             self._slice_began_ns = self._turn_began_ns = self.now_ns
 
     def _go_on_running(self, tsg: Tsg, until_ns: int) -> bool:
-        """Run ``tsg`` up to the end of its launch, its slice or the time; tell whether a launch is finished."""
+        """Run ``tsg`` to the end of its launch, its slice or the time; tell whether a launch is finished."""
         if self._slice_began_ns is None:
             self._slice_began_ns = self.now_ns
         end_ns = until_ns
@@ -235,7 +235,7 @@ class Engine:
         return True
 
     def _slice_end(self, tsg: Tsg) -> int:
-        """Return when the running slice ends. The slices of a TSG that was alone follow each other unseen."""
+        """Return when the running slice ends. A TSG that was alone has had slices one after the other."""
         began_ns = self._slice_began_ns
         assert began_ns is not None
         turn_ns = self._hardware.turn_ns(tsg.timeslice_us)
@@ -244,10 +244,10 @@ class Engine:
         return began_ns + max(1, -(-(self.now_ns - began_ns) // turn_ns)) * turn_ns
 
     def _skip_rounds(self, until_ns: int) -> None:
-        """Take as many whole rounds of the runlist at once as nothing can interrupt.
+        """Advance as many whole rounds of the runlist at once as nothing can interrupt.
 
-        Only a launch that ends or something from outside (not before ``until_ns``) changes who can run, so
-        until then every round is like the first and arithmetic replaces events.
+        Until a launch ends, or an outside event comes (not before ``until_ns``), the same TSGs can run. Every round is
+        then like the first, and arithmetic replaces events.
         """
         cost = self._hardware
         turns = [(tsg, cost.turn_ns(tsg.timeslice_us)) for tsg in self.runlist if tsg.runnable]

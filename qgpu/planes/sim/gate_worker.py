@@ -1,9 +1,8 @@
-"""The gate worker of a simulated pGPU: takes a plan, keeps its time, and opens everything when its lease ends.
+"""The gate worker of a simulated pGPU: enforces a plan over time, and opens everything when its lease ends.
 
-What a moment of the plan asks for is decided by ``qgpu.model.timeline``; this file makes the calls one after
-the other, each taking as long as the hardware makes it take, closing before opening. Phases count from
-time 0, so a plan renewed in mid-period goes on where the last one was. Which TSG of a pod has its turn is decided by
-``qgpu.model.tsg_turns``.
+``qgpu.model.timeline`` decides which gates are closed at a time. This file makes the calls one after the other, each as
+slow as on hardware, closing before opening. Phases count from time 0, so a plan that is renewed in mid-period
+continues. ``qgpu.model.tsg_turns`` decides which TSG of a pod has its turn.
 """
 
 from __future__ import annotations
@@ -22,23 +21,23 @@ from qgpu.planes.sim.gpu import SimGpu, SimPod
 
 
 class GateWorker:
-    """Executes plans on one simulated pGPU."""
+    """Enforces plans on one simulated pGPU."""
 
     def __init__(self, gpu: SimGpu) -> None:
         self._gpu = gpu
         self._timeline: Timeline | None = None
-        self._remembered: dict[tuple[int, frozenset[str]], frozenset[str]] = {}
+        self._closed_cache: dict[tuple[int, frozenset[str]], frozenset[str]] = {}
         self._lease_ends_ns = 0
         self._lease_watched = False
         self._calling = False
-        #: The one wake that counts; earlier ones that are still in the event list have been overtaken.
+        #: The current wake-up time; earlier wake-ups in the event list are obsolete.
         self._wake_ns: int | None = None
-        #: Of the pods whose TSGs take turns: how these stand, and up to when that was reckoned.
+        #: Turns of the TSGs in pods whose TSGs take turns, and the time up to which they are advanced.
         self._tsg_turns: dict[str, TsgTurns[Tsg]] = {}
-        self._reckoned_ns = 0
+        self._turns_as_of_ns = 0
 
     def apply(self, plan: Plan) -> None:
-        """Take a plan for one lease. Raises RefusedError for a plan of another pGPU."""
+        """Install a plan for one lease. Raises RefusedError for a plan of another pGPU."""
         gpu = self._gpu
         if plan.pgpu != gpu.index:
             raise RefusedError(f"pGPU {gpu.index}: this plan is for pGPU {plan.pgpu}")
@@ -50,25 +49,25 @@ class GateWorker:
             self._lease_watched = True
             gpu.at(self._lease_ends_ns + 1, self._watch_lease)
 
-    def give_up(self) -> None:
-        """Drop the plan: default timeslices, and every gate opened."""
+    def drop_plan(self) -> None:
+        """Drop the plan: every timeslice the default, every gate open."""
         self._timeline = None
         for pod in self._gpu.pods.values():
             pod.idle = False
         self.refresh()
 
     def refresh(self) -> None:
-        """Do for a pod or TSG that has just come what the plan in force says of it."""
-        self._remembered.clear()
+        """Apply the plan in force to a new pod or TSG."""
+        self._closed_cache.clear()
         self._set_timeslices()
-        self._look()
+        self._step()
 
     def _watch_lease(self) -> None:
         self._lease_watched = self._timeline is not None and self._gpu.now_ns <= self._lease_ends_ns
         if self._lease_watched:
             self._gpu.at(self._lease_ends_ns + 1, self._watch_lease)
         else:
-            self.give_up()
+            self.drop_plan()
 
     def _set_timeslices(self) -> None:
         planned = {} if self._timeline is None else {part.pod: part.timeslice_us for part in self._timeline.plan.pods}
@@ -76,18 +75,18 @@ class GateWorker:
             for tsg in pod.tsgs:
                 tsg.timeslice_us = planned.get(pod.name, self._gpu.hardware.default_timeslice_us)
 
-    def _look(self) -> None:
-        """Make the next call that the moment asks for; with none to make, wake when the moment changes."""
+    def _step(self) -> None:
+        """Make the next gate call that is due; without one, sleep until the next change."""
         if self._calling:
             return
         gpu, closed = self._gpu, self._closed()
-        self._let_turns_pass(closed)
+        self._advance_tsg_turns(closed)
         shut = frozenset(name for name, pod in gpu.pods.items() if not pod.open)
         if closed != shut:
             wrong = gpu.pods[min(closed - shut or shut - closed)]
             self._call(wrong, closing=wrong.open, done=lambda: self._pod_moved(wrong))
             return
-        self._look_at_tsgs()
+        self._rotate_tsgs()
         for closing in (True, False):
             for pod in gpu.pods.values():
                 moving = self._resting(pod) ^ {tsg for tsg in pod.tsgs if tsg.resting}
@@ -97,10 +96,10 @@ class GateWorker:
                     return
         self._sleep()
 
-    def _let_turns_pass(self, closing: Set[str] = frozenset()) -> None:
-        """Bring the turns of pods' TSGs up to now, when the gates of these pods are about to be closed."""
+    def _advance_tsg_turns(self, closing: Set[str] = frozenset()) -> None:
+        """Advance the turns of pods' TSGs to now, before the gates of the pods in ``closing`` close."""
         gpu = self._gpu
-        passed_ns, self._reckoned_ns = gpu.now_ns - self._reckoned_ns, gpu.now_ns
+        passed_ns, self._turns_as_of_ns = gpu.now_ns - self._turns_as_of_ns, gpu.now_ns
         before, self._tsg_turns = self._tsg_turns, {}
         for part in self._timeline.plan.pods if self._timeline else ():
             pod = gpu.pods.get(part.pod)
@@ -115,31 +114,31 @@ class GateWorker:
                     turns = turns.shut()
             self._tsg_turns[part.pod] = turns
 
-    def _look_at_tsgs(self) -> None:
-        """Where it is time, see which TSGs had work."""
+    def _rotate_tsgs(self) -> None:
+        """At the end of a turn, find which TSGs had work."""
         for name, turns in self._tsg_turns.items():
             pod = self._gpu.pods[name]
             if turns.look_due and pod.open:
                 self._tsg_turns[name] = turns.looked({tsg: tsg.run_ns for tsg in pod.tsgs})
 
     def _resting(self, pod: SimPod) -> frozenset[Tsg]:
-        """Name the TSGs of a pod that are off while another has its turn."""
+        """Return the TSGs of a pod that are off while another has its turn."""
         turns = self._tsg_turns.get(pod.name)
         return frozenset() if turns is None else turns.resting
 
     def _closed(self) -> frozenset[str]:
-        """Name the pods of this pGPU that the plan wants closed now; between two edges the answer is remembered."""
+        """Return the pods of this pGPU that the plan closes now; cached between two window edges."""
         if self._timeline is None:
             return frozenset()
         phase_ns = self._gpu.now_ns % self._timeline.plan.period_ns
         idle = frozenset(name for name, pod in self._gpu.pods.items() if pod.idle)
         key = (bisect_right(self._timeline.edges, phase_ns), idle)
-        if key not in self._remembered:
-            self._remembered[key] = self._timeline.closed(phase_ns, idle)
-        return self._remembered[key] & self._gpu.pods.keys()
+        if key not in self._closed_cache:
+            self._closed_cache[key] = self._timeline.closed(phase_ns, idle)
+        return self._closed_cache[key] & self._gpu.pods.keys()
 
     def _call(self, pod: SimPod, *, closing: bool, done: Callable[[], None]) -> None:
-        """Make a call about a pod, which takes effect at its end."""
+        """Make a gate call for a pod, which takes effect when it returns."""
         cost = self._gpu.hardware
         if self._gpu.contended(pod):
             took_ns = cost.contended_close_ns if closing else cost.contended_open_ns
@@ -150,25 +149,25 @@ class GateWorker:
         def returned() -> None:
             self._calling = False
             done()
-            self._gpu.engine.leave()
-            self._look()
+            self._gpu.engine.drop_closed_context()
+            self._step()
 
         self._gpu.at(self._gpu.now_ns + took_ns, returned)
 
     def _pod_moved(self, pod: SimPod) -> None:
         if self._gpu.pods.get(pod.name) is pod:
-            self._let_turns_pass()
+            self._advance_tsg_turns()
             pod.move(self._gpu.now_ns, to_open=not pod.open)
             resting = self._resting(pod)
             for tsg in pod.tsgs:
-                tsg.resting = tsg in resting  # one call is about all of them that are to be open
+                tsg.resting = tsg in resting  # one call moves all of them
 
     def _tsgs_moved(self, pod: SimPod, tsgs: Sequence[Tsg], *, resting: bool) -> None:
         for tsg in tsgs if self._gpu.pods.get(pod.name) is pod else ():
             tsg.resting = resting
 
     def _sleep(self) -> None:
-        """Ask to be woken at the next edge of the plan; a wake asked for earlier has been overtaken."""
+        """Schedule a wake-up at the next edge of the plan; it replaces an earlier one."""
         if self._timeline is None:
             return
         now_ns = self._gpu.now_ns
@@ -182,6 +181,6 @@ class GateWorker:
         def wake() -> None:
             if self._wake_ns == when_ns:
                 self._wake_ns = None
-                self._look()
+                self._step()
 
         self._gpu.at(when_ns, wake)

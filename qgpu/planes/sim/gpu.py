@@ -1,7 +1,7 @@
-"""A simulated pGPU: its engine, its pods with their gates, and everything that will happen and when.
+"""A simulated pGPU: its engine, its pods with their gates, and its event queue.
 
-It decides the order of events, nothing else: the engine runs between events, and events are what loads, the
-gate worker and whoever drives the simulation asked to be called for.
+It decides only the order of events. The engine runs between events; events are the callbacks that loads, the gate
+worker and the simulation's driver scheduled.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from qgpu.planes.sim.hardware import Hardware
 
 @dataclass(slots=True, eq=False)
 class SimPod(Gate):
-    """A pod on one pGPU: its grant, its TSGs, and since when its gate is as it is."""
+    """A pod on one pGPU: its grant, its TSGs, and the history of its gate."""
 
     name: str = ""
     grant: Grant = field(default_factory=Grant)
     tsgs: list[Tsg] = field(default_factory=list)
     moved_ns: int = 0
     gated_ns: int = 0
-    #: When it was closed and opened again, as far as no sample has told yet.
+    #: Spans in which the gate was closed, as far as no sample has reported them.
     closures: list[Span] = field(default_factory=list)
-    #: Whether it ran nothing while its gate was last open: all that can be told of a pod on a real card, too.
+    #: Whether it ran nothing while its gate was last open; a real card shows no more than that.
     idle: bool = False
     opened_with_ns: int | None = None
 
     def move(self, now_ns: int, to_open: bool) -> None:
-        """Open or close the gate, keeping count of the time it was closed, and of whether it ran while it was open."""
+        """Open or close the gate; record the closed time, and whether the pod ran while the gate was open."""
         run_ns = sum(tsg.run_ns for tsg in self.tsgs)
         if to_open:
             self.opened_with_ns = run_ns
@@ -46,27 +46,27 @@ class SimPod(Gate):
         self.moved_ns = now_ns
 
     def closed_ns(self, now_ns: int) -> int:
-        """Return for how long the gate was closed since the pod came."""
+        """Return how long the gate was closed since the pod came."""
         return self.gated_ns + (0 if self.open else now_ns - self.moved_ns)
 
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """What the last sample told of a TSG or pod, to tell only what came since."""
+    """What the last sample reported of a TSG or pod, so that the next one reports only what is new."""
 
     run_ns: int = 0
     starts: int = 0
 
 
 class SimGpu:
-    """One simulated pGPU. Every method but ``advance`` happens at ``now_ns``."""
+    """One simulated pGPU. Every method except ``advance`` takes effect at ``now_ns``."""
 
     def __init__(self, index: int, hardware: Hardware, now_ns: int = 0) -> None:
         self.index = index
         self.hardware = hardware
         self.engine = Engine(hardware, now_ns)
         self.pods: dict[str, SimPod] = {}
-        #: Counts what wakes a waiting loop: pods, grants and TSGs that come, change or go.
+        #: Counts changes that wake a waiting loop: pods, grants and TSGs that come, change or go.
         self.changes = 0
         self._events: list[tuple[int, int, Callable[[], None]]] = []
         self._event_count = 0
@@ -75,7 +75,7 @@ class SimGpu:
         self._seen_gated: dict[SimPod, int] = {}
         self._tsg_count = 0
         self._sampled_ns = now_ns
-        #: When somebody sampled of late, and for how long the engine had been idle by then.
+        #: Times of recent samples, and the engine's idle time at each.
         self._idle: deque[tuple[int, int]] = deque([(now_ns, 0)])
         self._runs: dict[Tsg, list[Span]] = {}
 
@@ -86,7 +86,7 @@ class SimGpu:
 
     @property
     def detailed(self) -> bool:
-        """Tell whether samples say from when to when."""
+        """Tell whether samples list when each TSG ran."""
         return self.engine.recorder is not None
 
     @detailed.setter
@@ -96,12 +96,12 @@ class SimGpu:
             self.engine.recorder = self._ran if wanted else None
 
     def at(self, when_ns: int, call: Callable[[], None]) -> None:
-        """Have ``call`` called at ``when_ns``; calls for one time are made in the order they were asked for."""
+        """Schedule ``call`` at ``when_ns``; calls at one time run in the order they were scheduled."""
         self._event_count += 1
         heapq.heappush(self._events, (max(when_ns, self.now_ns), self._event_count, call))
 
     def advance(self, until_ns: int, stop: Callable[[], bool] = lambda: False) -> None:
-        """Let time pass until ``until_ns``, or until ``stop`` is true once all events of a moment are over."""
+        """Advance time to ``until_ns``, or until ``stop`` is true after all events of a moment."""
         while True:
             if self._events and self._events[0][0] <= self.now_ns:
                 heapq.heappop(self._events)[2]()
@@ -112,7 +112,7 @@ class SimGpu:
                 self.engine.run(horizon_ns)
 
     def add_pod(self, name: str, grant: Grant) -> None:
-        """Make a pod known, or give it another grant."""
+        """Add a pod, or change its grant."""
         pod = self.pods.get(name)
         if pod is None:
             self.pods[name] = SimPod(name=name, grant=grant, moved_ns=self.now_ns)
@@ -121,7 +121,7 @@ class SimGpu:
         self.changes += 1
 
     def remove_pod(self, name: str) -> None:
-        """Forget a pod; its TSGs run on, ungated and with the driver's timeslice."""
+        """Remove a pod; its TSGs run on, ungated and with the driver's timeslice."""
         pod = self.pods.pop(name)
         pod.move(self.now_ns, to_open=True)
         for tsg in pod.tsgs:
@@ -131,7 +131,7 @@ class SimGpu:
         self.changes += 1
 
     def add_tsg(self, pod_name: str, finished: Callable[[int], None]) -> Tsg:
-        """Give a pod one more process on the card."""
+        """Add a process of a pod to the card."""
         pod = self.pods[pod_name]
         self._tsg_count += 1
         tsg = Tsg(f"{pod_name}/{self._tsg_count}", pod, self.hardware.default_timeslice_us, finished)
@@ -142,7 +142,7 @@ class SimGpu:
         return tsg
 
     def remove_tsg(self, tsg: Tsg) -> None:
-        """Let a process die."""
+        """Remove a process that has ended."""
         pod = self._owner.pop(tsg)
         self.engine.remove(tsg)
         pod.tsgs.remove(tsg)
@@ -150,11 +150,11 @@ class SimGpu:
         self.changes += 1
 
     def contended(self, pod: SimPod) -> bool:
-        """Tell whether another pod has work too, which makes gate calls slower."""
+        """Tell whether another pod also has work, which makes gate calls slower."""
         return any(tsg.left_ns and tsg.gate is not pod for tsg in self.engine.runlist)
 
     def sample(self) -> Sample:
-        """Report what happened since the last sample: true time on the engine, by TSG."""
+        """Report what happened since the last sample: GPU time by TSG."""
         preempted, preempting = self._preemptions()
         pods = tuple(
             replace(self._sample_pod(pod), preempted=preempted[name], preempting=preempting[name])
@@ -165,7 +165,7 @@ class SimGpu:
         return Sample(self.index, self.now_ns, pods, self._utilization())
 
     def _utilization(self) -> float | None:
-        """Return the part of the last fifth of a second or more in which kernels ran or contexts were switched."""
+        """Return the fraction of at least the last fifth of a second in which the engine ran kernels or switched."""
         idle_now_ns = self.engine.times.idle_ns
         self._idle.append((self.now_ns, idle_now_ns))
         while len(self._idle) > 2 and self._idle[1][0] <= self.now_ns - self.hardware.utilization_ns:
@@ -173,10 +173,10 @@ class SimGpu:
         since_ns, idle_ns = self._idle[0]
         if self.now_ns == since_ns:
             return None
-        return round(1 - (idle_now_ns - idle_ns) / (self.now_ns - since_ns), 2)  # in per cent, as NVML tells it
+        return round(1 - (idle_now_ns - idle_ns) / (self.now_ns - since_ns), 2)  # whole per cent, as in NVML
 
     def _preemptions(self) -> tuple[Counter[str], Counter[str]]:
-        """Count switches since the last sample from offline pods to online ones: who was left, who came."""
+        """Count switches from offline pods to online pods since the last sample, by preempted and preempting pod."""
         handovers: Counter[tuple[str, str]] = Counter()
         for tsgs, count in self.engine.handovers.items():
             before, after = (self._owner.get(tsg) for tsg in tsgs)

@@ -1,6 +1,6 @@
-"""The prices a simulated pGPU charges, fitted to measurements of an H200 (see docs/simulator.md).
+"""The costs of a simulated pGPU, fitted to measurements of an H200 (see docs/simulator.md).
 
-Numbers only: who pays them and when is decided by the engine, the gate worker and the loads.
+Numbers only. The engine, the gate worker and the loads decide when a cost applies.
 """
 
 from __future__ import annotations
@@ -19,32 +19,32 @@ class Hardware:
     name: str = "Simulated H200"
     memory: int = 141 * GIB
 
-    #: What the driver gives a compute TSG that nobody set.
+    #: The driver's timeslice of a compute TSG without a set timeslice.
     default_timeslice_us: int = 2048
-    #: RM's µs of a timeslice last so long: it counts in units of 1024 ns.
+    #: One of RM's µs in a timeslice: RM counts in units of 1024 ns.
     timeslice_us_ns: int = hardware_traits.H200.timeslice_us_ns
-    #: A TSG computes this much less than its timeslice in every turn.
+    #: In every turn a TSG computes for this much less than its timeslice.
     timeslice_short_ns: int = 34 * NS_PER_US
 
-    #: A switch between contexts: seen inside the outgoing run, between runs, and inside the incoming run.
+    #: The cost of a context switch: inside the outgoing run, between runs, and inside the incoming run.
     save_ns: int = 55 * NS_PER_US
     gap_ns: int = hardware_traits.H200.gap_ns
     restore_ns: int = 57 * NS_PER_US
 
-    #: A gate takes effect when its call returns; calls of one pGPU go one after the other.
+    #: A gate takes effect when its call returns; the calls of one pGPU run one after the other.
     close_ns: int = 330 * NS_PER_US
     open_ns: int = 170 * NS_PER_US
     contended_close_ns: int = 800 * NS_PER_US
     contended_open_ns: int = 400 * NS_PER_US
 
-    #: Over how long NVML's utilisation is told, at least.
+    #: The shortest time over which NVML reports utilisation.
     utilization_ns: int = 200 * NS_PER_MS
 
     #: How long a plan holds without renewal.
     lease_ns: int = 1 * NS_PER_S
 
-    #: Host side: from launch to work on the card, from its end to the host knowing (plus jitter of this mean),
-    #: and how late a sleeping host thread wakes at most (the kernel's default timer slack).
+    #: Host side: from a launch to its work on the card, and from its end to the host's notice, plus jitter with this
+    #: mean; and the latest wake-up of a sleeping host thread (the kernel's default timer slack).
     launch_ns: int = 8 * NS_PER_US
     notice_ns: int = 18 * NS_PER_US
     jitter_ns: int = 10 * NS_PER_US
@@ -52,7 +52,7 @@ class Hardware:
 
     @property
     def switch_ns(self) -> int:
-        """Return what one switch costs from the last useful work of one context to the first of the next."""
+        """Return the cost of one switch, from the last useful work of one context to the first of the next."""
         return self.save_ns + self.gap_ns + self.restore_ns
 
     def turn_ns(self, timeslice_us: int) -> int:

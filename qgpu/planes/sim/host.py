@@ -1,8 +1,8 @@
-"""The sim plane: simulated pGPUs behind the same seam as real ones.
+"""The sim plane: simulated pGPUs behind the same interface as real ones.
 
-In virtual time ``wait`` jumps; that is what tests and ``qgpuctl simulate`` use. In real time the simulated
-clock follows CLOCK_MONOTONIC and is brought up to date at every call; that is what the daemon uses where
-there is no GPU. What a pGPU does is decided by ``qgpu.planes.sim``; this file only keeps pods, clocks and locks.
+In virtual time, ``wait`` jumps ahead; tests and ``qgpuctl simulate`` use that. In real time, the simulated clock
+follows CLOCK_MONOTONIC and is updated at every call; the daemon uses that without a GPU. The other files in
+``qgpu.planes.sim`` model the pGPU. This file keeps pods, clocks and locks only.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from qgpu.planes.sim.gpu import SimGpu
 from qgpu.planes.sim.hardware import H200, Hardware
 from qgpu.planes.sim.load import Load, Progress
 
-#: Where /proc/PID/stat says when a process started, of the fields behind its name.
+#: The index of a process's start time among the fields of /proc/PID/stat behind its name.
 _STARTED = 19
 
 
 class Clock(StrEnum):
-    """Which time a simulated host lives in."""
+    """The time base of a simulated host."""
 
     VIRTUAL = "virtual"
     REAL = "real"
@@ -38,7 +38,7 @@ class Clock(StrEnum):
 
 @dataclass(slots=True)
 class _Card:
-    """One pGPU with its gate worker, and what changed on it when a loop last looked."""
+    """One pGPU with its gate worker, and the change count when a loop last sampled it."""
 
     gpu: SimGpu
     gates: GateWorker
@@ -47,20 +47,20 @@ class _Card:
 
 @dataclass(slots=True)
 class _World:
-    """What a host and its backends share: the cards, the clock, and the lock that guards all of it."""
+    """What a host and its backends share: the cards, the clock, and the lock that guards them."""
 
     clock: Clock
     cards: list[_Card]
     changed: threading.Condition = field(default_factory=threading.Condition)
 
     def catch_up(self, card: _Card) -> None:
-        """Bring a card to the present; in virtual time it is there already."""
+        """Advance a card to the present; in virtual time it is always there."""
         if self.clock is Clock.REAL:
             card.gpu.advance(time.monotonic_ns())
 
 
 class SimBackend:
-    """Time on one simulated pGPU."""
+    """Samples and plans for one simulated pGPU."""
 
     lost = 0
 
@@ -72,7 +72,7 @@ class SimBackend:
 
     @property
     def detailed(self) -> bool:
-        """Tell whether samples say from when to when."""
+        """Tell whether samples list when each TSG ran."""
         return self._card.gpu.detailed
 
     @detailed.setter
@@ -87,7 +87,7 @@ class SimBackend:
         return self._card.gpu.now_ns
 
     def sample(self) -> Sample:
-        """Report true time on the engine since the last call, switches inside a TSG's runs included."""
+        """Report GPU time since the last call, including switches inside a TSG's runs."""
         with self._world.changed:
             self._check_open()
             self._world.catch_up(self._card)
@@ -95,14 +95,14 @@ class SimBackend:
             return self._card.gpu.sample()
 
     def apply(self, plan: Plan) -> None:
-        """Take ``plan`` for one lease. Raises RefusedError for a plan of another pGPU."""
+        """Install ``plan`` for one lease. Raises RefusedError for a plan of another pGPU."""
         with self._world.changed:
             self._check_open()
             self._world.catch_up(self._card)
             self._card.gates.apply(plan)
 
     def wait(self, timeout_ns: int) -> None:
-        """Let time pass: at once in virtual time, asleep in real time."""
+        """Let time pass: at once in virtual time, with a sleep in real time."""
         with self._world.changed:
             self._check_open()
             if self._world.clock is Clock.REAL:
@@ -111,13 +111,13 @@ class SimBackend:
                 self._card.gpu.advance(self._card.gpu.now_ns + timeout_ns, self._changed)
 
     def close(self) -> None:
-        """Give up the plan: every gate open, every timeslice the driver's own. Safe to call twice."""
+        """Drop the plan: every gate open, every timeslice the driver's own. Safe to call twice."""
         with self._world.changed:
             if self._closed:
                 return
             self._closed = True
             self._world.catch_up(self._card)
-            self._card.gates.give_up()
+            self._card.gates.drop_plan()
             self._world.changed.notify_all()
 
     def _changed(self) -> bool:
@@ -129,7 +129,7 @@ class SimBackend:
 
 
 class SimHost:
-    """Simulated pGPUs and the pods on them, with loads in place of processes."""
+    """Simulated pGPUs and their pods, with loads in place of processes."""
 
     plane = "sim"
 
@@ -142,7 +142,7 @@ class SimHost:
         self._world = _World(clock, cards)
         self._hardware = hardware
         self._pods: dict[str, PodInfo] = {}
-        #: When processes that were attached had started, by pod: a number alone may come to name another one.
+        #: Start times of attached processes by pod, because a pid may be reused.
         self._started: dict[str, dict[int, str]] = {}
         self._loads: dict[int, tuple[_Card, Load]] = {}
         self._load_count = 0
@@ -164,13 +164,13 @@ class SimHost:
         return SimBackend(self._world, self._card(pgpu))
 
     def pods(self) -> Sequence[PodInfo]:
-        """List the pods, each with those of its processes that live."""
+        """List the pods, each with its running processes."""
         with self._world.changed:
             inside = {name: self._inside(pod) for name, pod in self._pods.items()}
             return [replace(pod, pids=inside[name].pids, alive=inside[name].alive) for name, pod in self._pods.items()]
 
     def admit(self, name: str, grants: Mapping[int, Grant], at: str = "") -> None:
-        """Make a pod known. Raises RefusedError if there is one of that name, UnknownNameError for a wrong pGPU."""
+        """Add a pod. Raises RefusedError if the name is taken, UnknownNameError for an unknown pGPU."""
         with self._world.changed:
             if name in self._pods:
                 raise RefusedError(f"pod {name}: there is one of that name already")
@@ -178,7 +178,10 @@ class SimHost:
             self._pods[name] = PodInfo(name, dict(grants), cgroup=at)
 
     def amend(self, name: str, grants: Mapping[int, Grant]) -> None:
-        """Change a pod's grants. Raises UnknownNameError; RefusedError to take a pGPU from under running work."""
+        """Change a pod's grants.
+
+        Raises UnknownNameError, or RefusedError if the pod works on a pGPU that it would lose.
+        """
         with self._world.changed:
             pod = self._pod(name)
             for gone in set(pod.grants) - set(grants):
@@ -190,7 +193,7 @@ class SimHost:
             self._pods[name] = replace(pod, grants=dict(grants))
 
     def attach(self, name: str, pid: int, fds: Sequence[int]) -> None:
-        """Count a process as the pod's; what it does on the card comes by ``start_load``."""
+        """Count a process as the pod's; ``start_load`` starts its work on the card."""
         for fd in fds:
             os.close(fd)
         with self._world.changed:
@@ -198,11 +201,11 @@ class SimHost:
             self._started[name] = {pid: _start_of(pid) or "" for pid in (*self._inside(pod).pids, pid)}
 
     def left_behind(self) -> Mapping[int, int]:
-        """Return nothing: a pod's memory ends with it here."""
+        """Return nothing: on this plane a pod's memory is freed with the pod."""
         return {}
 
     def retire(self, name: str) -> None:
-        """Forget a pod; loads of it that are left run on ungated. Raises UnknownNameError."""
+        """Remove a pod; its remaining loads run on ungated. Raises UnknownNameError."""
         with self._world.changed:
             for pgpu in self._pod(name).grants:
                 card = self._card(pgpu)
@@ -213,16 +216,16 @@ class SimHost:
             self._world.changed.notify_all()
 
     def close(self) -> None:
-        """Let go of all pGPUs: loads that are left run on ungated."""
+        """Release all pGPUs: remaining loads run on ungated."""
         with self._world.changed:
             for card in self._world.cards:
                 self._world.catch_up(card)
-                card.gates.give_up()
+                card.gates.drop_plan()
 
     def start_load(self, pod: str, pgpu: int, workload: Workload) -> int:
-        """Start a process of ``pod`` that does ``workload``, and return its number.
+        """Start a process of ``pod`` that runs ``workload``, and return its number.
 
-        Raises UnknownNameError for a pod or pGPU there is not, RefusedError where the pod has no grant.
+        Raises UnknownNameError for an unknown pod or pGPU, RefusedError if the pod has no grant there.
         """
         with self._world.changed:
             info, card = self._pod(pod), self._card(pgpu)
@@ -244,7 +247,7 @@ class SimHost:
             return running.progress()
 
     def stop_load(self, load: int) -> None:
-        """End a load's process and forget it. Raises UnknownNameError."""
+        """End a load's process and remove it. Raises UnknownNameError."""
         with self._world.changed:
             card, running = self._load(load)
             self._world.catch_up(card)
@@ -253,14 +256,14 @@ class SimHost:
             self._world.changed.notify_all()
 
     def times(self, pgpu: int) -> EngineTimes:
-        """Say where a pGPU's time went: useful work, switching, idle. Raises UnknownNameError."""
+        """Return where a pGPU's time went: useful work, switching, idle. Raises UnknownNameError."""
         with self._world.changed:
             card = self._card(pgpu)
             self._world.catch_up(card)
             return card.gpu.engine.times
 
     def call_at(self, pgpu: int, when_ns: int, call: Callable[[], None]) -> None:
-        """Have ``call`` called when a pGPU's clock reaches ``when_ns``: how scenarios make things happen."""
+        """Schedule ``call`` at a time on a pGPU's clock, for scenarios."""
         self._card(pgpu).gpu.at(when_ns, call)
 
     def _grant(self, name: str, grants: Mapping[int, Grant]) -> None:
@@ -282,7 +285,7 @@ class SimHost:
         return self._pods[name]
 
     def _inside(self, pod: PodInfo) -> cgroup.CgroupMembers:
-        """List a pod's processes that live: those attached, or those of its cgroup."""
+        """List a pod's running processes: those attached, or those of its cgroup."""
         if pod.cgroup:
             return cgroup.inside(pod.cgroup)
         started = self._started.get(pod.name, {}).items()
@@ -295,7 +298,7 @@ class SimHost:
 
 
 def _start_of(pid: int) -> str | None:
-    """Return when a process started, in the kernel's terms; nothing of one that has ended, None if we cannot look."""
+    """Return a process's start time in clock ticks; empty if it has ended, None if it cannot be read."""
     try:
         fields = proc.stat(pid)
     except OSError:

@@ -1,7 +1,7 @@
-"""A process on a simulated pGPU: a workload turned into launches, and launches into counts and latencies.
+"""A process on a simulated pGPU: turns a workload into launches, and launches into counts and latencies.
 
-It decides when the host launches (closed loop, flood, periodic or trace); when the card gets round to it is
-the engine's business. Kernels and latencies count from the end of the warm-up.
+It decides when the host launches (closed loop, flood, periodic or trace); the engine decides when the card runs the
+work. Kernels and latencies count from the end of the warm-up.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from qgpu.planes.sim.gpu import SimGpu
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What a load did so far."""
+    """What a load has done so far."""
 
-    #: Kernels done since the warm-up.
+    #: Kernels finished since the warm-up.
     kernels: int
-    #: Latencies since last asked.
+    #: Latencies since the last call.
     latencies_us: tuple[float, ...]
     #: Time since the warm-up.
     elapsed_s: float
-    #: Whether it has come to its end.
+    #: Whether it has ended.
     done: bool
-    #: True GPU time since it began.
+    #: GPU time since it began.
     gpu_ns: int
 
 
 class Load:
-    """One process of a pod, from its start on; the same seed gives the same run."""
+    """One process of a pod from its start; the same seed gives the same run."""
 
     def __init__(self, gpu: SimGpu, pod: str, workload: Workload, seed: str) -> None:
         self.pod = pod
@@ -46,7 +46,7 @@ class Load:
         self._warm_ns = gpu.now_ns + round(workload.warmup_s * NS_PER_S)
         self._useful_before_ns = 0
         self._launch_each_ns = round(workload.launch_us * NS_PER_US)
-        #: Kernels of a batch launched one by one that are not finished.
+        #: Unfinished kernels of a batch that is launched one by one.
         self._unfinished = 0
         self._launched_ns: list[int] = []
         self._launched = 0
@@ -65,7 +65,7 @@ class Load:
 
     @property
     def useful_ns(self) -> int:
-        """Return the time its kernels took on the engine since the warm-up, switches not counted."""
+        """Return how long its kernels took on the engine since the warm-up, without switches."""
         return self._tsg.useful_ns - self._useful_before_ns
 
     @property
@@ -74,7 +74,7 @@ class Load:
         return self._tsg.run_ns
 
     def progress(self) -> Progress:
-        """Report, and forget the latencies reported."""
+        """Report progress, and forget the reported latencies."""
         latencies, self._latencies_us = tuple(self._latencies_us), []
         now_ns = self._gpu.now_ns if self._ended_ns is None else self._ended_ns
         return Progress(self.kernels, latencies, max(0, now_ns - self._warm_ns) / NS_PER_S, self.done, self.run_ns)
@@ -85,7 +85,7 @@ class Load:
         return self._traced if self.workload.trace else self.useful_ns // self._kernel_ns
 
     def stop(self) -> None:
-        """Let the process die, with whatever it has queued. Safe to call twice."""
+        """End the process and drop its queued work. Safe to call twice."""
         if self._ended_ns is None:
             self._ended_ns = self._gpu.now_ns
             self._gpu.remove_tsg(self._tsg)
@@ -102,7 +102,7 @@ class Load:
             self._gpu.at(self._began_ns + self._late(), self._next_batch)
 
     def _warm(self) -> None:
-        """Start to count; a flood that is to end after so many kernels is cut to length here."""
+        """Start counting; a flood with a count of kernels gets its length here."""
         if self._ended_ns is not None:
             return
         self._useful_before_ns = self._tsg.useful_ns
@@ -123,7 +123,7 @@ class Load:
             self._launch(kernels * self._kernel_ns)
 
     def _launch_one(self, left: int) -> None:
-        """Launch one kernel after the other, whatever the card does meanwhile; the host waits only for the last."""
+        """Launch one kernel after the other without waiting for the card; the host waits only for the last."""
         if self._ended_ns is not None:
             return
         self._gpu.at(self._gpu.now_ns + self._gpu.hardware.launch_ns, partial(self._arrive, self._kernel_ns))
@@ -149,7 +149,7 @@ class Load:
         self._gpu.at(seen_ns, self._seen)
 
     def _seen(self) -> None:
-        """Let the host learn that its oldest launch is done, and go on from there."""
+        """Let the host notice that its oldest launch is done, and continue."""
         load, now_ns = self.workload, self._gpu.now_ns
         if self._ended_ns is not None:
             return
@@ -169,11 +169,11 @@ class Load:
             self._gpu.at(now_ns + round(load.gap_us * NS_PER_US), self._next_batch)
 
     def _due(self, now_ns: int) -> int:
-        """Return when the next period begins; a batch that took longer than its period skips those it missed."""
+        """Return when the next period begins; a batch that took longer than its period skips the missed ones."""
         period_ns = round(self.workload.period_us * NS_PER_US)
         periods = (now_ns - self._began_ns) // period_ns + 1
         return self._began_ns + periods * period_ns + self._late()
 
     def _late(self) -> int:
-        """Return how late a host thread wakes from a sleep."""
+        """Return how late a sleeping host thread wakes up."""
         return self._random.randrange(self._gpu.hardware.late_ns + 1)

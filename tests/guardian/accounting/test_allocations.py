@@ -148,7 +148,7 @@ def test_memory_given_away_lets_its_ended_pod_go():
     found.pin(2)
     found.drop((3, 1))
     found.pod_ended("a")
-    found.give([(1, 1)], "b")
+    found.transfer([(1, 1)], "b")
     found.carrier_closed(1)
     found.drop((1, 1))
     found.forget_some(10)
@@ -160,6 +160,6 @@ def test_memory_with_a_handle_elsewhere_is_not_given_away():
     found = Allocations()
     found.allocate((1, 1), "a", 0, SIZE, 1)
     found.duplicate((2, 1), 1)
-    found.give([(1, 1)], "b")
+    found.transfer([(1, 1)], "b")
 
     assert held(found) == {("a", 0): SIZE}

@@ -163,7 +163,7 @@ def settled(table):
     """Let all be forgotten that goes bit by bit."""
     while table.allocations.forget_some(1000):
         pass
-    table.allocations.settle()
+    table.allocations.discharge_unused()
     return table
 
 
@@ -225,20 +225,20 @@ def test_a_journal_does_not_grow_from_one_short_lived_owner_to_the_next():
     journals, line = [Journal()], {"fact": "gone", "client": 7, "handle": 2, "why": "x" * 1000}
     for _ in range(2):
         list(journals[-1].read()[1])
-        assert not journals[-1].grown
+        assert not journals[-1].should_compact
         for _ in range(COMPACT_BYTES * 7 // 10 // 1000):
             journals[-1].append(line)
         journals.append(Journal(journals[0].fd))
     list(journals[-1].read()[1])
 
-    assert journals[-1].grown
+    assert journals[-1].should_compact
 
 
 def test_answers_alone_make_a_journal_compact_too():
     supervisor = Supervisor(ObjectTable(), Journal(), None, None, None, None, time.monotonic_ns)
     supervisor.note(POD)
     for call in range(3 * COMPACT_BYTES // 1000):
-        supervisor.answers(1, call, [(0, bytes(500))])
+        supervisor.record_answer(1, call, [(0, bytes(500))])
     again, facts = Journal(supervisor.journal.fd), []
     facts += again.read()[1]
 

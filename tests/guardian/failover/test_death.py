@@ -142,7 +142,7 @@ def outcome(pod):
     """Return the call's answer, and all that is known when everything has come due."""
     result, error, argument = pod.answer()
     answer = result, error, argument[:16] + argument[24:], pod.params  # without the pointer to the parameters
-    pod.supervisor.look_over(["web"])
+    pod.supervisor.recheck_pods(["web"])
     pod.settle()
     table = pod.supervisor.table
     objects = {key: (rm.rm_class, rm.parent, rm.detail, rm.confirmed) for key, rm in table.objects.items()}
@@ -162,7 +162,7 @@ def test_a_guardian_may_die_at_any_line_and_the_pod_never_knows(pod, what):
         if EVERY or random.randrange(3) == 0:
             pod.guardian_that_dies(random.randrange(1, 200))
         pod.succeed()
-        pod.take_up()
+        pod.resume()
 
         assert outcome(pod) == undisturbed, f"it died at line {line}"
         line += STEP

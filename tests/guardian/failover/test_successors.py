@@ -26,11 +26,11 @@ def test_a_call_that_a_dead_guardian_left_in_hand_is_judged_by_the_next(pod):
 
     successor = pod.fresh(Journal(os.dup(pod.supervisor.journal.fd)))
     successor.listen("web", os.dup(pod.listener), pod.number)
-    left = successor.left_in_hand(pod.number)
-    pod.judge_of(successor, pod.number).take_up(successor.listeners[pod.number][1], left)
+    left = successor.unanswered_call(pod.number)
+    pod.judge_of(successor, pod.number).resume(successor.listeners[pod.number][1], left)
 
     assert status(pod.answer()[2]) == abi.NV_ERR_INSUFFICIENT_PERMISSIONS
-    assert successor.left_in_hand(pod.number) is None
+    assert successor.unanswered_call(pod.number) is None
 
 
 def test_what_a_dead_guardian_was_making_is_found_by_the_next(on_card):
@@ -55,7 +55,7 @@ def successor_of(pod):
     pod.supervisor.listen("web", os.dup(pod.listener), pod.number)
     pod.supervisor.resume()
     pod.dispatcher = pod.judge_of(pod.supervisor, pod.number)
-    pod.dispatcher.take_up(pod.supervisor.listeners[pod.number][1], pod.supervisor.left_in_hand(pod.number))
+    pod.dispatcher.resume(pod.supervisor.listeners[pod.number][1], pod.supervisor.unanswered_call(pod.number))
 
 
 @pytest.mark.parametrize("moved", [False, True])
@@ -69,7 +69,7 @@ def test_a_successor_holds_uvms_files_where_they_were(pod, monkeypatch, moved):
     pod.supervisor.note({"fact": "uvm_file", "pid": pid, "fd": 999 if moved else device, "there": True})
     successor_of(pod)
     held = pod.supervisor.uvm_files.count(pod.process.pid), list(looked)
-    pod.supervisor.find_moved()
+    pod.supervisor.find_moved_uvm_files()
 
     assert held == (0 if moved else 1, [])
     assert pod.supervisor.uvm_files.count(pod.process.pid) == 1
@@ -120,7 +120,7 @@ def test_a_recorded_program_replayed_through_the_filter_is_registered_whole(trac
         assert len(table.compute_tsgs(0)) == 1
         assert len(table.channels(table.compute_tsgs(0)[0])) == 8
         # Here clients are made on the very same file, for none is given back; recorded programs have one for each.
-        others = {("web", "root client beside a device"), ("web", "second root client of a file")}
+        others = {("web", "root client on a file with a device"), ("web", "second root client on a file")}
         assert set(pod.supervisor.refusals) <= others
     finally:
         pod.end()

@@ -74,7 +74,7 @@ def test_a_copy_tsg_no_longer_planned_gets_the_drivers_slice_back(after):
 
 def test_a_successor_gives_copy_tsgs_the_drivers_slice_back():
     enforcer, engine, _ = copying("a")
-    enforcer.distrust()
+    enforcer.forget_timeslices()
     enforcer.adopt(None, 0)
 
     assert slices(engine) == {1: abi.RM_DEFAULT_TIMESLICE_US}
@@ -119,9 +119,9 @@ def test_copies_closed_by_one_plan_are_open_under_the_next(after):
 def test_a_gated_copy_channel_being_freed_is_open_until_it_stays():
     enforcer, engine, _ = copying("a", "b")
     enforcer.adopt(turns("a", "b"), 0)
-    enforcer.leave([(2, COPY_CHANNEL)])
+    enforcer.open_for_free([(2, COPY_CHANNEL)])
     leaving = gated(engine)
-    enforcer.stayed([(2, COPY_CHANNEL)])
+    enforcer.cancel_free([(2, COPY_CHANNEL)])
     enforcer.refresh(MS)
 
     assert leaving == set()

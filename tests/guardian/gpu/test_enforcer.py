@@ -165,7 +165,7 @@ def test_a_channel_born_behind_a_closed_gate_is_gated():
 def test_what_a_pod_frees_is_let_run_to_its_end():
     enforcer, engine, _ = card("a", "b")
     enforcer.adopt(turns("a", "b"), 0)
-    enforcer.leave([(2, 40)])
+    enforcer.open_for_free([(2, 40)])
     at_once = set(engine.off)
     enforcer.refresh(1 * MS)
 
@@ -175,8 +175,8 @@ def test_what_a_pod_frees_is_let_run_to_its_end():
 def test_what_was_not_freed_after_all_is_gated_again():
     enforcer, engine, _ = card("a", "b")
     enforcer.adopt(turns("a", "b"), 0)
-    enforcer.leave([(2, 40)])
-    enforcer.stayed([(2, 40)])
+    enforcer.open_for_free([(2, 40)])
+    enforcer.cancel_free([(2, 40)])
     enforcer.refresh(1 * MS)
 
     assert engine.off == {(2, 40), (2, 50)}

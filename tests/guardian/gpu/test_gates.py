@@ -55,15 +55,15 @@ def channels(*clients):
 
 @pytest.mark.parametrize("dead", [0, 1, 2])
 def test_a_pod_that_is_closed_in_one_call_with_a_dying_one_runs_again_once_it_is_opened(dead):
-    living = [client for client in range(3) if client != dead]
-    card = Card(*channels(*living))
+    live_pods = [client for client in range(3) if client != dead]
+    card = Card(*channels(*live_pods))
 
     moved = gpu_ops(card).gate(card, channels(0, 1, 2), closed=True)
 
     assert moved == Moved(gone=frozenset(channels(dead)))
     assert not card.running()
-    gpu_ops(card).gate(card, channels(*living), closed=False)
-    assert card.running() == set(channels(*living))
+    gpu_ops(card).gate(card, channels(*live_pods), closed=False)
+    assert card.running() == set(channels(*live_pods))
 
 
 @given(

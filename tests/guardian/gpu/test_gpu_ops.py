@@ -60,7 +60,7 @@ def used(reach, *fds):
 def test_few_of_a_clients_many_descriptors_are_tried(reach):
     files = [os.open("/dev/random", os.O_RDONLY) for _ in range(4 * MOST_USERS)]
     used(reach, *files)
-    reach.gpu_ops._through(CLIENT, lambda file: None)
+    reach.gpu_ops._via_client_file(CLIENT, lambda file: None)
     for fd in files:
         os.close(fd)
 
@@ -70,9 +70,9 @@ def test_few_of_a_clients_many_descriptors_are_tried(reach):
 @pytest.mark.parametrize("there", [True, False])
 def test_only_a_client_that_rm_has_is_said_to_be_unreached(reach, there):
     told = []
-    reach.gpu_ops.unreached, reach.rm.there = told.append, there
+    reach.gpu_ops.on_unreachable, reach.rm.there = told.append, there
     used(reach, 999)
-    reach.gpu_ops._through(CLIENT, lambda file: True)
+    reach.gpu_ops._via_client_file(CLIENT, lambda file: True)
 
     assert (told, reach.rm.taken) == ([CLIENT] if there else [], 0)
 
@@ -80,7 +80,7 @@ def test_only_a_client_that_rm_has_is_said_to_be_unreached(reach, there):
 def test_another_file_in_the_descriptors_place_is_not_used(reach, pipe):
     used(reach, pipe[0])
 
-    assert reach.gpu_ops._through(CLIENT, lambda file: True) is None
+    assert reach.gpu_ops._via_client_file(CLIENT, lambda file: True) is None
 
 
 def test_a_pods_files_are_closed_by_a_thread_of_its_own(reach, monkeypatch):
@@ -97,7 +97,7 @@ def test_a_pods_files_are_closed_by_a_thread_of_its_own(reach, monkeypatch):
     monkeypatch.setattr("qgpu.linux.fd_closer.os", SimpleNamespace(close=slow))
     fd = os.open("/dev/random", os.O_RDONLY)
     used(reach, fd)
-    answers = [reach.gpu_ops._through(CLIENT, lambda file: True) for _ in range(100)]
+    answers = [reach.gpu_ops._via_client_file(CLIENT, lambda file: True) for _ in range(100)]
     stuck.set()
 
     assert closed.wait(PATIENCE_S)
@@ -105,13 +105,13 @@ def test_a_pods_files_are_closed_by_a_thread_of_its_own(reach, monkeypatch):
     os.close(fd)
 
 
-def searching(reach, monkeypatch, reaches):
+def searching(reach, monkeypatch, clients_behind_fd):
     monkeypatch.setattr(moved_files, "_PATIENCE_S", 0.3)
     monkeypatch.setattr(moved_files, "_AGAIN_S", 0.05)
     found, missed = [], threading.Event()
     search = MovedFileSearch(
         reach.table,
-        lambda pid, at, clients: clients if reaches(pid, at, CLIENT) else set(),
+        lambda pid, at, clients: clients if clients_behind_fd(pid, at, CLIENT) else set(),
         lambda client: reach.rm.there,
         lambda *where: found.append(where) or True,
         missed.set,
@@ -131,7 +131,7 @@ def test_a_search_after_a_search_is_begun(reach, monkeypatch):
     used(reach, 999)
     search, found, _ = searching(reach, monkeypatch, lambda pid, at, client: at == fd)
     for count in range(1, 20):
-        search.want(CLIENT)
+        search.search_for(CLIENT)
         until(lambda count=count: len(found) >= count)
     os.close(fd)
 
@@ -140,7 +140,7 @@ def test_a_file_under_another_number_is_found(reach, monkeypatch):
     fd = os.open("/dev/random", os.O_RDONLY)
     used(reach, 999)
     search, found, _ = searching(reach, monkeypatch, lambda pid, at, client: at == fd)
-    search.want(CLIENT)
+    search.search_for(CLIENT)
     until(lambda: found)
     os.close(fd)
 
@@ -150,15 +150,15 @@ def test_a_file_under_another_number_is_found(reach, monkeypatch):
 def test_a_search_that_could_not_look_loses_no_client(reach, monkeypatch):
     looked = []
 
-    def reaches(pid, at, client):
+    def clients_behind_fd(pid, at, client):
         looked.append(at)
         if len(looked) == 1:
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         return True
 
     used(reach, 999)
-    search, found, _ = searching(reach, monkeypatch, reaches)
-    search.want(CLIENT)
+    search, found, _ = searching(reach, monkeypatch, clients_behind_fd)
+    search.search_for(CLIENT)
     until(lambda: found)
 
     assert not search.lost
@@ -167,7 +167,7 @@ def test_a_search_that_could_not_look_loses_no_client(reach, monkeypatch):
 def test_a_client_whose_file_is_nowhere_is_lost_until_it_ends(reach, monkeypatch):
     used(reach, 999)
     search, found, missed = searching(reach, monkeypatch, lambda *_: False)
-    search.want(CLIENT)
+    search.search_for(CLIENT)
     assert missed.wait(PATIENCE_S)
     lost = set(search.lost)
     reach.rm.there = False
@@ -181,7 +181,7 @@ def test_one_client_that_is_nowhere_hides_no_other(reach, monkeypatch):
     reach.table.note({"fact": "client", "client": CLIENT + 1, "pid": os.getpid(), "fd": 998})
     search, _, _ = searching(reach, monkeypatch, lambda *_: False)
     for client in (CLIENT, CLIENT + 1):
-        search.want(client)
+        search.search_for(client)
     until(lambda: search.lost == {CLIENT, CLIENT + 1})
     reach.rm.there = False
     until(lambda: not search.lost)
@@ -190,7 +190,7 @@ def test_one_client_that_is_nowhere_hides_no_other(reach, monkeypatch):
 def test_a_client_of_a_new_owner_is_not_lost_for_the_old_one(reach, monkeypatch):
     used(reach, 999)
     search, _, missed = searching(reach, monkeypatch, lambda *_: False)
-    search.want(CLIENT)
+    search.search_for(CLIENT)
     assert missed.wait(PATIENCE_S)
     reach.table.note({"fact": "process", "pid": 4242, "pod": "other"})
     reach.table.note({"fact": "owner", "client": CLIENT, "pod": "other", "pid": 4242, "fd": 5})
@@ -199,12 +199,12 @@ def test_a_client_of_a_new_owner_is_not_lost_for_the_old_one(reach, monkeypatch)
 
 def test_a_burst_is_not_taken_for_a_hidden_file(reach):
     told = []
-    reach.gpu_ops.unreached = told.append
+    reach.gpu_ops.on_unreachable = told.append
     fd = os.open("/dev/random", os.O_RDONLY)
     used(reach, fd)
     for _ in range(20 * fd_closer.MOST_WAITING):
-        reach.gpu_ops._through(CLIENT, lambda file: True)
-    reached = [reach.gpu_ops.is_reached(CLIENT, "web", fd) for _ in range(1000)]
+        reach.gpu_ops._via_client_file(CLIENT, lambda file: True)
+    reached = [reach.gpu_ops.pod_has_file(CLIENT, "web", fd) for _ in range(1000)]
     os.close(fd)
 
     assert (told, all(reached)) == ([], True)

@@ -12,7 +12,7 @@ from qgpu.guardian.gpu import reconciler
 from qgpu.guardian.gpu.reconciler import Reconciler
 from qgpu.nvidia import abi
 
-_CLIENT, _MANY, _LATER = 5, 3 * reconciler.AT_ONCE, 1 << 62
+_CLIENT, _MANY, _LATER = 5, 3 * reconciler.BATCH, 1 << 62
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def due(asked):
         table.note({"fact": "gone", "client": key[0], "handle": key[1]})
 
     made = Reconciler(table, SimpleNamespace(exists=exists), table.note, vanished, vanished, lambda: 0, lambda: None)
-    made.doubt([(_CLIENT, _CLIENT)], of_memory=True)
+    made.recheck([(_CLIENT, _CLIENT)], include_memory=True)
     return made
 
 
@@ -48,7 +48,7 @@ def _settle(due, asked):
     counts = []
     while (now_ns := due.due_ns()) is not None:
         before = len(asked.keys)
-        due.settle(now_ns)
+        due.run_due(now_ns)
         counts.append(len(asked.keys) - before)
     return counts
 
@@ -57,7 +57,7 @@ def test_a_pod_with_many_objects_does_not_keep_the_main_loop_from_the_daemon(due
     asked.gone = {(_CLIENT, 10), (_CLIENT, 9 + _MANY)}
     counts = _settle(due, asked)
 
-    assert max(counts) <= reconciler.AT_ONCE + 1
+    assert max(counts) <= reconciler.BATCH + 1
     assert sorted(set(asked.keys) - {(_CLIENT, _CLIENT)}) == [(_CLIENT, 10 + n) for n in range(_MANY)]
     assert len(due._table.objects) == _MANY - 2
 
@@ -65,25 +65,25 @@ def test_a_pod_with_many_objects_does_not_keep_the_main_loop_from_the_daemon(due
 def test_many_clients_do_not_either(due, asked):
     for client in range(100, 100 + _MANY):
         due._table.note({"fact": "client", "client": client, "pid": 1, "fd": 3})
-        due.doubt([(client, client)])
+        due.recheck([(client, client)])
     counts = _settle(due, asked)
 
-    assert max(counts) <= reconciler.AT_ONCE + 1
+    assert max(counts) <= reconciler.BATCH + 1
     assert {(client, client) for client in range(100, 100 + _MANY)} <= set(asked.keys)
 
 
 def test_what_is_doubted_again_while_it_is_asked_about_is_asked_about_once_more(due, asked):
-    due.settle(_LATER)
+    due.run_due(_LATER)
     first = asked.keys[-1]
     asked.gone = {first}
-    due.doubt([(_CLIENT, _CLIENT)])
+    due.recheck([(_CLIENT, _CLIENT)])
     _settle(due, asked)
 
     assert first not in due._table.objects
 
 
 def test_a_client_that_goes_meanwhile_takes_all_that_was_left_with_it(due, asked):
-    due.settle(_LATER)
+    due.run_due(_LATER)
     asked.gone = {(_CLIENT, _CLIENT)}
     _settle(due, asked)
 
@@ -94,13 +94,13 @@ def test_a_client_that_goes_meanwhile_takes_all_that_was_left_with_it(due, asked
 def test_a_client_that_is_gone_with_many_objects_is_forgotten_bit_by_bit(due, asked, told):
     asked.gone = {(_CLIENT, handle) for handle in (_CLIENT, *range(10, 10 + _MANY))}
     if told:
-        due.gone((_CLIENT, _CLIENT))
+        due.forget_vanished((_CLIENT, _CLIENT))
     left = [len(due._table.objects)]
     while (now_ns := due.due_ns()) is not None:
-        due.settle(now_ns)
+        due.run_due(now_ns)
         left.append(len(due._table.objects))
 
-    assert max(before - after for before, after in pairwise(left)) <= reconciler.AT_ONCE
+    assert max(before - after for before, after in pairwise(left)) <= reconciler.BATCH
     assert due._table.objects == {}
     assert _CLIENT not in due._table.clients
 
@@ -112,15 +112,15 @@ def test_what_hangs_on_others_is_forgotten_first(due, asked):
     for handle in range(10, 10 + _MANY):
         due._table.note(object_fact(RmObject(_CLIENT, handle, 9, abi.NV01_MEMORY_LOCAL_USER, 1)))
     asked.gone = {(_CLIENT, _CLIENT)}
-    due.settle(_LATER)
+    due.run_due(_LATER)
 
     assert 9 in {handle for _, handle in due._table.objects}
-    assert 0 < _MANY + 1 - len(due._table.objects) <= reconciler.AT_ONCE
+    assert 0 < _MANY + 1 - len(due._table.objects) <= reconciler.BATCH
 
 
 def test_of_a_new_client_of_a_name_that_was_gone_only_what_is_gone_is_forgotten(due, asked):
     asked.gone = {(_CLIENT, 10)}
-    due.gone((_CLIENT, _CLIENT))
+    due.forget_vanished((_CLIENT, _CLIENT))
     _settle(due, asked)
 
     assert _CLIENT in due._table.clients
@@ -129,7 +129,7 @@ def test_of_a_new_client_of_a_name_that_was_gone_only_what_is_gone_is_forgotten(
 
 @pytest.mark.parametrize(("engine", "changed"), [(1, True), (9, True), (0x13, False)])
 def test_a_new_channel_that_may_be_gated_or_not_is_told_of(due, engine, changed):
-    due.settle(_LATER)
+    due.run_due(_LATER)
     due._gpu_ops.context = lambda rm: 0
     for rm in (
         RmObject(_CLIENT, 8, _CLIENT, abi.KEPLER_CHANNEL_GROUP_A, engine),
@@ -137,6 +137,6 @@ def test_a_new_channel_that_may_be_gated_or_not_is_told_of(due, engine, changed)
     ):
         due._table.note(object_fact(rm))
     due._clock = lambda: 1
-    due.made(due._table.objects[_CLIENT, 9])
+    due.object_made(due._table.objects[_CLIENT, 9])
 
-    assert due.settle(_LATER) is changed
+    assert due.run_due(_LATER) is changed

@@ -123,7 +123,7 @@ def test_a_process_that_comes_is_open_at_once() -> None:
 def test_a_tsg_being_freed_is_opened_and_others_go_on() -> None:
     pod = Pod(3)
     pod.run(60 * MS, {1, 2, 3})
-    pod.enforcer.leave([(2, 40), (2, 50)])
+    pod.enforcer.open_for_free([(2, 40), (2, 50)])
     assert pod.off == {3}
     pod.run(MS, {1, 2, 3})
     assert pod.off == {3}
@@ -139,8 +139,8 @@ def test_a_tsg_being_freed_is_opened_and_others_go_on() -> None:
 def test_what_was_not_freed_after_all_rests_again() -> None:
     pod = Pod(2)
     pod.run(60 * MS, {1, 2})
-    pod.enforcer.leave([(2, 40)])
-    pod.enforcer.stayed([(2, 40)])
+    pod.enforcer.open_for_free([(2, 40)])
+    pod.enforcer.cancel_free([(2, 40)])
     pod.run(MS, {1, 2})
 
     assert pod.off == {2}

@@ -111,7 +111,7 @@ def test_a_control_file_is_not_tied_to_another(pod, monkeypatch):
     monkeypatch.setattr(abi, "NV_CONTROL_MINOR", MINOR)
 
     assert pod.call(abi.NV_ESC_REGISTER_FD, struct.pack("<i", -1))[:2] == (-1, errno.EINVAL)
-    assert pod.supervisor.refusals["web", "control file for a control file"] == 1
+    assert pod.supervisor.refusals["web", "control file registered with a control file"] == 1
     assert pod.rm.seen == []
 
 
@@ -216,7 +216,7 @@ def test_a_root_client_beside_a_device_is_refused_for_something_else_could_be_ma
     answer = on_card.call(abi.NV_ESC_RM_ALLOC, alloc(0, 0, abi.NV01_ROOT, client=0))
 
     assert (answer[0], alloc_status(answer[2])) == (0, abi.NV_ERR_INVALID_STATE)
-    assert on_card.supervisor.refusals["web", "root client beside a device"] == 1
+    assert on_card.supervisor.refusals["web", "root client on a file with a device"] == 1
 
 
 def test_children_of_a_pod_are_in_the_pod(pod):

@@ -84,7 +84,7 @@ def test_a_control_may_name_the_pods_own_client(with_client, command, size, own)
 @pytest.mark.parametrize(("command", "size"), NAMING)
 def test_a_control_that_names_anothers_client_is_refused(with_client, command, size):
     assert ask(with_client, command, put(0, NEIGHBOURS, size)) == (abi.NV_ERR_INVALID_OBJECT_HANDLE, 0)
-    assert with_client.supervisor.refusals["web", f"{controls.name(command)} on somebody's client"] == 1
+    assert with_client.supervisor.refusals["web", f"{controls.name(command)} on another pod's client"] == 1
 
 
 def test_a_channel_is_no_client_where_a_branch_has_none(with_client):
@@ -135,7 +135,7 @@ def test_a_device_shares_no_address_space_with_a_neighbour(pod, at):
     assert alloc_status(pod.call(abi.NV_ESC_RM_ALLOC, argument, put(at, NEIGHBOURS))[2]) == (
         abi.NV_ERR_INVALID_OBJECT_HANDLE
     )
-    assert pod.supervisor.refusals["web", "NV01_DEVICE_0 on somebody's client"] == 1
+    assert pod.supervisor.refusals["web", "NV01_DEVICE_0 on another pod's client"] == 1
     assert not pod.supervisor.table.objects
 
 

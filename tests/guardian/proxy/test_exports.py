@@ -45,7 +45,7 @@ def test_a_file_that_is_no_nvidia_file_is_not_given_to_rm(sharing):
     close = os.close
 
     def watched(fd):
-        held_locks.append(sharing.supervisor.books("web")._is_owned() or sharing.supervisor.lock._is_owned())
+        held_locks.append(sharing.supervisor.pod_lock("web")._is_owned() or sharing.supervisor.lock._is_owned())
         close(fd)
 
     params = struct.pack("<IIIIiI", 1, 2, 2, 10, 2, 0)  # its stderr

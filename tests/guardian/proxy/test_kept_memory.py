@@ -78,7 +78,7 @@ def kept_by_a_sleeper(pod):
     pod.supervisor.exited(pod.process.pid)
     pod.settle()
     between = memory(pod)
-    pod.supervisor.hung_up(pod.number)
+    pod.supervisor.listener_closed(pod.number)
     return between, memory(pod)
 
 
@@ -105,7 +105,7 @@ def test_a_pod_cannot_free_the_handle_that_keeps_what_is_mapped(told):
 def test_what_is_freed_beside_a_mapping_in_the_making_counts_on(on_card):
     """It may be mapped by that, and what RM shows to be free may be another's."""
     allocate(on_card, 10, MOST)
-    on_card.dispatcher._freeing._quiet = lambda: False
+    on_card.dispatcher._free_handler._wait_for_mappings = lambda: False
     free_10(on_card)
 
     assert memory(on_card) == MOST
@@ -114,7 +114,7 @@ def test_what_is_freed_beside_a_mapping_in_the_making_counts_on(on_card):
 def test_what_is_unmapped_beside_a_mapping_in_the_making_counts_on(told):
     free_10(told)
     told.rm.unmaps = True
-    told.dispatcher._freeing._quiet = lambda: False
+    told.dispatcher._free_handler._wait_for_mappings = lambda: False
     told.uvm(uvm.UNMAP_EXTERNAL, uvm_range(1 << 40, PAGE))
 
     assert memory(told) == MOST
@@ -204,7 +204,7 @@ def test_a_file_carries_so_many_exports_and_no_more(exported, carrier):
         exported.supervisor.quota.export("web", 7, [handle], carrier[0])
     allocate(exported, 20, PAGE)
 
-    with pytest.raises(OSError, match="as many exports"):
+    with pytest.raises(OSError, match="too many exports"):
         exported.supervisor.quota.export("web", 7, [20], carrier[0])
 
 
@@ -223,7 +223,7 @@ def test_a_second_export_to_one_file_outlives_its_pod_too(exported, carrier):
 def test_a_refused_export_leaves_nothing_charged(on_card, carrier):
     allocate(on_card, 10, MOST)
     mark = on_card.supervisor.quota.export("web", 7, [10], carrier[0])
-    on_card.supervisor.quota.not_exported(mark)
+    on_card.supervisor.quota.cancel_export(mark)
     free_10(on_card)
 
     assert memory(on_card) == 0
@@ -234,7 +234,7 @@ def test_a_refused_export_leaves_other_marks_on_the_file(exported, carrier):
     refused = exported.supervisor.quota.export("web", 7, [11], carrier[0])
     allocate(exported, 12, PAGE)
     exported.supervisor.quota.export("web", 7, [12], carrier[0])
-    exported.supervisor.quota.not_exported(refused)
+    exported.supervisor.quota.cancel_export(refused)
     for handle in (10, 11, 12):
         exported.call(abi.NV_ESC_RM_FREE, free(handle))
 
@@ -274,12 +274,12 @@ def test_a_mapping_that_was_not_told_of_keeps_memory_whose_file_was_closed_while
     allocate(on_card, 10, MOST)
     on_card.uvm(uvm.REGISTER_GPU, bytes(40))
     on_card.rm._free(7, 7)  # what was mapped stays with UVM, which has a name of its own for it
-    on_card.supervisor.reconciler.doubt([(7, 7)])
+    on_card.supervisor.reconciler.recheck([(7, 7)])
     on_card.settle()
     kept = held(on_card)
     files = on_card.supervisor.uvm_files
     files.release(files.take(on_card.process.pid))  # as when another program is executed, which closes both
-    on_card.supervisor.emptied(on_card.process.pid, [])
+    on_card.supervisor.uvm_files_released(on_card.process.pid, [])
 
     assert (kept, held(on_card)) == (MOST, 0)
 

@@ -163,7 +163,7 @@ def test_more_clients_than_are_kept_are_refused(on_card, monkeypatch):
     said = alloc_status(on_card.call(abi.NV_ESC_RM_ALLOC, alloc(11, 2, 0x40, client=8), memory_params(PAGE))[2])
 
     assert said == abi.NV_ERR_INVALID_CLIENT
-    assert on_card.supervisor.refusals["web", "more clients than are kept"] == 1
+    assert on_card.supervisor.refusals["web", "too many clients of RM"] == 1
 
 
 @pytest.mark.parametrize("way", ["alloc", "heap"])

@@ -69,7 +69,7 @@ def test_a_process_whose_uvm_another_initialised_is_charged_what_it_maps_when_it
     late = mapping.map(LARGE)
     mapping.mapped = LARGE
     mapping.call(abi.NV_ESC_RM_CONTROL, control(0x20800110))
-    mapping.supervisor.quota.look_at_mappings(mapping.process.pid)
+    mapping.supervisor.quota.rescan_mappings(mapping.process.pid)
     full = mapping.uvm(uvm.REGISTER_GPU, bytes(40))
 
     assert (unseen, seen, late) == (((0, 0), 0), SMALL, (-1, errno.EPERM))
@@ -135,7 +135,7 @@ def test_uvm_gets_no_card_without_a_grant(on_card):
 
 def test_uvm_gets_no_card_beside_a_mapping_in_the_making(on_card):
     """That could become managed memory which nothing was charged for."""
-    on_card.dispatcher._uvm._are_mapped = lambda: False
+    on_card.dispatcher._uvm._wait_until_mapped = lambda: False
     answer = on_card.uvm(uvm.REGISTER_GPU, bytes(40))
 
     assert struct.unpack_from("<I", answer[2], 36)[0] == abi.NV_ERR_BUSY_RETRY

@@ -24,7 +24,7 @@ def test_a_kernel_that_lets_root_reach_into_processes_will_do(tmp_path: Path, sc
 def test_a_kernel_that_lets_nobody_is_named(tmp_path: Path):
     (tmp_path / "scope").write_text("3\n")
 
-    with pytest.raises(NotSupportedError, match="is 3: nobody may reach into processes"):
+    with pytest.raises(NotSupportedError, match="is 3: no process may access another"):
         preflight.check_kernel(tmp_path / "scope")
 
 

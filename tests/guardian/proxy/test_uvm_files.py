@@ -33,8 +33,8 @@ def opened():
 def test_every_card_that_was_registered_on_a_file_is_taken_from_it_and_the_file_let_go(files):
     held, asked = files
     fd = opened()
-    held.keep(os.getpid(), fd, fd, [CARD])
-    held.keep(os.getpid(), fd, fd, [OTHER])
+    held.hold(os.getpid(), fd, fd, [CARD])
+    held.hold(os.getpid(), fd, fd, [OTHER])
     (file,) = held.take(os.getpid())
     held.release([file])
 
@@ -63,7 +63,7 @@ def process():
 def test_a_file_that_its_process_has_under_another_number_is_not_closed(files, process):
     held, _ = files
     fd = opened()
-    held.keep(process(fd), 77, fd, [CARD])
+    held.hold(process(fd), 77, fd, [CARD])
     os.close(fd)
 
     assert held.take_closed() == {}
@@ -72,20 +72,20 @@ def test_a_file_that_its_process_has_under_another_number_is_not_closed(files, p
 def test_a_file_that_its_process_has_closed_is_given_up_though_we_have_it(files, process):
     held, asked = files
     fd, pid = opened(), process(subprocess.DEVNULL)
-    held.keep(pid, 77, fd, [CARD])
+    held.hold(pid, 77, fd, [CARD])
     os.close(fd)
     closed = held.take_closed()
     held.release(closed[pid])
 
     assert asked == [(uvm.UNREGISTER_GPU, CARD)]
-    assert held.none_of(pid)
+    assert held.has_none(pid)
 
 
 def test_a_process_has_so_many_files_and_no_more(files):
     held, _ = files
     fds = [opened() for _ in range(MOST + 1)]
 
-    assert [held.keep(os.getpid(), fd, fd, [CARD]) for fd in fds] == [True] * MOST + [False]
+    assert [held.hold(os.getpid(), fd, fd, [CARD]) for fd in fds] == [True] * MOST + [False]
     held.release(held.take(os.getpid()))
     for fd in fds:
         os.close(fd)
@@ -94,15 +94,15 @@ def test_a_process_has_so_many_files_and_no_more(files):
 def test_numbers_of_files_that_are_closed_are_forgotten(pod, monkeypatch):
     """One file stays, others come and go under ever new numbers."""
     supervisor, pid = pod.supervisor, os.getpid()
-    supervisor.know_process("web", pid)
+    supervisor.register_process("web", pid)
     stay, *others = (os.open("/dev/random", os.O_RDONLY) for _ in range(30))
     monkeypatch.setattr(uvm_files, "_has", lambda pid, held: held.theirs == stay)
-    supervisor.keep_uvm_file(pid, stay, stay, [bytes(16)])
+    supervisor.hold_uvm_file(pid, stay, stay, [bytes(16)])
     for fd in others:
-        supervisor.empty_closed("web")
-        assert supervisor.keep_uvm_file(pid, fd, fd, [bytes(16)])
+        supervisor.release_closed_uvm_files("web")
+        assert supervisor.hold_uvm_file(pid, fd, fd, [bytes(16)])
         os.close(fd)
-    supervisor.empty_closed("web")
+    supervisor.release_closed_uvm_files("web")
     os.close(stay)
 
     assert supervisor.table.uvm_fds == {pid: {stay}}
@@ -111,8 +111,8 @@ def test_numbers_of_files_that_are_closed_are_forgotten(pod, monkeypatch):
 
 def test_a_file_of_a_process_that_ends_meanwhile_is_let_go(pod, monkeypatch):
     supervisor, pid = pod.supervisor, pod.process.pid
-    supervisor.know_process("web", pid)
-    keep = supervisor.uvm_files.keep
+    supervisor.register_process("web", pid)
+    keep = supervisor.uvm_files.hold
 
     def late(*arguments):
         kept = keep(*arguments)
@@ -120,8 +120,8 @@ def test_a_file_of_a_process_that_ends_meanwhile_is_let_go(pod, monkeypatch):
         return kept
 
     file = os.open("/dev/random", os.O_RDONLY)
-    monkeypatch.setattr(UvmFiles, "keep", lambda _, *arguments: late(*arguments))
-    kept = supervisor.keep_uvm_file(pid, file, file, [bytes(16)])
+    monkeypatch.setattr(UvmFiles, "hold", lambda _, *arguments: late(*arguments))
+    kept = supervisor.hold_uvm_file(pid, file, file, [bytes(16)])
     os.close(file)
 
     assert (kept, supervisor.uvm_files.total) == (False, 0)

@@ -87,10 +87,12 @@ def test_what_is_let_through_goes_to_the_file_that_was_looked_at(pod, own_table,
     @contextmanager
     def held_late(*who):
         time.sleep(0.002)  # time enough for an exchange between our first look and their standing still
-        with thread_freezer.held(*who):
+        with thread_freezer.frozen_siblings(*who):
             yield
 
-    monkeypatch.setattr(passthrough, "thread_freezer", SimpleNamespace(**vars(thread_freezer) | {"held": held_late}))
+    monkeypatch.setattr(
+        passthrough, "thread_freezer", SimpleNamespace(**vars(thread_freezer) | {"frozen_siblings": held_late})
+    )
     # Root clients may be made again and again, where /dev/null was not seen at the first look.
     seen = SimpleNamespace(has=lambda file: os.minor(os.fstat(file).st_rdev) != MINOR, add=lambda file: True)
     seen.discard = lambda file: None
@@ -106,17 +108,19 @@ def test_the_others_stand_still_until_the_kernel_is_done(pod, monkeypatch):
 
     @contextmanager
     def held(*who):
-        with thread_freezer.held(*who):
+        with thread_freezer.frozen_siblings(*who):
             order.append("thread_freezer")
             yield
             order.append("free")
 
     def over(call):
-        thread_freezer.wait_until_over(call)
+        thread_freezer.wait_until_done(call)
         order.append("over")
 
     monkeypatch.setattr(
-        passthrough, "thread_freezer", SimpleNamespace(apart=thread_freezer.apart, held=held, wait_until_over=over)
+        passthrough,
+        "thread_freezer",
+        SimpleNamespace(run_as_tracer=thread_freezer.run_as_tracer, frozen_siblings=held, wait_until_done=over),
     )
     pod.call(abi.NV_ESC_RM_ALLOC, alloc(0, 0, abi.NV01_ROOT_CLIENT, 0))
 

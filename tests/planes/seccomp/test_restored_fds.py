@@ -44,15 +44,15 @@ def _pipes(count):
 def test_where_nobody_is_left_a_guardian_begins_with_all_that_is_kept(tmp_path):
     found = restored_fds.RestoredFds(_store(**{"journal": 7, "files": 9, "listener.3.web.one": 8}), tmp_path)
 
-    assert found.reserve.given == (tmp_path, (7, 9), {3: ("web.one", 8)})
-    assert found.reserve.did == [("begin", True)]
+    assert found.standby.given == (tmp_path, (7, 9), {3: ("web.one", 8)})
+    assert found.standby.did == [("begin", True)]
 
 
 def test_where_a_guardian_listens_another_waits_in_reserve(tmp_path):
     with wire.listen(str(tmp_path / "guardian.sock"), 0o600):
         found = restored_fds.RestoredFds(_store(journal=7, files=9), tmp_path)
 
-    assert found.reserve.did == []
+    assert found.standby.did == []
 
 
 def test_one_before_which_many_wait_is_no_dead_guardian(tmp_path):
@@ -66,13 +66,13 @@ def test_one_before_which_many_wait_is_no_dead_guardian(tmp_path):
         for connection in waiting:
             connection.close()
 
-    assert found.reserve.did == []
+    assert found.standby.did == []
 
 
 def test_where_nothing_is_kept_nothing_is_started(tmp_path):
     found = restored_fds.RestoredFds(_store(), tmp_path)
 
-    assert (found.state, found.listeners, found.reserve) == (None, {}, None)
+    assert (found.state, found.listeners, found.standby) == (None, {}, None)
 
 
 def test_where_none_can_be_started_it_is_left_to_the_plane(tmp_path, monkeypatch):
@@ -82,7 +82,7 @@ def test_where_none_can_be_started_it_is_left_to_the_plane(tmp_path, monkeypatch
     monkeypatch.setattr(restored_fds, "Standby", refuse)
     found = restored_fds.RestoredFds(_store(journal=7, files=9), tmp_path)
 
-    assert (found.state, found.reserve) == ((7, 9), None)
+    assert (found.state, found.standby) == ((7, 9), None)
 
 
 def test_a_plane_without_use_for_it_closes_it_all(tmp_path):
@@ -90,9 +90,9 @@ def test_a_plane_without_use_for_it_closes_it_all(tmp_path):
     found = restored_fds.RestoredFds(
         _store(**{"journal": journal, "files": files, "listener.3.web": listener}), tmp_path
     )
-    found.leave()
+    found.close()
 
-    assert found.reserve.did[-1] == "end"
+    assert found.standby.did[-1] == "end"
     for fd in (journal, listener, files):
         with pytest.raises(OSError, match="Bad file descriptor"):
             os.fstat(fd)

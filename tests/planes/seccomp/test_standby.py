@@ -39,7 +39,7 @@ def test_one_that_has_ended_is_not_killed_by_a_number_that_may_be_anothers(state
     ended.end()
     killed = []
     monkeypatch.setattr(os, "kill", lambda *arguments: killed.append(arguments))
-    ended.let_go(1)
+    ended.drop_listener(1)
 
     assert (ended.lives, killed) == (False, [])
 

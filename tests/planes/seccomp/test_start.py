@@ -30,7 +30,7 @@ class Daemon:
         self.connection = wire.Connection(ours)
         ours.settimeout(PATIENCE_S)
 
-    def reserve(self) -> Standby:
+    def standby(self) -> Standby:
         return Standby(Journal(os.dup(self.journal.fd)), wire.Connection(self.theirs))
 
 
@@ -83,17 +83,17 @@ def test_one_that_is_told_to_begin_says_what_it_lacks(daemon, process):
 def test_it_has_read_the_journal_when_it_begins_though_it_was_compacted_meanwhile(daemon):
     daemon.journal.append(_POD)
     daemon.journal.append(_POD | {"name": "gone"})
-    reserve = daemon.reserve()
-    reserve._follow()
-    before = set(reserve.table.pods)
+    standby = daemon.standby()
+    standby._follow()
+    before = set(standby.table.pods)
     daemon.journal.compact(iter([_POD]))
     while daemon.journal.compacting:
         daemon.journal.append(_POD | {"name": "late"})
     daemon.journal.append(_POD | {"name": "last"})
     daemon.connection.send({"op": "begin", "killed": False})
 
-    assert (before, reserve.wait()) == ({"web", "gone"}, True)
-    assert set(reserve.table.pods) == {"web", "late", "last"}
+    assert (before, standby.wait()) == ({"web", "gone"}, True)
+    assert set(standby.table.pods) == {"web", "late", "last"}
 
 
 def test_it_reads_each_fact_once_and_one_that_is_being_written_when_it_is_whole(daemon):
@@ -116,22 +116,22 @@ def test_it_has_the_listeners_that_were_there_and_those_that_came_and_not_those_
     daemon.connection.send({"op": "hold", "number": 3, "pod": "late"}, [fds[2]])
     daemon.connection.send({"op": "hold", "number": 2})
     daemon.connection.send({"op": "begin", "killed": False})
-    reserve = daemon.reserve()
+    standby = daemon.standby()
 
-    assert reserve.wait()
-    assert {number: pod for number, (pod, _) in reserve.listeners.items()} == {1: "web", 3: "late"}
+    assert standby.wait()
+    assert {number: pod for number, (pod, _) in standby.listeners.items()} == {1: "web", 3: "late"}
     with pytest.raises(OSError, match="Bad file"):
         os.fstat(fds[1])
-    for _, fd in reserve.listeners.values():
+    for _, fd in standby.listeners.values():
         os.close(fd)  # it is one
     os.close(fds[2])
 
 
 def test_it_begins_by_itself_when_the_daemon_is_gone_and_no_guardian_has_the_journal(daemon, tmp_path):
-    reserve = daemon.reserve()
+    standby = daemon.standby()
     daemon.connection.close()
 
-    assert reserve.wait()
+    assert standby.wait()
 
 
 def test_it_ends_when_the_daemon_is_gone_and_the_guardian_stays(daemon):
@@ -142,13 +142,13 @@ def test_it_ends_when_the_daemon_is_gone_and_the_guardian_stays(daemon):
         pass_fds=[daemon.journal.fd],
     )
     assert owner.stdout.readline() == b"owned\n"
-    reserve = daemon.reserve()
+    standby = daemon.standby()
     daemon.connection.close()
-    stood_in = reserve.wait()
+    stood_in = standby.wait()
     owner.communicate(timeout=PATIENCE_S)
 
     assert not stood_in
-    assert reserve.table == ObjectTable()
+    assert standby.table == ObjectTable()
 
 
 _OWNS = """
