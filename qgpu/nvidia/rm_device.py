@@ -57,7 +57,7 @@ class RmDevice:
 
         RM counts: a channel disabled twice runs again once it has been enabled twice, and enabling what is enabled
         changes nothing. Of a call that is refused, channels before the stale one are disabled or enabled all the same
-        (measured on an H200: docs/decisions/0032-counted.md).
+        (measured on an H200: docs/decisions/0028-counted.md).
 
         Without ``preempt`` a channel that runs is left to the end of its timeslice, which takes the card half
         as long and nothing from a third party; it is off only once another TSG wants the engine.

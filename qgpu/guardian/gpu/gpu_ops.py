@@ -84,7 +84,7 @@ class GpuOps:
 
         One stale handle makes RM refuse a call, and a dying process leaves some: the living are then told from the dead
         by asking, which takes no lock of the card's. What came before the stale one in the call is closed by then, and
-        RM counts how often (docs/decisions/0032-counted.md): it is opened before it is closed again, or opening it once
+        RM counts how often (docs/decisions/0028-counted.md): it is opened before it is closed again, or opening it once
         would not be enough ever after. What can't be opened counts as closed, so that it is opened when its time comes.
         """
         alive = list(channels)
