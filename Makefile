@@ -1,4 +1,4 @@
-# The commands of the project. Everything Python lives in $(VENV), which is made on first use.
+# The commands of the project. Python packages live in $(VENV), which is created on first use.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -6,17 +6,17 @@ BIN := $(VENV)/bin
 .DEFAULT_GOAL := help
 
 help:
-	@echo "make demo      pods come and go on a GPU, or a simulated one, for a minute"
+	@echo "make demo      a minute of pods that come and go, on a GPU or a simulated one"
 	@echo "make check     lint, types, tests (no GPU needed)"
 	@echo "make gputest   the tests that need a real GPU and root"
 	@echo "make vmtest    the kernel module in a virtual machine"
 	@echo "make hosttest  the packages in a virtual machine with systemd: install, use, look, upgrade under load, remove"
-	@echo "make bpf       the BPF program that keeps pods' device files to the pods; needs clang"
+	@echo "make bpf       the BPF program that keeps device files to their pods; needs clang"
 	@echo "make packages  wheel, sdist and Debian packages, into dist/"
-	@echo "make nightly   what takes longer than CI may: 5,000 examples a policy, kernels, sanitizers, NVIDIA's driver, containers; hours"
-	@echo "make bench     every figure that the README claims, on this machine's GPU; about seven minutes, as root"
-	@echo "make suite     shares, latency, cost and harvest beside plain sharing and MPS; nine minutes, as root"
-	@echo "make clean     remove what these made"
+	@echo "make nightly   what takes too long for CI: 5,000 examples a policy, kernels, sanitizers, NVIDIA's driver, containers; hours"
+	@echo "make bench     every figure of the README, on this machine's GPU; about seven minutes, as root"
+	@echo "make suite     shares, latency, cost and harvest, compared with plain sharing and MPS; nine minutes, as root"
+	@echo "make clean     remove what these targets made"
 
 demo: $(VENV)/installed
 	$(BIN)/python -m qgpu.demo
@@ -30,7 +30,7 @@ lint: $(VENV)/installed
 types: $(VENV)/installed
 	$(BIN)/mypy
 
-# Two at a time: half of a test is waiting. A file's tests stay together, for they share daemons.
+# Two at a time, because tests wait half of their time. The tests of a file share daemons and stay together.
 test: $(VENV)/installed | test-system
 	$(BIN)/pytest -n 2 --dist loadfile
 
@@ -46,11 +46,11 @@ hosttest: $(VENV)/installed | packages-system
 packages: $(VENV)/installed | packages-system
 	$(BIN)/python packaging/build.py
 
-# wheel and sdist in new virtual environments, as docs/install.md says
+# Installs wheel and sdist into new virtual environments, as docs/install.md says.
 packages-check: packages
 	$(BIN)/python packaging/check.py
 
-# What CI has no time for, in an order in which the likelier failure comes first.
+# What takes too long for CI, the likeliest failure first.
 nightly: $(VENV)/installed
 	QGPU_EXAMPLES=125 $(BIN)/pytest -n 2 --timeout 1800 tests/policies
 	$(MAKE) -C tests/vm vmtest-containers VM_PYTHON=$(abspath $(BIN))/python
@@ -79,8 +79,8 @@ system:
 		apt-get update -qq && apt-get install -qq -y --no-install-recommends gcc libc6-dev python3-venv; \
 	fi
 
-# What some tests drive: a browser, Prometheus, container runtimes. As root they are installed where they are missing;
-# otherwise those tests are skipped and say what they need.
+# Programs that some tests drive: a browser, Prometheus, container runtimes. Root installs the missing ones; for other
+# users those tests are skipped and say what they need.
 test-system:
 	@missing=; for tool in chromium chromedriver prometheus runc crun podman man; do \
 		command -v $$tool >/dev/null || missing="$$missing $$tool"; done; \
@@ -89,20 +89,20 @@ test-system:
 	else echo "installing for tests:$$missing"; apt-get update -qq && apt-get install -qq -y --no-install-recommends \
 		chromium chromium-driver prometheus runc crun podman man-db; fi
 
-# What builds Debian packages (Debian 12 or newer).
+# Tools that build Debian packages (Debian 12 or newer).
 packages-system: bpf-system
 	@if ! command -v dh_dkms >/dev/null || ! command -v dpkg-buildpackage >/dev/null; then \
 		[ "$$(id -u)" = 0 ] || { echo "please install: debhelper dh-dkms dpkg-dev" >&2; exit 1; }; \
 		apt-get update -qq && apt-get install -qq -y --no-install-recommends debhelper dh-dkms dpkg-dev; \
 	fi
 
-# The BPF program of a source tree; a wheel brings its own.
+# The BPF program of a source tree; a wheel contains its own.
 bpf: bpf/device_files.bpf.o
 
 bpf/device_files.bpf.o: bpf/device_files.bpf.c bpf/kernel.h bpf/build.py | bpf-system
 	$(PYTHON) bpf/build.py $@
 
-# What compiles it, and the library that loads it.
+# The compiler of the BPF program, and the library that loads it.
 bpf-system:
 	@if ! command -v clang >/dev/null || ! [ -e /usr/include/bpf/bpf_helpers.h ]; then \
 		[ "$$(id -u)" = 0 ] || { echo "please install: clang libbpf-dev libbpf1" >&2; exit 1; }; \

@@ -387,7 +387,7 @@ static u64 next_retry_ns(const struct qgpu_gpu *gpu)
 
 /*
  * A gate takes 0.4 to 0.9 ms to close, but twenty times that over a kernel that reads host memory without end
- * (docs/decisions/0031-slow-calls.md): plan_runner.c has such a gate close as much earlier.
+ * (docs/decisions/0027-slow-calls.md): plan_runner.c has such a gate close as much earlier.
  */
 static void note_slow(struct qgpu_gpu *gpu)
 {

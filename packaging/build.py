@@ -1,10 +1,10 @@
-"""Build everything there is to install: wheel, sdist, and the Debian packages qgpu and qgpu-dkms.
+"""Build all packages: wheel, sdist, and the Debian packages qgpu and qgpu-dkms.
 
     build.py [--version 0.1.0+next1]... [--out dist]
 
 The wheel and sdist come from ``python -m build``. The Debian packages are built from a copy of the tracked files with
-packaging/debian in its place; the qgpu package carries what that wheel needs from PyPI, for Debian 12's versions are
-older than qgpu can use. Needs debhelper, dh-dkms and dpkg-dev (``make packages`` sees to it).
+packaging/debian in its place. The qgpu package contains what that wheel needs from PyPI, because the versions
+in Debian 12 are too old for qgpu. Needs debhelper, dh-dkms and dpkg-dev (``make packages`` installs them).
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def build_debian(out: Path, wheel: Path, version: str) -> list[Path]:
 
 
 def copy_tracked(into: Path) -> None:
-    """Copy the files that git knows, or, where there is no git, all that is no build output."""
+    """Copy the files that git tracks or, without git, all files except build output."""
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=False)
     if listed.returncode:
         shutil.copytree(ROOT, into, ignore=shutil.ignore_patterns(".*", "build", "dist", "debian", "__pycache__"))
@@ -69,7 +69,7 @@ def copy_tracked(into: Path) -> None:
 
 
 def main() -> None:
-    """Build, and say what was built."""
+    """Build, and list the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--version", action="append", help="of the Debian packages; several are built one by one")
     parser.add_argument("--out", type=Path, default=ROOT / "dist")

@@ -3,7 +3,7 @@
     check.py [--dist dist]
 
 The daemon is started on a simulated pGPU with a runtime directory of its own; the virtual environments are removed
-afterwards. What is in an installed package that is not in the tree's own (or the other way round) shows here.
+afterwards. This detects files that the tree has and an installed package lacks, and the other way round.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import documents
 import qgpu
 
 ROOT = Path(__file__).resolve().parent.parent
-#: Of the installed program alone, with nothing of the tree at hand: data files, every command's imports.
+#: Checks of the installed program without the tree: its data files, and the imports of every command.
 USED = (
     "qgpuctl --version",
     "qgpuctl cdi profile --help",
@@ -35,7 +35,7 @@ USED = (
 
 
 def check(file: Path) -> None:
-    """Follow the document with one of the files. Raises documents.Failed."""
+    """Run the document's commands with one of the files. Raises documents.Failed."""
     (block,) = (each for each in documents.blocks(ROOT) if each.runner == "wheel")
     with tempfile.TemporaryDirectory(prefix="qgpu-check.") as name:
         place = Path(name)
@@ -51,7 +51,7 @@ def check(file: Path) -> None:
 
 
 def main() -> None:
-    """Check both, and say how long it took."""
+    """Check both, and print how long it took."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dist", type=Path, default=ROOT / "dist")
     dist = parser.parse_args().dist.resolve()

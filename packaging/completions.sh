@@ -1,5 +1,5 @@
 #!/bin/sh
-# Write what shells need to complete qgpuctl's commands: completions.sh PYTHON SHARE (such as /usr/share).
+# Write the shell completions of qgpuctl: completions.sh PYTHON SHARE (such as /usr/share).
 set -eu
 for place in bash=bash-completion/completions/qgpuctl zsh=zsh/vendor-completions/_qgpuctl fish=fish/vendor_completions.d/qgpuctl.fish; do
 	file=$2/${place#*=}

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Write the programs of the package into a folder: isolated (-I), for they run as root wherever root may be.
+# Write the package's programs into a folder. They start Python isolated (-I), because root may run them in any folder.
 set -eu
 mkdir -p "$1"
 for program in qgpud=qgpu.daemon.main qgpuctl=qgpu.cli.main qgpu-load=qgpu.load.main; do

@@ -1,7 +1,7 @@
-"""Manual pages out of the programs themselves: manpages.py VERSION DIRECTORY.
+"""Generate manual pages from the programs: manpages.py VERSION DIRECTORY.
 
 One page for each command that does something, qgpuctl-pod-list(1) and so on, and one each for qgpuctl(1) and qgpud(8).
-What they say is what ``--help`` says; only the frame is ours.
+Their text is that of ``--help``; this file adds only the frame.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from qgpu.errors import ExitCode
 
 
 def pages(command: click.Command, context: click.Context, section: int, version: str) -> Iterator[tuple[str, str]]:
-    """Yield the file name and text of a command's page and of those below it."""
+    """Yield file name and text of the pages of a command and its subcommands."""
     name = context.command_path.replace(" ", "-")
     below: list[tuple[str, click.Command]] = []
     if isinstance(command, click.Group):
@@ -61,7 +61,7 @@ def page(
 
 
 def escape(text: str) -> str:
-    """Return text that troff takes as it is."""
+    """Escape text for troff."""
     text = text.replace("\\", "\\e").replace("-", "\\-")
     return "\\&" + text if text[:1] in (".", "'") else text
 

@@ -44,7 +44,7 @@ END:
 #: After each round the first thread of every block looks whether to stop and tells its block. The first block reads
 #: that from host memory, counts there, and tells the others through the card's own memory: where a thousand blocks read
 #: host memory once a millisecond the driver's own calls take twenty times as long
-#: (docs/decisions/0031-slow-calls.md); ``every`` has them do so.
+#: (docs/decisions/0027-slow-calls.md); ``every`` has them do so.
 _AGAIN = """
     setp.ne.u32 %p3, %r2, 0;
     @%p3 bra TOLD;

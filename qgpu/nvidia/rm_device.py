@@ -57,7 +57,7 @@ class RmDevice:
 
         RM counts: a channel that was disabled twice runs only after it was enabled twice, and enabling an enabled
         channel changes nothing. When RM refuses a call, the channels before the stale one are disabled or enabled all
-        the same (measured on an H200: docs/decisions/0032-counted.md).
+        the same (measured on an H200: docs/decisions/0028-counted.md).
 
         Without ``preempt`` a running channel may finish its timeslice. That takes the card half as long, and takes no
         time from a third context. The channel leaves the engine only when another TSG wants it.

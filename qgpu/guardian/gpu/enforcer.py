@@ -28,7 +28,7 @@ RETRY_NS = 100 * NS_PER_MS
 _TRIES = 3
 
 #: A gate takes 0.4 to 0.9 ms to close, but 10 to 40 ms over a kernel that reads host memory without end
-#: (docs/decisions/0031). A gate that takes longer than _SLOW_NS is closed earlier by the time it takes.
+#: (docs/decisions/0027). A gate that takes longer than _SLOW_NS is closed earlier by the time it takes.
 _SLOW_NS = 2 * NS_PER_MS
 _SLOWEST_NS = 50 * NS_PER_MS
 

@@ -84,7 +84,7 @@ class GpuOps:
 
         Channels that no longer exist need no gate. One stale handle makes RM refuse a call, and a process that ends
         leaves some. We then ask RM which channels exist, which takes no lock of the card's. Channels before the stale
-        one are closed by then, and RM counts how often a channel is disabled (docs/decisions/0032-counted.md). So they
+        one are closed by then, and RM counts how often a channel is disabled (docs/decisions/0028-counted.md). So they
         are opened before they are closed again; otherwise opening them once would never be enough. A channel that
         cannot be opened counts as closed, so that it is opened when the plan opens it.
         """
