@@ -92,7 +92,7 @@ def test_a_load_of_so_many_kernels_ends_after_them(batch: int) -> None:
     assert gpu.engine.runlist == []
 
 
-def test_a_load_of_so_many_seconds_ends_after_them_and_its_warm_up() -> None:
+def test_load_with_duration_ends_after_warmup_and_duration() -> None:
     gpu, load = load_of(Workload(kernel_us=1000, batch=1, duration_s=0.2, warmup_s=0.1))
 
     gpu.advance(NS_PER_S)
@@ -151,7 +151,7 @@ def test_the_same_seed_gives_the_same_run() -> None:
         ({"trace": [[5, 1], [4, 1]]}, "4 µs comes after 5 µs"),
     ],
 )
-def test_a_wrong_workload_is_refused_in_one_line_that_names_the_key(raw: dict[str, object], complaint: str) -> None:
+def test_bad_workload_is_refused_in_one_line_naming_the_key(raw: dict[str, object], complaint: str) -> None:
     with pytest.raises(InvalidValueError) as caught:
         Workload.from_dict(raw)
 
