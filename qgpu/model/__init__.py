@@ -194,7 +194,7 @@ class Pod:
     #: It gets all it asks for by timeslices: a turn by gate would be wasted on it.
     satisfied: bool = False
     #: Its steps fit into its timeslice, which may be somewhat longer, so that none is ever cut.
-    fitted: bool = False
+    fits_slice: bool = False
     #: Its work comes in so many pieces that every switch to it and back counts.
     fragmented: bool = False
     #: It has come only just and hardly ran: its processes still wait for one short step after the other.

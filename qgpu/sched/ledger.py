@@ -45,7 +45,7 @@ STARTING_TURN_NS = NS_PER_MS // 2
 
 #: A pod that is switched in more often than this in a second, over this time, works in so many pieces that switches
 #: cost more than their waiting saves; until it is less often again.
-FRAGMENTED, WHOLE_AGAIN = 600.0, 100.0
+FRAGMENTED, UNFRAGMENTED = 600.0, 100.0
 FRAGMENTED_OVER_NS = 1_000 * NS_PER_MS
 
 #: A card on which NVML sees no kernel for so long, and for two periods, is idle: what stays on it runs nothing.
@@ -142,7 +142,7 @@ class Account(NamedTuple):
             return self.switched_in, self.fragmented
         part = min(1.0, elapsed_ns / FRAGMENTED_OVER_NS)
         rate = (1 - part) * self.switched_in + part * starts * NS_PER_S / elapsed_ns
-        return rate, rate > (WHOLE_AGAIN if self.fragmented else FRAGMENTED)
+        return rate, rate > (UNFRAGMENTED if self.fragmented else FRAGMENTED)
 
 
 #: Pods of one class that are busy together, each with its weight.
@@ -160,7 +160,7 @@ class Ledger:
     plan: Plan | None = None
     round_began_ns: int = 0
     #: Weights have changed with this plan: in its first round turns of the plan before run out, which tells nothing.
-    passing_over: bool = False
+    skip_round: bool = False
     #: What is known of mixes of busy pods, by their names and weights, the latest last.
     mixes: Mapping[Mix, Tuning] = field(default_factory=dict)
     #: What offline pods came short of their floor together; bounded, and nothing while none of them wants anything.
@@ -180,27 +180,25 @@ class Ledger:
         began_ns = sample.now_ns if self.now_ns is None else self.round_began_ns
         over = self._round_over(sample.now_ns, began_ns)
         changed = _busy(known) != _busy(accounts)
-        passing_over = self.passing_over
+        skip_round = self.skip_round
         mixes = self.mixes
         if known.keys() - accounts.keys():
             mixes = {mix: found for mix, found in mixes.items() if all(name in accounts for name, _ in mix[1])}
         if changed or over:
             entries = self._entries(accounts, over)
             round_ns = max(0, sample.now_ns - began_ns)
-            ragged = changed or passing_over or self._odd(round_ns)
+            ragged = changed or skip_round or self._is_ragged(round_ns)
             debts = settle(entries, round_ns, self.plan.period_ns if self.plan else round_ns, ragged=ragged)
             if not ragged:
-                mixes = self._judged(mixes, entries, round_ns, sample)
+                mixes = self._tuned(mixes, entries, round_ns, sample)
             elif changed:
                 mixes = {mix: slice_tuner.interrupted(found) for mix, found in mixes.items()}
             accounts = {
                 name: account.settled(debts[name]) if name in debts else account for name, account in accounts.items()
             }
-            began_ns, passing_over = sample.now_ns, False
+            began_ns, skip_round = sample.now_ns, False
         short_ns = self._short_ns(sample, accounts, elapsed_ns)
-        return Ledger(
-            self.pgpu, sample.now_ns, accounts, self.plan, began_ns, passing_over, mixes, short_ns, used_at_ns
-        )
+        return Ledger(self.pgpu, sample.now_ns, accounts, self.plan, began_ns, skip_round, mixes, short_ns, used_at_ns)
 
     @property
     def starting(self) -> bool:
@@ -220,7 +218,7 @@ class Ledger:
         kept = {part.pod for part in plan.pods if not part.weight or self._same(plan, part.pod_class)}
         accounts = {name: account if name in kept else account.settled(0) for name, account in self.accounts.items()}
         passing = self.plan is not None and not plan.gated and _weights(self.plan) != _weights(plan)
-        return replace(self, plan=plan, accounts=accounts, round_began_ns=self.now_ns or 0, passing_over=passing)
+        return replace(self, plan=plan, accounts=accounts, round_began_ns=self.now_ns or 0, skip_round=passing)
 
     def _same(self, plan: Plan, pod_class: PodClass) -> bool:
         """Tell whether a plan means the same for the pods of a class as the one before."""
@@ -230,7 +228,7 @@ class Ledger:
         """Show a policy what it may know, and what an operator set."""
         known = {pod_class: self._contention(pod_class) for pod_class in PodClass}
         satisfied = frozenset[str]().union(*(each.satisfied for each in known.values() if each is not None))
-        fitted = frozenset[str]().union(*(each.fitted for each in known.values() if each is not None))
+        fits_slice = frozenset[str]().union(*(each.fits_slice for each in known.values() if each is not None))
         owed = {
             name: round(ns)
             for pod_class, each in known.items()
@@ -245,7 +243,7 @@ class Ledger:
                 account.used_ns,
                 account.debt_ns or owed.get(name, 0),
                 name in satisfied,
-                name in fitted,
+                name in fits_slice,
                 account.fragmented,
                 account.starting,
             )
@@ -310,7 +308,7 @@ class Ledger:
             return True
         return now_ns // self.plan.period_ns != began_ns // self.plan.period_ns
 
-    def _odd(self, round_ns: int) -> bool:
+    def _is_ragged(self, round_ns: int) -> bool:
         """Tell whether a round of turns by gate was no whole number of periods."""
         if self.plan is None or not self.plan.gated:
             return False
@@ -333,7 +331,7 @@ class Ledger:
             if ((part := parts.get(name)) and part.weight) or over
         }
 
-    def _judged(
+    def _tuned(
         self, mixes: Mapping[Mix, Tuning], entries: Mapping[str, RoundEntry], round_ns: int, sample: Sample
     ) -> Mapping[Mix, Tuning]:
         """Fold a round into what is known of the mix of busy pods of each class."""

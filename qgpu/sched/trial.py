@@ -15,20 +15,20 @@ from qgpu.model.turn_length import GAP_NS, SWITCHED_NS, turn_ns
 from qgpu.sched.gpu_usage import GpuUse, RoundEntry
 
 #: A pod leaves its turns early when it takes less than this part of them, and uses them up when it takes so much.
-_USED_UP, _ALL_OF_IT = 0.97, 0.985
+_EARLY, _EXHAUSTED = 0.97, 0.985
 #: A look may begin and end within a turn, and show so much of one too little.
 _CUT_OFF = 1.02
 
 #: Of what a pod would gain from a shorter round if it always waited: with less than this part it asks for no more.
 #: That is told by so many turns at least.
-_GAINED, TELLING = 0.4, 6
+_GAINED, MIN_TURNS = 0.4, 6
 
 #: The longest turn of a pod that does step after step is no more than so many times the mean: 1.00 to 1.05 was seen on
 #: an H200 for CUDA graphs, trainings and copies, 1.25 to 2.5 for programs launched kernel by kernel.
 _EVEN = 1.15
 
 #: A pod that is there for less than this part of the rounds rests in between.
-_THERE = 0.75
+_PRESENT = 0.75
 
 
 class Trial(NamedTuple):
@@ -48,14 +48,14 @@ class Trial(NamedTuple):
     #: The part of the time that switching took.
     switching: float = 0.0
     #: Whether everybody used all turns up.
-    used_up: bool = False
+    slices_exhausted: bool = False
     #: The least part of its turns that some pod used, of those that were always there.
-    least_used: float = 0.0
+    min_slice_use: float = 0.0
     #: Pods that were often not there when their turn came: they rest, and wait for nobody.
     resting: frozenset[str] = frozenset()
     watched_ns: int = 1
     #: Whose steps all fit into a slice, so that none was cut.
-    fitted: frozenset[str] = frozenset()
+    fits_slice: frozenset[str] = frozenset()
 
 
 def observe(
@@ -64,13 +64,13 @@ def observe(
     pods: Mapping[str, RoundEntry],
     watched_ns: int,
     used: float,
-    known_fitted: frozenset[str],
+    known_fits: frozenset[str],
     *,
     long: bool,
 ) -> Trial:
     """Read what pods did in ``watched_ns`` in which they took turns as ``sharing`` says.
 
-    ``used`` is the part of the time in which kernels ran, for turns by gate. The steps of ``known_fitted`` pods were
+    ``used`` is the part of the time in which kernels ran, for turns by gate. The steps of ``known_fits`` pods were
     known to fit into their slices. Of a ``long`` round few turns were seen, which don't tell who rests.
     """
     whole_ns = max(1, watched_ns)
@@ -80,7 +80,7 @@ def observe(
         rates = {name: use.run_ns / whole_ns * used for name, use in uses.items()}
         return Trial(sharing, rates, turns_ns, starts)
     uneven = frozenset(name for name, use in uses.items() if use.longest_ns > _EVEN * use.run_ns / max(1, use.starts))
-    early, fitted, used_up, least_used = [], set(known_fitted), True, 1.0
+    early, fits_slice, slices_exhausted, min_slice_use = [], set(known_fits), True, 1.0
     resting = frozenset() if long else _resting(uses, pods, turns_ns, watched_ns)
     for name, use in uses.items():
         part = pods[name].part
@@ -90,10 +90,10 @@ def observe(
         if is_early(use, pods[name]):
             early.append(name)
         if name not in resting:
-            used_up = used_up and left_ns <= max(full_ns, (1 - _ALL_OF_IT) * use.starts * full_ns)
-            least_used = min(least_used, use.run_ns / max(1, use.starts * full_ns))
-        if 0 < use.longest_ns < _USED_UP * full_ns:
-            fitted.add(name)
+            slices_exhausted = slices_exhausted and left_ns <= max(full_ns, (1 - _EXHAUSTED) * use.starts * full_ns)
+            min_slice_use = min(min_slice_use, use.run_ns / max(1, use.starts * full_ns))
+        if 0 < use.longest_ns < _EARLY * full_ns:
+            fits_slice.add(name)
     rates = {name: max(0.0, use.run_ns - use.starts * SWITCHED_NS) / whole_ns for name, use in uses.items()}
     switching = sum(starts.values()) * (SWITCHED_NS + GAP_NS) / whole_ns
     return Trial(
@@ -101,14 +101,14 @@ def observe(
         rates,
         turns_ns,
         starts,
-        uneven & fitted,
+        uneven & fits_slice,
         frozenset(early),
         switching,
-        used_up,
-        least_used,
+        slices_exhausted,
+        min_slice_use,
         resting,
         whole_ns,
-        frozenset(fitted),
+        frozenset(fits_slice),
     )
 
 
@@ -116,7 +116,7 @@ def is_early(use: GpuUse, entry: RoundEntry) -> bool:
     """Tell whether a pod left turns early; a look may begin and end in the middle of one."""
     assert entry.part is not None
     full_ns = turn_ns(entry.part.timeslice_us)
-    return use.run_ns < _USED_UP * use.starts * full_ns and use.starts * full_ns - use.run_ns > _CUT_OFF * full_ns
+    return use.run_ns < _EARLY * use.starts * full_ns and use.starts * full_ns - use.run_ns > _CUT_OFF * full_ns
 
 
 def _resting(
@@ -131,22 +131,23 @@ def _resting(
     return frozenset(
         name
         for name, use in uses.items()
-        if use.starts / max(1, pods[name].busy_tsgs) * round_ns < _THERE * watched_ns and turns_ns[name] < round_ns / 2
+        if use.starts / max(1, pods[name].busy_tsgs) * round_ns < _PRESENT * watched_ns
+        and turns_ns[name] < round_ns / 2
     )
 
 
-def short_of_due(seen: Trial, weights: Mapping[str, int], least: float) -> frozenset[str]:
+def short_of_share(trial: Trial, weights: Mapping[str, int], least: float) -> frozenset[str]:
     """Name the pods that have less than their part of all work done and leave turns early."""
-    done, whole = sum(seen.rates.values()), sum(weights.values())
-    return frozenset(name for name in seen.early if seen.rates[name] < least * done * weights[name] / whole)
+    done, whole = sum(trial.rates.values()), sum(weights.values())
+    return frozenset(name for name in trial.early if trial.rates[name] < least * done * weights[name] / whole)
 
 
-def asking_no_more(seen: Sequence[Trial]) -> frozenset[str]:
+def satisfied_pods(trials: Sequence[Trial]) -> frozenset[str]:
     """Name the pods that gained little when others' turns became shorter: they don't wait for those.
 
     A pod that always waits would be back as much sooner as the turns of the others are shorter.
     """
-    slices = [each for each in seen if not each.sharing.by_gate]
+    slices = [each for each in trials if not each.sharing.by_gate]
     found: set[str] = set()
     for before, after in pairwise(slices):
         if before.turns_ns.keys() != after.turns_ns.keys():
@@ -155,7 +156,7 @@ def asking_no_more(seen: Sequence[Trial]) -> frozenset[str]:
             others_before, others_after = (
                 sum(turn + GAP_NS for other, turn in each.turns_ns.items() if other != name) for each in (before, after)
             )
-            told = min(before.starts[name], after.starts[name]) >= TELLING
+            told = min(before.starts[name], after.starts[name]) >= MIN_TURNS
             if others_after > 0.75 * others_before or name not in before.early or not told:
                 continue
             step_ns = max(1.0, before.turns_ns[name])
@@ -166,24 +167,24 @@ def asking_no_more(seen: Sequence[Trial]) -> frozenset[str]:
     return frozenset(found)
 
 
-def promised(seen: Trial, pods: Mapping[str, RoundEntry]) -> frozenset[str]:
+def guaranteed(trial: Trial, pods: Mapping[str, RoundEntry]) -> frozenset[str]:
     """Name the pods that are due a part: those with a quota, or all where none has one."""
-    return frozenset(name for name in seen.rates if pods[name].grant.cores is not None) or frozenset(seen.rates)
+    return frozenset(name for name in trial.rates if pods[name].grant.cores is not None) or frozenset(trial.rates)
 
 
-def score(seen: Trial, every: Sequence[Trial], pods: Mapping[str, RoundEntry]) -> float:
+def score(trial: Trial, every: Sequence[Trial], pods: Mapping[str, RoundEntry]) -> float:
     """Rate a way to take turns: how far the least satisfied pod has what it is due, squared, times the work of all.
 
     Where any pod has a quota, those without one are promised nothing. A pod that uses up slices by weight has its part
     of the work, whatever a look at few turns has shown.
     """
     whole = sum(entry.weight for entry in pods.values())
-    due_it = promised(seen, pods)
-    if not seen.sharing.by_gate and not seen.sharing.equal:
-        due_it &= seen.early
-    done, least = sum(seen.rates.values()), 1.0
+    due_it = guaranteed(trial, pods)
+    if not trial.sharing.by_gate and not trial.sharing.equal:
+        due_it &= trial.early
+    done, least = sum(trial.rates.values()), 1.0
     for name in due_it:
         most = max(each.rates.get(name, 0.0) for each in every)
         due = min(pods[name].weight / whole * done, most)
-        least = min(least, seen.rates[name] / due if due > 0 else 1.0)
+        least = min(least, trial.rates[name] / due if due > 0 else 1.0)
     return least**2 * done

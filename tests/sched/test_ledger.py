@@ -228,20 +228,20 @@ def test_a_round_in_which_pods_or_weights_change_teaches_nothing() -> None:
     assert ledger.plan is not None
     heavier = replace(ledger.plan, pods=tuple(replace(part, weight=2) for part in ledger.plan.pods))
 
-    assert any(found.seen for found in ledger.advance(flooded(2 * STEP, ledger, "a", "b")).mixes.values())
+    assert any(found.trials for found in ledger.advance(flooded(2 * STEP, ledger, "a", "b")).mixes.values())
     for changed in (
         ledger.planned(heavier).advance(flooded(2 * STEP, ledger, "a", "b")),
         ledger.advance(flooded(2 * STEP, ledger, "a", "b", "c")),
     ):
-        assert not any(found.seen for found in changed.mixes.values())
+        assert not any(found.trials for found in changed.mixes.values())
 
 
-def test_policies_are_shown_who_is_satisfied_fitted_or_owes() -> None:
+def test_policies_see_satisfied_pods_slice_fits_and_debts() -> None:
     ledger = taught(Ledger(0), 0, 20, "a", "b")
-    known = Tuning(Sharing(), satisfied=frozenset("a"), fitted=frozenset("b"), debts_ns={"a": 1.4, "b": -1.6})
+    known = Tuning(Sharing(), satisfied=frozenset("a"), fits_slice=frozenset("b"), debts_ns={"a": 1.4, "b": -1.6})
     pods = replace(ledger, mixes=dict.fromkeys(ledger.mixes, known)).snapshot(STEP).pods
 
-    assert [(pod.satisfied, pod.fitted, pod.debt_ns) for pod in pods] == [(True, False, 1), (False, True, -2)]
+    assert [(pod.satisfied, pod.fits_slice, pod.debt_ns) for pod in pods] == [(True, False, 1), (False, True, -2)]
 
 
 def test_the_longest_turn_of_a_round_is_that_of_any_tsg() -> None:
