@@ -292,7 +292,7 @@ def test_another_kind_of_work_is_looked_at_anew() -> None:
     assert card.run(5).sharing == Sharing()
 
     card.programs["a"] = steps(8)
-    assert card.run(5).again > 0
+    assert card.run(5).retries > 0
     assert len(set(card.tried)) > 1
 
 
