@@ -112,7 +112,7 @@ def limited(*rules):
     ],
 )
 def test_device_rule_beyond_limits_conflicts_with_a_limit(rules):
-    with pytest.raises(RefusedError, match="makes video memory that no limit holds"):
+    with pytest.raises(RefusedError, match="makes video memory that no limit covers"):
         limited(*rules).check_devices()
     assert Container("web", 7, devices=[CTL], rules=rules).beyond_limits()
 
