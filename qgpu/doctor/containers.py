@@ -1,4 +1,4 @@
-"""Check of what container runtimes are told: the CDI file, and whether all that it names is there."""
+"""Check of the CDI file, and whether all files exist that it names."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def check_containers(directory: Path = cdi.DIRECTORY) -> Check:
 
 
 def _named(found: dict[str, Any]) -> Iterator[str]:
-    """Yield every file of the host that a CDI file names."""
+    """Yield every host file that a CDI file names."""
     for edits in (found["containerEdits"], *(device["containerEdits"] for device in found["devices"])):
         for node in edits.get("deviceNodes", ()):
             yield node["path"]

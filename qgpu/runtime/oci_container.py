@@ -151,7 +151,7 @@ def described(message: Mapping[str, Any], policy: ContainerPolicy | None = None)
             policy or ContainerPolicy(),
         )
     except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
-        raise InvalidValueError(f"container: what its runtime says of it is no description: {error!r}") from error
+        raise InvalidValueError(f"container: its runtime sent no valid description: {error!r}") from error
 
 
 def _rule(raw: Mapping[str, Any]) -> dict[str, Any]:

@@ -78,7 +78,7 @@ def check(container: Container, socket: Path) -> None:
     remedy = "start it with the profile that `qgpuctl cdi profile` prints: --security-opt seccomp=FILE"
     if section.get("listenerPath") != str(socket):
         raise RefusedError(
-            f"container {container.id}: on plane seccomp its calls must come to {socket} and do not; {remedy}"
+            f"container {container.id}: on plane seccomp its seccomp listener must be {socket} and is not; {remedy}"
         )
     for name in container.annotations:
         if name.startswith(_ELSEWHERE) and name != _HARMLESS:

@@ -147,7 +147,7 @@ def test_the_same_seed_gives_the_same_run() -> None:
         ({"batch": 0, "launch_us": 10}, "launch_us needs a batch"),
         ({"batch": 4, "launch_us": 10, "graph": True}, "launch_us needs a batch"),
         ({"trace": "x"}, "trace: a list"),
-        ({"trace": [[1]]}, "[1] is no [at_us, kernel_us] pair"),
+        ({"trace": [[1]]}, "[1] is not an [at_us, kernel_us] pair"),
         ({"trace": [[5, 1], [4, 1]]}, "4 µs comes after 5 µs"),
     ],
 )
