@@ -22,9 +22,9 @@ def check_containers(directory: Path = cdi.DIRECTORY) -> Check:
     except OSError as error:
         return Check(_NAME, Verdict.WARN, f"{path}: {error.strerror}", "qgpud writes it; see [containers] cdi")
     except (ValueError, KeyError, TypeError) as error:
-        return Check(_NAME, Verdict.FAIL, f"{path}: {error!r}", "remove it; qgpud writes it anew")
+        return Check(_NAME, Verdict.FAIL, f"{path}: {error!r}", "remove it; qgpud writes a new one")
     if missing:
-        return Check(_NAME, Verdict.FAIL, f"{path}: {missing[0]} is not there", "remove it; qgpud writes it anew")
+        return Check(_NAME, Verdict.FAIL, f"{path}: {missing[0]} is not there", "remove it; qgpud writes a new one")
     return Check(_NAME, Verdict.OK, f"{path}: {', '.join(device['name'] for device in found['devices'])}")
 
 

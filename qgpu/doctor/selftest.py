@@ -106,7 +106,7 @@ def _daemon(runtime_dir: Path, timeout_s: float) -> Iterator[Path]:
                 _until(lambda: (Path(own) / "qgpud.sock").exists() or process.poll() is not None, "its own qgpud")
                 if process.poll() is not None:
                     why = log.read_text(errors="replace").strip().rpartition("\n")[2]
-                    raise QgpuError(f"self-test: its own qgpud did not start: {why}")
+                    raise QgpuError(f"self-test: its own qgpud did not start; its error: {why}")
                 yield Path(own)
             finally:
                 process.send_signal(signal.SIGTERM)

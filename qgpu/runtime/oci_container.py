@@ -123,8 +123,8 @@ class Container:
             raise RefusedError(f"container {self.id}: process {self.pid}: {error.strerror}") from error
         if at in ("/", parent):
             raise RefusedError(
-                f"container {self.id}: it has no cgroup of its own (version 2: {at}), so nobody could tell its "
-                "processes from others; start it with one"
+                f"container {self.id}: it has no cgroup of its own (version 2: {at}), so its processes "
+                "cannot be told from others; start it with one"
             )
         return at
 

@@ -123,10 +123,10 @@ class Tuning(NamedTuple):
     #: How long each pod's turns were when gates failed, and when that was.
     gates_failed: Mapping[str, float] = MappingProxyType({})
     gates_failed_ns: int = 0
-    #: Retries because pods' behaviour changed or a pod fell short: how many of late, and when the last was.
+    #: Retries because pods' behaviour changed or a pod fell short: how many lately, and when the last was.
     retries: int = 0
     retried_ns: int = 0
-    #: Retries because a pod stayed underserved: how many of late, and since when one is underserved now.
+    #: Retries because a pod stayed underserved: how many lately, and since when one is underserved now.
     underserved_retries: int = 0
     underserved_since_ns: int = 0
 

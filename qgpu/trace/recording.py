@@ -132,7 +132,7 @@ class Recording:
 
 
 def record(client: Client, seconds: float, gpu: int | None, stopped: Callable[[float], bool]) -> Recording:
-    """Record one pGPU, or all, for ``seconds`` or until ``stopped``, which waits as long as it is told, returns True.
+    """Record one pGPU, or all, for ``seconds`` or until ``stopped(s)`` returns True, which waits for up to s seconds.
 
     Raises TimedOutError if a pGPU's loop does not tick.
     """
