@@ -100,7 +100,7 @@ def run(mix: Mix, *, feedback: bool = True, leaving: bool = False) -> list[Momen
 
     def noted(snapshot: Snapshot) -> Plan:
         if not feedback:
-            pods = tuple(replace(pod, debt_ns=0, satisfied=False, fitted=False) for pod in snapshot.pods)
+            pods = tuple(replace(pod, debt_ns=0, satisfied=False, fits_slice=False) for pod in snapshot.pods)
             snapshot = replace(snapshot, pods=pods, offline=Sharing())
         plans.append(policy(snapshot))
         return plans[-1]

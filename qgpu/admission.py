@@ -1,7 +1,7 @@
-"""Whether grants fit: the one place that says yes or no before anything is promised to a pod.
+"""Admission: the one place that checks whether grants fit before a pod gets them.
 
-Pure: it is shown the pGPUs, their settings and the pods as they would be, and raises for the first thing that
-does not fit. It changes nothing; a caller that got past it may.
+Pure: each function gets the pGPUs, their settings and the pods as they would be, and raises an error for the first
+thing that does not fit. The caller makes the change if no error was raised.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def check_new(
     pgpus: Sequence[Pgpu],
     settings: Mapping[int, GpuSettings],
 ) -> None:
-    """Check a pod that is to be made. Raises InvalidValueError, UnknownNameError or RefusedError."""
+    """Check a new pod. Raises InvalidValueError, UnknownNameError or RefusedError."""
     cgroup.check_name(name)
     if any(pod.name == name for pod in pods):
         raise RefusedError(f"pod {name}: there is one of that name already; choose another --name")
@@ -40,14 +40,14 @@ def check_amended(
     pgpus: Sequence[Pgpu],
     settings: Mapping[int, GpuSettings],
 ) -> None:
-    """Check new grants of a pod that there is. Raises UnknownNameError or RefusedError."""
+    """Check new grants of an existing pod. Raises UnknownNameError or RefusedError."""
     if not any(pod.name == name for pod in pods):
         raise no_pod(name)
     _check_fit(name, grants, [pod for pod in pods if pod.name != name], pgpus, settings)
 
 
 def check_settings(index: int, pods: Sequence[PodInfo], wanted: GpuSettings) -> None:
-    """Check a change of a pGPU's policies against the grants that stand. Raises RefusedError."""
+    """Check new settings of a pGPU against the existing grants. Raises RefusedError."""
     for pod in pods:
         if index in pod.grants:
             _check_quota(pod.name, index, pod.grants[index], wanted)

@@ -1,7 +1,6 @@
-"""The configuration file of the daemon: TOML into one frozen value, or one clear line and nothing taken.
+"""Reads the daemon's configuration file: TOML becomes one frozen value, or one error line if anything is wrong.
 
-It decides what a configuration may say. What it means is left to the daemon; whether grants fit is left to
-admission.
+It defines the keys and their bounds. The daemon applies them; admission checks whether grants fit.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from qgpu.toml_tables import Table
 
 
 class LogFormat(StrEnum):
-    """How log lines look; ``auto`` is text on a terminal and JSON elsewhere."""
+    """The format of log lines; ``auto`` is text on a terminal and JSON elsewhere."""
 
     AUTO = "auto"
     JSON = "json"
@@ -39,7 +38,7 @@ class LogFormat(StrEnum):
 
 
 class LogLevel(StrEnum):
-    """The least important log lines that are still written."""
+    """The lowest level of log lines that are written."""
 
     DEBUG = "debug"
     INFO = "info"
@@ -48,14 +47,14 @@ class LogLevel(StrEnum):
 
 
 class DeviceFiles(StrEnum):
-    """Whether the kernel keeps pods' device files to the pods, where it can."""
+    """Whether the BPF program isolates pods' device files, if the kernel can run it."""
 
     AUTO = "auto"
     OFF = "off"
 
 
 class MetricsCompat(StrEnum):
-    """Whose names metrics have beside qgpu's own."""
+    """Another project's metric names to serve besides qgpu's own."""
 
     NONE = "none"
     HAMI = "hami"
@@ -63,7 +62,7 @@ class MetricsCompat(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Metrics:
-    """Where Prometheus finds metrics, if anywhere."""
+    """The address of the metrics endpoint, if any, and its names."""
 
     listen: Address | None = None
     compat: MetricsCompat = MetricsCompat.NONE
@@ -71,12 +70,12 @@ class Metrics:
 
 @dataclass(frozen=True, slots=True)
 class GpuSettings:
-    """How one pGPU is shared: the policy of offline pods, that of online pods, the period, the offline floor."""
+    """The settings of one pGPU: policy of offline pods, policy of online pods, period, offline floor."""
 
     policy: str = "burst-share"
     online_policy: str = "best-effort"
     period_ns: int = 100 * NS_PER_MS
-    #: Per cent of the GPU that offline pods get together even if online work is unending.
+    #: Per cent of the GPU that offline pods get together, however much online work there is.
     offline_floor: int = 0
 
     def __post_init__(self) -> None:
@@ -84,7 +83,7 @@ class GpuSettings:
         object.__setattr__(self, "online_policy", policies.find(self.online_policy))
         for name in ("period_ns", "offline_floor"):
             if type(value := getattr(self, name)) is not int:
-                raise InvalidValueError(f"{name} {value!r}: it is a whole number")
+                raise InvalidValueError(f"{name} {value!r}: must be a whole number")
         if not MIN_PERIOD_NS <= self.period_ns <= MAX_PERIOD_NS:
             raise InvalidValueError(
                 f"period {units.format_duration(self.period_ns)}: a period is "
@@ -96,16 +95,16 @@ class GpuSettings:
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """All that an operator may set in the file; every default is a working choice."""
+    """All settings of the file; every default works."""
 
     plane: Plane = Plane.AUTO
-    #: Who may connect to the control socket at all, and the group whose members may change things through it.
+    #: Permissions of the control socket, and the group whose members may change things through it.
     socket_mode: int = 0o666
     socket_gid: int | None = None
     log_level: LogLevel = LogLevel.INFO
     log_format: LogFormat = LogFormat.AUTO
     metrics: Metrics = field(default_factory=Metrics)
-    #: The directory of the CDI file; "off" for none, "auto" for the usual one where there are real pGPUs.
+    #: The directory of the CDI file; "off" for no file, "auto" for the default directory if the pGPUs are real.
     cdi: str = "auto"
     containers: ContainerPolicy = field(default_factory=ContainerPolicy)
     device_files: DeviceFiles = DeviceFiles.AUTO
@@ -118,7 +117,7 @@ class Config:
 
 
 def load(path: Path) -> Config:
-    """Read a configuration file. Raises ConfigError with the file, the key and what to do."""
+    """Read a configuration file. Raises ConfigError with file, key and remedy."""
     top = toml_tables.read(path)
     top.only("plane", "device_files", "socket", "log", "metrics", "containers", "defaults", "gpu")
     socket, log, metrics, containers = (top.table(key) for key in ("socket", "log", "metrics", "containers"))
@@ -146,12 +145,12 @@ def load(path: Path) -> Config:
     )
 
 
-#: The keys of a table that says how a pGPU is shared.
+#: The keys of a table with a pGPU's settings.
 GPU_KEYS = ("policy", "online_policy", "period", "offline_floor")
 
 
 def gpu_settings(table: Table, base: GpuSettings) -> GpuSettings:
-    """Read how a pGPU is shared; what is not said is as in ``base``. Raises ConfigError."""
+    """Read a pGPU's settings; missing keys are as in ``base``. Raises ConfigError."""
     policy = table.text("policy", base.policy, policies.find)
     online_policy = table.text("online_policy", base.online_policy, policies.find)
     period_ns = table.text("period", base.period_ns, units.parse_duration)
@@ -160,7 +159,7 @@ def gpu_settings(table: Table, base: GpuSettings) -> GpuSettings:
     return table.check("offline_floor", lambda: replace(kept, offline_floor=floor))
 
 
-#: The keys of a table that says what may be asked for.
+#: The keys of a table that bounds what containers may ask for.
 _ASKED = ("classes", "max_cores", "max_memory")
 
 

@@ -1,4 +1,4 @@
-"""How our programs end: what went wrong is one line on stderr (what, where, what to do) and a documented exit code."""
+"""How our programs end: an error is one line on stderr (what, where, remedy) and a documented exit code."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from qgpu.errors import ExitCode, QgpuError
 
 
 class Directory(click.Path):
-    """A directory by its path: not an empty one, as of a variable that is not set, which would be the current one."""
+    """A directory's path. Rejects an empty one, as from an unset variable: it would mean the current directory."""
 
     def __init__(self) -> None:
         super().__init__(path_type=Path)
@@ -26,7 +26,7 @@ class Directory(click.Path):
 
 
 def run(name: str, command: click.Command) -> None:
-    """Run a command by the arguments of this process; where it fails, end with its line and code."""
+    """Run a command with this process's arguments. If it fails, exit with its error line and code."""
     try:
         command.main(prog_name=name, standalone_mode=False)
         sys.stdout.flush()
@@ -41,15 +41,15 @@ def run(name: str, command: click.Command) -> None:
         sys.exit(ExitCode.INTERRUPTED)
     except QgpuError as error:
         _end(name, str(error), error.code)
-    except BrokenPipeError:  # the reader of our output has seen enough
+    except BrokenPipeError:  # the reader of our output has closed it
         _forget_output()
-    except OSError as error:  # a full disk behind our output, no descriptor left
+    except OSError as error:  # the output's disk is full, or no descriptor is left
         _forget_output()
         _end(name, ": ".join(str(part) for part in (error.filename, error.strerror or error) if part), ExitCode.FAILED)
 
 
 def _forget_output() -> None:
-    """Let what could not be written go: the interpreter would try again at its end, and say so."""
+    """Discard unwritten output. Otherwise the interpreter would retry at exit and report the failure."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

@@ -1,7 +1,7 @@
-"""The errors qgpu raises, each with the exit code that ``qgpuctl`` and ``qgpud`` end with.
+"""The errors that qgpu raises, each with its exit code of ``qgpuctl`` and ``qgpud``.
 
-Codes follow NVML's return values where the meanings meet (nvmlReturn_t) and start at 20 where they don't.
-A message names what, where and what to do, in one line.
+Codes equal NVML's return values (nvmlReturn_t) where the meanings agree; others start at 20. A message is one line
+with what is wrong, where, and the remedy.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from enum import IntEnum
 
 
 class ExitCode(IntEnum):
-    """Exit codes of the command line; ``qgpuctl run`` returns its command's own code instead."""
+    """Exit codes of the command line. ``qgpuctl run`` returns its command's exit code instead."""
 
     OK = 0
     FAILED = 1
@@ -30,7 +30,7 @@ class ExitCode(IntEnum):
 
 
 class QgpuError(Exception):
-    """Something qgpu was asked for cannot be done; ``str()`` is one line fit for a person."""
+    """A request cannot be done; ``str()`` is one line for people."""
 
     code = ExitCode.FAILED
 
@@ -42,13 +42,13 @@ class InvalidValueError(QgpuError, ValueError):
 
 
 class ConfigError(QgpuError):
-    """The configuration file is wrong; nothing of it was taken."""
+    """The configuration file has an error; none of it was applied."""
 
     code = ExitCode.USAGE
 
 
 class NotSupportedError(QgpuError):
-    """Nothing qgpu can enforce on: an unknown driver, kernel or card."""
+    """qgpu cannot enforce here: the driver, kernel or card lacks support."""
 
     code = ExitCode.NOT_SUPPORTED
 
@@ -60,7 +60,7 @@ class PermissionDeniedError(QgpuError):
 
 
 class UnknownNameError(QgpuError):
-    """No pod, pGPU or policy of that name."""
+    """No pod, pGPU or policy has that name."""
 
     code = ExitCode.NOT_FOUND
 
@@ -96,7 +96,7 @@ class AlreadyRunningError(QgpuError):
 
 
 class BackendGoneError(QgpuError):
-    """The data plane stopped answering."""
+    """The data plane does not answer any more."""
 
     code = ExitCode.GPU_LOST
 
@@ -110,18 +110,18 @@ class RmError(QgpuError):
 
 
 def no_pod(name: str) -> UnknownNameError:
-    """Say that there is no pod of that name."""
+    """Return the error that no pod has this name."""
     return UnknownNameError(f"pod {name}: there is none of that name; see: qgpuctl pod list")
 
 
 def no_pgpu(index: int, known: Iterable[int]) -> UnknownNameError:
-    """Say that there is no pGPU of that number, and which there are."""
+    """Return the error that no pGPU has this number, with the numbers that exist."""
     numbers = ", ".join(map(str, known)) or "none"
     return UnknownNameError(f"pGPU {index}: there is none of that number; there are: {numbers}")
 
 
 def from_code(code: int, message: str) -> QgpuError:
-    """Rebuild an error that another process of qgpu reported by exit code and message."""
+    """Rebuild an error that another qgpu process reported by exit code and message."""
     for kind in QgpuError.__subclasses__():
         if kind.code == code and kind is not RmError:
             return kind(message)

@@ -1,4 +1,4 @@
-"""Looks at the daemon from outside: who has which grant and what share of which pGPU, between one look and the next."""
+"""Live shares as a client of the daemon sees them: each pod's grant and its share of each pGPU between two readings."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from qgpu.ipc.control_socket import Client
 
 
 def look(client: Client) -> dict[str, Any]:
-    """Ask for everything there is to see."""
+    """Return the daemon's status together with all pods."""
     return client.call("status") | {"pods": client.call("pod.list")["pods"]}
 
 
 def shares(before: dict[str, Any], now: dict[str, Any]) -> list[dict[str, Any]]:
-    """Turn two looks into shares: GPU time over the time between the samples that reported it."""
+    """Return a row for each pod and pGPU with its share, 0 to 1: GPU time over the time between the two samples."""
     used = {(pod["name"], usage["gpu"]): usage for pod in before["pods"] for usage in pod["usage"]}
     rows = []
     for pod in now["pods"]:

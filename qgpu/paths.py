@@ -1,4 +1,4 @@
-"""Where qgpu's files lie unless it is told otherwise."""
+"""Default paths of qgpu's files."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def default_runtime_dir() -> Path:
-    """Return where the control socket is looked for: QGPU_RUNTIME_DIR, or the place of root or of this user."""
+    """Return the default directory of the control socket: QGPU_RUNTIME_DIR, else root's or this user's."""
     if chosen := os.environ.get("QGPU_RUNTIME_DIR"):
         return Path(chosen)
     if os.geteuid() == 0:
@@ -18,10 +18,10 @@ def default_runtime_dir() -> Path:
 
 
 def socket_path(runtime_dir: Path) -> Path:
-    """Return where the control socket lies."""
+    """Return the path of the control socket."""
     return runtime_dir / "qgpud.sock"
 
 
 def default_state_dir(runtime_dir: Path) -> Path | None:
-    """Return where the daemon of this host keeps its state; nowhere for one that runs elsewhere, beside it maybe."""
+    """Return the state directory of root's daemon in /run/qgpu; None for any other daemon, which may run beside it."""
     return Path("/var/lib/qgpu") if os.geteuid() == 0 and runtime_dir == Path("/run/qgpu") else None

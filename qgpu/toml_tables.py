@@ -1,6 +1,6 @@
-"""A TOML file, table by table: each knows where it stands, so that every complaint names the file and the key.
+"""Reads a TOML file table by table. Each table knows its place, so that every error names the file and the key.
 
-What the tables of a file may hold is decided by who reads it.
+The callers define which keys a table may have.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ class Table:
     raw: dict[str, Any]
 
     def error(self, key: str, what: str) -> ConfigError:
-        """Make an error that names the file and a key of this table; the table itself where ``key`` is empty."""
+        """Return an error that names the file and a key of this table, or the table itself if ``key`` is empty."""
         return ConfigError(f"{self.file}: {self._at(key)}: {what}")
 
     def only(self, *keys: str) -> None:
-        """See that there are no other keys. Raises ConfigError."""
+        """Raise ConfigError if there are any other keys."""
         for key in self.raw:
             if key not in keys:
                 raise self.error(key, f"no such key; known here: {', '.join(keys)}")
 
     def text(self, key: str, default: _T, read: Callable[[str], _T]) -> _T:
-        """Read a value that is written as a string. Raises ConfigError."""
+        """Read a string with ``read``, or return ``default`` if the key is missing. Raises ConfigError."""
         if key not in self.raw:
             return default
         value = self.raw[key]
@@ -46,18 +46,18 @@ class Table:
         return self.check(key, lambda: read(value))
 
     def check(self, key: str, make: Callable[[], _T]) -> _T:
-        """Make a value, and name the key if that is refused. Raises ConfigError."""
+        """Return ``make()``. If it refuses the value, raise a ConfigError that names the key."""
         try:
             return make()
         except QgpuError as error:
             raise self.error(key, str(error)) from error
 
     def table(self, key: str) -> Table:
-        """Return a table below this one; an empty one if it is not there. Raises ConfigError."""
+        """Return a table inside this one, empty if it is missing. Raises ConfigError."""
         return self._below(key, self.raw.get(key, {}))
 
     def tables(self, key: str) -> list[Table]:
-        """Return a list of tables below this one. Raises ConfigError."""
+        """Return a list of tables inside this one. Raises ConfigError."""
         value = self.raw.get(key, [])
         if not isinstance(value, list):
             raise self.error(key, f"must be a list of tables, written [[{self._at(key)}]]")

@@ -1,4 +1,4 @@
-"""Sizes, times and choices as people write them, into bytes, nanoseconds and words, and back. Knows nothing of pods."""
+"""Converts sizes, times and choices between what people write and bytes, nanoseconds and enumerations."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def parse_percent(text: str) -> int:
 
 
 def parse_choice(kind: type[_E], text: str) -> _E:
-    """Read one of the words of an enumeration. Raises InvalidValueError."""
+    """Read one word of an enumeration. Raises InvalidValueError."""
     try:
         return kind(text)
     except ValueError:

@@ -50,7 +50,7 @@ def test_what_does_not_fit_is_named(
         admission.check_new(name, grants, PODS, CARDS, settings)
 
 
-def test_an_online_pod_needs_no_quota_where_only_offline_shares_are_fixed() -> None:
+def test_online_pod_needs_no_quota_if_only_offline_is_fixed() -> None:
     admission.check_new("c", {0: Grant(PodClass.ONLINE)}, PODS, CARDS, FIXED)
 
 
@@ -79,7 +79,7 @@ def test_a_policy_that_starves_nobody_is_taken() -> None:
     admission.check_settings(1, PODS, FIXED[0])
 
 
-def test_an_offline_floor_and_quotas_of_online_pods_have_to_fit_together() -> None:
+def test_offline_floor_and_online_quotas_must_fit_together() -> None:
     floor = GpuSettings(offline_floor=30)
     online = PodInfo("on", {0: Grant(PodClass.ONLINE, cores=70)})
     admission.check_settings(0, [online], floor)

@@ -106,7 +106,7 @@ def test_a_missing_file_is_one_line(tmp_path: Path) -> None:
         config.load(tmp_path / "nothing")
 
 
-def test_what_containers_may_ask_for_is_the_administrators_to_say(tmp_path: Path) -> None:
+def test_administrator_bounds_what_containers_may_request(tmp_path: Path) -> None:
     assert load(tmp_path, "").containers == ContainerPolicy()
     found = load(
         tmp_path,

@@ -1,4 +1,4 @@
-"""``qgpuctl cdi``: what container runtimes read: the CDI file, and the profile of the plane without a module."""
+"""``qgpuctl cdi``: the files that container runtimes read: the CDI file, and the seccomp plane's profile."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from qgpu.runtime import seccomp_profile
 
 @click.group()
 def cdi() -> None:
-    """Describe the pGPUs to container runtimes."""
+    """Files for container runtimes: CDI specification and seccomp profile."""
 
 
 @cdi.command()
 @pass_context
 def show(context: Context) -> None:
-    """Print the CDI file as it would be written now."""
+    """Print the CDI file for this host without writing it."""
     print_json(_specification(context))
 
 
@@ -36,11 +36,11 @@ def show(context: Context) -> None:
     type=click.Path(path_type=Path),
     default=specification.DIRECTORY,
     show_default=True,
-    help="Where the runtimes look for it.",
+    help="Directory in which runtimes look for CDI files.",
 )
 @pass_context
 def generate(context: Context, directory: Path) -> None:
-    """Write the CDI file; the daemon does so by itself and keeps it current."""
+    """Write the CDI file. A running daemon does this by itself and keeps the file current."""
     click.echo(specification.write(_specification(context), directory))
 
 
@@ -50,9 +50,9 @@ def generate(context: Context, directory: Path) -> None:
     type=click.Path(path_type=Path),
     default=seccomp_profile.BASE,
     show_default=True,
-    help="The profile to weave the filter into: that which containers have now.",
+    help="Base profile: the one that containers use now.",
 )
-@click.option("--unconfined", is_flag=True, help="No base: allow every call that is not the GPU's.")
+@click.option("--unconfined", is_flag=True, help="No base profile: allow every call that is not the GPU's.")
 @pass_context
 def profile(context: Context, base: Path, unconfined: bool) -> None:
     """Print the seccomp profile that containers need on plane seccomp."""

@@ -1,4 +1,4 @@
-"""What every command of ``qgpuctl`` has at hand: where the daemon is and how long to wait for it."""
+"""The context of every ``qgpuctl`` command: where the daemon is and how long to wait for it."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from qgpu.ipc.control_socket import Client
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """The options that come before the command."""
+    """The global options, which precede the command."""
 
     runtime_dir: Path
     timeout_s: float
 
     def connect(self) -> Client:
-        """Connect to the daemon."""
+        """Connect to the daemon. Raises DaemonUnreachableError."""
         return Client(self.runtime_dir, self.timeout_s)
 
     def ask(self, op: str, **arguments: Any) -> dict[str, Any]:
-        """Make one request and return its answer."""
+        """Make one request and return its answer. Raises a QgpuError."""
         with self.connect() as client:
             return client.call(op, **arguments)
 

@@ -1,4 +1,4 @@
-"""``qgpuctl doctor``: what this host has and lacks, and whether shares are really enforced now."""
+"""``qgpuctl doctor``: what this host needs for sharing GPUs, and whether shares are enforced now."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from qgpu.ipc.control_socket import SCHEMA
 @output_option
 @pass_context
 def doctor(context: Context, self_test: bool, gpu: int, output: str) -> None:
-    """Check what qgpu needs; ends with 3 if something is missing, with 22 if shares are not enforced."""
+    """Check what qgpu needs. Exit code 3: something is missing; 22: shares are not enforced."""
     from qgpu.doctor.containers import check_containers
     from qgpu.doctor.daemon import check_daemon
     from qgpu.doctor.device_files import check_device_files

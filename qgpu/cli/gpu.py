@@ -36,15 +36,15 @@ def status(context: Context, output: str) -> None:
 
 
 def _beside(answer: dict[str, Any]) -> Iterator[str]:
-    """Say whether pods' device files are theirs alone, and who is on the cards beside pods."""
+    """Yield lines about the isolation of device files, and about processes on the cards outside pods."""
     files = answer["device_files"]
     if files["enforced"]:
         refused = sum(files["refused"].values())
-        yield f"device files: kept to their pods, {refused} uses from outside refused"
+        yield f"device files: isolated, {refused} uses from outside refused"
         if files["why"]:
             yield f"device files: {files['why']}"
     elif answer["plane"] != "sim":
-        yield f"device files: NOT kept to their pods: {files['why']}"
+        yield f"device files: NOT isolated: {files['why']}"
     for each in answer["unmanaged_processes"]:
         yield f"outside pods: process {each['pid']} ({each['name']}) on pGPU {each['gpu']}, cgroup {each['cgroup']}"
 
@@ -89,7 +89,7 @@ _NUMBERED = ", ".join(f"{name} ({info.number})" for name, info in POLICIES.items
 @click.option("--online-policy", help="Policy among online pods.")
 @click.option("--period", type=DURATION, help="Scheduling period, 10ms to 10s.")
 @click.option(
-    "--offline-floor", "floor", type=PERCENT, help="What offline pods get however much online work there is, as 10%."
+    "--offline-floor", "floor", type=PERCENT, help="Part for offline pods that online work cannot take, such as 10%."
 )
 @pass_context
 def set_(
@@ -100,7 +100,7 @@ def set_(
     period: int | None,
     floor: int | None,
 ) -> None:
-    """Set what is given of how a pGPU is shared."""
+    """Change the given settings of a pGPU."""
     changes = {"policy": policy_name, "online_policy": online_policy, "period_ns": period, "offline_floor": floor}
     if all(value is None for value in changes.values()):
         raise InvalidValueError(

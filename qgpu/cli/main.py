@@ -1,4 +1,4 @@
-"""``qgpuctl``: its commands and how it ends. Every error is one line on stderr and a documented exit code."""
+"""``qgpuctl``: its commands and exit codes. Every error is one line on stderr and a documented exit code."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from qgpu.cli.context import Context
 from qgpu.cli.params import Seconds
 from qgpu.paths import default_runtime_dir
 
-#: Where each command lives: nothing but the one that was asked for is imported.
+#: The module of each command. Only the module of the requested command is imported.
 _COMMANDS = {
     "cdi": "qgpu.cli.cdi",
     "doctor": "qgpu.cli.doctor",
@@ -33,7 +33,7 @@ _COMMANDS = {
 
 
 class _Lazy(click.Group):
-    """A group that imports a command when it is asked for it."""
+    """A group that imports a command's module on first use."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
         return sorted(_COMMANDS)
@@ -46,23 +46,23 @@ class _Lazy(click.Group):
 
 
 @click.group(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
-@click.option("--runtime-dir", type=entry_point.Directory(), help="Where the daemon's control socket is.")
-@click.option("--timeout", type=Seconds(0.1, 3600), default=10.0, show_default=True, help="Seconds to wait for it.")
+@click.option("--runtime-dir", type=entry_point.Directory(), help="Directory of the daemon's control socket.")
+@click.option("--timeout", type=Seconds(0.1, 3600), default=10.0, show_default=True, help="Seconds to wait for qgpud.")
 @click.version_option(qgpu.__version__)
 @click.pass_context
 def command(ctx: click.Context, runtime_dir: Path | None, timeout: float) -> None:
-    """Share GPUs among pods: see who gets what, and change it."""
+    """Share GPUs among pods: show and change what each pod gets."""
     ctx.obj = Context(runtime_dir or default_runtime_dir(), timeout)
 
 
 def main() -> None:
-    """Run ``qgpuctl`` and end with its exit code."""
+    """Run ``qgpuctl`` and exit with its code."""
     _open_streams()
     entry_point.run("qgpuctl", command)
 
 
 def _open_streams() -> None:
-    """Put /dev/null where a standard stream is closed, or the next file that is opened would be taken for it."""
+    """Open /dev/null for closed standard streams. Otherwise the next opened file would take their number."""
     for fd, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
             taken = os.open(os.devnull, os.O_RDWR)

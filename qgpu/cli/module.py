@@ -1,4 +1,4 @@
-"""``qgpuctl module``: the kernel module's state, and its switch. No daemon is needed for either."""
+"""``qgpuctl module``: the kernel module's state and its on/off switch. Neither needs a daemon."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _SWITCH = Path("/sys/module/qgpu/parameters/enforce")
 
 @click.group()
 def module() -> None:
-    """See the kernel module, and switch it off and on at once."""
+    """Show the kernel module, and switch it off and on."""
 
 
 @module.command()
 @output_option
 def show(output: str) -> None:
-    """Show whether it enforces, on which driver, and what it knows of pods."""
+    """Show whether it enforces, on which driver, and which pods it knows."""
     found = _state()
     rows = [(name.replace("_", " "), str(value)) for name, value in found.items()]
     print_as(output, {"schema": SCHEMA, **found}, ("", "MODULE"), rows)
@@ -32,13 +32,13 @@ def show(output: str) -> None:
 
 @module.command()
 def off() -> None:
-    """Let go of the driver: every gate opens, nothing is refused or counted until it is switched on."""
+    """Stop enforcing: every gate opens, and nothing is refused or counted until it is switched on again."""
     _switch("0")
 
 
 @module.command()
 def on() -> None:
-    """Enforce again. What running programs have on the card by then stays outside their pods' grants."""
+    """Enforce again. Memory and channels that programs allocated meanwhile stay outside their pods' grants."""
     _switch("1")
 
 

@@ -1,4 +1,4 @@
-"""How answers are printed: tables for people, versioned JSON for programs. Nothing here asks the daemon."""
+"""Prints answers: tables for people, versioned JSON for programs. It does not talk to the daemon."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def output_option(function: _F) -> _F:
 
 
 def print_json(answer: dict[str, Any]) -> None:
-    """Print an answer of the daemon as it is, without the envelope's ``ok``."""
+    """Print the daemon's answer unchanged, except for the envelope's ``ok``."""
     click.echo(json.dumps({key: value for key, value in answer.items() if key != "ok"}, indent=2))
 
 
@@ -43,12 +43,12 @@ def print_as(output: str, answer: dict[str, Any], header: Sequence[str], rows: S
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print rows below their header, in columns as wide as they need to be."""
+    """Print rows below their header, in columns of fitting width."""
     click.echo("\n".join(table(header, rows)))
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Lay out rows below their header and return the lines."""
+    """Return rows below their header as aligned lines."""
     widths = [max(len(cell) for cell in column) for column in zip(header, *rows, strict=True)]
     return [
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
@@ -58,9 +58,9 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 
 @contextmanager
 def writing(path: Path) -> Iterator[BinaryIO]:
-    """Give the file that a command is to write, before it begins what it is to write there; it is there whole, or not.
+    """Open the output file of a command before its work begins. The file appears complete or not at all.
 
-    Raises InvalidValueError where nothing can be written, QgpuError for a disk that is full.
+    Raises InvalidValueError if it cannot be written, QgpuError if the disk is full.
     """
     with ExitStack() as stack:
         try:
@@ -75,15 +75,15 @@ def writing(path: Path) -> Iterator[BinaryIO]:
 
 
 def memory(size: int | None) -> str:
-    """Write a number of bytes, or that there is no limit."""
+    """Format a number of bytes, or no limit."""
     return "-" if size is None else units.format_memory(size)
 
 
 def duration(duration_ns: int | None) -> str:
-    """Write a time, or that there is none."""
+    """Format a time, or none."""
     return "-" if duration_ns is None else units.format_duration(duration_ns)
 
 
 def cores(quota: int | None) -> str:
-    """Write a quota, or that there is none."""
+    """Format a quota, or none."""
     return "-" if quota is None else f"{quota} %"

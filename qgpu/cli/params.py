@@ -1,4 +1,4 @@
-"""Types of options: quantities as people write them, ``none`` where something can be taken away."""
+"""Option types: quantities as people write them, and ``none`` for limits that can be removed."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ import click
 from qgpu import units
 from qgpu.errors import InvalidValueError
 
-#: Takes a quota or a limit away; distinct from an option that was not given.
+#: Removes a quota or a limit; distinct from an option that was not given.
 NONE = "none"
 
 
 class Written(click.ParamType[int]):
-    """A quantity as people write it; the value is what ``read`` makes of it, or was given as a number already."""
+    """A quantity as people write it. ``read`` converts it; a number is taken as it is."""
 
     def __init__(self, name: str, read: Callable[[str], int]) -> None:
         self.name = name
         self._read = read
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Read it."""
+        """Convert a value; fail with a usage error."""
         if isinstance(value, int):
             return value
         try:
@@ -39,10 +39,10 @@ PERCENT = Written("per cent", units.parse_percent)
 
 
 class Seconds(click.FloatRange):
-    """Seconds, of which there are finitely many: not "nan", which lies within all bounds."""
+    """Seconds within bounds. Rejects "nan", which click's own range accepts."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Read it."""
+        """Convert a value; fail with a usage error."""
         seconds: float = super().convert(value, param, ctx)
         if math.isnan(seconds):
             self.fail(f"{value!r} is not a number", param, ctx)
@@ -57,5 +57,5 @@ class OrNone(click.ParamType[Any]):
         self.name = f"{inner.name}|none"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Read it."""
+        """Convert a value; fail with a usage error."""
         return value if value == NONE else self._inner.convert(value, param, ctx)

@@ -1,4 +1,4 @@
-"""``qgpuctl pod``: the pods, what they were granted and what they used."""
+"""``qgpuctl pod``: the pods, their grants and their use."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _HEADER = ("POD", "GPU", "CLASS", "TARGET", "CORES", "MEMORY", "USED", "HELD", "
 
 @click.group()
 def pod() -> None:
-    """List pods and change what they were granted."""
+    """List pods and change their grants."""
 
 
 @pod.command("list")
@@ -42,9 +42,9 @@ def show(context: Context, name: str, output: str) -> None:
 
 @pod.command("set")
 @click.argument("name")
-@click.option("--gpu", type=int, help="Only its grant on this pGPU.")
+@click.option("--gpu", type=int, help="Change only the grant on this pGPU.")
 @click.option("--cores", "quota", type=OrNone(click.INT), help="Quota in per cent of the pGPU, or none.")
-@click.option("--class", "pod_class", type=click.Choice([each.value for each in PodClass]), help="Its class.")
+@click.option("--class", "pod_class", type=click.Choice([each.value for each in PodClass]), help="The pod's class.")
 @click.option("--memory", "limit", type=OrNone(MEMORY), help="Memory limit such as 16GiB, or none.")
 @click.option(
     "--latency-target", "target", type=OrNone(DURATION), help="What sharing may add to its p99, such as 2ms, or none."
@@ -53,7 +53,7 @@ def show(context: Context, name: str, output: str) -> None:
 def set_(
     context: Context, name: str, gpu: int | None, quota: Any, pod_class: str | None, limit: Any, target: Any
 ) -> None:
-    """Change what a running pod was granted."""
+    """Change the grants of a running pod."""
     changes = {
         key: None if value == NONE else value
         for key, value in (

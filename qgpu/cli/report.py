@@ -1,4 +1,4 @@
-"""``qgpuctl report``: what pods asked for and got in the next seconds, as one page to keep or send."""
+"""``qgpuctl report``: what pods asked for and got over some seconds, as one HTML page."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from qgpu.trace.recording import record
 @click.option("--gpu", type=int, help="Only this pGPU.")
 @pass_context
 def report(context: Context, seconds: float, out: Path, gpu: int | None) -> None:
-    """Record a span of time and write a page about it: shares, turns, gates, refusals; Ctrl-C ends it early."""
+    """Record for some seconds and write an HTML page: shares, turns, gates, refusals. Ctrl-C ends it early."""
     stop = Shutdown(signal.SIGINT)
     with writing(out) as file:
         with context.connect() as client:

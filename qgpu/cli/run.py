@@ -1,7 +1,7 @@
 """``qgpuctl run``: start any command as a pod and end with its exit code.
 
-The connection that made the pod stays open as its life line. If anything goes wrong before the command is
-started, it is not started: a pod runs with its grant or not at all.
+The connection that made the pod stays open: the pod cannot be retired while it is. If anything fails before the
+command starts, the command does not start: a pod runs with its grant or not at all.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from qgpu.model import PodClass
 from qgpu.runtime import launch
 
 _FORWARDED = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2}
-#: si_code of what a process sent; the kernel's own are larger (sigaction(2)).
+#: The largest si_code of a signal sent by a process; the kernel's own are larger (sigaction(2)).
 _BY_A_PROCESS = 0
 _NOT_EXECUTABLE, _NO_SUCH_COMMAND, _BY_SIGNAL = 126, 127, 128
 
@@ -37,7 +37,7 @@ _NOT_EXECUTABLE, _NO_SUCH_COMMAND, _BY_SIGNAL = 126, 127, 128
     show_default=True,
     help="The pGPU to run on; may be repeated.",
 )
-@click.option("--name", help="The pod's name; one is made up otherwise.")
+@click.option("--name", help="The pod's name. Default: a generated one.")
 @click.option("--cores", type=int, help="Quota in per cent of the pGPU.")
 @click.option("--memory", type=MEMORY, help="Memory limit such as 16GiB.")
 @click.option(
@@ -46,7 +46,7 @@ _NOT_EXECUTABLE, _NO_SUCH_COMMAND, _BY_SIGNAL = 126, 127, 128
     type=click.Choice([each.value for each in PodClass]),
     default=PodClass.OFFLINE.value,
     show_default=True,
-    help="online: latency matters; offline: fills what is left.",
+    help="online: latency matters; offline: takes the time that is left.",
 )
 @click.option("--latency-target", type=DURATION, help="What sharing may add to an online pod's p99, such as 2ms.")
 @click.argument("command", metavar="-- CMD...", nargs=-1, required=True, type=click.UNPROCESSED)
@@ -64,7 +64,7 @@ def run(
     """Run a command as a pod and end with its exit code."""
     gpus = tuple(dict.fromkeys(gpus))
     grant = {"class": pod_class, "cores": cores, "memory": memory, "latency_target_ns": latency_target}
-    # What comes before there is a child waits for it, or would end us and not it; but for Ctrl-C, which ends us both.
+    # Block signals until the child exists; otherwise they would end only us. Ctrl-C may come: it ends both.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED - {signal.SIGINT})
     with context.connect() as client:
         pod = client.call("pod.create", name=name, grants={str(gpu): grant for gpu in gpus})
@@ -74,16 +74,16 @@ def run(
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
             _become(context, gpus, pod, command)
         code = _wait(child)
-        with suppress(QgpuError):  # it may have left processes behind, and lives on then
+        with suppress(QgpuError):  # a pod with processes left lives on
             client.call("pod.remove", name=pod["name"])
     sys.exit(code)
 
 
 def _become(context: Context, gpus: tuple[int, ...], pod: dict[str, Any], command: tuple[str, ...]) -> NoReturn:
-    """Turn this process, a fresh child, into the pod's command."""
+    """Turn this process, a newly forked child, into the pod's command."""
     try:
         variables = launch.environment(pod["plane"], pod["name"], pod["gpus"], context.runtime_dir.absolute())
-        with Client(context.runtime_dir, context.timeout_s) as own:  # the daemon attaches whoever connects
+        with Client(context.runtime_dir, context.timeout_s) as own:  # the daemon attaches the process that connects
             fds = launch.enter(pod["plane"])
             own.call("pod.attach", fds, name=pod["name"])
             for fd in fds:
@@ -99,17 +99,17 @@ def _become(context: Context, gpus: tuple[int, ...], pod: dict[str, Any], comman
 
 
 def _give_up(line: str, code: int) -> NoReturn:
-    """End the child without a way back into the parent's code, whose exit handlers are not its own."""
+    """End the child without running the parent's exit handlers."""
     sys.stderr.write(f"{line}\n")
     sys.stderr.flush()
     os._exit(code)
 
 
 def _wait(child: int) -> int:
-    """Pass signals on until the child has ended; return its exit code as a shell would.
+    """Forward signals until the child has ended; return its exit code as a shell would.
 
-    Those that the kernel itself sends (Ctrl-C at the terminal) reach the child too, which shares our process group:
-    they are not passed on, or it would get them twice.
+    Signals from the kernel (Ctrl-C at the terminal) reach the child anyway, because it is in our process group. They
+    are not forwarded; otherwise it would get them twice.
     """
     while True:
         ended, status = os.waitpid(child, os.WNOHANG)

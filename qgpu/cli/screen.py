@@ -1,4 +1,4 @@
-"""The terminal while a command has it to itself: a screen to draw on, keys as they are pressed, and all put back."""
+"""The terminal in full-screen mode: drawing, single key presses, and restoring it at the end."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _HOME, _CLEAR_LINE, _CLEAR_BELOW = "\x1b[H", "\x1b[K", "\x1b[J"
 
 
 class Screen:
-    """The controlling terminal, taken from ``with`` to its end."""
+    """The controlling terminal, in full-screen mode inside ``with``."""
 
     def __enter__(self) -> Screen:
         self._as_found = termios.tcgetattr(sys.stdin)
@@ -30,18 +30,18 @@ class Screen:
 
     @property
     def width(self) -> int:
-        """Return how many characters a line has."""
+        """Return the number of characters in a line."""
         return shutil.get_terminal_size().columns
 
     def draw(self, lines: list[str]) -> None:
-        """Replace what is on the screen; what does not fit below is left out."""
+        """Replace the screen's content; lines that do not fit are cut off."""
         height = shutil.get_terminal_size().lines
         body = "\r\n".join(line + _CLEAR_LINE for line in lines[:height])
         sys.stdout.write(_HOME + body + _CLEAR_BELOW)
         sys.stdout.flush()
 
     def keys(self, seconds: float) -> list[str]:
-        """Return the keys that were pressed, or none after so many seconds; the end of input counts as q."""
+        """Wait up to ``seconds`` for keys and return those pressed; the end of input counts as q."""
         ready, _, _ = select.select([sys.stdin], [], [], seconds)
         if not ready:
             return []

@@ -1,4 +1,4 @@
-"""``qgpuctl simulate``: which share and latency pods would get, without a GPU and without a daemon."""
+"""``qgpuctl simulate``: the shares and latencies pods would get, without a GPU and without a daemon."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from qgpu.cli.output import output_option, print_json
 @click.command()
 @click.argument("scenario", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="The same as -o json.")
-@click.option("--plot", type=click.Path(path_type=Path), help="Also draw shares over time into this file.")
+@click.option("--plot", type=click.Path(path_type=Path), help="Also draw shares over time to this file.")
 @output_option
 def simulate(scenario: Path, as_json: bool, plot: Path | None, output: str) -> None:
     """Play a scenario (TOML) on a simulated pGPU and report what its pods got."""

@@ -1,4 +1,4 @@
-"""``qgpuctl top``: who gets how much of which pGPU, from true GPU time, redrawn and steered by keys until q."""
+"""``qgpuctl top``: each pod's share of each pGPU by measured GPU time, redrawn until q; keys change the view."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from qgpu.ipc.control_socket import Client
 
 @click.command()
 @click.option("-1", "--once", is_flag=True, help="Print one table and end.")
-@click.option("--every", type=Seconds(0.2, 60), default=1.0, show_default=True, help="Seconds between looks.")
+@click.option("--every", type=Seconds(0.2, 60), default=1.0, show_default=True, help="Seconds between updates.")
 @output_option
 @pass_context
 def top(context: Context, once: bool, every: float, output: str) -> None:
-    """Show live who gets how much of each pGPU.
+    """Show each pod's share of each pGPU, live.
 
-    Keys: q ends, space pauses, s sorts, r reverses, c shows one class only, tab chooses a pGPU and the number of a
-    policy sets it, ? shows them.
+    Keys: q quits, space pauses, s sorts, r reverses, c shows one class only, tab chooses a pGPU, the number of a policy
+    sets it there, ? shows help.
     """
     with suppress(KeyboardInterrupt), context.connect() as client:
         if once or output == "json" or not (sys.stdin.isatty() and sys.stdout.isatty()):
@@ -38,7 +38,7 @@ def top(context: Context, once: bool, every: float, output: str) -> None:
 
 
 def _print(client: Client, once: bool, every: float, output: str) -> None:
-    """Print a table, or a line of JSON, every so often: what goes into a file or another program."""
+    """Print a table, or a line of JSON, at each update: the output for files and other programs."""
     before = live_shares.look(client)
     while True:
         time.sleep(every)
@@ -54,11 +54,11 @@ def _print(client: Client, once: bool, every: float, output: str) -> None:
 
 
 def _show(client: Client, every: float) -> None:
-    """Draw pages over each other until told to end."""
+    """Redraw the page until a key ends it."""
     mode = Mode()
     before = live_shares.look(client)
     with Screen() as screen:
-        screen.keys(min(every, 0.5))  # a first share soon
+        screen.keys(min(every, 0.5))  # show the first shares soon
         now = live_shares.look(client)
         shares = live_shares.shares(before, now)
         while not mode.ended:

@@ -1,4 +1,4 @@
-"""What ``qgpuctl top`` shows and what keys do to it. Pure: no terminal, no daemon."""
+"""The page of ``qgpuctl top`` and the effect of keys on it. Pure: no terminal, no daemon."""
 
 from __future__ import annotations
 
@@ -26,25 +26,25 @@ _HELP = (
 
 @dataclass(frozen=True, slots=True)
 class Mode:
-    """How pods are shown at the moment."""
+    """How the page shows pods at the moment."""
 
     sort: str = "pod"
     reverse: bool = False
     only: str = "all"
     paused: bool = False
     help: bool = False
-    #: The pGPU that a policy would be set of.
+    #: The pGPU whose policy a digit sets.
     gpu: int = 0
     message: str = ""
     ended: bool = False
 
     def saying(self, message: str) -> Mode:
-        """Return the same with a message below."""
+        """Return the same mode with a message below the table."""
         return replace(self, message=message)
 
 
 def pressed(mode: Mode, key: str, now: dict[str, Any]) -> tuple[Mode, str | None]:
-    """Return the mode after a key, and the policy to set if it asks for one."""
+    """Return the mode after a key, and the policy to set if the key chose one."""
     mode = mode.saying("")
     if key in ("q", "Q", "\x03", "\x04"):
         return replace(mode, ended=True), None
@@ -66,7 +66,7 @@ def pressed(mode: Mode, key: str, now: dict[str, Any]) -> tuple[Mode, str | None
 def page(
     mode: Mode, now: dict[str, Any], shares: list[dict[str, Any]], *, width: int = 0, interactive: bool = False
 ) -> list[str]:
-    """Return the lines of a page, no longer than ``width`` if that is given."""
+    """Return the lines of the page, cut to ``width`` if given."""
     state = "  (paused)" if mode.paused else ""
     lines = [f"qgpu {now['version']} on {now['plane']}{state}"]
     lines += [_gpu_line(gpu, shares, chosen=interactive and gpu["index"] == mode.gpu) for gpu in now["gpus"]]
@@ -85,7 +85,7 @@ def _chosen(mode: Mode, shares: list[dict[str, Any]]) -> list[dict[str, Any]]:
         "memory": lambda row: -row["held"],
     }
     rows = [row for row in shares if mode.only in ("all", row["class"])]
-    if mode.sort in keys:  # by pod is as they come: by pGPU, online pods first, by name
+    if mode.sort in keys:  # otherwise they stay sorted by pGPU, online pods first, then name
         rows.sort(key=keys[mode.sort])
     return rows[::-1] if mode.reverse else rows
 
@@ -115,7 +115,7 @@ def _row(share: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _bar(share: float, quota: int | None) -> str:
-    """Draw a share as a bar, with a stroke where the quota is."""
+    """Draw a share as a bar, with a stroke at the quota."""
     bar = ("#" * round(share * _BAR)).ljust(_BAR, ".")
     if quota is None:
         return bar

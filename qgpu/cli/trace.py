@@ -1,4 +1,4 @@
-"""``qgpuctl trace``: who was on which pGPU when, by true context switches, as a file for Perfetto."""
+"""``qgpuctl trace``: which pod ran on which pGPU when, by context switches, as a file for Perfetto."""
 
 from __future__ import annotations
 
@@ -27,9 +27,10 @@ _HEADER = ("GPU", "POD", "CLASS", "QUOTA", "RUNS", "TRACED", "LEDGER", "SHARE")
 @output_option
 @pass_context
 def trace(context: Context, seconds: float, out: Path, gpu: int | None, output: str) -> None:
-    """Record who runs when, and write a trace for ui.perfetto.dev; Ctrl-C ends it early.
+    """Record when pods run, and write a trace for ui.perfetto.dev. Ctrl-C ends it early.
 
-    One track per pod from the hardware's context switches, with its gate, its share, plans and online wake-ups.
+    The trace has one track per pod from the hardware's context switches, with its gate and share, and plans and online
+    wake-ups.
     """
     stop = Shutdown(signal.SIGINT)
     with writing(out) as file:
@@ -49,7 +50,7 @@ def trace(context: Context, seconds: float, out: Path, gpu: int | None, output: 
         (recording.gaps, "samples came without their runs"),
     ):
         if count:
-            click.echo(f"qgpuctl: {count} {what}: totals are of the rest", err=True)
+            click.echo(f"qgpuctl: {count} {what}: totals do not include them", err=True)
 
 
 def _json(recording: Recording) -> dict[str, Any]:

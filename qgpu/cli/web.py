@@ -1,4 +1,4 @@
-"""``qgpuctl web``: the local page, for as long as the command runs."""
+"""``qgpuctl web``: serves the local page while the command runs."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from qgpu.web.site import Site
     show_default=True,
     help="A loopback address and a port, or unix:/path.",
 )
-@click.option("--allow-changes", is_flag=True, help="Let who has the printed address switch policies.")
+@click.option("--allow-changes", is_flag=True, help="Allow policy changes with the token in the printed address.")
 @pass_context
 def web(context: Context, listen: str, allow_changes: bool) -> None:
-    """Serve a page with live shares and a timeline to browsers on this host; Ctrl-C ends it.
+    """Serve a page with live shares and a timeline to browsers on this host. Ctrl-C ends it.
 
-    It only shows, unless told otherwise; it can do no more than whoever starts it.
+    The page is read-only without --allow-changes. It has the permissions of the user who starts the command.
     """
-    context.connect().close()  # a daemon that is not there is told here and not in the page
+    context.connect().close()  # fail here, not in the page, if there is no daemon
     site = Site(parse_address(listen), context.connect, changes=allow_changes)
     stop = Shutdown(signal.SIGINT, signal.SIGTERM)
     try:

@@ -1,7 +1,6 @@
-"""The whole daemon: the composition root. It reads the configuration, opens the plane, starts everything and ends it.
+"""The daemon's composition root: reads the configuration, opens the plane, starts all parts and stops them.
 
-The order of the end mirrors that of the beginning: whatever happens in between, gates are opened before the
-plane is let go.
+Parts stop in reverse order. Whatever happens in between, gates open before the plane is released.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from qgpu.planes.seccomp.restored_fds import RestoredFds
 
 _log = structlog.get_logger("qgpud")
 
-#: How often the daemon looks after pods that have ended, and tells systemd that it lives.
+#: How often the daemon checks for ended pods, and tells systemd that it is alive.
 _BEAT_S = 0.5
 
 
@@ -43,7 +42,7 @@ def run(
     kept: RestoredFds,
     stop: Shutdown,
 ) -> None:
-    """Be the daemon until told to stop. Raises QgpuError."""
+    """Run the daemon until ``stop`` is set. Raises QgpuError."""
     untrusted_fds.prepare()
     _take_room()
     config = configuration.load(config_file) if config_file else Config()
@@ -72,13 +71,13 @@ def run(
 
 
 def _take_room() -> None:
-    """Have as many descriptors as may be: clients and pods take them, and the soft limit is meant for select()."""
+    """Raise the soft limit of descriptors to the hard limit: clients and pods need many, and we do not use select()."""
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _endpoint(service: Service, config: Config) -> MetricsEndpoint | None:
-    """Serve metrics where they are wanted. Raises ConfigError."""
+    """Serve metrics if configured. Raises ConfigError."""
     address = config.metrics.listen
     if address is None:
         return None
@@ -87,7 +86,7 @@ def _endpoint(service: Service, config: Config) -> MetricsEndpoint | None:
 
 
 def _watch(service: Service, containers: Containers, endpoint: MetricsEndpoint | None, stop: Shutdown) -> None:
-    """Stay until told to stop. Raises QgpuError when a loop has ended by itself."""
+    """Do the periodic work until told to stop. Raises QgpuError if a loop has died."""
     notify("READY=1")
     trouble = ""
     while not stop.wait(_BEAT_S):
@@ -96,10 +95,10 @@ def _watch(service: Service, containers: Containers, endpoint: MetricsEndpoint |
         try:
             service.reap()
             trouble = ""
-        except QgpuError as error:  # a plane that is gone for the moment; its pods can wait
+        except QgpuError as error:  # the plane is gone for the moment; ended pods can wait
             if str(error) != trouble:
                 trouble = str(error)
-                _log.error("cannot look after pods, trying again", error=trouble)
+                _log.error("cannot check for ended pods, trying again", error=trouble)
         containers.refresh()
         if endpoint is not None:
             endpoint.refresh()

@@ -1,6 +1,6 @@
-"""What the daemon does for container runtimes: the CDI file is kept current, and listeners are taken in.
+"""What the daemon does for container runtimes: it keeps the CDI file current and receives seccomp listeners.
 
-Containers themselves are pods like any other; they come by the hook and the control socket.
+Containers themselves are ordinary pods; the hook announces them at the control socket.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from qgpu.runtime.agent import Agent, Attach
 
 _log = structlog.get_logger("containers")
 
-#: How long to wait before another try at what hindered the CDI file: each asks for the loader's cache.
+#: How long to wait before the next try after the CDI file could not be written. Each try reads the loader's cache.
 _AGAIN_S = 10.0
 
 
@@ -40,7 +40,7 @@ class Containers:
         self.refresh()
 
     def refresh(self) -> None:
-        """Look whether the CDI file is to be written anew; what hinders that is logged once, and tried again later."""
+        """Rewrite the CDI file if it is out of date. A failure is logged once and retried later."""
         if self._trouble and time.monotonic() < self._again_s:
             return
         trouble = ""
@@ -54,18 +54,18 @@ class Containers:
         self._trouble, self._again_s = trouble, time.monotonic() + _AGAIN_S
 
     def close(self) -> None:
-        """Take no more listeners. The CDI file stays: a container that asks for it meanwhile is refused by its hook."""
+        """Accept no more listeners. The CDI file stays; its hook refuses containers that start without a daemon."""
         if self._agent is not None:
             self._agent.close()
 
 
 def agent_socket(plane: Plane, runtime_dir: Path) -> Path | None:
-    """Return where runtimes hand listeners over; None on planes that need none."""
+    """Return the socket where runtimes hand over listeners; None on planes without listeners."""
     return seccomp_profile.listener(runtime_dir.absolute()) if plane is Plane.SECCOMP else None
 
 
 def cdi_directory(plane: Plane, config: Config) -> Path | None:
-    """Return where the CDI file is kept; None for nowhere, as on the simulator unless asked for."""
+    """Return the directory of the CDI file; None for no file, which is the simulator's default."""
     if config.cdi == "auto":
         return None if plane is Plane.SIM else cdi.DIRECTORY
     return None if config.cdi == "off" else Path(config.cdi)

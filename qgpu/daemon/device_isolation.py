@@ -1,7 +1,7 @@
-"""Pods' device files, kept to the pods by a BPF program that the daemon loads and keeps informed.
+"""Isolation of pods' device files: a BPF LSM program, loaded and updated by the daemon, refuses their use elsewhere.
 
-The program is the kernel's once it is loaded: it goes on when daemon and guardian have died. It is taken away when
-the daemon ends and there are no pods. Where it cannot be loaded, pods run as they would without it, and we say so.
+The loaded program stays in the kernel if daemon and guardian die. The daemon removes it when it ends and no pods are
+left. If it cannot be loaded, pods run without this isolation and the log says so.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ _log = structlog.get_logger("fence")
 
 
 class DeviceIsolation:
-    """What keeps a pod's device files from processes outside it."""
+    """Keeps processes outside a pod from using the pod's device files."""
 
     def __init__(self, plane: Plane, wanted: DeviceFiles, pods: Sequence[PodInfo]) -> None:
         self._files: device_files.DeviceFiles | None = None
-        #: Why they are not kept; empty while they are.
+        #: Why there is no isolation; empty while there is.
         self.why = ""
-        #: What keeps it from being told of every pod, if anything.
+        #: Why the program does not know every pod; empty if it does.
         self._trouble = ""
-        #: How often each was refused whom we have listed.
+        #: How many refusals of each (pid, call, cgroup) were listed already.
         self._listed: dict[tuple[int, str, int], int] = {}
         if plane is Plane.SIM:
             self.why = "simulated cards have no device files"
@@ -52,18 +52,18 @@ class DeviceIsolation:
             self._files = device_files.load([pod.cgroup for pod in pods if pod.cgroup])
         except (OSError, QgpuError) as error:
             self.why = str(error)
-            _log.warning("pods' device files are not kept to the pods", reason=self.why)
+            _log.warning("device files of pods are not isolated", reason=self.why)
             return
         before = [pod.name for pod in pods if pod.pids]
-        _log.info("pods' device files are kept to the pods", by="BPF LSM", already_running=before)
+        _log.info("device files of pods are isolated", by="BPF LSM", already_running=before)
 
     @property
     def enforced(self) -> bool:
-        """Tell whether anything keeps them."""
+        """Tell whether device files of pods are isolated."""
         return not self.why
 
     def tell(self, pods: Sequence[PodInfo]) -> None:
-        """Say which pods there are."""
+        """Tell the program which pods exist."""
         if self._files is None:
             return
         trouble = ""
@@ -72,15 +72,15 @@ class DeviceIsolation:
         except OSError as error:
             trouble = str(error)
         if trouble and trouble != self._trouble:
-            _log.error("the BPF program was not told of every pod, trying again", error=trouble)
+            _log.error("the BPF program does not know every pod, trying again", error=trouble)
         self._trouble = trouble
 
     def refused(self) -> dict[str, int]:
-        """Count by call what was refused since the program was loaded."""
+        """Return how many uses were refused since the program was loaded, by call."""
         return self._files.refused() if self._files is not None else {}
 
     def refusals(self) -> list[Refusal]:
-        """List who was refused since the last time."""
+        """Return the refusals since the last call."""
         news = []
         listed, self._listed = self._listed, {}
         for each in self._files.refusals() if self._files is not None else ():
@@ -91,11 +91,11 @@ class DeviceIsolation:
         return news
 
     def shown(self) -> dict[str, Any]:
-        """Describe it for whoever looks, in JSON's types."""
+        """Return the state of the isolation in JSON types."""
         return {"enforced": self.enforced, "why": self.why or self._trouble, "refused": self.refused()}
 
     def close(self, pods: Sequence[PodInfo] | None) -> None:
-        """Let go; take it out of the kernel where it is known that there are no pods."""
+        """Release the program; remove it from the kernel if ``pods`` is empty. None means unknown."""
         if self._files is not None:
             self._files.close()
             self._files = None

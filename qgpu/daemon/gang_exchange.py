@@ -1,7 +1,7 @@
-"""Where the loops of several pGPUs meet: pods that run on more than one of them get the same turns on all.
+"""Exchanges claims between the loops of several pGPUs, so that a gang gets the same turns on all of its pGPUs.
 
-It only carries claims from loop to loop; what comes of them is decided by ``qgpu.policies.gangs``. A loop
-reads what the others claimed last, so after a change turns differ for a tick.
+It only carries the claims; ``qgpu.policies.gangs`` turns them into turns. A loop reads the others' last claims, so
+turns differ for one tick after a change.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from qgpu.policies.gangs import Claims, agree, claims
 
 @dataclass(slots=True)
 class GangExchange:
-    """What every pGPU's loop claimed last."""
+    """The last claims of every pGPU's loop."""
 
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _busy: dict[int, frozenset[str]] = field(default_factory=dict)
     _claims: dict[int, Claims] = field(default_factory=dict)
 
     def in_step(self, policy: Policy, offline: Policy) -> Policy:
-        """Return ``policy`` told of the turns of gangs, which claim what ``offline`` would give them."""
+        """Return ``policy`` with gangs' turns added to its snapshots. A gang claims what ``offline`` would give it."""
 
         def plan(snapshot: Snapshot) -> Plan:
             return policy(self._met(snapshot, offline))
@@ -30,7 +30,7 @@ class GangExchange:
         return plan
 
     def leave(self, pgpu: int) -> None:
-        """Forget a pGPU whose loop has ended."""
+        """Drop the claims of a pGPU whose loop has ended."""
         with self._lock:
             self._busy.pop(pgpu, None)
             self._claims.pop(pgpu, None)

@@ -1,4 +1,4 @@
-"""The loop of one pGPU in a thread of its own, kept alive through whatever its backend runs into."""
+"""The scheduling loop of one pGPU, in a thread of its own. It retries when its backend fails."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from qgpu.sched.ledger import Ledger
 
 _log = structlog.get_logger("loop")
 
-#: How long to leave a backend alone that has just failed. Its gates are open meanwhile.
+#: How long to wait after a backend has failed. Its gates are open meanwhile.
 _RETRY_S = 1.0
 
 
-#: Shown the ledger after a tick, and how many context switches the hardware dropped so far.
+#: Called after every tick with the ledger, and the number of context switches that the hardware dropped so far.
 Watcher = Callable[[Ledger, int], None]
 
 
 class GpuLoop:
-    """Decides for one pGPU, period after period, with settings that may change while it runs."""
+    """Schedules one pGPU, with settings that may change while it runs."""
 
     def __init__(self, host: Host, pgpu: int, settings: GpuSettings, board: GangExchange | None = None) -> None:
         self._host = host
@@ -36,28 +36,28 @@ class GpuLoop:
         self._backend: Backend | None = None
         self._watching = threading.Lock()
         self._watchers: list[Watcher] = []
-        #: Those of the watchers that want to know from when to when.
+        #: The watchers that want start and end of every run.
         self._detail: list[Watcher] = []
         self.settings = settings
         self.ledger = Ledger(pgpu, card=next((each.name for each in host.pgpus() if each.index == pgpu), ""))
-        #: What keeps the backend from working at the moment; empty when all is well.
+        #: Why the backend does not work at the moment; empty if it does.
         self.trouble = ""
         self._thread = threading.Thread(target=self._run, name=f"pgpu{pgpu}", daemon=True)
         self._thread.start()
 
     @property
     def alive(self) -> bool:
-        """Tell whether the loop still runs; it ends by itself only through a defect."""
+        """Tell whether the loop still runs. It ends by itself only through a defect."""
         return self._thread.is_alive()
 
     def watch(self, watcher: Watcher, *, detailed: bool = False) -> None:
-        """Show ``watcher`` the ledger after every tick; with details, its last samples say from when to when."""
+        """Call ``watcher`` after every tick. With ``detailed``, samples contain start and end of every run."""
         with self._watching:
             self._watchers = [*self._watchers, watcher]
             self._set_detail([*self._detail, watcher] if detailed else self._detail)
 
     def unwatch(self, watcher: Watcher) -> None:
-        """Show it no more."""
+        """Stop calling ``watcher``."""
         with self._watching:
             self._watchers = [each for each in self._watchers if each != watcher]
             self._set_detail([each for each in self._detail if each != watcher])

@@ -1,7 +1,7 @@
-"""The kmod plane put together: the module's host, true GPU time from context switches, and names from NVML.
+"""Composes the kmod plane: the module's host, GPU time from context switches, and names from NVML.
 
-The module sees no kernel run, so the time comes from the card's own record of context switches, as on the seccomp
-plane; a process's time counts for its first compute TSG.
+The module cannot see kernels run. As on the seccomp plane, GPU time comes from the card's own log of context switches.
+A process's time counts for its first compute TSG.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from qgpu.planes.kmod.host import KmodHost
 
 
 class CtxswSource:
-    """True GPU time on one card, by process."""
+    """GPU time on one card by process, from the log of context switches."""
 
     def __init__(self, watch: GpuTimeReader) -> None:
         self.detailed = False
         self._watch = watch
 
     def read(self, tsgs: Sequence[TsgRef]) -> Reading:
-        """Return what each TSG did since the last call. Raises BackendGoneError where the card fails."""
+        """Return what each TSG did since the last call. Raises BackendGoneError if the card fails."""
         firsts = {ref.tgid: ref for ref in reversed(tsgs)}
         try:
             self._watch.drain()
@@ -44,16 +44,16 @@ class CtxswSource:
 
     @property
     def lost(self) -> int:
-        """Count the context switches that the card's record had no room for."""
+        """Return how many context switches did not fit into the card's log."""
         return self._watch.log.dropped
 
     def close(self) -> None:
-        """Let go of the card's record."""
+        """Release the card's log."""
         self._watch.device.client.close()
 
 
 def open_meter(card: Card) -> CtxswSource:
-    """Start to meter a card. Raises NoGpuError where the driver does not list it."""
+    """Start to measure a card. Raises NoGpuError if the driver does not list it."""
     client = RmClient()
     for device in open_devices(client):
         if device.pci == card.pci:
@@ -72,5 +72,5 @@ def open_host() -> KmodHost:
 
 
 def _pid(who: Hashable) -> int:
-    """Return the process of a (context, pid); 0 of nobody."""
+    """Return the pid of a (context, pid); 0 if the engine was idle."""
     return int(who[1]) if isinstance(who, tuple) else 0

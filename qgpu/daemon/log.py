@@ -1,6 +1,6 @@
-"""How the daemon's log lines look: text for people at a terminal, JSON for everything else. Always on stderr.
+"""The format of the daemon's log on stderr: text on a terminal, JSON elsewhere.
 
-The journal gets each line's level the way it understands it (sd-daemon(3)), so that ``journalctl -p`` works.
+Under systemd each line begins with its level as in sd-daemon(3), so that ``journalctl -p`` works.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""``qgpud``: its command line, and what cannot wait until the rest of it is loaded."""
+"""``qgpud``: its command line, and the few steps that must come before the slow imports."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from qgpu.planes.seccomp.restored_fds import RestoredFds
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--config", "config_file", type=click.Path(path_type=Path), help="Configuration file (TOML).")
-@click.option("--runtime-dir", type=entry_point.Directory(), help="Where the control socket is made.")
+@click.option("--runtime-dir", type=entry_point.Directory(), help="Directory of the control socket.")
 @click.option(
     "--state-dir",
     type=entry_point.Directory(),
     envvar="STATE_DIRECTORY",
-    help="Where what is set at run time is kept for the next daemon; /var/lib/qgpu for root's in /run/qgpu.",
+    help="Directory that keeps run-time settings for the next daemon; /var/lib/qgpu for root's daemon in /run/qgpu.",
 )
-@click.option("--plane", type=click.Choice([plane.value for plane in Plane]), help="By what means to share.")
+@click.option("--plane", type=click.Choice([plane.value for plane in Plane]), help="How GPUs are shared.")
 @click.option("--sim-gpus", type=click.IntRange(1, 64), default=1, show_default=True, help="pGPUs to simulate.")
 @click.version_option(qgpu.__version__)
 def command(
     config_file: Path | None, runtime_dir: Path | None, state_dir: Path | None, plane: str | None, sim_gpus: int
 ) -> None:
     """Share this host's GPUs among pods, by policy."""
-    stop = Shutdown(signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # from the very start, so that the end is orderly
+    stop = Shutdown(signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # first, so that an early signal ends us in order
     directory = runtime_dir or default_runtime_dir()
     kept = RestoredFds(FdStore(), directory)
-    # Not before: where daemon and guardian died together, pods wait for what has just been started.
+    # Imported late: if daemon and guardian died together, pods wait for the guardian that RestoredFds just started.
     from qgpu.daemon import app
 
     app.run(
@@ -44,7 +44,7 @@ def command(
 
 
 def main() -> None:
-    """Run the daemon; end with one line and a documented code if it can't."""
+    """Run the daemon. If it fails, end with one line on stderr and a documented exit code."""
     entry_point.run("qgpud", command)
 
 

@@ -1,4 +1,4 @@
-"""What the daemon counts and shows to its metrics endpoint."""
+"""What the daemon counts for its metrics endpoint."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from qgpu.model.plane_names import Plane
 
 
 class Counters:
-    """Counts along with the loops, and puts a view together when asked."""
+    """Counts with every tick of the loops, and builds a view on request."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class Counters:
             loop.watch(self._tallies[index].watch)
 
     def view(self) -> View:
-        """Return this moment. Raises QgpuError while the plane is gone."""
+        """Return the current view. Raises QgpuError while the plane is gone."""
         pods = self._host.pods()
         return View(
             qgpu.__version__,

@@ -1,6 +1,6 @@
-"""The metrics endpoint as the daemon keeps it: another program at its address keeps no daemon from starting.
+"""The daemon's metrics endpoint. If another program has its address, the daemon starts without it and retries.
 
-On a host's own addresses any user may listen. So where the address is taken, that is said, and tried again.
+Any user may listen on a host's addresses, so an address in use must not keep the daemon from starting.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from qgpu.ipc.http_server import HttpServer
 
 _log = structlog.get_logger("metrics")
 
-#: How long to wait before another try.
+#: How long to wait before the next try.
 _AGAIN_S = 2.0
 
 
 class MetricsEndpoint:
-    """Serves when it can."""
+    """Serves metrics as soon as its address is free."""
 
     def __init__(self, serve: Callable[[], HttpServer]) -> None:
-        """Begin to serve. Raises ConfigError for an address that is never to be had."""
+        """Begin to serve. Raises ConfigError if the address is unusable for any other reason than being in use."""
         self._serve = serve
         self._server: HttpServer | None = None
         self._again_s = 0.0
@@ -32,7 +32,7 @@ class MetricsEndpoint:
         self.refresh()
 
     def refresh(self) -> None:
-        """Try again if that is due. Raises ConfigError as at first."""
+        """Retry if a retry is due. Raises ConfigError like the constructor."""
         if self._server is not None or time.monotonic() < self._again_s:
             return
         self._again_s = time.monotonic() + _AGAIN_S
@@ -49,6 +49,6 @@ class MetricsEndpoint:
             _log.info("metrics served", address=str(self._server.address))
 
     def close(self) -> None:
-        """Serve no more."""
+        """Stop serving."""
         if self._server is not None:
             self._server.close()

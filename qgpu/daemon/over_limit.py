@@ -1,4 +1,4 @@
-"""Pods that hold more memory than they were granted, as happens when a limit is lowered: what to say of them."""
+"""Messages about pods that hold more memory than their limit, which happens when a limit is lowered."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from qgpu.units import format_memory
 
 
 def over_limits(pod: PodInfo) -> list[str]:
-    """Say for each pGPU where a pod is over its limit what that means for it."""
+    """Return one message for each pGPU on which the pod is over its memory limit."""
     return [
         f"holds {format_memory(held)} on pGPU {index}, {format_memory(held - grant.memory)} over its limit: "
-        "it keeps that, and is given nothing more until it is below"
+        "it keeps that, and gets no more until it is below"
         for index, grant in pod.grants.items()
         if grant.memory is not None and (held := pod.memory.get(index, 0)) > grant.memory
     ]

@@ -1,7 +1,7 @@
-"""Whom the daemon does not listen to: pods. Being root in one makes no difference.
+"""Refuses requests from pods, even from root in a pod.
 
-The kernel vouches for the peer's process (SO_PEERCRED), and a process is in the cgroup of its pod. One that has ended,
-or whose number this PID namespace does not show, cannot be told from a pod's, so it is not heard either.
+The kernel names the peer's process (SO_PEERCRED), and the process is in its pod's cgroup. A process that has ended, or
+that this PID namespace does not show, could be a pod's, so it is refused as well.
 """
 
 from __future__ import annotations
@@ -13,20 +13,21 @@ from qgpu.ipc.wire import has_ended
 from qgpu.linux import cgroup
 from qgpu.model.plane_api import PodInfo
 
-#: In place of a pod's name, for who cannot be told from a pod's process.
+#: In place of a pod's name: the peer cannot be identified and may be a pod's process.
 UNKNOWN = "?"
 
 
 def pod_of(pid: int, process: int | None, places: Mapping[str, str]) -> str:
-    """Return the pod that a peer's process is in, by the pods' cgroups; empty for none. Without pods nobody is asked.
+    """Return the pod that a peer's process is in, by the pods' cgroups; empty for none.
 
-    ``process`` is its pidfd: that of one that has ended and left its connection to another tells of nobody.
+    ``process`` is the peer's pidfd. If that process has ended, another process may have inherited the connection: the
+    result is UNKNOWN. Without any pods there is no check.
     """
     if not places:
         return ""
     try:
         path = cgroup.of(pid)
-        gone = process is None or has_ended(process)  # after the look: it was at this process then
+        gone = process is None or has_ended(process)  # checked last: alive now, so the pid was not reused before
     except OSError:
         gone = True
     if gone:
@@ -35,14 +36,14 @@ def pod_of(pid: int, process: int | None, places: Mapping[str, str]) -> str:
 
 
 def places_of(pods: Iterable[PodInfo]) -> dict[str, str]:
-    """Return the pods that have cgroups, by these."""
+    """Return the pods that have cgroups, by cgroup."""
     return {pod.cgroup: pod.name for pod in pods if pod.cgroup}
 
 
 def refuse_pods(pid: int, process: int | None, pods: Iterable[PodInfo]) -> None:
-    """Raise PermissionDeniedError when a peer's process is in a pod."""
+    """Raise PermissionDeniedError if a peer's process is in a pod, or may be."""
     name = pod_of(pid, process, places_of(pods))
     if name == UNKNOWN:
-        raise PermissionDeniedError(f"process {pid}: it has ended, or is not to be seen from here")
+        raise PermissionDeniedError(f"process {pid}: it has ended, or is not visible from here")
     if name:
         raise PermissionDeniedError(f"process {pid}: it is in pod {name}; pods may not talk to qgpud")

@@ -1,4 +1,4 @@
-"""Which plane the daemon runs on, and why: the module if it is there, else seccomp, else the simulator."""
+"""Chooses the plane: kmod if the module is loaded, else seccomp if an NVIDIA driver is, else the simulator."""
 
 from __future__ import annotations
 
@@ -20,16 +20,17 @@ _MODULE_VERSION = Path("/sys/module/nvidia/version")
 
 @dataclass(frozen=True, slots=True)
 class PlaneChoice:
-    """A plane, and the reason it was taken."""
+    """A plane, and the reason for the choice."""
 
     plane: Plane
     why: str
 
 
 def choose(wanted: Plane) -> PlaneChoice:
-    """Decide for a plane by what this host has.
+    """Choose a plane by what this host has.
 
-    Raises PermissionDeniedError where it has GPUs that cannot be shared: simulated ones would leave them to everybody.
+    Raises PermissionDeniedError if it has GPUs but we are not root. Falling back to the simulator would leave the real
+    GPUs unguarded.
     """
     if wanted is not Plane.AUTO:
         return PlaneChoice(wanted, "asked for")

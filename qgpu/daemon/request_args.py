@@ -1,4 +1,4 @@
-"""Reading the arguments of a request: they come from outside, so each is checked before it is believed."""
+"""Reads and checks the arguments of a request, which are untrusted input."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from qgpu.model import Grant, PodClass
 _T = TypeVar("_T")
 
 
-#: No host has more pGPUs than have numbers of so many digits, and nothing has more bytes or nanoseconds.
+#: The most digits of a pGPU's number, and the largest absolute value of any number.
 _DIGITS, _MOST = 4, 1 << 128
 
 
@@ -27,18 +27,18 @@ class Arguments:
         return name in self.raw
 
     def need(self, name: str, kind: type[_T]) -> _T:
-        """Return an argument that must be there. Raises InvalidValueError."""
+        """Return a required argument. Raises InvalidValueError."""
         if name not in self.raw:
             raise InvalidValueError(f"request: {name} is missing")
         return _typed(name, self.raw[name], kind)
 
     def get(self, name: str, kind: type[_T]) -> _T | None:
-        """Return an argument that may be missing or null. Raises InvalidValueError."""
+        """Return an optional argument; None if it is missing or null. Raises InvalidValueError."""
         value = self.raw.get(name)
         return None if value is None else _typed(name, value, kind)
 
     def grants(self) -> dict[int, Grant]:
-        """Return the argument ``grants``: for each pGPU a class, cores and memory. Raises InvalidValueError."""
+        """Return the argument ``grants``: class, cores, memory and latency target by pGPU. Raises InvalidValueError."""
         result = {}
         for index, raw in self.need("grants", dict).items():
             if not index.isdecimal() or len(index) > _DIGITS or not isinstance(raw, dict):
@@ -47,7 +47,7 @@ class Arguments:
         return result
 
     def amended(self, grant: Grant) -> Grant:
-        """Return ``grant`` with what of it is among the arguments; null takes it away."""
+        """Return ``grant`` changed by the arguments that are present; null removes a limit."""
         return Grant(
             pod_class=units.parse_choice(PodClass, self.need("class", str)) if "class" in self else grant.pod_class,
             cores=self.get("cores", int) if "cores" in self else grant.cores,
@@ -62,5 +62,5 @@ def _typed(name: str, value: Any, kind: type[_T]) -> _T:
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
         raise InvalidValueError(f"request: {name} {value!r}: wants a value of type {kind.__name__}")
     if isinstance(value, int) and abs(value) > _MOST:
-        raise InvalidValueError(f"request: {name} {value}: no quantity is as large")
+        raise InvalidValueError(f"request: {name} {value}: too large for any quantity")
     return value

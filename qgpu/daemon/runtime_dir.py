@@ -1,4 +1,4 @@
-"""The runtime directory: made, checked, and held by one daemon at a time."""
+"""The runtime directory: created, checked, and locked by one daemon at a time."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from pathlib import Path
 
 from qgpu.errors import AlreadyRunningError, InvalidValueError, PermissionDeniedError
 
-#: A socket's address has 107 bytes (unix(7)), of which names in the directory take up to "/guardian.sock.4194304".
+#: A socket's path has at most 107 bytes (unix(7)). The longest name in the directory is "/guardian.sock.4194304".
 _LONGEST = 107 - 22
 
 
 def hold(runtime_dir: Path) -> int:
-    """Make the directory and take its lock; the returned descriptor holds it for as long as it is open.
+    """Create the directory and lock it. The lock holds as long as the returned descriptor is open.
 
     Raises AlreadyRunningError, InvalidValueError, PermissionDeniedError.
     """

@@ -1,7 +1,7 @@
-"""What the daemon does when asked: the requests of the control socket over one host and its loops.
+"""Handles the requests of the control socket, for one host and its loops.
 
-Every change passes admission first and is made under one lock, so what is refused has changed nothing. Pods
-that ``qgpuctl run`` made live until their last process has ended and their launcher has hung up.
+Every change passes admission first, under one lock, so a refused request changes nothing. A pod that ``qgpuctl run``
+made lives until its last process has ended and its launcher has disconnected.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ from qgpu.runtime.oci_container import described
 
 _log = structlog.get_logger("service")
 
-#: Under this, what a container reaches that makes memory past a limit is noted at its cgroup.
+#: The key of a note at a container's cgroup: which of its devices makes video memory that no limit covers.
 _BEYOND = "beyond"
 
 _Request = Callable[[Session, Arguments, list[int]], dict[str, Any]]
@@ -70,7 +70,7 @@ class Service:
         self, host: Host, chosen: PlaneChoice, config: Config, state: State, listener: Path | None = None
     ) -> None:
         self._host = host
-        #: Where containers' listeners come in, on the plane that needs them.
+        #: The socket that receives containers' listeners, on the plane that needs them.
         self._listener = listener
         self._chosen = chosen
         self._config = config
@@ -78,9 +78,9 @@ class Service:
         self._lock = threading.RLock()
         self._started_ns = time.monotonic_ns()
         self._pgpus = {pgpu.index: pgpu for pgpu in host.pgpus()}
-        #: Pods by their cgroups, as last seen.
+        #: Pods by cgroup, as last listed.
         self._places = places_of(host.pods())
-        #: Pods whose launcher is still connected, with its session.
+        #: Pods whose launcher is still connected, with the launcher's session.
         self._held: dict[str, Session] = {}
         self._loads = loads = SimulatedLoads(host, self._lock)
         for index in sorted(config.gpus.keys() - self._pgpus.keys()):
@@ -112,10 +112,10 @@ class Service:
         }
 
     def handle(self, session: Session, message: dict[str, Any], fds: list[int]) -> dict[str, Any]:
-        """Answer one request. Raises a QgpuError for what cannot be done."""
+        """Answer one request. Raises a QgpuError if it cannot be done."""
         op = str(message.get("op"))
         pods: Sequence[PodInfo] = ()
-        if not op.startswith("sim."):  # a simulated card is used through us
+        if not op.startswith("sim."):  # a pod uses its simulated card through the daemon
             pods = self._host.pods()
             refuse_pods(session.peer.pid, session.process, pods)
         if op in self._changing and not session.may_change:
@@ -130,16 +130,16 @@ class Service:
         return request(session, Arguments(message), fds)
 
     def pod_of(self, session: Session) -> str:
-        """Return the pod a client is in, by where pods were last seen; each request is asked again."""
+        """Return the pod that a client is in, as last listed. ``handle`` checks again for each request."""
         return pod_of(session.peer.pid, session.process, self._places)
 
     @property
     def alive(self) -> bool:
-        """Tell whether every loop still runs."""
+        """Tell whether every scheduling loop still runs."""
         return all(each.alive for each in self._loops.values())
 
     def reap(self) -> list[PodInfo]:
-        """Retire pods that nobody holds and nothing runs in; return the others."""
+        """Retire pods without launcher and processes; return the others."""
         with self._lock:
             pods, left = self._host.pods(), []
             self._places = places_of(pods)
@@ -153,25 +153,25 @@ class Service:
             return left
 
     def close(self) -> None:
-        """Stop the loops, so that every gate is open, and let go of the host."""
+        """Stop the loops, which opens every gate, and release the host."""
         for each in self._loops.values():
             each.stop()
         self._unmanaged.stop()
         try:
             pods = self._host.pods()
-        except QgpuError:  # then nobody knows whether there are any
+        except QgpuError:  # unknown whether there are any pods
             pods = None
         self._fence.close(pods)
         self._host.close()
 
     def _settings(self, index: int) -> GpuSettings:
-        """Return what a pGPU starts with: as last set where that still fits the grants, else as configured."""
+        """Return a pGPU's settings at start: those last set if they fit the grants, else the configured ones."""
         configured = self._config.gpu(index)
         kept = self._state.settings(self._pgpus[index].uuid, configured)
         try:
             admission.check_settings(index, self._host.pods(), kept)
         except RefusedError as error:
-            _log.warning("pGPU as configured, not as last set", pgpu=index, reason=str(error))
+            _log.warning("last setting does not fit the grants, using the configuration", pgpu=index, reason=str(error))
             return configured
         return kept
 
@@ -242,7 +242,7 @@ class Service:
         }
 
     def _container_bind(self, _session: Session, arguments: Arguments, _fds: list[int]) -> dict[str, Any]:
-        """Make a container a pod before its process starts. It ends with its cgroup, which its runtime removes."""
+        """Make a container a pod before its process starts. The pod ends when the runtime removes its cgroup."""
         container = described(arguments.raw, self._config.containers)
         if self._listener is not None:
             seccomp_profile.check(container, self._listener)
@@ -257,9 +257,9 @@ class Service:
         return {"name": name}
 
     def take_listener(self, pid: int, container: str, listener: int) -> None:
-        """Bring a process of a container, with its seccomp listener, into its pod. Raises a QgpuError.
+        """Attach a container's process, with its seccomp listener, to its pod. Raises a QgpuError.
 
-        Where the runtime does not say which process (0), the container's id in the pod's cgroup tells the pod.
+        Some runtimes report pid 0. The pod is then the one whose cgroup path contains the container's id.
         """
         with self._lock:
             try:
@@ -273,7 +273,7 @@ class Service:
         for pod in self._host.pods():
             if container and cgroup.names(pod.cgroup, container) and pod.pids:
                 return pod
-        raise RefusedError(f"container {container}: it is no pod")
+        raise RefusedError(f"container {container}: no pod has it")
 
     def _pod_around(self, pid: int) -> PodInfo:
         try:
@@ -282,17 +282,17 @@ class Service:
             raise RefusedError(f"process {pid}: {error.strerror}") from error
         inside = [pod for pod in self._host.pods() if pod.cgroup and cgroup.within(at, pod.cgroup)]
         if not inside:
-            raise RefusedError(f"process {pid}: its cgroup {at} is no pod's")
+            raise RefusedError(f"process {pid}: its cgroup {at} belongs to no pod")
         return max(inside, key=lambda pod: len(pod.cgroup))
 
     def _admit(
         self, wanted: str | None, grants: dict[int, Grant], at: str = "", launcher: Session | None = None
     ) -> str:
-        """Make a pod if it fits, and return its name. A container's takes the place of one in the same cgroup.
+        """Make a pod if it fits, and return its name. A pod in the same cgroup is replaced.
 
-        That is the container's last run: a container that starts has a cgroup to itself.
+        That one is a container's last run: a container that starts has a cgroup of its own.
         """
-        pods = self.reap()  # a name whose last bearer has just ended is free
+        pods = self.reap()  # the name of a pod that has just ended is free
         before = [pod for pod in pods if at and pod.cgroup == at]
         others = [pod for pod in pods if pod not in before]
         name = wanted or _unused_name({pod.name for pod in others})
@@ -313,7 +313,7 @@ class Service:
         return name
 
     def _home_of(self, name: str, launcher: Session) -> str:
-        """Make a cgroup for a pod in its launcher's; none on the simulator. Raises a QgpuError."""
+        """Make a cgroup for a pod inside its launcher's; none on the simulator. Raises a QgpuError."""
         if self._chosen.plane is Plane.SIM:
             return ""
         try:
@@ -326,13 +326,13 @@ class Service:
         return cgroup.create(name, parent)
 
     def _retire(self, pod: PodInfo) -> None:
-        """Forget a pod, and remove the cgroup that was made for it."""
+        """Remove a pod, and the cgroup if qgpu made it."""
         self._host.retire(pod.name)
         if cgroup.is_made_for(pod.name, pod.cgroup):
             cgroup.remove(pod.name, pod.cgroup)
 
     def _free_pgpus(self) -> list[Pgpu]:
-        """Return the pGPUs, less the memory that pods have left behind."""
+        """Return the pGPUs without the memory that is still held on behalf of removed pods."""
         left = self._host.left_behind()
         return [replace(pgpu, memory=pgpu.memory - left.get(index, 0)) for index, pgpu in self._pgpus.items()]
 
@@ -393,10 +393,10 @@ def _named(name: str, pods: Sequence[PodInfo]) -> PodInfo:
 
 
 def _check_reach(pod: PodInfo) -> None:
-    """Refuse a memory limit for a container that reaches what makes video memory past it. Raises RefusedError."""
+    """Raise RefusedError if a container reaches a device that makes video memory past any limit."""
     if (name := cgroup.noted(pod.cgroup, _BEYOND)) is not None:
         raise RefusedError(
-            f"pod {pod.name}: its container reaches {name}, which makes video memory that no limit holds; "
+            f"pod {pod.name}: its container reaches {name}, which makes video memory that no limit covers; "
             "start it without that device"
         )
 

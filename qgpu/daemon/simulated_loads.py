@@ -1,4 +1,4 @@
-"""Loads on simulated pGPUs: processes that need no process. Each ends with the client that asked for it."""
+"""Loads on simulated pGPUs. A load stands for a process and ends when its client disconnects."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from qgpu.planes.sim.host import SimHost
 
 
 class SimulatedLoads:
-    """The loads that run, by number; ``lock`` is held while pods come and go."""
+    """The running loads, by number. ``lock`` is the service's: it is held while pods come and go."""
 
     def __init__(self, host: Host, lock: threading.RLock) -> None:
         self._host = host
@@ -24,11 +24,11 @@ class SimulatedLoads:
         self._pods: dict[int, str] = {}
 
     def in_pod(self, name: str) -> bool:
-        """Tell whether any runs in a pod."""
+        """Tell whether any load runs in a pod."""
         return name in self._pods.values()
 
     def start(self, session: Session, arguments: Arguments, _fds: list[int]) -> dict[str, Any]:
-        """Start one."""
+        """Start a load and return its number. Raises a QgpuError."""
         sim, pod = self._sim(), arguments.need("pod", str)
         workload = Workload.from_dict(arguments.need("workload", dict))
         with self._lock:
@@ -38,7 +38,7 @@ class SimulatedLoads:
         return {"load": load}
 
     def progress(self, _session: Session, arguments: Arguments, _fds: list[int]) -> dict[str, Any]:
-        """Report what one did so far."""
+        """Return the progress of a load."""
         return asdict(self._sim().progress(arguments.need("load", int)))
 
     def _stop(self, load: int) -> None:

@@ -1,8 +1,8 @@
-"""What was set while the daemon ran, kept for the next one: a small versioned file, replaced whole or not at all.
+"""Settings made at run time, kept for the next daemon in a small versioned file that is replaced atomically.
 
-It holds how pGPUs are shared (``qgpuctl gpu policy set``), by the card's UUID. Grants are not in it: the plane that
-enforces them keeps them, the module in the kernel and the guardian in its process, and a daemon asks it.
-The newest word counts: a setting made at run time holds until the configuration says something else than it did then.
+The file holds what ``qgpuctl gpu policy set`` changed, by the card's UUID. It holds no grants: the plane keeps those
+(the module in the kernel, the guardian in its process) and a new daemon asks it. A setting made at run time holds
+until the configuration of that pGPU changes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ VERSION = 1
 
 
 class State:
-    """The state file of one directory; with no directory, nothing is kept."""
+    """The state file of one directory; without a directory nothing is kept."""
 
     def __init__(self, directory: Path | None) -> None:
         self._path = directory / "state.json" if directory else None
@@ -38,18 +38,18 @@ class State:
         except OSError as error:
             raise PermissionDeniedError(f"{self._path}: {error.strerror}; choose another --state-dir") from error
         except (ValueError, RecursionError, UnknownNameError) as error:
-            _log.error("state file unusable: the configuration counts", file=str(self._path), reason=str(error))
+            _log.error("state file unusable, using the configuration", file=str(self._path), reason=str(error))
 
     def settings(self, uuid: str, configured: GpuSettings) -> GpuSettings:
-        """Return how a card is shared: as last set, if that was set over what is configured now; else as configured."""
+        """Return a card's settings: those last set, if the configuration has not changed since; else ``configured``."""
         kept, over = self._gpus.get(uuid, (configured, configured))
         if over == configured:
             return kept
-        _log.info("configuration changed: it counts, not what was set before", gpu=uuid)
+        _log.info("configuration changed, dropping the setting made at run time", gpu=uuid)
         return configured
 
     def keep(self, uuid: str, configured: GpuSettings, settings: GpuSettings) -> None:
-        """Write down how a card is shared from now on; a disk that is full keeps nobody from setting it."""
+        """Save a card's settings. If the disk is full they still apply, but are not saved."""
         self._gpus[uuid] = (settings, configured)
         if settings == configured:
             del self._gpus[uuid]
@@ -59,11 +59,12 @@ class State:
         try:
             atomic_file.replace(self._path, json.dumps(content, indent=2) + "\n", 0o644)
         except OSError as error:
-            _log.error("setting not kept: it ends with this daemon", file=str(self._path), reason=error.strerror)
+            event = "setting not saved, it is lost when this daemon ends"
+            _log.error(event, file=str(self._path), reason=error.strerror)
 
 
 def _read(content: Any) -> dict[str, tuple[GpuSettings, GpuSettings]]:
-    """Check what was read. Raises ValueError."""
+    """Check and convert the file's content. Raises ValueError."""
     if not isinstance(content, dict) or content.get("version") != VERSION:
         raise InvalidValueError(f"it is not of version {VERSION}")
     try:

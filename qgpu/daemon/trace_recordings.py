@@ -1,6 +1,6 @@
-"""Recordings of pGPUs on behalf of clients: begun by a request, fetched by others, ended when the client hangs up.
+"""Recordings of pGPUs for clients: started by one request, fetched by others, ended when the client disconnects.
 
-When pods run tells what they do, so recording is for those who may change things.
+A recording shows when pods run, which reveals what they do. So only clients that may change things may record.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from qgpu.errors import InvalidValueError, RefusedError, no_pgpu
 from qgpu.ipc.control_socket import Session
 from qgpu.trace.recorder import Recorder
 
-#: Each keeps up to some ten megabytes until it is fetched.
+#: Each recording keeps up to about ten megabytes until it is fetched.
 MAX_TRACES = 4
 
 
 @dataclass(slots=True)
 class TraceRecordings:
-    """The recordings that are being made, by the session each belongs to."""
+    """The recordings in progress, by session."""
 
     loops: Mapping[int, GpuLoop]
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -31,7 +31,7 @@ class TraceRecordings:
 
     @property
     def count(self) -> int:
-        """Count the recordings that are being made."""
+        """Return the number of recordings in progress."""
         return len(self._recorders)
 
     def start(self, session: Session, arguments: Arguments, _fds: list[int]) -> dict[str, Any]:
@@ -52,9 +52,9 @@ class TraceRecordings:
         return {}
 
     def read(self, session: Session, _arguments: Arguments, _fds: list[int]) -> dict[str, Any]:
-        """Hand out what was recorded since the last read, and how much was dropped because reads came late.
+        """Return the ticks recorded since the last read, and how much was dropped because reads came too late.
 
-        Raises InvalidValueError where nothing is being recorded.
+        Raises InvalidValueError if this session records nothing.
         """
         if session not in self._recorders:
             raise InvalidValueError("trace.read: nothing is being recorded on this connection")

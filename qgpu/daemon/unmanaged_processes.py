@@ -1,7 +1,7 @@
-"""The watch for processes that are on the cards and in no pod: nothing bounds them, and no pod's share counts them.
+"""Reports processes that use a card but are in no pod: nothing bounds them, and no pod's share counts them.
 
-They may be there by right, for a host may give its cards to others beside qgpu; or they use what a pod handed them.
-Nobody is stopped: they are told in the log, in ``qgpuctl status`` and to Prometheus.
+They may be legitimate, if the host shares its cards by other means too, or they may use a device file that a pod gave
+them. They are not stopped. They appear in the log, in ``qgpuctl status`` and in the metrics.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from qgpu.model.plane_api import Pgpu, PodInfo
 
 _log = structlog.get_logger("unmanaged_processes")
 
-#: How often it is looked: what is there longer will be seen.
+#: How often the cards are checked. A process that lives shorter may be missed.
 _LOOK_S = 5.0
-#: So many lines a look; the rest are counted.
+#: The most log lines per check; the rest are only counted.
 _LINES = 10
 
 
 @dataclass(frozen=True, slots=True)
 class UnmanagedProcess:
-    """A process on a card that is in no pod; its name is of its own choice."""
+    """A process on a card that is in no pod. It chose its own name, so the name proves nothing."""
 
     gpu: int
     pid: int
@@ -37,14 +37,14 @@ class UnmanagedProcess:
 
 
 def find(gpu: int, pids: Iterable[int], pods: Sequence[PodInfo]) -> list[UnmanagedProcess]:
-    """Return which of the processes on a card are neither a pod's nor qgpu's own."""
+    """Return the processes on a card that are neither a pod's nor qgpu's own."""
     ours = [cgroup.GUARDIANS, *(pod.cgroup for pod in pods if pod.cgroup)]
     in_pods = {pid for pod in pods for pid in pod.pids}
     found = []
     for pid in sorted(set(pids) - in_pods - {os.getpid()}):
         try:
             at = cgroup.of(pid)
-        except OSError:  # gone, or in a PID namespace that is not ours
+        except OSError:  # ended, or in another PID namespace
             continue
         if not any(cgroup.within(at, path) for path in ours):
             found.append(UnmanagedProcess(gpu, pid, proc.name(pid), proc.printable(os.fsencode(at))))
@@ -52,7 +52,7 @@ def find(gpu: int, pids: Iterable[int], pods: Sequence[PodInfo]) -> list[Unmanag
 
 
 class UnmanagedProcesses:
-    """Looks at every card every few seconds, in a thread of its own, for the driver may take its time."""
+    """Checks every card every few seconds, in a thread of its own because the driver may be slow to answer."""
 
     def __init__(
         self,
@@ -62,29 +62,29 @@ class UnmanagedProcesses:
         fence: DeviceIsolation,
     ) -> None:
         self._pgpus, self._processes, self._pods, self._fence = pgpus, processes, pods, fence
-        #: By card; a card of which the driver does not tell is missing.
+        #: By card; a card is missing if the driver did not list its processes.
         self.seen: Mapping[int, Sequence[UnmanagedProcess]] = {}
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="unmanaged_processes", daemon=True)
 
     def start(self) -> None:
-        """Begin to look."""
+        """Start the checks."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Look no more; a look that the driver holds up is not waited for."""
+        """Stop the checks, without waiting for one that the driver delays."""
         self._stop.set()
 
     def _run(self) -> None:
         while not self._stop.wait(_LOOK_S):
             try:
                 self.look()
-            except Exception:  # noqa: BLE001 - a watch that has ended would be missed by nobody
-                if not self._stop.is_set():  # else what it looks at is being closed
+            except Exception:  # noqa: BLE001 - otherwise the thread would end unnoticed
+                if not self._stop.is_set():  # otherwise its sources are being closed
                     _log.exception("the watch for processes outside pods failed, trying again")
 
     def look(self) -> None:
-        """Look once, and log who was not there before."""
+        """Check once, and log processes that were not there before."""
         listed = {}
         for pgpu in self._pgpus:
             try:
@@ -92,13 +92,13 @@ class UnmanagedProcesses:
             except QgpuError:
                 continue
         try:
-            pods = self._pods()  # after the cards: a pod that has just come is none too many
+            pods = self._pods()  # listed last: processes of a pod that has just come are then its own
         except QgpuError:
             return
         before, self.seen = self.seen, {gpu: find(gpu, pids, pods) for gpu, pids in listed.items()}
         known = {each for there in before.values() for each in there}
         self._tell(
-            "process on a card outside pods: its share and memory are nobody's",
+            "process on a card is in no pod: nothing bounds its share or memory",
             [
                 {"pgpu": each.gpu, "pid": each.pid, "name": each.name, "cgroup": each.cgroup}
                 for there in self.seen.values()

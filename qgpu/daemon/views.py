@@ -1,4 +1,4 @@
-"""What who only looks is shown of pGPUs and pods, in JSON's types. It asks nobody and changes nothing."""
+"""Read-only views of pGPUs and pods in JSON types, built from values the caller has."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from qgpu.sched.ledger import Ledger
 
 
 def gpu(pgpu: Pgpu, loop: GpuLoop, pods: Sequence[PodInfo]) -> dict[str, Any]:
-    """Describe a pGPU and how it is shared."""
+    """Return a pGPU and its settings."""
     return (
         asdict(pgpu)
         | asdict(loop.settings)
@@ -27,7 +27,7 @@ def gpu(pgpu: Pgpu, loop: GpuLoop, pods: Sequence[PodInfo]) -> dict[str, Any]:
 
 
 def pod(info: PodInfo, ledgers: Mapping[int, Ledger]) -> dict[str, Any]:
-    """Describe a pod: what it was granted on each of its pGPUs, and what it used there."""
+    """Return a pod with its grants and its use by pGPU."""
     return {
         "name": info.name,
         "cgroup": info.cgroup,

@@ -1,1 +1,1 @@
-"""The demo: pods come and go and policies change, watched live and drawn at the end."""
+"""The demo: pods come and go and policies change, shown live and as a picture at the end."""

@@ -1,7 +1,6 @@
-"""``python -m qgpu.demo``: play the story on a private daemon, show it live, draw it at the end.
+"""``python -m qgpu.demo``: plays the story on a private daemon, shows it live and draws it at the end.
 
-Decides how often to look, and what a share is: GPU time over the daemon's clock in the last second,
-but never across a change.
+A share is GPU time over the daemon's clock in the last second, but never across a change.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from qgpu.demo.story import CHAT, STORY, Scene
 from qgpu.errors import QgpuError
 
 _LOOK_S = 0.5
-#: Long enough to even out turns of a hundred milliseconds.
+#: Long enough to average over turns of a hundred milliseconds.
 _SPAN_LOOKS = 3
 _PLAIN_EVERY = 4
 
@@ -34,9 +33,9 @@ _PLAIN_EVERY = 4
 @click.option("--out", type=click.Path(path_type=Path), default=Path("qgpu-demo.png"), show_default=True)
 @click.option("--duration-scale", type=click.FloatRange(0.1, 10), default=1.0, help="1 takes about a minute.")
 def command(plane: str, out: Path, duration_scale: float) -> None:
-    """Let pods come and go and policies change on one GPU, or a simulated one where there is none.
+    """Let pods come and go and policies change on one GPU, or on a simulated one if there is none.
 
-    A daemon of its own is started for it and ended afterwards; nothing else on the host is touched.
+    The demo starts its own daemon and ends it afterwards. It touches nothing else on the host.
     """
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     _play(plane, out, duration_scale)
@@ -66,7 +65,7 @@ def _play(plane: str, out: Path, scale: float) -> None:
 
 @dataclass(slots=True)
 class _Performance:
-    """The story as it unfolds."""
+    """One run of the story."""
 
     stage: Stage
     table: Table
@@ -76,7 +75,7 @@ class _Performance:
     _looks: list[Look] = field(default_factory=list)
 
     def play(self, number: int, scene: Scene, scale: float) -> None:
-        """Play one scene: make its changes, then watch."""
+        """Play one scene: make its changes, then show what follows."""
         start_s = self._now_s()
         self.table.scene(number, len(STORY), scene.policy, scene.caption)
         self.stage.await_pods()

@@ -1,4 +1,4 @@
-"""The picture at the end: shares over time with what they should be, and the online pod's latency below."""
+"""The picture at the end: shares over time with their targets, and the online pod's latency below."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _BANDS = {"best-effort": "#eef1f4", "burst-share": "#e9f3ea", "fixed-share": "#f
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """The shares of one stretch of time, that ended ``at_s`` after the start; and the latency then."""
+    """The shares of one interval, which ended ``at_s`` after the start, and the latency then."""
 
     at_s: float
     shares: Mapping[str, float]
@@ -25,7 +25,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """A scene as it was played."""
+    """A scene and when it was played."""
 
     scene: Scene
     start_s: float
@@ -33,7 +33,7 @@ class Played:
 
 
 def draw(path: Path, title: str, played: Sequence[Played], points: Sequence[Point]) -> None:
-    """Draw the demo into ``path``; its suffix says in which format. Raises NotSupportedError without matplotlib."""
+    """Draw the demo to ``path``, whose suffix is the format. Raises NotSupportedError without matplotlib."""
     try:
         import matplotlib as mpl
 

@@ -1,6 +1,6 @@
-"""The live table: a few lines that are drawn over themselves in a terminal, or one line a second elsewhere.
+"""The live table: a few lines that are redrawn in place on a terminal, or one line a second elsewhere.
 
-Pure formatting, apart from writing to the stream it is given.
+Pure formatting, except that it writes to the given stream.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _COLOURS = {"train": "34", "batch": "33", "chat": "35"}
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One pod as the table shows it; ``share`` is of the card, in the last stretch."""
+    """One pod in the table; ``share`` is its part of the card in the last interval, 0 to 1."""
 
     name: str
     pod_class: str
@@ -35,12 +35,12 @@ class Table:
     _height: int = 0
 
     def scene(self, number: int, of: int, policy: str, caption: str) -> None:
-        """Say what happens now; earlier scenes stay above."""
+        """Print the scene's title; earlier scenes stay above."""
         line = f"{number}/{of}  {policy}: {caption}"
         self._write([f"\033[1m{line}\033[0m" if self.fancy else line], stays=True)
 
     def show(self, at_s: float, rows: Sequence[Row]) -> None:
-        """Draw the pods, in place of the last drawing where that is possible."""
+        """Draw the pods; on a terminal, replace the last drawing."""
         if self.fancy:
             header = f"     {'POD':8}{'CLASS':9}{'QUOTA':>6}{'SHOULD':>8}{'GETS':>8}  {'':{_BAR}}  P99 LATENCY"
             self._write([f"\033[2m{header}\033[0m", *(_line(row) for row in rows), f"{at_s:5.1f} s"], stays=False)

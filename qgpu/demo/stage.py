@@ -1,7 +1,6 @@
-"""The demo's own daemon and pods: started, changed, looked at, and always ended.
+"""Runs the demo's own daemon and pods, and always ends them.
 
-Decides how processes are run. Everything that changes something goes through ``qgpuctl``, as it would by
-hand; only looking goes straight to the control socket.
+Every change goes through ``qgpuctl``, as it would by hand. Only readings go directly to the control socket.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ _END_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What the daemon knew at one moment: GPU time by pod, and when that was (the daemon's clock)."""
+    """One reading of the daemon: GPU time by pod, and when on the daemon's clock."""
 
     now_ns: int
     used_ns: Mapping[str, int]
@@ -42,7 +41,7 @@ class Look:
 
 @dataclass(slots=True)
 class Stage:
-    """A private daemon in a directory of its own, and the pods it shares a pGPU between."""
+    """A private daemon in its own directory, and the pods that share its pGPU."""
 
     plane: str
     device: str = ""
@@ -57,7 +56,7 @@ class Stage:
             self._directory = Path(ends.enter_context(tempfile.TemporaryDirectory(prefix="qgpu-demo-")))
             log = ends.enter_context((self._directory / "qgpud.log").open("wb"))
             command = [*_QGPUD, "--runtime-dir", str(self._runtime_dir), "--plane", self.plane]
-            # In a session of its own: Ctrl-C is for us to hear, and to end things in order.
+            # In a session of its own: only we get Ctrl-C, and we end everything in order.
             daemon = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
             ends.callback(_end, daemon)
             self._client = self._connected(daemon)
@@ -72,7 +71,7 @@ class Stage:
         self._ends.close()
 
     def calibrate(self, actors: Sequence[Actor]) -> None:
-        """Find the length of each pod's kernels while the card is free; the simulator needs none. Raises NoGpuError."""
+        """Calibrate each pod's kernels while the card is free; not needed on the simulator. Raises NoGpuError."""
         for actor in actors if self.plane != "sim" else ():
             command = [*_LOAD, *actor.load[:2], "--count", "1"]
             ended = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -95,7 +94,7 @@ class Stage:
             )
 
     def await_pods(self) -> None:
-        """Wait until the daemon knows every pod that was started. Raises QgpuError if one has died, TimedOutError."""
+        """Wait until the daemon knows every started pod. Raises QgpuError if one has died, TimedOutError."""
         until = time.monotonic() + _READY_S
         while missing := self._pods.keys() - self.look().grants.keys():
             if time.monotonic() > until:
@@ -107,13 +106,13 @@ class Stage:
         _end(self._pods.pop(actor.name))
 
     def change(self, *arguments: str) -> None:
-        """Run ``qgpuctl``. Raises QgpuError with what it says."""
+        """Run ``qgpuctl``. Raises QgpuError with its error line."""
         ended = subprocess.run([*self._ctl, *arguments], capture_output=True, text=True, check=False)
         if ended.returncode:
             raise QgpuError(f"qgpuctl {' '.join(arguments)}: {ended.stderr.strip()}")
 
     def look(self) -> Look:
-        """Ask what each pod has used so far. Raises QgpuError if a pod has died."""
+        """Read what each pod has used so far. Raises QgpuError if a pod has died."""
         for name, pod in self._pods.items():
             if pod.poll() is not None:
                 raise QgpuError(f"pod {name} ended: {self._said(name).read_text(errors='replace').strip()[-300:]}")
@@ -121,7 +120,7 @@ class Stage:
         while True:
             before = self._client.call("gpu.list")["gpus"][0]["now_ns"]
             pods = self._client.call("pod.list")["pods"]
-            # The daemon may have looked at the card in between; both answers must be of one moment.
+            # The daemon may have sampled the card in between; both answers must come from the same sample.
             if self._client.call("gpu.list")["gpus"][0]["now_ns"] == before:
                 break
         return Look(
@@ -172,7 +171,7 @@ class Stage:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a process and, should it not listen, its whole session."""
+    """Terminate a process; if it does not end, kill its whole session."""
     process.terminate()
     try:
         process.wait(_END_S)

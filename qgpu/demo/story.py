@@ -1,6 +1,6 @@
-"""What happens in the demo: scenes, each with what is done at its start and what should come of it.
+"""The story of the demo: scenes, each with the changes at its start and the shares that should follow.
 
-Pure data. stage.py does it, show.py and picture.py show it.
+Pure data. stage.py makes the changes; show.py and picture.py show the result.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Actor:
-    """A pod of the demo: what it runs, as options of qgpu-load, and its grant at first."""
+    """A pod of the demo: its load as options of qgpu-load, and its first grant."""
 
     name: str
     load: tuple[str, ...]
@@ -26,21 +26,21 @@ CHAT = Actor("chat", ("--kernel", "100us", "--period", "10ms", "--watch"))
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """A stretch of the demo: what changes when it begins, and the shares that ought to follow."""
+    """One scene: what changes at its beginning, and the shares that should follow."""
 
     caption: str
     policy: str
     seconds: float
-    #: Pods that come, pods that go.
+    #: Pods that start, pods that end.
     enter: tuple[Actor, ...] = ()
     leave: tuple[Actor, ...] = ()
-    #: ``qgpuctl pod set`` arguments, in this order.
+    #: Arguments of ``qgpuctl pod set``, in this order.
     amend: tuple[tuple[str, ...], ...] = ()
-    #: The share of the card each pod should get, as far as the policy says.
+    #: The share of the card that the policy defines for each pod, if it does.
     targets: Mapping[str, float] = field(default_factory=dict)
 
 
-#: What chat leaves of the card once it gets on it every time: its kernels take 1 %, switching to them as much.
+#: What chat leaves of the card once it always goes first: its kernels take 1 %, switching to them as much.
 _LEFT = 0.98
 
 STORY = (

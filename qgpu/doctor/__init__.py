@@ -1,1 +1,1 @@
-"""Whether this host can share GPUs, what is missing, and whether shares are really enforced now."""
+"""Checks whether this host can share GPUs, what is missing, and whether shares are enforced now."""

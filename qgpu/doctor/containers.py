@@ -1,4 +1,4 @@
-"""Check of what container runtimes are told: the CDI file, and whether all that it names is there."""
+"""Check of the CDI file, and whether all files exist that it names."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def check_containers(directory: Path = cdi.DIRECTORY) -> Check:
     except OSError as error:
         return Check(_NAME, Verdict.WARN, f"{path}: {error.strerror}", "qgpud writes it; see [containers] cdi")
     except (ValueError, KeyError, TypeError) as error:
-        return Check(_NAME, Verdict.FAIL, f"{path}: {error!r}", "remove it; qgpud writes it anew")
+        return Check(_NAME, Verdict.FAIL, f"{path}: {error!r}", "remove it; qgpud writes a new one")
     if missing:
-        return Check(_NAME, Verdict.FAIL, f"{path}: {missing[0]} is not there", "remove it; qgpud writes it anew")
+        return Check(_NAME, Verdict.FAIL, f"{path}: {missing[0]} is not there", "remove it; qgpud writes a new one")
     return Check(_NAME, Verdict.OK, f"{path}: {', '.join(device['name'] for device in found['devices'])}")
 
 
 def _named(found: dict[str, Any]) -> Iterator[str]:
-    """Yield every file of the host that a CDI file names."""
+    """Yield every host file that a CDI file names."""
     for edits in (found["containerEdits"], *(device["containerEdits"] for device in found["devices"])):
         for node in edits.get("deviceNodes", ()):
             yield node["path"]

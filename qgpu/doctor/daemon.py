@@ -1,4 +1,4 @@
-"""Checks of the daemon: its runtime directory, whether it answers, and whether its loops are well."""
+"""Checks of the daemon: its runtime directory, whether it answers, and whether its loops work."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def check_daemon(runtime_dir: Path, timeout_s: float) -> list[Check]:
 
 
 def _beside(status: dict[str, Any]) -> list[Check]:
-    """Check for processes that use the cards beside the pods; a daemon of an earlier version does not tell."""
+    """Check for processes that use the cards outside pods; a daemon of an earlier version does not report them."""
     unmanaged_processes = status.get("unmanaged_processes", ())
     found = ", ".join(f"{each['pid']} ({each['name']}) on pGPU {each['gpu']}" for each in unmanaged_processes)
     mend = "nothing bounds them; run them in pods, or end them, unless the host gives its cards to others too"

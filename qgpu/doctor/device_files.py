@@ -1,4 +1,4 @@
-"""Check of the BPF program that keeps pods' device files to the pods. It only looks."""
+"""Check of the BPF program that isolates pods' device files. It changes nothing."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from qgpu.errors import QgpuError
 from qgpu.lsm import device_files, libbpf, pins
 
 _NAME = "device files"
-_GAP = "until then a process outside a pod can use what the pod hands it (docs/security.md)"
+_GAP = "until then a process outside a pod can use a device file that the pod gives it (docs/security.md)"
 
 
 def check_device_files() -> Check:
-    """Check whether the program is loaded, or could be."""
+    """Check whether the program is loaded or could be."""
     if os.geteuid() != 0:
-        return Check(_NAME, Verdict.WARN, "whether they are kept to their pods only root can see", "ask as root")
+        return Check(_NAME, Verdict.WARN, "only root can see whether they are isolated", "ask as root")
     if pins.links():
-        return Check(_NAME, Verdict.OK, "kept to their pods by a BPF program")
+        return Check(_NAME, Verdict.OK, "isolated by a BPF program")
     try:
         device_files.check_kernel()
         device_files.compiled()
         libbpf.library()
     except (OSError, QgpuError) as error:
-        return Check(_NAME, Verdict.WARN, f"not kept to their pods: {error}", _GAP)
-    return Check(_NAME, Verdict.OK, "can be kept to their pods: qgpud loads a BPF program")
+        return Check(_NAME, Verdict.WARN, f"not isolated: {error}", _GAP)
+    return Check(_NAME, Verdict.OK, "can be isolated: qgpud loads a BPF program")

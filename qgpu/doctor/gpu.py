@@ -1,4 +1,4 @@
-"""Checks of the GPU's side: driver, device nodes, firmware, NVML, libcuda, the kernel module. They only look."""
+"""Checks of the GPU's side: driver, device nodes, firmware, NVML, libcuda, kernel module. They change nothing."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _NODES = ("/dev/nvidiactl", "/dev/nvidia0", "/dev/nvidia-uvm")
 
 
 def driver_loaded() -> bool:
-    """Tell whether an NVIDIA driver is there to be shared through."""
+    """Tell whether an NVIDIA driver is loaded."""
     return versions.VERSION_FILE.exists()
 
 
 def check_gpu() -> list[Check]:
-    """Check the GPU's side. Without a driver that is one warning: the simulator still works."""
+    """Check the GPU's side. A missing driver is only a warning, because the simulator works without it."""
     if not driver_loaded():
         return [Check("driver", Verdict.WARN, "no NVIDIA driver is loaded", _MEND_DRIVER), check_module()]
     return [_driver(), _nodes(), _firmware(), _nvml(), _libcuda(), check_module()]

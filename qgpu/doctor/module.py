@@ -1,4 +1,4 @@
-"""The check of the kernel module: is it built for this kernel, is it loaded, does it enforce. It only looks."""
+"""Check of the kernel module: is it built for this kernel, is it loaded, does it enforce. It changes nothing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MODULES = Path("/lib/modules")
 
 
 def check_module() -> Check:
-    """Check the module; without one that is no fault, for the user-space plane does without."""
+    """Check the module. Its absence is no fault, because the user-space plane works without it."""
     if not Path(DEVICE).exists():
         return absent(_SOURCES, _MODULES / os.uname().release)
     try:
@@ -42,7 +42,7 @@ _SAME_VERSION = "module and qgpu must be of one version: without pods, modprobe 
 
 
 def absent(sources: Path, modules: Path) -> Check:
-    """Judge a host where it is not loaded, by DKMS' sources and the modules of the running kernel."""
+    """Check a host on which the module is not loaded, by DKMS' sources and the running kernel's modules."""
     release = modules.name
     if any(modules.rglob("qgpu.ko*")):
         return Check(_NAME, Verdict.OK, f"not loaded; built for this kernel ({release}): modprobe qgpu loads it")

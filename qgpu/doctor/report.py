@@ -1,4 +1,4 @@
-"""What a check says: a name, how it went, what was found and how to mend it."""
+"""The result of a check: its name, the verdict, what it found and the remedy."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from enum import StrEnum
 
 
 class Verdict(StrEnum):
-    """How a check went: ``warn`` is something to know, ``fail`` keeps qgpu from working."""
+    """The verdict of a check: ``warn`` is good to know, ``fail`` keeps qgpu from working."""
 
     OK = "ok"
     WARN = "warn"
@@ -17,7 +17,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """The result of one check; ``mend`` is empty when there is nothing to mend."""
+    """The result of one check; ``mend`` is the remedy, or empty."""
 
     name: str
     verdict: Verdict

@@ -1,8 +1,7 @@
-"""The self-test: two short pods at 2:1 on a pGPU, and what true GPU time says of it.
+"""The self-test: runs two short pods at 2:1 on a pGPU and checks their measured GPU time.
 
-It uses the daemon that runs, or starts one for itself. What it measures is what the daemon's plane measures;
-what is held against it is what the pods' own counters say. Pods that were there before are left alone, but
-for a second the pGPU's policy is changed where that breaks no grant.
+It uses the running daemon, or starts its own. It compares what the daemon's plane measures with the pods' own
+counters. Other pods stay untouched, but the test changes the pGPU's policy for a second if that breaks no grant.
 """
 
 from __future__ import annotations
@@ -23,19 +22,19 @@ from qgpu.doctor.report import Check, Verdict
 from qgpu.errors import DaemonUnreachableError, QgpuError, RefusedError, TimedOutError, no_pgpu
 from qgpu.ipc.control_socket import Client
 
-#: By how much a measured share may miss the asked one in so short a test, as part of it.
+#: The largest relative error of a measured share in a test this short.
 TOLERANCE = 0.10
 
 _START_S = 15.0
 _SETTLE_S = 0.6
 _MEASURE_S, _LONGER_S = 1.2, 5.0
 _PODS = ("self-test-a", "self-test-b")
-#: About 1 ms on an H100. Not found out by each load: they would do so at once, and make kernels of different lengths.
+#: About 1 ms on an H100. The loads do not calibrate: they would do so at once, and get kernels of different lengths.
 _ITERATIONS = 12_500
 
 
 def self_test(runtime_dir: Path, gpu: int, timeout_s: float) -> list[Check]:
-    """Run the self-test on one pGPU. Raises RefusedError where there is no room for it."""
+    """Run the self-test on one pGPU. Raises RefusedError if too little is left to grant."""
     with _daemon(runtime_dir, timeout_s) as directory, Client(directory, timeout_s) as client:
         policy = _gpu(client, gpu)["policy"]
         quotas = _quotas(client, gpu)
@@ -59,30 +58,30 @@ def _test_gate(client: Client, gpu: int, quotas: tuple[int, int]) -> Check:
 
 
 def _measured(client: Client, gpu: int, judge: Callable[[tuple[float, float]], Check]) -> Check:
-    """Judge a short measurement, and a longer one should that fail.
+    """Judge a short measurement, and a longer one if the short one fails.
 
-    What a busy host does to a measurement weighs less in a longer one; shares that are not enforced miss in both.
+    A busy host disturbs a longer measurement less. Shares that are not enforced fail both.
     """
     check = judge(_shares(client, gpu, _MEASURE_S))
     return check if check.verdict is Verdict.OK else judge(_shares(client, gpu, _LONGER_S))
 
 
 def judge_ratio(quotas: tuple[int, int], shares: tuple[float, float]) -> Check:
-    """Hold the ratio of measured shares against that of the quotas."""
+    """Compare the ratio of measured shares with that of the quotas."""
     asked, got = quotas[0] / quotas[1], shares[0] / max(shares[1], 1e-9)
     found = f"asked {asked:.2f}:1, got {got:.2f}:1 ({shares[0]:.1%} and {shares[1]:.1%} of true GPU time)"
     return _judged("burst share", abs(got / asked - 1) <= TOLERANCE, found)
 
 
 def judge_count(shares: tuple[float, float], kernels: list[int]) -> Check:
-    """Hold GPU time against the kernels that the loads themselves counted."""
+    """Compare GPU time with the kernels that the loads counted themselves."""
     by_time, by_count = shares[0] / max(shares[1], 1e-9), kernels[0] / max(kernels[1], 1)
     found = f"{by_time:.2f}:1 by GPU time, {by_count:.2f}:1 by kernels finished"
     return _judged("GPU time", abs(by_count / max(by_time, 1e-9) - 1) <= TOLERANCE, found)
 
 
 def judge_gate(quotas: tuple[int, int], shares: tuple[float, float]) -> Check:
-    """Hold shares under Fixed Share, where time is left idle, against the quotas."""
+    """Compare shares under Fixed Share, which leaves time idle, with the quotas."""
     pairs = [(quota / 100, share) for quota, share in zip(quotas, shares, strict=True)]
     found = "fixed share: " + ", ".join(f"asked {want:.0%}, got {got:.1%}" for want, got in pairs)
     return _judged("gate", all(abs(got / want - 1) <= TOLERANCE for want, got in pairs), found)
@@ -95,7 +94,7 @@ def _judged(name: str, held: bool, found: str) -> Check:
 
 @contextmanager
 def _daemon(runtime_dir: Path, timeout_s: float) -> Iterator[Path]:
-    """Give the runtime directory of a daemon: the one that runs, or one of our own."""
+    """Yield the runtime directory of the running daemon, or of one of our own."""
     try:
         Client(runtime_dir, timeout_s).close()
     except DaemonUnreachableError:
@@ -107,7 +106,7 @@ def _daemon(runtime_dir: Path, timeout_s: float) -> Iterator[Path]:
                 _until(lambda: (Path(own) / "qgpud.sock").exists() or process.poll() is not None, "its own qgpud")
                 if process.poll() is not None:
                     why = log.read_text(errors="replace").strip().rpartition("\n")[2]
-                    raise QgpuError(f"self-test: its own qgpud did not start; mend what it says: {why}")
+                    raise QgpuError(f"self-test: its own qgpud did not start; its error: {why}")
                 yield Path(own)
             finally:
                 process.send_signal(signal.SIGTERM)
@@ -127,7 +126,7 @@ def _policy(client: Client, gpu: int, before: str, wanted: str) -> Iterator[None
 
 @contextmanager
 def _loads(directory: Path, gpu: int, quotas: tuple[int, int]) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """Run a flood in each of the two pods."""
+    """Run a flood in each of two pods."""
     loads = [
         _start(
             "qgpu.cli.main",
@@ -148,7 +147,7 @@ def _loads(directory: Path, gpu: int, quotas: tuple[int, int]) -> Iterator[list[
 
 
 def _kernels(load: subprocess.Popen[bytes], from_s: float, to_s: float) -> int:
-    """Count the kernels a load that has ended finished between two wall-clock times, by its own record."""
+    """Return how many kernels an ended load finished between two wall-clock times, by its own record."""
     assert load.stdout is not None
     with load.stdout as stdout:
         result = json.loads(stdout.read())
@@ -176,7 +175,7 @@ def _gpu(client: Client, index: int) -> dict[str, Any]:
 
 
 def _quotas(client: Client, gpu: int) -> tuple[int, int]:
-    """Find room for two quotas at 2:1, at most 60 and 30 %."""
+    """Return two quotas at 2:1 that still fit, at most 60 and 30 %."""
     grants = [grant for pod in client.call("pod.list")["pods"] for grant in pod["grants"] if grant["gpu"] == gpu]
     part = min(30, (100 - sum(grant["cores"] or 0 for grant in grants)) // 3)
     if part < 1:
@@ -185,7 +184,7 @@ def _quotas(client: Client, gpu: int) -> tuple[int, int]:
 
 
 def _usage(client: Client, gpu: int) -> list[dict[str, Any]]:
-    """Return the usage of the two pods, in order; fewer where they are not there yet."""
+    """Return the usage of the two pods in order, as far as they exist yet."""
     pods = {pod["name"]: pod for pod in client.call("pod.list")["pods"]}
     return [usage for name in _PODS if name in pods for usage in pods[name]["usage"] if usage["gpu"] == gpu]
 
@@ -201,7 +200,7 @@ def _until_busy(client: Client, gpu: int, loads: list[subprocess.Popen[bytes]]) 
 
 
 def _shares(client: Client, gpu: int, seconds: float) -> tuple[float, float]:
-    """Measure both pods' shares of the pGPU's time, after what was set last has taken hold."""
+    """Measure both pods' shares of the pGPU's time, once the last change of settings has taken effect."""
     time.sleep(_SETTLE_S)
     before = _usage(client, gpu)
     time.sleep(seconds)
@@ -209,7 +208,7 @@ def _shares(client: Client, gpu: int, seconds: float) -> tuple[float, float]:
 
 
 def _divided(before: Sequence[dict[str, Any]], after: Sequence[dict[str, Any]]) -> tuple[float, float]:
-    """Return both pods' shares of the time between two looks at what they used."""
+    """Return both pods' shares of the time between two readings of their usage."""
     first, second = (
         (now["used_ns"] - then["used_ns"]) / max(1, now["now_ns"] - then["now_ns"])
         for then, now in zip(before, after, strict=True)

@@ -1,4 +1,4 @@
-"""Checks of the host: kernel, privileges, and what the planes need of both. They only look."""
+"""Checks of the host: kernel, privileges, and what the planes need of them. They change nothing."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from qgpu.planes.seccomp.preflight import check_kernel
 
 _SECCOMP_ACTIONS = Path("/proc/sys/kernel/seccomp/actions_avail")
 
-#: pidfd_getfd and SECCOMP_USER_NOTIF_FLAG_CONTINUE, which the seccomp plane is built on, are there from 5.6.
+#: The seccomp plane needs pidfd_getfd and SECCOMP_USER_NOTIF_FLAG_CONTINUE: Linux 5.6 has both.
 _OLDEST_KERNEL = (5, 10)
 
 
 def check_system(*, needed: bool) -> list[Check]:
-    """Check the host; what is missing is a failure where it is ``needed`` to share a real GPU, else a warning."""
+    """Check the host. Missing parts are failures if ``needed`` to share a real GPU, else warnings."""
     bad = Verdict.FAIL if needed else Verdict.WARN
     return [_kernel(bad), _root(bad), _notification(bad), _tracing(bad), _cgroup(bad)]
 

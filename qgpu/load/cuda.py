@@ -1,8 +1,8 @@
-"""The CUDA driver API, as far as the load generator needs it, called with cffi and no compiler.
+"""The part of the CUDA driver API that the load generator needs, called through cffi without a compiler.
 
-Decides how the library is found and how a failure reads. What is launched is kernel.py's matter. The
-declarations follow NVIDIA's cuda.h; names with ``_v2`` are the symbols that header maps the plain names to.
-``QGPU_LIBCUDA`` names another library to load instead of the driver's.
+It finds the library and turns failures into errors; kernel.py launches the work. The declarations follow NVIDIA's
+cuda.h; names with ``_v2`` are the symbols that the header maps the plain names to. The environment variable
+``QGPU_LIBCUDA`` names a library to load instead of the driver's.
 """
 
 from __future__ import annotations
@@ -69,11 +69,11 @@ _HOST_ALLOC_DEVICE_MAP = 0x2
 
 
 class CudaError(QgpuError):
-    """A CUDA call failed; the message is the call and CUDA's name of the error."""
+    """A CUDA call failed. The message is the call and CUDA's name of the error."""
 
 
 class Sync(IntEnum):
-    """How a synchronising call waits: CUctx_flags."""
+    """How a synchronising call waits (CUctx_flags)."""
 
     SPIN = 0x1
     YIELD = 0x2
@@ -81,7 +81,7 @@ class Sync(IntEnum):
 
 
 class Cuda:
-    """The loaded library. Methods raise CudaError, or NoGpuError where there is nothing to run on."""
+    """The loaded library. Methods raise CudaError, or NoGpuError if there is no usable GPU."""
 
     def __init__(self) -> None:
         self.ffi = FFI()
@@ -127,7 +127,7 @@ class Device:
     def __init__(self, cuda: Cuda, ordinal: int, sync: Sync) -> None:
         self.cuda = cuda
         self._device = cuda.make("cuDeviceGet", "CUdevice", ordinal)
-        # Before the context exists: its flags cannot be relied on to change afterwards.
+        # Set the flags before the context exists: changing them later is not reliable.
         cuda.call("cuDevicePrimaryCtxSetFlags_v2", self._device, int(sync))
         context = cuda.make("cuDevicePrimaryCtxRetain", "CUcontext", self._device)
         cuda.call("cuCtxSetCurrent", context)
@@ -143,7 +143,7 @@ class Device:
 
     @cached_property
     def threads(self) -> int:
-        """How many threads it runs at once: what a kernel needs to fill the card."""
+        """How many threads it runs at once; a kernel with that many fills the card."""
         return self._attribute(_MULTIPROCESSOR_COUNT) * self._attribute(_MAX_THREADS_PER_MULTIPROCESSOR)
 
     def _attribute(self, attribute: int) -> int:
@@ -154,7 +154,7 @@ class Device:
         return self.cuda.make("cuStreamCreate", "CUstream", _STREAM_NON_BLOCKING)
 
     def shared_memory(self, size: int) -> tuple[Any, int]:
-        """Return memory of the host that kernels reach while they run: our pointer to it, and their address."""
+        """Allocate host memory that running kernels can access; return our pointer to it and the device address."""
         memory = self.cuda.make("cuMemHostAlloc", "void *", size, _HOST_ALLOC_DEVICE_MAP)
         return memory, int(self.cuda.make("cuMemHostGetDevicePointer_v2", "CUdeviceptr", memory, 0))
 
@@ -171,11 +171,11 @@ class Device:
         return True
 
     def elapsed_us(self, start: Any, end: Any) -> float:
-        """Return the GPU's time from one finished event to another."""
+        """Return the time on the GPU from one finished event to another, in µs."""
         return float(self.cuda.make("cuEventElapsedTime", "float", start, end)) * 1000
 
     def graph(self, stream: Any, record: Callable[[], None]) -> Any:
-        """Return an executable graph of what ``record`` launches on ``stream``; none of it runs now."""
+        """Return an executable graph of what ``record`` launches on ``stream``, without running it."""
         self.cuda.call("cuStreamBeginCapture_v2", stream, _CAPTURE_THREAD_LOCAL)
         record()
         graph = self.cuda.ffi.new("CUgraph *")

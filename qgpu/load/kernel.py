@@ -1,9 +1,8 @@
-"""The kernels that load a card, and how many iterations make one of a given length.
+"""The kernels that load a card, and their calibration to a given length.
 
-A kernel is a loop of fused multiply-adds in as many threads as the card holds at once, so that it fills
-the card and its length is proportional to its iterations. A persistent one goes through that loop round after
-round until the host says stop. They are PTX, which the driver compiles for the card at hand. When kernels are
-launched is run.py's matter.
+A kernel is a loop of fused multiply-adds in as many threads as the card runs at once. So it fills the card, and its
+length is proportional to its iterations. A persistent kernel repeats that loop in rounds until the host stops it. The
+kernels are PTX, which the driver compiles for the card. run.py decides when they are launched.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from qgpu.load.ptx import MAILBOX_WORDS, PTX, ROUNDS, STOP
 _BLOCK = 256
 _MOST_ITERATIONS = 2**32 - 1
 _PROBE_ITERATIONS = 1000
-#: A card that idled needs about this long at work before its clocks are up.
+#: An idle card needs about this long under load to raise its clocks.
 _RAMP_US = 60_000
 _STRETCH_US = 8_000
 _REPEATS = 5
@@ -25,7 +24,7 @@ _MOST_QUEUED = 200
 
 
 class Persistent:
-    """A persistent kernel that runs, and the mailbox in host memory between it and us."""
+    """A running persistent kernel, and its mailbox in host memory."""
 
     def __init__(self, kernel: Kernel, mailbox: Any) -> None:
         self._kernel = kernel
@@ -33,11 +32,11 @@ class Persistent:
 
     @property
     def rounds(self) -> int:
-        """How often it has gone through its loop."""
+        """How many rounds it has done."""
         return int(self._mailbox[ROUNDS])
 
     def stop(self) -> None:
-        """Tell it to stop after its round, and wait until it has."""
+        """Stop it after the current round, and wait for that."""
         self._mailbox[STOP] = 1
         self._kernel.synchronize()
 
@@ -61,7 +60,7 @@ class Kernel:
 
     @property
     def iterations(self) -> int:
-        """How often each thread goes round the loop: the length of kernels launched from now on."""
+        """How often each thread repeats the loop: the length of kernels launched from now on."""
         return int(self._iterations[0])
 
     @iterations.setter
@@ -79,9 +78,9 @@ class Kernel:
                 cuda.check("cuLaunchKernel", result)
 
     def start_persistent(self, *, host_reads: bool = False) -> Persistent:
-        """Launch a kernel that runs until it is told to stop, a round of it as long as an ordinary kernel.
+        """Launch a kernel that runs until it is stopped. One round is as long as an ordinary kernel.
 
-        With ``host_reads`` every block of it reads host memory after each round, not only the first.
+        With ``host_reads`` every block reads host memory after each round, not only the first block.
         """
         cuda = self.device.cuda
         memory, address = self.device.shared_memory(MAILBOX_WORDS * 4)
@@ -105,9 +104,9 @@ class Kernel:
             self.device.cuda.call("cuStreamSynchronize", stream)
 
     def calibrate(self, kernel_us: float) -> float:
-        """Set the iterations that make a kernel last ``kernel_us``; return how long each then takes in a row, in µs.
+        """Set the iterations for kernels of ``kernel_us``; return how long one of several in a row then takes, in µs.
 
-        Meant for a card that nobody else uses; takes about 0.2 s.
+        Takes about 0.2 s. Other work on the card falsifies it.
         """
         each_us = self._measure_us(_PROBE_ITERATIONS) / _PROBE_ITERATIONS
         for stretch_us in (_RAMP_US / 2, _RAMP_US / 2):
@@ -121,7 +120,7 @@ class Kernel:
         return statistics.median(self._measure_us(iterations, count) for _ in range(repeats)) / count
 
     def _measure_us(self, iterations: int, count: int = 1) -> float:
-        """Return how long the GPU takes for ``count`` kernels in a row."""
+        """Return how long the GPU takes for ``count`` kernels in a row, in µs."""
         self.iterations = iterations
         stream = self.streams[0]
         start, end = self._events

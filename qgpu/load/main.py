@@ -1,6 +1,6 @@
-"""``qgpu-load``: put a load of known shape on a GPU and print what it got.
+"""``qgpu-load``: puts a load of known shape on a GPU and prints what it got as one JSON object.
 
-Decides how options become a workload, when measuring starts, and what is printed: one JSON object.
+This module turns options into a workload and decides when measuring starts.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ class _Duration(click.ParamType[float]):
 
 
 _TIME = _Duration()
-#: Opened before the load begins: what it brings is not to be lost in the end.
+#: Opened before the load begins, so that the result cannot get lost at the end.
 _FILE = click.File("w", lazy=False)
 
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """What was asked for beside the workload itself."""
+    """The options besides the workload itself."""
 
     work: Workload
     gpu: int
@@ -61,7 +61,7 @@ class _Request:
     watch: bool
 
     def record(self, stop: Stop) -> Record:
-        """Wait until the load is to start, and return the record that it is to fill."""
+        """Wait for the start time, and return the record to fill."""
         warmup_ns = round(self.work.warmup_s * NS_PER_S)
         start_ns = time.perf_counter_ns() + warmup_ns
         if self.start_at_s is not None:
@@ -77,16 +77,14 @@ class _Request:
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.option("--kernel", type=_TIME, default="1ms", show_default=True, help="Length of a kernel on an idle card.")
 @click.option("--batch", type=int, help="Kernels per synchronisation; 0: flood.  [default: 0, or 1 with --period]")
-@click.option("--gap", type=_TIME, default="0s", help="The host's pause after each synchronisation.")
-@click.option(
-    "--launch", type=_TIME, default="0s", help="Host time for each launch of a batch, as a framework takes it."
-)
-@click.option("--period", type=_TIME, default="0s", help="Start a batch this often, by the clock.")
+@click.option("--gap", type=_TIME, default="0s", help="Pause of the host after each synchronisation.")
+@click.option("--launch", type=_TIME, default="0s", help="Host time for each launch of a batch, like a framework's.")
+@click.option("--period", type=_TIME, default="0s", help="Start a batch at fixed times, this far apart.")
 @click.option("--graph", is_flag=True, help="Launch each batch as a CUDA graph.")
 @click.option("--streams", type=int, default=1, show_default=True, help="CUDA streams to spread kernels over.")
-@click.option("--persistent", is_flag=True, help="One kernel that runs all the time; --kernel is a round of it.")
+@click.option("--persistent", is_flag=True, help="One kernel that runs all the time; --kernel is its round's length.")
 @click.option("--host-reads", is_flag=True, help="Each block of that kernel reads host memory after each round.")
-@click.option("--processes", type=click.IntRange(1, 64), default=1, show_default=True, help="Do it this many times.")
+@click.option("--processes", type=click.IntRange(1, 64), default=1, show_default=True, help="Processes with this load.")
 @click.option("--duration", type=_TIME, default="5s", show_default=True, help="How long to measure; 0s: no limit.")
 @click.option("--count", type=int, default=0, help="How many kernels at most; 0: no limit.")
 @click.option("--warmup", type=_TIME, default="0s", help="Run this long before measuring.")
@@ -94,15 +92,15 @@ class _Request:
 @click.option("--started-at", type=float, metavar="EPOCH", help="When this process was started, for startup_s.")
 @click.option("--iterations", type=click.IntRange(1), help="Length of a kernel from an earlier run; no calibration.")
 @click.option("--sync", type=click.Choice(["spin", "yield", "block"]), default="spin", help="How the host waits.")
-@click.option("--window", type=_TIME, default="100ms", show_default=True, help="Count kernels per this long.")
-@click.option("--watch", is_flag=True, help="Print what each second brought, as JSON lines, to stderr.")
+@click.option("--window", type=_TIME, default="100ms", show_default=True, help="Count kernels in windows this long.")
+@click.option("--watch", is_flag=True, help="Print each second's result as a JSON line to stderr.")
 @click.option("--gpu", type=click.IntRange(0), default=0, show_default=True, help="Which GPU.")
-@click.option("--json", "file", type=_FILE, default="-", help="Where the result goes.  [default: stdout]")
+@click.option("--json", "file", type=_FILE, default="-", help="File for the result.  [default: stdout]")
 def command(file: IO[str], processes: int, **options: Any) -> None:
-    """Put CUDA kernels of known length on a GPU, and print what they got as JSON.
+    """Run CUDA kernels of known length on a GPU, and print what they got as JSON.
 
-    In a pod of a simulated plane the load runs on the simulated pGPU. SIGINT and SIGTERM end it early; the
-    result is printed all the same. Exit codes: 9 no driver or no GPU, 20 no qgpud (simulated), 1 a CUDA error.
+    In a pod of a simulated plane the load runs on the simulated pGPU. SIGINT and SIGTERM end it early; it still prints
+    the result. Exit codes: 9 no driver or no GPU, 20 no qgpud (simulated), 1 a CUDA error.
     """
     stop = Stop()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -165,7 +163,7 @@ class _Load:
 
 
 def _cuda(request: _Request) -> _Load:
-    # Imported here, for a simulated load needs neither cffi nor the driver.
+    # Imported here, because a simulated load needs neither cffi nor the driver.
     from qgpu.load import run
     from qgpu.load.cuda import Cuda, Device, Sync
     from qgpu.load.kernel import Kernel

@@ -1,12 +1,12 @@
-"""The kernels themselves, as PTX: a loop of work, once (``qgpu_fma``) or again and again (``qgpu_persistent``).
+"""The kernels in PTX: a loop of work, run once (``qgpu_fma``) or in rounds (``qgpu_persistent``).
 
-Decides what a thread does and what a persistent kernel and its host say to each other; how many threads there are and
-how often they go round is kernel.py's matter.
+This module defines what a thread does and the mailbox protocol of a persistent kernel. kernel.py sets the number of
+threads and iterations.
 """
 
 from __future__ import annotations
 
-#: One round of work: ``%f1`` stays positive, which the compiler cannot know, so ``sink`` is never written.
+#: One round of work. ``%f1`` stays positive, so ``sink`` is never written, but the compiler cannot know that.
 _LOOP = (
     """
     ld.param.u32 %r1, [iterations];
@@ -41,10 +41,10 @@ END:
     ret;
 }
 """
-#: After each round the first thread of every block looks whether to stop and tells its block. The first block reads
-#: that from host memory, counts there, and tells the others through the card's own memory: where a thousand blocks read
-#: host memory once a millisecond the driver's own calls take twenty times as long
-#: (docs/decisions/0027-slow-calls.md); ``every`` has them do so.
+#: After each round the first thread of every block checks whether to stop and tells its block. Only the first block
+#: reads that from host memory and counts rounds there; it tells the other blocks through the card's memory. If a
+#: thousand blocks read host memory once a millisecond, the driver's own calls take twenty times as long
+#: (docs/decisions/0027-slow-calls.md). With ``every``, all blocks read host memory.
 _AGAIN = """
     setp.ne.u32 %p3, %r2, 0;
     @%p3 bra TOLD;
@@ -72,7 +72,7 @@ TOLD:
     setp.eq.u32 %p3, %r3, 0;
     @%p3 bra ROUND;
 """
-#: Where in the mailbox of a persistent kernel, in 32-bit words: ``stop`` for it to read, and the rounds it has done.
+#: The mailbox of a persistent kernel, by index of 32-bit words: ``stop``, which it reads, and the rounds it has done.
 STOP, ROUNDS, MAILBOX_WORDS = 0, 32, 64
 
 PTX = (

@@ -1,7 +1,7 @@
-"""What a load has done so far, and when it is over.
+"""The record of a load: what it has done so far, and when it is over.
 
-Decides which kernels count: those that finish between the start and the end of measuring. Times are
-CLOCK_MONOTONIC ns; run.py and simulated.py say what finished when.
+Only kernels count that finish between start and end of the measurement. Times are CLOCK_MONOTONIC ns; run.py and
+simulated.py report what finished when.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from qgpu.load.stats import summary
 from qgpu.model import NS_PER_MS, NS_PER_S
 
 _HOP_NS = 20_000_000
-#: Sleeping is late by up to this much; what is left is spent awake.
+#: A sleep can be late by up to this much, so the last part of a wait is a busy loop.
 _AWAKE_NS = 150_000
 
 
 @dataclass(slots=True)
 class Stop:
-    """Set by a signal: finish and print."""
+    """Set by a signal: end the load and print the result."""
 
     asked: bool = False
 
     def wait_until(self, at_ns: int) -> bool:
-        """Wait until ``at_ns``, to the microsecond; False if asked to stop meanwhile."""
+        """Wait until ``at_ns``, exact to the microsecond; False if stopped meanwhile."""
         while not self.asked and (left_ns := at_ns - time.perf_counter_ns()) > 0:
             if left_ns > _AWAKE_NS:
                 time.sleep(min(left_ns - _AWAKE_NS, _HOP_NS) / NS_PER_S)
@@ -45,9 +45,9 @@ class Record:
     window_ns: int = NS_PER_S // 10
     kernels: int = 0
     last_ns: int = 0
-    #: Told once a second what was done in it: seconds since the start, kernels, and the summary of latencies.
+    #: Called once a second with the seconds since the start, the kernels of that second, and their latency summary.
     watch: Callable[[float, int, dict[str, float] | None], None] | None = None
-    #: How often a flood found its queue empty, and how long it had not looked then at most.
+    #: How often a flood found its queue empty, and the longest time since its previous check.
     dry: int = 0
     dry_ns: int = 0
     _seen: tuple[int, int, int] = (0, 0, 0)
@@ -55,7 +55,7 @@ class Record:
     _latencies_us: array[float] = field(default_factory=lambda: array("d"))
 
     def going(self, now_ns: int) -> bool:
-        """Tell whether there is more to do."""
+        """Tell whether the load goes on."""
         self.last_ns = now_ns
         if self.watch is not None and now_ns >= max(self._seen[0], self.start_ns) + NS_PER_S:
             self.watch(
@@ -69,7 +69,7 @@ class Record:
         return not self.work.duration_s or now_ns < self.start_ns + self.work.duration_s * NS_PER_S
 
     def done(self, now_ns: int, kernels: int, latencies_us: Iterable[float] = ()) -> None:
-        """Note that ``kernels`` finished at ``now_ns``; those from before the start do not count."""
+        """Count ``kernels`` that finished at ``now_ns``, unless that is before the start."""
         if now_ns < self.start_ns:
             return
         if self.work.count:
@@ -80,12 +80,12 @@ class Record:
         self._latencies_us.extend(latencies_us)
 
     def ran_dry(self, away_ns: int) -> None:
-        """Note that the card had nothing left to do when the host, after ``away_ns``, came to look."""
+        """Note that the card had run out of work when the host checked, ``away_ns`` after its previous check."""
         self.dry += 1
         self.dry_ns = max(self.dry_ns, away_ns)
 
     def report(self) -> dict[str, object]:
-        """Return what was measured, as qgpu-load prints it."""
+        """Return the measurement as qgpu-load prints it."""
         elapsed_ns = max(0, self.last_ns - self.start_ns)
         windows = max(-(-elapsed_ns // self.window_ns), max(self._windows, default=-1) + 1)
         ended_ns = time.time_ns() - (time.perf_counter_ns() - self.last_ns)

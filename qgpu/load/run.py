@@ -1,7 +1,7 @@
-"""The ways a load comes: as a flood, as one kernel that never ends, in a closed loop, or by the clock.
+"""The kinds of load: a flood, one persistent kernel, a closed loop of batches, or batches by the clock.
 
-Decides when kernels are launched and when the host waits for them. Each function runs until its record says
-that it is over, and tells it what finished when.
+This module decides when kernels are launched and when the host waits for them. Each function runs until its record is
+complete, and reports to it what finished when.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from qgpu.load.record import Record
 from qgpu.load.spec import Workload
 from qgpu.model import NS_PER_US
 
-#: A flood keeps this much work queued, marks it this often and looks this often at what has finished:
-#: the card never waits for the host, counts are fresh, and the host is asleep most of the time.
+#: A flood keeps this much work queued, records an event this often, and checks this often what has finished. So the
+#: card never waits for the host, counts are recent, and the host sleeps most of the time.
 _QUEUE_US = 32_000
 _MARK_US = 1_000
 _LOOK_S = 0.001
-#: Beyond about a thousand launches the driver blocks in the launch, where no signal is heard.
+#: With more than about a thousand launches queued, the driver blocks in the launch, where signals are not handled.
 _MOST_QUEUED = 512
 _LEAST_MARKS = 2
 
 
 def run(kernel: Kernel, record: Record) -> None:
-    """Run ``record.work``: kernels of the length that ``kernel`` is set to, until the record says stop."""
+    """Run ``record.work``, with kernels of the length that ``kernel`` is set to, until the record is complete."""
     work = record.work
-    # Collecting garbage takes longer than a short kernel, and would show as latency.
+    # A garbage collection takes longer than a short kernel and would show as latency.
     gc.collect()
     gc.freeze()
     gc.disable()
@@ -41,12 +41,12 @@ def run(kernel: Kernel, record: Record) -> None:
         _periodic(kernel, record)
     else:
         _closed(kernel, record)
-    # MPS takes a client that ends with work queued for a failure of all clients.
+    # MPS treats a client that ends with work queued as a failure of all clients.
     kernel.synchronize()
 
 
 def _flood(kernel: Kernel, record: Record) -> None:
-    """Keep the queue full, and count kernels by the marks (events) behind every few of them."""
+    """Keep the queue full, and count kernels by events behind every few of them."""
     device, cuda = kernel.device, kernel.device.cuda
     batch = min(max(1, round(_MARK_US / record.work.kernel_us)), _MOST_QUEUED // 4)
     graph = kernel.graph(batch) if record.work.graph else None
@@ -73,7 +73,7 @@ def _flood(kernel: Kernel, record: Record) -> None:
 
 
 def _persistent(kernel: Kernel, record: Record) -> None:
-    """Let one kernel run all the time, and count its rounds."""
+    """Run one kernel all the time, and count its rounds."""
     running, counted = kernel.start_persistent(host_reads=record.work.host_reads), 0
     try:
         while record.going(now_ns := time.perf_counter_ns()):
@@ -86,7 +86,7 @@ def _persistent(kernel: Kernel, record: Record) -> None:
 
 
 def _closed(kernel: Kernel, record: Record) -> None:
-    """Launch a batch, wait for it, think for a while, and again."""
+    """Launch a batch, wait for it, pause, and repeat."""
     batch = _Batch(kernel, record.work)
     gap_ns = round(record.work.gap_us * NS_PER_US)
     while record.going(launched_ns := time.perf_counter_ns()):
@@ -97,7 +97,7 @@ def _closed(kernel: Kernel, record: Record) -> None:
 
 
 def _periodic(kernel: Kernel, record: Record) -> None:
-    """Launch a batch each period on an absolute schedule; a period that is missed altogether is left out."""
+    """Launch a batch each period on an absolute schedule; skip periods that were missed completely."""
     batch = _Batch(kernel, record.work)
     period_ns = round(record.work.period_us * NS_PER_US)
     due_ns = time.perf_counter_ns() + period_ns
@@ -121,7 +121,7 @@ class _Batch:
         ]
 
     def run(self) -> int:
-        """Launch the batch, wait until it has finished, and return when that was."""
+        """Launch the batch, wait until it has finished, and return the time of that in ns."""
         if self._graph is not None:
             _launch(self._kernel, self._kernel.streams[0], 0, self._graph)
         elif self._launch_ns:
@@ -133,7 +133,7 @@ class _Batch:
         return time.perf_counter_ns()
 
     def _launch_one_by_one(self) -> None:
-        """Take the time of a framework's host code for each launch; the card runs what there is meanwhile."""
+        """Spend a framework's host time before each launch, while the card runs the kernels that are queued."""
         due_ns = time.perf_counter_ns()
         for stream, count in self._parts:
             for _ in range(count):

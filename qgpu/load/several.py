@@ -1,7 +1,6 @@
-"""One load as several processes: they are started alike, ended together, and what they did is added up.
+"""One load in several processes: started alike, ended together, with one result.
 
-Decides how their results make one: kernels are counted on one clock, and the latency told is that of the process
-with the worst.
+The result adds up the kernels on one clock. Its latency is that of the process with the worst one.
 """
 
 from __future__ import annotations
@@ -24,9 +23,9 @@ _LOOK_S = 0.02
 
 
 def run(processes: int, arguments: Sequence[str], stop: Stop) -> dict[str, Any]:
-    """Run qgpu-load with ``arguments`` so many times, until all have ended. Raises QgpuError if one fails."""
+    """Run ``processes`` times qgpu-load with ``arguments`` until all have ended. Raises QgpuError if one fails."""
     if "--iterations" not in arguments:
-        # Lengths are found by one process, before others are there to disturb it.
+        # One process calibrates before the others start and disturb it.
         found = _finish(_start([*arguments, "--count", "1", "--warmup", "0s"], None), stop)["iterations"]
         arguments = [*arguments, *(("--iterations", str(found)) if found else ())]
     with tempfile.TemporaryDirectory(prefix="qgpu-load-") as directory:
@@ -41,7 +40,7 @@ def run(processes: int, arguments: Sequence[str], stop: Stop) -> dict[str, Any]:
 
 
 def added(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Make one result of several."""
+    """Return one result for several."""
     started_ns = min(result["started_ns"] for result in results)
     ended_ns = max(result["ended_ns"] for result in results)
     kernels = sum(result["kernels"] for result in results)
@@ -71,7 +70,7 @@ def added(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _start(arguments: Sequence[str], file: Path | None) -> subprocess.Popen[str]:
-    # Of an option that is given twice the last counts.
+    # If an option is given twice, the last one counts.
     command = [sys.executable, "-m", "qgpu.load.main", *arguments, "--processes", "1", "--json", str(file or "-")]
     return subprocess.Popen(command, stdout=subprocess.PIPE if file is None else None, text=True)
 

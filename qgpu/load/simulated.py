@@ -1,7 +1,6 @@
-"""A load on a simulated pGPU: the daemon runs it, this watches it.
+"""A load on a simulated pGPU: the daemon runs it, and this module polls its progress.
 
-Decides nothing but when to look. The simulator works by its own clock, which goes with the wall's, so
-progress is noted at the time that the simulator gives for it.
+The simulator has its own clock, which keeps pace with real time. Progress is recorded at the simulator's time.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ _LOOK_NS = 20_000_000
 
 
 class SimulatedDevice:
-    """One simulated pGPU, asked to run loads of one pod. Raises what the daemon answers as a QgpuError."""
+    """Runs loads of one pod on one simulated pGPU. Methods raise the daemon's errors as QgpuError."""
 
     def __init__(self, pod: str, gpu: int) -> None:
         self._client = Client(default_runtime_dir())
@@ -30,8 +29,8 @@ class SimulatedDevice:
         self.name = str(names[gpu])
 
     def run(self, record: Record) -> None:
-        """Run ``record.work`` until the record says stop."""
-        # The record decides what is measured and when it is over, as it does for a real load.
+        """Run ``record.work`` until the record is complete."""
+        # As for a real load, the record decides what counts and when the load is over.
         endless = replace(record.work, duration_s=0.0, count=0, warmup_s=0.0)
         answer = self._client.call("sim.start", pod=self._pod, gpu=self._gpu, workload=endless.to_dict())
         began_ns, kernels = time.perf_counter_ns(), 0

@@ -1,8 +1,7 @@
-"""What a load does, in words that a real GPU and the simulated one both understand.
+"""What a load does: one description for real and simulated GPUs.
 
-It decides nothing about how kernels are launched or timed: the generator in this package does that with
-CUDA, ``qgpu.planes.sim`` by arithmetic. Units are in the names; the dict form is what scenarios and the control
-socket carry.
+It does not say how kernels are launched or timed: the generator in this package does that with CUDA,
+``qgpu.planes.sim`` by arithmetic. Names contain the units. Scenarios and the control socket carry the dict form.
 """
 
 from __future__ import annotations
@@ -20,34 +19,34 @@ _MOST = 1_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Kernels of one length, how they are grouped, and when they come.
+    """Kernels of one length, how they are grouped, and when they are launched.
 
-    ``batch`` kernels are launched, then synchronised, then the host thinks for ``gap_us``; with batch 0 the
-    queue is kept full and synchronised rarely (an open flood). With ``period_us`` one batch starts each
-    period, and its latency counts from the launch to the synchronisation.
+    The host launches ``batch`` kernels, synchronises, and pauses for ``gap_us``. With batch 0 it keeps the queue full
+    and rarely synchronises (a flood). With ``period_us`` one batch starts each period, and its latency is the time
+    from launch to synchronisation.
     """
 
     kernel_us: float = 1000.0
     batch: int = 1
     gap_us: float = 0.0
-    #: Time the host takes to launch each kernel of a batch, as a framework's; 0: all are launched at once.
+    #: Host time to launch each kernel of a batch, like a framework's; 0: all are launched at once.
     launch_us: float = 0.0
     #: 0: the next batch follows the last (closed loop).
     period_us: float = 0.0
-    #: Launch each batch as one CUDA graph; the simulator makes no difference.
+    #: Launch each batch as one CUDA graph; the simulator ignores it.
     graph: bool = False
-    #: One kernel that runs until the end, ``kernel_us`` a round of it; the simulator takes it for a flood.
+    #: One kernel that runs until the end in rounds of ``kernel_us``; the simulator runs a flood instead.
     persistent: bool = False
-    #: Every block of the persistent kernel reads host memory after each round; the simulator makes no difference.
+    #: Every block of the persistent kernel reads host memory after each round; the simulator ignores it.
     host_reads: bool = False
-    #: Kernels go round these CUDA streams; they fill the card one at a time, so the simulator needs one.
+    #: Kernels are spread over these CUDA streams. Each fills the card alone, so the simulator needs only one.
     streams: int = 1
     #: How long to measure, and how many kernels at most; 0 is no limit.
     duration_s: float = 0.0
     count: int = 0
     #: Run this long before measuring.
     warmup_s: float = 0.0
-    #: Only for the simulator: kernels as (launched at, length) in µs, in order of launch, in place of all above.
+    #: For the simulator only: kernels as (launch time, length) in µs, in order of launch. Replaces all of the above.
     trace: tuple[tuple[float, float], ...] = ()
 
     def __post_init__(self) -> None:
@@ -61,15 +60,13 @@ class Workload:
         _integer("count", self.count, 0)
         for name in ("graph", "persistent", "host_reads"):
             if not isinstance(value := getattr(self, name), bool):
-                raise InvalidValueError(f"workload: {name} {value!r}: true or false, please")
+                raise InvalidValueError(f"workload: {name} {value!r}: must be true or false")
         if self.persistent and (self.batch or self.graph or self.streams > 1):
-            raise InvalidValueError(
-                "workload: a persistent kernel is one kernel: no batch, no graph, one stream, please"
-            )
+            raise InvalidValueError("workload: a persistent kernel needs batch 0, no graph and one stream")
         if self.host_reads and not self.persistent:
-            raise InvalidValueError("workload: host_reads is for a persistent kernel")
+            raise InvalidValueError("workload: host_reads needs a persistent kernel")
         if self.period_us and not self.batch:
-            raise InvalidValueError("workload: period_us needs a batch of at least 1, for it measures when batches end")
+            raise InvalidValueError("workload: period_us needs a batch of at least 1: it measures when batches end")
         if self.launch_us and (self.graph or not self.batch):
             raise InvalidValueError("workload: launch_us needs a batch of at least 1 and no graph, which is one launch")
         _check_trace(self.trace)
@@ -87,7 +84,7 @@ class Workload:
         return cls(**values)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the dict form with every field; without ``trace`` where there is none."""
+        """Return the dict form with every field, but without an empty ``trace``."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         trace = values.pop("trace")
         return values | ({"trace": [list(pair) for pair in trace]} if trace else {})
@@ -95,24 +92,24 @@ class Workload:
 
 def _number(name: str, value: object, low: float, high: float) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise InvalidValueError(f"workload: {name} {value!r}: a number, please")
-    if not low <= value <= high:  # as is nothing that is not finite
-        raise InvalidValueError(f"workload: {name} {value}: {low:g} to {high:g} is possible")
+        raise InvalidValueError(f"workload: {name} {value!r}: must be a number")
+    if not low <= value <= high:  # also rejects nan and infinities
+        raise InvalidValueError(f"workload: {name} {value}: must be {low:g} to {high:g}")
 
 
 def _integer(name: str, value: object, low: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int):
-        raise InvalidValueError(f"workload: {name} {value!r}: a whole number, please")
+        raise InvalidValueError(f"workload: {name} {value!r}: must be a whole number")
     if not low <= value <= _MOST:
-        raise InvalidValueError(f"workload: {name} {value}: {low} to {_MOST} is possible")
+        raise InvalidValueError(f"workload: {name} {value}: must be {low} to {_MOST}")
 
 
 def _pairs(raw: object) -> tuple[tuple[float, float], ...]:
     if not isinstance(raw, Sequence) or isinstance(raw, str):
-        raise InvalidValueError("workload: trace: a list of [at_us, kernel_us] pairs, please")
+        raise InvalidValueError("workload: trace: must be a list of [at_us, kernel_us] pairs")
     for pair in raw:
         if not isinstance(pair, Sequence) or isinstance(pair, str) or len(pair) != 2:
-            raise InvalidValueError(f"workload: trace: {pair!r} is no [at_us, kernel_us] pair")
+            raise InvalidValueError(f"workload: trace: {pair!r} is not an [at_us, kernel_us] pair")
     return tuple((at, kernel) for at, kernel in raw)
 
 

@@ -12,7 +12,7 @@ def percentile(ordered: Sequence[float], percent: float) -> float:
 
 
 def summary(values: Sequence[float]) -> dict[str, float] | None:
-    """Return number, median, 90th and 99th percentile and maximum, or None where there are no values."""
+    """Return count, median, 90th and 99th percentile and maximum; None without values."""
     if not values:
         return None
     ordered = sorted(values)

@@ -1,1 +1,1 @@
-"""What qgpu tells Prometheus: native series, and HAMi's names for dashboards that know those."""
+"""Metrics for Prometheus: native series, and the same under HAMi's names for existing dashboards."""

@@ -1,4 +1,4 @@
-"""The metrics endpoint: ``/metrics`` at the configured address, written anew for scrapes that are not too close."""
+"""The metrics endpoint: ``/metrics`` at the configured address. Scrapes in quick succession get the same page."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from qgpu.metrics import hami, native
 from qgpu.metrics.text import CONTENT_TYPE, render
 from qgpu.metrics.view import View
 
-#: Two Prometheus servers and a person.
+#: The most connections at once: enough for two Prometheus servers and a person.
 MAX_CLIENTS = 8
-#: No more often are they written: it takes time from the loops, and whoever is on the host's network may ask.
+#: The shortest time between two renderings. Each takes time from the loops, and anyone on the network may scrape.
 _EVERY_S = 0.2
 
 
 def page(view: View, *, with_hami: bool) -> bytes:
-    """Return what a scrape is answered."""
+    """Return the body of the answer to a scrape."""
     return render(chain(native.families(view), hami.families(view) if with_hami else ()))
 
 
 class Written:
-    """What a scrape is answered: one written just now serves those who ask meanwhile and shortly after."""
+    """Caches the answer to scrapes: requests during a rendering and shortly after it share its result."""
 
     def __init__(self, write: Callable[[], bytes]) -> None:
         self._write = write
@@ -34,19 +34,19 @@ class Written:
         self._latest = Response()
 
     def latest(self) -> Response:
-        """Return it, written anew if that is due."""
+        """Return the answer, rendered again if the cached one is too old."""
         with self._lock:
             if time.monotonic() >= self._due_s:
                 try:
                     self._latest = Response(self._write(), CONTENT_TYPE)
-                except QgpuError as error:  # a plane that is gone for the moment; a later scrape finds it
+                except QgpuError as error:  # the plane is gone for the moment; a later scrape works again
                     self._latest = Response(f"{error}\n".encode(), status=503)
                 self._due_s = time.monotonic() + _EVERY_S
             return self._latest
 
 
 def serve(address: Address, look: Callable[[], View], *, with_hami: bool) -> HttpServer:
-    """Serve metrics until the server is closed. Raises ConfigError where it cannot listen."""
+    """Serve metrics until the server is closed. Raises ConfigError if it cannot listen."""
     written = Written(lambda: page(look(), with_hami=with_hami))
 
     def answer(request: Request) -> Response:

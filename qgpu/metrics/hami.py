@@ -1,4 +1,4 @@
-"""HAMi's names for what qgpu knows, so that its dashboards show qgpu's hosts. Its "ratios" run from 0 to 100."""
+"""qgpu's metrics under HAMi's names, so that HAMi's dashboards show qgpu's hosts. HAMi's "ratios" are 0 to 100."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _G = Kind.GAUGE
 
 
 def families(view: View) -> Iterable[Family]:
-    """Return HAMi's series of one moment."""
+    """Return HAMi's series for one view."""
     limit = Family("hami_gpu_memory_limit_bytes", _G, "The card's memory.")
     allocated = Family("hami_gpu_memory_allocated_bytes", _G, "Memory limits of all pods, added up.")
     shared = Family("hami_gpu_shared_count", _G, "Pods on the card.")

@@ -1,7 +1,7 @@
-"""The native series: base units, ratios 0 to 1, counters first, and only what is truly known.
+"""The native series: base units, ratios 0 to 1, counters where possible. Unknown values are left out.
 
-Labels of a card are spelled as DCGM's exporter spells them (``gpu``, ``UUID``), so that joins on UUID are
-trivial. A series of a pod on a pGPU carries both.
+Labels of a card have the names of DCGM's exporter (``gpu``, ``UUID``), so that joins on UUID are easy. A series about
+a pod on a pGPU has the labels of both.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ _G, _C = Kind.GAUGE, Kind.COUNTER
 
 
 def families(view: View) -> Iterable[Family]:
-    """Return all native series of one moment."""
+    """Return all native series for one view."""
     yield _one(
         "qgpu_build_info",
         _G,
-        "What runs, as labels.",
+        "Versions and plane of the daemon, as labels.",
         1,
         plane=view.plane,
         driver=view.driver or "",
         version=view.version,
     )
-    yield _one("qgpu_uptime_seconds", _G, "Since the daemon started.", view.uptime_s)
-    yield _one("qgpu_traces", _G, "Recordings that are being made.", view.traces)
+    yield _one("qgpu_uptime_seconds", _G, "Time since the daemon started.", view.uptime_s)
+    yield _one("qgpu_traces", _G, "Recordings in progress.", view.traces)
     yield from _gpus(view.gpus)
     yield from _pods_on_gpus(view.gpus)
     yield from _refusals(view.pods.values())
@@ -47,8 +47,8 @@ def _gpus(gpus: Iterable[GpuView]) -> Iterable[Family]:
     allocated = Family("qgpu_gpu_memory_allocated_bytes", _G, "Memory limits of all pods, added up.")
     used = Family("qgpu_gpu_memory_used_bytes", _G, "Memory that pods hold; what runs without qgpu is not in it.")
     cores = Family("qgpu_gpu_cores_allocated_ratio", _G, "Quotas of all pods, added up.")
-    ticks = Family("qgpu_gpu_ticks_total", _C, "Rounds of the scheduling loop.")
-    plans = Family("qgpu_gpu_plans_total", _C, "Times that the plan in force was changed.")
+    ticks = Family("qgpu_gpu_ticks_total", _C, "Ticks of the scheduling loop.")
+    plans = Family("qgpu_gpu_plans_total", _C, "Changes of the plan in force.")
     gated = Family("qgpu_gpu_plan_gated", _G, "1 while the plan in force moves gates.")
     trouble = Family("qgpu_gpu_trouble", _G, "1 while the plane fails on this pGPU; its pods then run ungated.")
     unmanaged = Family("qgpu_gpu_unmanaged_processes", _G, "Processes on the card in no pod; absent if not known.")
@@ -70,17 +70,17 @@ def _gpus(gpus: Iterable[GpuView]) -> Iterable[Family]:
 
 
 def _pods_on_gpus(gpus: Iterable[GpuView]) -> Iterable[Family]:
-    info = Family("qgpu_pod_info", _G, "What a pod was given on a pGPU, as labels.")
+    info = Family("qgpu_pod_info", _G, "A pod's grant on a pGPU, as labels.")
     gpu_s = Family("qgpu_pod_gpu_seconds_total", _C, "True GPU time, from the hardware's context switches.")
-    throttled = Family("qgpu_pod_throttled_seconds_total", _C, "How long its gate was closed.")
-    switches = Family("qgpu_pod_switches_total", _C, "Times that it was switched in.")
+    throttled = Family("qgpu_pod_throttled_seconds_total", _C, "Time that its gate was closed.")
+    switches = Family("qgpu_pod_switches_total", _C, "How often it was switched in.")
     preemptions = Family(
-        "qgpu_pod_preemptions_total", _C, "Switches from an offline pod straight to an online one, by or of this pod."
+        "qgpu_pod_preemptions_total", _C, "Direct switches from an offline to an online pod, by or of this pod."
     )
     limit = Family("qgpu_pod_cores_quota_ratio", _G, "Its quota; absent without one.")
     target = Family("qgpu_pod_latency_target_seconds", _G, "Its latency target; absent without one.")
-    debt = Family("qgpu_pod_debt_seconds", _G, "Time had beyond (positive) or short of what its plans aimed at.")
-    busy = Family("qgpu_pod_busy", _G, "1 if it had work of late.")
+    debt = Family("qgpu_pod_debt_seconds", _G, "GPU time beyond (positive) or short of what plans aimed at.")
+    busy = Family("qgpu_pod_busy", _G, "1 if it had work lately.")
     memory_limit = Family("qgpu_pod_memory_limit_bytes", _G, "Its memory limit; absent without one.")
     memory_used = Family("qgpu_pod_memory_used_bytes", _G, "Memory it holds.")
     for gpu in gpus:

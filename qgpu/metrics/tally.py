@@ -1,4 +1,4 @@
-"""What of a pGPU's ticks is only to be had by counting along: shown every ledger, it keeps sums by pod."""
+"""Sums over a pGPU's ticks by pod. The ledger does not keep them, so the tally watches every tick."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from qgpu.model import NS_PER_S, Plan, PodSample
 from qgpu.sched.ledger import Ledger
 
-#: Over how long "now" is taken where a share of the present is asked for.
+#: The current share of a pod is its share over this time.
 RECENT_NS = 2 * NS_PER_S
 
 
@@ -19,7 +19,7 @@ class PodTally:
 
     gated_ns: int = 0
     starts: int = 0
-    #: Switches from an offline pod straight to an online one, where it was the one or the other; None where unknown.
+    #: Direct switches from an offline pod to an online one, away from this pod or to it; None if unknown.
     preempted: int | None = None
     preempting: int | None = None
 
@@ -37,7 +37,7 @@ class Tally:
     """Sums over one pGPU's ticks since the daemon started."""
 
     ticks: int = 0
-    #: How often what is in force was changed.
+    #: How often the plan in force changed.
     plans: int = 0
     pods: dict[str, PodTally] = field(default_factory=dict)
     _plan: Plan | None = None

@@ -1,4 +1,4 @@
-"""Prometheus' text exposition format, version 0.0.4. Knows nothing of GPUs."""
+"""Prometheus' text exposition format, version 0.0.4. It knows nothing about GPUs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class Kind(StrEnum):
-    """What a series is: a value, or a count that only grows."""
+    """The kind of a series: a value, or a count that only grows."""
 
     GAUGE = "gauge"
     COUNTER = "counter"
@@ -32,7 +32,7 @@ class Family:
 
 
 def render(families: Iterable[Family]) -> bytes:
-    """Write families that have any series."""
+    """Return the text of all families that have any series."""
     lines = []
     for family in families:
         if family.series:

@@ -1,4 +1,4 @@
-"""What the daemon shows its exporters: one moment of everything, in the model's own words."""
+"""The daemon's state at one moment, as exporters need it."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class GpuView:
 
 @dataclass(frozen=True, slots=True)
 class PodView:
-    """What a plane refused one pod so far; None where it does not count that."""
+    """How many requests of one pod the plane refused so far; None if it does not count them."""
 
     pod: str
     refused_memory: int | None = None
@@ -68,7 +68,7 @@ class PodView:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """Everything at one moment."""
+    """The daemon's whole state at one moment."""
 
     version: str
     plane: str
@@ -78,7 +78,7 @@ class View:
     gpus: Sequence[GpuView] = ()
     pods: Mapping[str, PodView] = field(default_factory=dict)
     traces: int = 0
-    #: Whether pods' device files are kept to the pods; None where there are none.
+    #: Whether device files of pods are isolated; None where there are none.
     isolated: bool | None = None
-    #: Calls on such files that were refused, by call.
+    #: Refused uses of such files, by call.
     isolation_refused: Mapping[str, int] = field(default_factory=dict)

@@ -1,7 +1,7 @@
-"""The values that qgpu reasons about: pods, grants, samples, snapshots, plans.
+"""The values that qgpu computes with: pods, grants, samples, snapshots, plans.
 
-Everything here is frozen and checks itself, so a wrong value cannot exist. Nothing here reads a clock,
-touches a device or imports another part of qgpu but its errors. Time is integer nanoseconds; microseconds
+Every value is frozen and checks itself when it is made: InvalidValueError names what is wrong. Nothing here reads a
+clock, touches a device, or imports any other part of qgpu except its errors. Time is integer nanoseconds; microseconds
 appear only where a number is RM's own (``timeslice_us``).
 """
 
@@ -21,14 +21,14 @@ NS_PER_S = 1_000_000_000
 MIN_TIMESLICE_US = 50
 MAX_TIMESLICE_US = 1_000_000
 
-#: Scheduling periods a pGPU may have. Shorter ones would be eaten by the price of a gate (about 1 ms a turn).
+#: Scheduling periods a pGPU may have. A gate costs about 1 ms a turn, which would take most of a shorter period.
 MIN_PERIOD_NS = 10 * NS_PER_MS
 MAX_PERIOD_NS = 10 * NS_PER_S
 
-#: Turns that TSGs of one pod may have. Shorter ones would be eaten by the price of a gate.
+#: The shortest turn a TSG of a pod may have. A gate costs about as much.
 MIN_TSG_TURN_NS = NS_PER_MS
 
-#: Latency targets an online pod may have. The shortest slice beside it already costs a quarter of a millisecond.
+#: Latency targets an online pod may have. Even the shortest slice of a neighbour adds a quarter of a millisecond.
 MIN_LATENCY_TARGET_NS = 250 * NS_PER_US
 MAX_LATENCY_TARGET_NS = NS_PER_S
 
@@ -36,13 +36,13 @@ MAX_LATENCY_TARGET_NS = NS_PER_S
 #: The most of a pGPU that may be set aside for offline pods, in per cent.
 MAX_OFFLINE_FLOOR = 50
 
-#: What offline pods are short of a floor is paid back over this time, by at most so many times the floor.
+#: Offline pods get back what they are short of the floor over FLOOR_SPAN_NS, at up to FLOOR_TIMES the floor.
 FLOOR_SPAN_NS = 400 * NS_PER_MS
 FLOOR_TIMES = 8
 
 
 class PodClass(StrEnum):
-    """Whether a pod's latency matters (online) or it fills what is left (offline)."""
+    """Whether a pod's latency matters (online) or the pod takes the time that is left (offline)."""
 
     ONLINE = "online"
     OFFLINE = "offline"
@@ -60,11 +60,11 @@ class OnIdle(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """What a pod was given on one pGPU.
+    """A pod's grant on one pGPU.
 
-    ``cores`` is its quota in per cent of the pGPU's time (None: no quota), ``memory`` its limit in bytes
-    (None: no limit). ``latency_target_ns`` is what sharing may add to the latency of an online pod, in 99 of 100
-    requests (None: as little as can be had).
+    ``cores`` is its quota in per cent of the pGPU's time (None: no quota). ``memory`` is its limit in bytes (None: no
+    limit). ``latency_target_ns`` is how much sharing may add to the 99th percentile of an online pod's latency
+    (None: as little as possible).
     """
 
     pod_class: PodClass = PodClass.OFFLINE
@@ -90,13 +90,16 @@ class Grant:
             raise InvalidValueError("latency target: only online pods have one; make the pod --class online")
 
 
-#: From when to when, in ns on the clock of the sample it is part of.
+#: Start and end, in ns on the clock of the sample that contains it.
 Span = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class MayAsk:
-    """What a container may ask for: classes, the most of a pGPU's time and memory (None: any), a name of its choice."""
+    """What a container may ask for: classes, ``cores`` in per cent and ``memory`` in bytes at most, and its own name.
+
+    ``memory`` None means any amount.
+    """
 
     classes: frozenset[PodClass] = frozenset(PodClass)
     cores: int = 100
@@ -104,13 +107,16 @@ class MayAsk:
     name: bool = True
 
 
-#: An image's author may not put work first, take more than half a pGPU from others, or pass for another pod.
+#: An image's author may not choose the online class, more than half of a pGPU, or the pod's name.
 _UNTRUSTED = MayAsk(frozenset({PodClass.OFFLINE}), 50, name=False)
 
 
 @dataclass(frozen=True, slots=True)
 class ContainerPolicy:
-    """What containers may ask for: at all, and by environment variables, which an image may bring (None: not heard)."""
+    """What containers may ask for: by any means, and by environment variables, which an image can set.
+
+    ``by_environment`` None: environment variables are ignored.
+    """
 
     anyhow: MayAsk = field(default_factory=MayAsk)
     by_environment: MayAsk | None = _UNTRUSTED
@@ -118,32 +124,32 @@ class ContainerPolicy:
 
 @dataclass(frozen=True, slots=True)
 class TsgSample:
-    """What one TSG did since the last sample: GPU time in ns, and how often it was switched in."""
+    """What one TSG did since the last sample: its GPU time in ns, and how often it was switched in."""
 
     tsg: str
     run_ns: int = 0
     starts: int = 0
     #: True while the hardware holds this TSG's context on the engine.
     resident: bool = False
-    #: When it ran, in order and adding up to ``run_ns``; only where the backend was asked for details.
+    #: When it ran, in order; the spans add up to ``run_ns``. Empty unless ``Backend.detailed`` is set.
     runs: tuple[Span, ...] = ()
-    #: The longest turn that ended since the last sample, in ns, whenever it began.
+    #: The longest turn that ended since the last sample, in ns, even if it began before.
     longest_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class PodSample:
-    """One pod as the backend found it: its grant here and its compute TSGs."""
+    """One pod as the backend found it: its grant on this pGPU and its compute TSGs."""
 
     pod: str
     grant: Grant
     tsgs: tuple[TsgSample, ...] = ()
     #: How long its gate was closed since the last sample, in ns.
     gated_ns: int = 0
-    #: When that was, in order; only where the backend was asked for details and knows.
+    #: When it was closed, in order. Empty unless ``Backend.detailed`` is set and the backend knows.
     closed: tuple[Span, ...] = ()
-    #: Switches since the last sample from an offline pod straight to an online one, where this pod was the one or the
-    #: other; None where the plane does not count them.
+    #: Switches since the last sample from an offline pod directly to an online one: those away from this pod, and those
+    #: to it. None where the plane does not count them.
     preempted: int | None = None
     preempting: int | None = None
 
@@ -155,7 +161,7 @@ class Sample:
     pgpu: int
     now_ns: int
     pods: tuple[PodSample, ...] = ()
-    #: The part of the last fifth of a second or so in which any kernel ran, as NVML tells; None where nobody tells.
+    #: NVML's utilisation: the part, 0 to 1, of about the last fifth of a second in which any kernel ran. None: unknown.
     utilization: float | None = None
 
 
@@ -163,9 +169,9 @@ class Sample:
 class Sharing:
     """How the busy pods of one class take their turns.
 
-    By timeslice, where ``round_ns`` is how long the turns of all of them last together (None: the period), or by the
-    driver's own slices, ``equal`` for all whatever their weights; or by gate, where each has the GPU to itself for its
-    part of a period.
+    By default, by timeslices in the ratio of weights: ``round_ns`` is how long one turn of every pod lasts together
+    (None: as long as the period). With ``equal``, by the driver's own timeslice, the same for all weights. With
+    ``by_gate``, each pod has the GPU to itself for its part of a period.
     """
 
     round_ns: int | None = None
@@ -175,7 +181,7 @@ class Sharing:
 
 @dataclass(frozen=True, slots=True)
 class Tsg:
-    """A time-slice group of a pod on the compute engine; ``busy`` if it had work of late."""
+    """A time-slice group of a pod on the compute engine; ``busy`` if it had work lately."""
 
     tsg: str
     busy: bool = False
@@ -189,21 +195,21 @@ class Pod:
     grant: Grant = field(default_factory=Grant)
     tsgs: tuple[Tsg, ...] = ()
     used_ns: int = 0
-    #: Measured time beyond (positive) or short of (negative) what the plans gave it while it was busy; bounded.
+    #: Measured time beyond (positive) or short of (negative) what plans aimed at while it was busy; bounded.
     debt_ns: int = 0
-    #: It gets all it asks for by timeslices: a turn by gate would be wasted on it.
+    #: It gets all it asks for under timeslices, so it needs no turn by gate.
     satisfied: bool = False
-    #: Its steps fit into its timeslice, which may be somewhat longer, so that none is ever cut.
-    fitted: bool = False
-    #: Its work comes in so many pieces that every switch to it and back counts.
+    #: Its steps fit into its timeslice. A policy may lengthen the timeslice somewhat, so that no step is cut.
+    fits_slice: bool = False
+    #: Its work comes in so many pieces that the switches to it and back cost more than short waits save.
     fragmented: bool = False
-    #: It has come only just and hardly ran: its processes still wait for one short step after the other.
+    #: Its processes are just starting: they hardly ran yet and wait for one short step after the other.
     starting: bool = False
 
     @property
     def busy(self) -> bool:
-        """Tell whether any of its TSGs had work of late."""
-        return True in [tsg.busy for tsg in self.tsgs]  # any() takes twice as long, and every tick asks of every pod
+        """Tell whether any of its TSGs had work lately."""
+        return True in [tsg.busy for tsg in self.tsgs]  # twice as fast as any(); every tick asks this for every pod
 
     @property
     def online(self) -> bool:
@@ -212,18 +218,18 @@ class Pod:
 
     @property
     def busy_tsgs(self) -> int:
-        """Count the TSGs that had work of late, at least 1: the turns the hardware gives this pod in a round."""
+        """Return how many TSGs had work lately, at least 1: the turns that the hardware gives this pod in a round."""
         return sum([tsg.busy for tsg in self.tsgs]) or 1
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """From when to when in the period a pod on several pGPUs has its turn on all of them."""
+    """A gang's turn: the part of the period in which it runs on all of its pGPUs at once."""
 
     pod: str
     start_ns: int
     end_ns: int
-    #: How long it would be if nothing was owed.
+    #: How long the turn would be without any debt.
     due_ns: int
 
 
@@ -234,12 +240,13 @@ class Snapshot:
     pgpu: int
     period_ns: int
     pods: tuple[Pod, ...] = ()
-    #: Turns that were agreed on with other pGPUs, in order of their start; they don't overlap.
+    #: Gangs' turns, as agreed with other pGPUs, ordered by start; they do not overlap.
     turns: tuple[Turn, ...] = ()
-    #: Per cent of the GPU that offline pods get whatever online pods want, and what they came short of it; bounded.
+    #: Per cent of the GPU that offline pods get whatever online pods want.
     offline_floor: int = 0
+    #: How much offline pods came short of the floor, in ns; bounded.
     offline_short_ns: int = 0
-    #: How pods of each class had best take their turns.
+    #: How the slice tuner wants the pods of each class to take turns.
     offline: Sharing = Sharing()
     online: Sharing = Sharing()
     #: The card's name as NVML tells it; what was measured of it is in ``qgpu.model.hardware_traits``.
@@ -257,7 +264,7 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """One turn of a pod in a period: from ``start_ns`` to ``end_ns`` its gate is open."""
+    """One turn of a pod in a period: its gate is open from ``start_ns`` to ``end_ns``."""
 
     start_ns: int
     end_ns: int
@@ -272,12 +279,14 @@ class Window:
 class PodPlan:
     """One pod's part of a plan.
 
-    ``timeslice_us`` is set on each of its compute TSGs. ``windows`` None means its gate stays open; an
-    empty tuple means that it stays closed. ``weight`` is what the plan aims at, for the ledger and for copies: the
-    pod's part, in ratio to other busy pods of its class, of the time they use together; 0 stands for its quota
-    of all time. ``copy_timeslice_us`` is set on each of its copy TSGs; None leaves them the driver's own. Of the
-    planes only seccomp does so yet, and kmod ignores it. ``tsg_turn_ns`` is how long each of its busy compute TSGs has
-    its turn while its gate is open and its others are off; None: all at once.
+    - ``timeslice_us`` is set on each of its compute TSGs.
+    - ``windows``: when its gate is open. None means always, an empty tuple means never.
+    - ``weight`` is what the plan aims at: the pod's part of the time that the busy pods of its class use together. 0
+      means that its quota, of all time, binds it instead. The ledger and the copy engines use it.
+    - ``copy_timeslice_us`` is set on each of its copy TSGs; None leaves them the driver's own. Only the seccomp plane
+      does that yet; kmod ignores it.
+    - ``tsg_turn_ns``: while its gate is open, its busy compute TSGs take turns of this length, one at a time. None
+      means that all run at once.
     """
 
     pod: str
@@ -309,14 +318,14 @@ class PodPlan:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What shall happen on one pGPU, period after period, until the next plan or the end of the lease."""
+    """What happens on one pGPU in every period, until the next plan or the end of the lease."""
 
     pgpu: int
     period_ns: int
     pods: tuple[PodPlan, ...] = ()
     #: The floor that this plan aims at, for the ledger: per cent of the GPU for offline pods together.
     offline_floor: int = 0
-    #: How pods of each class take their turns, for the ledger; None where something else decides.
+    #: How pods of each class take turns, for the ledger; None where something else decides.
     offline: Sharing | None = None
     online: Sharing | None = None
 
@@ -327,7 +336,7 @@ class Plan:
 
     @property
     def gated(self) -> bool:
-        """Tell whether any pod of this plan has a gate that ever closes."""
+        """Tell whether any gate of this plan ever closes."""
         return any(pod.windows is not None for pod in self.pods)
 
 

@@ -1,8 +1,8 @@
-"""The one seam between deciding and doing: what every data plane offers the daemon.
+"""The interface between policy and mechanism: what every data plane offers the daemon.
 
-There are two sides. A :class:`Backend` is time on one pGPU: four verbs, all that the loop knows. A
-:class:`Host` is what lies around it: which pGPUs there are, which pods, and what each was granted. The
-``sim``, ``seccomp`` and ``kmod`` planes each bring one of both, and one contract suite runs against all.
+It has two sides. A :class:`Backend` shares time on one pGPU; the loop knows only its four verbs. A :class:`Host` knows
+the pGPUs, the pods, and their grants. The ``sim``, ``seccomp`` and ``kmod`` planes implement one of each, and one
+contract suite runs against all of them.
 """
 
 from __future__ import annotations
@@ -17,29 +17,28 @@ from qgpu.model import Grant, Plan, Sample
 class Backend(Protocol):
     """Time on one pGPU."""
 
-    #: Set to have samples say from when to when, and not only for how long. Costs time on both sides.
+    #: Set it to get samples with start and end of every run, not only sums. Both sides need more time for that.
     detailed: bool
 
     @property
     def lost(self) -> int:
-        """Count the context switches that the hardware dropped so far."""
+        """Return how many context switches the hardware dropped from its log so far."""
 
     def sample(self) -> Sample:
-        """Report what happened since the last call. Raises BackendGoneError when the plane is gone."""
+        """Return what happened since the last call. Raises BackendGoneError if the plane is gone."""
 
     def apply(self, plan: Plan) -> None:
-        """Take ``plan`` in place of the last one and renew the lease.
+        """Replace the last plan by ``plan`` and renew the lease.
 
-        Atomic from the caller's view: a refused plan (PlanRefused as RefusedError) leaves the old one in force.
-        A pod of the plan that has gone meanwhile is skipped; a pod the plan does not name runs ungated with
-        the driver's own timeslice.
+        Atomic for the caller: a plan that raises RefusedError leaves the old one in force. A pod of the plan that no
+        longer exists is skipped. A pod that the plan does not name runs ungated with the driver's own timeslice.
         """
 
     def wait(self, timeout_ns: int) -> None:
-        """Return after ``timeout_ns``, or earlier when pods or grants changed."""
+        """Return after ``timeout_ns``, or earlier if pods or grants change."""
 
     def close(self) -> None:
-        """Give up the plan: every gate open, every timeslice the driver's own. Safe to call twice."""
+        """Give up the plan: open every gate and restore the driver's own timeslices. Safe to call twice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,60 +55,61 @@ class Pgpu:
 
 @dataclass(frozen=True, slots=True)
 class PodInfo:
-    """One pod as a plane knows it, with what it was granted on each pGPU."""
+    """One pod as a plane knows it, with its grants by pGPU."""
 
     name: str
     grants: Mapping[int, Grant] = field(default_factory=dict)
     pids: tuple[int, ...] = ()
-    #: Video memory held in bytes by pGPU, as far as the plane's register knows.
+    #: Video memory it holds, in bytes by pGPU, as far as the plane's object table knows.
     memory: Mapping[int, int] = field(default_factory=dict)
-    #: What the plane can't do for this pod, in words for a person; empty when all is well.
+    #: What the plane cannot do for this pod, as text for a person; empty if all is well.
     trouble: str = ""
-    #: Its cgroup (v2), such as "/qgpu/web"; empty where the plane has none, or it is gone.
+    #: Its cgroup (v2), such as "/qgpu/web"; empty if the plane has none for it, or the cgroup is gone.
     cgroup: str = ""
-    #: How often it was refused memory, and calls that would have changed its share; None where nobody counts.
+    #: How many allocations of memory, and how many calls that would have changed its share, were refused. None where
+    #: the plane does not count.
     refused_memory: int | None = None
     refused_calls: int | None = None
-    #: Whether a process of it may live that could not be listed, or is not in its cgroup any more.
+    #: Whether a process of it may be alive that could not be listed, or has left its cgroup.
     alive: bool = False
 
 
 class Host(Protocol):
-    """The pGPUs and pods of one plane. Every verb raises a QgpuError with nothing half-done."""
+    """The pGPUs and pods of one plane. A verb that fails raises a QgpuError and changes nothing."""
 
     #: "sim", "seccomp" or "kmod".
     plane: str
 
     def pgpus(self) -> Sequence[Pgpu]:
-        """List the pGPUs this plane can share."""
+        """Return the pGPUs that this plane can share."""
 
     def backend(self, pgpu: int) -> Backend:
         """Open the backend of one pGPU."""
 
     def pods(self) -> Sequence[PodInfo]:
-        """List the pods the plane knows, also those from before this daemon started."""
+        """Return the pods that the plane knows, including those from before this daemon started."""
 
     def admit(self, name: str, grants: Mapping[int, Grant], at: str = "") -> None:
-        """Make a pod known with its grants (admission has been checked).
+        """Add a pod with its grants. The caller has checked admission.
 
-        ``at`` is a cgroup that is there already, such as a container's; empty for one of the pod's own, to be made.
+        ``at`` is an existing cgroup, such as a container's. If it is empty, the plane makes one for the pod.
         """
 
     def amend(self, name: str, grants: Mapping[int, Grant]) -> None:
         """Change a pod's grants."""
 
     def attach(self, name: str, pid: int, fds: Sequence[int]) -> None:
-        """Bring a process that is about to become a pod's command into the pod.
+        """Move a process that is about to exec a pod's command into the pod.
 
-        A process of a container is in its pod already; RefusedError if it is not. ``fds`` is what the plane's
-        launcher made for it (seccomp: the listener); the host takes them over.
+        A container's process must be in its pod already; RefusedError if it is not. ``fds`` are descriptors that the
+        plane's launcher made for it (seccomp: the listener). The host owns them from now on.
         """
 
     def retire(self, name: str) -> None:
-        """Forget a pod. Its processes, if any are left, run on ungated; RefusedError where limits would end so."""
+        """Remove a pod. Processes that are left run on ungated. RefusedError if they would escape a limit that way."""
 
     def left_behind(self) -> Mapping[int, int]:
-        """Return the video memory, in bytes by pGPU, that something keeps though its pod is no more."""
+        """Return the video memory, in bytes by pGPU, that is still held on behalf of pods that no longer exist."""
 
     def close(self) -> None:
-        """Let go of the plane; pods run on ungated."""
+        """Release the plane. Pods run on ungated."""

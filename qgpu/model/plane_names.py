@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class Plane(StrEnum):
-    """By what means a pGPU is shared; ``auto`` takes the best there is."""
+    """The means by which a pGPU is shared; ``auto`` takes the best that is available."""
 
     AUTO = "auto"
     KMOD = "kmod"

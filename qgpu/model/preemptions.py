@@ -1,4 +1,4 @@
-"""Preemptions: switches of the engine from an offline pod straight to an online one. Pure."""
+"""Preemptions: switches of the engine from an offline pod directly to an online one. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from qgpu.model import PodClass
 def preemptions(
     handovers: Mapping[tuple[str, str], int], classes: Mapping[str, PodClass]
 ) -> tuple[Counter[str], Counter[str]]:
-    """Count them by the pod that was left, and by the one that came."""
+    """Return the number of preemptions by preempted pod, and by preempting pod.
+
+    ``handovers`` counts direct switches by (pod before, pod after).
+    """
     preempted: Counter[str] = Counter()
     preempting: Counter[str] = Counter()
     for (before, after), count in handovers.items():

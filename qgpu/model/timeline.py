@@ -1,6 +1,6 @@
-"""A plan laid on the clock: whose gates are closed at a moment of the period, and when that changes next.
+"""A plan over its period: which gates are closed at a given moment, and when that changes next.
 
-Pure arithmetic, shared by every user-space plane; the kernel module carries its own of the same rules.
+Pure arithmetic, shared by the user-space planes. The kernel module has its own implementation of the same rules.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from types import MappingProxyType
 
 from qgpu.model import OnIdle, Plan, PodPlan, Window
 
-#: Nobody's gate takes long to close.
+#: No gate needs to close early.
 NOBODY: Mapping[str, int] = MappingProxyType({})
 
 
@@ -32,7 +32,10 @@ class Timeline:
         object.__setattr__(self, "edges", tuple(sorted(edges)))
 
     def until_next(self, phase_ns: int, early: Mapping[str, int] = NOBODY) -> int | None:
-        """Return the ns from ``phase_ns`` to the next edge; None when no gate of this plan ever moves."""
+        """Return the ns from ``phase_ns`` to the next edge; None if no gate of this plan ever moves.
+
+        ``early`` is how many ns before the end of its window a pod's gate begins to close.
+        """
         if not self.plan.gated:
             return None
         at = bisect_right(self.edges, phase_ns)
@@ -41,11 +44,11 @@ class Timeline:
         return min(following, min((end for end in ends if end > phase_ns), default=following)) - phase_ns
 
     def closed(self, phase_ns: int, idle: Set[str] = frozenset(), early: Mapping[str, int] = NOBODY) -> frozenset[str]:
-        """Name the pods whose gate is closed at ``phase_ns``, when the pods in ``idle`` have nothing to run.
+        """Return the pods whose gates are closed at ``phase_ns``. The pods in ``idle`` have nothing to run.
 
-        Where every window open at the moment is one that yields and belongs to an idle pod, the rest of it
-        goes to the pods whose own windows yield. The gate of a pod in ``early`` is closed so many ns before its
-        window ends, for that is how long it takes, unless it stays open then; half of the window it has all the same.
+        If every open window yields and belongs to an idle pod, the rest of it goes to the pods whose own windows yield.
+        A gate that takes ``early`` ns to close begins that much before its window ends, unless it stays open then. A
+        pod keeps at least half of its window.
         """
         current = [(pod, window) for pod in self.plan.pods if (window := _at(pod, phase_ns)) is not None]
         lent = bool(current) and all(w.on_idle is OnIdle.YIELD and pod.pod in idle for pod, w in current)
@@ -64,7 +67,7 @@ class Timeline:
         )
 
     def _end(self, pod: PodPlan, window: Window, early: Mapping[str, int]) -> int:
-        """Return when a pod's gate is to begin to close at the end of a window, if it closes."""
+        """Return when in the period a pod's gate begins to close for the end of a window, if it closes."""
         return window.end_ns - min(early.get(pod.pod, 0), (window.end_ns - window.start_ns) // 2)
 
 

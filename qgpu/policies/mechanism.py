@@ -116,7 +116,7 @@ def by_weights(snapshot: Snapshot, weights: Sequence[int], *, gates: bool = True
     elif sharing.equal:
         parts = tuple(replace(part, timeslice_us=PLAIN_NS // NS_PER_US) for part in parts)
     elif sharing.round_ns is not None:
-        pods = snapshot.pods if gates else tuple(replace(pod, debt_ns=0, fitted=False) for pod in snapshot.pods)
+        pods = snapshot.pods if gates else tuple(replace(pod, debt_ns=0, fits_slice=False) for pod in snapshot.pods)
         parts = in_round(parts, pods, sharing.round_ns)
     if not sharing.by_gate:
         return Plan(snapshot.pgpu, snapshot.period_ns, parts, offline=None if starting else sharing)
@@ -156,7 +156,7 @@ def _bounded(slice_us: float) -> int:
 
 def _adjusted(pod: Pod) -> float:
     """Return by what a pod's slice is multiplied for the work it owes or is due, or so that it cuts no step."""
-    if pod.fitted:
+    if pod.fits_slice:
         return ROOM
     steps = int(pod.debt_ns / OWED_STEP_NS)
     return 1 - min(OWED, steps * OWED_STEP) if steps >= 0 else 1 + min(DUE, -steps * DUE_STEP)

@@ -1,8 +1,8 @@
-"""The seccomp agent: takes the listeners that container runtimes hand over (OCI ``linux.seccomp.listenerPath``).
+"""The seccomp agent: receives the listeners that container runtimes hand over (OCI ``linux.seccomp.listenerPath``).
 
-A runtime connects, sends the container process state as JSON with the listener's descriptor on it, and goes on
-without waiting for an answer. A listener that nobody takes over is closed: then every watched call of that process
-fails, and it has no GPU rather than one without limits.
+A runtime connects, sends the container process state as JSON together with the listener's descriptor, and does not
+wait for an answer. If no pod takes the listener, the agent closes it. Every watched call of that process then fails, so
+the process has no GPU instead of one without limits.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _MAX_STATE = 1 << 20
 _PATIENCE_S = 5.0
 _SECCOMP_FD = "seccompFd"
 
-#: What the kernel calls a listener.
+#: The kernel's name of a listener, as /proc/PID/fd shows it.
 LISTENER = "anon_inode:seccomp notify"
 
 #: Takes over the listener of a process: (pid, container id, descriptor). Raises QgpuError, and then has closed it.
@@ -35,14 +35,14 @@ Attach = Callable[[int, str, int], None]
 
 
 class Agent:
-    """Listens at a socket, and takes one listener after the other."""
+    """Listens at a socket and takes seccomp listeners one at a time."""
 
     def __init__(self, path: Path, attach: Attach, store: FdStore) -> None:
         self._attach = attach
         self._door = SocketListener("agent", path, 0o600, store, self._hear)
 
     def close(self) -> None:
-        """Take no more listeners."""
+        """Accept no more listeners."""
         self._door.close()
 
     def _hear(self, sock: socket.socket) -> None:
@@ -71,7 +71,7 @@ class Agent:
 
 
 def _received(sock: socket.socket, fds: list[int]) -> Any:
-    """Read one JSON value, whether the runtime hangs up behind it or not; descriptors go to ``fds`` as they come."""
+    """Read one JSON value, even if the connection stays open after it. Append received descriptors to ``fds``."""
     data = b""
     while len(data) <= _MAX_STATE:
         part, received, _, _ = socket.recv_fds(sock, 65536, 4)

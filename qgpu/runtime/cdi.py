@@ -1,7 +1,7 @@
-"""The CDI specification: how a container runtime gives a pGPU to a container, hook included.
+"""The CDI specification: how a container runtime gives a pGPU to a container, with our hook.
 
-Written in version 0.5.0 of the format, the lowest that has what is needed, because older runtimes refuse newer ones.
-The file is replaced by rename, so that a runtime never reads half of it.
+It has version 0.5.0, the lowest with all that we need, because older runtimes refuse newer versions. The file is
+replaced by rename, so a runtime never reads half of it.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from qgpu.runtime.oci_container import GPU_VARIABLE
 
 KIND = "qgpu.io/gpu"
 VERSION = "0.5.0"
-#: Where runtimes look for files that last as long as the host is up; /var/run is the same folder.
+#: Where runtimes look for CDI files that do not survive a reboot; /var/run is the same directory.
 DIRECTORY = Path("/run/cdi")
 FILE = "qgpu.json"
 _MOUNT = ["ro", "nosuid", "nodev", "bind"]
 
 
 def specification(pgpus: Sequence[Pgpu], control_socket: Path) -> dict[str, Any]:
-    """Describe the pGPUs of this host: a device for each by number and by UUID, and one for all.
+    """Return the CDI specification of this host: a device for each pGPU by number and by UUID, and one for all.
 
-    Raises NotSupportedError where the driver's libraries cannot be found.
+    Raises NotSupportedError if the driver's libraries cannot be found.
     """
     each = {str(pgpu.index): _edits([pgpu]) for pgpu in pgpus} | {pgpu.uuid: _edits([pgpu]) for pgpu in pgpus}
     real = any(pgpu.minor is not None for pgpu in pgpus)
@@ -38,7 +38,7 @@ def specification(pgpus: Sequence[Pgpu], control_socket: Path) -> dict[str, Any]
         "kind": KIND,
         "devices": [{"name": name, "containerEdits": edits} for name, edits in (each | {"all": _edits(pgpus)}).items()],
         "containerEdits": {
-            # The NVIDIA runtime, where it is installed too, is to add nothing of its own.
+            # Keeps the NVIDIA runtime, if installed too, from adding devices of its own.
             "env": ["NVIDIA_VISIBLE_DEVICES=void"],
             "deviceNodes": [{"path": node} for node in (driver_files.shared_nodes() if real else ())],
             "mounts": [
@@ -51,13 +51,13 @@ def specification(pgpus: Sequence[Pgpu], control_socket: Path) -> dict[str, Any]
 
 
 def hook_entry(control_socket: Path) -> dict[str, Any]:
-    """Describe our hook, as CDI and the OCI runtime specification do."""
+    """Return our hook in the form of CDI and the OCI runtime specification."""
     program = [sys.executable, "-I", "-S", str(Path(hook.__file__).resolve()), str(control_socket.absolute())]
     return {"hookName": "createRuntime", "path": program[0], "args": program}
 
 
 def write(specification: dict[str, Any], directory: Path) -> Path:
-    """Put the specification in force; return its file. Raises PermissionDeniedError."""
+    """Write the specification and return its file. Raises PermissionDeniedError."""
     path = directory / FILE
     text = json.dumps(specification, indent=2) + "\n"
     try:
@@ -77,7 +77,7 @@ def _edits(pgpus: Sequence[Pgpu]) -> dict[str, Any]:
 
 
 class CdiFileWriter:
-    """Keeps the file of this host current: as driver and nodes come and go, and should somebody remove it."""
+    """Keeps this host's CDI file current when driver or device nodes change, or when the file is removed."""
 
     def __init__(self, pgpus: Sequence[Pgpu], control_socket: Path, directory: Path) -> None:
         self._pgpus = pgpus
@@ -86,7 +86,7 @@ class CdiFileWriter:
         self._seen: object = None
 
     def refresh(self) -> bool:
-        """Write the file if it is due; True if so. Costs a few look-ups of files when not.
+        """Write the file if it is out of date, and tell whether it was. The check costs a few stat() calls.
 
         Raises PermissionDeniedError, NotSupportedError.
         """

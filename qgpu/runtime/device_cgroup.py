@@ -1,7 +1,7 @@
 """Which devices a container may open, by the rules of its device cgroup (OCI ``linux.resources.devices``).
 
-Nodes are made by whoever may (mknod, a mount); the rules tell which of them open. A container without any rule is taken
-to reach everything: that is what crun makes of it.
+A device node can appear by mknod or a mount; the rules decide whether it opens. A container without any rule may open
+everything, because that is what crun makes of it.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from typing import Any
 from qgpu.nvidia import abi
 
 _DRM_MAJOR = 226
-#: What makes video memory that neither plane counts: (major, minor or None for all of them), name.
+#: Devices that make video memory which no plane counts: (major, minor or None for all), name.
 BEYOND = (((_DRM_MAJOR, None), "/dev/dri"), ((abi.NV_MAJOR, abi.NV_MODESET_MINOR), "/dev/nvidia-modeset"))
 
 Number = tuple[int, int | None]
 
 
 def opens(rules: Sequence[Mapping[str, Any]], device: Number) -> bool:
-    """Tell whether rules, of which later ones go before earlier ones, let any such character device be opened."""
+    """Tell whether the rules allow any such character device to be opened. Later rules override earlier ones."""
     allowed = not rules
     for rule in rules:
         access = rule.get("access") or "rwm"
@@ -45,6 +45,6 @@ def _is_of_characters(rule: Mapping[str, Any]) -> bool:
 
 
 def _numbers(rule: Mapping[str, Any]) -> tuple[int | None, int | None]:
-    """Return a rule's numbers; None is any, and so is what engines write for it, a negative one."""
+    """Return a rule's (major, minor). None means any; engines write a negative number for that."""
     major, minor = (value if value is not None and value >= 0 else None for value in map(rule.get, ("major", "minor")))
     return major, minor

@@ -1,8 +1,8 @@
-"""What of the host's NVIDIA driver a container needs to see: device nodes, user-space libraries, nvidia-smi.
+"""The files of the host's NVIDIA driver that a container needs: device nodes, user-space libraries, nvidia-smi.
 
-Libraries are taken from the loader's cache, by the names programs ask for. They appear in a container under those
-names in the folders that loaders look into unasked, Debian's and Red Hat's, so that nothing has to be run inside it
-and its own cache does not matter (docs/decisions/0018-no-code-in-the-image.md). Graphics are left out.
+The libraries come from the loader's cache, by the names that programs ask for. In a container they appear under those
+names in the loader's default directories of Debian and Red Hat. So nothing has to run inside the container, and its
+own cache does not matter (docs/decisions/0018-no-code-in-the-image.md). Graphics libraries are left out.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 
 from qgpu.errors import NotSupportedError
 
-#: How long to wait for the loader's cache to be read.
+#: How long ``ldconfig -p`` may take.
 _PATIENCE_S = 10.0
 
 #: Stems of the driver's libraries for compute, management and video.
@@ -44,30 +44,30 @@ LIBRARIES = (
 _CACHED = re.compile(r"\s*(\S+) \(([^)]*)\) => (\S+)")
 _LIBCS = {"x86_64": "libc6,x86-64", "aarch64": "libc6,AArch64"}
 
-#: Nodes that every program needs, beside that of its card.
+#: Device nodes that every program needs besides its card's.
 SHARED_NODES = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools")
 
 
 @dataclass(frozen=True, slots=True)
 class Mount:
-    """A file of the host and where it appears in a container."""
+    """A file of the host, and its path in a container."""
 
     host: str
     container: str
 
 
 def shared_nodes() -> list[str]:
-    """List the nodes every program needs, as far as they are there."""
+    """Return the device nodes that every program needs, as far as they exist."""
     return [node for node in SHARED_NODES if Path(node).is_char_device()]
 
 
 def card_node(minor: int) -> str:
-    """Name the device node of a card."""
+    """Return the path of a card's device node."""
     return f"/dev/nvidia{minor}"
 
 
 def mounts() -> list[Mount]:
-    """Find the driver's files on this host. Raises NotSupportedError."""
+    """Return the driver's files on this host. Raises NotSupportedError."""
     found = library_mounts(libraries(_cache()))
     if (smi := shutil.which("nvidia-smi")) is not None:
         found.append(Mount(smi, "/usr/bin/nvidia-smi"))
@@ -75,25 +75,25 @@ def mounts() -> list[Mount]:
 
 
 def libraries(cache: str) -> dict[str, str]:
-    """Pick the driver's libraries from the loader's cache, as ldconfig -p prints it: file by name."""
+    """Return the driver's libraries in the loader's cache, as ``ldconfig -p`` prints it: path by name."""
     kind = _LIBCS.get(platform.machine())
     found: dict[str, str] = {}
     for line in cache.split("\n"):
         if (match := _CACHED.fullmatch(line)) and match[1].partition(".so")[0] in LIBRARIES and match[2] == kind:
             found.setdefault(match[1], match[3])
-    if "libcuda.so.1" in found:  # many programs ask for it so, and only development packages have the link
+    if "libcuda.so.1" in found:  # many programs load libcuda.so, a link that only development packages contain
         found.setdefault("libcuda.so", found["libcuda.so.1"])
     return found
 
 
 def library_mounts(found: Mapping[str, str], folders: Iterable[str] = ()) -> list[Mount]:
-    """Say where libraries appear in a container."""
+    """Return where libraries appear in a container."""
     folders = tuple(folders) or (f"/usr/lib/{platform.machine()}-linux-gnu", "/usr/lib64")
     return [Mount(file, f"{folder}/{name}") for name, file in sorted(found.items()) for folder in folders]
 
 
 def _cache() -> str:
-    """Read the loader's cache. Raises NotSupportedError."""
+    """Return the output of ``ldconfig -p``. Raises NotSupportedError."""
     tool = shutil.which("ldconfig", path="/usr/sbin:/sbin:/usr/bin:/bin")
     if tool is None:
         return ""

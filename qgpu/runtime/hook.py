@@ -1,9 +1,9 @@
-"""The createRuntime hook: tells the daemon of a container before its process starts, and stops it if need be.
+"""The createRuntime hook: announces a container to the daemon before its process starts, or keeps it from starting.
 
-Run by OCI runtimes as ``python3 -I -S hook.py SOCKET``, with the container's state on stdin. It decides nothing: the
-daemon makes the container a pod or says why not in one line, and the container does not start. No answer is a no.
-It imports nothing of ours and little else, because every start of a container waits for it; the message is that of
-``qgpu.ipc.wire``.
+OCI runtimes run it as ``python3 -I -S hook.py SOCKET``, with the container's state on stdin. It decides nothing: the
+daemon makes the container a pod, or refuses with one line and the container does not start. If the daemon does not
+answer, the container does not start either. The hook imports nothing of ours and little else, because every start of a
+container waits for it. Its messages are those of ``qgpu.ipc.wire``.
 """
 
 import json
@@ -17,7 +17,7 @@ _TIMEOUT_S = 10
 
 
 def main() -> int:
-    """Return 0 when the container is a pod with its grant."""
+    """Return 0 if the container is a pod with its grant, else 1."""
     path = sys.argv[1]
     try:
         state = json.load(sys.stdin)
@@ -58,7 +58,7 @@ def ask(path: str, request: dict[str, object]) -> dict[str, object]:
 
 
 def receive(sock: socket.socket, size: int) -> bytes:
-    """Return exactly so many bytes. Raises OSError."""
+    """Return exactly ``size`` bytes. Raises OSError."""
     data = b""
     while len(data) < size:
         part = sock.recv(size - len(data))
@@ -69,7 +69,7 @@ def receive(sock: socket.socket, size: int) -> bytes:
 
 
 def refuse(why: object) -> int:
-    """Say why there will be no container: to the runtime, and to the system's log, for crun keeps what hooks say."""
+    """Report why the container does not start: on stderr, and in the system log because crun hides hooks' output."""
     print(f"qgpu: {why}", file=sys.stderr)
     syslog.openlog("qgpu", 0, syslog.LOG_DAEMON)
     syslog.syslog(syslog.LOG_ERR, str(why))

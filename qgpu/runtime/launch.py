@@ -1,7 +1,6 @@
-"""Becoming a pod: what a process does to itself, between fork and exec, on each plane.
+"""Becoming a pod: what a process does to itself between fork and exec, on each plane.
 
-``qgpuctl run`` calls this in the child; nothing of it is left in the pod but the filter, its cgroup and a
-few environment variables.
+``qgpuctl run`` calls this in the child. Only the filter, the cgroup and a few environment variables remain in the pod.
 """
 
 from __future__ import annotations
@@ -11,9 +10,9 @@ from pathlib import Path
 
 
 def enter(plane: str) -> list[int]:
-    """Prepare the calling process; return the descriptors the host needs with pod.attach.
+    """Prepare the calling process; return the descriptors that ``pod.attach`` sends to the host.
 
-    Raises NotSupportedError when the kernel lacks what the plane needs; the command must not be started then.
+    Raises NotSupportedError if the kernel lacks what the plane needs. The caller must not start the command then.
     """
     if plane == "seccomp":
         from qgpu.guardian.proxy import seccomp_filter as pod_filter
@@ -23,10 +22,10 @@ def enter(plane: str) -> list[int]:
 
 
 def environment(plane: str, pod: str, uuids: Sequence[str], runtime_dir: Path) -> dict[str, str]:
-    """Return the variables a pod's command starts with, beside what it inherits."""
+    """Return the variables that a pod's command gets in addition to the inherited ones."""
     variables = {"QGPU_POD": pod, "QGPU_PLANE": plane}
     if plane == "sim":
-        # A real GPU that is there all the same is not this pod's: nobody would hold it to its limits.
+        # Hide real GPUs: nothing would hold the pod to its limits on them.
         variables |= {"QGPU_RUNTIME_DIR": str(runtime_dir), "CUDA_VISIBLE_DEVICES": ""}
     else:
         variables["CUDA_VISIBLE_DEVICES"] = ",".join(uuids)

@@ -1,7 +1,7 @@
-"""A container as its runtime describes it to our hook: who it is, what it may reach, what it asks for.
+"""A container as its runtime describes it to our hook: its name, the devices it may reach, the limits it asks for.
 
-The description is what the OCI runtime specification calls the state, with the parts of config.json that matter. It
-comes from whoever may change things, but is checked all the same: what is wrong is one line and no container.
+The description is the OCI runtime specification's state, with the relevant parts of config.json. It comes from a
+privileged client but is checked all the same: a bad one gives one error line and no container.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from qgpu.model import ContainerPolicy
 from qgpu.nvidia import abi
 from qgpu.runtime import device_cgroup, requested_limits
 
-#: The environment variable by which a CDI device says which pGPU it is, with its number behind it.
+#: Prefix of the environment variable that a CDI device sets; the pGPU's number follows.
 GPU_VARIABLE = "QGPU_GPU_"
 
 _SHORT_ID = 12
 _LONGEST = 63
 
-#: Where Kubernetes runtimes say whose container it is: namespace, pod, container.
+#: Annotations in which Kubernetes runtimes name a container: namespace, pod, container.
 _KUBERNETES = (
     # containerd
     ("io.kubernetes.cri.sandbox-namespace", "io.kubernetes.cri.sandbox-name", "io.kubernetes.cri.container-name"),
     # CRI-O
     ("io.kubernetes.pod.namespace", "io.kubernetes.pod.name", "io.kubernetes.container.name"),
 )
-#: Where CRI-O puts the labels, as JSON. Other runtimes pass none on.
+#: The annotation in which CRI-O passes on labels, as JSON. Other runtimes do not pass them on.
 _LABELS = "io.kubernetes.cri-o.Labels"
 
 
@@ -49,14 +49,14 @@ class Container:
     devices: Sequence[tuple[int, int]] = ()
     #: Its seccomp section, as in config.json.
     seccomp: Mapping[str, Any] = field(default_factory=dict)
-    #: The rules of its device cgroup, likewise.
+    #: The rules of its device cgroup, as in config.json.
     rules: Sequence[Mapping[str, Any]] = ({"allow": False, "access": "rwm"},)
     #: What it may ask for.
     policy: ContainerPolicy = field(default_factory=ContainerPolicy)
 
     @property
     def pod(self) -> str:
-        """The name it has as a pod: as asked for, as Kubernetes calls it, or by its id. Raises InvalidValueError."""
+        """Its name as a pod: the requested one, else the one from Kubernetes, else its id. Raises InvalidValueError."""
         wanted = self.wanted().name
         if wanted is not None:
             return cgroup.check_name(wanted)
@@ -68,10 +68,10 @@ class Container:
         return cgroup.check_name(re.sub(r"[^A-Za-z0-9._-]", "-", self.id)[:_SHORT_ID])
 
     def gpus(self, minors: Mapping[int, int | None]) -> list[int]:
-        """List its pGPUs: those whose node it has; on the simulator those that a CDI device named.
+        """Return its pGPUs: those whose device node it has; on the simulator, those that a CDI device named.
 
-        ``minors`` has the minor device number by pGPU; None on the simulator. A variable may be the image's, so it
-        counts only where there are no nodes. Raises RefusedError.
+        ``minors`` is the minor device number by pGPU; None on the simulator. An image can set the variables, so they
+        count only on the simulator, which has no nodes. Raises RefusedError.
         """
         nodes = {minor for major, minor in self.devices if major == abi.NV_MAJOR and minor < abi.NV_MODESET_MINOR}
         if strange := nodes - set(minors.values()):
@@ -99,15 +99,15 @@ class Container:
         return found
 
     def check_devices(self) -> None:
-        """See that what has a memory limit reaches nothing that makes video memory past it. Raises RefusedError."""
+        """Raise RefusedError if it has a memory limit and reaches a device that makes video memory past any limit."""
         if self.wanted().grant.memory is not None and (name := self.beyond_limits()):
             raise RefusedError(
-                f"container {self.id}: {name} makes video memory that no limit holds; start it without that "
+                f"container {self.id}: {name} makes video memory that no limit covers; start it without that "
                 "device and without a device rule that allows it (as --privileged has), or without a memory limit"
             )
 
     def beyond_limits(self) -> str:
-        """Name what it reaches that makes video memory past any limit; empty for nothing."""
+        """Return the device it reaches that makes video memory past any limit; empty for none."""
         for (major, minor), name in device_cgroup.BEYOND:
             if (major, minor) in self.devices or (minor is None and major in {each for each, _ in self.devices}):
                 return name
@@ -116,20 +116,20 @@ class Container:
         return ""
 
     def cgroup(self) -> str:
-        """Return its cgroup (v2), which must be its own. Raises RefusedError."""
+        """Return its cgroup (v2). Raises RefusedError if it has none of its own."""
         try:
             at, parent = cgroup.of(self.pid), cgroup.of(_parent(self.pid))
         except OSError as error:
             raise RefusedError(f"container {self.id}: process {self.pid}: {error.strerror}") from error
         if at in ("/", parent):
             raise RefusedError(
-                f"container {self.id}: it has no cgroup of its own (version 2: {at}), so nobody could tell its "
-                "processes from others; start it with one"
+                f"container {self.id}: it has no cgroup of its own (version 2: {at}), so its processes "
+                "cannot be told from others; start it with one"
             )
         return at
 
     def wanted(self) -> requested_limits.RequestedLimits:
-        """Return what it asks for. Raises InvalidValueError; RefusedError for what it may not ask for."""
+        """Return the limits it asks for. Raises InvalidValueError; RefusedError for limits it may not ask for."""
         try:
             labels = {name: str(value) for name, value in json.loads(self.annotations.get(_LABELS, "{}")).items()}
         except (ValueError, AttributeError, RecursionError) as error:
@@ -138,7 +138,7 @@ class Container:
 
 
 def described(message: Mapping[str, Any], policy: ContainerPolicy | None = None) -> Container:
-    """Read a description. Raises InvalidValueError."""
+    """Parse a description. Raises InvalidValueError."""
     try:
         return Container(
             str(message["id"]),
@@ -151,7 +151,7 @@ def described(message: Mapping[str, Any], policy: ContainerPolicy | None = None)
             policy or ContainerPolicy(),
         )
     except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
-        raise InvalidValueError(f"container: what its runtime says of it is no description: {error!r}") from error
+        raise InvalidValueError(f"container: its runtime sent no valid description: {error!r}") from error
 
 
 def _rule(raw: Mapping[str, Any]) -> dict[str, Any]:

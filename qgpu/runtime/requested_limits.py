@@ -1,9 +1,9 @@
-"""What a container asks for, by annotation, label or environment: the one table of names.
+"""The limits a container asks for by annotation, label or environment variable: the one table of names.
 
-Annotations go before labels, labels before the environment, limit by limit: an image may bring defaults, whoever
-starts it decides. What may be asked for is the administrator's to say; what may not is refused, not cut. Two names in
-the same place that say different things are refused, and so is a name of ours that there is not: nobody should run with
-another limit than they wrote. Whether the limits fit is admission's.
+For each limit an annotation overrides a label, and a label overrides the environment: an image may bring defaults, but
+the person who starts it decides. The administrator bounds what may be asked for; a request beyond is refused, not
+reduced. Contradicting names in one place are refused, and so are unknown names with our prefix, so that no container
+runs with another limit than its owner wrote. Admission decides whether the limits fit.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from qgpu import units
 from qgpu.errors import InvalidValueError, RefusedError
 from qgpu.model import ContainerPolicy, Grant, MayAsk, PodClass
 
-#: All annotations and labels of ours begin with this.
+#: Prefix of all our annotations and labels.
 PREFIX = "qgpu.io/"
 
 _MIB, _GIB = 1 << 20, 1 << 30
@@ -24,7 +24,7 @@ _MIB, _GIB = 1 << 20, 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class RequestedLimits:
-    """What a container asks for on each of its pGPUs, and the name it wants as a pod (None: any)."""
+    """The grant a container asks for on each of its pGPUs, and the pod name it wants (None: any)."""
 
     grant: Grant = field(default_factory=Grant)
     name: str | None = None
@@ -42,7 +42,7 @@ def _number(text: str) -> int:
 
 
 def _number_or_none(text: str) -> int | None:
-    """Read a number whose 0 means no limit to those who made the name."""
+    """Read a number; 0 means no limit, as its vendor defines it."""
     return _number(text) or None
 
 
@@ -74,10 +74,10 @@ def _per_cent_of_memory(_text: str) -> int:
     raise InvalidValueError(f"a part of the card's memory is not supported; give {PREFIX}memory")
 
 
-#: Name, which limit it is, how its value is read. Limits are the fields of Grant, and "name".
+#: Name, the limit it sets, how to read its value. Limits are the fields of Grant, and "name".
 Row = tuple[str, str, Callable[[str], Any]]
 
-#: Annotations and labels. Kubernetes gives resources of these names to no container: they are to be annotations.
+#: Annotations and labels. Kubernetes does not pass resources of these names on to containers: use annotations.
 ANNOTATIONS: tuple[Row, ...] = (
     ("qgpu.io/name", "name", _text),
     ("qgpu.io/cores", "cores", _number),
@@ -121,7 +121,7 @@ def wanted(
     environment: Mapping[str, str],
     policy: ContainerPolicy | None = None,
 ) -> RequestedLimits:
-    """Read what a container asks for. Raises InvalidValueError, naming place, name and value; RefusedError likewise."""
+    """Read the limits a container asks for. Raises InvalidValueError or RefusedError with place, name and value."""
     policy = policy or ContainerPolicy()
     found, names = _read("environment", ENVIRONMENT, environment if policy.by_environment is not None else {})
     asked = {limit: (f"environment {name}", policy.by_environment) for limit, name in names.items()}
@@ -141,7 +141,7 @@ def wanted(
 
 
 def _bound(may: MayAsk, limit: str, value: Any) -> str:
-    """Say what a value is past; empty for nothing."""
+    """Return why a value is out of bounds; empty if it is not."""
     if limit == "name" and not may.name:
         return "no name may be chosen there"
     if limit == "pod_class" and value not in may.classes:
@@ -164,7 +164,7 @@ def _refuse_unknown(place: str, said: Mapping[str, str]) -> None:
 
 
 def _read(place: str, rows: tuple[Row, ...], said: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the limits that are asked for at a place, and by which names."""
+    """Return the limits that one place asks for, and the names it used for them."""
     values: dict[str, Any] = {}
     names: dict[str, str] = {}
     for name, limit, read in rows:

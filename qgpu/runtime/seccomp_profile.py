@@ -1,14 +1,14 @@
-"""The pods' filter in the words of the OCI runtime specification, for containers on the seccomp plane.
+"""The pods' seccomp filter as an OCI profile, for containers on the seccomp plane.
 
-libseccomp assembles for a container runtime, from these rules, what ``qgpu.guardian.proxy.seccomp_filter`` assembles
-for ``qgpuctl run``: an ioctl asks the listener if its number's low byte is a watched one, and so does a mapping that
-could be managed memory. A profile that allows calls one by one must allow the others, and a rule compares an argument
-once; so these rules list the few prefixes of a number that hold no watched byte.
+From these rules libseccomp builds the same filter for a container that ``qgpu.guardian.proxy.seccomp_filter`` builds
+for ``qgpuctl run``: an ioctl notifies the listener if the low byte of its number is a watched one, and so does a
+mapping that could be managed memory. A profile that allows calls one by one must also allow the other ioctls, and a
+rule can compare an argument only once. So these rules list the few prefixes of a number that contain no watched byte.
 docs/decisions/0017-seccomp-by-profile.md says what differs.
 
-Only the machine's own architecture may be listed. A rule names a call, and libseccomp finds its number on every
-architecture that is listed: 32-bit x86 has an ``mmap`` whose arguments lie in memory, and a second one by the name of
-``mmap2``. Calls of an architecture that is not listed are killed.
+A profile may list only the machine's own architecture. A rule names a call, and libseccomp looks up its number on
+every listed architecture: 32-bit x86 has an ``mmap`` whose arguments are in memory, and another one named ``mmap2``.
+A call of an unlisted architecture kills its caller.
 """
 
 from __future__ import annotations
@@ -29,32 +29,32 @@ from qgpu.guardian.proxy.seccomp_filter import (
 )
 from qgpu.runtime.oci_container import Container
 
-#: The profile to start from where there is one: that of podman and its kin.
+#: The base profile if it exists: the one that podman and related engines use.
 BASE = Path("/usr/share/containers/seccomp.json")
-#: What a container has without any profile of its own.
+#: The profile of a container that has none of its own.
 UNCONFINED: dict[str, Any] = {"defaultAction": "SCMP_ACT_ALLOW", "syscalls": []}
 
 _ALLOW, _NOTIFY = "SCMP_ACT_ALLOW", "SCMP_ACT_NOTIFY"
 _CALLS = ("ioctl", "mmap")
 _REQUEST = 1  # ioctl's second argument
 _ADDRESS, _PROTECTION, _FLAGS, _OFFSET = 0, 2, 3, 5  # of mmap's
-#: What the machine's own architecture is called in a profile.
+#: A profile's name of the machine's own architecture.
 _ARCHITECTURES = {"x86_64": "SCMP_ARCH_X86_64", "aarch64": "SCMP_ARCH_AARCH64"}
-#: Annotations by which crun takes its filter or the listener's receiver from elsewhere (crun(1)).
+#: Prefix of the annotations that make crun use another filter or listener (crun(1)), and a harmless one among them.
 _ELSEWHERE, _HARMLESS = "run.oci.seccomp", "run.oci.seccomp_fail_unknown_syscall"
-#: What tells a shared mapping of a file at an address of the caller's choice.
+#: The flags that identify a shared mapping of a file at an address of the caller's choice.
 _FIXED = MAP_SHARED | MAP_ANONYMOUS | MAP_FIXED | MAP_FIXED_NOREPLACE
-#: The bits of a request in the order in which prefixes are made: the number first.
+#: The bits of a request in the order in which prefixes are built: the number's bits first.
 _BITS = (*range(7, -1, -1), *range(31, 7, -1))
 
 
 def listener(runtime_dir: Path) -> Path:
-    """Return where the daemon waits for runtimes to hand over listeners."""
+    """Return the socket where the daemon waits for runtimes to hand over listeners."""
     return runtime_dir / "seccomp.sock"
 
 
 def profile(base: Mapping[str, Any], socket: Path) -> dict[str, Any]:
-    """Weave the pods' filter into a profile. Raises InvalidValueError for one that cannot be woven into."""
+    """Add the pods' filter to a base profile. Raises InvalidValueError if the base conflicts with it."""
     if base.get("listenerPath"):
         raise InvalidValueError(f"seccomp profile: it has a listener already ({base['listenerPath']})")
     kept = []
@@ -73,12 +73,12 @@ def profile(base: Mapping[str, Any], socket: Path) -> dict[str, Any]:
 
 
 def check(container: Container, socket: Path) -> None:
-    """See that a container's seccomp section is a profile of ours. Raises RefusedError, which says what to do."""
+    """Check that a container's seccomp section is a profile of ours. Raises RefusedError with the remedy."""
     section = container.seccomp
     remedy = "start it with the profile that `qgpuctl cdi profile` prints: --security-opt seccomp=FILE"
     if section.get("listenerPath") != str(socket):
         raise RefusedError(
-            f"container {container.id}: on plane seccomp its calls must come to {socket} and do not; {remedy}"
+            f"container {container.id}: on plane seccomp its seccomp listener must be {socket} and is not; {remedy}"
         )
     for name in container.annotations:
         if name.startswith(_ELSEWHERE) and name != _HARMLESS:
@@ -109,7 +109,7 @@ def _native() -> str:
 
 
 def _names(entry: Mapping[str, Any]) -> list[str]:
-    """Return the calls of a rule in a runtime's config.json; there, only engines' profiles have ``name``."""
+    """Return the calls of a rule. Engines' profiles may use ``name``; a runtime's config.json has ``names`` only."""
     return entry.get("names") or []
 
 
@@ -137,7 +137,7 @@ def _rules(allowed_by_default: bool) -> list[dict[str, Any]]:
 
 
 def _others(mask: int, value: int, depth: int) -> Iterator[tuple[int, int]]:
-    """Yield prefixes of requests, as (mask, value), that together hold every one that is not watched."""
+    """Yield prefixes of requests, as (mask, value), that together cover exactly the requests that are not watched."""
     inside = [prefix for prefix in WATCHED_PREFIXES if not (prefix[1] ^ value) & prefix[0] & mask]
     if not inside:
         yield mask, value
@@ -160,7 +160,7 @@ def _compared(index: int, op: str, value: int) -> dict[str, Any]:
 
 
 def _said(rules: list[Any]) -> set[tuple[Any, ...]]:
-    """Put rules into a form that can be compared: engines reorder them, add empty members and leave out zeros."""
+    """Return rules in a comparable form: engines reorder them, add empty members and leave out zeros."""
     keys = ("index", "value", "valueTwo", "op")
     return {
         (

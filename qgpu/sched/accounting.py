@@ -1,8 +1,7 @@
-"""What the pods of a pGPU owe each other after a round: measured GPU time against what the plan aimed at.
+"""Computes each pod's debt after a round: measured GPU time against what the plan aimed at.
 
-Pure arithmetic on one round; the ledger keeps what comes of it, policies act on it. How pods had best take their
-turns is told in ``qgpu.sched.slice_tuner``. The control law, its limits and why nobody can starve are in
-docs/feedback.md.
+Pure arithmetic on one round. The ledger keeps the debts and policies act on them. ``qgpu.sched.slice_tuner`` chooses
+how pods take turns. docs/feedback.md has the control law, its limits and why no pod can starve.
 """
 
 from __future__ import annotations
@@ -12,24 +11,25 @@ from collections.abc import Mapping
 from qgpu.model import NS_PER_MS, PodClass
 from qgpu.sched.gpu_usage import RoundEntry, overruns
 
-#: Overruns of a quota are paid back up to what the quota gives in this time; older ones are forgiven.
+#: The largest debt against a quota: what the quota gives in this time. Anything beyond is forgiven.
 DEBT_HORIZON_NS = 200 * NS_PER_MS
 
-#: What a pod may be short of at most, in ns and as part of a period: what gates cost, not what it left unused.
+#: The largest credit of a pod is the larger of these: in ns, and as a part of a period. It covers what gates cost, not
+#: time that the pod left unused.
 CREDIT_NS = 6 * NS_PER_MS
 CREDIT = 0.06
 
-#: A pod that ran for less than this part of its turns (and the price of a gate) had nothing to run in the rest.
+#: A pod that ran for less than this part of its turns, less the cost of a gate, had nothing to run in the rest.
 _FILLING = 0.85
 _GATE_NS = 1 * NS_PER_MS
 
 
 def settle(entries: Mapping[str, RoundEntry], round_ns: int, period_ns: int, *, ragged: bool = False) -> dict[str, int]:
-    """Return everybody's debt in ns after a round of ``round_ns`` under a plan of ``period_ns``.
+    """Return each pod's debt in ns after a round of ``round_ns`` under a plan of ``period_ns``.
 
-    Of a ragged round, in which pods came to life or went to rest or of which a part is missing, only quotas are
-    settled: they are held to the clock, not to what others did. Weights are settled among pods with windows; timeslices
-    leave no debts.
+    A round is ragged if pods became busy or idle in it, or if a part of it is missing. A ragged round settles only
+    quotas, because they are measured against the clock and not against other pods. Weights are settled among pods with
+    windows. Timeslices leave no debts here.
     """
     debts = {}
     by_class: dict[PodClass, dict[str, RoundEntry]] = {}
@@ -51,7 +51,7 @@ def settle(entries: Mapping[str, RoundEntry], round_ns: int, period_ns: int, *, 
 
 
 def _against_quota(entry: RoundEntry, period_ns: int) -> int:
-    """Charge what a pod had beyond its quota; what it did not use is owed to it only if it filled its turns."""
+    """Charge what a pod had beyond its quota. It gets credit for missing time only if it filled its turns."""
     cores = entry.grant.cores
     if cores is None:
         return 0
@@ -63,9 +63,9 @@ def _against_quota(entry: RoundEntry, period_ns: int) -> int:
 
 
 def _by_windows(rivals: Mapping[str, RoundEntry], round_ns: int, period_ns: int, foreign_ns: int) -> dict[str, int]:
-    """Hold those who filled their turns to their weights in what they got together.
+    """Settle the pods that filled their turns by weight, against the time they had together.
 
-    Who left some of its turns unused has what it wants; it neither saves that up nor owes for it.
+    A pod that left some of its turns unused has what it asks for: it gets no credit and no debt.
     """
     filling = {name: entry for name, entry in rivals.items() if _fills(entry, round_ns, period_ns, foreign_ns)}
     bound_ns = _credit_ns(period_ns)
@@ -76,7 +76,7 @@ def _by_windows(rivals: Mapping[str, RoundEntry], round_ns: int, period_ns: int,
 
 
 def _fills(entry: RoundEntry, round_ns: int, period_ns: int, foreign_ns: int) -> bool:
-    """Tell whether it had work in all of its own turns; ``foreign_ns`` of the round was never to be had."""
+    """Tell whether a pod had work in all of its own turns. Other classes took ``foreign_ns`` of the round."""
     if entry.part is None or (own_ns := entry.part.turn_ns) is None:
         return True
     turns_ns = (

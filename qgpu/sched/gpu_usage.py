@@ -1,4 +1,4 @@
-"""What pods did in a round: the values that settling debts and judging contention are about."""
+"""What pods did in a round: the input of accounting and of the slice tuner."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import NamedTuple
 
 from qgpu.model import Grant, PodPlan
 
-# Named tuples, not frozen dataclasses: the loop makes several of each for every pod and tick, at a third of the price.
+# Named tuples, not frozen dataclasses: they cost a third, and the loop makes several for every pod and tick.
 
 
 class GpuUse(NamedTuple):
-    """What a pod did in a stretch of time: GPU time, how often it was switched in, for how long its gate was open."""
+    """What a pod did over some time: its GPU time, how often it was switched in, how long its gate was open."""
 
     run_ns: int = 0
     starts: int = 0
@@ -25,25 +25,25 @@ NOTHING = GpuUse()
 
 
 class RoundEntry(NamedTuple):
-    """One pod in a round that is over: its part of the plan (None: there was none), and how many TSGs were busy."""
+    """One pod in a finished round, with its part of the plan (None: the plan had no part for it)."""
 
     grant: Grant
     part: PodPlan | None
     use: GpuUse
-    #: GPU time it had beyond (positive) or short of (negative) what it was meant to have, before this round.
+    #: Its debt before this round: GPU time beyond (positive) or short of (negative) what plans aimed at.
     debt_ns: int
     busy_tsgs: int
-    #: It has only just come: what it misses while its processes start tells nothing.
+    #: Its processes are just starting, so time it misses now gives it no credit.
     starting: bool = False
 
     @property
     def weight(self) -> int:
-        """Return its weight among its class; 0 where it is held to its quota."""
+        """Return its weight among its class; 0 if its quota binds it instead."""
         return self.part.weight if self.part else 0
 
 
 def overruns(rivals: Mapping[str, RoundEntry]) -> dict[str, int]:
-    """Return what each had beyond its part, by weight, of what they had together."""
+    """Return in ns what each pod had beyond its part, by weight, of the GPU time they had together."""
     used_ns = [entry.use.run_ns for entry in rivals.values()]
     weights = [entry.weight for entry in rivals.values()]
     together_ns, whole = sum(used_ns), sum(weights)

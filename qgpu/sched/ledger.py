@@ -1,7 +1,7 @@
-"""What the loop remembers: samples folded into GPU time used, debt, and who was busy of late.
+"""What the loop remembers: samples folded into GPU time used, debt, and which pods were busy lately.
 
-A pure fold: ``advance`` and ``planned`` return a new ledger. It decides nothing; policies read it through a
-snapshot. What the pods of a pGPU owe each other after a round is reckoned in ``qgpu.sched.accounting``.
+A pure fold: ``advance`` and ``planned`` return a new ledger. The ledger decides nothing; policies read it through a
+snapshot. ``qgpu.sched.accounting`` computes the debts.
 """
 
 from __future__ import annotations
@@ -31,65 +31,66 @@ from qgpu.sched.accounting import settle
 from qgpu.sched.gpu_usage import NOTHING, GpuUse, RoundEntry
 from qgpu.sched.slice_tuner import Tuning
 
-#: A TSG counts as busy until it had its gate open for this long without running.
+#: A TSG counts as busy until its gate has been open for this long without a run.
 IDLE_AFTER_NS = 500 * NS_PER_MS
 
-#: A pod that rested for this long is taken for a new one: timeslices may bind it now.
+#: A pod whose TSGs all rested for this long loses its credit, as if it was new.
 FORGET_AFTER_NS = 2_000 * NS_PER_MS
 
-#: A pod that has run for less than this since it has TSGs is still starting its processes. Others are asked to
-#: make room for that, but for no longer than this.
+#: A pod is starting until it has run for STARTED_NS since it has TSGs, but for STARTING_NS at most. Policies make room
+#: for it meanwhile.
 STARTED_NS = 5 * NS_PER_MS
 STARTING_NS = 3_000 * NS_PER_MS
-#: So much of each turn counts for that: a context that stays on the card while it idles is charged for that time too.
+#: At most this much of each turn counts towards STARTED_NS, because an idle context that stays on the card is charged
+#: for its idle time.
 STARTING_TURN_NS = NS_PER_MS // 2
 
-#: A pod that is switched in more often than this in a second, over this time, works in so many pieces that switches
-#: cost more than their waiting saves; until it is less often again.
-FRAGMENTED, WHOLE_AGAIN = 600.0, 100.0
+#: A pod is fragmented when it is switched in more than FRAGMENTED times a second, on average over FRAGMENTED_OVER_NS:
+#: switches then cost more than short waits save. It stays so until the rate falls to UNFRAGMENTED.
+FRAGMENTED, UNFRAGMENTED = 600.0, 100.0
 FRAGMENTED_OVER_NS = 1_000 * NS_PER_MS
 
-#: A card on which NVML sees no kernel for so long, and for two periods, is idle: what stays on it runs nothing.
+#: A card is idle when NVML saw no kernel for this long and for two periods. A context that is on it runs nothing then.
 CARD_IDLE_NS = 400 * NS_PER_MS
 
-#: Of so many mixes of busy pods it is remembered how they had best take their turns.
+#: How many mixes of busy pods have their tuning remembered.
 _MIXES = 16
 
-#: A round that is off a whole number of periods by more than this part of one tells more of its ends than of shares.
+#: A round is ragged if it differs from a whole number of periods by more than this part of a period.
 _RAGGED = 0.02
 
 
 class Account(NamedTuple):
-    """One pod: GPU time used since it came, what it did in this round, and where it stands after the last."""
+    """One pod: its GPU time since it was admitted, what it did in this round, and its debt after the last."""
 
     last: PodSample
     used_ns: int = 0
-    #: Of each TSG the time with an open gate, in ns, since it last ran; bounded.
+    #: For each TSG the time with an open gate since it last ran, in ns; bounded.
     tsgs: Mapping[str, int] = MappingProxyType({})
     round: GpuUse = NOTHING
-    #: GPU time it had beyond (positive) or short of (negative) what it was meant to have.
+    #: GPU time beyond (positive) or short of (negative) what plans aimed at.
     debt_ns: int = 0
-    #: How many of its TSGs had work of late.
+    #: How many of its TSGs had work lately.
     busy_tsgs: int = 0
-    #: Since it has TSGs: for how long that is, and what they ran.
+    #: How long it has had TSGs, and how long those ran, in ns.
     here_ns: int = 0
     ran_ns: int = 0
-    #: How often it is switched in a second, of late.
+    #: How often it was switched in per second lately.
     switched_in: float = 0.0
     fragmented: bool = False
 
     @property
     def busy(self) -> bool:
-        """Tell whether any of its TSGs had work of late."""
+        """Tell whether any of its TSGs had work lately."""
         return self.busy_tsgs > 0
 
     @property
     def starting(self) -> bool:
-        """Tell whether its processes have come only just and hardly run."""
+        """Tell whether its processes are just starting and have hardly run."""
         return bool(self.tsgs) and self.ran_ns < STARTED_NS and self.here_ns < STARTING_NS
 
     def advance(self, sample: PodSample, elapsed_ns: int, *, idle: bool = False) -> Account:
-        """Fold one sample of ``elapsed_ns`` in; on a card that is ``idle`` its GPU time is no use of what it is due."""
+        """Fold in one sample of ``elapsed_ns``. On an ``idle`` card its GPU time does not count as use."""
         open_ns = max(0, elapsed_ns - sample.gated_ns)
         run_ns, starts, longest_ns, tsgs, busy_tsgs, rested = 0, 0, 0, {}, 0, True
         for tsg in sample.tsgs:
@@ -107,7 +108,7 @@ class Account(NamedTuple):
         if sample.grant is not self.last.grant and sample.grant != self.last.grant:
             debt_ns = 0
         if rested:
-            # What it owes it goes on paying for: else whoever ends and starts again would owe nothing.
+            # Keep its debt. Otherwise a pod could end its processes and start them again to lose it.
             debt_ns = max(0, debt_ns)
         before = self.round
         use = GpuUse(
@@ -134,16 +135,16 @@ class Account(NamedTuple):
         )
 
     def settled(self, debt_ns: int) -> Account:
-        """Begin a new round, with what has come of the last."""
+        """Begin a new round with the debt after the last."""
         return self._replace(round=NOTHING, debt_ns=debt_ns)
 
     def _fragmented(self, starts: int, elapsed_ns: int) -> tuple[float, bool]:
-        """Follow how often it is switched in, and whether that is so often that every switch counts."""
+        """Return its moving average of switches in per second, and whether it is fragmented."""
         if not elapsed_ns:
             return self.switched_in, self.fragmented
         part = min(1.0, elapsed_ns / FRAGMENTED_OVER_NS)
         rate = (1 - part) * self.switched_in + part * starts * NS_PER_S / elapsed_ns
-        return rate, rate > (WHOLE_AGAIN if self.fragmented else FRAGMENTED)
+        return rate, rate > (UNFRAGMENTED if self.fragmented else FRAGMENTED)
 
 
 #: Pods of one class that are busy together, each with its weight.
@@ -152,27 +153,27 @@ Mix = tuple[PodClass, tuple[tuple[str, int], ...]]
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """Everything measured on one pGPU so far, as far as decisions need it."""
+    """What was measured on one pGPU so far, as far as decisions need it."""
 
     pgpu: int
     now_ns: int | None = None
     accounts: Mapping[str, Account] = field(default_factory=dict)
-    #: The plan that samples are held against, and since when its present round is reckoned.
+    #: The plan that samples are compared with, and when the current round began.
     plan: Plan | None = None
     round_began_ns: int = 0
-    #: Weights have changed with this plan: in its first round turns of the plan before run out, which tells nothing.
-    passing_over: bool = False
-    #: What is known of mixes of busy pods, by their names and weights, the latest last.
+    #: This plan changed the weights. Skip its first round: old slices still run.
+    skip_round: bool = False
+    #: The tuning of each mix of busy pods, the latest last.
     mixes: Mapping[Mix, Tuning] = field(default_factory=dict)
-    #: What offline pods came short of their floor together; bounded, and nothing while none of them wants anything.
+    #: What offline pods together came short of their floor, in ns; bounded, and 0 while none of them is busy.
     offline_short_ns: int = 0
-    #: When NVML last saw a kernel run, or did not tell.
+    #: When NVML last reported a running kernel, or reported nothing.
     used_at_ns: int = 0
     #: The card's name as NVML tells it.
     card: str = ""
 
     def advance(self, sample: Sample) -> Ledger:
-        """Fold one sample in; pods that are gone from it are forgotten."""
+        """Fold in one sample, and forget pods that it does not contain."""
         elapsed_ns = 0 if self.now_ns is None else max(0, sample.now_ns - self.now_ns)
         known = self.accounts
         used_at_ns = self.used_at_ns if sample.utilization == 0 else sample.now_ns
@@ -183,23 +184,23 @@ class Ledger:
         began_ns = sample.now_ns if self.now_ns is None else self.round_began_ns
         over = self._round_over(sample.now_ns, began_ns)
         changed = _busy(known) != _busy(accounts)
-        passing_over = self.passing_over
+        skip_round = self.skip_round
         mixes = self.mixes
         if known.keys() - accounts.keys():
             mixes = {mix: found for mix, found in mixes.items() if all(name in accounts for name, _ in mix[1])}
         if changed or over:
             entries = self._entries(accounts, over)
             round_ns = max(0, sample.now_ns - began_ns)
-            ragged = changed or passing_over or self._odd(round_ns)
+            ragged = changed or skip_round or self._is_ragged(round_ns)
             debts = settle(entries, round_ns, self.plan.period_ns if self.plan else round_ns, ragged=ragged)
             if not ragged:
-                mixes = self._judged(mixes, entries, round_ns, sample)
+                mixes = self._tuned(mixes, entries, round_ns, sample)
             elif changed:
                 mixes = {mix: slice_tuner.interrupted(found) for mix, found in mixes.items()}
             accounts = {
                 name: account.settled(debts[name]) if name in debts else account for name, account in accounts.items()
             }
-            began_ns, passing_over = sample.now_ns, False
+            began_ns, skip_round = sample.now_ns, False
         short_ns = self._short_ns(sample, accounts, elapsed_ns)
         return Ledger(
             self.pgpu,
@@ -207,7 +208,7 @@ class Ledger:
             accounts,
             self.plan,
             began_ns,
-            passing_over,
+            skip_round,
             mixes,
             short_ns,
             used_at_ns,
@@ -220,10 +221,10 @@ class Ledger:
         return True in [account.starting for account in self.accounts.values()]
 
     def planned(self, plan: Plan) -> Ledger:
-        """Note what the pods are meant to get from now on. Where that differs, all but quotas starts anew.
+        """Note the plan now in force. If its terms differ, start the round over and drop debts by weight.
 
-        So it does where all timeslices are much longer than before, as once nobody starts any more: how short turns
-        were used says nothing of long ones.
+        Debts against quotas stay, and so do those of a class whose own terms are the same. Terms include how pods take
+        turns, because the way a pod used short slices tells nothing about long ones.
         """
         if plan == self.plan:
             return self
@@ -232,17 +233,17 @@ class Ledger:
         kept = {part.pod for part in plan.pods if not part.weight or self._same(plan, part.pod_class)}
         accounts = {name: account if name in kept else account.settled(0) for name, account in self.accounts.items()}
         passing = self.plan is not None and not plan.gated and _weights(self.plan) != _weights(plan)
-        return replace(self, plan=plan, accounts=accounts, round_began_ns=self.now_ns or 0, passing_over=passing)
+        return replace(self, plan=plan, accounts=accounts, round_began_ns=self.now_ns or 0, skip_round=passing)
 
     def _same(self, plan: Plan, pod_class: PodClass) -> bool:
-        """Tell whether a plan means the same for the pods of a class as the one before."""
+        """Tell whether a plan aims at the same for the pods of a class as the one before."""
         return self.plan is not None and _terms(self.plan, pod_class) == _terms(plan, pod_class)
 
     def snapshot(self, period_ns: int, offline_floor: int = 0) -> Snapshot:
-        """Show a policy what it may know, and what an operator set."""
+        """Return what a policy may know, with an operator's ``offline_floor`` in per cent."""
         known = {pod_class: self._contention(pod_class) for pod_class in PodClass}
         satisfied = frozenset[str]().union(*(each.satisfied for each in known.values() if each is not None))
-        fitted = frozenset[str]().union(*(each.fitted for each in known.values() if each is not None))
+        fits_slice = frozenset[str]().union(*(each.fits_slice for each in known.values() if each is not None))
         owed = {
             name: round(ns)
             for pod_class, each in known.items()
@@ -257,7 +258,7 @@ class Ledger:
                 account.used_ns,
                 account.debt_ns or owed.get(name, 0),
                 name in satisfied,
-                name in fitted,
+                name in fits_slice,
                 account.fragmented,
                 account.starting,
             )
@@ -279,13 +280,13 @@ class Ledger:
         )
 
     def _shared(self, pod_class: PodClass) -> Sharing | None:
-        """Return how pods of a class take turns by the plan in force; None where something else decides."""
+        """Return how pods of a class take turns under the plan in force; None where something else decides."""
         if self.plan is None:
             return None
         return self.plan.online if pod_class is PodClass.ONLINE else self.plan.offline
 
     def _contention(self, pod_class: PodClass) -> Tuning | None:
-        """Return what is known of the busy pods of a class; None where there are not several."""
+        """Return the tuning of the busy pods of a class; None if fewer than two are busy."""
         mix = self._mix(pod_class)
         return (self.mixes.get(mix) or self._begin(mix)) if len(mix[1]) > 1 else None
 
@@ -307,7 +308,7 @@ class Ledger:
         return pod_class, tuple(sorted(busy))
 
     def _short_ns(self, sample: Sample, accounts: Mapping[str, Account], elapsed_ns: int) -> int:
-        """Add what offline pods missed of the floor in a sample; time beyond the floor pays it, and is not saved up."""
+        """Add what offline pods missed of the floor. Time beyond the floor repays that, but gives no credit."""
         floor = self.plan.offline_floor if self.plan else 0
         if not floor:
             return 0
@@ -319,20 +320,20 @@ class Ledger:
         return max(0, min(FLOOR_TIMES * FLOOR_SPAN_NS * floor // 100, short_ns))
 
     def _round_over(self, now_ns: int, began_ns: int) -> bool:
-        """Tell whether a new period of the plan has begun; timeslices know no periods, every sample is a round."""
+        """Tell whether a new period of the plan has begun. Without gates every sample ends a round."""
         if self.plan is None or not self.plan.gated:
             return True
         return now_ns // self.plan.period_ns != began_ns // self.plan.period_ns
 
-    def _odd(self, round_ns: int) -> bool:
-        """Tell whether a round of turns by gate was no whole number of periods."""
+    def _is_ragged(self, round_ns: int) -> bool:
+        """Tell whether a round of turns by gate differs from a whole number of periods."""
         if self.plan is None or not self.plan.gated:
             return False
         odd_ns = (round_ns + self.plan.period_ns // 2) % self.plan.period_ns - self.plan.period_ns // 2
         return abs(odd_ns) > _RAGGED * self.plan.period_ns
 
     def _entries(self, accounts: Mapping[str, Account], over: bool) -> dict[str, RoundEntry]:
-        """List who is settled now: quotas only at the end of a period, for a window may still be to come."""
+        """List the pods to settle now. Quotas are settled only after a period, because a window may still follow."""
         parts = {part.pod: part for part in self.plan.pods} if self.plan else {}
         return {
             name: RoundEntry(
@@ -347,10 +348,10 @@ class Ledger:
             if ((part := parts.get(name)) and part.weight) or over
         }
 
-    def _judged(
+    def _tuned(
         self, mixes: Mapping[Mix, Tuning], entries: Mapping[str, RoundEntry], round_ns: int, sample: Sample
     ) -> Mapping[Mix, Tuning]:
-        """Fold a round into what is known of the mix of busy pods of each class."""
+        """Fold a round into the tuning of each class's mix of busy pods."""
         plan = self.plan
         if plan is None or not round_ns:
             return mixes
@@ -361,7 +362,7 @@ class Ledger:
                 continue
             rivals = {name: entries[name] for name in names}
             foreign_ns = sum([entry.use.run_ns for name, entry in entries.items() if name not in rivals])
-            if (known := mixes.get(mix)) is None:  # no plan has asked for its first way to take turns yet
+            if (known := mixes.get(mix)) is None:  # a new mix: no plan has used its first round yet
                 found = self._begin(mix)
             else:
                 found = slice_tuner.advance(
@@ -380,7 +381,7 @@ def _weights(plan: Plan) -> list[tuple[str, int]]:
 
 
 def _terms(plan: Plan, pod_class: PodClass | None = None) -> object:
-    """Return what a plan aims at, for pods of a class or all, without the corrections that change from tick to tick."""
+    """Return what a plan aims at for the pods of a class, or all, without the corrections that change every tick."""
     parts = [
         (part.pod, part.pod_class, part.weight, part.windows is None)
         for part in plan.pods

@@ -1,4 +1,4 @@
-"""The heart: advance the ledger with what happened, ask the policy, apply the plan, wait."""
+"""The scheduling loop: fold the sample into the ledger, ask the policy, apply the plan, wait."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from qgpu.model import NS_PER_MS, Policy
 from qgpu.model.plane_api import Backend
 from qgpu.sched.ledger import Ledger
 
-#: A plan is a lease (of a second at most, by plane), so it is renewed this often however long the period is.
+#: A plan holds for a lease of at most a second, depending on the plane. So it is renewed this often, however long the
+#: period is.
 RENEW_NS = 250 * NS_PER_MS
 
-#: While a pod starts, the others' slices are short; ticks come this often then, so that it ends soon.
+#: Ticks come this often while a pod starts: the others' slices are short meanwhile, and this ends sooner.
 STARTING_NS = 25 * NS_PER_MS
 
 
@@ -22,12 +23,12 @@ class Settings:
 
     policy: Policy
     period_ns: int
-    #: Per cent of the GPU for offline pods, however much online work there is.
+    #: Per cent of the GPU that offline pods get, however much online work there is.
     offline_floor: int = 0
 
 
 def tick(backend: Backend, settings: Settings, ledger: Ledger) -> Ledger:
-    """Do one round and return the ledger after it."""
+    """Run the loop's body once and return the ledger after it. Raises what the backend raises."""
     ledger = ledger.advance(sample := backend.sample())
     plan = settings.policy(ledger.snapshot(settings.period_ns, settings.offline_floor))
     backend.apply(plan)
@@ -42,19 +43,19 @@ def run(
     stopped: Callable[[], bool],
     seen: Callable[[Ledger], None] = lambda _: None,
 ) -> None:
-    """Tick until ``stopped``; ``settings`` is asked before every tick and ``seen`` shown the ledger after it."""
+    """Tick until ``stopped()``. Call ``settings`` before every tick, and ``seen`` with the ledger after it."""
     while not stopped():
         ledger = tick(backend, settings(), ledger)
         seen(ledger)
 
 
 def until_due(now_ns: int, period_ns: int, at_most_ns: int = RENEW_NS) -> int:
-    """Return the ns from ``now_ns`` to the next tick, of which a whole number lie in a period.
+    """Return the ns from ``now_ns`` to the next tick: ``at_most_ns``, shortened to a whole number of ticks a period.
 
-    Ticks lie at fixed phases of the plan's period, whatever a tick itself takes: a sample that drifted through
-    the period would show now one pod's turn and now another's in full, and the ledger would take it for debt.
+    Ticks lie at fixed phases of the plan's period, however long a tick takes. If samples drifted through the period,
+    one would show all of one pod's turn and the next all of another's, and the ledger would book that as debt.
     """
-    ticks = -(-period_ns // at_most_ns)  # as few in a period as are often enough
+    ticks = -(-period_ns // at_most_ns)  # the fewest per period that are frequent enough
     phase_ns = now_ns % period_ns
     following = phase_ns * ticks // period_ns + 1
-    return -(-following * period_ns // ticks) - phase_ns  # rounded up: at that tick, never before it
+    return -(-following * period_ns // ticks) - phase_ns  # rounded up: never before the tick

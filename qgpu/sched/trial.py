@@ -1,6 +1,6 @@
-"""What a way to take turns gave each pod, as a look of a tenth of a second or more shows it; and what it was worth.
+"""One trial: what a way to take turns gave each pod in a tenth of a second or more, and its score.
 
-Pure arithmetic on switches and GPU time. ``qgpu.sched.slice_tuner`` decides what is tried and kept.
+Pure arithmetic on context switches and GPU time. ``qgpu.sched.slice_tuner`` decides what to try and what to keep.
 """
 
 from __future__ import annotations
@@ -14,48 +14,48 @@ from qgpu.model import Sharing
 from qgpu.model.hardware_traits import HardwareTraits
 from qgpu.sched.gpu_usage import GpuUse, RoundEntry
 
-#: A pod leaves its turns early when it takes less than this part of them, and uses them up when it takes so much.
-_USED_UP, _ALL_OF_IT = 0.97, 0.985
-#: A look may begin and end within a turn, and show so much of one too little.
+#: A pod ends its turns early if it uses less than _EARLY of them. It exhausts them if it uses at least _EXHAUSTED.
+_EARLY, _EXHAUSTED = 0.97, 0.985
+#: A trial may begin and end inside a turn, so it can miss up to this many turns' worth of time.
 _CUT_OFF = 1.02
 
-#: Of what a pod would gain from a shorter round if it always waited: with less than this part it asks for no more.
-#: That is told by so many turns at least.
-_GAINED, TELLING = 0.4, 6
+#: A pod that always waits gains from a shorter round. A pod that gains less than this part of that is satisfied.
+#: The comparison needs at least MIN_TURNS turns.
+_GAINED, MIN_TURNS = 0.4, 6
 
-#: The longest turn of a pod that does step after step is no more than so many times the mean: 1.00 to 1.05 was seen on
-#: an H200 for CUDA graphs, trainings and copies, 1.25 to 2.5 for programs launched kernel by kernel.
+#: A pod that runs step after step has no turn longer than this many times the mean. Measured on an H200: 1.00 to 1.05
+#: for CUDA graphs, trainings and copies, 1.25 to 2.5 for programs launched kernel by kernel.
 _EVEN = 1.15
 
-#: A pod that is there for less than this part of the rounds rests in between.
-_THERE = 0.75
+#: A pod that has a turn in less than this part of the rounds rests in between.
+_PRESENT = 0.75
 
 
 class Trial(NamedTuple):
-    """What a way to take turns gave each pod."""
+    """What one way to take turns gave each pod."""
 
     sharing: Sharing
-    #: Work done, as part of the time that was to be had: GPU time without what switching took.
+    #: Work done, as a part of the measured time: GPU time without context switches.
     rates: Mapping[str, float]
-    #: How long a pod's turns in a round last together: as many as it has busy TSGs, each of mean length.
+    #: How long a pod's turns in one round last together: one per busy TSG, each of mean length, in ns.
     turns_ns: Mapping[str, float]
-    #: How many turns were seen.
+    #: How many turns each pod had.
     starts: Mapping[str, int] = MappingProxyType({})
-    #: Pods whose turns differ much in length: they run what the host has queued up meanwhile, not step after step.
+    #: Pods whose turns differ much in length: they run what the host has queued meanwhile, not step after step.
     uneven: frozenset[str] = frozenset()
-    #: Who left turns early.
+    #: Pods that ended turns early.
     early: frozenset[str] = frozenset()
-    #: The part of the time that switching took.
+    #: The part of the time that context switches took.
     switching: float = 0.0
-    #: Whether everybody used all turns up.
-    used_up: bool = False
-    #: The least part of its turns that some pod used, of those that were always there.
-    least_used: float = 0.0
-    #: Pods that were often not there when their turn came: they rest, and wait for nobody.
+    #: Whether every pod that does not rest used its slices to the end.
+    slices_exhausted: bool = False
+    #: The smallest part of its slices that any pod used, of those that do not rest.
+    min_slice_use: float = 0.0
+    #: Pods that often had nothing to run when their turn came.
     resting: frozenset[str] = frozenset()
     watched_ns: int = 1
-    #: Whose steps all fit into a slice, so that none was cut.
-    fitted: frozenset[str] = frozenset()
+    #: Pods whose steps all fit into one slice, so that none was cut.
+    fits_slice: frozenset[str] = frozenset()
 
 
 def observe(
@@ -64,15 +64,15 @@ def observe(
     pods: Mapping[str, RoundEntry],
     watched_ns: int,
     used: float,
-    known_fitted: frozenset[str],
+    known_fits: frozenset[str],
     hardware: HardwareTraits,
     *,
     long: bool,
 ) -> Trial:
-    """Read what pods did in ``watched_ns`` in which they took turns as ``sharing`` says.
+    """Return the trial that pods' GPU use over ``watched_ns`` amounts to, with turns taken as ``sharing`` says.
 
-    ``used`` is the part of the time in which kernels ran, for turns by gate. The steps of ``known_fitted`` pods were
-    known to fit into their slices. Of a ``long`` round few turns were seen, which don't tell who rests.
+    ``used`` is the part of the time in which kernels ran; only turns by gate need it. ``known_fits`` names pods whose
+    steps are known to fit into their slices. A ``long`` round shows too few turns to tell which pods rest.
     """
     whole_ns = max(1, watched_ns)
     starts = {name: use.starts for name, use in uses.items()}
@@ -81,7 +81,7 @@ def observe(
         rates = {name: use.run_ns / whole_ns * used for name, use in uses.items()}
         return Trial(sharing, rates, turns_ns, starts)
     uneven = frozenset(name for name, use in uses.items() if use.longest_ns > _EVEN * use.run_ns / max(1, use.starts))
-    early, fitted, used_up, least_used = [], set(known_fitted), True, 1.0
+    early, fits_slice, slices_exhausted, min_slice_use = [], set(known_fits), True, 1.0
     resting = frozenset() if long else _resting(uses, pods, turns_ns, watched_ns, hardware)
     for name, use in uses.items():
         part = pods[name].part
@@ -91,10 +91,10 @@ def observe(
         if is_early(use, pods[name], hardware):
             early.append(name)
         if name not in resting:
-            used_up = used_up and left_ns <= max(full_ns, (1 - _ALL_OF_IT) * use.starts * full_ns)
-            least_used = min(least_used, use.run_ns / max(1, use.starts * full_ns))
-        if 0 < use.longest_ns < _USED_UP * full_ns:
-            fitted.add(name)
+            slices_exhausted = slices_exhausted and left_ns <= max(full_ns, (1 - _EXHAUSTED) * use.starts * full_ns)
+            min_slice_use = min(min_slice_use, use.run_ns / max(1, use.starts * full_ns))
+        if 0 < use.longest_ns < _EARLY * full_ns:
+            fits_slice.add(name)
     rates = {name: max(0.0, use.run_ns - use.starts * hardware.switched_ns) / whole_ns for name, use in uses.items()}
     switching = sum(starts.values()) * (hardware.switched_ns + hardware.gap_ns) / whole_ns
     return Trial(
@@ -102,22 +102,22 @@ def observe(
         rates,
         turns_ns,
         starts,
-        uneven & fitted,
+        uneven & fits_slice,
         frozenset(early),
         switching,
-        used_up,
-        least_used,
+        slices_exhausted,
+        min_slice_use,
         resting,
         whole_ns,
-        frozenset(fitted),
+        frozenset(fits_slice),
     )
 
 
 def is_early(use: GpuUse, entry: RoundEntry, hardware: HardwareTraits) -> bool:
-    """Tell whether a pod left turns early; a look may begin and end in the middle of one."""
+    """Tell whether a pod ended turns early. A measurement that begins or ends inside a turn does not count as that."""
     assert entry.part is not None
     full_ns = hardware.turn_ns(entry.part.timeslice_us)
-    return use.run_ns < _USED_UP * use.starts * full_ns and use.starts * full_ns - use.run_ns > _CUT_OFF * full_ns
+    return use.run_ns < _EARLY * use.starts * full_ns and use.starts * full_ns - use.run_ns > _CUT_OFF * full_ns
 
 
 def _resting(
@@ -127,7 +127,7 @@ def _resting(
     watched_ns: int,
     hardware: HardwareTraits,
 ) -> frozenset[str]:
-    """Name the pods that had fewer turns than there were rounds in which everybody made what it did of a turn."""
+    """Name the pods that had clearly fewer turns than there were rounds of the measured turns."""
     round_ns = 0.0
     for name, turn in turns_ns.items():
         part, tsgs = pods[name].part, pods[name].busy_tsgs
@@ -136,22 +136,23 @@ def _resting(
     return frozenset(
         name
         for name, use in uses.items()
-        if use.starts / max(1, pods[name].busy_tsgs) * round_ns < _THERE * watched_ns and turns_ns[name] < round_ns / 2
+        if use.starts / max(1, pods[name].busy_tsgs) * round_ns < _PRESENT * watched_ns
+        and turns_ns[name] < round_ns / 2
     )
 
 
-def short_of_due(seen: Trial, weights: Mapping[str, int], least: float) -> frozenset[str]:
-    """Name the pods that have less than their part of all work done and leave turns early."""
-    done, whole = sum(seen.rates.values()), sum(weights.values())
-    return frozenset(name for name in seen.early if seen.rates[name] < least * done * weights[name] / whole)
+def short_of_share(trial: Trial, weights: Mapping[str, int], least: float) -> frozenset[str]:
+    """Name the pods that end turns early and have less than ``least`` of their share of the work by weight."""
+    done, whole = sum(trial.rates.values()), sum(weights.values())
+    return frozenset(name for name in trial.early if trial.rates[name] < least * done * weights[name] / whole)
 
 
-def asking_no_more(seen: Sequence[Trial], hardware: HardwareTraits) -> frozenset[str]:
-    """Name the pods that gained little when others' turns became shorter: they don't wait for those.
+def satisfied_pods(trials: Sequence[Trial], hardware: HardwareTraits) -> frozenset[str]:
+    """Name the pods that gained little when others' turns became shorter: they have all they ask for.
 
-    A pod that always waits would be back as much sooner as the turns of the others are shorter.
+    A pod that always waits would start its next turn earlier by exactly what the others' turns became shorter.
     """
-    slices = [each for each in seen if not each.sharing.by_gate]
+    slices = [each for each in trials if not each.sharing.by_gate]
     found: set[str] = set()
     for before, after in pairwise(slices):
         if before.turns_ns.keys() != after.turns_ns.keys():
@@ -161,7 +162,7 @@ def asking_no_more(seen: Sequence[Trial], hardware: HardwareTraits) -> frozenset
                 sum(turn + hardware.gap_ns for other, turn in each.turns_ns.items() if other != name)
                 for each in (before, after)
             )
-            told = min(before.starts[name], after.starts[name]) >= TELLING
+            told = min(before.starts[name], after.starts[name]) >= MIN_TURNS
             if others_after > 0.75 * others_before or name not in before.early or not told:
                 continue
             step_ns = max(1.0, before.turns_ns[name])
@@ -172,24 +173,24 @@ def asking_no_more(seen: Sequence[Trial], hardware: HardwareTraits) -> frozenset
     return frozenset(found)
 
 
-def promised(seen: Trial, pods: Mapping[str, RoundEntry]) -> frozenset[str]:
-    """Name the pods that are due a part: those with a quota, or all where none has one."""
-    return frozenset(name for name in seen.rates if pods[name].grant.cores is not None) or frozenset(seen.rates)
+def guaranteed(trial: Trial, pods: Mapping[str, RoundEntry]) -> frozenset[str]:
+    """Name the pods with a guaranteed share: those with a quota, or all pods if none has a quota."""
+    return frozenset(name for name in trial.rates if pods[name].grant.cores is not None) or frozenset(trial.rates)
 
 
-def score(seen: Trial, every: Sequence[Trial], pods: Mapping[str, RoundEntry]) -> float:
-    """Rate a way to take turns: how far the least satisfied pod has what it is due, squared, times the work of all.
+def score(trial: Trial, every: Sequence[Trial], pods: Mapping[str, RoundEntry]) -> float:
+    """Return the score of a trial: the least satisfied pod's part of its due, squared, times the work of all pods.
 
-    Where any pod has a quota, those without one are promised nothing. A pod that uses up slices by weight has its part
-    of the work, whatever a look at few turns has shown.
+    If any pod has a quota, pods without one have no guarantee. With slices by weight, a pod that exhausts its slices
+    counts as having its share, because a trial of few turns may show less.
     """
     whole = sum(entry.weight for entry in pods.values())
-    due_it = promised(seen, pods)
-    if not seen.sharing.by_gate and not seen.sharing.equal:
-        due_it &= seen.early
-    done, least = sum(seen.rates.values()), 1.0
+    due_it = guaranteed(trial, pods)
+    if not trial.sharing.by_gate and not trial.sharing.equal:
+        due_it &= trial.early
+    done, least = sum(trial.rates.values()), 1.0
     for name in due_it:
         most = max(each.rates.get(name, 0.0) for each in every)
         due = min(pods[name].weight / whole * done, most)
-        least = min(least, seen.rates[name] / due if due > 0 else 1.0)
+        least = min(least, trial.rates[name] / due if due > 0 else 1.0)
     return least**2 * done

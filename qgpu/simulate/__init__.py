@@ -1,1 +1,1 @@
-"""``qgpuctl simulate``: scenarios on simulated GPUs in virtual time, what came of them, and pictures of it."""
+"""``qgpuctl simulate``: runs scenarios on simulated GPUs in virtual time, and reports and plots the results."""

@@ -1,7 +1,7 @@
-"""The experiments behind the measured figures, on a simulated pGPU: no policy, no loop, timeslices set by hand.
+"""The experiments behind the measured figures, repeated on a simulated pGPU: no policy, no loop, fixed timeslices.
 
-Each function sets one up, lets simulated time pass and returns what it saw; results are remembered, for
-several figures come from one experiment. ``a`` and ``b`` are throughputs over those of a pod alone.
+Each function sets up one experiment, runs it in simulated time and returns the result. Results are cached, because
+several figures come from one experiment. ``a`` and ``b`` are throughputs relative to those of a pod alone.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from qgpu.planes.sim.load import Load
 _ONLINE = Workload(kernel_us=100, batch=1, period_us=10_000, warmup_s=1)
 
 #: ResNet-50 fp16 as (work, host gap) in µs per synchronisation. Measured alone: 4873, 8292 and 15575 µs a batch.
-#: The gap was fitted; a batch of 64 is launched so slowly that the card waits in its midst, here three times.
+#: The gaps are fitted to those. A batch of 64 is launched so slowly that the card waits within it, here three times.
 _BATCHES = {64: (1000.0, 184.0), 128: (7930.0, 328.0), 256: (15_211.0, 330.0)}
 
 _PASSES_NS = 100 * NS_PER_S
@@ -29,7 +29,7 @@ _PASSES_NS = 100 * NS_PER_S
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """What two pods got, each over what it gets alone."""
+    """The throughputs of two pods, each relative to the pod alone."""
 
     a: float
     b: float
@@ -41,18 +41,18 @@ class Pair:
 
     @property
     def total(self) -> float:
-        """Return both together."""
+        """Return the sum of both throughputs."""
         return self.a + self.b
 
     @property
     def part_b(self) -> float:
-        """Return the second pod's part of what both got."""
+        """Return the second pod's part of the sum."""
         return self.b / self.total
 
 
 @dataclass(frozen=True, slots=True)
 class Runs:
-    """What a context-switch trace of two pods shows."""
+    """The runs of two pods, as a context-switch trace shows them."""
 
     run_a_ms: float
     run_b_ms: float
@@ -63,7 +63,7 @@ class Runs:
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """Latencies of an online pod in µs, ascending, and what offline pods kept of the card."""
+    """Latencies of an online pod in µs, ascending, and the part of the card that offline pods kept."""
 
     sorted_us: tuple[float, ...]
     kept: float
@@ -84,14 +84,14 @@ def flood(kernel_us: float) -> Workload:
 
 @cache
 def pair(a_us: int, b_us: int, kernel_us: float) -> Pair:
-    """Let two pods flood with these timeslices."""
+    """Run two floods with these timeslices."""
     a, b = _run([flood(kernel_us)] * 2, [a_us, b_us])[1]
     return Pair(_useful(a), _useful(b))
 
 
 @cache
 def runs(a_us: int, b_us: int) -> Runs:
-    """Look at two flooding pods as the context-switch event buffer would."""
+    """Run two floods and return their runs, as the context-switch event buffer would show them."""
     gpu, (a, b) = _run([flood(997)] * 2, [a_us, b_us])
     each = gpu.engine.switches / 2
     return Runs(
@@ -105,7 +105,7 @@ def runs(a_us: int, b_us: int) -> Runs:
 
 @cache
 def windows(a_ms: float, b_ms: float, kernel_us: float, alone: bool = False) -> Pair:
-    """Let two pods flood in turns by gate; or one of them alone, the other's turn left idle."""
+    """Run two floods in turns by gate; with ``alone``, leave the second pod's turn idle."""
     loads = [flood(kernel_us)] * (1 if alone else 2)
     got = [_useful(load) for load in _run(loads, [2048, 2048], [a_ms, b_ms])[1]]
     return Pair(got[0], 0.0 if alone else got[1])
@@ -113,7 +113,7 @@ def windows(a_ms: float, b_ms: float, kernel_us: float, alone: bool = False) -> 
 
 @cache
 def online(online_us: int, offline_us: int, kernel_us: float, offline: int = 1, turn_ms: int = 0) -> Latency:
-    """Serve an online pod over flooding offline pods, which may take turns by gate."""
+    """Run an online pod beside floods of offline pods, which take turns by gate if ``turn_ms`` is given."""
     loads = [_ONLINE] + [flood(kernel_us)] * offline
     turns = [0] + [turn_ms] * offline if turn_ms else None
     _, (front, *behind) = _run(loads, [online_us] + [offline_us] * offline, turns)
@@ -122,26 +122,26 @@ def online(online_us: int, offline_us: int, kernel_us: float, offline: int = 1, 
 
 @cache
 def online_alone() -> Latency:
-    """Serve an online pod on an empty card."""
+    """Run an online pod on an empty card."""
     return Latency(tuple(sorted(_run([_ONLINE], [2048])[1][0].progress().latencies_us)), 0.0)
 
 
 @cache
 def crowd(pods: int, timeslice_us: int) -> tuple[float, ...]:
-    """Let many pods flood with one timeslice."""
+    """Run many floods with the same timeslice."""
     return tuple(map(_useful, _run([flood(997)] * pods, [timeslice_us] * pods)[1]))
 
 
 @cache
 def processes(one_us: int, each_us: int) -> Pair:
-    """Let a pod of one process flood beside a pod of two, by the timeslice of each process."""
+    """Run a pod with one flood beside a pod with two, with these timeslices for each process."""
     one, first, second = map(_useful, _run([flood(997)] * 3, [one_us, each_us, each_us])[1])
     return Pair(one, first + second)
 
 
 @cache
 def batches(size: int, how: str) -> Pair:
-    """Let two pods infer in batches, by timeslices or by windows, 2:1 or the driver's default."""
+    """Run two pods of batch inference, by timeslices or windows at 2:1, or by the driver's default."""
     work_us, gap_us = _BATCHES[size]
     load = Workload(kernel_us=work_us, batch=1, gap_us=gap_us)
     alone = _useful(_run([load], [2048])[1][0])
@@ -154,7 +154,7 @@ def batches(size: int, how: str) -> Pair:
 def _run(
     workloads: Sequence[Workload], timeslices_us: Sequence[int], turns_ms: Sequence[float] | None = None
 ) -> tuple[SimGpu, list[Load]]:
-    """Run one process a pod; with turns, pod after pod has its gate open for so long (0: always)."""
+    """Run one process a pod. With turns, one pod after the other has its gate open for that long (0: always)."""
     gpu = SimGpu(0, replace(H200, lease_ns=2 * _PASSES_NS))
     gates = GateWorker(gpu)
     names = [f"pod{i}" for i in range(len(workloads))]

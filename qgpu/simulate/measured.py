@@ -1,7 +1,8 @@
-"""What an H200 did, beside what the simulated one does: the rows that tests, bench and docs compare.
+"""Figures of a real H200 beside those of the simulated one: the rows that tests, bench and docs compare.
 
-Each row is one figure measured on the card (driver 580.159.04, FMA kernels that fill it, 997 µs unless said)
-and the experiment that yields it here. A row the model misses by more than the tolerance says why.
+Each row is one figure measured on the card and the simulated experiment for it. Measured with driver 580.159.04 and
+FMA kernels that fill the card, 997 µs long unless the row says otherwise. A row that the model misses by more than the
+tolerance has the reason.
 """
 
 from __future__ import annotations
@@ -12,10 +13,10 @@ from functools import partial
 
 from qgpu.simulate import experiments as ex
 
-#: How far a simulated figure may lie from the measured one.
+#: The largest relative difference between a simulated and a measured figure.
 TOLERANCE = 0.05
 
-#: Why some rows are expected to be missed.
+#: Why the model misses some rows.
 _EDGE = "which pod loses how much at an edge depends on the order of the measuring program's calls, not recorded"
 _SPREAD = "measured waits spread some 25 µs wider at the top than an evenly spread arrival within one slice explains"
 _ONE_RUN = (
@@ -28,7 +29,7 @@ _FLIPS = "a batch takes just as long as two of the small slices, so noise flips 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One measured figure and how to simulate it; ``missed`` is why the model is known to miss it."""
+    """One measured figure and how to simulate it; ``missed`` is why the model misses it, or empty."""
 
     table: str
     name: str
@@ -51,7 +52,7 @@ class Outcome:
 
     @property
     def deviation(self) -> float:
-        """Return how far off the simulation is, relative to the measurement."""
+        """Return the simulation's error relative to the measurement."""
         return self.simulated / self.row.measured - 1
 
     @property

@@ -1,4 +1,4 @@
-"""Pictures of simulated scenarios. The only file of the simulator that needs matplotlib."""
+"""Plots of simulated scenarios. The only file of the simulator that needs matplotlib."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from qgpu.simulate.report import Report
 
 
 def draw(report: Report, file: Path) -> None:
-    """Draw each pod's share and quota over time. The file's suffix says the format.
+    """Draw each pod's share and quota over time. The file's suffix is the format.
 
-    Raises NotSupportedError without matplotlib, ConfigError for a file that cannot be written.
+    Raises NotSupportedError without matplotlib, ConfigError if the file cannot be written.
     """
     try:
         from matplotlib.figure import Figure

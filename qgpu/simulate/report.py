@@ -1,4 +1,4 @@
-"""What a simulated scenario came to: numbers per pod, as a table for people and as JSON for programs."""
+"""The result of a simulated scenario: numbers per pod, as a table for people and as JSON for programs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SCHEMA = "qgpu/v1"
 
 @dataclass(frozen=True, slots=True)
 class Latencies:
-    """Latencies in µs, launch to synchronised."""
+    """Latencies in µs, from launch to synchronisation."""
 
     n: int
     p50: float
@@ -23,19 +23,19 @@ class Latencies:
 
 @dataclass(frozen=True, slots=True)
 class PodReport:
-    """What one pod asked for and got while it was there."""
+    """What one pod asked for and got during its stay."""
 
     name: str
     pod_class: PodClass
-    #: Quota over its stay in per cent of the pGPU (the mean, if it was changed); None without one.
+    #: Its quota in per cent of the pGPU (the mean over its stay, if it changed); None without one.
     cores: float | None
     present_s: float
-    #: True GPU time, and that as a share of its stay (0 to 1).
+    #: Its GPU time, and that as a share of its stay (0 to 1).
     gpu_time_s: float
     share: float
     kernels: int
     kernels_per_s: float
-    #: Kernels per second over what the same pod does alone on an empty pGPU.
+    #: Kernels per second, relative to the same pod alone on an empty pGPU.
     vs_alone: float
     latency_us: Latencies | None
     alone_latency_us: Latencies | None
@@ -43,7 +43,7 @@ class PodReport:
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """The pods present in the time up to ``at_s``: their shares of the pGPU, and the quotas of those that have one."""
+    """The interval up to ``at_s``: each present pod's share of the pGPU, and the quotas of pods that have one."""
 
     at_s: float
     shares: dict[str, float]
@@ -52,7 +52,7 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What came of a scenario. The pGPU's time was ``useful``, ``switching`` or ``idle``: parts of 1."""
+    """The result of a scenario. ``useful``, ``switching`` and ``idle`` are parts of the pGPU's time and add up to 1."""
 
     scenario: str
     duration_s: float

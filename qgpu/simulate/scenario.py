@@ -1,7 +1,7 @@
-"""Run a scenario: the real loop with the real policies on a simulated pGPU, in virtual time.
+"""Runs a scenario: the real loop with the real policies on a simulated pGPU, in virtual time.
 
-It decides nothing of its own: the file says what happens, admission says what fits, policies say who gets
-what, and the simulated pGPU says what came of it. This file puts them together and counts.
+The scenario file defines the events, admission checks the grants, policies share the time, and the simulated pGPU
+yields the result. This module connects them and counts.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from qgpu.simulate import scenario_file
 from qgpu.simulate.report import Latencies, Moment, PodReport, Report
 from qgpu.simulate.scenario_file import GpuChange, PodChange, Scenario, ScenarioPod
 
-#: The shares over time are kept in this many steps at most.
+#: The most steps for which shares over time are kept.
 _MOMENTS = 120
 
-#: How long a pod is run alone to know what it does alone, and for how many of its periods at least.
+#: How long a pod runs alone to measure its throughput alone, and for how many of its periods at least.
 _ALONE_NS = 5 * NS_PER_S
 _ALONE_PERIODS = 100
 
 
 def simulate(path: Path) -> Report:
-    """Run the scenario in ``path``. Raises ConfigError with one clear line, naming file and key."""
+    """Run the scenario in ``path``. Raises ConfigError with file and key."""
     scenario = scenario_file.load(path)
     try:
         return run(scenario)
@@ -45,7 +45,7 @@ def simulate(path: Path) -> Report:
 
 
 def run(scenario: Scenario) -> Report:
-    """Run a scenario. Raises RefusedError where a grant or a change does not fit."""
+    """Run a scenario. Raises RefusedError if a grant or a change does not fit."""
     stage = _Stage(scenario)
     stage.play()
     return stage.report()
@@ -53,14 +53,14 @@ def run(scenario: Scenario) -> Report:
 
 @dataclass(slots=True)
 class _Part:
-    """A pod on stage: its loads, its quota so far, and what it had done when it left."""
+    """A pod of the run: its loads, its quota so far, and its results when it left."""
 
     pod: ScenarioPod
     grant: Grant
     loads: list[int] = field(default_factory=list)
     results: list[Progress] = field(default_factory=list)
     since_ns: int = 0
-    #: Quota in per cent x ns, and the ns that it had one.
+    #: The sum of quota times duration in per cent x ns, and how many ns it had a quota.
     quota: int = 0
     quota_ns: int = 0
 
@@ -72,7 +72,7 @@ class _Part:
 
 
 class _Stage:
-    """One run of a scenario: what is there now and what was seen so far."""
+    """One run of a scenario: the current state and the measurements so far."""
 
     def __init__(self, scenario: Scenario) -> None:
         self._scenario = scenario
@@ -104,7 +104,7 @@ class _Stage:
         self._backend.close()
 
     def report(self) -> Report:
-        """Say what came of it."""
+        """Return the result."""
         duration_ns = self._scenario.duration_ns
         times = self._times
         return Report(
@@ -156,7 +156,7 @@ class _Stage:
         self._times = self._host.times(0)
 
     def _look(self, ledger: Ledger) -> None:
-        """Note shares over time, no finer than a picture needs."""
+        """Record shares over time, no finer than a plot needs."""
         now_ns = ledger.now_ns or 0
         if now_ns - self._seen_ns < max(1, self._scenario.duration_ns // _MOMENTS):
             return
@@ -190,7 +190,7 @@ def _pod_report(part: _Part) -> PodReport:
 
 
 def _alone(workloads: Sequence[Workload], stay_ns: int) -> list[Progress]:
-    """Run a pod's workloads on an empty card, for as long as it takes to know them but not longer than its stay."""
+    """Run a pod's workloads on an empty card long enough to measure them, but not longer than the pod's stay."""
     long_ns = max(round((load.warmup_s + load.period_us * _ALONE_PERIODS / 1e6) * NS_PER_S) for load in workloads)
     end_ns = stay_ns if any(load.trace for load in workloads) else min(stay_ns, long_ns + _ALONE_NS)
     host = SimHost()

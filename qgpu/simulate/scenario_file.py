@@ -1,7 +1,7 @@
-"""SCENARIO.toml: which pods come and go on one pGPU, what they do, and what an operator changes meanwhile.
+"""Reads SCENARIO.toml: which pods come and go on one pGPU, what they run, and what an operator changes meanwhile.
 
-It decides what a scenario may say, in one frozen value or one clear line naming file and key. Running it is
-left to ``qgpu.simulate.scenario``; whether grants fit is left to admission.
+The result is one frozen value, or one error line with file and key. ``qgpu.simulate.scenario`` runs it; admission
+checks whether grants fit.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from qgpu.toml_tables import Table
 
 @dataclass(frozen=True, slots=True)
 class ScenarioPod:
-    """One pod: its grant, what its processes do, and from when to when it is there."""
+    """One pod: its grant, the workloads of its processes, and when it arrives and leaves."""
 
     name: str
     grant: Grant
@@ -48,7 +48,7 @@ class PodChange:
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """All that happens on one pGPU; changes are in order of time."""
+    """All events on one pGPU; changes are in order of time."""
 
     name: str
     duration_ns: int
@@ -58,7 +58,7 @@ class Scenario:
 
 
 def load(path: Path) -> Scenario:
-    """Read a scenario. Raises ConfigError with the file, the key and what to do."""
+    """Read a scenario. Raises ConfigError with file, key and remedy."""
     return _scenario(path.stem, toml_tables.read(path))
 
 
@@ -106,7 +106,7 @@ def _grant(table: Table, base: Grant) -> Grant:
 def _changes(
     events: Sequence[Table], settings: GpuSettings, pods: Sequence[ScenarioPod], duration_ns: int
 ) -> tuple[GpuChange | PodChange, ...]:
-    """Read events in order of time, for each changes what the ones before it left."""
+    """Read events in order of time, because each one changes what earlier ones left."""
     grants = {pod.name: pod.grant for pod in pods}
     timed = []
     for event in events:

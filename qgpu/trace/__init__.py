@@ -1,1 +1,1 @@
-"""Recording what pods did from moment to moment, and showing it: a Perfetto trace, a page."""
+"""Recordings of when pods ran, as a Perfetto trace and as an HTML page."""

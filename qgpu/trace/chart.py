@@ -1,6 +1,6 @@
-"""Two drawings as SVG, without a library: values over time, and who was on when. Knows nothing of GPUs.
+"""Two kinds of SVG charts, without a library: values over time, and strips of on and off. It knows nothing about GPUs.
 
-Colours are CSS variables, so that the page around a drawing decides between light and dark.
+Colours are CSS variables, so the page around a chart chooses between light and dark.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _ROW = 20
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """Values over seconds, and a level that was asked for."""
+    """Values over seconds, and the level that was asked for."""
 
     name: str
     colour: str
@@ -25,7 +25,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Strip:
-    """When something was on, in seconds, and when it could not be."""
+    """When something was on, and when it was barred from being on, in seconds."""
 
     name: str
     colour: str
@@ -33,7 +33,7 @@ class Strip:
     barred: Sequence[tuple[float, float]] = ()
 
 
-#: For a drawing that stands alone: colours for light and dark, as the page has them.
+#: The page's colours for light and dark, for a chart that stands alone.
 STYLE = """
 :root { --paper:#fff; --ink:#1d2430; --soft:#667085; --line:#e3e7ee; --c0:#2f6fb7; --c1:#e08a2e; --c2:#2f9e77;
   --c3:#b6509b; --c4:#7a6fd0; --c5:#c4483f; --c6:#4aa3c7; --c7:#8b7a3d; }
@@ -46,7 +46,7 @@ svg text { font: 11px system-ui, "DejaVu Sans", sans-serif; fill: var(--soft); }
 
 
 def over_time(lines: Sequence[Line], seconds: float, height: int = 230) -> str:
-    """Draw parts of one over time; dotted where something was asked for."""
+    """Return a chart of values between 0 and 1 over time; dotted lines show what was asked for."""
     inner = height - _TOP - _BOTTOM
 
     def y(value: float) -> float:
@@ -67,7 +67,7 @@ def over_time(lines: Sequence[Line], seconds: float, height: int = 230) -> str:
 
 
 def strips(rows: Sequence[Strip], seconds: float) -> str:
-    """Draw one strip per row: when it was on, with hatching where it could not be."""
+    """Return a chart with one strip a row: filled while on, hatched while barred."""
     height = _TOP + _ROW * len(rows) + _BOTTOM
     body = [_axis(seconds, height)]
     for number, row in enumerate(rows):

@@ -1,4 +1,4 @@
-"""A recording as one page of HTML that needs nothing else: shares got and asked, turns, gates, refusals."""
+"""A recording as one self-contained HTML page: shares got and asked, turns, gates, refusals."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from qgpu.trace.chart import STYLE, Line, Strip, over_time, strips
 from qgpu.trace.recording import GpuTrack, PodTrack, Recording, shares
 from qgpu.trace.wakeups import wakeups
 
-#: How many points a line has at most and at least, and over how long a share is taken else: some turns of each pod.
+#: The most and fewest points of a line; between those, each point is a share over this time, a few turns of each pod.
 _MOST_POINTS, _LEAST_POINTS = 300, 10
 _SHARE_NS = 500 * NS_PER_MS
-#: How much of the recording is shown switch by switch.
+#: How much of the recording the page shows switch by switch.
 _CLOSE_S = 0.5
 _COLOURS = 8
 _HEADER = (
@@ -46,13 +46,13 @@ svg { width: 100%; height: auto; }
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """What was recorded, and where."""
+    """Where and when the recording was made."""
 
     plane: str
     driver: str | None
     version: str
     node: str
-    #: By pod: allocations and calls refused while it was recorded; None where the plane does not count.
+    #: By pod: allocations and calls refused during the recording; None if the plane does not count them.
     refused: Mapping[str, tuple[int | None, int | None]]
 
 
@@ -111,7 +111,7 @@ def _gpu(gpu: GpuTrack, about: About) -> str:
 
 
 def _shares(gpu: GpuTrack, pod: PodTrack, step_ns: int) -> list[tuple[int, float]]:
-    """Return shares of whole stretches only: a rest of one at the end would tell of its moment alone."""
+    """Return shares over whole steps. A shorter step at the end would show only a moment, so it is left out."""
     whole_ns = gpu.first_ns + max(1, gpu.span_ns // step_ns) * step_ns
     return list(shares(pod.runs, gpu.first_ns, min(whole_ns, gpu.last_ns), step_ns))
 
@@ -158,7 +158,7 @@ def _at(values: Sequence[int], part: float) -> int:
 
 
 def refusals(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return what was refused between two lists of pods."""
+    """Return the refusals between two lists of pods."""
     then = {pod["name"]: pod for pod in before}
     keys = ("refused_memory", "refused_calls")
     return {

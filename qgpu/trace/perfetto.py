@@ -1,7 +1,7 @@
-"""A recording as a Perfetto trace: the protobuf of its track events, written without a library.
+"""A recording as a Perfetto trace: protobuf track events, written without a library.
 
-One track per pod with its runs as the hardware switched them, below it its gate and its share; one per pGPU
-with the plans. Only the handful of fields used here are known (perfetto/trace/trace_packet.proto,
+Each pod has a track with its runs as the hardware switched them, and below it its gate and its share. Each pGPU has a
+track with the plans. Only the few fields in use are known here (perfetto/trace/trace_packet.proto,
 track_event/track_descriptor.proto, track_event/track_event.proto); tests read the result with the real schema.
 """
 
@@ -19,13 +19,13 @@ from qgpu.trace.wakeups import wakeups
 
 _VARINT, _FIXED64, _BYTES = 0, 1, 2
 _BEGIN, _END, _INSTANT, _COUNTER = 1, 2, 3, 4
-#: perfetto's BuiltinClock: what times are given in, and others to place them by.
+#: perfetto's BuiltinClock: the clock of all timestamps, and further clocks to relate it to.
 _CLOCKS = {1: time.CLOCK_REALTIME, 3: time.CLOCK_MONOTONIC, 6: time.CLOCK_BOOTTIME}
 _MONOTONIC = 3
 _SEQUENCE = 1
 _UNIT_SHARE = "share of the pGPU, %"
 _EXPLICIT_ORDER = 3
-#: Shares are drawn over this long: a period that people can see.
+#: Each share is taken over this time, which is long enough to see.
 _SHARE_NS = 100 * NS_PER_MS
 
 
@@ -82,13 +82,13 @@ def _plan_notes(plan: Mapping[str, Any]) -> dict[str, str]:
 
 @dataclass(slots=True)
 class _Writer:
-    """Packets, one after the other."""
+    """Writes packets one after the other."""
 
     data: bytearray = field(default_factory=bytearray)
     _tracks: int = 0
 
     def clocks(self) -> None:
-        """Say how the clocks lie to each other, so that the trace can be laid beside others of this host."""
+        """Write how the clocks relate to each other, so that the trace can be merged with others of this host."""
         clocks = b"".join(
             _field(1, _field(1, number) + _field(2, time.clock_gettime_ns(clock))) for number, clock in _CLOCKS.items()
         )
@@ -110,19 +110,19 @@ class _Writer:
         return self._tracks
 
     def slice(self, track: int, start_ns: int, end_ns: int, name: str) -> None:
-        """Write something that lasted."""
+        """Write an event with a duration."""
         self._packet(_field(11, _field(9, _BEGIN) + _field(11, track) + _field(23, name.encode())), start_ns)
         self._packet(_field(11, _field(9, _END) + _field(11, track)), end_ns)
 
     def instant(self, track: int, at_ns: int, name: str, notes: Mapping[str, str]) -> None:
-        """Write something that happened, with what is to be known of it."""
+        """Write an event without duration, with annotations."""
         event = _field(9, _INSTANT) + _field(11, track) + _field(23, name.encode())
         for key, value in notes.items():
             event += _field(4, _field(10, key.encode()) + _field(6, value.encode()))
         self._packet(_field(11, event), at_ns)
 
     def counter(self, track: int, at_ns: int, value: float) -> None:
-        """Write a value that holds from now on."""
+        """Write a value that holds from ``at_ns`` on."""
         whole = round(value * 100) / 100
         self._packet(_field(11, _field(9, _COUNTER) + _field(11, track) + _double(44, whole)), at_ns)
 

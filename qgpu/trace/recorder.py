@@ -1,7 +1,6 @@
-"""The daemon's side of a recording: what each tick told, kept until the one who asked for it fetches it.
+"""The daemon's side of a recording: keeps the data of each tick until the client fetches it.
 
-It keeps what it is shown and no more than it may; what does not fit is dropped whole, oldest first, and
-counted. What is made of it is its reader's business.
+Its memory is bounded. If the client is too slow, whole ticks are dropped, oldest first, and counted.
 """
 
 from __future__ import annotations
@@ -14,11 +13,11 @@ from qgpu.ipc.codec import plan_to
 from qgpu.model import Plan
 from qgpu.sched.ledger import Account, Ledger
 
-#: What may wait for the reader: at 6,000 switches a second, the worst the hardware does, half a minute.
+#: The most spans that wait for the reader: half a minute at 6,000 switches a second, the hardware's worst case.
 MAX_SPANS = 200_000
-#: As how many spans a tick counts, and each pod in it, beside those it tells: they take as much memory.
+#: A tick, and each pod in it, counts as this many spans besides the recorded ones: it takes as much memory.
 _WITHOUT_SPANS = 8
-#: What one answer holds at most.
+#: The most spans in one answer.
 _ANSWER_SPANS = 50_000
 
 
@@ -27,10 +26,10 @@ class Recorder:
 
     def __init__(self, pgpu: int) -> None:
         self.pgpu = pgpu
-        #: Runs and closed gates that the reader was too slow for.
+        #: Runs and closed gates dropped because the reader was too slow.
         self.dropped = 0
         self._lock = threading.Lock()
-        #: Each with what it counts as, and the spans in it.
+        #: Ticks, each with its size in spans, and the number of recorded spans in it.
         self._ticks: deque[tuple[int, int, dict[str, Any]]] = deque()
         self._waiting = 0
         self._plan: Plan | None = None
@@ -58,7 +57,7 @@ class Recorder:
                 self.dropped += dropped
 
     def fetch(self) -> list[dict[str, Any]]:
-        """Hand out what waits, oldest first; more may be left."""
+        """Return waiting ticks, oldest first, and forget them. More may be left."""
         found: list[dict[str, Any]] = []
         with self._lock:
             room = _ANSWER_SPANS

@@ -1,7 +1,7 @@
-"""A recording: ticks fetched from the daemon over a span of time, put in order by pGPU and pod.
+"""A recording: ticks fetched from the daemon over some time, sorted by pGPU and pod.
 
-What each pod got is told twice, by the ledger's totals and by the runs that were recorded; the two are kept
-apart so that they can be held against each other. How it is shown is left to others.
+It has each pod's GPU time twice, as the ledger's totals and as the sum of recorded runs, so that the two can be
+compared. Other modules present it.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from qgpu.errors import TimedOutError
 from qgpu.ipc.control_socket import Client
 from qgpu.model import NS_PER_S, Span
 
-#: How often waiting ticks are fetched; the daemon keeps half a minute of them.
+#: How often ticks are fetched; the daemon keeps half a minute of them.
 _FETCH_S = 0.25
-#: The first tick was under way when details were asked for, and the second began without them.
+#: The first ticks to skip: the first was in progress when details were requested, the second began without them.
 _BLIND_TICKS = 2
-#: How much longer than asked a recording may take before something must be wrong.
+#: How much longer than requested a recording may take before it fails.
 _PATIENCE_S = 15.0
 
 
 @dataclass(slots=True)
 class PodTrack:
-    """What was recorded of one pod on one pGPU; times are ns on CLOCK_MONOTONIC."""
+    """The recording of one pod on one pGPU; times are ns on CLOCK_MONOTONIC."""
 
     pod: str
     pod_class: str
@@ -33,18 +33,18 @@ class PodTrack:
     runs: list[Span] = field(default_factory=list)
     closed: list[Span] = field(default_factory=list)
     starts: int = 0
-    #: (when, GPU time of the ledger so far, tick by tick)
+    #: (when, the ledger's GPU time so far), one for each tick.
     used: list[tuple[int, int]] = field(default_factory=list)
-    #: GPU time of the samples whose runs are recorded, by the ledger's count.
+    #: The ledger's GPU time of the samples whose runs are recorded.
     ledger_ns: int = 0
 
     @property
     def traced_ns(self) -> int:
-        """Return the GPU time that the recorded runs add up to."""
+        """Return the sum of the recorded runs."""
         return sum(end_ns - start_ns for start_ns, end_ns in self.runs)
 
     def take(self, pod: Mapping[str, Any]) -> None:
-        """Take what one tick tells of this pod."""
+        """Add one tick's data about this pod."""
         self.ledger_ns += sum(tsg["run_ns"] for tsg in pod["tsgs"])
         self.starts += sum(tsg["starts"] for tsg in pod["tsgs"])
         _extend(self.runs, sorted((start_ns, end_ns) for tsg in pod["tsgs"] for start_ns, end_ns in tsg["runs"]))
@@ -52,25 +52,25 @@ class PodTrack:
 
     @property
     def error(self) -> float:
-        """Return by which part of the ledger's total the runs miss it; 0 where both are nothing."""
+        """Return the relative difference between the runs and the ledger's total; 0 if both are 0."""
         return abs(self.traced_ns - self.ledger_ns) / self.ledger_ns if self.ledger_ns else float(self.traced_ns > 0)
 
 
 @dataclass(slots=True)
 class GpuTrack:
-    """What was recorded of one pGPU."""
+    """The recording of one pGPU."""
 
     index: int
     name: str = ""
     policy: str = ""
     period_ns: int = 0
     pods: dict[str, PodTrack] = field(default_factory=dict)
-    #: (when, the plan as it was sent to the plane), where it changed.
+    #: (when, the plan as it was sent to the plane), one for each change.
     plans: list[tuple[int, dict[str, Any]]] = field(default_factory=list)
-    #: Between which ticks runs are recorded, both ends sampled.
+    #: The pairs of ticks between which runs are recorded.
     first_ns: int = 0
     last_ns: int = 0
-    #: Context switches that the hardware had no room for, and ticks whose runs were not told.
+    #: Context switches that did not fit into the hardware's log, and ticks without their runs.
     lost: int = 0
     gaps: int = 0
     _ticks: int = 0
@@ -78,11 +78,11 @@ class GpuTrack:
 
     @property
     def span_ns(self) -> int:
-        """Return how long was recorded."""
+        """Return the recorded time in ns."""
         return self.last_ns - self.first_ns
 
     def add(self, tick: Mapping[str, Any]) -> None:
-        """Take the next tick."""
+        """Add the next tick."""
         self._ticks += 1
         now_ns = self.last_ns = tick["now_ns"]
         if self._ticks <= _BLIND_TICKS:
@@ -104,37 +104,37 @@ class GpuTrack:
 
 @dataclass(slots=True)
 class Recording:
-    """What was recorded of all pGPUs, and how it went."""
+    """The recording of all pGPUs, and what was lost."""
 
     gpus: dict[int, GpuTrack] = field(default_factory=dict)
-    #: Runs and closed gates that were dropped because they were fetched too late.
+    #: Runs and closed gates dropped because they were fetched too late.
     dropped: int = 0
 
     @property
     def span_ns(self) -> int:
-        """Return how long was recorded of every pGPU."""
+        """Return the time in ns that was recorded of every pGPU."""
         return min((gpu.span_ns for gpu in self.gpus.values()), default=0)
 
     @property
     def lost(self) -> int:
-        """Count the context switches that the hardware had no room for."""
+        """Return how many context switches did not fit into the hardware's log."""
         return sum(gpu.lost for gpu in self.gpus.values())
 
     @property
     def gaps(self) -> int:
-        """Count the ticks whose runs were not told."""
+        """Return how many ticks came without their runs."""
         return sum(gpu.gaps for gpu in self.gpus.values())
 
     @property
     def error(self) -> float:
-        """Return the largest part by which a pod's runs miss the ledger's total."""
+        """Return the largest relative difference between a pod's runs and the ledger's total."""
         return max((pod.error for gpu in self.gpus.values() for pod in gpu.pods.values()), default=0.0)
 
 
 def record(client: Client, seconds: float, gpu: int | None, stopped: Callable[[float], bool]) -> Recording:
-    """Record one pGPU, or all, for so many seconds, or until ``stopped`` (which waits) says so.
+    """Record one pGPU, or all, for ``seconds`` or until ``stopped(s)`` returns True, which waits for up to s seconds.
 
-    Raises TimedOutError where a pGPU's loop does not tick.
+    Raises TimedOutError if a pGPU's loop does not tick.
     """
     client.call("trace.start", gpu=gpu)
     recording = Recording(
@@ -156,7 +156,7 @@ def record(client: Client, seconds: float, gpu: int | None, stopped: Callable[[f
 
 
 def shares(runs: Sequence[Span], first_ns: int, last_ns: int, step_ns: int) -> Iterator[tuple[int, float]]:
-    """Yield a pod's share of each stretch of time, 0 to 1, and when the stretch began."""
+    """Yield the start of each step and the pod's share of it, 0 to 1."""
     at = 0
     for start_ns in range(first_ns, last_ns, step_ns):
         end_ns = min(last_ns, start_ns + step_ns)
@@ -170,7 +170,7 @@ def shares(runs: Sequence[Span], first_ns: int, last_ns: int, step_ns: int) -> I
 
 
 def _extend(spans: list[Span], more: Iterable[Span]) -> None:
-    """Append spans in order, joining what only a sample has cut, and without overlap should two clocks have stepped."""
+    """Append spans in order. Join runs that only a sample boundary cut, and remove overlap if the clocks stepped."""
     for start_ns, end_ns in more:
         last_ns = spans[-1][1] if spans else 0
         if spans and start_ns <= last_ns:

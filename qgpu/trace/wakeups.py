@@ -1,4 +1,4 @@
-"""Wake-ups: when online work came and took the engine, told from context switches."""
+"""Wake-ups: when online work took the engine from another pod, by context switches."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from qgpu.trace.recording import GpuTrack, PodTrack
 
 @dataclass(frozen=True, slots=True)
 class Wakeup:
-    """An online pod is on the engine again after others were."""
+    """An online pod runs again after another pod ran."""
 
     at_ns: int
-    #: Who was on the engine last.
+    #: The pod that ran last.
     took_from: str
-    #: How long the pod was off it.
+    #: How long the online pod was off the engine.
     rested_ns: int
 
 
 def wakeups(gpu: GpuTrack, pod: PodTrack) -> Iterator[Wakeup]:
-    """Yield the beginnings of a pod's runs before which another pod ran."""
+    """Yield the starts of a pod's runs that follow another pod's run."""
     others = sorted((end_ns, name) for name, other in gpu.pods.items() if other is not pod for _, end_ns in other.runs)
     ends = [end_ns for end_ns, _ in others]
     for (_, before_ns), (start_ns, _) in zip(pod.runs, pod.runs[1:], strict=False):

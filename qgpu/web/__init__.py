@@ -1,1 +1,1 @@
-"""The local page: live shares, a timeline, and a policy switch for who holds the token."""
+"""The local page: live shares, a timeline, and a policy switch for holders of the token."""

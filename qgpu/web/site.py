@@ -1,7 +1,7 @@
-"""What the page's server answers: its three files, a stream of moments, and one change.
+"""The page's server: static files, an event stream of the daemon's state, and one request that changes something.
 
-Everybody who can connect may look. A change needs the token, comes as JSON and from the page itself: another
-site's page can neither read the token nor make the browser send what is asked for here.
+Anyone who can connect may look. A change needs the token, must be JSON, and must come from the page itself: a page of
+another site can neither read the token nor make a browser send such a request.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from qgpu.ipc.control_socket import Client
 from qgpu.ipc.http_server import Address, HttpServer, Request, Response
 from qgpu.web.watcher import Watcher
 
-#: Pages that may be open at once; each holds a connection for its stream.
+#: How many pages may be open at once; each holds a connection for its stream.
 MAX_CLIENTS = 16
 
 _FILES = {
@@ -37,7 +37,7 @@ _HEADERS = {
 
 
 class Site:
-    """The page at one address. Raises ConfigError where it cannot listen, InvalidValueError for a public address."""
+    """The page at one address. Raises ConfigError if it cannot listen, InvalidValueError for a public address."""
 
     def __init__(self, address: Address, connect: Callable[[], Client], *, changes: bool) -> None:
         if not address.private:
@@ -54,12 +54,12 @@ class Site:
 
     @property
     def url(self) -> str:
-        """Return where to point a browser; what is behind ``#`` stays in the browser."""
+        """Return the URL to open, with the token after ``#``: browsers do not send that part."""
         where = str(self.address) if self.address.path else f"http://{self.address}/"
         return where + (f"#token={self.token}" if self.token else "")
 
     def close(self) -> None:
-        """Hang up on everybody."""
+        """Close the server and all its connections."""
         self._watcher.close()
         self._server.close()
 
@@ -74,7 +74,7 @@ class Site:
         return Response(b"there is no such page\n", status=404)
 
     def _change(self, request: Request) -> Response:
-        """Set a policy, if the request is one that only the page can have made."""
+        """Set a policy, if only the page can have made the request."""
         try:
             self._check(request)
             wanted = _json(request)

@@ -1,4 +1,4 @@
-"""Looks at the daemon once a second for all who watch the page, and remembers the last minutes."""
+"""Asks the daemon once a second on behalf of all open pages, and keeps the last minutes."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from qgpu import live_shares
 from qgpu.errors import QgpuError
 from qgpu.ipc.control_socket import Client
 
-#: How much of the past the timeline begins with.
+#: How much of the past a new page's timeline shows.
 HISTORY = 300
 _EVERY_S = 1.0
-#: How soon a reader that has gone is noticed when nothing happens.
+#: How soon a disconnected reader is noticed while nothing happens.
 _STILL_HERE_S = 5.0
 _GPU_KEYS = ("index", "name", "memory", "policy", "online_policy", "period_ns", "trouble")
 _POD_KEYS = ("gpu", "pod", "class", "cores", "share", "held", "memory", "busy", "trouble", "latency_target_ns")
 
 
 class Watcher:
-    """One thread that looks; any number of readers that wait for what it sees."""
+    """One thread that asks the daemon, and any number of readers that wait for its results."""
 
     def __init__(self, connect: Callable[[], Client]) -> None:
         self._connect = connect
@@ -35,14 +35,14 @@ class Watcher:
         self._thread.start()
 
     def close(self) -> None:
-        """Look no more; readers come to their end."""
+        """Stop asking, and end all readers."""
         self._stop.set()
         with self._news:
             self._news.notify_all()
         self._thread.join()
 
     def events(self) -> Iterator[bytes]:
-        """Yield server-sent events: first the past, then every moment as it comes."""
+        """Yield server-sent events: first the past, then each new state."""
         with self._news:
             seen, past = self._count, list(self._moments)
         yield _event("past", past)
@@ -62,7 +62,7 @@ class Watcher:
                 client = client or self._connect()
                 now = live_shares.look(client)
                 before, last = now, before
-                if last is None:  # shares are of the time between two looks
+                if last is None:  # a share needs two answers
                     self._stop.wait(_EVERY_S)
                     continue
                 moment = _moment(last, now)

@@ -85,7 +85,7 @@ def test_sections_are_put_together_whichever_there_are(tmp_path):
     assert "a_ratio" in (tmp_path / "sim-bench.md").read_text()
 
 
-def test_the_page_shows_every_figure_and_picture_once_and_nothing_from_elsewhere(tmp_path):
+def test_page_shows_each_figure_once_and_loads_nothing_external(tmp_path):
     _results(tmp_path, "a", "b")
     merge(tmp_path, "sim-bench", ["a", "b"])
     (tmp_path / "other.json").write_text("[1]")

@@ -28,7 +28,7 @@ def test_a_change_is_over_when_shares_are_right_for_good():
     assert 0.1 < took_s(first, second, change) <= 0.15
 
 
-def test_a_change_that_never_comes_right_took_all_the_time_there_was():
+def test_change_that_never_settles_took_all_the_time():
     run = _progress([10] * 300)
 
     assert took_s(run, run, Change("quota", 101.0, 1 / 3, 102.5)) == 1.5
@@ -90,7 +90,7 @@ def _batches_in_turns(batch_s, turn, phase, seconds=4.5, period_s=0.1):
 
 
 @given(st.floats(0.0155, 0.0162), st.floats(0, 0.99), st.floats(0, 0.99), st.floats(100.3, 101.3))
-def test_three_seconds_of_the_largest_batches_tell_a_ratio_to_one_in_a_hundred(batch_s, phase, other, start_s):
+def test_three_seconds_of_largest_batches_give_1_percent_ratio(batch_s, phase, other, start_s):
     first = _batches_in_turns(batch_s, (0, 2 / 3), phase)
     second = _batches_in_turns(batch_s, (2 / 3, 1), other)
     span = Span(start_s, start_s + 3.0, {})
@@ -98,7 +98,7 @@ def test_three_seconds_of_the_largest_batches_tell_a_ratio_to_one_in_a_hundred(b
     assert first.rate(span) / second.rate(span) == pytest.approx(2.0, rel=0.01)
 
 
-def test_a_minute_is_cut_into_seconds_that_begin_and_end_with_a_tick():
+def test_minute_is_cut_into_seconds_aligned_to_ticks():
     ticks = [Tick(n * 100 * MS, {"a": n * 66 * MS, "b": n * 34 * MS}) for n in range(35)]
     found = list(seconds_of(ticks))
 

@@ -115,7 +115,7 @@ def test_a_second_daemon_is_told_so_and_the_first_goes_on(shared: Daemon) -> Non
     assert shared.ctl("status").returncode == ExitCode.OK
 
 
-def test_a_runtime_directory_that_is_too_long_for_sockets_is_refused(tmp_path: Path) -> None:
+def test_runtime_directory_too_long_for_sockets_is_refused(tmp_path: Path) -> None:
     result = programs.qgpud("--plane", "sim", "--runtime-dir", str(tmp_path / ("x" * 100)))
 
     assert result.returncode == ExitCode.USAGE
@@ -143,7 +143,7 @@ def test_output_that_cannot_be_written_is_one_line(
     assert "Traceback" not in result.stderr
 
 
-def test_a_daemon_that_inherited_another_services_environment_starts(tmp_path: Path) -> None:
+def test_daemon_starts_with_another_services_environment(tmp_path: Path) -> None:
     strange = {"NOTIFY_SOCKET": str(tmp_path / "nobody"), "LISTEN_FDS": "many", "LISTEN_PID": "1"}
     with programs.daemon(tmp_path / "run", more=strange) as running:
         assert running.ctl("status").returncode == ExitCode.OK

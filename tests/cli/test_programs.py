@@ -74,7 +74,7 @@ def test_a_pod_is_gone_when_its_command_has_ended(shared: Daemon) -> None:
     assert shared.json("pod", "list")["pods"] == []
 
 
-def test_a_pod_outlives_its_launcher_and_ends_with_its_last_process(shared: Daemon) -> None:
+def test_pod_outlives_its_launcher_until_its_last_process_ends(shared: Daemon) -> None:
     launcher = shared.start("run", "--name", "orphan", "--", "sh", "-c", "echo $$; exec sleep 60")
     assert launcher.stdout is not None
     pid = int(launcher.stdout.readline())
@@ -182,7 +182,7 @@ def test_the_daemon_logs_json_where_nobody_watches(shared: Daemon) -> None:
     assert json.loads(shared.first_line)["event"] == "ready"
 
 
-def test_a_pod_that_is_ended_at_its_very_beginning_leaves_no_process_behind(shared: Daemon) -> None:
+def test_pod_ended_during_start_leaves_no_process(shared: Daemon) -> None:
     with Client(shared.runtime_dir) as client:
         for _ in range(5):
             pod = shared.start("run", "--name", "brief", "--", "sleep", "600")

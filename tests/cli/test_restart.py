@@ -39,7 +39,7 @@ def policy(runtime_dir: Path) -> str:
 
 
 @pytest.mark.parametrize("how", ["terminate", "kill"])
-def test_a_request_made_between_two_daemons_is_answered_by_the_next(manager: Manager, how: str) -> None:
+def test_request_between_two_daemons_is_answered_by_the_next(manager: Manager, how: str) -> None:
     end(manager.start(), how)
     with Client(manager.runtime_dir, TIMEOUT_S) as waiting:
         daemon = manager.start()
@@ -70,7 +70,7 @@ def test_a_policy_set_at_run_time_outlives_the_daemon(manager: Manager) -> None:
         end(second)
 
 
-def test_the_service_manager_hears_that_the_daemon_lives_and_that_it_ends(manager: Manager) -> None:
+def test_service_manager_gets_watchdog_and_stopping_messages(manager: Manager) -> None:
     daemon = manager.start()
 
     assert manager.hear() == "WATCHDOG=1"
@@ -99,7 +99,7 @@ def test_a_state_directory_that_cannot_be_is_one_line(tmp_path: Path) -> None:
     assert "--state-dir" in result.stderr
 
 
-def test_the_configuration_counts_again_once_it_says_something_new(tmp_path: Path) -> None:
+def test_changed_configuration_overrides_kept_settings(tmp_path: Path) -> None:
     State(tmp_path).keep("GPU-1", CONFIGURED, SET)
 
     assert State(tmp_path).settings("GPU-1", CONFIGURED) == SET
@@ -136,7 +136,7 @@ def test_setting_what_is_configured_leaves_nothing_behind(tmp_path: Path) -> Non
         '"\\ud800"',
     ],
 )
-def test_a_bad_state_file_is_one_line_and_the_configuration_counts(
+def test_bad_state_file_is_one_line_and_configuration_applies(
     tmp_path: Path, content: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "state.json").write_text(content)

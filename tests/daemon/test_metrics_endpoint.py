@@ -154,7 +154,7 @@ def test_the_alerts_are_right_and_fire_when_they_should(arguments: tuple[str, ..
     assert checked.returncode == 0, checked.stdout + checked.stderr
 
 
-def test_every_series_that_dashboard_and_alerts_ask_for_is_served(scraped: int) -> None:
+def test_every_series_in_dashboard_and_alerts_is_served(scraped: int) -> None:
     served = set(re.findall(r"^# TYPE (\w+)", get(scraped, "/metrics")[1], re.MULTILINE))
     not_on_this_plane = {"qgpu_pod_memory_denied_total", "qgpu_pod_calls_denied_total"}
     not_on_this_plane |= {"qgpu_gpu_unmanaged_processes", "qgpu_device_files_refused_total"}

@@ -43,7 +43,7 @@ def test_the_kernels_word_is_taken_on_where_a_process_is(own):
     refuse_pods(os.getpid(), own, [PodInfo("other", cgroup="/qgpu/no-such-pod")])
 
 
-def test_a_process_that_has_ended_is_not_heard_where_there_are_pods():
+def test_ended_process_is_refused_where_pods_exist():
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
 
@@ -70,7 +70,7 @@ def left_by_its_maker(path):
     listener.close()
 
 
-def test_a_connection_does_not_pass_for_that_of_another_process_of_the_same_number(tmp_path, monkeypatch):
+def test_connection_with_reused_pid_is_refused(tmp_path, monkeypatch):
     with left_by_its_maker(tmp_path / "socket") as (connection, process):
         monkeypatch.setattr(cgroup, "of", lambda pid: "/host")  # the number has been given out again, outside
 
@@ -78,7 +78,7 @@ def test_a_connection_does_not_pass_for_that_of_another_process_of_the_same_numb
             refuse_pods(connection.peer().pid, process, [WEB])
 
 
-def test_a_peer_is_asked_for_by_its_number_where_the_kernel_knows_no_better(tmp_path, monkeypatch):
+def test_peer_is_looked_up_by_pid_on_older_kernels(tmp_path, monkeypatch):
     monkeypatch.setattr(wire, "_SO_PEERPIDFD", 250)
     one, other = socket.socketpair()
     with one, other:

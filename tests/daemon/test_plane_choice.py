@@ -49,7 +49,7 @@ def test_a_simulated_pod_sees_no_real_gpu(tmp_path: Path) -> None:
     ("user", "runtime_dir", "kept"),
     [(0, "/run/qgpu", "/var/lib/qgpu"), (0, "/tmp/mine", None), (1000, "/run/qgpu", None)],
 )
-def test_the_hosts_daemon_keeps_what_was_set_without_being_told_where(
+def test_hosts_daemon_has_default_state_directory(
     monkeypatch: pytest.MonkeyPatch, user: int, runtime_dir: str, kept: str | None
 ) -> None:
     monkeypatch.setattr(paths.os, "geteuid", lambda: user)

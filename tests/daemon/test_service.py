@@ -55,7 +55,7 @@ def bind(service: Service, cores: int) -> None:
     service.handle(me, {"op": "container.bind", "cores": cores}, [])
 
 
-def test_a_container_that_is_refused_leaves_its_last_run_as_it_was(host: SimHost, service: Service) -> None:
+def test_refused_container_leaves_its_last_run_unchanged(host: SimHost, service: Service) -> None:
     host.admit("other", {0: Grant(cores=50)})
     host.admit("one", {0: Grant(cores=50)}, AT)
     with pytest.raises(RefusedError, match="does not fit"):
@@ -64,7 +64,7 @@ def test_a_container_that_is_refused_leaves_its_last_run_as_it_was(host: SimHost
     assert [pod.name for pod in host.pods()] == ["other", "one"]
 
 
-def test_a_container_that_starts_again_takes_the_place_of_its_last_run(host: SimHost, service: Service) -> None:
+def test_restarted_container_takes_its_last_runs_place(host: SimHost, service: Service) -> None:
     host.admit("other", {0: Grant(cores=50)})
     host.admit("one", {0: Grant(cores=50)}, AT)
     bind(service, 50)

@@ -104,8 +104,8 @@ def status(**more: Any) -> dict[str, Any]:
 
 
 def test_status_says_whether_device_files_are_the_pods_own() -> None:
-    assert list(_beside(status())) == ["device files: kept to their pods, 3 uses from outside refused"]
-    assert list(_beside(status(enforced=False, why="no BPF"))) == ["device files: NOT kept to their pods: no BPF"]
+    assert list(_beside(status())) == ["device files: isolated, 3 uses from outside refused"]
+    assert list(_beside(status(enforced=False, why="no BPF"))) == ["device files: NOT isolated: no BPF"]
 
 
 def test_status_names_who_is_outside() -> None:

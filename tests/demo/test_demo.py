@@ -25,7 +25,7 @@ def short_path() -> Iterator[Path]:
         yield Path(name)
 
 
-def test_the_demo_plays_to_its_end_on_the_simulator_and_leaves_a_picture_and_nothing_else(short_path: Path):
+def test_demo_ends_on_simulator_and_leaves_only_its_picture(short_path: Path):
     picture = short_path / "demo.png"
     environment = {name: value for name, value in os.environ.items() if not name.startswith("QGPU_")}
     ended = subprocess.run(
@@ -85,7 +85,7 @@ def test_a_table_on_a_terminal_is_drawn_over_the_last_one():
     assert f"\033[{height}A\033[J" in stream.getvalue()
 
 
-def test_a_picture_can_be_drawn_of_a_demo_in_which_nothing_was_seen(tmp_path: Path):
+def test_picture_of_a_demo_without_samples_can_be_drawn(tmp_path: Path):
     path = tmp_path / "empty.png"
     draw(path, "nothing", [Played(STORY[0], 0.0, 1.0)], [Point(1.0, {}, None)])
 

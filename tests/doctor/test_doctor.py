@@ -37,7 +37,7 @@ def test_a_gate_that_leaks_is_found(shares: tuple[float, float], verdict: Verdic
     assert judge_gate((60, 30), shares).verdict is verdict
 
 
-def test_a_module_that_was_not_built_for_the_running_kernel_is_found(tmp_path: Path) -> None:
+def test_module_not_built_for_running_kernel_is_found(tmp_path: Path) -> None:
     sources, modules = tmp_path / "src", tmp_path / "6.1.0-1-amd64"
     (modules / "updates").mkdir(parents=True)
     without = absent(sources, modules)

@@ -12,7 +12,7 @@ from qgpu.guardian.daemon_sessions import DaemonSessions
 from qgpu.ipc import wire
 
 
-def test_a_socket_that_was_removed_is_there_again_as_soon_as_it_can_be(tmp_path, monkeypatch):
+def test_removed_socket_is_recreated_as_soon_as_possible(tmp_path, monkeypatch):
     path, listen = tmp_path / "run" / "guardian.sock", wire.listen
     path.parent.mkdir()
 

@@ -135,7 +135,7 @@ def test_pods_are_served_and_their_memory_is_told_apart(pods, daemon):
     assert {pod["name"]: pod["memory"]["0"] for pod in daemon("pods")["pods"]} == {"a": PAGE, "b": 2 * PAGE}
 
 
-def test_a_socket_that_was_removed_is_there_again_while_anybody_is(pods, guardian):
+def test_removed_socket_is_recreated_while_pods_exist(pods, guardian):
     guardian.path.unlink()
     deadline = time.monotonic() + PATIENCE_S
     while not guardian.path.exists():
@@ -200,7 +200,7 @@ def test_a_limit_can_be_changed_while_a_pod_runs(pods, daemon):
     assert (less, a.allocate(7, 12, PAGE)) == (abi.NV_ERR_NO_MEMORY, abi.NV_OK)
 
 
-def test_programs_that_began_without_a_limit_are_not_given_their_first_one(pods, guardian, daemon):
+def test_programs_started_without_limit_get_none_later(pods, guardian, daemon):
     """They may have set UVM up so that memory comes to the card with no call."""
     a, _ = pods
     grant = {"class": "offline", "cores": None}
@@ -235,7 +235,7 @@ def test_memory_comes_back_when_a_process_is_killed(pods, guardian, daemon):
         time.sleep(0.05)
 
 
-def test_what_a_killed_process_had_of_uvm_is_taken_from_the_card_before_it_is_said_to_be_gone(pods, guardian, daemon):
+def test_uvm_of_killed_process_is_unregistered_before_its_exit(pods, guardian, daemon):
     a, _ = pods
     fd = os.open("/dev/null", os.O_RDWR)
     files = guardian.supervisor.uvm_files
@@ -250,7 +250,7 @@ def test_what_a_killed_process_had_of_uvm_is_taken_from_the_card_before_it_is_sa
     assert (uvm.UNREGISTER_GPU, bytes(20)) in guardian.rm.seen
 
 
-def test_who_has_what_is_told_without_going_through_all_that_pods_have(pods, guardian, daemon, monkeypatch):
+def test_listing_pods_does_not_walk_all_their_objects(pods, guardian, daemon, monkeypatch):
     monkeypatch.setattr(type(guardian.table), "facts", lambda self: pytest.fail("went through everything"))
 
     assert {pod["name"] for pod in daemon("pods")["pods"]} == {"a", "b"}

@@ -58,7 +58,7 @@ def test_pods_go_on_when_the_runtime_directory_is_removed(stage):
         stage.go_on()
 
 
-def test_a_guardian_without_room_for_more_descriptors_serves_its_pods_and_takes_no_other(stage):
+def test_guardian_out_of_fds_serves_its_pods_and_takes_no_more(stage):
     guardian = psutil.Process(stage.guardian())
     with _limited(guardian.pid, _held_long(guardian.pid) + 4):
         stage.go_on()

@@ -124,7 +124,7 @@ def send_lingering(path):
     return sock
 
 
-def test_a_lingering_descriptor_of_a_refused_client_holds_nobody_up(tmp_path, monkeypatch):
+def test_lingering_fd_of_refused_client_blocks_no_other_client(tmp_path, monkeypatch):
     sent, attackers = threading.Event(), [True, False]
     monkeypatch.setattr(Server, "_may_change", lambda self, connection: sent.wait() and not attackers.pop(0))
     monkeypatch.setattr(control_socket, "MAX_GUESTS", 0)
@@ -136,7 +136,7 @@ def test_a_lingering_descriptor_of_a_refused_client_holds_nobody_up(tmp_path, mo
     server.close()
 
 
-def test_the_seat_of_who_sent_a_lingering_descriptor_is_free_again(pods, tmp_path, monkeypatch):
+def test_lingering_fd_does_not_keep_its_senders_client_slot(pods, tmp_path, monkeypatch):
     before = signal.getsignal(signal.SIGURG)
     untrusted_fds.prepare()
     monkeypatch.setattr(control_socket, "MAX_CLIENTS", 1)
@@ -157,7 +157,7 @@ def test_who_may_only_look_passes_no_descriptors(tmp_path, monkeypatch):
     assert got == [[]]
 
 
-def test_who_may_only_look_takes_no_place_from_who_may_change_things(guests, tmp_path, monkeypatch):
+def test_read_only_clients_take_no_slot_of_privileged_ones(guests, tmp_path, monkeypatch):
     monkeypatch.setattr(control_socket, "MAX_GUESTS", 3)
     crowd = [Client(tmp_path) for _ in range(3)]
     assert [client.call("look")["value"] for client in crowd] == [0, 0, 0]
@@ -182,7 +182,7 @@ def until_heard(runtime_dir):
             time.sleep(0.01)
 
 
-def test_when_no_thread_can_be_had_the_next_client_is_heard_all_the_same(guests, tmp_path, monkeypatch):
+def test_next_client_is_served_after_thread_creation_fails(guests, tmp_path, monkeypatch):
     def start(self):
         raise RuntimeError("can't start new thread")
 

@@ -60,7 +60,7 @@ class World:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_pods_run_at_default_slices_within_the_lease_whenever_the_daemon_goes(seed):
+def test_daemon_loss_restores_default_slices_within_lease(seed):
     world = World(Random(seed))
     for _ in range(MOMENTS // 8):
         world.run(world.random.randrange(3 * NS_PER_S))

@@ -40,14 +40,14 @@ def test_what_costs_nothing_is_tried_once(judge, monkeypatch):
     assert (row.passed, row.neighbour_steps_lost, row.tries, row.windows_short) == (True, 0, 1, 0)
 
 
-def test_steps_missing_once_after_an_attack_are_told_and_not_held_against_it(judge, monkeypatch):
+def test_steps_lost_once_after_attack_are_reported_not_failed(judge, monkeypatch):
     row = come_to(judge, monkeypatch, (0, 20, 0), (0, 0, 0))
 
     assert (row.passed, row.neighbour_steps_lost, row.tries, row.windows_short) == (True, 0, 2, 1)
     assert "20 0" in row.said
 
 
-def test_bytes_over_the_quota_are_told_though_a_later_try_cannot_be_judged(judge, monkeypatch):
+def test_bytes_over_quota_count_even_if_retry_is_inconclusive(judge, monkeypatch):
     row = come_to(judge, monkeypatch, (0, 20, 4096), (0, 0, None))
 
     assert (row.passed, row.bytes_over_quota) == (False, 4096)
@@ -65,7 +65,7 @@ def test_steps_missing_after_every_try_are_lost(judge, monkeypatch):
     assert (row.passed, row.neighbour_steps_lost, row.windows_short) == (False, 7, 3)
 
 
-def test_steps_missing_from_the_guarantee_count_whenever_that_was(judge, monkeypatch):
+def test_steps_lost_from_guarantee_always_fail(judge, monkeypatch):
     row = come_to(judge, monkeypatch, (9, 20, 0), (0, 0, 0))
 
     assert (row.passed, row.neighbour_steps_lost) == (False, 9)

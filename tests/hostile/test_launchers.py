@@ -52,7 +52,7 @@ def test_a_pod_ends_with_its_launchers_cgroup_and_is_forgotten(stage, job):
     assert not stage.cgroup(pod["cgroup"]).exists()
 
 
-def test_a_pod_of_a_users_own_cgroup_is_made_where_root_alone_may_move_it(stage, job):
+def test_pod_in_user_owned_cgroup_moves_to_root_owned_parent(stage, job):
     for each in (job, job / "cgroup.procs"):
         os.chown(each, 1000, 1000)
     stage.start_pod(emulated.CLIENTS[2], JOB)

@@ -154,7 +154,7 @@ WHAT: list[Callable[[Stage], None]] = [
 ]
 
 
-def test_no_pod_is_lost_and_nothing_is_left_whenever_something_fails(stage):
+def test_no_pod_lost_and_nothing_left_at_any_failure_moment(stage):
     random = stage.random = Random(MOMENTS)
     before = _at_rest(stage)
     longest: dict[str, list[float]] = {each.__name__: [] for each in WHAT}

@@ -14,7 +14,7 @@ from qgpu.ipc.listener import SocketListener
 from qgpu.ipc.systemd import FdStore
 
 
-def test_a_client_that_breaks_its_taker_is_dropped_and_the_next_one_heard(tmp_path: Path) -> None:
+def test_client_that_breaks_handler_is_dropped_and_next_served(tmp_path: Path) -> None:
     def take(sock: socket.socket) -> None:
         with sock:
             sock.sendall(bytes([10 // sock.recv(1)[0]]))

@@ -56,7 +56,7 @@ def test_descriptors_ride_on_their_message(pair: Pair, tmp_path: Path) -> None:
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(counts=st.lists(st.integers(0, 3), max_size=6))
-def test_messages_that_arrive_together_keep_their_own_descriptors(pair: Pair, counts: list[int]) -> None:
+def test_messages_arriving_together_keep_their_descriptors(pair: Pair, counts: list[int]) -> None:
     with open(os.devnull) as file:
         for count in counts:
             pair[0].send({"count": count}, [file.fileno()] * count)
@@ -105,7 +105,7 @@ def test_listening_replaces_a_dead_socket(tmp_path: Path) -> None:
         listener.close()
 
 
-def test_listening_replaces_what_one_that_was_killed_half_way_left(tmp_path: Path) -> None:
+def test_listen_removes_leftover_of_killed_listener(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as left:
         left.bind(str(tmp_path / f"socket.{os.getpid()}"))
     wire.listen(str(tmp_path / "socket"), 0o600).close()
@@ -113,7 +113,7 @@ def test_listening_replaces_what_one_that_was_killed_half_way_left(tmp_path: Pat
     assert [each.name for each in tmp_path.iterdir()] == ["socket"]
 
 
-def test_descriptors_of_a_message_that_never_ends_are_not_hoarded(pair: Pair) -> None:
+def test_descriptors_of_an_endless_message_are_bounded(pair: Pair) -> None:
     before = len(os.listdir("/proc/self/fd"))
     pair[0].sock.send((1000).to_bytes(4, "little"))
     for _ in range(3):

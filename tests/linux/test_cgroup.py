@@ -189,7 +189,7 @@ def test_a_launchers_own_cgroup_is_its_pods_home(placed):
 
 
 @pytest.mark.parametrize("at", ["/", "/../outside", "/..", "/../a/inner"])
-def test_a_launcher_at_the_top_or_outside_has_its_pods_at_the_top(placed, at):
+def test_launcher_in_root_cgroup_or_outside_puts_pods_at_root(placed, at):
     placed["at"] = at
 
     assert cgroup.home(7) == "/"

@@ -95,7 +95,7 @@ def test_greedy_pods_leave_something_for_the_next(pods, most):
     assert fd_budget.within_fair_share(0, most - sum(own))
 
 
-def test_what_is_held_long_is_refused_at_once_and_leaves_some_over():
+def test_long_held_fds_are_refused_early_and_leave_a_reserve():
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = max(int(fd) for fd in os.listdir("/proc/self/fd")) + 400
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, before[1]))

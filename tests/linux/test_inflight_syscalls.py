@@ -46,7 +46,7 @@ def repeating() -> Iterator[tuple[int, Listener]]:
 
 
 @pytest.mark.skipif(not Path("/proc/self/wchan").exists(), reason="this kernel does not say where a thread waits")
-def test_a_call_is_over_when_its_thread_stands_in_the_next_one_of_the_same_words(repeating):
+def test_call_is_over_when_thread_is_in_next_identical_call(repeating):
     pid, listener = repeating
     call = listener.receive()
     pending = InflightSyscalls()

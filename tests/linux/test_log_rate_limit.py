@@ -7,7 +7,7 @@ import structlog
 from qgpu.linux.log_rate_limit import LogRateLimit
 
 
-def test_a_flood_is_cut_to_so_many_lines_a_second_and_says_so_afterwards() -> None:
+def test_flooding_lines_are_capped_per_second_and_counted() -> None:
     now = [0.0]
     limit = LogRateLimit(3, lambda: now[0])
 

@@ -64,7 +64,7 @@ def counting(fd):
     return counts(fd) != before
 
 
-def test_siblings_stand_still_while_they_are_held_and_go_on_after(program):
+def test_siblings_stop_while_held_and_continue_after(program):
     pid, fd = program()
     with thread_freezer.frozen_siblings(pid, pid, ()):
         first = counts(fd)
@@ -88,7 +88,7 @@ def test_a_signal_that_comes_meanwhile_is_not_lost(program):
             time.sleep(0.005)
 
 
-def test_a_process_that_shares_the_descriptors_cannot_be_kept_still(program):
+def test_process_that_shares_descriptors_cannot_be_frozen(program):
     pid, fd = program("shares")
     other = int.from_bytes(os.pread(fd, 8, 200), "little")
 
@@ -114,7 +114,7 @@ def test_who_is_traced_by_somebody_else_cannot_be_kept_still(program):
         os.waitpid(tracer, 0)
 
 
-def test_a_thread_that_does_not_stop_in_time_is_not_stopped_later_either(program, monkeypatch):
+def test_thread_that_misses_stop_deadline_is_not_stopped_later(program, monkeypatch):
     monkeypatch.setattr(thread_freezer, "_PATIENCE_S", 0)
     pid, fd = program()
 
@@ -137,7 +137,7 @@ sys.stdin.read()
 """
 
 
-def test_a_call_that_keeps_a_cpu_busy_in_the_kernel_is_waited_for_however_much_time_that_seems_to_be():
+def test_busy_kernel_call_is_awaited_whatever_its_cpu_time():
     with subprocess.Popen([sys.executable, "-c", _FILLER], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as filler:
         filler.stdout.readline()
         call = InflightSyscall(filler.pid, filler.pid, ["9"], ticks=-100)  # as if it had been in user mode since

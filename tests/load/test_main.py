@@ -39,7 +39,7 @@ def test_every_mode_counts_finished_kernels(load, options, has_latency):
 
 
 @pytest.mark.parametrize("options", [(), ("--host-reads",)])
-def test_a_persistent_kernel_is_launched_once_and_its_rounds_are_counted(load, options):
+def test_persistent_kernel_launches_once_and_counts_rounds(load, options):
     ended = load("--kernel", "1ms", "--persistent", *options, "--duration", "300ms", "--iterations", "10000")
 
     assert ended.code == 0, ended.stderr
@@ -186,7 +186,7 @@ def test_a_load_ends_with_nothing_queued(load, options):
     assert ended.driver["left"] == 0
 
 
-def test_a_flood_says_when_its_host_was_away_for_longer_than_the_queue_lasts(load_env, tmp_path):
+def test_flood_reports_host_absence_that_drained_the_queue(load_env, tmp_path):
     result = tmp_path / "result.json"
     options = ["--kernel", "1ms", "--iterations", "10000", "--duration", "0s", "--json", str(result), "--watch"]
     command = [sys.executable, "-m", "qgpu.load.main", *options]

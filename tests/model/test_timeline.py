@@ -59,7 +59,7 @@ def test_time_nobody_owns_is_lent_to_nobody() -> None:
     assert timeline(part("a", (0, 30))).closed(50 * MS) == {"a"}
 
 
-def test_a_pod_without_windows_is_never_closed_and_with_none_left_always() -> None:
+def test_no_windows_field_never_closed_empty_windows_always() -> None:
     laid = timeline(PodPlan("open", PodClass.OFFLINE, 1000), part("shut"))
 
     assert laid.closed(0) == {"shut"}
@@ -91,7 +91,7 @@ def test_gates_stand_still_between_edges(snapshot: Snapshot, offline: str, onlin
     assert laid.closed(phase) == laid.closed(last - 1)
 
 
-def test_a_gate_that_is_slow_to_close_begins_to_close_as_much_earlier() -> None:
+def test_slow_gate_starts_closing_earlier_by_its_delay() -> None:
     laid = timeline(part("a", (0, 50)), part("b", (50, 100)))
     early = {"a": 15 * MS}
 
@@ -101,7 +101,7 @@ def test_a_gate_that_is_slow_to_close_begins_to_close_as_much_earlier() -> None:
     assert [laid.until_next(at * MS, early) for at in (0, 35, 50)] == [35 * MS, 15 * MS, 50 * MS]
 
 
-def test_half_of_its_window_is_left_to_a_pod_however_slow_its_gate_is() -> None:
+def test_pod_keeps_half_its_window_however_slow_its_gate_is() -> None:
     assert timeline(part("a", (0, 50)), part("b", (50, 100))).closed(24 * MS, early={"a": 90 * MS}) == {"b"}
 
 
@@ -112,7 +112,7 @@ def test_a_gate_that_stays_open_does_not_close_early() -> None:
     assert [at for at in range(100) if "a" in laid.closed(at * MS, early=early)] == list(range(45, 90))
 
 
-def test_a_gate_does_not_close_early_where_the_next_turn_is_lent_to_its_pod() -> None:
+def test_no_early_close_when_next_turn_is_lent_to_same_pod() -> None:
     laid = timeline(part("a", (0, 50)), part("b", (50, 100)))
     early = {"a": 20 * MS}
 

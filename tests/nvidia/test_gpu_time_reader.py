@@ -56,7 +56,7 @@ def used(reading):
     return {ident: (sample.run_ns // MS, sample.starts) for ident, sample in reading.tsgs.items()}
 
 
-def test_a_meter_tells_what_each_process_did_since_the_last_reading(log):
+def test_source_reports_each_process_since_last_reading(log):
     meter = CtxswSource(GpuTimeReader(log.device, log))
     both = [ref(1, 7), ref(2, 8)]
     log.turn(100, 7, 3)
@@ -141,7 +141,7 @@ def test_straight_switches_are_told_by_tsg(log):
     assert meter.read([ref(1, 7), ref(2, 8)]).handovers == {(1, 2): 3, (2, 1): 2}
 
 
-def test_runs_are_told_on_the_hosts_clock_whatever_the_cards_says(log):
+def test_runs_use_host_clock_whatever_the_cards_clock(log):
     log.now_ns = time.monotonic_ns() + AHEAD_NS
     meter = CtxswSource(GpuTimeReader(log.device, log))
     meter.detailed = True

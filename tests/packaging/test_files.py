@@ -99,7 +99,7 @@ def read(text: str, path: Path) -> Config:
     return config.load(path)
 
 
-def test_the_configuration_that_is_installed_is_the_default_but_for_the_group(tmp_path: Path) -> None:
+def test_installed_configuration_is_the_default_except_group(tmp_path: Path) -> None:
     text = (PACKAGING / "qgpud.toml").read_text()
 
     assert read(text, tmp_path / "a.toml") == replace(Config(), socket_gid=0)
@@ -125,7 +125,7 @@ def test_maintainers_scripts_are_shell(script: Path) -> None:
     subprocess.run(["sh", "-n", str(script)], check=True)
 
 
-def test_c_and_what_builds_the_module_say_their_licence_and_its_text_is_there() -> None:
+def test_c_and_build_files_have_spdx_line_and_license_exists() -> None:
     """Python says nothing file by file: LICENSE holds for the tree."""
     kinds = ("*.c", "*.h", "Kbuild", "Makefile", "*.sh")
     folders = ("kmod", "tests", "bench")

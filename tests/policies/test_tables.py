@@ -293,7 +293,7 @@ def in_round(policy: str, round_ms: float, *pods: Pod) -> list[int]:
         (8, (owing("a", 50, debt_ms=99), owing("b", 50, debt_ms=-STEP_MS)), [2400, 4800]),
         (8, (owing("a", 50), owing("b", 50, debt_ms=-99)), [4000, 7200]),
         # A pod that the round was fitted to has room for the ends of its steps.
-        (8, (replace(owing("a", 50), fitted=True), owing("b", 50)), [6000, 4000]),
+        (8, (replace(owing("a", 50), fits_slice=True), owing("b", 50)), [6000, 4000]),
     ],
 )
 def test_slices_of_a_round_follow_weights_debts_and_steps(
@@ -302,7 +302,7 @@ def test_slices_of_a_round_follow_weights_debts_and_steps(
     assert expected_us == in_round("burst-share", round_ms, *pods)
 
 
-@pytest.mark.parametrize("heavy", [replace(owing("a", 95), fitted=True), owing("a", 95, debt_ms=-99)])
+@pytest.mark.parametrize("heavy", [replace(owing("a", 95), fits_slice=True), owing("a", 95, debt_ms=-99)])
 @pytest.mark.parametrize("period_s", [1, 10])
 def test_no_slice_of_a_round_is_longer_than_any_may_be(period_s: int, heavy: Pod) -> None:
     period_ns = period_s * NS_PER_S
@@ -320,7 +320,7 @@ def test_the_drivers_own_slices_are_equal_whatever_the_weights() -> None:
 
 @pytest.mark.parametrize(("round_ms", "expected_us"), [(1, [2000, 2000]), (8, [4000, 4000])])
 def test_best_effort_shortens_no_slice_below_the_drivers_own(round_ms: float, expected_us: list[int]) -> None:
-    pods = (replace(owing("a"), fitted=True), owing("b", debt_ms=20))
+    pods = (replace(owing("a"), fits_slice=True), owing("b", debt_ms=20))
 
     assert expected_us == in_round("best-effort", round_ms, *pods)
 

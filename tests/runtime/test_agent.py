@@ -140,7 +140,7 @@ CONTROL = f"{abi.NV2080_FIFO_DISABLE_CHANNELS:#x}"
 REFUSED = f"0 0 {abi.NV_ERR_INSUFFICIENT_PERMISSIONS}\n"
 
 
-def test_a_containers_scheduling_control_is_refused_in_rms_own_words(container, guard):
+def test_containers_scheduling_control_is_refused_by_rm_status(container, guard):
     started = container.start()
     assert started.returncode == 0, started.stdout
 
@@ -149,7 +149,7 @@ def test_a_containers_scheduling_control_is_refused_in_rms_own_words(container, 
     assert guard.supervisor.refusals["web", "NV2080_CTRL_CMD_FIFO_DISABLE_CHANNELS"] == 1
 
 
-def test_its_first_process_and_each_exec_bring_a_listener_from_the_containers_cgroup(container, guard):
+def test_init_and_each_exec_send_listener_from_containers_cgroup(container, guard):
     container.start()
     init = container.state()["pid"]
     container.do("exec", "-d", container.id, "sleep", "601")

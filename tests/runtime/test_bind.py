@@ -63,7 +63,7 @@ def until(condition):
         time.sleep(0.05)
 
 
-def test_a_container_is_a_pod_with_its_grant_from_its_first_process_on(daemon, container):
+def test_container_is_a_pod_with_grant_from_its_first_process(daemon, container):
     web = container(
         {"qgpu.io/name": "web", "qgpu.io/cores": "40", "qgpu.io/memory": "16GiB", "qgpu.io/class": "online"}
     )
@@ -98,7 +98,7 @@ def test_a_container_that_is_gone_is_no_pod(daemon, container):
     until(lambda: "web" not in pods(daemon))
 
 
-def test_a_container_that_starts_again_takes_over_from_its_last_run(daemon, container):
+def test_restarted_container_replaces_its_last_run(daemon, container):
     web = container({"qgpu.io/name": "web", "qgpu.io/cores": "70"})
     for _ in range(3):
         web.end()
@@ -131,7 +131,7 @@ def test_kubernetes_names_name_the_pod(daemon, container):
         ({"qgpu.io/name": "../x"}, "pod name"),
     ],
 )
-def test_a_container_with_a_limit_that_cannot_be_kept_does_not_start(daemon, container, annotations, says):
+def test_container_with_unenforceable_limit_does_not_start(daemon, container, annotations, says):
     web = container(annotations)
     started = web.start()
 
@@ -158,7 +158,7 @@ def test_a_container_that_may_open_anything_gets_no_memory_limit(daemon, contain
     refused, started = wide.start(), later.start()
 
     assert refused.returncode != 0
-    assert "makes video memory that no limit holds" in refused.stdout
+    assert "makes video memory that no limit covers" in refused.stdout
     assert started.returncode == 0, started.stdout
     assert "its container reaches /dev/dri" in daemon.ctl("pod", "set", "later", "--memory", "1GiB").stderr
     assert daemon.ctl("pod", "set", "later", "--cores", "10").returncode == 0
@@ -201,7 +201,7 @@ def test_root_in_a_container_keeps_neither_root_nor_the_hook_out(daemon, contain
     assert started.returncode == 0, started.stdout
 
 
-def test_without_the_daemon_no_container_starts_and_those_there_run_on(tmp_path, runtime):
+def test_without_daemon_no_container_starts_and_others_run_on(tmp_path, runtime):
     with programs.daemon(tmp_path / "run") as daemon, contextlib.ExitStack() as ends:
         there, late = (Container(runtime, tmp_path, daemon.runtime_dir, "sleep", "600") for _ in range(2))
         for each in (there, late):

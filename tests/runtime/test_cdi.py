@@ -43,7 +43,7 @@ def content(keeper):
     return json.loads((keeper.directory / "qgpu.json").read_text())
 
 
-def test_every_card_has_a_device_by_number_and_by_uuid_and_all_have_one_together():
+def test_cdi_names_each_card_by_number_and_uuid_and_all_at_once():
     devices = {each["name"]: each["containerEdits"] for each in cdi.specification(CARDS, SOCKET)["devices"]}
 
     assert set(devices) == {"0", "1", "GPU-aa", "GPU-bb", "all"}
@@ -61,7 +61,7 @@ def test_the_file_is_of_the_version_it_says():
         assert set(edits) <= EDITS
 
 
-def test_the_hook_comes_before_the_containers_process_and_is_there():
+def test_hook_runs_before_containers_process_and_exists():
     (entry,) = cdi.specification(CARDS, SOCKET)["containerEdits"]["hooks"]
 
     assert entry["hookName"] == "createRuntime"

@@ -91,7 +91,7 @@ def ratio(daemon):
     return found
 
 
-def test_two_containers_share_the_gpu_at_two_to_one_also_when_one_works_by_exec(daemon, container):
+def test_two_containers_share_two_to_one_even_with_exec(daemon, container):
     two, one = container("two", cores="60"), container("one", cores="30")
     assert two.start(*LOAD) == ""
     assert one.start("/bin/sleep", "600") == ""
@@ -107,7 +107,7 @@ def test_exec_into_a_container_stays_under_its_memory_limit(daemon, container):
     assert [web.exec(*ALLOC, size).communicate()[0].strip() for size in ("8192", "1024")] == [str(OUT_OF_MEMORY), "0"]
 
 
-def test_a_daemon_that_is_killed_leaves_containers_running_and_its_successor_finds_them(daemon, start, container):
+def test_containers_survive_killed_daemon_and_successor_adopts(daemon, start, container):
     two, one = container("two", cores="60"), container("one", cores="30")
     assert (two.start(*LOAD), one.start(*LOAD)) == ("", "")
     until(lambda: all(pod["usage"][0]["busy"] for pod in pods(daemon).values()))
@@ -124,7 +124,7 @@ def test_a_daemon_that_is_killed_leaves_containers_running_and_its_successor_fin
     ("section", "says"),
     [({}, "qgpuctl cdi profile"), ({"defaultAction": "SCMP_ACT_ALLOW", "syscalls": []}, "qgpuctl cdi profile")],
 )
-def test_a_container_whose_calls_would_not_come_to_us_does_not_start(daemon, container, section, says):
+def test_container_whose_calls_bypass_us_does_not_start(daemon, container, section, says):
     web = container("web")
     web.config["linux"]["seccomp"] = section
 
@@ -132,7 +132,7 @@ def test_a_container_whose_calls_would_not_come_to_us_does_not_start(daemon, con
     assert pods(daemon) == {}
 
 
-def test_the_cdi_file_has_the_cards_node_and_the_drivers_libraries(daemon, tmp_path):
+def test_cdi_file_has_card_node_and_driver_libraries(daemon, tmp_path):
     made = json.loads((tmp_path / "cdi" / "qgpu.json").read_text())
     mounts = {mount["containerPath"]: mount["hostPath"] for mount in made["containerEdits"]["mounts"]}
     nodes = [node["path"] for node in made["containerEdits"]["deviceNodes"]]

@@ -49,7 +49,7 @@ def test_a_description_with_a_part_missing_is_refused(key):
 
 
 @pytest.mark.parametrize("said", [{}, {"QGPU_GPU_0": ""}, {"QGPU_GPU_0": "GPU-aa", "QGPU_GPU_1": "GPU-bb"}])
-def test_a_container_has_the_gpus_whose_nodes_it_has_whatever_it_says(said):
+def test_container_gets_gpus_of_its_nodes_whatever_env_says(said):
     assert Container("web", 7, environment=said, devices=[(195, 0), CTL]).gpus(MINORS) == [1]
 
 
@@ -78,7 +78,7 @@ def test_a_card_that_qgpu_does_not_share_is_refused():
 
 
 @pytest.mark.parametrize(("device", "name"), [((226, 128), "/dev/dri"), ((195, 254), "/dev/nvidia-modeset")])
-def test_what_makes_video_memory_that_nobody_counts_does_not_go_with_a_limit(device, name):
+def test_uncounted_video_memory_devices_conflict_with_a_limit(device, name):
     limited = Container("web", 7, annotations={"qgpu.io/memory": "4GiB"}, devices=[CTL, device])
     with pytest.raises(RefusedError, match=f"{name} makes video memory"):
         limited.check_devices()
@@ -111,8 +111,8 @@ def limited(*rules):
         [{"allow": True, "access": "rwm"}, {"allow": False, "access": "w"}],
     ],
 )
-def test_a_rule_that_opens_what_no_limit_holds_does_not_go_with_one(rules):
-    with pytest.raises(RefusedError, match="makes video memory that no limit holds"):
+def test_device_rule_beyond_limits_conflicts_with_a_limit(rules):
+    with pytest.raises(RefusedError, match="makes video memory that no limit covers"):
         limited(*rules).check_devices()
     assert Container("web", 7, devices=[CTL], rules=rules).beyond_limits()
 

@@ -78,7 +78,7 @@ def test_what_other_names_there_are_is_nobodys_business():
     assert wanted({"org.example/cores": "x"}, {"app": "web"}, {"PATH": "/bin"}) == requested_limits.RequestedLimits()
 
 
-def test_annotations_go_before_labels_and_labels_before_the_environment():
+def test_annotations_override_labels_override_environment():
     found = wanted(
         {"qgpu.io/cores": "10"},
         {"qgpu.io/cores": "20", "nvidia.com/gpumem": "1024"},

@@ -116,7 +116,7 @@ def test_a_base_that_would_be_changed_in_its_meaning_is_refused(base):
 
 
 @BASES
-def test_a_section_made_of_the_profile_is_taken_in_whatever_order(base):
+def test_profile_section_is_accepted_in_any_order(base):
     section = seccomp_profile.profile(base, SOCKET)
     section["syscalls"] = [{**rule, "errnoRet": None} for rule in reversed(section["syscalls"])]
     for arg in (arg for rule in section["syscalls"] for arg in rule.get("args") or () if not arg["valueTwo"]):

@@ -71,7 +71,7 @@ def test_windows_are_held_to_weights_of_what_was_used(a: RoundEntry, b: RoundEnt
         (by_quota(49, debt_ms=-6), -6),
     ],
 )
-def test_quotas_are_held_to_the_clock_and_what_is_left_unused_is_gone(entry: RoundEntry, expected: float) -> None:
+def test_quotas_follow_wall_clock_and_unused_time_expires(entry: RoundEntry, expected: float) -> None:
     assert debts(a=entry)["a"] == expected
 
 

@@ -131,7 +131,7 @@ def test_floods_never_meet_a_gate() -> None:
 
 
 @pytest.mark.parametrize("late_ms", [0, 4])
-def test_a_neighbour_whose_processes_come_and_go_takes_nobodys_share(late_ms: float) -> None:
+def test_neighbours_process_churn_takes_no_share(late_ms: float) -> None:
     """Slices of a pod are others with each process that comes or goes; what is known of its neighbours stays."""
     stage = staged("burst-share", [(50, [BATCH_128]), (50, [FLOOD])], late_ms=late_ms)
     guests: list[int] = []
@@ -150,7 +150,7 @@ def test_a_neighbour_whose_processes_come_and_go_takes_nobodys_share(late_ms: fl
 
 
 @pytest.mark.parametrize("late_ms", [0, 4])
-def test_a_pod_that_starts_ten_times_a_second_keeps_nobody_from_being_judged(late_ms: float) -> None:
+def test_pod_starting_ten_times_a_second_cannot_hide_lost_share(late_ms: float) -> None:
     """All slices are short while it starts, and long again once it has ended."""
     stage = staged("burst-share", [(40, [BATCH_128]), (40, [FLOOD])], late_ms=late_ms)
     stage.host.admit("c", {0: Grant(cores=20)})
@@ -186,9 +186,7 @@ def test_gates_go_when_the_rival_rests_and_come_back_with_it() -> None:
     ("cores", "workload", "wanted"),
     [(50, every(5000, 1000), 0.2), (90, every(10_000, 3000), 0.3), (50, every(60_000, 10_000), 0.166)],
 )
-def test_a_pod_with_long_pauses_gets_what_it_wants_and_no_gate_is_moved(
-    cores: int, workload: Workload, wanted: float
-) -> None:
+def test_pausing_pod_gets_its_demand_without_gates(cores: int, workload: Workload, wanted: float) -> None:
     stage = staged("burst-share", [(100 - cores, [FLOOD]), (cores, [workload])])
     stage.pass_by(2)
     for second in stage.seconds(5):
@@ -216,7 +214,7 @@ def test_a_program_that_starts_does_not_wait_for_whole_turns() -> None:
 
 
 @pytest.mark.parametrize("cores", [10, 1])
-def test_under_fixed_share_programs_start_in_time_and_cost_nobody_a_share(cores: int) -> None:
+def test_fixed_share_program_starts_in_time_and_takes_no_share(cores: int) -> None:
     stage = staged("fixed-share", [(50, [FLOOD]), (20, [FLOOD])])
     stage.pass_by(2)
     stage.add("c", Grant(cores=cores))
@@ -229,7 +227,7 @@ def test_under_fixed_share_programs_start_in_time_and_cost_nobody_a_share(cores:
         assert stage.host.progress(max(stage.host._loads)).done or cores == 1
 
 
-def test_a_program_that_never_gets_going_does_not_keep_turns_short() -> None:
+def test_program_that_starts_and_stalls_does_not_shorten_slices() -> None:
     stage = staged("burst-share", [(60, [FLOOD]), (30, [FLOOD])])
     stage.pass_by(2)
     stage.add("c", Grant(cores=10), every(1_000_000, 100))
@@ -288,7 +286,7 @@ ANY = st.one_of(WORKLOADS, DEMANDS)
     late_ms=st.sampled_from([0, 1, 5]),
     seed=st.integers(0, 99),
 )
-def test_nothing_swings_for_a_minute_whatever_pods_want_and_whoever_came_before(
+def test_plans_do_not_oscillate_for_a_minute_after_any_guest(
     pods: list[tuple[int, list[Workload]]], guest: tuple[Workload, int], late_ms: float, seed: int
 ) -> None:
     stage = staged("burst-share", pods, late_ms=late_ms, seed=seed)
@@ -339,7 +337,7 @@ def _settle(stage: Stage, weights: Mapping[str, int], points: int) -> None:
     late_ms=st.sampled_from([0, 5]),
     seed=st.integers(0, 99),
 )
-def test_whatever_the_demand_nothing_lies_idle_and_a_flood_has_its_quota(
+def test_no_idle_time_and_flood_keeps_quota_at_any_demand(
     demands: list[tuple[int, float]], late_ms: float, seed: int
 ) -> None:
     pods = [(25, [FLOOD]), *((25, [every(period_us, period_us * part)]) for period_us, part in demands)]

@@ -72,7 +72,7 @@ def test_a_pod_without_quota_owes_nothing() -> None:
     assert fold(sample(0, 0, cores=None), sample(STEP, STEP, cores=None)).accounts["a"].debt_ns == 0
 
 
-def test_a_pod_is_idle_only_after_an_open_gate_found_nothing_to_run() -> None:
+def test_pod_is_idle_only_after_open_gate_with_nothing_to_run() -> None:
     ran = fold(sample(0, 1))
 
     assert busy(ran)
@@ -90,7 +90,7 @@ def test_a_pod_that_is_gone_is_forgotten() -> None:
     assert fold(sample(0, 1), Sample(0, STEP)).accounts == {}
 
 
-def test_a_clock_that_stands_still_or_jumps_back_counts_as_no_time() -> None:
+def test_clock_that_stalls_or_steps_back_adds_no_time() -> None:
     assert fold(sample(STEP, 0), sample(0, STEP // 2)).accounts["a"].debt_ns == STEP // 2
 
 
@@ -125,7 +125,7 @@ def test_rounds_are_whole_periods_of_the_plan_in_force() -> None:
     assert debts(in_midst.advance(pair(4 * STEP, 0, STEP - 4 * NS_PER_MS))) == {"a": 2, "b": -2}
 
 
-def test_a_round_that_began_in_the_midst_of_a_period_is_passed_over() -> None:
+def test_round_started_mid_period_is_skipped() -> None:
     ledger = planned(fold(pair(0, 1, 1), pair(STEP // 2, 1, 1)), "a", "b")
     ragged = ledger.advance(pair(STEP, 0, STEP // 2, STEP // 2))
 
@@ -228,20 +228,20 @@ def test_a_round_in_which_pods_or_weights_change_teaches_nothing() -> None:
     assert ledger.plan is not None
     heavier = replace(ledger.plan, pods=tuple(replace(part, weight=2) for part in ledger.plan.pods))
 
-    assert any(found.seen for found in ledger.advance(flooded(2 * STEP, ledger, "a", "b")).mixes.values())
+    assert any(found.trials for found in ledger.advance(flooded(2 * STEP, ledger, "a", "b")).mixes.values())
     for changed in (
         ledger.planned(heavier).advance(flooded(2 * STEP, ledger, "a", "b")),
         ledger.advance(flooded(2 * STEP, ledger, "a", "b", "c")),
     ):
-        assert not any(found.seen for found in changed.mixes.values())
+        assert not any(found.trials for found in changed.mixes.values())
 
 
-def test_policies_are_shown_who_is_satisfied_fitted_or_owes() -> None:
+def test_policies_see_satisfied_pods_slice_fits_and_debts() -> None:
     ledger = taught(Ledger(0), 0, 20, "a", "b")
-    known = Tuning(Sharing(), satisfied=frozenset("a"), fitted=frozenset("b"), debts_ns={"a": 1.4, "b": -1.6})
+    known = Tuning(Sharing(), satisfied=frozenset("a"), fits_slice=frozenset("b"), debts_ns={"a": 1.4, "b": -1.6})
     pods = replace(ledger, mixes=dict.fromkeys(ledger.mixes, known)).snapshot(STEP).pods
 
-    assert [(pod.satisfied, pod.fitted, pod.debt_ns) for pod in pods] == [(True, False, 1), (False, True, -2)]
+    assert [(pod.satisfied, pod.fits_slice, pod.debt_ns) for pod in pods] == [(True, False, 1), (False, True, -2)]
 
 
 def test_the_longest_turn_of_a_round_is_that_of_any_tsg() -> None:

@@ -253,7 +253,7 @@ class Failing:
         self._inner.close()
 
 
-def test_the_loop_ends_with_the_backends_error_and_has_shown_every_ledger() -> None:
+def test_loop_raises_backend_error_after_showing_every_ledger() -> None:
     seen: list[Ledger] = []
     how = loop.Settings(compose("best-effort", "best-effort"), 100 * NS_PER_MS)
 
@@ -270,7 +270,7 @@ def test_the_loop_stops_when_told() -> None:
     assert len(seen) == 2
 
 
-def test_a_plan_is_renewed_within_its_lease_however_long_the_period() -> None:
+def test_plan_is_renewed_within_lease_at_any_period() -> None:
     how = loop.Settings(compose("best-effort", "best-effort"), 10 * NS_PER_S)
     backend = SimHost().backend(0)
     ledger = loop.tick(backend, how, Ledger(0))

@@ -16,7 +16,7 @@ from qgpu.model.hardware_traits import OTHER
 from qgpu.policies import POLICIES
 from qgpu.sched import slice_tuner
 from qgpu.sched.gpu_usage import GpuUse, RoundEntry
-from qgpu.sched.slice_tuner import GATES_AGAIN_NS, Tuning
+from qgpu.sched.slice_tuner import GATES_RETRY_NS, Tuning
 
 PERIOD = 100 * NS_PER_MS
 BY_GATE = Sharing(by_gate=True)
@@ -80,7 +80,7 @@ class Card:
                 (Tsg(f"{name}/0", busy=True),),
                 debt_ns=round(self.known.debts_ns.get(name, 0)),
                 satisfied=name in self.known.satisfied,
-                fitted=name in self.known.fitted,
+                fits_slice=name in self.known.fits_slice,
             )
             for name in self.programs
         )
@@ -103,7 +103,7 @@ class Card:
             self.known, entries, plan.offline, plan.period_ns, 0, plan.period_ns, told, self.now_ns
         )
         self.tried.append(self.known.sharing)
-        self.again.add(self.known.again_ns)
+        self.again.add(self.known.retried_ns)
         return self.known
 
     def run(self, seconds: float) -> Tuning:
@@ -213,7 +213,7 @@ def leaving() -> Card:
 
 def test_gates_that_leave_the_card_idle_are_tried_only_once() -> None:
     card = leaving()
-    known = card.run(GATES_AGAIN_NS / NS_PER_S - 10)
+    known = card.run(GATES_RETRY_NS / NS_PER_S - 10)
 
     assert card.gates_tried == 1
     assert known.settled
@@ -222,7 +222,7 @@ def test_gates_that_leave_the_card_idle_are_tried_only_once() -> None:
 
 def test_gates_that_failed_are_not_tried_at_every_change() -> None:
     card, tries, looks = leaving(), 0, 0
-    for turn in range(int(GATES_AGAIN_NS / NS_PER_S / 3) - 3):
+    for turn in range(int(GATES_RETRY_NS / NS_PER_S / 3) - 3):
         stay = (0.8, 0.35) if turn % 2 else (0.35, 0.8)
         card.programs |= {name: Program(stays=part) for name, part in zip("ab", stay, strict=True)}
         card.run(3)
@@ -275,7 +275,7 @@ def test_other_plans_starts_and_a_card_not_full_teach_nothing(
     for tick in range(1, 100):
         known = slice_tuner.advance(known, {"a": a, "b": b}, done, PERIOD, 0, PERIOD, 1.0, tick * PERIOD)
 
-    assert known.seen == ()
+    assert known.trials == ()
     assert (known.sharing, known.settled, known.satisfied) == (begun.sharing, False, frozenset())
 
 
@@ -284,7 +284,7 @@ def test_the_same_card_in_full_is_learnt_of() -> None:
     for tick in range(1, 4):
         known = slice_tuner.advance(known, uses, known.sharing, PERIOD, 0, PERIOD, 1.0, tick * PERIOD)
 
-    assert known.seen
+    assert known.trials
 
 
 def test_another_kind_of_work_is_looked_at_anew() -> None:
@@ -292,7 +292,7 @@ def test_another_kind_of_work_is_looked_at_anew() -> None:
     assert card.run(5).sharing == Sharing()
 
     card.programs["a"] = steps(8)
-    assert card.run(5).again > 0
+    assert card.run(5).retries > 0
     assert len(set(card.tried)) > 1
 
 
@@ -320,14 +320,14 @@ def test_pods_that_change_all_the_time_are_seen_ever_less_often() -> None:
 
 def test_a_trial_that_others_interrupt_is_left_for_a_known_way() -> None:
     card = pair(steps(8), Program())
-    while not card.known.seen:
+    while not card.known.trials:
         card.tick()
     trial = card.known
     after = slice_tuner.interrupted(trial)
 
     assert not trial.settled
     assert after.settled
-    assert after.sharing in {seen.sharing for seen in trial.seen}
+    assert after.sharing in {seen.sharing for seen in trial.trials}
     assert after.uses == {}
 
 
@@ -353,11 +353,11 @@ def test_an_interruption_takes_away_nothing_that_was_settled() -> None:
     settled = pair(steps(8), Program()).run(5)
     after = slice_tuner.interrupted(settled)
 
-    assert (after.sharing, after.settled, after.fitted, after.seen) == (
+    assert (after.sharing, after.settled, after.fits_slice, after.trials) == (
         settled.sharing,
         True,
-        settled.fitted,
-        settled.seen,
+        settled.fits_slice,
+        settled.trials,
     )
     assert slice_tuner.interrupted(slice_tuner.begin([1, 1])) == slice_tuner.begin([1, 1])
 
@@ -416,8 +416,8 @@ def test_whatever_pods_do_what_is_known_stays_within_bounds(
         known = slice_tuner.advance(known, pods, done, PERIOD, foreign_ns, period_ns, utilization, now_ns)
 
         assert known.sharing.round_ns is None or NS_PER_US <= known.sharing.round_ns <= 10 * NS_PER_S
-        assert len(known.seen) <= 8
-        assert len(known.barred) <= 16
-        assert all(isfinite(rate) and rate >= 0 for seen in known.seen for rate in seen.rates.values())
-        assert all(abs(debt_ns) <= slice_tuner.MOST_OWED_NS for debt_ns in known.debts_ns.values())
-        assert known.satisfied | known.fitted <= pods.keys()
+        assert len(known.trials) <= 8
+        assert len(known.rejected) <= 16
+        assert all(isfinite(rate) and rate >= 0 for seen in known.trials for rate in seen.rates.values())
+        assert all(abs(debt_ns) <= slice_tuner.MAX_WORK_DEBT_NS for debt_ns in known.debts_ns.values())
+        assert known.satisfied | known.fits_slice <= pods.keys()

@@ -55,7 +55,7 @@ def test_a_run_that_a_sample_cut_is_one_run() -> None:
     assert [(start // NS_PER_MS, end // NS_PER_MS) for start, end in gpu.pods["a"].runs] == [(60, 130), (150, 200)]
 
 
-def test_a_tick_without_its_runs_counts_as_a_gap_and_for_neither_total() -> None:
+def test_tick_without_runs_is_a_gap_and_in_neither_total() -> None:
     gpu = track(tick(0), tick(1), tick(100, (60, 100)), tick(200, (100, 200), told=False), tick(300, (200, 210)))
 
     assert gpu.gaps == 1
@@ -73,7 +73,7 @@ def test_runs_that_miss_the_ledger_are_an_error() -> None:
     assert gpu.pods["a"].error == 1.0
 
 
-def test_what_is_not_fetched_in_time_is_dropped_oldest_first_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unfetched_ticks_are_dropped_oldest_first_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recorder_module, "MAX_SPANS", 40)
     host = SimHost()
     host.admit("a", {0: Grant()})
@@ -122,7 +122,7 @@ def test_the_spans_of_a_meter_add_up_to_its_totals(steps: list[tuple[int, str, b
     assert meter.spans is None
 
 
-def test_simulated_runs_and_closed_gates_add_up_to_what_samples_say() -> None:
+def test_simulated_runs_and_closed_gates_sum_to_sample_totals() -> None:
     host = SimHost()
     for name, cores in (("two", 40), ("one", 20)):
         host.admit(name, {0: Grant(cores=cores)})
@@ -163,7 +163,7 @@ def test_recording_changes_nothing_of_what_pods_get() -> None:
     assert used[0] == used[1]
 
 
-def test_a_wake_up_is_told_where_online_work_takes_the_engine_from_others() -> None:
+def test_wakeup_is_online_run_that_follows_another_pods_run() -> None:
     gpu = track(tick(0), tick(1), tick(100, (10, 40), (41, 60)))
     online = track(tick(0), tick(1), tick(100, (5, 9), (40, 41), (60, 61), (70, 71))).pods.pop("a")
     gpu.pods["chat"] = online

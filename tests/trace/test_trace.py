@@ -155,7 +155,7 @@ def test_an_interrupted_trace_is_written_all_the_same(busy: Daemon, tmp_path: Pa
     assert file.exists()
 
 
-def test_a_trace_ends_with_its_client_and_there_are_not_many_at_once(busy: Daemon) -> None:
+def test_trace_ends_with_its_client_and_count_is_bounded(busy: Daemon) -> None:
     clients = [Client(busy.runtime_dir) for _ in range(MAX_TRACES + 1)]
     for client in clients[:-1]:
         client.call("trace.start", gpu=None)
@@ -190,9 +190,7 @@ def test_a_wrong_recording_is_one_clear_line(
 
 
 @pytest.mark.parametrize("command", ["trace", "report"])
-def test_a_disk_that_is_full_is_one_clear_line_and_leaves_what_was_there(
-    busy: Daemon, command: str, tmp_path: Path
-) -> None:
+def test_full_disk_gives_one_error_line_and_keeps_old_file(busy: Daemon, command: str, tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.write_text("before")
     program = (sys.executable, "-m", "qgpu.cli.main", "--runtime-dir", str(busy.runtime_dir))

@@ -22,7 +22,7 @@ def held(found):
     return {key: size for key, size in found.held.items() if size}
 
 
-def test_memory_with_two_names_is_charged_once_until_both_are_gone():
+def test_memory_with_two_handles_charged_once_until_both_freed():
     found = allocations()
     found.duplicate(B, 1)
     found.drop(A)
@@ -32,7 +32,7 @@ def test_memory_with_two_names_is_charged_once_until_both_are_gone():
     assert (one, held(found), found.memories) == ({("web", 0): SIZE}, {}, {})
 
 
-def test_what_is_mapped_counts_until_the_last_part_of_it_is_unmapped():
+def test_mapped_memory_is_charged_until_last_part_is_unmapped():
     found = allocations()
     found.map(5, 0, 64, CARD, 1)
     found.drop(A)
@@ -53,7 +53,7 @@ def test_unmapping_the_middle_leaves_both_ends():
     assert [(mapping.base, mapping.end) for mapping in found.mappings[5].all] == [(0, 32), (64, 96)]
 
 
-def test_a_mapping_over_another_leaves_both_for_it_may_have_failed():
+def test_overlapping_mapping_keeps_both_charged():
     found = allocations()
     found.allocate(B, "web", 0, SIZE, 2)
     found.map(5, 0, 64, CARD, 1)
@@ -108,7 +108,7 @@ def test_a_handle_given_anew_names_the_new_memory():
     assert (held(found), list(found.memories)) == ({("web", 0): 2 * SIZE}, [2])
 
 
-def test_what_is_taken_of_a_card_is_charged_and_not_what_was_asked_for():
+def test_charge_is_rounded_up_to_rm_allocation_granularity():
     """RM takes the card's memory in pieces of 64 KiB, and tells of the 4 KiB that were asked for."""
     found = allocations(4096)
     few = held(found)
@@ -120,14 +120,14 @@ def test_what_is_taken_of_a_card_is_charged_and_not_what_was_asked_for():
     assert (few, more, held(found)) == ({("web", 0): 64 << 10}, {("web", 0): 192 << 10}, {})
 
 
-def test_page_tables_are_charged_level_by_level_where_nothing_else_is_near():
+def test_page_tables_are_charged_per_level_for_lone_mapping():
     assert table_bytes(1 << 40, 4096) == 4 * TABLE
     assert table_bytes((1 << 40) - 4096, 8192) == 7 * TABLE  # two of each level but the uppermost
     assert table_bytes(1 << 40, 64 << 20) == (32 + 3) * TABLE
     assert table_bytes(0, 1 << 64) > 1 << 50
 
 
-def test_page_tables_count_as_many_as_there_were_until_all_are_gone():
+def test_page_table_charge_keeps_its_peak_until_all_are_gone():
     """UVM gives a piece of 2 MiB back when no table lies in it any more, and one can be left in each."""
     found = allocations()
     for at in range(1, 4):

@@ -19,13 +19,13 @@ MAPS = b"""\
 """
 
 
-def test_shared_mappings_at_their_own_address_are_added_up_wherever_their_file_lies():
+def test_shared_mappings_at_own_address_count_for_any_file_path():
     alone = [(0x204A00000, 0x204C00000), (0x7FCD76000000, 0x7FCD96000000), (0x7FCD98000000, 0x7FCD99000000)]
 
     assert areas(MAPS.split(b"\n")[:-1]) == alone
 
 
-def test_what_is_charged_is_never_less_than_the_blocks_that_are_touched():
+def test_managed_charge_is_never_less_than_touched_blocks():
     block = BLOCK
     one = cost([(block, 2 * block)])
 
@@ -41,7 +41,7 @@ def test_what_uvm_keeps_besides_is_bounded():
     assert large < cost([(0, large)]) < large + large // 200 + (256 << 20)
 
 
-def test_a_mapping_that_may_lie_anywhere_costs_at_least_what_it_does_where_it_lies():
+def test_mapping_at_unknown_address_costs_the_worst_case():
     for size in (4096, BLOCK, BLOCK + 4096):
         assert cost_of(None, size) >= max(cost_of(at, size) for at in range(0, BLOCK, 4096))
 

@@ -98,7 +98,7 @@ def test_freeing_a_parent_frees_what_is_below_it():
     assert table.memory("web") == {}
 
 
-def test_a_client_lives_on_when_its_process_ends_until_rm_says_that_it_is_gone():
+def test_client_outlives_its_process_until_rm_reports_it_gone():
     table = grown({"fact": "exit", "pid": 100})
     still = table.memory("web")
     table.note({"fact": "gone", "client": 7, "handle": 7})
@@ -124,7 +124,7 @@ def test_naming_anothers_client_takes_nothing_from_its_owner():
     assert table.pod_of(table.objects[7, 3]) == "web"
 
 
-def test_a_client_named_before_rm_gave_it_out_belongs_to_who_proves_it():
+def test_client_claimed_early_belongs_to_process_that_proves_it():
     table = ObjectTable()
     thief = {"fact": "process", "pid": 200, "pod": "evil"}
     claim = {"fact": "client", "client": 7, "pid": 200, "fd": 3}
@@ -180,7 +180,7 @@ def test_a_compacted_journal_rebuilds_the_register():
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_a_register_that_changes_while_it_is_written_anew_is_rebuilt_as_it_is_then(seed):
+def test_table_changed_during_compaction_rebuilds_its_last_state(seed):
     random, journal, table = Random(seed), Journal(), ObjectTable()
 
     def note(fact):
@@ -221,7 +221,7 @@ def test_a_register_that_changes_while_it_is_written_anew_is_rebuilt_as_it_is_th
     assert rebuilt(journal) == settled(table)
 
 
-def test_a_journal_does_not_grow_from_one_short_lived_owner_to_the_next():
+def test_journal_growth_counts_across_short_lived_owners():
     journals, line = [Journal()], {"fact": "gone", "client": 7, "handle": 2, "why": "x" * 1000}
     for _ in range(2):
         list(journals[-1].read()[1])
@@ -304,7 +304,7 @@ facts = st.sampled_from(
 
 
 @given(st.lists(facts, max_size=40))
-def test_any_order_of_facts_leaves_a_register_that_its_own_facts_rebuild(story):
+def test_facts_in_any_order_rebuild_the_same_object_table(story):
     table = ObjectTable()
     for fact in story:
         table.note(fact)

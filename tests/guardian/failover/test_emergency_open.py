@@ -48,7 +48,7 @@ def test_every_channel_that_the_journal_knows_is_let_on_the_card(monkeypatch, jo
     assert closed
 
 
-def test_where_that_cannot_be_done_the_start_of_the_next_guardian_goes_on(monkeypatch, journal):
+def test_failed_emergency_open_does_not_stop_guardian_start(monkeypatch, journal):
     def refuse() -> None:
         raise NoGpuError("no card")
 

@@ -19,7 +19,7 @@ from tests.guardian.pod import MAJOR, MOST, PATIENCE_S, Pod, device_of
 from tests.traces import TRACES, allocated, rows
 
 
-def test_a_call_that_a_dead_guardian_left_in_hand_is_judged_by_the_next(pod):
+def test_call_received_by_dead_guardian_is_judged_by_successor(pod):
     pod.begin(abi.NV_ESC_RM_CONTROL, control(abi.NV2080_FIFO_DISABLE_CHANNELS))
     select.select([pod.listener], [], [], PATIENCE_S)
     assert pod.supervisor.listeners[pod.number][1].receive() is not None  # and here it dies
@@ -80,7 +80,7 @@ def ask_for_root(pod):
 
 
 @pytest.mark.parametrize("received", [False, True])
-def test_a_program_that_starts_while_there_is_no_guardian_gets_its_root_client_from_the_next(pod, received):
+def test_program_started_without_guardian_gets_client_from_next(pod, received):
     pod.call(abi.NV_ESC_RM_CONTROL, control(0x20800110))  # its process is known
     ask_for_root(pod)
     select.select([pod.listener], [], [], PATIENCE_S)
@@ -90,7 +90,7 @@ def test_a_program_that_starts_while_there_is_no_guardian_gets_its_root_client_f
     assert pod.answer()[:2] == (-1, errno.EINVAL)  # /dev/random's answer
 
 
-def test_a_file_that_had_a_root_client_under_a_dead_guardian_gets_no_second_one_from_the_next(pod):
+def test_successor_refuses_second_root_client_on_same_file(pod):
     ask_for_root(pod)
     pod.answer()
     successor_of(pod)
@@ -100,7 +100,7 @@ def test_a_file_that_had_a_root_client_under_a_dead_guardian_gets_no_second_one_
 
 
 @pytest.mark.parametrize("trace", [TRACES[-1], *(t for t in TRACES if "min" in t.name)], ids=lambda path: path.name)
-def test_a_recorded_program_replayed_through_the_filter_is_registered_whole(trace):
+def test_replayed_recording_is_registered_completely(trace):
     made = allocated(trace)
     pod = Pod({key: what for key, what in made.items() if what[0] in abi.ROOT_CLASSES})
     try:

@@ -64,7 +64,7 @@ def test_without_a_copy_slice_rm_is_not_asked_about_copy_tsgs():
 
 
 @pytest.mark.parametrize("after", [None, shared(a=None), shared(b=2000)], ids=["no plan", "no slice", "no pod"])
-def test_a_copy_tsg_no_longer_planned_gets_the_drivers_slice_back(after):
+def test_unplanned_copy_tsg_gets_drivers_timeslice_back(after):
     enforcer, engine, _ = copying("a", "b")
     enforcer.adopt(shared(a=4000), 0)
     enforcer.adopt(after, MS)

@@ -124,7 +124,7 @@ def test_step_says_when_the_next_edge_is():
 
 
 @pytest.mark.parametrize(("timeslice_us", "preempted"), [(50, False), (2000, True)])
-def test_a_turn_is_handed_over_by_short_slices_and_forced_where_they_are_long(timeslice_us, preempted):
+def test_short_slice_ends_turn_by_itself_long_one_is_preempted(timeslice_us, preempted):
     enforcer, engine, _ = card("a", "b")
     plan = turns("a", "b")
     enforcer.adopt(replace(plan, pods=tuple(replace(pod, timeslice_us=timeslice_us) for pod in plan.pods)), 0)
@@ -142,7 +142,7 @@ def test_without_gates_in_the_plan_nothing_is_ever_due():
     assert engine.calls == 0
 
 
-def test_release_opens_everything_and_gives_each_its_own_slice_back():
+def test_release_opens_gates_and_restores_each_timeslice():
     enforcer, engine, _ = card("a", "b")
     enforcer.table.note({"fact": "wish", "client": 1, "handle": 30, "us": 2048})
     enforcer.adopt(turns("a", "b"), 0)
@@ -235,7 +235,7 @@ def test_gates_do_not_wait_for_the_log_and_who_ran_is_told_by_it():
     assert off == [{2}, {1}, {2}]  # a's first turn began with the plan: nothing is told of it
 
 
-def test_a_pod_that_has_come_by_the_name_of_another_is_not_taken_for_idle():
+def test_new_pod_with_reused_name_is_not_taken_for_idle():
     enforcer, engine, used = card("a", "b")
     used["a"] = 1000 * MS
     enforcer.adopt(turns("a", "b", on_idle=OnIdle.YIELD), 10 * MS)
@@ -292,7 +292,7 @@ def closings(enforcer, engine, periods):
     return began
 
 
-def test_a_gate_that_is_slow_to_close_is_closed_as_much_earlier_and_on_time_again_when_it_is_not():
+def test_slow_gate_closes_earlier_until_it_is_fast_again():
     enforcer, engine, _ = card("a", "b")
     engine.took_ns = 4 * MS
     enforcer.adopt(turns("a", "b"), 0)
@@ -336,7 +336,7 @@ def test_a_switch_reported_late_is_not_charged_twice():
     assert sum(use.run_ns for use in meter.totals.values()) == 200
 
 
-def test_the_engine_going_straight_from_one_context_to_another_is_counted():
+def test_direct_context_handover_on_engine_is_counted():
     meter = GpuTimeCounter()
     handed = [Event(0, "a", True), Event(MS, "a", False), Event(MS + 84_000, "b", True), Event(2 * MS, "b", False)]
     meter.advance([*handed, Event(2 * MS, "b", True), Event(9 * MS, "b", False), Event(11 * MS, "a", True)], 12 * MS)

@@ -54,7 +54,7 @@ def channels(*clients):
 
 
 @pytest.mark.parametrize("dead", [0, 1, 2])
-def test_a_pod_that_is_closed_in_one_call_with_a_dying_one_runs_again_once_it_is_opened(dead):
+def test_pod_closed_together_with_dying_client_can_reopen(dead):
     live_pods = [client for client in range(3) if client != dead]
     card = Card(*channels(*live_pods))
 
@@ -70,7 +70,7 @@ def test_a_pod_that_is_closed_in_one_call_with_a_dying_one_runs_again_once_it_is
     dying=st.dictionaries(st.sampled_from(channels(1, 2)), st.integers(1, 12)),
     moves=st.lists(st.booleans(), max_size=8),
 )
-def test_whoever_dies_when_the_living_are_as_they_were_last_told_to_be(dying, moves):
+def test_dying_client_leaves_living_gates_as_last_requested(dying, moves):
     card = Card(*channels(1, 2, 3))
     card.dying = dying
     closed, known = set(), set(channels(1, 2, 3))
@@ -99,7 +99,7 @@ def test_what_will_not_close_is_left_open():
     assert card.running() == set(card.closed)
 
 
-def test_a_card_that_does_not_answer_is_not_asked_for_each_channel():
+def test_unresponsive_card_is_not_asked_per_channel():
     card = Card(*channels(*range(20)))
     card.silent_from = 1
 
@@ -117,7 +117,7 @@ def test_one_dead_pod_among_many_costs_two_calls_more():
 
 
 @pytest.mark.parametrize("silent_from", range(1, 5))
-def test_what_may_be_closed_is_open_once_it_is_opened_when_the_card_answers_again(silent_from):
+def test_channel_maybe_closed_reopens_when_card_answers_again(silent_from):
     card = Card(*channels(2, 3))  # 1 has died
     card.silent_from = silent_from
     moved = gpu_ops(card).gate(card, channels(1, 2, 3), closed=True)

@@ -53,7 +53,7 @@ def _settle(due, asked):
     return counts
 
 
-def test_a_pod_with_many_objects_does_not_keep_the_main_loop_from_the_daemon(due, asked):
+def test_settling_many_objects_does_not_block_main_loop(due, asked):
     asked.gone = {(_CLIENT, 10), (_CLIENT, 9 + _MANY)}
     counts = _settle(due, asked)
 
@@ -72,7 +72,7 @@ def test_many_clients_do_not_either(due, asked):
     assert {(client, client) for client in range(100, 100 + _MANY)} <= set(asked.keys)
 
 
-def test_what_is_doubted_again_while_it_is_asked_about_is_asked_about_once_more(due, asked):
+def test_object_doubted_again_during_check_is_checked_again(due, asked):
     due.run_due(_LATER)
     first = asked.keys[-1]
     asked.gone = {first}
@@ -82,7 +82,7 @@ def test_what_is_doubted_again_while_it_is_asked_about_is_asked_about_once_more(
     assert first not in due._table.objects
 
 
-def test_a_client_that_goes_meanwhile_takes_all_that_was_left_with_it(due, asked):
+def test_client_gone_during_check_takes_its_objects_with_it(due, asked):
     due.run_due(_LATER)
     asked.gone = {(_CLIENT, _CLIENT)}
     _settle(due, asked)
@@ -91,7 +91,7 @@ def test_a_client_that_goes_meanwhile_takes_all_that_was_left_with_it(due, asked
 
 
 @pytest.mark.parametrize("told", [True, False])
-def test_a_client_that_is_gone_with_many_objects_is_forgotten_bit_by_bit(due, asked, told):
+def test_large_gone_client_is_forgotten_in_bounded_steps(due, asked, told):
     asked.gone = {(_CLIENT, handle) for handle in (_CLIENT, *range(10, 10 + _MANY))}
     if told:
         due.forget_vanished((_CLIENT, _CLIENT))
@@ -118,7 +118,7 @@ def test_what_hangs_on_others_is_forgotten_first(due, asked):
     assert 0 < _MANY + 1 - len(due._table.objects) <= reconciler.BATCH
 
 
-def test_of_a_new_client_of_a_name_that_was_gone_only_what_is_gone_is_forgotten(due, asked):
+def test_reused_client_handle_loses_only_objects_that_are_gone(due, asked):
     asked.gone = {(_CLIENT, 10)}
     due.forget_vanished((_CLIENT, _CLIENT))
     _settle(due, asked)

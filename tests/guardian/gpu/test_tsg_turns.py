@@ -185,7 +185,7 @@ def test_turns_nest_in_windows_and_count_as_open() -> None:
     assert sum(end - start for start, end in pod.enforcer.take_closed("a", pod.now_ns)) == 5 * 300 * MS
 
 
-def test_a_plan_renewed_or_changed_goes_on_with_the_turn_there_is() -> None:
+def test_renewed_or_changed_plan_continues_current_tsg_turn() -> None:
     pod = Pod(2)
     pod.run(100 * MS, {1, 2})
     pod.enforcer.adopt(replace(pod.plan, period_ns=200 * MS), pod.now_ns)

@@ -27,7 +27,7 @@ from tests.guardian.pod import MINOR, allocate, make_device
 
 
 @pytest.mark.parametrize("form", ["long", "short"])
-def test_what_rm_makes_is_in_the_register_and_what_it_frees_is_not(on_card, form):
+def test_rm_objects_enter_table_when_made_and_leave_when_freed(on_card, form):
     asked = alloc(TSG, 2, abi.KEPLER_CHANNEL_GROUP_A)
     on_card.call(abi.NV_ESC_RM_ALLOC, asked if form == "long" else asked[:24] + bytes(8), TSG_PARAMS)
     made = [tsg.key for tsg in on_card.supervisor.table.compute_tsgs(0)]
@@ -44,7 +44,7 @@ def test_a_card_without_a_grant_gives_no_device(pod):
     assert pod.rm.seen == []
 
 
-def test_the_first_device_of_a_file_is_made_by_the_kernel_and_its_card_is_asked_of_rm(pod):
+def test_first_device_is_made_by_kernel_and_its_card_verified(pod):
     make_device(pod)
     pod.rm.instances[7, 2] = 1  # it was made on another card than was checked
     answer = pod.call(abi.NV_ESC_RM_ALLOC, subdevice(), bytes(4))
@@ -54,13 +54,13 @@ def test_the_first_device_of_a_file_is_made_by_the_kernel_and_its_card_is_asked_
     assert pod.supervisor.refusals["web", "card without a grant"] == 1
 
 
-def test_below_a_device_whose_card_is_not_known_there_is_no_memory(pod):
+def test_no_memory_below_device_whose_card_is_unknown(pod):
     make_device(pod)
 
     assert allocate(pod, 10, PAGE) == abi.NV_ERR_INVALID_STATE
 
 
-def test_a_device_that_was_not_made_may_have_been_made_under_another_name(pod):
+def test_failed_device_may_exist_under_another_handle(pod):
     make_device(pod)
     pod.rm.objects[7, 66] = pod.rm.objects.pop((7, 2))
     second = pod.call(abi.NV_ESC_RM_ALLOC, device(4), DEVICE_PARAMS)
@@ -70,7 +70,7 @@ def test_a_device_that_was_not_made_may_have_been_made_under_another_name(pod):
     assert alloc_status(root[2]) == abi.NV_ERR_INVALID_STATE
 
 
-def test_a_channel_outside_a_tsg_is_refused_for_no_gate_would_hold_it(on_card):
+def test_channel_outside_tsg_is_refused(on_card):
     answer = on_card.call(abi.NV_ESC_RM_ALLOC, alloc(9, 2, 0xC86F), bytes(368))
 
     assert (answer[0], alloc_status(answer[2])) == (0, abi.NV_ERR_INVALID_ARGUMENT)
@@ -98,7 +98,7 @@ def test_an_address_space_has_one_name_under_a_limit(on_card):
     assert (7, 20) not in on_card.rm.objects
 
 
-def test_nothing_gets_a_name_in_a_client_that_the_file_does_not_have(on_card):
+def test_no_object_in_client_not_owned_by_the_calling_file(on_card):
     on_card.rm.objects[7, 10] = (0x3E, 2)
     answer = on_card.call(abi.NV_ESC_RM_DUP_OBJECT, dup(20, 10, client=99))
 
@@ -140,7 +140,7 @@ def ask_for_root(pod):
     return error if result else alloc_status(after)
 
 
-def test_a_file_gets_one_root_client_at_a_time_for_another_call_could_be_made_in_the_next_ones_stead(pod):
+def test_second_root_client_on_a_file_is_refused(pod):
     pod.rm.objects = {(8, 8): (abi.NV01_ROOT_CLIENT, 0)}
     first, second = ask_for_root(pod), ask_for_root(pod)
     pod.call(abi.NV_ESC_RM_FREE, free(8, client=8))
@@ -158,7 +158,7 @@ def test_a_file_that_had_a_device_gets_no_root_client_any_more(pod):
 
 
 @pytest.mark.parametrize(("engine", "answer"), [(1, abi.NV_OK), (9, abi.NV_ERR_INVALID_ARGUMENT)])
-def test_compute_runs_in_tsgs_of_the_compute_engine_for_no_other_is_gated(on_card, engine, answer):
+def test_compute_object_needs_tsg_on_compute_engine(on_card, engine, answer):
     group = struct.pack("<IIIII", 0, 0, 0, engine, 0)
     on_card.call(abi.NV_ESC_RM_ALLOC, alloc(20, 2, abi.KEPLER_CHANNEL_GROUP_A), group)
     on_card.call(abi.NV_ESC_RM_ALLOC, alloc(21, 20, 0xC86F), bytes(368))
@@ -168,7 +168,7 @@ def test_compute_runs_in_tsgs_of_the_compute_engine_for_no_other_is_gated(on_car
     assert (alloc_status(compute[2]), alloc_status(copies[2])) == (answer, abi.NV_OK)
 
 
-def test_compute_is_made_preemptible_once_for_each_tsg_whether_its_program_asks_or_not(on_card):
+def test_each_compute_tsg_is_made_preemptible_exactly_once(on_card):
     on_card.call(abi.NV_ESC_RM_ALLOC, alloc(20, 2, abi.KEPLER_CHANNEL_GROUP_A), TSG_PARAMS)
     for channel in (21, 23):
         on_card.call(abi.NV_ESC_RM_ALLOC, alloc(channel, 20, 0xC86F), bytes(368))
@@ -188,7 +188,7 @@ def test_another_tsg_of_the_same_name_is_made_preemptible_too(on_card):
 
 
 @pytest.mark.parametrize(("how", "opened"), [("here", [(7, 21)]), ("elsewhere", []), ("by the heap", [])])
-def test_gates_are_opened_for_a_free_but_not_where_rm_would_refuse_it(on_card, how, opened):
+def test_free_opens_gates_only_where_rm_would_accept_it(on_card, how, opened):
     """A file that has none of the clients, or the heap's own call, could be asked for ever."""
     on_card.call(abi.NV_ESC_RM_ALLOC, alloc(20, 2, abi.KEPLER_CHANNEL_GROUP_A), TSG_PARAMS)
     on_card.call(abi.NV_ESC_RM_ALLOC, alloc(21, 20, 0xC86F), bytes(368))
@@ -212,7 +212,7 @@ def test_channels_of_classes_that_carry_no_gate_here_are_refused(on_card, rm_cla
     assert alloc_status(answer[2]) == abi.NV_ERR_INVALID_CLASS
 
 
-def test_a_root_client_beside_a_device_is_refused_for_something_else_could_be_made_in_its_stead(on_card):
+def test_root_client_on_file_with_a_device_is_refused(on_card):
     answer = on_card.call(abi.NV_ESC_RM_ALLOC, alloc(0, 0, abi.NV01_ROOT, client=0))
 
     assert (answer[0], alloc_status(answer[2])) == (0, abi.NV_ERR_INVALID_STATE)

@@ -26,7 +26,7 @@ def test_a_scheduling_control_is_refused_in_rms_own_words(pod):
     assert pod.rm.seen == []
 
 
-def test_a_control_that_nobody_knows_is_one_the_driver_does_not_have(pod):
+def test_unknown_control_is_answered_not_supported(pod):
     result, _, argument = pod.call(abi.NV_ESC_RM_CONTROL, control(0x2080FFF1))
 
     assert (result, status(argument)) == (0, abi.NV_ERR_NOT_SUPPORTED)
@@ -85,7 +85,7 @@ def test_a_legacy_control_on_anothers_client_is_refused(on_card):
     assert status(other[2]) == abi.NV_ERR_INVALID_CLIENT
 
 
-def test_libcudas_own_timeslice_is_remembered_once_and_refused_after(on_card):
+def test_cudas_timeslice_is_stored_once_then_refused(on_card):
     on_card.call(abi.NV_ESC_RM_ALLOC, alloc(TSG, 2, abi.KEPLER_CHANNEL_GROUP_A), TSG_PARAMS)
     wish = struct.pack("<Q", 2048)
 
@@ -105,7 +105,7 @@ def test_a_timeslice_wish_may_not_be_a_way_to_a_larger_share(on_card):
     assert status(answer[2]) == abi.NV_ERR_INSUFFICIENT_PERMISSIONS
 
 
-def test_the_card_is_as_large_as_the_limit_and_as_full_as_the_pod(on_card):
+def test_fb_info_shows_limit_as_size_and_pod_usage_as_used(on_card):
     def answer(params):
         for i, index in enumerate((0x08, 0x16, 0x10)):
             struct.pack_into("<II", params, 4 + 8 * i, index, 1 << 31)
@@ -162,7 +162,7 @@ def test_a_plain_control_that_is_too_large_takes_the_long_way():
     assert performed == []
 
 
-def test_a_pod_that_asks_thousands_of_things_has_few_of_them_named(pod, monkeypatch):
+def test_refusal_kinds_per_pod_are_bounded(pod, monkeypatch):
     monkeypatch.setattr(supervisor, "_MOST_KINDS", 3)
     for number in range(8):
         pod.call(abi.NV_ESC_RM_CONTROL, control(0x2080F000 + number))
@@ -238,7 +238,7 @@ def test_who_gives_turns_away_rests_in_between(own_tsg, monkeypatch):
     ],
     ids=str,
 )
-def test_a_turn_that_is_not_its_own_or_not_plainly_its_end_is_not_rms_to_hear_of(own_tsg, asked):
+def test_preempt_other_than_of_own_tsg_is_refused(own_tsg, asked):
     """A neighbour's, a channel, nothing, a subdevice, sizes; not waited for, patience of its own."""
     assert preempt(own_tsg, **asked) == (NO, 0)
     assert own_tsg.supervisor.refusals["web", "NVA06C_CTRL_CMD_PREEMPT"] == 1

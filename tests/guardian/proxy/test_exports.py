@@ -83,7 +83,7 @@ def test_what_a_pod_imports_of_somebody_elses_is_charged_to_it(sharing):
     assert (take_in(sharing, 11), held(sharing)) == (abi.NV_OK, 2 * SIZE)
 
 
-def test_an_export_whose_handle_is_gone_counts_on_and_what_comes_of_it_counts_too(sharing):
+def test_export_without_handle_stays_charged_and_imports_add(sharing):
     """Nobody can say any more what the descriptor carries: rather twice than not at all."""
     export(sharing, 10)
     sharing.call(abi.NV_ESC_RM_FREE, free(10))
@@ -91,7 +91,7 @@ def test_an_export_whose_handle_is_gone_counts_on_and_what_comes_of_it_counts_to
     assert (take_in(sharing, 11), held(sharing)) == (abi.NV_OK, 2 * SIZE)
 
 
-def test_freeing_the_import_leaves_the_export_charged_and_the_other_way_round(sharing):
+def test_export_stays_charged_after_import_or_source_is_freed(sharing):
     export(sharing, 10)
     take_in(sharing, 11)
     sharing.call(abi.NV_ESC_RM_FREE, free(11))
@@ -131,7 +131,7 @@ steps = st.lists(
 
 
 @given(steps)
-def test_a_pod_is_charged_every_allocation_once_that_a_handle_or_an_export_keeps(story):
+def test_allocation_charged_once_while_handle_or_export_holds_it(story):
     """The naive twin: a set of allocations by handle, and a set of those exported."""
     table = ObjectTable()
     device = fact("object", client=7, handle=2, parent=7, detail=0) | {"class": abi.NV01_DEVICE_0}

@@ -82,7 +82,7 @@ def kept_by_a_sleeper(pod):
     return between, memory(pod)
 
 
-def test_memory_that_is_freed_while_it_is_mapped_counts_until_it_is_unmapped(told):
+def test_memory_freed_while_mapped_is_charged_until_unmapped(told):
     free_10(told)
     before = memory(told)
     told.rm.unmaps = True
@@ -111,7 +111,7 @@ def test_what_is_freed_beside_a_mapping_in_the_making_counts_on(on_card):
     assert memory(on_card) == MOST
 
 
-def test_what_is_unmapped_beside_a_mapping_in_the_making_counts_on(told):
+def test_unmap_beside_mapping_in_flight_stays_charged(told):
     free_10(told)
     told.rm.unmaps = True
     told.dispatcher._free_handler._wait_for_mappings = lambda: False
@@ -138,7 +138,7 @@ def test_page_tables_of_what_is_mapped_count_and_must_fit(on_card):
     assert (full, held(on_card)) == (PAGE + 3 * TABLES, PAGE + 3 * TABLES)
 
 
-def test_an_unmapping_that_unmaps_something_else_gives_nothing_back(told):
+def test_unmap_of_something_else_gives_nothing_back(told):
     free_10(told)
     told.uvm(uvm.UNMAP_EXTERNAL, uvm_range(1 << 40, PAGE))  # RM says that it is still mapped
 
@@ -147,13 +147,13 @@ def test_an_unmapping_that_unmaps_something_else_gives_nothing_back(told):
     assert kept_by_a_sleeper(told)[1] == 0
 
 
-def test_a_mapping_that_was_not_told_of_keeps_its_memory_charged_until_the_pods_last_process_has_ended(mapped):
+def test_unreported_mapping_stays_charged_until_pod_ends(mapped):
     free_10(mapped)
 
     assert kept_by_a_sleeper(mapped) == (MOST, 0)
 
 
-def test_exported_memory_counts_while_a_process_that_made_no_call_may_hold_its_descriptor(exported):
+def test_export_charged_while_silent_process_may_hold_descriptor(exported):
     free_10(exported)
 
     assert kept_by_a_sleeper(exported) == (MOST, MOST)
@@ -260,7 +260,7 @@ def test_a_pod_with_another_filter_has_not_ended_with_the_first(exported):
     assert kept_by_a_sleeper(exported) == (MOST, MOST)
 
 
-def test_memory_that_is_kept_does_not_look_gone_because_another_file_was_closed(mapped):
+def test_kept_memory_survives_closing_of_another_file(mapped):
     mapped.rm.objects[8, 8] = (abi.NV01_ROOT_CLIENT, 0)
     mapped.supervisor.note({"fact": "client", "client": 8, "pid": mapped.process.pid, "fd": 99})
     mapped.rm._make(8, 1, abi.NV01_MEMORY_LOCAL_USER, 8, MOST)
@@ -270,7 +270,7 @@ def test_memory_that_is_kept_does_not_look_gone_because_another_file_was_closed(
     assert held(mapped) == MOST
 
 
-def test_a_mapping_that_was_not_told_of_keeps_memory_whose_file_was_closed_while_uvms_is_there(on_card):
+def test_unreported_mapping_charged_until_uvm_file_is_closed(on_card):
     allocate(on_card, 10, MOST)
     on_card.uvm(uvm.REGISTER_GPU, bytes(40))
     on_card.rm._free(7, 7)  # what was mapped stays with UVM, which has a name of its own for it
@@ -284,7 +284,7 @@ def test_a_mapping_that_was_not_told_of_keeps_memory_whose_file_was_closed_while
     assert (kept, held(on_card)) == (MOST, 0)
 
 
-def test_what_a_process_had_as_another_program_is_given_back_when_the_new_one_registers_a_card(on_card, monkeypatch):
+def test_exec_releases_old_memory_when_program_registers_card(on_card, monkeypatch):
     """Executing another program closes UVM's file and the clients'; the new one has a file of UVM's soon."""
     allocate(on_card, 10, MOST)
     on_card.uvm(uvm.REGISTER_GPU, bytes(40))
@@ -296,7 +296,7 @@ def test_what_a_process_had_as_another_program_is_given_back_when_the_new_one_re
     assert held(on_card) == 0
 
 
-def test_memory_that_goes_with_its_device_but_is_mapped_stays_charged(mapped):
+def test_mapped_memory_stays_charged_when_its_device_is_freed(mapped):
     mapped.call(abi.NV_ESC_RM_FREE, free(2))
 
     assert memory(mapped) == MOST
@@ -312,7 +312,7 @@ def test_a_process_that_dies_gives_back_what_rm_says_is_gone(on_card):
     assert (before, held(on_card)) == (MOST, 0)
 
 
-def test_a_process_that_dies_gives_back_nothing_that_somebody_else_holds_on_to(on_card):
+def test_exit_frees_no_memory_that_another_process_holds(on_card):
     allocate(on_card, 10, MOST)
     on_card.supervisor.exited(on_card.process.pid)
     on_card.settle()
@@ -320,7 +320,7 @@ def test_a_process_that_dies_gives_back_nothing_that_somebody_else_holds_on_to(o
     assert held(on_card) == MOST
 
 
-def test_rm_is_asked_about_a_pods_clients_for_a_tenth_of_the_time_at_most(on_card):
+def test_asking_rm_about_a_pods_clients_takes_a_tenth_of_time(on_card):
     """Nobody else is served meanwhile, and a pod can have as many clients as it likes and be refused as often."""
     now, asked = [0], []
     on_card.supervisor.clock = lambda: now[0]
@@ -339,7 +339,7 @@ def test_rm_is_asked_about_a_pods_clients_for_a_tenth_of_the_time_at_most(on_car
     assert len(asked) > 1
 
 
-def test_what_rm_is_asked_when_an_address_space_goes_does_not_grow_with_memory(on_card):
+def test_vaspace_free_asks_rm_independently_of_memory_count(on_card):
     for handle in range(10, 30):
         allocate(on_card, handle, PAGE)
     on_card.call(abi.NV_ESC_RM_ALLOC, alloc(40, 2, abi.FERMI_VASPACE_A), bytes(64))

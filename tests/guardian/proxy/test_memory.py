@@ -25,7 +25,7 @@ from tests.guardian.fake_rm import PAGE
 from tests.guardian.pod import LIMIT, MINOR, MOST, allocate, held
 
 
-def test_memory_over_the_limit_is_refused_as_no_memory_and_not_charged(on_card):
+def test_memory_over_limit_gets_no_memory_and_no_charge(on_card):
     assert allocate(on_card, 10, MOST) == abi.NV_OK
     assert allocate(on_card, 11, MOST) == abi.NV_ERR_NO_MEMORY
     assert held(on_card) == MOST
@@ -78,7 +78,7 @@ def test_memory_that_is_freed_can_be_had_again(on_card):
     assert allocate(on_card, 11, MOST) == abi.NV_OK
 
 
-def test_a_limit_below_what_is_held_takes_nothing_and_gives_nothing(on_card):
+def test_limit_below_usage_refuses_new_memory_and_keeps_old(on_card):
     allocate(on_card, 10, MOST)
     on_card.limits[0] = PAGE
 
@@ -86,7 +86,7 @@ def test_a_limit_below_what_is_held_takes_nothing_and_gives_nothing(on_card):
     assert held(on_card) == MOST
 
 
-def test_duplicated_memory_is_charged_once_until_the_last_handle_goes(on_card):
+def test_duplicated_memory_charged_once_until_last_handle_freed(on_card):
     allocate(on_card, 10, MOST)
     on_card.call(abi.NV_ESC_RM_DUP_OBJECT, dup(20, 10))
     both = held(on_card)
@@ -105,7 +105,7 @@ def test_memory_of_the_old_heap_interface_counts_too(on_card):
     assert struct.unpack_from("<QQ", first, 24) == (LIMIT, LIMIT - MOST)
 
 
-def test_a_pod_that_was_retired_gets_no_memory_through_what_is_left_of_it(on_card):
+def test_process_of_retired_pod_gets_no_memory(on_card):
     on_card.supervisor.allowance = lambda pod: NO_POD
 
     assert allocate(on_card, 10, PAGE) == abi.NV_ERR_INSUFFICIENT_PERMISSIONS
@@ -131,7 +131,7 @@ def someone_elses(pod, client=9):
     pod.rm._make(client, 10, 0x40, 2, MOST)
 
 
-def test_memory_of_another_pod_counts_for_who_takes_a_handle_on_it_too(on_card):
+def test_duplicating_other_pods_memory_charges_duplicator_too(on_card):
     someone_elses(on_card)
     allocate(on_card, 10, MOST)
     answer = on_card.call(abi.NV_ESC_RM_DUP_OBJECT, dup(20, 10, source_client=9))
@@ -167,7 +167,7 @@ def test_more_clients_than_are_kept_are_refused(on_card, monkeypatch):
 
 
 @pytest.mark.parametrize("way", ["alloc", "heap"])
-def test_another_pods_client_makes_no_memory_here_whoever_has_its_file(on_card, way):
+def test_other_pods_client_allocates_nothing_through_this_pod(on_card, way):
     someone_elses(on_card)
     if way == "alloc":
         call = alloc(11, 2, 0x40, client=9)

@@ -42,14 +42,14 @@ def test_what_could_be_managed_memory_must_fit(mapping):
     assert mapping.supervisor.refusals["web", "managed memory over the limit"] == 1
 
 
-def test_a_mapping_is_known_to_be_in_the_making_before_its_process_uses_uvm(mapping):
+def test_mapping_is_in_flight_before_process_uses_uvm(mapping):
     """It could become managed memory by the time that a card is registered."""
     mapping.map(SMALL)
 
     assert len(mapping.dispatcher._mmap._making.calls) == 1
 
 
-def test_managed_memory_that_does_not_fit_is_not_permitted_and_what_fits_is_made_after(mapping):
+def test_managed_mapping_over_limit_refused_next_fit_succeeds(mapping):
     mapping.supervisor.quota.will_use_uvm(mapping.process.pid)
     answers = []
     for size in (LARGE, SMALL):
@@ -60,7 +60,7 @@ def test_managed_memory_that_does_not_fit_is_not_permitted_and_what_fits_is_made
     assert answers[1][0] == 0
 
 
-def test_a_process_whose_uvm_another_initialised_is_charged_what_it_maps_when_it_registers_a_card(mapping):
+def test_uvm_set_up_by_vm_sharer_is_charged_at_registration(mapping):
     """The other shares its memory (clone(CLONE_VM)), and is gone when the first mapping is made."""
     unseen = mapping.map(SMALL), held(mapping)
     mapping.mapped = SMALL
@@ -87,7 +87,7 @@ def test_managed_memory_and_other_memory_are_one_limit(mapping):
     assert allocate(mapping, 10, SMALL) == abi.NV_OK
 
 
-def test_a_mapping_that_turns_out_to_be_no_managed_memory_is_not_charged(mapping):
+def test_mapping_that_is_not_managed_memory_is_not_charged(mapping):
     mapping.supervisor.quota.will_use_uvm(mapping.process.pid)
     mapping.map(SMALL)
     during = held(mapping)
@@ -100,7 +100,7 @@ def test_programs_without_cuda_map_what_they_like(mapping):
     assert mapping.map(LARGE) == (0, 0)
 
 
-def test_whatever_descriptor_is_shown_could_be_uvms_when_the_mapping_is_made(mapping):
+def test_mapping_of_any_descriptor_may_be_uvms_when_made(mapping):
     """A process made with CLONE_FILES is no thread, and can put another file in the descriptor's place."""
     mapping.supervisor.quota.will_use_uvm(mapping.process.pid)
     mapping.of_uvm = False
@@ -143,7 +143,7 @@ def test_uvm_gets_no_card_beside_a_mapping_in_the_making(on_card):
 
 
 @pytest.mark.parametrize(("limits", "answer"), [({0: LARGE}, errno.EOPNOTSUPP), ({}, errno.EINVAL)])
-def test_memory_that_uvm_would_keep_elsewhere_is_not_to_be_had_under_a_limit(on_card, limits, answer):
+def test_uvm_p2p_memory_is_refused_under_a_limit(on_card, limits, answer):
     on_card.limits.clear()
     on_card.limits.update(limits)
 

@@ -54,7 +54,7 @@ def test_without_a_limit_all_of_it_is_made(on_card):
     assert space(on_card, VIRTUAL) == (abi.NV_OK,) * 2
 
 
-def test_beyond_some_devices_each_must_fit_with_its_address_space(on_card, monkeypatch):
+def test_devices_beyond_free_ones_must_fit_with_address_space(on_card, monkeypatch):
     monkeypatch.setattr(object_table, "SPACE_BYTES", 1 << 16)
     monkeypatch.setattr(supervisor, "_FREE_DEVICES", 2)
     on_card.limits[0] = 1
@@ -65,7 +65,7 @@ def test_beyond_some_devices_each_must_fit_with_its_address_space(on_card, monke
 
 
 @pytest.mark.parametrize("limited", [True, False])
-def test_memory_at_an_address_of_the_card_is_refused_under_a_limit(on_card, limited):
+def test_memory_at_fixed_card_address_is_refused_under_a_limit(on_card, limited):
     """RM takes all that a large alignment spans, and tells of what was asked for."""
     on_card.limits = {0: 1 << 40} if limited else {}
     params = bytes(8) + struct.pack("<I", 0x1C011) + bytes(52) + struct.pack("<Q", 1 << 16) + bytes(56)
@@ -92,7 +92,7 @@ TABLES = 16 << 10
 
 
 @pytest.mark.parametrize(("request_", "size", "at"), [(REGION, 40, 32), (SPARSE_RANGE, 40, 32), (POOL, 9248, 9240)])
-def test_page_tables_of_what_is_no_memory_are_charged_until_it_is_freed(on_card, request_, size, at):
+def test_page_tables_of_non_memory_ranges_charged_until_freed(on_card, request_, size, at):
     """UVM makes them for a page here and a page there, as many as are asked for."""
     on_card.limits[0] = 3 * TABLES
     place = (struct.pack("<QQ", page << 40, 4096) for page in range(1, 6))
@@ -107,7 +107,7 @@ def test_page_tables_of_what_is_no_memory_are_charged_until_it_is_freed(on_card,
 
 
 @pytest.mark.parametrize("size", abi.MAP_MEMORY_DMA_BYTES)
-def test_rms_own_mappings_are_refused_under_a_limit_and_let_through_without_one(on_card, size):
+def test_rm_dma_mappings_refused_under_limit_else_passed_through(on_card, size):
     under = on_card.call(abi.NV_ESC_RM_MAP_MEMORY_DMA, bytes(size))[:2]
     on_card.limits = {}
 

@@ -24,7 +24,7 @@ def detail(row, call) -> int:
     return rm_calls.detail(call.rm_class, row.params)
 
 
-def test_a_cuda_program_makes_one_compute_tsg_with_eight_channels():
+def test_cuda_program_makes_one_compute_tsg_with_eight_channels():
     trace = next(path for path in TRACES if "min" in path.name)
     asked = [(row, rm_calls.decode(row.request, ARGUMENT, row.reader())) for row in rows(trace)]
     allocs = [(row, call) for row, call in asked if isinstance(call, rm_calls.Alloc)]

@@ -30,7 +30,7 @@ def opened():
     return os.open("/dev/null", os.O_RDWR)
 
 
-def test_every_card_that_was_registered_on_a_file_is_taken_from_it_and_the_file_let_go(files):
+def test_release_unregisters_every_card_and_closes_the_file(files):
     held, asked = files
     fd = opened()
     held.hold(os.getpid(), fd, fd, [CARD])
@@ -60,7 +60,7 @@ def process():
         each.wait()
 
 
-def test_a_file_that_its_process_has_under_another_number_is_not_closed(files, process):
+def test_file_open_under_another_fd_number_is_not_closed(files, process):
     held, _ = files
     fd = opened()
     held.hold(process(fd), 77, fd, [CARD])
@@ -69,7 +69,7 @@ def test_a_file_that_its_process_has_under_another_number_is_not_closed(files, p
     assert held.take_closed() == {}
 
 
-def test_a_file_that_its_process_has_closed_is_given_up_though_we_have_it(files, process):
+def test_file_closed_by_its_process_is_released(files, process):
     held, asked = files
     fd, pid = opened(), process(subprocess.DEVNULL)
     held.hold(pid, 77, fd, [CARD])

@@ -127,7 +127,7 @@ def test_the_others_stand_still_until_the_kernel_is_done(pod, monkeypatch):
     assert order == ["thread_freezer", "over", "free"]
 
 
-def test_a_refusal_that_cannot_be_written_is_not_carried_out_either(pod):
+def test_unwritable_refusal_is_not_executed_either(pod):
     pod.tell("readonly")
     result, error, _ = pod.call(abi.NV_ESC_RM_CONTROL, control(abi.NV2080_FIFO_DISABLE_CHANNELS))
 
@@ -142,14 +142,14 @@ def test_a_call_that_breaks_the_judge_is_answered_all_the_same(pod):
 
 
 @pytest.mark.parametrize("name", [b"\x0cTgid:\t%d", b"\x1eTgid:\t%d", b"\xff) S %d"])
-def test_a_process_that_calls_itself_like_another_is_taken_for_what_it_is(pod, name):
+def test_spoofed_process_name_does_not_change_its_pod(pod, name):
     pod.tell(f"name {(name % os.getpid()).hex()}")
     pod.call(abi.NV_ESC_RM_CONTROL, control(0x20800110))
 
     assert pod.supervisor.table.processes == {pod.process.pid: "web"}
 
 
-def test_nothing_is_done_through_files_of_who_may_have_got_the_callers_number(pod, monkeypatch):
+def test_nothing_is_done_with_files_of_a_maybe_reused_pid(pod, monkeypatch):
     """Whoever waits no longer when its descriptor was taken was gone, maybe, and another process in its place."""
     monkeypatch.setattr(seccomp_notify.Listener, "still_waiting", lambda self, id_: False)
 

@@ -64,7 +64,7 @@ def test_a_guardian_that_was_stopped_is_given_up_as_such(answering):
     link.close()
 
 
-def test_a_stopped_guardian_is_found_to_hang_when_it_is_called_on(answering):
+def test_stopped_guardian_is_reported_as_hung(answering):
     process, path = answering
     _stop(process.pid)
     with pytest.raises(GuardianHangsError, match=f"process {process.pid}.*its process is stopped"):
@@ -72,7 +72,7 @@ def test_a_stopped_guardian_is_found_to_hang_when_it_is_called_on(answering):
 
 
 @pytest.mark.parametrize("how", ["spin", "sleep", "last event"])
-def test_a_guardian_that_hangs_without_being_stopped_is_given_up_too(answering, how):
+def test_guardian_that_hangs_unstopped_is_given_up(answering, how):
     _, path = answering
     link = GuardianLink(path, watch=False)
     with pytest.raises(BackendGoneError, match=r"it does not answer$"):
@@ -103,7 +103,7 @@ fcntl.ioctl(listener, 0xC0502100, bytearray(80))  # SECCOMP_IOCTL_NOTIF_RECV: no
 """
 
 
-def test_a_process_that_the_driver_keeps_is_told_from_one_that_sleeps():
+def test_process_in_driver_is_told_from_sleeping_one():
     process = subprocess.Popen([sys.executable, "-c", _IN_AN_IOCTL], stdout=subprocess.PIPE)
     assert process.stdout is not None
     assert process.stdout.readline() == b"ready\n"
@@ -141,7 +141,7 @@ lock.acquire()
 
 
 @pytest.mark.parametrize("where", ["in the driver", "asleep"])
-def test_so_is_one_that_waits_for_another_thread_which_the_driver_keeps(where):
+def test_process_waiting_on_thread_in_driver_counts_as_in_driver(where):
     process = subprocess.Popen([sys.executable, "-c", _WAITS, where], stdout=subprocess.PIPE)
     assert process.stdout is not None
     assert process.stdout.readline() == b"ready\n"

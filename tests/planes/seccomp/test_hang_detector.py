@@ -52,7 +52,7 @@ def _looks(process, **each) -> int:
 
 
 @pytest.mark.parametrize(("state", "ran_ns"), [("S", 0), ("R", _LOOK_NS)])
-def test_one_that_sleeps_or_spins_is_given_up_long_before_one_that_gets_no_processor(process, state, ran_ns):
+def test_hung_guardian_is_given_up_long_before_a_starved_one(process, state, ran_ns):
     process.state = state
     hangs = _looks(process, ran_ns=ran_ns)
     process.state = "R"

@@ -42,7 +42,7 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_two_daemons_exclude_each_other_whatever_their_directories(tree):
+def test_two_daemons_exclude_each_other_across_directories(tree):
     first = lock_host()
     with pytest.raises(AlreadyRunningError):
         lock_host()

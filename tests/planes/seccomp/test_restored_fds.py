@@ -41,7 +41,7 @@ def _pipes(count):
     return [fd for _ in range(count) for fd in os.pipe()]
 
 
-def test_where_nobody_is_left_a_guardian_begins_with_all_that_is_kept(tmp_path):
+def test_without_guardian_one_starts_with_all_restored_fds(tmp_path):
     found = restored_fds.RestoredFds(_store(**{"journal": 7, "files": 9, "listener.3.web.one": 8}), tmp_path)
 
     assert found.standby.given == (tmp_path, (7, 9), {3: ("web.one", 8)})

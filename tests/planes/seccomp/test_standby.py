@@ -34,7 +34,7 @@ def test_without_descriptors_no_reserve_is_started(state, tmp_path, monkeypatch)
         Standby(tmp_path, state, {})
 
 
-def test_one_that_has_ended_is_not_killed_by_a_number_that_may_be_anothers(state, tmp_path, monkeypatch):
+def test_ended_standby_is_not_killed_through_its_reused_pid(state, tmp_path, monkeypatch):
     ended = Standby(tmp_path, state, {})
     ended.end()
     killed = []
@@ -44,7 +44,7 @@ def test_one_that_has_ended_is_not_killed_by_a_number_that_may_be_anothers(state
     assert (ended.lives, killed) == (False, [])
 
 
-def test_it_is_told_to_begin_once_and_its_end_is_then_its_own_affair(state, tmp_path):
+def test_standby_begins_once_and_then_ends_on_its_own(state, tmp_path):
     one = Standby(tmp_path, state, {})
     told = []
     one._say = told.append
@@ -69,7 +69,7 @@ def test_it_makes_way_for_another_guardian_and_only_for_another(state, tmp_path,
     assert one._process.wait(10) == -signal.SIGKILL
 
 
-def test_no_other_guardian_begins_between_a_listeners_arrival_and_its_copy(monkeypatch):
+def test_no_guardian_begins_between_listeners_arrival_and_copy(monkeypatch):
     got = []
 
     def hold(*_):

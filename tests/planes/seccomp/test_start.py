@@ -80,7 +80,7 @@ def test_one_that_is_told_to_begin_says_what_it_lacks(daemon, process):
     assert said["error"].startswith("/proc/driver/nvidia/version: ")
 
 
-def test_it_has_read_the_journal_when_it_begins_though_it_was_compacted_meanwhile(daemon):
+def test_standby_has_read_journal_at_begin_despite_compaction(daemon):
     daemon.journal.append(_POD)
     daemon.journal.append(_POD | {"name": "gone"})
     standby = daemon.standby()
@@ -96,7 +96,7 @@ def test_it_has_read_the_journal_when_it_begins_though_it_was_compacted_meanwhil
     assert set(standby.table.pods) == {"web", "late", "last"}
 
 
-def test_it_reads_each_fact_once_and_one_that_is_being_written_when_it_is_whole(daemon):
+def test_journal_reader_reads_each_fact_once_when_complete(daemon):
     journal = Journal(os.dup(daemon.journal.fd))
     daemon.journal.append(_POD)
     first = [fact["name"] for fact in journal.read()[1]]
@@ -110,7 +110,7 @@ def test_it_reads_each_fact_once_and_one_that_is_being_written_when_it_is_whole(
     assert (first, cut, anew, [fact["fact"] for fact in facts]) == (["web"], [], False, ["unpod"])
 
 
-def test_it_has_the_listeners_that_were_there_and_those_that_came_and_not_those_that_went(daemon):
+def test_standby_holds_current_listeners_and_no_departed_ones(daemon):
     fds = [os.open("/dev/null", os.O_RDONLY) for _ in range(3)]
     daemon.connection.send({"op": "hold", "inherited": {1: ("web", fds[0]), 2: ("job", fds[1])}})
     daemon.connection.send({"op": "hold", "number": 3, "pod": "late"}, [fds[2]])
@@ -127,7 +127,7 @@ def test_it_has_the_listeners_that_were_there_and_those_that_came_and_not_those_
     os.close(fds[2])
 
 
-def test_it_begins_by_itself_when_the_daemon_is_gone_and_no_guardian_has_the_journal(daemon, tmp_path):
+def test_standby_begins_alone_when_daemon_and_guardian_are_gone(daemon, tmp_path):
     standby = daemon.standby()
     daemon.connection.close()
 

@@ -127,7 +127,7 @@ def test_a_plan_that_is_not_renewed_ends_with_its_lease() -> None:
     assert afterwards.tsgs[0].run_ns > 0.999 * SECOND
 
 
-def test_a_daemon_that_died_is_survived_by_pods_and_followed_by_another() -> None:
+def test_pods_survive_dead_daemon_and_successor_takes_over() -> None:
     host, dead, _ = flooded("a", "b")
     dead.apply(Plan(0, PERIOD, (part("a", windows=()), part("b"))))
     dead.wait(PERIOD)
@@ -155,7 +155,7 @@ def test_closing_opens_every_gate_and_ends_every_verb() -> None:
         backend.sample()
 
 
-def test_a_plan_for_another_pgpu_is_refused_and_the_old_one_stays() -> None:
+def test_plan_for_another_pgpu_is_refused_and_old_one_stays() -> None:
     _, backend, _ = flooded("a")
     backend.apply(Plan(0, PERIOD, (part("a", windows=()),)))
     with pytest.raises(RefusedError, match="pGPU 1"):
@@ -167,13 +167,13 @@ def test_a_plan_for_another_pgpu_is_refused_and_the_old_one_stays() -> None:
     assert backend.sample().pods[0].tsgs[0].run_ns == 0
 
 
-def test_pods_that_have_gone_are_skipped_and_unnamed_ones_run_free() -> None:
+def test_gone_pods_are_skipped_and_unplanned_ones_run_freely() -> None:
     _, backend, _ = flooded("a")
 
     assert hold(backend, Plan(0, PERIOD, (part("ghost", windows=()),)), 1)["a"] > 0.999
 
 
-def test_a_process_that_comes_under_a_plan_gets_the_timeslice_of_its_pod() -> None:
+def test_process_started_under_a_plan_gets_its_pods_timeslice() -> None:
     host, backend, _ = flooded("a", "b")
     plan = Plan(0, PERIOD, (part("a", 30_000), part("b", 10_000)))
     backend.apply(plan)
@@ -287,7 +287,7 @@ def test_in_real_time_a_change_wakes_a_waiting_loop() -> None:
     assert not waiting.is_alive()
 
 
-def test_a_process_that_came_by_the_number_of_a_pods_is_not_the_pods(monkeypatch):
+def test_process_with_reused_pid_is_not_the_pods(monkeypatch):
     host = SimHost()
     host.admit("a", {0: Grant()})
     host.attach("a", os.getpid(), [])

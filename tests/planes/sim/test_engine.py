@@ -68,7 +68,7 @@ def test_a_turn_left_early_is_told_as_long_as_it_was() -> None:
     assert brief.longest_ns == 100 * NS_PER_US + H200.save_ns + H200.restore_ns
 
 
-def test_a_newcomer_waits_for_the_end_of_the_running_slice_and_no_longer() -> None:
+def test_newcomer_waits_only_until_the_running_slice_ends() -> None:
     engine, (running, newcomer) = engine_of(1000, 1_000_000, work_ns=0)
     turn = H200.turn_ns(1000)
     running.launch(FOREVER_NS)
@@ -93,7 +93,7 @@ def test_a_tsg_that_runs_dry_is_passed_over_at_once() -> None:
     assert busy.useful_ns == SECOND - SWITCH - 10 - SWITCH
 
 
-def test_a_kernel_longer_than_a_slice_goes_on_where_it_was_preempted() -> None:
+def test_kernel_longer_than_a_slice_resumes_where_preempted() -> None:
     engine, (long, _) = engine_of(1000, 1000, work_ns=0)
     turn = H200.turn_ns(1000)
     long.launch(3 * turn + 7)
@@ -141,7 +141,7 @@ def test_launches_are_done_in_order_and_each_is_told() -> None:
     assert finished == [SWITCH + 30, SWITCH + 40, SWITCH + 60]
 
 
-def test_a_closed_gate_stops_a_tsg_at_once_and_an_open_one_lets_it_go_on() -> None:
+def test_closed_gate_stops_tsg_at_once_and_open_one_resumes_it() -> None:
     engine, (gated, other) = engine_of(2048, 2048)
     run(engine, SECOND)
     before = gated.useful_ns
@@ -157,7 +157,7 @@ def test_a_closed_gate_stops_a_tsg_at_once_and_an_open_one_lets_it_go_on() -> No
     assert gated.useful_ns > before + 0.4 * SECOND
 
 
-def test_a_timeslice_too_short_to_restore_gets_nothing_beside_a_neighbour() -> None:
+def test_timeslice_below_restore_time_gets_no_work_done() -> None:
     engine, (tiny, other) = engine_of(1, 2000)
 
     run(engine, SECOND)

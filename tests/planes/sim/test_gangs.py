@@ -105,7 +105,7 @@ def test_a_gang_and_those_beside_it_get_their_shares() -> None:
             assert shares[name] == pytest.approx(share, abs=0.015)
 
 
-def test_gangs_that_share_a_pgpu_take_their_turns_one_after_the_other() -> None:
+def test_gangs_that_share_a_pgpu_take_turns() -> None:
     rack = Rack(3)
     rack.add("low", 50, (0, FLOOD), (1, FLOOD))
     rack.add("high", 50, (1, FLOOD), (2, FLOOD))

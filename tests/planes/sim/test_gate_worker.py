@@ -145,7 +145,7 @@ def test_one_of_a_pods_busy_processes_is_open_at_a_time(processes: int) -> None:
     assert max(ran.values()) - min(ran.values()) <= 2 * PERIOD
 
 
-def test_a_process_whose_pod_is_removed_meanwhile_is_not_kept_off() -> None:
+def test_process_of_pod_removed_while_closing_is_reopened() -> None:
     host = SimHost()
     host.admit("a", {0: Grant()})
     for _ in range(2):
@@ -165,7 +165,7 @@ def tsgs_of(host: SimHost) -> list[Tsg]:
     return list(host._world.cards[0].gpu.engine.runlist)
 
 
-def test_calls_are_made_one_after_the_other_whatever_comes_between() -> None:
+def test_gate_calls_run_one_after_the_other_despite_changes() -> None:
     host = SimHost()
     for name in ("a", "b", "c"):
         host.admit(name, {0: Grant()})

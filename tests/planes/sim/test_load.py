@@ -92,7 +92,7 @@ def test_a_load_of_so_many_kernels_ends_after_them(batch: int) -> None:
     assert gpu.engine.runlist == []
 
 
-def test_a_load_of_so_many_seconds_ends_after_them_and_its_warm_up() -> None:
+def test_load_with_duration_ends_after_warmup_and_duration() -> None:
     gpu, load = load_of(Workload(kernel_us=1000, batch=1, duration_s=0.2, warmup_s=0.1))
 
     gpu.advance(NS_PER_S)
@@ -135,23 +135,23 @@ def test_the_same_seed_gives_the_same_run() -> None:
     ("raw", "complaint"),
     [
         ({"kernel": 5}, "unknown key 'kernel'"),
-        ({"kernel_us": "fast"}, "kernel_us 'fast': a number"),
-        ({"kernel_us": 0}, "kernel_us 0: 0.1 to"),
-        ({"kernel_us": float("nan")}, "kernel_us nan: 0.1 to"),
-        ({"batch": 1.5}, "batch 1.5: a whole number"),
-        ({"batch": True}, "batch True: a whole number"),
-        ({"batch": -1}, "batch -1: 0 to"),
+        ({"kernel_us": "fast"}, "kernel_us 'fast': must be a number"),
+        ({"kernel_us": 0}, "kernel_us 0: must be 0.1 to"),
+        ({"kernel_us": float("nan")}, "kernel_us nan: must be 0.1 to"),
+        ({"batch": 1.5}, "batch 1.5: must be a whole number"),
+        ({"batch": True}, "batch True: must be a whole number"),
+        ({"batch": -1}, "batch -1: must be 0 to"),
         ({"gap_us": -1}, "gap_us -1"),
-        ({"graph": "yes"}, "graph 'yes': true or false"),
+        ({"graph": "yes"}, "graph 'yes': must be true or false"),
         ({"batch": 0, "period_us": 10}, "period_us needs a batch"),
         ({"batch": 0, "launch_us": 10}, "launch_us needs a batch"),
         ({"batch": 4, "launch_us": 10, "graph": True}, "launch_us needs a batch"),
-        ({"trace": "x"}, "trace: a list"),
-        ({"trace": [[1]]}, "[1] is no [at_us, kernel_us] pair"),
+        ({"trace": "x"}, "trace: must be a list"),
+        ({"trace": [[1]]}, "[1] is not an [at_us, kernel_us] pair"),
         ({"trace": [[5, 1], [4, 1]]}, "4 µs comes after 5 µs"),
     ],
 )
-def test_a_wrong_workload_is_refused_in_one_line_that_names_the_key(raw: dict[str, object], complaint: str) -> None:
+def test_bad_workload_is_refused_in_one_line_naming_the_key(raw: dict[str, object], complaint: str) -> None:
     with pytest.raises(InvalidValueError) as caught:
         Workload.from_dict(raw)
 

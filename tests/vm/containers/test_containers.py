@@ -61,7 +61,7 @@ def test_exec_into_a_container_stays_under_its_grant(daemon, podman):
         ("qgpu.io/cpu=4", "there is no such limit"),
     ],
 )
-def test_a_container_with_a_limit_that_cannot_be_kept_does_not_start(daemon, podman, annotation, says):
+def test_container_with_unenforceable_limit_does_not_start(daemon, podman, annotation, says):
     done = podman.run("web", "--annotation", annotation)
 
     assert done.returncode != 0
