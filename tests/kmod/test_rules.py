@@ -142,7 +142,7 @@ def test_the_memory_of_an_export_is_a_handle_that_the_row_knows(said):
             assert at in {place.at for place in controls.ALLOWED[number].handles}, hex(number)
 
 
-def test_a_row_says_what_the_module_does_where_the_guardian_does_more():
+def test_rows_name_module_action_iff_guardian_does_more():
     """Pointers and descriptors apart: the module works in the process whose they are."""
     for row in controls.ROWS:
         more = bool(row.look or row.gives or row.firmware) or row.number == abi.NVA06C_SET_TIMESLICE
