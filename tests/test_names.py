@@ -12,12 +12,9 @@ TESTS = Path(__file__).parent
 #: The longest name of a test function, with its ``test_``.
 MAX_LENGTH = 60
 
-#: Folders that still have longer names.
-EXEMPT = {"policies", "vm"}
-
 
 def names() -> Iterator[str]:
-    """Yield ``path::name`` of every test function, of those in exempt folders too."""
+    """Yield ``path::name`` of every test function."""
     for path in sorted(TESTS.rglob("test_*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
@@ -25,9 +22,7 @@ def names() -> Iterator[str]:
 
 
 def test_names_of_tests_have_at_most_60_characters() -> None:
-    assert [
-        name for name in names() if len(name.split("::")[1]) > MAX_LENGTH and name.split("/")[0] not in EXEMPT
-    ] == []
+    assert [name for name in names() if len(name.split("::")[1]) > MAX_LENGTH] == []
 
 
 def test_names_of_tests_are_unique_in_their_file() -> None:

@@ -111,7 +111,7 @@ def test_a_pod_busy_alone_has_no_gate_moved(case: Case, data: st.DataObject) -> 
     assert not case.plan(lone).gated
 
 
-def test_what_is_owed_to_online_pods_leaves_offline_ones_half_of_theirs() -> None:
+def test_debt_to_online_pods_leaves_offline_pods_half() -> None:
     online = tuple(
         Pod(f"on{n}", Grant(PodClass.ONLINE, 9), (Tsg(f"on{n}/0", True),), debt_ns=-100 * NS_PER_MS) for n in range(10)
     )
@@ -121,7 +121,7 @@ def test_what_is_owed_to_online_pods_leaves_offline_ones_half_of_theirs() -> Non
     assert forecast(compose("burst-share", "fixed-share")(snapshot), snapshot)["off"] >= 0.05
 
 
-def test_what_is_owed_on_both_sides_leaves_an_offline_pod_half_its_turn() -> None:
+def test_debts_of_both_classes_leave_offline_pod_half_its_turn() -> None:
     online = Pod("on", Grant(PodClass.ONLINE, 69), (Tsg("on/0", True),), debt_ns=-6 * NS_PER_MS)
     owed = [Pod(name, Grant(cores=1), (Tsg(f"{name}/0", True),), debt_ns=-6 * NS_PER_MS) for name in "bc"]
     owing = Snapshot(

@@ -56,7 +56,7 @@ def spans(windows: tuple[Window, ...] | None) -> list[tuple[int, int]]:
 
 @fresh
 @given(rack=racks(), policy=policies)
-def test_a_gang_has_the_same_turn_on_each_pgpu_where_it_has_rivals(rack: list[Snapshot], policy: str) -> None:
+def test_gang_has_same_turn_on_each_contended_pgpu(rack: list[Snapshot], policy: str) -> None:
     by_pod: dict[str, set[tuple[int, Turn]]] = {}
     for period_ns, turns in agreed(rack, policy):
         for turn in turns:
@@ -98,9 +98,7 @@ def test_every_busy_pod_has_a_turn_whatever_is_owed(rack: list[Snapshot], policy
 
 @fresh
 @given(rack=racks(), policy=lending)
-def test_no_gate_of_an_idle_pod_is_moved_beside_gangs_unless_it_is_held_to_its_quota(
-    rack: list[Snapshot], policy: str
-) -> None:
+def test_idle_pod_beside_gangs_has_no_gate_unless_quota_caps(rack: list[Snapshot], policy: str) -> None:
     for snapshot, plan in together(rack, policy):
         assert all(part.windows is None for part, pod in zip(plan.pods, snapshot.pods, strict=True) if not pod.busy)
 
@@ -112,7 +110,7 @@ def test_the_least_that_a_pgpu_would_give_is_what_a_gang_gets() -> None:
     assert agree(every, 0) == agree(every, 1) == (500 * NS_PER_MS, (Turn("g", 0, 125_000_000, 125_000_000),))
 
 
-def test_gangs_that_cannot_have_their_turns_at_once_share_the_period() -> None:
+def test_gangs_without_common_turn_share_the_period() -> None:
     rack = [_snapshot(gpu, names) for gpu, names in enumerate(("ab", "bc", "ca"))]
     turns = {turn for _, each in agreed(rack, "best-effort") for turn in each}
 

@@ -38,7 +38,7 @@ def offline_share(stage: Stage, seconds: int = 4) -> float:
 
 @pytest.mark.parametrize("floor", [1, 10, 50])
 @pytest.mark.parametrize("online", [1, 4])
-def test_offline_pods_get_their_floor_beside_unending_online_work(floor: int, online: int) -> None:
+def test_offline_floor_holds_beside_unending_online_work(floor: int, online: int) -> None:
     stage = staged([FLOOD] * online, [FLOOD, FLOOD], floor)
     stage.pass_by(3)
 
@@ -115,7 +115,7 @@ def test_online_pods_share_among_themselves_by_their_policy(policy: str) -> None
 
 
 @pytest.mark.parametrize("target_ms", [None, 1, 20])
-def test_a_service_beside_another_busy_one_keeps_to_its_latency_target(target_ms: int | None) -> None:
+def test_service_beside_busy_service_keeps_latency_target(target_ms: int | None) -> None:
     stage = Stage("best-effort")
     target_ns = None if target_ms is None else target_ms * NS_PER_MS
     stage.add("service", Grant(PodClass.ONLINE, latency_target_ns=target_ns), SERVICE)

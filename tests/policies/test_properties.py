@@ -247,7 +247,7 @@ def test_where_quotas_cap_no_offline_pod_gets_more_than_its_own(case: Case, data
 
 @fresh
 @given(snapshot=snapshots(everybody=True))
-def test_a_program_that_starts_under_fixed_share_meets_no_gate_and_takes_no_window(snapshot: Snapshot) -> None:
+def test_program_starts_under_fixed_share_without_gate_or_window(snapshot: Snapshot) -> None:
     plan, calm = (POLICIES["fixed-share"].plan(each) for each in (snapshot, started(snapshot)))
 
     for pod, part, otherwise in zip(snapshot.pods, plan.pods, calm.pods, strict=True):
@@ -303,9 +303,7 @@ def test_offline_pods_never_close_the_gate_of_an_online_pod(case: Case, data: st
 @each_composed
 @fresh
 @anything
-def test_beside_an_online_pod_without_a_target_offline_tsgs_get_the_shortest_slice_that_is_sensible(
-    case: Case, data: st.DataObject
-) -> None:
+def test_offline_slices_are_shortest_beside_untargeted_online(case: Case, data: st.DataObject) -> None:
     snapshot = drawn(data, case)
     assume(any(pod.tsgs for pod in snapshot.pods if pod.online and pod.grant.latency_target_ns is None))
     fragmented = any(pod.fragmented for pod in snapshot.pods if pod.online and pod.tsgs)
@@ -343,7 +341,7 @@ def test_a_tighter_latency_target_never_means_a_longer_slice(case: Case, data: s
 @each_composed
 @fresh
 @anything
-def test_whoever_an_online_pod_waits_for_leaves_it_its_latency_target(case: Case, data: st.DataObject) -> None:
+def test_pods_waited_for_keep_the_latency_target(case: Case, data: st.DataObject) -> None:
     snapshot = drawn(data, case)
     online = [pod.grant for pod in snapshot.pods if pod.online and pod.tsgs]
     targets = [grant.latency_target_ns for grant in online if grant.latency_target_ns is not None]
@@ -359,7 +357,7 @@ def test_whoever_an_online_pod_waits_for_leaves_it_its_latency_target(case: Case
 @each_composed
 @fresh
 @anything
-def test_without_an_online_pod_on_the_card_the_offline_policy_rules(case: Case, data: st.DataObject) -> None:
+def test_offline_policy_rules_without_online_pod_on_card(case: Case, data: st.DataObject) -> None:
     snapshot = drawn(data, case, PodClass.OFFLINE)
 
     assert with_copies(POLICIES[case.offline].plan(snapshot), snapshot) == case.plan(snapshot)
@@ -368,7 +366,7 @@ def test_without_an_online_pod_on_the_card_the_offline_policy_rules(case: Case, 
 @each_composed
 @fresh
 @anything
-def test_offline_pods_keep_their_shares_beside_an_idle_online_pod(case: Case, data: st.DataObject) -> None:
+def test_offline_pods_keep_shares_beside_idle_online_pod(case: Case, data: st.DataObject) -> None:
     offline = drawn(data, case, PodClass.OFFLINE)
     waiting = Pod("waiting", tsgs=(Tsg("waiting/0"),))
     waiting = replace(waiting, grant=replace(waiting.grant, pod_class=PodClass.ONLINE))

@@ -87,7 +87,7 @@ def test_fixed_share_lays_one_kept_window_per_pod() -> None:
 
 
 @pytest.mark.parametrize(("debt_ms", "gated"), [(0, False), (-5, False), (1, True)])
-def test_fixed_share_lets_a_pod_start_beside_others_windows_unless_it_is_in_debt(debt_ms: int, gated: bool) -> None:
+def test_fixed_share_lets_pod_without_debt_start_at_once(debt_ms: int, gated: bool) -> None:
     starting = replace(pod("b", 20), starting=True, debt_ns=debt_ms * NS_PER_MS)
     plan = POLICIES["fixed-share"].plan(Snapshot(0, PERIOD, (pod("a", 30), pod("c", 40, tsgs=8), starting)))
 
@@ -96,7 +96,7 @@ def test_fixed_share_lets_a_pod_start_beside_others_windows_unless_it_is_in_debt
 
 
 @pytest.mark.parametrize("target_ms", [None, 2])
-def test_programs_that_start_together_under_fixed_share_meet_no_gate_beside_an_online_pod(
+def test_fixed_share_starts_together_meet_no_gate_beside_online(
     target_ms: float | None,
 ) -> None:
     starting = [replace(pod(name, 20), starting=True) for name in "ab"]
@@ -118,7 +118,7 @@ def test_one_busy_offline_pod_beside_an_online_one_needs_no_gate(offline: str) -
     assert not plan.gated
 
 
-def test_busy_offline_pods_beside_an_online_one_take_turns_that_yield() -> None:
+def test_offline_turns_beside_online_pod_yield() -> None:
     pods = (pod("on", online=True), pod("a", 60), pod("b", 20))
     plan = compose("burst-share", "best-effort")(Snapshot(0, PERIOD, pods))
 
@@ -154,9 +154,7 @@ def test_online_pods_take_short_rounds_among_themselves() -> None:
         (20.08, 4, 4734),
     ],
 )
-def test_a_latency_target_allows_the_slice_that_was_measured_to_keep_it(
-    target_ms: float, waits: int, expected_us: int
-) -> None:
+def test_latency_target_allows_slice_measured_to_keep_it(target_ms: float, waits: int, expected_us: int) -> None:
     assert latency_targets.slice_us(round(target_ms * NS_PER_MS), waits, H200) == expected_us
 
 
@@ -185,15 +183,13 @@ def test_slices_follow_from_the_tightest_latency_target(pods: tuple[Pod, ...], e
 
 
 @pytest.mark.parametrize(("target_ms", "period_ns"), [(1, 4 * TURN_NS), (2, 500 * NS_PER_MS)])
-def test_a_loose_target_has_offline_turns_repeat_a_whole_number_of_times_a_second(
-    target_ms: float, period_ns: int
-) -> None:
+def test_loose_target_makes_whole_turns_a_second(target_ms: float, period_ns: int) -> None:
     pods = (pod("on", target_ms=target_ms), *(pod(name, 25) for name in "abcd"))
 
     assert compose("burst-share", "best-effort")(Snapshot(0, PERIOD, pods)).period_ns == period_ns
 
 
-def test_an_online_pod_not_yet_on_the_card_changes_nothing_for_the_rest() -> None:
+def test_online_pod_off_the_card_changes_nothing() -> None:
     pods = (pod("on", online=True, tsgs=0), pod("a", 50), pod("b", 50))
     plan = compose("burst-share", "best-effort")(Snapshot(0, PERIOD, pods))
 
@@ -392,7 +388,7 @@ def test_whose_window_was_lent_gets_a_turn_in_it(online: tuple[Pod, ...]) -> Non
 
 
 @pytest.mark.parametrize("debt_ms", [1, -1, 5, -5])
-def test_what_an_online_pod_with_windows_owes_leaves_offline_slices_alone(debt_ms: int) -> None:
+def test_debt_of_windowed_online_pod_leaves_offline_slices(debt_ms: int) -> None:
     plan = compose("burst-share", "fixed-share")
     online = pod("online", 1, target_ms=0.768)
     others = (pod("b", 1, tsgs=0), pod("c", 1, tsgs=0), pod("d", 1), pod("e", 1, tsgs=0, online=True), pod("f", 17))

@@ -70,7 +70,7 @@ def test_container_with_unenforceable_limit_does_not_start(daemon, podman, annot
     assert podman.pid("web") == 0
 
 
-def test_a_daemon_that_is_killed_leaves_containers_running_and_limited_and_its_successor_finds_them(daemon, podman):
+def test_killed_daemon_leaves_containers_limited_and_findable(daemon, podman):
     started(podman.run("web", "--annotation", "qgpu.io/memory=256MiB", "--annotation", "qgpu.io/class=online"))
     grants = daemon.pods()["web"]["grants"]
     daemon.stop(signal.SIGKILL)
@@ -104,7 +104,7 @@ def test_a_container_that_is_started_again_has_its_grant_again(daemon, podman):
     assert found["grants"][0]["cores"] == 70
 
 
-def test_two_requests_for_more_than_there_is_end_with_one_container(daemon, podman):
+def test_two_requests_beyond_capacity_start_one_container(daemon, podman):
     started(podman.run("first", "--annotation", "qgpu.io/cores=70"))
     done = podman.run("second", "--annotation", "nvidia.com/gpucores=40")
 

@@ -105,7 +105,7 @@ def test_who_ends_its_turn_over_and_over_gains_nothing(web, pod):
     assert own < 1.05 * other
 
 
-def test_who_ends_its_turn_rests_twenty_times_as_long_as_that_took(web, linger):
+def test_pod_that_opens_its_gate_waits_twenty_times_as_long(web, linger):
     """Gates wait for RM's locks meanwhile. A call of 20 ms: three of them in a second, with what they cost."""
     linger(20000)
 

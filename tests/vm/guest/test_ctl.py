@@ -51,7 +51,7 @@ def test_qgpuctl_switches_the_module_off_and_on_at_once(qgpu, pod):
     assert "enforcing on driver" in check_module().found
 
 
-def test_a_daemon_says_that_the_module_is_off_and_goes_on_when_it_is_on_again(qgpu):
+def test_daemon_reports_module_off_and_resumes_when_on(qgpu):
     host = simcard.open_host()
     host.admit("a", {0: Grant(cores=30)})
     process = qg.Process(None)

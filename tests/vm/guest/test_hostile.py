@@ -107,7 +107,7 @@ def test_a_tsg_that_rm_made_and_denies_is_not_had(web):
     assert qg.sim_tsgs() == []
 
 
-def test_a_client_that_rm_made_and_denies_is_the_pods_all_the_same(web, qgpu):
+def test_client_made_despite_rm_error_belongs_to_pod(web, qgpu):
     def allocate(state, size):
         p = state["p"]
         status, p.client = read_only(state, 0, nv.ROOT, 120, 0)

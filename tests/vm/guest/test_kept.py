@@ -45,7 +45,7 @@ EXPORTS = [by_descriptor, by_descriptor_for_many, by_multicast, by_keys_of_confi
 
 
 @pytest.mark.parametrize("export", EXPORTS)
-def test_exported_memory_stays_charged_until_the_pod_has_no_file_left(web, export):
+def test_exported_memory_stays_charged_until_last_file_closes(web, export):
     """A descriptor keeps it, whichever that is: neither its handle's end nor its client's says anything."""
     (process,) = web.processes
     handle = process.run(take, 32 * MIB)
@@ -60,7 +60,7 @@ def test_exported_memory_stays_charged_until_the_pod_has_no_file_left(web, expor
     assert web.held() == 0
 
 
-def test_a_source_exchanged_while_it_is_duplicated_is_charged_as_what_it_became(web, linger):
+def test_source_swapped_during_dup_is_charged_as_result(web, linger):
     """The duplicate waits in the driver; meanwhile a larger piece of memory takes the source's handle."""
     first, second = web.processes[0], web.process()
     second.run(program)
@@ -104,7 +104,7 @@ def test_memory_that_comes_back_by_a_descriptor_is_charged_once(web, plural):
     assert web.held() == 32 * MIB
 
 
-def test_only_the_memory_that_is_named_stays_charged_by_an_export(web):
+def test_export_keeps_only_named_memory_charged(web):
     (process,) = web.processes
     handles = [process.run(take, 16 * MIB) for _ in range(2)]
     process.run(export, handles[0])
@@ -115,7 +115,7 @@ def test_only_the_memory_that_is_named_stays_charged_by_an_export(web):
 
 
 @pytest.mark.parametrize("plural", [False, True])
-def test_memory_of_another_pods_descriptor_is_charged_to_whoever_takes_it(web, pod, plural):
+def test_memory_of_foreign_descriptor_is_charged_to_importer(web, pod, plural):
     """Else it would be nobody's when the other pod has ended."""
     other = pod("other", memory=48 * MIB + ROOM)
     (first,), second = web.processes, other.process()
@@ -182,7 +182,7 @@ def test_a_handle_exchanged_while_it_is_imported_gains_nothing(web, pod, linger)
     assert other.held() == 32 * MIB
 
 
-def test_memory_that_rm_holds_for_a_semaphore_surface_stays_charged(web):
+def test_memory_held_by_semaphore_surface_stays_charged(web):
     """RM duplicates it in a client of its own; its handle's end says nothing."""
     (process,) = web.processes
     handle = process.run(take, 32 * MIB)

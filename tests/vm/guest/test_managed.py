@@ -125,7 +125,7 @@ def test_part_of_a_block_is_charged_as_all_of_it(web):
     assert web.held() == 0
 
 
-def test_what_does_not_fit_is_refused_as_out_of_memory_and_leaves_nothing(qgpu, web):
+def test_oversized_alloc_fails_as_out_of_memory_without_trace(qgpu, web):
     (process,) = web.processes
     qgpu.events()
     assert process.run(take, 384 * MIB) == -errno.ENOMEM
@@ -163,7 +163,7 @@ def test_a_process_that_ends_gives_it_back(web, how):
     qg.until(lambda: web.held() == 0)
 
 
-def test_an_address_space_that_ends_gives_it_back_though_a_child_has_the_file(web):
+def test_ended_address_space_is_uncharged_despite_child_file(web):
     def fork(state):
         state["child"] = os.fork()
         while not state["child"]:
@@ -223,7 +223,7 @@ def test_memory_that_uvm_holds_is_free_when_the_process_ends(web):
     assert (web.held(), qg.used()) == (0, 0)
 
 
-def test_page_tables_of_mappings_are_charged_and_refused_at_the_limit(web):
+def test_page_tables_of_mappings_are_charged_and_limited(web):
     """One piece of memory, mapped over and over: the card gives page tables each time."""
     (process,) = web.processes
     web.grant(memory=16 * MIB + 10 * tables(512 * MIB) + qg.SPACE)
@@ -234,7 +234,7 @@ def test_page_tables_of_mappings_are_charged_and_refused_at_the_limit(web):
     assert qg.used() == web.held() == 16 * MIB + 10 * tables(512 * MIB)
 
 
-def test_page_tables_are_charged_as_the_most_there_were_until_none_is_left(web):
+def test_page_tables_stay_charged_at_peak_until_none_is_left(web):
     """UVM gives a piece of the card back when nothing lies in it any more."""
     (process,) = web.processes
     handle = process.run(allocate, 16 * MIB)
@@ -251,7 +251,7 @@ def test_page_tables_are_charged_as_the_most_there_were_until_none_is_left(web):
 
 
 @pytest.mark.parametrize("number", [65, 68, 74], ids=["dynamic parallelism", "semaphores", "sparse"])
-def test_page_tables_of_mappings_without_memory_are_charged_and_refused(web, number):
+def test_page_tables_of_empty_mappings_are_charged_and_limited(web, number):
     """Any place will do for them, and each takes tables of all levels."""
 
     def map_tables(state, number, base):
@@ -278,7 +278,7 @@ def test_a_mapping_that_fails_costs_nothing(web):
     assert web.held() == 0
 
 
-def test_memory_mapped_before_its_maker_is_answered_is_charged_all_the_same(web, late):
+def test_memory_mapped_before_alloc_returns_is_charged(web, late):
     """A handle can be guessed: another thread has UVM map the memory while the call that makes it is under way."""
     maker, mapper = web.processes[0], web.process()
     mapper.run(start)
@@ -339,7 +339,7 @@ def test_without_a_limit_nothing_is_looked_at(pod):
     assert int((PARAMETERS / "init_flags").read_text()) == SHARING
 
 
-def test_what_was_mapped_while_nobody_looked_counts_from_the_next_mapping(web):
+def test_unseen_mapping_counts_from_the_next_mapping(web):
     """The module lets go and comes back; the process stays."""
     (process,) = web.processes
     enforce = Path("/sys/module/qgpu/parameters/enforce")

@@ -12,7 +12,7 @@ import qg
 from programs import MIB, ROOM, duplicate, program, take
 
 
-def test_memory_up_to_the_limit_is_granted_and_beyond_refused_with_rms_status(web):
+def test_memory_beyond_limit_is_refused_with_rm_status(web):
     (process,) = web.processes
     answers = [process.run(take, 16 * MIB) for _ in range(5)]
 

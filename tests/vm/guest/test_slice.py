@@ -143,7 +143,7 @@ def test_fixed_70_30_by_gates(qgpu, run, figure):
     assert ratio == pytest.approx(7 / 3, rel=0.05)
 
 
-def test_a_gate_that_is_slow_to_close_is_closed_when_the_window_ends(qgpu, run, parameter, figure):
+def test_slow_gate_is_closed_when_the_window_ends(qgpu, run, parameter, figure):
     """It takes 40 ms to open too, so that of a window of 100 ms 60 are left, and 100 if it closed late."""
     a = run("a", flood)
     qgpu.plan((a.id, 1000, [(0, 100 * MS, 0)]), period_ns=200 * MS)
@@ -171,7 +171,7 @@ def test_online_preempts(qgpu, run, figure):
     assert kept == pytest.approx(1 - (100 + 2 * 84) / 10000, rel=0.05)
 
 
-def test_the_rest_of_a_yielding_window_is_lent_while_its_pod_is_idle(qgpu, run):
+def test_yielding_window_is_lent_while_its_pod_is_idle(qgpu, run):
     a, b = run("a", idle), run("b", flood)
     halves = [(a.id, 1000, [(0, 500 * MS, YIELD)]), (b.id, 1000, [(500 * MS, 1000 * MS, YIELD)])]
     qgpu.plan(*halves, period_ns=1000 * MS)
@@ -230,7 +230,7 @@ def test_a_pod_cannot_start_its_channels_behind_a_closed_gate(qgpu, run):
     assert off() == [1]
 
 
-def test_a_pod_that_scheduled_itself_behind_a_closed_gate_runs_once_it_is_open(qgpu, run, parameter):
+def test_pod_scheduled_behind_closed_gate_runs_once_open(qgpu, run, parameter):
     """Where that has not started its channels, they are not closed twice: the card would count it."""
     parameter("schedule_opens", 0)
     a = run("a", flood)
@@ -242,7 +242,7 @@ def test_a_pod_that_scheduled_itself_behind_a_closed_gate_runs_once_it_is_open(q
     assert off() == [0]
 
 
-def test_a_pod_that_schedules_itself_costs_two_calls_however_many_channels_it_has(qgpu, run, parameter):
+def test_self_scheduling_costs_two_calls_for_any_channels(qgpu, run, parameter):
     a = run("a", flood, 1000, 60)
     qgpu.plan((a.id, 1000, []))
     parameter("gate_calls", 0)

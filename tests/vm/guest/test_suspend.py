@@ -38,7 +38,7 @@ def two(pod):
     return pods
 
 
-def test_gates_are_open_and_nothing_is_sent_while_the_machine_sleeps(qgpu, two):
+def test_gates_are_open_and_rm_is_not_called_during_suspend(qgpu, two):
     a, b = two
     turns = [(a.id, 1000, [(0, 20 * MS, 0)]), (b.id, 1000, [(20 * MS, 40 * MS, 0)])]
     qgpu.plan(*turns, period_ns=40 * MS, lease_ns=60_000 * MS)

@@ -43,7 +43,7 @@ def map_by_rm(state, size, wrapped):
 
 @pytest.mark.parametrize("ask", [as_object, of_the_heap])
 @pytest.mark.parametrize("flags", [VIRTUAL, VIRTUAL | LAZY | SPARSE])
-def test_address_space_with_its_page_tables_is_refused_under_a_limit(web, ask, flags):
+def test_address_space_with_own_page_tables_refused_under_limit(web, ask, flags):
     assert web.processes[0].run(ask, flags, 64 * GIB) == NOT_SUPPORTED
     assert (qg.used(), web.info().refused_allocs) == (0, 1)
 
@@ -225,7 +225,7 @@ def test_address_spaces_are_charged_and_refused_at_the_limit(web):
     assert qg.used() == web.held() == 4 * qg.SPACE
 
 
-def test_devices_are_charged_and_beyond_a_few_refused_at_the_limit(web):
+def test_devices_are_charged_and_refused_at_the_limit(web):
     """Each comes with an address space; but a program must be able to look at the card in a full pod too."""
     (process,) = web.processes
     web.grant(memory=qg.SPACE)
