@@ -196,11 +196,7 @@ def advance(
     if done != now.sharing:
         rejected = now.rejected if now.sharing in now.rejected else (*now.rejected, now.sharing)[-_MAX_REJECTED:]
         return now.at(done)._replace(rejected=rejected)
-    used_ns = sum(entry.use.run_ns + entry.use.starts * now.hardware.gap_ns for entry in pods.values())
-    full = used_ns + foreign_ns >= _CONTENDED * elapsed_ns
-    # A context that is alone on the card counts as running while it idles. Only NVML shows the difference.
-    full = full and (now.sharing.by_gate or utilization is None or utilization >= _CONTENDED)
-    if True in [entry.starting for entry in pods.values()] or not full:
+    if not _is_contended(now, pods, elapsed_ns, foreign_ns, utilization):
         return now._restart()
     now = _accumulate(now, pods, elapsed_ns, foreign_ns, utilization)
     if now.settled and now.sharing.round_ns is not None:
@@ -211,41 +207,83 @@ def advance(
     long = _is_long(now.sharing)
     trial = observe(now.sharing, now.uses, pods, now.watched_ns, used, now.fits_slice, now.hardware, long=long)
     if not now.settled or now.unfinished:
-        now = now._replace(unfinished=False)
-        return _proceed(_record(now, trial), pods, period_ns, utilization, now_ns)
-    kept = now._restart()
+        return _proceed(_record(now._replace(unfinished=False), trial), pods, period_ns, utilization, now_ns)
+    return _check(now, trial, pods, period_ns, utilization, now_ns)
+
+
+def _is_contended(
+    now: Tuning, pods: Mapping[str, RoundEntry], elapsed_ns: int, foreign_ns: int, utilization: float | None
+) -> bool:
+    """Tell whether pods filled the card and none was starting: other rounds teach nothing."""
+    if True in [entry.starting for entry in pods.values()]:
+        return False
+    used_ns = sum(entry.use.run_ns + entry.use.starts * now.hardware.gap_ns for entry in pods.values())
+    if used_ns + foreign_ns < _CONTENDED * elapsed_ns:
+        return False
+    # A context that is alone on the card counts as running while it idles. Only NVML shows the difference.
+    return now.sharing.by_gate or utilization is None or utilization >= _CONTENDED
+
+
+def _check(
+    now: Tuning,
+    trial: Trial,
+    pods: Mapping[str, RoundEntry],
+    period_ns: int,
+    utilization: float | None,
+    now_ns: int,
+) -> Tuning:
+    """Compare the way that is settled on with its trial: keep it, make its round fit better, or try again."""
     before = next((each for each in reversed(now.trials) if each.sharing == now.sharing), None)
-    other = before is None or _has_changed(before, trial)
+    if before is None:
+        return _retry(now, trial, pods, period_ns, utilization, now_ns, changed=True, gated_turns={})
+    kept = _note_underserved(now, trial, pods, now_ns)
+    if kept.underserved_retries > now.underserved_retries:
+        return kept.at(_first(pods))
+    changed = _has_changed(before, trial)
     idle = now.sharing.by_gate and sum(trial.rates.values()) < _MIN_GATED_USE
-    if not _underserves(trial, pods):
-        kept = kept._replace(underserved_retries=max(0, now.underserved_retries - 1), underserved_since_ns=0)
-    elif before is not None:
-        since_ns = now.underserved_since_ns or now_ns
-        kept = kept._replace(underserved_since_ns=since_ns)
-        if now_ns - since_ns >= _UNDERSERVED_NS << min(now.underserved_retries, _MAX_DOUBLINGS):
-            restarted = now._replace(
-                trials=(),
-                satisfied=frozenset(),
-                underserved_retries=now.underserved_retries + 1,
-                underserved_since_ns=0,
-            )
-            return restarted.at(_first(pods))
-    if before is not None and not other and not idle and not _newly_short(before, trial, now, pods):
-        weights = {name: entry.weight for name, entry in pods.items()}
-        following = None if now.sharing.by_gate else _next_round(now, trial, weights, pods, period_ns)
-        if following is None:
-            return kept
-        wanted, fits_slice = following
-        return kept.at(wanted)._replace(fits_slice=fits_slice)
-    doublings = now.retries if now_ns - now.retried_ns < _RETRY_RESET_NS else 0
-    if now_ns - now.retried_ns < _RETRY_NS << min(doublings, _MAX_DOUBLINGS):
+    if changed or idle or _newly_short(before, trial, now, pods):
+        return _retry(kept, trial, pods, period_ns, utilization, now_ns, changed=changed, gated_turns=before.turns_ns)
+    weights = {name: entry.weight for name, entry in pods.items()}
+    following = None if now.sharing.by_gate else _next_round(now, trial, weights, pods, period_ns)
+    if following is None:
         return kept
-    retried = now._replace(retries=doublings + 1, retried_ns=now_ns)
-    if other:
+    wanted, fits_slice = following
+    return kept.at(wanted)._replace(fits_slice=fits_slice)
+
+
+def _note_underserved(now: Tuning, trial: Trial, pods: Mapping[str, RoundEntry], now_ns: int) -> Tuning:
+    """Restart the measurement, and count for how long a pod is underserved; after too long, forget all trials."""
+    kept = now._restart()
+    if not _underserves(trial, pods):
+        return kept._replace(underserved_retries=max(0, now.underserved_retries - 1), underserved_since_ns=0)
+    since_ns = now.underserved_since_ns or now_ns
+    if now_ns - since_ns < _UNDERSERVED_NS << min(now.underserved_retries, _MAX_DOUBLINGS):
+        return kept._replace(underserved_since_ns=since_ns)
+    retries = now.underserved_retries + 1
+    return kept._replace(trials=(), satisfied=frozenset(), underserved_retries=retries, underserved_since_ns=0)
+
+
+def _retry(
+    kept: Tuning,
+    trial: Trial,
+    pods: Mapping[str, RoundEntry],
+    period_ns: int,
+    utilization: float | None,
+    now_ns: int,
+    *,
+    changed: bool,
+    gated_turns: Mapping[str, float],
+) -> Tuning:
+    """Try other ways again, unless that was done too lately; from the start if pods ``changed`` what they do."""
+    doublings = kept.retries if now_ns - kept.retried_ns < _RETRY_RESET_NS else 0
+    if now_ns - kept.retried_ns < _RETRY_NS << min(doublings, _MAX_DOUBLINGS):
+        return kept._restart()
+    retried = kept._replace(retries=doublings + 1, retried_ns=now_ns)
+    if changed:
         retried = retried._replace(trials=(), satisfied=frozenset())
-    if now.sharing.by_gate:
-        return retried._replace(gates_failed=before.turns_ns if before else {}, gates_failed_ns=now_ns).at(_first(pods))
-    if other:
+    if kept.sharing.by_gate:
+        return retried._replace(gates_failed=gated_turns, gates_failed_ns=now_ns).at(_first(pods))
+    if changed:
         return retried.at(_first(pods))
     return _proceed(_record(retried, trial), pods, period_ns, utilization, now_ns)
 

@@ -82,7 +82,7 @@ def test_what_offline_pods_left_of_their_floor_is_not_saved_up() -> None:
     assert second.shares["a"] <= 0.21
 
 
-@settings(max_examples=15 * MORE, deadline=None, derandomize=True)
+@settings(max_examples=15 * MORE, deadline=None)
 @given(
     floor=st.integers(2, 50),
     online=st.lists(st.one_of(st.just(FLOOD), st.builds(batches, st.floats(500, 50_000))), min_size=1, max_size=3),

@@ -223,7 +223,7 @@ class LoopMachine(RuleBasedStateMachine):
 
 
 TestLoop = LoopMachine.TestCase
-TestLoop.settings = hypothesis_settings(max_examples=150, stateful_step_count=40, deadline=None, derandomize=True)
+TestLoop.settings = hypothesis_settings(max_examples=150, stateful_step_count=40, deadline=None)
 
 
 class Failing:

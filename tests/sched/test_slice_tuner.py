@@ -374,7 +374,7 @@ USES = st.builds(
 )
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=200, deadline=None)
 @given(
     rounds=st.lists(
         st.tuples(
