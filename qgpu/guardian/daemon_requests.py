@@ -136,7 +136,8 @@ class DaemonRequests:
         return {}, []
 
     def _op_sample(self, _: DaemonSession, message: dict[str, Any], __: list[int]) -> Answer:
-        return self._cards[message["pgpu"]].sample(time.monotonic_ns(), detailed=bool(message.get("detailed"))), []
+        card, detailed = self._cards[message["pgpu"]], bool(message.get("detailed"))
+        return card.sample(time.monotonic_ns(), detailed=detailed, grants_revision=message.get("grants_revision")), []
 
     def _op_apply(self, session: DaemonSession, message: dict[str, Any], _: list[int]) -> Answer:
         plan = plan_from(message["plan"])

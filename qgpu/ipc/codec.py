@@ -78,15 +78,15 @@ def plan_from(data: dict[str, Any]) -> Plan:
     )
 
 
-def sample_from(data: dict[str, Any]) -> Sample:
-    """Read a sample. Raises as plan_from."""
+def sample_from(data: dict[str, Any], grants: Mapping[str, Grant]) -> Sample:
+    """Read a sample of pods with these grants. Raises as plan_from."""
     return Sample(
         data["pgpu"],
         data["now_ns"],
         tuple(
             PodSample(
                 pod["pod"],
-                grant_from(pod["grant"]),
+                grants[pod["pod"]],
                 tuple(
                     TsgSample(
                         t["tsg"],

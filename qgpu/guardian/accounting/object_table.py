@@ -6,6 +6,7 @@ be asked for is a claim, and is charged. RM's answer confirms it or removes it.
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -102,6 +103,8 @@ class ObjectTable:
     _channels: dict[int, set[Key]] = field(default_factory=dict, compare=False)
     #: Changes whenever the set of scheduled objects may change, so that callers can cache what they derive.
     revision: int = field(default=0, compare=False)
+    #: Changes whenever a grant may change. It starts at the time, so that no two guardians count alike.
+    grants_revision: int = field(default_factory=time.monotonic_ns, compare=False)
     allocations: Allocations = field(default_factory=Allocations)
 
     def note(self, fact: Fact) -> None:
@@ -113,9 +116,11 @@ class ObjectTable:
     def _pod(self, fact: Fact) -> None:
         entry = self.pods.setdefault(fact["name"], PodEntry(fact.get("cgroup") or cgroup.path_of(fact["name"])))
         entry.grants = grants_from(fact["grants"])
+        self.grants_revision += 1
 
     def _unpod(self, fact: Fact) -> None:
         self.pods.pop(fact["name"], None)
+        self.grants_revision += 1
         self._ended(fact)
 
     def _ended(self, fact: Fact) -> None:

@@ -107,9 +107,10 @@ class Gpu:
         with contextlib.suppress(Exception):
             self.release(now_ns)
 
-    def sample(self, now_ns: int, *, detailed: bool = False) -> dict[str, Any]:
+    def sample(self, now_ns: int, *, detailed: bool = False, grants_revision: int | None = None) -> dict[str, Any]:
         """Report GPU time per pod and TSG since the last sample, in the terms of qgpu.model.Sample.
 
+        Grants are in it only if they changed since ``grants_revision``, which an earlier sample gave.
         If this sample and the last one are ``detailed``, it lists when each pod ran. Raises BackendGoneError while the
         card fails.
         """
@@ -117,17 +118,18 @@ class Gpu:
         if self._trouble:
             raise BackendGoneError(f"pGPU {self.index}: {self._trouble}")
         seen = self.watch.look(self._tsg_of, detailed=detailed)
-        tsgs = self.table.compute_tsgs(self.device.instance)
+        tsgs: dict[str, list[RmObject]] = {}
+        for tsg in self.table.compute_tsgs(self.device.instance):
+            tsgs.setdefault(self.table.pod_of(tsg), []).append(tsg)
         preempted, preempting = self._preemptions(seen.handovers)
         pods = []
         for name, pod in self.table.pods.items():
-            if (grant := pod.grants.get(self.index)) is None:
+            if self.index not in pod.grants:
                 continue
             closed = self.enforcer.take_closed(name, now_ns)
             pods.append(
                 {
                     "pod": name,
-                    "grant": grant_to(grant),
                     "gated_ns": sum(end_ns - start_ns for start_ns, end_ns in closed),
                     "closed": closed if detailed else [],
                     "preempted": preempted[name],
@@ -141,12 +143,19 @@ class Gpu:
                             "resident": tsg.key == seen.resident,
                             "runs": seen.runs.get(tsg.key, []),
                         }
-                        for tsg in tsgs
-                        if self.table.pod_of(tsg) == name
+                        for tsg in tsgs.get(name, ())
                     ],
                 }
             )
-        return {"pgpu": self.index, "now_ns": now_ns, "pods": pods, "lost": self.log.dropped if detailed else 0}
+        answer = {"pgpu": self.index, "now_ns": now_ns, "pods": pods, "lost": self.log.dropped if detailed else 0}
+        if grants_revision != self.table.grants_revision:
+            answer["grants_revision"] = self.table.grants_revision
+            answer["grants"] = {
+                name: grant_to(grant)
+                for name, pod in self.table.pods.items()
+                if (grant := pod.grants.get(self.index)) is not None
+            }
+        return answer
 
     def _preemptions(self, tsgs: Counter[tuple[Key, Key]]) -> tuple[Counter[str], Counter[str]]:
         """Count switches straight from offline pods to online pods, by the preempted and by the preempting pod."""

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from qgpu.errors import BackendGoneError
-from qgpu.ipc.codec import plan_to, sample_from
-from qgpu.model import NS_PER_MS, Plan, Sample
+from qgpu.ipc.codec import grant_from, plan_to, sample_from
+from qgpu.model import NS_PER_MS, Grant, Plan, Sample
 from qgpu.nvidia.nvml import Utilization
 from qgpu.planes.seccomp.guardian_link import GuardianLink
 
@@ -33,12 +33,18 @@ class SeccompBackend:
         self._link: GuardianLink | None = GuardianLink(socket, watch=True)
         self._applied: Plan | None = None
         self._utilization = utilization
+        #: The pods' grants, and the guardian's revision of them; it sends them again once they changed.
+        self._grants: dict[str, Grant] = {}
+        self._grants_revision: int | None = None
 
     def sample(self) -> Sample:
         """Report what happened since the last call."""
-        answer = self._call("sample", pgpu=self._pgpu, detailed=self.detailed)
+        answer = self._call("sample", pgpu=self._pgpu, detailed=self.detailed, grants_revision=self._grants_revision)
         self.lost = answer.get("lost", 0)
-        sample = sample_from(answer)
+        if "grants" in answer:
+            self._grants = {pod: grant_from(grant) for pod, grant in answer["grants"].items()}
+            self._grants_revision = answer["grants_revision"]
+        sample = sample_from(answer, self._grants)
         if self._utilization is None or not sample.pods:
             return sample
         return replace(sample, utilization=self._utilization.read())
