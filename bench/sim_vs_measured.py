@@ -56,7 +56,17 @@ def as_json(outcomes: Sequence[Outcome]) -> dict[str, object]:
         for outcome in outcomes
     }
     date = datetime.now(UTC).date().isoformat()
-    return {"command": COMMAND, "driver": DRIVER, "date": date, "tolerance": TOLERANCE, "figures": figures}
+    held = [abs(outcome.deviation) for outcome in outcomes if outcome.within]
+    return {
+        "command": COMMAND,
+        "driver": DRIVER,
+        "date": date,
+        "tolerance": TOLERANCE,
+        "rows": len(outcomes),
+        "rows_within": len(held),
+        "mean_deviation_within": round(sum(held) / len(held), 4),
+        "figures": figures,
+    }
 
 
 def as_markdown(outcomes: Sequence[Outcome]) -> Iterator[str]:

@@ -17,14 +17,6 @@ sys.path.insert(0, str(ROOT / "bench"))
 import document_figures as figures  # noqa: E402  (bench is a folder of scripts)
 
 PAGES = [ROOT / "CHANGELOG.md", *documents.files(ROOT)]
-#: Pages with numbers that are neither made from a file nor declared. Take pages out of this list; add none.
-NOT_YET = {
-    "CONTRIBUTING.md", "bench/README.md", *(f"docs/{name}.md" for name in (
-        "config", "containers", "feedback", "glossary", "install", "kmod", "metrics", "observing", "operating",
-        "policies", "security", "simulator", "troubleshooting",
-    )),
-}  # fmt: skip
-CHECKED = [page for page in PAGES if str(page.relative_to(ROOT)) not in NOT_YET]
 _UNIT = "µs|us|ms|s|seconds?|minutes?|hours?|%|per cent|points?|pp|x|times|cores?|[KMG]i?B|bytes"
 _NUMBER = re.compile(rf"(?<![\w.])\d[\d,]*(?:\.\d+)*(?:\s?(?:{_UNIT})(?!\w))?")
 _CONSTANTS = re.compile(r"<!-- constants: (.*?) -->", re.DOTALL)
@@ -47,7 +39,7 @@ def test_generated_figures_are_those_of_their_files(page: Path) -> None:
     assert text.count("begin generated") == text.count("end generated") == text.count(figures.BEGIN)
 
 
-@pytest.mark.parametrize("page", CHECKED, ids=lambda path: path.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
 def test_a_figure_without_a_file_is_a_declared_constant(page: Path) -> None:
     assert loose_figures(page.read_text()) == [], "see bench/document_figures.py; or name it in <!-- constants: ... -->"
 
