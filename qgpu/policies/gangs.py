@@ -3,7 +3,7 @@
 A kernel that communicates with its peer on another card spins while the peer's gate is closed. So if a gang contends on
 any of its pGPUs, all of them give it the same window of the same period. ``agree`` decides on those turns from what
 every pGPU would give by itself; ``gangs_first`` lays them into the plan of one pGPU and fills the rest by that pGPU's
-own policy. Both are pure; ``qgpu.daemon.gang_exchange`` carries claims between pGPUs.
+own policy. Both are pure; ``qgpu.daemon.gang_exchange`` carries bids between pGPUs.
 
 Properties:
 - A gang's window begins and ends at the same phase on each of its pGPUs where it contends.
@@ -28,7 +28,7 @@ TURN_NS = 100 * NS_PER_MS
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class Bid:
     """The part of the period that one pGPU's policy would give a busy pod, and the pod's debt there."""
 
     part: float
@@ -38,31 +38,31 @@ class Claim:
 
 
 @dataclass(frozen=True, slots=True)
-class Claims:
-    """The claims of all busy offline pods of one pGPU, and the period that turns among them would take."""
+class Bids:
+    """The bids of all busy offline pods of one pGPU, and the period that turns among them would take."""
 
     period_ns: int
-    pods: Mapping[str, Claim] = field(default_factory=dict)
+    pods: Mapping[str, Bid] = field(default_factory=dict)
 
 
-def claims(plan: Plan, snapshot: Snapshot) -> Claims:
-    """Read each busy pod's claim from the policy's own plan for a pGPU."""
+def bids(plan: Plan, snapshot: Snapshot) -> Bids:
+    """Read each busy pod's bid from the policy's own plan for a pGPU."""
     busy = [(part, pod) for part, pod in zip(plan.pods, snapshot.pods, strict=True) if pod.busy]
     weights = [part.weight for part, _ in busy if part.weight]
     period_ns = period_of_turns(plan.period_ns, weights, TURN_NS) if len(weights) > 1 else plan.period_ns
-    return Claims(
+    return Bids(
         period_ns,
         {
-            pod.name: Claim(part.weight / sum(weights), pod.debt_ns, len(weights) > 1)
+            pod.name: Bid(part.weight / sum(weights), pod.debt_ns, len(weights) > 1)
             if part.weight
-            else Claim((pod.grant.cores or 0) / 100, pod.debt_ns, part.windows is not None)
+            else Bid((pod.grant.cores or 0) / 100, pod.debt_ns, part.windows is not None)
             for part, pod in busy
         },
     )
 
 
-def agree(every: Mapping[int, Claims], pgpu: int) -> tuple[int, tuple[Turn, ...]]:
-    """Return the period and the turns of gangs on one pGPU, from the claims of all pGPUs; (0, ()) if there are none.
+def agree(every: Mapping[int, Bids], pgpu: int) -> tuple[int, tuple[Turn, ...]]:
+    """Return the period and the turns of gangs on one pGPU, from the bids of all pGPUs; (0, ()) if there are none.
 
     The turns of a gang are the same whichever pGPU asks.
     """
@@ -70,13 +70,13 @@ def agree(every: Mapping[int, Claims], pgpu: int) -> tuple[int, tuple[Turn, ...]
     if not gangs:
         return 0, ()
     period_ns = max(
-        every[card].period_ns for by_card in gangs.values() for card, claim in by_card.items() if claim.contended
+        every[card].period_ns for by_card in gangs.values() for card, bid in by_card.items() if bid.contended
     )
     turns: dict[str, Turn] = {}
     for name, by_card in sorted(gangs.items()):
-        contended = [claim for claim in by_card.values() if claim.contended]
-        due_ns = max(MIN_TURN_NS, int(min(claim.part for claim in contended) * period_ns))
-        debt_ns = sum(claim.debt_ns for claim in contended) // len(contended)
+        contended = [bid for bid in by_card.values() if bid.contended]
+        due_ns = max(MIN_TURN_NS, int(min(bid.part for bid in contended) * period_ns))
+        debt_ns = sum(bid.debt_ns for bid in contended) // len(contended)
         taken = [turn for other, turn in turns.items() if gangs[other].keys() & by_card.keys()]
         length_ns = debt_corrected(due_ns, debt_ns, period_ns)
         start_ns = _first_gap(taken, length_ns)
@@ -89,16 +89,16 @@ def agree(every: Mapping[int, Claims], pgpu: int) -> tuple[int, tuple[Turn, ...]
     )
 
 
-def _gangs_near(every: Mapping[int, Claims], pgpu: int) -> dict[str, Mapping[int, Claim]]:
+def _gangs_near(every: Mapping[int, Bids], pgpu: int) -> dict[str, Mapping[int, Bid]]:
     """Find the gangs that contend on this pGPU, or on a pGPU that such gangs connect to it."""
-    by_pod: dict[str, dict[int, Claim]] = {}
-    for card, claimed in sorted(every.items()):
-        for name, claim in claimed.pods.items():
-            by_pod.setdefault(name, {})[card] = claim
+    by_pod: dict[str, dict[int, Bid]] = {}
+    for card, bids_here in sorted(every.items()):
+        for name, bid in bids_here.pods.items():
+            by_pod.setdefault(name, {})[card] = bid
     gangs = {
         name: by_card
         for name, by_card in by_pod.items()
-        if len(by_card) > 1 and any(claim.contended for claim in by_card.values())
+        if len(by_card) > 1 and any(bid.contended for bid in by_card.values())
     }
     near, before = {pgpu}, set[int]()
     while near != before:
