@@ -146,7 +146,7 @@ def _curves(script: Script, engine: str, sizes: Sequence[int], kinds: Sequence[K
         if mps_present():
             try:
                 _by_mps(script, engine, sizes, found)
-            except (BenchError, SystemExit) as error:  # told to end or not: what was measured before is kept
+            except (BenchError, SystemExit) as error:  # on SIGTERM too: keep the other results
                 script.say(f"{MPS} is left out: {error}")
                 for rows in found.values():
                     rows.pop(MPS, None)

@@ -77,7 +77,7 @@ def _percent(pods: int, scale: float, pgpus: int = 1) -> float:
     for pgpu in range(pgpus):
         backend, ledger = host.backend(pgpu), Ledger(pgpu)
         end_ns = backend.now_ns + round(_SECONDS * scale * NS_PER_S)
-        while backend.now_ns < end_ns:  # qgpu.sched.loop.tick, with a clock around what is not the card's
+        while backend.now_ns < end_ns:  # a copy of qgpu.sched.loop.tick that times everything but the card
             sample = backend.sample()
             began_ns = time.thread_time_ns()
             ledger = ledger.advance(sample)

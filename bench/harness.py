@@ -318,5 +318,5 @@ class Bench:
 
 
 def _started_at(command: Sequence[str]) -> list[str]:
-    """Return ``command`` told, to the millisecond, when it was executed."""
+    """Return ``command`` with the time of its start as an option, to the millisecond."""
     return ["sh", "-c", 'exec "$@" --started-at "$(date +%s.%N)"', "sh", *command]

@@ -180,7 +180,7 @@ def main() -> int:
 
     def say(line: str) -> None:
         print(line, flush=True)
-        _merge(options.out, place.plane, about, list(map(asdict, rows)))  # now: whoever runs this may have a limit
+        _merge(options.out, place.plane, about, list(map(asdict, rows)))  # write now: the caller may have a time limit
 
     say("   " + f"{'family':8}{'path':42}{'bytes over':>12}{'steps lost':>12}{'safe, s':>12}{'share':>12}")
     try:

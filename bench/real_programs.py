@@ -190,7 +190,7 @@ def _by_mps(script: Script, cases: Sequence[tuple[Found, str]], times: Times, al
                 spans = [crew.take(asked, times.plain_settle, times.plain) for _ in range(REPEATS_MPS)]
                 found.mps[kind] = spans
                 _say(script, found, kind, spans, alone)
-    except (BenchError, OSError, SystemExit) as error:  # told to end or not: what was measured before is kept
+    except (BenchError, OSError, SystemExit) as error:  # on SIGTERM too: keep the other results
         script.say(f"MPS is left out: {error}")
 
 

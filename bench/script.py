@@ -161,7 +161,7 @@ def run(name: str, sections: Mapping[str, Section], doc: str, *, apart: Sequence
             figures += found
             for figure in found:
                 print(figure.row(), flush=True)
-            # Written at once, for whoever runs this may have a limit of their own.
+            # Write at once, because the caller may have a time limit.
             save(f"{stem}-{section}" if apart else stem, began if apart else script.began)
             if apart:
                 merge(options.out, stem, apart)
