@@ -3,19 +3,22 @@
     python bench/batch_curve.py [--only batch_curve_builtin]
     python bench/batch_curve.py --only batch_burst       # Burst Share without its rivals, in under two minutes
 
-The pods wait for each batch, so between batches they leave gaps, which timeslices alone don't hold. Rows: qgpu's Burst
-Share (its default) and Fixed Share at quotas 66:33; without qgpu: plain sharing and, where it is there, MPS with 66 and
-33 % of the threads. ResNet-50 where there is torch; everywhere qgpu-load's kernel in the same shape.
+The pods wait for each batch and so leave gaps between batches, which timeslices alone do not hold. Rows: qgpu's Burst
+Share (its default) and Fixed Share at quotas 66:33; without qgpu: plain sharing and, if installed, MPS with 66 and 33 %
+of the threads. The program is ResNet-50 where torch is installed, and on every machine qgpu-load's kernel in the same
+shape.
 
-ResNet-50 runs in two ways. With a CUDA graph for each batch, as inference servers do, a pod alone keeps the card full
-at every size: the curve is the card's. Launched kernel by kernel from Python, 160 for a batch, a small batch takes as
-long as the host's CPU takes to launch it: how much of the card a pod alone fills (``batch_fill``: its speed over that
-with graphs) is then a figure of the host. The ratio is asked where the pair gets 0.97 of what one alone gets, and only
-where that one fills the card (0.95): where it does not, the pair may get more than one alone and neither be held back.
-By images and by GPU time (``batch_gpu_ratio``) ratios differ by what a second of GPU time is worth to each pod; so
-kernel by kernel each size is measured in both roles, with quotas exchanged, and the ratio is the geometric mean: that
-one process has the faster CPU cancels. How long launching a batch took in each span is told beside it: where that
-differs from span to span, so do images.
+ResNet-50 runs in two ways. With a CUDA graph for each batch, as inference servers do, a pod alone fills the card at
+every size: the curve is the card's. Launched kernel by kernel from Python, 160 for a batch, a small batch takes as long
+as the host's CPU takes to launch it. How much of the card a pod alone fills (``batch_fill``: its speed over that with
+graphs) is then a figure of the host. The ratio is required only where the pair gets 0.97 of what one pod alone gets,
+and where a pod alone fills the card (0.95). Otherwise the pair may get more than one pod alone, and neither pod is held
+back.
+
+The ratio by images and the ratio by GPU time (``batch_gpu_ratio``) differ by what a second of GPU time is worth to each
+pod. So kernel by kernel each size is measured in both roles, with quotas exchanged, and the ratio is the geometric
+mean, which cancels a faster CPU of one process. The launch time of a batch is reported for each span: if it differs
+from span to span, so do the images.
 """
 
 from __future__ import annotations
@@ -39,13 +42,13 @@ TOTAL = 0.97
 FULL = 0.95
 BURST, FIXED, PLAIN, MPS = "burst-share", "fixed-share", "plain", "MPS 66/33"
 _TAGS = {BURST: "", FIXED: "_fixed", PLAIN: "_plain", MPS: "_mps"}
-#: A pod that has rested this long is new to the ledger: each size is met without what was learnt from the last.
+#: A pod that has rested this long is new to the ledger, so nothing learned at one size affects the next.
 _FORGOTTEN_S = 2.1
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A way to infer, and what its figures are called after."""
+    """A way to infer, and the prefix of its figures."""
 
     tag: str
     name: str
@@ -67,13 +70,13 @@ def resnet50(script: Script) -> list[Figure]:
 
 
 def builtin(script: Script) -> list[Figure]:
-    """Draw the curve of qgpu-load's kernel in batches: of few sizes beside a real network, which takes the time."""
+    """Draw the curve of qgpu-load's kernel in batches; fewer sizes if a real network is measured too, to save time."""
     few = not script.bench.simulated and _torch()
     return _measured(script, "kernels", SIZES[::2] if few else SIZES, BUILTIN)
 
 
 def burst(script: Script) -> list[Figure]:
-    """Measure a real network by Burst Share only; alone is a pod alone."""
+    """Measure a real network under Burst Share only, against one pod alone."""
     if script.bench.simulated or not _torch():
         raise NotHereError("it needs a GPU and torch")
     bench = script.bench
@@ -99,7 +102,7 @@ def _measured(script: Script, engine: str, sizes: Sequence[int], *kinds: Kind) -
 
 
 def _told(script: Script, found: Rows, name: str) -> list[Figure]:
-    """Say and draw what was found, and make figures of it that are called ``name``."""
+    """Print and plot the results, and return figures named after ``name``."""
     figures = []
     for kind, rows in found.items():
         alone = {size: _alone(rows, size) for size in next(iter(rows.values())).pairs}
@@ -111,7 +114,7 @@ def _told(script: Script, found: Rows, name: str) -> list[Figure]:
 
 
 def _by_burst(both: Pair, kind: Kind, *, alone: bool, sizes: Sequence[int] | None = None) -> Measured:
-    """Measure Burst Share: three times, or twice in both roles where pods wait for their CPUs."""
+    """Measure Burst Share: three times, or twice in both roles if pods wait for their CPUs."""
     both_roles = kind is EAGER
     return both.row(
         graph=kind.graph,
@@ -143,7 +146,7 @@ def _curves(script: Script, engine: str, sizes: Sequence[int], kinds: Sequence[K
         if mps_present():
             try:
                 _by_mps(script, engine, sizes, found)
-            except (BenchError, SystemExit) as error:  # told to end or not: what was measured before is kept
+            except (BenchError, SystemExit) as error:  # on SIGTERM too: keep the other results
                 script.say(f"{MPS} is left out: {error}")
                 for rows in found.values():
                     rows.pop(MPS, None)
@@ -202,7 +205,7 @@ def _plots(kind: Kind, rows: Mapping[str, Measured], alone: Mapping[int, float])
 def _figures(
     of: str, kind: Kind, rows: Mapping[str, Measured], alone: Mapping[int, float], fill: Mapping[int, float]
 ) -> list[Figure]:
-    """Return the figures of one kind; ``fill``: how much of the card one alone fills, where it may not be all."""
+    """Return the figures of one kind; ``fill``: how much of the card one pod alone fills, if not all."""
     figures = []
     for name, row in rows.items():
         tag = kind.tag + _TAGS[name]

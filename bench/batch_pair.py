@@ -1,10 +1,10 @@
-"""Two processes that infer with batches of any size, and when they did so: each size, one alone and both.
+"""Two processes that infer with batches of any size: measures each size, one alone and both together.
 
-How long is long enough: the second pod, with a third of the card, is given the time for 64 batches. Counted as
-progress.py does, weighed towards the middle, that leaves 0.1 % of chance in the ratio of both (standard deviation; one
-span in a hundred 0.3 %) whatever the phase of batches and turns; with 1.8 s for batches of 256 it was 0.6 and 1.7 %, of
-limits of 2 %. tests/bench holds it to that. What is left are events on the host; so figures are medians of several
-spans, and one that was met by a stall of tens of ms does not decide.
+Length of a span: the second pod, with a third of the card, gets the time for 64 batches. Counted as in progress.py,
+weighed towards the middle, this leaves 0.1 % of random error in the ratio of both (standard deviation; one span in a
+hundred 0.3 %), whatever the phase of batches and turns. With 1.8 s for batches of 256 it was 0.6 and 1.7 %, against
+limits of 2 %. tests/bench checks this. Events on the host remain. So figures are medians of several spans, and a single
+stall of tens of ms does not decide.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from qgpu.model import NS_PER_S, NS_PER_US
 
 QUOTAS = {"a": 66, "b": 33}
 _REST = Batch(0)
-#: A span has time for so many batches of the second pod, and is no shorter than this.
+#: A span has time for this many batches of the second pod, and is no shorter than this.
 _BATCHES, _LEAST_S = 64, 1.5
 _PART = 1 / 3
 _ALONE_S = 1.0
@@ -33,22 +33,22 @@ _ALONE_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """By batch size: when the pair ran, and the pod alone if that was measured beside it."""
+    """By batch size: when the pair ran, and when the first pod ran alone if that was measured too."""
 
     pairs: Mapping[int, Sequence[Span]]
     alone: Mapping[int, Span]
-    #: What both did; there once they have ended.
+    #: What both did; set once they have ended.
     done: Sequence[Progress]
     #: When they ran with quotas exchanged.
     exchanged: Mapping[int, Sequence[Span]] = field(default_factory=dict)
 
     def ratios(self, size: int) -> list[float]:
-        """Return in each repeat the images of the pod with the larger quota over those of the other."""
+        """Return, for each repeat, the images of the pod with the larger quota over those of the other."""
         a, b = self.done
         return self._in_both_roles(size, lambda span: ratio(a.rate(span), b.rate(span)))
 
     def by_gpu_time(self, size: int) -> list[float]:
-        """Return the same by GPU time; nothing where there is no ledger."""
+        """Return the same ratio by GPU time; nothing without a ledger."""
         if not all(span.used_ns for span in self.pairs[size]):
             return []
         return self._in_both_roles(size, lambda span: ratio(span.used_ns["a"], span.used_ns["b"]))
@@ -58,11 +58,11 @@ class Measured:
         return [sum(rates) for rates in zip(*self.images(size), strict=True)]
 
     def launching_ms(self, size: int) -> list[list[float]]:
-        """Return of each pod how long its host took to launch a batch, in each repeat and role."""
+        """Return how long the host of each pod took to launch a batch, in each repeat and role."""
         return [[progress.launching_ms(span) for span in self._spans(size)] for progress in self.done]
 
     def launching_alone_ms(self, size: int) -> float:
-        """Return how long it took for the pod that was measured alone."""
+        """Return the launch time of the pod that was measured alone."""
         return self.done[0].launching_ms(self.alone[size])
 
     def images(self, size: int) -> list[list[float]]:
@@ -73,10 +73,10 @@ class Measured:
         return [*self.pairs[size], *self.exchanged.get(size, ())]
 
     def _in_both_roles(self, size: int, of: Callable[[Span], float]) -> list[float]:
-        """Return the ratio in each repeat, or its geometric mean over both roles where there are both.
+        """Return the ratio in each repeat, or its geometric mean over both roles if both were measured.
 
-        Where pods wait for their CPUs, one that has the faster one makes more of the same GPU time. That a pod is
-        faster cancels in the mean; what the larger quota is worth does not.
+        If pods wait for their CPUs, a pod with a faster CPU gets more out of the same GPU time. The mean cancels that
+        advantage, but not the effect of the larger quota.
         """
         once = [of(span) for span in self.pairs[size]]
         again = [of(span) for span in self.exchanged.get(size, ())]
@@ -84,7 +84,7 @@ class Measured:
 
 
 class Pair:
-    """Two processes that infer, and what they are told."""
+    """Two processes that infer, and the commands they get."""
 
     def __init__(self, script: Script, pods: Sequence[Pod], sizes: Sequence[int]) -> None:
         self._script = script
@@ -109,7 +109,7 @@ class Pair:
         brief: bool = False,
         both_roles: bool = False,
     ) -> Measured:
-        """Measure sizes: the first pod alone if told so, then both, so many times; ``brief``: for a second."""
+        """Measure sizes, this many times: the first pod alone if asked, then both; ``brief``: for a second."""
         script = self._script
         pairs: dict[int, list[Span]] = {}
         exchanged: dict[int, list[Span]] = {}
@@ -135,18 +135,18 @@ class Pair:
         return Measured(pairs, singles, self._done, exchanged)
 
     def _cores(self, **quotas: int) -> None:
-        """Set quotas, those that shrink first."""
+        """Set quotas, shrinking ones first."""
         for name, cores in quotas.items():
             self._script.bench.ask("pod.set", name=name, cores=cores)
 
     def end(self) -> None:
-        """End both processes, so that it can be told what they did."""
+        """End both processes and collect what they did."""
         self._done += stop_all(*self._pods)
 
 
 @contextmanager
 def pair(script: Script, engine: str, sizes: Sequence[int], start: Callable[[str, list[str]], Pod]) -> Iterator[Pair]:
-    """Start both and wait until each has inferred all sizes once; end them if they have not been."""
+    """Start both and wait until each has run all sizes once; end them if they were not ended."""
     bench = script.bench
     command = [sys.executable, str(Path(__file__).with_name("inference.py")), "--engine", engine]
     command += ["--sizes", ",".join(map(str, sizes)), "--window-ms", "50" if bench.simulated else "10"]

@@ -1,7 +1,7 @@
-"""The host's clock and the GPU's side by side: how far apart they run, and how well that is known.
+"""Compare the host's clock with the GPU's: how fast they drift apart, and how accurately that is known.
 
-Latencies here are taken with the host's clock and kernels are made to length with the GPU's. Both must agree on what
-a millisecond is; their difference as such (the GPU's is set once, when the driver starts) does not matter.
+Latencies are measured with the host's clock, and kernels are timed with the GPU's. Both must agree on the length of a
+millisecond. Their absolute offset does not matter (the GPU's clock is set once, when the driver starts).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _READINGS = 200
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """At ``host_ns`` (CLOCK_MONOTONIC) the GPU's clock was ahead by ``ahead_ns``, give or take ``error_ns``."""
+    """At ``host_ns`` (CLOCK_MONOTONIC) the GPU's clock was ahead by ``ahead_ns``, plus or minus ``error_ns``."""
 
     host_ns: int
     ahead_ns: int
@@ -27,7 +27,7 @@ class Reading:
 
 
 def read() -> Reading:
-    """Read both clocks many times and keep the reading that took the least time."""
+    """Read both clocks many times and keep the fastest reading."""
     client = RmClient()
     try:
         card = open_devices(client)[0]
@@ -44,7 +44,7 @@ def read() -> Reading:
 
 
 def agreement(first: Reading, last: Reading) -> Figure:
-    """Say by how many parts in a million the GPU's clock ran faster than the host's between two readings."""
+    """Return by how many parts per million the GPU's clock ran faster than the host's between two readings."""
     passed_ns = last.host_ns - first.host_ns
     ppm = (last.ahead_ns - first.ahead_ns) / passed_ns * 1e6
     error_ppm = (first.error_ns + last.error_ns) / passed_ns * 1e6

@@ -3,8 +3,8 @@
     python bench/collective.py --ranks 2 --store FILE --json RESULT             # one process starts the others
     python bench/collective.py --ranks 2 --rank 1 --store FILE --json RESULT    # one of them by itself
 
-Needs torch with NCCL. Prints ``ready`` after the first steps, ends on SIGTERM, and the first rank writes what
-qgpu-load does, with steps in place of kernels.
+Needs torch with NCCL. Prints ``ready`` after the first steps and ends on SIGTERM. The first rank writes the same file
+as qgpu-load, with steps in place of kernels.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pathlib import Path
 from qgpu.load.record import Record, Stop
 from qgpu.load.spec import Workload
 
-#: Four products of matrices this wide, then a sum of so many values over all GPUs: about 1.5 ms on an H200.
+#: Four products of matrices of this width, then a sum of this many values over all GPUs: about 1.5 ms on an H200.
 WIDTH = 4096
 PRODUCTS = 4
 VALUES = 16 * 1024 * 1024
@@ -45,7 +45,7 @@ def main() -> None:
         ]
     rank = options.rank or 0
     stop = Stop()
-    if rank == 0:  # the others end when they are told to, wherever they are: nobody waits for them then
+    if rank == 0:  # the others end on the signal itself, and rank 0 does not wait for them
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: setattr(stop, "asked", True))
     try:
@@ -68,7 +68,7 @@ def main() -> None:
 
 
 def stepper(rank: int, ranks: int, store: Path) -> Callable[[], None]:
-    """Join the others and return what does one step and waits for it."""
+    """Join the others and return a function that runs one step and waits for it."""
     # NVLink multicast is missing where hypervisors leave it out.
     for name, value in (("NCCL_SOCKET_IFNAME", "lo"), ("NCCL_NVLS_ENABLE", "0")):
         os.environ.setdefault(name, value)

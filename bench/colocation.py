@@ -24,13 +24,13 @@ LOADS: Mapping[str, tuple[str, ...]] = {
     "100ms": ("100ms",),
     "batches": ("1ms", "--batch", "5", "--gap", "50us"),
 }
-#: Those that rivals are measured with.
+#: The loads that rivals are measured with.
 BESIDE = ("1ms", "batches")
 _TURNS = 4
 
 
 def measure(script: Script) -> list[Figure]:
-    """Measure alone, then pairs in every way."""
+    """Measure alone, then pairs in every way to share."""
     figures = [] if script.bench.simulated else [alone.ratio(list(alone.in_turn(script, _TURNS)))]
     totals = in_every_way(script, _totals)
     lines = {name: [spread(load, found) for load, found in each.items()] for name, each in totals.items()}

@@ -1,9 +1,9 @@
-"""What the hook adds to a container's start: from its start to the daemon's yes, and how much of that Python takes.
+"""What the hook adds to a container's start: the time until the daemon answers, and Python's part of it.
 
     bench/container_hook.py [--rounds N]
 
-Each round makes what a runtime makes before createRuntime hooks run, a process in a cgroup of its own, and runs the
-hook on it; the daemon is on the simulator. Prints one JSON object, times in ms. Needs root and a writable cgroup v2
+Each round sets up what a runtime sets up before createRuntime hooks run (a process in a cgroup of its own), and runs
+the hook on it; the daemon simulates its GPU. Prints one JSON object, times in ms. Needs root and a writable cgroup v2
 tree; no GPU and no runtime.
 """
 
@@ -29,14 +29,14 @@ from tests.cli import programs
 
 
 def timed_ms(command: list[str], said: str) -> float:
-    """Run a command that must succeed; how long that took."""
+    """Run a command that must succeed; return how long it took."""
     started = time.perf_counter()
     subprocess.run(command, input=said, text=True, check=True)
     return 1e3 * (time.perf_counter() - started)
 
 
 def hook_ms(command: list[str], bundle: Path, number: int) -> float:
-    """Have one container bound; it ends right after."""
+    """Bind one container, which ends right after."""
     home = cgroup.mount() / f"bench-{os.getpid()}-{number}"
     home.mkdir()
     with subprocess.Popen(["sleep", "60"]) as process:
@@ -49,7 +49,7 @@ def hook_ms(command: list[str], bundle: Path, number: int) -> float:
 
 
 def summary(times: list[float]) -> dict[str, float]:
-    """Return the median, the quarters on either side of it, and the worst."""
+    """Return the median, both quartiles, and the maximum."""
     low, middle, high = statistics.quantiles(times, n=4)
     return {"p25": round(low, 1), "p50": round(middle, 1), "p75": round(high, 1), "max": round(max(times), 1)}
 

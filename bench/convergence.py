@@ -1,11 +1,12 @@
-"""(e) How soon shares are right after a pod arrives or ends, a quota changes, or the policy does.
+"""(e) How soon shares are right after a pod arrives or ends, or a quota or the policy changes.
 
     python bench/convergence.py
 
-By what the pods say they finished, over a sliding period: the time from the change to the beginning of the first period
-from which on every period's share is within 5 points of what is then asked. A change is the moment the daemon was
-asked; an arrival is the first kernel, an end the last. Two floods, and two pods that wait for batches of 5 ms: these
-have to be told from others first, so every arrival is one of fresh pods of which nothing is known yet.
+Shares come from the kernels that the pods finished, over a sliding period. The result is the time from the change to
+the beginning of the first period from which on every period's share is within 5 points of the required one. A change
+counts from the moment the daemon was asked; an arrival from the first kernel, an end from the last. Measured with two
+floods, and with two pods that wait for batches of 5 ms. The tuner must first recognize the latter, so every arrival
+uses fresh pods of which nothing is known yet.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ _SIMULATED = {"floods": Workload(kernel_us=50, batch=0), "batches": Workload(ker
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What was changed when (s since the epoch), and the first pod's share that is asked from then on until when."""
+    """When a change was made (s since the epoch), the first pod's required share from then on, and until when."""
 
     what: str
     at: float
@@ -49,7 +50,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """Two pods from coming to going: what was changed, and what they did."""
+    """Two pods from start to end: the changes, and what the pods did."""
 
     changes: Sequence[Change]
     a: Progress
@@ -123,7 +124,7 @@ def _round(stage: Stage, hold_s: float) -> Round:
 
 
 def took_s(a: Progress, b: Progress, change: Change) -> float:
-    """Return the time from a change until shares are right and stay so; all there was if they never are."""
+    """Return the time from a change until shares are right and stay right; the whole stretch if they never are."""
     # At the very end of a stretch the next change has begun.
     steps = int((change.until - change.at - PERIOD_S) / _STEP_S) - 1
     right: int | None = None

@@ -1,10 +1,10 @@
-"""(g) What scheduling costs as pods and pGPUs grow: the CPU time of ledger, policy and plan, up to 64 pods on 8 pGPUs.
+"""(g) The CPU time of scheduling as pods and pGPUs grow: ledger, policy and plan, up to 64 pods on 8 pGPUs.
 
     python bench/daemon_cost.py
 
-The daemon's loop runs on simulated cards in virtual time, every pod flooding, and its CPU time per second of theirs is
-taken without what simulating the cards costs. Beside it: a real daemon with 16 pods on 8 simulated cards, these
-included; and on a GPU the whole of qgpu (daemon, guardian, launchers), with pods that flood.
+The daemon's loop runs on simulated cards in virtual time, with every pod flooding. Its CPU time is counted per second
+of virtual time, without the cost of simulating the cards. For comparison: a real daemon with 16 pods on 8 simulated
+cards, including the cost of simulation; and on a GPU all of qgpu (daemon, guardian, launchers), with pods that flood.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _GPU_PODS = (1, 4, 16)
 def measure(script: Script) -> list[Figure]:
     """Measure every number of pods, each on every number of pGPUs."""
     costs: dict[tuple[int, int], list[float]] = defaultdict(list)
-    for number in range(_ROUNDS):  # each once, and once more: who slows the host down for seconds slows not all of one
+    for number in range(_ROUNDS):  # a host that is slow for seconds slows only one of the rounds
         for pods in PODS:
             one = _percent(pods, script.scale)
             for pgpus in PGPUS[:-1]:
@@ -66,7 +66,7 @@ def measure(script: Script) -> list[Figure]:
 
 
 def _percent(pods: int, scale: float, pgpus: int = 1) -> float:
-    """Return the CPU time of the loops of some pGPUs, in per cent of the time that passes for them."""
+    """Return the CPU time of the loops of some pGPUs, in per cent of their virtual time."""
     host = SimHost(pgpus)
     for index in range(pods):
         host.admit(f"p{index}", {pgpu: Grant(cores=max(1, 100 // pods)) for pgpu in range(pgpus)})
@@ -77,7 +77,7 @@ def _percent(pods: int, scale: float, pgpus: int = 1) -> float:
     for pgpu in range(pgpus):
         backend, ledger = host.backend(pgpu), Ledger(pgpu)
         end_ns = backend.now_ns + round(_SECONDS * scale * NS_PER_S)
-        while backend.now_ns < end_ns:  # qgpu.sched.loop.tick, with a clock around what is not the card's
+        while backend.now_ns < end_ns:  # a copy of qgpu.sched.loop.tick that times everything but the card
             sample = backend.sample()
             began_ns = time.thread_time_ns()
             ledger = ledger.advance(sample)
@@ -90,7 +90,7 @@ def _percent(pods: int, scale: float, pgpus: int = 1) -> float:
 
 
 def _whole_daemon(script: Script) -> Figure:
-    """Measure a real daemon, and the cards that it simulates."""
+    """Measure a real daemon together with the cards that it simulates."""
     pods, pgpus = _LIMITED, PGPUS[-1]
     grants = {str(pgpu): {"class": "offline", "cores": 100 // pods} for pgpu in range(pgpus)}
     bench = Bench("sim", [*QGPUD, "--sim-gpus", str(pgpus)])
@@ -111,7 +111,7 @@ def _whole_daemon(script: Script) -> Figure:
 
 
 def _cpu_percent(script: Script, bench: Bench) -> float:
-    """Return the CPU time of everything of qgpu in some seconds, in per cent of them."""
+    """Return the CPU time of all qgpu processes over some seconds, in per cent of that time."""
     script.settle()
     cpu_s, began = bench.cpu_s(), time.monotonic()
     time.sleep(3 * script.scale)

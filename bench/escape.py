@@ -34,7 +34,7 @@ from tests.hostile.stage import Stage
 
 _ROOT = Path(__file__).resolve().parent.parent
 _QUIET_S, _AFTER_S = 5.0, 2.0
-#: What a successor finds.
+#: The numbers of pods and of descriptors that a successor takes over.
 _PODS, _DESCRIPTORS = 64, 1000
 
 _HOLDER = """
@@ -68,7 +68,7 @@ os._exit(0)
 
 
 def stall(directory: Path, attack: str | None) -> float:
-    """Return the longest time that a neighbour takes for a round beside an attack, or beside none; in seconds."""
+    """Return the longest time in seconds that a neighbour takes for a round, beside one attack or beside none."""
     directory.mkdir()
     stage = Stage(directory, 2)
     if not stage.there:
@@ -108,7 +108,7 @@ def _holders(count: int) -> Iterator[list[int]]:
 
 
 def successor_start(directory: Path) -> float:
-    """Return how long what was in reserve takes until it serves, with processes that have many descriptors, in s."""
+    """Return the seconds until a standby guardian serves, with processes that have many descriptors."""
     state = StateFds.new()
     with _holders(_PODS) as pids:
         _write(state, pids)
@@ -121,7 +121,7 @@ def successor_start(directory: Path) -> float:
 
 
 def _write(state: StateFds, pids: list[int]) -> None:
-    """Write the facts of one pod for each process: clients used through every descriptor, TSGs, memory, UVM's files."""
+    """Write the facts of one pod per process: clients used through every descriptor, TSGs, memory, UVM files."""
     journal = Journal(os.dup(state.journal))
     for number, pid in enumerate(pids):
         name, client = f"pod-{number}", 1000 + number
@@ -145,7 +145,7 @@ def _write(state: StateFds, pids: list[int]) -> None:
 
 
 def figures(found: list[dict[str | None, float]], starts: list[float]) -> list[Figure]:
-    """Return what is told of all rounds."""
+    """Return the figures of all rounds."""
     longest = [max(each[attack] for attack in each if attack not in (None, "idle")) for each in found]
     rows = [
         median("neighbour_stall_s", longest, *at_most(0.5), note="longest round of a neighbour beside any attack"),

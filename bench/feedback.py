@@ -1,8 +1,8 @@
-"""What the closed loop does on the simulated pGPU: shares over time of pods that timeslices don't bind.
+"""Shares over time under the closed loop, on the simulated pGPU, for pods that timeslices do not bind.
 
-Runs the real loop, policies and ledger. Writes the picture and the figures that docs/feedback.md shows, those of its
-table as the worst second after the first two, with feedback and without (every pod then has its slice of the
-period, whatever was measured):
+Runs the real loop, policies and ledger. Writes the picture and the figures of docs/feedback.md. The table there shows
+the worst second after the first two, with feedback and without (every pod then keeps its slice of the period, whatever
+was measured):
 
     python bench/feedback.py [--out docs/results]
 """
@@ -25,9 +25,9 @@ from qgpu.sched.ledger import Ledger
 
 PERIOD_NS = 100 * NS_PER_MS
 DURATION_S = 10
-#: What happens before is not judged.
+#: The time before this is not judged.
 SETTLED_S = 2
-#: In the picture the rival rests and comes back, for all to see.
+#: In the picture the rival rests and comes back, to show both transitions.
 LEAVES_S, RETURNS_S = 6, 8
 
 FLOOD = Workload(kernel_us=1000, batch=0)
@@ -51,7 +51,7 @@ class Mix:
 
     @property
     def parts(self) -> dict[str, float]:
-        """Return what each pod is due: a part of all GPU time used; by Fixed Share its quota of all time."""
+        """Return the part that each pod is due: of all GPU time used; under Fixed Share, its quota of all time."""
         whole = 100 if self.policy == "fixed-share" else sum(cores for cores, _ in self.pods)
         return {name: cores / whole for name, (cores, _) in zip("abc", self.pods, strict=False)}
 
@@ -77,7 +77,7 @@ SHOWN = ("two floods", *(f"batches of {size}" for size in BATCHES), "batches of 
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """One tick: when, how long after the last, each pod's share of that, the first one's window in ms (0: no gate)."""
+    """One tick: its time and length, each pod's share of it, and the first pod's window in ms (0: no gate)."""
 
     at_s: float
     elapsed_s: float
@@ -123,7 +123,7 @@ def run(mix: Mix, *, feedback: bool = True, leaving: bool = False) -> list[Momen
 
 
 def worst_pp(mix: Mix, moments: Sequence[Moment]) -> float:
-    """Return how far the worst pod was off its part in the worst second after the first two, in percentage points."""
+    """Return the error of the worst pod in the worst second after the first two, in percentage points."""
     worst = 0.0
     for second, group in groupby(moments, key=lambda moment: int(moment.at_s - 1e-9)):
         if second < SETTLED_S or second >= DURATION_S:
@@ -136,7 +136,7 @@ def worst_pp(mix: Mix, moments: Sequence[Moment]) -> float:
 
 
 def figures(moments: Sequence[Moment]) -> dict[str, float]:
-    """Say what a pair has settled to until the second pod goes."""
+    """Return what a pair settles to until the second pod goes."""
     settled = [moment for moment in moments if SETTLED_S < moment.at_s < LEAVES_S]
     a, b = (sum(moment.shares[name] for moment in settled) for name in "ab")
     first = next((moment.at_s for moment in moments if moment.window_ms), 0.0)

@@ -1,4 +1,4 @@
-"""Figures: what was measured, how far it spread, what was asked of it; and the files they go to."""
+"""Figures: what was measured, its spread, its requirement, and the files it is written to."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 from plots import Plot
 
-#: What is asked of a figure, in words and as a test; or nothing.
+#: The requirement of a figure, in words and as a test; None for none.
 Asked = tuple[str, Callable[[float], bool] | None]
 NOTHING: Asked = ("", None)
 
@@ -29,7 +29,7 @@ class Figure:
     note: str = ""
 
     def detail(self) -> dict[str, Any]:
-        """Return what there is to say beside the value."""
+        """Return the note beside the value."""
         spread = [min(self.repeats), max(self.repeats)] if self.repeats else None
         return {
             "value": self.value,
@@ -94,7 +94,7 @@ class About:
     device: str
     plane: str
     took_s: float
-    #: Of the package that was measured: a digest of its files. Empty where a result is older than that.
+    #: Digest of the measured package. Empty if the result is older than this field.
     sources: str = ""
 
     def line(self) -> str:
@@ -126,7 +126,7 @@ def write(
 
 
 def read(file: Path) -> tuple[About, list[Figure], dict[str, str]]:
-    """Read back what ``write`` wrote, but for the plots."""
+    """Read back what ``write`` wrote, without the plots."""
     raw = json.loads(file.read_text())
     about = About(**{field.name: raw[field.name] for field in fields(About) if field.name in raw})
     figures = [
@@ -137,9 +137,9 @@ def read(file: Path) -> tuple[About, list[Figure], dict[str, str]]:
 
 
 def merge(out: Path, stem: str, sections: Sequence[str]) -> None:
-    """Write STEM.json and STEM.md from the files of those sections that there are, if any: STEM-SECTION.json.
+    """Write STEM.json and STEM.md from the existing section files STEM-SECTION.json, if any.
 
-    Sections may be from different runs: each figure names its section, and each section its run.
+    Sections may come from different runs: each figure names its section, and each section its run.
     """
     files = {section: file for section in sections if (file := out / f"{stem}-{section}.json").exists()}
     if not files:
@@ -197,7 +197,7 @@ def _put(out: Path, stem: str, summary: Mapping[str, Any], lines: Sequence[str])
 
 
 def _told(value: Any) -> Any:
-    """Put null for what is no number: JSON knows no NaN."""
+    """Replace values that are not numbers by null: JSON has no NaN."""
     if isinstance(value, dict):
         return {name: _told(each) for name, each in value.items()}
     if isinstance(value, list | tuple):

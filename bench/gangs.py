@@ -18,7 +18,7 @@ _READY_S = 60.0
 
 
 def gangs(script: Script) -> list[Figure]:
-    """Give a pod of two GPUs half of each, with its turns on both at once."""
+    """Give a pod on two GPUs half of each, with its turns on both at once."""
     if script.bench.simulated:
         raise NotHereError("collective kernels are not simulated; tests/planes/sim/test_gangs.py shows the turns")
     bench = script.bench

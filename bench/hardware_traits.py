@@ -25,14 +25,14 @@ from qgpu.trace.recording import GpuTrack, record
 
 PERIODS_MS = (20, 50, 100)
 
-#: Turns of the plan before run out for so long after a new one.
+#: For this long after a new plan, turns of the old one still end.
 _SETTLED_NS = 200 * NS_PER_MS
-#: Turns are of full length where the middle half of them differ by no more than this part.
+#: Turns count as full length if their middle half differs by no more than this part.
 _EVEN = 0.02
 
 
 def turns(track: GpuTrack) -> Iterator[tuple[int, float]]:
-    """Yield timeslice and length of a turn in ns, for each pod and plan under which it used its turns up."""
+    """Yield timeslice and turn length in ns, for each pod and plan under which the pod exhausted its turns."""
     ends = [at_ns for at_ns, _ in track.plans[1:]] + [track.last_ns]
     for (since_ns, plan), until_ns in zip(track.plans, ends, strict=True):
         for part in plan["pods"]:
@@ -45,7 +45,7 @@ def turns(track: GpuTrack) -> Iterator[tuple[int, float]]:
 
 
 def gaps(track: GpuTrack) -> list[int]:
-    """Return for how long nobody had the engine between turns of different pods."""
+    """Return how long the engine was empty between turns of different pods."""
     runs = sorted((start, end, name) for name, pod in track.pods.items() for start, end in pod.runs)
     return [
         after[0] - before[1]

@@ -1,8 +1,8 @@
 """A daemon, pods and loads for one measurement.
 
-Decides how processes are started and always ended. What is measured, and what is asked of it, is the scripts'
-matter. Everything is driven as a user would: ``qgpud``, ``qgpuctl``, ``qgpu-load``; only reading GPU time
-between two moments goes straight to the control socket, because a moment should be short.
+This file starts processes and guarantees that they end; the scripts decide what to measure. It drives qgpu as a user
+would, by ``qgpud``, ``qgpuctl`` and ``qgpu-load``. Only GPU time between two moments is read directly from the control
+socket, because that is fast.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from qgpu.ipc.control_socket import Client
 ROOT = Path(__file__).resolve().parent.parent
 QGPUD = [sys.executable, "-c", "from qgpu.daemon.main import main; main()"]
 QGPUCTL = [sys.executable, "-c", "from qgpu.cli.main import main; main()"]
-#: In the environment of every process that we start, so that we find them again whatever they do.
+#: In the environment of every process that we start, so that we find it again.
 _MARK = "QGPU_BENCH"
 
 
@@ -41,7 +41,7 @@ class Bench:
     def __init__(self, plane: str, qgpud: Sequence[str] = QGPUD, patience: float = 1) -> None:
         self.plane = plane
         self._qgpud = qgpud
-        #: How many times longer than usual an emulated machine may take to answer.
+        #: An emulated machine may take this many times longer to answer.
         self.patience = patience
         self.directory = Path(tempfile.mkdtemp(prefix="qgpu-bench-"))
         self.runtime_dir = self.directory / "run"
@@ -55,7 +55,7 @@ class Bench:
 
     @property
     def simulated(self) -> bool:
-        """Tell whether there is no GPU in this."""
+        """Tell whether the bench runs without a GPU."""
         return self.plane == "sim"
 
     # The daemon
@@ -91,11 +91,11 @@ class Bench:
             self._daemon = None
 
     def daemon_is(self, process: subprocess.Popen[bytes]) -> None:
-        """Take over a daemon that somebody else has started here."""
+        """Use a daemon that another process has started here."""
         self._daemon = process
 
     def kill_daemon(self) -> float:
-        """Kill the daemon without a chance to tidy up; return when (s since the epoch)."""
+        """Kill the daemon with SIGKILL; return when (s since the epoch)."""
         assert self._daemon is not None
         at = time.time()
         self._daemon.kill()
@@ -130,7 +130,7 @@ class Bench:
         self.ctl("gpu", "policy", "set", "0", name, *(("--period", period) if period else ()))
 
     def cores(self, **quotas: int) -> None:
-        """Set quotas of pods, live; those that shrink go first, so that the sum always fits."""
+        """Set quotas of pods, live; shrinking ones first, so that the sum always fits."""
         now = {pod["name"]: pod["grants"][0]["cores"] or 0 for pod in self.pods()}
         for name in sorted(quotas, key=lambda name: quotas[name] - now[name]):
             self.ctl("pod", "set", name, "--cores", str(quotas[name]))
@@ -140,7 +140,7 @@ class Bench:
     def load_options(self, kernel: str, *options: str) -> list[str]:
         """Return qgpu-load's options for kernels of one length, calibrated alone at first."""
         known = ("--iterations", str(self.iterations[kernel])) if kernel in self.iterations else ()
-        # The daemon that simulates has to answer for every window.
+        # The simulating daemon has to answer for every window.
         return ["--kernel", kernel, *known, "--window", "50ms" if self.simulated else "10ms", *options]
 
     def plain(self, *options: str) -> dict[str, Any]:
@@ -173,7 +173,7 @@ class Bench:
         return self.start_pod(name, self._load(kernel, *options), cores=cores, pod_class=pod_class, gpus=gpus)
 
     def beside(self, name: str, kernel: str, *options: str, environment: Mapping[str, str] | None = None) -> Pod:
-        """Start the same load in no pod: plainly, or as what ``environment`` makes of it."""
+        """Start the same load outside of any pod: plainly, or with this ``environment``."""
         return self.start_beside(name, self._load(kernel, "--watch", *options), environment)
 
     def start_pod(
@@ -192,7 +192,7 @@ class Bench:
         return self._start(name, command, run)
 
     def start_beside(self, name: str, command: Sequence[str], environment: Mapping[str, str] | None = None) -> Pod:
-        """Start any command that takes ``--json FILE`` in no pod."""
+        """Start any command that takes ``--json FILE`` outside of any pod."""
         return self._start(name, command, [], environment)
 
     def _start(
@@ -249,13 +249,13 @@ class Bench:
         return found
 
     def used_ns(self) -> dict[str, int]:
-        """Return the GPU time of each pod so far; of none where there is no daemon."""
+        """Return the GPU time of each pod so far; of none without a daemon."""
         if self._daemon is None:
             return {}
         return {pod["name"]: sum(use["used_ns"] for use in pod["usage"]) for pod in self.pods()}
 
     def span(self, seconds: float) -> Span:
-        """Let ``seconds`` go by and return them."""
+        """Wait for ``seconds`` and return the span."""
         before, start = self.used_ns(), time.time()
         time.sleep(seconds)
         end, after = time.time(), self.used_ns()
@@ -264,7 +264,7 @@ class Bench:
     # Processes
 
     def cpu_s(self) -> float:
-        """Return the CPU time so far of the daemon, its helpers, and whatever else of qgpu waits beside loads."""
+        """Return the CPU time so far of the daemon, its helpers, and other qgpu processes beside the loads."""
         total = 0.0
         for process in self.processes():
             with suppress(psutil.Error):
@@ -273,7 +273,7 @@ class Bench:
         return total
 
     def end_pods(self) -> None:
-        """End every load that still runs: all are told first, then waited for."""
+        """End every load that still runs: signal all of them first, then wait for them."""
         pods, self._pods = self._pods, []
         for pod in pods:
             if pod.process.poll() is None:
@@ -283,7 +283,7 @@ class Bench:
             pod.end()
 
     def close(self, keep_log: Path | None = None) -> None:
-        """End everything that is left; keep the daemon's log if told where."""
+        """End everything that is left; keep the daemon's log if a place is given."""
         self.end_pods()
         self.stop_daemon()
         left = self.processes()
@@ -296,7 +296,7 @@ class Bench:
         shutil.rmtree(self.directory, ignore_errors=True)
 
     def processes(self) -> list[psutil.Process]:
-        """Find every process that this run has started, directly or not, and that still runs."""
+        """Find every running process that this run has started, directly or indirectly."""
         found = []
         for process in psutil.process_iter():
             with suppress(psutil.Error, OSError):
@@ -310,7 +310,7 @@ class Bench:
         )
 
     def environment(self) -> dict[str, str]:
-        """Return the environment of what we start: no settings of ours but a mark."""
+        """Return the environment for our processes: without qgpu settings, with our mark."""
         kept = {name: value for name, value in os.environ.items() if not name.startswith("QGPU_")}
         libcuda = {name: os.environ[name] for name in ("QGPU_LIBCUDA",) if name in os.environ}
         path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
@@ -318,5 +318,5 @@ class Bench:
 
 
 def _started_at(command: Sequence[str]) -> list[str]:
-    """Return ``command`` told, to the millisecond, when it was executed."""
+    """Return ``command`` with the time of its start as an option, to the millisecond."""
     return ["sh", "-c", 'exec "$@" --started-at "$(date +%s.%N)"', "sh", *command]

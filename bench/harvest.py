@@ -2,8 +2,8 @@
 
     python bench/harvest.py
 
-The service runs one kernel every 10 ms, of 2, 5 or 8 ms; offline a pod floods kernels of 1 ms. What the service leaves
-is the rest of the card: of that, offline's part is its speed over its speed alone. Rivals: plain sharing, MPS.
+The service runs one kernel every 10 ms, of 2, 5 or 8 ms; an offline pod floods kernels of 1 ms. The service leaves the
+rest of the card; the offline pod's part of that rest is its speed over its speed alone. Rivals: plain sharing, MPS.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from script import Script, claim
 from service import PERIOD_US, Served, serve
 
 LOADS = (20, 50, 80)
-#: At 80 % nothing is asked for: it is measured all the same.
+#: At 80 % there is no requirement, only a measurement.
 HELD = (20, 50)
 SLOWER, ADDED_US, GAINED = 1.05, 250, 0.9
 
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """What a service and the offline pod beside it got."""
+    """The results of a service and of the offline pod beside it."""
 
     p99_us: float
     kept: float
@@ -67,7 +67,7 @@ def _beside(way: Way) -> dict[int, Beside]:
 
 
 def _kernel(load: int) -> str:
-    """Return the kernel that is this part of the time between two requests."""
+    """Return the kernel that lasts this part of the time between two requests."""
     return f"{load * PERIOD_US // 100}us"
 
 

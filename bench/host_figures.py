@@ -1,4 +1,4 @@
-"""docs/results/host.json: figures of a host's parts, each written by the script that measured it."""
+"""docs/results/host.json: figures of a host's parts, each from the script that measured it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ FILE = Path(__file__).resolve().parent.parent / "docs" / "results" / "host.json"
 
 
 def keep(command: str, device: str, figures: dict[str, Any], file: Path = FILE) -> None:
-    """Put figures into the file beside what others put there, each with how it was had."""
+    """Add figures to the file and keep those of other scripts; each names how it was measured."""
     file.parent.mkdir(parents=True, exist_ok=True)
     with file.open("a+") as stream:
         fcntl.flock(stream, fcntl.LOCK_EX)

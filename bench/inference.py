@@ -33,20 +33,20 @@ _SUFFIX = ".size"
 
 
 class Batch(NamedTuple):
-    """How many images at a time, and whether by a CUDA graph."""
+    """The number of images, and whether to use a CUDA graph."""
 
     size: int
     graph: bool = False
 
 
-#: Told when a batch ended, how many images were in it, and how long launching it took (ns).
+#: Called when a batch has ended, with its number of images and its launch time (ns).
 Done = Callable[[int, int, int], None]
-#: Runs batches while told to go on, and tells of each.
+#: Runs batches until told to stop, and reports each.
 Engine = Callable[[Batch, Callable[[], bool], Done], None]
 
 
 class Control:
-    """The file that says how large batches are."""
+    """The file that sets the batch size."""
 
     def __init__(self, result: Path) -> None:
         self._file = result.with_suffix(_SUFFIX)
@@ -54,7 +54,7 @@ class Control:
         self._looked_ns = 0
 
     def batch(self) -> Batch:
-        """Return what is asked for, at most 10 ms old."""
+        """Return the requested batch size, at most 10 ms old."""
         now_ns = time.perf_counter_ns()
         if now_ns - self._looked_ns >= _LOOK_NS:
             self._looked_ns = now_ns
@@ -65,7 +65,7 @@ class Control:
 
 
 def ask(result: Path, batch: Batch) -> None:
-    """Ask the process that will write ``result`` for other batches; those of size 0 are rest."""
+    """Ask the process that writes ``result`` for other batches; size 0 is rest."""
     fresh = result.with_suffix(".new")
     fresh.write_text(f"{batch.size} graph" if batch.graph else str(batch.size))
     fresh.replace(result.with_suffix(_SUFFIX))

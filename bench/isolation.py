@@ -1,13 +1,12 @@
-"""What a hostile or failing pod can do to its quota and to its neighbour: every known way is tried, and judged.
+"""What a hostile or failing pod can do to its quota and to its neighbour: tries every known way and judges the effect.
 
     python bench/isolation.py                    as root on a GPU host: plane seccomp
     python bench/isolation.py --vm               in the virtual machine of the module's lanes: plane kmod
     python bench/isolation.py --only raw,race    some families of nothing, cuda, raw, race, control, fault, door, safe
     python bench/isolation.py --only moments     daemon, guardian, supervisor: failing at 42 random moments
 
-Prints a table of path and plane, and merges it into docs/results/isolation.json. How each figure comes about stands
-at the top of attacks/judge.py and attacks/safe.py; what is tried, in attacks/cases.py. The exit code is 1 if anything
-got through.
+Prints a table of path and plane, and merges it into docs/results/isolation.json. attacks/judge.py and attacks/safe.py
+explain each figure at the top; attacks/cases.py lists the attacks. The exit code is 1 if any attack got through.
 """
 
 from __future__ import annotations
@@ -37,16 +36,16 @@ from qgpu.errors import QgpuError
 
 _CORES = 50
 _FAMILIES = ("nothing", "cuda", "raw", "race", "control", "fault", "door", "safe")
-#: How often what is measured after an attack is measured after none.
+#: How many measurements after an attack come for each one after no attack.
 _NULLS = 30
-#: How many moments are drawn by lot, one case after the other; and for several killed at once.
+#: How many random moments are tried one by one, and how many with several processes killed at once.
 _MOMENTS, _AT_ONCE = 27, 5
 
 
 def run(
     place: World, families: Iterable[str], paths: Sequence[str], rows: list[Row], say: Callable[[str], None]
 ) -> None:
-    """Try the cases of some families in one place, with one neighbour all along, and add a row for each."""
+    """Try the cases of some families in one place beside one neighbour, and add a row for each."""
     bench = place.bench
     build.build(bench.directory)
     with bench.daemon():
@@ -91,7 +90,7 @@ def _tried(place: World, watch: Watch, case: Case, rate: float) -> Row:
 
 
 def _doors(place: World) -> Row:
-    """Knock from inside a pod; nothing may open, and the neighbour's grant must be what it was."""
+    """Try every door from inside a pod: none may open, and the neighbour's grant must not change."""
     bench, report = place.bench, place.bench.directory / "doors.json"
     log = bench.directory / "door.log"
     before = [each["grants"] for each in bench.pods() if each["name"] == "neighbour"]
@@ -123,13 +122,13 @@ def _line(row: Row) -> str:
 
 
 def _short(rows: Iterable[Row], *, nothing: bool = False) -> str:
-    """Tell how many windows were short of the full rate, of how many; after nothing, or after whatever else."""
+    """Return how many windows were short of the full rate, out of how many; after no attack, or after an attack."""
     some = [row for row in rows if row.after_over_before is not None and (row.family == "nothing") is nothing]
     return f"{sum(row.windows_short for row in some)} of {sum(row.tries for row in some)}"
 
 
 def _merge(out: Path, plane: str, about: dict[str, str], rows: list[dict[str, object]]) -> None:
-    """Put a run's rows in place of older ones of the same path; what was not tried stays."""
+    """Replace older rows of the same path by a run's rows; keep rows of cases that it did not try."""
     found = json.loads(out.read_text()) if out.exists() else {}
     kept = {(row["family"], row["path"]): row for row in (*found.get(plane, {}).get("rows", ()), *rows)}
     found[plane] = about | {"rows": [row for row in kept.values() if row["family"] != "run"]}
@@ -137,7 +136,7 @@ def _merge(out: Path, plane: str, about: dict[str, str], rows: list[dict[str, ob
 
 
 def _in_vm(options: argparse.Namespace) -> int:
-    """Run this very command in the VM, with modules built from this tree, and take over what it found."""
+    """Run this command in the VM, with modules built from this tree, and return its results."""
     inside = ["bench/isolation.py", "--only", options.only, "--out", "/run/share/figures.json"]
     inside += [word for path in options.path for word in ("--path", path)]
     with tempfile.TemporaryDirectory() as folder:
@@ -181,7 +180,7 @@ def main() -> int:
 
     def say(line: str) -> None:
         print(line, flush=True)
-        _merge(options.out, place.plane, about, list(map(asdict, rows)))  # now: whoever runs this may have a limit
+        _merge(options.out, place.plane, about, list(map(asdict, rows)))  # write now: the caller may have a time limit
 
     say("   " + f"{'family':8}{'path':42}{'bytes over':>12}{'steps lost':>12}{'safe, s':>12}{'share':>12}")
     try:

@@ -1,6 +1,6 @@
-"""What a latency target gives and costs on the simulated pGPU: added latency of an online pod, what offline pods keep.
+"""What a latency target gives and costs on the simulated pGPU: latency added online, and speed kept offline.
 
-The real policies and loop. Writes the picture and the figures that docs/feedback.md shows:
+Runs the real policies and loop. Writes the picture and the figures of docs/feedback.md:
 
     python bench/latency_target.py [--out docs/results]
 """
@@ -25,7 +25,7 @@ FLOOD = Workload(kernel_us=1000, batch=0, warmup_s=2)
 
 
 def requests(period_us: float, kernel_us: float = 100) -> Workload:
-    """Return a service that does this much work now and then."""
+    """Return a service whose requests take this much GPU time."""
     return Workload(kernel_us=kernel_us, batch=1, period_us=period_us, warmup_s=2)
 
 
@@ -38,7 +38,7 @@ MIXES: dict[str, tuple[Sequence[Workload], int]] = {
 
 
 def measure(online: Sequence[Workload], floods: int, target_ms: float | None) -> dict[str, float]:
-    """Run one mix: µs that sharing added to the first service's p99, and what floods kept of one alone."""
+    """Run one mix: the µs that sharing adds to the first service's p99, and the part of their speed floods keep."""
     target_ns = None if target_ms is None else round(target_ms * NS_PER_MS)
     front = Grant(PodClass.ONLINE, latency_target_ns=target_ns)
     pods = [
@@ -60,7 +60,7 @@ def _added_us(pod: PodReport) -> float:
 
 
 def draw(runs: Mapping[str, Mapping[float | None, Mapping[str, float]]], file: Path) -> None:
-    """Draw what a target gives and what it costs."""
+    """Draw what a target gives and costs."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 4), layout="constrained")

@@ -1,10 +1,11 @@
-"""(c) Online work over offline floods: how much later it is done than alone, and what the floods keep; beside rivals.
+"""(c) Online work over offline floods: added latency, and the speed that the floods keep; beside rivals.
 
     python bench/online_latency.py
     python bench/online_latency.py --only online_processes  # over one pod of four processes
 
 Online: a kernel of 100 µs every 10 ms, its latency from launch to synchronised. Offline: one pod or four that flood
-kernels of 50 µs, 1 ms or 100 ms. Rivals, plain sharing and MPS, are measured with some: all would take minutes.
+kernels of 50 µs, 1 ms or 100 ms. Rivals (plain sharing and MPS) run only some of these cases, because all would take
+minutes.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from service import Served, serve
 ADDED_US = 250
 KEPT = 0.93
 FLOODS = ("50us", "1ms", "100ms")
-#: What rivals are measured with, one flood and four.
+#: The floods that rivals are measured with, by one pod and by four.
 BESIDE, FOUR_BESIDE = ("1ms", "100ms"), ("1ms",)
 PROCESSES = 4
 
@@ -58,7 +59,7 @@ def measure(script: Script) -> list[Figure]:
 
 
 def processes(script: Script) -> list[Figure]:
-    """Measure over one offline pod of several processes, to which the hardware gives a turn each."""
+    """Measure over one offline pod of several processes; the hardware gives each process a turn."""
     alone = Case()
     found = in_every_way(script, lambda way: _over_processes(way, alone))
     note = f"100 µs every 10 ms over one pod of {PROCESSES} processes that flood 1 ms; "
@@ -117,7 +118,7 @@ def _cases(way: Way) -> dict[str, Case]:
 
 
 def _noted(case: Case, served: Served) -> Span:
-    """Note what latency the online pod had in this case and return when it was busy."""
+    """Record the online pod's latency in this case and return when it was busy."""
     case.p50_us.append(served.p50_us)
     case.p99_us.append(served.p99_us)
     return served.span

@@ -1,4 +1,4 @@
-"""Pictures of results: what is to be seen as data, which results files carry, and the drawing of it."""
+"""Pictures of results: the plot data that results files carry, and its drawing."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Plot:
-    """Lines over one axis; a point is x, y and, where there were repeats, the least and most y.
+    """Lines over one axis; a point is x, y and, with repeats, the least and most y.
 
-    Where x is text the lines are drawn as groups of bars.
+    If x is text, the lines are drawn as groups of bars.
     """
 
     title: str
     x: str
     y: str
     lines: Mapping[str, Sequence[Sequence[Any]]]
-    #: What is asked for: a horizontal line, or a band between two.
+    #: The requirement: a horizontal line, or a band between two.
     asked: Sequence[float] = ()
     log_x: bool = False
     log_y: bool = False
     note: str = ""
-    #: Where something happened: x and what.
+    #: Events: x and a label.
     marks: Sequence[Sequence[Any]] = field(default_factory=tuple)
 
 

@@ -1,4 +1,4 @@
-"""A process under measurement, in a pod or beside the daemon: how it is found, waited for and ended."""
+"""A process under measurement, in a pod or outside: finds it, waits for it and ends it."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Pod:
         wait_for(f"pod {self.name} to print {word!r}", printed, timeout_s)
 
     def finish(self, timeout_s: float = 40) -> Progress:
-        """Wait until the load ends by itself, and return what it did."""
+        """Wait until the load ends by itself, and return its result."""
         try:
             code = self.process.wait(timeout_s)
         except subprocess.TimeoutExpired:
@@ -64,12 +64,12 @@ class Pod:
         return Progress(json.loads(self.file.read_text()))
 
     def stop(self) -> Progress:
-        """End the load and return what it did."""
+        """End the load and return its result."""
         self.load_process().send_signal(signal.SIGTERM)
         return self.finish()
 
     def end(self) -> None:
-        """End it, whatever it does."""
+        """End it, whatever its state."""
         if self.process.poll() is None:
             with suppress(psutil.Error, BenchError):
                 self.load_process().send_signal(signal.SIGTERM)
@@ -83,14 +83,14 @@ class Pod:
 
 
 def stop_all(*pods: Pod) -> list[Progress]:
-    """End several loads at once and return what they did."""
+    """End several loads at once and return their results."""
     for pod in pods:
         pod.load_process().send_signal(signal.SIGTERM)
     return [pod.finish() for pod in pods]
 
 
 def wait_for(what: str, ready: Callable[[], bool], timeout_s: float = _READY_S) -> None:
-    """Look every 20 ms until ``ready``. Raises BenchError when it takes too long."""
+    """Call ``ready`` every 20 ms until it is true. Raises BenchError after a timeout."""
     until = time.monotonic() + timeout_s
     while not ready():
         if time.monotonic() > until:

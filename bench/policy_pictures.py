@@ -1,8 +1,8 @@
-"""The pictures of docs/policies.md, from the simulator: the real policies and loop, switches as they would be recorded.
+"""The pictures of docs/policies.md, from the simulator: real policies and loop, with recorded context switches.
 
     python bench/policy_pictures.py [--out docs/results]
 
-Per policy one drawing: pods' shares over ten seconds, and 0.4 s of them switch by switch. Then 0.2 s of an online pod
+One drawing per policy: pods' shares over ten seconds, and 0.4 s of them switch by switch. Then 0.2 s of an online pod
 over two offline ones.
 """
 
@@ -72,7 +72,7 @@ def play(policy: str, acts: Sequence[Act], seconds: float) -> GpuTrack:
 
 
 def drawing(title: str, track: GpuTrack, acts: Sequence[Act], close: tuple[float, float], whole: bool = True) -> str:
-    """Draw shares over time, and below them some of it switch by switch."""
+    """Draw shares over time, and below them a part of it switch by switch."""
     seconds = float(round(track.last_ns / NS_PER_S))
     lines, rows = [], []
     for act in acts:

@@ -1,4 +1,4 @@
-"""What a load did over time, read after the fact: rates between two moments from its own counts. Pure."""
+"""The progress of a load, read afterwards: rates between two moments from its own counts. Pure."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class Progress:
     def rate(self, span: Span) -> float:
         """Return kernels per second in a span of time.
 
-        Pods take turns, and long kernels end rarely; so counts weigh less towards the ends of the span (a Hann
-        window). Where in a turn or a kernel the span begins and ends then hardly matters.
+        Pods take turns, and long kernels end rarely. So counts weigh less towards the ends of the span (a Hann window),
+        and the phase at which the span cuts a turn or a kernel hardly matters.
         """
         length = span.end - span.start
         weighed = sum(
@@ -42,7 +42,7 @@ class Progress:
         return sum(kernels for when, kernels in self.counts() if start <= when < end)
 
     def launching_ms(self, span: Span) -> float:
-        """Return how long the host took to launch one batch in a span of time; NaN where that is not told."""
+        """Return how long the host took to launch one batch in a span of time; NaN if unknown."""
         started = self.result["started_ns"] / 1e9
         inside = [of for at, *of in self.result.get("launches", ()) if span.start < started + at < span.end]
         return ratio(sum(ms for ms, _ in inside), sum(batches for _, batches in inside))

@@ -1,11 +1,12 @@
-"""Random mixes of pods under Burst Share on the simulator: who misses a floor, and what lies idle.
+"""Random mixes of pods under Burst Share on the simulator: which pods miss their floor, and how much idles.
 
     python bench/random_mixes.py --mixes 10000        # some twenty minutes on two cores
     python bench/random_mixes.py --mixes 200 --out /tmp/r
 
-A mix is two to four pods: floods, batches of 0.5 to 30 ms that wait for each, timers, frameworks that launch kernel by
-kernel; quotas in steps of 5 %, now and then a pod without one. A pod's floor is the least of its quota and what it
-does alone, in work per second, switches not counted. The same mix with the driver's own timeslices is plain sharing.
+A mix is two to four pods: floods, batches of 0.5 to 30 ms with a wait after each, timers, frameworks that launch kernel
+by kernel. Quotas come in steps of 5 %, and now and then a pod has none. A pod's floor is the lesser of its quota and
+what it does alone, in work per second without context switches. The same mix with the driver's own timeslices is plain
+sharing.
 """
 
 from __future__ import annotations
@@ -35,19 +36,19 @@ _ROOT = Path(__file__).resolve().parent.parent
 
 
 class Mix(NamedTuple):
-    """What came of one mix, under Burst Share and as by plain sharing."""
+    """The results of one mix, under Burst Share and under plain sharing."""
 
-    #: How far the worst pod is below its floor, in parts of the card.
+    #: How far the worst pod is below its floor, as a part of the card.
     missed: float
     missed_plain: float
-    #: The part of the time in which the card idles though pods could have used it.
+    #: The part of the time in which the card idles although pods could use it.
     idle: float
-    #: Work of all pods over that by plain sharing.
+    #: Work of all pods over that under plain sharing.
     over_plain: float
 
 
 def workload(chance: random.Random, cores: int | None) -> Workload:
-    """Draw what a pod does; a timer asks for no more than four fifths of a quota, or it would skip periods."""
+    """Draw a pod's load; a timer asks for at most four fifths of a quota, because it would skip periods otherwise."""
     kind = chance.choice(["flood", "batches", "batches", "batches", "timer", "eager", "eager"])
     if kind == "flood":
         return FLOOD
@@ -60,7 +61,7 @@ def workload(chance: random.Random, cores: int | None) -> Workload:
 
 
 def measure(seed: int) -> Mix:
-    """Run one mix under Burst Share and by plain sharing."""
+    """Run one mix under Burst Share and under plain sharing."""
     chance = random.Random(seed)  # noqa: S311 (a mix, not a secret)
     cuts = sorted(chance.sample(range(5, 100, 5), chance.choice([2, 2, 2, 3, 3, 4])))
     quotas: list[int | None] = [end - begin for begin, end in zip([0, *cuts], cuts, strict=False)]
@@ -99,7 +100,7 @@ def _missed(floors: Mapping[str, float], work: Mapping[str, float]) -> float:
 
 
 def figures(mixes: Sequence[Mix]) -> list[Figure]:
-    """Return what is told of all mixes."""
+    """Return the figures of all mixes."""
     number = len(mixes)
     found = []
     for tag, missed in (("", [mix.missed for mix in mixes]), ("_plain", [mix.missed_plain for mix in mixes])):

@@ -1,4 +1,4 @@
-"""Pairs of programs that share a card: what is asked for them, and what is made of what they did. Pure."""
+"""Pairs of programs that share a card: their requirements, and the figures from what they did. Pure."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ class Sharing:
     policy: str
     quotas: tuple[int, int] | None = None
     period_ms: int = DEFAULT_PERIOD_MS
-    #: Whether the policy is that among online pods.
+    #: Whether the policy applies among online pods.
     online: bool = False
 
     @property
     def tag(self) -> str:
-        """Return its name as a part of a figure's."""
+        """Return its name as a part of a figure's name."""
         return self.name.replace(" ", "_").replace("/", "_").replace("-", "_")
 
     @property
     def parts(self) -> tuple[float, float]:
-        """Return the part of the card that each pod is meant to have at least."""
+        """Return the part of the card that each pod is guaranteed."""
         return (self.quotas[0] / 100, self.quotas[1] / 100) if self.quotas else (0.5, 0.5)
 
     @property
     def mps(self) -> str:
-        """Name the clients of MPS that come nearest to it."""
+        """Name the MPS clients that come nearest to it."""
         return MPS_2_1 if self.quotas == (66, 33) else MPS_FREE
 
 
@@ -56,7 +56,7 @@ class Pair:
 
     @property
     def tag(self) -> str:
-        """Return its name as a part of a figure's."""
+        """Return its name as a part of a figure's name."""
         return self.name.replace(" + ", "_").replace(" ", "_").replace("-", "_")
 
     @property
@@ -72,7 +72,7 @@ def twice(program: str) -> Pair:
 
 @dataclass(slots=True)
 class Alone:
-    """What each program does alone: at the beginning, in the middle and at the end."""
+    """The results of each program alone: at the beginning, in the middle and at the end."""
 
     taken: dict[str, list[Taken]] = field(default_factory=dict)
 
@@ -89,11 +89,11 @@ class Alone:
         return self._middle(program, lambda taken: taken.did[0].median_ms)
 
     def p99_ms(self, program: str) -> float:
-        """Return the time that one step in a hundred exceeds."""
+        """Return the time that only one step in a hundred exceeds."""
         return self._middle(program, lambda taken: taken.did[0].p99_ms)
 
     def busy(self, program: str) -> float:
-        """Return the part of time that the card is busy; NaN where that isn't known."""
+        """Return the part of time that the card is busy; NaN if unknown."""
         return self._middle(program, lambda taken: taken.busy)
 
     def _middle(self, program: str, of: Callable[[Taken], float]) -> float:
@@ -102,7 +102,7 @@ class Alone:
 
 @dataclass(slots=True)
 class Found:
-    """Spans of one pair: plain ones before, between and after rounds, and of each round one of each way to share."""
+    """Spans of one pair: plain ones before, between and after rounds; in each round one for each way to share."""
 
     pair: Pair
     plain: list[Taken] = field(default_factory=list)
@@ -110,30 +110,30 @@ class Found:
     mps: dict[str, list[Taken]] = field(default_factory=dict)
 
     def relative(self, taken: Taken, alone: Alone) -> list[float]:
-        """Return the speed of each process over that alone."""
+        """Return the speed of each process over its speed alone."""
         return [each.speed / alone.speed(name) for each, name in zip(taken.did, self.pair.programs, strict=True)]
 
     def totals(self, spans: Iterable[Taken], alone: Alone) -> list[float]:
-        """Return in each span the sum of both."""
+        """Return, for each span, the sum of both."""
         return [sum(self.relative(taken, alone)) for taken in spans]
 
     def over_plain(self, sharing: Sharing, of: Callable[[Taken], float]) -> list[float]:
-        """Return in each round what ``of`` makes of the span, over the mean of the plain spans on both sides."""
+        """Return, for each round, ``of`` the span over the mean of ``of`` the plain spans on both sides."""
         beside = map(statistics.fmean, zip(map(of, self.plain), map(of, self.plain[1:]), strict=False))
         return [of(taken) / plain for taken, plain in zip(self.shared[sharing], beside, strict=True)]
 
     def gained(self, sharing: Sharing, alone: Alone) -> list[float]:
-        """Return in each round the sum of speeds over that of plain sharing."""
+        """Return, for each round, the sum of speeds over that of plain sharing."""
         return self.over_plain(sharing, lambda taken: sum(self.relative(taken, alone)))
 
     def floors(self, sharing: Sharing, alone: Alone) -> list[list[float]]:
-        """Return for each pod, in each round, its speed over what its quota is good for; see ``floor``."""
+        """Return, for each pod and round, its speed over its quota's worth; see ``floor``."""
         rounds = [self.relative(taken, alone) for taken in self.shared[sharing]]
         pods = zip(zip(*rounds, strict=True), sharing.parts, self.pair.programs, strict=True)
         return [[floor(each, part, alone.busy(name)) for each in speeds] for speeds, part, name in pods]
 
     def ratios(self, sharing: Sharing, alone: Alone) -> list[float]:
-        """Return in each round the first pod's speed over the other's, both over their own alone."""
+        """Return, for each round, the first pod's speed over the other's, both relative to alone."""
         return [first / second for first, second in (self.relative(each, alone) for each in self.shared[sharing])]
 
     def ways(self) -> dict[str, list[Taken]]:
@@ -142,30 +142,30 @@ class Found:
 
 
 def floor(speed: float, part: float, busy: float) -> float:
-    """Return a pod's speed (over that alone) over what its part of the card is good for.
+    """Return a pod's speed (relative to alone) over what its part of the card allows.
 
-    Alone it keeps the card busy for ``busy`` (0 to 1) of the time; NaN or 0, not known, counts as all of it.
+    Alone it keeps the card busy for ``busy`` (0 to 1) of the time; NaN or 0 (unknown) counts as all of it.
     """
     return speed / min(1.0, part / busy if busy > 0 else part)
 
 
 def farthest(values: Iterable[float], asked: float) -> float:
-    """Return the value that is farthest from what was asked."""
+    """Return the value that is farthest from the requirement."""
     return max(values, key=lambda value: abs(value - asked))
 
 
 def worst_p99_ms(taken: Taken) -> float:
-    """Return the p99 of the process of which it is longer."""
+    """Return the p99 of the process with the longer one."""
     return max(each.p99_ms for each in taken.did)
 
 
 def each_median(spans: Sequence[Taken], of: Callable[[Did], float]) -> list[float]:
-    """Return for each process the median over spans of what ``of`` makes of what it did."""
+    """Return, for each process, the median over spans of ``of`` its results."""
     return [statistics.median(of(each) for each in column) for column in zip(*(s.did for s in spans), strict=True)]
 
 
 def row(section: str, found: Found, way: str, spans: Sequence[Taken], alone: Alone) -> dict[str, Any]:
-    """Return what is kept of one pair in one way: medians over spans; speeds in steps/s and over those alone."""
+    """Return the row of one pair in one way: medians over spans; speeds in steps/s and relative to alone."""
     relative = [statistics.median(column) for column in zip(*(found.relative(s, alone) for s in spans), strict=True)]
     told: dict[str, Any] = {
         "section": section,
@@ -182,5 +182,5 @@ def row(section: str, found: Found, way: str, spans: Sequence[Taken], alone: Alo
 
 
 def rounded(values: Sequence[float]) -> list[float | None]:
-    """Return values in four digits; None for what is no number."""
+    """Return values with four digits; None for what is not a number."""
     return [float(f"{value:.4g}") if math.isfinite(value) else None for value in values]

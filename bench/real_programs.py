@@ -4,10 +4,10 @@
     python bench/real_programs.py --only real_gappy                 # one section; figures of the others are kept
     python bench/real_programs.py --name h100-real --out /tmp/r     # for another card
 
-Pods and plain processes load their programs at first and rest until asked, so that plain sharing and qgpu are
-measured in turn, seconds apart. A speed is in steps per second over that of the program alone, a plain process too,
-before, between and after. MPS comes last, without a daemon, its clients held to 66 and 33 % of the threads where 2:1 is
-asked and to nothing elsewhere. How busy the card was is told by NVML. All pairs in every way: NAME-rows.json.
+Pods and plain processes load their programs first and rest until asked, so plain sharing and qgpu are measured in turn,
+seconds apart. A speed is in steps per second, relative to that of the program alone, also a plain process, measured
+before, between and after. MPS comes last, without a daemon. Its clients are limited to 66 and 33 % of the threads where
+2:1 is asked, and not limited elsewhere. NVML reports how busy the card was. All pairs in every way: NAME-rows.json.
 """
 
 from __future__ import annotations
@@ -51,16 +51,16 @@ REPEATS, REPEATS_QUICK, REPEATS_MPS = 5, 2, 2
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """How long spans are and what is left before them to settle, in s.
+    """How long spans are, and the time before them to settle, in s.
 
-    Pods rest during a plain span. From two seconds of rest on the ledger would know nothing of them.
+    Pods rest during a plain span. After two seconds of rest the ledger would have forgotten them.
     """
 
     span: float = 2.0
     settle: float = 0.7
     plain: float = 1.2
     plain_settle: float = 0.3
-    #: More, before the first span of a pair: qgpu learns it.
+    #: Additional time before the first span of a pair, in which qgpu learns it.
     learn: float = 1.5
 
 
@@ -75,7 +75,7 @@ BEST_OF = Sharing("best-effort", BEST_EFFORT)
 SHORT = Sharing("burst 66/33, 20 ms", BURST, (66, 33), period_ms=20)
 WEIGHTED = Sharing("online burst 66/33", BURST, (66, 33), online=True)
 BESIDE = Sharing("online beside offline", BURST)
-#: Names of processes: pods, online pods, plain ones, and clients of MPS by what holds them.
+#: Names of processes: pods, online pods, plain ones, and clients of MPS by their limit.
 PODS, ONLINE, MIXED, PLAINS = ("a", "b"), ("oa", "ob"), ("oa", "a"), ("pa", "pb")
 CLIENTS = {MPS_2_1: ("ma", "mb"), MPS_FREE: ("fa", "fb")}
 PERCENT = {"ma": 66, "mb": 33}
@@ -97,7 +97,7 @@ FLOOD_PAIR = Pair("decoder-graph", "copy-h2d")
 
 
 def programs_of(pairs: Iterable[tuple[Sequence[str], Pair]]) -> dict[str, list[str]]:
-    """Return by the name of each process the programs it has to know: loading takes time, and memory of the card."""
+    """Return, by process name, the programs it has to load: loading takes time and memory of the card."""
     wanted: dict[str, dict[str, None]] = {}
     for names, pair in pairs:
         for name, program in zip(names, pair.programs, strict=True):
@@ -107,7 +107,7 @@ def programs_of(pairs: Iterable[tuple[Sequence[str], Pair]]) -> dict[str, list[s
 
 @contextmanager
 def _crew(script: Script, cases: Iterable[tuple[tuple[str, str], Pair]]) -> Iterator[Crew]:
-    """Run a daemon, pods that know the pairs they are to run, and plain processes that know the same."""
+    """Run a daemon, and pods and plain processes that have loaded the programs of the pairs."""
     pods = list(cases)
     with script.bench.daemon():
         crew = Crew(script)
@@ -122,7 +122,7 @@ def _crew(script: Script, cases: Iterable[tuple[tuple[str, str], Pair]]) -> Iter
 
 
 def _share(script: Script, sharing: Sharing, pods: tuple[str, str]) -> None:
-    """Ask for a way to share, live."""
+    """Set a way to share, live."""
     bench = script.bench
     policy = {"online_policy" if sharing.online else "policy": sharing.policy}
     standing = {pod["name"]: pod["grants"][0]["cores"] for pod in bench.pods()}
@@ -156,7 +156,7 @@ def _in_turn(
     times: Times,
     pods: tuple[str, str] = PODS,
 ) -> Found:
-    """Measure a pair plainly and in each way to share by turns; the order of ways changes from round to round."""
+    """Measure a pair plainly and in each way to share, in turn; the order of ways changes from round to round."""
     found = Found(pair, shared={sharing: [] for sharing in sharings})
 
     def plainly() -> None:
@@ -175,7 +175,7 @@ def _in_turn(
 
 
 def _by_mps(script: Script, cases: Sequence[tuple[Found, str]], times: Times, alone: Alone) -> None:
-    """Measure pairs by MPS, each with the clients named; it is left out where it fails, and that is said."""
+    """Measure pairs under MPS, each with its clients; if MPS fails, say so and leave it out."""
     if not mps_present():
         script.say("MPS is not here")
         return
@@ -190,7 +190,7 @@ def _by_mps(script: Script, cases: Sequence[tuple[Found, str]], times: Times, al
                 spans = [crew.take(asked, times.plain_settle, times.plain) for _ in range(REPEATS_MPS)]
                 found.mps[kind] = spans
                 _say(script, found, kind, spans, alone)
-    except (BenchError, OSError, SystemExit) as error:  # told to end or not: what was measured before is kept
+    except (BenchError, OSError, SystemExit) as error:  # on SIGTERM too: keep the other results
         script.say(f"MPS is left out: {error}")
 
 
@@ -208,7 +208,7 @@ def _say_all(script: Script, found: Found, alone: Alone) -> None:
 
 
 def _keep(script: Script, section: str, all_found: Sequence[Found], alone: Alone) -> None:
-    """Keep a row for each pair in each way, and of each program alone."""
+    """Store a row for each pair in each way, and for each program alone."""
     for program, spans in alone.taken.items():
         by_itself = {
             "section": section,
@@ -243,7 +243,7 @@ def _places(pair: Pair) -> tuple[str, str]:
 
 
 def _sum_plot(all_found: Sequence[Found], alone: Alone) -> Plot:
-    """Draw the sum of both programs of pairs in every way."""
+    """Draw the sum of both speeds of each pair in every way."""
     lines: dict[str, list[tuple[object, ...]]] = {}
     for found in all_found:
         for way, spans in found.ways().items():
@@ -260,7 +260,7 @@ def _need_card(script: Script) -> None:
 
 
 def gappy(script: Script) -> list[Figure]:
-    """Measure programs that leave gaps, which other programs use: the sum is no less than by plain sharing."""
+    """Measure programs with gaps that other programs can use: the sum is no less than under plain sharing."""
     _need_card(script)
     alone, all_found = Alone(), []
     sharings = (TWO_ONE, EVEN, BEST_OF)
@@ -301,7 +301,7 @@ def _gappy_figures(all_found: Sequence[Found], sharings: Sequence[Sharing], alon
 
 
 def _least(name: str, parts: Mapping[str, Figure], asked: Asked, note: str) -> Figure:
-    """Return the least of figures, and say of what it is."""
+    """Return the least of some figures, with its name."""
     worst = min(parts, key=lambda what: parts[what].value)
     return median(name, [part.value for part in parts.values()], *asked, note=f"{note}; least: {worst}", pick=min)
 
@@ -339,7 +339,7 @@ def _two_one(
     ratio: tuple[float, float],
     total: float,
 ) -> list[Figure]:
-    """Return how far the worst pair is from 2:1 and the least sum of speeds, and both for each pair."""
+    """Return the error of the pair farthest from 2:1 and the least sum of speeds, and both for each pair."""
     ratios = {
         found.pair.name: median(f"{name}_ratio_{found.pair.tag}", found.ratios(sharing, alone)) for found in all_found
     }
@@ -359,7 +359,7 @@ def _two_one(
 
 
 def best_effort(script: Script) -> list[Figure]:
-    """Measure programs that fill the card with nothing asked: latency and sum are near plain sharing's or better."""
+    """Measure programs that fill the card without settings: latency and sum are near plain sharing's or better."""
     _need_card(script)
     alone, all_found = Alone(), []
     with _crew(script, ((PODS, pair) for pair in BEST_PAIRS)) as crew:

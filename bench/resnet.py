@@ -34,7 +34,7 @@ class Bottleneck(nn.Module):
         self.shortcut = nn.Identity() if same else nn.Sequential(*_convolution(inputs, outputs, 1, stride))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Add what the body makes of ``x`` to its shortcut."""
+        """Add the output of the body for ``x`` to the shortcut."""
         return torch.relu_(self.body(x) + self.shortcut(x))
 
 
@@ -54,9 +54,9 @@ def resnet50() -> nn.Sequential:
 
 
 def inference() -> Callable[[Batch], int]:
-    """Return a function that infers one batch in fp16, as asked, and waits until the GPU has finished.
+    """Return a function that infers one batch in fp16, as requested, and waits until the GPU has finished.
 
-    It returns when everything had been launched (ns, as of perf_counter_ns).
+    It returns the time at which everything was launched (ns, as of perf_counter_ns).
     """
     torch.manual_seed(0)
     model = resnet50().eval().cuda().half().to(memory_format=torch.channels_last)
@@ -84,7 +84,7 @@ def inference() -> Callable[[Batch], int]:
 
 
 def _captured(model: nn.Module, images: Tensor) -> torch.cuda.CUDAGraph:
-    """Record what the network does with these images, after a few rounds in which it chooses its kernels."""
+    """Record the network on these images as a CUDA graph, after a few rounds in which torch chooses its kernels."""
     aside = torch.cuda.Stream()
     aside.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(aside):

@@ -1,4 +1,4 @@
-"""Ways to share a card: qgpu and its rivals, plain sharing and NVIDIA's Multi-Process Service, always ended."""
+"""Ways to share a card: qgpu and its rivals, plain sharing and NVIDIA's Multi-Process Service. All are always ended."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class Mps:
-    """A running control daemon: what makes a process its client."""
+    """A running MPS control daemon, and the environment of its clients."""
 
     environment: dict[str, str]
 
     def client(self, percent: int | None = None) -> dict[str, str]:
-        """Return the environment of a client, held to a percentage of threads if one is given."""
+        """Return the environment of a client, limited to a percentage of threads if one is given."""
         limit = {} if percent is None else {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(percent)}
         return {**self.environment, **limit}
 
@@ -38,7 +38,7 @@ def mps_present() -> bool:
 
 @contextmanager
 def mps(bench: Bench) -> Iterator[Mps]:
-    """Run MPS in directories of our own; end it and every client whatever happens."""
+    """Run MPS in directories of our own; end it and every client in any case."""
     pipes, logs = (Path(bench.directory / f"mps-{name}") for name in ("pipe", "log"))
     for directory in (pipes, logs):
         directory.mkdir(exist_ok=True)
@@ -96,7 +96,7 @@ QGPU, PLAIN, MPS = "qgpu", "plain", "MPS"
 
 
 def ways(script: Script) -> list[str]:
-    """Name the ways to share that there are here."""
+    """Return the ways to share that are available here."""
     if script.bench.simulated:
         return [QGPU]
     return [QGPU, PLAIN, *([MPS] if mps_present() else [])]
@@ -104,7 +104,7 @@ def ways(script: Script) -> list[str]:
 
 @contextmanager
 def opened(script: Script, name: str, policy: str | None = None) -> Iterator[Way]:
-    """Make a way to share ready; at the end every load is ended. Without a policy qgpu has its default."""
+    """Prepare a way to share, and end every load at the end. Without a policy qgpu uses its default."""
     if name == QGPU:
         with script.bench.daemon():
             if policy is not None:
@@ -121,9 +121,9 @@ def opened(script: Script, name: str, policy: str | None = None) -> Iterator[Way
 
 
 def in_every_way(script: Script, measure: Callable[[Way], _T], policy: str | None = None) -> dict[str, _T]:
-    """Measure in every way to share that there is here.
+    """Measure in every way to share that is available here.
 
-    A rival that fails is left out, and that is said; so are rivals when the script is told to end meanwhile.
+    A rival that fails is reported and left out; so are rivals when the script is told to end in the meantime.
     """
     found: dict[str, _T] = {}
     for name in ways(script):

@@ -2,8 +2,8 @@
 
     python bench/scrape.py             # some seconds; writes scrape_ms_64_pods into docs/results/host.json
 
-The pods are simulated in the daemon itself, which is busy with them: a scrape waits for its share of one Python.
-So the same scrape of a daemon with one pod stands beside it.
+The daemon itself simulates the pods and is busy with them, so a scrape waits for its share of one Python process. For
+comparison the script also scrapes a daemon with one pod.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def main() -> None:
 
 @contextmanager
 def _daemon(directory: Path, pods: int) -> Iterator[Path]:
-    """Run a daemon with so many busy pods over eight pGPUs and give the path of its metrics socket."""
+    """Run a daemon with this many busy pods over eight pGPUs, and yield the path of its metrics socket."""
     metrics, run = directory / "metrics.sock", directory / "run"
     config = directory / "qgpu.toml"
     config.write_text(f'[metrics]\nlisten = "unix:{metrics}"\n[log]\nlevel = "error"\n')

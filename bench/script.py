@@ -1,7 +1,7 @@
-"""What every script here has in common: options, progress, sections that stand alone, and results written at once.
+"""Shared by every script here: options, progress, independent sections, and results written at once.
 
-A section is a function of the script that returns figures; pictures it adds to ``script.plots``. If one fails, the
-others still run.
+A section is a function of the script that returns figures; it adds pictures to ``script.plots``. If one section fails,
+the others still run.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ KERNELS = ("50us", "100us", "1ms", "100ms")
 
 
 class NotHereError(Exception):
-    """A section cannot be measured on this plane, and why."""
+    """A section cannot be measured on this plane; says why."""
 
 
 class Script:
-    """One run: what it measures with, how long, and what it has to show."""
+    """One run: its tools, durations and results."""
 
     def __init__(self, bench: Bench, quick: bool) -> None:
         self.bench = bench
@@ -42,7 +42,7 @@ class Script:
         self.began = time.monotonic()
         self.device = "simulated pGPU"
         self.plots: list[Plot] = []
-        #: Rows that a section writes to a file of its own, besides its figures.
+        #: Rows that a section writes to a file of its own, in addition to its figures.
         self.rows: list[dict[str, Any]] = []
         self.told_to_end = False
 
@@ -51,7 +51,7 @@ class Script:
         print(f"[{time.monotonic() - self.began:5.0f} s] {text}", flush=True)
 
     def span(self, seconds: float) -> Span:
-        """Measure for ``seconds``, or half of it if in a hurry."""
+        """Measure for ``seconds``, or for half of it with ``--quick``."""
         return self.bench.span(seconds * self.scale)
 
     def settle(self, seconds: float = 1.0) -> None:
@@ -69,7 +69,7 @@ class Script:
             pod.wait_log('"elapsed_s"')
 
     def calibrate(self, kernels: Iterable[str] = KERNELS) -> None:
-        """Find the length of kernels once, alone, for all processes to come."""
+        """Calibrate the length of kernels once, alone, for all later processes."""
         if self.bench.simulated:
             return
         for kernel in kernels:
@@ -83,7 +83,7 @@ class Script:
 
 Section = Callable[[Script], list[Figure]]
 
-#: The suite: by its letter the sections of each claim, in the order of reports.
+#: The suite: the letter of each claim and its sections, in the order of reports.
 CLAIMS = {
     "a": ("batch_curve", "batch_curve_builtin"),
     "b": ("share_error",),
@@ -96,20 +96,20 @@ CLAIMS = {
 }
 
 EVERY = [name for names in CLAIMS.values() for name in names]
-#: Those, and sections that are only run when asked for: all of which results are put together.
+#: The same, plus sections that run only when asked for: everything that can be merged into the results.
 TOGETHER = [*EVERY, "batch_burst", "online_processes"]
 
 
 def claim(sections: Mapping[str, Section], doc: str | None) -> None:
-    """Run a script of the suite: each section has its results, and all that lie in the folder are put together."""
+    """Run a script of the suite: each section has its results, and all in the folder are merged."""
     sys.exit(run("bench", sections, doc or "", apart=TOGETHER))
 
 
 def run(name: str, sections: Mapping[str, Section], doc: str, *, apart: Sequence[str] = ()) -> int:
-    """Run the sections asked for and write what they found; return the exit code.
+    """Run the requested sections and write their results; return the exit code.
 
-    With ``apart`` (the sections of a whole suite) each has a file of its own, and all that lie in the folder are put
-    together.
+    With ``apart`` (the sections of a whole suite) each section has its own file, and all files in the folder are
+    merged.
     """
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--plane", default="auto", choices=["auto", "sim", "seccomp", "kmod"])
@@ -161,7 +161,7 @@ def run(name: str, sections: Mapping[str, Section], doc: str, *, apart: Sequence
             figures += found
             for figure in found:
                 print(figure.row(), flush=True)
-            # Written at once, for whoever runs this may have a limit of their own.
+            # Write at once, because the caller may have a time limit.
             save(f"{stem}-{section}" if apart else stem, began if apart else script.began)
             if apart:
                 merge(options.out, stem, apart)
@@ -190,7 +190,7 @@ def listed(values: Iterable[float]) -> str:
 
 
 def keep_rows(file: Path, section: str, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Put a section's rows, if it has any, in place of its last ones in a file that others have rows in too."""
+    """Replace the rows of a section, if it has any, in a file that other sections write to as well."""
     if not rows:
         return
     before = json.loads(file.read_text())["rows"] if file.exists() else []
@@ -216,7 +216,7 @@ def _wanted(only: str | None, sections: Mapping[str, Section], parser: argparse.
 
 
 def _what(arguments: Sequence[str]) -> list[str]:
-    """Leave out where results go: it is no part of what was measured."""
+    """Drop the options that say where results go: they do not affect what is measured."""
     kept, skip = [], False
     for argument in arguments:
         if not skip and not argument.startswith(("--out", "--name")):
@@ -226,7 +226,7 @@ def _what(arguments: Sequence[str]) -> list[str]:
 
 
 def _sources(package: Path = ROOT / "qgpu") -> str:
-    """Return a digest of a package's Python files, by which runs of the same tree are known."""
+    """Return a digest of a package's Python files, which identifies runs of the same tree."""
     digest = hashlib.sha256()
     for file in sorted(package.rglob("*.py")):
         digest.update(str(file.relative_to(package)).encode() + b"\0" + file.read_bytes() + b"\0")

@@ -1,4 +1,4 @@
-"""An online service under measurement: one kernel every 10 ms, how late its requests were, and when that was."""
+"""An online service under measurement: one kernel every 10 ms; records the latency of its requests and when it ran."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Served:
 
 
 def serve(way: Way, kernel: str, seconds: float) -> Served:
-    """Run a service for a while (half of it if in a hurry), in an online pod where there are pods."""
+    """Run a service for a while (half of it with ``--quick``), in an online pod if there are pods."""
     duration = f"{1000 * seconds * way.script.scale:.0f}ms"
     options = ("--period", f"{PERIOD_US}us", "--warmup", "300ms", "--duration", duration)
     result = way.start("online", kernel, *options, pod_class="online").finish().result

@@ -1,10 +1,10 @@
-"""(b) How far shares are off what was asked, over windows of 100 ms and 1 s, for mixes that keep the card busy.
+"""(b) How far shares are off their quotas, over windows of 100 ms and 1 s, for mixes that keep the card busy.
 
     python bench/share_error.py
 
-Burst Share, quotas that add up to about 100. Shares are parts of true GPU time, as the ledger has it from context
-switches; they are checked against the kernels that the pods say they finished. A mix is given two seconds to settle;
-what happens before is convergence.py's matter.
+Burst Share, with quotas that add up to about 100. Shares are parts of true GPU time, as the ledger computes it from
+context switches; the kernels that the pods finished serve as a check. A mix has two seconds to settle; convergence.py
+measures what happens before.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Load:
     cores: int
     kernel: str
     options: tuple[str, ...] = ()
-    #: Whether its kernels' lengths add up to its GPU time.
+    #: Whether the lengths of its kernels add up to its GPU time.
     counts: bool = True
 
 
@@ -126,7 +126,7 @@ def _shares(ticks: Sequence[Tick]) -> dict[str, float]:
 
 
 def _counted(mix: Sequence[Load], done: Sequence[Progress], span: Span) -> dict[str, float]:
-    """Return each pod's share by the kernels it finished; nothing where their lengths don't say how long they ran."""
+    """Return each pod's share by the kernels it finished; nothing if their lengths do not tell how long they ran."""
     if not all(load.counts for load in mix):
         return {}
     work = [

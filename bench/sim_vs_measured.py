@@ -1,9 +1,9 @@
-"""Compare the simulated pGPU with what an H200 did, and write the comparison down.
+"""Compare the simulated pGPU with measurements on an H200, and write the comparison.
 
     python bench/sim_vs_measured.py [--out docs/results]
 
 Writes sim-vs-measured.json, .md and .svg (the picture needs matplotlib) and prints one line. The rows are in
-``qgpu/simulate/measured.py``; the test suite holds every one of them to the tolerance.
+``qgpu/simulate/measured.py``; the test suite checks each of them against the tolerance.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def main() -> None:
 
 
 def summary(outcomes: Sequence[Outcome]) -> str:
-    """Say in one line how the comparison went."""
+    """Summarize the comparison in one line."""
     within = sum(outcome.within for outcome in outcomes)
     held = [abs(outcome.deviation) for outcome in outcomes if outcome.within]
     return (
@@ -45,7 +45,7 @@ def summary(outcomes: Sequence[Outcome]) -> str:
 
 
 def as_json(outcomes: Sequence[Outcome]) -> dict[str, object]:
-    """Return the comparison for programs."""
+    """Return the comparison as JSON data."""
     figures = {
         outcome.row.key: {
             "measured": outcome.row.measured,
@@ -70,7 +70,7 @@ def as_json(outcomes: Sequence[Outcome]) -> dict[str, object]:
 
 
 def as_markdown(outcomes: Sequence[Outcome]) -> Iterator[str]:
-    """Write the comparison as tables, one for each kind of experiment."""
+    """Return the comparison as tables, one for each kind of experiment."""
     yield "# The simulated pGPU beside an H200"
     yield ""
     yield f"Written by `{COMMAND}`. {summary(outcomes)}. **Bold** rows are outside, each with the reason."
@@ -92,7 +92,7 @@ def as_markdown(outcomes: Sequence[Outcome]) -> Iterator[str]:
 
 
 def draw(outcomes: Sequence[Outcome], file: Path) -> None:
-    """Draw simulated over measured, and how far off each row is."""
+    """Draw simulated over measured values, and the error of each row."""
     import matplotlib
     from matplotlib.figure import Figure
 

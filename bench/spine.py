@@ -4,8 +4,8 @@
     python bench/spine.py --plane sim     # the same on a simulated pGPU: a rehearsal
     python bench/spine.py --only burst,online --quick
 
-Every section stands alone: it starts its own daemon and pods, and if it fails the others still run. Results
-go to docs/results as JSON (figures) and Markdown (with what was asked for, and the spread).
+Sections are independent: each starts its own daemon and pods, and if one fails the others still run. Results go to
+docs/results as JSON (figures) and Markdown (with requirement and spread).
 """
 
 from __future__ import annotations

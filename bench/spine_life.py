@@ -1,4 +1,4 @@
-"""What qgpu costs a pod alone, and what is left when the daemon or a pod is killed."""
+"""What qgpu costs a pod alone, and what remains when the daemon or a pod is killed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _TURNS = 5
 
 
 def alone(script: Script) -> list[Figure]:
-    """Compare a load without qgpu to one in a pod that is alone: speed and start-up, in turn."""
+    """Compare a load without qgpu to one alone in a pod: speed and start-up, in turn."""
     _not_simulated(script)
     found = list(in_turn(script, _TURNS))
     starts = [(plain["startup_s"], pod["startup_s"]) for plain, pod in found]
@@ -31,7 +31,7 @@ def alone(script: Script) -> list[Figure]:
 
 
 def kill9(script: Script) -> list[Figure]:
-    """Kill the daemon while a gate is closed, and see how soon the pod runs at full speed."""
+    """Kill the daemon while a gate is closed, and measure how soon the pod runs at full speed."""
     _not_simulated(script)
     seconds: list[float] = []
     for turn in range(6):
@@ -58,7 +58,7 @@ def kill9(script: Script) -> list[Figure]:
 
 
 def gated_kill(script: Script) -> list[Figure]:
-    """Kill a pod while its gate is closed; what its neighbour gets after, over before."""
+    """Kill a pod while its gate is closed; compare its neighbour's speed after to before."""
     kept: list[float] = []
     for _ in range(2):
         with script.bench.daemon():
@@ -79,7 +79,7 @@ def gated_kill(script: Script) -> list[Figure]:
 
 
 def restart(script: Script) -> list[Figure]:
-    """Kill the daemon under two pods and start another: it should know them, and share between them."""
+    """Kill the daemon under two pods and start another: it should know the pods, and share between them."""
     _not_simulated(script)
     with script.bench.daemon():
         script.bench.policy("burst-share")
@@ -109,7 +109,7 @@ def restart(script: Script) -> list[Figure]:
 
 
 def _recovery_s(done: Progress, killed_at: float) -> float:
-    """Return how long after ``killed_at`` half a second at full speed begins."""
+    """Return the time from ``killed_at`` to the first half second at full speed."""
     full = max(done.between(killed_at + n / 10, killed_at + n / 10 + 0.5) for n in range(25))
     for n in range(250):
         start = killed_at + n / 100

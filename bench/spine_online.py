@@ -1,4 +1,4 @@
-"""Online work over offline floods: its latency, and what the floods keep."""
+"""Online work over offline floods: its latency, and the speed that the floods keep."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _OFFLINE = ("1ms", "100ms")
 
 
 def online(script: Script) -> list[Figure]:
-    """Measure an online pod's latency alone and over one and four offline floods, and what they keep."""
+    """Measure an online pod's latency alone and over one and four offline floods, and the floods' speed."""
     p99: dict[str, list[float]] = {"alone": []}
     kept: dict[str, list[float]] = {}
     with script.bench.daemon():

@@ -1,4 +1,4 @@
-"""Shares: what pods get beside each other, by every policy."""
+"""Shares: what contending pods get, under every policy."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from script import Script, listed
 
 
 def burst(script: Script) -> list[Figure]:
-    """Two pods under Burst Share, quotas changed live, between two stretches of one alone."""
+    """Measure two pods under Burst Share with quotas changed live, between two stretches of one alone."""
     figures: list[Figure] = []
     totals: list[float] = []
     for kernel, splits in {
@@ -37,7 +37,7 @@ def burst(script: Script) -> list[Figure]:
 
 
 def gaps(script: Script) -> list[Figure]:
-    """Pods that wait for each batch and leave tiny gaps, where timeslices alone would not bind."""
+    """Measure pods that wait for each batch and leave tiny gaps, where timeslices alone would not bind."""
     gappy = ("--batch", "5", "--gap", "50us")
     with script.bench.daemon():
         script.bench.policy("burst-share")
@@ -100,7 +100,7 @@ def _pair(
 
 
 def shares(script: Script) -> list[Figure]:
-    """Three pods under Burst Share, 5:3:2."""
+    """Measure three pods under Burst Share, 5:3:2."""
     asked = {"a": 50, "b": 30, "c": 20}
     with script.bench.daemon():
         script.bench.policy("burst-share")
@@ -123,7 +123,7 @@ def shares(script: Script) -> list[Figure]:
 
 
 def fixed(script: Script) -> list[Figure]:
-    """One pod alone under Fixed Share 30 %, in turn with the same pod let free."""
+    """Measure one pod alone under Fixed Share 30 %, in turn with the same pod without a limit."""
     free: list[Span] = []
     held: list[Span] = []
     with script.bench.daemon():
@@ -146,7 +146,7 @@ def fixed(script: Script) -> list[Figure]:
 
 
 def best_effort(script: Script) -> list[Figure]:
-    """Two, four, eight pods without quotas; with eight, the daemon's CPU."""
+    """Measure two, four and eight pods without quotas; with eight, also the daemon's CPU time."""
     spans: dict[int, list[Span]] = {}
     with script.bench.daemon():
         script.bench.policy("best-effort")
@@ -169,6 +169,6 @@ def best_effort(script: Script) -> list[Figure]:
     required, holds = at_most(5, " %")
     note = "daemon, guardian and what else of qgpu runs, 8 busy pods"
     if script.bench.simulated:
-        # Here the daemon is the card as well, and is asked for progress by every load.
+        # Here the daemon also simulates the card, and every load asks it for progress.
         return [*figures, Figure("daemon_cpu_percent", cpu_percent, note=f"{note}; with the card it simulates")]
     return [*figures, Figure("daemon_cpu_percent", cpu_percent, (), required, holds(cpu_percent), note)]

@@ -1,14 +1,16 @@
-"""(h) Shares over a minute: whether they stay where they were asked to be, drift away, or swing.
+"""(h) Shares over a minute: whether they stay as required, drift, or oscillate.
 
     python bench/stability.py
 
-Two mixes, both 2:1 by Burst Share, of pods that wait for their batches, which feedback has to hold (timeslices alone
-do not). Pods with equal batches of 5 ms, for a minute; and two whose batches change a few times a second, each by
-itself and at random, from 1 to 15 ms, for half a minute. On the simulator only the first, in virtual time: there random
-demands are the matter of tests/sched/test_feedback.py. Shares are parts of true GPU time, in every second after the
-first two. Of a loop that swings one would see: seconds far off (worst), a sinusoid that stands out of the noise (swing:
-the largest amplitude among all that a minute of seconds can show), or a second that tells of a later one
-(autocorrelation; chance alone stays below 3/√n); of one that creeps: the slope of a line through all seconds (drift).
+Two mixes, both 2:1 under Burst Share, of pods that wait for their batches. Timeslices alone do not bind such pods, so
+feedback has to hold the ratio. One mix has equal batches of 5 ms, for a minute. In the other, the two pods' batches
+change a few times a second, independently and at random, from 1 to 15 ms, for half a minute. The simulator runs only
+the first, in virtual time; tests/sched/test_feedback.py covers random demands there. Shares are parts of true GPU time,
+in every second after the first two.
+
+A loop that oscillates would show seconds with a large error (worst), a sinusoid above the noise (swing: the largest
+amplitude among all that a minute of seconds can show), or correlation between seconds (autocorrelation; chance alone
+stays below 3/√n). A loop that drifts would show a slope of a line through all seconds (drift).
 """
 
 from __future__ import annotations
@@ -37,14 +39,14 @@ LIMIT_PP = 1.0
 _SETTLE_S = 2.0
 _LONG_S, _RANDOM_S = 61, 31
 _BATCHES = ("1ms", "--batch", "5", "--gap", "50us")
-#: Images of a batch, 60 µs each; and for how long a size stays.
+#: Images of a batch, 60 µs each; and how long a size stays.
 _SIZES, _STAYS_S = (16, 32, 64, 128, 256), (0.15, 0.6)
-#: The furthest second of which the autocorrelation is looked at.
+#: The largest lag in seconds of the autocorrelation.
 _LAGS = 15
 
 
 def measure(script: Script) -> list[Figure]:
-    """Watch both mixes; draw every second of them."""
+    """Measure both mixes, and plot every second of them."""
     found = {"batches of 5 ms": list(seconds_of(_equal(script)))}
     if not script.bench.simulated:
         found["batches of 1 to 15 ms, at random"] = list(seconds_of(_random(script)))
@@ -63,7 +65,7 @@ def measure(script: Script) -> list[Figure]:
 
 
 def _equal(script: Script) -> list[Tick]:
-    """Watch two pods with equal batches for a minute; on the simulator in virtual time."""
+    """Measure two pods with equal batches for a minute; on the simulator in virtual time."""
     if script.bench.simulated:
         return _stood(script, Virtual(Workload(kernel_us=1000, batch=5, gap_us=50)))
     with script.bench.daemon():
@@ -79,7 +81,7 @@ def _stood(script: Script, stage: Stage) -> list[Tick]:
 
 
 def _random(script: Script) -> list[Tick]:
-    """Watch two pods for half a minute; every now and then one of them is told another size of batches."""
+    """Measure two pods for half a minute; now and then one of them changes its batch size."""
     bench = script.bench
     script.calibrate([kernel := f"{IMAGE_US}us"])
     command = [sys.executable, str(Path(__file__).with_name("inference.py")), "--engine", "kernels"]
@@ -103,7 +105,7 @@ def _random(script: Script) -> list[Tick]:
 
 
 def stable_figures(name: str, shares: Sequence[float], tag: str) -> list[Figure]:
-    """Say of shares in one second after the other how far off they were, how they drifted and how they swung."""
+    """Return the error, drift and swing of a series of shares, one per second."""
     off = [100 * (share - ASKED) for share in shares]
     about = f"two pods, {name}, 2:1; {len(off)} seconds after the first {_SETTLE_S:.0f}; by GPU time"
     slope = statistics.linear_regression(range(len(off)), off).slope
@@ -141,7 +143,7 @@ def _swing(off: Sequence[float]) -> tuple[float, float]:
 
 
 def _echo(off: Sequence[float], lag: int) -> float:
-    """Return how far a second tells of the one ``lag`` later: autocorrelation, from -1 to 1; 0 of a constant."""
+    """Return the autocorrelation at a lag of ``lag`` seconds, from -1 to 1; 0 for a constant series."""
     middle = statistics.fmean(off)
     whole = sum((y - middle) ** 2 for y in off)
     return (

@@ -1,7 +1,8 @@
-"""Two pods that come, change and go: on the plane at hand, or on a simulated card in virtual time.
+"""Two pods that start, change and end: on the real plane, or on a simulated card in virtual time.
 
-Decides only how a change is made and when it counts as made. Virtual time is for the simulator: how late a busy
-host is with its own sleep would hide a few milliseconds, so there the daemon's loop runs in this process.
+This file decides only how a change is made and when it counts as made. Virtual time is for the simulator: the sleep of
+a busy host is late by a few milliseconds, which would hide the effects. So there the daemon's loop runs in this
+process.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _WINDOW_NS = 10 * NS_PER_MS
 
 
 class Live:
-    """Pods of a running daemon, time as it passes."""
+    """Pods of a running daemon, in real time."""
 
     def __init__(self, bench: Bench, options: Sequence[str]) -> None:
         self._bench = bench
@@ -37,12 +38,12 @@ class Live:
         self._pods: dict[str, Pod] = {}
 
     def start(self, name: str, cores: int) -> None:
-        """Start a pod and wait until its load has run for a second: beside a busy pod CUDA takes its time to start."""
+        """Start a pod and wait until its load has run for a second; beside a busy pod CUDA starts slowly."""
         self._pods[name] = self._bench.pod(name, *self._options, "--watch", cores=cores)
         self._pods[name].wait_log('"elapsed_s"')
 
     def stop(self, name: str) -> Progress:
-        """End a pod and return what it did."""
+        """Stop a pod and return its result."""
         return self._pods.pop(name).stop()
 
     def change(self, make: Callable[[], None]) -> float:
@@ -60,17 +61,17 @@ class Live:
         self._bench.ask("gpu.set", gpu=0, policy=name)
 
     def hold(self, seconds: float) -> float:
-        """Let time pass and return what time it is."""
+        """Wait, and return the time."""
         time.sleep(seconds)
         return time.time()
 
     def watch(self, seconds: float) -> list[Tick]:
-        """Let time pass and return the ticks of the ledger in it."""
+        """Wait, and return the ledger's ticks in that time."""
         return watch(self._bench, seconds)
 
 
 class Virtual:
-    """Pods on a simulated card whose time passes as fast as it can be reckoned."""
+    """Pods on a simulated card in virtual time."""
 
     def __init__(self, work: Workload) -> None:
         self._host = SimHost()
@@ -83,7 +84,7 @@ class Virtual:
         self._random = random.Random(1)  # noqa: S311 (when a change falls in a period, not a secret)
 
     def start(self, name: str, cores: int) -> None:
-        """Start a pod somewhere in the coming period."""
+        """Start a pod at a random moment of the coming period."""
 
         def come() -> None:
             self._host.admit(name, {0: Grant(cores=cores)})
@@ -94,7 +95,7 @@ class Virtual:
         self.change(come)
 
     def stop(self, name: str) -> Progress:
-        """End a pod and return what it did."""
+        """Stop a pod and return its result."""
         self._host.stop_load(self._loads.pop(name))
         self._host.retire(name)
         counts = self._counts.pop(name)
@@ -106,7 +107,7 @@ class Virtual:
         return Progress({"started_ns": started_ns, "ended_ns": self._backend.now_ns, "windows": windows})
 
     def change(self, make: Callable[[], None]) -> float:
-        """Make a change somewhere in the coming period, as an operator would, and return when (s)."""
+        """Make a change at a random moment of the coming period, as an operator would, and return when (s)."""
         at_ns = self._backend.now_ns + self._random.randrange(_PERIOD_NS)
         self._host.call_at(0, at_ns, make)
         return at_ns / NS_PER_S
@@ -120,12 +121,12 @@ class Virtual:
         self._policy = name
 
     def hold(self, seconds: float) -> float:
-        """Let time pass and return what time it is."""
+        """Wait, and return the time."""
         self.watch(seconds)
         return self._backend.now_ns / NS_PER_S
 
     def watch(self, seconds: float) -> list[Tick]:
-        """Let time pass and return the ticks of the ledger in it."""
+        """Wait, and return the ledger's ticks in that time."""
         until_ns = self._backend.now_ns + round(seconds * NS_PER_S)
         ticks = []
         while self._backend.now_ns < until_ns:
@@ -148,6 +149,6 @@ Stage = Live | Virtual
 
 
 def share(parts: Mapping[str, Progress], name: str, start: float, end: float) -> float:
-    """Return one pod's part of the kernels that finished between two times; nan if none did."""
+    """Return one pod's part of the kernels that finished between two times; nan if there were none."""
     counts = {pod: progress.between(start, end) for pod, progress in parts.items()}
     return counts[name] / sum(counts.values()) if sum(counts.values()) else math.nan

@@ -1,8 +1,8 @@
-"""How long a CUDA program takes to start, from exec to its first kernel done: alone, and beside a pod that floods.
+"""How long a CUDA program takes from exec to the end of its first kernel: alone, and beside a pod that floods.
 
     python bench/startup.py        # on a GPU, as root
 
-Each beside plain sharing of the same; runs with and without qgpu are minutes apart, so compare with the spread in mind.
+Each case is compared with plain sharing. Runs with and without qgpu are minutes apart, so take the spread into account.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """The whole suite: every claim beside its rivals, in one run.
 
     python bench/suite.py                     # on a GPU, as root: about eleven minutes
-    python bench/suite.py --plane sim         # the same on a simulated pGPU; no rivals there
+    python bench/suite.py --plane sim         # the same on a simulated pGPU, without rivals
     python bench/suite.py --only a,c          # claims by letter, or sections by name
 
-Each section writes its results as soon as it has them; ``python bench/report.py FOLDER`` makes a page of them.
+Each section writes its results when it ends; ``python bench/report.py FOLDER`` makes a page of them.
 """
 
 from __future__ import annotations

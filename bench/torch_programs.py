@@ -1,8 +1,8 @@
 """Ordinary torch programs, step by step: inference, decoding, training and copies, eager or by CUDA graphs.
 
-Weights are random: the work is that of the real program, the answers are not. Nothing here knows of qgpu.
-``PROGRAMS`` maps a name to a function that builds the program and returns its step; a step ends when the host has
-waited for the GPU.
+Weights are random: the work is that of the real program, the answers are not. No code here refers to qgpu. ``PROGRAMS``
+maps a name to a function that builds the program and returns its step; a step ends when the host has waited for the
+GPU.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Block(nn.Module):
         self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
     def forward(self, x: Tensor, cache: tuple[Tensor, Tensor] | None = None) -> Tensor:
-        """Transform ``x`` (batch, tokens, width); ``cache`` holds the keys and values of former tokens."""
+        """Transform ``x`` (batch, tokens, width); ``cache`` holds the keys and values of earlier tokens."""
         batch, tokens, width = x.shape
         parts = self.qkv(self.before_attention(x)).view(batch, tokens, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
         query, key, value = parts[0], parts[1], parts[2]
@@ -191,5 +191,5 @@ PROGRAMS: dict[str, Callable[[], Step]] = {
     "service-eager": _request(lambda: _decoder(512, 12, 4, graph=False), 16),
 }
 
-#: Services get a request every so many ms, whether or not the last one is done; other programs take step after step.
+#: Services get a request every this many ms, even if the last one is not done; other programs run steps back to back.
 PERIOD_MS = {"service-graph": 250, "service-eager": 150}

@@ -1,7 +1,7 @@
-"""Processes that run torch programs when asked, side by side: what each did in a span, and how busy the card was.
+"""Processes that run torch programs on request, side by side: their steps in a span, and how busy the card was.
 
-Processes load all their programs at first and rest until they are asked for one, so that pods and plain processes
-can take turns within seconds: a process that rests doesn't use the card.
+Processes load all their programs first and rest until asked for one. A resting process does not use the card, so pods
+and plain processes can take turns within seconds.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from torch_worker import CHUNKS, REST, ask
 from qgpu.model import NS_PER_MS, NS_PER_S, NS_PER_US
 
 _WORKER = Path(__file__).with_name("torch_worker.py")
-#: To load some programs in several processes at once takes half a minute.
+#: Loading some programs in several processes at once takes half a minute.
 _LOAD_S = 240.0
 _LOOK_S = 0.1
 _SAMPLE_S = 0.05
-#: From so many samples of NVML's own on they tell more than what it says when asked.
+#: With at least this many samples, NVML's own samples are more accurate than its current value.
 _ENOUGH_SAMPLES = 3
 
 #: When each step ended (ns since the epoch) and how long it took (ns).
@@ -39,12 +39,13 @@ Steps = Sequence[tuple[int, int]]
 def speed(steps: Steps, start_ns: int, end_ns: int) -> float:
     """Return steps per second in a span of time.
 
-    A step counts by the part of it that lies in the span, as if it went on evenly. As in ``progress``, all weighs less
-    towards the ends of the span (a Hann window): where in a turn or a long step it begins hardly matters then.
+    A step counts by the part of it that lies in the span, as if it progressed evenly. As in ``progress``, everything
+    weighs less towards the ends of the span (a Hann window), so the phase at which the span cuts a turn or a long step
+    hardly matters.
     """
 
     def weight(at_ns: int) -> float:
-        """Return how much of all weight lies before a moment."""
+        """Return the part of the whole weight that lies before a moment."""
         part = min(1.0, max(0.0, (at_ns - start_ns) / (end_ns - start_ns)))
         return part - math.sin(2 * math.pi * part) / (2 * math.pi)
 
@@ -52,13 +53,13 @@ def speed(steps: Steps, start_ns: int, end_ns: int) -> float:
 
 
 def p99(values: Sequence[float]) -> float:
-    """Return the least value that at most one in a hundred is above; NaN of none."""
+    """Return the least value that at most one in a hundred exceeds; NaN for no values."""
     return sorted(values)[math.ceil(0.99 * len(values)) - 1] if values else math.nan
 
 
 @dataclass(frozen=True, slots=True)
 class Did:
-    """What one process did in a span: steps per second, and how long a step took that ended in it (ms)."""
+    """The results of one process in a span: steps per second, and the length (ms) of steps that ended in it."""
 
     speed: float
     median_ms: float
@@ -66,7 +67,7 @@ class Did:
 
 
 def did(steps: Steps, start_ns: int, end_ns: int) -> Did:
-    """Tell what a process did from ``start_ns`` to ``end_ns``."""
+    """Return the results of a process from ``start_ns`` to ``end_ns``."""
     took_ms = [took / NS_PER_MS for end, took in steps if start_ns <= end < end_ns]
     middle = statistics.median(took_ms) if took_ms else math.nan
     return Did(speed(steps, start_ns, end_ns), middle, p99(took_ms))
@@ -74,7 +75,7 @@ def did(steps: Steps, start_ns: int, end_ns: int) -> Did:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """One span: what each process did, in the order asked, and the part of time the card was busy (NaN: not known)."""
+    """One span: the results of each process, in the order asked, and the part of time the card was busy (or NaN)."""
 
     did: tuple[Did, ...]
     busy: float
@@ -82,20 +83,20 @@ class Taken:
 
 @dataclass(slots=True)
 class Busy:
-    """The part of time (0 to 1) that the card ran anything, by NVML: as it says when asked, and its own samples."""
+    """The part of time (0 to 1) in which the card ran anything, by NVML: its current values, and its own samples."""
 
     told: list[float] = field(default_factory=list)
     samples: list[float] = field(default_factory=list)
 
     def mean(self) -> float:
-        """Return the mean of samples where there are enough, else of what was told; NaN without either."""
+        """Return the mean of the samples if there are enough, else of the current values; NaN without either."""
         values = self.samples if len(self.samples) >= _ENOUGH_SAMPLES else self.told
         return statistics.fmean(values) if values else math.nan
 
 
 @contextmanager
 def watched(simulated: bool) -> Iterator[Busy]:
-    """Watch how busy card 0 is; known in full at the end. Without NVML nothing is known."""
+    """Watch how busy card 0 is; complete at the end. Without NVML it stays empty."""
     busy = Busy()
     card = None if simulated else _card()
     if card is None:
@@ -129,7 +130,7 @@ def _watch(card: Any, busy: Busy, over: threading.Event) -> None:
         with suppress(pynvml.NVMLError):
             busy.told.append(pynvml.nvmlDeviceGetUtilizationRates(card).gpu / 100)
     ended_us = time.time_ns() // NS_PER_US
-    with suppress(pynvml.NVMLError):  # also raised where there are none
+    with suppress(pynvml.NVMLError):  # also raised if there are none
         _, samples = pynvml.nvmlDeviceGetSamples(card, pynvml.NVML_GPU_UTILIZATION_SAMPLES, began_us)
         inside = [each for each in samples if began_us <= each.timeStamp <= ended_us]
         busy.samples += [each.sampleValue.uiVal / 100 for each in inside]
@@ -145,15 +146,15 @@ class Crew:
     def __init__(self, script: Script) -> None:
         self._script = script
         self._members: dict[str, Pod] = {}
-        #: Of each, how much was read of what it did.
+        #: How much of the results of each process has been read.
         self._read: dict[str, int] = {}
 
     def pod(self, name: str, programs: Iterable[str], *, pod_class: str = "offline") -> None:
-        """Start a process that knows some programs, in a pod."""
+        """Start a process with these programs in a pod."""
         self._keep(self._script.bench.start_pod(name, _command(programs), pod_class=pod_class))
 
     def beside(self, name: str, programs: Iterable[str], environment: Mapping[str, str] | None = None) -> None:
-        """Start a process that knows some programs, in no pod."""
+        """Start a process with these programs outside of any pod."""
         self._keep(self._script.bench.start_beside(name, _command(programs), environment))
 
     def _keep(self, pod: Pod) -> None:
@@ -170,9 +171,9 @@ class Crew:
         return all("ready" in pod.log.read_text(errors="replace").splitlines() for pod in self._members.values())
 
     def take(self, asked: Mapping[str, str], settle_s: float, span_s: float) -> Taken:
-        """Let processes run a program each, wait until that has settled, measure for a span, and let all rest again.
+        """Let each process run a program, wait until that has settled, measure for a span, and let all rest again.
 
-        Raises BenchError as soon as one of them has ended, and for one that did nothing.
+        Raises BenchError as soon as a process has ended, and if one did no step.
         """
         for name, program in asked.items():
             ask(self._members[name].file, program)
@@ -190,7 +191,7 @@ class Crew:
         return Taken(found, busy.mean())
 
     def _steps(self, name: str, program: str) -> Steps:
-        """Return what a process did since it was asked for a program, when it has come to rest."""
+        """Return the steps of a process since it was asked for a program, once it rests."""
         file = self._members[name].file.with_suffix(CHUNKS)
         lines: list[str] = []
 

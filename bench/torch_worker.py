@@ -1,12 +1,12 @@
-"""A process that runs torch programs, one at a time, as a file beside RESULT says; see ``torch_programs``.
+"""A process that runs torch programs, one at a time, as directed by a file beside RESULT; see ``torch_programs``.
 
     python bench/torch_worker.py --programs resnet-eager-16,copy-h2d --json RESULT
 
-It prints ``ready`` when each program has run, rests until it is asked for one (``ask``) and ends on SIGTERM. When it is
-asked for another program or to rest, it adds a line to RESULT with suffix ``CHUNKS``: when every step ended and how
-long it took, ``{"program": NAME, "steps": [[end_ns, took_ns], ...]}``, in ns since the epoch. At its end it writes
-RESULT, ``{"steps": {PROGRAM: [[end_ns, took_ns], ...]}}``. Of a service a step is a request, which takes from when it
-was due.
+It prints ``ready`` when each program has run once, rests until it is asked for one (``ask``) and ends on SIGTERM. When
+it is asked for another program or to rest, it adds a line to RESULT with suffix ``CHUNKS``: the end and length of every
+step, ``{"program": NAME, "steps": [[end_ns, took_ns], ...]}``, in ns since the epoch. At its end it writes RESULT,
+``{"steps": {PROGRAM: [[end_ns, took_ns], ...]}}``. For a service a step is a request, and its length counts from when
+it was due.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ REST = "rest"
 
 
 def ask(result: Path, program: str) -> None:
-    """Ask the process that will write ``result`` for another program."""
+    """Ask the process that writes ``result`` for another program."""
     fresh = result.with_suffix(".new")
     fresh.write_text(program)
     fresh.replace(result.with_suffix(_SUFFIX))
@@ -85,7 +85,7 @@ def main() -> None:
 
 
 def _tell(result: Path, program: str, steps: list[tuple[int, int]]) -> None:
-    """Add what was done of a program to the file beside ``result``."""
+    """Add the steps of a program to the file beside ``result``."""
     with result.with_suffix(CHUNKS).open("a") as file:
         file.write(json.dumps({"program": program, "steps": steps}) + "\n")
 

@@ -1,10 +1,10 @@
-"""How far a trace's totals are from the ledger's: two pods 2:1 and an online pod, by Burst and by Fixed Share.
+"""How far a trace's totals are from the ledger's: two pods 2:1 and an online pod, under Burst and Fixed Share.
 
     python bench/trace_total.py [--plane seccomp|sim] [--seconds 5] [--keep FOLDER]
 
-Writes trace_total_error (on the simulator: sim_trace_total_error) into docs/results/host.json: the largest part by
-which any pod's runs in the file miss its GPU time in the ledger. On the way it counts what recording costs: CPU time
-of the daemon and its helpers over the same seconds without and with it.
+Writes trace_total_error (on the simulator: sim_trace_total_error) into docs/results/host.json: the largest relative
+difference between a pod's runs in the file and its GPU time in the ledger. It also measures what recording costs: CPU
+time of the daemon and its helpers over the same seconds without and with it.
 """
 
 from __future__ import annotations

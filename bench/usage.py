@@ -1,4 +1,4 @@
-"""GPU time over time, as the daemon's ledger has it: read tick by tick, and how far shares were off."""
+"""GPU time over time, as the daemon's ledger reports it, tick by tick, and the error of shares."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from qgpu.ipc.control_socket import Client
 from qgpu.model import NS_PER_S
 
 _LOOK_S = 0.03
-#: Windows that differ by this part of their length are taken for the same.
+#: Windows that differ by at most this part of their length count as equal.
 _SAME = 0.01
 
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """One tick of the ledger: when, by its own clock, and the GPU time of each pod so far."""
+    """One tick of the ledger: its time by its own clock, and the GPU time of each pod so far."""
 
     now_ns: int
     used_ns: Mapping[str, int]
 
 
 def watch(bench: Bench, seconds: float) -> list[Tick]:
-    """Read the ledger for ``seconds``, each tick once."""
+    """Read the ledger for ``seconds``, and each tick once."""
     ticks: dict[int, Tick] = {}
     until = time.monotonic() + seconds
     with Client(bench.runtime_dir) as client:
@@ -42,8 +42,8 @@ def watch(bench: Bench, seconds: float) -> list[Tick]:
 def windows(ticks: Sequence[Tick], window_ns: int) -> Iterator[dict[str, float]]:
     """Yield each pod's part of the GPU time used, for every window of this length from one tick to another.
 
-    A daemon that was late for a tick leaves none at the end of some windows; those are left out, for pods take
-    turns and a longer window would show the turns that it cuts, not shares.
+    If the daemon was late for a tick, some windows have no tick at their end. Those are left out: pods take turns, so a
+    longer window would show the turns that it cuts, not shares.
     """
     for index, first in enumerate(ticks):
         for last in ticks[index + 1 :]:
@@ -56,9 +56,9 @@ def windows(ticks: Sequence[Tick], window_ns: int) -> Iterator[dict[str, float]]
 
 
 def seconds_of(ticks: Sequence[Tick]) -> Iterator[tuple[float, dict[str, float]]]:
-    """Yield, one second after the other, when it was over (s since the first tick) and each pod's part of it.
+    """Yield, for each second in order, its end (s since the first tick) and each pod's part of it.
 
-    A second begins and ends with a tick, so that it may be late by one; where pods did nothing it is left out.
+    A second begins and ends with a tick, so it may be late by one; a second without GPU time is left out.
     """
     first = ticks[0]
     for tick in ticks:
@@ -71,7 +71,7 @@ def seconds_of(ticks: Sequence[Tick]) -> Iterator[tuple[float, dict[str, float]]
 
 
 def errors_pp(ticks: Sequence[Tick], quotas: Mapping[str, int], window_ns: int) -> list[float]:
-    """Return how far each pod was off its quota's part, in percentage points, ascending; one for pod and window."""
+    """Return how far each pod's part is from its quota, in percentage points, ascending; one per pod and window."""
     whole = sum(quotas.values())
     return sorted(
         100 * abs(shares[name] - cores / whole)

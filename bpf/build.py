@@ -25,7 +25,7 @@ OBJECT = "device_files.bpf.o"
 
 
 def includes() -> list[str]:
-    """Return where the host's own headers for its processor lie, which clang does not look at for BPF."""
+    """Return the directory of the host's own headers for its processor, which clang does not search for BPF."""
     multiarch = sysconfig.get_config_var("MULTIARCH")
     return ["-idirafter", f"/usr/include/{multiarch}"] if multiarch else []
 
@@ -37,10 +37,10 @@ def compile_to(out: Path) -> None:
 
 
 class Hook(BuildHookInterface):  # type: ignore[misc, valid-type]
-    """Put the object beside the package, where clang is at hand."""
+    """Put the object into the package where clang is installed."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Compile for a wheel; an editable one looks into this folder instead."""
+        """Compile for a wheel; an editable install reads this folder instead."""
         if self.target_name != "wheel" or version == "editable":
             return
         out = Path(tempfile.mkdtemp(prefix="qgpu-bpf.")) / OBJECT
@@ -52,7 +52,7 @@ class Hook(BuildHookInterface):  # type: ignore[misc, valid-type]
             build_data["force_include"][str(out)] = f"qgpu/data/{OBJECT}"
 
     def finalize(self, _version: str, build_data: dict[str, Any], _artifact: str) -> None:
-        """Remove what was compiled for it."""
+        """Remove what was compiled for the wheel."""
         for path in build_data["force_include"]:
             if path.endswith(OBJECT):
                 shutil.rmtree(Path(path).parent, ignore_errors=True)

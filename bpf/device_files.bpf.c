@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * device_files.bpf.c - what a pod opens of NVIDIA's devices is the pod's: nobody else may use it.
+ * device_files.bpf.c - an NVIDIA device file that a pod opens belongs to the pod: no other process may use it.
  *
- * A pod's calls are watched by a filter that its processes carry. A process without that filter, which gets a pod's
- * open file, would reach the driver unseen. So each file of these devices that a process of a pod opens is noted with
- * the pod's cgroup, and forgotten when the kernel frees it. Whoever is not in that cgroup, or below it, can neither
- * receive such a file, nor call or map it. The guardian may, for it acts for pods; so may the daemon. Files that
- * nobody in a pod has opened are not looked at: the host's own programs keep theirs.
+ * A seccomp filter that its processes carry watches a pod's calls. A process without that filter that got a pod's open
+ * file would reach the driver unseen. So each file of these devices that a process of a pod opens is recorded with the
+ * pod's cgroup, and forgotten when the kernel frees it. A process outside that cgroup and its descendants cannot
+ * receive, call or map the file. The guardian may, because it acts for pods; so may the daemon. Files that no pod has
+ * opened are not checked: the host's own programs keep theirs.
  *
- * One thing passes between pods: memory that is exported is handed on as an open nvidiactl. Another pod may receive
- * that, for its filter tells the guardian what is imported; it may not call it.
+ * One thing passes between pods: exported memory travels as an open nvidiactl. Another pod may receive that file,
+ * because its filter tells the guardian what is imported; it may not call it.
  *
- * User space says which cgroups are pods and which majors are NVIDIA's (qgpu/lsm/device_files.py). The maps outlive
+ * User space sets which cgroups are pods and which majors are NVIDIA's (qgpu/lsm/device_files.py). The maps outlive
  * these programs: a change of their layout or meaning needs another VERSION (qgpu/lsm/pins.py). The programs are
  * attached in the order in which they stand here.
  */
@@ -26,13 +26,13 @@ enum kind { POD = 1, GUARDIAN = 2 };
 enum counter { SEEN, OPEN, RECEIVE, IOCTL, MMAP, COUNTERS };
 
 #define MAX_FILES	(1 << 18)
-#define MAX_OF_A_POD	(1 << 14)	/* so that a few pods cannot take all there are */
+#define MAX_OF_A_POD	(1 << 14)	/* so that a few pods cannot use up all entries */
 #define MAX_LEVELS	32		/* how deep below the root a pod's cgroup may be */
 #define NVIDIACTL	(195U << MINOR_BITS | 255)
 
 struct place {
 	__u32 kind;
-	__s32 files;	/* a pod's that were noted since its cgroup is known, less those that ended */
+	__s32 files;	/* a pod's files recorded since its cgroup is known, less the freed ones */
 };
 
 struct owner {
@@ -66,7 +66,7 @@ struct {
 	__type(value, struct place);
 } cgroups SEC(".maps");
 
-/* Processes that are trusted as the guardian is, wherever they are. */
+/* Processes that are trusted like the guardian, in any cgroup. */
 struct {
 	__uint(type, BPF_MAP_TYPE_TASK_STORAGE);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
@@ -74,7 +74,7 @@ struct {
 	__type(value, __u32);
 } trusted SEC(".maps");
 
-/* By the address of the kernel's struct file, which is freed after its entry. */
+/* By the address of the kernel's struct file; the kernel frees the file after its entry is deleted. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
@@ -90,7 +90,7 @@ struct {
 	__type(value, __u64);
 } counters SEC(".maps");
 
-/* The latest ones, for the log. */
+/* The latest refusals, for the log. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, 1024);
@@ -106,7 +106,7 @@ static __always_inline void count(__u32 counter)
 		__sync_fetch_and_add(times, 1);
 }
 
-/* The number of NVIDIA's device that a file is; 0 for any other file. */
+/* The device number of NVIDIA's device that a file is of; 0 for any other file. */
 static __always_inline __u32 device_of(struct file *file)
 {
 	struct inode *inode = file->f_inode;
@@ -119,7 +119,7 @@ static __always_inline __u32 device_of(struct file *file)
 	return bpf_map_lookup_elem(&majors, &major) ? number : 0;
 }
 
-/* The cgroup of a kind that the current task is in or below, the innermost of them. */
+/* The innermost cgroup of a kind that contains the current task. */
 static __always_inline struct place *around_current(__u32 kind, struct owner *owner)
 {
 	struct place *found = 0;
@@ -241,7 +241,7 @@ int BPF_PROG(file_open, struct file *file, int ret)
 	if (ret || !device_of(file))
 		return ret;
 	count(SEEN);
-	forget(key);	/* of a file whose end was missed */
+	forget(key);	/* left by a file whose end was missed */
 	pod = around_current(POD, &owner);
 	if (!pod)
 		return 0;

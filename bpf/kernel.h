@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * kernel.h - the few members of the kernel's structs that are read here. libbpf finds where the running kernel has
- * them by its BTF (CO-RE), so no more of a struct is said than is used.
+ * kernel.h - the few members of the kernel's structs that the programs read. libbpf relocates them to the running
+ * kernel by its BTF (CO-RE), so each struct declares only what is used.
  */
 #ifndef QGPU_BPF_KERNEL_H
 #define QGPU_BPF_KERNEL_H

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * alloc.c - what a pod allocates: clients and objects go into the register. Video memory is vram_heap.c's, what a TSG or
- * channel means is context.c's.
+ * alloc.c - a pod's allocations of clients and objects: enters them in the register. vram_heap.c handles video memory,
+ * context.c decides what a TSG or channel means.
  *
- * RM acts on parameters as they were looked at here only where calls are sealed. So what was made is asked of RM all
- * the same, as far as it can be asked.
+ * Only a sealed call guarantees that RM acts on the parameters that were checked here. So the module still asks RM what
+ * it made, as far as RM can tell.
  */
 #include <linux/uaccess.h>
 
@@ -19,12 +19,12 @@
 #include "trace.h"
 #include "vram_heap.h"
 
-/* What the forms of the call have in common. */
+/* What all forms of the call have in common. */
 struct request {
 	u32 root, parent, object, class;
 	u64 params;
 	size_t status_at;
-	u8 flags;		/* of the class: rule_lookup.h */
+	u8 flags;		/* flags of the class, see rule_lookup.h */
 };
 
 static struct request request_of(const struct qgpu_call *call)
@@ -56,7 +56,7 @@ static u32 answered(const struct qgpu_call *call, const struct request *request)
 	return status;
 }
 
-/* Parameters that were looked at begin with room for all that is known of them; else they are 0. */
+/* The copied parameters begin with room for every member known here; without a copy they read as 0. */
 static u32 param_u32(const struct qgpu_call *call, size_t at)
 {
 	u32 value = 0;
@@ -67,8 +67,8 @@ static u32 param_u32(const struct qgpu_call *call, size_t at)
 }
 
 /*
- * RM can have made something and say no: where it cannot write the parameters back it says so, and what it made stays
- * (alloc_free.c:serverAllocApiCopyOut). So a no is not believed either.
+ * RM can report a failure although it made the client: if it cannot write the parameters back, it returns an error and
+ * keeps the client (alloc_free.c:serverAllocApiCopyOut). So a failure is checked with RM too.
  */
 static long alloc_client(struct qgpu_call *call, const struct request *request)
 {
@@ -78,7 +78,7 @@ static long alloc_client(struct qgpu_call *call, const struct request *request)
 	long ret;
 	int error;
 
-	/* What is not in the register is not limited: rather none. */
+	/* a client outside the register would have no limit, so RM makes none */
 	if (!client)
 		return qgpu_call_answer(call, request->status_at, NV_ERR_NO_MEMORY);
 	ret = qgpu_call_forward(call);
@@ -94,14 +94,14 @@ static long alloc_client(struct qgpu_call *call, const struct request *request)
 		qgpu_rm_free(handle, handle, handle);
 		return qgpu_call_answer(call, request->status_at, NV_ERR_NO_MEMORY);
 	}
-	if (error && said)	/* a forged handle is not ours to free */
+	if (error && said)	/* the handle is forged, and not ours to free */
 		qgpu_pod_flag(call->pod, QGPU_POD_TAMPERED, QGPU_EVENT_TAMPERED);
 	return ret;
 }
 
 /*
- * Which card a device is on is asked of RM, by its first subdevice: the number in the call's parameters can be changed
- * after RM has read it. Until then the device has no card, and nothing that needs one is made below it.
+ * RM tells which card a device is on, by the device's first subdevice: the pod can change the number in the call's
+ * parameters after RM has read it. Until then the device has no card, and nothing that needs one is made below it.
  */
 static void learn_gpu(struct qgpu_client *client, struct qgpu_object *subdevice)
 {
@@ -131,7 +131,7 @@ static u32 engine_of(const struct qgpu_call *call, u32 class)
 	return param_u32(call, class == KEPLER_CHANNEL_GROUP_A ? NV_TSG_PARAMS_ENGINE_AT : NV_CHANNEL_PARAMS_ENGINE_AT);
 }
 
-/* mem: what is charged for it, if anything; consumes the reference. */
+/* mem: the memory charged for the object, or NULL; consumes the reference. */
 static int register_object(struct qgpu_call *call, struct qgpu_client *client, u32 parent, u32 handle, u32 class,
 			   struct qgpu_mem *mem)
 {
@@ -153,7 +153,7 @@ static int register_object(struct qgpu_call *call, struct qgpu_client *client, u
 	return ret;
 }
 
-/* The class is RM's, not the call's: unsealed the two can differ. */
+/* RM's class counts, not the call's: without a seal the two can differ. */
 static int book(struct qgpu_call *call, struct qgpu_client *client, u32 parent, u32 handle, struct qgpu_mem *mem)
 {
 	u32 class;
@@ -181,7 +181,7 @@ static long alloc_locked(struct qgpu_call *call, struct qgpu_client *client, con
 					  request->status_at);
 	if (request->flags & QGPU_ON_COMPUTE_ENGINE && !qgpu_is_in_compute_tsg(client, request->parent))
 		return qgpu_refuse_alloc(call, request->status_at, NV_ERR_INVALID_ARGUMENT);
-	if (request->flags & QGPU_HOLDS_MEMORY)	/* it has another handle inside RM: as if it were exported */
+	if (request->flags & QGPU_HOLDS_MEMORY)	/* RM holds another handle on it: treat it as exported */
 		qgpu_objects_export(client);
 	ret = qgpu_call_forward(call);
 	handle = call->out.alloc.object;
@@ -233,7 +233,7 @@ static bool is_looked_at(u32 class)
 	       NV_IS_GPFIFO(class);
 }
 
-/* What would take more of the card than can be told: refused under a limit. */
+/* Allocations that use an unknown amount of the card: refused under a limit. */
 static bool is_uncountable(u32 class, u32 flags)
 {
 	return (class == NV50_MEMORY_VIRTUAL && qgpu_takes_tables(flags)) ||
@@ -276,7 +276,7 @@ long qgpu_alloc(struct qgpu_call *call)
 	return alloc_object(call, &request);
 }
 
-/* The process's own memory, or the system's: of the card's RM gives an administrator all by this call. */
+/* Only the process's own memory or system memory: by this call RM gives an administrator all of the card's memory. */
 long qgpu_alloc_memory(struct qgpu_call *call)
 {
 	struct request request = request_of(call);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * attach.c - when to take hold of the NVIDIA driver and when to let go of it, and what is told about that. How the
- * calls are got hold of stands in interpose.c.
+ * attach.c - decides when to attach to the NVIDIA driver and when to detach, and reports the state. interpose.c
+ * replaces the driver's functions.
  */
 #include <linux/file.h>
 #include <linux/module.h>
@@ -24,13 +24,13 @@
 
 static struct file_operations *fops;	/* the driver's table; NULL: not attached. Under qgpu_attach_lock */
 static bool enforce = true;
-static bool ready;		/* initialised, and not on the way out */
+static bool ready;		/* initialised, and not unloading */
 
 static DEFINE_SPINLOCK(state_lock);	/* protects what follows */
 static u32 state = QGPU_STATE_NO_DRIVER;
 static char version[QGPU_NAME_LEN];
 
-/* Only a table that the driver named nvidia keeps in memory it may write is what we think it is. */
+/* Accept a table only if it lies in writable memory of the module named nvidia. */
 static struct file_operations *find_fops(void)
 {
 	struct file_operations *found = NULL;
@@ -53,7 +53,7 @@ out:
 	return found;
 }
 
-/* The version goes with the state: both are told by qgpu_attach_info(), which waits for nobody. */
+/* The version is set together with the state: qgpu_attach_info() returns both without waiting. */
 static void set_state(u32 to, const char *driver)
 {
 	bool changed;
@@ -68,8 +68,8 @@ static void set_state(u32 to, const char *driver)
 }
 
 /*
- * The fput() of find_fops()'s own file may be deferred to this task's way out, so it is released through the
- * wrapper that is in place by then: as any other file that was open before.
+ * The fput() of find_fops()'s own file may be deferred until this task returns to user space. The wrapper installed by
+ * then releases the file, like any other file that was open before.
  */
 static u32 take_hold(char *driver, size_t size)
 {
@@ -127,7 +127,7 @@ static void let_go(void)
 {
 	struct module *owner = fops->owner;
 
-	qgpu_pause(QGPU_PAUSE_DETACH);	/* nobody opens a gate after us */
+	qgpu_pause(QGPU_PAUSE_DETACH);	/* nobody opens a gate after this */
 	qgpu_interpose_leave(fops);
 	qgpu_uvm_stop();
 	qgpu_uvm_mem_stop();
@@ -162,11 +162,11 @@ int qgpu_rm_offer(nv_get_rm_ops_t get_rm_ops)
 }
 EXPORT_SYMBOL(qgpu_rm_offer);
 
-/* The caller's text must not be needed any more when this returns. */
+/* When this returns, the caller's text is no longer in use. */
 void qgpu_rm_withdraw(void)
 {
 	mutex_lock(&qgpu_attach_lock);
-	qgpu_rm_offered(NULL);	/* nobody attaches by it any more */
+	qgpu_rm_offered(NULL);	/* from here on nothing attaches through it */
 	mutex_unlock(&qgpu_attach_lock);
 	qgpu_detach();
 }
@@ -179,7 +179,7 @@ static void attach_work(struct work_struct *work)
 
 static DECLARE_WORK(attach_later, attach_work);
 
-/* Not from the notifier itself: it runs in modprobe's context, whose root need not be the host's. */
+/* Not from the notifier itself: it runs in modprobe's context, whose root may differ from the host's. */
 static int module_event(struct notifier_block *nb, unsigned long event, void *data)
 {
 	struct module *mod = data;

@@ -8,16 +8,16 @@
 int qgpu_attach_init(void);
 void qgpu_attach_uninit(void);
 
-/* Interpose if the driver is there and known, and not switched off. Cheap when there is nothing to do. */
+/* Interpose if the driver is loaded, known, and not switched off. Cheap if there is nothing to do. */
 void qgpu_attach(void);
-/* The same, unless attaching or detaching is under way: that can wait for a pod's call for as long as the pod likes. */
+/* The same, but returns at once while an attach or detach is under way: that can wait for a pod's call indefinitely. */
 void qgpu_try_attach(void);
-/* When it returns, the driver is let go of, no task is in this module's wrappers, and every gate is open. */
+/* When it returns, the module has detached, no task is in its wrappers, and every gate is open. */
 void qgpu_detach(void);
 
 void qgpu_attach_info(struct qgpu_info *info);
 
-/* For the glue module on branches whose interface is no GPL export; see rm_glue.c. */
+/* For the glue module, on branches whose interface is not a GPL export; see rm_glue.c. */
 int qgpu_rm_offer(nv_get_rm_ops_t get_rm_ops);
 void qgpu_rm_withdraw(void);
 

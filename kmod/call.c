@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * call.c - one call of a pod on its way to the driver and back: what it says is looked at once, and that is what RM acts
- * on and what its answer is taken from. What a call means is left to those who look.
+ * call.c - one call of a pod, to the driver and back. The arguments are read once; RM acts on that copy, and RM's
+ * answer is taken from it too. The callers decide what the call means.
  *
  * The driver's result and errno pass through untouched.
  */
@@ -55,14 +55,14 @@ long qgpu_call_forward(struct qgpu_call *call)
 	if (seal.tampered)
 		qgpu_pod_flag(call->pod, QGPU_POD_TAMPERED, QGPU_EVENT_TAMPERED);
 	if (call->sealed ? seal.failed : ret || copy_from_user(&call->out, call->user, call->size))
-		memset(&call->out, 0xff, call->size);	/* no status of RM's is all ones: not OK */
+		memset(&call->out, 0xff, call->size);	/* all ones is no RM status: not OK */
 	return ret;
 }
 
 /*
- * As long as the driver waits for user memory the gate would stay open, and what is behind user memory may never answer
- * (userfaultfd, FUSE). So a page that is not there is an error meanwhile: before RM was asked the call can be made
- * again, afterwards the answer is delivered from here.
+ * While the driver waits for user memory the gate would stay open, and user memory may never answer (userfaultfd,
+ * FUSE). So page faults are errors in the meantime. If RM was not asked yet, the call can be repeated; if it was,
+ * qgpu_call_deliver() delivers the answer.
  */
 long qgpu_call_forward_open(struct qgpu_call *call)
 {
@@ -78,7 +78,7 @@ bool qgpu_call_deliver(struct qgpu_call *call, long *ret)
 {
 	if (*ret != -EFAULT)
 		return true;
-	if (!call->sealed)	/* the page is made present, the bytes are not looked at */
+	if (!call->sealed)	/* faults the page in; the bytes do not matter */
 		return copy_from_user(&call->out, call->user, call->size);
 	if (!call->failed && !copy_to_user(call->user, &call->out, call->size))
 		*ret = 0;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * cdev.c - /dev/qgpu: copies what user space hands in, checks every member of it, calls whoever does it. The plans
- * of a descriptor end with it. What the calls mean stands in uapi/qgpu.h.
+ * cdev.c - /dev/qgpu: copies arguments from user space, checks every member, and calls the code behind each ioctl.
+ * Closing a descriptor ends its plans. uapi/qgpu.h documents the calls.
  */
 #include <linux/capability.h>
 #include <linux/fs.h>
@@ -29,7 +29,7 @@ static int do_info(void *owner, void *arg)
 {
 	struct qgpu_info *info = arg;
 
-	qgpu_try_attach();	/* the device node may have come after the driver */
+	qgpu_try_attach();	/* the device node may have appeared after the driver */
 	memset(info, 0, sizeof(*info));
 	qgpu_attach_info(info);
 	info->abi = QGPU_ABI_VERSION;
@@ -192,7 +192,7 @@ static int do_idle(void *owner, void *arg)
 	return gpu && idle->idle <= 1 ? qgpu_runner_idle(gpu, owner, idle->pod, idle->idle) : -EINVAL;
 }
 
-/* The descriptor's own reader doubles as the owner of its plans. */
+/* The reader of a descriptor is also the owner of its plans. */
 static const struct {
 	unsigned int cmd;
 	int (*call)(void *owner, void *arg);
@@ -241,7 +241,7 @@ static __poll_t cdev_poll(struct file *filp, poll_table *table)
 	return qgpu_reader_poll(filp->private_data, filp, table);
 }
 
-/* Nobody in a pod, its root included, is heard here: what a pod may have is not for it to say. */
+/* Refuse every process in a pod, root included: a pod must not change its own grants. */
 static int cdev_open(struct inode *inode, struct file *filp)
 {
 	struct qgpu_pod *pod = qgpu_pod_of_current();

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * client.c - the register: RM clients of pods, as RM has them, by handle and by file. The objects below them are
- * object.c's.
+ * client.c - the register: RM clients of pods as RM has them, by handle and by file. object.c holds the objects below
+ * them.
  *
- * Lock order: client's lock, then files_lock or pGPU's lock (tsg.c), then mem_lock (mem.c). A client's lock is held
- * while the driver allocates or frees under it, so nothing that the driver may wait for (a pGPU's worker) takes it.
+ * Lock order: a client's lock, then files_lock or a pGPU's lock (tsg.c), then mem_lock (mem.c). A client's lock is held
+ * while the driver allocates or frees under it, so no code that the driver may wait for (a pGPU's worker) takes it.
  */
 #include <linux/rhashtable.h>
 #include <linux/sched.h>
@@ -105,7 +105,7 @@ void qgpu_client_unlink(struct qgpu_client *client)
 	kref_put(&client->ref, client_free);
 }
 
-/* It is gone in RM; whoever comes second finds nothing to do. */
+/* RM no longer has it. If several callers notice, the first removes it and the others find nothing. */
 static void client_end(struct qgpu_client *client)
 {
 	lockdep_assert_held(&client->lock);
@@ -116,9 +116,10 @@ static void client_end(struct qgpu_client *client)
 }
 
 /*
- * RM reuses a handle as soon as its file's release has freed it, which may be before the release is through here.
- * So an entry that is being released (open for good, see qgpu_clients_open()) makes way. Any other has missed its end
- * if we are sure that RM has made a new client; else it is an impostor's victim, and stays.
+ * RM reuses a handle as soon as the release of its file has freed it, which may be before our release handler is done.
+ * So an entry that is being released (its gates are open for good, see qgpu_clients_open()) makes way. If RM itself
+ * said that it made a new client, any other entry is stale as well and makes way. Otherwise the new handle may be
+ * forged to evict the entry, so the entry stays.
  */
 static int publish(struct qgpu_client *client, bool sure)
 {
@@ -134,7 +135,7 @@ static int publish(struct qgpu_client *client, bool sure)
 		old = NULL;
 	rcu_read_unlock();
 	if (old) {
-		/* Ours is not in the table yet: nobody who holds old's can be waiting for it. */
+		/* The new client is not in the table yet: no holder of the old lock can be waiting for it. */
 		mutex_lock_nested(&old->lock, SINGLE_DEPTH_NESTING);
 		client_end(old);
 		qgpu_client_unlock(old);
@@ -173,7 +174,7 @@ int qgpu_client_add(struct qgpu_client *client, struct list_head *file_clients, 
 	int ret;
 
 	client->handle = handle;
-	mutex_lock(&client->lock);	/* whoever finds it in the table waits until it is in its file's list too */
+	mutex_lock(&client->lock);	/* a finder in the table waits until it is in its file's list too */
 	ret = publish(client, sure);
 	if (!ret) {
 		atomic_inc(&qgpu_nr_clients);
@@ -188,7 +189,9 @@ int qgpu_client_add(struct qgpu_client *client, struct list_head *file_clients, 
 	return ret;
 }
 
-/* The first of a file's clients, moved to another list, locked and referenced; NULL: there is none. */
+/*
+ * Take the first of a file's clients, move it to another list, lock it and take a reference; NULL: the list is empty.
+ */
 static struct qgpu_client *take_first(struct list_head *from, struct list_head *to)
 {
 	struct qgpu_client *client;

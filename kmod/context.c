@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * context.c - TSGs and channels that a pod makes: which TSG an object is or is in. And what RM takes of the card for
- * objects without a handle to it. What is done with TSGs is left to tsg.c.
+ * context.c - TSGs and channels that a pod makes: finds the TSG of an object, and charges the memory that RM takes on
+ * the card for objects without a memory handle. tsg.c sets gates and timeslices.
  */
 #include <linux/sizes.h>
 
@@ -14,9 +14,9 @@
 #include "tsg.h"
 
 /*
- * For a TSG RM takes buffers for context switches and page tables: 9.6 MiB in all were measured for a CUDA context on an
- * H200. A TSG whose engine is left open is one for compute. For an address space, of which every device has one too, it
- * takes the first page tables: 20 KiB there.
+ * For a TSG RM allocates context-switch buffers and page tables: 9.6 MiB in all were measured for a CUDA context on an
+ * H200. A TSG that names no engine is a compute TSG. For an address space (every device has one) RM allocates the first
+ * page tables: 20 KiB there.
  */
 #define COMPUTE_TSG_BYTES	SZ_16M
 #define OTHER_TSG_BYTES		SZ_1M
@@ -43,7 +43,10 @@ static u64 taken_for(struct qgpu_client *client, u32 parent, u32 class, u32 engi
 	return 0;
 }
 
-/* So many are made in a pod at its limit too, or no program could look at the card; they are charged all the same. */
+/*
+ * Even a pod at its limit may make this many, because otherwise no program could query the card. They are charged all
+ * the same.
+ */
 #define FREE_DEVICES 16
 
 static struct qgpu_mem *reserve_device(struct qgpu_pod *pod, u64 size)
@@ -66,7 +69,7 @@ struct qgpu_mem *qgpu_reserve_taken(struct qgpu_client *client, u32 parent, u32 
 	if (class == NV01_DEVICE_0)
 		return reserve_device(client->pod, size);
 	if (gpu < 0 || !size)
-		return NULL;	/* without a card it will be refused for that */
+		return NULL;	/* without a card RM refuses it */
 	return qgpu_mem_new(client->pod, BIT(gpu), size, GFP_KERNEL_ACCOUNT);
 }
 
@@ -101,7 +104,7 @@ void qgpu_make_preemptible(struct qgpu_client *client, u32 channel)
 						   sizeof(mode)) == NV_OK;
 }
 
-/* The one that the object is, or (handle 0) that RM makes for it. */
+/* The TSG that the object is, or (handle 0) the one that RM makes for the object. */
 static struct qgpu_tsg *add(struct qgpu_client *client, const struct qgpu_object *object, u32 handle, u32 engine)
 {
 	return qgpu_tsg_add(client, &qgpu_gpus[object->gpu], handle, qgpu_object_device(client, object->parent), engine);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * control.c - a pod's RM controls. What has no row in rules.h is refused as a control that RM does not know; what
- * schedules is refused as a right that the pod lacks. Some of the rest have a handler here or in export.c. Questions
- * about memory get the pod's limit for an answer.
+ * control.c - a pod's RM controls. A control without a row in rules.h is refused as unknown to RM; a scheduling control
+ * is refused for lack of permission. Some of the others have a handler here or in export.c. Queries of memory size
+ * return the pod's limit.
  */
 #include <linux/uaccess.h>
 
@@ -29,7 +29,7 @@ static long refuse(struct qgpu_call *call, u32 status)
 	return answer(call, status);
 }
 
-/* libcuda sets its compute TSG's timeslice at start and does not expect a no, so the wish is noted and answered. */
+/* libcuda sets its compute TSG's timeslice at start and fails on a refusal, so note the wish and answer OK. */
 static long set_timeslice(struct qgpu_call *call)
 {
 	struct qgpu_client *client;
@@ -52,8 +52,8 @@ static long set_timeslice(struct qgpu_call *call)
 }
 
 /*
- * No timeslice and no gate takes the engine from a kernel that cannot be preempted. libcuda asks for what is allowed;
- * for who asks for nothing context.c does.
+ * No timeslice and no gate takes the engine from a kernel that cannot be preempted. libcuda asks for an allowed mode;
+ * for programs that ask for none, context.c sets it.
  */
 static long set_preemption(struct qgpu_call *call)
 {
@@ -66,10 +66,10 @@ static long set_preemption(struct qgpu_call *call)
 }
 
 /*
- * libcuda takes its TSG off the engine when a context is destroyed, and makes no other where it may not: the turn that is
- * given away is the pod's own, for RM knows TSGs of the file's clients only. What does not wait is undefined when repeated
- * (ctrla06c.h), and a timeout of the caller's own would say when RM takes the card for stuck. Gates wait for RM's locks
- * meanwhile, so the pod pays as for one that was open.
+ * libcuda takes its TSG off the engine when it destroys a context. The pod gives away only its own turn, because RM
+ * looks TSGs up among the clients of the file only. A preemption that does not wait is undefined when repeated
+ * (ctrla06c.h), and a timeout chosen by the caller would decide when RM considers the card hung. Gates wait for RM's
+ * locks in the meantime, so the pod pays the gate penalty, as for an open gate.
  */
 static long preempt(struct qgpu_call *call)
 {
@@ -87,7 +87,7 @@ static long preempt(struct qgpu_call *call)
 	return ret;
 }
 
-/* A program's own start of its channels is let through, and a closed gate closed again before it returns. */
+/* A program may start its own channels; if the gate is closed, it is closed again before the call returns. */
 static long start_open(struct qgpu_call *call, struct qgpu_client *client)
 {
 	long ret = qgpu_gate_penalty_begin(call->pod);
@@ -112,7 +112,7 @@ static long start_channels(struct qgpu_call *call)
 	if (!client)
 		return qgpu_call_forward(call);
 	do {
-		/* so that they are present; if they are not, RM will say so */
+		/* faults the pages in; if that fails, RM reports it */
 		if (copy_from_user(present, params, min_t(size_t, call->in.control.params_size, sizeof(present))))
 			tries = QGPU_CALL_TRIES;
 		ret = start_open(call, client);
@@ -157,7 +157,7 @@ static long rewrite_list(struct qgpu_call *call, int gpu, u8 __user *list, u32 e
 	return 0;
 }
 
-/* Only what the pod is shown: nothing rests on these answers, so user memory may be believed. */
+/* Only the answer that the pod sees changes. Nothing depends on it, so reading it from user memory is safe. */
 static long fb_info(struct qgpu_call *call)
 {
 	struct nvos54 *control = &call->in.control;
@@ -190,7 +190,7 @@ static long fb_info(struct qgpu_call *call)
 	return rewrite_list(call, gpu, params + NV2080_FB_INFO_ENTRY_AT, min(entries, fitting));
 }
 
-/* RM passes these to the firmware without asking whose client they name (RmGssLegacyRpcCmd). */
+/* RM passes these to the firmware without checking whose client they name (RmGssLegacyRpcCmd). */
 static long forward_to_firmware(struct qgpu_call *call)
 {
 	if (qgpu_client_pod(call->in.control.client) != call->pod->id)

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * dup.c - second names of objects: what arrives under one, and duplicates that a pod makes of its own objects or of
- * others'. Its own memory stays charged once as long as it is known which memory it is; else, and if it is another
- * pod's, it is charged like memory of its own. What carries a gate, or takes channels along when it goes, has one name
- * only.
+ * dup.c - second names of objects: imports, and duplicates that a pod makes of its own objects or of another pod's.
+ * Memory of the pod's own stays charged once, as long as it is known which memory it is. Unknown memory, and memory of
+ * another pod, is charged like a new allocation. An object that carries a gate, or that takes channels with it when it
+ * is freed, may have only one name.
  */
 #include "client.h"
 #include "dup.h"
@@ -12,7 +12,7 @@
 #include "uvm_mem.h"
 #include "vram_heap.h"
 
-/* spare: charged with nothing, in case that it is charged like memory of the pod's own. A status of RM's. */
+/* spare: an empty charge, in case the object is charged like new memory. Returns an RM status. */
 static u32 charge(const struct qgpu_arrival *arrival, struct qgpu_object *object, struct qgpu_mem *known,
 		  struct qgpu_mem *spare)
 {
@@ -27,7 +27,7 @@ static u32 charge(const struct qgpu_arrival *arrival, struct qgpu_object *object
 	return NV_OK;
 }
 
-/* What it is, by RM's word. A status other than NV_OK: it cannot stay. */
+/* Ask RM what it is. A status other than NV_OK: the object must go. */
 static u32 book(struct qgpu_arrival *arrival, bool sealed, qgpu_finder find, const void *about, struct qgpu_mem *spare)
 {
 	struct qgpu_client *client = arrival->client;
@@ -38,7 +38,7 @@ static u32 book(struct qgpu_arrival *arrival, bool sealed, qgpu_finder find, con
 		return sealed ? NV_ERR_NO_MEMORY : NV_OK;
 	if (qgpu_is_physical(class))
 		return NV_ERR_INSUFFICIENT_PERMISSIONS;
-	if (qgpu_is_registered(class))	/* what then hangs below a duplicated TSG would have no gate */
+	if (qgpu_is_registered(class))	/* objects below a duplicated TSG would have no gate */
 		return NV_ERR_NOT_SUPPORTED;
 	if (class != NV01_MEMORY_LOCAL_USER)
 		return NV_OK;
@@ -73,8 +73,9 @@ struct source {
 };
 
 /*
- * The source is another client's, whose lock is not held: it can have been freed, and its handle given to other memory,
- * before RM came to look for it. It is what we think it is if it was that before and after, and RM says the same size.
+ * The source belongs to another client, whose lock is not held. Before RM looked it up, it may have been freed and its
+ * handle reused for other memory. The source is the expected memory if the register says so before and after, and RM
+ * reports the same size.
  */
 static struct qgpu_mem *find_source(const struct qgpu_arrival *arrival, const void *about)
 {

@@ -7,18 +7,18 @@
 struct qgpu_client;
 struct qgpu_mem;
 
-/* An object that a call has given a client under a second name. */
+/* An object that a call has given to a client under a second name. */
 struct qgpu_arrival {
 	struct qgpu_client *client;
 	u32 parent, handle;
-	int gpu;		/* found out, as is its size */
+	int gpu;		/* found out here, as is its size */
 	u64 size;
 };
 
-/* A reference to the memory that it is known to be, for which its pod is charged; or NULL. */
+/* A reference to the memory that it is, if known and charged to the pod; else NULL. */
 typedef struct qgpu_mem *(*qgpu_finder)(const struct qgpu_arrival *arrival, const void *about);
 
-/* Book it, or take it back; then a status of RM's says why. */
+/* Book it, or take it back; then the RM status returned says why. */
 u32 qgpu_arrive(struct qgpu_call *call, struct qgpu_arrival *arrival, qgpu_finder find, const void *about);
 long qgpu_dup(struct qgpu_call *call);
 

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * escape.c - a pod's calls, by number: unwraps them, hands the interesting ones to whoever knows them, forwards the
- * rest. Allocations are alloc.c's, controls are control.c's, duplicates dup.c's, freeing is free.c's.
+ * escape.c - dispatches a pod's calls by number: unwraps them, passes the inspected ones to their handlers, forwards
+ * the rest. Allocations go to alloc.c, controls to control.c, duplicates to dup.c, frees to free.c.
  *
- * RM goes by number and size and ignores the other bits of an ioctl word, so we do too. A size that RM does not know it
- * refuses itself.
+ * RM looks at number and size and ignores the other bits of an ioctl word; so does this file. RM itself refuses a size
+ * that it does not know.
  */
 #include <linux/ioctl.h>
 #include <linux/uaccess.h>
@@ -17,7 +17,7 @@
 #include "rule_lookup.h"
 #include "vram_heap.h"
 
-/* Which calls are looked into, and the sizes they have on every branch known. */
+/* Which calls are inspected, and their sizes on every known branch. */
 static long (*handler_of(u32 nr, u32 size))(struct qgpu_call *call)
 {
 	switch (nr) {
@@ -40,9 +40,9 @@ static long (*handler_of(u32 nr, u32 size))(struct qgpu_call *call)
 }
 
 /*
- * A wrapped call is copied once and made anew as the plain call it stands for, so that what was looked at is what
- * runs. The driver allows one level, and one byte more of size than an ioctl word can say; no call of RM's is that
- * long.
+ * A wrapped call is copied once and issued again as the plain call inside it, so the call that runs is the call that
+ * was checked. The driver allows one level of wrapping, and a size one byte above what an ioctl word can express; no RM
+ * call is that long.
  */
 static int unwrap(unsigned int *cmd, unsigned long *arg)
 {
@@ -60,8 +60,8 @@ static int unwrap(unsigned int *cmd, unsigned long *arg)
 }
 
 /*
- * What cannot be counted is refused under a limit: a dma-buf keeps memory that has no handle any more; RM's own mappings
- * take page tables of the card (CUDA's are UVM's). These calls have no status of RM's that would stand at one place.
+ * What cannot be counted is refused under a limit. A dma-buf keeps memory that no longer has a handle; RM's own
+ * mappings take page tables of the card (CUDA's mappings are UVM's). These calls have no common place for an RM status.
  */
 static bool is_refused(const struct qgpu_pod *pod, u32 nr)
 {
@@ -84,7 +84,7 @@ long qgpu_escape(struct qgpu_file *file, unsigned int cmd, unsigned long arg, qg
 
 	if (ret)
 		return ret;
-	/* It would make RM take this file for the other one, whose clients would outlive our forgetting them. */
+	/* RM would treat this file as the other one, whose clients would outlive the release that removes them here. */
 	if (_IOC_NR(cmd) == NV_ESC_REGISTER_FD && iminor(file_inode(file->filp)) == NV_MINOR_CONTROL)
 		return -EINVAL;
 	if (is_refused(file->pod, _IOC_NR(cmd)))

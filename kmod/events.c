@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * events.c - what happened, for whoever reads /dev/qgpu. A reader that does not keep up loses the newest
- * events and is told how many. What to do about an event is left to the daemon.
+ * events.c - queues events for the readers of /dev/qgpu. A slow reader loses the newest events, and learns how many.
+ * The daemon decides how to react.
  */
 #include <linux/ktime.h>
 #include <linux/uaccess.h>

@@ -9,7 +9,7 @@
 
 #include "uapi/qgpu.h"
 
-/* One reader: what an open /dev/qgpu has not read yet. */
+/* One reader: the events that an open /dev/qgpu has not read yet. */
 struct qgpu_reader {
 	struct list_head node;
 	wait_queue_head_t wait;
@@ -22,7 +22,7 @@ void qgpu_reader_remove(struct qgpu_reader *reader);
 ssize_t qgpu_reader_read(struct qgpu_reader *reader, char __user *to, size_t size, bool nonblocking);
 __poll_t qgpu_reader_poll(struct qgpu_reader *reader, struct file *file, poll_table *table);
 
-/* Tell every reader; never sleeps, callable from any context but hard interrupts. */
+/* Queue for every reader; never sleeps, callable from any context but hard interrupts. */
 void qgpu_event(u32 type, u64 pod, u32 gpu, u64 value);
 
 #endif

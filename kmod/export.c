@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * export.c - memory that leaves a client by a descriptor, or to the fabric, and memory that comes by a descriptor.
+ * export.c - memory that a client exports by a descriptor or to the fabric, and memory that a client imports by a
+ * descriptor.
  *
- * What is exported outlives its handle and its client, and nobody here sees its end. So it stays charged until the pod
- * has no file of the driver left. Where it does not stand plainly what is named, all memory of the client is meant.
- * Which controls export, and where they name the memory, stands in rules.h.
+ * Exported memory outlives its handle and its client, and the module does not see when it is freed. So it stays charged
+ * until the pod has no open file of the driver. Where the parameters do not name one memory clearly, all memory of the
+ * client counts as exported. rules.h says which controls export, and where they name the memory.
  *
- * What comes is compared with what the pod itself has exported; RM knows whether two handles are the same memory. The
- * same memory is charged once. What is not found, because it is another pod's or its exporter has freed its handle, is
- * charged as the pod's own: else it would be nobody's once the other pod has ended.
+ * An import is compared with what the pod itself has exported; RM can tell whether two handles are the same memory. The
+ * same memory is charged once. An import without a match (another pod exported it, or the exporter freed its handle) is
+ * charged as the pod's own. Otherwise it would be charged to no pod after the other pod ends.
  */
 #include <linux/slab.h>
 #include <linux/uaccess.h>
@@ -52,14 +53,14 @@ long qgpu_export(struct qgpu_call *call, u32 memory_at)
 	return ret;
 }
 
-/* Two handles of one client can be compared, so the other gets one here for as long as that takes. */
+/* RM compares two handles of one client, so the other memory gets a handle in this client during the comparison. */
 static bool is_same(const struct qgpu_arrival *arrival, const struct qgpu_export *other)
 {
 	u32 client = arrival->client->handle, handle = 0;
 	struct qgpu_mem *mem = qgpu_client_mem(other->client, other->handle);
 	bool same;
 
-	qgpu_mem_put(mem);	/* it is only compared */
+	qgpu_mem_put(mem);	/* it is needed for the comparison only */
 	if (mem != other->mem ||
 	    qgpu_rm_dup(client, arrival->parent, &handle, other->client, other->handle) != NV_OK)
 		return false;
@@ -68,7 +69,7 @@ static bool is_same(const struct qgpu_arrival *arrival, const struct qgpu_export
 	return same;
 }
 
-/* With how many exports an import is compared: beyond them it is charged anew. */
+/* An import is compared with at most this many exports; without a match among them it is charged as new. */
 #define COMPARED_MAX 64
 
 static struct qgpu_mem *find_exported(const struct qgpu_arrival *arrival, const void *about)
@@ -104,7 +105,7 @@ static bool are_many(const struct qgpu_call *call)
 	return call->in.control.cmd == NV0000_OS_UNIX_IMPORT_OBJECTS_FROM_FD;
 }
 
-/* The next handle that the call names, from the one at *i on; 0: there is none. */
+/* The next handle that the call names, starting at *i; 0: there is none. */
 static u32 next_import(const struct qgpu_call *call, const union imports *imports, int *i)
 {
 	if (!are_many(call))
@@ -129,7 +130,7 @@ static u32 book_imports(struct qgpu_call *call, struct qgpu_client *client, cons
 	return status;
 }
 
-/* All or none, as RM does it. */
+/* All or none, as in RM. */
 static void undo_imports(struct qgpu_call *call, struct qgpu_client *client, const union imports *imports, u32 parent)
 {
 	struct qgpu_object *object;
@@ -139,7 +140,7 @@ static void undo_imports(struct qgpu_call *call, struct qgpu_client *client, con
 	while ((handle = next_import(call, imports, &i))) {
 		object = qgpu_object_find(client, handle);
 		if (object && object->class != NV01_MEMORY_LOCAL_USER)
-			continue;	/* not sealed: an answer that is not RM's */
+			continue;	/* without a seal the answer may not be RM's */
 		qgpu_rm_free(client->handle, parent, handle);
 		if (object)
 			qgpu_objects_remove(client, handle);

@@ -4,7 +4,7 @@
 
 #include "call.h"
 
-/* memory_at: where in the parameters the handle of the memory lies; 0: they name many. */
+/* memory_at: offset of the memory's handle in the parameters; 0: they name several. */
 long qgpu_export(struct qgpu_call *call, u32 memory_at);
 long qgpu_import(struct qgpu_call *call);
 

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * file.c - which of the driver's files are a pod's: those that its processes opened, wherever they are passed on to,
- * and those that its processes use and nobody else's is known to be. What is done with a file is left to escape.c.
+ * file.c - decides which of the driver's files belong to a pod: those that its processes opened, wherever they are
+ * passed, and those that its processes use and that no other pod is known to own. escape.c handles the calls on them.
  *
- * The entry of a file is stable for as long as a call on that file lasts: it goes in release(), which comes after the
- * last call, or when the module lets go of the driver, which waits for it.
+ * The entry of a file is stable during a call on that file. It goes in release(), which runs after the last call, or
+ * when the module detaches from the driver, which waits for calls.
  */
 #include <linux/rhashtable.h>
 #include <linux/slab.h>
@@ -75,8 +75,8 @@ void qgpu_file_forget(struct qgpu_file *file)
 }
 
 /*
- * A file that no open() of a pod made known, used by a process of a pod: it was open before the module or the pod
- * came, or was handed in from outside. From now on it is the pod's; what was allocated on it before has no gate.
+ * A process of a pod uses a file that no open() of a pod registered: the file was open before the module or the pod
+ * came, or was passed in from outside. From now on it is the pod's; objects allocated on it before have no gate.
  */
 static struct qgpu_file *adopt(struct file *filp, struct qgpu_pod *pod)
 {
@@ -103,7 +103,7 @@ struct qgpu_file *qgpu_file_of(struct file *filp)
 	pod = qgpu_pod_of_current();
 	if (!pod)
 		return NULL;
-	if (file) {	/* of a pod that was removed; what it holds stays without a gate */
+	if (file) {	/* its pod was removed; its objects stay without a gate */
 		qgpu_pod_flag(pod, QGPU_POD_LATE, QGPU_EVENT_LATE_FILE);
 		file = NULL;
 	} else {

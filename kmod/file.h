@@ -20,21 +20,21 @@ struct qgpu_file {
 int qgpu_files_init(void);
 void qgpu_files_uninit(void);
 
-/* The file of a call, made the current task's pod's if need be; NULL: nobody's, ERR_PTR: no memory to remember it. */
+/* The file of a call, made the current task's pod's if need be; NULL: no pod's, ERR_PTR: no memory for the entry. */
 struct qgpu_file *qgpu_file_of(struct file *filp);
-/* As it is known; NULL: it is not. */
+/* The entry as it is; NULL: there is none. */
 struct qgpu_file *qgpu_file_find(struct file *filp);
 
-/* Around the driver's open: a pod's file is known before, and either opened or forgotten after. */
+/* Around the driver's open: a pod's file is registered before, and either opened or forgotten after. */
 struct qgpu_file *qgpu_file_add(struct file *filp, struct qgpu_pod *pod);
 void qgpu_file_opened(struct qgpu_file *file);
 void qgpu_file_forget(struct qgpu_file *file);
 
-/* Around the driver's release: gates are opened before, what the file held is forgotten after. */
+/* Around the driver's release: gates are opened before, the objects of the file are forgotten after. */
 void qgpu_file_close(struct qgpu_file *file);
 void qgpu_file_closed(struct qgpu_file *file);
 
-/* Forget every file. Nobody is inside any more. */
+/* Forget every file. No task is in a wrapper any more. */
 void qgpu_files_drop(void);
 
 #endif

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * free.c - what a pod frees, by either form of the call: it leaves the register when RM says that it is gone, and gates
- * that RM would wait for are opened before.
+ * free.c - a pod's frees, by either form of the call: removes the object from the register once RM says that it is
+ * gone. Gates that RM would wait for are opened before.
  */
 #include "call.h"
 #include "client.h"
@@ -9,7 +9,7 @@
 #include "gate_penalty.h"
 #include "rm.h"
 
-/* Without a seal the answer could be the pod's own; then RM is asked again, and may have given the handle away. */
+/* Without a seal the pod may have forged the answer. Then RM is asked again, and may have reused the handle already. */
 static bool is_gone(const struct qgpu_call *call, struct qgpu_client *client, const struct qgpu_freeing *freeing)
 {
 	u32 status;
@@ -23,9 +23,9 @@ static bool is_gone(const struct qgpu_call *call, struct qgpu_client *client, co
 }
 
 /*
- * A channel goes with its USERD, where that lies in memory which the process described itself (kernel_channel_gv100.c).
- * Which memory that is stands in parameters that a pod can change under RM's eyes; so any such memory counts, and as it
- * is not in the register, RM is asked.
+ * If a channel's USERD lies in memory that the process described itself (kernel_channel_gv100.c), freeing that memory
+ * frees the channel. The parameters name that memory, and a pod can change them while RM reads them. So any such memory
+ * counts; it is not in the register, so RM is asked.
  */
 static bool may_be_userd(struct qgpu_client *client, u32 handle)
 {
@@ -36,15 +36,15 @@ static bool may_be_userd(struct qgpu_client *client, u32 handle)
 }
 
 /*
- * The gates of what goes away are opened first, or RM would wait for channels that cannot run. A client's entry gives
- * up its handle before, for RM may hand that out again at once.
+ * The gates of objects that go away are opened first. Otherwise RM would wait for channels that cannot run. A client's
+ * entry gives up its handle before the call, because RM may reuse the handle at once.
  */
 static long free_open(struct qgpu_call *call, struct qgpu_client *client, const struct qgpu_freeing *freeing,
 		      bool *gone)
 {
 	struct qgpu_object *object = qgpu_object_find(client, freeing->handle);
 	bool root = freeing->handle == client->handle, opened;
-	/* channels, and TSGs with them, go with the address space, context share or memory that they use */
+	/* freeing an address space, context share or memory also frees the channels (and their TSGs) that use it */
 	bool used = !root && (!object || object->class == FERMI_VASPACE_A || object->class == FERMI_CONTEXT_SHARE_A);
 	long ret;
 

@@ -4,7 +4,7 @@
 
 #include "call.h"
 
-/* A call that frees an object, and by its form where RM's status stands. */
+/* A call that frees an object, and the offset of RM's status in its form of the call. */
 struct qgpu_freeing {
 	u32 root, handle;
 	size_t status_at;

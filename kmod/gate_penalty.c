@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * gate_penalty.c - what a pod pays for kernels that ran out of turn. Some calls need a closed gate open for as long as
- * they last; each costs the pod many times that before the next one begins, so neither a loop of such calls nor many
- * threads or processes of them gain anything. Nobody pays who does not call again: an exit waits for nothing here.
+ * gate_penalty.c - the price of kernels that run out of turn. Some calls need a closed gate to stay open while they
+ * last. Each such call delays the pod's next one by many times its own length. So a loop of such calls gains nothing,
+ * and neither do many threads or processes. Only the next call waits; a process that exits does not.
  */
 #include <linux/ktime.h>
 #include <linux/sched.h>

@@ -6,9 +6,9 @@
 
 struct qgpu_pod;
 
-/* Before a call that may open a closed gate: waits until the pod has paid for the last such call. -EINTR: killed. */
+/* Before a call that may open a closed gate: wait until the pod has paid for its last such call. -EINTR: killed. */
 int qgpu_gate_penalty_begin(struct qgpu_pod *pod);
-/* After it. opened: a gate that is to be closed was open since. */
+/* After it. opened: since then, a gate was open that should be closed. */
 void qgpu_gate_penalty_end(struct qgpu_pod *pod, bool opened);
 
 #endif

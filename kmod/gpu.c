@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * gpu.c - the pGPUs that the driver has shown so far, each with its thread and its timer. What the thread does is
- * plan_runner.c's.
+ * gpu.c - the pGPUs that the driver has shown so far, each with a thread and a timer. plan_runner.c provides the work
+ * of the thread.
  */
 #include <linux/slab.h>
 
@@ -14,7 +14,7 @@ static int nr_gpus;
 
 int qgpu_gpu_count(void)
 {
-	/* pairs with qgpu_gpus_enumerate(): whoever sees the count sees the cards */
+	/* pairs with qgpu_gpus_enumerate(): a reader of the count sees the cards */
 	return smp_load_acquire(&nr_gpus);
 }
 
@@ -73,7 +73,7 @@ void qgpu_gpu_arm_retry(struct qgpu_gpu *gpu)
 		qgpu_gpu_arm(gpu, gpu->retry_ns);
 }
 
-/* A timer only wakes the thread: RM controls sleep, and take up to a millisecond. */
+/* The timer only wakes the thread, because RM controls sleep and take up to a millisecond. */
 static enum hrtimer_restart wake(struct hrtimer *timer)
 {
 	struct qgpu_gpu *gpu = container_of(timer, struct qgpu_gpu, timer);
@@ -97,7 +97,7 @@ void qgpu_gpus_init(void (*work)(struct kthread_work *work))
 	}
 }
 
-/* Neither plans (no descriptor is open) nor TSGs are left, so a timer that still fires finds nothing to re-arm for. */
+/* No plan is left (no descriptor is open) and no TSG, so a timer that still fires is not armed again. */
 void qgpu_gpus_uninit(void)
 {
 	int i;

@@ -19,13 +19,13 @@ struct qgpu_gpu {
 	u32 domain, bus, slot, function;
 	u64 memory;
 
-	struct mutex lock;	/* protects what follows; held over the RM controls for gates and timeslices */
+	struct mutex lock;	/* protects what follows; held during the RM controls for gates and timeslices */
 	struct list_head tsgs;
-	struct nv2080_disable_channels gate;	/* room for the next control */
+	struct nv2080_disable_channels gate;	/* buffer for the next control */
 	struct qgpu_channel *gated[NV_DISABLE_CHANNELS_MAX];
-	u64 silent_until_ns;	/* the card does not answer: until then it is not asked */
-	u64 retry_ns;		/* when something is to be tried again; U64_MAX: all is as it is to be */
-	bool muted;		/* no control is sent: the machine is about to sleep, or does */
+	u64 silent_until_ns;	/* the card does not answer: send nothing until then */
+	u64 retry_ns;		/* when to try again; U64_MAX: everything is as it should be */
+	bool muted;		/* send no control: the machine sleeps or is about to */
 
 	struct qgpu_timeline *plan;
 	void *owner;		/* the descriptor that installed the plan */
@@ -37,7 +37,7 @@ struct qgpu_gpu {
 
 extern struct qgpu_gpu qgpu_gpus[QGPU_MAX_GPUS];
 
-/* How many there are: those are complete, and stay for as long as the module does. */
+/* How many there are. These are complete, and stay until the module is unloaded. */
 int qgpu_gpu_count(void);
 int qgpu_gpu_find(u32 gpu_id);
 
@@ -46,14 +46,14 @@ static inline int qgpu_gpu_index(const struct qgpu_gpu *gpu)
 	return gpu - qgpu_gpus;
 }
 
-/* work is what each pGPU's own thread does, woken by its timer. */
+/* work runs in each pGPU's own thread, woken by its timer. */
 void qgpu_gpus_init(void (*work)(struct kthread_work *work));
 void qgpu_gpus_uninit(void);
-/* Have the thread come at this time. */
+/* Wake the thread at this time. */
 void qgpu_gpu_arm(struct qgpu_gpu *gpu, u64 at_ns);
-/* ... at gpu->retry_ns at the latest. Needs the pGPU's lock. */
+/* ... no later than gpu->retry_ns. Needs the pGPU's lock. */
 void qgpu_gpu_arm_retry(struct qgpu_gpu *gpu);
-/* Learn which cards the driver has; those known keep their index. */
+/* Enumerate the cards; those already known keep their index. */
 void qgpu_gpus_enumerate(void);
 
 #endif

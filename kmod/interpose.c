@@ -1,29 +1,29 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * interpose.c - stands in the NVIDIA driver's file operations: how we come in, what each operation does, how we leave.
- * Whose a file is stands in file.c, what a pod's call means in escape.c, when to come and go in attach.c.
+ * interpose.c - replaces functions in the NVIDIA driver's file operations: how it enters, what each operation does, how
+ * it leaves. file.c decides whose a file is, escape.c what a pod's call means, attach.c when to enter and leave.
  *
- * The pointers inside the driver's own table are replaced, not the table: from 550.40.07 RM compares file->f_op
- * with the table's address when a Device is allocated (nv.c:nv_match_dev_state), so a copy would break every CUDA
- * program. The table is not const (nv.c:nvidia_fops; nv-frontend.c:nv_frontend_fops before 545). Replacing it in
- * place also covers both character devices and every file that is open already.
+ * The module replaces the pointers inside the driver's own table, not the table. From 550.40.07 on RM compares
+ * file->f_op with the table's address when a Device is allocated (nv.c:nv_match_dev_state), so a copy would break every
+ * CUDA program. The table is not const (nv.c:nvidia_fops; nv-frontend.c:nv_frontend_fops before 545). Replacing
+ * pointers in place also covers both character devices and every file that is already open.
  *
- * The pointers change one by one. release() comes first and goes last, so that no file is known here whose end would
- * go unseen: its address can be another file's the next moment.
+ * The pointers change one by one. release() is replaced first and restored last, so the module sees the end of every
+ * file that it knows. Otherwise a missed file's address could belong to another file the next moment.
  *
- * Going away is the delicate part: nothing pins this module while a task runs in a wrapper, and the driver may
- * keep a task for seconds. Leaving therefore does four things in this order:
+ * Leaving is the delicate part: nothing pins this module while a task runs in a wrapper, and the driver may keep a task
+ * for seconds. So leaving takes four steps in this order:
  *
- *  1. It writes the driver's pointers back. A task may have loaded one of ours before, and not yet entered.
- *  2. synchronize_rcu_tasks() waits until every task has given up the CPU of its own accord, or was in user space.
- *     No wrapper does so before its first line has entered the SRCU section. So whoever loaded an old pointer is
- *     past that line now: inside the section, or through with it.
- *  3. synchronize_srcu() waits for those inside. Gates have been opened before, so none of them waits for us.
- *  4. Between leaving the section and returning to the driver's caller a task is in our text still, but does not
- *     give up the CPU of its own accord there either. A second synchronize_rcu_tasks() waits for that.
+ * 1. Write the driver's pointers back. A task may have loaded one of ours before, and not have entered it yet.
+ * 2. synchronize_rcu_tasks() waits until every task has given up the CPU voluntarily or was in user space. A wrapper
+ *    does neither before its first line has entered the SRCU section. So a task that loaded an old pointer is past that
+ *    line now: inside the section, or already out of it.
+ * 3. synchronize_srcu() waits for the tasks inside. All gates are open by then, so none of them waits for this module.
+ * 4. Between leaving the section and returning to the driver's caller a task is still in this module's text, but does
+ *    not give up the CPU voluntarily there either. A second synchronize_rcu_tasks() waits for that.
  *
- * (Where CONFIG_TASKS_RCU is not set no task is preempted in the kernel; synchronize_rcu_tasks() is
- * synchronize_rcu() there, which gives the same promise.)
+ * (Where CONFIG_TASKS_RCU is not set, no task is preempted in the kernel; synchronize_rcu_tasks() is synchronize_rcu()
+ * there, which gives the same guarantee.)
  */
 #include <linux/err.h>
 #include <linux/percpu.h>
@@ -36,7 +36,7 @@
 #include "pod.h"
 
 static struct srcu_struct inside;	/* tasks in a wrapper */
-static struct file_operations saved;	/* the driver's; stable while anybody is inside */
+static struct file_operations saved;	/* the driver's pointers; stable while a task is inside */
 static DEFINE_PER_CPU(u64, calls);
 
 static long handle_ioctl(struct file *filp, unsigned int cmd, unsigned long arg)
@@ -129,8 +129,8 @@ static int wrap_release(struct inode *inode, struct file *filp)
 }
 
 /*
- * Each pointer is seen after what was written before it: saved, and the pointers that must come first.
- * It pairs with the full barrier of srcu_read_lock(), behind which whoever sees one of ours reads saved.
+ * Publish each pointer after what must be visible before it: saved, and the pointers that come first. This pairs with
+ * the full barrier of srcu_read_lock(): a task that sees one of our pointers reads saved after that barrier.
  */
 #define PUBLISH(pointer, to)	smp_store_release(&(pointer), to)
 

@@ -7,12 +7,12 @@
 int qgpu_interpose_init(void);
 void qgpu_interpose_uninit(void);
 
-/* Stand in this table, which is the driver's own. */
+/* Replace the pointers of this table, which is the driver's own. */
 void qgpu_interpose_enter(struct file_operations *fops);
-/* When it returns, no task is in this module's wrappers, or will be. Gates must be open for good. */
+/* When it returns, no task is in this module's wrappers or will enter one. Gates must be open for good. */
 void qgpu_interpose_leave(struct file_operations *fops);
 
-/* Calls that came through so far. */
+/* Number of calls that came through so far. */
 u64 qgpu_interpose_calls(void);
 
 #endif

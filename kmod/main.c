@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-/*
- * main.c - the life of the module. What user space can reach comes last and goes first.
- */
+/* main.c - loads and unloads the module. The parts that user space can reach come last and go first. */
 #include <linux/module.h>
 
 #include "attach.h"

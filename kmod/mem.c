@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * mem.c - memory held by pods, against what they were granted.
+ * mem.c - memory held by pods, charged against their grants.
  *
- * Memory is charged once to each pod that has a handle on it, until nothing of that pod's keeps it. So a pod that takes
- * another's (by a duplicate, or by a descriptor) must have room for it. Whether an allocation is asked for, and its
- * true size, is found out in vram_heap.c.
+ * Memory is charged once to each pod that has a handle on it, until nothing of that pod keeps it. So a pod that takes
+ * another pod's memory (by a duplicate, or by a descriptor) must have room for it. vram_heap.c finds out whether a call
+ * allocates memory, and its true size.
  */
 #include <linux/slab.h>
 #include <linux/spinlock.h>
@@ -12,12 +12,12 @@
 #include "mem.h"
 
 struct qgpu_mem {
-	unsigned int refs;		/* handles, calls that are about to make one, and what else keeps it */
-	struct qgpu_pod *pod;		/* that is charged: a reference */
+	unsigned int refs;		/* handles, calls that are about to make one, and other keepers */
+	struct qgpu_pod *pod;		/* the pod charged: a reference */
 	u32 gpus;
 	u64 size;
-	struct list_head node;		/* in what keeps it: its client, or its pod */
-	u32 client, handle;		/* by which it was exported */
+	struct list_head node;		/* in the list of its keeper: its client, or its pod */
+	u32 client, handle;		/* the name it was exported by */
 };
 
 static_assert(QGPU_MAX_GPUS <= 32);
@@ -132,7 +132,7 @@ const struct qgpu_pod *qgpu_mem_pod(const struct qgpu_mem *mem)
 
 u64 qgpu_mem_size(const struct qgpu_mem *mem)
 {
-	return READ_ONCE(mem->size);	/* it does not change once it has a name */
+	return READ_ONCE(mem->size);	/* constant once it has a name */
 }
 
 void qgpu_mem_name(struct qgpu_object *object, struct qgpu_mem *mem)
@@ -188,7 +188,7 @@ void qgpu_mem_export(struct qgpu_client *client, struct qgpu_object *object)
 	spin_unlock(&mem_lock);
 }
 
-/* Nobody adds to it any more, or what is added belongs to what comes after. */
+/* No task adds to this list any more, or the addition belongs to a later use of it. */
 void qgpu_mem_release(struct list_head *kept)
 {
 	struct qgpu_mem *mem;

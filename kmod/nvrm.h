@@ -2,9 +2,9 @@
 /*
  * nvrm.h - the part of NVIDIA's resource manager interface that qgpu reads: numbers, classes, structures.
  *
- * All of it is NVIDIA's and keeps NVIDIA's names where they have one. Sources, in the open kernel modules:
- * SDK = src/common/sdk/nvidia/inc, KO = kernel-open. Layouts are those of 535.43.02 and later.
- * What differs between branches is a row in rm.c. This file decides nothing.
+ * All of it is NVIDIA's and keeps NVIDIA's names where they have one. Sources, in the open kernel modules: SDK =
+ * src/common/sdk/nvidia/inc, KO = kernel-open. Layouts are those of 535.43.02 and later. What differs between branches
+ * is a row in rm.c. This file decides nothing.
  */
 #ifndef _QGPU_NVRM_H
 #define _QGPU_NVRM_H
@@ -67,14 +67,14 @@
 #define FERMI_CONTEXT_SHARE_A		0x9067
 #define FERMI_VASPACE_A			0x90f1
 #define KEPLER_CHANNEL_GROUP_A		0xa06c
-/* Every GPFIFO class ends in 6f, to ca6f (Blackwell B); 906f (Fermi) makes channels on every card still. */
+/* Every GPFIFO class ends in 6f, up to ca6f (Blackwell B); 906f (Fermi) still makes channels on every card. */
 #define NV_IS_GPFIFO(class)		(((class) & 0xff) == 0x6f && (class) >= 0x506f && (class) <= 0xffff)
 
 #define NV2080_ENGINE_TYPE_GR0		1
 #define NV2080_ENGINE_TYPE_GR7		8
 #define NV_IS_COMPUTE(engine)		((engine) >= NV2080_ENGINE_TYPE_GR0 && (engine) <= NV2080_ENGINE_TYPE_GR7)
 
-/* SDK/nvos.h; the status of RM's own answer is a member of each. */
+/* SDK/nvos.h; each struct has a member for the status of RM's answer. */
 struct nvos00 {			/* RM_FREE */
 	u32 root, parent, object, status;
 };
@@ -117,7 +117,7 @@ struct nvos02_fd {		/* RM_ALLOC_MEMORY, as nv_ioctl_nvos02_parameters_with_fd */
 	u32 pad2;
 };
 
-struct nvos32 {			/* RM_VID_HEAP_CONTROL; the union behind free differs by function */
+struct nvos32 {			/* RM_VID_HEAP_CONTROL; the union after free differs by function */
 	u32 root, parent, function, vaspace;
 	s16 heap;
 	u16 pad0;
@@ -159,7 +159,7 @@ static_assert(sizeof(struct nvos32) == 184);
 #define NV_MEMORY_PARAMS_SIZE_AT	64
 #define NV_TSG_PARAMS_ENGINE_AT		12
 #define NV_CHANNEL_PARAMS_ENGINE_AT	128
-/* As much of any parameters as is looked at here. */
+/* The module copies at most this much of any parameters. */
 #define NV_PARAMS_LOOKED_AT		136
 
 /* SDK/ctrl/ctrl0000/ctrl0000client.h */
@@ -303,13 +303,13 @@ struct nva06c_preempt {
 /* What libcuda asks for its compute TSG at start; a pod's wish above it is not granted. */
 #define NV_LONGEST_WISH_US		2048
 
-/* RM_CONTROL numbers with this bit go to the GPU's firmware raw, without a check whose client they name. */
+/* RM sends controls with this bit to the GPU's firmware unread, and does not check whose client they name. */
 #define NV_CONTROL_GSS_LEGACY		0x8000
 
 /* KO/common/inc/nv_uvm_types.h: UvmGpuMemoryInfo, as far as it is the same from 535 to 595 */
 struct nv_uvm_memory_info {
 	u32 kind;
-	u8 sysmem, pad[3];	/* two more that moved in 550 */
+	u8 sysmem, pad[3];	/* two more members, which moved in 550 */
 	u64 page_size;
 	u8 contiguous, pad1[7];
 	u64 physical, size;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * object.c - the register: RM objects of a client that matter for time or memory. It says what hangs below what and who
- * goes with whom. What a TSG or a piece of memory means is left to tsg.c and mem.c.
+ * object.c - the register: RM objects of a client that matter for GPU time or memory, their tree, and which objects go
+ * together. tsg.c handles TSGs, mem.c memory.
  */
 #include <linux/slab.h>
 
@@ -45,7 +45,7 @@ struct qgpu_object *qgpu_object_add(struct qgpu_client *client, u32 handle, u32 
 	object->class = class;
 	object->gpu = qgpu_object_gpu(client, parent);
 	ret = insert(client, object);
-	if (ret == -EBUSY && sure) {	/* RM hands no handle out twice, so what has it here is gone there */
+	if (ret == -EBUSY && sure) {	/* RM hands no handle out twice, so the older object is gone there */
 		qgpu_objects_remove(client, handle);
 		ret = insert(client, object);
 	}
@@ -128,7 +128,7 @@ static bool is_below(struct qgpu_client *client, struct qgpu_object *object, u32
 {
 	int depth;
 
-	if (handle == client->handle)	/* whatever the chain of parents says */
+	if (handle == client->handle)	/* ends even if the chain of parents has a cycle */
 		return true;
 	for (depth = 0; object && depth < OBJECT_DEPTH_MAX; depth++) {
 		if (object->handle == handle || object->parent == handle)
@@ -138,7 +138,7 @@ static bool is_below(struct qgpu_client *client, struct qgpu_object *object, u32
 	return false;
 }
 
-/* RM tears down the channels that use an address space or a context share with it, wherever they hang. */
+/* RM tears down all channels that use an address space or context share with it, wherever they are in the tree. */
 static bool goes_with(struct qgpu_client *client, struct qgpu_object *object, u32 handle)
 {
 	struct qgpu_object *freed = qgpu_object_find(client, handle);
@@ -148,7 +148,7 @@ static bool goes_with(struct qgpu_client *client, struct qgpu_object *object, u3
 	return is_below(client, object, handle);
 }
 
-/* A channel freed alone takes its TSG's gate along: preempting is by TSG, and RM waits for the whole of it. */
+/* Freeing one channel opens its TSG's gate: RM preempts by TSG, and waits for all of it. */
 bool qgpu_objects_hold(struct qgpu_client *client, u32 handle)
 {
 	struct qgpu_object *object;
@@ -160,14 +160,14 @@ bool qgpu_objects_hold(struct qgpu_client *client, u32 handle)
 		if (!object->tsg || !goes_with(client, object, handle))
 			continue;
 		if (NV_IS_GPFIFO(object->class) && !qgpu_tsg_hidden(object->tsg) && object->handle != handle)
-			continue;	/* by its TSG */
+			continue;	/* freed with its TSG */
 		object->held = true;
 		opened |= qgpu_tsg_hold(object->tsg, 1);
 	}
 	return opened;
 }
 
-/* What the driver has freed is out of the register by now; what is left is gated as before. */
+/* The register no longer holds what the driver has freed; the rest is gated as before. */
 void qgpu_objects_unhold(struct qgpu_client *client)
 {
 	struct qgpu_object *object;
@@ -259,7 +259,7 @@ bool qgpu_objects_reclose(struct qgpu_client *client)
 	lockdep_assert_held(&client->lock);
 	xa_for_each(&client->objects, index, object) {
 		if (!object->tsg || (NV_IS_GPFIFO(object->class) && !qgpu_tsg_hidden(object->tsg)))
-			continue;	/* no channel, or by its TSG */
+			continue;	/* not a channel, or freed with its TSG */
 		closed |= qgpu_tsg_reclose(object->tsg);
 	}
 	return closed;

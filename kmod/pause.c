@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * pause.c - the times at which plans do not count: while the machine sleeps, and while the module lets go of the
- * driver. Opening and closing is plan_runner.c's.
+ * pause.c - suspends plans while the machine sleeps, and while the module detaches from the driver. plan_runner.c opens
+ * and closes the gates.
  *
- * Around a suspend two things are needed. Gates are opened before, for whoever saves a channel's state may wait for the
- * channel to run dry. And from then until the machine is back no control is sent: calls from the kernel do not wait for
- * the driver's own suspend lock, as those of processes do. What is left over is sent afterwards. Time that a lease
- * counts stands still in a real suspend; if one lapses all the same, the gates simply stay open.
+ * A suspend needs two things. Gates are opened before it, because the code that saves a channel's state may wait for
+ * the channel to run dry. And from then until the machine is back no control is sent: calls from the kernel do not wait
+ * for the driver's own suspend lock, as those of processes do. Pending controls are sent afterwards. The clock of a
+ * lease stands still in a real suspend; if a lease lapses all the same, the gates stay open.
  */
 #include <linux/delay.h>
 #include <linux/suspend.h>

@@ -4,11 +4,11 @@
 
 #include <linux/types.h>
 
-/* While there is a reason to pause, every gate is due to be open and every timeslice the driver's own. */
+/* While there is a reason to pause, every gate should be open and every timeslice the driver's own. */
 #define QGPU_PAUSE_SUSPEND	0x1
 #define QGPU_PAUSE_DETACH	0x2
 
-/* Returns once every gate is open, or was tried for a while. */
+/* Returns once every gate is open, or after trying for a while. */
 void qgpu_pause(int reason);
 void qgpu_unpause(int reason);
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * plan.c - takes a plan from user space and checks every member of it, so that plan_runner.c can run it without a doubt.
- * What is not understood is refused, never bent into shape.
+ * plan.c - copies a plan from user space and checks every member, so plan_runner.c needs no checks. A plan that it does
+ * not understand is refused, never corrected.
  */
 #include <linux/mm.h>
 #include <linux/slab.h>
@@ -53,7 +53,7 @@ static int read_part(struct qgpu_timeline *timeline, const struct qgpu_plan *pla
 		return -EINVAL;
 	pod = qgpu_pod_find(in->pod);
 	if (PTR_ERR_OR_ZERO(pod) == -ENOENT)
-		return 0;	/* gone meanwhile */
+		return 0;	/* removed in the meantime */
 	if (IS_ERR(pod))
 		return PTR_ERR(pod);
 	*part = (struct qgpu_part){
@@ -66,7 +66,7 @@ static int read_part(struct qgpu_timeline *timeline, const struct qgpu_plan *pla
 	timeline->nr_parts++;
 	for (i = 0; i + 1 < timeline->nr_parts; i++) {
 		if (timeline->parts[i].pod == pod)
-			return -EINVAL;	/* named twice */
+			return -EINVAL;	/* the plan names it twice */
 	}
 	return 0;
 }

@@ -4,7 +4,7 @@
 
 #include "timeline.h"
 
-/* Copy a plan in and check all of it, or ERR_PTR. */
+/* Copy a plan in and check it; ERR_PTR if it is refused. */
 struct qgpu_timeline *qgpu_plan_read(const struct qgpu_plan *plan);
 
 #endif

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * plan_runner.c - the plan of each pGPU laid on the clock: a timer wakes a worker at every edge, the worker opens and
- * closes gates. It divides nothing and decides nothing; what to do about an idle pod stands in the plan.
+ * plan_runner.c - runs the plan of each pGPU against the clock: a timer wakes a worker at every edge, and the worker
+ * opens and closes gates. It divides no time; the plan says what to do about an idle pod.
  *
- * The worker looks at the clock anew: a late one is wrong for as long as it is late, and the next edge does not move.
+ * The worker reads the clock anew each time. If it is late, gates are late by that much once, and later edges do not
+ * move.
  */
 #include <linux/math64.h>
 
@@ -23,7 +24,7 @@ static void set_closed(struct qgpu_share *share, bool closed, u64 now_ns)
 	share->closed = closed;
 }
 
-/* Which parts have TSGs at all; whether those have work is for the daemon to say. */
+/* Which parts have TSGs at all; the daemon says whether those have work. */
 static void look_at_tsgs(struct qgpu_gpu *gpu)
 {
 	const struct qgpu_tsg *tsg;
@@ -71,7 +72,7 @@ bool qgpu_runner_settled(void)
 	return settled;
 }
 
-/* Do what is due, and come back when something else is. */
+/* Do what is due, and return when the next thing is due. */
 static void run(struct qgpu_gpu *gpu)
 {
 	u64 now_ns = ktime_get_ns(), phase_ns, edge_ns;
@@ -87,7 +88,7 @@ static void run(struct qgpu_gpu *gpu)
 	if (now_ns >= gpu->lease_until_ns) {
 		trace_qgpu_lapse(qgpu_gpu_index(gpu), now_ns - gpu->lease_until_ns);
 		forget_plan(gpu);
-		qgpu_tsgs_apply(gpu);	/* whoever hears of it finds the gates open */
+		qgpu_tsgs_apply(gpu);	/* a reader of this event finds the gates open */
 		qgpu_event(QGPU_EVENT_LEASE_LAPSED, 0, qgpu_gpu_index(gpu), 0);
 		return;
 	}
@@ -133,7 +134,9 @@ int qgpu_runner_set(struct qgpu_gpu *gpu, void *owner, struct qgpu_timeline *pla
 		if (share->part)
 			plan->parts[i].idle = share->part->idle;
 	}
-	/* A gate closed under both plans stays closed: forget_plan() marks it open, run() closed, nothing is sent. */
+	/*
+	 * A gate closed under both plans stays closed: forget_plan() marks it open, run() closed, and nothing is sent.
+	 */
 	forget_plan(gpu);
 	gpu->plan = plan;
 	gpu->owner = owner;

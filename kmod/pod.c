@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * pod.c - which pods there are, whose processes they are, and what each was granted.
+ * pod.c - the list of pods, the processes that belong to each, and its grants.
  *
- * A pod is a cgroup of the v2 tree. A process belongs to the deepest pod whose cgroup is its own or above it.
- * Enforcing grants is left to mem.c and plan_runner.c.
+ * A pod is a cgroup of the v2 tree. A process belongs to the deepest pod whose cgroup is its own or above it. mem.c and
+ * plan_runner.c enforce grants.
  */
 #include <linux/cgroup.h>
 #include <linux/module.h>
@@ -14,7 +14,7 @@
 #include "events.h"
 #include "pod.h"
 
-/* Each holds kernel memory here and more in the driver; a whole card in pieces of 2 MiB is a quarter of this many. */
+/* Each entry holds kernel memory here and more in the driver. A whole card in pieces of 2 MiB is a quarter of this. */
 static unsigned int entries_max = 1 << 18;
 module_param(entries_max, uint, 0644);
 MODULE_PARM_DESC(entries_max, "clients and objects of the driver that a pod may have at once (default 262144)");
@@ -53,7 +53,7 @@ struct qgpu_pod *qgpu_pod_of_current(void)
 		return NULL;
 	rcu_read_lock();
 	cgroup = task_dfl_cgroup(current);
-	do {	/* anew if it went meanwhile: the one above it is next */
+	do {	/* start over if it was removed meanwhile: the pod above it is next */
 		found = NULL;
 		list_for_each_entry_rcu(pod, &pods, node) {
 			if (cgroup_is_descendant(cgroup, pod->cgroup) &&
@@ -131,7 +131,7 @@ int qgpu_pod_add(int cgroup_fd, const char *name, u64 *id)
 		kfree(pod);
 		return ret;
 	}
-	if (pod->cgroup->root != &cgrp_dfl_root) {	/* of a v1 tree: no process would ever be found in it */
+	if (pod->cgroup->root != &cgrp_dfl_root) {	/* in a v1 tree: no process would ever be found in it */
 		qgpu_pod_put(pod);
 		return -EBADF;
 	}

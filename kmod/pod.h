@@ -10,14 +10,17 @@
 
 #include "uapi/qgpu.h"
 
-/* Calls of one pod that are looked into at once; more of them wait, so that no pod takes the probe from the others. */
+/*
+ * Inspected calls of one pod at the same time. More calls wait, so that no pod uses up the probe instances of the
+ * others.
+ */
 #define QGPU_POD_CALLS 32
 
 struct qgpu_part;
 
 /* A pod on one pGPU. */
 struct qgpu_share {
-	/* what it was granted: written under pods_lock, read anywhere */
+	/* its grant: written under pods_lock, read anywhere */
 	bool granted;
 	u32 pod_class;
 	u32 cores;
@@ -28,11 +31,11 @@ struct qgpu_share {
 	u64 memory;
 	u64 peak_memory;
 
-	/* whose turn it is: plan_runner.c, under the pGPU's lock */
+	/* its turns: plan_runner.c, under the pGPU's lock */
 	struct qgpu_part *part;	/* of the plan in force */
-	bool turn_ended;	/* its gate is to close now that it has had its turn */
-	u64 closing_ns;		/* how long that takes this time */
-	u64 slow_ns;		/* and of late; 0 where that is not long */
+	bool turn_ended;	/* its turn has ended, and its gate is due to close */
+	u64 closing_ns;		/* how long closing takes this time */
+	u64 slow_ns;		/* and lately; 0 if not slow */
 	bool closed;
 	u64 closed_since_ns;
 	u64 gated_ns;
@@ -53,8 +56,8 @@ struct qgpu_pod {
 	atomic_t nr_devices;	/* of them */
 	atomic64_t refused_allocs;
 	atomic64_t refused_controls;
-	struct semaphore calls;	/* that are looked into at once */
-	struct mutex penalty_lock;	/* gate_penalty.c: one at a time opens gates that are to be closed */
+	struct semaphore calls;	/* limits inspected calls */
+	struct mutex penalty_lock;	/* gate_penalty.c: serializes calls that open closed gates */
 	u64 penalty_until_ns, open_since_ns;	/* under penalty_lock */
 	struct list_head kept;	/* memory that stays charged until the last file goes: mem.c, under mem_lock */
 	struct qgpu_share shares[QGPU_MAX_GPUS];
@@ -63,20 +66,20 @@ struct qgpu_pod {
 struct qgpu_pod *qgpu_pod_get(struct qgpu_pod *pod);
 void qgpu_pod_put(struct qgpu_pod *pod);
 
-/* The pod whose cgroup the current task is in, or NULL; put it. */
+/* The pod whose cgroup the current task is in, or NULL; the caller puts it. */
 struct qgpu_pod *qgpu_pod_of_current(void);
-/* By id; put it. ERR_PTR(-ENOENT): removed, ERR_PTR(-EINVAL): there never was such a pod. */
+/* By id; the caller puts it. ERR_PTR(-ENOENT): removed, ERR_PTR(-EINVAL): no pod ever had this id. */
 struct qgpu_pod *qgpu_pod_find(u64 id);
-/* The pod with the lowest id above this one, or NULL; put it. */
+/* The pod with the lowest id above this one, or NULL; the caller puts it. */
 struct qgpu_pod *qgpu_pod_next(u64 id);
 
 int qgpu_pod_add(int cgroup_fd, const char *name, u64 *id);
 int qgpu_pod_remove(u64 id);
 int qgpu_pod_grant(u64 id, const struct qgpu_grant *grant);
-/* The pGPUs on which it has a memory limit: a mask of indexes. */
+/* The pGPUs on which the pod has a memory limit: a mask of indexes. */
 u32 qgpu_pod_limited(const struct qgpu_pod *pod);
 void qgpu_pod_flag(struct qgpu_pod *pod, u32 flag, u32 event);
-/* One more client or object in the register; false: the pod has as many as it may have. */
+/* Count one more client or object in the register; false: the pod is at its maximum. */
 bool qgpu_pod_enter(struct qgpu_pod *pod);
 void qgpu_pod_leave(struct qgpu_pod *pod);
 unsigned int qgpu_pod_count(void);

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * rm.c - the only file that asks RM for anything. It knows the driver branches and how to reach the driver's
- * kernel interface; what to ask and when is decided by its callers.
+ * rm.c - the only file that calls RM. It knows the driver branches and how to reach the driver's kernel interface; its
+ * callers decide what to ask and when.
  *
- * A kernel caller is let through for every client handle (rmclientValidate_IMPL with no clientOSInfo), which is
- * why a pod's own handles can be named here. A handle that died meanwhile answers with an RM status.
+ * RM lets a kernel caller use every client handle (rmclientValidate_IMPL with no clientOSInfo), so this file can name a
+ * pod's own handles. If a handle has been freed in the meantime, RM answers with a status.
  */
 #include <linux/kernel.h>
 #include <linux/module.h>
@@ -21,8 +21,8 @@ struct rm_branch {
 };
 
 /*
- * Newest first. A row is added after comparing nvrm.h with the branch's headers. A branch without a row is not
- * interposed on at all. The interface is exported GPL-only from 565.57.01 on; before, rm_glue.c must offer it.
+ * Newest first. To add a row, compare nvrm.h with the branch's headers first. On a branch without a row the module does
+ * not interpose at all. The interface is exported GPL-only from 565.57.01 on; before, rm_glue.c must offer it.
  */
 static const struct rm_branch rm_branches[] = {
 	{ 595, 128 },
@@ -138,7 +138,10 @@ u32 qgpu_rm_memory_size(u32 client, u32 memory, u64 *size)
 	struct nv0041_surface_info info = { .size = ARRAY_SIZE(list), .list = (uintptr_t)list };
 	u32 status = qgpu_rm_control(client, memory, NV0041_GET_SURFACE_INFO, &info, sizeof(info));
 
-	/* It takes the card in such pieces, and tells of what was asked for only (video_mem.c:_vidmemPmaAllocate). */
+	/*
+	 * RM takes the card in pieces of this size, but reports only what was asked for
+	 * (video_mem.c:_vidmemPmaAllocate).
+	 */
 	*size = round_up((u64)list[1].data << 32 | list[0].data, (u64)SZ_64K);
 	return status;
 }
@@ -210,7 +213,7 @@ u32 qgpu_rm_attach(char *version, size_t size)
 		rm_symbol_held = true;
 	}
 
-	/* RM answers a wrong version with its own, and then takes that one. */
+	/* RM answers a wrong version with its own version, and accepts that one in the next call. */
 	rm_ops.version_string = "";
 	get_rm_ops(&rm_ops);
 	strscpy(version, rm_ops.version_string, size);

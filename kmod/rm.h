@@ -6,7 +6,7 @@
 
 #include "nvrm.h"
 
-extern struct mutex qgpu_attach_lock;	/* attaching to the driver and detaching, one at a time */
+extern struct mutex qgpu_attach_lock;	/* serializes attaching to the driver and detaching */
 
 /* All of these may sleep and take RM's locks: call them without any lock that a driver call may be waiting for. */
 u32 qgpu_rm_control(u32 client, u32 object, u32 cmd, void *params, u32 size);
@@ -16,20 +16,20 @@ u32 qgpu_rm_dup(u32 client, u32 parent, u32 *handle, u32 client_src, u32 object_
 /* Whether two handles of a client are the same memory. */
 bool qgpu_rm_is_duplicate(u32 client, u32 object, u32 other);
 u32 qgpu_rm_class(u32 client, u32 object, u32 *class);
-/* Whether RM says that there is no such object; an error says nothing. */
+/* Whether RM says that there is no such object; an error proves nothing. */
 bool qgpu_rm_gone(u32 client, u32 object);
-/* What memory takes of the card, in bytes. */
+/* How much of the card memory takes, in bytes. */
 u32 qgpu_rm_memory_size(u32 client, u32 memory, u64 *size);
 u32 qgpu_rm_fb_total(u32 client, u32 subdevice, u64 *bytes);
 u32 qgpu_rm_subdevice(u32 client, u32 device, u32 *subdevice);
 u32 qgpu_rm_gpu_id(u32 client, u32 subdevice, u32 *gpu_id);
 int qgpu_rm_enumerate(struct nv_gpu_info infos[NV_MAX_GPUS]);
 
-/* Find the driver's kernel interface. Answers a QGPU_STATE_*; only with ENFORCING may the above be called. */
+/* Find the driver's kernel interface. Returns a QGPU_STATE_*; the functions above work only with ENFORCING. */
 u32 qgpu_rm_attach(char *version, size_t size);
 void qgpu_rm_detach(void);
 
-/* The interface comes from the glue module, or (NULL) no more. False: there is one already. */
+/* Set the interface that the glue module offers; NULL: it goes away. False: there is one already. */
 bool qgpu_rm_offered(nv_get_rm_ops_t get_rm_ops);
 
 #endif

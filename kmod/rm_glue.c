@@ -2,8 +2,9 @@
 /*
  * rm_glue.c - qgpu_rm.ko: hands the driver's kernel interface to qgpu.ko where it is a plain export.
  *
- * Before 565.57.01 nvidia_get_rm_ops is not GPL-only, and symbol_get() hands out nothing else. A module that
- * links to it does find it, but needs NVIDIA's module to load; qgpu.ko must not. Hence this module of its own.
+ * Before 565.57.01 nvidia_get_rm_ops is not GPL-only, and symbol_get() hands out only GPL-only symbols. A module that
+ * links to it gets it, but then needs NVIDIA's module to load. qgpu.ko must load without it, so this is a separate
+ * module.
  */
 #include <linux/module.h>
 

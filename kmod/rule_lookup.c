@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
  * rule_lookup.c - finds the row of a control, class or escape in rules.h, the table that the module shares with the
- * guardian. What is done about a row is left to control.c, alloc.c and escape.c, which ask for calls of pods only.
+ * guardian. control.c, alloc.c and escape.c act on the row; they look up calls of pods only.
  */
 #include <linux/bsearch.h>
 #include <linux/kernel.h>

@@ -4,9 +4,9 @@
 
 #include <linux/types.h>
 
-/* What becomes of a control that has a row. */
+/* What the module does with a control that has a row. */
 enum qgpu_control_action {
-	QGPU_CONTROL_SCHEDULES,		/* refused: scheduling is a right that a pod lacks */
+	QGPU_CONTROL_SCHEDULES,		/* refused: pods have no permission to schedule */
 	QGPU_CONTROL_PASS,
 	/* these have a handler in control.c or export.c */
 	QGPU_CONTROL_TIMESLICE,
@@ -22,15 +22,15 @@ enum qgpu_control_action {
 struct qgpu_control_rule {
 	u32 number;
 	enum qgpu_control_action action;
-	u8 memory_at;		/* of an export: where the handle of the memory lies; 0: it names many */
-	u8 clients;		/* which 32-bit words of the parameters are handles of clients, a bit each */
-	u8 clients_size;	/* ... in parameters of this many bytes; 0: of any */
+	u8 memory_at;		/* for an export: offset of the memory's handle; 0: it names several */
+	u8 clients;		/* a bit for each 32-bit word of the parameters that is a client handle */
+	u8 clients_size;	/* ... if the parameters have this many bytes; 0: any size */
 };
 
-#define QGPU_BY_ALLOC		0x1	/* made by RM_ALLOC and RM_ALLOC_OBJECT */
-#define QGPU_BY_ALLOC_MEMORY	0x2	/* made by RM_ALLOC_MEMORY */
+#define QGPU_BY_ALLOC		0x1	/* a pod may make it by RM_ALLOC and RM_ALLOC_OBJECT */
+#define QGPU_BY_ALLOC_MEMORY	0x2	/* a pod may make it by RM_ALLOC_MEMORY */
 #define QGPU_ON_COMPUTE_ENGINE	0x4	/* makes its channel run on the compute engine */
-#define QGPU_HOLDS_MEMORY	0x8	/* RM keeps memory that the parameters name for as long as it lives */
+#define QGPU_HOLDS_MEMORY	0x8	/* RM keeps the memory that the parameters name until the object is freed */
 
 struct qgpu_class_rule {
 	u32 number;
@@ -41,7 +41,7 @@ struct qgpu_class_rule {
 enum qgpu_escape_refusal {
 	QGPU_NOT_REFUSED,
 	QGPU_REFUSED_ALWAYS,
-	QGPU_REFUSED_UNDER_LIMIT,	/* of a pod with a memory limit */
+	QGPU_REFUSED_UNDER_LIMIT,	/* for a pod with a memory limit */
 };
 
 struct qgpu_escape_rule {
@@ -49,7 +49,7 @@ struct qgpu_escape_rule {
 	enum qgpu_escape_refusal refusal;
 };
 
-/* NULL: a pod may not ask for it. */
+/* NULL: there is no row, so the pod is refused. */
 const struct qgpu_control_rule *qgpu_control_rule(u32 cmd);
 const struct qgpu_class_rule *qgpu_class_rule(u32 class);
 enum qgpu_escape_refusal qgpu_escape_refusal(u32 nr);

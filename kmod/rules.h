@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * rules.h - what a pod may ask of RM: its controls, classes and escapes, in order of their numbers. What has no row is
- * refused. Written by "python -m qgpu.guardian.rules.kernel_header" from qgpu/guardian/rules, where each row has its
- * reason; do not edit. rule_lookup.c alone reads it, and rule_lookup.h says what the members mean.
+ * rules.h - the rules for a pod's RM calls: controls, classes and escapes, in order of their numbers. What has no row
+ * is refused. Written by "python -m qgpu.guardian.rules.kernel_header" from qgpu/guardian/rules, where each row has its
+ * reason; do not edit. Only rule_lookup.c reads it, and rule_lookup.h explains the members.
  */
 #ifndef _QGPU_RULES_H
 #define _QGPU_RULES_H

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * timeline.c - what a plan says of a moment of its period: whose turn it is, and when that changes. It knows neither
- * clock nor gates, which are plan_runner.c's.
+ * timeline.c - what a plan says about a moment of its period: whose turn it is, and when that changes. plan_runner.c
+ * has the clock and the gates.
  */
 #include <linux/minmax.h>
 #include <linux/mm.h>
@@ -31,7 +31,7 @@ static const struct qgpu_window *window_at(const struct qgpu_part *part, u64 pha
 	return NULL;
 }
 
-/* What is lent goes to those who lend. */
+/* Lent time goes to the pods whose windows yield. */
 static bool takes_part(const struct qgpu_part *part)
 {
 	u32 i;
@@ -61,7 +61,10 @@ bool qgpu_timeline_lent(const struct qgpu_timeline *plan, u64 phase_ns)
 	return any;
 }
 
-/* When the gate begins to close at the end of a window, half of which is left to the pod; never where it stays open. */
+/*
+ * When the gate begins to close at the end of a window. The pod keeps at least half of the window. Never if the gate
+ * stays open.
+ */
 static u64 closes_at(const struct qgpu_timeline *plan, const struct qgpu_part *part, const struct qgpu_window *window)
 {
 	u64 after_ns = window->end_ns == plan->period_ns ? 0 : window->end_ns;

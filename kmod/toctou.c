@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * toctou.c - closes the gap between check and use. The driver copies a call's struct from user memory after we have
- * looked at it there, RM then copies the parameters that it points to, and both write answers where another thread
- * can overwrite them before we read them.
+ * toctou.c - closes the gap between check and use. The driver copies a call's struct from user memory after the module
+ * has checked it there. RM then copies the parameters that the struct points to. Both write answers to memory that
+ * another thread can overwrite before the module reads them.
  *
- * A probe on rm_ioctl(stack, nv_state, file_private, nr, kernel copy, size) (osapi.c; one for all branches known)
- * sees the kernel copy: at entry what was admitted is put back if it differs, at return the answer is taken. RM's
- * copies of parameters go through os_memcpy_from_user() and os_memcpy_to_user() (os-interface.c), and only there
- * (param_copy.c): what came in is put right in the same way, what goes out is taken.
+ * A probe on rm_ioctl(stack, nv_state, file_private, nr, kernel copy, size) (osapi.c; the same on all known branches)
+ * sees the kernel copy. At entry it restores the admitted content if the copy differs; at return it saves the answer.
+ * RM copies parameters only through os_memcpy_from_user() and os_memcpy_to_user() (os-interface.c, called from
+ * param_copy.c). Probes there restore what comes in, and save what goes out, in the same way.
  *
- * Where one of the three is not to be had (a driver without symbols) calls go on unsealed: answers are then read from
- * user memory and compared with what RM says exists. QGPU_INFO_SEALED tells which it is.
+ * Where one of the three cannot be probed (a driver without symbols), calls run unsealed: answers are then read from
+ * user memory and compared with what RM says exists. QGPU_INFO_SEALED reports which is the case.
  */
 #include <linux/hash.h>
 #include <linux/kprobes.h>
@@ -22,7 +22,9 @@
 #include "toctou.h"
 
 #define TOCTOU_BITS 6
-/* Calls of pods in the driver at once: without a free instance a probe passes over even the entry, without a word. */
+/*
+ * Calls of pods in the driver at the same time. Without a free instance a probe silently skips even the entry handler.
+ */
 #define TOCTOU_CALLS (QGPU_MAX_PODS * QGPU_POD_CALLS)
 
 struct toctou_bucket {
@@ -38,7 +40,7 @@ static struct toctou_bucket *bucket_of(struct task_struct *task)
 	return &buckets[hash_ptr(task, TOCTOU_BITS)];
 }
 
-/* A seal is its own task's alone; the lock only keeps the list in order against others in the bucket. */
+/* Only its own task uses a seal; the lock protects the list of the bucket. */
 static struct qgpu_toctou *seal_of_current(void)
 {
 	struct toctou_bucket *bucket = bucket_of(current);
@@ -62,7 +64,7 @@ static int entered(struct kretprobe_instance *instance, struct pt_regs *regs)
 	struct qgpu_toctou *seal = seal_of_current();
 
 	if (!seal)
-		return 1;	/* nobody of ours: no return to watch */
+		return 1;	/* not a pod's call: no return to watch */
 	seal->data = (void *)regs_get_kernel_argument(regs, 4);
 	if (seal->nr != nr || seal->size != size || !seal->data) {
 		seal->data = NULL;
@@ -135,7 +137,7 @@ static int copied_in(struct kretprobe_instance *instance, struct pt_regs *regs)
 }
 NOKPROBE_SYMBOL(copied_in);
 
-/* os_memcpy_to_user(to, from, size): at entry, for the copy itself may fail where the pod wants it to. */
+/* os_memcpy_to_user(to, from, size): at entry, because the pod can make the copy itself fail. */
 static int copying_out(struct kprobe *kprobe, struct pt_regs *regs)
 {
 	struct qgpu_toctou *seal = seal_of_current();
@@ -152,7 +154,7 @@ static struct kprobe out_probe;
 
 static void prepare(void)
 {
-	/* others need an instance too, for as long as an entry handler runs */
+	/* other tasks need an instance too, while an entry handler runs */
 	const int at_once = TOCTOU_CALLS + num_possible_cpus();
 
 	call_probe = (struct kretprobe){

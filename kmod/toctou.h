@@ -7,27 +7,27 @@
 
 struct task_struct;
 
-/* One call of the current task: what was admitted, and room for what RM made of it. */
+/* One call of the current task: what was admitted, and room for RM's answer. */
 struct qgpu_toctou {
 	struct hlist_node node;
 	struct task_struct *task;
 	u32 nr, size;
 	const void *in;
 	void *out;
-	u64 params_at;		/* where in user memory parameters begin that were admitted too */
+	u64 params_at;		/* where the admitted parameters begin in user memory */
 	u32 params_size;	/* 0: none */
-	void *params;		/* they, and in their place what RM answers there */
+	void *params;		/* the parameters, overwritten by RM's answer */
 	void *data;		/* the driver's kernel copy while RM works on it */
-	bool tampered;		/* it, or RM's copy of the parameters, differed from what was admitted, and was put right */
+	bool tampered;		/* this copy, or RM's copy of the parameters, was changed and has been restored */
 	bool answered;		/* out holds RM's own answer */
-	bool failed;		/* ... to a call that RM did not look into: the status inside is the caller's */
+	bool failed;		/* RM did not process the call: the status inside is the caller's */
 };
 
 void qgpu_toctou_init(void);
 void qgpu_toctou_uninit(void);
 bool qgpu_toctou_sealed(void);
 
-/* What the caller has filled in of it is nr, size, in and out, and what there is of parameters. */
+/* The caller has filled in nr, size, in and out, and the parameters if there are any. */
 void qgpu_toctou_begin(struct qgpu_toctou *seal);
 void qgpu_toctou_end(struct qgpu_toctou *seal);
 

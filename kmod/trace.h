@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 */
-/* trace.h - what an operator may watch: gates moved, plans taken and lapsed, calls refused. */
+/* trace.h - tracepoints for operators: gates moved, plans installed and lapsed, calls refused. */
 #undef TRACE_SYSTEM
 #define TRACE_SYSTEM qgpu
 

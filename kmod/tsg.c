@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * tsg.c - the time-slice groups of a pGPU, their channels, and the two things done to them: a gate that takes all
- * channels of a pod off the GPU or puts them back, and a timeslice.
+ * tsg.c - the TSGs of a pGPU and their channels, and the two things done to them: a gate, which takes all channels of a
+ * pod off the GPU or puts them back, and a timeslice.
  *
- * All TSGs of a pod are gated, not only those that say they are for compute: what a pod says could be untrue.
- * When a gate closes is decided in plan_runner.c; which timeslice is due stands in the plan.
+ * All TSGs of a pod are gated, not only those declared for compute, because a pod may declare a TSG falsely.
+ * plan_runner.c decides when a gate closes; the plan says which timeslice is due.
  */
 #include <linux/atomic.h>
 #include <linux/slab.h>
@@ -22,7 +22,7 @@
 #define SLOW_MAX_NS	(50 * NSEC_PER_MSEC)
 
 static atomic64_t last_id;
-static atomic_t paused;		/* reasons, a bit each */
+static atomic_t paused;		/* a bit for each reason */
 
 void qgpu_tsgs_pause(int reason)
 {
@@ -128,7 +128,7 @@ bool qgpu_tsg_reclose(struct qgpu_tsg *tsg)
 	closed = is_closed(tsg);
 	for (i = 0; i < tsg->nr_channels; i++)
 		tsg->channels[i].unsure |= tsg->channels[i].off;
-	tsg->hold++;	/* whether the card has started them or not: they are put back and taken off, each in one call */
+	tsg->hold++;	/* even if the card has not started them: each is put back and taken off in one call */
 	qgpu_tsgs_apply(tsg->gpu);
 	tsg->hold--;
 	qgpu_tsgs_apply(tsg->gpu);
@@ -166,7 +166,7 @@ int qgpu_tsg_next(struct qgpu_gpu *gpu, struct qgpu_tsg_next *next)
 	return ret;
 }
 
-/* A subdevice handle can be freed and made anew, so it is asked for again when a control did not go through. */
+/* A subdevice handle can be freed and made anew, so ask for it again if a control failed. */
 static u32 subdevice_of(struct qgpu_tsg *tsg, bool again)
 {
 	if (!tsg->subdevice || again)
@@ -198,7 +198,7 @@ static u32 send_one(struct qgpu_gpu *gpu, struct qgpu_tsg *tsg, const struct qgp
 	return status;
 }
 
-/* True the first time. */
+/* Returns true at the first failure. */
 static bool retry_later(struct qgpu_retry *retry)
 {
 	bool first = !retry->at_ns;
@@ -208,7 +208,7 @@ static bool retry_later(struct qgpu_retry *retry)
 	return first;
 }
 
-/* Each further control to a card that is lost or hangs would cost RM seconds, with all its locks held. */
+/* If a card is lost or hangs, each further control would cost RM seconds, with all its locks held. */
 static bool is_silent(struct qgpu_gpu *gpu, const struct qgpu_tsg *tsg, u32 status)
 {
 	if (status != NV_ERR_GPU_IS_LOST && status != NV_ERR_RESET_REQUIRED && status != NV_ERR_TIMEOUT)
@@ -219,8 +219,8 @@ static bool is_silent(struct qgpu_gpu *gpu, const struct qgpu_tsg *tsg, u32 stat
 }
 
 /*
- * RM counts how often a channel was taken off, and puts it back after as many times only; putting back what is there
- * changes nothing. So what may be off is put back before it is taken off.
+ * RM counts how often a channel was taken off, and enables it only after as many calls to put it back. Putting back a
+ * channel that is on changes nothing. So a channel that may be off is put back before it is taken off.
  */
 static void gate_one(struct qgpu_gpu *gpu, struct qgpu_tsg *tsg, struct qgpu_channel *channel, bool off)
 {
@@ -242,13 +242,13 @@ static void gate_one(struct qgpu_gpu *gpu, struct qgpu_tsg *tsg, struct qgpu_cha
 		return;
 	} else if (qgpu_rm_gone(tsg->client, channel->handle) ||
 		   (qgpu_rm_class(tsg->client, channel->handle, &class) == NV_OK && !NV_IS_GPFIFO(class))) {
-		channel->gone = true;	/* or its handle is something else's by now */
+		channel->gone = true;	/* or its handle names another object by now */
 	} else if (retry_later(&channel->retry)) {
 		qgpu_event(QGPU_EVENT_GATE_FAILED, tsg->pod->id, qgpu_gpu_index(gpu), status);
 	}
 }
 
-/* All that wait in gpu->gated belong to one client: RM then checks no more than that the caller owns them. */
+/* All channels in gpu->gated belong to one client: RM then checks only that the caller owns them. */
 static void flush_gate(struct qgpu_gpu *gpu, struct qgpu_tsg *tsg, bool off)
 {
 	struct qgpu_share *share = &tsg->pod->shares[qgpu_gpu_index(gpu)];
@@ -270,10 +270,10 @@ static void flush_gate(struct qgpu_gpu *gpu, struct qgpu_tsg *tsg, bool off)
 	}
 	if (status == NV_OK)
 		return;
-	share->turn_ended = false;	/* how long that took tells nothing */
+	share->turn_ended = false;	/* the length of this call says nothing about closing */
 	if (is_silent(gpu, tsg, status))
 		return;
-	/* A refused call has moved all that come before the channel it was refused for. */
+	/* A refused call has moved all channels that come before the refused one. */
 	for (i = 0; i < num && !gpu->silent_until_ns; i++)
 		gate_one(gpu, tsg, gpu->gated[i], off);
 }
@@ -283,7 +283,7 @@ static bool is_due(const struct qgpu_tsg *tsg, const struct qgpu_channel *channe
 	return is_closed(tsg) == off && (channel->off != off || channel->unsure) && !channel->gone;
 }
 
-/* Those that failed before would fail others in their batch, and have a time when they are tried again. */
+/* A channel that failed before would fail the others in its batch, and it has its own retry time. */
 static bool goes_alone(const struct qgpu_channel *channel, bool off)
 {
 	return channel->retry.at_ns || (off && channel->unsure);
@@ -386,8 +386,8 @@ static u64 next_retry_ns(const struct qgpu_gpu *gpu)
 }
 
 /*
- * A gate takes 0.4 to 0.9 ms to close, but twenty times that over a kernel that reads host memory without end
- * (docs/decisions/0027-slow-calls.md): plan_runner.c has such a gate close as much earlier.
+ * A gate takes 0.4 to 0.9 ms to close, but twenty times that over a kernel that keeps reading host memory
+ * (docs/decisions/0027-slow-calls.md): plan_runner.c closes such a gate earlier by that much.
  */
 static void note_slow(struct qgpu_gpu *gpu)
 {
@@ -416,7 +416,7 @@ void qgpu_tsgs_apply(struct qgpu_gpu *gpu)
 	}
 	if (gpu->silent_until_ns && gpu->silent_until_ns <= ktime_get_ns())
 		gpu->silent_until_ns = 0;
-	apply_gates(gpu, true);		/* who must leave leaves before anybody comes: windows do not overlap */
+	apply_gates(gpu, true);		/* close gates before opening any: windows do not overlap */
 	note_slow(gpu);
 	apply_gates(gpu, false);
 	list_for_each_entry(tsg, &gpu->tsgs, node)

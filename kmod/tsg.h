@@ -7,38 +7,38 @@
 
 #define QGPU_TSG_CHANNELS_MAX 128	/* RM's own limit */
 
-/* What did not go through is tried again, soon at first, then ever less often. */
+/* A control that failed is tried again: soon at first, then at growing intervals. */
 struct qgpu_retry {
-	u64 at_ns;		/* 0: it did not fail */
+	u64 at_ns;		/* 0: no retry pending */
 	u64 pause_ns;
 };
 
 struct qgpu_channel {
 	u32 handle;
 	bool off;		/* taken off the GPU by the gate */
-	bool unsure;		/* it may be off whatever that says */
+	bool unsure;		/* it may be off even if off is false */
 	bool gone;		/* the driver has freed it with something it depended on */
-	struct qgpu_retry retry;	/* of its gate */
+	struct qgpu_retry retry;	/* for its gate */
 };
 
-/* A time-slice group, or (handle 0) the one RM makes by itself for a channel directly below a device. */
+/* A TSG, or (handle 0) the TSG that RM makes implicitly for a channel directly below a device. */
 struct qgpu_tsg {
 	struct list_head node;
 	u64 id;
-	struct qgpu_pod *pod;	/* its client's, which outlives it */
+	struct qgpu_pod *pod;	/* its client's pod, which outlives it */
 	struct qgpu_gpu *gpu;
 	u32 client;
 	u32 device;
 	u32 subdevice;		/* 0: not asked yet */
 	u32 handle;
-	u32 engine;		/* as the pod said */
+	u32 engine;		/* as the pod declared it */
 	bool preemptible;	/* in mid-kernel; under the client's lock */
 	u32 tgid;
-	u64 wish_us;		/* what the pod set for itself */
+	u64 wish_us;		/* what the pod asked for itself */
 	u64 set_us;		/* what the plan set; 0: nothing */
-	bool gone;		/* the driver has freed it, or will not have its timeslice set */
-	struct qgpu_retry retry;	/* of its timeslice */
-	int hold;		/* above 0: being freed, its gate stays open and nothing is set on it */
+	bool gone;		/* the driver has freed it, or refuses to set its timeslice */
+	struct qgpu_retry retry;	/* for its timeslice */
+	int hold;		/* above 0: being freed; its gate stays open and no timeslice is set */
 	u32 nr_channels;
 	struct qgpu_channel channels[QGPU_TSG_CHANNELS_MAX];
 };
@@ -52,13 +52,13 @@ static inline bool qgpu_tsg_hidden(const struct qgpu_tsg *tsg)
 	return !tsg->handle;
 }
 
-/* True: its gate was closed, and is open by this. */
+/* True: its gate was closed, and this call opened it. */
 bool qgpu_tsg_hold(struct qgpu_tsg *tsg, int by);
-/* The pod may have put its channels back on the GPU itself: close the gate again if it is to be closed (true). */
+/* The pod may have put its channels back on the GPU itself: close the gate again if it should be closed (true). */
 bool qgpu_tsg_reclose(struct qgpu_tsg *tsg);
 void qgpu_tsg_wish(struct qgpu_tsg *tsg, u64 wish_us);
 
-/* While there is a reason to pause, no timeslice of a plan is due. The reasons are pause.c's. */
+/* While there is a reason to pause, no timeslice of a plan is due. pause.c has the reasons. */
 void qgpu_tsgs_pause(int reason);
 void qgpu_tsgs_unpause(int reason);
 bool qgpu_tsgs_paused(void);
@@ -67,8 +67,8 @@ bool qgpu_tsgs_paused(void);
 int qgpu_tsg_next(struct qgpu_gpu *gpu, struct qgpu_tsg_next *next);
 
 /*
- * Make gates and timeslices what they are to be; what fails is left to gpu->retry_ns, for which the timer is armed.
- * Needs the pGPU's lock.
+ * Bring gates and timeslices to what they should be; failures are retried at gpu->retry_ns, for which the timer is
+ * armed. Needs the pGPU's lock.
  */
 void qgpu_tsgs_apply(struct qgpu_gpu *gpu);
 

@@ -1,19 +1,20 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * uvm.c - bounds what UVM takes of the card by itself: for managed memory, by its address space, and page tables. What a
- * pod with a memory limit maps from /dev/nvidia-uvm is charged in full, on every pGPU on which it has a limit, until it
- * is unmapped. What does not fit is refused.
+ * uvm.c - bounds what UVM takes of the card by itself: managed memory, by its address space, and page tables. Whatever
+ * a pod with a memory limit maps from /dev/nvidia-uvm is charged in full, on every pGPU on which it has a limit, until
+ * it is unmapped. A mapping that does not fit is refused.
  *
- * UVM's table of operations is const and compared by address (uvm.c:uvm_file_is_nvidia_uvm), so its functions are
- * probed; these are the same from 535 to 595. A refused call goes on in a function of ours instead of in UVM.
+ * UVM's table of operations is const and compared by address (uvm.c:uvm_file_is_nvidia_uvm), so the module probes its
+ * functions; these are the same from 535 to 595. A probe that refuses a call sends it to a function of this module
+ * instead of UVM's.
  *
- * The charge of a file is counted anew whenever a mapping of it comes or goes, from the mappings that are there, so what
- * went unseen (an mmap that failed, a mapping from before we came) does not add up. The caller holds mmap_lock: they do
- * not change meanwhile. Where an address space is torn down nobody holds it; then all of a file's mappings go (UVM takes
- * them in one address space only), and the last takes the charge along.
+ * Whenever a mapping of a file comes or goes, the charge is counted anew from the mappings that exist. So missed events
+ * (an mmap that failed, a mapping from before the module was loaded) do not add up. The caller holds mmap_lock, so the
+ * mappings do not change during the count. When an address space is torn down, nobody holds the lock; then all of a
+ * file's mappings go (UVM accepts them in one address space only), and the last one ends the charge.
  *
- * Going away: no handler runs once the probes are unregistered, but a task may have been sent to a function of ours and
- * not have got there. It gives up the CPU of its own accord nowhere before it is back in the kernel, so
+ * Going away: no handler runs once the probes are unregistered, but a task may have been sent to a function of this
+ * module and not have reached it. It does not give up the CPU voluntarily before it is back in the kernel, so
  * synchronize_rcu_tasks() waits for it.
  */
 #include <linux/hashtable.h>
@@ -37,22 +38,22 @@
 #define UVM_INIT_FLAGS_MULTI_PROCESS_SHARING_MODE	0x2ul
 
 /*
- * UVM deals with managed memory in blocks of this size and alignment (uvm_va_block_types.h), takes memory of the card
- * in pieces as large, which several blocks may share, and needs at most two page tables for each. It takes them by 64
- * (uvm_pmm_gpu.c: uvm_perf_pma_batch_nonpinned_order): on an H200 1468 and 1508 MiB of managed memory were 1536 MiB of
- * the card. A CUDA program that uses none has one block, for semaphores.
+ * UVM manages memory in blocks of this size and alignment (uvm_va_block_types.h). It takes memory of the card in pieces
+ * of the same size, which several blocks may share, and needs at most two page tables for each block. It allocates page
+ * tables in batches of 64 (uvm_pmm_gpu.c: uvm_perf_pma_batch_nonpinned_order): on an H200 1468 and 1508 MiB of managed
+ * memory were 1536 MiB of the card. A CUDA program without managed memory has one block, for semaphores.
  */
 #define BLOCK		SZ_2M
 #define BLOCK_TABLES	(2 * SZ_4K)
 #define BATCH		(64 * BLOCK)
 
-/* A file of UVM's that a pod with a limit has mapped. */
+/* A file of /dev/nvidia-uvm that a pod with a limit has mapped. */
 struct uvm_file {
 	struct hlist_node node;
 	struct file *filp;
 	struct qgpu_mem *mem;		/* managed memory */
-	struct qgpu_tables *tables;	/* of everything else */
-	unsigned int mappings;		/* when they were last counted */
+	struct qgpu_tables *tables;	/* of all other mappings */
+	unsigned int mappings;		/* as last counted */
 };
 
 static DEFINE_SPINLOCK(files_lock);	/* protects files; mem_lock (mem.c) is taken inside */
@@ -61,7 +62,7 @@ static DEFINE_HASHTABLE(files, 6);
 static DEFINE_MUTEX(probes_lock);	/* protects what follows */
 static bool wanted, placed;
 
-/* The current task's pod if it has a limit anywhere; put it. */
+/* The current task's pod if it has a memory limit on any pGPU; the caller puts it. */
 static struct qgpu_pod *limited_pod(void)
 {
 	struct qgpu_pod *pod = qgpu_pod_of_current();
@@ -118,7 +119,7 @@ static void drop(struct uvm_file *file)
 	kfree(file);
 }
 
-/* Address space in blocks, counted by ascending address. */
+/* Count address space in blocks; the ranges come in ascending order. */
 struct space {
 	u64 blocks, behind;
 	unsigned int mappings;
@@ -133,7 +134,7 @@ static void add(struct space *space, const struct vm_area_struct *vma)
 	space->mappings++;
 }
 
-/* A file's mappings, with one that is about to come (or NULL), without one that goes (or NULL). */
+/* A file's mappings, with one that is about to come (or NULL) and without one that goes (or NULL). */
 static struct space mapped(const struct file *filp, struct mm_struct *mm, const struct vm_area_struct *with,
 			   const struct vm_area_struct *without)
 {
@@ -165,7 +166,7 @@ static int charge(struct uvm_file *file, const struct space *space)
 	return 0;
 }
 
-/* uvm.c:uvm_mmap makes a managed range of nothing else. */
+/* uvm.c:uvm_mmap makes no managed range of any other mapping. */
 static bool may_be_managed(const struct vm_area_struct *vma)
 {
 	const unsigned long needed = VM_SHARED | VM_READ | VM_WRITE;
@@ -245,8 +246,9 @@ static int close_called(struct kprobe *probe, struct pt_regs *regs)
 }
 
 /*
- * UVM's calls that map something with page tables: name(params, filp). params are UVM's own copy, and begin with base
- * and length. held: what is mapped has a duplicate, with which the tables go; others are charged until the file goes.
+ * UVM's calls that map memory and need page tables: name(params, filp). params are UVM's own copy, and begin with base
+ * and length. held: the mapped memory has a duplicate, and the tables are charged with it; other tables are charged
+ * until the file is released.
  */
 static int map_called(struct pt_regs *regs, bool held)
 {
@@ -303,7 +305,7 @@ static int release_called(struct kprobe *probe, struct pt_regs *regs)
 	return 0;
 }
 
-/* uvm_va_space_create(mapping, where, flags). HMM would bring ordinary memory to the card without a mapping. */
+/* uvm_va_space_create(mapping, where, flags). HMM would move ordinary memory to the card without a mapping. */
 static int create_called(struct kprobe *probe, struct pt_regs *regs)
 {
 	unsigned long flags = regs_get_kernel_argument(regs, 2);
@@ -329,7 +331,7 @@ static const struct {
 	{ "nvidia_uvm:uvm_api_map_dynamic_parallelism_region", tables_called },
 	{ "nvidia_uvm:uvm_api_map_external_sparse", tables_called },
 	{ "nvidia_uvm:uvm_api_alloc_semaphore_pool", tables_called },
-	{ MAP_EXTERNAL, external_called },	/* last, before return_probe: whom it refuses does not come there */
+	{ MAP_EXTERNAL, external_called },	/* last, before return_probe: a call refused here does not reach it */
 };
 
 static struct kprobe probes[ARRAY_SIZE(hooks)];
@@ -342,7 +344,7 @@ static void take_away(int n)
 	synchronize_rcu_tasks();
 }
 
-/* Only a probe by ftrace is certain to let its handler send the call elsewhere: one by a jump would pass over that. */
+/* Only a probe by ftrace reliably lets its handler redirect the call; a jump-optimized probe would ignore it. */
 static bool are_by_ftrace(void)
 {
 	int i;
@@ -361,7 +363,7 @@ static void place(void)
 	lockdep_assert_held(&probes_lock);
 	for (i = 0; i < ARRAY_SIZE(hooks); i++) {
 		probes[i] = (struct kprobe){ .symbol_name = hooks[i].symbol, .pre_handler = hooks[i].handler };
-		if (register_kprobe(&probes[i])) {	/* the first: UVM is not there */
+		if (register_kprobe(&probes[i])) {	/* the first: UVM is not loaded */
 			if (i)
 				take_away(i);
 			return;

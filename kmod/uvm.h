@@ -4,13 +4,13 @@
 
 #include <linux/types.h>
 
-/* Bound managed memory from now on, whenever UVM is there. */
+/* From now on bound managed memory whenever UVM is loaded. */
 void qgpu_uvm_start(void);
-/* No task is in this file when it returns, and nothing is charged. */
+/* When it returns, no task is in this file, and nothing is charged. */
 void qgpu_uvm_stop(void);
 /* UVM's module comes or goes: MODULE_STATE_*. */
 void qgpu_uvm_module(unsigned long event);
-/* False: UVM is not there, or its managed memory is not bounded. */
+/* False: UVM is not loaded, or its managed memory is not bounded. */
 bool qgpu_uvm_bounded(void);
 
 #endif

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * uvm_mem.c - memory that UVM holds: it makes a duplicate of what a process maps, in a client of its own, so memory
- * outlives its handles until it is unmapped too. Many programs give the handle back first. Here such a duplicate keeps
- * the charge, and the page tables of its mapping. What is charged to whom is left to mem.c and uvm_tables.c.
+ * uvm_mem.c - memory that UVM holds. When a process maps memory, UVM duplicates it into a client of its own, so the
+ * memory outlives its handles until it is unmapped too. Many programs free the handle first. Here such a duplicate
+ * keeps the charge for the memory and for the page tables of its mapping. mem.c and uvm_tables.c decide which pod is
+ * charged, and how much.
  *
- * Both functions are exported by the driver, with the same arguments from 535 to 595 (nv_uvm_interface.c); the handles
- * in them are the kernel's own copies. A handle is looked up before the duplicate is made: memory that takes the handle
- * meanwhile has another's size, so it is looked up again after, and what is not the same is charged to both. Memory
- * that RM has made but the register has not yet is found later: qgpu_uvm_mem_found().
+ * The driver exports both functions, with the same arguments from 535 to 595 (nv_uvm_interface.c); the handles in them
+ * are the kernel's own copies. A handle is looked up before the duplicate is made. Other memory may take the handle in
+ * the meantime, so it is looked up again afterwards; if the two differ, both are charged. If RM has made memory that is
+ * not yet in the register, qgpu_uvm_mem_found() matches it later.
  */
 #include <linux/hashtable.h>
 #include <linux/kprobes.h>
@@ -21,20 +22,20 @@
 #include "uvm_mem.h"
 #include "uvm_tables.h"
 
-/* Tasks in one of the two at once; without a free instance a probe would pass over a call. */
+/* Tasks inside one of the two at the same time; without a free instance a probe would miss a call. */
 #define AT_ONCE 1024
 
-/* A duplicate of UVM's: being made, there, or being freed. */
+/* A duplicate of UVM: being made, present, or being freed. */
 struct held {
 	struct hlist_node node;
-	struct hlist_node unknown_node;	/* if nobody knows what it is yet */
+	struct hlist_node unknown_node;	/* while it is unknown which memory it is */
 	unsigned long device;
-	u32 client, memory;		/* what is duplicated */
-	u64 pod;			/* its client's; 0: nobody's */
-	const u32 *made;		/* where its handle will stand */
-	const struct nv_uvm_memory_info *info;	/* where it will be told about */
+	u32 client, memory;		/* the duplicated memory */
+	u64 pod;			/* the client's pod; 0: none */
+	const u32 *made;		/* where RM will write its handle */
+	const struct nv_uvm_memory_info *info;	/* where RM will describe it */
 	u32 handle;
-	struct qgpu_mem *mem, *other;	/* references; other: what had the handle afterwards, if not the same */
+	struct qgpu_mem *mem, *other;	/* references; other: what had the handle afterwards, if different */
 	struct qgpu_tables *tables;	/* a reference; of its mapping, or NULL */
 	u64 tables_size;
 };
@@ -49,12 +50,12 @@ struct mapper {
 	struct hlist_node node;
 	struct task_struct *task;
 	struct qgpu_tables *tables;	/* a reference */
-	u64 size, left;			/* left: until something is mapped that they go with */
+	u64 size, left;			/* left: not yet charged to a mapping */
 };
 
-static DEFINE_SPINLOCK(held_lock);	/* protects what follows; the locks of uvm_tables.c and mem.c may be taken inside */
+static DEFINE_SPINLOCK(held_lock);	/* protects what follows; taken before the locks of uvm_tables.c and mem.c */
 static DEFINE_HASHTABLE(there, 10);	/* by handle */
-static DEFINE_HASHTABLE(unknown, 8);	/* by what is duplicated; there as well */
+static DEFINE_HASHTABLE(unknown, 8);	/* by the duplicated memory; these are in there as well */
 static HLIST_HEAD(under_way);
 static DEFINE_HASHTABLE(mappers, 6);	/* by task */
 
@@ -99,7 +100,7 @@ int qgpu_uvm_mem_map(struct qgpu_tables *tables, u64 size)
 
 	if (!mapper)
 		return -ENOMEM;
-	qgpu_uvm_mem_mapped();	/* the end of the last may have been passed over */
+	qgpu_uvm_mem_mapped();	/* the probe may have missed the end of the last one */
 	mapper->task = current;
 	mapper->tables = qgpu_tables_get(tables);
 	mapper->size = mapper->left = size;
@@ -122,7 +123,7 @@ void qgpu_uvm_mem_mapped(void)
 		mapper_free(mapper);
 }
 
-/* A call can map for several cards, each by a duplicate with page tables of its own; room was asked for once. */
+/* A call can map for several cards, each by a duplicate with its own page tables; the room was reserved once. */
 static void take_tables(struct held *held)
 {
 	struct mapper *mapper = mapper_of_current();
@@ -186,7 +187,7 @@ static int dup_called(struct kretprobe_instance *instance, struct pt_regs *regs)
 	return 0;
 }
 
-/* Into what it has come to. False: it is to be freed. */
+/* Move it to its new state. False: it is to be freed. */
 static bool settle(struct held *held, bool made)
 {
 	bool is_unknown;
@@ -292,7 +293,7 @@ void qgpu_uvm_mem_stop(void)
 
 	if (!placed)
 		return;
-	/* A call that is under way now does not come back here: what it held is dropped with the rest. */
+	/* A call under way does not come back here, so what it held is dropped with the rest. */
 	unregister_kretprobe(&probes[1]);
 	unregister_kretprobe(&probes[0]);
 	placed = false;

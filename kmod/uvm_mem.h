@@ -8,21 +8,21 @@ struct qgpu_client;
 struct qgpu_mem;
 struct qgpu_tables;
 
-/* Count what UVM holds from now on, as far as the driver can be probed. */
+/* From now on count what UVM holds, as far as the driver can be probed. */
 void qgpu_uvm_mem_start(void);
-/* Nothing is held for UVM's sake when it returns. */
+/* When it returns, nothing is held because of UVM. */
 void qgpu_uvm_mem_stop(void);
 
 /*
- * Around a mapping that the current task has UVM make, whose page tables of this size have been added: they go with
- * what is mapped, or at once if nothing is. -ENOMEM: all is as before.
+ * Around a mapping that the current task has UVM make, after its page tables of this size were added: they go with the
+ * mapped memory, or at once if nothing is mapped. -ENOMEM: nothing has changed.
  */
 int qgpu_uvm_mem_map(struct qgpu_tables *tables, u64 size);
 void qgpu_uvm_mem_mapped(void);
 
 /*
- * Memory is known by now that was made a moment ago, and in that moment UVM may have mapped it already: let that hold
- * it. False: it has not. No handle leads to it any more, or the register's own does.
+ * The register now knows memory that RM made a moment ago. UVM may have mapped it in between: then the mapping holds
+ * its charge. False: it has not. Then no handle leads to the memory any more, or the register's own does.
  */
 bool qgpu_uvm_mem_found(struct qgpu_client *client, u32 handle, struct qgpu_mem *mem);
 

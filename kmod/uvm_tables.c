@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * uvm_tables.c - page tables that UVM makes for what a process maps: they lie on the card, and nobody is told of them.
- * Charged, on every pGPU on which the pod has a limit, is the most that there was at once since there was none: UVM
- * gives a piece of the card back only when no table lies in it any more.
+ * uvm_tables.c - page tables that UVM makes for mappings of a process. They lie on the card, and no interface reports
+ * them. Each pGPU on which the pod has a limit is charged their peak since the pod last had none, because UVM returns a
+ * piece of the card only when no table lies in it any more.
  */
 #include <linux/kref.h>
 #include <linux/sizes.h>
@@ -18,9 +18,9 @@ struct qgpu_tables {
 	struct qgpu_mem *mem;
 };
 
-static DEFINE_SPINLOCK(tables_lock);	/* protects what they are now; mem_lock (mem.c) is taken inside */
+static DEFINE_SPINLOCK(tables_lock);	/* protects the current sizes; mem_lock (mem.c) is taken inside */
 
-/* What one table covers of the address space by level, from that of the smallest pages up (uvm_hopper_mmu.c). */
+/* How much address space one table covers, by level, beginning with that of the smallest pages (uvm_hopper_mmu.c). */
 static const u8 level_bits[] = { 21, 29, 38, 47 };
 
 u64 qgpu_table_bytes(u64 base, u64 length)
@@ -29,7 +29,7 @@ u64 qgpu_table_bytes(u64 base, u64 length)
 	int i;
 
 	if (last < base)
-		return 0;	/* UVM takes no such range */
+		return 0;	/* UVM refuses such a range */
 	for (i = 0; i < ARRAY_SIZE(level_bits); i++)
 		tables += (last >> level_bits[i]) - (base >> level_bits[i]) + 1;
 	return tables * SZ_4K;

@@ -9,7 +9,7 @@ struct qgpu_pod;
 /* The page tables of one of UVM's files. None of these sleeps. */
 struct qgpu_tables;
 
-/* What a mapping may take of a card, in bytes: nothing else near it, of the smallest pages. */
+/* The most that a mapping may take of a card, in bytes: without neighbours, and with the smallest pages. */
 u64 qgpu_table_bytes(u64 base, u64 length);
 
 /* NULL: no memory. */

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * vram_heap.c - a pod's calls that allocate video memory, whatever their form: admitted against the pod's limit before RM
- * sees them, booked by what RM says of the object it made, freed again if that does not fit. And VID_HEAP_CONTROL, the
- * older family of calls. How much a pod holds is mem.c's.
+ * vram_heap.c - a pod's calls that allocate video memory, in all their forms: checks them against the pod's limit
+ * before RM sees them, books what RM says it made, and frees it again if it does not fit. Also VID_HEAP_CONTROL, the
+ * older family of calls. mem.c counts how much a pod holds.
  */
 #include <linux/sizes.h>
 #include <linux/uaccess.h>
@@ -17,7 +17,7 @@
 #include "uvm_mem.h"
 #include "vram_heap.h"
 
-/* Video memory by its address: for the privileged, who may be in a pod all the same. */
+/* Video memory by physical address: for privileged callers, which may be in a pod too. */
 bool qgpu_is_physical(u32 class)
 {
 	return class == NV01_MEMORY_LIST_FBMEM || class == NV01_MEMORY_LIST_OBJECT ||
@@ -72,8 +72,8 @@ void qgpu_free_unsaid(struct qgpu_client *client, u32 parent, u32 handle, struct
 }
 
 /*
- * Memory was reserved and RM allocated something: book it by what RM says of it, and use the reservation up. Only a
- * memory object of the video memory class is charged; "any location" may have become system memory.
+ * Memory was reserved and RM allocated something: book what RM says it is, and use up the reservation. Only a memory
+ * object of the video memory class is charged; a request for "any location" may have become system memory.
  */
 static long book(struct qgpu_call *call, struct qgpu_client *client, const struct qgpu_vram *vram, u32 handle,
 		 int gpu, struct qgpu_mem *mem)
@@ -84,14 +84,14 @@ static long book(struct qgpu_call *call, struct qgpu_client *client, const struc
 	bool known = qgpu_rm_class(client->handle, handle, &class) == NV_OK;
 
 	if (!known || class != NV01_MEMORY_LOCAL_USER) {
-		/* The answer is not RM's own: whatever RM made, the pod pays for it until its client goes. */
+		/* If the answer is not RM's own, the pod pays for whatever RM made until its client goes. */
 		if (call->sealed && known)
 			qgpu_mem_put(mem);
 		else
 			qgpu_mem_keep(client, mem);
 		if (!qgpu_is_physical(class))
 			return 0;
-		/* unsealed: another class than was looked at */
+		/* unsealed: another class than the one checked */
 		qgpu_rm_free(client->handle, vram->parent, handle);
 		return qgpu_refuse_alloc(call, vram->status_at, NV_ERR_INSUFFICIENT_PERMISSIONS);
 	}
@@ -100,7 +100,7 @@ static long book(struct qgpu_call *call, struct qgpu_client *client, const struc
 	if (qgpu_mem_resize(mem, BIT(gpu), size))
 		goto err_free;
 	object = qgpu_object_add(client, handle, vram->parent, class, call->sealed);
-	if (PTR_ERR_OR_ZERO(object) == -EEXIST) {	/* a forged answer: it is booked already */
+	if (PTR_ERR_OR_ZERO(object) == -EEXIST) {	/* a forged answer: this handle is booked already */
 		qgpu_pod_flag(call->pod, QGPU_POD_TAMPERED, QGPU_EVENT_TAMPERED);
 		qgpu_mem_keep(client, mem);
 		return 0;
@@ -125,7 +125,9 @@ static u32 word_at(const struct qgpu_call *call, size_t at)
 	return word;
 }
 
-/* No card is known to charge: below a device that has none yet nothing is asked for, and nothing stays elsewhere. */
+/*
+ * No card to charge is known. Below a device without a card nothing is allocated; elsewhere the object is freed again.
+ */
 static long without_card(struct qgpu_call *call, struct qgpu_client *client, const struct qgpu_vram *vram)
 {
 	u32 handle, class;
@@ -156,13 +158,13 @@ long qgpu_vram_alloc(struct qgpu_call *call, const struct qgpu_vram *vram)
 
 	if (IS_ERR(client))
 		return PTR_ERR(client);
-	if (!client)		/* of a client from before we came, or none of the pod's: RM refuses the latter */
+	if (!client)		/* a client older than the module, or of another pod: RM refuses the latter */
 		return qgpu_call_forward(call);
 	if (gpu < 0) {
 		ret = without_card(call, client, vram);
 		goto out;
 	}
-	/* RM rounds up; what it comes to in the end is charged when it is known */
+	/* RM rounds up; the final size is charged when it is known */
 	size = vram->size > U64_MAX - SZ_64K ? vram->size : round_up(vram->size, (u64)SZ_64K);
 	mem = qgpu_mem_new(call->pod, BIT(gpu), size, GFP_KERNEL_ACCOUNT);
 	if (IS_ERR(mem)) {
@@ -177,7 +179,7 @@ long qgpu_vram_alloc(struct qgpu_call *call, const struct qgpu_vram *vram)
 	qgpu_free_unsaid(client, vram->parent, word_at(call, vram->handle_at), mem);
 	if (call->sealed || !qgpu_toctou_sealed() || (ret && ret != -EFAULT))
 		qgpu_mem_put(mem);
-	else			/* it did not pass the probe */
+	else			/* the call missed the probe */
 		qgpu_mem_keep(client, mem);
 out:
 	qgpu_client_unlock(client);
@@ -216,7 +218,7 @@ static long heap_alloc(struct qgpu_call *call, u32 attr_at, u32 size_at)
 	});
 }
 
-/* For RM this frees any object (_nvos32FunctionFree), a client too. */
+/* For RM this frees any object (_nvos32FunctionFree), even a client. */
 static long heap_free(struct qgpu_call *call)
 {
 	return qgpu_free(call, &(struct qgpu_freeing){
@@ -226,7 +228,7 @@ static long heap_free(struct qgpu_call *call)
 	});
 }
 
-/* The card's size as the pod may see it: its limit, and what is left of it. */
+/* The size of the card as the pod may see it: its limit, and what is left of it. */
 static long heap_info(struct qgpu_call *call)
 {
 	struct qgpu_client *client = qgpu_client_lock(call->in.heap.root, call->pod);

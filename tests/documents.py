@@ -1,15 +1,15 @@
-"""The blocks of code in the documents: where each stands, who runs it, and how to run it as a reader would.
+"""The code blocks in the documents: where each stands, what runs it, and how to run it as a reader would.
 
-Every block of commands has a line before it that says where it is run, so that none is left out by mistake:
+Every block of commands has a line before it that says where it runs, so that none is left out by mistake:
 
     <!-- run: simulator -->       tests/test_docs_run.py, beside a daemon with a simulated pGPU
     <!-- run: host STAGE -->      tests/vm/host, on a clean Debian with systemd; STAGE is one of STAGES
     <!-- run: wheel -->           packaging/check.py, in a new virtual environment
     <!-- run: CI -->              .ci/run, as they stand
     <!-- run: nightly -->         make nightly, likewise
-    <!-- by hand: WHY -->         nobody but readers; what can be known without running it is checked
+    <!-- by hand: WHY -->         only readers run it; the tests check it as far as they can without running it
 
-Other blocks are fenced with their language (text, toml, ...). It needs nothing but Python, for it is run in the VM.
+Other blocks are fenced with their language (text, toml, ...). This file needs only Python, because it runs in the VM.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from pathlib import Path
 STAGES = ("install", "use", "upgrade", "off", "remove")
 RUNNERS = ("simulator", "wheel", "CI", "nightly", *(f"host {stage}" for stage in STAGES))
 _MARK = re.compile(r"<!-- (run|by hand): (.+) -->")
-#: Commands that go on until they are told to end; a reader has them in another terminal.
+#: Commands that run until they are told to end; a reader runs them in another terminal.
 _STAYS = re.compile(r"^\S*(qgpuctl (run|web|top(?! -1))|qgpud)\b")
 _PATIENCE_S = 120
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """One block of code; ``runner`` is empty where no line before it says who runs it."""
+    """One block of code; ``runner`` is empty if no line before it says what runs it."""
 
     document: str
     line: int
@@ -46,17 +46,17 @@ class Block:
 
     @property
     def place(self) -> str:
-        """Say where it stands."""
+        """Return where it stands."""
         return f"{self.document}:{self.line}"
 
     @property
     def by_hand(self) -> bool:
-        """Tell whether nobody runs it."""
+        """Tell whether only readers run it."""
         return self.runner.startswith("by hand: ")
 
 
 def files(root: Path) -> list[Path]:
-    """Return the documents whose commands are the project's word."""
+    """Return the documents whose commands are checked."""
     names = ("README.md", "CONTRIBUTING.md", "bench/README.md")
     return [*(root / name for name in names), *sorted((root / "docs").glob("*.md"))]
 
@@ -105,8 +105,8 @@ def run(
 ) -> None:
     """Run a block line by line in ``folder``. Raises Failed.
 
-    ``changes`` are regular expressions and what stands there for this reader (an image's name, fewer seconds). Commands
-    that stay are left running till the end of the block and are then told to end, as by Ctrl-C.
+    ``changes`` maps regular expressions to what they stand for here (an image's name, fewer seconds). Commands that
+    stay keep running until the end of the block, and are then told to end, as by Ctrl-C.
     """
     staying: list[tuple[str, subprocess.Popen[bytes], Path]] = []
     pods: int | None = None
@@ -160,7 +160,7 @@ def _until_up(
     environment: Mapping[str, str],
     before: int | None,
 ) -> None:
-    """Wait until a pod is there, or what else stays has said something."""
+    """Wait until a pod is there, or until the other command that stays has printed something."""
     end = time.monotonic() + _PATIENCE_S
     while not (_pods(environment) > before if before is not None else said.stat().st_size):
         if process.poll() is not None and (process.returncode or before is not None):
@@ -171,7 +171,7 @@ def _until_up(
 
 
 def _until_gone(block: Block, environment: Mapping[str, str], pods: int) -> None:
-    """Wait until the block's pods are gone, while their daemon is still there."""
+    """Wait until the block's pods are gone, while their daemon still runs."""
     end = time.monotonic() + _PATIENCE_S
     while _pods(environment) > pods:
         if time.monotonic() > end:

@@ -22,7 +22,8 @@ BATCH_64, BATCH_128, BATCH_256 = (
 )
 PERIOD = 100 * NS_PER_MS
 
-#: Tests of random mixes and of policies try so many times more than by default: QGPU_EXAMPLES=50 takes an hour or so.
+#: With QGPU_EXAMPLES, tests of random mixes and of policies try that many times more than by default: 50 takes an hour
+#: or so.
 MORE = int(os.environ.get("QGPU_EXAMPLES", "1"))
 
 
@@ -32,18 +33,18 @@ def batches(kernel_us: float, gap_us: float = 20) -> Workload:
 
 
 def eager(step_us: float, part: float, kernels: int = 20) -> Workload:
-    """Return a framework that launches kernels one by one, so slowly that the card alone is used for this part."""
+    """Return a framework that launches kernels one by one, and alone keeps the card busy for this part of the time."""
     each_us = step_us / kernels
     return Workload(kernel_us=each_us * part, batch=kernels, launch_us=each_us, gap_us=20)
 
 
 def every(period_us: float, kernel_us: float) -> Workload:
-    """Return a load that wants this much now and then."""
+    """Return a load that wants this much GPU time at intervals."""
     return Workload(kernel_us=kernel_us, batch=1, period_us=period_us)
 
 
 class Disturbed:
-    """A backend on a busy host: ticks come late, and samples are off by up to a tenth of a ms a pod."""
+    """A backend on a busy host: ticks come late, and samples are off by up to a tenth of a ms per pod."""
 
     def __init__(self, inner: Backend, late_ms: float, seed: int) -> None:
         self._inner = inner
@@ -51,7 +52,7 @@ class Disturbed:
         self._random = random.Random(seed)
 
     def sample(self) -> Sample:
-        """Sample, not quite rightly; what is too much now is too little then."""
+        """Sample with an error; what is too much in one sample is missing in the next."""
         sample = self._inner.sample()
         if not self._late_ns:
             return sample
@@ -69,7 +70,7 @@ class Disturbed:
         self._inner.apply(plan)
 
     def wait(self, timeout_ns: int) -> None:
-        """Wait, and somewhat longer."""
+        """Wait, and somewhat longer than asked."""
         self._inner.wait(timeout_ns)
         if self._late_ns:
             self._inner.wait(self._random.randint(1, self._late_ns))
@@ -80,14 +81,14 @@ class Disturbed:
 
 
 def plain(snapshot: Snapshot) -> Plan:
-    """Leave everybody the driver's own timeslice, as without qgpu."""
+    """Leave every pod the driver's own timeslice, as without qgpu."""
     parts = (PodPlan(pod.name, pod.grant.pod_class, H200.default_timeslice_us) for pod in snapshot.pods)
     return Plan(snapshot.pgpu, snapshot.period_ns, tuple(parts))
 
 
 @dataclass(frozen=True)
 class Second:
-    """A second of a run: what part of it each pod had, and worked without switches; and the plans in force."""
+    """A second of a run: each pod's part of it, its work without context switches, and the plans in force."""
 
     shares: Mapping[str, float]
     work: Mapping[str, float]
@@ -110,13 +111,13 @@ class Stage:
         self._plans: list[Plan] = []
 
     def add(self, name: str, grant: Grant, *workloads: Workload) -> None:
-        """Let a pod come with its processes."""
+        """Add a pod and its processes."""
         self.host.admit(name, {0: grant})
         for workload in workloads:
             self.host.start_load(name, 0, workload)
 
     def seconds(self, number: int) -> Iterator[Second]:
-        """Let seconds pass. What a pod had is asked of the card, not of the ledger."""
+        """Run for some seconds. The results come from the card, not from the ledger."""
         for _ in range(number):
             end_ns = self._sim.now_ns + NS_PER_S
             before, began_ns, self._plans = self._used_ns(), self._sim.now_ns, []
@@ -133,7 +134,7 @@ class Stage:
             )
 
     def pass_by(self, number: int) -> None:
-        """Let seconds pass unseen."""
+        """Run for some seconds without recording them."""
         for _ in self.seconds(number):
             pass
 

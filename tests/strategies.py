@@ -1,4 +1,4 @@
-"""Hypothesis strategies: any snapshot that admission lets come about."""
+"""Hypothesis strategies: any snapshot that admission permits."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from qgpu.model import (
     Tsg,
 )
 
-#: Ways to take turns as the ledger may ask for them.
+#: Ways to take turns that the ledger may ask for.
 sharings = st.one_of(
     st.just(Sharing()), st.just(Sharing(by_gate=True)), st.builds(Sharing, round_ns=st.integers(1_000_000, 200_000_000))
 )
 
-#: Not in the order of the alphabet: a name is nothing that a plan may go by.
+#: Not in alphabetical order, because a plan must not depend on names.
 _NAMES = [f"pod{number}" for number in (3, 0, 5, 1, 4, 2)]
 
 periods = st.one_of(
@@ -56,7 +56,7 @@ def pods(draw: st.DrawFn, *, everybody: bool, classes: tuple[PodClass, ...] = tu
 
 
 def _lowered(pods: list[Pod], excess: int) -> list[Pod]:
-    """Take what doesn't fit from the largest quota."""
+    """Reduce the largest quota until all fit."""
     largest = max(range(len(pods)), key=lambda i: pods[i].grant.cores or 0)
     pod = pods[largest]
     pods[largest] = replace(pod, grant=replace(pod.grant, cores=(pod.grant.cores or 0) - excess))
@@ -65,6 +65,6 @@ def _lowered(pods: list[Pod], excess: int) -> list[Pod]:
 
 @st.composite
 def snapshots(draw: st.DrawFn, *, everybody: bool, classes: tuple[PodClass, ...] = tuple(PodClass)) -> Snapshot:
-    """Draw an admitted snapshot; ``everybody`` has a quota where the policy under test needs them."""
+    """Draw an admitted snapshot; ``everybody`` has a quota if the policy under test needs one."""
     offline, online = draw(sharings), draw(sharings)
     return Snapshot(0, draw(periods), draw(pods(everybody=everybody, classes=classes)), offline=offline, online=online)

@@ -45,7 +45,7 @@
 #define QGPU_STATE_NO_RM_INTERFACE 3
 #define QGPU_STATE_OFF 4
 
-/* The kernel copy of each RM call is compared with what was admitted: a racing thread gains nothing. */
+/* Each RM call's kernel copy is compared with what was admitted, so a racing thread gains nothing. */
 #define QGPU_INFO_SEALED 0x1
 /* UVM is loaded, and managed memory counts against the memory limit by its address space. */
 #define QGPU_INFO_MANAGED 0x2
@@ -75,8 +75,8 @@ struct qgpu_gpu_info {
 };
 
 /*
- * QGPU_IOC_POD_ADD: make the processes of a cgroup (v2) and of those below it a pod.
- * name ends with a zero byte, and so does everything behind it. pod is answered.
+ * QGPU_IOC_POD_ADD: make the processes of a cgroup (v2) and of its descendants a pod. name ends with a zero byte, and
+ * all bytes behind that are zero too. The answer is pod.
  */
 struct qgpu_pod_add {
 	__s32 cgroup_fd;
@@ -85,7 +85,7 @@ struct qgpu_pod_add {
 	__u64 pod;
 };
 
-/* QGPU_IOC_POD_REMOVE: forget a pod; its processes run on ungated and unlimited. */
+/* QGPU_IOC_POD_REMOVE: forget a pod; its processes run on without gates and limits. */
 struct qgpu_pod_remove {
 	__u64 pod;
 	__u32 flags;
@@ -96,10 +96,9 @@ struct qgpu_pod_remove {
 #define QGPU_CLASS_ONLINE 1
 
 /*
- * QGPU_IOC_GRANT_SET, QGPU_IOC_GRANT_GET: what a pod was given on one pGPU.
- * memory (bytes) is enforced by the module, 0 is no limit; pod_class, cores (per cent, 0 is no quota) and
- * latency_target_ns (0 is none) are only remembered, for they act through plans. GET answers ENOENT where
- * nothing was set.
+ * QGPU_IOC_GRANT_SET, QGPU_IOC_GRANT_GET: the grant of a pod on one pGPU. memory (bytes; 0 is no limit) is enforced by
+ * the module. pod_class, cores (per cent; 0 is no quota) and latency_target_ns (0 is none) are only stored, because
+ * they act through plans. GET answers ENOENT if nothing was set.
  */
 struct qgpu_grant {
 	__u64 pod;
@@ -113,7 +112,7 @@ struct qgpu_grant {
 
 /* A file of the NVIDIA driver was open in the pod before the module could see it; such work has no gate. */
 #define QGPU_POD_LATE 0x1
-/* A call was changed by another thread between check and use. */
+/* Another thread changed a call between check and use. */
 #define QGPU_POD_TAMPERED 0x2
 
 /* QGPU_IOC_POD_NEXT: the pod with the lowest id above pod (in, then out); ENOENT at the end. */
@@ -145,9 +144,9 @@ struct qgpu_usage {
 #define QGPU_ENGINE_COMPUTE 0x1
 
 /*
- * QGPU_IOC_TSG_NEXT: the time-slice group of a pod on a pGPU with the lowest id above id (in, then out);
- * ENOENT at the end. client, handle and tgid are RM's and the kernel's names for it.
- * timeslice_us is 0 where the driver's own is in force.
+ * QGPU_IOC_TSG_NEXT: the TSG of a pod on a pGPU with the lowest id above id (in, then out); ENOENT at the end. client
+ * and handle are RM's names for it, tgid is the kernel's. timeslice_us is 0 while the driver's own timeslice is in
+ * force.
  */
 struct qgpu_tsg_next {
 	__u64 pod;
@@ -171,7 +170,7 @@ struct qgpu_window {
 	__u32 pad;
 };
 
-/* With GATED the pod's gate is open in its windows only (never, if it has none); without, always. */
+/* With GATED the gate of the pod is open in its windows only (never, if it has none); without, always. */
 #define QGPU_POD_PLAN_GATED 0x1
 
 struct qgpu_pod_plan {
@@ -184,14 +183,14 @@ struct qgpu_pod_plan {
 };
 
 /*
- * QGPU_IOC_PLAN: what shall happen on one pGPU, period after period, until the next plan, until lease_ns from
- * now has passed without QGPU_IOC_RENEW, or until this descriptor is closed. Then every gate is open and every
- * timeslice the driver's own.
+ * QGPU_IOC_PLAN: what is to happen on one pGPU, period after period. The plan ends when another plan replaces it, when
+ * lease_ns have passed without QGPU_IOC_RENEW, or when this descriptor is closed. Without a plan every gate is open and
+ * every timeslice is the driver's own.
  *
- * pods and windows point to arrays of qgpu_pod_plan and qgpu_window. The windows of a pod are those from
- * first_window on, in order, without overlap, within the period. The period starts where CLOCK_MONOTONIC
- * divides by it. A pod that was removed is skipped; an id that never was is EINVAL. Another descriptor's plan
- * on this pGPU is EBUSY. A refused plan leaves the old one in force.
+ * pods and windows point to arrays of qgpu_pod_plan and qgpu_window. The windows of a pod are those from first_window
+ * on, in order, without overlap, within the period. The period starts where CLOCK_MONOTONIC divides by it. A pod that
+ * was removed is skipped; an id that never was is EINVAL. Another descriptor's plan on this pGPU is EBUSY. A refused
+ * plan leaves the old one in force.
  */
 struct qgpu_plan {
 	__u32 gpu;
@@ -210,7 +209,7 @@ struct qgpu_renew {
 	__u32 flags;
 };
 
-/* QGPU_IOC_IDLE: the owner of the plan on gpu says that a pod has nothing to run (idle 1), or has again (0). */
+/* QGPU_IOC_IDLE: the owner of the plan on gpu says that a pod has nothing to run (idle 1), or has work again (0). */
 struct qgpu_idle {
 	__u64 pod;
 	__u32 gpu;
@@ -227,10 +226,10 @@ struct qgpu_idle {
 #define QGPU_EVENT_TAMPERED 8
 #define QGPU_EVENT_GATE_FAILED 9
 #define QGPU_EVENT_STATE 10
-/* The reader did not keep up: value says how many events are missing here. */
+/* The reader was too slow: value says how many events are missing here. */
 #define QGPU_EVENT_LOST 11
 
-/* read() hands out whole events, oldest first; poll() says when there are any. Unused members are zero. */
+/* read() returns whole events, oldest first; poll() says when there are any. Unused members are zero. */
 struct qgpu_event {
 	__u64 time_ns;
 	__u64 pod;

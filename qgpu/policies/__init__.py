@@ -1,7 +1,7 @@
-"""The policies qgpu has, by name: one file and one line here each.
+"""The policies of qgpu by name. A new policy is one file and one line here.
 
-A policy is a pure function from Snapshot to Plan. The number is the one the configuration and the module
-may use instead of the name.
+A policy is a pure function from Snapshot to Plan. The configuration and the module may use its number instead of its
+name.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from qgpu.policies.online_first import online_first
 
 @dataclass(frozen=True, slots=True)
 class PolicyInfo:
-    """A policy with its number, what admission must know of it, and what it promises: the tests hold it to that."""
+    """A policy with its number, what admission has to check for it, and its promises, which the tests verify."""
 
     number: int
     plan: Policy
@@ -31,7 +31,7 @@ class PolicyInfo:
 
     @property
     def lends(self) -> bool:
-        """Tell whether nobody is held back while the pGPU idles."""
+        """Tell whether the policy lends idle capacity to busy pods."""
         return not self.caps
 
 
@@ -51,5 +51,5 @@ def find(name: str) -> str:
 
 
 def compose(offline: str, online: str) -> Policy:
-    """Build what the loop runs: online pods first by one policy, the rest by another, gangs in step, copies too."""
+    """Build the loop's policy: online pods first, then gangs, then all others; copies share in the same ratio."""
     return copies_shared(online_first(gangs_first(POLICIES[offline].plan), POLICIES[online].plan))

@@ -1,9 +1,9 @@
-"""Best Effort (policy 0): every busy pod gets the same, whatever its quota says.
+"""Best Effort (policy 0): every busy pod gets the same share, whatever its quota.
 
 Properties:
-- N busy pods get 1/N each; a pod alone gets everything.
-- No gate is ever closed, and no pod's part of a round is shorter than the driver's timeslice: nobody was promised a
-  share that would be worth making others slower.
+- N busy pods get 1/N each; a pod that is busy alone gets the whole pGPU.
+- No gate is ever closed, and no pod's part of a round is shorter than the driver's timeslice. The policy promises no
+  share, so nothing justifies slowing another pod down.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Burst Share (policy 2): every pod gets at least its quota; idle capacity is lent in the ratio of quotas.
 
 Properties:
-- Busy pods share in the ratio of their quotas, and quotas add up to at most 100, so each gets at least its own.
-- Pods without a quota divide equally what is not sold, and get a token turn where all is.
-- No gate is closed unless timeslices fail a busy pod; never while one pod is busy alone.
-- A pod that wakes is back at its share within one round of the runlist, or one period where gates are needed.
+- Busy pods share in the ratio of their quotas. Quotas add up to at most 100, so each pod gets at least its own.
+- Pods without a quota divide the unsold rest equally. Where everything is sold, each gets a token turn.
+- A gate closes only when timeslices alone fail a busy pod, and never while one pod is busy alone.
+- A pod that wakes up is back at its share within one round of the runlist, or within one period where gates are needed.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 from qgpu.model import Plan, Snapshot
 from qgpu.policies.mechanism import by_weights
 
-#: Weights are per cent of the card times this, so that a token turn is a thousandth of a per cent.
+#: Weights are per cent of the card times this factor, so that a token turn is a thousandth of a per cent.
 _SCALE = 1000
 
 

@@ -1,14 +1,15 @@
-"""Copies: the copy engines in the same shares as compute, on top of any policy.
+"""Copies: share the copy engines in the same ratio as compute, on top of any policy.
 
-The hardware takes turns among the copy TSGs of a copy engine as it does among compute TSGs, so the ratio of their
-timeslices is the ratio of copies. A switch costs nothing that can be measured, so slices are short.
+A copy engine serves its copy TSGs in turns, as the compute engine serves compute TSGs. So the ratio of their timeslices
+is the ratio of their copies. A switch between copies has no measurable cost, so slices are short.
 
 Properties:
-- Among pods of a class that copy, copies are in the ratio of the plan's weights; of quotas where the plan has none.
-- The slices of a pod's processes add up to 2 ms in the mean of its class, to more where one would be too short.
-- Beside online pods offline pods have the shortest slices that keep their ratio, and each online slice is at least
-  20 times as long as any of them.
-- Nothing else of a plan changes, and a pod that copies alone is held back by nothing.
+- Pods of one class that copy share the copy engines in the ratio of the plan's weights, or of quotas where the plan has
+  no weights.
+- The slices of a pod's processes add up to 2 ms on average over its class, or to more where a slice would be too short.
+- Beside online pods, offline pods get the shortest slices that keep their ratio. Each online slice is at least 20 times
+  as long as any offline slice.
+- Nothing else in a plan changes, and a pod that copies alone is not slowed down.
 """
 
 from __future__ import annotations
@@ -18,16 +19,17 @@ from functools import lru_cache
 
 from qgpu.model import MAX_TIMESLICE_US, Plan, Pod, PodPlan, Policy, Snapshot
 
-#: What the slices of a pod's processes add up to, in the mean of its class, in µs: a copy waits no longer for others.
+#: Sum of the slices of a pod's processes, on average over its class, in µs. A copy waits no longer than that for the
+#: copies of one other pod.
 MEAN_US = 2_000
 
 #: The shortest slice, in µs.
 LEAST_US = 500
 
-#: How many times as long as an offline slice an online one is.
+#: An online slice is at least this many times as long as an offline slice.
 ONLINE_TIMES = 20
 
-#: Of a pod in a plan: whether it is online, whether it is on the GPU, its quota in per cent, its processes.
+#: A pod in a plan: whether it is online, whether it is on the GPU, its quota in per cent, its number of processes.
 _Shape = tuple[bool, bool, int, int]
 
 
@@ -38,7 +40,8 @@ def copies_shared(policy: Policy) -> Policy:
         made = policy(snapshot)
         if not snapshot.turns:
             return with_copies(made, snapshot)
-        # With turns of gangs the weights of busy pods are times and those of idle ones, which may copy, are not.
+        # While gangs have turns, the weight of a busy pod is a time and that of an idle pod is not; idle pods may copy
+        # too.
         own = {part.pod: part.copy_timeslice_us for part in plan(replace(snapshot, turns=())).pods}
         return replace(made, pods=tuple([replace(part, copy_timeslice_us=own[part.pod]) for part in made.pods]))
 
@@ -53,34 +56,36 @@ def with_copies(plan: Plan, snapshot: Snapshot) -> Plan:
 
 
 def _shape(pod: Pod) -> _Shape:
-    """Count a process for each busy compute TSG: of copy TSGs nothing is known."""
+    """Count one process for each busy compute TSG, because copy TSGs are not observed."""
     return pod.online, bool(pod.tsgs), pod.grant.cores or 1, pod.busy_tsgs
 
 
 @lru_cache(maxsize=64)
 def _with_slices(parts: tuple[PodPlan, ...], shapes: tuple[_Shape, ...]) -> tuple[PodPlan, ...]:
-    """Set every pod's slice; every tick asks the same."""
+    """Set every pod's slice. The result is cached, because every tick asks the same question."""
     online = [own for own, *_ in shapes]
     offline_us, online_us = _in_ratio(parts, shapes, online=False), _in_ratio(parts, shapes, online=True)
     if len({own for own, present, *_ in shapes if present}) > 1:
-        behind = _scaled(offline_us, LEAST_US / min(offline_us), MAX_TIMESLICE_US // ONLINE_TIMES)
-        ahead = _scaled(online_us, max(1.0, ONLINE_TIMES * max(behind) / min(online_us)), MAX_TIMESLICE_US)
+        offline_slices = _scaled(offline_us, LEAST_US / min(offline_us), MAX_TIMESLICE_US // ONLINE_TIMES)
+        online_slices = _scaled(
+            online_us, max(1.0, ONLINE_TIMES * max(offline_slices) / min(online_us)), MAX_TIMESLICE_US
+        )
     else:
-        behind, ahead = (
+        offline_slices, online_slices = (
             _scaled(each, max(1.0, LEAST_US / min(each, default=LEAST_US)), MAX_TIMESLICE_US)
             for each in (offline_us, online_us)
         )
-    left = {False: iter(behind), True: iter(ahead)}
+    left = {False: iter(offline_slices), True: iter(online_slices)}
     return tuple([replace(part, copy_timeslice_us=next(left[own])) for part, own in zip(parts, online, strict=True)])
 
 
 def _in_ratio(parts: tuple[PodPlan, ...], shapes: tuple[_Shape, ...], *, online: bool) -> list[float]:
-    """Divide by weight what the pods of one class have in the mean, and a pod's part among its processes; in µs."""
+    """Divide the copy time of one class by weight, then each pod's part among its processes; in µs."""
     own = [(part.weight, shape) for part, shape in zip(parts, shapes, strict=True) if shape[0] is online]
     weights = [weight for weight, _ in own]
     if not any(weights):
         weights = [quota for _, (_, _, quota, _) in own]
-    least = min((weight for weight in weights if weight), default=1)  # for who has come before a policy weighed it
+    least = min((weight for weight in weights if weight), default=1)  # for a pod that no policy has weighed yet
     weights = [weight or least for weight in weights]
     whole_us = MEAN_US * len(own)
     return [

@@ -1,13 +1,14 @@
-"""Pods on several pGPUs: the same turn on all of them at once, on top of any policy.
+"""Gangs: pods that are busy on several pGPUs get the same turn on all of them at once, on top of any policy.
 
-A kernel that talks to its peer on another card spins while the peer's gate is closed. So where such a pod (a
-gang) contends on any of its pGPUs, all of them give it the same window of the same period. ``agree`` decides
-on those turns from what every pGPU would give by itself; ``gangs_first`` lays them into one pGPU's plan and
-fills the rest by the pGPU's own policy. Both are pure; who carries claims between pGPUs is left to others.
+A kernel that communicates with its peer on another card spins while the peer's gate is closed. So if a gang contends on
+any of its pGPUs, all of them give it the same window of the same period. ``agree`` decides on those turns from what
+every pGPU would give by itself; ``gangs_first`` lays them into the plan of one pGPU and fills the rest by that pGPU's
+own policy. Both are pure; ``qgpu.daemon.gang_exchange`` carries bids between pGPUs.
 
 Properties:
-- A gang's window begins and ends at the same phase on each of its pGPUs where it has rivals.
-- It is as long as the least that any of them would give it, so nobody's share is less than by the policy alone.
+- A gang's window begins and ends at the same phase on each of its pGPUs where it contends.
+- The window is as long as the least that any of these pGPUs would give the gang. So no other pod gets less than under
+  the policy alone.
 - Two gangs on one pGPU never have the same turn.
 - Without such turns the plan is the policy's own, unchanged.
 """
@@ -19,64 +20,65 @@ from dataclasses import dataclass, field, replace
 
 from qgpu.model import NS_PER_MS, NS_PER_US, OnIdle, Plan, PodPlan, Policy, Sharing, Snapshot, Turn, Window
 from qgpu.model.hardware_traits import traits
-from qgpu.policies.mechanism import MIN_TURN_NS, corrected, for_lending, lengths, period_of_turns, split
+from qgpu.policies.mechanism import MIN_TURN_NS, debt_corrected, lengths, period_of_turns, slices_within_windows, split
 
-#: Mean turn on a pGPU of a gang: gates of several cards are moved one after the other, so that turns overlap less.
+#: Mean turn on a pGPU with a gang. Gates of several cards move one after the other, so turns on two cards overlap less
+#: the shorter they are.
 TURN_NS = 100 * NS_PER_MS
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
-    """What one pGPU's policy would give a busy pod: its part of the period; and what it owes there."""
+class Bid:
+    """The part of the period that one pGPU's policy would give a busy pod, and the pod's debt there."""
 
     part: float
     debt_ns: int
-    #: Whether somebody else wants the pGPU meanwhile.
+    #: Whether another pod wants the pGPU at the same time.
     contended: bool
 
 
 @dataclass(frozen=True, slots=True)
-class Claims:
-    """All busy offline pods of one pGPU, and the period it would take for turns among them."""
+class Bids:
+    """The bids of all busy offline pods of one pGPU, and the period that turns among them would take."""
 
     period_ns: int
-    pods: Mapping[str, Claim] = field(default_factory=dict)
+    pods: Mapping[str, Bid] = field(default_factory=dict)
 
 
-def claims(plan: Plan, snapshot: Snapshot) -> Claims:
-    """Read from a policy's own plan what it would give each busy pod of a pGPU."""
+def bids(plan: Plan, snapshot: Snapshot) -> Bids:
+    """Read each busy pod's bid from the policy's own plan for a pGPU."""
     busy = [(part, pod) for part, pod in zip(plan.pods, snapshot.pods, strict=True) if pod.busy]
     weights = [part.weight for part, _ in busy if part.weight]
     period_ns = period_of_turns(plan.period_ns, weights, TURN_NS) if len(weights) > 1 else plan.period_ns
-    return Claims(
+    return Bids(
         period_ns,
         {
-            pod.name: Claim(part.weight / sum(weights), pod.debt_ns, len(weights) > 1)
+            pod.name: Bid(part.weight / sum(weights), pod.debt_ns, len(weights) > 1)
             if part.weight
-            else Claim((pod.grant.cores or 0) / 100, pod.debt_ns, part.windows is not None)
+            else Bid((pod.grant.cores or 0) / 100, pod.debt_ns, part.windows is not None)
             for part, pod in busy
         },
     )
 
 
-def agree(every: Mapping[int, Claims], pgpu: int) -> tuple[int, tuple[Turn, ...]]:
-    """Return the period and the turns of gangs on one pGPU, by what all pGPUs claim; (0, ()) where there are none.
+def agree(every: Mapping[int, Bids], pgpu: int) -> tuple[int, tuple[Turn, ...]]:
+    """Return the period and the turns of gangs on one pGPU, from the bids of all pGPUs; (0, ()) if there are none.
 
-    Whoever asks, for whichever pGPU, gets the same turns of the same gang.
+    The turns of a gang are the same whichever pGPU asks.
     """
     gangs = _gangs_near(every, pgpu)
     if not gangs:
         return 0, ()
     period_ns = max(
-        every[card].period_ns for by_card in gangs.values() for card, claim in by_card.items() if claim.contended
+        every[card].period_ns for by_card in gangs.values() for card, bid in by_card.items() if bid.contended
     )
     turns: dict[str, Turn] = {}
     for name, by_card in sorted(gangs.items()):
-        contended = [claim for claim in by_card.values() if claim.contended]
-        due_ns = max(MIN_TURN_NS, int(min(claim.part for claim in contended) * period_ns))
-        debt_ns = sum(claim.debt_ns for claim in contended) // len(contended)
+        contended = [bid for bid in by_card.values() if bid.contended]
+        due_ns = max(MIN_TURN_NS, int(min(bid.part for bid in contended) * period_ns))
+        debt_ns = sum(bid.debt_ns for bid in contended) // len(contended)
         taken = [turn for other, turn in turns.items() if gangs[other].keys() & by_card.keys()]
-        length_ns = corrected(due_ns, debt_ns, period_ns)
+        length_ns = debt_corrected(due_ns, debt_ns, period_ns)
         start_ns = _first_gap(taken, length_ns)
         turns[name] = Turn(name, start_ns, start_ns + length_ns, due_ns)
     end_ns = max(turn.end_ns for turn in turns.values())
@@ -87,16 +89,16 @@ def agree(every: Mapping[int, Claims], pgpu: int) -> tuple[int, tuple[Turn, ...]
     )
 
 
-def _gangs_near(every: Mapping[int, Claims], pgpu: int) -> dict[str, Mapping[int, Claim]]:
-    """Find the gangs that contend, of the pGPUs that are tied to this one by such gangs."""
-    by_pod: dict[str, dict[int, Claim]] = {}
-    for card, claimed in sorted(every.items()):
-        for name, claim in claimed.pods.items():
-            by_pod.setdefault(name, {})[card] = claim
+def _gangs_near(every: Mapping[int, Bids], pgpu: int) -> dict[str, Mapping[int, Bid]]:
+    """Find the gangs that contend on this pGPU, or on a pGPU that such gangs connect to it."""
+    by_pod: dict[str, dict[int, Bid]] = {}
+    for card, bids_here in sorted(every.items()):
+        for name, bid in bids_here.pods.items():
+            by_pod.setdefault(name, {})[card] = bid
     gangs = {
         name: by_card
         for name, by_card in by_pod.items()
-        if len(by_card) > 1 and any(claim.contended for claim in by_card.values())
+        if len(by_card) > 1 and any(bid.contended for bid in by_card.values())
     }
     near, before = {pgpu}, set[int]()
     while near != before:
@@ -115,13 +117,13 @@ def _first_gap(taken: Sequence[Turn], length_ns: int) -> int:
 
 
 def _scaled(turn: Turn, period_ns: int, end_ns: int) -> Turn:
-    """Shorten a turn in proportion, for turns that end only after the period."""
+    """Scale a turn so that turns that end after the period fit into it."""
     start_ns, stop_ns, due_ns = (at * period_ns // end_ns for at in (turn.start_ns, turn.end_ns, turn.due_ns))
     return Turn(turn.pod, start_ns, stop_ns, due_ns)
 
 
 def gangs_first(policy: Policy) -> Policy:
-    """Compose a policy that gives gangs the turns agreed on and the others what is left, by ``policy``."""
+    """Compose a policy that gives gangs the agreed turns and divides the rest by ``policy``."""
 
     def plan(snapshot: Snapshot) -> Plan:
         if not snapshot.turns:
@@ -130,15 +132,15 @@ def gangs_first(policy: Policy) -> Policy:
         turns = {turn.pod: turn for turn in snapshot.turns}
         dues = split(snapshot.period_ns - sum(turn.due_ns for turn in turns.values()), _weights(own, snapshot, turns))
         whole = [turn.due_ns for turn in turns.values()]
-        parts = own.pods if own.gated else for_lending(own.pods, [*whole, *dues], traits(snapshot.card))
+        parts = own.pods if own.gated else slices_within_windows(own.pods, [*whole, *dues], traits(snapshot.card))
         windows = iter(
-            _laid(_lengths(own, snapshot, turns), _gaps(snapshot), OnIdle.KEEP if own.gated else OnIdle.YIELD)
+            _place_windows(_lengths(own, snapshot, turns), _gaps(snapshot), OnIdle.KEEP if own.gated else OnIdle.YIELD)
         )
         return Plan(
             snapshot.pgpu,
             snapshot.period_ns,
             tuple(
-                _in_turn(part, turns.get(part.pod), due_ns, next(windows), pod.busy)
+                _with_turn(part, turns.get(part.pod), due_ns, next(windows), pod.busy)
                 for part, pod, due_ns in zip(parts, snapshot.pods, dues, strict=True)
             ),
         )
@@ -147,7 +149,7 @@ def gangs_first(policy: Policy) -> Policy:
 
 
 def _weights(own: Plan, snapshot: Snapshot, turns: Mapping[str, Turn]) -> list[int]:
-    """Return the weights of the busy pods that are no gangs; 0 for all others."""
+    """Return the weights of busy pods that are not gangs, and 0 for all others."""
     return [
         part.weight if pod.busy and part.pod not in turns else 0
         for part, pod in zip(own.pods, snapshot.pods, strict=True)
@@ -155,7 +157,7 @@ def _weights(own: Plan, snapshot: Snapshot, turns: Mapping[str, Turn]) -> list[i
 
 
 def _lengths(own: Plan, snapshot: Snapshot, turns: Mapping[str, Turn]) -> list[int]:
-    """Return how long a window each pod that is no gang gets, of what gangs leave."""
+    """Return the window length of each pod that is not a gang, out of the time that gangs leave."""
     left_ns = max(0, snapshot.period_ns - sum(turn.end_ns - turn.start_ns for turn in turns.values()))
     if own.gated:
         planned = [0 if part.pod in turns else _planned_ns(part) for part in own.pods]
@@ -168,7 +170,7 @@ def _planned_ns(part: PodPlan) -> int:
 
 
 def _gaps(snapshot: Snapshot) -> list[tuple[int, int]]:
-    """Return from when to when no gang has its turn."""
+    """Return the gaps between the turns of gangs, as (start, end)."""
     gaps, at_ns = [], 0
     for turn in sorted(snapshot.turns, key=lambda turn: turn.start_ns):
         gaps.append((at_ns, turn.start_ns))
@@ -176,8 +178,10 @@ def _gaps(snapshot: Snapshot) -> list[tuple[int, int]]:
     return [(start, end) for start, end in (*gaps, (at_ns, snapshot.period_ns)) if end > start]
 
 
-def _laid(lengths: Sequence[int], gaps: Sequence[tuple[int, int]], on_idle: OnIdle) -> list[tuple[Window, ...]]:
-    """Lay windows of these lengths one after the other into the gaps, cut where a gap ends."""
+def _place_windows(
+    lengths: Sequence[int], gaps: Sequence[tuple[int, int]], on_idle: OnIdle
+) -> list[tuple[Window, ...]]:
+    """Lay windows of these lengths into the gaps, one after the other; a window is cut where a gap ends."""
     left = list(gaps)
     laid: list[tuple[Window, ...]] = []
     for length in lengths:
@@ -193,10 +197,10 @@ def _laid(lengths: Sequence[int], gaps: Sequence[tuple[int, int]], on_idle: OnId
     return laid
 
 
-def _in_turn(part: PodPlan, turn: Turn | None, due_ns: int, own: tuple[Window, ...], busy: bool) -> PodPlan:
-    """Give a gang its turn and a busy pod its windows; what was aimed at is what the ledger holds them to.
+def _with_turn(part: PodPlan, turn: Turn | None, due_ns: int, own: tuple[Window, ...], busy: bool) -> PodPlan:
+    """Give a gang its turn and a busy pod its windows; the ledger measures both against the planned time.
 
-    A pod with weight that is idle has no gate moved; one held to its quota keeps its windows even so.
+    No gate moves for an idle pod with a weight. A pod held to its quota keeps its windows even when idle.
     """
     if turn is not None:
         on_idle = OnIdle.YIELD if part.weight else OnIdle.KEEP

@@ -1,8 +1,8 @@
-"""What latency targets allow: how long the slices may be that online work has to wait for.
+"""Latency targets: the longest offline slice that an online pod's target allows.
 
-A target is what sharing may add to the 99th percentile of an online pod's latency. The rule is one measured
-table of the card, read backwards. Without a target slices are as short as is sensible. Which are shortened is left to
-``qgpu.policies.online_first``.
+A target is what sharing may add to the 99th percentile of an online pod's latency. This file inverts one measured table
+of the card, from slice to added latency. Without a target, slices are as short as is sensible.
+``qgpu.policies.online_first`` decides which slices to shorten.
 """
 
 from __future__ import annotations
@@ -13,30 +13,31 @@ from itertools import pairwise
 from qgpu.model import MAX_TIMESLICE_US, MIN_TIMESLICE_US, NS_PER_US, Pod
 from qgpu.model.hardware_traits import HardwareTraits
 
-#: The requests of the measured table came at any moment of a slice. Ones that come back right when a slice begins wait
-#: for all of it, and the switch to boot: this much longer than the table says (simulated).
-IN_STEP_US = 80
+#: In the measured table requests arrive at any moment of a slice. Requests that always arrive right when a slice begins
+#: wait for the whole slice and for the switch: this much longer than the table says (simulated).
+IN_PHASE_US = 80
 
-#: What an offline TSG gets beside an online pod without a target: the shortest at which a lone TSG still runs freely.
+#: Slice of an offline TSG beside an online pod without a target: the shortest slice at which a lone TSG still runs
+#: freely.
 LONE_US = MIN_TIMESLICE_US
 
-#: The same beside an online pod whose kernels come one by one, without a target: each of its pauses lets offline work
-#: in and costs two switches. Measured on an H200, a decoder launched from Python beside a training (p99 of a request of
-#: 16 tokens, the training's speed): 50 µs 73 ms and 0.64, 200 µs 80 and 0.69, 500 µs 79 and 0.79, 1 ms 87 and 0.82;
-#: alone 77 ms.
+#: The same beside an online pod without a target whose work is fragmented: each pause between its kernels lets offline
+#: work in and costs two switches. Measured on an H200, a decoder launched from Python beside a training (p99 of a
+#: request of 16 tokens, the training's speed): 50 µs 73 ms and 0.64, 200 µs 80 and 0.69, 500 µs 79 and 0.79, 1 ms 87
+#: and 0.82; alone 77 ms.
 FRAGMENTED_US = 500
 
 
 def tightest_ns(pods: Iterable[Pod]) -> int | None:
-    """Return the tightest target of these pods; None where one has none, for it wants the least there is."""
+    """Return the tightest target of these pods; None if one has none, because it wants the least possible latency."""
     targets = [pod.grant.latency_target_ns for pod in pods]
     return None if None in targets else min((target for target in targets if target is not None), default=None)
 
 
 def allowed_us(pods: Iterable[Pod], waits: int, hardware: HardwareTraits) -> int:
-    """Return the longest slice in µs that all these online pods allow TSGs they wait for, so many at once.
+    """Return the longest slice in µs that all these online pods allow to the ``waits`` TSGs they may wait for.
 
-    Pods without a target allow a longer one where the work of such a pod is fragmented.
+    Pods without a target allow a longer slice if one of them has fragmented work.
     """
     asked = {(pod.grant.latency_target_ns, pod.fragmented) for pod in pods}
     lenient = FRAGMENTED_US if (None, True) in asked else LONE_US
@@ -44,12 +45,12 @@ def allowed_us(pods: Iterable[Pod], waits: int, hardware: HardwareTraits) -> int
 
 
 def slice_us(target_ns: int, waits: int, hardware: HardwareTraits) -> int:
-    """Return the longest slice in µs, so that waiting for ``waits`` TSGs that have it each stays within the target.
+    """Return the longest slice in µs for which waiting for ``waits`` TSGs, one slice each, stays within the target.
 
-    In between the table is read straight, beyond its end a slice adds what it lasts. Several TSGs add up: four of
-    50 µs were measured to add 1025 µs, four times what one adds.
+    The table is interpolated linearly. Beyond its end, a slice adds its own length. Several TSGs add up: four of 50 µs
+    were measured to add 1025 µs, four times what one adds.
     """
-    added_us = (target_ns / NS_PER_US - IN_STEP_US) / max(1, waits)
+    added_us = (target_ns / NS_PER_US - IN_PHASE_US) / max(1, waits)
     table = [(slice_us, p99_us - hardware.alone_p99_us) for slice_us, p99_us in hardware.p99_us]
     for (slice_a, added_a), (slice_b, added_b) in pairwise(table):
         if added_us < added_b:

@@ -1,8 +1,8 @@
-"""Arithmetic that policies have in common: dividing a whole by weights, as timeslices or as windows.
+"""Arithmetic that all policies share: divide GPU time by weights, as timeslices or as windows.
 
-A pod's part of a round of the runlist is divided by its own busy TSGs, because the hardware gives every TSG
-a turn: a pod of ten processes gets a pod's share, not ten. Nothing is ever divided by a number that another
-pod can inflate. Timeslices are chosen by the turns that come of them: what a turn lasts beyond its slice is known.
+A pod's part of a round of the runlist is divided among its own busy TSGs, because the hardware gives every TSG a turn.
+So a pod with ten processes gets the share of one pod. No divisor depends on a number that another pod can inflate. A
+turn lasts longer than its timeslice by a known amount; timeslices are chosen so that the turns have the right ratio.
 """
 
 from __future__ import annotations
@@ -28,54 +28,57 @@ from qgpu.model import (
 )
 from qgpu.model.hardware_traits import HardwareTraits, traits
 
-#: The mean slice beside a satisfied pod, and beside one that starts: CUDA takes one short step after the other then,
-#: and each would wait for whole turns.
+#: The mean slice beside a satisfied pod, and beside a pod that starts. A CUDA program starts in many short steps, and
+#: each of them would wait for whole turns.
 SHORT_US = 2_000
 
-#: About what the driver's own slice is.
+#: About the length of the driver's own timeslice.
 PLAIN_NS = 2 * NS_PER_MS
 
-#: The shortest timeslice worth its switch; below it switching eats the card.
+#: The shortest timeslice worth its switch; below it, switching takes too much of the card.
 SENSIBLE_US = 500
 
-#: What is owed is paid back over this many periods. Quicker, and the delay of a period would make shares swing.
+#: A debt is repaid over this many periods. A quicker repayment would make shares oscillate, because samples are a
+#: period late.
 PAID_OVER = 4
 
-#: Windows are corrected in steps of this, so that noise does not move gates.
+#: Windows are corrected in steps of this length, so that noise does not move gates.
 STEP_NS = 100 * NS_PER_US
 
-#: A pod that is owed time gets its window longer by this at most, in ns and as part of a period; one that owes
-#: loses at most this part of its own window. So no debt starves anybody.
-LONGER_NS = 1_500 * NS_PER_US
-LONGER = 0.015
-SHORTER = 0.25
+#: Bounds of the correction, so that no debt starves a pod. The window of a pod that is owed time grows by at most
+#: MAX_LONGER_NS or this part of the period, whichever is more. The window of a pod in debt shrinks by at most this part
+#: of its length.
+MAX_LONGER_NS = 1_500 * NS_PER_US
+MAX_LONGER = 0.015
+MAX_SHORTER = 0.25
 
-#: For every so much work that a pod owes, its slice is shorter by this part, and by so much at most.
+#: For every OWED_STEP_NS of work that a pod owes, its slice is shorter by OWED_STEP, and by MAX_OWED_CUT at most.
 OWED_STEP_NS = 5 * NS_PER_MS
 OWED_STEP = 0.1
-OWED = 0.4
+MAX_OWED_CUT = 0.4
 
-#: For as much that it is due its slice is longer by this part.
+#: For every OWED_STEP_NS of work that a pod is due, its slice is longer by DUE_STEP, and by MAX_DUE_GAIN at most.
 DUE_STEP = 0.2
-DUE = 0.8
+MAX_DUE_GAIN = 0.8
 
-#: The slice of a pod whose steps fit into it is so many times longer: none is cut for want of a little.
-ROOM = 1.5
+#: Factor for the slice of a pod whose steps fit into its slice, so that a slightly longer step is not cut.
+STEP_MARGIN = 1.5
 
-#: Mean turn where pods take turns by gate, as part of the period for two pods, and the least: a gate costs up to a
-#: millisecond.
+#: Mean turn where pods take turns by gate, for two pods: this part of the period; at least SOUND_TURN_NS, but at most
+#: MOST_PART of the period. Moving a gate costs up to a millisecond.
 TURN_PART, MOST_PART = 0.5, 0.75
 SOUND_TURN_NS = 15 * NS_PER_MS
 MIN_TURN_NS = 2 * NS_PER_MS
 
-#: A period of turns by gate is so many times the operator's: a second then holds a whole number of the usual ones.
+#: A period of turns by gate is one of these multiples of the operator's period, so that a second holds a whole number
+#: of the usual periods.
 _TIMES = (1, 1.5, 2, 2.5, 5, 10)
 
 
 def split(whole: int, weights: Sequence[int]) -> list[int]:
-    """Divide ``whole`` by ``weights`` exactly: the parts add up to it (largest remainder, first come first).
+    """Divide ``whole`` by ``weights`` exactly: the parts add up to it (largest remainder; ties go to the first).
 
-    Weights of zero get nothing; without any weight everybody does.
+    A weight of zero gets nothing. If all weights are zero, all parts are zero.
     """
     total = sum(weights)
     if total <= 0:
@@ -88,15 +91,15 @@ def split(whole: int, weights: Sequence[int]) -> list[int]:
 
 
 def timeslice_us(share_ns: int, pod: Pod, hardware: HardwareTraits) -> int:
-    """Turn a pod's part of a round into the timeslice of each of its TSGs, within what a plan may ask for."""
+    """Turn a pod's part of a round into the timeslice of each of its TSGs, within the bounds of a plan."""
     return hardware.slice_of_us(share_ns / pod.busy_tsgs)
 
 
 def by_weights(snapshot: Snapshot, weights: Sequence[int], *, gates: bool = True) -> Plan:
-    """Plan weights as the ledger found best: as timeslices, or as windows too where timeslices fail.
+    """Plan weights in the way the ledger settled on: as timeslices, or with windows too where timeslices fail.
 
-    With ``gates`` off no gate is closed, and no round is shorter than what the driver's own slices make of it. Pods
-    that are satisfied have no window: a turn would be wasted on them. A pod busy alone has no gate moved.
+    With ``gates`` off no gate closes, and no round is shorter than the one that the driver's own slices make. Satisfied
+    pods have no window, because they would waste it. If only one pod is busy, no gate moves.
     """
     parts, hardware = by_timeslices(snapshot, weights), traits(snapshot.card)
     busy = [pod.busy for pod in snapshot.pods]
@@ -121,13 +124,14 @@ def by_weights(snapshot: Snapshot, weights: Sequence[int], *, gates: bool = True
     if not sharing.by_gate:
         return Plan(snapshot.pgpu, snapshot.period_ns, parts, offline=None if starting else sharing)
     if 0 in [turn for turn, works in zip(turns, busy, strict=True) if works]:
-        # Beside a satisfied pod there is only ever one of those who take turns, so it stands for all of them.
+        # A satisfied pod competes with only one of the pods that take turns at a time, so that pod stands for all of
+        # them.
         beside = [sum(turns) if turn else weight for turn, weight in zip(turns, weights, strict=True)]
         slices = shortened(by_timeslices(replace(snapshot, period_ns=MAX_PERIOD_NS), beside), SHORT_US, hardware)
         parts = tuple(replace(part, weight=weight) for part, weight in zip(slices, weights, strict=True))
     period_ns = period_of_turns(snapshot.period_ns, [turn for turn in turns if turn])
-    windows = in_turns(lengths(period_ns, turns, snapshot.pods), OnIdle.YIELD)
-    parts = for_lending(parts, split(period_ns, turns), hardware)
+    windows = consecutive_windows(lengths(period_ns, turns, snapshot.pods), OnIdle.YIELD)
+    parts = slices_within_windows(parts, split(period_ns, turns), hardware)
     return Plan(
         snapshot.pgpu,
         period_ns,
@@ -137,15 +141,15 @@ def by_weights(snapshot: Snapshot, weights: Sequence[int], *, gates: bool = True
 
 
 def in_round(parts: Sequence[PodPlan], pods: Sequence[Pod], round_ns: int) -> tuple[PodPlan, ...]:
-    """Shorten timeslices, in the same ratio, so that the turns of all busy pods last ``round_ns`` together.
+    """Shorten timeslices in the same ratio, so that the turns of all busy pods together last ``round_ns``.
 
-    A pod that owes work has a still shorter one, in few steps: each change costs an RM call.
+    A pod that owes work gets a still shorter slice, in a few steps, because each change costs an RM call.
     """
     busy = [(part.timeslice_us, max(1, pod.busy_tsgs)) for part, pod in zip(parts, pods, strict=True) if pod.busy]
     whole_us, least_us = sum(us * tsgs for us, tsgs in busy), min((us for us, _ in busy), default=SENSIBLE_US)
     scale = min(1.0, max(round_ns / NS_PER_US / max(1, whole_us), SENSIBLE_US / least_us))
     return tuple(
-        replace(part, timeslice_us=_bounded(part.timeslice_us * scale * _adjusted(pod)))
+        replace(part, timeslice_us=_bounded(part.timeslice_us * scale * _slice_factor(pod)))
         for part, pod in zip(parts, pods, strict=True)
     )
 
@@ -154,18 +158,21 @@ def _bounded(slice_us: float) -> int:
     return min(MAX_TIMESLICE_US, max(MIN_TIMESLICE_US, round(slice_us)))
 
 
-def _adjusted(pod: Pod) -> float:
-    """Return by what a pod's slice is multiplied for the work it owes or is due, or so that it cuts no step."""
+def _slice_factor(pod: Pod) -> float:
+    """Return the factor for a pod's slice: for the work it owes or is due, or so that the slice cuts no step."""
     if pod.fits_slice:
-        return ROOM
+        return STEP_MARGIN
     steps = int(pod.debt_ns / OWED_STEP_NS)
-    return 1 - min(OWED, steps * OWED_STEP) if steps >= 0 else 1 + min(DUE, -steps * DUE_STEP)
+    return 1 - min(MAX_OWED_CUT, steps * OWED_STEP) if steps >= 0 else 1 + min(MAX_DUE_GAIN, -steps * DUE_STEP)
 
 
-def for_lending(parts: Sequence[PodPlan], lengths_ns: Sequence[int], hardware: HardwareTraits) -> tuple[PodPlan, ...]:
-    """Shorten slices so that all of them fit into half of any window.
+def slices_within_windows(
+    parts: Sequence[PodPlan], lengths_ns: Sequence[int], hardware: HardwareTraits
+) -> tuple[PodPlan, ...]:
+    """Shorten slices so that one slice of every pod fits into half of the shortest window.
 
-    Whose window was lent has to get a turn among all who were let in, or it would be taken for idle for ever.
+    If a pod's window is lent, the pod must get a turn among the pods that run in it. Otherwise it would count as idle
+    forever.
     """
     shortest_us = min((length for length in lengths_ns if length), default=0) // NS_PER_US
     if not shortest_us:
@@ -174,10 +181,10 @@ def for_lending(parts: Sequence[PodPlan], lengths_ns: Sequence[int], hardware: H
 
 
 def shortened(parts: Sequence[PodPlan], mean_us: int, hardware: HardwareTraits) -> tuple[PodPlan, ...]:
-    """Take timeslices of this mean in place of long ones, in the same ratio.
+    """Shorten timeslices to this mean, in the same ratio.
 
-    The mean grows where a slice would fall below the shortest sensible one, as lifting that slice alone would
-    bend the ratio; it never grows beyond what it was.
+    The mean is larger where a slice would fall below the shortest sensible one, because lifting that slice alone would
+    change the ratio. It never exceeds the original mean.
     """
     turns = [hardware.turn_ns(part.timeslice_us) for part in parts]
     mean_ns, least_ns = hardware.turn_ns(mean_us), hardware.turn_ns(SENSIBLE_US)
@@ -188,26 +195,29 @@ def shortened(parts: Sequence[PodPlan], mean_us: int, hardware: HardwareTraits) 
 
 
 def lengths(whole_ns: int, weights: Sequence[int], pods: Sequence[Pod]) -> list[int]:
-    """Divide ``whole_ns`` into turns by weight, made up for what each pod owes or is owed. Weight 0: no turn."""
+    """Divide ``whole_ns`` into turns by weight, corrected for what each pod owes or is owed. Weight 0 gets no turn."""
     turns = [
-        max(min(MIN_TURN_NS, whole_ns // len(pods)), corrected(part, pod.debt_ns, whole_ns)) if weight else 0
+        max(min(MIN_TURN_NS, whole_ns // len(pods)), debt_corrected(part, pod.debt_ns, whole_ns)) if weight else 0
         for part, weight, pod in zip(split(whole_ns, weights), weights, pods, strict=True)
     ]
     return split(whole_ns, turns)
 
 
-def corrected(length_ns: int, debt_ns: int, period_ns: int) -> int:
-    """Return a pod's window with a part of its debt paid: integral feedback, as debt is the sum of all misses."""
+def debt_corrected(length_ns: int, debt_ns: int, period_ns: int) -> int:
+    """Return a window's length, corrected for a part of the pod's debt.
+
+    This is integral control, because debt is the sum of all errors.
+    """
     change_ns = -(debt_ns // (PAID_OVER * STEP_NS)) * STEP_NS
-    longest_ns = length_ns + max(LONGER_NS, round(LONGER * period_ns))
-    return min(longest_ns, max(length_ns - round(SHORTER * length_ns), length_ns + change_ns))
+    longest_ns = length_ns + max(MAX_LONGER_NS, round(MAX_LONGER * period_ns))
+    return min(longest_ns, max(length_ns - round(MAX_SHORTER * length_ns), length_ns + change_ns))
 
 
 def period_of_turns(period_ns: int, weights: Sequence[int], mean_ns: int | None = None) -> int:
-    """Choose a period that leaves turns long enough for what moving gates costs, and this long on average.
+    """Choose a period whose turns are long enough for the cost of moving gates, and ``mean_ns`` long on average.
 
-    Without ``mean_ns`` the operator's period bounds turns: they are half of it on average, or somewhat more where it is
-    so short that gates would cost a tenth of it.
+    Without ``mean_ns`` the operator's period bounds turns: a turn is half of it on average, or somewhat more if the
+    period is so short that gates would cost a tenth of it.
     """
     if mean_ns is None:
         mean_ns = max(round(TURN_PART * period_ns), min(SOUND_TURN_NS, round(MOST_PART * period_ns)))
@@ -219,10 +229,10 @@ def period_of_turns(period_ns: int, weights: Sequence[int], mean_ns: int | None 
 def by_timeslices(snapshot: Snapshot, weights: Sequence[int]) -> tuple[PodPlan, ...]:
     """Plan weights as hardware timeslices whose turns add up to the period; every gate stays open.
 
-    The ratio of the turns is the ratio of compute among the pods that are busy, and an idle pod costs nothing, so
-    idle capacity is lent and taken back by the hardware itself. A round of the pods that are on the GPU lasts the
-    period, so that a second holds a whole number of rounds and shares are exact in any second. Where the period is
-    longer than the longest timeslice a round lasts that instead: cutting one of them off would bend the ratio.
+    The ratio of turns is the ratio of compute among busy pods. An idle pod takes no time, so the hardware itself lends
+    idle capacity and takes it back. A round of the pods on the GPU lasts one period, so a second holds a whole number
+    of rounds and shares are exact in any second. If the period is longer than the longest timeslice, a round lasts that
+    long instead: capping a single slice would change the ratio.
     """
     shapes = tuple([(pod.name, pod.grant.pod_class, len(pod.tsgs) and pod.busy_tsgs) for pod in snapshot.pods])
     return _slices(shapes, tuple(weights), snapshot.period_ns, traits(snapshot.card))
@@ -232,7 +242,7 @@ def by_timeslices(snapshot: Snapshot, weights: Sequence[int]) -> tuple[PodPlan, 
 def _slices(
     shapes: Sequence[tuple[str, PodClass, int]], weights: Sequence[int], period_ns: int, hardware: HardwareTraits
 ) -> tuple[PodPlan, ...]:
-    """Plan slices for pods given as name, class and turns in a round (0: not on the GPU); every tick asks the same."""
+    """Plan slices for pods given as name, class and turns in a round (0: not on the GPU). Every tick asks: cached."""
     here = [weight for (_, _, turns), weight in zip(shapes, weights, strict=True) if turns] or weights
     round_ns = min(period_ns, MAX_TIMESLICE_US * NS_PER_US) - hardware.gap_ns * sum(turns for _, _, turns in shapes)
     parts = split(max(0, round_ns) * sum(weights) // max(1, sum(here)), weights)
@@ -242,8 +252,8 @@ def _slices(
     )
 
 
-def in_turns(lengths_ns: Sequence[int], on_idle: OnIdle, at: int = 0) -> list[tuple[Window, ...]]:
-    """Lay windows of these lengths one after the other from ``at`` in the period; length 0 means no window."""
+def consecutive_windows(lengths_ns: Sequence[int], on_idle: OnIdle, at: int = 0) -> list[tuple[Window, ...]]:
+    """Lay windows of these lengths one after the other, from ``at`` in the period; length 0 means no window."""
     windows: list[tuple[Window, ...]] = []
     for length in lengths_ns:
         windows.append((Window(at, at + length, on_idle),) if length > 0 else ())

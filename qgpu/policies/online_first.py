@@ -1,19 +1,21 @@
-"""Online over offline: online work first, on top of any two policies.
+"""Online over offline: serve online work first, on top of any two policies.
 
-An online TSG gets a long timeslice and offline TSGs a short one, so the hardware itself switches to online
-work soon after its arrival, with no software in between: the shortest slice that is sensible, or what the
-tightest latency target of the online pods allows. A price follows: two busy offline pods would cut each other
-at every slice and lose the card to switching, so they take turns by gate, each turn as long as the offline
-policy's share. So would the processes of one offline pod: they take turns by gate while their pod has its own.
+An online TSG gets a long timeslice and offline TSGs a short one. So the hardware itself switches to online work soon
+after it arrives, without software in between. The offline slice is the shortest sensible one, or the longest that the
+tightest latency target of the online pods allows. This has a price: two busy offline pods would preempt each other at
+every slice and lose the card to switching. So offline pods take turns by gate, each turn as long as the offline
+policy's share. The processes of one offline pod would preempt each other too, so they take turns by gate during their
+pod's turn.
 
 Properties:
 - No gate of an online pod is closed on behalf of an offline one.
 - With no online pod on the card the plan is the offline policy's own, unchanged.
-- Among offline pods, shares stay those of the offline policy, over a period that may be longer than asked.
-- Whatever is owed to others, an offline pod keeps half of the turn it has if nobody is owed anything.
-- No offline slice is longer than the tightest latency target allows, but to pay an offline floor. A tighter target
-  allows no longer slice. Below it slices also fit into turns by gate, which are longer below a target of 2 ms.
-- With an offline floor, offline pods together get so much of the GPU however much online work there is.
+- Among offline pods, shares stay those of the offline policy, over a period that may be longer than configured.
+- Whatever is owed to other pods, an offline pod keeps half of the turn that it has when no pod is owed anything.
+- No offline slice is longer than the tightest latency target allows, except to pay an offline floor. A tighter target
+  never allows a longer slice. In turns by gate, slices are bounded by the turn as well; below a target of 2 ms turns
+  are longer.
+- With an offline floor, offline pods together get that part of the GPU however much online work there is.
 """
 
 from __future__ import annotations
@@ -37,25 +39,25 @@ from qgpu.model import (
 from qgpu.model.hardware_traits import HardwareTraits, traits
 from qgpu.policies import latency_targets, offline_floor
 from qgpu.policies.mechanism import (
-    corrected,
-    for_lending,
+    consecutive_windows,
+    debt_corrected,
     in_round,
-    in_turns,
     period_of_turns,
     shortened,
+    slices_within_windows,
     split,
 )
 
-#: Mean slice of several online pods among themselves without a target: they must not wait a second for each other.
+#: Mean slice among several online pods without a target, so that they do not wait a second for each other.
 ONLINE_ROUND_US = 4_000
 
-#: Mean turn of busy offline pods beside online ones. Online work that arrives while a gate moves (0.6 ms a turn)
-#: waits up to a millisecond; turns this long keep that below one request in a hundred. An odd number, so that
-#: requests that come by a round period of their own do not meet every edge, or none, by chance of phase.
+#: Mean turn of busy offline pods beside online ones. Online work that arrives while a gate moves (0.6 ms a turn) waits
+#: up to a millisecond. Turns this long keep that below one request in a hundred. The number is odd, so that periodic
+#: requests do not meet every edge, or none, depending on their phase.
 TURN_NS = 251 * NS_PER_MS
 
-#: From this target on, a gate that moves (1.2 ms with preemption) is within it, so that turns need not be odd: their
-#: period is one of which a second holds a whole number.
+#: From this target on, the time to move a gate (1.2 ms with preemption) is within the target, so turns need not be odd:
+#: their period is one that divides a second into whole periods.
 LOOSE_NS = 2 * NS_PER_MS
 LOOSE_TURN_NS = 100 * NS_PER_MS
 
@@ -71,59 +73,63 @@ def online_first(offline: Policy, online: Policy) -> Policy:
         absent = tuple(pod for pod in snapshot.pods if pod.online and not pod.tsgs)
         period_ns, hardware = snapshot.period_ns, traits(snapshot.card)
         if present:
-            front, behind = (
+            online_plan, offline_plan = (
                 policy(replace(snapshot, pods=pods, offline=Sharing()))
                 for policy, pods in ((online, present), (offline, others))
             )
-            calm_ns = _last_end(online(replace(snapshot, pods=_debtless(present)))) if front.gated else 0
-            front, behind = _fitting(_up_to(front, (calm_ns + front.period_ns) // 2), behind)
+            debtless_end_ns = _last_end(online(replace(snapshot, pods=_debtless(present)))) if online_plan.gated else 0
+            online_plan, offline_plan = _fit_into_period(
+                _cap_windows(online_plan, (debtless_end_ns + online_plan.period_ns) // 2), offline_plan
+            )
             target_ns = latency_targets.tightest_ns(present)
             waits = _waits(present, others)
-            if not front.gated and not behind.gated:
-                period_ns = _period_of_turns(period_ns, behind, others, target_ns)
+            if not online_plan.gated and not offline_plan.gated:
+                period_ns = _period_of_turns(period_ns, offline_plan, others, target_ns)
             rest = replace(snapshot, pods=others, period_ns=period_ns)
             slice_us = latency_targets.allowed_us(present, waits, hardware)
-            ahead = _prompt(front, present, waits, offline_floor.online_round_us(snapshot), hardware)
-            ahead, among = _fitted(ahead, front, present, snapshot.online)
-            owed_us = offline_floor.offline_round_us(snapshot, _round_us(ahead, present))
+            online_parts = _online_slices(
+                online_plan, present, waits, offline_floor.online_round_us(snapshot), hardware
+            )
+            online_parts, among = _fit_online_round(online_parts, online_plan, present, snapshot.online)
+            owed_us = offline_floor.offline_round_us(snapshot, _round_us(online_parts, present))
             short_us = max(slice_us, owed_us)
-            back = _step_back(behind, rest, _last_end(front), short_us, calm_ns)
-            parts = (*ahead, *_tsgs_in_turns(back, others, target_ns))
+            offline_parts = _offline_parts(offline_plan, rest, _last_end(online_plan), short_us, debtless_end_ns)
+            parts = (*online_parts, *_tsgs_in_turns(offline_parts, others, target_ns))
         else:
-            behind = offline(replace(snapshot, pods=others))
-            parts, period_ns, among = behind.pods, behind.period_ns, None
+            offline_plan = offline(replace(snapshot, pods=others))
+            parts, period_ns, among = offline_plan.pods, offline_plan.period_ns, None
         waiting = tuple(PodPlan(pod.name, pod.grant.pod_class, MAX_TIMESLICE_US) for pod in absent)
         by_name = {part.pod: part for part in (*parts, *waiting)}
         ordered = tuple(by_name[pod.name] for pod in snapshot.pods)
         floor_here = snapshot.offline_floor if present else 0
-        return Plan(snapshot.pgpu, period_ns, ordered, floor_here, None if present else behind.offline, among)
+        return Plan(snapshot.pgpu, period_ns, ordered, floor_here, None if present else offline_plan.offline, among)
 
     return plan
 
 
-def _fitted(
-    ahead: tuple[PodPlan, ...], front: Plan, present: tuple[Pod, ...], sharing: Sharing
+def _fit_online_round(
+    online_parts: tuple[PodPlan, ...], online_plan: Plan, present: tuple[Pod, ...], sharing: Sharing
 ) -> tuple[tuple[PodPlan, ...], Sharing | None]:
-    """Make the round of several busy online pods as short as the ledger found best; tell what it is.
+    """Shorten the round of several busy online pods to the length the ledger settled on; return their sharing too.
 
-    Turns by gate would cost latency, so there are none among online pods.
+    Online pods take no turns by gate among themselves, because that would cost latency.
     """
-    busy = [(part, pod) for part, pod in zip(ahead, present, strict=True) if pod.busy]
-    if front.gated or len(busy) < 2:
-        return ahead, None
+    busy = [(part, pod) for part, pod in zip(online_parts, present, strict=True) if pod.busy]
+    if online_plan.gated or len(busy) < 2:
+        return online_parts, None
     longest_ns = sum(part.timeslice_us * pod.busy_tsgs for part, pod in busy) * NS_PER_US
     if sharing.round_ns is None or sharing.by_gate or sharing.round_ns >= longest_ns:
-        return ahead, Sharing(round_ns=longest_ns)
-    return in_round(ahead, present, sharing.round_ns), sharing
+        return online_parts, Sharing(round_ns=longest_ns)
+    return in_round(online_parts, present, sharing.round_ns), sharing
 
 
 def _debtless(pods: tuple[Pod, ...]) -> tuple[Pod, ...]:
-    """Ask for what would be given without debts: they move gates, never timeslices."""
+    """Drop all debts, to plan what the pods get without them; debts move gates, never timeslices."""
     return tuple(replace(pod, debt_ns=0) for pod in pods)
 
 
 def _waits(present: tuple[Pod, ...], others: tuple[Pod, ...]) -> int:
-    """Count the TSGs that online work may have to wait for: of online pods beside it, and one of one offline pod."""
+    """Count the TSGs that online work may wait for: those of other online pods, and one TSG of one offline pod."""
     online = sum(pod.busy_tsgs for pod in present if pod.busy) if len(present) > 1 else 0
     return online + (True in [pod.busy for pod in others])
 
@@ -131,7 +137,7 @@ def _waits(present: tuple[Pod, ...], others: tuple[Pod, ...]) -> int:
 def _tsgs_in_turns(parts: tuple[PodPlan, ...], pods: tuple[Pod, ...], target_ns: int | None) -> tuple[PodPlan, ...]:
     """Have the TSGs of each offline pod take turns by gate.
 
-    Who waits for a turn runs nothing, so how many are busy can't be told here: the planes leave out who is idle.
+    A TSG that waits for its turn runs nothing, so the number of busy TSGs is unknown here. The planes skip idle TSGs.
     """
     turn_ns = LOOSE_TURN_NS if _is_loose(target_ns) else TURN_NS
     return tuple(
@@ -144,13 +150,13 @@ def _is_loose(target_ns: int | None) -> bool:
 
 
 def _round_us(parts: tuple[PodPlan, ...], pods: tuple[Pod, ...]) -> int:
-    """Return how long the busy TSGs of these pods run in a round."""
+    """Return how long the busy TSGs of these pods together run in a round."""
     return sum(part.timeslice_us * pod.busy_tsgs for part, pod in zip(parts, pods, strict=True) if pod.busy)
 
 
-def _period_of_turns(period_ns: int, behind: Plan, others: tuple[Pod, ...], target_ns: int | None) -> int:
-    """Make turns of busy offline pods long enough for what online work beside them puts up with."""
-    turns = [turn for turn in _turn_weights(behind.pods, others) if turn]
+def _period_of_turns(period_ns: int, offline_plan: Plan, others: tuple[Pod, ...], target_ns: int | None) -> int:
+    """Choose a period whose offline turns are long enough for the online work beside them."""
+    turns = [turn for turn in _turn_weights(offline_plan.pods, others) if turn]
     if len(turns) < 2:
         return period_ns
     if _is_loose(target_ns):
@@ -159,23 +165,23 @@ def _period_of_turns(period_ns: int, behind: Plan, others: tuple[Pod, ...], targ
 
 
 def _turn_weights(parts: tuple[PodPlan, ...], pods: tuple[Pod, ...]) -> list[int]:
-    """Return by what weight each pod takes turns; 0 for idle ones, and for those held to a quota that are let start."""
+    """Return the weight of each pod's turn; 0 for idle pods, and for capped pods whose gate is open to start."""
     return [part.weight if pod.busy else 0 for part, pod in zip(parts, pods, strict=True)]
 
 
-def _prompt(
-    front: Plan, present: tuple[Pod, ...], waits: int, round_us: int | None, hardware: HardwareTraits
+def _online_slices(
+    online_plan: Plan, present: tuple[Pod, ...], waits: int, round_us: int | None, hardware: HardwareTraits
 ) -> tuple[PodPlan, ...]:
-    """Give several online pods short rounds in the ratio their policy chose; one at a time has the longest slice.
+    """Give several online pods short rounds in the ratio of their policy; a lone online pod has the longest slice.
 
-    With ``round_us`` all their busy TSGs together run no longer than this.
+    With ``round_us`` all their busy TSGs together run no longer than that.
     """
-    if len(front.pods) == 1 or front.gated:
+    if len(online_plan.pods) == 1 or online_plan.gated:
         longest = [
             min(MAX_TIMESLICE_US, max(MIN_TIMESLICE_US, (round_us or MAX_TIMESLICE_US) // pod.busy_tsgs))
             for pod in present
         ]
-        return tuple(replace(part, timeslice_us=us) for part, us in zip(front.pods, longest, strict=True))
+        return tuple(replace(part, timeslice_us=us) for part, us in zip(online_plan.pods, longest, strict=True))
     targets = [pod.grant.latency_target_ns for pod in present]
     means = [
         ONLINE_ROUND_US if target_ns is None else latency_targets.slice_us(target_ns, waits, hardware)
@@ -183,59 +189,65 @@ def _prompt(
     ]
     if round_us is not None:
         means.append(round_us // max(1, sum(pod.busy_tsgs for pod in present if pod.busy)))
-    return shortened(front.pods, min(means), hardware)
+    return shortened(online_plan.pods, min(means), hardware)
 
 
-def _step_back(behind: Plan, snapshot: Snapshot, taken_ns: int, slice_us: int, calm_ns: int) -> tuple[PodPlan, ...]:
-    """Give offline pods a slice as short as this, and turns by gate where more than one of them is busy.
+def _offline_parts(
+    offline_plan: Plan, snapshot: Snapshot, online_end_ns: int, slice_us: int, debtless_end_ns: int
+) -> tuple[PodPlan, ...]:
+    """Give offline pods slices of this length, and turns by gate if more than one of them is busy.
 
-    Online pods with windows have the period up to ``taken_ns``, or ``calm_ns`` if nobody owed anything; nobody's
-    only turn may lie in there.
+    Online pods with windows occupy the period up to ``online_end_ns``, or ``debtless_end_ns`` if no pod is in debt. No
+    offline pod may have its only turn in that part.
     """
-    short = tuple(replace(part, timeslice_us=slice_us) for part in behind.pods)
-    shares = _turn_weights(behind.pods, snapshot.pods)
-    if behind.gated:
-        shift = min(taken_ns, snapshot.period_ns - _last_end(behind))
-        return tuple(_later(part, shift) for part in short)
+    short = tuple(replace(part, timeslice_us=slice_us) for part in offline_plan.pods)
+    shares = _turn_weights(offline_plan.pods, snapshot.pods)
+    if offline_plan.gated:
+        shift = min(online_end_ns, snapshot.period_ns - _last_end(offline_plan))
+        return tuple(_shifted(part, shift) for part in short)
     if sum(share > 0 for share in shares) < 2:
         return short
-    short = for_lending(short, split(max(0, snapshot.period_ns - calm_ns), shares), traits(snapshot.card))
-    meanwhile = in_turns(split(taken_ns, shares), OnIdle.YIELD)
-    afterwards = in_turns(_turns(snapshot, taken_ns, calm_ns, shares), OnIdle.YIELD, taken_ns)
+    short = slices_within_windows(
+        short, split(max(0, snapshot.period_ns - debtless_end_ns), shares), traits(snapshot.card)
+    )
+    meanwhile = consecutive_windows(split(online_end_ns, shares), OnIdle.YIELD)
+    afterwards = consecutive_windows(
+        _offline_turns(snapshot, online_end_ns, debtless_end_ns, shares), OnIdle.YIELD, online_end_ns
+    )
     return tuple(
         replace(part, windows=(*first, *second) if pod.busy else None)
         for part, pod, first, second in zip(short, snapshot.pods, meanwhile, afterwards, strict=True)
     )
 
 
-def _turns(snapshot: Snapshot, taken_ns: int, calm_ns: int, shares: list[int]) -> list[int]:
-    """Divide what online windows leave of the period, and make up for debt there.
+def _offline_turns(snapshot: Snapshot, online_end_ns: int, debtless_end_ns: int, shares: list[int]) -> list[int]:
+    """Divide what online windows leave of the period, corrected for the debts of offline pods.
 
-    Whatever is owed to online pods and among offline ones, each keeps half of the turn it has if nobody owes anything.
+    Whatever is owed, each offline pod keeps half of the turn that it has when no pod is in debt.
     """
-    left_ns = snapshot.period_ns - taken_ns
+    left_ns = snapshot.period_ns - online_end_ns
     turns = [
-        corrected(turn, pod.debt_ns, snapshot.period_ns) if turn else 0
+        debt_corrected(turn, pod.debt_ns, snapshot.period_ns) if turn else 0
         for turn, pod in zip(split(left_ns, shares), snapshot.pods, strict=True)
     ]
-    halves = split((snapshot.period_ns - calm_ns) // 2, shares)
+    halves = split((snapshot.period_ns - debtless_end_ns) // 2, shares)
     beyond = [max(0, turn - half) for turn, half in zip(split(left_ns, turns), halves, strict=True)]
     rest = split(left_ns - sum(halves), beyond)
     return [half + more for half, more in zip(halves, rest, strict=True)]
 
 
-def _fitting(front: Plan, behind: Plan) -> tuple[Plan, Plan]:
-    """Shorten the windows of both classes in proportion where they are more than a period, for what is owed to some."""
-    whole_ns = _last_end(front) + _last_end(behind) if front.gated and behind.gated else 0
-    if whole_ns <= front.period_ns:
-        return front, behind
-    return _scaled(front, front.period_ns, whole_ns), _scaled(behind, front.period_ns, whole_ns)
+def _fit_into_period(online_plan: Plan, offline_plan: Plan) -> tuple[Plan, Plan]:
+    """Shorten the windows of both classes in proportion if debts make them longer than a period together."""
+    whole_ns = _last_end(online_plan) + _last_end(offline_plan) if online_plan.gated and offline_plan.gated else 0
+    if whole_ns <= online_plan.period_ns:
+        return online_plan, offline_plan
+    return _scaled(online_plan, online_plan.period_ns, whole_ns), _scaled(offline_plan, online_plan.period_ns, whole_ns)
 
 
-def _up_to(front: Plan, end_ns: int) -> Plan:
-    """Shorten online windows in proportion where debts would have them take more than half of what they leave."""
-    last_ns = _last_end(front)
-    return _scaled(front, end_ns, last_ns) if last_ns > end_ns else front
+def _cap_windows(online_plan: Plan, end_ns: int) -> Plan:
+    """Shorten online windows in proportion if debts would have them take more than half of what they leave."""
+    last_ns = _last_end(online_plan)
+    return _scaled(online_plan, end_ns, last_ns) if last_ns > end_ns else online_plan
 
 
 def _scaled(plan: Plan, numerator: int, denominator: int) -> Plan:
@@ -253,7 +265,7 @@ def _last_end(plan: Plan) -> int:
     return max((window.end_ns for part in plan.pods for window in part.windows or ()), default=0)
 
 
-def _later(part: PodPlan, shift_ns: int) -> PodPlan:
+def _shifted(part: PodPlan, shift_ns: int) -> PodPlan:
     if part.windows is None:
         return part
     return replace(

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from qgpu.model import NS_PER_MS, Grant, Pod, PodClass, Snapshot, Tsg
 from qgpu.policies import compose
-from qgpu.policies.mechanism import DUE, LONGER, LONGER_NS, OWED, STEP_NS
+from qgpu.policies.mechanism import MAX_DUE_GAIN, MAX_LONGER, MAX_LONGER_NS, MAX_OWED_CUT, STEP_NS
 from tests.forecast import forecast
 from tests.policies.cases import (
     CAPPING,
@@ -45,7 +45,7 @@ def test_no_debt_starves_a_busy_pod(case: Case, data: st.DataObject) -> None:
     before, after = forecast(case.plan(calm), calm), forecast(plan, owing)
 
     step = STEP_NS / calm.period_ns
-    least = (1 - OWED) / (1 + DUE) if has_round(plan) else 0.5
+    least = (1 - MAX_OWED_CUT) / (1 + MAX_DUE_GAIN) if has_round(plan) else 0.5
     for pod in calm.pods:
         if pod.busy:
             assert after[pod.name] >= before[pod.name] * least - TOLERANCE - step
@@ -61,7 +61,7 @@ def test_where_quotas_cap_only_who_is_owed_time_gets_more(case: Case, data: st.D
     for pod in snapshot.pods:
         if not pod.online or case.online is None:
             quota = (pod.grant.cores or 0) / 100
-            longer = max(LONGER, LONGER_NS / snapshot.period_ns) if pod.debt_ns < 0 else 0
+            longer = max(MAX_LONGER, MAX_LONGER_NS / snapshot.period_ns) if pod.debt_ns < 0 else 0
             assert shares[pod.name] <= quota + longer + 1e-6
 
 
@@ -84,7 +84,7 @@ def test_debts_change_slices_of_a_round_only_and_within_bounds(case: Case, data:
     owing = indebted(data, drawn(data, case))
     calm = replace(owing, pods=tuple(replace(pod, debt_ns=0) for pod in owing.pods))
     plan = case.plan(owing)
-    shorter, longer = (OWED, DUE) if has_round(plan) else (0.0, 0.0)
+    shorter, longer = (MAX_OWED_CUT, MAX_DUE_GAIN) if has_round(plan) else (0.0, 0.0)
 
     for pod, part, otherwise in zip(owing.pods, plan.pods, case.plan(calm).pods, strict=True):
         least = 1 - (shorter if pod.debt_ns > 0 else 0)

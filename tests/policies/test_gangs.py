@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from qgpu.model import NS_PER_MS, Grant, Plan, Pod, Snapshot, Tsg, Turn, Window
 from qgpu.policies import POLICIES
-from qgpu.policies.gangs import Claims, agree, claims, gangs_first
+from qgpu.policies.gangs import Bids, agree, bids, gangs_first
 from tests.policies.cases import fresh
 
 PERIOD = 100 * NS_PER_MS
@@ -35,7 +35,7 @@ def racks(draw: st.DrawFn, debts: bool = True) -> list[Snapshot]:
 
 def agreed(rack: list[Snapshot], policy: str) -> list[tuple[int, tuple[Turn, ...]]]:
     """Let every pGPU ask."""
-    every = {snapshot.pgpu: claims(POLICIES[policy].plan(snapshot), snapshot) for snapshot in rack}
+    every = {snapshot.pgpu: bids(POLICIES[policy].plan(snapshot), snapshot) for snapshot in rack}
     return [agree(every, snapshot.pgpu) for snapshot in rack]
 
 
@@ -79,7 +79,7 @@ def test_nobody_else_has_its_turn_in_that_of_a_gang(rack: list[Snapshot], policy
 @given(rack=racks(debts=False), policy=policies)
 def test_others_have_at_least_their_own_share_beside_gangs(rack: list[Snapshot], policy: str) -> None:
     for snapshot, plan in together(rack, policy):
-        own = claims(POLICIES[policy].plan(snapshot), snapshot).pods
+        own = bids(POLICIES[policy].plan(snapshot), snapshot).pods
         gangs = {turn.pod for turn in snapshot.turns}
         for part in plan.pods:
             if part.pod in own and part.pod not in gangs:
@@ -105,7 +105,7 @@ def test_idle_pod_beside_gangs_has_no_gate_unless_quota_caps(rack: list[Snapshot
 
 def test_the_least_that_a_pgpu_would_give_is_what_a_gang_gets() -> None:
     one, two = (_snapshot(gpu, ["g", *rivals]) for gpu, rivals in enumerate((["x"], ["y", "z", "w"])))
-    every = {snapshot.pgpu: claims(POLICIES["best-effort"].plan(snapshot), snapshot) for snapshot in (one, two)}
+    every = {snapshot.pgpu: bids(POLICIES["best-effort"].plan(snapshot), snapshot) for snapshot in (one, two)}
 
     assert agree(every, 0) == agree(every, 1) == (500 * NS_PER_MS, (Turn("g", 0, 125_000_000, 125_000_000),))
 
@@ -133,10 +133,10 @@ def test_what_all_pgpus_of_a_gang_owe_it_is_paid_on_all() -> None:
 
 
 def test_a_pod_on_several_pgpus_that_has_no_rivals_is_left_alone() -> None:
-    every = {gpu: claims(POLICIES["burst-share"].plan(s := _snapshot(gpu, "g")), s) for gpu in (0, 1)}
+    every = {gpu: bids(POLICIES["burst-share"].plan(s := _snapshot(gpu, "g")), s) for gpu in (0, 1)}
 
     assert agree(every, 0) == (0, ())
-    assert agree({0: Claims(PERIOD)}, 0) == (0, ())
+    assert agree({0: Bids(PERIOD)}, 0) == (0, ())
 
 
 def _snapshot(gpu: int, names: list[str] | str) -> Snapshot:

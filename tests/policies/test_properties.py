@@ -351,7 +351,7 @@ def test_pods_waited_for_keep_the_latency_target(case: Case, data: st.DataObject
     for part, pod in zip(case.plan(snapshot).pods, snapshot.pods, strict=True):
         if pod in waiting and part.timeslice_us > MIN_TIMESLICE_US:
             # What the table says a slice adds beyond itself; of a pod one TSG has its turn at a time.
-            assert part.timeslice_us + 176 + latency_targets.IN_STEP_US <= min(targets) / NS_PER_US
+            assert part.timeslice_us + 176 + latency_targets.IN_PHASE_US <= min(targets) / NS_PER_US
 
 
 @each_composed

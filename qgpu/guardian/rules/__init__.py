@@ -1,1 +1,1 @@
-"""What a pod may ask of RM: its controls, classes and escapes, a table each, one row for each by RM's own name."""
+"""The rules for a pod's RM calls: tables of controls, classes and escapes, one row for each by RM's own name."""

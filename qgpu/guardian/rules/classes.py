@@ -1,10 +1,10 @@
-"""RM's classes: one row for each that any process may make objects of, and whether a pod may.
+"""RM's classes: one row for each class that any process may allocate, and whether a pod may.
 
-Parameters are handed to RM from the guardian's address space, so a class whose parameters hold addresses of the pod's
-is not for pods. A client that they name has to be the pod's own: RM shares address spaces by it (device_share.c), takes
-events of its objects (event.c) and lets it be profiled. What has no row is refused.
+The guardian hands the parameters to RM from its own address space, so a class whose parameters hold addresses of the
+pod is refused. A client named in the parameters must belong to the pod, because RM grants access by it: to shared
+address spaces (device_share.c), to events of its objects (event.c) and to profiling. A class without a row is refused.
 
-Numbers, names and places are those of NVIDIA's open kernel modules from 535 to 595 (rmapi/resource_list.h and
+Numbers, names and offsets are those of NVIDIA's open kernel modules from 535 to 595 (rmapi/resource_list.h and
 SDK/class, recorded in tests/data/rm), and of gVisor's nvproxy (NVD2B0, NVD2D1 and NVD2FA).
 """
 
@@ -22,26 +22,26 @@ NAMED, EVENT, ANSWER = Of.NAMED, Of.EVENT, Of.ANSWER
 
 
 class Class(NamedTuple):
-    """One class of RM's."""
+    """One class of RM."""
 
     number: int
     name: str
     why: Why
-    #: Handles of clients in the parameters, which have to be the pod's own (0 for none).
+    #: Handles of clients in the parameters; they must be the pod's own (0 for none).
     clients: tuple[At, ...] = ()
     #: All other handles, by where RM looks them up.
     handles: tuple[At, ...] = ()
-    #: What has a pointer's type, and is no address that RM reads.
+    #: Members of pointer type that are not addresses for RM to read.
     addresses: tuple[At, ...] = ()
-    #: The parameters begin with a descriptor of the caller's (8 bytes): a capability of MIG.
+    #: The parameters begin with a file descriptor of the caller (8 bytes): a MIG capability.
     capability: bool = False
-    #: An object keeps the memory whose handle lies there.
+    #: The object keeps memory allocated; the memory's handle lies at this offset.
     holds_memory_at: int | None = None
-    #: An object makes its channel run on the compute engine: compute, 3D, 2D and inline copies.
+    #: The object makes its channel run on the compute engine: compute, 3D, 2D and inline copies.
     on_compute_engine: bool = False
-    #: A pod may make it by NV_ESC_RM_ALLOC_MEMORY: RM pins the process's own pages, or makes system memory.
+    #: A pod may make it by NV_ESC_RM_ALLOC_MEMORY: RM pins the process's own pages, or allocates system memory.
     by_alloc_memory: bool = False
-    #: What the kernel module does besides passing or refusing it.
+    #: What the kernel module does in addition to passing or refusing it.
     module: InModule | None = None
 
 
@@ -230,23 +230,23 @@ CLASSES = {row.number: row for row in ROWS}
 
 ALLOWED = {row.number: row for row in ROWS if row.why.allowed}
 
-#: Objects that carry a gate: they have one name only.
+#: Objects that carry a gate; they may have only one name.
 GATED = frozenset({abi.KEPLER_CHANNEL_GROUP_A, abi.FERMI_CONTEXT_SHARE_A}) | abi.GPFIFO_CLASSES
 
-#: Memory of the card by its address: whoever names it could name anybody's.
+#: Memory of the card by physical address: a caller could name the memory of any pod.
 PHYSICAL = frozenset({0x0082, 0x0083, 0x00C2, 0x00F3})
 
-#: What of a pod's is kept in the register.
+#: Classes whose objects the register keeps.
 KEPT = GATED | {
     *(abi.NV01_DEVICE_0, abi.NV20_SUBDEVICE_0, abi.NV01_MEMORY_LOCAL_USER, abi.FERMI_VASPACE_A),
 }
 
-#: What must fit before it is made: memory, and what RM takes some for.
+#: Classes that are charged before the object is made: memory, and objects for which RM allocates memory.
 CHARGED = frozenset({abi.NV01_MEMORY_LOCAL_USER, abi.KEPLER_CHANNEL_GROUP_A, abi.FERMI_VASPACE_A})
 
 
 def name(number: int) -> str:
-    """Return by what name a class is counted."""
+    """Return the name under which a class is counted."""
     row = CLASSES.get(number)
     return row.name if row is not None else f"class {number:#x}"
 

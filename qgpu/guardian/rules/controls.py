@@ -1,13 +1,14 @@
-"""RM's controls: one row for each that any process may issue, and what becomes of it when a pod does.
+"""RM's controls: one row for each control that any process may issue, and what the guardian does when a pod issues it.
 
-A control is carried out by the guardian in its own address space and on the pod's file. So a row says where its
-parameters hold pointers, descriptors, and handles of clients: a client that is not the pod's is refused, because
-firmware takes any. Other handles are RM's to look up, in the client that the row says. What has no row is refused.
+The guardian issues a control in its own address space and on the pod's file. So a row gives the offsets of pointers,
+file descriptors and client handles in the parameters. A client that is not the pod's is refused, because firmware
+accepts any client. RM itself looks up other handles, in the client that the row names. A control without a row is
+refused.
 
-Numbers, names and places are those of NVIDIA's open kernel modules from 535 to 595 (generated/g_*_nvoc.c and SDK/ctrl,
-recorded in tests/data/rm; embedded_param_copy.c and rmapi_deprecated_control.c for those with pointers). A number that
-means something else in an older branch has the newer name. Rows without a name are sent to firmware unread
-(rmapi_gss_legacy_control.c, binary_api.c), and no header has them.
+Numbers, names and offsets are those of NVIDIA's open kernel modules from 535 to 595 (generated/g_*_nvoc.c and SDK/ctrl,
+recorded in tests/data/rm; embedded_param_copy.c and rmapi_deprecated_control.c for controls with pointers). A number
+with another meaning in an older branch has the newer name. RM sends rows without a name to firmware unread
+(rmapi_gss_legacy_control.c, binary_api.c), and no header lists them.
 """
 
 from __future__ import annotations
@@ -25,42 +26,42 @@ NAMED, FIRMWARE, ANSWER = Of.NAMED, Of.FIRMWARE, Of.ANSWER
 
 
 class Look(enum.Enum):
-    """Why the guardian looks at what an allowed control says."""
+    """Why the guardian inspects the parameters of an allowed control."""
 
-    JUDGE = "it may be refused for what it says"
-    OBSERVE = "something is learned from it"
-    REWRITE = "its answer is fitted to the pod"
+    JUDGE = "its parameters may get it refused"
+    OBSERVE = "the guardian records what it says"
+    REWRITE = "its answer is adapted to the pod"
 
 
 JUDGE, OBSERVE, REWRITE = Look.JUDGE, Look.OBSERVE, Look.REWRITE
 
 
 class Control(NamedTuple):
-    """One control of RM's."""
+    """One control of RM."""
 
     number: int
     name: str
     why: Why
     look: Look | None = None
-    #: Handles of clients, which have to be the pod's own (0 for none).
+    #: Handles of clients; they must be the pod's own (0 for none).
     clients: tuple[At, ...] = ()
     #: All other handles, by where RM looks them up.
     handles: tuple[At, ...] = ()
     pointers: tuple[Pointer, ...] = ()
-    #: A descriptor of the caller's (4 bytes).
+    #: A file descriptor of the caller (4 bytes).
     descriptor_at: int | None = None
-    #: It gives memory another reference, in the kernel or in a client.
+    #: It adds a reference to memory, in the kernel or in a client.
     gives: bool = False
-    #: It takes back what another has registered, and says that it is not there when it has.
+    #: It unregisters what another control has registered, and reports an error if that is gone.
     takes_back: bool = False
     #: RM sends it to firmware unread, and does not check whose client it is issued on.
     firmware: bool = False
-    #: What the kernel module does where the guardian does more than carry the control out.
+    #: What the kernel module does if the guardian does more than issue the control.
     module: InModule | None = None
 
     @property
     def in_module(self) -> InModule | None:
-        """Return what the kernel module does with it besides passing or refusing it; None for nothing."""
+        """Return what the module does with it in addition to passing or refusing it; None for nothing."""
         return InModule.FIRMWARE if self.firmware else self.module
 
 
@@ -1099,7 +1100,7 @@ CONTROLS = {row.number: row for row in ROWS}
 
 ALLOWED = {row.number: row for row in ROWS if row.why.allowed}
 
-#: What is neither looked at nor patched: the short way is theirs (``quick.py``).
+#: Controls that are neither inspected nor patched; they take the fast path (``quick.py``).
 PLAIN = frozenset(
     row.number
     for row in ALLOWED.values()
@@ -1108,15 +1109,16 @@ PLAIN = frozenset(
 
 
 def name(number: int) -> str:
-    """Return by what name a control is counted."""
+    """Return the name under which a control is counted."""
     row = CONTROLS.get(number)
     return row.name if row is not None and row.name else f"control {number:#x}"
 
 
 def refusal(number: int) -> int:
-    """Return the status with which a control is refused that is not allowed.
+    """Return the status with which a control is refused.
 
-    Scheduling is a right that the pod lacks; of the rest the driver seems to know nothing, and programs go on without.
+    A scheduling control is refused for lack of permission. For all others the driver seems not to know the control, and
+    programs continue without it.
     """
     row = CONTROLS.get(number)
     scheduling = row is not None and row.why is SCHEDULING

@@ -1,7 +1,7 @@
-"""RM's escapes that are judged: calls that create, free, share or control objects, and the one that wraps others.
+"""The escapes of RM that the guardian checks: calls that create, free, share or control objects, and the wrapper call.
 
-RM looks at an escape's number and size alone (escape.c:RmIoctl); a call of another size is nothing to it. All other
-escapes the kernel carries out for the pod itself, on files of the pod's own.
+RM looks only at an escape's number and size (escape.c:RmIoctl), and ignores a call of another size. The kernel
+continues all other escapes in the pod itself, on the pod's own files.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from qgpu.nvidia import abi
 
 
 class Refused(enum.Enum):
-    """When a pod's escape is refused, whatever it asks for."""
+    """When an escape is refused regardless of its arguments."""
 
     ALWAYS = enum.auto()
-    #: It takes memory of the card that nobody can count.
+    #: It takes card memory that cannot be counted, so a pod with a memory limit may not use it.
     UNDER_LIMIT = enum.auto()
 
 
 class Escape(NamedTuple):
-    """One escape of RM's, in all its sizes."""
+    """One escape of RM, in all its sizes."""
 
     number: int
     name: str
@@ -54,12 +54,12 @@ ROWS = (
     ),
 )
 
-#: What is stopped by the filters: (number, bytes).
+#: The calls that the seccomp filters intercept: (number, bytes).
 WATCHED = frozenset((row.number, size) for row in ROWS for size in row.sizes)
 
 _NAMES = {row.number: row.name for row in ROWS}
 
 
 def name(number: int) -> str:
-    """Return by what name an escape is counted."""
+    """Return the name under which an escape is counted."""
     return _NAMES.get(number, f"escape {number:#x}")

@@ -1,7 +1,7 @@
 """Writes the tables as the C header that the kernel module reads: ``python -m qgpu.guardian.rules.kernel_header``.
 
-It goes to kmod/rules.h, where it is checked in; tests/kmod/test_rules.py fails where that differs. What has no row in
-it is refused by the module, as by the guardian. Needs no build, and only what the tables need.
+The header is checked in as kmod/rules.h; tests/kmod/test_rules.py fails if the two differ. The module, like the
+guardian, refuses what has no row. The command needs no build, only the tables.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ HEADER = Path(__file__).resolve().parents[3] / "kmod" / "rules.h"
 _OPENING = """\
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * rules.h - what a pod may ask of RM: its controls, classes and escapes, in order of their numbers. What has no row is
- * refused. Written by "python -m qgpu.guardian.rules.kernel_header" from qgpu/guardian/rules, where each row has its
- * reason; do not edit. rule_lookup.c alone reads it, and rule_lookup.h says what the members mean.
+ * rules.h - the rules for a pod's RM calls: controls, classes and escapes, in order of their numbers. What has no row
+ * is refused. Written by "python -m qgpu.guardian.rules.kernel_header" from qgpu/guardian/rules, where each row has its
+ * reason; do not edit. Only rule_lookup.c reads it, and rule_lookup.h explains the members.
  */
 #ifndef _QGPU_RULES_H
 #define _QGPU_RULES_H
 
 #include "rule_lookup.h"
 """
-#: What the module has code for; the other values of InModule say why there is none.
+#: Actions that the module has code for; the other values of InModule say why it needs none.
 ACTIONS = {
     InModule.TIMESLICE,
     InModule.PREEMPTION_MODE,
@@ -39,7 +39,7 @@ ACTIONS = {
     InModule.IMPORT,
     InModule.FIRMWARE,
 }
-#: Which of the handles in an export's parameters is that of the memory.
+#: Offset of the memory's handle in the parameters of an export.
 _MEMORY_OF_EXPORT = {0x00003D05: 12, 0x00FD0102: 4, 0xC56F010B: 124}
 _WORD = 4
 _MOST_COLUMNS = 120
@@ -65,7 +65,7 @@ def header() -> str:
 
 
 def action(row: controls.Control) -> str | None:
-    """Return what the module does with a control; None: it refuses it as one that it does not know."""
+    """Return what the module does with a control; None if it refuses the control as unknown."""
     if row.in_module in ACTIONS:
         return f"QGPU_CONTROL_{row.in_module.name}"
     if row.why.allowed:
@@ -103,7 +103,7 @@ def _escape(row: escapes.Escape) -> str | None:
 
 
 def _clients(places: Iterable[At]) -> list[str]:
-    """Say which 32-bit words of the parameters are handles of clients, a bit each."""
+    """Encode which 32-bit words of the parameters are client handles, one bit each."""
     words = 0
     for place in places:
         assert place.many == 1, "the module knows single handles only"

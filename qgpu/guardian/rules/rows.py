@@ -1,4 +1,4 @@
-"""What a row of the tables says: why something is allowed or refused, and what lies in its parameters."""
+"""The vocabulary of a row: why a call is allowed or refused, and what its parameters hold."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ _U32 = struct.Struct("<I")
 
 
 class Why(enum.Enum):
-    """Why a pod may ask for something, or may not."""
+    """Why a call is allowed or refused."""
 
     #: Allowed. Recorded from programs (tests/data/traces).
     SEEN = "programs ask for it"
-    #: Allowed. Known of NVIDIA's libraries and tools: recorded otherwise, or on the list of gVisor's nvproxy.
+    #: Allowed. NVIDIA's libraries and tools use it: recorded elsewhere, or on the list of gVisor's nvproxy.
     LIBRARY = "NVIDIA's libraries ask for it"
-    #: Allowed. Reads the card or the pod's own objects; changes nothing and tells nothing of other pods.
+    #: Allowed. Reads the card or the pod's own objects; changes nothing and reveals nothing about other pods.
     GETTER = "it only reads"
 
-    #: Not by the guardian: RM ties it to the process that asks, so the kernel carries the call out.
+    #: The guardian cannot issue it: RM ties it to the calling process, so the kernel continues the call in the pod.
     KERNEL = "only the process itself can ask for it"
     SCHEDULING = "it schedules"
     MEMORY = "it reaches memory or page tables that the pod has no handle of"
@@ -33,7 +33,7 @@ class Why(enum.Enum):
 
     @property
     def allowed(self) -> bool:
-        """Tell whether what has this reason is allowed."""
+        """Tell whether a call with this reason is allowed."""
         return self in _ALLOWED
 
 
@@ -41,36 +41,36 @@ _ALLOWED = {Why.SEEN, Why.LIBRARY, Why.GETTER}
 
 
 class InModule(enum.Enum):
-    """What the kernel module does with a row besides passing it to RM, or why it does nothing where the guardian does.
+    """What the kernel module does with a row besides passing it to RM, or why it does nothing where the guardian acts.
 
-    The module works inside the pod's own call. RM reads the process's pointers and descriptors itself, so rows whose
-    only extra is one of those have nothing here. Clients in parameters are checked by both.
+    The module works inside the pod's own call, and RM itself reads the process's pointers and descriptors. So a row
+    with nothing but those needs no action here. Both planes check the clients in parameters.
     """
 
-    TIMESLICE = "notes the wish and answers OK each time: libcuda takes no refusal, and the plan sets the timeslice"
+    TIMESLICE = "notes the wish and answers OK: libcuda accepts no refusal, and the plan sets the timeslice"
     PREEMPTION_MODE = "refuses the modes that the guardian refuses"
-    PREEMPT = "refuses what the guardian refuses, and the gate penalty takes the place of the guardian's rest"
-    START_CHANNELS = "closes the gate again, if it is closed, before the call returns"
+    PREEMPT = "refuses what the guardian refuses; the gate penalty replaces the guardian's pause"
+    START_CHANNELS = "closes a closed gate again before the call returns"
     FB_INFO = "shows the pod its own memory limit"
     EXPORT = "charges the memory at handle_at, or all of the client's, until the pod has no file left"
-    IMPORT = "charges what arrives, once if the pod itself exported it"
+    IMPORT = "charges imported memory, but only once if the pod itself exported it"
     FIRMWARE = "refuses a client that is not the pod's, because RM does not check it"
-    PIDS_BY_NAMESPACE = "does nothing: RM leaves out processes outside the pid namespace of the one that asks"
-    SAMPLES_BY_NAMESPACE = "does nothing: RM hides the pids of others by namespace, and their utilization stays visible"
+    PIDS_BY_NAMESPACE = "does nothing: RM hides processes outside the caller's pid namespace"
+    SAMPLES_BY_NAMESPACE = "does nothing: RM hides the pids of other namespaces; their utilization stays visible"
     GPUS_BY_NODES = "does nothing: RM names every GPU, and a pod opens those whose device nodes it has"
-    HOLDS_MEMORY = "charges all memory of the client until the pod has no file left: RM keeps what is named"
+    HOLDS_MEMORY = "charges all memory of the client until the pod has no file left, because RM keeps the memory named"
 
 
 class Of(enum.Enum):
     """Where RM looks a handle up."""
 
-    #: In the client of the call, which has to be one of the file's that the call is made on: RM checks that.
+    #: In the client of the call. It must belong to the file on which the call is made; RM checks that.
     CALLER = enum.auto()
     #: In the client that another field of the parameters names.
     NAMED = enum.auto()
     #: In firmware, which gets the call with its client; the source says no more.
     FIRMWARE = enum.auto()
-    #: Among the events of the call's client, by the number of a descriptor (os.c:osUserHandleToKernelPtr).
+    #: Among the events of the call's client, by file descriptor number (os.c:osUserHandleToKernelPtr).
     EVENT = enum.auto()
     #: Nowhere: RM writes it.
     ANSWER = enum.auto()
@@ -79,7 +79,7 @@ class Of(enum.Enum):
 class At(NamedTuple):
     """Where handles lie in parameters: ``many`` of them, ``stride`` bytes apart.
 
-    With a ``size``, only in parameters of so many bytes: branches differ, and RM takes no other size than its own.
+    With a ``size``, only in parameters of that many bytes: driver branches differ, and RM accepts only its own size.
     """
 
     at: int
@@ -90,9 +90,9 @@ class At(NamedTuple):
 
 
 class Pointer(NamedTuple):
-    """A pointer in parameters: where it lies, and how long what it points to is.
+    """A pointer in parameters: its offset, and the length of the memory it points to.
 
-    That is ``unit`` bytes times the count at ``count_at``, or ``unit`` alone where there is no count.
+    The length is ``unit`` bytes times the count at ``count_at``, or ``unit`` alone if there is no count.
     """
 
     at: int
@@ -101,7 +101,7 @@ class Pointer(NamedTuple):
 
 
 def handles(places: Iterable[At], params: bytes | bytearray) -> Iterator[int]:
-    """Read the handles at some places of parameters, as far as these reach."""
+    """Read the handles at these places of the parameters, as far as the parameters reach."""
     for at, many, stride, _, size in places:
         if size is None or size == len(params):
             for place in range(at, min(at + many * stride, len(params) - 3), stride):

@@ -14,7 +14,7 @@ from qgpu.model.tsg_turns import LOOK_NS
 from qgpu.planes.sim.engine import Tsg
 from qgpu.planes.sim.hardware import H200
 from qgpu.planes.sim.host import SimHost
-from qgpu.policies.mechanism import in_turns
+from qgpu.policies.mechanism import consecutive_windows
 
 PERIOD = 100 * NS_PER_MS
 
@@ -33,7 +33,7 @@ workloads = st.builds(
 def plans(draw: st.DrawFn, pods: int) -> Plan:
     """Draw turns of at least 3 ms that fit in the period, some of no length, each yielding or not."""
     lengths = [draw(st.one_of(st.just(0), st.integers(3, 100 // pods))) * NS_PER_MS for _ in range(pods)]
-    turns = in_turns(lengths, draw(st.sampled_from(OnIdle)))
+    turns = consecutive_windows(lengths, draw(st.sampled_from(OnIdle)))
     timeslices = draw(st.lists(st.integers(50, 20_000), min_size=pods, max_size=pods))
     parts = (
         PodPlan(f"pod{i}", PodClass.OFFLINE, timeslice, windows)
