@@ -22,7 +22,7 @@ from qgpu.ipc.control_socket import Client
 from qgpu.load.spec import Workload
 from qgpu.model import NS_PER_MS, NS_PER_S, Grant
 from qgpu.planes.sim.host import SimHost
-from qgpu.policies import compose
+from qgpu.policies.registry import compose
 from qgpu.sched.ledger import Ledger
 from qgpu.sched.loop import until_due
 

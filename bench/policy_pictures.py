@@ -17,7 +17,7 @@ from pathlib import Path
 from qgpu.load.spec import Workload
 from qgpu.model import NS_PER_MS, NS_PER_S, Grant, PodClass
 from qgpu.planes.sim.host import SimHost
-from qgpu.policies import compose
+from qgpu.policies.registry import compose
 from qgpu.sched import loop
 from qgpu.sched.ledger import Ledger
 from qgpu.trace.chart import STYLE, Line, Strip, over_time, strips

@@ -21,7 +21,7 @@ from usage import Tick, watch
 from qgpu.load.spec import Workload
 from qgpu.model import NS_PER_MS, NS_PER_S, Grant
 from qgpu.planes.sim.host import SimHost
-from qgpu.policies import compose
+from qgpu.policies.registry import compose
 from qgpu.sched import loop
 from qgpu.sched.ledger import Ledger
 

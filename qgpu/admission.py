@@ -14,7 +14,7 @@ from qgpu.errors import InvalidValueError, RefusedError, no_pgpu, no_pod
 from qgpu.linux import cgroup
 from qgpu.model import Grant, PodClass
 from qgpu.model.plane_api import Pgpu, PodInfo
-from qgpu.policies import POLICIES
+from qgpu.policies.registry import POLICIES
 
 
 def check_new(

@@ -13,7 +13,7 @@ from enum import StrEnum
 from functools import partial
 from pathlib import Path
 
-from qgpu import policies, toml_tables, units
+from qgpu import toml_tables, units
 from qgpu.errors import InvalidValueError
 from qgpu.ipc.http_server import Address, parse_address
 from qgpu.model import (
@@ -26,6 +26,7 @@ from qgpu.model import (
     PodClass,
 )
 from qgpu.model.plane_names import Plane
+from qgpu.policies import registry
 from qgpu.toml_tables import Table
 
 
@@ -79,8 +80,8 @@ class GpuSettings:
     offline_floor: int = 0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "policy", policies.find(self.policy))
-        object.__setattr__(self, "online_policy", policies.find(self.online_policy))
+        object.__setattr__(self, "policy", registry.find(self.policy))
+        object.__setattr__(self, "online_policy", registry.find(self.online_policy))
         for name in ("period_ns", "offline_floor"):
             if type(value := getattr(self, name)) is not int:
                 raise InvalidValueError(f"{name} {value!r}: must be a whole number")
@@ -151,8 +152,8 @@ GPU_KEYS = ("policy", "online_policy", "period", "offline_floor")
 
 def gpu_settings(table: Table, base: GpuSettings) -> GpuSettings:
     """Read a pGPU's settings; missing keys are as in ``base``. Raises ConfigError."""
-    policy = table.text("policy", base.policy, policies.find)
-    online_policy = table.text("online_policy", base.online_policy, policies.find)
+    policy = table.text("policy", base.policy, registry.find)
+    online_policy = table.text("online_policy", base.online_policy, registry.find)
     period_ns = table.text("period", base.period_ns, units.parse_duration)
     floor = table.text("offline_floor", base.offline_floor, units.parse_percent)
     kept = table.check("period", lambda: replace(base, policy=policy, online_policy=online_policy, period_ns=period_ns))

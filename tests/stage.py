@@ -12,7 +12,7 @@ from qgpu.model import NS_PER_MS, NS_PER_S, Grant, Plan, PodPlan, Sample, Snapsh
 from qgpu.model.plane_api import Backend
 from qgpu.planes.sim.hardware import H200
 from qgpu.planes.sim.host import SimHost
-from qgpu.policies import compose
+from qgpu.policies.registry import compose
 from qgpu.sched import loop
 from qgpu.sched.ledger import Ledger
 

@@ -13,7 +13,7 @@ from qgpu.cli.output import memory, output_option, print_as, print_json, print_t
 from qgpu.cli.params import DURATION, PERCENT
 from qgpu.errors import InvalidValueError
 from qgpu.ipc.control_socket import SCHEMA
-from qgpu.policies import POLICIES
+from qgpu.policies.registry import POLICIES
 
 _HEADER = ("GPU", "NAME", "MEMORY", "POLICY", "ONLINE POLICY", "PERIOD", "OFFLINE FLOOR", "PODS", "TROUBLE")
 

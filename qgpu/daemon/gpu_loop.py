@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 import structlog
 
-from qgpu import policies
 from qgpu.config import GpuSettings
 from qgpu.daemon.gang_exchange import GangExchange
 from qgpu.errors import QgpuError
 from qgpu.model.plane_api import Backend, Host
+from qgpu.policies import registry
 from qgpu.sched import loop
 from qgpu.sched.ledger import Ledger
 
@@ -94,8 +94,8 @@ class GpuLoop:
 
     def _current(self) -> loop.Settings:
         settings = self.settings
-        composed = policies.compose(settings.policy, settings.online_policy)
-        policy = self._board.in_step(composed, policies.POLICIES[settings.policy].plan)
+        composed = registry.compose(settings.policy, settings.online_policy)
+        policy = self._board.in_step(composed, registry.POLICIES[settings.policy].plan)
         return loop.Settings(policy, settings.period_ns, settings.offline_floor)
 
     def _seen(self, ledger: Ledger) -> None:

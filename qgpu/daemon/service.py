@@ -50,7 +50,7 @@ from qgpu.model import Grant
 from qgpu.model.plane_api import Host, Pgpu, PodInfo
 from qgpu.model.plane_names import Plane
 from qgpu.nvidia import nvml
-from qgpu.policies import POLICIES
+from qgpu.policies.registry import POLICIES
 from qgpu.runtime import seccomp_profile
 from qgpu.runtime.agent import LISTENER
 from qgpu.runtime.oci_container import described

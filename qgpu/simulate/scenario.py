@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from qgpu import admission, policies
+from qgpu import admission
 from qgpu.errors import ConfigError, QgpuError
 from qgpu.load.spec import Workload
 from qgpu.load.stats import percentile
@@ -19,6 +19,7 @@ from qgpu.model import NS_PER_S, Grant
 from qgpu.planes.sim.engine import EngineTimes
 from qgpu.planes.sim.host import SimHost
 from qgpu.planes.sim.load import Progress
+from qgpu.policies import registry
 from qgpu.sched import loop
 from qgpu.sched.ledger import Ledger
 from qgpu.simulate import scenario_file
@@ -120,7 +121,7 @@ class _Stage:
 
     def _loop_settings(self) -> loop.Settings:
         gpu = self._settings
-        return loop.Settings(policies.compose(gpu.policy, gpu.online_policy), gpu.period_ns, gpu.offline_floor)
+        return loop.Settings(registry.compose(gpu.policy, gpu.online_policy), gpu.period_ns, gpu.offline_floor)
 
     def _arrive(self, name: str) -> None:
         part, host = self._parts[name], self._host

@@ -13,7 +13,7 @@ from qgpu.errors import QgpuError
 from qgpu.load.stats import percentile
 from qgpu.model import MAX_TIMESLICE_US, NS_PER_MS, NS_PER_S, Grant, Plan, PodClass, PodPlan
 from qgpu.model.plane_api import Backend
-from qgpu.policies import compose
+from qgpu.policies.registry import compose
 from qgpu.sched import loop
 from qgpu.sched.ledger import Ledger
 from tests.contract.rig import FLOOD, PULSE, Rig

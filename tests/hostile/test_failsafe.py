@@ -11,10 +11,10 @@ from random import Random
 
 import pytest
 
-from qgpu import policies
 from qgpu.load.spec import Workload
 from qgpu.model import NS_PER_MS, NS_PER_S, Grant, PodClass
 from qgpu.planes.sim.host import SimHost
+from qgpu.policies import registry
 from qgpu.sched import loop
 from qgpu.sched.ledger import Ledger
 
@@ -41,9 +41,9 @@ class World:
     def start_daemon(self) -> None:
         self.backend = self.host.backend(0)
         self.ledger = Ledger(0)
-        name = self.random.choice(sorted(policies.POLICIES))
+        name = self.random.choice(sorted(registry.POLICIES))
         period_ns = self.random.choice([10, 100, 1000]) * NS_PER_MS
-        self.settings = loop.Settings(policies.compose(name, "best-effort"), period_ns)
+        self.settings = loop.Settings(registry.compose(name, "best-effort"), period_ns)
 
     def run(self, duration_ns: int) -> None:
         """Let the daemon work; the last round may be over in the middle of a period."""

@@ -7,7 +7,7 @@ import pytest
 from qgpu.metrics.tally import RECENT_NS, Tally
 from qgpu.model import NS_PER_MS, NS_PER_S, Grant, PodClass
 from qgpu.planes.sim.host import SimHost
-from qgpu.policies import compose
+from qgpu.policies.registry import compose
 from qgpu.sched import loop
 from qgpu.sched.ledger import Ledger
 from tests.contract.rig import FLOOD, PULSE

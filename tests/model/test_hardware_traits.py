@@ -18,7 +18,7 @@ from qgpu.model import (
     hardware_traits,
 )
 from qgpu.planes.sim.host import SimHost
-from qgpu.policies import compose
+from qgpu.policies.registry import compose
 from qgpu.sched.ledger import Ledger
 
 

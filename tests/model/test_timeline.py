@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from qgpu.model import OnIdle, Plan, PodClass, PodPlan, Snapshot, Window
 from qgpu.model.timeline import Timeline
-from qgpu.policies import POLICIES, compose
+from qgpu.policies.registry import POLICIES, compose
 from tests.strategies import snapshots
 
 MS = 1_000_000

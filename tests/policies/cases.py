@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from qgpu.model import Plan, PodClass, Policy, Snapshot
-from qgpu.policies import POLICIES, PolicyInfo, compose
+from qgpu.policies.registry import POLICIES, PolicyInfo, compose
 from tests.stage import MORE
 from tests.strategies import snapshots
 

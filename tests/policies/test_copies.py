@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qgpu.model import MAX_TIMESLICE_US, NS_PER_MS, Grant, Plan, Pod, PodClass, PodPlan, Snapshot, Tsg, Turn
-from qgpu.policies import compose
 from qgpu.policies.copies import LEAST_US, MEAN_US, ONLINE_TIMES, with_copies
+from qgpu.policies.registry import compose
 from tests.policies.cases import Case, anything, drawn, each_composed, fresh
 
 PERIOD = 100 * NS_PER_MS

@@ -8,8 +8,8 @@ from hypothesis import assume
 from hypothesis import strategies as st
 
 from qgpu.model import NS_PER_MS, Grant, Pod, PodClass, Snapshot, Tsg
-from qgpu.policies import compose
 from qgpu.policies.mechanism import MAX_DUE_GAIN, MAX_LONGER, MAX_LONGER_NS, MAX_OWED_CUT, STEP_NS
+from qgpu.policies.registry import compose
 from tests.forecast import forecast
 from tests.policies.cases import (
     CAPPING,

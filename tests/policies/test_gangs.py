@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qgpu.model import NS_PER_MS, Grant, Plan, Pod, Snapshot, Tsg, Turn, Window
-from qgpu.policies import POLICIES
 from qgpu.policies.gangs import Bids, agree, bids, gangs_first
+from qgpu.policies.registry import POLICIES
 from tests.policies.cases import fresh
 
 PERIOD = 100 * NS_PER_MS

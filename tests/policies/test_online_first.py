@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from qgpu.load.spec import Workload
 from qgpu.model import NS_PER_MS, NS_PER_S, Grant, PodClass
-from qgpu.policies import POLICIES
 from qgpu.policies.online_first import TURN_NS
+from qgpu.policies.registry import POLICIES
 from tests.stage import FLOOD, MORE, Stage, batches, every
 
 SERVICE = every(10_000, 100)

@@ -23,10 +23,11 @@ from qgpu.model import (
     Tsg,
 )
 from qgpu.model.hardware_traits import OTHER
-from qgpu.policies import POLICIES, latency_targets
+from qgpu.policies import latency_targets
 from qgpu.policies.copies import with_copies
 from qgpu.policies.mechanism import PLAIN_NS, SENSIBLE_US
 from qgpu.policies.online_first import LOOSE_NS
+from qgpu.policies.registry import POLICIES
 from tests.forecast import forecast
 from tests.policies.cases import (
     CAPPING,

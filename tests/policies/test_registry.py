@@ -8,8 +8,8 @@ import pytest
 
 from qgpu import config
 from qgpu.model import NS_PER_MS, Grant, Plan, Pod, PodClass, Snapshot, Tsg
-from qgpu.policies import POLICIES, PolicyInfo, compose, find
 from qgpu.policies.mechanism import by_weights
+from qgpu.policies.registry import POLICIES, PolicyInfo, compose, find
 from tests.forecast import forecast
 
 DOCUMENT = Path(__file__).parents[2] / "docs/policies.md"

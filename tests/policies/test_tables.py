@@ -21,9 +21,10 @@ from qgpu.model import (
     Window,
 )
 from qgpu.model.hardware_traits import H200, OTHER
-from qgpu.policies import POLICIES, compose, find, latency_targets
+from qgpu.policies import latency_targets
 from qgpu.policies.mechanism import OWED_STEP_NS
 from qgpu.policies.online_first import TURN_NS
+from qgpu.policies.registry import POLICIES, compose, find
 
 PERIOD = 100 * NS_PER_MS
 

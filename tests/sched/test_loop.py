@@ -18,7 +18,7 @@ from qgpu.load.spec import Workload
 from qgpu.model import NS_PER_MS, NS_PER_S, Grant, Plan, PodClass, Policy, Sample, Snapshot
 from qgpu.model.plane_api import Backend
 from qgpu.planes.sim.host import SimHost
-from qgpu.policies import POLICIES, compose
+from qgpu.policies.registry import POLICIES, compose
 from qgpu.sched import loop
 from qgpu.sched.ledger import Ledger
 

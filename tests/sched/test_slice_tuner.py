@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from qgpu.model import NS_PER_MS, NS_PER_S, NS_PER_US, Grant, Plan, Pod, PodClass, PodPlan, Sharing, Snapshot, Tsg
 from qgpu.model.hardware_traits import OTHER
-from qgpu.policies import POLICIES
+from qgpu.policies.registry import POLICIES
 from qgpu.sched import slice_tuner
 from qgpu.sched.gpu_usage import GpuUse, RoundEntry
 from qgpu.sched.slice_tuner import GATES_RETRY_NS, Tuning

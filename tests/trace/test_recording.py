@@ -14,7 +14,7 @@ from qgpu.daemon.gpu_loop import GpuLoop
 from qgpu.model import NS_PER_MS, NS_PER_S, Grant, PodClass
 from qgpu.nvidia.gpu_time import Event, GpuTimeCounter
 from qgpu.planes.sim.host import SimHost
-from qgpu.policies import compose
+from qgpu.policies.registry import compose
 from qgpu.sched import loop
 from qgpu.sched.ledger import Ledger
 from qgpu.trace import recorder as recorder_module

@@ -11,7 +11,7 @@ from qgpu.daemon.gang_exchange import GangExchange
 from qgpu.load.spec import Workload
 from qgpu.model import NS_PER_MS, NS_PER_S, NS_PER_US, Grant
 from qgpu.planes.sim.host import SimHost
-from qgpu.policies import POLICIES, compose
+from qgpu.policies.registry import POLICIES, compose
 from qgpu.sched import loop
 from qgpu.sched.ledger import Ledger
 

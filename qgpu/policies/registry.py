@@ -1,0 +1,55 @@
+"""The policies of qgpu by name. A new policy is one file and one line here.
+
+A policy is a pure function from Snapshot to Plan. The configuration and the module may use its number instead of its
+name.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from qgpu.errors import UnknownNameError
+from qgpu.model import Policy
+from qgpu.policies import best_effort, burst_share, fixed_share
+from qgpu.policies.copies import copies_shared
+from qgpu.policies.gangs import gangs_first
+from qgpu.policies.online_first import online_first
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyInfo:
+    """A policy with its number, what admission has to check for it, and its promises, which the tests verify."""
+
+    number: int
+    plan: Policy
+    #: Every offline pod must have a quota, because the policy gives nothing to a pod without one.
+    needs_quota: bool = False
+    #: Every busy pod that has a quota gets at least that: quotas are floors.
+    guarantees: bool = False
+    #: No pod gets more than its quota, even while the pGPU idles: quotas are upper bounds, kept by windows.
+    caps: bool = False
+
+    @property
+    def lends(self) -> bool:
+        """Tell whether the policy lends idle capacity to busy pods."""
+        return not self.caps
+
+
+POLICIES: dict[str, PolicyInfo] = {
+    "best-effort": PolicyInfo(0, best_effort.plan),
+    "fixed-share": PolicyInfo(1, fixed_share.plan, needs_quota=True, guarantees=True, caps=True),
+    "burst-share": PolicyInfo(2, burst_share.plan, guarantees=True),
+}
+
+
+def find(name: str) -> str:
+    """Return the canonical name of a policy given by name or number. Raises UnknownNameError."""
+    for known, info in POLICIES.items():
+        if name in (known, str(info.number)):
+            return known
+    raise UnknownNameError(f"policy {name!r}: there is no such policy; choose one of {', '.join(POLICIES)}")
+
+
+def compose(offline: str, online: str) -> Policy:
+    """Build the loop's policy: online pods first, then gangs, then all others; copies share in the same ratio."""
+    return copies_shared(online_first(gangs_first(POLICIES[offline].plan), POLICIES[online].plan))
