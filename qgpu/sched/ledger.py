@@ -241,7 +241,7 @@ class Ledger:
 
     def snapshot(self, period_ns: int, offline_floor: int = 0) -> Snapshot:
         """Return what a policy may know, with an operator's ``offline_floor`` in per cent."""
-        known = {pod_class: self._contention(pod_class) for pod_class in PodClass}
+        known = {pod_class: self._tuning(pod_class) for pod_class in PodClass}
         satisfied = frozenset[str]().union(*(each.satisfied for each in known.values() if each is not None))
         fits_slice = frozenset[str]().union(*(each.fits_slice for each in known.values() if each is not None))
         owed = {
@@ -285,7 +285,7 @@ class Ledger:
             return None
         return self.plan.online if pod_class is PodClass.ONLINE else self.plan.offline
 
-    def _contention(self, pod_class: PodClass) -> Tuning | None:
+    def _tuning(self, pod_class: PodClass) -> Tuning | None:
         """Return the tuning of the busy pods of a class; None if fewer than two are busy."""
         mix = self._mix(pod_class)
         return (self.mixes.get(mix) or self._begin(mix)) if len(mix[1]) > 1 else None

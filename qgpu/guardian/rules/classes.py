@@ -236,7 +236,7 @@ GATED = frozenset({abi.KEPLER_CHANNEL_GROUP_A, abi.FERMI_CONTEXT_SHARE_A}) | abi
 #: Memory of the card by physical address: a caller could name the memory of any pod.
 PHYSICAL = frozenset({0x0082, 0x0083, 0x00C2, 0x00F3})
 
-#: Classes whose objects the register keeps.
+#: Classes whose objects the object table keeps.
 KEPT = GATED | {
     *(abi.NV01_DEVICE_0, abi.NV20_SUBDEVICE_0, abi.NV01_MEMORY_LOCAL_USER, abi.FERMI_VASPACE_A),
 }

@@ -40,7 +40,7 @@ ACTIONS = {
     InModule.FIRMWARE,
 }
 #: Offset of the memory's handle in the parameters of an export.
-_MEMORY_OF_EXPORT = {0x00003D05: 12, 0x00FD0102: 4, 0xC56F010B: 124}
+_MEMORY_OF_EXPORT = {abi.NV0000_OS_UNIX_EXPORT_OBJECT_TO_FD: 12, abi.NV00FD_ATTACH_MEM: 4, abi.NVC56F_GET_KMB: 124}
 _WORD = 4
 _MOST_COLUMNS = 120
 
