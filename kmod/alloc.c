@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * alloc.c - a pod's allocations of clients and objects: enters them in the register. vram_heap.c handles video memory,
- * context.c decides what a TSG or channel means.
+ * alloc.c - a pod's allocations of clients and objects: enters them in the object table. vram_heap.c handles video
+ * memory, context.c decides what a TSG or channel means.
  *
  * Only a sealed call guarantees that RM acts on the parameters that were checked here. So the module still asks RM what
  * it made, as far as RM can tell.
@@ -78,7 +78,7 @@ static long alloc_client(struct qgpu_call *call, const struct request *request)
 	long ret;
 	int error;
 
-	/* a client outside the register would have no limit, so RM makes none */
+	/* a client outside the object table would have no limit, so RM makes none */
 	if (!client)
 		return qgpu_call_answer(call, request->status_at, NV_ERR_NO_MEMORY);
 	ret = qgpu_call_forward(call);

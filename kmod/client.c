@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * client.c - the register: RM clients of pods as RM has them, by handle and by file. object.c holds the objects below
- * them.
+ * client.c - the object table: RM clients of pods as RM has them, by handle and by file. object.c holds the objects
+ * below them.
  *
  * Lock order: a client's lock, then files_lock or a pGPU's lock (tsg.c), then mem_lock (mem.c). A client's lock is held
  * while the driver allocates or frees under it, so no code that the driver may wait for (a pGPU's worker) takes it.

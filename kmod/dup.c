@@ -74,8 +74,8 @@ struct source {
 
 /*
  * The source belongs to another client, whose lock is not held. Before RM looked it up, it may have been freed and its
- * handle reused for other memory. The source is the expected memory if the register says so before and after, and RM
- * reports the same size.
+ * handle reused for other memory. The source is the expected memory if the object table says so before and after, and
+ * RM reports the same size.
  */
 static struct qgpu_mem *find_source(const struct qgpu_arrival *arrival, const void *about)
 {

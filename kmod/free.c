@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * free.c - a pod's frees, by either form of the call: removes the object from the register once RM says that it is
+ * free.c - a pod's frees, by either form of the call: removes the object from the object table once RM says that it is
  * gone. Gates that RM would wait for are opened before.
  */
 #include "call.h"
@@ -25,7 +25,7 @@ static bool is_gone(const struct qgpu_call *call, struct qgpu_client *client, co
 /*
  * If a channel's USERD lies in memory that the process described itself (kernel_channel_gv100.c), freeing that memory
  * frees the channel. The parameters name that memory, and a pod can change them while RM reads them. So any such memory
- * counts; it is not in the register, so RM is asked.
+ * counts; it is not in the object table, so RM is asked.
  */
 static bool may_be_userd(struct qgpu_client *client, u32 handle)
 {

@@ -2,7 +2,7 @@
 #ifndef _QGPU_MEM_H
 #define _QGPU_MEM_H
 
-#include "register.h"
+#include "object_table.h"
 
 /*
  * Memory that is charged to a pod on some pGPUs (a mask of indexes) until the last reference goes. It may be a

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * object.c - the register: RM objects of a client that matter for GPU time or memory, their tree, and which objects go
- * together. tsg.c handles TSGs, mem.c memory.
+ * object.c - the object table: RM objects of a client that matter for GPU time or memory, their tree, and which
+ * objects go together. tsg.c handles TSGs, mem.c memory.
  */
 #include <linux/slab.h>
 
@@ -167,7 +167,7 @@ bool qgpu_objects_hold(struct qgpu_client *client, u32 handle)
 	return opened;
 }
 
-/* The register no longer holds what the driver has freed; the rest is gated as before. */
+/* The object table no longer holds what the driver has freed; the rest is gated as before. */
 void qgpu_objects_unhold(struct qgpu_client *client)
 {
 	struct qgpu_object *object;

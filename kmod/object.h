@@ -2,7 +2,7 @@
 #ifndef _QGPU_OBJECT_H
 #define _QGPU_OBJECT_H
 
-#include "register.h"
+#include "object_table.h"
 
 /* All of these need the client's lock. */
 struct qgpu_object *qgpu_object_find(struct qgpu_client *client, u32 handle);
@@ -11,7 +11,7 @@ int qgpu_object_gpu(struct qgpu_client *client, u32 handle);
 u32 qgpu_object_device(struct qgpu_client *client, u32 handle);
 /* Whether it is the last subdevice of a device with TSGs: gating them is a control on that subdevice. */
 bool qgpu_object_needed(struct qgpu_client *client, struct qgpu_object *object);
-/* The classes that the register keeps besides clients and memory. */
+/* The classes that the object table keeps besides clients and memory. */
 bool qgpu_is_registered(u32 class);
 /* Whether the client has channels. */
 bool qgpu_objects_run(struct qgpu_client *client);

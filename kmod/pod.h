@@ -52,7 +52,7 @@ struct qgpu_pod {
 	atomic_t flags;		/* QGPU_POD_* */
 	atomic_t nr_files;
 	atomic_t nr_clients;
-	atomic_t nr_entries;	/* clients and objects in the register */
+	atomic_t nr_entries;	/* clients and objects in the object table */
 	atomic_t nr_devices;	/* of them */
 	atomic64_t refused_allocs;
 	atomic64_t refused_controls;
@@ -79,7 +79,7 @@ int qgpu_pod_grant(u64 id, const struct qgpu_grant *grant);
 /* The pGPUs on which the pod has a memory limit: a mask of indexes. */
 u32 qgpu_pod_limited(const struct qgpu_pod *pod);
 void qgpu_pod_flag(struct qgpu_pod *pod, u32 flag, u32 event);
-/* Count one more client or object in the register; false: the pod is at its maximum. */
+/* Count one more client or object in the object table; false: the pod is at its maximum. */
 bool qgpu_pod_enter(struct qgpu_pod *pod);
 void qgpu_pod_leave(struct qgpu_pod *pod);
 unsigned int qgpu_pod_count(void);

@@ -3,7 +3,7 @@
 #define _QGPU_TSG_H
 
 #include "gpu.h"
-#include "register.h"
+#include "object_table.h"
 
 #define QGPU_TSG_CHANNELS_MAX 128	/* RM's own limit */
 

@@ -8,7 +8,7 @@
  * The driver exports both functions, with the same arguments from 535 to 595 (nv_uvm_interface.c); the handles in them
  * are the kernel's own copies. A handle is looked up before the duplicate is made. Other memory may take the handle in
  * the meantime, so it is looked up again afterwards; if the two differ, both are charged. If RM has made memory that is
- * not yet in the register, qgpu_uvm_mem_found() matches it later.
+ * not yet in the object table, qgpu_uvm_mem_found() matches it later.
  */
 #include <linux/hashtable.h>
 #include <linux/kprobes.h>

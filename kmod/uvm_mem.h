@@ -21,8 +21,8 @@ int qgpu_uvm_mem_map(struct qgpu_tables *tables, u64 size);
 void qgpu_uvm_mem_mapped(void);
 
 /*
- * The register now knows memory that RM made a moment ago. UVM may have mapped it in between: then the mapping holds
- * its charge. False: it has not. Then no handle leads to the memory any more, or the register's own does.
+ * The object table now knows memory that RM made a moment ago. UVM may have mapped it in between: then the mapping holds
+ * its charge. False: it has not. Then no handle leads to the memory any more, or the table's own does.
  */
 bool qgpu_uvm_mem_found(struct qgpu_client *client, u32 handle, struct qgpu_mem *mem);
 

@@ -11,7 +11,7 @@ KMOD = Path(__file__).resolve().parents[2] / "kmod"
 #: Headers without a source of their own: types and numbers, below everything.
 GROUND = {"compat", "nvrm", "rules", "trace", "uapi/qgpu"}
 #: Types that stand on pods.
-REGISTER = "register"
+OBJECT_TABLE = "object_table"
 #: Another module, which stands on this one.
 GLUE = "rm_glue"
 
@@ -19,7 +19,7 @@ ORDER = [
     name for line in re.findall(r"^qgpu-y \+?:?= (.*)$", (KMOD / "Kbuild").read_text(), re.M) for name in line.split()
 ]
 FLOOR = {name.removesuffix(".o"): floor for floor, name in enumerate(ORDER)} | {GLUE: len(ORDER)}
-FLOOR[REGISTER] = FLOOR["pod"]
+FLOOR[OBJECT_TABLE] = FLOOR["pod"]
 SOURCES = sorted(path.name for suffix in ("c", "h") for path in KMOD.glob(f"*.{suffix}") if path.stem not in GROUND)
 
 
@@ -31,7 +31,7 @@ def code(path: Path) -> str:
 def _home() -> dict[str, str]:
     """Return by name in which file what others can reach is defined."""
     found = {}
-    for name in FLOOR.keys() - {REGISTER}:
+    for name in FLOOR.keys() - {OBJECT_TABLE}:
         text = code(KMOD / f"{name}.c")
         found |= dict.fromkeys(re.findall(r"^(?!static)\w[\w *]*?\b(qgpu_\w+)\([^;{]*\)\n\{", text, re.M), name)
         variables = re.findall(
@@ -45,7 +45,7 @@ HOME = _home()
 
 
 def test_every_source_has_its_floor():
-    assert {path.stem for path in KMOD.glob("*.c")} == FLOOR.keys() - {REGISTER}
+    assert {path.stem for path in KMOD.glob("*.c")} == FLOOR.keys() - {OBJECT_TABLE}
     assert {path.stem for path in KMOD.glob("*.h")} <= FLOOR.keys() | GROUND
     assert len(set(ORDER)) == len(ORDER)
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 */
-/* register.h - the register's records of a pod's RM clients and their objects. client.c and object.c change them. */
-#ifndef _QGPU_REGISTER_H
-#define _QGPU_REGISTER_H
+/* object_table.h - records of a pod's RM clients and their objects. client.c and object.c change them. */
+#ifndef _QGPU_OBJECT_TABLE_H
+#define _QGPU_OBJECT_TABLE_H
 
 #include <linux/kref.h>
 #include <linux/list.h>
