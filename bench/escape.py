@@ -55,13 +55,13 @@ from qgpu.guardian import server
 from qgpu.linux.open_file_set import FileSets
 from qgpu.guardian.failover.journal import Journal
 from qgpu.guardian.failover.journal import Journal
-from qgpu.guardian.accounting.object_table import Register
-journal, register = Journal(int(sys.argv[2])), Register()
+from qgpu.guardian.accounting.object_table import ObjectTable
+journal, table = Journal(int(sys.argv[2])), ObjectTable()
 journal.own()
 for fact in journal.read()[1]:
-    register.note(fact)
+    table.note(fact)
 began = time.monotonic()
-made = server.Guardian(Path(sys.argv[4]), journal, FileSets(int(sys.argv[3])), register, {})
+made = server.Guardian(Path(sys.argv[4]), journal, FileSets(int(sys.argv[3])), table, {})
 print(time.monotonic() - began, flush=True)
 os._exit(0)
 """

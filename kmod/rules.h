@@ -309,6 +309,7 @@ static const struct qgpu_control_rule control_rules[] = {
 	{ 0x20804101, QGPU_CONTROL_PASS }, /* NV2080_CTRL_CMD_HSHUB_GET_AVAILABLE_MASK */
 	{ 0x20808159, QGPU_CONTROL_FIRMWARE }, /* for firmware */
 	{ 0x20808162, QGPU_CONTROL_FIRMWARE }, /* for firmware */
+	{ 0x20808165, QGPU_CONTROL_FIRMWARE }, /* for firmware */
 	{ 0x2080852a, QGPU_CONTROL_FIRMWARE }, /* for firmware */
 	{ 0x2080852b, QGPU_CONTROL_FIRMWARE }, /* for firmware */
 	{ 0x2080852c, QGPU_CONTROL_FIRMWARE }, /* for firmware */
@@ -324,18 +325,22 @@ static const struct qgpu_control_rule control_rules[] = {
 	{ 0x20809038, QGPU_CONTROL_FIRMWARE }, /* for firmware */
 	{ 0x20809064, QGPU_CONTROL_FIRMWARE }, /* for firmware */
 	{ 0x2080a026, QGPU_CONTROL_FIRMWARE }, /* for firmware */
+	{ 0x2080a028, QGPU_CONTROL_FIRMWARE }, /* for firmware */
 	{ 0x2080a060, QGPU_CONTROL_FIRMWARE }, /* for firmware */
 	{ 0x2080a06e, QGPU_CONTROL_FIRMWARE }, /* for firmware */
 	{ 0x2080a06f, QGPU_CONTROL_FIRMWARE }, /* for firmware */
 	{ 0x2080a080, QGPU_CONTROL_FIRMWARE }, /* for firmware */
 	{ 0x2080a084, QGPU_CONTROL_FIRMWARE }, /* for firmware */
 	{ 0x2080a0a4, QGPU_CONTROL_FIRMWARE }, /* for firmware */
+	{ 0x2080a0a6, QGPU_CONTROL_FIRMWARE }, /* for firmware */
 	{ 0x2080a0a7, QGPU_CONTROL_FIRMWARE }, /* for firmware */
 	{ 0x2080a0a8, QGPU_CONTROL_FIRMWARE }, /* for firmware */
+	{ 0x2080a0d1, QGPU_CONTROL_FIRMWARE }, /* for firmware */
 	{ 0x2080a0f2, QGPU_CONTROL_FIRMWARE }, /* for firmware */
 	{ 0x2080a612, QGPU_CONTROL_FIRMWARE }, /* for firmware */
 	{ 0x2080a618, QGPU_CONTROL_FIRMWARE }, /* for firmware */
 	{ 0x2080a63c, QGPU_CONTROL_FIRMWARE }, /* for firmware */
+	{ 0x20810107, QGPU_CONTROL_FIRMWARE }, /* for firmware */
 	{ 0x20810108, QGPU_CONTROL_FIRMWARE }, /* for firmware */
 	{ 0x20810110, QGPU_CONTROL_FIRMWARE }, /* for firmware */
 	{ 0x20810111, QGPU_CONTROL_FIRMWARE }, /* for firmware */

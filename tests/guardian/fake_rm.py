@@ -161,6 +161,12 @@ class FakeRm:
     def _alloc(self, data):
         client, parent, handle, rm_class, params = struct.unpack_from("<IIIIQ", data)
         status_at = 40 if len(data) == 48 else 28
+        if rm_class in abi.ROOT_CLASSES:
+            handle = handle or 1 + max(key[0] for key in self.objects)
+            self._make(handle, handle, rm_class, 0)
+            struct.pack_into("<I", data, 8, handle)
+            self._status(data, status_at, abi.NV_OK)
+            return 0
         if (client, client) not in self.objects:
             self._status(data, status_at, abi.NV_ERR_INVALID_CLIENT)
             return 0

@@ -1,8 +1,8 @@
 """One pod's RM objects: allocate, duplicate and free them, and charge their memory.
 
-The kernel performs a call for the pod itself only if RM ties the object to the calling process: root clients and first
-devices (``passthrough.py``), and user memory that the card reads (class 0x71), whose pages belong to the process.
-Without CAP_SYS_ADMIN the latter call cannot take card memory (rmapi_deprecated_allocmemory.c).
+The kernel performs a call for the pod itself only if RM ties the object to the calling process: a file's first root
+client and device (``passthrough.py``), and user memory that the card reads (class 0x71), whose pages belong to the
+process. Without CAP_SYS_ADMIN the latter call cannot take card memory (rmapi_deprecated_allocmemory.c).
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ from qgpu.nvidia import abi
 _U32 = struct.Struct("<I")
 #: Offsets of the pointers to parameters and rights in RM_ALLOC's structures; NVOS05 has neither.
 _POINTERS_AT, _POINTERS_BYTES, _RIGHTS_AT = 16, 16, 24
+#: Offset of the new object's handle, which RM writes if it chooses it.
+_HANDLE_AT = 8
 _BARE_BYTES = abi.sizeof("NVOS05_PARAMETERS")
 #: The refusal of page tables that cannot be counted.
 PAGE_TABLES = "address space with its page tables"
@@ -154,7 +156,42 @@ class AllocHandler:
         """Tell whether this is the first device of its client, which the kernel must make for the pod itself."""
         if request.rm.rm_class != abi.NV01_DEVICE_0 or request.escape.wrapped:
             return False
-        return not self._passthrough.has_device(request.rm.client)
+        return not self._passthrough.has_device(request.rm.client) and self._passthrough.makes_devices(request.pod_call)
+
+    def root_client(self, pod_call: PodCall, escape: rm_calls.Escape, block: IoctlBuffer, asked: rm_calls.Alloc) -> int:
+        """Make a root client: the kernel makes the first of a file, the guardian any other, from a copy of the call.
+
+        RM then takes the guardian for the owner of the others, which matters to UVM alone. Profilers, video and
+        graphics libraries make such clients for what they ask the card; CUDA's memory is in the first.
+        """
+        if escape.wrapped:
+            return errno.EINVAL
+        if self._passthrough.makes_root_clients(pod_call):
+            return self._passthrough.root_client(pod_call, block, asked)
+        if not self._supervisor.may_have_another_client(self._pod):
+            return self._ctx.answer(block, asked.status_at, abi.NV_ERR_INSUFFICIENT_RESOURCES)
+        if not self._passthrough.wait_for_root_clients():
+            return self._ctx.answer(block, asked.status_at, abi.NV_ERR_BUSY_RETRY)
+        if (request := self._copy_in(pod_call, escape, block, asked)) is None:
+            return self._ctx.answer(block, asked.status_at, abi.NV_ERR_INVALID_ADDRESS)
+        self._passthrough.end_on(pod_call.file)
+        try:
+            pod_call.begin()
+            error = self._proxy.escape(pod_call.file, escape.number, block)
+        finally:
+            request.restore_pointers()
+        if error:
+            return error
+        (client,) = _U32.unpack_from(block.data, _HANDLE_AT)
+        if request.status == abi.NV_OK and not self._supervisor.register_client(
+            pod_call.pid, pod_call.call.fd, pod_call.file, client
+        ):
+            self._gpu_ops.free(pod_call.file, client, client)
+            request.answer(abi.NV_ERR_INSUFFICIENT_RESOURCES)
+        if request.params is not None:
+            request.params.store_changes()
+        block.store()
+        return 0
 
     def _make(self, request: _AllocRequest) -> int:
         """Have RM make the object, account for the result, and write the answer back."""
@@ -405,6 +442,7 @@ class AllocHandler:
         if minor == abi.NV_CONTROL_MINOR:
             self._supervisor.count_refusal(self._pod, "control file registered with a control file")
             return errno.EINVAL
+        self._passthrough.end_on(pod_call.file)  # from now on it reaches all that the control file reaches
         error = self._ctx.with_descriptor(pod_call, abi.NV_ESC_REGISTER_FD, block, 0)
         return 0 if pod_call.is_retry and error == errno.EINVAL else error  # RM accepts it only once
 

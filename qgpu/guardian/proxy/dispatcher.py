@@ -229,7 +229,7 @@ class Dispatcher:
                 return self._controls.control(pod_call, block, asked)
             case rm_calls.Alloc() as asked:
                 if asked.rm_class in abi.ROOT_CLASSES:
-                    return self._passthrough.root_client(pod_call, block, asked, wrapped=escape.wrapped)
+                    return self._alloc_handler.root_client(pod_call, escape, block, asked)
                 return self._alloc_handler.alloc(pod_call, escape, block, asked)
             case rm_calls.Free() as asked:
                 return self._alloc_handler.free(

@@ -1,7 +1,8 @@
-"""What the kernel performs for one pod itself: root clients, and the first device of a file.
+"""What the kernel performs for one pod itself: the first root client of a file, and its first device.
 
-RM takes the calling process for the owner of both. The kernel therefore makes them on a file without a device. On such
-a file RM can make nothing else that matters, even if the call's arguments change after the check.
+RM takes the calling process for the owner of both. The kernel makes them only on a file that reaches no device. On
+such a file RM can make nothing else that matters, even if the call's arguments change after the check. The guardian
+makes a file's further clients and their devices itself.
 """
 
 from __future__ import annotations
@@ -47,18 +48,24 @@ class Passthrough:
             for maker in [maker for maker in self._devices if maker not in self._roots.calls]:
                 self._settle_device(self._devices.pop(maker))
 
-    def root_client(self, pod_call: PodCall, block: IoctlBuffer, asked: rm_calls.Alloc, *, wrapped: bool) -> int:
-        """Let the kernel make a root client, on a file that reaches no device: there the call can make nothing else."""
-        if wrapped:
-            return errno.EINVAL
+    def makes_root_clients(self, pod_call: PodCall) -> bool:
+        """Tell whether the kernel may make a root client on this file: it has none, and reaches no device."""
         if pod_call.unanswered is not None:  # the call is unanswered, so the file has no client of it yet
             self._supervisor.files.roots.discard(pod_call.file)
-        if self._supervisor.files.devices.has(pod_call.file):
-            return self._ctx.refuse(
-                block, asked.status_at, abi.NV_ERR_INVALID_STATE, "root client on a file with a device"
-            )
-        if self._supervisor.files.roots.has(pod_call.file):
-            return self._ctx.refuse(block, asked.status_at, abi.NV_ERR_INVALID_STATE, "second root client on a file")
+        return not self._supervisor.files.devices.has(pod_call.file) and not self._supervisor.files.roots.has(
+            pod_call.file
+        )
+
+    def makes_devices(self, pod_call: PodCall) -> bool:
+        """Tell whether the kernel may make a device on this file: no other client and no device is reached by it."""
+        return not self._supervisor.files.devices.has(pod_call.file)
+
+    def end_on(self, file: int) -> None:
+        """Let the kernel make nothing more on this file: it is about to reach another client, or a device."""
+        self._supervisor.files.devices.add(file)
+
+    def root_client(self, pod_call: PodCall, block: IoctlBuffer, asked: rm_calls.Alloc) -> int:
+        """Let the kernel make a root client, on a file that reaches no device: there the call can make nothing else."""
         return self._continue_in_kernel(pod_call, block, asked.status_at)
 
     def first_device(self, pod_call: PodCall, block: IoctlBuffer, rm: RmObject, status_at: int) -> int:
@@ -89,7 +96,7 @@ class Passthrough:
         """Let the kernel perform a call on a file without a device, with the pod's other threads stopped.
 
         They are stopped so that none can exchange the file for one with a device. Other processes can still change the
-        arguments. So a file gets one root client only, and any other object needs a client that exists.
+        arguments. So the kernel makes one root client on a file, and any other object needs a client that exists.
         """
         try:
             refusal = thread_freezer.run_as_tracer(lambda: self._continue_while_frozen(pod_call, device))

@@ -284,13 +284,19 @@ class Supervisor:
                 self.gpu_ops.lost.discard(client)
                 self.note({"fact": "owner", "client": client, "pod": pod, "pid": pid, "fd": fd})
                 self.reconciler.recheck([(client, client)], include_memory=True)
-        elif entry is None and len(self.table.clients_of(pod)) >= _MOST_CLIENTS:
-            self.count_refusal(pod, "too many clients of RM")
+        elif entry is None and not self.may_have_another_client(pod):
             return False
         elif entry is None or len(entry.users) < MOST_USERS:
             with self.lock:
                 self.note({"fact": "client", "client": client, "pid": pid, "fd": fd})
         return self.owns(pod, client)
+
+    def may_have_another_client(self, pod: str) -> bool:
+        """Tell whether a pod has fewer clients than a pod may have; count the refusal if not."""
+        if len(self.table.clients_of(pod)) < _MOST_CLIENTS:
+            return True
+        self.count_refusal(pod, "too many clients of RM")
+        return False
 
     def record_file_found(self, client: int, pid: int, fd: int) -> bool:
         """Record a descriptor that leads to a client; False if its process cannot be watched."""

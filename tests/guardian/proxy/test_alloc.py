@@ -64,10 +64,8 @@ def test_failed_device_may_exist_under_another_handle(pod):
     make_device(pod)
     pod.rm.objects[7, 66] = pod.rm.objects.pop((7, 2))
     second = pod.call(abi.NV_ESC_RM_ALLOC, device(4), DEVICE_PARAMS)
-    root = pod.call(abi.NV_ESC_RM_ALLOC, alloc(0, 0, abi.NV01_ROOT, client=0))
 
     assert alloc_status(second[2]) == abi.NV_OK  # carried out for the pod
-    assert alloc_status(root[2]) == abi.NV_ERR_INVALID_STATE
 
 
 def test_channel_outside_tsg_is_refused(on_card):
@@ -140,21 +138,71 @@ def ask_for_root(pod):
     return error if result else alloc_status(after)
 
 
-def test_second_root_client_on_a_file_is_refused(pod):
+def made_root(pod):
+    """Return the client that the guardian made."""
+    answer = pod.call(abi.NV_ESC_RM_ALLOC, alloc(0, 0, abi.NV01_ROOT, client=0))
+    assert (answer[0], alloc_status(answer[2])) == (0, abi.NV_OK)
+    return struct.unpack_from("<I", answer[2], 8)[0]
+
+
+def test_second_root_client_of_a_file_is_made_by_guardian(pod):
+    assert ask_for_root(pod) == errno.EINVAL  # /dev/random's answer
+    client = made_root(pod)
+
+    assert pod.rm.objects[client, client] == (abi.NV01_ROOT, 0)
+    assert pod.supervisor.owns("web", client)
+
+
+def test_device_of_a_second_client_is_made_by_guardian(pod):
+    ask_for_root(pod)
+    client = made_root(pod)
+    answer = pod.call(abi.NV_ESC_RM_ALLOC, device(client=client), DEVICE_PARAMS)
+
+    assert (answer[0], alloc_status(answer[2])) == (0, abi.NV_OK)
+    assert pod.rm.objects[client, 2] == (abi.NV01_DEVICE_0, client)
+
+
+def test_device_on_a_file_of_two_clients_is_made_by_guardian(pod):
+    """The kernel could make it below the other client, if another process rewrites the call."""
+    ask_for_root(pod)
+    made_root(pod)
+    answer = pod.call(abi.NV_ESC_RM_ALLOC, device(), DEVICE_PARAMS)
+
+    assert (answer[0], alloc_status(answer[2])) == (0, abi.NV_OK)
+    assert (7, 2) in pod.rm.objects
+
+
+def test_root_client_on_a_registered_card_file_is_made_by_guardian(pod):
+    """RM gives that file the identity of its control file, which may have clients and devices."""
+    pod.call(abi.NV_ESC_REGISTER_FD, struct.pack("<i", -1))
+
+    assert pod.supervisor.owns("web", made_root(pod))
+
+
+def test_pod_with_too_many_clients_gets_no_other(on_card, monkeypatch):
+    monkeypatch.setattr(supervisor, "_MOST_CLIENTS", 1)
+    before = set(on_card.rm.objects)
+
+    assert ask_for_root(on_card) == abi.NV_ERR_INSUFFICIENT_RESOURCES
+    assert set(on_card.rm.objects) == before
+    assert on_card.supervisor.refusals["web", "too many clients of RM"] == 1
+
+
+def test_first_client_passes_again_after_the_only_one_was_freed(pod):
     pod.rm.objects = {(8, 8): (abi.NV01_ROOT_CLIENT, 0)}
-    first, second = ask_for_root(pod), ask_for_root(pod)
+    first = ask_for_root(pod)
     pod.call(abi.NV_ESC_RM_FREE, free(8, client=8))
-    again = ask_for_root(pod)
 
-    assert (first, second, again) == (errno.EINVAL, abi.NV_ERR_INVALID_STATE, errno.EINVAL)  # EINVAL: /dev/random's
+    assert (first, ask_for_root(pod)) == (errno.EINVAL, errno.EINVAL)  # /dev/random's answers
 
 
-def test_a_file_that_had_a_device_gets_no_root_client_any_more(pod):
+def test_file_that_had_a_device_gets_no_client_from_the_kernel(pod):
     """What came of the device's call may be something else, and outlive the client that it was asked for."""
     make_device(pod)
     pod.call(abi.NV_ESC_RM_FREE, free(7))
+    pod.rm.objects[9, 9] = (abi.NV01_ROOT, 0)
 
-    assert ask_for_root(pod) == abi.NV_ERR_INVALID_STATE
+    assert pod.supervisor.owns("web", made_root(pod))
 
 
 @pytest.mark.parametrize(("engine", "answer"), [(1, abi.NV_OK), (9, abi.NV_ERR_INVALID_ARGUMENT)])
@@ -212,11 +260,8 @@ def test_channels_of_classes_that_carry_no_gate_here_are_refused(on_card, rm_cla
     assert alloc_status(answer[2]) == abi.NV_ERR_INVALID_CLASS
 
 
-def test_root_client_on_file_with_a_device_is_refused(on_card):
-    answer = on_card.call(abi.NV_ESC_RM_ALLOC, alloc(0, 0, abi.NV01_ROOT, client=0))
-
-    assert (answer[0], alloc_status(answer[2])) == (0, abi.NV_ERR_INVALID_STATE)
-    assert on_card.supervisor.refusals["web", "root client on a file with a device"] == 1
+def test_root_client_on_file_with_a_device_is_made_by_guardian(on_card):
+    assert on_card.supervisor.owns("web", made_root(on_card))
 
 
 def test_children_of_a_pod_are_in_the_pod(pod):

@@ -1,0 +1,198 @@
+"""Ordinary programs in a pod: which of them break there, and what was refused.
+
+    python bench/compatibility.py                         # as root on a GPU host; some five minutes
+    python bench/compatibility.py --only torch,nvidia     # programs with these words in their names
+    python bench/compatibility.py --record DIRECTORY      # also record the ioctls of each, run plainly
+
+Each program of compatibility_programs.py runs plainly first, then in a pod: with a memory limit, but without one where
+it needs RM's own mappings (graphics, video). It is broken if it succeeds plainly and fails in the pod. Debuggers and
+tools that read hardware counters are refused by design and counted apart. Results: docs/results/compatibility.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import lzma
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from compatibility_programs import NOT_HERE, PROGRAMS, REFUSED, UNLIMITED
+from harness import QGPUCTL, ROOT, Bench
+
+from qgpu.errors import QgpuError
+
+_PROGRAMS = Path(__file__).with_name("compatibility_programs.py")
+_RECORDER = Path(__file__).with_name("record_ioctls.c")
+_GRANT = ("--memory", "24GiB")
+_LIMIT_S = 150
+#: How many programs run at the same time.
+_AT_ONCE = 4
+
+
+@dataclass(slots=True)
+class Row:
+    """What one program did plainly and in a pod: exit codes, the last line of an error, and what was refused."""
+
+    program: str
+    plain: int | None = None
+    pod: int | None = None
+    said: str = ""
+    refused: str = ""
+    seconds: list[float] = field(default_factory=list)
+
+    @property
+    def here(self) -> bool:
+        """Tell whether the program can run on this host."""
+        return self.plain == 0
+
+    @property
+    def broken(self) -> bool:
+        """Tell whether the program runs plainly but not in a pod, though it should."""
+        return self.here and self.pod != 0 and self.program not in REFUSED
+
+
+def _run(command: list[str], environment: dict[str, str], log: Path) -> tuple[int, float]:
+    """Run a program to its end, or kill it with all its children; return its exit code and the seconds it took."""
+    began = time.monotonic()
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment, start_new_session=True
+        )
+        try:
+            code = process.wait(_LIMIT_S)
+        except subprocess.TimeoutExpired:
+            code = -1
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    return code, time.monotonic() - began
+
+
+def _last(log: Path) -> str:
+    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    return lines[-1][-200:] if lines else ""
+
+
+class Refusals(threading.Thread):
+    """Keeps what the daemon last said about each pod."""
+
+    def __init__(self, bench: Bench) -> None:
+        super().__init__(daemon=True)
+        self._bench = bench
+        self.said: dict[str, str] = {}
+        self.done = False
+
+    def run(self) -> None:
+        """Ask until told to end."""
+        while not self.done:
+            with suppress(QgpuError):
+                for pod in self._bench.pods():
+                    if pod["trouble"]:
+                        self.said[pod["name"]] = pod["trouble"]
+            time.sleep(0.02)
+
+
+def plainly(rows: Iterable[Row], bench: Bench, record: Path | None) -> None:
+    """Run every program without qgpu, and record its ioctls if asked."""
+    recorder = bench.directory / "recorder.so"
+    if record is not None:
+        compiler = ["cc", "-shared", "-fPIC", "-O2", "-o", str(recorder), str(_RECORDER), "-ldl", "-pthread"]
+        subprocess.run(compiler, check=True)
+        record.mkdir(parents=True, exist_ok=True)
+
+    def one(row: Row) -> None:
+        environment, log = bench.environment(), bench.directory / f"{row.program}.plain.log"
+        if record is not None:
+            environment |= {"LD_PRELOAD": str(recorder), "QGPU_RECORD": str(bench.directory / f"{row.program}.ioctls")}
+        row.plain, seconds = _run([sys.executable, str(_PROGRAMS), row.program], environment, log)
+        row.seconds.append(round(seconds, 2))
+        row.said = "" if row.plain == 0 else _last(log)
+        print(f"plain {row.program}: {row.plain} {row.said} ({seconds:.1f} s)", flush=True)
+        if record is not None:
+            _keep(bench.directory, row.program, record)
+
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        list(pool.map(one, rows))
+
+
+def _keep(directory: Path, program: str, record: Path) -> None:
+    """Store the recordings of a program's processes, the longest first, as one compressed file."""
+    files = sorted(directory.glob(f"{program}.ioctls.*"), key=lambda file: -file.stat().st_size)
+    with lzma.open(record / f"{program}.jsonl.xz", "wt") as out:
+        for file in files[:1]:
+            out.writelines(line for line in file.open() if line.startswith("{") and line.endswith("}\n"))
+
+
+def in_pods(rows: Iterable[Row], bench: Bench) -> None:
+    """Run every program that succeeded plainly in a pod of its own."""
+    refusals = Refusals(bench)
+    refusals.start()
+    gpus = [word for gpu in range(len(bench.ask("gpu.list")["gpus"])) for word in ("--gpu", str(gpu))]
+
+    def one(row: Row) -> None:
+        log = bench.directory / f"{row.program}.pod.log"
+        limit = () if row.program in UNLIMITED else _GRANT
+        run = [*QGPUCTL, "--runtime-dir", str(bench.runtime_dir), "run", "--name", row.program, *gpus, *limit, "--"]
+        row.pod, seconds = _run([*run, sys.executable, str(_PROGRAMS), row.program], bench.environment(), log)
+        row.seconds.append(round(seconds, 2))
+        row.said = "" if row.pod == 0 else _last(log)
+        time.sleep(0.2)
+        row.refused = refusals.said.get(row.program, "")
+        print(f"pod {row.program}: {row.pod} {row.said} [{row.refused}] ({seconds:.1f} s)", flush=True)
+
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        list(pool.map(one, [row for row in rows if row.here]))
+    refusals.done = True
+    refusals.join()
+
+
+def main() -> int:
+    """Run what was asked for, print a summary, write the results."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", help="words in the names of programs, by comma")
+    parser.add_argument("--record", type=Path, help="a directory for recorded ioctls")
+    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "results" / "compatibility.json")
+    options = parser.parse_args()
+    words = options.only.split(",")
+    rows = [Row(name) for name in PROGRAMS if any(word in name for word in words)]
+    bench = Bench("seccomp")
+    tempfile.tempdir = str(bench.directory)
+    try:
+        plainly(rows, bench, options.record)
+        with bench.daemon():
+            in_pods(rows, bench)
+    finally:
+        bench.close(options.record / "qgpud.log" if options.record else None)
+    ran = [row for row in rows if row.here]
+    figures = {
+        "programs": sum(row.program not in REFUSED for row in ran),
+        "programs_broken": sum(row.broken for row in ran),
+        "tools_refused": sum(row.pod != 0 for row in ran if row.program in REFUSED),
+        "programs_not_here": sum(row.plain == NOT_HERE for row in rows),
+        "programs_that_fail_plainly": sum(row.plain not in (0, NOT_HERE) for row in rows),
+    }
+    about = {
+        "command": " ".join(["python bench/compatibility.py", *(["--only", options.only] if options.only else [])]),
+        "date": time.strftime("%Y-%m-%d"),
+        "driver": Path("/sys/module/nvidia/version").read_text().strip(),
+    }
+    print(json.dumps(figures))
+    options.out.write_text(
+        json.dumps({**about, "figures": figures, "rows": [asdict(row) for row in rows]}, indent=1) + "\n"
+    )
+    return 1 if figures["programs_broken"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

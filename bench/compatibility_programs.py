@@ -1,0 +1,720 @@
+"""Ordinary GPU programs, each of a few seconds: ``python bench/compatibility_programs.py NAME``.
+
+They use what users use: frameworks, compilers, several processes, graphics, video, tools. No code here refers to qgpu.
+Weights are random. A program exits with 77 if what it needs is not installed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+NOT_HERE = 77
+
+
+def torch_matmul() -> None:
+    """Multiply in several types and streams."""
+    import torch
+
+    streams = [torch.cuda.Stream() for _ in range(4)]
+    for number, kind in enumerate((torch.float32, torch.float16, torch.bfloat16, torch.float64)):
+        with torch.cuda.stream(streams[number]):
+            a = torch.randn(1024, 1024, device="cuda", dtype=torch.float32).to(kind)
+            assert torch.isfinite(a @ a).all()
+    torch.cuda.synchronize()
+
+
+def torch_training() -> None:
+    """Train a small convolutional network with mixed precision."""
+    import torch
+    import torchvision
+
+    net = torchvision.models.resnet18().cuda()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cuda")
+    for _ in range(5):
+        with torch.autocast("cuda"):
+            loss = net(torch.randn(16, 3, 64, 64, device="cuda")).square().mean()
+        optimizer.zero_grad()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    assert torch.isfinite(loss)
+
+
+def torch_compiled() -> None:
+    """Compile by Inductor, which compiles by Triton."""
+    import torch
+
+    @torch.compile
+    def work(x: torch.Tensor) -> torch.Tensor:
+        return (x.sin() + x.cos()).softmax(-1)
+
+    assert torch.isfinite(work(torch.randn(512, 512, device="cuda"))).all()
+
+
+def torch_graph() -> None:
+    """Capture a CUDA graph and replay it."""
+    import torch
+
+    x = torch.randn(256, 256, device="cuda")
+    x @ x  # makes cuBLAS's workspace, which cannot be made while capturing
+    graph = torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        y = x @ x
+    for _ in range(50):
+        graph.replay()
+    assert torch.isfinite(y).all()
+
+
+def torch_loader() -> None:
+    """Load by worker processes into pinned memory."""
+    import torch
+    from torch.utils.data import DataLoader, TensorDataset
+
+    data = TensorDataset(torch.randn(512, 1024))
+    total = 0
+    for (batch,) in DataLoader(data, batch_size=32, num_workers=4, pin_memory=True):
+        total += len(batch.to("cuda", non_blocking=True))
+    assert total == 512
+
+
+def _take(queue: object, done: object) -> None:
+    tensor = queue.get()  # type: ignore[attr-defined]
+    tensor += 1
+    done.put(float(tensor.sum()))  # type: ignore[attr-defined]
+
+
+def torch_ipc() -> None:
+    """Hand a tensor to another process by CUDA IPC."""
+    import torch
+    from torch import multiprocessing
+
+    context = multiprocessing.get_context("spawn")
+    queue, done = context.Queue(), context.Queue()
+    child = context.Process(target=_take, args=(queue, done))
+    child.start()
+    tensor = torch.zeros(1000, device="cuda")
+    queue.put(tensor)
+    assert done.get(timeout=60) == 1000
+    child.join()
+
+
+def torch_profiled() -> None:
+    """Profile by Kineto, which uses CUPTI."""
+    import torch
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as found:
+        a = torch.randn(512, 512, device="cuda")
+        for _ in range(10):
+            a = a @ a / 512
+        torch.cuda.synchronize()
+    assert any(each.device_time_total > 0 for each in found.key_averages())
+
+
+def torch_solvers() -> None:
+    """Use cuSOLVER, cuSPARSE, cuFFT and cuRAND."""
+    import torch
+
+    a = torch.randn(128, 128, device="cuda")
+    torch.linalg.svd(a)
+    torch.linalg.cholesky(a @ a.T + 1000 * torch.eye(128, device="cuda"))
+    torch.fft.fft2(a)
+    sparse = torch.eye(128, device="cuda").to_sparse_csr()
+    assert torch.allclose(sparse @ a, a)
+
+
+def torch_attention() -> None:
+    """Use every kind of fused attention."""
+    import torch
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    q = torch.randn(2, 8, 256, 64, device="cuda", dtype=torch.half)
+    for kind in (SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH):
+        with sdpa_kernel(kind):
+            torch.nn.functional.scaled_dot_product_attention(q, q, q)
+    torch.cuda.synchronize()
+
+
+def torch_expandable() -> None:
+    """Let torch grow segments by the driver's virtual memory management."""
+    os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
+    import torch
+
+    held = [torch.zeros(size << 20, dtype=torch.uint8, device="cuda") for size in (1, 30, 300, 7)]
+    del held[1]
+    torch.cuda.empty_cache()
+    torch.cuda.mem_get_info()
+    assert int(held[0].sum()) == 0
+
+
+def torch_jpeg() -> None:
+    """Encode on the CPU and decode by nvJPEG."""
+    import torch
+    from torchvision.io import decode_jpeg, encode_jpeg
+
+    image = encode_jpeg(torch.randint(255, (3, 256, 256), dtype=torch.uint8))
+    assert decode_jpeg(image, device="cuda").shape == (3, 256, 256)
+
+
+def torch_quantised() -> None:
+    """Multiply in FP8 and INT8."""
+    import torch
+
+    a = torch.randn(256, 256, device="cuda").to(torch.float8_e4m3fn)
+    one = torch.ones((), device="cuda")
+    torch._scaled_mm(a, a.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
+    b = torch.randint(-5, 5, (256, 256), device="cuda", dtype=torch.int8)
+    torch._int_mm(b, b)
+    torch.cuda.synchronize()
+
+
+def _rank(rank: int, count: int, port: int) -> None:
+    import torch
+    from torch import distributed
+
+    torch.cuda.set_device(rank)
+    address = f"tcp://127.0.0.1:{port}"
+    distributed.init_process_group("nccl", init_method=address, rank=rank, world_size=count)
+    x = torch.ones(1 << 20, device="cuda")
+    distributed.all_reduce(x)
+    every = [torch.empty_like(x) for _ in range(count)]
+    distributed.all_gather(every, x)
+    assert float(x[0]) == count
+    distributed.destroy_process_group()
+
+
+def nccl() -> None:
+    """Reduce over every card by NCCL, a process for each."""
+    import torch
+    from torch import multiprocessing
+
+    count = torch.cuda.device_count()
+    multiprocessing.spawn(_rank, args=(count, 29400 + os.getpid() % 500), nprocs=count)
+
+
+def peer_copies() -> None:
+    """Copy between two cards directly."""
+    import torch
+
+    if torch.cuda.device_count() < 2:
+        sys.exit(NOT_HERE)
+    a = torch.randn(1 << 20, device="cuda:0")
+    assert torch.equal(a.to("cuda:1").cpu(), a.cpu())
+
+
+def transformers_generate() -> None:
+    """Generate text by a small language model."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(hidden_size=256, intermediate_size=512, num_hidden_layers=4, num_attention_heads=4)
+    model = LlamaForCausalLM(config).cuda().half().eval()
+    import torch
+
+    out = model.generate(torch.ones(1, 8, dtype=torch.long, device="cuda"), max_new_tokens=16, do_sample=False)
+    assert out.shape[1] > 8
+
+
+def accelerate_training() -> None:
+    """Train with Accelerate and PEFT."""
+    import torch
+    from accelerate import Accelerator
+    from peft import LoraConfig, get_peft_model
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    model = get_peft_model(GPT2LMHeadModel(GPT2Config(n_layer=2, n_embd=128, n_head=4)), LoraConfig(r=4))
+    accelerator = Accelerator(mixed_precision="bf16")
+    model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters()))
+    tokens = torch.randint(1000, (2, 32), device=accelerator.device)
+    for _ in range(3):
+        accelerator.backward(model(input_ids=tokens, labels=tokens).loss)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def timm_inference() -> None:
+    """Infer by a vision transformer."""
+    import timm
+    import torch
+
+    model = timm.create_model("vit_tiny_patch16_224").cuda().eval()
+    with torch.inference_mode():
+        assert model(torch.randn(4, 3, 224, 224, device="cuda")).shape == (4, 1000)
+
+
+def lightning_training() -> None:
+    """Train with Lightning."""
+    import lightning
+    import torch
+
+    class Model(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(32, 1)
+
+        def training_step(self, batch: list[torch.Tensor], _: int) -> torch.Tensor:
+            loss: torch.Tensor = self.layer(batch[0]).square().mean()
+            return loss
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.randn(64, 32)), batch_size=8)
+    options = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    lightning.Trainer(max_epochs=1, accelerator="gpu", devices=1, **options).fit(Model(), data)
+
+
+def geometric() -> None:
+    """Convolve over a graph of nodes."""
+    import torch
+    from torch_geometric.nn import GCNConv
+
+    edges = torch.randint(100, (2, 500), device="cuda")
+    assert GCNConv(16, 4).cuda()(torch.randn(100, 16, device="cuda"), edges).shape == (100, 4)
+
+
+def jax_jit() -> None:
+    """Compile and differentiate by XLA."""
+    os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.1")
+    import jax
+    import jax.numpy as jnp
+
+    assert jax.devices()[0].platform == "gpu"
+    step = jax.jit(jax.grad(lambda w, x: jnp.tanh(x @ w).mean()))
+    x = jax.random.normal(jax.random.PRNGKey(0), (512, 512))
+    for _ in range(10):
+        x = x - step(x, x)
+    assert bool(jnp.isfinite(x).all())
+
+
+def flax_training() -> None:
+    """Train by Flax and Optax."""
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    import jax
+    import optax
+    from flax import linen
+
+    model = linen.Dense(8)
+    x = jax.random.normal(jax.random.PRNGKey(0), (32, 16))
+    params = model.init(jax.random.PRNGKey(1), x)
+    optimizer = optax.adam(1e-2)
+    state = optimizer.init(params)
+    for _ in range(3):
+        grads = jax.grad(lambda p: (model.apply(p, x) ** 2).mean())(params)
+        updates, state = optimizer.update(grads, state)
+        params = optax.apply_updates(params, updates)
+
+
+def cupy_arrays() -> None:
+    """Use CuPy's arrays, FFT and own kernels."""
+    import cupy
+
+    x = cupy.random.randn(512, 512)
+    cupy.fft.fft2(x)
+    cupy.linalg.norm(x @ x)
+    double = cupy.RawKernel('extern "C" __global__ void d(double *x) { x[threadIdx.x] *= 2; }', "d")
+    double((1,), (32,), (x,))
+    cupy.cuda.Device().synchronize()
+
+
+def cupy_managed() -> None:
+    """Use CuPy with managed memory, and with the driver's pools."""
+    import cupy
+
+    for allocator in (cupy.cuda.malloc_managed, cupy.cuda.malloc_async):
+        with cupy.cuda.using_allocator(allocator):
+            assert float(cupy.ones(1 << 20).sum()) == 1 << 20
+
+
+def triton_kernel() -> None:
+    """Compile and run a kernel by Triton."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "kernel.py"
+        file.write_text(
+            "import torch, triton, triton.language as tl\n"
+            "@triton.jit\n"
+            "def add(x, n: tl.constexpr):\n"
+            "    at = tl.arange(0, n)\n"
+            "    tl.store(x + at, tl.load(x + at) + 1)\n"
+            "x = torch.zeros(256, device='cuda')\n"
+            "add[(1,)](x, 256)\n"
+            "assert float(x.sum()) == 256\n"
+        )
+        subprocess.run([sys.executable, str(file)], check=True)
+
+
+def differential_equations() -> None:
+    """Solve a differential equation by Diffrax on JAX."""
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    import diffrax
+    import jax.numpy as jnp
+
+    term = diffrax.ODETerm(lambda _t, y, _args: -y)
+    out = diffrax.diffeqsolve(term, diffrax.Dopri5(), t0=0, t1=1, dt0=0.1, y0=jnp.ones(10))
+    assert out.ys is not None
+
+
+def driver_api() -> None:
+    """Use what the driver offers beside plain allocations: virtual memory, pools, hosts, contexts, events, IPC."""
+    cuda = ctypes.CDLL("libcuda.so.1")
+
+    def check(status: int) -> None:
+        assert status == 0, status
+
+    handle, context, pointer = ctypes.c_int(), ctypes.c_void_p(), ctypes.c_uint64()
+    check(cuda.cuInit(0))
+    check(cuda.cuDeviceGet(ctypes.byref(handle), 0))
+    for _ in range(3):
+        check(cuda.cuCtxCreate_v2(ctypes.byref(context), 0, handle))
+    size = 64 << 20
+    for flag in (0, 1):
+        check(cuda.cuMemAllocManaged(ctypes.byref(pointer), ctypes.c_size_t(size), 1 + flag))
+        check(cuda.cuMemFree_v2(pointer))
+    host = ctypes.c_void_p()
+    check(cuda.cuMemHostAlloc(ctypes.byref(host), ctypes.c_size_t(size), 3))
+    check(cuda.cuMemFreeHost(host))
+    buffer = (ctypes.c_char * (8 << 20))()
+    check(cuda.cuMemHostRegister_v2(buffer, ctypes.c_size_t(8 << 20), 2))
+    check(cuda.cuMemHostUnregister(buffer))
+    check(cuda.cuMemAllocAsync(ctypes.byref(pointer), ctypes.c_size_t(size), None))
+    check(cuda.cuMemFreeAsync(pointer, None))
+    check(cuda.cuCtxSynchronize())
+    event = ctypes.c_void_p()
+    for flags in (0, 1, 2, 6):  # 6: for other processes, without times
+        check(cuda.cuEventCreate(ctypes.byref(event), flags))
+        check(cuda.cuEventDestroy_v2(event))
+    pitch = ctypes.c_size_t()
+    check(cuda.cuMemAllocPitch_v2(ctypes.byref(pointer), ctypes.byref(pitch), 1000, 1000, 4))
+    check(cuda.cuMemFree_v2(pointer))
+    stream = ctypes.c_void_p()
+    for priority in (0, -1, -5):
+        check(cuda.cuStreamCreateWithPriority(ctypes.byref(stream), 1, priority))
+    for limit in range(4):
+        value = ctypes.c_size_t()
+        if cuda.cuCtxGetLimit(ctypes.byref(value), limit) == 0:
+            check(cuda.cuCtxSetLimit(limit, value))
+    check(cuda.cuCtxDestroy_v2(context))
+
+
+def _sources(name: str, text: str, *options: str) -> None:
+    """Compile a CUDA C++ program and run it."""
+    if not shutil.which("nvcc"):
+        sys.exit(NOT_HERE)
+    with tempfile.TemporaryDirectory() as folder:
+        source, program = Path(folder) / f"{name}.cu", Path(folder) / name
+        source.write_text(text)
+        subprocess.run(["nvcc", "-arch=native", *options, "-o", str(program), str(source)], check=True)
+        subprocess.run([str(program)], check=True)
+
+
+def cooperative() -> None:
+    """Synchronise a whole grid, print from a kernel, and allocate in a kernel."""
+    _sources(
+        "grid",
+        """
+#include <cooperative_groups.h>
+#include <cstdio>
+__global__ void work(int *x)
+{
+	cooperative_groups::this_grid().sync();
+	int *mine = (int *)malloc(64);
+	if (mine) { *mine = 1; atomicAdd(x, *mine); free(mine); }
+	if (!blockIdx.x && !threadIdx.x) printf("here\\n");
+}
+int main()
+{
+	int *x;
+	cudaMallocManaged(&x, 4);
+	*x = 0;
+	void *arguments[] = { &x };
+	cudaLaunchCooperativeKernel((void *)work, dim3(8), dim3(32), arguments);
+	cudaDeviceSynchronize();
+	return *x == 256 ? 0 : 1;
+}
+""",
+    )
+
+
+def dynamic_parallelism() -> None:
+    """Start kernels from a kernel."""
+    _sources(
+        "nested",
+        """
+__global__ void inner(int *x) { atomicAdd(x, 1); }
+__global__ void outer(int *x) { inner<<<1, 32>>>(x); }
+int main()
+{
+	int *x, got = 0;
+	cudaMalloc(&x, 4);
+	cudaMemset(x, 0, 4);
+	outer<<<1, 4>>>(x);
+	cudaDeviceSynchronize();
+	cudaMemcpy(&got, x, 4, cudaMemcpyDeviceToHost);
+	return got == 128 ? 0 : 1;
+}
+""",
+        "-rdc=true",
+        "-lcudadevrt",
+    )
+
+
+def textures() -> None:
+    """Sample a texture of an array."""
+    _sources(
+        "texture",
+        """
+__global__ void work(cudaTextureObject_t t, float *out) { out[threadIdx.x] = tex2D<float>(t, threadIdx.x, 0); }
+int main()
+{
+	auto kind = cudaCreateChannelDesc<float>();
+	cudaArray_t array;
+	cudaMallocArray(&array, &kind, 32, 32);
+	cudaResourceDesc resource = {};
+	resource.resType = cudaResourceTypeArray;
+	resource.res.array.array = array;
+	cudaTextureDesc texture = {};
+	cudaTextureObject_t object;
+	if (cudaCreateTextureObject(&object, &resource, &texture, nullptr)) return 1;
+	float *out;
+	cudaMalloc(&out, 128);
+	work<<<1, 32>>>(object, out);
+	return cudaDeviceSynchronize();
+}
+""",
+    )
+
+
+def managed_prefetch() -> None:
+    """Advise and prefetch managed memory, and touch it from both sides."""
+    import cupy
+
+    with cupy.cuda.using_allocator(cupy.cuda.malloc_managed):
+        x = cupy.zeros(8 << 20)
+        cupy.cuda.runtime.memAdvise(x.data.ptr, x.nbytes, 1, 0)
+        cupy.cuda.runtime.memPrefetchAsync(x.data.ptr, x.nbytes, 0, 0)
+        x += 1
+        assert float(x.get()[0]) == 1
+
+
+def many_processes() -> None:
+    """Use the card from eight processes at once."""
+    command = [sys.executable, __file__, "driver-api"]
+    running = [subprocess.Popen(command) for _ in range(8)]
+    assert [each.wait() for each in running] == [0] * 8
+
+
+def nvml() -> None:
+    """Ask NVML for everything that monitoring tools ask."""
+    import pynvml
+
+    pynvml.nvmlInit()
+    for index in range(pynvml.nvmlDeviceGetCount()):
+        card = pynvml.nvmlDeviceGetHandleByIndex(index)
+        pynvml.nvmlDeviceGetMemoryInfo(card)
+        pynvml.nvmlDeviceGetUtilizationRates(card)
+        for name in ("Name", "UUID", "Temperature", "PowerUsage", "ComputeRunningProcesses", "PcieThroughput"):
+            with contextlib.suppress(pynvml.NVMLError, TypeError):
+                getattr(pynvml, f"nvmlDeviceGet{name}")(card)
+
+
+def nvidia_smi() -> None:
+    """Show what nvidia-smi shows."""
+    subprocess.run(["nvidia-smi"], check=True, stdout=subprocess.DEVNULL)
+
+
+def nvidia_smi_all() -> None:
+    """Show all that nvidia-smi knows."""
+    for options in (["-q"], ["-L"], ["topo", "-m"], ["dmon", "-c", "1"], ["pmon", "-c", "1"]):
+        subprocess.run(["nvidia-smi", *options], check=True, stdout=subprocess.DEVNULL)
+    query = "--query-gpu=name,memory.used,utilization.gpu,temperature.gpu,power.draw"
+    subprocess.run(["nvidia-smi", query, "--format=csv"], check=True, stdout=subprocess.DEVNULL)
+
+
+def opengl() -> None:
+    """Draw by OpenGL without a screen (EGL)."""
+    import moderngl
+
+    context = moderngl.create_standalone_context(backend="egl")
+    assert "NVIDIA" in context.info["GL_RENDERER"]
+    frame = context.simple_framebuffer((64, 64))
+    frame.use()
+    frame.clear(1.0, 0.0, 0.0, 1.0)
+    assert frame.read()[0] == 255
+
+
+def vulkan() -> None:
+    """Find the card by Vulkan and make a device on it."""
+    try:
+        library = ctypes.CDLL("libvulkan.so.1")
+    except OSError:
+        sys.exit(NOT_HERE)
+    made = (ctypes.c_uint32 * 16)(1)
+    instance, count = ctypes.c_void_p(), ctypes.c_uint32(8)
+    assert library.vkCreateInstance(made, None, ctypes.byref(instance)) == 0
+    cards = (ctypes.c_void_p * 8)()
+    assert library.vkEnumeratePhysicalDevices(instance, ctypes.byref(count), cards) == 0
+    assert count.value >= 1
+    priority = ctypes.c_float(1.0)
+
+    class Queue(ctypes.Structure):
+        _fields_ = [
+            ("kind", ctypes.c_uint32),
+            ("next", ctypes.c_void_p),
+            ("flags", ctypes.c_uint32),
+            ("family", ctypes.c_uint32),
+            ("count", ctypes.c_uint32),
+            ("priorities", ctypes.c_void_p),
+        ]
+
+    class Device(ctypes.Structure):
+        _fields_ = [
+            ("kind", ctypes.c_uint32),
+            ("next", ctypes.c_void_p),
+            ("flags", ctypes.c_uint32),
+            ("queues", ctypes.c_uint32),
+            ("queue", ctypes.c_void_p),
+            ("rest", ctypes.c_uint64 * 5),
+        ]
+
+    queue = Queue(2, None, 0, 0, 1, ctypes.cast(ctypes.byref(priority), ctypes.c_void_p))
+    wanted = Device(3, None, 0, 1, ctypes.cast(ctypes.byref(queue), ctypes.c_void_p))
+    device = ctypes.c_void_p()
+    status = library.vkCreateDevice(ctypes.c_void_p(cards[0]), ctypes.byref(wanted), None, ctypes.byref(device))
+    assert status == 0, status
+    library.vkDestroyDevice(device, None)
+
+
+def video() -> None:
+    """Decode by NVDEC what a software encoder made; the H200 has no video encoder."""
+    import PyNvVideoCodec
+
+    with tempfile.TemporaryDirectory() as folder:
+        import cv2
+        import numpy
+
+        file = Path(folder) / "a.mp4"
+        writer = cv2.VideoWriter(str(file), cv2.VideoWriter_fourcc(*"mp4v"), 25, (320, 240))
+        for shade in range(30):
+            writer.write(numpy.full((240, 320, 3), shade * 8, numpy.uint8))
+        writer.release()
+        decoder = PyNvVideoCodec.SimpleDecoder(str(file), gpu_id=0)
+        assert len(decoder) >= 25
+        assert decoder[3] is not None
+
+
+def hardware_jpeg() -> None:
+    """Decode by the JPEG engine."""
+    import cv2
+    import numpy
+    from nvidia import nvimgcodec
+
+    _, data = cv2.imencode(".jpg", numpy.zeros((512, 512, 3), numpy.uint8))
+    backends = [nvimgcodec.Backend(nvimgcodec.BackendKind.HW_GPU_ONLY)]
+    decoder = nvimgcodec.Decoder(device_id=0, backends=backends)
+    assert decoder.decode(data.tobytes()) is not None
+
+
+def compute_sanitizer() -> None:
+    """Check a program by compute-sanitizer."""
+    tool = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
+    if not Path(tool).exists():
+        sys.exit(NOT_HERE)
+    subprocess.run([tool, "--error-exitcode", "9", sys.executable, __file__, "driver-api"], check=True)
+
+
+def nsight_compute() -> None:
+    """Read hardware counters by ncu."""
+    tool = shutil.which("ncu")
+    if not tool:
+        sys.exit(NOT_HERE)
+    options = ["--clock-control", "none", "--launch-count", "1"]
+    said = subprocess.run([tool, *options, sys.executable, __file__, "cupy-arrays"], capture_output=True, text=True)
+    assert said.returncode == 0, said.stdout[-300:]
+    assert "==ERROR==" not in said.stdout, said.stdout[-300:]
+
+
+def cuda_gdb() -> None:
+    """Run a program under cuda-gdb."""
+    tool = shutil.which("cuda-gdb")
+    if not tool:
+        sys.exit(NOT_HERE)
+    command = [tool, "--batch", "-ex", "run", "--args", sys.executable, __file__, "driver-api"]
+    said = subprocess.run(command, capture_output=True, text=True)
+    assert "exited normally" in said.stdout, (said.stdout + said.stderr)[-300:]
+
+
+#: Debuggers and tools that read hardware counters: refused to pods by design, because they reach other pods' work.
+REFUSED = ("compute-sanitizer", "nsight-compute", "cuda-gdb")
+#: Programs that map memory by RM instead of UVM: a pod with a memory limit may not, because RM's page tables take
+#: memory of the card that cannot be counted.
+UNLIMITED = ("opengl", "vulkan", "video", "hardware-jpeg")
+
+PROGRAMS: dict[str, Callable[[], None]] = {
+    each.__name__.replace("_", "-"): each
+    for each in (
+        torch_matmul,
+        torch_training,
+        torch_compiled,
+        torch_graph,
+        torch_loader,
+        torch_ipc,
+        torch_profiled,
+        torch_solvers,
+        torch_attention,
+        torch_expandable,
+        torch_jpeg,
+        torch_quantised,
+        nccl,
+        peer_copies,
+        transformers_generate,
+        accelerate_training,
+        timm_inference,
+        lightning_training,
+        geometric,
+        jax_jit,
+        flax_training,
+        cupy_arrays,
+        cupy_managed,
+        triton_kernel,
+        differential_equations,
+        driver_api,
+        cooperative,
+        dynamic_parallelism,
+        textures,
+        managed_prefetch,
+        many_processes,
+        nvml,
+        nvidia_smi,
+        nvidia_smi_all,
+        opengl,
+        vulkan,
+        video,
+        hardware_jpeg,
+        compute_sanitizer,
+        nsight_compute,
+        cuda_gdb,
+    )
+}
+
+
+def main() -> int:
+    """Run the program that is named; return the exit code."""
+    try:
+        PROGRAMS[sys.argv[1]]()
+    except ImportError as error:
+        print(error, file=sys.stderr)
+        return NOT_HERE
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
