@@ -21,7 +21,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -174,24 +174,32 @@ def main() -> int:
             in_pods(rows, bench)
     finally:
         bench.close(options.record / "qgpud.log" if options.record else None)
-    ran = [row for row in rows if row.here]
-    figures = {
-        "programs": sum(row.program not in REFUSED for row in ran),
-        "programs_broken": sum(row.broken for row in ran),
-        "tools_refused": sum(row.pod != 0 for row in ran if row.program in REFUSED),
-        "programs_not_here": sum(row.plain == NOT_HERE for row in rows),
-        "programs_that_fail_plainly": sum(row.plain not in (0, NOT_HERE) for row in rows),
-    }
     about = {
         "command": " ".join(["python bench/compatibility.py", *(["--only", options.only] if options.only else [])]),
         "date": time.strftime("%Y-%m-%d"),
         "driver": Path("/sys/module/nvidia/version").read_text().strip(),
     }
+    figures = write(options.out, about, rows)
     print(json.dumps(figures))
-    options.out.write_text(
-        json.dumps({**about, "figures": figures, "rows": [asdict(row) for row in rows]}, indent=1) + "\n"
-    )
     return 1 if figures["programs_broken"] else 0
+
+
+def write(out: Path, about: dict[str, str], rows: Sequence[Row]) -> dict[str, int]:
+    """Write the results, with older rows of programs that did not run this time; return the figures."""
+    older = [Row(**row) for row in json.loads(out.read_text())["rows"]] if out.exists() else []
+    by_name = {row.program: row for row in (*older, *rows)}
+    known = [by_name[name] for name in PROGRAMS if name in by_name]
+    ran = [row for row in known if row.here]
+    figures = {
+        "programs": sum(row.program not in REFUSED for row in ran),
+        "programs_broken": sum(row.broken for row in ran),
+        "tools_refused": sum(row.pod != 0 for row in ran if row.program in REFUSED),
+        "programs_not_here": sum(row.plain == NOT_HERE for row in known),
+        "programs_that_fail_plainly": sum(row.plain not in (0, NOT_HERE) for row in known),
+    }
+    content = {**about, "figures": figures, "rows": [asdict(row) for row in known]}
+    out.write_text(json.dumps(content, indent=1) + "\n")
+    return figures
 
 
 if __name__ == "__main__":

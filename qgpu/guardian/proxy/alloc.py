@@ -161,8 +161,8 @@ class AllocHandler:
     def root_client(self, pod_call: PodCall, escape: rm_calls.Escape, block: IoctlBuffer, asked: rm_calls.Alloc) -> int:
         """Make a root client: the kernel makes the first of a file, the guardian any other, from a copy of the call.
 
-        RM then takes the guardian for the owner of the others, which matters to UVM alone. Profilers, video and
-        graphics libraries make such clients for what they ask the card; CUDA's memory is in the first.
+        RM then takes the guardian for the owner of the others: the pod can neither map their memory for the CPU nor
+        duplicate objects between them and its first client. Profilers use such clients to ask the card.
         """
         if escape.wrapped:
             return errno.EINVAL
@@ -428,8 +428,14 @@ class AllocHandler:
         return status
 
     def alloc_memory(self, pod_call: PodCall, block: IoctlBuffer, asked: rm_calls.AllocMemory, *, wrapped: bool) -> int:
-        """Make memory by the old call: the process's own memory for the card, or system memory."""
-        if asked.rm_class == abi.NV01_MEMORY_SYSTEM_OS_DESCRIPTOR:
+        """Make memory by the old call: the process's own memory for the card, or system memory.
+
+        With a descriptor RM also prepares the mapping, which it does for the client's own process alone (osapi.c,
+        rm_create_mmap_context). So the kernel performs these calls for the pod.
+        """
+        if asked.rm_class == abi.NV01_MEMORY_SYSTEM_OS_DESCRIPTOR or (
+            asked.rm_class == abi.NV01_MEMORY_SYSTEM and asked.fd >= 0
+        ):
             return errno.EINVAL if wrapped else PROCEED
         if asked.rm_class != abi.NV01_MEMORY_SYSTEM:
             what = classes.name(asked.rm_class)
@@ -442,7 +448,6 @@ class AllocHandler:
         if minor == abi.NV_CONTROL_MINOR:
             self._supervisor.count_refusal(self._pod, "control file registered with a control file")
             return errno.EINVAL
-        self._passthrough.end_on(pod_call.file)  # from now on it reaches all that the control file reaches
         error = self._ctx.with_descriptor(pod_call, abi.NV_ESC_REGISTER_FD, block, 0)
         return 0 if pod_call.is_retry and error == errno.EINVAL else error  # RM accepts it only once
 

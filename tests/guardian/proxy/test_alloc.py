@@ -172,13 +172,6 @@ def test_device_on_a_file_of_two_clients_is_made_by_guardian(pod):
     assert (7, 2) in pod.rm.objects
 
 
-def test_root_client_on_a_registered_card_file_is_made_by_guardian(pod):
-    """RM gives that file the identity of its control file, which may have clients and devices."""
-    pod.call(abi.NV_ESC_REGISTER_FD, struct.pack("<i", -1))
-
-    assert pod.supervisor.owns("web", made_root(pod))
-
-
 def test_pod_with_too_many_clients_gets_no_other(on_card, monkeypatch):
     monkeypatch.setattr(supervisor, "_MOST_CLIENTS", 1)
     before = set(on_card.rm.objects)

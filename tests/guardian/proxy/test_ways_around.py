@@ -40,11 +40,12 @@ def test_only_calls_that_are_judged_may_be_wrapped(pod):
     [
         (abi.NV_ESC_RM_ALLOC, alloc(0, 0, abi.NV01_ROOT_CLIENT, 0)),
         (abi.NV_ESC_RM_ALLOC_MEMORY, struct.pack("<IIII", 7, 2, 9, abi.NV01_MEMORY_SYSTEM_OS_DESCRIPTOR) + bytes(40)),
+        (abi.NV_ESC_RM_ALLOC_MEMORY, struct.pack("<IIII", 7, 2, 9, abi.NV01_MEMORY_SYSTEM) + bytes(40)),
         (abi.NV_ESC_EXPORT_TO_DMABUF_FD, bytes(2608)),
         (abi.NV_ESC_RM_MAP_MEMORY_DMA, bytes(abi.MAP_MEMORY_DMA_BYTES[0])),
         (abi.NV_ESC_IOCTL_XFER_CMD, bytes(16)),
     ],
-    ids=["root client", "user memory", "dma-buf", "mapping", "wrapped"],
+    ids=["root client", "user memory", "mapped memory", "dma-buf", "mapping", "wrapped"],
 )
 def test_a_wrapped_call_is_never_left_to_the_kernel(pod, number, inner, limits, monkeypatch):
     """What it wraps could be any other call by then."""
@@ -57,6 +58,14 @@ def test_a_wrapped_call_is_never_left_to_the_kernel(pod, number, inner, limits, 
     pod.call(abi.NV_ESC_IOCTL_XFER_CMD, struct.pack("<IIQ", number, len(inner), 0), inner, pointer_at=8)
 
     assert left == []
+
+
+def test_system_memory_with_a_mapping_is_made_by_the_kernel(pod):
+    """RM prepares the mapping only for the client's own process."""
+    asked = struct.pack("<IIII", 7, 2, 9, abi.NV01_MEMORY_SYSTEM) + bytes(32) + struct.pack("<ii", 5, 0)
+
+    assert pod.call(abi.NV_ESC_RM_ALLOC_MEMORY, asked)[:2] == (-1, errno.EINVAL)  # /dev/random's answer
+    assert pod.rm.seen == []
 
 
 def test_a_call_on_another_kind_of_file_does_not_reach_it(pod):
