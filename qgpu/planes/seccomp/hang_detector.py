@@ -1,7 +1,8 @@
 """Distinguishes a guardian that hangs from one that is slow, while an answer is awaited.
 
 A stopped, traced or frozen guardian will not answer. For any other, only the time counts in which it could have run,
-not the time that it waits for a CPU on a busy host. A guardian in a long driver call gets more time, because a
+not the time that it waits for a CPU on a busy host, nor the time that it waits for a thread of its own that does. A
+guardian in a long driver call gets more time, because a
 successor would wait for the driver as well.
 """
 
@@ -36,20 +37,22 @@ class HangDetector:
     _began_s: float = field(init=False)
     _looked_s: float = field(init=False)
     _spent: tuple[int, int] = field(init=False)
+    #: The CPU time of all its threads, in s.
+    _used_s: float = field(init=False)
     _ticks: tuple[int, int] = field(init=False)
     #: The time in which it could have run.
     _had_s: float = LOOK_MS / 1000
 
     def __post_init__(self) -> None:
         self._began_s = self._looked_s = time.monotonic()
-        self._spent, self._ticks = _spent(self.pid), _times(self.pid)
+        self._spent, self._ticks, self._used_s = _spent(self.pid), _times(self.pid), _used_s(self.pid)
 
     def look(self) -> None:
         """Check the process. Raises TimeoutError when it must be given up."""
-        now_s, spent = time.monotonic(), _spent(self.pid)
+        now_s, spent, used_s = time.monotonic(), _spent(self.pid), _used_s(self.pid)
         age_s = now_s - self._began_s + LOOK_MS / 1000
-        self._had_s += self._had_since(now_s - self._looked_s, spent)
-        self._looked_s, self._spent = now_s, spent
+        self._had_s += self._had_since(now_s - self._looked_s, spent, used_s - self._used_s)
+        self._looked_s, self._spent, self._used_s = now_s, spent, used_s
         if age_s >= _HELD_S and is_held(self.pid):
             raise TimeoutError("its process is stopped")
         if self._had_s >= _HANGS_S and not is_in_driver(self.pid, self._ticks):
@@ -57,13 +60,15 @@ class HangDetector:
         if age_s >= _PATIENCE_S:
             raise TimeoutError("it does not answer: a driver call or other processes delay it")
 
-    def _had_since(self, passed_s: float, spent: tuple[int, int]) -> float:
+    def _had_since(self, passed_s: float, spent: tuple[int, int], used_s: float) -> float:
         """Return how much of the time since the last check the process could have run, or ran."""
         ran_s, waited_s = ((now - before) / 1e9 for before, now in zip(self._spent, spent, strict=True))
         if not any(spent):  # this kernel has no schedstat
             return passed_s
         if _stat(self.pid)[:1] == ["R"]:  # it runs, or waits for a CPU, which the kernel counts only afterwards
             return min(ran_s, passed_s)
+        if _waits_for_running_thread(self.pid):  # Python's lock is held by a thread that runs, or waits for a CPU
+            return min(used_s, passed_s)
         return max(0.0, passed_s - waited_s)
 
 
@@ -86,6 +91,22 @@ def is_in_driver(pid: int, before: tuple[int, int] = (0, 0)) -> bool:
     return call == ioctl or (call == _FUTEX[platform.machine()] and any(_call(pid, t) == ioctl for t in _threads(pid)))
 
 
+def _waits_for_running_thread(pid: int) -> bool:
+    """Tell whether a process's first thread waits for another of its threads that runs, or waits for a CPU."""
+    if _call(pid, pid) != _FUTEX[platform.machine()]:
+        return False
+    return any(_stat(pid, tid)[:1] == ["R"] for tid in _threads(pid))
+
+
+def _used_s(pid: int) -> float:
+    """Return the CPU time of a process's threads, in s; to a clock tick, which is 10 ms on most kernels."""
+    try:
+        fields = proc.stat(pid)
+    except OSError:
+        return 0.0
+    return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
+
+
 def _times(pid: int) -> tuple[int, int]:
     fields = _stat(pid)
     return (int(fields[11]), int(fields[12])) if fields else (0, 0)
@@ -103,10 +124,10 @@ def _call(pid: int, tid: int) -> str:
     return _read(pid, "syscall", tid).partition(" ")[0]
 
 
-def _stat(pid: int) -> list[str]:
-    """Return the stat fields of a process's first thread; none without a free descriptor to read them."""
+def _stat(pid: int, tid: int | None = None) -> list[str]:
+    """Return the stat fields of a process's first or another thread; none without a free descriptor to read them."""
     try:
-        return proc.stat(pid, pid)
+        return proc.stat(pid, tid or pid)
     except OSError:
         return []
 

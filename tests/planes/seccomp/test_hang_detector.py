@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+import time
 from dataclasses import dataclass
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -22,11 +26,15 @@ class Process:
     ran_ns: int = 1
     waited_ns: int = 0
     state: str = "S"
+    #: The CPU time of all its threads, and whether its first thread waits for one that runs or wants to.
+    used_ns: int = 0
+    behind_thread: bool = False
 
-    def pass_time(self, ran_ns: int = 0, waited_ns: int = 0) -> None:
+    def pass_time(self, ran_ns: int = 0, waited_ns: int = 0, used_ns: int = 0) -> None:
         self.now_ns += _LOOK_NS
         self.ran_ns += ran_ns
         self.waited_ns += waited_ns
+        self.used_ns += used_ns
 
 
 @pytest.fixture
@@ -35,6 +43,8 @@ def process(monkeypatch):
     monkeypatch.setattr(hang_detector, "time", SimpleNamespace(monotonic=lambda: made.now_ns / 1e9))
     monkeypatch.setattr(hang_detector, "_stat", lambda pid: [made.state, *["0"] * 20])
     monkeypatch.setattr(hang_detector, "_spent", lambda pid: (made.ran_ns, made.waited_ns))
+    monkeypatch.setattr(hang_detector, "_used_s", lambda pid: made.used_ns / 1e9)
+    monkeypatch.setattr(hang_detector, "_waits_for_running_thread", lambda pid: made.behind_thread)
     monkeypatch.setattr(hang_detector, "is_in_driver", lambda pid, before: False)
     return made
 
@@ -66,6 +76,37 @@ def test_what_it_waited_is_not_counted_when_it_sleeps_again(process):
     busy = _looks(process, waited_ns=_LOOK_NS * 3 // 4)
 
     assert busy >= 3 * alone
+
+
+def test_waiting_for_a_starved_thread_is_no_hang(process):
+    alone = _looks(process)
+    process.behind_thread = True
+    starved, hangs = _looks(process, used_ns=_LOOK_NS // 8), _looks(process, used_ns=_LOOK_NS)
+
+    assert starved >= 3 * alone
+    assert hangs <= alone + 1
+
+
+@pytest.mark.skipif(not Path(f"/proc/self/task/{os.getpid()}/syscall").exists(), reason="no /proc/PID/syscall here")
+def test_thread_that_holds_the_interpreter_is_seen():
+    """A real process whose first thread waits for a lock, with one that spins and without."""
+    program = "import threading,sys\nthreading.Thread(target={},daemon=True).start()\nprint(1,flush=True)\n{}"
+    spin, sleep = "lambda: [0 for _ in iter(int, 1)]", "threading.Event().wait"
+    seen = {}
+    for target in (spin, sleep):
+        code = program.format(target, "l=threading.Lock(); l.acquire(); l.acquire()")
+        with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as child:
+            assert child.stdout is not None
+            child.stdout.readline()
+            seen[target] = any(_looked(child.pid) for _ in range(100))
+            child.kill()
+
+    assert seen == {spin: True, sleep: False}
+
+
+def _looked(pid):
+    time.sleep(0.01)
+    return hang_detector._waits_for_running_thread(pid)
 
 
 def test_on_a_kernel_that_counts_no_waiting_all_time_is_its_own(process):
