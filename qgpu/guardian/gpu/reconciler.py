@@ -20,8 +20,10 @@ _AGAIN_NS = 20 * NS_PER_MS
 _SELDOM_NS = 1000 * NS_PER_MS
 #: RM is asked about at most this many objects before the daemon is served again: a pod may have nearly any number of
 #: them, and the daemon takes a guardian for hung after a third of a second (qgpu.planes.seccomp.hang_detector).
-#: Forgetting one object takes as long as asking about several.
+#: Forgetting one object takes as long as asking about several. On a busy host RM answers slowly, so a time bounds a
+#: pass too.
 BATCH, _FORGETTING = 1000, 4
+_PASS_NS = 20 * NS_PER_MS
 #: About this many mappings are forgotten before the daemon is served again.
 _MAPPINGS_AT_ONCE = 5000
 
@@ -121,12 +123,12 @@ class Reconciler:
 
     def run_due(self, now_ns: int) -> bool:
         """Do work that is due, within a bound; True if a TSG or channel came or went."""
-        changed, most = False, BATCH
+        changed, most, until_ns = False, BATCH, self._clock() + _PASS_NS
         self._table.allocations.forget_some(_MAPPINGS_AT_ONCE)
         again = []
         while most > 0 and (recheck := self._next()) is not None and recheck.due_ns <= now_ns:
             heappop(self._order)
-            gone, most = self._resolve(recheck, now_ns, most - 1)
+            gone, most = self._resolve(recheck, now_ns, most - 1, until_ns)
             changed = changed or gone
             if self._rechecks.get(recheck.key) is recheck and recheck.due_ns <= now_ns:
                 again.append(recheck)
@@ -165,11 +167,11 @@ class Reconciler:
     def _new_due_ns(self) -> int:
         return min(self._called_ns + _QUIET_NS, self._new_since_ns + _LATEST_NS)
 
-    def _resolve(self, recheck: _Recheck, now_ns: int, most: int) -> tuple[bool, int]:
+    def _resolve(self, recheck: _Recheck, now_ns: int, most: int, until_ns: int) -> tuple[bool, int]:
         """Ask RM what is left of an object and all below it; repeat for a client without a process, until it is gone.
 
         Children come first, so that little is dropped with each object that is gone. Return whether any is gone, and
-        how much of ``most`` is left; the rest stays due.
+        how much of ``most`` is left: nothing once ``until_ns`` has passed. The rest stays due.
         """
         changed = False
         whole_client = recheck.key[0] == recheck.key[1]
@@ -185,6 +187,8 @@ class Reconciler:
             if self._is_gone(rm, recheck):
                 (self._dropped if recheck.freed else self._vanished)(rm.key)
                 changed, most = True, most - _FORGETTING
+            if self._clock() >= until_ns:
+                most = 0
         if recheck.remaining:
             return changed, most
         recheck.remaining = None

@@ -10,6 +10,7 @@ import pytest
 from qgpu.guardian.accounting.object_table import ObjectTable, RmObject, object_fact
 from qgpu.guardian.gpu import reconciler
 from qgpu.guardian.gpu.reconciler import Reconciler
+from qgpu.model import NS_PER_MS
 from qgpu.nvidia import abi
 
 _CLIENT, _MANY, _LATER = 5, 3 * reconciler.BATCH, 1 << 62
@@ -18,7 +19,7 @@ _CLIENT, _MANY, _LATER = 5, 3 * reconciler.BATCH, 1 << 62
 @pytest.fixture
 def asked():
     """What RM was asked about; ``gone`` is no more."""
-    return SimpleNamespace(keys=[], gone=set())
+    return SimpleNamespace(keys=[], gone=set(), now_ns=0, answer_ns=0)
 
 
 @pytest.fixture
@@ -33,12 +34,14 @@ def due(asked):
 
     def exists(key):
         asked.keys.append(key)
+        asked.now_ns += asked.answer_ns
         return key not in asked.gone
 
     def vanished(key):
         table.note({"fact": "gone", "client": key[0], "handle": key[1]})
 
-    made = Reconciler(table, SimpleNamespace(exists=exists), table.note, vanished, vanished, lambda: 0, lambda: None)
+    gpu_ops = SimpleNamespace(exists=exists)
+    made = Reconciler(table, gpu_ops, table.note, vanished, vanished, lambda: asked.now_ns, lambda: None)
     made.recheck([(_CLIENT, _CLIENT)], include_memory=True)
     return made
 
@@ -60,6 +63,14 @@ def test_settling_many_objects_does_not_block_main_loop(due, asked):
     assert max(counts) <= reconciler.BATCH + 1
     assert sorted(set(asked.keys) - {(_CLIENT, _CLIENT)}) == [(_CLIENT, 10 + n) for n in range(_MANY)]
     assert len(due._table.objects) == _MANY - 2
+
+
+def test_slow_rm_does_not_block_main_loop_either(due, asked):
+    asked.answer_ns = NS_PER_MS
+    counts = _settle(due, asked)
+
+    assert max(counts) <= reconciler._PASS_NS // NS_PER_MS + 1
+    assert sum(counts) >= _MANY
 
 
 def test_many_clients_do_not_either(due, asked):
