@@ -11,6 +11,7 @@ help:
 	@echo "make gputest   the tests that need a real GPU and root"
 	@echo "make vmtest    the kernel module in a virtual machine"
 	@echo "make hosttest  the packages in a virtual machine with systemd: install, use, look, upgrade under load, remove"
+	@echo "make slurmtest jobs of real Slurms, from Debian's packages, become pods; as root"
 	@echo "make bpf       the BPF program that keeps device files to their pods; needs clang"
 	@echo "make packages  wheel, sdist and Debian packages, into dist/"
 	@echo "make nightly   what takes too long for CI: 5,000 examples a policy, kernels, sanitizers, NVIDIA's driver, containers; hours"
@@ -43,6 +44,11 @@ vmtest: $(VENV)/installed
 hosttest: $(VENV)/installed | packages-system
 	$(MAKE) -C tests/vm hosttest VM_PYTHON=$(abspath $(BIN))/python
 
+# Versions side by side, because most of the time is waiting for Slurm.
+SLURM_VERSIONS ?= 22.05,24.11,26.05
+slurmtest: $(VENV)/installed | slurm-system
+	QGPU_SLURM=$(SLURM_VERSIONS) $(BIN)/pytest -m slurm -n 2 --dist loadgroup tests/slurm
+
 packages: $(VENV)/installed | packages-system
 	$(BIN)/python packaging/build.py
 
@@ -51,8 +57,9 @@ packages-check: packages
 	$(BIN)/python packaging/check.py
 
 # What takes too long for CI, the likeliest failure first.
-nightly: $(VENV)/installed
+nightly: $(VENV)/installed | slurm-system
 	QGPU_EXAMPLES=125 $(BIN)/pytest -n 2 --timeout 1800 tests/policies
+	$(MAKE) slurmtest
 	$(MAKE) -C tests/vm vmtest-containers VM_PYTHON=$(abspath $(BIN))/python
 	$(MAKE) -C tests/vm vmtest-contract VM_PYTHON=$(abspath $(BIN))/python
 	$(MAKE) -C tests/vm vmtest-kernels VM_PYTHON=$(abspath $(BIN))/python
@@ -89,6 +96,15 @@ test-system:
 	else echo "installing for tests:$$missing"; apt-get update -qq && apt-get install -qq -y --no-install-recommends \
 		chromium chromium-driver prometheus runc crun podman man-db; fi
 
+# What unpacks Slurm's packages and gives them a network of their own.
+slurm-system:
+	@missing=; for tool in mmdebstrap ip nsenter make cc; do command -v $$tool >/dev/null || missing="$$missing $$tool"; done; \
+	[ -z "$$missing" ] || { \
+		[ "$$(id -u)" = 0 ] || { echo "please install: mmdebstrap iproute2 util-linux make gcc" >&2; exit 1; }; \
+		apt-get update -qq && apt-get install -qq -y --no-install-recommends \
+		mmdebstrap iproute2 util-linux make gcc libc6-dev; \
+	}
+
 # Tools that build Debian packages (Debian 12 or newer).
 packages-system: bpf-system
 	@if ! command -v dh_dkms >/dev/null || ! command -v dpkg-buildpackage >/dev/null; then \
@@ -112,5 +128,5 @@ bpf-system:
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis qgpu-demo.png dist bpf/*.o
 
-.PHONY: help demo check lint types test gputest vmtest hosttest packages packages-check nightly bench suite system \
-	test-system packages-system bpf bpf-system clean
+.PHONY: help demo check lint types test gputest vmtest hosttest slurmtest packages packages-check nightly bench suite \
+	system test-system slurm-system packages-system bpf bpf-system clean

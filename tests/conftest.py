@@ -18,10 +18,15 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Skip what can't run here; VM tests run only when asked for, because each boots a kernel."""
+    """Skip what can't run here; tests that boot a kernel or fetch Slurm run only when asked for."""
     lacks = {"root": os.geteuid() != 0, "gpu": os.geteuid() != 0 or not Path("/proc/driver/nvidia/version").exists()}
-    lacks["vm"] = "vm" not in config.option.markexpr
-    reasons = {"root": "needs root", "gpu": "needs root and an NVIDIA GPU", "vm": "boots a kernel: ask with -m vm"}
+    lacks |= {name: name not in config.option.markexpr for name in ("vm", "slurm")}
+    reasons = {
+        "root": "needs root",
+        "gpu": "needs root and an NVIDIA GPU",
+        "vm": "boots a kernel: ask with -m vm",
+        "slurm": "fetches and runs Slurm: ask with -m slurm, as root",
+    }
     for item in items:
         for marker, reason in reasons.items():
             if lacks[marker] and item.get_closest_marker(marker):

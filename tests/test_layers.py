@@ -62,6 +62,7 @@ ARROWS: dict[str, set[str]] = {
     "planes.kmod": {"errors", "linux", "model"},
     "planes.seccomp": {"errors", "guardian.failover", "guardian.proxy", "ipc", "linux", "model", "nvidia"},
     "planes.sim": {"errors", "linux", "load", "model"},
+    "slurm": {"errors", "model", "units"},
     # what operators set and see
     "config": {"errors", "ipc", "model", "policies", "toml_tables", "units"},
     "admission": {"config", "errors", "linux", "model", "policies", "units"},

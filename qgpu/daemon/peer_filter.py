@@ -1,7 +1,8 @@
 """Refuses requests from pods, even from root in a pod.
 
 The kernel names the peer's process (SO_PEERCRED), and the process is in its pod's cgroup. A process that has ended, or
-that this PID namespace does not show, could be a pod's, so it is refused as well.
+that this PID namespace does not show, could be a pod's, so it is refused as well. slurmstepd is no pod's process,
+although its cgroup lies in that of the job, which is the pod.
 """
 
 from __future__ import annotations
@@ -12,16 +13,17 @@ from qgpu.errors import PermissionDeniedError
 from qgpu.ipc.wire import has_ended
 from qgpu.linux import cgroup
 from qgpu.model.plane_api import PodInfo
+from qgpu.slurm.job import is_slurmstepd
 
 #: In place of a pod's name: the peer cannot be identified and may be a pod's process.
 UNKNOWN = "?"
 
 
-def pod_of(pid: int, process: int | None, places: Mapping[str, str]) -> str:
+def pod_of(pid: int, process: int | None, places: Mapping[str, str], *, root: bool = False) -> str:
     """Return the pod that a peer's process is in, by the pods' cgroups; empty for none.
 
     ``process`` is the peer's pidfd. If that process has ended, another process may have inherited the connection: the
-    result is UNKNOWN. Without any pods there is no check.
+    result is UNKNOWN. Without any pods there is no check. ``root`` says that the peer was root when it connected.
     """
     if not places:
         return ""
@@ -32,7 +34,10 @@ def pod_of(pid: int, process: int | None, places: Mapping[str, str]) -> str:
         gone = True
     if gone:
         return UNKNOWN
-    return next((name for place, name in places.items() if cgroup.within(path, place)), "")
+    for place, name in places.items():
+        if cgroup.within(path, place):
+            return "" if root and is_slurmstepd(path, place) else name
+    return ""
 
 
 def places_of(pods: Iterable[PodInfo]) -> dict[str, str]:
@@ -40,9 +45,9 @@ def places_of(pods: Iterable[PodInfo]) -> dict[str, str]:
     return {pod.cgroup: pod.name for pod in pods if pod.cgroup}
 
 
-def refuse_pods(pid: int, process: int | None, pods: Iterable[PodInfo]) -> None:
+def refuse_pods(pid: int, process: int | None, pods: Iterable[PodInfo], *, root: bool = False) -> None:
     """Raise PermissionDeniedError if a peer's process is in a pod, or may be."""
-    name = pod_of(pid, process, places_of(pods))
+    name = pod_of(pid, process, places_of(pods), root=root)
     if name == UNKNOWN:
         raise PermissionDeniedError(f"process {pid}: it has ended, or is not visible from here")
     if name:

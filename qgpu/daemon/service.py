@@ -31,6 +31,7 @@ from qgpu.daemon.peer_filter import places_of, pod_of, refuse_pods
 from qgpu.daemon.plane_choice import PlaneChoice, driver_version
 from qgpu.daemon.request_args import Arguments
 from qgpu.daemon.simulated_loads import SimulatedLoads
+from qgpu.daemon.slurm_jobs import SlurmJobs
 from qgpu.daemon.state import State
 from qgpu.daemon.trace_recordings import TraceRecordings
 from qgpu.daemon.unmanaged_processes import UnmanagedProcesses
@@ -83,6 +84,7 @@ class Service:
         #: Pods whose launcher is still connected, with the launcher's session.
         self._held: dict[str, Session] = {}
         self._loads = loads = SimulatedLoads(host, self._lock)
+        jobs = SlurmJobs(host, chosen.plane, self._lock, self.reap, self._admit, self._amend)
         for index in sorted(config.gpus.keys() - self._pgpus.keys()):
             _log.warning("configured, but there is no such pGPU here", pgpu=index)
         board = GangExchange()
@@ -106,6 +108,8 @@ class Service:
             "pod.set": self._pod_set,
             "pod.remove": self._pod_remove,
             "container.bind": self._container_bind,
+            "slurm.filter": jobs.filter,
+            "slurm.bind": jobs.bind,
             "sim.start": loads.start,
             "trace.start": traces.start,
             "trace.read": traces.read,
@@ -117,7 +121,7 @@ class Service:
         pods: Sequence[PodInfo] = ()
         if not op.startswith("sim."):  # a pod uses its simulated card through the daemon
             pods = self._host.pods()
-            refuse_pods(session.peer.pid, session.process, pods)
+            refuse_pods(session.peer.pid, session.process, pods, root=session.peer.uid == 0)
         if op in self._changing and not session.may_change:
             raise PermissionDeniedError(
                 f"{op}: only root, the daemon's own user and the socket's group may change things"
@@ -131,7 +135,7 @@ class Service:
 
     def pod_of(self, session: Session) -> str:
         """Return the pod that a client is in, as last listed. ``handle`` checks again for each request."""
-        return pod_of(session.peer.pid, session.process, self._places)
+        return pod_of(session.peer.pid, session.process, self._places, root=session.peer.uid == 0)
 
     @property
     def alive(self) -> bool:
@@ -366,12 +370,16 @@ class Service:
             }
             if pod.cgroup and any(grant.memory is not None for grant in grants.values()):
                 _check_reach(pod)
-            settings = {number: each.settings for number, each in self._loops.items()}
-            admission.check_amended(name, grants, pods, self._free_pgpus(), settings)
-            self._host.amend(name, grants)
+            self._amend(name, grants, pods)
             notes = over_limits(self._pod(name))
         _log.info("pod set", pod=name)
         return {"notes": notes}
+
+    def _amend(self, name: str, grants: dict[int, Grant], pods: Sequence[PodInfo]) -> None:
+        """Change a pod's grants if they fit beside those of the other pods."""
+        settings = {number: each.settings for number, each in self._loops.items()}
+        admission.check_amended(name, grants, pods, self._free_pgpus(), settings)
+        self._host.amend(name, grants)
 
     def _pod_remove(self, _session: Session, arguments: Arguments, _fds: list[int]) -> dict[str, Any]:
         name = arguments.need("name", str)

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from qgpu.daemon.peer_filter import refuse_pods
+from qgpu.daemon.peer_filter import pod_of, refuse_pods
 from qgpu.errors import PermissionDeniedError
 from qgpu.ipc import wire
 from qgpu.linux import cgroup
@@ -86,3 +86,11 @@ def test_peer_is_looked_up_by_pid_on_older_kernels(tmp_path, monkeypatch):
 
         assert not wire.has_ended(process)
         os.close(process)
+
+
+@pytest.mark.parametrize(("root", "found"), [(True, ""), (False, "slurm-7")])
+def test_slurmstepd_is_no_pods_process_but_a_user_beside_it_is(monkeypatch, own, root, found):
+    job = "/system.slice/slurmstepd.scope/job_7"
+    monkeypatch.setattr(cgroup, "of", lambda pid: f"{job}/step_0/slurm")
+
+    assert pod_of(os.getpid(), own, {job: "slurm-7"}, root=root) == found

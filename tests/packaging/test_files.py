@@ -128,7 +128,7 @@ def test_maintainers_scripts_are_shell(script: Path) -> None:
 def test_c_and_build_files_have_spdx_line_and_license_exists() -> None:
     """Python says nothing file by file: LICENSE holds for the tree."""
     kinds = ("*.c", "*.h", "Kbuild", "Makefile", "*.sh")
-    folders = ("kmod", "tests", "bench")
+    folders = ("kmod", "tests", "bench", "packaging/slurm")
     files = [path for folder in folders for kind in kinds for path in (ROOT / folder).rglob(kind)]
     ours = [path for path in files if not path.name.endswith(".mod.c")]  # a build's
 

@@ -83,8 +83,12 @@ class Guard:
         self.agent = Agent(self.socket, self._attach, FdStore())
 
     def _attach(self, pid: int, container: str, listener: int) -> None:
-        self.pids.append(pid)
         self.containers.append(container)
+        self.take(pid, listener)
+
+    def take(self, pid: int, listener: int) -> None:
+        """Serve a process's listener in a thread of its own."""
+        self.pids.append(pid)
         number = self.supervisor.listen("web", listener)
         self._threads.append(threading.Thread(target=self._serve, args=(number, listener)))
         self._threads[-1].start()

@@ -1,0 +1,103 @@
+"""Makes Slurm's jobs pods, when the SPANK plugin asks for it from within a task that is about to start.
+
+What a job's steps were given is in ``qgpu.slurm.job``. A limit that an administrator set on a job's pod stays, whatever
+later steps were given.
+"""
+
+from __future__ import annotations
+
+import platform
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import structlog
+
+from qgpu.daemon.request_args import Arguments
+from qgpu.errors import InvalidValueError, RefusedError
+from qgpu.guardian.proxy import seccomp_filter
+from qgpu.ipc.control_socket import Session
+from qgpu.linux import cgroup, untrusted_fds
+from qgpu.model import Grant
+from qgpu.model.plane_api import Host, PodInfo
+from qgpu.model.plane_names import Plane
+from qgpu.runtime.agent import LISTENER
+from qgpu.slurm import job
+from qgpu.slurm.job import Step
+
+_log = structlog.get_logger("slurm")
+
+#: Makes a pod: (name, grants, its cgroup, or the launcher in whose cgroup one is made). Raises a QgpuError.
+Admit = Callable[[str, dict[int, Grant], str, Session | None], str]
+#: Changes a pod's grants: (name, grants, all pods). Raises a QgpuError.
+Amend = Callable[[str, dict[int, Grant], Sequence[PodInfo]], None]
+
+
+class SlurmJobs:
+    """The requests of the SPANK plugin. ``lock`` is the service's: it is held while pods come and go."""
+
+    def __init__(
+        self,
+        host: Host,
+        plane: Plane,
+        lock: threading.RLock,
+        pods: Callable[[], Sequence[PodInfo]],
+        admit: Admit,
+        amend: Amend,
+    ) -> None:
+        self._host = host
+        self._plane = plane
+        self._lock = lock
+        self._pods = pods
+        self._admit = admit
+        self._amend = amend
+        #: The grants that each job's pod got from here; others were set by an administrator.
+        self._given: dict[str, dict[int, Grant]] = {}
+
+    def filter(self, _session: Session, _arguments: Arguments, _fds: list[int]) -> dict[str, Any]:
+        """Return the filter that a task installs, in hexadecimal digits; empty where the plane needs none."""
+        needed = self._plane is Plane.SECCOMP
+        return {"filter": seccomp_filter.program(platform.machine()).hex() if needed else ""}
+
+    def bind(self, session: Session, arguments: Arguments, fds: list[int]) -> dict[str, Any]:
+        """Bring the task that asks into its job's pod, with its seccomp listener on that plane. Raises a QgpuError."""
+        step = job.described(arguments.raw)
+        if any(untrusted_fds.kind(fd) != LISTENER for fd in fds):
+            raise InvalidValueError(f"pod {step.pod}: its task sent a descriptor that is no seccomp listener")
+        grants = step.grants({pgpu.index: pgpu for pgpu in self._host.pgpus()})
+        with self._lock:
+            pods = self._pods()
+            self._given = {pod.name: self._given[pod.name] for pod in pods if pod.name in self._given}
+            pod = next((pod for pod in pods if pod.name == step.pod), None)
+            if pod is None:
+                at = self._cgroup(session, step)
+                self._admit(step.pod, grants, at, None if at else session)
+                self._given[step.pod] = grants
+            else:
+                self._widen(pod, grants, pods)
+            listeners = list(fds)
+            fds.clear()
+            self._host.attach(step.pod, session.peer.pid, listeners)
+        _log.info("task of a job attached", pod=step.pod, pid=session.peer.pid)
+        plane = self._plane.value
+        variables = "\n".join(f"{name}={value}" for name, value in job.variables(plane, step).items())
+        return {"name": step.pod, "plane": plane, "variables": variables}
+
+    def _widen(self, pod: PodInfo, wanted: dict[int, Grant], pods: Sequence[PodInfo]) -> None:
+        """Give a pod what another step of its job was given, except on pGPUs whose grant was changed meanwhile."""
+        given, grants = dict(self._given.get(pod.name, {})), dict(pod.grants)
+        for index, grant in wanted.items():
+            if index not in grants:
+                grants[index] = given[index] = grant
+            elif grants[index] == given.get(index):
+                grants[index] = given[index] = job.larger(grants[index], grant)
+        if grants != pod.grants:
+            self._amend(pod.name, grants, pods)
+        self._given[pod.name] = given
+
+    def _cgroup(self, session: Session, step: Step) -> str:
+        """Return the cgroup that Slurm made for the job; empty where there is none in the version 2 tree."""
+        try:
+            return job.cgroup_of(step.job, cgroup.of(session.peer.pid))
+        except OSError as error:
+            raise RefusedError(f"pod {step.pod}: its task has ended; start the step again") from error

@@ -1,0 +1,172 @@
+"""Tasks of a job bind themselves from the cgroups that Slurm makes, here made by hand as its version 2 plugin does."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from qgpu.config import Config
+from qgpu.daemon.plane_choice import PlaneChoice
+from qgpu.daemon.service import Service
+from qgpu.daemon.state import State
+from qgpu.errors import InvalidValueError, NotSupportedError
+from qgpu.ipc import wire
+from qgpu.ipc.control_socket import Client, Server, Session
+from qgpu.ipc.systemd import FdStore
+from qgpu.linux import cgroup
+from qgpu.model.plane_names import Plane
+from qgpu.planes.sim.host import Clock, SimHost
+
+pytestmark = pytest.mark.root
+
+#: A task: enters a cgroup, makes a request, goes to another cgroup, and sleeps. It prints the answer.
+TASK = """
+import json, sys, time
+from pathlib import Path
+from qgpu.ipc.control_socket import Client
+from qgpu.errors import QgpuError
+first, request, then, runtime = sys.argv[1:]
+Path(first, "cgroup.procs").write_text("0")
+try:
+    with Client(Path(runtime)) as client:
+        answer = client.call(**json.loads(request))
+except QgpuError as error:
+    answer = {"error": str(error)}
+Path(then, "cgroup.procs").write_text("0")
+print(json.dumps(answer), flush=True)
+time.sleep(600)
+"""
+
+
+class Node:
+    """A daemon, and the cgroups of a job of two steps."""
+
+    def __init__(self, tmp_path: Path) -> None:
+        self.runtime = tmp_path
+        self.job = cgroup.mount() / f"qgpu-test-{os.getpid()}" / "job_7"
+        for step in ("step_0", "step_1"):
+            for leaf in ("slurm", "user/task_0"):
+                (self.job / step / leaf).mkdir(parents=True)
+        self.host = SimHost(2, Clock.REAL)
+        self.service = Service(self.host, PlaneChoice(Plane.SIM, "test"), Config(), State(None))
+        self._server = Server(tmp_path, 0o600, None, self.service.handle, FdStore(), self.service.pod_of)
+        self.tasks: list[subprocess.Popen[str]] = []
+
+    def task(self, step: int, request: dict[str, object], leaf: str = "slurm") -> dict[str, object]:
+        """Start a task of a step, which makes a request as long as it is in a leaf of it; return the answer."""
+        above = self.job / f"step_{step}"
+        words = [str(above / leaf), json.dumps(request), str(above / "user/task_0"), str(self.runtime)]
+        started = subprocess.Popen([sys.executable, "-c", TASK, *words], stdout=subprocess.PIPE, text=True)
+        self.tasks.append(started)
+        assert started.stdout is not None
+        answer: dict[str, object] = json.loads(started.stdout.readline())
+        return answer
+
+    def bind(self, step: int, **facts: str) -> dict[str, object]:
+        """Start a task that binds itself."""
+        return self.task(step, {"op": "slurm.bind", "job": 7, "gpus": "0", **facts})
+
+    def close(self) -> None:
+        """End the tasks and the daemon, and remove the cgroups."""
+        for task in self.tasks:
+            task.kill()
+            task.communicate()
+        self._server.close()
+        self.service.close()
+        for directory, _, _ in os.walk(self.job.parent, topdown=False):
+            with suppress(FileNotFoundError):
+                os.rmdir(directory)
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Node]:
+    try:
+        cgroup.mount()
+    except NotSupportedError as error:
+        pytest.skip(str(error))
+    made = Node(tmp_path)
+    yield made
+    made.close()
+
+
+def test_the_jobs_cgroup_is_the_pods(node: Node) -> None:
+    answer = node.bind(0, shards="30")
+    (pod,) = node.host.pods()
+
+    assert answer["name"] == pod.name == "slurm-7"
+    assert pod.cgroup == "/" + str(node.job.relative_to(cgroup.mount()))
+    assert pod.pids == (node.tasks[0].pid,)
+    assert pod.grants[0].cores == 30
+
+
+def test_a_second_steps_task_joins_from_inside_the_pod(node: Node) -> None:
+    node.bind(0, shards="30")
+    answer = node.bind(1, shards="30")
+    (pod,) = node.host.pods()
+
+    assert answer["name"] == pod.name
+    assert set(pod.pids) == {task.pid for task in node.tasks}
+    assert pod.grants[0].cores == 30
+
+
+def test_a_users_process_in_the_job_may_not_talk(node: Node) -> None:
+    node.bind(0, shards="30")
+    request = {"op": "slurm.bind", "job": 7, "gpus": "0", "shards": "100"}
+
+    assert "pods may not talk to qgpud" in str(node.task(1, request, "user/task_0")["error"])
+    assert node.host.pods()[0].grants[0].cores == 30
+
+
+def test_a_larger_step_widens_the_pod_if_that_fits(node: Node) -> None:
+    node.bind(0, shards="30")
+    node.bind(1, shards="40")
+    with Client(node.runtime) as client:
+        client.call("pod.create", name="other", grants={"0": {"cores": 50}})
+
+        assert "does not fit" in str(node.bind(1, shards="60")["error"])
+    (pod,) = (pod for pod in node.host.pods() if pod.name == "slurm-7")
+    assert pod.grants[0].cores == 40
+
+
+def test_a_step_on_another_card_adds_that_card(node: Node) -> None:
+    node.bind(0, shards="30")
+    node.bind(1, gpus="1", shards="20")
+    (pod,) = node.host.pods()
+
+    assert {index: grant.cores for index, grant in pod.grants.items()} == {0: 30, 1: 20}
+
+
+def test_what_an_administrator_set_stays(node: Node) -> None:
+    node.bind(0, shards="30")
+    with Client(node.runtime) as client:
+        client.call("pod.set", name="slurm-7", cores=10)
+    node.bind(1, shards="40")
+    (pod,) = node.host.pods()
+
+    assert pod.grants[0].cores == 10
+
+
+def test_the_pod_ends_with_the_job(node: Node) -> None:
+    node.bind(0, shards="30")
+    node.tasks[0].kill()
+    node.tasks[0].wait()
+
+    assert node.service.reap() == []
+
+
+def test_what_is_no_listener_is_refused(node: Node) -> None:
+    me = Session(wire.Peer(os.getpid(), 0, 0), may_change=True, process=os.pidfd_open(os.getpid()))
+    fds = list(os.pipe())
+    with pytest.raises(InvalidValueError, match="no seccomp listener"):
+        node.service.handle(me, {"op": "slurm.bind", "job": 7, "gpus": "0"}, fds)
+
+    assert node.host.pods() == []
+    for fd in fds:
+        os.close(fd)
