@@ -29,6 +29,7 @@ ARROWS: dict[str, set[str]] = {
     "lsm": {"errors", "linux"},
     # deciding
     "policies": {"errors", "model"},
+    "claim_division": {"errors", "model"},
     "sched": {"model"},
     # the guardian: a process of its own
     "guardian.rules": {"nvidia"},

@@ -20,6 +20,7 @@ _COMMANDS = {
     "cdi": "qgpu.cli.cdi",
     "doctor": "qgpu.cli.doctor",
     "gpu": "qgpu.cli.gpu",
+    "grant": "qgpu.cli.grant",
     "module": "qgpu.cli.module",
     "pod": "qgpu.cli.pod",
     "report": "qgpu.cli.report",

@@ -13,7 +13,7 @@ from qgpu.errors import InvalidValueError
 from qgpu.ipc.control_socket import SCHEMA
 from qgpu.model import PodClass
 
-_HEADER = ("POD", "GPU", "CLASS", "TARGET", "CORES", "MEMORY", "USED", "HELD", "BUSY", "PIDS", "TROUBLE")
+_HEADER = ("POD", "GPU", "CLASS", "TARGET", "CORES", "MEMORY", "USED", "HELD", "BUSY", "PIDS", "CLAIM", "TROUBLE")
 
 
 @click.group()
@@ -83,6 +83,7 @@ def _rows(pod: dict[str, Any]) -> list[tuple[str, ...]]:
             memory(used["memory"]),
             "yes" if used["busy"] else "no",
             str(len(pod["pids"])),
+            pod["claim"] or "-",
             pod["trouble"] or "-",
         )
         for grant, used in zip(pod["grants"], pod["usage"], strict=True)

@@ -15,8 +15,9 @@ import structlog
 from qgpu import config as configuration
 from qgpu.config import Config, MetricsCompat
 from qgpu.daemon import log, plane_choice, runtime_dir
-from qgpu.daemon.containers import Containers, agent_socket
+from qgpu.daemon.containers import Containers, agent_socket, claim_files
 from qgpu.daemon.metrics_endpoint import MetricsEndpoint
+from qgpu.daemon.prepared_grants import PreparedGrants
 from qgpu.daemon.service import Service
 from qgpu.daemon.state import State
 from qgpu.errors import QgpuError
@@ -52,7 +53,8 @@ def run(
     chosen = plane_choice.choose(plane or config.plane)
     state = State(state_dir)
     host = plane_choice.open_host(chosen.plane, kept, sim_gpus)
-    service = Service(host, chosen, config, state, agent_socket(chosen.plane, directory))
+    prepared = PreparedGrants(state_dir, host.pgpus(), claim_files(chosen.plane, host.pgpus(), directory, config))
+    service = Service(host, chosen, config, state, agent_socket(chosen.plane, directory), prepared)
     try:
         with ExitStack() as ends:
             endpoint = _endpoint(service, config)
@@ -63,7 +65,7 @@ def run(
             containers = Containers(chosen.plane, host.pgpus(), directory, config, store, service.take_listener)
             ends.callback(containers.close)
             _log.info("ready", plane=chosen.plane.value, why=chosen.why, runtime_dir=str(directory))
-            _watch(service, containers, endpoint, stop)
+            _watch(service, containers, prepared, endpoint, stop)
     finally:
         service.close()
         os.close(lock)
@@ -85,7 +87,13 @@ def _endpoint(service: Service, config: Config) -> MetricsEndpoint | None:
     return MetricsEndpoint(lambda: exporter.serve(address, service.counters.view, with_hami=with_hami))
 
 
-def _watch(service: Service, containers: Containers, endpoint: MetricsEndpoint | None, stop: Shutdown) -> None:
+def _watch(
+    service: Service,
+    containers: Containers,
+    prepared: PreparedGrants,
+    endpoint: MetricsEndpoint | None,
+    stop: Shutdown,
+) -> None:
     """Do the periodic work until told to stop. Raises QgpuError if a loop has died."""
     notify("READY=1")
     trouble = ""
@@ -100,6 +108,7 @@ def _watch(service: Service, containers: Containers, endpoint: MetricsEndpoint |
                 trouble = str(error)
                 _log.error("cannot check for ended pods, trying again", error=trouble)
         containers.refresh()
+        prepared.refresh()
         if endpoint is not None:
             endpoint.refresh()
         notify(ALIVE)

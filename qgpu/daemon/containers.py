@@ -19,6 +19,7 @@ from qgpu.model.plane_names import Plane
 from qgpu.paths import socket_path
 from qgpu.runtime import cdi, seccomp_profile
 from qgpu.runtime.agent import Agent, Attach
+from qgpu.runtime.claim_cdi import ClaimCdiFiles
 
 _log = structlog.get_logger("containers")
 
@@ -62,6 +63,12 @@ class Containers:
 def agent_socket(plane: Plane, runtime_dir: Path) -> Path | None:
     """Return the socket where runtimes hand over listeners; None on planes without listeners."""
     return seccomp_profile.listener(runtime_dir.absolute()) if plane is Plane.SECCOMP else None
+
+
+def claim_files(plane: Plane, pgpus: Sequence[Pgpu], runtime_dir: Path, config: Config) -> ClaimCdiFiles | None:
+    """Return what keeps the CDI files of prepared grants; None for no files."""
+    directory = cdi_directory(plane, config)
+    return ClaimCdiFiles(pgpus, socket_path(runtime_dir), directory) if directory else None
 
 
 def cdi_directory(plane: Plane, config: Config) -> Path | None:

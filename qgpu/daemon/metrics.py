@@ -10,11 +10,13 @@ import qgpu
 from qgpu.daemon.device_isolation import DeviceIsolation
 from qgpu.daemon.gpu_loop import GpuLoop
 from qgpu.daemon.plane_choice import PlaneChoice, driver_version
+from qgpu.daemon.pods import Pods
 from qgpu.daemon.trace_recordings import TraceRecordings
 from qgpu.daemon.unmanaged_processes import UnmanagedProcesses
 from qgpu.metrics.tally import PodTally, Tally
 from qgpu.metrics.view import GpuView, PodOnGpuView, PodView, View
-from qgpu.model.plane_api import Host, Pgpu, PodInfo
+from qgpu.model.container_labels import ContainerLabels
+from qgpu.model.plane_api import PodInfo
 from qgpu.model.plane_names import Plane
 
 
@@ -23,16 +25,15 @@ class Counters:
 
     def __init__(
         self,
-        host: Host,
+        pods: Pods,
         chosen: PlaneChoice,
-        pgpus: Mapping[int, Pgpu],
         loops: Mapping[int, GpuLoop],
         traces: TraceRecordings,
         fence: DeviceIsolation,
         unmanaged: UnmanagedProcesses,
     ) -> None:
         self._fence, self._unmanaged = fence, unmanaged
-        self._host, self._chosen, self._pgpus, self._loops, self._traces = host, chosen, pgpus, loops, traces
+        self._pods, self._chosen, self._loops, self._traces = pods, chosen, loops, traces
         self._driver = driver_version(chosen.plane)
         self._started_ns = time.monotonic_ns()
         self._tallies = {index: Tally() for index in loops}
@@ -41,7 +42,7 @@ class Counters:
 
     def view(self) -> View:
         """Return the current view. Raises QgpuError while the plane is gone."""
-        pods = self._host.pods()
+        pods = [(pod, self._pods.labels_of(pod)) for pod in self._pods.listed()]
         return View(
             qgpu.__version__,
             self._chosen.plane.value,
@@ -49,17 +50,18 @@ class Counters:
             platform.node(),
             (time.monotonic_ns() - self._started_ns) / 1e9,
             [self._gpu(index, pods) for index in self._loops],
-            {pod.name: PodView(pod.name, pod.refused_memory, pod.refused_calls) for pod in pods},
+            {pod.name: PodView(pod.name, pod.refused_memory, pod.refused_calls, labels) for pod, labels in pods},
             self._traces.count,
             self._fence.enforced if self._chosen.plane is not Plane.SIM else None,
             self._fence.refused(),
         )
 
-    def _gpu(self, index: int, pods: Sequence[PodInfo]) -> GpuView:
+    def _gpu(self, index: int, pods: Sequence[tuple[PodInfo, ContainerLabels]]) -> GpuView:
         loop, tally = self._loops[index], self._tallies[index]
         ledger, settings, shares = loop.ledger, loop.settings, tally.shares()
+        prepared = [held.grant for held in self._pods.prepared.held() if held.index == index]
         return GpuView(
-            self._pgpus[index],
+            self._pods.cards[index],
             settings.policy,
             settings.online_policy,
             settings.period_ns,
@@ -77,10 +79,13 @@ class Counters:
                     account.busy if account else False,
                     pod.memory.get(index, 0),
                     shares.get(pod.name, 0.0),
+                    labels,
                 )
-                for pod in pods
+                for pod, labels in pods
                 if index in pod.grants
                 for account in (ledger.accounts.get(pod.name),)
             ],
             None if (there := self._unmanaged.seen.get(index)) is None else len(there),
+            sum(grant.memory or 0 for grant in prepared),
+            sum(grant.cores or 0 for grant in prepared),
         )

@@ -29,8 +29,8 @@ _log = structlog.get_logger("slurm")
 
 #: Makes a pod: (name, grants, its cgroup, or the launcher in whose cgroup one is made). Raises a QgpuError.
 Admit = Callable[[str, dict[int, Grant], str, Session | None], str]
-#: Changes a pod's grants: (name, grants, all pods). Raises a QgpuError.
-Amend = Callable[[str, dict[int, Grant], Sequence[PodInfo]], None]
+#: Changes a pod's grants: (name, grants). Raises a QgpuError.
+Amend = Callable[[str, dict[int, Grant]], None]
 
 
 class SlurmJobs:
@@ -74,7 +74,7 @@ class SlurmJobs:
                 self._admit(step.pod, grants, at, None if at else session)
                 self._given[step.pod] = grants
             else:
-                self._widen(pod, grants, pods)
+                self._widen(pod, grants)
             listeners = list(fds)
             fds.clear()
             self._host.attach(step.pod, session.peer.pid, listeners)
@@ -83,7 +83,7 @@ class SlurmJobs:
         variables = "\n".join(f"{name}={value}" for name, value in job.variables(plane, step).items())
         return {"name": step.pod, "plane": plane, "variables": variables}
 
-    def _widen(self, pod: PodInfo, wanted: dict[int, Grant], pods: Sequence[PodInfo]) -> None:
+    def _widen(self, pod: PodInfo, wanted: dict[int, Grant]) -> None:
         """Give a pod what another step of its job was given, except on pGPUs whose grant was changed meanwhile."""
         given, grants = dict(self._given.get(pod.name, {})), dict(pod.grants)
         for index, grant in wanted.items():
@@ -92,7 +92,7 @@ class SlurmJobs:
             elif grants[index] == given.get(index):
                 grants[index] = given[index] = job.larger(grants[index], grant)
         if grants != pod.grants:
-            self._amend(pod.name, grants, pods)
+            self._amend(pod.name, grants)
         self._given[pod.name] = given
 
     def _cgroup(self, session: Session, step: Step) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 from qgpu.daemon.gpu_loop import GpuLoop
 from qgpu.daemon.over_limit import over_limits
 from qgpu.ipc.codec import grant_to
+from qgpu.model.container_labels import ContainerLabels
 from qgpu.model.plane_api import Pgpu, PodInfo
 from qgpu.sched.ledger import Ledger
 
@@ -26,10 +27,11 @@ def gpu(pgpu: Pgpu, loop: GpuLoop, pods: Sequence[PodInfo]) -> dict[str, Any]:
     )
 
 
-def pod(info: PodInfo, ledgers: Mapping[int, Ledger]) -> dict[str, Any]:
+def pod(info: PodInfo, labels: ContainerLabels, ledgers: Mapping[int, Ledger]) -> dict[str, Any]:
     """Return a pod with its grants and its use by pGPU."""
     return {
         "name": info.name,
+        **asdict(labels),
         "cgroup": info.cgroup,
         "pids": info.pids,
         "trouble": "; ".join([*over_limits(info), *filter(None, [info.trouble])]),

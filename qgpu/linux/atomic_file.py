@@ -38,7 +38,7 @@ def replacing(path: Path, mode: int | None = None) -> Iterator[BinaryIO]:
         with suppress(OSError):
             new.unlink()
         raise
-    _sync(place.parent)
+    flush(place.parent)
 
 
 def replace(path: Path, text: str, mode: int | None = None) -> None:
@@ -47,8 +47,8 @@ def replace(path: Path, text: str, mode: int | None = None) -> None:
         file.write(text.encode())
 
 
-def _sync(directory: Path) -> None:
-    """Flush a directory, so that a rename in it survives a crash."""
+def flush(directory: Path) -> None:
+    """Flush a directory, so that a rename or removal in it survives a crash. Raises OSError."""
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)

@@ -51,9 +51,9 @@ def _card(view: View, gpu: GpuView) -> dict[str, str]:
 def _pod(view: View, gpu: GpuView, pod: PodOnGpuView) -> dict[str, str]:
     return {
         "node": view.node,
-        "namespace": "",
-        "pod": pod.pod,
-        "container": "",
+        "namespace": pod.labels.namespace,
+        "pod": pod.labels.pod or pod.pod,
+        "container": pod.labels.container,
         "vdevice_index": "0",
         "device_uuid": gpu.pgpu.uuid,
     }

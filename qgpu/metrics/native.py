@@ -1,7 +1,8 @@
 """The native series: base units, ratios 0 to 1, counters where possible. Unknown values are left out.
 
 Labels of a card have the names of DCGM's exporter (``gpu``, ``UUID``), so that joins on UUID are easy. A series about
-a pod on a pGPU has the labels of both.
+a pod on a pGPU has the labels of both. ``pod`` is the pod's name in qgpu; a Kubernetes container has labels for its
+names there as well.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Iterable
 from qgpu.metrics.text import Family, Kind
 from qgpu.metrics.view import GpuView, PodOnGpuView, PodView, View
 from qgpu.model import NS_PER_S
+from qgpu.model.container_labels import ContainerLabels
 
 _G, _C = Kind.GAUGE, Kind.COUNTER
 
@@ -47,6 +49,12 @@ def _gpus(gpus: Iterable[GpuView]) -> Iterable[Family]:
     allocated = Family("qgpu_gpu_memory_allocated_bytes", _G, "Memory limits of all pods, added up.")
     used = Family("qgpu_gpu_memory_used_bytes", _G, "Memory that pods hold; what runs without qgpu is not in it.")
     cores = Family("qgpu_gpu_cores_allocated_ratio", _G, "Quotas of all pods, added up.")
+    memory_prepared = Family(
+        "qgpu_gpu_memory_prepared_bytes", _G, "Memory that Kubernetes claims hold, used by a pod or not."
+    )
+    cores_prepared = Family(
+        "qgpu_gpu_cores_prepared_ratio", _G, "Quotas that Kubernetes claims hold, used by a pod or not."
+    )
     ticks = Family("qgpu_gpu_ticks_total", _C, "Ticks of the scheduling loop.")
     plans = Family("qgpu_gpu_plans_total", _C, "Changes of the plan in force.")
     gated = Family("qgpu_gpu_plan_gated", _G, "1 while the plan in force moves gates.")
@@ -60,13 +68,16 @@ def _gpus(gpus: Iterable[GpuView]) -> Iterable[Family]:
         allocated.add(gpu.memory_granted, **labels)
         used.add(gpu.memory_held, **labels)
         cores.add(gpu.cores_granted / 100, **labels)
+        memory_prepared.add(gpu.memory_prepared, **labels)
+        cores_prepared.add(gpu.cores_prepared / 100, **labels)
         ticks.add(gpu.ticks, **labels)
         plans.add(gpu.plans, **labels)
         gated.add(int(gpu.gated), **labels)
         trouble.add(int(bool(gpu.trouble)), **labels)
         if gpu.unmanaged is not None:
             unmanaged.add(gpu.unmanaged, **labels)
-    return info, period, total, allocated, used, cores, ticks, plans, gated, trouble, unmanaged
+    held = memory_prepared, cores_prepared
+    return info, period, total, allocated, used, cores, *held, ticks, plans, gated, trouble, unmanaged
 
 
 def _pods_on_gpus(gpus: Iterable[GpuView]) -> Iterable[Family]:
@@ -111,9 +122,9 @@ def _refusals(pods: Iterable[PodView]) -> Iterable[Family]:
     calls = Family("qgpu_pod_calls_denied_total", _C, "Driver calls refused that would have changed its share.")
     for pod in pods:
         if pod.refused_memory is not None:
-            memory.add(pod.refused_memory, pod=pod.pod)
+            memory.add(pod.refused_memory, pod=pod.pod, **_kubernetes(pod.labels))
         if pod.refused_calls is not None:
-            calls.add(pod.refused_calls, pod=pod.pod)
+            calls.add(pod.refused_calls, pod=pod.pod, **_kubernetes(pod.labels))
     return memory, calls
 
 
@@ -134,4 +145,15 @@ def _card(gpu: GpuView) -> dict[str, str]:
 
 
 def _labels(gpu: GpuView, pod: PodOnGpuView) -> dict[str, str]:
-    return _card(gpu) | {"pod": pod.pod}
+    return _card(gpu) | {"pod": pod.pod} | _kubernetes(pod.labels)
+
+
+def _kubernetes(labels: ContainerLabels) -> dict[str, str]:
+    """Return a container's labels; none for a pod that is no Kubernetes container, which Prometheus reads as empty."""
+    named = {
+        "namespace": labels.namespace,
+        "kubernetes_pod": labels.pod,
+        "container": labels.container,
+        "claim": labels.claim,
+    }
+    return named if any(named.values()) else {}

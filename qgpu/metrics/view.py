@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from qgpu.metrics.tally import PodTally
 from qgpu.model import Grant
+from qgpu.model.container_labels import ContainerLabels
 from qgpu.model.plane_api import Pgpu
 
 
@@ -23,6 +24,7 @@ class PodOnGpuView:
     memory: int = 0
     #: Its share of the last seconds, 0 to 1.
     share: float = 0.0
+    labels: ContainerLabels = field(default_factory=ContainerLabels)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,9 @@ class GpuView:
     pods: Sequence[PodOnGpuView] = ()
     #: Processes on it that are in no pod; None where the driver does not tell.
     unmanaged: int | None = None
+    #: What prepared grants hold of it, used or not: memory in bytes, quotas in per cent.
+    memory_prepared: int = 0
+    cores_prepared: int = 0
 
     @property
     def memory_granted(self) -> int:
@@ -64,6 +69,7 @@ class PodView:
     pod: str
     refused_memory: int | None = None
     refused_calls: int | None = None
+    labels: ContainerLabels = field(default_factory=ContainerLabels)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,29 +31,33 @@ def specification(pgpus: Sequence[Pgpu], control_socket: Path) -> dict[str, Any]
 
     Raises NotSupportedError if the driver's libraries cannot be found.
     """
-    each = {str(pgpu.index): _edits([pgpu]) for pgpu in pgpus} | {pgpu.uuid: _edits([pgpu]) for pgpu in pgpus}
-    real = any(pgpu.minor is not None for pgpu in pgpus)
+    named = {str(pgpu.index): [pgpu] for pgpu in pgpus} | {pgpu.uuid: [pgpu] for pgpu in pgpus} | {"all": pgpus}
     return {
         "cdiVersion": VERSION,
         "kind": KIND,
-        "devices": [{"name": name, "containerEdits": edits} for name, edits in (each | {"all": _edits(pgpus)}).items()],
-        "containerEdits": {
-            # Keeps the NVIDIA runtime, if installed too, from adding devices of its own.
-            "env": ["NVIDIA_VISIBLE_DEVICES=void"],
-            "deviceNodes": [{"path": node} for node in (driver_files.shared_nodes() if real else ())],
-            "mounts": [
-                {"hostPath": mount.host, "containerPath": mount.container, "options": _MOUNT}
-                for mount in (driver_files.mounts() if real else ())
-            ],
-            "hooks": [hook_entry(control_socket)],
-        },
+        "devices": [{"name": name, "containerEdits": card_edits(cards)} for name, cards in named.items()],
+        "containerEdits": common_edits(pgpus) | {"hooks": [hook_entry(control_socket)]},
     }
 
 
-def hook_entry(control_socket: Path) -> dict[str, Any]:
+def common_edits(pgpus: Iterable[Pgpu]) -> dict[str, Any]:
+    """Return what every container with a card needs, whichever it is. Raises NotSupportedError."""
+    real = any(pgpu.minor is not None for pgpu in pgpus)
+    return {
+        # Keeps the NVIDIA runtime, if installed too, from adding devices of its own.
+        "env": ["NVIDIA_VISIBLE_DEVICES=void"],
+        "deviceNodes": [{"path": node} for node in (driver_files.shared_nodes() if real else ())],
+        "mounts": [
+            {"hostPath": mount.host, "containerPath": mount.container, "options": _MOUNT}
+            for mount in (driver_files.mounts() if real else ())
+        ],
+    }
+
+
+def hook_entry(control_socket: Path, *arguments: str) -> dict[str, Any]:
     """Return our hook in the form of CDI and the OCI runtime specification."""
     program = [sys.executable, "-I", "-S", str(Path(hook.__file__).resolve()), str(control_socket.absolute())]
-    return {"hookName": "createRuntime", "path": program[0], "args": program}
+    return {"hookName": "createRuntime", "path": program[0], "args": [*program, *arguments]}
 
 
 def write(specification: dict[str, Any], directory: Path) -> Path:
@@ -69,7 +73,9 @@ def write(specification: dict[str, Any], directory: Path) -> Path:
     return path
 
 
-def _edits(pgpus: Sequence[Pgpu]) -> dict[str, Any]:
+def card_edits(pgpus: Iterable[Pgpu]) -> dict[str, Any]:
+    """Return what gives a container these cards."""
+    pgpus = list(pgpus)
     nodes = [{"path": driver_files.card_node(pgpu.minor)} for pgpu in pgpus if pgpu.minor is not None]
     return {"env": [f"{GPU_VARIABLE}{pgpu.index}={pgpu.uuid}" for pgpu in pgpus]} | (
         {"deviceNodes": nodes} if nodes else {}
@@ -98,13 +104,16 @@ class CdiFileWriter:
         return True
 
     def _look(self) -> tuple[object, ...]:
-        return (
-            driver_files.shared_nodes(),
-            *(_stamp(path) for path in (self.directory / FILE, Path("/etc/ld.so.cache"))),
-        )
+        return driver_stamp(), stamp(self.directory / FILE)
 
 
-def _stamp(path: Path) -> tuple[int, int] | None:
+def driver_stamp() -> tuple[object, ...]:
+    """Return what changes when the driver's libraries or device nodes do."""
+    return driver_files.shared_nodes(), stamp(Path("/etc/ld.so.cache"))
+
+
+def stamp(path: Path) -> tuple[int, int] | None:
+    """Return what changes when a file is replaced or written; None if it is not there."""
     try:
         status = path.stat()
     except OSError:

@@ -14,6 +14,8 @@ import sys
 import syslog
 
 _TIMEOUT_S = 10
+#: How the name of a prepared device begins (qgpu.runtime.claim_cdi).
+_PREPARED = "qgpu.io/claim="
 
 
 def main() -> int:
@@ -35,6 +37,13 @@ def main() -> int:
             ],
             "rules": (linux.get("resources") or {}).get("devices") or [],
             "seccomp": linux.get("seccomp"),
+            # the prepared devices that the runtime gave it, by all of our hooks' arguments
+            "prepared": [
+                word
+                for entry in (config.get("hooks") or {}).get("createRuntime") or []
+                for word in entry.get("args") or []
+                if word.startswith(_PREPARED)
+            ],
         }
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         return refuse(f"the runtime's description of the container cannot be read: {error!r}")

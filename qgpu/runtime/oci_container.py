@@ -10,18 +10,22 @@ import errno
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from qgpu.errors import InvalidValueError, RefusedError
 from qgpu.linux import cgroup, proc
-from qgpu.model import ContainerPolicy
+from qgpu.model import ContainerPolicy, Grant
 from qgpu.nvidia import abi
 from qgpu.runtime import device_cgroup, requested_limits
 
 #: Prefix of the environment variable that a CDI device sets; the pGPU's number follows.
 GPU_VARIABLE = "QGPU_GPU_"
+#: Prefix of the environment variable that a prepared device sets to its own name.
+CLAIM_VARIABLE = "QGPU_CLAIM_"
+#: How the CDI name of a prepared device begins.
+PREPARED_KIND = "qgpu.io/claim"
 
 _SHORT_ID = 12
 _LONGEST = 63
@@ -33,6 +37,8 @@ _KUBERNETES = (
     # CRI-O
     ("io.kubernetes.pod.namespace", "io.kubernetes.pod.name", "io.kubernetes.container.name"),
 )
+#: Annotations in which they name the Kubernetes pod's UID, in the same order.
+_POD_UIDS = ("io.kubernetes.cri.sandbox-uid", "io.kubernetes.pod.uid")
 #: The annotation in which CRI-O passes on labels, as JSON. Other runtimes do not pass them on.
 _LABELS = "io.kubernetes.cri-o.Labels"
 
@@ -53,19 +59,59 @@ class Container:
     rules: Sequence[Mapping[str, Any]] = ({"allow": False, "access": "rwm"},)
     #: What it may ask for.
     policy: ContainerPolicy = field(default_factory=ContainerPolicy)
+    #: The prepared devices that its runtime gave it.
+    prepared: Sequence[str] = ()
+    #: The prepared devices that its environment names, each as often as it does.
+    markers: Sequence[str] = ()
 
     @property
     def pod(self) -> str:
         """Its name as a pod: the requested one, else the one from Kubernetes, else its id. Raises InvalidValueError."""
         wanted = self.wanted().name
-        if wanted is not None:
-            return cgroup.check_name(wanted)
+        return cgroup.check_name(wanted) if wanted is not None else self.own_name
+
+    @property
+    def own_name(self) -> str:
+        """Its name as a pod if it has no choice: the one from Kubernetes, else its id. Raises InvalidValueError."""
+        name = ".".join(self.kubernetes_names())
+        return cgroup.check_name(name) if name and len(name) <= _LONGEST else self.short_id
+
+    @property
+    def short_id(self) -> str:
+        """The name that it has by its id alone. Raises InvalidValueError."""
+        return cgroup.check_name(re.sub(r"[^A-Za-z0-9._-]", "-", self.id)[:_SHORT_ID])
+
+    def kubernetes_names(self) -> tuple[str, ...]:
+        """Return its namespace, pod and container in Kubernetes; empty for none."""
         for keys in _KUBERNETES:
             if all(key in self.annotations for key in keys):
-                name = ".".join(self.annotations[key] for key in keys)
-                if len(name) <= _LONGEST:
-                    return cgroup.check_name(name)
-        return cgroup.check_name(re.sub(r"[^A-Za-z0-9._-]", "-", self.id)[:_SHORT_ID])
+                return tuple(self.annotations[key] for key in keys)
+        return ()
+
+    def pod_uid(self) -> str:
+        """Return the UID of its Kubernetes pod; empty for none.
+
+        A runtime sets its own annotation over a forged one, but passes on that of another runtime: RefusedError if
+        the two differ.
+        """
+        said = {self.annotations[key] for key in _POD_UIDS if key in self.annotations}
+        if len(said) > 1:
+            one, other = _POD_UIDS
+            raise RefusedError(
+                f"container {self.id}: its annotations {one} and {other} differ; remove the one that its runtime did "
+                "not set"
+            )
+        return said.pop() if said else ""
+
+    def prepared_devices(self) -> tuple[str, ...]:
+        """Return the names of its prepared devices. RefusedError if its environment names one that it was not given."""
+        given = tuple(dict.fromkeys(name.removeprefix(f"{PREPARED_KIND}=") for name in self.prepared))
+        if forged := sorted(set(self.markers) - set(given)):
+            raise RefusedError(
+                f"container {self.id}: its environment names the prepared device {forged[0]}, which it was not given; "
+                f"remove its variables {CLAIM_VARIABLE}*"
+            )
+        return given
 
     def gpus(self, minors: Mapping[int, int | None]) -> list[int]:
         """Return its pGPUs: those whose device node it has; on the simulator, those that a CDI device named.
@@ -98,9 +144,13 @@ class Container:
             raise RefusedError(f"container {self.id}: it has no pGPU; give it a device such as qgpu.io/gpu=0")
         return found
 
-    def check_devices(self) -> None:
-        """Raise RefusedError if it has a memory limit and reaches a device that makes video memory past any limit."""
-        if self.wanted().grant.memory is not None and (name := self.beyond_limits()):
+    def check_devices(self, grants: Iterable[Grant] | None = None) -> None:
+        """Raise RefusedError if it has a memory limit and reaches a device that makes video memory past any limit.
+
+        ``grants`` are those it gets; None: what it asks for.
+        """
+        limits = [self.wanted().grant] if grants is None else grants
+        if any(grant.memory is not None for grant in limits) and (name := self.beyond_limits()):
             raise RefusedError(
                 f"container {self.id}: {name} makes video memory that no limit covers; start it without that "
                 "device and without a device rule that allows it (as --privileged has), or without a memory limit"
@@ -149,9 +199,16 @@ def described(message: Mapping[str, Any], policy: ContainerPolicy | None = None)
             dict(message["seccomp"] or {}),
             list(map(_rule, message["rules"])),
             policy or ContainerPolicy(),
+            [str(name) for name in message.get("prepared") or ()],
+            [value for name, mark, value in map(_split, message["env"]) if mark and name.startswith(CLAIM_VARIABLE)],
         )
     except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
         raise InvalidValueError(f"container: its runtime sent no valid description: {error!r}") from error
+
+
+def _split(entry: str) -> tuple[str, str, str]:
+    """Split an environment variable into name, "=" and value. Raises AttributeError."""
+    return entry.partition("=")
 
 
 def _rule(raw: Mapping[str, Any]) -> dict[str, Any]:

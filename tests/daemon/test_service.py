@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from qgpu.config import Config
-from qgpu.daemon import service as service_module
+from qgpu.daemon import container_requests
 from qgpu.daemon.plane_choice import PlaneChoice
 from qgpu.daemon.service import Service
 from qgpu.daemon.state import State
@@ -39,10 +39,10 @@ def host() -> SimHost:
 def service(host: SimHost, monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
     """A daemon's service, to which pods run as long as they are there."""
     made = Service(host, PlaneChoice(Plane.SIM, "test"), Config(), State(None))
-    monkeypatch.setattr(made, "_runs", lambda pod: True)
+    monkeypatch.setattr(made.pods, "runs", lambda pod: True)
     monkeypatch.setattr(Container, "cgroup", lambda self: AT)
     monkeypatch.setattr(
-        service_module,
+        container_requests,
         "described",
         lambda raw, policy: Container("two", 1, {"qgpu.io/cores": str(raw["cores"])}, {"QGPU_GPU_0": ""}),
     )

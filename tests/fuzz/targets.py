@@ -7,14 +7,17 @@ import json
 import os
 import socket
 import struct
+import tempfile
 from collections import Counter
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 from random import Random
 from typing import Any
 
 from qgpu.config import Config
 from qgpu.daemon.plane_choice import PlaneChoice
+from qgpu.daemon.prepared_grants import PreparedGrants
 from qgpu.daemon.service import Service
 from qgpu.daemon.state import State
 from qgpu.errors import QgpuError
@@ -218,8 +221,19 @@ _REQUESTS: tuple[dict[str, Any], ...] = (
         "annotations": {"qgpu.cores": "20"},
         "env": ["A=b"],
         "devices": [[195, 0]],
+        "prepared": ["qgpu.io/claim=c0ffee-s"],
         "seccomp": {"listenerPath": "/run/qgpu/agent.sock", "syscalls": []},
     },
+    {
+        "op": "grant.prepare",
+        "uid": "c0ffee",
+        "namespace": "shop",
+        "name": "model",
+        "consumers": ["pod-1"],
+        "devices": [{"request": "gpu", "share": "s", "gpu": SimHost(1).pgpus()[0].uuid, "class": "online", "cores": 5}],
+    },
+    {"op": "grant.list"},
+    {"op": "grant.drop", "uid": "c0ffee"},
     {"op": "trace.start", "gpus": [0]},
     {"op": "trace.read"},
 )
@@ -258,13 +272,16 @@ def framed(random: Random) -> Try:
 
 #: No process has this number, so a pod that it was brought into ends when its launcher hangs up.
 _NOBODY = 1 << 30
+#: Where that one daemon keeps claims.
+_CLAIMS = tempfile.TemporaryDirectory()
 
 
 @cache
 def _daemon() -> tuple[SimHost, Service]:
     """Return the one daemon of this process: its loops are threads."""
     host = SimHost(2, Clock.REAL)
-    return host, Service(host, PlaneChoice(Plane.SIM, "fuzz"), Config(), State(None))
+    prepared = PreparedGrants(Path(_CLAIMS.name), host.pgpus(), None)
+    return host, Service(host, PlaneChoice(Plane.SIM, "fuzz"), Config(), State(None), prepared=prepared)
 
 
 def requested(random: Random) -> Try:
@@ -275,7 +292,8 @@ def requested(random: Random) -> Try:
 
     def state() -> list[Any]:
         grants = sorted((pod.name, str(pod.grants)) for pod in host.pods())
-        return [grants, [loop.settings for loop in service._loops.values()]]
+        claims = dict(service.pods.prepared.by_uid), sorted(path.name for path in Path(_CLAIMS.name).glob("*/*"))
+        return [grants, [loop.settings for loop in service._loops.values()], claims]
 
     def attempt() -> None:
         session = Session(peer, may_change=random.randrange(8) > 0, process=None)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from qgpu.metrics import native
+from qgpu.metrics import hami, native
 from qgpu.metrics.text import render
-from qgpu.metrics.view import GpuView, View
+from qgpu.metrics.view import GpuView, PodOnGpuView, PodView, View
+from qgpu.model import Grant
+from qgpu.model.container_labels import ContainerLabels
 from qgpu.model.plane_api import Pgpu
 
 
@@ -28,6 +30,21 @@ def test_whether_device_files_are_kept_is_a_number(isolated: bool) -> None:
 
 def test_processes_outside_pods_are_counted_by_card() -> None:
     assert series()['qgpu_gpu_unmanaged_processes{gpu="0",UUID="GPU-0"}'] == 2
+
+
+def test_a_kubernetes_containers_series_carry_its_names() -> None:
+    labels = ContainerLabels("shop", "web-1", "model", "claim-a")
+    pods = [PodOnGpuView("shop.web-1.model", Grant(), labels=labels), PodOnGpuView("train", Grant())]
+    gpu = GpuView(Pgpu(0, "GPU-0", "card", 1), "burst-share", "best-effort", 10**8, pods=pods)
+    view = View("1", "seccomp", "580", "node", 1.0, [gpu], {"x": PodView("x", 1, labels=labels)})
+    ours, theirs = (render(each(view)).decode() for each in (native.families, hami.families))
+    names = 'namespace="shop",kubernetes_pod="web-1",container="model",claim="claim-a"'
+
+    assert f'qgpu_pod_busy{{gpu="0",UUID="GPU-0",pod="shop.web-1.model",{names}}} 0' in ours
+    assert 'qgpu_pod_busy{gpu="0",UUID="GPU-0",pod="train"} 0' in ours
+    assert f'qgpu_pod_memory_denied_total{{pod="x",{names}}} 1' in ours
+    assert '{node="node",namespace="shop",pod="web-1",container="model",' in theirs
+    assert '{node="node",namespace="",pod="train",container="",' in theirs
 
 
 def test_where_there_are_no_device_files_nothing_is_said() -> None:

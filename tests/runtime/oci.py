@@ -67,11 +67,25 @@ class Container:
         self.config["annotations"] = {"run.oci.hooks.stderr": str(self.bundle / "hook")}
         entry = cdi.hook_entry(socket_path(runtime_dir))
         self.config["hooks"] = {entry.pop("hookName"): [entry]}
+        self._given: list[str] = []
 
     def ask(self, annotations: Mapping[str, str] = {}, **variables: str) -> Container:
         """Give it annotations and environment variables."""
         self.config["annotations"] |= annotations
         self.config["process"]["env"] += [f"{name}={value}" for name, value in variables.items()]
+        return self
+
+    def give(self, specification: Mapping[str, Any], *names: str) -> Container:
+        """Give it devices of a CDI file, as engines do: a variable replaces one of its name, hooks are added."""
+        edits = [each["containerEdits"] for each in specification["devices"] if each["name"] in names]
+        for entry in (entry for each in edits for entry in each["env"]):
+            others = [old for old in self.config["process"]["env"] if old.split("=")[0] != entry.split("=")[0]]
+            self.config["process"]["env"] = [*others, entry]
+        if not self._given:  # instead of the device that it would have otherwise
+            self.config["hooks"] = {}
+        self._given.extend(names)
+        for hook in (dict(hook) for each in edits for hook in each["hooks"]):
+            self.config["hooks"].setdefault(hook.pop("hookName"), []).append(hook)
         return self
 
     def do(self, verb: str, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -1,0 +1,107 @@
+"""What is noted of a container at its cgroup: its prepared devices, and its names in Kubernetes.
+
+The note lasts as long as the container, whatever becomes of the daemon.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
+
+from qgpu.errors import RefusedError
+from qgpu.linux import cgroup
+from qgpu.model.container_labels import ContainerLabels
+from qgpu.model.plane_api import PodInfo
+from qgpu.model.prepared_grant import PreparedGrant
+from qgpu.runtime.oci_container import Container
+
+#: The key of the note.
+_NOTE = "container"
+
+
+@dataclass(frozen=True, slots=True)
+class BoundContainer:
+    """A container that is a pod."""
+
+    container: str
+    #: Its prepared devices, by name.
+    devices: tuple[str, ...] = ()
+    #: Its namespace, pod and container in Kubernetes; empty if its runtime did not say.
+    names: tuple[str, ...] = ()
+    #: The UID of its Kubernetes pod; empty for none.
+    pod_uid: str = ""
+    #: When it was bound, on CLOCK_MONOTONIC.
+    since_ns: int = field(default_factory=time.monotonic_ns, compare=False)
+
+
+def noted(pod: PodInfo) -> BoundContainer | None:
+    """Return what is noted of a pod's container; None if there is no note.
+
+    A note that another version wrote counts as none: the pod then counts by its own grants.
+    """
+    text = cgroup.noted(pod.cgroup, _NOTE) if pod.cgroup else None
+    if text is None:
+        return None
+    try:
+        found = json.loads(text)
+        devices, names = tuple(found["devices"]), tuple(found["names"])
+        return BoundContainer(found["container"], devices, names, found["pod_uid"], int(found["since_ns"]))
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def bound_now(container: Container, devices: Iterable[str]) -> BoundContainer:
+    """Return what is to be noted of a container with prepared devices. Raises RefusedError."""
+    return BoundContainer(container.id, tuple(devices), container.kubernetes_names(), container.pod_uid())
+
+
+def note(at: str, bound: BoundContainer) -> None:
+    """Note a container at its cgroup. Raises RefusedError if it has prepared devices and cannot be noted."""
+    try:
+        cgroup.note(at, _NOTE, json.dumps(asdict(bound)) if bound.devices or bound.names else "")
+    except RefusedError:
+        if bound.devices:
+            raise
+
+
+def forget(at: str) -> None:
+    """Remove a cgroup's note."""
+    with suppress(RefusedError):
+        cgroup.note(at, _NOTE, "")
+
+
+def devices_of(pod: PodInfo) -> tuple[str, ...]:
+    """Return a pod's prepared devices; none for a pod without."""
+    bound = noted(pod)
+    return bound.devices if bound is not None else ()
+
+
+def labels_of(pod: PodInfo, prepared: Mapping[str, tuple[PreparedGrant, object]]) -> ContainerLabels:
+    """Return what Kubernetes calls a pod's container. ``prepared`` are the prepared devices by name."""
+    bound = noted(pod)
+    if bound is None:
+        return ContainerLabels()
+    claims = dict.fromkeys(prepared[name][0].name for name in bound.devices if name in prepared)
+    namespace, pod_name, name = bound.names or ("", "", "")
+    return ContainerLabels(namespace, pod_name, name, ",".join(claims))
+
+
+def outside(pods: Iterable[PodInfo], prepared: Collection[str]) -> list[PodInfo]:
+    """Return the pods as admission counts them: those that use prepared devices have no grants of their own.
+
+    ``prepared`` are the names of all prepared devices. A pod with a device that is not among them counts by its grants.
+    """
+    return [replace(pod, grants={}) if _is_inside(devices_of(pod), prepared) else pod for pod in pods]
+
+
+def users(pods: Iterable[PodInfo], names: Iterable[str]) -> list[PodInfo]:
+    """Return the pods that use any of these prepared devices."""
+    wanted = set(names)
+    return [pod for pod in pods if wanted.intersection(devices_of(pod))]
+
+
+def _is_inside(devices: Collection[str], prepared: Collection[str]) -> bool:
+    return bool(devices) and all(name in prepared for name in devices)

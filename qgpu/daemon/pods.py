@@ -1,0 +1,215 @@
+"""The pods of this host as the daemon manages them: what is left to grant, and how pods are made and retired.
+
+Every change is made under one lock, after admission, so a refused request changes nothing. A pod that ``qgpuctl run``
+made lives until its last process has ended and its launcher has disconnected.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+
+import structlog
+
+from qgpu import admission
+from qgpu.config import GpuSettings
+from qgpu.daemon import bound_containers
+from qgpu.daemon.device_isolation import DeviceIsolation
+from qgpu.daemon.peer_filter import places_of
+from qgpu.daemon.prepared_grants import PreparedGrants
+from qgpu.errors import RefusedError, no_pod
+from qgpu.ipc.control_socket import Session
+from qgpu.ipc.wire import has_ended
+from qgpu.linux import cgroup
+from qgpu.model import Grant
+from qgpu.model.container_labels import ContainerLabels
+from qgpu.model.plane_api import Host, Pgpu, PodInfo
+from qgpu.model.plane_names import Plane
+from qgpu.model.prepared_grant import PreparedGrant
+
+_log = structlog.get_logger("pods")
+
+
+class Pods:
+    """The pods of one host, beside its prepared grants."""
+
+    def __init__(
+        self,
+        host: Host,
+        plane: Plane,
+        prepared: PreparedGrants,
+        fence: DeviceIsolation,
+        settings: Callable[[], Mapping[int, GpuSettings]],
+        works: Callable[[str], bool],
+    ) -> None:
+        self.lock = threading.RLock()
+        self.host, self.prepared = host, prepared
+        self.cards: Mapping[int, Pgpu] = {pgpu.index: pgpu for pgpu in host.pgpus()}
+        self._plane, self._fence, self._settings = plane, fence, settings
+        #: Tells whether a pod works although no process of it is listed.
+        self._works = works
+        #: Pods by cgroup, as last listed.
+        self.places = places_of(host.pods())
+        #: Pods whose launcher is still connected, with the launcher's session.
+        self._launchers: dict[str, Session] = {}
+
+    def listed(self) -> Sequence[PodInfo]:
+        """Return the pods."""
+        return self.host.pods()
+
+    def named(self, name: str) -> PodInfo:
+        """Return a pod. Raises UnknownNameError."""
+        for pod in self.host.pods():
+            if pod.name == name:
+                return pod
+        raise no_pod(name)
+
+    def runs(self, pod: PodInfo) -> bool:
+        """Tell whether a pod may have a process."""
+        return pod.alive or bool(pod.pids) or self._works(pod.name)
+
+    def reap(self) -> list[PodInfo]:
+        """Retire pods without launcher and processes; return the others."""
+        with self.lock:
+            pods, left = self.host.pods(), []
+            self.places = places_of(pods)
+            for pod in pods:
+                if self._is_over(pod):
+                    self.retire(pod)
+                    _log.info("pod retired", pod=pod.name)
+                else:
+                    left.append(pod)
+            self._fence.tell(left)
+            return left
+
+    def launch(self, wanted: str | None, grants: dict[int, Grant], launcher: Session) -> str:
+        """Make a pod that lasts as long as its launcher is connected, and return its name. Raises a QgpuError."""
+        with self.lock:
+            name = self.admit(wanted, grants, launcher=launcher)
+            self._launchers[name] = launcher
+            launcher.at_end.append(partial(self._let_go, name, launcher))
+        return name
+
+    def admit(self, wanted: str | None, grants: dict[int, Grant], at: str = "", launcher: Session | None = None) -> str:
+        """Make a pod if it fits, and return its name. Raises a QgpuError.
+
+        ``at`` is its cgroup; if empty, one is made in the launcher's. A pod in the same cgroup is replaced: it is a
+        container's last run, because a container that starts has a cgroup of its own.
+        """
+        with self.lock:
+            pods = self.reap()  # the name of a pod that has just ended is free
+            before = [pod for pod in pods if at and pod.cgroup == at]
+            others = [pod for pod in pods if pod not in before]
+            name = wanted or _unused_name({pod.name for pod in others})
+            held = self.prepared.held()
+            admission.check_new(name, grants, self.outside(others), self._free_pgpus(), self._settings(), held)
+            for pod in before:
+                self.retire(pod)
+            made = self._home_of(name, launcher) if launcher is not None else ""
+            try:
+                self.make(name, grants, at or made)
+            except BaseException:
+                if made:
+                    cgroup.remove(name, made)
+                raise
+        return name
+
+    def amend(self, name: str, grants: Mapping[int, Grant]) -> None:
+        """Change a pod's grants if they fit. Raises a QgpuError."""
+        pods, held = self.outside(self.host.pods()), self.prepared.held()
+        admission.check_amended(name, grants, pods, self._free_pgpus(), self._settings(), held)
+        self.host.amend(name, grants)
+
+    def check_quotas(self, name: str, grants: Mapping[int, Grant]) -> None:
+        """Check that a pod gets anything under the policies in force. Raises RefusedError."""
+        admission.check_quotas(name, grants, self._settings())
+
+    def make(self, name: str, grants: dict[int, Grant], at: str) -> None:
+        """Make a pod that has passed admission. Raises a QgpuError."""
+        self.host.admit(name, grants, at)
+        now = self.host.pods()
+        self.places = places_of(now)
+        self._fence.tell(now)
+
+    def retire(self, pod: PodInfo) -> None:
+        """Remove a pod, and the cgroup if qgpu made it. Raises a QgpuError."""
+        self.host.retire(pod.name)
+        self._launchers.pop(pod.name, None)
+        if cgroup.is_made_for(pod.name, pod.cgroup):
+            cgroup.remove(pod.name, pod.cgroup)
+
+    def check_settings(self, index: int, wanted: GpuSettings) -> None:
+        """Check new settings of a pGPU against what is granted. Raises RefusedError."""
+        admission.check_settings(index, self.outside(self.host.pods()), wanted, self.prepared.held())
+
+    def check_prepared(self, grant: PreparedGrant, pods: Sequence[PodInfo]) -> None:
+        """Check what a claim is to hold, in place of what it holds now. Raises RefusedError."""
+        wanted, beside = self.prepared.wanted(grant), self.prepared.held(besides=grant.uid)
+        known = self.prepared.by_name.keys() | {device.name for device in grant.devices}
+        others = bound_containers.outside(pods, known)  # containers that outlived a loss of their claim are in it again
+        admission.check_prepared(wanted, others, self._free_pgpus(), self._settings(), beside)
+
+    def outside(self, pods: Sequence[PodInfo]) -> list[PodInfo]:
+        """Return the pods as admission counts them beside the prepared grants."""
+        return bound_containers.outside(pods, self.prepared.by_name.keys())
+
+    def held_outside(self, pods: Sequence[PodInfo]) -> dict[int, dict[str, int]]:
+        """Return what pods without prepared grants hold of each pGPU: quotas in per cent, memory in bytes.
+
+        A pod without a memory limit holds what it has now. What is held on behalf of pods that are gone counts, too.
+        """
+        left = self.host.left_behind()
+        others = self.outside([pod for pod in pods if not self._is_over(pod)])
+        result = {}
+        for index in self.cards:
+            there = [(pod.grants[index], pod.memory.get(index, 0)) for pod in others if index in pod.grants]
+            result[index] = {
+                "cores": sum(grant.cores or 0 for grant, _ in there),
+                "memory": left.get(index, 0) + sum(max(grant.memory or 0, has) for grant, has in there),
+            }
+        return result
+
+    def overdrawn(self, index: int) -> int:
+        """Return by how many bytes what is sold of a pGPU, and what ended pods still hold of it, exceed its memory."""
+        sold = [held.grant for held in self.prepared.held() if held.index == index]
+        sold += [pod.grants[index] for pod in self.outside(self.host.pods()) if index in pod.grants]
+        left = self.host.left_behind().get(index, 0)
+        return max(0, left + sum(grant.memory or 0 for grant in sold) - self.cards[index].memory)
+
+    def labels_of(self, pod: PodInfo) -> ContainerLabels:
+        """Return what Kubernetes calls a pod's container."""
+        return bound_containers.labels_of(pod, self.prepared.by_name)
+
+    def _is_over(self, pod: PodInfo) -> bool:
+        """Tell whether a pod is to be retired."""
+        return pod.name not in self._launchers and not self.runs(pod)
+
+    def _home_of(self, name: str, launcher: Session) -> str:
+        """Make a cgroup for a pod inside its launcher's; none on the simulator. Raises a QgpuError."""
+        if self._plane is Plane.SIM:
+            return ""
+        try:
+            parent = cgroup.home(launcher.peer.pid)
+            gone = launcher.process is None or has_ended(launcher.process)
+        except OSError:
+            gone = True
+        if gone:
+            raise RefusedError(f"pod {name}: its launcher has ended, or cannot be seen from here; run it on the host")
+        return cgroup.create(name, parent)
+
+    def _free_pgpus(self) -> list[Pgpu]:
+        """Return the pGPUs without the memory that is still held on behalf of removed pods."""
+        left = self.host.left_behind()
+        return [replace(pgpu, memory=pgpu.memory - left.get(index, 0)) for index, pgpu in self.cards.items()]
+
+    def _let_go(self, name: str, session: Session) -> None:
+        with self.lock:
+            if self._launchers.get(name) is session:
+                del self._launchers[name]
+
+
+def _unused_name(taken: set[str]) -> str:
+    return next(name for n in itertools.count(1) if (name := f"pod-{n}") not in taken)

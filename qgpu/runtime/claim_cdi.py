@@ -1,0 +1,104 @@
+"""The CDI files of prepared grants, one for each claim: how a container runtime gives a prepared device to a container.
+
+A prepared device brings our hook with the device's name among its arguments. Only the runtime writes hooks into a
+container's configuration, so an image or a pod cannot name a device that it was not given. The environment variable
+that the device also sets is for programs to read.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from qgpu.errors import PermissionDeniedError
+from qgpu.linux import atomic_file
+from qgpu.model.plane_api import Pgpu
+from qgpu.model.prepared_grant import PreparedGrant
+from qgpu.runtime import cdi
+from qgpu.runtime.oci_container import CLAIM_VARIABLE
+from qgpu.runtime.oci_container import PREPARED_KIND as KIND
+
+#: What a file of ours begins and ends with; the claim's UID is between.
+_PREFIX, _SUFFIX = "qgpu-claim-", ".json"
+
+
+def qualified(name: str) -> str:
+    """Return the name by which runtimes know a prepared device."""
+    return f"{KIND}={name}"
+
+
+def specification(grant: PreparedGrant, cards: Mapping[str, Pgpu], socket: Path, common: Any) -> dict[str, Any]:
+    """Return the CDI specification of one claim.
+
+    ``cards`` are this host's by UUID. A device of a card that is gone has no device node; its hook then says so.
+    ``common`` is what every container with a card needs (``cdi.common_edits``).
+    """
+    return {
+        "cdiVersion": cdi.VERSION,
+        "kind": KIND,
+        "devices": [
+            {"name": device.name, "containerEdits": _edits(device.name, cards.get(device.gpu), socket)}
+            for device in grant.devices
+        ],
+        "containerEdits": common,
+    }
+
+
+def _edits(name: str, card: Pgpu | None, socket: Path) -> dict[str, Any]:
+    base = cdi.card_edits([card] if card is not None else [])
+    marker = f"{CLAIM_VARIABLE}{re.sub(r'[^A-Za-z0-9]', '_', name)}={name}"
+    return base | {"env": [*base["env"], marker], "hooks": [cdi.hook_entry(socket, qualified(name))]}
+
+
+class ClaimCdiFiles:
+    """Keeps the CDI files of all prepared grants in a directory, and no others of ours."""
+
+    def __init__(self, pgpus: Iterable[Pgpu], socket: Path, directory: Path) -> None:
+        self._cards = {pgpu.uuid: pgpu for pgpu in pgpus}
+        self._socket, self.directory = socket, directory
+        self._driver: object = None
+        self._common: dict[str, Any] = {}
+        #: From what a claim's file was last written, and what it then was, by UID.
+        self._written: dict[str, tuple[object, ...]] = {}
+
+    def look(self) -> None:
+        """Look again for the driver's files if they may have changed. It may take long. Raises NotSupportedError."""
+        if (driver := cdi.driver_stamp()) != self._driver:
+            self._common, self._driver = cdi.common_edits(self._cards.values()), driver
+
+    def refresh(self, grants: Mapping[str, PreparedGrant]) -> bool:
+        """Write what is missing or out of date, remove what belongs to no grant, and tell whether anything changed.
+
+        ``look`` comes first. Raises PermissionDeniedError.
+        """
+        changed = False
+        try:
+            for path in self._ours():
+                uid = path.name.removeprefix(_PREFIX).removesuffix(_SUFFIX)
+                if uid not in grants:
+                    path.unlink(missing_ok=True)
+                    changed = True
+            self._written = {uid: entry for uid, entry in self._written.items() if uid in grants}
+            for uid, grant in grants.items():
+                changed |= self._write(uid, grant)
+        except OSError as error:
+            raise PermissionDeniedError(f"{self.directory}: {error.strerror}; choose another directory") from error
+        return changed
+
+    def _write(self, uid: str, grant: PreparedGrant) -> bool:
+        path = self.directory / f"{_PREFIX}{uid}{_SUFFIX}"
+        if self._written.get(uid) == (grant.devices, self._driver, cdi.stamp(path)):
+            return False
+        content = specification(grant, self._cards, self._socket, self._common)
+        self.directory.mkdir(mode=0o755, parents=True, exist_ok=True)
+        atomic_file.replace(path, json.dumps(content, indent=2) + "\n", 0o644)
+        self._written[uid] = grant.devices, self._driver, cdi.stamp(path)
+        return True
+
+    def _ours(self) -> list[Path]:
+        """List our files, and what a daemon that was killed while it wrote one left. Raises OSError."""
+        found = self.directory.glob(f"{_PREFIX}*{_SUFFIX}"), self.directory.glob(f".{_PREFIX}*{_SUFFIX}.*")
+        return [path for paths in found for path in paths]

@@ -1,0 +1,18 @@
+"""What the tests of claims share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.daemon.claim_rig import Rig
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[Rig]:
+    """Return a daemon's service with claims."""
+    made = Rig(tmp_path)
+    yield made
+    made.close()
