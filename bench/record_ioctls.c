@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0
 /* Records the ioctls that a program makes on NVIDIA's device files: preload it, with QGPU_RECORD=FILE.
  *
  * One JSON object a line, in the form of tests/data/traces: the argument before and after the call, and for RM controls
