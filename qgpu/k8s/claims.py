@@ -1,0 +1,153 @@
+"""What a ResourceClaim asks of this node: its allocation becomes the content of a prepared grant.
+
+Pure. Limits are what the scheduler took from the card (``consumedCapacity``), never what the claim asked for, because
+the scheduler rounds up and counts the former.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from lightkube.models.resource_v1 import DeviceRequestAllocationResult
+from lightkube.resources.resource_v1 import ResourceClaim
+
+from qgpu.errors import InvalidValueError, RefusedError
+from qgpu.k8s import parameters, quantities
+from qgpu.k8s.names import DRIVER, card_uuid
+
+#: The capacities of a device that a grant is made of.
+MEMORY, CORES = "memory", "cores"
+
+
+@dataclass(frozen=True, slots=True)
+class GrantDevice:
+    """One device of a prepared grant: a part of a card."""
+
+    request: str
+    #: The card's UUID.
+    gpu: str
+    #: The name that the API server gave this part, unique on the card; "" without one.
+    share: str
+    pod_class: str
+    #: Per cent of the card; None without a quota.
+    cores: int | None
+    #: Bytes.
+    memory: int
+    latency_target_ns: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedGrant:
+    """What qgpud prepares for a claim."""
+
+    uid: str
+    namespace: str
+    name: str
+    #: The UIDs of the pods that may use it.
+    consumers: tuple[str, ...]
+    devices: tuple[GrantDevice, ...]
+
+    def message(self) -> dict[str, Any]:
+        """Return the arguments of the request ``grant.prepare``."""
+        devices = [asdict(device) for device in self.devices]
+        for device in devices:
+            device["class"] = device.pop("pod_class")
+        return asdict(self) | {"consumers": list(self.consumers), "devices": devices}
+
+
+def read(claim: ResourceClaim, uid: str, node: str) -> PreparedGrant:
+    """Return what a claim allocates on this node. Raises InvalidValueError or RefusedError.
+
+    ``uid`` is the claim that the kubelet means. Another one of the same name may have taken its place.
+    """
+    about = label(claim)
+    if claim.metadata is None or claim.metadata.uid != uid:
+        raise RefusedError(f"{about}: it has been replaced by another of that name; waiting for the pod to follow")
+    results = results_here(claim, node)
+    if not results:
+        raise RefusedError(f"{about}: it has no device of {DRIVER} on node {node}")
+    try:
+        devices = tuple(_device(claim, result) for result in results)
+    except InvalidValueError as error:
+        raise InvalidValueError(f"{about}: {error}") from error
+    return PreparedGrant(uid, claim.metadata.namespace or "", claim.metadata.name or "", consumers(claim), devices)
+
+
+def label(claim: ResourceClaim) -> str:
+    """Return how messages name a claim."""
+    metadata = claim.metadata
+    return f"claim {metadata.namespace}/{metadata.name}" if metadata is not None else "claim"
+
+
+def results_here(claim: ResourceClaim, node: str) -> Sequence[DeviceRequestAllocationResult]:
+    """Return the devices of this node that a claim allocates; none if it is not allocated."""
+    allocation = claim.status.allocation if claim.status is not None else None
+    if allocation is None or allocation.devices is None:
+        return ()
+    return [each for each in allocation.devices.results or () if each.driver == DRIVER and each.pool == node]
+
+
+def consumers(claim: ResourceClaim) -> tuple[str, ...]:
+    """Return the UIDs of the pods that may use a claim. Raises RefusedError if others than pods may."""
+    reserved = (claim.status.reservedFor if claim.status is not None else None) or ()
+    for each in reserved:
+        if each.resource != "pods" or each.apiGroup:
+            raise RefusedError(
+                f"{label(claim)}: it is reserved for {each.resource} {each.name}; qgpu serves claims that are "
+                "reserved for pods"
+            )
+    return tuple(each.uid for each in reserved)
+
+
+def may_be_shared(claim: ResourceClaim) -> bool:
+    """Tell whether more pods may come to use a claim. One that was made for a pod has that pod alone."""
+    owners = (claim.metadata.ownerReferences if claim.metadata is not None else None) or ()
+    return not any(owner.kind == "Pod" and owner.controller for owner in owners)
+
+
+def _device(claim: ResourceClaim, result: DeviceRequestAllocationResult) -> GrantDevice:
+    """Read one device of an allocation. Raises InvalidValueError."""
+    about = f"request {result.request}"
+    if result.adminAccess:
+        raise InvalidValueError(f"{about}: qgpu gives no admin access; a monitor reads qgpud's metrics")
+    uuid = card_uuid(result.device)
+    if uuid is None:
+        raise InvalidValueError(f"{about}: device {result.device} is none of qgpu's")
+    consumed = result.consumedCapacity or {}
+    if MEMORY not in consumed or CORES not in consumed:
+        raise InvalidValueError(
+            f"{about}: the allocation states no consumed capacity, so it may be sold twice; the cluster needs the "
+            "feature gate DRAConsumableCapacity, or qgpu's device plugin instead"
+        )
+    try:
+        memory, cores = quantities.whole(consumed[MEMORY]), quantities.whole(consumed[CORES])
+        found = parameters.merge(_configurations(claim, result.request))
+    except InvalidValueError as error:
+        raise InvalidValueError(f"{about}: {error}") from error
+    return GrantDevice(
+        result.request,
+        uuid,
+        result.shareID or "",
+        found.pod_class.value,
+        cores or None,
+        memory,
+        found.latency_target_ns,
+    )
+
+
+def _configurations(claim: ResourceClaim, request: str) -> list[tuple[str, Any]]:
+    """Return the parameters for our driver that apply to a request, by source.
+
+    A request with alternatives is named ``request/alternative`` in results; configurations may name either.
+    """
+    assert claim.status is not None
+    assert claim.status.allocation is not None
+    assert claim.status.allocation.devices is not None
+    named = {request, request.partition("/")[0]}
+    return [
+        (each.source, each.opaque.parameters)
+        for each in claim.status.allocation.devices.config or ()
+        if each.opaque is not None and each.opaque.driver == DRIVER and (not each.requests or named & {*each.requests})
+    ]

@@ -1,0 +1,111 @@
+"""The DRA driver: puts its parts together, starts them, and keeps its sockets in place until it is told to end.
+
+An error of the API server, of qgpud or of the kubelet never ends it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+
+from qgpu import log
+from qgpu.config import LogFormat, LogLevel
+from qgpu.errors import QgpuError, RefusedError
+from qgpu.ipc.systemd import notify
+from qgpu.k8s import rivals
+from qgpu.k8s.card_watch import CardWatch
+from qgpu.k8s.cluster import Cluster, check_identity
+from qgpu.k8s.dra_plugin import VERSIONS, ClaimLocks, DraPlugin
+from qgpu.k8s.grpc_server import SocketServer
+from qgpu.k8s.health import HealthStream
+from qgpu.k8s.kubelet_api import DRA_HEALTH
+from qgpu.k8s.one_mode import Mode, OneMode
+from qgpu.k8s.options import Place
+from qgpu.k8s.publisher import Publisher
+from qgpu.k8s.qgpud import Qgpud
+from qgpu.k8s.registration import Registration
+from qgpu.k8s.resync import Resync
+from qgpu.k8s.slices import Selling
+from qgpu.k8s.threads import Threads
+from qgpu.linux.shutdown import Shutdown
+
+_log = structlog.get_logger("k8s")
+
+
+def run(place: Place, kubeconfig: Path | None, selling: Selling, resync_s: float) -> None:
+    """Serve until a signal. Raises QgpuError if another driver sells the cards, or there is no identity."""
+    stop = Shutdown(signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    log.configure(LogLevel.INFO, LogFormat.AUTO)
+    check_identity(kubeconfig)
+    if rival := rivals.find(place.kubelet):
+        raise RefusedError(rival)
+    os.umask(0o077)  # sockets are the kubelet's alone
+    with OneMode(place.kubelet) as mode:
+        _serve(place, Cluster(kubeconfig, place.node), selling, resync_s, mode, stop)
+
+
+def _serve(place: Place, cluster: Cluster, selling: Selling, resync_s: float, mode: Mode, stop: Shutdown) -> None:
+    qgpud, locks = Qgpud(place.runtime_dir), ClaimLocks()
+    cards = CardWatch(qgpud)
+    publisher = Publisher(cluster, cards, selling)
+    resync = Resync(cluster, qgpud, locks, place.kubelet.pod_resources)
+    plugin = DraPlugin(cluster, qgpud, locks, resync.follow)
+    health = DRA_HEALTH.services["DRAResourceHealth"], {"NodeWatchResources": HealthStream(cards, place.node).watch}
+    registration = Registration(place.kubelet.dra_socket, VERSIONS, publisher.check_again)
+    # The kubelet calls the plugin's socket as soon as it has found the other one.
+    servers = [
+        SocketServer(place.kubelet.dra_socket, [*plugin.services(), health]),
+        registration.server(place.kubelet.registration_socket),
+    ]
+    for server in servers:
+        server.start()
+    threads = Threads(stop)
+    publisher.start(threads)
+    threads.start("resync", lambda: resync.run(stop.wait, resync_s))
+    notify("READY=1")
+    _log.info("serving", node=place.node, socket=str(place.kubelet.dra_socket))
+    keeper = _Keeper(place, qgpud, mode, servers, cards, publisher)
+    keeper.run(stop)
+    cards.close()
+    for server in reversed(servers):
+        server.stop()
+    threads.check()
+    _log.info("stopped")
+
+
+@dataclass(slots=True)
+class _Keeper:
+    """Looks after sockets, cards and rivals."""
+
+    place: Place
+    qgpud: Qgpud
+    mode: Mode
+    servers: list[SocketServer]
+    cards: CardWatch
+    publisher: Publisher
+    #: Whether grants of the other mode were looked for.
+    checked: bool = False
+
+    def run(self, stop: Shutdown) -> None:
+        """Look again and again until ``stop``. Raises RefusedError if the device plugin's pods still run."""
+        while True:
+            self.cards.look()
+            if not self.checked and self.cards.sight.node is not None:
+                self.checked = self.mode.check(self.qgpud, device_plugin=False)
+            if (rival := rivals.find(self.place.kubelet)) != self.publisher.rival:
+                if rival:
+                    _log.error("no new pods on this node's cards", error=rival)
+                self.publisher.rival = rival
+                self.cards.wake()
+            for server in self.servers:
+                try:
+                    if server.restore():
+                        _log.warning("socket was gone, listening again")
+                except QgpuError as error:
+                    _log.error("socket is gone, trying again", error=str(error))
+            if stop.wait(self.place.interval_s):
+                return

@@ -1,0 +1,116 @@
+"""What the kubelet asks of a DRA driver: prepare claims before their containers, give them up after.
+
+Every answer is per claim: an error text makes the kubelet try that claim again.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import grpc
+import structlog
+
+from qgpu.errors import QgpuError
+from qgpu.k8s import claims
+from qgpu.k8s.claims import GrantDevice, PreparedGrant
+from qgpu.k8s.cluster import Cluster
+from qgpu.k8s.grpc_server import Handler
+from qgpu.k8s.kubelet_api import DRA_V1, DRA_V1BETA1, Interface, Service
+from qgpu.k8s.names import device_name
+from qgpu.k8s.qgpud import Qgpud
+
+_log = structlog.get_logger("k8s.dra")
+
+#: What the kubelet is told that this driver speaks, the newest first.
+VERSIONS = ("v1.DRAPlugin", "v1beta1.DRAPlugin", "v1alpha1.DRAResourceHealth")
+
+_STRIPES = 64
+
+
+class ClaimLocks:
+    """One change to a claim's grant at a time; changes to others go on beside it."""
+
+    def __init__(self) -> None:
+        self._locks = [threading.Lock() for _ in range(_STRIPES)]
+
+    def of(self, uid: str) -> AbstractContextManager[Any]:
+        """Return the lock of a claim; some claims share one."""
+        return self._locks[hash(uid) % _STRIPES]
+
+
+class DraPlugin:
+    """The services of the DRA driver, for both versions of the kubelet's interface."""
+
+    def __init__(self, cluster: Cluster, qgpud: Qgpud, locks: ClaimLocks, shared: Callable[[str], None]) -> None:
+        """Tell ``shared`` the UID of each claim that further pods may come to use."""
+        self._cluster = cluster
+        self._qgpud = qgpud
+        self._locks = locks
+        self._shared = shared
+
+    def services(self) -> list[tuple[Service, dict[str, Handler]]]:
+        """Return the services with what handles their calls."""
+        return [(api.services["DRAPlugin"], self._handlers(api)) for api in (DRA_V1, DRA_V1BETA1)]
+
+    def _handlers(self, api: Interface) -> dict[str, Handler]:
+        messages = api.messages
+
+        def prepare(request: Any, context: grpc.ServicerContext) -> Any:
+            response = messages.NodePrepareResourcesResponse()
+            for claim in request.claims:
+                answer = response.claims[claim.uid]
+                try:
+                    devices = self._prepare(claim, context)
+                except QgpuError as error:
+                    _log.warning("claim not prepared", claim=f"{claim.namespace}/{claim.name}", error=str(error))
+                    answer.error = str(error)
+                else:
+                    answer.devices.extend(_device_messages(messages, devices, self._cluster.node_name))
+            return response
+
+        def unprepare(request: Any, _context: grpc.ServicerContext) -> Any:
+            response = messages.NodeUnprepareResourcesResponse()
+            for claim in request.claims:
+                answer = response.claims[claim.uid]
+                try:
+                    with self._locks.of(claim.uid):
+                        self._qgpud.drop(claim.uid)
+                except QgpuError as error:
+                    _log.warning("claim not given up", claim=f"{claim.namespace}/{claim.name}", error=str(error))
+                    answer.error = str(error)
+                else:
+                    _log.info("claim given up", claim=f"{claim.namespace}/{claim.name}", uid=claim.uid)
+            return response
+
+        return {"NodePrepareResources": prepare, "NodeUnprepareResources": unprepare}
+
+    def _prepare(self, asked: Any, context: grpc.ServicerContext) -> list[tuple[GrantDevice, str]]:
+        """Prepare one claim; return its devices with their CDI names. Raises QgpuError."""
+        with self._locks.of(asked.uid):
+            claim = self._cluster.claim(asked.namespace, asked.name)
+            grant = claims.read(claim, asked.uid, self._cluster.node_name)
+            if not context.is_active():  # the kubelet has given up, and may have given up the claim since
+                raise QgpuError(f"{claims.label(claim)}: the kubelet did not wait for the API server")
+            named = self._qgpud.prepare(grant)
+            if claims.may_be_shared(claim):
+                self._shared(asked.uid)
+        _log.info("claim prepared", claim=f"{grant.namespace}/{grant.name}", uid=grant.uid, **_summary(grant))
+        return [(device, named[device.request, device.gpu, device.share]) for device in grant.devices]
+
+
+def _device_messages(messages: Any, devices: Iterable[tuple[GrantDevice, str]], pool: str) -> Iterable[Any]:
+    for device, cdi in devices:
+        message = messages.Device(
+            request_names=[device.request], pool_name=pool, device_name=device_name(device.gpu), cdi_device_ids=[cdi]
+        )
+        if device.share and hasattr(message, "share_id"):
+            message.share_id = device.share
+        yield message
+
+
+def _summary(grant: PreparedGrant) -> dict[str, Any]:
+    """Return what a log line says about a grant."""
+    return {"devices": len(grant.devices), "cores": sum(device.cores or 0 for device in grant.devices)}

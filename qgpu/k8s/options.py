@@ -1,0 +1,71 @@
+"""The options that both modes of ``qgpu-k8s`` have."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+import click
+
+from qgpu import entry_point, units
+from qgpu.errors import InvalidValueError
+from qgpu.k8s.names import KUBELET_DIR, KubeletDirectory
+from qgpu.paths import default_runtime_dir
+
+
+class Size(click.ParamType[int]):
+    """A size such as 16GiB, as bytes."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Read it."""
+        if isinstance(value, int):
+            return value
+        try:
+            return units.parse_memory(str(value))
+        except InvalidValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where this process runs: the daemon's directory, the kubelet's, and the name of the node."""
+
+    runtime_dir: Path
+    kubelet: KubeletDirectory
+    node: str
+    #: How often it looks at qgpud, its sockets, and other drivers.
+    interval_s: float
+
+
+def placed(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options that say where qgpud and the kubelet are; the command gets a ``Place``."""
+
+    @click.option("--runtime-dir", type=entry_point.Directory(), help="Directory of qgpud's control socket.")
+    @click.option(
+        "--kubelet-dir",
+        type=entry_point.Directory(),
+        default=KUBELET_DIR,
+        show_default=True,
+        help="The kubelet's root directory.",
+    )
+    @click.option("--node-name", envvar="NODE_NAME", help="This node's name in Kubernetes; default: the host name.")
+    @click.option(
+        "--interval",
+        type=click.FloatRange(0.01),
+        default=1.0,
+        show_default=True,
+        help="Seconds between looks at qgpud, at its own sockets and at other drivers.",
+    )
+    @wraps(command)
+    def run(runtime_dir: Path | None, kubelet_dir: Path, node_name: str | None, interval: float, **others: Any) -> Any:
+        node = node_name or os.uname().nodename.lower()
+        kubelet = KubeletDirectory(kubelet_dir)
+        return command(Place(runtime_dir or default_runtime_dir(), kubelet, node, interval), **others)
+
+    return run

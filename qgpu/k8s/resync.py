@@ -1,0 +1,125 @@
+"""Compares qgpud's prepared grants with the claims of the API server, and gives up those whose claims are gone.
+
+The kubelet gives up claims itself. But it may have lost its own record, or a claim may have been deleted by force while
+one of the parties was away. A grant goes only if that is certain: if in doubt, memory stays taken. qgpud itself refuses
+to give up a grant while a process uses it.
+
+Also refreshes who may use a claim that several pods share, because the kubelet prepares such a claim once only.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from qgpu.errors import QgpuError
+from qgpu.k8s import claims, pod_resources
+from qgpu.k8s.cluster import Cluster, ForbiddenError, NotFoundError
+from qgpu.k8s.device_units import is_device_plugins
+from qgpu.k8s.dra_plugin import ClaimLocks
+from qgpu.k8s.qgpud import Qgpud
+
+_log = structlog.get_logger("k8s.resync")
+
+#: How often every grant is compared, and how often the pods of shared claims are looked up.
+INTERVAL_S, SHARED_INTERVAL_S = 30.0, 1.0
+#: A node may not read a claim that no pod of it refers to, nor one that does not exist. Just after the API server's
+#: start, that holds for every claim. So it counts only after this many looks in a row.
+_LOOKS = 3
+
+
+class Resync:
+    """The comparison, and the thread that repeats it."""
+
+    def __init__(self, cluster: Cluster, qgpud: Qgpud, locks: ClaimLocks, kubelet_socket: Path) -> None:
+        self._cluster = cluster
+        self._qgpud = qgpud
+        self._locks = locks
+        self._kubelet_socket = kubelet_socket
+        self._guard = threading.Lock()
+        #: UIDs of claims that further pods may come to use.
+        self._shared: set[str] = set()
+        #: How many times in a row the API server hid a claim, by UID.
+        self._hidden: dict[str, int] = {}
+
+    def follow(self, uid: str) -> None:
+        """Keep the pods of a claim up to date."""
+        with self._guard:
+            self._shared.add(uid)
+
+    def run(self, ended: Callable[[float], bool], interval_s: float) -> None:
+        """Compare now and then until ``ended``, which waits for the time it gets, is true."""
+        due_s = 0.0
+        while True:
+            everything = time.monotonic() >= due_s
+            try:
+                self.compare(None if everything else self._followed())
+                if everything:
+                    due_s = time.monotonic() + interval_s
+            except QgpuError as error:
+                _log.info("not compared, trying again", error=str(error))
+            if ended(min(SHARED_INTERVAL_S, interval_s)):
+                return
+
+    def compare(self, only: frozenset[str] | None = None) -> None:
+        """Compare all grants, or those of some claims, with the API server. Raises QgpuError if qgpud is away."""
+        if only is not None and not only:
+            return
+        grants = {grant["uid"]: grant for grant in self._qgpud.grants() if not is_device_plugins(grant["uid"])}
+        with self._guard:
+            self._shared &= grants.keys()
+        for uid in [uid for uid in self._hidden if uid not in grants]:
+            del self._hidden[uid]
+        for uid, grant in grants.items():
+            if only is None or uid in only:
+                try:
+                    self._compare(uid, grant)
+                except QgpuError as error:
+                    _log.info("grant kept", claim=f"{grant['namespace']}/{grant['name']}", error=str(error))
+
+    def _followed(self) -> frozenset[str]:
+        with self._guard:
+            return frozenset(self._shared)
+
+    def _compare(self, uid: str, grant: Mapping[str, Any]) -> None:
+        """Compare one grant. Raises QgpuError if it must stay for now."""
+        with self._locks.of(uid):
+            gone = ""
+            try:
+                claim = self._cluster.claim(grant["namespace"], grant["name"])
+            except NotFoundError:
+                gone = "there is no such claim any more"
+            except ForbiddenError:
+                gone = self._hidden_for_good(uid, grant)
+                if not gone:
+                    return
+            else:
+                self._hidden.pop(uid, None)
+                if claim.metadata is None or claim.metadata.uid != uid:
+                    gone = "another claim has its name"
+                elif not claims.results_here(claim, self._cluster.node_name):
+                    gone = "the claim has no device here any more"
+            if gone:
+                self._qgpud.drop(uid)
+                _log.info("grant given up", claim=f"{grant['namespace']}/{grant['name']}", uid=uid, why=gone)
+                return
+            if claims.may_be_shared(claim):
+                self.follow(uid)
+            found = claims.read(claim, uid, self._cluster.node_name)
+            if sorted(found.consumers) != sorted(grant["consumers"]):
+                self._qgpud.prepare(found)
+                _log.info("pods of a claim changed", claim=f"{grant['namespace']}/{grant['name']}", uid=uid)
+
+    def _hidden_for_good(self, uid: str, grant: Mapping[str, Any]) -> str:
+        """Return why a claim that the API server hides is gone; "" while it may be there. Raises QgpuError."""
+        held = pod_resources.held(self._kubelet_socket)
+        if (grant["namespace"], grant["name"]) in held.claims:
+            self._hidden.pop(uid, None)
+            return ""
+        self._hidden[uid] = self._hidden.get(uid, 0) + 1
+        return "no pod of this node refers to the claim" if self._hidden[uid] >= _LOOKS else ""

@@ -1,0 +1,184 @@
+"""Prepares the grant of a container's units when the kubelet allocates them, and gives up what it has freed.
+
+The kubelet never says which container units are for, nor when they are free. It allocates the resources of one
+container one after the other, before those of the next one: so time and memory of one family that come back to back
+belong together. What it allocates again, and what it has not listed for a while, is free.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+
+from qgpu.errors import QgpuError, RefusedError, UnknownNameError
+from qgpu.k8s import device_units, pod_resources, resources, unit_ledger
+from qgpu.k8s.claims import PreparedGrant
+from qgpu.k8s.qgpud import Card, Qgpud
+from qgpu.k8s.resources import Kind, Resource
+from qgpu.k8s.unit_ledger import Taken
+from qgpu.model.prepared_grant import ANY_POD
+
+_log = structlog.get_logger("k8s.units")
+
+#: The namespace of grants whose pods are not known.
+NAMESPACE = "device-plugin"
+#: How far apart two allocations for one container may be.
+_TOGETHER_S = 3.0
+#: How long an allocation waits for the last process of a container whose units are given to the next one.
+_FREED_S, _FREED_STEP_S = 2.0, 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class _Half:
+    """An allocation whose other half, time or memory, may follow."""
+
+    uid: str
+    resource: Resource
+    card: str
+    numbers: tuple[int, ...]
+    at_s: float
+
+
+class UnitAllocator:
+    """The grants that stand for units, of all resources."""
+
+    def __init__(self, qgpud: Qgpud, served: Sequence[Resource], reserve: int, patience_s: float) -> None:
+        """``patience_s`` is how long the kubelet must not list units before they count as free."""
+        self._qgpud = qgpud
+        self._served = served
+        self._reserve = reserve
+        self._patience_s = patience_s
+        self._lock = threading.Lock()
+        self._open: _Half | None = None
+        #: Since when the kubelet, which is told by its socket, has not listed the units of a grant, by UID.
+        self._absent: dict[str, float] = {}
+        self._kubelet: tuple[int, int] | None = None
+
+    def allocate(self, resource: Resource, names: Sequence[str]) -> str:
+        """Prepare units for a container; return the CDI name. Raises QgpuError."""
+        uuid, numbers = device_units.read_units(names)
+        with self._lock:
+            card = self._card(uuid)
+            half = self._other_half(resource)
+            if half is not None and half.card != uuid:
+                self._open = None
+                raise RefusedError(
+                    f"{half.resource.name} on card {half.card} and {resource.name} on card {uuid}: a container's share "
+                    "lies on one card; ask for less, or wait until one card has room"
+                )
+            self._free(resource, uuid, numbers)
+            units = {resource: numbers} if half is None else {half.resource: half.numbers, resource: numbers}
+            uid = device_units.claim_uid(resource.name, uuid, numbers) if half is None else half.uid
+            name = self._prepare(uid, card, units)
+            self._open = None if half else _Half(uid, resource, uuid, numbers, time.monotonic())
+        return name
+
+    def prefer(self, resource: Resource, available: Sequence[str], must: Sequence[str], size: int) -> list[str]:
+        """Choose units of one card for a container, beside its other half if it has one."""
+        with self._lock:
+            half = self._other_half(resource)
+        return device_units.preferred(available, must, size, half.card if half is not None else "")
+
+    def compare(self, socket: Path) -> None:
+        """Give up grants whose units the kubelet does not list any more; prepare what is missing. Raises QgpuError."""
+        kubelet = _identity(socket)
+        listed = pod_resources.held(socket)
+        with self._lock:
+            if kubelet != self._kubelet or kubelet is None:  # it lists nothing until it has found its pods again
+                self._kubelet = kubelet
+                self._absent.clear()
+            held = unit_ledger.taken(self._qgpud.grants(), self._served)
+            wanted = self._listed(listed)
+            now_s = time.monotonic()
+            for each in held:
+                if any(each.overlaps(*units) for container in wanted for units in container):
+                    self._absent.pop(each.uid, None)
+                elif now_s - self._absent.setdefault(each.uid, now_s) >= self._patience_s:
+                    self._drop(each.uid)
+            for uid in self._absent.keys() - {each.uid for each in held}:
+                del self._absent[uid]
+            for container in wanted:
+                if not any(each.overlaps(*units) for each in held for units in container):
+                    self._prepare_again(container)
+
+    def _prepare_again(self, container: Sequence[tuple[Resource, str, tuple[int, ...]]]) -> None:
+        """Prepare what a container holds that has no grant any more."""
+        resource, uuid, numbers = container[0]
+        try:
+            uid = device_units.claim_uid(resource.name, uuid, numbers)
+            self._prepare(uid, self._card(uuid), {each: found for each, _, found in container})
+        except QgpuError as error:
+            _log.error("units of a container have no grant", resource=resource.name, card=uuid, error=str(error))
+
+    def _listed(self, listed: pod_resources.Held) -> list[list[tuple[Resource, str, tuple[int, ...]]]]:
+        """Return the units of each container and family, with resource, card and numbers."""
+        by_name = {resource.name: resource for resource in self._served}
+        found: dict[tuple[str, str, str, str], list[tuple[Resource, str, tuple[int, ...]]]] = {}
+        for each in listed.units:
+            if (resource := by_name.get(each.resource)) is not None and each.units:
+                key = each.namespace, each.pod, each.container, resource.family
+                found.setdefault(key, []).append((resource, *device_units.read_units(each.units)))
+        return list(found.values())
+
+    def _other_half(self, resource: Resource) -> _Half | None:
+        half = self._open
+        matches = (
+            half is not None
+            and half.resource.family == resource.family
+            and {half.resource.kind, resource.kind} == {Kind.CORES, Kind.MEMORY}
+            and time.monotonic() - half.at_s < _TOGETHER_S
+        )
+        return half if matches else None
+
+    def _free(self, resource: Resource, card: str, numbers: Iterable[int]) -> None:
+        """Give up the grants of units that the kubelet allocates anew. Raises RefusedError if one is still used."""
+        for each in unit_ledger.taken(self._qgpud.grants(), self._served):
+            if each.overlaps(resource, card, numbers):
+                self._drop_soon(each)
+
+    def _drop_soon(self, old: Taken) -> None:
+        """Give up a grant; its last process may need a moment to end. Raises RefusedError."""
+        until_s = time.monotonic() + _FREED_S
+        while True:
+            try:
+                self._qgpud.drop(old.uid)
+                return
+            except RefusedError:
+                if time.monotonic() > until_s:
+                    raise
+                time.sleep(_FREED_STEP_S)
+
+    def _drop(self, uid: str) -> None:
+        try:
+            self._qgpud.drop(uid)
+            _log.info("units given up", uid=uid)
+        except RefusedError as error:
+            _log.info("units kept", uid=uid, error=str(error))
+
+    def _prepare(self, uid: str, card: Card, units: Mapping[Resource, Iterable[int]]) -> str:
+        """Prepare a grant for units of one card; return its CDI name. Raises QgpuError."""
+        first = next(iter(units))
+        name = device_units.grant_name({resource.kind.value: numbers for resource, numbers in units.items()})
+        device = resources.grant_device(card, self._reserve, units, first.name)
+        named = self._qgpud.prepare(PreparedGrant(uid, NAMESPACE, name, (ANY_POD,), (device,)))
+        _log.info("units prepared", uid=uid, name=name, card=card.uuid, cores=device.cores, memory=device.memory)
+        return named[device.request, device.gpu, device.share]
+
+    def _card(self, uuid: str) -> Card:
+        for card in self._qgpud.node().cards:
+            if card.uuid == uuid:
+                return card
+        raise UnknownNameError(f"card {uuid}: qgpud has no such card any more")
+
+
+def _identity(socket: Path) -> tuple[int, int] | None:
+    try:
+        stat = socket.stat()
+    except OSError:
+        return None
+    return stat.st_ino, stat.st_ctime_ns

@@ -1,0 +1,60 @@
+"""Which units of which card are taken, as qgpud's prepared grants say, and how many more fit.
+
+Several resources sell the same cards. So a unit that nobody holds counts as healthy only while the card has room for
+it: what one resource sells disappears from the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from qgpu.k8s import resources
+from qgpu.k8s.device_units import is_device_plugins, named_units
+from qgpu.k8s.qgpud import Card
+from qgpu.k8s.resources import Resource
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """The units that one grant stands for."""
+
+    uid: str
+    card: str
+    #: Numbers by resource.
+    units: Mapping[Resource, frozenset[int]]
+
+    def overlaps(self, resource: Resource, card: str, numbers: Iterable[int]) -> bool:
+        """Tell whether some units of a resource are among them."""
+        return card == self.card and not self.units.get(resource, frozenset()).isdisjoint(numbers)
+
+
+def taken(grants: Iterable[Mapping[str, Any]], served: Sequence[Resource]) -> list[Taken]:
+    """Return the units of the device plugin's grants."""
+    by_name = {resource.name: resource for resource in served}
+    found = []
+    for grant in grants:
+        if is_device_plugins(grant["uid"]):
+            device = grant["devices"][0]
+            known = by_name.get(device["request"])
+            family = known.family if known is not None else ""
+            kinds = {each.kind.value: each for each in served if each.family == family}
+            units = {kinds[kind]: numbers for kind, numbers in named_units(grant["name"]).items() if kind in kinds}
+            found.append(Taken(grant["uid"], device["gpu"], units))
+    return found
+
+
+def healthy(
+    resource: Resource, cards: Sequence[Card], reserve: int, grants: Sequence[Mapping[str, Any]], held: Sequence[Taken]
+) -> dict[str, tuple[frozenset[int], int]]:
+    """Return, by card, the taken numbers of a resource and how many more are for sale."""
+    found = {}
+    for card in cards:
+        devices = [each for grant in grants for each in grant["devices"] if each["gpu"] == card.uuid]
+        cores_left = 100 - card.held_cores - sum(each["cores"] or 0 for each in devices)
+        memory_left = card.memory - reserve - card.held_memory - sum(each["memory"] or 0 for each in devices)
+        mine = frozenset[int]().union(*(each.units.get(resource, ()) for each in held if each.card == card.uuid))
+        more = 0 if card.trouble else resources.room(resource, card, reserve, cores_left, memory_left)
+        found[card.uuid] = mine, min(more, resource.units(card, reserve) - len(mine))
+    return found

@@ -1,0 +1,51 @@
+"""Fixtures: a real kubelet with qgpu's device plugin, on containerd 1.7 and a qgpud with two simulated pGPUs."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.k8s.containerd import engine
+from tests.k8s.containerd import node as nodes
+from tests.k8s.real_kubelet import build
+from tests.k8s.real_kubelet.node import KubeletNode
+from tests.k8s.real_kubelet.process import Kubelet
+
+#: The last release of containerd with the version of the runtime interface that this kubelet speaks.
+_RELEASE = "1.7"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = str(Path(__file__).parent)
+    for item in items:
+        if str(item.path).startswith(here):
+            item.add_marker(pytest.mark.node)
+
+
+@pytest.fixture(scope="session")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KubeletNode]:
+    """A node; skipped where its packages cannot be had."""
+    if why := engine.missing():
+        pytest.skip(why)
+    try:
+        engine.programs(_RELEASE)
+        build.kubelet()
+    except subprocess.CalledProcessError as error:
+        pytest.skip(f"no packages of containerd and Kubernetes: {error}")
+    home = tmp_path_factory.mktemp("k")
+    with engine.running(_RELEASE, home, home / "cdi") as containerd, nodes.running(containerd, home) as beside:
+        running = KubeletNode(beside, Kubelet(home, containerd))
+        try:
+            yield running
+        finally:
+            running.end()
+
+
+@pytest.fixture(autouse=True)
+def empty(node: KubeletNode) -> Iterator[None]:
+    """End what a test has started."""
+    yield
+    node.clear()

@@ -1,0 +1,268 @@
+"""The device plugin as a process, between a kubelet and a real qgpud on the simulator."""
+
+from __future__ import annotations
+
+import signal
+import socket
+from collections.abc import Iterator
+
+import grpc
+import pytest
+
+from tests.k8s.container import Container
+from tests.k8s.world import GI, World, card, result
+
+CORES, ONLINE = "qgpu.io/cores", "qgpu.io/online-cores"
+#: Names for time and memory, the bytes of a unit of memory, and how many units 40 GiB are.
+ALIASES = {
+    "qgpu": ("tke.cloud.tencent.com/qgpu-core", "tke.cloud.tencent.com/qgpu-memory", GI),
+    "hami": ("nvidia.com/gpucores", "nvidia.com/gpumem", 8 * 1024**2),
+    "vcuda": ("tencent.com/vcuda-core", "tencent.com/vcuda-memory", 256 * 1024**2),
+}
+OPTIONS = ("--patience", "0.5", "--memory-factor", "8", *(word for name in ALIASES for word in ("--alias", name)))
+PER_CENT = (141 * GI - GI // 2) // 100 // 1024**2 * 1024**2
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[World]:
+    made = World(*OPTIONS, mode="device-plugin").start()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def world(running: World) -> Iterator[World]:
+    """A node on which everything runs and no unit is held, before and after."""
+
+    def idle() -> bool:
+        return not running.grants() and all(
+            running.kubelet.healthy(resource, card(gpu)) == 100 for resource in (CORES, ONLINE) for gpu in (0, 1)
+        )
+
+    running.eventually(idle)
+    yield running
+    running.kubelet.held_units.clear()
+    running.eventually(idle)
+
+
+def only(world: World) -> tuple[str, str, int | None, int]:
+    """The one grant there is: card, class, cores, memory."""
+    ((device,),) = [grant["devices"] for grant in world.grants().values()]
+    return device["gpu"], device["class"], device["cores"], device["memory"]
+
+
+@pytest.mark.parametrize(("resource", "pod_class"), [(CORES, "offline"), (ONLINE, "online")])
+def test_units_give_time_and_memory_in_proportion(world: World, resource: str, pod_class: str) -> None:
+    given = world.kubelet.allocate(resource, 30, "p")
+    (device,) = given.cdi_devices
+
+    assert only(world) == (card(0), pod_class, 30, 30 * PER_CENT)
+    assert device.name in world.files()
+    assert list(given.annotations.values()) == [device.name]
+    assert all(key.startswith("cdi.k8s.io/") and len(key) <= 74 for key in given.annotations)
+
+
+def test_units_of_two_cards_are_refused(world: World) -> None:
+    with pytest.raises(grpc.RpcError, match="a container's share lies on one card"):
+        world.kubelet.allocate(CORES, 2, "p", units=[f"{card(0)}::1", f"{card(1)}::1"])
+    assert not world.grants()
+
+
+def test_kubelet_is_told_units_of_one_card(world: World) -> None:
+    for number in range(4):
+        world.kubelet.allocate(CORES, 40, f"p{number}")
+
+    assert sorted(grant["devices"][0]["cores"] for grant in world.grants().values()) == [40] * 4
+
+
+def test_what_one_resource_sells_is_gone_from_the_others(world: World) -> None:
+    world.kubelet.allocate(CORES, 70, "p")
+
+    world.eventually(lambda: world.kubelet.healthy(ONLINE, card(0)) == 30)
+    assert world.kubelet.healthy(CORES, card(0)) == 100
+    assert world.kubelet.healthy(ONLINE, card(1)) == 100
+    world.eventually(lambda: world.kubelet.healthy("nvidia.com/gpucores", card(0)) == 30)
+
+
+def test_what_a_pod_outside_holds_is_not_sold(world: World) -> None:
+    assert world.daemon is not None
+    pod = world.daemon.start("run", "--cores", "25", "--", "sleep", "60")
+    try:
+        world.eventually(lambda: world.kubelet.healthy(CORES) == 175)
+    finally:
+        pod.send_signal(signal.SIGTERM)
+        pod.communicate(timeout=60)
+    world.eventually(lambda: world.kubelet.healthy(CORES) == 200)
+
+
+def test_freed_units_are_given_up_after_a_while(world: World) -> None:
+    world.kubelet.allocate(CORES, 30, "p")
+    world.kubelet.release("p")
+
+    world.eventually(lambda: not world.grants())
+
+
+def test_units_allocated_again_are_given_up_at_once(world: World) -> None:
+    world.kubelet.allocate(CORES, 30, "p", units=[f"{card(0)}::{number}" for number in range(30)])
+    world.kubelet.release("p")
+    world.kubelet.allocate(CORES, 90, "q", units=[f"{card(0)}::{number}" for number in range(90)])
+
+    assert only(world)[2] == 90
+
+
+@pytest.mark.root
+def test_units_that_a_process_uses_are_not_sold_again(world: World) -> None:
+    units = [f"{card(0)}::{number}" for number in range(60)]
+    given = world.kubelet.allocate(CORES, 60, "p", units=units)
+    container = Container(world, "any-pod", [device.name for device in given.cdi_devices])
+    try:
+        container.bind()
+        world.kubelet.release("p")
+        with pytest.raises(grpc.RpcError, match="uses it"):
+            world.kubelet.allocate(CORES, 60, "q", units=units)
+        assert only(world)[2] == 60
+    finally:
+        container.kill()
+
+
+def test_restart_of_plugin_and_daemon_keeps_the_grants(world: World) -> None:
+    world.kubelet.allocate(CORES, 30, "p")
+    before = world.grants()
+    world.kill_driver()
+    world.kill_daemon()
+    world.start_daemon()
+    world.registered_driver()
+
+    world.eventually(lambda: world.kubelet.healthy(ONLINE, card(0)) == 70)
+    assert world.grants() == before
+
+
+def test_plugin_registers_again_after_the_kubelet_restarts(world: World) -> None:
+    world.kubelet.allocate(CORES, 30, "p")
+    before, count = world.grants(), world.kubelet.registered
+    world.kubelet.stop()
+    world.kubelet.start()
+
+    world.eventually(lambda: world.kubelet.registered == count + 8)
+    world.eventually(lambda: world.kubelet.healthy(CORES, card(0)) == 100)
+    world.kubelet.allocate(CORES, 40, "q")
+    assert before.items() <= world.grants().items()
+
+
+def test_grant_that_was_lost_is_prepared_again(world: World) -> None:
+    world.kubelet.allocate(CORES, 30, "p")
+    before = world.grants()
+    for uid in before:
+        world.qgpud.drop(uid)
+
+    world.eventually(lambda: world.grants() == before)
+
+
+@pytest.mark.parametrize("alias", ALIASES)
+@pytest.mark.parametrize("first", ["cores", "memory"])
+def test_alias_gives_both_halves_to_one_grant(world: World, alias: str, first: str) -> None:
+    cores, memory, unit = ALIASES[alias]
+    asked = [(cores, 35), (memory, 40 * GI // unit)]
+    given = [world.kubelet.allocate(*each, "p") for each in (asked if first == "cores" else reversed(asked))]
+
+    assert only(world) == (card(0), "offline", 35, 40 * GI)
+    assert len({device.name for each in given for device in each.cdi_devices}) == 1
+    world.eventually(lambda: world.kubelet.healthy(CORES, card(0)) == 65)
+
+
+@pytest.mark.parametrize("alias", ALIASES)
+def test_alias_of_memory_alone_has_no_quota(world: World, alias: str) -> None:
+    _, memory, unit = ALIASES[alias]
+    world.kubelet.allocate(memory, 4 * GI // unit, "p")
+
+    assert only(world) == (card(0), "offline", None, 4 * GI)
+
+
+@pytest.mark.parametrize("alias", ALIASES)
+def test_alias_of_cores_alone_has_its_part_of_memory(world: World, alias: str) -> None:
+    world.kubelet.allocate(ALIASES[alias][0], 10, "p")
+
+    assert only(world) == (card(0), "offline", 10, 10 * PER_CENT)
+
+
+def test_halves_on_two_cards_are_refused(world: World) -> None:
+    cores, memory, _ = ALIASES["qgpu"]
+    world.kubelet.allocate(cores, 5, "p", units=[f"{card(0)}::{number}" for number in range(5)])
+
+    with pytest.raises(grpc.RpcError, match="a container's share lies on one card"):
+        world.kubelet.allocate(memory, 1, "p", units=[f"{card(1)}::0"])
+
+
+def test_second_half_follows_the_first_to_its_card(world: World) -> None:
+    cores, memory, unit = ALIASES["vcuda"]
+    world.kubelet.allocate(cores, 5, "p", units=[f"{card(1)}::{number}" for number in range(5)])
+    world.kubelet.allocate(memory, GI // unit, "p")
+
+    assert only(world) == (card(1), "offline", 5, GI)
+
+
+def test_units_of_both_halves_are_known_after_a_restart(world: World) -> None:
+    cores, memory, _ = ALIASES["qgpu"]
+    world.kubelet.allocate(cores, 20, "p")
+    world.kubelet.allocate(memory, 100, "p")
+    before = world.grants()
+    world.kill_driver()
+    world.registered_driver()
+
+    world.eventually(lambda: world.kubelet.healthy(memory, card(0)) == 140)
+    assert world.grants() == before
+
+
+def test_rival_plugin_takes_every_unit_off_sale(world: World) -> None:
+    path = world.kubelet.directory.device_plugins / "nvidia-gpu.sock"
+    with socket.socket(socket.AF_UNIX) as rival:
+        rival.bind(str(path))
+        rival.listen()
+        world.eventually(lambda: world.kubelet.healthy(CORES) == 0)
+    path.unlink()
+
+
+def test_dra_driver_beside_the_plugin_is_refused(world: World) -> None:
+    plugin, world.driver = world.driver, None
+    mode, world.mode = world.mode, "dra"
+    options, world.options = world.options, ()
+    try:
+        world.start_driver()
+        second, world.driver = world.driver, plugin
+        assert second is not None
+        assert second.wait(60) == 23
+    finally:
+        world.mode, world.options, world.driver = mode, options, plugin
+
+
+def test_too_many_units_are_refused_with_the_remedy() -> None:
+    made = World("--alias", "hami", mode="device-plugin")
+    try:
+        made.start()
+        assert made.driver is not None
+        assert made.driver.wait(60) == 2
+        assert "nvidia.com/gpumem: 287744 units" in made.log
+        assert "--memory-factor 6" in made.log
+    finally:
+        made.close()
+
+
+@pytest.mark.root
+def test_mode_does_not_change_under_running_pods() -> None:
+    made = World(mode="dra", gpus=1).start()
+    try:
+        claim = made.claim(result(0), pods=("p",))
+        assert made.kubelet.prepare(claim, "p") == ""
+        container = Container(made, "p", made.kubelet.names(claim["metadata"]["uid"]))
+        container.bind()
+        made.kill_driver()
+        made.mode = "device-plugin"
+        made.start_driver()
+        assert made.driver is not None
+        assert made.driver.wait(60) == 21
+        assert "drain the node before its mode changes" in made.log
+        container.kill()
+        made.registered_driver()
+        made.eventually(lambda: not made.grants())
+    finally:
+        made.close()
