@@ -20,11 +20,12 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Skip what can't run here; tests that boot a kernel or fetch Slurm run only when asked for."""
     lacks = {"root": os.geteuid() != 0, "gpu": os.geteuid() != 0 or not Path("/proc/driver/nvidia/version").exists()}
-    lacks |= {name: name not in config.option.markexpr for name in ("vm", "slurm")}
+    lacks |= {name: name not in config.option.markexpr for name in ("vm", "node", "slurm")}
     reasons = {
         "root": "needs root",
         "gpu": "needs root and an NVIDIA GPU",
         "vm": "boots a kernel: ask with -m vm",
+        "node": "runs a containerd of Debian's: ask with -m node",
         "slurm": "fetches and runs Slurm: ask with -m slurm, as root",
     }
     for item in items:

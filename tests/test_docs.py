@@ -12,11 +12,12 @@ import pytest
 
 from qgpu.cli.main import command as qgpuctl
 from qgpu.daemon.main import command as qgpud
+from qgpu.k8s.main import command as qgpu_k8s
 from qgpu.load.main import command as qgpu_load
 from tests import documents
 
 ROOT = Path(__file__).parent.parent
-PROGRAMS = {"qgpuctl": qgpuctl, "qgpud": qgpud, "qgpu-load": qgpu_load}
+PROGRAMS = {"qgpuctl": qgpuctl, "qgpud": qgpud, "qgpu-k8s": qgpu_k8s, "qgpu-load": qgpu_load}
 
 
 def shown() -> Iterator[tuple[str, str]]:

@@ -66,6 +66,7 @@ ARROWS: dict[str, set[str]] = {
     "slurm": {"errors", "model", "units"},
     # what operators set and see
     "config": {"errors", "ipc", "model", "policies", "toml_tables", "units"},
+    "log": {"config", "ipc", "linux"},
     "admission": {"config", "errors", "linux", "model", "policies", "units"},
     "metrics": {"errors", "ipc", "model", "sched"},
     "trace": {"errors", "ipc", "model", "sched"},
@@ -85,7 +86,7 @@ ARROWS: dict[str, set[str]] = {
     },
 }
 #: The programs: each puts its parts together, so it may import any room but another program.
-PROGRAMS = {"daemon", "cli", "doctor", "demo"}
+PROGRAMS = {"daemon", "cli", "doctor", "demo", "k8s"}
 
 #: Modules a policy has no business with: it has no clock, no dice and no hands.
 FORBIDDEN_TO_POLICIES = {"os", "time", "random", "socket", "threading", "subprocess", "datetime"}

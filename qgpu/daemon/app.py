@@ -13,8 +13,9 @@ from pathlib import Path
 import structlog
 
 from qgpu import config as configuration
+from qgpu import log
 from qgpu.config import Config, MetricsCompat
-from qgpu.daemon import log, plane_choice, runtime_dir
+from qgpu.daemon import plane_choice, runtime_dir
 from qgpu.daemon.containers import Containers, agent_socket, claim_files
 from qgpu.daemon.metrics_endpoint import MetricsEndpoint
 from qgpu.daemon.prepared_grants import PreparedGrants

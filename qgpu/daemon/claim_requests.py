@@ -26,7 +26,7 @@ from qgpu.errors import QgpuError, RefusedError
 from qgpu.ipc.control_socket import Session
 from qgpu.model import Grant
 from qgpu.model.plane_api import PodInfo
-from qgpu.model.prepared_grant import PreparedDevice, PreparedGrant
+from qgpu.model.prepared_grant import ANY_POD, PreparedDevice, PreparedGrant
 from qgpu.runtime.oci_container import Container
 
 _log = structlog.get_logger("claims")
@@ -138,7 +138,7 @@ class ClaimRequests:
                 raise RefusedError(
                     f"container {container.id}: there is no prepared device {name}; have its claim prepared again"
                 )
-            if not uid or uid not in found[0].consumers:
+            if not uid or not {uid, ANY_POD} & {*found[0].consumers}:
                 raise RefusedError(
                     f"container {container.id}: {found[0]} is not reserved for its Kubernetes pod "
                     f"({uid or 'without UID'}); name the claim in that pod"

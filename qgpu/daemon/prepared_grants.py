@@ -23,7 +23,7 @@ from qgpu.ipc.codec import grant_to
 from qgpu.linux import atomic_file
 from qgpu.model import Grant
 from qgpu.model.plane_api import Pgpu
-from qgpu.model.prepared_grant import PreparedDevice, PreparedGrant
+from qgpu.model.prepared_grant import ANY_POD, PreparedDevice, PreparedGrant
 from qgpu.runtime.claim_cdi import ClaimCdiFiles, qualified
 
 _log = structlog.get_logger("grants")
@@ -208,7 +208,7 @@ def _grant(arguments: Arguments) -> PreparedGrant:
         uid,
         _matched("namespace", arguments.need("namespace", str), _NAME),
         _matched("name", arguments.need("name", str), _NAME),
-        tuple(_matched("consumer", each, _UID) for each in _bounded(arguments, "consumers", MAX_CONSUMERS)),
+        tuple(_consumer(each) for each in _bounded(arguments, "consumers", MAX_CONSUMERS)),
         tuple(made),
     )
 
@@ -224,6 +224,10 @@ def _table(raw: Any) -> Mapping[str, Any]:
     if not isinstance(raw, dict):
         raise InvalidValueError(f"request: device {raw!r}: wants a table")
     return raw
+
+
+def _consumer(text: Any) -> str:
+    return ANY_POD if text == ANY_POD else _matched("consumer", text, _UID)
 
 
 def _matched(what: str, text: Any, pattern: re.Pattern[str]) -> str:

@@ -9,6 +9,9 @@ from dataclasses import dataclass
 
 from qgpu.model import Grant
 
+#: A consumer that stands for every Kubernetes pod: a device plugin is not told which pod its units are for.
+ANY_POD = "*"
+
 
 @dataclass(frozen=True, slots=True)
 class PreparedDevice:
@@ -25,7 +28,7 @@ class PreparedDevice:
 
 @dataclass(frozen=True, slots=True)
 class PreparedGrant:
-    """The devices of one claim, and the Kubernetes pods, by UID, whose containers may use them."""
+    """The devices of one claim, and the Kubernetes pods, by UID or ``ANY_POD``, whose containers may use them."""
 
     uid: str
     namespace: str

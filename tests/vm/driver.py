@@ -13,8 +13,8 @@ import kernels
 
 #: Branches that Debian packages, and where.
 DRIVERS = {
-    "535": kernels.Suite(kernels.MIRROR, "bookworm", "", "contrib"),
-    "550": kernels.Suite(kernels.MIRROR, "trixie", "", "contrib"),
+    "535": kernels.Suite(kernels.MIRROR, "bookworm", "contrib"),
+    "550": kernels.Suite(kernels.MIRROR, "trixie", "contrib"),
 }
 PACKAGE = "nvidia-open-kernel-source"
 #: Stable kernels got pci_resize_resource()'s fourth argument after these drivers were released.

@@ -17,7 +17,7 @@ from pathlib import Path
 import kernels
 
 NEEDED = (8, 1)
-BACKPORTS = kernels.Suite(kernels.MIRROR, "bookworm-backports", "")
+BACKPORTS = kernels.Suite(kernels.MIRROR, "bookworm-backports")
 PACKAGES = ("qemu-system-x86", "qemu-system-data", "seabios")
 
 

@@ -6,21 +6,19 @@ of its own suite.
 
 from __future__ import annotations
 
-import fcntl
-import os
 import re
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import vm
 
-MIRROR = os.environ.get("QGPU_DEBIAN_MIRROR", "http://deb.debian.org/debian")
-KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
-SECURITY = os.environ.get("QGPU_DEBIAN_SECURITY", "http://deb.debian.org/debian-security")
+sys.path.append(str(Path(__file__).resolve().parent.parent))
+
+from debian import MIRROR, SECURITY, Suite, alone, package_names, unpack
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,21 +37,19 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True)
-class Suite:
-    """A place to look for a kernel: archive, suite, and the flavour's meta package."""
+class Flavour:
+    """Where a kernel's packages are, and what their release looks like."""
 
-    archive: str
-    suite: str
+    suite: Suite
     pattern: str
-    component: str = "main"
 
 
 KERNELS = {
-    "5.10": Suite(SECURITY, "bullseye-security", r"5\.10\.0-\d+-cloud-amd64"),
-    "6.1": Suite(SECURITY, "bookworm-security", r"6\.1\.0-\d+-cloud-amd64"),
-    "6.12": Suite(SECURITY, "bookworm-security", r"6\.12\.\d+\+deb12-cloud-amd64"),
-    "newest": Suite(MIRROR, "trixie-backports", r"\d+\.\d+\.\d+\+deb13-cloud-amd64"),
-    "sanitizer": Suite(SECURITY, "bookworm-security", r"6\.1\.0-\d+-cloud-amd64"),
+    "5.10": Flavour(Suite(SECURITY, "bullseye-security"), r"5\.10\.0-\d+-cloud-amd64"),
+    "6.1": Flavour(Suite(SECURITY, "bookworm-security"), r"6\.1\.0-\d+-cloud-amd64"),
+    "6.12": Flavour(Suite(SECURITY, "bookworm-security"), r"6\.12\.\d+\+deb12-cloud-amd64"),
+    "newest": Flavour(Suite(MIRROR, "trixie-backports"), r"\d+\.\d+\.\d+\+deb13-cloud-amd64"),
+    "sanitizer": Flavour(Suite(SECURITY, "bookworm-security"), r"6\.1\.0-\d+-cloud-amd64"),
 }
 
 
@@ -66,55 +62,6 @@ _NEWEST_CHECK = (
 )
 
 
-@contextmanager
-def alone(cache: Path) -> Iterator[None]:
-    """Let no other lane fetch into the cache meanwhile."""
-    cache.mkdir(parents=True, exist_ok=True)
-    with (cache / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-
-
-def _apt(suite: Suite, cache: Path, tool: str, *arguments: str) -> str:
-    """Run apt-get or apt-cache on one suite alone, with lists of its own and the host's archive keys."""
-    home = cache / "apt" / f"{suite.suite}-{suite.component}"
-    fresh = not home.exists()
-    for folder in ("lists/partial", "archives/partial"):
-        (home / folder).mkdir(parents=True, exist_ok=True)
-    sources = home / "sources.list"
-    sources.write_text(f"deb [signed-by={KEYRING}] {suite.archive} {suite.suite} {suite.component}\n")
-    options = {
-        "Dir::Etc::sourcelist": sources,
-        "Dir::Etc::sourceparts": "-",
-        "Dir::State::lists": home / "lists",
-        "Dir::State::status": "/dev/null",
-        "Dir::Cache": home,
-        "APT::Sandbox::User": "root",
-    }
-    base = [f"-o{name}={value}" for name, value in options.items()]
-    if fresh:
-        subprocess.run(["apt-get", *base, "-qq", "update"], check=True)
-    packages = cache / "packages"
-    packages.mkdir(exist_ok=True)
-    return subprocess.run([tool, *base, *arguments], cwd=packages, check=True, stdout=subprocess.PIPE, text=True).stdout
-
-
-def _names(prefix: str, suite: Suite, cache: Path) -> list[str]:
-    return _apt(suite, cache, "apt-cache", "pkgnames", prefix).split()
-
-
-def unpack(name: str, suite: Suite, cache: Path, into: Path) -> None:
-    """Unpack a package of a suite into a folder."""
-    into.mkdir(parents=True, exist_ok=True)
-    # apt names no address for what lies in the folder already
-    named = _apt(suite, cache, "apt-get", "-qq", "--print-uris", "download", name).split()
-    if named:
-        _apt(suite, cache, "apt-get", "-qq", "download", name)
-    there = sorted((cache / "packages").glob(f"{name}_*.deb"), key=lambda path: path.stat().st_mtime)
-    deb = cache / "packages" / named[1] if named else there[-1]
-    subprocess.run(["dpkg", "-x", str(deb), str(into)], check=True)
-
-
 def get(name: str, cache: Path) -> Source:
     """Return a kernel, fetched if need be."""
     with alone(cache):
@@ -124,12 +71,12 @@ def get(name: str, cache: Path) -> Source:
 def _get(name: str, cache: Path) -> Source:
     if name == "sanitizer":
         return _sanitizer(cache)
-    suite = KERNELS[name]
+    suite, pattern = KERNELS[name].suite, KERNELS[name].pattern
     releases = sorted(
         (
             match.group(1)
-            for package in _names("linux-headers-", suite, cache)
-            if (match := re.fullmatch(rf"linux-headers-({suite.pattern})", package))
+            for package in package_names("linux-headers-", suite, cache)
+            if (match := re.fullmatch(rf"linux-headers-({pattern})", package))
         ),
         key=lambda release: [int(number) for number in re.findall(r"\d+", release)],
     )
@@ -161,7 +108,7 @@ def _old(name: str, release: str, suite: Suite, cache: Path) -> Source:
         series = re.match(r"(\d+\.\d+)", release)
         assert series
         named = (f"linux-kbuild-{series.group(1)}", f"linux-kbuild-{release.removesuffix('-cloud-amd64')}")
-        kbuild = [package for package in _names("linux-kbuild-", suite, cache) if package in named]
+        kbuild = [package for package in package_names("linux-kbuild-", suite, cache) if package in named]
         for package in (f"linux-headers-{release}", f"linux-headers-{common}", *kbuild):
             unpack(package, suite, cache, root)
         _relocate(root, headers)
@@ -176,7 +123,7 @@ def _old(name: str, release: str, suite: Suite, cache: Path) -> Source:
 
 
 def _image_package(release: str, suite: Suite, cache: Path) -> str:
-    names = _names("linux-image-", suite, cache)
+    names = package_names("linux-image-", suite, cache)
     return next(name for name in (f"linux-image-{release}", f"linux-image-{release}-unsigned") if name in names)
 
 
@@ -220,7 +167,7 @@ def _newest(release: str, suite: Suite, cache: Path) -> Source:
 
     def boot() -> vm.Kernel:
         with alone(cache):
-            there = _names("linux-", suite, cache)
+            there = package_names("linux-", suite, cache)
             return _image(release, suite, cache, [p for p in wanted if p in there] or [f"linux-image-{base}"])
 
     return Source("newest", release, Path("/usr/src") / f"linux-headers-{release}", boot, wrap, check=_NEWEST_CHECK)
@@ -230,7 +177,7 @@ def _sanitizer(cache: Path) -> Source:
     """Debian's 6.1 source built with KASAN, lockdep and kmemleak; see sanitizer.config."""
     tree = cache / "sanitizer" / "linux"
     if not (tree / "arch/x86/boot/bzImage").exists():
-        suite = Suite(SECURITY, "bookworm-security", "")
+        suite = Suite(SECURITY, "bookworm-security")
         unpacked = cache / "sanitizer" / "package"
         unpack("linux-source-6.1", suite, cache, unpacked)
         tree.mkdir(parents=True, exist_ok=True)

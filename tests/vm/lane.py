@@ -24,10 +24,10 @@ import driver
 import emulator
 import kernels
 import vm
+from debian import CACHE
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
-CACHE = Path(os.environ.get("QGPU_CACHE", Path.home() / ".cache" / "qgpu"))
 #: What no line of the kernel's log may hold. What kmemleak says is asked for at the end (guest/conftest.py).
 FAULTS = ("BUG:", "WARNING:", "KASAN:", "UBSAN:", "Oops", "general protection", "INFO: task", "detected stall")
 

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import os
 import shutil
 import subprocess
 import sys
@@ -32,8 +31,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import kernels
 import vm
+from debian import CACHE
 
-CACHE = Path(os.environ.get("QGPU_CACHE", Path.home() / ".cache" / "qgpu"))
 KERNEL = "6.1"
 #: What every image has: systemd as init, udev, and the Python that Debian packages run on.
 BASE = ("systemd-sysv", "dbus", "udev", "kmod", "procps", "iproute2", "python3", "ca-certificates")
