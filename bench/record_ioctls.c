@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /* Records the ioctls that a program makes on NVIDIA's device files: preload it, with QGPU_RECORD=FILE.
  *
- * One JSON object a line, in the form of tests/data/traces: the argument before and after the call, and for RM controls
+ * One JSON object a line, in the form of tests/data/calls: the argument before and after the call, and for RM controls
  * and allocations the parameters that it points to. A call that was recorded SAME times with the same numbers is left
  * out from then on, because programs repeat themselves.
  */

@@ -1,4 +1,8 @@
-"""Recorded ioctls of real CUDA programs (an H200, driver 580.159.04): rows of JSON, and memory to read from."""
+"""Recorded ioctls of real CUDA programs (an H200, driver 580.159.04): rows of JSON, and memory to read from.
+
+Traces are complete and can be replayed. The recordings in ``data/calls`` (bench/compatibility.py --record) have at most
+three calls of a kind, without the parameters after the call: they show what programs ask for.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,9 @@ from pathlib import Path
 from qgpu.guardian.proxy.rm_calls import Reader
 from qgpu.nvidia import abi
 
-TRACES = sorted((Path(__file__).parent / "data" / "traces").glob("*.jsonl.xz"))
+_DATA = Path(__file__).parent / "data"
+TRACES = sorted((_DATA / "traces").glob("*.jsonl.xz"))
+RECORDINGS = [*TRACES, *sorted((_DATA / "calls").glob("*.jsonl.xz"))]
 
 #: Where the argument of a replayed call is said to lie; its parameters lie where the call itself says.
 ARGUMENT = 0x1000

@@ -13,7 +13,7 @@ _U32 = struct.Struct("<I")
 class Why(enum.Enum):
     """Why a call is allowed or refused."""
 
-    #: Allowed. Recorded from programs (tests/data/traces).
+    #: Allowed. Recorded from programs (tests/data/traces and calls).
     SEEN = "programs ask for it"
     #: Allowed. NVIDIA's libraries and tools use it: recorded elsewhere, or on the list of gVisor's nvproxy.
     LIBRARY = "NVIDIA's libraries ask for it"

@@ -12,7 +12,7 @@ from qgpu.guardian.proxy import client_ownership, rm_calls
 from qgpu.guardian.rules import classes, controls, escapes, rows
 from qgpu.nvidia import abi, versions
 from tests import rm_data
-from tests.traces import ARGUMENT, TRACES
+from tests.traces import ARGUMENT, RECORDINGS
 from tests.traces import rows as calls_of
 
 #: Names that begin with no class's number.
@@ -76,7 +76,7 @@ def test_plain_controls_are_allowed_and_unremarkable():
         assert (row.look, row.clients, row.pointers, row.descriptor_at) == (None, (), (), None)
 
 
-@pytest.mark.parametrize("trace", TRACES, ids=by_trace)
+@pytest.mark.parametrize("trace", RECORDINGS, ids=by_trace)
 def test_what_a_recorded_program_asks_is_allowed(trace):
     """Or refused as it always was: a timeslice of one's own, and what the kernel carries out itself."""
     for row, asked in asked_in(trace):
@@ -91,7 +91,7 @@ def test_what_a_recorded_program_asks_is_allowed(trace):
                 assert classes.CLASSES[asked.rm_class].why is classes.KERNEL, classes.name(asked.rm_class)
 
 
-@pytest.mark.parametrize("trace", TRACES, ids=by_trace)
+@pytest.mark.parametrize("trace", RECORDINGS, ids=by_trace)
 def test_a_recorded_program_names_its_own_clients(trace):
     """It would be refused otherwise."""
     for row, asked in asked_in(trace):
@@ -106,7 +106,7 @@ def test_a_recorded_program_names_its_own_clients(trace):
 
 
 def test_what_is_seen_was_seen():
-    asked = [asked for trace in TRACES for _, asked in asked_in(trace)]
+    asked = [asked for trace in RECORDINGS for _, asked in asked_in(trace)]
     commands = {each.command for each in asked if isinstance(each, rm_calls.Control)}
     made = {each.rm_class for each in asked if isinstance(each, rm_calls.Alloc)}
 
