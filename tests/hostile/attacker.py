@@ -119,9 +119,9 @@ def processes(client: int) -> None:
             os._exit(0)
         count += 1
         if count % 16 == 0:
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
             with suppress(ChildProcessError):
+                while os.waitpid(-1, os.WNOHANG)[0]:
+                    pass
                 os.wait()
         if until and time.monotonic() > until:
             print("done", count, flush=True)
