@@ -54,7 +54,6 @@ emulated.install()
 from qgpu.guardian import server
 from qgpu.linux.open_file_set import FileSets
 from qgpu.guardian.failover.journal import Journal
-from qgpu.guardian.failover.journal import Journal
 from qgpu.guardian.accounting.object_table import ObjectTable
 journal, table = Journal(int(sys.argv[2])), ObjectTable()
 journal.own()

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 import structlog
@@ -12,6 +11,7 @@ from qgpu.errors import QgpuError
 from qgpu.k8s import unit_ledger
 from qgpu.k8s.qgpud import Node, Qgpud
 from qgpu.k8s.resources import Resource
+from qgpu.k8s.watched import Watched
 
 _log = structlog.get_logger("k8s.units")
 
@@ -19,30 +19,21 @@ _log = structlog.get_logger("k8s.units")
 Units = Sequence[tuple[str, int, frozenset[int], int]]
 
 
-class UnitStock:
-    """The units of all resources, with a number that grows by every change."""
+class UnitStock(Watched[Mapping[Resource, Units]]):
+    """The units of all resources; empty before qgpud has answered for the first time."""
 
     def __init__(self, qgpud: Qgpud, served: Sequence[Resource], reserve: int) -> None:
+        super().__init__({})
         self._qgpud = qgpud
         self._served = served
         self._reserve = reserve
-        self._changed = threading.Condition()
-        self._units: dict[Resource, Units] = {}
-        self._number, self._closed = 0, False
         self._failing = False
         #: Another driver that sells the same cards, see ``rivals``.
         self.rival = ""
 
-    @property
-    def closed(self) -> bool:
-        """Tell whether the stock is closed."""
-        with self._changed:
-            return self._closed
-
     def of(self, resource: Resource) -> Units | None:
         """Return the units of a resource; None before qgpud has answered for the first time."""
-        with self._changed:
-            return self._units.get(resource)
+        return self.value.get(resource)
 
     def look(self) -> Node | None:
         """Ask qgpud; a failure keeps what was seen. Returns what it said of the cards."""
@@ -63,32 +54,10 @@ class UnitStock:
                 for card in node.cards
                 for mine, more in [found[card.uuid]]
             ]
-        with self._changed:
-            if units != self._units:
-                self._units = units
-                self._number += 1
-                self._changed.notify_all()
+        self.set(units)
         return node
 
     def look_now(self) -> None:
         """Ask qgpud after a change of our own."""
         with suppress(QgpuError):
             self.look()
-
-    def wait(self, seen: int, timeout_s: float) -> int:
-        """Wait until the number differs from ``seen``, or for this long; return the number."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._number != seen or self._closed, timeout_s)
-            return self._number
-
-    def wake(self) -> None:
-        """Wake all who wait, as if something had changed."""
-        with self._changed:
-            self._number += 1
-            self._changed.notify_all()
-
-    def close(self) -> None:
-        """Wake all who wait, for good."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
