@@ -112,6 +112,10 @@ static void learn_gpu(struct qgpu_client *client, struct qgpu_object *subdevice)
 	    qgpu_rm_gpu_id(client->handle, subdevice->handle, &gpu_id) != NV_OK)
 		return;
 	device->gpu = qgpu_gpu_find(gpu_id);
+	if (device->gpu < 0) {	/* it has come since */
+		qgpu_gpus_enumerate();
+		device->gpu = qgpu_gpu_find(gpu_id);
+	}
 	subdevice->gpu = device->gpu;
 	qgpu_device_learned(device);
 }
@@ -240,8 +244,11 @@ static bool is_uncountable(u32 class, u32 flags)
 	       (class == NV01_MEMORY_LOCAL_USER && qgpu_chooses_place(flags));
 }
 
+/* Of a removed pod no class is refused; none of these is noted in the object table. */
 static long refuse_class(struct qgpu_call *call, const struct request *request)
 {
+	if (READ_ONCE(call->pod->gone))
+		return qgpu_call_forward(call);
 	trace_qgpu_refuse(call->pod->id, call->nr, request->class, NV_ERR_INVALID_CLASS);
 	return qgpu_refuse_alloc(call, request->status_at, NV_ERR_INVALID_CLASS);
 }
@@ -259,7 +266,7 @@ long qgpu_alloc(struct qgpu_call *call)
 	request.flags = rule->flags;
 	if (request.params && (rule->clients || is_looked_at(request.class)))
 		qgpu_call_look(call, request.params, call->room, sizeof(call->room));
-	if (qgpu_call_names_foreign(call, request.root, rule->clients))
+	if (!READ_ONCE(call->pod->gone) && qgpu_call_names_foreign(call, request.root, rule->clients))
 		return qgpu_refuse_alloc(call, request.status_at, NV_ERR_INVALID_OBJECT_HANDLE);
 	if (is_uncountable(request.class, param_u32(call, NV_MEMORY_PARAMS_FLAGS_AT)) && qgpu_pod_limited(call->pod))
 		return qgpu_refuse_alloc(call, request.status_at, NV_ERR_NOT_SUPPORTED);

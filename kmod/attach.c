@@ -3,6 +3,8 @@
  * attach.c - decides when to attach to the NVIDIA driver and when to detach, and reports the state. interpose.c
  * replaces the driver's functions.
  */
+#define pr_fmt(fmt) "qgpu: " fmt
+
 #include <linux/file.h>
 #include <linux/module.h>
 #include <linux/notifier.h>
@@ -12,29 +14,52 @@
 #include "compat.h"
 #include "events.h"
 #include "file.h"
+#include "guard.h"
 #include "interpose.h"
 #include "pause.h"
+#include "power.h"
 #include "rm.h"
 #include "toctou.h"
 #include "plan_runner.h"
 #include "uvm.h"
 #include "uvm_mem.h"
 
-#define NODE "/dev/nvidiactl"
+/* A driver from a container makes its nodes there; the second is where NVIDIA's GPU operator does. */
+static char *node;
+module_param(node, charp, 0444);
+MODULE_PARM_DESC(node, "path of the driver's control node, where the host has none at /dev/nvidiactl");
+
+static const char *const nodes[] = { "/dev/nvidiactl", "/run/nvidia/driver/dev/nvidiactl" };
 
 static struct file_operations *fops;	/* the driver's table; NULL: not attached. Under qgpu_attach_lock */
 static bool enforce = true;
 static bool ready;		/* initialised, and not unloading */
+static char attached[QGPU_NAME_LEN];	/* to which version. Under qgpu_attach_lock */
 
 static DEFINE_SPINLOCK(state_lock);	/* protects what follows */
 static u32 state = QGPU_STATE_NO_DRIVER;
 static char version[QGPU_NAME_LEN];
 
-/* Accept a table only if it lies in writable memory of the module named nvidia. */
+static struct file *open_node(void)
+{
+	struct file *filp = ERR_PTR(-ENOENT);
+	size_t i;
+
+	if (node)
+		return filp_open(node, O_RDWR, 0);
+	for (i = 0; i < ARRAY_SIZE(nodes) && IS_ERR(filp); i++)
+		filp = filp_open(nodes[i], O_RDWR, 0);
+	return filp;
+}
+
+/*
+ * Accept a table only if it lies in writable memory of the module named nvidia, and that is an open one: the kernel
+ * forbids this module to bring a closed one what only GPL modules may use.
+ */
 static struct file_operations *find_fops(void)
 {
 	struct file_operations *found = NULL;
-	struct file *filp = filp_open(NODE, O_RDWR, 0);
+	struct file *filp = open_node();
 	const struct file_operations *ops;
 
 	if (IS_ERR(filp))
@@ -44,6 +69,10 @@ static struct file_operations *find_fops(void)
 		goto out;
 	if (strcmp(ops->owner->name, "nvidia") || !qgpu_in_writable_data(ops->owner, ops, sizeof(*ops)))
 		goto out;
+	if (test_bit(TAINT_PROPRIETARY_MODULE, &ops->owner->taints)) {
+		pr_warn_ratelimited("the driver's closed modules are not supported; install its open ones\n");
+		goto out;
+	}
 	if (!ops->open || !ops->release || !ops->unlocked_ioctl || !ops->mmap)
 		goto out;
 	if (try_module_get(ops->owner))
@@ -63,8 +92,15 @@ static void set_state(u32 to, const char *driver)
 	WRITE_ONCE(state, to);
 	strscpy(version, driver, sizeof(version));
 	spin_unlock(&state_lock);
-	if (changed)
-		qgpu_event(QGPU_EVENT_STATE, 0, 0, to);
+	if (!changed)
+		return;
+	qgpu_event(QGPU_EVENT_STATE, 0, 0, to);
+	if (to == QGPU_STATE_ENFORCING)
+		pr_info_ratelimited("enforcing on driver %s\n", driver);
+	else if (to == QGPU_STATE_UNKNOWN_DRIVER)
+		pr_warn_ratelimited("driver %s was not compared with this module; nothing is enforced\n", driver);
+	else
+		pr_info_ratelimited("not enforcing (state %u)\n", to);
 }
 
 /*
@@ -86,10 +122,9 @@ static u32 take_hold(char *driver, size_t size)
 		return QGPU_STATE_NO_DRIVER;
 	}
 	qgpu_gpus_enumerate();
-	qgpu_toctou_init();
+	qgpu_guard_start();
+	qgpu_power_start();
 	qgpu_unpause(QGPU_PAUSE_DETACH);
-	qgpu_uvm_start();
-	qgpu_uvm_mem_start();
 	qgpu_interpose_enter(fops);
 	return QGPU_STATE_ENFORCING;
 }
@@ -100,9 +135,15 @@ static void attach_locked(void)
 	u32 to;
 
 	lockdep_assert_held(&qgpu_attach_lock);
+	if (fops && enforce && ready) {		/* a detach was interrupted */
+		qgpu_unpause(QGPU_PAUSE_DETACH);
+		qgpu_interpose_enter(fops);
+		set_state(QGPU_STATE_ENFORCING, attached);
+	}
 	if (fops)
 		return;
 	to = take_hold(driver, sizeof(driver));
+	strscpy(attached, driver, sizeof(attached));
 	set_state(to, driver);
 }
 
@@ -123,29 +164,46 @@ void qgpu_try_attach(void)
 	mutex_unlock(&qgpu_attach_lock);
 }
 
-static void let_go(void)
+/* Every gate is open, and nobody opens one after this. */
+static int let_go(bool interruptible)
 {
 	struct module *owner = fops->owner;
+	int ret = qgpu_interpose_leave(fops, interruptible);
 
-	qgpu_pause(QGPU_PAUSE_DETACH);	/* nobody opens a gate after this */
-	qgpu_interpose_leave(fops);
-	qgpu_uvm_stop();
-	qgpu_uvm_mem_stop();
+	if (ret)
+		return ret;
+	qgpu_guard_stop();
 	qgpu_runner_drop(NULL);
-	qgpu_toctou_uninit();
+	qgpu_power_stop();
 	qgpu_files_drop();
 	fops = NULL;
 	qgpu_rm_detach();
 	module_put(owner);
+	return 0;
+}
+
+/*
+ * The driver is let go of only once every gate is known to be open, however long RM takes to answer. A signal ends the
+ * waiting, but gates are opened all the same. So it does the wait for calls that the driver, or a pod's own file
+ * system, keeps: they go on to the driver already, and whoever switches off, unloads or switches on next goes on here.
+ */
+static int detach(bool interruptible)
+{
+	int ret = 0;
+
+	mutex_lock(&qgpu_attach_lock);
+	set_state(enforce ? QGPU_STATE_NO_DRIVER : QGPU_STATE_OFF, "");
+	if (fops)
+		ret = qgpu_pause(QGPU_PAUSE_DETACH, interruptible);
+	if (fops && !ret)
+		ret = let_go(interruptible);
+	mutex_unlock(&qgpu_attach_lock);
+	return ret;
 }
 
 void qgpu_detach(void)
 {
-	mutex_lock(&qgpu_attach_lock);
-	set_state(enforce ? QGPU_STATE_NO_DRIVER : QGPU_STATE_OFF, "");
-	if (fops)
-		let_go();
-	mutex_unlock(&qgpu_attach_lock);
+	detach(false);
 }
 
 int qgpu_rm_offer(nv_get_rm_ops_t get_rm_ops)
@@ -160,7 +218,7 @@ int qgpu_rm_offer(nv_get_rm_ops_t get_rm_ops)
 	qgpu_attach();
 	return 0;
 }
-EXPORT_SYMBOL(qgpu_rm_offer);
+EXPORT_SYMBOL_GPL(qgpu_rm_offer);
 
 /* When this returns, the caller's text is no longer in use. */
 void qgpu_rm_withdraw(void)
@@ -170,7 +228,7 @@ void qgpu_rm_withdraw(void)
 	mutex_unlock(&qgpu_attach_lock);
 	qgpu_detach();
 }
-EXPORT_SYMBOL(qgpu_rm_withdraw);
+EXPORT_SYMBOL_GPL(qgpu_rm_withdraw);
 
 static void attach_work(struct work_struct *work)
 {
@@ -202,8 +260,8 @@ static int set_enforce(const char *value, const struct kernel_param *param)
 	if (enforce)
 		qgpu_attach();
 	else
-		qgpu_detach();
-	return 0;
+		ret = detach(true);
+	return ret;
 }
 
 static const struct kernel_param_ops enforce_ops = { .set = set_enforce, .get = param_get_bool };
@@ -214,7 +272,10 @@ void qgpu_attach_info(struct qgpu_info *info)
 {
 	info->calls = qgpu_interpose_calls();
 	info->nr_gpus = qgpu_gpu_count();
-	info->flags = (qgpu_toctou_sealed() ? QGPU_INFO_SEALED : 0) | (qgpu_uvm_bounded() ? QGPU_INFO_MANAGED : 0);
+	info->missing = qgpu_guard_check();
+	info->flags = (qgpu_toctou_sealed() ? QGPU_INFO_SEALED : 0) | (qgpu_uvm_bounded() ? QGPU_INFO_MANAGED : 0) |
+		      (qgpu_uvm_mem_counted() ? QGPU_INFO_HELD : 0);
+	info->stalled = qgpu_gpus_stalled();
 	spin_lock(&state_lock);
 	info->state = state;
 	strscpy(info->driver, version, sizeof(info->driver));

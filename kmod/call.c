@@ -52,6 +52,8 @@ long qgpu_call_forward(struct qgpu_call *call)
 	qgpu_toctou_end(&seal);
 	call->sealed = seal.answered;
 	call->failed = seal.failed;
+	if (!ret && !seal.answered && qgpu_toctou_sealed())
+		qgpu_pod_flag(call->pod, QGPU_POD_UNCHECKED, QGPU_EVENT_POD_CHANGED);
 	if (seal.tampered)
 		qgpu_pod_flag(call->pod, QGPU_POD_TAMPERED, QGPU_EVENT_TAMPERED);
 	if (call->sealed ? seal.failed : ret || copy_from_user(&call->out, call->user, call->size))

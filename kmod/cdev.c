@@ -15,6 +15,7 @@
 #include "cdev.h"
 #include "client.h"
 #include "events.h"
+#include "guard.h"
 #include "mem.h"
 #include "plan.h"
 #include "pod.h"
@@ -107,7 +108,7 @@ static int do_grant_set(void *owner, void *arg)
 
 	if (grant->flags || grant->pod_class > QGPU_CLASS_ONLINE || grant->cores > 100 || !gpu_at(grant->gpu))
 		return -EINVAL;
-	return qgpu_pod_grant(grant->pod, grant);
+	return qgpu_pod_grant(grant->pod, grant, !qgpu_guard_check());
 }
 
 static int do_grant_get(void *owner, void *arg)
@@ -213,21 +214,34 @@ static const struct {
 
 #define ARG_MAX_SIZE 256
 
-static long cdev_ioctl(struct file *filp, unsigned int cmd, unsigned long user)
-{
-	u64 arg[ARG_MAX_SIZE / sizeof(u64)] = {};
-	size_t i;
-	int ret;
+/* The caller may be of another version: its struct may be shorter or longer than ours, as uapi/qgpu.h says. */
+#define WITHOUT_SIZE(cmd)	((cmd) & ~_IOC(0, 0, 0, _IOC_SIZEMASK))
 
-	for (i = 0; i < ARRAY_SIZE(commands) && commands[i].cmd != cmd; i++)
+static int answer(void __user *to, size_t size, const void *arg, size_t known)
+{
+	size_t both = min(size, known);
+
+	return copy_to_user(to, arg, both) || clear_user(to + both, size - both) ? -EFAULT : 0;
+}
+
+static long cdev_ioctl(struct file *filp, unsigned int cmd, unsigned long arg_user)
+{
+	void __user *user = (void __user *)arg_user;
+	u64 arg[ARG_MAX_SIZE / sizeof(u64)] = {};
+	size_t i, known;
+	int ret = 0;
+
+	for (i = 0; i < ARRAY_SIZE(commands) && WITHOUT_SIZE(commands[i].cmd) != WITHOUT_SIZE(cmd); i++)
 		;
-	if (i == ARRAY_SIZE(commands))
+	if (i == ARRAY_SIZE(commands) || !_IOC_SIZE(cmd))
 		return -ENOTTY;
-	if (_IOC_DIR(cmd) & _IOC_WRITE && copy_from_user(arg, (void __user *)user, _IOC_SIZE(cmd)))
-		return -EFAULT;
-	ret = commands[i].call(filp->private_data, arg);
-	if (!ret && _IOC_DIR(cmd) & _IOC_READ && copy_to_user((void __user *)user, arg, _IOC_SIZE(cmd)))
-		return -EFAULT;
+	known = _IOC_SIZE(commands[i].cmd);
+	if (_IOC_DIR(cmd) & _IOC_WRITE)
+		ret = copy_struct_from_user(arg, known, user, _IOC_SIZE(cmd));
+	if (!ret)
+		ret = commands[i].call(filp->private_data, arg);
+	if (!ret && _IOC_DIR(cmd) & _IOC_READ)
+		ret = answer(user, _IOC_SIZE(cmd), arg, known);
 	return ret;
 }
 

@@ -235,10 +235,20 @@ static long handle(struct qgpu_call *call, const struct qgpu_control_rule *rule)
 	return qgpu_call_forward(call);
 }
 
+/* Of a removed pod nothing is refused, and only what it keeps is noted. */
+static long watch(struct qgpu_call *call, const struct qgpu_control_rule *rule)
+{
+	bool keeps = rule && (rule->action == QGPU_CONTROL_EXPORT || rule->action == QGPU_CONTROL_IMPORT);
+
+	return keeps ? handle(call, rule) : qgpu_call_forward(call);
+}
+
 long qgpu_control(struct qgpu_call *call)
 {
 	const struct qgpu_control_rule *rule = qgpu_control_rule(call->in.control.cmd);
 
+	if (READ_ONCE(call->pod->gone))
+		return watch(call, rule);
 	if (!rule)
 		return refuse(call, NV_ERR_NOT_SUPPORTED);
 	if (rule->action != QGPU_CONTROL_SCHEDULES && call->in.control.flags & NVOS54_FLAGS_FINN_SERIALIZED)

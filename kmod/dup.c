@@ -12,13 +12,12 @@
 #include "uvm_mem.h"
 #include "vram_heap.h"
 
-/* spare: an empty charge, in case the object is charged like new memory. Returns an RM status. */
-static u32 charge(const struct qgpu_arrival *arrival, struct qgpu_object *object, struct qgpu_mem *known,
-		  struct qgpu_mem *spare)
+/* Returns an RM status. */
+static u32 charge(const struct qgpu_arrival *arrival, struct qgpu_object *object, struct qgpu_mem *known)
 {
-	struct qgpu_mem *mem = known ?: qgpu_mem_get(spare);
+	struct qgpu_mem *mem = known ?: qgpu_mem_get(arrival->spare);
 
-	if (!known && (arrival->gpu < 0 || qgpu_mem_resize(spare, BIT(arrival->gpu), arrival->size))) {
+	if (!known && (arrival->gpu < 0 || qgpu_mem_resize(mem, BIT(arrival->gpu), arrival->size))) {
 		qgpu_mem_put(mem);
 		return NV_ERR_NO_MEMORY;
 	}
@@ -28,7 +27,7 @@ static u32 charge(const struct qgpu_arrival *arrival, struct qgpu_object *object
 }
 
 /* Ask RM what it is. A status other than NV_OK: the object must go. */
-static u32 book(struct qgpu_arrival *arrival, bool sealed, qgpu_finder find, const void *about, struct qgpu_mem *spare)
+static u32 book(struct qgpu_arrival *arrival, bool sealed, qgpu_finder find, void *about)
 {
 	struct qgpu_client *client = arrival->client;
 	struct qgpu_object *object;
@@ -48,22 +47,20 @@ static u32 book(struct qgpu_arrival *arrival, bool sealed, qgpu_finder find, con
 	if (IS_ERR(object))
 		return NV_ERR_NO_MEMORY;
 	arrival->gpu = object->gpu;
-	status = charge(arrival, object, find(arrival, about), spare);
+	status = charge(arrival, object, find(arrival, about));
 	if (status != NV_OK)
 		qgpu_objects_remove(client, arrival->handle);
 	return status;
 }
 
-u32 qgpu_arrive(struct qgpu_call *call, struct qgpu_arrival *arrival, qgpu_finder find, const void *about)
+u32 qgpu_arrive(struct qgpu_call *call, struct qgpu_arrival *arrival, qgpu_finder find, void *about)
 {
-	struct qgpu_mem *spare = qgpu_mem_new(call->pod, 0, 0, GFP_KERNEL_ACCOUNT | __GFP_NOFAIL);
-	u32 status = book(arrival, call->sealed, find, about, spare);
+	u32 status = book(arrival, call->sealed, find, about);
 
 	if (status != NV_OK) {
-		qgpu_mem_resize(spare, arrival->gpu < 0 ? 0 : BIT(arrival->gpu), 0);
-		qgpu_take_back(arrival->client, arrival->parent, arrival->handle, spare);
+		qgpu_mem_resize(arrival->spare, arrival->gpu < 0 ? 0 : BIT(arrival->gpu), 0);
+		qgpu_take_back(arrival->client, arrival->parent, arrival->handle, arrival->spare);
 	}
-	qgpu_mem_put(spare);
 	return status;
 }
 
@@ -77,7 +74,7 @@ struct source {
  * handle reused for other memory. The source is the expected memory if the object table says so before and after, and
  * RM reports the same size.
  */
-static struct qgpu_mem *find_source(const struct qgpu_arrival *arrival, const void *about)
+static struct qgpu_mem *find_source(const struct qgpu_arrival *arrival, void *about)
 {
 	const struct source *source = about;
 	const struct nvos55 *dup = &source->call->in.dup;
@@ -102,6 +99,11 @@ long qgpu_dup(struct qgpu_call *call)
 		return PTR_ERR(client);
 	if (!client)
 		return qgpu_call_forward(call);
+	arrival.spare = qgpu_mem_new(call->pod, 0, 0, GFP_KERNEL_ACCOUNT);
+	if (IS_ERR(arrival.spare)) {
+		qgpu_client_unlock(client);
+		return qgpu_call_answer(call, offsetof(struct nvos55, status), NV_ERR_NO_MEMORY);
+	}
 	source.before = qgpu_client_mem(call->in.dup.client_src, call->in.dup.object_src);
 	ret = qgpu_call_forward(call);
 	if (call->out.dup.status == NV_OK) {
@@ -112,5 +114,6 @@ long qgpu_dup(struct qgpu_call *call)
 	}
 	qgpu_client_unlock(client);
 	qgpu_mem_put(source.before);
+	qgpu_mem_put(arrival.spare);
 	return ret;
 }

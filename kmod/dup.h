@@ -13,13 +13,14 @@ struct qgpu_arrival {
 	u32 parent, handle;
 	int gpu;		/* found out here, as is its size */
 	u64 size;
+	struct qgpu_mem *spare;	/* an empty charge, in case it is charged like new memory; made before RM is asked */
 };
 
 /* A reference to the memory that it is, if known and charged to the pod; else NULL. */
-typedef struct qgpu_mem *(*qgpu_finder)(const struct qgpu_arrival *arrival, const void *about);
+typedef struct qgpu_mem *(*qgpu_finder)(const struct qgpu_arrival *arrival, void *about);
 
 /* Book it, or take it back; then the RM status returned says why. */
-u32 qgpu_arrive(struct qgpu_call *call, struct qgpu_arrival *arrival, qgpu_finder find, const void *about);
+u32 qgpu_arrive(struct qgpu_call *call, struct qgpu_arrival *arrival, qgpu_finder find, void *about);
 long qgpu_dup(struct qgpu_call *call);
 
 #endif

@@ -67,7 +67,7 @@ static bool is_refused(const struct qgpu_pod *pod, u32 nr)
 {
 	switch (qgpu_escape_refusal(nr)) {
 	case QGPU_REFUSED_ALWAYS:
-		return true;
+		return !READ_ONCE(pod->gone);
 	case QGPU_REFUSED_UNDER_LIMIT:
 		return qgpu_pod_limited(pod);
 	case QGPU_NOT_REFUSED:

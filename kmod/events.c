@@ -8,6 +8,9 @@
 
 #include "events.h"
 
+/* Pods fill at most this much of a queue, so that they cannot push out what else there is to tell. */
+#define BY_PODS_MAX 128
+
 static DEFINE_SPINLOCK(readers_lock);
 static LIST_HEAD(readers);
 
@@ -27,6 +30,22 @@ void qgpu_reader_remove(struct qgpu_reader *reader)
 	spin_unlock(&readers_lock);
 }
 
+static bool is_by_pod(u32 type)
+{
+	return type == QGPU_EVENT_TSG_NEW || type == QGPU_EVENT_TSG_GONE || type == QGPU_EVENT_MEMORY_REFUSED ||
+	       type == QGPU_EVENT_CONTROL_REFUSED;
+}
+
+static bool put(struct qgpu_reader *reader, struct qgpu_event event)
+{
+	bool by_pod = is_by_pod(event.type);
+
+	if ((by_pod && reader->by_pods == BY_PODS_MAX) || !kfifo_put(&reader->fifo, event))
+		return false;
+	reader->by_pods += by_pod;
+	return true;
+}
+
 void qgpu_event(u32 type, u64 pod, u32 gpu, u64 value)
 {
 	struct qgpu_event event = { ktime_get_ns(), pod, value, type, gpu };
@@ -34,7 +53,7 @@ void qgpu_event(u32 type, u64 pod, u32 gpu, u64 value)
 
 	spin_lock(&readers_lock);
 	list_for_each_entry(reader, &readers, node) {
-		if (!kfifo_put(&reader->fifo, event))
+		if (!put(reader, event))
 			reader->lost++;
 		wake_up_interruptible(&reader->wait);
 	}
@@ -47,6 +66,8 @@ static bool take(struct qgpu_reader *reader, struct qgpu_event *event)
 
 	spin_lock(&readers_lock);
 	got = kfifo_get(&reader->fifo, event);
+	if (got)
+		reader->by_pods -= is_by_pod(event->type);
 	if (!got && reader->lost) {
 		*event = (struct qgpu_event){ ktime_get_ns(), 0, reader->lost, QGPU_EVENT_LOST, 0 };
 		reader->lost = 0;

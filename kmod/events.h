@@ -14,6 +14,7 @@ struct qgpu_reader {
 	struct list_head node;
 	wait_queue_head_t wait;
 	DECLARE_KFIFO(fifo, struct qgpu_event, 256);
+	unsigned int by_pods;	/* in fifo, of kinds that a pod can cause at will */
 	u64 lost;
 };
 

@@ -11,6 +11,7 @@
  * same memory is charged once. An import without a match (another pod exported it, or the exporter freed its handle) is
  * charged as the pod's own. Otherwise it would be charged to no pod after the other pod ends.
  */
+#include <linux/sched/signal.h>
 #include <linux/slab.h>
 #include <linux/uaccess.h>
 
@@ -69,14 +70,19 @@ static bool is_same(const struct qgpu_arrival *arrival, const struct qgpu_export
 	return same;
 }
 
-/* An import is compared with at most this many exports; without a match among them it is charged as new. */
-#define COMPARED_MAX 64
+/*
+ * An import is compared with at most this many exports, and all imports of a call with so many together; each comparison
+ * asks RM three times. Without a match among them an import is charged as new.
+ */
+#define COMPARED_MAX		64
+#define COMPARED_BY_CALL	1024
 
-static struct qgpu_mem *find_exported(const struct qgpu_arrival *arrival, const void *about)
+/* left: how many comparisons the call may still make. */
+static struct qgpu_mem *find_exported(const struct qgpu_arrival *arrival, void *about)
 {
 	struct qgpu_export *exports;
 	struct qgpu_mem *found = NULL;
-	int i, n;
+	int i, n, *left = about;
 
 	if (arrival->gpu < 0)
 		return NULL;
@@ -85,7 +91,7 @@ static struct qgpu_mem *find_exported(const struct qgpu_arrival *arrival, const 
 		return NULL;
 	n = qgpu_mem_exports(arrival->client->pod, arrival->gpu, arrival->size, exports, COMPARED_MAX);
 	for (i = 0; i < n; i++) {
-		if (!found && is_same(arrival, &exports[i]))
+		if (!found && (*left)-- > 0 && !fatal_signal_pending(current) && is_same(arrival, &exports[i]))
 			found = exports[i].mem;
 		else
 			qgpu_mem_put(exports[i].mem);
@@ -98,6 +104,11 @@ static struct qgpu_mem *find_exported(const struct qgpu_arrival *arrival, const 
 union imports {
 	struct nv0000_import_object one;
 	struct nv0000_import_objects many;
+};
+
+struct importing {
+	union imports imports;
+	struct qgpu_mem *spares[NV_IMPORTS_MAX];
 };
 
 static bool are_many(const struct qgpu_call *call)
@@ -119,14 +130,42 @@ static u32 next_import(const struct qgpu_call *call, const union imports *import
 	return 0;
 }
 
-static u32 book_imports(struct qgpu_call *call, struct qgpu_client *client, const union imports *imports, u32 parent)
+static void put_spares(struct qgpu_mem **spares)
+{
+	int i;
+
+	for (i = 0; i < NV_IMPORTS_MAX; i++)
+		qgpu_mem_put(spares[i]);
+}
+
+/* One for each handle that the call can name. */
+static bool make_spares(const struct qgpu_call *call, struct qgpu_mem **spares)
+{
+	int i, n = are_many(call) ? NV_IMPORTS_MAX : 1;
+
+	for (i = 0; i < n; i++) {
+		spares[i] = qgpu_mem_new(call->pod, 0, 0, GFP_KERNEL_ACCOUNT);
+		if (IS_ERR(spares[i])) {
+			spares[i] = NULL;
+			return false;
+		}
+	}
+	return true;
+}
+
+static u32 book_imports(struct qgpu_call *call, struct qgpu_client *client, const struct importing *importing,
+			u32 parent)
 {
 	struct qgpu_arrival arrival = { client, parent, 0, -1 };
+	int i = 0, nr = 0, left = COMPARED_BY_CALL;
 	u32 status = NV_OK;
-	int i = 0;
 
-	while (status == NV_OK && (arrival.handle = next_import(call, imports, &i)))
-		status = qgpu_arrive(call, &arrival, find_exported, NULL);
+	while (status == NV_OK && (arrival.handle = next_import(call, &importing->imports, &i))) {
+		arrival.gpu = -1;
+		arrival.spare = importing->spares[nr++];
+		status = qgpu_arrive(call, &arrival, find_exported, &left);
+		cond_resched();
+	}
 	return status;
 }
 
@@ -147,8 +186,9 @@ static void undo_imports(struct qgpu_call *call, struct qgpu_client *client, con
 	}
 }
 
-static long import_locked(struct qgpu_call *call, struct qgpu_client *client, union imports *imports, u32 size)
+static long import_locked(struct qgpu_call *call, struct qgpu_client *client, struct importing *importing, u32 size)
 {
+	union imports *imports = &importing->imports;
 	long ret = qgpu_call_forward(call);
 	u32 parent, handle, status;
 	int i = 0;
@@ -161,7 +201,7 @@ static long import_locked(struct qgpu_call *call, struct qgpu_client *client, un
 			qgpu_free_unsaid(client, parent, handle, NULL);
 		return ret;
 	}
-	status = book_imports(call, client, imports, parent);
+	status = book_imports(call, client, importing, parent);
 	if (status == NV_OK)
 		return ret;
 	undo_imports(call, client, imports, parent);
@@ -172,21 +212,23 @@ long qgpu_import(struct qgpu_call *call)
 {
 	struct qgpu_client *client = qgpu_client_lock(call->in.control.client, call->pod);
 	u32 size = are_many(call) ? sizeof(struct nv0000_import_objects) : sizeof(struct nv0000_import_object);
-	union imports *imports;
+	struct importing *importing;
 	long ret;
 
 	if (IS_ERR(client))
 		return PTR_ERR(client);
 	if (!client)
 		return qgpu_call_forward(call);
-	imports = kzalloc(sizeof(*imports), GFP_KERNEL_ACCOUNT);
-	if (imports) {
-		qgpu_call_look(call, call->in.control.params, imports, size);
-		ret = import_locked(call, client, imports, size);
+	importing = kzalloc(sizeof(*importing), GFP_KERNEL_ACCOUNT);
+	if (importing && make_spares(call, importing->spares)) {
+		qgpu_call_look(call, call->in.control.params, &importing->imports, size);
+		ret = import_locked(call, client, importing, size);
 	} else {
 		ret = qgpu_call_answer(call, offsetof(struct nvos54, status), NV_ERR_NO_MEMORY);
 	}
 	qgpu_client_unlock(client);
-	kfree(imports);
+	if (importing)
+		put_spares(importing->spares);
+	kfree(importing);
 	return ret;
 }

@@ -102,13 +102,11 @@ struct qgpu_file *qgpu_file_of(struct file *filp)
 		return file;
 	pod = qgpu_pod_of_current();
 	if (!pod)
-		return NULL;
-	if (file) {	/* its pod was removed; its objects stay without a gate */
+		return file;	/* of a removed pod: what is allocated is still noted, for the pod may come back */
+	if (file)	/* ... and stays its, without gate and limit */
 		qgpu_pod_flag(pod, QGPU_POD_LATE, QGPU_EVENT_LATE_FILE);
-		file = NULL;
-	} else {
+	else
 		file = adopt(filp, pod);
-	}
 	qgpu_pod_put(pod);
 	return file;
 }

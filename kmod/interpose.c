@@ -14,21 +14,26 @@
  * Leaving is the delicate part: nothing pins this module while a task runs in a wrapper, and the driver may keep a task
  * for seconds. So leaving takes four steps in this order:
  *
- * 1. Write the driver's pointers back. A task may have loaded one of ours before, and not have entered it yet.
+ * 1. Write the driver's pointers back, where ours still are. A task may have loaded one of ours before, and not have
+ *    entered it yet.
  * 2. synchronize_rcu_tasks() waits until every task has given up the CPU voluntarily or was in user space. A wrapper
  *    does neither before its first line has entered the SRCU section. So a task that loaded an old pointer is past that
  *    line now: inside the section, or already out of it.
- * 3. synchronize_srcu() waits for the tasks inside. All gates are open by then, so none of them waits for this module.
+ * 3. A grace period of SRCU waits for the tasks inside. All gates are open by then, so none of them waits for this module.
  * 4. Between leaving the section and returning to the driver's caller a task is still in this module's text, but does
  *    not give up the CPU voluntarily there either. A second synchronize_rcu_tasks() waits for that.
  *
  * (Where CONFIG_TASKS_RCU is not set, no task is preempted in the kernel; synchronize_rcu_tasks() is synchronize_rcu()
  * there, which gives the same guarantee.)
  */
+#define pr_fmt(fmt) "qgpu: " fmt
+
 #include <linux/err.h>
+#include <linux/module.h>
 #include <linux/percpu.h>
 #include <linux/rcupdate.h>
 #include <linux/srcu.h>
+#include <linux/wait.h>
 
 #include "escape.h"
 #include "file.h"
@@ -37,11 +42,28 @@
 
 static struct srcu_struct inside;	/* tasks in a wrapper */
 static struct file_operations saved;	/* the driver's pointers; stable while a task is inside */
+static bool away = true;		/* we have left: whoever still gets here goes on to the driver */
+static bool entered;			/* the driver's pointers lead here */
+
+/* One wait for the tasks inside. It goes on when nobody waits for it any more, because a signal came. */
+static struct rcu_head grace;
+static bool waiting;
+static DECLARE_WAIT_QUEUE_HEAD(graces);
 static DEFINE_PER_CPU(u64, calls);
+
+/*
+ * Another module may have put its function in front of ours since. Then the driver's table is not ours to write back:
+ * that module would be bypassed, and calls us as long as it likes. So for such a pointer we stay, pass calls on, keep the
+ * driver, and are not unloaded before the other module has given the pointer back.
+ */
+static struct {
+	struct file_operations *fops;
+	bool open, release, ioctl, compat, mmap;
+} covered;
 
 static long handle_ioctl(struct file *filp, unsigned int cmd, unsigned long arg)
 {
-	struct qgpu_file *file = qgpu_file_of(filp);
+	struct qgpu_file *file = READ_ONCE(away) ? NULL : qgpu_file_of(filp);
 
 	this_cpu_inc(calls);
 	if (IS_ERR(file))
@@ -61,7 +83,7 @@ static long wrap_ioctl(struct file *filp, unsigned int cmd, unsigned long arg)
 
 static int handle_mmap(struct file *filp, struct vm_area_struct *vma)
 {
-	struct qgpu_file *file = qgpu_file_of(filp);
+	struct qgpu_file *file = READ_ONCE(away) ? NULL : qgpu_file_of(filp);
 
 	this_cpu_inc(calls);
 	return IS_ERR(file) ? PTR_ERR(file) : saved.mmap(filp, vma);
@@ -78,7 +100,7 @@ static int wrap_mmap(struct file *filp, struct vm_area_struct *vma)
 
 static int handle_open(struct inode *inode, struct file *filp)
 {
-	struct qgpu_pod *pod = qgpu_pod_of_current();
+	struct qgpu_pod *pod = READ_ONCE(away) ? NULL : qgpu_pod_of_current();
 	struct qgpu_file *file;
 	int ret;
 
@@ -108,7 +130,7 @@ static int wrap_open(struct inode *inode, struct file *filp)
 /* RM idles the file's channels before it frees them, so their gates are opened first, for good. */
 static int handle_release(struct inode *inode, struct file *filp)
 {
-	struct qgpu_file *file = qgpu_file_find(filp);
+	struct qgpu_file *file = READ_ONCE(away) ? NULL : qgpu_file_find(filp);
 	int ret;
 
 	if (!file)
@@ -136,30 +158,114 @@ static int wrap_release(struct inode *inode, struct file *filp)
 
 void qgpu_interpose_enter(struct file_operations *fops)
 {
-	saved = *fops;
-	PUBLISH(fops->release, wrap_release);
-	PUBLISH(fops->open, wrap_open);
-	PUBLISH(fops->mmap, wrap_mmap);
-	PUBLISH(fops->unlocked_ioctl, wrap_ioctl);
-	if (saved.compat_ioctl)
+	bool again = covered.fops == fops;
+
+	WRITE_ONCE(away, false);
+	if (entered)
+		return;
+	entered = true;
+	if (!again) {
+		memset(&covered, 0, sizeof(covered));
+		saved = *fops;
+	}
+	if (!covered.release)
+		PUBLISH(fops->release, wrap_release);
+	if (!covered.open)
+		PUBLISH(fops->open, wrap_open);
+	if (!covered.mmap)
+		PUBLISH(fops->mmap, wrap_mmap);
+	if (!covered.ioctl)
+		PUBLISH(fops->unlocked_ioctl, wrap_ioctl);
+	if (saved.compat_ioctl && !covered.compat)
 		PUBLISH(fops->compat_ioctl, wrap_ioctl);
+	if (again)
+		module_put(fops->owner);
+	covered.fops = NULL;
 }
 
-static void restore(struct file_operations *fops)
+/* Whether somebody else's pointer stands where ours was. */
+#define PUT_BACK(pointer, ours, theirs) \
+	(cmpxchg(&(pointer), ours, theirs) != (ours) && READ_ONCE(pointer) != (theirs))
+
+static bool restore(struct file_operations *fops)
 {
-	PUBLISH(fops->compat_ioctl, saved.compat_ioctl);
-	PUBLISH(fops->unlocked_ioctl, saved.unlocked_ioctl);
-	PUBLISH(fops->mmap, saved.mmap);
-	PUBLISH(fops->open, saved.open);
-	PUBLISH(fops->release, saved.release);
+	covered.compat = saved.compat_ioctl && PUT_BACK(fops->compat_ioctl, wrap_ioctl, saved.compat_ioctl);
+	covered.ioctl = PUT_BACK(fops->unlocked_ioctl, wrap_ioctl, saved.unlocked_ioctl);
+	covered.mmap = PUT_BACK(fops->mmap, wrap_mmap, saved.mmap);
+	covered.open = PUT_BACK(fops->open, wrap_open, saved.open);
+	covered.release = PUT_BACK(fops->release, wrap_release, saved.release);
+	return !covered.compat && !covered.ioctl && !covered.mmap && !covered.open && !covered.release;
 }
 
-void qgpu_interpose_leave(struct file_operations *fops)
+static void grace_over(struct rcu_head *head)
 {
-	restore(fops);
+	WRITE_ONCE(waiting, false);
+	wake_up_all(&graces);
+}
+
+/* As synchronize_srcu(), but a task may be inside for as long as its own file system keeps it; so this can be given up. */
+static int wait_for_inside(bool interruptible)
+{
+	int ret = 0;
+
+	if (!waiting) {
+		waiting = true;
+		call_srcu(&inside, &grace, grace_over);
+	}
+	if (interruptible)
+		ret = wait_event_interruptible(graces, !READ_ONCE(waiting));
+	else
+		wait_event_idle(graces, !READ_ONCE(waiting));
+	return ret ? -EINTR : 0;
+}
+
+static int wait_for_tasks(bool interruptible)
+{
+	int ret;
+
 	synchronize_rcu_tasks();
-	synchronize_srcu(&inside);
-	synchronize_rcu_tasks();
+	ret = waiting ? wait_for_inside(interruptible) : 0;	/* begun earlier: it does not count whoever came since */
+	if (!ret)
+		ret = wait_for_inside(interruptible);
+	if (!ret)
+		synchronize_rcu_tasks();
+	return ret;
+}
+
+static void take_leave(struct file_operations *fops)
+{
+	entered = false;
+	if (!restore(fops)) {
+		pr_warn("another module has put its functions in front of these; calls pass through until it takes them away\n");
+		__module_get(fops->owner);	/* the caller holds it too */
+		covered.fops = fops;
+	}
+}
+
+int qgpu_interpose_leave(struct file_operations *fops, bool interruptible)
+{
+	WRITE_ONCE(away, true);
+	if (entered)
+		take_leave(fops);
+	return wait_for_tasks(interruptible);
+}
+
+void qgpu_interpose_uninit(void)
+{
+	struct module *owner;
+
+	while (covered.fops && !restore(covered.fops)) {
+		pr_warn_ratelimited("cannot be unloaded while another module's functions lead here\n");
+		schedule_timeout_idle(HZ);
+	}
+	if (covered.fops) {
+		owner = covered.fops->owner;
+		wait_for_tasks(false);
+		covered.fops = NULL;
+		module_put(owner);
+	}
+	srcu_barrier(&inside);
+	cleanup_srcu_struct(&inside);
 }
 
 u64 qgpu_interpose_calls(void)
@@ -175,9 +281,4 @@ u64 qgpu_interpose_calls(void)
 int qgpu_interpose_init(void)
 {
 	return init_srcu_struct(&inside);
-}
-
-void qgpu_interpose_uninit(void)
-{
-	cleanup_srcu_struct(&inside);
 }

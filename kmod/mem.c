@@ -6,10 +6,15 @@
  * another pod's memory (by a duplicate, or by a descriptor) must have room for it. vram_heap.c finds out whether a call
  * allocates memory, and its true size.
  */
+#include <linux/hash.h>
+#include <linux/hashtable.h>
 #include <linux/slab.h>
 #include <linux/spinlock.h>
 
 #include "mem.h"
+
+/* Exports that are looked at for one import. A pod can have any number, and sizes that share a bucket. */
+#define LOOKED_AT_MAX 1024
 
 struct qgpu_mem {
 	unsigned int refs;		/* handles, calls that are about to make one, and other keepers */
@@ -17,12 +22,19 @@ struct qgpu_mem {
 	u32 gpus;
 	u64 size;
 	struct list_head node;		/* in the list of its keeper: its client, or its pod */
+	struct hlist_node export_node;	/* in exported, if it is in its pod's list */
 	u32 client, handle;		/* the name it was exported by */
 };
 
 static_assert(QGPU_MAX_GPUS <= 32);
 
-static DEFINE_SPINLOCK(mem_lock);	/* protects everything in struct qgpu_mem, and what shares hold */
+static DEFINE_SPINLOCK(mem_lock);	/* protects everything in struct qgpu_mem, what shares hold, and exported */
+static DEFINE_HASHTABLE(exported, 12);	/* by pod, pGPUs and size */
+
+static u32 export_key(const struct qgpu_pod *pod, u32 gpus, u64 size)
+{
+	return hash_64((uintptr_t)pod ^ gpus ^ size, 32);
+}
 
 static u64 on(u32 gpus, int gpu, u64 size)
 {
@@ -32,7 +44,7 @@ static u64 on(u32 gpus, int gpu, u64 size)
 static bool fits(const struct qgpu_pod *pod, int gpu, u64 more)
 {
 	const struct qgpu_share *share = &pod->shares[gpu];
-	u64 limit = READ_ONCE(pod->gone) ? U64_MAX : READ_ONCE(share->memory_limit);
+	u64 limit = READ_ONCE(share->memory_limit);
 
 	return share->memory <= limit && more <= limit - share->memory;
 }
@@ -182,6 +194,8 @@ void qgpu_mem_export(struct qgpu_client *client, struct qgpu_object *object)
 		if (list_empty(&mem->node))
 			mem->refs++;
 		list_move(&mem->node, &client->pod->kept);
+		hash_del(&mem->export_node);
+		hash_add(exported, &mem->export_node, export_key(mem->pod, mem->gpus, mem->size));
 		mem->client = client->handle;
 		mem->handle = object->handle;
 	}
@@ -198,21 +212,24 @@ void qgpu_mem_release(struct list_head *kept)
 		mem = list_first_entry_or_null(kept, struct qgpu_mem, node);
 		if (mem)
 			list_del_init(&mem->node);
+		if (mem)
+			hash_del(&mem->export_node);
 		spin_unlock(&mem_lock);
 		qgpu_mem_put(mem);
+		cond_resched();
 	} while (mem);
 }
 
 int qgpu_mem_exports(struct qgpu_pod *pod, int gpu, u64 size, struct qgpu_export *exports, int max)
 {
 	struct qgpu_mem *mem;
-	int n = 0;
+	int n = 0, looked = 0;
 
 	spin_lock(&mem_lock);
-	list_for_each_entry(mem, &pod->kept, node) {
-		if (n == max)
+	hash_for_each_possible(exported, mem, export_node, export_key(pod, BIT(gpu), size)) {
+		if (n == max || looked++ == LOOKED_AT_MAX)
 			break;
-		if (mem->gpus != BIT(gpu) || mem->size != size)
+		if (mem->pod != pod || mem->gpus != BIT(gpu) || mem->size != size)
 			continue;
 		mem->refs++;
 		exports[n++] = (struct qgpu_export){ mem->client, mem->handle, mem };

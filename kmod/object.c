@@ -2,7 +2,11 @@
 /*
  * object.c - the object table: RM objects of a client that matter for GPU time or memory, their tree, and which
  * objects go together. tsg.c handles TSGs, mem.c memory.
+ *
+ * A pod decides how many objects a client has. So every loop over them holds nothing but the client's lock, and lets
+ * others run.
  */
+#include <linux/sched.h>
 #include <linux/slab.h>
 
 #include "mem.h"
@@ -12,6 +16,17 @@
 #include "tsg.h"
 
 #define OBJECT_DEPTH_MAX 16
+
+static struct qgpu_object *next_object(struct qgpu_client *client, unsigned long *index, unsigned long from)
+{
+	cond_resched();
+	*index = from;
+	return xa_find(&client->objects, index, ULONG_MAX, XA_PRESENT);
+}
+
+#define for_each_object(client, index, object) \
+	for ((object) = next_object(client, &(index), 0); (object); \
+	     (object) = (index) == ULONG_MAX ? NULL : next_object(client, &(index), (index) + 1))
 
 atomic_t qgpu_nr_objects = ATOMIC_INIT(0);
 
@@ -95,7 +110,7 @@ bool qgpu_object_needed(struct qgpu_client *client, struct qgpu_object *object)
 
 	if (object->class != NV20_SUBDEVICE_0)
 		return false;
-	xa_for_each(&client->objects, index, other) {
+	for_each_object(client, index, other) {
 		if (other == object || qgpu_object_device(client, other->handle) != object->parent)
 			continue;
 		if (other->class == NV20_SUBDEVICE_0)
@@ -117,7 +132,7 @@ bool qgpu_objects_run(struct qgpu_client *client)
 	unsigned long index;
 
 	lockdep_assert_held(&client->lock);
-	xa_for_each(&client->objects, index, object) {
+	for_each_object(client, index, object) {
 		if (object->tsg)
 			return true;
 	}
@@ -154,16 +169,18 @@ bool qgpu_objects_hold(struct qgpu_client *client, u32 handle)
 	struct qgpu_object *object;
 	unsigned long index;
 	bool opened = false;
+	u32 gpus = 0;
 
 	lockdep_assert_held(&client->lock);
-	xa_for_each(&client->objects, index, object) {
+	for_each_object(client, index, object) {
 		if (!object->tsg || !goes_with(client, object, handle))
 			continue;
 		if (NV_IS_GPFIFO(object->class) && !qgpu_tsg_hidden(object->tsg) && object->handle != handle)
 			continue;	/* freed with its TSG */
 		object->held = true;
-		opened |= qgpu_tsg_hold(object->tsg, 1);
+		opened |= qgpu_tsg_hold(object->tsg, 1, &gpus);
 	}
+	qgpu_tsgs_wait(gpus);
 	return opened;
 }
 
@@ -172,26 +189,34 @@ void qgpu_objects_unhold(struct qgpu_client *client)
 {
 	struct qgpu_object *object;
 	unsigned long index;
+	u32 gpus = 0;
 
 	lockdep_assert_held(&client->lock);
-	xa_for_each(&client->objects, index, object) {
+	for_each_object(client, index, object) {
 		if (object->held)
-			qgpu_tsg_hold(object->tsg, -1);
+			qgpu_tsg_hold(object->tsg, -1, &gpus);
 		object->held = false;
 	}
+	qgpu_tsgs_wait(gpus);
 }
 
 static void object_remove(struct qgpu_client *client, struct qgpu_object *object)
 {
+	bool held = object->held && !qgpu_tsg_hidden(object->tsg) && NV_IS_GPFIFO(object->class);
+	struct qgpu_tsg *tsg = object->tsg;
+	u32 gpus = 0;
+
 	xa_erase(&client->objects, object->handle);
-	if (object->held && !qgpu_tsg_hidden(object->tsg) && NV_IS_GPFIFO(object->class))
-		qgpu_tsg_hold(object->tsg, -1);
 	if (object->mem)
 		qgpu_mem_drop(object);
 	if (object->tsg && NV_IS_GPFIFO(object->class))
 		qgpu_channel_remove(object->tsg, object->handle);
 	else if (object->tsg)
 		qgpu_tsg_remove(object->tsg);
+	if (held) {	/* what is left of its TSG is gated as before */
+		qgpu_tsg_hold(tsg, -1, &gpus);
+		qgpu_tsgs_wait(gpus);
+	}
 	if (object->class == NV01_DEVICE_0)
 		atomic_dec(&client->pod->nr_devices);
 	qgpu_pod_leave(client->pod);
@@ -209,14 +234,14 @@ void qgpu_objects_remove(struct qgpu_client *client, u32 handle)
 		object_remove(client, object);
 		return;
 	}
-	xa_for_each(&client->objects, index, object)
+	for_each_object(client, index, object)
 		object->doomed = is_below(client, object, handle);
 	/* channels before the TSGs they are listed in */
-	xa_for_each(&client->objects, index, object) {
+	for_each_object(client, index, object) {
 		if (object->doomed && NV_IS_GPFIFO(object->class))
 			object_remove(client, object);
 	}
-	xa_for_each(&client->objects, index, object) {
+	for_each_object(client, index, object) {
 		if (object->doomed)
 			object_remove(client, object);
 	}
@@ -228,7 +253,7 @@ void qgpu_objects_export(struct qgpu_client *client)
 	unsigned long index;
 
 	lockdep_assert_held(&client->lock);
-	xa_for_each(&client->objects, index, object) {
+	for_each_object(client, index, object) {
 		if (object->class == NV01_MEMORY_LOCAL_USER)
 			qgpu_mem_export(client, object);
 	}
@@ -240,11 +265,11 @@ void qgpu_objects_reconcile(struct qgpu_client *client)
 	unsigned long index;
 
 	lockdep_assert_held(&client->lock);
-	xa_for_each(&client->objects, index, object) {
+	for_each_object(client, index, object) {
 		if (object->tsg && NV_IS_GPFIFO(object->class) && qgpu_rm_gone(client->handle, object->handle))
 			object_remove(client, object);
 	}
-	xa_for_each(&client->objects, index, object) {
+	for_each_object(client, index, object) {
 		if (object->tsg && qgpu_rm_gone(client->handle, object->handle))
 			qgpu_objects_remove(client, object->handle);
 	}
@@ -255,12 +280,14 @@ bool qgpu_objects_reclose(struct qgpu_client *client)
 	struct qgpu_object *object;
 	unsigned long index;
 	bool closed = false;
+	u32 gpus = 0;
 
 	lockdep_assert_held(&client->lock);
-	xa_for_each(&client->objects, index, object) {
+	for_each_object(client, index, object) {
 		if (!object->tsg || (NV_IS_GPFIFO(object->class) && !qgpu_tsg_hidden(object->tsg)))
 			continue;	/* not a channel, or freed with its TSG */
-		closed |= qgpu_tsg_reclose(object->tsg);
+		closed |= qgpu_tsg_reclose(object->tsg, &gpus);
 	}
+	qgpu_tsgs_wait(gpus);
 	return closed;
 }

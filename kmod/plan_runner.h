@@ -10,15 +10,18 @@ void qgpu_runner_init(void);
 int qgpu_runner_set(struct qgpu_gpu *gpu, void *owner, struct qgpu_timeline *plan, u64 lease_ns);
 int qgpu_runner_renew(struct qgpu_gpu *gpu, void *owner);
 int qgpu_runner_idle(struct qgpu_gpu *gpu, void *owner, u64 pod, bool idle);
-/* Drop every plan of this owner (NULL: of all owners): gates are open and timeslices reset when it returns. */
+/*
+ * Drop every plan of this owner (NULL: of all owners). Gates are open and timeslices reset when it returns, or RM does
+ * not let them be, and they are tried until it does.
+ */
 void qgpu_runner_drop(void *owner);
 /* Apply what is due now on every pGPU. */
 void qgpu_runner_refresh(void);
-/* Send no control on any pGPU from now on; none is under way when it returns. */
-void qgpu_runner_mute(bool muted);
-
-/* Whether every gate and timeslice is as it should be. */
-bool qgpu_runner_settled(void);
+/*
+ * While plans are paused: wait until every gate is known to be open, and every timeslice the driver's own. -ETIMEDOUT;
+ * -EINTR: a signal came.
+ */
+int qgpu_runner_wait_open(long timeout, bool interruptible);
 
 /* Fill in the TSGs and gates that the pod holds on this pGPU. */
 void qgpu_runner_usage(struct qgpu_gpu *gpu, struct qgpu_pod *pod, struct qgpu_usage *usage);

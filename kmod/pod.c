@@ -24,10 +24,16 @@ static LIST_HEAD(pods);		/* by id, ascending */
 static unsigned int nr_pods;
 static u64 last_id;
 
+static DEFINE_SPINLOCK(former_lock);	/* protects former */
+static LIST_HEAD(former);	/* pods that were removed and are still named by open files */
+
 static void pod_free(struct kref *ref)
 {
 	struct qgpu_pod *pod = container_of(ref, struct qgpu_pod, ref);
 
+	spin_lock(&former_lock);
+	list_del(&pod->former_node);
+	spin_unlock(&former_lock);
 	cgroup_put(pod->cgroup);
 	kfree_rcu(pod, rcu);
 }
@@ -94,7 +100,7 @@ struct qgpu_pod *qgpu_pod_next(u64 id)
 	return found;
 }
 
-static int pod_insert(struct qgpu_pod *pod)
+static int pod_insert(struct qgpu_pod *pod, const char *name)
 {
 	struct qgpu_pod *other;
 
@@ -102,41 +108,104 @@ static int pod_insert(struct qgpu_pod *pod)
 	if (nr_pods >= QGPU_MAX_PODS)
 		return -ENOSPC;
 	list_for_each_entry(other, &pods, node) {
-		if (other->cgroup == pod->cgroup || !strcmp(other->name, pod->name))
+		if (other->cgroup == pod->cgroup || !strcmp(other->name, name))
 			return -EEXIST;
 	}
-	pod->id = ++last_id;
+	strscpy_pad(pod->name, name, sizeof(pod->name));
+	WRITE_ONCE(pod->id, ++last_id);
+	atomic_set(&pod->flags, 0);
+	atomic64_set(&pod->refused_allocs, 0);
+	atomic64_set(&pod->refused_controls, 0);
+	spin_lock(&former_lock);
+	list_del_init(&pod->former_node);
+	spin_unlock(&former_lock);
+	WRITE_ONCE(pod->gone, false);
 	list_add_tail_rcu(&pod->node, &pods);
 	WRITE_ONCE(nr_pods, nr_pods + 1);
 	return 0;
 }
 
-int qgpu_pod_add(int cgroup_fd, const char *name, u64 *id)
+static void forget_grants(struct qgpu_pod *pod)
+{
+	int i;
+
+	for (i = 0; i < QGPU_MAX_GPUS; i++) {
+		struct qgpu_share *share = &pod->shares[i];
+
+		share->granted = false;
+		share->pod_class = 0;
+		share->cores = 0;
+		share->latency_target_ns = 0;
+		WRITE_ONCE(share->memory_limit, U64_MAX);
+	}
+}
+
+/* Consumes the reference on the cgroup. */
+static struct qgpu_pod *pod_new(struct cgroup *cgroup)
 {
 	struct qgpu_pod *pod = kzalloc(sizeof(*pod), GFP_KERNEL);
-	int i, ret;
 
-	if (!pod)
-		return -ENOMEM;
+	if (!pod) {
+		cgroup_put(cgroup);
+		return ERR_PTR(-ENOMEM);
+	}
 	kref_init(&pod->ref);
 	sema_init(&pod->calls, QGPU_POD_CALLS);
 	mutex_init(&pod->penalty_lock);
 	INIT_LIST_HEAD(&pod->kept);
-	strscpy(pod->name, name, sizeof(pod->name));
-	for (i = 0; i < QGPU_MAX_GPUS; i++)
-		pod->shares[i].memory_limit = U64_MAX;
-	pod->cgroup = cgroup_get_from_fd(cgroup_fd);
-	if (IS_ERR(pod->cgroup)) {
-		ret = PTR_ERR(pod->cgroup);
-		kfree(pod);
-		return ret;
+	INIT_LIST_HEAD(&pod->former_node);
+	forget_grants(pod);
+	pod->cgroup = cgroup;
+	return pod;
+}
+
+static struct qgpu_pod *find_former(const struct cgroup *cgroup)
+{
+	struct qgpu_pod *pod, *found = NULL;
+
+	spin_lock(&former_lock);
+	list_for_each_entry(pod, &former, former_node) {
+		if (pod->cgroup == cgroup && kref_get_unless_zero(&pod->ref)) {
+			found = pod;
+			break;
+		}
 	}
-	if (pod->cgroup->root != &cgrp_dfl_root) {	/* in a v1 tree: no process would ever be found in it */
-		qgpu_pod_put(pod);
-		return -EBADF;
+	spin_unlock(&former_lock);
+	return found;
+}
+
+/*
+ * A cgroup that was a pod before becomes the same one again, because open files, clients and charges name it. Readers
+ * of the list may still be at its old place there, so its new place waits for them.
+ */
+static struct qgpu_pod *pod_for(int cgroup_fd)
+{
+	struct cgroup *cgroup = cgroup_get_from_fd(cgroup_fd);
+	struct qgpu_pod *pod;
+
+	if (IS_ERR(cgroup))
+		return ERR_CAST(cgroup);
+	if (cgroup->root != &cgrp_dfl_root) {	/* in a v1 tree: no process would ever be found in it */
+		cgroup_put(cgroup);
+		return ERR_PTR(-EBADF);
 	}
+	pod = find_former(cgroup);
+	if (!pod)
+		return pod_new(cgroup);
+	cgroup_put(cgroup);
+	synchronize_rcu();
+	return pod;
+}
+
+int qgpu_pod_add(int cgroup_fd, const char *name, u64 *id)
+{
+	struct qgpu_pod *pod = pod_for(cgroup_fd);
+	int ret;
+
+	if (IS_ERR(pod))
+		return PTR_ERR(pod);
 	mutex_lock(&pods_lock);
-	ret = pod_insert(pod);
+	ret = pod_insert(pod, name);
 	*id = pod->id;
 	mutex_unlock(&pods_lock);
 	if (ret)
@@ -152,6 +221,10 @@ static void pod_unlist(struct qgpu_pod *pod)
 	list_del_rcu(&pod->node);
 	WRITE_ONCE(nr_pods, nr_pods - 1);
 	WRITE_ONCE(pod->gone, true);
+	forget_grants(pod);
+	spin_lock(&former_lock);
+	list_add(&pod->former_node, &former);
+	spin_unlock(&former_lock);
 }
 
 int qgpu_pod_remove(u64 id)
@@ -174,7 +247,12 @@ int qgpu_pod_remove(u64 id)
 	return 0;
 }
 
-int qgpu_pod_grant(u64 id, const struct qgpu_grant *grant)
+static bool brings_limit(const struct qgpu_share *share, const struct qgpu_grant *grant)
+{
+	return (grant->memory && share->memory_limit != grant->memory) || (grant->cores && share->cores != grant->cores);
+}
+
+int qgpu_pod_grant(u64 id, const struct qgpu_grant *grant, bool safe)
 {
 	struct qgpu_pod *pod = qgpu_pod_find(id);
 	struct qgpu_share *share;
@@ -183,6 +261,11 @@ int qgpu_pod_grant(u64 id, const struct qgpu_grant *grant)
 		return PTR_ERR(pod);
 	mutex_lock(&pods_lock);
 	share = &pod->shares[grant->gpu];
+	if (!safe && brings_limit(share, grant)) {
+		mutex_unlock(&pods_lock);
+		qgpu_pod_put(pod);
+		return -EOPNOTSUPP;
+	}
 	share->granted = true;
 	share->pod_class = grant->pod_class;
 	share->cores = grant->cores;
@@ -210,6 +293,29 @@ void qgpu_pod_flag(struct qgpu_pod *pod, u32 flag, u32 event)
 {
 	if (!(atomic_fetch_or(flag, &pod->flags) & flag))
 		qgpu_event(event, pod->id, 0, 0);
+}
+
+static bool has_limit(const struct qgpu_pod *pod)
+{
+	int i;
+
+	for (i = 0; i < QGPU_MAX_GPUS; i++) {
+		if (pod->shares[i].cores || pod->shares[i].memory_limit != U64_MAX)
+			return true;
+	}
+	return false;
+}
+
+void qgpu_pods_unchecked(void)
+{
+	struct qgpu_pod *pod;
+
+	mutex_lock(&pods_lock);
+	list_for_each_entry(pod, &pods, node) {
+		if (has_limit(pod))
+			qgpu_pod_flag(pod, QGPU_POD_UNCHECKED, QGPU_EVENT_POD_CHANGED);
+	}
+	mutex_unlock(&pods_lock);
 }
 
 bool qgpu_pod_enter(struct qgpu_pod *pod)

@@ -36,6 +36,7 @@ struct qgpu_share {
 	bool turn_ended;	/* its turn has ended, and its gate is due to close */
 	u64 closing_ns;		/* how long closing takes this time */
 	u64 slow_ns;		/* and lately; 0 if not slow */
+	bool may_be_slow;	/* its gate was closed together with others, and that took long */
 	bool closed;
 	u64 closed_since_ns;
 	u64 gated_ns;
@@ -48,7 +49,8 @@ struct qgpu_pod {
 	u64 id;
 	struct cgroup *cgroup;
 	char name[QGPU_NAME_LEN];
-	bool gone;		/* removed: nothing is enforced any more, while files still name it */
+	bool gone;		/* removed: nothing is enforced, while files still name it; until its cgroup is added again */
+	struct list_head former_node;	/* in former, if gone */
 	atomic_t flags;		/* QGPU_POD_* */
 	atomic_t nr_files;
 	atomic_t nr_clients;
@@ -75,10 +77,13 @@ struct qgpu_pod *qgpu_pod_next(u64 id);
 
 int qgpu_pod_add(int cgroup_fd, const char *name, u64 *id);
 int qgpu_pod_remove(u64 id);
-int qgpu_pod_grant(u64 id, const struct qgpu_grant *grant);
+/* -EOPNOTSUPP: it brings a limit that the pod does not have, and limits are not safe now. */
+int qgpu_pod_grant(u64 id, const struct qgpu_grant *grant, bool safe);
 /* The pGPUs on which the pod has a memory limit: a mask of indexes. */
 u32 qgpu_pod_limited(const struct qgpu_pod *pod);
 void qgpu_pod_flag(struct qgpu_pod *pod, u32 flag, u32 event);
+/* Calls may have passed unchecked: mark every pod that has a limit. */
+void qgpu_pods_unchecked(void);
 /* Count one more client or object in the object table; false: the pod is at its maximum. */
 bool qgpu_pod_enter(struct qgpu_pod *pod);
 void qgpu_pod_leave(struct qgpu_pod *pod);

@@ -12,6 +12,8 @@
 #include <linux/slab.h>
 #include <linux/string.h>
 
+#include "compat.h"
+#include "driver_versions.h"
 #include "rm.h"
 #include "uapi/qgpu.h"
 
@@ -47,13 +49,47 @@ static const struct rm_branch *rm_branch;
 static nv_get_rm_ops_t rm_offered;	/* under qgpu_attach_lock */
 static bool rm_symbol_held;
 
+/* While the driver sleeps a process's calls wait for its suspend lock. Those of the kernel do not, so they wait here. */
+static atomic_t rm_calls = ATOMIC_INIT(0);
+static bool rm_asleep;
+static DECLARE_WAIT_QUEUE_HEAD(rm_wait);
+
+static void leave(void)
+{
+	if (atomic_dec_and_test(&rm_calls))
+		wake_up_all(&rm_wait);
+}
+
+static void enter(void)
+{
+	for (;;) {
+		atomic_inc(&rm_calls);
+		smp_mb__after_atomic();	/* pairs with qgpu_rm_sleep(): one of the two sees the other */
+		if (!READ_ONCE(rm_asleep))
+			return;
+		leave();
+		qgpu_wait_freezable(rm_wait, !READ_ONCE(rm_asleep));
+	}
+}
+
+void qgpu_rm_sleep(bool asleep)
+{
+	WRITE_ONCE(rm_asleep, asleep);
+	smp_mb();	/* pairs with enter() */
+	wake_up_all(&rm_wait);
+	if (asleep)
+		wait_event_idle(rm_wait, !atomic_read(&rm_calls));
+}
+
 static u32 rm_op(struct nv_kernel_op *op)
 {
 	struct nvidia_stack_s *stack = NULL;
 
 	if (rm_ops.alloc_stack(&stack))
 		return NV_ERR_NO_MEMORY;
+	enter();
 	rm_ops.op(stack, op);
+	leave();
 	rm_ops.free_stack(stack);
 	return NV_OK;
 }
@@ -114,11 +150,9 @@ u32 qgpu_rm_class(u32 client, u32 object, u32 *class)
 	return status;
 }
 
-bool qgpu_rm_gone(u32 client, u32 object)
+bool qgpu_rm_says_gone(u32 status)
 {
-	u32 class;
-
-	switch (qgpu_rm_class(client, object, &class)) {
+	switch (status) {
 	case NV_ERR_INVALID_CLIENT:
 	case NV_ERR_INVALID_OBJECT:
 	case NV_ERR_INVALID_OBJECT_HANDLE:
@@ -127,6 +161,13 @@ bool qgpu_rm_gone(u32 client, u32 object)
 		return true;
 	}
 	return false;
+}
+
+bool qgpu_rm_gone(u32 client, u32 object)
+{
+	u32 class;
+
+	return qgpu_rm_says_gone(qgpu_rm_class(client, object, &class));
 }
 
 u32 qgpu_rm_memory_size(u32 client, u32 memory, u64 *size)
@@ -188,11 +229,30 @@ int qgpu_rm_enumerate(struct nv_gpu_info infos[NV_MAX_GPUS])
 	return min_t(u32, rm_ops.enumerate_gpus(infos), NV_MAX_GPUS);
 }
 
+/*
+ * Handlers of hooks read the arguments of the driver's functions, so the exact version counts. accept_driver is for one
+ * that is newer than the list: its branch must be known, and somebody has compared it (tests/record_prototypes.py).
+ */
+static char *accept_driver;
+module_param(accept_driver, charp, 0444);
+MODULE_PARM_DESC(accept_driver, "one more driver version to enforce on, of a known branch");
+
+static bool is_compared(const char *version)
+{
+	size_t i;
+
+	for (i = 0; i < ARRAY_SIZE(driver_versions); i++) {
+		if (!strcmp(driver_versions[i], version))
+			return true;
+	}
+	return accept_driver && !strcmp(accept_driver, version);
+}
+
 static const struct rm_branch *find_branch(const char *version)
 {
 	unsigned int major, i;
 
-	if (sscanf(version, "%u.", &major) != 1)
+	if (sscanf(version, "%u.", &major) != 1 || !is_compared(version))
 		return NULL;
 	for (i = 0; i < ARRAY_SIZE(rm_branches); i++) {
 		if (rm_branches[i].major == major)

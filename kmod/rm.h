@@ -16,6 +16,8 @@ u32 qgpu_rm_dup(u32 client, u32 parent, u32 *handle, u32 client_src, u32 object_
 /* Whether two handles of a client are the same memory. */
 bool qgpu_rm_is_duplicate(u32 client, u32 object, u32 other);
 u32 qgpu_rm_class(u32 client, u32 object, u32 *class);
+/* Whether a status says that there is no such object. */
+bool qgpu_rm_says_gone(u32 status);
 /* Whether RM says that there is no such object; an error proves nothing. */
 bool qgpu_rm_gone(u32 client, u32 object);
 /* How much of the card memory takes, in bytes. */
@@ -24,6 +26,9 @@ u32 qgpu_rm_fb_total(u32 client, u32 subdevice, u64 *bytes);
 u32 qgpu_rm_subdevice(u32 client, u32 device, u32 *subdevice);
 u32 qgpu_rm_gpu_id(u32 client, u32 subdevice, u32 *gpu_id);
 int qgpu_rm_enumerate(struct nv_gpu_info infos[NV_MAX_GPUS]);
+
+/* The driver is about to sleep: no call is under way when this returns, and further ones wait; or it is awake again. */
+void qgpu_rm_sleep(bool asleep);
 
 /* Find the driver's kernel interface. Returns a QGPU_STATE_*; the functions above work only with ENFORCING. */
 u32 qgpu_rm_attach(char *version, size_t size);

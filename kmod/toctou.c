@@ -10,14 +10,15 @@
  * param_copy.c). Probes there restore what comes in, and save what goes out, in the same way.
  *
  * Where one of the three cannot be probed (a driver without symbols), calls run unsealed: answers are then read from
- * user memory and compared with what RM says exists. QGPU_INFO_SEALED reports which is the case.
+ * user memory and compared with what RM says exists. QGPU_INFO_SEALED reports which is the case, and guard.c refuses
+ * limits then.
  */
 #include <linux/hash.h>
-#include <linux/kprobes.h>
 #include <linux/sched.h>
 #include <linux/spinlock.h>
 #include <linux/string.h>
 
+#include "hook.h"
 #include "pod.h"
 #include "toctou.h"
 
@@ -33,7 +34,6 @@ struct toctou_bucket {
 };
 
 static struct toctou_bucket buckets[1 << TOCTOU_BITS];
-static bool sealed;
 
 static struct toctou_bucket *bucket_of(struct task_struct *task)
 {
@@ -149,32 +149,18 @@ static int copying_out(struct kprobe *kprobe, struct pt_regs *regs)
 }
 NOKPROBE_SYMBOL(copying_out);
 
-static struct kretprobe call_probe, in_probe;
-static struct kprobe out_probe;
-
-static void prepare(void)
-{
-	/* other tasks need an instance too, while an entry handler runs */
-	const int at_once = TOCTOU_CALLS + num_possible_cpus();
-
-	call_probe = (struct kretprobe){
-		.kp.symbol_name = "nvidia:rm_ioctl",
-		.entry_handler = entered,
-		.handler = returned,
-		.maxactive = at_once,
-	};
-	in_probe = (struct kretprobe){
-		.kp.symbol_name = "nvidia:os_memcpy_from_user",
-		.entry_handler = copying_in,
-		.handler = copied_in,
+static struct qgpu_hook hooks[] = {
+	{ .symbol = "nvidia:os_memcpy_to_user", .called = copying_out },
+	{
+		.symbol = "nvidia:os_memcpy_from_user",
+		.entered = copying_in,
+		.returned = copied_in,
 		.data_size = sizeof(struct copy),
-		.maxactive = at_once,
-	};
-	out_probe = (struct kprobe){
-		.symbol_name = "nvidia:os_memcpy_to_user",
-		.pre_handler = copying_out,
-	};
-}
+	},
+	{ .symbol = "nvidia:rm_ioctl", .entered = entered, .returned = returned },
+};
+
+static struct qgpu_hooks set = { "sealing calls", hooks, ARRAY_SIZE(hooks) };
 
 void qgpu_toctou_init(void)
 {
@@ -182,34 +168,32 @@ void qgpu_toctou_init(void)
 
 	for (i = 0; i < ARRAY_SIZE(buckets); i++)
 		raw_spin_lock_init(&buckets[i].lock);
-	prepare();
-	if (register_kprobe(&out_probe))
-		return;
-	if (register_kretprobe(&in_probe))
-		goto err_out;
-	if (register_kretprobe(&call_probe))
-		goto err_in;
-	WRITE_ONCE(sealed, true);
-	return;
-err_in:
-	unregister_kretprobe(&in_probe);
-err_out:
-	unregister_kprobe(&out_probe);
 }
 
-void qgpu_toctou_uninit(void)
+void qgpu_toctou_start(void)
 {
-	if (!sealed)
-		return;
-	unregister_kretprobe(&call_probe);
-	unregister_kretprobe(&in_probe);
-	unregister_kprobe(&out_probe);
-	WRITE_ONCE(sealed, false);
+	int i;
+
+	/* other tasks need an instance too, while an entry handler runs */
+	for (i = 0; i < ARRAY_SIZE(hooks); i++)
+		hooks[i].at_once = TOCTOU_CALLS + num_possible_cpus();
+	if (!set.placed)
+		qgpu_hooks_place(&set);
+}
+
+void qgpu_toctou_stop(void)
+{
+	qgpu_hooks_remove(&set);
 }
 
 bool qgpu_toctou_sealed(void)
 {
-	return READ_ONCE(sealed);
+	return qgpu_hooks_work(&set);
+}
+
+unsigned long qgpu_toctou_missed(void)
+{
+	return qgpu_hooks_missed(&set);
 }
 
 void qgpu_toctou_begin(struct qgpu_toctou *seal)

@@ -24,8 +24,13 @@ struct qgpu_toctou {
 };
 
 void qgpu_toctou_init(void);
-void qgpu_toctou_uninit(void);
+/* Under qgpu_attach_lock: seal from now on, if the driver's functions can be hooked; until then. */
+void qgpu_toctou_start(void);
+void qgpu_toctou_stop(void);
+/* Whether calls are sealed now. */
 bool qgpu_toctou_sealed(void);
+/* How many of RM's calls were not seen since the last time this was asked. */
+unsigned long qgpu_toctou_missed(void);
 
 /* The caller has filled in nr, size, in and out, and the parameters if there are any. */
 void qgpu_toctou_begin(struct qgpu_toctou *seal);

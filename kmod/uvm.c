@@ -5,47 +5,39 @@
  * it is unmapped. A mapping that does not fit is refused.
  *
  * UVM's table of operations is const and compared by address (uvm.c:uvm_file_is_nvidia_uvm), so the module probes its
- * functions; these are the same from 535 to 595. A probe that refuses a call sends it to a function of this module
- * instead of UVM's.
+ * functions; these are the same from 535 to 595. A probe's handler must not sleep, and a pod may have any number of
+ * mappings. So the handlers of mmap and close look at nothing: they send the call to a function of this module, which
+ * counts and then calls UVM's. A handler that refuses a call sends it to a function that does nothing else.
  *
  * Whenever a mapping of a file comes or goes, the charge is counted anew from the mappings that exist. So missed events
  * (an mmap that failed, a mapping from before the module was loaded) do not add up. The caller holds mmap_lock, so the
  * mappings do not change during the count. When an address space is torn down, nobody holds the lock; then all of a
  * file's mappings go (UVM accepts them in one address space only), and the last one ends the charge.
  *
- * Going away: no handler runs once the probes are unregistered, but a task may have been sent to a function of this
- * module and not have reached it. It does not give up the CPU voluntarily before it is back in the kernel, so
- * synchronize_rcu_tasks() waits for it.
+ * Going away is as in interpose.c: no handler runs once the probes are gone, a task that was sent to a function of this
+ * module has reached it and is inside the SRCU section (hook.c waits for that), the section is waited for, and so is
+ * the way out of it.
  */
 #include <linux/hashtable.h>
-#include <linux/kprobes.h>
 #include <linux/mm.h>
 #include <linux/module.h>
-#include <linux/sizes.h>
 #include <linux/slab.h>
+#include <linux/srcu.h>
 
 #include "compat.h"
 #include "events.h"
+#include "hook.h"
 #include "mem.h"
 #include "nvrm.h"
 #include "pod.h"
 #include "uvm.h"
 #include "uvm_mem.h"
+#include "uvm_space.h"
 #include "uvm_tables.h"
 
 /* uvm_types.h */
 #define UVM_INIT_FLAGS_DISABLE_HMM			0x1ul
 #define UVM_INIT_FLAGS_MULTI_PROCESS_SHARING_MODE	0x2ul
-
-/*
- * UVM manages memory in blocks of this size and alignment (uvm_va_block_types.h). It takes memory of the card in pieces
- * of the same size, which several blocks may share, and needs at most two page tables for each block. It allocates page
- * tables in batches of 64 (uvm_pmm_gpu.c: uvm_perf_pma_batch_nonpinned_order): on an H200 1468 and 1508 MiB of managed
- * memory were 1536 MiB of the card. A CUDA program without managed memory has one block, for semaphores.
- */
-#define BLOCK		SZ_2M
-#define BLOCK_TABLES	(2 * SZ_4K)
-#define BATCH		(64 * BLOCK)
 
 /* A file of /dev/nvidia-uvm that a pod with a limit has mapped. */
 struct uvm_file {
@@ -53,14 +45,25 @@ struct uvm_file {
 	struct file *filp;
 	struct qgpu_mem *mem;		/* managed memory */
 	struct qgpu_tables *tables;	/* of all other mappings */
+	const struct mm_struct *mm;	/* whose mappings were counted last; compared, never used */
 	unsigned int mappings;		/* as last counted */
 };
 
 static DEFINE_SPINLOCK(files_lock);	/* protects files; mem_lock (mem.c) is taken inside */
 static DEFINE_HASHTABLE(files, 6);
 
-static DEFINE_MUTEX(probes_lock);	/* protects what follows */
-static bool wanted, placed;
+/* A task that this file has call UVM's function: the handler lets it through. */
+struct passing {
+	struct hlist_node node;
+	struct task_struct *task;
+};
+
+static DEFINE_SPINLOCK(passing_lock);	/* protects passing */
+static DEFINE_HASHTABLE(passing, 6);
+
+static struct srcu_struct inside;	/* tasks in a function that a handler sent them to */
+static DEFINE_MUTEX(hooks_lock);	/* protects wanted and the hooks */
+static bool wanted;
 
 /* The current task's pod if it has a memory limit on any pGPU; the caller puts it. */
 static struct qgpu_pod *limited_pod(void)
@@ -119,64 +122,16 @@ static void drop(struct uvm_file *file)
 	kfree(file);
 }
 
-/* Count address space in blocks; the ranges come in ascending order. */
-struct space {
-	u64 blocks, behind;
-	unsigned int mappings;
-};
-
-static void add(struct space *space, const struct vm_area_struct *vma)
-{
-	u64 first = max_t(u64, vma->vm_start / BLOCK, space->behind);
-
-	space->behind = max_t(u64, DIV_ROUND_UP(vma->vm_end, BLOCK), space->behind);
-	space->blocks += space->behind - min(first, space->behind);
-	space->mappings++;
-}
-
-/* A file's mappings, with one that is about to come (or NULL) and without one that goes (or NULL). */
-static struct space mapped(const struct file *filp, struct mm_struct *mm, const struct vm_area_struct *with,
-			   const struct vm_area_struct *without)
-{
-	struct space space = {};
-	struct vm_area_struct *vma;
-
-	qgpu_for_each_mapping(mm, vma) {
-		if (with && with->vm_start < vma->vm_start) {
-			add(&space, with);
-			with = NULL;
-		}
-		if (vma->vm_file == filp && vma != with && vma != without)
-			add(&space, vma);
-	}
-	if (with)
-		add(&space, with);
-	return space;
-}
-
 /* All or nothing, on every pGPU with a limit. */
-static int charge(struct uvm_file *file, const struct space *space)
+static int charge(struct uvm_file *file, const struct qgpu_space *space)
 {
-	u64 size = space->blocks * (BLOCK + BLOCK_TABLES) + (space->blocks > 1 ? BATCH : 0);
+	u64 size = qgpu_space_cost(space);
 
 	lockdep_assert_held(&files_lock);
 	if (qgpu_mem_resize(file->mem, qgpu_pod_limited(qgpu_mem_pod(file->mem)), size))
 		return -ENOMEM;
 	file->mappings = space->mappings;
 	return 0;
-}
-
-/* uvm.c:uvm_mmap makes no managed range of any other mapping. */
-static bool may_be_managed(const struct vm_area_struct *vma)
-{
-	const unsigned long needed = VM_SHARED | VM_READ | VM_WRITE;
-
-	return (vma->vm_flags & needed) == needed && vma->vm_start == vma->vm_pgoff << PAGE_SHIFT;
-}
-
-static int refuse(struct file *filp, struct vm_area_struct *vma)
-{
-	return -ENOMEM;
 }
 
 static u32 refuse_tables(void *params, struct file *filp)
@@ -190,28 +145,111 @@ static void refused(struct qgpu_pod *pod, u64 size)
 	qgpu_event(QGPU_EVENT_MEMORY_REFUSED, pod->id, 0, size);
 }
 
-static int mmap_called(struct kprobe *probe, struct pt_regs *regs)
+static void pass_begin(struct passing *pass)
 {
-	struct file *filp = (struct file *)regs_get_kernel_argument(regs, 0);
-	struct vm_area_struct *vma = (struct vm_area_struct *)regs_get_kernel_argument(regs, 1);
-	struct qgpu_pod *pod = may_be_managed(vma) ? limited_pod() : NULL;
-	struct uvm_file *file;
-	struct space space;
-	int ret;
+	pass->task = current;
+	spin_lock(&passing_lock);
+	hash_add(passing, &pass->node, (unsigned long)current);
+	spin_unlock(&passing_lock);
+}
 
-	if (!pod)
-		return 0;
-	space = mapped(filp, current->mm, vma, NULL);
+static void pass_end(struct passing *pass)
+{
+	spin_lock(&passing_lock);
+	hash_del(&pass->node);
+	spin_unlock(&passing_lock);
+}
+
+static bool is_passing(void)
+{
+	struct passing *pass;
+	bool found = false;
+
+	spin_lock(&passing_lock);
+	hash_for_each_possible(passing, pass, node, (unsigned long)current)
+		found |= pass->task == current;
+	spin_unlock(&passing_lock);
+	return found;
+}
+
+/* A second address space is refused as by UVM, before its mappings could be counted in place of the first one's. */
+static int charge_mapping(struct file *filp, struct vm_area_struct *vma, struct qgpu_pod *pod)
+{
+	struct qgpu_space space = qgpu_space_mapped(filp, current->mm, vma, NULL);
+	struct uvm_file *file;
+	int ret = -ENOMEM;
+
 	spin_lock(&files_lock);
 	file = find_or_add(filp, pod);
-	ret = file ? charge(file, &space) : -ENOMEM;
+	if (file && file->mappings && file->mm != current->mm)
+		ret = -EOPNOTSUPP;
+	else if (file)
+		ret = charge(file, &space);
+	if (!ret)
+		file->mm = current->mm;
 	spin_unlock(&files_lock);
-	if (ret) {
+	if (ret == -ENOMEM)
 		refused(pod, vma->vm_end - vma->vm_start);
-		instruction_pointer_set(regs, (unsigned long)refuse);
-	}
+	return ret;
+}
+
+/* The mappings that there are, but for one that goes. */
+static void recount(struct file *filp, struct mm_struct *mm, const struct vm_area_struct *without)
+{
+	struct qgpu_space space = qgpu_space_mapped(filp, mm, NULL, without);
+	struct uvm_file *file;
+
+	spin_lock(&files_lock);
+	file = find(filp);
+	if (file)
+		charge(file, &space);
+	spin_unlock(&files_lock);
+}
+
+/* By the pointer that the kernel's mmap() uses. */
+static int mmap_of_uvm(struct file *filp, struct vm_area_struct *vma)
+{
+	struct passing pass;
+	int ret;
+
+	pass_begin(&pass);
+	ret = filp->f_op->mmap(filp, vma);
+	pass_end(&pass);
+	return ret;
+}
+
+/* The caller, the kernel's mmap(), holds mmap_lock. */
+static int counted_mmap(struct file *filp, struct vm_area_struct *vma)
+{
+	int idx = srcu_read_lock(&inside), ret = 0;
+	struct qgpu_pod *pod = limited_pod();
+	bool charged;
+
+	if (pod)
+		ret = charge_mapping(filp, vma, pod);
+	charged = pod && !ret;
 	qgpu_pod_put(pod);
-	return ret != 0;
+	if (!ret)
+		ret = mmap_of_uvm(filp, vma);
+	if (ret && charged)
+		recount(filp, current->mm, NULL);
+	srcu_read_unlock(&inside, idx);
+	return ret;
+}
+
+static int mmap_called(struct kprobe *probe, struct pt_regs *regs)
+{
+	const struct vm_area_struct *vma = (struct vm_area_struct *)regs_get_kernel_argument(regs, 1);
+	struct qgpu_pod *pod;
+
+	if (!qgpu_space_managed(vma) || is_passing())
+		return 0;
+	pod = limited_pod();
+	if (!pod)
+		return 0;
+	qgpu_pod_put(pod);
+	instruction_pointer_set(regs, (unsigned long)counted_mmap);
+	return 1;
 }
 
 static bool is_known(struct file *filp)
@@ -224,25 +262,44 @@ static bool is_known(struct file *filp)
 	return known;
 }
 
+/* The address space of the mapping is torn down. */
+static void count_down(const struct vm_area_struct *vma)
+{
+	const struct qgpu_space none = {};
+	struct uvm_file *file;
+
+	spin_lock(&files_lock);
+	file = find(vma->vm_file);
+	if (file && file->mappings > 1)
+		file->mappings--;
+	else if (file)
+		charge(file, &none);
+	spin_unlock(&files_lock);
+}
+
+static void counted_close(struct vm_area_struct *vma)
+{
+	int idx = srcu_read_lock(&inside);
+	struct passing pass;
+
+	if (vma->vm_mm == current->mm)
+		recount(vma->vm_file, vma->vm_mm, vma);
+	else
+		count_down(vma);
+	pass_begin(&pass);
+	vma->vm_ops->close(vma);
+	pass_end(&pass);
+	srcu_read_unlock(&inside, idx);
+}
+
 static int close_called(struct kprobe *probe, struct pt_regs *regs)
 {
 	const struct vm_area_struct *vma = (struct vm_area_struct *)regs_get_kernel_argument(regs, 0);
-	bool all_go = vma->vm_mm != current->mm;
-	struct space space = {};
-	struct uvm_file *file;
 
-	if (!is_known(vma->vm_file))
+	if (!is_known(vma->vm_file) || is_passing())
 		return 0;
-	if (!all_go)
-		space = mapped(vma->vm_file, vma->vm_mm, NULL, vma);
-	spin_lock(&files_lock);
-	file = find(vma->vm_file);
-	if (file && all_go && file->mappings > 1)
-		file->mappings--;
-	else if (file)
-		charge(file, &space);
-	spin_unlock(&files_lock);
-	return 0;
+	instruction_pointer_set(regs, (unsigned long)counted_close);
+	return 1;
 }
 
 /*
@@ -318,62 +375,31 @@ static int create_called(struct kprobe *probe, struct pt_regs *regs)
 	return 0;
 }
 
-#define MAP_EXTERNAL "nvidia_uvm:uvm_api_map_external_allocation"
+#define MAP_EXTERNAL	"nvidia_uvm:uvm_api_map_external_allocation"
+/* Tasks inside it at the same time; without a free instance a probe would miss a call. */
+#define AT_ONCE		1024
 
-static const struct {
-	const char *symbol;
-	kprobe_pre_handler_t handler;
-} hooks[] = {
-	{ "nvidia_uvm:uvm_mmap_entry", mmap_called },
-	{ "nvidia_uvm:uvm_vm_close_managed_entry", close_called },
+static struct qgpu_hook hooks[] = {
+	{ "nvidia_uvm:uvm_mmap_entry", mmap_called, true },
+	{ "nvidia_uvm:uvm_vm_close_managed_entry", close_called, true },
 	{ "nvidia_uvm:uvm_release_entry", release_called },
 	{ "nvidia_uvm:uvm_va_space_create", create_called },
-	{ "nvidia_uvm:uvm_api_map_dynamic_parallelism_region", tables_called },
-	{ "nvidia_uvm:uvm_api_map_external_sparse", tables_called },
-	{ "nvidia_uvm:uvm_api_alloc_semaphore_pool", tables_called },
-	{ MAP_EXTERNAL, external_called },	/* last, before return_probe: a call refused here does not reach it */
+	{ "nvidia_uvm:uvm_api_map_dynamic_parallelism_region", tables_called, true },
+	{ "nvidia_uvm:uvm_api_map_external_sparse", tables_called, true },
+	{ "nvidia_uvm:uvm_api_alloc_semaphore_pool", tables_called, true },
+	{ MAP_EXTERNAL, external_called, true },	/* before the next: a call refused here does not reach it */
+	{ MAP_EXTERNAL, .returned = external_returned, .at_once = AT_ONCE },
 };
 
-static struct kprobe probes[ARRAY_SIZE(hooks)];
-static struct kretprobe return_probe;
+static struct qgpu_hooks set = { "managed memory", hooks, ARRAY_SIZE(hooks) };
 
-static void take_away(int n)
+/* UVM exports nothing to ask for, but like every module it is in sysfs. */
+static bool is_loaded(void)
 {
-	while (n--)
-		unregister_kprobe(&probes[n]);
-	synchronize_rcu_tasks();
-}
+	struct kobject *found = kset_find_obj(THIS_MODULE->mkobj.kobj.kset, "nvidia_uvm");
 
-/* Only a probe by ftrace reliably lets its handler redirect the call; a jump-optimized probe would ignore it. */
-static bool are_by_ftrace(void)
-{
-	int i;
-
-	for (i = 0; i < ARRAY_SIZE(probes); i++) {
-		if (!(probes[i].flags & KPROBE_FLAG_FTRACE))
-			return false;
-	}
-	return true;
-}
-
-static void place(void)
-{
-	int i;
-
-	lockdep_assert_held(&probes_lock);
-	for (i = 0; i < ARRAY_SIZE(hooks); i++) {
-		probes[i] = (struct kprobe){ .symbol_name = hooks[i].symbol, .pre_handler = hooks[i].handler };
-		if (register_kprobe(&probes[i])) {	/* the first: UVM is not loaded */
-			if (i)
-				take_away(i);
-			return;
-		}
-	}
-	return_probe = (struct kretprobe){ .kp.symbol_name = MAP_EXTERNAL, .handler = external_returned, .maxactive = 1024 };
-	if (!are_by_ftrace() || register_kretprobe(&return_probe))
-		take_away(i);
-	else
-		WRITE_ONCE(placed, true);
+	kobject_put(found);
+	return found;
 }
 
 static void drop_all(void)
@@ -390,43 +416,61 @@ static void drop_all(void)
 
 static void remove(void)
 {
-	lockdep_assert_held(&probes_lock);
-	if (placed) {
-		unregister_kretprobe(&return_probe);
-		take_away(ARRAY_SIZE(hooks));
-	}
-	WRITE_ONCE(placed, false);
+	lockdep_assert_held(&hooks_lock);
+	qgpu_hooks_remove(&set);
+	synchronize_srcu(&inside);
+	synchronize_rcu_tasks();
 	drop_all();
+}
+
+int qgpu_uvm_init(void)
+{
+	return init_srcu_struct(&inside);
+}
+
+void qgpu_uvm_uninit(void)
+{
+	cleanup_srcu_struct(&inside);
 }
 
 void qgpu_uvm_start(void)
 {
-	mutex_lock(&probes_lock);
+	mutex_lock(&hooks_lock);
 	wanted = true;
-	if (!placed)
-		place();
-	mutex_unlock(&probes_lock);
+	if (!set.placed && is_loaded())
+		qgpu_hooks_place(&set);
+	mutex_unlock(&hooks_lock);
 }
 
 void qgpu_uvm_stop(void)
 {
-	mutex_lock(&probes_lock);
+	mutex_lock(&hooks_lock);
 	wanted = false;
 	remove();
-	mutex_unlock(&probes_lock);
+	mutex_unlock(&hooks_lock);
 }
 
 void qgpu_uvm_module(unsigned long event)
 {
-	mutex_lock(&probes_lock);
-	if (event == MODULE_STATE_COMING && wanted && !placed)
-		place();
+	mutex_lock(&hooks_lock);
+	if (event == MODULE_STATE_COMING && wanted && !set.placed)
+		qgpu_hooks_place(&set);
 	else if (event == MODULE_STATE_GOING)
 		remove();
-	mutex_unlock(&probes_lock);
+	mutex_unlock(&hooks_lock);
 }
 
 bool qgpu_uvm_bounded(void)
 {
-	return READ_ONCE(placed);
+	return qgpu_hooks_work(&set);
+}
+
+bool qgpu_uvm_unbounded(void)
+{
+	return !qgpu_hooks_work(&set) && is_loaded();
+}
+
+unsigned long qgpu_uvm_missed(void)
+{
+	return qgpu_hooks_missed(&set);
 }

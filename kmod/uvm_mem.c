@@ -11,12 +11,12 @@
  * not yet in the object table, qgpu_uvm_mem_found() matches it later.
  */
 #include <linux/hashtable.h>
-#include <linux/kprobes.h>
 #include <linux/list.h>
 #include <linux/slab.h>
 #include <linux/spinlock.h>
 
 #include "client.h"
+#include "hook.h"
 #include "mem.h"
 #include "nvrm.h"
 #include "uvm_mem.h"
@@ -58,6 +58,8 @@ static DEFINE_HASHTABLE(there, 10);	/* by handle */
 static DEFINE_HASHTABLE(unknown, 8);	/* by the duplicated memory; these are in there as well */
 static HLIST_HEAD(under_way);
 static DEFINE_HASHTABLE(mappers, 6);	/* by task */
+
+static atomic_long_t unseen = ATOMIC_LONG_INIT(0);	/* calls for which there was no kernel memory */
 
 static void drop_tables(struct qgpu_tables *tables, u64 size)
 {
@@ -170,8 +172,10 @@ static int dup_called(struct kretprobe_instance *instance, struct pt_regs *regs)
 	struct call *call = (struct call *)instance->data;
 	struct held *held = kzalloc(sizeof(*held), GFP_ATOMIC | __GFP_NOWARN);
 
-	if (!held)
+	if (!held) {
+		atomic_long_inc(&unseen);
 		return 1;
+	}
 	held->device = regs_get_kernel_argument(regs, 0);
 	held->client = regs_get_kernel_argument(regs, 1);
 	held->memory = regs_get_kernel_argument(regs, 2);
@@ -258,30 +262,39 @@ static int free_returned(struct kretprobe_instance *instance, struct pt_regs *re
 	return 0;
 }
 
-static struct kretprobe probes[2];
-static bool placed;	/* under qgpu_attach_lock */
+static struct qgpu_hook hooks[] = {
+	{
+		.symbol = "nvidia:nvUvmInterfaceFreeDupedHandle",
+		.entered = free_called,
+		.returned = free_returned,
+		.data_size = sizeof(struct call),
+		.at_once = AT_ONCE,
+	},
+	{
+		.symbol = "nvidia:nvUvmInterfaceDupMemory",
+		.entered = dup_called,
+		.returned = dup_returned,
+		.data_size = sizeof(struct call),
+		.at_once = AT_ONCE,
+	},
+};
+
+static struct qgpu_hooks set = { "memory that UVM holds", hooks, ARRAY_SIZE(hooks) };
 
 void qgpu_uvm_mem_start(void)
 {
-	probes[0] = (struct kretprobe){
-		.kp.symbol_name = "nvidia:nvUvmInterfaceFreeDupedHandle",
-		.entry_handler = free_called,
-		.handler = free_returned,
-		.data_size = sizeof(struct call),
-		.maxactive = AT_ONCE,
-	};
-	probes[1] = (struct kretprobe){
-		.kp.symbol_name = "nvidia:nvUvmInterfaceDupMemory",
-		.entry_handler = dup_called,
-		.handler = dup_returned,
-		.data_size = sizeof(struct call),
-		.maxactive = AT_ONCE,
-	};
-	if (register_kretprobe(&probes[0]))
-		return;
-	placed = !register_kretprobe(&probes[1]);
-	if (!placed)
-		unregister_kretprobe(&probes[0]);
+	if (!set.placed)
+		qgpu_hooks_place(&set);
+}
+
+bool qgpu_uvm_mem_counted(void)
+{
+	return qgpu_hooks_work(&set);
+}
+
+unsigned long qgpu_uvm_mem_missed(void)
+{
+	return qgpu_hooks_missed(&set) + atomic_long_xchg(&unseen, 0);
 }
 
 void qgpu_uvm_mem_stop(void)
@@ -291,12 +304,8 @@ void qgpu_uvm_mem_stop(void)
 	struct held *held;
 	int bucket;
 
-	if (!placed)
-		return;
 	/* A call under way does not come back here, so what it held is dropped with the rest. */
-	unregister_kretprobe(&probes[1]);
-	unregister_kretprobe(&probes[0]);
-	placed = false;
+	qgpu_hooks_remove(&set);
 	hash_for_each_safe(there, bucket, next, held, node) {
 		hash_del(&held->node);
 		hash_del(&held->unknown_node);

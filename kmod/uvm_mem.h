@@ -8,10 +8,14 @@ struct qgpu_client;
 struct qgpu_mem;
 struct qgpu_tables;
 
-/* From now on count what UVM holds, as far as the driver can be probed. */
+/* Under qgpu_attach_lock: from now on count what UVM holds, if the driver's functions can be hooked. */
 void qgpu_uvm_mem_start(void);
 /* When it returns, nothing is held because of UVM. */
 void qgpu_uvm_mem_stop(void);
+/* Whether it is counted now. */
+bool qgpu_uvm_mem_counted(void);
+/* How many of UVM's calls were not seen since the last time this was asked. */
+unsigned long qgpu_uvm_mem_missed(void);
 
 /*
  * Around a mapping that the current task has UVM make, after its page tables of this size were added: they go with the

@@ -9,7 +9,10 @@
  *  - Fixed-width members, naturally aligned, every pad spelled out. Pointers travel as __u64.
  *  - Pads and unknown flags must be zero, or the call is refused with EINVAL and changes nothing.
  *    An unknown command is ENOTTY.
- *  - New members go at the end of a struct, where zero means the old behaviour, and raise QGPU_ABI_VERSION.
+ *  - New members go at the end of a struct, where zero means the old behaviour, and raise QGPU_ABI_VERSION. The size in
+ *    a command is the caller's: the module reads as 0 what the caller does not have, and gives the caller what fits.
+ *    What the module does not have must be 0, or the call is refused with E2BIG, and is answered as 0. QGPU_IOC_INFO
+ *    begins with the version, so any caller can ask for it.
  *  - Ids are never reused while the module is loaded.
  *  - Time is nanoseconds on CLOCK_MONOTONIC. Microseconds appear only where the number is RM's (timeslice_us).
  *  - What a descriptor installed (plans) ends with the descriptor. What describes the host (pods and their
@@ -21,7 +24,7 @@
 #include <linux/ioctl.h>
 #include <linux/types.h>
 
-#define QGPU_ABI_VERSION 2
+#define QGPU_ABI_VERSION 3
 
 #define QGPU_NAME_LEN 64
 #define QGPU_MAX_GPUS 32
@@ -37,7 +40,8 @@
 
 /*
  * QGPU_IOC_INFO: what the module is able to do now.
- * state: see QGPU_STATE_*. driver is RM's own version string, empty without a driver.
+ * state: see QGPU_STATE_*. driver is RM's own version string, empty without a driver. stalled is a mask of pGPUs: there
+ * RM does not answer, or says that the card does not, or a gate that should be open does not open.
  */
 #define QGPU_STATE_NO_DRIVER 0
 #define QGPU_STATE_ENFORCING 1
@@ -49,6 +53,18 @@
 #define QGPU_INFO_SEALED 0x1
 /* UVM is loaded, and managed memory counts against the memory limit by its address space. */
 #define QGPU_INFO_MANAGED 0x2
+/* Memory that UVM holds after its handle is gone stays charged. */
+#define QGPU_INFO_HELD 0x4
+
+/*
+ * What limits need and the module lacks, tried at each call. While anything is missing a grant with a limit is refused
+ * with EOPNOTSUPP. PROBES: the kernel's probes do not fire (debugfs' kprobes/enabled, kernel.ftrace_enabled), or cannot
+ * redirect a call. SEAL, HELD, MANAGED: the hooks behind the flag of that name do not work; MANAGED only with UVM loaded.
+ */
+#define QGPU_MISSING_PROBES 0x1
+#define QGPU_MISSING_SEAL 0x2
+#define QGPU_MISSING_HELD 0x4
+#define QGPU_MISSING_MANAGED 0x8
 
 struct qgpu_info {
 	__u32 abi;
@@ -58,9 +74,11 @@ struct qgpu_info {
 	__u32 flags;
 	__u32 nr_clients;
 	__u32 nr_objects;
-	__u32 pad;
+	__u32 stalled;
 	__u64 calls;
 	char driver[QGPU_NAME_LEN];
+	__u32 missing;
+	__u32 pad_missing;
 };
 
 /* QGPU_IOC_GPU: one pGPU, by index (in). memory is 0 until a pod has opened the card. */
@@ -76,7 +94,8 @@ struct qgpu_gpu_info {
 
 /*
  * QGPU_IOC_POD_ADD: make the processes of a cgroup (v2) and of its descendants a pod. name ends with a zero byte, and
- * all bytes behind that are zero too. The answer is pod.
+ * all bytes behind that are zero too. The answer is pod. Files of the driver that are open from a time when the same
+ * cgroup was a pod before belong to the new one, with all that was allocated on them, meanwhile too.
  */
 struct qgpu_pod_add {
 	__s32 cgroup_fd;
@@ -85,7 +104,7 @@ struct qgpu_pod_add {
 	__u64 pod;
 };
 
-/* QGPU_IOC_POD_REMOVE: forget a pod; its processes run on without gates and limits. */
+/* QGPU_IOC_POD_REMOVE: the pod ends; its processes run on without gates and limits. */
 struct qgpu_pod_remove {
 	__u64 pod;
 	__u32 flags;
@@ -97,7 +116,8 @@ struct qgpu_pod_remove {
 
 /*
  * QGPU_IOC_GRANT_SET, QGPU_IOC_GRANT_GET: the grant of a pod on one pGPU. memory (bytes; 0 is no limit) is enforced by
- * the module. pod_class, cores (per cent; 0 is no quota) and latency_target_ns (0 is none) are only stored, because
+ * the module. A limit (memory or cores) that the pod does not have yet is refused with EOPNOTSUPP while something is
+ * missing for it (struct qgpu_info). pod_class, cores (per cent; 0 is no quota) and latency_target_ns (0 is none) are only stored, because
  * they act through plans. GET answers ENOENT if nothing was set.
  */
 struct qgpu_grant {
@@ -114,6 +134,8 @@ struct qgpu_grant {
 #define QGPU_POD_LATE 0x1
 /* Another thread changed a call between check and use. */
 #define QGPU_POD_TAMPERED 0x2
+/* While the pod had a limit, something was missing (QGPU_MISSING_*) or a call passed unseen: it may hold more. */
+#define QGPU_POD_UNCHECKED 0x4
 
 /* QGPU_IOC_POD_NEXT: the pod with the lowest id above pod (in, then out); ENOENT at the end. */
 struct qgpu_pod_next {
@@ -226,8 +248,15 @@ struct qgpu_idle {
 #define QGPU_EVENT_TAMPERED 8
 #define QGPU_EVENT_GATE_FAILED 9
 #define QGPU_EVENT_STATE 10
-/* The reader was too slow: value says how many events are missing here. */
+/* value 1: the pGPU has stalled (see QGPU_IOC_INFO); 0: it no longer does. */
+#define QGPU_EVENT_STALLED 12
+/*
+ * The reader was too slow, or pods caused too many events of their own (TSGs, refusals): value says how many events are
+ * missing here.
+ */
 #define QGPU_EVENT_LOST 11
+/* value: what limits lack now (QGPU_MISSING_*); 0: nothing any more. */
+#define QGPU_EVENT_MISSING 13
 
 /* read() returns whole events, oldest first; poll() says when there are any. Unused members are zero. */
 struct qgpu_event {

@@ -1,0 +1,200 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * hook.c - hooks in functions of the driver: kprobes, placed all or none, and whether they still work. What they do is
+ * decided in toctou.c, uvm.c and uvm_mem.c; what follows from hooks that are missing, in guard.c.
+ *
+ * Probes can be switched off behind their owner's back: debugfs' kprobes/enabled and the sysctl kernel.ftrace_enabled
+ * disarm them, and no flag of theirs tells. So there are probes on two functions of this module too, one by ftrace and
+ * one by breakpoint. qgpu_hooks_try() calls both.
+ *
+ * Only a probe by ftrace reliably lets its handler redirect the call: the kernel may turn another one into a jump, which
+ * ignores that. A probe with a post_handler has its function for itself (FTRACE_OPS_FL_IPMODIFY), so a live patch or a
+ * BPF trampoline that would redirect it too is refused, or was there first and this module's hook is refused.
+ */
+#define pr_fmt(fmt) "qgpu: " fmt
+
+#include <linux/mutex.h>
+
+#include "hook.h"
+
+static bool fire;
+static unsigned int hits;		/* under try_lock */
+static DEFINE_MUTEX(try_lock);
+
+/* Read once by each, or the compiler knows what they return without calling them. */
+static int canary_answer;
+
+static noinline int canary_by_ftrace(void)
+{
+	return READ_ONCE(canary_answer);
+}
+
+static noinline notrace int canary_by_breakpoint(void)
+{
+	return READ_ONCE(canary_answer);
+}
+
+static int canary_redirected(void)
+{
+	return 1;
+}
+
+static int redirect(struct kprobe *probe, struct pt_regs *regs)
+{
+	instruction_pointer_set(regs, (unsigned long)canary_redirected);
+	return 1;
+}
+
+static int hit(struct kprobe *probe, struct pt_regs *regs)
+{
+	hits++;
+	return 0;
+}
+
+static void alone(struct kprobe *probe, struct pt_regs *regs, unsigned long flags)
+{
+}
+
+static struct kprobe canaries[2];
+static bool placed;
+
+bool qgpu_hooks_try(void)
+{
+	bool good = false;
+
+	mutex_lock(&try_lock);
+	if (placed) {
+		hits = 0;
+		good = canary_by_ftrace() == 1;
+		canary_by_breakpoint();
+		good &= READ_ONCE(hits) == 1;
+	}
+	WRITE_ONCE(fire, good);
+	mutex_unlock(&try_lock);
+	return good;
+}
+
+void qgpu_hooks_init(void)
+{
+	canaries[0] = (struct kprobe){
+		.addr = (kprobe_opcode_t *)canary_by_ftrace,
+		.pre_handler = redirect,
+		.post_handler = alone,
+	};
+	canaries[1] = (struct kprobe){ .addr = (kprobe_opcode_t *)canary_by_breakpoint, .pre_handler = hit };
+	if (register_kprobe(&canaries[0]))
+		return;
+	if (!(canaries[0].flags & KPROBE_FLAG_FTRACE) || register_kprobe(&canaries[1]))
+		unregister_kprobe(&canaries[0]);
+	else
+		placed = true;
+}
+
+void qgpu_hooks_uninit(void)
+{
+	if (!placed)
+		return;
+	unregister_kprobe(&canaries[1]);
+	unregister_kprobe(&canaries[0]);
+	placed = false;
+}
+
+static int place(struct qgpu_hook *hook)
+{
+	int ret;
+
+	if (!hook->called) {
+		hook->at_return = (struct kretprobe){
+			.kp.symbol_name = hook->symbol,
+			.entry_handler = hook->entered,
+			.handler = hook->returned,
+			.data_size = hook->data_size,
+			.maxactive = hook->at_once,
+		};
+		return register_kretprobe(&hook->at_return);
+	}
+	hook->at_call = (struct kprobe){
+		.symbol_name = hook->symbol,
+		.pre_handler = hook->called,
+		.post_handler = hook->redirects ? alone : NULL,
+	};
+	ret = register_kprobe(&hook->at_call);
+	if (ret || !hook->redirects || hook->at_call.flags & KPROBE_FLAG_FTRACE)
+		return ret;
+	unregister_kprobe(&hook->at_call);
+	synchronize_rcu_tasks();	/* it has been armed for a moment, see take_away() */
+	return -EOPNOTSUPP;
+}
+
+static void take_away(struct qgpu_hooks *set, int nr)
+{
+	while (nr--) {
+		if (set->hooks[nr].called)
+			unregister_kprobe(&set->hooks[nr].at_call);
+		else
+			unregister_kretprobe(&set->hooks[nr].at_return);
+	}
+	synchronize_rcu_tasks();	/* whoever was redirected does not give up the CPU before it is there */
+}
+
+int qgpu_hooks_place(struct qgpu_hooks *set)
+{
+	int i, ret = 0;
+
+	for (i = 0; i < set->nr && !ret; i++)
+		ret = place(&set->hooks[i]);
+	if (!ret) {
+		set->missed = 0;
+		WRITE_ONCE(set->placed, true);
+	} else {
+		if (--i)
+			take_away(set, i);
+		if (ret != set->error)
+			pr_warn("%s: cannot hook %s (%d)\n", set->what, set->hooks[i].symbol, ret);
+	}
+	set->error = ret;
+	return ret;
+}
+
+void qgpu_hooks_remove(struct qgpu_hooks *set)
+{
+	if (!set->placed)
+		return;
+	WRITE_ONCE(set->placed, false);
+	take_away(set, set->nr);
+}
+
+static bool is_dead(const struct qgpu_hook *hook)
+{
+	const struct kprobe *probe = hook->called ? &hook->at_call : &hook->at_return.kp;
+
+	return READ_ONCE(probe->flags) & (KPROBE_FLAG_GONE | KPROBE_FLAG_DISABLED);
+}
+
+bool qgpu_hooks_work(const struct qgpu_hooks *set)
+{
+	int i;
+
+	if (!READ_ONCE(set->placed) || !READ_ONCE(fire))
+		return false;
+	for (i = 0; i < set->nr; i++) {
+		if (is_dead(&set->hooks[i]))
+			return false;
+	}
+	return true;
+}
+
+/* Also those that another probe's handler ran into: the kernel runs no handler inside a handler. */
+unsigned long qgpu_hooks_missed(struct qgpu_hooks *set)
+{
+	unsigned long missed = 0, before = set->missed;
+	int i;
+
+	for (i = 0; READ_ONCE(set->placed) && i < set->nr; i++) {
+		const struct qgpu_hook *hook = &set->hooks[i];
+
+		missed += hook->called ? hook->at_call.nmissed : hook->at_return.kp.nmissed + hook->at_return.nmissed;
+	}
+	set->missed = missed;
+	return missed > before ? missed - before : 0;
+}

@@ -1,0 +1,46 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+#ifndef _QGPU_HOOK_H
+#define _QGPU_HOOK_H
+
+#include <linux/kprobes.h>
+
+/* A function of the driver, and what runs when it is called. Handlers run with preemption off and must not sleep. */
+struct qgpu_hook {
+	const char *symbol;		/* module:function */
+	kprobe_pre_handler_t called;	/* NULL: entered and returned are given instead */
+	bool redirects;			/* called may send the call to another function, and then returns 1 */
+	kretprobe_handler_t entered;	/* 1: the return is not to be watched */
+	kretprobe_handler_t returned;
+	size_t data_size;		/* what entered and returned share of a call */
+	int at_once;			/* calls whose return is watched at the same time; more are missed */
+	struct kprobe at_call;
+	struct kretprobe at_return;
+};
+
+/* Hooks that are of use only together. */
+struct qgpu_hooks {
+	const char *what;		/* they do, for the log */
+	struct qgpu_hook *hooks;
+	int nr;
+	bool placed;
+	int error;			/* of the last try to place them, already told */
+	unsigned long missed;		/* calls that passed unseen */
+};
+
+/* A kernel without probes is no reason not to load; guard.c refuses limits there. */
+void qgpu_hooks_init(void);
+void qgpu_hooks_uninit(void);
+
+/* Place all, in order, or none. */
+int qgpu_hooks_place(struct qgpu_hooks *set);
+/* When it returns, no handler runs, and whoever was redirected has reached the function that it was sent to. */
+void qgpu_hooks_remove(struct qgpu_hooks *set);
+
+/* Try whether this kernel's probes fire and redirect at all. Sleeps. */
+bool qgpu_hooks_try(void);
+/* Whether they are placed, and the last try was good. Cheap. */
+bool qgpu_hooks_work(const struct qgpu_hooks *set);
+/* How many calls have passed unseen since the last time this was asked. */
+unsigned long qgpu_hooks_missed(struct qgpu_hooks *set);
+
+#endif
