@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from qgpu.model import Grant, OnIdle, Plan, PodClass, PodPlan, PodSample, Sample, Span, TsgSample, Window
+from qgpu.model.prepared_grant import PreparedGrant
 
 #: Version of the messages between daemon and guardian; a guardian may be older than the daemon.
 PROTOCOL = 4
@@ -34,6 +35,20 @@ def grants_to(grants: Mapping[int, Grant]) -> dict[str, Any]:
 def grants_from(data: Mapping[str, Any]) -> dict[int, Grant]:
     """Read a pod's grants. Raises as grant_from."""
     return {int(pgpu): grant_from(grant) for pgpu, grant in data.items()}
+
+
+def prepared_to(grant: PreparedGrant) -> dict[str, Any]:
+    """Convert a prepared grant to the arguments of the request ``grant.prepare``."""
+    return {
+        "uid": grant.uid,
+        "namespace": grant.namespace,
+        "name": grant.name,
+        "consumers": list(grant.consumers),
+        "devices": [
+            {"request": device.request, "gpu": device.gpu, "share": device.share} | grant_to(device.grant)
+            for device in grant.devices
+        ],
+    }
 
 
 def plan_to(plan: Plan) -> dict[str, Any]:

@@ -130,16 +130,29 @@ class Server:
         self._limits = ClientLimits()
         self._guests_turn = threading.Lock()
         self._group_id = group_id
-        path = socket_path(runtime_dir)
+        self._path = path = socket_path(runtime_dir)
         self._listener = SocketListener("control", path, mode, store, self._take)
-        if group_id is not None:
-            try:
-                shutil.chown(path, group=group_id)
-            except OSError as error:
-                self._listener.close()
-                raise PermissionDeniedError(
-                    f"{path}: {error.strerror}; to give it to group {group_id}, run qgpud as root or as its member"
-                ) from error
+        try:
+            self._give_to_group()
+        except OSError as error:
+            self._listener.close()
+            raise PermissionDeniedError(
+                f"{path}: {error.strerror}; to give it to group {group_id}, run qgpud as root or as its member"
+            ) from error
+
+    @property
+    def reachable(self) -> bool:
+        """Tell whether clients still find the socket."""
+        return self._listener.reachable
+
+    def restore(self) -> None:
+        """Listen again if somebody removed the socket. Raises OSError."""
+        self._listener.restore()
+        self._give_to_group()
+
+    def _give_to_group(self) -> None:
+        if self._group_id is not None:
+            shutil.chown(self._path, group=self._group_id)
 
     def close(self) -> None:
         """Accept no more clients."""

@@ -57,16 +57,20 @@ class Address:
 
 
 def parse_address(text: str) -> Address:
-    """Read ``127.0.0.1:9835``, ``[::1]:9835`` or ``unix:/path``. Raises InvalidValueError."""
+    """Read ``127.0.0.1:9835``, ``[::1]:9835``, ``localhost:9835`` or ``unix:/path``. Raises InvalidValueError."""
     if text.startswith("unix:/"):
         return Address(path=text.removeprefix("unix:"))
     host, _, port = text.rpartition(":")
+    if host == "localhost":
+        host = "127.0.0.1"
     try:
         address = ipaddress.ip_address(host.removeprefix("[").removesuffix("]"))
         if not port.isdecimal() or int(port) > 65535:
             raise ValueError(port)
     except ValueError:
-        raise InvalidValueError(f"{text!r}: write an IP address and a port, as in 127.0.0.1:9835") from None
+        raise InvalidValueError(
+            f"{text!r}: write an IP address or localhost, and a port, as in 127.0.0.1:9835"
+        ) from None
     return Address(str(address), int(port))
 
 
@@ -200,7 +204,8 @@ class _Server(ThreadingHTTPServer):
     def knows(self, host: str) -> bool:
         """Tell whether a Host header names us: another site's page may resolve its own name to this address.
 
-        A server that listens for other hosts is reached by any name; it serves only public data.
+        A server that listens for other hosts is reached by any name; it serves only public data. Raises ValueError if
+        the header is malformed.
         """
         if not self.address.private:
             return True
@@ -221,20 +226,27 @@ class _Handler(BaseHTTPRequestHandler):
         """Answer the request."""
         self._answer()
 
-    do_POST = do_GET  # noqa: N815 - likewise
+    do_HEAD = do_POST = do_GET  # noqa: N815 - likewise
 
-    def _answer(self) -> None:
+    def _response(self) -> Response:
         headers = {name.lower(): value for name, value in self.headers.items()}
         length = headers.get("content-length", "0")
         short = length.isdecimal() and len(length) <= _MOST_DIGITS and int(length) <= _MAX_BODY
-        if not self.server.knows(headers.get("host", "")):
-            response = Response(b"this is not the host you asked for\n", status=421)
-        elif not short or "transfer-encoding" in headers:
-            response = Response(b"too long\n", status=413)
-        else:
-            body = self.rfile.read(int(length))
-            self.server.heard(self.request)
-            response = self.server.answer(Request(self.command, urlsplit(self.path).path, headers, body))
+        try:
+            known, path = self.server.knows(headers.get("host", "")), urlsplit(self.path).path
+        except ValueError:
+            return Response(b"this is not a request: its address or its Host header is malformed\n", status=400)
+        if not known:
+            return Response(b"this is not the host you asked for\n", status=421)
+        if not short or "transfer-encoding" in headers:
+            return Response(b"too long\n", status=413)
+        body = self.rfile.read(int(length))
+        self.server.heard(self.request)
+        method = "GET" if self.command == "HEAD" else self.command  # the same answer, of which only the head is sent
+        return self.server.answer(Request(method, path, headers, body))
+
+    def _answer(self) -> None:
+        response = self._response()
         self.send_response(response.status)
         self.send_header("Content-Type", response.kind)
         self.send_header("X-Content-Type-Options", "nosniff")
@@ -244,9 +256,12 @@ class _Handler(BaseHTTPRequestHandler):
         if isinstance(response.body, bytes):
             self.send_header("Content-Length", str(len(response.body)))
             self.end_headers()
-            self.wfile.write(response.body)
+            if self.command != "HEAD":
+                self.wfile.write(response.body)
             return
         self.end_headers()
+        if self.command == "HEAD":
+            return
         for piece in response.body:
             self.wfile.write(piece)
             self.wfile.flush()

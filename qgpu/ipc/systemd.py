@@ -54,9 +54,12 @@ class FdStore:
                 os.set_inheritable(fd, False)
                 self._found[name] = fd
 
-    def put(self, name: str, fd: int) -> None:
-        """Store a copy of a descriptor; storing it again changes nothing."""
-        notify(f"FDSTORE=1\nFDNAME={name}", (fd,))
+    def put(self, name: str, fd: int, *, until_dropped: bool = False) -> None:
+        """Store a copy of a descriptor; storing it again changes nothing.
+
+        ``until_dropped`` keeps one that nobody writes to any more, which the service manager otherwise lets go.
+        """
+        notify(f"FDSTORE=1\nFDPOLL={int(not until_dropped)}\nFDNAME={name}", (fd,))
 
     def drop(self, name: str) -> None:
         """Close what is stored under a name."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -45,6 +46,26 @@ def replace(path: Path, text: str, mode: int | None = None) -> None:
     """Replace a file's content by ``text``. Raises OSError."""
     with replacing(path, mode) as file:
         file.write(text.encode())
+
+
+@contextmanager
+def beside(path: Path, text: str, mode: int) -> Iterator[Path]:
+    """Write and flush a file that the block may rename to ``path``; otherwise it is removed when the block ends.
+
+    So what takes long comes before the rename, and several threads may do it at once. Raises OSError.
+    """
+    new = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_native_id()}")
+    new.unlink(missing_ok=True)
+    try:
+        with new.open("xb") as file:
+            os.fchmod(file.fileno(), mode)
+            file.write(text.encode())
+            file.flush()
+            os.fsync(file.fileno())
+        yield new
+    finally:
+        with suppress(OSError):
+            new.unlink()
 
 
 def flush(directory: Path) -> None:

@@ -9,9 +9,11 @@ nothing else in the tree.
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -130,8 +132,13 @@ def enter(name: str, pid: int, path: str = "") -> None:
         raise NotSupportedError(f"pod {name}: process {pid} cannot enter its cgroup: {error.strerror}") from error
 
 
-def bring(name: str, pid: int, path: str) -> None:
-    """Move a process into a pod's own cgroup, or check that it is in a container's. Raises as enter, RefusedError."""
+def bring(name: str, pid: int, path: str, joined: Iterable[str] = ()) -> None:
+    """Move a process into a pod's own cgroup, or check that it is in a container's. Raises as enter, RefusedError.
+
+    ``joined`` are cgroups of containers that count to the pod as well: a process in one of them stays there.
+    """
+    if any(within(of(pid), each) for each in joined):
+        return
     if is_made_for(name, path):
         enter(name, pid, path)
     elif not within(of(pid), path):
@@ -159,12 +166,17 @@ def find(ident: int, likely: str) -> str | None:
     The kernel never reuses an id. Raises OSError if the search fails.
     """
     top = mount()
-    if _ident(top / likely.lstrip("/")) == ident:
+    if ident_of(likely) == ident:
         return likely
     for directory in _below("/"):
         if _ident(directory) == ident:
             return "/" + str(directory.relative_to(top))
     return None
+
+
+def ident_of(path: str) -> int:
+    """Return a cgroup's id, which the kernel never reuses; 0 if it is gone. Raises OSError."""
+    return _ident(mount() / path.lstrip("/"))
 
 
 def _ident(directory: Path) -> int:
@@ -185,13 +197,13 @@ class CgroupMembers:
     alive: bool = False
 
 
-def inside(path: str) -> CgroupMembers:
-    """List a cgroup's processes. A cgroup that cannot be read may have some."""
-    try:
-        found = pids(path)
-    except OSError:
-        found = ()
-    return CgroupMembers(found, bool(found) or populated(path))
+def inside(*paths: str) -> CgroupMembers:
+    """List the processes of cgroups. A cgroup that cannot be read may have some."""
+    found: list[int] = []
+    for path in paths:
+        with suppress(OSError):
+            found += pids(path)
+    return CgroupMembers(tuple(found), bool(found) or any(map(populated, paths)))
 
 
 def populated(path: str) -> bool:
@@ -202,13 +214,18 @@ def populated(path: str) -> bool:
         return error.errno not in _GONE
 
 
-def pids(path: str) -> tuple[int, ...]:
-    """List the processes of a cgroup and those below it; none if it is gone.
+def exists(path: str) -> bool:
+    """Tell whether a cgroup is there."""
+    return (mount() / path.lstrip("/")).is_dir()
+
+
+def pids(*paths: str) -> tuple[int, ...]:
+    """List the processes of cgroups and those below them; none of one that is gone.
 
     Raises OSError if it cannot be read; that does not mean it is empty.
     """
     found: list[int] = []
-    for directory in _below(path):
+    for directory in itertools.chain.from_iterable(map(_below, paths)):
         try:
             found += map(int, (directory / "cgroup.procs").read_text().split())
         except OSError as error:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from qgpu.linux import fd_budget, proc
 from qgpu.linux.seccomp_notify import Notification
@@ -50,10 +49,10 @@ class InflightSyscall:
         it is, because we have answered this one.
         """
         try:
-            now = Path(f"/proc/{self.pid}/task/{self.tid}/syscall").read_text().split()
+            now = proc.syscall(self.pid, self.tid)
         except OSError as error:
             return error.errno not in fd_budget.OUT_OF_FDS
-        if now[0] == "running":
+        if now[:1] == ["running"]:
             return None
         return now[: len(self.proc_syscall)] != self.proc_syscall or _waits_for_us(self.pid, self.tid)
 
@@ -98,7 +97,7 @@ def _waits_for_us(pid: int, tid: int) -> bool:
     try:
         if proc.stat(pid, tid)[:1] != ["S"]:
             return False
-        return Path(f"/proc/{pid}/task/{tid}/wchan").read_text().startswith(_STOPPED_AT)
+        return proc.waits_in(pid, tid).startswith(_STOPPED_AT)
     except OSError:
         return False
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 import errno
 import os
 import select
+import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,19 +24,23 @@ _ffi.cdef(
     struct seccomp_notif { uint64_t id; uint32_t pid, flags; struct seccomp_data data; };
     struct seccomp_notif_resp { uint64_t id; int64_t val; int32_t error; uint32_t flags; };
     struct iovec { void *base; size_t len; };
+    struct remote_iovec { uint64_t base; size_t len; };
     int ioctl(int fd, unsigned long request, void *argument);
     int tgkill(int pid, int tid, int signal);
-    ssize_t process_vm_readv(int pid, const struct iovec *local, unsigned long n, const struct iovec *remote,
+    ssize_t process_vm_readv(int pid, const struct iovec *local, unsigned long n, const struct remote_iovec *remote,
                              unsigned long m, unsigned long flags);
-    ssize_t process_vm_writev(int pid, const struct iovec *local, unsigned long n, const struct iovec *remote,
+    ssize_t process_vm_writev(int pid, const struct iovec *local, unsigned long n, const struct remote_iovec *remote,
                               unsigned long m, unsigned long flags);
     """
 )
 _libc: Any = _ffi.dlopen(None)
 
-_NOTIF_BYTES = int(_ffi.sizeof("struct seccomp_notif"))
+#: struct seccomp_notif: id, pid, flags; and of struct seccomp_data nr, arch, ip, six arguments.
+_NOTIF = struct.Struct("<QIIiIQ6Q")
+_NOTIF_BYTES = _NOTIF.size
 #: A notification, and its call's progress.
 SLOT_BYTES = _NOTIF_BYTES + 8
+_EMPTY = bytes(SLOT_BYTES)
 #: Progress of a call: begun, or begun after RM gave a figure (the mark minus _BEGUN_AT).
 _BEGUN, _BEGUN_AT = 1, 2
 _RECV = 0xC0502100
@@ -43,6 +49,8 @@ _ID_VALID = 0x40082102
 _SET_FLAGS = 0x40082104
 _SYNC_WAKE_UP = 1
 _CONTINUE = 1
+#: No page is smaller. No write has more areas (UIO_MAXIOV).
+_PAGE, _MOST_AREAS = 4096, 1024
 
 
 @dataclass(slots=True)  # not frozen: one is made per call, and freezing takes three times as long
@@ -85,7 +93,7 @@ class UnansweredCall:
 
 def read_slot(slot: memoryview) -> UnansweredCall | None:
     """Read a slot; None if it is empty."""
-    call = _notification(_ffi.cast("struct seccomp_notif *", _ffi.from_buffer(slot)))
+    call = _notification(slot)
     mark = int.from_bytes(slot[_NOTIF_BYTES:SLOT_BYTES], "little")
     return (
         UnansweredCall(call, mark >= _BEGUN, mark - _BEGUN_AT if mark >= _BEGUN_AT else None)
@@ -94,17 +102,19 @@ def read_slot(slot: memoryview) -> UnansweredCall | None:
     )
 
 
-def _notification(notif: Any) -> Notification | None:
-    if not notif.id:
-        return None
-    data = notif.data
-    return Notification(notif.id, notif.pid, data.arch, data.nr, tuple(data.args))
+def _notification(slot: memoryview) -> Notification | None:
+    id_, tid, _, number, arch, _, *arguments = _NOTIF.unpack_from(slot)
+    return Notification(id_, tid, arch, number, tuple(arguments)) if id_ else None
 
 
 def is_listener(fd: int) -> bool:
     """Tell whether a descriptor is a seccomp listener: another file might be readable for ever."""
-    found = _libc.ioctl(fd, _ID_VALID, _ffi.new("uint64_t *")) == 0
-    return bool(found or _ffi.errno == errno.ENOENT)
+    return has_call(fd, 0) or _ffi.errno == errno.ENOENT
+
+
+def has_call(fd: int, id_: int) -> bool:
+    """Tell whether a call that was received from this listener still waits. The kernel begins ids at random."""
+    return bool(_libc.ioctl(fd, _ID_VALID, _ffi.new("uint64_t *", id_)) == 0)
 
 
 class Listener:
@@ -129,10 +139,10 @@ class Listener:
 
     def receive(self) -> Notification | None:
         """Take the next notification; None when its thread died or was interrupted meanwhile."""
-        self._slot[:] = bytes(SLOT_BYTES)
+        self._slot[:] = _EMPTY
         if _libc.ioctl(self.fd, _RECV, self._notif) < 0:
             return None
-        return _notification(self._notif)
+        return _notification(self._slot)
 
     def begin(self, before: int | None = None) -> None:
         """Mark the call in hand: what it asks for is done from now on, and not to be done twice."""
@@ -171,7 +181,9 @@ def is_thread_of(pid: int, tid: int) -> bool:
 class ProcessMemory:
     """Other processes' memory. One for each thread of ours that reads: what it reads into is its own.
 
-    Any access may wait for as long as the other process likes (userfaultfd, FUSE).
+    Any access may wait for as long as the other process likes (userfaultfd, FUSE). A call's argument and what it points
+    to often lie close together on a stack, and reading takes the same time however little is read. So a read takes the
+    rest of the page too, for the next reads of the same call.
     """
 
     def __init__(self, size: int = 1 << 16) -> None:
@@ -179,7 +191,13 @@ class ProcessMemory:
         self._buffer = _ffi.new("char[]", size)
         self._view = _ffi.buffer(self._buffer)
         self._local = _ffi.new("struct iovec *", {"base": self._buffer})
-        self._remote = _ffi.new("struct iovec *")
+        self._remote = _ffi.new("struct remote_iovec *")
+        #: Whose memory the buffer holds, and of which addresses.
+        self._tid, self._from, self._to = 0, 0, 0
+
+    def next_call(self) -> None:
+        """Forget what was read: memory may have changed since."""
+        self._to = 0
 
     def read(self, tid: int, address: int, size: int) -> bytes | None:
         """Read memory; None when any of it is not there or the process is gone."""
@@ -188,17 +206,28 @@ class ProcessMemory:
 
     def read_some(self, tid: int, address: int, size: int) -> bytes:
         """Read as much as is there of what is asked for."""
+        if self._from <= address and address + size <= self._to and tid == self._tid:
+            at = address - self._from
+            return bytes(self._view[at : at + size])
         if not 0 <= address < 1 << 64 or size > self._size:
             return b""
-        self._local.len = self._remote.len = size
-        self._remote.base = _ffi.cast("void *", address)
+        self._local.len = self._remote.len = max(size, _PAGE - address % _PAGE)
+        self._remote.base = address
         got = _libc.process_vm_readv(tid, self._local, 1, self._remote, 1, 0)
-        return bytes(self._view[:got]) if got > 0 else b""
+        self._tid, self._from, self._to = tid, address, address + got if got > 0 else 0
+        return bytes(self._view[: min(got, size)]) if got > 0 else b""
 
-    def write(self, tid: int, address: int, data: bytes | bytearray) -> None:
-        """Write memory. Raises OSError."""
-        local = _ffi.new("struct iovec *", {"base": _ffi.from_buffer(data), "len": len(data)})
-        remote = _ffi.new("struct iovec *", {"base": _ffi.cast("void *", address), "len": len(data)})
-        if _libc.process_vm_writev(tid, local, 1, remote, 1, 0) != len(data):
-            code = _ffi.errno or errno.EFAULT
+    def write(self, tid: int, writes: Sequence[tuple[int, bytes | bytearray]]) -> None:
+        """Write to addresses, in order. Raises OSError."""
+        self._to = 0
+        for at in range(0, len(writes), _MOST_AREAS):
+            self._write(tid, writes[at : at + _MOST_AREAS])
+
+    def _write(self, tid: int, writes: Sequence[tuple[int, bytes | bytearray]]) -> None:
+        kept = [_ffi.from_buffer(data) for _, data in writes]
+        local = _ffi.new("struct iovec[]", [{"base": data, "len": len(data)} for data in kept])
+        remote = _ffi.new("struct remote_iovec[]", [(address, len(data)) for address, data in writes])
+        written = _libc.process_vm_writev(tid, local, len(kept), remote, len(kept), 0)
+        if written != sum(map(len, kept)):
+            code = _ffi.errno if written < 0 else errno.EFAULT
             raise OSError(code, os.strerror(code))

@@ -6,11 +6,16 @@ thread at that moment waits for the lock for ever.
 
 from __future__ import annotations
 
+import math
 import os
 import select
 import signal
+import time
 
 _MS_PER_S = 1000
+#: How long one poll lasts at most. A signal that comes right before a poll, or to another thread, does not interrupt
+#: it; Python runs the handler when the poll is over.
+_LONGEST_S = 1.0
 
 
 class Shutdown:
@@ -29,4 +34,10 @@ class Shutdown:
         """Wait until the shutdown is requested, or for this long; tell whether it is."""
         poll = select.poll()
         poll.register(self._fd, select.POLLIN)
-        return bool(poll.poll(None if timeout_s is None else timeout_s * _MS_PER_S))
+        end_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            left_s = max(0.0, end_s - time.monotonic())
+            if poll.poll(min(left_s, _LONGEST_S) * _MS_PER_S):
+                return True
+            if left_s <= _LONGEST_S:
+                return False

@@ -26,8 +26,8 @@ from qgpu.linux.inflight_syscalls import InflightSyscall
 _SEIZE, _INTERRUPT, _DETACH = 0x4206, 0x4207, 17
 _EVENT_STOP = 128
 _ALL_THREADS = 0x40000000  # __WALL
-#: How long a thread may take to stop, and how often that is checked.
-_PATIENCE_S, _LOOK_S, _LOOK_SELDOM_S = 1.0, 0.00005, 0.01
+#: How long a thread may take to stop, how often that is checked, and how much longer each look waits than the last.
+_PATIENCE_S, _LOOK_S, _LOOK_SELDOM_S, _GROWTH = 1.0, 0.00005, 0.01, 1.25
 #: How long a call may take before its thread is stopped to see that it is done.
 _SOON_S = 0.003
 
@@ -49,7 +49,7 @@ def run_as_tracer(act: Callable[[], _T]) -> _T:
         except BaseException as error:  # noqa: BLE001 - raised again in the waiting thread
             failed.append(error)
 
-    thread = threading.Thread(target=run, name="qgpu-still", daemon=True)
+    thread = threading.Thread(target=run, name="qgpu-tracer", daemon=True)
     thread.start()
     thread.join()
     if failed:
@@ -64,7 +64,7 @@ def wait_until_done(call: InflightSyscall) -> None:
         if time.monotonic() > soon and _leaves_kernel(call):
             return
         time.sleep(wait_s)
-        wait_s = min(2 * wait_s, _LOOK_SELDOM_S)
+        wait_s = min(_GROWTH * wait_s, _LOOK_SELDOM_S)
 
 
 def _leaves_kernel(call: InflightSyscall) -> bool:
@@ -75,7 +75,7 @@ def _leaves_kernel(call: InflightSyscall) -> bool:
     wait_s = _LOOK_S
     while (signal := _signal_of_stop(call.tid)) is None:
         time.sleep(wait_s)
-        wait_s = min(2 * wait_s, _LOOK_SELDOM_S)
+        wait_s = min(_GROWTH * wait_s, _LOOK_SELDOM_S)
     _libc.ptrace(_DETACH, call.tid, None, signal)
     return True
 

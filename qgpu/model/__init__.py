@@ -35,6 +35,8 @@ MAX_LATENCY_TARGET_NS = NS_PER_S
 
 #: The most of a pGPU that may be set aside for offline pods, in per cent.
 MAX_OFFLINE_FLOOR = 50
+#: How many times a pGPU's memory may be granted at most.
+MAX_MEMORY_OVERCOMMIT = 8
 
 #: Offline pods get back what they are short of the floor over FLOOR_SPAN_NS, at up to FLOOR_TIMES the floor.
 FLOOR_SPAN_NS = 400 * NS_PER_MS
@@ -95,7 +97,7 @@ Span = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class MayAsk:
+class RequestBounds:
     """What a container may ask for: classes, ``cores`` in per cent and ``memory`` in bytes at most, and its own name.
 
     ``memory`` None means any amount.
@@ -108,7 +110,7 @@ class MayAsk:
 
 
 #: An image's author may not choose the online class, more than half of a pGPU, or the pod's name.
-_UNTRUSTED = MayAsk(frozenset({PodClass.OFFLINE}), 50, name=False)
+_UNTRUSTED = RequestBounds(frozenset({PodClass.OFFLINE}), 50, name=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +120,8 @@ class ContainerPolicy:
     ``by_environment`` None: environment variables are ignored.
     """
 
-    anyhow: MayAsk = field(default_factory=MayAsk)
-    by_environment: MayAsk | None = _UNTRUSTED
+    from_anywhere: RequestBounds = field(default_factory=RequestBounds)
+    by_environment: RequestBounds | None = _UNTRUSTED
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,7 +251,7 @@ class Snapshot:
     #: How the slice tuner wants the pods of each class to take turns.
     offline: Sharing = Sharing()
     online: Sharing = Sharing()
-    #: The card's name as NVML tells it; what was measured of it is in ``qgpu.model.hardware_traits``.
+    #: The card's name as NVML reports it; what was measured of it is in ``qgpu.model.hardware_traits``.
     card: str = ""
 
     def __post_init__(self) -> None:

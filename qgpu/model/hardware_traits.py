@@ -15,12 +15,12 @@ from qgpu.model import MAX_TIMESLICE_US, MIN_TIMESLICE_US, NS_PER_US
 class HardwareTraits:
     """What was measured of one model of card."""
 
-    #: A word of the name that NVML tells; empty for cards of which nothing is known.
+    #: A word of the name that NVML reports; empty for other cards.
     model: str
-    #: RM's µs of a timeslice lasts so long.
+    #: How long 1 µs of a timeslice lasts, in ns.
     timeslice_us_ns: int
-    #: The switches in and out, which are charged to the TSG beyond its slice; and between two turns nobody has the
-    #: engine for so long.
+    #: The switches in and out, which are charged to the TSG beyond its slice; and the gap between two turns, in which
+    #: no TSG has the engine.
     switched_ns: int
     gap_ns: int
     #: (slice, p99) in µs of 100 µs of online work every 10 ms over a flood of 1 ms kernels; and without the flood.
@@ -60,11 +60,10 @@ ROWS = (H200, H100)
 
 @lru_cache(maxsize=64)
 def traits(card: str) -> HardwareTraits:
-    """Return the row of a card by the name that NVML tells, "NVIDIA H100 80GB HBM3" for example."""
+    """Return the row of a card by the name that NVML reports, "NVIDIA H100 80GB HBM3" for example."""
     return next((row for row in ROWS if row.model in card.split()), OTHER)
 
 
-#: The shortest sensible timeslice where TSGs of one pod cut each other at every slice: of 50 µs a twelfth of the card
-#: is left. At 200 it is nearly half, and online work waits 1.6 times as long: of all slices about the most work for
-#: the wait.
-SEVERAL_US = 200
+#: The shortest useful timeslice, in µs, where TSGs of one pod preempt each other at every slice. With 50 µs a twelfth
+#: of the card does work; with 200 nearly half does, and online work waits 1.6 times as long.
+MIN_PARALLEL_TIMESLICE_US = 200

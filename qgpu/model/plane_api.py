@@ -9,9 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from qgpu.model import Grant, Plan, Sample
+
+if TYPE_CHECKING:
+    from qgpu.model.checkpointer import Checkpointer
 
 
 class Backend(Protocol):
@@ -54,6 +57,17 @@ class Pgpu:
 
 
 @dataclass(frozen=True, slots=True)
+class CardLeftOut:
+    """A card of this machine that is no pGPU, and the reason as text for a person."""
+
+    #: Its number at nvidia-smi, which no pGPU has then.
+    index: int
+    #: Its address, such as "00000000:3b:00.0".
+    pci: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class PodInfo:
     """One pod as a plane knows it, with its grants by pGPU."""
 
@@ -72,6 +86,13 @@ class PodInfo:
     refused_calls: int | None = None
     #: Whether a process of it may be alive that could not be listed, or has left its cgroup.
     alive: bool = False
+    #: The cgroups of containers that count to this pod as well; some may be gone.
+    joined: tuple[str, ...] = ()
+
+    @property
+    def cgroups(self) -> tuple[str, ...]:
+        """Return its own cgroup, if it has one, and those that count to it."""
+        return (*filter(None, [self.cgroup]), *self.joined)
 
 
 class Host(Protocol):
@@ -82,6 +103,9 @@ class Host(Protocol):
 
     def pgpus(self) -> Sequence[Pgpu]:
         """Return the pGPUs that this plane can share."""
+
+    def left_out(self) -> Sequence[CardLeftOut]:
+        """Return the cards of this machine that the plane does not share."""
 
     def backend(self, pgpu: int) -> Backend:
         """Open the backend of one pGPU."""
@@ -105,11 +129,17 @@ class Host(Protocol):
         plane's launcher made for it (seccomp: the listener). The host owns them from now on.
         """
 
+    def join(self, name: str, cgroups: Sequence[str]) -> None:
+        """Let exactly these containers' cgroups count to a pod besides its own. NotSupportedError where none can."""
+
     def retire(self, name: str) -> None:
         """Remove a pod. Processes that are left run on ungated. RefusedError if they would escape a limit that way."""
 
     def left_behind(self) -> Mapping[int, int]:
         """Return the video memory, in bytes by pGPU, that is still held on behalf of pods that no longer exist."""
+
+    def checkpointer(self) -> Checkpointer:
+        """Open what takes processes off the cards, for one operation. Raises NotSupportedError."""
 
     def close(self) -> None:
         """Release the plane. Pods run on ungated."""

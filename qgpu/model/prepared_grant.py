@@ -15,7 +15,7 @@ ANY_POD = "*"
 
 @dataclass(frozen=True, slots=True)
 class PreparedDevice:
-    """One device of a claim: a part of one card for whoever is given the CDI device ``name``."""
+    """One device of a claim: a part of one card, for whoever is given the CDI device ``name``."""
 
     #: The request of the claim that it answers, and the share of the card that the scheduler gave it; "" for none.
     request: str
@@ -23,7 +23,8 @@ class PreparedDevice:
     #: The card's UUID.
     gpu: str
     grant: Grant
-    name: str
+    #: The daemon chooses it; "" before.
+    name: str = ""
 
 
 @dataclass(frozen=True, slots=True)

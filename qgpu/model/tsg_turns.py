@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
 from qgpu.model import NS_PER_MS, PodPlan
-from qgpu.model.hardware_traits import SEVERAL_US
+from qgpu.model.hardware_traits import MIN_PARALLEL_TIMESLICE_US
 
 K = TypeVar("K", bound=Hashable)
 
@@ -100,9 +100,9 @@ class TsgTurns(Generic[K]):
 def all_at_once(part: PodPlan, busy_tsgs: int) -> PodPlan:
     """Return the nearest plan for a pod on a plane that has no gate for each TSG: all of its TSGs run at once.
 
-    They split the slice of one TSG, because online work waits for all of them. Each keeps at least SEVERAL_US, so that
-    they make progress while they preempt each other.
+    They split the slice of one TSG, because online work waits for all of them. Each keeps at least
+    MIN_PARALLEL_TIMESLICE_US, so that they make progress while they preempt each other.
     """
     if part.tsg_turn_ns is None or busy_tsgs < 2:
         return replace(part, tsg_turn_ns=None)
-    return replace(part, tsg_turn_ns=None, timeslice_us=max(SEVERAL_US, part.timeslice_us // busy_tsgs))
+    return replace(part, tsg_turn_ns=None, timeslice_us=max(MIN_PARALLEL_TIMESLICE_US, part.timeslice_us // busy_tsgs))

@@ -48,6 +48,10 @@ ffi.cdef(
     typedef struct { uint32_t subDeviceId; } NV2080_ALLOC_PARAMETERS;
     typedef struct { uint32_t hObjectError, hObjectEccError, hVASpace, engineType; uint8_t bIsCallingContextVgpuPlugin;
                      } NV_CHANNEL_GROUP_ALLOCATION_PARAMETERS;
+    typedef struct { uint32_t hObjectError, hObjectBuffer; uint64_t gpFifoOffset; uint32_t gpFifoEntries, flags,
+                     hContextShare, hVASpace, hUserdMemory[8]; uint64_t userdOffset[8]; uint32_t engineType, cid,
+                     subDeviceId, hObjectEccError; uint64_t memory[12]; uint32_t hPhysChannelGroup, internalFlags;
+                     } NV_CHANNEL_ALLOC_PARAMS;
     typedef struct { uint32_t owner, type, flags, width, height; int32_t pitch; uint32_t attr, attr2, format,
                      comprCovg, zcullCovg, pad0; uint64_t rangeLo, rangeHi, size, alignment, offset, limit, address;
                      uint32_t ctagOffset, hVASpace, internalflags, tag, numaNode, pad1; } NV_MEMORY_ALLOCATION_PARAMS;
@@ -289,6 +293,12 @@ def raw_ioctl(fd: int, req: int, argument: Any) -> int:
 def perform(fd: int, req: int, argument: Any) -> int:
     """Issue any ioctl once and return its errno, 0 for success."""
     return int(ffi.errno) if _libc.ioctl(fd, req, argument) < 0 else 0
+
+
+def parse_types() -> None:
+    """Parse all structures now: cffi parses a name when it is first used, and a pod's call would wait a ms for each."""
+    for name in ffi.list_types()[0]:
+        ffi.typeof(f"{name} *")
 
 
 def pidfd_getfd(pidfd: int, fd: int) -> int:

@@ -10,25 +10,35 @@ import pynvml
 
 from qgpu.errors import NoGpuError, NotSupportedError
 from qgpu.model import NS_PER_MS
-from qgpu.model.plane_api import Pgpu
+from qgpu.model.plane_api import CardLeftOut, Pgpu
 
 #: NVML has a new figure about five times a second.
 _FRESH_NS = 100 * NS_PER_MS
 
 
-def check_cards() -> None:
-    """Check that no card is in MIG mode, which partitions it. Raises NoGpuError, NotSupportedError."""
+def cards_in_mig_mode() -> list[CardLeftOut]:
+    """List the cards that MIG divides, which qgpu leaves alone (docs/decisions/0041-mig.md).
+
+    Raises NoGpuError, and NotSupportedError if no other card is there.
+    """
+    found = []
     with _nvml():
-        for index in range(pynvml.nvmlDeviceGetCount()):
+        count = pynvml.nvmlDeviceGetCount()
+        for index in range(count):
+            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
             try:
-                current, _ = pynvml.nvmlDeviceGetMigMode(pynvml.nvmlDeviceGetHandleByIndex(index))
+                current, _ = pynvml.nvmlDeviceGetMigMode(handle)
             except pynvml.NVMLError:  # no MIG, or no answer: the guardian leaves a card without an answer out
                 continue
             if current == pynvml.NVML_DEVICE_MIG_ENABLE:
-                raise NotSupportedError(
-                    f"GPU {index}: MIG mode is on, and qgpu shares whole cards; switch it off with "
-                    f"`nvidia-smi -i {index} -mig 0`, or leave that card to MIG on another host"
-                )
+                pci = _text(pynvml.nvmlDeviceGetPciInfo(handle).busId).lower()
+                found.append(CardLeftOut(index, pci, f"MIG mode is on; to share it: nvidia-smi -i {index} -mig 0"))
+    if found and len(found) == count:
+        raise NotSupportedError(
+            "MIG mode is on for every GPU here, and qgpu shares whole cards; switch it off for one with "
+            f"`nvidia-smi -i {found[0].index} -mig 0`"
+        )
+    return found
 
 
 def describe(cards: Iterable[tuple[int, str]]) -> list[Pgpu]:
@@ -49,6 +59,26 @@ def processes(uuid: str) -> frozenset[int]:
         except pynvml.NVMLError as error:
             raise NoGpuError(f"NVML: {error}; it does not list the card's processes") from error
     return frozenset(int(process.pid) for process in found)
+
+
+def mps_clients(uuid: str) -> frozenset[int]:
+    """List the processes that use a card through MPS; none where NVML cannot tell. Raises NoGpuError."""
+    with _nvml():
+        try:
+            card = pynvml.nvmlDeviceGetHandleByUUID(uuid)
+            found = pynvml.nvmlDeviceGetMPSComputeRunningProcesses(card)
+        except pynvml.NVMLError:
+            return frozenset()
+    return frozenset(int(process.pid) for process in found)
+
+
+def free_memory(uuid: str) -> int:
+    """Return how many bytes of a card are free. Raises NoGpuError."""
+    with _nvml():
+        try:
+            return int(pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByUUID(uuid)).free)
+        except pynvml.NVMLError as error:
+            raise NoGpuError(f"NVML: {error}; it does not tell how much of the card is free") from error
 
 
 class Utilization:

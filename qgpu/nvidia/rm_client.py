@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -113,16 +111,6 @@ def take(pidfd: int, fd: int) -> int:
     A file held here keeps its RM clients alive after the process's end.
     """
     return abi.pidfd_getfd(pidfd, fd)
-
-
-@contextmanager
-def borrowed(pidfd: int, fd: int) -> Iterator[int]:
-    """Duplicate another process's descriptor ``fd`` for the block. Raises OSError."""
-    taken = take(pidfd, fd)
-    try:
-        yield taken
-    finally:
-        os.close(taken)
 
 
 @dataclass(frozen=True, order=True, slots=True)

@@ -25,6 +25,8 @@ class RmDevice:
     """Our Device and Subdevice on one card."""
 
     client: RmClient
+    #: Its place among all cards in PCI order: the number of its pGPU.
+    index: int
     #: RM's device instance: what a pod names in NV0080_ALLOC_PARAMETERS.deviceId.
     instance: int
     minor: int
@@ -73,17 +75,17 @@ class RmDevice:
 
 
 def open_devices(client: RmClient) -> list[RmDevice]:
-    """Open every card in PCI order, the order of nvidia-smi and of pGPU numbers."""
+    """Open every card in PCI order, the order of nvidia-smi and of pGPU numbers; a card left out keeps its number."""
     devices = []
-    for card in client.cards():
+    for index, card in enumerate(client.cards()):
         try:
-            devices.append(_open_device(client, card))
+            devices.append(_open_device(client, index, card))
         except (RmError, OSError) as error:
             _log.error("card left out: it cannot be opened", pci=card.pci, reason=str(error))
     return devices
 
 
-def _open_device(client: RmClient, card: CardInfo) -> RmDevice:
+def _open_device(client: RmClient, index: int, card: CardInfo) -> RmDevice:
     client.open_card(card.minor, card.gpu_id)
     info = ffi.new("NV0000_CTRL_GPU_GET_ID_INFO_V2_PARAMS *", {"gpuId": card.gpu_id})
     client.control(client.handle, abi.NV0000_GPU_GET_ID_INFO_V2, info)
@@ -91,4 +93,4 @@ def _open_device(client: RmClient, card: CardInfo) -> RmDevice:
     device = client.alloc(client.handle, abi.NV01_DEVICE_0, ours)
     which = ffi.new("NV2080_ALLOC_PARAMETERS *", {"subDeviceId": info.subDeviceInstance})
     subdevice = client.alloc(device, abi.NV20_SUBDEVICE_0, which)
-    return RmDevice(client, info.deviceInstance, card.minor, card.pci, device, subdevice, card.gpu_id)
+    return RmDevice(client, index, info.deviceInstance, card.minor, card.pci, device, subdevice, card.gpu_id)

@@ -34,6 +34,28 @@ def test_a_frozen_cgroup_is_told_by_its_events(monkeypatch, tmp_path, said, froz
     assert cgroup.is_frozen(os.getpid()) is frozen
 
 
+def test_process_of_a_joined_cgroup_stays_where_it_is(monkeypatch):
+    moved = []
+    monkeypatch.setattr(cgroup, "enter", lambda name, pid, path: moved.append(pid))
+    monkeypatch.setattr(cgroup, "of", lambda pid: {1: "/engine/x/below", 2: "/engine/xy"}[pid])
+    for pid in (1, 2):
+        cgroup.bring("llm", pid, "/user/qgpu-llm", ["/engine/x"])
+
+    assert moved == [2]
+
+
+def test_processes_of_several_cgroups_are_listed_together(monkeypatch, tmp_path):
+    monkeypatch.setattr(cgroup, "mount", lambda: tmp_path)
+    for name, pids in (("a", "1\n2\n"), ("b", "3\n")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "cgroup.procs").write_text(pids)
+        (tmp_path / name / "cgroup.events").write_text("populated 1\n")
+
+    assert cgroup.inside("/a", "/gone", "/b") == cgroup.CgroupMembers((1, 2, 3), alive=True)
+    assert cgroup.inside("/gone") == cgroup.CgroupMembers()
+    assert cgroup.inside() == cgroup.CgroupMembers()
+
+
 def test_the_top_of_the_tree_is_never_frozen(monkeypatch, tmp_path):
     monkeypatch.setattr(cgroup, "mount", lambda: tmp_path)
     monkeypatch.setattr(cgroup, "of", lambda pid: "/")

@@ -22,6 +22,23 @@ signal.setitimer(signal.ITIMER_REAL, 0)
 print(ending.wait())
 """
 
+#: A signal that another thread takes, while the main thread, which runs handlers, waits without end.
+ELSEWHERE = """
+import os, signal, threading, time
+from qgpu.linux.shutdown import Shutdown
+ending = Shutdown(signal.SIGTERM)
+def kill():
+    main = f"/proc/self/task/{os.getpid()}/stat"
+    while open(main).read().split()[2] != "S" or not waiting:
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
+waiting = []
+threading.Thread(target=kill).start()
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+waiting.append(True)
+print(ending.wait())
+"""
+
 
 def test_a_signal_ends_waiting() -> None:
     ending = Shutdown(signal.SIGUSR1)
@@ -45,3 +62,9 @@ def test_somebody_may_say_so() -> None:
     ending.set()
 
     assert ending.wait(0)
+
+
+def test_a_signal_that_interrupts_nothing_ends_waiting() -> None:
+    ended = subprocess.run([sys.executable, "-c", ELSEWHERE], capture_output=True, text=True, timeout=60, check=True)
+
+    assert ended.stdout == "True\n"

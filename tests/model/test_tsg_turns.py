@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from qgpu.errors import InvalidValueError
 from qgpu.model import MAX_PERIOD_NS, MIN_TIMESLICE_US, MIN_TSG_TURN_NS, NS_PER_MS, NS_PER_S, PodClass, PodPlan
-from qgpu.model.hardware_traits import SEVERAL_US
+from qgpu.model.hardware_traits import MIN_PARALLEL_TIMESLICE_US
 from qgpu.model.tsg_turns import LOOK_NS, TsgTurns, all_at_once
 
 MS = NS_PER_MS
@@ -156,7 +156,7 @@ def test_turns_out_of_bounds_are_refused(turn_ns: int) -> None:
     ("slice_us", "busy", "expected_us"),
     [
         (MIN_TIMESLICE_US, 1, MIN_TIMESLICE_US),
-        (MIN_TIMESLICE_US, 4, SEVERAL_US),
+        (MIN_TIMESLICE_US, 4, MIN_PARALLEL_TIMESLICE_US),
         (1726, 4, 431),
         (1726, 0, 1726),
     ],

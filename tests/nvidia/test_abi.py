@@ -57,6 +57,13 @@ def test_fields_lie_where_rm_reads_them(field, offset):
     assert abi.ffi.offsetof(*field) == offset
 
 
+def test_parsed_structures_are_not_parsed_again(monkeypatch):
+    abi.parse_types()
+    monkeypatch.setattr(abi.ffi, "_parser", None)
+
+    assert abi.ffi.new("NV0041_CTRL_GET_SURFACE_INFO_PARAMS *").surfaceInfoListSize == 0
+
+
 def test_an_escape_is_encoded_as_nvidias_libraries_do():
     assert abi.request(abi.NV_ESC_RM_CONTROL, 32) == 0xC020462A
 

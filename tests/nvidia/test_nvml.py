@@ -1,4 +1,4 @@
-"""Utilisation as NVML tells it: what is asked when, and what becomes of a card that does not answer."""
+"""What NVML tells: utilisation, processes, and the cards that MIG divides."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from qgpu.errors import NoGpuError
+from qgpu.errors import NoGpuError, NotSupportedError
+from qgpu.model.plane_api import CardLeftOut
 from qgpu.nvidia import nvml
 
 
 class FakeNvml:
-    """NVML with one card, whose driver may go away."""
+    """NVML with one card, whose driver may go away; ``mig`` has the mode of each card there is, None if it has none."""
+
+    NVML_DEVICE_MIG_ENABLE = 1
 
     class NVMLError(Exception):
         """What NVML raises."""
@@ -19,6 +22,7 @@ class FakeNvml:
     def __init__(self) -> None:
         self.used: int | None = 40
         self.open = self.asked = 0
+        self.mig: list[int | None] = []
 
     def nvmlInit(self) -> None:  # noqa: N802 (NVML's name)
         """Count who has it open."""
@@ -48,6 +52,24 @@ class FakeNvml:
     def nvmlDeviceGetGraphicsRunningProcesses(self, card: object) -> list[SimpleNamespace]:  # noqa: N802
         """Tell who draws."""
         return [SimpleNamespace(pid=8), SimpleNamespace(pid=9)]
+
+    def nvmlDeviceGetCount(self) -> int:  # noqa: N802
+        """Count the cards."""
+        return len(self.mig)
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:  # noqa: N802
+        """Find a card by its number."""
+        return index
+
+    def nvmlDeviceGetMigMode(self, card: int) -> tuple[int, int]:  # noqa: N802
+        """Tell the mode now and after the next reset."""
+        if (mode := self.mig[card]) is None:
+            raise self.NVMLError
+        return mode, 0
+
+    def nvmlDeviceGetPciInfo(self, card: int) -> SimpleNamespace:  # noqa: N802
+        """Tell the address as NVML writes it."""
+        return SimpleNamespace(busId=f"00000000:{0x3A + card:02X}:00.0".encode())
 
 
 @pytest.fixture
@@ -94,3 +116,27 @@ def test_a_card_that_does_not_tell_of_processes_says_so(fake: FakeNvml) -> None:
 
     with pytest.raises(NoGpuError):
         nvml.processes("GPU-1")
+
+
+def test_a_card_in_mig_mode_is_left_out_of_the_others(fake: FakeNvml) -> None:
+    fake.mig = [None, 1, 0]
+
+    assert nvml.cards_in_mig_mode() == [
+        CardLeftOut(1, "00000000:3b:00.0", "MIG mode is on; to share it: nvidia-smi -i 1 -mig 0")
+    ]
+    assert fake.open == 0
+
+
+@pytest.mark.parametrize("mig", [[], [None, None], [0, 0]])
+def test_without_mig_no_card_is_left_out(fake: FakeNvml, mig: list[int | None]) -> None:
+    fake.mig = mig
+
+    assert nvml.cards_in_mig_mode() == []
+
+
+def test_a_host_of_mig_cards_alone_is_refused_by_name(fake: FakeNvml) -> None:
+    fake.mig = [1, 1]
+
+    with pytest.raises(NotSupportedError, match=r"every GPU here.*nvidia-smi -i 0 -mig 0"):
+        nvml.cards_in_mig_mode()
+    assert fake.open == 0

@@ -1,0 +1,42 @@
+"""The cards as our own client opens them: one that cannot be opened changes no other's number."""
+
+from __future__ import annotations
+
+import pytest
+
+from qgpu.errors import RmError
+from qgpu.nvidia import rm_device
+from qgpu.nvidia.rm_client import CardInfo
+
+CARDS = [CardInfo(f"00000000:0{number}:00.0", 0x100 * number, number) for number in (1, 2, 3)]
+
+
+class Client:
+    """A client of RM with three cards, of which some cannot be opened."""
+
+    handle = 1
+
+    def __init__(self, broken: set[int]) -> None:
+        self.broken = broken
+
+    def cards(self) -> list[CardInfo]:
+        return CARDS
+
+    def open_card(self, minor: int, gpu_id: int) -> None:
+        if minor in self.broken:
+            raise RmError("ATTACH_IDS", 0x56)
+
+    def control(self, target: int, command: int, params: object) -> None:
+        return None
+
+    def alloc(self, parent: int, class_: int, params: object) -> int:
+        return 2
+
+
+@pytest.mark.parametrize("broken", [set(), {1}, {2}, {1, 3}])
+def test_a_card_left_out_leaves_the_others_their_numbers(broken: set[int]) -> None:
+    found = rm_device.open_devices(Client(broken))
+
+    assert [(card.index, card.pci) for card in found] == [
+        (index, card.pci) for index, card in enumerate(CARDS) if card.minor not in broken
+    ]
