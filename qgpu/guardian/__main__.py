@@ -28,6 +28,7 @@ from qgpu.linux import cgroup
 from qgpu.linux.log_file import LogFile
 from qgpu.linux.log_rate_limit import LogRateLimit
 from qgpu.linux.open_file_set import FileSets, reserve_fds
+from qgpu.nvidia import abi
 
 _PR_SET_NAME, _PR_SET_TIMERSLACK = 15, 29
 #: How long a message to the daemon may take.
@@ -68,6 +69,7 @@ def main() -> int:
         wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
         logger_factory=structlog.WriteLoggerFactory(cast("TextIO", LogFile(sys.stderr))),
     )
+    abi.parse_types()
     connection = socket.socket(fileno=daemon_fd)
     connection.settimeout(_PATIENCE_S)
     journal = Journal(journal_fd)

@@ -63,21 +63,28 @@ class DaemonRequests:
     def _op_adopted(self, _: DaemonSession, __: dict[str, Any], ___: list[int]) -> Answer:
         for number in self._supervisor.listeners:
             self._serve(number)
+        self._supervisor.release_slots()
         served = {pod for pod, _ in self._supervisor.listeners.values()}
         known = {client.pod for client in self._supervisor.table.clients.values()}
         self._supervisor.recheck_pods(known - served)
         return {}, []
 
     def _op_attach(self, _: DaemonSession, message: dict[str, Any], fds: list[int]) -> Answer:
+        """Bring a process and its listener into a pod. Again, after an answer that was lost, it changes nothing."""
         name, pid = message["name"], message["pid"]
         self._known(name)
         try:
             listener = fd_budget.check_headroom(fds.pop())
         except (OSError, IndexError) as error:  # the kernel drops a passed descriptor if no number is free
             raise RefusedError(f"pod {name}: it cannot be served: too many open files; end other pods first") from error
+        number = self._supervisor.number_of(name, listener)
+        if number is not None:
+            os.close(listener)
+            return {"listener": number}, []
         number = 0
         try:
-            cgroup.bring(name, pid, self._supervisor.table.pods[name].cgroup)
+            pod = self._supervisor.table.pods[name]
+            cgroup.bring(name, pid, pod.cgroup, pod.joined)
             number = self._supervisor.listen(name, listener)
             self._serve(number)
         except BaseException as error:
@@ -99,6 +106,7 @@ class DaemonRequests:
             {
                 "name": name,
                 "cgroup": pod.cgroup,
+                "joined": pod.joined,
                 "alive": name in live_pods,
                 "grants": grants_to(pod.grants),
                 "memory": {index: self._supervisor.quota.used(name, i) for i, index in instances.items()},
@@ -123,6 +131,12 @@ class DaemonRequests:
         self._known(message["name"])
         self._check_first_limit(message["name"], message["grants"])
         self._set_grants(message)
+        return {}, []
+
+    def _op_join(self, _: DaemonSession, message: dict[str, Any], __: list[int]) -> Answer:
+        self._known(message["name"])
+        pod = self._supervisor.table.pods[message["name"]]
+        self._set_grants({"name": message["name"], "grants": grants_to(pod.grants), "joined": message["cgroups"]})
         return {}, []
 
     def _op_retire(self, _: DaemonSession, message: dict[str, Any], __: list[int]) -> Answer:
@@ -154,7 +168,7 @@ class DaemonRequests:
 
     def _set_grants(self, message: dict[str, Any]) -> None:
         self._supervisor.note(
-            {"fact": "pod"} | {key: message[key] for key in ("name", "cgroup", "grants") if key in message}
+            {"fact": "pod"} | {key: message[key] for key in ("name", "cgroup", "grants", "joined") if key in message}
         )
         self._amended(message["name"])
 

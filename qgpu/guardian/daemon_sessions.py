@@ -117,7 +117,7 @@ class DaemonSessions:
                 os.close(process)
         except OSError:
             return True
-        within = any(cgroup.within(path, pod.cgroup) for pod in self._table.pods.values())
+        within = any(cgroup.within(path, at) for pod in self._table.pods.values() for at in pod.cgroups)
         return within or pid in self._table.processes
 
     def _hear(self, number: int) -> None:

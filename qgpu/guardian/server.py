@@ -98,12 +98,13 @@ class Guardian:
             uuids={device.uuid(): device.instance for device in devices},
             files=files,
         )
-        for index, device in enumerate(devices):
+        for device in devices:
             try:
                 log = CtxswLog(device)
             except RmError as error:  # without these records GPU time cannot be measured
                 _log.error("card left out: no context-switch records", pci=device.pci, reason=str(error))
                 continue
+            index = device.index
             self.cards[index] = Gpu(index, device, self.table, self.gpu_ops, log, self.supervisor.reconciler.recheck)
         if not self.cards:
             raise NoGpuError("no NVIDIA card here that qgpu can share; its log says why")

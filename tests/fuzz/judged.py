@@ -193,10 +193,14 @@ class _Flickering:
             self._change()
         return self._memory.read_some(tid, address, size)
 
-    def write(self, tid, address, data):
-        if not any(start <= address and address + len(data) <= end for start, end in self._places):
-            raise OSError(errno.EFAULT, os.strerror(errno.EFAULT))
-        self._memory.write(tid, address, data)
+    def next_call(self):
+        self._memory.next_call()
+
+    def write(self, tid, writes):
+        for address, data in writes:
+            if not any(start <= address and address + len(data) <= end for start, end in self._places):
+                raise OSError(errno.EFAULT, os.strerror(errno.EFAULT))
+            self._memory.write(tid, [(address, data)])
 
 
 class Pod:

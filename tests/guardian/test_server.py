@@ -26,7 +26,7 @@ from tests.guardian.pod import PATIENCE_S, Child
 class _Device:
     """A card that does nothing."""
 
-    instance, minor, pci = 0, 3, "0000:01:00.0"
+    index, instance, minor, pci = 0, 0, 3, "0000:01:00.0"
 
     def uuid(self):
         return bytes(16)
@@ -58,7 +58,7 @@ def guardian(monkeypatch, tmp_path):
     monkeypatch.setattr(server, "CtxswLog", _Log)
     monkeypatch.setattr(server, "GpuOps", lambda table, branch, client, devices: rm)
     monkeypatch.setattr(cgroup, "create", lambda name: None)
-    monkeypatch.setattr(cgroup, "bring", lambda name, pid, path: None)
+    monkeypatch.setattr(cgroup, "bring", lambda name, pid, path, joined: None)
     rm.gate = lambda device, channels, closed, preempt=True: Moved()
     rm.open_gates = lambda device: None
     rm.timeslice = lambda tsg, us: True
@@ -133,6 +133,18 @@ def test_pods_are_served_and_their_memory_is_told_apart(pods, daemon):
     assert [a.allocate(7, 10, PAGE), b.allocate(8, 10, 2 * PAGE)] == [abi.NV_OK, abi.NV_OK]
 
     assert {pod["name"]: pod["memory"]["0"] for pod in daemon("pods")["pods"]} == {"a": PAGE, "b": 2 * PAGE}
+
+
+def test_joined_cgroups_are_told_and_outlive_a_changed_grant(pods, guardian, daemon):
+    daemon("join", name="a", cgroups=["/container-1", "/container-2"])
+    daemon("amend", name="a", grants={"0": {"class": "offline", "cores": 30, "memory": 1 << 30}})
+    daemon("join", name="b", cgroups=[])
+
+    assert [pod["joined"] for pod in daemon("pods")["pods"]] == [["/container-1", "/container-2"], []]
+    heir = ObjectTable()
+    for fact in guardian.supervisor.table.facts():
+        heir.note(fact)
+    assert heir.pods["a"].cgroups == (guardian.supervisor.table.pods["a"].cgroup, "/container-1", "/container-2")
 
 
 def test_removed_socket_is_recreated_while_pods_exist(pods, guardian):
@@ -264,8 +276,16 @@ def test_a_listener_that_no_thread_can_be_had_for_is_given_back(pods, guardian, 
     with monkeypatch.context() as patch:
         patch.setattr(server.threading.Thread, "start", start)
         with pytest.raises(AssertionError, match="it cannot be served"):
-            daemon("attach", [os.dup(guardian.supervisor.listeners[1][1].fd)], name="a", pid=pods[0].process.pid)
+            daemon("attach", [os.dup(guardian.supervisor.listeners[2][1].fd)], name="a", pid=pods[0].process.pid)
 
+    assert set(guardian.supervisor.listeners) == known
+
+
+def test_a_listener_that_is_brought_again_is_known(pods, guardian, daemon):
+    known = set(guardian.supervisor.listeners)
+    again = [os.dup(guardian.supervisor.listeners[1][1].fd)]
+
+    assert daemon("attach", again, name="a", pid=pods[0].process.pid)["listener"] == 1
     assert set(guardian.supervisor.listeners) == known
 
 

@@ -92,7 +92,7 @@ class Rm(LastingRm):
 
 
 class _Device:
-    instance, minor, pci, gpu_id = 0, _MINOR, _PCI, 0x600
+    index, instance, minor, pci, gpu_id = 0, 0, _MINOR, _PCI, 0x600
 
     def uuid(self):
         return bytes(16)
@@ -122,9 +122,13 @@ def install() -> None:
     server.Guardian = _Guardian
     plane_choice.DRIVER = Path("/")
     plane_choice.driver_version = lambda plane: "580.1"
-    host.check_cards = lambda: None
-    host.describe = lambda cards: [Pgpu(index, f"GPU-{index}", "emulated", MEMORY, _MINOR) for index, _ in cards]
+    host.cards_in_mig_mode = list
+    host.describe = lambda cards: [Pgpu(index, _uuid(index), "emulated", MEMORY, _MINOR) for index, _ in cards]
     host.lock_host = lambda: _lock(path)
+
+
+def _uuid(index: int) -> str:
+    return f"GPU-51300000-0000-0000-0000-{index:012d}"  # Kubernetes sells no card without a UUID
 
 
 def _lock(path: Path) -> int:

@@ -74,16 +74,15 @@ class MemoryQuota:
         """Return what a pod is charged on a card, in bytes; managed memory counts only under a limit."""
         held = self._table.allocations.held.get((pod, instance), 0)
         if instance in self._allowance(pod).limits:
-            held += self._table.managed(pod) + self._being_mapped(pod) + self._tables(pod, instance)
+            allocations = self._table.allocations
+            uuids = [uuid for uuid, of in self._uuids().items() if of == instance]
+            for pid in self._table.pids_of(pod):
+                held += allocations.managed.get(pid, 0) + self._mapping[pid]
+                # UVM allocates page tables without a call.
+                held += self._uvm_files(pid) * object_table.SPACE_BYTES
+                for uuid in uuids:
+                    held += allocations.tables(pid, uuid)
         return held
-
-    def _tables(self, pod: str, instance: int) -> int:
-        """Return what UVM's page tables may take of a card for a pod: UVM allocates them without a call."""
-        allocations = self._table.allocations
-        uuids = [uuid for uuid, of in self._uuids().items() if of == instance]
-        pids = self._table.pids_of(pod)
-        files = sum(map(self._uvm_files, pids))
-        return sum(allocations.tables(pid, uuid) for pid in pids for uuid in uuids) + files * object_table.SPACE_BYTES
 
     def fits_mapping(self, pod: str, pid: int, base: int, length: int, uuids: Iterable[bytes]) -> bool:
         """Tell whether there is room for one more mapping, and for its page tables."""
@@ -92,9 +91,6 @@ class MemoryQuota:
                 return False
             more = {uuid: self._table.allocations.more_tables(pid, uuid, base, length) for uuid in uuids}
             return not any(self.over_limit(pod, self._uuids()[uuid], size) for uuid, size in more.items())
-
-    def _being_mapped(self, pod: str) -> int:
-        return sum(self._mapping[pid] for pid in self._table.pids_of(pod)) if self._mapping else 0
 
     def over_limit(self, pod: str, instance: int, more: int = 0) -> bool:
         """Tell whether a pod is over its limit on a card, after asking RM which of its clients still exist."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from qgpu.guardian.accounting.allocations import Allocation, Allocations
+from qgpu.guardian.accounting.tsg_handles import TsgHandles
 from qgpu.ipc.codec import grants_from, grants_to
 from qgpu.linux import cgroup
 from qgpu.model import Grant
@@ -51,6 +52,8 @@ class RmObject:
     context: int = 0
     #: TSGs: the timeslice that their process set, which applies when no plan sets another.
     wish_us: int = abi.RM_DEFAULT_TIMESLICE_US
+    #: TSGs: another handle of the same TSG, from which this one was made.
+    same_as: Key | None = None
 
     @property
     def key(self) -> Key:
@@ -70,10 +73,16 @@ class RmClientEntry:
 
 @dataclass(slots=True)
 class PodEntry:
-    """A pod: its cgroup, and its grants by pGPU index."""
+    """A pod: its cgroup, its grants by pGPU index, and the cgroups of containers that count to it as well."""
 
     cgroup: str
     grants: dict[int, Grant] = field(default_factory=dict)
+    joined: tuple[str, ...] = ()
+
+    @property
+    def cgroups(self) -> tuple[str, ...]:
+        """Return all cgroups whose processes are the pod's."""
+        return (self.cgroup, *self.joined)
 
 
 @dataclass(slots=True)
@@ -99,7 +108,7 @@ class ObjectTable:
     _transferred: set[int] = field(default_factory=set, compare=False)
     _handles: dict[int, set[int]] = field(default_factory=dict, compare=False)
     _children: dict[Key, set[int]] = field(default_factory=dict)
-    _tsgs: set[Key] = field(default_factory=set)
+    _tsgs: TsgHandles = field(default_factory=TsgHandles, compare=False)
     _channels: dict[int, set[Key]] = field(default_factory=dict, compare=False)
     #: Changes whenever the set of scheduled objects may change, so that callers can cache what they derive.
     revision: int = field(default=0, compare=False)
@@ -116,6 +125,7 @@ class ObjectTable:
     def _pod(self, fact: Fact) -> None:
         entry = self.pods.setdefault(fact["name"], PodEntry(fact.get("cgroup") or cgroup.path_of(fact["name"])))
         entry.grants = grants_from(fact["grants"])
+        entry.joined = tuple(fact.get("joined", entry.joined))
         self.grants_revision += 1
 
     def _unpod(self, fact: Fact) -> None:
@@ -211,6 +221,9 @@ class ObjectTable:
         self._of_pod[entry.pod].discard(client)
         self._of_pod.setdefault(pod, set()).add(client)
         entry.pod, entry.maker = pod, pid
+        for handle in handles:
+            if (client, handle) in self._tsgs:
+                self._tsgs.separate((client, handle))
         self._transferred.add(client)
         self._reached(fact)
         self.allocations.transfer([(client, handle) for handle in handles], pod)
@@ -218,7 +231,8 @@ class ObjectTable:
     def _object(self, fact: Fact) -> None:
         # RM reads parent 0 as the client itself (rs_server.c:serverAllocResource).
         parent = fact["parent"] or fact["client"]
-        rm = RmObject(fact["client"], fact["handle"], parent, fact["class"], fact["detail"])
+        same_as = (fact["same_as"][0], fact["same_as"][1]) if fact.get("same_as") else None
+        rm = RmObject(fact["client"], fact["handle"], parent, fact["class"], fact["detail"], same_as=same_as)
         if rm.client not in self.clients or not self._hangs_together(rm):
             return
         if (before := self.objects.get(rm.key)) is not None:
@@ -231,8 +245,8 @@ class ObjectTable:
         if rm.rm_class == abi.NV01_DEVICE_0:
             self.devices.setdefault(rm.client, set()).add(rm.handle)
             self.device_counts[self.pod_of(rm)] += 1
-        if rm.rm_class == abi.KEPLER_CHANNEL_GROUP_A:
-            self._tsgs.add(rm.key)
+        if rm.rm_class == abi.KEPLER_CHANNEL_GROUP_A or self.stands_alone(rm):
+            self._tsgs.add(rm.key, rm.same_as)
         if rm.rm_class in abi.GPFIFO_CLASSES:
             self._channels.setdefault(rm.client, set()).add(rm.key)
         if (size := self._takes(rm)) is not None:
@@ -297,7 +311,7 @@ class ObjectTable:
 
     def _forget_kind(self, rm: RmObject) -> None:
         """Forget what follows from an object's class: that it is scheduled, is a device, keeps memory."""
-        self._tsgs.discard(rm.key)
+        self._tsgs.drop(rm.key)
         if (channels := self._channels.get(rm.client)) is not None:
             channels.discard(rm.key)
             if not channels:
@@ -322,6 +336,8 @@ class ObjectTable:
                 return rm.detail
             case abi.KEPLER_CHANNEL_GROUP_A:
                 return COMPUTE_TSG_BYTES if self.is_compute(rm) else OTHER_TSG_BYTES
+            case channel if channel in abi.GPFIFO_CLASSES and self.stands_alone(rm):
+                return OTHER_TSG_BYTES
             case abi.FERMI_VASPACE_A | abi.NV01_DEVICE_0:
                 return SPACE_BYTES
         return None
@@ -372,7 +388,8 @@ class ObjectTable:
         """
         for name in list(self.pods):
             if (pod := self.pods.get(name)) is not None:
-                yield {"fact": "pod", "name": name, "cgroup": pod.cgroup, "grants": grants_to(pod.grants)}
+                places = {"cgroup": pod.cgroup, "joined": list(pod.joined)}
+                yield {"fact": "pod", "name": name, "grants": grants_to(pod.grants)} | places
         for pid in list(self.processes):
             if (of := self.processes.get(pid)) is not None:
                 yield {"fact": "process", "pid": pid, "pod": of}
@@ -387,7 +404,12 @@ class ObjectTable:
             for say in (object_fact, _confirmed, _wished):
                 rm = self.objects.get(key)
                 if rm is not None and (fact := say(rm)) is not None:
-                    yield fact | (self._number_of(rm) if say is object_fact else {})
+                    yield fact | (self._number_of(rm) | self._tsg_of(rm) if say is object_fact else {})
+
+    def _tsg_of(self, rm: RmObject) -> Fact:
+        """Return what a fact adds about a handle of a TSG that has an earlier one."""
+        first = self._tsgs.first(rm.key) if rm.key in self._tsgs else rm.key
+        return {"same_as": list(first) if first != rm.key else None} if rm.same_as is not None else {}
 
     def _number_of(self, rm: RmObject) -> Fact:
         memory = self.allocations.by_handle.get(rm.key)
@@ -423,23 +445,36 @@ class ObjectTable:
         return [rm for rm in self._confirmed_tsgs() if self.is_compute(rm) and self.instance_of(rm) == instance]
 
     def copy_tsgs(self, instance: int) -> list[RmObject]:
-        """List the confirmed TSGs of the copy engines of one card."""
+        """List the confirmed TSGs of the copy engines of one card, and the channels there that stand alone."""
         return [rm for rm in self._confirmed_tsgs() if self.is_copy(rm) and self.instance_of(rm) == instance]
 
     def _confirmed_tsgs(self) -> Iterator[RmObject]:
-        return (rm for rm in (self.objects[key] for key in self._tsgs) if rm.confirmed)
+        """List confirmed TSGs, each by its first handle."""
+        return (rm for rm in (self.objects[key] for key in self._tsgs.firsts()) if rm.confirmed)
 
     def is_compute(self, rm: RmObject) -> bool:
         """Tell whether an object is a TSG of the compute engine; a TSG without a chosen engine counts as one."""
         return rm.rm_class == abi.KEPLER_CHANNEL_GROUP_A and (rm.detail == 0 or rm.detail in abi.GR_ENGINES)
 
     def is_copy(self, rm: RmObject) -> bool:
-        """Tell whether an object is a TSG of a copy engine."""
-        return rm.rm_class == abi.KEPLER_CHANNEL_GROUP_A and rm.detail in abi.COPY_ENGINES
+        """Tell whether an object is a TSG of a copy engine, or a channel there that stands alone."""
+        group = rm.rm_class == abi.KEPLER_CHANNEL_GROUP_A or self.stands_alone(rm)
+        return group and rm.detail in abi.COPY_ENGINES
+
+    def stands_alone(self, rm: RmObject) -> bool:
+        """Tell whether an object is a channel below a device: RM puts it into a TSG that has no handle."""
+        parent = self.objects.get((rm.client, rm.parent)) if rm.rm_class in abi.GPFIFO_CLASSES else None
+        return parent is not None and parent.rm_class == abi.NV01_DEVICE_0
 
     def channels(self, tsg: RmObject) -> list[RmObject]:
-        """List the confirmed channels of a TSG."""
-        below = (self.objects.get((tsg.client, handle)) for handle in self._children.get(tsg.key, ()))
+        """List the confirmed channels of a TSG, under all its handles; a channel that stands alone is its own."""
+        if tsg.rm_class in abi.GPFIFO_CLASSES:
+            return [tsg] if tsg.confirmed else []
+        below = (
+            self.objects.get((key[0], handle))
+            for key in self._tsgs.all_of(tsg.key)
+            for handle in self._children.get(key, ())
+        )
         return [rm for rm in below if rm is not None and rm.confirmed and rm.rm_class in abi.GPFIFO_CLASSES]
 
     def below(self, key: Key) -> list[RmObject]:
@@ -488,10 +523,6 @@ class ObjectTable:
         """Return what a pod is charged by device instance, in bytes, without managed memory."""
         return {instance: held for (name, instance), held in self.allocations.held.items() if name == pod and held}
 
-    def managed(self, pod: str) -> int:
-        """Return a pod's bytes of address space that could be managed memory, on any card."""
-        return sum(self.allocations.managed.get(pid, 0) for pid in self.pids_of(pod))
-
 
 def _confirmed(rm: RmObject) -> Fact | None:
     whose = {"client": rm.client, "handle": rm.handle}
@@ -512,4 +543,4 @@ def object_fact(rm: RmObject) -> Fact:
         "parent": rm.parent,
         "class": rm.rm_class,
         "detail": rm.detail,
-    }
+    } | ({"same_as": list(rm.same_as)} if rm.same_as is not None else {})

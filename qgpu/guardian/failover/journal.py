@@ -110,7 +110,7 @@ class Journal:
 
     def append(self, fact: Fact) -> None:
         """Write one fact, and the next facts of a compaction."""
-        self._write([fact])
+        self._write_lines(_line(fact))
         self._continue_compaction()
 
     def _continue_compaction(self) -> None:
@@ -149,9 +149,11 @@ class Journal:
     @property
     def should_compact(self) -> bool:
         """Tell whether to compact: when more would be dropped than written again."""
+        new = self._end - self._compacted_end
+        if new <= COMPACT_BYTES or self._compaction is not None:
+            return False
         (start,) = _START.unpack_from(self._page, 0)
-        too_long = self._end - self._compacted_end > max(COMPACT_BYTES, self._compacted_end - int(start))
-        return too_long and self._compaction is None
+        return new > self._compacted_end - int(start)
 
     def compact(self, facts: Iterator[Fact]) -> None:
         """Start again with ``facts``, which are written along with the facts that are appended from now on.

@@ -302,6 +302,8 @@ class Enforcer:
             wanted = asked.get(self.table.pod_of(tsg), tsg.wish_us)
             if self._timeslices_us.get(tsg.key, abi.RM_DEFAULT_TIMESLICE_US) == wanted:
                 continue
+            if tsg.rm_class in abi.GPFIFO_CLASSES:
+                continue  # the TSG around it has no handle
             if tsg.client in lost or failures[tsg.client] >= _TRIES:
                 continue
             if self.mechanism.timeslice(tsg, wanted):

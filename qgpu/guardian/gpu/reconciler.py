@@ -153,7 +153,7 @@ class Reconciler:
             if parent is not None and self._table.is_compute(parent):
                 self._new_channels.append(rm.key)
                 self.tsgs_changed()
-            elif parent is not None and self._table.is_copy(parent):
+            elif self._table.is_copy(rm) or (parent is not None and self._table.is_copy(parent)):
                 self.tsgs_changed()
         elif rm.rm_class == abi.KEPLER_CHANNEL_GROUP_A:
             self.tsgs_changed()

@@ -1,4 +1,4 @@
-"""One pod's RM objects: allocate, duplicate and free them, and charge their memory.
+"""One pod's RM objects: allocate and free them, and charge their memory.
 
 The kernel performs a call for the pod itself only if RM ties the object to the calling process: a file's first root
 client and device (``passthrough.py``), and user memory that the card reads (class 0x71), whose pages belong to the
@@ -32,11 +32,9 @@ _BARE_BYTES = abi.sizeof("NVOS05_PARAMETERS")
 PAGE_TABLES = "address space with its page tables"
 #: The refusal of memory at a chosen address, where RM takes more than was asked for.
 CHOSEN_PLACE = "memory at an address of the card"
-#: How many exports of one size an import is compared with; beyond them it is charged again.
-_MOST_COMPARED = 64
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: see Notification
 class _AllocRequest:
     """One RM_ALLOC: the pod's call, our copies of its structures, and the object that it asks for."""
 
@@ -71,7 +69,7 @@ class _AllocRequest:
 
 
 class AllocHandler:
-    """Handles calls that make, duplicate or free objects."""
+    """Handles calls that make or free objects."""
 
     def __init__(self, ctx: HandlerContext, free_handler: FreeHandler, passthrough: Passthrough) -> None:
         self._ctx = ctx
@@ -255,10 +253,9 @@ class AllocHandler:
             return abi.NV_OK if self._passthrough.wait_for_root_clients() else abi.NV_ERR_BUSY_RETRY
         if rm.rm_class in abi.GPFIFO_CLASSES:
             parent = self._supervisor.table.objects.get((rm.client, rm.parent))
-            if parent is None or parent.rm_class != abi.KEPLER_CHANNEL_GROUP_A:
-                self._supervisor.count_refusal(
-                    self._pod, "channel outside a TSG"
-                )  # RM would make a TSG without a handle
+            in_tsg = parent is not None and parent.rm_class == abi.KEPLER_CHANNEL_GROUP_A
+            if not in_tsg and not self._may_stand_alone(rm):
+                self._supervisor.count_refusal(self._pod, "compute channel outside a TSG")
                 return abi.NV_ERR_INVALID_ARGUMENT
         if classes.on_compute_engine(rm.rm_class) and not self._in_compute_tsg(rm):
             self._supervisor.count_refusal(self._pod, "compute outside a compute TSG")  # nobody would pay for its time
@@ -267,6 +264,13 @@ class AllocHandler:
             self._supervisor.count_refusal(self._pod, "object without a handle")
             return abi.NV_ERR_INVALID_ARGUMENT  # RM would choose one; no CUDA library asks for that
         return abi.NV_OK
+
+    def _may_stand_alone(self, rm: RmObject) -> bool:
+        """Tell whether a channel may be made below a device: RM makes a TSG for it, which has no handle.
+
+        Compute always needs a TSG, whose timeslice can be set. Video and checkpoints use such channels.
+        """
+        return self._supervisor.table.stands_alone(rm) and rm.detail != 0 and rm.detail not in abi.GR_ENGINES
 
     def _in_compute_tsg(self, rm: RmObject) -> bool:
         objects = self._supervisor.table.objects
@@ -345,66 +349,6 @@ class AllocHandler:
             gone = self._free_handler.free(pod_call, key, carry_out)
         finally:
             self._supervisor.end_free(key, channels, gone=gone)
-
-    def dup(self, pod_call: PodCall, block: IoctlBuffer, asked: rm_calls.Dup) -> int:
-        """Duplicate an object. Gated objects have one handle only; memory of a known allocation is charged once."""
-        source_key = asked.source_client, asked.source
-        source = self._supervisor.table.objects.get(source_key)
-        known = self._supervisor.register_client(pod_call.pid, pod_call.call.fd, pod_call.file, asked.client)
-        if not known or (source is not None and source.rm_class in classes.GATED):
-            return self._ctx.refuse(block, asked.status_at, abi.NV_ERR_NOT_SUPPORTED, "second handle")
-        self.undo_interrupted(pod_call, (asked.client, asked.handle))
-        owner = self._supervisor.table.clients.get(asked.source_client)
-        with self._supervisor.pod_lock(owner.pod if owner is not None else self._pod):
-            before = self._supervisor.quota.number_of(source_key)
-            pod_call.begin()
-            error = self._proxy.escape(pod_call.file, abi.NV_ESC_RM_DUP_OBJECT, block)
-        if error or status_of(block, asked.status_at) != abi.NV_OK:
-            block.store()
-            return error
-        (handle,) = _U32.unpack_from(block.data, 8)
-        after = self._supervisor.quota.number_of(source_key)
-        # Another pod's memory counts for both pods. If only its maker paid, the maker could free it and make more.
-        same = before == after and self._supervisor.owns(self._pod, asked.source_client)
-        number = before if same else None
-        if (
-            status := self.admit_handle(pod_call.file, (asked.client, handle), asked.parent or asked.client, number)
-        ) != abi.NV_OK:
-            return self._ctx.answer(block, asked.status_at, status)
-        block.store()
-        return 0
-
-    def admit_handle(self, file: int, key: Key, parent: int, number: int | None) -> int:
-        """Charge what RM put under a new handle; free it if it cannot stay. Return a status."""
-        about = self._gpu_ops.object_info(file, *key)
-        if about is None:
-            return abi.NV_OK
-        space = about[0] == abi.FERMI_VASPACE_A and self._ctx.limited()  # its page tables are charged by handle
-        if space or about[0] in classes.GATED | classes.PHYSICAL:
-            self._gpu_ops.free(file, *key)
-            self._supervisor.count_refusal(self._pod, "second handle")
-            return abi.NV_ERR_NOT_SUPPORTED
-        if about[0] != abi.NV01_MEMORY_LOCAL_USER:
-            return abi.NV_OK
-        rm = RmObject(*key, about[1] or parent, about[0], self._gpu_ops.bytes_of(file, *key))
-        if number is None:
-            number = self._find_exported(file, rm)
-        if (status := self._ctx.claim(rm, number)) != abi.NV_OK:
-            self._gpu_ops.free(file, *key)
-            return status
-        self._supervisor.confirm(key)
-        return abi.NV_OK
-
-    def _find_exported(self, file: int, rm: RmObject) -> int | None:
-        """Find which of the pod's own allocations a descriptor brought back, by RM's comparison; None if it is none."""
-        with self._supervisor.lock:
-            instance = self._supervisor.table.instance_of(rm)
-            mine = self._supervisor.table.exported(self._pod, instance, rm.detail)[:_MOST_COMPARED]
-            handles = [(memory.number, next(iter(memory.handles))) for memory in mine]
-        for number, other in handles:
-            if self._gpu_ops.is_same(file, rm.key, rm.parent, other):
-                return number
-        return None
 
     def _learn_instance(self, file: int, subdevice: RmObject) -> int:
         """Ask RM which card a device is on, now that it has a subdevice; return why if the device was freed again."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from qgpu.guardian.proxy import client_ownership, rm_calls, virtualize
 from qgpu.guardian.proxy.alloc import AllocHandler
+from qgpu.guardian.proxy.dup import DupHandler
 from qgpu.guardian.proxy.handler_context import HandlerContext, PodCall, status_of
 from qgpu.guardian.proxy.ioctl_proxy import IoctlBuffer
 from qgpu.guardian.rules import controls, rows, scheduling
@@ -20,8 +21,9 @@ _U32 = struct.Struct("<I")
 #: Where NVOS54 points to the parameters.
 _PARAMS_AT = abi.offsetof("NVOS54_PARAMETERS", "params")
 _PREEMPT = "NVA06C_CTRL_PREEMPT_PARAMS"
-#: After a preemption the pod's next one waits this many times as long as it took, and at most this long.
-_PREEMPT_REST, _MOST_REST_NS = 20, 10**9
+#: Preemptions of a pod take at most one part in this many of the time, in the long run; a single one delays the next by
+#: at most _MOST_REST_NS. A pod may be ahead of that by _AHEAD_NS: libcuda preempts twice, at once, as a context ends.
+_PREEMPT_PARTS, _MOST_REST_NS, _AHEAD_NS = 21, 10**9, 2 * 10**7
 _HANDLE_OF_EXPORT_AT, _HANDLES_OF_EXPORTS_AT, _MOST_EXPORTS = 12, 76, 512
 #: Imports, with the offset of their handles and the most handles.
 _IMPORTED = {
@@ -30,7 +32,7 @@ _IMPORTED = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: see Notification
 class _ControlRequest:
     """One control: the pod's call, and our copies of its structure, its parameters and what these point to."""
 
@@ -44,15 +46,16 @@ class _ControlRequest:
 class ControlHandler:
     """Handles controls."""
 
-    def __init__(self, ctx: HandlerContext, alloc_handler: AllocHandler) -> None:
+    def __init__(self, ctx: HandlerContext, alloc_handler: AllocHandler, dup_handler: DupHandler) -> None:
         self._ctx = ctx
         self._supervisor = ctx.supervisor
         self._gpu_ops = ctx.supervisor.gpu_ops
         self._proxy = ctx.proxy
         self._pod = ctx.pod
         self._alloc_handler = alloc_handler
-        #: When the pod's next preemption of its own TSG may start.
-        self._next_preempt_ns = 0
+        self._dup_handler = dup_handler
+        #: By when the pod's preemptions so far are made up for.
+        self._preempt_due_ns = 0
 
     def control(self, pod_call: PodCall, block: IoctlBuffer, asked: rm_calls.Control) -> int:
         """Handle a control."""
@@ -225,12 +228,12 @@ class ControlHandler:
             params.restore(at, 4)
 
     def _perform_preemption(self, pod_call: PodCall, block: IoctlBuffer) -> int:
-        """Preempt the pod's own TSG, after a pause: gates and neighbours wait for RM's locks meanwhile."""
-        time.sleep(max(0, self._next_preempt_ns - time.monotonic_ns()) / 1e9)
+        """Preempt the pod's own TSG, not too often: gates and neighbours wait for RM's locks meanwhile."""
+        time.sleep(max(0, self._preempt_due_ns - _AHEAD_NS - time.monotonic_ns()) / 1e9)
         begun_ns = time.monotonic_ns()
         error = self._proxy.escape(pod_call.file, abi.NV_ESC_RM_CONTROL, block)
-        ended_ns = time.monotonic_ns()
-        self._next_preempt_ns = ended_ns + min(_PREEMPT_REST * (ended_ns - begun_ns), _MOST_REST_NS)
+        took_ns = time.monotonic_ns() - begun_ns
+        self._preempt_due_ns = max(self._preempt_due_ns, begun_ns) + min(_PREEMPT_PARTS * took_ns, _MOST_REST_NS)
         return error
 
     def _perform_on_pids(self, pod_call: PodCall, block: IoctlBuffer, params: IoctlBuffer) -> int:
@@ -281,7 +284,7 @@ class ControlHandler:
         for handle in handles:
             if (
                 handle
-                and (status := self._alloc_handler.admit_handle(pod_call.file, (client, handle), client, None))
+                and (status := self._dup_handler.admit_handle(pod_call.file, (client, handle), client, None))
                 != abi.NV_OK
             ):
                 for other in handles:

@@ -1,9 +1,9 @@
 """Handles every call of one pod and answers each of them, whatever happens.
 
 The guardian performs a call in the pod's place (``ioctl_proxy.py``), so RM acts on exactly the arguments that were
-checked. Each kind of call has a handler: ``alloc.py`` and ``free.py`` for RM objects, ``passthrough.py`` for root
-clients and first devices, ``control.py`` for RM controls, ``vid_heap.py`` for RM's older heap, ``uvm_calls.py`` for
-UVM, ``mmap_calls.py`` for mappings.
+checked. Each kind of call has a handler: ``alloc.py``, ``dup.py`` and ``free.py`` for RM objects, ``passthrough.py``
+for root clients and first devices, ``control.py`` for RM controls, ``vid_heap.py`` for RM's older heap,
+``uvm_calls.py`` for UVM, ``mmap_calls.py`` for mappings.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ from qgpu.guardian.failover.journal import Writes
 from qgpu.guardian.proxy import fast_path, rm_calls
 from qgpu.guardian.proxy.alloc import AllocHandler
 from qgpu.guardian.proxy.control import ControlHandler
+from qgpu.guardian.proxy.dup import DupHandler
 from qgpu.guardian.proxy.free import FreeHandler
 from qgpu.guardian.proxy.handler_context import ANSWERED, PROCEED, HandlerContext, PodCall
 from qgpu.guardian.proxy.ioctl_proxy import IoctlProxy
 from qgpu.guardian.proxy.mmap_calls import MmapHandler
 from qgpu.guardian.proxy.passthrough import Passthrough
-from qgpu.guardian.proxy.seccomp_filter import is_mapping
+from qgpu.guardian.proxy.seccomp_filter import NUMBER_AND_SIZE, is_mapping
 from qgpu.guardian.proxy.supervisor import Supervisor
 from qgpu.guardian.proxy.uvm_calls import UvmHandler
 from qgpu.guardian.proxy.vid_heap import VidHeapHandler
@@ -37,6 +38,9 @@ from qgpu.nvidia import abi, uvm
 
 _log = structlog.get_logger("guardian")
 
+#: RM's calls that the guardian checks, by number and size. A container's filter compares numbers only: RM accepts no
+#: other size.
+_WATCHED = frozenset(size << 16 | number for number, size in escapes.WATCHED)
 #: How long a free waits for UVM mappings in progress before it treats their memory as still in use.
 _MAPPING_PATIENCE_S = 0.02
 #: How many entries are kept by thread; a full cache starts again.
@@ -55,13 +59,14 @@ class Dispatcher:
         self._turn = threading.Lock()
         self._proxy = IoctlProxy(supervisor.perform)
         self._ctx = HandlerContext(supervisor, pod, self._proxy)
-        self._fast_path = fast_path.FastPath(supervisor.perform)
+        self._fast_path = fast_path.FastPath(supervisor.perform, self._proxy.memory)
         #: UVM mappings that the kernel is making for the pod.
         self._uvm_mappings = InflightSyscalls()
         self._free_handler = FreeHandler(supervisor, pod, lambda: self._uvm_mappings.wait(_MAPPING_PATIENCE_S))
         self._passthrough = Passthrough(self._ctx)
         self._alloc_handler = AllocHandler(self._ctx, self._free_handler, self._passthrough)
-        self._controls = ControlHandler(self._ctx, self._alloc_handler)
+        self._dup_handler = DupHandler(self._ctx, self._alloc_handler)
+        self._controls = ControlHandler(self._ctx, self._alloc_handler, self._dup_handler)
         self._heap = VidHeapHandler(self._ctx, self._alloc_handler)
         self._mmap = MmapHandler(self._ctx)
         self._uvm = UvmHandler(supervisor, pod, self._proxy, self._free_handler.unmap, self._mmap.wait_until_made)
@@ -99,7 +104,7 @@ class Dispatcher:
 
     def _serve(self, listener: Listener, call: Notification) -> None:
         self._supervisor.reconciler.pod_called()
-        pod_call = PodCall(listener, call, 0, -1, self._take_unanswered(call))
+        pod_call = PodCall(listener, call, 0, -1, self._take_unanswered(call) if self._unanswered else None)
         try:
             outcome = self._handle(pod_call)
             if self._proxy.answer:
@@ -119,7 +124,7 @@ class Dispatcher:
         """Handle a call; while no descriptor is free, retry it until it has begun. After that it needs none."""
 
         def once() -> int:
-            self._proxy.answer.clear()
+            self._proxy.next_call()
             return self._dispatch(pod_call)
 
         return fd_budget.retry_on_emfile(
@@ -135,8 +140,7 @@ class Dispatcher:
     def _write_answer(self, tid: int, writes: Writes) -> int:
         """Write an answer into the caller's memory; return an errno, 0 for success."""
         try:
-            for address, data in writes:
-                self._proxy.memory.write(tid, address, data)
+            self._proxy.memory.write(tid, writes)
         except OSError as error:
             _log.info("answer not written", pod=self._pod, reason=str(error))
             return error.errno or errno.EFAULT
@@ -161,29 +165,30 @@ class Dispatcher:
         """Perform a call, or let the kernel do so; return an errno, 0, or PROCEED."""
         call = pod_call.call
         pid = pod_call.pid = self._process(call.tid)
-        if self._undelivered.pop(call.tid, None) == (call.request, call.argument):
+        if self._undelivered and self._undelivered.pop(call.tid, None) == (call.request, call.argument):
             return 0
         self._passthrough.next_call(call.tid)
         self._uvm_mappings.remove(call.tid)
         self._mmap.next_call(call.tid, pid)
         if is_mapping(call):
             return self._mmap.handle(call, pid)
-        if not _is_watched(call):
+        request = call.request
+        if request & NUMBER_AND_SIZE not in _WATCHED and request not in uvm.WATCHED:
             return PROCEED
         pod_call.file = self._ctx.take_fd(pod_call, call.fd)
         try:
-            return self._dispatch_ioctl(pod_call)
+            return self._dispatch_ioctl(pod_call, request)
         finally:
             os.close(pod_call.file)
 
-    def _dispatch_ioctl(self, pod_call: PodCall) -> int:
+    def _dispatch_ioctl(self, pod_call: PodCall, request: int) -> int:
         """Find the device file that an ioctl is on: UVM's, RM's, or another file."""
         status = os.fstat(pod_call.file)
         major = os.major(status.st_rdev) if stat.S_ISCHR(status.st_mode) else None
-        if major is not None and major == self._supervisor.find_uvm(pod_call.call.request):
+        if major is not None and major == self._supervisor.find_uvm(request):
             return self._uvm_ioctl(pod_call)
         if major == self._supervisor.major:
-            return self._rm_ioctl(pod_call, os.minor(status.st_rdev))
+            return self._rm_ioctl(pod_call, request, os.minor(status.st_rdev))
         return errno.ENOTTY  # The filter saw RM's number and size, but this file is not RM's.
 
     def _uvm_ioctl(self, pod_call: PodCall) -> int:
@@ -192,8 +197,8 @@ class Dispatcher:
             self._uvm_mappings.add(pod_call.call, pod_call.pid)
         return outcome
 
-    def _rm_ioctl(self, pod_call: PodCall, minor: int) -> int:
-        if pod_call.call.request == fast_path.REQUEST and pod_call.unanswered is None:
+    def _rm_ioctl(self, pod_call: PodCall, request: int, minor: int) -> int:
+        if request == fast_path.REQUEST and pod_call.unanswered is None:
             pod_call.listener.begin()
             done = self._fast_path.control(pod_call.call.tid, pod_call.file, pod_call.call.argument)
             if done is not None:
@@ -236,7 +241,7 @@ class Dispatcher:
                     pod_call, escape.number, block, asked.client, asked.handle, asked.status_at
                 )
             case rm_calls.Dup() as asked:
-                return self._alloc_handler.dup(pod_call, block, asked)
+                return self._dup_handler.dup(pod_call, block, asked)
             case rm_calls.VidHeap() as asked:
                 return self._heap.heap(pod_call, block, asked)
             case rm_calls.AllocMemory() as asked:
@@ -253,15 +258,6 @@ class Dispatcher:
         # locks.
         self._supervisor.count_refusal(self._pod, escapes.name(escape.number))
         return errno.EOPNOTSUPP
-
-
-def _is_watched(call: Notification) -> bool:
-    """Tell whether the guardian checks an ioctl, by RM's number and size or by UVM's number.
-
-    A container's filter compares RM's numbers only. RM accepts no other size, and UVM no other number.
-    """
-    number_and_size = call.request & 0xFF, call.request >> 16 & 0x3FFF
-    return number_and_size in escapes.WATCHED or call.request in uvm.WATCHED
 
 
 def _process_of(tid: int) -> int:

@@ -1,7 +1,7 @@
 """The short path for the most frequent call: a control whose parameters are plain data that nothing here tracks.
 
 A starting CUDA program makes two hundred of them. The result is the same as through ``dispatcher.py``, but nothing is
-allocated per call: one thread has the buffers, and one system call writes the answer back.
+allocated per call: one thread has the buffers, and one system call writes back what changed.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 from cffi import FFI
 
 from qgpu.guardian.rules import controls
+from qgpu.linux.seccomp_notify import ProcessMemory
 from qgpu.nvidia import abi
 
 #: The one ioctl request that NVIDIA's libraries use for controls.
@@ -24,8 +25,6 @@ _ffi: Any = FFI()
 _ffi.cdef(
     """
     struct iovec { uint64_t base; size_t len; };
-    ssize_t process_vm_readv(int pid, const struct iovec *local, unsigned long n, const struct iovec *remote,
-                             unsigned long m, unsigned long flags);
     ssize_t process_vm_writev(int pid, const struct iovec *local, unsigned long n, const struct iovec *remote,
                               unsigned long m, unsigned long flags);
     """
@@ -36,41 +35,42 @@ _libc: Any = _ffi.dlopen(None)
 class FastPath:
     """Performs plain controls for one thread of ours."""
 
-    def __init__(self, perform: Any) -> None:
+    def __init__(self, perform: Any, memory: ProcessMemory) -> None:
         self._perform = perform
+        self._memory = memory
         self._call = abi.ffi.new("NVOS54_PARAMETERS *")
+        self._call_view = abi.ffi.buffer(self._call)
         self._params = _ffi.new("char[]", _MOST_BYTES)
         self._view = _ffi.buffer(self._params)
         self._params_at = int(_ffi.cast("uintptr_t", self._params))
         call_at = int(abi.ffi.cast("uintptr_t", self._call))
-        self._in = _ffi.new("struct iovec *", {"base": call_at, "len": _ARGUMENT_BYTES})
-        self._in_params = _ffi.new("struct iovec *", {"base": self._params_at})
-        self._there = _ffi.new("struct iovec *")
+        #: The status and the parameters, here and there.
         self._out = _ffi.new("struct iovec[2]", [{"base": call_at + _STATUS_AT, "len": 4}, {"base": self._params_at}])
         self._back = _ffi.new("struct iovec[2]", [{"len": 4}, {}])
 
     def control(self, tid: int, file: int, argument: int) -> int | None:
         """Perform a control through ``file``; return an errno, 0 for success, or None if it is not a plain one."""
-        call, there = self._call, self._there
-        there.base, there.len = argument, _ARGUMENT_BYTES
-        if _libc.process_vm_readv(tid, self._in, 1, there, 1, 0) != _ARGUMENT_BYTES:
+        call = self._call
+        if (data := self._memory.read(tid, argument, _ARGUMENT_BYTES)) is None:
             return None
-        size, params = call.paramsSize, call.params
+        self._call_view[:] = data
+        size, params, status = call.paramsSize, call.params, call.status
         if call.cmd not in controls.PLAIN or call.flags & abi.NVOS54_FLAGS_SERIALIZED or size > _MOST_BYTES:
             return None
-        before = b""
+        before: bytes | None = b""
         if params and size:
-            self._in_params.len = there.len = size
-            there.base = params
-            if _libc.process_vm_readv(tid, self._in_params, 1, there, 1, 0) != size:
+            if (before := self._memory.read(tid, params, size)) is None:
                 return None
-            before = self._view[:size]
+            self._view[:size] = before
             call.params = self._params_at
         if error := self._perform(file, REQUEST, call):
             return int(error)
+        changed = bool(before) and self._view[:size] != before
+        if not changed and call.status == status:
+            return 0
         self._back[0].base = argument + _STATUS_AT
         parts, most = 1, 4
-        if before and self._view[:size] != before:
+        if changed:
             self._out[1].len = self._back[1].len = size
             self._back[1].base = params
             parts, most = 2, 4 + size

@@ -64,10 +64,13 @@ class IoctlBuffer:
         """Write back the words that changed, for structures whose length only RM knows."""
         if self.data == self._before:
             return
-        for at in range(0, len(self.data), 8):
-            word = self.data[at : at + 8]
-            if word != self._before[at : at + 8]:
-                self._answer.append((self.address + at, bytes(word)))
+        # Compared as numbers: slices would take a tenth of the time of a whole call.
+        words, rest = memoryview(self.data), len(self.data) % 8
+        now, before = (memoryview(each)[: len(each) - rest].cast("Q") for each in (self.data, self._before))
+        changed = [8 * at for at, (word, old) in enumerate(zip(now, before, strict=True)) if word != old]
+        self._answer.extend((self.address + at, bytes(words[at : at + 8])) for at in changed)
+        if rest and words[-rest:] != self._before[-rest:]:
+            self._answer.append((self.address + len(words) - rest, bytes(words[-rest:])))
 
 
 class IoctlProxy:
@@ -78,6 +81,11 @@ class IoctlProxy:
         self.memory = ProcessMemory()
         #: What the current call's answer writes into the caller's memory, in order.
         self.answer: Writes = []
+
+    def next_call(self) -> None:
+        """Forget what the last call read and was about to write."""
+        self.memory.next_call()
+        self.answer.clear()
 
     def escape(self, file: int, number: int, block: IoctlBuffer) -> int:
         """Call RM; return an errno, 0 for success."""

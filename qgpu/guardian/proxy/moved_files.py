@@ -132,7 +132,7 @@ class MovedFileSearch:
         entry = self.table.pods.get(pod)
         inside: tuple[int, ...] = ()
         with suppress(NotSupportedError):
-            inside = cgroup.pids(entry.cgroup) if entry is not None else ()
+            inside = cgroup.pids(*entry.cgroups) if entry is not None else ()
         for pid in dict.fromkeys((*self.table.pids_of(pod), *inside)):
             try:
                 with os.scandir(f"/proc/{pid}/fd") as entries:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from qgpu.nvidia import abi
 
@@ -27,8 +27,7 @@ _U32 = struct.Struct("<I")
 _U64 = struct.Struct("<Q")
 
 
-@dataclass(frozen=True, slots=True)
-class Escape:
+class Escape(NamedTuple):
     """An RM ioctl: number, size and address of its structure, and whether IOCTL_XFER_CMD wraps it."""
 
     number: int
@@ -37,8 +36,7 @@ class Escape:
     wrapped: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Alloc:
+class Alloc(NamedTuple):
     """Allocate an object; ``params`` and ``rights`` are addresses, ``status_at`` is the offset of RM's status."""
 
     client: int
@@ -51,8 +49,7 @@ class Alloc:
     status_at: int
 
 
-@dataclass(frozen=True, slots=True)
-class AllocMemory:
+class AllocMemory(NamedTuple):
     """Allocate memory by the old call; ``fd`` is the descriptor to map it through, if any."""
 
     client: int
@@ -63,8 +60,7 @@ class AllocMemory:
     status_at: int
 
 
-@dataclass(frozen=True, slots=True)
-class Free:
+class Free(NamedTuple):
     """Free an object and all below it."""
 
     client: int
@@ -72,8 +68,7 @@ class Free:
     status_at: int
 
 
-@dataclass(frozen=True, slots=True)
-class Dup:
+class Dup(NamedTuple):
     """Give an object a second handle, in the same client or another one."""
 
     client: int
@@ -84,8 +79,7 @@ class Dup:
     status_at: int
 
 
-@dataclass(frozen=True, slots=True)
-class Control:
+class Control(NamedTuple):
     """Issue a control on an object; ``params`` is the address of its ``size`` bytes of parameters."""
 
     client: int
@@ -97,8 +91,7 @@ class Control:
     status_at: int
 
 
-@dataclass(frozen=True, slots=True)
-class VidHeap:
+class VidHeap(NamedTuple):
     """Call the old heap interface; ``function`` is one of NVOS32's."""
 
     client: int
@@ -180,6 +173,7 @@ def _alloc_memory(data: bytes | bytearray, status_at: int) -> AllocMemory:
 _DETAILS = {
     abi.NV01_DEVICE_0: (abi.offsetof("NV0080_ALLOC_PARAMETERS", "deviceId"), 4),
     abi.KEPLER_CHANNEL_GROUP_A: (abi.offsetof("NV_CHANNEL_GROUP_ALLOCATION_PARAMETERS", "engineType"), 4),
+    **dict.fromkeys(abi.GPFIFO_CLASSES, (abi.offsetof("NV_CHANNEL_ALLOC_PARAMS", "engineType"), 4)),
     abi.NV01_MEMORY_LOCAL_USER: (abi.offsetof("NV_MEMORY_ALLOCATION_PARAMS", "size"), 8),
     abi.NV50_MEMORY_VIRTUAL: (abi.offsetof("NV_MEMORY_ALLOCATION_PARAMS", "flags"), 4),
 }

@@ -26,7 +26,8 @@ from qgpu.guardian.rules.escapes import WATCHED
 from qgpu.linux.seccomp_notify import Notification
 from qgpu.nvidia import uvm
 
-_NUMBER_AND_SIZE = 0x3FFF00FF
+#: The bits of a request that RM looks at.
+NUMBER_AND_SIZE = 0x3FFF00FF
 
 #: Parts of requests, as (mask, value), that together cover all watched ones, for filters that a runtime assembles.
 WATCHED_PREFIXES = (
@@ -118,7 +119,7 @@ def program(machine: str) -> bytes:
         code += [_jump_if(arch.ioctl, "ioctl"), _jump_if(arch.mmap, "mmap"), _return(_RET_ALLOW)]
     code += ["ioctl", _load(_argument(1))]
     code += [_jump_if(number, "notify") for number in sorted(uvm.WATCHED)]
-    code += [_Instruction(_AND, _NUMBER_AND_SIZE)]
+    code += [_Instruction(_AND, NUMBER_AND_SIZE)]
     code += [_jump_if(size << 16 | number, "notify") for number, size in sorted(WATCHED)]
     code += [_return(_RET_ALLOW), *_could_be_managed()]
     return _assemble([*code, "notify", _return(_RET_USER_NOTIF), "no such call", _return(_RET_ENOSYS)])

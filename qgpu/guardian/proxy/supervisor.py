@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import structlog
 
@@ -26,10 +27,11 @@ from qgpu.guardian.gpu.gpu_ops import GpuOps
 from qgpu.guardian.gpu.reconciler import BATCH, Reconciler
 from qgpu.guardian.proxy.ioctl_proxy import Perform
 from qgpu.guardian.proxy.uvm_files import UvmFile, UvmFiles
+from qgpu.guardian.rules import tools
 from qgpu.guardian.rules.classes import CHARGED, GATED
-from qgpu.linux import fd_budget, proc
+from qgpu.linux import fd_budget, kcmp, proc
 from qgpu.linux.open_file_set import FileSets
-from qgpu.linux.seccomp_notify import Listener, UnansweredCall, read_slot
+from qgpu.linux.seccomp_notify import Listener, UnansweredCall, has_call, read_slot
 from qgpu.nvidia import abi, uvm
 from qgpu.nvidia.rm_client import take
 
@@ -81,11 +83,12 @@ class Supervisor:
     _kinds: Counter[str] = field(default_factory=Counter)
     #: By pod, when the next check of its clients may start: no other call is served during a check.
     _look_again_ns: dict[str, int] = field(default_factory=dict)
-    _next_listener: int = 1
+    _next_listener: int = field(init=False)
     #: Processes whose UVM files are not at the recorded descriptors.
     _moved: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
+        self._next_listener = 1 + max(self.journal.listeners(), default=0)
         self.uvm_files = UvmFiles(self.perform)
         allowance, look = (lambda pod: self.allowance(pod)), self._recheck_clients
         uuids, uvm_files = (lambda: self.uuids), self.uvm_files.count
@@ -116,8 +119,9 @@ class Supervisor:
         """Take over a pod's listener and return its number. Raises RefusedError.
 
         A pod beyond its fair share of listeners gets no new one. A dead guardian's listeners (``number`` is given) are
-        always taken over.
+        always taken over, also one that it had not named to anybody yet.
         """
+        number = self._number_of_unanswered_call(fd) if number is None else number
         if number is None:
             own = sum(other == pod for other, _ in self.listeners.values())
             if not fd_budget.within_fair_share(own, self.journal.free_slots):
@@ -126,6 +130,29 @@ class Supervisor:
         self._next_listener = max(self._next_listener, number + 1)
         self.listeners[number] = (pod, Listener(fd, self.journal.slot(number), number))
         return number
+
+    def number_of(self, pod: str, fd: int) -> int | None:
+        """Return the number of a pod's listener that is here already; None if it is not."""
+        us = os.getpid()
+        for number, (owner, listener) in self.listeners.items():
+            if owner == pod and kcmp.same_file(us, listener.fd, us, fd):
+                return number
+        return None
+
+    def release_slots(self) -> None:
+        """Free the slots of listeners that nobody has, but for those with a call whose thread still waits."""
+        for number in self.journal.listeners() - self.listeners.keys():
+            left = self.unanswered_call(number)
+            if left is None or not Path(f"/proc/{left.call.tid}").exists():
+                self.journal.release(number)
+
+    def _number_of_unanswered_call(self, fd: int) -> int | None:
+        """Return the number by which a dead guardian received a call from a listener that it named to nobody."""
+        for number in self.journal.listeners() - self.listeners.keys():
+            left = self.unanswered_call(number)
+            if left is not None and has_call(fd, left.call.id):
+                return number
+        return None
 
     def live_pods(self) -> set[str]:
         """Name the pods that have a process behind one of their listeners."""
@@ -166,11 +193,15 @@ class Supervisor:
     def count_refusal(self, pod: str, what: str) -> None:
         """Count a refusal by its kind; beyond a limit of kinds per pod, count it as "other calls"."""
         with self.lock:
-            if (pod, what) not in self.refusals:
+            first = (pod, what) not in self.refusals
+            if first:
                 if self._kinds[pod] >= _MOST_KINDS:
                     what = "other calls"
                 self._kinds[pod] += 1
             self.refusals[pod, what] += 1
+        if first and (found := tools.refused(what)) is not None:
+            tool, reason = found
+            _log.warning("a tool was refused", pod=pod, tool=tool.name, call=what, reason=reason, remedy=tool.remedy)
 
     def retired(self, pod: str) -> None:
         """Drop the counters of a pod that was retired."""
@@ -347,7 +378,7 @@ class Supervisor:
             if entry is not None and self.table.counts[entry.pod] >= _MOST_OBJECTS:
                 self.count_refusal(entry.pod, "too many objects of RM")
                 return abi.NV_ERR_INSUFFICIENT_RESOURCES
-            charged = rm.rm_class in CHARGED
+            charged = rm.rm_class in CHARGED or self.table.stands_alone(rm)
             if charged and number is None:
                 number = self.table.allocations.next_number()
             self.note(object_fact(rm) | ({"memory": number} if number is not None else {}))

@@ -1105,7 +1105,7 @@ CONTROLS = {row.number: row for row in ROWS}
 
 ALLOWED = {row.number: row for row in ROWS if row.why.allowed}
 
-#: Controls that are neither inspected nor patched; they take the fast path (``quick.py``).
+#: Controls that are neither inspected nor patched; they take the fast path (``proxy/fast_path.py``).
 PLAIN = frozenset(
     row.number
     for row in ALLOWED.values()

@@ -348,3 +348,68 @@ def test_a_fact_amid_a_compaction_is_not_lost(live, after):
         again.note(fact)
 
     assert settled(again).allocations.memories == settled(table).allocations.memories
+
+
+def second(handle: int, same_as: int, parent: int = 2) -> dict:
+    return object_fact(RmObject(7, handle, parent, abi.KEPLER_CHANNEL_GROUP_A, 1, same_as=(7, same_as)))
+
+
+def listed(table: ObjectTable) -> dict[int, set[int]]:
+    """Return the channels of each TSG, by the TSG's handle."""
+    return {tsg.handle: {channel.handle for channel in table.channels(tsg)} for tsg in table.compute_tsgs(0)}
+
+
+def test_a_tsg_with_two_handles_is_listed_once_with_all_channels():
+    table = grown(second(20, 3), confirm(20), thing(21, 20, 0xC86F), confirm(21))
+
+    assert listed(table) == {3: {4, 21}}
+
+
+def test_the_second_handle_takes_the_place_of_a_freed_first():
+    table = grown(second(20, 3), confirm(20), second(30, 20), confirm(30), thing(31, 30, 0xC86F), confirm(31))
+    table.note({"fact": "gone", "client": 7, "handle": 3})
+
+    assert listed(table) == {20: {31}}
+
+
+def test_a_handle_whose_client_changes_pods_is_a_tsg_of_its_own():
+    heir = [{**POD, "name": "heir"}, {"fact": "process", "pid": 300, "pod": "heir"}]
+    other = {"fact": "client", "client": 8, "pid": 100, "fd": 9}
+    device = object_fact(RmObject(8, 2, 8, abi.NV01_DEVICE_0, 0))
+    further = object_fact(RmObject(8, 20, 2, abi.KEPLER_CHANNEL_GROUP_A, 1, same_as=(7, 3)))
+    channel = object_fact(RmObject(8, 21, 20, 0xC86F))
+    sure = [{**confirm(handle), "client": 8} for handle in (2, 20, 21)]
+    table = grown(*heir, other, device, further, channel, *sure)
+    assert listed(table) == {3: {4, 21}}
+
+    table.note({"fact": "owner", "client": 8, "pod": "heir", "pid": 300, "fd": 4})
+    assert listed(table) == {3: {4}, 20: {21}}
+    assert table.pod_of(table.objects[8, 20]) == "heir"
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["share", "channel", "free"]), st.integers(0, 9), st.integers(0, 9)), max_size=30
+    )
+)
+def test_every_channel_of_a_shared_tsg_is_listed_exactly_once(steps):
+    table = grown()
+    for what, which, from_ in steps:
+        tsgs = [handle for handle in (3, *range(20, 30)) if (7, handle) in table.objects]
+        source = tsgs[from_ % len(tsgs)] if tsgs else 3
+        if what == "share" and tsgs and 20 + which not in tsgs:
+            facts = [second(20 + which, source), confirm(20 + which)]
+        elif what == "channel" and tsgs:
+            facts = [thing(100 + 10 * which + from_, source, 0xC86F), confirm(100 + 10 * which + from_)]
+        else:
+            facts = [{"fact": "gone", "client": 7, "handle": source}]
+        for fact in facts:
+            table.note(fact)
+
+    channels = {rm.handle for rm in table.objects.values() if rm.rm_class == 0xC86F}
+    shown = listed(table)
+    assert sorted(handle for each in shown.values() for handle in each) == sorted(channels)
+    again = ObjectTable()
+    for fact in table.facts():
+        again.note(fact)
+    assert listed(again) == shown

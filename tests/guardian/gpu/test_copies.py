@@ -156,3 +156,16 @@ def test_opening_all_gates_of_a_card_opens_copies_too():
     GpuOps(enforcer.table, None, None, [device]).open_gates(device)
 
     assert sorted(opened) == [(client, handle) for client in (1, 2) for handle in (40, COPY_CHANNEL, 50)]
+
+
+def test_channel_that_stands_alone_moves_with_its_pods_gate():
+    enforcer, engine, _ = copying("a", "b")
+    enforcer.table.note(object_fact(RmObject(1, 60, 20, 0xC86F, 11)))
+    enforcer.table.note({"fact": "confirm", "client": 1, "handle": 60})
+    enforcer.adopt(shared(a=4000, b=2000), 0)
+    seen = [(1, 60) in engine.slices]  # its TSG has no handle
+    for plan in (Plan(0, 100 * MS, (PodPlan("a", PodClass.OFFLINE, 5000, ()),)), None):
+        enforcer.adopt(plan, MS)
+        seen.append((1, 60) in engine.off)
+
+    assert seen == [False, True, False]

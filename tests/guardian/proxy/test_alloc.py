@@ -7,6 +7,7 @@ import struct
 
 import pytest
 
+from qgpu.guardian.accounting.object_table import OTHER_TSG_BYTES
 from qgpu.guardian.proxy import supervisor
 from qgpu.nvidia import abi
 from tests.guardian.asked import (
@@ -68,10 +69,42 @@ def test_failed_device_may_exist_under_another_handle(pod):
     assert alloc_status(second[2]) == abi.NV_OK  # carried out for the pod
 
 
-def test_channel_outside_tsg_is_refused(on_card):
-    answer = on_card.call(abi.NV_ESC_RM_ALLOC, alloc(9, 2, 0xC86F), bytes(368))
+def channel_on(engine):
+    """Return a channel's parameters with an engine type."""
+    at = abi.offsetof("NV_CHANNEL_ALLOC_PARAMS", "engineType")
+    return bytes(at) + engine.to_bytes(4, "little") + bytes(368 - at - 4)
+
+
+@pytest.mark.parametrize("engine", [0, 1, 8], ids=["no engine", "GR0", "GR7"])
+def test_compute_channel_outside_a_tsg_is_refused(on_card, engine):
+    answer = on_card.call(abi.NV_ESC_RM_ALLOC, alloc(9, 2, 0xC86F), channel_on(engine))
 
     assert (answer[0], alloc_status(answer[2])) == (0, abi.NV_ERR_INVALID_ARGUMENT)
+
+
+@pytest.mark.parametrize("parent", [3, 1 << 20], ids=["subdevice", "nothing known"])
+def test_channel_below_anything_but_a_device_is_refused(on_card, parent):
+    answer = on_card.call(abi.NV_ESC_RM_ALLOC, alloc(9, parent, 0xC86F), channel_on(11))
+
+    assert (answer[0], alloc_status(answer[2])) == (0, abi.NV_ERR_INVALID_ARGUMENT)
+
+
+@pytest.mark.parametrize(("engine", "copies"), [(11, True), (0x13, False)], ids=["copy", "video"])
+def test_channel_of_another_engine_may_stand_alone(on_card, engine, copies):
+    answer = on_card.call(abi.NV_ESC_RM_ALLOC, alloc(9, 2, 0xC86F), channel_on(engine))
+
+    assert (answer[0], alloc_status(answer[2])) == (0, abi.NV_OK)
+    table = on_card.supervisor.table
+    assert [rm.handle for rm in table.copy_tsgs(0)] == [9] * copies
+    assert [rm.handle for rm in table.channels(table.objects[7, 9])] == [9]
+    assert table.memory("web")[0] == OTHER_TSG_BYTES
+
+
+def test_compute_on_a_channel_that_stands_alone_is_refused(on_card):
+    on_card.call(abi.NV_ESC_RM_ALLOC, alloc(9, 2, 0xC86F), channel_on(11))
+    answer = on_card.call(abi.NV_ESC_RM_ALLOC, alloc(10, 9, 0xCBC0), bytes(16))
+
+    assert alloc_status(answer[2]) == abi.NV_ERR_INVALID_ARGUMENT
 
 
 def test_a_class_that_nobody_knows_is_refused(on_card):
@@ -80,9 +113,30 @@ def test_a_class_that_nobody_knows_is_refused(on_card):
     assert (answer[0], alloc_status(answer[2])) == (0, abi.NV_ERR_INVALID_CLASS)
 
 
-def test_what_carries_a_gate_has_one_name(on_card):
+def test_a_tsg_may_have_two_handles_in_its_pod(on_card):
     on_card.call(abi.NV_ESC_RM_ALLOC, alloc(TSG, 2, abi.KEPLER_CHANNEL_GROUP_A), TSG_PARAMS)
     answer = on_card.call(abi.NV_ESC_RM_DUP_OBJECT, dup(20, TSG))
+    on_card.call(abi.NV_ESC_RM_ALLOC, alloc(21, 20, 0xC86F), bytes(368))
+
+    assert dup_status(answer[2]) == abi.NV_OK
+    (tsg,) = on_card.supervisor.table.compute_tsgs(0)
+    assert tsg.handle == TSG
+    assert [channel.handle for channel in on_card.supervisor.table.channels(tsg)] == [21]
+
+
+def test_another_pods_tsg_gets_no_second_handle(on_card):
+    on_card.call(abi.NV_ESC_RM_ALLOC, alloc(TSG, 2, abi.KEPLER_CHANNEL_GROUP_A), TSG_PARAMS)
+    on_card.supervisor.table.clients[7].pod = "another"
+    answer = on_card.call(abi.NV_ESC_RM_DUP_OBJECT, dup(20, TSG))
+
+    assert dup_status(answer[2]) != abi.NV_OK
+    assert [tsg.handle for tsg in on_card.supervisor.table.compute_tsgs(0)] == [TSG]
+
+
+def test_a_channel_gets_no_second_handle(on_card):
+    on_card.call(abi.NV_ESC_RM_ALLOC, alloc(TSG, 2, abi.KEPLER_CHANNEL_GROUP_A), TSG_PARAMS)
+    on_card.call(abi.NV_ESC_RM_ALLOC, alloc(21, TSG, 0xC86F), bytes(368))
+    answer = on_card.call(abi.NV_ESC_RM_DUP_OBJECT, dup(22, 21))
 
     assert dup_status(answer[2]) == abi.NV_ERR_NOT_SUPPORTED
 

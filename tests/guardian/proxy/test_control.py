@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import errno
+import mmap
 import struct
 import threading
 from types import SimpleNamespace
@@ -11,6 +13,8 @@ import pytest
 
 from qgpu.guardian.proxy import control as control_calls
 from qgpu.guardian.proxy import fast_path, supervisor
+from qgpu.guardian.rules import controls
+from qgpu.linux.seccomp_notify import ProcessMemory
 from qgpu.nvidia import abi
 from tests.guardian.asked import TSG, TSG_PARAMS, alloc, alloc_status, control, status
 from tests.guardian.pod import LIMIT, allocate
@@ -156,10 +160,27 @@ def test_a_plain_control_that_is_too_large_takes_the_long_way():
     struct.pack_into("<Q", asked, 16, ctypes.addressof(params))
     argument = (ctypes.c_char * len(asked)).from_buffer(asked)
     performed = []
-    judge = fast_path.FastPath(lambda *call: performed.append(call) or 0)
+    judge = fast_path.FastPath(lambda *call: performed.append(call) or 0, ProcessMemory())
 
     assert judge.control(threading.get_native_id(), 0, ctypes.addressof(argument)) is None
     assert performed == []
+
+
+@pytest.mark.parametrize(("left", "answer"), [(0, 0), (abi.NV_ERR_INVALID_ARGUMENT, errno.EFAULT)])
+def test_a_plain_control_writes_back_only_what_rm_changed(left, answer):
+    """Into memory that takes no writes: without a change, none is tried."""
+    page = mmap.mmap(-1, mmap.PAGESIZE)
+    at = ctypes.addressof(ctypes.c_char.from_buffer(page))
+    page[:32] = struct.pack("<IIIIQII", 7, 7, next(iter(controls.PLAIN)), 0, at + 64, 8, 0)
+    ctypes.CDLL(None).mprotect(ctypes.c_void_p(at), mmap.PAGESIZE, mmap.PROT_READ)
+
+    def perform(file, request, call):
+        call.status = left
+        return 0
+
+    judge = fast_path.FastPath(perform, ProcessMemory())
+
+    assert judge.control(threading.get_native_id(), 0, at) == answer
 
 
 def test_refusal_kinds_per_pod_are_bounded(pod, monkeypatch):
@@ -211,22 +232,48 @@ def test_a_pod_gives_its_own_turn_away(own_tsg):
     assert not own_tsg.supervisor.refusals
 
 
-def test_who_gives_turns_away_rests_in_between(own_tsg, monkeypatch):
-    """Gates and neighbours wait for RM's locks meanwhile: the next time is twenty times as far as this one was long."""
-    now_ns, rests = [10**9], []
-    clock = SimpleNamespace(sleep=rests.append, monotonic_ns=lambda: now_ns[0])
-    monkeypatch.setattr(control_calls, "time", clock)
+@pytest.fixture
+def preempted(own_tsg, monkeypatch):
+    """Preempt, with each one taking so many ns of a clock that nothing else moves but rests; return the rest in ns."""
+    now_ns, rests, took_ns = [10**9], [], [0]
+
+    def sleep(seconds):
+        rests.append(round(seconds * 1e9))
+        now_ns[0] += rests[-1]
 
     def answer(params):
-        now_ns[0] += 400_000
+        now_ns[0] += took_ns[0]
 
-    own_tsg.rm.answers[abi.NVA06C_PREEMPT] = answer
-    for _ in range(2):
+    def preempted(took, before=0):
+        took_ns[0] = took
+        now_ns[0] += before
         preempt(own_tsg)
-    now_ns[0] += 10**9
-    preempt(own_tsg)
+        return rests[-1]
 
-    assert rests == [0, 0.008, 0]
+    monkeypatch.setattr(control_calls, "time", SimpleNamespace(sleep=sleep, monotonic_ns=lambda: now_ns[0]))
+    own_tsg.rm.answers[abi.NVA06C_PREEMPT] = answer
+    preempted.now_ns = now_ns
+    return preempted
+
+
+def test_two_preemptions_of_a_context_that_ends_do_not_rest(preempted):
+    assert [preempted(400_000) for _ in range(2)] == [0, 0]
+    assert [preempted(400_000, before=10**9) for _ in range(2)] == [0, 0]
+
+
+def test_who_gives_turns_away_all_the_time_rests_in_between(preempted):
+    """Gates and neighbours wait for RM's locks meanwhile: a twenty-first part of the time is taken, no more."""
+    began = preempted.now_ns[0]
+    for _ in range(100):
+        preempted(400_000)
+
+    assert preempted.now_ns[0] - began + 20 * 10**6 > 99 * 400_000 * 20
+
+
+def test_a_slow_preemption_delays_the_next_by_a_second_at_most(preempted):
+    preempted(3 * 10**8)
+
+    assert preempted(400_000) == 10**9 - 3 * 10**8 - 20 * 10**6
 
 
 @pytest.mark.parametrize(

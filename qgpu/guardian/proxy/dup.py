@@ -1,0 +1,114 @@
+"""One pod's second handles: duplicates of objects, and what an import brings back.
+
+Memory of a known allocation is charged once. Of gated objects, only a TSG can have a second handle, and only in its own
+pod: a client of an MPS server makes its channels in the server's TSG.
+"""
+
+from __future__ import annotations
+
+import struct
+
+from qgpu.guardian.accounting.object_table import Key, RmObject
+from qgpu.guardian.proxy import rm_calls
+from qgpu.guardian.proxy.alloc import AllocHandler
+from qgpu.guardian.proxy.handler_context import HandlerContext, PodCall, status_of
+from qgpu.guardian.proxy.ioctl_proxy import IoctlBuffer
+from qgpu.guardian.rules import classes
+from qgpu.nvidia import abi
+
+_U32 = struct.Struct("<I")
+#: How many exports of one size an import is compared with; beyond them it is charged again.
+_MOST_COMPARED = 64
+
+
+class DupHandler:
+    """Handles calls that give an object another handle."""
+
+    def __init__(self, ctx: HandlerContext, alloc_handler: AllocHandler) -> None:
+        self._ctx = ctx
+        self._supervisor = ctx.supervisor
+        self._gpu_ops = ctx.supervisor.gpu_ops
+        self._proxy = ctx.proxy
+        self._pod = ctx.pod
+        self._alloc_handler = alloc_handler
+
+    def dup(self, pod_call: PodCall, block: IoctlBuffer, asked: rm_calls.Dup) -> int:
+        """Duplicate an object, or refuse it."""
+        source_key = asked.source_client, asked.source
+        source = self._supervisor.table.objects.get(source_key)
+        known = self._supervisor.register_client(pod_call.pid, pod_call.call.fd, pod_call.file, asked.client)
+        if not known or (source is not None and source.rm_class in classes.GATED and not self._may_share(source)):
+            return self._ctx.refuse(block, asked.status_at, abi.NV_ERR_NOT_SUPPORTED, "second handle")
+        self._alloc_handler.undo_interrupted(pod_call, (asked.client, asked.handle))
+        if source is not None and source.rm_class in classes.GATED:
+            return self._share_tsg(pod_call, block, asked, source)
+        owner = self._supervisor.table.clients.get(asked.source_client)
+        with self._supervisor.pod_lock(owner.pod if owner is not None else self._pod):
+            before = self._supervisor.quota.number_of(source_key)
+            pod_call.begin()
+            error = self._proxy.escape(pod_call.file, abi.NV_ESC_RM_DUP_OBJECT, block)
+        if error or status_of(block, asked.status_at) != abi.NV_OK:
+            block.store()
+            return error
+        (handle,) = _U32.unpack_from(block.data, 8)
+        after = self._supervisor.quota.number_of(source_key)
+        # Another pod's memory counts for both pods. If only its maker paid, the maker could free it and make more.
+        same = before == after and self._supervisor.owns(self._pod, asked.source_client)
+        number = before if same else None
+        if (
+            status := self.admit_handle(pod_call.file, (asked.client, handle), asked.parent or asked.client, number)
+        ) != abi.NV_OK:
+            return self._ctx.answer(block, asked.status_at, status)
+        block.store()
+        return 0
+
+    def _may_share(self, source: RmObject) -> bool:
+        """Tell whether a TSG of this pod may have another handle in this pod."""
+        own = self._supervisor.owns(self._pod, source.client)
+        return own and source.confirmed and source.rm_class == abi.KEPLER_CHANNEL_GROUP_A
+
+    def _share_tsg(self, pod_call: PodCall, block: IoctlBuffer, asked: rm_calls.Dup, source: RmObject) -> int:
+        """Give a TSG another handle, whose channels are gated with it."""
+        rm = RmObject(asked.client, asked.handle, asked.parent, source.rm_class, source.detail, same_as=source.key)
+        if refusal := self._alloc_handler.admit(pod_call.pid, rm) or self._ctx.claim(rm):
+            return self._ctx.answer(block, asked.status_at, refusal)
+        pod_call.begin()
+        error = self._proxy.escape(pod_call.file, abi.NV_ESC_RM_DUP_OBJECT, block)
+        if error or status_of(block, asked.status_at) != abi.NV_OK:
+            self._supervisor.cancel_claim(rm.key)
+        else:
+            self._supervisor.confirm(rm.key)
+        block.store()
+        return error
+
+    def admit_handle(self, file: int, key: Key, parent: int, number: int | None) -> int:
+        """Charge what RM put under a new handle; free it if it cannot stay. Return a status."""
+        about = self._gpu_ops.object_info(file, *key)
+        if about is None:
+            return abi.NV_OK
+        space = about[0] == abi.FERMI_VASPACE_A and self._ctx.limited()  # its page tables are charged by handle
+        if space or about[0] in classes.GATED | classes.PHYSICAL:
+            self._gpu_ops.free(file, *key)
+            self._supervisor.count_refusal(self._pod, "second handle")
+            return abi.NV_ERR_NOT_SUPPORTED
+        if about[0] != abi.NV01_MEMORY_LOCAL_USER:
+            return abi.NV_OK
+        rm = RmObject(*key, about[1] or parent, about[0], self._gpu_ops.bytes_of(file, *key))
+        if number is None:
+            number = self._find_exported(file, rm)
+        if (status := self._ctx.claim(rm, number)) != abi.NV_OK:
+            self._gpu_ops.free(file, *key)
+            return status
+        self._supervisor.confirm(key)
+        return abi.NV_OK
+
+    def _find_exported(self, file: int, rm: RmObject) -> int | None:
+        """Find which of the pod's own allocations a descriptor brought back, by RM's comparison; None if it is none."""
+        with self._supervisor.lock:
+            instance = self._supervisor.table.instance_of(rm)
+            mine = self._supervisor.table.exported(self._pod, instance, rm.detail)[:_MOST_COMPARED]
+            handles = [(memory.number, next(iter(memory.handles))) for memory in mine]
+        for number, other in handles:
+            if self._gpu_ops.is_same(file, rm.key, rm.parent, other):
+                return number
+        return None

@@ -1,0 +1,66 @@
+"""What to say of a refused call that a debugger or a profiler makes: which tool's it is, why, and what to do instead.
+
+The rows of controls and classes say what is refused. A call that is allowed, such as those of torch.profiler, is none
+of these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from qgpu.guardian.rules import classes, controls
+
+
+class Tool(NamedTuple):
+    """A kind of tool: how it is called, the classes that only it uses, and what its user can do."""
+
+    name: str
+    classes: frozenset[int]
+    remedy: str
+
+
+_OUTSIDE = "run the program outside of pods, on a card without any"
+TOOLS = (
+    Tool("debugger (cuda-gdb, compute-sanitizer)", frozenset({0x83DE, 0x00DB}), f"to debug, {_OUTSIDE}"),
+    Tool(
+        "profiler of hardware counters (ncu)",
+        frozenset({0x90CC, 0xB0CC, 0xB1CC, 0xB2CC}),
+        f"use a profiler without counters, such as torch.profiler, or {_OUTSIDE}",
+    ),
+)
+
+
+class RefusedTool(NamedTuple):
+    """A tool's call that is refused, and the reason."""
+
+    tool: Tool
+    reason: str
+
+
+def _calls() -> Iterator[tuple[str, RefusedTool]]:
+    tool_of = {number: tool for tool in TOOLS for number in tool.classes}
+    for control in controls.ROWS:
+        if control.number >> 16 in tool_of and not control.why.allowed:
+            yield controls.name(control.number), RefusedTool(tool_of[control.number >> 16], control.why.value)
+    for row in classes.ROWS:
+        if row.number in tool_of and not row.why.allowed:
+            yield row.name, RefusedTool(tool_of[row.number], row.why.value)
+
+
+#: By the name under which the refusal is counted.
+_CALLS = dict(_calls())
+
+
+def refused(what: str) -> RefusedTool | None:
+    """Return whose call a refusal was, by the name under which it is counted; None if it was no tool's."""
+    return _CALLS.get(what)
+
+
+def advice(refusals: Iterable[str]) -> list[str]:
+    """Return a line for each kind of tool that was refused: with the reason of the first call, and the remedy."""
+    first: dict[str, RefusedTool] = {}
+    for what in refusals:
+        if (found := refused(what)) is not None:
+            first.setdefault(found.tool.name, found)
+    return [f"a {tool.name} is refused in pods, because {reason}: {tool.remedy}" for tool, reason in first.values()]
