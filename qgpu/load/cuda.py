@@ -158,6 +158,10 @@ class Device:
         memory = self.cuda.make("cuMemHostAlloc", "void *", size, _HOST_ALLOC_DEVICE_MAP)
         return memory, int(self.cuda.make("cuMemHostGetDevicePointer_v2", "CUdeviceptr", memory, 0))
 
+    def hold(self, size: int) -> None:
+        """Take this many bytes of the card for as long as the process lives."""
+        self.cuda.make("cuMemAlloc_v2", "CUdeviceptr", size)
+
     def event(self) -> Any:
         """Create an event that takes the time."""
         return self.cuda.make("cuEventCreate", "CUevent", 0)

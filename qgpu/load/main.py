@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import IO, Any
 
@@ -18,31 +18,18 @@ import click
 import psutil
 
 from qgpu import entry_point
-from qgpu.errors import InvalidValueError
 from qgpu.load import several
 from qgpu.load.record import Record, Stop
 from qgpu.load.spec import Workload
 from qgpu.model import NS_PER_S
-from qgpu.units import parse_duration
+from qgpu.units import parse_duration, parse_memory
 
 _FIRST_ITERATIONS = 100
 
 
-class _Duration(click.ParamType[float]):
-    """A time such as 50us, 1.5ms or 10s, as seconds."""
-
-    name = "time"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        if isinstance(value, float):
-            return value
-        try:
-            return parse_duration(str(value)) / NS_PER_S
-        except InvalidValueError as error:
-            self.fail(str(error), param, ctx)
-
-
-_TIME = _Duration()
+#: Seconds, from a time such as 50us; bytes, from a size such as 16GiB, or 0.
+_TIME = entry_point.Quantity("time", lambda text: parse_duration(text) / NS_PER_S)
+_MEMORY = entry_point.Quantity("size", lambda text: 0 if text == "0" else parse_memory(text))
 #: Opened before the load begins, so that the result cannot get lost at the end.
 _FILE = click.File("w", lazy=False)
 
@@ -84,6 +71,7 @@ class _Request:
 @click.option("--streams", type=int, default=1, show_default=True, help="CUDA streams to spread kernels over.")
 @click.option("--persistent", is_flag=True, help="One kernel that runs all the time; --kernel is its round's length.")
 @click.option("--host-reads", is_flag=True, help="Each block of that kernel reads host memory after each round.")
+@click.option("--memory", type=_MEMORY, default="0", help="Card memory to hold, such as 16GiB.")
 @click.option("--processes", type=click.IntRange(1, 64), default=1, show_default=True, help="Processes with this load.")
 @click.option("--duration", type=_TIME, default="5s", show_default=True, help="How long to measure; 0s: no limit.")
 @click.option("--count", type=int, default=0, help="How many kernels at most; 0: no limit.")
@@ -95,9 +83,9 @@ class _Request:
 @click.option("--window", type=_TIME, default="100ms", show_default=True, help="Count kernels in windows this long.")
 @click.option("--watch", is_flag=True, help="Print each second's result as a JSON line to stderr.")
 @click.option("--gpu", type=click.IntRange(0), default=0, show_default=True, help="Which GPU.")
-@click.option("--json", "file", type=_FILE, default="-", help="File for the result.  [default: stdout]")
-def command(file: IO[str], processes: int, **options: Any) -> None:
-    """Run CUDA kernels of known length on a GPU, and print what they got as JSON.
+@click.option("--json", "file", type=_FILE, help="File for the result as JSON, or -.  [default: - if not a terminal]")
+def command(file: IO[str] | None, processes: int, **options: Any) -> None:
+    """Run CUDA kernels of known length on a GPU, and print what they got: a line on a terminal, JSON elsewhere.
 
     In a pod of a simulated plane the load runs on the simulated pGPU. SIGINT and SIGTERM end it early; it still prints
     the result. Exit codes: 9 no driver or no GPU, 20 no qgpud (simulated), 1 a CUDA error.
@@ -114,7 +102,29 @@ def command(file: IO[str], processes: int, **options: Any) -> None:
         load.run(record)
         result = {"device": load.device, **record.report(), "startup_s": load.ready_s - request.started_at_s}
         result |= {"iterations": load.iterations, "gpu_kernel_us": load.kernel_us}
-    click.echo(json.dumps({"schema": "qgpu/v1", "workload": request.work.to_dict(), **result}), file=file)
+    if file is None and sys.stdout.isatty():
+        click.echo(_line(result))
+    else:
+        work = request.work.to_dict() | {"memory_bytes": request.work.memory}
+        click.echo(json.dumps({"schema": "qgpu/v1", "workload": work, **result}), file=file)
+
+
+entry_point.show_examples(
+    command,
+    (
+        "qgpu-load --kernel 1ms --duration 10s",
+        "qgpuctl run --class online -- qgpu-load --kernel 100us --period 10ms --watch",
+        "qgpu-load --batch 8 --gap 3ms --json result.json",
+    ),
+)
+
+
+def _line(result: Mapping[str, Any]) -> str:
+    """Return a result as a person at a terminal wants it; the windows alone would be kilobytes."""
+    pod = os.environ.get("QGPU_POD")
+    line = f"qgpu-load{f' in pod {pod}' if pod else ''}: {result['kernels']} kernels in {result['elapsed_s']:.1f} s"
+    latency_us = result["latency_us"]
+    return f"{line}, p99 {latency_us['p99'] / 1000:.2f} ms" if latency_us else line
 
 
 def _request(
@@ -132,6 +142,7 @@ def _request(
         streams=rest["streams"],
         duration_s=rest["duration"],
         count=rest["count"],
+        memory=rest["memory"],
         warmup_s=warmup,
     )
     started_at = rest["started_at"] or psutil.Process().create_time()
@@ -169,6 +180,8 @@ def _cuda(request: _Request) -> _Load:
     from qgpu.load.kernel import Kernel
 
     device = Device(Cuda(), request.gpu, Sync[request.sync.upper()])
+    if request.work.memory:
+        device.hold(request.work.memory)
     kernel = Kernel(device, request.work.streams)
     kernel.iterations = request.iterations or _FIRST_ITERATIONS
     kernel.launch(kernel.streams[0])

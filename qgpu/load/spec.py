@@ -15,6 +15,7 @@ from qgpu.errors import InvalidValueError
 _LONGEST_US = 60e6
 _LONGEST_S = 1e6
 _MOST = 1_000_000_000
+_MOST_MEMORY = 1 << 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,8 @@ class Workload:
     count: int = 0
     #: Run this long before measuring.
     warmup_s: float = 0.0
+    #: Card memory in bytes that the process holds besides what its kernels need.
+    memory: int = 0
     #: For the simulator only: kernels as (launch time, length) in µs, in order of launch. Replaces all of the above.
     trace: tuple[tuple[float, float], ...] = ()
 
@@ -58,6 +61,7 @@ class Workload:
         _integer("batch", self.batch, 0)
         _integer("streams", self.streams, 1)
         _integer("count", self.count, 0)
+        _integer("memory", self.memory, 0, _MOST_MEMORY)
         for name in ("graph", "persistent", "host_reads"):
             if not isinstance(value := getattr(self, name), bool):
                 raise InvalidValueError(f"workload: {name} {value!r}: must be true or false")
@@ -97,11 +101,11 @@ def _number(name: str, value: object, low: float, high: float) -> None:
         raise InvalidValueError(f"workload: {name} {value}: must be {low:g} to {high:g}")
 
 
-def _integer(name: str, value: object, low: int) -> None:
+def _integer(name: str, value: object, low: int, high: int = _MOST) -> None:
     if isinstance(value, bool) or not isinstance(value, int):
         raise InvalidValueError(f"workload: {name} {value!r}: must be a whole number")
-    if not low <= value <= _MOST:
-        raise InvalidValueError(f"workload: {name} {value}: must be {low} to {_MOST}")
+    if not low <= value <= high:
+        raise InvalidValueError(f"workload: {name} {value}: must be {low} to {high}")
 
 
 def _pairs(raw: object) -> tuple[tuple[float, float], ...]:
@@ -110,6 +114,8 @@ def _pairs(raw: object) -> tuple[tuple[float, float], ...]:
     for pair in raw:
         if not isinstance(pair, Sequence) or isinstance(pair, str) or len(pair) != 2:
             raise InvalidValueError(f"workload: trace: {pair!r} is not an [at_us, kernel_us] pair")
+    if not raw:
+        raise InvalidValueError("workload: trace: it is empty; give pairs, or leave it out")
     return tuple((at, kernel) for at, kernel in raw)
 
 

@@ -1,7 +1,7 @@
 """Latency targets: the longest offline slice that an online pod's target allows.
 
-A target is what sharing may add to the 99th percentile of an online pod's latency. This file inverts one measured table
-of the card, from slice to added latency. Without a target, slices are as short as is sensible.
+A target is what sharing may add to the 99th percentile of an online pod's latency. This file reads one measured table
+of the card, slice against added latency, in both directions. Without a target, slices are as short as is sensible.
 ``qgpu.policies.online_first`` decides which slices to shorten.
 """
 
@@ -58,3 +58,18 @@ def slice_us(target_ns: int, waits: int, hardware: HardwareTraits) -> int:
             return max(MIN_TIMESLICE_US, int(allowed))
     last_us, last_added_us = table[-1]
     return min(MAX_TIMESLICE_US, int(last_us + (added_us - last_added_us) * NS_PER_US / hardware.timeslice_us_ns))
+
+
+def added_ns(slice_us: int, hardware: HardwareTraits) -> int:
+    """Return what waiting for one TSG with this slice adds to the p99 of work that arrives at any moment, in ns.
+
+    The table of ``slice_us``, read the other way.
+    """
+    table = [(each_us, p99_us - hardware.alone_p99_us) for each_us, p99_us in hardware.p99_us]
+    for (slice_a, added_a), (slice_b, added_b) in pairwise(table):
+        if slice_us < slice_b:
+            return round(
+                max(0.0, added_a + (slice_us - slice_a) * (added_b - added_a) / (slice_b - slice_a)) * NS_PER_US
+            )
+    last_us, last_added_us = table[-1]
+    return last_added_us * NS_PER_US + (slice_us - last_us) * hardware.timeslice_us_ns

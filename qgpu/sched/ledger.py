@@ -171,6 +171,8 @@ class Ledger:
     used_at_ns: int = 0
     #: The card's name as NVML tells it.
     card: str = ""
+    #: NVML's utilisation as of the last sample, 0 to 1; None: unknown.
+    utilization: float | None = None
 
     def advance(self, sample: Sample) -> Ledger:
         """Fold in one sample, and forget pods that it does not contain."""
@@ -213,6 +215,7 @@ class Ledger:
             short_ns,
             used_at_ns,
             self.card,
+            sample.utilization,
         )
 
     @property

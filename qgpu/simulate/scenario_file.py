@@ -78,7 +78,7 @@ def _scenario(name: str, top: Table) -> Scenario:
 
 
 def _pod(name: str, table: Table, duration_ns: int) -> ScenarioPod:
-    table.only("class", "latency_target", "cores", "memory", "arrive", "leave", "workload", "workloads")
+    table.only(*_GRANT_KEYS, "arrive", "leave", "workload", "workloads")
     arrive_ns = table.text("arrive", 0, units.parse_duration)
     leave_ns = table.text("leave", duration_ns, units.parse_duration)
     if not arrive_ns < leave_ns <= duration_ns:
@@ -103,6 +103,15 @@ def _grant(table: Table, base: Grant) -> Grant:
     return table.check("latency_target", lambda: replace(grant, latency_target_ns=target_ns))
 
 
+#: The keys of a pod's grant.
+_GRANT_KEYS = ("class", "latency_target", "cores", "memory")
+
+
+def _need_any(event: Table, keys: Sequence[str]) -> None:
+    if not any(key in event.raw for key in keys):
+        raise event.error("", f"it changes nothing; give at least one of {', '.join(keys)}")
+
+
 def _changes(
     events: Sequence[Table], settings: GpuSettings, pods: Sequence[ScenarioPod], duration_ns: int
 ) -> tuple[GpuChange | PodChange, ...]:
@@ -118,13 +127,15 @@ def _changes(
     for at_ns, event in sorted(timed, key=lambda pair: pair[0]):
         if "pod" not in event.raw:
             event.only("at", *GPU_KEYS, "pod")
+            _need_any(event, GPU_KEYS)
             settings = gpu_settings(event, settings)
             changes.append(GpuChange(at_ns, settings))
             continue
-        event.only("at", "pod", "class", "latency_target", "cores", "memory")
+        event.only("at", "pod", *_GRANT_KEYS)
         name = event.text("pod", "", str)
         if name not in grants:
             raise event.error("pod", f"there is no pod {name!r}; there are {', '.join(grants)}")
+        _need_any(event, _GRANT_KEYS)
         grants[name] = _grant(event, grants[name])
         changes.append(PodChange(at_ns, name, grants[name]))
     return tuple(changes)

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from html import escape
 
 _WIDTH, _LEFT, _RIGHT, _TOP, _BOTTOM = 900, 52, 12, 10, 24
-_ROW = 20
+#: A row of strips: the name above, the strip below.
+_ROW, _NAME = 34, 14
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,14 +68,15 @@ def over_time(lines: Sequence[Line], seconds: float, height: int = 230) -> str:
 
 
 def strips(rows: Sequence[Strip], seconds: float) -> str:
-    """Return a chart with one strip a row: filled while on, hatched while barred."""
+    """Return a chart with one strip a row below its name: filled while on, hatched while barred."""
     height = _TOP + _ROW * len(rows) + _BOTTOM
     body = [_axis(seconds, height)]
     for number, row in enumerate(rows):
         top = _TOP + number * _ROW
-        body.append(f'<text x="{_LEFT - 6}" y="{top + 13}" text-anchor="end">{escape(row.name[:8])}</text>')
-        body.append(f'<g fill="url(#barred)">{_boxes(row.barred, seconds, top + 1, _ROW - 3)}</g>')
-        body.append(f'<g fill="{row.colour}">{_boxes(row.spans, seconds, top + 3, _ROW - 7)}</g>')
+        strip, height_of = top + _NAME, _ROW - _NAME
+        body.append(f'<text x="{_LEFT}" y="{strip - 3}">{escape(row.name)}</text>')
+        body.append(f'<g fill="url(#barred)">{_boxes(row.barred, seconds, strip + 1, height_of - 3)}</g>')
+        body.append(f'<g fill="{row.colour}">{_boxes(row.spans, seconds, strip + 3, height_of - 7)}</g>')
     return _svg(body, height)
 
 

@@ -1,4 +1,4 @@
-"""A recording as one self-contained HTML page: shares got and asked, turns, gates, refusals."""
+"""A recording as one self-contained HTML page: shares and quotas, turns, gates, refusals."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 
 from qgpu.model import NS_PER_MS, NS_PER_S, Span
 from qgpu.trace.chart import STYLE, Line, Strip, over_time, strips
+from qgpu.trace.group_candidates import of_track
 from qgpu.trace.recording import GpuTrack, PodTrack, Recording, shares
 from qgpu.trace.wakeups import wakeups
 
@@ -23,10 +24,10 @@ _COLOURS = 8
 _HEADER = (
     ("pod", ""),
     ("class", ""),
-    ("asked", "its quota"),
-    ("got", "true GPU time over the time recorded"),
+    ("quota", "the share that its grant guarantees"),
+    ("share", "true GPU time over the time recorded"),
     ("turns", "times it was on the engine, and how long on average"),
-    ("away p50 / p99 / longest", "between two turns, its own pauses included"),
+    ("off engine p50 / p99 / longest", "between two turns, its own pauses included"),
     ("gate closed", "of the time recorded"),
     ("wake-ups", "turns of an online pod that began where another pod ran"),
     ("refused", "allocations over its limit; driver calls that would change its share"),
@@ -40,7 +41,14 @@ h3 { font-size: .95rem; margin: 1.4rem 0 .2rem; } p, th { color: var(--soft); }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; font-size: .9rem; }
 th { text-align: left; font-weight: 500; } th, td { padding: .3rem .5rem; border-bottom: 1px solid var(--line); }
 i { display: inline-block; width: .7rem; height: .7rem; border-radius: .2rem; margin-right: .5rem; }
-svg { width: 100%; height: auto; }
+svg { width: 100%; height: auto; } .wide { overflow-x: auto; } h1, td { overflow-wrap: anywhere; }
+@media (max-width: 40rem) {
+  .wide svg { min-width: 40rem; }
+  thead { display: none; } tr { display: block; padding: .6rem 0; border-bottom: 1px solid var(--line); }
+  td { display: flex; justify-content: space-between; gap: 1rem; border: 0; padding: .1rem 0; text-align: right; }
+  td::before { content: attr(data-name); color: var(--soft); text-align: left; }
+  td:first-child { display: block; text-align: left; font-weight: 600; } td:first-child::before { content: none; }
+}
 """
 
 
@@ -74,7 +82,7 @@ def write(recording: Recording, about: About) -> str:
 
 
 def _gpu(gpu: GpuTrack, about: About) -> str:
-    pods = sorted(gpu.pods.values(), key=lambda pod: (pod.pod_class != "online", pod.pod))
+    pods = gpu.online_first
     seconds = max(gpu.span_ns, 1) / NS_PER_S
     colours = {pod.pod: f"var(--c{number % _COLOURS})" for number, pod in enumerate(pods)}
     used = sum(pod.traced_ns for pod in pods) / max(1, gpu.span_ns)
@@ -97,6 +105,8 @@ def _gpu(gpu: GpuTrack, about: About) -> str:
         )
         for pod in pods
     ]
+    gain = of_track(gpu)
+    advice = f"<p>Share group: {escape(str(gain))}.</p>" if gain else ""
     close_s = min(_CLOSE_S, seconds)
     rows = [
         Strip(pod.pod, colours[pod.pod], _seconds(gpu, pod.runs, close_s), _seconds(gpu, pod.closed, close_s))
@@ -105,9 +115,16 @@ def _gpu(gpu: GpuTrack, about: About) -> str:
     return (
         head
         + _table(gpu, pods, colours, about)
-        + f"<h3>Shares, each over {step_ns / NS_PER_S:.2g} s; dotted: asked</h3>{over_time(lines, seconds)}"
-        + f"<h3>Who was on the engine in the first {close_s:g} s; hatched: gate closed</h3>{strips(rows, close_s)}"
+        + advice
+        + f"<h3>Shares, each over {step_ns / NS_PER_S:.2g} s; dotted: quota</h3>{_wide(over_time(lines, seconds))}"
+        + f"<h3>Who was on the engine in the first {close_s:g} s; hatched: gate closed</h3>"
+        + _wide(strips(rows, close_s))
     )
+
+
+def _wide(chart: str) -> str:
+    """Return a chart that a narrow screen scrolls sideways, instead of the page."""
+    return f'<div class="wide" tabindex="0">{chart}</div>'
 
 
 def _shares(gpu: GpuTrack, pod: PodTrack, step_ns: int) -> list[tuple[int, float]]:
@@ -127,9 +144,13 @@ def _seconds(gpu: GpuTrack, spans: Sequence[Span], until_s: float) -> list[tuple
 
 def _table(gpu: GpuTrack, pods: Sequence[PodTrack], colours: Mapping[str, str], about: About) -> str:
     head = "".join(f'<th title="{escape(what)}">{escape(name)}</th>' for name, what in _HEADER)
+    names = [name for name, _ in _HEADER[1:]]
     rows = "".join(
         f'<tr><td><i style="background:{colours[pod.pod]}"></i>{escape(pod.pod)}</td>'
-        + "".join(f"<td>{escape(cell)}</td>" for cell in _cells(gpu, pod, about))
+        + "".join(
+            f'<td data-name="{escape(name)}">{escape(cell)}</td>'
+            for name, cell in zip(names, _cells(gpu, pod, about), strict=True)
+        )
         + "</tr>"
         for pod in pods
     )

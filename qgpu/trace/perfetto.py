@@ -44,7 +44,7 @@ def _gpu(writer: _Writer, gpu: GpuTrack) -> None:
     for at_ns, plan in gpu.plans:
         if gpu.first_ns <= at_ns <= gpu.last_ns:
             writer.instant(plans, at_ns, "plan", _plan_notes(plan))
-    for order, pod in enumerate(_in_order(gpu)):
+    for order, pod in enumerate(gpu.online_first):
         track = writer.track(_title(pod), root, order=order + 1)
         for start_ns, end_ns in pod.runs:
             writer.slice(track, start_ns, end_ns, pod.pod)
@@ -60,10 +60,6 @@ def _gpu(writer: _Writer, gpu: GpuTrack) -> None:
         share = writer.track("share", track, counter=_UNIT_SHARE)
         for at_ns, value in shares(pod.runs, gpu.first_ns, gpu.last_ns, _SHARE_NS):
             writer.counter(share, at_ns, value * 100)
-
-
-def _in_order(gpu: GpuTrack) -> list[PodTrack]:
-    return sorted(gpu.pods.values(), key=lambda pod: (pod.pod_class != "online", pod.pod))
 
 
 def _title(pod: PodTrack) -> str:

@@ -37,11 +37,12 @@ class Recorder:
     def watch(self, ledger: Ledger, lost: int) -> None:
         """Take a tick."""
         plan, self._plan = self._plan, ledger.plan
-        pods = [_told(name, account) for name, account in ledger.accounts.items()]
-        tick = {
+        pods = [_pod_json(name, account) for name, account in ledger.accounts.items()]
+        tick: dict[str, Any] = {
             "gpu": self.pgpu,
             "now_ns": ledger.now_ns or 0,
             "lost": lost,
+            "utilisation": ledger.utilization,
             "pods": pods,
         }
         if ledger.plan is not None and ledger.plan != plan:
@@ -69,7 +70,7 @@ class Recorder:
         return found
 
 
-def _told(name: str, account: Account) -> dict[str, Any]:
+def _pod_json(name: str, account: Account) -> dict[str, Any]:
     last = account.last
     return {
         "pod": name,

@@ -19,6 +19,8 @@ from qgpu.model import NS_PER_S, Span
 _FETCH_S = 0.25
 #: The first ticks to skip: the first was in progress when details were requested, the second began without them.
 _BLIND_TICKS = 2
+#: The mean utilisation counts if it is known of more than this part of the recorded time.
+_KNOWN_PART = 0.9
 #: How much longer than requested a recording may take before it fails.
 _PATIENCE_S = 15.0
 
@@ -73,6 +75,9 @@ class GpuTrack:
     #: Context switches that did not fit into the hardware's log, and ticks without their runs.
     lost: int = 0
     gaps: int = 0
+    #: The time over which utilisation is known, and that time weighted with it, in ns.
+    _known_ns: int = 0
+    _utilised_ns: float = 0.0
     _ticks: int = 0
     _lost_before: int = 0
 
@@ -81,10 +86,21 @@ class GpuTrack:
         """Return the recorded time in ns."""
         return self.last_ns - self.first_ns
 
+    @property
+    def online_first(self) -> list[PodTrack]:
+        """Return the pods by class, then by name."""
+        return sorted(self.pods.values(), key=lambda pod: (pod.pod_class != "online", pod.pod))
+
+    @property
+    def utilisation(self) -> float | None:
+        """Return the part of the recorded time in which any kernel ran, 0 to 1; None if it is not known of most."""
+        return self._utilised_ns / self._known_ns if self._known_ns > self.span_ns * _KNOWN_PART else None
+
     def add(self, tick: Mapping[str, Any]) -> None:
         """Add the next tick."""
         self._ticks += 1
-        now_ns = self.last_ns = tick["now_ns"]
+        before_ns, now_ns = self.last_ns, tick["now_ns"]
+        self.last_ns = now_ns
         if self._ticks <= _BLIND_TICKS:
             self.first_ns, self._lost_before = now_ns, tick["lost"]
         self.lost = tick["lost"] - self._lost_before
@@ -94,6 +110,9 @@ class GpuTrack:
         whole = all(sum(end_ns - start_ns for start_ns, end_ns in tsg["runs"]) == tsg["run_ns"] for tsg in tsgs)
         recorded = self._ticks > _BLIND_TICKS
         self.gaps += recorded and not whole
+        if recorded and (used := tick.get("utilisation")) is not None:  # a daemon of an earlier version tells none
+            self._known_ns += now_ns - before_ns
+            self._utilised_ns += used * (now_ns - before_ns)
         for pod in tick["pods"]:
             track = self.pods.setdefault(pod["pod"], PodTrack(pod["pod"], pod["class"], pod["cores"]))
             track.pod_class, track.cores = pod["class"], pod["cores"]

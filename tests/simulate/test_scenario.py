@@ -148,7 +148,7 @@ def test_a_picture_of_no_known_kind_is_refused(written, tmp_path: Path) -> None:
 def test_without_matplotlib_a_plot_says_what_to_install(written, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
 
-    with pytest.raises(NotSupportedError, match=r"pip install 'qgpu\[plot\]'"):
+    with pytest.raises(NotSupportedError, match=r"pip --python .* install matplotlib"):
         draw(simulate(written(TWO_PODS)), tmp_path / "shares.svg")
 
 
@@ -176,6 +176,13 @@ def test_without_matplotlib_a_plot_says_what_to_install(written, tmp_path: Path,
         ),
         ("cores = 60", "cores = 80", "30 % for pod b does not fit"),
         ("[pods.b]", "[[events]]\nat = '1s'\npod = 'c'\n[pods.b]", "events[0].pod: there is no pod 'c'"),
+        ("[pods.b]", "[[events]]\nat = '1s'\n[pods.b]", "events[0]: it changes nothing; give at least one of policy"),
+        (
+            "[pods.b]",
+            "[[events]]\nat = '1s'\npod = 'a'\n[pods.b]",
+            "events[0]: it changes nothing; give at least one of class",
+        ),
+        ("kernel_us = 1000, batch = 0", "trace = []", "workload: trace: it is empty"),
         ("[pods.b]", "[[events]]\nat = '10s'\npolicy = '1'\n[pods.b]", "events[0].at: say when"),
         ("[pods.b]", "[[events]]\nat = '1s'\npod = 'a'\npolicy = '1'\n[pods.b]", "events[0].policy: no such key"),
         ("[pods.b]", "[[events]]\nat = '1s'\npod = 'b'\ncores = 50\n[pods.b]", "50 % for pod b does not fit"),
