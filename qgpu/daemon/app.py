@@ -5,9 +5,10 @@ Parts stop in reverse order. Whatever happens in between, gates open before the 
 
 from __future__ import annotations
 
-import os
 import resource
+from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import structlog
@@ -15,16 +16,20 @@ import structlog
 from qgpu import config as configuration
 from qgpu import log
 from qgpu.config import Config, MetricsCompat
-from qgpu.daemon import plane_choice, runtime_dir
+from qgpu.daemon import plane_choice
 from qgpu.daemon.containers import Containers, agent_socket, claim_files
+from qgpu.daemon.events import Events
 from qgpu.daemon.metrics_endpoint import MetricsEndpoint
 from qgpu.daemon.prepared_grants import PreparedGrants
+from qgpu.daemon.runtime_dir import RuntimeDir
 from qgpu.daemon.service import Service
 from qgpu.daemon.state import State
+from qgpu.daemon.suspension_file import SuspensionFile
 from qgpu.errors import QgpuError
 from qgpu.ipc.control_socket import Server
 from qgpu.ipc.systemd import ALIVE, notify
 from qgpu.linux import untrusted_fds
+from qgpu.linux.hangups import Hangups
 from qgpu.linux.shutdown import Shutdown
 from qgpu.metrics import exporter
 from qgpu.model.plane_names import Plane
@@ -43,6 +48,7 @@ def run(
     state_dir: Path | None,
     kept: RestoredFds,
     stop: Shutdown,
+    hangups: Hangups,
 ) -> None:
     """Run the daemon until ``stop`` is set. Raises QgpuError."""
     untrusted_fds.prepare()
@@ -50,12 +56,14 @@ def run(
     config = configuration.load(config_file) if config_file else Config()
     log.configure(config.log_level, config.log_format)
     directory, store = kept.runtime_dir, kept.store
-    lock = runtime_dir.hold(directory)
+    place = RuntimeDir(directory)
     chosen = plane_choice.choose(plane or config.plane)
     state = State(state_dir)
-    host = plane_choice.open_host(chosen.plane, kept, sim_gpus)
+    host = plane_choice.open_host(chosen.plane, kept, sim_gpus, directory)
     prepared = PreparedGrants(state_dir, host.pgpus(), claim_files(chosen.plane, host.pgpus(), directory, config))
-    service = Service(host, chosen, config, state, agent_socket(chosen.plane, directory), prepared)
+    moves, events = SuspensionFile(state_dir or directory), Events(state_dir)
+    agent = agent_socket(chosen.plane, directory)
+    service = Service(host, chosen, config, state, agent, prepared, events, moves, directory)
     try:
         with ExitStack() as ends:
             endpoint = _endpoint(service, config)
@@ -66,10 +74,11 @@ def run(
             containers = Containers(chosen.plane, host.pgpus(), directory, config, store, service.take_listener)
             ends.callback(containers.close)
             _log.info("ready", plane=chosen.plane.value, why=chosen.why, runtime_dir=str(directory))
-            _watch(service, containers, prepared, endpoint, stop)
+            restored = partial(place.refresh, restore=(server.restore, containers.restore))
+            _watch(service, containers, prepared, endpoint, lambda: restored(server.reachable), stop, hangups)
     finally:
         service.close()
-        os.close(lock)
+        place.close()
     _log.info("stopped")
 
 
@@ -93,7 +102,9 @@ def _watch(
     containers: Containers,
     prepared: PreparedGrants,
     endpoint: MetricsEndpoint | None,
+    restore: Callable[[], None],
     stop: Shutdown,
+    hangups: Hangups,
 ) -> None:
     """Do the periodic work until told to stop. Raises QgpuError if a loop has died."""
     notify("READY=1")
@@ -108,6 +119,12 @@ def _watch(
             if str(error) != trouble:
                 trouble = str(error)
                 _log.error("cannot check for ended pods, trying again", error=trouble)
+        restore()
+        if hangups.terminal_closed:
+            _log.info("its terminal is closed")
+            break
+        if hangups.came():
+            _log.warning("SIGHUP ignored; restart qgpud to read its configuration again")
         containers.refresh()
         prepared.refresh()
         if endpoint is not None:

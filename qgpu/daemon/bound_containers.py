@@ -1,4 +1,4 @@
-"""What is noted of a container at its cgroup: its prepared devices, and its names in Kubernetes.
+"""What is noted of a container at its cgroup: which run it is, its prepared devices, and its names in Kubernetes.
 
 The note lasts as long as the container, whatever becomes of the daemon.
 """
@@ -33,6 +33,8 @@ class BoundContainer:
     names: tuple[str, ...] = ()
     #: The UID of its Kubernetes pod; empty for none.
     pod_uid: str = ""
+    #: Its first process, which tells its runs apart; 0 if another version noted it.
+    pid: int = 0
     #: When it was bound, on CLOCK_MONOTONIC.
     since_ns: int = field(default_factory=time.monotonic_ns, compare=False)
 
@@ -48,20 +50,23 @@ def noted(pod: PodInfo) -> BoundContainer | None:
     try:
         found = json.loads(text)
         devices, names = tuple(found["devices"]), tuple(found["names"])
-        return BoundContainer(found["container"], devices, names, found["pod_uid"], int(found["since_ns"]))
+        first, since_ns = int(found.get("pid", 0)), int(found["since_ns"])
+        return BoundContainer(found["container"], devices, names, found["pod_uid"], first, since_ns)
     except (ValueError, KeyError, TypeError):
         return None
 
 
 def bound_now(container: Container, devices: Iterable[str]) -> BoundContainer:
-    """Return what is to be noted of a container with prepared devices. Raises RefusedError."""
-    return BoundContainer(container.id, tuple(devices), container.kubernetes_names(), container.pod_uid())
+    """Return what is to be noted of a container. Raises RefusedError."""
+    return BoundContainer(
+        container.id, tuple(devices), container.kubernetes_names(), container.pod_uid(), container.pid
+    )
 
 
 def note(at: str, bound: BoundContainer) -> None:
     """Note a container at its cgroup. Raises RefusedError if it has prepared devices and cannot be noted."""
     try:
-        cgroup.note(at, _NOTE, json.dumps(asdict(bound)) if bound.devices or bound.names else "")
+        cgroup.note(at, _NOTE, json.dumps(asdict(bound)))
     except RefusedError:
         if bound.devices:
             raise

@@ -8,6 +8,7 @@ given.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -31,6 +32,10 @@ from qgpu.runtime.oci_container import Container
 
 _log = structlog.get_logger("claims")
 
+#: How long the container of a pod that its claim does not know yet is kept waiting, in seconds. A pod may join a claim
+#: that others use already, and its driver looks for such pods every second (``qgpu/k8s/resync.py``).
+JOINING_S = 1.5
+
 
 @dataclass(frozen=True, slots=True)
 class _User:
@@ -47,6 +52,8 @@ class ClaimRequests:
 
     def __init__(self, pods: Pods) -> None:
         self._pods, self._prepared = pods, pods.prepared
+        #: Notified when a claim is prepared, perhaps for further pods.
+        self._consumers = threading.Condition()
 
     def listed(self, pods: Sequence[PodInfo]) -> dict[str, Any]:
         """Return all prepared grants, with the pods that use them."""
@@ -63,14 +70,17 @@ class ClaimRequests:
         The same devices again are no change, whoever may use them now. Other devices replace unused ones.
         """
         grant = self._prepared.parse(arguments)
-        with self._pods.lock:
+        with self._prepared.written(grant) as new, self._pods.lock:
             before = self._prepared.by_uid.get(grant.uid)
             if before is None or before.devices != grant.devices:
                 pods = self._pods.reap()
                 if before is not None:
                     _check_unused(before, pods, "it is not prepared anew")
                 self._pods.check_prepared(grant, pods)
-            self._prepared.keep(grant)
+            self._prepared.keep(grant, new)
+        self._prepared.flush()
+        with self._consumers:
+            self._consumers.notify_all()
         if before != grant:
             _log.info("claim prepared", claim=str(grant), uid=grant.uid)
         return {"devices": prepared_devices(grant)}
@@ -80,24 +90,26 @@ class ClaimRequests:
         uid = arguments.need("uid", str)
         with self._pods.lock:
             grant = self._prepared.by_uid.get(uid)
-            if grant is None:
-                return {}
-            _check_unused(grant, self._pods.reap(), "it stays prepared")
-            self._prepared.remove(uid)
-        _log.info("claim dropped", claim=str(grant), uid=uid)
+            if grant is not None:
+                _check_unused(grant, self._pods.reap(), "it stays prepared")
+                self._prepared.remove(uid)
+        self._prepared.flush()
+        if grant is not None:
+            _log.info("claim dropped", claim=str(grant), uid=uid)
         return {}
 
-    def bind(self, container: Container, devices: Sequence[str], at: str) -> str:
-        """Make a container a pod with the grants of its prepared devices, and return its name. Raises a QgpuError.
+    def await_consumer(self, container: Container, devices: Sequence[str]) -> None:
+        """Give claims a moment to learn of a container's pod. The caller holds no lock: nobody else waits for this."""
+        uid = container.pod_uid()
+        if uid:
+            with self._consumers:
+                self._consumers.wait_for(lambda: not self._strangers(uid, devices), JOINING_S)
 
-        Each of its devices brings a hook, so the same container comes as often; it is bound once.
-        """
-        found = self._reserved(container, devices)
-        bound = bound_containers.bound_now(container, devices)
+    def bind(self, container: Container, bound: BoundContainer, at: str) -> str:
+        """Make a container a pod with the grants of its prepared devices, and return its name. Raises a QgpuError."""
+        found = self._reserved(container, bound.devices)
         pods = self._pods.reap()
         last = [pod for pod in pods if pod.cgroup == at]
-        if last and bound_containers.noted(last[0]) == bound:
-            return last[0].name
         self._check_cards(container, found)
         container.check_devices(device.grant for _, device in found)
         name = _free_name(container, {pod.name for pod in pods if pod not in last})
@@ -138,13 +150,18 @@ class ClaimRequests:
                 raise RefusedError(
                     f"container {container.id}: there is no prepared device {name}; have its claim prepared again"
                 )
-            if not uid or not {uid, ANY_POD} & {*found[0].consumers}:
+            if not uid or not _may_use(uid, found[0]):
                 raise RefusedError(
                     f"container {container.id}: {found[0]} is not reserved for its Kubernetes pod "
                     f"({uid or 'without UID'}); name the claim in that pod"
                 )
             result.append(found)
         return result
+
+    def _strangers(self, uid: str, devices: Iterable[str]) -> list[str]:
+        """Return the devices whose claims do not know a Kubernetes pod; not those that nobody has prepared."""
+        found = self._prepared.by_name
+        return [name for name in devices if name in found and not _may_use(uid, found[name][0])]
 
     def _check_cards(self, container: Container, found: Iterable[tuple[PreparedGrant, PreparedDevice]]) -> None:
         """Raise RefusedError unless a container reaches the cards of its devices, and no others."""
@@ -299,6 +316,10 @@ def _free_name(container: Container, taken: set[str]) -> str:
         if name not in taken:
             return name
     raise RefusedError(f"pod {name}: there is one of that name already; end it first")
+
+
+def _may_use(uid: str, grant: PreparedGrant) -> bool:
+    return uid in grant.consumers or ANY_POD in grant.consumers
 
 
 def _names(grant: PreparedGrant) -> list[str]:

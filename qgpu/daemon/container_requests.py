@@ -1,12 +1,13 @@
 """Makes containers pods: their hook's request, and the seccomp listeners that their runtime hands over.
 
 A container without prepared devices gets what it asks for, if that fits. One with prepared devices gets those
-(``qgpu/daemon/claim_requests.py``).
+(``qgpu/daemon/claim_requests.py``). One with a group's device is a member of that group.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,8 @@ from qgpu.daemon.bound_containers import BoundContainer
 from qgpu.daemon.claim_requests import ClaimRequests
 from qgpu.daemon.pods import Pods
 from qgpu.daemon.request_args import Arguments
-from qgpu.errors import QgpuError, RefusedError
+from qgpu.errors import RefusedError
+from qgpu.groups.group_files import GroupFiles
 from qgpu.ipc.control_socket import Session
 from qgpu.linux import cgroup
 from qgpu.model import ContainerPolicy
@@ -34,23 +36,61 @@ _BEYOND = "beyond"
 class ContainerRequests:
     """Requests about containers. ``listener`` is the socket for seccomp listeners, on the plane that needs them."""
 
-    def __init__(self, pods: Pods, claims: ClaimRequests, policy: ContainerPolicy, listener: Path | None) -> None:
+    def __init__(
+        self,
+        pods: Pods,
+        claims: ClaimRequests,
+        policy: ContainerPolicy,
+        listener: Path | None,
+        groups: Callable[[str], GroupFiles],
+    ) -> None:
+        """Take ``groups``, which returns the files of a group by its name."""
         self._pods, self._claims, self._policy, self._listener = pods, claims, policy, listener
+        self._groups = groups
 
     def bind(self, _session: Session, arguments: Arguments, _fds: list[int]) -> dict[str, Any]:
-        """Make a container a pod before its process starts. The pod ends when the runtime removes its cgroup."""
+        """Make a container a pod before its process starts. The pod ends when the runtime removes its cgroup.
+
+        The same container comes again if its hook had no answer, or has several hooks. It is bound once.
+        """
         container = described(arguments.raw, self._policy)
         if self._listener is not None:
             seccomp_profile.check(container, self._listener)
-        devices = container.prepared_devices()
+        devices, group = container.prepared_devices(), container.group()
         at = container.cgroup()
+        self._claims.await_consumer(container, devices)
+        bound = bound_containers.bound_now(container, devices)
         with self._pods.lock:
-            name = self._claims.bind(container, devices, at) if devices else self._bind(container, at)
+            if group:
+                name = self._join(container, group, at)
+            else:
+                self._pods.leave(at)
+                for pod in self._pods.listed():
+                    if pod.cgroup == at and bound_containers.noted(pod) == bound:
+                        return {"name": pod.name}
+                name = self._claims.bind(container, bound, at) if devices else self._bind(container, bound, at)
         _log.info("container bound", pod=name, container=container.id, cgroup=at, devices=devices)
         return {"name": name}
 
-    def _bind(self, container: Container, at: str) -> str:
-        bound = BoundContainer(container.id, names=container.kubernetes_names())
+    def _join(self, container: Container, group: str, at: str) -> str:
+        """Make a container a member of a group: a part of the group's pod, under its grant. Raises a QgpuError."""
+        self._groups(group).need_keeper()  # a pod of that name may be no group, or one of another
+        pod = self._pods.named(group)
+        container.check_devices(pod.grants.values())
+        beyond = set(container.gpus({index: card.minor for index, card in self._pods.cards.items()})) - set(pod.grants)
+        if beyond:
+            raise RefusedError(
+                f"container {container.id}: it has pGPU {min(beyond)}, which group {group} has not; give it the "
+                "group's device alone"
+            )
+        cgroup.note(at, _BEYOND, container.beyond_limits())
+        bound_containers.forget(at)
+        for last in [each for each in self._pods.listed() if each.cgroup == at]:
+            self._pods.retire(last)
+        self._pods.join(group, at)
+        return group
+
+    def _bind(self, container: Container, bound: BoundContainer, at: str) -> str:
         container.check_devices()
         wanted = container.wanted()
         cards = container.gpus({index: pgpu.minor for index, pgpu in self._pods.cards.items()})
@@ -60,21 +100,17 @@ class ContainerRequests:
         return name
 
     def take_listener(self, pid: int, container: str, listener: int) -> None:
-        """Attach a container's process, with its seccomp listener, to its pod. Raises a QgpuError.
+        """Attach a container's process, with a copy of its seccomp listener, to its pod. Raises a QgpuError, OSError.
 
         Some runtimes report pid 0. The pod is then the one whose cgroup path contains the container's id.
         """
         with self._pods.lock:
-            try:
-                pod = self._pod_around(pid) if pid else self._pod_of_container(container)
-            except QgpuError:
-                os.close(listener)
-                raise
-            self._pods.host.attach(pod.name, pid or pod.pids[0], [listener])
+            pod = self._pod_around(pid) if pid else self._pod_of_container(container)
+            self._pods.host.attach(pod.name, pid or _one_in(pod, container), [os.dup(listener)])
 
     def _pod_of_container(self, container: str) -> PodInfo:
         for pod in self._pods.listed():
-            if container and cgroup.names(pod.cgroup, container) and pod.pids:
+            if container and pod.pids and any(cgroup.names(each, container) for each in pod.cgroups):
                 return pod
         raise RefusedError(f"container {container}: no pod has it")
 
@@ -83,16 +119,25 @@ class ContainerRequests:
             at = cgroup.of(pid)
         except OSError as error:
             raise RefusedError(f"process {pid}: {error.strerror}") from error
-        inside = [pod for pod in self._pods.listed() if pod.cgroup and cgroup.within(at, pod.cgroup)]
+        inside = [(len(each), pod) for pod in self._pods.listed() for each in pod.cgroups if cgroup.within(at, each)]
         if not inside:
             raise RefusedError(f"process {pid}: its cgroup {at} belongs to no pod")
-        return max(inside, key=lambda pod: len(pod.cgroup))
+        return max(inside, key=lambda found: found[0])[1]
 
 
 def check_reach(pod: PodInfo) -> None:
     """Raise RefusedError if a container reaches a device that makes video memory past any limit."""
-    if (name := cgroup.noted(pod.cgroup, _BEYOND)) is not None:
-        raise RefusedError(
-            f"pod {pod.name}: its container reaches {name}, which makes video memory that no limit covers; "
-            "start it without that device"
-        )
+    for at in pod.cgroups:
+        if (name := cgroup.noted(at, _BEYOND)) is not None:
+            raise RefusedError(
+                f"pod {pod.name}: its container reaches {name}, which makes video memory that no limit covers; "
+                "start it without that device"
+            )
+
+
+def _one_in(pod: PodInfo, container: str) -> int:
+    """Return a process of a container in a pod. Raises RefusedError if none is left."""
+    inside = [pid for at in pod.cgroups if cgroup.names(at, container) for pid in cgroup.inside(at).pids]
+    if not inside:
+        raise RefusedError(f"container {container}: no process of it is left")
+    return inside[0]

@@ -54,6 +54,11 @@ class Containers:
             _log.error("no CDI file: containers cannot ask for a pGPU", error=trouble)
         self._trouble, self._again_s = trouble, time.monotonic() + _AGAIN_S
 
+    def restore(self) -> None:
+        """Listen for runtimes again if somebody removed the socket. Raises OSError."""
+        if self._agent is not None:
+            self._agent.restore()
+
     def close(self) -> None:
         """Accept no more listeners. The CDI file stays; its hook refuses containers that start without a daemon."""
         if self._agent is not None:

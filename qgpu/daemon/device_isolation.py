@@ -49,7 +49,7 @@ class DeviceIsolation:
                 raise NotSupportedError("no NVIDIA device is registered; load the driver")
             if plane is Plane.SECCOMP and not cgroup.pids(cgroup.GUARDIANS):
                 raise NotSupportedError(f"the guardian is not in {cgroup.GUARDIANS}, by which it is known; see its log")
-            self._files = device_files.load([pod.cgroup for pod in pods if pod.cgroup])
+            self._files = device_files.load([at for pod in pods for at in pod.cgroups])
         except (OSError, QgpuError) as error:
             self.why = str(error)
             _log.warning("device files of pods are not isolated", reason=self.why)
@@ -68,7 +68,7 @@ class DeviceIsolation:
             return
         trouble = ""
         try:
-            self._files.tell([pod.cgroup for pod in pods if pod.cgroup])
+            self._files.tell([at for pod in pods for at in pod.cgroups])
         except OSError as error:
             trouble = str(error)
         if trouble and trouble != self._trouble:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import structlog
 
@@ -25,6 +26,14 @@ _RETRY_S = 1.0
 Watcher = Callable[[Ledger, int], None]
 
 
+@dataclass(frozen=True, slots=True)
+class TemporaryPolicy:
+    """A policy in place of the set one for as long as only these pods are on the pGPU."""
+
+    policy: str
+    pods: frozenset[str]
+
+
 class GpuLoop:
     """Schedules one pGPU, with settings that may change while it runs."""
 
@@ -39,6 +48,7 @@ class GpuLoop:
         #: The watchers that want start and end of every run.
         self._detail: list[Watcher] = []
         self.settings = settings
+        self.temporary: TemporaryPolicy | None = None
         self.ledger = Ledger(pgpu, card=next((each.name for each in host.pgpus() if each.index == pgpu), ""))
         #: Why the backend does not work at the moment; empty if it does.
         self.trouble = ""
@@ -93,9 +103,11 @@ class GpuLoop:
             backend.detailed = bool(wanting)
 
     def _current(self) -> loop.Settings:
-        settings = self.settings
-        composed = registry.compose(settings.policy, settings.online_policy)
-        policy = self._board.in_step(composed, registry.POLICIES[settings.policy].plan)
+        settings, temporary = self.settings, self.temporary
+        alone = temporary is not None and self.ledger.accounts.keys() <= temporary.pods
+        offline = temporary.policy if temporary is not None and alone else settings.policy
+        composed = registry.compose(offline, settings.online_policy)
+        policy = self._board.in_step(composed, registry.POLICIES[offline].plan)
         return loop.Settings(policy, settings.period_ns, settings.offline_floor)
 
     def _seen(self, ledger: Ledger) -> None:

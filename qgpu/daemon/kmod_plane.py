@@ -68,6 +68,7 @@ def open_host() -> KmodHost:
         open_meter,
         lambda cards: nvml.describe(enumerate(card.pci for card in cards)),
         lambda pgpu: nvml.Utilization(pgpu.uuid).read,
+        nvml.cards_in_mig_mode,
     )
 
 

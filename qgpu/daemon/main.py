@@ -10,6 +10,7 @@ import click
 import qgpu
 from qgpu import entry_point
 from qgpu.ipc.systemd import FdStore
+from qgpu.linux.hangups import Hangups
 from qgpu.linux.shutdown import Shutdown
 from qgpu.model.plane_names import Plane
 from qgpu.paths import default_runtime_dir, default_state_dir
@@ -32,15 +33,24 @@ def command(
     config_file: Path | None, runtime_dir: Path | None, state_dir: Path | None, plane: str | None, sim_gpus: int
 ) -> None:
     """Share this host's GPUs among pods, by policy."""
-    stop = Shutdown(signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # first, so that an early signal ends us in order
+    stop, hangups = Shutdown(signal.SIGTERM, signal.SIGINT), Hangups()  # first, so that early signals are in order
     directory = runtime_dir or default_runtime_dir()
     kept = RestoredFds(FdStore(), directory)
     # Imported late: if daemon and guardian died together, pods wait for the guardian that RestoredFds just started.
     from qgpu.daemon import app
 
-    app.run(
-        config_file, Plane(plane) if plane else None, sim_gpus, state_dir or default_state_dir(directory), kept, stop
-    )
+    kept_in = state_dir or default_state_dir(directory)
+    app.run(config_file, Plane(plane) if plane else None, sim_gpus, kept_in, kept, stop, hangups)
+
+
+entry_point.show_examples(
+    command,
+    (
+        "qgpud --config /etc/qgpu/qgpud.toml",
+        "qgpud --plane sim --sim-gpus 4",
+        "qgpud --plane sim --runtime-dir /tmp/try --state-dir /tmp/try/state",
+    ),
+)
 
 
 def main() -> None:

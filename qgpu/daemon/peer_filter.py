@@ -42,7 +42,7 @@ def pod_of(pid: int, process: int | None, places: Mapping[str, str], *, root: bo
 
 def places_of(pods: Iterable[PodInfo]) -> dict[str, str]:
     """Return the pods that have cgroups, by cgroup."""
-    return {pod.cgroup: pod.name for pod in pods if pod.cgroup}
+    return {at: pod.name for pod in pods for at in pod.cgroups}
 
 
 def refuse_pods(pid: int, process: int | None, pods: Iterable[PodInfo], *, root: bool = False) -> None:

@@ -46,14 +46,15 @@ def choose(wanted: Plane) -> PlaneChoice:
     return PlaneChoice(Plane.SECCOMP, f"an NVIDIA driver is loaded and there is no {DEVICE}")
 
 
-def open_host(plane: Plane, kept: RestoredFds, sim_gpus: int) -> Host:
+def open_host(plane: Plane, kept: RestoredFds, sim_gpus: int, runtime_dir: Path) -> Host:
     """Open the plane. Raises NoGpuError, PermissionDeniedError, NotSupportedError."""
     if plane is not Plane.SECCOMP:
         kept.close()
     if plane is Plane.SIM:
         from qgpu.planes.sim.host import Clock, SimHost
+        from qgpu.planes.sim.kept_pods import FILE, KeptPods
 
-        return SimHost(sim_gpus, Clock.REAL)
+        return SimHost(sim_gpus, Clock.REAL, kept=KeptPods(runtime_dir / FILE))
     if os.geteuid() != 0:
         raise PermissionDeniedError(f"plane {plane}: only root can share a GPU; run qgpud as root or with --plane sim")
     if plane is Plane.KMOD:

@@ -15,6 +15,7 @@ from functools import partial
 import structlog
 
 from qgpu import admission
+from qgpu.admission import Yielding
 from qgpu.config import GpuSettings
 from qgpu.daemon import bound_containers
 from qgpu.daemon.device_isolation import DeviceIsolation
@@ -51,6 +52,10 @@ class Pods:
         self._plane, self._fence, self._settings = plane, fence, settings
         #: Tells whether a pod works although no process of it is listed.
         self._works = works
+        #: Which pods cannot make room for others, and what host memory holds of those that do.
+        self.yielding: Callable[[], Yielding] = lambda: admission.FREELY
+        #: Pods that begin without asking whether there is room.
+        self.begun: set[str] = set()
         #: Pods by cgroup, as last listed.
         self.places = places_of(host.pods())
         #: Pods whose launcher is still connected, with the launcher's session.
@@ -81,23 +86,32 @@ class Pods:
                     self.retire(pod)
                     _log.info("pod retired", pod=pod.name)
                 else:
-                    left.append(pod)
+                    left.append(self._without_ended(pod))
             self._fence.tell(left)
             return left
 
-    def launch(self, wanted: str | None, grants: dict[int, Grant], launcher: Session) -> str:
+    def launch(self, wanted: str | None, grants: dict[int, Grant], launcher: Session, *, may_wait: bool) -> str:
         """Make a pod that lasts as long as its launcher is connected, and return its name. Raises a QgpuError."""
         with self.lock:
-            name = self.admit(wanted, grants, launcher=launcher)
+            name = self.admit(wanted, grants, launcher=launcher, may_wait=may_wait)
             self._launchers[name] = launcher
             launcher.at_end.append(partial(self._let_go, name, launcher))
         return name
 
-    def admit(self, wanted: str | None, grants: dict[int, Grant], at: str = "", launcher: Session | None = None) -> str:
+    def admit(
+        self,
+        wanted: str | None,
+        grants: dict[int, Grant],
+        at: str = "",
+        launcher: Session | None = None,
+        *,
+        may_wait: bool = True,
+    ) -> str:
         """Make a pod if it fits, and return its name. Raises a QgpuError.
 
         ``at`` is its cgroup; if empty, one is made in the launcher's. A pod in the same cgroup is replaced: it is a
-        container's last run, because a container that starts has a cgroup of its own.
+        container's last run, because a container that starts has a cgroup of its own. Without ``may_wait`` its memory
+        must fit beside that of all others at once, because its launcher does not ask whether there is room.
         """
         with self.lock:
             pods = self.reap()  # the name of a pod that has just ended is free
@@ -105,22 +119,47 @@ class Pods:
             others = [pod for pod in pods if pod not in before]
             name = wanted or _unused_name({pod.name for pod in others})
             held = self.prepared.held()
-            admission.check_new(name, grants, self.outside(others), self._free_pgpus(), self._settings(), held)
+            settings = self._settings() if may_wait else _granted_once(self._settings())
+            pgpus, yielding = self._free_pgpus(), self._yielding()
+            admission.check_new(name, grants, self.outside(others), pgpus, settings, held, yielding)
             for pod in before:
                 self.retire(pod)
+            if not may_wait:
+                self.begun.add(name)
             made = self._home_of(name, launcher) if launcher is not None else ""
             try:
                 self.make(name, grants, at or made)
             except BaseException:
+                self.begun.discard(name)
                 if made:
                     cgroup.remove(name, made)
                 raise
         return name
 
+    def join(self, name: str, at: str) -> None:
+        """Let a container's cgroup count to a pod, and to no other. Raises a QgpuError."""
+        with self.lock:
+            self.leave(at)
+            self.host.join(name, [*self.named(name).joined, at])
+            now = self.host.pods()
+            self.places = places_of(now)
+            self._fence.tell(now)
+
+    def leave(self, at: str) -> None:
+        """Let a cgroup count to no pod that is not its own: its container starts anew. Raises a QgpuError."""
+        for pod in self.host.pods():
+            if at in pod.joined:
+                self.host.join(pod.name, [each for each in pod.joined if each != at])
+
+    def check_amended(self, name: str, grants: Mapping[int, Grant]) -> None:
+        """Check new grants of a pod. Raises a QgpuError."""
+        pods, held = self.outside(self.host.pods()), self.prepared.held()
+        settings, yielding = self._settings(), self._yielding()
+        admission.check_amended(name, grants, pods, self._free_pgpus(), settings, held, yielding)
+
     def amend(self, name: str, grants: Mapping[int, Grant]) -> None:
         """Change a pod's grants if they fit. Raises a QgpuError."""
-        pods, held = self.outside(self.host.pods()), self.prepared.held()
-        admission.check_amended(name, grants, pods, self._free_pgpus(), self._settings(), held)
+        self.check_amended(name, grants)
         self.host.amend(name, grants)
 
     def check_quotas(self, name: str, grants: Mapping[int, Grant]) -> None:
@@ -138,19 +177,24 @@ class Pods:
         """Remove a pod, and the cgroup if qgpu made it. Raises a QgpuError."""
         self.host.retire(pod.name)
         self._launchers.pop(pod.name, None)
+        self.begun.discard(pod.name)
         if cgroup.is_made_for(pod.name, pod.cgroup):
             cgroup.remove(pod.name, pod.cgroup)
 
-    def check_settings(self, index: int, wanted: GpuSettings) -> None:
-        """Check new settings of a pGPU against what is granted. Raises RefusedError."""
-        admission.check_settings(index, self.outside(self.host.pods()), wanted, self.prepared.held())
+    def check_settings(self, index: int, wanted: GpuSettings, now: GpuSettings) -> None:
+        """Check new settings of a pGPU, in place of those ``now``, against what is granted. Raises RefusedError."""
+        pods, held = self.outside(self.host.pods()), self.prepared.held()
+        admission.check_settings(index, pods, wanted, held)
+        if wanted.memory_overcommit != now.memory_overcommit:
+            admission.check_overcommit(self.cards[index], pods, wanted, now, held)
 
     def check_prepared(self, grant: PreparedGrant, pods: Sequence[PodInfo]) -> None:
         """Check what a claim is to hold, in place of what it holds now. Raises RefusedError."""
         wanted, beside = self.prepared.wanted(grant), self.prepared.held(besides=grant.uid)
         known = self.prepared.by_name.keys() | {device.name for device in grant.devices}
         others = bound_containers.outside(pods, known)  # containers that outlived a loss of their claim are in it again
-        admission.check_prepared(wanted, others, self._free_pgpus(), self._settings(), beside)
+        settings, yielding = self._settings(), self._yielding()
+        admission.check_prepared(wanted, others, self._free_pgpus(), settings, beside, yielding)
 
     def outside(self, pods: Sequence[PodInfo]) -> list[PodInfo]:
         """Return the pods as admission counts them beside the prepared grants."""
@@ -173,15 +217,32 @@ class Pods:
         return result
 
     def overdrawn(self, index: int) -> int:
-        """Return by how many bytes what is sold of a pGPU, and what ended pods still hold of it, exceed its memory."""
+        """Return by how many bytes what is sold of a pGPU, and what ended pods hold of it, exceed what may be sold."""
         sold = [held.grant for held in self.prepared.held() if held.index == index]
         sold += [pod.grants[index] for pod in self.outside(self.host.pods()) if index in pod.grants]
         left = self.host.left_behind().get(index, 0)
-        return max(0, left + sum(grant.memory or 0 for grant in sold) - self.cards[index].memory)
+        most = int(self.cards[index].memory * self._settings()[index].memory_overcommit)
+        return max(0, left + sum(grant.memory or 0 for grant in sold) - most)
 
     def labels_of(self, pod: PodInfo) -> ContainerLabels:
         """Return what Kubernetes calls a pod's container."""
         return bound_containers.labels_of(pod, self.prepared.by_name)
+
+    def _without_ended(self, pod: PodInfo) -> PodInfo:
+        """Let cgroups of ended containers count to a pod no longer, and return the pod. Raises a QgpuError."""
+        left = tuple(at for at in pod.joined if cgroup.exists(at))
+        if left != pod.joined:
+            self.host.join(pod.name, left)
+        return replace(pod, joined=left)
+
+    def capacity(self, index: int) -> int:
+        """Return a pGPU's memory less what is still held on behalf of removed pods, in bytes."""
+        return self.cards[index].memory - self.host.left_behind().get(index, 0)
+
+    def _yielding(self) -> Yielding:
+        """Return what admission must know; nothing where no memory is overcommitted."""
+        overcommitted = any(each.memory_overcommit > 1 for each in self._settings().values())
+        return self.yielding() if overcommitted else admission.FREELY
 
     def _is_over(self, pod: PodInfo) -> bool:
         """Tell whether a pod is to be retired."""
@@ -209,6 +270,10 @@ class Pods:
         with self.lock:
             if self._launchers.get(name) is session:
                 del self._launchers[name]
+
+
+def _granted_once(settings: Mapping[int, GpuSettings]) -> dict[int, GpuSettings]:
+    return {index: replace(each, memory_overcommit=1.0) for index, each in settings.items()}
 
 
 def _unused_name(taken: set[str]) -> str:

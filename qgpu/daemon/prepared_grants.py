@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 import re
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -81,10 +82,32 @@ class PreparedGrants:
                 raise UnknownNameError(f"{grant}: there is no pGPU {device.gpu} here; see: qgpuctl gpu list")
         return grant
 
-    def keep(self, grant: PreparedGrant) -> None:
-        """Keep a claim's grant in place of an earlier one. Raises PermissionDeniedError, RefusedError."""
+    @contextmanager
+    def written(self, grant: PreparedGrant) -> Iterator[Path | None]:
+        """Write a claim's grant to disk for the block to ``keep`` it; None if nothing is to be written.
+
+        This takes longest, so it comes before the pods' lock: claims that are prepared at once are written at once.
+        Raises PermissionDeniedError.
+        """
+        if self._directory is None or self.by_uid.get(grant.uid) == grant:
+            yield None
+            return
+        path = self._path(grant.uid)
+        with ExitStack() as stack:
+            try:
+                path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+                new = stack.enter_context(atomic_file.beside(path, _text(grant), 0o644))
+            except OSError as error:
+                raise PermissionDeniedError(f"{path}: {error.strerror}; the claim is not prepared") from error
+            yield new
+
+    def keep(self, grant: PreparedGrant, new: Path | None) -> None:
+        """Keep a claim's grant in place of an earlier one, as it was ``written``; the caller flushes.
+
+        Raises PermissionDeniedError, RefusedError.
+        """
         if self.by_uid.get(grant.uid) == grant:
-            self._write_files()
+            self._write_file(grant)
             return
         if self._directory is None:
             raise RefusedError(f"{grant}: qgpud has no state directory to keep it in; start it with --state-dir")
@@ -93,30 +116,41 @@ class PreparedGrants:
             if other is not None and other[0].uid != grant.uid:
                 raise RefusedError(f"{grant}: {other[0]} has a device {device.name}; give one of them another UID")
         path, before = self._path(grant.uid), self.by_uid
-        text = json.dumps({"version": VERSION} | shown(grant), indent=2) + "\n"
         try:
-            path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-            atomic_file.replace(path, text, 0o644)
+            if new is not None:
+                new.rename(path)
+            else:  # it was dropped since
+                atomic_file.replace(path, _text(grant), 0o644)
         except OSError as error:
             raise PermissionDeniedError(f"{path}: {error.strerror}; the claim is not prepared") from error
         self._set({**before, grant.uid: grant})
         try:
-            self._write_files()
+            self._write_file(grant)
         except QgpuError:
             if grant.uid not in before:  # nobody was told of it
                 self.remove(grant.uid)
             raise
 
     def remove(self, uid: str) -> None:
-        """Forget a claim. Raises PermissionDeniedError."""
+        """Forget a claim; the caller flushes. Raises PermissionDeniedError."""
         path = self._path(uid)
         try:
             path.unlink(missing_ok=True)
-            atomic_file.flush(path.parent)
         except OSError as error:
             raise PermissionDeniedError(f"{path}: {error.strerror}; the claim stays prepared") from error
         self._set({other: grant for other, grant in self.by_uid.items() if other != uid})
         self.refresh()
+
+    def flush(self) -> None:
+        """Have what was kept or removed survive a power failure, without the pods' lock. Raises PermissionDeniedError.
+
+        A request that fails here is repeated by whoever made it.
+        """
+        if self._directory is not None and self._directory.is_dir():
+            try:
+                atomic_file.flush(self._directory)
+            except OSError as error:
+                raise PermissionDeniedError(f"{self._directory}: {error.strerror}; try again") from error
 
     def refresh(self) -> None:
         """Bring the CDI files up to date. A failure is logged once and retried at the next call."""
@@ -132,6 +166,12 @@ class PreparedGrants:
     def _set(self, by_uid: Mapping[str, PreparedGrant]) -> None:
         self.by_uid = by_uid
         self.by_name = {device.name: (grant, device) for grant in by_uid.values() for device in grant.devices}
+
+    def _write_file(self, grant: PreparedGrant) -> None:
+        if self._files is not None:
+            self._files.look()
+            with self._lock:
+                self._files.write(grant)
 
     def _write_files(self) -> None:
         if self._files is not None:
@@ -184,6 +224,10 @@ def shown(grant: PreparedGrant) -> dict[str, Any]:
             for device in grant.devices
         ],
     }
+
+
+def _text(grant: PreparedGrant) -> str:
+    return json.dumps({"version": VERSION} | shown(grant), indent=2) + "\n"
 
 
 def prepared_devices(grant: PreparedGrant) -> list[dict[str, Any]]:

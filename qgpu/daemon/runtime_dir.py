@@ -1,15 +1,62 @@
-"""The runtime directory: created, checked, and locked by one daemon at a time."""
+"""The runtime directory: created, checked, and locked by one daemon at a time; made again if somebody removes it."""
 
 from __future__ import annotations
 
 import fcntl
 import os
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
-from qgpu.errors import AlreadyRunningError, InvalidValueError, PermissionDeniedError
+import structlog
+
+from qgpu.errors import AlreadyRunningError, InvalidValueError, PermissionDeniedError, QgpuError
+
+_log = structlog.get_logger("runtime-dir")
 
 #: A socket's path has at most 107 bytes (unix(7)). The longest name in the directory is "/guardian.sock.4194304".
 _LONGEST = 107 - 22
+
+_LOCK = "qgpud.lock"
+
+
+class RuntimeDir:
+    """The directory while this daemon runs. Raises what ``hold`` raises."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._lock = hold(path)
+        self._trouble = ""
+
+    def refresh(self, reachable: bool, restore: Sequence[Callable[[], None]]) -> None:
+        """If clients no longer find us, make the directory again, lock it, and call what listens there."""
+        if reachable:
+            self._trouble = ""
+            return
+        try:
+            if not self._locked():
+                lock = hold(self._path)
+                os.close(self._lock)
+                self._lock = lock
+            for each in restore:
+                each()
+        except (OSError, QgpuError) as error:
+            if str(error) != self._trouble:
+                self._trouble = str(error)
+                _log.error("socket removed, no client reaches this daemon", error=self._trouble)
+            return
+        self._trouble = ""
+        _log.warning("socket removed: listening again", runtime_dir=str(self._path))
+
+    def close(self) -> None:
+        """Let go of the lock."""
+        os.close(self._lock)
+
+    def _locked(self) -> bool:
+        """Tell whether the file that we lock is still the one in the directory."""
+        with suppress(OSError):
+            return os.path.samestat(os.fstat(self._lock), os.stat(self._path / _LOCK))
+        return False
 
 
 def hold(runtime_dir: Path) -> int:
@@ -23,7 +70,7 @@ def hold(runtime_dir: Path) -> int:
         runtime_dir.mkdir(mode=0o755, parents=True, exist_ok=True)
         if runtime_dir.stat().st_uid != os.geteuid() or runtime_dir.lstat().st_uid not in (0, os.geteuid()):
             raise PermissionDeniedError(f"{runtime_dir}: belongs to another user; choose another --runtime-dir")
-        descriptor = os.open(runtime_dir / "qgpud.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        descriptor = os.open(runtime_dir / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise PermissionDeniedError(f"{runtime_dir}: {error.strerror}; choose another --runtime-dir") from error
     try:

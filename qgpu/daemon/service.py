@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,19 +20,27 @@ from qgpu.config import Config, GpuSettings
 from qgpu.daemon import bound_containers, views
 from qgpu.daemon.claim_requests import ClaimRequests
 from qgpu.daemon.container_requests import ContainerRequests, check_reach
+from qgpu.daemon.containers import cdi_directory
 from qgpu.daemon.device_isolation import DeviceIsolation
+from qgpu.daemon.events import Events
 from qgpu.daemon.gang_exchange import GangExchange
 from qgpu.daemon.gpu_loop import GpuLoop
+from qgpu.daemon.memory_turns import MemoryTurns
 from qgpu.daemon.metrics import Counters
 from qgpu.daemon.over_limit import over_limits
 from qgpu.daemon.peer_filter import pod_of, refuse_pods
 from qgpu.daemon.plane_choice import PlaneChoice, driver_version
+from qgpu.daemon.pod_moves import PodMoves
 from qgpu.daemon.pods import Pods
 from qgpu.daemon.prepared_grants import PreparedGrants
 from qgpu.daemon.request_args import Arguments
+from qgpu.daemon.share_history import ShareHistories
 from qgpu.daemon.simulated_loads import SimulatedLoads
 from qgpu.daemon.slurm_jobs import SlurmJobs
 from qgpu.daemon.state import State
+from qgpu.daemon.suspension_file import SuspensionFile
+from qgpu.daemon.suspensions import MOST_WORK_S, WORK_S, Suspensions
+from qgpu.daemon.temporary_policies import TemporaryPolicies
 from qgpu.daemon.trace_recordings import TraceRecordings
 from qgpu.daemon.unmanaged_processes import UnmanagedProcesses
 from qgpu.errors import (
@@ -42,15 +51,32 @@ from qgpu.errors import (
     UnknownNameError,
     no_pgpu,
 )
+from qgpu.groups.group_files import GroupFiles
+from qgpu.ipc.codec import grants_to
 from qgpu.ipc.control_socket import Session
 from qgpu.linux import untrusted_fds
+from qgpu.model import NS_PER_S
 from qgpu.model.plane_api import Host, PodInfo
 from qgpu.model.plane_names import Plane
 from qgpu.nvidia import nvml
+from qgpu.paths import default_runtime_dir
 from qgpu.policies.registry import POLICIES
 from qgpu.runtime.agent import LISTENER
 
 _log = structlog.get_logger("service")
+
+#: Requests that are recorded once they are done. Changes of settings are recorded before, by their own methods.
+_RECORDED = {
+    "pod.create": "pod created",
+    "pod.remove": "pod removed",
+    "pod.suspend": "pod told to suspend",
+    "pod.resume": "pod told to resume",
+    "pod.move": "pod told to move",
+    "container.bind": "container bound",
+    "slurm.bind": "job bound",
+    "grant.prepare": "claim prepared",
+    "grant.drop": "claim dropped",
+}
 
 _Request = Callable[[Session, Arguments, list[int]], dict[str, Any]]
 
@@ -66,11 +92,15 @@ class Service:
         state: State,
         listener: Path | None = None,
         prepared: PreparedGrants | None = None,
+        events: Events | None = None,
+        suspension_file: SuspensionFile | None = None,
+        runtime_dir: Path | None = None,
     ) -> None:
         self._host = host
         self._chosen = chosen
         self._config = config
         self._state = state
+        self._events = events or Events(None)
         self._started_ns = time.monotonic_ns()
         self._pgpus = {pgpu.index: pgpu for pgpu in host.pgpus()}
         self._fence = DeviceIsolation(chosen.plane, config.device_files, host.pods())
@@ -80,34 +110,60 @@ class Service:
         self._loads = loads = SimulatedLoads(host, pods.lock)
         self._claims = claims = ClaimRequests(pods)
         #: ``listener`` is the socket that receives containers' listeners, on the plane that needs them.
-        self._containers = ContainerRequests(pods, claims, config.containers, listener)
+        self._groups = partial(GroupFiles, runtime_dir or default_runtime_dir())
+        self._containers = ContainerRequests(pods, claims, config.containers, listener, self._groups)
         self.take_listener = self._containers.take_listener
-        jobs = SlurmJobs(host, chosen.plane, pods.lock, pods.reap, pods.admit, pods.amend)
-        for index in sorted(config.gpus.keys() - self._pgpus.keys()):
-            _log.warning("configured, but there is no such pGPU here", pgpu=index)
+        jobs = SlurmJobs(host, chosen.plane, pods.lock, pods.reap, partial(pods.admit, may_wait=False), pods.amend)
+        for card in host.left_out():
+            _log.warning("card left out", gpu=card.index, pci=card.pci, reason=card.why)
+        known = {*self._pgpus, *(pgpu.uuid for pgpu in self._pgpus.values())}
+        for unknown in sorted(map(str, config.gpus.keys() - known)):
+            _log.warning("configured, but there is no such pGPU here", pgpu=unknown)
         board = GangExchange()
         self._loops = {index: GpuLoop(host, index, self._settings(index), board) for index in self._pgpus}
         self._traces = traces = TraceRecordings(self._loops)
+        self._moves = PodMoves(pods)
+        self.suspensions = moves = Suspensions(
+            host,
+            pods.named,
+            suspension_file or SuspensionFile(None),
+            self._longest_period_ns,
+            self._moves.arrived,
+        )
+        self.turns = turns = MemoryTurns(pods, moves, self._loops, self._events)
+        pods.yielding = turns.yielding
+        turns.start()
         self._unmanaged = UnmanagedProcesses(list(self._pgpus.values()), nvml.processes, host.pods, self._fence)
         if chosen.plane is not Plane.SIM:
             self._unmanaged.start()
-        self.counters = Counters(pods, chosen, self._loops, traces, self._fence, self._unmanaged)
+        self.counters = Counters(pods, chosen, self._loops, traces, self._fence, self._unmanaged, moves, turns)
+        temporary = TemporaryPolicies(pods, self._gpu)
         self._looking: dict[str, Callable[[Sequence[PodInfo]], dict[str, Any]]] = {
             "status": self._status,
             "gpu.list": lambda pods: {"gpus": self._gpus(pods)},
             "grant.list": claims.listed,
             "pod.list": self._pod_list,
         }
-        self._reading: dict[str, _Request] = {"sim.progress": loads.progress}
+        self._reading: dict[str, _Request] = {
+            "events": self._events.listed,
+            "gpu.history": ShareHistories(self._loops).read,
+            "pod.waits": self._pod_waits,
+            "sim.progress": loads.progress,
+        }
         self._changing: dict[str, _Request] = {
             "gpu.set": self._gpu_set,
+            "module.switched": self._module_switched,
+            "gpu.set_temporarily": temporary.begin,
             "grant.drop": claims.drop,
             "grant.prepare": claims.prepare,
             "pod.create": self._pod_create,
             "pod.attach": self._pod_attach,
             "pod.set": self._pod_set,
             "pod.remove": self._pod_remove,
-            "container.bind": self._containers.bind,
+            "pod.suspend": self._pod_suspend,
+            "pod.resume": self._pod_resume,
+            "pod.move": self._pod_move,
+            "container.bind": self._container_bind,
             "slurm.filter": jobs.filter,
             "slurm.bind": jobs.bind,
             "sim.start": loads.start,
@@ -131,7 +187,13 @@ class Service:
         request = self._changing.get(op) or self._reading.get(op)
         if request is None:
             raise InvalidValueError(f"request {op!r}: there is no such request; is qgpuctl of the daemon's version?")
-        return request(session, Arguments(message), fds)
+        arguments = Arguments(message)
+        answer = request(session, arguments, fds)
+        if what := _RECORDED.get(op):
+            told = {**message, **answer}
+            on = {key: told[key] for key in ("name", "uid", "grants", "gpu") if told.get(key) not in (None, "", {})}
+            self._events.happened(session, what, on)
+        return answer
 
     def pod_of(self, session: Session) -> str:
         """Return the pod that a client is in, as last listed. ``handle`` checks again for each request."""
@@ -144,10 +206,14 @@ class Service:
 
     def reap(self) -> None:
         """Retire pods without launcher and processes, and give what they had of a claim to its other containers."""
-        self._claims.divide(self.pods.reap())
+        left = self.pods.reap()
+        self.suspensions.forget_ended(pod.name for pod in left)
+        self._claims.divide(left)
 
     def close(self) -> None:
         """Stop the loops, which opens every gate, and release the host."""
+        self.turns.stop()
+        self.suspensions.close()
         for each in self._loops.values():
             each.stop()
         self._unmanaged.stop()
@@ -160,17 +226,23 @@ class Service:
 
     def _settings(self, index: int) -> GpuSettings:
         """Return a pGPU's settings at start: those last set if they fit the grants, else the configured ones."""
-        configured = self._config.gpu(index)
+        configured = self._configured(index)
         kept = self._state.settings(self._pgpus[index].uuid, configured)
         try:
-            self.pods.check_settings(index, kept)
+            self.pods.check_settings(index, kept, configured)
         except RefusedError as error:
             _log.warning("last setting does not fit the grants, using the configuration", pgpu=index, reason=str(error))
             return configured
         return kept
 
+    def _configured(self, index: int) -> GpuSettings:
+        return self._config.gpu(index, self._pgpus[index].uuid)
+
     def _all_settings(self) -> dict[int, GpuSettings]:
         return {index: loop.settings for index, loop in self._loops.items()}
+
+    def _longest_period_ns(self) -> int:
+        return max((loop.settings.period_ns for loop in self._loops.values()), default=0)
 
     def _works(self, name: str) -> bool:
         return self._loads.in_pod(name)
@@ -190,18 +262,25 @@ class Service:
             "traces": self._traces.count,
             "policies": {name: info.number for name, info in POLICIES.items()},
             "gpus": self._gpus(pods),
+            "cdi": None if (directory := cdi_directory(self._chosen.plane, self._config)) is None else str(directory),
+            "left_out": [{"gpu": card.index, "pci": card.pci, "why": card.why} for card in self._host.left_out()],
             "device_files": self._fence.shown(),
             "unmanaged_processes": [asdict(each) for there in self._unmanaged.seen.values() for each in there],
         }
 
     def _gpus(self, pods: Sequence[PodInfo]) -> list[dict[str, Any]]:
-        held = self.pods.held_outside(pods)
+        held, standings = self.pods.held_outside(pods), self.counters.standings()
         return [
-            views.gpu(self._pgpus[index], loop, pods) | {"held_outside": held[index]}
+            views.gpu(self._pgpus[index], loop, pods, standings)
+            | {
+                "held_outside": held[index],
+                "memory_away": self.turns.away(index, pods),
+                "memory_short": self.turns.short(index),
+            }
             for index, loop in self._loops.items()
         ]
 
-    def _gpu_set(self, _session: Session, arguments: Arguments, _fds: list[int]) -> dict[str, Any]:
+    def _gpu_set(self, session: Session, arguments: Arguments, _fds: list[int]) -> dict[str, Any]:
         index = arguments.need("gpu", int)
         with self._lock:
             loop = self._gpu(index)
@@ -212,29 +291,51 @@ class Service:
                     ("online_policy", str),
                     ("period_ns", int),
                     ("offline_floor", int),
+                    ("memory_overcommit", float),
                 )
                 if (value := arguments.get(name, kind)) is not None
             }
             settings = replace(loop.settings, **changes)
-            self.pods.check_settings(index, settings)
-            loop.settings = settings
-            self._state.keep(self._pgpus[index].uuid, self._config.gpu(index), settings)
-        _log.info("pGPU set", pgpu=index, **asdict(settings))
+            self.pods.check_settings(index, settings, loop.settings)
+            if settings.memory_overcommit > 1:
+                self._host.checkpointer().close()  # where no pod can be suspended, this raises NotSupportedError
+                self.turns.adopt()
+            old, new = _changed(asdict(loop.settings), asdict(settings))
+            with self._events.changing(session, "policy set", {"gpu": index}, old, new) as who:
+                self._state.keep(self._pgpus[index].uuid, self._configured(index), settings)
+                loop.settings = settings
+        return {"old": old, "new": new, "by": who, "kept": self._state.kept}
+
+    def _module_switched(self, session: Session, arguments: Arguments, _fds: list[int]) -> dict[str, Any]:
+        self._events.switched(session, f"module switched {'on' if arguments.need('on', bool) else 'off'}")
         return {}
 
     def _pod_list(self, pods: Sequence[PodInfo]) -> dict[str, Any]:
-        ledgers = {index: loop.ledger for index, loop in self._loops.items()}
-        return {"pods": [views.pod(pod, self.pods.labels_of(pod), ledgers) for pod in pods]}
+        ledgers, standings = {index: loop.ledger for index, loop in self._loops.items()}, self.counters.standings()
+        return {
+            "pods": [
+                views.pod(pod, self.pods.labels_of(pod), ledgers, standings)
+                | views.place(self.suspensions.state(pod.name), self.turns.waits(pod))
+                for pod in pods
+            ]
+        }
 
     def _pod_create(self, session: Session, arguments: Arguments, _fds: list[int]) -> dict[str, Any]:
-        grants = arguments.grants()
-        name = self.pods.launch(arguments.get("name", str), grants, session)
-        _log.info("pod created", pod=name)
+        grants, wanted = arguments.grants(), arguments.get("name", str)
+        if wanted and self._groups(wanted).keeper() not in (None, session.peer.pid):
+            raise RefusedError(f"pod name {wanted}: a group has it; choose another")
+        may_wait = arguments.get("may_wait", bool) is not False
+        name = self.pods.launch(wanted, grants, session, may_wait=may_wait)
         return {
             "name": name,
+            "waits": self.turns.told(name),
             "plane": self._chosen.plane.value,
             "gpus": [self._pgpus[index].uuid for index in grants],
         }
+
+    def _container_bind(self, session: Session, arguments: Arguments, fds: list[int]) -> dict[str, Any]:
+        answer = self._containers.bind(session, arguments, fds)
+        return answer | {"waits": self.turns.told(answer["name"])}
 
     def _pod_attach(self, session: Session, arguments: Arguments, fds: list[int]) -> dict[str, Any]:
         name = arguments.need("name", str)
@@ -247,7 +348,7 @@ class Service:
             self._host.attach(name, session.peer.pid, taken)
         return {}
 
-    def _pod_set(self, _session: Session, arguments: Arguments, _fds: list[int]) -> dict[str, Any]:
+    def _pod_set(self, session: Session, arguments: Arguments, _fds: list[int]) -> dict[str, Any]:
         name = arguments.need("name", str)
         with self._lock:
             pod = self.pods.named(name)
@@ -262,10 +363,14 @@ class Service:
             }
             if pod.cgroup and any(grant.memory is not None for grant in grants.values()):
                 check_reach(pod)
-            self.pods.amend(name, grants)
-            notes = over_limits(self.pods.named(name))
-        _log.info("pod set", pod=name)
-        return {"notes": notes}
+            self.pods.check_amended(name, grants)
+            old, new = _changed(grants_to(pod.grants), grants_to(grants))
+            with self._events.changing(session, "pod set", {"name": name}, old, new) as who:
+                self.pods.amend(name, grants)
+        self.turns.told(name)
+        changed = self.pods.named(name)
+        notes = [*over_limits(changed), *self.turns.lacks(changed)]
+        return {"notes": notes, "old": old, "new": new, "by": who}
 
     def _pod_remove(self, _session: Session, arguments: Arguments, _fds: list[int]) -> dict[str, Any]:
         name = arguments.need("name", str)
@@ -274,5 +379,50 @@ class Service:
             if self.pods.runs(pod):
                 raise RefusedError(f"pod {name}: it still runs; end its processes first")
             self.pods.retire(pod)
-        _log.info("pod removed", pod=name)
         return {}
+
+    def _pod_suspend(self, _session: Session, arguments: Arguments, _fds: list[int]) -> dict[str, Any]:
+        """Begin to suspend a pod; ``pod.list`` shows how that goes on."""
+        work_ns = arguments.get("work_ns", int)
+        work_s = WORK_S if work_ns is None else work_ns / NS_PER_S
+        if not 0 <= work_s <= MOST_WORK_S:
+            raise InvalidValueError(f"work {work_s:g} s: work may take 0 to {MOST_WORK_S:g} s to end")
+        self.suspensions.suspend(self._no_group(arguments.need("name", str)), work_s)
+        return {}
+
+    def _pod_resume(self, _session: Session, arguments: Arguments, _fds: list[int]) -> dict[str, Any]:
+        """Begin to resume a pod; where memory is overcommitted, it comes back when there is room."""
+        name = arguments.need("name", str)
+        if not self.turns.has(self.pods.named(name)):
+            self.suspensions.resume(name)
+            return {"waits": ""}
+        return {"waits": self.turns.recall(name)}
+
+    def _pod_waits(self, _session: Session, arguments: Arguments, _fds: list[int]) -> dict[str, Any]:
+        """Return what a pod waits for before it may begin; empty if for nothing."""
+        return {"waits": self.turns.waits(self.pods.named(arguments.need("name", str)))}
+
+    def _pod_move(self, _session: Session, arguments: Arguments, _fds: list[int]) -> dict[str, Any]:
+        """Begin to move a pod to another card."""
+        target, source = arguments.need("gpu", int), arguments.get("from", int)
+        self._moves.begin(self.suspensions, self._no_group(arguments.need("name", str)), target, source)
+        return {}
+
+    def _no_group(self, name: str) -> str:
+        """Return a pod's name. Raises RefusedError for a group: its members' contexts are in the MPS server."""
+        if self._groups(name).keeper() is not None:
+            raise RefusedError(
+                f"pod {name}: it is a group, and the driver cannot take clients of MPS off a card; end its members and "
+                "remove it, and make it anew on the other card or later"
+            )
+        return name
+
+
+def _changed(old: dict[str, Any], new: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the values that differ, before and after; those of tables within tables likewise."""
+    before, after = {}, {}
+    for key, value in new.items():
+        if old[key] == value:
+            continue
+        before[key], after[key] = _changed(old[key], value) if isinstance(value, dict) else (old[key], value)
+    return before, after

@@ -15,7 +15,7 @@ from typing import Any
 import structlog
 
 from qgpu.config import GpuSettings
-from qgpu.errors import InvalidValueError, PermissionDeniedError, UnknownNameError
+from qgpu.errors import InvalidValueError, PermissionDeniedError, QgpuError, UnknownNameError
 from qgpu.linux import atomic_file
 
 _log = structlog.get_logger("state")
@@ -48,19 +48,26 @@ class State:
         _log.info("configuration changed, dropping the setting made at run time", gpu=uuid)
         return configured
 
+    @property
+    def kept(self) -> bool:
+        """Tell whether settings outlive this daemon."""
+        return self._path is not None
+
     def keep(self, uuid: str, configured: GpuSettings, settings: GpuSettings) -> None:
-        """Save a card's settings. If the disk is full they still apply, but are not saved."""
-        self._gpus[uuid] = (settings, configured)
-        if settings == configured:
-            del self._gpus[uuid]
-        if self._path is None:
-            return
-        content = {"version": VERSION, "gpus": {uuid: _written(*pair) for uuid, pair in self._gpus.items()}}
-        try:
-            atomic_file.replace(self._path, json.dumps(content, indent=2) + "\n", 0o644)
-        except OSError as error:
-            event = "setting not saved, it is lost when this daemon ends"
-            _log.error(event, file=str(self._path), reason=error.strerror)
+        """Save a card's settings. Raises QgpuError if that is impossible, as on a full disk."""
+        gpus = {known: pair for known, pair in self._gpus.items() if known != uuid}
+        if settings != configured:
+            gpus[uuid] = (settings, configured)
+        if self._path is not None:
+            content = {"version": VERSION, "gpus": {each: _written(*pair) for each, pair in gpus.items()}}
+            try:
+                atomic_file.replace(self._path, json.dumps(content, indent=2) + "\n", 0o644)
+            except OSError as error:
+                raise QgpuError(
+                    f"{self._path}: {error.strerror}; nothing was changed, because the next daemon would not know it; "
+                    "free some space there"
+                ) from error
+        self._gpus = gpus
 
 
 def _read(content: Any) -> dict[str, tuple[GpuSettings, GpuSettings]]:

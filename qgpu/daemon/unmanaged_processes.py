@@ -38,7 +38,7 @@ class UnmanagedProcess:
 
 def find(gpu: int, pids: Iterable[int], pods: Sequence[PodInfo]) -> list[UnmanagedProcess]:
     """Return the processes on a card that are neither a pod's nor qgpu's own."""
-    ours = [cgroup.GUARDIANS, *(pod.cgroup for pod in pods if pod.cgroup)]
+    ours = [cgroup.GUARDIANS, *(at for pod in pods for at in pod.cgroups)]
     in_pods = {pid for pod in pods for pid in pod.pids}
     found = []
     for pid in sorted(set(pids) - in_pods - {os.getpid()}):

@@ -6,16 +6,28 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from qgpu.daemon.expected_wait import expected_wait_p99_ns
 from qgpu.daemon.gpu_loop import GpuLoop
 from qgpu.daemon.over_limit import over_limits
+from qgpu.daemon.standing import UNSEEN, Standing
 from qgpu.ipc.codec import grant_to
 from qgpu.model.container_labels import ContainerLabels
 from qgpu.model.plane_api import Pgpu, PodInfo
+from qgpu.model.suspension import Suspension
 from qgpu.sched.ledger import Ledger
 
+#: The standings of pods, by pGPU and name.
+Standings = Mapping[int, Mapping[str, Standing]]
 
-def gpu(pgpu: Pgpu, loop: GpuLoop, pods: Sequence[PodInfo]) -> dict[str, Any]:
-    """Return a pGPU and its settings."""
+
+def gpu(pgpu: Pgpu, loop: GpuLoop, pods: Sequence[PodInfo], standings: Standings) -> dict[str, Any]:
+    """Return a pGPU, its settings and its last seconds.
+
+    ``utilisation`` is NVML's, 0 to 1: the time in which any kernel ran; None if unknown. ``residence`` is the time in
+    which a pod was on the engine, 0 to 1.
+    """
+    there = standings[pgpu.index]
+    used, temporary = loop.ledger.utilization, loop.temporary
     return (
         asdict(pgpu)
         | asdict(loop.settings)
@@ -23,11 +35,16 @@ def gpu(pgpu: Pgpu, loop: GpuLoop, pods: Sequence[PodInfo]) -> dict[str, Any]:
             "pods": sum(pgpu.index in pod.grants for pod in pods),
             "now_ns": loop.ledger.now_ns or 0,
             "trouble": loop.trouble,
+            "temporary_policy": temporary.policy if temporary else None,
+            "utilisation": None if used is None else round(used, 4),
+            "residence": round(min(1.0, sum(each.recent.share for each in there.values())), 4),
+            "below_quota": {name: each.below_quota for name, each in there.items() if each.below_quota},
+            "memory_used": sum(pod.memory.get(pgpu.index, 0) for pod in pods),
         }
     )
 
 
-def pod(info: PodInfo, labels: ContainerLabels, ledgers: Mapping[int, Ledger]) -> dict[str, Any]:
+def pod(info: PodInfo, labels: ContainerLabels, ledgers: Mapping[int, Ledger], standings: Standings) -> dict[str, Any]:
     """Return a pod with its grants and its use by pGPU."""
     return {
         "name": info.name,
@@ -38,12 +55,25 @@ def pod(info: PodInfo, labels: ContainerLabels, ledgers: Mapping[int, Ledger]) -
         "refused_memory": info.refused_memory,
         "refused_calls": info.refused_calls,
         "grants": [{"gpu": index} | grant_to(grant) for index, grant in info.grants.items()],
-        "usage": [_usage(info, index, ledgers[index]) for index in info.grants],
+        "usage": [_usage(info, index, ledgers[index], standings[index]) for index in info.grants],
     }
 
 
-def _usage(info: PodInfo, index: int, ledger: Ledger) -> dict[str, Any]:
-    account = ledger.accounts.get(info.name)
+def place(found: Suspension, waits: str) -> dict[str, Any]:
+    """Return where a pod is: on its cards, off them, or on the way, what it waits for, and what went wrong last."""
+    return {
+        "state": found.residency.value,
+        "state_since_s": found.since_s,
+        "state_error": found.error,
+        "moving": bool(found.moves),
+        "yielded": found.yielded,
+        "waits_for": waits,
+        "suspended_memory": {str(index): size for index, size in found.memory.items()},
+    }
+
+
+def _usage(info: PodInfo, index: int, ledger: Ledger, standings: Mapping[str, Standing]) -> dict[str, Any]:
+    account, standing = ledger.accounts.get(info.name), standings.get(info.name, UNSEEN)
     return {
         "gpu": index,
         "now_ns": ledger.now_ns or 0,
@@ -52,4 +82,12 @@ def _usage(info: PodInfo, index: int, ledger: Ledger) -> dict[str, Any]:
         "debt_ns": account.debt_ns if account else 0,
         "tsgs": len(account.tsgs) if account else 0,
         "memory": info.memory.get(index, 0),
+        "expected_wait_p99_ns": expected_wait_p99_ns(ledger, info.name),
+        "share": round(standing.recent.share, 4),
+        "gated": round(standing.recent.gated, 4),
+        "gate_time_ns": standing.counted.gated_ns,
+        "switches": standing.counted.starts,
+        "switch_time_ns": standing.switch_ns,
+        "below_quota": bool(standing.below_quota),
+        "below_quota_reason": standing.below_quota,
     }

@@ -1,36 +1,55 @@
 """The seccomp agent: receives the listeners that container runtimes hand over (OCI ``linux.seccomp.listenerPath``).
 
 A runtime connects, sends the container process state as JSON together with the listener's descriptor, and does not
-wait for an answer. If no pod takes the listener, the agent closes it. Every watched call of that process then fails, so
-the process has no GPU instead of one without limits.
+wait for an answer. So a connection is kept in the descriptor store from its first moment until a pod has the listener,
+and read without being emptied: whatever dies in between, the next daemon begins with it again. While the data plane is
+being replaced, the agent tries again, until its deadline.
+
+If no pod takes the listener, the agent closes it. Every watched call of that process then fails, so the process has no
+GPU instead of one without limits.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import socket
+import threading
+import time
+from array import array
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import structlog
 
-from qgpu.errors import QgpuError
+from qgpu.errors import BackendGoneError, QgpuError
 from qgpu.ipc.listener import SocketListener
 from qgpu.ipc.systemd import FdStore
 from qgpu.linux import untrusted_fds
+from qgpu.runtime.hook import AGAIN_S
 
 _log = structlog.get_logger("agent")
 
 _MAX_STATE = 1 << 20
-_PATIENCE_S = 5.0
+#: The size of a descriptor in a control message.
+_INT = array("i").itemsize
+#: How long a runtime may take to say what it sends.
+_SILENCE_S = 5.0
+#: How long a listener waits for the data plane. Longer than the hook: a refusal here is for the process's life.
+_PATIENCE_S = 30.0
 _SECCOMP_FD = "seccompFd"
 
 #: The kernel's name of a listener, as /proc/PID/fd shows it.
 LISTENER = "anon_inode:seccomp notify"
 
-#: Takes over the listener of a process: (pid, container id, descriptor). Raises QgpuError, and then has closed it.
-#: crun 1.8 does not know the pid of a process that it brings in by exec, and says 0.
+#: What a connection is called in the store, before its number.
+_KEPT = "start."
+
+#: Takes a copy of the listener of a process: (pid, container id, descriptor). The same one again changes nothing.
+#: Raises BackendGoneError to be asked again, QgpuError to refuse. 1.8 does not know the pid of a
+#: process that it brings in by exec, and says 0.
 Attach = Callable[[int, str, int], None]
 
 
@@ -38,21 +57,34 @@ class Agent:
     """Listens at a socket and takes seccomp listeners one at a time."""
 
     def __init__(self, path: Path, attach: Attach, store: FdStore) -> None:
-        self._attach = attach
-        self._door = SocketListener("agent", path, 0o600, store, self._hear)
+        self._attach, self._store = attach, store
+        self._ending = threading.Event()
+        left = [socket.socket(fileno=fd) for fd in store.take(_KEPT).values()]
+        self._door = SocketListener("agent", path, 0o600, store, self._hear, left)
+
+    def restore(self) -> None:
+        """Listen again if somebody removed the socket. Raises OSError."""
+        self._door.restore()
 
     def close(self) -> None:
-        """Accept no more listeners."""
+        """Accept no more listeners; leave to the next daemon what is not done."""
+        self._ending.set()
         self._door.close()
 
     def _hear(self, sock: socket.socket) -> None:
+        name = f"{_KEPT}{os.fstat(sock.fileno()).st_ino}"
+        self._store.put(name, sock.fileno(), until_dropped=True)  # first of all: this process may die at any time
+        done = True
         try:
-            sock.settimeout(_PATIENCE_S)
-            self._take(sock)
+            sock.settimeout(_SILENCE_S)
+            done = self._take(sock)
         finally:
+            if done:
+                self._store.drop(name)
             untrusted_fds.close(sock.detach())
 
-    def _take(self, sock: socket.socket) -> None:
+    def _take(self, sock: socket.socket) -> bool:
+        """Do all that is to be done for a connection; False if the next daemon has to."""
         fds: list[int] = []
         try:
             state = _received(sock, fds)
@@ -60,25 +92,49 @@ class Agent:
             container = str(state["state"]["id"])
             if untrusted_fds.kind(listener) != LISTENER:
                 raise ValueError(f"{untrusted_fds.kind(listener)} in place of a listener")
-            fds.remove(listener)
-            self._attach(pid, container, listener)
+            return self._attached(pid, container, listener)
         except QgpuError as error:
             _log.error("container process refused; it has no GPU", error=str(error))
         except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
             _log.error("no container process state", error=repr(error))
         finally:
             untrusted_fds.close(*fds)
+        return True
+
+    def _attached(self, pid: int, container: str, listener: int) -> bool:
+        """Give a listener to its pod; False if the daemon ends before. Raises a QgpuError."""
+        deadline = time.monotonic() + _PATIENCE_S
+        while True:
+            try:
+                self._attach(pid, container, listener)
+            except BackendGoneError:
+                if time.monotonic() > deadline:
+                    raise
+            else:
+                return True
+            if self._ending.wait(AGAIN_S):
+                return False
 
 
 def _received(sock: socket.socket, fds: list[int]) -> Any:
-    """Read one JSON value, even if the connection stays open after it. Append received descriptors to ``fds``."""
-    data = b""
-    while len(data) <= _MAX_STATE:
+    """Read one JSON value, even if the connection stays open after it. Append received descriptors to ``fds``.
+
+    One that has arrived in one piece, as runtimes send it, can be read again.
+    """
+    # recv_fds() ignores its flags
+    part, control, _, _ = sock.recvmsg(65536, socket.CMSG_LEN(4 * _INT), socket.MSG_PEEK)
+    for level, kind, data in control:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            fds += array("i", data[: len(data) // _INT * _INT])
+    with suppress(ValueError):
+        return json.loads(part)
+    said = b""
+    while len(said) <= _MAX_STATE:
         part, received, _, _ = socket.recv_fds(sock, 65536, 4)
         fds += received
-        data += part
+        said += part
         try:
-            return json.loads(data)
+            return json.loads(said)
         except ValueError:
             if not part:
                 raise

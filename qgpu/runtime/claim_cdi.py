@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,7 @@ class ClaimCdiFiles:
         self._socket, self.directory = socket, directory
         self._driver: object = None
         self._common: dict[str, Any] = {}
-        #: From what a claim's file was last written, and what it then was, by UID.
+        #: By UID: what a claim's file was last written from, and its stamp then.
         self._written: dict[str, tuple[object, ...]] = {}
 
     def look(self) -> None:
@@ -75,7 +76,7 @@ class ClaimCdiFiles:
         ``look`` comes first. Raises PermissionDeniedError.
         """
         changed = False
-        try:
+        with self._errors():
             for path in self._ours():
                 uid = path.name.removeprefix(_PREFIX).removesuffix(_SUFFIX)
                 if uid not in grants:
@@ -84,9 +85,12 @@ class ClaimCdiFiles:
             self._written = {uid: entry for uid, entry in self._written.items() if uid in grants}
             for uid, grant in grants.items():
                 changed |= self._write(uid, grant)
-        except OSError as error:
-            raise PermissionDeniedError(f"{self.directory}: {error.strerror}; choose another directory") from error
         return changed
+
+    def write(self, grant: PreparedGrant) -> None:
+        """Write one claim's file if need be. ``look`` comes first. Raises PermissionDeniedError."""
+        with self._errors():
+            self._write(grant.uid, grant)
 
     def _write(self, uid: str, grant: PreparedGrant) -> bool:
         path = self.directory / f"{_PREFIX}{uid}{_SUFFIX}"
@@ -97,6 +101,13 @@ class ClaimCdiFiles:
         atomic_file.replace(path, json.dumps(content, indent=2) + "\n", 0o644)
         self._written[uid] = grant.devices, self._driver, cdi.stamp(path)
         return True
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise PermissionDeniedError(f"{self.directory}: {error.strerror}; choose another directory") from error
 
     def _ours(self) -> list[Path]:
         """List our files, and what a daemon that was killed while it wrote one left. Raises OSError."""

@@ -13,7 +13,7 @@ from qgpu.nvidia import abi
 
 _DRM_MAJOR = 226
 #: Devices that make video memory which no plane counts: (major, minor or None for all), name.
-BEYOND = (((_DRM_MAJOR, None), "/dev/dri"), ((abi.NV_MAJOR, abi.NV_MODESET_MINOR), "/dev/nvidia-modeset"))
+UNCOUNTED = (((_DRM_MAJOR, None), "/dev/dri"), ((abi.NV_MAJOR, abi.NV_MODESET_MINOR), "/dev/nvidia-modeset"))
 
 Number = tuple[int, int | None]
 

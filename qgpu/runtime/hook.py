@@ -1,9 +1,10 @@
 """The createRuntime hook: announces a container to the daemon before its process starts, or keeps it from starting.
 
 OCI runtimes run it as ``python3 -I -S hook.py SOCKET``, with the container's state on stdin. It decides nothing: the
-daemon makes the container a pod, or refuses with one line and the container does not start. If the daemon does not
-answer, the container does not start either. The hook imports nothing of ours and little else, because every start of a
-container waits for it. Its messages are those of ``qgpu.ipc.wire``.
+daemon makes the container a pod, or refuses with one line and the container does not start. While daemon or data plane
+are being replaced, the hook asks again; a container that is bound already is bound once. If there is no answer by its
+deadline, the container does not start either. The hook imports nothing of ours and little else, because every start of
+a container waits for it. Its messages are those of ``qgpu.ipc.wire``.
 """
 
 import json
@@ -12,10 +13,16 @@ import socket
 import struct
 import sys
 import syslog
+import time
 
-_TIMEOUT_S = 10
-#: How the name of a prepared device begins (qgpu.runtime.claim_cdi).
-_PREPARED = "qgpu.io/claim="
+#: How long it waits for a daemon and a data plane, for all that it asks, and the pause between two tries, in seconds.
+PATIENCE_S, AGAIN_S = 10, 0.05
+#: The code of a refusal because the data plane is gone (qgpu.errors.ExitCode.GPU_LOST): its successor may not refuse.
+_GONE = 15
+#: How the names of prepared devices and of groups begin (qgpu.runtime.oci_container).
+_NAMED = "qgpu.io/claim=", "qgpu.io/group="
+#: How long a container waits for room in its GPU's memory, and how often it asks. A kubelet gives it two minutes.
+_ROOM_S, _LOOK_S = 100, 0.2
 
 
 def main() -> int:
@@ -37,39 +44,77 @@ def main() -> int:
             ],
             "rules": (linux.get("resources") or {}).get("devices") or [],
             "seccomp": linux.get("seccomp"),
-            # the prepared devices that the runtime gave it, by all of our hooks' arguments
+            # the prepared devices and groups that the runtime gave it, by all of our hooks' arguments
             "prepared": [
                 word
                 for entry in (config.get("hooks") or {}).get("createRuntime") or []
                 for word in entry.get("args") or []
-                if word.startswith(_PREPARED)
+                if word.startswith(_NAMED)
             ],
         }
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         return refuse(f"the runtime's description of the container cannot be read: {error!r}")
     try:
-        answer = ask(path, request)
-    except (OSError, ValueError) as error:
-        return refuse(f"{path}: {error}; a container gets a GPU only with its grant, and qgpud does not answer")
-    return 0 if answer.get("ok") else refuse(answer.get("error"))
+        answer = answered(path, request)
+        name, end_s = answer.get("name"), time.monotonic() + _ROOM_S
+        while answer.get("waits"):  # memory of its GPU is being made free for it
+            if time.monotonic() > end_s:
+                return refuse(f"pod {name}: no room yet, it waits for {answer['waits']}; start it again later")
+            time.sleep(_LOOK_S)
+            answer = answered(path, {"op": "pod.waits", "name": name})
+    except RefusedError as why:
+        return refuse(why)
+    return 0
 
 
-def ask(path: str, request: dict[str, object]) -> dict[str, object]:
-    """Make one request. Raises OSError, ValueError."""
+class RefusedError(Exception):
+    """Why the container may not start."""
+
+
+def answered(path: str, request: dict[str, object]) -> dict[str, object]:
+    """Make a request, again while daemon or data plane are being replaced. Raises RefusedError, with why."""
+    deadline, why = time.monotonic() + PATIENCE_S, None
+    while True:
+        try:
+            answer = ask(path, request, deadline)
+            if answer.get("ok"):
+                return answer
+            why = answer.get("error")
+            if answer.get("code") != _GONE:
+                raise RefusedError(why)
+        except (OSError, ValueError) as error:
+            if why is None or not isinstance(error, TimeoutError):  # at the deadline the last answer says more
+                why = f"{path}: {error}; a container gets a GPU only with its grant, and qgpud does not answer"
+        if time.monotonic() + AGAIN_S > deadline:
+            raise RefusedError(f"{why} (tried for {PATIENCE_S} s)")
+        time.sleep(AGAIN_S)
+
+
+def ask(path: str, request: dict[str, object], deadline: float) -> dict[str, object]:
+    """Make one request, until a time on CLOCK_MONOTONIC. Raises OSError, ValueError."""
     body = json.dumps(request).encode()
     with socket.socket(socket.AF_UNIX) as sock:
-        sock.settimeout(_TIMEOUT_S)
+        wait_until(sock, deadline)
         sock.connect(path)
         sock.sendall(struct.pack("<I", len(body)) + body)
-        (length,) = struct.unpack("<I", receive(sock, 4))
-        answer = json.loads(receive(sock, length))
+        (length,) = struct.unpack("<I", receive(sock, 4, deadline))
+        answer = json.loads(receive(sock, length, deadline))
     return answer if isinstance(answer, dict) else {}
 
 
-def receive(sock: socket.socket, size: int) -> bytes:
+def wait_until(sock: socket.socket, deadline: float) -> None:
+    """Bound the next call on a socket. Raises TimeoutError."""
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise TimeoutError("timed out")
+    sock.settimeout(left)
+
+
+def receive(sock: socket.socket, size: int, deadline: float) -> bytes:
     """Return exactly ``size`` bytes. Raises OSError."""
     data = b""
     while len(data) < size:
+        wait_until(sock, deadline)
         part = sock.recv(size - len(data))
         if not part:
             raise ConnectionError("it hung up")

@@ -26,6 +26,8 @@ GPU_VARIABLE = "QGPU_GPU_"
 CLAIM_VARIABLE = "QGPU_CLAIM_"
 #: How the CDI name of a prepared device begins.
 PREPARED_KIND = "qgpu.io/claim"
+#: How the CDI name of a share group begins.
+GROUP_KIND = "qgpu.io/group"
 
 _SHORT_ID = 12
 _LONGEST = 63
@@ -59,7 +61,7 @@ class Container:
     rules: Sequence[Mapping[str, Any]] = ({"allow": False, "access": "rwm"},)
     #: What it may ask for.
     policy: ContainerPolicy = field(default_factory=ContainerPolicy)
-    #: The prepared devices that its runtime gave it.
+    #: The prepared devices and groups that its runtime gave it.
     prepared: Sequence[str] = ()
     #: The prepared devices that its environment names, each as often as it does.
     markers: Sequence[str] = ()
@@ -105,13 +107,25 @@ class Container:
 
     def prepared_devices(self) -> tuple[str, ...]:
         """Return the names of its prepared devices. RefusedError if its environment names one that it was not given."""
-        given = tuple(dict.fromkeys(name.removeprefix(f"{PREPARED_KIND}=") for name in self.prepared))
+        given = self._given(PREPARED_KIND)
         if forged := sorted(set(self.markers) - set(given)):
             raise RefusedError(
                 f"container {self.id}: its environment names the prepared device {forged[0]}, which it was not given; "
                 f"remove its variables {CLAIM_VARIABLE}*"
             )
         return given
+
+    def group(self) -> str:
+        """Return the share group that its runtime put it in; empty for none. RefusedError for more than that."""
+        groups = self._given(GROUP_KIND)
+        if len(groups) > 1 or (groups and self._given(PREPARED_KIND)):
+            given = ", ".join(sorted(self.prepared))
+            raise RefusedError(f"container {self.id}: it has {given}; a member of a group has that device alone")
+        return groups[0] if groups else ""
+
+    def _given(self, kind: str) -> tuple[str, ...]:
+        names = (name.partition("=") for name in self.prepared)
+        return tuple(dict.fromkeys(name for of, _, name in names if of == kind))
 
     def gpus(self, minors: Mapping[int, int | None]) -> list[int]:
         """Return its pGPUs: those whose device node it has; on the simulator, those that a CDI device named.
@@ -158,7 +172,7 @@ class Container:
 
     def beyond_limits(self) -> str:
         """Return the device it reaches that makes video memory past any limit; empty for none."""
-        for (major, minor), name in device_cgroup.BEYOND:
+        for (major, minor), name in device_cgroup.UNCOUNTED:
             if (major, minor) in self.devices or (minor is None and major in {each for each, _ in self.devices}):
                 return name
             if device_cgroup.opens(self.rules, (major, minor)):

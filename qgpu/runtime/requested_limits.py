@@ -14,7 +14,7 @@ from typing import Any
 
 from qgpu import units
 from qgpu.errors import InvalidValueError, RefusedError
-from qgpu.model import ContainerPolicy, Grant, MayAsk, PodClass
+from qgpu.model import ContainerPolicy, Grant, PodClass, RequestBounds
 
 #: Prefix of all our annotations and labels.
 PREFIX = "qgpu.io/"
@@ -81,7 +81,7 @@ Row = tuple[str, str, Callable[[str], Any]]
 ANNOTATIONS: tuple[Row, ...] = (
     ("qgpu.io/name", "name", _text),
     ("qgpu.io/cores", "cores", _number),
-    ("qgpu.io/memory", "memory", units.parse_memory),
+    ("qgpu.io/memory", "memory", units.parse_memory_limit),
     ("qgpu.io/class", "pod_class", _class),
     ("qgpu.io/latency-target", "latency_target_ns", units.parse_duration),
     # Tencent qGPU: per cent, GiB
@@ -102,7 +102,7 @@ ANNOTATIONS: tuple[Row, ...] = (
 ENVIRONMENT: tuple[Row, ...] = (
     ("QGPU_NAME", "name", _text),
     ("QGPU_CORES", "cores", _number),
-    ("QGPU_MEMORY", "memory", units.parse_memory),
+    ("QGPU_MEMORY", "memory", units.parse_memory_limit),
     ("QGPU_CLASS", "pod_class", _class),
     ("QGPU_LATENCY_TARGET", "latency_target_ns", units.parse_duration),
     # HAMi: per cent, a size such as 3000m for each card; 0 is no limit
@@ -132,7 +132,7 @@ def wanted(
         asked |= {limit: (f"{place} {name}", None) for limit, name in names.items()}
     grant = Grant(**{limit: value for limit, value in found.items() if limit != "name"})
     for limit, (where, more) in asked.items():
-        for may in (policy.anyhow, more):
+        for may in (policy.from_anywhere, more):
             if may is not None and (bound := _bound(may, limit, found[limit])):
                 hint = "say it by annotation" if may is more else "ask for less"
                 key = "[containers.environment]" if may is more else "[containers]"
@@ -140,7 +140,7 @@ def wanted(
     return RequestedLimits(grant, found.get("name"))
 
 
-def _bound(may: MayAsk, limit: str, value: Any) -> str:
+def _bound(may: RequestBounds, limit: str, value: Any) -> str:
     """Return why a value is out of bounds; empty if it is not."""
     if limit == "name" and not may.name:
         return "no name may be chosen there"

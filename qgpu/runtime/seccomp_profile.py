@@ -93,7 +93,7 @@ def check(container: Container, socket: Path) -> None:
         )
     entries = section.get("syscalls") or []
     rules = [entry for entry in entries if set(_names(entry)) & set(_CALLS)]
-    if _said(rules) != _said(_rules(section.get("defaultAction") == _ALLOW)):
+    if _comparable(rules) != _comparable(_rules(section.get("defaultAction") == _ALLOW)):
         raise RefusedError(f"container {container.id}: its seccomp rules for ioctl and mmap are not qgpu's; {remedy}")
     others = [entry.get("action") for entry in entries if entry not in rules]
     if _NOTIFY in (section.get("defaultAction"), *others):
@@ -159,7 +159,7 @@ def _compared(index: int, op: str, value: int) -> dict[str, Any]:
     return {"index": index, "value": value, "valueTwo": 0, "op": op}
 
 
-def _said(rules: list[Any]) -> set[tuple[Any, ...]]:
+def _comparable(rules: list[Any]) -> set[tuple[Any, ...]]:
     """Return rules in a comparable form: engines reorder them, add empty members and leave out zeros."""
     keys = ("index", "value", "valueTwo", "op")
     return {

@@ -14,6 +14,7 @@ from tests.contract.rig import Rig
 PLANES = [
     "sim",
     pytest.param("seccomp", marks=pytest.mark.gpu),
+    pytest.param("kmod_gpu", marks=pytest.mark.gpu),
     pytest.param("kmod", marks=[pytest.mark.vm, pytest.mark.quiet]),
 ]
 

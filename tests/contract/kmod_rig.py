@@ -84,15 +84,23 @@ class KmodRig:
 
 
 @contextmanager
+def _module() -> Iterator[None]:
+    qg.insmod("qgpu.ko")
+    try:
+        yield
+    finally:
+        qg.rmmod("qgpu")
+
+
+@contextmanager
 def open_rig(_directory: Path) -> Iterator[KmodRig]:
-    """Give the module to a test, and take it back."""
-    with nullcontext() if qg.loaded("nvidia") else qg.driver():
-        qg.insmod("qgpu.ko")
+    """Give the module to a test, and take it back; what was loaded before stays."""
+    with (
+        nullcontext() if qg.loaded("nvidia") else qg.driver(),
+        nullcontext() if qg.loaded("qgpu") else _module(),
+    ):
+        rig = KmodRig()
         try:
-            rig = KmodRig()
-            try:
-                yield rig
-            finally:
-                rig.close()
+            yield rig
         finally:
-            qg.rmmod("qgpu")
+            rig.close()

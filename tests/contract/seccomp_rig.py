@@ -1,136 +1,22 @@
-"""The seccomp plane under the contract suite: real processes on a real GPU, through the guardian."""
+"""The seccomp plane under the contract suite, through a guardian of its own."""
 
 from __future__ import annotations
 
-import json
-import signal
-import socket
-import struct
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from qgpu.guardian.gpu.gpu import LEASE_NS
-from qgpu.ipc import wire
 from qgpu.ipc.systemd import FdStore
-from qgpu.load.spec import Workload
-from qgpu.model import NS_PER_S
 from qgpu.planes.seccomp.host import SeccompHost
 from qgpu.planes.seccomp.restored_fds import RestoredFds
-
-_START_S = 30.0
-
-
-class _Load:
-    """A process in a pod."""
-
-    def __init__(self, process: subprocess.Popen[bytes], counter: Path, latencies: Path) -> None:
-        self.process = process
-        self.counter = counter
-        self.latencies = latencies
-        self.latencies_read = 0
-
-    def kernels(self) -> int:
-        """Read how many kernels it has finished."""
-        return int(struct.unpack("<Q", self.counter.read_bytes())[0])
-
-
-class SeccompRig:
-    """One guardian with GPU 0."""
-
-    lease_ns = LEASE_NS
-    tries = 1
-
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
-        self._iterations: dict[float, int] = {}
-        self._loads: list[_Load] = []
-        for kernel_us in (100.0, 1000.0):
-            self._iterations[kernel_us] = _calibrated(kernel_us)
-        self.host = SeccompHost(RestoredFds(FdStore(), directory))
-
-    def start(self, pod: str, workload: Workload) -> int:
-        """Start a load and return when its first kernel has run."""
-        number = len(self._loads)
-        counter, latencies = (self._directory / f"{what}-{number}" for what in ("counter", "latencies"))
-        counter.write_bytes(bytes(8))
-        latencies.touch()
-        ours, theirs = socket.socketpair()
-        process = subprocess.Popen(
-            [
-                *(sys.executable, "-m", "tests.contract.become", "seccomp", str(theirs.fileno())),
-                *(sys.executable, "-m", "tests.contract.live_load", str(counter), str(latencies)),
-                *(json.dumps(workload.to_dict()), str(self._iterations[workload.kernel_us])),
-            ],
-            pass_fds=[theirs.fileno()],
-        )
-        theirs.close()
-        load = _Load(process, counter, latencies)
-        self._loads.append(load)
-        connection = wire.Connection(ours)
-        received = connection.receive()
-        assert received is not None
-        self.host.attach(pod, process.pid, received[1])
-        connection.send({"attached": True})
-        connection.close()
-        deadline = time.monotonic() + _START_S
-        while not load.kernels():
-            assert process.poll() is None, "the load has ended"
-            assert time.monotonic() < deadline, "the load does not start"
-            time.sleep(0.01)
-        return number
-
-    def kill(self, load: int) -> None:
-        """Kill it."""
-        self._loads[load].process.send_signal(signal.SIGKILL)
-        self._loads[load].process.wait()
-
-    def kernels(self, load: int) -> int:
-        """Count its kernels."""
-        return self._loads[load].kernels()
-
-    def latencies_us(self, load: int) -> list[float]:
-        """Return its latencies since last asked."""
-        found = self._loads[load]
-        lines = found.latencies.read_text().splitlines()
-        fresh, found.latencies_read = lines[found.latencies_read :], len(lines)
-        return [float(line) for line in fresh]
-
-    def pass_time(self, duration_ns: int) -> None:
-        """Sleep: time is what is tested here."""
-        time.sleep(duration_ns / NS_PER_S)
-
-    def restart(self) -> None:
-        """Let go of the guardian and find it again."""
-        self.host.close()
-        self.host = SeccompHost(RestoredFds(FdStore(), self._directory))
-
-    def close(self) -> None:
-        """Kill what runs, and forget the pods."""
-        for number in range(len(self._loads)):
-            self.kill(number)
-        for pod in self.host.pods():
-            self.host.retire(pod.name)
-        self.host.close()
-
-
-def _calibrated(kernel_us: float) -> int:
-    """Ask the load generator, alone on the card, how long a kernel is."""
-    result = subprocess.run(
-        [sys.executable, "-m", "qgpu.load.main", "--kernel", f"{kernel_us:g}us", "--duration", "100ms"],
-        check=True,
-        capture_output=True,
-    )
-    return int(json.loads(result.stdout)["iterations"])
+from tests.contract.gpu_rig import GpuRig
 
 
 @contextmanager
-def open_rig(directory: Path) -> Iterator[SeccompRig]:
+def open_rig(directory: Path) -> Iterator[GpuRig]:
     """Give a guardian of its own to a test."""
-    rig = SeccompRig(directory)
+    rig = GpuRig("seccomp", LEASE_NS, lambda: SeccompHost(RestoredFds(FdStore(), directory)), directory)
     try:
         yield rig
     finally:

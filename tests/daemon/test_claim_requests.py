@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import wait as wait_for
 from dataclasses import replace
 
 import pytest
 
 from qgpu.config import Config, GpuSettings
+from qgpu.daemon import claim_requests
 from qgpu.errors import PermissionDeniedError, RefusedError
 from qgpu.linux import cgroup
 from qgpu.model.container_labels import ContainerLabels
@@ -58,6 +61,29 @@ def test_a_longer_list_of_consumers_is_taken_over(rig):
 
     assert rig.bind(rig.container(name, uid="pod-2"))
     assert rig.listed()["a"]["consumers"] == ["pod-1", "pod-2"]
+
+
+def test_a_pod_that_joins_a_claim_starts_although_it_is_early(rig, monkeypatch):
+    monkeypatch.setattr(claim_requests, "JOINING_S", 60)
+    (name,) = rig.prepare("a", rig.device(cores=60))
+    with ThreadPoolExecutor() as pool:
+        early = pool.submit(rig.bind, rig.container(name, uid="pod-2", names=("shop", "cart", "model")))
+        assert not wait_for([early], 0.2).done, "it waits"
+        (other,) = rig.prepare("b", rig.device(1))
+        assert rig.bind(rig.container(other)), "and nobody else does"
+        assert not early.done()
+        rig.prepare("a", rig.device(cores=60), consumers=("pod-1", "pod-2"))
+
+        assert early.result() == "shop.cart.model"
+
+
+def test_only_a_claim_that_is_there_is_waited_for(rig, monkeypatch):
+    monkeypatch.setattr(claim_requests, "JOINING_S", 3600)
+
+    with pytest.raises(RefusedError, match="there is no prepared device a-gpu"):
+        rig.bind(rig.container("a-gpu"))
+    with pytest.raises(RefusedError, match="is not reserved"):
+        rig.bind(rig.container(*rig.prepare("a", rig.device()), uid=""))
 
 
 def test_unused_claim_is_replaced_by_what_it_asks_for_now(rig):

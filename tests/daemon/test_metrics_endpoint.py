@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import importlib.util
 import json
 import re
 import shutil
@@ -20,6 +21,13 @@ from urllib.parse import quote
 import pytest
 
 from qgpu.errors import ExitCode
+from qgpu.ipc.http_server import Address
+from qgpu.metrics import exporter
+from qgpu.metrics.tally import PodTally
+from qgpu.metrics.view import GpuView, PodOnGpuView, PodView, View
+from qgpu.model import Grant
+from qgpu.model.container_labels import ContainerLabels
+from qgpu.model.plane_api import Pgpu
 from tests.cli import programs
 from tests.cli.programs import TIMEOUT_S, Daemon
 
@@ -60,7 +68,7 @@ def get(port: int, path: str, host: str | None = None) -> tuple[int, str]:
 
 @contextmanager
 def measured(directory: Path, compat: str) -> Iterator[tuple[Daemon, int]]:
-    """A daemon with two pods at 2:1, and the port of its metrics."""
+    """A daemon with two pods at 2:1 and an online one at rest, and the port of its metrics."""
     port = free_port()
     config = directory / "qgpu.toml"
     config.write_text(f'[metrics]\nlisten = "127.0.0.1:{port}"\ncompat = "{compat}"\n')
@@ -71,8 +79,12 @@ def measured(directory: Path, compat: str) -> Iterator[tuple[Daemon, int]]:
             running.start("run", "--name", name, "--cores", cores, "--memory", memory, "--", *load)
             for name, cores, memory in grants
         ]
+        online = ("--class", "online", "--latency-target", "2ms")
         try:
             while sum(pod["usage"][0]["busy"] for pod in running.json("pod", "list")["pods"]) < len(pods):
+                pass
+            pods.append(running.start("run", "--name", "chat", *online, "--", "sleep", "infinity"))
+            while len(running.json("pod", "list")["pods"]) < len(pods):
                 pass
             yield running, port
         finally:
@@ -87,14 +99,39 @@ def scraped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
         yield port
 
 
+LABELS = ContainerLabels("shop", "web-1", "model", "claim-a")
+
+
+def all_that_happens() -> View:
+    """A host where every series has a value that changes: refusals, a pod below its quota, other policies."""
+    count = int(time.monotonic())
+    counted = PodTally(count, count, preempted=count, preempting=count)
+    pod = PodOnGpuView(
+        "short", Grant(cores=50, memory=1 << 30), count, counted, below_quota="waits: for others", labels=LABELS
+    )
+    policy = ("burst-share", "best-effort")[count % 2]
+    gpu = GpuView(Pgpu(7, "GPU-7", "card", 1 << 37), policy, "best-effort", 10**8, pods=[pod], unmanaged=1)
+    pods = {"short": PodView("short", refused_memory=count, refused_calls=count, labels=LABELS)}
+    return View(
+        "1", "seccomp", "580", "node", float(count), [gpu], pods, isolated=True, isolation_refused={"mmap": count}
+    )
+
+
 @pytest.fixture(scope="module")
 def prometheus(scraped: int, tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
-    """Prometheus looking at it every half second, with our rules."""
+    """Prometheus looking every half second at it, and at a host where more happens; with our rules."""
+    busy_port = free_port()
+    busy = exporter.serve(Address("127.0.0.1", busy_port), all_that_happens, with_hami=False)
     program, directory, port = tool("prometheus"), tmp_path_factory.mktemp("prometheus"), free_port()
     config = {
         "global": {"scrape_interval": "500ms", "evaluation_interval": "500ms"},
         "rule_files": [str(DASHBOARDS / "qgpu.rules.yml")],
-        "scrape_configs": [{"job_name": "qgpu", "static_configs": [{"targets": [f"127.0.0.1:{scraped}"]}]}],
+        "scrape_configs": [
+            {
+                "job_name": "qgpu",
+                "static_configs": [{"targets": [f"127.0.0.1:{each}" for each in (scraped, busy_port)]}],
+            }
+        ],
     }
     (directory / "prometheus.yml").write_text(json.dumps(config))
     options = (
@@ -106,6 +143,7 @@ def prometheus(scraped: int, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     try:
         yield port
     finally:
+        busy.close()
         process.terminate()
         process.wait(TIMEOUT_S)
 
@@ -128,8 +166,8 @@ def test_prometheus_sees_the_shares_that_were_asked_for(prometheus: int) -> None
 
     assert shares["two"] / shares["one"] == pytest.approx(2.0, rel=0.1)
     assert sum(shares.values()) == pytest.approx(1.0, abs=0.1)
-    assert query(prometheus, "qgpu_pod_cores_quota_ratio") == {"two": 0.6, "one": 0.3}
-    assert query(prometheus, "qgpu_pod_memory_limit_bytes") == {"two": 2 << 30, "one": 1 << 30}
+    assert query(prometheus, 'qgpu_pod_cores_quota_ratio{gpu="0"}') == {"two": 0.6, "one": 0.3}
+    assert query(prometheus, 'qgpu_pod_memory_limit_bytes{gpu="0"}') == {"two": 2 << 30, "one": 1 << 30}
     assert query(prometheus, "sum(hami_host_gpu_utilization_ratio)")[""] > 90
     assert query(prometheus, "up") == {"": 1.0}
 
@@ -154,20 +192,75 @@ def test_the_alerts_are_right_and_fire_when_they_should(arguments: tuple[str, ..
     assert checked.returncode == 0, checked.stdout + checked.stderr
 
 
+#: Series without a value on the simulator: nothing is refused there, and no pod is below its quota.
+ABSENT = {
+    "qgpu_device_files_refused_total",
+    "qgpu_gpu_unmanaged_processes",
+    "qgpu_pod_below_quota",
+    "qgpu_pod_calls_denied_total",
+    "qgpu_pod_memory_denied_total",
+}
+
+
+def questions() -> list[tuple[str, str]]:
+    """What the dashboard asks Prometheus, with all variables set to all, and how it names the answers."""
+    board = json.loads((DASHBOARDS / "qgpu.json").read_text())
+    panels = [each for panel in board["panels"] for each in (panel, *panel.get("panels", ()))]
+    asked = [(target["expr"], target["legendFormat"]) for panel in panels for target in panel.get("targets", ())]
+    asked += [
+        (each["expr"].replace("offset 1m", "offset 1s"), each["titleFormat"]) for each in board["annotations"]["list"]
+    ]
+    for variable in board["templating"]["list"]:
+        if called := re.fullmatch(r"label_values\((.*), (\w+)\)", variable.get("definition", "")):
+            asked.append((called[1], f"{{{{{called[2]}}}}}"))
+    return [(filled(expression), name) for expression, name in asked]
+
+
+def filled(expression: str) -> str:
+    text = re.sub(r"\$(instance|gpu|namespace|pod)\b", ".*", expression)
+    return text.replace("$__rate_interval", "4s")
+
+
 def test_every_series_in_dashboard_and_alerts_is_served(scraped: int) -> None:
     served = set(re.findall(r"^# TYPE (\w+)", get(scraped, "/metrics")[1], re.MULTILINE))
-    not_on_this_plane = {"qgpu_pod_memory_denied_total", "qgpu_pod_calls_denied_total"}
-    not_on_this_plane |= {"qgpu_gpu_unmanaged_processes", "qgpu_device_files_refused_total"}
-    panels = [
-        target["expr"]
-        for panel in json.loads((DASHBOARDS / "qgpu.json").read_text())["panels"]
-        for target in panel["targets"]
-    ]
-    asked = set(re.findall(r"\bqgpu_\w+", " ".join(panels) + (DASHBOARDS / "qgpu.rules.yml").read_text()))
+    asked = set(
+        re.findall(
+            r"\bqgpu_\w+",
+            " ".join(expression for expression, _ in questions()) + (DASHBOARDS / "qgpu.rules.yml").read_text(),
+        )
+    )
 
-    assert panels
-    assert asked - served <= not_on_this_plane
+    assert asked - served <= ABSENT
     assert served >= HAMI
+
+
+@pytest.mark.parametrize(("expression", "name"), questions())
+def test_prometheus_answers_every_question_of_the_dashboard(prometheus: int, expression: str, name: str) -> None:
+    while sum(query(prometheus, "count_over_time(qgpu_uptime_seconds[10s])").values()) < 8:
+        pass  # the test's timeout is the bound
+    rows: list[dict[str, Any]] = []
+    while not rows:  # changes of a policy are seen now and then
+        status, text = get(prometheus, f"/api/v1/query?query={quote(expression)}")
+        assert status == 200, text
+        rows = json.loads(text)["data"]["result"]
+
+    labels = re.findall(r"{{(\w+)}}", name)
+    assert any(all(row["metric"].get(label) for label in labels) for row in rows), rows
+    assert all(row["value"][1] not in ("NaN", "+Inf", "-Inf") for row in rows)
+
+
+def test_the_dashboard_is_what_its_list_of_panels_makes() -> None:
+    before = (DASHBOARDS / "qgpu.json").read_text()
+    spec = importlib.util.spec_from_file_location("dashboard", DASHBOARDS / "dashboard.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["dashboard"] = module
+    spec.loader.exec_module(module)
+
+    assert json.dumps(module.dashboard(), indent=1) + "\n" == before, "run: python dashboards/dashboard.py"
+    ids = [panel["id"] for panel in module.dashboard()["panels"]]
+    assert len(ids) == len(set(ids))
 
 
 def test_hamis_names_are_served_only_when_asked_for(tmp_path: Path) -> None:

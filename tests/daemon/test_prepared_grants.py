@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 from qgpu.errors import InvalidValueError, PermissionDeniedError, RefusedError, UnknownNameError
@@ -79,6 +83,39 @@ def test_a_claim_is_found_again_by_the_next_daemon(rig):
         rig.prepare("b", rig.device(cores=50))
 
 
+def test_a_slow_disk_delays_only_the_claim_that_waits_for_it(rig, monkeypatch):
+    plain, slow, prepared = os.fsync, threading.Event(), threading.Event()
+
+    def fsync(fd: int) -> None:
+        if ".a.json." in os.readlink(f"/proc/self/fd/{fd}"):
+            slow.set()
+            assert prepared.wait(60), "the other claim waits for this one"
+        plain(fd)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    with ThreadPoolExecutor() as pool:
+        first = pool.submit(rig.prepare, "a", rig.device(cores=60))
+        assert slow.wait(60)
+        rig.prepare("b", rig.device(cores=60))
+        prepared.set()
+
+        with pytest.raises(RefusedError, match="40 % is left"):
+            first.result()
+    assert rig.files() == ({"b"}, {"b"})
+    assert [path.name for path in (rig.state / "claims").iterdir()] == ["b.json"]
+
+
+def test_a_claim_dropped_just_before_it_is_kept_is_on_disk(rig):
+    rig.prepare("a", rig.device(cores=60))
+    prepared = rig.service.pods.prepared
+    again = prepared.by_uid["a"]
+    with prepared.written(again) as new:
+        rig.ask("grant.drop", uid="a")
+        prepared.keep(again, new)
+
+    assert rig.files() == ({"a"}, {"a"})
+
+
 def test_a_claims_cdi_file_that_is_harmed_is_written_again(rig):
     rig.prepare("a", rig.device(share="s"))
     path = rig.cdi / "qgpu-claim-a.json"
@@ -150,7 +187,7 @@ def test_a_full_disk_prepares_nothing(rig, monkeypatch):
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("qgpu.linux.atomic_file.replace", full)
+    monkeypatch.setattr("qgpu.linux.atomic_file.os.fsync", full)
     with pytest.raises(PermissionDeniedError, match="No space left on device; the claim is not prepared"):
         rig.prepare("a", rig.device(cores=60))
     monkeypatch.undo()

@@ -6,11 +6,14 @@ import json
 import os
 import resource
 import socket
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from qgpu.cli.gpu import _beside
 from qgpu.config import Config
 from qgpu.daemon import container_requests
 from qgpu.daemon.plane_choice import PlaneChoice
@@ -21,7 +24,9 @@ from qgpu.ipc import wire
 from qgpu.ipc.control_socket import Client, Server, Session
 from qgpu.ipc.systemd import FdStore
 from qgpu.linux import cgroup
+from qgpu.load.spec import Workload
 from qgpu.model import Grant
+from qgpu.model.plane_api import CardLeftOut, Pgpu
 from qgpu.model.plane_names import Plane
 from qgpu.planes.sim.host import Clock, SimHost
 from qgpu.runtime.oci_container import Container
@@ -62,6 +67,23 @@ def test_refused_container_leaves_its_last_run_unchanged(host: SimHost, service:
         bind(service, 60)
 
     assert [pod.name for pod in host.pods()] == ["other", "one"]
+
+
+def test_status_tells_utilisation_and_who_is_below_its_quota(host: SimHost, service: Service) -> None:
+    host.admit("one", {0: Grant(cores=50)})
+    host.start_load("one", 0, Workload(kernel_us=100, period_us=10_000))
+    me = Session(wire.Peer(os.getpid(), 0, 0), may_change=True, process=os.pidfd_open(os.getpid()))
+    usage: dict[str, Any] = {}
+    while not usage.get("below_quota"):
+        usage = service.handle(me, {"op": "pod.list"}, [])["pods"][0]["usage"][0]
+        time.sleep(0.05)
+    (gpu,) = service.handle(me, {"op": "gpu.list"}, [])["gpus"]
+
+    assert usage["below_quota_reason"].startswith("asks for less")
+    assert usage["share"] < 0.5
+    assert usage["switch_time_ns"] >= usage["switches"] > 0
+    assert 0 <= gpu["utilisation"] <= 1
+    assert 0 <= gpu["residence"] <= 1
 
 
 def test_restarted_container_takes_its_last_runs_place(host: SimHost, service: Service) -> None:
@@ -115,16 +137,40 @@ def test_a_pod_is_not_retired_for_want_of_descriptors(monkeypatch: pytest.Monkey
     service.close()
 
 
+class MigHost(SimHost):
+    """Two cards at nvidia-smi, of which MIG divides the first."""
+
+    def pgpus(self) -> Sequence[Pgpu]:
+        return [pgpu for pgpu in super().pgpus() if pgpu.index == 1]
+
+    def left_out(self) -> Sequence[CardLeftOut]:
+        return [CardLeftOut(0, "00000000:3a:00.0", "MIG mode is on")]
+
+
+def test_a_card_left_out_is_named_and_the_others_work() -> None:
+    service = Service(MigHost(2, Clock.REAL), PlaneChoice(Plane.SIM, "test"), Config(), State(None))
+    me = Session(wire.Peer(os.getpid(), 0, 0), may_change=True, process=os.pidfd_open(os.getpid()))
+    try:
+        status = service.handle(me, {"op": "status"}, [])
+        assert [gpu["index"] for gpu in status["gpus"]] == [1]
+        assert list(_beside(status)) == ["GPU 0 (00000000:3a:00.0) left out: MIG mode is on"]
+        service.handle(me, {"op": "pod.create", "name": "one", "grants": {"1": {"cores": 30}}}, [])
+        with pytest.raises(QgpuError, match="0"):
+            service.handle(me, {"op": "pod.create", "name": "two", "grants": {"0": {"cores": 30}}}, [])
+    finally:
+        service.close()
+
+
 def test_a_limit_comes_too_late_for_who_reaches_past_it(host: SimHost, service: Service, at: str) -> None:
     host.admit("one", {0: Grant()}, at)
     me = Session(wire.Peer(os.getpid(), 0, 0), may_change=True, process=os.pidfd_open(os.getpid()))
     cgroup.note(at, "beyond", "/dev/dri")
     with pytest.raises(RefusedError, match="its container reaches /dev/dri"):
         service.handle(me, {"op": "pod.set", "name": "one", "memory": 1 << 30}, [])
-    assert service.handle(me, {"op": "pod.set", "name": "one", "cores": 10}, []) == {"notes": []}
+    assert service.handle(me, {"op": "pod.set", "name": "one", "cores": 10}, [])["notes"] == []
     cgroup.note(at, "beyond", "")
 
-    assert service.handle(me, {"op": "pod.set", "name": "one", "memory": 1 << 30}, []) == {"notes": []}
+    assert service.handle(me, {"op": "pod.set", "name": "one", "memory": 1 << 30}, [])["notes"] == []
 
 
 @pytest.fixture

@@ -100,7 +100,7 @@ def test_names_that_a_terminal_would_obey_are_made_harmless() -> None:
 
 def status(**more: Any) -> dict[str, Any]:
     files = {"enforced": True, "why": "", "refused": {"ioctl": 2, "mmap": 1}}
-    return {"plane": "seccomp", "device_files": files | more, "unmanaged_processes": []}
+    return {"plane": "seccomp", "device_files": files | more, "left_out": [], "unmanaged_processes": []}
 
 
 def test_status_says_whether_device_files_are_the_pods_own() -> None:
@@ -118,4 +118,5 @@ def test_a_simulated_card_has_no_device_files() -> None:
     fence = DeviceIsolation(Plane.SIM, DeviceFiles.AUTO, [])
 
     assert not fence.enforced
-    assert list(_beside({"plane": "sim", "device_files": fence.shown(), "unmanaged_processes": []})) == []
+    found = {"plane": "sim", "device_files": fence.shown(), "left_out": [], "unmanaged_processes": []}
+    assert list(_beside(found)) == []

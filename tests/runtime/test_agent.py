@@ -21,6 +21,7 @@ from pathlib import Path
 
 import pytest
 
+from qgpu.errors import BackendGoneError
 from qgpu.guardian.accounting.object_table import ObjectTable
 from qgpu.guardian.failover.journal import Journal
 from qgpu.guardian.proxy.dispatcher import Dispatcher
@@ -84,7 +85,7 @@ class Guard:
 
     def _attach(self, pid: int, container: str, listener: int) -> None:
         self.containers.append(container)
-        self.take(pid, listener)
+        self.take(pid, os.dup(listener))
 
     def take(self, pid: int, listener: int) -> None:
         """Serve a process's listener in a thread of its own."""
@@ -157,10 +158,7 @@ def test_init_and_each_exec_send_listener_from_containers_cgroup(container, guar
     container.start()
     init = container.state()["pid"]
     container.do("exec", "-d", container.id, "sleep", "601")
-    end = time.monotonic() + 60
-    while len(guard.pids) < 2:  # a runtime that goes to the background does not wait for it
-        assert time.monotonic() < end, "the exec brought no listener"
-        time.sleep(0.05)
+    until(lambda: len(guard.pids) == 2)  # a runtime that goes to the background does not wait for it
 
     assert guard.pids[0] == init
     assert guard.containers == [container.id] * 2
@@ -213,6 +211,67 @@ def test_without_an_agent_no_container_starts(container, guard):
     started = container.start()
 
     assert started.returncode != 0
+
+
+class Store(FdStore):
+    """What a service manager keeps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.there, self.kept = True, {}
+
+    def put(self, name, fd, *, until_dropped=False):
+        self.kept[name] = os.dup(fd)
+
+    def drop(self, name):
+        if name in self.kept:
+            os.close(self.kept.pop(name))
+
+    def take(self, prefix):
+        return {name.removeprefix(prefix): self.kept.pop(name) for name in [*self.kept] if name.startswith(prefix)}
+
+
+def until(condition):
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end, "it did not come"
+        time.sleep(0.05)
+
+
+def test_agent_asks_again_while_the_guardian_is_replaced(container, guard):
+    gone, take = iter(range(3)), guard.agent._attach
+
+    def attach(*arguments):
+        if next(gone, None) is not None:
+            raise BackendGoneError("guardian: it has died")
+        take(*arguments)
+
+    guard.agent._attach = attach
+    container.start()
+    until(lambda: guard.pids)
+
+    assert guard.pids == [container.state()["pid"]]
+
+
+def test_the_next_agent_finishes_what_one_has_left(container, guard):
+    store, asked = Store(), threading.Event()
+
+    def gone(*_):
+        asked.set()
+        raise BackendGoneError("guardian: it has died")
+
+    guard.agent.close()
+    guard.agent = Agent(guard.socket, gone, store)
+    container.start()
+    asked.wait()
+    guard.agent.close()
+    left = [name for name in store.kept if name.startswith("start.")]
+    guard.agent = Agent(guard.socket, guard._attach, store)
+    until(lambda: guard.pids)
+
+    assert len(left) == 1
+    assert guard.pids == [container.state()["pid"]]
+    until(lambda: store.kept.keys() == {"agent"})
 
 
 @pytest.mark.parametrize("said", [b"", b"{", b"[]", b'{"pid": 1}', b'{"pid": "x", "fds": ["seccompFd"]}'])

@@ -12,7 +12,7 @@ import pytest
 
 from qgpu.ipc.control_socket import Client
 from qgpu.runtime import hook
-from qgpu.runtime.oci_container import PREPARED_KIND
+from qgpu.runtime.oci_container import GROUP_KIND, PREPARED_KIND
 from tests.cli.programs import Daemon
 from tests.runtime import oci
 from tests.runtime.oci import Container
@@ -87,8 +87,8 @@ def node(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Node]:
     made.close()
 
 
-def test_the_hook_knows_how_prepared_devices_begin() -> None:
-    assert f"{PREPARED_KIND}=" == hook._PREPARED
+def test_the_hook_knows_how_devices_with_names_begin() -> None:
+    assert (f"{PREPARED_KIND}=", f"{GROUP_KIND}=") == hook._NAMED
 
 
 def test_a_container_gets_what_its_claims_hold(node: Node) -> None:
@@ -168,5 +168,5 @@ def test_grant_list_shows_what_claims_hold(node: Node) -> None:
     node.prepare("one", {"cores": 30, "memory": 4 * GIB, "class": "online", "latency_target_ns": 2_000_000})
     header, row = node.daemon.ctl("grant", "list").stdout.splitlines()
 
-    assert header.split() == ["CLAIM", "UID", "REQUEST", "GPU", "CLASS", "TARGET", "CORES", "MEMORY", "PODS"]
+    assert header.split() == ["CLAIM", "UID", "REQUEST", "GPU", "CLASS", "TARGET", "QUOTA", "LIMIT", "PODS"]
     assert row.split() == ["shop/one", "one", "r0", node.cards[0], "online", *["2", "ms", "30", "%", "4", "GiB", "-"]]

@@ -36,8 +36,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
         line = made[-1].first_line
         while '"ready"' not in line:
             assert line, "the daemon did not start"
-            assert made[-1].process.stderr is not None
-            line = made[-1].process.stderr.readline()
+            line = made[-1].line()
         return made[-1]
 
     yield start

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import ast
+import io
 import json
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
+import pytest
+
+from qgpu.errors import ExitCode
+from qgpu.ipc import wire
 from qgpu.runtime import cdi, hook
 
 
@@ -32,6 +39,77 @@ def test_hook_runs_without_environment_and_home(tmp_path: Path) -> None:
     assert result.returncode == 1
     assert "qgpud does not answer" in result.stderr
     assert result.stderr.count("\n") == 1
+
+
+def answered(directory: Path, *answers: dict[str, Any] | None) -> tuple[int, str, int]:
+    """Run the hook against a daemon that answers so, or hangs up; return how it ended, and how much was not asked."""
+    (directory / "config.json").write_text("{}")
+    path, left = directory / "qgpud.sock", list(answers)
+    command = cdi.hook_entry(path)["args"]
+    state = json.dumps({"id": "one", "pid": 1, "bundle": str(directory)})
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None
+        process.stdin.write(state)
+        process.stdin.close()
+        process.stdin = None
+        listener = wire.listen(str(path), 0o600)  # later than it asks, perhaps
+        listener.settimeout(0.05)
+        while process.poll() is None and left:
+            try:
+                connection = wire.Connection(listener.accept()[0])
+            except TimeoutError:
+                continue
+            connection.sock.settimeout(60)
+            answer = left.pop(0)
+            with suppress(OSError):  # its time was up meanwhile
+                connection.receive()
+                if answer is not None:
+                    connection.send(answer)
+            connection.close()
+        _, said = process.communicate()
+        listener.close()
+    return process.returncode, said, len(left)
+
+
+GONE = {"ok": False, "code": int(ExitCode.GPU_LOST), "error": "guardian: it has died"}
+REFUSED = {"ok": False, "code": int(ExitCode.REFUSED), "error": "30 % is left to grant"}
+
+
+def test_hook_asks_again_while_daemon_or_guardian_are_replaced(tmp_path: Path) -> None:
+    assert answered(tmp_path, None, GONE, GONE, None, {"ok": True}) == (0, "", 0)
+
+
+def test_hook_does_not_ask_again_what_was_refused(tmp_path: Path) -> None:
+    assert answered(tmp_path, GONE, REFUSED, {"ok": True}) == (1, "qgpu: 30 % is left to grant\n", 1)
+
+
+def test_hook_says_what_was_last_amiss_when_its_time_is_up(tmp_path: Path) -> None:
+    code, said, _ = answered(tmp_path, *[GONE] * 1000)
+
+    assert (code, said) == (1, "qgpu: guardian: it has died (tried for 10 s)\n")
+
+
+def test_hook_waits_until_there_is_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    state = json.dumps({"id": "one", "pid": 1, "bundle": str(tmp_path)})
+    answers = [{"ok": True, "name": "one", "waits": "memory"}] * 3 + [{"ok": True, "waits": ""}]
+    asked: list[object] = []
+
+    def ask(_path: str, request: dict[str, object], _deadline: float) -> dict[str, object]:
+        asked.append(request["op"])
+        return answers[len(asked) - 1]
+
+    monkeypatch.setattr(hook, "ask", ask)
+    monkeypatch.setattr(hook, "_LOOK_S", 0)
+    monkeypatch.setattr(sys, "argv", ["hook.py", "qgpud.sock"])
+    monkeypatch.setattr(sys, "stdin", io.StringIO(state))
+    assert hook.main() == 0
+    assert asked == ["container.bind", "pod.waits", "pod.waits", "pod.waits"]
+
+    monkeypatch.setattr(hook, "_ROOM_S", -1)
+    monkeypatch.setattr(sys, "stdin", io.StringIO(state))
+    asked.clear()
+    assert hook.main() == 1
 
 
 def test_hook_names_the_interpreter_that_runs_the_daemon(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from qgpu.errors import InvalidValueError, RefusedError
-from qgpu.model import ContainerPolicy, Grant, MayAsk, PodClass
+from qgpu.model import ContainerPolicy, Grant, PodClass, RequestBounds
 from qgpu.runtime import requested_limits
 from qgpu.runtime.requested_limits import wanted
 
@@ -40,7 +40,7 @@ UNTRIED = {
 }
 
 
-ANYTHING = ContainerPolicy(by_environment=MayAsk())
+ANYTHING = ContainerPolicy(by_environment=RequestBounds())
 
 
 def places(name, value):
@@ -167,7 +167,7 @@ def test_variables_that_are_not_heard_ask_for_nothing():
 )
 @pytest.mark.parametrize("place", ["annotation", "label"])
 def test_what_nobody_may_ask_for_is_refused_wherever_it_is_said(annotations, says, place):
-    policy = ContainerPolicy(MayAsk(frozenset({PodClass.OFFLINE}), 40, 2 * GIB))
+    policy = ContainerPolicy(RequestBounds(frozenset({PodClass.OFFLINE}), 40, 2 * GIB))
     with pytest.raises(RefusedError, match=says):
         wanted(*((annotations, {}) if place == "annotation" else ({}, annotations)), {}, policy)
     assert wanted({"qgpu.io/cores": "40", "qgpu.io/memory": "2GiB"}, {}, {}, policy).grant == Grant(
@@ -176,6 +176,6 @@ def test_what_nobody_may_ask_for_is_refused_wherever_it_is_said(annotations, say
 
 
 def test_what_nobody_may_ask_for_a_variable_may_not_either():
-    policy = ContainerPolicy(MayAsk(cores=20), MayAsk())
+    policy = ContainerPolicy(RequestBounds(cores=20), RequestBounds())
     with pytest.raises(RefusedError, match="20 %"):
         wanted({}, {}, {"QGPU_CORES": "30"}, policy)

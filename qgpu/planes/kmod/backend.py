@@ -12,13 +12,17 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+import structlog
+
 from qgpu.errors import BackendGoneError, RefusedError
 from qgpu.model import NS_PER_MS, Grant, OnIdle, Plan, PodPlan, PodSample, Sample, TsgSample
 from qgpu.model.preemptions import preemptions
 from qgpu.model.tsg_turns import all_at_once
 from qgpu.planes.kmod import DEVICE
-from qgpu.planes.kmod.device import CLASSES, Card, Device, grant_of, text_of, trouble_of
+from qgpu.planes.kmod.device import CLASSES, Card, Device, grant_of, missing_for_limits, text_of, trouble_of
 from qgpu.planes.kmod.uapi import NUMBERS, ffi
+
+_log = structlog.get_logger("kmod")
 
 #: A pod that ran nothing for this part of a turn, with its gate open, let the turn pass: moving gates takes the rest.
 _WHOLE = 0.75
@@ -82,6 +86,10 @@ class KmodBackend:
         #: By pod name, how many of its TSGs ran when any of them last did.
         self._ran_tsgs: dict[str, int] = {}
         self._sampled_ns = 0
+        #: Why the module refuses limits, as last logged.
+        self._missing = ""
+        #: Whether the module said so when it was last asked.
+        self._stalled = False
 
     @property
     def detailed(self) -> bool:
@@ -99,8 +107,16 @@ class KmodBackend:
 
     def sample(self) -> Sample:
         """Report what happened since the last call. Raises BackendGoneError while the module enforces nothing."""
-        if trouble := trouble_of(self._device.info()):
+        info = self._device.info()
+        if trouble := trouble_of(info):
             raise BackendGoneError(f"qgpu.ko: {trouble}")
+        if (missing := missing_for_limits(info)) != self._missing:
+            self._missing = missing
+            if missing:
+                _log.warning("limits are refused", pgpu=self._index, reason=missing)
+            else:
+                _log.warning("limits are granted again", pgpu=self._index)
+        self._tell_stall(bool(info.stalled >> self._card.number & 1))
         try:
             return self._sample()
         except OSError as error:
@@ -154,6 +170,13 @@ class KmodBackend:
         """Close the device; the module opens every gate."""
         self._device.close()
         self._meter.close()
+
+    def _tell_stall(self, stalled: bool) -> None:
+        if stalled and not self._stalled:
+            _log.warning("card stalled: gates move when the driver answers again", pgpu=self._index, pci=self._card.pci)
+        elif self._stalled and not stalled:
+            _log.info("the driver answers again", pgpu=self._index, pci=self._card.pci)
+        self._stalled = stalled
 
     def _tsgs(self, pod: int) -> list[TsgRef]:
         return [

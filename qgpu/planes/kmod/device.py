@@ -25,6 +25,21 @@ _STATES = {
     NUMBERS["QGPU_STATE_NO_RM_INTERFACE"]: "it cannot reach the driver; before 565, load qgpu_rm.ko too",
     NUMBERS["QGPU_STATE_OFF"]: "it is switched off; qgpuctl module on",
 }
+#: What limits need and the module lacks, and what to do; the first that holds is what the others follow from.
+_MISSING = {
+    NUMBERS["QGPU_MISSING_PROBES"]: (
+        "the kernel's probes do not work; they need /sys/kernel/debug/kprobes/enabled and kernel.ftrace_enabled at 1, "
+        "and a kernel with probes by ftrace (x86-64)"
+    ),
+    NUMBERS["QGPU_MISSING_SEAL"]: "calls are not sealed; dmesg names the driver's function that cannot be hooked",
+    NUMBERS["QGPU_MISSING_HELD"]: (
+        "memory that UVM holds is not counted; dmesg names the driver's function that cannot be hooked"
+    ),
+    NUMBERS["QGPU_MISSING_MANAGED"]: (
+        "managed memory is not bounded; dmesg names UVM's function that cannot be hooked, as when a live patch or a "
+        "BPF program holds it"
+    ),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +107,22 @@ class Device:
 def trouble_of(info: Any) -> str:
     """Return why a module that answers ``info`` enforces nothing; empty if it enforces."""
     return _STATES.get(info.state, "").format(driver=text_of(info.driver))
+
+
+def missing_for_limits(info: Any) -> str:
+    """Return why a module that answers ``info`` refuses limits now; empty if it grants them."""
+    return next((text for bit, text in _MISSING.items() if info.missing & bit), "")
+
+
+def card_of(device: Device, number: int) -> Card:
+    """Ask for a card. Raises OSError."""
+    gpu = device.call("GPU", gpu=number)
+    return Card(number, f"{gpu.domain:08x}:{gpu.bus:02x}:{gpu.slot:02x}.{gpu.function:x}", gpu.memory)
+
+
+def stalled_of(device: Device, info: Any) -> list[str]:
+    """Return the PCI addresses of the cards on which, as ``info`` says, the driver does not do what it is asked."""
+    return [card_of(device, number).pci for number in range(info.nr_gpus) if info.stalled >> number & 1]
 
 
 def grant_of(device: Device, pod: int, card: Card) -> Grant | None:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
+from qgpu.checkpoint.process_checkpointer import ProcessCheckpointer, check_driver
 from qgpu.errors import NotSupportedError, QgpuError, RefusedError, no_pod
 from qgpu.linux import cgroup
 from qgpu.model import Grant
-from qgpu.model.plane_api import Pgpu, PodInfo
+from qgpu.model.plane_api import CardLeftOut, Pgpu, PodInfo
 from qgpu.planes.kmod.backend import GpuTimeSource, KmodBackend
-from qgpu.planes.kmod.device import CLASSES, Card, Device, grant_of, text_of, trouble_of
+from qgpu.planes.kmod.device import CLASSES, Card, Device, card_of, grant_of, missing_for_limits, text_of, trouble_of
 from qgpu.planes.kmod.uapi import NUMBERS
 
 
@@ -20,7 +22,7 @@ class KmodHost:
     """The pGPUs and pods of this machine, through the module.
 
     ``meter`` makes a meter for a card; ``describe`` returns the cards' descriptions in the given order; ``used`` makes
-    a function that returns the fraction of time in which a card runs kernels.
+    a function that returns the fraction of time in which a card runs kernels. ``left_out`` lists cards not to share.
     """
 
     plane = "kmod"
@@ -30,6 +32,7 @@ class KmodHost:
         meter: Callable[[Card], GpuTimeSource],
         describe: Callable[[Sequence[Card]], Sequence[Pgpu]],
         used: Callable[[Pgpu], Callable[[], float | None]] = lambda _: lambda: None,
+        left_out: Callable[[], Sequence[CardLeftOut]] = tuple,
     ) -> None:
         self._device = Device()
         self._meter = meter
@@ -44,11 +47,18 @@ class KmodHost:
         #: The last known path of each cgroup id.
         self._paths: dict[int, str] = {}
         self._cards = sorted(map(self._card, range(info.nr_gpus)), key=lambda card: card.pci)
-        self._pgpus = list(describe(self._cards))
+        self._left_out = left_out()
+        there = {card.pci for card in self._left_out}
+        described = zip(self._cards, describe(self._cards), strict=True)
+        self._pgpus = {pgpu.index: pgpu for card, pgpu in described if card.pci not in there}
 
     def pgpus(self) -> Sequence[Pgpu]:
         """List the cards of this machine in PCI order."""
-        return self._pgpus
+        return list(self._pgpus.values())
+
+    def left_out(self) -> Sequence[CardLeftOut]:
+        """List the cards in MIG mode."""
+        return self._left_out
 
     def backend(self, pgpu: int) -> KmodBackend:
         """Open the backend of one pGPU."""
@@ -99,6 +109,10 @@ class KmodHost:
             os.close(fd)
         cgroup.bring(name, pid, self._path(self._pod(name)) or "")
 
+    def join(self, name: str, cgroups: Sequence[str]) -> None:  # noqa: ARG002 - the interface's
+        """Refuse: the module knows one cgroup for each pod. Raises NotSupportedError."""
+        raise NotSupportedError(f"pod {name}: on the kmod plane a pod has one cgroup; use seccomp")
+
     def left_behind(self) -> Mapping[int, int]:
         """Return nothing: on this plane a pod's memory is freed with the pod."""
         return {}
@@ -108,13 +122,17 @@ class KmodHost:
         self._device.call("POD_REMOVE", pod=self._pod(name).pod)
         cgroup.remove(name)
 
+    def checkpointer(self) -> ProcessCheckpointer:
+        """Open NVIDIA's checkpoints of processes. Raises NotSupportedError."""
+        check_driver(self.driver)
+        return ProcessCheckpointer(list(self._pgpus.values()))
+
     def close(self) -> None:
         """Close the device; the module keeps the pods for the next daemon."""
         self._device.close()
 
     def _card(self, number: int) -> Card:
-        gpu = self._device.call("GPU", gpu=number)
-        return Card(number, f"{gpu.domain:08x}:{gpu.bus:02x}:{gpu.slot:02x}.{gpu.function:x}", gpu.memory)
+        return card_of(self._device, number)
 
     def _pod(self, name: str) -> Any:
         for pod in self._device.each("POD_NEXT", "pod"):
@@ -135,6 +153,9 @@ class KmodHost:
                     latency_target_ns=grant.latency_target_ns or 0,
                 )
             except OSError as error:
+                if error.errno == errno.EOPNOTSUPP:
+                    why = missing_for_limits(self._device.info()) or "something was missing a moment ago; try again"
+                    raise RefusedError(f"pGPU {pgpu}: no limit can be enforced now: {why}") from error
                 raise QgpuError(f"pGPU {pgpu}: the module refused the grant: {error.strerror}") from error
 
     def _info(self, pod: Any, path: str | None) -> PodInfo:
@@ -165,6 +186,8 @@ def _trouble(pod: Any) -> str:
         said.append("it opened the GPU before it was a pod; that work is not limited")
     if pod.flags & NUMBERS["QGPU_POD_TAMPERED"]:
         said.append("it changed calls while they were checked")
+    if pod.flags & NUMBERS["QGPU_POD_UNCHECKED"]:
+        said.append("its calls were not checked for a time; it may hold more than its limit")
     if pod.refused_allocs:
         said.append(f"memory refused {pod.refused_allocs} times")
     if pod.refused_controls:

@@ -18,16 +18,18 @@ from typing import Any
 import structlog
 
 from qgpu import errors
-from qgpu.errors import AlreadyRunningError, BackendGoneError, QgpuError
+from qgpu.checkpoint.process_checkpointer import ProcessCheckpointer, check_driver
+from qgpu.errors import AlreadyRunningError, BackendGoneError, NoGpuError, QgpuError, UnknownNameError
 from qgpu.guardian.failover import emergency_open
 from qgpu.guardian.failover.handover import StateFds
 from qgpu.guardian.failover.journal import Journal
+from qgpu.guardian.rules import tools
 from qgpu.ipc.codec import grants_from, grants_to
 from qgpu.linux import cgroup, proc
 from qgpu.linux.seccomp_notify import is_listener
 from qgpu.model import Grant
-from qgpu.model.plane_api import Pgpu, PodInfo
-from qgpu.nvidia.nvml import Utilization, check_cards, describe
+from qgpu.model.plane_api import CardLeftOut, Pgpu, PodInfo
+from qgpu.nvidia.nvml import Utilization, cards_in_mig_mode, describe
 from qgpu.planes.seccomp.backend import SeccompBackend
 from qgpu.planes.seccomp.guardian_link import GuardianHangsError, GuardianLink, pidfd_of
 from qgpu.planes.seccomp.preflight import check_kernel, lock_host
@@ -62,7 +64,7 @@ class SeccompHost:
         self._standby = kept.standby
         self._listeners = kept.listeners
         check_kernel()
-        check_cards()
+        self._left_out = cards_in_mig_mode()
         self._host_lock = lock_host()
         self._link = self._find(kept.state)
         # a guardian whose daemon died at once has no listeners yet
@@ -78,7 +80,11 @@ class SeccompHost:
             _, fds = self._link.call("listener", listener=int(number))
             self._hold(int(number), pod, fds[0])
         self._standby = self._standby or self._prepare(self._state)
-        self._pgpus = describe((card["index"], card["pci"]) for card in self._link.hello["cards"])
+        left_out = {card.index for card in self._left_out}
+        cards = [(card["index"], card["pci"]) for card in self._link.hello["cards"]]
+        self._pgpus = {pgpu.index: pgpu for pgpu in describe(card for card in cards if card[0] not in left_out)}
+        if not self._pgpus:
+            raise NoGpuError("no NVIDIA card here that qgpu can share; its log says why")
 
     @property
     def driver(self) -> str:
@@ -92,7 +98,11 @@ class SeccompHost:
 
     def pgpus(self) -> Sequence[Pgpu]:
         """List the cards of this machine in PCI order."""
-        return self._pgpus
+        return list(self._pgpus.values())
+
+    def left_out(self) -> Sequence[CardLeftOut]:
+        """List the cards in MIG mode. The guardian's log names those that it cannot measure."""
+        return self._left_out
 
     def backend(self, pgpu: int) -> SeccompBackend:
         """Open the backend of one pGPU."""
@@ -110,14 +120,15 @@ class SeccompHost:
                 grants_from(pod["grants"]),
                 inside.pids,
                 {int(i): held for i, held in pod["memory"].items()},
-                "; ".join(f"{what} refused {n} times" for what, n in pod["refused"].items()),
+                "; ".join(_troubles(pod["refused"])),
                 pod["cgroup"],
                 sum(n for what, n in pod["refused"].items() if what.endswith(_OVER_LIMIT)),
                 sum(n for what, n in pod["refused"].items() if not what.endswith(_OVER_LIMIT)),
                 pod["alive"] or inside.alive,
+                tuple(pod.get("joined", ())),  # a guardian of an earlier version has none
             )
             for pod in self._call("pods")["pods"]
-            for inside in (cgroup.inside(pod["cgroup"]),)
+            for inside in (cgroup.inside(pod["cgroup"], *pod.get("joined", ())),)
         ]
 
     def left_behind(self) -> Mapping[int, int]:
@@ -133,8 +144,15 @@ class SeccompHost:
         """Change a pod's grants."""
         self._call("amend", name=name, grants=grants_to(grants))
 
+    def join(self, name: str, cgroups: Sequence[str]) -> None:
+        """Let exactly these containers' cgroups count to a pod besides its own."""
+        self._call("join", name=name, cgroups=list(cgroups))
+
     def attach(self, name: str, pid: int, fds: Sequence[int]) -> None:
-        """Bring a process and its listener into a pod; keep a copy of the listener. Raises QgpuError."""
+        """Bring a process and its listener into a pod; keep a copy of the listener. Raises QgpuError.
+
+        The same listener again changes nothing.
+        """
         if len(fds) != 1 or not is_listener(fds[0]):
             for fd in fds:
                 os.close(fd)
@@ -148,8 +166,14 @@ class SeccompHost:
             self._hold(answer["listener"], name, fds[0])
 
     def retire(self, name: str) -> None:
-        """Forget a pod and remove its cgroup."""
-        self._call("retire", name=name)
+        """Forget a pod and remove its cgroup. A guardian that forgot it and died before its answer did that too."""
+        with suppress(UnknownNameError):
+            self._call("retire", name=name)
+
+    def checkpointer(self) -> ProcessCheckpointer:
+        """Open NVIDIA's checkpoints of processes. Raises NotSupportedError."""
+        check_driver(self.driver)
+        return ProcessCheckpointer(list(self._pgpus.values()))
 
     def close(self) -> None:
         """Close everything; the guardian stays while there are pods."""
@@ -303,6 +327,11 @@ class SeccompHost:
             self._standby = self._prepare(self._state)
         except BackendGoneError as error:  # a new guardian then takes longer to start
             _log.warning("no standby guardian", error=str(error))
+
+
+def _troubles(refused: Mapping[str, int]) -> list[str]:
+    """Return what was refused, and what users of tools can do about it."""
+    return [*(f"{what} refused {n} times" for what, n in refused.items()), *tools.advice(refused)]
 
 
 def _kill(pidfd: int) -> None:

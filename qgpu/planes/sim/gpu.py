@@ -141,8 +141,18 @@ class SimGpu:
         self.changes += 1
         return tsg
 
+    def put_back(self, tsg: Tsg) -> None:
+        """Bring a process back that ``remove_tsg`` took off the card."""
+        pod = tsg.gate
+        assert isinstance(pod, SimPod)
+        pod.tsgs.append(tsg)
+        self._owner[tsg] = pod
+        self._seen_tsgs[tsg] = _Seen(tsg.run_ns, tsg.starts)
+        self.engine.add(tsg)
+        self.changes += 1
+
     def remove_tsg(self, tsg: Tsg) -> None:
-        """Remove a process that has ended."""
+        """Remove a process that has ended, or leaves the card for a while; its queued work is dropped."""
         pod = self._owner.pop(tsg)
         self.engine.remove(tsg)
         pod.tsgs.remove(tsg)

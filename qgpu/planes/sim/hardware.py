@@ -50,6 +50,10 @@ class Hardware:
     jitter_ns: int = 10 * NS_PER_US
     late_ns: int = 50 * NS_PER_US
 
+    #: What it takes to move a GiB of a suspended process to host memory, and back.
+    suspend_ns_per_gib: int = 550 * NS_PER_MS
+    resume_ns_per_gib: int = 200 * NS_PER_MS
+
     @property
     def switch_ns(self) -> int:
         """Return the cost of one switch, from the last useful work of one context to the first of the next."""

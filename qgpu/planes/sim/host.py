@@ -10,19 +10,22 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from qgpu.errors import BackendGoneError, RefusedError, UnknownNameError, no_pgpu, no_pod
+from qgpu.errors import BackendGoneError, CheckpointError, RefusedError, UnknownNameError, no_pgpu, no_pod
 from qgpu.linux import cgroup, proc
 from qgpu.load.spec import Workload
 from qgpu.model import NS_PER_S, Grant, Plan, Sample
-from qgpu.model.plane_api import Pgpu, PodInfo
+from qgpu.model.plane_api import CardLeftOut, Pgpu, PodInfo
+from qgpu.planes.sim.checkpointer import SimCheckpointer
 from qgpu.planes.sim.engine import EngineTimes
 from qgpu.planes.sim.gate_worker import GateWorker
 from qgpu.planes.sim.gpu import SimGpu
 from qgpu.planes.sim.hardware import H200, Hardware
+from qgpu.planes.sim.kept_pods import KeptPods
 from qgpu.planes.sim.load import Load, Progress
 
 #: The index of a process's start time among the fields of /proc/PID/stat behind its name.
@@ -133,7 +136,10 @@ class SimHost:
 
     plane = "sim"
 
-    def __init__(self, gpus: int = 1, clock: Clock = Clock.VIRTUAL, hardware: Hardware = H200) -> None:
+    def __init__(
+        self, gpus: int = 1, clock: Clock = Clock.VIRTUAL, hardware: Hardware = H200, kept: KeptPods | None = None
+    ) -> None:
+        """Make pGPUs, with the containers that are kept for them."""
         now_ns = time.monotonic_ns() if clock is Clock.REAL else 0
         cards = []
         for index in range(gpus):
@@ -146,6 +152,12 @@ class SimHost:
         self._started: dict[str, dict[int, str]] = {}
         self._loads: dict[int, tuple[_Card, Load]] = {}
         self._load_count = 0
+        self._kept = kept
+        with self._world.changed:
+            for pod in kept.read() if kept is not None else ():
+                if pod.grants.keys() <= set(range(gpus)):
+                    self._grant(pod.name, pod.grants)
+                    self._pods[pod.name] = pod
 
     def pgpus(self) -> Sequence[Pgpu]:
         """List the simulated pGPUs."""
@@ -159,6 +171,10 @@ class SimHost:
             for card in self._world.cards
         ]
 
+    def left_out(self) -> Sequence[CardLeftOut]:
+        """Return nothing: every simulated card is shared."""
+        return ()
+
     def backend(self, pgpu: int) -> SimBackend:
         """Open the backend of one pGPU. Raises UnknownNameError."""
         return SimBackend(self._world, self._card(pgpu))
@@ -167,7 +183,15 @@ class SimHost:
         """List the pods, each with its running processes."""
         with self._world.changed:
             inside = {name: self._inside(pod) for name, pod in self._pods.items()}
-            return [replace(pod, pids=inside[name].pids, alive=inside[name].alive) for name, pod in self._pods.items()]
+            held: dict[str, dict[int, int]] = {name: {} for name in self._pods}
+            for card, load in self._loads.values():
+                if load.memory and load.pod in held:
+                    of_pod = held[load.pod]
+                    of_pod[card.gpu.index] = of_pod.get(card.gpu.index, 0) + load.memory
+            return [
+                replace(pod, pids=inside[name].pids, memory=held[name], alive=inside[name].alive)
+                for name, pod in self._pods.items()
+            ]
 
     def admit(self, name: str, grants: Mapping[int, Grant], at: str = "") -> None:
         """Add a pod. Raises RefusedError if the name is taken, UnknownNameError for an unknown pGPU."""
@@ -176,6 +200,7 @@ class SimHost:
                 raise RefusedError(f"pod {name}: there is one of that name already")
             self._grant(name, grants)
             self._pods[name] = PodInfo(name, dict(grants), cgroup=at)
+            self._keep(at)
 
     def amend(self, name: str, grants: Mapping[int, Grant]) -> None:
         """Change a pod's grants.
@@ -191,6 +216,7 @@ class SimHost:
             for gone in set(pod.grants) - set(grants):
                 self._card(gone).gpu.remove_pod(name)
             self._pods[name] = replace(pod, grants=dict(grants))
+            self._keep(pod.cgroup)
 
     def attach(self, name: str, pid: int, fds: Sequence[int]) -> None:
         """Count a process as the pod's; ``start_load`` starts its work on the card."""
@@ -199,6 +225,11 @@ class SimHost:
         with self._world.changed:
             pod = self._pod(name)
             self._started[name] = {pid: _start_of(pid) or "" for pid in (*self._inside(pod).pids, pid)}
+
+    def join(self, name: str, cgroups: Sequence[str]) -> None:
+        """Let exactly these containers' cgroups count to a pod besides its own. Raises UnknownNameError."""
+        with self._world.changed:
+            self._pods[name] = replace(self._pod(name), joined=tuple(cgroups))
 
     def left_behind(self) -> Mapping[int, int]:
         """Return nothing: on this plane a pod's memory is freed with the pod."""
@@ -211,8 +242,9 @@ class SimHost:
                 card = self._card(pgpu)
                 self._world.catch_up(card)
                 card.gpu.remove_pod(name)
-            del self._pods[name]
+            at = self._pods.pop(name).cgroup
             self._started.pop(name, None)
+            self._keep(at)
             self._world.changed.notify_all()
 
     def close(self) -> None:
@@ -225,12 +257,13 @@ class SimHost:
     def start_load(self, pod: str, pgpu: int, workload: Workload) -> int:
         """Start a process of ``pod`` that runs ``workload``, and return its number.
 
-        Raises UnknownNameError for an unknown pod or pGPU, RefusedError if the pod has no grant there.
+        Raises UnknownNameError for an unknown pod or pGPU, RefusedError if the pod has no grant or no memory there.
         """
         with self._world.changed:
             info, card = self._pod(pod), self._card(pgpu)
             if pgpu not in info.grants:
                 raise RefusedError(f"pod {pod}: it was granted nothing on pGPU {pgpu}")
+            self._check_memory(card, info, workload.memory)
             self._world.catch_up(card)
             self._load_count += 1
             load = Load(card.gpu, pod, workload, seed=f"{pod}/{self._load_count}")
@@ -262,9 +295,55 @@ class SimHost:
             self._world.catch_up(card)
             return card.gpu.engine.times
 
+    def checkpointer(self) -> SimCheckpointer:
+        """Return what takes loads off the card."""
+        return SimCheckpointer(self)
+
+    def loads_of(self, pod: str) -> list[int]:
+        """List the loads of a pod that have not ended."""
+        with self._world.changed:
+            return [number for number, (_, load) in self._loads.items() if load.pod == pod and not load.done]
+
+    def free_memory(self, pgpu: int) -> int:
+        """Return how many bytes of a pGPU no load holds. Raises UnknownNameError."""
+        with self._world.changed:
+            return self._hardware.memory - self._held(self._card(pgpu))
+
+    @contextmanager
+    def at_load(self, number: int) -> Iterator[Load]:
+        """Give a load in the present, for what changes it. Raises UnknownNameError."""
+        with self._world.changed:
+            card, load = self._load(number)
+            self._world.catch_up(card)
+            yield load
+            card.gates.refresh()
+            self._world.changed.notify_all()
+
+    def move_load(self, number: int, moves: Mapping[str, str]) -> None:
+        """Let a load that is off its card come back on another, by UUIDs. Raises CheckpointError, UnknownNameError."""
+        uuids = {pgpu.uuid: pgpu.index for pgpu in self.pgpus()}
+        with self._world.changed:
+            card, load = self._load(number)
+            target = self._card(uuids[moves.get(self.pgpus()[card.gpu.index].uuid, self.pgpus()[card.gpu.index].uuid)])
+            if load.pod not in target.gpu.pods:
+                raise CheckpointError(f"pod {load.pod}: it has no grant on pGPU {target.gpu.index}")
+            self._world.catch_up(target)
+            load.move(target.gpu)
+            self._loads[number] = (target, load)
+
+    def pass_time(self, duration_ns: int) -> None:
+        """Let an operation of the host take its time; none in virtual time, which only ``wait`` advances."""
+        if self._world.clock is Clock.REAL:
+            time.sleep(duration_ns / NS_PER_S)
+
     def call_at(self, pgpu: int, when_ns: int, call: Callable[[], None]) -> None:
         """Schedule ``call`` at a time on a pGPU's clock, for scenarios."""
         self._card(pgpu).gpu.at(when_ns, call)
+
+    def _keep(self, at: str) -> None:
+        """Keep the pods for the next daemon, if the one that has changed has a cgroup."""
+        if self._kept is not None and at:
+            self._kept.write(self._pods.values())
 
     def _grant(self, name: str, grants: Mapping[int, Grant]) -> None:
         cards = [(self._card(pgpu), grant) for pgpu, grant in grants.items()]
@@ -273,6 +352,17 @@ class SimHost:
             card.gpu.add_pod(name, grant)
             card.gates.refresh()
         self._world.changed.notify_all()
+
+    def _held(self, card: _Card, pod: str | None = None) -> int:
+        """Add up what the loads of a card hold, or those of one pod."""
+        return sum(load.memory for at, load in self._loads.values() if at is card and pod in (None, load.pod))
+
+    def _check_memory(self, card: _Card, pod: PodInfo, size: int) -> None:
+        index, limit = card.gpu.index, pod.grants[card.gpu.index].memory
+        if size and limit is not None and self._held(card, pod.name) + size > limit:
+            raise RefusedError(f"pod {pod.name}: memory limit of {limit} bytes on pGPU {index}: {size} more do not fit")
+        if size and self._held(card) + size > self._hardware.memory:
+            raise RefusedError(f"pod {pod.name}: pGPU {index} is out of memory: {size} bytes more do not fit")
 
     def _card(self, pgpu: int) -> _Card:
         if not 0 <= pgpu < len(self._world.cards):
@@ -286,10 +376,10 @@ class SimHost:
 
     def _inside(self, pod: PodInfo) -> cgroup.CgroupMembers:
         """List a pod's running processes: those attached, or those of its cgroup."""
-        if pod.cgroup:
-            return cgroup.inside(pod.cgroup)
-        started = self._started.get(pod.name, {}).items()
-        return cgroup.CgroupMembers(tuple(pid for pid, start in started if start and _start_of(pid) in (start, None)))
+        started = self._started.get(pod.name, {}).items() if not pod.cgroup else ()
+        attached = tuple(pid for pid, start in started if start and _start_of(pid) in (start, None))
+        found = cgroup.inside(*pod.cgroups)
+        return cgroup.CgroupMembers(tuple(dict.fromkeys((*attached, *found.pids))), found.alive)
 
     def _load(self, number: int) -> tuple[_Card, Load]:
         if number not in self._loads:

@@ -7,11 +7,13 @@ work. Kernels and latencies count from the end of the warm-up.
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
 from qgpu.load.spec import Workload
 from qgpu.model import NS_PER_S, NS_PER_US
+from qgpu.model.checkpointer import ProcessState
 from qgpu.planes.sim.engine import FOREVER_NS
 from qgpu.planes.sim.gpu import SimGpu
 
@@ -53,6 +55,9 @@ class Load:
         self._traced = 0
         self._latencies_us: list[float] = []
         self._ended_ns: int | None = None
+        #: While it is locked: what its host would have done meanwhile, and once it is off the card, its queued work.
+        self._held: list[Callable[[], None]] | None = None
+        self._queued: tuple[int, ...] | None = None
         gpu.at(self._warm_ns, self._warm)
         if workload.duration_s:
             gpu.at(self._warm_ns + round(workload.duration_s * NS_PER_S), self.stop)
@@ -84,11 +89,66 @@ class Load:
         """Return how many kernels are done since the warm-up."""
         return self._traced if self.workload.trace else self.useful_ns // self._kernel_ns
 
+    @property
+    def pgpu(self) -> int:
+        """Return the number of its pGPU."""
+        return self._gpu.index
+
+    @property
+    def state(self) -> ProcessState:
+        """Return its state in the driver."""
+        if self._held is None:
+            return ProcessState.RUNNING
+        return ProcessState.LOCKED if self._queued is None else ProcessState.CHECKPOINTED
+
+    @property
+    def memory(self) -> int:
+        """Return the bytes of the card that it holds now."""
+        return 0 if self.done or self._queued is not None else self.workload.memory
+
+    def lock(self) -> None:
+        """Hold its launches."""
+        if self._held is None:
+            self._held = []
+
+    def checkpoint(self) -> None:
+        """Take it off the card while it is locked. What a real card would finish first is finished afterwards."""
+        if self._queued is None and not self.done:
+            self._queued = (self._tsg.left_ns, *self._tsg.queue) if self._tsg.left_ns else ()
+            self._gpu.remove_tsg(self._tsg)
+
+    def move(self, gpu: SimGpu) -> None:
+        """Let it come back on another pGPU, where its pod has a grant, while it is off its own."""
+        if self._queued is not None:
+            self._gpu = gpu
+            self._tsg.gate = gpu.pods[self.pod]
+
+    def restore(self) -> None:
+        """Put it back, locked."""
+        if self._queued is not None and not self.done:
+            self._gpu.put_back(self._tsg)
+            for work_ns in self._queued:
+                self._tsg.launch(work_ns)
+            self._queued = None
+
+    def unlock(self) -> None:
+        """Let it go on with what it would have done meanwhile."""
+        held, self._held = self._held or [], None
+        for call in held:
+            self._gpu.at(self._gpu.now_ns, call)
+
     def stop(self) -> None:
         """End the process and drop its queued work. Safe to call twice."""
         if self._ended_ns is None:
             self._ended_ns = self._gpu.now_ns
-            self._gpu.remove_tsg(self._tsg)
+            if self._queued is None:
+                self._gpu.remove_tsg(self._tsg)
+
+    def _wait(self, call: Callable[[], None]) -> bool:
+        """Keep ``call`` for later while the process is locked; tell whether it is."""
+        if self._held is not None:
+            self._held.append(call)
+        return self._held is not None
 
     def _begin(self) -> None:
         load = self.workload
@@ -103,7 +163,7 @@ class Load:
 
     def _warm(self) -> None:
         """Start counting; a flood with a count of kernels gets its length here."""
-        if self._ended_ns is not None:
+        if self._ended_ns is not None or self._wait(self._warm):
             return
         self._useful_before_ns = self._tsg.useful_ns
         self._latencies_us.clear()
@@ -112,6 +172,8 @@ class Load:
             self._tsg.left_ns = self.workload.count * self._kernel_ns
 
     def _next_batch(self) -> None:
+        if self._wait(self._next_batch):
+            return
         load = self.workload
         kernels = min(load.batch, load.count - self._launched) if load.count else load.batch
         self._launched += kernels
@@ -124,20 +186,20 @@ class Load:
 
     def _launch_one(self, left: int) -> None:
         """Launch one kernel after the other without waiting for the card; the host waits only for the last."""
-        if self._ended_ns is not None:
+        if self._ended_ns is not None or self._wait(partial(self._launch_one, left)):
             return
         self._gpu.at(self._gpu.now_ns + self._gpu.hardware.launch_ns, partial(self._arrive, self._kernel_ns))
         if left > 1:
             self._gpu.at(self._gpu.now_ns + self._launch_each_ns, partial(self._launch_one, left - 1))
 
     def _launch(self, work_ns: int) -> None:
-        if self._ended_ns is not None:
+        if self._ended_ns is not None or self._wait(partial(self._launch, work_ns)):
             return
         self._launched_ns.append(self._gpu.now_ns)
         self._gpu.at(self._gpu.now_ns + self._gpu.hardware.launch_ns, partial(self._arrive, work_ns))
 
     def _arrive(self, work_ns: int) -> None:
-        if self._ended_ns is None:
+        if self._ended_ns is None and not self._wait(partial(self._arrive, work_ns)):
             self._tsg.launch(work_ns)
 
     def _finished(self, now_ns: int) -> None:
@@ -151,7 +213,7 @@ class Load:
     def _seen(self) -> None:
         """Let the host notice that its oldest launch is done, and continue."""
         load, now_ns = self.workload, self._gpu.now_ns
-        if self._ended_ns is not None:
+        if self._ended_ns is not None or self._wait(self._seen):
             return
         if self._launched_ns:
             launched_ns = self._launched_ns.pop(0)

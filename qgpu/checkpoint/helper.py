@@ -1,0 +1,97 @@
+"""The parent's side of the helper process: starts it, asks it, and kills it if it hangs."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from typing import Any
+
+from qgpu import errors
+from qgpu.errors import CheckpointError
+
+
+class HelperLostError(CheckpointError):
+    """The helper hung or died in a call; what it asked the driver for may still happen."""
+
+
+class Helper:
+    """One helper process, started by the first call. One thread uses it; ``close`` may come from another."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._closed = False
+
+    @property
+    def pid(self) -> int:
+        """The helper's pid; 0 if none runs."""
+        return 0 if self._process is None else self._process.pid
+
+    def call(self, name: str, limit_s: float, **arguments: Any) -> dict[str, Any]:
+        """Make one call and return its answer. Raises the driver's error, or HelperLostError after ``limit_s``."""
+        if self._closed:
+            raise HelperLostError(f"{name}: the helper was told to end")
+        process = self._process = self._process or _started()
+        assert process.stdin is not None
+        try:
+            process.stdin.write(json.dumps({"call": name, **arguments}).encode() + b"\n")
+            process.stdin.flush()
+            line = self._line(process, time.monotonic() + limit_s)
+        except OSError as error:
+            line, why = b"", error.strerror
+        else:
+            why = "it died" if process.poll() is not None else f"no answer within {limit_s:.0f} s"
+        if not line.endswith(b"\n"):
+            self._end()
+            raise HelperLostError(f"{name}: the helper process was lost: {why}")
+        answer: dict[str, Any] = json.loads(line)
+        if not answer["ok"]:
+            raise errors.from_code(answer["code"], answer["error"])
+        return answer
+
+    def close(self) -> None:
+        """End the helper."""
+        self._closed = True
+        self._end()
+
+    @staticmethod
+    def _line(process: subprocess.Popen[bytes], deadline: float) -> bytes:
+        assert process.stdout is not None
+        line, poller = b"", select.poll()
+        poller.register(process.stdout, select.POLLIN)
+        while not line.endswith(b"\n") and poller.poll(max(0, deadline - time.monotonic()) * 1000):
+            if not (more := os.read(process.stdout.fileno(), 1 << 16)):
+                process.wait()
+                break
+            line += more
+        return line
+
+    def _end(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.wait()
+            for pipe in (process.stdin, process.stdout):
+                with suppress(OSError):
+                    assert pipe is not None
+                    pipe.close()
+
+
+def _started() -> subprocess.Popen[bytes]:
+    """Start a helper in a session of its own, so that a signal to ours does not end it. Raises CheckpointError."""
+    try:
+        return subprocess.Popen(
+            [sys.executable, "-m", "qgpu.checkpoint"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+            cwd="/",
+        )
+    except OSError as error:  # no memory or processes are available
+        raise CheckpointError(
+            f"the helper process cannot be started: {error.strerror}; see the host's limits"
+        ) from error

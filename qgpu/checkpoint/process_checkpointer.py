@@ -1,0 +1,158 @@
+"""Checkpoints of real processes: which of a pod's use a card, whether they can be taken off, and the calls themselves.
+
+Both planes on real cards use it. The calls are made in a helper process of this object's own.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from qgpu.checkpoint import host_memory
+from qgpu.checkpoint.cuda_checkpoint import FIRST_BRANCH
+from qgpu.checkpoint.helper import Helper
+from qgpu.errors import CheckpointError, NotSupportedError, RefusedError
+from qgpu.guardian.accounting import managed_memory
+from qgpu.linux import proc
+from qgpu.model.checkpointer import GpuProcess, ProcessState
+from qgpu.model.plane_api import Pgpu, PodInfo
+from qgpu.nvidia import abi, nvml, versions
+
+#: A CUDA context maps a block in the way of managed memory, for semaphores. A process with up to this many is left to
+#: the driver, which refuses it if it uses managed memory.
+_FEW_BLOCKS = 8
+#: How the names of MPS's own processes begin.
+_MPS = "nvidia-cuda-mps"
+#: How many of a process's descriptors are looked at.
+_MOST_FILES = 1024
+#: How long a call may take: about ten times what an H200 took, for a process as large as its card.
+_CALL_S, _LONG_CALL_S = 20.0, 900.0
+#: What Lock may take beyond its own limit.
+_SLACK_S = 10.0
+#: The index of a process's start time among the fields of /proc/PID/stat behind its name.
+_STARTED = 19
+
+
+class ProcessCheckpointer:
+    """The driver's checkpoints on this machine; opened for one operation, used by one thread."""
+
+    def __init__(
+        self,
+        pgpus: Sequence[Pgpu],
+        on_card: Callable[[str], Iterable[int]] = nvml.processes,
+        mps_clients: Callable[[str], Iterable[int]] = nvml.mps_clients,
+        free: Callable[[str], int] = nvml.free_memory,
+    ) -> None:
+        self._uuids = {pgpu.index: pgpu.uuid for pgpu in pgpus}
+        self._on_card, self._mps_clients, self._free = on_card, mps_clients, free
+        self.helper = Helper()
+
+    def processes(self, pod: PodInfo) -> Sequence[GpuProcess]:
+        """Return the pod's processes with a context on any card."""
+        mine = set(pod.pids)
+        clients = {pid for uuid in self._uuids.values() for pid in self._mps_clients(uuid)} & mine
+        for pid in sorted(clients | {pid for pid in mine if proc.name(pid).startswith(_MPS)}):
+            raise RefusedError(f"pod {pod.name}: process {pid} uses MPS, which the driver cannot suspend; end it first")
+        using = {pid for uuid in self._uuids.values() for pid in self._on_card(uuid)} & mine
+        found = _named(using) or [each for each in _named(filter(_has_card, mine)) if self._uses_cuda(each)]
+        for each in found:
+            if _mapped_blocks(each.pid) > _FEW_BLOCKS:
+                raise RefusedError(
+                    f"pod {pod.name}: process {each.pid} uses managed memory, which the driver cannot suspend; "
+                    "end it first"
+                )
+        return found
+
+    def _uses_cuda(self, process: GpuProcess) -> bool:
+        """Ask the driver about a process that NVML does not name: it may be a child with inherited files only.
+
+        NVML names none in another PID namespace than the driver's.
+        """
+        try:
+            return self.state(process) is not None
+        except CheckpointError:
+            return False
+
+    def alive(self, process: GpuProcess) -> bool:
+        """Look at its start time."""
+        return started_at(process.pid) == process.started
+
+    def check_host_memory(self, pod: PodInfo, beside: int) -> None:
+        """Check host memory and the limits of the pod's cgroup."""
+        host_memory.check(pod.name, sum(pod.memory.values()), beside, pod.cgroup)
+
+    def host_room(self) -> int | None:
+        """Return what the kernel calls available, less what stays free."""
+        return host_memory.free()
+
+    def free_memory(self, pgpu: int) -> int:
+        """Ask NVML."""
+        return self._free(self._uuids[pgpu])
+
+    def state(self, process: GpuProcess) -> ProcessState | None:
+        """Ask the driver."""
+        if not self.alive(process):
+            return None
+        try:
+            return ProcessState(self.helper.call("state", _CALL_S, pid=process.pid)["state"])
+        except CheckpointError:
+            if not self.alive(process):
+                return None
+            raise
+
+    def lock(self, process: GpuProcess, timeout_ms: int) -> None:
+        """Hold its calls and wait for its work."""
+        self.helper.call("lock", timeout_ms / 1000 + _SLACK_S, pid=process.pid, timeout_ms=timeout_ms)
+
+    def checkpoint(self, process: GpuProcess) -> None:
+        """Take it off."""
+        self.helper.call("checkpoint", _LONG_CALL_S, pid=process.pid)
+
+    def restore(self, process: GpuProcess, moves: Mapping[str, str]) -> None:
+        """Put it back."""
+        every = {uuid: uuid for uuid in self._uuids.values()} if moves else {}  # the driver asks for all cards
+        back = {after: before for before, after in moves.items()}
+        self.helper.call("restore", _LONG_CALL_S, pid=process.pid, moves=every | back | dict(moves))
+
+    def unlock(self, process: GpuProcess) -> None:
+        """Let it go on."""
+        self.helper.call("unlock", _CALL_S, pid=process.pid)
+
+    def close(self) -> None:
+        """End the helper."""
+        self.helper.close()
+
+
+def _named(pids: Iterable[int]) -> list[GpuProcess]:
+    return [GpuProcess(pid, started) for pid in sorted(pids) if (started := started_at(pid))]
+
+
+def _has_card(pid: int) -> bool:
+    """Tell whether a process has a card's device file open."""
+    return any(
+        os.major(number) == abi.NV_MAJOR and os.minor(number) != abi.NV_CONTROL_MINOR
+        for _, number in proc.devices(pid, _MOST_FILES)
+    )
+
+
+def _mapped_blocks(pid: int) -> int:
+    """Count the blocks of address space that could be managed memory."""
+    areas = managed_memory.areas(proc.maps(pid))
+    return sum(-(-(end - start) // managed_memory.BLOCK) for start, end in areas)
+
+
+def check_driver(version: str) -> None:
+    """Raise NotSupportedError if this driver's branch cannot suspend processes."""
+    if versions.find(version).major < FIRST_BRANCH:
+        raise NotSupportedError(
+            f"NVIDIA driver {version}: it cannot suspend processes; install branch {FIRST_BRANCH} or newer"
+        )
+
+
+def started_at(pid: int) -> str:
+    """Return a process's start time in clock ticks; empty if it has ended."""
+    try:
+        fields = proc.stat(pid)
+    except OSError:
+        return ""
+    return fields[_STARTED] if fields and fields[0] not in "ZX" else ""

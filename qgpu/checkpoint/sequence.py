@@ -1,0 +1,135 @@
+"""The order in which the processes of one pod leave their cards and come back: all of them, or none.
+
+All are locked before the first is taken off, so that none of them waits for another one's work half way. The truth is
+the driver's state of each process; nothing here remembers any. So each function may follow another one that was cut
+off, in this daemon or an earlier one.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from qgpu.checkpoint.helper import HelperLostError
+from qgpu.errors import CheckpointError, QgpuError
+from qgpu.model.checkpointer import Checkpointer, GpuProcess, ProcessState
+
+_NONE_MOVED: Mapping[str, str] = {}
+#: How often a process is looked at again while a call that was cut off may still take effect.
+_LOOK_S = 0.1
+
+
+def suspend(driver: Checkpointer, processes: Sequence[GpuProcess], lock_ms: int, late_s: float) -> None:
+    """Take all processes off their cards; on an error all run again, and CheckpointError says which and why.
+
+    ``lock_ms`` is how long a process's work may take to end. ``late_s`` is how long after it was cut off a call may
+    still take effect.
+    """
+    at = processes[0]
+    try:
+        for at in processes:
+            if driver.state(at) is ProcessState.RUNNING:
+                driver.lock(at, lock_ms)
+        for at in processes:
+            if driver.state(at) is ProcessState.LOCKED:
+                driver.checkpoint(at)
+    except QgpuError as error:
+        if not (lost := isinstance(error, HelperLostError)) and driver.state(at) is None:  # it ended: the rest may go
+            suspend(driver, [each for each in processes if each != at] or [at], lock_ms, late_s)
+            return
+        run_all(driver, processes, late_s if lost else 0.0)
+        raise CheckpointError(f"process {at.pid}: {error}") from error
+
+
+def resume(
+    driver: Checkpointer, processes: Sequence[GpuProcess], late_s: float, moves: Mapping[str, str] = _NONE_MOVED
+) -> None:
+    """Put all processes back and let them go on; on an error none is on a card, and CheckpointError says why."""
+    at = processes[0]
+    try:
+        for at in processes:
+            if driver.state(at) is ProcessState.CHECKPOINTED:
+                driver.restore(at, moves)
+    except QgpuError as error:
+        _take_off(driver, processes, late_s if isinstance(error, HelperLostError) else 0.0)
+        raise CheckpointError(f"process {at.pid}: {error}") from error
+    run_all(driver, processes, 0.0, moves)
+
+
+def settle(
+    driver: Checkpointer,
+    processes: Sequence[GpuProcess],
+    late_s: float,
+    moves: Mapping[str, str] = _NONE_MOVED,
+    *,
+    resuming: bool,
+) -> bool:
+    """Finish what was cut off: tell whether all processes are off their cards; if not, let all run.
+
+    ``resuming`` says that a call that puts one back may be among what still takes effect; ``moves`` is where to.
+    """
+    deadline = time.monotonic() + (late_s if resuming else 0.0)
+    while _all_off(driver, processes):
+        if time.monotonic() >= deadline:
+            return True
+        time.sleep(_LOOK_S)
+    run_all(driver, processes, late_s, moves if resuming else _NONE_MOVED)
+    return False
+
+
+def _all_off(driver: Checkpointer, processes: Sequence[GpuProcess]) -> bool:
+    found = {driver.state(each) for each in processes} - {None, ProcessState.FAILED}
+    return found == {ProcessState.CHECKPOINTED}
+
+
+def run_all(
+    driver: Checkpointer, processes: Sequence[GpuProcess], late_s: float, moves: Mapping[str, str] = _NONE_MOVED
+) -> None:
+    """Put back and unlock all processes. Raises CheckpointError if one of them does not run in the end."""
+
+    def put_back(each: GpuProcess) -> None:
+        if driver.state(each) is ProcessState.CHECKPOINTED:
+            driver.restore(each, moves)
+
+    def let_go(each: GpuProcess) -> None:
+        if driver.state(each) is ProcessState.LOCKED:
+            driver.unlock(each)
+
+    _repeat(driver, processes, (put_back, let_go), ProcessState.RUNNING, late_s)
+
+
+def _take_off(driver: Checkpointer, processes: Sequence[GpuProcess], late_s: float) -> None:
+    """Take those processes off again that are back already, and still locked."""
+
+    def take_off(each: GpuProcess) -> None:
+        if driver.state(each) is ProcessState.LOCKED:
+            driver.checkpoint(each)
+
+    _repeat(driver, processes, (take_off,), ProcessState.CHECKPOINTED, late_s)
+
+
+def _repeat(
+    driver: Checkpointer,
+    processes: Sequence[GpuProcess],
+    steps: Sequence[Callable[[GpuProcess], None]],
+    wanted: ProcessState,
+    late_s: float,
+) -> None:
+    """Do each step with every process, until ``late_s`` have passed, at least once; then all must be as wanted."""
+    deadline = time.monotonic() + late_s
+    while True:
+        trouble: QgpuError | None = None
+        for step in steps:
+            for each in processes:
+                try:
+                    step(each)
+                except QgpuError as error:  # it has just ended, or is in the middle of a call that was cut off
+                    trouble = error
+        if time.monotonic() >= deadline:
+            break
+        time.sleep(_LOOK_S)
+    for each in processes:  # one that failed in the driver stays so; what the driver said of it was raised before
+        if (state := driver.state(each)) not in (wanted, ProcessState.FAILED, None):
+            raise CheckpointError(
+                f"process {each.pid} is {state}, not {wanted}: {trouble or 'the driver says no more'}"
+            )

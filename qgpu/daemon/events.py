@@ -1,0 +1,164 @@
+"""The record of changes: who changed which policy or grant when, from what to what. It outlives the daemon.
+
+A file of JSON lines in the state directory, and the log. A change of settings is recorded before it is made, and is not
+made if it cannot be. The file is bounded by its predecessor: when it is full, it takes that one's place.
+"""
+
+from __future__ import annotations
+
+import errno
+import heapq
+import json
+import os
+import threading
+from collections import deque
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from qgpu.daemon import caller
+from qgpu.daemon.request_args import Arguments
+from qgpu.errors import InvalidValueError, QgpuError
+from qgpu.ipc.control_socket import Session
+
+_log = structlog.get_logger("events")
+
+#: How many events a file takes, and so how many of its kind are known at least, once there were as many.
+FULL = 1000
+#: The records: of settings, and of pods and claims, which come and go so often that they would displace the others.
+_SETTINGS, _PODS = "events", "events-of-pods"
+
+
+class Events:
+    """The record of one state directory; without a directory it ends with the daemon."""
+
+    def __init__(self, directory: Path | None) -> None:
+        self._settings, self._pods = _Record(directory, _SETTINGS), _Record(directory, _PODS)
+        self._kept = directory is not None
+
+    @contextmanager
+    def changing(
+        self, session: Session, what: str, on: Mapping[str, Any], old: Mapping[str, Any], new: Mapping[str, Any]
+    ) -> Iterator[dict[str, Any]]:
+        """Record a change of settings before the block makes it; if the block fails, record that, too.
+
+        Yields who makes it. Raises QgpuError, before the block, if the change cannot be recorded.
+        """
+        who = caller.of(session)
+        event = {"what": what, **on, "by": who, "old": dict(old), "new": dict(new)}
+        try:
+            self._settings.append(event, safely=True)
+        except OSError as error:
+            raise QgpuError(
+                f"{self._settings.file}: {error.strerror}; nothing was changed, because it could not be recorded; "
+                "free some space there"
+            ) from error
+        try:
+            yield who
+        except BaseException as error:
+            self._settings.note(event | {"failed": str(error)})
+            raise
+
+    def switched(self, session: Session, what: str) -> None:
+        """Record a change of settings that was made elsewhere."""
+        self._settings.note({"what": what, "by": caller.of(session)})
+
+    def happened(self, session: Session, what: str, on: Mapping[str, Any]) -> None:
+        """Record what became of a pod or claim. If that is impossible, only the log says so: pods must run anyway."""
+        self._pods.note({"what": what, **on, "by": caller.of(session)})
+
+    def decided(self, what: str, on: Mapping[str, Any]) -> None:
+        """Record what the daemon itself did with a pod."""
+        self._pods.note({"what": what, **on, "by": {"uid": os.getuid(), "pid": os.getpid(), "program": "qgpud"}})
+
+    def listed(self, _session: Session, arguments: Arguments, _fds: list[int]) -> dict[str, Any]:
+        """Return the last events, the latest last: ``count`` of them at most, or only those of ``settings``."""
+        count = arguments.get("count", int) or FULL
+        if not 1 <= count <= FULL:
+            raise InvalidValueError(f"events: count {count}: 1 to {FULL} at a time")
+        records = (self._settings,) if arguments.get("settings", bool) else (self._settings, self._pods)
+        found = heapq.merge(*(record.latest() for record in records), key=lambda event: str(event.get("at")))
+        return {"events": list(found)[-count:], "kept": self._kept}
+
+
+class _Record:
+    """Events of one kind: the latest ones, and their files."""
+
+    def __init__(self, directory: Path | None, name: str) -> None:
+        self._lock = threading.Lock()
+        self._events: deque[dict[str, Any]] = deque(maxlen=2 * FULL)
+        self._lines = 0
+        self.file = None if directory is None else directory / f"{name}.jsonl"
+        self._before = None if directory is None else directory / f"{name}.1.jsonl"
+        for file in (self._before, self.file):
+            if file is not None:
+                found = _read(file)
+                self._events.extend(found)
+                self._lines = len(found)
+
+    def latest(self) -> list[dict[str, Any]]:
+        """Return the events that are known."""
+        with self._lock:
+            return list(self._events)
+
+    def note(self, event: dict[str, Any]) -> None:
+        """Append an event; a failure is only logged."""
+        try:
+            self.append(event, safely=False)
+        except OSError as error:
+            _log.error("event not recorded", file=str(self.file), reason=error.strerror)
+
+    def append(self, event: dict[str, Any], *, safely: bool) -> None:
+        """Write an event; ``safely``: it survives a crash of the host. Raises OSError; the file is then as before."""
+        event = {"at": datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"), **event}
+        with self._lock:
+            if self.file is not None and self._before is not None:
+                if self._lines >= FULL:
+                    os.replace(self.file, self._before)
+                    self._lines = 0
+                _write(self.file, json.dumps(event) + "\n", safely=safely)
+                self._lines += 1
+            self._events.append(event)
+        _log.info(event["what"], **{key: value for key, value in event.items() if key not in ("at", "what")})
+
+
+def _write(path: Path, line: str, *, safely: bool) -> None:
+    """Append a line, or leave the file as it is. Raises OSError."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    try:
+        size, data = os.fstat(fd).st_size, line.encode()
+        if size and os.pread(fd, 1, size - 1) != b"\n":  # a crash left half a line
+            data = b"\n" + data
+        try:
+            if os.write(fd, data) < len(data):  # the disk took a part
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            if safely:
+                os.fsync(fd)
+        except OSError:
+            with suppress(OSError):
+                os.ftruncate(fd, size)
+            raise
+    finally:
+        os.close(fd)
+
+
+def _read(path: Path) -> list[dict[str, Any]]:
+    """Return the events of a file. Lines that are no events, as after a crash, are left out."""
+    try:
+        lines = path.read_text(errors="replace").splitlines() if path.is_file() else []
+    except OSError as error:
+        _log.error("events not read", file=str(path), reason=error.strerror)
+        return []
+    found = []
+    for line in lines[-FULL:]:
+        try:
+            event = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(event, dict) and isinstance(event.get("what"), str) and isinstance(event.get("by"), dict):
+            found.append(event)
+    return found

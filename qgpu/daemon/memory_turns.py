@@ -1,0 +1,308 @@
+"""Carries memory turns out: looks at every overcommitted pGPU, and lets pods yield and come back as the policy decides.
+
+It runs in a thread of its own, once a second and when told. ``qgpu/policies/memory_turns.py`` decides,
+``suspensions.py`` moves. A pod that cannot be moved runs on, and is tried again later and later. A daemon that starts
+finds who yielded in the file of suspensions, and takes all other pods for ones that have begun.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import structlog
+
+from qgpu import units
+from qgpu.admission import Yielding
+from qgpu.daemon.events import Events
+from qgpu.daemon.gpu_loop import GpuLoop
+from qgpu.daemon.pods import Pods
+from qgpu.daemon.suspensions import Suspensions
+from qgpu.errors import QgpuError
+from qgpu.model import NS_PER_S, PodClass
+from qgpu.model.plane_api import PodInfo
+from qgpu.model.suspension import Residency
+from qgpu.policies import memory_turns
+from qgpu.policies.memory_turns import Moves, Place, PodMemory
+
+_log = structlog.get_logger("memory_turns")
+
+_TICK_S = 1.0
+#: A pod that could not be moved is tried again after this long, then after twice that, and so on.
+_RETRY_NS, _MOST_RETRY_NS = 10 * NS_PER_S, 600 * NS_PER_S
+_PLACES = {
+    Residency.RUNNING: Place.ON,
+    Residency.SUSPENDED: Place.OFF,
+    Residency.SUSPENDING: Place.LEAVING,
+    Residency.RESUMING: Place.COMING,
+}
+
+
+@dataclass(slots=True)
+class _Known:
+    """What is remembered of a pod on overcommitted pGPUs."""
+
+    place: Place
+    since_ns: int
+    #: Whether it may have processes on its cards.
+    begun: bool
+    used_ns: int = 0
+    used_at_ns: int = 0
+    #: We moved it last, and how often in a row it failed, why, and when it is tried again.
+    moved: bool = False
+    failures: int = 0
+    reason: str = ""
+    retry_at_ns: int = 0
+
+
+@dataclass(slots=True)
+class _Card:
+    """What is remembered of a pGPU."""
+
+    at_ns: int
+    charged_ns: dict[str, int] = field(default_factory=dict)
+
+
+class MemoryTurns:
+    """Memory turns on all pGPUs of this host. ``waits`` and ``yielding`` are safe to use from any thread."""
+
+    def __init__(
+        self,
+        pods: Pods,
+        suspensions: Suspensions,
+        loops: Mapping[int, GpuLoop],
+        events: Events,
+        now_ns: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        self._pods, self._suspensions, self._loops, self._events = pods, suspensions, loops, events
+        self._now_ns = now_ns
+        self._lock = threading.Lock()
+        self._wanted, self._stop = threading.Event(), threading.Event()
+        self._cards: dict[int, _Card] = {}
+        self._known: dict[str, _Known] = {}
+        self._short: Mapping[int, int] = {}
+        for pod in pods.listed():
+            place = _PLACES[suspensions.state(pod.name).residency]
+            self._known[pod.name] = _Known(place, now_ns(), begun=True, used_at_ns=now_ns())
+        self._thread = threading.Thread(target=self._run, name="memory-turns", daemon=True)
+
+    def start(self) -> None:
+        """Begin to look."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Begin nothing more."""
+        self._stop.set()
+        self._wanted.set()
+
+    def waits(self, pod: PodInfo) -> str:
+        """Return what a pod waits for before it begins or comes back, as text; empty if for nothing."""
+        found, known = self._suspensions.state(pod.name), self._known.get(pod.name)
+        there = ", ".join(str(index) for index in pod.grants if self._overcommitted(index))
+        if found.residency is Residency.SUSPENDED and found.yielded:
+            return f"memory of pGPU {there or next(iter(pod.grants), '?')}"
+        if there and (known is None or not known.begun) and not any(pod.memory.values()):
+            return f"memory of pGPU {there}"
+        return ""
+
+    def has(self, pod: PodInfo) -> bool:
+        """Tell whether a pod is on a pGPU whose memory is overcommitted."""
+        return any(map(self._overcommitted, pod.grants))
+
+    def told(self, name: str) -> str:
+        """Look at once because of a change to a pod, and return what it waits for, as ``waits``."""
+        pod = self._pods.named(name)
+        if not self.has(pod):
+            return ""
+        self.look()
+        return self.waits(pod)
+
+    def recall(self, name: str) -> str:
+        """Let a suspended pod come back as soon as there is room, and return what it waits for, as ``waits``."""
+        self._suspensions.let_back(name)
+        if (known := self._known.get(name)) is not None:
+            known.since_ns, known.retry_at_ns = 0, 0
+        return self.told(name)
+
+    def away(self, index: int, pods: Sequence[PodInfo]) -> int:
+        """Return how many bytes of a pGPU's pods lie in host memory because they yielded."""
+        states = [self._suspensions.state(pod.name) for pod in pods]
+        return sum(found.memory.get(index, 0) for found in states if found.yielded)
+
+    def short(self, index: int) -> int:
+        """Return how many bytes of a pGPU are still to be made free for the limits of pods on it."""
+        return self._short.get(index, 0)
+
+    def lacks(self, pod: PodInfo) -> list[str]:
+        """Return what is not there yet of a pod's memory, as text for a person."""
+        return [
+            f"has to wait for its memory: {units.format_memory(self.short(index))} of pGPU {index} is being made free"
+            for index in pod.grants
+            if self.short(index) and not self.waits(pod)
+        ]
+
+    def yielding(self) -> Yielding:
+        """Return which pods cannot make room, and what host memory holds of those that do."""
+        stuck = [name for name, known in list(self._known.items()) if known.failures and known.place is Place.ON]
+        return Yielding(frozenset(stuck), self._suspensions.host_room())
+
+    def look(self) -> None:
+        """Look now, and begin what is to be done. Raises a QgpuError while the plane is gone."""
+        with self._lock:
+            pods = self._pods.listed()
+            now_ns = self._now_ns()
+            here = {pod.name for pod in pods}
+            self._known = {name: known for name, known in self._known.items() if name in here}
+            for pod in pods:
+                self._note(pod, now_ns)
+            short: dict[int, int] = {}
+            for index in self._loops:
+                there = [pod for pod in pods if index in pod.grants]
+                if not self._overcommitted(index) and not any(map(self._yielded, there)):
+                    self._cards.pop(index, None)
+                elif missing := self._turn(index, there, now_ns).short:
+                    short[index] = missing
+            self._short = short
+            for pod in pods:
+                if not self._known[pod.name].begun and not _takes_turns(pod) and not short.keys() & pod.grants.keys():
+                    self._begin(pod.name, now_ns)
+
+    def adopt(self) -> None:
+        """Take all pods that are there for ones that have begun, before memory of their pGPU is overcommitted."""
+        with self._lock:
+            now_ns = self._now_ns()
+            for pod in self._pods.listed():
+                self._note(pod, now_ns)
+                self._known[pod.name].begun = True
+
+    def _run(self) -> None:
+        trouble = ""
+        while not self._stop.is_set():
+            self._wanted.wait(_TICK_S)
+            self._wanted.clear()
+            try:
+                if self._active():
+                    self.look()
+                trouble = ""
+            except QgpuError as error:  # the plane is gone for the moment: nobody moves
+                if self._stop.is_set():
+                    return
+                if str(error) != trouble:
+                    trouble = str(error)
+                    _log.error("memory turns stand still, trying again", error=trouble)
+            except Exception:  # noqa: BLE001 - also after a defect online pods must get their room
+                _log.exception("memory turns failed")
+
+    def _active(self) -> bool:
+        return bool(self._cards) or any(map(self._overcommitted, self._loops)) or self._suspensions.any_yielded()
+
+    def _overcommitted(self, index: int) -> bool:
+        loop = self._loops.get(index)
+        return loop is not None and loop.settings.memory_overcommit > 1
+
+    def _note(self, pod: PodInfo, now_ns: int) -> None:
+        """Note where a pod is, when it last used a GPU, and what became of its last move."""
+        found = self._suspensions.state(pod.name)
+        place = _PLACES[found.residency]
+        used_ns = sum(
+            account.used_ns
+            for index in pod.grants
+            if index in self._loops and (account := self._loops[index].ledger.accounts.get(pod.name)) is not None
+        )
+        known = self._known.get(pod.name)
+        if known is None:
+            begun = pod.name in self._pods.begun or not self.has(pod)
+            known = self._known[pod.name] = _Known(place, now_ns, begun, used_ns, now_ns)
+        if any(pod.memory.values()):
+            known.begun = True
+        if used_ns != known.used_ns:
+            known.used_ns, known.used_at_ns = used_ns, now_ns
+        if place is not known.place:
+            if known.moved and place in (Place.ON, Place.OFF):
+                known.moved = False
+                if found.error:
+                    self._failed(pod.name, known, found.error, now_ns)
+                else:
+                    known.failures, known.reason = 0, ""
+            known.place, known.since_ns, known.used_at_ns = place, now_ns, now_ns
+
+    def _yielded(self, pod: PodInfo) -> bool:
+        return self._suspensions.state(pod.name).yielded
+
+    def _turn(self, index: int, pods: Sequence[PodInfo], now_ns: int) -> Moves:
+        """Decide for one pGPU, begin what was decided, and return it."""
+        pace = self._suspensions.pace()
+        card = self._cards.setdefault(index, _Card(now_ns))
+        seen = [self._seen(index, pod, card, now_ns) for pod in pods]
+        card.charged_ns = memory_turns.charge(card.charged_ns, seen, now_ns - card.at_ns, pace)
+        card.at_ns = now_ns
+        seen = [self._seen(index, pod, card, now_ns) for pod in pods]
+        moves = memory_turns.decide(self._pods.capacity(index), seen, pace)
+        for name in moves.leave:
+            self._move(name, index, leaves=True, now_ns=now_ns)
+        for name in moves.come:
+            if self._known[name].begun:
+                self._move(name, index, leaves=False, now_ns=now_ns)
+            else:
+                self._begin(name, now_ns)
+        return moves
+
+    def _seen(self, index: int, pod: PodInfo, card: _Card, now_ns: int) -> PodMemory:
+        """Return what the policy sees of a pod."""
+        known, found, grant = self._known[pod.name], self._suspensions.state(pod.name), pod.grants[index]
+        used, place = pod.memory.get(index, 0), known.place
+        if place is Place.ON and not known.begun and _takes_turns(pod):
+            place, held = Place.OFF, False
+        elif place is Place.ON:
+            held = len(pod.grants) > 1 or not used or now_ns < known.retry_at_ns
+        elif place is Place.OFF:
+            held = not found.yielded or now_ns < known.retry_at_ns
+        else:
+            held = not known.moved
+        return PodMemory(
+            pod.name,
+            grant.pod_class,
+            place,
+            grant.memory,
+            used,
+            found.memory.get(index, 0) if found.residency is not Residency.RUNNING else 0,
+            grant.cores,
+            now_ns - known.since_ns,
+            now_ns - known.used_at_ns,
+            card.charged_ns.get(pod.name, 0),
+            held,
+        )
+
+    def _begin(self, name: str, now_ns: int) -> None:
+        known = self._known[name]
+        known.begun, known.since_ns, known.used_at_ns = True, now_ns, now_ns
+        _log.info("pod may begin", pod=name)
+
+    def _move(self, name: str, index: int, *, leaves: bool, now_ns: int) -> None:
+        known = self._known[name]
+        try:
+            if leaves:
+                self._suspensions.suspend(name, yielded=True)
+            else:
+                self._suspensions.resume(name, yielded=True)
+        except QgpuError as error:
+            self._failed(name, known, str(error), now_ns)
+            return
+        known.moved, known.since_ns = True, now_ns
+        known.place = Place.LEAVING if leaves else Place.COMING
+        self._events.decided("pod yields its memory" if leaves else "pod comes back", {"name": name, "gpu": index})
+
+    def _failed(self, name: str, known: _Known, reason: str, now_ns: int) -> None:
+        """Leave a pod where it is for a while, longer each time; a new reason is logged."""
+        known.retry_at_ns = now_ns + min(_MOST_RETRY_NS, _RETRY_NS << min(known.failures, 10))
+        known.failures += 1
+        if reason != known.reason:
+            known.reason = reason
+            _log.warning("pod cannot be moved for others, trying again later", pod=name, reason=reason)
+
+
+def _takes_turns(pod: PodInfo) -> bool:
+    """Tell whether a pod may wait for its turn: an offline pod with a grant on one pGPU."""
+    return len(pod.grants) == 1 and next(iter(pod.grants.values())).pod_class is PodClass.OFFLINE

@@ -1,0 +1,82 @@
+"""Moves a pod from one card of this host to another of the same model, and its grant with it.
+
+Admission on the new card comes first. The pod has grants on both until it has arrived, so that it may run on either,
+whatever fails in between. ``suspensions.py`` does the moving.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import structlog
+
+from qgpu.daemon import bound_containers
+from qgpu.daemon.pods import Pods
+from qgpu.daemon.suspensions import Suspensions
+from qgpu.errors import NotSupportedError, QgpuError, RefusedError, no_pgpu
+from qgpu.linux import cgroup
+from qgpu.model.plane_api import PodInfo
+from qgpu.model.plane_names import Plane
+
+_log = structlog.get_logger("pod_moves")
+
+
+class PodMoves:
+    """Moves between the cards of one host."""
+
+    def __init__(self, pods: Pods) -> None:
+        self._pods = pods
+
+    def begin(self, suspensions: Suspensions, name: str, target: int, source: int | None) -> None:
+        """Begin to move a pod to pGPU ``target``, from ``source`` or its only one. Raises a QgpuError."""
+        cards = self._pods.cards
+        with self._pods.lock:
+            pod = self._pods.named(name)
+            source = self._source(pod, target, source)
+            size = pod.memory.get(source, 0) or suspensions.state(name).memory.get(source, 0)
+            self._pods.amend(name, {**pod.grants, target: pod.grants[source]})
+        moves = {cards[source].uuid: cards[target].uuid}
+        try:
+            suspensions.relocate(name, moves, {target: size})
+        except QgpuError:
+            self.arrived(name, moves, went=False)
+            raise
+
+    def arrived(self, name: str, moves: Mapping[str, str], went: bool) -> None:
+        """Take away the grant on the card that a pod has left, or on the one that it did not reach."""
+        lost = set(moves if went else moves.values())
+        indexes = {index for index, card in self._pods.cards.items() if card.uuid in lost}
+        try:
+            with self._pods.lock:
+                grants = self._pods.named(name).grants
+                self._pods.host.amend(name, {index: grant for index, grant in grants.items() if index not in indexes})
+        except QgpuError as error:  # it ended meanwhile, or the plane is gone; the grant is too many at worst
+            _log.warning("grant of a moved pod kept", pod=name, pgpus=sorted(indexes), reason=str(error))
+
+    def _source(self, pod: PodInfo, target: int, source: int | None) -> int:
+        """Return the card that the pod leaves. Raises RefusedError, UnknownNameError."""
+        name, cards = pod.name, self._pods.cards
+        if self._pods.host.plane == Plane.KMOD:
+            raise NotSupportedError(f"pod {name}: the module keeps a grant as long as its pod; use seccomp to move")
+        if target not in cards:
+            raise no_pgpu(target, cards)
+        if source is None and len(pod.grants) > 1:
+            raise RefusedError(f"pod {name}: it has grants on several pGPUs; say which it leaves (--from)")
+        leaves = next(iter(pod.grants)) if source is None else source
+        if leaves not in pod.grants:
+            raise RefusedError(f"pod {name}: it has no grant on pGPU {leaves}; see: qgpuctl pod show {name}")
+        if target in pod.grants:
+            raise RefusedError(f"pod {name}: it has a grant on pGPU {target} already; choose another")
+        if bound_containers.devices_of(pod):
+            raise RefusedError(f"pod {name}: its cards are those of its claim; change the claim")
+        if pod.cgroup and not cgroup.is_made_for(name, pod.cgroup):
+            raise RefusedError(
+                f"pod {name}: a container has the device files of its own cards only; start it anew there"
+            )
+        before, after = cards[leaves], cards[target]
+        if (before.name, before.memory) != (after.name, after.memory):
+            raise RefusedError(
+                f"pod {name}: pGPU {leaves} is a {before.name}, pGPU {target} a {after.name}; "
+                "pods move between cards of one model only"
+            )
+        return leaves

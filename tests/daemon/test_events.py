@@ -1,0 +1,86 @@
+"""The record of changes on disk: bounded, whole after a crash, and as before after a failure."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from qgpu.daemon import events
+from qgpu.daemon.events import Events
+from qgpu.daemon.request_args import Arguments
+from qgpu.errors import QgpuError
+from qgpu.ipc import wire
+from qgpu.ipc.control_socket import Session
+
+
+@pytest.fixture
+def me() -> Session:
+    return Session(
+        wire.Peer(os.getpid(), os.getuid(), os.getgid()), may_change=True, process=os.pidfd_open(os.getpid())
+    )
+
+
+def names(record: Events, me: Session, count: int = 1000) -> list[str]:
+    return [event["name"] for event in record.listed(me, Arguments({"count": count}), [])["events"]]
+
+
+def test_the_record_is_bounded_and_keeps_the_latest(
+    tmp_path: Path, me: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(events, "FULL", 10)
+    record = Events(tmp_path)
+    for number in range(35):
+        record.happened(me, "pod created", {"name": str(number)})
+
+    lines = [len(file.read_text().splitlines()) for file in tmp_path.iterdir()]
+    assert sum(lines) <= 20
+    assert names(Events(tmp_path), me, 10) == [str(number) for number in range(25, 35)]
+
+
+def test_half_a_line_left_by_a_crash_costs_only_that_event(tmp_path: Path, me: Session) -> None:
+    Events(tmp_path).happened(me, "pod created", {"name": "one"})
+    with (tmp_path / "events-of-pods.jsonl").open("a") as file:
+        file.write('{"what": "pod cre')
+    record = Events(tmp_path)
+    record.happened(me, "pod created", {"name": "two"})
+
+    assert names(Events(tmp_path), me) == ["one", "two"]
+
+
+def test_a_change_that_fails_is_recorded_as_failed(tmp_path: Path, me: Session) -> None:
+    record = Events(tmp_path)
+    with (
+        pytest.raises(QgpuError, match="broken"),
+        record.changing(me, "pod set", {"name": "one"}, {"cores": 1}, {"cores": 2}),
+    ):
+        raise QgpuError("broken")
+    planned, failed = record.listed(me, Arguments({}), [])["events"]
+
+    assert "failed" not in planned
+    assert failed["failed"] == "broken"
+
+
+def test_a_process_that_has_ended_is_named_by_user_and_pid_only(me: Session) -> None:
+    child = os.posix_spawn("/bin/true", ["true"], {})
+    session = Session(wire.Peer(child, 7, 7), may_change=True, process=os.pidfd_open(child))
+    os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
+
+    assert events.caller.of(session) == {"uid": 7, "pid": child}
+    os.waitpid(child, 0)
+    assert events.caller.of(me)["program"]
+
+
+def test_pods_that_come_and_go_displace_no_settings(
+    tmp_path: Path, me: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(events, "FULL", 10)
+    record = Events(tmp_path)
+    with record.changing(me, "policy set", {"name": "kept"}, {}, {}):
+        pass
+    for number in range(50):
+        record.happened(me, "pod created", {"name": str(number)})
+    settings = Events(tmp_path).listed(me, Arguments({"settings": True}), [])["events"]
+
+    assert [event["name"] for event in settings] == ["kept"]

@@ -1,0 +1,188 @@
+"""Pods that move between simulated cards, with their grants."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from qgpu.config import Config
+from qgpu.daemon import pod_moves
+from qgpu.daemon.plane_choice import PlaneChoice
+from qgpu.daemon.service import Service
+from qgpu.daemon.state import State
+from qgpu.daemon.suspension_file import SuspensionFile
+from qgpu.errors import CheckpointError, RefusedError, UnknownNameError
+from qgpu.ipc import wire
+from qgpu.ipc.control_socket import Session
+from qgpu.load.spec import Workload
+from qgpu.model import Grant
+from qgpu.model.checkpointer import GpuProcess
+from qgpu.model.plane_api import PodInfo
+from qgpu.model.plane_names import Plane
+from qgpu.model.suspension import Residency
+from qgpu.planes.sim.checkpointer import SimCheckpointer
+from qgpu.planes.sim.host import Clock, SimHost
+from tests.daemon.test_suspensions import Killed, kill, no_waiting
+
+GIB = 1 << 30
+LOAD = Workload(kernel_us=1000.0, batch=0, memory=GIB // 16)
+GRANT = Grant(cores=60, memory=8 * GIB)
+PATIENCE_S = 60.0
+
+
+@pytest.fixture
+def host() -> SimHost:
+    return SimHost(2, Clock.REAL)
+
+
+@pytest.fixture
+def service(host: SimHost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
+    """A daemon's service on two cards, to which pods run as long as they are there."""
+    made = Service(
+        host, PlaneChoice(Plane.SIM, "test"), Config(), State(None), suspension_file=SuspensionFile(tmp_path)
+    )
+    monkeypatch.setattr(made.pods, "runs", lambda pod: True)
+    yield made
+    made.close()
+
+
+def ask(service: Service, op: str, **arguments: Any) -> dict[str, Any]:
+    me = Session(wire.Peer(os.getpid(), 0, 0), may_change=True, process=os.pidfd_open(os.getpid()))
+    return service.handle(me, {"op": op, **arguments}, [])
+
+
+def grants(host: SimHost) -> dict[int, Grant]:
+    return dict(host.pods()[0].grants)
+
+
+def test_a_moved_pod_runs_on_the_other_card_with_its_grant(host: SimHost, service: Service) -> None:
+    host.admit("one", {0: GRANT})
+    load = host.start_load("one", 0, LOAD)
+    ask(service, "pod.move", name="one", gpu=1)
+    found = service.suspensions.wait("one", PATIENCE_S)
+
+    assert (found.residency, found.error, found.moves) == (Residency.RUNNING, "", {})
+    assert grants(host) == {1: GRANT}
+    assert host.pods()[0].memory == {1: LOAD.memory}
+    before = host.progress(load).gpu_ns
+    while host.progress(load).gpu_ns == before:  # it runs there
+        pass
+
+
+def test_a_suspended_pod_that_is_moved_runs_there(host: SimHost, service: Service) -> None:
+    host.admit("one", {0: GRANT})
+    host.start_load("one", 0, LOAD)
+    ask(service, "pod.suspend", name="one")
+    service.suspensions.wait("one", PATIENCE_S)
+    ask(service, "pod.move", name="one", gpu=1)
+
+    assert service.suspensions.wait("one", PATIENCE_S).residency is Residency.RUNNING
+    assert (grants(host), host.pods()[0].memory) == ({1: GRANT}, {1: LOAD.memory})
+
+
+@pytest.mark.parametrize("call", ["checkpoint", "restore"])
+def test_a_pod_that_cannot_move_runs_where_it_was(
+    host: SimHost, service: Service, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    host.admit("one", {0: GRANT})
+    host.start_load("one", 0, LOAD)
+    real, calls = getattr(SimCheckpointer, call), [0]
+
+    def once(self: SimCheckpointer, process: GpuProcess, *rest: object) -> None:
+        calls[0] += 1
+        if calls[0] == 1:
+            raise CheckpointError("the driver refused")
+        real(self, process, *rest)
+
+    monkeypatch.setattr(SimCheckpointer, call, once)
+    ask(service, "pod.move", name="one", gpu=1)
+    found = service.suspensions.wait("one", PATIENCE_S)
+
+    assert (found.residency, found.error) == (Residency.RUNNING, "process 1: the driver refused")
+    assert (grants(host), host.pods()[0].memory) == ({0: GRANT}, {0: LOAD.memory})
+
+
+def test_a_pod_does_not_move_where_its_grant_does_not_fit(host: SimHost, service: Service) -> None:
+    host.admit("one", {0: GRANT})
+    host.admit("two", {1: Grant(cores=50)})
+    host.start_load("one", 0, LOAD)
+    with pytest.raises(RefusedError, match="pGPU 1: 60 % for pod one does not fit; 50 % is left to grant"):
+        ask(service, "pod.move", name="one", gpu=1)
+
+    assert grants(host) == {0: GRANT}
+
+
+def test_a_pod_does_not_move_where_its_memory_does_not_fit(host: SimHost, service: Service) -> None:
+    host.admit("one", {0: GRANT})
+    host.admit("two", {1: Grant()})
+    host.start_load("one", 0, LOAD)
+    host.start_load("two", 1, replace(LOAD, memory=host.free_memory(1)))
+    with pytest.raises(RefusedError, match=r"of pGPU 1, which has 0.0 GiB free"):
+        ask(service, "pod.move", name="one", gpu=1)
+
+    assert grants(host) == {0: GRANT}
+    assert service.suspensions.state("one").residency is Residency.RUNNING
+
+
+@pytest.mark.parametrize(
+    ("held", "arguments", "said"),
+    [
+        ((0,), {"gpu": 0}, "it has a grant on pGPU 0 already"),
+        ((0,), {"gpu": 7}, "pGPU 7: there is none of that number"),
+        ((0,), {"gpu": 1, "from": 1}, "it has no grant on pGPU 1"),
+        ((0, 1), {"gpu": 1}, "it has grants on several pGPUs; say which it leaves"),
+    ],
+)
+def test_a_move_that_makes_no_sense_is_refused(
+    host: SimHost, service: Service, held: tuple[int, ...], arguments: dict[str, Any], said: str
+) -> None:
+    host.admit("one", dict.fromkeys(held, GRANT))
+    host.start_load("one", 0, LOAD)
+    with pytest.raises((RefusedError, UnknownNameError), match=said):
+        ask(service, "pod.move", name="one", **arguments)
+
+    assert grants(host) == dict.fromkeys(held, GRANT)
+
+
+def test_containers_and_other_models_are_refused(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    moves = pod_moves.PodMoves(service.pods)
+    with pytest.raises(RefusedError, match="a container has the device files of its own cards only"):
+        moves._source(PodInfo("one", {0: GRANT}, cgroup="/machine/one"), 1, None)
+    cards = {0: service.pods.cards[0], 1: replace(service.pods.cards[1], name="Other")}
+    monkeypatch.setattr(service.pods, "cards", cards)
+    with pytest.raises(RefusedError, match="pGPU 0 is a Simulated H200, pGPU 1 a Other"):
+        moves._source(PodInfo("one", {0: GRANT}), 1, None)
+
+
+@settings(max_examples=30)
+@given(processes=st.integers(1, 3), dies_at=st.integers(1, 12), before=st.booleans())
+def test_a_daemon_killed_at_any_call_leaves_a_pod_on_one_card(
+    tmp_path_factory: pytest.TempPathFactory, processes: int, dies_at: int, before: bool
+) -> None:
+    host, directory = SimHost(2, Clock.VIRTUAL), tmp_path_factory.mktemp("state")
+    choice = PlaneChoice(Plane.SIM, "test")
+    host.admit("one", {0: GRANT})
+    for _ in range(processes):
+        host.start_load("one", 0, LOAD)
+    first = Service(host, choice, Config(), State(None), suspension_file=SuspensionFile(directory))
+    with pytest.MonkeyPatch.context() as patch:
+        kill(patch, dies_at, before=before)
+        with suppress(Killed):
+            ask(first, "pod.move", name="one", gpu=1)
+    first.close()
+    no_waiting(directory)
+    second = Service(host, choice, Config(), State(None), suspension_file=SuspensionFile(directory))
+    found = second.suspensions.wait("one", PATIENCE_S)
+    second.close()
+
+    assert (found.residency, found.moves) == (Residency.RUNNING, {})
+    (index,) = grants(host)
+    assert host.pods()[0].memory == {index: processes * LOAD.memory}

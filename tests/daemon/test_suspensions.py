@@ -1,0 +1,326 @@
+"""Suspended pods on the simulator: what the daemon promises of them, whatever happens in between."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from qgpu.daemon.suspension_file import SuspensionFile
+from qgpu.daemon.suspensions import Suspensions
+from qgpu.errors import CheckpointError, RefusedError, UnknownNameError
+from qgpu.load.spec import Workload
+from qgpu.model import Grant
+from qgpu.model.checkpointer import GpuProcess, ProcessState
+from qgpu.model.plane_api import PodInfo
+from qgpu.model.suspension import Residency, Suspension
+from qgpu.planes.sim.checkpointer import SimCheckpointer
+from qgpu.planes.sim.host import Clock, SimHost
+
+GIB = 1 << 30
+FLOOD = Workload(kernel_us=1000.0, batch=0, memory=GIB)
+PATIENCE_S = 60.0
+
+
+class Daemon:
+    """What of a daemon knows of suspended pods, on a host that outlives it."""
+
+    def __init__(self, host: SimHost, directory: Path) -> None:
+        self.host = host
+        self.moves = Suspensions(host, self.named, SuspensionFile(directory))
+
+    def named(self, name: str) -> PodInfo:
+        found = [pod for pod in self.host.pods() if pod.name == name]
+        if not found:
+            raise UnknownNameError(name)
+        return found[0]
+
+    def states(self) -> list[ProcessState | None]:
+        """Return the state of every process of pod one."""
+        driver = self.host.checkpointer()
+        return [driver.state(each) for each in driver.processes(self.named("one"))]
+
+
+@pytest.fixture
+def host() -> SimHost:
+    made = SimHost(1, Clock.VIRTUAL)
+    made.admit("one", {0: Grant(cores=50, memory=8 * GIB)})
+    return made
+
+
+@pytest.fixture
+def daemon(host: SimHost, tmp_path: Path) -> Iterator[Daemon]:
+    made = Daemon(host, tmp_path)
+    yield made
+    made.moves.close()
+
+
+def failing(monkeypatch: pytest.MonkeyPatch, name: str, number: int) -> None:
+    """Let the simulated driver fail in the call ``name``, the ``number``-th time it is made."""
+    real, calls = getattr(SimCheckpointer, name), [0]
+
+    def call(self: SimCheckpointer, process: GpuProcess, *rest: object) -> None:
+        calls[0] += 1
+        if calls[0] == number:
+            raise CheckpointError("the driver refused")
+        real(self, process, *rest)
+
+    monkeypatch.setattr(SimCheckpointer, name, call)
+
+
+def test_suspended_pod_leaves_the_card_and_keeps_its_grant(host: SimHost, daemon: Daemon) -> None:
+    load = host.start_load("one", 0, FLOOD)
+    daemon.moves.suspend("one")
+
+    assert daemon.moves.wait("one", PATIENCE_S).residency is Residency.SUSPENDED
+    pod = daemon.named("one")
+    assert (pod.memory, pod.grants[0].memory) == ({}, 8 * GIB)
+    assert daemon.moves.state("one").memory == {0: GIB}
+    before = host.progress(load).kernels
+    host.backend(0).wait(10**9)
+    assert host.progress(load).kernels == before
+
+
+def test_resumed_pod_goes_on_where_it_was(host: SimHost, daemon: Daemon) -> None:
+    load = host.start_load("one", 0, replace(FLOOD, batch=1, period_us=10_000.0))
+    backend = host.backend(0)
+    backend.wait(10**9)
+    before = host.progress(load).kernels
+    daemon.moves.suspend("one")
+    daemon.moves.wait("one", PATIENCE_S)
+    backend.wait(10**9)
+    daemon.moves.resume("one")
+
+    assert daemon.moves.wait("one", PATIENCE_S).residency is Residency.RUNNING
+    assert daemon.named("one").memory == {0: GIB}
+    backend.sample()
+    end_ns = backend.now_ns + 10**9
+    while backend.now_ns < end_ns:
+        backend.wait(end_ns - backend.now_ns)
+    assert 90 <= host.progress(load).kernels - before <= 110
+
+
+def test_other_pods_run_while_one_is_suspended(host: SimHost, daemon: Daemon) -> None:
+    host.start_load("one", 0, FLOOD)
+    host.admit("two", {0: Grant()})
+    other = host.start_load("two", 0, FLOOD)
+    daemon.moves.suspend("one")
+    daemon.moves.wait("one", PATIENCE_S)
+    backend = host.backend(0)
+    backend.sample()
+    backend.wait(10**9)
+
+    assert host.progress(other).kernels > 900, "it has the card for itself"
+
+
+@pytest.mark.parametrize("name", ["lock", "checkpoint"])
+def test_a_failed_suspension_leaves_all_processes_running(
+    host: SimHost, daemon: Daemon, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    for _ in range(3):
+        host.start_load("one", 0, FLOOD)
+    failing(monkeypatch, name, 2)
+    daemon.moves.suspend("one")
+    found = daemon.moves.wait("one", PATIENCE_S)
+
+    assert found.residency is Residency.RUNNING
+    assert found.error == "process 2: the driver refused"
+    assert daemon.states() == [ProcessState.RUNNING] * 3
+
+
+def test_a_failed_resumption_leaves_all_processes_suspended(
+    host: SimHost, daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for _ in range(3):
+        host.start_load("one", 0, FLOOD)
+    daemon.moves.suspend("one")
+    daemon.moves.wait("one", PATIENCE_S)
+    failing(monkeypatch, "restore", 2)
+    daemon.moves.resume("one")
+    found = daemon.moves.wait("one", PATIENCE_S)
+
+    assert found.residency is Residency.SUSPENDED
+    assert found.error == "process 2: the driver refused"
+    assert daemon.states() == [ProcessState.CHECKPOINTED] * 3
+    daemon.moves.resume("one")
+    assert daemon.moves.wait("one", PATIENCE_S) == replace(
+        Suspension(), since_s=daemon.moves.state("one").since_s, late_s=found.late_s
+    )
+
+
+def test_a_pod_is_not_resumed_into_a_full_card(host: SimHost, daemon: Daemon) -> None:
+    host.start_load("one", 0, FLOOD)
+    daemon.moves.suspend("one")
+    daemon.moves.wait("one", PATIENCE_S)
+    host.admit("two", {0: Grant()})
+    big = host.start_load("two", 0, replace(FLOOD, memory=host.free_memory(0)))
+
+    with pytest.raises(RefusedError, match=r"it needs 1.0 GiB of pGPU 0, which has 0.0 GiB free"):
+        daemon.moves.resume("one")
+    assert daemon.moves.state("one").residency is Residency.SUSPENDED
+    host.stop_load(big)
+    daemon.moves.resume("one")
+    assert daemon.moves.wait("one", PATIENCE_S).residency is Residency.RUNNING
+
+
+def test_what_cannot_be_suspended_is_refused_at_once(host: SimHost, daemon: Daemon) -> None:
+    with pytest.raises(UnknownNameError):
+        daemon.moves.suspend("nobody")
+    with pytest.raises(RefusedError, match="no process of it uses a card"):
+        daemon.moves.suspend("one")
+    daemon.moves.resume("one")
+    assert daemon.moves.state("one") == Suspension()
+
+
+def test_a_second_operation_is_refused_while_one_runs(
+    host: SimHost, daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host.start_load("one", 0, FLOOD)
+    refused: list[str] = []
+    real = SimCheckpointer.checkpoint
+
+    def checkpoint(self: SimCheckpointer, process: GpuProcess) -> None:
+        for operation in (daemon.moves.suspend, daemon.moves.resume):
+            with pytest.raises(RefusedError, match="already; wait") as error:
+                operation("one")
+            refused.append(str(error.value))
+        real(self, process)
+
+    monkeypatch.setattr(SimCheckpointer, "checkpoint", checkpoint)
+    daemon.moves.suspend("one")
+
+    assert daemon.moves.wait("one", PATIENCE_S).residency is Residency.SUSPENDED
+    assert len(refused) == 2
+
+
+def test_nothing_is_touched_if_it_cannot_be_written(host: SimHost, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    daemon = Daemon(host, tmp_path / "file")
+    host.start_load("one", 0, FLOOD)
+
+    with pytest.raises(RefusedError, match="nothing is suspended or resumed without it"):
+        daemon.moves.suspend("one")
+    assert daemon.states() == [ProcessState.RUNNING]
+    assert daemon.moves.state("one") == Suspension()
+
+
+def test_a_pod_whose_suspended_processes_ended_counts_as_running(host: SimHost, daemon: Daemon) -> None:
+    load = host.start_load("one", 0, FLOOD)
+    daemon.moves.suspend("one")
+    daemon.moves.wait("one", PATIENCE_S)
+    daemon.moves.forget_ended(["one"])
+    assert daemon.moves.state("one").residency is Residency.SUSPENDED
+    host.stop_load(load)
+    daemon.moves.forget_ended(["one"])
+
+    assert daemon.moves.state("one").residency is Residency.RUNNING
+
+
+def test_the_lock_waits_until_turns_have_come_round(
+    host: SimHost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    daemon, waits = Daemon(host, tmp_path), []
+    monkeypatch.setattr(daemon.moves, "_period_ns", lambda: 10 * 10**9)
+    real = SimCheckpointer.lock
+
+    def lock(self: SimCheckpointer, process: GpuProcess, timeout_ms: int) -> None:
+        waits.append(timeout_ms)
+        real(self, process, timeout_ms)
+
+    monkeypatch.setattr(SimCheckpointer, "lock", lock)
+    host.start_load("one", 0, FLOOD)
+    daemon.moves.suspend("one", work_s=2)
+    daemon.moves.wait("one", PATIENCE_S)
+
+    assert waits == [32_000]
+
+
+def test_what_others_bring_back_meanwhile_is_not_free(
+    host: SimHost, daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host.admit("two", {0: Grant()})
+    load = host.start_load("one", 0, replace(FLOOD, memory=100 * GIB // 16))
+    for name in ("one", "two"):
+        if name == "two":
+            host.start_load("two", 0, replace(FLOOD, memory=host.free_memory(0)))
+        daemon.moves.suspend(name)
+        daemon.moves.wait(name, PATIENCE_S)
+    refused = []
+    real = SimCheckpointer.restore
+
+    def restore(self: SimCheckpointer, process: GpuProcess, moves: dict[str, str]) -> None:
+        if process.pid == load:
+            with pytest.raises(RefusedError, match="suspend or end another pod there first"):
+                daemon.moves.resume("two")
+            refused.append(process.pid)
+        real(self, process, moves)
+
+    monkeypatch.setattr(SimCheckpointer, "restore", restore)
+    daemon.moves.resume("one")
+
+    assert daemon.moves.wait("one", PATIENCE_S).residency is Residency.RUNNING
+    assert refused == [load]
+
+
+class Killed(BaseException):
+    """The daemon was killed: nothing of it runs on."""
+
+
+@settings(max_examples=60)
+@given(processes=st.integers(1, 4), dies_at=st.integers(1, 14), before=st.booleans(), resuming=st.booleans())
+def test_a_daemon_killed_at_any_call_leaves_no_pod_between(
+    tmp_path_factory: pytest.TempPathFactory, processes: int, dies_at: int, before: bool, resuming: bool
+) -> None:
+    host = SimHost(1, Clock.VIRTUAL)
+    host.admit("one", {0: Grant()})
+    for _ in range(processes):
+        host.start_load("one", 0, FLOOD)
+    directory = tmp_path_factory.mktemp("state")
+    first = Daemon(host, directory)
+    if resuming:
+        first.moves.suspend("one")
+        first.moves.wait("one", PATIENCE_S)
+    with pytest.MonkeyPatch.context() as patch:
+        kill(patch, dies_at, before=before)
+        with suppress(Killed):
+            (first.moves.resume if resuming else first.moves.suspend)("one")
+    first.moves.close()
+    no_waiting(directory)
+    second = Daemon(host, directory)
+    found = second.moves.wait("one", PATIENCE_S)
+
+    assert not found.residency.moving
+    wanted = ProcessState.CHECKPOINTED if found.residency is Residency.SUSPENDED else ProcessState.RUNNING
+    assert second.states() == [wanted] * processes
+
+
+def kill(patch: pytest.MonkeyPatch, dies_at: int, *, before: bool) -> None:
+    """Let the daemon die at its ``dies_at``-th call of the driver, before or after the call takes effect."""
+    calls = [0]
+
+    def dying(real: Callable[..., object]) -> Callable[..., object]:
+        def call(*arguments: object) -> object:
+            calls[0] += 1
+            if calls[0] == dies_at and before:
+                raise Killed
+            result = real(*arguments)
+            if calls[0] >= dies_at:
+                raise Killed
+            return result
+
+        return call
+
+    for name in ("lock", "checkpoint", "restore", "unlock"):
+        patch.setattr(SimCheckpointer, name, dying(getattr(SimCheckpointer, name)))
+    patch.setattr(Suspensions, "_begin", lambda self, name, operation: self._work(name, operation))
+
+
+def no_waiting(directory: Path) -> None:
+    """Let the next daemon wait for no call that was cut off: here, none is."""
+    file = SuspensionFile(directory)
+    file.save({name: replace(each, late_s=0.0) for name, each in file.load().items()})

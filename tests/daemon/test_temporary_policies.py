@@ -1,0 +1,86 @@
+"""Temporary policies: in force only among their own pods, and only while their client is there."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from qgpu.config import Config, GpuSettings
+from qgpu.daemon.plane_choice import PlaneChoice
+from qgpu.daemon.service import Service
+from qgpu.daemon.state import State
+from qgpu.errors import RefusedError
+from qgpu.ipc import wire
+from qgpu.ipc.control_socket import Session
+from qgpu.model import Grant
+from qgpu.model.plane_names import Plane
+from qgpu.planes.sim.host import Clock, SimHost
+from tests.contract.rig import FLOOD
+
+
+@pytest.fixture
+def host() -> SimHost:
+    return SimHost(1, Clock.REAL)
+
+
+@pytest.fixture
+def service(host: SimHost) -> Iterator[Service]:
+    """Two busy pods with quotas under Best Effort, which closes no gate."""
+    settings = GpuSettings(policy="best-effort")
+    made = Service(host, PlaneChoice(Plane.SIM, "test"), Config(defaults=settings), State(None))
+    for name, cores in (("a", 40), ("b", 20)):
+        host.admit(name, {0: Grant(cores=cores)})
+        host.start_load(name, 0, FLOOD)
+    yield made
+    made.close()
+
+
+def client() -> Session:
+    return Session(wire.Peer(os.getpid(), 0, 0), may_change=True, process=os.pidfd_open(os.getpid()))
+
+
+def until_gated(service: Service, gated: bool) -> None:
+    """Wait until the plan in force moves gates, or does not."""
+    loop = service._loops[0]
+    while loop.ledger.plan is None or loop.ledger.plan.gated is not gated:
+        pass
+
+
+def begin(service: Service, session: Session, *pods: str) -> None:
+    asked = {"op": "gpu.set_temporarily", "gpu": 0, "policy": "fixed-share", "pods": list(pods)}
+    service.handle(session, asked, [])
+
+
+def test_it_ends_with_its_client_and_is_no_setting(service: Service) -> None:
+    session = client()
+    begin(service, session, "a", "b")
+    until_gated(service, True)
+    (gpu,) = service.handle(session, {"op": "gpu.list"}, [])["gpus"]
+    for call in session.at_end:
+        call()
+    until_gated(service, False)
+
+    assert (gpu["policy"], gpu["temporary_policy"]) == ("best-effort", "fixed-share")
+    assert service.handle(client(), {"op": "gpu.list"}, [])["gpus"][0]["temporary_policy"] is None
+
+
+def test_it_rests_while_another_pod_is_on_the_pgpu(host: SimHost, service: Service) -> None:
+    begin(service, client(), "a", "b")
+    until_gated(service, True)
+    host.admit("tenant", {0: Grant()})
+    until_gated(service, False)
+    host.retire("tenant")
+    until_gated(service, True)
+
+
+def test_it_is_refused_where_another_pod_is(service: Service) -> None:
+    with pytest.raises(RefusedError, match="b is on it"):
+        begin(service, client(), "a")
+
+
+def test_a_second_client_has_to_wait(service: Service) -> None:
+    begin(service, client(), "a", "b")
+    with pytest.raises(RefusedError, match="measures policies there"):
+        begin(service, client(), "a", "b")
