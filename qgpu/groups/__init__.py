@@ -1,0 +1,1 @@
+"""Share groups: pods that trust each other run side by side under one grant, through NVIDIA's MPS."""

@@ -1,0 +1,65 @@
+"""The CDI file of a group: how a container runtime makes a container a member.
+
+The device mounts the directory with MPS's sockets at the same path, sets the variables of a client, and brings our hook
+with the group's name among its arguments. Only the runtime writes hooks into a container's configuration, so neither an
+image nor a container's own environment makes it a member.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from qgpu.errors import PermissionDeniedError
+from qgpu.groups.group_files import GroupFiles
+from qgpu.ipc.control_socket import Client
+from qgpu.linux import atomic_file
+from qgpu.model.plane_api import Pgpu
+from qgpu.paths import socket_path
+from qgpu.runtime import cdi
+from qgpu.runtime.oci_container import GROUP_KIND
+
+#: Clients connect to the sockets; that needs no writable mount.
+_MOUNT = ["ro", "nosuid", "nodev", "noexec", "bind"]
+_PGPU = ("index", "uuid", "name", "memory", "minor")
+
+
+def place(client: Client, files: GroupFiles) -> Path | None:
+    """Return a group's CDI file, where the daemon writes its own; None if the daemon writes none. Raises QgpuError."""
+    directory = client.call("status").get("cdi")
+    return None if directory is None else Path(directory) / f"qgpu-group-{files.name}.json"
+
+
+def offer(client: Client, files: GroupFiles) -> None:
+    """Write a group's CDI file, if the daemon writes any. Raises a QgpuError."""
+    if (path := place(client, files)) is None:
+        return
+    pods = client.call("pod.list")["pods"]
+    indexes = {grant["gpu"] for pod in pods if pod["name"] == files.name for grant in pod["grants"]}
+    listed = client.call("gpu.list")["gpus"]
+    cards = [Pgpu(*(gpu[field] for field in _PGPU)) for gpu in listed if gpu["index"] in indexes]
+    content = json.dumps(specification(files, cards), indent=2) + "\n"
+    try:
+        path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        atomic_file.replace(path, content, 0o644)
+    except OSError as error:
+        raise PermissionDeniedError(f"{path}: {error.strerror}; choose another directory") from error
+
+
+def specification(files: GroupFiles, cards: Sequence[Pgpu]) -> dict[str, Any]:
+    """Return the CDI specification of a group. Raises NotSupportedError if the driver's libraries cannot be found."""
+    card, pipe, part = cdi.card_edits(cards), str(files.server.pipe), files.part
+    variables = files.server.environment(part.sm, part.memory)
+    edits = card | {
+        "env": [*card["env"], *(f"{key}={value}" for key, value in variables.items())],
+        "mounts": [{"hostPath": pipe, "containerPath": pipe, "options": _MOUNT}],
+        "hooks": [cdi.hook_entry(socket_path(files.runtime_dir), f"{GROUP_KIND}={files.name}")],
+    }
+    return {
+        "cdiVersion": cdi.VERSION,
+        "kind": GROUP_KIND,
+        "devices": [{"name": files.name, "containerEdits": edits}],
+        "containerEdits": cdi.common_edits(cards),
+    }

@@ -1,0 +1,309 @@
+"""The process that keeps a group: ``python -m qgpu.groups.keeper NAME READY_FD``, with JSON on standard input.
+
+It makes the group's pod, runs the MPS control daemon in it, starts that again when it dies, and ends it on SIGTERM. The
+pod outlives the keeper and the daemon while anything runs in it. On a plane without a GPU there is no MPS: the keeper
+then only holds the pod.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Set
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from qgpu.errors import NotSupportedError, QgpuError, RefusedError, UnknownNameError, no_pod
+from qgpu.groups import group_cdi
+from qgpu.groups.group_files import GroupFiles, MemberPart, started
+from qgpu.groups.mps_server import is_mps, is_mps_server, members
+from qgpu.ipc.control_socket import Client
+from qgpu.linux import cgroup, proc
+from qgpu.linux.parent_death import terminated_with_parent
+from qgpu.linux.shutdown import Shutdown
+from qgpu.nvidia import abi
+from qgpu.paths import default_runtime_dir
+
+_log = structlog.get_logger("group")
+
+_TIMEOUT_S = 10
+#: Pauses before the control daemon is started again: doubled from the first to the last while it dies at once.
+_PAUSES_S = 0.2, 5.0
+#: A control daemon that ran this long did not die at once.
+_STEADY_S = 5.0
+_LOOK_S = 0.1
+#: How often the pod's processes are listed.
+_POD_LOOK_S = 0.5
+#: How long clients of an MPS server that has ended have after SIGTERM; then SIGKILL follows.
+_GRACE_S = 1.0
+#: The planes on which a group has MPS.
+WITH_MPS = frozenset({"seccomp"})
+
+
+class Keeper:
+    """Keeps one group alive."""
+
+    def __init__(
+        self,
+        runtime_dir: Path,
+        name: str,
+        grants: dict[str, Any],
+        part: MemberPart | None = None,
+        with_mps: Set[str] = WITH_MPS,
+        card_major: int = abi.NV_MAJOR,
+    ) -> None:
+        self._runtime_dir, self._name, self._grants = runtime_dir, name, grants
+        self._part = part or MemberPart()
+        self._files = GroupFiles(runtime_dir, name)
+        self._with_mps, self._card_major = with_mps, card_major
+        self._client: Client | None = None
+        self._server: subprocess.Popen[bytes] | None = None
+        self._has_mps = False
+        self._cdi_file: Path | None = None
+        #: When each MPS server of the pod, and each process of it, started, as last looked at.
+        self._mps_servers: dict[int, str] = {}
+        self._seen: dict[int, str] = {}
+        self._look_at = 0.0
+
+    def begin(self) -> None:
+        """Make the pod and start its MPS control daemon. Raises a QgpuError; nothing is left then."""
+        self._client = client = Client(self._runtime_dir, _TIMEOUT_S)
+        plane = client.call("status")["plane"]
+        if plane == "kmod":
+            raise NotSupportedError(
+                f"group {self._name}: on the kmod plane a TSG has one handle, but MPS needs several; use seccomp"
+            )
+        client.call("pod.create", name=self._name, grants=self._grants, may_wait=False)
+        try:
+            self._files.claim(os.getpid(), _ident(self._pod(client)))
+            self._files.part = self._part
+            self._offer(client)
+            if plane in self._with_mps:
+                self._has_mps = True
+                self._start()
+        except BaseException:
+            self._end()
+            raise
+
+    def keep(self, stop: Shutdown) -> None:
+        """Start the control daemon again whenever it ends, until told to stop; then end it and remove the pod."""
+        pause_s, began, trouble = _PAUSES_S[0], time.monotonic(), ""
+        while not stop.wait(_LOOK_S):
+            if not self._has_mps or (self._server is not None and self._server.poll() is None):
+                self._look_after_pod(stop)
+                continue
+            pause_s = _PAUSES_S[0] if time.monotonic() - began > _STEADY_S else min(2 * pause_s, _PAUSES_S[1])
+            self._files.server.close()
+            if not trouble:
+                _log.warning("the MPS control daemon has ended, starting it again", group=self._name, pause_s=pause_s)
+            self._end_servers()
+            self._end_clients(stop)
+            self._mps_servers = {}
+            if stop.wait(pause_s):
+                break
+            began = time.monotonic()
+            try:
+                self._ensure_pod()
+                self._start()
+                trouble = ""
+            except QgpuError as error:
+                if str(error) != trouble:
+                    trouble = str(error)
+                    _log.error("the group's MPS control daemon cannot be started", group=self._name, reason=trouble)
+        self._end()
+
+    def log_to_file(self) -> None:
+        """Write this process's log into the group's directory: nobody reads its output."""
+        path = self._files.directory / "log" / "group.log"
+        path.parent.mkdir(exist_ok=True)
+        with path.open("ab") as file:
+            for fd in (1, 2):
+                os.dup2(file.fileno(), fd)
+
+    def _look_after_pod(self, stop: Shutdown) -> None:
+        """End the clients of an MPS server that has ended, and make the pod again if it has gone with its daemon."""
+        if any(started(pid) != since for pid, since in self._mps_servers.items()):
+            _log.warning("an MPS server has ended; its clients are ended, too", group=self._name)
+            self._mps_servers = {}
+            self._end_clients(stop)
+        if time.monotonic() < self._look_at:
+            return
+        self._look_at = time.monotonic() + _POD_LOOK_S
+        try:
+            with Client(self._runtime_dir, _TIMEOUT_S) as client:
+                self._list(client)
+            self._mps_servers = {pid: since for pid, since in self._seen.items() if is_mps_server(pid)}
+        except UnknownNameError:
+            self._mps_servers = {}
+            if self._server is not None:  # it ends, and begins anew in the new pod
+                self._server.terminate()
+            else:
+                with suppress(QgpuError):
+                    self._ensure_pod()
+        except QgpuError:  # the daemon is being replaced
+            pass
+
+    def _offer(self, client: Client) -> None:
+        """Let containers be members. Where that fails, the group works without them."""
+        try:
+            self._cdi_file = group_cdi.place(client, self._files)
+            group_cdi.offer(client, self._files)
+        except QgpuError as error:
+            _log.error("no CDI file: containers cannot be members", group=self._name, reason=str(error))
+
+    def _ensure_pod(self) -> None:
+        """Make the pod again if it has ended together with the control daemon. Raises a QgpuError."""
+        with ExitStack() as closing:
+            client = closing.enter_context(Client(self._runtime_dir, _TIMEOUT_S))
+            try:
+                self._pod(client)
+            except UnknownNameError:
+                client.call("pod.create", name=self._name, grants=self._grants, may_wait=False)
+                if self._client is not None:
+                    self._client.close()
+                self._client = client  # the pod lasts as long as this connection
+                closing.pop_all()
+                self._files.claim(os.getpid(), _ident(self._pod(client)))
+
+    def _pod(self, client: Client) -> dict[str, Any]:
+        for pod in client.call("pod.list")["pods"]:
+            if pod["name"] == self._name:
+                return dict(pod)
+        raise no_pod(self._name)
+
+    def _start(self) -> None:
+        """Start the control daemon as a process of the pod. Raises a QgpuError."""
+        server = self._files.server
+        server.prepare()
+        with (self._files.directory / "log" / "keeper.log").open("ab") as log:
+            self._server = subprocess.Popen(
+                [
+                    *(sys.executable, "-c", "from qgpu.cli.main import main; main()"),
+                    *("--runtime-dir", str(self._runtime_dir), "run", "--group", self._name, "--", *server.command),
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                preexec_fn=terminated_with_parent(),
+            )
+        until = time.monotonic() + _TIMEOUT_S
+        while not server.wait(_LOOK_S):
+            if self._server.poll() is not None or time.monotonic() > until:
+                said = self._files.last_words() or "it says nothing"
+                raise NotSupportedError(f"group {self._name}: {server.command[0]} does not start: {said}")
+
+    def _end_servers(self) -> None:
+        """Kill what is left of MPS in the pod: a server without its control daemon takes no more clients."""
+        self._kill(signal.SIGKILL, is_mps)
+
+    def _end_clients(self, stop: Shutdown | None = None) -> None:
+        """End the pod's processes that use the card, unless told to stop meanwhile.
+
+        NVIDIA demands it of clients whose server has ended. They would not all notice: RM keeps a shared TSG while a
+        client has a handle of it.
+        """
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            self._kill(number, self._is_client)
+            until = time.monotonic() + _GRACE_S
+            while any(map(self._is_client, self._pids())) and time.monotonic() < until:
+                if stop is None:
+                    time.sleep(_LOOK_S)
+                elif stop.wait(_LOOK_S):
+                    return
+
+    def _is_client(self, pid: int) -> bool:
+        with suppress(OSError):
+            return not is_mps(pid) and any(os.major(number) == self._card_major for _, number in proc.devices(pid))
+        return False
+
+    def _kill(self, number: signal.Signals, chosen: Callable[[int], bool]) -> None:
+        for pid in filter(chosen, self._pids()):
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, number)
+
+    def _list(self, client: Client) -> None:
+        """List the pod's processes, and note its grants, which may be changed meanwhile. Raises a QgpuError."""
+        pod = self._pod(client)
+        self._seen = {pid: started(pid) for pid in pod["pids"]}
+        self._grants = {str(grant["gpu"]): grant for grant in pod["grants"]}
+
+    def _pids(self) -> list[int]:
+        """List the pod's processes; without a daemon, those of the last list that have not ended."""
+        with suppress(QgpuError), Client(self._runtime_dir, _TIMEOUT_S) as client:
+            self._list(client)
+        return [pid for pid, since in self._seen.items() if since and started(pid) == since]
+
+    def clear_away(self, force: bool) -> None:
+        """Remove what a keeper that was killed has left of the group. Raises a QgpuError."""
+        with Client(self._runtime_dir, _TIMEOUT_S) as client:
+            self._cdi_file = group_cdi.place(client, self._files)
+            with suppress(UnknownNameError):
+                if _ident(pod := self._pod(client)) == self._files.pod_ident:  # not one that has its name now
+                    if (left := members(pod["pids"])) and not force:
+                        raise members_left(self._name, len(left))
+                    self._end_servers()
+                    self._end()
+        self._remove_files()
+
+    def _end(self) -> None:
+        """End the control daemon and the clients, and remove the pod, unless a member still runs in it."""
+        if self._server is not None:
+            self._files.server.quit()
+            try:
+                self._server.wait(_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                self._server.kill()
+            self._end_servers()
+        self._end_clients()
+        self._remove_files()
+        with suppress(QgpuError), Client(self._runtime_dir, _TIMEOUT_S) as client:
+            client.call("pod.remove", name=self._name)
+        if self._client is not None:
+            self._client.close()
+
+    def _remove_files(self) -> None:
+        if self._cdi_file is not None:
+            self._cdi_file.unlink(missing_ok=True)
+        self._files.remove()
+
+
+def members_left(name: str, count: int) -> RefusedError:
+    """Return the error that a group's members keep it from being removed."""
+    return RefusedError(f"group {name}: {count} processes of members still run; end them first, or use --force")
+
+
+def _ident(pod: Mapping[str, Any]) -> int:
+    """Return the id of a pod's cgroup; 0 for a pod without one, as on the simulator."""
+    return cgroup.ident_of(pod["cgroup"]) if pod["cgroup"] else 0
+
+
+def main() -> None:
+    """Keep a group with the ``grants`` and the members' ``part`` that standard input says.
+
+    Tell on READY_FD how the start went: an empty line, or the error and its exit code.
+    """
+    name, ready = sys.argv[1], int(sys.argv[2])
+    stop = Shutdown(signal.SIGTERM, signal.SIGINT)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    wanted = json.load(sys.stdin)
+    keeper = Keeper(default_runtime_dir(), name, wanted["grants"], MemberPart(**wanted["part"]))
+    with os.fdopen(ready, "w") as told:
+        try:
+            keeper.begin()
+        except QgpuError as error:
+            told.write(f"{error.code} {error}\n")
+            sys.exit(error.code)
+        told.write("\n")
+    keeper.log_to_file()
+    keeper.keep(stop)
+
+
+if __name__ == "__main__":
+    main()

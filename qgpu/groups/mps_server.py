@@ -1,0 +1,128 @@
+"""NVIDIA's MPS control daemon of one group: its directories, its clients' environment, how it is ended.
+
+The control daemon starts an MPS server at its first client. Both are processes of the group's pod, as the clients are.
+Source: NVIDIA, Multi-Process Service, appendix A (environment variables) and ``nvidia-cuda-mps-control(1)``.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from qgpu.errors import InvalidValueError, NotSupportedError
+from qgpu.linux import proc
+
+CONTROL = "nvidia-cuda-mps-control"
+#: What /proc/PID/comm says of the control daemon and of the server, cut off after 15 characters.
+_COMM = "nvidia-cuda-mps"
+_SERVER = b"nvidia-cuda-mps-server"
+_QUIT_S, _ANSWER_S, _LOOK_S = 10, 1.0, 0.05
+_MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class MpsServer:
+    """The MPS control daemon of the group whose files are in ``directory``."""
+
+    directory: Path
+
+    @property
+    def command(self) -> tuple[str, ...]:
+        """The command that runs the control daemon in the foreground."""
+        return CONTROL, "-f"
+
+    @property
+    def answers(self) -> bool:
+        """Tell whether the control daemon takes clients. CUDA programs that find none run without MPS."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as client:
+            client.settimeout(_ANSWER_S)  # one that hangs takes no connections at some time
+            refused = client.connect_ex(str(self.pipe / "control"))
+        return refused in {0, errno.EPROTOTYPE}  # a socket of another type is one, too
+
+    @property
+    def pipe(self) -> Path:
+        """The directory of MPS's sockets. It stays the same one while the group lasts: containers have it mounted."""
+        return self.directory / "pipe"
+
+    def prepare(self) -> None:
+        """Make the directories and empty that of the sockets: a killed control daemon's would stop the next one.
+
+        Raises NotSupportedError if MPS is not installed.
+        """
+        if shutil.which(CONTROL) is None:
+            raise NotSupportedError(f"{CONTROL} is not installed; it comes with NVIDIA's driver")
+        self.close()
+        for name in ("pipe", "log"):
+            (self.directory / name).mkdir(parents=True, exist_ok=True)
+
+    def close(self) -> None:
+        """Remove the sockets of a control daemon that has ended."""
+        with suppress(OSError):
+            for each in list(self.pipe.iterdir()):
+                if each.is_dir() and not each.is_symlink():
+                    shutil.rmtree(each, ignore_errors=True)
+                else:
+                    each.unlink(missing_ok=True)
+
+    def environment(self, sm_percent: int | None = None, memory: int | None = None) -> dict[str, str]:
+        """Return the variables of a client, with its part of the SMs in per cent and its memory limit in bytes.
+
+        MPS itself enforces both; it counts devices from 0 and memory in MiB. Raises InvalidValueError.
+        """
+        variables = {
+            "CUDA_MPS_PIPE_DIRECTORY": str(self.pipe),
+            "CUDA_MPS_LOG_DIRECTORY": str(self.directory / "log"),
+        }
+        if sm_percent is not None:
+            if not 1 <= sm_percent <= 100:
+                raise InvalidValueError(f"--sm {sm_percent}: a part of the SMs is 1 to 100 per cent")
+            variables["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = str(sm_percent)
+        if memory is not None:
+            variables["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] = f"0={memory // _MIB}M"
+        return variables
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until the control daemon takes clients; False if it does not within this time."""
+        until = time.monotonic() + timeout_s
+        while not self.answers:
+            if time.monotonic() > until:
+                return False
+            time.sleep(_LOOK_S)
+        return True
+
+    def quit(self) -> None:
+        """Ask the control daemon to end with its server. Whatever it does, this returns within seconds."""
+        with suppress(OSError, subprocess.TimeoutExpired):
+            subprocess.run(
+                [CONTROL],
+                input="quit -t 2\n",
+                text=True,
+                env=os.environ | self.environment(),
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                timeout=_QUIT_S,
+                check=False,
+            )
+
+
+def is_mps(pid: int) -> bool:
+    """Tell whether a process is an MPS control daemon or server, by its name."""
+    return proc.name(pid) == _COMM
+
+
+def is_mps_server(pid: int) -> bool:
+    """Tell whether a process is an MPS server; ``nvidia-cuda-mps-control`` also talks to one, and ends at once."""
+    return is_mps(pid) and any(word.endswith(_SERVER) for word in proc.words(pid)[:2])
+
+
+def members(pids: Iterable[int]) -> list[int]:
+    """Return the processes of a group's pod without those of MPS."""
+    return [pid for pid in pids if not is_mps(pid)]

@@ -1,0 +1,144 @@
+"""Groups as an operator uses them, on the simulator, where a group has no MPS server."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+
+import pytest
+
+from qgpu.groups.group_files import GroupFiles, MemberPart
+from tests.cli.programs import Daemon, daemon
+
+
+@pytest.fixture
+def host(tmp_path):
+    with daemon(tmp_path / "run") as running:
+        yield running
+        running.ctl("group", "remove", "llm", "--force")
+
+
+def groups(host: Daemon) -> list[dict]:
+    return host.json("group", "list")["groups"]
+
+
+def test_members_of_a_group_share_its_grant(host):
+    assert host.ctl("group", "create", "llm", "--cores", "60", "--memory", "40GiB").returncode == 0
+    member = host.start("run", "--group", "llm", "--", "sleep", "60")
+    try:
+        while not (found := groups(host)) or not found[0]["members"]:
+            assert member.poll() is None
+        assert [(grant["cores"], grant["memory"]) for grant in found[0]["grants"]] == [(60, 40 << 30)]
+        assert [pod["name"] for pod in host.json("pod", "list")["pods"]] == ["llm"]
+    finally:
+        member.terminate()
+        member.communicate(timeout=60)
+
+
+def test_member_ends_with_its_commands_exit_code(host):
+    host.ctl("group", "create", "llm")
+
+    assert host.ctl("run", "--group", "llm", "--", "sh", "-c", "exit 7").returncode == 7
+
+
+def test_member_finds_the_mps_server_in_its_environment(host):
+    host.ctl("group", "create", "llm")
+    shown = host.ctl("run", "--group", "llm", "--sm", "50", "--memory", "16GiB", "--", "env").stdout
+    variables = dict(line.partition("=")[::2] for line in shown.splitlines())
+
+    assert variables["CUDA_MPS_PIPE_DIRECTORY"] == str(host.runtime_dir / "groups" / "llm" / "pipe")
+    assert variables["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "50"
+    assert variables["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == "0=16384M"
+
+
+def test_group_with_members_is_not_removed_without_force(host):
+    host.ctl("group", "create", "llm")
+    member = host.start("run", "--group", "llm", "--", "sleep", "60")
+    try:
+        while not groups(host)[0]["members"]:
+            assert member.poll() is None
+        refused = host.ctl("group", "remove", "llm")
+    finally:
+        member.terminate()
+        member.communicate(timeout=60)
+
+    assert (refused.returncode, "1 processes of members" in refused.stderr) == (21, True)
+
+
+def test_removed_group_leaves_nothing(host):
+    host.ctl("group", "create", "llm")
+    assert host.ctl("group", "remove", "llm").returncode == 0
+
+    assert (groups(host), host.json("pod", "list")["pods"]) == ([], [])
+    assert not GroupFiles(host.runtime_dir, "llm").directory.exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "line"),
+    [
+        (("run", "--group", "nobody", "--", "true"), 6, "group nobody: there is no such group"),
+        (("group", "remove", "nobody"), 6, "group nobody: there is no such group"),
+        (("run", "--group", "llm", "--cores", "5", "--", "true"), 2, "--cores is the group's"),
+        (("run", "--sm", "50", "--", "true"), 2, "--sm is a member's part of a group"),
+        (("run", "--group", "llm", "--sm", "101", "--", "true"), 2, "a part of the SMs is 1 to 100 per cent"),
+        (("group", "create", "llm"), 21, "pod name llm: a group has it; choose another"),
+        (("group", "create", "big", "--cores", "101"), 2, "101"),
+        (("group", "create", "big", "--sm", "0"), 2, "a part of the SMs is 1 to 100 per cent"),
+        (("group", "set", "llm"), 2, "group set: nothing to set"),
+        (("group", "set", "llm", "--sm", "101"), 2, "a part of the SMs is 1 to 100 per cent"),
+        (("group", "set", "nobody", "--sm", "50"), 6, "group nobody: there is no such group"),
+        (("group", "show", "nobody"), 6, "group nobody: there is no such group"),
+        (("pod", "suspend", "llm"), 21, "pod llm: it is a group"),
+        (("pod", "move", "llm", "--gpu", "1"), 21, "pod llm: it is a group"),
+        (("run", "--name", "llm", "--", "true"), 21, "pod name llm: a group has it"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_in_one_line(host, arguments, code, line):
+    host.ctl("group", "create", "llm")
+    ended = host.ctl(*arguments)
+
+    assert (ended.returncode, line in ended.stderr, len(ended.stderr.splitlines())) == (code, True, 1)
+    assert [each["name"] for each in groups(host)] == ["llm"]
+
+
+def test_group_outlives_a_daemon_that_restarts(host, tmp_path):
+    host.ctl("group", "create", "llm", "--cores", "60")
+    found = json.loads(host.ctl("group", "list", "-o", "json").stdout)["groups"]
+
+    assert [group["name"] for group in found] == ["llm"]
+
+
+def test_group_set_changes_the_grant_and_what_later_members_get(host):
+    host.ctl("group", "create", "llm", "--cores", "60", "--sm", "50", "--member-memory", "4GiB")
+    said = host.ctl("group", "set", "llm", "--cores", "30", "--class", "online", "--sm", "25").stdout
+    shown = host.ctl("run", "--group", "llm", "--", "env").stdout
+    own = host.ctl("run", "--group", "llm", "--sm", "75", "--", "env").stdout
+
+    assert "quota 60 % -> 30 %" in said
+    (grant,) = groups(host)[0]["grants"]
+    assert (grant["cores"], grant["class"]) == (30, "online")
+    assert "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=25\n" in shown
+    assert "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=4096M\n" in shown
+    assert "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=75\n" in own
+
+
+def test_refused_grant_leaves_the_members_part_as_it_was(host):
+    host.ctl("group", "create", "llm", "--sm", "50")
+    refused = host.ctl("group", "set", "llm", "--memory", "9000GiB", "--sm", "25")
+
+    assert refused.returncode == 21
+    assert GroupFiles(host.runtime_dir, "llm").part == MemberPart(50, None)
+
+
+def test_group_whose_keeper_was_killed_is_removed(host):
+    host.ctl("group", "create", "llm", "--cores", "60")
+    keeper = GroupFiles(host.runtime_dir, "llm").need_keeper()
+    os.kill(keeper, signal.SIGKILL)
+    while GroupFiles(host.runtime_dir, "llm").keeper() is not None:
+        time.sleep(0.01)
+
+    assert host.ctl("group", "remove", "llm").returncode == 0
+    assert not GroupFiles(host.runtime_dir, "llm").directory.exists()
+    assert host.ctl("group", "create", "llm").returncode == 0
