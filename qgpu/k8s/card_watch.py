@@ -1,4 +1,4 @@
-"""Follows qgpud's cards, and wakes whoever publishes them or reports their health."""
+"""Polls qgpud for its cards; the publisher and the health stream wait on it for changes."""
 
 from __future__ import annotations
 
@@ -18,40 +18,35 @@ GRACE_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
-    """The last that is known of the cards."""
+class CardState:
+    """What is known of the cards."""
 
     #: None before qgpud has answered for the first time.
     node: Node | None = None
-    #: Why qgpud's word is out of date; "" if it is not.
+    #: Why ``node`` is out of date; "" if it is not.
     trouble: str = ""
 
 
-class CardWatch(Watched[Sight]):
-    """The cards as last seen."""
+class CardWatch(Watched[CardState]):
+    """Asks qgpud for its cards; the value is its last answer."""
 
     def __init__(self, qgpud: Qgpud, grace_s: float = GRACE_S) -> None:
-        super().__init__(Sight())
+        super().__init__(CardState())
         self._qgpud = qgpud
         self._grace_s = grace_s
         self._answered_s = time.monotonic()
         self._failing = False
 
-    @property
-    def sight(self) -> Sight:
-        """Return what was last seen."""
-        return self.value
-
-    def look(self) -> None:
-        """Ask qgpud. If it does not answer, keep what was seen; after the grace period say that it is out of date."""
+    def poll(self) -> None:
+        """Ask qgpud. If it does not answer, keep its last answer, and mark it as out of date after the grace period."""
         try:
-            sight = Sight(self._qgpud.node())
+            state = CardState(self._qgpud.node())
             self._answered_s = time.monotonic()
             self._failing = False
         except QgpuError as error:
             if not self._failing:
                 _log.warning("no answer from qgpud, trying again", error=str(error))
-            self._failing, sight = True, self.sight
+            self._failing, state = True, self.value
             if time.monotonic() - self._answered_s > self._grace_s:
-                sight = Sight(sight.node, str(error))
-        self.set(sight)
+                state = CardState(state.node, str(error))
+        self.set(state)

@@ -7,7 +7,6 @@ the scheduler rounds up and counts the former.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from typing import Any
 
 from lightkube.models.resource_v1 import DeviceRequestAllocationResult
@@ -16,45 +15,11 @@ from lightkube.resources.resource_v1 import ResourceClaim
 from qgpu.errors import InvalidValueError, RefusedError
 from qgpu.k8s import parameters, quantities
 from qgpu.k8s.names import DRIVER, card_uuid
+from qgpu.model import Grant
+from qgpu.model.prepared_grant import PreparedDevice, PreparedGrant
 
 #: The capacities of a device that a grant is made of.
 MEMORY, CORES = "memory", "cores"
-
-
-@dataclass(frozen=True, slots=True)
-class GrantDevice:
-    """One device of a prepared grant: a part of a card."""
-
-    request: str
-    #: The card's UUID.
-    gpu: str
-    #: The name that the API server gave this part, unique on the card; "" without one.
-    share: str
-    pod_class: str
-    #: Per cent of the card; None without a quota.
-    cores: int | None
-    #: Bytes.
-    memory: int
-    latency_target_ns: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class PreparedGrant:
-    """What qgpud prepares for a claim."""
-
-    uid: str
-    namespace: str
-    name: str
-    #: The UIDs of the pods that may use it.
-    consumers: tuple[str, ...]
-    devices: tuple[GrantDevice, ...]
-
-    def message(self) -> dict[str, Any]:
-        """Return the arguments of the request ``grant.prepare``."""
-        devices = [asdict(device) for device in self.devices]
-        for device in devices:
-            device["class"] = device.pop("pod_class")
-        return asdict(self) | {"consumers": list(self.consumers), "devices": devices}
 
 
 def read(claim: ResourceClaim, uid: str, node: str) -> PreparedGrant:
@@ -107,8 +72,8 @@ def may_be_shared(claim: ResourceClaim) -> bool:
     return not any(owner.kind == "Pod" and owner.controller for owner in owners)
 
 
-def _device(claim: ResourceClaim, result: DeviceRequestAllocationResult) -> GrantDevice:
-    """Read one device of an allocation. Raises InvalidValueError."""
+def _device(claim: ResourceClaim, result: DeviceRequestAllocationResult) -> PreparedDevice:
+    """Read one device of an allocation; qgpud names it. Raises InvalidValueError."""
     about = f"request {result.request}"
     if result.adminAccess:
         raise InvalidValueError(f"{about}: qgpu gives no admin access; a monitor reads qgpud's metrics")
@@ -124,17 +89,10 @@ def _device(claim: ResourceClaim, result: DeviceRequestAllocationResult) -> Gran
     try:
         memory, cores = quantities.whole(consumed[MEMORY]), quantities.whole(consumed[CORES])
         found = parameters.merge(_configurations(claim, result.request))
+        grant = Grant(found.pod_class, cores or None, memory, found.latency_target_ns)
     except InvalidValueError as error:
         raise InvalidValueError(f"{about}: {error}") from error
-    return GrantDevice(
-        result.request,
-        uuid,
-        result.shareID or "",
-        found.pod_class.value,
-        cores or None,
-        memory,
-        found.latency_target_ns,
-    )
+    return PreparedDevice(result.request, result.shareID or "", uuid, grant)
 
 
 def _configurations(claim: ResourceClaim, request: str) -> list[tuple[str, Any]]:

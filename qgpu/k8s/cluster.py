@@ -152,7 +152,7 @@ class Cluster:
         with self._lock:
             now_s = time.monotonic()
             if self._client is None or now_s > self._renew_at_s:
-                self._client = Client(self._config(), timeout=httpx.Timeout(_TIMEOUT_S), trust_env=False)
+                self._client = Client(_identity(self._kubeconfig), timeout=httpx.Timeout(_TIMEOUT_S), trust_env=False)
                 self._renew_at_s = now_s + _RENEWED_EVERY_S
             return self._client
 
@@ -160,17 +160,14 @@ class Cluster:
         with self._lock:
             self._client = None
 
-    def _config(self) -> SingleConfig:
-        return read_identity(self._kubeconfig)
 
-
-def read_identity(kubeconfig: Path | None) -> SingleConfig:
+def _identity(kubeconfig: Path | None) -> SingleConfig:
     """Return the API server and the identity to use there. Raises ConfigError."""
     try:
         config = KubeConfig.from_service_account() if kubeconfig is None else KubeConfig.from_file(kubeconfig)
         found = config.get()
     except Exception as error:  # lightkube and its parsers raise all kinds for a file that is none
-        raise ConfigError(errors_text(error)) from error
+        raise ConfigError(_text(error)) from error
     if found is None:
         raise ConfigError("it has no current context")
     return found
@@ -179,7 +176,7 @@ def read_identity(kubeconfig: Path | None) -> SingleConfig:
 def check_identity(kubeconfig: Path | None) -> None:
     """Raise InvalidValueError if there is no usable identity."""
     try:
-        read_identity(kubeconfig)
+        _identity(kubeconfig)
     except ConfigError as error:
         raise InvalidValueError(
             f"{kubeconfig or 'service account'}: {error}; give --kubeconfig the node's own, such as "
@@ -191,9 +188,9 @@ def _translated(what: str, error: Exception) -> ApiServerError:
     if isinstance(error, ApiError):
         kind = _ERRORS.get(int(error.status.code or 0), ApiServerError)
         return kind(f"{what}: API server: {error.status.message}")
-    return ApiServerError(f"{what}: no answer from the API server: {errors_text(error)}")
+    return ApiServerError(f"{what}: no answer from the API server: {_text(error)}")
 
 
-def errors_text(error: Exception) -> str:
+def _text(error: Exception) -> str:
     """Return an error on one line, even if its own text is empty."""
     return " ".join(str(error).split()) or type(error).__name__

@@ -14,7 +14,7 @@ from qgpu.k8s.grpc_server import Handler
 from qgpu.k8s.kubelet_api import DEVICE_PLUGIN, Service
 from qgpu.k8s.resources import Resource
 from qgpu.k8s.unit_allocator import UnitAllocator
-from qgpu.k8s.unit_stock import UnitStock
+from qgpu.k8s.unit_watch import UnitWatch
 
 _log = structlog.get_logger("k8s.device-plugin")
 _MESSAGES = DEVICE_PLUGIN.messages
@@ -27,10 +27,10 @@ _REPEAT_S = 60.0
 class DevicePlugin:
     """The service of one resource."""
 
-    def __init__(self, resource: Resource, allocator: UnitAllocator, stock: UnitStock) -> None:
+    def __init__(self, resource: Resource, allocator: UnitAllocator, units: UnitWatch) -> None:
         self._resource = resource
         self._allocator = allocator
-        self._stock = stock
+        self._units = units
 
     @property
     def endpoint(self) -> str:
@@ -61,11 +61,11 @@ class DevicePlugin:
 
     def _list(self, _request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
         """Yield all units at every change."""
-        context.add_callback(self._stock.wake)
+        context.add_callback(self._units.wake)
         seen, last = -1, None
-        while context.is_active() and not self._stock.closed:
-            seen = self._stock.wait(seen, _REPEAT_S)
-            found = self._stock.of(self._resource)
+        while context.is_active() and not self._units.closed:
+            seen = self._units.wait(seen, _REPEAT_S)
+            found = self._units.of(self._resource)
             if found is None or found == last:
                 continue
             last = found
@@ -99,7 +99,7 @@ class DevicePlugin:
                 cdi_devices=[_MESSAGES.CDIDevice(name=name)],
                 annotations={f"cdi.k8s.io/qgpu.io_{name.partition('=')[2]}"[:_ANNOTATION_MAX]: name},
             )
-        self._stock.look_now()
+        self._units.poll()
         return response
 
 

@@ -16,50 +16,50 @@ from qgpu import log
 from qgpu.config import LogFormat, LogLevel
 from qgpu.errors import QgpuError, RefusedError
 from qgpu.ipc.systemd import notify
-from qgpu.k8s import rivals
+from qgpu.k8s import conflicts
 from qgpu.k8s.card_watch import CardWatch
 from qgpu.k8s.cluster import Cluster, check_identity
 from qgpu.k8s.dra_plugin import VERSIONS, ClaimLocks, DraPlugin
 from qgpu.k8s.grpc_server import SocketServer
 from qgpu.k8s.health import HealthStream
 from qgpu.k8s.kubelet_api import DRA_HEALTH
-from qgpu.k8s.one_mode import Mode, OneMode
-from qgpu.k8s.options import Place
+from qgpu.k8s.node_lock import drop_other_modes_grants, node_lock
+from qgpu.k8s.options import NodeConfig
 from qgpu.k8s.publisher import Publisher
 from qgpu.k8s.qgpud import Qgpud
 from qgpu.k8s.registration import Registration
 from qgpu.k8s.resync import Resync
-from qgpu.k8s.slices import Selling
+from qgpu.k8s.slices import SharingOptions
 from qgpu.k8s.threads import Threads
 from qgpu.linux.shutdown import Shutdown
 
 _log = structlog.get_logger("k8s")
 
 
-def run(place: Place, kubeconfig: Path | None, selling: Selling, resync_s: float) -> None:
+def run(config: NodeConfig, kubeconfig: Path | None, sharing: SharingOptions, resync_s: float) -> None:
     """Serve until a signal. Raises QgpuError if another driver sells the cards, or there is no identity."""
     stop = Shutdown(signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
     log.configure(LogLevel.INFO, LogFormat.AUTO)
     check_identity(kubeconfig)
-    if rival := rivals.find(place.kubelet):
-        raise RefusedError(rival)
+    if conflict := conflicts.find(config.kubelet):
+        raise RefusedError(conflict)
     os.umask(0o077)  # sockets are the kubelet's alone
-    with OneMode(place.kubelet) as mode:
-        _serve(place, Cluster(kubeconfig, place.node), selling, resync_s, mode, stop)
+    with node_lock(config.kubelet):
+        _serve(config, Cluster(kubeconfig, config.node), sharing, resync_s, stop)
 
 
-def _serve(place: Place, cluster: Cluster, selling: Selling, resync_s: float, mode: Mode, stop: Shutdown) -> None:
-    qgpud, locks = Qgpud(place.runtime_dir), ClaimLocks()
+def _serve(config: NodeConfig, cluster: Cluster, sharing: SharingOptions, resync_s: float, stop: Shutdown) -> None:
+    qgpud, locks = Qgpud(config.runtime_dir), ClaimLocks()
     cards = CardWatch(qgpud)
-    publisher = Publisher(cluster, cards, selling)
-    resync = Resync(cluster, qgpud, locks, place.kubelet.pod_resources)
+    publisher = Publisher(cluster, cards, sharing)
+    resync = Resync(cluster, qgpud, locks, config.kubelet.pod_resources)
     plugin = DraPlugin(cluster, qgpud, locks, resync.follow)
-    health = DRA_HEALTH.services["DRAResourceHealth"], {"NodeWatchResources": HealthStream(cards, place.node).watch}
-    registration = Registration(place.kubelet.dra_socket, VERSIONS, publisher.check_again)
+    health = DRA_HEALTH.services["DRAResourceHealth"], {"NodeWatchResources": HealthStream(cards, config.node).watch}
+    registration = Registration(config.kubelet.dra_socket, VERSIONS, publisher.check_again)
     # The kubelet calls the plugin's socket as soon as it has found the other one.
     servers = [
-        SocketServer(place.kubelet.dra_socket, [*plugin.services(), health]),
-        registration.server(place.kubelet.registration_socket),
+        SocketServer(config.kubelet.dra_socket, [*plugin.services(), health]),
+        registration.server(config.kubelet.registration_socket),
     ]
     for server in servers:
         server.start()
@@ -67,8 +67,8 @@ def _serve(place: Place, cluster: Cluster, selling: Selling, resync_s: float, mo
     publisher.start(threads)
     threads.start("resync", lambda: resync.run(stop.wait, resync_s))
     notify("READY=1")
-    _log.info("serving", node=place.node, socket=str(place.kubelet.dra_socket))
-    keeper = _Keeper(place, qgpud, mode, servers, cards, publisher)
+    _log.info("serving", node=config.node, socket=str(config.kubelet.dra_socket))
+    keeper = _Keeper(config, qgpud, servers, cards, publisher)
     keeper.run(stop)
     cards.close()
     for server in reversed(servers):
@@ -79,11 +79,10 @@ def _serve(place: Place, cluster: Cluster, selling: Selling, resync_s: float, mo
 
 @dataclass(slots=True)
 class _Keeper:
-    """Looks after sockets, cards and rivals."""
+    """Looks after sockets, cards and conflicting drivers."""
 
-    place: Place
+    config: NodeConfig
     qgpud: Qgpud
-    mode: Mode
     servers: list[SocketServer]
     cards: CardWatch
     publisher: Publisher
@@ -93,13 +92,11 @@ class _Keeper:
     def run(self, stop: Shutdown) -> None:
         """Look again and again until ``stop``. Raises RefusedError if the device plugin's pods still run."""
         while True:
-            self.cards.look()
-            if not self.checked and self.cards.sight.node is not None:
-                self.checked = self.mode.check(self.qgpud, device_plugin=False)
-            if (rival := rivals.find(self.place.kubelet)) != self.publisher.rival:
-                if rival:
-                    _log.error("no new pods on this node's cards", error=rival)
-                self.publisher.rival = rival
+            self.cards.poll()
+            if not self.checked and self.cards.value.node is not None:
+                self.checked = drop_other_modes_grants(self.qgpud, device_plugin=False)
+            if (conflict := conflicts.check(self.config.kubelet, self.publisher.conflict)) != self.publisher.conflict:
+                self.publisher.conflict = conflict
                 self.cards.wake()
             for server in self.servers:
                 try:
@@ -107,5 +104,5 @@ class _Keeper:
                         _log.warning("socket was gone, listening again")
                 except QgpuError as error:
                     _log.error("socket is gone, trying again", error=str(error))
-            if stop.wait(self.place.interval_s):
+            if stop.wait(self.config.interval_s):
                 return

@@ -15,12 +15,12 @@ import structlog
 
 from qgpu.errors import QgpuError
 from qgpu.k8s import claims
-from qgpu.k8s.claims import GrantDevice, PreparedGrant
 from qgpu.k8s.cluster import Cluster
 from qgpu.k8s.grpc_server import Handler
 from qgpu.k8s.kubelet_api import DRA_V1, DRA_V1BETA1, Interface, Service
 from qgpu.k8s.names import device_name
 from qgpu.k8s.qgpud import Qgpud
+from qgpu.model.prepared_grant import PreparedDevice
 
 _log = structlog.get_logger("k8s.dra")
 
@@ -87,7 +87,7 @@ class DraPlugin:
 
         return {"NodePrepareResources": prepare, "NodeUnprepareResources": unprepare}
 
-    def _prepare(self, asked: Any, context: grpc.ServicerContext) -> list[tuple[GrantDevice, str]]:
+    def _prepare(self, asked: Any, context: grpc.ServicerContext) -> list[tuple[PreparedDevice, str]]:
         """Prepare one claim; return its devices with their CDI names. Raises QgpuError."""
         with self._locks.of(asked.uid):
             claim = self._cluster.claim(asked.namespace, asked.name)
@@ -97,11 +97,18 @@ class DraPlugin:
             named = self._qgpud.prepare(grant)
             if claims.may_be_shared(claim):
                 self._shared(asked.uid)
-        _log.info("claim prepared", claim=f"{grant.namespace}/{grant.name}", uid=grant.uid, **_summary(grant))
+        cores = sum(device.grant.cores or 0 for device in grant.devices)
+        _log.info(
+            "claim prepared",
+            claim=f"{grant.namespace}/{grant.name}",
+            uid=grant.uid,
+            devices=len(grant.devices),
+            cores=cores,
+        )
         return [(device, named[device.request, device.gpu, device.share]) for device in grant.devices]
 
 
-def _device_messages(messages: Any, devices: Iterable[tuple[GrantDevice, str]], pool: str) -> Iterable[Any]:
+def _device_messages(messages: Any, devices: Iterable[tuple[PreparedDevice, str]], pool: str) -> Iterable[Any]:
     for device, cdi in devices:
         message = messages.Device(
             request_names=[device.request], pool_name=pool, device_name=device_name(device.gpu), cdi_device_ids=[cdi]
@@ -109,8 +116,3 @@ def _device_messages(messages: Any, devices: Iterable[tuple[GrantDevice, str]], 
         if device.share and hasattr(message, "share_id"):
             message.share_id = device.share
         yield message
-
-
-def _summary(grant: PreparedGrant) -> dict[str, Any]:
-    """Return what a log line says about a grant."""
-    return {"devices": len(grant.devices), "cores": sum(device.cores or 0 for device in grant.devices)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -23,11 +23,9 @@ _STOP_S = 2.0
 class SocketServer:
     """Serves services at a path until it is stopped; a socket left by an earlier process is replaced."""
 
-    def __init__(
-        self, path: Path, services: Mapping[Service, Mapping[str, Handler]] | list[tuple[Service, Any]]
-    ) -> None:
+    def __init__(self, path: Path, services: Sequence[tuple[Service, Mapping[str, Handler]]]) -> None:
         self._path = path
-        self._services = list(services.items()) if isinstance(services, Mapping) else list(services)
+        self._services = services
         self._server: grpc.Server | None = None
         self._identity: tuple[int, int, int] | None = None
 
@@ -44,14 +42,14 @@ class SocketServer:
             server.add_insecure_port(f"unix:{made}")
             server.start()
             made.replace(self._path)
-            self._identity = _identity(self._path)
+            self._identity = socket_identity(self._path)
         except (OSError, RuntimeError) as error:
             raise QgpuError(f"{self._path}: cannot listen: {' '.join(str(error).split())}") from error
         self._server = server
 
     def restore(self) -> bool:
         """Listen anew if the socket was removed or replaced; tell whether it was. Raises QgpuError."""
-        if self._server is not None and _identity(self._path) == self._identity:
+        if self._server is not None and socket_identity(self._path) == self._identity:
             return False
         self.stop(0)
         self.start()
@@ -60,7 +58,7 @@ class SocketServer:
     def stop(self, grace_s: float = _STOP_S) -> None:
         """Stop serving; calls have this long to end. The socket goes, and the kubelet takes note."""
         if self._server is not None:
-            if _identity(self._path) == self._identity:
+            if socket_identity(self._path) == self._identity:
                 self._path.unlink(missing_ok=True)
             self._server.stop(grace_s).wait()
             self._server = None
@@ -94,8 +92,8 @@ def _serialized(message: Any) -> bytes:
     return data
 
 
-def _identity(path: Path) -> tuple[int, int, int] | None:
-    """Return what tells a socket from a later one at its path; an inode alone may be used again."""
+def socket_identity(path: Path) -> tuple[int, int, int] | None:
+    """Return what tells a socket from a later one at its path, None if there is none; an inode may be used again."""
     try:
         stat = path.lstat()
     except OSError:

@@ -8,7 +8,7 @@ from typing import Any
 
 import grpc
 
-from qgpu.k8s.card_watch import CardWatch, Sight
+from qgpu.k8s.card_watch import CardState, CardWatch
 from qgpu.k8s.kubelet_api import DRA_HEALTH
 from qgpu.k8s.names import device_name
 
@@ -29,15 +29,15 @@ class HealthStream:
         context.add_callback(self._cards.wake)
         seen = self._cards.wait(-1, 0)
         while context.is_active() and not self._cards.closed:
-            yield self._response(self._cards.sight)
+            yield self._response(self._cards.value)
             seen = self._cards.wait(seen, _REPEAT_S)
 
-    def _response(self, sight: Sight) -> Any:
+    def _response(self, state: CardState) -> Any:
         messages = DRA_HEALTH.messages
         response = messages.NodeWatchResourcesResponse()
-        for card in sight.node.cards if sight.node is not None else ():
+        for card in state.node.cards if state.node is not None else ():
             if (name := device_name(card.uuid)) is not None:
-                health = _UNKNOWN if sight.trouble else _UNHEALTHY if card.trouble else _HEALTHY
+                health = _UNKNOWN if state.trouble else _UNHEALTHY if card.trouble else _HEALTHY
                 response.devices.add(
                     device=messages.DeviceIdentifier(pool_name=self._pool, device_name=name),
                     health=health,

@@ -10,9 +10,7 @@ import click
 import qgpu
 from qgpu import entry_point
 from qgpu.errors import NotSupportedError
-from qgpu.k8s.options import Place, Size, placed
-
-_MI = 1024**2
+from qgpu.k8s.options import SIZE, NodeConfig, node_options
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -22,16 +20,16 @@ def command() -> None:
 
 
 @command.command()
-@placed
+@node_options
 @click.option(
     "--kubeconfig",
     type=click.Path(path_type=Path),
     help="Identity at the API server, such as /etc/kubernetes/kubelet.conf; default: the service account of this pod.",
 )
-@click.option("--reserve", type=Size(), default="512MiB", show_default=True, help="Memory that every card keeps back.")
-@click.option("--memory-step", type=Size(), default="256MiB", show_default=True, help="Requests are multiples of it.")
+@click.option("--reserve", type=SIZE, default="512MiB", show_default=True, help="Memory that every card keeps back.")
+@click.option("--memory-step", type=SIZE, default="256MiB", show_default=True, help="Requests are multiples of it.")
 @click.option(
-    "--memory-default", type=Size(), default="1GiB", show_default=True, help="What a request without a size gets."
+    "--memory-default", type=SIZE, default="1GiB", show_default=True, help="What a request without a size gets."
 )
 @click.option("--shares", type=click.IntRange(1, 1000), default=64, show_default=True, help="Claims on a card at most.")
 @click.option(
@@ -42,7 +40,7 @@ def command() -> None:
     help="Seconds between comparisons of all claims.",
 )
 def dra(
-    place: Place,
+    config: NodeConfig,
     kubeconfig: Path | None,
     reserve: int,
     memory_step: int,
@@ -56,16 +54,16 @@ def dra(
     """
     try:
         from qgpu.k8s import dra_driver
-        from qgpu.k8s.slices import Selling
+        from qgpu.k8s.slices import SharingOptions
     except ImportError as error:
         raise _missing(error) from error
     default = -(-memory_default // memory_step) * memory_step
-    dra_driver.run(place, kubeconfig, Selling(reserve, memory_step, default, shares), resync)
+    dra_driver.run(config, kubeconfig, SharingOptions(reserve, memory_step, default, shares), resync)
 
 
 @command.command()
-@placed
-@click.option("--reserve", type=Size(), default="512MiB", show_default=True, help="Memory that every card keeps back.")
+@node_options
+@click.option("--reserve", type=SIZE, default="512MiB", show_default=True, help="Memory that every card keeps back.")
 @click.option(
     "--alias",
     "aliases",
@@ -87,14 +85,16 @@ def dra(
     show_default=True,
     help="Seconds for which the kubelet must not list units before they count as free.",
 )
-def device_plugin(place: Place, reserve: int, aliases: tuple[str, ...], memory_factor: int, patience: float) -> None:
+def device_plugin(
+    config: NodeConfig, reserve: int, aliases: tuple[str, ...], memory_factor: int, patience: float
+) -> None:
     """Run the device plugin: qgpu.io/cores in per cent, for clusters without consumable capacity."""
     try:
         from qgpu.k8s import resources, unit_driver
     except ImportError as error:
         raise _missing(error) from error
     served = resources.served(map(resources.Alias, aliases), memory_factor)
-    unit_driver.run(place, served, reserve, patience)
+    unit_driver.run(config, served, reserve, patience)
 
 
 def _missing(error: ImportError) -> NotSupportedError:

@@ -14,6 +14,8 @@ PARAMETERS_API, PARAMETERS_KIND = "qgpu.io/v1", "GrantParameters"
 DRAIN_ANNOTATION = "qgpu.io/drain"
 
 KUBELET_DIR = Path("/var/lib/kubelet")
+#: Where every kubelet has its socket for device plugins, whatever its own directory is (v1beta1/constants.go).
+DEVICE_PLUGIN_DIR = KUBELET_DIR / "device-plugins"
 
 _UUID = re.compile(r"GPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
@@ -23,6 +25,8 @@ class KubeletDirectory:
     """The kubelet's directory, and the sockets in it."""
 
     root: Path
+    #: Where device plugins and the kubelet's registration socket for them lie.
+    device_plugins: Path = DEVICE_PLUGIN_DIR
 
     @property
     def registry(self) -> Path:
@@ -43,11 +47,6 @@ class KubeletDirectory:
     def dra_socket(self) -> Path:
         """The socket that the DRA driver serves."""
         return self.plugins / DRIVER / "dra.sock"
-
-    @property
-    def device_plugins(self) -> Path:
-        """Where device plugins and the kubelet's registration socket for them lie."""
-        return self.root / "device-plugins"
 
     @property
     def device_plugin_registration(self) -> Path:

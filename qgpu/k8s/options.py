@@ -12,28 +12,15 @@ from typing import Any
 import click
 
 from qgpu import entry_point, units
-from qgpu.errors import InvalidValueError
-from qgpu.k8s.names import KUBELET_DIR, KubeletDirectory
+from qgpu.k8s.names import DEVICE_PLUGIN_DIR, KUBELET_DIR, KubeletDirectory
 from qgpu.paths import default_runtime_dir
 
-
-class Size(click.ParamType[int]):
-    """A size such as 16GiB, as bytes."""
-
-    name = "size"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Read it."""
-        if isinstance(value, int):
-            return value
-        try:
-            return units.parse_memory(str(value))
-        except InvalidValueError as error:
-            self.fail(str(error), param, ctx)
+#: A size such as 16GiB, in bytes.
+SIZE = entry_point.Quantity("size", units.parse_memory)
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class NodeConfig:
     """Where this process runs: the daemon's directory, the kubelet's, and the name of the node."""
 
     runtime_dir: Path
@@ -43,8 +30,8 @@ class Place:
     interval_s: float
 
 
-def placed(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options that say where qgpud and the kubelet are; the command gets a ``Place``."""
+def node_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options that say where qgpud and the kubelet are; the command gets a ``NodeConfig``."""
 
     @click.option("--runtime-dir", type=entry_point.Directory(), help="Directory of qgpud's control socket.")
     @click.option(
@@ -53,6 +40,13 @@ def placed(command: Callable[..., Any]) -> Callable[..., Any]:
         default=KUBELET_DIR,
         show_default=True,
         help="The kubelet's root directory.",
+    )
+    @click.option(
+        "--device-plugin-dir",
+        type=entry_point.Directory(),
+        default=DEVICE_PLUGIN_DIR,
+        show_default=True,
+        help="Where the kubelet has its socket for device plugins.",
     )
     @click.option("--node-name", envvar="NODE_NAME", help="This node's name in Kubernetes; default: the host name.")
     @click.option(
@@ -63,9 +57,16 @@ def placed(command: Callable[..., Any]) -> Callable[..., Any]:
         help="Seconds between looks at qgpud, at its own sockets and at other drivers.",
     )
     @wraps(command)
-    def run(runtime_dir: Path | None, kubelet_dir: Path, node_name: str | None, interval: float, **others: Any) -> Any:
+    def run(
+        runtime_dir: Path | None,
+        kubelet_dir: Path,
+        device_plugin_dir: Path,
+        node_name: str | None,
+        interval: float,
+        **others: Any,
+    ) -> Any:
         node = node_name or os.uname().nodename.lower()
-        kubelet = KubeletDirectory(kubelet_dir)
-        return command(Place(runtime_dir or default_runtime_dir(), kubelet, node, interval), **others)
+        kubelet = KubeletDirectory(kubelet_dir, device_plugin_dir)
+        return command(NodeConfig(runtime_dir or default_runtime_dir(), kubelet, node, interval), **others)
 
     return run

@@ -21,7 +21,7 @@ from qgpu.k8s import slices
 from qgpu.k8s.card_watch import CardWatch
 from qgpu.k8s.cluster import ApiServerError, Cluster, ConflictError
 from qgpu.k8s.names import DRAIN_ANNOTATION, DRIVER
-from qgpu.k8s.slices import Condition, Effect, Selling
+from qgpu.k8s.slices import Condition, Effect, SharingOptions
 from qgpu.k8s.threads import Threads
 
 _log = structlog.get_logger("k8s.slice")
@@ -35,16 +35,16 @@ _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.2, 30.0
 class Publisher:
     """One slice, and the threads that keep it."""
 
-    def __init__(self, cluster: Cluster, cards: CardWatch, selling: Selling) -> None:
+    def __init__(self, cluster: Cluster, cards: CardWatch, sharing: SharingOptions) -> None:
         self._cluster = cluster
         self._cards = cards
-        self._selling = selling
+        self._sharing = sharing
         self._name = f"{cluster.node_name}-{DRIVER}"
         self._generation = 0
         self._owner: OwnerReference | None = None
         self._drain: dict[str, Effect] = {}
-        #: Another driver that sells the same cards, see ``rivals``.
-        self.rival = ""
+        #: A driver that sells the same cards (``conflicts``); "" if there is none.
+        self.conflict = ""
         self._stale = threading.Event()
         self._written_version = ""
         self._written: ResourceSliceSpec | None = None
@@ -81,11 +81,11 @@ class Publisher:
 
     def _update(self, read_back: bool) -> bool:
         """Write the slice if it is not as it should be; tell whether the server was asked. Raises ApiServerError."""
-        sight = self._cards.sight
-        if sight.node is None:
+        state = self._cards.value
+        if state.node is None:
             return False
-        condition = Condition(sight.trouble, self.rival, self._drain)
-        wanted = slices.spec(sight.node, self._cluster.node_name, self._selling, condition, self._generation)
+        condition = Condition(state.trouble, self.conflict, self._drain)
+        wanted = slices.spec(state.node, self._cluster.node_name, self._sharing, condition, self._generation)
         if not read_back and self._written is not None and slices.same(wanted, self._written):
             return False
         kept = self._cluster.slice(self._name)

@@ -20,7 +20,7 @@ class Registration:
     """The registration service of the DRA driver."""
 
     def __init__(self, endpoint: Path, versions: Sequence[str], accepted: Callable[[], None]) -> None:
-        """Point the kubelet to an endpoint, and call ``accepted`` each time it takes us."""
+        """Point the kubelet to an endpoint, and call ``accepted`` each time it accepts us."""
         self._endpoint = endpoint
         self._versions = list(versions)
         self._accepted = accepted

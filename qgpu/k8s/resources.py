@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from qgpu.errors import InvalidValueError
-from qgpu.k8s.claims import GrantDevice
 from qgpu.k8s.names import DRIVER
 from qgpu.k8s.qgpud import Card
-from qgpu.model import PodClass
+from qgpu.model import Grant, PodClass
+from qgpu.model.prepared_grant import PreparedDevice
 
 _MI = 1024**2
 _PER_CENT = 100
@@ -93,19 +93,17 @@ def share_of_memory(card: Card, reserve: int, per_cent: int) -> int:
     return (card.memory - reserve) // _PER_CENT // _MI * _MI * per_cent
 
 
-def grant_device(card: Card, reserve: int, units: Mapping[Resource, Iterable[int]], request: str) -> GrantDevice:
-    """Return what units of one family are worth. Without a unit of memory, memory goes in proportion to time."""
+def grant_device(card: Card, reserve: int, units: Mapping[Resource, Iterable[int]], request: str) -> PreparedDevice:
+    """Return what units of one family are worth. Without a unit of memory, memory goes in proportion to time.
+
+    Raises InvalidValueError if that is nothing.
+    """
     counts = {resource.kind: len(set(numbers)) for resource, numbers in units.items()}
     cores = counts.get(Kind.SHARE, 0) + counts.get(Kind.CORES, 0)
     memory = sum(resource.unit * len(set(numbers)) for resource, numbers in units.items())
-    return GrantDevice(
-        request,
-        card.uuid,
-        "",
-        next(iter(units)).pod_class.value,
-        cores or None,
-        memory or share_of_memory(card, reserve, cores),
-    )
+    pod_class = next(iter(units)).pod_class
+    grant = Grant(pod_class, cores or None, memory or share_of_memory(card, reserve, cores))
+    return PreparedDevice(request, "", card.uuid, grant)
 
 
 def room(resource: Resource, card: Card, reserve: int, cores_left: int, memory_left: int) -> int:

@@ -26,8 +26,8 @@ from qgpu.k8s.qgpud import Qgpud
 
 _log = structlog.get_logger("k8s.resync")
 
-#: How often every grant is compared, and how often the pods of shared claims are looked up.
-INTERVAL_S, SHARED_INTERVAL_S = 30.0, 1.0
+#: How often the pods of shared claims are looked up.
+_SHARED_INTERVAL_S = 1.0
 #: A node may not read a claim that no pod of it refers to, nor one that does not exist. Just after the API server's
 #: start, that holds for every claim. So it counts only after this many looks in a row.
 _LOOKS = 3
@@ -63,7 +63,7 @@ class Resync:
                     due_s = time.monotonic() + interval_s
             except QgpuError as error:
                 _log.info("not compared, trying again", error=str(error))
-            if ended(min(SHARED_INTERVAL_S, interval_s)):
+            if ended(min(_SHARED_INTERVAL_S, interval_s)):
                 return
 
     def compare(self, only: frozenset[str] | None = None) -> None:

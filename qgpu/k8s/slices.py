@@ -42,7 +42,7 @@ class Effect(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Selling:
+class SharingOptions:
     """How cards are divided. Sizes are bytes."""
 
     #: What every card keeps back.
@@ -78,21 +78,21 @@ def drained(annotation: str) -> dict[str, Effect]:
 class Condition:
     """What is wrong beyond the cards themselves; each text is "" if nothing is."""
 
-    #: Why qgpud's word is out of date.
+    #: Why qgpud's last answer is out of date.
     daemon: str = ""
     #: Another driver that sells the same cards.
-    rival: str = ""
+    conflict: str = ""
     drain: Mapping[str, Effect] | None = None
 
 
-def spec(node: Node, name: str, selling: Selling, condition: Condition, generation: int) -> ResourceSliceSpec:
+def spec(node: Node, name: str, sharing: SharingOptions, condition: Condition, generation: int) -> ResourceSliceSpec:
     """Return the content of the slice of a node of that name."""
     return ResourceSliceSpec(
         driver=DRIVER,
         nodeName=name,
         pool=ResourcePool(name=name, generation=generation, resourceSliceCount=1),
         devices=[
-            _device(node, card, known, selling, condition)
+            _device(node, card, known, sharing, condition)
             for card in node.cards
             if (known := device_name(card.uuid)) is not None
         ],
@@ -118,18 +118,18 @@ def shares_cards(kept: ResourceSliceSpec) -> bool:
     )
 
 
-def for_sale(card: Card, selling: Selling) -> tuple[int, int]:
+def free_capacity(card: Card, sharing: SharingOptions) -> tuple[int, int]:
     """Return what a card has to sell, in bytes and per cent."""
-    memory = card.memory - selling.reserve - card.held_memory
-    return max(memory - memory % selling.memory_step, 0), max(100 - card.held_cores, 0)
+    memory = card.memory - sharing.reserve - card.held_memory
+    return max(memory - memory % sharing.memory_step, 0), max(100 - card.held_cores, 0)
 
 
-def _device(node: Node, card: Card, name: str, selling: Selling, condition: Condition) -> Device:
-    memory, cores = for_sale(card, selling)
+def _device(node: Node, card: Card, name: str, sharing: SharingOptions, condition: Condition) -> Device:
+    memory, cores = free_capacity(card, sharing)
     # Every claim consumes at least this much, so under fixed-share no pod comes without a quota.
     least_cores = 1 if POLICIES[card.policy].needs_quota or POLICIES[card.online_policy].needs_quota else 0
-    full = memory < selling.memory_step or cores < least_cores
-    memory, cores = max(memory, selling.memory_step), max(cores, least_cores)
+    full = memory < sharing.memory_step or cores < least_cores
+    memory, cores = max(memory, sharing.memory_step), max(cores, least_cores)
     attributes = {
         "uuid": {"string": card.uuid},
         "productName": {"string": card.name[:_TEXT_MAX]},
@@ -146,12 +146,12 @@ def _device(node: Node, card: Card, name: str, selling: Selling, condition: Cond
         capacity={
             MEMORY: _capacity(
                 quantities.from_bytes(memory),
-                quantities.from_bytes(min(selling.memory_default, memory)),
-                quantities.from_bytes(selling.memory_step),
-                quantities.from_bytes(selling.memory_step),
+                quantities.from_bytes(min(sharing.memory_default, memory)),
+                quantities.from_bytes(sharing.memory_step),
+                quantities.from_bytes(sharing.memory_step),
             ),
             CORES: _capacity(str(cores), str(least_cores), str(least_cores), "1"),
-            SHARES: _capacity(str(selling.shares), "1", "1", "1", most="1"),
+            SHARES: _capacity(str(sharing.shares), "1", "1", "1", most="1"),
         },
         taints=_taints(card, full, condition) or None,
     )
@@ -166,7 +166,7 @@ def _taints(card: Card, full: bool, condition: Condition) -> list[DeviceTaint]:
     drain = condition.drain or {}
     effects = {
         "trouble": Effect.NO_SCHEDULE if card.trouble or condition.daemon else None,
-        "rival": Effect.NO_SCHEDULE if condition.rival else None,
+        "conflict": Effect.NO_SCHEDULE if condition.conflict else None,
         "full": Effect.NO_SCHEDULE if full else None,
         "drain": drain.get(card.uuid, drain.get("all")),
     }

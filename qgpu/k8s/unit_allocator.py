@@ -16,12 +16,12 @@ from pathlib import Path
 import structlog
 
 from qgpu.errors import QgpuError, RefusedError, UnknownNameError
-from qgpu.k8s import device_units, pod_resources, resources, unit_ledger
-from qgpu.k8s.claims import PreparedGrant
+from qgpu.k8s import device_units, pod_resources, resources, unit_usage
+from qgpu.k8s.grpc_server import socket_identity
 from qgpu.k8s.qgpud import Card, Qgpud
 from qgpu.k8s.resources import Kind, Resource
-from qgpu.k8s.unit_ledger import Taken
-from qgpu.model.prepared_grant import ANY_POD
+from qgpu.k8s.unit_usage import HeldUnits
+from qgpu.model.prepared_grant import ANY_POD, PreparedGrant
 
 _log = structlog.get_logger("k8s.units")
 
@@ -34,7 +34,7 @@ _FREED_S, _FREED_STEP_S = 2.0, 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class _Half:
+class _HalfAllocation:
     """An allocation whose other half, time or memory, may follow."""
 
     uid: str
@@ -54,10 +54,10 @@ class UnitAllocator:
         self._reserve = reserve
         self._patience_s = patience_s
         self._lock = threading.Lock()
-        self._open: _Half | None = None
+        self._open: _HalfAllocation | None = None
         #: Since when the kubelet, which is told by its socket, has not listed the units of a grant, by UID.
         self._absent: dict[str, float] = {}
-        self._kubelet: tuple[int, int] | None = None
+        self._kubelet: tuple[int, int, int] | None = None
 
     def allocate(self, resource: Resource, names: Sequence[str]) -> str:
         """Prepare units for a container; return the CDI name. Raises QgpuError."""
@@ -75,7 +75,7 @@ class UnitAllocator:
             units = {resource: numbers} if half is None else {half.resource: half.numbers, resource: numbers}
             uid = device_units.claim_uid(resource.name, uuid, numbers) if half is None else half.uid
             name = self._prepare(uid, card, units)
-            self._open = None if half else _Half(uid, resource, uuid, numbers, time.monotonic())
+            self._open = None if half else _HalfAllocation(uid, resource, uuid, numbers, time.monotonic())
         return name
 
     def prefer(self, resource: Resource, available: Sequence[str], must: Sequence[str], size: int) -> list[str]:
@@ -86,13 +86,13 @@ class UnitAllocator:
 
     def compare(self, socket: Path) -> None:
         """Give up grants whose units the kubelet does not list any more; prepare what is missing. Raises QgpuError."""
-        kubelet = _identity(socket)
+        kubelet = socket_identity(socket)
         listed = pod_resources.held(socket)
         with self._lock:
             if kubelet != self._kubelet or kubelet is None:  # it lists nothing until it has found its pods again
                 self._kubelet = kubelet
                 self._absent.clear()
-            held = unit_ledger.taken(self._qgpud.grants(), self._served)
+            held = unit_usage.taken(self._qgpud.grants(), self._served)
             wanted = self._listed(listed)
             now_s = time.monotonic()
             for each in held:
@@ -125,7 +125,7 @@ class UnitAllocator:
                 found.setdefault(key, []).append((resource, *device_units.read_units(each.units)))
         return list(found.values())
 
-    def _other_half(self, resource: Resource) -> _Half | None:
+    def _other_half(self, resource: Resource) -> _HalfAllocation | None:
         half = self._open
         matches = (
             half is not None
@@ -137,11 +137,11 @@ class UnitAllocator:
 
     def _free(self, resource: Resource, card: str, numbers: Iterable[int]) -> None:
         """Give up the grants of units that the kubelet allocates anew. Raises RefusedError if one is still used."""
-        for each in unit_ledger.taken(self._qgpud.grants(), self._served):
+        for each in unit_usage.taken(self._qgpud.grants(), self._served):
             if each.overlaps(resource, card, numbers):
                 self._drop_soon(each)
 
-    def _drop_soon(self, old: Taken) -> None:
+    def _drop_soon(self, old: HeldUnits) -> None:
         """Give up a grant; its last process may need a moment to end. Raises RefusedError."""
         until_s = time.monotonic() + _FREED_S
         while True:
@@ -166,7 +166,8 @@ class UnitAllocator:
         name = device_units.grant_name({resource.kind.value: numbers for resource, numbers in units.items()})
         device = resources.grant_device(card, self._reserve, units, first.name)
         named = self._qgpud.prepare(PreparedGrant(uid, NAMESPACE, name, (ANY_POD,), (device,)))
-        _log.info("units prepared", uid=uid, name=name, card=card.uuid, cores=device.cores, memory=device.memory)
+        grant = device.grant
+        _log.info("units prepared", uid=uid, name=name, card=card.uuid, cores=grant.cores, memory=grant.memory)
         return named[device.request, device.gpu, device.share]
 
     def _card(self, uuid: str) -> Card:
@@ -174,11 +175,3 @@ class UnitAllocator:
             if card.uuid == uuid:
                 return card
         raise UnknownNameError(f"card {uuid}: qgpud has no such card any more")
-
-
-def _identity(socket: Path) -> tuple[int, int] | None:
-    try:
-        stat = socket.stat()
-    except OSError:
-        return None
-    return stat.st_ino, stat.st_ctime_ns

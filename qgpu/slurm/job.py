@@ -81,7 +81,7 @@ def described(raw: Mapping[str, Any]) -> Step:
     if not gpus:
         raise InvalidValueError(f"job {job}: it names no GPU")
     shards, whole = _text(raw, "shards"), _text(raw, "per_card")
-    limits = [units.parse_memory(limit) for limit in (_text(raw, "memory"), _text(raw, "max_memory")) if limit]
+    limits = [units.parse_memory_limit(limit) for limit in (_text(raw, "memory"), _text(raw, "max_memory")) if limit]
     of_a_card = _number("per_card", whole) if whole else SHARDS_OF_A_CARD
     if of_a_card < 1:
         raise InvalidValueError("plugstack.conf: shards=0: a card has at least one shard")

@@ -121,8 +121,8 @@ def test_the_resources_of_examples_are_for_sale() -> None:
 
 def device() -> dict[str, Any]:
     """Return a card as selectors see it. Quantities are numbers here, and versions lists of them."""
-    selling = slices.Selling(_GI // 2, _GI // 4, _GI, 64)
-    (made,) = slices.spec(NODE, "n", selling, slices.Condition(), 1).to_dict()["devices"]
+    sharing = slices.SharingOptions(_GI // 2, _GI // 4, _GI, 64)
+    (made,) = slices.spec(NODE, "n", sharing, slices.Condition(), 1).to_dict()["devices"]
     attributes = {name: next(iter(value.values())) for name, value in made["attributes"].items()}
     attributes["driverVersion"] = [int(each) for each in attributes["driverVersion"].split(".")]
     capacity = {name: quantities.whole(value["value"]) for name, value in made["capacity"].items()}

@@ -71,7 +71,9 @@ def test_chart_follows_the_namespace_and_the_kubelets_folder() -> None:
     assert "system:serviceaccount:gpus:qgpu-k8s" in text
     assert "path: /data/kubelet/plugins_registry\n" in text
     assert "qgpu-system" not in text
-    assert re.findall(r"\S*/var/lib/kubelet\S*", text) == ["/var/lib/kubelet/device-plugins"], "the kubelet's constant"
+    assert re.findall(r"\S*/var/lib/kubelet\S*", text) == ["/var/lib/kubelet/device-plugins"] * 2, (
+        "the kubelet's constant"
+    )
 
 
 def test_chart_passes_options_on() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import re
 import subprocess
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,8 @@ from qgpu.linux import cgroup
 if TYPE_CHECKING:
     from tests.k8s.world import World
 
+#: Of NVIDIA's device nodes.
+_MAJOR = 195
 _numbers = itertools.count(1)
 
 
@@ -21,10 +24,11 @@ class Container:
 
     def __init__(self, world: World, pod: str, devices: list[str]) -> None:
         self._number = next(_numbers)
+        self.id = f"container-{self._number}"
         self._home = cgroup.mount() / f"qgpu-k8s-{os.getpid()}-{self._number}"
         self._home.mkdir()
-        self._process = subprocess.Popen(["sleep", "600"])
-        (self._home / "cgroup.procs").write_text(str(self._process.pid))
+        self.process = self.start_process()
+        (self._home / "cgroup.procs").write_text(str(self.process.pid))
         self._bundle = world.directory / f"bundle-{self._number}"
         self._bundle.mkdir()
         self._edits = [self._edits_of(world, device) for device in devices]
@@ -40,18 +44,36 @@ class Container:
         self._hooks = hooks
         content = {
             "annotations": annotations,
-            "linux": {"resources": {"devices": [{"allow": False, "access": "rwm"}]}},
+            "linux": self.linux(),
             "process": {"env": environment},
             "hooks": {"createRuntime": [{key: hook[key] for key in ("path", "args")} for hook in hooks]},
         }
         (self._bundle / "config.json").write_text(json.dumps(content))
         self._annotations = annotations
 
-    def bind(self) -> None:
-        """Run the hooks, which must succeed."""
+    def start_process(self) -> subprocess.Popen[bytes]:
+        """Start what runs in it."""
+        return subprocess.Popen(["sleep", "600"])
+
+    def linux(self) -> dict[str, Any]:
+        """Return that section of its configuration, with the nodes of its cards as a runtime finds them."""
+        paths = {node["path"] for edits in self._edits for node in edits.get("deviceNodes", ())}
+        nodes = [
+            {"path": path, "type": "c", "major": _MAJOR, "minor": int(found[1])}
+            for path in sorted(paths)
+            if (found := re.fullmatch(r"/dev/nvidia(\d+)", path))
+        ]
+        return {"devices": nodes, "resources": {"devices": [{"allow": False, "access": "rwm"}]}}
+
+    def bind(self, may_be_refused: bool = False) -> str:
+        """Start it, as its runtime does; return what is said against it, which must be nothing unless it may be."""
+        return self.run_hooks(may_be_refused)
+
+    def run_hooks(self, may_be_refused: bool = False) -> str:
+        """Run the hooks; return what they say against it, which must be nothing unless it may be refused."""
         state = {
-            "id": f"container-{self._number}",
-            "pid": self._process.pid,
+            "id": self.id,
+            "pid": self.process.pid,
             "bundle": str(self._bundle),
             "annotations": self._annotations,
         }
@@ -64,12 +86,23 @@ class Container:
                 capture_output=True,
                 check=False,
             )
-            assert done.returncode == 0, done.stderr
+            if done.returncode:
+                assert may_be_refused, done.stderr
+                return done.stderr
+        return ""
+
+    def lacks(self) -> str:
+        """Say what it lacks of its card; "" if nothing."""
+        return ""
+
+    def exceeds(self, _memory: int) -> str:
+        """Say whether it gets more memory than this many bytes, or less; "" if not. On a simulated card it has none."""
+        return ""
 
     def kill(self) -> None:
         """End it, and remove its cgroup as a runtime does."""
-        self._process.kill()
-        self._process.wait()
+        self.process.kill()
+        self.process.wait()
         self._home.rmdir()
 
     @staticmethod

@@ -21,6 +21,8 @@ from tests.k8s.wire import MESSAGES, STUBS
 
 _TIMEOUT_S = 30.0
 _LOOK_S = 0.02
+#: Each connection tries by itself, as in Go: else one that was refused a moment ago keeps later ones waiting.
+_ALONE = [("grpc.use_local_subchannel_pool", 1)]
 
 
 @dataclass
@@ -61,7 +63,7 @@ class Kubelet:
     registered: int = 0
 
     def __post_init__(self) -> None:
-        self.directory = KubeletDirectory(self.root)
+        self.directory = KubeletDirectory(self.root, self.root / "device-plugins")
         for path in (self.directory.registry, self.directory.device_plugins, self.directory.pod_resources.parent):
             path.mkdir(parents=True, exist_ok=True)
         self.changed = threading.Condition()
@@ -245,14 +247,14 @@ class Kubelet:
     def _register(self, path: Path, identity: tuple[int, int], ended: threading.Event) -> None:
         messages = MESSAGES["registration"]
         try:
-            with grpc.insecure_channel(f"unix:{path}") as channel:
+            with grpc.insecure_channel(f"unix:{path}", _ALONE) as channel:
                 stub = STUBS["registration"].RegistrationStub(channel)
                 info = stub.GetInfo(messages.InfoRequest(), timeout=1)
                 assert info.type == "DRAPlugin"
                 if ended.is_set():
                     return
                 with self.changed:
-                    endpoint = grpc.insecure_channel(f"unix:{info.endpoint}")
+                    endpoint = grpc.insecure_channel(f"unix:{info.endpoint}", _ALONE)
                     self.plugins[info.name] = Plugin(info, identity, endpoint)
                     self.registered += 1
                     self.changed.notify_all()
@@ -294,7 +296,7 @@ class _Registry:
 
     def Register(self, request: Any, _context: Any) -> Any:  # noqa: N802 - gRPC's name
         kubelet = self._kubelet
-        channel = grpc.insecure_channel(f"unix:{kubelet.directory.device_plugins / request.endpoint}")
+        channel = grpc.insecure_channel(f"unix:{kubelet.directory.device_plugins / request.endpoint}", _ALONE)
         stub = STUBS["device_plugin"].DevicePluginStub(channel)
         with kubelet.changed:
             kubelet.device_plugins[request.resource_name] = stub

@@ -66,12 +66,12 @@ def health(cards: CardWatch) -> dict[str, int]:
 
 def test_trouble_of_a_card_is_told_as_unhealthy(tmp_path: Path, daemon: Daemon) -> None:
     cards = CardWatch(Qgpud(tmp_path))
-    cards.look()
+    cards.poll()
     assert health(cards) == {device(0): HEALTHY}
 
     daemon.trouble = "backend gone"
     before = cards.wait(-1, 0)
-    cards.look()
+    cards.poll()
 
     assert cards.wait(before, 0) == before + 1
     assert health(cards) == {device(0): UNHEALTHY}
@@ -82,16 +82,16 @@ def test_silent_daemon_is_unknown_after_the_grace_period(
     tmp_path: Path, daemon: Daemon, grace_s: float, told: int
 ) -> None:
     cards = CardWatch(Qgpud(tmp_path), grace_s)
-    cards.look()
+    cards.poll()
     daemon.close()
-    cards.look()
+    cards.poll()
 
     assert health(cards) == {device(0): told}
-    assert bool(cards.sight.trouble) == (told == UNKNOWN)
+    assert bool(cards.value.trouble) == (told == UNKNOWN)
 
 
 def test_health_before_the_first_answer_names_no_card(tmp_path: Path) -> None:
     cards = CardWatch(Qgpud(tmp_path))
-    cards.look()
+    cards.poll()
 
     assert health(cards) == {}

@@ -8,7 +8,9 @@ import pytest
 from lightkube.resources.resource_v1 import ResourceClaim
 
 from qgpu.errors import InvalidValueError, QgpuError, RefusedError
+from qgpu.ipc import codec
 from qgpu.k8s import claims
+from qgpu.model.prepared_grant import PreparedGrant
 from tests.k8s.world import GI, NODE, card, parameters, result
 
 UID = "claim-uid"
@@ -31,24 +33,24 @@ def claim(
     return ResourceClaim.from_dict(content)
 
 
-def read(*results: dict[str, Any], configurations: tuple[dict[str, Any], ...] = ()) -> claims.PreparedGrant:
+def read(*results: dict[str, Any], configurations: tuple[dict[str, Any], ...] = ()) -> PreparedGrant:
     return claims.read(claim(*results, configurations=configurations), UID, NODE)
 
 
 def test_limits_are_what_the_scheduler_consumed() -> None:
     (device,) = read(result(1, memory="1500M", cores="35", share="ab")).devices
 
-    assert (device.gpu, device.share, device.memory, device.cores) == (card(1), "ab", 1_500_000_000, 35)
+    assert (device.gpu, device.share, device.grant.memory, device.grant.cores) == (card(1), "ab", 1_500_000_000, 35)
 
 
 def test_no_cores_consumed_means_no_quota() -> None:
-    assert read(result(0, cores="0")).devices[0].cores is None
+    assert read(result(0, cores="0")).devices[0].grant.cores is None
 
 
 def test_two_shares_of_one_card_stay_two_devices() -> None:
     found = read(result(0, share="a", memory="2Gi"), result(0, share="b", memory="3Gi")).devices
 
-    assert [(each.share, each.memory) for each in found] == [("a", 2 * GI), ("b", 3 * GI)]
+    assert [(each.share, each.grant.memory) for each in found] == [("a", 2 * GI), ("b", 3 * GI)]
 
 
 def test_devices_of_other_drivers_and_nodes_are_left_out() -> None:
@@ -62,7 +64,7 @@ def test_class_and_latency_target_come_from_parameters() -> None:
         result(0), configurations=(parameters("FromClass", **{"class": "online", "latencyTarget": "2ms"}),)
     ).devices
 
-    assert (device.pod_class, device.latency_target_ns) == ("online", 2_000_000)
+    assert (device.grant.pod_class, device.grant.latency_target_ns) == ("online", 2_000_000)
 
 
 def test_claim_overrides_the_latency_target_of_its_class() -> None:
@@ -74,7 +76,7 @@ def test_claim_overrides_the_latency_target_of_its_class() -> None:
         ),
     ).devices
 
-    assert device.latency_target_ns == 5_000_000
+    assert device.grant.latency_target_ns == 5_000_000
 
 
 def test_claim_may_lower_its_class_which_drops_the_target() -> None:
@@ -86,21 +88,21 @@ def test_claim_may_lower_its_class_which_drops_the_target() -> None:
         ),
     ).devices
 
-    assert (device.pod_class, device.latency_target_ns) == ("offline", None)
+    assert (device.grant.pod_class, device.grant.latency_target_ns) == ("offline", None)
 
 
 def test_parameters_apply_to_the_requests_that_they_name() -> None:
     online = parameters("FromClass", "fast", **{"class": "online"})
     found = read(result(0, request="fast/first"), result(1, request="slow"), configurations=(online,)).devices
 
-    assert [each.pod_class for each in found] == ["online", "offline"]
+    assert [each.grant.pod_class for each in found] == ["online", "offline"]
 
 
 def test_parameters_of_other_drivers_are_left_out() -> None:
     other = parameters("FromClaim", sharing="mps")
     other["opaque"]["driver"] = "gpu.nvidia.com"
 
-    assert read(result(0), configurations=(other,)).devices[0].pod_class == "offline"
+    assert read(result(0), configurations=(other,)).devices[0].grant.pod_class == "offline"
 
 
 @pytest.mark.parametrize(
@@ -179,7 +181,7 @@ def test_claim_made_for_a_pod_is_not_shared() -> None:
 
 
 def test_message_has_the_keys_that_qgpud_reads() -> None:
-    message = read(result(0, share="s", cores="7")).message()
+    message = codec.prepared_to(read(result(0, share="s", cores="7")))
 
     assert message.keys() == {"uid", "namespace", "name", "consumers", "devices"}
     assert message["consumers"] == ["pod-uid"]

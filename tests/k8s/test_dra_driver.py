@@ -383,7 +383,7 @@ def test_rival_that_comes_later_stops_new_pods(world: World) -> None:
     path = world.kubelet.root / "device-plugins/nvidia-gpu.sock"
     with listener(path):
         world.eventually(lambda: all(each.get("taints") for each in world.devices()))
-        assert world.devices()[0]["taints"][0]["key"] == "qgpu.io/rival"
+        assert world.devices()[0]["taints"][0]["key"] == "qgpu.io/conflict"
     world.eventually(lambda: not any(each.get("taints") for each in world.devices()))
     path.unlink()
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from qgpu.k8s.names import KubeletDirectory
 from tests.cli import programs
 
 WITHOUT = "import sys; sys.modules['lightkube'] = sys.modules['grpc'] = None; from qgpu.k8s.main import main; main()"
@@ -51,6 +52,12 @@ def test_help_names_both_modes() -> None:
     assert done.returncode == 0
     assert "dra " in done.stdout
     assert "device-plugin " in done.stdout
+
+
+def test_device_plugins_stay_where_every_kubelet_has_them() -> None:
+    assert KubeletDirectory(Path("/data/kubelet")).device_plugin_registration == Path(
+        "/var/lib/kubelet/device-plugins/kubelet.sock"
+    )
 
 
 @pytest.mark.parametrize("arguments", [("--reserve", "much"), ("--shares", "0"), ("--memory-step", "x")])

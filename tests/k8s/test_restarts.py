@@ -8,19 +8,22 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from tests.k8s.restarts import Tally, machine
-from tests.k8s.world import World
+from tests.k8s.order_nodes import NODES
+from tests.k8s.orders import Tally, machine
 
 ORDERS = int(os.environ.get("QGPU_RESTART_ORDERS", "6"))
 
 
 @pytest.mark.root
 @pytest.mark.timeout(1800)
-def test_restarts_in_any_order_keep_every_promise() -> None:
-    node, tally = World("--resync", "0.2").start(), Tally()
+@pytest.mark.parametrize("name", NODES)
+def test_restarts_in_any_order_keep_every_promise(name: str) -> None:
+    kind, make = NODES[name]
+    node, tally = make(), Tally()
     try:
+        node.start()
         run_state_machine_as_test(
-            machine(node, tally),
+            machine(kind, node, tally),
             settings=settings(
                 max_examples=ORDERS,
                 stateful_step_count=14,
@@ -33,4 +36,6 @@ def test_restarts_in_any_order_keep_every_promise() -> None:
         node.close()
 
     assert tally.orders >= ORDERS
+    assert tally.kills
+    assert tally.containers
     assert not tally.violations

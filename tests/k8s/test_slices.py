@@ -12,16 +12,16 @@ from lightkube.models.resource_v1 import Device, DeviceTaint, ResourceSliceSpec
 from qgpu.errors import InvalidValueError
 from qgpu.k8s import quantities, slices
 from qgpu.k8s.qgpud import Card, Node
-from qgpu.k8s.slices import Condition, Effect, Selling
+from qgpu.k8s.slices import Condition, Effect, SharingOptions
 from tests.k8s.world import GI, NODE, card, device
 
 MI = 1024**2
-SELLING = Selling(reserve=GI, memory_step=256 * MI, memory_default=GI, shares=8)
+SHARING = SharingOptions(reserve=GI, memory_step=256 * MI, memory_default=GI, shares=8)
 CARD = Card(0, card(0), "NVIDIA H200", 141 * GI, "burst-share", "best-effort", "", 0, 0)
 
 
 def spec(*cards: Card, condition: Condition | None = None, driver: str = "580.105.08") -> ResourceSliceSpec:
-    return slices.spec(Node("kmod", driver, cards or (CARD,)), NODE, SELLING, condition or Condition(), 7)
+    return slices.spec(Node("kmod", driver, cards or (CARD,)), NODE, SHARING, condition or Condition(), 7)
 
 
 def only(content: ResourceSliceSpec) -> Device:
@@ -66,12 +66,12 @@ def test_unusual_driver_version_is_left_out(version: str) -> None:
 @given(st.integers(0, 200 * GI), st.integers(0, 100))
 def test_what_others_hold_is_not_sold_again(memory: int, cores: int) -> None:
     content = spec(replace(CARD, held_memory=memory, held_cores=cores))
-    free = CARD.memory - SELLING.reserve - memory
+    free = CARD.memory - SHARING.reserve - memory
 
     assert sold(content)["cores"] == 100 - cores
-    assert sold(content)["memory"] % SELLING.memory_step == 0
-    if free >= SELLING.memory_step:
-        assert 0 <= free - sold(content)["memory"] < SELLING.memory_step
+    assert sold(content)["memory"] % SHARING.memory_step == 0
+    if free >= SHARING.memory_step:
+        assert 0 <= free - sold(content)["memory"] < SHARING.memory_step
         assert not taints(content)
     else:
         assert taints(content) == {"qgpu.io/full": "NoSchedule"}
@@ -89,7 +89,7 @@ def test_fixed_share_sells_at_least_one_per_cent() -> None:
     [
         (replace(CARD, trouble="backend gone"), Condition(), {"qgpu.io/trouble": "NoSchedule"}),
         (CARD, Condition(daemon="away"), {"qgpu.io/trouble": "NoSchedule"}),
-        (CARD, Condition(rival="there"), {"qgpu.io/rival": "NoSchedule"}),
+        (CARD, Condition(conflict="there"), {"qgpu.io/conflict": "NoSchedule"}),
         (CARD, Condition(drain={"all": Effect.NO_EXECUTE}), {"qgpu.io/drain": "NoExecute"}),
         (CARD, Condition(drain={card(0): Effect.NO_SCHEDULE}), {"qgpu.io/drain": "NoSchedule"}),
         (CARD, Condition(drain={card(1): Effect.NO_SCHEDULE}), {}),
@@ -114,9 +114,9 @@ def test_card_with_an_unusual_uuid_is_left_out() -> None:
 
 
 def test_slice_is_the_same_however_the_server_writes_it() -> None:
-    mine, servers = spec(condition=Condition(rival="x")), spec(condition=Condition(rival="x"))
+    mine, servers = spec(condition=Condition(conflict="x")), spec(condition=Condition(conflict="x"))
     (only(servers).capacity or {})["memory"]["value"] = "140Gi"
-    only(servers).taints = [DeviceTaint(key="qgpu.io/rival", effect="NoSchedule", timeAdded="2026-01-01T00:00:00Z")]
+    only(servers).taints = [DeviceTaint(key="qgpu.io/conflict", effect="NoSchedule", timeAdded="2026-01-01T00:00:00Z")]
     servers.pool.generation = 99
 
     assert slices.same(mine, servers)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 import json
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,27 +20,45 @@ from qgpu.k8s.names import DRIVER
 from qgpu.k8s.qgpud import Qgpud
 from tests.cli import programs
 from tests.k8s.api_server import ApiServer
+from tests.k8s.container import Container
 from tests.k8s.kubelet import Kubelet
 
 NODE = "node-1"
 GI = 1024**3
-_TIMEOUT_S = 15
+_MEMORY = Path("/dev/shm")
 _numbers = itertools.count(1)
 
 
 class World:
     """One node, whose parts can be killed and started one by one."""
 
-    def __init__(self, *options: str, gpus: int = 2, mode: str = "dra", grants: bool = True) -> None:
+    #: How many cards, and the bytes of each that are for sale.
+    cards, memory = 2, 140 * GI
+
+    def __init__(
+        self,
+        *options: str,
+        gpus: int = cards,
+        mode: str = "dra",
+        program: Sequence[str] = ("-m", "qgpu.daemon.main"),
+        plane: Sequence[str] = (),
+        patience_s: float = 15,
+    ) -> None:
+        """Prepare a node. ``program`` is qgpud and ``plane`` its options, by default for simulated cards."""
         self._temporary = tempfile.TemporaryDirectory(prefix="qgpu-k8s.")  # short, because sockets lie in it
         self.directory = Path(self._temporary.name)
-        self.runtime_dir = self.directory / "run"
-        self.cdi = self.directory / "cdi"
+        #: What a node loses when it is switched off: in memory, as /run is.
+        self._volatile = tempfile.TemporaryDirectory(prefix="qgpu-k8s.", dir=_MEMORY if _MEMORY.is_dir() else None)
+        self.volatile = Path(self._volatile.name)
+        self.runtime_dir = self.volatile / "run"
+        self.cdi = self.volatile / "cdi"
         (self.directory / "qgpud.toml").write_text(f'[containers]\ncdi = "{self.cdi}"\n')
         self.api = ApiServer(NODE)
         self.kubelet = Kubelet(self.directory / "kubelet", self.api)
         self.qgpud = Qgpud(self.runtime_dir)
-        self.mode, self.options, self._gpus = mode, options, gpus
+        self.mode, self.options = mode, options
+        self._program, self._plane = program, plane or ("--plane", "sim", "--sim-gpus", str(gpus))
+        self._patience_s = patience_s
         self.daemon: programs.Daemon | None = None
         self.driver: subprocess.Popen[bytes] | None = None
 
@@ -53,8 +72,58 @@ class World:
     def start_daemon(self) -> None:
         """Start qgpud and wait until it serves."""
         options = ["--config", str(self.directory / "qgpud.toml"), "--state-dir", str(self.directory / "state")]
-        self.daemon = programs.Daemon(self.runtime_dir, "--plane", "sim", "--sim-gpus", str(self._gpus), *options)
+        self.daemon = programs.Daemon(self.runtime_dir, *self._plane, *options, program=self._program)
         self.eventually(self.daemon_answers)
+
+    # what can fail and come back, by name
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The parts that stay away until they are started; no node in device-plugin mode needs an API server."""
+        return ("driver", "kubelet", *(["api"] if self.mode == "dra" else []), "qgpud")
+
+    @property
+    def perils(self) -> tuple[str, ...]:
+        """All that can fail."""
+        return (*self.parts, "node")
+
+    def runs(self, *parts: str) -> bool:
+        """Whether all of these parts are there."""
+        there = {
+            "driver": self.driver is not None and self.driver.poll() is None,
+            "kubelet": self.kubelet.running,
+            "api": self.api.running,
+            "qgpud": self.daemon is not None,
+        }
+        return all(there[part] for part in parts)
+
+    def start_part(self, part: str) -> None:
+        """Start what is away."""
+        {
+            "driver": self.start_driver,
+            "kubelet": self.kubelet.start,
+            "api": self.api.start,
+            "qgpud": self.start_daemon,
+        }[part]()
+
+    def fail(self, part: str) -> None:
+        """Kill a part that is there, or switch the node off."""
+        {
+            "driver": self.kill_driver,
+            "kubelet": self.kubelet.stop,
+            "api": self.api.stop,
+            "qgpud": self.kill_daemon,
+            "node": self.switch_off,
+        }[part]()
+
+    def switch_off(self) -> None:
+        """End what runs on the node, and lose what it has in memory. Its containers are the caller's to end."""
+        self.kill_driver()
+        if self.kubelet.running:
+            self.kubelet.stop()
+        self.kill_daemon()
+        for path in self.volatile.iterdir():
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
 
     def daemon_answers(self) -> bool:
         """Whether qgpud answers."""
@@ -78,6 +147,7 @@ class World:
                 [
                     *(sys.executable, "-m", "qgpu.k8s.main", self.mode, "--runtime-dir", str(self.runtime_dir)),
                     *("--kubelet-dir", str(self.kubelet.root), "--node-name", NODE, "--interval", "0.1"),
+                    *("--device-plugin-dir", str(self.kubelet.directory.device_plugins)),
                     *(identity if self.mode == "dra" else ()),
                     *self.options,
                     *options,
@@ -98,7 +168,7 @@ class World:
         if driver is None:
             return 0
         driver.send_signal(number)
-        return driver.wait(_TIMEOUT_S)
+        return driver.wait(self._patience_s)
 
     @property
     def log(self) -> str:
@@ -112,10 +182,12 @@ class World:
             self.kubelet.stop()
         self.kill_daemon()
         self.api.stop()
+        self._volatile.cleanup()
         self._temporary.cleanup()
 
-    def eventually(self, what: Callable[[], Any], timeout_s: float = _TIMEOUT_S) -> Any:
+    def eventually(self, what: Callable[[], Any], timeout_s: float | None = None) -> Any:
         """Wait until ``what`` is true, and return what it returned."""
+        timeout_s = self._patience_s if timeout_s is None else timeout_s
         deadline = time.monotonic() + timeout_s
         while not (found := what()):
             assert time.monotonic() < deadline, f"{what} not within {timeout_s:g} s; driver: {self.log[-3000:]}"
@@ -139,6 +211,10 @@ class World:
             content = json.loads(path.read_text())
             names |= {f"{content['kind']}={device['name']}" for device in content["devices"]}
         return names
+
+    def container(self, pod: str, devices: list[str]) -> Container | None:
+        """Make a container of a pod that is given devices; None if there are too many."""
+        return Container(self, pod, devices)
 
     def claim(
         self,

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from qgpu.ipc.control_socket import Client
+from qgpu.linux import cgroup
 from tests.cli.programs import Daemon
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -30,6 +31,10 @@ PACKAGES = ("slurmctld", "slurmd", "slurm-client", "munge")
 _ANY_DATE = "Acquire::Check-Valid-Until=false"
 NODES = ("n1", "n2")
 CARDS = 2
+#: Whether Slurm's plugin for cgroup version 2 can be had: it refuses a host that has version 1, too.
+UNIFIED = cgroup.mount() == Path("/sys/fs/cgroup")
+#: Of the cards' files, which no driver serves.
+CARD_MAJOR = 240
 ADDRESS = "10.213.0.1"
 PATIENCE_S = 60.0
 
@@ -40,8 +45,8 @@ SlurmUser=root
 AuthType=auth/munge
 CredType=cred/munge
 MpiDefault=none
-ProctrackType=proctrack/linuxproc
-TaskPlugin=task/none
+ProctrackType={"proctrack/cgroup" if UNIFIED else "proctrack/linuxproc"}
+TaskPlugin={"task/cgroup" if UNIFIED else "task/none"}
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 SlurmdParameters=config_overrides
@@ -71,6 +76,8 @@ class Cluster:
         self.work = Path(tempfile.mkdtemp(prefix="qgpu-slurm."))
         self.work.chmod(0o755)
         self.daemons: dict[str, Daemon] = {}
+        #: The root of the cluster's cgroups.
+        self._cgroup = cgroup.mount() / self.work.name
         for name in ("conf", "out", *NODES):
             (self.work / name).mkdir()
         (self.work / "out").chmod(0o777)
@@ -101,6 +108,11 @@ class Cluster:
         """Return the pods of a node by name."""
         with Client(self.work / node / "run") as client:
             return {pod["name"]: pod for pod in client.call("pod.list")["pods"]}
+
+    @staticmethod
+    def cgroup(path: str) -> Path:
+        """Return where a cgroup is."""
+        return cgroup.mount() / path.lstrip("/")
 
     def popen(self, *command: str, user: str = "nobody", env: dict[str, str] | None = None) -> subprocess.Popen[str]:
         """Start a command on the cluster as a user."""
@@ -173,7 +185,8 @@ class Cluster:
         """Start a node's slurmd, which sees its own qgpud's directory at /run/qgpu."""
         inner = f"hostname {node}; mount --bind {self.root}/work/{node}/run {self.root}/run/qgpu; "
         inner += f"exec chroot {self.root} slurmd -N {node}"
-        subprocess.run([*self._enter(), "unshare", "-m", "-u", "sh", "-ec", inner], check=True)
+        started = subprocess.run([*self._enter(), "unshare", "-m", "-u", "sh", "-ec", inner], check=False)
+        assert started.returncode == 0, self.logs()
 
     def close(self) -> None:
         """End everything."""
@@ -183,6 +196,9 @@ class Cluster:
         for daemon in self.daemons.values():
             if daemon.process.poll() is None:
                 daemon.stop()
+        if self._cgroup.exists():
+            self.wait(lambda: "populated 0" in (self._cgroup / "cgroup.events").read_text(), "the cluster has ended")
+            cgroup.remove("", f"/{self._cgroup.name}")
         shutil.rmtree(self.work)
 
     def _write_configuration(self) -> None:
@@ -202,21 +218,23 @@ class Cluster:
                 f"Name=gpu File=/dev/card{card}\nName=shard Count=100 File=/dev/card{card}\n" for card in range(CARDS)
             )
         )
-        # which works on a hybrid host too; nothing here asks for a cgroup
-        (conf / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
+        (conf / "cgroup.conf").write_text(
+            "CgroupPlugin=cgroup/v2\nIgnoreSystemd=yes\nConstrainDevices=yes\n"
+            if UNIFIED
+            else "CgroupPlugin=cgroup/v1\n"
+        )
         (self.work / "hosts").write_text(f"127.0.0.1 localhost\n{ADDRESS} control {' '.join(NODES)}\n")
         self.plugstack()
 
     def _start(self) -> None:
         """Start the cluster's first process; return when all daemons run."""
         there = str(self.root)
+        unified = f"umount {there}/sys/fs/cgroup; mount -t cgroup2 none {there}/sys/fs/cgroup" if UNIFIED else ""
         script = f"""
             mount --make-rprivate /
             hostname control
             ip link set lo up
-            ip link add node0 type veth peer name node1
-            ip addr add {ADDRESS}/24 dev node0
-            ip link set node0 up; ip link set node1 up
+            ip addr add {ADDRESS}/24 dev lo
             for each in run tmp var/log var/spool var/lib/slurm etc/slurm dev; do
                 mkdir -p {there}/$each; mount -t tmpfs -o mode=755 tmpfs {there}/$each
             done
@@ -228,9 +246,10 @@ class Cluster:
             touch {there}/etc/hosts; mount --bind {self.work}/hosts {there}/etc/hosts
             mount -t proc proc {there}/proc
             mount --rbind /sys {there}/sys
+            {unified}
             mknod -m 666 {there}/dev/null c 1 3; mknod -m 666 {there}/dev/zero c 1 5
             mknod -m 666 {there}/dev/random c 1 8; mknod -m 666 {there}/dev/urandom c 1 9
-            for card in $(seq 0 {CARDS - 1}); do mknod -m 666 {there}/dev/card$card c 1 3; done
+            for card in $(seq 0 {CARDS - 1}); do mknod -m 666 {there}/dev/card$card c {CARD_MAJOR} $card; done
             chown munge: {there}/run/munge {there}/var/log/munge {there}/var/lib/munge 2>/dev/null ||
                 chroot {there} chown munge: /run/munge /var/log/munge /var/lib/munge
             chroot --userspec=munge {there} munged
@@ -238,8 +257,12 @@ class Cluster:
             touch {self.work}/begun
             while true; do sleep infinity & wait $!; done
         """
+        self._make_cgroups()
+        # a cgroup namespace whose root is the cluster's, then the others, in the leaf
+        unshare = [*_in_cgroup(self._cgroup), "unshare", "-C", *_in_cgroup(self._cgroup / "all")]
+        unshare += ["unshare", "-m", "-n", "-u", "-i", "-p", "--fork", "--kill-child"]
         self._first = first = subprocess.Popen(
-            ["unshare", "-m", "-n", "-u", "-i", "-p", "--fork", "--kill-child", "bash", "-ec", textwrap.dedent(script)],
+            [*unshare, "bash", "-ec", textwrap.dedent(script)],
             stdin=subprocess.DEVNULL,
             stdout=(self.work / "init.log").open("w"),
             stderr=subprocess.STDOUT,
@@ -249,10 +272,22 @@ class Cluster:
         for node in NODES:
             self.slurmd(node)
 
+    def _make_cgroups(self) -> None:
+        """Make the cluster's root, a leaf for its processes, and what Slurm expects systemd to have made."""
+        for name in ("all", "system.slice"):
+            (self._cgroup / name).mkdir(parents=True)
+        there = {"cpuset", "cpu", "memory"} & {*(self._cgroup / "cgroup.controllers").read_text().split()}
+        (self._cgroup / "cgroup.subtree_control").write_text(" ".join(f"+{name}" for name in sorted(there)))
+
     def _enter(self) -> Sequence[str]:
         assert self._first is not None
         first = Path(f"/proc/{self._first.pid}/task/{self._first.pid}/children").read_text().split()
-        return ["nsenter", "-t", first[0], "-m", "-n", "-u", "-i", "-p", "--"]
+        return [*_in_cgroup(self._cgroup / "all"), "nsenter", "-t", first[0], "-m", "-n", "-u", "-i", "-p", "-C", "--"]
+
+
+def _in_cgroup(directory: Path) -> list[str]:
+    """Return the beginning of a command that runs the rest in a cgroup."""
+    return ["sh", "-c", f'echo $$ > {directory}/cgroup.procs && exec "$@"', "sh"]
 
 
 def root(version: str) -> Path:

@@ -25,13 +25,18 @@ _PROTO = Path("usr/share/gocode/src/k8s.io/cri-api/pkg/apis/runtime/v1/api.proto
 _TIMEOUT_S = 120
 
 
-def messages(into: Path) -> Any:
-    """Return the module of the interface's messages, compiled into a folder. Raises CalledProcessError."""
+def description() -> Path:
+    """Return the file that describes the interface, fetched if need be. Raises CalledProcessError."""
     root = debian.CACHE / "cri-api"
     with debian.alone(debian.CACHE):
         if not (root / _PROTO).exists():
             debian.unpack(_PACKAGE, engine.FORKY, debian.CACHE, root)
-    (into / "cri_api.proto").write_bytes((root / _PROTO).read_bytes())
+    return root / _PROTO
+
+
+def messages(into: Path) -> Any:
+    """Return the module of the interface's messages, compiled into a folder. Raises CalledProcessError."""
+    (into / "cri_api.proto").write_bytes(description().read_bytes())
     command = [sys.executable, "-m", "grpc_tools.protoc", f"-I{into}", f"--python_out={into}", "cri_api.proto"]
     subprocess.run(command, check=True, capture_output=True)
     if str(into) not in sys.path:

@@ -31,6 +31,7 @@ class KubeletNode:
         """Start the device plugin."""
         command = [sys.executable, "-m", "qgpu.k8s.main", "device-plugin", "--patience", "2", "--node-name", HOST]
         paths = ["--kubelet-dir", str(self.kubelet.root), "--runtime-dir", str(self.node.daemon.runtime_dir)]
+        paths += ["--device-plugin-dir", str(self.kubelet.root / "device-plugins")]
         before = self._registered()
         with self._plugin_log.open("a") as log:
             self._plugin = subprocess.Popen(

@@ -15,9 +15,12 @@ from qgpu.k8s.device_units import is_device_plugins, named_units
 from qgpu.k8s.qgpud import Card
 from qgpu.k8s.resources import Resource
 
+#: Of each card: its UUID, how many units it has, the numbers that are held, and how many more are for sale.
+Units = Sequence[tuple[str, int, frozenset[int], int]]
+
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class HeldUnits:
     """The units that one grant stands for."""
 
     uid: str
@@ -30,7 +33,7 @@ class Taken:
         return card == self.card and not self.units.get(resource, frozenset()).isdisjoint(numbers)
 
 
-def taken(grants: Iterable[Mapping[str, Any]], served: Sequence[Resource]) -> list[Taken]:
+def taken(grants: Iterable[Mapping[str, Any]], served: Sequence[Resource]) -> list[HeldUnits]:
     """Return the units of the device plugin's grants."""
     by_name = {resource.name: resource for resource in served}
     found = []
@@ -41,20 +44,26 @@ def taken(grants: Iterable[Mapping[str, Any]], served: Sequence[Resource]) -> li
             family = known.family if known is not None else ""
             kinds = {each.kind.value: each for each in served if each.family == family}
             units = {kinds[kind]: numbers for kind, numbers in named_units(grant["name"]).items() if kind in kinds}
-            found.append(Taken(grant["uid"], device["gpu"], units))
+            found.append(HeldUnits(grant["uid"], device["gpu"], units))
     return found
 
 
-def healthy(
-    resource: Resource, cards: Sequence[Card], reserve: int, grants: Sequence[Mapping[str, Any]], held: Sequence[Taken]
-) -> dict[str, tuple[frozenset[int], int]]:
-    """Return, by card, the taken numbers of a resource and how many more are for sale."""
-    found = {}
+def for_sale(
+    resource: Resource,
+    cards: Sequence[Card],
+    reserve: int,
+    grants: Sequence[Mapping[str, Any]],
+    held: Sequence[HeldUnits],
+    closed: bool,
+) -> Units:
+    """Return the units of a resource by card; if ``closed``, no more of them are for sale."""
+    found = []
     for card in cards:
         devices = [each for grant in grants for each in grant["devices"] if each["gpu"] == card.uuid]
         cores_left = 100 - card.held_cores - sum(each["cores"] or 0 for each in devices)
         memory_left = card.memory - reserve - card.held_memory - sum(each["memory"] or 0 for each in devices)
         mine = frozenset[int]().union(*(each.units.get(resource, ()) for each in held if each.card == card.uuid))
-        more = 0 if card.trouble else resources.room(resource, card, reserve, cores_left, memory_left)
-        found[card.uuid] = mine, min(more, resource.units(card, reserve) - len(mine))
+        more = 0 if closed or card.trouble else resources.room(resource, card, reserve, cores_left, memory_left)
+        count = resource.units(card, reserve)
+        found.append((card.uuid, count, mine, min(more, count - len(mine))))
     return found

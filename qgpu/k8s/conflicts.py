@@ -6,7 +6,11 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
+import structlog
+
 from qgpu.k8s.names import KubeletDirectory
+
+_log = structlog.get_logger("k8s")
 
 _CONNECT_S = 1.0
 
@@ -23,6 +27,13 @@ def find(kubelet: KubeletDirectory) -> str:
                 "or keep qgpu off the node by its label"
             )
     return ""
+
+
+def check(kubelet: KubeletDirectory, known: str) -> str:
+    """Return what ``find`` returns, and log a driver that was not ``known``."""
+    if (conflict := find(kubelet)) not in ("", known):
+        _log.error("no new pods on this node's cards", error=conflict)
+    return conflict
 
 
 def _sockets(kubelet: KubeletDirectory) -> Iterator[Path]:

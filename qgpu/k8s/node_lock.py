@@ -1,0 +1,61 @@
+"""Only one ``qgpu-k8s`` serves a node: the DRA driver or the device plugin. Both would sell each card twice."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from qgpu.errors import (
+    AlreadyRunningError,
+    DaemonUnreachableError,
+    PermissionDeniedError,
+    RefusedError,
+    TimedOutError,
+)
+from qgpu.k8s.device_units import is_device_plugins
+from qgpu.k8s.names import DRIVER, KubeletDirectory
+from qgpu.k8s.qgpud import Qgpud
+
+
+@contextmanager
+def node_lock(kubelet: KubeletDirectory) -> Iterator[None]:
+    """Hold a lock in the kubelet's directory. Raises AlreadyRunningError, PermissionDeniedError."""
+    path, fd = kubelet.plugins / DRIVER / "lock", -1
+    try:
+        path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(fd)
+        raise AlreadyRunningError(f"{path}: another qgpu-k8s serves this node; stop it first") from error
+    except OSError as error:
+        raise PermissionDeniedError(f"{path}: {error.strerror}; run qgpu-k8s as root") from error
+    try:
+        yield
+    finally:
+        os.close(fd)
+
+
+def drop_other_modes_grants(qgpud: Qgpud, *, device_plugin: bool) -> bool:
+    """Drop what the other mode has left, and tell whether qgpud answered; the caller holds the lock.
+
+    Raises RefusedError if pods of the other mode still run.
+    """
+    left = []
+    try:
+        for grant in qgpud.grants():
+            if is_device_plugins(grant["uid"]) != device_plugin:
+                try:
+                    qgpud.drop(grant["uid"])
+                except RefusedError:
+                    left.append(grant["name"])
+    except (DaemonUnreachableError, TimedOutError):
+        return False
+    if left:
+        raise RefusedError(
+            f"{len(left)} grants of {'the DRA driver' if device_plugin else 'the device plugin'} are still used, "
+            f"such as {left[0]}; drain the node before its mode changes"
+        )
+    return True

@@ -1,0 +1,52 @@
+"""The units of each resource that are for sale, by qgpud's last answer; threads wait on it for changes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import structlog
+
+from qgpu.errors import QgpuError
+from qgpu.k8s import unit_usage
+from qgpu.k8s.qgpud import Node, Qgpud
+from qgpu.k8s.resources import Resource
+from qgpu.k8s.unit_usage import Units
+from qgpu.k8s.watched import Watched
+
+_log = structlog.get_logger("k8s.units")
+
+
+class UnitWatch(Watched[Mapping[Resource, Units]]):
+    """The units of all resources; empty before qgpud has answered for the first time."""
+
+    def __init__(self, qgpud: Qgpud, served: Sequence[Resource], reserve: int) -> None:
+        super().__init__({})
+        self._qgpud = qgpud
+        self._served = served
+        self._reserve = reserve
+        self._failing = False
+        #: A driver that sells the same cards (``conflicts``); "" if there is none.
+        self.conflict = ""
+
+    def of(self, resource: Resource) -> Units | None:
+        """Return the units of a resource; None before qgpud has answered for the first time."""
+        return self.value.get(resource)
+
+    def poll(self) -> Node | None:
+        """Ask qgpud and return its cards; None if it does not answer, and the value stays as it was."""
+        try:
+            node, grants = self._qgpud.node(), self._qgpud.grants()
+        except QgpuError as error:
+            if not self._failing:
+                _log.warning("no answer from qgpud, trying again", error=str(error))
+            self._failing = True
+            return None
+        self._failing = False
+        held = unit_usage.taken(grants, self._served)
+        self.set(
+            {
+                resource: unit_usage.for_sale(resource, node.cards, self._reserve, grants, held, bool(self.conflict))
+                for resource in self._served
+            }
+        )
+        return node
