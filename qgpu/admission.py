@@ -9,7 +9,8 @@ lists their pods without grants.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from qgpu import units
@@ -28,6 +29,22 @@ class Held:
     who: str
     index: int
     grant: Grant
+    #: It never yields memory: its limit must fit into the card beside all others of the kind.
+    stays: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Yielding:
+    """What admission must know where memory is overcommitted."""
+
+    #: Pods that the driver does not let yield.
+    stuck: Collection[str] = ()
+    #: How many bytes of suspended pods host memory can hold; None: as many as there are.
+    host_room: int | None = None
+
+
+#: Every offline pod may yield, into endless host memory.
+FREELY = Yielding()
 
 
 def check_new(
@@ -37,6 +54,7 @@ def check_new(
     pgpus: Sequence[Pgpu],
     settings: Mapping[int, GpuSettings],
     prepared: Sequence[Held] = (),
+    yielding: Yielding = FREELY,
 ) -> None:
     """Check a new pod. Raises InvalidValueError, UnknownNameError or RefusedError."""
     cgroup.check_name(name)
@@ -44,7 +62,8 @@ def check_new(
         raise RefusedError(f"pod {name}: there is one of that name already; choose another --name")
     if not grants:
         raise InvalidValueError(f"pod {name}: a pod needs a grant on at least one pGPU")
-    _check_fit([Held(f"pod {name}", *each) for each in grants.items()], _held(pods, prepared), pgpus, settings)
+    wanted = _held([PodInfo(name, grants)], (), yielding)
+    _check_fit(wanted, _held(pods, prepared, yielding), pgpus, settings, yielding)
 
 
 def check_amended(
@@ -54,12 +73,13 @@ def check_amended(
     pgpus: Sequence[Pgpu],
     settings: Mapping[int, GpuSettings],
     prepared: Sequence[Held] = (),
+    yielding: Yielding = FREELY,
 ) -> None:
     """Check new grants of an existing pod. Raises UnknownNameError or RefusedError."""
     if not any(pod.name == name for pod in pods):
         raise no_pod(name)
-    others = _held([pod for pod in pods if pod.name != name], prepared)
-    _check_fit([Held(f"pod {name}", *each) for each in grants.items()], others, pgpus, settings)
+    others = _held([pod for pod in pods if pod.name != name], prepared, yielding)
+    _check_fit(_held([PodInfo(name, grants)], (), yielding), others, pgpus, settings, yielding)
 
 
 def check_prepared(
@@ -68,9 +88,10 @@ def check_prepared(
     pgpus: Sequence[Pgpu],
     settings: Mapping[int, GpuSettings],
     prepared: Sequence[Held],
+    yielding: Yielding = FREELY,
 ) -> None:
     """Check the devices of one claim together, beside all other claims' devices. Raises RefusedError."""
-    _check_fit(wanted, _held(pods, prepared), pgpus, settings)
+    _check_fit(wanted, _held(pods, prepared, yielding), pgpus, settings, yielding)
 
 
 def check_quotas(name: str, grants: Mapping[int, Grant], settings: Mapping[int, GpuSettings]) -> None:
@@ -81,18 +102,43 @@ def check_quotas(name: str, grants: Mapping[int, Grant], settings: Mapping[int, 
 
 def check_settings(index: int, pods: Sequence[PodInfo], wanted: GpuSettings, prepared: Sequence[Held] = ()) -> None:
     """Check new settings of a pGPU against the existing grants. Raises RefusedError."""
-    there = [each for each in _held(pods, prepared) if each.index == index]
+    there = [each for each in _held(pods, prepared, FREELY) if each.index == index]
     for each in there:
         _check_quota(each, wanted)
     _check_floor(index, [each.grant for each in there], wanted)
 
 
-def _held(pods: Iterable[PodInfo], prepared: Iterable[Held]) -> list[Held]:
-    return [Held(f"pod {pod.name}", *each) for pod in pods for each in pod.grants.items()] + list(prepared)
+def check_overcommit(
+    card: Pgpu, pods: Sequence[PodInfo], wanted: GpuSettings, now: GpuSettings, prepared: Sequence[Held] = ()
+) -> None:
+    """Check a change of a pGPU's memory overcommit against the existing grants. Raises RefusedError."""
+    there = [each for each in _held(pods, prepared, FREELY) if each.index == card.index]
+    if now.memory_overcommit == 1:
+        for each in there:
+            _check_limit(each, wanted)
+    granted = sum(each.grant.memory or 0 for each in there)
+    if wanted.memory_overcommit < now.memory_overcommit and granted > wanted.memory_overcommit * card.memory:
+        raise RefusedError(
+            f"pGPU {card.index}: limits of {units.format_memory(granted)} do not fit into "
+            f"{wanted.memory_overcommit:g} times its {units.format_memory(card.memory)}; end pods or lower limits first"
+        )
+
+
+def _held(pods: Iterable[PodInfo], prepared: Iterable[Held], yielding: Yielding) -> list[Held]:
+    found = [
+        Held(f"pod {pod.name}", index, grant, stays=len(pod.grants) > 1 or pod.name in yielding.stuck)
+        for pod in pods
+        for index, grant in pod.grants.items()
+    ]
+    return [*found, *prepared]
 
 
 def _check_fit(
-    wanted: Iterable[Held], others: Iterable[Held], pgpus: Sequence[Pgpu], settings: Mapping[int, GpuSettings]
+    wanted: Iterable[Held],
+    others: Iterable[Held],
+    pgpus: Sequence[Pgpu],
+    settings: Mapping[int, GpuSettings],
+    yielding: Yielding,
 ) -> None:
     cards = {pgpu.index: pgpu for pgpu in pgpus}
     standing = list(others)
@@ -100,12 +146,16 @@ def _check_fit(
         index = each.index
         if index not in cards:
             raise no_pgpu(index, cards)
-        beside = [other.grant for other in standing if other.index == index]
+        beside = [other for other in standing if other.index == index]
+        grants = [other.grant for other in beside]
         _check_quota(each, settings[index])
-        _check_cores(each, beside)
-        _check_floor(index, [each.grant, *beside], settings[index])
-        _check_memory(each, cards[index], beside)
+        _check_cores(each, grants)
+        _check_floor(index, [each.grant, *grants], settings[index])
+        _check_limit(each, settings[index])
+        _check_memory(each, cards[index], beside, settings[index])
         standing.append(each)
+        if settings[index].memory_overcommit > 1:
+            _check_host_memory(each, standing, cards, yielding)
 
 
 def _check_quota(held: Held, settings: GpuSettings) -> None:
@@ -134,11 +184,41 @@ def _check_floor(index: int, grants: Iterable[Grant], settings: GpuSettings) -> 
         )
 
 
-def _check_memory(held: Held, card: Pgpu, beside: Iterable[Grant]) -> None:
-    left = card.memory - sum(other.memory or 0 for other in beside)
+def _check_limit(held: Held, settings: GpuSettings) -> None:
+    if settings.memory_overcommit > 1 and held.grant.memory is None:
+        raise RefusedError(
+            f"pGPU {held.index}: its memory is overcommitted, and {held.who} has no limit; give it one (--memory)"
+        )
+
+
+def _check_memory(held: Held, card: Pgpu, beside: Sequence[Held], settings: GpuSettings) -> None:
     memory = held.grant.memory
-    if memory is not None and memory > left:
+    if memory is None:
+        return
+    left = int(card.memory * settings.memory_overcommit) - sum(other.grant.memory or 0 for other in beside)
+    on_card = card.memory - sum(other.grant.memory or 0 for other in beside if _stays(other) and _stays(held))
+    if memory > min(left, on_card):
         raise RefusedError(
             f"pGPU {card.index}: {units.format_memory(memory)} for {held.who} does not fit; "
-            f"{units.format_memory(max(0, left))} is left to grant"
+            f"{units.format_memory(max(0, min(left, on_card)))} is left to grant"
+        )
+
+
+def _stays(held: Held) -> bool:
+    return held.stays or held.grant.pod_class is PodClass.ONLINE
+
+
+def _check_host_memory(held: Held, granted: Iterable[Held], cards: Mapping[int, Pgpu], yielding: Yielding) -> None:
+    """Check that host memory holds what does not fit on the cards."""
+    if yielding.host_room is None:
+        return
+    limits = Counter[int]()
+    for each in granted:
+        limits[each.index] += each.grant.memory or 0
+    beyond = sum(max(0, limits[index] - card.memory) for index, card in cards.items())
+    if beyond > yielding.host_room:
+        raise RefusedError(
+            f"pGPU {held.index}: {units.format_memory(held.grant.memory or 0)} for {held.who} does not fit: "
+            f"{units.format_memory(beyond)} of pods would be off the cards, and host memory holds "
+            f"{units.format_memory(max(0, yielding.host_room))} of them; free host memory, or lower a limit"
         )

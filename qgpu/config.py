@@ -17,13 +17,14 @@ from qgpu import toml_tables, units
 from qgpu.errors import InvalidValueError
 from qgpu.ipc.http_server import Address, parse_address
 from qgpu.model import (
+    MAX_MEMORY_OVERCOMMIT,
     MAX_OFFLINE_FLOOR,
     MAX_PERIOD_NS,
     MIN_PERIOD_NS,
     NS_PER_MS,
     ContainerPolicy,
-    MayAsk,
     PodClass,
+    RequestBounds,
 )
 from qgpu.model.plane_names import Plane
 from qgpu.policies import registry
@@ -71,13 +72,15 @@ class Metrics:
 
 @dataclass(frozen=True, slots=True)
 class GpuSettings:
-    """The settings of one pGPU: policy of offline pods, policy of online pods, period, offline floor."""
+    """The settings of one pGPU: policy of offline pods, policy of online pods, period, floor, memory overcommit."""
 
     policy: str = "burst-share"
     online_policy: str = "best-effort"
     period_ns: int = 100 * NS_PER_MS
     #: Per cent of the GPU that offline pods get together, however much online work there is.
     offline_floor: int = 0
+    #: How many times its memory may be granted; beyond once, offline pods take turns in it.
+    memory_overcommit: float = 1.0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "policy", registry.find(self.policy))
@@ -92,6 +95,10 @@ class GpuSettings:
             )
         if not 0 <= self.offline_floor <= MAX_OFFLINE_FLOOR:
             raise InvalidValueError(f"offline floor {self.offline_floor} %: a floor is 0 to {MAX_OFFLINE_FLOOR} %")
+        if type(factor := self.memory_overcommit) not in (int, float) or not 1 <= factor <= MAX_MEMORY_OVERCOMMIT:
+            raise InvalidValueError(
+                f"memory overcommit {factor!r}: a pGPU's memory is granted 1 to {MAX_MEMORY_OVERCOMMIT} times"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,11 +117,12 @@ class Config:
     containers: ContainerPolicy = field(default_factory=ContainerPolicy)
     device_files: DeviceFiles = DeviceFiles.AUTO
     defaults: GpuSettings = field(default_factory=GpuSettings)
-    gpus: Mapping[int, GpuSettings] = field(default_factory=dict)
+    #: By number or UUID.
+    gpus: Mapping[int | str, GpuSettings] = field(default_factory=dict)
 
-    def gpu(self, index: int) -> GpuSettings:
-        """Return the settings of one pGPU."""
-        return self.gpus.get(index, self.defaults)
+    def gpu(self, index: int, uuid: str = "") -> GpuSettings:
+        """Return the settings of one pGPU. A table for its UUID comes before one for its number."""
+        return self.gpus.get(uuid, self.gpus.get(index, self.defaults))
 
 
 def load(path: Path) -> Config:
@@ -142,16 +150,16 @@ def load(path: Path) -> Config:
         cdi=containers.text("cdi", "auto", _directory),
         containers=_container_policy(containers),
         defaults=defaults,
-        gpus={_index(gpus, key): _gpu(gpus.table(key), defaults) for key in gpus.raw},
+        gpus={_card(gpus, key): _gpu(gpus.table(key), defaults) for key in gpus.raw},
     )
 
 
-#: The keys of a table with a pGPU's settings.
+#: The keys of a table that says how pods share a pGPU's time.
 GPU_KEYS = ("policy", "online_policy", "period", "offline_floor")
 
 
 def gpu_settings(table: Table, base: GpuSettings) -> GpuSettings:
-    """Read a pGPU's settings; missing keys are as in ``base``. Raises ConfigError."""
+    """Read how a pGPU's time is shared; missing keys are as in ``base``. Raises ConfigError."""
     policy = table.text("policy", base.policy, registry.find)
     online_policy = table.text("online_policy", base.online_policy, registry.find)
     period_ns = table.text("period", base.period_ns, units.parse_duration)
@@ -169,12 +177,12 @@ def _container_policy(table: Table) -> ContainerPolicy:
     environment = table.table("environment")
     environment.only(*_ASKED, "names", "enabled")
     enabled = environment.text("enabled", True, _yes_or_no)
-    by_environment = _may_ask(environment, usual.by_environment or MayAsk())
-    return ContainerPolicy(_may_ask(table, usual.anyhow), by_environment if enabled else None)
+    by_environment = _may_ask(environment, usual.by_environment or RequestBounds())
+    return ContainerPolicy(_may_ask(table, usual.from_anywhere), by_environment if enabled else None)
 
 
-def _may_ask(table: Table, base: MayAsk) -> MayAsk:
-    return MayAsk(
+def _may_ask(table: Table, base: RequestBounds) -> RequestBounds:
+    return RequestBounds(
         table.text("classes", base.classes, _classes),
         table.text("max_cores", base.cores, _quota),
         table.text("max_memory", base.memory, units.parse_memory),
@@ -183,14 +191,18 @@ def _may_ask(table: Table, base: MayAsk) -> MayAsk:
 
 
 def _gpu(table: Table, base: GpuSettings) -> GpuSettings:
-    table.only(*GPU_KEYS)
-    return gpu_settings(table, base)
+    table.only(*GPU_KEYS, "memory_overcommit")
+    factor = table.text("memory_overcommit", base.memory_overcommit, units.parse_factor)
+    shared = gpu_settings(table, base)
+    return table.check("memory_overcommit", lambda: replace(shared, memory_overcommit=factor))
 
 
-def _index(gpus: Table, key: str) -> int:
-    if not re.fullmatch(r"0|[1-9][0-9]{0,3}", key):
-        raise gpus.error(key, "a pGPU is named by its number, as in [gpu.0]")
-    return int(key)
+def _card(gpus: Table, key: str) -> int | str:
+    if re.fullmatch(r"0|[1-9][0-9]{0,3}", key):
+        return int(key)
+    if not re.fullmatch(r"GPU-[0-9A-Za-z-]{1,60}", key):
+        raise gpus.error(key, "a pGPU is named by its number, as in [gpu.0], or by its UUID, as in [gpu.GPU-…]")
+    return key
 
 
 def _mode(text: str) -> int:

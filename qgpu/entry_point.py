@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
-from qgpu.errors import ExitCode, QgpuError
+from qgpu.errors import ExitCode, InvalidValueError, QgpuError
+
+_N = TypeVar("_N")
 
 
 class Directory(click.Path):
@@ -23,6 +26,31 @@ class Directory(click.Path):
         if value == "":
             self.fail("it is empty", param, ctx)
         return super().convert(value, param, ctx)
+
+
+class Quantity(click.ParamType[_N]):
+    """A quantity as people write it. ``read`` converts it; a number is taken as it is."""
+
+    def __init__(self, name: str, read: Callable[[str], _N]) -> None:
+        self.name = name
+        self._read = read
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> _N:
+        """Convert a value; fail with a usage error."""
+        try:
+            found: _N = self._read(value) if isinstance(value, str) else value
+            return found
+        except InvalidValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+#: Where examples begin in a help text.
+EXAMPLES = "Examples:"
+
+
+def show_examples(command: click.Command, lines: Sequence[str]) -> None:
+    """Append examples to a command's help, each on a line of its own."""
+    command.help = "\n".join((f"{command.help or ''}\n\n\b", EXAMPLES, *(f"  {line}" for line in lines)))
 
 
 def run(name: str, command: click.Command) -> None:

@@ -101,6 +101,10 @@ class BackendGoneError(QgpuError):
     code = ExitCode.GPU_LOST
 
 
+class CheckpointError(QgpuError):
+    """The driver did not take a process off its card, or did not put it back."""
+
+
 class RmError(QgpuError):
     """RM answered a call with a status other than NV_OK."""
 

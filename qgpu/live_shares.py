@@ -2,9 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from qgpu.ipc.control_socket import Client
+
+#: What the daemon says of a pod on a pGPU beside its use: None from a daemon of an earlier version.
+_STANDING = (
+    "below_quota",
+    "below_quota_reason",
+    "expected_wait_p99_ns",
+    "gated",
+    "gate_time_ns",
+    "switches",
+    "switch_time_ns",
+)
+#: Text and the number behind it, each perhaps empty.
+_NUMBERS = re.compile(r"(\D*)(\d*)")
 
 
 def look(client: Client) -> dict[str, Any]:
@@ -29,6 +43,13 @@ def shares(before: dict[str, Any], now: dict[str, Any]) -> list[dict[str, Any]]:
                     "held": usage["memory"],
                     "busy": usage["busy"],
                     "trouble": pod["trouble"],
+                    "state": "waiting" if pod.get("waits_for") else pod.get("state"),
+                    **{key: usage.get(key) for key in _STANDING},
                 }
             )
-    return sorted(rows, key=lambda row: (row["gpu"], row["class"] != "online", row["pod"]))
+    return sorted(rows, key=lambda row: (row["gpu"], row["class"] != "online", natural(row["pod"])))
+
+
+def natural(name: str) -> list[tuple[str, int]]:
+    """Return a key that sorts names as people do: pod-2 before pod-10."""
+    return [(text, int(number or 0)) for text, number in _NUMBERS.findall(name)]

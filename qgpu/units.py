@@ -16,6 +16,9 @@ _BYTES = {"": 1, "B": 1} | {
 }
 _NS = {"ns": 1, "us": 1_000, "µs": 1_000, "ms": 1_000_000, "s": 1_000_000_000}
 
+#: The least memory limit, in bytes. A compute TSG alone is charged half of it.
+LEAST_LIMIT = 32 << 20
+
 
 def parse_memory(text: str) -> int:
     """Read a size such as ``512MiB``, ``16G`` or ``1073741824`` (units are powers of 1024). Returns bytes.
@@ -23,6 +26,16 @@ def parse_memory(text: str) -> int:
     Raises InvalidValueError, as do the others.
     """
     return _parse(text, {unit.upper(): factor for unit, factor in _BYTES.items()}, "a size such as 16GiB")
+
+
+def parse_memory_limit(text: str) -> int:
+    """Read a memory limit like ``parse_memory``. Returns bytes; too few for a CUDA context are a forgotten unit."""
+    if (size := parse_memory(text)) < LEAST_LIMIT:
+        raise InvalidValueError(
+            f"{text!r} is {format_memory(size)}, too little for a CUDA context ({format_memory(LEAST_LIMIT)}); "
+            f"write a size with its unit, such as {_with_unit(text)}"
+        )
+    return size
 
 
 def parse_duration(text: str) -> int:
@@ -36,6 +49,14 @@ def parse_percent(text: str) -> int:
     if match is None:
         raise InvalidValueError(f"{text!r} is not a whole number of per cent such as 10%")
     return int(match[1])
+
+
+def parse_factor(text: str) -> float:
+    """Read a factor such as ``2.0``."""
+    match = _NUMBER.fullmatch(text.strip())
+    if match is None or match[2]:
+        raise InvalidValueError(f"{text!r} is not a factor such as 2.0")
+    return float(match[1])
 
 
 def parse_choice(kind: type[_E], text: str) -> _E:
@@ -60,6 +81,12 @@ def format_duration(duration_ns: int) -> str:
     """Write nanoseconds with the largest unit that leaves at least 1, such as ``100 ms``."""
     unit = next((unit for unit in ("s", "ms", "us") if abs(duration_ns) >= _NS[unit]), "ns")
     return f"{duration_ns / _NS[unit]:.4g} {unit}"
+
+
+def _with_unit(text: str) -> str:
+    """Return the size that a bare number was probably meant to be."""
+    number = text.strip()
+    return f"{number}GiB" if number.isdecimal() and 1 <= len(number) <= 3 and int(number) else "16GiB"
 
 
 def _parse(text: str, units: dict[str, int], wanted: str) -> int:

@@ -9,7 +9,6 @@ from typing import Any
 import click
 
 from qgpu.cli.context import Context, pass_context
-from qgpu.cli.output import print_json
 from qgpu.errors import InvalidValueError
 from qgpu.model.plane_api import Pgpu
 from qgpu.paths import socket_path
@@ -26,7 +25,7 @@ def cdi() -> None:
 @pass_context
 def show(context: Context) -> None:
     """Print the CDI file for this host without writing it."""
-    print_json(_specification(context))
+    click.echo(json.dumps(_specification(context), indent=2))
 
 
 @cdi.command()
@@ -57,7 +56,8 @@ def generate(context: Context, directory: Path) -> None:
 def profile(context: Context, base: Path, unconfined: bool) -> None:
     """Print the seccomp profile that containers need on plane seccomp."""
     woven = seccomp_profile.UNCONFINED if unconfined else _profile(base)
-    print_json(seccomp_profile.profile(woven, seccomp_profile.listener(context.runtime_dir.absolute())))
+    listener = seccomp_profile.listener(context.runtime_dir.absolute())
+    click.echo(json.dumps(seccomp_profile.profile(woven, listener), indent=2))
 
 
 def _specification(context: Context) -> dict[str, Any]:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 
 import click
 
+from qgpu.cli import completion
 from qgpu.cli.context import Context, pass_context
 from qgpu.cli.output import output_option, print_json, print_table
 from qgpu.doctor.report import Check, failed
@@ -16,8 +18,10 @@ from qgpu.ipc.control_socket import SCHEMA
 
 
 @click.command()
-@click.option("--self-test", is_flag=True, help="Run two short pods and measure what they get (about 5 s).")
-@click.option("--gpu", default=0, show_default=True, help="The pGPU of the self-test.")
+@click.option(
+    "--self-test", is_flag=True, help="Run two short pods and measure what they get (about 5 s). No setting changes."
+)
+@click.option("--gpu", default=0, show_default=True, shell_complete=completion.gpus, help="The pGPU of the self-test.")
 @output_option
 @pass_context
 def doctor(context: Context, self_test: bool, gpu: int, output: str) -> None:
@@ -35,7 +39,8 @@ def doctor(context: Context, self_test: bool, gpu: int, output: str) -> None:
         *check_daemon(context.runtime_dir, context.timeout_s),
         *([check_containers(), check_device_files()] if driver_loaded() else []),
     ]
-    measured = run_self_test(context.runtime_dir, gpu, context.timeout_s) if self_test else []
+    say = partial(click.echo, err=True)
+    measured = run_self_test(context.runtime_dir, gpu, context.timeout_s, say) if self_test else []
     _print([*checks, *measured], output)
     if failed(measured):
         sys.exit(ExitCode.DRIFT)

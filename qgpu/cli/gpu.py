@@ -2,28 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import click
 
 from qgpu import units
+from qgpu.cli import completion
+from qgpu.cli.changes import changed, who
 from qgpu.cli.context import Context, pass_context
-from qgpu.cli.output import memory, output_option, print_as, print_json, print_table
-from qgpu.cli.params import DURATION, PERCENT
-from qgpu.errors import InvalidValueError
+from qgpu.cli.output import (
+    factor,
+    memory,
+    output_option,
+    part,
+    per_cent,
+    print_as,
+    print_facts,
+    print_json,
+    print_table,
+)
+from qgpu.cli.params import DURATION, FACTOR, PERCENT
+from qgpu.cli.pod import USE_HEADER, follow, use_rows
+from qgpu.errors import InvalidValueError, QgpuError, RefusedError
 from qgpu.ipc.control_socket import SCHEMA
 from qgpu.policies.registry import POLICIES
 
-_HEADER = ("GPU", "NAME", "MEMORY", "POLICY", "ONLINE POLICY", "PERIOD", "OFFLINE FLOOR", "PODS", "TROUBLE")
+_HEADER = (
+    *("GPU", "NAME", "MEMORY", "HELD", "POLICY", "ONLINE POLICY", "PERIOD", "OFFLINE FLOOR"),
+    *("PODS", "RESIDENCE", "UTILISATION", "TROUBLE"),
+)
 
 
 @click.command()
 @output_option
 @pass_context
 def status(context: Context, output: str) -> None:
-    """Show what the daemon runs on and how its pGPUs are shared."""
-    answer = context.ask("status")
+    """Show what the daemon runs on, how its pGPUs are shared, and what pods get."""
+    answer = context.ask("status") | {"pods": context.ask("pod.list")["pods"]}
     if output == "json":
         print_json(answer)
         return
@@ -33,10 +49,13 @@ def status(context: Context, output: str) -> None:
     for line in _beside(answer):
         click.echo(line)
     print_table(_HEADER, [_row(gpu) for gpu in answer["gpus"]])
+    if answer["pods"]:
+        click.echo()
+        print_table(USE_HEADER, [row for pod in answer["pods"] for row in use_rows(pod)])
 
 
 def _beside(answer: dict[str, Any]) -> Iterator[str]:
-    """Yield lines about the isolation of device files, and about processes on the cards outside pods."""
+    """Yield lines about device files, pods below their quota, cards left out, and processes outside pods."""
     files = answer["device_files"]
     if files["enforced"]:
         refused = sum(files["refused"].values())
@@ -45,6 +64,13 @@ def _beside(answer: dict[str, Any]) -> Iterator[str]:
             yield f"device files: {files['why']}"
     elif answer["plane"] != "sim":
         yield f"device files: NOT isolated: {files['why']}"
+    for gpu in answer.get("gpus", ()):
+        for name, reason in gpu.get("below_quota", {}).items():
+            yield f"below its quota: pod {name} on pGPU {gpu['index']}: {reason}"
+        if gpu.get("memory_away") or gpu.get("memory_short"):
+            yield f"memory of pGPU {gpu['index']}: overcommit {_overcommit(gpu)}"
+    for card in answer["left_out"]:
+        yield f"GPU {card['gpu']} ({card['pci']}) left out: {card['why']}"
     for each in answer["unmanaged_processes"]:
         yield f"outside pods: process {each['pid']} ({each['name']}) on pGPU {each['gpu']}, cgroup {each['cgroup']}"
 
@@ -64,15 +90,83 @@ def list_(context: Context, output: str) -> None:
 
 
 @gpu.command()
-@click.argument("index", metavar="N", type=int)
+@click.argument("index", metavar="N", type=int, shell_complete=completion.gpus)
 @output_option
 @pass_context
 def show(context: Context, index: int, output: str) -> None:
-    """Show one pGPU."""
+    """Show everything known about one pGPU, and its pods."""
     found = context.gpu(index)
-    names = [name.lower() for name in _HEADER[1:]]
-    rows = [("uuid", found["uuid"]), *zip(names, _row(found)[1:], strict=True)]
-    print_as(output, {"schema": SCHEMA, "gpu": found}, ("GPU", str(index)), rows)
+    if output == "json":
+        print_json({"schema": SCHEMA, "gpu": found})
+        return
+    print_facts(list(_facts(found, context.ask("pod.list")["pods"], context.ask("status"))))
+
+
+def _facts(gpu: dict[str, Any], pods: list[dict[str, Any]], status: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield what is known about a pGPU."""
+    grants = [(pod["name"], grant) for pod in pods for grant in pod["grants"] if grant["gpu"] == gpu["index"]]
+    below = [f"{name} ({reason})" for name, reason in gpu["below_quota"].items()]
+    outside = [each for each in status["unmanaged_processes"] if each["gpu"] == gpu["index"]]
+    yield "pGPU", str(gpu["index"])
+    yield "name", gpu["name"]
+    yield "uuid", gpu["uuid"]
+    yield "device", "simulated" if gpu["minor"] is None else f"/dev/nvidia{gpu['minor']}"
+    yield "policy", gpu["policy"]
+    yield "online policy", gpu["online_policy"]
+    yield "temporary policy", gpu["temporary_policy"] or "-"
+    yield "period", units.format_duration(gpu["period_ns"])
+    yield "offline floor", per_cent(gpu["offline_floor"])
+    yield "utilisation", f"{part(gpu['utilisation'])} of the time a kernel ran (NVML)"
+    yield "residence", f"{part(gpu['residence'])} of the last seconds a pod was on the engine"
+    yield "memory", memory(gpu["memory"])
+    yield "held by pods", memory(gpu["memory_used"])
+    yield "limits granted", memory(sum(grant["memory"] or 0 for _, grant in grants))
+    yield "memory overcommit", _overcommit(gpu)
+    yield "quotas granted", per_cent(sum(grant["cores"] or 0 for _, grant in grants))
+    yield "pods", ", ".join(name for name, _ in grants) or "-"
+    yield "below their quota", "; ".join(below) or "-"
+    yield "outside pods", ", ".join(f"{each['pid']} ({each['name']})" for each in outside) or "-"
+    yield "trouble", gpu["trouble"] or "-"
+
+
+@gpu.command()
+@click.argument("index", metavar="N", type=int, shell_complete=completion.gpus)
+@click.option("--suspend", is_flag=True, help="Suspend pods that fit on no other pGPU.")
+@pass_context
+def drain(context: Context, index: int, suspend: bool) -> None:
+    """Move all pods of pGPU N to others of its model. New pods may still come."""
+    here = context.gpu(index)
+    others = [
+        each["index"]
+        for each in context.ask("gpu.list")["gpus"]
+        if each["index"] != index and (each["name"], each["memory"]) == (here["name"], here["memory"])
+    ]
+    left = []
+    for pod in context.ask("pod.list")["pods"]:
+        if index in (grant["gpu"] for grant in pod["grants"]):
+            try:
+                _clear(context, pod["name"], index, others, suspend=suspend)
+            except QgpuError as error:
+                left.append(str(error))
+    if left:
+        raise RefusedError(f"pGPU {index}: {len(left)} pods stay; {'; '.join(left)}")
+
+
+def _clear(context: Context, name: str, index: int, others: Sequence[int], *, suspend: bool) -> None:
+    """Move a pod to the first of the other pGPUs that takes it, or suspend it. Raises the last reason against."""
+    refused: QgpuError = RefusedError(f"pod {name}: there is no other pGPU of this model")
+    for other in others:
+        try:
+            context.ask("pod.move", **{"name": name, "gpu": other, "from": index})
+            follow(context, name, "running", moved=True)
+        except QgpuError as error:
+            refused = error
+        else:
+            return
+    if not suspend:
+        raise refused
+    context.ask("pod.suspend", name=name)
+    follow(context, name, "suspended")
 
 
 @gpu.group()
@@ -84,12 +178,18 @@ _NUMBERED = ", ".join(f"{name} ({info.number})" for name, info in POLICIES.items
 
 
 @policy.command("set", help=f"Set the policy of pGPU N: {_NUMBERED}.")
-@click.argument("index", metavar="N", type=int)
-@click.argument("policy_name", metavar="[POLICY]", required=False)
-@click.option("--online-policy", help="Policy among online pods.")
+@click.argument("index", metavar="N", type=int, shell_complete=completion.gpus)
+@click.argument("policy_name", metavar="[POLICY]", required=False, shell_complete=completion.policies)
+@click.option("--online-policy", shell_complete=completion.policies, help="Policy among online pods.")
 @click.option("--period", type=DURATION, help="Scheduling period, 10ms to 10s.")
 @click.option(
     "--offline-floor", "floor", type=PERCENT, help="Part for offline pods that online work cannot take, such as 10%."
+)
+@click.option(
+    "--memory-overcommit",
+    "overcommit",
+    type=FACTOR,
+    help="How many times its memory may be granted, such as 2.0; 1 is not beyond it.",
 )
 @pass_context
 def set_(
@@ -99,14 +199,34 @@ def set_(
     online_policy: str | None,
     period: int | None,
     floor: int | None,
+    overcommit: float | None,
 ) -> None:
     """Change the given settings of a pGPU."""
-    changes = {"policy": policy_name, "online_policy": online_policy, "period_ns": period, "offline_floor": floor}
+    changes = {
+        "policy": policy_name,
+        "online_policy": online_policy,
+        "period_ns": period,
+        "offline_floor": floor,
+        "memory_overcommit": overcommit,
+    }
     if all(value is None for value in changes.values()):
         raise InvalidValueError(
-            "gpu policy set: nothing to set; give POLICY, --online-policy, --period or --offline-floor"
+            "gpu policy set: nothing to set; give POLICY, --online-policy, --period, --offline-floor or "
+            "--memory-overcommit"
         )
-    context.ask("gpu.set", gpu=index, **changes)
+    answer = context.ask("gpu.set", gpu=index, **changes)
+    kept = "" if answer["kept"] else "; until qgpud ends, because it has no --state-dir"
+    click.echo(f"pGPU {index}: {changed(answer['old'], answer['new'])}; by {who(answer['by'])}{kept}")
+
+
+def _overcommit(gpu: dict[str, Any]) -> str:
+    """Describe how often memory may be granted, and what of it is off the card or missing now."""
+    parts = ["-" if gpu["memory_overcommit"] == 1 else factor(gpu["memory_overcommit"])]
+    if gpu["memory_away"]:
+        parts.append(f"{memory(gpu['memory_away'])} of pods that take turns in host memory")
+    if gpu["memory_short"]:
+        parts.append(f"{memory(gpu['memory_short'])} being made free")
+    return ", ".join(parts)
 
 
 def _row(gpu: dict[str, Any]) -> tuple[str, ...]:
@@ -114,10 +234,13 @@ def _row(gpu: dict[str, Any]) -> tuple[str, ...]:
         str(gpu["index"]),
         gpu["name"],
         memory(gpu["memory"]),
+        memory(gpu["memory_used"]),
         gpu["policy"],
         gpu["online_policy"],
         units.format_duration(gpu["period_ns"]),
         f"{gpu['offline_floor']} %" if gpu["offline_floor"] else "-",
         str(gpu["pods"]),
+        part(gpu["residence"]),
+        part(gpu["utilisation"]),
         gpu["trouble"] or "-",
     )

@@ -6,10 +6,11 @@ from typing import Any
 
 import click
 
+from qgpu.cli import completion
 from qgpu.cli.context import Context, pass_context
 from qgpu.cli.output import cores, duration, memory, output_option, print_as
 
-_HEADER = ("CLAIM", "UID", "REQUEST", "GPU", "CLASS", "TARGET", "CORES", "MEMORY", "PODS")
+_HEADER = ("CLAIM", "UID", "REQUEST", "GPU", "CLASS", "TARGET", "QUOTA", "LIMIT", "PODS")
 
 
 @click.group()
@@ -27,7 +28,7 @@ def list_(context: Context, output: str) -> None:
 
 
 @grant.command()
-@click.argument("uid")
+@click.argument("uid", shell_complete=completion.claims)
 @pass_context
 def drop(context: Context, uid: str) -> None:
     """Drop the prepared grant of the claim with this UID. No pod of it may be left."""

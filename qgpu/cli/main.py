@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import click
+from click.shell_completion import CompletionItem
 
 import qgpu
 from qgpu import entry_point
@@ -15,21 +16,28 @@ from qgpu.cli.context import Context
 from qgpu.cli.params import Seconds
 from qgpu.paths import default_runtime_dir
 
-#: The module of each command. Only the module of the requested command is imported.
+#: The module of each command, and its summary. Only the module of the requested command is imported.
 _COMMANDS = {
-    "cdi": "qgpu.cli.cdi",
-    "doctor": "qgpu.cli.doctor",
-    "gpu": "qgpu.cli.gpu",
-    "grant": "qgpu.cli.grant",
-    "module": "qgpu.cli.module",
-    "pod": "qgpu.cli.pod",
-    "report": "qgpu.cli.report",
-    "run": "qgpu.cli.run",
-    "simulate": "qgpu.cli.simulate",
-    "status": "qgpu.cli.gpu",
-    "top": "qgpu.cli.top",
-    "trace": "qgpu.cli.trace",
-    "web": "qgpu.cli.web",
+    "cdi": ("qgpu.cli.cdi", "Files for container runtimes: CDI specification and seccomp profile."),
+    "completion": ("qgpu.cli.completion", "Print the completion of qgpuctl for a shell."),
+    "doctor": ("qgpu.cli.doctor", "Check what qgpu needs."),
+    "events": ("qgpu.cli.events", "Show the last changes of policies, grants and pods, with who made them."),
+    "gpu": ("qgpu.cli.gpu", "List pGPUs and set how they are shared."),
+    "grant": ("qgpu.cli.grant", "List and drop what Kubernetes claims hold."),
+    "man": ("qgpu.cli.man", "Show the manual page of a command, or of qgpud or qgpu-load."),
+    "group": (
+        "qgpu.cli.group",
+        "Run pods that trust each other side by side under one grant.",
+    ),
+    "module": ("qgpu.cli.module", "Show the kernel module, and switch it off and on."),
+    "pod": ("qgpu.cli.pod", "List pods, change their grants, suspend and resume them."),
+    "report": ("qgpu.cli.report", "Record for some seconds and write an HTML page: shares, turns, gates, refusals."),
+    "run": ("qgpu.cli.run", "Run a command as a pod and end with its exit code."),
+    "simulate": ("qgpu.cli.simulate", "Play a scenario (TOML) on a simulated pGPU and report what its pods got."),
+    "status": ("qgpu.cli.gpu", "Show what the daemon runs on, how its pGPUs are shared, and what pods get."),
+    "top": ("qgpu.cli.top", "Show each pod's share of each pGPU, live."),
+    "trace": ("qgpu.cli.trace", "Record when pods run, and write a trace for ui.perfetto.dev."),
+    "web": ("qgpu.cli.web", "Serve a page with live shares and a timeline to browsers on this host."),
 }
 
 
@@ -42,13 +50,41 @@ class _Lazy(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
         if cmd_name not in _COMMANDS:
             return None
-        command: click.Command = getattr(importlib.import_module(_COMMANDS[cmd_name]), cmd_name)
-        return command
+        if cmd_name not in self.commands:
+            self.add_command(getattr(importlib.import_module(_COMMANDS[cmd_name][0]), cmd_name), cmd_name)
+            _show_examples(self.commands[cmd_name], cmd_name)
+        return self.commands[cmd_name]
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, _COMMANDS[name][1]) for name in self.list_commands(ctx)])
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        if not incomplete or incomplete[0].isalnum():
+            names = [name for name in self.list_commands(ctx) if name.startswith(incomplete)]
+            return [CompletionItem(name, help=_COMMANDS[name][1]) for name in names]
+        return click.Command.shell_complete(self, ctx, incomplete)
+
+
+def _show_examples(command: click.Command, path: str) -> None:
+    from qgpu.cli.examples import EXAMPLES
+
+    if lines := EXAMPLES.get(path):
+        entry_point.show_examples(command, lines)
+    if isinstance(command, click.Group):
+        for name, below in command.commands.items():
+            _show_examples(below, f"{path} {name}")
 
 
 @click.group(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.option("--runtime-dir", type=entry_point.Directory(), help="Directory of the daemon's control socket.")
-@click.option("--timeout", type=Seconds(0.1, 3600), default=10.0, show_default=True, help="Seconds to wait for qgpud.")
+@click.option(
+    "--timeout",
+    type=Seconds(0.1, 3600),
+    default=10.0,
+    show_default=True,
+    help="Seconds to wait for qgpud to start, and to answer.",
+)
 @click.version_option(qgpu.__version__)
 @click.pass_context
 def command(ctx: click.Context, runtime_dir: Path | None, timeout: float) -> None:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import click
 
+from qgpu.cli.context import Context, pass_context
 from qgpu.cli.output import output_option, print_as
-from qgpu.errors import NoGpuError, PermissionDeniedError
-from qgpu.ipc.control_socket import SCHEMA
-from qgpu.planes.kmod.device import Device, text_of, trouble_of
+from qgpu.errors import NoGpuError, PermissionDeniedError, QgpuError
+from qgpu.ipc.control_socket import SCHEMA, Client
+from qgpu.planes.kmod.device import Device, missing_for_limits, stalled_of, text_of, trouble_of
 from qgpu.planes.kmod.uapi import NUMBERS
 
 _SWITCH = Path("/sys/module/qgpu/parameters/enforce")
@@ -26,34 +28,51 @@ def module() -> None:
 def show(output: str) -> None:
     """Show whether it enforces, on which driver, and which pods it knows."""
     found = _state()
-    rows = [(name.replace("_", " "), str(value)) for name, value in found.items()]
+    rows = [(name.replace("_", " "), _shown(value)) for name, value in found.items()]
     print_as(output, {"schema": SCHEMA, **found}, ("", "MODULE"), rows)
 
 
 @module.command()
-def off() -> None:
+@pass_context
+def off(context: Context) -> None:
     """Stop enforcing: every gate opens, and nothing is refused or counted until it is switched on again."""
     _switch("0")
+    _record(context, on=False)
 
 
 @module.command()
-def on() -> None:
+@pass_context
+def on(context: Context) -> None:
     """Enforce again. Memory and channels that programs allocated meanwhile stay outside their pods' grants."""
     _switch("1")
+    _record(context, on=True)
+
+
+def _record(context: Context, *, on: bool) -> None:
+    """Have the daemon record who switched it, if one runs: the switch itself needs none."""
+    with suppress(QgpuError), Client(context.runtime_dir, context.timeout_s) as client:
+        client.call("module.switched", on=on)
+
+
+def _shown(value: object) -> str:
+    return ", ".join(value) or "none" if isinstance(value, list) else str(value)
 
 
 def _state() -> dict[str, Any]:
     device = Device()
     try:
         info = device.info()
+        stalled = stalled_of(device, info)
     finally:
         device.close()
     return {
         "enforcing": trouble_of(info) or "yes",
         "driver": text_of(info.driver) or "none",
         "abi": int(info.abi),
+        "stalled_cards": stalled,
         "calls_sealed": bool(info.flags & NUMBERS["QGPU_INFO_SEALED"]),
         "managed_memory_bounded": bool(info.flags & NUMBERS["QGPU_INFO_MANAGED"]),
+        "limits_refused": missing_for_limits(info) or "no",
         "pods": int(info.nr_pods),
         "clients": int(info.nr_clients),
         "objects": int(info.nr_objects),

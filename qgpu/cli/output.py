@@ -29,9 +29,54 @@ def output_option(function: _F) -> _F:
     )(function)
 
 
+#: Quantities of answers whose names lack the unit, with names that have it. Programs get both.
+_UNITS = {
+    "cores": "cores_percent",
+    "sm": "sm_percent",
+    "offline_floor": "offline_floor_percent",
+    "memory": "memory_bytes",
+    "memory_used": "memory_used_bytes",
+    "held": "held_bytes",
+    "memory_away": "memory_away_bytes",
+    "memory_short": "memory_short_bytes",
+    "suspended_memory": "suspended_memory_bytes",
+    **{
+        name: f"{name}_ratio"
+        for name in (
+            "error",
+            "gated",
+            "idle",
+            "memory_overcommit",
+            "residence",
+            "share",
+            "switching",
+            "useful",
+            "utilisation",
+            "vs_alone",
+        )
+    },
+}
+
+
+def with_units(value: Any) -> Any:
+    """Return an answer with the unit in the name of every quantity, beside the names without."""
+    if isinstance(value, list):
+        return [with_units(each) for each in value]
+    if not isinstance(value, dict):
+        return value
+    named = {key: with_units(each) for key, each in value.items()}
+    return named | {_UNITS[key]: each for key, each in value.items() if key in _UNITS}
+
+
 def print_json(answer: dict[str, Any]) -> None:
-    """Print the daemon's answer unchanged, except for the envelope's ``ok``."""
-    click.echo(json.dumps({key: value for key, value in answer.items() if key != "ok"}, indent=2))
+    """Print the daemon's answer, without the envelope's ``ok``."""
+    click.echo(json.dumps(with_units({key: value for key, value in answer.items() if key != "ok"}), indent=2))
+
+
+def print_facts(facts: Sequence[tuple[str, str]], indent: str = "") -> None:
+    """Print names and values below each other."""
+    width = max(len(name) for name, _ in facts)
+    click.echo("\n".join(f"{indent}{name.ljust(width)}  {value}" for name, value in facts))
 
 
 def print_as(output: str, answer: dict[str, Any], header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -82,6 +127,21 @@ def memory(size: int | None) -> str:
 def duration(duration_ns: int | None) -> str:
     """Format a time, or none."""
     return "-" if duration_ns is None else units.format_duration(duration_ns)
+
+
+def per_cent(value: int) -> str:
+    """Format a whole number of per cent."""
+    return f"{value} %"
+
+
+def factor(value: float) -> str:
+    """Format a factor."""
+    return f"{value:g} times"
+
+
+def part(value: float | None) -> str:
+    """Format a part of a whole, 0 to 1, or unknown."""
+    return "-" if value is None else f"{value:.1%}"
 
 
 def cores(quota: int | None) -> str:

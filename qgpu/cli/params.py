@@ -3,39 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import click
 
 from qgpu import units
-from qgpu.errors import InvalidValueError
+from qgpu.entry_point import Quantity
 
 #: Removes a quota or a limit; distinct from an option that was not given.
 NONE = "none"
 
-
-class Written(click.ParamType[int]):
-    """A quantity as people write it. ``read`` converts it; a number is taken as it is."""
-
-    def __init__(self, name: str, read: Callable[[str], int]) -> None:
-        self.name = name
-        self._read = read
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Convert a value; fail with a usage error."""
-        if isinstance(value, int):
-            return value
-        try:
-            return self._read(value)
-        except InvalidValueError as error:
-            self.fail(str(error), param, ctx)
-
-
 #: A size such as 16GiB, in bytes; a time such as 100ms, in nanoseconds; a whole number of per cent such as 10%.
-MEMORY = Written("size", units.parse_memory)
-DURATION = Written("time", units.parse_duration)
-PERCENT = Written("per cent", units.parse_percent)
+MEMORY = Quantity("size", units.parse_memory_limit)
+DURATION = Quantity("time", units.parse_duration)
+PERCENT = Quantity("per cent", units.parse_percent)
+#: A factor such as 2.0.
+FACTOR = Quantity("factor", units.parse_factor)
 
 
 class Seconds(click.FloatRange):

@@ -2,23 +2,48 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
 from typing import Any
 
 import click
 
+from qgpu import units
+from qgpu.cli import completion
 from qgpu.cli.context import Context, pass_context
-from qgpu.cli.output import cores, duration, memory, output_option, print_as
-from qgpu.cli.params import DURATION, MEMORY, NONE, OrNone
-from qgpu.errors import InvalidValueError
+from qgpu.cli.grant_options import change, given, grant_options
+from qgpu.cli.output import cores, duration, memory, output_option, part, print_as, print_facts, print_json
+from qgpu.cli.params import DURATION
+from qgpu.errors import InvalidValueError, RefusedError
 from qgpu.ipc.control_socket import SCHEMA
-from qgpu.model import PodClass
+from qgpu.model import NS_PER_S
 
-_HEADER = ("POD", "GPU", "CLASS", "TARGET", "CORES", "MEMORY", "USED", "HELD", "BUSY", "PIDS", "CLAIM", "TROUBLE")
+_HEADER = (
+    "POD",
+    "GPU",
+    "CLASS",
+    "TARGET",
+    "QUOTA",
+    "LIMIT",
+    "USED",
+    "HELD",
+    "BUSY",
+    "STATE",
+    "PIDS",
+    "CLAIM",
+    "TROUBLE",
+)
+
+#: What pods get, beside what they were promised: the header of ``use_rows``.
+USE_HEADER = ("POD", "GPU", "QUOTA", "SHARE", "GATED", "GATE TIME", "SWITCHES", "SWITCH TIME", "LIMIT", "HELD")
+
+#: How often a pod that is on the way is looked at.
+_LOOK_S = 0.1
 
 
 @click.group()
 def pod() -> None:
-    """List pods and change their grants."""
+    """List pods, change their grants, suspend and resume them."""
 
 
 @pod.command("list")
@@ -31,43 +56,160 @@ def list_(context: Context, output: str) -> None:
 
 
 @pod.command()
-@click.argument("name")
+@click.argument("name", shell_complete=completion.pods)
 @output_option
 @pass_context
 def show(context: Context, name: str, output: str) -> None:
-    """Show one pod."""
+    """Show everything known about one pod."""
     found = context.pod(name)
-    print_as(output, {"schema": SCHEMA, "pod": found}, _HEADER, _rows(found))
+    if output == "json":
+        print_json({"schema": SCHEMA, "pod": found})
+        return
+    print_facts(list(_facts(found)))
+    for grant, usage in zip(found["grants"], found["usage"], strict=True):
+        click.echo(f"pGPU {grant['gpu']}")
+        print_facts(list(_on_gpu(grant, usage)), indent="  ")
 
 
 @pod.command("set")
-@click.argument("name")
-@click.option("--gpu", type=int, help="Change only the grant on this pGPU.")
-@click.option("--cores", "quota", type=OrNone(click.INT), help="Quota in per cent of the pGPU, or none.")
-@click.option("--class", "pod_class", type=click.Choice([each.value for each in PodClass]), help="The pod's class.")
-@click.option("--memory", "limit", type=OrNone(MEMORY), help="Memory limit such as 16GiB, or none.")
-@click.option(
-    "--latency-target", "target", type=OrNone(DURATION), help="What sharing may add to its p99, such as 2ms, or none."
-)
+@click.argument("name", shell_complete=completion.pods)
+@click.option("--gpu", type=int, shell_complete=completion.gpus, help="Change only the grant on this pGPU.")
+@grant_options
 @pass_context
-def set_(
-    context: Context, name: str, gpu: int | None, quota: Any, pod_class: str | None, limit: Any, target: Any
-) -> None:
+def set_(context: Context, /, name: str, gpu: int | None, **options: Any) -> None:
     """Change the grants of a running pod."""
-    changes = {
-        key: None if value == NONE else value
-        for key, value in (
-            ("cores", quota),
-            ("class", pod_class),
-            ("memory", limit),
-            ("latency_target_ns", target),
-        )
-        if value is not None
-    }
+    changes = given(options)
     if not changes:
         raise InvalidValueError("pod set: nothing to set; give --cores, --class, --memory or --latency-target")
-    for note in context.ask("pod.set", name=name, gpu=gpu, **changes)["notes"]:
-        click.echo(f"pod {name} {note}", err=True)
+    change(context, "pod", name, gpu, changes)
+
+
+_NO_WAIT = click.option("--no-wait", is_flag=True, help="Return when it has begun.")
+
+
+@pod.command()
+@click.argument("name", shell_complete=completion.pods)
+@click.option("--work", type=DURATION, help="How long its running work may take to end.  [default: 10s]")
+@_NO_WAIT
+@pass_context
+def suspend(context: Context, name: str, work: int | None, no_wait: bool) -> None:
+    """Take a pod off its GPUs into host memory. Its processes wait in their CUDA calls until it is resumed."""
+    context.ask("pod.suspend", name=name, work_ns=work)
+    if not no_wait:
+        follow(context, name, "suspended")
+
+
+@pod.command()
+@click.argument("name", shell_complete=completion.pods)
+@_NO_WAIT
+@pass_context
+def resume(context: Context, name: str, no_wait: bool) -> None:
+    """Put a suspended pod back on its GPUs, where it goes on."""
+    waits = context.ask("pod.resume", name=name)["waits"]
+    if waits and context.pod(name)["state"] == "suspended":
+        click.echo(f"pod {name} waits for {waits}, and comes back by itself")
+    elif not no_wait:
+        follow(context, name, "running")
+
+
+@pod.command()
+@click.argument("name", shell_complete=completion.pods)
+@click.option(
+    "--gpu",
+    "target",
+    type=int,
+    required=True,
+    shell_complete=completion.gpus,
+    help="The pGPU that it moves to, of the same model.",
+)
+@click.option(
+    "--from",
+    "source",
+    type=int,
+    shell_complete=completion.gpus,
+    help="The pGPU that it leaves.  [default: its only one]",
+)
+@_NO_WAIT
+@pass_context
+def move(context: Context, name: str, target: int, source: int | None, no_wait: bool) -> None:
+    """Move a pod to another GPU of this host, with its grant. A suspended pod runs there."""
+    context.ask("pod.move", **{"name": name, "gpu": target, "from": source})
+    if not no_wait:
+        follow(context, name, "running", moved=True)
+
+
+def follow(context: Context, name: str, wanted: str, *, moved: bool = False) -> None:
+    """Wait until a pod is where it should be, and say how long that took. Raises RefusedError if it is not.
+
+    With ``moved`` it should also be on another card.
+    """
+    began_s = time.monotonic()
+    while (found := context.pod(name))["moving"] or found["state"] not in ("running", "suspended"):
+        time.sleep(_LOOK_S)
+    if found["state"] != wanted or (moved and found["state_error"]):
+        why = found["state_error"] or "it was told otherwise meanwhile"
+        raise RefusedError(f"pod {name}: {found['state']}: {why}")
+    size = units.format_memory(sum(found["suspended_memory"].values()))
+    of = f", {size} in host memory" if wanted == "suspended" else ""
+    click.echo(f"pod {name} {wanted} after {time.monotonic() - began_s:.1f} s{of}")
+
+
+def _facts(pod: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield what is known about a pod as a whole."""
+    yield "pod", pod["name"]
+    yield "state", "; ".join(filter(None, [_state(pod), pod["state_error"]]))
+    yield "pids", ", ".join(map(str, pod["pids"])) or "-"
+    yield "cgroup", pod["cgroup"] or "-"
+    for key, name in (("namespace", "namespace"), ("pod", "Kubernetes pod"), ("container", "container")):
+        if pod[key]:
+            yield name, pod[key]
+    yield "claim", pod["claim"] or "-"
+    for key, name in (("refused_memory", "refused allocations"), ("refused_calls", "refused calls")):
+        yield name, "not counted here" if pod[key] is None else str(pod[key])
+    yield "trouble", pod["trouble"] or "-"
+
+
+def _state(pod: dict[str, Any]) -> str:
+    """Return where a pod is, and what it waits for."""
+    if not pod["waits_for"]:
+        return str(pod["state"])
+    return f"{pod['state'] if pod['yielded'] else 'not begun'}, waits for {pod['waits_for']}"
+
+
+def _on_gpu(grant: dict[str, Any], usage: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield what is known about a pod on one pGPU."""
+    yield "class", grant["class"]
+    yield "quota", cores(grant["cores"])
+    yield "share, last seconds", part(usage["share"])
+    yield "below its quota", usage["below_quota_reason"] or "no"
+    yield "latency target", duration(grant["latency_target_ns"])
+    yield "limit", memory(grant["memory"])
+    yield "held", memory(usage["memory"])
+    yield "busy", "yes" if usage["busy"] else "no"
+    yield "TSGs", str(usage["tsgs"])
+    yield "GPU time", f"{usage['used_ns'] / NS_PER_S:.3f} s"
+    yield "gate closed", f"{usage['gate_time_ns'] / NS_PER_S:.3f} s, {part(usage['gated'])} of the last seconds"
+    yield "switched in", f"{usage['switches']} times, about {duration(usage['switch_time_ns'])} in all"
+    yield "debt", duration(usage["debt_ns"])
+
+
+def use_rows(pod: dict[str, Any]) -> list[tuple[str, ...]]:
+    """Return what a pod gets on each pGPU: parts of the last seconds, times since the daemon knows it."""
+    return [
+        (
+            pod["name"],
+            str(grant["gpu"]),
+            cores(grant["cores"]),
+            part(used["share"]),
+            part(used["gated"]),
+            f"{used['gate_time_ns'] / NS_PER_S:.2f} s",
+            str(used["switches"]),
+            duration(used["switch_time_ns"]),
+            memory(grant["memory"]),
+            memory(used["memory"]),
+        )
+        for grant, used in zip(pod["grants"], pod["usage"], strict=True)
+    ]
 
 
 def _rows(pod: dict[str, Any]) -> list[tuple[str, ...]]:
@@ -82,9 +224,10 @@ def _rows(pod: dict[str, Any]) -> list[tuple[str, ...]]:
             f"{used['used_ns'] / 1e9:.2f} s",
             memory(used["memory"]),
             "yes" if used["busy"] else "no",
+            "waiting" if pod["waits_for"] else pod["state"],
             str(len(pod["pids"])),
             pod["claim"] or "-",
-            pod["trouble"] or "-",
+            "; ".join(filter(None, [pod["trouble"], pod["state_error"]])) or "-",
         )
         for grant, used in zip(pod["grants"], pod["usage"], strict=True)
     ]

@@ -9,14 +9,19 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
+from types import MappingProxyType
 from typing import Any, NoReturn
 
 import click
+from click.core import ParameterSource
 
-from qgpu.cli.context import Context, pass_context
+from qgpu.cli import completion
+from qgpu.cli.context import Context
 from qgpu.cli.params import DURATION, MEMORY
-from qgpu.errors import QgpuError
+from qgpu.errors import QgpuError, TimedOutError
+from qgpu.groups.group_files import GroupFiles
 from qgpu.ipc.control_socket import Client
 from qgpu.model import PodClass
 from qgpu.runtime import launch
@@ -24,6 +29,10 @@ from qgpu.runtime import launch
 _FORWARDED = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2}
 #: The largest si_code of a signal sent by a process; the kernel's own are larger (sigaction(2)).
 _BY_A_PROCESS = 0
+#: Options whose variables have other names.
+_WRITTEN = {"gpus": "gpu", "pod_class": "class", "latency_target": "latency-target"}
+#: How often a pod that waits for memory asks whether it may begin.
+_LOOK_S = 0.2
 _NOT_EXECUTABLE, _NO_SUCH_COMMAND, _BY_SIGNAL = 126, 127, 128
 
 
@@ -35,9 +44,16 @@ _NOT_EXECUTABLE, _NO_SUCH_COMMAND, _BY_SIGNAL = 126, 127, 128
     multiple=True,
     default=(0,),
     show_default=True,
+    shell_complete=completion.gpus,
     help="The pGPU to run on; may be repeated.",
 )
 @click.option("--name", help="The pod's name. Default: a generated one.")
+@click.option(
+    "--group",
+    shell_complete=completion.groups,
+    help="Run in this share group, under its grant; see 'qgpuctl group'.",
+)
+@click.option("--sm", type=int, help="With --group: the part of the SMs it may use, in per cent.")
 @click.option("--cores", type=int, help="Quota in per cent of the pGPU.")
 @click.option("--memory", type=MEMORY, help="Memory limit such as 16GiB.")
 @click.option(
@@ -50,11 +66,13 @@ _NOT_EXECUTABLE, _NO_SUCH_COMMAND, _BY_SIGNAL = 126, 127, 128
 )
 @click.option("--latency-target", type=DURATION, help="What sharing may add to an online pod's p99, such as 2ms.")
 @click.argument("command", metavar="-- CMD...", nargs=-1, required=True, type=click.UNPROCESSED)
-@pass_context
+@click.pass_context
 def run(
-    context: Context,
+    click_context: click.Context,
     gpus: tuple[int, ...],
     name: str | None,
+    group: str | None,
+    sm: int | None,
     cores: int | None,
     memory: int | None,
     pod_class: str,
@@ -62,12 +80,19 @@ def run(
     command: tuple[str, ...],
 ) -> NoReturn:
     """Run a command as a pod and end with its exit code."""
+    context: Context = click_context.obj
+    if group is not None:
+        _check_member_options(click_context)
+        sys.exit(_run_in_group(context, group, sm, memory, command))
+    if sm is not None:
+        raise click.UsageError("--sm is a member's part of a group: give --group, too")
     gpus = tuple(dict.fromkeys(gpus))
     grant = {"class": pod_class, "cores": cores, "memory": memory, "latency_target_ns": latency_target}
     # Block signals until the child exists; otherwise they would end only us. Ctrl-C may come: it ends both.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED - {signal.SIGINT})
     with context.connect() as client:
         pod = client.call("pod.create", name=name, grants={str(gpu): grant for gpu in gpus})
+        _wait_for_room(client, pod)
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD, signal.SIGINT})
         child = os.fork()
         if child == 0:
@@ -79,10 +104,53 @@ def run(
     sys.exit(code)
 
 
-def _become(context: Context, gpus: tuple[int, ...], pod: dict[str, Any], command: tuple[str, ...]) -> NoReturn:
-    """Turn this process, a newly forked child, into the pod's command."""
+def _wait_for_room(client: Client, pod: dict[str, Any]) -> None:
+    """Wait until a pod may begin, where memory is overcommitted. A signal ends us, and with us the pod."""
+    if not (waits := pod.get("waits")):
+        return
+    click.echo(f"pod {pod['name']} waits for {waits}", err=True)
+    while client.call("pod.waits", name=pod["name"])["waits"]:
+        if (received := signal.sigtimedwait(_FORWARDED - {signal.SIGINT}, _LOOK_S)) is not None:
+            sys.exit(_BY_SIGNAL + received.si_signo)
+
+
+def _check_member_options(click_context: click.Context) -> None:
+    """Refuse options that the group's own grant decides. Raises click.UsageError."""
+    for option in ("gpus", "name", "cores", "pod_class", "latency_target"):
+        if click_context.get_parameter_source(option) is ParameterSource.COMMANDLINE:
+            raise click.UsageError(f"--{_WRITTEN.get(option, option)} is the group's: leave it out with --group")
+
+
+def _run_in_group(context: Context, name: str, sm: int | None, memory: int | None, command: tuple[str, ...]) -> int:
+    """Run a command in a group's pod, as a client of its MPS server; return the exit code. Raises a QgpuError."""
+    files = GroupFiles(context.runtime_dir, name)
+    files.need_keeper()
+    uuids = {gpu["index"]: gpu["uuid"] for gpu in context.ask("gpu.list")["gpus"]}
+    gpus = tuple(grant["gpu"] for grant in context.pod(name)["grants"])
+    pod = {"plane": context.ask("status")["plane"], "name": name, "gpus": [uuids[gpu] for gpu in gpus]}
+    part = files.part
+    variables = files.server.environment(part.sm if sm is None else sm, part.memory if memory is None else memory)
+    if pod["plane"] == "seccomp" and not files.is_server(command) and not files.server.wait(context.timeout_s):
+        raise TimedOutError(f"group {name}: its MPS control daemon takes no clients; see {files.directory}/log")
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {*_FORWARDED, signal.SIGCHLD})
+    child = os.fork()
+    if child == 0:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        _become(context, gpus, pod, command, variables)
+    return _wait(child)
+
+
+def _become(
+    context: Context,
+    gpus: tuple[int, ...],
+    pod: dict[str, Any],
+    command: tuple[str, ...],
+    more: Mapping[str, str] = MappingProxyType({}),
+) -> NoReturn:
+    """Turn this process, a newly forked child, into the pod's command, with ``more`` variables."""
     try:
         variables = launch.environment(pod["plane"], pod["name"], pod["gpus"], context.runtime_dir.absolute())
+        variables |= more
         with Client(context.runtime_dir, context.timeout_s) as own:  # the daemon attaches the process that connects
             fds = launch.enter(pod["plane"])
             own.call("pod.attach", fds, name=pod["name"])

@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 import time
+from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
+from typing import Any
 
 import click
 
 from qgpu import live_shares
 from qgpu.cli.context import Context, pass_context
-from qgpu.cli.output import output_option
+from qgpu.cli.output import output_option, with_units
 from qgpu.cli.params import Seconds
 from qgpu.cli.screen import Screen
-from qgpu.cli.top_page import Mode, page, pressed
+from qgpu.cli.top_mode import Mode, chosen, pressed
+from qgpu.cli.top_page import View, page, room, table
 from qgpu.errors import QgpuError
 from qgpu.ipc.control_socket import Client
+
+#: How many shares of each pod are kept: as many as the widest history shows.
+_HISTORY = 60
+#: How long a daemon may take to answer before the page says that it does not; keys wait as long.
+_PATIENCE_S = 2.0
 
 
 @click.command()
@@ -27,14 +38,19 @@ from qgpu.ipc.control_socket import Client
 def top(context: Context, once: bool, every: float, output: str) -> None:
     """Show each pod's share of each pGPU, live.
 
-    Keys: q quits, space pauses, s sorts, r reverses, c shows one class only, tab chooses a pGPU, the number of a policy
-    sets it there, ? shows help.
+    Keys: q quits, arrows and page keys choose a pod, space pauses, s sorts, c shows one class only, tab chooses a pGPU,
+    the number of a policy sets it there after a yes, ? shows help.
     """
-    with suppress(KeyboardInterrupt), context.connect() as client:
-        if once or output == "json" or not (sys.stdin.isatty() and sys.stdout.isatty()):
-            _print(client, once, every, output)
-        else:
-            _show(client, every)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # bars, where the locale has none
+    plain = once or output == "json" or not (sys.stdin.isatty() and sys.stdout.isatty())
+    with suppress(KeyboardInterrupt):
+        with context.connect() as client:
+            if plain:
+                _print(client, once, every, output)
+        if not plain:
+            connect = partial(Client, context.runtime_dir, min(context.timeout_s, _PATIENCE_S))
+            _show(_Watch(connect), every)
 
 
 def _print(client: Client, once: bool, every: float, output: str) -> None:
@@ -45,37 +61,86 @@ def _print(client: Client, once: bool, every: float, output: str) -> None:
         now = live_shares.look(client)
         shares = live_shares.shares(before, now)
         if output == "json":
-            click.echo(json.dumps({"schema": now["schema"], "shares": shares}))
+            click.echo(json.dumps(with_units({"schema": now["schema"], "shares": shares})))
         else:
-            click.echo("\n".join(page(Mode(), now, shares)))
+            click.echo(table(View(now, shares)))
         if once:
             return
         before = now
 
 
-def _show(client: Client, every: float) -> None:
+class _Watch:
+    """Looks at the daemon again and again, whether or not it is there, and remembers shares."""
+
+    def __init__(self, connect: Callable[[], Client]) -> None:
+        """Look for the first time. Raises a QgpuError without a daemon."""
+        self._connect = connect
+        self._client: Client | None = connect()
+        self._before: dict[str, Any] | None = None
+        self._history: dict[tuple[int, str], deque[float]] = {}
+        now = live_shares.look(self._client)
+        self._before = now
+        self.view = View(now, live_shares.shares(now, now))
+
+    def look(self) -> bool:
+        """Look once more, and tell whether the daemon has just come back."""
+        came_back = bool(self.view.lost)
+        try:
+            self._client = self._client or self._connect()
+            now = live_shares.look(self._client)
+        except QgpuError as error:
+            self.close()
+            self.view = View(self.view.now, self.view.shares, self._history, str(error))
+            return False
+        shares = live_shares.shares(self._before or now, now)
+        seen = self._before is not None
+        self._before = now
+        if seen:  # a share needs two answers
+            self._remember(shares)
+        self.view = View(now, shares, self._history)
+        return came_back
+
+    def close(self) -> None:
+        """Hang up."""
+        if self._client is not None:
+            self._client.close()
+        self._client = self._before = None
+
+    def set_policy(self, gpu: int, policy: str) -> str:
+        """Set a policy and return what to tell the user."""
+        if self._client is None:
+            return "not changed, because qgpud does not answer"
+        try:
+            answer = self._client.call("gpu.set", gpu=gpu, policy=policy)
+        except QgpuError as error:
+            return f"not changed: {error}"
+        return f"pGPU {gpu}: {policy}{'' if answer.get('kept', True) else ', until qgpud ends'}"
+
+    def _remember(self, shares: list[dict[str, Any]]) -> None:
+        there = {(row["gpu"], row["pod"]) for row in shares}
+        self._history = {key: past for key, past in self._history.items() if key in there}
+        for row in shares:
+            self._history.setdefault((row["gpu"], row["pod"]), deque(maxlen=_HISTORY)).append(row["share"])
+
+
+def _show(watch: _Watch, every: float) -> None:
     """Redraw the page until a key ends it."""
     mode = Mode()
-    before = live_shares.look(client)
     with Screen() as screen:
-        screen.keys(min(every, 0.5))  # show the first shares soon
-        now = live_shares.look(client)
-        shares = live_shares.shares(before, now)
+        due_s = time.monotonic() + min(every, 0.5)  # show the first shares soon
         while not mode.ended:
-            screen.draw(page(mode, now, shares, width=screen.width, interactive=True))
-            keys = screen.keys(every)
+            screen.draw(page(mode, watch.view, *screen.size))
+            keys = screen.keys(due_s - time.monotonic())
             for key in keys:
-                mode, policy = pressed(mode, key, now)
+                asking, height = mode.asking, room(watch.view, screen.size[1])
+                mode, policy = pressed(mode, key, watch.view.now, chosen(mode, watch.view.shares), height)
                 if policy is not None:
-                    mode = _set_policy(client, mode, policy)
-            if not keys and not mode.paused:
-                before, now = now, live_shares.look(client)
-                shares = live_shares.shares(before, now)
-
-
-def _set_policy(client: Client, mode: Mode, policy: str) -> Mode:
-    try:
-        client.call("gpu.set", gpu=mode.gpu, policy=policy)
-    except QgpuError as error:
-        return mode.saying(str(error))
-    return mode.saying(f"pGPU {mode.gpu}: {policy}")
+                    mode = mode.saying(watch.set_policy(mode.gpu, policy))
+                    watch.look()  # the next question compares with what is in force
+                if mode.asking and not asking:
+                    break  # what was typed ahead, or pasted, is no answer to this question
+            if time.monotonic() >= due_s:
+                due_s = time.monotonic() + every
+                if not mode.paused and watch.look():
+                    mode = mode.saying("qgpud is back")
+    watch.close()

@@ -1,127 +1,175 @@
-"""The page of ``qgpuctl top`` and the effect of keys on it. Pure: no terminal, no daemon."""
+"""The page of ``qgpuctl top``: what is shown, and where, in a terminal of any size. Pure: no terminal, no daemon."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from qgpu import units
-from qgpu.cli.output import cores, memory, table
+from qgpu.cli.output import memory
+from qgpu.cli.styled_text import Line, Style, cut, line, plain
+from qgpu.cli.top_mode import HELP, Mode, chosen, first_row
+from qgpu.cli.top_table import Shares, layout
 
-_HEADER = ("GPU", "POD", "CLASS", "QUOTA", "SHARE", "", "HELD", "LIMIT", "BUSY")
-_BAR = 20
-_SORTS = ("pod", "share", "quota", "memory")
-_CLASSES = ("all", "online", "offline")
-_KEYS = "q end   space pause   s sort   r reverse   c class   tab pGPU   digit policy   ? help"
-_HELP = (
-    "q      end",
-    "space  pause, go on",
-    "s      sort by pod, share, quota, memory",
-    "r      the other way round",
-    "c      all pods, online ones, offline ones",
-    "tab    choose the next pGPU (marked >)",
-    "?      this, or not",
-)
+#: The lines around the table: title, header, details and keys.
+_AROUND = 4
+#: The most of the screen that lines of pGPUs may take.
+_GPU_PART = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Mode:
-    """How the page shows pods at the moment."""
+class View:
+    """What a page shows: the daemon's last answer, the shares since the one before, and shares before that."""
 
-    sort: str = "pod"
-    reverse: bool = False
-    only: str = "all"
-    paused: bool = False
-    help: bool = False
-    #: The pGPU whose policy a digit sets.
-    gpu: int = 0
-    message: str = ""
-    ended: bool = False
-
-    def saying(self, message: str) -> Mode:
-        """Return the same mode with a message below the table."""
-        return replace(self, message=message)
+    now: Mapping[str, Any]
+    shares: Sequence[Mapping[str, Any]]
+    history: Mapping[tuple[int, str], Shares] = field(default_factory=dict)
+    #: Why the daemon does not answer; empty while it does.
+    lost: str = ""
 
 
-def pressed(mode: Mode, key: str, now: dict[str, Any]) -> tuple[Mode, str | None]:
-    """Return the mode after a key, and the policy to set if the key chose one."""
-    mode = mode.saying("")
-    if key in ("q", "Q", "\x03", "\x04"):
-        return replace(mode, ended=True), None
-    if key in (" ", "p"):
-        return replace(mode, paused=not mode.paused), None
-    if key == "s":
-        return replace(mode, sort=_after(_SORTS, mode.sort)), None
-    if key == "r":
-        return replace(mode, reverse=not mode.reverse), None
-    if key == "c":
-        return replace(mode, only=_after(_CLASSES, mode.only)), None
-    if key == "\t":
-        return replace(mode, gpu=_after([gpu["index"] for gpu in now["gpus"]], mode.gpu)), None
-    if key in ("?", "h"):
-        return replace(mode, help=not mode.help), None
-    return mode, {str(number): name for name, number in now["policies"].items()}.get(key)
+def table(view: View) -> str:
+    """Return all pods as plain text of any width, for files and other programs."""
+    head = [plain(_gpu(gpu, view.shares, 0, chosen=False)) for gpu in view.now["gpus"]]
+    columns = layout(view.shares, 0)
+    rows = [columns.header(), *(columns.row(row, view.history, chosen=False) for row in chosen(Mode(), view.shares))]
+    title = f"qgpu {view.now['version']} on {view.now['plane']}"
+    return "\n".join([title, *head, "", *(plain(row).rstrip() for row in rows)])
 
 
-def page(
-    mode: Mode, now: dict[str, Any], shares: list[dict[str, Any]], *, width: int = 0, interactive: bool = False
-) -> list[str]:
-    """Return the lines of the page, cut to ``width`` if given."""
-    state = "  (paused)" if mode.paused else ""
-    lines = [f"qgpu {now['version']} on {now['plane']}{state}"]
-    lines += [_gpu_line(gpu, shares, chosen=interactive and gpu["index"] == mode.gpu) for gpu in now["gpus"]]
-    lines += ["", *table(_HEADER, [_row(share) for share in _chosen(mode, shares)])]
-    if interactive:
-        order = f"sorted by {mode.sort}{', reversed' if mode.reverse else ''}; {mode.only} pods"
-        policies = (f"{number}      share it by {name}" for name, number in now["policies"].items())
-        lines += ["", mode.message or order, *((*_HELP, *policies) if mode.help else (_KEYS,))]
-    return [line[:width] for line in lines] if width else lines
+def room(view: View, height: int) -> int:
+    """Return how many rows of pods fit on a page of ``height`` lines."""
+    return max(1, height - _AROUND - len(_gpu_window(Mode(), view, height)))
 
 
-def _chosen(mode: Mode, shares: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    keys = {
-        "share": lambda row: -row["share"],
-        "quota": lambda row: -(row["cores"] or 0),
-        "memory": lambda row: -row["held"],
-    }
-    rows = [row for row in shares if mode.only in ("all", row["class"])]
-    if mode.sort in keys:  # otherwise they stay sorted by pGPU, online pods first, then name
-        rows.sort(key=keys[mode.sort])
-    return rows[::-1] if mode.reverse else rows
+def page(mode: Mode, view: View, width: int, height: int) -> list[Line]:
+    """Return the lines of a page: at most ``height``, each at most ``width`` characters."""
+    rows, fit = chosen(mode, view.shares), room(view, height)
+    first = first_row(mode, rows, fit)
+    shown = rows[first : first + fit]
+    columns = layout(rows, width)
+    if mode.help:
+        body = _help(view)[: fit + 1]
+    else:
+        body = [columns.header()]
+        for row in shown:
+            body.append(columns.row(row, view.history, chosen=(row["gpu"], row["pod"]) == mode.cursor))
+        if not rows:
+            body.append(line("No pods. Start one: qgpuctl run --cores 50 -- COMMAND", Style.QUIET))
+    body += [line("")] * (fit + 1 - len(body))
+    lines = [
+        _title(mode, view, width, (first, len(shown), len(rows))),
+        *(_gpu(gpu, view.shares, width, chosen=gpu["index"] == mode.gpu) for gpu in _gpu_window(mode, view, height)),
+        *body,
+        _details(mode, view, rows),
+        _keys(width),
+    ]
+    return [cut(each, width) for each in lines[: height - 2] + lines[-2:]][-height:]
 
 
-def _gpu_line(gpu: dict[str, Any], shares: list[dict[str, Any]], *, chosen: bool) -> str:
-    used = sum(share["share"] for share in shares if share["gpu"] == gpu["index"])
-    mark = "> " if chosen else "  "
-    line = (
-        f"{mark}pGPU {gpu['index']} {gpu['name']}: {gpu['policy']}, online {gpu['online_policy']}, "
-        f"period {units.format_duration(gpu['period_ns'])}, {used:.1%} in use"
+def _title(mode: Mode, view: View, width: int, rows: tuple[int, int, int]) -> Line:
+    first, shown, total = rows
+    name = f"qgpu {view.now['version']} on {view.now['plane']}"
+    if view.lost:
+        return ((name, Style.HEADING), (f"  no answer, trying again: {view.lost}", Style.BAD))
+    order = f"by {mode.sort}{', reversed' if mode.reverse else ''}"
+    only = "" if mode.only == "all" else f", {mode.only}"
+    only += f", pGPU {mode.gpu} only" if mode.only_gpu else ""
+    where = f"pods {first + 1} to {first + shown} of {total}" if shown < total else f"{total} pods"
+    right = f"{where} {order}{only}{'  (paused)' if mode.paused else ''}"
+    if len(name) + 2 + len(right) > width:
+        return line(right, Style.HEADING)
+    return ((name, Style.HEADING), (right.rjust(width - len(name)), Style.QUIET))
+
+
+def _gpu_window(mode: Mode, view: View, height: int) -> Sequence[Mapping[str, Any]]:
+    """Return the pGPUs to show: all, or those around the chosen one if they would fill the screen."""
+    gpus = view.now["gpus"]
+    most = max(1, height // _GPU_PART)
+    at = next((at for at, gpu in enumerate(gpus) if gpu["index"] == mode.gpu), 0)
+    first = max(0, min(at - most // 2, len(gpus) - most))
+    return list(gpus[first : first + most])
+
+
+def _gpu(gpu: Mapping[str, Any], shares: Sequence[Mapping[str, Any]], width: int, *, chosen: bool) -> Line:
+    """Return a pGPU's line; where it is too long, what matters least is left out."""
+    there = [row for row in shares if row["gpu"] == gpu["index"]]
+    short = sum(waits(row) for row in there)
+    used = min(1.0, sum(row["share"] for row in there))
+    busy = gpu.get("utilisation")
+    head = f"{'> ' if chosen else '  '}pGPU {gpu['index']} {gpu['name']}: {gpu['policy']}"
+    parts = [
+        (0, f", {used:.0%} used", Style.PLAIN),
+        (2, "" if busy is None else f", {busy:.0%} utilisation", Style.PLAIN),
+        (3, f", {memory(sum(row['held'] for row in there))} of {memory(gpu['memory'])}", Style.PLAIN),
+        (4, f", {len(there)} pods", Style.PLAIN),
+        (1, f", {short} below quota" if short else "", Style.BAD),
+        (6, f", online {gpu['online_policy']}", Style.QUIET),
+        (5, f", period {units.format_duration(gpu['period_ns'])}", Style.QUIET),
+    ]
+    if gpu["trouble"]:
+        parts = [(0, f": {gpu['trouble']}", Style.BAD)]
+    for least in range(6, 0, -1):
+        if not width or len(head) + sum(len(text) for _, text, _ in parts) <= width:
+            break
+        parts = [part for part in parts if part[0] != least]
+    style = Style.HEADING if chosen else Style.PLAIN
+    return ((head, style), *((text, kind) for _, text, kind in parts if text))
+
+
+def waits(row: Mapping[str, Any]) -> bool:
+    """Tell whether a pod lacks part of its quota; others ask for less, or their policy guarantees none."""
+    return bool(row.get("below_quota")) and str(row.get("below_quota_reason")).startswith("waits")
+
+
+def _details(mode: Mode, view: View, rows: Sequence[Mapping[str, Any]]) -> Line:
+    """Return the line below the table: a question, a message, or all that is known of the pod under the cursor."""
+    if mode.asking:
+        policy = next(gpu["policy"] for gpu in view.now["gpus"] if gpu["index"] == mode.gpu)
+        return line(f" pGPU {mode.gpu}: {policy} -> {mode.asking}? y: yes, any other key: no ", Style.QUESTION)
+    if mode.message:
+        return line(mode.message, Style.NOTED)
+    row = next((row for row in rows if (row["gpu"], row["pod"]) == mode.cursor), None)
+    if row is None:
+        below = sum(waits(each) for each in rows)
+        return line(f"{below} below quota; choose one with the arrow keys to see why" if below else "", Style.QUIET)
+    facts = []
+    if row.get("below_quota"):
+        facts.append(f"below its quota: {row['below_quota_reason']}")
+    if row["trouble"]:
+        facts.append(row["trouble"])
+    if (gated := row.get("gated")) is not None:
+        facts.append(f"gate closed {gated:.0%}")
+    if (wait_ns := row.get("expected_wait_p99_ns")) is not None:
+        facts.append(f"p99 + {units.format_duration(wait_ns)}")
+    facts.append(f"{memory(row['held'])} of {memory(row['memory'])}")
+    return ((f"{row['pod']}: ", Style.HEADING), ("; ".join(facts), Style.BAD if waits(row) else Style.PLAIN))
+
+
+def _keys(width: int) -> Line:
+    keys = (
+        "q end",
+        "? help",
+        "up/down pod",
+        "space pause",
+        "s sort",
+        "c class",
+        "tab pGPU",
+        "digit policy",
+        "r reverse",
     )
-    return f"{line}, {gpu['trouble']}" if gpu["trouble"] else line
+    text = ""
+    for key in keys:
+        text = more if len(more := f"{text}   {key}" if text else key) <= width else text
+    return line(text, Style.QUIET)
 
 
-def _row(share: dict[str, Any]) -> tuple[str, ...]:
-    return (
-        str(share["gpu"]),
-        share["pod"],
-        share["class"],
-        cores(share["cores"]),
-        f"{share['share']:6.1%}",
-        _bar(share["share"], share["cores"]),
-        memory(share["held"]),
-        memory(share["memory"]),
-        "yes" if share["busy"] else "no",
+def _help(view: View) -> list[Line]:
+    policies = (
+        (str(number), f"share the pGPU by {name}, after a yes") for name, number in view.now["policies"].items()
     )
-
-
-def _bar(share: float, quota: int | None) -> str:
-    """Draw a share as a bar, with a stroke at the quota."""
-    bar = ("#" * round(share * _BAR)).ljust(_BAR, ".")
-    if quota is None:
-        return bar
-    at = min(_BAR - 1, round(quota / 100 * _BAR))
-    return f"{bar[:at]}|{bar[at + 1 :]}"
-
-
-def _after(values: Any, value: Any) -> Any:
-    return values[(list(values).index(value) + 1) % len(values)] if value in values else values[0]
+    marks = (("!", "a pod that waits for part of its quota"), ("~", "one that asks for less, or is guaranteed none"))
+    listed = (*HELP, *policies, *marks)
+    wide = max(len(key) for key, _ in listed)
+    return [((f"{key.ljust(wide)}  ", Style.HEADING), (text, Style.PLAIN)) for key, text in listed]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import signal
+from functools import partial
 
 import click
 
 from qgpu.cli.context import Context, pass_context
+from qgpu.ipc.control_socket import Client
 from qgpu.ipc.http_server import parse_address
 from qgpu.linux.shutdown import Shutdown
 from qgpu.web.site import Site
@@ -27,7 +29,9 @@ def web(context: Context, listen: str, allow_changes: bool) -> None:
     The page is read-only without --allow-changes. It has the permissions of the user who starts the command.
     """
     context.connect().close()  # fail here, not in the page, if there is no daemon
-    site = Site(parse_address(listen), context.connect, changes=allow_changes)
+    # While the page is served, a daemon that is gone is said at once.
+    connect = partial(Client, context.runtime_dir, context.timeout_s)
+    site = Site(parse_address(listen), connect, changes=allow_changes)
     stop = Shutdown(signal.SIGINT, signal.SIGTERM)
     try:
         click.echo(site.url)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,7 +41,9 @@ def draw(path: Path, title: str, played: Sequence[Played], points: Sequence[Poin
         mpl.use("Agg")
         from matplotlib import pyplot as plt
     except ImportError as error:
-        raise NotSupportedError("no picture without matplotlib: pip install 'qgpu[plot]'") from error
+        raise NotSupportedError(
+            f"no picture without matplotlib; install it: pip --python {sys.executable} install matplotlib"
+        ) from error
 
     figure, (shares, latency) = plt.subplots(
         2, 1, sharex=True, figsize=(13, 7), height_ratios=(3, 1), constrained_layout=True

@@ -8,7 +8,7 @@ from pathlib import Path
 from qgpu.doctor.report import Check, Verdict
 from qgpu.errors import QgpuError
 from qgpu.planes.kmod import DEVICE
-from qgpu.planes.kmod.device import Device, text_of, trouble_of
+from qgpu.planes.kmod.device import Device, missing_for_limits, stalled_of, text_of, trouble_of
 from qgpu.planes.kmod.uapi import NUMBERS
 
 _NAME = "kernel module"
@@ -26,6 +26,7 @@ def check_module() -> Check:
         return Check(_NAME, Verdict.WARN, f"loaded; {error}", "ask as root")
     try:
         info = device.info()
+        stalled = stalled_of(device, info)
     except QgpuError as error:
         return Check(_NAME, Verdict.FAIL, f"loaded; {error}", _SAME_VERSION)
     finally:
@@ -34,10 +35,15 @@ def check_module() -> Check:
         return Check(_NAME, Verdict.FAIL, f"loaded; it speaks ABI {info.abi}", _SAME_VERSION)
     if trouble := trouble_of(info):
         return Check(_NAME, Verdict.WARN, f"loaded; {trouble}", "until it enforces, the user-space plane is used")
-    sealed = "sealed" if info.flags & NUMBERS["QGPU_INFO_SEALED"] else "not sealed"
-    return Check(_NAME, Verdict.OK, f"loaded, enforcing on driver {text_of(info.driver)}; calls {sealed}")
+    if stalled:
+        return Check(_NAME, Verdict.FAIL, f"loaded; the driver does not answer for {', '.join(stalled)}", _STALLED)
+    if missing := missing_for_limits(info):
+        what, _, fix = missing.partition("; ")
+        return Check(_NAME, Verdict.FAIL, f"loaded; limits are refused, those of pods may be passed: {what}", fix)
+    return Check(_NAME, Verdict.OK, f"loaded, enforcing on driver {text_of(info.driver)}; calls sealed")
 
 
+_STALLED = "dmesg says since when, and of an Xid what the card did; gates open when the driver answers again"
 _SAME_VERSION = "module and qgpu must be of one version: without pods, modprobe -r qgpu && modprobe qgpu"
 
 

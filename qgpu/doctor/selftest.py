@@ -1,7 +1,8 @@
 """The self-test: runs two short pods at 2:1 on a pGPU and checks their measured GPU time.
 
 It uses the running daemon, or starts its own. It compares what the daemon's plane measures with the pods' own
-counters. Other pods stay untouched, but the test changes the pGPU's policy for a second if that breaks no grant.
+counters. It changes no setting: beside other pods it judges the policy in force; on a pGPU without other pods it puts
+temporary policies in force, which end with its connection. Its pods end with it, however it ends.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import Any
 from qgpu.doctor.report import Check, Verdict
 from qgpu.errors import DaemonUnreachableError, QgpuError, RefusedError, TimedOutError, no_pgpu
 from qgpu.ipc.control_socket import Client
+from qgpu.linux.parent_death import terminated_with_parent
 
 #: The largest relative error of a measured share in a test this short.
 TOLERANCE = 0.10
@@ -29,32 +31,62 @@ _START_S = 15.0
 _SETTLE_S = 0.6
 _MEASURE_S, _LONGER_S = 1.2, 5.0
 _PODS = ("self-test-a", "self-test-b")
+#: The memory limit of its pods where every pod needs one.
+_LIMIT = "1GiB"
+#: Best Effort asks for the same share for both, whatever their quotas.
+EQUAL = (1, 1)
 #: About 1 ms on an H100. The loads do not calibrate: they would do so at once, and get kernels of different lengths.
 _ITERATIONS = 12_500
 
 
-def self_test(runtime_dir: Path, gpu: int, timeout_s: float) -> list[Check]:
-    """Run the self-test on one pGPU. Raises RefusedError if too little is left to grant."""
-    with _daemon(runtime_dir, timeout_s) as directory, Client(directory, timeout_s) as client:
+def self_test(runtime_dir: Path, gpu: int, timeout_s: float, say: Callable[[str], None]) -> list[Check]:
+    """Run the self-test on one pGPU; ``say`` gets what it is about to do. Raises RefusedError if too little is left."""
+    with _ending_in_order(), _daemon(runtime_dir, timeout_s) as directory, Client(directory, timeout_s) as client:
         policy = _gpu(client, gpu)["policy"]
-        quotas = _quotas(client, gpu)
-        with _policy(client, gpu, policy, "burst-share"), _loads(directory, gpu, quotas) as loads:
+        quotas, tenants = _quotas(client, gpu), _tenants(client, gpu)
+        say(_announcement(gpu, policy, quotas, tenants))
+        limit = ("--memory", _LIMIT) if _gpu(client, gpu)["memory_overcommit"] > 1 else ()
+        with _loads(directory, gpu, quotas, limit) as loads:
+            if not tenants:
+                _try(client, gpu, "burst-share")
             _until_busy(client, gpu, loads)
             time.sleep(_SETTLE_S)
             before, from_s = _usage(client, gpu), time.time()
-            ratio = _measured(client, gpu, partial(judge_ratio, quotas))
-            gate = _test_gate(client, gpu, quotas)
+            checks = [_check(client, gpu, policy if tenants else "burst-share", quotas)]
+            if not tenants:
+                checks.append(_test_gate(client, gpu, quotas))
             after, to_s = _usage(client, gpu), time.time()
         kernels = [_kernels(load, from_s, to_s) for load in loads]
-    return [ratio, judge_count(_divided(before, after), kernels), gate]
+    return [*checks, judge_count(_divided(before, after), kernels)]
+
+
+def _announcement(gpu: int, policy: str, quotas: tuple[int, int], tenants: Sequence[str]) -> str:
+    """Return what the test is about to disturb."""
+    what = f"self-test: two pods with {quotas[0]} and {quotas[1]} % run on pGPU {gpu} for some seconds"
+    if not tenants:
+        return f"{what}; no other pod is on it"
+    return f"{what}; its policy stays {policy}; {', '.join(tenants)}: less idle time is lent to them meanwhile"
+
+
+def _try(client: Client, gpu: int, policy: str) -> None:
+    """Put a policy in force for now; it ends with the connection, and where other pods come."""
+    client.call("gpu.set_temporarily", gpu=gpu, policy=policy, pods=list(_PODS))
 
 
 def _test_gate(client: Client, gpu: int, quotas: tuple[int, int]) -> Check:
+    came = "not tested: another pod came meanwhile"
     try:
-        with _policy(client, gpu, "burst-share", "fixed-share"):
-            return _measured(client, gpu, partial(judge_gate, quotas))
-    except RefusedError as error:
-        return Check("gate", Verdict.WARN, f"not tested: {error}")
+        _try(client, gpu, "fixed-share")
+    except RefusedError:
+        return Check("gate", Verdict.WARN, came)
+    check = _check(client, gpu, "fixed-share", quotas)
+    return check if set(_tenants(client, gpu)) <= set(_PODS) else Check("gate", Verdict.WARN, came)
+
+
+def _check(client: Client, gpu: int, policy: str, quotas: tuple[int, int]) -> Check:
+    """Measure and judge what a policy promises."""
+    judges = {"fixed-share": partial(judge_gate, quotas), "best-effort": partial(judge_ratio, EQUAL)}
+    return _measured(client, gpu, judges.get(policy, partial(judge_ratio, quotas)))
 
 
 def _measured(client: Client, gpu: int, judge: Callable[[tuple[float, float]], Check]) -> Check:
@@ -70,7 +102,7 @@ def judge_ratio(quotas: tuple[int, int], shares: tuple[float, float]) -> Check:
     """Compare the ratio of measured shares with that of the quotas."""
     asked, got = quotas[0] / quotas[1], shares[0] / max(shares[1], 1e-9)
     found = f"asked {asked:.2f}:1, got {got:.2f}:1 ({shares[0]:.1%} and {shares[1]:.1%} of true GPU time)"
-    return _judged("burst share", abs(got / asked - 1) <= TOLERANCE, found)
+    return _judged("burst share" if quotas != EQUAL else "best effort", abs(got / asked - 1) <= TOLERANCE, found)
 
 
 def judge_count(shares: tuple[float, float], kernels: list[int]) -> Check:
@@ -116,21 +148,30 @@ def _daemon(runtime_dir: Path, timeout_s: float) -> Iterator[Path]:
 
 
 @contextmanager
-def _policy(client: Client, gpu: int, before: str, wanted: str) -> Iterator[None]:
-    client.call("gpu.set", gpu=gpu, policy=wanted)
+def _ending_in_order() -> Iterator[None]:
+    """End pods and daemon of the test on the signals that end it, too; after SIGKILL the kernel does."""
+
+    def end(number: int, _frame: object) -> None:
+        sys.exit(128 + number)
+
+    before = {number: signal.signal(number, end) for number in (signal.SIGHUP, signal.SIGTERM)}
     try:
         yield
     finally:
-        client.call("gpu.set", gpu=gpu, policy=before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextmanager
-def _loads(directory: Path, gpu: int, quotas: tuple[int, int]) -> Iterator[list[subprocess.Popen[bytes]]]:
+def _loads(
+    directory: Path, gpu: int, quotas: tuple[int, int], limit: tuple[str, ...]
+) -> Iterator[list[subprocess.Popen[bytes]]]:
     """Run a flood in each of two pods."""
     loads = [
         _start(
             "qgpu.cli.main",
-            *("--runtime-dir", str(directory), "run", "--gpu", str(gpu), "--name", name, "--cores", str(quota), "--"),
+            *("--runtime-dir", str(directory), "run", "--gpu", str(gpu), "--name", name, *limit),
+            *("--cores", str(quota), "--"),
             *(sys.executable, "-m", "qgpu.load.main", "--kernel", "1ms", "--iterations", str(_ITERATIONS)),
             *("--duration", "60s"),
             stdout=subprocess.PIPE,
@@ -156,7 +197,8 @@ def _kernels(load: subprocess.Popen[bytes], from_s: float, to_s: float) -> int:
 
 
 def _start(module: str, *arguments: str, **redirections: Any) -> subprocess.Popen[bytes]:
-    return subprocess.Popen([sys.executable, "-m", module, *arguments], stdin=subprocess.DEVNULL, **redirections)
+    command = [sys.executable, "-m", module, *arguments]
+    return subprocess.Popen(command, stdin=subprocess.DEVNULL, preexec_fn=terminated_with_parent(), **redirections)
 
 
 def _until(condition: Callable[[], bool], what: str) -> None:
@@ -181,6 +223,12 @@ def _quotas(client: Client, gpu: int) -> tuple[int, int]:
     if part < 1:
         raise RefusedError(f"self-test: less than 3 % of pGPU {gpu} is left to grant; try another --gpu")
     return 2 * part, part
+
+
+def _tenants(client: Client, gpu: int) -> list[str]:
+    """Return the pods on the pGPU that are not the test's."""
+    pods = client.call("pod.list")["pods"]
+    return [pod["name"] for pod in pods if any(grant["gpu"] == gpu for grant in pod["grants"])]
 
 
 def _usage(client: Client, gpu: int) -> list[dict[str, Any]]:

@@ -33,7 +33,8 @@ def families(view: View) -> Iterable[Family]:
     yield from _gpus(view.gpus)
     yield from _pods_on_gpus(view.gpus)
     yield from _refusals(view.pods.values())
-    yield from _fence(view)
+    yield from _suspensions(view.pods.values())
+    yield from _device_files(view)
 
 
 def _one(name: str, kind: Kind, text: str, value: float, **labels: str) -> Family:
@@ -48,6 +49,8 @@ def _gpus(gpus: Iterable[GpuView]) -> Iterable[Family]:
     total = Family("qgpu_gpu_memory_total_bytes", _G, "The card's memory.")
     allocated = Family("qgpu_gpu_memory_allocated_bytes", _G, "Memory limits of all pods, added up.")
     used = Family("qgpu_gpu_memory_used_bytes", _G, "Memory that pods hold; what runs without qgpu is not in it.")
+    overcommit = Family("qgpu_gpu_memory_overcommit_ratio", _G, "How many times its memory may be granted.")
+    away = Family("qgpu_gpu_memory_away_bytes", _G, "Memory of pods that yielded it to others, now in host memory.")
     cores = Family("qgpu_gpu_cores_allocated_ratio", _G, "Quotas of all pods, added up.")
     memory_prepared = Family(
         "qgpu_gpu_memory_prepared_bytes", _G, "Memory that Kubernetes claims hold, used by a pod or not."
@@ -59,6 +62,8 @@ def _gpus(gpus: Iterable[GpuView]) -> Iterable[Family]:
     plans = Family("qgpu_gpu_plans_total", _C, "Changes of the plan in force.")
     gated = Family("qgpu_gpu_plan_gated", _G, "1 while the plan in force moves gates.")
     trouble = Family("qgpu_gpu_trouble", _G, "1 while the plane fails on this pGPU; its pods then run ungated.")
+    used_part = Family("qgpu_gpu_utilization_ratio", _G, "NVML's utilisation: any kernel ran; absent if not known.")
+    residence = Family("qgpu_gpu_engine_active_ratio", _G, "GPU time of all pods over the last seconds.")
     unmanaged = Family("qgpu_gpu_unmanaged_processes", _G, "Processes on the card in no pod; absent if not known.")
     for gpu in gpus:
         labels = _card(gpu)
@@ -67,6 +72,8 @@ def _gpus(gpus: Iterable[GpuView]) -> Iterable[Family]:
         total.add(gpu.pgpu.memory, **labels)
         allocated.add(gpu.memory_granted, **labels)
         used.add(gpu.memory_held, **labels)
+        overcommit.add(gpu.memory_overcommit, **labels)
+        away.add(gpu.memory_away, **labels)
         cores.add(gpu.cores_granted / 100, **labels)
         memory_prepared.add(gpu.memory_prepared, **labels)
         cores_prepared.add(gpu.cores_prepared / 100, **labels)
@@ -74,10 +81,14 @@ def _gpus(gpus: Iterable[GpuView]) -> Iterable[Family]:
         plans.add(gpu.plans, **labels)
         gated.add(int(gpu.gated), **labels)
         trouble.add(int(bool(gpu.trouble)), **labels)
+        residence.add(gpu.residence, **labels)
+        if gpu.utilization is not None:
+            used_part.add(gpu.utilization, **labels)
         if gpu.unmanaged is not None:
             unmanaged.add(gpu.unmanaged, **labels)
-    held = memory_prepared, cores_prepared
-    return info, period, total, allocated, used, cores, *held, ticks, plans, gated, trouble, unmanaged
+    held = overcommit, away, memory_prepared, cores_prepared
+    activity = used_part, residence
+    return info, period, total, allocated, used, cores, *held, ticks, plans, gated, trouble, *activity, unmanaged
 
 
 def _pods_on_gpus(gpus: Iterable[GpuView]) -> Iterable[Family]:
@@ -85,11 +96,18 @@ def _pods_on_gpus(gpus: Iterable[GpuView]) -> Iterable[Family]:
     gpu_s = Family("qgpu_pod_gpu_seconds_total", _C, "True GPU time, from the hardware's context switches.")
     throttled = Family("qgpu_pod_throttled_seconds_total", _C, "Time that its gate was closed.")
     switches = Family("qgpu_pod_switches_total", _C, "How often it was switched in.")
+    switching = Family("qgpu_pod_switch_seconds_total", _C, "What these switches took, estimated by the card's model.")
     preemptions = Family(
         "qgpu_pod_preemptions_total", _C, "Direct switches from an offline to an online pod, by or of this pod."
     )
+    below = Family("qgpu_pod_below_quota", _G, "1 while it gets less than its quota, and the kind of reason.")
     limit = Family("qgpu_pod_cores_quota_ratio", _G, "Its quota; absent without one.")
     target = Family("qgpu_pod_latency_target_seconds", _G, "Its latency target; absent without one.")
+    wait = Family(
+        "qgpu_pod_expected_wait_p99_seconds",
+        _G,
+        "What sharing should add to an online pod's p99, by its card's measured table; absent if unknown.",
+    )
     debt = Family("qgpu_pod_debt_seconds", _G, "GPU time beyond (positive) or short of what plans aimed at.")
     busy = Family("qgpu_pod_busy", _G, "1 if it had work lately.")
     memory_limit = Family("qgpu_pod_memory_limit_bytes", _G, "Its memory limit; absent without one.")
@@ -102,6 +120,9 @@ def _pods_on_gpus(gpus: Iterable[GpuView]) -> Iterable[Family]:
             gpu_s.add(pod.used_ns / NS_PER_S, **labels)
             throttled.add(pod.counted.gated_ns / NS_PER_S, **labels)
             switches.add(pod.counted.starts, **labels)
+            switching.add(pod.switch_ns / NS_PER_S, **labels)
+            if pod.below_quota:
+                below.add(1, **labels, reason=pod.below_quota.split()[0].rstrip(":"))
             for role, count in (("by", pod.counted.preempting), ("of", pod.counted.preempted)):
                 if count is not None:
                     preemptions.add(count, **labels, role=role)
@@ -112,9 +133,12 @@ def _pods_on_gpus(gpus: Iterable[GpuView]) -> Iterable[Family]:
                 limit.add(grant.cores / 100, **labels)
             if grant.memory is not None:
                 memory_limit.add(grant.memory, **labels)
+            if pod.expected_wait_p99_ns is not None:
+                wait.add(pod.expected_wait_p99_ns / NS_PER_S, **labels)
             if grant.latency_target_ns is not None:
                 target.add(grant.latency_target_ns / NS_PER_S, **labels)
-    return info, gpu_s, throttled, switches, preemptions, limit, target, debt, busy, memory_limit, memory_used
+    time = gpu_s, throttled, switches, switching, preemptions
+    return info, *time, below, limit, target, wait, debt, busy, memory_limit, memory_used
 
 
 def _refusals(pods: Iterable[PodView]) -> Iterable[Family]:
@@ -128,7 +152,27 @@ def _refusals(pods: Iterable[PodView]) -> Iterable[Family]:
     return memory, calls
 
 
-def _fence(view: View) -> Iterable[Family]:
+def _suspensions(pods: Iterable[PodView]) -> Iterable[Family]:
+    suspended = Family("qgpu_pod_suspended", _G, "1 while the pod is off its cards.")
+    held = Family("qgpu_pod_suspended_bytes", _G, "Its card memory that lies in host memory meanwhile.")
+    waits = Family("qgpu_pod_waits_for_memory", _G, "1 while it waits for room on its card, to begin or to come back.")
+    count = Family("qgpu_pod_moves_total", _C, "Moves off its cards and back, and failed ones.")
+    seconds = Family("qgpu_pod_move_seconds_total", _C, "Time that moves took.")
+    moved = Family("qgpu_pod_moved_bytes_total", _C, "Memory that was moved.")
+    for pod in pods:
+        labels = {"pod": pod.pod} | _kubernetes(pod.labels)
+        suspended.add(int(pod.suspended), **labels)
+        held.add(pod.suspended_memory, **labels)
+        waits.add(int(pod.waits_for_memory), **labels)
+        for moves in pod.moves:
+            count.add(moves.count, **labels, direction=moves.direction)
+            if moves.direction != "failed":
+                seconds.add(moves.seconds, **labels, direction=moves.direction)
+                moved.add(moves.bytes, **labels, direction=moves.direction)
+    return suspended, held, waits, count, seconds, moved
+
+
+def _device_files(view: View) -> Iterable[Family]:
     if view.isolated is None:
         return
     yield _one(

@@ -25,6 +25,12 @@ class PodOnGpuView:
     #: Its share of the last seconds, 0 to 1.
     share: float = 0.0
     labels: ContainerLabels = field(default_factory=ContainerLabels)
+    #: How long switches to it and away from it took, in ns.
+    switch_ns: int = 0
+    #: Why it gets less than its quota; empty if it does not.
+    below_quota: str = ""
+    #: What sharing should add to its p99, in ns; None for offline pods and where it is unknown.
+    expected_wait_p99_ns: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +51,16 @@ class GpuView:
     #: What prepared grants hold of it, used or not: memory in bytes, quotas in per cent.
     memory_prepared: int = 0
     cores_prepared: int = 0
+    #: NVML's utilisation, 0 to 1; None: unknown.
+    utilization: float | None = None
+    #: How many times its memory may be granted, and the bytes of pods that are off it because of that.
+    memory_overcommit: float = 1.0
+    memory_away: int = 0
+
+    @property
+    def residence(self) -> float:
+        """Return in which part of the last seconds a pod was on the engine, 0 to 1."""
+        return min(1.0, sum(pod.share for pod in self.pods))
 
     @property
     def memory_granted(self) -> int:
@@ -63,12 +79,28 @@ class GpuView:
 
 
 @dataclass(frozen=True, slots=True)
+class PodMoves:
+    """Moves of a pod in one direction ("off" its cards or "back"), or those that failed."""
+
+    direction: str
+    count: int
+    seconds: float
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class PodView:
     """How many requests of one pod the plane refused so far; None if it does not count them."""
 
     pod: str
     refused_memory: int | None = None
     refused_calls: int | None = None
+    #: Whether it is off its cards, the bytes that lie in host memory meanwhile, and its moves so far.
+    suspended: bool = False
+    suspended_memory: int = 0
+    #: Whether it waits for room in its cards' memory, to begin or to come back.
+    waits_for_memory: bool = False
+    moves: Sequence[PodMoves] = ()
     labels: ContainerLabels = field(default_factory=ContainerLabels)
 
 

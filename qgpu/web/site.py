@@ -21,12 +21,11 @@ from qgpu.web.watcher import Watcher
 #: How many pages may be open at once; each holds a connection for its stream.
 MAX_CLIENTS = 16
 
+_SCRIPTS = ("cards.js", "format.js", "page.js", "series.js", "timeline.js")
 _FILES = {
     "/": ("page.html", "text/html; charset=utf-8"),
-    "/page.js": ("page.js", "text/javascript; charset=utf-8"),
-    "/timeline.js": ("timeline.js", "text/javascript; charset=utf-8"),
     "/page.css": ("page.css", "text/css; charset=utf-8"),
-}
+} | {f"/{name}": (name, "text/javascript; charset=utf-8") for name in _SCRIPTS}
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -68,10 +67,18 @@ class Site:
             return self._change(request)
         if request.path == "/events":
             return Response(self._watcher.events(), "text/event-stream; charset=utf-8", headers=_HEADERS)
+        if request.path == "/history":
+            return self._history()
         if request.path in _FILES:
             name, kind = _FILES[request.path]
             return Response((resources.files("qgpu.web") / "static" / name).read_bytes(), kind, headers=_HEADERS)
         return Response(b"there is no such page\n", status=404)
+
+    def _history(self) -> Response:
+        try:
+            return Response(self._watcher.past(), "application/json", headers=_HEADERS)
+        except QgpuError as error:  # the daemon is gone for the moment
+            return _json_response(503, str(error))
 
     def _change(self, request: Request) -> Response:
         """Set a policy, if only the page can have made the request."""
@@ -81,10 +88,10 @@ class Site:
             with self._connect() as client:
                 client.call("gpu.set", gpu=wanted.get("gpu"), policy=wanted.get("policy"))
         except PermissionDeniedError as error:
-            return _told(403, str(error))
+            return _json_response(403, str(error))
         except QgpuError as error:
-            return _told(400, str(error))
-        return _told(200, "")
+            return _json_response(400, str(error))
+        return _json_response(200, "")
 
     def _check(self, request: Request) -> None:
         headers = request.headers
@@ -112,5 +119,5 @@ def _json(request: Request) -> dict[str, Any]:
     return wanted
 
 
-def _told(status: int, trouble: str) -> Response:
+def _json_response(status: int, trouble: str) -> Response:
     return Response(json.dumps({"trouble": trouble}).encode(), "application/json", status)

@@ -1,4 +1,7 @@
-"""Asks the daemon once a second on behalf of all open pages, and keeps the last minutes."""
+"""Asks the daemon once a second on behalf of all open pages, and keeps the last minutes.
+
+The daemon itself keeps the last hour, coarsely; it is asked for that when a page opens, at most every few seconds.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +21,10 @@ HISTORY = 300
 _EVERY_S = 1.0
 #: How soon a disconnected reader is noticed while nothing happens.
 _STILL_HERE_S = 5.0
-_GPU_KEYS = ("index", "name", "memory", "policy", "online_policy", "period_ns", "trouble")
-_POD_KEYS = ("gpu", "pod", "class", "cores", "share", "held", "memory", "busy", "trouble", "latency_target_ns")
+_PAST_EVERY_S = 5.0
+#: How many of the last moments a new page gets whole; of the others it gets what a timeline shows.
+_WHOLE = 10
+_GPU_KEYS = ("index", "name", "memory", "policy", "online_policy", "period_ns", "trouble", "utilisation")
 
 
 class Watcher:
@@ -31,6 +36,9 @@ class Watcher:
         self._count = 0
         self._moments: deque[dict[str, Any]] = deque(maxlen=HISTORY)
         self._stop = threading.Event()
+        self._asking = threading.Lock()
+        #: The last hour as JSON, and when it was asked for.
+        self._past, self._past_s = b"{}", -_PAST_EVERY_S
         self._thread = threading.Thread(target=self._run, name="watcher", daemon=True)
         self._thread.start()
 
@@ -45,7 +53,7 @@ class Watcher:
         """Yield server-sent events: first the past, then each new state."""
         with self._news:
             seen, past = self._count, list(self._moments)
-        yield _event("past", past)
+        yield _event("past", [*map(_slim, past[:-_WHOLE]), *past[-_WHOLE:]])
         while not self._stop.is_set():
             with self._news:
                 if self._count == seen and not self._stop.is_set():
@@ -53,6 +61,17 @@ class Watcher:
                 fresh = self._moments[-1] if self._count != seen else None
                 seen = self._count
             yield _event("moment", fresh) if fresh is not None else b": still here\n\n"
+
+    def past(self) -> bytes:
+        """Return the last hour by pGPU as JSON. Raises QgpuError without a daemon."""
+        with self._asking:
+            if time.monotonic() - self._past_s >= _PAST_EVERY_S:
+                with self._connect() as client:
+                    known = [gpu["index"] for gpu in client.call("gpu.list")["gpus"]]
+                    past = {index: client.call("gpu.history", gpu=index) for index in known}
+                kept = {index: {key: answer[key] for key in ("step_s", "points")} for index, answer in past.items()}
+                self._past, self._past_s = json.dumps(kept, separators=(",", ":")).encode(), time.monotonic()
+            return self._past
 
     def _run(self) -> None:
         client: Client | None = None
@@ -87,8 +106,16 @@ def _moment(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
         "plane": now["plane"],
         "version": now["version"],
         "policies": list(now["policies"]),
-        "gpus": [{key: gpu[key] for key in _GPU_KEYS} for gpu in now["gpus"]],
-        "pods": [{key: pod[key] for key in _POD_KEYS} for pod in live_shares.shares(before, now)],
+        "gpus": [{key: gpu.get(key) for key in _GPU_KEYS} for gpu in now["gpus"]],
+        "pods": live_shares.shares(before, now),
+    }
+
+
+def _slim(moment: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "at": moment["at"],
+        "gpus": [{key: gpu[key] for key in ("index", "policy")} for gpu in moment["gpus"]],
+        "pods": [{key: pod[key] for key in ("gpu", "pod", "share")} for pod in moment["pods"]],
     }
 
 

@@ -8,7 +8,9 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -24,16 +26,35 @@ def environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
 class Daemon:
     """A qgpud of the test's own, and ``qgpuctl`` for it."""
 
-    def __init__(self, runtime_dir: Path, *options: str, more: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        runtime_dir: Path,
+        *options: str,
+        more: Mapping[str, str] | None = None,
+        program: Sequence[str] = ("-m", "qgpu.daemon.main"),
+    ) -> None:
         self.runtime_dir = runtime_dir
+        # a file: a daemon that lives for many tests fills a pipe that nobody reads, and stands still
+        self._log = tempfile.NamedTemporaryFile("w+", prefix="qgpud-", suffix=".log")  # noqa: SIM115 - closed in stop()
+        self._said = Path(self._log.name).open()  # noqa: SIM115
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "qgpu.daemon.main", "--runtime-dir", str(runtime_dir), *options],
-            stderr=subprocess.PIPE,
-            text=True,
+            [sys.executable, *program, "--runtime-dir", str(runtime_dir), *options],
+            stderr=self._log,
             env=environment(more),
         )
-        assert self.process.stderr is not None
-        self.first_line = self.process.stderr.readline()
+        self.first_line = self.line()
+
+    def line(self) -> str:
+        """Wait for the next line of the log; empty if the daemon has ended without another."""
+        found = ""
+        while not found.endswith("\n"):
+            over = self.process.poll() is not None
+            found += (more := self._said.readline())
+            if over and not more:
+                break
+            if not more:
+                time.sleep(0.01)
+        return found
 
     def ctl(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Run qgpuctl and return how it ended."""
@@ -60,7 +81,9 @@ class Daemon:
     def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
         """End the daemon and return its exit code."""
         self.process.send_signal(number)
-        self.process.communicate(timeout=TIMEOUT_S)
+        self.process.wait(TIMEOUT_S)
+        self._said.close()
+        self._log.close()
         return self.process.returncode
 
 

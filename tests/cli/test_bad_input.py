@@ -29,7 +29,8 @@ def state(daemon: Daemon) -> tuple[Any, Any]:
     """Return what may not change: pods, and how pGPUs are shared."""
     with Client(daemon.runtime_dir) as client:
         pods, gpus = client.call("pod.list")["pods"], client.call("gpu.list")["gpus"]
-    shared = [{key: value for key, value in gpu.items() if key != "now_ns"} for gpu in gpus]
+    moving = ("now_ns", "utilisation", "residence", "below_quota")
+    shared = [{key: value for key, value in gpu.items() if key not in moving} for gpu in gpus]
     return [(pod["name"], pod["grants"]) for pod in pods], shared
 
 
@@ -45,6 +46,11 @@ def state(daemon: Daemon) -> tuple[Any, Any]:
         (("gpu", "policy", "set", "0", "--period", "1ms"), ExitCode.USAGE, "period 1 ms: a period is 10 ms to 10 s"),
         (("gpu", "policy", "set", "0"), ExitCode.USAGE, "nothing to set"),
         (("gpu", "policy", "set", "0", "--offline-floor", "60%"), ExitCode.USAGE, "floor 60 %: a floor is 0 to 50 %"),
+        (
+            ("gpu", "policy", "set", "0", "--memory-overcommit", "9"),
+            ExitCode.USAGE,
+            "overcommit 9.0: a pGPU's memory is",
+        ),
         (("run", "--cores", "0", "--", "true"), ExitCode.USAGE, "cores 0: a quota is 1 to 100 per cent"),
         (("run", "--cores", "101", "--", "true"), ExitCode.USAGE, "cores 101: a quota is 1 to 100 per cent"),
         (("run", "--latency-target", "2ms", "--", "true"), ExitCode.USAGE, "latency target: only online pods have one"),
@@ -78,6 +84,8 @@ def test_bad_input_is_one_line_and_changes_nothing(
     "arguments",
     [
         ("run", "--memory", "lots", "--", "true"),
+        ("run", "--memory", "16", "--", "true"),
+        ("pod", "set", "any", "--memory", "16"),
         ("run", "--memory", "9" * 400, "--", "true"),
         ("run", "--memory", "٣GiB", "--", "true"),
         ("--timeout", "nan", "status"),
@@ -100,7 +108,7 @@ def test_misuse_of_the_command_line_is_usage(shared: Daemon, arguments: tuple[st
 
 def test_without_a_daemon_a_request_says_so_and_runs_nothing(tmp_path: Path) -> None:
     for arguments in (("status",), ("pod", "list"), ("top", "-1"), ("run", "--", "touch", str(tmp_path / "ran"))):
-        result = programs.qgpuctl(tmp_path, *arguments)
+        result = programs.qgpuctl(tmp_path, "--timeout", "0.3", *arguments)
 
         assert result.returncode == ExitCode.DAEMON_UNREACHABLE
         assert "is qgpud running?" in one_line(result.stderr)

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from qgpu.errors import ExitCode
+from qgpu.cli.context import Context
+from qgpu.errors import ExitCode, QgpuError
 from qgpu.ipc.control_socket import Client
 from tests.cli import programs
 from tests.cli.programs import TIMEOUT_S, Daemon
@@ -102,20 +103,24 @@ def test_grants_and_policies_change_while_pods_run(shared: Daemon) -> None:
     try:
         changes = ("--cores", "50", "--class", "online", "--memory", "8GiB", "--latency-target", "2ms")
         assert shared.ctl("pod", "set", "live", *changes).returncode == ExitCode.OK
-        assert shared.ctl("gpu", "policy", "set", "1", "1", "--period", "50ms").returncode == ExitCode.OK
+        said = shared.ctl("gpu", "policy", "set", "1", "1", "--period", "50ms")
+        assert said.returncode == ExitCode.OK
+        assert said.stdout.startswith("pGPU 1: policy burst-share -> fixed-share, period 100 ms -> 50 ms; by ")
 
         grant = {"gpu": 1, "class": "online", "cores": 50, "memory": 8 << 30, "latency_target_ns": 2_000_000}
+        grant |= {"cores_percent": 50, "memory_bytes": 8 << 30}
         assert shared.json("pod", "show", "live")["pod"]["grants"] == [grant]
         gpu = shared.json("gpu", "show", "1")["gpu"]
         assert (gpu["policy"], gpu["period_ns"], gpu["pods"]) == ("fixed-share", 50_000_000, 1)
-        assert shared.ctl("pod", "set", "live", "--cores", "none").returncode == ExitCode.OK
+        said = shared.ctl("pod", "set", "live", "--cores", "none")
+        assert said.stdout.startswith("pod live: pGPU 1: quota 50 % -> -; by ")
         assert shared.json("pod", "show", "live")["pod"]["grants"][0]["cores"] is None
         offline = shared.ctl("pod", "set", "live", "--class", "offline")
         assert (offline.returncode, offline.stderr.count("\n")) == (ExitCode.USAGE, 1)
         assert "latency target: only online pods have one" in offline.stderr
         changes = ("--cores", "20", "--class", "offline", "--latency-target", "none")
         assert shared.ctl("pod", "set", "live", *changes).returncode == ExitCode.OK
-        grant |= {"class": "offline", "cores": 20, "latency_target_ns": None}
+        grant |= {"class": "offline", "cores": 20, "cores_percent": 20, "latency_target_ns": None}
         assert shared.json("pod", "show", "live")["pod"]["grants"] == [grant]
     finally:
         pod.send_signal(signal.SIGTERM)
@@ -203,3 +208,20 @@ def test_the_daemon_has_as_many_descriptors_as_it_may(tmp_path: Path) -> None:
             assert resource.prlimit(daemon.process.pid, resource.RLIMIT_NOFILE) == (hard, hard)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_what_an_older_daemon_does_not_tell_is_one_line(shared: Daemon) -> None:
+    (gpu, _) = Context(shared.runtime_dir, 10.0).ask("gpu.list")["gpus"]
+    with pytest.raises(QgpuError, match="it does not tell 'altitude'; is it older than qgpuctl"):
+        gpu["altitude"]
+
+
+def test_a_card_is_configured_by_its_uuid(tmp_path: Path) -> None:
+    with programs.daemon(tmp_path / "run", "--sim-gpus", "2") as daemon:
+        uuid = daemon.json("gpu", "show", "1")["gpu"]["uuid"]
+    config = tmp_path / "qgpu.toml"
+    config.write_text(f'[gpu.{uuid}]\npolicy = "best-effort"\n')
+    with programs.daemon(tmp_path / "run", "--sim-gpus", "2", "--config", str(config)) as daemon:
+        policies = [gpu["policy"] for gpu in daemon.json("gpu", "list")["gpus"]]
+
+    assert policies == ["burst-share", "best-effort"]

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import select
+import shutil
+import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,11 +15,13 @@ import pytest
 
 from qgpu.config import GpuSettings
 from qgpu.daemon.state import State
-from qgpu.errors import ExitCode
+from qgpu.errors import ExitCode, QgpuError
 from qgpu.ipc.control_socket import Client
+from tests import pasting
 from tests.cli import programs
 from tests.cli.manager import Manager
 from tests.cli.programs import TIMEOUT_S, qgpuctl
+from tests.pasting import Terminal
 
 CONFIGURED = GpuSettings()
 SET = GpuSettings(policy="fixed-share")
@@ -154,10 +160,43 @@ def test_a_state_file_that_is_not_text_is_one_line_too(tmp_path: Path) -> None:
     assert State(tmp_path).settings("GPU-1", CONFIGURED) == CONFIGURED
 
 
-def test_a_full_disk_keeps_nobody_from_setting_a_policy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_setting_that_cannot_be_kept_is_not_made(tmp_path: Path) -> None:
     state = State(tmp_path)
     (tmp_path / "state.json").symlink_to("/dev/full")
-    state.keep("GPU-1", CONFIGURED, SET)
+    with pytest.raises(QgpuError, match="No space left on device; nothing was changed"):
+        state.keep("GPU-1", CONFIGURED, SET)
 
-    assert state.settings("GPU-1", CONFIGURED) == SET
-    assert "No space left on device" in capsys.readouterr().out
+    assert state.settings("GPU-1", CONFIGURED) == CONFIGURED
+
+
+def test_the_daemon_survives_sighup(tmp_path: Path) -> None:
+    with programs.daemon(tmp_path) as running:
+        running.process.send_signal(signal.SIGHUP)
+
+        assert "SIGHUP ignored; restart qgpud" in running.line()
+        assert running.ctl("status").returncode == ExitCode.OK
+
+
+def test_a_daemon_ends_with_the_terminal_that_started_it(tmp_path: Path) -> None:
+    pasting.programs(tmp_path / "bin")
+    terminal = Terminal(tmp_path, programs.environment({"PYTHONPATH": os.getcwd()}))
+    terminal.keys("bin/qgpud --plane sim --runtime-dir run & echo pid' '$!,\n")
+    terminal.until("ready")
+    pid = int(terminal.shown.rpartition("pid ")[2].partition(",")[0])
+    process = os.pidfd_open(pid)
+    terminal.close()
+
+    assert select.select([process], [], [], TIMEOUT_S)[0], "it runs on without its terminal"
+    os.close(process)
+
+
+@pytest.mark.parametrize("lost", ["run", "run/qgpud.sock"])
+def test_a_removed_runtime_directory_is_made_again(tmp_path: Path, lost: str) -> None:
+    with programs.daemon(tmp_path / "run") as running:
+        found = tmp_path / lost
+        shutil.rmtree(found) if found.is_dir() else found.unlink()
+
+        assert running.ctl("status").returncode == ExitCode.OK
+        second = programs.qgpud("--plane", "sim", "--runtime-dir", str(tmp_path / "run"))
+        assert second.returncode == ExitCode.ALREADY_RUNNING
+        assert "socket removed: listening again" in running.line()

@@ -1,14 +1,22 @@
-// The page: takes moments from the daemon's watcher and shows them. Text from outside is only ever set as text.
+// The page: takes moments from the server's stream and the past hour from the daemon, and shows them.
+// Text from outside is only ever set as text.
 
-import { draw } from '/timeline.js';
+import { Card } from '/cards.js';
+import { Colours, inOrder, put, tell } from '/format.js';
+import { points } from '/series.js';
 
-const COLOURS = 8;
-const KEEP = 330;
+const KEEP = 330; // moments, one a second
+const PAST_EVERY_MS = 60_000;
 
 const byId = id => document.getElementById(id);
 const token = takeToken();
 const cards = new Map();
+const colours = new Colours();
 let moments = [];
+const below = new Set(); // pods below their quota, as shown
+const past = {}; // by pGPU
+let span = 300;
+let wasLive = null;
 
 // Behind '#', so that no server and no log sees it; out of the address bar as soon as it is read.
 function takeToken() {
@@ -24,105 +32,120 @@ function listen() {
   const events = new EventSource('/events');
   events.addEventListener('past', event => {
     moments = JSON.parse(event.data);
-    show();
+    fetchPast();
+    show(null);
   });
   events.addEventListener('moment', event => {
+    const before = moments[moments.length - 1];
     moments = [...moments, JSON.parse(event.data)].slice(-KEEP);
-    show();
+    show(before);
   });
   events.onerror = () => live(false, 'lost; trying again');
 }
 
-function live(on, text) {
-  byId('live').className = `live ${on ? 'on' : 'off'}`;
-  byId('live').textContent = text;
+async function fetchPast() {
+  const answer = await fetch('/history').catch(() => ({ ok: false }));
+  if (!answer.ok) return; // the stream says what is wrong
+  const found = await answer.json();
+  for (const [index, fresh] of Object.entries(found)) past[index] = joined(past[index], fresh);
+  draw();
 }
 
-function show() {
+// A daemon that has just started knows nothing of before, but this page does.
+function joined(old, fresh) {
+  const from = fresh.points.length ? fresh.points[0].at : Infinity;
+  const kept = (old ? old.points : []).filter(point => point.at < from && point.at > Date.now() / 1000 - 3600);
+  return { ...fresh, points: [...kept, ...fresh.points] };
+}
+
+function live(on, text) {
+  byId('live').className = `live ${on ? 'on' : 'off'}`;
+  document.body.classList.toggle('stale', !on);
+  put(byId('live'), text);
+  if (wasLive !== null && wasLive !== text) say(text);
+  wasLive = text;
+}
+
+// For screen readers: only what changed, at most once a second.
+const say = text => put(byId('said'), text);
+
+function show(before) {
   const moment = moments[moments.length - 1];
   if (!moment) return;
   live(!moment.trouble, moment.trouble ? 'no daemon' : 'live');
   tell(byId('trouble'), moment.trouble);
   if (moment.trouble) return;
-  byId('about').textContent = `${location.hostname || 'this host'} · plane ${moment.plane} · ${moment.version}`;
-  for (const gpu of moment.gpus) showGpu(gpu, moment.pods.filter(pod => pod.gpu === gpu.index));
+  put(byId('about'), `${location.hostname || 'this host'} · plane ${moment.plane} · ${moment.version}`);
+  colours.update(moment.pods);
+  settle(moment.pods);
+  for (const gpu of moment.gpus) card(gpu.index, moment).show(gpu, moment.pods.filter(pod => pod.gpu === gpu.index), colours);
+  for (const [index, gone] of cards)
+    if (!moment.gpus.some(gpu => gpu.index === index)) gone.missing(lastSeen(index));
+  if (before && !before.trouble) announce(before, moment);
+  draw();
 }
 
-function tell(element, text) {
-  element.hidden = !text;
-  element.textContent = text;
-}
-
-function card(index) {
-  if (cards.has(index)) return cards.get(index);
-  const section = byId('gpu').content.firstElementChild.cloneNode(true);
-  section.dataset.gpu = index;
-  const found = { section, rows: new Map(), colours: new Map(), hover: null };
-  for (const policy of moments[moments.length - 1].policies) {
-    const button = document.createElement('button');
-    button.type = 'button';
-    button.textContent = policy;
-    button.disabled = !token;
-    button.title = token ? `share pGPU ${index} by ${policy}` : 'to change policies: qgpuctl web --allow-changes';
-    button.addEventListener('click', () => setPolicy(index, policy));
-    section.querySelector('.policies').append(button);
+function card(index, moment) {
+  if (!cards.has(index)) {
+    const found = new Card(index, moment.policies, token ? askPolicy : null);
+    cards.set(index, found);
+    byId('overview').append(found.tile);
+    byId('gpus').append(found.section);
   }
-  const canvas = section.querySelector('canvas');
-  canvas.addEventListener('mousemove', event => { found.hover = event.offsetX; timeline(index); });
-  canvas.addEventListener('mouseleave', () => { found.hover = null; timeline(index); });
-  byId('gpus').append(section);
-  cards.set(index, found);
-  return found;
+  return cards.get(index);
 }
 
-function timeline(index) {
-  const { section, colours, hover } = card(index);
-  const style = getComputedStyle(document.documentElement);
-  const shown = new Map([...colours].map(([pod, n]) => [pod, style.getPropertyValue(`--c${n}`).trim()]));
-  draw(section.querySelector('canvas'), moments, index, shown, hover);
+function lastSeen(index) {
+  const found = moments.findLast(moment => moment.gpus.some(gpu => gpu.index === index));
+  return found ? found.at : moments[0].at;
 }
 
-function showGpu(gpu, pods) {
-  const { section, rows, colours } = card(gpu.index);
-  section.querySelector('h2').textContent = `pGPU ${gpu.index} · ${gpu.name}`;
-  const used = pods.reduce((sum, pod) => sum + pod.share, 0);
-  section.querySelector('.facts').textContent =
-    `${percent(used)} of its time in use · ${bytes(gpu.memory)} · period ${gpu.period_ns / 1e6} ms` +
-    ` · online pods by ${gpu.online_policy}`;
-  tell(section.querySelector('.trouble'), gpu.trouble);
-  for (const button of section.querySelectorAll('.policies button'))
-    button.setAttribute('aria-pressed', button.textContent === gpu.policy);
-  for (const moment of moments)
-    for (const pod of moment.pods)
-      if (pod.gpu === gpu.index && !colours.has(pod.pod)) colours.set(pod.pod, colours.size % COLOURS);
-  section.querySelector('.empty').hidden = pods.length > 0;
-  section.querySelector('table').hidden = pods.length === 0;
-  const body = section.querySelector('tbody');
+function draw() {
+  if (!moments.length) return;
+  const now = moments[moments.length - 1].at;
+  for (const [index, each] of cards) each.draw(points(past[index], moments, index, span, now), span, now, colours);
+}
+
+// Shares near 95 % of a quota cross it all the time. Rows move only when most of the last seconds agree.
+function settle(pods) {
+  const recent = moments.slice(-10);
   for (const pod of pods) {
-    if (!rows.has(pod.pod)) rows.set(pod.pod, byId('pod').content.firstElementChild.cloneNode(true));
-    showPod(rows.get(pod.pod), pod, colours.get(pod.pod));
-    body.append(rows.get(pod.pod));
+    const key = `${pod.gpu} ${pod.pod}`;
+    const same = each => each.gpu === pod.gpu && each.pod === pod.pod && each.below_quota;
+    const times = recent.map(moment => moment.pods.find(same)).filter(Boolean);
+    const on = below.has(key) ? times.length > 0.3 * recent.length : times.length > 0.6 * recent.length;
+    if (on) below.add(key);
+    else below.delete(key);
+    if (on && !pod.below_quota) pod.below_quota_reason = times[times.length - 1].below_quota_reason;
+    pod.below_now = on;
   }
-  for (const [name, row] of rows)
-    if (!pods.some(pod => pod.pod === name)) { row.remove(); rows.delete(name); }
-  timeline(gpu.index);
 }
 
-function showPod(row, pod, colour) {
-  row.className = pod.busy ? '' : 'idle';
-  row.querySelector('.name span').textContent = pod.pod;
-  row.querySelector('.sub').textContent = pod.trouble;
-  row.querySelector('.swatch').style.background = row.querySelector('.got').style.background = `var(--c${colour})`;
-  row.querySelector('.class').textContent =
-    pod.class + (pod.latency_target_ns ? `, + ${pod.latency_target_ns / 1e6} ms at most` : '');
-  row.querySelector('.got').style.width = `${pod.share * 100}%`;
-  const asked = row.querySelector('.asked');
-  asked.hidden = pod.cores === null;
-  asked.style.left = `${pod.cores}%`;
-  asked.title = `asked for ${pod.cores} %`;
-  row.querySelector('.number').textContent =
-    percent(pod.share) + (pod.cores === null ? '' : ` of ${pod.cores} %`) + (pod.busy ? '' : ' · idle');
-  row.querySelector('td.memory').textContent = bytes(pod.held) + (pod.memory === null ? '' : ` of ${bytes(pod.memory)}`);
+function announce(before, after) {
+  const names = pods => new Set(inOrder(pods).map(pod => pod.pod));
+  const [were, are] = [names(before.pods), names(after.pods)];
+  const short = moment => new Set(moment.pods.filter(pod => pod.below_now).map(pod => pod.pod));
+  const fewest = (list, what) => list.length && `${list.length > 3 ? `${list.length} pods` : list.join(', ')} ${what}`;
+  const news = [
+    fewest([...are].filter(pod => !were.has(pod)), 'came'),
+    fewest([...were].filter(pod => !are.has(pod)), 'went'),
+    fewest([...short(after)].filter(pod => !short(before).has(pod)), 'below quota'),
+    ...after.gpus.map(gpu => {
+      const old = before.gpus.find(each => each.index === gpu.index);
+      return old && old.policy !== gpu.policy && `pGPU ${gpu.index}: ${gpu.policy}`;
+    }),
+  ].filter(Boolean);
+  if (news.length) say(news.join('; '));
+}
+
+function askPolicy(gpu, policy) {
+  const old = cards.get(gpu).seen.gpu.policy;
+  if (old === policy) return;
+  put(byId('question'), `Share pGPU ${gpu} by ${policy} instead of ${old}? It takes effect at once, and lasts.`);
+  const ask = byId('ask');
+  ask.returnValue = '';
+  ask.onclose = () => { if (ask.returnValue === 'yes') setPolicy(gpu, policy); };
+  ask.showModal();
 }
 
 async function setPolicy(gpu, policy) {
@@ -134,23 +157,29 @@ async function setPolicy(gpu, policy) {
   tell(byId('trouble'), answer.trouble);
 }
 
-const percent = share => `${(share * 100).toFixed(1)} %`.replace(' %', '\u202f%').replace(/^100\.0/, '100');
+// The system's theme, until the user chooses one.
+const THEMES = ['', 'light', 'dark'];
 
-function bytes(size) {
-  let unit = 0;
-  while (size >= 1024 && unit < 4) { size /= 1024; unit += 1; }
-  return `${size >= 100 || unit === 0 ? Math.round(size) : size.toFixed(1)} ${['B', 'KiB', 'MiB', 'GiB', 'TiB'][unit]}`;
+function theme(chosen, keep) {
+  if (chosen) document.documentElement.dataset.theme = chosen;
+  else delete document.documentElement.dataset.theme;
+  if (keep && chosen) localStorage.setItem('theme', chosen);
+  else if (keep) localStorage.removeItem('theme');
+  put(byId('theme'), { '': '◐', light: '☀', dark: '☾' }[chosen]);
+  byId('theme').title = `theme: ${chosen || "the system's"}`;
+  byId('theme').setAttribute('aria-label', byId('theme').title);
 }
 
-function theme(chosen) {
-  document.documentElement.dataset.theme = chosen;
-  localStorage.setItem('theme', chosen);
-  for (const index of cards.keys()) timeline(index);
-}
-
-const dark = matchMedia('(prefers-color-scheme: dark)');
-theme(localStorage.getItem('theme') || (dark.matches ? 'dark' : 'light'));
-byId('theme').addEventListener('click', () => theme(document.documentElement.dataset.theme === 'dark' ? 'light' : 'dark'));
-byId('mode').textContent = token ? 'This page may switch policies.' : 'This page only shows. To switch policies: qgpuctl web --allow-changes';
-addEventListener('resize', () => { for (const index of cards.keys()) timeline(index); });
+theme(localStorage.getItem('theme') || '', false);
+byId('theme').addEventListener('click', () =>
+  theme(THEMES[(THEMES.indexOf(document.documentElement.dataset.theme || '') + 1) % THEMES.length], true));
+for (const button of document.querySelectorAll('#spans button'))
+  button.addEventListener('click', () => {
+    span = Number(button.dataset.span);
+    for (const each of document.querySelectorAll('#spans button')) each.setAttribute('aria-pressed', each === button);
+    draw();
+  });
+put(byId('mode'), token ? 'This page may switch policies.'
+  : 'This page only shows. To switch policies: qgpuctl web --allow-changes');
+setInterval(fetchPast, PAST_EVERY_MS);
 listen();

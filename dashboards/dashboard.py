@@ -1,0 +1,408 @@
+"""The Grafana dashboard as a list of panels. This writes dashboards/qgpu.json.
+
+    python dashboards/dashboard.py
+
+From top to bottom it answers: is anything wrong; is the card used; who gets what of what was promised; what sharing
+costs; memory; online latency. The rest, for whoever looks for a cause, is folded away. Every series is the daemon's
+own (qgpu/metrics/native.py); the tests ask a real Prometheus each of these questions.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+FILE = Path(__file__).with_name("qgpu.json")
+_SOURCE = {"type": "prometheus", "uid": "${datasource}"}
+
+#: What a query looks at: pGPUs, pods on pGPUs, and pods where no pGPU is known.
+GPU = '{instance=~"$instance", gpu=~"$gpu"}'
+POD = '{instance=~"$instance", gpu=~"$gpu", namespace=~"$namespace", pod=~"$pod"}'
+REFUSED = '{instance=~"$instance", namespace=~"$namespace", pod=~"$pod"}'
+_SHARE = f"rate(qgpu_pod_gpu_seconds_total{POD}[$__rate_interval])"
+_OF = "on (instance, gpu, pod)"
+
+#: Colours from a value on: green while all is well.
+BAD_FROM_1 = ((None, "green"), (1, "red"))
+QUOTA = ((None, "red"), (0.95, "green"))
+FULL = ((None, "green"), (0.9, "orange"), (0.98, "red"))
+PLAIN = ((None, "blue"),)
+
+_POD_NAME = "{{pod}} on {{gpu}}"
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """A question to Prometheus, how its answers are named, and whether they are drawn as a dashed limit."""
+
+    expression: str
+    name: str = ""
+    limit: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """One panel: ``kind`` is Grafana's type, ``size`` its width (of 24) and height."""
+
+    title: str
+    about: str
+    kind: str
+    size: tuple[int, int]
+    queries: tuple[Query, ...]
+    unit: str = "short"
+    steps: tuple[tuple[float | None, str], ...] = PLAIN
+    most: float | None = None
+    stacked: bool = False
+    signed: bool = False
+
+
+def _stat(title: str, about: str, expression: str, unit: str = "short", **more: Any) -> Panel:
+    return Panel(title, about, "stat", (4, 4), (Query(expression),), unit, **more)
+
+
+PANELS = (
+    _stat(
+        "Trouble",
+        "pGPUs whose plane fails, and hosts whose daemon does not answer. Their pods run ungated.",
+        f"(sum(qgpu_gpu_trouble{GPU}) or vector(0)) "
+        '+ (count(up{job=~"qgpu.*", instance=~"$instance"} == 0) or vector(0))',
+        steps=BAD_FROM_1,
+    ),
+    _stat(
+        "Pods below quota",
+        "Busy pods that wait for part of their quota. Those that ask for less are not counted.",
+        f'count(qgpu_pod_below_quota{POD[:-1]}, reason="waits"}}) or vector(0)',
+        steps=BAD_FROM_1,
+    ),
+    _stat(
+        "GPU time used",
+        "The time in which a pod was on the engine.",
+        f"avg(qgpu_gpu_engine_active_ratio{GPU})",
+        "percentunit",
+        most=1,
+    ),
+    _stat(
+        "Utilisation",
+        "NVML's: the time in which any kernel ran.",
+        f"avg(qgpu_gpu_utilization_ratio{GPU})",
+        "percentunit",
+        most=1,
+    ),
+    _stat(
+        "Memory held",
+        "What pods hold of the cards' memory.",
+        f"sum(qgpu_gpu_memory_used_bytes{GPU}) / sum(qgpu_gpu_memory_total_bytes{GPU})",
+        "percentunit",
+        most=1,
+        steps=FULL,
+    ),
+    _stat(
+        "Refused in an hour",
+        "Allocations over a limit, and driver calls that would have changed a share.",
+        f"(sum(increase(qgpu_pod_calls_denied_total{REFUSED}[1h])) or vector(0)) "
+        f"+ (sum(increase(qgpu_pod_memory_denied_total{REFUSED}[1h])) or vector(0))",
+        steps=((None, "green"), (1, "orange")),
+    ),
+    Panel(
+        "Who uses each pGPU",
+        "True GPU time of each pod, from the hardware's context switches.",
+        "timeseries",
+        (16, 9),
+        (Query(_SHARE, _POD_NAME),),
+        "percentunit",
+        stacked=True,
+    ),
+    Panel(
+        "GPU time used beside utilisation",
+        "Used: a pod was on the engine. Utilisation: a kernel ran. Where utilisation is lower, pods hold the GPU while "
+        "they wait for their own host code.",
+        "timeseries",
+        (8, 9),
+        (
+            Query(f"qgpu_gpu_engine_active_ratio{GPU}", "{{instance}} {{gpu}}: used"),
+            Query(f"qgpu_gpu_utilization_ratio{GPU}", "{{instance}} {{gpu}}: utilisation", limit=True),
+        ),
+        "percentunit",
+        most=1,
+    ),
+    Panel(
+        "Got, of its quota",
+        "100 % is the quota. Above it, idle time was lent. Pods that ask for less are below it, too.",
+        "bargauge",
+        (8, 9),
+        (Query(f"{_SHARE} / {_OF} group_left qgpu_pod_cores_quota_ratio{POD}", _POD_NAME),),
+        "percentunit",
+        steps=QUOTA,
+        most=1.5,
+    ),
+    Panel(
+        "Share (line) against quota (dashed)",
+        "Choose a pod above to see its line alone.",
+        "timeseries",
+        (16, 9),
+        (Query(_SHARE, _POD_NAME), Query(f"qgpu_pod_cores_quota_ratio{POD}", f"quota of {_POD_NAME}", limit=True)),
+        "percentunit",
+    ),
+    Panel(
+        "Gate closed",
+        "How much of the time each pod was kept off the GPU.",
+        "timeseries",
+        (12, 7),
+        (Query(f"rate(qgpu_pod_throttled_seconds_total{POD}[$__rate_interval])", _POD_NAME),),
+        "percentunit",
+        most=1,
+    ),
+    Panel(
+        "Lost to switches",
+        "GPU time that switches between pods took, estimated by the card's model.",
+        "timeseries",
+        (12, 7),
+        (
+            Query(
+                f"sum by (instance, gpu) (rate(qgpu_pod_switch_seconds_total{POD}[$__rate_interval]))",
+                "{{instance}} {{gpu}}",
+            ),
+        ),
+        "percentunit",
+    ),
+    Panel(
+        "Memory held, of its limit",
+        "At 100 % the next allocation is refused.",
+        "bargauge",
+        (8, 8),
+        (Query(f"qgpu_pod_memory_used_bytes{POD} / {_OF} group_left qgpu_pod_memory_limit_bytes{POD}", _POD_NAME),),
+        "percentunit",
+        steps=FULL,
+        most=1,
+    ),
+    Panel(
+        "Memory held (line) against limit (dashed)",
+        "Without a limit there is no dashed line.",
+        "timeseries",
+        (16, 8),
+        (
+            Query(f"qgpu_pod_memory_used_bytes{POD}", _POD_NAME),
+            Query(f"qgpu_pod_memory_limit_bytes{POD}", f"limit of {_POD_NAME}", limit=True),
+        ),
+        "bytes",
+    ),
+    Panel(
+        "Online pods: what sharing should add to their p99",
+        "By the slices in force and the card's measured table; dashed: the latency target. It is not measured: nobody "
+        "outside a program sees how long its work waited.",
+        "timeseries",
+        (12, 8),
+        (
+            Query(f"qgpu_pod_expected_wait_p99_seconds{POD}", _POD_NAME),
+            Query(f"qgpu_pod_latency_target_seconds{POD}", f"target of {_POD_NAME}", limit=True),
+        ),
+        "s",
+    ),
+    Panel(
+        "Refused",
+        "Allocations over the memory limit; driver calls that would have changed the share.",
+        "timeseries",
+        (12, 8),
+        (
+            Query(f"increase(qgpu_pod_memory_denied_total{REFUSED}[$__rate_interval])", "{{pod}}: memory"),
+            Query(f"increase(qgpu_pod_calls_denied_total{REFUSED}[$__rate_interval])", "{{pod}}: calls"),
+        ),
+    ),
+)
+
+#: Folded away: for whoever looks for a cause.
+CAUSES = (
+    Panel(
+        "Switches and preemptions",
+        "A preemption is a switch from an offline pod straight to an online one.",
+        "timeseries",
+        (12, 8),
+        (
+            Query(f"rate(qgpu_pod_switches_total{POD}[$__rate_interval])", f"{_POD_NAME}: switched in"),
+            Query(
+                f'rate(qgpu_pod_preemptions_total{POD[:-1]}, role="of"}}[$__rate_interval])', f"{_POD_NAME}: preempted"
+            ),
+        ),
+        "ops",
+    ),
+    Panel(
+        "Debt",
+        "GPU time beyond (positive) or short of what plans aimed at; the next plans correct it.",
+        "timeseries",
+        (12, 8),
+        (Query(f"qgpu_pod_debt_seconds{POD}", _POD_NAME),),
+        "s",
+        signed=True,
+    ),
+    Panel(
+        "Scheduling",
+        "Rounds of the loop, plans that changed something, and whether gates move.",
+        "timeseries",
+        (12, 7),
+        (
+            Query(f"rate(qgpu_gpu_ticks_total{GPU}[$__rate_interval])", "{{instance}} {{gpu}}: rounds"),
+            Query(f"rate(qgpu_gpu_plans_total{GPU}[$__rate_interval])", "{{instance}} {{gpu}}: plans"),
+            Query(f"qgpu_gpu_plan_gated{GPU}", "{{instance}} {{gpu}}: gates move"),
+        ),
+        "ops",
+    ),
+    Panel("pGPUs", "How each pGPU is shared.", "table", (12, 7), (Query(f"qgpu_gpu_info{GPU}"),)),
+)
+
+
+def dashboard() -> dict[str, Any]:
+    """Return the dashboard as Grafana imports it."""
+    panels, y = _placed(PANELS, 0, 1)
+    folded, _ = _placed(CAUSES, y + 1, 100)
+    row = {"id": 99, "type": "row", "title": "Causes", "collapsed": True, "panels": folded,
+           "gridPos": {"x": 0, "y": y, "w": 24, "h": 1}}  # fmt: skip
+    return {
+        "title": "qgpu",
+        "uid": "qgpu",
+        "description": "Shares, quotas, gates, memory and refusals of pods that share GPUs by qgpu.",
+        "tags": ["gpu", "qgpu"],
+        "schemaVersion": 39,
+        "version": 2,
+        "editable": True,
+        "graphTooltip": 1,
+        "time": {"from": "now-30m", "to": "now"},
+        "refresh": "10s",
+        "templating": {"list": _variables()},
+        "annotations": {"list": [_policy_changes()]},
+        "panels": [*panels, row],
+    }
+
+
+def _variables() -> list[dict[str, Any]]:
+    source = {"name": "datasource", "label": "Data source", "type": "datasource", "query": "prometheus", "current": {}}
+    pods = 'qgpu_pod_info{instance=~"$instance", gpu=~"$gpu"'
+    return [
+        source,
+        _variable("instance", "Host", "label_values(qgpu_build_info, instance)"),
+        _variable("gpu", "pGPU", 'label_values(qgpu_gpu_info{instance=~"$instance"}, gpu)'),
+        _variable("namespace", "Namespace", f"label_values({pods}}}, namespace)"),
+        _variable("pod", "Pod", f'label_values({pods}, namespace=~"$namespace"}}, pod)'),
+    ]
+
+
+def _variable(name: str, label: str, query: str) -> dict[str, Any]:
+    return {
+        "name": name,
+        "label": label,
+        "type": "query",
+        "datasource": _SOURCE,
+        "query": {"query": query, "refId": name},
+        "definition": query,
+        "refresh": 2,
+        "includeAll": True,
+        "allValue": ".*",  # also series without the label: pods outside Kubernetes have no namespace
+        "multi": True,
+        "current": {"text": "All", "value": "$__all"},
+        "sort": 3,
+    }
+
+
+def _policy_changes() -> dict[str, Any]:
+    now = f"count by (instance, gpu, policy) (qgpu_gpu_info{GPU})"
+    return {
+        "name": "policy changed",
+        "datasource": _SOURCE,
+        "enable": True,
+        "expr": f"{now} unless count by (instance, gpu, policy) (qgpu_gpu_info{GPU} offset 1m)",
+        "iconColor": "purple",
+        "titleFormat": "pGPU {{gpu}}: {{policy}}",
+    }
+
+
+def _placed(panels: tuple[Panel, ...], y: int, first: int) -> tuple[list[dict[str, Any]], int]:
+    """Return panels in rows of 24 from ``y`` on, numbered from ``first``, and where the next row begins."""
+    found, x, height = [], 0, 0
+    for number, panel in enumerate(panels, first):
+        width, height = panel.size
+        found.append(_panel(panel, number) | {"gridPos": {"x": x, "y": y, "w": width, "h": height}})
+        x += width
+        if x == 24:
+            x, y = 0, y + height
+    return found, y
+
+
+def _panel(panel: Panel, number: int) -> dict[str, Any]:
+    defaults: dict[str, Any] = {
+        "unit": panel.unit,
+        "min": 0,
+        "thresholds": {
+            "mode": "absolute",
+            "steps": [{"value": value, "color": colour} for value, colour in panel.steps],
+        },
+        "color": {"mode": "palette-classic-by-name" if panel.kind == "timeseries" else "thresholds"},
+    }
+    if panel.signed:
+        del defaults["min"]
+    if panel.most is not None:
+        defaults["max"] = panel.most
+    if panel.kind == "timeseries":
+        defaults["custom"] = {
+            "lineWidth": 1,
+            "fillOpacity": 35 if panel.stacked else 5,
+            "showPoints": "never",
+            "stacking": {"mode": "normal" if panel.stacked else "none", "group": "A"},
+        }
+    made: dict[str, Any] = {
+        "id": number,
+        "title": panel.title,
+        "description": panel.about,
+        "type": panel.kind,
+        "datasource": _SOURCE,
+        "fieldConfig": {"defaults": defaults, "overrides": _dashed(panel)},
+        "targets": [_target(panel, query, chr(ord("A") + at)) for at, query in enumerate(panel.queries)],
+        "options": _OPTIONS[panel.kind],
+    }
+    if panel.kind == "table":
+        hidden = dict.fromkeys(("Time", "Value", "__name__", "job", "UUID"), True)
+        made["transformations"] = [{"id": "organize", "options": {"excludeByName": hidden}}]
+    return made
+
+
+def _target(panel: Panel, query: Query, name: str) -> dict[str, Any]:
+    target: dict[str, Any] = {
+        "refId": name,
+        "datasource": _SOURCE,
+        "expr": query.expression,
+        "legendFormat": query.name,
+    }
+    if panel.kind != "timeseries":
+        target["instant"] = True
+    if panel.kind == "table":
+        target["format"] = "table"
+    return target
+
+
+def _dashed(panel: Panel) -> list[dict[str, Any]]:
+    return [
+        {
+            "matcher": {"id": "byFrameRefID", "options": chr(ord("A") + at)},
+            "properties": [
+                {"id": "custom.lineStyle", "value": {"fill": "dash", "dash": [8, 8]}},
+                {"id": "custom.fillOpacity", "value": 0},
+            ],
+        }
+        for at, query in enumerate(panel.queries)
+        if query.limit
+    ]
+
+
+_OPTIONS: dict[str, dict[str, Any]] = {
+    "stat": {"reduceOptions": {"calcs": ["lastNotNull"]}, "colorMode": "background", "graphMode": "none"},
+    "bargauge": {"reduceOptions": {"calcs": ["lastNotNull"]}, "orientation": "horizontal", "displayMode": "gradient"},
+    "timeseries": {
+        "legend": {"displayMode": "table", "placement": "right", "calcs": ["lastNotNull", "mean"]},
+        "tooltip": {"mode": "multi", "sort": "desc"},
+    },
+    "table": {},
+}
+
+
+if __name__ == "__main__":
+    FILE.write_text(json.dumps(dashboard(), indent=1) + "\n")

@@ -1,0 +1,67 @@
+"""Changes of settings as text: ``policy burst-share -> fixed-share``, and who made them."""
+
+from __future__ import annotations
+
+import pwd
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from qgpu.cli.output import cores, duration, factor, memory, per_cent
+
+#: How settings of pGPUs and grants are named and written for people.
+_WRITTEN: Mapping[str, tuple[str, Callable[[Any], str]]] = {
+    "period_ns": ("period", duration),
+    "offline_floor": ("offline floor", per_cent),
+    "online_policy": ("online policy", str),
+    "memory_overcommit": ("memory overcommit", factor),
+    "cores": ("quota", cores),
+    "memory": ("limit", memory),
+    "latency_target_ns": ("latency target", duration),
+}
+
+
+def changed(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
+    """Return what changed; a pod's grants are tables by pGPU."""
+    return ", ".join(_changes(old, new)) or "no change"
+
+
+def granted(grants: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return what a pod was given, by pGPU, without what it was not."""
+    tables = ((gpu, ", ".join(_given(grant))) for gpu, grant in grants.items())
+    return "; ".join(f"pGPU {gpu}: {given}" if given else f"pGPU {gpu}" for gpu, given in tables) or "-"
+
+
+def _given(grant: Mapping[str, Any]) -> Iterator[str]:
+    for key, value in grant.items():
+        name, write = _WRITTEN.get(key, (key, str))
+        if value is not None:
+            yield f"{name} {write(value)}"
+
+
+def _changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
+    for key, after in new.items():
+        if isinstance(after, dict):
+            yield f"pGPU {key}: {changed(old[key], after)}"
+            continue
+        name, write = _WRITTEN.get(key, (key, str))
+        yield f"{name} {write(old[key])} -> {write(after)}"
+
+
+def who(by: Mapping[str, Any]) -> str:
+    """Return who made a change: user, login user if another, program and process, container."""
+    name = user(by["uid"])
+    login = by.get("login_uid", by["uid"])
+    parts = [name if login == by["uid"] else f"{user(login)} as {name}"]
+    if "program" in by:
+        parts.append(f"{by['program']}[{by['pid']}]")
+    if "container" in by:
+        parts.append(f"container {by['container']}")
+    return ", ".join(parts)
+
+
+def user(uid: int) -> str:
+    """Return a user's name, or the number if this host knows no name."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)

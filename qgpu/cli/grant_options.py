@@ -1,0 +1,53 @@
+"""The options that change a running pod's grant, for pods and for groups, which are pods."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import click
+
+from qgpu.cli.changes import changed, who
+from qgpu.cli.context import Context
+from qgpu.cli.params import DURATION, MEMORY, NONE, OrNone
+from qgpu.model import PodClass
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+#: The fields of a grant, by the argument of their option.
+_FIELDS = {"quota": "cores", "pod_class": "class", "limit": "memory", "target": "latency_target_ns"}
+
+
+def grant_options(function: _F) -> _F:
+    """Give a command the options of a grant as its arguments ``quota``, ``pod_class``, ``limit`` and ``target``."""
+    for option in (
+        click.option(
+            "--latency-target",
+            "target",
+            type=OrNone(DURATION),
+            help="What sharing may add to its p99, such as 2ms, or none.",
+        ),
+        click.option("--memory", "limit", type=OrNone(MEMORY), help="Memory limit such as 16GiB, or none."),
+        click.option("--class", "pod_class", type=click.Choice([each.value for each in PodClass]), help="Its class."),
+        click.option("--cores", "quota", type=OrNone(click.INT), help="Quota in per cent of the pGPU, or none."),
+    ):
+        function = option(function)
+    return function
+
+
+def given(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the changes that these arguments ask for; None in place of ``none``."""
+    return {_FIELDS[key]: or_none(value) for key, value in options.items() if value is not None}
+
+
+def or_none(value: Any) -> Any:
+    """Return what an option of type OrNone stands for."""
+    return None if value == NONE else value
+
+
+def change(context: Context, kind: str, name: str, gpu: int | None, changes: Mapping[str, Any]) -> None:
+    """Change a pod's grants, and say what has changed. Raises a QgpuError."""
+    answer = context.ask("pod.set", name=name, gpu=gpu, **changes)
+    click.echo(f"{kind} {name}: {changed(answer['old'], answer['new'])}; by {who(answer['by'])}")
+    for note in answer["notes"]:
+        click.echo(f"{kind} {name} {note}", err=True)

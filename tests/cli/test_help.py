@@ -1,0 +1,159 @@
+"""What the command line says about itself: help, examples, manual pages, completion."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import click
+import pytest
+
+from qgpu.cli.examples import EXAMPLES
+from qgpu.cli.main import command as qgpuctl
+from qgpu.daemon.main import command as qgpud
+from qgpu.load.main import command as qgpu_load
+from tests.cli import programs
+from tests.cli.programs import Daemon
+from tests.test_docs import PROGRAMS, take
+
+
+def leaves(group: click.Group, path: tuple[str, ...] = ()) -> Iterator[tuple[str, click.Command]]:
+    """Yield every command that does something, with its words."""
+    context = click.Context(group)
+    for word in group.list_commands(context):
+        below = group.get_command(context, word)
+        if isinstance(below, click.Group):
+            yield from leaves(below, (*path, word))
+        elif below is not None:
+            yield " ".join((*path, word)), below
+
+
+def test_the_summaries_of_commands_are_those_of_the_commands() -> None:
+    context = click.Context(qgpuctl)
+    formatter = click.HelpFormatter(width=200)
+    qgpuctl.format_commands(context, formatter)
+
+    for name in qgpuctl.list_commands(context):
+        found = qgpuctl.get_command(context, name)
+        assert found is not None
+        assert f"{name} " in formatter.getvalue()
+        assert found.get_short_help_str(200) in formatter.getvalue()
+
+
+def test_every_command_has_an_example() -> None:
+    assert EXAMPLES.keys() == dict(leaves(qgpuctl)).keys()
+
+
+@pytest.mark.parametrize("line", [line for lines in EXAMPLES.values() for line in lines])
+def test_an_example_is_a_command_that_there_is(line: str) -> None:
+    bare = line.partition(" > ")[0].removeprefix('eval "$(').removesuffix(')"')
+    program, *words = shlex.split(bare)
+    take(PROGRAMS[program], program, words)
+
+
+@pytest.mark.parametrize("program", [qgpud, qgpu_load])
+def test_the_other_programs_have_examples_too(program: click.Command) -> None:
+    assert "Examples:" in program.get_help(click.Context(program, info_name="x"))
+
+
+def test_help_loads_only_what_it_needs() -> None:
+    script = (
+        "import sys; from qgpu.cli.main import command; slow = {'structlog', 'json', 'socket', 'cffi', 'psutil'}\n"
+        "try: command.main(['--help'], prog_name='qgpuctl')\n"
+        "finally: print(sorted(slow & sys.modules.keys()), file=sys.stderr)"
+    )
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+
+    assert result.stderr.strip() == "[]"
+
+
+def completed(daemon: Daemon, line: str) -> list[str]:
+    """Return what bash is offered at the end of a line."""
+    words = line.split(" ")
+    result = subprocess.run(
+        [sys.executable, "-m", "qgpu.cli.main"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=programs.environment(
+            {
+                "_QGPUCTL_COMPLETE": "bash_complete",
+                "COMP_WORDS": line,
+                "COMP_CWORD": str(len(words) - 1),
+                "QGPU_RUNTIME_DIR": str(daemon.runtime_dir),
+            }
+        ),
+    )
+    return [each.partition(",")[2] for each in result.stdout.split()]
+
+
+def test_pods_pgpus_and_policies_are_completed(shared: Daemon) -> None:
+    pod = shared.start("run", "--name", "train-me", "--", "sleep", "60")
+    while not shared.json("pod", "list")["pods"]:
+        pass
+    try:
+        assert completed(shared, "qgpuctl pod show tr") == ["train-me"]
+        assert completed(shared, "qgpuctl gpu show ") == ["0", "1"]
+        assert completed(shared, "qgpuctl gpu policy set 0 b") == ["best-effort", "burst-share"]
+        assert completed(shared, "qgpuctl ev") == ["events"]
+        assert completed(shared, "qgpuctl man pod s") == ["set", "show", "suspend"]
+    finally:
+        pod.terminate()
+        pod.communicate(timeout=programs.TIMEOUT_S)
+
+
+def test_every_name_of_something_there_is_is_completed() -> None:
+    named = {"gpu", "gpus", "index", "source", "target", "name", "group", "uid", "policy_name", "online_policy"}
+    latency = {("group create", "target"), ("group set", "target"), ("pod set", "target")}
+    new = {("run", "name"), ("group create", "name"), *latency}
+    missing = [
+        (path, param.name)
+        for path, each in leaves(qgpuctl)
+        for param in each.params
+        if param.name in named and (path, param.name) not in new and param._custom_shell_complete is None
+    ]
+
+    assert missing == []
+
+
+def test_groups_are_completed(shared: Daemon) -> None:
+    assert shared.ctl("group", "create", "llm").returncode == 0
+    try:
+        assert completed(shared, "qgpuctl group remove l") == ["llm"]
+        assert completed(shared, "qgpuctl run --group ") == ["llm"]
+    finally:
+        shared.ctl("group", "remove", "llm")
+
+
+def test_tables_call_a_quota_and_a_limit_by_one_name(shared: Daemon) -> None:
+    headers = [
+        shared.ctl(*words, "list").stdout.splitlines()[0].split() for words in (("pod",), ("grant",), ("group",))
+    ]
+
+    assert all({"QUOTA", "LIMIT"} <= set(each) for each in headers)
+    assert all(not {"CORES", "MEMORY"} & set(each) for each in headers)
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_is_printed_for_each_shell(shared: Daemon, shell: str) -> None:
+    assert "_QGPUCTL_COMPLETE=" in shared.ctl("completion", shell).stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "title"),
+    [(("man",), "QGPUCTL 1"), (("man", "pod", "set"), "QGPUCTL\\-POD\\-SET 1"), (("man", "qgpud"), "QGPUD 8")],
+)
+def test_man_prints_a_page_with_examples(shared: Daemon, words: tuple[str, ...], title: str) -> None:
+    page = shared.ctl(*words).stdout
+
+    assert page.startswith(f".TH {title}")
+    assert ".SH EXAMPLES" in page or words == ("man",)
+
+
+def test_man_of_no_command_says_so(shared: Daemon) -> None:
+    result = shared.ctl("man", "frobnicate")
+
+    assert (result.returncode, result.stdout) == (6, "")
+    assert "frobnicate: there is no such command" in result.stderr

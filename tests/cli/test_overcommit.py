@@ -1,0 +1,106 @@
+"""Memory overcommit as an operator sees it: set, waited for, shown."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from qgpu.errors import ExitCode
+from tests.cli import programs
+from tests.cli.programs import TIMEOUT_S, Daemon
+
+
+def load(gib: int) -> tuple[str, ...]:
+    return (sys.executable, "-m", "qgpu.load.main", "--duration", "0s", "--memory", f"{gib}GiB", "--watch")
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[Daemon]:
+    """A daemon whose card of 141 GiB is granted twice, with a metrics endpoint."""
+    config = tmp_path / "qgpud.toml"
+    config.write_text(f'[metrics]\nlisten = "unix:{tmp_path}/metrics.sock"\n')
+    with programs.daemon(tmp_path / "run", "--config", str(config)) as running:
+        done = running.ctl("gpu", "policy", "set", "0", "--memory-overcommit", "2.0")
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout.startswith("pGPU 0: memory overcommit 1 times -> 2 times; by ")
+        yield running
+
+
+def until(condition: Callable[[], bool]) -> None:
+    end_s = time.monotonic() + TIMEOUT_S
+    while not condition():
+        assert time.monotonic() < end_s
+        time.sleep(0.1)
+
+
+def shown(daemon: Daemon, name: str) -> dict[str, Any]:
+    found: dict[str, Any] = daemon.json("pod", "show", name)["pod"]
+    return found
+
+
+def started(daemon: Daemon, name: str, limit: int, *more: str, uses: int = 1) -> subprocess.Popen[str]:
+    pod = daemon.start("run", "--name", name, "--memory", f"{limit}GiB", *more, "--", *load(uses))
+    assert pod.stderr is not None
+    pod.stderr.readline()
+    return pod
+
+
+def end(*pods: subprocess.Popen[str]) -> None:
+    for pod in pods:
+        pod.terminate()
+        pod.communicate(timeout=TIMEOUT_S)
+
+
+def test_an_online_pod_starts_on_a_card_full_of_offline_memory(daemon: Daemon, tmp_path: Path) -> None:
+    train = started(daemon, "train", 140)
+    web = daemon.start("run", "--name", "web", "--memory", "20GiB", "--class", "online", "--", *load(20))
+    assert web.stderr is not None
+    assert web.stderr.readline() == "pod web waits for memory of pGPU 0\n"
+    until(lambda: bool(shown(daemon, "web")["usage"][0]["memory"]))
+
+    assert shown(daemon, "train")["state"] == "suspended"
+    assert " waiting " in daemon.ctl("pod", "list").stdout
+    assert "suspended, waits for memory of pGPU 0" in daemon.ctl("pod", "show", "train").stdout
+    assert "2 times, 1 GiB of pods that take turns in host memory" in daemon.ctl("gpu", "show", "0").stdout
+    assert "memory of pGPU 0: overcommit 2 times, 1 GiB of pods" in daemon.ctl("status").stdout
+    assert daemon.ctl("pod", "resume", "train").stdout == (
+        "pod train waits for memory of pGPU 0, and comes back by itself\n"
+    )
+    curl = ["curl", "-s", "--unix-socket", f"{tmp_path}/metrics.sock", "http://localhost/metrics"]
+    text = subprocess.run(curl, capture_output=True, text=True, check=True).stdout
+    assert 'qgpu_pod_waits_for_memory{pod="train"} 1' in text
+    assert "qgpu_gpu_memory_overcommit_ratio{" in text
+
+    end(web)
+    until(lambda: shown(daemon, "train")["state"] == "running")
+    told = [event["what"] for event in daemon.json("events")["events"]]
+    assert [what for what in told if what.startswith(("pod yields", "pod comes"))] == [
+        "pod yields its memory",
+        "pod comes back",
+    ]
+    end(train)
+
+
+def test_a_pod_that_waits_for_its_turn_ends_by_a_signal(daemon: Daemon) -> None:
+    train = started(daemon, "train", 140)
+    other = started(daemon, "other", 140)  # it says what it waits for
+    assert daemon.ctl("pod", "list").stdout.count(" waiting ") == 1
+    other.terminate()
+    assert other.wait(TIMEOUT_S) == 128 + 15
+    until(lambda: "other" not in daemon.ctl("pod", "list").stdout)
+    end(train)
+
+
+def test_a_pod_without_a_limit_is_refused_under_overcommit(daemon: Daemon) -> None:
+    result = daemon.ctl("run", "--name", "free", "--", "true")
+
+    assert result.returncode == ExitCode.REFUSED
+    assert result.stderr == (
+        "qgpuctl: pGPU 0: its memory is overcommitted, and pod free has no limit; give it one (--memory)\n"
+    )
