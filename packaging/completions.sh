@@ -4,6 +4,5 @@ set -eu
 for place in bash=bash-completion/completions/qgpuctl zsh=zsh/vendor-completions/_qgpuctl fish=fish/vendor_completions.d/qgpuctl.fish; do
 	file=$2/${place#*=}
 	mkdir -p "$(dirname "$file")"
-	_QGPUCTL_COMPLETE=${place%%=*}_source "$1" -I -c \
-		'import sys; sys.argv[0] = "qgpuctl"; from qgpu.cli.main import main; main()' >"$file"
+	"$1" -I -m qgpu.cli.main completion "${place%%=*}" >"$file"
 done

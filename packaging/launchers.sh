@@ -1,9 +1,11 @@
 #!/bin/sh
-# Write the package's programs into a folder. They start Python isolated (-I), because root may run them in any folder.
+# Write programs of the packages into a folder: launchers.sh FOLDER PROGRAM=MODULE... They start Python isolated (-I),
+# because root may run them in any folder.
 set -eu
-mkdir -p "$1"
-for program in qgpud=qgpu.daemon.main qgpuctl=qgpu.cli.main qgpu-load=qgpu.load.main; do
-	name=${program%%=*}
-	printf '#!/usr/lib/qgpu/bin/python -I\nfrom %s import main\n\nmain()\n' "${program#*=}" >"$1/$name"
-	chmod 755 "$1/$name"
+folder=$1
+shift
+mkdir -p "$folder"
+for program; do
+	printf '#!/usr/lib/qgpu/bin/python -I\nfrom %s import main\n\nmain()\n' "${program#*=}" >"$folder/${program%%=*}"
+	chmod 755 "$folder/${program%%=*}"
 done

@@ -46,13 +46,19 @@ def manual(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_every_command_has_a_manual_page(manual: Path) -> None:
     pages = {path.name for path in manual.iterdir()}
 
-    assert pages == {"qgpud.8", "qgpuctl.1", *("-".join(words) + ".1" for words in commands(qgpuctl, ("qgpuctl",)))}
+    assert pages == {
+        "qgpud.8",
+        "qgpuctl.1",
+        "qgpu-load.1",
+        *("-".join(words) + ".1" for words in commands(qgpuctl, ("qgpuctl",))),
+    }
 
 
 def test_a_manual_page_says_what_help_says(manual: Path) -> None:
     page = (manual / "qgpuctl-run.1").read_text().replace("\\", "")
 
     assert "Run a command as a pod" in page
+    assert ".SH EXAMPLES" in page
     assert all(option in page for option in ("--gpu", "--cores", "--memory", "--class", "--name"))
 
 
