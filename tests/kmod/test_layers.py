@@ -9,7 +9,7 @@ import pytest
 
 KMOD = Path(__file__).resolve().parents[2] / "kmod"
 #: Headers without a source of their own: types and numbers, below everything.
-GROUND = {"compat", "nvrm", "rules", "trace", "uapi/qgpu"}
+GROUND = {"compat", "driver_versions", "nvrm", "rules", "trace", "uapi/qgpu"}
 #: Types that stand on pods.
 OBJECT_TABLE = "object_table"
 #: Another module, which stands on this one.

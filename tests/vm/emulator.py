@@ -4,7 +4,12 @@ Before 8.1 QEMU reads guest code before it takes the lock under which it notes t
 the other CPU in between is missed, and both CPUs go on running what was there before. Linux replaces the breakpoint
 of a probe in just that way: a breakpoint that memory no longer holds is taken for ever, and each time Linux sees that
 it is none of its own and tries again. So the guest hangs, sooner or later, where the module comes and goes under load
-(docs/decisions/0006). With one thread for both CPUs it does not happen, at half the speed.
+(docs/decisions/0006).
+
+Later versions drop the translations of code that is about to be written to, release the page, and only then write. A
+CPU that translates in between goes on running what was there before, too. Where that is a breakpoint at a probe by
+ftrace, Linux jumps to address 0. So where probes come and go under load both CPUs share a thread, which has neither
+race and takes longer (docs/decisions/0047).
 """
 
 from __future__ import annotations

@@ -19,10 +19,12 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import driver
 import emulator
 import kernels
+import sources
 import vm
 from debian import CACHE
 
@@ -39,9 +41,9 @@ def make(*arguments: str, kernel: kernels.Source) -> None:
 
 def build(kernel: kernels.Source) -> Path:
     """Build everything for a kernel, warnings and sparse complaints being errors; the folder of the modules."""
-    work = CACHE / "build" / kernel.name
+    work = sources.folder(CACHE, ROOT, kernel.name)
     for name, source in (("simnv", HERE / "simnv"), ("simplain", HERE / "simnv"), ("kmod", ROOT / "kmod")):
-        shutil.copytree(source, work / name, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.o", "*.ko", ".*"))
+        sources.mirror(source, work / name)
     for name, options in (("simnv", ()), ("simplain", ("PLAIN=1",))):
         make("-C", str(kernel.headers), f"M={work / name}", "W=1", *options, "modules", kernel=kernel)
     plain = work / "simplain" / "nvidia.ko"
@@ -72,31 +74,39 @@ def bpf(out: Path) -> None:
 def with_driver(branch: str, kernel: kernels.Source, out: Path) -> tuple[Path, str]:
     """Put the real driver of a branch in place of the simulated one; the folder of the modules, and its version."""
     nvidia, version = driver.build(branch, kernel, CACHE)
-    work = CACHE / "build" / f"{kernel.name}-{branch}"
-    shutil.copytree(HERE / "fakepci", work / "fakepci", dirs_exist_ok=True)
-    shutil.copytree(ROOT / "kmod", work / "kmod", dirs_exist_ok=True)
+    work = sources.folder(CACHE, ROOT, f"{kernel.name}-{branch}")
+    sources.mirror(HERE / "fakepci", work / "fakepci")
+    sources.mirror(ROOT / "kmod", work / "kmod")
     make("-C", str(kernel.headers), f"M={work / 'fakepci'}", "W=1", "modules", kernel=kernel)
     make("-C", str(work / "kmod"), f"KDIR={kernel.headers}", f"NVIDIA_KO={nvidia}", "modules", kernel=kernel)
     real = work / "out"
     real.mkdir(exist_ok=True)
-    for path in (*(work / "kmod").glob("*.ko"), work / "fakepci/fakepci.ko", nvidia, out / "hammer"):
+    for path in (*(work / "kmod").glob("*.ko"), work / "fakepci/fakepci.ko", *driver.both(nvidia), out / "hammer"):
         shutil.copy(path, real)
     subprocess.run(["strip", "--strip-debug", *map(str, real.glob("*.ko"))], check=True)
     return real, version
 
 
 def note(path: Path, name: str, release: str, driver_version: str, figures: dict[str, float]) -> None:
-    """Merge a run's figures into a results file, and sum up what is said of all traces."""
+    """Merge a run's figures into a results file, and sum up what is said of all traces and of all rules."""
     results = json.loads(path.read_text()) if path.exists() else {}
     run = results.setdefault(name, {"figures": {}})
     run.pop("note", None)  # what somebody wrote of the run before
     run |= {"kernel": release, "driver": driver_version, "date": time.strftime("%Y-%m-%d")}
     run["command"] = re.sub(r" --results[ =]\S+", "", " ".join(["tests/vm/lane.py", *sys.argv[1:]]))
     run["figures"] |= figures
-    for total in ("replay_unexplained_calls", "replay_leaked_objects"):
+    for total in ("replay_unexplained_calls", "replay_leaked_objects", "rules_differing"):
         parts = [value for key, value in run["figures"].items() if key.startswith(f"{total}_")]
         run["figures"] |= {total: sum(parts)} if parts else {}
+    with_uvm = {row["driver"].partition(".")[0] for row in results.values() if holds_with_uvm(row)}
+    results["real drivers"] = {"driver": ", ".join(sorted(with_uvm)), "figures": {"real_uvm_drivers": len(with_uvm)}}
     path.write_text(json.dumps(results, indent=2, sort_keys=True) + "\n")
+
+
+def holds_with_uvm(run: dict[str, Any]) -> bool:
+    """Tell whether a run was of a real driver with its UVM, and all held."""
+    figures = run["figures"]
+    return "real_uvm_load_unload_cycles" in figures and not figures["tests_failed"] + figures["tests_error"]
 
 
 def main() -> int:
@@ -104,8 +114,9 @@ def main() -> int:
     parser.add_argument("--kernel", default="6.1", choices=sorted(kernels.KERNELS))
     parser.add_argument("--driver", choices=sorted(driver.DRIVERS), help="the real driver of a branch, without a GPU")
     parser.add_argument("--cycles", type=int, default=20, help="times the module is loaded and unloaded under load")
-    parser.add_argument("--single", action="store_true", help="the host's QEMU, one thread for both CPUs")
+    parser.add_argument("--single", action="store_true", help="one thread of the host's QEMU for both CPUs")
     parser.add_argument("--fuzz", type=int, default=20000, help="random calls")
+    parser.add_argument("--faults", type=int, default=60, help="runs of the test of random faults")
     parser.add_argument("--build-only", action="store_true")
     parser.add_argument("--results", type=Path, help="JSON file the figures go to")
     parser.add_argument("--timeout", type=float, default=900, help="seconds the guest may take")
@@ -121,20 +132,29 @@ def main() -> int:
     print(f"built for {kernel.name} in {time.monotonic() - started:.0f} s")
     if arguments.build_only:
         return 0
+    # the suites of real drivers have probes come and go under load (emulator.py); the sanitizer's kernel, with a thread
+    # for each CPU of QEMU 10, at times loses its first process before it runs us
+    single = arguments.single or bool(arguments.driver) or arguments.kernel == "sanitizer"
     environment = {
+        "QGPU_CACHE": str(CACHE),
+        "QGPU_VM_SINGLE": str(int(single)),
         "QGPU_VM_BUILD": str(out),
         "QGPU_VM_REAL": version,
+        "QGPU_VM_CARD": hex(driver.CARD_AT),
+        "QGPU_VM_HEADERS": str(kernel.headers),
+        "QGPU_GPUTEST_ONLY": os.environ.get("QGPU_GPUTEST_ONLY", ""),
         "QGPU_VM_CYCLES": str(arguments.cycles),
         "QGPU_VM_FUZZ": str(arguments.fuzz),
+        "QGPU_VM_FAULTS": str(arguments.faults),
+        "QGPU_VM_FAULTS_S": str(arguments.timeout * 0.5),
         "QGPU_TRACES": os.environ.get("QGPU_TRACES", str(ROOT / "tests" / "data" / "traces")),
         "PYTHONPATH": str(ROOT),
     }
+    environment |= {name: os.environ[name] for name in ("QGPU_SLURM",) if name in os.environ}
     marks = [] if arguments.driver else ["-m", "vm"]
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *marks, *(pytest or suite)]
     if arguments.script:
         command = [sys.executable, *arguments.script]
-    # the sanitizer's kernel, with a thread for each CPU of QEMU 10, at times loses its first process before it runs us
-    single = arguments.single or arguments.kernel == "sanitizer"
     with tempfile.TemporaryDirectory(prefix="qgpu-share.") as share:
         outcome = vm.boot(
             kernel.boot(),
@@ -143,7 +163,7 @@ def main() -> int:
             cwd=ROOT,
             environment=environment,
             timeout_s=arguments.timeout,
-            append=kernel.append,
+            append=f"{kernel.append} {driver.APPEND}" if arguments.driver else kernel.append,
             single=single,
             qemu=["qemu-system-x86_64"] if single else emulator.get(CACHE),
         )

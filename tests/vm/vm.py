@@ -24,6 +24,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import tsc
+
 VIRTIOFSD = ("/usr/lib/qemu/virtiofsd", "/usr/libexec/virtiofsd")
 NEEDED = ("virtio_pci", "fuse", "virtiofs", "overlay")
 
@@ -99,6 +101,10 @@ class Outcome:
     dmesg: str
     seconds: float
     stuck: str = ""
+
+
+def _clock() -> str:
+    return f"tsc_early_khz={khz}" if (khz := tsc.khz()) else ""
 
 
 def _unpacked(module: Path) -> bytes:
@@ -267,7 +273,7 @@ def boot(
                 str(_initramfs(kernel, folder, _ALONE if root == Path("/") else _WITH_SYSTEMD)),
             ),
             *("-monitor", f"unix:{folder / 'monitor'},server,nowait"),
-            *("-append", f"{_APPEND} {_PANICS} {append}"),
+            *("-append", f"{_APPEND} {_clock()} {_PANICS} {append}"),
             *stack.enter_context(_served("root", root, folder, "always")),
             *stack.enter_context(_served("share", share, folder, "none")),
         ]

@@ -39,3 +39,8 @@ def status_of(state, function, *args):
     except nv.RmError as error:
         return error.status
     return 0
+
+
+def flood(state):
+    _, (state["channel"],) = state["p"].compute()
+    state["p"].submit(state["channel"], 1000)

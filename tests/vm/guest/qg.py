@@ -23,6 +23,7 @@ from qgpu.planes.kmod import uapi
 CGROUPS = Path("/sys/fs/cgroup")
 BUILD = Path(os.environ.get("QGPU_VM_BUILD", "/nonexistent"))
 MS = 1_000_000
+N = uapi.NUMBERS
 #: What is charged for the address space of a device, which RM makes when it is used.
 SPACE = 64 << 10
 FIGURES = Path("/run/share/figures.json")
@@ -54,6 +55,11 @@ def insmod(name: str, *options: str) -> None:
 def rmmod(name: str) -> None:
     """Unload a module. Raises OSError (EWOULDBLOCK) while it is in use."""
     _call(_DELETE_MODULE, name.encode(), os.O_NONBLOCK)
+
+
+def mount(kind: str, at: Path) -> None:
+    """Mount a kernel's file system, where there is one of this kind."""
+    _libc.mount(kind.encode(), str(at).encode(), kind.encode(), 0, None)
 
 
 def loaded(name: str) -> bool:
@@ -246,11 +252,17 @@ class Pod:
         self.cgroup = CGROUPS / name
         self.cgroup.mkdir()
         self.processes: list[Process] = []
-        fd = os.open(self.cgroup, os.O_RDONLY | os.O_DIRECTORY)
-        self.id = int(qgpu.ioctl("POD_ADD", cgroup_fd=fd, name=name.encode()).pod)
-        os.close(fd)
+        self.id = self.add()
         if memory is not None or grant:
             self.grant(memory=memory or 0, **grant)
+
+    def add(self) -> int:
+        """Make the cgroup a pod; its number."""
+        fd = os.open(self.cgroup, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            return int(self.qgpu.ioctl("POD_ADD", cgroup_fd=fd, name=self.name.encode()).pod)
+        finally:
+            os.close(fd)
 
     def grant(self, **fields: int) -> None:
         self.qgpu.ioctl("GRANT_SET", pod=self.id, **fields)
@@ -284,6 +296,37 @@ class Pod:
                 if error.errno != errno.EBUSY:
                     raise
                 time.sleep(0.01)
+
+
+def kernel_log() -> str:
+    """What the kernel has said so far; the suite asks for nothing older."""
+    text = ctypes.create_string_buffer(_libc.klogctl(10, None, 0))
+    _libc.klogctl(3, text, len(text))
+    return text.value.decode(errors="replace")
+
+
+KPROBES = Path("/sys/kernel/debug/kprobes/enabled")
+FTRACE = Path("/proc/sys/kernel/ftrace_enabled")
+
+
+@contextlib.contextmanager
+def switched_off(switch: Path) -> Iterator[None]:
+    """One of the kernel's switches of probes at 0, for as long as this lasts."""
+    switch.write_text("0")
+    try:
+        yield
+    finally:
+        switch.write_text("1")
+
+
+@contextlib.contextmanager
+def rival(*options: str) -> Iterator[None]:
+    """Another module that changes the driver (simnv/rival.c), for as long as this lasts."""
+    insmod("rival.ko", *options)
+    try:
+        yield
+    finally:
+        rmmod("rival")
 
 
 @contextlib.contextmanager

@@ -52,9 +52,13 @@ def _meter(_card: Card) -> SimMeter:
     return SimMeter()
 
 
+def _uuid(index: int) -> str:
+    return f"GPU-51300000-0000-0000-0000-{index:012d}"  # Kubernetes sells no card without a UUID
+
+
 def _describe(cards: Sequence[Card]) -> list[Pgpu]:
     # The module knows a card's memory only once a pod has opened it.
-    return [Pgpu(i, f"GPU-{card.pci}", "simulated", qg.sim()["total"], i) for i, card in enumerate(cards)]
+    return [Pgpu(i, _uuid(i), "simulated", qg.sim()["total"], i) for i in range(len(cards))]
 
 
 def open_host() -> KmodHost:

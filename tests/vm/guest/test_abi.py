@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
 import select
 
+import nv
 import pytest
 import qg
 
@@ -22,12 +24,42 @@ def errno_of(function, *args, **fields):
     return 0
 
 
-@pytest.mark.parametrize("cmd", [0, 0xC0045101, *(value + (1 << 16) for value in qg.uapi.COMMANDS.values())])
-def test_unknown_commands_and_sizes_are_enotty(qgpu, cmd):
+@pytest.mark.parametrize("cmd", [0, 0xC0045101, 0x80005101, 0xC0085163, 0x80085201])
+def test_unknown_commands_are_enotty(qgpu, cmd):
     with pytest.raises(OSError, match="Inappropriate") as refused:
         fcntl.ioctl(qgpu.fd, cmd, bytearray(512), True)
 
     assert refused.value.errno == errno.ENOTTY
+
+
+def sized(name, size):
+    """A command as a caller whose struct has this many bytes says it."""
+    return qg.uapi.COMMANDS[name] & ~(0x3FFF << 16) | size << 16
+
+
+def test_a_caller_of_any_version_can_ask_for_the_version(qgpu):
+    answer = bytearray(4)
+    fcntl.ioctl(qgpu.fd, sized("QGPU_IOC_INFO", 4), answer, True)
+    longer = bytearray(b"\xff" * 1024)
+    fcntl.ioctl(qgpu.fd, sized("QGPU_IOC_INFO", 1024), longer, True)
+
+    assert int.from_bytes(answer, "little") == N["QGPU_ABI_VERSION"]
+    assert longer[:4] == answer
+    assert not any(longer[qg.uapi.ffi.sizeof("struct qgpu_info") :])
+
+
+def test_structs_of_older_and_newer_callers_are_understood(qgpu, pod):
+    """An older one lacks the last member, which counts as 0; a newer one has more, which must be 0."""
+    web = pod("web", memory=5 << 20, latency_target_ns=7)
+    grant = bytes(qg.uapi.ffi.buffer(qg.uapi.ffi.new("struct qgpu_grant *", {"pod": web.id, "memory": 6 << 20})))
+    fcntl.ioctl(qgpu.fd, sized("QGPU_IOC_GRANT_SET", len(grant) - 8), bytearray(grant[:-8]), True)
+    assert qgpu.ioctl("GRANT_GET", pod=web.id).latency_target_ns == 0
+    fcntl.ioctl(qgpu.fd, sized("QGPU_IOC_GRANT_SET", len(grant) + 64), bytearray(grant + bytes(64)), True)
+    with pytest.raises(OSError, match="Argument list too long") as refused:
+        fcntl.ioctl(qgpu.fd, sized("QGPU_IOC_GRANT_SET", len(grant) + 8), bytearray(grant + b"\1" + bytes(7)), True)
+
+    assert refused.value.errno == errno.E2BIG
+    assert qgpu.ioctl("GRANT_GET", pod=web.id).memory == 6 << 20
 
 
 @pytest.mark.parametrize("name", qg.uapi.COMMANDS)
@@ -129,6 +161,26 @@ def test_events_are_whole_polled_and_bounded(qgpu, pod):
 
     assert len(events) == 257
     assert (events[-1].type, events[-1].value) == (N["QGPU_EVENT_LOST"], 301 - 256)
+
+
+def test_refusals_do_not_push_out_other_events(qgpu, pod):
+    """A pod can be refused as often as it likes."""
+
+    def ask(state):
+        p = nv.Program()
+        for _ in range(300):
+            with contextlib.suppress(nv.RmError):
+                p.control(p.subdevice, 0x80170F)
+
+    web = pod("web")
+    process = web.process()
+    qgpu.events()
+    process.run(ask)
+    web.grant(gpu=0, cores=7)
+    events = [event for _ in range(3) for event in qgpu.events()]
+
+    assert web.info().refused_controls == 300
+    assert [event.type for event in events][-2:] == [N["QGPU_EVENT_POD_CHANGED"], N["QGPU_EVENT_LOST"]]
 
 
 def test_pods_outlive_the_daemon_and_keep_their_grants(qgpu, pod):

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import struct
+import subprocess
+import threading
+from pathlib import Path
 
 import nv
 import programs
@@ -22,7 +26,8 @@ def test_module_enforces_on_a_known_driver(qgpu):
 
     assert (info.abi, info.state, info.nr_gpus) == (qg.uapi.NUMBERS["QGPU_ABI_VERSION"], 1, 1)
     assert qg.uapi.ffi.string(info.driver) == b"580.105.08"
-    assert info.flags == 1
+    assert info.flags == qg.N["QGPU_INFO_SEALED"] | qg.N["QGPU_INFO_HELD"]
+    assert info.missing == 0
 
 
 def test_processes_outside_pods_are_not_registered(qgpu, pod):
@@ -173,3 +178,125 @@ def test_a_file_that_a_pod_opened_is_its_own_wherever_it_goes(web, pod, where):
     assert web.held() == 16 * programs.MIB
     assert other.run(programs.take, 64 * programs.MIB) == -nv.NO_MEMORY
     other.stop()
+
+
+def test_a_cgroup_added_again_keeps_files_and_charges(qgpu, web):
+    """What its processes allocated before, and in between, counts against the new limit; its TSGs have gates."""
+    (process,) = web.processes
+    assert process.run(programs.take, 24 * programs.MIB) > 0
+    qgpu.ioctl("POD_REMOVE", pod=web.id)
+    assert process.run(programs.take, 24 * programs.MIB) > 0
+    process.run(lambda state: state["p"].compute())
+    before, web.id = web.id, web.add()
+    web.grant(memory=64 * programs.MIB + programs.ROOM + (32 << 20))
+
+    assert web.id > before
+    assert (web.info().flags, web.info().nr_files, web.usage().nr_tsgs) == (0, 2, 1)
+    assert web.held() >= 48 * programs.MIB
+    assert process.run(programs.take, 40 * programs.MIB) == -nv.NO_MEMORY
+
+
+def test_a_former_pods_cgroup_may_come_back_under_another_name(qgpu, web):
+    qgpu.ioctl("POD_REMOVE", pod=web.id)
+    web.name = "other"
+    web.id = web.add()
+
+    assert [qg.uapi.ffi.string(found.name) for found in qgpu.pods()] == [b"other"]
+    with pytest.raises(OSError, match="exists"):
+        web.add()
+
+
+ENFORCE = "/sys/module/qgpu/parameters/enforce"
+
+
+def switch(value):
+    with open(ENFORCE, "w") as file:
+        file.write(value)
+
+
+def test_another_interposer_in_front_is_not_bypassed(qgpu, web):
+    """It came after the module, so it calls the module; letting go must not write over its pointer."""
+    (process,) = web.processes
+    with qg.rival("table=1"):
+        switch("0")
+        before = int(CALLS.read_text())
+        process.run(lambda state: state["p"].fb_info(8))
+        assert int(CALLS.read_text()) > before
+        switch("1")
+        new = web.process()
+        new.run(programs.program)
+        assert new.run(programs.take, 100 * programs.MIB) == -nv.NO_MEMORY
+        switch("0")
+    process.run(lambda state: state["p"].fb_info(8))
+    switch("1")
+
+    assert qgpu.info().state == qg.N["QGPU_STATE_ENFORCING"]
+    assert "another module has put its functions in front" in qg.kernel_log()
+
+
+CALLS = Path("/sys/module/rival/parameters/calls")
+
+
+@pytest.mark.usefixtures("_driver")
+def test_module_stays_while_another_interposer_calls_it():
+    """Unloading waits, for the other one would call into nothing."""
+    outside = nv.Program()
+    qg.insmod("qgpu.ko")
+    qg.insmod("rival.ko", "table=1")
+    unloading = threading.Thread(target=qg.rmmod, args=("qgpu",))
+    unloading.start()
+    qg.until(lambda: "cannot be unloaded while" in qg.kernel_log())
+    outside.fb_info(8)
+    assert unloading.is_alive()
+    qg.rmmod("rival")
+    unloading.join(30)
+
+    assert not qg.loaded("qgpu")
+    outside.fb_info(8)
+    outside.close()
+
+
+def test_cards_that_come_later_are_found(qgpu, pod):
+    path = Path("/sys/module/nvidia/parameters/gpus")
+    assert qgpu.info().nr_gpus == 1
+    path.write_text("2")
+    try:
+        with contextlib.suppress(FileExistsError):
+            os.mknod("/dev/nvidia1", 0o020666, os.makedev(195, 1))
+        web = pod("web")
+        process = web.process()
+        process.run(lambda state: state.update(p=nv.Program(1)))
+        assert process.run(programs.take, programs.MIB) > 0
+
+        assert qgpu.info().nr_gpus == 2
+        assert web.usage(1).memory >= programs.MIB
+        process.stop()
+    finally:
+        path.write_text("1")
+
+
+def sleeps_as(pid):
+    """S: a signal wakes it; D: none does."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def test_switching_off_can_be_given_up_while_a_call_is_stuck(qgpu, web, linger):
+    """A pod's file system can keep one of its calls as long as it likes; whoever switches off is not kept with it."""
+    (process,) = web.processes
+    linger(8_000_000)
+    process.start(lambda state: state["p"].fb_info(8))
+    qg.until(lambda: sleeps_as(process.pid) == "D")
+    writer = subprocess.Popen(["/bin/sh", "-c", f"echo 0 >{ENFORCE}"])
+    qg.until(lambda: qgpu.info().state == qg.N["QGPU_STATE_OFF"] and sleeps_as(writer.pid) == "S", 7)
+    writer.kill()
+    writer.wait()
+    linger(0)
+    outside = nv.Program()
+    outside.close()
+    stuck = not process.pipe.poll()
+
+    assert (stuck, qgpu.info().state) == (True, qg.N["QGPU_STATE_OFF"])
+    process.result()
+    switch("1")
+    assert qgpu.info().state == qg.N["QGPU_STATE_ENFORCING"]
+    assert process.run(programs.take, 100 * programs.MIB) == -nv.NO_MEMORY

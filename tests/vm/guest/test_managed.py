@@ -189,6 +189,31 @@ def test_mappings_that_the_driver_refuses_do_not_add_up(web):
     assert web.held() == cost(300 * MIB)
 
 
+def test_a_mapping_that_the_driver_refuses_costs_nothing(web):
+    """The file was not initialised."""
+
+    def too_early(state):
+        state["uvm"] = os.open("/dev/nvidia-uvm", os.O_RDWR)
+        return take(state, 40 * MIB)
+
+    assert web.process().run(too_early) == -errno.EBADFD
+    assert web.held() == 0
+
+
+def test_a_child_that_maps_leaves_its_parents_charge_alone(web):
+    def in_child(state):
+        pid = os.fork()
+        if not pid:
+            os._exit(max(0, -take(state, 4 * MIB)))
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+    (process,) = web.processes
+    process.run(take, 40 * MIB)
+
+    assert process.run(in_child) == errno.EOPNOTSUPP
+    assert web.held() == cost(40 * MIB)
+
+
 def test_memory_that_uvm_holds_stays_charged_without_a_handle(web):
     """Programs that release memory before they unmap it, and those that go on taking more."""
     (process,) = web.processes

@@ -1,4 +1,4 @@
-"""A clean Debian with systemd to boot in the VM: its root is made once and kept in the cache, each boot starts afresh.
+"""A clean Debian or Ubuntu with systemd to boot in the VM: its root is made once and cached, each boot starts afresh.
 
 Two calls:
 
@@ -13,7 +13,7 @@ boot does is left in the cache, and overlayfs on top of it needs a tmpfs of its 
 /var/lib/containers). There is no network but loopback. The kernel is Debian's 6.1 for clouds with its modules, and
 its headers if ``headers`` is set. A boot takes about half a minute of emulation.
 
-To look around by hand: python tests/vm/host/image.py [--packages A,B] -- COMMAND...
+To look around by hand: python tests/vm/host/image.py [--distribution NAME] [--packages A,B] -- COMMAND...
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import kernels
 import vm
+from archives import DISTRIBUTIONS, Distribution
 from debian import CACHE
 
 KERNEL = "6.1"
@@ -43,16 +44,19 @@ DRIVERS = ("block", "char", "net", "virtio")
 MADE = "2"
 
 
-def build(packages: Sequence[str] = (), *, headers: bool = False, suite: str = "bookworm") -> Path:
+def build(
+    packages: Sequence[str] = (), *, headers: bool = False, distribution: Distribution = DISTRIBUTIONS["debian-12"]
+) -> Path:
     """Return the root with BASE and ``packages``, made if it is not in the cache."""
     release = kernels.get(KERNEL, CACHE).release
     wanted = sorted({*BASE, *packages, *((f"linux-headers-{release}",) if headers else ())})
+    suite = distribution.suite
     key = hashlib.sha256(" ".join((MADE, suite, release, *wanted)).encode()).hexdigest()[:12]
     root = CACHE / "roots" / f"{suite}-{key}"
     if not root.exists():
         root.parent.mkdir(parents=True, exist_ok=True)
         making = Path(tempfile.mkdtemp(prefix="making.", dir=root.parent))
-        _debootstrap(making, suite, wanted)
+        _debootstrap(making, distribution, wanted)
         modules = kernels.get(KERNEL, CACHE).boot().modules
         assert modules is not None
         there = making / "usr/lib/modules" / release
@@ -88,16 +92,16 @@ def boot(
     )
 
 
-def _debootstrap(root: Path, suite: str, packages: Sequence[str]) -> None:
-    lists = [f"deb {kernels.MIRROR} {suite} main", f"deb {kernels.SECURITY} {suite}-security main"]
+def _debootstrap(root: Path, distribution: Distribution, packages: Sequence[str]) -> None:
     command = [
         "mmdebstrap",
         "--quiet",
         "--variant=minbase",
         f"--include={','.join(packages)}",
-        suite,
+        f"--keyring={distribution.keyring()}",
+        distribution.suite,
         str(root),
-        *lists,
+        *distribution.lines,
     ]
     subprocess.run(command, check=True)
 
@@ -120,11 +124,13 @@ def _settle(root: Path) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--distribution", choices=DISTRIBUTIONS, default="debian-12")
     parser.add_argument("--packages", default="", help="beside the base, with commas between them")
     parser.add_argument("--headers", action="store_true", help="with the kernel's headers")
     parser.add_argument("command", nargs="+")
     arguments = parser.parse_args()
-    root = build([name for name in arguments.packages.split(",") if name], headers=arguments.headers)
+    packages = [name for name in arguments.packages.split(",") if name]
+    root = build(packages, headers=arguments.headers, distribution=DISTRIBUTIONS[arguments.distribution])
     print(root)
     with tempfile.TemporaryDirectory(prefix="qgpu-share.") as share:
         outcome = boot(root, arguments.command, share=Path(share))

@@ -80,13 +80,14 @@ def driven(policy: Callable[[], str], tell: Callable[..., None], figures: dict[s
         browser.open(url, _PATIENCE_S)
         _until(browser, "document.querySelectorAll('tbody tr').length == 2")
         tell("the page is live", browser.ask("document.getElementById('live').textContent", _PATIENCE_S) == "live")
-        rows = {row[0].strip(): row for row in browser.ask(_ROWS, _PATIENCE_S)}
-        tell("the page shows both pods", {"web", "job"} == set(rows) and "of 60 %" in rows["web"][3], rows)
+        rows = {row[0].split()[0]: row for row in browser.ask(_ROWS, _PATIENCE_S)}
+        tell("the page shows both pods", {"web", "job"} == set(rows) and "of 60 %" in rows["web"][2], rows)
         seen = _seen(browser)
         figures["ratio_on_the_page"] = seen[-1]
         tell("the page shows 2:1", abs(seen[-1] / 2 - 1) < 0.15, seen)
 
         browser.ask(f"{_BUTTONS}.find(each => each.textContent == 'best-effort').click()", _PATIENCE_S)
+        browser.ask("document.querySelector('#ask [value=yes]').click()", _PATIENCE_S)
         _until(browser, "document.querySelector('.policies [aria-pressed=true]')?.textContent == 'best-effort'")
         tell("a click switches the policy", policy() == "best-effort")
         tell("the token is out of the address bar", "token" not in browser.ask("location.href", _PATIENCE_S))

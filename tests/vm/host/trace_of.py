@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 
 #: What package managers keep about every package that ever was, by any name; ours to list, theirs to have.
@@ -43,7 +44,8 @@ def snapshot() -> dict[str, str]:
         walked += len(folders) + len(files)
         if walked > _BREATH:
             walked = 0
-            Path("/proc/sys/vm/drop_caches").write_text("2")
+            with suppress(OSError):  # a container's, which its host keeps from it
+                Path("/proc/sys/vm/drop_caches").write_text("2")
         folders[:] = [name for name in folders if os.path.join(folder, name) not in _SKIP]
         for name in (*folders, *files):
             path = os.path.join(folder, name)
@@ -51,7 +53,8 @@ def snapshot() -> dict[str, str]:
                 found[f"file {path}"] = _content(path) if path.startswith("/etc/") else ""
     for database in ("passwd", "group"):
         found |= {f"{database} {line}": "" for line in Path("/etc", database).read_text().splitlines()}
-    found |= {f"module {line.split()[0]}": "" for line in Path("/proc/modules").read_text().splitlines()}
+    with suppress(FileNotFoundError):  # a kernel without modules
+        found |= {f"module {line.split()[0]}": "" for line in Path("/proc/modules").read_text().splitlines()}
     found |= {f"cgroup {path}": "" for path in map(str, Path("/sys/fs/cgroup").rglob("*/")) if "qgpu" in path}
     units = subprocess.run(
         ["systemctl", "list-units", "--all", "--plain", "--no-legend"], capture_output=True, text=True, check=True

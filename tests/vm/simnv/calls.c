@@ -16,6 +16,11 @@ static u32 linger_us, late_us;
 module_param(linger_us, uint, 0644);
 module_param(late_us, uint, 0644);
 
+/* How many calls of processes were in the driver at the same time, at most. */
+static u32 at_once;
+module_param(at_once, uint, 0644);
+static atomic_t inside = ATOMIC_INIT(0);
+
 /* os-interface.c: all that RM reads and writes behind pointers goes through these. */
 u32 os_memcpy_from_user(void *to, const void *from, u32 size);
 noinline u32 os_memcpy_from_user(void *to, const void *from, u32 size)
@@ -144,14 +149,18 @@ static u32 dispatch(struct sim_file *file, u32 nr, void *data, u32 size)
 
 u32 sim_escape(struct sim_file *file, u32 nr, void *data, u32 size)
 {
+	unsigned int effect;
 	u32 status;
 
+	at_once = max_t(u32, at_once, atomic_inc_return(&inside));
 	if (READ_ONCE(linger_us))
 		usleep_range(linger_us, linger_us + 10);
 	mutex_lock(&sim_lock);
+	sim_fault(NULL, &effect);
 	status = dispatch(file, nr, data, size);
 	mutex_unlock(&sim_lock);
 	if (READ_ONCE(late_us))
 		usleep_range(late_us, late_us + 10);
+	atomic_dec(&inside);
 	return status;
 }

@@ -10,7 +10,7 @@
 
 #include "sim.h"
 
-/* How long the card's firmware takes to gate, as measured; given back to others meanwhile as RM does not. */
+/* How long the card's firmware takes to gate, as measured. RM keeps its locks meanwhile. */
 static u32 gate_us = 300;
 module_param(gate_us, uint, 0644);
 
@@ -25,6 +25,10 @@ module_param(gate_calls, uint, 0644);
 /* The next gate control that names so many channels finds this one missing. */
 static u32 gate_misses;
 module_param(gate_misses, uint, 0644);
+
+/* Refuse gate controls for channels of other clients than the caller's: the strictest a firmware could be. */
+static bool gate_own_clients;
+module_param(gate_own_clients, bool, 0644);
 
 /* Whether channels that are scheduled run whatever a gate did before: the worst a firmware could do. A real one's don't. */
 static bool schedule_opens = true;
@@ -115,7 +119,7 @@ static u32 fb_info(int gpu, u32 *params)
 	return NV_OK;
 }
 
-static u32 gate(const struct nv2080_disable_channels *arg)
+static u32 gate(const struct sim_client *caller, const struct nv2080_disable_channels *arg)
 {
 	u32 i;
 
@@ -126,11 +130,8 @@ static u32 gate(const struct nv2080_disable_channels *arg)
 	}
 	if (arg->num > NV_DISABLE_CHANNELS_MAX)
 		return NV_ERR_INVALID_ARGUMENT;
-	if (gate_us) {	/* it takes effect at the end of the call */
-		mutex_unlock(&sim_lock);
+	if (gate_us)	/* it takes effect at the end of the call */
 		usleep_range(gate_us, gate_us + 50);
-		mutex_lock(&sim_lock);
-	}
 	/* As on a real card: counted, and what comes before a channel that is not there is done all the same. */
 	for (i = 0; i < arg->num; i++) {
 		struct sim_client *client = sim_client(arg->clients[i], NULL);
@@ -138,6 +139,8 @@ static u32 gate(const struct nv2080_disable_channels *arg)
 
 		if (!object || !object->channel)
 			return NV_ERR_INVALID_CHANNEL;
+		if (gate_own_clients && client != caller)
+			return NV_ERR_INVALID_CLIENT;
 		if (i + 1 == gate_misses) {
 			gate_misses = 0;
 			return NV_ERR_INVALID_CHANNEL;
@@ -281,7 +284,7 @@ static u32 perform(const struct sim_file *file, struct sim_client *client, struc
 		((struct nv2080_gpu_id *)params)->gpu_id = object->gpu << 8 | GPU_ID_FIRST;
 		return object->class == NV20_SUBDEVICE_0 ? NV_OK : NV_ERR_INVALID_ARGUMENT;
 	case NV2080_FIFO_DISABLE_CHANNELS:
-		return object->class == NV20_SUBDEVICE_0 ? gate(params) : NV_ERR_INVALID_ARGUMENT;
+		return object->class == NV20_SUBDEVICE_0 ? gate(client, params) : NV_ERR_INVALID_ARGUMENT;
 	case NV2080_GR_SET_CTXSW_PREEMPTION_MODE:
 		return set_preemption(client, params);
 	case NVA06C_SET_TIMESLICE:
@@ -361,6 +364,25 @@ static u32 enumerate_gpus(struct nv_gpu_info *infos)
 	return sim_nr_gpus;
 }
 
+static u32 faulty_control(struct nvos54 *control)
+{
+	struct nv2080_disable_channels *gate = (void *)(uintptr_t)control->params;
+	unsigned int effect;
+	u32 fault = sim_fault(control, &effect), status, num;
+
+	if (!effect)
+		return fault;
+	if (effect == 1 || control->cmd != NV2080_FIFO_DISABLE_CHANNELS) {
+		status = sim_control(NULL, control);
+		return fault ?: status;
+	}
+	num = gate->num;
+	gate->num = num / 2;
+	sim_control(NULL, control);
+	gate->num = num;
+	return fault;
+}
+
 static void op(struct nvidia_stack_s *stack, void *cmd)
 {
 	struct nv_kernel_op *op = cmd;
@@ -370,7 +392,7 @@ static void op(struct nvidia_stack_s *stack, void *cmd)
 	if (op->op == NV01_FREE)
 		op->params.free.status = sim_free(NULL, &op->params.free);
 	else if (op->op == NV04_CONTROL)
-		op->params.control.status = sim_control(NULL, &op->params.control);
+		op->params.control.status = faulty_control(&op->params.control);
 	else if (op->op == NV04_DUP_OBJECT)
 		op->params.dup.status = sim_dup(NULL, &op->params.dup);
 	mutex_unlock(&sim_lock);

@@ -4,6 +4,7 @@
  * table of operations for both, an ioctl that goes by number and size, and rm_ioctl() on the kernel's copy.
  */
 #include <linux/cdev.h>
+#include <linux/delay.h>
 #include <linux/file.h>
 #include <linux/mm.h>
 #include <linux/module.h>
@@ -17,9 +18,13 @@
 char *sim_version = "580.105.08";
 module_param_named(version, sim_version, charp, 0444);
 int sim_nr_gpus = 1;
-module_param_named(gpus, sim_nr_gpus, int, 0444);
+module_param_named(gpus, sim_nr_gpus, int, 0644);	/* cards come and go */
 int sim_major;
 const struct file_operations *sim_fops;
+
+/* How long a release lingers when everything of its file is gone. */
+static u32 close_late_us;
+module_param(close_late_us, uint, 0644);
 
 static int nvidia_open(struct inode *inode, struct file *filp)
 {
@@ -40,6 +45,8 @@ static int nvidia_close(struct inode *inode, struct file *filp)
 	struct sim_file *file = filp->private_data;
 
 	sim_close(file);
+	if (READ_ONCE(close_late_us))
+		usleep_range(close_late_us, close_late_us + 10);
 	if (file->control_filp)
 		fput(file->control_filp);
 	kfree(file);
@@ -156,6 +163,8 @@ static int __init nvidia_init(void)
 		ret = -ENOMEM;
 		goto err_gpu;
 	}
+	sim_fault_init(proc);
+	sim_pm_proc(proc);
 	ret = register_chrdev_region(MKDEV(NV_MAJOR_DEVICE_NUMBER, 0), 256, "nvidia");
 	if (ret)
 		goto err_gpu;

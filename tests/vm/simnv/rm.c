@@ -6,6 +6,7 @@
  */
 #include <linux/fdtable.h>
 #include <linux/file.h>
+#include <linux/module.h>
 #include <linux/slab.h>
 
 #include "sim.h"
@@ -21,6 +22,11 @@ DEFINE_MUTEX(sim_lock);
 unsigned int sim_nr_clients, sim_nr_objects, sim_nr_waits;
 static LIST_HEAD(clients);
 static u32 last_client = 0xc1d00000, last_handle = 0xcaf00000;
+
+/* The handle of the next client, for one that is given again; 0: a new one. */
+static u32 next_client;
+module_param(next_client, uint, 0644);
+
 /* rmclientValidate_IMPL: by file, unless the caller is the kernel. */
 struct sim_client *sim_client(u32 handle, const struct sim_file *file)
 {
@@ -190,7 +196,8 @@ static u32 alloc_client(struct sim_file *file, u32 *handle)
 	if (!client)
 		return NV_ERR_NO_MEMORY;
 	xa_init(&client->objects);
-	client->handle = ++last_client;
+	client->handle = next_client ?: ++last_client;
+	next_client = 0;
 	client->owner = file->control ?: file;
 	list_add(&client->node, &clients);
 	sim_nr_clients++;

@@ -3,7 +3,8 @@
  * sim.h - a simulated NVIDIA driver: enough of nvidia.ko for qgpu.ko to stand in, measure and gate.
  *
  * dev.c is the character devices, calls.c the calls, rm.c the objects, memory.c what lies on the cards, control.c the
- * controls, gpu.c the card that runs channels, pm.c what it is like while the machine sleeps.
+ * controls, gpu.c the card that runs channels, pm.c what it is like while the machine sleeps,
+ * fault.c what fails.
  * Layouts are those of kmod/nvrm.h, which it shares with qgpu.ko on purpose only for its structs.
  */
 #ifndef _SIM_H
@@ -136,10 +137,16 @@ void sim_uvm_give_back(struct sim_mem *mem);
 extern unsigned int sim_nr_clients, sim_nr_objects;
 extern unsigned int sim_nr_waits;	/* frees of gated channels with work */
 
+struct proc_dir_entry;
 extern unsigned int sim_nr_sleeps, sim_asleep_off, sim_asleep_calls;	/* suspends; channels off then; kernel's calls */
 void sim_pm_init(void);
 void sim_pm_uninit(void);
 void sim_pm_called(void);
+void sim_pm_proc(struct proc_dir_entry *folder);
+
+/* What befalls a kernel caller's control, or (NULL) a process's call: RM's status, 0: none; may sleep. sim_lock is held. */
+u32 sim_fault(const struct nvos54 *control, unsigned int *effect);
+void sim_fault_init(struct proc_dir_entry *folder);
 
 void sim_gpu_init(void);
 void sim_gpu_uninit(void);

@@ -1,0 +1,132 @@
+"""The distributions lane: the packages are installed, used and removed on each distribution of archives.py.
+
+    distributions_lane.py [--only ubuntu-22.04,...] [--debs FOLDER]
+    distributions_lane.py --tools
+
+Each is a container (systemd-nspawn) over a clean root, in which the distribution's own systemd starts and its own apt
+fetches what the packages depend on. What happens inside is distributions_guest.py's. Such a container starts in
+seconds, where a VM without KVM takes minutes; the kernel is this machine's. The service's upgrade, real pods and the
+module are the host lane's (lane.py). As root; nothing of this machine is changed.
+
+``--tools`` installs on Debian 12 what ``make check`` installs (tests/install_tools.sh), and finds the services and the
+browser as they were.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import image
+from archives import DISTRIBUTIONS
+from debian import CACHE, MIRROR, Suite, alone, unpack
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent.parent.parent
+GUEST = ("distributions_guest.py", "trace_of.py")
+PACKAGES = ("qgpu", "qgpu-k8s")
+
+#: Runs when the boot is done, and ends the container. The folder of {share} is there under the same name as in the VMs.
+_UNIT = """
+[Unit]
+After=multi-user.target
+[Service]
+Type=oneshot
+Environment=LC_ALL=C.UTF-8
+ExecStart={program}
+ExecStopPost=-/bin/systemctl --quiet poweroff --force --force
+StandardOutput=append:/run/share/output
+StandardError=append:/run/share/output
+"""
+_CONTAINER = """
+mount -t tmpfs none {work}
+mkdir {work}/upper {work}/work {work}/root
+mount -t overlay -o lowerdir={root},upperdir={work}/upper,workdir={work}/work none {work}/root
+cp {share}/command.service {work}/root/etc/systemd/system
+ln -s ../command.service {work}/root/etc/systemd/system/multi-user.target.wants
+ln -s /dev/null {work}/root/etc/systemd/system/console-getty.service
+export SYSTEMD_NSPAWN_UNIFIED_HIERARCHY=1 LD_LIBRARY_PATH={nspawn}/usr/lib/x86_64-linux-gnu/systemd
+exec {nspawn}/usr/bin/systemd-nspawn --quiet --register=no --keep-unit --machine={name} \
+	--directory={work}/root --bind={share}:/run/share --resolv-conf=replace-host --timezone=off --boot
+"""
+
+
+def nspawn() -> Path:
+    """Return the folder of Debian's systemd-nspawn, unpacked: to install it would change this machine's systemd."""
+    place = CACHE / "systemd-container"
+    if not (place / "done").exists():
+        with alone(CACHE):
+            for package in ("systemd-container", "libsystemd-shared"):
+                unpack(package, Suite(MIRROR, "bookworm"), CACHE, place)
+        (place / "done").touch()
+    return place
+
+
+def contained(root: Path, share: Path, program: str, timeout_s: float = 600) -> dict[str, Any]:
+    """Start a container over a root and run a program in it; what the program left as found.json in ``share``."""
+    with tempfile.TemporaryDirectory() as work:
+        (share / "command.service").write_text(_UNIT.format(program=program))
+        script = _CONTAINER.format(work=work, root=root, share=share, nspawn=nspawn(), name=f"qgpu-{os.getpid()}")
+        command = ["unshare", "--mount", "--pid", "--mount-proc", "--fork", "--kill-child", "sh", "-ec", script]
+        started = time.monotonic()
+        try:
+            console = subprocess.run(
+                command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout_s, check=False
+            ).stderr
+        except subprocess.TimeoutExpired:
+            console = f"not done after {timeout_s:.0f} s"
+    found, output = share / "found.json", share / "output"
+    print(output.read_text() if output.exists() else console, flush=True)
+    result: dict[str, Any] = json.loads(found.read_text()) if found.exists() else {"failed": ["it did not end well"]}
+    return result | {"seconds": round(time.monotonic() - started)}
+
+
+def tried(name: str, debs: Path) -> dict[str, Any]:
+    """Install, use and remove the packages on a distribution; what was found."""
+    print(f"== {name}", flush=True)
+    root = image.build(("apt",), distribution=DISTRIBUTIONS[name])
+    with tempfile.TemporaryDirectory(prefix="qgpu-share.") as share:
+        for package in PACKAGES:
+            (deb,) = debs.glob(f"{package}_*_amd64.deb")
+            shutil.copy(deb, share)
+        for file in GUEST:
+            shutil.copy(HERE / file, share)
+        return contained(root, Path(share), "/usr/bin/python3 /run/share/distributions_guest.py")
+
+
+def tools() -> dict[str, Any]:
+    """Install what tests use; what it changed of services and browser is printed, and fails."""
+    with tempfile.TemporaryDirectory(prefix="qgpu-share.") as share:
+        for file in (HERE / "tools_guest.sh", ROOT / "tests/install_tools.sh"):
+            shutil.copy(file, share)
+        return contained(image.build(("apt",)), Path(share), "/bin/sh /run/share/tools_guest.sh")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default=",".join(DISTRIBUTIONS), help="distributions, with commas between them")
+    parser.add_argument("--debs", type=Path, default=ROOT / "dist", help="where the packages lie (make packages)")
+    parser.add_argument("--tools", action="store_true", help="what make check installs, instead")
+    arguments = parser.parse_args()
+    if arguments.tools:
+        return 1 if tools()["failed"] else 0
+    if unknown := set(arguments.only.split(",")) - DISTRIBUTIONS.keys():
+        parser.error(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(DISTRIBUTIONS)}")
+    found = {name: tried(name, arguments.debs.resolve()) for name in arguments.only.split(",")}
+    failed = {name: each["failed"] for name, each in found.items() if each["failed"]}
+    left = sum(len(each.get("left", ())) for each in found.values())
+    print(json.dumps(found, indent=2))
+    print(f"{len(found) - len(failed)} of {len(found)} distributions: installed, used and removed; {left} things left")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

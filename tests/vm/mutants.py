@@ -1,0 +1,155 @@
+"""Mutation testing of the module: every mutation of mutations.py is built and tested; those that survive are told.
+
+    mutants.py [--only TEXT] [--results FILE] [--timeout S]
+
+All are built first. Then one guest runs their tests one after another. Where a mutation hangs the guest, or the guest
+cannot get rid of the module, that mutation is killed, and another guest runs the rest.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import emulator
+import kernels
+import lane
+import sources
+import vm
+from debian import CACHE
+from mutations import MUTATIONS, Mutation
+
+#: Marks a mutation that does not compile: the list is wrong.
+UNBUILT, KILLED, SURVIVED = "does not compile", "killed", "survived"
+
+#: What timeout(1) ends with.
+_TIMED_OUT = (124, 137)
+
+_ONE = """
+echo {number} >/run/share/running
+QGPU_VM_BUILD={out} timeout -k 5 200 {python} -m pytest -x -q -p no:cacheprovider -m vm --timeout 90 {test} {only} \\
+  >/run/share/log.{number} 2>&1
+echo $? >/run/share/ended.{number}
+dmesg -c >/run/share/dmesg.{number}
+for m in qgpu_rm qgpu nvidia; do
+  [ ! -d /sys/module/$m ] || timeout 20 rmmod $m 2>/dev/null || [ ! -d /sys/module/$m ] || exit 1
+done
+for c in /sys/fs/cgroup/*/cgroup.kill; do [ ! -e $c ] || echo 1 >$c; done
+sleep 0.2; rmdir /sys/fs/cgroup/*/ 2>/dev/null
+"""
+
+
+def build(chosen: Sequence[tuple[int, Mutation]], kernel: kernels.Source) -> tuple[Path, dict[int, str]]:
+    """Build the module with each mutation; the folder of their folders, and what cannot be tested."""
+    plain = lane.build(kernel)
+    work = sources.folder(CACHE, lane.ROOT, f"{kernel.name}-mutants")
+    kmod, unbuilt = work / "kmod", {}
+    for number, mutation in chosen:
+        out = work / str(number)
+        shutil.rmtree(out, ignore_errors=True)
+        shutil.copytree(plain, out)
+        changed = mutation.applied().encode()
+        sources.mirror(
+            lane.ROOT / "kmod", kmod, lambda name, data, m=mutation, c=changed: c if name == m.file else data
+        )
+        try:
+            lane.make("-C", str(kmod), f"KDIR={kernel.headers}", "modules", kernel=kernel)
+        except subprocess.CalledProcessError:
+            unbuilt[number] = UNBUILT
+            continue
+        shutil.copy(kmod / "qgpu.ko", out)
+        subprocess.run(["strip", "--strip-debug", str(out / "qgpu.ko")], check=True)
+    return work, unbuilt
+
+
+def run(numbers: Sequence[int], work: Path, kernel: kernels.Source, timeout_s: float) -> dict[int, str]:
+    """Test these in one guest; what became of those that it got to."""
+    guest = lane.HERE / "guest"
+    script = "".join(
+        _ONE.format(
+            number=number,
+            out=work / str(number),
+            python=sys.executable,
+            test=guest / MUTATIONS[number].test,
+            only=f"-k {shlex.quote(MUTATIONS[number].only)}" if MUTATIONS[number].only else "",
+        )
+        for number in numbers
+    )
+    environment = {
+        "QGPU_VM_BUILD": str(work),
+        "QGPU_VM_FAULTS": "60",
+        "PYTHONPATH": str(lane.ROOT),
+        "QGPU_TRACES": str(lane.ROOT / "tests" / "data" / "traces"),
+    }
+    with tempfile.TemporaryDirectory(prefix="qgpu-share.") as folder:
+        share = Path(folder)
+        vm.boot(
+            kernel.boot(),
+            ["/bin/sh", "-c", script],
+            share=share,
+            cwd=lane.ROOT,
+            environment=environment,
+            timeout_s=timeout_s,
+            qemu=emulator.get(CACHE),
+        )
+        found = {}
+        for number in numbers:
+            ended, said = share / f"ended.{number}", share / f"dmesg.{number}"
+            if ended.exists() and ended.read_text().strip():
+                fault = said.exists() and any(each in said.read_text(errors="replace") for each in lane.FAULTS)
+                status = int(ended.read_text())
+                if status not in (0, 1, *_TIMED_OUT):
+                    raise RuntimeError(f"{MUTATIONS[number]}: {(share / f'log.{number}').read_text()[-2000:]}")
+                found[number] = SURVIVED if status == 0 and not fault else KILLED
+        running = share / "running"
+        last = int(running.read_text()) if running.exists() and running.read_text().strip() else numbers[0]
+        return found | ({} if last in found else {last: KILLED})
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", help="those whose file or effect contains this")
+    parser.add_argument("--results", type=Path, help="JSON file the figures go to")
+    parser.add_argument("--timeout", type=float, default=3600, help="seconds all guests together may take")
+    arguments = parser.parse_args()
+    kernel = kernels.get("6.1", CACHE)
+    chosen = [(n, m) for n, m in enumerate(MUTATIONS) if arguments.only in f"{m.file}: {m.breaks}"]
+    work, found = build(chosen, kernel)
+    print(f"{len(chosen) - len(found)} of {len(chosen)} built", flush=True)
+    end = time.monotonic() + arguments.timeout
+    while (left := [n for n, _ in chosen if n not in found]) and time.monotonic() < end:
+        found |= (got := run(left, work, kernel, end - time.monotonic()))
+        for number in sorted(got):
+            print(f"{got[number]}: {MUTATIONS[number].file}: {MUTATIONS[number].breaks}", flush=True)
+    for number in (n for n, _ in chosen if n not in found):
+        print(f"not run: {MUTATIONS[number].file}: {MUTATIONS[number].breaks}")
+    counts = {what: sum(each == what for each in found.values()) for what in (KILLED, SURVIVED, UNBUILT)}
+    print(counts)
+    if arguments.results and not arguments.only:
+        results = json.loads(arguments.results.read_text()) if arguments.results.exists() else {}
+        results["mutants"] = {
+            "command": "tests/vm/mutants.py",
+            "date": time.strftime("%Y-%m-%d"),
+            "kernel": kernel.release,
+            "driver": "simulated",
+            "figures": {
+                "mutants": len(chosen),
+                "mutants_run": len(found),
+                "mutants_killed": counts[KILLED],
+                "mutants_survived": counts[SURVIVED],
+            },
+        }
+        arguments.results.write_text(json.dumps(results, indent=2, sort_keys=True) + "\n")
+    return 0 if counts[KILLED] == len(chosen) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
