@@ -191,6 +191,16 @@ class Bench:
         run = [*QGPUCTL, "--runtime-dir", str(self.runtime_dir), "run", "--name", name, *grant, "--"]
         return self._start(name, command, run)
 
+    def start_member(self, name: str, command: Sequence[str], group: str, sm: int | None = None) -> Pod:
+        """Start any command that takes ``--json FILE`` as a member of a group."""
+        part = ("--sm", str(sm)) if sm else ()
+        run = [*QGPUCTL, "--runtime-dir", str(self.runtime_dir), "run", "--group", group, *part, "--"]
+        return self._start(name, command, run)
+
+    def load_command(self, kernel: str, *options: str) -> list[str]:
+        """Return a load's command that runs until it is stopped."""
+        return self._load(kernel, *options)
+
     def start_beside(self, name: str, command: Sequence[str], environment: Mapping[str, str] | None = None) -> Pod:
         """Start any command that takes ``--json FILE`` outside of any pod."""
         return self._start(name, command, [], environment)

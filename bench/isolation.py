@@ -1,6 +1,7 @@
 """What a hostile or failing pod can do to its quota and to its neighbour: tries every known way and judges the effect.
 
     python bench/isolation.py                    as root on a GPU host: plane seccomp
+    python bench/isolation.py --plane kmod       likewise: the module, which is loaded (make gputest-kmod)
     python bench/isolation.py --vm               in the virtual machine of the module's lanes: plane kmod
     python bench/isolation.py --only raw,race    some families of nothing, cuda, raw, race, control, fault, door, safe
     python bench/isolation.py --only moments     daemon, guardian, supervisor: failing at 42 random moments
@@ -152,6 +153,7 @@ def _in_vm(options: argparse.Namespace) -> int:
 def main() -> int:
     """Try what was asked for, print the table, keep the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--plane", default="seccomp", choices=["seccomp", "kmod"], help="on a GPU host")
     parser.add_argument("--vm", action="store_true", help="in the virtual machine, on plane kmod")
     parser.add_argument("--only", default="", help="families, by comma")
     parser.add_argument("--path", action="append", default=[], help="only what has this in its name, or another such")
@@ -165,17 +167,18 @@ def main() -> int:
         return _in_vm(options)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
 
-    place = world.here()()
+    place = world.here(options.plane)
     for program in options.built.iterdir() if options.built else ():
         shutil.copy(program, place.bench.directory)
     rows: list[Row] = []
     chosen = [f"--only {options.only}"] if options.only else []
     chosen += [f'--path "{path}"' for path in options.path]
+    how = ["--vm"] if place.driver == "simulated" else ["--plane", place.plane][: 2 * (place.plane != "seccomp")]
     about = {
         "date": time.strftime("%Y-%m-%d"),
         "kernel": os.uname().release,
         "driver": place.driver,
-        "command": " ".join(["python bench/isolation.py", *(["--vm"] if place.plane == "kmod" else []), *chosen]),
+        "command": " ".join(["python bench/isolation.py", *how, *chosen]),
     }
 
     def say(line: str) -> None:

@@ -1,16 +1,17 @@
 """What the Kubernetes parts keep and cost, on the simulator: a section of docs/results/kubernetes.json each.
 
-    bench/kubernetes.py [--only restarts,prepare,aliases] [--orders 500]
+    bench/kubernetes.py [--only 'restarts of units,prepare,aliases'] [--orders 500]
 
 Each section replaces its own figures in the file and leaves the others. Real processes: qgpud on the simulator,
 qgpu-k8s; the kubelet and the API server are the small ones of ``tests/k8s``. Needs root (for cgroups) and the extra
 ``k8s``; no GPU.
 
-- ``restarts``: driver, kubelet, API server and qgpud killed and started in any order, alone and in pairs, while claims
-  come and go
+- ``restarts of claims``: driver, kubelet, API server, qgpud and the whole node killed and started in any order, alone
+  and in pairs, while claims come and go; ``of claims behind a guardian``: the guardian too, on the driver's emulation;
+  ``of units``: the device plugin
 - ``prepare``: how long a prepare call takes, for 64 claims one by one, and for all 64 at once
 - ``aliases``: the resource names of other systems with which a container got its grant
-- ``others``: what other commands measured, on a real containerd, on real kubelets and with Slurm, from their results
+- ``others``: what other commands measured, on a real containerd, on the module, on real kubelets and with Slurm
 """
 
 from __future__ import annotations
@@ -24,6 +25,9 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from functools import partial, reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
@@ -32,39 +36,46 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from tests.k8s.restarts import Tally, machine
+from tests.k8s.order_nodes import NODES
+from tests.k8s.orders import Tally, machine
 from tests.k8s.world import GI, World, result
 
 RESULTS = Path(__file__).resolve().parent.parent / "docs" / "results" / "kubernetes.json"
 CLAIMS = 64
-BATCH = 25
+BATCH = 10
+#: Which part of the orders is tried on each node. Those behind a guardian take longest.
+SHARE_OF_ORDERS = {"claims": 0.6, "claims behind a guardian": 0.2, "units": 0.2}
 #: The names for time and memory of other systems, and the bytes of a unit of memory.
 ALIASES = {
     "qgpu": ("tke.cloud.tencent.com/qgpu-core", "tke.cloud.tencent.com/qgpu-memory", GI),
     "hami": ("nvidia.com/gpucores", "nvidia.com/gpumem", 8 * 1024**2),
     "vcuda": ("tencent.com/vcuda-core", "tencent.com/vcuda-memory", 256 * 1024**2),
 }
-#: Figures of other commands: the name here, their file in docs/results and its figure.
+#: Figures of other commands: the name here, their file in docs/results, and the keys to its figure.
 OTHERS = {
-    "forged_limits": ("kubernetes-containerd", "containerd_forgeries"),
-    "forged_limits_taken": ("kubernetes-containerd", "containerd_forgeries_taken"),
-    "containerd_ratio_2_1": ("kubernetes-containerd", "containerd_ratio_2_1"),
-    "real_kubelet": ("kubernetes-node", "real_kubelet"),
-    "real_kubelet_cases": ("kubernetes-node", "real_kubelet_cases"),
-    "real_kubelet_cases_failed": ("kubernetes-node", "real_kubelet_cases_failed"),
-    "slurm_versions": ("slurm", "slurm_versions"),
+    "forged_limits": ("kubernetes-containerd", "figures", "containerd_forgeries"),
+    "forged_limits_taken": ("kubernetes-containerd", "figures", "containerd_forgeries_taken"),
+    "containerd_ratio_2_1": ("kubernetes-containerd", "figures", "containerd_ratio_2_1"),
+    "containerd_ratio_2_1_vm": ("kubernetes-vm", "6.1", "figures", "containerd_ratio_2_1_vm"),
+    "real_kubelet": ("kubernetes-node", "figures", "real_kubelet"),
+    "real_kubelet_cases": ("kubernetes-node", "figures", "real_kubelet_cases"),
+    "real_kubelet_cases_failed": ("kubernetes-node", "figures", "real_kubelet_cases_failed"),
+    "slurm_versions": ("slurm", "figures", "slurm_versions"),
 }
 
 
-def restarts(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Try orders until one breaks a promise or all are done; yield what happened so far after each batch."""
-    node, tally = World("--resync", "0.2").start(), Tally()
+def restarts(options: argparse.Namespace, name: str) -> Iterator[dict[str, Any]]:
+    """Try orders on one node until one breaks a promise or all are done; yield what happened after each batch."""
+    (kind, make), before = NODES[name], _restarts_before() if options.more else {}
+    tally = Tally(**before[name]) if name in before else Tally()
+    wanted, node = tally.orders + round(options.orders * SHARE_OF_ORDERS[name]), make()
     try:
-        while tally.orders < options.orders:
+        node.start()
+        while tally.orders < wanted:
             run_state_machine_as_test(
-                machine(node, tally),
+                machine(kind, node, tally),
                 settings=settings(
-                    max_examples=min(BATCH, options.orders - tally.orders),
+                    max_examples=min(BATCH, wanted - tally.orders),
                     stateful_step_count=10,
                     deadline=None,
                     phases=[Phase.generate],  # the first failure ends it, unshrunk
@@ -72,17 +83,24 @@ def restarts(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
                     database=None,
                 ),
             )
-            yield {
-                "restart_orders": tally.orders,
-                "restart_kills": tally.kills,
-                "restart_claims": tally.claims,
-                "restart_containers": tally.containers,
-                "grants_lost": tally.grants_lost,
-                "sold_twice": tally.sold_twice,
-                "leaks": tally.leaks,
-            }
+            yield _with_others(name, tally)
     finally:
         node.close()
+
+
+def _restarts_before() -> dict[str, Any]:
+    """Return what happened on each node, by the results."""
+    found: dict[str, Any] = json.loads(RESULTS.read_text())["figures"].get("restarts", {}) if RESULTS.exists() else {}
+    return found
+
+
+def _with_others(name: str, tally: Tally) -> dict[str, Any]:
+    """Return what happened on one node, and on all of them together."""
+    before = _restarts_before()
+    nodes = {each: before[each] for each in NODES if each in before} | {name: asdict(tally)}
+    totals = {what: sum(node[what] for node in nodes.values()) for what in asdict(tally)}
+    promises = ("grants_lost", "sold_twice", "leaks")
+    return {"restarts": nodes} | {what if what in promises else f"restart_{what}": n for what, n in totals.items()}
 
 
 def prepare(_options: argparse.Namespace) -> Iterator[dict[str, Any]]:
@@ -144,13 +162,13 @@ def aliases(_options: argparse.Namespace) -> Iterator[dict[str, Any]]:
 def others(_options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Copy figures from the results of other commands."""
     yield {
-        name: json.loads(RESULTS.with_name(f"{file}.json").read_text())["figures"][figure]
-        for name, (file, figure) in OTHERS.items()
+        name: reduce(getitem, keys, json.loads(RESULTS.with_name(f"{file}.json").read_text()))
+        for name, (file, *keys) in OTHERS.items()
     }
 
 
 SECTIONS: dict[str, Callable[[argparse.Namespace], Iterator[dict[str, Any]]]] = {
-    "restarts": restarts,
+    **{f"restarts of {name}": partial(restarts, name=name) for name in NODES},
     "prepare": prepare,
     "aliases": aliases,
     "others": others,
@@ -180,12 +198,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default=",".join(SECTIONS), help="sections, separated by commas")
     parser.add_argument("--orders", type=int, default=500)
+    parser.add_argument("--more", action="store_true", help="count the orders in the results too")
     options = parser.parse_args()
     for section in options.only.split(","):
         for figures in SECTIONS[section](options):
             print(json.dumps({section: figures}), flush=True)
-            more = f" --orders {figures['restart_orders']}" if section == "restarts" else ""
-            keep(section, figures, f"bench/kubernetes.py --only {section}{more}")
+            more = f" --orders {options.orders}{' --more' * options.more}" if "restarts" in figures else ""
+            keep(section, figures, f"bench/kubernetes.py --only '{section}'{more}")
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
     python bench/sim_vs_measured.py [--out docs/results]
 
 Writes sim-vs-measured.json, .md and .svg (the picture needs matplotlib) and prints one line. The rows are in
-``qgpu/simulate/measured.py``; the test suite checks each of them against the tolerance.
+``sim_measured.py``; the test suite checks each of them against the tolerance.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from itertools import groupby
 from pathlib import Path
 
-from qgpu.simulate.measured import ROWS, TOLERANCE, Outcome, compare
+from sim_measured import ROWS, TOLERANCE, Outcome, compare
 
 COMMAND = "python bench/sim_vs_measured.py"
 DRIVER = "580.159.04 (NVIDIA H200), against the simulated H200"

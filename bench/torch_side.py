@@ -157,6 +157,10 @@ class Crew:
         """Start a process with these programs outside of any pod."""
         self._keep(self._script.bench.start_beside(name, _command(programs), environment))
 
+    def member(self, name: str, group: str, programs: Iterable[str]) -> None:
+        """Start a process with these programs as a member of a group."""
+        self._keep(self._script.bench.start_member(name, _command(programs), group))
+
     def _keep(self, pod: Pod) -> None:
         self._members[pod.name], self._read[pod.name] = pod, 0
 

@@ -1,4 +1,4 @@
-"""Where attacks take place: a GPU host on plane seccomp, or the VM's simulated driver on plane kmod.
+"""Where attacks take place: a GPU host on plane seccomp or kmod, or the VM's simulated driver on plane kmod.
 
 Each gives a neighbour that makes steps on the card, and two eyes that neither qgpu nor the attacker has a hand in:
 how many steps the neighbour has made, and how many bytes of the card are in use.
@@ -12,7 +12,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -94,13 +94,13 @@ def end_pod(bench: Bench, name: str, process: subprocess.Popen[bytes] | None) ->
 class GpuWorld:
     """A real card, with NVML as the eye for its memory."""
 
-    plane = "seccomp"
     quota = 2 << 30
     look_s = 0.02
 
-    def __init__(self) -> None:
+    def __init__(self, plane: str) -> None:
         import pynvml
 
+        self.plane = plane
         self.driver = Path("/sys/module/nvidia/version").read_text().strip()
         self.bench = Bench(self.plane)
         self.arguments = {"race": "0.9"}
@@ -164,8 +164,9 @@ class VmWorld:
         import qg
 
         self._qg: Any = qg
-        for module in ("nvidia.ko", "qgpu.ko"):
-            qg.insmod(module)
+        for module in ("nvidia", "qgpu"):
+            if not qg.loaded(module):
+                qg.insmod(f"{module}.ko")
         qg.nodes()
         self.driver = "simulated"
         daemon = [sys.executable, "-m", "tests.hostile.vm_daemon"]
@@ -203,12 +204,12 @@ class VmWorld:
         return self._process is not None and self._process.poll() is None
 
 
-def here() -> Callable[[], World]:
-    """Choose by what this machine has. Raises BenchError where there is neither."""
+def here(plane: str = "seccomp") -> World:
+    """Make the world of this machine; a GPU host's has the plane. Raises BenchError where there is neither."""
     if os.environ.get("QGPU_VM_BUILD"):
-        return VmWorld
+        return VmWorld()
     if Path("/proc/driver/nvidia/version").exists() and os.geteuid() == 0:
-        return GpuWorld
+        return GpuWorld(plane)
     raise BenchError("needs root and an NVIDIA driver, or the VM: python bench/isolation.py --vm")
 
 

@@ -1,0 +1,72 @@
+"""How many distributions the packages work on, and what the first command costs; into docs/results/operator.json.
+
+    distributions.py [--only ubuntu-22.04,...]
+    distributions.py --demo
+
+The packages must lie in dist/ (make packages). Results of distributions that are not named are kept. ``--demo`` runs
+``make demo`` in a new clone of this tree, and measures how long it takes and how large its ``.venv`` is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import host_figures
+
+ROOT = Path(__file__).resolve().parent.parent
+FILE = host_figures.FILE.with_name("operator.json")
+sys.path.append(str(ROOT / "tests/vm/host"))
+
+
+def on_distributions(only: list[str]) -> dict[str, Any]:
+    """Install, use and remove the packages on each distribution; the figures of these and of those tried before."""
+    import distributions_lane
+
+    kept: dict[str, Any] = json.loads(FILE.read_text()) if FILE.exists() else {}
+    found: dict[str, Any] = kept.get("figures", {}).get("on_distributions", {})
+    for name in only or distributions_lane.DISTRIBUTIONS:
+        found[name] = distributions_lane.tried(name, ROOT / "dist")
+    good = [each for each in found.values() if not each["failed"]]
+    left = sum(len(each.get("left", ())) for each in found.values())
+    return {"distributions": len(good), "left_behind": left, "on_distributions": found}
+
+
+def demo() -> dict[str, Any]:
+    """Run the demo in a new clone; its seconds, and the size of its virtual environment in MB (10^6 bytes)."""
+    with tempfile.TemporaryDirectory(prefix="qgpu-demo.") as place:
+        tree = Path(place) / "qgpu"
+        subprocess.run(["git", "clone", "--quiet", str(ROOT), str(tree)], check=True)
+        # as a user's shell: what this program runs with is not the user's
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "QGPU_"))}
+        started = time.monotonic()
+        subprocess.run(["make", "demo"], cwd=tree, env=environment, check=True)
+        seconds = time.monotonic() - started
+        blocks = sum(path.lstat().st_blocks for path in (tree / ".venv").rglob("*"))
+    return {"demo_seconds": round(seconds), "demo_venv_mb": round(blocks * 512 / 1e6)}
+
+
+def main() -> None:
+    """Measure, and keep what was found."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", help="distributions, with commas between them")
+    parser.add_argument("--demo", action="store_true", help="measure the demo instead")
+    arguments = parser.parse_args()
+    if arguments.demo:
+        figures, command = demo(), "python bench/distributions.py --demo"
+    else:
+        only = [name for name in arguments.only.split(",") if name]
+        figures, command = on_distributions(only), "python bench/distributions.py"
+    print(json.dumps(figures, indent=2))
+    host_figures.keep(command, "2 CPUs, no GPU", figures, FILE)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,304 @@
+"""Pods that leave the card and come back: how long that takes beside the driver's own, and that nothing is lost.
+
+    python bench/memory.py                       # as root, on a GPU; the section bit_exact needs torch; six minutes
+    python bench/memory.py --only moves          # one section
+    python bench/memory.py --plane sim           # a rehearsal on a simulated pGPU
+
+``moves``: a plain process and one in a pod, of one size, in turn: the driver's calls made by a helper outside of qgpu,
+and ``pod.suspend`` and ``pod.resume``, each from the request to the end. Both start a process that loads libcuda.
+``bit_exact``: programs that are suspended while they run give the bits that they give undisturbed.
+``moments``: daemon, guardian and helpers are killed while pods move; then every pod must run or be suspended, and all
+must run in the end.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import random
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+import psutil
+from attacks.safe import guardians
+from figures import Figure, at_least, at_most, median
+from harness import ROOT, Bench
+from pods import BenchError, Pod, wait_for
+from script import NotHereError, Script, listed, run
+
+from qgpu.checkpoint.helper import Helper
+from qgpu.errors import QgpuError
+from qgpu.nvidia import nvml
+
+GIB, MIB = 1 << 30, 1 << 20
+SIZE_GIB = 8
+REPEATS = 3
+#: A kernel now and then: the card has time for both processes.
+LOAD = ("--memory", f"{SIZE_GIB}GiB", "--period", "10ms")
+SMALL = ("--memory", "512MiB", "--period", "10ms")
+PATIENCE_S = 90.0
+
+PROGRAMS = {"training": 800, "decoder": 5000, "two": 500}
+#: How often each program is suspended.
+TIMES = 3
+
+PODS = 6
+ROUNDS = {"daemon": 6, "guardian": 6, "helpers": 12}
+#: When a kill comes after the requests: from before the first call to after the last.
+LATEST_S = 1.0
+
+
+# Moves
+
+
+def moves(script: Script) -> list[Figure]:
+    """Move a pod and a plain process of one size in turn."""
+    bench = script.bench
+    with bench.daemon():
+        free = _free(bench)
+        pod = bench.pod("moved", "100us", *LOAD)
+        script.running(pod)
+        pod_off, pod_back, left, driver_off, driver_back = [], [], [], [], []
+        pod_off.append(_move(bench, "moved", "suspend"))
+        left.append((free - _free(bench)) / MIB)  # nothing else is on the card
+        pod_back.append(_move(bench, "moved", "resume"))
+        plain = None if bench.simulated else bench.beside("plain", "100us", *LOAD)
+        if plain is not None:
+            script.running_beside(plain)
+        for _ in range(REPEATS):
+            if plain is not None:
+                off, back = _driver(plain.load_process().pid)
+                driver_off.append(off)
+                driver_back.append(back)
+            pod_off.append(_move(bench, "moved", "suspend"))
+            pod_back.append(_move(bench, "moved", "resume"))
+        script.say(f"pod off {listed(pod_off)} s, back {listed(pod_back)} s; left {listed(left)} MiB")
+        script.say(f"driver off {listed(driver_off)} s, back {listed(driver_back)} s")
+        script.running(pod)
+    what = f"a process with {SIZE_GIB} GiB"
+    figures = [
+        median("suspend_s_per_gib", [each / SIZE_GIB for each in pod_off], note=f"{what}, in a pod"),
+        median("resume_s_per_gib", [each / SIZE_GIB for each in pod_back], note=f"{what}, in a pod"),
+        median("suspended_left_mib", left, note=f"of the card's memory, {what}, in a pod"),
+    ]
+    if driver_off:
+        note = f"{what}: pod.suspend or pod.resume over the driver's own calls, in turn"
+        # The first move of the pod was before those of the plain process.
+        figures += [
+            _over("suspend_over_driver", pod_off[1:], driver_off, note),
+            _over("resume_over_driver", pod_back[1:], driver_back, note),
+            median("driver_suspend_s_per_gib", [each / SIZE_GIB for each in driver_off], note=f"{what}, no pod"),
+            median("driver_resume_s_per_gib", [each / SIZE_GIB for each in driver_back], note=f"{what}, no pod"),
+        ]
+    return figures
+
+
+def _over(name: str, ours: Sequence[float], theirs: Sequence[float], note: str) -> Figure:
+    return median(name, [a / b for a, b in zip(ours, theirs, strict=True)], *at_most(1.2), note=note)
+
+
+def _driver(pid: int) -> tuple[float, float]:
+    """Take a plain process off the card and put it back, by the driver's own calls; return both times in s."""
+    os.environ["PYTHONPATH"] = str(ROOT)  # for the helper
+    took = []
+    for calls in (
+        (("lock", {"timeout_ms": 10_000}), ("checkpoint", {})),
+        (("restore", {"moves": {}}), ("unlock", {})),
+    ):
+        began, helper = time.monotonic(), Helper()
+        for call, arguments in calls:
+            helper.call(call, PATIENCE_S, pid=pid, **arguments)
+        took.append(time.monotonic() - began)
+        helper.close()
+    return took[0], took[1]
+
+
+def _move(bench: Bench, name: str, how: str) -> float:
+    """Suspend or resume a pod; return how long that took in s."""
+    began = time.monotonic()
+    bench.ask(f"pod.{how}", name=name)
+    _settled(bench, name)
+    found = _place(bench, name)
+    if found["state"] != {"suspend": "suspended", "resume": "running"}[how]:
+        raise BenchError(f"pod {name}: {how}: it is {found['state']}: {found['state_error']}")
+    return time.monotonic() - began
+
+
+def _place(bench: Bench, name: str) -> dict[str, Any]:
+    for pod in bench.pods():
+        if pod["name"] == name:
+            return pod
+    raise BenchError(f"pod {name} is gone")
+
+
+def _settled(bench: Bench, *names: str) -> None:
+    """Wait until no pod is on the way."""
+
+    def done() -> bool:
+        try:
+            return all(_place(bench, name)["state"] in ("running", "suspended") for name in names)
+        except QgpuError:  # a guardian is being replaced
+            return False
+
+    wait_for(f"pods {', '.join(names)} to arrive", done, PATIENCE_S)
+
+
+def _free(bench: Bench) -> int:
+    """Return the free bytes of pGPU 0."""
+    card = bench.ask("gpu.list")["gpus"][0]
+    if bench.simulated:
+        return int(card["memory"]) - sum(use["memory"] for pod in bench.pods() for use in pod["usage"])
+    return nvml.free_memory(card["uuid"])
+
+
+# Bits
+
+
+def bit_exact(script: Script) -> list[Figure]:
+    """Compare programs that are suspended while they run to undisturbed ones."""
+    if script.bench.simulated or importlib.util.find_spec("torch") is None:
+        raise NotHereError("torch on a GPU is needed")
+    bench = script.bench
+    with bench.daemon():
+        wanted = _results(script, "calm", lambda _: None)
+        times = dict.fromkeys(PROGRAMS, 0)
+
+        def move(program: str, pod: Pod) -> None:
+            try:
+                for turn in range(TIMES):
+                    _wait_step(pod, PROGRAMS[program] * (turn + 1) // (TIMES + 2))
+                    _move(bench, pod.name, "suspend")
+                    times[program] += 1
+                    _move(bench, pod.name, "resume")
+            except (BenchError, QgpuError) as error:
+                script.say(f"{program}, suspended {times[program]} times: {error}")
+
+        def disturb(pods: dict[str, Pod]) -> None:
+            movers = [threading.Thread(target=move, args=each) for each in pods.items()]
+            for mover in movers:
+                mover.start()
+            for mover in movers:
+                mover.join()
+
+        got = _results(script, "moved", disturb)
+    same = [name for name in PROGRAMS if got[name] == wanted[name] and times[name]]
+    script.say(f"suspended {times} times; the same bits: {', '.join(same) or 'none'}")
+    note = f"of {', '.join(PROGRAMS)}: the part that gave the same bits; suspended {min(times.values())} times or more"
+    return [Figure("bit_exact", len(same) / len(PROGRAMS), (), "= 1", len(same) == len(PROGRAMS), note)]
+
+
+def _results(script: Script, name: str, disturb: Callable[[dict[str, Pod]], None]) -> dict[str, list[str]]:
+    """Run all programs at once, each in a pod, and return what each found."""
+    bench = script.bench
+    pods = {
+        program: bench.start_pod(
+            f"{name}-{program}",
+            [sys.executable, str(ROOT / "bench" / "memory_programs.py"), program, "--steps", str(steps)],
+        )
+        for program, steps in PROGRAMS.items()
+    }
+    for pod in pods.values():
+        _wait_step(pod, 0)
+    disturb(pods)
+    results = {}
+    for program, pod in pods.items():
+        if pod.process.wait(PATIENCE_S):
+            raise BenchError(f"{program}: {pod.log.read_text()[-300:]}")
+        results[program] = json.loads(pod.file.read_text())["result"]
+    return results
+
+
+def _wait_step(pod: Pod, step: int) -> None:
+    pod.wait_log(f"step {step}\n", PATIENCE_S)
+
+
+# Moments
+
+
+def moments(script: Script) -> list[Figure]:
+    """Kill daemon, guardian and helpers while pods move; count what is lost."""
+    bench = script.bench
+    if bench.simulated:
+        raise NotHereError(
+            "a simulated card ends with its daemon; tests/checkpoint/test_kills.py kills on fake processes"
+        )
+    dice = random.Random(1)  # noqa: S311
+    names = [f"pod-{number}" for number in range(PODS)]
+    met: dict[str, int] = dict.fromkeys(ROUNDS, 0)
+    killed = lost = 0
+    with bench.daemon():
+        before = _free(bench)
+        pods = [bench.pod(name, "100us", *SMALL) for name in names]
+        script.running(*pods)
+        for what in dice.sample([kind for kind, rounds in ROUNDS.items() for _ in range(rounds)], sum(ROUNDS.values())):
+            for name in names:
+                how = "suspend" if _place(bench, name)["state"] == "running" else "resume"
+                try:
+                    bench.ask(f"pod.{how}", name=name, **({"work_ns": 10**9} if how == "suspend" else {}))
+                except QgpuError as error:
+                    script.say(f"{how}: {error}")
+            time.sleep(dice.uniform(0, LATEST_S))
+            met[what] += sum(_place(bench, name)["state"] not in ("running", "suspended") for name in names)
+            killed += _kill(script, what)
+            _settled(bench, *names)
+        for name in names:
+            if _place(bench, name)["state"] == "suspended":
+                try:
+                    _move(bench, name, "resume")
+                except (BenchError, QgpuError) as error:
+                    script.say(f"resume: {error}")
+        for pod in pods:
+            try:
+                bench.wait_busy(pod)
+            except BenchError as error:
+                script.say(f"lost: {error}")
+                lost += 1
+        bench.end_pods()
+        with suppress(BenchError):
+            wait_for("the card to be empty", lambda: before - _free(bench) < MIB, 10)
+        leaked = max(0, before - _free(bench))
+    total = sum(met.values())
+    script.say(f"{killed} kills, {total} pods met on the way: {met}; {lost} lost; {leaked} bytes left")
+    return [
+        Figure("kills", killed, (), *_limit(killed, at_least(60)), f"SIGKILLs, {ROUNDS} rounds, {PODS} pods"),
+        Figure("moments", total, (), *_limit(total, at_least(60)), f"pods on the way when something was killed: {met}"),
+        Figure("pods_lost", lost, (), *_limit(lost, at_most(0)), "pods that do not run in the end"),
+        Figure("memory_leaked_bytes", leaked, (), *_limit(leaked, at_most(0)), "of the card, when all pods have ended"),
+    ]
+
+
+def _limit(value: float, asked: tuple[str, Callable[[float], bool]]) -> tuple[str, bool]:
+    return asked[0], asked[1](value)
+
+
+def _kill(script: Script, what: str) -> int:
+    """Kill the daemon, the guardian, or every helper; return how many processes that were."""
+    bench = script.bench
+    if what == "daemon":
+        bench.kill_daemon()
+        bench.start_daemon()
+        return 1
+    found = guardians(bench) if what == "guardian" else _helpers(bench)
+    for process in found:
+        with suppress(psutil.Error):
+            os.kill(process.pid, signal.SIGKILL)
+    return len(found)
+
+
+def _helpers(bench: Bench) -> list[psutil.Process]:
+    found = []
+    for process in bench.processes():
+        with suppress(psutil.Error):
+            if "qgpu.checkpoint" in process.cmdline():
+                found.append(process)
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(run("memory", {"moves": moves, "bit_exact": bit_exact, "moments": moments}, __doc__ or ""))
