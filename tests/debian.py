@@ -10,11 +10,12 @@ import os
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 MIRROR = os.environ.get("QGPU_DEBIAN_MIRROR", "http://deb.debian.org/debian")
 SECURITY = os.environ.get("QGPU_DEBIAN_SECURITY", "http://deb.debian.org/debian-security")
+UBUNTU = os.environ.get("QGPU_UBUNTU_MIRROR", "http://archive.ubuntu.com/ubuntu")
 KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
 #: Where tests keep what they fetch and build.
 CACHE = Path(os.environ.get("QGPU_CACHE", Path.home() / ".cache" / "qgpu"))
@@ -31,6 +32,8 @@ class Suite:
     expires: bool = True
     #: Source packages instead of binary ones.
     source: bool = False
+    #: Whose keys its lists are signed with.
+    keyring: str = KEYRING
 
 
 @contextmanager
@@ -52,6 +55,14 @@ def unpack(name: str, suite: Suite, cache: Path, into: Path) -> None:
     into.mkdir(parents=True, exist_ok=True)
     deb = _fetch("download", name, suite, cache)[0]
     subprocess.run(["dpkg", "-x", str(deb), str(into)], check=True)
+
+
+def ubuntu_keyring(suite: Suite, cache: Path) -> Suite:
+    """Return a suite of Ubuntu's with the keys to check it, out of Debian's package of them."""
+    root = cache / "keys"
+    if not (root / "usr").exists():
+        unpack("ubuntu-keyring", Suite(MIRROR, "trixie"), cache, root)
+    return replace(suite, keyring=str(root / "usr/share/keyrings/ubuntu-archive-keyring.gpg"))
 
 
 def unpack_source(name: str, suite: Suite, cache: Path, into: Path) -> None:
@@ -89,7 +100,7 @@ def _apt(suite: Suite, cache: Path, where: Path, tool: str, *arguments: str) -> 
     for folder in ("lists/partial", "archives/partial"):
         (home / folder).mkdir(parents=True, exist_ok=True)
     sources = home / "sources.list"
-    sources.write_text(f"{kind} [signed-by={KEYRING}] {suite.archive} {suite.suite} {suite.component}\n")
+    sources.write_text(f"{kind} [signed-by={suite.keyring}] {suite.archive} {suite.suite} {suite.component}\n")
     options = {
         "Dir::Etc::sourcelist": sources,
         "Dir::Etc::sourceparts": "-",

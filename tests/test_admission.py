@@ -88,3 +88,60 @@ def test_offline_floor_and_online_quotas_must_fit_together() -> None:
         admission.check_new("c", {0: Grant(PodClass.ONLINE, cores=1)}, [online], CARDS, {0: floor, 1: floor})
     with pytest.raises(RefusedError, match="pGPU 0: 70 % for online pods and an offline floor of 31 %"):
         admission.check_settings(0, [online], GpuSettings(offline_floor=31))
+
+
+TWICE = {0: GpuSettings(memory_overcommit=2.0), 1: GpuSettings()}
+HALVES = (PodInfo("a", {0: Grant(memory=50 * GIB)}), PodInfo("b", {0: Grant(PodClass.ONLINE, memory=40 * GIB)}))
+
+
+@pytest.mark.parametrize(
+    ("grant", "complaint"),
+    [
+        (Grant(memory=70 * GIB), None),
+        (Grant(memory=71 * GIB), "71 GiB for pod c does not fit; 70 GiB is left to grant"),
+        (Grant(PodClass.ONLINE, memory=40 * GIB), None),
+        (Grant(PodClass.ONLINE, memory=41 * GIB), "41 GiB for pod c does not fit; 40 GiB is left to grant"),
+        (Grant(), "its memory is overcommitted, and pod c has no limit"),
+    ],
+)
+def test_offline_limits_may_go_beyond_the_card(grant: Grant, complaint: str | None) -> None:
+    if complaint is None:
+        admission.check_new("c", {0: grant}, HALVES, CARDS, TWICE)
+    else:
+        with pytest.raises(RefusedError, match=complaint):
+            admission.check_new("c", {0: grant}, HALVES, CARDS, TWICE)
+
+
+def test_no_limit_is_larger_than_the_card() -> None:
+    with pytest.raises(RefusedError, match="81 GiB for pod c does not fit; 80 GiB is left to grant"):
+        admission.check_new("c", {0: Grant(memory=81 * GIB)}, (), CARDS, TWICE)
+
+
+def test_pods_that_cannot_yield_count_like_online_ones() -> None:
+    stuck = admission.Yielding({"a"})
+    admission.check_new("c", {0: Grant(PodClass.ONLINE, memory=40 * GIB)}, HALVES[:1], CARDS, TWICE)
+    with pytest.raises(RefusedError, match="40 GiB for pod c does not fit; 30 GiB is left to grant"):
+        admission.check_new("c", {0: Grant(PodClass.ONLINE, memory=40 * GIB)}, HALVES[:1], CARDS, TWICE, yielding=stuck)
+    both = {index: Grant(memory=41 * GIB) for index in (0, 1)}
+    with pytest.raises(RefusedError, match="pGPU 0: 41 GiB for pod c does not fit; 40 GiB is left to grant"):
+        admission.check_new("c", both, HALVES, CARDS, TWICE)
+
+
+def test_what_is_beyond_the_cards_fits_into_host_memory() -> None:
+    room = admission.Yielding(host_room=20 * GIB)
+    admission.check_new("c", {0: Grant(memory=10 * GIB)}, HALVES, CARDS, TWICE, yielding=room)
+    with pytest.raises(RefusedError, match="21 GiB of pods would be off the cards, and host memory holds 20 GiB"):
+        admission.check_new("c", {0: Grant(memory=11 * GIB)}, HALVES, CARDS, TWICE, yielding=room)
+
+
+def test_overcommit_begins_only_where_all_pods_have_limits() -> None:
+    with pytest.raises(RefusedError, match="pod b has no limit"):
+        admission.check_overcommit(CARDS[0], PODS, TWICE[0], BURST[0])
+    admission.check_overcommit(CARDS[0], HALVES, TWICE[0], BURST[0])
+
+
+def test_overcommit_falls_no_lower_than_what_is_granted() -> None:
+    three = GpuSettings(memory_overcommit=3.0)
+    with pytest.raises(RefusedError, match="limits of 90 GiB do not fit into 1 times its 80 GiB"):
+        admission.check_overcommit(CARDS[0], HALVES, BURST[0], three)
+    admission.check_overcommit(CARDS[0], HALVES, TWICE[0], three)

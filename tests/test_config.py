@@ -10,7 +10,7 @@ from qgpu import config
 from qgpu.config import Config, GpuSettings, LogFormat, LogLevel, Metrics, MetricsCompat
 from qgpu.errors import ConfigError
 from qgpu.ipc.http_server import Address
-from qgpu.model import ContainerPolicy, MayAsk, PodClass
+from qgpu.model import ContainerPolicy, PodClass, RequestBounds
 from qgpu.model.plane_names import Plane
 
 
@@ -41,6 +41,7 @@ def test_every_key_is_taken(tmp_path: Path) -> None:
         policy = "fixed-share"
         period = "50ms"
         offline_floor = "10%"
+        memory_overcommit = "2.5"
         [gpu.1]
         policy = "0"
         online_policy = "burst-share"
@@ -56,8 +57,8 @@ def test_every_key_is_taken(tmp_path: Path) -> None:
         log_format=LogFormat.JSON,
         metrics=Metrics(Address("127.0.0.1", 9835), MetricsCompat.HAMI),
         cdi="/etc/cdi",
-        defaults=GpuSettings("fixed-share", "best-effort", 50_000_000, 10),
-        gpus={1: GpuSettings("best-effort", "burst-share", 50_000_000, 10)},
+        defaults=GpuSettings("fixed-share", "best-effort", 50_000_000, 10, 2.5),
+        gpus={1: GpuSettings("best-effort", "burst-share", 50_000_000, 10, 2.5)},
     )
     assert load(tmp_path, text) == expected
 
@@ -71,8 +72,16 @@ def test_every_key_is_taken(tmp_path: Path) -> None:
         (f"[gpu.{'9' * 5000}]", f"gpu.{'9' * 5000}: a pGPU is named by its number"),
         ("[gpu.00]\n[gpu.0]", "gpu.00: a pGPU is named by its number"),
         ('planes = "sim"', "planes: no such key; known here: plane, device_files, socket, log, metrics, containers, "),
+        (
+            '[gpu.0]\nmemory_overcommit = "0.5"',
+            "gpu.0.memory_overcommit: memory overcommit 0.5: a pGPU's memory is granted 1 to 8 times",
+        ),
+        ('[gpu.0]\nmemory_overcommit = "twice"', "gpu.0.memory_overcommit: 'twice' is not a factor such as 2.0"),
         ('plane = "cuda"', "plane: 'cuda': choose one of auto, kmod, seccomp, sim"),
-        ('[metrics]\nlisten = "9835"', "metrics.listen: '9835': write an IP address and a port, as in 127.0.0.1:9835"),
+        (
+            '[metrics]\nlisten = "9835"',
+            "metrics.listen: '9835': write an IP address or localhost, and a port, as in 127.0.0.1:9835",
+        ),
         ('[metrics]\nlisten = "host:80"', "metrics.listen: 'host:80': write an IP address"),
         ('[metrics]\nlisten = "127.0.0.1:70000"', "metrics.listen: '127.0.0.1:70000': write an IP address"),
         ('[metrics]\ncompat = "dcgm"', "metrics.compat: 'dcgm': choose one of none, hami"),
@@ -114,8 +123,8 @@ def test_administrator_bounds_what_containers_may_request(tmp_path: Path) -> Non
         "[containers.environment]\nclasses = 'offline, online'\nmax_cores = '30%'\nnames = 'yes'\n",
     ).containers
 
-    assert found.anyhow == MayAsk(frozenset({PodClass.OFFLINE}), 60, 8 << 30)
-    assert found.by_environment == MayAsk(frozenset(PodClass), 30, None, name=True)
+    assert found.from_anywhere == RequestBounds(frozenset({PodClass.OFFLINE}), 60, 8 << 30)
+    assert found.by_environment == RequestBounds(frozenset(PodClass), 30, None, name=True)
 
 
 def test_variables_need_not_be_heard(tmp_path: Path) -> None:
@@ -129,3 +138,11 @@ def test_variables_need_not_be_heard(tmp_path: Path) -> None:
 def test_a_policy_that_is_none_is_refused_with_its_key(tmp_path: Path, text: str) -> None:
     with pytest.raises(ConfigError, match=text.split(" ")[0].rpartition(".")[2]):
         load(tmp_path, f"[containers]\n{text}\n")
+
+
+def test_a_table_for_a_uuid_comes_before_one_for_a_number(tmp_path: Path) -> None:
+    config = load(tmp_path, '[gpu.0]\npolicy = "fixed-share"\n[gpu.GPU-5a7c-11]\npolicy = "best-effort"\n')
+
+    assert config.gpu(0, "GPU-5a7c-11").policy == "best-effort"
+    assert config.gpu(0, "GPU-other").policy == "fixed-share"
+    assert config.gpu(1, "GPU-other") == config.defaults

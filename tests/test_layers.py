@@ -21,6 +21,7 @@ ARROWS: dict[str, set[str]] = {
     "units": {"errors"},
     "toml_tables": {"errors"},
     "entry_point": {"errors"},
+    "manual": {"entry_point", "errors"},
     "model": {"errors"},
     # the machine and the card
     "linux": {"errors"},
@@ -59,10 +60,21 @@ ARROWS: dict[str, set[str]] = {
     # beside the pods
     "load": {"entry_point", "errors", "ipc", "model", "paths", "units"},
     "runtime": {"errors", "guardian.proxy", "ipc", "linux", "model", "nvidia", "units"},
+    "checkpoint": {"errors", "guardian.accounting", "linux", "model", "nvidia"},
     # the planes: none knows another
-    "planes.kmod": {"errors", "linux", "model"},
-    "planes.seccomp": {"errors", "guardian.failover", "guardian.proxy", "ipc", "linux", "model", "nvidia"},
-    "planes.sim": {"errors", "linux", "load", "model"},
+    "planes.kmod": {"checkpoint", "errors", "linux", "model"},
+    "planes.seccomp": {
+        "checkpoint",
+        "errors",
+        "guardian.failover",
+        "guardian.proxy",
+        "guardian.rules",
+        "ipc",
+        "linux",
+        "model",
+        "nvidia",
+    },
+    "planes.sim": {"errors", "ipc", "linux", "load", "model"},
     "slurm": {"errors", "model", "units"},
     # what operators set and see
     "config": {"errors", "ipc", "model", "policies", "toml_tables", "units"},
@@ -72,6 +84,7 @@ ARROWS: dict[str, set[str]] = {
     "trace": {"errors", "ipc", "model", "sched"},
     "live_shares": {"ipc"},
     "web": {"errors", "ipc", "live_shares"},
+    "groups": {"errors", "ipc", "linux", "model", "nvidia", "paths", "runtime"},
     "simulate": {
         "admission",
         "config",

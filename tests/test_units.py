@@ -45,3 +45,16 @@ def test_a_size_survives_being_written_and_read(size: int) -> None:
 @given(st.integers(0, 10**12))
 def test_a_time_survives_being_written_and_read(duration_ns: int) -> None:
     assert units.parse_duration(units.format_duration(duration_ns)) == pytest.approx(duration_ns, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("text", "suggested"),
+    [("16", "such as 16GiB"), ("80", "80GiB"), ("0", "16GiB"), ("5MiB", "16GiB"), ("1024", "16G")],
+)
+def test_a_limit_without_unit_is_refused_and_one_suggested(text: str, suggested: str) -> None:
+    with pytest.raises(InvalidValueError, match=suggested):
+        units.parse_memory_limit(text)
+
+
+def test_the_least_limit_is_taken() -> None:
+    assert units.parse_memory_limit("32MiB") == units.LEAST_LIMIT
