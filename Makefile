@@ -34,9 +34,11 @@ lint: $(VENV)/installed
 types: $(VENV)/installed
 	$(BIN)/mypy
 
-# Two at a time, because tests wait half of their time. The tests of a file share daemons and stay together.
+# Two at a time, because tests wait half of their time. The tests of a file share daemons and stay together. What fails
+# runs once more, alone: a defect fails again, also one that Hypothesis found, because it keeps the example.
 test: $(VENV)/installed | test-system
-	$(BIN)/pytest -n 2 --dist loadfile
+	$(BIN)/pytest -n 2 --dist loadfile || \
+		{ [ $$? = 1 ] && echo "failed beside other tests, now alone:" && $(BIN)/pytest --last-failed --last-failed-no-failures none; }
 
 gputest: $(VENV)/installed
 	$(BIN)/pytest -m gpu

@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
+from hypothesis.database import DirectoryBasedExampleDatabase
 
-# a machine that is busy with other things is no defect
-settings.register_profile("patient", deadline=None)
+# A machine that is busy with other things is no defect. On CI machines Hypothesis would draw the same examples each
+# time, and forget what failed.
+settings.register_profile(
+    "patient",
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    derandomize=False,
+    database=DirectoryBasedExampleDatabase(Path(__file__).resolve().parent.parent / ".hypothesis" / "examples"),
+)
 settings.load_profile("patient")
 
 # a shell starts what it puts into the background deaf to Ctrl-C, and so would be every program that a test starts
@@ -32,3 +42,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for marker, reason in reasons.items():
             if lacks[marker] and item.get_closest_marker(marker):
                 item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture(autouse=True)
+def loops_end_with_their_test() -> Iterator[None]:
+    """Fail a test that leaves a GPU's loop behind: it would slow every later test of the process."""
+    before = set(threading.enumerate())
+    yield
+    left = [each.name for each in threading.enumerate() if each not in before and each.name.startswith("pgpu")]
+    assert not left

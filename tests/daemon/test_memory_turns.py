@@ -55,8 +55,7 @@ class Card:
 
     def restart(self) -> None:
         """Let another daemon take over the host."""
-        self.service.turns.stop()
-        self.service.suspensions.close()
+        self.service.close()
         self.service = self._serve()
 
     def ask(self, op: str, **arguments: Any) -> dict[str, Any]:
@@ -293,6 +292,13 @@ def test_who_does_not_wait_always_has_room_for_its_limit(
     tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, story: list[tuple[str, int, int]]
 ) -> None:
     card = Card(tmp_path_factory.mktemp("state"), monkeypatch)
+    try:
+        _tell(card, story, monkeypatch)
+    finally:
+        card.service.close()
+
+
+def _tell(card: Card, story: list[tuple[str, int, int]], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("qgpu.daemon.pods.Pods.runs", lambda _self, _pod: True)
     loads: dict[str, int] = {}
     off: set[str] = set()
@@ -328,4 +334,3 @@ def test_who_does_not_wait_always_has_room_for_its_limit(
                 assert shown["state"] == "suspended"
             elif pod.grants[0].pod_class is PodClass.ONLINE:
                 assert shown["state"] == "running"
-    card.service.close()

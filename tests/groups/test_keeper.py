@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -99,12 +99,21 @@ class Kept:
 
     def await_whole(self, *gone: int) -> tuple[int, int]:
         """Wait until MPS runs in the group's pod without these processes; return its control daemon and server."""
-        while True:
+        found: tuple[int, ...] = ()
+
+        def whole() -> bool:
+            nonlocal found
+            found = *self.control(), *self.servers()
+            return self.server.answers and len(found) == 2 and not set(gone) & set(found)
+
+        self.until(whole)
+        return found[0], found[1]
+
+    def until(self, holds: Callable[[], bool]) -> None:
+        """Wait until this holds, as long as the group is kept."""
+        while not holds():
             assert self.thread.is_alive()
             time.sleep(0.05)
-            now = *self.control(), *self.servers()
-            if self.server.answers and len(now) == 2 and not set(gone) & set(now):
-                return now
 
     def end(self) -> None:
         self.stop.set()
@@ -179,10 +188,9 @@ def test_member_without_a_card_outlives_the_server(host, kept):
 def test_clients_of_a_killed_server_end_too(host, kept):
     with member(host) as pid:
         _, server = kept.await_whole()
-        time.sleep(2 * keeping._POD_LOOK_S)  # so that the keeper knows the server
+        kept.until(lambda: server in kept.keeper._mps_servers)
         os.kill(server, signal.SIGKILL)
-        while started(pid):
-            assert kept.thread.is_alive()
+        kept.until(lambda: not started(pid))
 
 
 def test_ended_talk_to_the_control_daemon_ends_nobody(host, kept, installed):
@@ -224,7 +232,7 @@ def test_pod_made_again_has_the_grant_that_was_set_last(tmp_path, installed):
     try:
         mps = running.await_whole()
         assert host.ctl("group", "set", "llm", "--cores", "30").returncode == 0
-        time.sleep(2 * keeping._POD_LOOK_S)  # so that the keeper sees it
+        running.until(lambda: running.keeper._grants["0"]["cores"] == 30)
         host.stop(signal.SIGKILL)
         host = Daemon(host.runtime_dir, "--plane", "sim")
         running.await_whole(*mps)
