@@ -103,7 +103,10 @@ def registered(random: Random) -> Try:
 
 
 def _is_out_of_order(kept: object_table.ObjectTable, fact: object_table.Fact) -> bool:
-    """Tell whether a fact names what RM makes on a card only, before any card is known above it."""
+    """Tell whether RM makes no such object: it is on no card though it must be, or its handle is in use."""
+    there = kept.objects.get((fact["client"], fact["handle"])) if fact["fact"] == "object" else None
+    if there is not None and (there.rm_class, there.parent) != (fact["class"], fact["parent"] or fact["client"]):
+        return True  # Supervisor.claim refuses it
     if fact.get("class") not in (abi.NV01_MEMORY_LOCAL_USER, abi.KEPLER_CHANNEL_GROUP_A):
         return False
     above = kept.objects.get((fact["client"], fact["parent"]))
@@ -282,6 +285,13 @@ def _daemon() -> tuple[SimHost, Service]:
     host = SimHost(2, Clock.REAL)
     prepared = PreparedGrants(Path(_CLAIMS.name), host.pgpus(), None)
     return host, Service(host, PlaneChoice(Plane.SIM, "fuzz"), Config(), State(None), prepared=prepared)
+
+
+def end_daemon() -> None:
+    """End that daemon, if it has begun."""
+    if _daemon.cache_info().currsize:
+        _daemon()[1].close()
+        _daemon.cache_clear()
 
 
 def requested(random: Random) -> Try:

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from random import Random
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.fuzz.targets import TARGETS
+from tests.fuzz.targets import TARGETS, end_daemon
 
 _INPUTS = {"decode": 1000, "register": 300, "judge": 100, "wire": 100, "requests": 20}
+
+
+@pytest.fixture(autouse=True)
+def daemon_ends() -> Iterator[None]:
+    yield
+    end_daemon()
 
 
 @pytest.mark.parametrize("target", _INPUTS)
