@@ -140,7 +140,7 @@ class Guardian:
         )
         # Last, because a daemon that can connect expects an answer.
         path = runtime_dir / "guardian.sock"
-        self._sessions = DaemonSessions(path, self._selector, self.table, requests.find, self._daemon_gone)
+        self._sessions = DaemonSessions(path, self._selector, self.table, requests.find, self._end_plan)
 
     def run(self) -> None:
         """Serve until no daemon, process or listener is left."""
@@ -230,8 +230,7 @@ class Guardian:
             card.enforcer.refresh(now)
         self._sessions.broadcast({"event": "changed"})
 
-    def _daemon_gone(self, index: int) -> None:
-        _log.info("daemon gone: gates open, driver timeslices restored", pgpu=index)
+    def _end_plan(self, index: int) -> None:
         self.cards[index].release(time.monotonic_ns())
 
     # -- pods -------------------------------------------------------------------------------------------------

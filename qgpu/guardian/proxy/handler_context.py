@@ -127,6 +127,14 @@ class HandlerContext:
         return error
 
 
+class Handler:
+    """What every handler of one pod's calls uses."""
+
+    def __init__(self, ctx: HandlerContext) -> None:
+        self._ctx, self._pod, self._proxy = ctx, ctx.pod, ctx.proxy
+        self._supervisor, self._gpu_ops = ctx.supervisor, ctx.supervisor.gpu_ops
+
+
 def status_of(block: IoctlBuffer, at: int) -> int:
     """Read RM's status."""
     return int(_U32.unpack_from(block.data, at)[0])
