@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,8 @@ from qgpu.demo.story import Scene
 from qgpu.errors import NotSupportedError
 
 _COLOURS = {"train": "#2463a8", "batch": "#d9822b", "chat": "#8a3ea8"}
+#: The longest line of a caption.
+_CAPTION_LETTERS = 18
 _BANDS = {"best-effort": "#eef1f4", "burst-share": "#e9f3ea", "fixed-share": "#fbf1e0"}
 
 
@@ -69,7 +72,7 @@ def _draw_scenes(shares: Any, latency: Any, played: Sequence[Played]) -> None:
                 axes.axvline(each.start_s, color="white", lw=2)
         middle = (each.start_s + each.end_s) / 2
         shares.text(middle, 1.175, each.scene.policy, ha="center", va="top", fontsize=9, fontweight="bold")
-        caption = _wrapped(each.scene.caption)
+        caption = textwrap.fill(each.scene.caption, _CAPTION_LETTERS, break_on_hyphens=False)
         shares.text(middle, 1.135, caption, ha="center", va="top", fontsize=8, color="#444444", linespacing=1.2)
 
 
@@ -97,12 +100,3 @@ def _draw_latency(axes: Any, points: Sequence[Point]) -> None:
     axes.set_yticks([0.1, 1, 10, 100], ["0.1 ms", "1 ms", "10 ms", "100 ms"])
     axes.minorticks_off()
     axes.set_ylabel("p99 latency of chat")
-
-
-def _wrapped(text: str, width: int = 18) -> str:
-    lines = [""]
-    for word in text.split():
-        if lines[-1] and len(lines[-1]) + 1 + len(word) > width:
-            lines.append("")
-        lines[-1] = f"{lines[-1]} {word}".strip()
-    return "\n".join(lines)

@@ -87,8 +87,8 @@ class DeviceFiles:
     def tell(self, pods: Iterable[str]) -> None:
         """Set the cgroups that are pods, and the program's other inputs. Raises OSError."""
         self._tell_majors(majors())
-        wanted = {ident: _POD for path in pods if (ident := _ident(path))}
-        if ident := _ident(cgroup.GUARDIANS):
+        wanted = {ident: _POD for path in pods if (ident := cgroup.ident_of(path))}
+        if ident := cgroup.ident_of(cgroup.GUARDIANS):
             wanted[ident] = _GUARDIAN
         there = {_U64.unpack(key)[0] for key in self._cgroups.listed()}
         for ident in there - wanted.keys():
@@ -147,14 +147,6 @@ class DeviceFiles:
         """Close the maps; the program continues."""
         for each in (self._majors, self._cgroups, self._trusted, self._counters, self._refusals):
             each.close()
-
-
-def _ident(path: str) -> int:
-    """Return the kernel's id of a cgroup; 0 if it is gone."""
-    try:
-        return (cgroup.mount() / path.lstrip("/")).stat().st_ino
-    except FileNotFoundError:
-        return 0
 
 
 def load(

@@ -16,6 +16,7 @@ from qgpu.guardian.accounting.object_table import Key, ObjectTable, RmObject
 from qgpu.guardian.gpu.enforcer import Enforcer, Moved
 from qgpu.guardian.gpu.gpu_ops import GpuOps
 from qgpu.ipc.codec import grant_to
+from qgpu.linux.repeated_error import RepeatedError
 from qgpu.model import NS_PER_MS, Plan
 from qgpu.model.preemptions import preemptions
 from qgpu.nvidia.ctxsw_log import CtxswLog
@@ -73,7 +74,7 @@ class Gpu:
     enforcer: Enforcer = field(init=False)
     lease_until_ns: int | None = None
     _drained_ns: int = 0
-    _trouble: str = ""
+    _failure: RepeatedError = field(default_factory=lambda: RepeatedError(_log, "card fails"))
     #: The TSG of each (context, pid), as of one revision of the object table.
     _owners: dict[Hashable, Key | None] = field(default_factory=dict)
     _owners_as_of: int = -1
@@ -115,8 +116,8 @@ class Gpu:
         card fails.
         """
         self.drain(now_ns)
-        if self._trouble:
-            raise BackendGoneError(f"pGPU {self.index}: {self._trouble}")
+        if self._failure.text:
+            raise BackendGoneError(f"pGPU {self.index}: {self._failure.text}")
         seen = self.watch.look(self._tsg_of, detailed=detailed)
         tsgs: dict[str, list[RmObject]] = {}
         for tsg in self.table.compute_tsgs(self.device.instance):
@@ -169,14 +170,8 @@ class Gpu:
     def drain(self, now_ns: int) -> None:
         """Move context switches from the log to the meter; after an error, try again at the next drain."""
         self._drained_ns = now_ns
-        try:
+        with self._failure.logged(RmError, OSError, pgpu=self.index):
             self.watch.drain()
-        except (RmError, OSError) as error:
-            if str(error) != self._trouble:
-                _log.error("card fails", pgpu=self.index, reason=str(error))
-            self._trouble = str(error)
-            return
-        self._trouble = ""
 
     def drain_due_ns(self) -> int:
         """Return when the log must be drained at the latest."""

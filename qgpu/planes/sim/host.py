@@ -28,9 +28,6 @@ from qgpu.planes.sim.hardware import H200, Hardware
 from qgpu.planes.sim.kept_pods import KeptPods
 from qgpu.planes.sim.load import Load, Progress
 
-#: The index of a process's start time among the fields of /proc/PID/stat behind its name.
-_STARTED = 19
-
 
 class Clock(StrEnum):
     """The time base of a simulated host."""
@@ -321,10 +318,10 @@ class SimHost:
 
     def move_load(self, number: int, moves: Mapping[str, str]) -> None:
         """Let a load that is off its card come back on another, by UUIDs. Raises CheckpointError, UnknownNameError."""
-        uuids = {pgpu.uuid: pgpu.index for pgpu in self.pgpus()}
+        uuids = [pgpu.uuid for pgpu in self.pgpus()]
         with self._world.changed:
             card, load = self._load(number)
-            target = self._card(uuids[moves.get(self.pgpus()[card.gpu.index].uuid, self.pgpus()[card.gpu.index].uuid)])
+            target = self._card(uuids.index(moves.get(uuids[card.gpu.index], uuids[card.gpu.index])))
             if load.pod not in target.gpu.pods:
                 raise CheckpointError(f"pod {load.pod}: it has no grant on pGPU {target.gpu.index}")
             self._world.catch_up(target)
@@ -390,7 +387,6 @@ class SimHost:
 def _start_of(pid: int) -> str | None:
     """Return a process's start time in clock ticks; empty if it has ended, None if it cannot be read."""
     try:
-        fields = proc.stat(pid)
+        return proc.start_time(pid)
     except OSError:
         return None
-    return fields[_STARTED] if fields and fields[0] not in "ZX" else ""
