@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from qgpu.demo.story import Scene
+from qgpu.demo.scenes import Scene
 from qgpu.errors import NotSupportedError
 
 _COLOURS = {"train": "#2463a8", "batch": "#d9822b", "chat": "#8a3ea8"}
@@ -28,7 +28,7 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True)
-class Played:
+class PlayedScene:
     """A scene and when it was played."""
 
     scene: Scene
@@ -36,7 +36,7 @@ class Played:
     end_s: float
 
 
-def draw(path: Path, title: str, played: Sequence[Played], points: Sequence[Point]) -> None:
+def draw(path: Path, title: str, played: Sequence[PlayedScene], points: Sequence[Point]) -> None:
     """Draw the demo to ``path``, whose suffix is the format. Raises NotSupportedError without matplotlib."""
     try:
         import matplotlib as mpl
@@ -64,7 +64,7 @@ def draw(path: Path, title: str, played: Sequence[Played], points: Sequence[Poin
     plt.close(figure)
 
 
-def _draw_scenes(shares: Any, latency: Any, played: Sequence[Played]) -> None:
+def _draw_scenes(shares: Any, latency: Any, played: Sequence[PlayedScene]) -> None:
     for number, each in enumerate(played):
         for axes in (shares, latency):
             axes.axvspan(each.start_s, each.end_s, color=_BANDS[each.scene.policy], lw=0)
@@ -76,7 +76,7 @@ def _draw_scenes(shares: Any, latency: Any, played: Sequence[Played]) -> None:
         shares.text(middle, 1.135, caption, ha="center", va="top", fontsize=8, color="#444444", linespacing=1.2)
 
 
-def _draw_shares(axes: Any, played: Sequence[Played], points: Sequence[Point]) -> None:
+def _draw_shares(axes: Any, played: Sequence[PlayedScene], points: Sequence[Point]) -> None:
     for name, colour in _COLOURS.items():
         for each in played:
             if (target := each.scene.targets.get(name)) is not None:
