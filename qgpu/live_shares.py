@@ -8,7 +8,7 @@ from typing import Any
 from qgpu.ipc.control_socket import Client
 
 #: What the daemon says of a pod on a pGPU beside its use: None from a daemon of an earlier version.
-_STANDING = (
+_USAGE = (
     "below_quota",
     "below_quota_reason",
     "expected_wait_p99_ns",
@@ -44,7 +44,7 @@ def shares(before: dict[str, Any], now: dict[str, Any]) -> list[dict[str, Any]]:
                     "busy": usage["busy"],
                     "trouble": pod["trouble"],
                     "state": "waiting" if pod.get("waits_for") else pod.get("state"),
-                    **{key: usage.get(key) for key in _STANDING},
+                    **{key: usage.get(key) for key in _USAGE},
                 }
             )
     return sorted(rows, key=lambda row: (row["gpu"], row["class"] != "online", natural(row["pod"])))

@@ -55,7 +55,7 @@ def status(context: Context, output: str) -> None:
 
 
 def _beside(answer: dict[str, Any]) -> Iterator[str]:
-    """Yield lines about device files, pods below their quota, cards left out, and processes outside pods."""
+    """Yield lines about device files, pods below their quota, excluded cards, and processes outside pods."""
     files = answer["device_files"]
     if files["enforced"]:
         refused = sum(files["refused"].values())
@@ -69,8 +69,8 @@ def _beside(answer: dict[str, Any]) -> Iterator[str]:
             yield f"below its quota: pod {name} on pGPU {gpu['index']}: {reason}"
         if gpu.get("memory_away") or gpu.get("memory_short"):
             yield f"memory of pGPU {gpu['index']}: overcommit {_overcommit(gpu)}"
-    for card in answer["left_out"]:
-        yield f"GPU {card['gpu']} ({card['pci']}) left out: {card['why']}"
+    for card in answer["excluded_cards"]:
+        yield f"GPU {card['gpu']} ({card['pci']}) excluded: {card['why']}"
     for each in answer["unmanaged_processes"]:
         yield f"outside pods: process {each['pid']} ({each['name']}) on pGPU {each['gpu']}, cgroup {each['cgroup']}"
 

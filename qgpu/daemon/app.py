@@ -52,7 +52,7 @@ def run(
     hangups: Hangups,
 ) -> None:
     """Run the daemon until ``stop`` is set. Raises QgpuError."""
-    untrusted_fds.prepare()
+    untrusted_fds.install_signal_handler()
     _take_room()
     config = configuration.load(config_file) if config_file else Config()
     log.configure(config.log_level, config.log_format)

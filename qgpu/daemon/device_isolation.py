@@ -21,7 +21,7 @@ from qgpu.lsm.device_files import Refusal
 from qgpu.model.plane_api import PodInfo
 from qgpu.model.plane_names import Plane
 
-_log = structlog.get_logger("fence")
+_log = structlog.get_logger("device_isolation")
 
 
 class DeviceIsolation:
@@ -62,11 +62,11 @@ class DeviceIsolation:
         """Tell whether device files of pods are isolated."""
         return not self.why
 
-    def tell(self, pods: Sequence[PodInfo]) -> None:
+    def set_pods(self, pods: Sequence[PodInfo]) -> None:
         """Tell the program which pods exist."""
         if self._files is not None:
             with self._failure.logged(OSError):
-                self._files.tell([at for pod in pods for at in pod.cgroups])
+                self._files.set_pods([at for pod in pods for at in pod.cgroups])
 
     def refused(self) -> dict[str, int]:
         """Return how many uses were refused since the program was loaded, by call."""

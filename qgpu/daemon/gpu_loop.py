@@ -37,10 +37,10 @@ class TemporaryPolicy:
 class GpuLoop:
     """Schedules one pGPU, with settings that may change while it runs."""
 
-    def __init__(self, host: Host, pgpu: int, settings: GpuSettings, board: GangExchange | None = None) -> None:
+    def __init__(self, host: Host, pgpu: int, settings: GpuSettings, exchange: GangExchange | None = None) -> None:
         self._host = host
         self._pgpu = pgpu
-        self._board = board or GangExchange()
+        self._exchange = exchange or GangExchange()
         self._stop = threading.Event()
         self._backend: Backend | None = None
         self._watching = threading.Lock()
@@ -94,7 +94,7 @@ class GpuLoop:
             loop.run(backend, self._current, self.ledger, self._stop.is_set, self._seen)
         finally:
             self._backend = None
-            self._board.leave(self._pgpu)
+            self._exchange.leave(self._pgpu)
             backend.close()
 
     def _set_detail(self, wanting: list[Watcher]) -> None:
@@ -107,7 +107,7 @@ class GpuLoop:
         alone = temporary is not None and self.ledger.accounts.keys() <= temporary.pods
         offline = temporary.policy if temporary is not None and alone else settings.policy
         composed = registry.compose(offline, settings.online_policy)
-        policy = self._board.in_step(composed, registry.POLICIES[offline].plan)
+        policy = self._exchange.in_step(composed, registry.POLICIES[offline].plan)
         return loop.Settings(policy, settings.period_ns, settings.offline_floor)
 
     def _seen(self, ledger: Ledger) -> None:

@@ -20,7 +20,7 @@ import structlog
 from qgpu.admission import Held
 from qgpu.daemon.request_args import Arguments
 from qgpu.errors import InvalidValueError, PermissionDeniedError, QgpuError, RefusedError, UnknownNameError
-from qgpu.ipc.codec import prepared_to
+from qgpu.ipc.codec import prepared_to_json
 from qgpu.linux import atomic_file
 from qgpu.linux.repeated_error import RepeatedError
 from qgpu.model import Grant
@@ -204,7 +204,7 @@ class PreparedGrants:
 
 def shown(grant: PreparedGrant) -> dict[str, Any]:
     """Return a grant in JSON types, as ``grant.list`` shows it and the state directory keeps it."""
-    content = prepared_to(grant)
+    content = prepared_to_json(grant)
     for device, entry in zip(grant.devices, content["devices"], strict=True):
         entry["cdi"] = qualified(device.name)
     return content

@@ -137,7 +137,7 @@ class Suspensions:
                 self._enter(name, replace(found, residency=Residency.RESUMING, since_s=time.time(), error=""))
                 self._begin(name, partial(self._resume, name))
 
-    def let_back(self, name: str) -> None:
+    def allow_return(self, name: str) -> None:
         """Let a suspended pod come back when there is room. Raises as ``suspend``; nothing to do if it runs."""
         self._named(name)
         with self._taking(name, Residency.RUNNING) as taken:

@@ -281,7 +281,7 @@ def members_left(name: str, count: int) -> RefusedError:
 
 def _ident(pod: Mapping[str, Any]) -> int:
     """Return the id of a pod's cgroup; 0 for a pod without one, as on the simulator."""
-    return cgroup.ident_of(pod["cgroup"]) if pod["cgroup"] else 0
+    return cgroup.id_of(pod["cgroup"]) if pod["cgroup"] else 0
 
 
 def main() -> None:

@@ -102,7 +102,7 @@ class Guardian:
             try:
                 log = CtxswLog(device)
             except RmError as error:  # without these records GPU time cannot be measured
-                _log.error("card left out: no context-switch records", pci=device.pci, reason=str(error))
+                _log.error("card excluded: no context-switch records", pci=device.pci, reason=str(error))
                 continue
             index = device.index
             self.cards[index] = Gpu(index, device, self.table, self.gpu_ops, log, self.supervisor.reconciler.recheck)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from qgpu.ipc.codec import prepared_to
+from qgpu.ipc.codec import prepared_to_json
 from qgpu.ipc.control_socket import Client
 from qgpu.model.prepared_grant import PreparedGrant
 
@@ -57,7 +57,7 @@ class Qgpud:
 
     def prepare(self, grant: PreparedGrant) -> Mapping[tuple[str, str, str], str]:
         """Prepare a grant; return the CDI name of each device, by request, card and share."""
-        answer = self._call("grant.prepare", **prepared_to(grant))
+        answer = self._call("grant.prepare", **prepared_to_json(grant))
         return {(each["request"], each["gpu"], each["share"]): each["cdi"] for each in answer["devices"]}
 
     def grants(self) -> Sequence[Mapping[str, Any]]:

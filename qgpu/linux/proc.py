@@ -53,7 +53,7 @@ def start_time(pid: int) -> str:
     return fields[_STARTED] if fields and fields[0] not in "ZX" else ""
 
 
-def words(pid: int) -> list[bytes]:
+def cmdline(pid: int) -> list[bytes]:
     """Return the words of a process's command line; the process itself can change them."""
     return _read(pid, "cmdline").split(b"\0")[:-1]
 
@@ -83,7 +83,7 @@ def threads(pid: int) -> set[int]:
     return {int(name) for name in os.listdir(f"/proc/{pid}/task")}
 
 
-def waits_in(pid: int, tid: int) -> str:
+def wchan(pid: int, tid: int) -> str:
     """Return the kernel function in which a thread waits; empty if it has ended."""
     return _read(pid, f"task/{tid}/wchan").decode("ascii")
 

@@ -57,7 +57,7 @@ class Pgpu:
 
 
 @dataclass(frozen=True, slots=True)
-class CardLeftOut:
+class ExcludedCard:
     """A card of this machine that is no pGPU, and the reason as text for a person."""
 
     #: Its number at nvidia-smi, which no pGPU has then.
@@ -104,7 +104,7 @@ class Host(Protocol):
     def pgpus(self) -> Sequence[Pgpu]:
         """Return the pGPUs that this plane can share."""
 
-    def left_out(self) -> Sequence[CardLeftOut]:
+    def excluded_cards(self) -> Sequence[ExcludedCard]:
         """Return the cards of this machine that the plane does not share."""
 
     def backend(self, pgpu: int) -> Backend:
@@ -135,7 +135,7 @@ class Host(Protocol):
     def retire(self, name: str) -> None:
         """Remove a pod. Processes that are left run on ungated. RefusedError if they would escape a limit that way."""
 
-    def left_behind(self) -> Mapping[int, int]:
+    def orphaned_memory(self) -> Mapping[int, int]:
         """Return the video memory, in bytes by pGPU, that is still held on behalf of pods that no longer exist."""
 
     def checkpointer(self) -> Checkpointer:

@@ -19,7 +19,7 @@ from qgpu.errors import BackendGoneError, CheckpointError, RefusedError, Unknown
 from qgpu.linux import cgroup, proc
 from qgpu.load.spec import Workload
 from qgpu.model import NS_PER_S, Grant, Plan, Sample
-from qgpu.model.plane_api import CardLeftOut, Pgpu, PodInfo
+from qgpu.model.plane_api import ExcludedCard, Pgpu, PodInfo
 from qgpu.planes.sim.checkpointer import SimCheckpointer
 from qgpu.planes.sim.engine import EngineTimes
 from qgpu.planes.sim.gate_worker import GateWorker
@@ -168,7 +168,7 @@ class SimHost:
             for card in self._world.cards
         ]
 
-    def left_out(self) -> Sequence[CardLeftOut]:
+    def excluded_cards(self) -> Sequence[ExcludedCard]:
         """Return nothing: every simulated card is shared."""
         return ()
 
@@ -228,7 +228,7 @@ class SimHost:
         with self._world.changed:
             self._pods[name] = replace(self._pod(name), joined=tuple(cgroups))
 
-    def left_behind(self) -> Mapping[int, int]:
+    def orphaned_memory(self) -> Mapping[int, int]:
         """Return nothing: on this plane a pod's memory is freed with the pod."""
         return {}
 
@@ -375,7 +375,7 @@ class SimHost:
         """List a pod's running processes: those attached, or those of its cgroup."""
         started = self._started.get(pod.name, {}).items() if not pod.cgroup else ()
         attached = tuple(pid for pid, start in started if start and _start_of(pid) in (start, None))
-        found = cgroup.inside(*pod.cgroups)
+        found = cgroup.members(*pod.cgroups)
         return cgroup.CgroupMembers(tuple(dict.fromkeys((*attached, *found.pids))), found.alive)
 
     def _load(self, number: int) -> tuple[_Card, Load]:
