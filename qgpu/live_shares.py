@@ -42,7 +42,7 @@ def shares(before: dict[str, Any], now: dict[str, Any]) -> list[dict[str, Any]]:
                     "share": round(min(1.0, share), 4),
                     "held": usage["memory"],
                     "busy": usage["busy"],
-                    "trouble": pod["trouble"],
+                    "problem": pod["problem"],
                     "state": "waiting" if pod.get("waits_for") else pod.get("state"),
                     **{key: usage.get(key) for key in _USAGE},
                 }

@@ -51,7 +51,7 @@ class GpuLoop:
         self.temporary: TemporaryPolicy | None = None
         self.ledger = Ledger(pgpu, card=next((each.name for each in host.pgpus() if each.index == pgpu), ""))
         #: Why the backend does not work at the moment; empty if it does.
-        self.trouble = ""
+        self.problem = ""
         self._thread = threading.Thread(target=self._run, name=f"pgpu{pgpu}", daemon=True)
         self._thread.start()
 
@@ -82,9 +82,9 @@ class GpuLoop:
             try:
                 self._use_backend()
             except QgpuError as error:
-                if str(error) != self.trouble:
-                    self.trouble = str(error)
-                    _log.error("backend failed, trying again", pgpu=self._pgpu, error=self.trouble)
+                if str(error) != self.problem:
+                    self.problem = str(error)
+                    _log.error("backend failed, trying again", pgpu=self._pgpu, error=self.problem)
                 self._stop.wait(_RETRY_S)
 
     def _use_backend(self) -> None:
@@ -115,6 +115,6 @@ class GpuLoop:
         lost = self._backend.lost if self._backend is not None else 0
         for watcher in self._watchers:
             watcher(ledger, lost)
-        if self.trouble:
-            self.trouble = ""
+        if self.problem:
+            self.problem = ""
             _log.info("backend works again", pgpu=self._pgpu)

@@ -178,20 +178,20 @@ class MemoryTurns:
                 self._known[pod.name].begun = True
 
     def _run(self) -> None:
-        trouble = ""
+        problem = ""
         while not self._stop.is_set():
             self._wanted.wait(_TICK_S)
             self._wanted.clear()
             try:
                 if self._active():
                     self.look()
-                trouble = ""
+                problem = ""
             except QgpuError as error:  # the plane is gone for the moment: nobody moves
                 if self._stop.is_set():
                     return
-                if str(error) != trouble:
-                    trouble = str(error)
-                    _log.error("memory turns stand still, trying again", error=trouble)
+                if str(error) != problem:
+                    problem = str(error)
+                    _log.error("memory turns stand still, trying again", error=problem)
             except Exception:  # noqa: BLE001 - also after a defect online pods must get their room
                 _log.exception("memory turns failed")
 

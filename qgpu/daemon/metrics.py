@@ -101,7 +101,7 @@ class Counters:
             tally.ticks,
             tally.plans,
             ledger.plan is not None and ledger.plan.gated,
-            loop.trouble,
+            loop.problem,
             [
                 PodOnGpuView(
                     pod.name,

@@ -276,8 +276,8 @@ class Service:
             views.gpu(self._pgpus[index], loop, pods, usages)
             | {
                 "held_outside": held[index],
-                "memory_away": self.turns.yielded_bytes(index, pods),
-                "memory_short": self.turns.shortage(index),
+                "memory_yielded": self.turns.yielded_bytes(index, pods),
+                "memory_shortage": self.turns.shortage(index),
             }
             for index, loop in self._loops.items()
         ]

@@ -23,8 +23,8 @@ Usages = Mapping[int, Mapping[str, PodUsage]]
 def gpu(pgpu: Pgpu, loop: GpuLoop, pods: Sequence[PodInfo], usages: Usages) -> dict[str, Any]:
     """Return a pGPU, its settings and its last seconds.
 
-    ``utilisation`` is NVML's, 0 to 1: the time in which any kernel ran; None if unknown. ``residence`` is the time in
-    which a pod was on the engine, 0 to 1.
+    ``utilization`` is NVML's: the part of the time in which any kernel ran; None if unknown. ``engine_active`` is the
+    part of the last seconds in which a pod was on the engine. Both are 0 to 1.
     """
     there = usages[pgpu.index]
     used, temporary = loop.ledger.utilization, loop.temporary
@@ -34,10 +34,10 @@ def gpu(pgpu: Pgpu, loop: GpuLoop, pods: Sequence[PodInfo], usages: Usages) -> d
         | {
             "pods": sum(pgpu.index in pod.grants for pod in pods),
             "now_ns": loop.ledger.now_ns or 0,
-            "trouble": loop.trouble,
+            "problem": loop.problem,
             "temporary_policy": temporary.policy if temporary else None,
-            "utilisation": None if used is None else round(used, 4),
-            "residence": round(min(1.0, sum(each.recent.share for each in there.values())), 4),
+            "utilization": None if used is None else round(used, 4),
+            "engine_active": round(min(1.0, sum(each.recent.share for each in there.values())), 4),
             "below_quota": {name: each.below_quota for name, each in there.items() if each.below_quota},
             "memory_used": sum(pod.memory.get(pgpu.index, 0) for pod in pods),
         }
@@ -51,7 +51,7 @@ def pod(info: PodInfo, labels: ContainerLabels, ledgers: Mapping[int, Ledger], u
         **asdict(labels),
         "cgroup": info.cgroup,
         "pids": info.pids,
-        "trouble": "; ".join([*over_limits(info), *filter(None, [info.trouble])]),
+        "problem": "; ".join([*over_limits(info), *filter(None, [info.problem])]),
         "refused_memory": info.refused_memory,
         "refused_calls": info.refused_calls,
         "grants": [{"gpu": index} | grant_to_json(grant) for index, grant in info.grants.items()],

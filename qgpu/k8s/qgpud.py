@@ -29,7 +29,7 @@ class Card:
     policy: str
     online_policy: str
     #: What is wrong with it; "" if nothing.
-    trouble: str
+    problem: str
     #: What pods hold that came without a prepared grant: per cent, and bytes.
     held_cores: int
     held_memory: int
@@ -83,7 +83,7 @@ def _card(given: Mapping[str, Any]) -> Card:
         given["memory"],
         given["policy"],
         given["online_policy"],
-        given["trouble"],
+        given["problem"],
         held["cores"],
         held["memory"],
     )

@@ -42,7 +42,7 @@ class Recorder:
             "gpu": self.pgpu,
             "now_ns": ledger.now_ns or 0,
             "lost": lost,
-            "utilisation": ledger.utilization,
+            "utilization": ledger.utilization,
             "pods": pods,
         }
         if ledger.plan is not None and ledger.plan != plan:

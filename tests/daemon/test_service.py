@@ -82,8 +82,8 @@ def test_status_tells_utilisation_and_who_is_below_its_quota(host: SimHost, serv
     assert usage["below_quota_reason"].startswith("asks for less")
     assert usage["share"] < 0.5
     assert usage["switch_time_ns"] >= usage["switches"] > 0
-    assert 0 <= gpu["utilisation"] <= 1
-    assert 0 <= gpu["residence"] <= 1
+    assert 0 <= gpu["utilization"] <= 1
+    assert 0 <= gpu["engine_active"] <= 1
 
 
 def test_restarted_container_takes_its_last_runs_place(host: SimHost, service: Service) -> None:

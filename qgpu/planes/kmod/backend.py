@@ -19,7 +19,7 @@ from qgpu.model import NS_PER_MS, Grant, OnIdle, Plan, PodPlan, PodSample, Sampl
 from qgpu.model.preemptions import preemptions
 from qgpu.model.tsg_turns import all_at_once
 from qgpu.planes.kmod import DEVICE
-from qgpu.planes.kmod.device import CLASSES, Card, Device, grant_of, missing_for_limits, text_of, trouble_of
+from qgpu.planes.kmod.device import CLASSES, Card, Device, grant_of, missing_for_limits, problem_of, text_of
 from qgpu.planes.kmod.uapi import NUMBERS, ffi
 
 _log = structlog.get_logger("kmod")
@@ -108,8 +108,8 @@ class KmodBackend:
     def sample(self) -> Sample:
         """Report what happened since the last call. Raises BackendGoneError while the module enforces nothing."""
         info = self._device.info()
-        if trouble := trouble_of(info):
-            raise BackendGoneError(f"qgpu.ko: {trouble}")
+        if problem := problem_of(info):
+            raise BackendGoneError(f"qgpu.ko: {problem}")
         if (missing := missing_for_limits(info)) != self._missing:
             self._missing = missing
             if missing:

@@ -14,7 +14,7 @@ from qgpu.linux import cgroup
 from qgpu.model import Grant
 from qgpu.model.plane_api import ExcludedCard, Pgpu, PodInfo
 from qgpu.planes.kmod.backend import GpuTimeSource, KmodBackend
-from qgpu.planes.kmod.device import CLASSES, Card, Device, card_of, grant_of, missing_for_limits, text_of, trouble_of
+from qgpu.planes.kmod.device import CLASSES, Card, Device, card_of, grant_of, missing_for_limits, problem_of, text_of
 from qgpu.planes.kmod.uapi import NUMBERS
 
 
@@ -43,8 +43,8 @@ class KmodHost:
         self.driver = text_of(info.driver)
         if info.abi != NUMBERS["QGPU_ABI_VERSION"]:
             raise NotSupportedError(f"qgpu.ko: it speaks ABI {info.abi}, this is {NUMBERS['QGPU_ABI_VERSION']}")
-        if trouble := trouble_of(info):
-            raise NotSupportedError(f"qgpu.ko: {trouble}")
+        if problem := problem_of(info):
+            raise NotSupportedError(f"qgpu.ko: {problem}")
         #: The last known path of each cgroup id.
         self._paths: dict[int, str] = {}
         self._cards = sorted(map(self._card, range(info.nr_gpus)), key=lambda card: card.pci)
@@ -169,7 +169,7 @@ class KmodHost:
         inside = cgroup.members(path) if path else cgroup.CgroupMembers(alive=path is None)
         refused = int(pod.refused_allocs), int(pod.refused_controls)
         return PodInfo(
-            text_of(pod.name), grants, inside.pids, memory, _trouble(pod), path or "", *refused, inside.alive
+            text_of(pod.name), grants, inside.pids, memory, _problem(pod), path or "", *refused, inside.alive
         )
 
     def _path(self, pod: Any) -> str | None:
@@ -181,7 +181,7 @@ class KmodHost:
             return None
 
 
-def _trouble(pod: Any) -> str:
+def _problem(pod: Any) -> str:
     said = []
     if pod.flags & NUMBERS["QGPU_POD_LATE"]:
         said.append("it opened the GPU before it was a pod; that work is not limited")

@@ -120,7 +120,7 @@ class SeccompHost:
                 grants_from_json(pod["grants"]),
                 inside.pids,
                 {int(i): held for i, held in pod["memory"].items()},
-                "; ".join(_troubles(pod["refused"])),
+                "; ".join(_problems(pod["refused"])),
                 pod["cgroup"],
                 sum(n for what, n in pod["refused"].items() if what.endswith(_OVER_LIMIT)),
                 sum(n for what, n in pod["refused"].items() if not what.endswith(_OVER_LIMIT)),
@@ -329,7 +329,7 @@ class SeccompHost:
             _log.warning("no standby guardian", error=str(error))
 
 
-def _troubles(refused: Mapping[str, int]) -> list[str]:
+def _problems(refused: Mapping[str, int]) -> list[str]:
     """Return what was refused, and what users of tools can do about it."""
     return [*(f"{what} refused {n} times" for what, n in refused.items()), *tools.advice(refused)]
 
