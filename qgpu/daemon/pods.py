@@ -15,7 +15,7 @@ from functools import partial
 import structlog
 
 from qgpu import admission
-from qgpu.admission import Yielding
+from qgpu.admission import Occupancy, Yielding
 from qgpu.config import GpuSettings
 from qgpu.daemon import bound_containers
 from qgpu.daemon.device_isolation import DeviceIsolation
@@ -118,10 +118,8 @@ class Pods:
             before = [pod for pod in pods if at and pod.cgroup == at]
             others = [pod for pod in pods if pod not in before]
             name = wanted or _unused_name({pod.name for pod in others})
-            held = self.prepared.held()
             settings = self._settings() if may_wait else _granted_once(self._settings())
-            pgpus, yielding = self._free_pgpus(), self._yielding()
-            admission.check_new(name, grants, self.outside(others), pgpus, settings, held, yielding)
+            admission.check_new(name, grants, replace(self._occupancy(others), settings=settings))
             for pod in before:
                 self.retire(pod)
             if not may_wait:
@@ -153,9 +151,7 @@ class Pods:
 
     def check_amended(self, name: str, grants: Mapping[int, Grant]) -> None:
         """Check new grants of a pod. Raises a QgpuError."""
-        pods, held = self.outside(self.host.pods()), self.prepared.held()
-        settings, yielding = self._settings(), self._yielding()
-        admission.check_amended(name, grants, pods, self._free_pgpus(), settings, held, yielding)
+        admission.check_amended(name, grants, self._occupancy(self.host.pods()))
 
     def amend(self, name: str, grants: Mapping[int, Grant]) -> None:
         """Change a pod's grants if they fit. Raises a QgpuError."""
@@ -190,11 +186,10 @@ class Pods:
 
     def check_prepared(self, grant: PreparedGrant, pods: Sequence[PodInfo]) -> None:
         """Check what a claim is to hold, in place of what it holds now. Raises RefusedError."""
-        wanted, beside = self.prepared.wanted(grant), self.prepared.held(besides=grant.uid)
         known = self.prepared.by_name.keys() | {device.name for device in grant.devices}
         others = bound_containers.outside(pods, known)  # containers that outlived a loss of their claim are in it again
-        settings, yielding = self._settings(), self._yielding()
-        admission.check_prepared(wanted, others, self._free_pgpus(), settings, beside, yielding)
+        beside = replace(self._occupancy(()), pods=others, prepared=self.prepared.held(besides=grant.uid))
+        admission.check_prepared(self.prepared.wanted(grant), beside)
 
     def outside(self, pods: Sequence[PodInfo]) -> list[PodInfo]:
         """Return the pods as admission counts them beside the prepared grants."""
@@ -239,10 +234,12 @@ class Pods:
         """Return a pGPU's memory less what is still held on behalf of removed pods, in bytes."""
         return self.cards[index].memory - self.host.orphaned_memory().get(index, 0)
 
-    def _yielding(self) -> Yielding:
-        """Return what admission must know; nothing where no memory is overcommitted."""
-        overcommitted = any(each.memory_overcommit > 1 for each in self._settings().values())
-        return self.yielding() if overcommitted else admission.FREELY
+    def _occupancy(self, pods: Sequence[PodInfo]) -> Occupancy:
+        """Return what grants must fit beside these pods; who can yield matters only where memory is overcommitted."""
+        settings = self._settings()
+        overcommitted = any(each.memory_overcommit > 1 for each in settings.values())
+        yielding = self.yielding() if overcommitted else admission.FREELY
+        return Occupancy(self.outside(pods), self._free_pgpus(), settings, self.prepared.held(), yielding)
 
     def _is_over(self, pod: PodInfo) -> bool:
         """Tell whether a pod is to be retired."""
