@@ -1,7 +1,7 @@
-"""The guardian's main loop (daemon requests, process exits, window edges), and one thread per pod for its calls.
+"""The guardian's main loop (daemon requests, process exits, window edges), and a thread for each listener of a pod.
 
-A pod can make its memory as slow as it likes, so a thread of its own serves its calls (``dispatcher.py``); that thread
-takes the one lock only for look-ups. Only the main loop moves gates and sets timeslices.
+A pod can make its memory as slow as it likes, so threads of its own serve its calls (``dispatcher.py``); they take the
+one lock only for look-ups. Only the main loop moves gates and sets timeslices.
 """
 
 from __future__ import annotations

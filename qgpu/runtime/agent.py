@@ -48,8 +48,8 @@ LISTENER = "anon_inode:seccomp notify"
 _KEPT = "start."
 
 #: Takes a copy of the listener of a process: (pid, container id, descriptor). The same one again changes nothing.
-#: Raises BackendGoneError to be asked again, QgpuError to refuse. 1.8 does not know the pid of a
-#: process that it brings in by exec, and says 0.
+#: Raises BackendGoneError to be asked again, QgpuError to refuse. crun 1.8 does not know the pid of a process that it
+#: brings in by exec, and says 0.
 Attach = Callable[[int, str, int], None]
 
 

@@ -1,4 +1,4 @@
-"""What a pod's call handlers share: its memory and files, answers in RM's form, claims against its limits."""
+"""What the handlers of a pod's calls share: its memory and files, answers in RM's form, claims against its limits."""
 
 from __future__ import annotations
 
