@@ -98,8 +98,8 @@ class Refusals(threading.Thread):
         while not self.done:
             with suppress(QgpuError):
                 for pod in self._bench.pods():
-                    if pod["trouble"]:
-                        self.said[pod["name"]] = pod["trouble"]
+                    if pod["problem"]:
+                        self.said[pod["name"]] = pod["problem"]
             time.sleep(0.02)
 
 

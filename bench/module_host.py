@@ -25,7 +25,7 @@ from harness import ROOT
 from qgpu.errors import NotSupportedError, PermissionDeniedError
 from qgpu.linux import cgroup
 from qgpu.nvidia import versions
-from qgpu.planes.kmod.device import Device, text_of, trouble_of
+from qgpu.planes.kmod.device import Device, problem_of, text_of
 
 _SYS = Path("/sys/module")
 _DISABLED = Path("/proc/sys/kernel/modules_disabled")
@@ -211,9 +211,9 @@ def _enforces() -> str:
     until = time.monotonic() + 10
     device = Device()
     try:
-        while trouble := trouble_of(device.info()):
+        while problem := problem_of(device.info()):
             if time.monotonic() > until:
-                raise NotSupportedError(f"the module is loaded but does not enforce: {trouble}")
+                raise NotSupportedError(f"the module is loaded but does not enforce: {problem}")
             time.sleep(0.1)
         return text_of(device.info().driver)
     finally:

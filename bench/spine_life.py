@@ -94,7 +94,7 @@ def restart(script: Script) -> list[Figure]:
         known = {pod["name"]: pod for pod in script.bench.pods()}
         found = all(f'"{pod.name}"' in text and known.get(pod.name, {}).get("pids") for pod in (a, b))
         script.say(
-            f"restarted: pods found: {found}; " + "; ".join(f"{p['name']}: {p['trouble']}" for p in known.values())
+            f"restarted: pods found: {found}; " + "; ".join(f"{p['name']}: {p['problem']}" for p in known.values())
         )
         script.bench.policy("burst-share")
         script.settle(2)

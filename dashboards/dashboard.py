@@ -64,9 +64,9 @@ def _stat(title: str, about: str, expression: str, unit: str = "short", **more: 
 
 PANELS = (
     _stat(
-        "Trouble",
+        "Problems",
         "pGPUs whose plane fails, and hosts whose daemon does not answer. Their pods run ungated.",
-        f"(sum(qgpu_gpu_trouble{GPU}) or vector(0)) "
+        f"(sum(qgpu_gpu_problem{GPU}) or vector(0)) "
         '+ (count(up{job=~"qgpu.*", instance=~"$instance"} == 0) or vector(0))',
         steps=BAD_FROM_1,
     ),

@@ -47,51 +47,41 @@ class Yielding:
 FREELY = Yielding()
 
 
-def check_new(
-    name: str,
-    grants: Mapping[int, Grant],
-    pods: Sequence[PodInfo],
-    pgpus: Sequence[Pgpu],
-    settings: Mapping[int, GpuSettings],
-    prepared: Sequence[Held] = (),
-    yielding: Yielding = FREELY,
-) -> None:
+@dataclass(frozen=True, slots=True)
+class Occupancy:
+    """What grants must fit beside: the pods and claims of this host, on these pGPUs under these settings."""
+
+    pods: Sequence[PodInfo]
+    pgpus: Sequence[Pgpu]
+    settings: Mapping[int, GpuSettings]
+    prepared: Sequence[Held] = ()
+    yielding: Yielding = FREELY
+
+    def held(self, besides: str = "") -> list[Held]:
+        """Return what pods and claims hold, without the pod of this name."""
+        return _held([pod for pod in self.pods if pod.name != besides], self.prepared, self.yielding)
+
+
+def check_new(name: str, grants: Mapping[int, Grant], beside: Occupancy) -> None:
     """Check a new pod. Raises InvalidValueError, UnknownNameError or RefusedError."""
     cgroup.check_name(name)
-    if any(pod.name == name for pod in pods):
+    if any(pod.name == name for pod in beside.pods):
         raise RefusedError(f"pod {name}: there is one of that name already; choose another --name")
     if not grants:
         raise InvalidValueError(f"pod {name}: a pod needs a grant on at least one pGPU")
-    wanted = _held([PodInfo(name, grants)], (), yielding)
-    _check_fit(wanted, _held(pods, prepared, yielding), pgpus, settings, yielding)
+    _check_fit(_held([PodInfo(name, grants)], (), beside.yielding), beside.held(), beside)
 
 
-def check_amended(
-    name: str,
-    grants: Mapping[int, Grant],
-    pods: Sequence[PodInfo],
-    pgpus: Sequence[Pgpu],
-    settings: Mapping[int, GpuSettings],
-    prepared: Sequence[Held] = (),
-    yielding: Yielding = FREELY,
-) -> None:
+def check_amended(name: str, grants: Mapping[int, Grant], beside: Occupancy) -> None:
     """Check new grants of an existing pod. Raises UnknownNameError or RefusedError."""
-    if not any(pod.name == name for pod in pods):
+    if not any(pod.name == name for pod in beside.pods):
         raise no_pod(name)
-    others = _held([pod for pod in pods if pod.name != name], prepared, yielding)
-    _check_fit(_held([PodInfo(name, grants)], (), yielding), others, pgpus, settings, yielding)
+    _check_fit(_held([PodInfo(name, grants)], (), beside.yielding), beside.held(besides=name), beside)
 
 
-def check_prepared(
-    wanted: Sequence[Held],
-    pods: Sequence[PodInfo],
-    pgpus: Sequence[Pgpu],
-    settings: Mapping[int, GpuSettings],
-    prepared: Sequence[Held],
-    yielding: Yielding = FREELY,
-) -> None:
+def check_prepared(wanted: Sequence[Held], beside: Occupancy) -> None:
     """Check the devices of one claim together, beside all other claims' devices. Raises RefusedError."""
-    _check_fit(wanted, _held(pods, prepared, yielding), pgpus, settings, yielding)
+    _check_fit(wanted, beside.held(), beside)
 
 
 def check_quotas(name: str, grants: Mapping[int, Grant], settings: Mapping[int, GpuSettings]) -> None:
@@ -133,15 +123,9 @@ def _held(pods: Iterable[PodInfo], prepared: Iterable[Held], yielding: Yielding)
     return [*found, *prepared]
 
 
-def _check_fit(
-    wanted: Iterable[Held],
-    others: Iterable[Held],
-    pgpus: Sequence[Pgpu],
-    settings: Mapping[int, GpuSettings],
-    yielding: Yielding,
-) -> None:
-    cards = {pgpu.index: pgpu for pgpu in pgpus}
-    standing = list(others)
+def _check_fit(wanted: Iterable[Held], standing: list[Held], occupancy: Occupancy) -> None:
+    """Check each of ``wanted`` beside those in ``standing``, to which it is added."""
+    cards, settings = {pgpu.index: pgpu for pgpu in occupancy.pgpus}, occupancy.settings
     for each in wanted:
         index = each.index
         if index not in cards:
@@ -155,7 +139,7 @@ def _check_fit(
         _check_memory(each, cards[index], beside, settings[index])
         standing.append(each)
         if settings[index].memory_overcommit > 1:
-            _check_host_memory(each, standing, cards, yielding)
+            _check_host_memory(each, standing, cards, occupancy.yielding)
 
 
 def _check_quota(held: Held, settings: GpuSettings) -> None:

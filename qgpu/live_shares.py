@@ -8,7 +8,7 @@ from typing import Any
 from qgpu.ipc.control_socket import Client
 
 #: What the daemon says of a pod on a pGPU beside its use: None from a daemon of an earlier version.
-_STANDING = (
+_USAGE = (
     "below_quota",
     "below_quota_reason",
     "expected_wait_p99_ns",
@@ -42,9 +42,9 @@ def shares(before: dict[str, Any], now: dict[str, Any]) -> list[dict[str, Any]]:
                     "share": round(min(1.0, share), 4),
                     "held": usage["memory"],
                     "busy": usage["busy"],
-                    "trouble": pod["trouble"],
+                    "problem": pod["problem"],
                     "state": "waiting" if pod.get("waits_for") else pod.get("state"),
-                    **{key: usage.get(key) for key in _STANDING},
+                    **{key: usage.get(key) for key in _USAGE},
                 }
             )
     return sorted(rows, key=lambda row: (row["gpu"], row["class"] != "online", natural(row["pod"])))

@@ -16,6 +16,7 @@ _BYTES = {"": 1, "B": 1} | {
 }
 _NS = {"ns": 1, "us": 1_000, "µs": 1_000, "ms": 1_000_000, "s": 1_000_000_000}
 
+GIB = 1 << 30
 #: The least memory limit, in bytes. A compute TSG alone is charged half of it.
 LEAST_LIMIT = 32 << 20
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from qgpu import admission
+from qgpu.admission import Occupancy
 from qgpu.config import GpuSettings
 from qgpu.errors import InvalidValueError, RefusedError, UnknownNameError
 from qgpu.model import Grant, PodClass
@@ -26,7 +27,7 @@ FIXED = {0: GpuSettings("fixed-share"), 1: GpuSettings()}
     ],
 )
 def test_a_pod_that_fits_is_let_in(grants: dict[int, Grant]) -> None:
-    admission.check_new("c", grants, PODS, CARDS, BURST)
+    admission.check_new("c", grants, Occupancy(PODS, CARDS, BURST))
 
 
 @pytest.mark.parametrize(
@@ -47,27 +48,27 @@ def test_what_does_not_fit_is_named(
     name: str, grants: dict[int, Grant], settings: dict[int, GpuSettings], error: type[Exception], complaint: str
 ) -> None:
     with pytest.raises(error, match=complaint):
-        admission.check_new(name, grants, PODS, CARDS, settings)
+        admission.check_new(name, grants, Occupancy(PODS, CARDS, settings))
 
 
 def test_online_pod_needs_no_quota_if_only_offline_is_fixed() -> None:
-    admission.check_new("c", {0: Grant(PodClass.ONLINE)}, PODS, CARDS, FIXED)
+    admission.check_new("c", {0: Grant(PodClass.ONLINE)}, Occupancy(PODS, CARDS, FIXED))
 
 
 def test_a_pods_own_old_grant_does_not_stand_in_its_way() -> None:
-    admission.check_amended("a", {0: Grant(cores=100, memory=80 * GIB)}, PODS, CARDS, BURST)
+    admission.check_amended("a", {0: Grant(cores=100, memory=80 * GIB)}, Occupancy(PODS, CARDS, BURST))
 
 
 def test_amending_beyond_the_card_is_refused() -> None:
     crowded = (*PODS, PodInfo("c", {0: Grant(cores=30)}))
 
     with pytest.raises(RefusedError, match="71 % for pod a does not fit; 70 % is left"):
-        admission.check_amended("a", {0: Grant(cores=71)}, crowded, CARDS, BURST)
+        admission.check_amended("a", {0: Grant(cores=71)}, Occupancy(crowded, CARDS, BURST))
 
 
 def test_amending_a_pod_there_is_not_is_refused() -> None:
     with pytest.raises(UnknownNameError, match="pod z"):
-        admission.check_amended("z", {0: Grant()}, PODS, CARDS, BURST)
+        admission.check_amended("z", {0: Grant()}, Occupancy(PODS, CARDS, BURST))
 
 
 def test_a_policy_that_would_starve_a_pod_that_runs_is_refused() -> None:
@@ -85,7 +86,7 @@ def test_offline_floor_and_online_quotas_must_fit_together() -> None:
     admission.check_settings(0, [online], floor)
 
     with pytest.raises(RefusedError, match="71 % for online pods and an offline floor of 30 % do not fit"):
-        admission.check_new("c", {0: Grant(PodClass.ONLINE, cores=1)}, [online], CARDS, {0: floor, 1: floor})
+        admission.check_new("c", {0: Grant(PodClass.ONLINE, cores=1)}, Occupancy([online], CARDS, {0: floor, 1: floor}))
     with pytest.raises(RefusedError, match="pGPU 0: 70 % for online pods and an offline floor of 31 %"):
         admission.check_settings(0, [online], GpuSettings(offline_floor=31))
 
@@ -106,32 +107,34 @@ HALVES = (PodInfo("a", {0: Grant(memory=50 * GIB)}), PodInfo("b", {0: Grant(PodC
 )
 def test_offline_limits_may_go_beyond_the_card(grant: Grant, complaint: str | None) -> None:
     if complaint is None:
-        admission.check_new("c", {0: grant}, HALVES, CARDS, TWICE)
+        admission.check_new("c", {0: grant}, Occupancy(HALVES, CARDS, TWICE))
     else:
         with pytest.raises(RefusedError, match=complaint):
-            admission.check_new("c", {0: grant}, HALVES, CARDS, TWICE)
+            admission.check_new("c", {0: grant}, Occupancy(HALVES, CARDS, TWICE))
 
 
 def test_no_limit_is_larger_than_the_card() -> None:
     with pytest.raises(RefusedError, match="81 GiB for pod c does not fit; 80 GiB is left to grant"):
-        admission.check_new("c", {0: Grant(memory=81 * GIB)}, (), CARDS, TWICE)
+        admission.check_new("c", {0: Grant(memory=81 * GIB)}, Occupancy((), CARDS, TWICE))
 
 
 def test_pods_that_cannot_yield_count_like_online_ones() -> None:
     stuck = admission.Yielding({"a"})
-    admission.check_new("c", {0: Grant(PodClass.ONLINE, memory=40 * GIB)}, HALVES[:1], CARDS, TWICE)
+    admission.check_new("c", {0: Grant(PodClass.ONLINE, memory=40 * GIB)}, Occupancy(HALVES[:1], CARDS, TWICE))
     with pytest.raises(RefusedError, match="40 GiB for pod c does not fit; 30 GiB is left to grant"):
-        admission.check_new("c", {0: Grant(PodClass.ONLINE, memory=40 * GIB)}, HALVES[:1], CARDS, TWICE, yielding=stuck)
+        admission.check_new(
+            "c", {0: Grant(PodClass.ONLINE, memory=40 * GIB)}, Occupancy(HALVES[:1], CARDS, TWICE, yielding=stuck)
+        )
     both = {index: Grant(memory=41 * GIB) for index in (0, 1)}
     with pytest.raises(RefusedError, match="pGPU 0: 41 GiB for pod c does not fit; 40 GiB is left to grant"):
-        admission.check_new("c", both, HALVES, CARDS, TWICE)
+        admission.check_new("c", both, Occupancy(HALVES, CARDS, TWICE))
 
 
 def test_what_is_beyond_the_cards_fits_into_host_memory() -> None:
     room = admission.Yielding(host_room=20 * GIB)
-    admission.check_new("c", {0: Grant(memory=10 * GIB)}, HALVES, CARDS, TWICE, yielding=room)
+    admission.check_new("c", {0: Grant(memory=10 * GIB)}, Occupancy(HALVES, CARDS, TWICE, yielding=room))
     with pytest.raises(RefusedError, match="21 GiB of pods would be off the cards, and host memory holds 20 GiB"):
-        admission.check_new("c", {0: Grant(memory=11 * GIB)}, HALVES, CARDS, TWICE, yielding=room)
+        admission.check_new("c", {0: Grant(memory=11 * GIB)}, Occupancy(HALVES, CARDS, TWICE, yielding=room))
 
 
 def test_overcommit_begins_only_where_all_pods_have_limits() -> None:

@@ -60,7 +60,7 @@ ARROWS: dict[str, set[str]] = {
     # beside the pods
     "load": {"entry_point", "errors", "ipc", "model", "paths", "units"},
     "runtime": {"errors", "guardian.proxy", "ipc", "linux", "model", "nvidia", "units"},
-    "checkpoint": {"errors", "guardian.accounting", "linux", "model", "nvidia"},
+    "checkpoint": {"errors", "guardian.accounting", "linux", "model", "nvidia", "units"},
     # the planes: none knows another
     "planes.kmod": {"checkpoint", "errors", "linux", "model"},
     "planes.seccomp": {
@@ -74,7 +74,7 @@ ARROWS: dict[str, set[str]] = {
         "model",
         "nvidia",
     },
-    "planes.sim": {"errors", "ipc", "linux", "load", "model"},
+    "planes.sim": {"errors", "ipc", "linux", "load", "model", "units"},
     "slurm": {"errors", "model", "units"},
     # what operators set and see
     "config": {"errors", "ipc", "model", "policies", "toml_tables", "units"},

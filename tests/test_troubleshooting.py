@@ -47,7 +47,7 @@ def messages() -> Iterator[tuple[str, str, str]]:
 def explained() -> list[str]:
     """Return the messages that the document explains."""
     text = DOCUMENT.read_text().replace("\n", " ")
-    return re.findall(r"\*\*(?:TROUBLE: )?`([^`]+)`", text)
+    return re.findall(r"\*\*(?:PROBLEM: )?`([^`]+)`", text)
 
 
 def clear(place: str, kind: str, message: str) -> bool:

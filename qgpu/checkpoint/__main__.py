@@ -7,7 +7,6 @@ process that it is about.
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import signal
@@ -16,16 +15,12 @@ from typing import Any
 
 from qgpu.checkpoint.cuda_checkpoint import CudaCheckpoint
 from qgpu.errors import QgpuError
-
-_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+from qgpu.linux.parent_death import end_with_parent
 
 
 def main() -> None:
     """Answer requests until the parent closes our input or ends."""
-    parent = os.getppid()
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        return
+    end_with_parent(os.getppid(), signal.SIGKILL)
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # for whatever the library prints
     driver: CudaCheckpoint | None = None

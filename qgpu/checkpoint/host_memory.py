@@ -7,8 +7,8 @@ from pathlib import Path
 
 from qgpu.errors import RefusedError
 from qgpu.linux import cgroup
+from qgpu.units import GIB
 
-GIB = 1 << 30
 #: What stays free on the host: the driver's own buffers, and everybody else's next moments.
 MARGIN = 2 * GIB
 _MEMINFO = Path("/proc/meminfo")

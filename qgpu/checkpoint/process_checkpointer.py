@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 
 from qgpu.checkpoint import host_memory
 from qgpu.checkpoint.cuda_checkpoint import FIRST_BRANCH
@@ -29,8 +30,6 @@ _MOST_FILES = 1024
 _CALL_S, _LONG_CALL_S = 20.0, 900.0
 #: What Lock may take beyond its own limit.
 _SLACK_S = 10.0
-#: The index of a process's start time among the fields of /proc/PID/stat behind its name.
-_STARTED = 19
 
 
 class ProcessCheckpointer:
@@ -75,7 +74,7 @@ class ProcessCheckpointer:
 
     def alive(self, process: GpuProcess) -> bool:
         """Look at its start time."""
-        return started_at(process.pid) == process.started
+        return _started_at(process.pid) == process.started
 
     def check_host_memory(self, pod: PodInfo, beside: int) -> None:
         """Check host memory and the limits of the pod's cgroup."""
@@ -124,7 +123,13 @@ class ProcessCheckpointer:
 
 
 def _named(pids: Iterable[int]) -> list[GpuProcess]:
-    return [GpuProcess(pid, started) for pid in sorted(pids) if (started := started_at(pid))]
+    return [GpuProcess(pid, started) for pid in sorted(pids) if (started := _started_at(pid))]
+
+
+def _started_at(pid: int) -> str:
+    with suppress(OSError):
+        return proc.start_time(pid)
+    return ""
 
 
 def _has_card(pid: int) -> bool:
@@ -147,12 +152,3 @@ def check_driver(version: str) -> None:
         raise NotSupportedError(
             f"NVIDIA driver {version}: it cannot suspend processes; install branch {FIRST_BRANCH} or newer"
         )
-
-
-def started_at(pid: int) -> str:
-    """Return a process's start time in clock ticks; empty if it has ended."""
-    try:
-        fields = proc.stat(pid)
-    except OSError:
-        return ""
-    return fields[_STARTED] if fields and fields[0] not in "ZX" else ""

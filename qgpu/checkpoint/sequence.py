@@ -118,18 +118,18 @@ def _repeat(
     """Do each step with every process, until ``late_s`` have passed, at least once; then all must be as wanted."""
     deadline = time.monotonic() + late_s
     while True:
-        trouble: QgpuError | None = None
+        problem: QgpuError | None = None
         for step in steps:
             for each in processes:
                 try:
                     step(each)
                 except QgpuError as error:  # it has just ended, or is in the middle of a call that was cut off
-                    trouble = error
+                    problem = error
         if time.monotonic() >= deadline:
             break
         time.sleep(_LOOK_S)
     for each in processes:  # one that failed in the driver stays so; what the driver said of it was raised before
         if (state := driver.state(each)) not in (wanted, ProcessState.FAILED, None):
             raise CheckpointError(
-                f"process {each.pid} is {state}, not {wanted}: {trouble or 'the driver says no more'}"
+                f"process {each.pid} is {state}, not {wanted}: {problem or 'the driver says no more'}"
             )

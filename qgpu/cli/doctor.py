@@ -54,5 +54,5 @@ def _print(checks: Sequence[Check], output: str) -> None:
         return
     print_table(("", "CHECK", "FOUND"), [(check.verdict.value, check.name, check.found) for check in checks])
     for check in checks:
-        if check.mend:
-            click.echo(f"{check.verdict.value}: {check.name}: {check.mend}")
+        if check.remedy:
+            click.echo(f"{check.verdict.value}: {check.name}: {check.remedy}")

@@ -30,7 +30,7 @@ from qgpu.policies.registry import POLICIES
 
 _HEADER = (
     *("GPU", "NAME", "MEMORY", "HELD", "POLICY", "ONLINE POLICY", "PERIOD", "OFFLINE FLOOR"),
-    *("PODS", "RESIDENCE", "UTILISATION", "TROUBLE"),
+    *("PODS", "ENGINE ACTIVE", "UTILIZATION", "PROBLEM"),
 )
 
 
@@ -55,7 +55,7 @@ def status(context: Context, output: str) -> None:
 
 
 def _beside(answer: dict[str, Any]) -> Iterator[str]:
-    """Yield lines about device files, pods below their quota, cards left out, and processes outside pods."""
+    """Yield lines about device files, pods below their quota, excluded cards, and processes outside pods."""
     files = answer["device_files"]
     if files["enforced"]:
         refused = sum(files["refused"].values())
@@ -67,10 +67,10 @@ def _beside(answer: dict[str, Any]) -> Iterator[str]:
     for gpu in answer.get("gpus", ()):
         for name, reason in gpu.get("below_quota", {}).items():
             yield f"below its quota: pod {name} on pGPU {gpu['index']}: {reason}"
-        if gpu.get("memory_away") or gpu.get("memory_short"):
+        if gpu.get("memory_yielded") or gpu.get("memory_shortage"):
             yield f"memory of pGPU {gpu['index']}: overcommit {_overcommit(gpu)}"
-    for card in answer["left_out"]:
-        yield f"GPU {card['gpu']} ({card['pci']}) left out: {card['why']}"
+    for card in answer["excluded_cards"]:
+        yield f"GPU {card['gpu']} ({card['pci']}) excluded: {card['why']}"
     for each in answer["unmanaged_processes"]:
         yield f"outside pods: process {each['pid']} ({each['name']}) on pGPU {each['gpu']}, cgroup {each['cgroup']}"
 
@@ -116,8 +116,8 @@ def _facts(gpu: dict[str, Any], pods: list[dict[str, Any]], status: dict[str, An
     yield "temporary policy", gpu["temporary_policy"] or "-"
     yield "period", units.format_duration(gpu["period_ns"])
     yield "offline floor", per_cent(gpu["offline_floor"])
-    yield "utilisation", f"{part(gpu['utilisation'])} of the time a kernel ran (NVML)"
-    yield "residence", f"{part(gpu['residence'])} of the last seconds a pod was on the engine"
+    yield "utilization", f"{part(gpu['utilization'])} of the time a kernel ran (NVML)"
+    yield "engine active", f"{part(gpu['engine_active'])} of the last seconds a pod was on the engine"
     yield "memory", memory(gpu["memory"])
     yield "held by pods", memory(gpu["memory_used"])
     yield "limits granted", memory(sum(grant["memory"] or 0 for _, grant in grants))
@@ -126,7 +126,7 @@ def _facts(gpu: dict[str, Any], pods: list[dict[str, Any]], status: dict[str, An
     yield "pods", ", ".join(name for name, _ in grants) or "-"
     yield "below their quota", "; ".join(below) or "-"
     yield "outside pods", ", ".join(f"{each['pid']} ({each['name']})" for each in outside) or "-"
-    yield "trouble", gpu["trouble"] or "-"
+    yield "problem", gpu["problem"] or "-"
 
 
 @gpu.command()
@@ -222,10 +222,10 @@ def set_(
 def _overcommit(gpu: dict[str, Any]) -> str:
     """Describe how often memory may be granted, and what of it is off the card or missing now."""
     parts = ["-" if gpu["memory_overcommit"] == 1 else factor(gpu["memory_overcommit"])]
-    if gpu["memory_away"]:
-        parts.append(f"{memory(gpu['memory_away'])} of pods that take turns in host memory")
-    if gpu["memory_short"]:
-        parts.append(f"{memory(gpu['memory_short'])} being made free")
+    if gpu["memory_yielded"]:
+        parts.append(f"{memory(gpu['memory_yielded'])} of pods that take turns in host memory")
+    if gpu["memory_shortage"]:
+        parts.append(f"{memory(gpu['memory_shortage'])} being made free")
     return ", ".join(parts)
 
 
@@ -240,7 +240,7 @@ def _row(gpu: dict[str, Any]) -> tuple[str, ...]:
         units.format_duration(gpu["period_ns"]),
         f"{gpu['offline_floor']} %" if gpu["offline_floor"] else "-",
         str(gpu["pods"]),
-        part(gpu["residence"]),
-        part(gpu["utilisation"]),
-        gpu["trouble"] or "-",
+        part(gpu["engine_active"]),
+        part(gpu["utilization"]),
+        gpu["problem"] or "-",
     )

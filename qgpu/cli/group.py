@@ -28,7 +28,7 @@ from qgpu.ipc.control_socket import SCHEMA
 from qgpu.linux import cgroup, proc
 from qgpu.model import PodClass
 
-_HEADER = ("GROUP", "GPU", "CLASS", "QUOTA", "LIMIT", "HELD", "MEMBERS", "TROUBLE")
+_HEADER = ("GROUP", "GPU", "CLASS", "QUOTA", "LIMIT", "HELD", "MEMBERS", "PROBLEM")
 _LOOK_S = 0.05
 #: The keeper ends MPS in this time; it kills what does not end.
 _END_S = 30.0
@@ -111,7 +111,7 @@ def list_(context: Context, output: str) -> None:
     rows = [
         (
             *(each["name"], str(grant["gpu"]), grant["class"], cores(grant["cores"]), memory(grant["memory"])),
-            *(memory(use["memory"]), str(len(each["members"])), each["trouble"] or "-"),
+            *(memory(use["memory"]), str(len(each["members"])), each["problem"] or "-"),
         )
         for each in found
         for grant, use in zip(each["grants"], each["usage"], strict=True)
@@ -142,7 +142,7 @@ def show(context: Context, name: str, output: str) -> None:
             ("latency target", duration(grant["latency_target_ns"])),
             ("member's SMs", cores(part.sm)),
             ("member's limit", memory(part.memory)),
-            ("trouble", pod["trouble"] or "-"),
+            ("problem", pod["problem"] or "-"),
         ]
     )
     print_table(("MEMBER", "PROGRAM", "CGROUP"), [(str(pid), program, at) for pid, program, at in found])

@@ -12,7 +12,7 @@ from qgpu.cli.context import Context, pass_context
 from qgpu.cli.output import output_option, print_as
 from qgpu.errors import NoGpuError, PermissionDeniedError, QgpuError
 from qgpu.ipc.control_socket import SCHEMA, Client
-from qgpu.planes.kmod.device import Device, missing_for_limits, stalled_of, text_of, trouble_of
+from qgpu.planes.kmod.device import Device, missing_for_limits, problem_of, stalled_of, text_of
 from qgpu.planes.kmod.uapi import NUMBERS
 
 _SWITCH = Path("/sys/module/qgpu/parameters/enforce")
@@ -66,7 +66,7 @@ def _state() -> dict[str, Any]:
     finally:
         device.close()
     return {
-        "enforcing": trouble_of(info) or "yes",
+        "enforcing": problem_of(info) or "yes",
         "driver": text_of(info.driver) or "none",
         "abi": int(info.abi),
         "stalled_cards": stalled,

@@ -37,8 +37,8 @@ _UNITS = {
     "memory": "memory_bytes",
     "memory_used": "memory_used_bytes",
     "held": "held_bytes",
-    "memory_away": "memory_away_bytes",
-    "memory_short": "memory_short_bytes",
+    "memory_yielded": "memory_yielded_bytes",
+    "memory_shortage": "memory_shortage_bytes",
     "suspended_memory": "suspended_memory_bytes",
     **{
         name: f"{name}_ratio"
@@ -47,11 +47,11 @@ _UNITS = {
             "gated",
             "idle",
             "memory_overcommit",
-            "residence",
+            "engine_active",
             "share",
             "switching",
             "useful",
-            "utilisation",
+            "utilization",
             "vs_alone",
         )
     },

@@ -31,7 +31,7 @@ _HEADER = (
     "STATE",
     "PIDS",
     "CLAIM",
-    "TROUBLE",
+    "PROBLEM",
 )
 
 #: What pods get, beside what they were promised: the header of ``use_rows``.
@@ -166,7 +166,7 @@ def _facts(pod: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "claim", pod["claim"] or "-"
     for key, name in (("refused_memory", "refused allocations"), ("refused_calls", "refused calls")):
         yield name, "not counted here" if pod[key] is None else str(pod[key])
-    yield "trouble", pod["trouble"] or "-"
+    yield "problem", pod["problem"] or "-"
 
 
 def _state(pod: dict[str, Any]) -> str:
@@ -227,7 +227,7 @@ def _rows(pod: dict[str, Any]) -> list[tuple[str, ...]]:
             "waiting" if pod["waits_for"] else pod["state"],
             str(len(pod["pids"])),
             pod["claim"] or "-",
-            "; ".join(filter(None, [pod["trouble"], pod["state_error"]])) or "-",
+            "; ".join(filter(None, [pod["problem"], pod["state_error"]])) or "-",
         )
         for grant, used in zip(pod["grants"], pod["usage"], strict=True)
     ]

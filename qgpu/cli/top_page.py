@@ -97,7 +97,7 @@ def _gpu(gpu: Mapping[str, Any], shares: Sequence[Mapping[str, Any]], width: int
     there = [row for row in shares if row["gpu"] == gpu["index"]]
     short = sum(waits(row) for row in there)
     used = min(1.0, sum(row["share"] for row in there))
-    busy = gpu.get("utilisation")
+    busy = gpu.get("utilization")
     head = f"{'> ' if chosen else '  '}pGPU {gpu['index']} {gpu['name']}: {gpu['policy']}"
     parts = [
         (0, f", {used:.0%} used", Style.PLAIN),
@@ -108,8 +108,8 @@ def _gpu(gpu: Mapping[str, Any], shares: Sequence[Mapping[str, Any]], width: int
         (6, f", online {gpu['online_policy']}", Style.QUIET),
         (5, f", period {units.format_duration(gpu['period_ns'])}", Style.QUIET),
     ]
-    if gpu["trouble"]:
-        parts = [(0, f": {gpu['trouble']}", Style.BAD)]
+    if gpu["problem"]:
+        parts = [(0, f": {gpu['problem']}", Style.BAD)]
     for least in range(6, 0, -1):
         if not width or len(head) + sum(len(text) for _, text, _ in parts) <= width:
             break
@@ -137,8 +137,8 @@ def _details(mode: Mode, view: View, rows: Sequence[Mapping[str, Any]]) -> Line:
     facts = []
     if row.get("below_quota"):
         facts.append(f"below its quota: {row['below_quota_reason']}")
-    if row["trouble"]:
-        facts.append(row["trouble"])
+    if row["problem"]:
+        facts.append(row["problem"])
     if (gated := row.get("gated")) is not None:
         facts.append(f"gate closed {gated:.0%}")
     if (wait_ns := row.get("expected_wait_p99_ns")) is not None:

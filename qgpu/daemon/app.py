@@ -30,6 +30,7 @@ from qgpu.ipc.control_socket import Server
 from qgpu.ipc.systemd import ALIVE, notify
 from qgpu.linux import untrusted_fds
 from qgpu.linux.hangups import Hangups
+from qgpu.linux.repeated_error import RepeatedError
 from qgpu.linux.shutdown import Shutdown
 from qgpu.metrics import exporter
 from qgpu.model.plane_names import Plane
@@ -51,7 +52,7 @@ def run(
     hangups: Hangups,
 ) -> None:
     """Run the daemon until ``stop`` is set. Raises QgpuError."""
-    untrusted_fds.prepare()
+    untrusted_fds.install_signal_handler()
     _take_room()
     config = configuration.load(config_file) if config_file else Config()
     log.configure(config.log_level, config.log_format)
@@ -108,17 +109,12 @@ def _watch(
 ) -> None:
     """Do the periodic work until told to stop. Raises QgpuError if a loop has died."""
     notify("READY=1")
-    trouble = ""
+    reaping = RepeatedError(_log, "cannot check for ended pods, trying again")
     while not stop.wait(_BEAT_S):
         if not service.alive:
             raise QgpuError("a scheduling loop has died; this is a defect, see the log above")
-        try:
+        with reaping.logged(QgpuError):  # while the plane is gone, ended pods can wait
             service.reap()
-            trouble = ""
-        except QgpuError as error:  # the plane is gone for the moment; ended pods can wait
-            if str(error) != trouble:
-                trouble = str(error)
-                _log.error("cannot check for ended pods, trying again", error=trouble)
         restore()
         if hangups.terminal_closed:
             _log.info("its terminal is closed")

@@ -39,12 +39,12 @@ class BoundContainer:
     since_ns: int = field(default_factory=time.monotonic_ns, compare=False)
 
 
-def noted(pod: PodInfo) -> BoundContainer | None:
+def recorded(pod: PodInfo) -> BoundContainer | None:
     """Return what is noted of a pod's container; None if there is no note.
 
     A note that another version wrote counts as none: the pod then counts by its own grants.
     """
-    text = cgroup.noted(pod.cgroup, _NOTE) if pod.cgroup else None
+    text = cgroup.get_xattr(pod.cgroup, _NOTE) if pod.cgroup else None
     if text is None:
         return None
     try:
@@ -63,10 +63,10 @@ def bound_now(container: Container, devices: Iterable[str]) -> BoundContainer:
     )
 
 
-def note(at: str, bound: BoundContainer) -> None:
+def record(at: str, bound: BoundContainer) -> None:
     """Note a container at its cgroup. Raises RefusedError if it has prepared devices and cannot be noted."""
     try:
-        cgroup.note(at, _NOTE, json.dumps(asdict(bound)))
+        cgroup.set_xattr(at, _NOTE, json.dumps(asdict(bound)))
     except RefusedError:
         if bound.devices:
             raise
@@ -75,18 +75,18 @@ def note(at: str, bound: BoundContainer) -> None:
 def forget(at: str) -> None:
     """Remove a cgroup's note."""
     with suppress(RefusedError):
-        cgroup.note(at, _NOTE, "")
+        cgroup.set_xattr(at, _NOTE, "")
 
 
 def devices_of(pod: PodInfo) -> tuple[str, ...]:
     """Return a pod's prepared devices; none for a pod without."""
-    bound = noted(pod)
+    bound = recorded(pod)
     return bound.devices if bound is not None else ()
 
 
 def labels_of(pod: PodInfo, prepared: Mapping[str, tuple[PreparedGrant, object]]) -> ContainerLabels:
     """Return what Kubernetes calls a pod's container. ``prepared`` are the prepared devices by name."""
-    bound = noted(pod)
+    bound = recorded(pod)
     if bound is None:
         return ContainerLabels()
     claims = dict.fromkeys(prepared[name][0].name for name in bound.devices if name in prepared)

@@ -118,7 +118,7 @@ class ClaimRequests:
             self._pods.check_quotas(name, grants)  # a policy from the configuration holds whatever is prepared
             for pod in last:
                 self._pods.retire(pod)
-            bound_containers.note(at, bound)
+            bound_containers.record(at, bound)
             try:
                 self._pods.make(name, grants, at)
             except BaseException:
@@ -188,7 +188,7 @@ class ClaimRequests:
 
         One with a device that is not known any more is left as it is, and counts by what it has.
         """
-        there = [(pod, bound_containers.noted(pod)) for pod in pods if pod.name not in besides]
+        there = [(pod, bound_containers.recorded(pod)) for pod in pods if pod.name not in besides]
         found = [
             _User(pod.name, bound, pod.grants, pod.memory)
             for pod, bound in there

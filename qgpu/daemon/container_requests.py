@@ -66,7 +66,7 @@ class ContainerRequests:
             else:
                 self._pods.leave(at)
                 for pod in self._pods.listed():
-                    if pod.cgroup == at and bound_containers.noted(pod) == bound:
+                    if pod.cgroup == at and bound_containers.recorded(pod) == bound:
                         return {"name": pod.name}
                 name = self._claims.bind(container, bound, at) if devices else self._bind(container, bound, at)
         _log.info("container bound", pod=name, container=container.id, cgroup=at, devices=devices)
@@ -83,7 +83,7 @@ class ContainerRequests:
                 f"container {container.id}: it has pGPU {min(beyond)}, which group {group} has not; give it the "
                 "group's device alone"
             )
-        cgroup.note(at, _BEYOND, container.beyond_limits())
+        cgroup.set_xattr(at, _BEYOND, container.beyond_limits())
         bound_containers.forget(at)
         for last in [each for each in self._pods.listed() if each.cgroup == at]:
             self._pods.retire(last)
@@ -94,9 +94,9 @@ class ContainerRequests:
         container.check_devices()
         wanted = container.wanted()
         cards = container.gpus({index: pgpu.minor for index, pgpu in self._pods.cards.items()})
-        cgroup.note(at, _BEYOND, container.beyond_limits())
+        cgroup.set_xattr(at, _BEYOND, container.beyond_limits())
         name = self._pods.admit(container.pod, dict.fromkeys(cards, wanted.grant), at)
-        bound_containers.note(at, bound)
+        bound_containers.record(at, bound)
         return name
 
     def take_listener(self, pid: int, container: str, listener: int) -> None:
@@ -110,7 +110,7 @@ class ContainerRequests:
 
     def _pod_of_container(self, container: str) -> PodInfo:
         for pod in self._pods.listed():
-            if container and pod.pids and any(cgroup.names(each, container) for each in pod.cgroups):
+            if container and pod.pids and any(cgroup.is_of_container(each, container) for each in pod.cgroups):
                 return pod
         raise RefusedError(f"container {container}: no pod has it")
 
@@ -128,7 +128,7 @@ class ContainerRequests:
 def check_reach(pod: PodInfo) -> None:
     """Raise RefusedError if a container reaches a device that makes video memory past any limit."""
     for at in pod.cgroups:
-        if (name := cgroup.noted(at, _BEYOND)) is not None:
+        if (name := cgroup.get_xattr(at, _BEYOND)) is not None:
             raise RefusedError(
                 f"pod {pod.name}: its container reaches {name}, which makes video memory that no limit covers; "
                 "start it without that device"
@@ -137,7 +137,7 @@ def check_reach(pod: PodInfo) -> None:
 
 def _one_in(pod: PodInfo, container: str) -> int:
     """Return a process of a container in a pod. Raises RefusedError if none is left."""
-    inside = [pid for at in pod.cgroups if cgroup.names(at, container) for pid in cgroup.inside(at).pids]
+    inside = [pid for at in pod.cgroups if cgroup.is_of_container(at, container) for pid in cgroup.members(at).pids]
     if not inside:
         raise RefusedError(f"container {container}: no process of it is left")
     return inside[0]

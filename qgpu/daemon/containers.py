@@ -14,6 +14,7 @@ import structlog
 from qgpu.config import Config
 from qgpu.errors import QgpuError
 from qgpu.ipc.systemd import FdStore
+from qgpu.linux.repeated_error import RepeatedError
 from qgpu.model.plane_api import Pgpu
 from qgpu.model.plane_names import Plane
 from qgpu.paths import socket_path
@@ -34,25 +35,21 @@ class Containers:
         self, plane: Plane, pgpus: Sequence[Pgpu], runtime_dir: Path, config: Config, store: FdStore, take: Attach
     ) -> None:
         directory = cdi_directory(plane, config)
-        self._keeper = cdi.CdiFileWriter(pgpus, socket_path(runtime_dir), directory) if directory else None
-        self._trouble, self._again_s = "", 0.0
+        self._cdi_file = cdi.CdiFileWriter(pgpus, socket_path(runtime_dir), directory) if directory else None
+        self._failure = RepeatedError(_log, "no CDI file: containers cannot ask for a pGPU")
+        self._again_s = 0.0
         listener = agent_socket(plane, runtime_dir)
         self._agent = Agent(listener, take, store) if listener else None
         self.refresh()
 
     def refresh(self) -> None:
         """Rewrite the CDI file if it is out of date. A failure is logged once and retried later."""
-        if self._trouble and time.monotonic() < self._again_s:
+        if self._failure.text and time.monotonic() < self._again_s:
             return
-        trouble = ""
-        try:
-            if self._keeper is not None and self._keeper.refresh():
-                _log.info("CDI file written", directory=str(self._keeper.directory))
-        except QgpuError as error:
-            trouble = str(error)
-        if trouble and trouble != self._trouble:
-            _log.error("no CDI file: containers cannot ask for a pGPU", error=trouble)
-        self._trouble, self._again_s = trouble, time.monotonic() + _AGAIN_S
+        with self._failure.logged(QgpuError):
+            if self._cdi_file is not None and self._cdi_file.refresh():
+                _log.info("CDI file written", directory=str(self._cdi_file.directory))
+        self._again_s = time.monotonic() + _AGAIN_S
 
     def restore(self) -> None:
         """Listen for runtimes again if somebody removed the socket. Raises OSError."""

@@ -15,12 +15,13 @@ import structlog
 from qgpu.config import DeviceFiles
 from qgpu.errors import NotSupportedError, QgpuError
 from qgpu.linux import cgroup
+from qgpu.linux.repeated_error import RepeatedError
 from qgpu.lsm import device_files, pins
 from qgpu.lsm.device_files import Refusal
 from qgpu.model.plane_api import PodInfo
 from qgpu.model.plane_names import Plane
 
-_log = structlog.get_logger("fence")
+_log = structlog.get_logger("device_isolation")
 
 
 class DeviceIsolation:
@@ -30,8 +31,7 @@ class DeviceIsolation:
         self._files: device_files.DeviceFiles | None = None
         #: Why there is no isolation; empty while there is.
         self.why = ""
-        #: Why the program does not know every pod; empty if it does.
-        self._trouble = ""
+        self._failure = RepeatedError(_log, "the BPF program does not know every pod, trying again")
         #: How many refusals of each (pid, call, cgroup) were listed already.
         self._listed: dict[tuple[int, str, int], int] = {}
         if plane is Plane.SIM:
@@ -62,18 +62,11 @@ class DeviceIsolation:
         """Tell whether device files of pods are isolated."""
         return not self.why
 
-    def tell(self, pods: Sequence[PodInfo]) -> None:
+    def set_pods(self, pods: Sequence[PodInfo]) -> None:
         """Tell the program which pods exist."""
-        if self._files is None:
-            return
-        trouble = ""
-        try:
-            self._files.tell([at for pod in pods for at in pod.cgroups])
-        except OSError as error:
-            trouble = str(error)
-        if trouble and trouble != self._trouble:
-            _log.error("the BPF program does not know every pod, trying again", error=trouble)
-        self._trouble = trouble
+        if self._files is not None:
+            with self._failure.logged(OSError):
+                self._files.set_pods([at for pod in pods for at in pod.cgroups])
 
     def refused(self) -> dict[str, int]:
         """Return how many uses were refused since the program was loaded, by call."""
@@ -92,7 +85,7 @@ class DeviceIsolation:
 
     def shown(self) -> dict[str, Any]:
         """Return the state of the isolation in JSON types."""
-        return {"enforced": self.enforced, "why": self.why or self._trouble, "refused": self.refused()}
+        return {"enforced": self.enforced, "why": self.why or self._failure.text, "refused": self.refused()}
 
     def close(self, pods: Sequence[PodInfo] | None) -> None:
         """Release the program; remove it from the kernel if ``pods`` is empty. None means unknown."""

@@ -37,10 +37,10 @@ class TemporaryPolicy:
 class GpuLoop:
     """Schedules one pGPU, with settings that may change while it runs."""
 
-    def __init__(self, host: Host, pgpu: int, settings: GpuSettings, board: GangExchange | None = None) -> None:
+    def __init__(self, host: Host, pgpu: int, settings: GpuSettings, exchange: GangExchange | None = None) -> None:
         self._host = host
         self._pgpu = pgpu
-        self._board = board or GangExchange()
+        self._exchange = exchange or GangExchange()
         self._stop = threading.Event()
         self._backend: Backend | None = None
         self._watching = threading.Lock()
@@ -51,7 +51,7 @@ class GpuLoop:
         self.temporary: TemporaryPolicy | None = None
         self.ledger = Ledger(pgpu, card=next((each.name for each in host.pgpus() if each.index == pgpu), ""))
         #: Why the backend does not work at the moment; empty if it does.
-        self.trouble = ""
+        self.problem = ""
         self._thread = threading.Thread(target=self._run, name=f"pgpu{pgpu}", daemon=True)
         self._thread.start()
 
@@ -82,9 +82,9 @@ class GpuLoop:
             try:
                 self._use_backend()
             except QgpuError as error:
-                if str(error) != self.trouble:
-                    self.trouble = str(error)
-                    _log.error("backend failed, trying again", pgpu=self._pgpu, error=self.trouble)
+                if str(error) != self.problem:
+                    self.problem = str(error)
+                    _log.error("backend failed, trying again", pgpu=self._pgpu, error=self.problem)
                 self._stop.wait(_RETRY_S)
 
     def _use_backend(self) -> None:
@@ -94,7 +94,7 @@ class GpuLoop:
             loop.run(backend, self._current, self.ledger, self._stop.is_set, self._seen)
         finally:
             self._backend = None
-            self._board.leave(self._pgpu)
+            self._exchange.leave(self._pgpu)
             backend.close()
 
     def _set_detail(self, wanting: list[Watcher]) -> None:
@@ -107,7 +107,7 @@ class GpuLoop:
         alone = temporary is not None and self.ledger.accounts.keys() <= temporary.pods
         offline = temporary.policy if temporary is not None and alone else settings.policy
         composed = registry.compose(offline, settings.online_policy)
-        policy = self._board.in_step(composed, registry.POLICIES[offline].plan)
+        policy = self._exchange.in_step(composed, registry.POLICIES[offline].plan)
         return loop.Settings(policy, settings.period_ns, settings.offline_floor)
 
     def _seen(self, ledger: Ledger) -> None:
@@ -115,6 +115,6 @@ class GpuLoop:
         lost = self._backend.lost if self._backend is not None else 0
         for watcher in self._watchers:
             watcher(ledger, lost)
-        if self.trouble:
-            self.trouble = ""
+        if self.problem:
+            self.problem = ""
             _log.info("backend works again", pgpu=self._pgpu)

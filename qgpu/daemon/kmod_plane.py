@@ -24,18 +24,18 @@ from qgpu.planes.kmod.host import KmodHost
 class CtxswSource:
     """GPU time on one card by process, from the log of context switches."""
 
-    def __init__(self, watch: GpuTimeReader) -> None:
+    def __init__(self, reader: GpuTimeReader) -> None:
         self.detailed = False
-        self._watch = watch
+        self._reader = reader
 
     def read(self, tsgs: Sequence[TsgRef]) -> Reading:
         """Return what each TSG did since the last call. Raises BackendGoneError if the card fails."""
         firsts = {ref.tgid: ref for ref in reversed(tsgs)}
         try:
-            self._watch.drain()
-            seen = self._watch.look(lambda who: firsts.get(_pid(who)), detailed=self.detailed)
+            self._reader.drain()
+            seen = self._reader.read(lambda who: firsts.get(_pid(who)), detailed=self.detailed)
         except (RmError, OSError) as error:
-            raise BackendGoneError(f"card {self._watch.device.pci}: {error}; dmesg may say why") from error
+            raise BackendGoneError(f"card {self._reader.device.pci}: {error}; dmesg may say why") from error
         samples = {}
         for ref in firsts.values():
             use, ran = seen.uses.get(ref, NOTHING), tuple(seen.runs.get(ref, ()))
@@ -45,14 +45,14 @@ class CtxswSource:
     @property
     def lost(self) -> int:
         """Return how many context switches did not fit into the card's log."""
-        return self._watch.log.dropped
+        return self._reader.log.dropped
 
     def close(self) -> None:
         """Release the card's log."""
-        self._watch.device.client.close()
+        self._reader.device.client.close()
 
 
-def open_meter(card: Card) -> CtxswSource:
+def open_gpu_time(card: Card) -> CtxswSource:
     """Start to measure a card. Raises NoGpuError if the driver does not list it."""
     client = RmClient()
     for device in open_devices(client):
@@ -65,7 +65,7 @@ def open_meter(card: Card) -> CtxswSource:
 def open_host() -> KmodHost:
     """Open the module. Raises NoGpuError, NotSupportedError, PermissionDeniedError."""
     return KmodHost(
-        open_meter,
+        open_gpu_time,
         lambda cards: nvml.describe(enumerate(card.pci for card in cards)),
         lambda pgpu: nvml.Utilization(pgpu.uuid).read,
         nvml.cards_in_mig_mode,

@@ -107,40 +107,40 @@ class MemoryTurns:
             return f"memory of pGPU {there}"
         return ""
 
-    def has(self, pod: PodInfo) -> bool:
+    def applies_to(self, pod: PodInfo) -> bool:
         """Tell whether a pod is on a pGPU whose memory is overcommitted."""
         return any(map(self._overcommitted, pod.grants))
 
-    def told(self, name: str) -> str:
+    def pod_changed(self, name: str) -> str:
         """Look at once because of a change to a pod, and return what it waits for, as ``waits``."""
         pod = self._pods.named(name)
-        if not self.has(pod):
+        if not self.applies_to(pod):
             return ""
         self.look()
         return self.waits(pod)
 
     def recall(self, name: str) -> str:
         """Let a suspended pod come back as soon as there is room, and return what it waits for, as ``waits``."""
-        self._suspensions.let_back(name)
+        self._suspensions.allow_return(name)
         if (known := self._known.get(name)) is not None:
             known.since_ns, known.retry_at_ns = 0, 0
-        return self.told(name)
+        return self.pod_changed(name)
 
-    def away(self, index: int, pods: Sequence[PodInfo]) -> int:
+    def yielded_bytes(self, index: int, pods: Sequence[PodInfo]) -> int:
         """Return how many bytes of a pGPU's pods lie in host memory because they yielded."""
         states = [self._suspensions.state(pod.name) for pod in pods]
         return sum(found.memory.get(index, 0) for found in states if found.yielded)
 
-    def short(self, index: int) -> int:
+    def shortage(self, index: int) -> int:
         """Return how many bytes of a pGPU are still to be made free for the limits of pods on it."""
         return self._short.get(index, 0)
 
-    def lacks(self, pod: PodInfo) -> list[str]:
+    def shortages(self, pod: PodInfo) -> list[str]:
         """Return what is not there yet of a pod's memory, as text for a person."""
         return [
-            f"has to wait for its memory: {units.format_memory(self.short(index))} of pGPU {index} is being made free"
+            f"has to wait for its memory: {units.format_memory(missing)} of pGPU {index} is being made free"
             for index in pod.grants
-            if self.short(index) and not self.waits(pod)
+            if (missing := self.shortage(index)) and not self.waits(pod)
         ]
 
     def yielding(self) -> Yielding:
@@ -169,7 +169,7 @@ class MemoryTurns:
                 if not self._known[pod.name].begun and not _takes_turns(pod) and not short.keys() & pod.grants.keys():
                     self._begin(pod.name, now_ns)
 
-    def adopt(self) -> None:
+    def mark_all_begun(self) -> None:
         """Take all pods that are there for ones that have begun, before memory of their pGPU is overcommitted."""
         with self._lock:
             now_ns = self._now_ns()
@@ -178,20 +178,20 @@ class MemoryTurns:
                 self._known[pod.name].begun = True
 
     def _run(self) -> None:
-        trouble = ""
+        problem = ""
         while not self._stop.is_set():
             self._wanted.wait(_TICK_S)
             self._wanted.clear()
             try:
                 if self._active():
                     self.look()
-                trouble = ""
+                problem = ""
             except QgpuError as error:  # the plane is gone for the moment: nobody moves
                 if self._stop.is_set():
                     return
-                if str(error) != trouble:
-                    trouble = str(error)
-                    _log.error("memory turns stand still, trying again", error=trouble)
+                if str(error) != problem:
+                    problem = str(error)
+                    _log.error("memory turns stand still, trying again", error=problem)
             except Exception:  # noqa: BLE001 - also after a defect online pods must get their room
                 _log.exception("memory turns failed")
 
@@ -213,7 +213,7 @@ class MemoryTurns:
         )
         known = self._known.get(pod.name)
         if known is None:
-            begun = pod.name in self._pods.begun or not self.has(pod)
+            begun = pod.name in self._pods.begun or not self.applies_to(pod)
             known = self._known[pod.name] = _Known(place, now_ns, begun, used_ns, now_ns)
         if any(pod.memory.values()):
             known.begun = True

@@ -12,8 +12,8 @@ from qgpu.daemon.expected_wait import expected_wait_p99_ns
 from qgpu.daemon.gpu_loop import GpuLoop
 from qgpu.daemon.memory_turns import MemoryTurns
 from qgpu.daemon.plane_choice import PlaneChoice, driver_version
+from qgpu.daemon.pod_usage import UNSEEN, PodUsage, pod_usages
 from qgpu.daemon.pods import Pods
-from qgpu.daemon.standing import UNSEEN, Standing, standings
 from qgpu.daemon.suspensions import Suspensions
 from qgpu.daemon.trace_recordings import TraceRecordings
 from qgpu.daemon.unmanaged_processes import UnmanagedProcesses
@@ -34,14 +34,14 @@ class Counters:
         chosen: PlaneChoice,
         loops: Mapping[int, GpuLoop],
         traces: TraceRecordings,
-        fence: DeviceIsolation,
+        isolation: DeviceIsolation,
         unmanaged: UnmanagedProcesses,
         suspensions: Suspensions,
         turns: MemoryTurns,
     ) -> None:
         self._turns = turns
         self._suspensions = suspensions
-        self._fence, self._unmanaged = fence, unmanaged
+        self._isolation, self._unmanaged = isolation, unmanaged
         self._pods, self._chosen, self._loops, self._traces = pods, chosen, loops, traces
         self._driver = driver_version(chosen.plane)
         self._started_ns = time.monotonic_ns()
@@ -49,10 +49,10 @@ class Counters:
         for index, loop in loops.items():
             loop.watch(self._tallies[index].watch)
 
-    def standings(self) -> Mapping[int, Mapping[str, Standing]]:
+    def usages(self) -> Mapping[int, Mapping[str, PodUsage]]:
         """Return how every pod stands, by pGPU and name."""
         return {
-            index: standings(loop.ledger, self._tallies[index], loop.settings) for index, loop in self._loops.items()
+            index: pod_usages(loop.ledger, self._tallies[index], loop.settings) for index, loop in self._loops.items()
         }
 
     def view(self) -> View:
@@ -67,8 +67,8 @@ class Counters:
             [self._gpu(index, pods) for index in self._loops],
             {pod.name: self._pod(pod, labels) for pod, labels in pods},
             self._traces.count,
-            self._fence.enforced if self._chosen.plane is not Plane.SIM else None,
-            self._fence.refused(),
+            self._isolation.enforced if self._chosen.plane is not Plane.SIM else None,
+            self._isolation.refused(),
         )
 
     def _pod(self, pod: PodInfo, labels: ContainerLabels) -> PodView:
@@ -91,7 +91,7 @@ class Counters:
     def _gpu(self, index: int, pods: Sequence[tuple[PodInfo, ContainerLabels]]) -> GpuView:
         loop, tally = self._loops[index], self._tallies[index]
         ledger, settings = loop.ledger, loop.settings
-        standing = standings(ledger, tally, settings)
+        usage = pod_usages(ledger, tally, settings)
         prepared = [held.grant for held in self._pods.prepared.held() if held.index == index]
         return GpuView(
             self._pods.cards[index],
@@ -101,7 +101,7 @@ class Counters:
             tally.ticks,
             tally.plans,
             ledger.plan is not None and ledger.plan.gated,
-            loop.trouble,
+            loop.problem,
             [
                 PodOnGpuView(
                     pod.name,
@@ -119,12 +119,12 @@ class Counters:
                 )
                 for pod, labels in pods
                 if index in pod.grants
-                for account, stands in ((ledger.accounts.get(pod.name), standing.get(pod.name, UNSEEN)),)
+                for account, stands in ((ledger.accounts.get(pod.name), usage.get(pod.name, UNSEEN)),)
             ],
             None if (there := self._unmanaged.seen.get(index)) is None else len(there),
             sum(grant.memory or 0 for grant in prepared),
             sum(grant.cores or 0 for grant in prepared),
             ledger.utilization,
             settings.memory_overcommit,
-            self._turns.away(index, [pod for pod, _ in pods]),
+            self._turns.yielded_bytes(index, [pod for pod, _ in pods]),
         )

@@ -19,13 +19,13 @@ from qgpu.slurm.job import is_slurmstepd
 UNKNOWN = "?"
 
 
-def pod_of(pid: int, process: int | None, places: Mapping[str, str], *, root: bool = False) -> str:
+def pod_of(pid: int, process: int | None, by_cgroup: Mapping[str, str], *, root: bool = False) -> str:
     """Return the pod that a peer's process is in, by the pods' cgroups; empty for none.
 
     ``process`` is the peer's pidfd. If that process has ended, another process may have inherited the connection: the
     result is UNKNOWN. Without any pods there is no check. ``root`` says that the peer was root when it connected.
     """
-    if not places:
+    if not by_cgroup:
         return ""
     try:
         path = cgroup.of(pid)
@@ -34,20 +34,20 @@ def pod_of(pid: int, process: int | None, places: Mapping[str, str], *, root: bo
         gone = True
     if gone:
         return UNKNOWN
-    for place, name in places.items():
+    for place, name in by_cgroup.items():
         if cgroup.within(path, place):
             return "" if root and is_slurmstepd(path, place) else name
     return ""
 
 
-def places_of(pods: Iterable[PodInfo]) -> dict[str, str]:
+def pods_by_cgroup(pods: Iterable[PodInfo]) -> dict[str, str]:
     """Return the pods that have cgroups, by cgroup."""
     return {at: pod.name for pod in pods for at in pod.cgroups}
 
 
 def refuse_pods(pid: int, process: int | None, pods: Iterable[PodInfo], *, root: bool = False) -> None:
     """Raise PermissionDeniedError if a peer's process is in a pod, or may be."""
-    name = pod_of(pid, process, places_of(pods), root=root)
+    name = pod_of(pid, process, pods_by_cgroup(pods), root=root)
     if name == UNKNOWN:
         raise PermissionDeniedError(f"process {pid}: it has ended, or is not visible from here")
     if name:

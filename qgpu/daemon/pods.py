@@ -15,11 +15,11 @@ from functools import partial
 import structlog
 
 from qgpu import admission
-from qgpu.admission import Yielding
+from qgpu.admission import Occupancy, Yielding
 from qgpu.config import GpuSettings
 from qgpu.daemon import bound_containers
 from qgpu.daemon.device_isolation import DeviceIsolation
-from qgpu.daemon.peer_filter import places_of
+from qgpu.daemon.peer_filter import pods_by_cgroup
 from qgpu.daemon.prepared_grants import PreparedGrants
 from qgpu.errors import RefusedError, no_pod
 from qgpu.ipc.control_socket import Session
@@ -42,14 +42,14 @@ class Pods:
         host: Host,
         plane: Plane,
         prepared: PreparedGrants,
-        fence: DeviceIsolation,
+        isolation: DeviceIsolation,
         settings: Callable[[], Mapping[int, GpuSettings]],
         works: Callable[[str], bool],
     ) -> None:
         self.lock = threading.RLock()
         self.host, self.prepared = host, prepared
         self.cards: Mapping[int, Pgpu] = {pgpu.index: pgpu for pgpu in host.pgpus()}
-        self._plane, self._fence, self._settings = plane, fence, settings
+        self._plane, self._isolation, self._settings = plane, isolation, settings
         #: Tells whether a pod works although no process of it is listed.
         self._works = works
         #: Which pods cannot make room for others, and what host memory holds of those that do.
@@ -57,7 +57,7 @@ class Pods:
         #: Pods that begin without asking whether there is room.
         self.begun: set[str] = set()
         #: Pods by cgroup, as last listed.
-        self.places = places_of(host.pods())
+        self.by_cgroup = pods_by_cgroup(host.pods())
         #: Pods whose launcher is still connected, with the launcher's session.
         self._launchers: dict[str, Session] = {}
 
@@ -80,14 +80,14 @@ class Pods:
         """Retire pods without launcher and processes; return the others."""
         with self.lock:
             pods, left = self.host.pods(), []
-            self.places = places_of(pods)
+            self.by_cgroup = pods_by_cgroup(pods)
             for pod in pods:
                 if self._is_over(pod):
                     self.retire(pod)
                     _log.info("pod retired", pod=pod.name)
                 else:
                     left.append(self._without_ended(pod))
-            self._fence.tell(left)
+            self._isolation.set_pods(left)
             return left
 
     def launch(self, wanted: str | None, grants: dict[int, Grant], launcher: Session, *, may_wait: bool) -> str:
@@ -118,10 +118,8 @@ class Pods:
             before = [pod for pod in pods if at and pod.cgroup == at]
             others = [pod for pod in pods if pod not in before]
             name = wanted or _unused_name({pod.name for pod in others})
-            held = self.prepared.held()
             settings = self._settings() if may_wait else _granted_once(self._settings())
-            pgpus, yielding = self._free_pgpus(), self._yielding()
-            admission.check_new(name, grants, self.outside(others), pgpus, settings, held, yielding)
+            admission.check_new(name, grants, replace(self._occupancy(others), settings=settings))
             for pod in before:
                 self.retire(pod)
             if not may_wait:
@@ -142,8 +140,8 @@ class Pods:
             self.leave(at)
             self.host.join(name, [*self.named(name).joined, at])
             now = self.host.pods()
-            self.places = places_of(now)
-            self._fence.tell(now)
+            self.by_cgroup = pods_by_cgroup(now)
+            self._isolation.set_pods(now)
 
     def leave(self, at: str) -> None:
         """Let a cgroup count to no pod that is not its own: its container starts anew. Raises a QgpuError."""
@@ -153,9 +151,7 @@ class Pods:
 
     def check_amended(self, name: str, grants: Mapping[int, Grant]) -> None:
         """Check new grants of a pod. Raises a QgpuError."""
-        pods, held = self.outside(self.host.pods()), self.prepared.held()
-        settings, yielding = self._settings(), self._yielding()
-        admission.check_amended(name, grants, pods, self._free_pgpus(), settings, held, yielding)
+        admission.check_amended(name, grants, self._occupancy(self.host.pods()))
 
     def amend(self, name: str, grants: Mapping[int, Grant]) -> None:
         """Change a pod's grants if they fit. Raises a QgpuError."""
@@ -170,8 +166,8 @@ class Pods:
         """Make a pod that has passed admission. Raises a QgpuError."""
         self.host.admit(name, grants, at)
         now = self.host.pods()
-        self.places = places_of(now)
-        self._fence.tell(now)
+        self.by_cgroup = pods_by_cgroup(now)
+        self._isolation.set_pods(now)
 
     def retire(self, pod: PodInfo) -> None:
         """Remove a pod, and the cgroup if qgpu made it. Raises a QgpuError."""
@@ -190,11 +186,10 @@ class Pods:
 
     def check_prepared(self, grant: PreparedGrant, pods: Sequence[PodInfo]) -> None:
         """Check what a claim is to hold, in place of what it holds now. Raises RefusedError."""
-        wanted, beside = self.prepared.wanted(grant), self.prepared.held(besides=grant.uid)
         known = self.prepared.by_name.keys() | {device.name for device in grant.devices}
         others = bound_containers.outside(pods, known)  # containers that outlived a loss of their claim are in it again
-        settings, yielding = self._settings(), self._yielding()
-        admission.check_prepared(wanted, others, self._free_pgpus(), settings, beside, yielding)
+        beside = replace(self._occupancy(()), pods=others, prepared=self.prepared.held(besides=grant.uid))
+        admission.check_prepared(self.prepared.wanted(grant), beside)
 
     def outside(self, pods: Sequence[PodInfo]) -> list[PodInfo]:
         """Return the pods as admission counts them beside the prepared grants."""
@@ -205,7 +200,7 @@ class Pods:
 
         A pod without a memory limit holds what it has now. What is held on behalf of pods that are gone counts, too.
         """
-        left = self.host.left_behind()
+        left = self.host.orphaned_memory()
         others = self.outside([pod for pod in pods if not self._is_over(pod)])
         result = {}
         for index in self.cards:
@@ -220,7 +215,7 @@ class Pods:
         """Return by how many bytes what is sold of a pGPU, and what ended pods hold of it, exceed what may be sold."""
         sold = [held.grant for held in self.prepared.held() if held.index == index]
         sold += [pod.grants[index] for pod in self.outside(self.host.pods()) if index in pod.grants]
-        left = self.host.left_behind().get(index, 0)
+        left = self.host.orphaned_memory().get(index, 0)
         most = int(self.cards[index].memory * self._settings()[index].memory_overcommit)
         return max(0, left + sum(grant.memory or 0 for grant in sold) - most)
 
@@ -237,12 +232,14 @@ class Pods:
 
     def capacity(self, index: int) -> int:
         """Return a pGPU's memory less what is still held on behalf of removed pods, in bytes."""
-        return self.cards[index].memory - self.host.left_behind().get(index, 0)
+        return self.cards[index].memory - self.host.orphaned_memory().get(index, 0)
 
-    def _yielding(self) -> Yielding:
-        """Return what admission must know; nothing where no memory is overcommitted."""
-        overcommitted = any(each.memory_overcommit > 1 for each in self._settings().values())
-        return self.yielding() if overcommitted else admission.FREELY
+    def _occupancy(self, pods: Sequence[PodInfo]) -> Occupancy:
+        """Return what grants must fit beside these pods; who can yield matters only where memory is overcommitted."""
+        settings = self._settings()
+        overcommitted = any(each.memory_overcommit > 1 for each in settings.values())
+        yielding = self.yielding() if overcommitted else admission.FREELY
+        return Occupancy(self.outside(pods), self._free_pgpus(), settings, self.prepared.held(), yielding)
 
     def _is_over(self, pod: PodInfo) -> bool:
         """Tell whether a pod is to be retired."""
@@ -253,7 +250,7 @@ class Pods:
         if self._plane is Plane.SIM:
             return ""
         try:
-            parent = cgroup.home(launcher.peer.pid)
+            parent = cgroup.pod_parent(launcher.peer.pid)
             gone = launcher.process is None or has_ended(launcher.process)
         except OSError:
             gone = True
@@ -263,7 +260,7 @@ class Pods:
 
     def _free_pgpus(self) -> list[Pgpu]:
         """Return the pGPUs without the memory that is still held on behalf of removed pods."""
-        left = self.host.left_behind()
+        left = self.host.orphaned_memory()
         return [replace(pgpu, memory=pgpu.memory - left.get(index, 0)) for index, pgpu in self.cards.items()]
 
     def _let_go(self, name: str, session: Session) -> None:

@@ -2,7 +2,7 @@
 
 A claim is on disk before its preparation is answered, and off it before its end is. A daemon that is killed in between
 finds at its next start what it had promised, and makes the CDI files agree with it. It does not judge whether a grant
-fits (``qgpu/admission.py``) or which containers use it (``qgpu/daemon/claim_containers.py``).
+fits (``qgpu/admission.py``) or which containers use it (``qgpu/daemon/claim_requests.py``).
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ import structlog
 from qgpu.admission import Held
 from qgpu.daemon.request_args import Arguments
 from qgpu.errors import InvalidValueError, PermissionDeniedError, QgpuError, RefusedError, UnknownNameError
-from qgpu.ipc.codec import grant_to
+from qgpu.ipc.codec import prepared_to_json
 from qgpu.linux import atomic_file
+from qgpu.linux.repeated_error import RepeatedError
 from qgpu.model import Grant
 from qgpu.model.plane_api import Pgpu
 from qgpu.model.prepared_grant import ANY_POD, PreparedDevice, PreparedGrant
@@ -51,7 +52,7 @@ class PreparedGrants:
         self._files = files
         #: Held while CDI files are written: the daemon looks after them while requests change them.
         self._lock = threading.Lock()
-        self._trouble = ""
+        self._failure = RepeatedError(_log, "CDI files of claims are out of date, trying again")
         self.by_uid: Mapping[str, PreparedGrant] = {}
         #: The prepared devices by name, with their claims.
         self.by_name: Mapping[str, tuple[PreparedGrant, PreparedDevice]] = {}
@@ -154,14 +155,11 @@ class PreparedGrants:
 
     def refresh(self) -> None:
         """Bring the CDI files up to date. A failure is logged once and retried at the next call."""
-        trouble = ""
-        try:
-            self._write_files()
-        except QgpuError as error:
-            trouble = str(error)
-        if trouble and trouble != self._trouble:
-            _log.error("CDI files of claims are out of date, trying again", error=trouble)
-        self._trouble = trouble
+        if self._files is not None:
+            with self._failure.logged(QgpuError):
+                self._files.look()
+                with self._lock:
+                    self._files.refresh(self.by_uid)
 
     def _set(self, by_uid: Mapping[str, PreparedGrant]) -> None:
         self.by_uid = by_uid
@@ -172,12 +170,6 @@ class PreparedGrants:
             self._files.look()
             with self._lock:
                 self._files.write(grant)
-
-    def _write_files(self) -> None:
-        if self._files is not None:
-            self._files.look()
-            with self._lock:
-                self._files.refresh(self.by_uid)
 
     def _path(self, uid: str) -> Path:
         assert self._directory is not None
@@ -212,18 +204,10 @@ class PreparedGrants:
 
 def shown(grant: PreparedGrant) -> dict[str, Any]:
     """Return a grant in JSON types, as ``grant.list`` shows it and the state directory keeps it."""
-    return {
-        "uid": grant.uid,
-        "namespace": grant.namespace,
-        "name": grant.name,
-        "consumers": list(grant.consumers),
-        "devices": [
-            {"request": device.request, "gpu": device.gpu, "share": device.share}
-            | grant_to(device.grant)
-            | {"cdi": qualified(device.name)}
-            for device in grant.devices
-        ],
-    }
+    content = prepared_to_json(grant)
+    for device, entry in zip(grant.devices, content["devices"], strict=True):
+        entry["cdi"] = qualified(device.name)
+    return content
 
 
 def _text(grant: PreparedGrant) -> str:

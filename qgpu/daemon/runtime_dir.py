@@ -11,6 +11,7 @@ from pathlib import Path
 import structlog
 
 from qgpu.errors import AlreadyRunningError, InvalidValueError, PermissionDeniedError, QgpuError
+from qgpu.linux.repeated_error import RepeatedError
 
 _log = structlog.get_logger("runtime-dir")
 
@@ -26,27 +27,22 @@ class RuntimeDir:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._lock = hold(path)
-        self._trouble = ""
+        self._failure = RepeatedError(_log, "socket removed, no client reaches this daemon")
 
     def refresh(self, reachable: bool, restore: Sequence[Callable[[], None]]) -> None:
         """If clients no longer find us, make the directory again, lock it, and call what listens there."""
         if reachable:
-            self._trouble = ""
+            self._failure.text = ""
             return
-        try:
+        with self._failure.logged(OSError, QgpuError):
             if not self._locked():
                 lock = hold(self._path)
                 os.close(self._lock)
                 self._lock = lock
             for each in restore:
                 each()
-        except (OSError, QgpuError) as error:
-            if str(error) != self._trouble:
-                self._trouble = str(error)
-                _log.error("socket removed, no client reaches this daemon", error=self._trouble)
-            return
-        self._trouble = ""
-        _log.warning("socket removed: listening again", runtime_dir=str(self._path))
+        if not self._failure.text:
+            _log.warning("socket removed: listening again", runtime_dir=str(self._path))
 
     def close(self) -> None:
         """Let go of the lock."""

@@ -52,7 +52,7 @@ from qgpu.errors import (
     no_pgpu,
 )
 from qgpu.groups.group_files import GroupFiles
-from qgpu.ipc.codec import grants_to
+from qgpu.ipc.codec import grants_to_json
 from qgpu.ipc.control_socket import Session
 from qgpu.linux import untrusted_fds
 from qgpu.model import NS_PER_S
@@ -103,9 +103,9 @@ class Service:
         self._events = events or Events(None)
         self._started_ns = time.monotonic_ns()
         self._pgpus = {pgpu.index: pgpu for pgpu in host.pgpus()}
-        self._fence = DeviceIsolation(chosen.plane, config.device_files, host.pods())
+        self._isolation = DeviceIsolation(chosen.plane, config.device_files, host.pods())
         prepared = prepared or PreparedGrants(None, host.pgpus(), None)
-        self.pods = pods = Pods(host, chosen.plane, prepared, self._fence, self._all_settings, self._works)
+        self.pods = pods = Pods(host, chosen.plane, prepared, self._isolation, self._all_settings, self._works)
         self._lock = pods.lock
         self._loads = loads = SimulatedLoads(host, pods.lock)
         self._claims = claims = ClaimRequests(pods)
@@ -114,13 +114,13 @@ class Service:
         self._containers = ContainerRequests(pods, claims, config.containers, listener, self._groups)
         self.take_listener = self._containers.take_listener
         jobs = SlurmJobs(host, chosen.plane, pods.lock, pods.reap, partial(pods.admit, may_wait=False), pods.amend)
-        for card in host.left_out():
-            _log.warning("card left out", gpu=card.index, pci=card.pci, reason=card.why)
+        for card in host.excluded_cards():
+            _log.warning("card excluded", gpu=card.index, pci=card.pci, reason=card.why)
         known = {*self._pgpus, *(pgpu.uuid for pgpu in self._pgpus.values())}
         for unknown in sorted(map(str, config.gpus.keys() - known)):
             _log.warning("configured, but there is no such pGPU here", pgpu=unknown)
-        board = GangExchange()
-        self._loops = {index: GpuLoop(host, index, self._settings(index), board) for index in self._pgpus}
+        exchange = GangExchange()
+        self._loops = {index: GpuLoop(host, index, self._settings(index), exchange) for index in self._pgpus}
         self._traces = traces = TraceRecordings(self._loops)
         self._moves = PodMoves(pods)
         self.suspensions = moves = Suspensions(
@@ -133,10 +133,10 @@ class Service:
         self.turns = turns = MemoryTurns(pods, moves, self._loops, self._events)
         pods.yielding = turns.yielding
         turns.start()
-        self._unmanaged = UnmanagedProcesses(list(self._pgpus.values()), nvml.processes, host.pods, self._fence)
+        self._unmanaged = UnmanagedProcesses(list(self._pgpus.values()), nvml.processes, host.pods, self._isolation)
         if chosen.plane is not Plane.SIM:
             self._unmanaged.start()
-        self.counters = Counters(pods, chosen, self._loops, traces, self._fence, self._unmanaged, moves, turns)
+        self.counters = Counters(pods, chosen, self._loops, traces, self._isolation, self._unmanaged, moves, turns)
         temporary = TemporaryPolicies(pods, self._gpu)
         self._looking: dict[str, Callable[[Sequence[PodInfo]], dict[str, Any]]] = {
             "status": self._status,
@@ -197,7 +197,7 @@ class Service:
 
     def pod_of(self, session: Session) -> str:
         """Return the pod that a client is in, as last listed. ``handle`` checks again for each request."""
-        return pod_of(session.peer.pid, session.process, self.pods.places, root=session.peer.uid == 0)
+        return pod_of(session.peer.pid, session.process, self.pods.by_cgroup, root=session.peer.uid == 0)
 
     @property
     def alive(self) -> bool:
@@ -221,7 +221,7 @@ class Service:
             pods = self._host.pods()
         except QgpuError:  # unknown whether there are any pods
             pods = None
-        self._fence.close(pods)
+        self._isolation.close(pods)
         self._host.close()
 
     def _settings(self, index: int) -> GpuSettings:
@@ -263,19 +263,21 @@ class Service:
             "policies": {name: info.number for name, info in POLICIES.items()},
             "gpus": self._gpus(pods),
             "cdi": None if (directory := cdi_directory(self._chosen.plane, self._config)) is None else str(directory),
-            "left_out": [{"gpu": card.index, "pci": card.pci, "why": card.why} for card in self._host.left_out()],
-            "device_files": self._fence.shown(),
+            "excluded_cards": [
+                {"gpu": card.index, "pci": card.pci, "why": card.why} for card in self._host.excluded_cards()
+            ],
+            "device_files": self._isolation.shown(),
             "unmanaged_processes": [asdict(each) for there in self._unmanaged.seen.values() for each in there],
         }
 
     def _gpus(self, pods: Sequence[PodInfo]) -> list[dict[str, Any]]:
-        held, standings = self.pods.held_outside(pods), self.counters.standings()
+        held, usages = self.pods.held_outside(pods), self.counters.usages()
         return [
-            views.gpu(self._pgpus[index], loop, pods, standings)
+            views.gpu(self._pgpus[index], loop, pods, usages)
             | {
                 "held_outside": held[index],
-                "memory_away": self.turns.away(index, pods),
-                "memory_short": self.turns.short(index),
+                "memory_yielded": self.turns.yielded_bytes(index, pods),
+                "memory_shortage": self.turns.shortage(index),
             }
             for index, loop in self._loops.items()
         ]
@@ -299,7 +301,7 @@ class Service:
             self.pods.check_settings(index, settings, loop.settings)
             if settings.memory_overcommit > 1:
                 self._host.checkpointer().close()  # where no pod can be suspended, this raises NotSupportedError
-                self.turns.adopt()
+                self.turns.mark_all_begun()
             old, new = _changed(asdict(loop.settings), asdict(settings))
             with self._events.changing(session, "policy set", {"gpu": index}, old, new) as who:
                 self._state.keep(self._pgpus[index].uuid, self._configured(index), settings)
@@ -311,10 +313,10 @@ class Service:
         return {}
 
     def _pod_list(self, pods: Sequence[PodInfo]) -> dict[str, Any]:
-        ledgers, standings = {index: loop.ledger for index, loop in self._loops.items()}, self.counters.standings()
+        ledgers, usages = {index: loop.ledger for index, loop in self._loops.items()}, self.counters.usages()
         return {
             "pods": [
-                views.pod(pod, self.pods.labels_of(pod), ledgers, standings)
+                views.pod(pod, self.pods.labels_of(pod), ledgers, usages)
                 | views.place(self.suspensions.state(pod.name), self.turns.waits(pod))
                 for pod in pods
             ]
@@ -328,14 +330,14 @@ class Service:
         name = self.pods.launch(wanted, grants, session, may_wait=may_wait)
         return {
             "name": name,
-            "waits": self.turns.told(name),
+            "waits": self.turns.pod_changed(name),
             "plane": self._chosen.plane.value,
             "gpus": [self._pgpus[index].uuid for index in grants],
         }
 
     def _container_bind(self, session: Session, arguments: Arguments, fds: list[int]) -> dict[str, Any]:
         answer = self._containers.bind(session, arguments, fds)
-        return answer | {"waits": self.turns.told(answer["name"])}
+        return answer | {"waits": self.turns.pod_changed(answer["name"])}
 
     def _pod_attach(self, session: Session, arguments: Arguments, fds: list[int]) -> dict[str, Any]:
         name = arguments.need("name", str)
@@ -364,12 +366,12 @@ class Service:
             if pod.cgroup and any(grant.memory is not None for grant in grants.values()):
                 check_reach(pod)
             self.pods.check_amended(name, grants)
-            old, new = _changed(grants_to(pod.grants), grants_to(grants))
+            old, new = _changed(grants_to_json(pod.grants), grants_to_json(grants))
             with self._events.changing(session, "pod set", {"name": name}, old, new) as who:
                 self.pods.amend(name, grants)
-        self.turns.told(name)
+        self.turns.pod_changed(name)
         changed = self.pods.named(name)
-        notes = [*over_limits(changed), *self.turns.lacks(changed)]
+        notes = [*over_limits(changed), *self.turns.shortages(changed)]
         return {"notes": notes, "old": old, "new": new, "by": who}
 
     def _pod_remove(self, _session: Session, arguments: Arguments, _fds: list[int]) -> dict[str, Any]:
@@ -393,7 +395,7 @@ class Service:
     def _pod_resume(self, _session: Session, arguments: Arguments, _fds: list[int]) -> dict[str, Any]:
         """Begin to resume a pod; where memory is overcommitted, it comes back when there is room."""
         name = arguments.need("name", str)
-        if not self.turns.has(self.pods.named(name)):
+        if not self.turns.applies_to(self.pods.named(name)):
             self.suspensions.resume(name)
             return {"waits": ""}
         return {"waits": self.turns.recall(name)}

@@ -65,7 +65,7 @@ class ShareHistory:
             with self._lock:
                 self._points.append(point)
 
-    def told(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """Return the points, oldest first: when each ended (s since 1970), the policy, and shares (0 to 1) by pod.
 
         Pods that used nothing are left out.
@@ -87,7 +87,7 @@ class ShareHistories:
         index = arguments.need("gpu", int)
         if index not in self._histories:
             raise no_pgpu(index, self._histories)
-        return self._histories[index].told()
+        return self._histories[index].to_json()
 
 
 def _policy(loop: GpuLoop) -> str:

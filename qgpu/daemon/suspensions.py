@@ -25,12 +25,12 @@ from qgpu.model.checkpointer import Checkpointer
 from qgpu.model.plane_api import Host, PodInfo
 from qgpu.model.suspension import Residency, Suspension
 from qgpu.policies.memory_turns import Pace
+from qgpu.units import GIB
 
 _log = structlog.get_logger("suspensions")
 
 _Operation = Callable[[Checkpointer], Residency]
 
-GIB = 1 << 30
 #: How long a pod's work may take to end once its calls are held, besides three periods for its turns to come round.
 WORK_S, MOST_WORK_S, _PERIODS = 10.0, 3600.0, 3
 #: A call that was cut off takes effect within this time, or within this time for each GiB: ten times an H200's pace.
@@ -137,7 +137,7 @@ class Suspensions:
                 self._enter(name, replace(found, residency=Residency.RESUMING, since_s=time.time(), error=""))
                 self._begin(name, partial(self._resume, name))
 
-    def let_back(self, name: str) -> None:
+    def allow_return(self, name: str) -> None:
         """Let a suspended pod come back when there is room. Raises as ``suspend``; nothing to do if it runs."""
         self._named(name)
         with self._taking(name, Residency.RUNNING) as taken:

@@ -59,9 +59,9 @@ class UnmanagedProcesses:
         pgpus: Sequence[Pgpu],
         processes: Callable[[str], Iterable[int]],
         pods: Callable[[], Sequence[PodInfo]],
-        fence: DeviceIsolation,
+        isolation: DeviceIsolation,
     ) -> None:
-        self._pgpus, self._processes, self._pods, self._fence = pgpus, processes, pods, fence
+        self._pgpus, self._processes, self._pods, self._isolation = pgpus, processes, pods, isolation
         #: By card; a card is missing if the driver did not list its processes.
         self.seen: Mapping[int, Sequence[UnmanagedProcess]] = {}
         self._stop = threading.Event()
@@ -110,7 +110,7 @@ class UnmanagedProcesses:
             "a pod's device file was refused to a process outside it",
             [
                 {"pid": each.pid, "name": each.name, "call": each.call, "times": each.times}
-                for each in self._fence.refusals()
+                for each in self._isolation.refusals()
             ],
         )
 

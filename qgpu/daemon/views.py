@@ -9,24 +9,24 @@ from typing import Any
 from qgpu.daemon.expected_wait import expected_wait_p99_ns
 from qgpu.daemon.gpu_loop import GpuLoop
 from qgpu.daemon.over_limit import over_limits
-from qgpu.daemon.standing import UNSEEN, Standing
-from qgpu.ipc.codec import grant_to
+from qgpu.daemon.pod_usage import UNSEEN, PodUsage
+from qgpu.ipc.codec import grant_to_json
 from qgpu.model.container_labels import ContainerLabels
 from qgpu.model.plane_api import Pgpu, PodInfo
 from qgpu.model.suspension import Suspension
 from qgpu.sched.ledger import Ledger
 
-#: The standings of pods, by pGPU and name.
-Standings = Mapping[int, Mapping[str, Standing]]
+#: The usages of pods, by pGPU and name.
+Usages = Mapping[int, Mapping[str, PodUsage]]
 
 
-def gpu(pgpu: Pgpu, loop: GpuLoop, pods: Sequence[PodInfo], standings: Standings) -> dict[str, Any]:
+def gpu(pgpu: Pgpu, loop: GpuLoop, pods: Sequence[PodInfo], usages: Usages) -> dict[str, Any]:
     """Return a pGPU, its settings and its last seconds.
 
-    ``utilisation`` is NVML's, 0 to 1: the time in which any kernel ran; None if unknown. ``residence`` is the time in
-    which a pod was on the engine, 0 to 1.
+    ``utilization`` is NVML's: the part of the time in which any kernel ran; None if unknown. ``engine_active`` is the
+    part of the last seconds in which a pod was on the engine. Both are 0 to 1.
     """
-    there = standings[pgpu.index]
+    there = usages[pgpu.index]
     used, temporary = loop.ledger.utilization, loop.temporary
     return (
         asdict(pgpu)
@@ -34,28 +34,28 @@ def gpu(pgpu: Pgpu, loop: GpuLoop, pods: Sequence[PodInfo], standings: Standings
         | {
             "pods": sum(pgpu.index in pod.grants for pod in pods),
             "now_ns": loop.ledger.now_ns or 0,
-            "trouble": loop.trouble,
+            "problem": loop.problem,
             "temporary_policy": temporary.policy if temporary else None,
-            "utilisation": None if used is None else round(used, 4),
-            "residence": round(min(1.0, sum(each.recent.share for each in there.values())), 4),
+            "utilization": None if used is None else round(used, 4),
+            "engine_active": round(min(1.0, sum(each.recent.share for each in there.values())), 4),
             "below_quota": {name: each.below_quota for name, each in there.items() if each.below_quota},
             "memory_used": sum(pod.memory.get(pgpu.index, 0) for pod in pods),
         }
     )
 
 
-def pod(info: PodInfo, labels: ContainerLabels, ledgers: Mapping[int, Ledger], standings: Standings) -> dict[str, Any]:
+def pod(info: PodInfo, labels: ContainerLabels, ledgers: Mapping[int, Ledger], usages: Usages) -> dict[str, Any]:
     """Return a pod with its grants and its use by pGPU."""
     return {
         "name": info.name,
         **asdict(labels),
         "cgroup": info.cgroup,
         "pids": info.pids,
-        "trouble": "; ".join([*over_limits(info), *filter(None, [info.trouble])]),
+        "problem": "; ".join([*over_limits(info), *filter(None, [info.problem])]),
         "refused_memory": info.refused_memory,
         "refused_calls": info.refused_calls,
-        "grants": [{"gpu": index} | grant_to(grant) for index, grant in info.grants.items()],
-        "usage": [_usage(info, index, ledgers[index], standings[index]) for index in info.grants],
+        "grants": [{"gpu": index} | grant_to_json(grant) for index, grant in info.grants.items()],
+        "usage": [_usage(info, index, ledgers[index], usages[index]) for index in info.grants],
     }
 
 
@@ -72,8 +72,8 @@ def place(found: Suspension, waits: str) -> dict[str, Any]:
     }
 
 
-def _usage(info: PodInfo, index: int, ledger: Ledger, standings: Mapping[str, Standing]) -> dict[str, Any]:
-    account, standing = ledger.accounts.get(info.name), standings.get(info.name, UNSEEN)
+def _usage(info: PodInfo, index: int, ledger: Ledger, usages: Mapping[str, PodUsage]) -> dict[str, Any]:
+    account, usage = ledger.accounts.get(info.name), usages.get(info.name, UNSEEN)
     return {
         "gpu": index,
         "now_ns": ledger.now_ns or 0,
@@ -83,11 +83,11 @@ def _usage(info: PodInfo, index: int, ledger: Ledger, standings: Mapping[str, St
         "tsgs": len(account.tsgs) if account else 0,
         "memory": info.memory.get(index, 0),
         "expected_wait_p99_ns": expected_wait_p99_ns(ledger, info.name),
-        "share": round(standing.recent.share, 4),
-        "gated": round(standing.recent.gated, 4),
-        "gate_time_ns": standing.counted.gated_ns,
-        "switches": standing.counted.starts,
-        "switch_time_ns": standing.switch_ns,
-        "below_quota": bool(standing.below_quota),
-        "below_quota_reason": standing.below_quota,
+        "share": round(usage.recent.share, 4),
+        "gated": round(usage.recent.gated, 4),
+        "gate_time_ns": usage.counted.gated_ns,
+        "switches": usage.counted.starts,
+        "switch_time_ns": usage.switch_ns,
+        "below_quota": bool(usage.below_quota),
+        "below_quota_reason": usage.below_quota,
     }

@@ -1,4 +1,4 @@
-"""``python -m qgpu.demo``: plays the story on a private daemon, shows it live and draws it at the end.
+"""``python -m qgpu.demo``: plays its scenes on a private daemon, shows them live and draws them at the end.
 
 A share is GPU time over the daemon's clock in the last second, but never across a change.
 """
@@ -15,16 +15,16 @@ from pathlib import Path
 import click
 
 from qgpu import entry_point
-from qgpu.demo import picture
-from qgpu.demo.picture import Played, Point
-from qgpu.demo.show import Row, Table
-from qgpu.demo.stage import Look, Stage
-from qgpu.demo.story import CHAT, STORY, Scene
+from qgpu.demo import plot
+from qgpu.demo.live_table import LiveTable, Row
+from qgpu.demo.plot import PlayedScene, Point
+from qgpu.demo.private_daemon import PrivateDaemon, Reading
+from qgpu.demo.scenes import CHAT, SCENES, Scene
 from qgpu.errors import QgpuError
 
-_LOOK_S = 0.5
+_READ_EVERY_S = 0.5
 #: Long enough to average over turns of a hundred milliseconds.
-_SPAN_LOOKS = 3
+_SPAN_READINGS = 3
 _PLAIN_EVERY = 4
 
 
@@ -48,15 +48,16 @@ def main() -> None:
 
 def _play(plane: str, out: Path, scale: float) -> None:
     fancy = sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
-    with Stage(plane) as stage:
-        click.echo(f"{stage.device}, plane {stage.plane}; about {sum(scene.seconds for scene in STORY) * scale:.0f} s")
-        stage.calibrate([actor for scene in STORY for actor in scene.enter])
-        performance = _Performance(stage, Table(sys.stdout, fancy))
-        for number, scene in enumerate(STORY, 1):
-            performance.play(number, scene, scale)
-        title = f"Pods sharing one {stage.device} (plane {stage.plane})"
+    with PrivateDaemon(plane) as daemon:
+        seconds = sum(scene.seconds for scene in SCENES) * scale
+        click.echo(f"{daemon.device}, plane {daemon.plane}; about {seconds:.0f} s")
+        daemon.calibrate([pod for scene in SCENES for pod in scene.starts])
+        run = _Run(daemon, LiveTable(sys.stdout, fancy))
+        for number, scene in enumerate(SCENES, 1):
+            run.play(number, scene, scale)
+        title = f"Pods sharing one {daemon.device} (plane {daemon.plane})"
     try:
-        picture.draw(out, title, performance.played, performance.points)
+        plot.draw(out, title, run.played, run.points)
     except QgpuError as error:
         click.echo(f"demo: {error}", err=True)
     else:
@@ -64,59 +65,59 @@ def _play(plane: str, out: Path, scale: float) -> None:
 
 
 @dataclass(slots=True)
-class _Performance:
-    """One run of the story."""
+class _Run:
+    """One run of all scenes."""
 
-    stage: Stage
-    table: Table
-    played: list[Played] = field(default_factory=list)
+    daemon: PrivateDaemon
+    table: LiveTable
+    played: list[PlayedScene] = field(default_factory=list)
     points: list[Point] = field(default_factory=list)
     _began: float = field(default_factory=time.monotonic)
-    _looks: list[Look] = field(default_factory=list)
+    _readings: list[Reading] = field(default_factory=list)
 
     def play(self, number: int, scene: Scene, scale: float) -> None:
         """Play one scene: make its changes, then show what follows."""
         start_s = self._now_s()
-        self.table.scene(number, len(STORY), scene.policy, scene.caption)
-        self.stage.await_pods()
+        self.table.scene(number, len(SCENES), scene.policy, scene.caption)
+        self.daemon.await_pods()
         if not self.played or self.played[-1].scene.policy != scene.policy:
-            self.stage.change("gpu", "policy", "set", "0", scene.policy)
-        for actor in scene.leave:
-            self.stage.leave(actor)
+            self.daemon.qgpuctl("gpu", "policy", "set", "0", scene.policy)
+        for pod in scene.ends:
+            self.daemon.end_pod(pod)
         for arguments in scene.amend:
-            self.stage.change("pod", "set", *arguments)
-        for actor in scene.enter:
-            self.stage.enter(actor)
-        self._looks = [self.stage.look()]
+            self.daemon.qgpuctl("pod", "set", *arguments)
+        for pod in scene.starts:
+            self.daemon.start_pod(pod)
+        self._readings = [self.daemon.read()]
         end_s = start_s + scene.seconds * scale
         while (left_s := end_s - self._now_s()) > 0:
-            time.sleep(min(left_s, _LOOK_S))
+            time.sleep(min(left_s, _READ_EVERY_S))
             self._watch(scene)
-        self.played.append(Played(scene, start_s, self._now_s()))
+        self.played.append(PlayedScene(scene, start_s, self._now_s()))
 
     def _watch(self, scene: Scene) -> None:
-        look = self.stage.look()
-        self._looks = [*self._looks, look][-_SPAN_LOOKS:]
-        first = self._looks[0]
-        if look.now_ns <= first.now_ns:
+        reading = self.daemon.read()
+        self._readings = [*self._readings, reading][-_SPAN_READINGS:]
+        first = self._readings[0]
+        if reading.now_ns <= first.now_ns:
             return
-        span_ns = look.now_ns - first.now_ns
-        shares = {name: (used - first.used_ns.get(name, 0)) / span_ns for name, used in look.used_ns.items()}
-        point = Point(self._now_s(), shares, self.stage.latency_us(CHAT))
+        span_ns = reading.now_ns - first.now_ns
+        shares = {name: (used - first.used_ns.get(name, 0)) / span_ns for name, used in reading.used_ns.items()}
+        point = Point(self._now_s(), shares, self.daemon.latency_us(CHAT))
         self.points.append(point)
         if self.table.fancy or len(self.points) % _PLAIN_EVERY == 0:
-            self.table.show(point.at_s, [_row(name, scene, look, point) for name in sorted(shares, key=_order)])
+            self.table.show(point.at_s, [_row(name, scene, reading, point) for name in sorted(shares, key=_order)])
 
     def _now_s(self) -> float:
         return time.monotonic() - self._began
 
 
 def _order(name: str) -> int:
-    names = [actor.name for scene in STORY for actor in scene.enter]
+    names = [pod.name for scene in SCENES for pod in scene.starts]
     return names.index(name) if name in names else len(names)
 
 
-def _row(name: str, scene: Scene, look: Look, point: Point) -> Row:
-    grant = look.grants[name]
+def _row(name: str, scene: Scene, reading: Reading, point: Point) -> Row:
+    grant = reading.grants[name]
     latency_us = point.latency_us if name == CHAT.name else None
     return Row(name, grant["class"], grant["cores"], point.shares[name], scene.targets.get(name), latency_us)

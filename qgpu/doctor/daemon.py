@@ -22,9 +22,9 @@ def check_daemon(runtime_dir: Path, timeout_s: float) -> list[Check]:
             status = client.call("status")
     except QgpuError as error:
         return [here, Check("daemon", Verdict.WARN, str(error), _START)]
-    troubles = [f"pGPU {gpu['index']}: {gpu['trouble']}" for gpu in status["gpus"] if gpu["trouble"]]
-    if troubles:
-        return [here, Check("daemon", Verdict.FAIL, "; ".join(troubles), "see the daemon's log")]
+    problems = [f"pGPU {gpu['index']}: {gpu['problem']}" for gpu in status["gpus"] if gpu["problem"]]
+    if problems:
+        return [here, Check("daemon", Verdict.FAIL, "; ".join(problems), "see the daemon's log")]
     found = f"qgpu {status['version']} on plane {status['plane']} ({status['why']}), {len(status['gpus'])} pGPUs"
     return [here, Check("daemon", Verdict.OK, found), *_beside(status)]
 
@@ -33,5 +33,5 @@ def _beside(status: dict[str, Any]) -> list[Check]:
     """Check for processes that use the cards outside pods; a daemon of an earlier version does not report them."""
     unmanaged_processes = status.get("unmanaged_processes", ())
     found = ", ".join(f"{each['pid']} ({each['name']}) on pGPU {each['gpu']}" for each in unmanaged_processes)
-    mend = "nothing bounds them; run them in pods, or end them, unless the host gives its cards to others too"
-    return [Check("processes outside pods", Verdict.WARN, found, mend)] if unmanaged_processes else []
+    remedy = "nothing bounds them; run them in pods, or end them, unless the host gives its cards to others too"
+    return [Check("processes outside pods", Verdict.WARN, found, remedy)] if unmanaged_processes else []

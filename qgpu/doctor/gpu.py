@@ -12,7 +12,7 @@ from qgpu.doctor.report import Check, Verdict
 from qgpu.errors import QgpuError
 from qgpu.nvidia import versions
 
-_MEND_DRIVER = "install NVIDIA's driver, or use the simulator (qgpud --plane sim)"
+_DRIVER_REMEDY = "install NVIDIA's driver, or use the simulator (qgpud --plane sim)"
 _GPUS = Path("/proc/driver/nvidia/gpus")
 _NODES = ("/dev/nvidiactl", "/dev/nvidia0", "/dev/nvidia-uvm")
 
@@ -25,7 +25,7 @@ def driver_loaded() -> bool:
 def check_gpu() -> list[Check]:
     """Check the GPU's side. A missing driver is only a warning, because the simulator works without it."""
     if not driver_loaded():
-        return [Check("driver", Verdict.WARN, "no NVIDIA driver is loaded", _MEND_DRIVER), check_module()]
+        return [Check("driver", Verdict.WARN, "no NVIDIA driver is loaded", _DRIVER_REMEDY), check_module()]
     return [_driver(), _nodes(), _firmware(), _nvml(), _libcuda(), check_module()]
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from qgpu.doctor.report import Check, Verdict
 from qgpu.errors import QgpuError
 from qgpu.planes.kmod import DEVICE
-from qgpu.planes.kmod.device import Device, missing_for_limits, stalled_of, text_of, trouble_of
+from qgpu.planes.kmod.device import Device, missing_for_limits, problem_of, stalled_of, text_of
 from qgpu.planes.kmod.uapi import NUMBERS
 
 _NAME = "kernel module"
@@ -33,8 +33,8 @@ def check_module() -> Check:
         device.close()
     if info.abi != NUMBERS["QGPU_ABI_VERSION"]:
         return Check(_NAME, Verdict.FAIL, f"loaded; it speaks ABI {info.abi}", _SAME_VERSION)
-    if trouble := trouble_of(info):
-        return Check(_NAME, Verdict.WARN, f"loaded; {trouble}", "until it enforces, the user-space plane is used")
+    if problem := problem_of(info):
+        return Check(_NAME, Verdict.WARN, f"loaded; {problem}", "until it enforces, the user-space plane is used")
     if stalled:
         return Check(_NAME, Verdict.FAIL, f"loaded; the driver does not answer for {', '.join(stalled)}", _STALLED)
     if missing := missing_for_limits(info):

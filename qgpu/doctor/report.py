@@ -17,12 +17,12 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """The result of one check; ``mend`` is the remedy, or empty."""
+    """The result of one check; ``remedy`` says what to do, or is empty."""
 
     name: str
     verdict: Verdict
     found: str
-    mend: str = ""
+    remedy: str = ""
 
 
 def failed(checks: Sequence[Check]) -> bool:

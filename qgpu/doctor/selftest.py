@@ -120,8 +120,10 @@ def judge_gate(quotas: tuple[int, int], shares: tuple[float, float]) -> Check:
 
 
 def _judged(name: str, held: bool, found: str) -> Check:
-    mend = "" if held else "shares are not enforced; is the card shared by processes outside qgpu? see the daemon's log"
-    return Check(name, Verdict.OK if held else Verdict.FAIL, found, mend)
+    remedy = (
+        "" if held else "shares are not enforced; is the card shared by processes outside qgpu? see the daemon's log"
+    )
+    return Check(name, Verdict.OK if held else Verdict.FAIL, found, remedy)
 
 
 @contextmanager

@@ -94,14 +94,14 @@ class Keeper:
 
     def keep(self, stop: Shutdown) -> None:
         """Start the control daemon again whenever it ends, until told to stop; then end it and remove the pod."""
-        pause_s, began, trouble = _PAUSES_S[0], time.monotonic(), ""
+        pause_s, began, problem = _PAUSES_S[0], time.monotonic(), ""
         while not stop.wait(_LOOK_S):
             if not self._has_mps or (self._server is not None and self._server.poll() is None):
                 self._look_after_pod(stop)
                 continue
             pause_s = _PAUSES_S[0] if time.monotonic() - began > _STEADY_S else min(2 * pause_s, _PAUSES_S[1])
             self._files.server.close()
-            if not trouble:
+            if not problem:
                 _log.warning("the MPS control daemon has ended, starting it again", group=self._name, pause_s=pause_s)
             self._end_servers()
             self._end_clients(stop)
@@ -112,11 +112,11 @@ class Keeper:
             try:
                 self._ensure_pod()
                 self._start()
-                trouble = ""
+                problem = ""
             except QgpuError as error:
-                if str(error) != trouble:
-                    trouble = str(error)
-                    _log.error("the group's MPS control daemon cannot be started", group=self._name, reason=trouble)
+                if str(error) != problem:
+                    problem = str(error)
+                    _log.error("the group's MPS control daemon cannot be started", group=self._name, reason=problem)
         self._end()
 
     def log_to_file(self) -> None:
@@ -281,7 +281,7 @@ def members_left(name: str, count: int) -> RefusedError:
 
 def _ident(pod: Mapping[str, Any]) -> int:
     """Return the id of a pod's cgroup; 0 for a pod without one, as on the simulator."""
-    return cgroup.ident_of(pod["cgroup"]) if pod["cgroup"] else 0
+    return cgroup.id_of(pod["cgroup"]) if pod["cgroup"] else 0
 
 
 def main() -> None:

@@ -120,7 +120,7 @@ def is_mps(pid: int) -> bool:
 
 def is_mps_server(pid: int) -> bool:
     """Tell whether a process is an MPS server; ``nvidia-cuda-mps-control`` also talks to one, and ends at once."""
-    return is_mps(pid) and any(word.endswith(_SERVER) for word in proc.words(pid)[:2])
+    return is_mps(pid) and any(word.endswith(_SERVER) for word in proc.cmdline(pid)[:2])
 
 
 def members(pids: Iterable[int]) -> list[int]:

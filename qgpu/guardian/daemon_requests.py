@@ -11,7 +11,7 @@ from qgpu.errors import RefusedError, no_pod
 from qgpu.guardian.daemon_sessions import Answer, DaemonSession
 from qgpu.guardian.gpu.gpu import Gpu
 from qgpu.guardian.proxy.supervisor import Supervisor
-from qgpu.ipc.codec import PROTOCOL, grants_to, plan_from
+from qgpu.ipc.codec import PROTOCOL, grants_to_json, plan_from_json
 from qgpu.linux import cgroup, fd_budget
 
 
@@ -84,7 +84,7 @@ class DaemonRequests:
         number = 0
         try:
             pod = self._supervisor.table.pods[name]
-            cgroup.bring(name, pid, pod.cgroup, pod.joined)
+            cgroup.ensure_in(name, pid, pod.cgroup, pod.joined)
             number = self._supervisor.listen(name, listener)
             self._serve(number)
         except BaseException as error:
@@ -108,7 +108,7 @@ class DaemonRequests:
                 "cgroup": pod.cgroup,
                 "joined": pod.joined,
                 "alive": name in live_pods,
-                "grants": grants_to(pod.grants),
+                "grants": grants_to_json(pod.grants),
                 "memory": {index: self._supervisor.quota.used(name, i) for i, index in instances.items()},
                 "refused": refused.get(name, {}),
             }
@@ -136,7 +136,7 @@ class DaemonRequests:
     def _op_join(self, _: DaemonSession, message: dict[str, Any], __: list[int]) -> Answer:
         self._known(message["name"])
         pod = self._supervisor.table.pods[message["name"]]
-        self._set_grants({"name": message["name"], "grants": grants_to(pod.grants), "joined": message["cgroups"]})
+        self._set_grants({"name": message["name"], "grants": grants_to_json(pod.grants), "joined": message["cgroups"]})
         return {}, []
 
     def _op_retire(self, _: DaemonSession, message: dict[str, Any], __: list[int]) -> Answer:
@@ -154,7 +154,7 @@ class DaemonRequests:
         return card.sample(time.monotonic_ns(), detailed=detailed, grants_revision=message.get("grants_revision")), []
 
     def _op_apply(self, session: DaemonSession, message: dict[str, Any], _: list[int]) -> Answer:
-        plan = plan_from(message["plan"])
+        plan = plan_from_json(message["plan"])
         session.cards.add(plan.pgpu)
         self._cards[plan.pgpu].apply(plan, time.monotonic_ns())
         return {}, []

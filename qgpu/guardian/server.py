@@ -1,7 +1,7 @@
-"""The guardian's main loop (daemon requests, process exits, window edges), and one thread per pod for its calls.
+"""The guardian's main loop (daemon requests, process exits, window edges), and a thread for each listener of a pod.
 
-A pod can make its memory as slow as it likes, so a thread of its own serves its calls (``dispatcher.py``); that thread
-takes the one lock only for look-ups. Only the main loop moves gates and sets timeslices.
+A pod can make its memory as slow as it likes, so threads of its own serve its calls (``dispatcher.py``); they take the
+one lock only for look-ups. Only the main loop moves gates and sets timeslices.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class Guardian:
             try:
                 log = CtxswLog(device)
             except RmError as error:  # without these records GPU time cannot be measured
-                _log.error("card left out: no context-switch records", pci=device.pci, reason=str(error))
+                _log.error("card excluded: no context-switch records", pci=device.pci, reason=str(error))
                 continue
             index = device.index
             self.cards[index] = Gpu(index, device, self.table, self.gpu_ops, log, self.supervisor.reconciler.recheck)
@@ -140,7 +140,7 @@ class Guardian:
         )
         # Last, because a daemon that can connect expects an answer.
         path = runtime_dir / "guardian.sock"
-        self._sessions = DaemonSessions(path, self._selector, self.table, requests.find, self._daemon_gone)
+        self._sessions = DaemonSessions(path, self._selector, self.table, requests.find, self._end_plan)
 
     def run(self) -> None:
         """Serve until no daemon, process or listener is left."""
@@ -230,8 +230,7 @@ class Guardian:
             card.enforcer.refresh(now)
         self._sessions.broadcast({"event": "changed"})
 
-    def _daemon_gone(self, index: int) -> None:
-        _log.info("daemon gone: gates open, driver timeslices restored", pgpu=index)
+    def _end_plan(self, index: int) -> None:
         self.cards[index].release(time.monotonic_ns())
 
     # -- pods -------------------------------------------------------------------------------------------------

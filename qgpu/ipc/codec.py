@@ -12,7 +12,7 @@ from qgpu.model.prepared_grant import PreparedGrant
 PROTOCOL = 4
 
 
-def grant_to(grant: Grant) -> dict[str, Any]:
+def grant_to_json(grant: Grant) -> dict[str, Any]:
     """Convert a grant to JSON types."""
     return {
         "class": grant.pod_class.value,
@@ -22,22 +22,22 @@ def grant_to(grant: Grant) -> dict[str, Any]:
     }
 
 
-def grant_from(data: Mapping[str, Any]) -> Grant:
+def grant_from_json(data: Mapping[str, Any]) -> Grant:
     """Read a grant, also from an older qgpu. Raises InvalidValueError, ValueError."""
     return Grant(PodClass(data["class"]), data["cores"], data["memory"], data.get("latency_target_ns"))
 
 
-def grants_to(grants: Mapping[int, Grant]) -> dict[str, Any]:
+def grants_to_json(grants: Mapping[int, Grant]) -> dict[str, Any]:
     """Convert a pod's grants, by pGPU, to JSON types."""
-    return {str(pgpu): grant_to(grant) for pgpu, grant in grants.items()}
+    return {str(pgpu): grant_to_json(grant) for pgpu, grant in grants.items()}
 
 
-def grants_from(data: Mapping[str, Any]) -> dict[int, Grant]:
-    """Read a pod's grants. Raises as grant_from."""
-    return {int(pgpu): grant_from(grant) for pgpu, grant in data.items()}
+def grants_from_json(data: Mapping[str, Any]) -> dict[int, Grant]:
+    """Read a pod's grants. Raises as grant_from_json."""
+    return {int(pgpu): grant_from_json(grant) for pgpu, grant in data.items()}
 
 
-def prepared_to(grant: PreparedGrant) -> dict[str, Any]:
+def prepared_to_json(grant: PreparedGrant) -> dict[str, Any]:
     """Convert a prepared grant to the arguments of the request ``grant.prepare``."""
     return {
         "uid": grant.uid,
@@ -45,13 +45,13 @@ def prepared_to(grant: PreparedGrant) -> dict[str, Any]:
         "name": grant.name,
         "consumers": list(grant.consumers),
         "devices": [
-            {"request": device.request, "gpu": device.gpu, "share": device.share} | grant_to(device.grant)
+            {"request": device.request, "gpu": device.gpu, "share": device.share} | grant_to_json(device.grant)
             for device in grant.devices
         ],
     }
 
 
-def plan_to(plan: Plan) -> dict[str, Any]:
+def plan_to_json(plan: Plan) -> dict[str, Any]:
     """Convert a plan to JSON types."""
     return {
         "pgpu": plan.pgpu,
@@ -72,7 +72,7 @@ def plan_to(plan: Plan) -> dict[str, Any]:
     }
 
 
-def plan_from(data: dict[str, Any]) -> Plan:
+def plan_from_json(data: dict[str, Any]) -> Plan:
     """Read a plan, also from an older qgpu. Raises InvalidValueError, KeyError, TypeError, ValueError."""
     return Plan(
         data["pgpu"],
@@ -93,8 +93,8 @@ def plan_from(data: dict[str, Any]) -> Plan:
     )
 
 
-def sample_from(data: dict[str, Any], grants: Mapping[str, Grant]) -> Sample:
-    """Read a sample of pods with these grants. Raises as plan_from."""
+def sample_from_json(data: dict[str, Any], grants: Mapping[str, Grant]) -> Sample:
+    """Read a sample of pods with these grants. Raises as plan_from_json."""
     return Sample(
         data["pgpu"],
         data["now_ns"],

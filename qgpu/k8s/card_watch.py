@@ -24,7 +24,7 @@ class CardState:
     #: None before qgpud has answered for the first time.
     node: Node | None = None
     #: Why ``node`` is out of date; "" if it is not.
-    trouble: str = ""
+    problem: str = ""
 
 
 class CardWatch(Watched[CardState]):

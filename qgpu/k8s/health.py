@@ -37,7 +37,7 @@ class HealthStream:
         response = messages.NodeWatchResourcesResponse()
         for card in state.node.cards if state.node is not None else ():
             if (name := device_name(card.uuid)) is not None:
-                health = _UNKNOWN if state.trouble else _UNHEALTHY if card.trouble else _HEALTHY
+                health = _UNKNOWN if state.problem else _UNHEALTHY if card.problem else _HEALTHY
                 response.devices.add(
                     device=messages.DeviceIdentifier(pool_name=self._pool, device_name=name),
                     health=health,

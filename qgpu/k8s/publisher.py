@@ -84,7 +84,7 @@ class Publisher:
         state = self._cards.value
         if state.node is None:
             return False
-        condition = Condition(state.trouble, self.conflict, self._drain)
+        condition = Condition(state.problem, self.conflict, self._drain)
         wanted = slices.spec(state.node, self._cluster.node_name, self._sharing, condition, self._generation)
         if not read_back and self._written is not None and slices.same(wanted, self._written):
             return False

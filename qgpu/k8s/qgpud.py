@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from qgpu.ipc.codec import prepared_to
+from qgpu.ipc.codec import prepared_to_json
 from qgpu.ipc.control_socket import Client
 from qgpu.model.prepared_grant import PreparedGrant
 
@@ -29,7 +29,7 @@ class Card:
     policy: str
     online_policy: str
     #: What is wrong with it; "" if nothing.
-    trouble: str
+    problem: str
     #: What pods hold that came without a prepared grant: per cent, and bytes.
     held_cores: int
     held_memory: int
@@ -57,7 +57,7 @@ class Qgpud:
 
     def prepare(self, grant: PreparedGrant) -> Mapping[tuple[str, str, str], str]:
         """Prepare a grant; return the CDI name of each device, by request, card and share."""
-        answer = self._call("grant.prepare", **prepared_to(grant))
+        answer = self._call("grant.prepare", **prepared_to_json(grant))
         return {(each["request"], each["gpu"], each["share"]): each["cdi"] for each in answer["devices"]}
 
     def grants(self) -> Sequence[Mapping[str, Any]]:
@@ -83,7 +83,7 @@ def _card(given: Mapping[str, Any]) -> Card:
         given["memory"],
         given["policy"],
         given["online_policy"],
-        given["trouble"],
+        given["problem"],
         held["cores"],
         held["memory"],
     )

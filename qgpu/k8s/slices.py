@@ -165,7 +165,7 @@ def _capacity(value: str, default: str, least: str, step: str, most: str | None 
 def _taints(card: Card, full: bool, condition: Condition) -> list[DeviceTaint]:
     drain = condition.drain or {}
     effects = {
-        "trouble": Effect.NO_SCHEDULE if card.trouble or condition.daemon else None,
+        "problem": Effect.NO_SCHEDULE if card.problem or condition.daemon else None,
         "conflict": Effect.NO_SCHEDULE if condition.conflict else None,
         "full": Effect.NO_SCHEDULE if full else None,
         "drain": drain.get(card.uuid, drain.get("all")),

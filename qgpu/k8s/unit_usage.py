@@ -63,7 +63,7 @@ def for_sale(
         cores_left = 100 - card.held_cores - sum(each["cores"] or 0 for each in devices)
         memory_left = card.memory - reserve - card.held_memory - sum(each["memory"] or 0 for each in devices)
         mine = frozenset[int]().union(*(each.units.get(resource, ()) for each in held if each.card == card.uuid))
-        more = 0 if closed or card.trouble else resources.room(resource, card, reserve, cores_left, memory_left)
+        more = 0 if closed or card.problem else resources.room(resource, card, reserve, cores_left, memory_left)
         count = resource.units(card, reserve)
         found.append((card.uuid, count, mine, min(more, count - len(mine))))
     return found

@@ -42,10 +42,10 @@ def check_name(name: str) -> str:
 @cache
 def mount() -> Path:
     """Find the mount point of the version 2 tree, once. Raises NotSupportedError."""
-    return mounted(os.fsdecode(Path("/proc/self/mountinfo").read_bytes()))
+    return parse_mountinfo(os.fsdecode(Path("/proc/self/mountinfo").read_bytes()))
 
 
-def mounted(mountinfo: str) -> Path:
+def parse_mountinfo(mountinfo: str) -> Path:
     """Find the version 2 tree in the text of /proc/PID/mountinfo. Raises NotSupportedError."""
     for line in mountinfo.split("\n"):
         before, _, after = line.partition(" - ")
@@ -56,7 +56,7 @@ def mounted(mountinfo: str) -> Path:
 
 def of(pid: int) -> str:
     """Return the version 2 cgroup of a process, such as "/qgpu/web". Raises OSError when it has ended."""
-    return placed(os.fsdecode(Path(f"/proc/{pid}/cgroup").read_bytes()))
+    return parse_membership(os.fsdecode(Path(f"/proc/{pid}/cgroup").read_bytes()))
 
 
 def is_frozen(pid: int) -> bool:
@@ -67,7 +67,7 @@ def is_frozen(pid: int) -> bool:
         return False
 
 
-def placed(text: str) -> str:
+def parse_membership(text: str) -> str:
     """Find the version 2 cgroup in the text of /proc/PID/cgroup; names in it may contain anything but a newline."""
     return next((line[3:] for line in text.split("\n") if line.startswith("0::")), "/")
 
@@ -77,7 +77,7 @@ def path_of(name: str) -> str:
     return f"/{_PARENT}/{check_name(name)}"
 
 
-def home(pid: int) -> str:
+def pod_parent(pid: int) -> str:
     """Return the cgroup in which a launcher's pod is made: its own, or the nearest above that only root may change.
 
     A user with a delegated cgroup may move processes within it, and so out of a pod. Raises OSError.
@@ -132,7 +132,7 @@ def enter(name: str, pid: int, path: str = "") -> None:
         raise NotSupportedError(f"pod {name}: process {pid} cannot enter its cgroup: {error.strerror}") from error
 
 
-def bring(name: str, pid: int, path: str, joined: Iterable[str] = ()) -> None:
+def ensure_in(name: str, pid: int, path: str, joined: Iterable[str] = ()) -> None:
     """Move a process into a pod's own cgroup, or check that it is in a container's. Raises as enter, RefusedError.
 
     ``joined`` are cgroups of containers that count to the pod as well: a process in one of them stays there.
@@ -150,7 +150,7 @@ def within(path: str, above: str) -> bool:
     return (path + "/").startswith(above + "/")
 
 
-def names(path: str, container: str) -> bool:
+def is_of_container(path: str, container: str) -> bool:
     """Tell whether a cgroup is, or lies below, one that a runtime made for a container with this id.
 
     Runtimes use the whole id, some with a word before it, and with systemd ".scope" after it.
@@ -166,7 +166,7 @@ def find(ident: int, likely: str) -> str | None:
     The kernel never reuses an id. Raises OSError if the search fails.
     """
     top = mount()
-    if ident_of(likely) == ident:
+    if id_of(likely) == ident:
         return likely
     for directory in _below("/"):
         if _ident(directory) == ident:
@@ -174,7 +174,7 @@ def find(ident: int, likely: str) -> str | None:
     return None
 
 
-def ident_of(path: str) -> int:
+def id_of(path: str) -> int:
     """Return a cgroup's id, which the kernel never reuses; 0 if it is gone. Raises OSError."""
     return _ident(mount() / path.lstrip("/"))
 
@@ -197,7 +197,7 @@ class CgroupMembers:
     alive: bool = False
 
 
-def inside(*paths: str) -> CgroupMembers:
+def members(*paths: str) -> CgroupMembers:
     """List the processes of cgroups. A cgroup that cannot be read may have some."""
     found: list[int] = []
     for path in paths:
@@ -249,7 +249,7 @@ def _below(path: str) -> Iterator[Path]:
                 raise
 
 
-def note(path: str, key: str, value: str) -> None:
+def set_xattr(path: str, key: str, value: str) -> None:
     """Attach a note to a cgroup for its lifetime; an empty ``value`` removes it. Raises RefusedError."""
     directory, name = mount() / path.lstrip("/"), f"trusted.qgpu.{key}"
     try:
@@ -264,7 +264,7 @@ def note(path: str, key: str, value: str) -> None:
             ) from error
 
 
-def noted(path: str, key: str) -> str | None:
+def get_xattr(path: str, key: str) -> str | None:
     """Return a note attached to a cgroup; None without one."""
     try:
         return os.fsdecode(os.getxattr(mount() / path.lstrip("/"), f"trusted.qgpu.{key}"))

@@ -97,7 +97,7 @@ def _waits_for_us(pid: int, tid: int) -> bool:
     try:
         if proc.stat(pid, tid)[:1] != ["S"]:
             return False
-        return proc.waits_in(pid, tid).startswith(_STOPPED_AT)
+        return proc.wchan(pid, tid).startswith(_STOPPED_AT)
     except OSError:
         return False
 

@@ -30,7 +30,7 @@ class LogRateLimit:
             since, count = self._counts.get(kind, (now, 0))
             if now - since >= 1:
                 if count > self._most:
-                    event_dict["left_out"] = count - self._most
+                    event_dict["suppressed"] = count - self._most
                 since, count = now, 0
             self._counts[kind] = since, count + 1
         if count >= self._most:

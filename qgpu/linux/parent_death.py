@@ -6,6 +6,7 @@ import ctypes
 import os
 import signal
 from collections.abc import Callable
+from functools import partial
 
 _PR_SET_PDEATHSIG = 1  # include/uapi/linux/prctl.h
 
@@ -15,11 +16,11 @@ def terminated_with_parent() -> Callable[[], None]:
 
     The program that it executes keeps this, unless it gains rights by being executed. For processes with one thread.
     """
-    libc, parent = ctypes.CDLL(None), os.getpid()
+    return partial(end_with_parent, os.getpid(), signal.SIGTERM, ctypes.CDLL(None))
 
-    def arm() -> None:
-        libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
-        if os.getppid() != parent:  # it ended before the call
-            os._exit(128 + signal.SIGTERM)
 
-    return arm
+def end_with_parent(parent: int, with_signal: signal.Signals, libc: ctypes.CDLL | None = None) -> None:
+    """Let the kernel send this process a signal when its parent, process ``parent``, ends; end if it has ended."""
+    (libc or ctypes.CDLL(None)).prctl(_PR_SET_PDEATHSIG, int(with_signal), 0, 0, 0)
+    if os.getppid() != parent:  # it ended before the call
+        os._exit(128 + with_signal)

@@ -22,6 +22,8 @@ _AT_FDCWD, _AT_EMPTY_PATH, _AT_STATX_DONT_SYNC, _STATX_TYPE = -100, 0x1000, 0x40
 _STATX_BYTES, _MODE, _RDEV = 256, struct.Struct("<28xH"), struct.Struct("<128xII")
 _libc = ctypes.CDLL(None, use_errno=True)
 _READ_BYTES = 1 << 16
+#: The index of the start time among the fields that ``stat`` returns.
+_STARTED = 19
 
 #: Errors for a process that has ended, or that we may not look at.
 _GONE = (FileNotFoundError, ProcessLookupError, PermissionError)
@@ -42,7 +44,16 @@ def stat(pid: int, tid: int | None = None) -> list[str]:
     return content.rpartition(b")")[2].decode("ascii").split()
 
 
-def words(pid: int) -> list[bytes]:
+def start_time(pid: int) -> str:
+    """Return a process's start time in clock ticks, which tells it from another of its pid; empty if it has ended.
+
+    Raises OSError.
+    """
+    fields = stat(pid)
+    return fields[_STARTED] if fields and fields[0] not in "ZX" else ""
+
+
+def cmdline(pid: int) -> list[bytes]:
     """Return the words of a process's command line; the process itself can change them."""
     return _read(pid, "cmdline").split(b"\0")[:-1]
 
@@ -67,7 +78,12 @@ def syscall(pid: int, tid: int) -> list[str]:
     return _read(pid, f"task/{tid}/syscall").decode("ascii").split()
 
 
-def waits_in(pid: int, tid: int) -> str:
+def threads(pid: int) -> set[int]:
+    """Return the numbers of a process's threads. Raises OSError."""
+    return {int(name) for name in os.listdir(f"/proc/{pid}/task")}
+
+
+def wchan(pid: int, tid: int) -> str:
     """Return the kernel function in which a thread waits; empty if it has ended."""
     return _read(pid, f"task/{tid}/wchan").decode("ascii")
 

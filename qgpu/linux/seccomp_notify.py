@@ -113,7 +113,7 @@ def is_listener(fd: int) -> bool:
 
 
 def has_call(fd: int, id_: int) -> bool:
-    """Tell whether a call that was received from this listener still waits. The kernel begins ids at random."""
+    """Tell whether a call that somebody received from this listener still waits. Ids start at random."""
     return bool(_libc.ioctl(fd, _ID_VALID, _ffi.new("uint64_t *", id_)) == 0)
 
 
@@ -128,7 +128,7 @@ class Listener:
         self._mark = _ffi.cast("uint64_t *", self._notif + 1)
         self._valid = _ffi.new("uint64_t *")
         self._answer = _ffi.new("struct seccomp_notif_resp *")
-        # Wakes the pod on this CPU as soon as it is answered (Linux 6.6); older kernels say EINVAL, no matter.
+        # Wakes the pod on this CPU as soon as it is answered (Linux 6.6); older kernels answer EINVAL and do without.
         _libc.ioctl(fd, _SET_FLAGS, _ffi.cast("void *", _SYNC_WAKE_UP))
 
     def has_processes(self) -> bool:
@@ -145,41 +145,44 @@ class Listener:
         return _notification(self._slot)
 
     def begin(self, before: int | None = None) -> None:
-        """Mark the call in hand: what it asks for is done from now on, and not to be done twice."""
+        """Mark the call in hand as begun: a successor must not do it twice. ``before`` is RM's figure in bytes."""
         self._mark[0] = _BEGUN if before is None else _BEGUN_AT + before
 
     def proceed(self, id_: int) -> bool:
-        """Let the kernel carry out the call as it then stands: for calls that do harm in no form they can be given."""
+        """Let the kernel perform the call with the arguments that it then has: only for calls that none makes harmful.
+
+        Return False if the thread no longer waits, as do the other answers.
+        """
         return self._send(id_, _CONTINUE)
 
     def answer_ok(self, id_: int) -> bool:
-        """Return 0 from the call without carrying it out: RM's status in its argument tells the rest."""
+        """Return 0 from the call without performing it: RM's status in its argument tells the rest."""
         return self._send(id_, 0)
 
     def answer_error(self, id_: int, code: int) -> bool:
-        """Fail the call with an errno without carrying it out."""
+        """Fail the call with an errno without performing it."""
         return self._send(id_, 0, -code)
 
     def still_waiting(self, id_: int) -> bool:
-        """Tell whether the thread is still stopped in this very call, so that what was read was its own."""
+        """Tell whether the thread is still stopped in this call. If so, memory that was read before belongs to it."""
         self._valid[0] = id_
         return bool(_libc.ioctl(self.fd, _ID_VALID, self._valid) == 0)
 
     def _send(self, id_: int, flags: int, error: int = 0) -> bool:
-        """Answer; False when nobody waits any more: the thread was killed, or a signal made it begin again."""
+        """Answer; False if the thread no longer waits: it was killed, or a signal made it restart the call."""
         self._answer.id, self._answer.val, self._answer.error, self._answer.flags = id_, 0, error, flags
         sent = _libc.ioctl(self.fd, _SEND, self._answer) == 0
-        self._notif.id = 0  # answered: no successor of ours has to
+        self._notif.id = 0  # answered: a successor need not answer it
         return bool(sent)
 
 
 def is_thread_of(pid: int, tid: int) -> bool:
-    """Tell whether a process has a thread of that number, which we may not be allowed to signal."""
+    """Tell whether a process has a thread of that number, even one that we may not signal."""
     return bool(_libc.tgkill(pid, tid, 0) == 0 or _ffi.errno == errno.EPERM)
 
 
 class ProcessMemory:
-    """Other processes' memory. One for each thread of ours that reads: what it reads into is its own.
+    """Other processes' memory. Each thread of ours has an object of its own, because each has one buffer.
 
     Any access may wait for as long as the other process likes (userfaultfd, FUSE). A call's argument and what it points
     to often lie close together on a stack, and reading takes the same time however little is read. So a read takes the
@@ -200,12 +203,12 @@ class ProcessMemory:
         self._to = 0
 
     def read(self, tid: int, address: int, size: int) -> bytes | None:
-        """Read memory; None when any of it is not there or the process is gone."""
+        """Read ``size`` bytes; None if a part of them is not mapped, or the process is gone."""
         data = self.read_some(tid, address, size)
         return data if len(data) == size else None
 
     def read_some(self, tid: int, address: int, size: int) -> bytes:
-        """Read as much as is there of what is asked for."""
+        """Read up to ``size`` bytes, as far as memory is mapped."""
         if self._from <= address and address + size <= self._to and tid == self._tid:
             at = address - self._from
             return bytes(self._view[at : at + size])

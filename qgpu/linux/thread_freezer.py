@@ -90,7 +90,7 @@ def frozen_siblings(pid: int, tid: int, processes: Iterable[int]) -> Iterator[No
         raise OSError(errno.EPERM, f"thread {tid} has its own descriptor table")
     stopped: dict[int, int] = {}
     try:
-        while threads := _threads(pid) - {tid} - stopped.keys():
+        while threads := proc.threads(pid) - {tid} - stopped.keys():
             for thread in threads:
                 stopped[thread] = _stop(pid, thread)
         for other in processes:
@@ -100,10 +100,6 @@ def frozen_siblings(pid: int, tid: int, processes: Iterable[int]) -> Iterator[No
     finally:
         for thread, signal in stopped.items():
             _libc.ptrace(_DETACH, thread, None, signal)
-
-
-def _threads(pid: int) -> set[int]:
-    return {int(name) for name in os.listdir(f"/proc/{pid}/task")}
 
 
 def _stop(pid: int, thread: int) -> int:

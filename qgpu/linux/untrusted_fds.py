@@ -2,7 +2,7 @@
 
 The last close of a file may take as long as its maker likes: a socket waits for its peer (SO_LINGER, socket(7)), a FUSE
 file for its server. This also applies to unreceived descriptors in a socket's queue, which close with the socket. So a
-separate thread closes them, never under a lock. A signal interrupts a close that waits; a socket then stops waiting,
+thread of a pool closes them, never under a lock. A signal interrupts a close that waits; a socket then stops waiting,
 but a FUSE file keeps its thread.
 """
 
@@ -19,19 +19,19 @@ _MOST = 64
 #: How long a close may wait before a signal interrupts it.
 _PATIENCE_S = 0.2
 #: The default action of this signal is to ignore it, so no other code relies on it.
-_ROUSE = signal.SIGURG
+_INTERRUPT = signal.SIGURG
 
 _lock = threading.Lock()
 _waiting: deque[tuple[int, ...]] = deque()
 #: Threads that close, those of them that we started, and whether the interrupting thread runs.
 _closing: set[threading.Thread] = set()
 _ours: set[threading.Thread] = set()
-_rousing = False
+_interrupting = False
 
 
-def prepare() -> None:
+def install_signal_handler() -> None:
     """Install the signal handler for interrupting closes; the main thread calls this once."""
-    signal.signal(_ROUSE, lambda *_: None)
+    signal.signal(_INTERRUPT, lambda *_: None)
 
 
 def close(*fds: int) -> None:
@@ -54,7 +54,7 @@ def close_here(*fds: int) -> None:
     mine = threading.current_thread()
     with _lock:
         _closing.add(mine)
-    _have_roused()
+    _ensure_interrupter()
     for fd in fds:
         with suppress(OSError):
             os.close(fd)
@@ -83,32 +83,32 @@ def _close() -> None:
         close_here(*fds)
 
 
-def _have_roused() -> None:
-    global _rousing
+def _ensure_interrupter() -> None:
+    global _interrupting
     with _lock:
-        if _rousing:
+        if _interrupting:
             return
-        _rousing = True
+        _interrupting = True
     try:
-        threading.Thread(target=_rouse, name="qgpu-rouse", daemon=True).start()
+        threading.Thread(target=_interrupt_closes, name="qgpu-interrupt", daemon=True).start()
     except RuntimeError:
         with _lock:
-            _rousing = False
+            _interrupting = False
 
 
-def _rouse() -> None:
+def _interrupt_closes() -> None:
     """Interrupt waiting closes until there are none."""
-    global _rousing
+    global _interrupting
     pause = threading.Event()
     before: set[threading.Thread] = set()
     while True:
         pause.wait(_PATIENCE_S)
         with _lock:  # none of them ends while the lock is held
             if not _closing:
-                _rousing = False
+                _interrupting = False
                 return
-            if signal.getsignal(_ROUSE) not in (signal.SIG_DFL, signal.SIG_IGN, None):
+            if signal.getsignal(_INTERRUPT) not in (signal.SIG_DFL, signal.SIG_IGN, None):
                 for ident in (thread.ident for thread in _closing & before):
                     if ident is not None:
-                        signal.pthread_kill(ident, _ROUSE)
+                        signal.pthread_kill(ident, _INTERRUPT)
             before = set(_closing)

@@ -127,34 +127,20 @@ def _line(result: Mapping[str, Any]) -> str:
     return f"{line}, p99 {latency_us['p99'] / 1000:.2f} ms" if latency_us else line
 
 
-def _request(
-    *, kernel: float, batch: int | None, gap: float, launch: float, period: float, warmup: float, **rest: Any
-) -> _Request:
+def _request(*, batch: int | None, duration: float, warmup: float, **rest: Any) -> _Request:
     work = Workload(
-        kernel_us=round(kernel * 1e6, 6),
-        batch=(1 if period else 0) if batch is None else batch,
-        gap_us=round(gap * 1e6, 6),
-        launch_us=round(launch * 1e6, 6),
-        period_us=round(period * 1e6, 6),
-        graph=rest["graph"],
-        persistent=rest["persistent"],
-        host_reads=rest["host_reads"],
-        streams=rest["streams"],
-        duration_s=rest["duration"],
-        count=rest["count"],
-        memory=rest["memory"],
+        **{f"{name}_us": round(rest[name] * 1e6, 6) for name in ("kernel", "gap", "launch", "period")},
+        **{name: rest[name] for name in ("graph", "persistent", "host_reads", "streams", "count", "memory")},
+        batch=(1 if rest["period"] else 0) if batch is None else batch,
+        duration_s=duration,
         warmup_s=warmup,
     )
-    started_at = rest["started_at"] or psutil.Process().create_time()
     return _Request(
         work,
-        gpu=rest["gpu"],
-        iterations=rest["iterations"],
-        sync=rest["sync"],
+        **{name: rest[name] for name in ("gpu", "iterations", "sync", "watch")},
         window_s=rest["window"],
         start_at_s=rest["start_at"],
-        started_at_s=started_at,
-        watch=rest["watch"],
+        started_at_s=rest["started_at"] or psutil.Process().create_time(),
     )
 
 

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -48,11 +49,11 @@ def added(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     worst = max((found for result in results if (found := result["latency_us"])), key=_p99, default=None)
     longest = max(results, key=lambda result: len(result["windows"]))["windows"]
     window_s = longest[1][0] if len(longest) > 1 else elapsed_s or 1.0
-    counts: dict[int, int] = {}
+    counts = Counter[int]()
     for result in results:
         for at_s, count in result["windows"]:
             middle_s = (result["started_ns"] - started_ns) / NS_PER_S + at_s + window_s / 2
-            counts[int(middle_s / window_s)] = counts.get(int(middle_s / window_s), 0) + count
+            counts[int(middle_s / window_s)] += count
     return {
         **results[0],
         "processes": len(results),
@@ -64,7 +65,7 @@ def added(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "dry_longest_ms": max(result.get("dry_longest_ms", 0.0) for result in results),
         "started_ns": started_ns,
         "ended_ns": ended_ns,
-        "windows": [[round(n * window_s, 6), counts.get(n, 0)] for n in range(max(counts, default=-1) + 1)],
+        "windows": [[round(n * window_s, 6), counts[n]] for n in range(max(counts, default=-1) + 1)],
         "startup_s": max(result["startup_s"] for result in results),
     }
 

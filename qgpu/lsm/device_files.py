@@ -84,11 +84,11 @@ class DeviceFiles:
         self._counters = libbpf.Map(home / "counters", _U32.size, _U64.size)
         self._refusals = libbpf.Map(home / "refusals", _REFUSAL.size, _REFUSED.size)
 
-    def tell(self, pods: Iterable[str]) -> None:
+    def set_pods(self, pods: Iterable[str]) -> None:
         """Set the cgroups that are pods, and the program's other inputs. Raises OSError."""
-        self._tell_majors(majors())
-        wanted = {ident: _POD for path in pods if (ident := _ident(path))}
-        if ident := _ident(cgroup.GUARDIANS):
+        self._set_majors(majors())
+        wanted = {ident: _POD for path in pods if (ident := cgroup.id_of(path))}
+        if ident := cgroup.id_of(cgroup.GUARDIANS):
             wanted[ident] = _GUARDIAN
         there = {_U64.unpack(key)[0] for key in self._cgroups.listed()}
         for ident in there - wanted.keys():
@@ -96,7 +96,7 @@ class DeviceFiles:
         for ident in wanted.keys() - there:
             self._cgroups.put(_U64.pack(ident), _PLACE.pack(wanted[ident], 0))
 
-    def _tell_majors(self, wanted: set[int]) -> None:
+    def _set_majors(self, wanted: set[int]) -> None:
         there = {_U32.unpack(key)[0] for key in self._majors.listed()}
         for major in there - wanted:
             self._majors.drop(_U32.pack(major))
@@ -149,14 +149,6 @@ class DeviceFiles:
             each.close()
 
 
-def _ident(path: str) -> int:
-    """Return the kernel's id of a cgroup; 0 if it is gone."""
-    try:
-        return (cgroup.mount() / path.lstrip("/")).stat().st_ino
-    except FileNotFoundError:
-        return 0
-
-
 def load(
     pods: Iterable[str], program: Path | None = None, directory: Path = pins.DIRECTORY, node: Path = _NODE
 ) -> DeviceFiles:
@@ -168,7 +160,7 @@ def load(
     fresh = pins.install(program or compiled(), directory)
     try:
         found = DeviceFiles(directory)
-        found.tell(pods)
+        found.set_pods(pods)
         found.trust(os.getpid())
         if fresh:
             found.prove(node)

@@ -24,7 +24,7 @@ def page(view: View, *, with_hami: bool) -> bytes:
     return render(chain(native.families(view), hami.families(view) if with_hami else ()))
 
 
-class Written:
+class CachedPage:
     """Caches the answer to scrapes: requests during a rendering and shortly after it share its result."""
 
     def __init__(self, write: Callable[[], bytes]) -> None:
@@ -47,7 +47,7 @@ class Written:
 
 def serve(address: Address, look: Callable[[], View], *, with_hami: bool) -> HttpServer:
     """Serve metrics until the server is closed. Raises ConfigError if it cannot listen."""
-    written = Written(lambda: page(look(), with_hami=with_hami))
+    written = CachedPage(lambda: page(look(), with_hami=with_hami))
 
     def answer(request: Request) -> Response:
         if request.path != "/metrics" or request.method != "GET":

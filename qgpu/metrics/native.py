@@ -50,7 +50,7 @@ def _gpus(gpus: Iterable[GpuView]) -> Iterable[Family]:
     allocated = Family("qgpu_gpu_memory_allocated_bytes", _G, "Memory limits of all pods, added up.")
     used = Family("qgpu_gpu_memory_used_bytes", _G, "Memory that pods hold; what runs without qgpu is not in it.")
     overcommit = Family("qgpu_gpu_memory_overcommit_ratio", _G, "How many times its memory may be granted.")
-    away = Family("qgpu_gpu_memory_away_bytes", _G, "Memory of pods that yielded it to others, now in host memory.")
+    away = Family("qgpu_gpu_memory_yielded_bytes", _G, "Memory of pods that yielded it to others, now in host memory.")
     cores = Family("qgpu_gpu_cores_allocated_ratio", _G, "Quotas of all pods, added up.")
     memory_prepared = Family(
         "qgpu_gpu_memory_prepared_bytes", _G, "Memory that Kubernetes claims hold, used by a pod or not."
@@ -61,9 +61,9 @@ def _gpus(gpus: Iterable[GpuView]) -> Iterable[Family]:
     ticks = Family("qgpu_gpu_ticks_total", _C, "Ticks of the scheduling loop.")
     plans = Family("qgpu_gpu_plans_total", _C, "Changes of the plan in force.")
     gated = Family("qgpu_gpu_plan_gated", _G, "1 while the plan in force moves gates.")
-    trouble = Family("qgpu_gpu_trouble", _G, "1 while the plane fails on this pGPU; its pods then run ungated.")
+    problem = Family("qgpu_gpu_problem", _G, "1 while the plane fails on this pGPU; its pods then run ungated.")
     used_part = Family("qgpu_gpu_utilization_ratio", _G, "NVML's utilisation: any kernel ran; absent if not known.")
-    residence = Family("qgpu_gpu_engine_active_ratio", _G, "GPU time of all pods over the last seconds.")
+    engine_active = Family("qgpu_gpu_engine_active_ratio", _G, "GPU time of all pods over the last seconds.")
     unmanaged = Family("qgpu_gpu_unmanaged_processes", _G, "Processes on the card in no pod; absent if not known.")
     for gpu in gpus:
         labels = _card(gpu)
@@ -73,22 +73,22 @@ def _gpus(gpus: Iterable[GpuView]) -> Iterable[Family]:
         allocated.add(gpu.memory_granted, **labels)
         used.add(gpu.memory_held, **labels)
         overcommit.add(gpu.memory_overcommit, **labels)
-        away.add(gpu.memory_away, **labels)
+        away.add(gpu.memory_yielded, **labels)
         cores.add(gpu.cores_granted / 100, **labels)
         memory_prepared.add(gpu.memory_prepared, **labels)
         cores_prepared.add(gpu.cores_prepared / 100, **labels)
         ticks.add(gpu.ticks, **labels)
         plans.add(gpu.plans, **labels)
         gated.add(int(gpu.gated), **labels)
-        trouble.add(int(bool(gpu.trouble)), **labels)
-        residence.add(gpu.residence, **labels)
+        problem.add(int(bool(gpu.problem)), **labels)
+        engine_active.add(gpu.engine_active, **labels)
         if gpu.utilization is not None:
             used_part.add(gpu.utilization, **labels)
         if gpu.unmanaged is not None:
             unmanaged.add(gpu.unmanaged, **labels)
     held = overcommit, away, memory_prepared, cores_prepared
-    activity = used_part, residence
-    return info, period, total, allocated, used, cores, *held, ticks, plans, gated, trouble, *activity, unmanaged
+    activity = used_part, engine_active
+    return info, period, total, allocated, used, cores, *held, ticks, plans, gated, problem, *activity, unmanaged
 
 
 def _pods_on_gpus(gpus: Iterable[GpuView]) -> Iterable[Family]:

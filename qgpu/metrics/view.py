@@ -44,7 +44,7 @@ class GpuView:
     ticks: int = 0
     plans: int = 0
     gated: bool = False
-    trouble: str = ""
+    problem: str = ""
     pods: Sequence[PodOnGpuView] = ()
     #: Processes on it that are in no pod; None where the driver does not tell.
     unmanaged: int | None = None
@@ -55,10 +55,10 @@ class GpuView:
     utilization: float | None = None
     #: How many times its memory may be granted, and the bytes of pods that are off it because of that.
     memory_overcommit: float = 1.0
-    memory_away: int = 0
+    memory_yielded: int = 0
 
     @property
-    def residence(self) -> float:
+    def engine_active(self) -> float:
         """Return in which part of the last seconds a pod was on the engine, 0 to 1."""
         return min(1.0, sum(pod.share for pod in self.pods))
 

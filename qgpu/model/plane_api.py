@@ -57,7 +57,7 @@ class Pgpu:
 
 
 @dataclass(frozen=True, slots=True)
-class CardLeftOut:
+class ExcludedCard:
     """A card of this machine that is no pGPU, and the reason as text for a person."""
 
     #: Its number at nvidia-smi, which no pGPU has then.
@@ -74,10 +74,10 @@ class PodInfo:
     name: str
     grants: Mapping[int, Grant] = field(default_factory=dict)
     pids: tuple[int, ...] = ()
-    #: Video memory it holds, in bytes by pGPU, as far as the plane's object table knows.
+    #: Card memory it holds, in bytes by pGPU, as far as the plane's object table knows.
     memory: Mapping[int, int] = field(default_factory=dict)
     #: What the plane cannot do for this pod, as text for a person; empty if all is well.
-    trouble: str = ""
+    problem: str = ""
     #: Its cgroup (v2), such as "/qgpu/web"; empty if the plane has none for it, or the cgroup is gone.
     cgroup: str = ""
     #: How many allocations of memory, and how many calls that would have changed its share, were refused. None where
@@ -104,7 +104,7 @@ class Host(Protocol):
     def pgpus(self) -> Sequence[Pgpu]:
         """Return the pGPUs that this plane can share."""
 
-    def left_out(self) -> Sequence[CardLeftOut]:
+    def excluded_cards(self) -> Sequence[ExcludedCard]:
         """Return the cards of this machine that the plane does not share."""
 
     def backend(self, pgpu: int) -> Backend:
@@ -135,8 +135,8 @@ class Host(Protocol):
     def retire(self, name: str) -> None:
         """Remove a pod. Processes that are left run on ungated. RefusedError if they would escape a limit that way."""
 
-    def left_behind(self) -> Mapping[int, int]:
-        """Return the video memory, in bytes by pGPU, that is still held on behalf of pods that no longer exist."""
+    def orphaned_memory(self) -> Mapping[int, int]:
+        """Return the card memory, in bytes by pGPU, that is still held on behalf of pods that no longer exist."""
 
     def checkpointer(self) -> Checkpointer:
         """Open what takes processes off the cards, for one operation. Raises NotSupportedError."""

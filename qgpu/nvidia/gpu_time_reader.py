@@ -25,7 +25,7 @@ _CLOCK_STEP_NS = 50_000
 
 @dataclass(frozen=True, slots=True)
 class GpuTimeReading(Generic[K]):
-    """What the contexts of each owner did between two calls of ``look``."""
+    """What the contexts of each owner did between two calls of ``read``."""
 
     uses: Mapping[K, GpuTime]
     #: When the contexts of each owner ran, in order.
@@ -42,7 +42,7 @@ class GpuTimeReader:
 
     device: RmDevice
     log: CtxswLog
-    meter: GpuTimeCounter = field(default_factory=GpuTimeCounter)
+    counter: GpuTimeCounter = field(default_factory=GpuTimeCounter)
     #: The card's clock minus CLOCK_MONOTONIC.
     _ahead_ns: int = 0
 
@@ -50,16 +50,16 @@ class GpuTimeReader:
         """Move context switches from the log to the counter. Raises RmError or OSError if the card fails."""
         switches = self.log.read()
         now_ns = self.device.time_ns()
-        self.meter.advance([Event(s.at_ns, (s.context, s.pid), s.tag == START) for s in switches], now_ns)
+        self.counter.advance([Event(s.at_ns, (s.context, s.pid), s.tag == START) for s in switches], now_ns)
 
-    def look(self, owner: Callable[[Hashable], K | None], *, detailed: bool) -> GpuTimeReading[K]:
+    def read(self, owner: Callable[[Hashable], K | None], *, detailed: bool) -> GpuTimeReading[K]:
         """Return what each owner's contexts did since the last call.
 
         If this call and the last one are ``detailed``, it lists when they ran, on CLOCK_MONOTONIC. Raises RmError or
         OSError if the card fails.
         """
         uses: dict[K, GpuTime] = {}
-        for context, use in self.meter.take(lambda context: owner(context) is not None).items():
+        for context, use in self.counter.take(lambda context: owner(context) is not None).items():
             if (mine := owner(context)) is not None:
                 uses[mine] = uses.get(mine, NOTHING) + use
         runs: dict[K, list[Span]] = {}
@@ -67,15 +67,15 @@ class GpuTimeReader:
             if (mine := owner(context)) is not None:
                 runs[mine] = sorted(runs.get(mine, []) + spans)
         handovers: Counter[tuple[K, K]] = Counter()
-        for pair, count in self.meter.take_handovers().items():
+        for pair, count in self.counter.take_handovers().items():
             before, after = map(owner, pair)
             if before is not None and after is not None:
                 handovers[before, after] += count
-        return GpuTimeReading(uses, runs, handovers, owner(self.meter.resident))
+        return GpuTimeReading(uses, runs, handovers, owner(self.counter.resident))
 
     def _runs(self, *, wanted: bool) -> dict[Hashable, list[Span]]:
         """Return when contexts ran since the last call, if that was ``wanted`` then."""
-        spans = self.meter.record(wanted)
+        spans = self.counter.record(wanted)
         if not spans:
             return {}
         before_ns, gpu_ns, after_ns = time.monotonic_ns(), self.device.time_ns(), time.monotonic_ns()

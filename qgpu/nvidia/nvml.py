@@ -10,13 +10,13 @@ import pynvml
 
 from qgpu.errors import NoGpuError, NotSupportedError
 from qgpu.model import NS_PER_MS
-from qgpu.model.plane_api import CardLeftOut, Pgpu
+from qgpu.model.plane_api import ExcludedCard, Pgpu
 
 #: NVML has a new figure about five times a second.
 _FRESH_NS = 100 * NS_PER_MS
 
 
-def cards_in_mig_mode() -> list[CardLeftOut]:
+def cards_in_mig_mode() -> list[ExcludedCard]:
     """List the cards that MIG divides, which qgpu leaves alone (docs/decisions/0041-mig.md).
 
     Raises NoGpuError, and NotSupportedError if no other card is there.
@@ -32,7 +32,7 @@ def cards_in_mig_mode() -> list[CardLeftOut]:
                 continue
             if current == pynvml.NVML_DEVICE_MIG_ENABLE:
                 pci = _text(pynvml.nvmlDeviceGetPciInfo(handle).busId).lower()
-                found.append(CardLeftOut(index, pci, f"MIG mode is on; to share it: nvidia-smi -i {index} -mig 0"))
+                found.append(ExcludedCard(index, pci, f"MIG mode is on; to share it: nvidia-smi -i {index} -mig 0"))
     if found and len(found) == count:
         raise NotSupportedError(
             "MIG mode is on for every GPU here, and qgpu shares whole cards; switch it off for one with "

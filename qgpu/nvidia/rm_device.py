@@ -75,13 +75,13 @@ class RmDevice:
 
 
 def open_devices(client: RmClient) -> list[RmDevice]:
-    """Open every card in PCI order, the order of nvidia-smi and of pGPU numbers; a card left out keeps its number."""
+    """Open every card in PCI order, the order of nvidia-smi and of pGPU numbers; an excluded card keeps its number."""
     devices = []
     for index, card in enumerate(client.cards()):
         try:
             devices.append(_open_device(client, index, card))
         except (RmError, OSError) as error:
-            _log.error("card left out: it cannot be opened", pci=card.pci, reason=str(error))
+            _log.error("card excluded: it cannot be opened", pci=card.pci, reason=str(error))
     return devices
 
 

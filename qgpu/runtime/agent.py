@@ -48,8 +48,8 @@ LISTENER = "anon_inode:seccomp notify"
 _KEPT = "start."
 
 #: Takes a copy of the listener of a process: (pid, container id, descriptor). The same one again changes nothing.
-#: Raises BackendGoneError to be asked again, QgpuError to refuse. 1.8 does not know the pid of a
-#: process that it brings in by exec, and says 0.
+#: Raises BackendGoneError to be asked again, QgpuError to refuse. crun 1.8 does not know the pid of a process that it
+#: brings in by exec, and says 0.
 Attach = Callable[[int, str, int], None]
 
 
@@ -60,16 +60,16 @@ class Agent:
         self._attach, self._store = attach, store
         self._ending = threading.Event()
         left = [socket.socket(fileno=fd) for fd in store.take(_KEPT).values()]
-        self._door = SocketListener("agent", path, 0o600, store, self._hear, left)
+        self._listener = SocketListener("agent", path, 0o600, store, self._hear, left)
 
     def restore(self) -> None:
         """Listen again if somebody removed the socket. Raises OSError."""
-        self._door.restore()
+        self._listener.restore()
 
     def close(self) -> None:
         """Accept no more listeners; leave to the next daemon what is not done."""
         self._ending.set()
-        self._door.close()
+        self._listener.close()
 
     def _hear(self, sock: socket.socket) -> None:
         name = f"{_KEPT}{os.fstat(sock.fileno()).st_ino}"

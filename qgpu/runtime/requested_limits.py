@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from qgpu import units
@@ -19,7 +20,7 @@ from qgpu.model import ContainerPolicy, Grant, PodClass, RequestBounds
 #: Prefix of all our annotations and labels.
 PREFIX = "qgpu.io/"
 
-_MIB, _GIB = 1 << 20, 1 << 30
+_MIB = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +29,6 @@ class RequestedLimits:
 
     grant: Grant = field(default_factory=Grant)
     name: str | None = None
-
-
-def _text(text: str) -> str:
-    return text
 
 
 def _number(text: str) -> int:
@@ -54,10 +51,6 @@ def _sized_or_none(text: str) -> int | None:
     return units.parse_memory(text) or None
 
 
-def _class(text: str) -> PodClass:
-    return units.parse_choice(PodClass, text)
-
-
 def _priority(text: str) -> PodClass:
     """Read HAMi's priority: 0 is high, 1 is low."""
     classes = {"0": PodClass.ONLINE, "1": PodClass.OFFLINE}
@@ -66,28 +59,26 @@ def _priority(text: str) -> PodClass:
     return classes[text]
 
 
-def _greedy(_text: str) -> PodClass:
-    return PodClass.OFFLINE
-
-
 def _per_cent_of_memory(_text: str) -> int:
     raise InvalidValueError(f"a part of the card's memory is not supported; give {PREFIX}memory")
 
+
+_class = partial(units.parse_choice, PodClass)
 
 #: Name, the limit it sets, how to read its value. Limits are the fields of Grant, and "name".
 Row = tuple[str, str, Callable[[str], Any]]
 
 #: Annotations and labels. Kubernetes does not pass resources of these names on to containers: use annotations.
 ANNOTATIONS: tuple[Row, ...] = (
-    ("qgpu.io/name", "name", _text),
+    ("qgpu.io/name", "name", str),
     ("qgpu.io/cores", "cores", _number),
     ("qgpu.io/memory", "memory", units.parse_memory_limit),
     ("qgpu.io/class", "pod_class", _class),
     ("qgpu.io/latency-target", "latency_target_ns", units.parse_duration),
     # Tencent qGPU: per cent, GiB
     ("tke.cloud.tencent.com/qgpu-core", "cores", _number),
-    ("tke.cloud.tencent.com/qgpu-memory", "memory", _times(_GIB)),
-    ("tke.cloud.tencent.com/qgpu-core-greedy", "pod_class", _greedy),
+    ("tke.cloud.tencent.com/qgpu-memory", "memory", _times(units.GIB)),
+    ("tke.cloud.tencent.com/qgpu-core-greedy", "pod_class", lambda _: PodClass.OFFLINE),
     ("tke.cloud.tencent.com/app-class", "pod_class", _class),
     # HAMi: per cent, MiB; 0 cores are no limit
     ("nvidia.com/gpucores", "cores", _number_or_none),
@@ -96,11 +87,11 @@ ANNOTATIONS: tuple[Row, ...] = (
     ("nvidia.com/priority", "pod_class", _priority),
     # Alibaba cGPU: per cent, GiB
     ("aliyun.com/gpu-core.percentage", "cores", _number),
-    ("aliyun.com/gpu-mem", "memory", _times(_GIB)),
+    ("aliyun.com/gpu-mem", "memory", _times(units.GIB)),
 )
 
 ENVIRONMENT: tuple[Row, ...] = (
-    ("QGPU_NAME", "name", _text),
+    ("QGPU_NAME", "name", str),
     ("QGPU_CORES", "cores", _number),
     ("QGPU_MEMORY", "memory", units.parse_memory_limit),
     ("QGPU_CLASS", "pod_class", _class),
@@ -111,7 +102,7 @@ ENVIRONMENT: tuple[Row, ...] = (
     *((f"CUDA_DEVICE_MEMORY_LIMIT_{card}", "memory", _sized_or_none) for card in range(16)),
     ("CUDA_TASK_PRIORITY", "pod_class", _priority),
     # Alibaba cGPU: GiB
-    ("ALIYUN_COM_GPU_MEM_CONTAINER", "memory", _times(_GIB)),
+    ("ALIYUN_COM_GPU_MEM_CONTAINER", "memory", _times(units.GIB)),
 )
 
 

@@ -1,1 +1,1 @@
-"""The scheduler: the loop, the ledger, the seam to the planes, and a backend per plane."""
+"""The scheduler: the loop, the ledger, the accounts between pods, and the choice of slices."""

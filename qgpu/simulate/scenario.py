@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from qgpu import admission
+from qgpu.admission import Occupancy
 from qgpu.errors import ConfigError, QgpuError
 from qgpu.load.spec import Workload
 from qgpu.load.stats import percentile
@@ -126,7 +127,7 @@ class _Stage:
     def _arrive(self, name: str) -> None:
         part, host = self._parts[name], self._host
         grants = {0: part.grant}
-        admission.check_new(name, grants, host.pods(), host.pgpus(), {0: self._settings})
+        admission.check_new(name, grants, self._occupancy())
         host.admit(name, grants)
         part.since_ns = self._backend.now_ns
         part.loads = [host.start_load(name, 0, workload) for workload in part.pod.workloads]
@@ -148,10 +149,13 @@ class _Stage:
         part = self._parts[change.pod]
         if any(pod.name == change.pod for pod in host.pods()):
             grants = {0: change.grant}
-            admission.check_amended(change.pod, grants, host.pods(), host.pgpus(), {0: self._settings})
+            admission.check_amended(change.pod, grants, self._occupancy())
             part.settle_quota(self._backend.now_ns)
             host.amend(change.pod, grants)
         part.grant = change.grant
+
+    def _occupancy(self) -> Occupancy:
+        return Occupancy(self._host.pods(), self._host.pgpus(), {0: self._settings})
 
     def _end(self) -> None:
         self._times = self._host.times(0)

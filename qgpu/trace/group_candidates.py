@@ -19,9 +19,9 @@ LEAST_HELD = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A pod: the part of the time in which it held the pGPU, and and no kernel ran meanwhile, at least and at most.
+    """A pod: in which part of the time it held the pGPU, and of all time, in which it held it while no kernel ran.
 
-    All are 0 to 1.
+    The latter is known as a range. All are 0 to 1.
     """
 
     pod: str
@@ -53,7 +53,7 @@ class Candidates:
 def candidates(held: Mapping[str, float], used: float | None) -> Candidates | None:
     """Return the pods that would gain, longest without a kernel first; None if nobody would, or that is unknown.
 
-    ``held`` is each pod's residence, ``used`` NVML's utilisation; 0 to 1 of the same time.
+    ``held`` is each pod's part of the time on the engine, ``used`` NVML's utilisation; 0 to 1 of the same time.
     """
     total = sum(held.values())
     sharing = [pod for pod, part in held.items() if part >= LEAST_HELD]
@@ -69,7 +69,7 @@ def of_track(gpu: GpuTrack) -> Candidates | None:
     """Return the pods of a recording that would gain; None if nobody would, or that is unknown."""
     if gpu.span_ns <= 0:
         return None
-    return candidates({pod.pod: pod.traced_ns / gpu.span_ns for pod in gpu.pods.values()}, gpu.utilisation)
+    return candidates({pod.pod: pod.traced_ns / gpu.span_ns for pod in gpu.pods.values()}, gpu.utilization)
 
 
 def _range(least: float, most: float) -> str:

@@ -9,7 +9,7 @@ import threading
 from collections import deque
 from typing import Any
 
-from qgpu.ipc.codec import plan_to
+from qgpu.ipc.codec import plan_to_json
 from qgpu.model import Plan
 from qgpu.sched.ledger import Account, Ledger
 
@@ -42,11 +42,11 @@ class Recorder:
             "gpu": self.pgpu,
             "now_ns": ledger.now_ns or 0,
             "lost": lost,
-            "utilisation": ledger.utilization,
+            "utilization": ledger.utilization,
             "pods": pods,
         }
         if ledger.plan is not None and ledger.plan != plan:
-            tick["plan"] = plan_to(ledger.plan)
+            tick["plan"] = plan_to_json(ledger.plan)
         spans = sum(len(pod["closed"]) + sum(len(tsg["runs"]) for tsg in pod["tsgs"]) for pod in pods)
         size = spans + _WITHOUT_SPANS * (1 + len(pods))
         with self._lock:

@@ -77,7 +77,7 @@ class GpuTrack:
     gaps: int = 0
     #: The time over which utilisation is known, and that time weighted with it, in ns.
     _known_ns: int = 0
-    _utilised_ns: float = 0.0
+    _utilized_ns: float = 0.0
     _ticks: int = 0
     _lost_before: int = 0
 
@@ -92,9 +92,9 @@ class GpuTrack:
         return sorted(self.pods.values(), key=lambda pod: (pod.pod_class != "online", pod.pod))
 
     @property
-    def utilisation(self) -> float | None:
+    def utilization(self) -> float | None:
         """Return the part of the recorded time in which any kernel ran, 0 to 1; None if it is not known of most."""
-        return self._utilised_ns / self._known_ns if self._known_ns > self.span_ns * _KNOWN_PART else None
+        return self._utilized_ns / self._known_ns if self._known_ns > self.span_ns * _KNOWN_PART else None
 
     def add(self, tick: Mapping[str, Any]) -> None:
         """Add the next tick."""
@@ -110,9 +110,9 @@ class GpuTrack:
         whole = all(sum(end_ns - start_ns for start_ns, end_ns in tsg["runs"]) == tsg["run_ns"] for tsg in tsgs)
         recorded = self._ticks > _BLIND_TICKS
         self.gaps += recorded and not whole
-        if recorded and (used := tick.get("utilisation")) is not None:  # a daemon of an earlier version tells none
+        if recorded and (used := tick.get("utilization")) is not None:  # a daemon of an earlier version tells none
             self._known_ns += now_ns - before_ns
-            self._utilised_ns += used * (now_ns - before_ns)
+            self._utilized_ns += used * (now_ns - before_ns)
         for pod in tick["pods"]:
             track = self.pods.setdefault(pod["pod"], PodTrack(pod["pod"], pod["class"], pod["cores"]))
             track.pod_class, track.cores = pod["class"], pod["cores"]

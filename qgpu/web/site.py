@@ -119,5 +119,5 @@ def _json(request: Request) -> dict[str, Any]:
     return wanted
 
 
-def _json_response(status: int, trouble: str) -> Response:
-    return Response(json.dumps({"trouble": trouble}).encode(), "application/json", status)
+def _json_response(status: int, problem: str) -> Response:
+    return Response(json.dumps({"problem": problem}).encode(), "application/json", status)

@@ -24,7 +24,7 @@ _STILL_HERE_S = 5.0
 _PAST_EVERY_S = 5.0
 #: How many of the last moments a new page gets whole; of the others it gets what a timeline shows.
 _WHOLE = 10
-_GPU_KEYS = ("index", "name", "memory", "policy", "online_policy", "period_ns", "trouble", "utilisation")
+_GPU_KEYS = ("index", "name", "memory", "policy", "online_policy", "period_ns", "problem", "utilization")
 
 
 class Watcher:
@@ -86,7 +86,7 @@ class Watcher:
                     continue
                 moment = _moment(last, now)
             except QgpuError as error:
-                moment = {"at": time.time(), "trouble": str(error), "gpus": [], "pods": []}
+                moment = {"at": time.time(), "problem": str(error), "gpus": [], "pods": []}
                 if client is not None:
                     client.close()
                 client = before = None
@@ -102,7 +102,7 @@ class Watcher:
 def _moment(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
     return {
         "at": round(time.time(), 3),
-        "trouble": "",
+        "problem": "",
         "plane": now["plane"],
         "version": now["version"],
         "policies": list(now["policies"]),

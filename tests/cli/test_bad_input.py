@@ -29,7 +29,7 @@ def state(daemon: Daemon) -> tuple[Any, Any]:
     """Return what may not change: pods, and how pGPUs are shared."""
     with Client(daemon.runtime_dir) as client:
         pods, gpus = client.call("pod.list")["pods"], client.call("gpu.list")["gpus"]
-    moving = ("now_ns", "utilisation", "residence", "below_quota")
+    moving = ("now_ns", "utilization", "engine_active", "below_quota")
     shared = [{key: value for key, value in gpu.items() if key not in moving} for gpu in gpus]
     return [(pod["name"], pod["grants"]) for pod in pods], shared
 

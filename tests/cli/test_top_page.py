@@ -19,7 +19,7 @@ LONG = "llama-70b-finetune-of-somebody-with-a-long-name"
 
 def row(pod: str, share: float, held: int, quota: int | None = None, **more: Any) -> dict[str, Any]:
     return {"gpu": 0, "pod": pod, "class": "offline", "cores": quota, "share": share, "held": held, "memory": None,
-            "busy": True, "trouble": "", "latency_target_ns": None} | more  # fmt: skip
+            "busy": True, "problem": "", "latency_target_ns": None} | more  # fmt: skip
 
 
 def now(gpus: int = 2) -> dict[str, Any]:
@@ -29,7 +29,7 @@ def now(gpus: int = 2) -> dict[str, Any]:
         "policies": {"best-effort": 0, "fixed-share": 1, "burst-share": 2},
         "gpus": [
             {"index": n, "name": "H200", "policy": "burst-share", "online_policy": "best-effort", "period_ns": 10**8,
-             "trouble": "", "memory": 1 << 37, "utilisation": 0.5} for n in range(gpus)
+             "problem": "", "memory": 1 << 37, "utilization": 0.5} for n in range(gpus)
         ],
     }  # fmt: skip
 

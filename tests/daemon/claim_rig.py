@@ -65,7 +65,7 @@ class RememberingHost(SimHost):
                 self.had[pod.name, index] = max(self.had.get((pod.name, index), 0), grant.memory or 0)
         super().amend(name, grants)
 
-    def left_behind(self) -> Mapping[int, int]:
+    def orphaned_memory(self) -> Mapping[int, int]:
         """Return what ended pods have left behind."""
         return self.left
 

@@ -32,10 +32,10 @@ class FakeKernel:
     def load(self, pods: Iterable[str]) -> FakeKernel:
         if self.why:
             raise NotSupportedError(self.why)
-        self.tell(pods)
+        self.set_pods(pods)
         return self
 
-    def tell(self, pods: Iterable[str]) -> None:
+    def set_pods(self, pods: Iterable[str]) -> None:
         if self.full:
             raise OSError(7, "Argument list too long")
         self.pods = list(pods)
@@ -60,13 +60,13 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> FakeKernel:
     return made
 
 
-def fence(plane: Plane = Plane.SECCOMP, wanted: DeviceFiles = DeviceFiles.AUTO) -> DeviceIsolation:
+def isolation(plane: Plane = Plane.SECCOMP, wanted: DeviceFiles = DeviceFiles.AUTO) -> DeviceIsolation:
     return DeviceIsolation(plane, wanted, PODS)
 
 
 @pytest.mark.parametrize("plane", [Plane.SECCOMP, Plane.KMOD])
 def test_pods_that_are_there_are_told_at_the_start(kernel: FakeKernel, plane: Plane) -> None:
-    made = fence(plane)
+    made = isolation(plane)
 
     assert made.enforced
     assert made.shown() == {"enforced": True, "why": "", "refused": {"ioctl": 1}}
@@ -76,8 +76,8 @@ def test_pods_that_are_there_are_told_at_the_start(kernel: FakeKernel, plane: Pl
 def test_a_kernel_that_does_not_take_it_is_no_obstacle(kernel: FakeKernel) -> None:
     kernel.why = "this kernel runs no BPF LSM"
     with capture_logs() as logs:
-        made = fence()
-        made.tell(PODS)
+        made = isolation()
+        made.set_pods(PODS)
         made.close([])
 
     assert made.shown() == {"enforced": False, "why": kernel.why, "refused": {}}
@@ -88,12 +88,12 @@ def test_a_kernel_that_does_not_take_it_is_no_obstacle(kernel: FakeKernel) -> No
 def test_a_guardian_that_cannot_be_known_is_not_locked_out(kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cgroup, "pids", lambda path: ())
 
-    assert "guardian" in fence().why
-    assert fence(Plane.KMOD).enforced, "there is none on that plane"
+    assert "guardian" in isolation().why
+    assert isolation(Plane.KMOD).enforced, "there is none on that plane"
 
 
 def test_switched_off_it_is_taken_away(kernel: FakeKernel) -> None:
-    made = fence(wanted=DeviceFiles.OFF)
+    made = isolation(wanted=DeviceFiles.OFF)
 
     assert not made.enforced
     assert kernel.calls == ["remove"]
@@ -103,26 +103,26 @@ def test_switched_off_it_is_taken_away(kernel: FakeKernel) -> None:
 def test_it_stays_unless_there_are_surely_no_pods(
     kernel: FakeKernel, pods: list[PodInfo] | None, calls: list[str]
 ) -> None:
-    fence().close(pods)
+    isolation().close(pods)
 
     assert kernel.calls == calls
 
 
 def test_a_pod_that_finds_no_room_is_said_once(kernel: FakeKernel) -> None:
-    made = fence()
+    made = isolation()
     kernel.full = True
     with capture_logs() as logs:
-        made.tell(PODS)
-        made.tell(PODS)
+        made.set_pods(PODS)
+        made.set_pods(PODS)
     assert len(logs) == 1
     assert made.shown()["why"] != ""
     kernel.full = False
-    made.tell(PODS)
+    made.set_pods(PODS)
     assert made.shown()["why"] == ""
 
 
 def test_who_was_refused_is_listed_when_that_is_news(kernel: FakeKernel) -> None:
-    made = fence()
+    made = isolation()
 
     assert [made.refusals(), made.refusals()] == [kernel.seen, []]
     kernel.seen = [Refusal(7, "x", "ioctl", 1, 2)]

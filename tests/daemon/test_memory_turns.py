@@ -142,7 +142,7 @@ def test_online_gets_room_at_once_and_offline_pods_come_back(card: Card) -> None
     assert card.ask("pod.waits", name="web") == {"waits": ""}
     load = card.fill("web")
     (gpu,) = card.ask("gpu.list")["gpus"]
-    assert gpu["memory_away"] == 60 * GIB
+    assert gpu["memory_yielded"] == 60 * GIB
     card.host.stop_load(load)
     card.host.retire("web")
     card.pass_by(120)

@@ -26,7 +26,7 @@ from qgpu.ipc.systemd import FdStore
 from qgpu.linux import cgroup
 from qgpu.load.spec import Workload
 from qgpu.model import Grant
-from qgpu.model.plane_api import CardLeftOut, Pgpu
+from qgpu.model.plane_api import ExcludedCard, Pgpu
 from qgpu.model.plane_names import Plane
 from qgpu.planes.sim.host import Clock, SimHost
 from qgpu.runtime.oci_container import Container
@@ -82,8 +82,8 @@ def test_status_tells_utilisation_and_who_is_below_its_quota(host: SimHost, serv
     assert usage["below_quota_reason"].startswith("asks for less")
     assert usage["share"] < 0.5
     assert usage["switch_time_ns"] >= usage["switches"] > 0
-    assert 0 <= gpu["utilisation"] <= 1
-    assert 0 <= gpu["residence"] <= 1
+    assert 0 <= gpu["utilization"] <= 1
+    assert 0 <= gpu["engine_active"] <= 1
 
 
 def test_restarted_container_takes_its_last_runs_place(host: SimHost, service: Service) -> None:
@@ -143,8 +143,8 @@ class MigHost(SimHost):
     def pgpus(self) -> Sequence[Pgpu]:
         return [pgpu for pgpu in super().pgpus() if pgpu.index == 1]
 
-    def left_out(self) -> Sequence[CardLeftOut]:
-        return [CardLeftOut(0, "00000000:3a:00.0", "MIG mode is on")]
+    def excluded_cards(self) -> Sequence[ExcludedCard]:
+        return [ExcludedCard(0, "00000000:3a:00.0", "MIG mode is on")]
 
 
 def test_a_card_left_out_is_named_and_the_others_work() -> None:
@@ -153,7 +153,7 @@ def test_a_card_left_out_is_named_and_the_others_work() -> None:
     try:
         status = service.handle(me, {"op": "status"}, [])
         assert [gpu["index"] for gpu in status["gpus"]] == [1]
-        assert list(_beside(status)) == ["GPU 0 (00000000:3a:00.0) left out: MIG mode is on"]
+        assert list(_beside(status)) == ["GPU 0 (00000000:3a:00.0) excluded: MIG mode is on"]
         service.handle(me, {"op": "pod.create", "name": "one", "grants": {"1": {"cores": 30}}}, [])
         with pytest.raises(QgpuError, match="0"):
             service.handle(me, {"op": "pod.create", "name": "two", "grants": {"0": {"cores": 30}}}, [])
@@ -164,11 +164,11 @@ def test_a_card_left_out_is_named_and_the_others_work() -> None:
 def test_a_limit_comes_too_late_for_who_reaches_past_it(host: SimHost, service: Service, at: str) -> None:
     host.admit("one", {0: Grant()}, at)
     me = Session(wire.Peer(os.getpid(), 0, 0), may_change=True, process=os.pidfd_open(os.getpid()))
-    cgroup.note(at, "beyond", "/dev/dri")
+    cgroup.set_xattr(at, "beyond", "/dev/dri")
     with pytest.raises(RefusedError, match="its container reaches /dev/dri"):
         service.handle(me, {"op": "pod.set", "name": "one", "memory": 1 << 30}, [])
     assert service.handle(me, {"op": "pod.set", "name": "one", "cores": 10}, [])["notes"] == []
-    cgroup.note(at, "beyond", "")
+    cgroup.set_xattr(at, "beyond", "")
 
     assert service.handle(me, {"op": "pod.set", "name": "one", "memory": 1 << 30}, [])["notes"] == []
 

@@ -39,7 +39,7 @@ def test_points_are_the_shares_of_their_quarter_minutes() -> None:
     ledger = run(host, kept, Ledger(0), 2 * STEP_NS + NS_PER_S)
     host.retire("one")
     run(host, kept, ledger, 2 * STEP_NS)
-    points = kept.told()["points"]
+    points = kept.to_json()["points"]
 
     assert [point["shares"]["two"] for point in points] == pytest.approx([0.4] * 4, abs=0.01)
     assert [point["shares"]["one"] for point in points[:2]] == pytest.approx([0.2] * 2, abs=0.01)
@@ -58,7 +58,7 @@ def test_many_pods_are_summed_and_lose_no_time(ran_ns: list[int]) -> None:
         )
         ledger = ledger.advance(Sample(0, at, pods))
         kept.watch(ledger)
-    shares = kept.told()["points"][0]["shares"]
+    shares = kept.to_json()["points"][0]["shares"]
 
     assert len(shares) <= MAX_PODS + 1
     assert sum(shares.values()) == pytest.approx(sum(ran_ns) / len(ran_ns) / STEP_NS, abs=1e-4 * (MAX_PODS + 1))
@@ -73,7 +73,7 @@ def test_an_hour_of_short_lived_pods_stays_bounded() -> None:
         )
         ledger = ledger.advance(Sample(0, point * STEP_NS, pods))
         kept.watch(ledger)
-    told = kept.told()
+    told = kept.to_json()
 
     assert len(told["points"]) == POINTS
     assert all(len(point["shares"]) <= MAX_PODS + 1 for point in told["points"])

@@ -50,8 +50,8 @@ class Cards:
 
 
 def watch(cards: Cards) -> UnmanagedProcesses:
-    fence = DeviceIsolation(Plane.SIM, DeviceFiles.AUTO, [])
-    return UnmanagedProcesses([Pgpu(0, "GPU-0", "card", 1)], cards, lambda: PODS, fence)
+    isolation = DeviceIsolation(Plane.SIM, DeviceFiles.AUTO, [])
+    return UnmanagedProcesses([Pgpu(0, "GPU-0", "card", 1)], cards, lambda: PODS, isolation)
 
 
 def test_who_is_in_no_pod_is_an_outsider(places: dict[int, str]) -> None:
@@ -100,7 +100,7 @@ def test_names_that_a_terminal_would_obey_are_made_harmless() -> None:
 
 def status(**more: Any) -> dict[str, Any]:
     files = {"enforced": True, "why": "", "refused": {"ioctl": 2, "mmap": 1}}
-    return {"plane": "seccomp", "device_files": files | more, "left_out": [], "unmanaged_processes": []}
+    return {"plane": "seccomp", "device_files": files | more, "excluded_cards": [], "unmanaged_processes": []}
 
 
 def test_status_says_whether_device_files_are_the_pods_own() -> None:
@@ -115,8 +115,8 @@ def test_status_names_who_is_outside() -> None:
 
 
 def test_a_simulated_card_has_no_device_files() -> None:
-    fence = DeviceIsolation(Plane.SIM, DeviceFiles.AUTO, [])
+    isolation = DeviceIsolation(Plane.SIM, DeviceFiles.AUTO, [])
 
-    assert not fence.enforced
-    found = {"plane": "sim", "device_files": fence.shown(), "left_out": [], "unmanaged_processes": []}
+    assert not isolation.enforced
+    found = {"plane": "sim", "device_files": isolation.shown(), "excluded_cards": [], "unmanaged_processes": []}
     assert list(_beside(found)) == []

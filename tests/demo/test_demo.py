@@ -11,9 +11,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from qgpu.demo.picture import Played, Point, draw
-from qgpu.demo.show import Row, Table
-from qgpu.demo.story import STORY
+from qgpu.demo.live_table import LiveTable, Row
+from qgpu.demo.plot import PlayedScene, Point, draw
+from qgpu.demo.scenes import SCENES
 
 PNG = b"\x89PNG"
 
@@ -47,26 +47,26 @@ def _words(process: psutil.Process) -> str:
     return " ".join(process.info["cmdline"] or [])
 
 
-@pytest.mark.parametrize("scene", STORY, ids=lambda scene: scene.caption)
+@pytest.mark.parametrize("scene", SCENES, ids=lambda scene: scene.caption)
 def test_a_scene_hands_out_no_more_than_one_card(scene):
     assert sum(scene.targets.values()) <= 1
 
 
 def test_only_pods_that_have_come_are_changed_or_leave():
     here = set()
-    for scene in STORY:
-        here |= {actor.name for actor in scene.enter}
+    for scene in SCENES:
+        here |= {pod.name for pod in scene.starts}
 
         assert {change[0] for change in scene.amend} <= here
         assert set(scene.targets) <= here
-        assert {actor.name for actor in scene.leave} <= here
+        assert {pod.name for pod in scene.ends} <= here
 
-        here -= {actor.name for actor in scene.leave}
+        here -= {pod.name for pod in scene.ends}
 
 
 def test_a_table_that_is_no_terminal_has_no_control_codes():
     stream = io.StringIO()
-    table = Table(stream, fancy=False)
+    table = LiveTable(stream, fancy=False)
     table.scene(1, 2, "best-effort", "words")
     table.show(1.0, [Row("a", "offline", 60, 0.5, 0.5, None), Row("b", "online", None, 0.02, None, 369.0)])
 
@@ -76,7 +76,7 @@ def test_a_table_that_is_no_terminal_has_no_control_codes():
 
 def test_a_table_on_a_terminal_is_drawn_over_the_last_one():
     stream = io.StringIO()
-    table = Table(stream, fancy=True)
+    table = LiveTable(stream, fancy=True)
     rows = [Row("a", "offline", 60, share, 0.5, None) for share in (-0.1, 0.0, 0.5, 1.0, 1.1)]
     table.show(1.0, rows)
     height = stream.getvalue().count("\n")
@@ -87,6 +87,6 @@ def test_a_table_on_a_terminal_is_drawn_over_the_last_one():
 
 def test_picture_of_a_demo_without_samples_can_be_drawn(tmp_path: Path):
     path = tmp_path / "empty.png"
-    draw(path, "nothing", [Played(STORY[0], 0.0, 1.0)], [Point(1.0, {}, None)])
+    draw(path, "nothing", [PlayedScene(SCENES[0], 0.0, 1.0)], [Point(1.0, {}, None)])
 
     assert path.read_bytes()[:4] == PNG

@@ -47,5 +47,5 @@ def test_module_not_built_for_running_kernel_is_found(tmp_path: Path) -> None:
     built = absent(sources, modules)
 
     assert [check.verdict for check in (without, unbuilt, built)] == [Verdict.OK, Verdict.WARN, Verdict.OK]
-    assert "6.1.0-1-amd64" in unbuilt.mend
+    assert "6.1.0-1-amd64" in unbuilt.remedy
     assert "modprobe qgpu" in built.found

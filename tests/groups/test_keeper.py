@@ -92,10 +92,10 @@ class Kept:
             return []
 
     def control(self) -> list[int]:
-        return [pid for pid in self.inside() if is_mps(pid) and b"-f" in proc.words(pid)]
+        return [pid for pid in self.inside() if is_mps(pid) and b"-f" in proc.cmdline(pid)]
 
     def servers(self) -> list[int]:
-        return [pid for pid in self.inside() if is_mps(pid) and b"-f" not in proc.words(pid)]
+        return [pid for pid in self.inside() if is_mps(pid) and b"-f" not in proc.cmdline(pid)]
 
     def await_whole(self, *gone: int) -> tuple[int, int]:
         """Wait until MPS runs in the group's pod without these processes; return its control daemon and server."""

@@ -12,7 +12,7 @@ import os
 import struct
 
 from qgpu.linux import proc
-from qgpu.linux.fd_closer import FdCloser
+from qgpu.linux.pod_fd_closer import PodFdCloser
 from qgpu.nvidia import abi, uvm
 
 #: What RM rounds memory up to.
@@ -41,7 +41,7 @@ class FakeRm:
         self.carried = None
         #: Clients to which none of their pods' descriptors leads.
         self.stale: set = set()
-        self.closer = FdCloser()
+        self.closer = PodFdCloser()
         self.lost: set = set()
         #: Whether files at hand have none of the clients.
         self.bare = False

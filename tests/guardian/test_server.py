@@ -58,7 +58,7 @@ def guardian(monkeypatch, tmp_path):
     monkeypatch.setattr(server, "CtxswLog", _Log)
     monkeypatch.setattr(server, "GpuOps", lambda table, branch, client, devices: rm)
     monkeypatch.setattr(cgroup, "create", lambda name: None)
-    monkeypatch.setattr(cgroup, "bring", lambda name, pid, path, joined: None)
+    monkeypatch.setattr(cgroup, "ensure_in", lambda name, pid, path, joined: None)
     rm.gate = lambda device, channels, closed, preempt=True: Moved()
     rm.open_gates = lambda device: None
     rm.timeslice = lambda tsg, us: True

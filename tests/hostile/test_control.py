@@ -138,7 +138,7 @@ def test_lingering_fd_of_refused_client_blocks_no_other_client(tmp_path, monkeyp
 
 def test_lingering_fd_does_not_keep_its_senders_client_slot(pods, tmp_path, monkeypatch):
     before = signal.getsignal(signal.SIGURG)
-    untrusted_fds.prepare()
+    untrusted_fds.install_signal_handler()
     monkeypatch.setattr(control_socket, "MAX_CLIENTS", 1)
     send_lingering(str(socket_path(tmp_path))).close()
     until_heard(tmp_path)

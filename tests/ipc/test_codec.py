@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from qgpu.errors import InvalidValueError
-from qgpu.ipc.codec import plan_from, plan_to, sample_from
+from qgpu.ipc.codec import plan_from_json, plan_to_json, sample_from_json
 from qgpu.model import (
     MAX_TIMESLICE_US,
     MIN_TIMESLICE_US,
@@ -37,15 +37,15 @@ PLAN = Plan(
 
 
 def test_a_plan_sent_is_the_plan_read() -> None:
-    assert plan_from(json.loads(json.dumps(plan_to(PLAN)))) == PLAN
+    assert plan_from_json(json.loads(json.dumps(plan_to_json(PLAN)))) == PLAN
 
 
 def test_a_plan_without_copy_slices_leaves_them_the_drivers() -> None:
-    data = plan_to(PLAN)
+    data = plan_to_json(PLAN)
     for part in data["pods"]:
         del part["copy_timeslice_us"]
 
-    assert [part.copy_timeslice_us for part in plan_from(data).pods] == [None, None, None]
+    assert [part.copy_timeslice_us for part in plan_from_json(data).pods] == [None, None, None]
 
 
 @pytest.mark.parametrize("us", [MIN_TIMESLICE_US - 1, MAX_TIMESLICE_US + 1])
@@ -69,7 +69,7 @@ GRANTS = {pod.pod: pod.grant for pod in SAMPLE.pods}
 
 
 def test_a_sample_told_is_the_sample_read() -> None:
-    assert sample_from(told(SAMPLE), GRANTS) == SAMPLE
+    assert sample_from_json(told(SAMPLE), GRANTS) == SAMPLE
 
 
 def test_a_sample_that_tells_no_longest_turn_is_read_as_none() -> None:
@@ -77,4 +77,4 @@ def test_a_sample_that_tells_no_longest_turn_is_read_as_none() -> None:
     (pod,) = SAMPLE.pods
     del data["pods"][0]["tsgs"][0]["longest_ns"]
 
-    assert sample_from(data, GRANTS).pods[0].tsgs == (replace(pod.tsgs[0], longest_ns=0),)
+    assert sample_from_json(data, GRANTS).pods[0].tsgs == (replace(pod.tsgs[0], longest_ns=0),)

@@ -1,4 +1,4 @@
-"""Following qgpud's cards: a daemon that answers with trouble, and one that does not answer any more."""
+"""Following qgpud's cards: a daemon that reports a problem, and one that does not answer any more."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Daemon:
     """The control socket of a daemon with one card."""
 
     def __init__(self, runtime_dir: Path) -> None:
-        self.trouble = ""
+        self.problem = ""
         self._server: Server | None = Server(runtime_dir, 0o600, None, lambda *_: self._status(), FdStore())
 
     def close(self) -> None:
@@ -32,7 +32,7 @@ class Daemon:
             server.close()
 
     def _status(self) -> dict[str, Any]:
-        settings = {"policy": "burst-share", "online_policy": "best-effort", "trouble": self.trouble}
+        settings = {"policy": "burst-share", "online_policy": "best-effort", "problem": self.problem}
         known = {"index": 0, "uuid": card(0), "name": "card", "memory": 1 << 30}
         return {
             "plane": "sim",
@@ -64,12 +64,12 @@ def health(cards: CardWatch) -> dict[str, int]:
     return {each.device.device_name: each.health for each in response.devices}
 
 
-def test_trouble_of_a_card_is_told_as_unhealthy(tmp_path: Path, daemon: Daemon) -> None:
+def test_a_problem_of_a_card_is_told_as_unhealthy(tmp_path: Path, daemon: Daemon) -> None:
     cards = CardWatch(Qgpud(tmp_path))
     cards.poll()
     assert health(cards) == {device(0): HEALTHY}
 
-    daemon.trouble = "backend gone"
+    daemon.problem = "backend gone"
     before = cards.wait(-1, 0)
     cards.poll()
 
@@ -87,7 +87,7 @@ def test_silent_daemon_is_unknown_after_the_grace_period(
     cards.poll()
 
     assert health(cards) == {device(0): told}
-    assert bool(cards.value.trouble) == (told == UNKNOWN)
+    assert bool(cards.value.problem) == (told == UNKNOWN)
 
 
 def test_health_before_the_first_answer_names_no_card(tmp_path: Path) -> None:

@@ -181,7 +181,7 @@ def test_claim_made_for_a_pod_is_not_shared() -> None:
 
 
 def test_message_has_the_keys_that_qgpud_reads() -> None:
-    message = codec.prepared_to(read(result(0, share="s", cores="7")))
+    message = codec.prepared_to_json(read(result(0, share="s", cores="7")))
 
     assert message.keys() == {"uid", "namespace", "name", "consumers", "devices"}
     assert message["consumers"] == ["pod-uid"]

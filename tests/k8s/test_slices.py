@@ -87,15 +87,15 @@ def test_fixed_share_sells_at_least_one_per_cent() -> None:
 @pytest.mark.parametrize(
     ("given_card", "condition", "expected"),
     [
-        (replace(CARD, trouble="backend gone"), Condition(), {"qgpu.io/trouble": "NoSchedule"}),
-        (CARD, Condition(daemon="away"), {"qgpu.io/trouble": "NoSchedule"}),
+        (replace(CARD, problem="backend gone"), Condition(), {"qgpu.io/problem": "NoSchedule"}),
+        (CARD, Condition(daemon="away"), {"qgpu.io/problem": "NoSchedule"}),
         (CARD, Condition(conflict="there"), {"qgpu.io/conflict": "NoSchedule"}),
         (CARD, Condition(drain={"all": Effect.NO_EXECUTE}), {"qgpu.io/drain": "NoExecute"}),
         (CARD, Condition(drain={card(0): Effect.NO_SCHEDULE}), {"qgpu.io/drain": "NoSchedule"}),
         (CARD, Condition(drain={card(1): Effect.NO_SCHEDULE}), {}),
     ],
 )
-def test_trouble_and_drain_are_taints(given_card: Card, condition: Condition, expected: dict[str, str]) -> None:
+def test_problem_and_drain_are_taints(given_card: Card, condition: Condition, expected: dict[str, str]) -> None:
     assert taints(spec(given_card, condition=condition)) == expected
 
 
@@ -128,7 +128,7 @@ def test_slice_is_the_same_however_the_server_writes_it() -> None:
         replace(CARD, held_memory=GI),
         replace(CARD, held_cores=1),
         replace(CARD, policy="best-effort"),
-        replace(CARD, trouble="gone"),
+        replace(CARD, problem="gone"),
         replace(CARD, name="another"),
     ],
 )

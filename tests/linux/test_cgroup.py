@@ -39,7 +39,7 @@ def test_process_of_a_joined_cgroup_stays_where_it_is(monkeypatch):
     monkeypatch.setattr(cgroup, "enter", lambda name, pid, path: moved.append(pid))
     monkeypatch.setattr(cgroup, "of", lambda pid: {1: "/engine/x/below", 2: "/engine/xy"}[pid])
     for pid in (1, 2):
-        cgroup.bring("llm", pid, "/user/qgpu-llm", ["/engine/x"])
+        cgroup.ensure_in("llm", pid, "/user/qgpu-llm", ["/engine/x"])
 
     assert moved == [2]
 
@@ -51,9 +51,9 @@ def test_processes_of_several_cgroups_are_listed_together(monkeypatch, tmp_path)
         (tmp_path / name / "cgroup.procs").write_text(pids)
         (tmp_path / name / "cgroup.events").write_text("populated 1\n")
 
-    assert cgroup.inside("/a", "/gone", "/b") == cgroup.CgroupMembers((1, 2, 3), alive=True)
-    assert cgroup.inside("/gone") == cgroup.CgroupMembers()
-    assert cgroup.inside() == cgroup.CgroupMembers()
+    assert cgroup.members("/a", "/gone", "/b") == cgroup.CgroupMembers((1, 2, 3), alive=True)
+    assert cgroup.members("/gone") == cgroup.CgroupMembers()
+    assert cgroup.members() == cgroup.CgroupMembers()
 
 
 def test_the_top_of_the_tree_is_never_frozen(monkeypatch, tmp_path):
@@ -65,23 +65,23 @@ def test_the_top_of_the_tree_is_never_frozen(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize(("mounts", "found"), [(UNIFIED, "/sys/fs/cgroup"), (HYBRID, "/sys/fs/cgroup/unified")])
 def test_the_version_2_tree_is_found(mounts, found):
-    assert cgroup.mounted(mounts) == Path(found)
+    assert cgroup.parse_mountinfo(mounts) == Path(found)
 
 
 def test_a_host_without_version_2_is_refused():
     with pytest.raises(NotSupportedError, match="cgroup v2"):
-        cgroup.mounted(LEGACY)
+        cgroup.parse_mountinfo(LEGACY)
 
 
 def test_a_process_is_placed_by_its_version_2_line():
     text = "9:name=systemd:/init.scope\n4:memory:/elsewhere\n0::/qgpu/web/worker\n"
 
-    assert cgroup.placed(text) == "/qgpu/web/worker"
+    assert cgroup.parse_membership(text) == "/qgpu/web/worker"
 
 
 @pytest.mark.parametrize("name", ["a\x0c0::", "\x1c", "\u2028", "\udcff", " (deleted)"])
 def test_a_cgroup_of_an_odd_name_is_told_whole(name):
-    assert cgroup.placed(f"0::/qgpu/web/{name}\n") == f"/qgpu/web/{name}"
+    assert cgroup.parse_membership(f"0::/qgpu/web/{name}\n") == f"/qgpu/web/{name}"
 
 
 @pytest.mark.parametrize("name", ["web", "a", "Train-1.b_c", "x" * 63])
@@ -160,14 +160,14 @@ def refusing(monkeypatch, code):
 
 
 def test_who_is_in_a_cgroup_is_listed(tree):
-    assert cgroup.inside("/a") == cgroup.CgroupMembers((7,), alive=True)
+    assert cgroup.members("/a") == cgroup.CgroupMembers((7,), alive=True)
 
 
 @pytest.mark.parametrize("code", [errno.EMFILE, errno.ENFILE, errno.EACCES, errno.ENOMEM, errno.EIO])
 def test_a_cgroup_that_cannot_be_looked_at_is_not_empty(monkeypatch, tree, code):
     refusing(monkeypatch, code)
 
-    assert cgroup.inside("/a") == cgroup.CgroupMembers((), alive=True)
+    assert cgroup.members("/a") == cgroup.CgroupMembers((), alive=True)
     with pytest.raises(OSError, match=re.escape(os.strerror(code))):
         cgroup.pids("/a")
 
@@ -176,14 +176,14 @@ def test_a_cgroup_that_cannot_be_looked_at_is_not_empty(monkeypatch, tree, code)
 def test_a_cgroup_that_is_gone_is_empty(monkeypatch, tree, code):
     refusing(monkeypatch, code)
 
-    assert cgroup.inside("/a") == cgroup.CgroupMembers()
+    assert cgroup.members("/a") == cgroup.CgroupMembers()
 
 
 def test_a_cgroup_is_empty_when_the_kernel_says_so(tree):
     (tree / "a/inner/cgroup.procs").write_text("")
-    assert cgroup.inside("/a").alive
+    assert cgroup.members("/a").alive
     (tree / "a/cgroup.events").write_text("populated 0\nfrozen 0\n")
-    assert not cgroup.inside("/a").alive
+    assert not cgroup.members("/a").alive
 
 
 def test_a_cgroup_that_cannot_be_looked_for_is_not_gone(monkeypatch, tree):
@@ -207,35 +207,35 @@ def placed(monkeypatch, tree):
 
 
 def test_a_launchers_own_cgroup_is_its_pods_home(placed):
-    assert cgroup.home(7) == "/a/inner"
+    assert cgroup.pod_parent(7) == "/a/inner"
 
 
 @pytest.mark.parametrize("at", ["/", "/../outside", "/..", "/../a/inner"])
 def test_launcher_in_root_cgroup_or_outside_puts_pods_at_root(placed, at):
     placed["at"] = at
 
-    assert cgroup.home(7) == "/"
+    assert cgroup.pod_parent(7) == "/"
 
 
 @pytest.mark.parametrize("file", ["a/inner", "a/inner/cgroup.procs"])
 def test_a_cgroup_that_others_may_write_is_no_pods_home(placed, tree, file):
     (tree / file).chmod(0o775)
 
-    assert cgroup.home(7) == "/a"
+    assert cgroup.pod_parent(7) == "/a"
 
 
 @pytest.mark.root
 def test_a_cgroup_below_a_users_own_is_no_pods_home(placed, tree):
     os.chown(tree / "a", 1000, 1000)
 
-    assert cgroup.home(7) == "/"
+    assert cgroup.pod_parent(7) == "/"
 
 
 def test_a_launchers_cgroup_that_is_gone_is_an_error(placed):
     placed["at"] = "/a/gone"
 
     with pytest.raises(OSError, match="gone"):
-        cgroup.home(7)
+        cgroup.pod_parent(7)
 
 
 def test_whose_cgroup_it_is_shows_in_its_name():
@@ -258,6 +258,6 @@ def test_whose_cgroup_it_is_shows_in_its_name():
     ],
 )
 def test_a_containers_cgroup_is_known_by_its_whole_id(path):
-    assert cgroup.names(path, "1f2e")
+    assert cgroup.is_of_container(path, "1f2e")
     for other in ("", "1f2", "f2e", "1", "scope", "f2e.scope", "/"):
-        assert not cgroup.names(path, other)
+        assert not cgroup.is_of_container(path, other)

@@ -24,4 +24,4 @@ def test_flooding_lines_are_capped_per_second_and_counted() -> None:
 
     assert [line is not None for line in first] == [True] * 3 + [False] * 7
     assert other == {"event": "pod retired"}
-    assert later == {"event": "call failed", "left_out": 7}
+    assert later == {"event": "call failed", "suppressed": 7}

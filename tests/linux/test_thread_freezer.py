@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from qgpu.linux import thread_freezer
+from qgpu.linux import proc, thread_freezer
 from qgpu.linux.inflight_syscalls import InflightSyscall
 
 #: Four threads that count, a handler that does, and a process that shares the descriptors if asked for.
@@ -99,7 +99,7 @@ def test_process_that_shares_descriptors_cannot_be_frozen(program):
 
 def test_who_is_traced_by_somebody_else_cannot_be_kept_still(program):
     pid, _ = program()
-    (thread, *_) = sorted(thread_freezer._threads(pid) - {pid})
+    (thread, *_) = sorted(proc.threads(pid) - {pid})
     tracer = os.fork()
     if not tracer:
         thread_freezer._libc.ptrace(thread_freezer._SEIZE, thread, None, None)

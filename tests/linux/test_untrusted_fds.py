@@ -40,7 +40,7 @@ def lingering() -> int:
 @pytest.fixture
 def roused() -> Iterator[None]:
     before = signal.getsignal(signal.SIGURG)
-    untrusted_fds.prepare()
+    untrusted_fds.install_signal_handler()
     yield
     signal.signal(signal.SIGURG, before)
 
@@ -99,7 +99,7 @@ def test_the_kernel_says_what_a_descriptor_is(tmp_path):
 
 def test_nothing_is_left_of_the_closers(roused):
     untrusted_fds.close(os.dup(0))
-    while untrusted_fds._ours or untrusted_fds._rousing:
+    while untrusted_fds._ours or untrusted_fds._interrupting:
         time.sleep(0.01)
 
     assert not untrusted_fds._closing

@@ -11,13 +11,13 @@ import pytest
 from qgpu.errors import BackendGoneError
 from qgpu.ipc.http_server import Address, HttpServer, Response
 from qgpu.metrics import exporter
-from qgpu.metrics.exporter import Written
+from qgpu.metrics.exporter import CachedPage
 
 
 def test_scrapes_that_are_close_are_answered_by_one_writing(monkeypatch):
     monkeypatch.setattr(exporter, "_EVERY_S", 3600)
     writings = iter(range(100))
-    written = Written(lambda: b"%d" % next(writings))
+    written = CachedPage(lambda: b"%d" % next(writings))
 
     assert {written.latest().body for _ in range(50)} == {b"0"}
 
@@ -25,7 +25,7 @@ def test_scrapes_that_are_close_are_answered_by_one_writing(monkeypatch):
 def test_scrapes_that_are_apart_are_answered_anew(monkeypatch):
     monkeypatch.setattr(exporter, "_EVERY_S", 0)
     writings = iter(range(100))
-    written = Written(lambda: b"%d" % next(writings))
+    written = CachedPage(lambda: b"%d" % next(writings))
 
     assert [written.latest().body for _ in range(3)] == [b"0", b"1", b"2"]
 
@@ -38,7 +38,7 @@ def test_a_plane_that_is_gone_is_not_asked_by_every_scrape(monkeypatch):
         asked.append(1)
         raise BackendGoneError("gone")
 
-    written = Written(write)
+    written = CachedPage(write)
 
     assert [written.latest().status for _ in range(5)] == [503] * 5
     assert len(asked) == 1

@@ -57,43 +57,43 @@ def used(reading):
 
 
 def test_source_reports_each_process_since_last_reading(log):
-    meter = CtxswSource(GpuTimeReader(log.device, log))
+    source = CtxswSource(GpuTimeReader(log.device, log))
     both = [ref(1, 7), ref(2, 8)]
     log.turn(100, 7, 3)
     log.turn(101, 8, 5)
-    first = used(meter.read(both))
+    first = used(source.read(both))
     log.turn(100, 7, 2)
 
     assert first == {1: (3, 1), 2: (5, 1)}
-    assert used(meter.read(both)) == {1: (2, 1), 2: (0, 0)}
+    assert used(source.read(both)) == {1: (2, 1), 2: (0, 0)}
 
 
 def test_all_contexts_of_a_process_count_for_its_first_tsg(log):
-    meter = CtxswSource(GpuTimeReader(log.device, log))
+    source = CtxswSource(GpuTimeReader(log.device, log))
     log.turn(100, 7, 3)
     log.turn(102, 7, 4)
 
-    assert used(meter.read([ref(1, 7), ref(2, 7)])) == {1: (7, 2)}
+    assert used(source.read([ref(1, 7), ref(2, 7)])) == {1: (7, 2)}
 
 
 def test_a_new_tsg_is_not_given_what_its_process_did_before(log):
-    meter = CtxswSource(GpuTimeReader(log.device, log))
+    source = CtxswSource(GpuTimeReader(log.device, log))
     log.turn(100, 7, 900)
-    meter.read([ref(1, 7)])
+    source.read([ref(1, 7)])
     log.turn(102, 7, 1)
 
-    assert used(meter.read([ref(2, 7)])) == {2: (1, 1)}
+    assert used(source.read([ref(2, 7)])) == {2: (1, 1)}
 
 
 def test_whoever_ends_is_forgotten(log):
     watch = GpuTimeReader(log.device, log)
-    meter = CtxswSource(watch)
+    source = CtxswSource(watch)
     for pid in range(100):
         log.turn(pid, pid, 1)
-    meter.read([])
-    meter.read([])
+    source.read([])
+    source.read([])
 
-    assert (watch.meter.totals, watch.meter.handovers) == ({}, {})
+    assert (watch.counter.totals, watch.counter.handovers) == ({}, {})
 
 
 def longest(reading):
@@ -101,61 +101,61 @@ def longest(reading):
 
 
 def test_the_longest_turn_since_the_last_reading_is_told(log):
-    meter = CtxswSource(GpuTimeReader(log.device, log))
+    source = CtxswSource(GpuTimeReader(log.device, log))
     both = [ref(1, 7), ref(2, 8)]
     for ms in (3, 9, 2):
         log.turn(100, 7, ms)
         log.turn(101, 8, 1)
 
-    assert longest(meter.read(both)) == {1: 9, 2: 1}
+    assert longest(source.read(both)) == {1: 9, 2: 1}
     log.turn(100, 7, 4)
-    assert longest(meter.read(both)) == {1: 4, 2: 0}
+    assert longest(source.read(both)) == {1: 4, 2: 0}
 
 
 def test_a_turn_across_readings_is_told_in_full_once_it_ends(log):
-    meter = CtxswSource(GpuTimeReader(log.device, log))
+    source = CtxswSource(GpuTimeReader(log.device, log))
     log.switches.append(ContextSwitch(log.now_ns, START, 100, 7))
     log.now_ns += 5 * MS
-    assert longest(meter.read([ref(1, 7)])) == {1: 0}
+    assert longest(source.read([ref(1, 7)])) == {1: 0}
 
     log.now_ns += 6 * MS
     log.switches.append(ContextSwitch(log.now_ns, END, 100, 7))
-    assert longest(meter.read([ref(1, 7)])) == {1: 11}
+    assert longest(source.read([ref(1, 7)])) == {1: 11}
 
 
 def test_a_turn_whose_end_was_not_noted_ends_as_the_next_begins(log):
-    meter = CtxswSource(GpuTimeReader(log.device, log))
+    source = CtxswSource(GpuTimeReader(log.device, log))
     log.switches.append(ContextSwitch(log.now_ns, START, 100, 7))
     log.now_ns += 5 * MS
     log.turn(101, 8, 2)
 
-    assert longest(meter.read([ref(1, 7), ref(2, 8)])) == {1: 5, 2: 2}
+    assert longest(source.read([ref(1, 7), ref(2, 8)])) == {1: 5, 2: 2}
 
 
 def test_straight_switches_are_told_by_tsg(log):
-    meter = CtxswSource(GpuTimeReader(log.device, log))
+    source = CtxswSource(GpuTimeReader(log.device, log))
     for _ in range(3):
         log.turn(100, 7, 2)
         log.turn(101, 8, 1)
 
-    assert meter.read([ref(1, 7), ref(2, 8)]).handovers == {(1, 2): 3, (2, 1): 2}
+    assert source.read([ref(1, 7), ref(2, 8)]).handovers == {(1, 2): 3, (2, 1): 2}
 
 
 def test_runs_use_host_clock_whatever_the_cards_clock(log):
     log.now_ns = time.monotonic_ns() + AHEAD_NS
-    meter = CtxswSource(GpuTimeReader(log.device, log))
-    meter.detailed = True
-    meter.read([ref(1, 7)])
+    source = CtxswSource(GpuTimeReader(log.device, log))
+    source.detailed = True
+    source.read([ref(1, 7)])
     log.turn(100, 7, 3)
-    runs = meter.read([ref(1, 7)]).tsgs[1].runs
+    runs = source.read([ref(1, 7)]).tsgs[1].runs
 
     assert [end_ns - start_ns for start_ns, end_ns in runs] == [3 * MS]
     assert abs(runs[0][1] - time.monotonic_ns()) < NS_PER_S * 60
 
 
 def test_a_card_that_fails_is_said_to(log):
-    meter = CtxswSource(GpuTimeReader(log.device, log))
+    source = CtxswSource(GpuTimeReader(log.device, log))
     log.broken = True
 
     with pytest.raises(BackendGoneError, match="0000:01"):
-        meter.read([ref(1, 7)])
+        source.read([ref(1, 7)])

@@ -1,4 +1,4 @@
-"""The kmod plane's meter on a real card: no module is needed for it, and no pods."""
+"""The kmod plane's source on a real card: no module is needed for it, and no pods."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from qgpu.daemon.kmod_plane import open_meter
+from qgpu.daemon.kmod_plane import open_gpu_time
 from qgpu.model import NS_PER_S
 from qgpu.nvidia import nvml
 from qgpu.nvidia.rm_client import RmClient
@@ -38,19 +38,19 @@ def floods():
 
 
 def test_two_floods_are_metered_as_what_they_are(card, floods):
-    meter = open_meter(card)
-    meter.detailed = True
+    source = open_gpu_time(card)
+    source.detailed = True
     refs = [TsgRef(ident, 0xC0, ident, process.pid) for ident, process in enumerate(floods, 1)]
-    while not all(sample.run_ns for sample in meter.read(refs).tsgs.values()):
+    while not all(sample.run_ns for sample in source.read(refs).tsgs.values()):
         assert all(process.poll() is None for process in floods)
         time.sleep(0.1)
     before_ns = time.monotonic_ns()
-    meter.read(refs)
+    source.read(refs)
     time.sleep(1)
-    reading = meter.read(refs)
+    reading = source.read(refs)
     after_ns = time.monotonic_ns()
-    lost = meter.lost
-    meter.close()
+    lost = source.lost
+    source.close()
     shares = {ident: sample.run_ns / (after_ns - before_ns) for ident, sample in reading.tsgs.items()}
 
     assert lost == 0

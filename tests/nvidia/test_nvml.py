@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from qgpu.errors import NoGpuError, NotSupportedError
-from qgpu.model.plane_api import CardLeftOut
+from qgpu.model.plane_api import ExcludedCard
 from qgpu.nvidia import nvml
 
 
@@ -122,7 +122,7 @@ def test_a_card_in_mig_mode_is_left_out_of_the_others(fake: FakeNvml) -> None:
     fake.mig = [None, 1, 0]
 
     assert nvml.cards_in_mig_mode() == [
-        CardLeftOut(1, "00000000:3b:00.0", "MIG mode is on; to share it: nvidia-smi -i 1 -mig 0")
+        ExcludedCard(1, "00000000:3b:00.0", "MIG mode is on; to share it: nvidia-smi -i 1 -mig 0")
     ]
     assert fake.open == 0
 

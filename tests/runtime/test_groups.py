@@ -178,7 +178,7 @@ def test_group_list_and_show_name_container_members(node: Node) -> None:
     (member,) = node.daemon.json("group", "show", "llm")["group"]["members"]
 
     assert (member["pid"], member["program"]) == (web.state()["pid"], "sleep")
-    assert cgroup.names(member["cgroup"], web.id)
+    assert cgroup.is_of_container(member["cgroup"], web.id)
     assert "MEMBER" in node.daemon.ctl("group", "show", "llm").stdout
 
 

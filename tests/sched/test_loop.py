@@ -118,7 +118,9 @@ class LoopMachine(RuleBasedStateMachine):
         self.numbers += 1
         name = f"pod{self.numbers}"
         try:
-            admission.check_new(name, {0: grant}, self.host.pods(), self.host.pgpus(), {0: self.settings})
+            admission.check_new(
+                name, {0: grant}, admission.Occupancy(self.host.pods(), self.host.pgpus(), {0: self.settings})
+            )
         except RefusedError:
             return
         self.host.admit(name, {0: grant})
@@ -164,7 +166,9 @@ class LoopMachine(RuleBasedStateMachine):
         """An operator changes a grant."""
         name = self.name(which)
         try:
-            admission.check_amended(name, {0: grant}, self.host.pods(), self.host.pgpus(), {0: self.settings})
+            admission.check_amended(
+                name, {0: grant}, admission.Occupancy(self.host.pods(), self.host.pgpus(), {0: self.settings})
+            )
         except RefusedError:
             return
         self.host.amend(name, {0: grant})

@@ -74,7 +74,7 @@ def recorded(*loads: Workload, told: bool = True) -> GpuTrack:
 
 def _earlier(tick: dict[str, Any]) -> dict[str, Any]:
     """Return a tick as a daemon tells it that knows no utilisation."""
-    return {key: value for key, value in tick.items() if key != "utilisation"}
+    return {key: value for key, value in tick.items() if key != "utilization"}
 
 
 def test_pods_that_hold_the_card_without_kernels_are_named():

@@ -107,19 +107,19 @@ def test_nobody_has_to_fetch_what_is_told_of_an_empty_card(monkeypatch: pytest.M
     st.sets(st.integers(0, 60)),
 )
 def test_the_spans_of_a_meter_add_up_to_its_totals(steps: list[tuple[int, str, bool]], looks: set[int]) -> None:
-    meter, now_ns, spans = GpuTimeCounter(), 0, {"a": 0, "b": 0}
-    meter.record(wanted=True)
+    counter, now_ns, spans = GpuTimeCounter(), 0, {"a": 0, "b": 0}
+    counter.record(wanted=True)
     for number, (pause_ns, who, start) in enumerate(steps):
         now_ns += pause_ns
-        meter.advance([Event(now_ns, who, start)], now_ns + pause_ns // 2)
+        counter.advance([Event(now_ns, who, start)], now_ns + pause_ns // 2)
         if number in looks:
-            for name, found in meter.record(wanted=True).items():
+            for name, found in counter.record(wanted=True).items():
                 spans[str(name)] += sum(end - begin for begin, end in found)
-    for name, found in meter.record(wanted=False).items():
+    for name, found in counter.record(wanted=False).items():
         spans[str(name)] += sum(end - begin for begin, end in found)
 
-    assert spans == {name: meter.totals[name].run_ns if name in meter.totals else 0 for name in "ab"}
-    assert meter.spans is None
+    assert spans == {name: counter.totals[name].run_ns if name in counter.totals else 0 for name in "ab"}
+    assert counter.spans is None
 
 
 def test_simulated_runs_and_closed_gates_sum_to_sample_totals() -> None:

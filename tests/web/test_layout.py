@@ -211,7 +211,7 @@ def test_a_removed_gpu_says_so(tmp_path: Path, browser: Any) -> None:
             pass
         daemon.stop()
         with programs.daemon(tmp_path / "run", "--sim-gpus", "2"):
-            while len(gone := browser.find_elements("css selector", ".gpu.gone .trouble")) < GPUS - 2:
+            while len(gone := browser.find_elements("css selector", ".gpu.gone .problem")) < GPUS - 2:
                 pass
             texts = [each.text for each in gone]
 

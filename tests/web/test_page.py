@@ -220,7 +220,7 @@ def test_a_moment_carries_what_the_daemon_says(showing: str) -> None:
 
     assert {pod["pod"] for pod in moment["pods"]} == {"one", "two"}
     assert all(0 <= pod["gated"] <= 1 for pod in moment["pods"])
-    assert 0 <= moment["gpus"][0]["utilisation"] <= 1
+    assert 0 <= moment["gpus"][0]["utilization"] <= 1
     assert moment["gpus"][0]["policy"] in ("burst-share", "best-effort")
 
 
@@ -240,7 +240,7 @@ def test_the_page_tells_when_the_daemon_is_gone_and_back(tmp_path: Path, browser
         first.stop()
         while browser.find_element("id", "live").text != "no daemon":
             pass
-        said = browser.find_element("id", "trouble").text
+        said = browser.find_element("id", "problem").text
         while request(url, "GET", "/history")[0] != 503:
             pass  # what was just asked is kept for some seconds
         with programs.daemon(tmp_path):

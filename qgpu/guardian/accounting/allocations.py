@@ -320,7 +320,7 @@ class Allocations:
         return bool(self._ending or self._pins)
 
     def forget_some(self, most: int) -> bool:
-        """Forget at most this many mappings and pins that are gone; True if more remain."""
+        """Forget at most ``most`` mappings and pins that are gone; True if more remain."""
         while self._ending and most > 0:
             pid, mapped = self._ending[-1]
             some = mapped[-most:]

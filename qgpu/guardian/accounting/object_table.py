@@ -14,7 +14,7 @@ from typing import Any
 
 from qgpu.guardian.accounting.allocations import Allocation, Allocations
 from qgpu.guardian.accounting.tsg_handles import TsgHandles
-from qgpu.ipc.codec import grants_from, grants_to
+from qgpu.ipc.codec import grants_from_json, grants_to_json
 from qgpu.linux import cgroup
 from qgpu.model import Grant
 from qgpu.nvidia import abi
@@ -124,7 +124,7 @@ class ObjectTable:
 
     def _pod(self, fact: Fact) -> None:
         entry = self.pods.setdefault(fact["name"], PodEntry(fact.get("cgroup") or cgroup.path_of(fact["name"])))
-        entry.grants = grants_from(fact["grants"])
+        entry.grants = grants_from_json(fact["grants"])
         entry.joined = tuple(fact.get("joined", entry.joined))
         self.grants_revision += 1
 
@@ -389,7 +389,7 @@ class ObjectTable:
         for name in list(self.pods):
             if (pod := self.pods.get(name)) is not None:
                 places = {"cgroup": pod.cgroup, "joined": list(pod.joined)}
-                yield {"fact": "pod", "name": name, "grants": grants_to(pod.grants)} | places
+                yield {"fact": "pod", "name": name, "grants": grants_to_json(pod.grants)} | places
         for pid in list(self.processes):
             if (of := self.processes.get(pid)) is not None:
                 yield {"fact": "process", "pid": pid, "pod": of}

@@ -15,7 +15,8 @@ from qgpu.errors import BackendGoneError, RmError
 from qgpu.guardian.accounting.object_table import Key, ObjectTable, RmObject
 from qgpu.guardian.gpu.enforcer import Enforcer, Moved
 from qgpu.guardian.gpu.gpu_ops import GpuOps
-from qgpu.ipc.codec import grant_to
+from qgpu.ipc.codec import grant_to_json
+from qgpu.linux.repeated_error import RepeatedError
 from qgpu.model import NS_PER_MS, Plan
 from qgpu.model.preemptions import preemptions
 from qgpu.nvidia.ctxsw_log import CtxswLog
@@ -69,11 +70,11 @@ class Gpu:
     log: CtxswLog
     #: Called with channels that no longer exist.
     lost: Callable[[Iterable[Key]], None]
-    watch: GpuTimeReader = field(init=False)
+    gpu_time: GpuTimeReader = field(init=False)
     enforcer: Enforcer = field(init=False)
     lease_until_ns: int | None = None
     _drained_ns: int = 0
-    _trouble: str = ""
+    _failure: RepeatedError = field(default_factory=lambda: RepeatedError(_log, "card fails"))
     #: The TSG of each (context, pid), as of one revision of the object table.
     _owners: dict[Hashable, Key | None] = field(default_factory=dict)
     _owners_as_of: int = -1
@@ -81,7 +82,7 @@ class Gpu:
     _by_process: dict[int, Key] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.watch = GpuTimeReader(self.device, self.log)
+        self.gpu_time = GpuTimeReader(self.device, self.log)
         mechanism = _Mechanism(self.gpu_ops, self.device, self.lost)
         self.enforcer = Enforcer(
             self.device.instance, self.table, mechanism, self._used_ns, self._tsgs_used_ns, self.drain
@@ -99,7 +100,7 @@ class Gpu:
     def release(self, now_ns: int) -> None:
         """Open every gate, and return every TSG to its own timeslice."""
         self.lease_until_ns = None
-        self.watch.meter.record(wanted=False)
+        self.gpu_time.counter.record(wanted=False)
         self.enforcer.adopt(None, now_ns)
 
     def release_best_effort(self, now_ns: int) -> None:
@@ -115,9 +116,9 @@ class Gpu:
         card fails.
         """
         self.drain(now_ns)
-        if self._trouble:
-            raise BackendGoneError(f"pGPU {self.index}: {self._trouble}")
-        seen = self.watch.look(self._tsg_of, detailed=detailed)
+        if self._failure.text:
+            raise BackendGoneError(f"pGPU {self.index}: {self._failure.text}")
+        seen = self.gpu_time.read(self._tsg_of, detailed=detailed)
         tsgs: dict[str, list[RmObject]] = {}
         for tsg in self.table.compute_tsgs(self.device.instance):
             tsgs.setdefault(self.table.pod_of(tsg), []).append(tsg)
@@ -151,7 +152,7 @@ class Gpu:
         if grants_revision != self.table.grants_revision:
             answer["grants_revision"] = self.table.grants_revision
             answer["grants"] = {
-                name: grant_to(grant)
+                name: grant_to_json(grant)
                 for name, pod in self.table.pods.items()
                 if (grant := pod.grants.get(self.index)) is not None
             }
@@ -167,16 +168,10 @@ class Gpu:
         return preemptions(handovers, classes)
 
     def drain(self, now_ns: int) -> None:
-        """Move context switches from the log to the meter; after an error, try again at the next drain."""
+        """Move context switches from the log to the counter; after an error, try again at the next drain."""
         self._drained_ns = now_ns
-        try:
-            self.watch.drain()
-        except (RmError, OSError) as error:
-            if str(error) != self._trouble:
-                _log.error("card fails", pgpu=self.index, reason=str(error))
-            self._trouble = str(error)
-            return
-        self._trouble = ""
+        with self._failure.logged(RmError, OSError, pgpu=self.index):
+            self.gpu_time.drain()
 
     def drain_due_ns(self) -> int:
         """Return when the log must be drained at the latest."""
@@ -186,7 +181,7 @@ class Gpu:
         """Return a pod's GPU time so far, from which the enforcer tells whether the pod is idle."""
         return sum(
             use.run_ns
-            for engine_context, use in self.watch.meter.totals.items()
+            for engine_context, use in self.gpu_time.counter.totals.items()
             if (key := self._tsg_of(engine_context)) is not None and self.table.clients[key[0]].pod == pod
         )
 
@@ -194,7 +189,7 @@ class Gpu:
         """Return the GPU time so far of each compute TSG of a pod, including TSGs that never ran."""
         tsgs = self.table.compute_tsgs(self.device.instance)
         used_ns = dict.fromkeys(sorted(tsg.key for tsg in tsgs if self.table.pod_of(tsg) == pod), 0)
-        for engine_context, use in self.watch.meter.totals.items():
+        for engine_context, use in self.gpu_time.counter.totals.items():
             if (key := self._tsg_of(engine_context)) in used_ns:
                 used_ns[key] += use.run_ns
         return used_ns

@@ -18,7 +18,7 @@ from qgpu.errors import RmError
 from qgpu.guardian.accounting.object_table import Key, ObjectTable, RmObject
 from qgpu.guardian.gpu.enforcer import Moved
 from qgpu.linux import fd_budget, kcmp, proc
-from qgpu.linux.fd_closer import FdCloser
+from qgpu.linux.pod_fd_closer import PodFdCloser
 from qgpu.nvidia import abi
 from qgpu.nvidia.abi import ffi
 from qgpu.nvidia.rm_client import (
@@ -56,7 +56,7 @@ class GpuOps:
         self._client = client
         self._devices = {device.instance: device for device in devices}
         self._pidfds: dict[int, int] = {}
-        self.closer = FdCloser()
+        self.closer = PodFdCloser()
         #: Called with a client that RM has and that no known descriptor leads to.
         self.on_unreachable: Callable[[int], None] = lambda _client: None
         #: Clients whose file was not found: RM does not let us set their TSGs' timeslices.

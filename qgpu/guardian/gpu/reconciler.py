@@ -114,12 +114,12 @@ class Reconciler:
 
     def due_ns(self) -> int | None:
         """Return when the next work is due; None for never."""
-        reconciler = [recheck.due_ns] if (recheck := self._next()) is not None else []
+        dues_ns = [recheck.due_ns] if (recheck := self._next()) is not None else []
         if self._table.allocations.is_forgetting:
-            reconciler.append(0)
+            dues_ns.append(0)
         if self._new_since_ns:
-            reconciler.append(self._new_due_ns())
-        return min(reconciler, default=None)
+            dues_ns.append(self._new_due_ns())
+        return min(dues_ns, default=None)
 
     def run_due(self, now_ns: int) -> bool:
         """Do work that is due, within a bound; True if a TSG or channel came or went."""

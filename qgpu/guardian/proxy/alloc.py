@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from qgpu.guardian.accounting.object_table import NO_INSTANCE, Key, RmObject
 from qgpu.guardian.proxy import client_ownership, rm_calls
 from qgpu.guardian.proxy.free import FreeHandler
-from qgpu.guardian.proxy.handler_context import PROCEED, HandlerContext, PodCall, status_of
+from qgpu.guardian.proxy.handler_context import PROCEED, Handler, HandlerContext, PodCall, status_of
 from qgpu.guardian.proxy.ioctl_proxy import IoctlBuffer
 from qgpu.guardian.proxy.passthrough import Passthrough
 from qgpu.guardian.rules import classes
@@ -68,15 +68,11 @@ class _AllocRequest:
             self.block.restore(_RIGHTS_AT, 8)
 
 
-class AllocHandler:
+class AllocHandler(Handler):
     """Handles calls that make or free objects."""
 
     def __init__(self, ctx: HandlerContext, free_handler: FreeHandler, passthrough: Passthrough) -> None:
-        self._ctx = ctx
-        self._supervisor = ctx.supervisor
-        self._gpu_ops = ctx.supervisor.gpu_ops
-        self._proxy = ctx.proxy
-        self._pod = ctx.pod
+        super().__init__(ctx)
         self._free_handler = free_handler
         self._passthrough = passthrough
         #: TSGs that were made preemptible.
@@ -272,11 +268,14 @@ class AllocHandler:
         """
         return self._supervisor.table.stands_alone(rm) and rm.detail != 0 and rm.detail not in abi.GR_ENGINES
 
-    def _in_compute_tsg(self, rm: RmObject) -> bool:
+    def _tsg_of(self, rm: RmObject) -> RmObject | None:
+        """Return the TSG of an object that lies below a channel; None if the channel has none."""
         objects = self._supervisor.table.objects
         channel = objects.get((rm.client, rm.parent))
-        tsg = objects.get((rm.client, channel.parent)) if channel is not None else None
-        return tsg is not None and self._supervisor.table.is_compute(tsg)
+        return objects.get((rm.client, channel.parent)) if channel is not None else None
+
+    def _in_compute_tsg(self, rm: RmObject) -> bool:
+        return (tsg := self._tsg_of(rm)) is not None and self._supervisor.table.is_compute(tsg)
 
     def _make_preemptible(self, file: int, rm: RmObject) -> None:
         """Allow RM to preempt a compute TSG in the middle of a kernel, whether its program asks for that or not."""
@@ -284,9 +283,7 @@ class AllocHandler:
         with self._supervisor.lock:
             # RM may reuse a handle for another TSG.
             self._preemptible = {key: was for key, was in self._preemptible.items() if table.objects.get(key) is was}
-            channel = table.objects.get((rm.client, rm.parent))
-            tsg = table.objects.get((rm.client, channel.parent)) if channel is not None else None
-            if tsg is None or tsg.key in self._preemptible:
+            if (tsg := self._tsg_of(rm)) is None or tsg.key in self._preemptible:
                 return
             below = table.below((rm.client, rm.client))
             subdevice = next((each.handle for each in below if each.rm_class == abi.NV20_SUBDEVICE_0), None)

@@ -1,7 +1,7 @@
 """Client handles in a pod's calls: a call that names another pod's client does not reach RM.
 
-RM checks a call's own client against the file that the call is made on. A client that parameters name it accepts
-unchecked, or hands to firmware, which accepts any.
+RM checks a call's own client against the file of the call. It does not check a client that the parameters name, or
+hands it to firmware, which accepts any client.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from qgpu.guardian.proxy import client_ownership, rm_calls, virtualize
 from qgpu.guardian.proxy.alloc import AllocHandler
 from qgpu.guardian.proxy.dup import DupHandler
-from qgpu.guardian.proxy.handler_context import HandlerContext, PodCall, status_of
+from qgpu.guardian.proxy.handler_context import Handler, HandlerContext, PodCall, status_of
 from qgpu.guardian.proxy.ioctl_proxy import IoctlBuffer
 from qgpu.guardian.rules import controls, rows, scheduling
 from qgpu.linux import proc
@@ -43,15 +43,11 @@ class _ControlRequest:
     nested: list[IoctlBuffer]
 
 
-class ControlHandler:
+class ControlHandler(Handler):
     """Handles controls."""
 
     def __init__(self, ctx: HandlerContext, alloc_handler: AllocHandler, dup_handler: DupHandler) -> None:
-        self._ctx = ctx
-        self._supervisor = ctx.supervisor
-        self._gpu_ops = ctx.supervisor.gpu_ops
-        self._proxy = ctx.proxy
-        self._pod = ctx.pod
+        super().__init__(ctx)
         self._alloc_handler = alloc_handler
         self._dup_handler = dup_handler
         #: By when the pod's preemptions so far are made up for.

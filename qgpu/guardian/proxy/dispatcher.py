@@ -62,14 +62,14 @@ class Dispatcher:
         self._fast_path = fast_path.FastPath(supervisor.perform, self._proxy.memory)
         #: UVM mappings that the kernel is making for the pod.
         self._uvm_mappings = InflightSyscalls()
-        self._free_handler = FreeHandler(supervisor, pod, lambda: self._uvm_mappings.wait(_MAPPING_PATIENCE_S))
+        self._free_handler = FreeHandler(self._ctx, lambda: self._uvm_mappings.wait(_MAPPING_PATIENCE_S))
         self._passthrough = Passthrough(self._ctx)
         self._alloc_handler = AllocHandler(self._ctx, self._free_handler, self._passthrough)
         self._dup_handler = DupHandler(self._ctx, self._alloc_handler)
         self._controls = ControlHandler(self._ctx, self._alloc_handler, self._dup_handler)
         self._heap = VidHeapHandler(self._ctx, self._alloc_handler)
         self._mmap = MmapHandler(self._ctx)
-        self._uvm = UvmHandler(supervisor, pod, self._proxy, self._free_handler.unmap, self._mmap.wait_until_made)
+        self._uvm = UvmHandler(self._ctx, self._free_handler.unmap, self._mmap.wait_until_made)
         #: Process by thread.
         self._threads: dict[int, int] = {}
         #: Calls that were performed but whose answer did not arrive, by thread: request and argument.

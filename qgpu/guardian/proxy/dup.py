@@ -11,7 +11,7 @@ import struct
 from qgpu.guardian.accounting.object_table import Key, RmObject
 from qgpu.guardian.proxy import rm_calls
 from qgpu.guardian.proxy.alloc import AllocHandler
-from qgpu.guardian.proxy.handler_context import HandlerContext, PodCall, status_of
+from qgpu.guardian.proxy.handler_context import Handler, HandlerContext, PodCall, status_of
 from qgpu.guardian.proxy.ioctl_proxy import IoctlBuffer
 from qgpu.guardian.rules import classes
 from qgpu.nvidia import abi
@@ -21,15 +21,11 @@ _U32 = struct.Struct("<I")
 _MOST_COMPARED = 64
 
 
-class DupHandler:
+class DupHandler(Handler):
     """Handles calls that give an object another handle."""
 
     def __init__(self, ctx: HandlerContext, alloc_handler: AllocHandler) -> None:
-        self._ctx = ctx
-        self._supervisor = ctx.supervisor
-        self._gpu_ops = ctx.supervisor.gpu_ops
-        self._proxy = ctx.proxy
-        self._pod = ctx.pod
+        super().__init__(ctx)
         self._alloc_handler = alloc_handler
 
     def dup(self, pod_call: PodCall, block: IoctlBuffer, asked: rm_calls.Dup) -> int:

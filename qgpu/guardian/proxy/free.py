@@ -19,8 +19,7 @@ import structlog
 
 from qgpu.guardian.accounting.allocations import Allocation
 from qgpu.guardian.accounting.object_table import Key
-from qgpu.guardian.proxy.handler_context import PodCall
-from qgpu.guardian.proxy.supervisor import Supervisor
+from qgpu.guardian.proxy.handler_context import Handler, HandlerContext, PodCall
 
 _log = structlog.get_logger("guardian")
 
@@ -30,14 +29,13 @@ _FIRST_HANDLE = 0x6FFF0000
 _FEW = 1000
 
 
-class FreeHandler:
+class FreeHandler(Handler):
     """Frees and unmaps for one pod."""
 
-    def __init__(self, supervisor: Supervisor, pod: str, quiet: Callable[[], bool]) -> None:
-        self._supervisor = supervisor
-        self._pod = pod
-        #: Waits until none of the pod's mappings is in progress; False if one does not finish in time.
-        self._wait_for_mappings = quiet
+    def __init__(self, ctx: HandlerContext, wait_for_mappings: Callable[[], bool]) -> None:
+        """Take ``wait_for_mappings``: it waits until no mapping is in progress; False if one takes too long."""
+        super().__init__(ctx)
+        self._wait_for_mappings = wait_for_mappings
         self._next = _FIRST_HANDLE
 
     def free(self, pod_call: PodCall, key: Key, carry_out: Callable[[], bool]) -> bool:
@@ -45,7 +43,7 @@ class FreeHandler:
         entry = self._supervisor.table.clients.get(key[0])
         # With many objects, ask RM first whether this file owns the client: a pod must not cause long searches.
         few = entry is not None and self._supervisor.table.counts[entry.pod] <= _FEW
-        mine = few or self._supervisor.gpu_ops.object_info(pod_call.file, key[0], key[0]) is not None
+        mine = few or self._gpu_ops.object_info(pod_call.file, key[0], key[0]) is not None
         with self._supervisor.lock:
             ending = self._supervisor.table.ending_with(key) if mine else []
             memories = [memory for memory in ending if not memory.pinned and self._limited(memory)]
@@ -106,7 +104,7 @@ class FreeHandler:
         maker = entry.maker if entry is not None else 0
         clients = self._clients(key)
         before = self._private_before(pod_call, key, maker, memory)
-        freed = self._supervisor.gpu_ops.free_anywhere(key) or (pod_call.is_retry and not self._exists(key))
+        freed = self._gpu_ops.free_anywhere(key) or (pod_call.is_retry and not self._gpu_ops.exists(key))
         after = self._private_bytes(maker, memory)
         shows = quiet and self._clients(key) == clients
         if before is not None and after is not None and (not shows or before - after < memory.size):
@@ -122,11 +120,7 @@ class FreeHandler:
         """List the pod's clients that RM has: a file that closes meanwhile takes its client's memory along."""
         with self._supervisor.lock:
             clients = self._supervisor.table.clients_of(self._pod)
-        return [
-            client
-            for client in clients
-            if (client, client) != freed and self._supervisor.gpu_ops.exists((client, client))
-        ]
+        return [client for client in clients if (client, client) != freed and self._gpu_ops.exists((client, client))]
 
     def _has_only_own_handles(self, memory: Allocation) -> bool:
         return bool(memory.handles) and all(self.is_ours(key) for key in memory.handles)
@@ -135,14 +129,11 @@ class FreeHandler:
         return memory.instance in self._supervisor.allowance(memory.pod).limits
 
     def _private_bytes(self, pid: int, memory: Allocation) -> int | None:
-        return self._supervisor.gpu_ops.private_bytes(memory.instance, pid)
-
-    def _exists(self, key: Key) -> bool:
-        return self._supervisor.gpu_ops.exists(key)
+        return self._gpu_ops.private_bytes(memory.instance, pid)
 
     def _private_before(self, pod_call: PodCall, key: Key, maker: int, memory: Allocation) -> int | None:
         """Return RM's figure before the free; if a dead guardian freed the object, the figure that it recorded."""
-        gone = pod_call.unanswered if pod_call.is_retry and not self._exists(key) else None
+        gone = pod_call.unanswered if pod_call.is_retry and not self._gpu_ops.exists(key) else None
         before = gone.before if gone is not None else self._private_bytes(maker, memory)
         pod_call.begin(before)
         return before
@@ -157,7 +148,7 @@ class FreeHandler:
         while (ours := (key[0], self._next)) in self._supervisor.table.objects:  # a dead guardian may have made it
             self._next = _FIRST_HANDLE + (self._next + 1 - _FIRST_HANDLE) % 0x10000
         self._supervisor.quota.claim_duplicate(rm, ours[1], memory.number)
-        if not self._supervisor.gpu_ops.duplicate(file, rm, ours[1]):
+        if not self._gpu_ops.duplicate(file, rm, ours[1]):
             self._supervisor.cancel_claim(ours)
             return False
         self._supervisor.confirm(ours)

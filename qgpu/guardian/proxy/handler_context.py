@@ -1,4 +1,4 @@
-"""What a pod's call handlers share: its memory and files, answers in RM's form, claims against its limits."""
+"""What the handlers of a pod's calls share: its memory and files, answers in RM's form, claims against its limits."""
 
 from __future__ import annotations
 
@@ -125,6 +125,14 @@ class HandlerContext:
         if not error:
             block.store()
         return error
+
+
+class Handler:
+    """What every handler of one pod's calls uses."""
+
+    def __init__(self, ctx: HandlerContext) -> None:
+        self._ctx, self._pod, self._proxy = ctx, ctx.pod, ctx.proxy
+        self._supervisor, self._gpu_ops = ctx.supervisor, ctx.supervisor.gpu_ops
 
 
 def status_of(block: IoctlBuffer, at: int) -> int:

@@ -7,7 +7,7 @@ import os
 import time
 
 from qgpu.guardian.accounting import managed_memory
-from qgpu.guardian.proxy.handler_context import PROCEED, HandlerContext
+from qgpu.guardian.proxy.handler_context import PROCEED, Handler, HandlerContext
 from qgpu.guardian.proxy.seccomp_filter import MAP_FIXED, mapping
 from qgpu.linux import proc
 from qgpu.linux.inflight_syscalls import InflightSyscalls
@@ -17,13 +17,11 @@ from qgpu.linux.seccomp_notify import Notification
 _PATIENCE_S, _LOOK_S = 0.02, 0.001
 
 
-class MmapHandler:
+class MmapHandler(Handler):
     """Checks mappings, and knows which of them the kernel is making."""
 
     def __init__(self, ctx: HandlerContext) -> None:
-        self._ctx = ctx
-        self._supervisor = ctx.supervisor
-        self._pod = ctx.pod
+        super().__init__(ctx)
         self._making = InflightSyscalls()
         ctx.rescan_mappings = self._rescan
 

@@ -13,7 +13,7 @@ import structlog
 
 from qgpu.guardian.accounting.object_table import NO_INSTANCE, RmObject
 from qgpu.guardian.proxy import rm_calls
-from qgpu.guardian.proxy.handler_context import ANSWERED, HandlerContext, PodCall
+from qgpu.guardian.proxy.handler_context import ANSWERED, Handler, HandlerContext, PodCall
 from qgpu.guardian.proxy.ioctl_proxy import IoctlBuffer
 from qgpu.linux import cgroup, fd_budget, thread_freezer
 from qgpu.linux.inflight_syscalls import InflightSyscalls
@@ -26,14 +26,11 @@ _log = structlog.get_logger("guardian")
 _ROOT_PATIENCE_S = 2.0
 
 
-class Passthrough:
+class Passthrough(Handler):
     """Lets the kernel make root clients and first devices, and records them."""
 
     def __init__(self, ctx: HandlerContext) -> None:
-        self._ctx = ctx
-        self._supervisor = ctx.supervisor
-        self._gpu_ops = ctx.supervisor.gpu_ops
-        self._pod = ctx.pod
+        super().__init__(ctx)
         #: Root clients and first devices that the kernel is making; the devices by thread.
         self._roots = InflightSyscalls()
         self._devices: dict[int, RmObject] = {}

@@ -415,13 +415,16 @@ class Supervisor:
 
     def _resize(self, rm: RmObject, size: int) -> bool:
         """Charge memory at its true size; True if that is over the limit."""
-        number = self.table.allocations.by_handle[rm.key].number
-        larger = size > rm.detail
-        rm = RmObject(rm.client, rm.handle, rm.parent, rm.rm_class, size)
-        self.note(_gone(rm.key))
-        self.note(object_fact(rm) | {"memory": number})
+        self._note_size(rm, size)
         memory = self.table.allocations.by_handle.get(rm.key)
-        return larger and memory is not None and self.quota.over_limit(memory.pod, memory.instance)
+        return size > rm.detail and memory is not None and self.quota.over_limit(memory.pod, memory.instance)
+
+    def _note_size(self, rm: RmObject, size: int) -> None:
+        """Enter memory in the object table again, at its true size in bytes."""
+        memory = self.table.allocations.by_handle.get(rm.key)
+        self.note(_gone(rm.key))
+        fact = object_fact(RmObject(rm.client, rm.handle, rm.parent, rm.rm_class, size))
+        self.note(fact | ({"memory": memory.number} if memory is not None else {}))
 
     def set_instance(self, device: RmObject, instance: int) -> bool:
         """Record which card a device is on; False if its address space does not fit on that card.
@@ -561,12 +564,7 @@ class Supervisor:
             self.note(_gone(rm.key))
             return
         if rm.rm_class == abi.NV01_MEMORY_LOCAL_USER and (size := self.gpu_ops.size(rm)) is not None:
-            number = (
-                self.table.allocations.by_handle[rm.key].number if rm.key in self.table.allocations.by_handle else None
-            )
-            self.note(_gone(rm.key))
-            again = RmObject(rm.client, rm.handle, rm.parent, rm.rm_class, size)
-            self.note(object_fact(again) | ({"memory": number} if number is not None else {}))
+            self._note_size(rm, size)
         self.note({"fact": "confirm", "client": rm.client, "handle": rm.handle, "context": 0})
 
 

@@ -12,9 +12,8 @@ import errno
 import struct
 from collections.abc import Callable
 
-from qgpu.guardian.proxy.handler_context import PROCEED, PodCall
-from qgpu.guardian.proxy.ioctl_proxy import IoctlBuffer, IoctlProxy
-from qgpu.guardian.proxy.supervisor import Supervisor
+from qgpu.guardian.proxy.handler_context import PROCEED, Handler, HandlerContext, PodCall, status_of
+from qgpu.guardian.proxy.ioctl_proxy import IoctlBuffer
 from qgpu.linux.seccomp_notify import Notification
 from qgpu.nvidia import abi, uvm
 
@@ -27,23 +26,13 @@ _ATTRIBUTES_AT, _ATTRIBUTES_BYTES = 24, 36
 Unmap = Callable[[PodCall, int, int, bytes | None, Callable[[], bool]], None]
 
 
-class UvmHandler:
+class UvmHandler(Handler):
     """Handles one pod's calls on /dev/nvidia-uvm."""
 
-    def __init__(
-        self,
-        supervisor: Supervisor,
-        pod: str,
-        proxy: IoctlProxy,
-        unmap: Unmap,
-        wait_until_mapped: Callable[[], bool],
-    ) -> None:
-        self._supervisor = supervisor
-        self._pod = pod
-        self._proxy = proxy
-        self._unmap = unmap
-        #: Waits until no mapping of the pod's is in progress; False if one does not finish in time.
-        self._wait_until_mapped = wait_until_mapped
+    def __init__(self, ctx: HandlerContext, unmap: Unmap, wait_until_mapped: Callable[[], bool]) -> None:
+        """Take ``wait_until_mapped``: it waits until no mapping is in progress; False if one takes too long."""
+        super().__init__(ctx)
+        self._unmap, self._wait_until_mapped = unmap, wait_until_mapped
 
     def handle(self, pod_call: PodCall) -> int:
         """Perform a call, or let the kernel do so; return an errno, 0, or PROCEED."""
@@ -62,19 +51,12 @@ class UvmHandler:
         if (block := self._proxy.read(call.tid, call.argument, layout.size)) is None:
             return errno.EFAULT
         if call.request == uvm.MAP_EXTERNAL_ALLOCATION:
-            if not self._claim_mapping(pid, block, layout):
-                self._supervisor.count_refusal(self._pod, "page tables over the limit")
-                block.patch_u32(layout.status_at, abi.NV_ERR_NO_MEMORY)
-                block.store()
-                return 0
-            return PROCEED
+            return PROCEED if self._claim_mapping(pid, block, layout) else self._no_page_tables(block, layout)
         if call.request in uvm.TABLES_ALONE:
             return self._map_tables(pod_call, block, layout)
         if call.request == uvm.REGISTER_GPU:
             if (status := self._may_register(call, pid, file, block, limited=limited)) != abi.NV_OK:
-                block.patch_u32(layout.status_at, status)
-                block.store()
-                return 0
+                return self._ctx.answer(block, layout.status_at, status)
             card = bytes(block.data[: uvm.UUID_BYTES])
             if pod_call.is_retry:  # it may be registered already, and UVM takes no second registration: undo the first
                 self._proxy.uvm(file, uvm.UNREGISTER_GPU, self._proxy.block(card + bytes(4)))
@@ -85,6 +67,9 @@ class UvmHandler:
         if not error:
             block.store()
         return error
+
+    def _no_page_tables(self, block: IoctlBuffer, layout: uvm.Layout) -> int:
+        return self._ctx.refuse(block, layout.status_at, abi.NV_ERR_NO_MEMORY, "page tables over the limit")
 
     def _initialize(self, call: Notification, pid: int, *, limited: bool) -> int:
         """Let UVM be initialised; under a limit, without HMM, which uses memory that no call shows.
@@ -147,10 +132,7 @@ class UvmHandler:
         if request != uvm.ALLOC_SEMAPHORE_POOL:
             cards &= {bytes(block.data[16 : 16 + uvm.UUID_BYTES])}
         if not self._supervisor.quota.fits_mapping(self._pod, pod_call.pid, base, length, cards):
-            self._supervisor.count_refusal(self._pod, "page tables over the limit")
-            block.patch_u32(layout.status_at, abi.NV_ERR_NO_MEMORY)
-            block.store()
-            return 0
+            return self._no_page_tables(block, layout)
         self._supervisor.quota.map(pod_call.pid, base, length, cards, NOTHING)
         if pod_call.is_retry:  # it may exist already, and UVM makes no second one there: free the first
             range_ = self._proxy.block(uvm.BASE_AND_LENGTH.pack(base, length) + bytes(8))
@@ -173,7 +155,7 @@ class UvmHandler:
             error = self._proxy.uvm(pod_call.file, request, block)
             if pod_call.is_retry and not error:  # the dead guardian has unmapped it
                 block.patch_u32(layout.status_at, abi.NV_OK)
-            return not error and bool(_U32.unpack_from(block.data, layout.status_at)[0] == abi.NV_OK)
+            return not error and status_of(block, layout.status_at) == abi.NV_OK
 
         self._unmap(pod_call, base, length, card, carry_out)
         return error

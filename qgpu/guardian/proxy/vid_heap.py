@@ -7,19 +7,16 @@ import struct
 from qgpu.guardian.accounting.object_table import RmObject
 from qgpu.guardian.proxy import rm_calls
 from qgpu.guardian.proxy.alloc import CHOSEN_PLACE, PAGE_TABLES, AllocHandler
-from qgpu.guardian.proxy.handler_context import HandlerContext, PodCall, status_of
+from qgpu.guardian.proxy.handler_context import Handler, HandlerContext, PodCall, status_of
 from qgpu.guardian.proxy.ioctl_proxy import IoctlBuffer
 from qgpu.nvidia import abi
 
 
-class VidHeapHandler:
+class VidHeapHandler(Handler):
     """Handles calls to the heap."""
 
     def __init__(self, ctx: HandlerContext, alloc_handler: AllocHandler) -> None:
-        self._ctx = ctx
-        self._supervisor = ctx.supervisor
-        self._gpu_ops = ctx.supervisor.gpu_ops
-        self._proxy = ctx.proxy
+        super().__init__(ctx)
         self._alloc_handler = alloc_handler
 
     def heap(self, pod_call: PodCall, block: IoctlBuffer, asked: rm_calls.VidHeap) -> int:

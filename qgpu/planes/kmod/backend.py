@@ -1,6 +1,6 @@
 """Enforces plans on one pGPU through the module: converts qgpu's plans to its structs, and its pods to samples.
 
-The module sees no kernel run, so GPU time comes from a meter that the caller passes. It has no gate per TSG either. If
+The module sees no kernel run, so GPU time comes from a source that the caller passes. It has no gate per TSG either. If
 a plan gives the TSGs of a pod turns, they all run at once, with suitable timeslices.
 """
 
@@ -19,7 +19,7 @@ from qgpu.model import NS_PER_MS, Grant, OnIdle, Plan, PodPlan, PodSample, Sampl
 from qgpu.model.preemptions import preemptions
 from qgpu.model.tsg_turns import all_at_once
 from qgpu.planes.kmod import DEVICE
-from qgpu.planes.kmod.device import CLASSES, Card, Device, grant_of, missing_for_limits, text_of, trouble_of
+from qgpu.planes.kmod.device import CLASSES, Card, Device, grant_of, missing_for_limits, problem_of, text_of
 from qgpu.planes.kmod.uapi import NUMBERS, ffi
 
 _log = structlog.get_logger("kmod")
@@ -33,7 +33,7 @@ LEASE_NS = 800 * NS_PER_MS
 
 @dataclass(frozen=True, slots=True)
 class TsgRef:
-    """A TSG as the module identifies it, for a meter to find."""
+    """A TSG as the module identifies it, for a source of GPU time to find."""
 
     ident: int
     client: int
@@ -48,7 +48,7 @@ class TsgRef:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What a meter measured since its last reading, by TsgRef.ident."""
+    """What a source measured since its last reading, by TsgRef.ident."""
 
     tsgs: Mapping[int, TsgSample]
     #: How often the engine switched straight from one TSG to another; None if that is not counted.
@@ -76,9 +76,9 @@ class KmodBackend:
     """Enforces plans on one pGPU through the module."""
 
     def __init__(
-        self, index: int, card: Card, meter: GpuTimeSource, used: Callable[[], float | None] = lambda: None
+        self, index: int, card: Card, gpu_time: GpuTimeSource, used: Callable[[], float | None] = lambda: None
     ) -> None:
-        self._index, self._card, self._meter, self._used = index, card, meter, used
+        self._index, self._card, self._gpu_time, self._used = index, card, gpu_time, used
         self._device = Device()
         self._applied: Plan | None = None
         self._gated: dict[int, int] = {}
@@ -94,22 +94,22 @@ class KmodBackend:
     @property
     def detailed(self) -> bool:
         """Tell whether samples list when pods ran; the module does not report when their gates were closed."""
-        return self._meter.detailed
+        return self._gpu_time.detailed
 
     @detailed.setter
     def detailed(self, wanted: bool) -> None:
-        self._meter.detailed = wanted
+        self._gpu_time.detailed = wanted
 
     @property
     def lost(self) -> int:
         """Return how many context-switch records the hardware dropped so far."""
-        return self._meter.lost
+        return self._gpu_time.lost
 
     def sample(self) -> Sample:
         """Report what happened since the last call. Raises BackendGoneError while the module enforces nothing."""
         info = self._device.info()
-        if trouble := trouble_of(info):
-            raise BackendGoneError(f"qgpu.ko: {trouble}")
+        if problem := problem_of(info):
+            raise BackendGoneError(f"qgpu.ko: {problem}")
         if (missing := missing_for_limits(info)) != self._missing:
             self._missing = missing
             if missing:
@@ -125,10 +125,10 @@ class KmodBackend:
     def _sample(self) -> Sample:
         pods = [(pod, grant_of(self._device, pod.pod, self._card)) for pod in self._device.each("POD_NEXT", "pod")]
         refs = {pod.pod: self._tsgs(pod.pod) for pod, grant in pods if grant}
-        # before the meter: a gate that opens after this line counts as closed, never as open and idle
+        # before GPU time is read: a gate that opens after this line counts as closed, never as open and idle
         before, self._gated = self._gated, {}
         gated_ns = {pod: self._take_gated_ns(pod, before) for pod in refs}
-        reading = self._meter.read([ref for tsgs in refs.values() for ref in tsgs])
+        reading = self._gpu_time.read([ref for tsgs in refs.values() for ref in tsgs])
         now_ns = time.monotonic_ns()
         elapsed_ns, self._sampled_ns = now_ns - self._sampled_ns, now_ns
         counts = _preemptions(reading.handovers, pods, refs)
@@ -169,7 +169,7 @@ class KmodBackend:
     def close(self) -> None:
         """Close the device; the module opens every gate."""
         self._device.close()
-        self._meter.close()
+        self._gpu_time.close()
 
     def _tell_stall(self, stalled: bool) -> None:
         if stalled and not self._stalled:

@@ -104,7 +104,7 @@ class Device:
         self.fd = -1
 
 
-def trouble_of(info: Any) -> str:
+def problem_of(info: Any) -> str:
     """Return why a module that answers ``info`` enforces nothing; empty if it enforces."""
     return _STATES.get(info.state, "").format(driver=text_of(info.driver))
 

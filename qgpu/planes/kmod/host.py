@@ -12,43 +12,44 @@ from qgpu.checkpoint.process_checkpointer import ProcessCheckpointer, check_driv
 from qgpu.errors import NotSupportedError, QgpuError, RefusedError, no_pod
 from qgpu.linux import cgroup
 from qgpu.model import Grant
-from qgpu.model.plane_api import CardLeftOut, Pgpu, PodInfo
+from qgpu.model.plane_api import ExcludedCard, Pgpu, PodInfo
 from qgpu.planes.kmod.backend import GpuTimeSource, KmodBackend
-from qgpu.planes.kmod.device import CLASSES, Card, Device, card_of, grant_of, missing_for_limits, text_of, trouble_of
+from qgpu.planes.kmod.device import CLASSES, Card, Device, card_of, grant_of, missing_for_limits, problem_of, text_of
 from qgpu.planes.kmod.uapi import NUMBERS
 
 
 class KmodHost:
     """The pGPUs and pods of this machine, through the module.
 
-    ``meter`` makes a meter for a card; ``describe`` returns the cards' descriptions in the given order; ``used`` makes
-    a function that returns the fraction of time in which a card runs kernels. ``left_out`` lists cards not to share.
+    ``gpu_time`` starts to measure a card. ``describe`` returns the cards' descriptions in the given order. ``used``
+    returns a function that tells in which part of the time a card runs kernels, 0 to 1. ``excluded`` lists the cards
+    not to share.
     """
 
     plane = "kmod"
 
     def __init__(
         self,
-        meter: Callable[[Card], GpuTimeSource],
+        gpu_time: Callable[[Card], GpuTimeSource],
         describe: Callable[[Sequence[Card]], Sequence[Pgpu]],
         used: Callable[[Pgpu], Callable[[], float | None]] = lambda _: lambda: None,
-        left_out: Callable[[], Sequence[CardLeftOut]] = tuple,
+        excluded: Callable[[], Sequence[ExcludedCard]] = tuple,
     ) -> None:
         self._device = Device()
-        self._meter = meter
+        self._gpu_time = gpu_time
         self._used = used
         cgroup.mount()
         info = self._device.info()
         self.driver = text_of(info.driver)
         if info.abi != NUMBERS["QGPU_ABI_VERSION"]:
             raise NotSupportedError(f"qgpu.ko: it speaks ABI {info.abi}, this is {NUMBERS['QGPU_ABI_VERSION']}")
-        if trouble := trouble_of(info):
-            raise NotSupportedError(f"qgpu.ko: {trouble}")
+        if problem := problem_of(info):
+            raise NotSupportedError(f"qgpu.ko: {problem}")
         #: The last known path of each cgroup id.
         self._paths: dict[int, str] = {}
         self._cards = sorted(map(self._card, range(info.nr_gpus)), key=lambda card: card.pci)
-        self._left_out = left_out()
-        there = {card.pci for card in self._left_out}
+        self._excluded = excluded()
+        there = {card.pci for card in self._excluded}
         described = zip(self._cards, describe(self._cards), strict=True)
         self._pgpus = {pgpu.index: pgpu for card, pgpu in described if card.pci not in there}
 
@@ -56,14 +57,14 @@ class KmodHost:
         """List the cards of this machine in PCI order."""
         return list(self._pgpus.values())
 
-    def left_out(self) -> Sequence[CardLeftOut]:
+    def excluded_cards(self) -> Sequence[ExcludedCard]:
         """List the cards in MIG mode."""
-        return self._left_out
+        return self._excluded
 
     def backend(self, pgpu: int) -> KmodBackend:
         """Open the backend of one pGPU."""
         card = self._cards[pgpu]
-        return KmodBackend(pgpu, card, self._meter(card), self._used(self._pgpus[pgpu]))
+        return KmodBackend(pgpu, card, self._gpu_time(card), self._used(self._pgpus[pgpu]))
 
     def pods(self) -> Sequence[PodInfo]:
         """List the module's pods."""
@@ -107,13 +108,13 @@ class KmodHost:
         """Bring a process into a pod; what it opens from now on belongs to the pod."""
         for fd in fds:
             os.close(fd)
-        cgroup.bring(name, pid, self._path(self._pod(name)) or "")
+        cgroup.ensure_in(name, pid, self._path(self._pod(name)) or "")
 
     def join(self, name: str, cgroups: Sequence[str]) -> None:  # noqa: ARG002 - the interface's
         """Refuse: the module knows one cgroup for each pod. Raises NotSupportedError."""
         raise NotSupportedError(f"pod {name}: on the kmod plane a pod has one cgroup; use seccomp")
 
-    def left_behind(self) -> Mapping[int, int]:
+    def orphaned_memory(self) -> Mapping[int, int]:
         """Return nothing: on this plane a pod's memory is freed with the pod."""
         return {}
 
@@ -165,10 +166,10 @@ class KmodHost:
                 grants[index] = grant
                 with suppress(FileNotFoundError):  # removed meanwhile
                     memory[index] = int(self._device.call("USAGE", pod=pod.pod, gpu=card.number).memory)
-        inside = cgroup.inside(path) if path else cgroup.CgroupMembers(alive=path is None)
+        inside = cgroup.members(path) if path else cgroup.CgroupMembers(alive=path is None)
         refused = int(pod.refused_allocs), int(pod.refused_controls)
         return PodInfo(
-            text_of(pod.name), grants, inside.pids, memory, _trouble(pod), path or "", *refused, inside.alive
+            text_of(pod.name), grants, inside.pids, memory, _problem(pod), path or "", *refused, inside.alive
         )
 
     def _path(self, pod: Any) -> str | None:
@@ -180,7 +181,7 @@ class KmodHost:
             return None
 
 
-def _trouble(pod: Any) -> str:
+def _problem(pod: Any) -> str:
     said = []
     if pod.flags & NUMBERS["QGPU_POD_LATE"]:
         said.append("it opened the GPU before it was a pod; that work is not limited")

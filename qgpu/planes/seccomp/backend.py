@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from qgpu.errors import BackendGoneError
-from qgpu.ipc.codec import grant_from, plan_to, sample_from
+from qgpu.ipc.codec import grant_from_json, plan_to_json, sample_from_json
 from qgpu.model import NS_PER_MS, Grant, Plan, Sample
 from qgpu.nvidia.nvml import Utilization
 from qgpu.planes.seccomp.guardian_link import GuardianLink
@@ -42,9 +42,9 @@ class SeccompBackend:
         answer = self._call("sample", pgpu=self._pgpu, detailed=self.detailed, grants_revision=self._grants_revision)
         self.lost = answer.get("lost", 0)
         if "grants" in answer:
-            self._grants = {pod: grant_from(grant) for pod, grant in answer["grants"].items()}
+            self._grants = {pod: grant_from_json(grant) for pod, grant in answer["grants"].items()}
             self._grants_revision = answer["grants_revision"]
-        sample = sample_from(answer, self._grants)
+        sample = sample_from_json(answer, self._grants)
         if self._utilization is None or not sample.pods:
             return sample
         return replace(sample, utilization=self._utilization.read())
@@ -53,7 +53,7 @@ class SeccompBackend:
         """Install a plan, or renew it if it is in force."""
         if plan == self._applied and self._call("renew", pgpu=self._pgpu)["held"]:
             return
-        self._call("apply", plan=plan_to(plan))
+        self._call("apply", plan=plan_to_json(plan))
         self._applied = plan
 
     def wait(self, timeout_ns: int) -> None:

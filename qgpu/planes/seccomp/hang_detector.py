@@ -2,8 +2,7 @@
 
 A stopped, traced or frozen guardian will not answer. For any other, only the time counts in which it could have run,
 not the time that it waits for a CPU on a busy host, nor the time that it waits for a thread of its own that does. A
-guardian in a long driver call gets more time, because a
-successor would wait for the driver as well.
+guardian in a long driver call gets more time, because a successor would wait for the driver as well.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ from __future__ import annotations
 import os
 import platform
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -112,11 +112,10 @@ def _times(pid: int) -> tuple[int, int]:
     return (int(fields[11]), int(fields[12])) if fields else (0, 0)
 
 
-def _threads(pid: int) -> list[int]:
-    try:
-        return [int(name) for name in os.listdir(f"/proc/{pid}/task")]
-    except OSError:
-        return []
+def _threads(pid: int) -> set[int]:
+    with suppress(OSError):
+        return proc.threads(pid)
+    return set()
 
 
 def _call(pid: int, tid: int) -> str:

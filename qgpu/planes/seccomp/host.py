@@ -24,11 +24,11 @@ from qgpu.guardian.failover import emergency_open
 from qgpu.guardian.failover.handover import StateFds
 from qgpu.guardian.failover.journal import Journal
 from qgpu.guardian.rules import tools
-from qgpu.ipc.codec import grants_from, grants_to
+from qgpu.ipc.codec import grants_from_json, grants_to_json
 from qgpu.linux import cgroup, proc
 from qgpu.linux.seccomp_notify import is_listener
 from qgpu.model import Grant
-from qgpu.model.plane_api import CardLeftOut, Pgpu, PodInfo
+from qgpu.model.plane_api import ExcludedCard, Pgpu, PodInfo
 from qgpu.nvidia.nvml import Utilization, cards_in_mig_mode, describe
 from qgpu.planes.seccomp.backend import SeccompBackend
 from qgpu.planes.seccomp.guardian_link import GuardianHangsError, GuardianLink, pidfd_of
@@ -64,7 +64,7 @@ class SeccompHost:
         self._standby = kept.standby
         self._listeners = kept.listeners
         check_kernel()
-        self._left_out = cards_in_mig_mode()
+        self._excluded = cards_in_mig_mode()
         self._host_lock = lock_host()
         self._link = self._find(kept.state)
         # a guardian whose daemon died at once has no listeners yet
@@ -80,9 +80,9 @@ class SeccompHost:
             _, fds = self._link.call("listener", listener=int(number))
             self._hold(int(number), pod, fds[0])
         self._standby = self._standby or self._prepare(self._state)
-        left_out = {card.index for card in self._left_out}
+        excluded = {card.index for card in self._excluded}
         cards = [(card["index"], card["pci"]) for card in self._link.hello["cards"]]
-        self._pgpus = {pgpu.index: pgpu for pgpu in describe(card for card in cards if card[0] not in left_out)}
+        self._pgpus = {pgpu.index: pgpu for pgpu in describe(card for card in cards if card[0] not in excluded)}
         if not self._pgpus:
             raise NoGpuError("no NVIDIA card here that qgpu can share; its log says why")
 
@@ -100,9 +100,9 @@ class SeccompHost:
         """List the cards of this machine in PCI order."""
         return list(self._pgpus.values())
 
-    def left_out(self) -> Sequence[CardLeftOut]:
+    def excluded_cards(self) -> Sequence[ExcludedCard]:
         """List the cards in MIG mode. The guardian's log names those that it cannot measure."""
-        return self._left_out
+        return self._excluded
 
     def backend(self, pgpu: int) -> SeccompBackend:
         """Open the backend of one pGPU."""
@@ -117,10 +117,10 @@ class SeccompHost:
         return [
             PodInfo(
                 pod["name"],
-                grants_from(pod["grants"]),
+                grants_from_json(pod["grants"]),
                 inside.pids,
                 {int(i): held for i, held in pod["memory"].items()},
-                "; ".join(_troubles(pod["refused"])),
+                "; ".join(_problems(pod["refused"])),
                 pod["cgroup"],
                 sum(n for what, n in pod["refused"].items() if what.endswith(_OVER_LIMIT)),
                 sum(n for what, n in pod["refused"].items() if not what.endswith(_OVER_LIMIT)),
@@ -128,21 +128,21 @@ class SeccompHost:
                 tuple(pod.get("joined", ())),  # a guardian of an earlier version has none
             )
             for pod in self._call("pods")["pods"]
-            for inside in (cgroup.inside(pod["cgroup"], *pod.get("joined", ())),)
+            for inside in (cgroup.members(pod["cgroup"], *pod.get("joined", ())),)
         ]
 
-    def left_behind(self) -> Mapping[int, int]:
+    def orphaned_memory(self) -> Mapping[int, int]:
         """Return memory by pGPU that is still in use although its pod was retired."""
         return {int(index): size for index, size in self._call("pods")["left"].items()}
 
     def admit(self, name: str, grants: Mapping[int, Grant], at: str = "") -> None:
         """Make a pod in an existing cgroup, or in a new one."""
         cgroup.check_name(name)
-        self._call("admit", name=name, grants=grants_to(grants), cgroup=at)
+        self._call("admit", name=name, grants=grants_to_json(grants), cgroup=at)
 
     def amend(self, name: str, grants: Mapping[int, Grant]) -> None:
         """Change a pod's grants."""
-        self._call("amend", name=name, grants=grants_to(grants))
+        self._call("amend", name=name, grants=grants_to_json(grants))
 
     def join(self, name: str, cgroups: Sequence[str]) -> None:
         """Let exactly these containers' cgroups count to a pod besides its own."""
@@ -271,7 +271,7 @@ class SeccompHost:
         """
         deadline, directory = time.monotonic() + _DEATH_S, os.fsencode(self._runtime_dir)
         while time.monotonic() < deadline and any(
-            directory in proc.words(pid) for pid in cgroup.inside(cgroup.GUARDIANS).pids
+            directory in proc.cmdline(pid) for pid in cgroup.members(cgroup.GUARDIANS).pids
         ):
             time.sleep(_LOOK_S)
             with suppress(BackendGoneError):
@@ -329,7 +329,7 @@ class SeccompHost:
             _log.warning("no standby guardian", error=str(error))
 
 
-def _troubles(refused: Mapping[str, int]) -> list[str]:
+def _problems(refused: Mapping[str, int]) -> list[str]:
     """Return what was refused, and what users of tools can do about it."""
     return [*(f"{what} refused {n} times" for what, n in refused.items()), *tools.advice(refused)]
 

@@ -9,8 +9,9 @@ from typing import Protocol
 from qgpu.errors import CheckpointError, UnknownNameError
 from qgpu.model.checkpointer import GpuProcess, ProcessState
 from qgpu.model.plane_api import PodInfo
-from qgpu.planes.sim.hardware import GIB, H200
+from qgpu.planes.sim.hardware import H200
 from qgpu.planes.sim.load import Load
+from qgpu.units import GIB
 
 _Step = Callable[[Load], None]
 

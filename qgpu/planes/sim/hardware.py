@@ -8,8 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from qgpu.model import NS_PER_MS, NS_PER_S, NS_PER_US, hardware_traits
-
-GIB = 1024**3
+from qgpu.units import GIB
 
 
 @dataclass(frozen=True, slots=True)

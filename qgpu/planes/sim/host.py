@@ -19,7 +19,7 @@ from qgpu.errors import BackendGoneError, CheckpointError, RefusedError, Unknown
 from qgpu.linux import cgroup, proc
 from qgpu.load.spec import Workload
 from qgpu.model import NS_PER_S, Grant, Plan, Sample
-from qgpu.model.plane_api import CardLeftOut, Pgpu, PodInfo
+from qgpu.model.plane_api import ExcludedCard, Pgpu, PodInfo
 from qgpu.planes.sim.checkpointer import SimCheckpointer
 from qgpu.planes.sim.engine import EngineTimes
 from qgpu.planes.sim.gate_worker import GateWorker
@@ -27,9 +27,6 @@ from qgpu.planes.sim.gpu import SimGpu
 from qgpu.planes.sim.hardware import H200, Hardware
 from qgpu.planes.sim.kept_pods import KeptPods
 from qgpu.planes.sim.load import Load, Progress
-
-#: The index of a process's start time among the fields of /proc/PID/stat behind its name.
-_STARTED = 19
 
 
 class Clock(StrEnum):
@@ -171,7 +168,7 @@ class SimHost:
             for card in self._world.cards
         ]
 
-    def left_out(self) -> Sequence[CardLeftOut]:
+    def excluded_cards(self) -> Sequence[ExcludedCard]:
         """Return nothing: every simulated card is shared."""
         return ()
 
@@ -231,7 +228,7 @@ class SimHost:
         with self._world.changed:
             self._pods[name] = replace(self._pod(name), joined=tuple(cgroups))
 
-    def left_behind(self) -> Mapping[int, int]:
+    def orphaned_memory(self) -> Mapping[int, int]:
         """Return nothing: on this plane a pod's memory is freed with the pod."""
         return {}
 
@@ -321,10 +318,10 @@ class SimHost:
 
     def move_load(self, number: int, moves: Mapping[str, str]) -> None:
         """Let a load that is off its card come back on another, by UUIDs. Raises CheckpointError, UnknownNameError."""
-        uuids = {pgpu.uuid: pgpu.index for pgpu in self.pgpus()}
+        uuids = [pgpu.uuid for pgpu in self.pgpus()]
         with self._world.changed:
             card, load = self._load(number)
-            target = self._card(uuids[moves.get(self.pgpus()[card.gpu.index].uuid, self.pgpus()[card.gpu.index].uuid)])
+            target = self._card(uuids.index(moves.get(uuids[card.gpu.index], uuids[card.gpu.index])))
             if load.pod not in target.gpu.pods:
                 raise CheckpointError(f"pod {load.pod}: it has no grant on pGPU {target.gpu.index}")
             self._world.catch_up(target)
@@ -378,7 +375,7 @@ class SimHost:
         """List a pod's running processes: those attached, or those of its cgroup."""
         started = self._started.get(pod.name, {}).items() if not pod.cgroup else ()
         attached = tuple(pid for pid, start in started if start and _start_of(pid) in (start, None))
-        found = cgroup.inside(*pod.cgroups)
+        found = cgroup.members(*pod.cgroups)
         return cgroup.CgroupMembers(tuple(dict.fromkeys((*attached, *found.pids))), found.alive)
 
     def _load(self, number: int) -> tuple[_Card, Load]:
@@ -390,7 +387,6 @@ class SimHost:
 def _start_of(pid: int) -> str | None:
     """Return a process's start time in clock ticks; empty if it has ended, None if it cannot be read."""
     try:
-        fields = proc.stat(pid)
+        return proc.start_time(pid)
     except OSError:
         return None
-    return fields[_STARTED] if fields and fields[0] not in "ZX" else ""

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from qgpu.errors import InvalidValueError
-from qgpu.ipc.codec import grants_from, grants_to
+from qgpu.ipc.codec import grants_from_json, grants_to_json
 from qgpu.linux import atomic_file, cgroup
 from qgpu.model.plane_api import PodInfo
 
@@ -29,13 +29,13 @@ class KeptPods:
         """Return the pods that still have a process; none if the file is not one of ours."""
         try:
             rows = json.loads(self._path.read_text())
-            pods = [PodInfo(row["name"], grants_from(row["grants"]), cgroup=row["cgroup"]) for row in rows]
+            pods = [PodInfo(row["name"], grants_from_json(row["grants"]), cgroup=row["cgroup"]) for row in rows]
         except (OSError, ValueError, TypeError, KeyError, InvalidValueError):
             return []
-        return [pod for pod in pods if cgroup.inside(pod.cgroup).alive]
+        return [pod for pod in pods if cgroup.members(pod.cgroup).alive]
 
     def write(self, pods: Iterable[PodInfo]) -> None:
         """Keep these pods. Where that fails, the next daemon does not know them, and nothing real is out of bounds."""
-        rows = [{"name": each.name, "grants": grants_to(each.grants), "cgroup": each.cgroup} for each in pods]
+        rows = [{"name": each.name, "grants": grants_to_json(each.grants), "cgroup": each.cgroup} for each in pods]
         with suppress(OSError):
             atomic_file.replace(self._path, json.dumps([row for row in rows if row["cgroup"]]), 0o600)

@@ -47,7 +47,7 @@ export class Card {
       `${percent(used, 0)} of its time used`, busy, memory, `period ${duration(gpu.period_ns)}`,
       `online pods by ${gpu.online_policy}`,
     ].filter(Boolean).map(whole).join(' · '));
-    this.#trouble(gpu.trouble);
+    this.#problem(gpu.problem);
     for (const button of this.section.querySelectorAll('.policies button'))
       button.setAttribute('aria-pressed', button.textContent === gpu.policy);
     put(this.tile.querySelector('b'), `pGPU ${gpu.index}`);
@@ -55,8 +55,8 @@ export class Card {
     put(this.tile.querySelector('.figures'), [`${percent(used, 0)} used`, busy].filter(Boolean).join(' · '));
     put(this.tile.querySelector('.memory'), memory);
     this.tile.querySelector('.meter i').style.width = `${Math.min(100, 100 * held / gpu.memory)}%`;
-    this.tile.classList.toggle('bad', Boolean(gpu.trouble) || below > 0);
-    put(this.tile.querySelector('.state'), gpu.trouble ? 'not shared at the moment'
+    this.tile.classList.toggle('bad', Boolean(gpu.problem) || below > 0);
+    put(this.tile.querySelector('.state'), gpu.problem ? 'not shared at the moment'
       : `${pods.length} ${pods.length === 1 ? 'pod' : 'pods'}${below ? `, ${below} below quota` : ''} · ${gpu.policy}`);
     this.#table(colours);
   }
@@ -64,7 +64,7 @@ export class Card {
   // The daemon lists this pGPU no more. What was last seen of it stays, marked as old.
   missing(at) {
     const text = `pGPU ${this.index} is gone; last seen at ${clock(at)}`;
-    this.#trouble(text, true);
+    this.#problem(text, true);
     this.tile.classList.add('bad');
     put(this.tile.querySelector('.state'), text);
   }
@@ -77,8 +77,8 @@ export class Card {
     spoken(this.timeline.chart, this.index, pods, span);
   }
 
-  #trouble(text, gone = false) {
-    tell(this.section.querySelector('.trouble'), text);
+  #problem(text, gone = false) {
+    tell(this.section.querySelector('.problem'), text);
     this.section.classList.toggle('gone', gone);
     this.tile.classList.toggle('gone', gone);
   }
@@ -99,11 +99,11 @@ export class Card {
   }
 }
 
-const utilisation = gpu => (gpu.utilisation ?? null) === null ? '' : `${percent(gpu.utilisation, 0)} utilisation`;
+const utilisation = gpu => (gpu.utilization ?? null) === null ? '' : `${percent(gpu.utilization, 0)} utilisation`;
 
 function showPod(row, pod, colour) {
   const cell = name => row.querySelector(name);
-  row.className = `${pod.busy ? '' : 'idle'}${short(pod) || pod.trouble ? ' bad' : ''}`;
+  row.className = `${pod.busy ? '' : 'idle'}${short(pod) || pod.problem ? ' bad' : ''}`;
   put(cell('.text'), pod.pod);
   put(cell('.class'), pod.class === 'online' ? 'online' : '');
   cell('.swatch').style.background = cell('.got').style.background = colour;
@@ -118,7 +118,7 @@ function showPod(row, pod, colour) {
   cell('.wait').classList.toggle('unknown', cell('.wait').textContent === '–');
   put(cell('.memory'), bytes(pod.held) + (pod.memory === null ? '' : ` of ${bytes(pod.memory)}`));
   cell('.memory').classList.toggle('full', pod.memory !== null && pod.held > FULL * pod.memory);
-  tell(cell('.note'), [pod.below_now ? `below its quota: ${pod.below_quota_reason}` : '', pod.trouble]
+  tell(cell('.note'), [pod.below_now ? `below its quota: ${pod.below_quota_reason}` : '', pod.problem]
     .filter(Boolean).join('; '));
 }
 

@@ -72,16 +72,16 @@ const say = text => put(byId('said'), text);
 function show(before) {
   const moment = moments[moments.length - 1];
   if (!moment) return;
-  live(!moment.trouble, moment.trouble ? 'no daemon' : 'live');
-  tell(byId('trouble'), moment.trouble);
-  if (moment.trouble) return;
+  live(!moment.problem, moment.problem ? 'no daemon' : 'live');
+  tell(byId('problem'), moment.problem);
+  if (moment.problem) return;
   put(byId('about'), `${location.hostname || 'this host'} · plane ${moment.plane} · ${moment.version}`);
   colours.update(moment.pods);
   settle(moment.pods);
   for (const gpu of moment.gpus) card(gpu.index, moment).show(gpu, moment.pods.filter(pod => pod.gpu === gpu.index), colours);
   for (const [index, gone] of cards)
     if (!moment.gpus.some(gpu => gpu.index === index)) gone.missing(lastSeen(index));
-  if (before && !before.trouble) announce(before, moment);
+  if (before && !before.problem) announce(before, moment);
   draw();
 }
 
@@ -153,8 +153,8 @@ async function setPolicy(gpu, policy) {
     method: 'POST',
     headers: { 'Content-Type': 'application/json', Authorization: `Bearer ${token}` },
     body: JSON.stringify({ gpu, policy }),
-  }).then(response => response.json(), error => ({ trouble: String(error) }));
-  tell(byId('trouble'), answer.trouble);
+  }).then(response => response.json(), error => ({ problem: String(error) }));
+  tell(byId('problem'), answer.problem);
 }
 
 // The system's theme, until the user chooses one.

@@ -1,4 +1,4 @@
-"""The enforcer and the meter: what is done to which channel when, and whose time it was."""
+"""The enforcer and the counter: what is done to which channel when, and whose time it was."""
 
 from __future__ import annotations
 
@@ -322,38 +322,38 @@ def test_gated_time_is_reported_once():
 
 
 def test_time_between_switches_belongs_to_who_was_resident():
-    meter = GpuTimeCounter()
-    meter.advance([Event(10, "a", True), Event(30, "a", False), Event(35, "b", True)], 50)
+    counter = GpuTimeCounter()
+    counter.advance([Event(10, "a", True), Event(30, "a", False), Event(35, "b", True)], 50)
 
-    assert meter.take() == {"a": GpuTime(20, 1, 20), "b": GpuTime(15, 1)}
+    assert counter.take() == {"a": GpuTime(20, 1, 20), "b": GpuTime(15, 1)}
 
 
 def test_a_switch_reported_late_is_not_charged_twice():
-    meter = GpuTimeCounter()
-    meter.advance([Event(0, "a", True)], 100)
-    meter.advance([Event(90, "a", False), Event(95, "b", True)], 200)
+    counter = GpuTimeCounter()
+    counter.advance([Event(0, "a", True)], 100)
+    counter.advance([Event(90, "a", False), Event(95, "b", True)], 200)
 
-    assert sum(use.run_ns for use in meter.totals.values()) == 200
+    assert sum(use.run_ns for use in counter.totals.values()) == 200
 
 
 def test_direct_context_handover_on_engine_is_counted():
-    meter = GpuTimeCounter()
+    counter = GpuTimeCounter()
     handed = [Event(0, "a", True), Event(MS, "a", False), Event(MS + 84_000, "b", True), Event(2 * MS, "b", False)]
-    meter.advance([*handed, Event(2 * MS, "b", True), Event(9 * MS, "b", False), Event(11 * MS, "a", True)], 12 * MS)
+    counter.advance([*handed, Event(2 * MS, "b", True), Event(9 * MS, "b", False), Event(11 * MS, "a", True)], 12 * MS)
 
-    assert meter.take_handovers() == {("a", "b"): 1}, "not b's own restart, not a's start on an idle engine"
-    assert meter.take_handovers() == {}
+    assert counter.take_handovers() == {("a", "b"): 1}, "not b's own restart, not a's start on an idle engine"
+    assert counter.take_handovers() == {}
 
 
 @given(st.lists(st.tuples(st.integers(0, 1000), st.sampled_from("abc"), st.booleans()), max_size=30), st.data())
 def test_the_meter_never_hands_out_more_time_than_passed(story, data):
-    meter, now = GpuTimeCounter(), 0
+    counter, now = GpuTimeCounter(), 0
     for chunk in range(3):
         events = [Event(at + chunk * 1000, who, start) for at, who, start in sorted(story)]
         now = data.draw(st.integers(chunk * 1000, chunk * 1000 + 2000))
-        meter.advance(events, now)
+        counter.advance(events, now)
 
-    assert sum(use.run_ns for use in meter.totals.values()) <= max(now, 3000)
+    assert sum(use.run_ns for use in counter.totals.values()) <= max(now, 3000)
 
 
 @pytest.mark.parametrize("tsgs", [1, 3])

@@ -15,7 +15,7 @@ from qgpu.guardian.gpu import gpu_ops
 from qgpu.guardian.gpu.gpu_ops import GpuOps
 from qgpu.guardian.proxy import moved_files
 from qgpu.guardian.proxy.moved_files import MovedFileSearch
-from qgpu.linux import fd_closer
+from qgpu.linux import pod_fd_closer
 
 CLIENT = 7
 PATIENCE_S = 10
@@ -94,7 +94,7 @@ def test_a_pods_files_are_closed_by_a_thread_of_its_own(reach, monkeypatch):
         close(fd)
         closed.set()
 
-    monkeypatch.setattr("qgpu.linux.fd_closer.os", SimpleNamespace(close=slow))
+    monkeypatch.setattr("qgpu.linux.pod_fd_closer.os", SimpleNamespace(close=slow))
     fd = os.open("/dev/random", os.O_RDONLY)
     used(reach, fd)
     answers = [reach.gpu_ops._via_client_file(CLIENT, lambda file: True) for _ in range(100)]
@@ -202,7 +202,7 @@ def test_a_burst_is_not_taken_for_a_hidden_file(reach):
     reach.gpu_ops.on_unreachable = told.append
     fd = os.open("/dev/random", os.O_RDONLY)
     used(reach, fd)
-    for _ in range(20 * fd_closer.MOST_WAITING):
+    for _ in range(20 * pod_fd_closer.MOST_WAITING):
         reach.gpu_ops._via_client_file(CLIENT, lambda file: True)
     reached = [reach.gpu_ops.pod_has_file(CLIENT, "web", fd) for _ in range(1000)]
     os.close(fd)

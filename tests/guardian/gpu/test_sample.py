@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 from qgpu.guardian.accounting.object_table import ObjectTable
 from qgpu.guardian.gpu.gpu import Gpu
-from qgpu.ipc.codec import grant_from, grants_to, sample_from
+from qgpu.ipc.codec import grant_from_json, grants_to_json, sample_from_json
 from qgpu.model import Grant
 
 NOW_NS = 10**9
@@ -20,7 +20,7 @@ def gpu(table: ObjectTable) -> Gpu:
 
 def grant(table: ObjectTable, name: str, cores: int) -> None:
     """Give a pod a quota on the first GPU."""
-    table.note({"fact": "pod", "name": name, "cgroup": f"/{name}", "grants": grants_to({0: Grant(cores=cores)})})
+    table.note({"fact": "pod", "name": name, "cgroup": f"/{name}", "grants": grants_to_json({0: Grant(cores=cores)})})
 
 
 def test_grants_are_sent_again_only_after_a_change() -> None:
@@ -30,11 +30,11 @@ def test_grants_are_sent_again_only_after_a_change() -> None:
     first = made.sample(NOW_NS)
     known = first["grants_revision"]
 
-    assert grant_from(first["grants"]["web"]) == Grant(cores=30)
+    assert grant_from_json(first["grants"]["web"]) == Grant(cores=30)
     assert "grants" not in made.sample(NOW_NS, grants_revision=known)
     grant(table, "web", 40)
     changed = made.sample(NOW_NS, grants_revision=known)
-    assert grant_from(changed["grants"]["web"]) == Grant(cores=40)
+    assert grant_from_json(changed["grants"]["web"]) == Grant(cores=40)
     table.note({"fact": "unpod", "name": "web"})
     assert made.sample(NOW_NS, grants_revision=changed["grants_revision"])["grants"] == {}
 
@@ -48,4 +48,4 @@ def test_a_sample_is_read_with_the_grants_sent_before() -> None:
     grant(table, "web", 30)
     answer = gpu(table).sample(NOW_NS, grants_revision=table.grants_revision)
 
-    assert sample_from(answer, {"web": Grant(cores=30)}).pods[0].grant == Grant(cores=30)
+    assert sample_from_json(answer, {"web": Grant(cores=30)}).pods[0].grant == Grant(cores=30)

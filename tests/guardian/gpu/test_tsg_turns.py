@@ -196,7 +196,7 @@ def test_renewed_or_changed_plan_continues_current_tsg_turn() -> None:
 def test_a_cards_meter_tells_what_each_tsg_of_a_pod_had() -> None:
     table = card("a", "a", "b")[0].table
     metered = Gpu(0, SimpleNamespace(instance=0), table, None, None, lambda keys: None)  # type: ignore[arg-type]
-    metered.watch.meter.totals = {
+    metered.gpu_time.counter.totals = {
         (0, 2): GpuTime(5 * MS),
         (7, 2): GpuTime(MS),
         (0, 3): GpuTime(9 * MS),

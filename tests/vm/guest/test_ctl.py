@@ -64,11 +64,11 @@ def test_daemon_reports_module_off_and_resumes_when_on(qgpu):
     gpu_loop = GpuLoop(host, 0, GpuSettings("fixed-share"))
     qg.until(lambda: gpu_loop.ledger.now_ns)
     ctl("off")
-    qg.until(lambda: "switched off" in gpu_loop.trouble)
+    qg.until(lambda: "switched off" in gpu_loop.problem)
     known = [pod.name for pod in host.pods()]
     ctl("on")
     process.run(flood)
-    qg.until(lambda: not gpu_loop.trouble and off() == [1])
+    qg.until(lambda: not gpu_loop.problem and off() == [1])
     gpu_loop.stop()
     released = off()
     process.kill()
@@ -125,7 +125,7 @@ def test_missing_probes_are_said_wherever_limits_are(qgpu):
                 host.admit("b", {0: Grant(memory=1 << 20)})
             host.admit("c", {0: Grant()})
             check, shown = check_module(), json.loads(ctl("show", "-o", "json").stdout)
-            trouble = {pod.name: pod.trouble for pod in host.pods()}
+            problem = {pod.name: pod.problem for pod in host.pods()}
         after = check_module()
     finally:
         for name in ("a", "c"):
@@ -134,7 +134,7 @@ def test_missing_probes_are_said_wherever_limits_are(qgpu):
 
     assert str(refused.value).startswith("pGPU 0: no limit can be enforced now: the kernel's probes do not work")
     assert check.verdict is Verdict.FAIL
-    assert "kprobes/enabled" in check.mend
+    assert "kprobes/enabled" in check.remedy
     assert "probes do not work" in shown["limits_refused"]
-    assert "may hold more than its limit" in trouble["a"]
-    assert (trouble["c"], after.verdict) == ("", Verdict.OK)
+    assert "may hold more than its limit" in problem["a"]
+    assert (problem["c"], after.verdict) == ("", Verdict.OK)

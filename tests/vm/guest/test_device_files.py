@@ -269,7 +269,7 @@ def test_a_new_open_by_way_of_proc_is_its_openers(groups, loaded):
 def test_files_of_a_pod_that_was_forgotten_stay_its_own(groups, loaded):
     pod, outside = groups("one"), groups(None)
     ctl = pod.run(opens, nv.CTL)
-    loaded.tell(("/other",))
+    loaded.set_pods(("/other",))
 
     assert pod.run(calls, ctl) == 0
     assert outside.run(takes, pod.pid, ctl) < 0

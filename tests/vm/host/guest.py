@@ -121,7 +121,7 @@ def grants() -> Any:
 
 
 def driver() -> None:
-    """The simulated driver in NVIDIA's place, and the daemon's meter for it."""
+    """The simulated driver in NVIDIA's place, and the daemon's source for it."""
     sh("insmod", str(SHARE / "nvidia.ko"))
     for name, minor in (("nvidiactl", 255), ("nvidia0", 0)):
         os.mknod(f"/dev/{name}", 0o020666, os.makedev(195, minor))

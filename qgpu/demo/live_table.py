@@ -27,7 +27,7 @@ class Row:
 
 
 @dataclass(slots=True)
-class Table:
+class LiveTable:
     """The table on one stream."""
 
     stream: TextIO

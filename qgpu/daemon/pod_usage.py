@@ -15,7 +15,7 @@ from qgpu.sched.ledger import Ledger
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class PodUsage:
     """One pod on one pGPU."""
 
     counted: PodTally = field(default_factory=PodTally)
@@ -27,15 +27,15 @@ class Standing:
 
 
 #: A pod that the loop has not seen yet.
-UNSEEN = Standing()
+UNSEEN = PodUsage()
 
 
-def standings(ledger: Ledger, tally: Tally, settings: GpuSettings) -> Mapping[str, Standing]:
+def pod_usages(ledger: Ledger, tally: Tally, settings: GpuSettings) -> Mapping[str, PodUsage]:
     """Return the standing of every pod that the loop knows."""
     recent, switched_ns = tally.recent(), traits(ledger.card).switched_ns
     counts = tally.pods
     return {
-        name: Standing(
+        name: PodUsage(
             count := counts.get(name, UNSEEN.counted),
             recent.get(name, UNSEEN.recent),
             count.starts * switched_ns,

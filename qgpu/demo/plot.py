@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import sys
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from qgpu.demo.story import Scene
+from qgpu.demo.scenes import Scene
 from qgpu.errors import NotSupportedError
 
 _COLOURS = {"train": "#2463a8", "batch": "#d9822b", "chat": "#8a3ea8"}
+#: The longest line of a caption.
+_CAPTION_LETTERS = 18
 _BANDS = {"best-effort": "#eef1f4", "burst-share": "#e9f3ea", "fixed-share": "#fbf1e0"}
 
 
@@ -25,7 +28,7 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True)
-class Played:
+class PlayedScene:
     """A scene and when it was played."""
 
     scene: Scene
@@ -33,7 +36,7 @@ class Played:
     end_s: float
 
 
-def draw(path: Path, title: str, played: Sequence[Played], points: Sequence[Point]) -> None:
+def draw(path: Path, title: str, played: Sequence[PlayedScene], points: Sequence[Point]) -> None:
     """Draw the demo to ``path``, whose suffix is the format. Raises NotSupportedError without matplotlib."""
     try:
         import matplotlib as mpl
@@ -61,7 +64,7 @@ def draw(path: Path, title: str, played: Sequence[Played], points: Sequence[Poin
     plt.close(figure)
 
 
-def _draw_scenes(shares: Any, latency: Any, played: Sequence[Played]) -> None:
+def _draw_scenes(shares: Any, latency: Any, played: Sequence[PlayedScene]) -> None:
     for number, each in enumerate(played):
         for axes in (shares, latency):
             axes.axvspan(each.start_s, each.end_s, color=_BANDS[each.scene.policy], lw=0)
@@ -69,11 +72,11 @@ def _draw_scenes(shares: Any, latency: Any, played: Sequence[Played]) -> None:
                 axes.axvline(each.start_s, color="white", lw=2)
         middle = (each.start_s + each.end_s) / 2
         shares.text(middle, 1.175, each.scene.policy, ha="center", va="top", fontsize=9, fontweight="bold")
-        caption = _wrapped(each.scene.caption)
+        caption = textwrap.fill(each.scene.caption, _CAPTION_LETTERS, break_on_hyphens=False)
         shares.text(middle, 1.135, caption, ha="center", va="top", fontsize=8, color="#444444", linespacing=1.2)
 
 
-def _draw_shares(axes: Any, played: Sequence[Played], points: Sequence[Point]) -> None:
+def _draw_shares(axes: Any, played: Sequence[PlayedScene], points: Sequence[Point]) -> None:
     for name, colour in _COLOURS.items():
         for each in played:
             if (target := each.scene.targets.get(name)) is not None:
@@ -97,12 +100,3 @@ def _draw_latency(axes: Any, points: Sequence[Point]) -> None:
     axes.set_yticks([0.1, 1, 10, 100], ["0.1 ms", "1 ms", "10 ms", "100 ms"])
     axes.minorticks_off()
     axes.set_ylabel("p99 latency of chat")
-
-
-def _wrapped(text: str, width: int = 18) -> str:
-    lines = [""]
-    for word in text.split():
-        if lines[-1] and len(lines[-1]) + 1 + len(word) > width:
-            lines.append("")
-        lines[-1] = f"{lines[-1]} {word}".strip()
-    return "\n".join(lines)

@@ -1,6 +1,6 @@
-"""The story of the demo: scenes, each with the changes at its start and the shares that should follow.
+"""The demo's scenes, each with the changes at its start and the shares that should follow.
 
-Pure data. stage.py makes the changes; show.py and picture.py show the result.
+Pure data. private_daemon.py makes the changes; live_table.py and plot.py show the result.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
-class Actor:
+class DemoPod:
     """A pod of the demo: its load as options of qgpu-load, and its first grant."""
 
     name: str
@@ -19,9 +19,9 @@ class Actor:
     pod_class: str = "offline"
 
 
-TRAIN = Actor("train", ("--kernel", "1ms"), cores=60)
-BATCH = Actor("batch", ("--kernel", "1ms"), cores=30)
-CHAT = Actor("chat", ("--kernel", "100us", "--period", "10ms", "--watch"))
+TRAIN = DemoPod("train", ("--kernel", "1ms"), cores=60)
+BATCH = DemoPod("batch", ("--kernel", "1ms"), cores=30)
+CHAT = DemoPod("chat", ("--kernel", "100us", "--period", "10ms", "--watch"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +32,8 @@ class Scene:
     policy: str
     seconds: float
     #: Pods that start, pods that end.
-    enter: tuple[Actor, ...] = ()
-    leave: tuple[Actor, ...] = ()
+    starts: tuple[DemoPod, ...] = ()
+    ends: tuple[DemoPod, ...] = ()
     #: Arguments of ``qgpuctl pod set``, in this order.
     amend: tuple[tuple[str, ...], ...] = ()
     #: The share of the card that the policy defines for each pod, if it does.
@@ -43,16 +43,16 @@ class Scene:
 #: What chat leaves of the card once it always goes first: its kernels take 1 %, switching to them as much.
 _LEFT = 0.98
 
-STORY = (
-    Scene("one pod has the whole card", "best-effort", 7, enter=(TRAIN,), targets={"train": 1.0}),
-    Scene("a second comes: half each", "best-effort", 8, enter=(BATCH,), targets={"train": 0.5, "batch": 0.5}),
+SCENES = (
+    Scene("one pod has the whole card", "best-effort", 7, starts=(TRAIN,), targets={"train": 1.0}),
+    Scene("a second comes: half each", "best-effort", 8, starts=(BATCH,), targets={"train": 0.5, "batch": 0.5}),
     Scene("quotas 60 and 30, the rest lent 2:1", "burst-share", 8, targets={"train": 2 / 3, "batch": 1 / 3}),
     Scene("exactly the quotas, the rest idle", "fixed-share", 8, targets={"train": 0.6, "batch": 0.3}),
     Scene(
         "chat comes, as one among others",
         "burst-share",
         9,
-        enter=(CHAT,),
+        starts=(CHAT,),
         targets={"train": 2 / 3, "batch": 1 / 3},
     ),
     Scene(
@@ -69,5 +69,5 @@ STORY = (
         amend=(("train", "--cores", "30"), ("batch", "--cores", "60")),
         targets={"train": _LEFT / 3, "batch": _LEFT * 2 / 3},
     ),
-    Scene("train leaves: its time is lent", "burst-share", 6, leave=(TRAIN,), targets={"batch": _LEFT}),
+    Scene("train leaves: its time is lent", "burst-share", 6, ends=(TRAIN,), targets={"batch": _LEFT}),
 )

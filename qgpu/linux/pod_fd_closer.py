@@ -1,6 +1,7 @@
 """Closes files that came from pods, in one thread per pod: a pod can make a close as slow as it likes.
 
 A lingering socket or a file on FUSE waits for the pod. Closing the last descriptor of a control file frees its client.
+``untrusted_fds`` closes in a pool that all senders share; here one pod must not use up the threads of the others.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class _Queue:
 
 
 @dataclass(slots=True)
-class FdCloser:
+class PodFdCloser:
     """All pods' files to close; ``close`` returns at once."""
 
     _queues: dict[str, _Queue] = field(default_factory=dict)

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from qgpu.demo.story import Actor
+from qgpu.demo.scenes import DemoPod
 from qgpu.errors import DaemonUnreachableError, NoGpuError, QgpuError, TimedOutError
 from qgpu.ipc.control_socket import Client
 
@@ -31,7 +31,7 @@ _END_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class Reading:
     """One reading of the daemon: GPU time by pod, and when on the daemon's clock."""
 
     now_ns: int
@@ -40,7 +40,7 @@ class Look:
 
 
 @dataclass(slots=True)
-class Stage:
+class PrivateDaemon:
     """A private daemon in its own directory, and the pods that share its pGPU."""
 
     plane: str
@@ -70,23 +70,23 @@ class Stage:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._ends.close()
 
-    def calibrate(self, actors: Sequence[Actor]) -> None:
+    def calibrate(self, pods: Sequence[DemoPod]) -> None:
         """Calibrate each pod's kernels while the card is free; not needed on the simulator. Raises NoGpuError."""
-        for actor in actors if self.plane != "sim" else ():
-            command = [*_LOAD, *actor.load[:2], "--count", "1"]
+        for pod in pods if self.plane != "sim" else ():
+            command = [*_LOAD, *pod.load[:2], "--count", "1"]
             ended = subprocess.run(command, capture_output=True, text=True, check=False)
             if ended.returncode:
                 raise NoGpuError(ended.stderr.strip())
-            self._iterations[actor.name] = json.loads(ended.stdout)["iterations"]
+            self._iterations[pod.name] = json.loads(ended.stdout)["iterations"]
 
-    def enter(self, actor: Actor) -> None:
+    def start_pod(self, pod: DemoPod) -> None:
         """Start a pod."""
-        known = self._iterations.get(actor.name)
-        load = [*_LOAD, *actor.load, "--duration", "0s", *(("--iterations", str(known)) if known else ())]
-        grant = ["--class", actor.pod_class, *(("--cores", str(actor.cores)) if actor.cores else ())]
-        with self._said(actor.name).open("wb") as log:
-            self._pods[actor.name] = subprocess.Popen(
-                [*self._ctl, "run", "--name", actor.name, *grant, "--", *load],
+        known = self._iterations.get(pod.name)
+        load = [*_LOAD, *pod.load, "--duration", "0s", *(("--iterations", str(known)) if known else ())]
+        grant = ["--class", pod.pod_class, *(("--cores", str(pod.cores)) if pod.cores else ())]
+        with self._log_of(pod.name).open("wb") as log:
+            self._pods[pod.name] = subprocess.Popen(
+                [*self._ctl, "run", "--name", pod.name, *grant, "--", *load],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=log,
@@ -96,26 +96,26 @@ class Stage:
     def await_pods(self) -> None:
         """Wait until the daemon knows every started pod. Raises QgpuError if one has died, TimedOutError."""
         until = time.monotonic() + _READY_S
-        while missing := self._pods.keys() - self.look().grants.keys():
+        while missing := self._pods.keys() - self.read().grants.keys():
             if time.monotonic() > until:
                 raise TimedOutError(f"pods {', '.join(sorted(missing))} have not come after {_READY_S:g} s")
             time.sleep(0.05)
 
-    def leave(self, actor: Actor) -> None:
+    def end_pod(self, pod: DemoPod) -> None:
         """End a pod."""
-        _end(self._pods.pop(actor.name))
+        _end(self._pods.pop(pod.name))
 
-    def change(self, *arguments: str) -> None:
+    def qgpuctl(self, *arguments: str) -> None:
         """Run ``qgpuctl``. Raises QgpuError with its error line."""
         ended = subprocess.run([*self._ctl, *arguments], capture_output=True, text=True, check=False)
         if ended.returncode:
             raise QgpuError(f"qgpuctl {' '.join(arguments)}: {ended.stderr.strip()}")
 
-    def look(self) -> Look:
+    def read(self) -> Reading:
         """Read what each pod has used so far. Raises QgpuError if a pod has died."""
         for name, pod in self._pods.items():
             if pod.poll() is not None:
-                raise QgpuError(f"pod {name} ended: {self._said(name).read_text(errors='replace').strip()[-300:]}")
+                raise QgpuError(f"pod {name} ended: {self._log_of(name).read_text(errors='replace').strip()[-300:]}")
         assert self._client is not None
         while True:
             before = self._client.call("gpu.list")["gpus"][0]["now_ns"]
@@ -123,17 +123,17 @@ class Stage:
             # The daemon may have sampled the card in between; both answers must come from the same sample.
             if self._client.call("gpu.list")["gpus"][0]["now_ns"] == before:
                 break
-        return Look(
+        return Reading(
             before,
             {pod["name"]: sum(use["used_ns"] for use in pod["usage"]) for pod in pods},
             {pod["name"]: pod["grants"][0] for pod in pods},
         )
 
-    def latency_us(self, actor: Actor) -> float | None:
+    def latency_us(self, pod: DemoPod) -> float | None:
         """Return the 99th percentile of a watched pod's last second, in µs."""
-        if actor.name not in self._pods:
+        if pod.name not in self._pods:
             return None
-        for line in reversed(self._said(actor.name).read_text(errors="replace").splitlines()):
+        for line in reversed(self._log_of(pod.name).read_text(errors="replace").splitlines()):
             with suppress(ValueError):
                 latency = json.loads(line)["latency_us"]
                 return float(latency["p99"]) if latency else None
@@ -147,7 +147,7 @@ class Stage:
     def _runtime_dir(self) -> Path:
         return self._directory / "run"
 
-    def _said(self, pod: str) -> Path:
+    def _log_of(self, pod: str) -> Path:
         return self._directory / f"{pod}.log"
 
     def _connected(self, daemon: subprocess.Popen[bytes]) -> Client:
