@@ -13,8 +13,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Set
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator, Mapping, Set
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +71,7 @@ class Keeper:
         self._mps_servers: dict[int, str] = {}
         self._seen: dict[int, str] = {}
         self._look_at = 0.0
+        self._cgroups: list[str] = []
 
     def begin(self) -> None:
         """Make the pod and start its MPS control daemon. Raises a QgpuError; nothing is left then."""
@@ -224,15 +225,27 @@ class Keeper:
         return False
 
     def _kill(self, number: signal.Signals, chosen: Callable[[int], bool]) -> None:
-        for pid in filter(chosen, self._pids()):
-            with suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, number)
+        """Send a signal to the pod's processes that are chosen; a member decides how long choosing takes.
+
+        So a process is held by its pidfd first: another that has got its number meanwhile gets no signal.
+        """
+        for pid in self._pids():
+            with suppress(OSError), pidfd_of(pid) as process:
+                if self._is_inside(pid) and chosen(pid):
+                    signal.pidfd_send_signal(process, number)
+
+    def _is_inside(self, pid: int) -> bool:
+        """Tell whether a process is in one of the pod's cgroups; on the simulator, whether it is the one listed."""
+        if self._cgroups:
+            return any(cgroup.within(cgroup.of(pid), at) for at in self._cgroups)
+        return bool(since := self._seen.get(pid)) and started(pid) == since
 
     def _list(self, client: Client) -> None:
-        """List the pod's processes, and note its grants, which may be changed meanwhile. Raises a QgpuError."""
+        """List the pod's processes; note its cgroups, and its grants, which may change. Raises a QgpuError."""
         pod = self._pod(client)
         self._seen = {pid: started(pid) for pid in pod["pids"]}
         self._grants = {str(grant["gpu"]): grant for grant in pod["grants"]}
+        self._cgroups = [at for at in (pod["cgroup"], *pod["joined"]) if at]
 
     def _pids(self) -> list[int]:
         """List the pod's processes; without a daemon, those of the last list that have not ended."""
@@ -272,6 +285,16 @@ class Keeper:
         if self._cdi_file is not None:
             self._cdi_file.unlink(missing_ok=True)
         self._files.remove()
+
+
+@contextmanager
+def pidfd_of(pid: int) -> Iterator[int]:
+    """Hold a process, so that its number means no other. Raises OSError when it has ended."""
+    process = os.pidfd_open(pid)
+    try:
+        yield process
+    finally:
+        os.close(process)
 
 
 def members_left(name: str, count: int) -> RefusedError:

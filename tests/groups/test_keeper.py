@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -183,6 +184,41 @@ def test_clients_of_a_killed_server_end_too(host, kept):
         os.kill(server, signal.SIGKILL)
         while started(pid):
             assert kept.thread.is_alive()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="takes root to choose a process's number")
+def test_who_got_an_ended_members_pid_is_not_killed(host, kept, monkeypatch):
+    """A member makes looking at it slow, by its many descriptors, and meanwhile another ends."""
+    look, others = proc.devices, []
+    with member(host) as first, member(host) as second:
+
+        def slow(pid):
+            if pid in (first, second) and not others:
+                others.append(reborn({first: second, second: first}[pid]))
+            return look(pid)
+
+        monkeypatch.setattr(proc, "devices", slow)
+        kept.keeper._end_clients()
+        (other,) = others
+        try:
+            other.stdin.write(b"\n")
+            other.stdin.flush()
+            assert other.stdout.readline() == b"\n"
+        finally:
+            other.communicate()
+
+
+def reborn(pid):
+    """Kill a member, and run a process with its number that has a card open as well."""
+    kill(pid)
+    while Path(f"/proc/{pid}").exists():
+        time.sleep(0.01)
+    command = [sys.executable, "-m", "tests.reborn", str(pid), str(1 << 45)]
+    card = os.open("/dev/ptmx", os.O_RDWR | os.O_NOCTTY)
+    other = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=[card])
+    os.close(card)
+    assert other.stdout.readline() == b"ready\n"
+    return other
 
 
 def test_ended_talk_to_the_control_daemon_ends_nobody(host, kept, installed):

@@ -211,7 +211,7 @@ def reborn_during(pod):
         pod.process.wait()
         others.append(
             subprocess.Popen(
-                [sys.executable, "-m", "tests.guardian.reborn", str(call.tid), str(call.argument)],
+                [sys.executable, "-m", "tests.reborn", str(call.tid), str(call.argument)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
             )

@@ -1,4 +1,4 @@
-"""A process with the number of one that has ended: ``python -m tests.guardian.reborn PID ADDRESS``, as root.
+"""A process with the number of one that has ended: ``python -m tests.reborn PID ADDRESS``, as root.
 
 It has a page of bytes 0xFF at the address, and says "ready". For each line that it reads, it says what else is there.
 """
