@@ -44,8 +44,12 @@ def noted(pod: PodInfo) -> BoundContainer | None:
 
     A note that another version wrote counts as none: the pod then counts by its own grants.
     """
-    text = cgroup.noted(pod.cgroup, _NOTE) if pod.cgroup else None
-    if text is None:
+    return noted_at(pod.cgroup) if pod.cgroup else None
+
+
+def noted_at(path: str) -> BoundContainer | None:
+    """Do as ``noted``, for the cgroup of a container, which may be a member of a group."""
+    if (text := cgroup.noted(path, _NOTE)) is None:
         return None
     try:
         found = json.loads(text)
