@@ -229,11 +229,16 @@ def pids(*paths: str) -> tuple[int, ...]:
     return tuple(itertools.chain.from_iterable(map(_pids, paths)))
 
 
-def _pids(path: str) -> Iterator[int]:
+def threads(*paths: str) -> tuple[int, ...]:
+    """List the threads of cgroups and those below them. Raises OSError as ``pids``."""
+    return tuple(itertools.chain.from_iterable(_pids(path, "cgroup.threads") for path in paths))
+
+
+def _pids(path: str, file: str = "cgroup.procs") -> Iterator[int]:
     """Yield the processes of a cgroup and of those below it. Raises OSError as ``pids``."""
     for number, directory in enumerate(_below(path, _MOST_BELOW)):
         try:
-            yield from map(int, (directory / "cgroup.procs").read_text().split())
+            yield from map(int, (directory / file).read_text().split())
         except OSError as error:
             # one for threads, whose processes its domain above has listed, or one that can have none
             unlisted = error.errno == errno.EOPNOTSUPP and number

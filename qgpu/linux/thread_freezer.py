@@ -16,7 +16,7 @@ import errno
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Set
 from contextlib import contextmanager
 from typing import TypeVar
 
@@ -30,6 +30,9 @@ _ALL_THREADS = 0x40000000  # __WALL
 _PATIENCE_S, _LOOK_S, _LOOK_SELDOM_S, _GROWTH = 1.0, 0.00005, 0.01, 1.25
 #: How long a call may take before its thread is stopped to see that it is done.
 _SOON_S = 0.003
+
+#: The index of a thread's start time among the fields of /proc/TID/stat behind its name.
+_STARTED = 19
 
 _T = TypeVar("_T")
 
@@ -81,10 +84,10 @@ def _leaves_kernel(call: InflightSyscall) -> bool:
 
 
 @contextmanager
-def frozen_siblings(pid: int, tid: int, processes: Iterable[int]) -> Iterator[None]:
-    """Keep every thread of a process but one stopped; ``processes`` are others that may share its descriptors.
+def frozen_siblings(pid: int, tid: int, others: Callable[[], Iterable[int]]) -> Iterator[None]:
+    """Keep every thread of a process but one stopped; ``others`` lists all threads that may share its descriptors.
 
-    Call it in ``run_as_tracer``. Raises OSError if a thread cannot be stopped.
+    Call it in ``run_as_tracer``. Raises OSError if a thread cannot be stopped, or shares the descriptors.
     """
     if not kcmp.same_table(pid, tid):
         raise OSError(errno.EPERM, f"thread {tid} has its own descriptor table")
@@ -93,13 +96,34 @@ def frozen_siblings(pid: int, tid: int, processes: Iterable[int]) -> Iterator[No
         while threads := _threads(pid) - {tid} - stopped.keys():
             for thread in threads:
                 stopped[thread] = _stop(pid, thread)
-        for other in processes:
-            if other != pid and kcmp.same_table(pid, other):
-                raise OSError(errno.EPERM, f"process {other} shares the descriptors of process {pid}")
+        _check_alone(pid, _threads(pid), others)
         yield
     finally:
         for thread, signal in stopped.items():
             _libc.ptrace(_DETACH, thread, None, signal)
+
+
+def _check_alone(pid: int, own: Set[int], others: Callable[[], Iterable[int]]) -> None:
+    """Raise OSError if a thread besides its ``own`` shares a process's descriptors.
+
+    Each thread of another process may have a table of its own, so each is looked at. One that has ended by then may
+    have shared it, and have made another that does. Only who shares the table can make one that does, so there is none
+    if a listing has only threads that were looked at before: the same numbers, started at the same time.
+    """
+    seen: set[tuple[int, str]] = set()
+    deadline = time.monotonic() + _PATIENCE_S
+    while new := {(other, _started(other)) for other in others() if other not in own} - seen:
+        for other, _ in new:
+            if kcmp.same_table(pid, other):
+                raise OSError(errno.EPERM, f"thread {other} shares the descriptors of process {pid}")
+        if time.monotonic() > deadline:
+            raise OSError(errno.EBUSY, f"process {pid}: threads beside it come and go")
+        seen |= new
+
+
+def _started(thread: int) -> str:
+    """Return when a thread started, in clock ticks since boot; empty if it has ended."""
+    return next(iter(proc.stat(thread)[_STARTED:]), "")
 
 
 def _threads(pid: int) -> set[int]:
