@@ -109,7 +109,7 @@ class Dispatcher:
             if self._proxy.answer:
                 if pod_call.begun:
                     self._supervisor.record_answer(listener.number, call.id, self._proxy.answer)
-                # A call may take as long as the pod likes, and a killed thread's number may be another process's by now.
+                # A call may take as long as the pod likes, and a killed thread's number may be another's by now.
                 if listener.still_waiting(call.id):
                     outcome = self._write_answer(call.tid, self._proxy.answer) or outcome
         except OSError as error:
