@@ -29,8 +29,6 @@ _MOST_FILES = 1024
 _CALL_S, _LONG_CALL_S = 20.0, 900.0
 #: What Lock may take beyond its own limit.
 _SLACK_S = 10.0
-#: The index of a process's start time among the fields of /proc/PID/stat behind its name.
-_STARTED = 19
 
 
 class ProcessCheckpointer:
@@ -152,7 +150,6 @@ def check_driver(version: str) -> None:
 def started_at(pid: int) -> str:
     """Return a process's start time in clock ticks; empty if it has ended."""
     try:
-        fields = proc.stat(pid)
+        return proc.started(pid)
     except OSError:
         return ""
-    return fields[_STARTED] if fields and fields[0] not in "ZX" else ""

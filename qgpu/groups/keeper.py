@@ -22,11 +22,12 @@ import structlog
 
 from qgpu.errors import NotSupportedError, QgpuError, RefusedError, UnknownNameError, no_pod
 from qgpu.groups import group_cdi
-from qgpu.groups.group_files import GroupFiles, MemberPart, started
+from qgpu.groups.group_files import GroupFiles, MemberPart
 from qgpu.groups.mps_server import is_mps, is_mps_server, members
 from qgpu.ipc.control_socket import Client
 from qgpu.linux import cgroup, proc
 from qgpu.linux.parent_death import terminated_with_parent
+from qgpu.linux.proc import started
 from qgpu.linux.shutdown import Shutdown
 from qgpu.nvidia import abi
 from qgpu.paths import default_runtime_dir
@@ -43,6 +44,8 @@ _LOOK_S = 0.1
 _POD_LOOK_S = 0.5
 #: How long clients of an MPS server that has ended have after SIGTERM; then SIGKILL follows.
 _GRACE_S = 1.0
+#: Nobody else may put a socket in MPS's place, whatever the umask of who makes a group.
+_UMASK = 0o022
 #: The planes on which a group has MPS.
 WITH_MPS = frozenset({"seccomp"})
 
@@ -221,7 +224,8 @@ class Keeper:
 
     def _is_client(self, pid: int) -> bool:
         with suppress(OSError):
-            return not is_mps(pid) and any(os.major(number) == self._card_major for _, number in proc.devices(pid))
+            has_card = any(os.major(number) == self._card_major for _, number in proc.devices(pid))
+            return not is_mps(pid) and (has_card or proc.is_headless(pid))  # the latter shows no files
         return False
 
     def _kill(self, number: signal.Signals, chosen: Callable[[int], bool]) -> None:
@@ -315,6 +319,7 @@ def main() -> None:
     name, ready = sys.argv[1], int(sys.argv[2])
     stop = Shutdown(signal.SIGTERM, signal.SIGINT)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    os.umask(_UMASK)
     wanted = json.load(sys.stdin)
     keeper = Keeper(default_runtime_dir(), name, wanted["grants"], MemberPart(**wanted["part"]))
     with os.fdopen(ready, "w") as told:

@@ -22,8 +22,8 @@ _AT_FDCWD, _AT_EMPTY_PATH, _AT_STATX_DONT_SYNC, _STATX_TYPE = -100, 0x1000, 0x40
 _STATX_BYTES, _MODE, _RDEV = 256, struct.Struct("<28xH"), struct.Struct("<128xII")
 _libc = ctypes.CDLL(None, use_errno=True)
 _READ_BYTES = 1 << 16
-#: Where ``stat`` has the number of threads.
-_THREADS = 17
+#: Where ``stat`` has the number of threads, and when the process or thread started, in clock ticks since boot.
+_THREADS, _STARTED = 17, 19
 
 #: Errors for a process that has ended, or that we may not look at.
 _GONE = (FileNotFoundError, ProcessLookupError, PermissionError)
@@ -42,6 +42,12 @@ def stat(pid: int, tid: int | None = None) -> list[str]:
     """Return the fields of /proc/PID/stat, or of one thread's, from the state on, which follows the name."""
     content = _read(pid, "stat" if tid is None else f"task/{tid}/stat")
     return content.rpartition(b")")[2].decode("ascii").split()
+
+
+def started(pid: int) -> str:
+    """Return when a process started, in clock ticks since boot; empty if it has ended with all of its threads."""
+    fields = stat(pid)
+    return fields[_STARTED] if fields and (fields[0] not in "ZX" or _has_threads(pid)) else ""
 
 
 def words(pid: int) -> list[bytes]:

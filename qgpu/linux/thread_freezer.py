@@ -31,9 +31,6 @@ _PATIENCE_S, _LOOK_S, _LOOK_SELDOM_S, _GROWTH = 1.0, 0.00005, 0.01, 1.25
 #: How long a call may take before its thread is stopped to see that it is done.
 _SOON_S = 0.003
 
-#: The index of a thread's start time among the fields of /proc/TID/stat behind its name.
-_STARTED = 19
-
 _T = TypeVar("_T")
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -112,18 +109,13 @@ def _check_alone(pid: int, own: Set[int], others: Callable[[], Iterable[int]]) -
     """
     seen: set[tuple[int, str]] = set()
     deadline = time.monotonic() + _PATIENCE_S
-    while new := {(other, _started(other)) for other in others() if other not in own} - seen:
+    while new := {(other, proc.started(other)) for other in others() if other not in own} - seen:
         for other, _ in new:
             if kcmp.same_table(pid, other):
                 raise OSError(errno.EPERM, f"thread {other} shares the descriptors of process {pid}")
         if time.monotonic() > deadline:
             raise OSError(errno.EBUSY, f"process {pid}: threads beside it come and go")
         seen |= new
-
-
-def _started(thread: int) -> str:
-    """Return when a thread started, in clock ticks since boot; empty if it has ended."""
-    return next(iter(proc.stat(thread)[_STARTED:]), "")
 
 
 def _threads(pid: int) -> set[int]:

@@ -17,11 +17,11 @@ import pytest
 
 from qgpu.errors import NotSupportedError, QgpuError
 from qgpu.groups import keeper as keeping
-from qgpu.groups.group_files import started
 from qgpu.groups.keeper import Keeper
 from qgpu.groups.mps_server import MpsServer, is_mps
 from qgpu.ipc.control_socket import Client
 from qgpu.linux import proc
+from qgpu.linux.proc import started
 from qgpu.linux.shutdown import Shutdown
 from tests.cli.programs import Daemon, daemon
 

@@ -50,6 +50,12 @@ def test_what_a_process_without_its_first_thread_maps_is_seen():
         assert any(line.endswith(os.path.realpath(sys.executable).encode()) for line in proc.maps(pid))
 
 
+def test_a_process_has_not_ended_with_its_first_thread():
+    with headless() as pid:
+        assert (proc.started(pid), proc.is_headless(pid)) == (proc.stat(pid)[19], True)
+    assert (proc.started(pid), proc.is_headless(pid)) == ("", False)
+
+
 def test_what_no_thread_of_a_process_shows_is_unknown(monkeypatch):
     """Its threads end as they are looked at, and make others."""
     read = proc._read
