@@ -95,7 +95,7 @@ def test_restarted_container_takes_its_last_runs_place(host: SimHost, service: S
 
 
 @pytest.mark.parametrize("joined", [False, True])
-def test_a_listener_goes_to_no_other_container_that_has_its_pid_now(
+def test_listener_goes_only_to_the_container_it_was_sent_for(
     host: SimHost, service: Service, monkeypatch: pytest.MonkeyPatch, joined: bool
 ) -> None:
     """A process that a runtime brings into a container may end, with children left behind the listener."""

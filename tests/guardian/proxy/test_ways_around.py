@@ -183,7 +183,7 @@ def test_no_answer_is_written_to_who_got_a_killed_callers_pid(pod, number, call)
     assert written == b"\n"
 
 
-def test_an_answer_that_a_signal_kept_away_is_given_to_the_restarted_call(pod, monkeypatch):
+def test_answer_kept_away_by_a_signal_goes_to_the_restarted_call(pod, monkeypatch):
     """Without WAIT_KILLABLE_RECV a signal's handler runs first, and then the thread makes its call again."""
     pod.begin(abi.NV_ESC_RM_FREE, free(3))
     listener = pod.supervisor.listeners[pod.number][1]
