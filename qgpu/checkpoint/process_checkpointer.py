@@ -142,7 +142,7 @@ def _has_card(pid: int) -> bool:
 
 def _mapped_blocks(pid: int) -> int:
     """Count the blocks of address space that could be managed memory."""
-    areas = managed_memory.areas(proc.maps(pid))
+    areas = managed_memory.areas(proc.maps(pid) or ())
     return sum(-(-(end - start) // managed_memory.BLOCK) for start, end in areas)
 
 

@@ -44,8 +44,12 @@ def recorded(pod: PodInfo) -> BoundContainer | None:
 
     A note that another version wrote counts as none: the pod then counts by its own grants.
     """
-    text = cgroup.get_xattr(pod.cgroup, _NOTE) if pod.cgroup else None
-    if text is None:
+    return recorded_at(pod.cgroup) if pod.cgroup else None
+
+
+def recorded_at(path: str) -> BoundContainer | None:
+    """Do as ``recorded``, for the cgroup of a container, which may be a member of a group."""
+    if (text := cgroup.get_xattr(path, _NOTE)) is None:
         return None
     try:
         found = json.loads(text)

@@ -62,7 +62,7 @@ class ContainerRequests:
         bound = bound_containers.bound_now(container, devices)
         with self._pods.lock:
             if group:
-                name = self._join(container, group, at)
+                name = self._join(container, bound, group, at)
             else:
                 self._pods.leave(at)
                 for pod in self._pods.listed():
@@ -72,7 +72,7 @@ class ContainerRequests:
         _log.info("container bound", pod=name, container=container.id, cgroup=at, devices=devices)
         return {"name": name}
 
-    def _join(self, container: Container, group: str, at: str) -> str:
+    def _join(self, container: Container, bound: BoundContainer, group: str, at: str) -> str:
         """Make a container a member of a group: a part of the group's pod, under its grant. Raises a QgpuError."""
         self._groups(group).need_keeper()  # a pod of that name may be no group, or one of another
         pod = self._pods.named(group)
@@ -84,7 +84,7 @@ class ContainerRequests:
                 "group's device alone"
             )
         cgroup.set_xattr(at, _BEYOND, container.beyond_limits())
-        bound_containers.forget(at)
+        bound_containers.record(at, bound)
         for last in [each for each in self._pods.listed() if each.cgroup == at]:
             self._pods.retire(last)
         self._pods.join(group, at)
@@ -102,10 +102,11 @@ class ContainerRequests:
     def take_listener(self, pid: int, container: str, listener: int) -> None:
         """Attach a container's process, with a copy of its seccomp listener, to its pod. Raises a QgpuError, OSError.
 
-        Some runtimes report pid 0. The pod is then the one whose cgroup path contains the container's id.
+        Some runtimes report pid 0. The pod is then the one whose cgroup path contains the container's id. No runtime
+        waits for us, so the process may have ended and its pid may be that of a process in another container.
         """
         with self._pods.lock:
-            pod = self._pod_around(pid) if pid else self._pod_of_container(container)
+            pod = self._pod_around(pid, container) if pid else self._pod_of_container(container)
             self._pods.host.attach(pod.name, pid or _one_in(pod, container), [os.dup(listener)])
 
     def _pod_of_container(self, container: str) -> PodInfo:
@@ -114,15 +115,22 @@ class ContainerRequests:
                 return pod
         raise RefusedError(f"container {container}: no pod has it")
 
-    def _pod_around(self, pid: int) -> PodInfo:
+    def _pod_around(self, pid: int, container: str) -> PodInfo:
         try:
             at = cgroup.of(pid)
         except OSError as error:
             raise RefusedError(f"process {pid}: {error.strerror}") from error
-        inside = [(len(each), pod) for pod in self._pods.listed() for each in pod.cgroups if cgroup.within(at, each)]
+        inside = [(each, pod) for pod in self._pods.listed() for each in pod.cgroups if cgroup.within(at, each)]
         if not inside:
             raise RefusedError(f"process {pid}: its cgroup {at} belongs to no pod")
-        return max(inside, key=lambda found: found[0])[1]
+        own, pod = max(inside, key=lambda found: len(found[0]))
+        noted = bound_containers.recorded_at(own)
+        if noted is not None and noted.container != container:
+            raise RefusedError(
+                f"process {pid}: it is in container {noted.container} now, and its listener was sent for {container}; "
+                "start it again"
+            )
+        return pod
 
 
 def check_reach(pod: PodInfo) -> None:

@@ -50,6 +50,7 @@ def pod(info: PodInfo, labels: ContainerLabels, ledgers: Mapping[int, Ledger], u
         "name": info.name,
         **asdict(labels),
         "cgroup": info.cgroup,
+        "joined": info.joined,
         "pids": info.pids,
         "problem": "; ".join([*over_limits(info), *filter(None, [info.problem])]),
         "refused_memory": info.refused_memory,

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from qgpu.errors import PermissionDeniedError, UnknownNameError
 from qgpu.groups.mps_server import MpsServer
-from qgpu.linux import atomic_file, proc
+from qgpu.linux import atomic_file, cgroup, proc
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,8 @@ class GroupFiles:
     """The directory of one group."""
 
     def __init__(self, runtime_dir: Path, name: str) -> None:
-        self.name, self.runtime_dir = name, runtime_dir
+        """Take a name that a pod can have, and no path. Raises InvalidValueError."""
+        self.name, self.runtime_dir = cgroup.check_name(name), runtime_dir
         self.directory = runtime_dir / "groups" / name
         self.server = MpsServer(self.directory)
 
@@ -35,13 +36,13 @@ class GroupFiles:
         with self._errors():
             self.server.pipe.mkdir(parents=True, exist_ok=True)
             atomic_file.replace(self.directory / "pod", f"{pod_ident}\n", 0o644)
-            atomic_file.replace(self.directory / "keeper.pid", f"{pid} {started(pid)}\n", 0o644)
+            atomic_file.replace(self.directory / "keeper.pid", f"{pid} {proc.start_time(pid)}\n", 0o644)
 
     def keeper(self) -> int | None:
         """Return the process that keeps the group; None if there is none."""
         try:
             pid, since = (self.directory / "keeper.pid").read_text().split()
-            return int(pid) if started(int(pid)) == since else None
+            return int(pid) if proc.start_time(int(pid)) == since else None
         except (OSError, ValueError):
             return None
 
@@ -98,14 +99,8 @@ class GroupFiles:
 def names(runtime_dir: Path) -> list[str]:
     """List the groups that have a keeper."""
     directory = runtime_dir / "groups"
-    found = sorted(each.name for each in directory.iterdir()) if directory.is_dir() else []
+    found = sorted(each.parent.name for each in directory.glob("*/keeper.pid"))
     return [name for name in found if GroupFiles(runtime_dir, name).keeper() is not None]
-
-
-def started(pid: int) -> str:
-    """Return when a process started, in clock ticks since boot (proc_pid_stat(5)); empty if it has ended."""
-    fields = proc.stat(pid)
-    return fields[19] if fields and fields[0] not in "ZX" else ""
 
 
 def _lines(path: Path) -> list[str]:

@@ -13,8 +13,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Set
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator, Mapping, Set
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +22,12 @@ import structlog
 
 from qgpu.errors import NotSupportedError, QgpuError, RefusedError, UnknownNameError, no_pod
 from qgpu.groups import group_cdi
-from qgpu.groups.group_files import GroupFiles, MemberPart, started
+from qgpu.groups.group_files import GroupFiles, MemberPart
 from qgpu.groups.mps_server import is_mps, is_mps_server, members
 from qgpu.ipc.control_socket import Client
 from qgpu.linux import cgroup, proc
 from qgpu.linux.parent_death import terminated_with_parent
+from qgpu.linux.proc import start_time
 from qgpu.linux.shutdown import Shutdown
 from qgpu.nvidia import abi
 from qgpu.paths import default_runtime_dir
@@ -43,6 +44,8 @@ _LOOK_S = 0.1
 _POD_LOOK_S = 0.5
 #: How long clients of an MPS server that has ended have after SIGTERM; then SIGKILL follows.
 _GRACE_S = 1.0
+#: Nobody else may put a socket in MPS's place, whatever the umask of who makes a group.
+_UMASK = 0o022
 #: The planes on which a group has MPS.
 WITH_MPS = frozenset({"seccomp"})
 
@@ -71,6 +74,7 @@ class Keeper:
         self._mps_servers: dict[int, str] = {}
         self._seen: dict[int, str] = {}
         self._look_at = 0.0
+        self._cgroups: list[str] = []
 
     def begin(self) -> None:
         """Make the pod and start its MPS control daemon. Raises a QgpuError; nothing is left then."""
@@ -129,7 +133,7 @@ class Keeper:
 
     def _look_after_pod(self, stop: Shutdown) -> None:
         """End the clients of an MPS server that has ended, and make the pod again if it has gone with its daemon."""
-        if any(started(pid) != since for pid, since in self._mps_servers.items()):
+        if any(start_time(pid) != since for pid, since in self._mps_servers.items()):
             _log.warning("an MPS server has ended; its clients are ended, too", group=self._name)
             self._mps_servers = {}
             self._end_clients(stop)
@@ -220,25 +224,38 @@ class Keeper:
 
     def _is_client(self, pid: int) -> bool:
         with suppress(OSError):
-            return not is_mps(pid) and any(os.major(number) == self._card_major for _, number in proc.devices(pid))
+            has_card = any(os.major(number) == self._card_major for _, number in proc.devices(pid))
+            return not is_mps(pid) and (has_card or proc.is_headless(pid))  # the latter shows no files
         return False
 
     def _kill(self, number: signal.Signals, chosen: Callable[[int], bool]) -> None:
-        for pid in filter(chosen, self._pids()):
-            with suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, number)
+        """Send a signal to the pod's processes that are chosen; a member decides how long choosing takes.
+
+        So a process is held by its pidfd first: another that has got its number meanwhile gets no signal.
+        """
+        for pid in self._pids():
+            with suppress(OSError), pidfd_of(pid) as process:
+                if self._is_inside(pid) and chosen(pid):
+                    signal.pidfd_send_signal(process, number)
+
+    def _is_inside(self, pid: int) -> bool:
+        """Tell whether a process is in one of the pod's cgroups; on the simulator, whether it is the one listed."""
+        if self._cgroups:
+            return any(cgroup.within(cgroup.of(pid), at) for at in self._cgroups)
+        return bool(since := self._seen.get(pid)) and start_time(pid) == since
 
     def _list(self, client: Client) -> None:
-        """List the pod's processes, and note its grants, which may be changed meanwhile. Raises a QgpuError."""
+        """List the pod's processes; note its cgroups, and its grants, which may change. Raises a QgpuError."""
         pod = self._pod(client)
-        self._seen = {pid: started(pid) for pid in pod["pids"]}
+        self._seen = {pid: start_time(pid) for pid in pod["pids"]}
         self._grants = {str(grant["gpu"]): grant for grant in pod["grants"]}
+        self._cgroups = [at for at in (pod["cgroup"], *pod["joined"]) if at]
 
     def _pids(self) -> list[int]:
         """List the pod's processes; without a daemon, those of the last list that have not ended."""
         with suppress(QgpuError), Client(self._runtime_dir, _TIMEOUT_S) as client:
             self._list(client)
-        return [pid for pid, since in self._seen.items() if since and started(pid) == since]
+        return [pid for pid, since in self._seen.items() if since and start_time(pid) == since]
 
     def clear_away(self, force: bool) -> None:
         """Remove what a keeper that was killed has left of the group. Raises a QgpuError."""
@@ -274,6 +291,16 @@ class Keeper:
         self._files.remove()
 
 
+@contextmanager
+def pidfd_of(pid: int) -> Iterator[int]:
+    """Hold a process, so that its number means no other. Raises OSError when it has ended."""
+    process = os.pidfd_open(pid)
+    try:
+        yield process
+    finally:
+        os.close(process)
+
+
 def members_left(name: str, count: int) -> RefusedError:
     """Return the error that a group's members keep it from being removed."""
     return RefusedError(f"group {name}: {count} processes of members still run; end them first, or use --force")
@@ -292,6 +319,7 @@ def main() -> None:
     name, ready = sys.argv[1], int(sys.argv[2])
     stop = Shutdown(signal.SIGTERM, signal.SIGINT)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    os.umask(_UMASK)
     wanted = json.load(sys.stdin)
     keeper = Keeper(default_runtime_dir(), name, wanted["grants"], MemberPart(**wanted["part"]))
     with os.fdopen(ready, "w") as told:

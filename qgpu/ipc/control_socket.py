@@ -100,9 +100,11 @@ MAX_CLIENTS, FOR_ROOT = 512, 64
 #: Limits for clients that may only read or are in a pod: for all guests, for all pods, per user and per pod. They take
 #: no place from other clients.
 MAX_GUESTS, MAX_OF_PODS, MAX_OF_USER, MAX_OF_POD = 128, 64, 16, 8
-#: A client that may only read sends at most this much at once and asks within this time. All of them together are
-#: answered at this interval, because reading and answering takes time from the scheduling loops.
-_GUEST_BYTES, _GUEST_SILENCE_S, _GUEST_PAUSE_S = 1 << 16, 30.0, 0.005
+#: A client that may only read sends at most this much at once and asks within this time.
+_GUEST_BYTES, _GUEST_SILENCE_S = 1 << 16, 30.0
+#: All of them together are answered one at a time, because answering takes time from the scheduling loops and the data
+#: plane. The pause before the next one is some times as long as the last answer took, within these bounds.
+_GUEST_PAUSE_S, _MOST_GUEST_PAUSE_S, _GUEST_PAUSES = 0.005, 1.0, 4
 _MOMENT_S = 0.001
 
 #: Answers one request. A handler removes descriptors that it keeps from the list; the rest are closed.
@@ -128,7 +130,7 @@ class Server:
         self._handle = handle
         self._pod_of = pod_of
         self._limits = ClientLimits()
-        self._guests_turn = threading.Lock()
+        self._guests_turn, self._guests_pause_s = threading.Lock(), _GUEST_PAUSE_S
         self._group_id = group_id
         self._path = path = socket_path(runtime_dir)
         self._listener = SocketListener("control", path, mode, store, self._take)
@@ -189,12 +191,9 @@ class Server:
             if guest:
                 connection.max_message, connection.max_fds = _GUEST_BYTES, 0
             while (received := _next(connection, guest)) is not None:
-                if guest:
-                    with self._guests_turn:
-                        time.sleep(_GUEST_PAUSE_S)
                 message, fds = received
                 try:
-                    connection.send(self._answer(session, message, fds))
+                    connection.send((self._answer_guest if guest else self._answer)(session, message, fds))
                 finally:
                     untrusted_fds.close_here(*fds)
         except (OSError, wire.WireError):
@@ -206,6 +205,16 @@ class Server:
                 os.close(session.process)
             untrusted_fds.close_here(*connection.detach())  # its place stays taken until that is done
             self._limits.release(limits)
+
+    def _answer_guest(self, session: Session, message: dict[str, Any], fds: list[int]) -> dict[str, Any]:
+        """Answer a client that may only read, or is in a pod, when it is its turn."""
+        with self._guests_turn:
+            time.sleep(self._guests_pause_s)
+            began_s = time.monotonic()
+            answer = self._answer(session, message, fds)
+            took_s = time.monotonic() - began_s
+            self._guests_pause_s = min(max(_GUEST_PAUSE_S, _GUEST_PAUSES * took_s), _MOST_GUEST_PAUSE_S)
+        return answer
 
     def _answer(self, session: Session, message: dict[str, Any], fds: list[int]) -> dict[str, Any]:
         try:

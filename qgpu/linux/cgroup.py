@@ -27,6 +27,8 @@ GUARDIANS = "/qgpu-guardian"
 LOCK = "/qgpu-lock"
 #: Errors for a cgroup that is gone, or is removed during the access.
 _GONE = (errno.ENOENT, errno.ENODEV)
+#: The most cgroups below one that are read. A container that may write to its own can make any number.
+_MOST_BELOW = 512
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
 
@@ -198,11 +200,11 @@ class CgroupMembers:
 
 
 def members(*paths: str) -> CgroupMembers:
-    """List the processes of cgroups. A cgroup that cannot be read may have some."""
+    """List the processes of cgroups. A cgroup that cannot be read, or not all of it, may have some."""
     found: list[int] = []
     for path in paths:
         with suppress(OSError):
-            found += pids(path)
+            found.extend(_pids(path))
     return CgroupMembers(tuple(found), bool(found) or any(map(populated, paths)))
 
 
@@ -222,28 +224,45 @@ def exists(path: str) -> bool:
 def pids(*paths: str) -> tuple[int, ...]:
     """List the processes of cgroups and those below them; none of one that is gone.
 
-    Raises OSError if it cannot be read; that does not mean it is empty.
+    Raises OSError if it cannot be read, or if there are too many below it; that does not mean it is empty.
     """
-    found: list[int] = []
-    for directory in itertools.chain.from_iterable(map(_below, paths)):
+    return tuple(itertools.chain.from_iterable(map(_pids, paths)))
+
+
+def threads(*paths: str) -> tuple[int, ...]:
+    """List the threads of cgroups and those below them. Raises OSError as ``pids``."""
+    return tuple(itertools.chain.from_iterable(_pids(path, "cgroup.threads") for path in paths))
+
+
+def _pids(path: str, file: str = "cgroup.procs") -> Iterator[int]:
+    """Yield the processes of a cgroup and of those below it. Raises OSError as ``pids``."""
+    for number, directory in enumerate(_below(path, _MOST_BELOW)):
         try:
-            found += map(int, (directory / "cgroup.procs").read_text().split())
+            yield from map(int, (directory / file).read_text().split())
         except OSError as error:
-            threaded = error.errno == errno.EOPNOTSUPP and found  # its domain above has listed them
-            if error.errno not in _GONE and not threaded:
+            # one for threads, whose processes its domain above has listed, or one that can have none
+            unlisted = error.errno == errno.EOPNOTSUPP and number
+            if error.errno not in _GONE and not unlisted:
                 raise
-    return tuple(found)
 
 
-def _below(path: str) -> Iterator[Path]:
-    """Yield a cgroup's directory and those below it, from the top. Skips those that go. Raises OSError."""
-    left = [mount() / path.lstrip("/")]
+def _below(path: str, most: int | None = None) -> Iterator[Path]:
+    """Yield a cgroup's directory and those below it, from the top. Skips those that go.
+
+    Raises OSError, also if more than ``most`` are below it.
+    """
+    left, seen = [mount() / path.lstrip("/")], 0
     while left:
         directory = left.pop()
         yield directory
         try:
             with os.scandir(directory) as entries:
-                left += [Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False)]
+                for entry in entries:
+                    if entry.is_dir(follow_symlinks=False):
+                        seen += 1
+                        if most is not None and seen > most:
+                            raise OSError(errno.E2BIG, f"cgroup {path}: more than {most} cgroups are below it")
+                        left.append(Path(entry.path))
         except OSError as error:
             if error.errno not in _GONE:
                 raise

@@ -22,8 +22,8 @@ _AT_FDCWD, _AT_EMPTY_PATH, _AT_STATX_DONT_SYNC, _STATX_TYPE = -100, 0x1000, 0x40
 _STATX_BYTES, _MODE, _RDEV = 256, struct.Struct("<28xH"), struct.Struct("<128xII")
 _libc = ctypes.CDLL(None, use_errno=True)
 _READ_BYTES = 1 << 16
-#: The index of the start time among the fields that ``stat`` returns.
-_STARTED = 19
+#: Where ``stat`` has the number of threads, and when the process or thread started, in clock ticks since boot.
+_THREADS, _STARTED = 17, 19
 
 #: Errors for a process that has ended, or that we may not look at.
 _GONE = (FileNotFoundError, ProcessLookupError, PermissionError)
@@ -45,12 +45,12 @@ def stat(pid: int, tid: int | None = None) -> list[str]:
 
 
 def start_time(pid: int) -> str:
-    """Return a process's start time in clock ticks, which tells it from another of its pid; empty if it has ended.
+    """Return when a process started, in clock ticks since boot, which tells it from another of its pid.
 
-    Raises OSError.
+    Empty if it has ended with all of its threads. Raises OSError.
     """
     fields = stat(pid)
-    return fields[_STARTED] if fields and fields[0] not in "ZX" else ""
+    return fields[_STARTED] if fields and (fields[0] not in "ZX" or _has_threads(pid)) else ""
 
 
 def cmdline(pid: int) -> list[bytes]:
@@ -68,9 +68,29 @@ def printable(text: bytes) -> str:
     return "".join(chr(byte) if 0x20 <= byte < 0x7F else "?" for byte in text)
 
 
-def maps(pid: int) -> list[bytes]:
-    """Return the lines of /proc/PID/maps."""
-    return _read(pid, "maps").split(b"\n")[:-1]
+def maps(pid: int) -> list[bytes] | None:
+    """Return the lines of /proc/PID/maps; None if the process runs and does not show them.
+
+    They are those of any thread: when the first one has ended before the others, it has none.
+    """
+    if content := _read(pid, "maps"):
+        return content.split(b"\n")[:-1]
+    with suppress(*_GONE):
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            if content := _read(pid, f"task/{thread}/maps"):
+                return content.split(b"\n")[:-1]
+    return None if _has_threads(pid) else []
+
+
+def is_headless(pid: int) -> bool:
+    """Tell whether a process's first thread has ended before others: nothing of its memory and files shows then."""
+    return stat(pid)[:1] == ["Z"] and _has_threads(pid)
+
+
+def _has_threads(pid: int) -> bool:
+    """Tell whether a process has threads besides its first one."""
+    fields = stat(pid)
+    return bool(fields) and int(fields[_THREADS]) > 1
 
 
 def syscall(pid: int, tid: int) -> list[str]:

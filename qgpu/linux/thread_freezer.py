@@ -16,7 +16,7 @@ import errno
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Set
 from contextlib import contextmanager
 from typing import TypeVar
 
@@ -81,10 +81,10 @@ def _leaves_kernel(call: InflightSyscall) -> bool:
 
 
 @contextmanager
-def frozen_siblings(pid: int, tid: int, processes: Iterable[int]) -> Iterator[None]:
-    """Keep every thread of a process but one stopped; ``processes`` are others that may share its descriptors.
+def frozen_siblings(pid: int, tid: int, others: Callable[[], Iterable[int]]) -> Iterator[None]:
+    """Keep every thread of a process but one stopped; ``others`` lists all threads that may share its descriptors.
 
-    Call it in ``run_as_tracer``. Raises OSError if a thread cannot be stopped.
+    Call it in ``run_as_tracer``. Raises OSError if a thread cannot be stopped, or shares the descriptors.
     """
     if not kcmp.same_table(pid, tid):
         raise OSError(errno.EPERM, f"thread {tid} has its own descriptor table")
@@ -93,13 +93,29 @@ def frozen_siblings(pid: int, tid: int, processes: Iterable[int]) -> Iterator[No
         while threads := proc.threads(pid) - {tid} - stopped.keys():
             for thread in threads:
                 stopped[thread] = _stop(pid, thread)
-        for other in processes:
-            if other != pid and kcmp.same_table(pid, other):
-                raise OSError(errno.EPERM, f"process {other} shares the descriptors of process {pid}")
+        _check_alone(pid, proc.threads(pid), others)
         yield
     finally:
         for thread, signal in stopped.items():
             _libc.ptrace(_DETACH, thread, None, signal)
+
+
+def _check_alone(pid: int, own: Set[int], others: Callable[[], Iterable[int]]) -> None:
+    """Raise OSError if a thread besides its ``own`` shares a process's descriptors.
+
+    Each thread of another process may have a table of its own, so each is looked at. One that has ended by then may
+    have shared it, and have made another that does. Only who shares the table can make one that does, so there is none
+    if a listing has only threads that were looked at before: the same numbers, started at the same time.
+    """
+    seen: set[tuple[int, str]] = set()
+    deadline = time.monotonic() + _PATIENCE_S
+    while new := {(other, proc.start_time(other)) for other in others() if other not in own} - seen:
+        for other, _ in new:
+            if kcmp.same_table(pid, other):
+                raise OSError(errno.EPERM, f"thread {other} shares the descriptors of process {pid}")
+        if time.monotonic() > deadline:
+            raise OSError(errno.EBUSY, f"process {pid}: threads beside it come and go")
+        seen |= new
 
 
 def _stop(pid: int, thread: int) -> int:

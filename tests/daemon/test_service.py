@@ -94,6 +94,27 @@ def test_restarted_container_takes_its_last_runs_place(host: SimHost, service: S
     assert [pod.name for pod in host.pods()] == ["other", "two"]
 
 
+@pytest.mark.parametrize("joined", [False, True])
+def test_listener_goes_only_to_the_container_it_was_sent_for(
+    host: SimHost, service: Service, monkeypatch: pytest.MonkeyPatch, joined: bool
+) -> None:
+    """A process that a runtime brings into a container may end, with children left behind the listener."""
+    host.admit("one", {0: Grant()}, "/llm" if joined else AT)
+    host.join("one", [AT] if joined else [])
+    attached: list[int] = []
+    monkeypatch.setattr(host, "attach", lambda name, pid, fds: attached.append(pid) or [os.close(fd) for fd in fds])
+    monkeypatch.setattr(cgroup, "of", lambda pid: AT)
+    note = json.dumps({"container": "one-id", "devices": [], "names": [], "pod_uid": "", "since_ns": 0})
+    monkeypatch.setattr(cgroup, "noted", lambda path, key: note if (path, key) == (AT, "container") else None)
+    listener = os.open("/dev/null", os.O_RDONLY)
+    with pytest.raises(RefusedError, match="its listener was sent for other-id"):
+        service.take_listener(7, "other-id", listener)
+    service.take_listener(7, "one-id", listener)
+    os.close(listener)
+
+    assert attached == [7]
+
+
 def test_what_is_no_listener_is_not_taken_into_a_pod(host: SimHost, service: Service) -> None:
     host.admit("one", {0: Grant()})
     me = Session(wire.Peer(os.getpid(), 0, 0), may_change=True, process=os.pidfd_open(os.getpid()))

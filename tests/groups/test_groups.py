@@ -142,3 +142,23 @@ def test_group_whose_keeper_was_killed_is_removed(host):
     assert host.ctl("group", "remove", "llm").returncode == 0
     assert not GroupFiles(host.runtime_dir, "llm").directory.exists()
     assert host.ctl("group", "create", "llm").returncode == 0
+
+
+def test_path_in_place_of_a_groups_name_removes_nothing(host):
+    (host.runtime_dir / "groups").mkdir()
+    refused = host.ctl("group", "remove", "..", "--force")
+
+    assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
+    assert host.runtime_dir.is_dir()
+    assert groups(host) == []
+
+
+def test_groups_directories_are_its_owners_whatever_the_umask(host):
+    before = os.umask(0)
+    try:
+        host.ctl("group", "create", "llm")
+    finally:
+        os.umask(before)
+    directory = host.runtime_dir / "groups" / "llm"
+
+    assert [each for each in (directory, directory / "pipe") if each.stat().st_mode & 0o022] == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -16,11 +17,11 @@ import pytest
 
 from qgpu.errors import NotSupportedError, QgpuError
 from qgpu.groups import keeper as keeping
-from qgpu.groups.group_files import started
 from qgpu.groups.keeper import Keeper
 from qgpu.groups.mps_server import MpsServer, is_mps
 from qgpu.ipc.control_socket import Client
 from qgpu.linux import proc
+from qgpu.linux.proc import started
 from qgpu.linux.shutdown import Shutdown
 from tests.cli.programs import Daemon, daemon
 
@@ -191,6 +192,41 @@ def test_clients_of_a_killed_server_end_too(host, kept):
         kept.until(lambda: server in kept.keeper._mps_servers)
         os.kill(server, signal.SIGKILL)
         kept.until(lambda: not started(pid))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="takes root to choose a process's number")
+def test_who_got_an_ended_members_pid_is_not_killed(host, kept, monkeypatch):
+    """A member makes looking at it slow, by its many descriptors, and meanwhile another ends."""
+    look, others = proc.devices, []
+    with member(host) as first, member(host) as second:
+
+        def slow(pid):
+            if pid in (first, second) and not others:
+                others.append(reborn({first: second, second: first}[pid]))
+            return look(pid)
+
+        monkeypatch.setattr(proc, "devices", slow)
+        kept.keeper._end_clients()
+        (other,) = others
+        try:
+            other.stdin.write(b"\n")
+            other.stdin.flush()
+            assert other.stdout.readline() == b"\n"
+        finally:
+            other.communicate()
+
+
+def reborn(pid):
+    """Kill a member, and run a process with its number that has a card open as well."""
+    kill(pid)
+    while Path(f"/proc/{pid}").exists():
+        time.sleep(0.01)
+    command = [sys.executable, "-m", "tests.reborn", str(pid), str(1 << 45)]
+    card = os.open("/dev/ptmx", os.O_RDWR | os.O_NOCTTY)
+    other = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=[card])
+    os.close(card)
+    assert other.stdout.readline() == b"ready\n"
+    return other
 
 
 def test_ended_talk_to_the_control_daemon_ends_nobody(host, kept, installed):

@@ -15,7 +15,10 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 
+from qgpu.errors import QgpuError
+from qgpu.ipc.control_socket import MAX_OF_POD, Client
 from qgpu.nvidia import abi
 from tests.guardian.asked import DEVICE_PARAMS, TSG_PARAMS, alloc, control, device, free, memory_params, subdevice
 from tests.guardian.fake_rm import PAGE
@@ -25,6 +28,7 @@ _LINGER_S = 60
 #: How long what is done again and again is watched.
 _WORST_S = 2.0
 _MEMORY, _TSG, _CHANNEL = 10, 30, 40
+_MANY = 500
 
 
 def _begin(client: int) -> Program:
@@ -155,8 +159,28 @@ def page(client: int) -> None:
     time.sleep(3600)
 
 
+def crowd(client: int) -> None:
+    """Have many processes use the card, and ask the daemon over all connections that a pod may have."""
+    program = _begin(client)
+    for _ in range(_MANY):
+        if os.fork() == 0:
+            program.call(abi.NV_ESC_RM_CONTROL, control(0x20800110, 3, 64, client), bytes(64))
+            time.sleep(3600)
+
+    def ask() -> None:
+        while True:
+            with suppress(QgpuError), Client(Path(sys.argv[3]).parent / "run") as daemon:
+                daemon.call("pod.list")
+
+    for _ in range(MAX_OF_POD):
+        threading.Thread(target=ask, daemon=True).start()
+    time.sleep(2 * _WORST_S)
+    print("done", flush=True)
+    time.sleep(3600)
+
+
 ATTACKS: dict[str, Callable[[int], None]] = {
-    each.__name__: each for each in (idle, hoard, linger, answers, processes, objects, page)
+    each.__name__: each for each in (idle, hoard, linger, answers, processes, objects, page, crowd)
 }
 
 if __name__ == "__main__":

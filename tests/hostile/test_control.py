@@ -102,6 +102,32 @@ def test_a_user_takes_no_place_from_another(guests, tmp_path, monkeypatch):
         client.close()
 
 
+def test_guests_are_answered_one_at_a_time(tmp_path, monkeypatch):
+    """However long that takes: each listing of the pods takes time from the data plane."""
+    monkeypatch.setattr(Server, "_may_change", lambda self, connection: False)
+    met, both = [], threading.Barrier(2)
+
+    def handle(session, message, fds):
+        try:
+            met.append(both.wait(0.5))
+        except threading.BrokenBarrierError:
+            both.reset()
+        return {}
+
+    server = Server(tmp_path, 0o600, None, handle, FdStore())
+    crowd = [Client(tmp_path, 60) for _ in range(2)]
+    asking = [threading.Thread(target=client.call, args=("look",)) for client in crowd]
+    for thread in asking:
+        thread.start()
+    for thread in asking:
+        thread.join()
+    for client in crowd:
+        client.close()
+    server.close()
+
+    assert met == []
+
+
 def test_a_guest_that_says_nothing_is_hung_up_on(guests, tmp_path, monkeypatch):
     monkeypatch.setattr(control_socket, "_GUEST_SILENCE_S", 0.2)
     with wire.connect(str(socket_path(tmp_path))).sock as silent:

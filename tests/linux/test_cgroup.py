@@ -141,6 +141,48 @@ def test_an_empty_pods_cgroup_goes_with_it(name):
 
 
 @pytest.fixture
+def parts(name):
+    """A pod's cgroup that its processes may divide, with one process in part "b"."""
+    top = cgroup.mount() / cgroup.create(name).lstrip("/")
+    (top / "b").mkdir()
+    process = subprocess.Popen(["sleep", "60"])
+    (top / "b/cgroup.procs").write_text(str(process.pid))
+    yield top, process.pid
+    process.kill()
+    process.wait()
+
+
+@pytest.mark.root
+@pytest.mark.skipif(not writable(), reason="no writable cgroup v2 tree here")
+def test_cgroups_that_can_have_no_process_hide_none_of_others(parts):
+    """A container that may write to its cgroups makes such ones: domains below a cgroup for threads."""
+    top, pid = parts
+    for at in map(str, range(16)):
+        for inner in "tu":
+            (top / at / inner).mkdir(parents=True)
+        (top / at / "t/cgroup.type").write_text("threaded")
+        assert (top / at / "u/cgroup.type").read_text() == "domain invalid\n"
+
+    assert cgroup.pids("/" + str(top.relative_to(cgroup.mount()))) == (pid,)
+
+
+@pytest.mark.root
+@pytest.mark.skipif(not writable(), reason="no writable cgroup v2 tree here")
+def test_not_more_cgroups_are_read_than_a_pod_should_have(parts, monkeypatch):
+    top, _ = parts
+    path, read = "/" + str(top.relative_to(cgroup.mount())), []
+    for number in range(2000):
+        (top / str(number)).mkdir()
+    real = Path.read_text
+    monkeypatch.setattr(Path, "read_text", lambda file, *args: read.append(file) or real(file, *args))
+
+    assert cgroup.members(path).alive
+    assert len(read) < 1000
+    with pytest.raises(OSError, match="more than"):
+        cgroup.pids(path)
+
+
+@pytest.fixture
 def tree(monkeypatch, tmp_path):
     """A tree with one cgroup in which, as its files say, somebody is."""
     (tmp_path / "a/inner").mkdir(parents=True)

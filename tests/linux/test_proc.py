@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from qgpu.linux import proc
+from tests.headless import headless
 
 NAMING = "import ctypes, sys; ctypes.CDLL(None).prctl(15, bytes.fromhex(sys.argv[1]), 0, 0, 0); print(); input()"
 
@@ -42,6 +43,26 @@ def test_what_is_gone_tells_nothing():
 
 def test_a_process_maps_what_it_runs():
     assert any(line.endswith(os.path.realpath(sys.executable).encode()) for line in proc.maps(os.getpid()))
+
+
+def test_what_a_process_without_its_first_thread_maps_is_seen():
+    with headless() as pid:
+        assert any(line.endswith(os.path.realpath(sys.executable).encode()) for line in proc.maps(pid))
+
+
+def test_a_process_has_not_ended_with_its_first_thread():
+    with headless() as pid:
+        assert (proc.start_time(pid), proc.is_headless(pid)) == (proc.stat(pid)[19], True)
+    assert (proc.start_time(pid), proc.is_headless(pid)) == ("", False)
+
+
+def test_what_no_thread_of_a_process_shows_is_unknown(monkeypatch):
+    """Its threads end as they are looked at, and make others."""
+    read = proc._read
+    monkeypatch.setattr(proc, "_read", lambda pid, name: b"" if name.endswith("maps") else read(pid, name))
+
+    with headless() as pid:
+        assert proc.maps(pid) is None
 
 
 def test_descriptors_that_are_devices_are_told_from_others(tmp_path):

@@ -26,6 +26,14 @@ if sys.argv[2] == "shares":
     child = ctypes.CDLL(None).syscall(56, 0x400 | signal.SIGCHLD, 0, 0, 0, 0)
     if not child: signal.pause()
     page[200:208] = struct.pack("<Q", child)
+if sys.argv[2] == "by a thread":  # whose process has a table of its own
+    if not ctypes.PyDLL(None).syscall(56, 0x400 | signal.SIGCHLD, 0, 0, 0, 0):
+        import _thread
+        _thread.start_new_thread(time.sleep, (600,))
+        ctypes.CDLL(None).unshare(0x400)
+        page[200:208] = struct.pack("<Q", os.getpid())
+        signal.pause()
+    while not page[200]: time.sleep(0.01)
 page[300] = 1
 while True: time.sleep(0.01)
 """
@@ -66,7 +74,7 @@ def counting(fd):
 
 def test_siblings_stop_while_held_and_continue_after(program):
     pid, fd = program()
-    with thread_freezer.frozen_siblings(pid, pid, ()):
+    with thread_freezer.frozen_siblings(pid, pid, tuple):
         first = counts(fd)
         time.sleep(0.1)
         second = counts(fd)
@@ -80,7 +88,7 @@ def test_a_signal_that_comes_meanwhile_is_not_lost(program):
     for _ in range(10):
         before = os.pread(fd, 1, 100)
         os.kill(pid, signal.SIGUSR1)
-        with thread_freezer.frozen_siblings(pid, pid, ()):
+        with thread_freezer.frozen_siblings(pid, pid, tuple):
             pass
         deadline = time.monotonic() + 60
         while os.pread(fd, 1, 100) == before:
@@ -88,13 +96,45 @@ def test_a_signal_that_comes_meanwhile_is_not_lost(program):
             time.sleep(0.005)
 
 
-def test_process_that_shares_descriptors_cannot_be_frozen(program):
-    pid, fd = program("shares")
+@pytest.mark.parametrize("how", ["shares", "by a thread"])
+def test_process_that_shares_descriptors_cannot_be_frozen(program, how):
+    pid, fd = program(how)
     other = int.from_bytes(os.pread(fd, 8, 200), "little")
 
-    with pytest.raises(OSError, match="shares the descriptors"), thread_freezer.frozen_siblings(pid, pid, [pid, other]):
+    with (
+        pytest.raises(OSError, match="shares the descriptors"),
+        thread_freezer.frozen_siblings(pid, pid, lambda: [*threads_of(pid), *threads_of(other)]),
+    ):
         pass
     assert counting(fd)
+
+
+def threads_of(pid):
+    return [int(name) for name in os.listdir(f"/proc/{pid}/task")]
+
+
+def test_who_is_gone_when_it_is_looked_at_hides_no_child_of_its(program):
+    """A process that shares the descriptors makes another one and ends, again and again."""
+    pid, fd = program("by a thread")
+    other = int.from_bytes(os.pread(fd, 8, 200), "little")
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    lists = iter([[gone.pid], threads_of(other)])
+
+    with (
+        pytest.raises(OSError, match="shares the descriptors"),
+        thread_freezer.frozen_siblings(pid, pid, lambda: next(lists)),
+    ):
+        pass
+
+
+def test_call_is_refused_while_new_threads_keep_coming(program, monkeypatch):
+    monkeypatch.setattr(thread_freezer, "_PATIENCE_S", 0.05)
+    pid, _ = program()
+    pids = iter(range(1 << 22, 1 << 30))  # of no process
+
+    with pytest.raises(OSError, match="come and go"), thread_freezer.frozen_siblings(pid, pid, lambda: [next(pids)]):
+        pass
 
 
 def test_who_is_traced_by_somebody_else_cannot_be_kept_still(program):
@@ -107,7 +147,7 @@ def test_who_is_traced_by_somebody_else_cannot_be_kept_still(program):
     try:
         while f"TracerPid:\t{tracer}" not in Path(f"/proc/{pid}/task/{thread}/status").read_text():
             time.sleep(0.005)
-        with pytest.raises(OSError, match="not permitted"), thread_freezer.frozen_siblings(pid, pid, ()):
+        with pytest.raises(OSError, match="not permitted"), thread_freezer.frozen_siblings(pid, pid, tuple):
             pass
     finally:
         os.kill(tracer, signal.SIGKILL)
@@ -119,7 +159,7 @@ def test_thread_that_misses_stop_deadline_is_not_stopped_later(program, monkeypa
     pid, fd = program()
 
     def hold():
-        with thread_freezer.frozen_siblings(pid, pid, ()):
+        with thread_freezer.frozen_siblings(pid, pid, tuple):
             pass
 
     with pytest.raises(OSError, match="does not stop"):

@@ -36,9 +36,9 @@ def cost_of(address: int | None, size: int) -> int:
     return cost([(start, start + size)])
 
 
-def mapped(pid: int) -> int:
-    """Return the charge for a process's mappings that could be managed memory; 0 if it has ended."""
-    return cost(areas(proc.maps(pid)))
+def mapped(pid: int) -> int | None:
+    """Return the charge for a process's mappings that could be managed memory; 0 if it has ended, None if unknown."""
+    return None if (lines := proc.maps(pid)) is None else cost(areas(lines))
 
 
 def areas(maps: Iterable[bytes]) -> list[tuple[int, int]]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from qgpu.guardian.accounting import managed_memory, object_table
 from qgpu.guardian.accounting.allocations import NO_ALLOCATION
 from qgpu.guardian.accounting.object_table import Fact, Key, ObjectTable, RmObject, object_fact
-from qgpu.linux import fd_budget, kcmp
+from qgpu.linux import fd_budget, kcmp, proc
 from qgpu.linux.open_file_set import FileSet
 
 #: How many mappings of a process are tracked.
@@ -123,6 +123,8 @@ class MemoryQuota:
         Return True if that is less than before. Call it without the lock: a process can make this take long.
         """
         held = fd_budget.retry_on_emfile(lambda: managed_memory.mapped(pid))
+        if held is None:  # its charge stays as it is
+            return False
         with self._lock:
             before = self._table.allocations.managed.get(pid, 0)
             self._mapping[pid] -= settled
@@ -130,12 +132,15 @@ class MemoryQuota:
                 self._note({"fact": "managed", "pid": pid, "bytes": held})
             return held < before or settled > 0
 
-    def uses_uvm(self, pid: int) -> bool:
-        """Tell whether a process has initialised UVM, or shares memory with a process of its pod that has."""
+    def uses_uvm(self, pid: int, tid: int) -> bool:
+        """Tell whether the process of a thread has initialised UVM, or shares memory with one of its pod that has.
+
+        A process whose first thread has ended does not show its memory, so it may share any other's.
+        """
         with self._lock:
             pod = self._table.processes.get(pid, "")
             known = [other for other in self._table.pids_of(pod) if other in self._table.allocations.managed]
-        return pid in known or any(kcmp.same_memory(pid, other) for other in known)
+        return pid in known or any(kcmp.same_memory(tid, other) or proc.is_headless(other) for other in known)
 
     def will_use_uvm(self, pid: int) -> None:
         """Record that a process initialises UVM."""

@@ -12,7 +12,6 @@ import errno
 import os
 import stat
 import threading
-from pathlib import Path
 
 import structlog
 
@@ -43,8 +42,8 @@ _log = structlog.get_logger("guardian")
 _WATCHED = frozenset(size << 16 | number for number, size in escapes.WATCHED)
 #: How long a free waits for UVM mappings in progress before it treats their memory as still in use.
 _MAPPING_PATIENCE_S = 0.02
-#: How many entries are kept by thread; a full cache starts again.
-_MOST_THREADS = 4096
+#: How many threads' processes are kept; a full cache starts again. And how many answers: most are of killed threads.
+_MOST_THREADS, _MOST_UNDELIVERED = 4096, 256
 
 
 class Dispatcher:
@@ -59,7 +58,7 @@ class Dispatcher:
         self._turn = threading.Lock()
         self._proxy = IoctlProxy(supervisor.perform)
         self._ctx = HandlerContext(supervisor, pod, self._proxy)
-        self._fast_path = fast_path.FastPath(supervisor.perform, self._proxy.memory)
+        self._fast_path = fast_path.FastPath(supervisor.perform, self._proxy.memory, self._proxy.answer)
         #: UVM mappings that the kernel is making for the pod.
         self._uvm_mappings = InflightSyscalls()
         self._free_handler = FreeHandler(self._ctx, lambda: self._uvm_mappings.wait(_MAPPING_PATIENCE_S))
@@ -72,8 +71,8 @@ class Dispatcher:
         self._uvm = UvmHandler(self._ctx, self._free_handler.unmap, self._mmap.wait_until_made)
         #: Process by thread.
         self._threads: dict[int, int] = {}
-        #: Calls that were performed but whose answer did not arrive, by thread: request and argument.
-        self._undelivered: dict[int, tuple[int, int]] = {}
+        #: Calls that were performed but whose answer did not arrive, by thread: request, argument and answer.
+        self._undelivered: dict[int, tuple[int, int, Writes]] = {}
         #: Calls that a dead guardian received and did not answer, by thread.
         self._unanswered: dict[int, UnansweredCall] = {}
 
@@ -110,7 +109,9 @@ class Dispatcher:
             if self._proxy.answer:
                 if pod_call.begun:
                     self._supervisor.record_answer(listener.number, call.id, self._proxy.answer)
-                outcome = self._write_answer(call.tid, self._proxy.answer) or outcome
+                # A call may take as long as the pod likes, and a killed thread's number may be another's by now.
+                if listener.still_waiting(call.id):
+                    outcome = self._write_answer(call.tid, self._proxy.answer) or outcome
         except OSError as error:
             # Its memory cannot be written, its descriptor is closed, or it has ended: nothing runs unchecked.
             _log.info("call failed", pod=self._pod, reason=str(error))
@@ -155,17 +156,16 @@ class Dispatcher:
             listener.answer_error(call.id, outcome)
         elif not listener.answer_ok(call.id):
             # Without WAIT_KILLABLE_RECV a signal makes the thread restart a call that was already performed.
-            self._undelivered[call.tid] = (call.request, call.argument)
-            if len(self._undelivered) > _MOST_THREADS:
-                self._undelivered = {
-                    tid: asked for tid, asked in self._undelivered.items() if Path(f"/proc/{tid}").exists()
-                }
+            self._undelivered[call.tid] = (call.request, call.argument, list(self._proxy.answer))
+            if len(self._undelivered) > _MOST_UNDELIVERED:
+                del self._undelivered[next(iter(self._undelivered))]
 
     def _dispatch(self, pod_call: PodCall) -> int:
         """Perform a call, or let the kernel do so; return an errno, 0, or PROCEED."""
         call = pod_call.call
         pid = pod_call.pid = self._process(call.tid)
-        if self._undelivered and self._undelivered.pop(call.tid, None) == (call.request, call.argument):
+        if (kept := self._undelivered.pop(call.tid, None)) is not None and kept[:2] == (call.request, call.argument):
+            self._proxy.answer.extend(kept[2])
             return 0
         self._passthrough.next_call(call.tid)
         self._uvm_mappings.remove(call.tid)
@@ -200,7 +200,10 @@ class Dispatcher:
     def _rm_ioctl(self, pod_call: PodCall, request: int, minor: int) -> int:
         if request == fast_path.REQUEST and pod_call.unanswered is None:
             pod_call.listener.begin()
-            done = self._fast_path.control(pod_call.call.tid, pod_call.file, pod_call.call.argument)
+            call, listener = pod_call.call, pod_call.listener
+            done = self._fast_path.control(
+                call.tid, pod_call.file, call.argument, lambda: listener.still_waiting(call.id)
+            )
             if done is not None:
                 return done
         return self._escape(pod_call, minor)

@@ -7,10 +7,12 @@ allocated per call: one thread has the buffers, and one system call writes back 
 from __future__ import annotations
 
 import errno
+from collections.abc import Callable
 from typing import Any
 
 from cffi import FFI
 
+from qgpu.guardian.failover.journal import Writes
 from qgpu.guardian.rules import controls
 from qgpu.linux.seccomp_notify import ProcessMemory
 from qgpu.nvidia import abi
@@ -35,9 +37,11 @@ _libc: Any = _ffi.dlopen(None)
 class FastPath:
     """Performs plain controls for one thread of ours."""
 
-    def __init__(self, perform: Any, memory: ProcessMemory) -> None:
+    def __init__(self, perform: Any, memory: ProcessMemory, answer: Writes) -> None:
         self._perform = perform
         self._memory = memory
+        #: Takes what cannot be written at once.
+        self._answer = answer
         self._call = abi.ffi.new("NVOS54_PARAMETERS *")
         self._call_view = abi.ffi.buffer(self._call)
         self._params = _ffi.new("char[]", _MOST_BYTES)
@@ -48,8 +52,11 @@ class FastPath:
         self._out = _ffi.new("struct iovec[2]", [{"base": call_at + _STATUS_AT, "len": 4}, {"base": self._params_at}])
         self._back = _ffi.new("struct iovec[2]", [{"len": 4}, {}])
 
-    def control(self, tid: int, file: int, argument: int) -> int | None:
-        """Perform a control through ``file``; return an errno, 0 for success, or None if it is not a plain one."""
+    def control(self, tid: int, file: int, argument: int, waits: Callable[[], bool]) -> int | None:
+        """Perform a control through ``file``; return an errno, 0 for success, or None if it is not a plain one.
+
+        ``waits`` tells whether the thread still waits in this call. If not, its number may be another process's.
+        """
         call = self._call
         if (data := self._memory.read(tid, argument, _ARGUMENT_BYTES)) is None:
             return None
@@ -67,6 +74,10 @@ class FastPath:
             return int(error)
         changed = bool(before) and self._view[:size] != before
         if not changed and call.status == status:
+            return 0
+        if not waits():
+            self._answer.append((argument + _STATUS_AT, bytes(self._call_view[_STATUS_AT : _STATUS_AT + 4])))
+            self._answer.extend([(params, bytes(self._view[:size]))] if changed else [])
             return 0
         self._back[0].base = argument + _STATUS_AT
         parts, most = 1, 4

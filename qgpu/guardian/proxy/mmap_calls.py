@@ -58,7 +58,7 @@ class MmapHandler(Handler):
         """
         if not self._ctx.limited():
             return PROCEED
-        if not self._supervisor.quota.uses_uvm(pid):
+        if not self._supervisor.quota.uses_uvm(pid, call.tid):
             self._making.add(call, pid)
             return PROCEED
         fd, size = mapping(call)

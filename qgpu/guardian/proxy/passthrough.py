@@ -109,7 +109,7 @@ class Passthrough(Handler):
         pod = self._supervisor.table.pods.get(self._pod)
         files = self._supervisor.files.roots if device is None else self._supervisor.files.devices
         with thread_freezer.frozen_siblings(
-            pod_call.pid, pod_call.call.tid, cgroup.pids(*pod.cgroups) if pod is not None else ()
+            pod_call.pid, pod_call.call.tid, lambda: cgroup.threads(*pod.cgroups) if pod is not None else ()
         ):
             if not self._ctx.fd_is_unchanged(pod_call) or not self._is_harmless(pod_call, device):
                 raise OSError(errno.EBUSY, "another file is in the descriptor's place")

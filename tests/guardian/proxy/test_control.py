@@ -160,9 +160,9 @@ def test_a_plain_control_that_is_too_large_takes_the_long_way():
     struct.pack_into("<Q", asked, 16, ctypes.addressof(params))
     argument = (ctypes.c_char * len(asked)).from_buffer(asked)
     performed = []
-    judge = fast_path.FastPath(lambda *call: performed.append(call) or 0, ProcessMemory())
+    judge = fast_path.FastPath(lambda *call: performed.append(call) or 0, ProcessMemory(), [])
 
-    assert judge.control(threading.get_native_id(), 0, ctypes.addressof(argument)) is None
+    assert judge.control(threading.get_native_id(), 0, ctypes.addressof(argument), lambda: True) is None
     assert performed == []
 
 
@@ -178,9 +178,9 @@ def test_a_plain_control_writes_back_only_what_rm_changed(left, answer):
         call.status = left
         return 0
 
-    judge = fast_path.FastPath(perform, ProcessMemory())
+    judge = fast_path.FastPath(perform, ProcessMemory(), [])
 
-    assert judge.control(threading.get_native_id(), 0, at) == answer
+    assert judge.control(threading.get_native_id(), 0, at, lambda: True) == answer
 
 
 def test_refusal_kinds_per_pod_are_bounded(pod, monkeypatch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import struct
 
 import pytest
@@ -12,6 +13,7 @@ from qgpu.guardian.proxy.mmap_calls import MmapHandler
 from qgpu.nvidia import abi, uvm
 from tests.guardian.asked import control
 from tests.guardian.pod import allocate, held
+from tests.headless import headless
 
 SMALL, LARGE = 1 << 20, 1 << 29
 
@@ -85,6 +87,35 @@ def test_managed_memory_and_other_memory_are_one_limit(mapping):
 
     assert full == abi.NV_ERR_NO_MEMORY
     assert allocate(mapping, 10, SMALL) == abi.NV_OK
+
+
+def test_mapping_counts_beside_uvm_when_first_threads_have_ended(mapping):
+    """The caller's, or that of the process which has initialised UVM and may share the caller's memory."""
+    quota = mapping.supervisor.quota
+    with headless() as pid:
+        one, other = sorted({int(name) for name in os.listdir(f"/proc/{pid}/task")} - {pid})
+        for each in (pid, other):
+            mapping.supervisor.note({"fact": "process", "pid": each, "pod": "web"})
+        quota.will_use_uvm(other)
+        of_caller = quota.uses_uvm(pid, one)
+        mapping.supervisor.note({"fact": "exit", "pid": other})
+        mapping.supervisor.register_process("web", mapping.process.pid)
+        unrelated = quota.uses_uvm(mapping.process.pid, mapping.process.pid)
+        quota.will_use_uvm(pid)
+        of_other = quota.uses_uvm(mapping.process.pid, mapping.process.pid)
+
+    assert (of_caller, unrelated, of_other) == (True, False, True)
+
+
+def test_charge_of_a_process_that_shows_no_mappings_stays(mapping):
+    pid = mapping.process.pid
+    mapping.supervisor.quota.will_use_uvm(pid)
+    mapping.mapped = LARGE // 4
+    mapping.supervisor.quota.rescan_mappings(pid)
+    mapping.mapped = None
+
+    assert not mapping.supervisor.quota.rescan_mappings(pid)
+    assert held(mapping) == LARGE // 4
 
 
 def test_mapping_that_is_not_managed_memory_is_not_charged(mapping):

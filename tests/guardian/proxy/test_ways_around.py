@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import struct
+import subprocess
+import sys
 import time
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -164,6 +166,75 @@ def test_nothing_is_done_with_files_of_a_maybe_reused_pid(pod, monkeypatch):
 
     assert pod.call(abi.NV_ESC_RM_CONTROL, control(0x20800110))[:2] == (-1, errno.EINTR)
     assert pod.rm.seen == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="takes root to choose a process's number")
+@pytest.mark.parametrize(
+    ("number", "call"),
+    [(abi.NV_ESC_RM_CONTROL, control(0x20800110)), (abi.NV_ESC_RM_FREE, free(3))],
+    ids=["short way", "long way"],
+)
+def test_no_answer_is_written_to_who_got_a_killed_callers_pid(pod, number, call):
+    """The caller is killed while RM works, which can take as long as it likes, and a neighbour gets its number."""
+    pod.begin(number, call)
+    with reborn_during(pod) as served:
+        written = served()
+
+    assert written == b"\n"
+
+
+def test_answer_kept_away_by_a_signal_goes_to_the_restarted_call(pod, monkeypatch):
+    """Without WAIT_KILLABLE_RECV a signal's handler runs first, and then the thread makes its call again."""
+    pod.begin(abi.NV_ESC_RM_FREE, free(3))
+    listener = pod.supervisor.listeners[pod.number][1]
+    call = listener.receive()
+    with monkeypatch.context() as interrupted:
+        interrupted.setattr(seccomp_notify.Listener, "still_waiting", lambda self, id_: bool(pod.rm.seen) is False)
+        interrupted.setattr(seccomp_notify.Listener, "answer_ok", lambda self, id_: False)
+        pod.dispatcher.serve(listener, call)
+    pod.dispatcher.serve(listener, call)
+    result, _, argument = pod.answer()
+
+    assert (result, struct.unpack_from("<I", argument, 12)[0]) == (0, abi.NV_ERR_OBJECT_NOT_FOUND)
+    assert len(pod.rm.seen) == 1
+
+
+@contextmanager
+def reborn_during(pod):
+    """Serve a pod's call while it is killed and another process gets its pid; yield what tells that one's memory."""
+    listener = pod.supervisor.listeners[pod.number][1]
+    call = listener.receive()
+    others = []
+
+    def perform(*what):
+        pod.process.kill()
+        pod.process.wait()
+        others.append(
+            subprocess.Popen(
+                [sys.executable, "-m", "tests.reborn", str(call.tid), str(call.argument)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+            )
+        )
+        assert others[0].stdout.readline() == b"ready\n"
+        return pod.rm.perform(*what)
+
+    def served():
+        pod.dispatcher.serve(listener, call)
+        (other,) = others
+        other.stdin.write(b"\n")
+        other.stdin.flush()
+        return other.stdout.readline()
+
+    pod.supervisor.perform = perform
+    pod.dispatcher = pod.judge_of(pod.supervisor, pod.number)
+    try:
+        yield served
+    finally:
+        for other in others:
+            other.stdin.close()
+            other.wait()
+            other.stdout.close()
 
 
 def test_a_32_bit_call_is_judged_like_any_other(pod):
