@@ -68,13 +68,15 @@ class ProcessCheckpointer:
 
         NVML names none in another PID namespace than the driver's.
         """
+        if not self.alive(process):
+            return False
         try:
             return self.state(process) is not None
         except CheckpointError:
             return False
 
     def alive(self, process: GpuProcess) -> bool:
-        """Look at its start time."""
+        """Look at its start time. Raises CheckpointError if that cannot be read: it may not have ended."""
         return started_at(process.pid) == process.started
 
     def check_host_memory(self, pod: PodInfo, beside: int) -> None:
@@ -150,9 +152,11 @@ def check_driver(version: str) -> None:
 
 
 def started_at(pid: int) -> str:
-    """Return a process's start time in clock ticks; empty if it has ended."""
+    """Return a process's start time in clock ticks; empty if it has ended. Raises CheckpointError."""
     try:
         fields = proc.stat(pid)
-    except OSError:
-        return ""
+    except OSError as error:
+        raise CheckpointError(
+            f"process {pid} cannot be looked at: {error.strerror}; see the limits of qgpud and of the host"
+        ) from error
     return fields[_STARTED] if fields and fields[0] not in "ZX" else ""
