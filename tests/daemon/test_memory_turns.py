@@ -27,9 +27,9 @@ from qgpu.load.spec import Workload
 from qgpu.model import NS_PER_S, Grant, PodClass
 from qgpu.model.plane_names import Plane
 from qgpu.planes.sim.checkpointer import SimCheckpointer
-from qgpu.planes.sim.host import Clock, SimHost
 from qgpu.policies.memory_turns import TURN_NS
 from tests.daemon.claim_rig import FakeContainer
+from tests.daemon.quick_host import QuickHost
 from tests.stage import MORE
 
 GIB = 1 << 30
@@ -37,19 +37,12 @@ PATIENCE_S = 60.0
 CONFIG = Config(defaults=GpuSettings(memory_overcommit=2.0))
 
 
-class QuickHost(SimHost):
-    """Moves take no time, but loops keep to the clock: in virtual time they would take all of a CPU."""
-
-    def pass_time(self, duration_ns: int) -> None:
-        """Do nothing."""
-
-
 class Card:
     """A daemon's service on one simulated card of 141 GiB, whose memory turns are ticked by hand."""
 
     def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch, config: Config = CONFIG) -> None:
         self.now_ns = 10**15
-        self.host = QuickHost(1, Clock.REAL)
+        self.host = QuickHost()
         #: The last load of each pod.
         self.loads: dict[str, int] = {}
         self.session = Session(wire.Peer(os.getpid(), 0, 0), may_change=True, process=os.pidfd_open(os.getpid()))
