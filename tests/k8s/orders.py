@@ -20,11 +20,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from qgpu.errors import QgpuError
 from tests.k8s.container import Container
-from tests.k8s.world import GI, World, card
+from tests.k8s.world import GI, PATIENCE_S, World, card
 
 #: What may happen to the parts, as often as it stands here.
 ACTIONS = ("time_passes", "start_all", *("kill", "beside_failure", "start", "kubelet_works") * 2)
-_SETTLE_S = 60.0
 _T = TypeVar("_T")
 
 
@@ -233,7 +232,7 @@ class Orders(RuleBasedStateMachine):
         try:
             self.start_all()
             self.leave()
-            deadline = time.monotonic() + _SETTLE_S
+            deadline = time.monotonic() + PATIENCE_S
             while not self.settled():
                 self.nothing_is_lost_or_sold_twice()
                 if time.monotonic() > deadline:
