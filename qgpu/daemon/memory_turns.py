@@ -163,14 +163,18 @@ class MemoryTurns:
             self._forget({pod.name for pod in pods})
             for pod in pods:
                 self._note(pod, now_ns)
-            short: dict[int, int] = {}
+            turns: dict[int, Moves] = {}
             for index in self._loops:
                 there = [pod for pod in pods if index in pod.grants]
                 if not self._overcommitted(index) and not any(map(self._yielded, there)):
                     self._cards.pop(index, None)
-                elif missing := self._turn(index, there, now_ns).short:
-                    short[index] = missing
-            self._short = short
+                else:
+                    turns[index] = self._turn(index, there, now_ns)
+            for pod in pods:
+                on = turns.keys() & pod.grants.keys()
+                if on and all(pod.name in turns[index].come for index in on):  # there is room on all of its pGPUs
+                    self._come(pod, min(on), now_ns)
+            self._short = short = {index: moves.short for index, moves in turns.items() if moves.short}
             for pod in pods:
                 if not _takes_turns(pod) and not short.keys() & pod.grants.keys():
                     self._begin(pod, now_ns)
@@ -245,7 +249,7 @@ class MemoryTurns:
         return self._suspensions.state(pod.name).yielded
 
     def _turn(self, index: int, pods: Sequence[PodInfo], now_ns: int) -> Moves:
-        """Decide for one pGPU, begin what was decided, and return it."""
+        """Decide for one pGPU, let pods leave, and return what was decided."""
         pace = self._suspensions.pace()
         card = self._cards.setdefault(index, _Card(now_ns))
         seen = [self._seen(index, pod, card, now_ns) for pod in pods]
@@ -253,15 +257,15 @@ class MemoryTurns:
         card.at_ns = now_ns
         seen = [self._seen(index, pod, card, now_ns) for pod in pods]
         moves = memory_turns.decide(self._pods.capacity(index), seen, pace)
-        named = {pod.name: pod for pod in pods}
         for name in moves.leave:
             self._move(name, index, leaves=True, now_ns=now_ns)
-        for name in moves.come:
-            if self._known[name].begun:
-                self._move(name, index, leaves=False, now_ns=now_ns)
-            else:
-                self._begin(named[name], now_ns)
         return moves
+
+    def _come(self, pod: PodInfo, index: int, now_ns: int) -> None:
+        if self._known[pod.name].begun:
+            self._move(pod.name, index, leaves=False, now_ns=now_ns)
+        else:
+            self._begin(pod, now_ns)
 
     def _seen(self, index: int, pod: PodInfo, card: _Card, now_ns: int) -> PodMemory:
         """Return what the policy sees of a pod."""

@@ -40,9 +40,11 @@ CONFIG = Config(defaults=GpuSettings(memory_overcommit=2.0))
 class Card:
     """A daemon's service on one simulated card of 141 GiB, whose memory turns are ticked by hand."""
 
-    def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch, config: Config = CONFIG) -> None:
+    def __init__(
+        self, directory: Path, monkeypatch: pytest.MonkeyPatch, config: Config = CONFIG, gpus: int = 1
+    ) -> None:
         self.now_ns = 10**15
-        self.host = QuickHost()
+        self.host = QuickHost(gpus)
         #: The last load of each pod.
         self.loads: dict[str, int] = {}
         self.session = Session(wire.Peer(os.getpid(), 0, 0), may_change=True, process=os.pidfd_open(os.getpid()))
@@ -274,6 +276,26 @@ def test_a_container_that_waits_waits_for_the_next_daemon_too(card: Card) -> Non
         for _ in range(2):
             assert card.ask("pod.waits", name="waits") == {"waits": ""}
             card.restart()
+
+
+def test_a_pod_on_two_cards_comes_back_once_both_have_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("qgpu.daemon.pods.Pods.runs", lambda _self, _pod: True)
+    with closing(Card(tmp_path, monkeypatch, gpus=2)) as card:
+        grant = {"class": "offline", "memory": 100 * GIB}
+        card.ask("pod.create", name="wide", grants={"0": grant, "1": grant})
+        for index in (0, 1):
+            card.host.start_load("wide", index, Workload(kernel_us=1000.0, batch=0, memory=GIB))
+        card.ask("pod.suspend", name="wide")
+        card.settle()
+        assert card.ask("pod.create", name="one", grants={"1": grant})["waits"] == ""
+        card.host.start_load("one", 1, Workload(kernel_us=1000.0, batch=0, memory=GIB))
+        card.pass_by()
+        card.ask("pod.resume", name="wide")
+        card.settle()
+        assert card.states("wide", "one") == ["suspended", "running"]
+        while card.states("wide") != ["running"]:
+            card.pass_by(10)
+        assert card.states("one") == ["suspended"]
 
 
 def test_overcommit_ends_once_all_pods_fit_and_are_back(card: Card) -> None:
