@@ -190,10 +190,10 @@ class Orders(RuleBasedStateMachine):
             if "tried for" not in why:  # else a part stays away, or is longer in coming than a hook waits
                 self.broken("grants_lost", why)
             return
+        containers.append(container)  # before it is judged: it is ended with the others, whatever comes of it
+        self.tally.containers += 1
         if not self.failing and (why := container.lacks()):
             self.broken("grants_lost", why)
-        containers.append(container)
-        self.tally.containers += 1
 
     def start(self, choice: Choice) -> None:
         """Start one of the parts that are away."""
