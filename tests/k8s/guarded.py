@@ -164,6 +164,7 @@ class GuardedWorld(World):
         """End everything."""
         self.kill_daemon()
         self._end_guardians()
+        self._manager.close()
         super().close()
 
     def _asked(self) -> list[dict[str, object]]:
