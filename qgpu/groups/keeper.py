@@ -72,6 +72,8 @@ class Keeper:
         self._seen: dict[int, str] = {}
         #: The control daemon, once it was found in the pod, and its ``ended_children`` as last looked at.
         self._control = self._ended = 0
+        #: An MPS server has ended, and its clients are still to be.
+        self._orphaned = False
         self._look_at = 0.0
 
     def begin(self) -> None:
@@ -96,25 +98,31 @@ class Keeper:
 
     def keep(self, stop: Shutdown) -> None:
         """Start the control daemon again whenever it ends, until told to stop; then end it and remove the pod."""
-        pause_s, began, trouble = _PAUSES_S[0], time.monotonic(), ""
+        pause_s, began, trouble, want = _PAUSES_S[0], time.monotonic(), "", ""
         while not stop.wait(_LOOK_S):
-            if not self._has_mps or (self._server is not None and self._server.poll() is None):
-                self._look_after_pod(stop)
-                continue
-            pause_s = _PAUSES_S[0] if time.monotonic() - began > _STEADY_S else min(2 * pause_s, _PAUSES_S[1])
-            self._files.server.close()
-            if not trouble:
-                _log.warning("the MPS control daemon has ended, starting it again", group=self._name, pause_s=pause_s)
-            self._end_servers()
-            self._end_clients(stop)
-            self._mps_servers = {}
-            if stop.wait(pause_s):
-                break
-            began = time.monotonic()
             try:
+                if not self._has_mps or (self._server is not None and self._server.poll() is None):
+                    self._look_after_pod(stop)
+                    continue
+                pause_s = _PAUSES_S[0] if time.monotonic() - began > _STEADY_S else min(2 * pause_s, _PAUSES_S[1])
+                self._files.server.close()
+                if not trouble:
+                    _log.warning(
+                        "the MPS control daemon has ended, starting it again", group=self._name, pause_s=pause_s
+                    )
+                self._end_servers()
+                self._end_clients(stop)
+                self._mps_servers = {}
+                if stop.wait(pause_s):
+                    break
+                began = time.monotonic()
                 self._ensure_pod()
                 self._start()
                 trouble = ""
+            except OSError as error:  # no descriptor is free, perhaps on the whole host
+                if str(error.strerror) != want:
+                    want = str(error.strerror)
+                    _log.info("cannot look after the group, trying again", group=self._name, reason=want)
             except QgpuError as error:
                 if str(error) != trouble:
                     trouble = str(error)
@@ -131,11 +139,13 @@ class Keeper:
 
     def _look_after_pod(self, stop: Shutdown) -> None:
         """End the clients of an MPS server that has ended, and make the pod again if it has gone with its daemon."""
-        if self._server_ended():
+        if not self._orphaned and self._server_ended():
             _log.warning("an MPS server has ended; its clients are ended, too", group=self._name)
-            self._mps_servers = {}
+            self._orphaned, self._mps_servers = True, {}
+        if self._orphaned:
             self._end_clients(stop)
             self._ended = ended_children(self._control)
+            self._orphaned = False
         if time.monotonic() < self._look_at:
             return
         self._look_at = time.monotonic() + _POD_LOOK_S
@@ -238,9 +248,7 @@ class Keeper:
                     return
 
     def _is_client(self, pid: int) -> bool:
-        with suppress(OSError):
-            return not is_mps(pid) and any(os.major(number) == self._card_major for _, number in proc.devices(pid))
-        return False
+        return not is_mps(pid) and any(os.major(number) == self._card_major for _, number in proc.devices(pid))
 
     def _kill(self, number: signal.Signals, chosen: Callable[[int], bool]) -> None:
         for pid in filter(chosen, self._pids()):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +15,7 @@ import pytest
 
 from qgpu.groups.group_files import started
 from qgpu.groups.mps_server import child_of, ended_children
+from qgpu.linux.shutdown import Shutdown
 from tests.cli.programs import Daemon, daemon
 from tests.groups.test_keeper import Kept, member
 
@@ -61,6 +64,24 @@ def test_the_child_of_a_process_is_found_among_others() -> None:
         child.kill()
     assert child_of(os.getpid(), (os.getpid(), child.pid)) == 0
     assert ended_children(child.pid) == 0
+
+
+def test_a_group_outlives_a_want_of_descriptors(kept: tuple[Kept, Daemon], monkeypatch: pytest.MonkeyPatch) -> None:
+    group, looks = kept[0], list[Shutdown]()
+    look, limits = group.keeper._look_after_pod, resource.getrlimit(resource.RLIMIT_NOFILE)
+
+    def counted(stop: Shutdown) -> None:
+        looks.append(stop)
+        look(stop)
+
+    monkeypatch.setattr(group.keeper, "_look_after_pod", counted)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))  # input and outputs
+    try:
+        while len(looks) < 10 and group.thread.is_alive():
+            time.sleep(0.01)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert group.thread.is_alive()
 
 
 def test_clients_of_a_server_that_nobody_saw_end_too(kept: tuple[Kept, Daemon]) -> None:
