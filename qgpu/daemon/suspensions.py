@@ -152,11 +152,14 @@ class Suspensions:
         return Pace(off or usual.off_ns_per_gib, back or usual.back_ns_per_gib)
 
     def host_room(self) -> int | None:
-        """Return how many bytes of suspended pods host memory can hold, those that it holds included; None: any."""
+        """Return how many bytes of suspended pods host memory can hold, those that it holds included; None: any.
+
+        A pod on its way counts as none of them: nobody knows how much of it is there.
+        """
         with closing(self._host.checkpointer()) as driver:
             room = driver.host_room()
         with self._changed:
-            here = [each for each in self._pods.values() if each.residency is not Residency.RUNNING]
+            here = [each for each in self._pods.values() if each.residency is Residency.SUSPENDED]
         return None if room is None else room + sum(sum(each.memory.values()) for each in here)
 
     def relocate(

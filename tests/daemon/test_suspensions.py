@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -265,6 +266,28 @@ def test_what_others_bring_back_meanwhile_is_not_free(
 
     assert daemon.moves.wait("one", PATIENCE_S).residency is Residency.RUNNING
     assert refused == [load]
+
+
+def test_host_memory_holds_no_pod_that_is_still_on_its_way(
+    host: SimHost, daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host.start_load("one", 0, FLOOD)
+    real, begun, may_end = SimCheckpointer.checkpoint, threading.Event(), threading.Event()
+
+    def slow(self: SimCheckpointer, process: GpuProcess) -> None:
+        begun.set()
+        may_end.wait()
+        real(self, process)
+
+    monkeypatch.setattr(SimCheckpointer, "checkpoint", slow)
+    monkeypatch.setattr(SimCheckpointer, "host_room", lambda _: 10 * GIB)
+    daemon.moves.suspend("one")
+    begun.wait()
+    on_the_way = daemon.moves.host_room()
+    may_end.set()
+    daemon.moves.wait("one", PATIENCE_S)
+
+    assert (on_the_way, daemon.moves.host_room()) == (10 * GIB, 11 * GIB)
 
 
 class Killed(BaseException):
