@@ -130,8 +130,9 @@ class MemoryTurns:
         return self.told(name)
 
     def retired(self, name: str) -> None:
-        """Forget a pod: the next of that name is another."""
-        self._retired.append(name)
+        """Forget a pod at the next look: the next of that name is another."""
+        if self._active() or (name in self._known and name not in self._retired):
+            self._retired.append(name)
 
     def away(self, index: int, pods: Sequence[PodInfo]) -> int:
         """Return how many bytes of a pGPU's pods lie in host memory because they yielded."""
