@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 
 from qgpu.checkpoint import host_memory
 from qgpu.checkpoint.cuda_checkpoint import FIRST_BRANCH
@@ -67,13 +66,15 @@ class ProcessCheckpointer:
 
         NVML names none in another PID namespace than the driver's.
         """
+        if not self.alive(process):
+            return False
         try:
             return self.state(process) is not None
         except CheckpointError:
             return False
 
     def alive(self, process: GpuProcess) -> bool:
-        """Look at its start time."""
+        """Look at its start time. Raises CheckpointError if that cannot be read: it may not have ended."""
         return _started_at(process.pid) == process.started
 
     def check_host_memory(self, pod: PodInfo, beside: int) -> None:
@@ -127,9 +128,13 @@ def _named(pids: Iterable[int]) -> list[GpuProcess]:
 
 
 def _started_at(pid: int) -> str:
-    with suppress(OSError):
+    """Return a process's start time in clock ticks; empty if it has ended. Raises CheckpointError."""
+    try:
         return proc.start_time(pid)
-    return ""
+    except OSError as error:
+        raise CheckpointError(
+            f"process {pid} cannot be looked at: {error.strerror}; see the limits of qgpud and of the host"
+        ) from error
 
 
 def _has_card(pid: int) -> bool:

@@ -2,14 +2,15 @@
 
 It runs in a thread of its own, once a second and when told. ``qgpu/policies/memory_turns.py`` decides,
 ``suspensions.py`` moves. A pod that cannot be moved runs on, and is tried again later and later. A daemon that starts
-finds who yielded in the file of suspensions, and takes all other pods for ones that have begun.
+finds who yielded in the file of suspensions, and who has not begun yet by a note at its cgroup.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import structlog
@@ -82,10 +83,12 @@ class MemoryTurns:
         self._wanted, self._stop = threading.Event(), threading.Event()
         self._cards: dict[int, _Card] = {}
         self._known: dict[str, _Known] = {}
+        #: Pods that are gone, but still known here.
+        self._retired: deque[str] = deque()
         self._short: Mapping[int, int] = {}
         for pod in pods.listed():
             place = _PLACES[suspensions.state(pod.name).residency]
-            self._known[pod.name] = _Known(place, now_ns(), begun=True, used_at_ns=now_ns())
+            self._known[pod.name] = _Known(place, now_ns(), pods.has_begun(pod), used_at_ns=now_ns())
         self._thread = threading.Thread(target=self._run, name="memory-turns", daemon=True)
 
     def start(self) -> None:
@@ -122,9 +125,14 @@ class MemoryTurns:
     def recall(self, name: str) -> str:
         """Let a suspended pod come back as soon as there is room, and return what it waits for, as ``waits``."""
         self._suspensions.allow_return(name)
-        if (known := self._known.get(name)) is not None:
+        if (known := self._known.get(name)) is not None and known.place is Place.OFF:
             known.since_ns, known.retry_at_ns = 0, 0
         return self.pod_changed(name)
+
+    def retired(self, name: str) -> None:
+        """Forget a pod at the next look: the next of that name is another."""
+        if self._active() or (name in self._known and name not in self._retired):
+            self._retired.append(name)
 
     def yielded_bytes(self, index: int, pods: Sequence[PodInfo]) -> int:
         """Return how many bytes of a pGPU's pods lie in host memory because they yielded."""
@@ -153,29 +161,32 @@ class MemoryTurns:
         with self._lock:
             pods = self._pods.listed()
             now_ns = self._now_ns()
-            here = {pod.name for pod in pods}
-            self._known = {name: known for name, known in self._known.items() if name in here}
+            self._forget({pod.name for pod in pods})
             for pod in pods:
                 self._note(pod, now_ns)
-            short: dict[int, int] = {}
+            turns: dict[int, Moves] = {}
             for index in self._loops:
                 there = [pod for pod in pods if index in pod.grants]
                 if not self._overcommitted(index) and not any(map(self._yielded, there)):
                     self._cards.pop(index, None)
-                elif missing := self._turn(index, there, now_ns).short:
-                    short[index] = missing
-            self._short = short
+                else:
+                    turns[index] = self._turn(index, there, now_ns)
             for pod in pods:
-                if not self._known[pod.name].begun and not _takes_turns(pod) and not short.keys() & pod.grants.keys():
-                    self._begin(pod.name, now_ns)
+                on = turns.keys() & pod.grants.keys()
+                if on and all(pod.name in turns[index].come for index in on):  # there is room on all of its pGPUs
+                    self._come(pod, min(on), now_ns)
+            self._short = short = {index: moves.short for index, moves in turns.items() if moves.short}
+            for pod in pods:
+                if not _takes_turns(pod) and not short.keys() & pod.grants.keys():
+                    self._begin(pod, now_ns)
 
     def mark_all_begun(self) -> None:
-        """Take all pods that are there for ones that have begun, before memory of their pGPU is overcommitted."""
+        """Take pods for ones that have begun, before memory of their pGPU is overcommitted."""
         with self._lock:
-            now_ns = self._now_ns()
-            for pod in self._pods.listed():
+            pods, now_ns = self._pods.listed(), self._now_ns()
+            self._forget({pod.name for pod in pods})
+            for pod in pods:
                 self._note(pod, now_ns)
-                self._known[pod.name].begun = True
 
     def _run(self) -> None:
         problem = ""
@@ -202,6 +213,13 @@ class MemoryTurns:
         loop = self._loops.get(index)
         return loop is not None and loop.settings.memory_overcommit > 1
 
+    def _forget(self, here: Collection[str]) -> None:
+        """Keep what is known of these pods only, and not of earlier ones of their names."""
+        gone = {self._retired.popleft() for _ in range(len(self._retired))}
+        self._known = {name: known for name, known in self._known.items() if name in here and name not in gone}
+        for card in self._cards.values():
+            card.charged_ns = {name: charge for name, charge in card.charged_ns.items() if name not in gone}
+
     def _note(self, pod: PodInfo, now_ns: int) -> None:
         """Note where a pod is, when it last used a GPU, and what became of its last move."""
         found = self._suspensions.state(pod.name)
@@ -215,8 +233,8 @@ class MemoryTurns:
         if known is None:
             begun = pod.name in self._pods.begun or not self.applies_to(pod)
             known = self._known[pod.name] = _Known(place, now_ns, begun, used_ns, now_ns)
-        if any(pod.memory.values()):
-            known.begun = True
+        if any(pod.memory.values()) or not self.applies_to(pod):
+            self._begin(pod, now_ns)
         if used_ns != known.used_ns:
             known.used_ns, known.used_at_ns = used_ns, now_ns
         if place is not known.place:
@@ -232,7 +250,7 @@ class MemoryTurns:
         return self._suspensions.state(pod.name).yielded
 
     def _turn(self, index: int, pods: Sequence[PodInfo], now_ns: int) -> Moves:
-        """Decide for one pGPU, begin what was decided, and return it."""
+        """Decide for one pGPU, let pods leave, and return what was decided."""
         pace = self._suspensions.pace()
         card = self._cards.setdefault(index, _Card(now_ns))
         seen = [self._seen(index, pod, card, now_ns) for pod in pods]
@@ -242,12 +260,13 @@ class MemoryTurns:
         moves = memory_turns.decide(self._pods.capacity(index), seen, pace)
         for name in moves.leave:
             self._move(name, index, leaves=True, now_ns=now_ns)
-        for name in moves.come:
-            if self._known[name].begun:
-                self._move(name, index, leaves=False, now_ns=now_ns)
-            else:
-                self._begin(name, now_ns)
         return moves
+
+    def _come(self, pod: PodInfo, index: int, now_ns: int) -> None:
+        if self._known[pod.name].begun:
+            self._move(pod.name, index, leaves=False, now_ns=now_ns)
+        else:
+            self._begin(pod, now_ns)
 
     def _seen(self, index: int, pod: PodInfo, card: _Card, now_ns: int) -> PodMemory:
         """Return what the policy sees of a pod."""
@@ -275,10 +294,13 @@ class MemoryTurns:
             held,
         )
 
-    def _begin(self, name: str, now_ns: int) -> None:
-        known = self._known[name]
+    def _begin(self, pod: PodInfo, now_ns: int) -> None:
+        known = self._known[pod.name]
+        if known.begun:
+            return
+        self._pods.may_begin(pod)
         known.begun, known.since_ns, known.used_at_ns = True, now_ns, now_ns
-        _log.info("pod may begin", pod=name)
+        _log.info("pod may begin", pod=pod.name)
 
     def _move(self, name: str, index: int, *, leaves: bool, now_ns: int) -> None:
         known = self._known[name]

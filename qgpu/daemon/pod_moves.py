@@ -1,12 +1,13 @@
 """Moves a pod from one card of this host to another of the same model, and its grant with it.
 
 Admission on the new card comes first. The pod has grants on both until it has arrived, so that it may run on either,
-whatever fails in between. ``suspensions.py`` does the moving.
+whatever fails in between. ``suspensions.py`` does the moving, and has it in a file before the grants change.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 import structlog
 
@@ -34,13 +35,15 @@ class PodMoves:
             pod = self._pods.named(name)
             source = self._source(pod, target, source)
             size = pod.memory.get(source, 0) or suspensions.state(name).memory.get(source, 0)
-            self._pods.amend(name, {**pod.grants, target: pod.grants[source]})
-        moves = {cards[source].uuid: cards[target].uuid}
-        try:
-            suspensions.relocate(name, moves, {target: size})
-        except QgpuError:
-            self.arrived(name, moves, went=False)
-            raise
+            self._pods.check_amended(name, {**pod.grants, target: pod.grants[source]})
+        moves, admit = {cards[source].uuid: cards[target].uuid}, partial(self._admit, name, target, source)
+        suspensions.relocate(name, moves, {target: size}, admit)
+
+    def _admit(self, name: str, target: int, source: int) -> None:
+        """Give a pod its grant on the other card, too. Raises a QgpuError."""
+        with self._pods.lock:
+            pod = self._pods.named(name)
+            self._pods.amend(name, {**pod.grants, target: pod.grants[self._source(pod, target, source)]})
 
     def arrived(self, name: str, moves: Mapping[str, str], went: bool) -> None:
         """Take away the grant on the card that a pod has left, or on the one that it did not reach."""

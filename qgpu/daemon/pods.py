@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
@@ -33,6 +34,9 @@ from qgpu.model.prepared_grant import PreparedGrant
 
 _log = structlog.get_logger("pods")
 
+#: The key of a note at a pod's cgroup: it waits for room in its card's memory. A daemon that starts finds it there.
+_WAITS = "waits"
+
 
 class Pods:
     """The pods of one host, beside its prepared grants."""
@@ -54,6 +58,8 @@ class Pods:
         self._works = works
         #: Which pods cannot make room for others, and what host memory holds of those that do.
         self.yielding: Callable[[], Yielding] = lambda: admission.FREELY
+        #: Told of pods that are gone: the next of that name is another.
+        self.retired: Callable[[str], None] = lambda _name: None
         #: Pods that begin without asking whether there is room.
         self.begun: set[str] = set()
         #: Pods by cgroup, as last listed.
@@ -164,6 +170,7 @@ class Pods:
 
     def make(self, name: str, grants: dict[int, Grant], at: str) -> None:
         """Make a pod that has passed admission. Raises a QgpuError."""
+        self._note_waits(at, name not in self.begun and self.is_overcommitted(grants))
         self.host.admit(name, grants, at)
         now = self.host.pods()
         self.by_cgroup = pods_by_cgroup(now)
@@ -174,8 +181,22 @@ class Pods:
         self.host.retire(pod.name)
         self._launchers.pop(pod.name, None)
         self.begun.discard(pod.name)
+        self.retired(pod.name)
         if cgroup.is_made_for(pod.name, pod.cgroup):
             cgroup.remove(pod.name, pod.cgroup)
+
+    def may_begin(self, pod: PodInfo) -> None:
+        """Note that a pod waits for its room no longer."""
+        self._note_waits(pod.cgroup, waits=False)
+
+    def has_begun(self, pod: PodInfo) -> bool:
+        """Tell whether a pod that an earlier daemon made waited for its room no longer."""
+        return not pod.cgroup or not cgroup.get_xattr(pod.cgroup, _WAITS)
+
+    def is_overcommitted(self, indexes: Iterable[int]) -> bool:
+        """Tell whether the memory of any of these pGPUs is overcommitted."""
+        settings = self._settings()
+        return any(index in settings and settings[index].memory_overcommit > 1 for index in indexes)
 
     def check_settings(self, index: int, wanted: GpuSettings, now: GpuSettings) -> None:
         """Check new settings of a pGPU, in place of those ``now``, against what is granted. Raises RefusedError."""
@@ -237,9 +258,14 @@ class Pods:
     def _occupancy(self, pods: Sequence[PodInfo]) -> Occupancy:
         """Return what grants must fit beside these pods; who can yield matters only where memory is overcommitted."""
         settings = self._settings()
-        overcommitted = any(each.memory_overcommit > 1 for each in settings.values())
-        yielding = self.yielding() if overcommitted else admission.FREELY
+        yielding = self.yielding() if self.is_overcommitted(self.cards) else admission.FREELY
         return Occupancy(self.outside(pods), self._free_pgpus(), settings, self.prepared.held(), yielding)
+
+    @staticmethod
+    def _note_waits(at: str, waits: bool) -> None:
+        with suppress(RefusedError):  # at worst the next daemon takes it for one that has begun
+            if at:
+                cgroup.set_xattr(at, _WAITS, "1" if waits else "")
 
     def _is_over(self, pod: PodInfo) -> bool:
         """Tell whether a pod is to be retired."""

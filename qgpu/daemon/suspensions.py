@@ -152,28 +152,39 @@ class Suspensions:
         return Pace(off or usual.off_ns_per_gib, back or usual.back_ns_per_gib)
 
     def host_room(self) -> int | None:
-        """Return how many bytes of suspended pods host memory can hold, those that it holds included; None: any."""
+        """Return how many bytes of suspended pods host memory can hold, those that it holds included; None: any.
+
+        A pod on its way counts as none of them: nobody knows how much of it is there.
+        """
         with closing(self._host.checkpointer()) as driver:
             room = driver.host_room()
         with self._changed:
-            here = [each for each in self._pods.values() if each.residency is not Residency.RUNNING]
+            here = [each for each in self._pods.values() if each.residency is Residency.SUSPENDED]
         return None if room is None else room + sum(sum(each.memory.values()) for each in here)
 
-    def relocate(self, name: str, moves: Mapping[str, str], needs: Mapping[int, int]) -> None:
-        """Begin to move a pod to other cards, where it has grants already; it runs there, or where it was.
+    def relocate(
+        self, name: str, moves: Mapping[str, str], needs: Mapping[int, int], admit: Callable[[], None]
+    ) -> None:
+        """Begin to move a pod to other cards; it runs there, or where it was.
 
         ``moves`` maps UUIDs of its cards to the others; ``needs`` is the memory that must be free, by pGPU. Raises as
-        ``suspend``. ``arrived`` is called in the end.
+        ``suspend``. ``admit`` gives it its grants there, after the move is in the file: whoever finishes it calls
+        ``arrived``, which takes away the grants that are too many.
         """
         lock_s = WORK_S + _PERIODS * self._period_ns() / NS_PER_S
         pod = self._named(name)
         with self._taking(name, None):
-            found = self.state(name)
+            before = found = self.state(name)
             if found.residency is Residency.RUNNING:
                 found = self._leaving(pod, lock_s)
             self._check_card_memory(name, needs)
             entry = replace(found, residency=Residency.SUSPENDING, since_s=time.time(), moves=moves, error="")
             self._enter(name, entry)
+            try:
+                admit()
+            except Exception:
+                self._put(name, before)
+                raise
             self._begin(name, partial(self._relocate, name, round(lock_s * 1000)))
 
     def forget_ended(self, pods: Iterable[str]) -> None:
@@ -339,12 +350,15 @@ class Suspensions:
         if end.moves:
             self._arrived(name, end.moves, not end.error)
         end = replace(end, moves={})
+        self._put(name, end)
+        self._release(name)
+
+    def _put(self, name: str, found: Suspension) -> None:
+        """Write where a pod is."""
         with self._changed:
-            self._pods[name] = end
+            self._pods[name] = found
             with suppress(RefusedError):  # the file still says that it is on the way: the next daemon looks again
                 self._file.save(self._pods)
-            self._taken.discard(name)
-            self._changed.notify_all()
 
     def _enter(self, name: str, found: Suspension) -> None:
         """Write what is about to be done. Raises RefusedError if it cannot be written."""

@@ -23,7 +23,7 @@ import structlog
 from qgpu.errors import NotSupportedError, QgpuError, RefusedError, UnknownNameError, no_pod
 from qgpu.groups import group_cdi
 from qgpu.groups.group_files import GroupFiles, MemberPart
-from qgpu.groups.mps_server import is_mps, is_mps_server, members
+from qgpu.groups.mps_server import child_of, ended_children, is_mps, is_mps_server, members
 from qgpu.ipc.control_socket import Client
 from qgpu.linux import cgroup, proc
 from qgpu.linux.parent_death import terminated_with_parent
@@ -73,6 +73,10 @@ class Keeper:
         #: When each MPS server of the pod, and each process of it, started, as last looked at.
         self._mps_servers: dict[int, str] = {}
         self._seen: dict[int, str] = {}
+        #: The control daemon, once it was found in the pod, and its ``ended_children`` as last looked at.
+        self._control = self._ended = 0
+        #: An MPS server has ended, and its clients are still to be.
+        self._orphaned = False
         self._look_at = 0.0
         self._cgroups: list[str] = []
 
@@ -98,25 +102,31 @@ class Keeper:
 
     def keep(self, stop: Shutdown) -> None:
         """Start the control daemon again whenever it ends, until told to stop; then end it and remove the pod."""
-        pause_s, began, problem = _PAUSES_S[0], time.monotonic(), ""
+        pause_s, began, problem, want = _PAUSES_S[0], time.monotonic(), "", ""
         while not stop.wait(_LOOK_S):
-            if not self._has_mps or (self._server is not None and self._server.poll() is None):
-                self._look_after_pod(stop)
-                continue
-            pause_s = _PAUSES_S[0] if time.monotonic() - began > _STEADY_S else min(2 * pause_s, _PAUSES_S[1])
-            self._files.server.close()
-            if not problem:
-                _log.warning("the MPS control daemon has ended, starting it again", group=self._name, pause_s=pause_s)
-            self._end_servers()
-            self._end_clients(stop)
-            self._mps_servers = {}
-            if stop.wait(pause_s):
-                break
-            began = time.monotonic()
             try:
+                if not self._has_mps or (self._server is not None and self._server.poll() is None):
+                    self._look_after_pod(stop)
+                    continue
+                pause_s = _PAUSES_S[0] if time.monotonic() - began > _STEADY_S else min(2 * pause_s, _PAUSES_S[1])
+                self._files.server.close()
+                if not problem:
+                    _log.warning(
+                        "the MPS control daemon has ended, starting it again", group=self._name, pause_s=pause_s
+                    )
+                self._end_servers()
+                self._end_clients(stop)
+                self._mps_servers = {}
+                if stop.wait(pause_s):
+                    break
+                began = time.monotonic()
                 self._ensure_pod()
                 self._start()
                 problem = ""
+            except OSError as error:  # no descriptor is free, perhaps on the whole host
+                if str(error.strerror) != want:
+                    want = str(error.strerror)
+                    _log.info("cannot look after the group, trying again", group=self._name, reason=want)
             except QgpuError as error:
                 if str(error) != problem:
                     problem = str(error)
@@ -133,16 +143,20 @@ class Keeper:
 
     def _look_after_pod(self, stop: Shutdown) -> None:
         """End the clients of an MPS server that has ended, and make the pod again if it has gone with its daemon."""
-        if any(start_time(pid) != since for pid, since in self._mps_servers.items()):
+        if not self._orphaned and self._server_ended():
             _log.warning("an MPS server has ended; its clients are ended, too", group=self._name)
-            self._mps_servers = {}
+            self._orphaned, self._mps_servers = True, {}
+        if self._orphaned:
             self._end_clients(stop)
+            self._ended = ended_children(self._control)
+            self._orphaned = False
         if time.monotonic() < self._look_at:
             return
         self._look_at = time.monotonic() + _POD_LOOK_S
         try:
             with Client(self._runtime_dir, _TIMEOUT_S) as client:
                 self._list(client)
+            self._find_control()
             self._mps_servers = {pid: since for pid, since in self._seen.items() if is_mps_server(pid)}
         except UnknownNameError:
             self._mps_servers = {}
@@ -153,6 +167,19 @@ class Keeper:
                     self._ensure_pod()
         except QgpuError:  # the daemon is being replaced
             pass
+
+    def _server_ended(self) -> bool:
+        """Tell whether an MPS server has ended: one that was seen, or one that lived too short for that."""
+        before, self._ended = self._ended, ended_children(self._control)
+        if self._mps_servers:
+            return any(start_time(pid) != since for pid, since in self._mps_servers.items())
+        return self._ended > before
+
+    def _find_control(self) -> None:
+        """Find the control daemon, the child of its launcher, among the pod's processes."""
+        if self._server is not None and not self._control:
+            self._control = child_of(self._server.pid, self._seen)
+            self._ended = ended_children(self._control)
 
     def _offer(self, client: Client) -> None:
         """Let containers be members. Where that fails, the group works without them."""
@@ -184,7 +211,7 @@ class Keeper:
 
     def _start(self) -> None:
         """Start the control daemon as a process of the pod. Raises a QgpuError."""
-        server = self._files.server
+        server, self._control = self._files.server, 0
         server.prepare()
         with (self._files.directory / "log" / "keeper.log").open("ab") as log:
             self._server = subprocess.Popen(
@@ -202,6 +229,8 @@ class Keeper:
             if self._server.poll() is not None or time.monotonic() > until:
                 said = self._files.last_words() or "it says nothing"
                 raise NotSupportedError(f"group {self._name}: {server.command[0]} does not start: {said}")
+        self._pids()
+        self._find_control()
 
     def _end_servers(self) -> None:
         """Kill what is left of MPS in the pod: a server without its control daemon takes no more clients."""
@@ -223,10 +252,8 @@ class Keeper:
                     return
 
     def _is_client(self, pid: int) -> bool:
-        with suppress(OSError):
-            has_card = any(os.major(number) == self._card_major for _, number in proc.devices(pid))
-            return not is_mps(pid) and (has_card or proc.is_headless(pid))  # the latter shows no files
-        return False
+        has_card = any(os.major(number) == self._card_major for _, number in proc.devices(pid))
+        return not is_mps(pid) and (has_card or proc.is_headless(pid))  # the latter shows no files
 
     def _kill(self, number: signal.Signals, chosen: Callable[[int], bool]) -> None:
         """Send a signal to the pod's processes that are chosen; a member decides how long choosing takes.

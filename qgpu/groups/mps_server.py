@@ -24,6 +24,8 @@ CONTROL = "nvidia-cuda-mps-control"
 #: What /proc/PID/comm says of the control daemon and of the server, cut off after 15 characters.
 _COMM = "nvidia-cuda-mps"
 _SERVER = b"nvidia-cuda-mps-server"
+#: The indexes of these fields of /proc/PID/stat behind the name: the parent, and cminflt.
+_PARENT, _CHILDREN_FAULTS = 1, 8
 _QUIT_S, _ANSWER_S, _LOOK_S = 10, 1.0, 0.05
 _MIB = 1 << 20
 
@@ -121,6 +123,20 @@ def is_mps(pid: int) -> bool:
 def is_mps_server(pid: int) -> bool:
     """Tell whether a process is an MPS server; ``nvidia-cuda-mps-control`` also talks to one, and ends at once."""
     return is_mps(pid) and any(word.endswith(_SERVER) for word in proc.cmdline(pid)[:2])
+
+
+def child_of(parent: int, pids: Iterable[int]) -> int:
+    """Return the process among these whose parent this is; 0 if there is none."""
+    return next((pid for pid in pids if proc.stat(pid)[_PARENT : _PARENT + 1] == [str(parent)]), 0)
+
+
+def ended_children(pid: int) -> int:
+    """Return what rises with each child that has ended and was waited for, however short it lived; 0 for no process.
+
+    It is the number of their page faults (proc_pid_stat(5)): no process does without.
+    """
+    fields = proc.stat(pid)
+    return int(fields[_CHILDREN_FAULTS]) if fields else 0
 
 
 def members(pids: Iterable[int]) -> list[int]:

@@ -42,7 +42,7 @@ class Checkpointer(Protocol):
         """
 
     def alive(self, process: GpuProcess) -> bool:
-        """Tell at once whether a process has not ended."""
+        """Tell at once whether a process has not ended. Raises CheckpointError if that cannot be seen."""
 
     def check_host_memory(self, pod: PodInfo, beside: int) -> None:
         """Check that what the pod holds on cards fits into host memory. Raises RefusedError.

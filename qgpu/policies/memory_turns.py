@@ -96,8 +96,6 @@ class Moves:
     leave: tuple[str, ...] = ()
     come: tuple[str, ...] = ()
     short: int = 0
-    #: The time until a turn or a hold ends, after which the answer may differ; None if none is running.
-    again_ns: int | None = None
 
 
 def move_ns(pod: PodMemory, pace: Pace) -> int:
@@ -145,8 +143,7 @@ def decide(capacity: int, pods: Sequence[PodMemory], pace: Pace) -> Moves:
         if pod.size - pod.present <= left:
             come.append(pod.name)
             left -= pod.size - pod.present
-    again = [left_ns for pod in turns if (left_ns := _bound_ns(pod, pace) - pod.stay_ns) > 0]
-    return Moves(tuple(pod.name for pod in leave), tuple(come), short, min(again, default=None))
+    return Moves(tuple(pod.name for pod in leave), tuple(come), short)
 
 
 def _weights(pods: Collection[PodMemory]) -> dict[str, int]:
@@ -172,15 +169,11 @@ def _sizes(pods: Iterable[PodMemory], *places: Place) -> int:
     return sum(pod.size for pod in pods if pod.place in places)
 
 
-def _bound_ns(pod: PodMemory, pace: Pace) -> int:
-    """Return how long a pod stays in its place at least."""
-    if pod.place is Place.ON:
-        return turn_ns(pod, pace)
-    return HOLD_NS + move_ns(pod, pace) if pod.place is Place.OFF and pod.away else 0
-
-
 def _bound(pod: PodMemory, pace: Pace) -> bool:
-    return pod.stay_ns < _bound_ns(pod, pace)
+    """Tell whether a pod has yet to stay in its place."""
+    if pod.place is Place.ON:
+        return pod.stay_ns < turn_ns(pod, pace)
+    return pod.place is Place.OFF and bool(pod.away) and pod.stay_ns < HOLD_NS + move_ns(pod, pace)
 
 
 def _forced(there: Iterable[PodMemory], missing: int) -> list[PodMemory]:

@@ -6,7 +6,6 @@ import json
 import math
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -211,8 +210,14 @@ def test_a_process_that_does_nothing_is_an_error(tmp_path):
 
 
 PROGRAMS = """
-import time
-PROGRAMS = {"short": lambda: lambda: time.sleep(0.01), "service": lambda: lambda: time.sleep(0.03)}
+import pathlib, time
+def steps(name, seconds):
+    def step():
+        time.sleep(seconds)
+        with pathlib.Path(__file__).with_name(name).open("a") as file:
+            file.write("x")
+    return lambda: step
+PROGRAMS = {"short": steps("short", 0.01), "service": steps("service", 0.03)}
 PERIOD_MS = {"service": 20}
 """
 START = "import sys; sys.path[:0] = sys.argv.pop().split(':'); import torch_worker; torch_worker.main()"
@@ -229,11 +234,12 @@ def test_a_worker_runs_what_it_is_asked_and_tells_of_each_step(tmp_path):
         wait_for("the worker to load", lambda: "ready" in log.read_text() or worker.poll() is not None)
         for program in ("short", "service", torch_worker.REST):
             torch_worker.ask(result, program)
-            time.sleep(0.3)
+            if program != torch_worker.REST:  # three steps before it is ready, and some more
+                wait_for(f"steps of {program}", lambda steps=tmp_path / program: steps.stat().st_size > 3 + 5)
         chunks = result.with_suffix(torch_worker.CHUNKS)
         wait_for("the worker to rest", lambda: chunks.exists() and chunks.read_text().count("\n") == 2)
         worker.terminate()
-        assert worker.wait(10) == 0
+        assert worker.wait() == 0
     finally:
         worker.kill()
         worker.wait()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from qgpu.checkpoint.process_checkpointer import ProcessCheckpointer, check_driver
-from qgpu.errors import NotSupportedError, RefusedError
+from qgpu.errors import CheckpointError, NotSupportedError, RefusedError
 from qgpu.model.checkpointer import GpuProcess, ProcessState
 from qgpu.model.plane_api import Pgpu, PodInfo
 from tests.checkpoint.conftest import Start
@@ -75,6 +76,21 @@ def test_another_process_of_the_same_pid_is_not_asked(libcuda: Path, start: Star
 
     assert driver.state(GpuProcess(start().pid, "1")) is None
     assert driver.helper.pid == 0, "not even a helper was started"
+
+
+def test_without_a_free_descriptor_no_process_has_ended(start: Start) -> None:
+    pid = start().pid
+    driver = checkpointer({"GPU-a": [pid]})
+    (found,) = driver.processes(PodInfo("web", pids=(pid,)))
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+    try:
+        for ask in (driver.alive, driver.state):
+            with pytest.raises(CheckpointError, match=f"process {pid} cannot be looked at: Too many open files"):
+                ask(found)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert driver.alive(found)
 
 
 def test_a_process_that_has_ended_has_no_state(libcuda: Path, start: Start) -> None:

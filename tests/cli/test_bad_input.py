@@ -5,6 +5,7 @@ from __future__ import annotations
 import grp
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -264,7 +265,7 @@ def test_a_self_test_that_is_interrupted_is_none_that_passed(shared: Daemon) -> 
     command = shared.start("doctor", "--self-test")
     with Client(shared.runtime_dir) as client:
         while not any(pod["name"].startswith("self-test") for pod in client.call("pod.list")["pods"]):
-            pass
+            time.sleep(0.01)
     command.send_signal(signal.SIGINT)
     printed, said = command.communicate(timeout=programs.TIMEOUT_S)
 

@@ -8,6 +8,7 @@ import pty
 import resource
 import signal
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -192,7 +193,7 @@ def test_pod_ended_during_start_leaves_no_process(shared: Daemon) -> None:
         for _ in range(5):
             pod = shared.start("run", "--name", "brief", "--", "sleep", "600")
             while not client.call("pod.list")["pods"]:
-                pass
+                time.sleep(0.01)
             pod.send_signal(signal.SIGTERM)
             _, said = pod.communicate(timeout=TIMEOUT_S)  # to the end of whoever holds its output
 

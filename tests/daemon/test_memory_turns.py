@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, closing, suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -24,11 +24,12 @@ from qgpu.errors import CheckpointError, RefusedError
 from qgpu.ipc import wire
 from qgpu.ipc.control_socket import Session
 from qgpu.load.spec import Workload
-from qgpu.model import NS_PER_S, PodClass
+from qgpu.model import NS_PER_S, Grant, PodClass
 from qgpu.model.plane_names import Plane
 from qgpu.planes.sim.checkpointer import SimCheckpointer
-from qgpu.planes.sim.host import Clock, SimHost
 from qgpu.policies.memory_turns import TURN_NS
+from tests.daemon.claim_rig import FakeContainer
+from tests.daemon.quick_host import QuickHost
 from tests.stage import MORE
 
 GIB = 1 << 30
@@ -39,9 +40,13 @@ CONFIG = Config(defaults=GpuSettings(memory_overcommit=2.0))
 class Card:
     """A daemon's service on one simulated card of 141 GiB, whose memory turns are ticked by hand."""
 
-    def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch, config: Config = CONFIG) -> None:
+    def __init__(
+        self, directory: Path, monkeypatch: pytest.MonkeyPatch, config: Config = CONFIG, gpus: int = 1
+    ) -> None:
         self.now_ns = 10**15
-        self.host = SimHost(1, Clock.VIRTUAL)
+        self.host = QuickHost(gpus)
+        #: The last load of each pod.
+        self.loads: dict[str, int] = {}
         self.session = Session(wire.Peer(os.getpid(), 0, 0), may_change=True, process=os.pidfd_open(os.getpid()))
         self._directory, self._config = directory, config
         monkeypatch.setattr(MemoryTurns, "start", lambda _: None)
@@ -52,6 +57,11 @@ class Card:
         made = Service(self.host, chosen, self._config, State(self._directory), suspension_file=file)
         made.turns._now_ns = lambda: self.now_ns  # type: ignore[method-assign]
         return made
+
+    def close(self) -> None:
+        self.service.close()
+        assert self.session.process is not None
+        os.close(self.session.process)
 
     def restart(self) -> None:
         """Let another daemon take over the host."""
@@ -72,7 +82,8 @@ class Card:
         """Let a pod use all of its limit."""
         limit = self.service.pods.named(name).grants[0].memory
         assert limit is not None
-        return self.host.start_load(name, 0, Workload(kernel_us=1000.0, batch=0, memory=limit))
+        self.loads[name] = self.host.start_load(name, 0, Workload(kernel_us=1000.0, batch=0, memory=limit))
+        return self.loads[name]
 
     def pass_by(self, seconds: float = 1.0) -> None:
         """Let time pass, a tick a second, each until its moves are done."""
@@ -96,10 +107,16 @@ class Card:
 
 @pytest.fixture
 def card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Card]:
-    made = Card(tmp_path, monkeypatch)
-    monkeypatch.setattr(made.service.pods, "runs", lambda pod: True)
-    yield made
-    made.service.close()
+    with closing(Card(tmp_path, monkeypatch)) as made:
+        monkeypatch.setattr(made.service.pods, "runs", lambda pod: True)
+        yield made
+
+
+@pytest.fixture
+def plain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Card]:
+    """A card whose memory is granted once."""
+    with closing(Card(tmp_path, monkeypatch, Config())) as made:
+        yield made
 
 
 def full(card: Card) -> None:
@@ -159,12 +176,10 @@ def test_an_online_pod_that_grows_gets_its_room(card: Card) -> None:
     assert card.states("one") == ["suspended"]
 
 
-def test_without_overcommit_nothing_waits_or_is_granted_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    card = Card(tmp_path, monkeypatch, Config())
-    assert card.start("one", 100) == ""
+def test_without_overcommit_nothing_waits_or_is_granted_twice(plain: Card) -> None:
+    assert plain.start("one", 100) == ""
     with pytest.raises(RefusedError, match="41 GiB is left to grant"):
-        card.start("two", 100)
-    card.service.close()
+        plain.start("two", 100)
 
 
 def test_memory_is_granted_up_to_the_factor(card: Card) -> None:
@@ -240,6 +255,49 @@ def test_the_next_daemon_brings_back_who_yielded(card: Card) -> None:
     assert card.states("one") == ["running"]
 
 
+@pytest.mark.root
+def test_a_container_that_waits_waits_for_the_next_daemon_too(card: Card) -> None:
+    card.start("one", 100)
+    card.fill("one")
+    with ExitStack() as ends:
+        for name, size in (("begun", 41), ("waits", 100)):
+            container = FakeContainer()
+            ends.callback(container.end)
+            card.service.pods.admit(name, {0: Grant(memory=size * GIB)}, container.at)
+            card.pass_by()
+        for _ in range(2):
+            assert card.ask("pod.waits", name="begun") == {"waits": ""}
+            assert card.ask("pod.waits", name="waits") == {"waits": "memory of pGPU 0"}
+            card.restart()
+            card.pass_by()
+        card.host.stop_load(card.loads["one"])
+        card.host.retire("one")
+        card.pass_by()
+        for _ in range(2):
+            assert card.ask("pod.waits", name="waits") == {"waits": ""}
+            card.restart()
+
+
+def test_a_pod_on_two_cards_comes_back_once_both_have_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("qgpu.daemon.pods.Pods.runs", lambda _self, _pod: True)
+    with closing(Card(tmp_path, monkeypatch, gpus=2)) as card:
+        grant = {"class": "offline", "memory": 100 * GIB}
+        card.ask("pod.create", name="wide", grants={"0": grant, "1": grant})
+        for index in (0, 1):
+            card.host.start_load("wide", index, Workload(kernel_us=1000.0, batch=0, memory=GIB))
+        card.ask("pod.suspend", name="wide")
+        card.settle()
+        assert card.ask("pod.create", name="one", grants={"1": grant})["waits"] == ""
+        card.host.start_load("one", 1, Workload(kernel_us=1000.0, batch=0, memory=GIB))
+        card.pass_by()
+        card.ask("pod.resume", name="wide")
+        card.settle()
+        assert card.states("wide", "one") == ["suspended", "running"]
+        while card.states("wide") != ["running"]:
+            card.pass_by(10)
+        assert card.states("one") == ["suspended"]
+
+
 def test_overcommit_ends_once_all_pods_fit_and_are_back(card: Card) -> None:
     full(card)
     with pytest.raises(RefusedError, match="limits of 200 GiB do not fit into 1 times its 141 GiB"):
@@ -251,14 +309,44 @@ def test_overcommit_ends_once_all_pods_fit_and_are_back(card: Card) -> None:
     assert card.states("one") == ["running"]
 
 
-def test_pods_there_when_overcommit_begins_have_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    card = Card(tmp_path, monkeypatch, Config())
-    card.start("one", 100)
-    card.ask("gpu.set", gpu=0, memory_overcommit=2.0)
-    assert card.ask("pod.waits", name="one") == {"waits": ""}
-    card.start("two", 100)
+def test_pods_there_when_overcommit_begins_have_begun(plain: Card) -> None:
+    plain.start("one", 100)
+    plain.ask("gpu.set", gpu=0, memory_overcommit=2.0)
+    assert plain.ask("pod.waits", name="one") == {"waits": ""}
+    plain.start("two", 100)
+    assert plain.ask("pod.waits", name="two") == {"waits": "memory of pGPU 0"}
+
+
+@pytest.mark.parametrize("change", [{"policy": "fixed-share"}, {"memory_overcommit": 3.0}])
+def test_a_changed_setting_lets_no_waiting_pod_begin(card: Card, change: dict[str, Any]) -> None:
+    full(card)
+    card.ask("gpu.set", gpu=0, **change)
     assert card.ask("pod.waits", name="two") == {"waits": "memory of pGPU 0"}
-    card.service.close()
+
+
+def test_a_pod_that_waited_while_overcommit_ended_has_begun(card: Card) -> None:
+    full(card)
+    card.host.stop_load(card.loads["one"])
+    card.host.retire("one")
+    for factor in (1.0, 2.0):
+        card.ask("gpu.set", gpu=0, memory_overcommit=factor)
+        assert card.ask("pod.waits", name="two") == {"waits": ""}
+
+
+def test_a_pod_that_has_an_ended_pods_name_waits_for_its_own(card: Card) -> None:
+    card.start("one", 20)
+    card.start("two", 100)
+    card.fill("two")
+    card.service.pods.retire(card.service.pods.named("one"))
+    assert card.start("one", 100) == "memory of pGPU 0"
+
+
+def test_resuming_a_pod_that_runs_does_not_end_its_turn(card: Card) -> None:
+    full(card)
+    card.pass_by(10)
+    card.ask("pod.resume", name="one")
+    card.pass_by(TURN_NS / NS_PER_S / 2)
+    assert card.states("one") == ["running"]
 
 
 def test_what_host_memory_cannot_hold_is_not_granted(card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -291,15 +379,13 @@ def test_who_may_not_wait_begins_at_once_or_not_at_all(card: Card) -> None:
 def test_who_does_not_wait_always_has_room_for_its_limit(
     tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, story: list[tuple[str, int, int]]
 ) -> None:
-    card = Card(tmp_path_factory.mktemp("state"), monkeypatch)
-    try:
-        _tell(card, story, monkeypatch)
-    finally:
-        card.service.close()
-
-
-def _tell(card: Card, story: list[tuple[str, int, int]], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("qgpu.daemon.pods.Pods.runs", lambda _self, _pod: True)
+    with closing(Card(tmp_path_factory.mktemp("state"), monkeypatch)) as card:
+        play(card, story)
+
+
+def play(card: Card, story: list[tuple[str, int, int]]) -> None:
+    """Do these things one after the other; look after each at who runs."""
     loads: dict[str, int] = {}
     off: set[str] = set()
     for what, number, gib in story:

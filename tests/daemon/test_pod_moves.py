@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -19,7 +20,7 @@ from qgpu.daemon.plane_choice import PlaneChoice
 from qgpu.daemon.service import Service
 from qgpu.daemon.state import State
 from qgpu.daemon.suspension_file import SuspensionFile
-from qgpu.errors import CheckpointError, RefusedError, UnknownNameError
+from qgpu.errors import BackendGoneError, CheckpointError, RefusedError, UnknownNameError
 from qgpu.ipc import wire
 from qgpu.ipc.control_socket import Session
 from qgpu.load.spec import Workload
@@ -30,6 +31,7 @@ from qgpu.model.plane_names import Plane
 from qgpu.model.suspension import Residency
 from qgpu.planes.sim.checkpointer import SimCheckpointer
 from qgpu.planes.sim.host import Clock, SimHost
+from tests.daemon.quick_host import QuickHost
 from tests.daemon.test_suspensions import Killed, kill, no_waiting
 
 GIB = 1 << 30
@@ -55,8 +57,12 @@ def service(host: SimHost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> I
 
 
 def ask(service: Service, op: str, **arguments: Any) -> dict[str, Any]:
-    me = Session(wire.Peer(os.getpid(), 0, 0), may_change=True, process=os.pidfd_open(os.getpid()))
-    return service.handle(me, {"op": op, **arguments}, [])
+    process = os.pidfd_open(os.getpid())
+    try:
+        me = Session(wire.Peer(os.getpid(), 0, 0), may_change=True, process=process)
+        return service.handle(me, {"op": op, **arguments}, [])
+    finally:
+        os.close(process)
 
 
 def grants(host: SimHost) -> dict[int, Grant]:
@@ -74,7 +80,7 @@ def test_a_moved_pod_runs_on_the_other_card_with_its_grant(host: SimHost, servic
     assert host.pods()[0].memory == {1: LOAD.memory}
     before = host.progress(load).gpu_ns
     while host.progress(load).gpu_ns == before:  # it runs there
-        pass
+        time.sleep(0.01)
 
 
 def test_a_suspended_pod_that_is_moved_runs_there(host: SimHost, service: Service) -> None:
@@ -132,6 +138,30 @@ def test_a_pod_does_not_move_where_its_memory_does_not_fit(host: SimHost, servic
     assert service.suspensions.state("one").residency is Residency.RUNNING
 
 
+@pytest.mark.parametrize("suspended", [False, True])
+def test_a_move_whose_grant_is_refused_at_last_is_none(
+    host: SimHost, service: Service, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, suspended: bool
+) -> None:
+    host.admit("one", {0: GRANT})
+    host.start_load("one", 0, LOAD)
+    if suspended:
+        ask(service, "pod.suspend", name="one")
+    before = service.suspensions.wait("one", PATIENCE_S)
+
+    def refuse(*_: object) -> None:
+        raise BackendGoneError("the guardian has died")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SimHost, "amend", refuse)
+        with pytest.raises(BackendGoneError):
+            ask(service, "pod.move", name="one", gpu=1)
+    assert service.suspensions.state("one") == before
+    assert SuspensionFile(tmp_path).load().keys() == ({"one"} if suspended else set())
+    ask(service, "pod.move", name="one", gpu=1)
+    service.suspensions.wait("one", PATIENCE_S)
+    assert grants(host) == {1: GRANT}
+
+
 @pytest.mark.parametrize(
     ("held", "arguments", "said"),
     [
@@ -163,18 +193,18 @@ def test_containers_and_other_models_are_refused(service: Service, monkeypatch: 
 
 
 @settings(max_examples=30)
-@given(processes=st.integers(1, 3), dies_at=st.integers(1, 12), before=st.booleans())
+@given(processes=st.integers(1, 3), dies_at=st.integers(1, 18), before=st.booleans())
 def test_a_daemon_killed_at_any_call_leaves_a_pod_on_one_card(
     tmp_path_factory: pytest.TempPathFactory, processes: int, dies_at: int, before: bool
 ) -> None:
-    host, directory = SimHost(2, Clock.VIRTUAL), tmp_path_factory.mktemp("state")
+    host, directory = QuickHost(2), tmp_path_factory.mktemp("state")
     choice = PlaneChoice(Plane.SIM, "test")
     host.admit("one", {0: GRANT})
     for _ in range(processes):
         host.start_load("one", 0, LOAD)
     first = Service(host, choice, Config(), State(None), suspension_file=SuspensionFile(directory))
     with pytest.MonkeyPatch.context() as patch:
-        kill(patch, dies_at, before=before)
+        kill(patch, dies_at, before=before, more=[(SimHost, "amend"), (SuspensionFile, "save")])
         with suppress(Killed):
             ask(first, "pod.move", name="one", gpu=1)
     first.close()

@@ -154,8 +154,8 @@ def test_a_pod_is_not_retired_for_want_of_descriptors(monkeypatch: pytest.Monkey
         service.reap()
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        service.close()
     assert [pod.name for pod in host.pods()] == ["one"]
-    service.close()
 
 
 class MigHost(SimHost):

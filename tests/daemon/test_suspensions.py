@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -267,6 +268,28 @@ def test_what_others_bring_back_meanwhile_is_not_free(
     assert refused == [load]
 
 
+def test_host_memory_holds_no_pod_that_is_still_on_its_way(
+    host: SimHost, daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host.start_load("one", 0, FLOOD)
+    real, begun, may_end = SimCheckpointer.checkpoint, threading.Event(), threading.Event()
+
+    def slow(self: SimCheckpointer, process: GpuProcess) -> None:
+        begun.set()
+        may_end.wait()
+        real(self, process)
+
+    monkeypatch.setattr(SimCheckpointer, "checkpoint", slow)
+    monkeypatch.setattr(SimCheckpointer, "host_room", lambda _: 10 * GIB)
+    daemon.moves.suspend("one")
+    begun.wait()
+    on_the_way = daemon.moves.host_room()
+    may_end.set()
+    daemon.moves.wait("one", PATIENCE_S)
+
+    assert (on_the_way, daemon.moves.host_room()) == (10 * GIB, 11 * GIB)
+
+
 class Killed(BaseException):
     """The daemon was killed: nothing of it runs on."""
 
@@ -286,7 +309,7 @@ def test_a_daemon_killed_at_any_call_leaves_no_pod_between(
         first.moves.suspend("one")
         first.moves.wait("one", PATIENCE_S)
     with pytest.MonkeyPatch.context() as patch:
-        kill(patch, dies_at, before=before)
+        kill(patch, dies_at, before=before, more=[(SuspensionFile, "save")])
         with suppress(Killed):
             (first.moves.resume if resuming else first.moves.suspend)("one")
     first.moves.close()
@@ -299,8 +322,8 @@ def test_a_daemon_killed_at_any_call_leaves_no_pod_between(
     assert second.states() == [wanted] * processes
 
 
-def kill(patch: pytest.MonkeyPatch, dies_at: int, *, before: bool) -> None:
-    """Let the daemon die at its ``dies_at``-th call of the driver, before or after the call takes effect."""
+def kill(patch: pytest.MonkeyPatch, dies_at: int, *, before: bool, more: Sequence[tuple[type, str]] = ()) -> None:
+    """Let the daemon die at its ``dies_at``-th call of the driver or of ``more``, before or after it takes effect."""
     calls = [0]
 
     def dying(real: Callable[..., object]) -> Callable[..., object]:
@@ -315,8 +338,9 @@ def kill(patch: pytest.MonkeyPatch, dies_at: int, *, before: bool) -> None:
 
         return call
 
-    for name in ("lock", "checkpoint", "restore", "unlock"):
-        patch.setattr(SimCheckpointer, name, dying(getattr(SimCheckpointer, name)))
+    driver = [(SimCheckpointer, name) for name in ("lock", "checkpoint", "restore", "unlock")]
+    for owner, name in (*driver, *more):
+        patch.setattr(owner, name, dying(getattr(owner, name)))
     patch.setattr(Suspensions, "_begin", lambda self, name, operation: self._work(name, operation))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -45,7 +46,7 @@ def until_gated(service: Service, gated: bool) -> None:
     """Wait until the plan in force moves gates, or does not."""
     loop = service._loops[0]
     while loop.ledger.plan is None or loop.ledger.plan.gated is not gated:
-        pass
+        time.sleep(0.01)
 
 
 def begin(service: Service, session: Session, *pods: str) -> None:

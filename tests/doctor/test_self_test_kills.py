@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,7 @@ def test_beside_a_tenant_the_policy_in_force_is_judged(tmp_path: Path) -> None:
                 while test.poll() is None:
                     assert client.call("gpu.list")["gpus"][0]["temporary_policy"] is None
                     assert settings(running.runtime_dir) == before
+                    time.sleep(0.01)
             said, announced = test.communicate(timeout=TIMEOUT_S)
         finally:
             busy.terminate()

@@ -21,7 +21,7 @@ from qgpu.groups.keeper import Keeper
 from qgpu.groups.mps_server import MpsServer, is_mps
 from qgpu.ipc.control_socket import Client
 from qgpu.linux import proc
-from qgpu.linux.proc import started
+from qgpu.linux.proc import start_time
 from qgpu.linux.shutdown import Shutdown
 from tests.cli.programs import Daemon, daemon
 
@@ -165,7 +165,7 @@ def test_members_end_with_the_control_daemon(host, kept):
         os.kill(before, signal.SIGKILL)
         kept.await_whole(before)
 
-        assert not started(pid)
+        assert not start_time(pid)
 
 
 def test_members_that_ignore_sigterm_end_as_well(host, kept):
@@ -174,7 +174,7 @@ def test_members_that_ignore_sigterm_end_as_well(host, kept):
         os.kill(before, signal.SIGKILL)
         kept.await_whole(before)
 
-        assert not started(pid)
+        assert not start_time(pid)
 
 
 def test_member_without_a_card_outlives_the_server(host, kept):
@@ -183,7 +183,7 @@ def test_member_without_a_card_outlives_the_server(host, kept):
         os.kill(before, signal.SIGKILL)
         kept.await_whole(before)
 
-        assert started(pid)
+        assert start_time(pid)
 
 
 def test_clients_of_a_killed_server_end_too(host, kept):
@@ -191,7 +191,7 @@ def test_clients_of_a_killed_server_end_too(host, kept):
         _, server = kept.await_whole()
         kept.until(lambda: server in kept.keeper._mps_servers)
         os.kill(server, signal.SIGKILL)
-        kept.until(lambda: not started(pid))
+        kept.until(lambda: not start_time(pid))
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="takes root to choose a process's number")
@@ -240,7 +240,7 @@ def test_ended_talk_to_the_control_daemon_ends_nobody(host, kept, installed):
         talk.communicate(timeout=60)
         time.sleep(2 * keeping._POD_LOOK_S)
 
-        assert started(pid)
+        assert start_time(pid)
 
 
 def test_pipe_directory_stays_the_same_one(kept):
@@ -257,7 +257,7 @@ def test_ended_group_leaves_no_process_and_no_pod(host):
     mps = running.await_whole()
     running.end()
 
-    assert not any(map(started, mps))
+    assert not any(map(start_time, mps))
     assert host.json("pod", "list")["pods"] == []
     assert not running.server.directory.exists()
 
@@ -301,13 +301,15 @@ def test_group_is_whole_again_whoever_is_killed_when(tmp_path, installed):
                     host.stop(signal.SIGKILL)
                     host = Daemon(host.runtime_dir, "--plane", "sim")
                 running.await_whole(control, server)
-                assert not (killed and started(pid))  # the simulator's pods end with the daemon; members then have none
+                assert not (
+                    killed and start_time(pid)
+                )  # the simulator's pods end with the daemon; members then have none
     finally:
         running.end()
         left = host.json("pod", "list")["pods"]
         host.stop()
 
-    assert (left, [pid for pid in seen if started(pid)]) == ([], [])
+    assert (left, [pid for pid in seen if start_time(pid)]) == ([], [])
     assert not running.server.directory.exists()
 
 

@@ -190,10 +190,7 @@ class Stage:
 
     def forget(self) -> None:
         """Let the service manager lose what it kept."""
-        self.manager.listen()
-        for fd in self.manager.stored.values():
-            os.close(fd)
-        self.manager.stored.clear()
+        self.manager.forget()
 
     def rest(self) -> dict[str, int]:
         """Let the pods rest with nothing made; return what could have piled up."""

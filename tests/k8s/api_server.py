@@ -19,7 +19,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from qgpu.k8s import quantities
 
-_TIMEOUT_S = 30
+_TIMEOUT_S = 240
 Key = tuple[str, str, str]
 _GI = 1024**3
 _FIRST_VERSION = 100

@@ -24,11 +24,10 @@ from tests.guardian.fake_rm import PAGE
 from tests.hostile import emulated
 from tests.hostile.allocator import Program
 from tests.k8s.container import Container
-from tests.k8s.world import GI, World
+from tests.k8s.world import GI, PATIENCE_S, World
 from tests.runtime import deaths
 
 _ROOT = Path(__file__).parents[2]
-_CALL_S = 60
 _HANDLE = 0x50
 
 
@@ -39,7 +38,7 @@ class GuardedContainer(Container):
         self._world, self._client = world, client
         self._listener = seccomp_profile.listener(world.runtime_dir)
         self._ours, self._theirs = socket.socketpair()
-        self._ours.settimeout(_CALL_S)
+        self._ours.settimeout(PATIENCE_S)
         super().__init__(world, pod, devices)
         self._theirs.close()
 
@@ -165,6 +164,7 @@ class GuardedWorld(World):
         """End everything."""
         self.kill_daemon()
         self._end_guardians()
+        self._manager.close()
         super().close()
 
     def _asked(self) -> list[dict[str, object]]:
@@ -178,7 +178,7 @@ class GuardedWorld(World):
                 words = process.cmdline()
                 if "qgpu.guardian" in words and str(self.runtime_dir) in words:
                     process.kill()
-                    process.wait(_CALL_S)
+                    process.wait(PATIENCE_S)
 
 
 def main() -> None:

@@ -19,7 +19,7 @@ from qgpu.k8s.names import DRIVER, KubeletDirectory
 from tests.k8s.api_server import ApiServer
 from tests.k8s.wire import MESSAGES, STUBS
 
-_TIMEOUT_S = 30.0
+_TIMEOUT_S = 240.0
 _LOOK_S = 0.02
 #: Each connection tries by itself, as in Go: else one that was refused a moment ago keeps later ones waiting.
 _ALONE = [("grpc.use_local_subchannel_pool", 1)]

@@ -20,11 +20,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from qgpu.errors import QgpuError
 from tests.k8s.container import Container
-from tests.k8s.world import GI, World, card
+from tests.k8s.world import GI, PATIENCE_S, World, card
 
 #: What may happen to the parts, as often as it stands here.
 ACTIONS = ("time_passes", "start_all", *("kill", "beside_failure", "start", "kubelet_works") * 2)
-_SETTLE_S = 60.0
 _T = TypeVar("_T")
 
 
@@ -191,10 +190,10 @@ class Orders(RuleBasedStateMachine):
             if "tried for" not in why:  # else a part stays away, or is longer in coming than a hook waits
                 self.broken("grants_lost", why)
             return
+        containers.append(container)  # before it is judged: it is ended with the others, whatever comes of it
+        self.tally.containers += 1
         if not self.failing and (why := container.lacks()):
             self.broken("grants_lost", why)
-        containers.append(container)
-        self.tally.containers += 1
 
     def start(self, choice: Choice) -> None:
         """Start one of the parts that are away."""
@@ -233,7 +232,7 @@ class Orders(RuleBasedStateMachine):
         try:
             self.start_all()
             self.leave()
-            deadline = time.monotonic() + _SETTLE_S
+            deadline = time.monotonic() + PATIENCE_S
             while not self.settled():
                 self.nothing_is_lost_or_sold_twice()
                 if time.monotonic() > deadline:

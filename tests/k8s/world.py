@@ -26,6 +26,8 @@ from tests.k8s.kubelet import Kubelet
 NODE = "node-1"
 GI = 1024**3
 _MEMORY = Path("/dev/shm")
+#: How long a test waits for an event: less than pytest does, so that it can tell which one.
+PATIENCE_S = 240.0
 _numbers = itertools.count(1)
 
 
@@ -42,7 +44,7 @@ class World:
         mode: str = "dra",
         program: Sequence[str] = ("-m", "qgpu.daemon.main"),
         plane: Sequence[str] = (),
-        patience_s: float = 15,
+        patience_s: float = PATIENCE_S,
     ) -> None:
         """Prepare a node. ``program`` is qgpud and ``plane`` its options, by default for simulated cards."""
         self._temporary = tempfile.TemporaryDirectory(prefix="qgpu-k8s.")  # short, because sockets lie in it

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from itertools import pairwise
 from typing import Any
 
@@ -179,7 +180,7 @@ def test_details_are_asked_for_only_while_somebody_records() -> None:
         assert not clock.detailed
         running.watch(recorder.watch, detailed=True)
         while not clock.detailed:
-            pass
+            time.sleep(0.01)
         running.unwatch(recorder.watch)
         assert not clock.detailed
     finally:
