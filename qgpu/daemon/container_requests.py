@@ -54,6 +54,7 @@ class ContainerRequests:
         The same container comes again if its hook had no answer, or has several hooks. It is bound once.
         """
         container = described(arguments.raw, self._policy)
+        container.check_new(self._minors())
         if self._listener is not None:
             seccomp_profile.check(container, self._listener)
         devices, group = container.prepared_devices(), container.group()
@@ -77,7 +78,7 @@ class ContainerRequests:
         self._groups(group).need_keeper()  # a pod of that name may be no group, or one of another
         pod = self._pods.named(group)
         container.check_devices(pod.grants.values())
-        beyond = set(container.gpus({index: card.minor for index, card in self._pods.cards.items()})) - set(pod.grants)
+        beyond = set(container.gpus(self._minors())) - set(pod.grants)
         if beyond:
             raise RefusedError(
                 f"container {container.id}: it has pGPU {min(beyond)}, which group {group} has not; give it the "
@@ -93,11 +94,15 @@ class ContainerRequests:
     def _bind(self, container: Container, bound: BoundContainer, at: str) -> str:
         container.check_devices()
         wanted = container.wanted()
-        cards = container.gpus({index: pgpu.minor for index, pgpu in self._pods.cards.items()})
+        cards = container.gpus(self._minors())
         cgroup.set_xattr(at, _BEYOND, container.beyond_limits())
         name = self._pods.admit(container.pod, dict.fromkeys(cards, wanted.grant), at)
         bound_containers.record(at, bound)
         return name
+
+    def _minors(self) -> dict[int, int | None]:
+        """Return the minor device number of each pGPU; None on the simulator."""
+        return {index: pgpu.minor for index, pgpu in self._pods.cards.items()}
 
     def take_listener(self, pid: int, container: str, listener: int) -> None:
         """Attach a container's process, with a copy of its seccomp listener, to its pod. Raises a QgpuError, OSError.

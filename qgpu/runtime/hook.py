@@ -44,6 +44,8 @@ def main() -> int:
             ],
             "rules": (linux.get("resources") or {}).get("devices") or [],
             "seccomp": linux.get("seccomp"),
+            # so runc calls one that CRIU restores; a new one is "creating" (crun: "created")
+            "restored": state.get("status") == "stopped",
             # the prepared devices and groups that the runtime gave it, by all of our hooks' arguments
             "prepared": [
                 word

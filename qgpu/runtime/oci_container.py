@@ -65,6 +65,8 @@ class Container:
     prepared: Sequence[str] = ()
     #: The prepared devices that its environment names, each as often as it does.
     markers: Sequence[str] = ()
+    #: Whether it is restored from a checkpoint.
+    restored: bool = False
 
     @property
     def pod(self) -> str:
@@ -158,6 +160,18 @@ class Container:
             raise RefusedError(f"container {self.id}: it has no pGPU; give it a device such as qgpu.io/gpu=0")
         return found
 
+    def check_new(self, minors: Mapping[int, int | None]) -> None:
+        """Raise RefusedError if it is restored from a checkpoint, except on the simulator (``minors`` as in gpus()).
+
+        CRIU installs the checkpoint's seccomp filters, which may be none, without a listener, and moves the processes
+        to the checkpoint's cgroup (docs/moving-hosts.md).
+        """
+        if self.restored and any(minor is not None for minor in minors.values()):
+            raise RefusedError(
+                f"container {self.id}: it is restored from a checkpoint, which brings back neither its seccomp "
+                "listener nor surely its cgroup, so its limits would not hold; start it anew"
+            )
+
     def check_devices(self, grants: Iterable[Grant] | None = None) -> None:
         """Raise RefusedError if it has a memory limit and reaches a device that makes video memory past any limit.
 
@@ -215,6 +229,7 @@ def described(message: Mapping[str, Any], policy: ContainerPolicy | None = None)
             policy or ContainerPolicy(),
             [str(name) for name in message.get("prepared") or ()],
             [value for name, mark, value in map(_split, message["env"]) if mark and name.startswith(CLAIM_VARIABLE)],
+            message.get("restored") is True,
         )
     except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
         raise InvalidValueError(f"container: its runtime sent no valid description: {error!r}") from error

@@ -69,10 +69,11 @@ class Container:
         """Start it, as its runtime does; return what is said against it, which must be nothing unless it may be."""
         return self.run_hooks(may_be_refused)
 
-    def run_hooks(self, may_be_refused: bool = False) -> str:
+    def run_hooks(self, may_be_refused: bool = False, status: str = "creating") -> str:
         """Run the hooks; return what they say against it, which must be nothing unless it may be refused."""
         state = {
             "id": self.id,
+            "status": status,
             "pid": self.process.pid,
             "bundle": str(self._bundle),
             "annotations": self._annotations,

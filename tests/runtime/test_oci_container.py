@@ -72,6 +72,15 @@ def test_a_rule_that_opens_a_card_without_a_grant_is_refused(minor):
     assert Container("web", 7, devices=[(195, 0), CTL], rules=rules[:1]).gpus(MINORS) == [1]
 
 
+def test_a_restored_container_is_refused_except_on_the_simulator():
+    restored, new = described(MESSAGE | {"restored": True}), described(MESSAGE | {"restored": False})
+    with pytest.raises(RefusedError, match="restored from a checkpoint"):
+        restored.check_new(MINORS)
+
+    restored.check_new({0: None})
+    new.check_new(MINORS)
+
+
 def test_a_card_that_qgpu_does_not_share_is_refused():
     with pytest.raises(RefusedError, match="/dev/nvidia5 is not shared"):
         Container("web", 7, devices=[(195, 5)]).gpus(MINORS)

@@ -247,6 +247,14 @@ def test_a_container_gets_its_card_when_two_die(guarded: _Guarded, steps: tuple[
         start(container)
 
 
+def test_a_container_restored_from_a_checkpoint_does_not_start(guarded: _Guarded) -> None:
+    with starting(guarded) as container:
+        said = container.run_hooks(may_be_refused=True, status="stopped")
+
+    assert "it is restored from a checkpoint" in said
+    assert said.count("\n") == 1
+
+
 @pytest.mark.parametrize("step", ["before retirement", "after retirement"])
 def test_nothing_is_left_if_guardian_dies_at_the_end(guarded: _Guarded, step: str) -> None:
     with starting(guarded) as container:
