@@ -55,6 +55,13 @@ class _Lazy(click.Group):
             _show_examples(self.commands[cmd_name], cmd_name)
         return self.commands[cmd_name]
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0].isidentifier() and args[0] not in _COMMANDS:  # click would look among the imported ones
+            raise click.NoSuchCommand(args[0], possibilities=_COMMANDS, ctx=ctx)
+        return super().resolve_command(ctx, args)
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([(name, _COMMANDS[name][1]) for name in self.list_commands(ctx)])

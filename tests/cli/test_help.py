@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import subprocess
 import sys
@@ -56,6 +57,14 @@ def test_an_example_is_a_command_that_there_is(line: str) -> None:
 @pytest.mark.parametrize("program", [qgpud, qgpu_load])
 def test_the_other_programs_have_examples_too(program: click.Command) -> None:
     assert "Examples:" in program.get_help(click.Context(program, info_name="x"))
+
+
+@pytest.mark.parametrize(("words", "found"), list(leaves(qgpuctl)), ids=lambda each: str(each))
+def test_paragraphs_of_a_help_text_are_whole(words: str, found: click.Command) -> None:
+    text = found.get_help(click.Context(found, info_name=words))
+    written = text[: text.index("Examples:")].splitlines()
+
+    assert not [line for line in written[1:] if re.search(r"^ {3,}|\S {2,}\S", line)]
 
 
 def test_help_loads_only_what_it_needs() -> None:
