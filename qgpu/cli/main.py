@@ -58,7 +58,8 @@ class _Lazy(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args[0].isidentifier() and args[0] not in _COMMANDS:  # click would look among the imported ones
+        wrong = args[0].isidentifier() and args[0] not in _COMMANDS
+        if wrong and not ctx.resilient_parsing:  # click would look for likely ones among the imported
             raise click.NoSuchCommand(args[0], possibilities=_COMMANDS, ctx=ctx)
         return super().resolve_command(ctx, args)
 

@@ -95,6 +95,7 @@ def completed(daemon: Daemon, line: str) -> list[str]:
             }
         ),
     )
+    assert result.stderr == ""
     return [each.partition(",")[2] for each in result.stdout.split()]
 
 
@@ -108,6 +109,7 @@ def test_pods_pgpus_and_policies_are_completed(shared: Daemon) -> None:
         assert completed(shared, "qgpuctl gpu policy set 0 b") == ["best-effort", "burst-share"]
         assert completed(shared, "qgpuctl ev") == ["events"]
         assert completed(shared, "qgpuctl man pod s") == ["set", "show", "suspend"]
+        assert "pod" in completed(shared, "qgpuctl frobnicate ")
     finally:
         pod.terminate()
         pod.communicate(timeout=programs.TIMEOUT_S)
