@@ -194,7 +194,7 @@ def remove(context: Context, name: str, force: bool) -> None:
     try:
         os.kill(keeper, signal.SIGTERM)
     except PermissionError:
-        raise PermissionDeniedError(f"group {name}: only root and the user who made it may remove it") from None
+        raise PermissionDeniedError(f"group {name}: another user made it; ask that user or root to remove it") from None
     until = time.monotonic() + _END_S
     while files.keeper() is not None:
         if time.monotonic() > until:
