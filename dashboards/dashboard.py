@@ -2,9 +2,10 @@
 
     python dashboards/dashboard.py
 
-From top to bottom it answers: is anything wrong; is the card used; who gets what of what was promised; what sharing
-costs; memory; online latency. The rest, for whoever looks for a cause, is folded away. Every series is the daemon's
-own (qgpu/metrics/native.py); the tests ask a real Prometheus each of these questions.
+From top to bottom it answers: is anything wrong, and is the card used; who gets what of what was promised, now; then,
+host by host and card by card, who used it; what sharing costs, memory and online latency. The rest, for whoever looks
+for a cause, is folded away. Every series is the daemon's own (qgpu/metrics/native.py); the tests ask a real Prometheus
+each of these questions.
 """
 
 from __future__ import annotations
@@ -23,10 +24,12 @@ POD = '{instance=~"$instance", gpu=~"$gpu", namespace=~"$namespace", pod=~"$pod"
 REFUSED = '{instance=~"$instance", namespace=~"$namespace", pod=~"$pod"}'
 _SHARE = f"rate(qgpu_pod_gpu_seconds_total{POD}[$__rate_interval])"
 _OF = "on (instance, gpu, pod)"
+_GOT = f"{_SHARE} / {_OF} group_left qgpu_pod_cores_quota_ratio{POD}"
+#: The daemon says so of its last seconds; the share is of a minute. Both must agree.
+_WAITS = f'({_GOT}) < 1 and {_OF} qgpu_pod_below_quota{POD[:-1]}, reason="waits"}}'
 
 #: Colours from a value on: green while all is well.
 BAD_FROM_1 = ((None, "green"), (1, "red"))
-QUOTA = ((None, "red"), (0.95, "green"))
 FULL = ((None, "green"), (0.9, "orange"), (0.98, "red"))
 PLAIN = ((None, "blue"),)
 
@@ -35,11 +38,15 @@ _POD_NAME = "{{pod}} on {{gpu}}"
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """A question to Prometheus, how its answers are named, and whether they are drawn as a dashed limit."""
+    """A question to Prometheus, and how its answers are named and drawn.
+
+    A limit is a dashed line in the colour of the series of the same name, and left out of legend and tooltip.
+    """
 
     expression: str
     name: str = ""
     limit: bool = False
+    colour: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +63,10 @@ class Panel:
     most: float | None = None
     stacked: bool = False
     signed: bool = False
+    #: Repeated for each pGPU of a host.
+    each_gpu: bool = False
+    #: What to say where there is nothing.
+    nothing: str = ""
 
 
 def _stat(title: str, about: str, expression: str, unit: str = "short", **more: Any) -> Panel:
@@ -73,7 +84,7 @@ PANELS = (
     _stat(
         "Pods below quota",
         "Busy pods that wait for part of their quota. Those that ask for less are not counted.",
-        f'count(qgpu_pod_below_quota{POD[:-1]}, reason="waits"}}) or vector(0)',
+        f"count({_WAITS}) or vector(0)",
         steps=BAD_FROM_1,
     ),
     _stat(
@@ -106,45 +117,60 @@ PANELS = (
         steps=((None, "green"), (1, "orange")),
     ),
     Panel(
-        "Who uses each pGPU",
-        "True GPU time of each pod, from the hardware's context switches.",
-        "timeseries",
-        (16, 9),
-        (Query(_SHARE, _POD_NAME),),
-        "percentunit",
-        stacked=True,
-    ),
-    Panel(
-        "GPU time used beside utilisation",
-        "Used: a pod was on the engine. Utilisation: a kernel ran. Where utilisation is lower, pods hold the GPU while "
-        "they wait for their own host code.",
-        "timeseries",
-        (8, 9),
+        "Got, of its quota",
+        "100 % is the quota. Above it, idle time was lent. Red: the pod waits for the rest. Blue below 100 %: it asks "
+        "for less.",
+        "bargauge",
+        (12, 9),
         (
-            Query(f"qgpu_gpu_engine_active_ratio{GPU}", "{{instance}} {{gpu}}: used"),
-            Query(f"qgpu_gpu_utilization_ratio{GPU}", "{{instance}} {{gpu}}: utilisation", limit=True),
+            Query(_WAITS, f"waits: {_POD_NAME}", colour="red"),
+            Query(f"({_GOT}) unless {_OF} ({_WAITS})", _POD_NAME),
         ),
         "percentunit",
-        most=1,
-    ),
-    Panel(
-        "Got, of its quota",
-        "100 % is the quota. Above it, idle time was lent. Pods that ask for less are below it, too.",
-        "bargauge",
-        (8, 9),
-        (Query(f"{_SHARE} / {_OF} group_left qgpu_pod_cores_quota_ratio{POD}", _POD_NAME),),
-        "percentunit",
-        steps=QUOTA,
         most=1.5,
+        nothing="No pod has a quota",
     ),
     Panel(
-        "Share (line) against quota (dashed)",
-        "Choose a pod above to see its line alone.",
-        "timeseries",
-        (16, 9),
-        (Query(_SHARE, _POD_NAME), Query(f"qgpu_pod_cores_quota_ratio{POD}", f"quota of {_POD_NAME}", limit=True)),
+        "Memory held, of its limit",
+        "At 100 % the next allocation is refused.",
+        "bargauge",
+        (12, 9),
+        (Query(f"qgpu_pod_memory_used_bytes{POD} / {_OF} group_left qgpu_pod_memory_limit_bytes{POD}", _POD_NAME),),
         "percentunit",
+        steps=FULL,
+        most=1,
+        nothing="No pod has a limit",
     ),
+)
+
+#: For each host; each of them for each of its pGPUs.
+CARDS = (
+    Panel(
+        "pGPU $gpu: who uses it",
+        "True GPU time of each pod, from the hardware's context switches. Dashed: NVML's utilisation, the time in "
+        "which a kernel ran. Where it is lower, pods hold the GPU while they wait for their own host code.",
+        "timeseries",
+        (24, 11),
+        (
+            Query(_SHARE, "{{pod}}"),
+            Query(f"qgpu_gpu_utilization_ratio{GPU}", "utilisation of {{gpu}}", limit=True, colour="text"),
+        ),
+        "percentunit",
+        stacked=True,
+        each_gpu=True,
+    ),
+    Panel(
+        "pGPU $gpu: share and quota (dashed)",
+        "Above its quota a pod uses what others leave. Below it, it waits or asks for less: see the bars.",
+        "timeseries",
+        (24, 8),
+        (Query(_SHARE, "{{pod}}"), Query(f"qgpu_pod_cores_quota_ratio{POD}", "{{pod}}", limit=True)),
+        "percentunit",
+        each_gpu=True,
+    ),
+)
+
+COSTS = (
     Panel(
         "Gate closed",
         "How much of the time each pod was kept off the GPU.",
@@ -168,25 +194,13 @@ PANELS = (
         "percentunit",
     ),
     Panel(
-        "Memory held, of its limit",
-        "At 100 % the next allocation is refused.",
-        "bargauge",
-        (8, 8),
-        (Query(f"qgpu_pod_memory_used_bytes{POD} / {_OF} group_left qgpu_pod_memory_limit_bytes{POD}", _POD_NAME),),
-        "percentunit",
-        steps=FULL,
-        most=1,
-    ),
-    Panel(
-        "Memory held (line) against limit (dashed)",
-        "Without a limit there is no dashed line.",
+        "Memory held by each pod",
+        "The bars above show how much of its limit that is.",
         "timeseries",
-        (16, 8),
-        (
-            Query(f"qgpu_pod_memory_used_bytes{POD}", _POD_NAME),
-            Query(f"qgpu_pod_memory_limit_bytes{POD}", f"limit of {_POD_NAME}", limit=True),
-        ),
+        (12, 8),
+        (Query(f"qgpu_pod_memory_used_bytes{POD}", _POD_NAME),),
         "bytes",
+        stacked=True,
     ),
     Panel(
         "Online pods: what sharing should add to their p99",
@@ -196,10 +210,15 @@ PANELS = (
         (12, 8),
         (
             Query(f"qgpu_pod_expected_wait_p99_seconds{POD}", _POD_NAME),
-            Query(f"qgpu_pod_latency_target_seconds{POD}", f"target of {_POD_NAME}", limit=True),
+            Query(f"qgpu_pod_latency_target_seconds{POD}", _POD_NAME, limit=True),
         ),
         "s",
+        nothing="No online pod",
     ),
+)
+
+#: Folded away: for whoever looks for a cause.
+CAUSES = (
     Panel(
         "Refused",
         "Allocations over the memory limit; driver calls that would have changed the share.",
@@ -209,11 +228,8 @@ PANELS = (
             Query(f"increase(qgpu_pod_memory_denied_total{REFUSED}[$__rate_interval])", "{{pod}}: memory"),
             Query(f"increase(qgpu_pod_calls_denied_total{REFUSED}[$__rate_interval])", "{{pod}}: calls"),
         ),
+        nothing="Nothing was refused",
     ),
-)
-
-#: Folded away: for whoever looks for a cause.
-CAUSES = (
     Panel(
         "Switches and preemptions",
         "A preemption is a switch from an offline pod straight to an online one.",
@@ -240,38 +256,52 @@ CAUSES = (
         "Scheduling",
         "Rounds of the loop, plans that changed something, and whether gates move.",
         "timeseries",
-        (12, 7),
+        (12, 8),
         (
             Query(f"rate(qgpu_gpu_ticks_total{GPU}[$__rate_interval])", "{{instance}} {{gpu}}: rounds"),
             Query(f"rate(qgpu_gpu_plans_total{GPU}[$__rate_interval])", "{{instance}} {{gpu}}: plans"),
-            Query(f"qgpu_gpu_plan_gated{GPU}", "{{instance}} {{gpu}}: gates move"),
+            Query(f"qgpu_gpu_plan_gated{GPU}", "{{instance}} {{gpu}}: gates move (1: yes)"),
         ),
         "ops",
     ),
-    Panel("pGPUs", "How each pGPU is shared.", "table", (12, 7), (Query(f"qgpu_gpu_info{GPU}"),)),
+    Panel("pGPUs", "How each pGPU is shared.", "table", (24, 6), (Query(f"qgpu_gpu_info{GPU}"),)),
+)
+
+SECTIONS = (
+    ("", PANELS),
+    ("Host $instance", CARDS),
+    ("What sharing costs, memory and latency", COSTS),
+    ("Causes", CAUSES),
 )
 
 
 def dashboard() -> dict[str, Any]:
     """Return the dashboard as Grafana imports it."""
-    panels, y = _placed(PANELS, 0, 1)
-    folded, _ = _placed(CAUSES, y + 1, 100)
-    row = {"id": 99, "type": "row", "title": "Causes", "collapsed": True, "panels": folded,
-           "gridPos": {"x": 0, "y": y, "w": 24, "h": 1}}  # fmt: skip
+    panels: list[dict[str, Any]] = []
+    y = 0
+    for number, (title, placed) in enumerate(SECTIONS):
+        more, below = _placed(placed, y + bool(title), 1 + 20 * number)
+        folded = placed is CAUSES
+        if title:
+            row = {"id": 20 * number, "type": "row", "title": title, "collapsed": folded,
+                   "panels": more if folded else [], "gridPos": {"x": 0, "y": y, "w": 24, "h": 1}}  # fmt: skip
+            panels.append(row | ({"repeat": "instance"} if placed is CARDS else {}))
+        panels += [] if folded else more
+        y = below
     return {
         "title": "qgpu",
         "uid": "qgpu",
         "description": "Shares, quotas, gates, memory and refusals of pods that share GPUs by qgpu.",
         "tags": ["gpu", "qgpu"],
         "schemaVersion": 39,
-        "version": 2,
+        "version": 3,
         "editable": True,
         "graphTooltip": 1,
         "time": {"from": "now-30m", "to": "now"},
         "refresh": "10s",
         "templating": {"list": _variables()},
         "annotations": {"list": [_policy_changes()]},
-        "panels": [*panels, row],
+        "panels": panels,
     }
 
 
@@ -342,6 +372,8 @@ def _panel(panel: Panel, number: int) -> dict[str, Any]:
         del defaults["min"]
     if panel.most is not None:
         defaults["max"] = panel.most
+    if panel.nothing:
+        defaults["noValue"] = panel.nothing
     if panel.kind == "timeseries":
         defaults["custom"] = {
             "lineWidth": 1,
@@ -349,16 +381,23 @@ def _panel(panel: Panel, number: int) -> dict[str, Any]:
             "showPoints": "never",
             "stacking": {"mode": "normal" if panel.stacked else "none", "group": "A"},
         }
+        if panel.each_gpu:
+            defaults["custom"]["axisSoftMax"] = 1
     made: dict[str, Any] = {
         "id": number,
         "title": panel.title,
         "description": panel.about,
         "type": panel.kind,
         "datasource": _SOURCE,
-        "fieldConfig": {"defaults": defaults, "overrides": _dashed(panel)},
+        "fieldConfig": {"defaults": defaults, "overrides": _overrides(panel)},
         "targets": [_target(panel, query, chr(ord("A") + at)) for at, query in enumerate(panel.queries)],
         "options": _OPTIONS[panel.kind],
     }
+    if panel.each_gpu:
+        made |= {"repeat": "gpu", "repeatDirection": "h"}
+        made["options"] = made["options"] | {
+            "legend": {**made["options"]["legend"], "placement": "bottom", "calcs": ["lastNotNull"]}
+        }
     if panel.kind == "table":
         hidden = dict.fromkeys(("Time", "Value", "__name__", "job", "UUID"), True)
         made["transformations"] = [{"id": "organize", "options": {"excludeByName": hidden}}]
@@ -379,23 +418,33 @@ def _target(panel: Panel, query: Query, name: str) -> dict[str, Any]:
     return target
 
 
-def _dashed(panel: Panel) -> list[dict[str, Any]]:
-    return [
-        {
-            "matcher": {"id": "byFrameRefID", "options": chr(ord("A") + at)},
-            "properties": [
-                {"id": "custom.lineStyle", "value": {"fill": "dash", "dash": [8, 8]}},
-                {"id": "custom.fillOpacity", "value": 0},
-            ],
-        }
-        for at, query in enumerate(panel.queries)
-        if query.limit
-    ]
+def _overrides(panel: Panel) -> list[dict[str, Any]]:
+    found = []
+    for at, query in enumerate(panel.queries):
+        properties: list[tuple[str, Any]] = []
+        if query.limit:
+            named = query.name in (each.name for each in panel.queries if not each.limit)
+            properties = [
+                ("custom.lineStyle", {"fill": "dash", "dash": [8, 8]}),
+                ("custom.fillOpacity", 0),
+                ("custom.stacking", {"mode": "none", "group": "limits"}),
+                ("custom.hideFrom", {"legend": named, "tooltip": named, "viz": False}),
+            ]
+        if query.colour:
+            properties.append(("color", {"mode": "fixed", "fixedColor": query.colour}))
+        if properties:
+            found.append(
+                {
+                    "matcher": {"id": "byFrameRefID", "options": chr(ord("A") + at)},
+                    "properties": [{"id": name, "value": value} for name, value in properties],
+                }
+            )
+    return found
 
 
 _OPTIONS: dict[str, dict[str, Any]] = {
     "stat": {"reduceOptions": {"calcs": ["lastNotNull"]}, "colorMode": "background", "graphMode": "none"},
-    "bargauge": {"reduceOptions": {"calcs": ["lastNotNull"]}, "orientation": "horizontal", "displayMode": "gradient"},
+    "bargauge": {"reduceOptions": {"calcs": ["lastNotNull"]}, "orientation": "horizontal", "displayMode": "basic"},
     "timeseries": {
         "legend": {"displayMode": "table", "placement": "right", "calcs": ["lastNotNull", "mean"]},
         "tooltip": {"mode": "multi", "sort": "desc"},

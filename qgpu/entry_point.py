@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -50,7 +51,9 @@ EXAMPLES = "Examples:"
 
 def show_examples(command: click.Command, lines: Sequence[str]) -> None:
     """Append examples to a command's help, each on a line of its own."""
-    command.help = "\n".join((f"{command.help or ''}\n\n\b", EXAMPLES, *(f"  {line}" for line in lines)))
+    command.help = "\n".join(
+        (f"{inspect.cleandoc(command.help or '')}\n\n\b", EXAMPLES, *(f"  {line}" for line in lines))
+    )
 
 
 def run(name: str, command: click.Command) -> None:

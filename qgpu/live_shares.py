@@ -35,6 +35,7 @@ def shares(before: dict[str, Any], now: dict[str, Any]) -> list[dict[str, Any]]:
             last = used.get((pod["name"], grant["gpu"]), {"now_ns": usage["now_ns"], "used_ns": 0})
             elapsed_ns = usage["now_ns"] - last["now_ns"]
             share = max(0.0, (usage["used_ns"] - last["used_ns"]) / elapsed_ns) if elapsed_ns > 0 else 0.0
+            has_quota = grant["cores"] is not None and share >= grant["cores"] / 100
             rows.append(
                 {
                     "pod": pod["name"],
@@ -45,6 +46,8 @@ def shares(before: dict[str, Any], now: dict[str, Any]) -> list[dict[str, Any]]:
                     "problem": pod["problem"],
                     "state": "waiting" if pod.get("waits_for") else pod.get("state"),
                     **{key: usage.get(key) for key in _USAGE},
+                    # the daemon looks further back than these two readings: a mark beside a full quota confuses
+                    "below_quota": usage.get("below_quota") and not has_quota,
                 }
             )
     return sorted(rows, key=lambda row: (row["gpu"], row["class"] != "online", natural(row["pod"])))

@@ -12,7 +12,7 @@ _E = TypeVar("_E", bound=StrEnum)
 
 _NUMBER = re.compile(r"([0-9]{1,20}(?:\.[0-9]{1,20})?)\s*([A-Za-zµ]*)")
 _BYTES = {"": 1, "B": 1} | {
-    f"{prefix}{suffix}": 1024**power for power, prefix in enumerate("KMGT", 1) for suffix in ("", "i", "iB", "B")
+    f"{prefix}{suffix}": 1024**power for power, prefix in enumerate("KMGTPE", 1) for suffix in ("", "i", "iB", "B")
 }
 _NS = {"ns": 1, "us": 1_000, "µs": 1_000, "ms": 1_000_000, "s": 1_000_000_000}
 
@@ -71,7 +71,7 @@ def parse_choice(kind: type[_E], text: str) -> _E:
 def format_memory(size: int) -> str:
     """Write bytes with the largest unit that leaves at least 1, such as ``140.4 GiB``."""
     value, unit = float(size), "B"
-    for larger in ("KiB", "MiB", "GiB", "TiB"):
+    for larger in ("KiB", "MiB", "GiB", "TiB", "PiB", "EiB"):
         if abs(value) < 1024:
             break
         value, unit = value / 1024, larger

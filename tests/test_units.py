@@ -12,7 +12,15 @@ from qgpu.errors import InvalidValueError
 
 @pytest.mark.parametrize(
     ("text", "expected"),
-    [("1", 1), ("512MiB", 512 << 20), ("16g", 16 << 30), ("1.5 GiB", 3 << 29), ("2GB", 2 << 30), ("1TiB", 1 << 40)],
+    [
+        ("1", 1),
+        ("512MiB", 512 << 20),
+        ("16g", 16 << 30),
+        ("1.5 GiB", 3 << 29),
+        ("2GB", 2 << 30),
+        ("1TiB", 1 << 40),
+        ("2PiB", 1 << 51),
+    ],
 )
 def test_sizes_are_read_in_powers_of_1024(text: str, expected: int) -> None:
     assert units.parse_memory(text) == expected
@@ -37,7 +45,11 @@ def test_what_is_no_size_is_refused(text: str) -> None:
         units.parse_memory(text)
 
 
-@given(st.integers(0, 1 << 45))
+def test_a_size_is_written_without_an_exponent() -> None:
+    assert units.format_memory(999_999_999 << 30) == "953.7 PiB"
+
+
+@given(st.integers(0, 1 << 62))
 def test_a_size_survives_being_written_and_read(size: int) -> None:
     assert units.parse_memory(units.format_memory(size)) == pytest.approx(size, rel=0.01)
 

@@ -9,6 +9,7 @@ import click
 from qgpu.cli import completion
 from qgpu.cli.context import Context, pass_context
 from qgpu.cli.output import cores, duration, memory, output_option, print_as
+from qgpu.errors import UnknownNameError
 
 _HEADER = ("CLAIM", "UID", "REQUEST", "GPU", "CLASS", "TARGET", "QUOTA", "LIMIT", "PODS")
 
@@ -32,7 +33,10 @@ def list_(context: Context, output: str) -> None:
 @pass_context
 def drop(context: Context, uid: str) -> None:
     """Drop the prepared grant of the claim with this UID. No pod of it may be left."""
+    if uid not in (each["uid"] for each in context.ask("grant.list")["grants"]):
+        raise UnknownNameError(f"claim {uid}: it holds nothing; see: qgpuctl grant list")
     context.ask("grant.drop", uid=uid)
+    click.echo(f"claim {uid}: dropped")
 
 
 def _rows(each: dict[str, Any]) -> list[tuple[str, ...]]:

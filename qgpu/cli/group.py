@@ -19,7 +19,7 @@ from qgpu.cli.context import Context, pass_context
 from qgpu.cli.grant_options import change, given, grant_options, or_none
 from qgpu.cli.output import cores, duration, memory, output_option, print_as, print_facts, print_json, print_table
 from qgpu.cli.params import DURATION, MEMORY, OrNone
-from qgpu.errors import InvalidValueError, RefusedError, TimedOutError
+from qgpu.errors import InvalidValueError, PermissionDeniedError, RefusedError, TimedOutError
 from qgpu.groups import group_cdi
 from qgpu.groups.group_files import GroupFiles, MemberPart, names
 from qgpu.groups.keeper import Keeper, members_left
@@ -98,6 +98,7 @@ def create(
         raise errors.from_code(int(code), line)
     if GroupFiles(context.runtime_dir, name).keeper() is None:
         raise RefusedError(f"group {name}: its keeper has ended; this is a defect")
+    click.echo(f"group {name}: made on pGPU {gpu}")
 
 
 @group.command("list")
@@ -190,7 +191,10 @@ def remove(context: Context, name: str, force: bool) -> None:
     left = members(context.pod(name)["pids"])
     if left and not force:
         raise members_left(name, len(left))
-    os.kill(keeper, signal.SIGTERM)
+    try:
+        os.kill(keeper, signal.SIGTERM)
+    except PermissionError:
+        raise PermissionDeniedError(f"group {name}: another user made it; ask that user or root to remove it") from None
     until = time.monotonic() + _END_S
     while files.keeper() is not None:
         if time.monotonic() > until:

@@ -55,6 +55,14 @@ class _Lazy(click.Group):
             _show_examples(self.commands[cmd_name], cmd_name)
         return self.commands[cmd_name]
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        wrong = args[0].isidentifier() and args[0] not in _COMMANDS
+        if wrong and not ctx.resilient_parsing:  # click would look for likely ones among the imported
+            raise click.NoSuchCommand(args[0], possibilities=_COMMANDS, ctx=ctx)
+        return super().resolve_command(ctx, args)
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([(name, _COMMANDS[name][1]) for name in self.list_commands(ctx)])

@@ -22,13 +22,16 @@ FACTOR = Quantity("factor", units.parse_factor)
 
 
 class Seconds(click.FloatRange):
-    """Seconds within bounds. Rejects "nan", which click's own range accepts."""
+    """Seconds within bounds, named in the error. Rejects "nan", which click's own range accepts."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """Convert a value; fail with a usage error."""
-        seconds: float = super().convert(value, param, ctx)
-        if math.isnan(seconds):
-            self.fail(f"{value!r} is not a number", param, ctx)
+        try:
+            seconds = float(value)
+        except ValueError:
+            seconds = math.nan
+        if not float(self.min or 0) <= seconds <= float(self.max or math.inf):
+            self.fail(f"'{value}' is not a number of seconds from {self.min:g} to {self.max:g}", param, ctx)
         return seconds
 
 

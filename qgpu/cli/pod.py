@@ -151,7 +151,8 @@ def follow(context: Context, name: str, wanted: str, *, moved: bool = False) -> 
         raise RefusedError(f"pod {name}: {found['state']}: {why}")
     size = units.format_memory(sum(found["suspended_memory"].values()))
     of = f", {size} in host memory" if wanted == "suspended" else ""
-    click.echo(f"pod {name} {wanted} after {time.monotonic() - began_s:.1f} s{of}")
+    at = f" on pGPU {', '.join(str(grant['gpu']) for grant in found['grants'])}" if moved else ""
+    click.echo(f"pod {name} {wanted}{at} after {time.monotonic() - began_s:.1f} s{of}")
 
 
 def _facts(pod: dict[str, Any]) -> Iterator[tuple[str, str]]:

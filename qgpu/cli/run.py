@@ -81,6 +81,8 @@ def run(
 ) -> NoReturn:
     """Run a command as a pod and end with its exit code."""
     context: Context = click_context.obj
+    if name == "":
+        raise click.UsageError("--name is empty: leave it out for a generated name")
     if group is not None:
         _check_member_options(click_context)
         sys.exit(_run_in_group(context, group, sm, memory, command))

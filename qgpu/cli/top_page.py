@@ -98,24 +98,26 @@ def _gpu(gpu: Mapping[str, Any], shares: Sequence[Mapping[str, Any]], width: int
     short = sum(waits(row) for row in there)
     used = min(1.0, sum(row["share"] for row in there))
     busy = gpu.get("utilization")
-    head = f"{'> ' if chosen else '  '}pGPU {gpu['index']} {gpu['name']}: {gpu['policy']}"
+    style = Style.HEADING if chosen else Style.PLAIN
     parts = [
+        (0, f"{'> ' if chosen else '  '}pGPU {gpu['index']}", style),
+        (2, f" {gpu['name']}", style),
+        (0, f": {gpu['policy']}", style),
         (0, f", {used:.0%} used", Style.PLAIN),
-        (2, "" if busy is None else f", {busy:.0%} utilisation", Style.PLAIN),
-        (3, f", {memory(sum(row['held'] for row in there))} of {memory(gpu['memory'])}", Style.PLAIN),
-        (4, f", {len(there)} pods", Style.PLAIN),
+        (3, "" if busy is None else f", {busy:.0%} utilisation", Style.PLAIN),
+        (4, f", {memory(sum(row['held'] for row in there))} of {memory(gpu['memory'])}", Style.PLAIN),
+        (5, f", {len(there)} pods", Style.PLAIN),
         (1, f", {short} below quota" if short else "", Style.BAD),
-        (6, f", online {gpu['online_policy']}", Style.QUIET),
-        (5, f", period {units.format_duration(gpu['period_ns'])}", Style.QUIET),
+        (7, f", online {gpu['online_policy']}", Style.QUIET),
+        (6, f", period {units.format_duration(gpu['period_ns'])}", Style.QUIET),
     ]
     if gpu["problem"]:
-        parts = [(0, f": {gpu['problem']}", Style.BAD)]
-    for least in range(6, 0, -1):
-        if not width or len(head) + sum(len(text) for _, text, _ in parts) <= width:
+        parts = [*parts[:3], (0, f": {gpu['problem']}", Style.BAD)]
+    for least in range(7, 0, -1):
+        if not width or sum(len(text) for _, text, _ in parts) <= width:
             break
         parts = [part for part in parts if part[0] != least]
-    style = Style.HEADING if chosen else Style.PLAIN
-    return ((head, style), *((text, kind) for _, text, kind in parts if text))
+    return tuple((text, kind) for _, text, kind in parts if text)
 
 
 def waits(row: Mapping[str, Any]) -> bool:

@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from qgpu import errors
 from qgpu.doctor.report import Check, Verdict
 from qgpu.errors import DaemonUnreachableError, QgpuError, RefusedError, TimedOutError, no_pgpu
 from qgpu.ipc.control_socket import Client
@@ -49,7 +50,7 @@ def self_test(runtime_dir: Path, gpu: int, timeout_s: float, say: Callable[[str]
         with _loads(directory, gpu, quotas, limit) as loads:
             if not tenants:
                 _try(client, gpu, "burst-share")
-            _until_busy(client, gpu, loads)
+            until_busy(client, gpu, loads)
             time.sleep(_SETTLE_S)
             before, from_s = _usage(client, gpu), time.time()
             checks = [_check(client, gpu, policy if tenants else "burst-share", quotas)]
@@ -239,10 +240,13 @@ def _usage(client: Client, gpu: int) -> list[dict[str, Any]]:
     return [usage for name in _PODS if name in pods for usage in pods[name]["usage"] if usage["gpu"] == gpu]
 
 
-def _until_busy(client: Client, gpu: int, loads: list[subprocess.Popen[bytes]]) -> None:
+def until_busy(client: Client, gpu: int, loads: list[subprocess.Popen[bytes]]) -> None:
+    """Wait until both pods of the test are busy. Raises the QgpuError that a load ended with."""
+
     def busy() -> bool:
-        if any(load.poll() is not None for load in loads):
-            raise QgpuError("self-test: its load ended early; see its message above")
+        codes = [code for load in loads if (code := load.poll()) is not None]
+        if codes:
+            raise errors.from_code(codes[0], "self-test: its load ended early; see its message above")
         usages = _usage(client, gpu)
         return len(usages) == len(_PODS) and all(usage["busy"] for usage in usages)
 

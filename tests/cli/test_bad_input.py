@@ -52,6 +52,7 @@ def state(daemon: Daemon) -> tuple[Any, Any]:
             ExitCode.USAGE,
             "overcommit 9.0: a pGPU's memory is",
         ),
+        (("grant", "drop", "ghost"), ExitCode.NOT_FOUND, "claim ghost: it holds nothing"),
         (("run", "--cores", "0", "--", "true"), ExitCode.USAGE, "cores 0: a quota is 1 to 100 per cent"),
         (("run", "--cores", "101", "--", "true"), ExitCode.USAGE, "cores 101: a quota is 1 to 100 per cent"),
         (("run", "--latency-target", "2ms", "--", "true"), ExitCode.USAGE, "latency target: only online pods have one"),
@@ -94,6 +95,7 @@ def test_bad_input_is_one_line_and_changes_nothing(
         ("run", "--class", "vip", "--", "true"),
         ("run",),
         ("gpu", "policy", "set", "zero", "0"),
+        ("run", "--name", "", "--", "true"),
         ("frobnicate",),
         ("--runtime-dir", "", "status"),
         ("run", "--core", "60", "--", "true"),
@@ -105,6 +107,19 @@ def test_misuse_of_the_command_line_is_usage(shared: Daemon, arguments: tuple[st
 
     assert (result.returncode, result.stdout) == (ExitCode.USAGE, "")
     assert one_line(result.stderr).endswith("--help")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("stauts",), "'status'"),
+        (("pods",), "'pod'"),
+        (("--timeout", "soon", "status"), "'soon' is not a number of seconds from 0.1 to 3600"),
+        (("--timeout", "0", "status"), "'0' is not a number of seconds from 0.1 to 3600"),
+    ],
+)
+def test_misuse_is_told_what_was_probably_meant(shared: Daemon, arguments: tuple[str, ...], says: str) -> None:
+    assert says in one_line(shared.ctl(*arguments).stderr)
 
 
 def test_without_a_daemon_a_request_says_so_and_runs_nothing(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import subprocess
 import sys
@@ -58,6 +59,14 @@ def test_the_other_programs_have_examples_too(program: click.Command) -> None:
     assert "Examples:" in program.get_help(click.Context(program, info_name="x"))
 
 
+@pytest.mark.parametrize(("words", "found"), list(leaves(qgpuctl)), ids=lambda each: str(each))
+def test_paragraphs_of_a_help_text_are_whole(words: str, found: click.Command) -> None:
+    text = found.get_help(click.Context(found, info_name=words))
+    written = text[: text.index("Examples:")].splitlines()
+
+    assert not [line for line in written[1:] if re.search(r"^ {3,}|\S {2,}\S", line)]
+
+
 def test_help_loads_only_what_it_needs() -> None:
     script = (
         "import sys; from qgpu.cli.main import command; slow = {'structlog', 'json', 'socket', 'cffi', 'psutil'}\n"
@@ -86,6 +95,7 @@ def completed(daemon: Daemon, line: str) -> list[str]:
             }
         ),
     )
+    assert result.stderr == ""
     return [each.partition(",")[2] for each in result.stdout.split()]
 
 
@@ -99,6 +109,7 @@ def test_pods_pgpus_and_policies_are_completed(shared: Daemon) -> None:
         assert completed(shared, "qgpuctl gpu policy set 0 b") == ["best-effort", "burst-share"]
         assert completed(shared, "qgpuctl ev") == ["events"]
         assert completed(shared, "qgpuctl man pod s") == ["set", "show", "suspend"]
+        assert "pod" in completed(shared, "qgpuctl frobnicate ")
     finally:
         pod.terminate()
         pod.communicate(timeout=programs.TIMEOUT_S)

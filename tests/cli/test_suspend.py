@@ -103,6 +103,7 @@ def test_a_request_may_return_before_it_is_done(daemon: Daemon) -> None:
 def test_a_drained_card_has_no_pods_left(daemon: Daemon) -> None:
     moved = daemon.ctl("pod", "move", "one", "--gpu", "1")
     assert (moved.returncode, moved.stderr) == (0, "")
+    assert moved.stdout.startswith("pod one running on pGPU 1 after ")
     assert [grant["gpu"] for grant in daemon.json("pod", "show", "one")["pod"]["grants"]] == [1]
 
     drained = daemon.ctl("gpu", "drain", "1")

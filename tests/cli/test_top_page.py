@@ -12,7 +12,7 @@ from qgpu.cli.screen import named
 from qgpu.cli.styled_text import plain, shortened
 from qgpu.cli.top_mode import Mode, chosen, pressed
 from qgpu.cli.top_page import View, page, room, table
-from qgpu.live_shares import natural
+from qgpu.live_shares import natural, shares
 
 LONG = "llama-70b-finetune-of-somebody-with-a-long-name"
 
@@ -182,6 +182,27 @@ def test_a_pod_below_its_quota_says_why() -> None:
     assert marks == {"a": "!", "b": "~", "c": " "}
     assert "waits: 70% of the time at its gate" in lines[-2]
     assert "1 below quota" in lines[1]
+
+
+@pytest.mark.parametrize("width", [34, 40, 80])
+def test_a_narrow_page_says_how_much_of_a_card_is_used(width: int) -> None:
+    cards = {**NOW, "gpus": [card | {"name": "NVIDIA H200 NVL with a long name"} for card in NOW["gpus"]]}
+    shown = plain(page(Mode(), View(cards, ROWS), width, 24)[1])
+
+    assert "pGPU 0" in shown
+    assert ": burst-share, 80% used" in shown
+
+
+@pytest.mark.parametrize(("share_ns", "marked"), [(29, True), (30, False), (50, False)])
+def test_a_pod_with_its_quota_is_not_marked(share_ns: int, marked: bool) -> None:
+    def look(now_ns: int, used_ns: int) -> dict[str, Any]:
+        usage = {"gpu": 0, "now_ns": now_ns, "used_ns": used_ns, "memory": 0, "busy": True, **WAITS}
+        grant = {"gpu": 0, "class": "offline", "cores": 30}
+        return {"pods": [{"name": "a", "grants": [grant], "usage": [usage], "problem": ""}]}
+
+    (found,) = shares(look(0, 0), look(100, share_ns))
+
+    assert found["below_quota"] is marked
 
 
 def test_a_lost_daemon_is_said_and_shares_stay() -> None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from qgpu.doctor.module import absent
 from qgpu.doctor.report import Verdict
-from qgpu.doctor.selftest import judge_count, judge_gate, judge_ratio
+from qgpu.doctor.selftest import judge_count, judge_gate, judge_ratio, until_busy
+from qgpu.errors import ExitCode, QgpuError
+from qgpu.ipc.control_socket import Client
+from tests.cli import programs
 
 
 @pytest.mark.parametrize(
@@ -49,3 +53,16 @@ def test_module_not_built_for_running_kernel_is_found(tmp_path: Path) -> None:
     assert [check.verdict for check in (without, unbuilt, built)] == [Verdict.OK, Verdict.WARN, Verdict.OK]
     assert "6.1.0-1-amd64" in unbuilt.remedy
     assert "modprobe qgpu" in built.found
+
+
+def test_a_self_test_without_permission_ends_with_its_code(tmp_path: Path) -> None:
+    load = subprocess.Popen(["sh", "-c", f"exit {ExitCode.NO_PERMISSION}"])
+    load.wait()
+    with (
+        programs.daemon(tmp_path) as daemon,
+        Client(daemon.runtime_dir) as client,
+        pytest.raises(QgpuError, match="ended early") as raised,
+    ):
+        until_busy(client, 0, [load])
+
+    assert raised.value.code == ExitCode.NO_PERMISSION

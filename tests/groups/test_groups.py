@@ -6,9 +6,14 @@ import json
 import os
 import signal
 import time
+from pathlib import Path
 
+import click
 import pytest
 
+from qgpu.cli.context import Context
+from qgpu.cli.group import remove
+from qgpu.errors import ExitCode, QgpuError
 from qgpu.groups.group_files import GroupFiles, MemberPart
 from tests.cli.programs import Daemon, daemon
 
@@ -68,11 +73,30 @@ def test_group_with_members_is_not_removed_without_force(host):
 
 
 def test_removed_group_leaves_nothing(host):
-    host.ctl("group", "create", "llm")
+    assert host.ctl("group", "create", "llm").stdout == "group llm: made on pGPU 0\n"
     assert host.ctl("group", "remove", "llm").returncode == 0
 
     assert (groups(host), host.json("pod", "list")["pods"]) == ([], [])
     assert not GroupFiles(host.runtime_dir, "llm").directory.exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="takes root to become another user")
+def test_group_of_another_user_is_not_removed(host):
+    host.ctl("group", "create", "llm")
+    if (child := os.fork()) == 0:
+        try:
+            os.chdir(host.runtime_dir)  # the way there need not be open to everybody
+            os.setgroups(())
+            os.setuid(65534)
+            with click.Context(remove, obj=Context(Path(), 60)) as context:
+                context.invoke(remove, name="llm", force=False)
+        except QgpuError as error:
+            os._exit(error.code)
+        finally:
+            os._exit(99)
+
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == ExitCode.NO_PERMISSION
+    assert len(groups(host)) == 1
 
 
 @pytest.mark.parametrize(

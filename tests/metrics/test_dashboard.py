@@ -75,10 +75,62 @@ def test_a_panel_says_what_it_shows_and_in_which_unit(panel: dict[str, Any]) -> 
 @pytest.mark.parametrize("panel", [each for each in PANELS if each["type"] in ("timeseries", "bargauge")], ids=titled)
 def test_lines_and_bars_are_told_apart_by_their_names(panel: dict[str, Any]) -> None:
     names = [target["legendFormat"] for target in panel["targets"]]
+    shown = [
+        name for target, name in zip(panel["targets"], names, strict=True) if target["refId"] not in unnamed(panel)
+    ]
 
     assert all(re.search(r"{{(pod|gpu)}}", name) for name in names)
-    assert len(set(names)) == len(names)
+    assert len(set(shown)) == len(shown)
     assert panel["type"] == "bargauge" or panel["options"]["legend"]["displayMode"] == "table"
+
+
+def settings(panel: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """What a panel says of single queries beside its defaults, by query."""
+    return {
+        override["matcher"]["options"]: {each["id"]: each["value"] for each in override["properties"]}
+        for override in panel["fieldConfig"]["overrides"]
+    }
+
+
+def unnamed(panel: dict[str, Any]) -> set[str]:
+    """The queries that the legend leaves out."""
+    return {query for query, found in settings(panel).items() if found.get("custom.hideFrom", {}).get("legend")}
+
+
+def test_a_limit_has_the_colour_of_the_pod_it_limits() -> None:
+    dashed = [
+        (panel, query) for panel in PANELS for query in settings(panel) if "custom.lineStyle" in settings(panel)[query]
+    ]
+
+    assert dashed
+    for panel, query in dashed:
+        names = {target["refId"]: target["legendFormat"] for target in panel["targets"]}
+        assert panel["fieldConfig"]["defaults"]["color"]["mode"] == "palette-classic-by-name"
+        if "color" not in settings(panel)[query]:  # the name gives the colour, and the legend has it once
+            assert names.pop(query) in names.values()
+            assert query in unnamed(panel)
+
+
+def test_red_bars_of_quotas_are_pods_that_wait() -> None:
+    (panel,) = [each for each in PANELS if each["title"] == "Got, of its quota"]
+    red = {query for query, found in settings(panel).items() if found["color"]["fixedColor"] == "red"}
+
+    assert [step["color"] for step in panel["fieldConfig"]["defaults"]["thresholds"]["steps"]] == ["blue"]
+    (waits,) = [each["expr"] for each in panel["targets"] if each["refId"] in red]
+    (others,) = [each["expr"] for each in panel["targets"] if each["refId"] not in red]
+    assert re.search(r"< 1 and on .*qgpu_pod_below_quota{.*reason=\"waits\"}$", waits)
+    assert others.endswith(f"unless on (instance, gpu, pod) ({waits})")
+
+
+def test_each_pgpu_of_each_host_has_a_panel_of_its_shares() -> None:
+    repeated = [each for each in PANELS if each.get("repeat") == "gpu"]
+    stacked = [each for each in PANELS if "qgpu_pod_gpu_seconds_total" in each["targets"][0]["expr"]]
+    places = [each["gridPos"]["y"] for each in repeated]
+    (row,) = [each for each in BOARD["panels"] if each.get("repeat") == "instance"]
+    following = [each["gridPos"]["y"] for each in BOARD["panels"] if each["type"] == "row" and each is not row]
+
+    assert [each for each in stacked if each["type"] == "timeseries"] == repeated
+    assert row["gridPos"]["y"] < min(places) < max(places) < min(following)
 
 
 def test_panels_have_titles_of_their_own_and_do_not_overlap() -> None:

@@ -20,6 +20,16 @@ MANY = 20
 _MOMENTS_LATER = """const done = arguments[0]; let count = 0; const events = new EventSource('/events');
     events.addEventListener('moment', () => { count += 1; if (count === 3) { events.close(); done(); } });"""
 
+#: Wait until a pod has had its quota of one half for four moments, and tell whether its card is marked then.
+_MARKED_WITH_QUOTA = """const [name, done] = arguments; let count = 0; const events = new EventSource('/events');
+    events.addEventListener('moment', event => {
+        const pod = JSON.parse(event.data).pods.find(each => each.pod === name);
+        count = pod.share >= 0.5 ? count + 1 : 0;
+        if (count < 4) return;
+        events.close();
+        setTimeout(() => done(document.querySelector('.tile').classList.contains('bad')), 300);
+    });"""
+
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
@@ -94,6 +104,36 @@ def test_memory_near_its_limit_stands_out_and_fits(tmp_path: Path, browser: Any)
     assert [each.text.replace("\u202f", " ") for each in full] == ["99 GiB of 100 GiB"]
     assert lines == 1
     assert heights[0] == heights[1], "the figures take one line beside the memory"
+
+
+def test_a_pod_that_has_its_quota_again_is_not_marked(tmp_path: Path, browser: Any) -> None:
+    flood, most = Workload(batch=0).to_dict(), Workload(kernel_us=8000.0, period_us=10_000.0).to_dict()
+    with programs.daemon(tmp_path / "run") as daemon, page(daemon) as url, Client(daemon.runtime_dir) as client:
+        client.call("pod.create", name="waits", grants={"0": {"cores": 50}})
+        client.call("sim.start", pod="waits", gpu=0, workload=flood)
+        with Client(daemon.runtime_dir) as first:
+            first.call("pod.create", name="first", grants={"0": {"class": "online"}})
+            first.call("sim.start", pod="first", gpu=0, workload=most)
+            show(browser, url, 1280, 2)
+            while not browser.find_elements("css selector", ".tile.bad"):
+                pass
+        marked = browser.execute_async_script(_MARKED_WITH_QUOTA, "waits")
+
+    assert not marked
+
+
+def test_a_command_to_type_is_not_torn_apart(tmp_path: Path, browser: Any) -> None:
+    with programs.daemon(tmp_path / "run") as daemon, page(daemon) as url:
+        show(browser, url, 375, 0)
+        while not (found := browser.find_elements("css selector", "code")):
+            pass
+        lines = browser.execute_script(
+            "const range = document.createRange(); range.selectNodeContents(arguments[0]);"
+            "return new Set([...range.getClientRects()].map(each => each.top)).size",
+            found[0],
+        )
+
+    assert lines == 1
 
 
 def test_a_page_that_only_shows_offers_no_other_policy(many: str, browser: Any) -> None:

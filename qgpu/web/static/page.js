@@ -106,20 +106,25 @@ function draw() {
   for (const [index, each] of cards) each.draw(points(past[index], moments, index, span, now), span, now, colours);
 }
 
-// Shares near 95 % of a quota cross it all the time. Rows move only when most of the last seconds agree.
+// Shares near 95 % of a quota cross it all the time. Rows move only when most of the last seconds agree, but no pod
+// is marked that has had its whole quota, or no work, for two seconds.
 function settle(pods) {
   const recent = moments.slice(-10);
   for (const pod of pods) {
     const key = `${pod.gpu} ${pod.pod}`;
     const same = each => each.gpu === pod.gpu && each.pod === pod.pod && each.below_quota;
     const times = recent.map(moment => moment.pods.find(same)).filter(Boolean);
-    const on = below.has(key) ? times.length > 0.3 * recent.length : times.length > 0.6 * recent.length;
+    const well = moment => moment.pods.some(each => each.gpu === pod.gpu && each.pod === pod.pod && content(each));
+    const again = recent.length > 1 && recent.slice(-2).every(well);
+    const on = !again && (below.has(key) ? times.length > 0.3 * recent.length : times.length > 0.6 * recent.length);
     if (on) below.add(key);
     else below.delete(key);
     if (on && !pod.below_quota) pod.below_quota_reason = times[times.length - 1].below_quota_reason;
     pod.below_now = on;
   }
 }
+
+const content = pod => !pod.busy || pod.cores === null || pod.share >= pod.cores / 100;
 
 function announce(before, after) {
   const names = pods => new Set(inOrder(pods).map(pod => pod.pod));
