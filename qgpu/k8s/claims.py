@@ -66,6 +66,11 @@ def consumers(claim: ResourceClaim) -> tuple[str, ...]:
     return tuple(each.uid for each in reserved)
 
 
+def base_request(request: str) -> str:
+    """Return the request of a claim that an allocation is for: ``gpu`` for ``gpu`` and for ``gpu/small`` alike."""
+    return request.partition("/")[0]
+
+
 def may_be_shared(claim: ResourceClaim) -> bool:
     """Tell whether more pods may come to use a claim. One that was made for a pod has that pod alone."""
     owners = (claim.metadata.ownerReferences if claim.metadata is not None else None) or ()
@@ -103,7 +108,7 @@ def _configurations(claim: ResourceClaim, request: str) -> list[tuple[str, Any]]
     assert claim.status is not None
     assert claim.status.allocation is not None
     assert claim.status.allocation.devices is not None
-    named = {request, request.partition("/")[0]}
+    named = {request, base_request(request)}
     return [
         (each.source, each.opaque.parameters)
         for each in claim.status.allocation.devices.config or ()

@@ -110,8 +110,10 @@ class DraPlugin:
 
 def _device_messages(messages: Any, devices: Iterable[tuple[PreparedDevice, str]], pool: str) -> Iterable[Any]:
     for device, cdi in devices:
+        # A container names a request and never its alternative; by another name the kubelet gives it no device.
+        request = claims.base_request(device.request)
         message = messages.Device(
-            request_names=[device.request], pool_name=pool, device_name=device_name(device.gpu), cdi_device_ids=[cdi]
+            request_names=[request], pool_name=pool, device_name=device_name(device.gpu), cdi_device_ids=[cdi]
         )
         if device.share and hasattr(message, "share_id"):
             message.share_id = device.share

@@ -81,6 +81,15 @@ def test_claim_of_several_shares_names_each_of_them(world: World) -> None:
     assert len({name for each in found for name in each.cdi_device_ids}) == 3
 
 
+def test_chosen_alternative_belongs_to_its_request(world: World) -> None:
+    claim = world.claim(result(0, request="gpu/small"), pods=("p",))
+
+    assert world.kubelet.prepare(claim, "p") == ""
+    (found,) = world.kubelet.checkpoint[claim["metadata"]["uid"]].devices or ()
+
+    assert list(found.request_names) == ["gpu"]
+
+
 def test_prepare_again_answers_the_same(world: World) -> None:
     claim = world.claim(result(0), pods=("p",))
     assert world.kubelet.prepare(claim, "p") == ""
