@@ -9,7 +9,8 @@ import time
 
 import pytest
 
-from qgpu.groups.group_files import GroupFiles, MemberPart
+from qgpu.groups.group_files import GroupFiles
+from qgpu.model.member_part import MemberPart
 from tests.cli.programs import Daemon, daemon
 
 
