@@ -12,6 +12,7 @@ import os
 import signal
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -35,6 +36,8 @@ _log = structlog.get_logger("groups")
 _TIMEOUT_S = 10
 #: How often claims and keepers are compared.
 _LOOK_S = 0.2
+#: The pause after a keeper that could not begin.
+_AGAIN_S = 2.0
 
 
 class Supervisor:
@@ -48,6 +51,8 @@ class Supervisor:
         #: Keepers that this process has started, so that it collects them when they end.
         self._children: list[subprocess.Popen[bytes]] = []
         self._told: dict[str, str] = {}
+        #: When a group may be tried again, on CLOCK_MONOTONIC.
+        self._again_s: dict[str, float] = {}
 
     def run(self, stop: Shutdown) -> None:
         """Compare now and then until told to stop; keepers go on. AlreadyRunningError, PermissionDeniedError."""
@@ -66,11 +71,12 @@ class Supervisor:
         self._busy = {name: thread for name, thread in self._busy.items() if thread.is_alive()}
         self._children = [child for child in self._children if child.poll() is None]
         self._told = {name: told for name, told in self._told.items() if name in grants}
+        self._again_s = {name: at_s for name, at_s in self._again_s.items() if name in grants}
         for name in sorted((self._kept() | grants.keys()) - self._busy.keys()):
             files, grant = GroupFiles(self._runtime_dir, name), grants.get(name)
             kept = files.keeper()
             if grant is not None and not grant["ending"]:
-                if kept is None:
+                if kept is None and time.monotonic() >= self._again_s.get(name, 0.0):
                     self._meanwhile(name, partial(self._begin, name, grant))
             elif grant is None and pods.get(name):
                 continue  # qgpud has lost its claim: they go on with what they have
@@ -85,6 +91,7 @@ class Supervisor:
             part = MemberPart(grant["part"]["sm"], grant["part"]["memory"])
             child = keeper_process.start(self._runtime_dir, name, {}, part, of_claim=True, program=self._program)
         except QgpuError as error:
+            self._again_s[name] = time.monotonic() + _AGAIN_S
             files.trouble = str(error)
             if self._told.get(name) != str(error):
                 self._told[name] = str(error)
