@@ -123,7 +123,7 @@ def test_second_keeper_is_refused(rig: Rig, files: GroupFiles) -> None:
         launch(rig)
 
 
-def test_pod_of_that_name_with_other_limits_is_not_taken_for_the_group(rig: Rig) -> None:
+def test_pod_of_that_name_with_other_limits_is_not_the_group(rig: Rig) -> None:
     rig.ask("pod.create", name="claim-u", grants={"0": {"cores": 90}})
     with pytest.raises(RefusedError, match="there is a pod claim-u with other limits"):
         prepare(rig, cores=5)
