@@ -44,7 +44,8 @@ def build_debian(out: Path, home: Path, version: str) -> list[Path]:
         tree = Path(work) / "qgpu"
         copy_tracked(tree)
         shutil.copytree(ROOT / "packaging/debian", tree / "debian")
-        for name, place in (("qgpud.service", "qgpu.qgpud.service"), ("qgpu.sysusers",) * 2, ("qgpu.tmpfiles",) * 2):
+        units = [(f"{name}.service", f"qgpu.{name}.service") for name in ("qgpud", "qgpu-groups")]
+        for name, place in (*units, ("qgpu.sysusers",) * 2, ("qgpu.tmpfiles",) * 2):
             shutil.copy(ROOT / "packaging/systemd" / name, tree / "debian" / place)
         shutil.copy(ROOT / "deploy/systemd/qgpu-k8s.service", tree / "debian")
         (tree / "debian/copyright").write_text(COPYRIGHT)

@@ -25,6 +25,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "group create": ("qgpuctl group create llm --cores 60 --memory 40GiB",),
     "group list": ("qgpuctl group list",),
     "group remove": ("qgpuctl group remove llm",),
+    "group serve": ("qgpuctl group serve",),
     "group set": ("qgpuctl group set llm --cores 40 --sm 25",),
     "group show": ("qgpuctl group show llm",),
     "man": ("qgpuctl man pod set", "qgpuctl man qgpud", "qgpuctl man --write ~/.local/share/man/man1"),

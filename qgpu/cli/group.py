@@ -2,31 +2,30 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from dataclasses import asdict
 from typing import Any
 
 import click
 
-from qgpu import errors
 from qgpu.cli import completion
 from qgpu.cli.context import Context, pass_context
 from qgpu.cli.grant_options import change, given, grant_options, or_none
 from qgpu.cli.output import cores, duration, memory, output_option, print_as, print_facts, print_json, print_table
 from qgpu.cli.params import DURATION, MEMORY, OrNone
-from qgpu.errors import InvalidValueError, PermissionDeniedError, RefusedError, TimedOutError
-from qgpu.groups import group_cdi
-from qgpu.groups.group_files import GroupFiles, MemberPart, names
+from qgpu.errors import InvalidValueError, PermissionDeniedError, TimedOutError
+from qgpu.groups import group_cdi, keeper_process
+from qgpu.groups.group_files import GroupFiles, check_not_claims, names
 from qgpu.groups.keeper import Keeper, members_left
 from qgpu.groups.mps_server import members
+from qgpu.groups.supervisor import Supervisor
 from qgpu.ipc.control_socket import SCHEMA
 from qgpu.linux import cgroup, proc
+from qgpu.linux.shutdown import Shutdown
 from qgpu.model import PodClass
+from qgpu.model.member_part import MemberPart
 
 _HEADER = ("GROUP", "GPU", "CLASS", "QUOTA", "LIMIT", "HELD", "MEMBERS", "PROBLEM")
 _LOOK_S = 0.05
@@ -72,33 +71,19 @@ def create(
     """Make a group with its own MPS server. Members start with 'qgpuctl run --group NAME'."""
     context.gpu(gpu)
     GroupFiles(context.runtime_dir, name).server.environment(sm, member_memory)  # a part that is none is refused
-    part = {"sm": sm, "memory": member_memory}
+    part = MemberPart(sm, member_memory)
     grant = {"class": pod_class, "cores": quota, "memory": limit, "latency_target_ns": target}
-    ready, told = os.pipe()
-    try:
-        keeper = subprocess.Popen(
-            [sys.executable, "-m", "qgpu.groups.keeper", name, str(told)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            env=os.environ | {"QGPU_RUNTIME_DIR": str(context.runtime_dir.absolute())},
-            pass_fds=(told,),
-            cwd="/",
-            start_new_session=True,
-        )
-    finally:
-        os.close(told)
-    assert keeper.stdin is not None
-    with keeper.stdin as wanted, os.fdopen(ready) as answer:
-        wanted.write(json.dumps({"grants": {str(gpu): grant}, "part": part}).encode())
-        wanted.close()
-        said = answer.read().strip()
-    if said:
-        code, _, line = said.partition(" ")
-        raise errors.from_code(int(code), line)
-    if GroupFiles(context.runtime_dir, name).keeper() is None:
-        raise RefusedError(f"group {name}: its keeper has ended; this is a defect")
+    keeper_process.start(context.runtime_dir, name, {str(gpu): grant}, part)
     click.echo(f"group {name}: made on pGPU {gpu}")
+
+
+@group.command()
+@pass_context
+def serve(context: Context) -> None:
+    """Make the groups that Kubernetes claims ask for, until a signal; they outlive this command."""
+    stop = Shutdown(signal.SIGTERM, signal.SIGINT)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    Supervisor(context.runtime_dir).run(stop)
 
 
 @group.command("list")
@@ -159,6 +144,7 @@ def set_(context: Context, /, name: str, sm: Any, member_memory: Any, **options:
     """Change the grant of a group, for all members at once, or what later members get of it."""
     files = GroupFiles(context.runtime_dir, name)
     files.need_keeper()
+    check_not_claims(context.ask("grant.list")["grants"], name, "it has what its claim holds; make another claim")
     changes, before = given(options), files.part
     part = MemberPart(
         before.sm if sm is None else or_none(sm), before.memory if member_memory is None else or_none(member_memory)
@@ -184,6 +170,7 @@ def set_(context: Context, /, name: str, sm: Any, member_memory: Any, **options:
 def remove(context: Context, name: str, force: bool) -> None:
     """End a group's MPS server and give its grant back."""
     files = GroupFiles(context.runtime_dir, name)
+    check_not_claims(context.ask("grant.list")["grants"], name, "it ends with its claim; delete its pods")
     if files.keeper() is None and files.directory.is_dir():  # it was killed
         Keeper(context.runtime_dir, name, {}).clear_away(force)
         return

@@ -21,7 +21,7 @@ from qgpu.cli import completion
 from qgpu.cli.context import Context
 from qgpu.cli.params import DURATION, MEMORY
 from qgpu.errors import QgpuError, TimedOutError
-from qgpu.groups.group_files import GroupFiles
+from qgpu.groups.group_files import GroupFiles, check_not_claims
 from qgpu.ipc.control_socket import Client
 from qgpu.model import PodClass
 from qgpu.runtime import launch
@@ -127,6 +127,8 @@ def _run_in_group(context: Context, name: str, sm: int | None, memory: int | Non
     """Run a command in a group's pod, as a client of its MPS server; return the exit code. Raises a QgpuError."""
     files = GroupFiles(context.runtime_dir, name)
     files.need_keeper()
+    if not files.is_server(command):
+        check_not_claims(context.ask("grant.list")["grants"], name, "its members are that claim's containers")
     uuids = {gpu["index"]: gpu["uuid"] for gpu in context.ask("gpu.list")["gpus"]}
     gpus = tuple(grant["gpu"] for grant in context.pod(name)["grants"])
     pod = {"plane": context.ask("status")["plane"], "name": name, "gpus": [uuids[gpu] for gpu in gpus]}

@@ -98,12 +98,15 @@ def labels_of(pod: PodInfo, prepared: Mapping[str, tuple[PreparedGrant, object]]
     return ContainerLabels(namespace, pod_name, name, ",".join(claims))
 
 
-def outside(pods: Iterable[PodInfo], prepared: Collection[str]) -> list[PodInfo]:
+def outside(pods: Iterable[PodInfo], prepared: Collection[str], groups: Collection[str]) -> list[PodInfo]:
     """Return the pods as admission counts them: those that use prepared devices have no grants of their own.
 
-    ``prepared`` are the names of all prepared devices. A pod with a device that is not among them counts by its grants.
+    ``prepared`` are the names of all prepared devices, ``groups`` those of claims' share groups, which are pods. A pod
+    with a device that is not among them counts by its grants.
     """
-    return [replace(pod, grants={}) if _is_inside(devices_of(pod), prepared) else pod for pod in pods]
+    return [
+        replace(pod, grants={}) if pod.name in groups or _is_inside(devices_of(pod), prepared) else pod for pod in pods
+    ]
 
 
 def users(pods: Iterable[PodInfo], names: Iterable[str]) -> list[PodInfo]:

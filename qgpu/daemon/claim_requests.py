@@ -20,6 +20,7 @@ from qgpu import claim_division
 from qgpu.claim_division import LEAST_MEMORY, DeviceUser
 from qgpu.daemon import bound_containers
 from qgpu.daemon.bound_containers import BoundContainer, users
+from qgpu.daemon.claim_groups import ClaimGroups
 from qgpu.daemon.pods import Pods
 from qgpu.daemon.prepared_grants import prepared_devices, shown
 from qgpu.daemon.request_args import Arguments
@@ -50,8 +51,8 @@ class _User:
 class ClaimRequests:
     """Requests about claims and their containers. Callers of ``bind`` and ``divide`` hold the pods' lock."""
 
-    def __init__(self, pods: Pods) -> None:
-        self._pods, self._prepared = pods, pods.prepared
+    def __init__(self, pods: Pods, groups: ClaimGroups) -> None:
+        self._pods, self._prepared, self.groups = pods, pods.prepared, groups
         #: Notified when a claim is prepared, perhaps for further pods.
         self._consumers = threading.Condition()
 
@@ -59,7 +60,7 @@ class ClaimRequests:
         """Return all prepared grants, with the pods that use them."""
         return {
             "grants": [
-                shown(grant) | {"pods": [pod.name for pod in users(pods, _names(grant))]}
+                shown(grant) | {"pods": [pod.name for pod in _users_of(grant, pods)]} | self.groups.shown(grant)
                 for grant in self._prepared.by_uid.values()
             ]
         }
@@ -67,32 +68,39 @@ class ClaimRequests:
     def prepare(self, _session: Session, arguments: Arguments, _fds: list[int]) -> dict[str, Any]:
         """Hold what a claim asks for, until it is dropped. Raises a QgpuError.
 
-        The same devices again are no change, whoever may use them now. Other devices replace unused ones.
+        The same devices again are no change, whoever may use them now. Other devices replace unused ones. A claim with
+        a group is prepared when the group takes members.
         """
         grant = self._prepared.parse(arguments)
+        self.groups.check(grant)
         with self._prepared.written(grant) as new, self._pods.lock:
             before = self._prepared.by_uid.get(grant.uid)
-            if before is None or before.devices != grant.devices:
+            if before is None or (before.devices, before.part) != (grant.devices, grant.part):
                 pods = self._pods.reap()
                 if before is not None:
                     _check_unused(before, pods, "it is not prepared anew")
                 self._pods.check_prepared(grant, pods)
+            self.groups.begin(grant)
             self._prepared.keep(grant, new)
         self._prepared.flush()
         with self._consumers:
             self._consumers.notify_all()
         if before != grant:
             _log.info("claim prepared", claim=str(grant), uid=grant.uid)
+        self.groups.await_ready(grant)
         return {"devices": prepared_devices(grant)}
 
     def drop(self, _session: Session, arguments: Arguments, _fds: list[int]) -> dict[str, Any]:
         """Hold nothing more for a claim. Raises RefusedError while a pod of it is left."""
         uid = arguments.need("uid", str)
+        if (grant := self._prepared.by_uid.get(uid)) is not None and grant.group:
+            self.groups.end(grant)
         with self._pods.lock:
             grant = self._prepared.by_uid.get(uid)
             if grant is not None:
                 _check_unused(grant, self._pods.reap(), "it stays prepared")
                 self._prepared.remove(uid)
+                self.groups.forget(grant)
         self._prepared.flush()
         if grant is not None:
             _log.info("claim dropped", claim=str(grant), uid=uid)
@@ -104,6 +112,22 @@ class ClaimRequests:
         if uid:
             with self._consumers:
                 self._consumers.wait_for(lambda: not self._strangers(uid, devices), JOINING_S)
+
+    def group_of(self, container: Container, devices: Sequence[str]) -> str:
+        """Return the group of a container's claim, if it may be a member now; empty for none. Raises a QgpuError."""
+        known = [self._prepared.by_name[name][0] for name in devices if name in self._prepared.by_name]
+        if not any(grant.group for grant in known):
+            return ""
+        found = self._reserved(container, devices)
+        if len(found) > 1:
+            raise RefusedError(
+                f"container {container.id}: it has {len(found)} prepared devices, one of them in a group; a member of "
+                "a group has that device alone"
+            )
+        self._check_cards(container, found)
+        ((grant, _),) = found
+        self.groups.check_ready(grant)
+        return grant.group
 
     def bind(self, container: Container, bound: BoundContainer, at: str) -> str:
         """Make a container a pod with the grants of its prepared devices, and return its name. Raises a QgpuError."""
@@ -322,11 +346,14 @@ def _may_use(uid: str, grant: PreparedGrant) -> bool:
     return uid in grant.consumers or ANY_POD in grant.consumers
 
 
-def _names(grant: PreparedGrant) -> list[str]:
-    return [device.name for device in grant.devices]
+def _users_of(grant: PreparedGrant, pods: Sequence[PodInfo]) -> list[PodInfo]:
+    """Return the pods of a claim: its group's, or those that have a device of it."""
+    if grant.group:
+        return [pod for pod in pods if pod.name == grant.group]
+    return users(pods, [device.name for device in grant.devices])
 
 
 def _check_unused(grant: PreparedGrant, pods: Sequence[PodInfo], so: str) -> None:
     """Raise RefusedError if a pod that uses a claim is left."""
-    if left := users(pods, _names(grant)):
+    if left := _users_of(grant, pods):
         raise RefusedError(f"{grant}: pod {left[0].name} still uses it, so {so}; end its processes first")

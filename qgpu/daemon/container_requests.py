@@ -60,10 +60,14 @@ class ContainerRequests:
         devices, group = container.prepared_devices(), container.group()
         at = container.cgroup()
         self._claims.await_consumer(container, devices)
+        if group in self._pods.prepared.by_group:
+            raise RefusedError(f"container {container.id}: group {group} is a claim's; name the claim in its pod")
+        claimed = self._claims.group_of(container, devices)
         bound = bound_containers.bound_now(container, devices)
         with self._pods.lock:
-            if group:
-                name = self._join(container, bound, group, at)
+            if group or claimed:
+                self._claims.groups.check_open(claimed)
+                name = self._join(container, bound, group or claimed, at)
             else:
                 self._pods.leave(at)
                 for pod in self._pods.listed():

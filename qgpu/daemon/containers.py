@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import structlog
 
 from qgpu.config import Config
 from qgpu.errors import QgpuError
+from qgpu.groups import group_cdi
 from qgpu.ipc.systemd import FdStore
 from qgpu.linux.repeated_error import RepeatedError
 from qgpu.model.plane_api import Pgpu
@@ -70,7 +72,8 @@ def agent_socket(plane: Plane, runtime_dir: Path) -> Path | None:
 def claim_files(plane: Plane, pgpus: Sequence[Pgpu], runtime_dir: Path, config: Config) -> ClaimCdiFiles | None:
     """Return what keeps the CDI files of prepared grants; None for no files."""
     directory = cdi_directory(plane, config)
-    return ClaimCdiFiles(pgpus, socket_path(runtime_dir), directory) if directory else None
+    more = partial(group_cdi.member_edits, runtime_dir)
+    return ClaimCdiFiles(pgpus, socket_path(runtime_dir), directory, more) if directory else None
 
 
 def cdi_directory(plane: Plane, config: Config) -> Path | None:

@@ -22,7 +22,7 @@ from qgpu.daemon import bound_containers
 from qgpu.daemon.device_isolation import DeviceIsolation
 from qgpu.daemon.peer_filter import pods_by_cgroup
 from qgpu.daemon.prepared_grants import PreparedGrants
-from qgpu.errors import RefusedError, no_pod
+from qgpu.errors import QgpuError, RefusedError, no_pod
 from qgpu.ipc.control_socket import Session
 from qgpu.ipc.wire import has_ended
 from qgpu.linux import cgroup
@@ -124,6 +124,8 @@ class Pods:
             before = [pod for pod in pods if at and pod.cgroup == at]
             others = [pod for pod in pods if pod not in before]
             name = wanted or _unused_name({pod.name for pod in others})
+            if name in self.prepared.by_group:
+                raise RefusedError(f"pod name {name}: a claim's group has it; choose another")
             settings = self._settings() if may_wait else _granted_once(self._settings())
             admission.check_new(name, grants, replace(self._occupancy(others), settings=settings))
             for pod in before:
@@ -139,6 +141,30 @@ class Pods:
                     cgroup.remove(name, made)
                 raise
         return name
+
+    def launch_group(self, name: str, grants: dict[int, Grant], launcher: Session) -> None:
+        """Make the pod of a claim's group, or take over one whose launcher has ended. Raises a QgpuError.
+
+        What it may have is the claim's, which has passed admission. It cannot yield its memory.
+        """
+        with self.lock:
+            there = [pod for pod in self.reap() if pod.name == name]
+            if name in self._launchers:
+                raise RefusedError(f"pod {name}: another keeper holds it; end that first")
+            if there and there[0].grants != grants:
+                raise RefusedError(f"pod {name}: its limits are not its claim's; end its processes first")
+            if not there:
+                self.check_quotas(name, grants)
+                made = self._home_of(name, launcher) or _simulated_home(name)
+                try:
+                    self.make(name, grants, made)
+                except BaseException:
+                    if made:
+                        cgroup.remove(name, made)
+                    raise
+            self.begun.add(name)
+            self._launchers[name] = launcher
+            launcher.at_end.append(partial(self._let_go, name, launcher))
 
     def join(self, name: str, at: str) -> None:
         """Let a container's cgroup count to a pod, and to no other. Raises a QgpuError."""
@@ -208,13 +234,15 @@ class Pods:
     def check_prepared(self, grant: PreparedGrant, pods: Sequence[PodInfo]) -> None:
         """Check what a claim is to hold, in place of what it holds now. Raises RefusedError."""
         known = self.prepared.by_name.keys() | {device.name for device in grant.devices}
-        others = bound_containers.outside(pods, known)  # containers that outlived a loss of their claim are in it again
+        groups = self.prepared.by_group.keys() | {grant.group}
+        # Containers that outlived a loss of their claim are in it again.
+        others = bound_containers.outside(pods, known, groups)
         beside = replace(self._occupancy(()), pods=others, prepared=self.prepared.held(besides=grant.uid))
         admission.check_prepared(self.prepared.wanted(grant), beside)
 
     def outside(self, pods: Sequence[PodInfo]) -> list[PodInfo]:
         """Return the pods as admission counts them beside the prepared grants."""
-        return bound_containers.outside(pods, self.prepared.by_name.keys())
+        return bound_containers.outside(pods, self.prepared.by_name.keys(), self.prepared.by_group.keys())
 
     def held_outside(self, pods: Sequence[PodInfo]) -> dict[int, dict[str, int]]:
         """Return what pods without prepared grants hold of each pGPU: quotas in per cent, memory in bytes.
@@ -242,6 +270,8 @@ class Pods:
 
     def labels_of(self, pod: PodInfo) -> ContainerLabels:
         """Return what Kubernetes calls a pod's container."""
+        if (grant := self.prepared.by_group.get(pod.name)) is not None:
+            return ContainerLabels(grant.namespace, claim=grant.name)
         return bound_containers.labels_of(pod, self.prepared.by_name)
 
     def _without_ended(self, pod: PodInfo) -> PodInfo:
@@ -297,6 +327,14 @@ class Pods:
 
 def _granted_once(settings: Mapping[int, GpuSettings]) -> dict[int, GpuSettings]:
     return {index: replace(each, memory_overcommit=1.0) for index, each in settings.items()}
+
+
+def _simulated_home(name: str) -> str:
+    """Make a cgroup for a group on the simulator, so that it outlives the daemon; none where that cannot be had."""
+    try:
+        return cgroup.create(name)
+    except QgpuError:
+        return ""
 
 
 def _unused_name(taken: set[str]) -> str:

@@ -24,6 +24,7 @@ from qgpu.ipc.codec import prepared_to_json
 from qgpu.linux import atomic_file
 from qgpu.linux.repeated_error import RepeatedError
 from qgpu.model import Grant
+from qgpu.model.member_part import MemberPart
 from qgpu.model.plane_api import Pgpu
 from qgpu.model.prepared_grant import ANY_POD, PreparedDevice, PreparedGrant
 from qgpu.runtime.claim_cdi import ClaimCdiFiles, qualified
@@ -56,6 +57,8 @@ class PreparedGrants:
         self.by_uid: Mapping[str, PreparedGrant] = {}
         #: The prepared devices by name, with their claims.
         self.by_name: Mapping[str, tuple[PreparedGrant, PreparedDevice]] = {}
+        #: The claims with a share group, by its name.
+        self.by_group: Mapping[str, PreparedGrant] = {}
         self._set(self._load())
         self.refresh()
 
@@ -164,6 +167,7 @@ class PreparedGrants:
     def _set(self, by_uid: Mapping[str, PreparedGrant]) -> None:
         self.by_uid = by_uid
         self.by_name = {device.name: (grant, device) for grant in by_uid.values() for device in grant.devices}
+        self.by_group = {grant.group: grant for grant in by_uid.values() if grant.group}
 
     def _write_file(self, grant: PreparedGrant) -> None:
         if self._files is not None:
@@ -232,12 +236,14 @@ def _grant(arguments: Arguments) -> PreparedGrant:
         share = _matched("share", each.get("share", str) or "-", _UID).removeprefix("-")
         names.append(_unused(f"{uid}-{re.sub(r'[^A-Za-z0-9-]', '-', share or request)}".strip("-"), names))
         made.append(PreparedDevice(request, share, each.need("gpu", str), each.amended(Grant()), names[-1]))
+    part = None if (raw := arguments.get("part", dict)) is None else Arguments(raw)
     return PreparedGrant(
         uid,
         _matched("namespace", arguments.need("namespace", str), _NAME),
         _matched("name", arguments.need("name", str), _NAME),
         tuple(_consumer(each) for each in _bounded(arguments, "consumers", MAX_CONSUMERS)),
         tuple(made),
+        None if part is None else MemberPart(part.get("sm", int), part.get("memory", int)),
     )
 
 

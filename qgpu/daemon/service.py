@@ -7,7 +7,7 @@ It knows the requests and who may make them. Pods are made and retired in ``qgpu
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -18,6 +18,7 @@ import structlog
 import qgpu
 from qgpu.config import Config, GpuSettings
 from qgpu.daemon import bound_containers, views
+from qgpu.daemon.claim_groups import ClaimGroups
 from qgpu.daemon.claim_requests import ClaimRequests
 from qgpu.daemon.container_requests import ContainerRequests, check_reach
 from qgpu.daemon.containers import cdi_directory
@@ -108,9 +109,9 @@ class Service:
         self.pods = pods = Pods(host, chosen.plane, prepared, self._isolation, self._all_settings, self._works)
         self._lock = pods.lock
         self._loads = loads = SimulatedLoads(host, pods.lock)
-        self._claims = claims = ClaimRequests(pods)
-        #: ``listener`` is the socket that receives containers' listeners, on the plane that needs them.
         self._groups = partial(GroupFiles, runtime_dir or default_runtime_dir())
+        self._claims = claims = ClaimRequests(pods, ClaimGroups(pods, chosen.plane, self._groups))
+        #: ``listener`` is the socket that receives containers' listeners, on the plane that needs them.
         self._containers = ContainerRequests(pods, claims, config.containers, listener, self._groups)
         self.take_listener = self._containers.take_listener
         jobs = SlurmJobs(host, chosen.plane, pods.lock, pods.reap, partial(pods.admit, may_wait=False), pods.amend)
@@ -323,16 +324,21 @@ class Service:
         }
 
     def _pod_create(self, session: Session, arguments: Arguments, _fds: list[int]) -> dict[str, Any]:
-        grants, wanted = arguments.grants(), arguments.get("name", str)
+        wanted = arguments.get("name", str)
+        if wanted is not None and wanted in self.pods.prepared.by_group:
+            return self._pod_created(wanted, self._claims.groups.launch(wanted, session))
+        grants = arguments.grants()
         if wanted and self._groups(wanted).keeper() not in (None, session.peer.pid):
             raise RefusedError(f"pod name {wanted}: a group has it; choose another")
         may_wait = arguments.get("may_wait", bool) is not False
-        name = self.pods.launch(wanted, grants, session, may_wait=may_wait)
+        return self._pod_created(self.pods.launch(wanted, grants, session, may_wait=may_wait), grants)
+
+    def _pod_created(self, name: str, cards: Iterable[int]) -> dict[str, Any]:
         return {
             "name": name,
             "waits": self.turns.pod_changed(name),
             "plane": self._chosen.plane.value,
-            "gpus": [self._pgpus[index].uuid for index in grants],
+            "gpus": [self._pgpus[index].uuid for index in cards],
         }
 
     def _container_bind(self, session: Session, arguments: Arguments, fds: list[int]) -> dict[str, Any]:
@@ -354,7 +360,7 @@ class Service:
         name = arguments.need("name", str)
         with self._lock:
             pod = self.pods.named(name)
-            if bound_containers.devices_of(pod):
+            if bound_containers.devices_of(pod) or name in self.pods.prepared.by_group:
                 raise RefusedError(f"pod {name}: its limits are those of its claim; change the claim")
             index = arguments.get("gpu", int)
             if index is not None and index not in pod.grants:

@@ -14,15 +14,18 @@ from typing import Any
 
 from qgpu.errors import PermissionDeniedError
 from qgpu.groups.group_files import GroupFiles
+from qgpu.groups.mps_server import SHARED_MEMORY, MpsServer
 from qgpu.ipc.control_socket import Client
 from qgpu.linux import atomic_file
 from qgpu.model.plane_api import Pgpu
+from qgpu.model.prepared_grant import PreparedGrant
 from qgpu.paths import socket_path
 from qgpu.runtime import cdi
 from qgpu.runtime.oci_container import GROUP_KIND
 
 #: Clients connect to the sockets; that needs no writable mount.
 _MOUNT = ["ro", "nosuid", "nodev", "noexec", "bind"]
+_SHARED = ["rw", "nosuid", "nodev", "noexec", "bind"]
 _PGPU = ("index", "uuid", "name", "memory", "minor")
 
 
@@ -48,13 +51,26 @@ def offer(client: Client, files: GroupFiles) -> None:
         raise PermissionDeniedError(f"{path}: {error.strerror}; choose another directory") from error
 
 
+def member_edits(runtime_dir: Path, grant: PreparedGrant) -> dict[str, Any]:
+    """Return what makes a container with a claim's device a client of the claim's group; nothing without a group.
+
+    It has the members' shared memory in place of its own, so it needs no namespace of the host's.
+    """
+    if grant.part is None:
+        return {}
+    server = GroupFiles(runtime_dir.absolute(), grant.group).server
+    memory = {"hostPath": str(server.memory), "containerPath": str(SHARED_MEMORY), "options": _SHARED}
+    variables = server.environment(grant.part.sm, grant.part.memory)
+    return {"env": [f"{key}={value}" for key, value in variables.items()], "mounts": [_pipe(server), memory]}
+
+
 def specification(files: GroupFiles, cards: Sequence[Pgpu]) -> dict[str, Any]:
     """Return the CDI specification of a group. Raises NotSupportedError if the driver's libraries cannot be found."""
-    card, pipe, part = cdi.card_edits(cards), str(files.server.pipe), files.part
+    card, part = cdi.card_edits(cards), files.part
     variables = files.server.environment(part.sm, part.memory)
     edits = card | {
         "env": [*card["env"], *(f"{key}={value}" for key, value in variables.items())],
-        "mounts": [{"hostPath": pipe, "containerPath": pipe, "options": _MOUNT}],
+        "mounts": [_pipe(files.server)],
         "hooks": [cdi.hook_entry(socket_path(files.runtime_dir), f"{GROUP_KIND}={files.name}")],
     }
     return {
@@ -63,3 +79,7 @@ def specification(files: GroupFiles, cards: Sequence[Pgpu]) -> dict[str, Any]:
         "devices": [{"name": files.name, "containerEdits": edits}],
         "containerEdits": cdi.common_edits(cards),
     }
+
+
+def _pipe(server: MpsServer) -> dict[str, Any]:
+    return {"hostPath": str(server.pipe), "containerPath": str(server.pipe), "options": _MOUNT}

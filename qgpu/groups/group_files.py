@@ -4,22 +4,16 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
-from qgpu.errors import PermissionDeniedError, UnknownNameError
+from qgpu.errors import PermissionDeniedError, RefusedError, UnknownNameError
 from qgpu.groups.mps_server import MpsServer
-from qgpu.linux import atomic_file, cgroup, proc
-
-
-@dataclass(frozen=True, slots=True)
-class MemberPart:
-    """What a member gets that does not ask for another part: per cent of the SMs, and bytes; None: no limit."""
-
-    sm: int | None = None
-    memory: int | None = None
+from qgpu.linux import atomic_file, cgroup, mounts, proc
+from qgpu.model.member_part import MemberPart
 
 
 class GroupFiles:
@@ -37,6 +31,7 @@ class GroupFiles:
             self.server.pipe.mkdir(parents=True, exist_ok=True)
             atomic_file.replace(self.directory / "pod", f"{pod_ident}\n", 0o644)
             atomic_file.replace(self.directory / "keeper.pid", f"{pid} {proc.start_time(pid)}\n", 0o644)
+            (self.directory / "problem").unlink(missing_ok=True)
 
     def keeper(self) -> int | None:
         """Return the process that keeps the group; None if there is none."""
@@ -45,6 +40,20 @@ class GroupFiles:
             return int(pid) if proc.start_time(int(pid)) == since else None
         except (OSError, ValueError):
             return None
+
+    def has_begun(self) -> None:
+        """Record that the group takes members, as long as its keeper lives. Raises PermissionDeniedError."""
+        with self._errors():
+            atomic_file.replace(self.directory / "begun", (self.directory / "keeper.pid").read_text(), 0o644)
+
+    @property
+    def begun(self) -> bool:
+        """Tell whether the group has taken members since its keeper began."""
+        try:
+            same = (self.directory / "begun").read_text() == (self.directory / "keeper.pid").read_text()
+        except OSError:
+            return False
+        return same and self.keeper() is not None
 
     @property
     def pod_ident(self) -> int | None:
@@ -67,6 +76,17 @@ class GroupFiles:
         with self._errors():
             atomic_file.replace(self.directory / "part.json", json.dumps(asdict(part)) + "\n", 0o644)
 
+    @property
+    def problem(self) -> str:
+        """Why its keeper could not begin; empty if it did, or has not tried."""
+        return "\n".join(_lines(self.directory / "problem"))
+
+    @problem.setter
+    def problem(self, line: str) -> None:
+        with self._errors():
+            self.directory.mkdir(parents=True, exist_ok=True)
+            atomic_file.replace(self.directory / "problem", f"{line}\n", 0o644)
+
     def last_words(self) -> str:
         """Return the last line that the control daemon or what started it wrote; empty if there is none."""
         lines = [line for name in ("control.log", "keeper.log") for line in _lines(self.directory / "log" / name)]
@@ -83,7 +103,9 @@ class GroupFiles:
         return tuple(command) == self.server.command
 
     def remove(self) -> None:
-        """Remove the directory."""
+        """Remove the directory, and the members' shared memory in it."""
+        with suppress(OSError):
+            mounts.unmount(self.server.memory)
         shutil.rmtree(self.directory, ignore_errors=True)
 
     @contextmanager
@@ -101,6 +123,13 @@ def names(runtime_dir: Path) -> list[str]:
     directory = runtime_dir / "groups"
     found = sorted(each.parent.name for each in directory.glob("*/keeper.pid"))
     return [name for name in found if GroupFiles(runtime_dir, name).keeper() is not None]
+
+
+def check_not_claims(grants: Iterable[Mapping[str, Any]], name: str, why: str) -> None:
+    """Raise RefusedError if a group is a Kubernetes claim's; ``grants`` are the prepared ones."""
+    for grant in grants:
+        if grant.get("group") == name:
+            raise RefusedError(f"group {name}: it is of claim {grant['namespace']}/{grant['name']}; {why}")
 
 
 def _lines(path: Path) -> list[str]:

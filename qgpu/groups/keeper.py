@@ -22,13 +22,22 @@ import structlog
 
 from qgpu.errors import NotSupportedError, QgpuError, RefusedError, UnknownNameError, no_pod
 from qgpu.groups import group_cdi
-from qgpu.groups.group_files import GroupFiles, MemberPart
-from qgpu.groups.mps_server import child_of, ended_children, is_mps, is_mps_server, members
+from qgpu.groups.group_files import GroupFiles
+from qgpu.groups.mps_server import (
+    SHARED_MEMORY,
+    WITH_MPS,
+    child_of,
+    ended_children,
+    is_mps,
+    is_mps_server,
+    members,
+)
 from qgpu.ipc.control_socket import Client
-from qgpu.linux import cgroup, proc
+from qgpu.linux import cgroup, mounts, proc
 from qgpu.linux.parent_death import terminated_with_parent
 from qgpu.linux.proc import start_time
 from qgpu.linux.shutdown import Shutdown
+from qgpu.model.member_part import MemberPart
 from qgpu.nvidia import abi
 from qgpu.paths import default_runtime_dir
 
@@ -46,8 +55,6 @@ _POD_LOOK_S = 0.5
 _GRACE_S = 1.0
 #: Nobody else may put a socket in MPS's place, whatever the umask of who makes a group.
 _UMASK = 0o022
-#: The planes on which a group has MPS.
-WITH_MPS = frozenset({"seccomp"})
 
 
 class Keeper:
@@ -61,11 +68,14 @@ class Keeper:
         part: MemberPart | None = None,
         with_mps: Set[str] = WITH_MPS,
         card_major: int = abi.NV_MAJOR,
+        *,
+        of_claim: bool = False,
     ) -> None:
+        """Take ``of_claim`` for a claim's group: its grants are the claim's, and its members are in containers."""
         self._runtime_dir, self._name, self._grants = runtime_dir, name, grants
         self._part = part or MemberPart()
         self._files = GroupFiles(runtime_dir, name)
-        self._with_mps, self._card_major = with_mps, card_major
+        self._with_mps, self._card_major, self._of_claim = with_mps, card_major, of_claim
         self._client: Client | None = None
         self._server: subprocess.Popen[bytes] | None = None
         self._has_mps = False
@@ -92,10 +102,14 @@ class Keeper:
         try:
             self._files.claim(os.getpid(), _ident(self._pod(client)))
             self._files.part = self._part
-            self._offer(client)
-            if plane in self._with_mps:
-                self._has_mps = True
+            self._has_mps = plane in self._with_mps
+            if self._of_claim:
+                self._take_over(client)
+            else:
+                self._offer(client)
+            if self._has_mps:
                 self._start()
+            self._files.has_begun()
         except BaseException:
             self._end()
             raise
@@ -181,6 +195,16 @@ class Keeper:
             self._control = child_of(self._server.pid, self._seen)
             self._ended = ended_children(self._control)
 
+    def _take_over(self, client: Client) -> None:
+        """End what a keeper that was killed has left in the pod, and make the members' shared memory."""
+        self._list(client)
+        self._end_servers()
+        self._end_clients()
+        if self._has_mps:
+            self._files.server.share_memory()
+        else:
+            self._files.server.memory.mkdir(exist_ok=True)
+
     def _offer(self, client: Client) -> None:
         """Let containers be members. Where that fails, the group works without them."""
         try:
@@ -213,6 +237,9 @@ class Keeper:
         """Start the control daemon as a process of the pod. Raises a QgpuError."""
         server, self._control = self._files.server, 0
         server.prepare()
+        begin = [terminated_with_parent()]
+        if self._of_claim:
+            begin.append(mounts.seen_at(server.memory, SHARED_MEMORY))
         with (self._files.directory / "log" / "keeper.log").open("ab") as log:
             self._server = subprocess.Popen(
                 [
@@ -222,7 +249,7 @@ class Keeper:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                preexec_fn=terminated_with_parent(),
+                preexec_fn=lambda: [each() for each in begin],
             )
         until = time.monotonic() + _TIMEOUT_S
         while not server.wait(_LOOK_S):
@@ -289,7 +316,8 @@ class Keeper:
         with Client(self._runtime_dir, _TIMEOUT_S) as client:
             self._cdi_file = group_cdi.place(client, self._files)
             with suppress(UnknownNameError):
-                if _ident(pod := self._pod(client)) == self._files.pod_ident:  # not one that has its name now
+                pod = self._pod(client)
+                if self._of_claim or _ident(pod) == self._files.pod_ident:  # not one that has its name now
                     if (left := members(pod["pids"])) and not force:
                         raise members_left(self._name, len(left))
                     self._end_servers()
@@ -338,8 +366,8 @@ def _ident(pod: Mapping[str, Any]) -> int:
     return cgroup.id_of(pod["cgroup"]) if pod["cgroup"] else 0
 
 
-def main() -> None:
-    """Keep a group with the ``grants`` and the members' ``part`` that standard input says.
+def main(with_mps: Set[str] = WITH_MPS, card_major: int = abi.NV_MAJOR) -> None:
+    """Keep a group with the ``grants``, the members' ``part`` and ``of_claim`` that standard input says.
 
     Tell on READY_FD how the start went: an empty line, or the error and its exit code.
     """
@@ -348,7 +376,9 @@ def main() -> None:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     os.umask(_UMASK)
     wanted = json.load(sys.stdin)
-    keeper = Keeper(default_runtime_dir(), name, wanted["grants"], MemberPart(**wanted["part"]))
+    part = MemberPart(**wanted["part"])
+    of_claim = bool(wanted["of_claim"])
+    keeper = Keeper(default_runtime_dir(), name, wanted["grants"], part, with_mps, card_major, of_claim=of_claim)
     with os.fdopen(ready, "w") as told:
         try:
             keeper.begin()

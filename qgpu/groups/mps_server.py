@@ -18,9 +18,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from qgpu.errors import InvalidValueError, NotSupportedError
-from qgpu.linux import proc
+from qgpu.linux import mounts, proc
 
 CONTROL = "nvidia-cuda-mps-control"
+#: The planes on which a group has MPS.
+WITH_MPS = frozenset({"seccomp"})
+#: Where MPS's server and clients share memory, and how much that may be: as much as a container's usually is.
+SHARED_MEMORY, _SHARED_BYTES = Path("/dev/shm"), 64 << 20  # noqa: S108
 #: What /proc/PID/comm says of the control daemon and of the server, cut off after 15 characters.
 _COMM = "nvidia-cuda-mps"
 _SERVER = b"nvidia-cuda-mps-server"
@@ -54,13 +58,26 @@ class MpsServer:
         """The directory of MPS's sockets. It stays the same one while the group lasts: containers have it mounted."""
         return self.directory / "pipe"
 
+    @property
+    def memory(self) -> Path:
+        """What members in containers of their own have at ``SHARED_MEMORY``, in place of the host's."""
+        return self.directory / "shm"
+
+    def share_memory(self) -> None:
+        """Make ``memory`` a file system of bounded size. Raises NotSupportedError."""
+        try:
+            mounts.tmpfs(self.memory, _SHARED_BYTES)
+        except OSError as error:
+            raise NotSupportedError(
+                f"{self.memory}: no tmpfs can be mounted: {error.strerror}; run qgpu-groups.service as the host's root"
+            ) from error
+
     def prepare(self) -> None:
         """Make the directories and empty that of the sockets: a killed control daemon's would stop the next one.
 
         Raises NotSupportedError if MPS is not installed.
         """
-        if shutil.which(CONTROL) is None:
-            raise NotSupportedError(f"{CONTROL} is not installed; it comes with NVIDIA's driver")
+        check_installed()
         self.close()
         for name in ("pipe", "log"):
             (self.directory / name).mkdir(parents=True, exist_ok=True)
@@ -113,6 +130,12 @@ class MpsServer:
                 timeout=_QUIT_S,
                 check=False,
             )
+
+
+def check_installed() -> None:
+    """Raise NotSupportedError if MPS is not installed."""
+    if shutil.which(CONTROL) is None:
+        raise NotSupportedError(f"{CONTROL} is not installed; it comes with NVIDIA's driver")
 
 
 def is_mps(pid: int) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from qgpu.model import Grant, OnIdle, Plan, PodClass, PodPlan, PodSample, Sample, Span, TsgSample, Window
+from qgpu.model.member_part import MemberPart
 from qgpu.model.prepared_grant import PreparedGrant
 
 #: Version of the messages between daemon and guardian; a guardian may be older than the daemon.
@@ -48,7 +49,13 @@ def prepared_to_json(grant: PreparedGrant) -> dict[str, Any]:
             {"request": device.request, "gpu": device.gpu, "share": device.share} | grant_to_json(device.grant)
             for device in grant.devices
         ],
+        "part": part_to_json(grant.part),
     }
+
+
+def part_to_json(part: MemberPart | None) -> dict[str, Any] | None:
+    """Convert what the members of a claim's group get to JSON types; None for no group."""
+    return None if part is None else {"sm": part.sm, "memory": part.memory}
 
 
 def plan_to_json(plan: Plan) -> dict[str, Any]:

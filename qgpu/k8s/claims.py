@@ -16,6 +16,7 @@ from qgpu.errors import InvalidValueError, RefusedError
 from qgpu.k8s import parameters, quantities
 from qgpu.k8s.names import DRIVER, card_uuid
 from qgpu.model import Grant
+from qgpu.model.member_part import MemberPart
 from qgpu.model.prepared_grant import PreparedDevice, PreparedGrant
 
 #: The capacities of a device that a grant is made of.
@@ -34,10 +35,13 @@ def read(claim: ResourceClaim, uid: str, node: str) -> PreparedGrant:
     if not results:
         raise RefusedError(f"{about}: it has no device of {DRIVER} on node {node}")
     try:
-        devices = tuple(_device(claim, result) for result in results)
+        found = [_device(claim, result) for result in results]
     except InvalidValueError as error:
         raise InvalidValueError(f"{about}: {error}") from error
-    return PreparedGrant(uid, claim.metadata.namespace or "", claim.metadata.name or "", consumers(claim), devices)
+    devices = tuple(device for device, _ in found)
+    part = next((part for _, part in found if part is not None), None)
+    namespace, name = claim.metadata.namespace or "", claim.metadata.name or ""
+    return PreparedGrant(uid, namespace, name, consumers(claim), devices, part)
 
 
 def label(claim: ResourceClaim) -> str:
@@ -77,8 +81,8 @@ def may_be_shared(claim: ResourceClaim) -> bool:
     return not any(owner.kind == "Pod" and owner.controller for owner in owners)
 
 
-def _device(claim: ResourceClaim, result: DeviceRequestAllocationResult) -> PreparedDevice:
-    """Read one device of an allocation; qgpud names it. Raises InvalidValueError."""
+def _device(claim: ResourceClaim, result: DeviceRequestAllocationResult) -> tuple[PreparedDevice, MemberPart | None]:
+    """Read one device of an allocation, which qgpud names, and its members' part. Raises InvalidValueError."""
     about = f"request {result.request}"
     if result.adminAccess:
         raise InvalidValueError(f"{about}: qgpu gives no admin access; a monitor reads qgpud's metrics")
@@ -97,7 +101,7 @@ def _device(claim: ResourceClaim, result: DeviceRequestAllocationResult) -> Prep
         grant = Grant(found.pod_class, cores or None, memory, found.latency_target_ns)
     except InvalidValueError as error:
         raise InvalidValueError(f"{about}: {error}") from error
-    return PreparedDevice(result.request, result.shareID or "", uuid, grant)
+    return PreparedDevice(result.request, result.shareID or "", uuid, grant), found.part
 
 
 def _configurations(claim: ResourceClaim, request: str) -> list[tuple[str, Any]]:

@@ -1,9 +1,12 @@
-"""The opaque parameters of DeviceClasses and ResourceClaims: class and latency target.
+"""The opaque parameters of DeviceClasses and ResourceClaims: class, latency target, and sharing.
 
     apiVersion: qgpu.io/v1
     kind: GrantParameters
     class: online            # or offline; online only in a DeviceClass
     latencyTarget: 2ms       # class online only
+    sharing: MPS             # containers of the claim run side by side; default: TimeSlicing
+    defaultActiveThreadPercentage: 50       # of each, with MPS only; may be left out
+    defaultPinnedDeviceMemoryLimit: 4Gi
 
 A claim may lower the class that its DeviceClass gives, never raise it: quotas on DeviceClasses bound who gets class
 online. Limits are no parameters: the scheduler allocates them as capacity.
@@ -11,15 +14,21 @@ online. Limits are no parameters: the scheduler allocates them as capacity.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from typing import Any
 
 from qgpu import units
 from qgpu.errors import InvalidValueError
+from qgpu.k8s import quantities
 from qgpu.k8s.names import PARAMETERS_API, PARAMETERS_KIND
 from qgpu.model import PodClass
+from qgpu.model.member_part import MemberPart
+
+#: What a container of a claim with MPS gets, as NVIDIA's DRA driver calls it.
+_SM, _MEMORY = "defaultActiveThreadPercentage", "defaultPinnedDeviceMemoryLimit"
 
 
 class Source(StrEnum):
@@ -29,21 +38,32 @@ class Source(StrEnum):
     CLAIM = "FromClaim"
 
 
+class Sharing(StrEnum):
+    """How containers share a claim."""
+
+    TIME_SLICING = "TimeSlicing"
+    MPS = "MPS"
+
+
 @dataclass(frozen=True, slots=True)
 class Parameters:
     """What a request's configurations come to."""
 
     pod_class: PodClass = PodClass.OFFLINE
     latency_target_ns: int | None = None
+    #: What each container gets of the claim's share group; None: they take turns.
+    part: MemberPart | None = None
 
 
 def merge(configurations: Iterable[tuple[str, Mapping[str, Any]]]) -> Parameters:
     """Merge the parameters of a request by their sources, in the order of the allocation. Raises InvalidValueError."""
     pod_class, latency_target_ns, target_of = PodClass.OFFLINE, None, Source.CLASS
+    sharing: dict[str, Any] = {}
     both = list(configurations)
     for source in Source:  # whatever their order, a class's come first
         for _, raw in (each for each in both if each[0] == source):
-            found_class, found_target = _read(source, raw)
+            values = _read(source, raw)
+            found_class, found_target = values.get("class"), values.get("latencyTarget")
             if found_class is not None:
                 if source is Source.CLAIM and found_class is PodClass.ONLINE and pod_class is not PodClass.ONLINE:
                     raise InvalidValueError(
@@ -52,14 +72,33 @@ def merge(configurations: Iterable[tuple[str, Mapping[str, Any]]]) -> Parameters
                 pod_class = found_class
             if found_target is not None:
                 latency_target_ns, target_of = found_target, source
+            sharing |= {key: value for key, value in values.items() if key in ("sharing", _SM, _MEMORY)}
     if pod_class is not PodClass.ONLINE:
         if latency_target_ns is not None and target_of is Source.CLAIM:
             raise InvalidValueError("latencyTarget: only class online has one; drop it, or name another DeviceClass")
         latency_target_ns = None
-    return Parameters(pod_class, latency_target_ns)
+    return Parameters(pod_class, latency_target_ns, _part(sharing))
 
 
-def _read(source: Source, raw: Mapping[str, Any]) -> tuple[PodClass | None, int | None]:
+def _part(sharing: Mapping[str, Any]) -> MemberPart | None:
+    if sharing.get("sharing") is Sharing.MPS:
+        return MemberPart(sharing.get(_SM), sharing.get(_MEMORY))
+    if alone := sorted(sharing.keys() - {"sharing"}):
+        raise InvalidValueError(f"{alone[0]}: only sharing MPS has it; write sharing: MPS too, or drop it")
+    return None
+
+
+#: Every parameter and how to read it.
+_READERS: Mapping[str, Callable[[str], Any]] = {
+    "class": partial(units.parse_choice, PodClass),
+    "latencyTarget": units.parse_duration,
+    "sharing": partial(units.parse_choice, Sharing),
+    _SM: quantities.whole,
+    _MEMORY: quantities.whole,
+}
+
+
+def _read(source: Source, raw: Mapping[str, Any]) -> dict[str, Any]:
     where = f"parameters {source}"
     if not isinstance(raw, Mapping):
         raise InvalidValueError(f"{where}: they are no object")
@@ -68,12 +107,19 @@ def _read(source: Source, raw: Mapping[str, Any]) -> tuple[PodClass | None, int 
             f"{where}: apiVersion and kind are {raw.get('apiVersion')!r} and {raw.get('kind')!r}; "
             f"write {PARAMETERS_API} and {PARAMETERS_KIND}"
         )
-    if unknown := sorted(raw.keys() - {"apiVersion", "kind", "class", "latencyTarget"}):
-        raise InvalidValueError(f"{where}: unknown key {unknown[0]}; there are class and latencyTarget")
-    values = {key: value for key in ("class", "latencyTarget") if (value := raw.get(key)) is not None}
-    for key, value in values.items():
+    if unknown := sorted(raw.keys() - {"apiVersion", "kind", *_READERS}):
+        raise InvalidValueError(f"{where}: unknown key {unknown[0]}; there are {', '.join(_READERS)}")
+    found = {}
+    for key, read in _READERS.items():
+        value = raw.get(key)
+        if key == _SM and isinstance(value, int) and not isinstance(value, bool):
+            value = str(value)
+        if value is None:
+            continue
         if not isinstance(value, str):
             raise InvalidValueError(f"{where}: {key} {value!r}: write text")
-    pod_class = units.parse_choice(PodClass, values["class"]) if "class" in values else None
-    target_ns = units.parse_duration(values["latencyTarget"]) if "latencyTarget" in values else None
-    return pod_class, target_ns
+        try:
+            found[key] = read(value)
+        except InvalidValueError as error:
+            raise InvalidValueError(f"{where}: {key}: {error}") from error
+    return found

@@ -7,10 +7,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from qgpu.errors import InvalidValueError
 from qgpu.model import Grant
+from qgpu.model.member_part import MemberPart
 
 #: A consumer that stands for every Kubernetes pod: a device plugin is not told which pod its units are for.
 ANY_POD = "*"
+#: How the name of a claim's share group begins; the claim's UID follows.
+GROUP_PREFIX = "claim-"
+#: The least memory limit of a member, in bytes: MPS counts MiB.
+_LEAST_PART = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +42,26 @@ class PreparedGrant:
     name: str
     consumers: tuple[str, ...]
     devices: tuple[PreparedDevice, ...]
+    #: What each container of the claim gets of its share group; None: they divide the claim.
+    part: MemberPart | None = None
+
+    def __post_init__(self) -> None:
+        """Raise InvalidValueError for a group that there cannot be."""
+        if self.part is None:
+            return
+        if len(self.devices) != 1:
+            raise InvalidValueError(
+                f"{self}: sharing MPS: a group has one device, not {len(self.devices)}; make a claim for each"
+            )
+        if self.part.sm is not None and not 1 <= self.part.sm <= 100:
+            raise InvalidValueError(f"{self}: a member's part of the SMs is {self.part.sm} %; give 1 to 100")
+        if self.part.memory is not None and self.part.memory < _LEAST_PART:
+            raise InvalidValueError(f"{self}: a member's memory is {self.part.memory} bytes; give 1 MiB or more")
+
+    @property
+    def group(self) -> str:
+        """The name of its share group, which is a pod; "" for none."""
+        return "" if self.part is None else GROUP_PREFIX + self.uid
 
     def __str__(self) -> str:
         """Name the claim as messages do."""

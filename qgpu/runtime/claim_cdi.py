@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -31,33 +31,45 @@ def qualified(name: str) -> str:
     return f"{KIND}={name}"
 
 
-def specification(grant: PreparedGrant, cards: Mapping[str, Pgpu], socket: Path, common: Any) -> dict[str, Any]:
+def specification(
+    grant: PreparedGrant, cards: Mapping[str, Pgpu], socket: Path, common: Any, more: Mapping[str, Any]
+) -> dict[str, Any]:
     """Return the CDI specification of one claim.
 
     ``cards`` are this host's by UUID. A device of a card that is gone has no device node; its hook then says so.
-    ``common`` is what every container with a card needs (``cdi.common_edits``).
+    ``common`` is what every container with a card needs (``cdi.common_edits``), ``more`` what every one of this claim
+    does: variables and mounts.
     """
     return {
         "cdiVersion": cdi.VERSION,
         "kind": KIND,
         "devices": [
-            {"name": device.name, "containerEdits": _edits(device.name, cards.get(device.gpu), socket)}
+            {"name": device.name, "containerEdits": _edits(device.name, cards.get(device.gpu), socket, more)}
             for device in grant.devices
         ],
         "containerEdits": common,
     }
 
 
-def _edits(name: str, card: Pgpu | None, socket: Path) -> dict[str, Any]:
+def _edits(name: str, card: Pgpu | None, socket: Path, more: Mapping[str, Any]) -> dict[str, Any]:
     base = cdi.card_edits([card] if card is not None else [])
     marker = f"{CLAIM_VARIABLE}{re.sub(r'[^A-Za-z0-9]', '_', name)}={name}"
-    return base | {"env": [*base["env"], marker], "hooks": [cdi.hook_entry(socket, qualified(name))]}
+    env = [*base["env"], marker, *more.get("env", ())]
+    return base | dict(more) | {"env": env, "hooks": [cdi.hook_entry(socket, qualified(name))]}
 
 
 class ClaimCdiFiles:
     """Keeps the CDI files of all prepared grants in a directory, and no others of ours."""
 
-    def __init__(self, pgpus: Iterable[Pgpu], socket: Path, directory: Path) -> None:
+    def __init__(
+        self,
+        pgpus: Iterable[Pgpu],
+        socket: Path,
+        directory: Path,
+        more: Callable[[PreparedGrant], Mapping[str, Any]] = lambda _: {},
+    ) -> None:
+        """Take ``more``, which returns what a claim's containers need beyond their card."""
+        self._more = more
         self._cards = {pgpu.uuid: pgpu for pgpu in pgpus}
         self._socket, self.directory = socket, directory
         self._driver: object = None
@@ -94,12 +106,12 @@ class ClaimCdiFiles:
 
     def _write(self, uid: str, grant: PreparedGrant) -> bool:
         path = self.directory / f"{_PREFIX}{uid}{_SUFFIX}"
-        if self._written.get(uid) == (grant.devices, self._driver, cdi.stamp(path)):
+        if self._written.get(uid) == (grant.devices, grant.part, self._driver, cdi.stamp(path)):
             return False
-        content = specification(grant, self._cards, self._socket, self._common)
+        content = specification(grant, self._cards, self._socket, self._common, self._more(grant))
         self.directory.mkdir(mode=0o755, parents=True, exist_ok=True)
         atomic_file.replace(path, json.dumps(content, indent=2) + "\n", 0o644)
-        self._written[uid] = grant.devices, self._driver, cdi.stamp(path)
+        self._written[uid] = grant.devices, grant.part, self._driver, cdi.stamp(path)
         return True
 
     @contextmanager

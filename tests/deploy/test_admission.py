@@ -19,7 +19,7 @@ POLICIES = {
     for each in parse((MANIFESTS / name).read_text())
     if each["kind"] == "ValidatingAdmissionPolicy"
 }
-ALLOWED = {"metadata": {"name": "team", "labels": {"qgpu.io/online": "allowed"}}}
+ALLOWED = {"metadata": {"name": "team", "labels": {"qgpu.io/online": "allowed", "qgpu.io/mps": "allowed"}}}
 PARAMETERS = {"apiVersion": "qgpu.io/v1", "kind": "GrantParameters"}
 DRIVER = "system:serviceaccount:qgpu-system:qgpu-k8s"
 
@@ -70,6 +70,7 @@ def claim(asked: dict[str, Any], **data: Any) -> list[str]:
         devices(**PARAMETERS),
         devices(**PARAMETERS, latencyTarget="2ms"),
         devices(**PARAMETERS, **{"class": "offline"}),
+        devices(**PARAMETERS, sharing="TimeSlicing"),
         {"requests": [{"name": "a", "firstAvailable": [{"name": "b", "deviceClassName": "qgpu"}]}]},
         {"config": [{"opaque": {"driver": "other.example", "parameters": {"class": "online"}}}]},
         {},
@@ -84,7 +85,9 @@ def test_a_claim_within_its_class_is_let_through(asked: dict[str, Any]) -> None:
     [
         (devices(**PARAMETERS, **{"class": "online"}), "may not ask for class online"),
         (devices(**PARAMETERS, **{"class": "ONLINE"}), "may not ask for class online"),
-        (devices(**PARAMETERS, cores=50), "only apiVersion, kind, class and latencyTarget"),
+        (devices(**PARAMETERS, cores=50), "only apiVersion, kind, class, latencyTarget, sharing, default"),
+        (devices(**PARAMETERS, sharing="MPS"), "label qgpu.io/mps=allowed"),
+        (devices(**PARAMETERS, sharing="other"), "label qgpu.io/mps=allowed"),
         (devices(**{"class": "offline"}), "write apiVersion: qgpu.io/v1"),
         (devices(**PARAMETERS | {"kind": "Other"}), "write apiVersion: qgpu.io/v1"),
         (devices("qgpu-online"), "label qgpu.io/online=allowed"),
@@ -104,6 +107,12 @@ def test_class_online_needs_the_namespaces_label() -> None:
     assert claim(devices("qgpu-online", **PARAMETERS, latencyTarget="2ms"), namespaceObject=ALLOWED) == []
 
 
+def test_sharing_mps_needs_the_namespaces_label() -> None:
+    asked = devices(**PARAMETERS, sharing="MPS", defaultActiveThreadPercentage=50, defaultPinnedDeviceMemoryLimit="4Gi")
+
+    assert claim(asked, namespaceObject=ALLOWED) == []
+
+
 def test_a_template_is_judged_like_its_claims() -> None:
     template = {"spec": {"spec": {"devices": devices(**PARAMETERS, **{"class": "online"})}}}
 
@@ -115,8 +124,8 @@ def test_a_template_is_judged_like_its_claims() -> None:
 @pytest.mark.parametrize("path", sorted((MANIFESTS / "examples").glob("*.yaml")), ids=lambda path: path.stem)
 def test_examples_are_let_through(path: Any) -> None:
     for each in parse(path.read_text()):
-        if each["kind"] == "ResourceClaimTemplate":
-            request = {"resource": {"resource": "resourceclaimtemplates"}}
+        if each["kind"] in ("ResourceClaim", "ResourceClaimTemplate"):
+            request = {"resource": {"resource": f"{each['kind'].lower()}s"}}
             assert refusals("claims.qgpu.io", object=each, request=request, namespaceObject=ALLOWED) == []
         elif each["kind"] == "Pod":
             assert refusals("pods.qgpu.io", object=each) == []

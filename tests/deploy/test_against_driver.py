@@ -38,6 +38,8 @@ def claims() -> Iterator[dict[str, Any]]:
     """Yield the devices of every claim in the examples."""
     for each in objects("ResourceClaimTemplate"):
         yield each["spec"]["spec"]["devices"]
+    for each in objects("ResourceClaim"):
+        yield each["spec"]["devices"]
 
 
 def requests() -> Iterator[dict[str, Any]]:

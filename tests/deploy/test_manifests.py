@@ -70,11 +70,12 @@ def test_each_pod_fits_the_schema_wherever_it_stands(each: dict[str, Any], _sinc
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_an_examples_pods_name_claims_that_it_has(path: Path) -> None:
     found = parse(path.read_text())
-    templates = {each["metadata"]["name"] for each in found if each["kind"] == "ResourceClaimTemplate"}
+    kinds = {"resourceClaimTemplateName": "ResourceClaimTemplate", "resourceClaimName": "ResourceClaim"}
+    there = {(each["kind"], each["metadata"]["name"]) for each in found}
 
     for spec in (spec for each in found for spec in pod_specs(each)):
-        named = {claim["name"]: claim["resourceClaimTemplateName"] for claim in spec.get("resourceClaims", [])}
-        assert set(named.values()) <= templates
+        named = {claim["name"]: claim for claim in spec.get("resourceClaims", [])}
+        assert {(kinds[key], claim[key]) for claim in named.values() for key in claim.keys() - {"name"}} <= there
         assert all(name.startswith("qgpu") for name in named), "components/seccomp goes by this"
         for container in spec["containers"]:
             assert {claim["name"] for claim in container["resources"].get("claims", [])} == set(named)

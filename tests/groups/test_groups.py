@@ -14,7 +14,8 @@ import pytest
 from qgpu.cli.context import Context
 from qgpu.cli.group import remove
 from qgpu.errors import ExitCode, QgpuError
-from qgpu.groups.group_files import GroupFiles, MemberPart
+from qgpu.groups.group_files import GroupFiles
+from qgpu.model.member_part import MemberPart
 from tests.cli.programs import Daemon, daemon
 
 

@@ -24,45 +24,19 @@ from qgpu.linux import proc
 from qgpu.linux.proc import start_time
 from qgpu.linux.shutdown import Shutdown
 from tests.cli.programs import Daemon, daemon
+from tests.groups import stand_in
 
 GRANT = {"class": "offline", "cores": 60, "memory": None, "latency_target_ns": None}
-#: In place of NVIDIA's: the major of terminals, and a member that has one open.
-MAJOR = 5
+#: A member that has the stand-in for a card open.
 MEMBER = (
     "import os, signal; os.open('/dev/ptmx', os.O_RDWR | os.O_NOCTTY); print(os.getpid(), flush=True); signal.pause()"
 )
-
-#: Has a socket and a server in the pod while it runs with -f, and ends that one when it is told to quit.
-STAND_IN = """#!{python}
-import os, pathlib, signal, socket, subprocess, sys
-pipe = pathlib.Path(os.environ["CUDA_MPS_PIPE_DIRECTORY"])
-if sys.argv[1:] == ["-f"]:
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    listener.bind(str(pipe / "control"))
-    listener.listen(4096)  # nobody takes the connections
-    (pipe / "pid").write_text(str(os.getpid()))
-    run = [sys.executable, "-m", "qgpu.cli.main", "--runtime-dir", str(pipe.parents[2]), "run"]
-    program = pathlib.Path(sys.argv[0]).with_name("nvidia-cuda-mps-server")
-    server = subprocess.Popen([*run, "--group", pipe.parent.name, "--", str(program)])
-    signal.signal(signal.SIGTERM, lambda *_: (server.terminate(), os._exit(0)))
-    while True:
-        signal.pause()
-elif sys.argv[1:] == ["ps"]:
-    signal.pause()
-elif sys.stdin.read().startswith("quit"):
-    os.kill(int((pipe / "pid").read_text()), signal.SIGTERM)
-"""
-SERVER = "#!{python}\nimport signal\nsignal.pause()\n"
 
 
 @pytest.fixture
 def installed(tmp_path, monkeypatch):
     """Put the stand-ins on the path."""
-    program = tmp_path / "bin" / "nvidia-cuda-mps-control"
-    program.parent.mkdir()
-    for file, content in ((program, STAND_IN), (program.with_name("nvidia-cuda-mps-server"), SERVER)):
-        file.write_text(content.format(python=sys.executable))
-        file.chmod(0o755)
+    program = stand_in.install(tmp_path / "bin")
     monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
     return program
 
@@ -79,7 +53,7 @@ class Kept:
     def __init__(self, runtime_dir: Path) -> None:
         self.runtime_dir, self.stop = runtime_dir, Shutdown()
         self.server = MpsServer(runtime_dir / "groups" / "llm")
-        self.keeper = Keeper(runtime_dir, "llm", {"0": GRANT}, with_mps={"sim"}, card_major=MAJOR)
+        self.keeper = Keeper(runtime_dir, "llm", {"0": GRANT}, with_mps={"sim"}, card_major=stand_in.MAJOR)
         self.keeper.begin()
         self.thread = threading.Thread(target=self.keeper.keep, args=(self.stop,))
         self.thread.start()

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from qgpu.groups.group_files import started
 from qgpu.groups.mps_server import child_of, ended_children
+from qgpu.linux.proc import start_time
 from qgpu.linux.shutdown import Shutdown
 from tests.cli.programs import Daemon, daemon
 from tests.groups.test_keeper import Kept, member
@@ -89,4 +89,4 @@ def test_clients_of_a_server_that_nobody_saw_end_too(kept: tuple[Kept, Daemon]) 
     with member(host) as pid:
         (control,) = group.control()
         os.kill(control, signal.SIGUSR1)
-        group.until(lambda: not started(pid))
+        group.until(lambda: not start_time(pid))

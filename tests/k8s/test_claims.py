@@ -10,6 +10,7 @@ from lightkube.resources.resource_v1 import ResourceClaim
 from qgpu.errors import InvalidValueError, QgpuError, RefusedError
 from qgpu.ipc import codec
 from qgpu.k8s import claims
+from qgpu.model.member_part import MemberPart
 from qgpu.model.prepared_grant import PreparedGrant
 from tests.k8s.world import GI, NODE, card, parameters, result
 
@@ -65,6 +66,35 @@ def test_class_and_latency_target_come_from_parameters() -> None:
     ).devices
 
     assert (device.grant.pod_class, device.grant.latency_target_ns) == ("online", 2_000_000)
+
+
+def test_sharing_mps_makes_a_group_with_its_members_part() -> None:
+    asked = {"defaultActiveThreadPercentage": 25, "defaultPinnedDeviceMemoryLimit": "4Gi"}
+    found = read(result(0), configurations=(parameters("FromClaim", sharing="MPS", **asked),))
+
+    assert (found.group, found.part) == (f"claim-{UID}", MemberPart(25, 4 * GI))
+
+
+def test_without_sharing_there_is_no_group() -> None:
+    assert read(result(0), configurations=(parameters("FromClaim", sharing="TimeSlicing"),)).group == ""
+
+
+@pytest.mark.parametrize(
+    ("results", "asked", "why"),
+    [
+        (2, {"sharing": "MPS"}, "a group has one device, not 2"),
+        (1, {"sharing": "Spatial"}, "'Spatial': choose one of TimeSlicing, MPS"),
+        (1, {"sharing": "MPS", "defaultActiveThreadPercentage": "0"}, "give 1 to 100"),
+        (1, {"sharing": "MPS", "defaultActiveThreadPercentage": 101}, "give 1 to 100"),
+        (1, {"sharing": "MPS", "defaultActiveThreadPercentage": True}, "write text"),
+        (1, {"sharing": "MPS", "defaultPinnedDeviceMemoryLimit": "1Ki"}, "give 1 MiB or more"),
+        (1, {"sharing": "MPS", "defaultPinnedDeviceMemoryLimit": "much"}, "is not a quantity"),
+        (1, {"defaultActiveThreadPercentage": "50"}, "only sharing MPS has it"),
+    ],
+)
+def test_group_that_cannot_be_is_refused(results: int, asked: dict[str, Any], why: str) -> None:
+    with pytest.raises(InvalidValueError, match=why):
+        read(*[result(0, share=str(n)) for n in range(results)], configurations=(parameters("FromClaim", **asked),))
 
 
 def test_claim_overrides_the_latency_target_of_its_class() -> None:
@@ -183,7 +213,8 @@ def test_claim_made_for_a_pod_is_not_shared() -> None:
 def test_message_has_the_keys_that_qgpud_reads() -> None:
     message = codec.prepared_to_json(read(result(0, share="s", cores="7")))
 
-    assert message.keys() == {"uid", "namespace", "name", "consumers", "devices"}
+    assert message.keys() == {"uid", "namespace", "name", "consumers", "devices", "part"}
+    assert message["part"] is None
     assert message["consumers"] == ["pod-uid"]
     assert message["devices"] == [
         {

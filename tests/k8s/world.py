@@ -25,7 +25,6 @@ from tests.k8s.kubelet import Kubelet
 
 NODE = "node-1"
 GI = 1024**3
-_MEMORY = Path("/dev/shm")
 #: How long a test waits for an event: less than pytest does, so that it can tell which one.
 PATIENCE_S = 240.0
 _numbers = itertools.count(1)
@@ -36,6 +35,8 @@ class World:
 
     #: How many cards, and the bytes of each that are for sale.
     cards, memory = 2, 140 * GI
+    #: Where what a node loses lies, if that is there.
+    volatile_at = Path("/dev/shm")
 
     def __init__(
         self,
@@ -50,7 +51,9 @@ class World:
         self._temporary = tempfile.TemporaryDirectory(prefix="qgpu-k8s.")  # short, because sockets lie in it
         self.directory = Path(self._temporary.name)
         #: What a node loses when it is switched off: in memory, as /run is.
-        self._volatile = tempfile.TemporaryDirectory(prefix="qgpu-k8s.", dir=_MEMORY if _MEMORY.is_dir() else None)
+        self._volatile = tempfile.TemporaryDirectory(
+            prefix="qgpu-k8s.", dir=self.volatile_at if self.volatile_at.is_dir() else None
+        )
         self.volatile = Path(self._volatile.name)
         self.runtime_dir = self.volatile / "run"
         self.cdi = self.volatile / "cdi"

@@ -221,12 +221,16 @@ class SimHost:
             os.close(fd)
         with self._world.changed:
             pod = self._pod(name)
+            if pod.cgroup:
+                cgroup.ensure_in(name, pid, pod.cgroup, pod.joined)
+                return
             self._started[name] = {pid: _start_of(pid) or "" for pid in (*self._inside(pod).pids, pid)}
 
     def join(self, name: str, cgroups: Sequence[str]) -> None:
         """Let exactly these containers' cgroups count to a pod besides its own. Raises UnknownNameError."""
         with self._world.changed:
-            self._pods[name] = replace(self._pod(name), joined=tuple(cgroups))
+            self._pods[name] = pod = replace(self._pod(name), joined=tuple(cgroups))
+            self._keep(pod.cgroup)
 
     def orphaned_memory(self) -> Mapping[int, int]:
         """Return nothing: on this plane a pod's memory is freed with the pod."""

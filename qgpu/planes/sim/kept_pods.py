@@ -6,9 +6,10 @@ Other pods end with their daemon, for their launchers are its clients; so does w
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from qgpu.errors import InvalidValueError
 from qgpu.ipc.codec import grants_from_json, grants_to_json
@@ -29,13 +30,22 @@ class KeptPods:
         """Return the pods that still have a process; none if the file is not one of ours."""
         try:
             rows = json.loads(self._path.read_text())
-            pods = [PodInfo(row["name"], grants_from_json(row["grants"]), cgroup=row["cgroup"]) for row in rows]
-        except (OSError, ValueError, TypeError, KeyError, InvalidValueError):
+            pods = [_pod(row) for row in rows]
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, InvalidValueError):
             return []
-        return [pod for pod in pods if cgroup.members(pod.cgroup).alive]
+        return [pod for pod in pods if cgroup.members(*pod.cgroups).alive]
 
     def write(self, pods: Iterable[PodInfo]) -> None:
         """Keep these pods. Where that fails, the next daemon does not know them, and nothing real is out of bounds."""
-        rows = [{"name": each.name, "grants": grants_to_json(each.grants), "cgroup": each.cgroup} for each in pods]
+        rows = [
+            {"name": each.name, "grants": grants_to_json(each.grants), "cgroup": each.cgroup, "joined": each.joined}
+            for each in pods
+        ]
         with suppress(OSError):
             atomic_file.replace(self._path, json.dumps([row for row in rows if row["cgroup"]]), 0o600)
+
+
+def _pod(row: Mapping[str, Any]) -> PodInfo:
+    """Read a pod, also from an older qgpu. Raises TypeError, KeyError, ValueError, InvalidValueError."""
+    joined = tuple(row.get("joined", ()))
+    return PodInfo(row["name"], grants_from_json(row["grants"]), cgroup=row["cgroup"], joined=joined)
