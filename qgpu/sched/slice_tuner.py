@@ -7,8 +7,7 @@ length of a round, sets every slice: a pod's slice is its weight's part of the r
 A long round costs few context switches. But a pod that waits for its own work ends its turn early, and then waits for
 the long turns of the others. So the tuner tries several rounds, tries gates where slices fail, and keeps the way with
 the best ``score``: how far the least satisfied pod is satisfied, times the work of all pods. A pod is satisfied when
-it has its weight's part of the work, or as much as it had in any round tried. docs/feedback.md gives the reasons and
-the limits.
+it has its due (``dues``), or as much as it had in any round tried. docs/feedback.md gives the reasons and the limits.
 
 Pure arithmetic: ``advance`` folds one measured round into a ``Tuning``.
 """
