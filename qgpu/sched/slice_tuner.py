@@ -7,8 +7,7 @@ length of a round, sets every slice: a pod's slice is its weight's part of the r
 A long round costs few context switches. But a pod that waits for its own work ends its turn early, and then waits for
 the long turns of the others. So the tuner tries several rounds, tries gates where slices fail, and keeps the way with
 the best ``score``: how far the least satisfied pod is satisfied, times the work of all pods. A pod is satisfied when
-it has its weight's part of the work, or as much as it had in any round tried. docs/feedback.md gives the reasons and
-the limits.
+it has its due (``dues``), or as much as it had in any round tried. docs/feedback.md gives the reasons and the limits.
 
 Pure arithmetic: ``advance`` folds one measured round into a ``Tuning``.
 """
@@ -23,7 +22,17 @@ from typing import NamedTuple
 from qgpu.model import NS_PER_MS, NS_PER_S, PodClass, Sharing
 from qgpu.model.hardware_traits import OTHER, HardwareTraits
 from qgpu.sched.gpu_usage import GpuUse, RoundEntry
-from qgpu.sched.trial import MIN_TURNS, Trial, guaranteed, is_early, observe, satisfied_pods, score, short_of_share
+from qgpu.sched.trial import (
+    MIN_TURNS,
+    Trial,
+    dues,
+    guaranteed,
+    is_early,
+    observe,
+    satisfied_pods,
+    score,
+    short_of_share,
+)
 
 #: The longest slice of pods that have not been measured yet: about the driver's own timeslice.
 START_SLICE_NS = 2 * NS_PER_MS
@@ -200,12 +209,13 @@ def advance(
         return now._restart()
     now = _accumulate(now, pods, elapsed_ns, foreign_ns, utilization)
     if now.settled and now.sharing.round_ns is not None:
-        now = now._replace(debts_ns=_debts(now, pods, MAX_WORK_DEBT_NS if _is_nearly_fair(now, pods) else 0))
+        now = now._replace(debts_ns=_debts(now, pods, elapsed_ns - foreign_ns))
     if not _is_conclusive(now, pods, period_ns):
         return now
     used = now.utilization / max(1, now.utilization_ns)
     long = _is_long(now.sharing)
-    trial = observe(now.sharing, now.uses, pods, now.watched_ns, used, now.fits_slice, now.hardware, long=long)
+    early = next((each.early for each in reversed(now.trials) if not each.sharing.by_gate), frozenset())
+    trial = observe(now.sharing, now.uses, pods, now.watched_ns, used, now.fits_slice, early, now.hardware, long=long)
     if not now.settled or now.unfinished:
         return _proceed(_record(now._replace(unfinished=False), trial), pods, period_ns, utilization, now_ns)
     return _check(now, trial, pods, period_ns, utilization, now_ns)
@@ -335,8 +345,8 @@ def _is_nearly_fair(now: Tuning, pods: Mapping[str, RoundEntry]) -> bool:
     return all(trial.rates[name] >= _NEARLY_FAIR * done * pods[name].weight / whole for name in asking)
 
 
-def _debts(now: Tuning, pods: Mapping[str, RoundEntry], most_ns: int) -> dict[str, float]:
-    """Add each unsatisfied pod's work beyond its share of what those pods did, up to ``most_ns``.
+def _debts(now: Tuning, pods: Mapping[str, RoundEntry], available_ns: int) -> dict[str, float]:
+    """Add each unsatisfied pod's work beyond its due of what those pods did; only credits where shares are far off.
 
     A slice that cuts a pod's steps gives it a half or a third of a step, never exactly its share. So the policy
     shortens the slices of debtors and lengthens those of creditors, and the share is right on average.
@@ -345,13 +355,11 @@ def _debts(now: Tuning, pods: Mapping[str, RoundEntry], most_ns: int) -> dict[st
     work = {
         name: max(0, entry.use.run_ns - entry.use.starts * now.hardware.switched_ns) for name, entry in asking.items()
     }
-    done, whole = sum(work.values()), max(1, sum(entry.weight for entry in asking.values()))
+    available_ns -= sum(entry.use.run_ns for name, entry in pods.items() if name not in asking)
+    most_ns = MAX_WORK_DEBT_NS if _is_nearly_fair(now, pods) else 0
     return {
-        name: max(
-            -MAX_WORK_DEBT_NS,
-            min(most_ns, _DEBT_DECAY * now.debts_ns.get(name, 0.0) + work[name] - done * entry.weight / whole),
-        )
-        for name, entry in asking.items()
+        name: max(-MAX_WORK_DEBT_NS, min(most_ns, _DEBT_DECAY * now.debts_ns.get(name, 0.0) + work[name] - due_ns))
+        for name, due_ns in dues(asking, sum(work.values()), available_ns).items()
     }
 
 

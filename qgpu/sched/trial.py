@@ -65,6 +65,7 @@ def observe(
     watched_ns: int,
     used: float,
     known_fits: frozenset[str],
+    known_early: frozenset[str],
     hardware: HardwareTraits,
     *,
     long: bool,
@@ -72,14 +73,14 @@ def observe(
     """Return the trial that pods' GPU use over ``watched_ns`` amounts to, with turns taken as ``sharing`` says.
 
     ``used`` is the part of the time in which kernels ran; only turns by gate need it. ``known_fits`` names pods whose
-    steps are known to fit into their slices. A ``long`` round shows too few turns to tell which pods rest.
+    steps are known to fit into their slices, ``known_early`` those that end slices early. A ``long`` round shows too
+    few turns to tell which pods rest.
     """
     whole_ns = max(1, watched_ns)
     starts = {name: use.starts for name, use in uses.items()}
     turns_ns = {name: pods[name].busy_tsgs * use.run_ns / max(1, use.starts) for name, use in uses.items()}
     if sharing.by_gate:
-        rates = {name: use.run_ns / whole_ns * used for name, use in uses.items()}
-        return Trial(sharing, rates, turns_ns, starts)
+        return Trial(sharing, _gated_rates(uses, whole_ns, used, known_early), turns_ns, starts)
     uneven = frozenset(name for name, use in uses.items() if use.longest_ns > _EVEN * use.run_ns / max(1, use.starts))
     early, fits_slice, slices_exhausted, min_slice_use = [], set(known_fits), True, 1.0
     resting = frozenset() if long else _resting(uses, pods, turns_ns, watched_ns, hardware)
@@ -111,6 +112,21 @@ def observe(
         whole_ns,
         frozenset(fits_slice),
     )
+
+
+def _gated_rates(
+    uses: Mapping[str, GpuUse], whole_ns: int, used: float, known_early: frozenset[str]
+) -> dict[str, float]:
+    """Estimate the work of pods in turns by gate, where a context counts as running while it idles.
+
+    A pod that uses its slices up has no gaps. So the time in which nothing ran is taken off the others, in the ratio of
+    their turns.
+    """
+    rates = {name: use.run_ns / whole_ns for name, use in uses.items()}
+    idle, gappy = sum(rates.values()) * (1 - used), sum(rates[name] for name in known_early & rates.keys())
+    if gappy <= idle:
+        return {name: rate * used for name, rate in rates.items()}
+    return {name: rate * (1 - idle / gappy) if name in known_early else rate for name, rate in rates.items()}
 
 
 def is_early(use: GpuUse, entry: RoundEntry, hardware: HardwareTraits) -> bool:
@@ -178,19 +194,34 @@ def guaranteed(trial: Trial, pods: Mapping[str, RoundEntry]) -> frozenset[str]:
     return frozenset(name for name in trial.rates if pods[name].grant.cores is not None) or frozenset(trial.rates)
 
 
+def dues(pods: Mapping[str, RoundEntry], done: float, available: float) -> dict[str, float]:
+    """Divide the work ``done`` in the ``available`` time, both in one unit: by weight, and what is lost, to guests.
+
+    Pods with a quota have their weight's part of the time. Pods without one, their guests, divide what is left.
+    """
+    whole = sum(entry.weight for entry in pods.values())
+    owners = sum(entry.weight for entry in pods.values() if entry.grant.cores is not None)
+    owned = min(done, available * owners / whole) if owners < whole else done
+    return {
+        name: owned * entry.weight / owners
+        if entry.grant.cores is not None
+        else (done - owned) * entry.weight / (whole - owners)
+        for name, entry in pods.items()
+    }
+
+
 def score(trial: Trial, every: Sequence[Trial], pods: Mapping[str, RoundEntry]) -> float:
     """Return the score of a trial: the least satisfied pod's part of its due, squared, times the work of all pods.
 
     If any pod has a quota, pods without one have no guarantee. With slices by weight, a pod that exhausts its slices
     counts as having its share, because a trial of few turns may show less.
     """
-    whole = sum(entry.weight for entry in pods.values())
     due_it = guaranteed(trial, pods)
     if not trial.sharing.by_gate and not trial.sharing.equal:
         due_it &= trial.early
-    done, least = sum(trial.rates.values()), 1.0
+    least, parts = 1.0, dues(pods, sum(trial.rates.values()), 1.0)
     for name in due_it:
         most = max(each.rates.get(name, 0.0) for each in every)
-        due = min(pods[name].weight / whole * done, most)
+        due = min(parts[name], most)
         least = min(least, trial.rates[name] / due if due > 0 else 1.0)
-    return least**2 * done
+    return least**2 * sum(trial.rates.values())

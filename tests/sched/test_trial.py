@@ -1,0 +1,67 @@
+"""What a trial tells of pods' work, and what each pod is due of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from qgpu.model import NS_PER_MS, Grant, PodClass, PodPlan, Sharing
+from qgpu.model.hardware_traits import OTHER
+from qgpu.sched.gpu_usage import GpuUse, RoundEntry
+from qgpu.sched.trial import dues, observe
+
+
+def entries(cores: Mapping[str, int | None], weights: Mapping[str, int]) -> dict[str, RoundEntry]:
+    """Return busy pods with these quotas and weights."""
+    return {
+        name: RoundEntry(
+            Grant(cores=quota), PodPlan(name, PodClass.OFFLINE, 2000, weight=weights[name]), GpuUse(), 0, 1
+        )
+        for name, quota in cores.items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("cores", "weights", "done", "due"),
+    [
+        ({"a": 60, "guest": None}, {"a": 60, "guest": 40}, 0.9, {"a": 0.6, "guest": 0.3}),
+        ({"a": 60, "guest": None}, {"a": 60, "guest": 40}, 0.5, {"a": 0.5, "guest": 0.0}),
+        (
+            {"a": 50, "b": 25, "c": None, "d": None},
+            {"a": 100, "b": 50, "c": 25, "d": 25},
+            0.95,
+            {"a": 0.5, "b": 0.25, "c": 0.1, "d": 0.1},
+        ),
+    ],
+)
+def test_pods_without_a_quota_bear_what_switches_take(
+    cores: dict[str, int | None], weights: dict[str, int], done: float, due: dict[str, float]
+) -> None:
+    assert dues(entries(cores, weights), done, 1.0) == pytest.approx(due)
+
+
+@pytest.mark.parametrize("cores", [{"a": 60, "b": 30}, {"a": None, "b": None}])
+def test_pods_of_one_kind_bear_switches_alike(cores: dict[str, int | None]) -> None:
+    assert dues(entries(cores, {"a": 2, "b": 1}), 0.9, 1.0) == pytest.approx({"a": 0.6, "b": 0.3})
+
+
+def gated(used: float, early: frozenset[str]) -> Mapping[str, float]:
+    """Return the work that pods are said to have done in turns by gate of 60 and 40 ms."""
+    pods = entries({"a": 60, "b": 40}, {"a": 60, "b": 40})
+    uses = {"a": GpuUse(60 * NS_PER_MS, 1), "b": GpuUse(40 * NS_PER_MS, 1)}
+    by_gate = Sharing(by_gate=True)
+    return observe(by_gate, uses, pods, 100 * NS_PER_MS, used, frozenset(), early, OTHER, long=False).rates
+
+
+def test_idle_time_by_gate_is_taken_off_pods_with_gaps() -> None:
+    assert gated(0.85, frozenset({"a"})) == pytest.approx({"a": 0.45, "b": 0.4})
+
+
+@pytest.mark.parametrize("early", [frozenset[str](), frozenset({"a", "b"})])
+def test_idle_time_by_gate_is_taken_off_all_if_none_differs(early: frozenset[str]) -> None:
+    assert gated(0.9, early) == pytest.approx({"a": 0.54, "b": 0.36})
+
+
+def test_no_pod_idles_for_longer_than_its_turns() -> None:
+    assert gated(0.3, frozenset({"b"})) == pytest.approx({"a": 0.18, "b": 0.12})
