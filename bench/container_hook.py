@@ -30,6 +30,8 @@ from qgpu.paths import socket_path
 from qgpu.runtime import cdi, hook
 from tests.cli import programs
 
+#: How long the daemon may take.
+ANSWER_S = 10
 ENVIRONMENT = ["QGPU_GPU_0=", "QGPU_CORES=10"]
 
 
@@ -69,7 +71,7 @@ def answer_ms(path: Path, number: int) -> float:
     with container(number) as (name, pid):
         request = {"op": "container.bind", "id": name, "pid": pid, "env": ENVIRONMENT}
         request |= {"annotations": {}, "devices": [], "rules": [], "seccomp": None}
-        return timed_ms(lambda: check(hook.ask(str(path), request)))
+        return timed_ms(lambda: check(hook.ask(str(path), request, time.monotonic() + ANSWER_S)))
 
 
 def check(answer: dict[str, object]) -> None:
