@@ -197,7 +197,7 @@ class _Guarded(GuardedWorld):
         self.node = Node(self._manager, self.deaths, self.cdi)
 
     def close(self) -> None:
-        self.node.keeper.close()
+        self.node.keeper.pause()
         super().close()
 
 
