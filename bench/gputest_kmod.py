@@ -55,13 +55,13 @@ class Stage:
     limit_s: float
     #: Of its output, the last line that has this is what it said; it must have said something.
     says: str = r"\S"
-    #: What that line may not have: tests that were skipped prove nothing.
+    #: The stage fails if that line has this: tests that were skipped prove nothing.
     nor: str = "skipped"
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of a stage: whether it held (None: it was not run), how long it took, what it said."""
+    """A stage's result: whether it held (None: it did not run), how long it took in seconds, and its last line."""
 
     stage: str
     held: bool | None

@@ -65,7 +65,7 @@ class Panel:
     signed: bool = False
     #: Repeated for each pGPU of a host.
     each_gpu: bool = False
-    #: What to say where there is nothing.
+    #: The panel's text while it has no data.
     nothing: str = ""
 
 
