@@ -1,23 +1,32 @@
 """(j) Share groups: programs side by side under one grant, beside plain sharing and MPS alone.
 
-    python bench/groups.py                              # on a GPU with torch and MPS: four minutes, as root
+    python bench/groups.py                              # on a GPU with torch and MPS: six minutes, as root
     python bench/groups.py --only groups_isolation      # one section
 
 Totals: torch programs as members of one group with half of the SMs each where MPS is limited, too. Isolation: a group
-beside a pod that floods, an online pod beside a group of four, and members whose MPS server is killed.
+beside a pod that floods, and an online pod beside a group of four. Kills: MPS, the guardian or the daemon is killed at
+random moments beside a pod outside; members that end are started again, as a service manager would.
 """
 
 from __future__ import annotations
 
+import json
 import os
+import random
 import signal
 import statistics
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from itertools import pairwise
+from pathlib import Path
 
+import psutil
+from attacks.safe import guardians
 from figures import Figure, at_least, at_most, median
-from pods import BenchError, Pod, stop_all
+from pods import BenchError, Pod, stop_all, tail
+from progress import Progress
 from real_pairs import Alone, Pair, twice
 from rivals import QGPU, Way, mps, mps_present
 from script import NotHereError, Script, listed, run
@@ -26,7 +35,9 @@ from share_error import WINDOWS_NS
 from torch_side import Crew, Taken
 from usage import errors_pp, watch
 
+from qgpu.groups import mps_server
 from qgpu.load.stats import percentile
+from qgpu.nvidia import nvml
 
 PAIRS = (
     twice("decoder-graph"),
@@ -36,7 +47,13 @@ PAIRS = (
 )
 _REPEATS, _SPAN_S, _SETTLE_S = 3, 1.5, 0.5
 _MEMBERS, _PLAINS, _CLIENTS = ("ga", "gb"), ("pa", "pb"), ("ma", "mb")
-_KILLS, _END_S = 8, 3.0
+#: What is killed, how often, and how long after members were started at the latest.
+_KILLS = {"server": 8, "mps": 8, "guardian": 8, "daemon": 8}
+_FLOODS, _LATEST_S = 2, 1.0
+#: How long a member has to run or to end after a kill; how long the group has to take a new one.
+_END_S, _AGAIN_S = 5.0, 20.0
+_TOLD = ("comm", "wchan", "syscall")
+_MIB = 1 << 20
 
 
 def totals(script: Script) -> list[Figure]:
@@ -94,7 +111,7 @@ def _total_figures(script: Script, found: Mapping[str, Mapping[str, Sequence[Tak
 
 
 def isolation(script: Script) -> list[Figure]:
-    """Measure what a group does to pods outside of it, and what becomes of it when its server is killed."""
+    """Measure what a group does to pods outside of it."""
     _need(script)
     script.calibrate(["1ms", "100us"])
     figures = []
@@ -109,7 +126,6 @@ def isolation(script: Script) -> list[Figure]:
         script.say(f"group and pod at 50/50: pp off {listed(errors[-5:])}")
         told = "a group of two floods and a flood outside at 50/50; all windows of 1 s"
         figures.append(median("group_share_error_pp_p99", [percentile(errors, 99)], *at_most(1, " pp"), note=told))
-        figures += _killed(script, inside, outside)
         stop_all(outside)
         _end(script, "half", inside)
         _create(script, "four")
@@ -125,55 +141,147 @@ def isolation(script: Script) -> list[Figure]:
     return figures
 
 
-def _killed(script: Script, members: list[Pod], outside: Pod) -> list[Figure]:
-    """Kill the group's MPS server several times; the pod outside goes on, and the group takes members again."""
-    stalls, lost, went_on = [], 0, 0
-    for number in range(_KILLS):
-        before = time.time()
-        for pid in _mps_pids(script, "half"):
-            os.kill(pid, signal.SIGKILL)
-        went_on += _ended(members)
-        lost += outside.process.poll() is not None
-        again = time.monotonic() + 20
-        while True:
-            members[:] = [_flooding(script, f"k{number}-{n}", "half") for n in range(2)]
-            time.sleep(1.0)
-            if all(member.process.poll() is None for member in members):
-                break
-            if time.monotonic() > again:
-                raise BenchError("the group takes no members after its server was killed")
-        stalls.append(time.time() - before)
-    told = f"{_KILLS} kills of a group's MPS daemon and server; pods outside that ended"
+def kills(script: Script) -> list[Figure]:
+    """Kill parts of a group and of qgpu at random moments; a pod outside goes on, and the group takes members again."""
+    _need(script)
+    script.calibrate(["1ms"])
+    dice = random.Random(1)  # noqa: S311
+    order = dice.sample([what for what, times in _KILLS.items() for _ in range(times)], sum(_KILLS.values()))
+    killed, stuck, again = 0, 0, []
+    with script.bench.daemon():
+        free = _free(script)
+        _create(script, "half", cores=50)
+        outside = script.bench.pod("outside", "1ms", cores=50)
+        script.running(outside)
+        members: list[Pod] = []
+        began = time.time()
+        for number, what in enumerate(order):
+            members = _restarted(script, members, f"k{number}")
+            script.settle(dice.uniform(0, _LATEST_S))
+            at = time.time()
+            killed += _kill(script, what)
+            members, left = _settled(script, members, what)
+            stuck += left
+            if what in ("server", "mps"):
+                again.append(_takes_members(script, f"a{number}") - at)
+        ended = time.time()
+        lives = outside.process.poll() is None
+        progress = stop_all(outside)[0] if lives else None
+        _end(script, "half", members)
+        left_over = _left_over(script, free)
+    pauses = _pauses_ms(progress, began, ended) if progress is not None else [1000 * (ended - began)]
+    script.say(
+        f"{killed} kills; longest pauses outside, ms: {listed(pauses[-5:])}; left over: {left_over or 'nothing'}"
+    )
+    told = f"{killed} SIGKILLs: {', '.join(f'{what} {times}' for what, times in _KILLS.items())} times"
     return [
-        median("fault_outside_steps_lost", [float(lost)], *at_most(0), note=told),
-        Figure("members_that_outlived_the_server", went_on, note=f"of {2 * _KILLS}, within {_END_S} s of a kill"),
-        median("group_again_s", stalls, note="from the kill to members that ran for a second"),
+        Figure("group_kills", killed, (), *_limit(killed, at_least(30)), told),
+        median("fault_outside_steps_lost", [float(not lives)], *at_most(0), note="the pod outside ended or went on"),
+        Figure("group_outside_pause_ms", pauses[-1], (), *_limit(pauses[-1], at_most(1000, " ms")), "longest, outside"),
+        Figure("group_members_stuck", stuck, note="neither ran nor ended; killed by the script"),
+        median("group_again_s", again, note="from the kill to a new member that has run a kernel"),
+        Figure("group_left_over", len(left_over), (), *_limit(len(left_over), at_most(0)), "processes, pods, memory"),
     ]
 
 
-def _ended(members: Sequence[Pod]) -> int:
-    """Wait until members have ended; end those that go on, and return their number."""
+def _restarted(script: Script, members: Sequence[Pod], name: str) -> list[Pod]:
+    """Keep the members that run, and start others for those that have ended."""
+    kept = [member for member in members if member.process.poll() is None]
+    return kept + [_flooding(script, f"{name}-{n}", "half") for n in range(_FLOODS - len(kept))]
+
+
+def _kill(script: Script, what: str) -> int:
+    """Kill MPS's server, all of the group's MPS, the guardian or the daemon; return how many processes that were."""
+    bench = script.bench
+    if what == "daemon":
+        bench.kill_daemon()
+        bench.start_daemon()
+        return 1
+    if what == "guardian":
+        pids = [process.pid for process in guardians(bench)]
+    else:
+        pids = _mps_pids(script, "half", what == "server")
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    return len(pids)
+
+
+def _settled(script: Script, members: Sequence[Pod], what: str) -> tuple[list[Pod], int]:
+    """Wait until each member runs or has ended; kill those that do neither. Return the ones that run, and how many."""
     until = time.monotonic() + _END_S
-    while time.monotonic() < until and any(member.process.poll() is None for member in members):
+    said = {member.name: member.log.stat().st_size for member in members}
+    waiting = list(members)
+    while waiting and time.monotonic() < until:
         time.sleep(0.05)
-    left = [member for member in members if member.process.poll() is None]
-    for member in left:
-        member.process.terminate()
-    for member in left:
+        waiting = [
+            member
+            for member in waiting
+            if member.process.poll() is None and member.log.stat().st_size <= said[member.name]
+        ]
+    for member in waiting:
+        script.say(f"{member.name} neither runs nor ends after {what}: {_state(member)}")
+        with suppress(BenchError, psutil.Error):
+            member.load_process().kill()
+        member.process.kill()
         member.process.wait(20)
-    return len(left)
+    return [member for member in members if member.process.poll() is None], len(waiting)
 
 
-def _mps_pids(script: Script, group: str) -> list[int]:
+def _state(member: Pod) -> str:
+    """Describe a member's threads, as an engineer would look for them."""
+    try:
+        process = member.load_process()
+        files = [os.readlink(f"/proc/{process.pid}/fd/{fd}") for fd in os.listdir(f"/proc/{process.pid}/fd")]
+        threads = [
+            " ".join(Path(f"/proc/{process.pid}/task/{tid.id}/{name}").read_text().strip() for name in _TOLD)
+            for tid in process.threads()
+        ]
+    except (OSError, BenchError, psutil.Error) as error:
+        return f"{error}; {tail(member.log)}"
+    return f"{threads}; {sorted({file for file in files if 'nvidia' in file or 'socket' in file})}; {tail(member.log)}"
+
+
+def _takes_members(script: Script, name: str) -> float:
+    """Wait until the group takes a member, started as often as it fails; return when one has run (s)."""
+    until = time.monotonic() + _AGAIN_S
+    while time.monotonic() < until:
+        member = _flooding(script, name, "half")
+        with suppress(BenchError):
+            member.wait_log('"elapsed_s"', 6)
+            ran_s = float(json.loads(member.log.read_text().strip().splitlines()[-1])["elapsed_s"])
+            began = time.time() - ran_s
+            member.end()
+            return began
+        member.end()
+    raise BenchError("the group takes no members after a kill")
+
+
+def _pauses_ms(progress: Progress, start: float, end: float) -> list[float]:
+    """Return for how long no kernel of the pod outside finished, ascending."""
+    done = [when for when, kernels in progress.counts() if kernels and start <= when < end]
+    return sorted(1000 * (after - before) for before, after in pairwise(done))
+
+
+def _left_over(script: Script, free: int) -> list[str]:
+    """Return what a removed group has left: processes, pods, bytes of the card."""
+    names = [process.name() for process in script.bench.processes() if "mps" in process.name()]
+    names += [pod["name"] for pod in script.bench.pods()]
+    missing = free - _free(script)
+    return names + ([f"{missing} bytes"] if missing > _MIB else [])
+
+
+def _free(script: Script) -> int:
+    return nvml.free_memory(script.bench.ask("gpu.list")["gpus"][0]["uuid"])
+
+
+def _limit(value: float, asked: tuple[str, Callable[[float], bool]]) -> tuple[str, bool]:
+    return asked[0], asked[1](value)
+
+
+def _mps_pids(script: Script, group: str, server_only: bool) -> list[int]:
     (pod,) = [pod for pod in script.bench.pods() if pod["name"] == group]
-    found = []
-    for pid in pod["pids"]:
-        try:
-            with open(f"/proc/{pid}/comm") as comm:
-                found += [pid] * comm.read().startswith("nvidia-cuda-mps")
-        except OSError:
-            continue
-    return found
+    return [pid for pid in pod["pids"] if (mps_server.is_mps_server if server_only else mps_server.is_mps)(pid)]
 
 
 def _create(script: Script, name: str, cores: int | None = None) -> None:
@@ -181,14 +289,12 @@ def _create(script: Script, name: str, cores: int | None = None) -> None:
 
 
 def _flooding(script: Script, name: str, group: str) -> Pod:
-    return script.bench.start_member(name, script.bench.load_command("1ms"), group)
+    return script.bench.start_member(name, script.bench.load_command("1ms", "--watch"), group)
 
 
 def _end(script: Script, group: str, members: Sequence[Pod]) -> None:
     for member in members:
-        member.process.terminate()
-    for member in members:
-        member.process.wait(20)
+        member.end()
     script.bench.ctl("group", "remove", group)
 
 
@@ -197,7 +303,7 @@ def _need(script: Script) -> None:
         raise NotHereError("needs a GPU and MPS")
 
 
-SECTIONS = {"groups_totals": totals, "groups_isolation": isolation}
+SECTIONS = {"groups_totals": totals, "groups_isolation": isolation, "groups_kills": kills}
 
 if __name__ == "__main__":
     sys.exit(run("groups", SECTIONS, __doc__ or "", apart=list(SECTIONS)))

@@ -40,7 +40,8 @@ class Bench:
 
     def __init__(self, plane: str, qgpud: Sequence[str] = QGPUD, patience: float = 1) -> None:
         self.plane = plane
-        self._qgpud = qgpud
+        #: The daemon's command, without options.
+        self.qgpud = qgpud
         #: An emulated machine may take this many times longer to answer.
         self.patience = patience
         self.directory = Path(tempfile.mkdtemp(prefix="qgpu-bench-"))
@@ -72,7 +73,7 @@ class Bench:
 
     def start_daemon(self) -> None:
         """Start the daemon and wait until it answers."""
-        command = [*self._qgpud, "--runtime-dir", str(self.runtime_dir), "--plane", self.plane]
+        command = [*self.qgpud, "--runtime-dir", str(self.runtime_dir), "--plane", self.plane]
         with self.daemon_log.open("ab") as log:
             self._daemon = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self.environment(), cwd=ROOT
@@ -166,11 +167,13 @@ class Bench:
         kernel: str,
         *options: str,
         cores: int | None = None,
+        memory: str | None = None,
         pod_class: str = "offline",
         gpus: Sequence[int] = (0,),
     ) -> Pod:
         """Start a pod whose load runs until it is stopped (unless ``options`` say otherwise)."""
-        return self.start_pod(name, self._load(kernel, *options), cores=cores, pod_class=pod_class, gpus=gpus)
+        command = self._load(kernel, *options)
+        return self.start_pod(name, command, cores=cores, memory=memory, pod_class=pod_class, gpus=gpus)
 
     def beside(self, name: str, kernel: str, *options: str, environment: Mapping[str, str] | None = None) -> Pod:
         """Start the same load outside of any pod: plainly, or with this ``environment``."""
@@ -182,11 +185,13 @@ class Bench:
         command: Sequence[str],
         *,
         cores: int | None = None,
+        memory: str | None = None,
         pod_class: str = "offline",
         gpus: Sequence[int] = (0,),
     ) -> Pod:
         """Start any command that takes ``--json FILE`` in a pod."""
         grant = ["--class", pod_class, *(("--cores", str(cores)) if cores else ())]
+        grant += ["--memory", memory] if memory else []
         grant += [option for gpu in gpus for option in ("--gpu", str(gpu))]
         run = [*QGPUCTL, "--runtime-dir", str(self.runtime_dir), "run", "--name", name, *grant, "--"]
         return self._start(name, command, run)

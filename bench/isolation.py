@@ -4,6 +4,7 @@
     python bench/isolation.py --plane kmod       likewise: the module, which is loaded (make gputest-kmod)
     python bench/isolation.py --vm               in the virtual machine of the module's lanes: plane kmod
     python bench/isolation.py --only raw,race    some families of nothing, cuda, raw, race, control, fault, door, safe
+    python bench/isolation.py --group --only cuda,raw,race    on plane seccomp, each attacker in a share group with MPS
     python bench/isolation.py --only moments     daemon, guardian, supervisor: failing at 42 random moments
 
 Prints a table of path and plane, and merges it into docs/results/isolation.json. attacks/judge.py and attacks/safe.py
@@ -156,6 +157,7 @@ def main() -> int:
     parser.add_argument("--plane", default="seccomp", choices=["seccomp", "kmod"], help="on a GPU host")
     parser.add_argument("--vm", action="store_true", help="in the virtual machine, on plane kmod")
     parser.add_argument("--only", default="", help="families, by comma")
+    parser.add_argument("--group", action="store_true", help="attackers are members of a share group with their grant")
     parser.add_argument("--path", action="append", default=[], help="only what has this in its name, or another such")
     parser.add_argument("--built", type=Path, help="a folder of attackers that cannot be built here (raw-musl)")
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "results" / "isolation.json")
@@ -167,12 +169,14 @@ def main() -> int:
         return _in_vm(options)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
 
-    place = world.here(options.plane)
+    place = world.here(options.plane, in_group=options.group)
+    where = f"{place.plane}, members of a group" if place.in_group else place.plane
     for program in options.built.iterdir() if options.built else ():
         shutil.copy(program, place.bench.directory)
     rows: list[Row] = []
     chosen = [f"--only {options.only}"] if options.only else []
     chosen += [f'--path "{path}"' for path in options.path]
+    chosen += ["--group"] * place.in_group
     how = ["--vm"] if place.driver == "simulated" else ["--plane", place.plane][: 2 * (place.plane != "seccomp")]
     about = {
         "date": time.strftime("%Y-%m-%d"),
@@ -183,7 +187,7 @@ def main() -> int:
 
     def say(line: str) -> None:
         print(line, flush=True)
-        _merge(options.out, place.plane, about, list(map(asdict, rows)))  # write now: the caller may have a time limit
+        _merge(options.out, where, about, list(map(asdict, rows)))  # write now: the caller may have a time limit
 
     say("   " + f"{'family':8}{'path':42}{'bytes over':>12}{'steps lost':>12}{'safe, s':>12}{'share':>12}")
     try:

@@ -1,6 +1,6 @@
 """Pods that leave the card and come back: how long that takes beside the driver's own, and that nothing is lost.
 
-    python bench/memory.py                       # as root, on a GPU; the section bit_exact needs torch; six minutes
+    python bench/memory.py                       # as root, on a GPU; the section bit_exact needs torch; ten minutes
     python bench/memory.py --only moves          # one section
     python bench/memory.py --plane sim           # a rehearsal on a simulated pGPU
 
@@ -9,6 +9,9 @@ and ``pod.suspend`` and ``pod.resume``, each from the request to the end. Both s
 ``bit_exact``: programs that are suspended while they run give the bits that they give undisturbed.
 ``moments``: daemon, guardian and helpers are killed while pods move; then every pod must run or be suspended, and all
 must run in the end.
+``short``: an online pod of 20 GiB starts on a card full of offline memory, and on one with room.
+``twice``: two jobs that do not fit together take turns, the least turn shortened to 20 s: their work beside that of one
+job alone.
 """
 
 from __future__ import annotations
@@ -23,13 +26,15 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from itertools import pairwise
+from statistics import median as median_of
 from typing import Any
 
 import psutil
 from attacks.safe import guardians
 from figures import Figure, at_least, at_most, median
-from harness import ROOT, Bench
-from pods import BenchError, Pod, wait_for
+from harness import QGPUD, ROOT, Bench
+from pods import BenchError, Pod, stop_all, tail, wait_for
 from script import NotHereError, Script, listed, run
 
 from qgpu.checkpoint.helper import Helper
@@ -52,6 +57,16 @@ PODS = 6
 ROUNDS = {"daemon": 6, "guardian": 6, "helpers": 12}
 #: When a kill comes after the requests: from before the first call to after the last.
 LATEST_S = 1.0
+
+#: Offline pods that fill the card, and the online pod that has no room beside them: what each holds, in GiB. A limit
+#: leaves a GiB for the context.
+OFFLINE_GIB, ONLINE_GIB = 22, 19
+#: Each of two jobs may have this part of the card, and has so many GiB.
+JOB_PART, JOB_GIB = 0.6, 1
+TURN_S, CYCLES = 20, 2
+#: A job without kernels for so long is off the card.
+OFF_S = 1.0
+_SHORT_TURNS = "from qgpu.policies import memory_turns; memory_turns.TURN_NS = {ns}; "
 
 
 # Moves
@@ -273,6 +288,111 @@ def moments(script: Script) -> list[Figure]:
     ]
 
 
+# More memory than there is
+
+
+def short(script: Script) -> list[Figure]:
+    """Start an online pod on a card full of offline memory, and on one with room."""
+    bench = script.bench
+    if bench.simulated:
+        raise NotHereError("starts and moves take their time on a card only")
+    size, times = f"{OFFLINE_GIB}GiB", max(1, round(2 * script.scale))
+    with bench.daemon():
+        bench.ctl("gpu", "policy", "set", "0", "--memory-overcommit", "2.0")
+        with_room = [_online_start_s(bench) for _ in range(times + 1)]
+        plain = bench.beside("plain", "100us", "--memory", size, "--period", "10ms")
+        script.running_beside(plain)
+        driver = [_driver(plain.load_process().pid)[0] for _ in range(times)]
+        plain.end()
+        card = bench.ask("gpu.list")["gpus"][0]["memory"]
+        limit = f"{OFFLINE_GIB + 1}GiB"
+        pods = [
+            bench.pod(f"offline-{number}", "1ms", "--memory", size, memory=limit)
+            for number in range(int(card // ((OFFLINE_GIB + 1) * GIB)))
+        ]
+        script.running(*pods)
+        script.say(f"{len(pods)} offline pods; {_free(bench) / GIB:.1f} GiB free")
+        took = []
+        for _ in range(times):
+            took.append(_online_start_s(bench))
+            wait_for("the offline pods to come back", lambda: _all_run(bench), PATIENCE_S)
+        lost = sum(pod.process.poll() is not None for pod in pods)
+    script.say(f"start with room {listed(with_room)} s, without {listed(took)} s; driver off {listed(driver)} s")
+    waited = [each - median_of(with_room) for each in took]
+    note = f"an online pod of {ONLINE_GIB} GiB, beside offline pods of {OFFLINE_GIB} GiB each"
+    return [
+        median("online_start_with_room_s", with_room, note="the same on an empty card; to the first kernel's end"),
+        median("online_start_short_of_memory_s", took, note=f"{note}, that fill the card; to the first kernel's end"),
+        median(
+            "online_wait_over_driver",
+            [each / median_of(driver) for each in waited],
+            *at_most(1.2),
+            note=f"what that start takes longer, over the driver's own checkpoint of {OFFLINE_GIB} GiB",
+        ),
+        Figure("short_pods_lost", lost, (), *_limit(lost, at_most(0)), "offline pods that ended"),
+    ]
+
+
+def _online_start_s(bench: Bench) -> float:
+    """Start an online pod, and end it; return how long it took to its first kernel's end, in s."""
+    began = time.time()
+    pod = bench.pod(
+        "online", "100us", "--memory", f"{ONLINE_GIB}GiB", memory=f"{ONLINE_GIB + 1}GiB", pod_class="online"
+    )
+    wait_for("the online pod to run", lambda: _has_run(bench, pod), PATIENCE_S)
+    return float(pod.stop().result["started_ns"]) / 1e9 - began
+
+
+def _has_run(bench: Bench, pod: Pod) -> bool:
+    if pod.process.poll() is not None:
+        raise BenchError(f"pod {pod.name}: ended: {tail(pod.log)}")
+    return bench.used_ns().get(pod.name, 0) > 0
+
+
+def _all_run(bench: Bench) -> bool:
+    return all(pod["state"] == "running" for pod in bench.pods())
+
+
+def twice(script: Script) -> list[Figure]:
+    """Let two jobs that do not fit together take turns, and count the kernels of both."""
+    bench = script.bench
+    if bench.simulated:
+        raise NotHereError("moves take their time on a card only")
+    bench.qgpud = [sys.executable, "-c", _SHORT_TURNS.format(ns=TURN_S * 10**9) + QGPUD[-1]]
+    cycles = max(1, round(CYCLES * script.scale))
+    with bench.daemon():
+        bench.ctl("gpu", "policy", "set", "0", "--memory-overcommit", "2.0")
+        memory = f"{int(bench.ask('gpu.list')['gpus'][0]['memory'] * JOB_PART) >> 20}MiB"
+        jobs = [bench.pod("first", "1ms", "--memory", f"{JOB_GIB}GiB", memory=memory)]
+        script.running(*jobs)
+        alone = script.span(5)
+        jobs.append(bench.pod("second", "1ms", "--memory", f"{JOB_GIB}GiB", memory=memory))
+        began = time.monotonic()
+        # Each turn is the least one, or nineteen times the pod's move; half as much again is for a loaded host.
+        wait_for("the second job to begin", lambda: bench.used_ns().get("second", 0) > 0, 3 * TURN_S)
+        turn_s = time.monotonic() - began
+        script.settle(2 * cycles * 1.3 * turn_s + 5)
+        done = stop_all(*jobs)
+    bench.qgpud = QGPUD
+    first, second = done
+    runs = [
+        after for before, after in pairwise([0.0, *(at for at, n in second.counts() if n)]) if after - before > OFF_S
+    ]
+    script.say(f"the second job came {len(runs)} times, after {listed([b - a for a, b in pairwise(runs)])} s")
+    if len(runs) <= 1:
+        raise BenchError("the second job came once only")
+    last = min(cycles, len(runs) - 1)
+    kernels = sum(job.between(runs[0], runs[last]) for job in done)
+    parts = [job.between(runs[0], runs[last]) / kernels for job in done]
+    rate = first.between(alone.start, alone.end) / (alone.end - alone.start)
+    value = kernels / (runs[last] - runs[0]) / rate
+    note = (
+        f"kernels of two jobs of {JOB_GIB} GiB, each with a limit of {JOB_PART:.0%} of the card, over {last} times two "
+        f"turns of at least {TURN_S} s, over those of one alone; parts {parts[0]:.2f} and {parts[1]:.2f}"
+    )
+    return [Figure("overcommit_2x_throughput", value, (), *_limit(value, at_least(0.9)), note)]
+
+
 def _limit(value: float, asked: tuple[str, Callable[[float], bool]]) -> tuple[str, bool]:
     return asked[0], asked[1](value)
 
@@ -301,4 +421,5 @@ def _helpers(bench: Bench) -> list[psutil.Process]:
 
 
 if __name__ == "__main__":
-    sys.exit(run("memory", {"moves": moves, "bit_exact": bit_exact, "moments": moments}, __doc__ or ""))
+    sections = {"moves": moves, "bit_exact": bit_exact, "moments": moments, "short": short, "twice": twice}
+    sys.exit(run("memory", sections, __doc__ or ""))

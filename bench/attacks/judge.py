@@ -33,7 +33,7 @@ from typing import NamedTuple
 from harness import BenchError, tail
 
 from attacks.cases import Case
-from attacks.world import World, end_pod, now, policy, start_pod
+from attacks.world import World, end_group, end_pod, now, policy, start_member, start_pod
 
 _NAME = "attacker"
 #: Families that attack a memory limit, and what their programs report.
@@ -225,7 +225,8 @@ def _once(world: World, watch: Watch, case: Case, alone_rate: float, quota: floa
     more = [world.arguments[case.program]] if case.program in world.arguments else []
     command = [str(bench.directory / case.program), case.mode, str(report), str(world.quota), *more]
     started, base = now(), world.card_used()
-    process = start_pod(bench, _NAME, ["--cores", str(case.cores), "--memory", f"{world.quota >> 20}MiB"], command, log)
+    grant = ["--cores", str(case.cores), "--memory", f"{world.quota >> 20}MiB"]
+    process = (start_member if world.in_group else start_pod)(bench, _NAME, grant, command, log)
     while not report.exists() and process.poll() is None and now() < started + _READY_S * bench.patience:
         time.sleep(0.01)
     reported = now()
@@ -234,7 +235,7 @@ def _once(world: World, watch: Watch, case: Case, alone_rate: float, quota: floa
         process.wait(_READY_S * bench.patience)
     held, ended = min(world.card_used() for _ in range(3)), now()
     said = report.read_text().strip() if report.exists() else f"no report: {tail(log, 2)}"
-    end_pod(bench, _NAME, process)
+    (end_group if world.in_group else end_pod)(bench, _NAME, process)
     policy(bench, "burst-share", _PERIOD_MS)
     gone = now() + _SETTLE_S
     time.sleep(_SETTLE_S + _AFTER_S)

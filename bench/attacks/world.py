@@ -35,6 +35,8 @@ class World(Protocol):
     look_s: float
     #: The version of the driver.
     driver: str
+    #: Whether the attacker is a member of a share group, which has what a pod would have.
+    in_group: bool
 
     def start_neighbour(self, cores: int) -> None:
         """Start the neighbour's pod and return when it makes steps."""
@@ -62,6 +64,28 @@ def start_pod(
         return subprocess.Popen(
             run, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=bench.environment(), cwd=ROOT
         )
+
+
+def start_member(
+    bench: Bench, name: str, grant: Sequence[str], command: Sequence[str], log: Path
+) -> subprocess.Popen[bytes]:
+    """Make a group with this grant, and start a command as its member."""
+    bench.ctl("group", "create", name, *grant)
+    with log.open("wb") as output:
+        return subprocess.Popen(
+            [*QGPUCTL, "--runtime-dir", str(bench.runtime_dir), "run", "--group", name, "--", *command],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env=bench.environment(),
+            cwd=ROOT,
+        )
+
+
+def end_group(bench: Bench, name: str, process: subprocess.Popen[bytes]) -> None:
+    """Remove a group with all that runs in it, and wait until the daemon has forgotten it."""
+    bench.ctl("group", "remove", name, "--force")
+    end_pod(bench, name, process)
 
 
 def policy(bench: Bench, name: str, period_ms: int) -> None:
@@ -97,10 +121,10 @@ class GpuWorld:
     quota = 2 << 30
     look_s = 0.02
 
-    def __init__(self, plane: str) -> None:
+    def __init__(self, plane: str, *, in_group: bool) -> None:
         import pynvml
 
-        self.plane = plane
+        self.plane, self.in_group = plane, in_group
         self.driver = Path("/sys/module/nvidia/version").read_text().strip()
         self.bench = Bench(self.plane)
         self.arguments = {"race": "0.9"}
@@ -155,7 +179,7 @@ class GpuWorld:
 class VmWorld:
     """The VM of the module's lanes, with the simulated driver's own totals as both eyes."""
 
-    plane = "kmod"
+    plane, in_group = "kmod", False  # a group needs MPS
     quota = 64 << 20
     look_s = 0.04
 
@@ -204,12 +228,12 @@ class VmWorld:
         return self._process is not None and self._process.poll() is None
 
 
-def here(plane: str = "seccomp") -> World:
+def here(plane: str = "seccomp", *, in_group: bool = False) -> World:
     """Make the world of this machine; a GPU host's has the plane. Raises BenchError where there is neither."""
     if os.environ.get("QGPU_VM_BUILD"):
         return VmWorld()
     if Path("/proc/driver/nvidia/version").exists() and os.geteuid() == 0:
-        return GpuWorld(plane)
+        return GpuWorld(plane, in_group=in_group)
     raise BenchError("needs root and an NVIDIA driver, or the VM: python bench/isolation.py --vm")
 
 
