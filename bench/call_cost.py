@@ -119,7 +119,7 @@ def guardian(parts: Parts | None, rm: FakeRm | None) -> Iterator[tuple[Path, int
         changes.callback(shutil.rmtree, folder)
         change = lambda *what: changes.enter_context(patch.object(*what))  # noqa: E731
         change(cgroup, "create", _always(None))
-        change(cgroup, "bring", _always(None))
+        change(cgroup, "ensure_in", _always(None))
         if rm is not None:
             _replace_driver(change, rm)
         if parts is not None:

@@ -422,4 +422,4 @@ def _helpers(bench: Bench) -> list[psutil.Process]:
 
 if __name__ == "__main__":
     sections = {"moves": moves, "bit_exact": bit_exact, "moments": moments, "short": short, "twice": twice}
-    sys.exit(run("memory", sections, __doc__ or ""))
+    sys.exit(run("memory", sections, __doc__ or "", apart=list(sections)))
