@@ -5,7 +5,8 @@
 
 Totals: torch programs as members of one group with half of the SMs each where MPS is limited, too. Isolation: a group
 beside a pod that floods, and an online pod beside a group of four. Kills: MPS, the guardian or the daemon is killed at
-random moments beside a pod outside; members that end are started again, as a service manager would.
+random moments beside a pod outside, or a member reads an illegal address; members that end are started again, as a
+service manager would.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import os
 import random
 import signal
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -23,6 +25,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import psutil
+from attacks.build import build
 from attacks.safe import guardians
 from figures import Figure, at_least, at_most, median
 from pods import BenchError, Pod, stop_all, tail
@@ -48,7 +51,7 @@ PAIRS = (
 _REPEATS, _SPAN_S, _SETTLE_S = 3, 1.5, 0.5
 _MEMBERS, _PLAINS, _CLIENTS = ("ga", "gb"), ("pa", "pb"), ("ma", "mb")
 #: What is killed, how often, and how long after members were started at the latest.
-_KILLS = {"server": 8, "mps": 8, "guardian": 8, "daemon": 8}
+_KILLS = {"server": 8, "mps": 10, "guardian": 8, "daemon": 8, "fault": 3}
 _FLOODS, _LATEST_S = 2, 1.0
 #: How long a member has to run or to end after a kill; how long the group has to take a new one.
 _END_S, _AGAIN_S = 5.0, 20.0
@@ -147,7 +150,8 @@ def kills(script: Script) -> list[Figure]:
     script.calibrate(["1ms"])
     dice = random.Random(1)  # noqa: S311
     order = dice.sample([what for what, times in _KILLS.items() for _ in range(times)], sum(_KILLS.values()))
-    killed, stuck, again = 0, 0, []
+    killed, stuck, again, faults = 0, 0, [], []
+    build(script.bench.directory)
     with script.bench.daemon():
         free = _free(script)
         _create(script, "half", cores=50)
@@ -160,9 +164,13 @@ def kills(script: Script) -> list[Figure]:
             script.settle(dice.uniform(0, _LATEST_S))
             at = time.time()
             killed += _kill(script, what)
+            before = len(members)
             members, left = _settled(script, members, what)
             stuck += left
-            if what in ("server", "mps"):
+            if what == "fault":
+                faults.append(before - len(members))
+            # Else the next members start while MPS does.
+            if what in ("server", "mps") and number % 2:
                 again.append(_takes_members(script, f"a{number}") - at)
         ended = time.time()
         lives = outside.process.poll() is None
@@ -173,11 +181,12 @@ def kills(script: Script) -> list[Figure]:
     script.say(
         f"{killed} kills; longest pauses outside, ms: {listed(pauses[-5:])}; left over: {left_over or 'nothing'}"
     )
-    told = f"{killed} SIGKILLs: {', '.join(f'{what} {times}' for what, times in _KILLS.items())} times"
+    told = f"{killed} SIGKILLs: {', '.join(f'{what} {times}' for what, times in _KILLS.items())} times; fault: no kill"
     return [
         Figure("group_kills", killed, (), *_limit(killed, at_least(30)), told),
         median("fault_outside_steps_lost", [float(not lives)], *at_most(0), note="the pod outside ended or went on"),
         Figure("group_outside_pause_ms", pauses[-1], (), *_limit(pauses[-1], at_most(1000, " ms")), "longest, outside"),
+        median("group_members_ended_by_fault", faults, note=f"of {_FLOODS} others, when a member's kernel faults"),
         Figure("group_members_stuck", stuck, note="neither ran nor ended; killed by the script"),
         median("group_again_s", again, note="from the kill to a new member that has run a kernel"),
         Figure("group_left_over", len(left_over), (), *_limit(len(left_over), at_most(0)), "processes, pods, memory"),
@@ -191,12 +200,17 @@ def _restarted(script: Script, members: Sequence[Pod], name: str) -> list[Pod]:
 
 
 def _kill(script: Script, what: str) -> int:
-    """Kill MPS's server, all of the group's MPS, the guardian or the daemon; return how many processes that were."""
+    """Kill MPS's server, all of its processes, the guardian or the daemon, or let a member fault; count the killed."""
     bench = script.bench
     if what == "daemon":
         bench.kill_daemon()
         bench.start_daemon()
         return 1
+    if what == "fault":
+        command = [str(bench.directory / "fault"), "illegal-address", str(bench.directory / "report"), "0"]
+        with suppress(subprocess.TimeoutExpired):
+            bench.start_member("fault", command, "half").process.wait(_END_S)
+        return 0
     if what == "guardian":
         pids = [process.pid for process in guardians(bench)]
     else:
