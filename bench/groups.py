@@ -243,17 +243,18 @@ def _settled(script: Script, members: Sequence[Pod], what: str) -> tuple[list[Po
 
 
 def _state(member: Pod) -> str:
-    """Describe a member's threads, as an engineer would look for them."""
-    try:
-        process = member.load_process()
-        files = [os.readlink(f"/proc/{process.pid}/fd/{fd}") for fd in os.listdir(f"/proc/{process.pid}/fd")]
-        threads = [
-            " ".join(Path(f"/proc/{process.pid}/task/{tid.id}/{name}").read_text().strip() for name in _TOLD)
-            for tid in process.threads()
-        ]
-    except (OSError, BenchError, psutil.Error) as error:
-        return f"{error}; {tail(member.log)}"
-    return f"{threads}; {sorted({file for file in files if 'nvidia' in file or 'socket' in file})}; {tail(member.log)}"
+    """Describe a member's processes and their threads, as an engineer would look for them."""
+    told = [tail(member.log)]
+    with suppress(psutil.Error):
+        top = psutil.Process(member.process.pid)
+        for process in (top, *top.children(recursive=True)):
+            files = {file.path for file in process.open_files() if "nvidia" in file.path}
+            sockets = len(process.net_connections("unix"))
+            told.append(f"{process.pid} {process.status()} {sorted(files)} {sockets} sockets")
+            for thread in Path(f"/proc/{process.pid}/task").iterdir():
+                with suppress(OSError):
+                    told.append(" ".join((thread / name).read_text().strip() for name in _TOLD))
+    return "; ".join(told)
 
 
 def _takes_members(script: Script, name: str) -> float:
