@@ -143,7 +143,7 @@ class DaemonRequests:
         self._known(message["name"])
         if message["name"] in self._supervisor.live_pods():
             raise RefusedError(f"pod {message['name']}: a process of it still runs; end it first")
-        self._supervisor.note({"fact": "unpod", "name": message["name"]})
+        self._supervisor.note({"fact": "pod_retired", "name": message["name"]})
         self._supervisor.retired(message["name"])
         cgroup.remove(message["name"])
         self._retired(message["name"])

@@ -133,7 +133,7 @@ def _facts(
         grant = {"class": "offline", "cores": 10, "memory": random.choice([None, 1 << 30])}
         return [{"fact": "pod", "name": random.choice(_PODS), "grants": {"0": grant}}]
     if kind == 1:
-        return [{"fact": random.choice(["exit", "unpod"]), "pid": pid, "name": random.choice(_PODS)}]
+        return [{"fact": random.choice(["exit", "pod_retired"]), "pid": pid, "name": random.choice(_PODS)}]
     if kind < 6:
         return [_memory_fact(random, pid)]
     client, handle, other = (0xC1D00000 + random.randrange(3), random.randrange(1, 9), random.randrange(9))
@@ -175,7 +175,7 @@ def _memory_fact(random: Random, pid: int) -> object_table.Fact:
             {"fact": "map", "memory": number, **where},
             {"fact": "unmap", **where},
             {"fact": "unmapped", "memory": number},
-            {"fact": "carry", "memory": number, "carrier": random.randrange(1, 5)},
+            {"fact": "carrier", "memory": number, "carrier": random.randrange(1, 5)},
             {"fact": "carrier_closed", "carrier": random.randrange(1, 5)},
             {"fact": "uvm_file", "pid": pid, "fd": random.randrange(4), "there": random.random() < 0.5},
             {"fact": "managed", "pid": pid, "bytes": random.choice([0, 1 << 20])},

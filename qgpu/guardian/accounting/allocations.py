@@ -157,7 +157,7 @@ class Allocations:
         """Return how many times memory of a pod is carried."""
         return self._carries[pod]
 
-    def carry(self, carrier: int, number: int) -> None:
+    def add_carrier(self, carrier: int, number: int) -> None:
         """Charge an allocation for as long as the file that carries it is open."""
         self._last_carrier = max(self._last_carrier, carrier)
         if (memory := self.memories.get(number)) is not None and carrier not in memory.carriers:
@@ -350,7 +350,7 @@ class Allocations:
             if (memory := self.memories.get(number)) is not None:
                 whose = {"pod": memory.pod, "instance": memory.instance, "size": memory.size}
                 yield {"fact": "kept", "memory": number, **whose, "pinned": memory.pinned and number not in self._pins}
-                yield from ({"fact": "carry", "carrier": each, "memory": number} for each in sorted(memory.carriers))
+                yield from ({"fact": "carrier", "carrier": each, "memory": number} for each in sorted(memory.carriers))
         for pod in sorted(self._ended):
             if pod in self._ended:
                 yield {"fact": "ended", "name": pod}

@@ -205,7 +205,7 @@ class MemoryQuota:
             raise OSError(errno.ENOSPC, "too many exports through one file")
         with self._lock:
             for number in numbers:
-                self._note({"fact": "carry", "carrier": mark, "memory": number} | self._whose(number))
+                self._note({"fact": "carrier", "carrier": mark, "memory": number} | self._whose(number))
         return mark
 
     def cancel_export(self, mark: int) -> None:

@@ -37,6 +37,9 @@ MOST_USERS = 16
 #: A device's instance while its card is unknown.
 NO_INSTANCE = 0xFFFFFFFF
 
+#: Names of facts in the journals of guardians that speak protocol 4.
+_FORMER_NAMES = {"wish": "timeslice", "unpod": "pod_retired", "carry": "carrier"}
+
 
 @dataclass(slots=True)
 class RmObject:
@@ -50,8 +53,8 @@ class RmObject:
     confirmed: bool = False
     #: Channels: the id that context-switch records carry, 0 while unknown.
     context: int = 0
-    #: TSGs: the timeslice that their process set, which applies when no plan sets another.
-    wish_us: int = abi.RM_DEFAULT_TIMESLICE_US
+    #: TSGs: the timeslice that their process requested, which applies when no plan sets another.
+    requested_us: int = abi.RM_DEFAULT_TIMESLICE_US
     #: TSGs: another handle of the same TSG, from which this one was made.
     same_as: Key | None = None
 
@@ -118,7 +121,7 @@ class ObjectTable:
 
     def note(self, fact: Fact) -> None:
         """Apply one fact. A fact about an unknown object changes nothing."""
-        getattr(self, f"_{fact['fact']}")(fact)
+        getattr(self, f"_{_FORMER_NAMES.get(fact['fact'], fact['fact'])}")(fact)
         if fact.get("class") != abi.NV01_MEMORY_LOCAL_USER:
             self.revision += 1
 
@@ -128,7 +131,7 @@ class ObjectTable:
         entry.joined = tuple(fact.get("joined", entry.joined))
         self.grants_revision += 1
 
-    def _unpod(self, fact: Fact) -> None:
+    def _pod_retired(self, fact: Fact) -> None:
         self.pods.pop(fact["name"], None)
         self.grants_revision += 1
         self._ended(fact)
@@ -137,10 +140,10 @@ class ObjectTable:
         """Record that a pod has no process left, including processes that never made a call."""
         self.allocations.pod_ended(fact["name"])
 
-    def _carry(self, fact: Fact) -> None:
+    def _carrier(self, fact: Fact) -> None:
         """Record that an open file carries exported memory."""
         self._keep(fact)
-        self.allocations.carry(fact["carrier"], fact["memory"])
+        self.allocations.add_carrier(fact["carrier"], fact["memory"])
 
     def _carrier_closed(self, fact: Fact) -> None:
         self.allocations.carrier_closed(fact["carrier"])
@@ -270,9 +273,9 @@ class ObjectTable:
             rm.confirmed = True
             rm.context = fact.get("context", rm.context)
 
-    def _wish(self, fact: Fact) -> None:
+    def _timeslice(self, fact: Fact) -> None:
         if (rm := self.objects.get((fact["client"], fact["handle"]))) is not None:
-            rm.wish_us = fact["us"]
+            rm.requested_us = fact["us"]
 
     def _gone(self, fact: Fact) -> None:
         client, handle = fact["client"], fact["handle"]
@@ -401,7 +404,7 @@ class ObjectTable:
                 yield {"fact": "client", "client": handle} | known
         yield from self.allocations.facts()
         for key in list(self.objects):
-            for say in (object_fact, _confirmed, _wished):
+            for say in (object_fact, _confirmed, _requested_timeslice):
                 rm = self.objects.get(key)
                 if rm is not None and (fact := say(rm)) is not None:
                     yield fact | (self._number_of(rm) | self._tsg_of(rm) if say is object_fact else {})
@@ -525,13 +528,13 @@ class ObjectTable:
 
 
 def _confirmed(rm: RmObject) -> Fact | None:
-    whose = {"client": rm.client, "handle": rm.handle}
-    return {"fact": "confirm", **whose, "context": rm.context} if rm.confirmed else None
+    fact = {"fact": "confirm", "client": rm.client, "handle": rm.handle, "context": rm.context}
+    return fact if rm.confirmed else None
 
 
-def _wished(rm: RmObject) -> Fact | None:
-    wish = {"client": rm.client, "handle": rm.handle, "us": rm.wish_us}
-    return {"fact": "wish", **wish} if rm.wish_us != abi.RM_DEFAULT_TIMESLICE_US else None
+def _requested_timeslice(rm: RmObject) -> Fact | None:
+    fact = {"fact": "timeslice", "client": rm.client, "handle": rm.handle, "us": rm.requested_us}
+    return fact if rm.requested_us != abi.RM_DEFAULT_TIMESLICE_US else None
 
 
 def object_fact(rm: RmObject) -> Fact:

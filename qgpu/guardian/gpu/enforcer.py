@@ -299,7 +299,7 @@ class Enforcer:
         """Set the requested timeslice of each pod's TSGs if it is not set; other TSGs get what their owners set."""
         lost, failures = self.mechanism.unreachable(), Counter[int]()
         for tsg in tsgs:
-            wanted = asked.get(self.table.pod_of(tsg), tsg.wish_us)
+            wanted = asked.get(self.table.pod_of(tsg), tsg.requested_us)
             if self._timeslices_us.get(tsg.key, abi.RM_DEFAULT_TIMESLICE_US) == wanted:
                 continue
             if tsg.rm_class in abi.GPFIFO_CLASSES:

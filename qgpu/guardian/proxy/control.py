@@ -56,7 +56,7 @@ class ControlHandler(Handler):
     def control(self, pod_call: PodCall, block: IoctlBuffer, asked: rm_calls.Control) -> int:
         """Handle a control."""
         if (refusal := self._refusal(asked)) is not None:
-            if asked.command == abi.NVA06C_SET_TIMESLICE and self._record_wished_timeslice(pod_call.call.tid, asked):
+            if asked.command == abi.NVA06C_SET_TIMESLICE and self._record_timeslice_request(pod_call.call.tid, asked):
                 return self._ctx.answer(block, asked.status_at, abi.NV_OK)
             return self._ctx.refuse(block, asked.status_at, *refusal)
         if (request := self._copy_in(pod_call, block, asked)) is None:
@@ -293,18 +293,18 @@ class ControlHandler(Handler):
         if (shown := self._ctx.visible_memory(asked.client, asked.target)) is not None:
             virtualize.show_memory(entries, at, count, *shown)
 
-    def _record_wished_timeslice(self, tid: int, asked: rm_calls.Control) -> bool:
+    def _record_timeslice_request(self, tid: int, asked: rm_calls.Control) -> bool:
         """Record the timeslice that libcuda sets once per TSG at start; it applies while no plan sets another."""
         tsg = self._supervisor.table.objects.get((asked.client, asked.target))
         own = self._supervisor.owns(self._pod, asked.client)
-        if tsg is None or not own or tsg.wish_us != abi.RM_DEFAULT_TIMESLICE_US:
+        if tsg is None or not own or tsg.requested_us != abi.RM_DEFAULT_TIMESLICE_US:
             return False
         data = self._proxy.memory.read(tid, asked.params, 8)
-        wish = int.from_bytes(data, "little") if data else 0
-        if not abi.RM_DEFAULT_TIMESLICE_US <= wish <= 4 * abi.RM_DEFAULT_TIMESLICE_US:
+        requested_us = int.from_bytes(data, "little") if data else 0
+        if not abi.RM_DEFAULT_TIMESLICE_US <= requested_us <= 4 * abi.RM_DEFAULT_TIMESLICE_US:
             return False
         with self._supervisor.lock:
-            self._supervisor.note({"fact": "wish", "client": tsg.client, "handle": tsg.handle, "us": wish})
+            self._supervisor.note({"fact": "timeslice", "client": tsg.client, "handle": tsg.handle, "us": requested_us})
         return True
 
 

@@ -295,8 +295,8 @@ facts = st.sampled_from(
         {"fact": "gone", "client": 7, "handle": 7},
         {"fact": "gone", "client": 7, "handle": 2},
         {"fact": "gone", "client": 7, "handle": 3},
-        {"fact": "wish", "client": 7, "handle": 3, "us": 2048},
-        {"fact": "unpod", "name": "web"},
+        {"fact": "timeslice", "client": 7, "handle": 3, "us": 2048},
+        {"fact": "pod_retired", "name": "web"},
         {"fact": "process", "pid": 101, "pod": "web"},
         {"fact": "client", "client": 7, "pid": 101, "fd": 8},
     ]
@@ -317,6 +317,22 @@ def test_facts_in_any_order_rebuild_the_same_object_table(story):
     assert [tsg.key for tsg in again.compute_tsgs(0)] == [tsg.key for tsg in table.compute_tsgs(0)]
 
 
+@pytest.mark.parametrize(
+    ("former", "name", "rest"),
+    [
+        ("wish", "timeslice", {"client": 7, "handle": 3, "us": 2048}),
+        ("unpod", "pod_retired", {"name": "web"}),
+        ("carry", "carrier", {"carrier": 1, "memory": 77, "pod": "web", "instance": 0, "size": 1 << 30}),
+    ],
+)
+def test_facts_of_an_earlier_guardian_keep_their_meaning(former, name, rest):
+    tables = grown(), grown()
+    for table, fact in zip(tables, (former, name), strict=True):
+        table.note({"fact": fact} | rest)
+
+    assert list(tables[0].facts()) == list(tables[1].facts()) != list(grown().facts())
+
+
 NEW = {"fact": "object", "client": 7, "handle": 21, "parent": 2, "class": abi.NV01_MEMORY_LOCAL_USER, "detail": 1 << 30}
 WHOSE = {"memory": 77, "pod": "web", "instance": 0, "size": 1 << 30}
 
@@ -324,7 +340,7 @@ WHOSE = {"memory": 77, "pod": "web", "instance": 0, "size": 1 << 30}
 @pytest.mark.parametrize(
     "live",
     [
-        [NEW | {"memory": 77}, {"fact": "carry", "carrier": 1} | WHOSE],
+        [NEW | {"memory": 77}, {"fact": "carrier", "carrier": 1} | WHOSE],
         [NEW | {"memory": 77}, {"fact": "pin"} | WHOSE],
         [
             {**POD, "name": "other"},
@@ -332,7 +348,7 @@ WHOSE = {"memory": 77, "pod": "web", "instance": 0, "size": 1 << 30}
             {"fact": "owner", "client": 7, "pod": "other", "pid": 200, "fd": 9},
         ],
     ],
-    ids=["carry", "pin", "owner"],
+    ids=["carrier", "pin", "owner"],
 )
 @pytest.mark.parametrize("after", range(12))
 def test_a_fact_amid_a_compaction_is_not_lost(live, after):

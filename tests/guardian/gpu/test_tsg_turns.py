@@ -210,7 +210,7 @@ def test_a_cards_meter_tells_what_each_tsg_of_a_pod_had() -> None:
 def test_nothing_is_kept_of_a_pod_that_was() -> None:
     pod = Pod(2)
     pod.run(120 * MS, {1, 2})
-    pod.enforcer.table.note({"fact": "unpod", "name": "a"})
+    pod.enforcer.table.note({"fact": "pod_retired", "name": "a"})
     pod.enforcer.forget("a")
     pod.enforcer.step(pod.now_ns)
 

@@ -91,17 +91,17 @@ def test_a_legacy_control_on_anothers_client_is_refused(on_card):
 
 def test_cudas_timeslice_is_stored_once_then_refused(on_card):
     on_card.call(abi.NV_ESC_RM_ALLOC, alloc(TSG, 2, abi.KEPLER_CHANNEL_GROUP_A), TSG_PARAMS)
-    wish = struct.pack("<Q", 2048)
+    request = struct.pack("<Q", 2048)
 
-    first = on_card.call(abi.NV_ESC_RM_CONTROL, control(abi.NVA06C_SET_TIMESLICE), wish)
+    first = on_card.call(abi.NV_ESC_RM_CONTROL, control(abi.NVA06C_SET_TIMESLICE), request)
     second = on_card.call(abi.NV_ESC_RM_CONTROL, control(abi.NVA06C_SET_TIMESLICE), struct.pack("<Q", 4096))
 
     assert (first[0], status(first[2])) == (0, abi.NV_OK)
     assert (second[0], status(second[2])) == (0, abi.NV_ERR_INSUFFICIENT_PERMISSIONS)
-    assert on_card.supervisor.table.objects[7, TSG].wish_us == 2048
+    assert on_card.supervisor.table.objects[7, TSG].requested_us == 2048
 
 
-def test_a_timeslice_wish_may_not_be_a_way_to_a_larger_share(on_card):
+def test_a_timeslice_request_may_not_be_a_way_to_a_larger_share(on_card):
     on_card.call(abi.NV_ESC_RM_ALLOC, alloc(TSG, 2, abi.KEPLER_CHANNEL_GROUP_A), TSG_PARAMS)
 
     answer = on_card.call(abi.NV_ESC_RM_CONTROL, control(abi.NVA06C_SET_TIMESLICE), struct.pack("<Q", 10**6))
