@@ -181,11 +181,11 @@ class Enforcer:
             if turns.turn_ns != part.tsg_turn_ns:
                 turns = replace(turns, turn_ns=part.tsg_turn_ns)
             if turns.used_ns.keys() != self._tsgs_of(part.pod):
-                turns = turns.among(self.tsgs_used_ns(part.pod))
+                turns = turns.with_tsgs(self.tsgs_used_ns(part.pod))
             if part.pod in before and part.pod not in self.closed:
-                turns = turns.later(passed_ns)
+                turns = turns.advanced(passed_ns)
                 if part.pod in closing:
-                    turns = turns.shut()
+                    turns = turns.gate_closed()
             self._tsg_turns[part.pod] = turns
 
     def _tsgs_of(self, pod: str) -> Set[Key]:
@@ -201,12 +201,12 @@ class Enforcer:
 
         Gates that are due move first, so that reading the log does not delay them.
         """
-        due = {pod for pod, turns in self._tsg_turns.items() if turns.look_due and pod not in self.closed}
+        due = {pod for pod, turns in self._tsg_turns.items() if turns.check_due and pod not in self.closed}
         if not due:
             return False
         self.drain(now_ns)
         for pod in due:
-            self._tsg_turns[pod] = self._tsg_turns[pod].looked(self.tsgs_used_ns(pod))
+            self._tsg_turns[pod] = self._tsg_turns[pod].checked(self.tsgs_used_ns(pod))
         return self._set_gates(self.closed)[0]
 
     def _learn_close_time(self, pods: Set[str], moved: Moved) -> None:

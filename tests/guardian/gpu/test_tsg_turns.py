@@ -12,7 +12,7 @@ from qgpu.guardian.accounting.object_table import RmObject, object_fact
 from qgpu.guardian.gpu.enforcer import RETRY_NS, Enforcer
 from qgpu.guardian.gpu.gpu import Gpu
 from qgpu.model import MIN_TIMESLICE_US, NS_PER_MS, Plan, PodClass, PodPlan, Window
-from qgpu.model.tsg_turns import LOOK_NS
+from qgpu.model.tsg_turns import CHECK_NS
 from qgpu.nvidia import abi
 from qgpu.nvidia.gpu_time import GpuTime
 from tests.guardian.gpu.test_enforcer import Engine, card
@@ -95,8 +95,8 @@ def test_an_idle_process_lends_its_turn_until_it_has_work() -> None:
     back = pod.run(200 * MS, {1, 2})
 
     assert lent[-1][1] == back[0][1] == set()
-    assert lent[-1][0] <= 300 + (TURN + LOOK_NS) // MS
-    assert back[1][0] <= 800 + LOOK_NS // MS
+    assert lent[-1][0] <= 300 + (TURN + CHECK_NS) // MS
+    assert back[1][0] <= 800 + CHECK_NS // MS
     assert {frozenset(off) for _, off in back} == {frozenset(), frozenset({1}), frozenset({2})}
 
 
