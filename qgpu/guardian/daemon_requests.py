@@ -57,13 +57,13 @@ class DaemonRequests:
 
     def _op_adopt(self, _: DaemonSession, message: dict[str, Any], fds: list[int]) -> Answer:
         """Take over a dead guardian's listener that we have no copy of; it is served once all are here."""
-        self._supervisor.listen(message["pod"], fds[0], message["listener"])
+        self._supervisor.listeners.add(message["pod"], fds[0], message["listener"])
         return {}, []
 
     def _op_adopted(self, _: DaemonSession, __: dict[str, Any], ___: list[int]) -> Answer:
         for number in self._supervisor.listeners:
             self._serve(number)
-        self._supervisor.release_slots()
+        self._supervisor.listeners.release_slots()
         served = {pod for pod, _ in self._supervisor.listeners.values()}
         known = {client.pod for client in self._supervisor.table.clients.values()}
         self._supervisor.recheck_pods(known - served)
@@ -77,7 +77,7 @@ class DaemonRequests:
             listener = fd_budget.check_headroom(fds.pop())
         except (OSError, IndexError) as error:  # the kernel drops a passed descriptor if no number is free
             raise RefusedError(f"pod {name}: it cannot be served: too many open files; end other pods first") from error
-        number = self._supervisor.number_of(name, listener)
+        number = self._supervisor.listeners.number_of(name, listener)
         if number is not None:
             os.close(listener)
             return {"listener": number}, []
@@ -85,7 +85,7 @@ class DaemonRequests:
         try:
             pod = self._supervisor.table.pods[name]
             cgroup.ensure_in(name, pid, pod.cgroup, pod.joined)
-            number = self._supervisor.listen(name, listener)
+            number = self._supervisor.listeners.add(name, listener)
             self._serve(number)
         except BaseException as error:
             if number:
@@ -99,8 +99,8 @@ class DaemonRequests:
     def _op_pods(self, _: DaemonSession, __: dict[str, Any], ___: list[int]) -> Answer:
         instances = {card.device.instance: card.index for card in self._cards.values()}
         refused: dict[str, dict[str, int]] = {}
-        live_pods = self._supervisor.live_pods()
-        for (name, what), count in self._supervisor.refusals.items():
+        live_pods = self._supervisor.listeners.live_pods()
+        for (name, what), count in self._supervisor.refusals.counts.items():
             refused.setdefault(name, {})[what] = count
         pods = [
             {
@@ -141,7 +141,7 @@ class DaemonRequests:
 
     def _op_retire(self, _: DaemonSession, message: dict[str, Any], __: list[int]) -> Answer:
         self._known(message["name"])
-        if message["name"] in self._supervisor.live_pods():
+        if message["name"] in self._supervisor.listeners.live_pods():
             raise RefusedError(f"pod {message['name']}: a process of it still runs; end it first")
         self._supervisor.note({"fact": "pod_retired", "name": message["name"]})
         self._supervisor.retired(message["name"])

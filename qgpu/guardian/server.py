@@ -132,7 +132,7 @@ class Guardian:
                 card.enforcer.forget_timeslices()
                 card.release(time.monotonic_ns())
         for number, (pod, fd) in listeners.items():
-            self.supervisor.listen(pod, fd, number)
+            self.supervisor.listeners.add(pod, fd, number)
         self._in_main_loop(self._serve_listeners)
         self._in_main_loop(self._find_moved_uvm_files)
         requests = DaemonRequests(
@@ -329,7 +329,7 @@ class Guardian:
         capabilities.keep_only(capabilities.CAP_SYS_PTRACE, capabilities.CAP_DAC_READ_SEARCH)
         pod, listener = self.supervisor.listeners[number]
         dispatcher = self._dispatchers[pod]
-        dispatcher.resume(listener, self.supervisor.unanswered_call(number))
+        dispatcher.resume(listener, self.supervisor.listeners.unanswered_call(number))
         self._in_main_loop(lambda: self.supervisor.recheck_pods([pod]))
         poll = select.poll()
         poll.register(listener.fd, select.POLLIN)

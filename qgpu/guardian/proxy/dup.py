@@ -85,7 +85,7 @@ class DupHandler(Handler):
         space = about[0] == abi.FERMI_VASPACE_A and self._ctx.limited()  # its page tables are charged by handle
         if space or about[0] in classes.GATED | classes.PHYSICAL:
             self._gpu_ops.free(file, *key)
-            self._supervisor.count_refusal(self._pod, "second handle")
+            self._supervisor.refusals.count(self._pod, "second handle")
             return abi.NV_ERR_NOT_SUPPORTED
         if about[0] != abi.NV01_MEMORY_LOCAL_USER:
             return abi.NV_OK

@@ -81,7 +81,7 @@ class HandlerContext:
 
     def refuse(self, block: IoctlBuffer, status_at: int, status: int, what: str) -> int:
         """Answer as ``answer`` does, and count the refusal."""
-        self.supervisor.count_refusal(self.pod, what)
+        self.supervisor.refusals.count(self.pod, what)
         return self.answer(block, status_at, status)
 
     def limited(self) -> bool:
@@ -95,7 +95,7 @@ class HandlerContext:
             if status == abi.NV_ERR_NO_MEMORY and make_room():
                 status = self.supervisor.claim(rm, number)
         if status == abi.NV_ERR_NO_MEMORY:
-            self.supervisor.count_refusal(self.pod, "memory over the limit")
+            self.supervisor.refusals.count(self.pod, "memory over the limit")
         return status
 
     def visible_memory(self, client: int, handle: int) -> tuple[int, int] | None:

@@ -78,7 +78,7 @@ class Passthrough(Handler):
         """Wait until no root client is being made: its call could make another object, below the new device."""
         if self._roots.wait(_ROOT_PATIENCE_S):
             return True
-        self._supervisor.count_refusal(self._pod, "device while a root client is made")
+        self._supervisor.refusals.count(self._pod, "device while a root client is made")
         return False
 
     def has_device(self, client: int) -> bool:

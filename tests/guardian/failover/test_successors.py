@@ -52,10 +52,10 @@ def successor_of(pod):
     pod.supervisor = pod.fresh(Journal(os.dup(pod.supervisor.journal.fd)))
     for fact in pod.supervisor.journal.read()[1]:
         pod.supervisor.table.note(fact)
-    pod.supervisor.listen("web", os.dup(pod.listener), pod.number)
+    pod.supervisor.listeners.add("web", os.dup(pod.listener), pod.number)
     pod.supervisor.resume()
     pod.dispatcher = pod.judge_of(pod.supervisor, pod.number)
-    pod.dispatcher.resume(pod.supervisor.listeners[pod.number][1], pod.supervisor.unanswered_call(pod.number))
+    pod.dispatcher.resume(pod.supervisor.listeners[pod.number][1], pod.supervisor.listeners.unanswered_call(pod.number))
 
 
 @pytest.mark.parametrize("moved", [False, True])
@@ -122,6 +122,6 @@ def test_replayed_recording_is_registered_completely(trace):
         assert len(table.compute_tsgs(0)) == 1
         assert len(table.channels(table.compute_tsgs(0)[0])) == 8
 
-        assert not pod.supervisor.refusals
+        assert not pod.supervisor.refusals.counts
     finally:
         pod.end()

@@ -255,7 +255,7 @@ def test_a_compacted_journal_knows_carriers_and_ended_pods(exported):
 
 def test_a_pod_with_another_filter_has_not_ended_with_the_first(exported):
     free_10(exported)
-    exported.supervisor.listen("web", os.dup(exported.listener))
+    exported.supervisor.listeners.add("web", os.dup(exported.listener))
 
     assert kept_by_a_sleeper(exported) == (MOST, MOST)
 

@@ -29,7 +29,7 @@ def test_memory_over_limit_gets_no_memory_and_no_charge(on_card):
     assert allocate(on_card, 10, MOST) == abi.NV_OK
     assert allocate(on_card, 11, MOST) == abi.NV_ERR_NO_MEMORY
     assert held(on_card) == MOST
-    assert on_card.supervisor.refusals["web", "memory over the limit"] == 1
+    assert on_card.supervisor.refusals.counts["web", "memory over the limit"] == 1
     assert (7, 11) not in on_card.rm.objects
 
 
@@ -163,7 +163,7 @@ def test_more_clients_than_are_kept_are_refused(on_card, monkeypatch):
     said = alloc_status(on_card.call(abi.NV_ESC_RM_ALLOC, alloc(11, 2, 0x40, client=8), memory_params(PAGE))[2])
 
     assert said == abi.NV_ERR_INVALID_CLIENT
-    assert on_card.supervisor.refusals["web", "too many clients of RM"] == 1
+    assert on_card.supervisor.refusals.counts["web", "too many clients of RM"] == 1
 
 
 @pytest.mark.parametrize("way", ["alloc", "heap"])
