@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from qgpu.errors import RefusedError, no_pod
@@ -15,26 +16,18 @@ from qgpu.ipc.codec import PROTOCOL, grants_to_json, plan_from_json
 from qgpu.linux import cgroup, fd_budget
 
 
+@dataclass(eq=False)
 class DaemonRequests:
     """Handles requests in the main loop, under the one lock."""
 
-    def __init__(
-        self,
-        version: str,
-        supervisor: Supervisor,
-        cards: Mapping[int, Gpu],
-        serve: Callable[[int], None],
-        amended: Callable[[str], None],
-        retired: Callable[[str], None],
-    ) -> None:
-        self._version = version
-        self._supervisor = supervisor
-        self._cards = cards
-        #: Serves a listener, if it is not served yet.
-        self._serve = serve
-        #: Called with pods whose grants changed, and with pods that were retired.
-        self._amended = amended
-        self._retired = retired
+    _version: str
+    _supervisor: Supervisor
+    _cards: Mapping[int, Gpu]
+    #: Serves a listener, if it is not served yet.
+    _serve: Callable[[int], None]
+    #: Called with pods whose grants changed, and with pods that were retired.
+    _amended: Callable[[str], None]
+    _retired: Callable[[str], None]
 
     def find(self, name: str) -> Callable[[DaemonSession, dict[str, Any], list[int]], Answer]:
         """Return the handler of a request by name. Raises AttributeError."""

@@ -22,7 +22,8 @@ import structlog
 
 from qgpu.errors import NoGpuError, RmError
 from qgpu.guardian.accounting.memory_quota import NO_POD, Allowance
-from qgpu.guardian.accounting.object_table import Key, ObjectTable
+from qgpu.guardian.accounting.object_table import ObjectTable
+from qgpu.guardian.accounting.rm_object import Key
 from qgpu.guardian.daemon_requests import DaemonRequests
 from qgpu.guardian.daemon_sessions import DaemonSessions
 from qgpu.guardian.failover.journal import Journal

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-Key = tuple[int, int]
+from qgpu.guardian.accounting.rm_object import Key
 
 
 @dataclass(slots=True)

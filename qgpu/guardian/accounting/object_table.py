@@ -10,20 +10,17 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from qgpu.guardian.accounting.allocations import Allocation, Allocations
+from qgpu.guardian.accounting.rm_object import Fact, Key, RmObject, confirm_fact, object_fact
 from qgpu.guardian.accounting.tsg_handles import TsgHandles
 from qgpu.ipc.codec import grants_from_json, grants_to_json
 from qgpu.linux import cgroup
 from qgpu.model import Grant
 from qgpu.nvidia import abi
 
-Fact = dict[str, Any]
-
 #: Levels of objects below an RM client: device, TSG or subdevice, channel, objects on the channel; and some to spare.
 _DEEPEST = 8
-Key = tuple[int, int]
 
 #: Card memory that RM takes for a TSG and its channels (context-switch buffers, instance memory, page tables). It has
 #: no handle. A CUDA context's part was measured as 9.6 MiB on an H200; more than that is charged.
@@ -39,29 +36,6 @@ NO_INSTANCE = 0xFFFFFFFF
 
 #: Names of facts in the journals of guardians that speak protocol 4.
 _FORMER_NAMES = {"wish": "timeslice", "unpod": "pod_retired", "carry": "carrier"}
-
-
-@dataclass(slots=True)
-class RmObject:
-    """One RM object. ``detail`` is the device instance, the engine type, or bytes, by class."""
-
-    client: int
-    handle: int
-    parent: int
-    rm_class: int
-    detail: int = 0
-    confirmed: bool = False
-    #: Channels: the id that context-switch records carry, 0 while unknown.
-    context: int = 0
-    #: TSGs: the timeslice that their process requested, which applies when no plan sets another.
-    requested_us: int = abi.RM_DEFAULT_TIMESLICE_US
-    #: TSGs: another handle of the same TSG, from which this one was made.
-    same_as: Key | None = None
-
-    @property
-    def key(self) -> Key:
-        """The object's name on this machine: client handles are unique while they exist."""
-        return self.client, self.handle
 
 
 @dataclass(slots=True)
@@ -404,10 +378,12 @@ class ObjectTable:
                 yield {"fact": "client", "client": handle} | known
         yield from self.allocations.facts()
         for key in list(self.objects):
-            for say in (object_fact, _confirmed, _requested_timeslice):
-                rm = self.objects.get(key)
-                if rm is not None and (fact := say(rm)) is not None:
-                    yield fact | (self._number_of(rm) | self._tsg_of(rm) if say is object_fact else {})
+            if (rm := self.objects.get(key)) is not None:
+                yield object_fact(rm) | self._number_of(rm) | self._tsg_of(rm)
+            if (rm := self.objects.get(key)) is not None and rm.confirmed:
+                yield confirm_fact(key, rm.context)
+            if (rm := self.objects.get(key)) is not None and rm.requested_us != abi.RM_DEFAULT_TIMESLICE_US:
+                yield {"fact": "timeslice", "client": rm.client, "handle": rm.handle, "us": rm.requested_us}
 
     def _tsg_of(self, rm: RmObject) -> Fact:
         """Return what a fact adds about a handle of a TSG that has an earlier one."""
@@ -525,25 +501,3 @@ class ObjectTable:
     def memory(self, pod: str) -> Mapping[int, int]:
         """Return what a pod is charged by device instance, in bytes, without managed memory."""
         return {instance: held for (name, instance), held in self.allocations.held.items() if name == pod and held}
-
-
-def _confirmed(rm: RmObject) -> Fact | None:
-    fact = {"fact": "confirm", "client": rm.client, "handle": rm.handle, "context": rm.context}
-    return fact if rm.confirmed else None
-
-
-def _requested_timeslice(rm: RmObject) -> Fact | None:
-    fact = {"fact": "timeslice", "client": rm.client, "handle": rm.handle, "us": rm.requested_us}
-    return fact if rm.requested_us != abi.RM_DEFAULT_TIMESLICE_US else None
-
-
-def object_fact(rm: RmObject) -> Fact:
-    """Return the fact that describes an object."""
-    return {
-        "fact": "object",
-        "client": rm.client,
-        "handle": rm.handle,
-        "parent": rm.parent,
-        "class": rm.rm_class,
-        "detail": rm.detail,
-    } | ({"same_as": list(rm.same_as)} if rm.same_as is not None else {})

@@ -20,7 +20,7 @@ from itertools import islice
 import structlog
 
 from qgpu.errors import AlreadyRunningError, RefusedError
-from qgpu.guardian.accounting.object_table import Fact
+from qgpu.guardian.accounting.rm_object import Fact
 from qgpu.linux.seccomp_notify import SLOT_BYTES
 
 _log = structlog.get_logger("guardian")

@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from qgpu.guardian.accounting.object_table import Key, ObjectTable, RmObject
+from qgpu.guardian.accounting.object_table import ObjectTable
+from qgpu.guardian.accounting.rm_object import Key, RmObject
 from qgpu.model import MIN_TIMESLICE_US, NS_PER_MS, OnIdle, Plan, Span
 from qgpu.model.timeline import Timeline
 from qgpu.model.tsg_turns import TsgTurns

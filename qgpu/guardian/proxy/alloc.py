@@ -12,7 +12,8 @@ import os
 import struct
 from dataclasses import dataclass
 
-from qgpu.guardian.accounting.object_table import NO_INSTANCE, Key, RmObject
+from qgpu.guardian.accounting.object_table import NO_INSTANCE
+from qgpu.guardian.accounting.rm_object import Key, RmObject
 from qgpu.guardian.proxy import client_ownership, rm_calls
 from qgpu.guardian.proxy.free import FreeHandler
 from qgpu.guardian.proxy.handler_context import PROCEED, Handler, HandlerContext, PodCall, status_of

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 
-from qgpu.guardian.accounting.object_table import Key, RmObject
+from qgpu.guardian.accounting.rm_object import Key, RmObject
 from qgpu.guardian.proxy import rm_calls
 from qgpu.guardian.proxy.alloc import AllocHandler
 from qgpu.guardian.proxy.handler_context import Handler, HandlerContext, PodCall, status_of

@@ -8,7 +8,7 @@ import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from qgpu.guardian.accounting.object_table import RmObject
+from qgpu.guardian.accounting.rm_object import RmObject
 from qgpu.guardian.proxy.ioctl_proxy import IoctlBuffer, IoctlProxy
 from qgpu.guardian.proxy.supervisor import Supervisor
 from qgpu.linux import kcmp

@@ -11,7 +11,8 @@ import errno
 
 import structlog
 
-from qgpu.guardian.accounting.object_table import NO_INSTANCE, RmObject
+from qgpu.guardian.accounting.object_table import NO_INSTANCE
+from qgpu.guardian.accounting.rm_object import RmObject
 from qgpu.guardian.proxy import rm_calls
 from qgpu.guardian.proxy.handler_context import ANSWERED, Handler, HandlerContext, PodCall
 from qgpu.guardian.proxy.ioctl_proxy import IoctlBuffer

@@ -18,7 +18,8 @@ from dataclasses import dataclass, field
 import structlog
 
 from qgpu.guardian.accounting.memory_quota import Allowance, MemoryQuota
-from qgpu.guardian.accounting.object_table import MOST_USERS, Fact, Key, ObjectTable, RmObject, object_fact
+from qgpu.guardian.accounting.object_table import MOST_USERS, ObjectTable
+from qgpu.guardian.accounting.rm_object import Fact, Key, RmObject, confirm_fact, gone_fact, object_fact
 from qgpu.guardian.failover.journal import Journal, Writes
 from qgpu.guardian.gpu.gpu_ops import GpuOps
 from qgpu.guardian.gpu.reconciler import BATCH, Reconciler
@@ -89,15 +90,8 @@ class Supervisor:
         self.quota = MemoryQuota(
             self.table, self.lock, self.note, allowance, look, uuids, uvm_files, self.files.carriers
         )
-        self.reconciler = Reconciler(
-            self.table,
-            self.gpu_ops,
-            self.note,
-            self._forget_vanished,
-            self._forget_freed,
-            self.clock,
-            lambda: self.wake(),
-        )
+        forget, wake = self._forget_vanished, (lambda: self.wake())
+        self.reconciler = Reconciler(self.table, self.gpu_ops, self.note, forget, self.clock, wake)
 
     def note(self, fact: Fact) -> None:
         """Enter a fact in the object table and the journal."""
@@ -167,11 +161,11 @@ class Supervisor:
     def _hold_uvm_files(self, pid: int) -> None:
         """Hold a process's UVM files again, as the dead guardian did; remember the process if one has moved."""
         for fd in list(self.table.uvm_fds.get(pid, ())):
-            if not self._hold_uvm_file(pid, fd):
+            if not self._hold_again(pid, fd):
                 self._moved.add(pid)
 
-    def _hold_uvm_file(self, pid: int, fd: int) -> bool:
-        """Hold one UVM file of a process; False if the descriptor is no UVM file."""
+    def _hold_again(self, pid: int, fd: int) -> bool:
+        """Hold the UVM file behind a descriptor of a process; False if it is no UVM file."""
         device = proc.device(pid, fd)
         if device is None or os.major(device) != self.find_uvm(uvm.REGISTER_GPU):
             return False
@@ -209,7 +203,7 @@ class Supervisor:
             pid = self._moved.pop()
             for fd, device in proc.devices(pid):
                 if os.major(device) == self.find_uvm(uvm.REGISTER_GPU):
-                    self._hold_uvm_file(pid, fd)
+                    self._hold_again(pid, fd)
 
     # -- processes and clients ----------------------------------------------------------------------------------
 
@@ -324,7 +318,7 @@ class Supervisor:
                 status = abi.NV_ERR_NO_MEMORY
             else:
                 return abi.NV_OK
-            self.note(_gone(rm.key))
+            self.note(gone_fact(rm.key))
             return status
 
     def confirm(self, key: Key, size: int | None = None) -> bool:
@@ -334,9 +328,9 @@ class Supervisor:
             if rm is None:
                 return True
             if size is not None and size != rm.detail and self._resize(rm, size):
-                self.note(_gone(key))
+                self.note(gone_fact(key))
                 return False
-            self.note({"fact": "confirm", "client": key[0], "handle": key[1], "context": 0})
+            self.note(confirm_fact(key))
             self.reconciler.object_made(rm)
             return True
 
@@ -349,7 +343,7 @@ class Supervisor:
     def _note_size(self, rm: RmObject, size: int) -> None:
         """Enter memory in the object table again, at its true size in bytes."""
         memory = self.table.allocations.by_handle.get(rm.key)
-        self.note(_gone(rm.key))
+        self.note(gone_fact(rm.key))
         fact = object_fact(RmObject(rm.client, rm.handle, rm.parent, rm.rm_class, size))
         self.note(fact | ({"memory": memory.number} if memory is not None else {}))
 
@@ -361,7 +355,7 @@ class Supervisor:
         with self.lock:
             found = RmObject(device.client, device.handle, device.parent, device.rm_class, instance)
             self.note(object_fact(found))
-            self.note({"fact": "confirm", "client": device.client, "handle": device.handle, "context": 0})
+            self.note(confirm_fact(device.key))
             return self._device_fits(self.table.pod_of(found), instance)
 
     def _device_fits(self, pod: str, instance: int) -> bool:
@@ -371,7 +365,7 @@ class Supervisor:
         """Take a claim back."""
         with self.lock:
             if (rm := self.table.objects.get(key)) is not None and not rm.confirmed:
-                self.note(_gone(key))
+                self.note(gone_fact(key))
 
     def begin_free(self, key: Key, file: int) -> list[Key]:
         """Open the gates over the channels to be freed, because a free may wait for queued work; return the channels.
@@ -399,7 +393,7 @@ class Supervisor:
             if many:
                 self.reconciler.forget_freed(key)
             else:
-                self.note(_gone(key))
+                self.note(gone_fact(key))
             if rm is not None and rm.rm_class in {abi.FERMI_VASPACE_A, abi.FERMI_CONTEXT_SHARE_A}:
                 self.reconciler.recheck([(key[0], key[0])])  # RM frees channels together with their address space
             if channels or rm is None or rm.rm_class in GATED:
@@ -466,10 +460,6 @@ class Supervisor:
         self._forget_vanished(key)
         return count
 
-    def _forget_freed(self, key: Key) -> None:
-        """Drop an object that a call to this guardian freed."""
-        self.note(_gone(key))
-
     def _forget_vanished(self, key: Key) -> None:
         """Drop an object that RM no longer has although no call freed it, for example because its file was closed.
 
@@ -482,18 +472,14 @@ class Supervisor:
             for memory in self.table.ending_with(key):
                 if memory.instance in limits:
                     self.quota.map(entry.maker, _SOMEWHERE + memory.number, 1, [_NO_CARD], next(iter(memory.handles)))
-        self.note(_gone(key))
+        self.note(gone_fact(key))
 
     def _settle_claim(self, rm: RmObject) -> None:
         """Find out what became of a claim that a dead guardian left."""
         found = self.gpu_ops.find_object(rm)
         if (found is None and not self.gpu_ops.exists(rm.key)) or (found is not None and found[0] != rm.rm_class):
-            self.note(_gone(rm.key))
+            self.note(gone_fact(rm.key))
             return
         if rm.rm_class == abi.NV01_MEMORY_LOCAL_USER and (size := self.gpu_ops.size(rm)) is not None:
             self._note_size(rm, size)
-        self.note({"fact": "confirm", "client": rm.client, "handle": rm.handle, "context": 0})
-
-
-def _gone(key: Key) -> Fact:
-    return {"fact": "gone", "client": key[0], "handle": key[1]}
+        self.note(confirm_fact(rm.key))

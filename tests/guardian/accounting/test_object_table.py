@@ -11,13 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qgpu.errors import AlreadyRunningError
-from qgpu.guardian.accounting.object_table import (
-    COMPUTE_TSG_BYTES,
-    OTHER_TSG_BYTES,
-    ObjectTable,
-    RmObject,
-    object_fact,
-)
+from qgpu.guardian.accounting.object_table import COMPUTE_TSG_BYTES, OTHER_TSG_BYTES, ObjectTable
+from qgpu.guardian.accounting.rm_object import RmObject, object_fact
 from qgpu.guardian.failover.journal import COMPACT_BYTES, Journal
 from qgpu.guardian.proxy import rm_calls
 from qgpu.guardian.proxy.supervisor import Supervisor

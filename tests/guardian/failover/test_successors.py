@@ -9,7 +9,7 @@ import struct
 
 import pytest
 
-from qgpu.guardian.accounting.object_table import RmObject
+from qgpu.guardian.accounting.rm_object import RmObject
 from qgpu.guardian.failover.journal import Journal
 from qgpu.linux import proc
 from qgpu.nvidia import abi, uvm

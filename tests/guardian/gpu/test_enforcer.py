@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qgpu.guardian.accounting.object_table import ObjectTable, RmObject, object_fact
+from qgpu.guardian.accounting.object_table import ObjectTable
+from qgpu.guardian.accounting.rm_object import RmObject, object_fact
 from qgpu.guardian.gpu.enforcer import RETRY_NS, Enforcer, Moved
 from qgpu.model import NS_PER_MS, OnIdle, Plan, PodClass, PodPlan, Window
 from qgpu.nvidia import abi

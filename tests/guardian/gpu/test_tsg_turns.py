@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from qgpu.guardian.accounting.object_table import RmObject, object_fact
+from qgpu.guardian.accounting.rm_object import RmObject, object_fact
 from qgpu.guardian.gpu.enforcer import RETRY_NS, Enforcer
 from qgpu.guardian.gpu.gpu import Gpu
 from qgpu.model import MIN_TIMESLICE_US, NS_PER_MS, Plan, PodClass, PodPlan, Window
