@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from qgpu.guardian.accounting.allocations import Allocation, Allocations
@@ -497,7 +497,3 @@ class ObjectTable:
         if instance is None:
             return []
         return [memory for memory in self.allocations.kept_of_size(pod, instance, size) if memory.handles]
-
-    def memory(self, pod: str) -> Mapping[int, int]:
-        """Return what a pod is charged by device instance, in bytes, without managed memory."""
-        return {instance: held for (name, instance), held in self.allocations.held.items() if name == pod and held}

@@ -141,7 +141,7 @@ class Enforcer:
         return min(RETRY_NS, wait or RETRY_NS) if stuck else wait
 
     def forget_timeslices(self) -> None:
-        """Set every timeslice again, because an earlier guardian may have set others."""
+        """Forget which timeslices are set, so that all are set again: an earlier guardian may have set others."""
         tsgs = (*self.table.compute_tsgs(self.instance), *self.table.copy_tsgs(self.instance))
         self._timeslices_us = {tsg.key: 0 for tsg in tsgs}
 
@@ -238,10 +238,10 @@ class Enforcer:
         resting = {tsg for turns in self._tsg_turns.values() for tsg in turns.resting}
         lost = self.mechanism.unreachable() if self.plan is not None else frozenset()
         compute_tsgs = self.table.compute_tsgs(self.instance) if wanted or resting or lost else ()
-        compute = self._channels(compute_tsgs, wanted, resting, lost)
+        compute = self._channels(compute_tsgs, wanted, lost, resting)
         with_copies = wanted & self._copies_gated
         copy_tsgs = self.table.copy_tsgs(self.instance) if with_copies or lost else ()
-        copies = self._channels(copy_tsgs, with_copies, lost=lost)
+        copies = self._channels(copy_tsgs, with_copies, lost)
         to_open = self._closed_channels - compute - copies
         compute, copies = compute - self._closed_channels, copies - self._closed_channels
         if compute and self._hands_over(wanted, opens=bool(to_open)):
@@ -252,11 +252,7 @@ class Enforcer:
         return self._open(sorted(to_open)) or bool(moved.stuck), moved
 
     def _channels(
-        self,
-        tsgs: Iterable[RmObject],
-        pods: Set[str],
-        resting: Set[Key] = frozenset(),
-        lost: Set[int] = frozenset(),
+        self, tsgs: Iterable[RmObject], pods: Set[str], lost: Set[int], resting: Set[Key] = frozenset()
     ) -> set[Key]:
         """List channels, except those being freed, of TSGs that rest, whose pod is given or whose client is lost."""
         own = [tsg for tsg in tsgs if tsg.client in lost or tsg.key in resting or self.table.pod_of(tsg) in pods]

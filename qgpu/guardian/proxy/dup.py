@@ -50,10 +50,8 @@ class DupHandler(Handler):
         after = self._supervisor.quota.number_of(source_key)
         # Another pod's memory counts for both pods. If only its maker paid, the maker could free it and make more.
         same = before == after and self._supervisor.owns(self._pod, asked.source_client)
-        number = before if same else None
-        if (
-            status := self.admit_handle(pod_call.file, (asked.client, handle), asked.parent or asked.client, number)
-        ) != abi.NV_OK:
+        number, parent = before if same else None, asked.parent or asked.client
+        if status := self.admit_handle(pod_call.file, (asked.client, handle), parent, number):
             return self._ctx.answer(block, asked.status_at, status)
         block.store()
         return 0

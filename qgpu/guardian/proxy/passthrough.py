@@ -48,11 +48,10 @@ class Passthrough(Handler):
 
     def makes_root_clients(self, pod_call: PodCall) -> bool:
         """Tell whether the kernel may make a root client on this file: it has none, and reaches no device."""
+        files = self._supervisor.files
         if pod_call.unanswered is not None:  # the call is unanswered, so the file has no client of it yet
-            self._supervisor.files.roots.discard(pod_call.file)
-        return not self._supervisor.files.devices.has(pod_call.file) and not self._supervisor.files.roots.has(
-            pod_call.file
-        )
+            files.roots.discard(pod_call.file)
+        return not (files.devices.has(pod_call.file) or files.roots.has(pod_call.file))
 
     def makes_devices(self, pod_call: PodCall) -> bool:
         """Tell whether the kernel may make a device on this file: no other client and no device is reached by it."""

@@ -17,6 +17,7 @@ from qgpu.guardian.failover.journal import COMPACT_BYTES, Journal
 from qgpu.guardian.proxy import rm_calls
 from qgpu.guardian.proxy.supervisor import Supervisor
 from qgpu.nvidia import abi
+from tests.guardian.charges import charged
 from tests.traces import ARGUMENT, TRACES, allocated, rows
 
 POD = {"fact": "pod", "name": "web", "grants": {"0": {"class": "online", "cores": 30, "memory": None}}}
@@ -90,16 +91,16 @@ def test_freeing_a_parent_frees_what_is_below_it():
     table = grown({"fact": "gone", "client": 7, "handle": 2})
 
     assert table.objects == {}
-    assert table.memory("web") == {}
+    assert charged(table, "web") == {}
 
 
 def test_client_outlives_its_process_until_rm_reports_it_gone():
     table = grown({"fact": "exit", "pid": 100})
-    still = table.memory("web")
+    still = charged(table, "web")
     table.note({"fact": "gone", "client": 7, "handle": 7})
 
     assert still == {0: 65536 + CONTEXT}
-    assert (table.clients, table.objects, table.memory("web")) == ({}, {}, {})
+    assert (table.clients, table.objects, charged(table, "web")) == ({}, {}, {})
 
 
 def test_a_client_lives_on_while_another_process_holds_its_file():
@@ -132,7 +133,7 @@ def test_client_claimed_early_belongs_to_process_that_proves_it():
 def test_memory_adds_up_by_pod_and_card():
     table = grown(thing(9, 2, abi.NV01_MEMORY_LOCAL_USER, 131072))
 
-    assert table.memory("web") == {0: 3 * 65536 + CONTEXT}
+    assert charged(table, "web") == {0: 3 * 65536 + CONTEXT}
 
 
 def test_a_journal_rebuilds_the_register():

@@ -23,6 +23,7 @@ from tests.guardian.asked import (
     heap,
     subdevice,
 )
+from tests.guardian.charges import charged
 from tests.guardian.fake_rm import PAGE
 from tests.guardian.pod import MINOR, allocate, make_device
 
@@ -97,7 +98,7 @@ def test_channel_of_another_engine_may_stand_alone(on_card, engine, copies):
     table = on_card.supervisor.table
     assert [rm.handle for rm in table.copy_tsgs(0)] == [9] * copies
     assert [rm.handle for rm in table.channels(table.objects[7, 9])] == [9]
-    assert table.memory("web")[0] == OTHER_TSG_BYTES
+    assert charged(table, "web")[0] == OTHER_TSG_BYTES
 
 
 def test_compute_on_a_channel_that_stands_alone_is_refused(on_card):

@@ -21,6 +21,7 @@ from tests.guardian.asked import (
     memory_params,
     subdevice,
 )
+from tests.guardian.charges import charged
 from tests.guardian.fake_rm import PAGE
 from tests.guardian.pod import LIMIT, MINOR, MOST, allocate, held
 
@@ -138,7 +139,7 @@ def test_duplicating_other_pods_memory_charges_duplicator_too(on_card):
 
     assert dup_status(answer[2]) == abi.NV_ERR_NO_MEMORY
     assert (7, 20) not in on_card.rm.objects
-    assert on_card.supervisor.table.memory("other") == {0: MOST}
+    assert charged(on_card.supervisor.table, "other") == {0: MOST}
 
 
 def test_a_client_its_pod_cannot_reach_goes_to_its_files_pod(on_card):
@@ -147,7 +148,7 @@ def test_a_client_its_pod_cannot_reach_goes_to_its_files_pod(on_card):
     on_card.rm.stale.add(9)
     said = alloc_status(on_card.call(abi.NV_ESC_RM_ALLOC, alloc(11, 2, 0x40, client=9), memory_params(PAGE))[2])
     table = on_card.supervisor.table
-    both = table.memory("other"), table.memory("web")
+    both = charged(table, "other"), charged(table, "web")
     for handle in (2, 10):
         del on_card.rm.objects[9, handle]  # what the client of that name had before
     on_card.settle()
