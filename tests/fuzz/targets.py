@@ -30,7 +30,7 @@ from qgpu.nvidia import abi
 from qgpu.planes.sim.host import Clock, SimHost
 from tests.fuzz import mutate
 from tests.fuzz.judged import judged
-from tests.traces import ARGUMENT, TRACES, rows
+from tests.traces import ARGUMENT, TRACES, decode, rows
 
 Try = Callable[[], None]
 
@@ -76,7 +76,7 @@ def _decode(random: Random, seeds: list[tuple[int, bytes, bytes]], wrapped: int)
             found = mutate.data(random, found)
         return found[:size] if len(found) >= size else None
 
-    call = rm_calls.decode(wrapped if outer else request, 0x800 if outer else ARGUMENT, read)
+    call = decode(wrapped if outer else request, 0x800 if outer else ARGUMENT, read)
     if call is not None and not isinstance(call, _CALLS):
         raise DefectError(f"decoded as {call!r}")
     return call

@@ -277,7 +277,7 @@ class Allocations:
 
     def _add(self, pid: int, mapped: _Mappings, mapping: Mapping) -> None:
         at = bisect_left(mapped.all, mapping)
-        if not self._is_there(mapped, mapping):
+        if mapped.all[at : at + 1] != [mapping]:
             mapped.all.insert(at, mapping)
             mapped.longest = max(mapped.longest, mapping.end - mapping.base)
             self._mapped.setdefault(mapping.memory, set()).add((pid, mapping))
@@ -369,10 +369,6 @@ class Allocations:
                     break
                 said.add(more)
                 yield more
-
-    def _is_there(self, mapped: _Mappings, mapping: Mapping) -> bool:
-        at = bisect_left(mapped.all, mapping)
-        return mapped.all[at : at + 1] == [mapping]
 
     def _name(self, memory: Allocation, key: Key) -> None:
         memory.handles.add(key)

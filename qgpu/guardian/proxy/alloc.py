@@ -383,7 +383,7 @@ class AllocHandler(Handler):
             what = classes.name(asked.rm_class)
             return self._ctx.refuse(block, asked.status_at, abi.NV_ERR_INVALID_CLASS, what)
         self.undo_interrupted(pod_call, (asked.client, asked.handle))
-        return self._ctx.with_descriptor(pod_call, abi.NV_ESC_RM_ALLOC_MEMORY, block, 48)
+        return self._ctx.with_descriptor(pod_call, abi.NV_ESC_RM_ALLOC_MEMORY, block, rm_calls.MEMORY_FD_AT)
 
     def register_fd(self, pod_call: PodCall, block: IoctlBuffer, minor: int) -> int:
         """Tie a card's file to a control file; refuse a control file, which would take over another file's clients."""

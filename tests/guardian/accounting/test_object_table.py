@@ -18,7 +18,7 @@ from qgpu.guardian.proxy import rm_calls
 from qgpu.guardian.proxy.supervisor import Supervisor
 from qgpu.nvidia import abi
 from tests.guardian.charges import charged
-from tests.traces import ARGUMENT, TRACES, allocated, rows
+from tests.traces import ARGUMENT, TRACES, allocated, decode, rows
 
 POD = {"fact": "pod", "name": "web", "grants": {"0": {"class": "online", "cores": 30, "memory": None}}}
 PROCESS = {"fact": "process", "pid": 100, "pod": "web"}
@@ -272,7 +272,7 @@ def test_a_recorded_program_leaves_the_objects_rm_says_it_has(trace):
     table.note(PROCESS)
     kept = {abi.NV01_DEVICE_0, abi.NV20_SUBDEVICE_0, abi.KEPLER_CHANNEL_GROUP_A, 0x40} | abi.GPFIFO_CLASSES
     for row in rows(trace):
-        match rm_calls.decode(row.request, ARGUMENT, row.reader()):
+        match decode(row.request, ARGUMENT, row.reader()):
             case rm_calls.Alloc(client=client, rm_class=rm_class) as asked if rm_class in kept:
                 table.note({**CLIENT, "client": client, "fd": row.fd})
                 detail = rm_calls.detail(rm_class, row.params)
