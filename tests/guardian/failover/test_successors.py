@@ -25,12 +25,12 @@ def test_call_received_by_dead_guardian_is_judged_by_successor(pod):
     assert pod.supervisor.listeners[pod.number][1].receive() is not None  # and here it dies
 
     successor = pod.fresh(Journal(os.dup(pod.supervisor.journal.fd)))
-    successor.listen("web", os.dup(pod.listener), pod.number)
-    left = successor.unanswered_call(pod.number)
+    successor.listeners.add("web", os.dup(pod.listener), pod.number)
+    left = successor.listeners.unanswered_call(pod.number)
     pod.judge_of(successor, pod.number).resume(successor.listeners[pod.number][1], left)
 
     assert status(pod.answer()[2]) == abi.NV_ERR_INSUFFICIENT_PERMISSIONS
-    assert successor.unanswered_call(pod.number) is None
+    assert successor.listeners.unanswered_call(pod.number) is None
 
 
 def test_what_a_dead_guardian_was_making_is_found_by_the_next(on_card):
