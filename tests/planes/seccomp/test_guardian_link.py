@@ -72,7 +72,7 @@ def test_stopped_guardian_is_reported_as_hung(answering):
 
 
 @pytest.mark.parametrize("answering", [4], indirect=True)
-def test_a_guardian_of_an_understood_older_protocol_is_taken_over(answering):
+def test_a_guardian_of_an_understood_older_protocol_is_accepted(answering):
     link = GuardianLink(answering[1], watch=False)
 
     assert link.hello["protocol"] == 4
