@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from figures import About, Figure, at_most, median, write
 from script import _sources
 
-from qgpu.guardian.accounting.object_table import RmObject, object_fact
+from qgpu.guardian.accounting.rm_object import RmObject, object_fact
 from qgpu.guardian.failover.handover import StateFds
 from qgpu.guardian.failover.journal import Journal
 from qgpu.guardian.rules import classes, controls

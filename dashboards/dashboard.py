@@ -22,7 +22,13 @@ _SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 GPU = '{instance=~"$instance", gpu=~"$gpu"}'
 POD = '{instance=~"$instance", gpu=~"$gpu", namespace=~"$namespace", pod=~"$pod"}'
 REFUSED = '{instance=~"$instance", namespace=~"$namespace", pod=~"$pod"}'
-_SHARE = f"rate(qgpu_pod_gpu_seconds_total{POD}[$__rate_interval])"
+
+
+def _rate(counter: str) -> str:
+    return f"rate({counter}[$__rate_interval])"
+
+
+_SHARE = _rate(f"qgpu_pod_gpu_seconds_total{POD}")
 _OF = "on (instance, gpu, pod)"
 _GOT = f"{_SHARE} / {_OF} group_left qgpu_pod_cores_quota_ratio{POD}"
 #: The daemon says so of its last seconds; the share is of a minute. Both must agree.
@@ -71,6 +77,10 @@ class Panel:
 
 def _stat(title: str, about: str, expression: str, unit: str = "short", **more: Any) -> Panel:
     return Panel(title, about, "stat", (4, 4), (Query(expression),), unit, **more)
+
+
+def _graph(title: str, about: str, *queries: Query, unit: str = "short", height: int = 8, **more: Any) -> Panel:
+    return Panel(title, about, "timeseries", (12, height), queries, unit, **more)
 
 
 PANELS = (
@@ -171,98 +181,69 @@ CARDS = (
 )
 
 COSTS = (
-    Panel(
+    _graph(
         "Gate closed",
         "How much of the time each pod was kept off the GPU.",
-        "timeseries",
-        (12, 7),
-        (Query(f"rate(qgpu_pod_throttled_seconds_total{POD}[$__rate_interval])", _POD_NAME),),
-        "percentunit",
+        Query(_rate(f"qgpu_pod_throttled_seconds_total{POD}"), _POD_NAME),
+        unit="percentunit",
         most=1,
+        height=7,
     ),
-    Panel(
+    _graph(
         "Lost to switches",
         "GPU time that switches between pods took, estimated by the card's model.",
-        "timeseries",
-        (12, 7),
-        (
-            Query(
-                f"sum by (instance, gpu) (rate(qgpu_pod_switch_seconds_total{POD}[$__rate_interval]))",
-                "{{instance}} {{gpu}}",
-            ),
-        ),
-        "percentunit",
+        Query(f"sum by (instance, gpu) ({_rate(f'qgpu_pod_switch_seconds_total{POD}')})", "{{instance}} {{gpu}}"),
+        unit="percentunit",
+        height=7,
     ),
-    Panel(
+    _graph(
         "Memory held by each pod",
         "The bars above show how much of its limit that is.",
-        "timeseries",
-        (12, 8),
-        (Query(f"qgpu_pod_memory_used_bytes{POD}", _POD_NAME),),
-        "bytes",
+        Query(f"qgpu_pod_memory_used_bytes{POD}", _POD_NAME),
+        unit="bytes",
         stacked=True,
     ),
-    Panel(
+    _graph(
         "Online pods: what sharing should add to their p99",
         "By the slices in force and the card's measured table; dashed: the latency target. It is not measured: nobody "
         "outside a program sees how long its work waited.",
-        "timeseries",
-        (12, 8),
-        (
-            Query(f"qgpu_pod_expected_wait_p99_seconds{POD}", _POD_NAME),
-            Query(f"qgpu_pod_latency_target_seconds{POD}", _POD_NAME, limit=True),
-        ),
-        "s",
+        Query(f"qgpu_pod_expected_wait_p99_seconds{POD}", _POD_NAME),
+        Query(f"qgpu_pod_latency_target_seconds{POD}", _POD_NAME, limit=True),
+        unit="s",
         nothing="No online pod",
     ),
 )
 
 #: Folded away: for whoever looks for a cause.
 CAUSES = (
-    Panel(
+    _graph(
         "Refused",
         "Allocations over the memory limit; driver calls that would have changed the share.",
-        "timeseries",
-        (12, 8),
-        (
-            Query(f"increase(qgpu_pod_memory_denied_total{REFUSED}[$__rate_interval])", "{{pod}}: memory"),
-            Query(f"increase(qgpu_pod_calls_denied_total{REFUSED}[$__rate_interval])", "{{pod}}: calls"),
-        ),
+        Query(f"increase(qgpu_pod_memory_denied_total{REFUSED}[$__rate_interval])", "{{pod}}: memory"),
+        Query(f"increase(qgpu_pod_calls_denied_total{REFUSED}[$__rate_interval])", "{{pod}}: calls"),
         nothing="Nothing was refused",
     ),
-    Panel(
+    _graph(
         "Switches and preemptions",
         "A preemption is a switch from an offline pod straight to an online one.",
-        "timeseries",
-        (12, 8),
-        (
-            Query(f"rate(qgpu_pod_switches_total{POD}[$__rate_interval])", f"{_POD_NAME}: switched in"),
-            Query(
-                f'rate(qgpu_pod_preemptions_total{POD[:-1]}, role="of"}}[$__rate_interval])', f"{_POD_NAME}: preempted"
-            ),
-        ),
-        "ops",
+        Query(_rate(f"qgpu_pod_switches_total{POD}"), f"{_POD_NAME}: switched in"),
+        Query(_rate(f'qgpu_pod_preemptions_total{POD[:-1]}, role="of"}}'), f"{_POD_NAME}: preempted"),
+        unit="ops",
     ),
-    Panel(
+    _graph(
         "Debt",
         "GPU time beyond (positive) or short of what plans aimed at; the next plans correct it.",
-        "timeseries",
-        (12, 8),
-        (Query(f"qgpu_pod_debt_seconds{POD}", _POD_NAME),),
-        "s",
+        Query(f"qgpu_pod_debt_seconds{POD}", _POD_NAME),
+        unit="s",
         signed=True,
     ),
-    Panel(
+    _graph(
         "Scheduling",
         "Rounds of the loop, plans that changed something, and whether gates move.",
-        "timeseries",
-        (12, 8),
-        (
-            Query(f"rate(qgpu_gpu_ticks_total{GPU}[$__rate_interval])", "{{instance}} {{gpu}}: rounds"),
-            Query(f"rate(qgpu_gpu_plans_total{GPU}[$__rate_interval])", "{{instance}} {{gpu}}: plans"),
-            Query(f"qgpu_gpu_plan_gated{GPU}", "{{instance}} {{gpu}}: gates move (1: yes)"),
-        ),
-        "ops",
+        Query(_rate(f"qgpu_gpu_ticks_total{GPU}"), "{{instance}} {{gpu}}: rounds"),
+        Query(_rate(f"qgpu_gpu_plans_total{GPU}"), "{{instance}} {{gpu}}: plans"),
+        Query(f"qgpu_gpu_plan_gated{GPU}", "{{instance}} {{gpu}}: gates move (1: yes)"),
+        unit="ops",
     ),
     Panel("pGPUs", "How each pGPU is shared.", "table", (24, 6), (Query(f"qgpu_gpu_info{GPU}"),)),
 )

@@ -29,22 +29,18 @@ class Held:
     who: str
     index: int
     grant: Grant
-    #: It never yields memory: its limit must fit into the card beside all others of the kind.
-    stays: bool = False
+    #: Its memory never leaves the card: its limit must fit beside those of all other resident ones.
+    resident: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Yielding:
-    """What admission must know where memory is overcommitted."""
+    """What admission must know where memory is overcommitted; by default, all pods may yield into endless memory."""
 
     #: Pods that the driver does not let yield.
     stuck: Collection[str] = ()
     #: How many bytes of suspended pods host memory can hold; None: as many as there are.
     host_room: int | None = None
-
-
-#: Every offline pod may yield, into endless host memory.
-FREELY = Yielding()
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +51,7 @@ class Occupancy:
     pgpus: Sequence[Pgpu]
     settings: Mapping[int, GpuSettings]
     prepared: Sequence[Held] = ()
-    yielding: Yielding = FREELY
+    yielding: Yielding = Yielding()
 
     def held(self, besides: str = "") -> list[Held]:
         """Return what pods and claims hold, without the pod of this name."""
@@ -92,7 +88,7 @@ def check_quotas(name: str, grants: Mapping[int, Grant], settings: Mapping[int, 
 
 def check_settings(index: int, pods: Sequence[PodInfo], wanted: GpuSettings, prepared: Sequence[Held] = ()) -> None:
     """Check new settings of a pGPU against the existing grants. Raises RefusedError."""
-    there = [each for each in _held(pods, prepared, FREELY) if each.index == index]
+    there = [each for each in _held(pods, prepared, Yielding()) if each.index == index]
     for each in there:
         _check_quota(each, wanted)
     _check_floor(index, [each.grant for each in there], wanted)
@@ -102,7 +98,7 @@ def check_overcommit(
     card: Pgpu, pods: Sequence[PodInfo], wanted: GpuSettings, now: GpuSettings, prepared: Sequence[Held] = ()
 ) -> None:
     """Check a change of a pGPU's memory overcommit against the existing grants. Raises RefusedError."""
-    there = [each for each in _held(pods, prepared, FREELY) if each.index == card.index]
+    there = [each for each in _held(pods, prepared, Yielding()) if each.index == card.index]
     if now.memory_overcommit == 1:
         for each in there:
             _check_limit(each, wanted)
@@ -116,7 +112,7 @@ def check_overcommit(
 
 def _held(pods: Iterable[PodInfo], prepared: Iterable[Held], yielding: Yielding) -> list[Held]:
     found = [
-        Held(f"pod {pod.name}", index, grant, stays=len(pod.grants) > 1 or pod.name in yielding.stuck)
+        Held(f"pod {pod.name}", index, grant, resident=len(pod.grants) > 1 or pod.name in yielding.stuck)
         for pod in pods
         for index, grant in pod.grants.items()
     ]
@@ -180,7 +176,7 @@ def _check_memory(held: Held, card: Pgpu, beside: Sequence[Held], settings: GpuS
     if memory is None:
         return
     left = int(card.memory * settings.memory_overcommit) - sum(other.grant.memory or 0 for other in beside)
-    on_card = card.memory - sum(other.grant.memory or 0 for other in beside if _stays(other) and _stays(held))
+    on_card = card.memory - sum(other.grant.memory or 0 for other in beside if _resident(other) and _resident(held))
     if memory > min(left, on_card):
         raise RefusedError(
             f"pGPU {card.index}: {units.format_memory(memory)} for {held.who} does not fit; "
@@ -188,8 +184,8 @@ def _check_memory(held: Held, card: Pgpu, beside: Sequence[Held], settings: GpuS
         )
 
 
-def _stays(held: Held) -> bool:
-    return held.stays or held.grant.pod_class is PodClass.ONLINE
+def _resident(held: Held) -> bool:
+    return held.resident or held.grant.pod_class is PodClass.ONLINE
 
 
 def _check_host_memory(held: Held, granted: Iterable[Held], cards: Mapping[int, Pgpu], yielding: Yielding) -> None:

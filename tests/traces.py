@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from qgpu.guardian.proxy import rm_calls
 from qgpu.guardian.proxy.rm_calls import Reader
 from qgpu.nvidia import abi
 
@@ -51,6 +52,15 @@ class Row:
             return None
 
         return read
+
+
+def decode(request: int, argument: int, read: Reader) -> rm_calls.Call | None:
+    """Decode an ioctl for RM as the dispatcher does; None if it is no call that is tracked or checked."""
+    escape = rm_calls.unwrap(request, argument, read)
+    if escape is None or escape.number == abi.NV_ESC_IOCTL_XFER_CMD or escape.size > abi.sizeof("NVOS32_PARAMETERS"):
+        return None
+    data = read(escape.address, escape.size)
+    return rm_calls.parse(escape.number, data) if data is not None and len(data) == escape.size else None
 
 
 def rows(trace: Path) -> Iterator[Row]:

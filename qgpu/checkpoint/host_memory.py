@@ -19,11 +19,11 @@ def check(pod: str, needed: int, beside: int, path: str) -> None:
 
     ``beside`` is what other pods are about to bring into host memory.
     """
-    free = max(0, available(_MEMINFO.read_text()) - beside)
-    if needed > free - MARGIN:
+    on_host = max(0, available(_MEMINFO.read_text()) - beside)
+    if needed > on_host - MARGIN:
         raise RefusedError(
-            f"pod {pod}: it holds {needed / GIB:.1f} GiB on cards, and the host has {free / GIB:.1f} GiB available, of "
-            f"which {MARGIN // GIB} GiB stay free; free host memory, or suspend a smaller pod"
+            f"pod {pod}: it holds {needed / GIB:.1f} GiB on cards, and the host has {on_host / GIB:.1f} GiB available, "
+            f"of which {MARGIN // GIB} GiB stay free; free host memory, or suspend a smaller pod"
         )
     for directory in _upwards(path):
         if (left := room(directory)) is not None and needed > left:

@@ -57,7 +57,7 @@ class Pods:
         #: Tells whether a pod works although no process of it is listed.
         self._works = works
         #: Which pods cannot make room for others, and what host memory holds of those that do.
-        self.yielding: Callable[[], Yielding] = lambda: admission.FREELY
+        self.yielding: Callable[[], Yielding] = admission.Yielding
         #: Told of pods that are gone: the next of that name is another.
         self.retired: Callable[[str], None] = lambda _name: None
         #: Pods that begin without asking whether there is room.
@@ -288,7 +288,7 @@ class Pods:
     def _occupancy(self, pods: Sequence[PodInfo]) -> Occupancy:
         """Return what grants must fit beside these pods; who can yield matters only where memory is overcommitted."""
         settings = self._settings()
-        yielding = self.yielding() if self.is_overcommitted(self.cards) else admission.FREELY
+        yielding = self.yielding() if self.is_overcommitted(self.cards) else admission.Yielding()
         return Occupancy(self.outside(pods), self._free_pgpus(), settings, self.prepared.held(), yielding)
 
     @staticmethod

@@ -80,14 +80,14 @@ class Keeper:
         self._server: subprocess.Popen[bytes] | None = None
         self._has_mps = False
         self._cdi_file: Path | None = None
-        #: When each MPS server of the pod, and each process of it, started, as last looked at.
+        #: The pod's MPS servers and all its processes as last listed, each with its start time.
         self._mps_servers: dict[int, str] = {}
-        self._seen: dict[int, str] = {}
-        #: The control daemon, once it was found in the pod, and its ``ended_children`` as last looked at.
+        self._processes: dict[int, str] = {}
+        #: The control daemon, once it was found in the pod, and its ``ended_children`` at the last look.
         self._control = self._ended = 0
         #: An MPS server has ended, and its clients are still to be.
         self._orphaned = False
-        self._look_at = 0.0
+        self._next_look_s = 0.0
         self._cgroups: list[str] = []
 
     def begin(self) -> None:
@@ -116,7 +116,7 @@ class Keeper:
 
     def keep(self, stop: Shutdown) -> None:
         """Start the control daemon again whenever it ends, until told to stop; then end it and remove the pod."""
-        pause_s, began, problem, want = _PAUSES_S[0], time.monotonic(), "", ""
+        pause_s, began, problem, failure = _PAUSES_S[0], time.monotonic(), "", ""
         while not stop.wait(_LOOK_S):
             try:
                 if not self._has_mps or (self._server is not None and self._server.poll() is None):
@@ -138,9 +138,9 @@ class Keeper:
                 self._start()
                 problem = ""
             except OSError as error:  # no descriptor is free, perhaps on the whole host
-                if str(error.strerror) != want:
-                    want = str(error.strerror)
-                    _log.info("cannot look after the group, trying again", group=self._name, reason=want)
+                if str(error.strerror) != failure:
+                    failure = str(error.strerror)
+                    _log.info("cannot look after the group, trying again", group=self._name, reason=failure)
             except QgpuError as error:
                 if str(error) != problem:
                     problem = str(error)
@@ -164,14 +164,14 @@ class Keeper:
             self._end_clients(stop)
             self._ended = ended_children(self._control)
             self._orphaned = False
-        if time.monotonic() < self._look_at:
+        if time.monotonic() < self._next_look_s:
             return
-        self._look_at = time.monotonic() + _POD_LOOK_S
+        self._next_look_s = time.monotonic() + _POD_LOOK_S
         try:
             with Client(self._runtime_dir, _TIMEOUT_S) as client:
                 self._list(client)
             self._find_control()
-            self._mps_servers = {pid: since for pid, since in self._seen.items() if is_mps_server(pid)}
+            self._mps_servers = {pid: since for pid, since in self._processes.items() if is_mps_server(pid)}
         except UnknownNameError:
             self._mps_servers = {}
             if self._server is not None:  # it ends, and begins anew in the new pod
@@ -192,7 +192,7 @@ class Keeper:
     def _find_control(self) -> None:
         """Find the control daemon, the child of its launcher, among the pod's processes."""
         if self._server is not None and not self._control:
-            self._control = child_of(self._server.pid, self._seen)
+            self._control = child_of(self._server.pid, self._processes)
             self._ended = ended_children(self._control)
 
     def _take_over(self, client: Client) -> None:
@@ -296,12 +296,12 @@ class Keeper:
         """Tell whether a process is in one of the pod's cgroups; on the simulator, whether it is the one listed."""
         if self._cgroups:
             return any(cgroup.within(cgroup.of(pid), at) for at in self._cgroups)
-        return bool(since := self._seen.get(pid)) and start_time(pid) == since
+        return bool(since := self._processes.get(pid)) and start_time(pid) == since
 
     def _list(self, client: Client) -> None:
         """List the pod's processes; note its cgroups, and its grants, which may change. Raises a QgpuError."""
         pod = self._pod(client)
-        self._seen = {pid: start_time(pid) for pid in pod["pids"]}
+        self._processes = {pid: start_time(pid) for pid in pod["pids"]}
         self._grants = {str(grant["gpu"]): grant for grant in pod["grants"]}
         self._cgroups = [at for at in (pod["cgroup"], *pod["joined"]) if at]
 
@@ -309,7 +309,7 @@ class Keeper:
         """List the pod's processes; without a daemon, those of the last list that have not ended."""
         with suppress(QgpuError), Client(self._runtime_dir, _TIMEOUT_S) as client:
             self._list(client)
-        return [pid for pid, since in self._seen.items() if since and start_time(pid) == since]
+        return [pid for pid, since in self._processes.items() if since and start_time(pid) == since]
 
     def clear_away(self, force: bool) -> None:
         """Remove what a keeper that was killed has left of the group. Raises a QgpuError."""

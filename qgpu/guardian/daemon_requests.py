@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from qgpu.errors import RefusedError, no_pod
@@ -15,26 +16,18 @@ from qgpu.ipc.codec import PROTOCOL, grants_to_json, plan_from_json
 from qgpu.linux import cgroup, fd_budget
 
 
+@dataclass(eq=False)
 class DaemonRequests:
     """Handles requests in the main loop, under the one lock."""
 
-    def __init__(
-        self,
-        version: str,
-        supervisor: Supervisor,
-        cards: Mapping[int, Gpu],
-        serve: Callable[[int], None],
-        amended: Callable[[str], None],
-        retired: Callable[[str], None],
-    ) -> None:
-        self._version = version
-        self._supervisor = supervisor
-        self._cards = cards
-        #: Serves a listener, if it is not served yet.
-        self._serve = serve
-        #: Called with pods whose grants changed, and with pods that were retired.
-        self._amended = amended
-        self._retired = retired
+    _version: str
+    _supervisor: Supervisor
+    _cards: Mapping[int, Gpu]
+    #: Serves a listener, if it is not served yet.
+    _serve: Callable[[int], None]
+    #: Called with pods whose grants changed, and with pods that were retired.
+    _amended: Callable[[str], None]
+    _retired: Callable[[str], None]
 
     def find(self, name: str) -> Callable[[DaemonSession, dict[str, Any], list[int]], Answer]:
         """Return the handler of a request by name. Raises AttributeError."""
@@ -57,13 +50,13 @@ class DaemonRequests:
 
     def _op_adopt(self, _: DaemonSession, message: dict[str, Any], fds: list[int]) -> Answer:
         """Take over a dead guardian's listener that we have no copy of; it is served once all are here."""
-        self._supervisor.listen(message["pod"], fds[0], message["listener"])
+        self._supervisor.listeners.add(message["pod"], fds[0], message["listener"])
         return {}, []
 
     def _op_adopted(self, _: DaemonSession, __: dict[str, Any], ___: list[int]) -> Answer:
         for number in self._supervisor.listeners:
             self._serve(number)
-        self._supervisor.release_slots()
+        self._supervisor.listeners.release_slots()
         served = {pod for pod, _ in self._supervisor.listeners.values()}
         known = {client.pod for client in self._supervisor.table.clients.values()}
         self._supervisor.recheck_pods(known - served)
@@ -77,7 +70,7 @@ class DaemonRequests:
             listener = fd_budget.check_headroom(fds.pop())
         except (OSError, IndexError) as error:  # the kernel drops a passed descriptor if no number is free
             raise RefusedError(f"pod {name}: it cannot be served: too many open files; end other pods first") from error
-        number = self._supervisor.number_of(name, listener)
+        number = self._supervisor.listeners.number_of(name, listener)
         if number is not None:
             os.close(listener)
             return {"listener": number}, []
@@ -85,7 +78,7 @@ class DaemonRequests:
         try:
             pod = self._supervisor.table.pods[name]
             cgroup.ensure_in(name, pid, pod.cgroup, pod.joined)
-            number = self._supervisor.listen(name, listener)
+            number = self._supervisor.listeners.add(name, listener)
             self._serve(number)
         except BaseException as error:
             if number:
@@ -99,8 +92,8 @@ class DaemonRequests:
     def _op_pods(self, _: DaemonSession, __: dict[str, Any], ___: list[int]) -> Answer:
         instances = {card.device.instance: card.index for card in self._cards.values()}
         refused: dict[str, dict[str, int]] = {}
-        live_pods = self._supervisor.live_pods()
-        for (name, what), count in self._supervisor.refusals.items():
+        live_pods = self._supervisor.listeners.live_pods()
+        for (name, what), count in self._supervisor.refusals.counts.items():
             refused.setdefault(name, {})[what] = count
         pods = [
             {
@@ -141,9 +134,9 @@ class DaemonRequests:
 
     def _op_retire(self, _: DaemonSession, message: dict[str, Any], __: list[int]) -> Answer:
         self._known(message["name"])
-        if message["name"] in self._supervisor.live_pods():
+        if message["name"] in self._supervisor.listeners.live_pods():
             raise RefusedError(f"pod {message['name']}: a process of it still runs; end it first")
-        self._supervisor.note({"fact": "unpod", "name": message["name"]})
+        self._supervisor.note({"fact": "pod_retired", "name": message["name"]})
         self._supervisor.retired(message["name"])
         cgroup.remove(message["name"])
         self._retired(message["name"])

@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -22,7 +22,8 @@ import structlog
 
 from qgpu.errors import NoGpuError, RmError
 from qgpu.guardian.accounting.memory_quota import NO_POD, Allowance
-from qgpu.guardian.accounting.object_table import Key, ObjectTable
+from qgpu.guardian.accounting.object_table import ObjectTable
+from qgpu.guardian.accounting.rm_object import Key
 from qgpu.guardian.daemon_requests import DaemonRequests
 from qgpu.guardian.daemon_sessions import DaemonSessions
 from qgpu.guardian.failover.journal import Journal
@@ -39,7 +40,7 @@ from qgpu.model import NS_PER_S
 from qgpu.nvidia import uvm
 from qgpu.nvidia.ctxsw_log import CtxswLog
 from qgpu.nvidia.rm_client import RmClient
-from qgpu.nvidia.rm_device import open_devices
+from qgpu.nvidia.rm_device import RmDevice, open_devices
 from qgpu.nvidia.versions import find, installed
 
 _log = structlog.get_logger("guardian")
@@ -65,26 +66,16 @@ class Guardian:
         table: ObjectTable,
         listeners: Mapping[int, tuple[str, int]],
     ) -> None:
-        self.version = installed()
-        branch = find(self.version)
-        client = RmClient()
-        self.table = table
-        self.journal = journal
+        version = installed()
+        client, self.table = RmClient(), table
         devices = open_devices(client)
-        self.gpu_ops = GpuOps(self.table, branch, client, devices)
+        self.gpu_ops = GpuOps(table, find(version), client, devices)
         for device in devices:
             self.gpu_ops.open_gates(device)  # first of all: a pod may be waiting behind a gate
-        self._search = MovedFileSearch(
-            self.table,
-            self.gpu_ops.clients_behind_fd,
-            lambda client: self.gpu_ops.exists((client, client)),
-            lambda client, pid, fd: self.supervisor.record_file_found(client, pid, fd),
-            lambda: self._in_main_loop(self._changed),
-        )
-        self.gpu_ops.on_unreachable, self.gpu_ops.lost = self._search.search_for, self._search.lost
+        self._search_for_moved_files()
         self.cards: dict[int, Gpu] = {}
         self.supervisor = Supervisor(
-            self.table,
+            table,
             journal,
             self.gpu_ops,
             self._open_for_free,
@@ -94,20 +85,11 @@ class Guardian:
             self._allowance,
             self._wake,
             uvm_major=uvm.major(),
-            uvm_layouts=uvm.layouts(self.version),
+            uvm_layouts=uvm.layouts(version),
             uuids={device.uuid(): device.instance for device in devices},
             files=files,
         )
-        for device in devices:
-            try:
-                log = CtxswLog(device)
-            except RmError as error:  # without these records GPU time cannot be measured
-                _log.error("card excluded: no context-switch records", pci=device.pci, reason=str(error))
-                continue
-            index = device.index
-            self.cards[index] = Gpu(index, device, self.table, self.gpu_ops, log, self.supervisor.reconciler.recheck)
-        if not self.cards:
-            raise NoGpuError("no NVIDIA card here that qgpu can share; its log says why")
+        self._add_cards(devices)
         self.lock = self.supervisor.lock
         self._allowances: dict[str, Allowance] = {}
         self._threads: dict[int, threading.Thread] = {}
@@ -126,21 +108,48 @@ class Guardian:
         self._selector.register(self._wake_fd, selectors.EVENT_READ, self._run_queued)
         self._alone_since_ns: int | None = time.monotonic_ns()
         sys.setswitchinterval(_SWITCH_S)
+        self._resume(listeners)
+        serve, amended, retired = self._serve_listener, self._amended, self._retired
+        requests = DaemonRequests(version, self.supervisor, self.cards, serve, amended, retired)
+        # Last, because a daemon that can connect expects an answer.
+        path = runtime_dir / "guardian.sock"
+        self._sessions = DaemonSessions(path, self._selector, table, requests.find, self._end_plan)
+
+    def _search_for_moved_files(self) -> None:
+        """Search for the file of each client that no known descriptor leads to any more."""
+        search = MovedFileSearch(
+            self.table,
+            self.gpu_ops.clients_behind_fd,
+            lambda client: self.gpu_ops.exists((client, client)),
+            lambda client, pid, fd: self.supervisor.record_file_found(client, pid, fd),
+            lambda: self._in_main_loop(self._changed),
+        )
+        self.gpu_ops.on_unreachable, self.gpu_ops.lost = search.search_for, search.lost
+
+    def _add_cards(self, devices: Iterable[RmDevice]) -> None:
+        """Set up the cards whose GPU time can be measured. Raises NoGpuError if there is none."""
+        for device in devices:
+            try:
+                log = CtxswLog(device)
+            except RmError as error:  # without these records GPU time cannot be measured
+                _log.error("card excluded: no context-switch records", pci=device.pci, reason=str(error))
+                continue
+            index = device.index
+            self.cards[index] = Gpu(index, device, self.table, self.gpu_ops, log, self.supervisor.reconciler.recheck)
+        if not self.cards:
+            raise NoGpuError("no NVIDIA card here that qgpu can share; its log says why")
+
+    def _resume(self, listeners: Mapping[int, tuple[str, int]]) -> None:
+        """Continue where the last guardian ended: with its object table, its cards' timeslices and its listeners."""
         with self.lock:  # a search thread may have started, and writes to the table
             self.supervisor.resume()
             for card in self.cards.values():
                 card.enforcer.forget_timeslices()
                 card.release(time.monotonic_ns())
         for number, (pod, fd) in listeners.items():
-            self.supervisor.listen(pod, fd, number)
+            self.supervisor.listeners.add(pod, fd, number)
         self._in_main_loop(self._serve_listeners)
         self._in_main_loop(self._find_moved_uvm_files)
-        requests = DaemonRequests(
-            self.version, self.supervisor, self.cards, self._serve_listener, self._amended, self._retired
-        )
-        # Last, because a daemon that can connect expects an answer.
-        path = runtime_dir / "guardian.sock"
-        self._sessions = DaemonSessions(path, self._selector, self.table, requests.find, self._end_plan)
 
     def run(self) -> None:
         """Serve until no daemon, process or listener is left."""
@@ -329,7 +338,7 @@ class Guardian:
         capabilities.keep_only(capabilities.CAP_SYS_PTRACE, capabilities.CAP_DAC_READ_SEARCH)
         pod, listener = self.supervisor.listeners[number]
         dispatcher = self._dispatchers[pod]
-        dispatcher.resume(listener, self.supervisor.unanswered_call(number))
+        dispatcher.resume(listener, self.supervisor.listeners.unanswered_call(number))
         self._in_main_loop(lambda: self.supervisor.recheck_pods([pod]))
         poll = select.poll()
         poll.register(listener.fd, select.POLLIN)

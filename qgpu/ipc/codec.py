@@ -9,8 +9,10 @@ from qgpu.model import Grant, OnIdle, Plan, PodClass, PodPlan, PodSample, Sample
 from qgpu.model.member_part import MemberPart
 from qgpu.model.prepared_grant import PreparedGrant
 
-#: Version of the messages between daemon and guardian; a guardian may be older than the daemon.
-PROTOCOL = 4
+#: Version of the messages between daemon and guardian and of the journal's facts, and the versions that we understand:
+#: a guardian may be older than the daemon.
+PROTOCOL = 5
+UNDERSTOOD_PROTOCOLS = {4, PROTOCOL}
 
 
 def grant_to_json(grant: Grant) -> dict[str, Any]:

@@ -22,7 +22,7 @@ K = TypeVar("K", bound=Hashable)
 
 #: How often TSGs are checked for work. A turn without work lasts this long at most, and a TSG that has new work runs
 #: beside another one for this long at most.
-LOOK_NS = 50 * NS_PER_MS
+CHECK_NS = 50 * NS_PER_MS
 
 #: A TSG has work if it ran for more than one part in this many of the time between two checks. That holds even for each
 #: of more than a hundred TSGs that are open together, and for TSGs to which online work leaves little time.
@@ -40,7 +40,7 @@ class TsgTurns(Generic[K]):
     used_ns: Mapping[K, int] = field(default_factory=dict)
     #: How long the first has had its turn, and how long ago the last check was.
     _had_ns: int = 0
-    _looked_ns: int = 0
+    _unchecked_ns: int = 0
 
     @property
     def resting(self) -> frozenset[K]:
@@ -48,45 +48,45 @@ class TsgTurns(Generic[K]):
         return frozenset(self.busy[1:])
 
     @property
-    def look_due(self) -> bool:
+    def check_due(self) -> bool:
         """Tell whether TSGs are due for a check; a single TSG never is."""
-        return len(self.used_ns) > 1 and self._looked_ns >= LOOK_NS
+        return len(self.used_ns) > 1 and self._unchecked_ns >= CHECK_NS
 
     @property
     def until_next_ns(self) -> int | None:
         """Return the ns to the next turn or check while the pod's gate is open; None for a single TSG."""
         if len(self.used_ns) < 2:
             return None
-        look_ns = LOOK_NS - self._looked_ns
-        return max(0, look_ns if len(self.busy) < 2 else min(look_ns, self.turn_ns - self._had_ns))
+        check_ns = CHECK_NS - self._unchecked_ns
+        return max(0, check_ns if len(self.busy) < 2 else min(check_ns, self.turn_ns - self._had_ns))
 
-    def later(self, open_ns: int) -> TsgTurns[K]:
+    def advanced(self, open_ns: int) -> TsgTurns[K]:
         """Advance by ``open_ns`` with the pod's gate open. If the turn is over, begin the next one."""
-        passed = replace(self, _had_ns=self._had_ns + open_ns, _looked_ns=self._looked_ns + open_ns)
+        passed = replace(self, _had_ns=self._had_ns + open_ns, _unchecked_ns=self._unchecked_ns + open_ns)
         return passed._next() if len(self.busy) > 1 and passed._had_ns >= self.turn_ns else passed
 
-    def shut(self) -> TsgTurns[K]:
+    def gate_closed(self) -> TsgTurns[K]:
         """Note that the pod's gate closes. A turn that is three quarters over ends now, which saves a switch later."""
         return self._next() if len(self.busy) > 1 and 4 * self._had_ns >= 3 * self.turn_ns else self
 
-    def among(self, used_ns: Mapping[K, int]) -> TsgTurns[K]:
+    def with_tsgs(self, used_ns: Mapping[K, int]) -> TsgTurns[K]:
         """Drop TSGs that no longer exist and add new ones with their GPU time so far, without a check."""
         if used_ns.keys() == self.used_ns.keys():
             return self
         kept = {tsg: self.used_ns.get(tsg, used) for tsg, used in used_ns.items()}
         return replace(self._without(set(self.busy) - kept.keys()), used_ns=kept)
 
-    def looked(self, used_ns: Mapping[K, int]) -> TsgTurns[K]:
+    def checked(self, used_ns: Mapping[K, int]) -> TsgTurns[K]:
         """Check for work by total GPU time. A TSG that did nothing with its turn loses it; TSGs with new work queue."""
-        known = self.among(used_ns)
-        least_ns = self._looked_ns // _LEAST_PART
+        known = self.with_tsgs(used_ns)
+        least_ns = self._unchecked_ns // _LEAST_PART
         ran = [tsg for tsg, used in used_ns.items() if used - known.used_ns[tsg] > least_ns]
         # A TSG loses its turn only if it had it for at least half of the time since the last check.
-        tried = known.busy[:1] if 2 * known._had_ns >= known._looked_ns else ()
+        tried = known.busy[:1] if 2 * known._had_ns >= known._unchecked_ns else ()
         after = known._without({tsg for tsg in tried if tsg not in ran})
         came = tuple(tsg for tsg in ran if tsg not in known.busy)
         had_ns = after._had_ns if len(after.busy) > 1 else 0  # alone, it kept no other TSG waiting
-        return replace(after, busy=after.busy + came, used_ns=dict(used_ns), _had_ns=had_ns, _looked_ns=0)
+        return replace(after, busy=after.busy + came, used_ns=dict(used_ns), _had_ns=had_ns, _unchecked_ns=0)
 
     def _next(self) -> TsgTurns[K]:
         return replace(self, busy=self.busy[1:] + self.busy[:1], _had_ns=0)

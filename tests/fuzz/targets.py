@@ -21,7 +21,7 @@ from qgpu.daemon.prepared_grants import PreparedGrants
 from qgpu.daemon.service import Service
 from qgpu.daemon.state import State
 from qgpu.errors import QgpuError
-from qgpu.guardian.accounting import object_table
+from qgpu.guardian.accounting import object_table, rm_object
 from qgpu.guardian.proxy import rm_calls
 from qgpu.ipc import wire
 from qgpu.ipc.control_socket import Session
@@ -30,7 +30,7 @@ from qgpu.nvidia import abi
 from qgpu.planes.sim.host import Clock, SimHost
 from tests.fuzz import mutate
 from tests.fuzz.judged import judged
-from tests.traces import ARGUMENT, TRACES, rows
+from tests.traces import ARGUMENT, TRACES, decode, rows
 
 Try = Callable[[], None]
 
@@ -76,7 +76,7 @@ def _decode(random: Random, seeds: list[tuple[int, bytes, bytes]], wrapped: int)
             found = mutate.data(random, found)
         return found[:size] if len(found) >= size else None
 
-    call = rm_calls.decode(wrapped if outer else request, 0x800 if outer else ARGUMENT, read)
+    call = decode(wrapped if outer else request, 0x800 if outer else ARGUMENT, read)
     if call is not None and not isinstance(call, _CALLS):
         raise DefectError(f"decoded as {call!r}")
     return call
@@ -102,7 +102,7 @@ def registered(random: Random) -> Try:
     return attempt
 
 
-def _is_out_of_order(kept: object_table.ObjectTable, fact: object_table.Fact) -> bool:
+def _is_out_of_order(kept: object_table.ObjectTable, fact: rm_object.Fact) -> bool:
     """Tell whether RM makes no such object: it is on no card though it must be, or its handle is in use."""
     there = kept.objects.get((fact["client"], fact["handle"])) if fact["fact"] == "object" else None
     if there is not None and (there.rm_class, there.parent) != (fact["class"], fact["parent"] or fact["client"]):
@@ -124,7 +124,7 @@ _INTERESTING = (
 
 def _facts(
     random: Random, kept: object_table.ObjectTable, seeds: list[tuple[int, bytes, bytes]], wrapped: int
-) -> list[object_table.Fact]:
+) -> list[rm_object.Fact]:
     pid = random.choice(_PIDS)
     if pid not in kept.processes:
         return [{"fact": "process", "pid": pid, "pod": random.choice(_PODS)}]
@@ -133,7 +133,7 @@ def _facts(
         grant = {"class": "offline", "cores": 10, "memory": random.choice([None, 1 << 30])}
         return [{"fact": "pod", "name": random.choice(_PODS), "grants": {"0": grant}}]
     if kind == 1:
-        return [{"fact": random.choice(["exit", "unpod"]), "pid": pid, "name": random.choice(_PODS)}]
+        return [{"fact": random.choice(["exit", "pod_retired"]), "pid": pid, "name": random.choice(_PODS)}]
     if kind < 6:
         return [_memory_fact(random, pid)]
     client, handle, other = (0xC1D00000 + random.randrange(3), random.randrange(1, 9), random.randrange(9))
@@ -149,15 +149,15 @@ def _facts(
             return _made(random, call.client, call.parent, call.handle, abi.NV01_MEMORY_LOCAL_USER, pid)
         case _:
             who = {"client": client, "pid": pid, "fd": random.randrange(4), "pod": kept.processes[pid]}
-            found: list[object_table.Fact] = [{"fact": "owner", **who}, {"fact": "reached", **who}]
+            found: list[rm_object.Fact] = [{"fact": "owner", **who}, {"fact": "reached", **who}]
             return [
                 random.choice([{"fact": "gone", "client": client, "handle": random.choice([handle, client])}, *found])
             ]
 
 
-def _made(random: Random, client: int, parent: int, handle: int, made: int, pid: int) -> list[object_table.Fact]:
+def _made(random: Random, client: int, parent: int, handle: int, made: int, pid: int) -> list[rm_object.Fact]:
     size = random.choice([0, 1, 1 << 20, 1 << 63])
-    asked = object_table.object_fact(object_table.RmObject(client, handle, parent, made, size))
+    asked = rm_object.object_fact(rm_object.RmObject(client, handle, parent, made, size))
     if random.randrange(4) == 0:
         asked["memory"] = random.randrange(1, 20)
     facts = [{"fact": "client", "client": client, "pid": pid, "fd": random.randrange(4)}, asked]
@@ -166,7 +166,7 @@ def _made(random: Random, client: int, parent: int, handle: int, made: int, pid:
     return facts
 
 
-def _memory_fact(random: Random, pid: int) -> object_table.Fact:
+def _memory_fact(random: Random, pid: int) -> rm_object.Fact:
     number, base = random.randrange(1, 20), random.randrange(8) << 20
     where = {"pid": pid, "base": base, "length": random.randrange(1, 4) << 20, "uuid": random.choice(_UUIDS)}
     return random.choice(
@@ -175,7 +175,7 @@ def _memory_fact(random: Random, pid: int) -> object_table.Fact:
             {"fact": "map", "memory": number, **where},
             {"fact": "unmap", **where},
             {"fact": "unmapped", "memory": number},
-            {"fact": "carry", "memory": number, "carrier": random.randrange(1, 5)},
+            {"fact": "carrier", "memory": number, "carrier": random.randrange(1, 5)},
             {"fact": "carrier_closed", "carrier": random.randrange(1, 5)},
             {"fact": "uvm_file", "pid": pid, "fd": random.randrange(4), "there": random.random() < 0.5},
             {"fact": "managed", "pid": pid, "bytes": random.choice([0, 1 << 20])},

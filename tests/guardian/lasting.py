@@ -177,7 +177,7 @@ class MortalPod(Pod):
             gc.collect()  # journals that are mapped
         self.supervisor = self.fresh(Journal())
         self.supervisor.note({"fact": "pod", "name": "web", "grants": {}})
-        self.supervisor.listen("web", self.listener, self.number)
+        self.supervisor.listeners.add("web", self.listener, self.number)
         self.dispatcher = self.judge_of(self.supervisor, self.number)
 
     def succeed(self) -> None:
@@ -189,7 +189,7 @@ class MortalPod(Pod):
         self.supervisor.major, self.supervisor.uvm_major = settings
         for fact in self.supervisor.journal.read()[1]:
             self.supervisor.table.note(fact)
-        self.supervisor.listen("web", self.listener, self.number)
+        self.supervisor.listeners.add("web", self.listener, self.number)
         self.supervisor.resume()
         self.dispatcher = self.judge_of(self.supervisor, self.number)
 
@@ -209,7 +209,9 @@ class MortalPod(Pod):
 
     def resume(self) -> None:
         """Settle what the last one had in hand."""
-        self.dispatcher.resume(self.supervisor.listeners[self.number][1], self.supervisor.unanswered_call(self.number))
+        self.dispatcher.resume(
+            self.supervisor.listeners[self.number][1], self.supervisor.listeners.unanswered_call(self.number)
+        )
 
     def guardian_that_dies(self, line: int) -> int:
         """Let another process be the next guardian, and die at a line of its code, from the first call on.
@@ -221,7 +223,7 @@ class MortalPod(Pod):
             try:
                 self.succeed()
                 with _death_at(line):
-                    if self.supervisor.unanswered_call(self.number) is not None:
+                    if self.supervisor.listeners.unanswered_call(self.number) is not None:
                         self.resume()
                     else:
                         self._serve_once()

@@ -83,7 +83,7 @@ class Pod:
         self.files = FileSets()
         self.supervisor = self.fresh(Journal())
         self.supervisor.note({"fact": "pod", "name": "web", "grants": {}})
-        self.number = self.supervisor.listen("web", self.listener)
+        self.number = self.supervisor.listeners.add("web", self.listener)
         self.dispatcher = self.judge_of(self.supervisor, self.number)
 
     def fresh(self, journal):

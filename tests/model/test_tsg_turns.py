@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from qgpu.errors import InvalidValueError
 from qgpu.model import MAX_PERIOD_NS, MIN_TIMESLICE_US, MIN_TSG_TURN_NS, NS_PER_MS, NS_PER_S, PodClass, PodPlan
 from qgpu.model.hardware_traits import MIN_PARALLEL_TIMESLICE_US
-from qgpu.model.tsg_turns import LOOK_NS, TsgTurns, all_at_once
+from qgpu.model.tsg_turns import CHECK_NS, TsgTurns, all_at_once
 
 MS = NS_PER_MS
 TURN = 251 * MS
@@ -27,7 +27,7 @@ def passing(
 ) -> Iterator[tuple[int, TsgTurns[int], frozenset[int]]]:
     """Let time pass on a card that open TSGs share evenly; yield the time, the turns and who ran."""
     used = dict.fromkeys(range(tsgs), 0)
-    turns = turns.among(used)
+    turns = turns.with_tsgs(used)
     before = True
     for now in range(0, until_ns, STEP):
         if is_open(now):
@@ -35,18 +35,18 @@ def passing(
             for tsg in running:
                 used[tsg] += STEP // len(running)
             yield now, turns, frozenset(running)
-            turns = turns.later(STEP)
-            if turns.look_due:
-                turns = turns.looked(used)
+            turns = turns.advanced(STEP)
+            if turns.check_due:
+                turns = turns.checked(used)
         elif before:
-            turns = turns.shut()
+            turns = turns.gate_closed()
         before = is_open(now)
 
 
 def test_busy_tsgs_are_open_one_at_a_time_and_equally_long() -> None:
     ran = [0, 0, 0]
     for now, turns, running in passing(TsgTurns(TURN), 3, lambda _tsg, _now: True, 15 * NS_PER_S):
-        if now > 2 * LOOK_NS:
+        if now > 2 * CHECK_NS:
             assert len(turns.resting) == 2
             for tsg in running:
                 ran[tsg] += STEP
@@ -65,7 +65,7 @@ def test_a_turn_without_work_passes_on_after_a_look() -> None:
     for now, _, running in passing(TsgTurns(TURN), 3, lambda tsg, now: tsg != 1 or now < NS_PER_S, 10 * NS_PER_S):
         lost += STEP * (not running and now > 0)
 
-    assert lost <= 2 * LOOK_NS
+    assert lost <= 2 * CHECK_NS
 
 
 def test_new_work_runs_at_once_and_then_takes_turns() -> None:
@@ -75,39 +75,39 @@ def test_new_work_runs_at_once_and_then_takes_turns() -> None:
             assert 0 in running
         elif now > NS_PER_S:
             beside += STEP * (len(running) > 1)
-            assert now < NS_PER_S + 2 * LOOK_NS or 0 in turns.busy
+            assert now < NS_PER_S + 2 * CHECK_NS or 0 in turns.busy
 
-    assert beside <= LOOK_NS
+    assert beside <= CHECK_NS
 
 
 def test_turns_go_on_where_online_work_leaves_little() -> None:
     used = dict.fromkeys("ab", 0)
     turns: TsgTurns[str] = TsgTurns(TURN)
-    turns = turns.among(used)
+    turns = turns.with_tsgs(used)
     for _ in range(40):
         for tsg in set(used) - turns.resting:
-            used[tsg] += LOOK_NS // 100
-        turns = turns.later(LOOK_NS).looked(used)
+            used[tsg] += CHECK_NS // 100
+        turns = turns.advanced(CHECK_NS).checked(used)
         assert len(turns.busy) == 2
 
 
 def test_whose_process_is_gone_has_no_turn_and_a_new_one_is_open() -> None:
     used = dict.fromkeys("abc", 0)
     turns: TsgTurns[str] = TsgTurns(TURN)
-    turns = turns.among(used).later(LOOK_NS).looked(dict.fromkeys("abc", LOOK_NS // 3))
+    turns = turns.with_tsgs(used).advanced(CHECK_NS).checked(dict.fromkeys("abc", CHECK_NS // 3))
     assert turns.busy == ("a", "b", "c")
 
-    turns = turns.later(10 * MS).among({"b": 5, "c": 5, "d": 7})
+    turns = turns.advanced(10 * MS).with_tsgs({"b": 5, "c": 5, "d": 7})
     assert turns.busy == ("b", "c")
     assert turns.resting == {"c"}
-    assert turns.until_next_ns == LOOK_NS - 10 * MS
+    assert turns.until_next_ns == CHECK_NS - 10 * MS
 
 
 def test_a_turn_that_is_nearly_over_ends_with_the_window() -> None:
     turns = TsgTurns(TURN, ("a", "b"), {"a": 0, "b": 0})
 
-    assert turns.later(TURN // 2).shut().busy == ("a", "b")
-    assert turns.later(TURN - MS).shut().busy == ("b", "a")
+    assert turns.advanced(TURN // 2).gate_closed().busy == ("a", "b")
+    assert turns.advanced(TURN - MS).gate_closed().busy == ("b", "a")
 
 
 @st.composite

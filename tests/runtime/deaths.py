@@ -30,7 +30,7 @@ STEPS = {
     "agent's work": ("qgpu.runtime.agent", "Agent._take"),
     "attachment": ("qgpu.planes.seccomp.host", "SeccompHost.attach"),
     "guardian's attachment": ("qgpu.guardian.daemon_requests", "DaemonRequests._op_attach"),
-    "guardian's listening": ("qgpu.guardian.proxy.supervisor", "Supervisor.listen"),
+    "guardian's listening": ("qgpu.guardian.proxy.listeners", "Listeners.add"),
     "holding": ("qgpu.planes.seccomp.host", "SeccompHost._hold"),
     "first call": ("qgpu.guardian.proxy.dispatcher", "Dispatcher.serve"),
     "retirement": ("qgpu.guardian.daemon_requests", "DaemonRequests._op_retire"),

@@ -90,7 +90,7 @@ class Guard:
     def take(self, pid: int, listener: int) -> None:
         """Serve a process's listener in a thread of its own."""
         self.pids.append(pid)
-        number = self.supervisor.listen("web", listener)
+        number = self.supervisor.listeners.add("web", listener)
         self._threads.append(threading.Thread(target=self._serve, args=(number, listener)))
         self._threads[-1].start()
 
@@ -151,7 +151,7 @@ def test_containers_scheduling_control_is_refused_by_rm_status(container, guard)
 
     assert container.exec("/bin/calls", "control", CONTROL).stdout == REFUSED
     assert container.exec("/bin/calls", "control", "0x20801303").stdout == "0 0 0\n"
-    assert guard.supervisor.refusals["web", "NV2080_CTRL_CMD_FIFO_DISABLE_CHANNELS"] == 1
+    assert guard.supervisor.refusals.counts["web", "NV2080_CTRL_CMD_FIFO_DISABLE_CHANNELS"] == 1
 
 
 def test_init_and_each_exec_send_listener_from_containers_cgroup(container, guard):

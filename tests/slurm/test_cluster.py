@@ -380,7 +380,7 @@ def test_on_plane_seccomp_a_tasks_calls_reach_the_guardian(cluster: Cluster, tmp
         cluster.start_qgpud("n1")
 
     assert ended.stdout == f'NoNewPrivs:\t0\nSeccomp:\t2\nslurm µ "1"\n{REFUSED}', ended.stderr
-    assert guard.supervisor.refusals["web", "NV2080_CTRL_CMD_FIFO_DISABLE_CHANNELS"] == 1
+    assert guard.supervisor.refusals.counts["web", "NV2080_CTRL_CMD_FIFO_DISABLE_CHANNELS"] == 1
     assert sorted(message["op"] for message in stand_in.requests) == ["slurm.bind", "slurm.filter", "slurm.filter"]
     (bound,) = (message for message in stand_in.requests if message["op"] == "slurm.bind")
     assert bound.keys() == {"op", "job", "gpus", "shards"}

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-Key = tuple[int, int]
+from qgpu.guardian.accounting.rm_object import Key
 
 
 @dataclass(slots=True)
@@ -157,7 +157,7 @@ class Allocations:
         """Return how many times memory of a pod is carried."""
         return self._carries[pod]
 
-    def carry(self, carrier: int, number: int) -> None:
+    def add_carrier(self, carrier: int, number: int) -> None:
         """Charge an allocation for as long as the file that carries it is open."""
         self._last_carrier = max(self._last_carrier, carrier)
         if (memory := self.memories.get(number)) is not None and carrier not in memory.carriers:
@@ -277,7 +277,7 @@ class Allocations:
 
     def _add(self, pid: int, mapped: _Mappings, mapping: Mapping) -> None:
         at = bisect_left(mapped.all, mapping)
-        if not self._is_there(mapped, mapping):
+        if mapped.all[at : at + 1] != [mapping]:
             mapped.all.insert(at, mapping)
             mapped.longest = max(mapped.longest, mapping.end - mapping.base)
             self._mapped.setdefault(mapping.memory, set()).add((pid, mapping))
@@ -350,7 +350,7 @@ class Allocations:
             if (memory := self.memories.get(number)) is not None:
                 whose = {"pod": memory.pod, "instance": memory.instance, "size": memory.size}
                 yield {"fact": "kept", "memory": number, **whose, "pinned": memory.pinned and number not in self._pins}
-                yield from ({"fact": "carry", "carrier": each, "memory": number} for each in sorted(memory.carriers))
+                yield from ({"fact": "carrier", "carrier": each, "memory": number} for each in sorted(memory.carriers))
         for pod in sorted(self._ended):
             if pod in self._ended:
                 yield {"fact": "ended", "name": pod}
@@ -369,10 +369,6 @@ class Allocations:
                     break
                 said.add(more)
                 yield more
-
-    def _is_there(self, mapped: _Mappings, mapping: Mapping) -> bool:
-        at = bisect_left(mapped.all, mapping)
-        return mapped.all[at : at + 1] == [mapping]
 
     def _name(self, memory: Allocation, key: Key) -> None:
         memory.handles.add(key)

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 
 from qgpu.guardian.accounting import managed_memory, object_table
 from qgpu.guardian.accounting.allocations import NO_ALLOCATION
-from qgpu.guardian.accounting.object_table import Fact, Key, ObjectTable, RmObject, object_fact
+from qgpu.guardian.accounting.object_table import ObjectTable
+from qgpu.guardian.accounting.rm_object import Fact, Key, RmObject, object_fact
 from qgpu.linux import fd_budget, kcmp, proc
 from qgpu.linux.open_file_set import FileSet
 
@@ -38,33 +39,23 @@ class Allowance:
 NO_POD = Allowance(known=False)
 
 
+@dataclass(eq=False)
 class MemoryQuota:
     """All pods' charges, and whether more memory fits."""
 
-    def __init__(
-        self,
-        table: ObjectTable,
-        lock: threading.RLock,
-        note: Callable[[Fact], None],
-        allowance: Callable[[str], Allowance],
-        look_for_clients: Callable[[str], None],
-        uuids: Callable[[], Mapping[bytes, int]],
-        uvm_files: Callable[[int], int],
-        carriers: FileSet,
-    ) -> None:
-        self._table = table
-        self._lock = lock
-        self._note = note
-        self._allowance = allowance
-        #: Asks RM which of a pod's clients still exist.
-        self._look_for_clients = look_for_clients
-        self._uuids = uuids
-        #: Returns how many UVM files of a process are held: each keeps an address space, whatever RM has of it.
-        self._uvm_files = uvm_files
-        #: Files that carry exported memory.
-        self._carriers = carriers
-        #: Mappings in progress, in bytes by process: charged until /proc shows the result.
-        self._mapping: Counter[int] = Counter()
+    _table: ObjectTable
+    _lock: threading.RLock
+    _note: Callable[[Fact], None]
+    _allowance: Callable[[str], Allowance]
+    #: Asks RM which of a pod's clients still exist.
+    _recheck_clients: Callable[[str], None]
+    _uuids: Callable[[], Mapping[bytes, int]]
+    #: Returns how many UVM files of a process are held: each keeps an address space, whatever RM has of it.
+    _uvm_files: Callable[[int], int]
+    #: Files that carry exported memory.
+    _carriers: FileSet
+    #: Mappings in progress, in bytes by process: charged until /proc shows the result.
+    _mapping: Counter[int] = field(default_factory=Counter)
 
     def exited(self, pid: int) -> None:
         """Forget the mappings in progress of a process."""
@@ -99,7 +90,7 @@ class MemoryQuota:
         limit = self._allowance(pod).limits.get(instance)
         if limit is None or self.used(pod, instance) + more <= limit:
             return False
-        self._look_for_clients(pod)
+        self._recheck_clients(pod)
         return self.used(pod, instance) + more > limit
 
     def reserve_mapping(self, pod: str, pid: int, size: int) -> bool:
@@ -205,7 +196,7 @@ class MemoryQuota:
             raise OSError(errno.ENOSPC, "too many exports through one file")
         with self._lock:
             for number in numbers:
-                self._note({"fact": "carry", "carrier": mark, "memory": number} | self._whose(number))
+                self._note({"fact": "carrier", "carrier": mark, "memory": number} | self._whose(number))
         return mark
 
     def cancel_export(self, mark: int) -> None:

@@ -8,22 +8,19 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 from qgpu.guardian.accounting.allocations import Allocation, Allocations
+from qgpu.guardian.accounting.rm_object import Fact, Key, RmObject, confirm_fact, object_fact
 from qgpu.guardian.accounting.tsg_handles import TsgHandles
 from qgpu.ipc.codec import grants_from_json, grants_to_json
 from qgpu.linux import cgroup
 from qgpu.model import Grant
 from qgpu.nvidia import abi
 
-Fact = dict[str, Any]
-
 #: Levels of objects below an RM client: device, TSG or subdevice, channel, objects on the channel; and some to spare.
 _DEEPEST = 8
-Key = tuple[int, int]
 
 #: Card memory that RM takes for a TSG and its channels (context-switch buffers, instance memory, page tables). It has
 #: no handle. A CUDA context's part was measured as 9.6 MiB on an H200; more than that is charged.
@@ -37,28 +34,8 @@ MOST_USERS = 16
 #: A device's instance while its card is unknown.
 NO_INSTANCE = 0xFFFFFFFF
 
-
-@dataclass(slots=True)
-class RmObject:
-    """One RM object. ``detail`` is the device instance, the engine type, or bytes, by class."""
-
-    client: int
-    handle: int
-    parent: int
-    rm_class: int
-    detail: int = 0
-    confirmed: bool = False
-    #: Channels: the id that context-switch records carry, 0 while unknown.
-    context: int = 0
-    #: TSGs: the timeslice that their process set, which applies when no plan sets another.
-    wish_us: int = abi.RM_DEFAULT_TIMESLICE_US
-    #: TSGs: another handle of the same TSG, from which this one was made.
-    same_as: Key | None = None
-
-    @property
-    def key(self) -> Key:
-        """The object's name on this machine: client handles are unique while they exist."""
-        return self.client, self.handle
+#: Names of facts in the journals of guardians that speak protocol 4.
+_FORMER_NAMES = {"wish": "timeslice", "unpod": "pod_retired", "carry": "carrier"}
 
 
 @dataclass(slots=True)
@@ -118,7 +95,7 @@ class ObjectTable:
 
     def note(self, fact: Fact) -> None:
         """Apply one fact. A fact about an unknown object changes nothing."""
-        getattr(self, f"_{fact['fact']}")(fact)
+        getattr(self, f"_{_FORMER_NAMES.get(fact['fact'], fact['fact'])}")(fact)
         if fact.get("class") != abi.NV01_MEMORY_LOCAL_USER:
             self.revision += 1
 
@@ -128,7 +105,7 @@ class ObjectTable:
         entry.joined = tuple(fact.get("joined", entry.joined))
         self.grants_revision += 1
 
-    def _unpod(self, fact: Fact) -> None:
+    def _pod_retired(self, fact: Fact) -> None:
         self.pods.pop(fact["name"], None)
         self.grants_revision += 1
         self._ended(fact)
@@ -137,10 +114,10 @@ class ObjectTable:
         """Record that a pod has no process left, including processes that never made a call."""
         self.allocations.pod_ended(fact["name"])
 
-    def _carry(self, fact: Fact) -> None:
+    def _carrier(self, fact: Fact) -> None:
         """Record that an open file carries exported memory."""
         self._keep(fact)
-        self.allocations.carry(fact["carrier"], fact["memory"])
+        self.allocations.add_carrier(fact["carrier"], fact["memory"])
 
     def _carrier_closed(self, fact: Fact) -> None:
         self.allocations.carrier_closed(fact["carrier"])
@@ -270,9 +247,9 @@ class ObjectTable:
             rm.confirmed = True
             rm.context = fact.get("context", rm.context)
 
-    def _wish(self, fact: Fact) -> None:
+    def _timeslice(self, fact: Fact) -> None:
         if (rm := self.objects.get((fact["client"], fact["handle"]))) is not None:
-            rm.wish_us = fact["us"]
+            rm.requested_us = fact["us"]
 
     def _gone(self, fact: Fact) -> None:
         client, handle = fact["client"], fact["handle"]
@@ -401,10 +378,12 @@ class ObjectTable:
                 yield {"fact": "client", "client": handle} | known
         yield from self.allocations.facts()
         for key in list(self.objects):
-            for say in (object_fact, _confirmed, _wished):
-                rm = self.objects.get(key)
-                if rm is not None and (fact := say(rm)) is not None:
-                    yield fact | (self._number_of(rm) | self._tsg_of(rm) if say is object_fact else {})
+            if (rm := self.objects.get(key)) is not None:
+                yield object_fact(rm) | self._number_of(rm) | self._tsg_of(rm)
+            if (rm := self.objects.get(key)) is not None and rm.confirmed:
+                yield confirm_fact(key, rm.context)
+            if (rm := self.objects.get(key)) is not None and rm.requested_us != abi.RM_DEFAULT_TIMESLICE_US:
+                yield {"fact": "timeslice", "client": rm.client, "handle": rm.handle, "us": rm.requested_us}
 
     def _tsg_of(self, rm: RmObject) -> Fact:
         """Return what a fact adds about a handle of a TSG that has an earlier one."""
@@ -518,29 +497,3 @@ class ObjectTable:
         if instance is None:
             return []
         return [memory for memory in self.allocations.kept_of_size(pod, instance, size) if memory.handles]
-
-    def memory(self, pod: str) -> Mapping[int, int]:
-        """Return what a pod is charged by device instance, in bytes, without managed memory."""
-        return {instance: held for (name, instance), held in self.allocations.held.items() if name == pod and held}
-
-
-def _confirmed(rm: RmObject) -> Fact | None:
-    whose = {"client": rm.client, "handle": rm.handle}
-    return {"fact": "confirm", **whose, "context": rm.context} if rm.confirmed else None
-
-
-def _wished(rm: RmObject) -> Fact | None:
-    wish = {"client": rm.client, "handle": rm.handle, "us": rm.wish_us}
-    return {"fact": "wish", **wish} if rm.wish_us != abi.RM_DEFAULT_TIMESLICE_US else None
-
-
-def object_fact(rm: RmObject) -> Fact:
-    """Return the fact that describes an object."""
-    return {
-        "fact": "object",
-        "client": rm.client,
-        "handle": rm.handle,
-        "parent": rm.parent,
-        "class": rm.rm_class,
-        "detail": rm.detail,
-    } | ({"same_as": list(rm.same_as)} if rm.same_as is not None else {})

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-Key = tuple[int, int]
+from qgpu.guardian.accounting.rm_object import Key
 
 
 class TsgHandles:

@@ -20,7 +20,7 @@ from itertools import islice
 import structlog
 
 from qgpu.errors import AlreadyRunningError, RefusedError
-from qgpu.guardian.accounting.object_table import Fact
+from qgpu.guardian.accounting.rm_object import Fact
 from qgpu.linux.seccomp_notify import SLOT_BYTES
 
 _log = structlog.get_logger("guardian")
@@ -118,7 +118,7 @@ class Journal:
         if self._compaction is None:
             return
         some = list(islice(self._compaction, _AT_A_TIME))
-        self._write(some)
+        self._write_lines(b"".join(map(_line, some)))
         if len(some) < _AT_A_TIME:
             self._finish_compaction()
 
@@ -135,9 +135,6 @@ class Journal:
             return None
         _, answered, writes = json.loads(line)["answer"]
         return [(address, bytes.fromhex(data)) for address, data in writes] if answered == call else None
-
-    def _write(self, facts: Iterable[Fact]) -> None:
-        self._write_lines(b"".join(_line(fact) for fact in facts))
 
     def _write_lines(self, lines: bytes) -> None:
         """Write lines completely or not at all. Raises OSError, for example without memory for them."""

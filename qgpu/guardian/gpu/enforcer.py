@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from qgpu.guardian.accounting.object_table import Key, ObjectTable, RmObject
+from qgpu.guardian.accounting.object_table import ObjectTable
+from qgpu.guardian.accounting.rm_object import Key, RmObject
 from qgpu.model import MIN_TIMESLICE_US, NS_PER_MS, OnIdle, Plan, Span
 from qgpu.model.timeline import Timeline
 from qgpu.model.tsg_turns import TsgTurns
@@ -140,7 +141,7 @@ class Enforcer:
         return min(RETRY_NS, wait or RETRY_NS) if stuck else wait
 
     def forget_timeslices(self) -> None:
-        """Set every timeslice again, because an earlier guardian may have set others."""
+        """Forget which timeslices are set, so that all are set again: an earlier guardian may have set others."""
         tsgs = (*self.table.compute_tsgs(self.instance), *self.table.copy_tsgs(self.instance))
         self._timeslices_us = {tsg.key: 0 for tsg in tsgs}
 
@@ -181,11 +182,11 @@ class Enforcer:
             if turns.turn_ns != part.tsg_turn_ns:
                 turns = replace(turns, turn_ns=part.tsg_turn_ns)
             if turns.used_ns.keys() != self._tsgs_of(part.pod):
-                turns = turns.among(self.tsgs_used_ns(part.pod))
+                turns = turns.with_tsgs(self.tsgs_used_ns(part.pod))
             if part.pod in before and part.pod not in self.closed:
-                turns = turns.later(passed_ns)
+                turns = turns.advanced(passed_ns)
                 if part.pod in closing:
-                    turns = turns.shut()
+                    turns = turns.gate_closed()
             self._tsg_turns[part.pod] = turns
 
     def _tsgs_of(self, pod: str) -> Set[Key]:
@@ -201,12 +202,12 @@ class Enforcer:
 
         Gates that are due move first, so that reading the log does not delay them.
         """
-        due = {pod for pod, turns in self._tsg_turns.items() if turns.look_due and pod not in self.closed}
+        due = {pod for pod, turns in self._tsg_turns.items() if turns.check_due and pod not in self.closed}
         if not due:
             return False
         self.drain(now_ns)
         for pod in due:
-            self._tsg_turns[pod] = self._tsg_turns[pod].looked(self.tsgs_used_ns(pod))
+            self._tsg_turns[pod] = self._tsg_turns[pod].checked(self.tsgs_used_ns(pod))
         return self._set_gates(self.closed)[0]
 
     def _learn_close_time(self, pods: Set[str], moved: Moved) -> None:
@@ -237,10 +238,10 @@ class Enforcer:
         resting = {tsg for turns in self._tsg_turns.values() for tsg in turns.resting}
         lost = self.mechanism.unreachable() if self.plan is not None else frozenset()
         compute_tsgs = self.table.compute_tsgs(self.instance) if wanted or resting or lost else ()
-        compute = self._channels(compute_tsgs, wanted, resting, lost)
+        compute = self._channels(compute_tsgs, wanted, lost, resting)
         with_copies = wanted & self._copies_gated
         copy_tsgs = self.table.copy_tsgs(self.instance) if with_copies or lost else ()
-        copies = self._channels(copy_tsgs, with_copies, lost=lost)
+        copies = self._channels(copy_tsgs, with_copies, lost)
         to_open = self._closed_channels - compute - copies
         compute, copies = compute - self._closed_channels, copies - self._closed_channels
         if compute and self._hands_over(wanted, opens=bool(to_open)):
@@ -251,11 +252,7 @@ class Enforcer:
         return self._open(sorted(to_open)) or bool(moved.stuck), moved
 
     def _channels(
-        self,
-        tsgs: Iterable[RmObject],
-        pods: Set[str],
-        resting: Set[Key] = frozenset(),
-        lost: Set[int] = frozenset(),
+        self, tsgs: Iterable[RmObject], pods: Set[str], lost: Set[int], resting: Set[Key] = frozenset()
     ) -> set[Key]:
         """List channels, except those being freed, of TSGs that rest, whose pod is given or whose client is lost."""
         own = [tsg for tsg in tsgs if tsg.client in lost or tsg.key in resting or self.table.pod_of(tsg) in pods]
@@ -299,7 +296,7 @@ class Enforcer:
         """Set the requested timeslice of each pod's TSGs if it is not set; other TSGs get what their owners set."""
         lost, failures = self.mechanism.unreachable(), Counter[int]()
         for tsg in tsgs:
-            wanted = asked.get(self.table.pod_of(tsg), tsg.wish_us)
+            wanted = asked.get(self.table.pod_of(tsg), tsg.requested_us)
             if self._timeslices_us.get(tsg.key, abi.RM_DEFAULT_TIMESLICE_US) == wanted:
                 continue
             if tsg.rm_class in abi.GPFIFO_CLASSES:

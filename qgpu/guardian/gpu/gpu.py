@@ -12,7 +12,8 @@ from typing import Any
 import structlog
 
 from qgpu.errors import BackendGoneError, RmError
-from qgpu.guardian.accounting.object_table import Key, ObjectTable, RmObject
+from qgpu.guardian.accounting.object_table import ObjectTable
+from qgpu.guardian.accounting.rm_object import Key, RmObject
 from qgpu.guardian.gpu.enforcer import Enforcer, Moved
 from qgpu.guardian.gpu.gpu_ops import GpuOps
 from qgpu.ipc.codec import grant_to_json

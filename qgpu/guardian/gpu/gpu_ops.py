@@ -15,7 +15,8 @@ from typing import TypeVar
 import structlog
 
 from qgpu.errors import RmError
-from qgpu.guardian.accounting.object_table import Key, ObjectTable, RmObject
+from qgpu.guardian.accounting.object_table import ObjectTable
+from qgpu.guardian.accounting.rm_object import Key, RmObject
 from qgpu.guardian.gpu.enforcer import Moved
 from qgpu.linux import fd_budget, kcmp, proc
 from qgpu.linux.pod_fd_closer import PodFdCloser

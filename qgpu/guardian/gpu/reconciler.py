@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
-from qgpu.guardian.accounting.object_table import Fact, Key, ObjectTable, RmObject
+from qgpu.guardian.accounting.object_table import ObjectTable
+from qgpu.guardian.accounting.rm_object import Fact, Key, RmObject, confirm_fact, gone_fact
 from qgpu.guardian.gpu.gpu_ops import GpuOps
 from qgpu.model import NS_PER_MS
 from qgpu.nvidia import abi
@@ -43,36 +44,25 @@ class _Recheck:
     freed: bool = False
 
 
+@dataclass(eq=False)
 class Reconciler:
     """All rechecks, by due time."""
 
-    def __init__(
-        self,
-        table: ObjectTable,
-        gpu_ops: GpuOps,
-        note: Callable[[Fact], None],
-        vanished: Callable[[Key], None],
-        dropped: Callable[[Key], None],
-        clock: Callable[[], int],
-        wake: Callable[[], None],
-    ) -> None:
-        self._table = table
-        self._gpu_ops = gpu_ops
-        self._note = note
-        #: Called with objects that RM no longer has.
-        self._vanished = vanished
-        #: Called with objects that a call to this guardian freed.
-        self._dropped = dropped
-        self._clock = clock
-        #: Wakes the main loop.
-        self._wake = wake
-        #: When any pod made its last call.
-        self._called_ns = 0
-        self._rechecks: dict[Key, _Recheck] = {}
-        #: Due times, soonest first; some entries are outdated.
-        self._order: list[tuple[int, Key]] = []
-        self._new_channels: list[Key] = []
-        self._new_since_ns = 0
+    _table: ObjectTable
+    _gpu_ops: GpuOps
+    _note: Callable[[Fact], None]
+    #: Called with objects that RM no longer has, although no call to this guardian freed them.
+    _vanished: Callable[[Key], None]
+    _clock: Callable[[], int]
+    #: Wakes the main loop.
+    _wake: Callable[[], None]
+    #: When any pod made its last call.
+    _called_ns: int = 0
+    _rechecks: dict[Key, _Recheck] = field(default_factory=dict)
+    #: Due times, soonest first; some entries are outdated.
+    _order: list[tuple[int, Key]] = field(default_factory=list)
+    _new_channels: list[Key] = field(default_factory=list)
+    _new_since_ns: int = 0
 
     def recheck(self, keys: Iterable[Key], *, include_memory: bool = False) -> None:
         """Ask RM soon whether objects still exist on which an operation failed."""
@@ -139,7 +129,7 @@ class Reconciler:
             changed = True
             for key in new_channels:
                 if (rm := self._table.objects.get(key)) is not None and (context := self._gpu_ops.context(rm)):
-                    self._note({"fact": "confirm", "client": key[0], "handle": key[1], "context": context})
+                    self._note(confirm_fact(key, context))
         return changed
 
     def pod_called(self) -> None:
@@ -185,7 +175,7 @@ class Reconciler:
             rm = recheck.remaining.pop()
             most -= 1
             if self._is_gone(rm, recheck):
-                (self._dropped if recheck.freed else self._vanished)(rm.key)
+                self._forget(rm.key, recheck)
                 changed, most = True, most - _FORGETTING
             if self._clock() >= until_ns:
                 most = 0
@@ -193,7 +183,7 @@ class Reconciler:
             return changed, most
         recheck.remaining = None
         if recheck.gone:
-            (self._dropped if recheck.freed else self._vanished)(recheck.key)
+            self._forget(recheck.key, recheck)
             self._rechecks.pop(recheck.key, None)
             return True, most
         entry = self._table.clients.get(recheck.key[0]) if whole_client else None
@@ -204,6 +194,12 @@ class Reconciler:
         else:
             self._rechecks.pop(recheck.key, None)
         return changed, most
+
+    def _forget(self, key: Key, recheck: _Recheck) -> None:
+        if recheck.freed:
+            self._note(gone_fact(key))
+        else:
+            self._vanished(key)
 
     def _is_gone(self, rm: RmObject, recheck: _Recheck) -> bool:
         if self._table.objects.get(rm.key) is not rm:

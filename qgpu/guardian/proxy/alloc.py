@@ -12,7 +12,8 @@ import os
 import struct
 from dataclasses import dataclass
 
-from qgpu.guardian.accounting.object_table import NO_INSTANCE, Key, RmObject
+from qgpu.guardian.accounting.object_table import NO_INSTANCE
+from qgpu.guardian.accounting.rm_object import Key, RmObject
 from qgpu.guardian.proxy import client_ownership, rm_calls
 from qgpu.guardian.proxy.free import FreeHandler
 from qgpu.guardian.proxy.handler_context import PROCEED, Handler, HandlerContext, PodCall, status_of
@@ -244,20 +245,20 @@ class AllocHandler(Handler):
         if rm.rm_class == abi.NV01_DEVICE_0:
             minor = self._supervisor.allowance(self._pod).minors.get(rm.detail)
             if minor is None or not _has_open(pid, os.makedev(self._supervisor.major, minor)):
-                self._supervisor.count_refusal(self._pod, "card without a grant")
+                self._supervisor.refusals.count(self._pod, "card without a grant")
                 return abi.NV_ERR_INSUFFICIENT_PERMISSIONS
             return abi.NV_OK if self._passthrough.wait_for_root_clients() else abi.NV_ERR_BUSY_RETRY
         if rm.rm_class in abi.GPFIFO_CLASSES:
             parent = self._supervisor.table.objects.get((rm.client, rm.parent))
             in_tsg = parent is not None and parent.rm_class == abi.KEPLER_CHANNEL_GROUP_A
             if not in_tsg and not self._may_stand_alone(rm):
-                self._supervisor.count_refusal(self._pod, "compute channel outside a TSG")
+                self._supervisor.refusals.count(self._pod, "compute channel outside a TSG")
                 return abi.NV_ERR_INVALID_ARGUMENT
         if classes.on_compute_engine(rm.rm_class) and not self._in_compute_tsg(rm):
-            self._supervisor.count_refusal(self._pod, "compute outside a compute TSG")  # nobody would pay for its time
+            self._supervisor.refusals.count(self._pod, "compute outside a compute TSG")  # nobody would pay for its time
             return abi.NV_ERR_INVALID_ARGUMENT
         if rm.rm_class in classes.KEPT and rm.handle == 0:
-            self._supervisor.count_refusal(self._pod, "object without a handle")
+            self._supervisor.refusals.count(self._pod, "object without a handle")
             return abi.NV_ERR_INVALID_ARGUMENT  # RM would choose one; no CUDA library asks for that
         return abi.NV_OK
 
@@ -298,7 +299,7 @@ class AllocHandler(Handler):
         if self._supervisor.confirm(rm.key, size):
             return True
         self._gpu_ops.free(file, rm.client, rm.handle)
-        self._supervisor.count_refusal(self._pod, "memory over the limit")
+        self._supervisor.refusals.count(self._pod, "memory over the limit")
         return False
 
     def free(self, pod_call: PodCall, number: int, block: IoctlBuffer, client: int, handle: int, status_at: int) -> int:
@@ -365,7 +366,7 @@ class AllocHandler(Handler):
             status, what = abi.NV_ERR_INSUFFICIENT_PERMISSIONS, "card without a grant"
         self._gpu_ops.free(file, *device.key)
         self._supervisor.end_free(device.key, [], gone=True)
-        self._supervisor.count_refusal(self._pod, what)
+        self._supervisor.refusals.count(self._pod, what)
         return status
 
     def alloc_memory(self, pod_call: PodCall, block: IoctlBuffer, asked: rm_calls.AllocMemory, *, wrapped: bool) -> int:
@@ -382,12 +383,12 @@ class AllocHandler(Handler):
             what = classes.name(asked.rm_class)
             return self._ctx.refuse(block, asked.status_at, abi.NV_ERR_INVALID_CLASS, what)
         self.undo_interrupted(pod_call, (asked.client, asked.handle))
-        return self._ctx.with_descriptor(pod_call, abi.NV_ESC_RM_ALLOC_MEMORY, block, 48)
+        return self._ctx.with_descriptor(pod_call, abi.NV_ESC_RM_ALLOC_MEMORY, block, rm_calls.MEMORY_FD_AT)
 
     def register_fd(self, pod_call: PodCall, block: IoctlBuffer, minor: int) -> int:
         """Tie a card's file to a control file; refuse a control file, which would take over another file's clients."""
         if minor == abi.NV_CONTROL_MINOR:
-            self._supervisor.count_refusal(self._pod, "control file registered with a control file")
+            self._supervisor.refusals.count(self._pod, "control file registered with a control file")
             return errno.EINVAL
         error = self._ctx.with_descriptor(pod_call, abi.NV_ESC_REGISTER_FD, block, 0)
         return 0 if pod_call.is_retry and error == errno.EINVAL else error  # RM accepts it only once

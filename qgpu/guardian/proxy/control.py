@@ -56,7 +56,7 @@ class ControlHandler(Handler):
     def control(self, pod_call: PodCall, block: IoctlBuffer, asked: rm_calls.Control) -> int:
         """Handle a control."""
         if (refusal := self._refusal(asked)) is not None:
-            if asked.command == abi.NVA06C_SET_TIMESLICE and self._record_wished_timeslice(pod_call.call.tid, asked):
+            if asked.command == abi.NVA06C_SET_TIMESLICE and self._record_timeslice_request(pod_call.call.tid, asked):
                 return self._ctx.answer(block, asked.status_at, abi.NV_OK)
             return self._ctx.refuse(block, asked.status_at, *refusal)
         if (request := self._copy_in(pod_call, block, asked)) is None:
@@ -106,7 +106,7 @@ class ControlHandler(Handler):
         pod = owner.pod if owner is not None else self._pod
         with self._supervisor.pod_lock(pod) if controls.ALLOWED[asked.command].gives else nullcontext():
             pod_call.listener.begin()
-            error = self._perform_control(pod_call, block, request.params, asked, taken)
+            error = self._perform_control(request, taken)
         if pod_call.is_retry and not error and _was_done(asked.command, status_of(block, asked.status_at)):
             block.patch_u32(asked.status_at, abi.NV_OK)
         return error
@@ -117,8 +117,7 @@ class ControlHandler(Handler):
         block.restore(_PARAMS_AT, 8)
         if params is not None:
             if not error and status_of(block, asked.status_at) == abi.NV_OK:
-                status = self._handle_answer(request.pod_call, params, request.nested, asked)
-                block.patch_u32(asked.status_at, status)
+                block.patch_u32(asked.status_at, self._handle_answer(request, params))
             for each in request.nested:
                 each.store()
             for where in controls.ALLOWED[asked.command].pointers:
@@ -182,12 +181,9 @@ class ControlHandler(Handler):
 
         Raises OSError if the file cannot be watched.
         """
-        if (
-            params is None
-            or file is None
-            or file < 0
-            or self._gpu_ops.object_info(pod_call.file, asked.client, asked.client) is None
-        ):
+        if params is None or file is None or file < 0:
+            return None
+        if self._gpu_ops.object_info(pod_call.file, asked.client, asked.client) is None:
             return None
         match asked.command:
             case abi.NV0000_OS_UNIX_EXPORT_OBJECT_TO_FD:
@@ -198,14 +194,8 @@ class ControlHandler(Handler):
                 return None
         return self._supervisor.quota.export(self._pod, asked.client, handles, file)
 
-    def _perform_control(
-        self,
-        pod_call: PodCall,
-        block: IoctlBuffer,
-        params: IoctlBuffer | None,
-        asked: rm_calls.Control,
-        taken: int | None,
-    ) -> int:
+    def _perform_control(self, request: _ControlRequest, taken: int | None) -> int:
+        pod_call, block, asked, params = request.pod_call, request.block, request.asked, request.params
         if params is None or taken is None:
             if asked.command == abi.NV2080_GPU_GET_PID_INFO and params is not None:
                 return self._perform_on_pids(pod_call, block, params)
@@ -249,10 +239,9 @@ class ControlHandler(Handler):
         with self._supervisor.lock:
             return self._supervisor.table.pids_of(self._pod)
 
-    def _handle_answer(
-        self, pod_call: PodCall, params: IoctlBuffer, nested: list[IoctlBuffer], asked: rm_calls.Control
-    ) -> int:
+    def _handle_answer(self, request: _ControlRequest, params: IoctlBuffer) -> int:
         """Learn from RM's answer, and adapt what it says of the card; return the status to answer with."""
+        pod_call, asked, nested = request.pod_call, request.asked, request.nested
         match asked.command:
             case abi.NV2080_FB_GET_INFO_V2:
                 self._show_memory(asked, params.data, 4, _U32.unpack_from(params.data)[0])
@@ -278,11 +267,7 @@ class ControlHandler(Handler):
     def _imported(self, pod_call: PodCall, client: int, handles: list[int]) -> int:
         """Charge imported memory: the pod's own memory once, and any other as if the pod had made it."""
         for handle in handles:
-            if (
-                handle
-                and (status := self._dup_handler.admit_handle(pod_call.file, (client, handle), client, None))
-                != abi.NV_OK
-            ):
+            if status := self._dup_handler.admit_handle(pod_call.file, (client, handle), client, None):
                 for other in handles:
                     self._gpu_ops.free(pod_call.file, client, other)
                     self._supervisor.end_free((client, other), [], gone=True)
@@ -293,18 +278,18 @@ class ControlHandler(Handler):
         if (shown := self._ctx.visible_memory(asked.client, asked.target)) is not None:
             virtualize.show_memory(entries, at, count, *shown)
 
-    def _record_wished_timeslice(self, tid: int, asked: rm_calls.Control) -> bool:
+    def _record_timeslice_request(self, tid: int, asked: rm_calls.Control) -> bool:
         """Record the timeslice that libcuda sets once per TSG at start; it applies while no plan sets another."""
         tsg = self._supervisor.table.objects.get((asked.client, asked.target))
         own = self._supervisor.owns(self._pod, asked.client)
-        if tsg is None or not own or tsg.wish_us != abi.RM_DEFAULT_TIMESLICE_US:
+        if tsg is None or not own or tsg.requested_us != abi.RM_DEFAULT_TIMESLICE_US:
             return False
         data = self._proxy.memory.read(tid, asked.params, 8)
-        wish = int.from_bytes(data, "little") if data else 0
-        if not abi.RM_DEFAULT_TIMESLICE_US <= wish <= 4 * abi.RM_DEFAULT_TIMESLICE_US:
+        requested_us = int.from_bytes(data, "little") if data else 0
+        if not abi.RM_DEFAULT_TIMESLICE_US <= requested_us <= 4 * abi.RM_DEFAULT_TIMESLICE_US:
             return False
         with self._supervisor.lock:
-            self._supervisor.note({"fact": "wish", "client": tsg.client, "handle": tsg.handle, "us": wish})
+            self._supervisor.note({"fact": "timeslice", "client": tsg.client, "handle": tsg.handle, "us": requested_us})
         return True
 
 

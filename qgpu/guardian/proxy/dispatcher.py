@@ -259,7 +259,7 @@ class Dispatcher:
         # Three kinds of calls end here. A dma-buf keeps memory without a handle. RM's own mappings take page tables on
         # the card that nobody can count (CUDA uses UVM's mappings). RM_IDLE_CHANNELS reads lists of handles under RM's
         # locks.
-        self._supervisor.count_refusal(self._pod, escapes.name(escape.number))
+        self._supervisor.refusals.count(self._pod, escapes.name(escape.number))
         return errno.EOPNOTSUPP
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 
-from qgpu.guardian.accounting.object_table import Key, RmObject
+from qgpu.guardian.accounting.rm_object import Key, RmObject
 from qgpu.guardian.proxy import rm_calls
 from qgpu.guardian.proxy.alloc import AllocHandler
 from qgpu.guardian.proxy.handler_context import Handler, HandlerContext, PodCall, status_of
@@ -50,10 +50,8 @@ class DupHandler(Handler):
         after = self._supervisor.quota.number_of(source_key)
         # Another pod's memory counts for both pods. If only its maker paid, the maker could free it and make more.
         same = before == after and self._supervisor.owns(self._pod, asked.source_client)
-        number = before if same else None
-        if (
-            status := self.admit_handle(pod_call.file, (asked.client, handle), asked.parent or asked.client, number)
-        ) != abi.NV_OK:
+        number, parent = before if same else None, asked.parent or asked.client
+        if status := self.admit_handle(pod_call.file, (asked.client, handle), parent, number):
             return self._ctx.answer(block, asked.status_at, status)
         block.store()
         return 0
@@ -85,7 +83,7 @@ class DupHandler(Handler):
         space = about[0] == abi.FERMI_VASPACE_A and self._ctx.limited()  # its page tables are charged by handle
         if space or about[0] in classes.GATED | classes.PHYSICAL:
             self._gpu_ops.free(file, *key)
-            self._supervisor.count_refusal(self._pod, "second handle")
+            self._supervisor.refusals.count(self._pod, "second handle")
             return abi.NV_ERR_NOT_SUPPORTED
         if about[0] != abi.NV01_MEMORY_LOCAL_USER:
             return abi.NV_OK

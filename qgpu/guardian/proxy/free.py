@@ -18,7 +18,7 @@ from collections.abc import Callable
 import structlog
 
 from qgpu.guardian.accounting.allocations import Allocation
-from qgpu.guardian.accounting.object_table import Key
+from qgpu.guardian.accounting.rm_object import Key
 from qgpu.guardian.proxy.handler_context import Handler, HandlerContext, PodCall
 
 _log = structlog.get_logger("guardian")

@@ -8,7 +8,7 @@ import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from qgpu.guardian.accounting.object_table import RmObject
+from qgpu.guardian.accounting.rm_object import RmObject
 from qgpu.guardian.proxy.ioctl_proxy import IoctlBuffer, IoctlProxy
 from qgpu.guardian.proxy.supervisor import Supervisor
 from qgpu.linux import kcmp
@@ -81,7 +81,7 @@ class HandlerContext:
 
     def refuse(self, block: IoctlBuffer, status_at: int, status: int, what: str) -> int:
         """Answer as ``answer`` does, and count the refusal."""
-        self.supervisor.count_refusal(self.pod, what)
+        self.supervisor.refusals.count(self.pod, what)
         return self.answer(block, status_at, status)
 
     def limited(self) -> bool:
@@ -95,7 +95,7 @@ class HandlerContext:
             if status == abi.NV_ERR_NO_MEMORY and make_room():
                 status = self.supervisor.claim(rm, number)
         if status == abi.NV_ERR_NO_MEMORY:
-            self.supervisor.count_refusal(self.pod, "memory over the limit")
+            self.supervisor.refusals.count(self.pod, "memory over the limit")
         return status
 
     def visible_memory(self, client: int, handle: int) -> tuple[int, int] | None:

@@ -67,7 +67,7 @@ class MmapHandler(Handler):
         if not fits and self._ctx.rescan_mappings():
             fits = self._supervisor.quota.reserve_mapping(self._pod, pid, cost)
         if not fits:
-            self._supervisor.count_refusal(self._pod, "managed memory over the limit")
+            self._supervisor.refusals.count(self._pod, "managed memory over the limit")
             return errno.EPERM if self._is_uvm(pid, fd) else errno.ENOMEM
         self._making.add(call, pid, cost)
         return PROCEED

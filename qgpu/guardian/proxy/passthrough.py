@@ -11,7 +11,8 @@ import errno
 
 import structlog
 
-from qgpu.guardian.accounting.object_table import NO_INSTANCE, RmObject
+from qgpu.guardian.accounting.object_table import NO_INSTANCE
+from qgpu.guardian.accounting.rm_object import RmObject
 from qgpu.guardian.proxy import rm_calls
 from qgpu.guardian.proxy.handler_context import ANSWERED, Handler, HandlerContext, PodCall
 from qgpu.guardian.proxy.ioctl_proxy import IoctlBuffer
@@ -47,11 +48,10 @@ class Passthrough(Handler):
 
     def makes_root_clients(self, pod_call: PodCall) -> bool:
         """Tell whether the kernel may make a root client on this file: it has none, and reaches no device."""
+        files = self._supervisor.files
         if pod_call.unanswered is not None:  # the call is unanswered, so the file has no client of it yet
-            self._supervisor.files.roots.discard(pod_call.file)
-        return not self._supervisor.files.devices.has(pod_call.file) and not self._supervisor.files.roots.has(
-            pod_call.file
-        )
+            files.roots.discard(pod_call.file)
+        return not (files.devices.has(pod_call.file) or files.roots.has(pod_call.file))
 
     def makes_devices(self, pod_call: PodCall) -> bool:
         """Tell whether the kernel may make a device on this file: no other client and no device is reached by it."""
@@ -78,7 +78,7 @@ class Passthrough(Handler):
         """Wait until no root client is being made: its call could make another object, below the new device."""
         if self._roots.wait(_ROOT_PATIENCE_S):
             return True
-        self._supervisor.count_refusal(self._pod, "device while a root client is made")
+        self._supervisor.refusals.count(self._pod, "device while a root client is made")
         return False
 
     def has_device(self, client: int) -> bool:

@@ -118,17 +118,8 @@ def unwrap(request: int, argument: int, read: Reader) -> Escape | None:
     return Escape(number, size, address, wrapped=True)
 
 
-def decode(request: int, argument: int, read: Reader) -> Call | None:
-    """Decode an ioctl for RM; None if it is no call that is tracked or checked."""
-    escape = unwrap(request, argument, read)
-    if escape is None or escape.number == abi.NV_ESC_IOCTL_XFER_CMD or escape.size > abi.sizeof("NVOS32_PARAMETERS"):
-        return None
-    data = read(escape.address, escape.size)
-    return parse(escape.number, data) if data is not None and len(data) == escape.size else None
-
-
 def parse(number: int, data: bytes | bytearray) -> Call | None:
-    """Decode a call's structure."""
+    """Decode a call's structure; None if it is no call that is tracked or checked."""
     found = _READERS.get((number, len(data)))
     return found[0](data, found[1]) if found is not None else None
 

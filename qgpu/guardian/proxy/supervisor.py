@@ -11,27 +11,25 @@ import errno
 import os
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import structlog
 
-from qgpu.errors import RefusedError
 from qgpu.guardian.accounting.memory_quota import Allowance, MemoryQuota
-from qgpu.guardian.accounting.object_table import MOST_USERS, Fact, Key, ObjectTable, RmObject, object_fact
+from qgpu.guardian.accounting.object_table import MOST_USERS, ObjectTable
+from qgpu.guardian.accounting.rm_object import Fact, Key, RmObject, confirm_fact, gone_fact, object_fact
 from qgpu.guardian.failover.journal import Journal, Writes
 from qgpu.guardian.gpu.gpu_ops import GpuOps
 from qgpu.guardian.gpu.reconciler import BATCH, Reconciler
 from qgpu.guardian.proxy.ioctl_proxy import Perform
+from qgpu.guardian.proxy.listeners import Listeners
+from qgpu.guardian.proxy.refusals import Refusals
 from qgpu.guardian.proxy.uvm_files import UvmFile, UvmFiles
-from qgpu.guardian.rules import tools
 from qgpu.guardian.rules.classes import CHARGED, GATED
-from qgpu.linux import fd_budget, kcmp, proc
+from qgpu.linux import fd_budget, proc
 from qgpu.linux.open_file_set import FileSets
-from qgpu.linux.seccomp_notify import Listener, UnansweredCall, has_call, read_slot
 from qgpu.nvidia import abi, uvm
 from qgpu.nvidia.rm_client import take
 
@@ -39,7 +37,6 @@ _log = structlog.get_logger("guardian")
 
 #: Limits per pod. Freeing a client walks all of its pod's objects, so their number is bounded.
 _MOST_OBJECTS, _MOST_CLIENTS, _MOST_PROCESSES = 100_000, 1 << 12, 1 << 12
-_MOST_KINDS = 64
 #: This many devices of a pod are allowed even when their memory does not fit.
 _FREE_DEVICES = 16
 #: How long a free waits until the main loop has dropped all objects below the freed one.
@@ -70,9 +67,9 @@ class Supervisor:
     #: Device instances by the UUID that UVM uses.
     uuids: Mapping[bytes, int] = field(default_factory=dict)
     perform: Perform = abi.perform
-    listeners: dict[int, tuple[str, Listener]] = field(default_factory=dict)
-    refusals: Counter[tuple[str, str]] = field(default_factory=Counter)
     lock: threading.RLock = field(default_factory=threading.RLock)
+    listeners: Listeners = field(init=False)
+    refusals: Refusals = field(init=False)
     _pod_locks: dict[str, threading.RLock] = field(default_factory=dict)
     #: What this guardian and earlier ones recorded about pods' open files.
     files: FileSets = field(default_factory=FileSets)
@@ -80,30 +77,21 @@ class Supervisor:
     uvm_files: UvmFiles = field(init=False)
     quota: MemoryQuota = field(init=False)
     reconciler: Reconciler = field(init=False)
-    _kinds: Counter[str] = field(default_factory=Counter)
     #: By pod, when the next check of its clients may start: no other call is served during a check.
     _look_again_ns: dict[str, int] = field(default_factory=dict)
-    _next_listener: int = field(init=False)
     #: Processes whose UVM files are not at the recorded descriptors.
     _moved: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        self._next_listener = 1 + max(self.journal.listeners(), default=0)
+        self.listeners, self.refusals = Listeners(self.journal), Refusals(self.lock)
         self.uvm_files = UvmFiles(self.perform)
         allowance, look = (lambda pod: self.allowance(pod)), self._recheck_clients
         uuids, uvm_files = (lambda: self.uuids), self.uvm_files.count
         self.quota = MemoryQuota(
             self.table, self.lock, self.note, allowance, look, uuids, uvm_files, self.files.carriers
         )
-        self.reconciler = Reconciler(
-            self.table,
-            self.gpu_ops,
-            self.note,
-            self._forget_vanished,
-            self._forget_freed,
-            self.clock,
-            lambda: self.wake(),
-        )
+        forget, wake = self._forget_vanished, (lambda: self.wake())
+        self.reconciler = Reconciler(self.table, self.gpu_ops, self.note, forget, self.clock, wake)
 
     def note(self, fact: Fact) -> None:
         """Enter a fact in the object table and the journal."""
@@ -115,57 +103,6 @@ class Supervisor:
         if self.journal.should_compact:
             self.journal.compact(self.table.facts())
 
-    def listen(self, pod: str, fd: int, number: int | None = None) -> int:
-        """Take over a pod's listener and return its number. Raises RefusedError.
-
-        A pod beyond its fair share of listeners gets no new one. A dead guardian's listeners (``number`` is given) are
-        always taken over, also one that it had not named to anybody yet.
-        """
-        number = self._number_of_unanswered_call(fd) if number is None else number
-        if number is None:
-            own = sum(other == pod for other, _ in self.listeners.values())
-            if not fd_budget.within_fair_share(own, self.journal.free_slots):
-                raise RefusedError(f"pod {pod}: {own} of its process trees are watched already; end some first")
-        number = self._next_listener if number is None else number
-        self._next_listener = max(self._next_listener, number + 1)
-        self.listeners[number] = (pod, Listener(fd, self.journal.slot(number), number))
-        return number
-
-    def number_of(self, pod: str, fd: int) -> int | None:
-        """Return the number of a pod's listener that is here already; None if it is not."""
-        us = os.getpid()
-        for number, (owner, listener) in self.listeners.items():
-            if owner == pod and kcmp.same_file(us, listener.fd, us, fd):
-                return number
-        return None
-
-    def release_slots(self) -> None:
-        """Free the slots of listeners that nobody has, but for those with a call whose thread still waits."""
-        for number in self.journal.listeners() - self.listeners.keys():
-            left = self.unanswered_call(number)
-            if left is None or not Path(f"/proc/{left.call.tid}").exists():
-                self.journal.release(number)
-
-    def _number_of_unanswered_call(self, fd: int) -> int | None:
-        """Return the number by which a dead guardian received a call from a listener that it named to nobody."""
-        for number in self.journal.listeners() - self.listeners.keys():
-            left = self.unanswered_call(number)
-            if left is not None and has_call(fd, left.call.id):
-                return number
-        return None
-
-    def live_pods(self) -> set[str]:
-        """Name the pods that have a process behind one of their listeners."""
-        found: set[str] = set()
-        for pod, listener in self.listeners.values():
-            if pod not in found and listener.has_processes():
-                found.add(pod)
-        return found
-
-    def unanswered_call(self, number: int) -> UnansweredCall | None:
-        """Return the call that a dead guardian received on a listener and did not answer."""
-        return read_slot(self.journal.slot(number))
-
     def record_answer(self, number: int, call: int, writes: Writes) -> None:
         """Write to the journal what a call is about to be answered with."""
         with self.lock:
@@ -174,8 +111,7 @@ class Supervisor:
 
     def listener_closed(self, number: int) -> None:
         """Forget a listener without processes; a pod without listeners has no processes."""
-        pod, _ = self.listeners.pop(number)
-        self.journal.release(number)
+        pod = self.listeners.remove(number)
         if pod not in (other for other, _ in self.listeners.values()):
             self.note({"fact": "ended", "name": pod})
 
@@ -190,26 +126,11 @@ class Supervisor:
         with self.lock:
             return self._pod_locks.setdefault(pod, threading.RLock())
 
-    def count_refusal(self, pod: str, what: str) -> None:
-        """Count a refusal by its kind; beyond a limit of kinds per pod, count it as "other calls"."""
-        with self.lock:
-            first = (pod, what) not in self.refusals
-            if first:
-                if self._kinds[pod] >= _MOST_KINDS:
-                    what = "other calls"
-                self._kinds[pod] += 1
-            self.refusals[pod, what] += 1
-        if first and (found := tools.refused(what)) is not None:
-            tool, reason = found
-            _log.warning("a tool was refused", pod=pod, tool=tool.name, call=what, reason=reason, remedy=tool.remedy)
-
     def retired(self, pod: str) -> None:
-        """Drop the counters of a pod that was retired."""
-        self._kinds.pop(pod, None)
+        """Forget what was counted of a pod that was retired."""
+        self.refusals.forget(pod)
         self._pod_locks.pop(pod, None)
         self._look_again_ns.pop(pod, None)
-        for key in [key for key in self.refusals if key[0] == pod]:
-            del self.refusals[key]
 
     def resume(self) -> None:
         """Continue with a table rebuilt from a journal: watch its processes, and ask RM about unconfirmed claims."""
@@ -240,11 +161,11 @@ class Supervisor:
     def _hold_uvm_files(self, pid: int) -> None:
         """Hold a process's UVM files again, as the dead guardian did; remember the process if one has moved."""
         for fd in list(self.table.uvm_fds.get(pid, ())):
-            if not self._hold_uvm_file(pid, fd):
+            if not self._hold_again(pid, fd):
                 self._moved.add(pid)
 
-    def _hold_uvm_file(self, pid: int, fd: int) -> bool:
-        """Hold one UVM file of a process; False if the descriptor is no UVM file."""
+    def _hold_again(self, pid: int, fd: int) -> bool:
+        """Hold the UVM file behind a descriptor of a process; False if it is no UVM file."""
         device = proc.device(pid, fd)
         if device is None or os.major(device) != self.find_uvm(uvm.REGISTER_GPU):
             return False
@@ -282,7 +203,7 @@ class Supervisor:
             pid = self._moved.pop()
             for fd, device in proc.devices(pid):
                 if os.major(device) == self.find_uvm(uvm.REGISTER_GPU):
-                    self._hold_uvm_file(pid, fd)
+                    self._hold_again(pid, fd)
 
     # -- processes and clients ----------------------------------------------------------------------------------
 
@@ -326,7 +247,7 @@ class Supervisor:
         """Tell whether a pod has fewer clients than a pod may have; count the refusal if not."""
         if len(self.table.clients_of(pod)) < _MOST_CLIENTS:
             return True
-        self.count_refusal(pod, "too many clients of RM")
+        self.refusals.count(pod, "too many clients of RM")
         return False
 
     def record_file_found(self, client: int, pid: int, fd: int) -> bool:
@@ -376,7 +297,7 @@ class Supervisor:
                 return abi.NV_ERR_INVALID_ARGUMENT
             entry = self.table.clients.get(rm.client)
             if entry is not None and self.table.counts[entry.pod] >= _MOST_OBJECTS:
-                self.count_refusal(entry.pod, "too many objects of RM")
+                self.refusals.count(entry.pod, "too many objects of RM")
                 return abi.NV_ERR_INSUFFICIENT_RESOURCES
             charged = rm.rm_class in CHARGED or self.table.stands_alone(rm)
             if charged and number is None:
@@ -397,7 +318,7 @@ class Supervisor:
                 status = abi.NV_ERR_NO_MEMORY
             else:
                 return abi.NV_OK
-            self.note(_gone(rm.key))
+            self.note(gone_fact(rm.key))
             return status
 
     def confirm(self, key: Key, size: int | None = None) -> bool:
@@ -407,9 +328,9 @@ class Supervisor:
             if rm is None:
                 return True
             if size is not None and size != rm.detail and self._resize(rm, size):
-                self.note(_gone(key))
+                self.note(gone_fact(key))
                 return False
-            self.note({"fact": "confirm", "client": key[0], "handle": key[1], "context": 0})
+            self.note(confirm_fact(key))
             self.reconciler.object_made(rm)
             return True
 
@@ -422,7 +343,7 @@ class Supervisor:
     def _note_size(self, rm: RmObject, size: int) -> None:
         """Enter memory in the object table again, at its true size in bytes."""
         memory = self.table.allocations.by_handle.get(rm.key)
-        self.note(_gone(rm.key))
+        self.note(gone_fact(rm.key))
         fact = object_fact(RmObject(rm.client, rm.handle, rm.parent, rm.rm_class, size))
         self.note(fact | ({"memory": memory.number} if memory is not None else {}))
 
@@ -434,7 +355,7 @@ class Supervisor:
         with self.lock:
             found = RmObject(device.client, device.handle, device.parent, device.rm_class, instance)
             self.note(object_fact(found))
-            self.note({"fact": "confirm", "client": device.client, "handle": device.handle, "context": 0})
+            self.note(confirm_fact(device.key))
             return self._device_fits(self.table.pod_of(found), instance)
 
     def _device_fits(self, pod: str, instance: int) -> bool:
@@ -444,7 +365,7 @@ class Supervisor:
         """Take a claim back."""
         with self.lock:
             if (rm := self.table.objects.get(key)) is not None and not rm.confirmed:
-                self.note(_gone(key))
+                self.note(gone_fact(key))
 
     def begin_free(self, key: Key, file: int) -> list[Key]:
         """Open the gates over the channels to be freed, because a free may wait for queued work; return the channels.
@@ -472,7 +393,7 @@ class Supervisor:
             if many:
                 self.reconciler.forget_freed(key)
             else:
-                self.note(_gone(key))
+                self.note(gone_fact(key))
             if rm is not None and rm.rm_class in {abi.FERMI_VASPACE_A, abi.FERMI_CONTEXT_SHARE_A}:
                 self.reconciler.recheck([(key[0], key[0])])  # RM frees channels together with their address space
             if channels or rm is None or rm.rm_class in GATED:
@@ -539,10 +460,6 @@ class Supervisor:
         self._forget_vanished(key)
         return count
 
-    def _forget_freed(self, key: Key) -> None:
-        """Drop an object that a call to this guardian freed."""
-        self.note(_gone(key))
-
     def _forget_vanished(self, key: Key) -> None:
         """Drop an object that RM no longer has although no call freed it, for example because its file was closed.
 
@@ -555,18 +472,14 @@ class Supervisor:
             for memory in self.table.ending_with(key):
                 if memory.instance in limits:
                     self.quota.map(entry.maker, _SOMEWHERE + memory.number, 1, [_NO_CARD], next(iter(memory.handles)))
-        self.note(_gone(key))
+        self.note(gone_fact(key))
 
     def _settle_claim(self, rm: RmObject) -> None:
         """Find out what became of a claim that a dead guardian left."""
         found = self.gpu_ops.find_object(rm)
         if (found is None and not self.gpu_ops.exists(rm.key)) or (found is not None and found[0] != rm.rm_class):
-            self.note(_gone(rm.key))
+            self.note(gone_fact(rm.key))
             return
         if rm.rm_class == abi.NV01_MEMORY_LOCAL_USER and (size := self.gpu_ops.size(rm)) is not None:
             self._note_size(rm, size)
-        self.note({"fact": "confirm", "client": rm.client, "handle": rm.handle, "context": 0})
-
-
-def _gone(key: Key) -> Fact:
-    return {"fact": "gone", "client": key[0], "handle": key[1]}
+        self.note(confirm_fact(rm.key))

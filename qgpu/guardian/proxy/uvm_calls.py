@@ -89,24 +89,24 @@ class UvmHandler(Handler):
         """Return NV_OK if a card may be registered: the pod has a grant on it, and its UVM file is without HMM."""
         instance = self._supervisor.uuids.get(bytes(block.data[: uvm.UUID_BYTES]))
         if instance not in self._supervisor.allowance(self._pod).minors:
-            self._supervisor.count_refusal(self._pod, "card without a grant")
+            self._supervisor.refusals.count(self._pod, "card without a grant")
             return abi.NV_ERR_INSUFFICIENT_PERMISSIONS
         if not limited:
             return abi.NV_OK
         self._supervisor.forget_previous_program(self._pod, pid)
         if not self._wait_until_mapped():
-            self._supervisor.count_refusal(self._pod, "UVM while a mapping is made")
+            self._supervisor.refusals.count(self._pod, "UVM while a mapping is made")
             return abi.NV_ERR_BUSY_RETRY
         if not self._supervisor.quota.start_using_uvm(self._pod, pid):
-            self._supervisor.count_refusal(self._pod, "managed memory over the limit")
+            self._supervisor.refusals.count(self._pod, "managed memory over the limit")
             return abi.NV_ERR_NO_MEMORY
         again = self._proxy.block(_U64.pack(uvm.INIT_FLAGS_DISABLE_HMM) + bytes(8))
         error = self._proxy.uvm(file, uvm.INITIALIZE, again)
         if error or _U32.unpack_from(again.data, uvm.STATUS_AT_INITIALIZE)[0] != abi.NV_OK:
-            self._supervisor.count_refusal(self._pod, "UVM initialised with other flags")
+            self._supervisor.refusals.count(self._pod, "UVM initialised with other flags")
             return abi.NV_ERR_INVALID_STATE
         if not self._supervisor.hold_uvm_file(pid, call.fd, file, [bytes(block.data[: uvm.UUID_BYTES])]):
-            self._supervisor.count_refusal(self._pod, "too many UVM files")
+            self._supervisor.refusals.count(self._pod, "too many UVM files")
             return abi.NV_ERR_INSUFFICIENT_RESOURCES
         return abi.NV_OK
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 
-from qgpu.guardian.accounting.object_table import RmObject
+from qgpu.guardian.accounting.rm_object import RmObject
 from qgpu.guardian.proxy import rm_calls
 from qgpu.guardian.proxy.alloc import CHOSEN_PLACE, PAGE_TABLES, AllocHandler
 from qgpu.guardian.proxy.handler_context import Handler, HandlerContext, PodCall, status_of

@@ -47,7 +47,7 @@ class InModule(enum.Enum):
     with nothing but those needs no action here. Both planes check the clients in parameters.
     """
 
-    TIMESLICE = "notes the wish and answers OK: libcuda accepts no refusal, and the plan sets the timeslice"
+    TIMESLICE = "notes the request and answers OK: libcuda accepts no refusal, and the plan sets the timeslice"
     PREEMPTION_MODE = "refuses the modes that the guardian refuses"
     PREEMPT = "refuses what the guardian refuses; the gate penalty replaces the guardian's pause"
     START_CHANNELS = "closes a closed gate again before the call returns"

@@ -13,7 +13,7 @@ from qgpu import errors
 from qgpu.errors import BackendGoneError, NotSupportedError, RefusedError
 from qgpu.guardian.failover.handover import StateFds
 from qgpu.ipc import wire
-from qgpu.ipc.codec import PROTOCOL
+from qgpu.ipc.codec import UNDERSTOOD_PROTOCOLS
 from qgpu.linux import fd_budget
 from qgpu.planes.seccomp.hang_detector import LOOK_MS, HangDetector
 
@@ -55,7 +55,7 @@ class GuardianLink:
             pid = self._connection.peer().pid
             self._connection.close()
             raise GuardianHangsError(pid, str(error)) from error
-        if self.hello.get("protocol") != PROTOCOL:
+        if self.hello.get("protocol") not in UNDERSTOOD_PROTOCOLS:
             for fd in fds:
                 os.close(fd)
             self._connection.close()

@@ -107,19 +107,19 @@ class GateWorker:
                 continue
             used_ns = {tsg: tsg.run_ns for tsg in pod.tsgs}
             turns = before.get(part.pod, TsgTurns(part.tsg_turn_ns, used_ns=used_ns))
-            turns = replace(turns, turn_ns=part.tsg_turn_ns).among(used_ns)
+            turns = replace(turns, turn_ns=part.tsg_turn_ns).with_tsgs(used_ns)
             if part.pod in before and pod.open:
-                turns = turns.later(passed_ns)
+                turns = turns.advanced(passed_ns)
                 if part.pod in closing:
-                    turns = turns.shut()
+                    turns = turns.gate_closed()
             self._tsg_turns[part.pod] = turns
 
     def _rotate_tsgs(self) -> None:
         """At the end of a turn, find which TSGs had work."""
         for name, turns in self._tsg_turns.items():
             pod = self._gpu.pods[name]
-            if turns.look_due and pod.open:
-                self._tsg_turns[name] = turns.looked({tsg: tsg.run_ns for tsg in pod.tsgs})
+            if turns.check_due and pod.open:
+                self._tsg_turns[name] = turns.checked({tsg: tsg.run_ns for tsg in pod.tsgs})
 
     def _resting(self, pod: SimPod) -> frozenset[Tsg]:
         """Return the TSGs of a pod that are off while another has its turn."""

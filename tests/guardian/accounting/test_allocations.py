@@ -143,7 +143,7 @@ def test_page_table_charge_keeps_its_peak_until_all_are_gone():
 def test_memory_given_away_lets_its_ended_pod_go():
     found = Allocations()
     found.allocate((1, 1), "a", 0, SIZE, 1)
-    found.carry(1, 1)
+    found.add_carrier(1, 1)
     found.allocate((3, 1), "a", 0, SIZE, 2)
     found.pin(2)
     found.drop((3, 1))

@@ -11,18 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qgpu.errors import AlreadyRunningError
-from qgpu.guardian.accounting.object_table import (
-    COMPUTE_TSG_BYTES,
-    OTHER_TSG_BYTES,
-    ObjectTable,
-    RmObject,
-    object_fact,
-)
+from qgpu.guardian.accounting.object_table import COMPUTE_TSG_BYTES, OTHER_TSG_BYTES, ObjectTable
+from qgpu.guardian.accounting.rm_object import RmObject, object_fact
 from qgpu.guardian.failover.journal import COMPACT_BYTES, Journal
 from qgpu.guardian.proxy import rm_calls
 from qgpu.guardian.proxy.supervisor import Supervisor
 from qgpu.nvidia import abi
-from tests.traces import ARGUMENT, TRACES, allocated, rows
+from tests.guardian.charges import charged
+from tests.traces import ARGUMENT, TRACES, allocated, decode, rows
 
 POD = {"fact": "pod", "name": "web", "grants": {"0": {"class": "online", "cores": 30, "memory": None}}}
 PROCESS = {"fact": "process", "pid": 100, "pod": "web"}
@@ -95,16 +91,16 @@ def test_freeing_a_parent_frees_what_is_below_it():
     table = grown({"fact": "gone", "client": 7, "handle": 2})
 
     assert table.objects == {}
-    assert table.memory("web") == {}
+    assert charged(table, "web") == {}
 
 
 def test_client_outlives_its_process_until_rm_reports_it_gone():
     table = grown({"fact": "exit", "pid": 100})
-    still = table.memory("web")
+    still = charged(table, "web")
     table.note({"fact": "gone", "client": 7, "handle": 7})
 
     assert still == {0: 65536 + CONTEXT}
-    assert (table.clients, table.objects, table.memory("web")) == ({}, {}, {})
+    assert (table.clients, table.objects, charged(table, "web")) == ({}, {}, {})
 
 
 def test_a_client_lives_on_while_another_process_holds_its_file():
@@ -137,7 +133,7 @@ def test_client_claimed_early_belongs_to_process_that_proves_it():
 def test_memory_adds_up_by_pod_and_card():
     table = grown(thing(9, 2, abi.NV01_MEMORY_LOCAL_USER, 131072))
 
-    assert table.memory("web") == {0: 3 * 65536 + CONTEXT}
+    assert charged(table, "web") == {0: 3 * 65536 + CONTEXT}
 
 
 def test_a_journal_rebuilds_the_register():
@@ -276,7 +272,7 @@ def test_a_recorded_program_leaves_the_objects_rm_says_it_has(trace):
     table.note(PROCESS)
     kept = {abi.NV01_DEVICE_0, abi.NV20_SUBDEVICE_0, abi.KEPLER_CHANNEL_GROUP_A, 0x40} | abi.GPFIFO_CLASSES
     for row in rows(trace):
-        match rm_calls.decode(row.request, ARGUMENT, row.reader()):
+        match decode(row.request, ARGUMENT, row.reader()):
             case rm_calls.Alloc(client=client, rm_class=rm_class) as asked if rm_class in kept:
                 table.note({**CLIENT, "client": client, "fd": row.fd})
                 detail = rm_calls.detail(rm_class, row.params)
@@ -295,8 +291,8 @@ facts = st.sampled_from(
         {"fact": "gone", "client": 7, "handle": 7},
         {"fact": "gone", "client": 7, "handle": 2},
         {"fact": "gone", "client": 7, "handle": 3},
-        {"fact": "wish", "client": 7, "handle": 3, "us": 2048},
-        {"fact": "unpod", "name": "web"},
+        {"fact": "timeslice", "client": 7, "handle": 3, "us": 2048},
+        {"fact": "pod_retired", "name": "web"},
         {"fact": "process", "pid": 101, "pod": "web"},
         {"fact": "client", "client": 7, "pid": 101, "fd": 8},
     ]
@@ -317,6 +313,22 @@ def test_facts_in_any_order_rebuild_the_same_object_table(story):
     assert [tsg.key for tsg in again.compute_tsgs(0)] == [tsg.key for tsg in table.compute_tsgs(0)]
 
 
+@pytest.mark.parametrize(
+    ("former", "name", "rest"),
+    [
+        ("wish", "timeslice", {"client": 7, "handle": 3, "us": 2048}),
+        ("unpod", "pod_retired", {"name": "web"}),
+        ("carry", "carrier", {"carrier": 1, "memory": 77, "pod": "web", "instance": 0, "size": 1 << 30}),
+    ],
+)
+def test_facts_of_an_earlier_guardian_keep_their_meaning(former, name, rest):
+    tables = grown(), grown()
+    for table, fact in zip(tables, (former, name), strict=True):
+        table.note({"fact": fact} | rest)
+
+    assert list(tables[0].facts()) == list(tables[1].facts()) != list(grown().facts())
+
+
 NEW = {"fact": "object", "client": 7, "handle": 21, "parent": 2, "class": abi.NV01_MEMORY_LOCAL_USER, "detail": 1 << 30}
 WHOSE = {"memory": 77, "pod": "web", "instance": 0, "size": 1 << 30}
 
@@ -324,7 +336,7 @@ WHOSE = {"memory": 77, "pod": "web", "instance": 0, "size": 1 << 30}
 @pytest.mark.parametrize(
     "live",
     [
-        [NEW | {"memory": 77}, {"fact": "carry", "carrier": 1} | WHOSE],
+        [NEW | {"memory": 77}, {"fact": "carrier", "carrier": 1} | WHOSE],
         [NEW | {"memory": 77}, {"fact": "pin"} | WHOSE],
         [
             {**POD, "name": "other"},
@@ -332,7 +344,7 @@ WHOSE = {"memory": 77, "pod": "web", "instance": 0, "size": 1 << 30}
             {"fact": "owner", "client": 7, "pod": "other", "pid": 200, "fd": 9},
         ],
     ],
-    ids=["carry", "pin", "owner"],
+    ids=["carrier", "pin", "owner"],
 )
 @pytest.mark.parametrize("after", range(12))
 def test_a_fact_amid_a_compaction_is_not_lost(live, after):

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from qgpu.errors import NoGpuError
-from qgpu.guardian.accounting.object_table import RmObject, object_fact
+from qgpu.guardian.accounting.rm_object import RmObject, object_fact
 from qgpu.guardian.failover import emergency_open
 from qgpu.guardian.failover.journal import Journal
 from qgpu.nvidia import abi

@@ -9,7 +9,7 @@ import struct
 
 import pytest
 
-from qgpu.guardian.accounting.object_table import RmObject
+from qgpu.guardian.accounting.rm_object import RmObject
 from qgpu.guardian.failover.journal import Journal
 from qgpu.linux import proc
 from qgpu.nvidia import abi, uvm
@@ -25,12 +25,12 @@ def test_call_received_by_dead_guardian_is_judged_by_successor(pod):
     assert pod.supervisor.listeners[pod.number][1].receive() is not None  # and here it dies
 
     successor = pod.fresh(Journal(os.dup(pod.supervisor.journal.fd)))
-    successor.listen("web", os.dup(pod.listener), pod.number)
-    left = successor.unanswered_call(pod.number)
+    successor.listeners.add("web", os.dup(pod.listener), pod.number)
+    left = successor.listeners.unanswered_call(pod.number)
     pod.judge_of(successor, pod.number).resume(successor.listeners[pod.number][1], left)
 
     assert status(pod.answer()[2]) == abi.NV_ERR_INSUFFICIENT_PERMISSIONS
-    assert successor.unanswered_call(pod.number) is None
+    assert successor.listeners.unanswered_call(pod.number) is None
 
 
 def test_what_a_dead_guardian_was_making_is_found_by_the_next(on_card):
@@ -52,10 +52,10 @@ def successor_of(pod):
     pod.supervisor = pod.fresh(Journal(os.dup(pod.supervisor.journal.fd)))
     for fact in pod.supervisor.journal.read()[1]:
         pod.supervisor.table.note(fact)
-    pod.supervisor.listen("web", os.dup(pod.listener), pod.number)
+    pod.supervisor.listeners.add("web", os.dup(pod.listener), pod.number)
     pod.supervisor.resume()
     pod.dispatcher = pod.judge_of(pod.supervisor, pod.number)
-    pod.dispatcher.resume(pod.supervisor.listeners[pod.number][1], pod.supervisor.unanswered_call(pod.number))
+    pod.dispatcher.resume(pod.supervisor.listeners[pod.number][1], pod.supervisor.listeners.unanswered_call(pod.number))
 
 
 @pytest.mark.parametrize("moved", [False, True])
@@ -122,6 +122,6 @@ def test_replayed_recording_is_registered_completely(trace):
         assert len(table.compute_tsgs(0)) == 1
         assert len(table.channels(table.compute_tsgs(0)[0])) == 8
 
-        assert not pod.supervisor.refusals
+        assert not pod.supervisor.refusals.counts
     finally:
         pod.end()

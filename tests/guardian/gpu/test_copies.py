@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from qgpu.guardian.accounting.object_table import RmObject, object_fact
+from qgpu.guardian.accounting.rm_object import RmObject, object_fact
 from qgpu.guardian.gpu.gpu_ops import GpuOps
 from qgpu.model import NS_PER_MS, OnIdle, Plan, PodClass, PodPlan
 from qgpu.nvidia import abi

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qgpu.guardian.accounting.object_table import ObjectTable, RmObject, object_fact
+from qgpu.guardian.accounting.object_table import ObjectTable
+from qgpu.guardian.accounting.rm_object import RmObject, object_fact
 from qgpu.guardian.gpu.enforcer import RETRY_NS, Enforcer, Moved
 from qgpu.model import NS_PER_MS, OnIdle, Plan, PodClass, PodPlan, Window
 from qgpu.nvidia import abi
@@ -144,7 +145,7 @@ def test_without_gates_in_the_plan_nothing_is_ever_due():
 
 def test_release_opens_gates_and_restores_each_timeslice():
     enforcer, engine, _ = card("a", "b")
-    enforcer.table.note({"fact": "wish", "client": 1, "handle": 30, "us": 2048})
+    enforcer.table.note({"fact": "timeslice", "client": 1, "handle": 30, "us": 2048})
     enforcer.adopt(turns("a", "b"), 0)
     enforcer.adopt(None, 5 * MS)
 
@@ -258,7 +259,7 @@ def test_nothing_is_kept_of_a_pod_that_was():
         used[name] = 0
         for step in (0, 5, 15):  # its gate is closed, and opened
             enforcer.adopt(turns("a", name), (at + step) * MS)
-        enforcer.table.note({"fact": "unpod", "name": name})
+        enforcer.table.note({"fact": "pod_retired", "name": name})
         enforcer.forget(name)
         enforcer.step((at + 22) * MS)  # the plan still names it
         enforcer.adopt(turns("a", "b"), (at + 25) * MS)

@@ -7,7 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from qgpu.guardian.accounting.object_table import ObjectTable, RmObject, object_fact
+from qgpu.guardian.accounting.object_table import ObjectTable
+from qgpu.guardian.accounting.rm_object import RmObject, object_fact
 from qgpu.guardian.gpu import reconciler
 from qgpu.guardian.gpu.reconciler import Reconciler
 from qgpu.model import NS_PER_MS
@@ -41,7 +42,7 @@ def due(asked):
         table.note({"fact": "gone", "client": key[0], "handle": key[1]})
 
     gpu_ops = SimpleNamespace(exists=exists)
-    made = Reconciler(table, gpu_ops, table.note, vanished, vanished, lambda: asked.now_ns, lambda: None)
+    made = Reconciler(table, gpu_ops, table.note, vanished, lambda: asked.now_ns, lambda: None)
     made.recheck([(_CLIENT, _CLIENT)], include_memory=True)
     return made
 

@@ -35,7 +35,7 @@ def test_grants_are_sent_again_only_after_a_change() -> None:
     grant(table, "web", 40)
     changed = made.sample(NOW_NS, grants_revision=known)
     assert grant_from_json(changed["grants"]["web"]) == Grant(cores=40)
-    table.note({"fact": "unpod", "name": "web"})
+    table.note({"fact": "pod_retired", "name": "web"})
     assert made.sample(NOW_NS, grants_revision=changed["grants_revision"])["grants"] == {}
 
 

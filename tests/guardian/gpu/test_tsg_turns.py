@@ -8,11 +8,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from qgpu.guardian.accounting.object_table import RmObject, object_fact
+from qgpu.guardian.accounting.rm_object import RmObject, object_fact
 from qgpu.guardian.gpu.enforcer import RETRY_NS, Enforcer
 from qgpu.guardian.gpu.gpu import Gpu
 from qgpu.model import MIN_TIMESLICE_US, NS_PER_MS, Plan, PodClass, PodPlan, Window
-from qgpu.model.tsg_turns import LOOK_NS
+from qgpu.model.tsg_turns import CHECK_NS
 from qgpu.nvidia import abi
 from qgpu.nvidia.gpu_time import GpuTime
 from tests.guardian.gpu.test_enforcer import Engine, card
@@ -95,8 +95,8 @@ def test_an_idle_process_lends_its_turn_until_it_has_work() -> None:
     back = pod.run(200 * MS, {1, 2})
 
     assert lent[-1][1] == back[0][1] == set()
-    assert lent[-1][0] <= 300 + (TURN + LOOK_NS) // MS
-    assert back[1][0] <= 800 + LOOK_NS // MS
+    assert lent[-1][0] <= 300 + (TURN + CHECK_NS) // MS
+    assert back[1][0] <= 800 + CHECK_NS // MS
     assert {frozenset(off) for _, off in back} == {frozenset(), frozenset({1}), frozenset({2})}
 
 
@@ -210,7 +210,7 @@ def test_a_cards_meter_tells_what_each_tsg_of_a_pod_had() -> None:
 def test_nothing_is_kept_of_a_pod_that_was() -> None:
     pod = Pod(2)
     pod.run(120 * MS, {1, 2})
-    pod.enforcer.table.note({"fact": "unpod", "name": "a"})
+    pod.enforcer.table.note({"fact": "pod_retired", "name": "a"})
     pod.enforcer.forget("a")
     pod.enforcer.step(pod.now_ns)
 

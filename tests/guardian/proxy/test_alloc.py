@@ -23,6 +23,7 @@ from tests.guardian.asked import (
     heap,
     subdevice,
 )
+from tests.guardian.charges import charged
 from tests.guardian.fake_rm import PAGE
 from tests.guardian.pod import MINOR, allocate, make_device
 
@@ -52,7 +53,7 @@ def test_first_device_is_made_by_kernel_and_its_card_verified(pod):
 
     assert alloc_status(answer[2]) == abi.NV_ERR_INSUFFICIENT_PERMISSIONS
     assert (7, 2) not in pod.rm.objects
-    assert pod.supervisor.refusals["web", "card without a grant"] == 1
+    assert pod.supervisor.refusals.counts["web", "card without a grant"] == 1
 
 
 def test_no_memory_below_device_whose_card_is_unknown(pod):
@@ -97,7 +98,7 @@ def test_channel_of_another_engine_may_stand_alone(on_card, engine, copies):
     table = on_card.supervisor.table
     assert [rm.handle for rm in table.copy_tsgs(0)] == [9] * copies
     assert [rm.handle for rm in table.channels(table.objects[7, 9])] == [9]
-    assert table.memory("web")[0] == OTHER_TSG_BYTES
+    assert charged(table, "web")[0] == OTHER_TSG_BYTES
 
 
 def test_compute_on_a_channel_that_stands_alone_is_refused(on_card):
@@ -163,7 +164,7 @@ def test_a_control_file_is_not_tied_to_another(pod, monkeypatch):
     monkeypatch.setattr(abi, "NV_CONTROL_MINOR", MINOR)
 
     assert pod.call(abi.NV_ESC_REGISTER_FD, struct.pack("<i", -1))[:2] == (-1, errno.EINVAL)
-    assert pod.supervisor.refusals["web", "control file registered with a control file"] == 1
+    assert pod.supervisor.refusals.counts["web", "control file registered with a control file"] == 1
     assert pod.rm.seen == []
 
 
@@ -232,7 +233,7 @@ def test_pod_with_too_many_clients_gets_no_other(on_card, monkeypatch):
 
     assert ask_for_root(on_card) == abi.NV_ERR_INSUFFICIENT_RESOURCES
     assert set(on_card.rm.objects) == before
-    assert on_card.supervisor.refusals["web", "too many clients of RM"] == 1
+    assert on_card.supervisor.refusals.counts["web", "too many clients of RM"] == 1
 
 
 def test_first_client_passes_again_after_the_only_one_was_freed(pod):

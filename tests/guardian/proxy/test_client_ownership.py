@@ -59,12 +59,12 @@ GONE = {
 @pytest.mark.parametrize("command", GONE, ids=GONE.get)
 def test_a_control_that_reaches_others_is_refused_by_name(with_client, command):
     assert ask(with_client, command, put(0, OWN)) == (abi.NV_ERR_NOT_SUPPORTED, 0)
-    assert with_client.supervisor.refusals["web", GONE[command]] == 1
+    assert with_client.supervisor.refusals.counts["web", GONE[command]] == 1
 
 
 def test_fabric_memory_by_base_and_limit_is_refused_by_name(with_client):
     assert make(with_client, 0xF3, bytes(_BYTES)) == abi.NV_ERR_INVALID_CLASS
-    assert with_client.supervisor.refusals["web", "NV01_MEMORY_FLA"] == 1
+    assert with_client.supervisor.refusals.counts["web", "NV01_MEMORY_FLA"] == 1
     assert with_client.rm.seen == []
 
 
@@ -84,7 +84,7 @@ def test_a_control_may_name_the_pods_own_client(with_client, command, size, own)
 @pytest.mark.parametrize(("command", "size"), NAMING)
 def test_a_control_that_names_anothers_client_is_refused(with_client, command, size):
     assert ask(with_client, command, put(0, NEIGHBOURS, size)) == (abi.NV_ERR_INVALID_OBJECT_HANDLE, 0)
-    assert with_client.supervisor.refusals["web", f"{controls.name(command)} on another pod's client"] == 1
+    assert with_client.supervisor.refusals.counts["web", f"{controls.name(command)} on another pod's client"] == 1
 
 
 def test_a_channel_is_no_client_where_a_branch_has_none(with_client):
@@ -124,7 +124,7 @@ def test_an_object_may_name_the_pods_own_client(with_client, rm_class, at, own):
 def test_an_object_that_names_anothers_client_is_refused(with_client, rm_class, at):
     assert make(with_client, rm_class, put(at, NEIGHBOURS)) == abi.NV_ERR_INVALID_OBJECT_HANDLE
     assert with_client.rm.seen == []
-    assert sum(with_client.supervisor.refusals.values()) == 1
+    assert sum(with_client.supervisor.refusals.counts.values()) == 1
 
 
 @pytest.mark.parametrize("at", [4, 8], ids=["address space shared", "target"])
@@ -135,7 +135,7 @@ def test_a_device_shares_no_address_space_with_a_neighbour(pod, at):
     assert alloc_status(pod.call(abi.NV_ESC_RM_ALLOC, argument, put(at, NEIGHBOURS))[2]) == (
         abi.NV_ERR_INVALID_OBJECT_HANDLE
     )
-    assert pod.supervisor.refusals["web", "NV01_DEVICE_0 on another pod's client"] == 1
+    assert pod.supervisor.refusals.counts["web", "NV01_DEVICE_0 on another pod's client"] == 1
     assert not pod.supervisor.table.objects
 
 

@@ -15,6 +15,7 @@ from qgpu.guardian.failover.journal import Journal
 from qgpu.guardian.proxy import control as control_calls
 from qgpu.nvidia import abi
 from tests.guardian.asked import control, free, status
+from tests.guardian.charges import charged
 from tests.guardian.pod import allocate, device_of, held
 
 SIZE = 1 << 20
@@ -108,7 +109,7 @@ def test_a_successor_of_the_guardian_counts_it_once_too(sharing):
     for fact in Journal(os.dup(sharing.supervisor.journal.fd)).read()[1]:
         again.note(fact)
 
-    assert again.memory("web") == {0: SIZE}
+    assert charged(again, "web") == {0: SIZE}
 
 
 def fact(kind, **more):
@@ -155,7 +156,7 @@ def test_allocation_charged_once_while_handle_or_export_holds_it(story):
             table.note(fact("gone", client=7, handle=one))
             del handles[one]
 
-    assert table.memory("web").get(0, 0) == sum(size_of(number) for number in {*handles.values(), *exported})
+    assert charged(table, "web").get(0, 0) == sum(size_of(number) for number in {*handles.values(), *exported})
 
 
 def test_exports_of_a_neighbours_memory_leave_it_as_it_is(sharing):

@@ -13,6 +13,7 @@ from qgpu.guardian.failover.journal import Journal
 from qgpu.guardian.proxy import uvm_files
 from qgpu.nvidia import abi, uvm
 from tests.guardian.asked import alloc, free, uvm_mapping, uvm_mapping_status, uvm_range
+from tests.guardian.charges import charged
 from tests.guardian.fake_rm import PAGE
 from tests.guardian.pod import LIMIT, MOST, allocate, held
 
@@ -67,7 +68,7 @@ def free_10(pod):
 def memory(pod):
     """Return what a pod is charged for memory alone, without page tables."""
     pod.supervisor.table.allocations.forget_some(1000)
-    return pod.supervisor.table.memory("web").get(0, 0)
+    return charged(pod.supervisor.table, "web").get(0, 0)
 
 
 def kept_by_a_sleeper(pod):
@@ -250,12 +251,12 @@ def test_a_compacted_journal_knows_carriers_and_ended_pods(exported):
     for mark in exported.supervisor.table.allocations.carriers():
         again.note({"fact": "carrier_closed", "carrier": mark})
 
-    assert again.memory("web") == {}
+    assert charged(again, "web") == {}
 
 
 def test_a_pod_with_another_filter_has_not_ended_with_the_first(exported):
     free_10(exported)
-    exported.supervisor.listen("web", os.dup(exported.listener))
+    exported.supervisor.listeners.add("web", os.dup(exported.listener))
 
     assert kept_by_a_sleeper(exported) == (MOST, MOST)
 

@@ -21,6 +21,7 @@ from tests.guardian.asked import (
     memory_params,
     subdevice,
 )
+from tests.guardian.charges import charged
 from tests.guardian.fake_rm import PAGE
 from tests.guardian.pod import LIMIT, MINOR, MOST, allocate, held
 
@@ -29,7 +30,7 @@ def test_memory_over_limit_gets_no_memory_and_no_charge(on_card):
     assert allocate(on_card, 10, MOST) == abi.NV_OK
     assert allocate(on_card, 11, MOST) == abi.NV_ERR_NO_MEMORY
     assert held(on_card) == MOST
-    assert on_card.supervisor.refusals["web", "memory over the limit"] == 1
+    assert on_card.supervisor.refusals.counts["web", "memory over the limit"] == 1
     assert (7, 11) not in on_card.rm.objects
 
 
@@ -138,7 +139,7 @@ def test_duplicating_other_pods_memory_charges_duplicator_too(on_card):
 
     assert dup_status(answer[2]) == abi.NV_ERR_NO_MEMORY
     assert (7, 20) not in on_card.rm.objects
-    assert on_card.supervisor.table.memory("other") == {0: MOST}
+    assert charged(on_card.supervisor.table, "other") == {0: MOST}
 
 
 def test_a_client_its_pod_cannot_reach_goes_to_its_files_pod(on_card):
@@ -147,7 +148,7 @@ def test_a_client_its_pod_cannot_reach_goes_to_its_files_pod(on_card):
     on_card.rm.stale.add(9)
     said = alloc_status(on_card.call(abi.NV_ESC_RM_ALLOC, alloc(11, 2, 0x40, client=9), memory_params(PAGE))[2])
     table = on_card.supervisor.table
-    both = table.memory("other"), table.memory("web")
+    both = charged(table, "other"), charged(table, "web")
     for handle in (2, 10):
         del on_card.rm.objects[9, handle]  # what the client of that name had before
     on_card.settle()
@@ -163,7 +164,7 @@ def test_more_clients_than_are_kept_are_refused(on_card, monkeypatch):
     said = alloc_status(on_card.call(abi.NV_ESC_RM_ALLOC, alloc(11, 2, 0x40, client=8), memory_params(PAGE))[2])
 
     assert said == abi.NV_ERR_INVALID_CLIENT
-    assert on_card.supervisor.refusals["web", "too many clients of RM"] == 1
+    assert on_card.supervisor.refusals.counts["web", "too many clients of RM"] == 1
 
 
 @pytest.mark.parametrize("way", ["alloc", "heap"])

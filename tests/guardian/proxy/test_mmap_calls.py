@@ -41,7 +41,7 @@ def test_what_could_be_managed_memory_must_fit(mapping):
     mapping.of_uvm = False
     assert mapping.map(LARGE) == (-1, errno.ENOMEM)
     assert mapping.map(SMALL) == (0, 0)
-    assert mapping.supervisor.refusals["web", "managed memory over the limit"] == 1
+    assert mapping.supervisor.refusals.counts["web", "managed memory over the limit"] == 1
 
 
 def test_mapping_is_in_flight_before_process_uses_uvm(mapping):

@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 
 from qgpu.guardian.proxy import rm_calls
 from qgpu.nvidia import abi
-from tests.traces import ARGUMENT, TRACES, rows
+from tests.traces import ARGUMENT, TRACES, decode, rows
 
 
 @pytest.mark.parametrize("trace", TRACES, ids=lambda path: path.name.split(".")[-3].rpartition("-")[2])
 def test_every_recorded_object_call_is_understood(trace):
     for row in rows(trace):
         if row.number in (abi.NV_ESC_RM_ALLOC, abi.NV_ESC_RM_CONTROL, abi.NV_ESC_RM_FREE):
-            assert rm_calls.decode(row.request, ARGUMENT, row.reader()) is not None, row.seq
+            assert decode(row.request, ARGUMENT, row.reader()) is not None, row.seq
 
 
 def detail(row, call) -> int:
@@ -26,7 +26,7 @@ def detail(row, call) -> int:
 
 def test_cuda_program_makes_one_compute_tsg_with_eight_channels():
     trace = next(path for path in TRACES if "min" in path.name)
-    asked = [(row, rm_calls.decode(row.request, ARGUMENT, row.reader())) for row in rows(trace)]
+    asked = [(row, decode(row.request, ARGUMENT, row.reader())) for row in rows(trace)]
     allocs = [(row, call) for row, call in asked if isinstance(call, rm_calls.Alloc)]
     tsgs = [(row, call) for row, call in allocs if call.rm_class == abi.KEPLER_CHANNEL_GROUP_A]
     compute = [call for row, call in tsgs if detail(row, call) in abi.GR_ENGINES]
@@ -37,7 +37,7 @@ def test_cuda_program_makes_one_compute_tsg_with_eight_channels():
 
 def test_a_cuda_program_makes_copy_tsgs_of_copy_engines_alone():
     trace = next(path for path in TRACES if "min" in path.name)
-    asked = [(row, rm_calls.decode(row.request, ARGUMENT, row.reader())) for row in rows(trace)]
+    asked = [(row, decode(row.request, ARGUMENT, row.reader())) for row in rows(trace)]
     tsgs = [
         detail(row, call)
         for row, call in asked
@@ -50,7 +50,7 @@ def test_a_cuda_program_makes_copy_tsgs_of_copy_engines_alone():
 
 def test_memory_is_charged_by_the_size_in_its_parameters():
     trace = next(path for path in TRACES if "min" in path.name)
-    asked = [(row, rm_calls.decode(row.request, ARGUMENT, row.reader())) for row in rows(trace)]
+    asked = [(row, decode(row.request, ARGUMENT, row.reader())) for row in rows(trace)]
     sizes = [detail(row, call) for row, call in asked if isinstance(call, rm_calls.Alloc) and call.rm_class == 0x40]
 
     assert sizes
@@ -63,7 +63,7 @@ def test_a_wrapped_call_is_judged_by_what_it_wraps():
     memory = {0x2000: outer, 0x3000: inner}
     request = abi.request(abi.NV_ESC_IOCTL_XFER_CMD, len(outer))
 
-    call = rm_calls.decode(request, 0x2000, lambda address, size: memory[address][:size])
+    call = decode(request, 0x2000, lambda address, size: memory[address][:size])
 
     assert isinstance(call, rm_calls.Control)
     assert call.command == abi.NVA06C_SET_TIMESLICE
@@ -77,7 +77,7 @@ def test_type_and_direction_bits_hide_nothing(type_byte, direction):
     data = struct.pack("<IIIIQII", 1, 2, 3, 0, 0, 0, 0)
     request = direction << 30 | len(data) << 16 | type_byte << 8 | abi.NV_ESC_RM_CONTROL
 
-    assert isinstance(rm_calls.decode(request, 0x2000, lambda _, size: data[:size]), rm_calls.Control)
+    assert isinstance(decode(request, 0x2000, lambda _, size: data[:size]), rm_calls.Control)
 
 
 @given(
@@ -89,4 +89,4 @@ def test_no_bytes_make_the_decoder_fail(request, argument, memory):
     def read(_: int, size: int) -> bytes | None:
         return None if memory is None or len(memory) < size else memory[:size]
 
-    rm_calls.decode(request, argument, read)
+    decode(request, argument, read)

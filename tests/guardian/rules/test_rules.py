@@ -12,7 +12,7 @@ from qgpu.guardian.proxy import client_ownership, rm_calls
 from qgpu.guardian.rules import classes, controls, escapes, rows
 from qgpu.nvidia import abi, versions
 from tests import rm_data
-from tests.traces import ARGUMENT, RECORDINGS
+from tests.traces import ARGUMENT, RECORDINGS, decode
 from tests.traces import rows as calls_of
 
 #: Names that begin with no class's number.
@@ -30,7 +30,7 @@ def _places(places, size):
 
 def asked_in(trace):
     for row in calls_of(trace):
-        yield row, rm_calls.decode(row.request, ARGUMENT, row.reader())
+        yield row, decode(row.request, ARGUMENT, row.reader())
 
 
 @pytest.mark.parametrize("table", [controls.ROWS, classes.ROWS, escapes.ROWS], ids=["controls", "classes", "escapes"])

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from qgpu.errors import BackendGoneError
+from qgpu.errors import BackendGoneError, NotSupportedError
 from qgpu.ipc.codec import PROTOCOL
 from qgpu.planes.seccomp.guardian_link import GuardianHangsError, GuardianLink
 from qgpu.planes.seccomp.hang_detector import is_in_driver
 
-_ANSWERS = f"""
+_ANSWERS = """
 import os, signal, sys
 from qgpu.ipc import wire
 server = wire.listen(sys.argv[1], 0o600)
@@ -23,21 +23,21 @@ while True:
     connection = wire.Connection(server.accept()[0])
     while (message := connection.receive()) is not None:
         if message[0]["op"] == "last event":
-            connection.send({{"event": "changed"}})
+            connection.send({"event": "changed"})
         while message[0]["op"] in ("spin", "last event"):
             pass
         while message[0]["op"] == "sleep":
             signal.pause()
         hello = message[0]["op"] == "hello"
-        answer = {{"ok": True, "pid": os.getpid(), "protocol": {PROTOCOL}, "listeners": {{}}}}
+        answer = {"ok": True, "pid": os.getpid(), "protocol": int(sys.argv[2]), "listeners": {}}
         connection.send(answer, state if hello else [])
 """
 
 
 @pytest.fixture
-def answering(tmp_path):
-    path = tmp_path / "guardian.sock"
-    process = subprocess.Popen([sys.executable, "-c", _ANSWERS, str(path)], stdout=subprocess.PIPE)
+def answering(tmp_path, request):
+    path, protocol = tmp_path / "guardian.sock", getattr(request, "param", PROTOCOL)
+    process = subprocess.Popen([sys.executable, "-c", _ANSWERS, str(path), str(protocol)], stdout=subprocess.PIPE)
     assert process.stdout is not None
     assert process.stdout.readline() == b"ready\n"
     yield process, path
@@ -69,6 +69,20 @@ def test_stopped_guardian_is_reported_as_hung(answering):
     _stop(process.pid)
     with pytest.raises(GuardianHangsError, match=f"process {process.pid}.*its process is stopped"):
         GuardianLink(path, watch=False)
+
+
+@pytest.mark.parametrize("answering", [4], indirect=True)
+def test_a_guardian_of_an_understood_older_protocol_is_accepted(answering):
+    link = GuardianLink(answering[1], watch=False)
+
+    assert link.hello["protocol"] == 4
+    link.close()
+
+
+@pytest.mark.parametrize("answering", [3, PROTOCOL + 1], indirect=True)
+def test_a_guardian_of_an_unknown_protocol_is_refused(answering):
+    with pytest.raises(NotSupportedError, match="left by another version"):
+        GuardianLink(answering[1], watch=False)
 
 
 @pytest.mark.parametrize("how", ["spin", "sleep", "last event"])

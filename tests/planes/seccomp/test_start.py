@@ -100,14 +100,14 @@ def test_journal_reader_reads_each_fact_once_when_complete(daemon):
     journal = Journal(os.dup(daemon.journal.fd))
     daemon.journal.append(_POD)
     first = [fact["name"] for fact in journal.read()[1]]
-    line = b'{"fact":"unpod","name":"web"}\n'
+    line = b'{"fact":"pod_retired","name":"web"}\n'
     end = os.fstat(daemon.journal.fd).st_size
     os.pwrite(daemon.journal.fd, line[:9], end)
     cut = list(journal.read()[1])
     os.pwrite(daemon.journal.fd, line, end)
 
     anew, facts = journal.read()
-    assert (first, cut, anew, [fact["fact"] for fact in facts]) == (["web"], [], False, ["unpod"])
+    assert (first, cut, anew, [fact["fact"] for fact in facts]) == (["web"], [], False, ["pod_retired"])
 
 
 def test_standby_holds_current_listeners_and_no_departed_ones(daemon):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from qgpu.load.spec import Workload
 from qgpu.model import NS_PER_MS, NS_PER_S, NS_PER_US, Grant, OnIdle, Plan, PodClass, PodPlan
-from qgpu.model.tsg_turns import LOOK_NS
+from qgpu.model.tsg_turns import CHECK_NS
 from qgpu.planes.sim.engine import Tsg
 from qgpu.planes.sim.hardware import H200
 from qgpu.planes.sim.host import SimHost
@@ -151,11 +151,11 @@ def test_process_of_pod_removed_while_closing_is_reopened() -> None:
     for _ in range(2):
         host.start_load("a", 0, Workload(kernel_us=1000, batch=0))
     backend = host.backend(0)
-    host.call_at(0, LOOK_NS + H200.close_ns // 2, lambda: host.retire("a"))
+    host.call_at(0, CHECK_NS + H200.close_ns // 2, lambda: host.retire("a"))
     backend.sample()
     backend.apply(Plan(0, PERIOD, (PodPlan("a", PodClass.OFFLINE, 50, tsg_turn_ns=PERIOD),)))
-    backend.wait(2 * LOOK_NS)
-    backend.wait(2 * LOOK_NS)
+    backend.wait(2 * CHECK_NS)
+    backend.wait(2 * CHECK_NS)
 
     assert not [tsg for tsg in tsgs_of(host) if not tsg.open]
 

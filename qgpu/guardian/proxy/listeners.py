@@ -1,0 +1,77 @@
+"""All pods' seccomp listeners. Each has a slot in the journal, where the next guardian finds the call being handled."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from qgpu.errors import RefusedError
+from qgpu.guardian.failover.journal import Journal
+from qgpu.linux import fd_budget, kcmp
+from qgpu.linux.seccomp_notify import Listener, UnansweredCall, has_call, read_slot
+
+
+class Listeners(dict[int, tuple[str, Listener]]):
+    """Each listener with its pod, by number."""
+
+    def __init__(self, journal: Journal) -> None:
+        super().__init__()
+        self._journal = journal
+        self._next = 1 + max(journal.listeners(), default=0)
+
+    def add(self, pod: str, fd: int, number: int | None = None) -> int:
+        """Take over a pod's listener and return its number. Raises RefusedError.
+
+        A pod beyond its fair share of listeners gets no new one. A dead guardian's listeners (``number`` is given) are
+        always taken over, also one that it had not named to anybody yet.
+        """
+        number = self._number_of_unanswered_call(fd) if number is None else number
+        if number is None:
+            own = sum(other == pod for other, _ in self.values())
+            if not fd_budget.within_fair_share(own, self._journal.free_slots):
+                raise RefusedError(f"pod {pod}: {own} of its process trees are watched already; end some first")
+            number = self._next
+        self._next = max(self._next, number + 1)
+        self[number] = (pod, Listener(fd, self._journal.slot(number), number))
+        return number
+
+    def remove(self, number: int) -> str:
+        """Forget a listener and free its slot; return its pod."""
+        pod, _ = self.pop(number)
+        self._journal.release(number)
+        return pod
+
+    def number_of(self, pod: str, fd: int) -> int | None:
+        """Return the number of a pod's listener that is here already; None if it is not."""
+        us = os.getpid()
+        for number, (owner, listener) in self.items():
+            if owner == pod and kcmp.same_file(us, listener.fd, us, fd):
+                return number
+        return None
+
+    def live_pods(self) -> set[str]:
+        """Name the pods that have a process behind one of their listeners."""
+        found: set[str] = set()
+        for pod, listener in self.values():
+            if pod not in found and listener.has_processes():
+                found.add(pod)
+        return found
+
+    def unanswered_call(self, number: int) -> UnansweredCall | None:
+        """Return the call that a dead guardian received on a listener and did not answer."""
+        return read_slot(self._journal.slot(number))
+
+    def release_slots(self) -> None:
+        """Free the slots of listeners that nobody has, but for those with a call whose thread still waits."""
+        for number in self._journal.listeners() - self.keys():
+            left = self.unanswered_call(number)
+            if left is None or not Path(f"/proc/{left.call.tid}").exists():
+                self._journal.release(number)
+
+    def _number_of_unanswered_call(self, fd: int) -> int | None:
+        """Return the number by which a dead guardian received a call from a listener that it named to nobody."""
+        for number in self._journal.listeners() - self.keys():
+            left = self.unanswered_call(number)
+            if left is not None and has_call(fd, left.call.id):
+                return number
+        return None
