@@ -29,21 +29,21 @@ static long refuse(struct qgpu_call *call, u32 status)
 	return answer(call, status);
 }
 
-/* libcuda sets its compute TSG's timeslice at start and fails on a refusal, so note the request and answer OK. */
+/* libcuda sets its compute TSG's timeslice at start and fails on a refusal, so note the wish and answer OK. */
 static long set_timeslice(struct qgpu_call *call)
 {
 	struct qgpu_client *client;
 	struct qgpu_object *object;
-	u64 requested_us;
+	u64 wish_us;
 
-	if (copy_from_user(&requested_us, (void __user *)(uintptr_t)call->in.control.params, sizeof(requested_us)))
+	if (copy_from_user(&wish_us, (void __user *)(uintptr_t)call->in.control.params, sizeof(wish_us)))
 		return answer(call, NV_ERR_INVALID_ARGUMENT);
 	client = qgpu_client_lock(call->in.control.client, call->pod);
 	if (IS_ERR(client))
 		return PTR_ERR(client);
 	object = client ? qgpu_object_find(client, call->in.control.object) : NULL;
 	if (object && object->tsg)
-		qgpu_tsg_request_timeslice(object->tsg, requested_us);
+		qgpu_tsg_wish(object->tsg, wish_us);
 	else
 		object = NULL;
 	if (client)

@@ -402,7 +402,7 @@ static void note_slice_refused(struct qgpu_gpu *gpu, struct qgpu_tsg *tsg, u32 s
 static void set_slice(struct qgpu_gpu *gpu, struct qgpu_tsg *tsg)
 {
 	u64 due_us = due_us_of(tsg);
-	struct nva06c_timeslice slice = { due_us ?: tsg->requested_us };
+	struct nva06c_timeslice slice = { due_us ?: tsg->wish_us };
 	bool was_silent = gpu->silent;
 	u32 status;
 

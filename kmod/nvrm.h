@@ -304,8 +304,8 @@ struct nva06c_preempt {
 
 /* kchannelgroup default: src/nvidia/.../kernel_fifo_gv100.c, 128 << 3 µs */
 #define NV_DEFAULT_TIMESLICE_US		1024
-/* What libcuda asks for its compute TSG at start; a longer request gets this much. */
-#define NV_LONGEST_REQUESTED_US	2048
+/* What libcuda asks for its compute TSG at start; a pod's wish above it is not granted. */
+#define NV_LONGEST_WISH_US		2048
 
 /* RM sends controls with this bit to the GPU's firmware unread, and does not check whose client they name. */
 #define NV_CONTROL_GSS_LEGACY		0x8000

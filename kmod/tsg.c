@@ -46,7 +46,7 @@ struct qgpu_tsg *qgpu_tsg_add(struct qgpu_client *client, struct qgpu_gpu *gpu, 
 	tsg->handle = handle;
 	tsg->engine = engine;
 	tsg->tgid = client->tgid;
-	tsg->requested_us = NV_DEFAULT_TIMESLICE_US;
+	tsg->wish_us = NV_DEFAULT_TIMESLICE_US;
 	mutex_lock(&gpu->lock);
 	tsg->id = id = atomic64_inc_return(&last_id);	/* under the lock: the list is in order of ids */
 	list_add_tail(&tsg->node, &gpu->tsgs);
@@ -171,10 +171,10 @@ void qgpu_tsgs_wait(u32 gpus)
 	}
 }
 
-void qgpu_tsg_request_timeslice(struct qgpu_tsg *tsg, u64 requested_us)
+void qgpu_tsg_wish(struct qgpu_tsg *tsg, u64 wish_us)
 {
 	mutex_lock(&tsg->gpu->lock);
-	tsg->requested_us = clamp_t(u64, requested_us, QGPU_MIN_TIMESLICE_US, NV_LONGEST_REQUESTED_US);
+	tsg->wish_us = clamp_t(u64, wish_us, QGPU_MIN_TIMESLICE_US, NV_LONGEST_WISH_US);
 	mutex_unlock(&tsg->gpu->lock);
 }
 

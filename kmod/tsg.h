@@ -34,7 +34,7 @@ struct qgpu_tsg {
 	u32 engine;		/* as the pod declared it */
 	bool preemptible;	/* in mid-kernel; under the client's lock */
 	u32 tgid;
-	u64 requested_us;	/* what the pod asked for itself */
+	u64 wish_us;		/* what the pod asked for itself */
 	u64 set_us;		/* what the plan set; 0: nothing; all ones: RM's answer is missing, or was an error */
 	u8 absent;		/* how often RM said in a row that there is no such TSG */
 	struct qgpu_retry retry;	/* for its timeslice */
@@ -68,7 +68,7 @@ void qgpu_tsgs_wait(u32 gpus);
  * (true). As for qgpu_tsg_hold().
  */
 bool qgpu_tsg_reclose(struct qgpu_tsg *tsg, u32 *gpus);
-void qgpu_tsg_request_timeslice(struct qgpu_tsg *tsg, u64 requested_us);
+void qgpu_tsg_wish(struct qgpu_tsg *tsg, u64 wish_us);
 
 /* While there is a reason to pause, no timeslice of a plan is due. pause.c has the reasons. */
 void qgpu_tsgs_pause(int reason);
