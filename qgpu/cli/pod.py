@@ -185,6 +185,7 @@ def _on_gpu(grant: dict[str, Any], usage: dict[str, Any]) -> Iterator[tuple[str,
     yield "below its quota", usage["below_quota_reason"] or "no"
     yield "latency target", duration(grant["latency_target_ns"])
     yield "limit", memory(grant["memory"])
+    yield "profiling", "allowed" if grant.get("profiling") else "refused"
     yield "held", memory(usage["memory"])
     yield "busy", "yes" if usage["busy"] else "no"
     yield "TSGs", str(usage["tsgs"])

@@ -82,8 +82,11 @@ class AllocHandler(Handler):
         """Make an object, or refuse it."""
         if asked.serialized:
             return self._ctx.answer(block, asked.status_at, abi.NV_ERR_INVALID_ARGUMENT)
-        if (row := classes.ALLOWED.get(asked.rm_class)) is None:
-            return self._ctx.refuse(block, asked.status_at, abi.NV_ERR_INVALID_CLASS, classes.name(asked.rm_class))
+        known = classes.ALLOWED_WITH_PROFILING if self._ctx.may_profile() else classes.ALLOWED
+        if (row := known.get(asked.rm_class)) is None:
+            return self._ctx.refuse(
+                block, asked.status_at, classes.refusal(asked.rm_class), classes.name(asked.rm_class)
+            )
         if (request := self._copy_in(pod_call, escape, block, asked)) is None:
             return self._ctx.answer(block, asked.status_at, abi.NV_ERR_INVALID_ADDRESS)
         if self._names_foreign_client(request):
@@ -132,7 +135,7 @@ class AllocHandler(Handler):
         """Tell whether the parameters name another pod's client."""
         if request.params is None:
             return False
-        places = classes.ALLOWED[request.rm.rm_class].clients
+        places = classes.ALLOWED_WITH_PROFILING[request.rm.rm_class].clients
         return client_ownership.names_any(self._supervisor, self._pod, request.rm.client, places, request.params.data)
 
     def _uncounted_memory(self, request: _AllocRequest) -> str | None:
@@ -203,9 +206,11 @@ class AllocHandler(Handler):
     def _perform_alloc(self, request: _AllocRequest) -> int:
         """Call RM; where the parameters name a capability by descriptor, pass our copy of that descriptor."""
         pod_call, params = request.pod_call, request.params
-        if params is None or not classes.ALLOWED[request.rm.rm_class].capability:
+        row = classes.ALLOWED_WITH_PROFILING[request.rm.rm_class]
+        if params is None or not row.capability:
             pod_call.begin()
-            return self._proxy.escape(pod_call.file, request.escape.number, request.block)
+            with self._ctx.capability_for(row.why):
+                return self._proxy.escape(pod_call.file, request.escape.number, request.block)
         capability = _U32.unpack_from(params.data)[0]
         taken = self._ctx.take_fd(pod_call, capability)
         try:
@@ -236,7 +241,7 @@ class AllocHandler(Handler):
             self._make_preemptible(file, rm)
         elif rm.rm_class == abi.NV50_THIRD_PARTY_P2P:
             self._gpu_ops.register_p2p(file, rm.client, rm.handle)
-        elif request.params and (at := classes.ALLOWED[rm.rm_class].holds_memory_at) is not None:
+        elif request.params and (at := classes.ALLOWED_WITH_PROFILING[rm.rm_class].holds_memory_at) is not None:
             self._supervisor.quota.pin_handles(rm.client, [_U32.unpack_from(request.params.data, at)[0]])
 
     def admit(self, pid: int, rm: RmObject) -> int:

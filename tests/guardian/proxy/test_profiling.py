@@ -1,0 +1,134 @@
+"""What profilers ask for: refused by name without the grant; with it asked of RM, but of nobody else's objects."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+
+from qgpu.guardian.proxy import rm_calls
+from qgpu.guardian.rules import classes, controls, tools
+from qgpu.guardian.rules.rows import Why
+from qgpu.linux import capabilities
+from qgpu.nvidia import abi
+from tests.guardian.asked import alloc, alloc_status, control, status
+from tests.traces import ARGUMENT, TOOLS
+from tests.traces import rows as calls_of
+
+CONTROLS = [row for row in controls.ROWS if row.why is Why.PROFILING]
+CLASSES = [row for row in classes.ROWS if row.why is Why.PROFILING]
+FLUSH_BYTES = abi.sizeof("NV2080_CTRL_FB_FLUSH_GPU_CACHE_PARAMS")
+#: Zeros only, as ncu asks them.
+UNREAD = (0x2080A06D, 0x2080A0C8)
+NEIGHBOURS = 8
+(NCU,) = (trace for trace in TOOLS if "nsight-compute" in trace.name)
+
+
+def by_name(row):
+    return controls.name(row.number) if isinstance(row, controls.Control) else row.name
+
+
+def flush(flags):
+    params = bytearray(FLUSH_BYTES)
+    struct.pack_into("<I", params, abi.offsetof("NV2080_CTRL_FB_FLUSH_GPU_CACHE_PARAMS", "flags"), flags)
+    return bytes(params)
+
+
+def ask(pod, command, params, client=7):
+    pod.rm.seen.clear()
+    return status(pod.call(abi.NV_ESC_RM_CONTROL, control(command, 3, len(params), client), params)[2])
+
+
+def params_of(row):
+    return flush(abi.FLUSH_WHOLE_CACHE) if row.number == abi.NV2080_FB_FLUSH_GPU_CACHE else bytes(256)
+
+
+@pytest.fixture
+def profiled(on_card):
+    on_card.profiling = True
+    return on_card
+
+
+@pytest.mark.parametrize("row", CONTROLS, ids=by_name)
+def test_a_profilers_control_needs_the_grant(on_card, row):
+    assert ask(on_card, row.number, params_of(row)) == abi.NV_ERR_NOT_SUPPORTED
+    assert on_card.rm.seen == []
+    assert "--allow-profiling" in tools.advice(name for _, name in on_card.supervisor.refusals)[0]
+
+
+@pytest.mark.parametrize("row", CLASSES, ids=by_name)
+def test_a_profilers_class_needs_the_grant(on_card, row):
+    answer = on_card.call(abi.NV_ESC_RM_ALLOC, alloc(30, 3, row.number), bytes(256))
+
+    assert alloc_status(answer[2]) == abi.NV_ERR_INSUFFICIENT_PERMISSIONS
+    assert (30 in {handle for _, handle in on_card.rm.objects}, on_card.supervisor.refusals["web", row.name]) == (
+        False,
+        1,
+    )
+
+
+@pytest.mark.parametrize("row", CONTROLS, ids=by_name)
+def test_a_profilers_control_is_asked_of_rm_with_the_grant(profiled, row):
+    assert ask(profiled, row.number, params_of(row)) == abi.NV_OK
+    assert len(profiled.rm.seen) == 1
+
+
+def test_a_grant_taken_back_is_gone_for_the_next_call(profiled):
+    profiled.profiling = False
+
+    assert ask(profiled, 0xB0CC010A, bytes(256)) == abi.NV_ERR_NOT_SUPPORTED
+
+
+@pytest.mark.parametrize("flags", [0x00, 0x18, 0x14, 0x0C, 0x1E, 0x3C, 0x1F])
+def test_a_flush_of_chosen_addresses_or_without_writing_is_refused(profiled, flags):
+    assert ask(profiled, abi.NV2080_FB_FLUSH_GPU_CACHE, flush(flags)) == abi.NV_ERR_INSUFFICIENT_PERMISSIONS
+    assert profiled.rm.seen == []
+
+
+@pytest.mark.parametrize("command", UNREAD, ids=hex)
+@pytest.mark.parametrize("params", [b"\1" + bytes(55), bytes(55) + b"\1"], ids=["first", "last"])
+def test_what_firmware_reads_unseen_has_no_arguments(profiled, command, params):
+    assert ask(profiled, command, params) == abi.NV_ERR_INSUFFICIENT_PERMISSIONS
+    assert profiled.rm.seen == []
+
+
+@pytest.mark.parametrize("command", UNREAD, ids=hex)
+def test_what_firmware_reads_is_not_on_a_neighbours_client(profiled, command):
+    assert ask(profiled, command, bytes(56), NEIGHBOURS) == abi.NV_ERR_INVALID_CLIENT
+    assert profiled.rm.seen == []
+
+
+def test_the_capability_of_profilers_holds_for_their_calls_only(profiled, monkeypatch):
+    raised = []
+    monkeypatch.setattr(capabilities, "with_one", lambda capability: raised.append(capability) or _Nothing())
+    ask(profiled, 0x20800110, bytes(8))
+    ask(profiled, abi.NVA06C_PREEMPT, bytes(8))
+    assert raised == []
+
+    ask(profiled, 0xB0CC0101, bytes(8))
+    profiled.call(abi.NV_ESC_RM_ALLOC, alloc(30, 3, 0xB2CC), bytes(256))
+    assert raised == [capabilities.CAP_PERFMON] * 2
+
+
+class _Nothing:
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        return False
+
+
+@pytest.mark.parametrize("granted", [False, True])
+def test_a_recorded_ncu_is_refused_only_what_it_needs_the_grant_for(on_card, granted):
+    """Its own calls, on this pod's client. RM itself refuses the tick frequency when ncu runs plainly."""
+    on_card.profiling = granted
+    for row in calls_of(NCU):
+        asked = rm_calls.decode(row.request, ARGUMENT, row.reader())
+        if isinstance(asked, rm_calls.Control) and asked.command in {each.number for each in CONTROLS} | {0x20800407}:
+            ask(on_card, asked.command, row.params)
+        elif isinstance(asked, rm_calls.Alloc) and asked.rm_class in {each.number for each in CLASSES}:
+            on_card.call(abi.NV_ESC_RM_ALLOC, alloc(30, 3, asked.rm_class))
+    names = {name for _, name in on_card.supervisor.refusals}
+
+    assert ("MAXWELL_PROFILER_DEVICE" in names, "NVB0CC_CTRL_CMD_EXEC_REG_OPS" in names) == (not granted, not granted)
+    assert names == {"NV2080_CTRL_CMD_TIMER_SET_GR_TICK_FREQ"} or not granted
