@@ -80,7 +80,9 @@ def set_(context: Context, /, name: str, gpu: int | None, **options: Any) -> Non
     """Change the grants of a running pod."""
     changes = given(options)
     if not changes:
-        raise InvalidValueError("pod set: nothing to set; give --cores, --class, --memory or --latency-target")
+        raise InvalidValueError(
+            "pod set: nothing to set; give --cores, --class, --memory, --latency-target or --allow-profiling"
+        )
     change(context, "pod", name, gpu, changes)
 
 

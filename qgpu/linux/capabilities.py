@@ -33,7 +33,7 @@ class _Sets(ctypes.Structure):
 
 
 def keep_only(*capabilities: int, at_hand: int | None = None) -> None:
-    """Drop all capabilities of this thread except these; ``at_hand`` has no effect until ``with_one``. Raises OSError."""
+    """Drop all capabilities of this thread but these; ``at_hand`` takes effect in ``with_one`` only. Raises OSError."""
     header, sets = _get()
     wanted = sum(1 << capability for capability in capabilities)
     permitted = wanted if at_hand is None else wanted | 1 << at_hand

@@ -91,7 +91,7 @@ class HandlerContext:
         return self.supervisor.allowance(self.pod).profiling
 
     def capability_for(self, why: Why) -> AbstractContextManager[None]:
-        """Have the capability that RM asks of a profiler, for a profiler's call; the row's reason tells which that is."""
+        """Have the capability that RM asks of a profiler, for a call that is allowed for that reason."""
         return capabilities.with_one(capabilities.CAP_PERFMON) if why is Why.PROFILING else nullcontext()
 
     def limited(self) -> bool:

@@ -28,7 +28,7 @@ _DEBUGGER = Tool(
 _PROFILER = Tool(
     "profiler of hardware counters (ncu)",
     frozenset({0x90CC, 0xB0CC, 0xB1CC, 0xB2CC}),
-    "run the pod with qgpuctl run --allow-profiling, or use a profiler without counters, such as nsys or torch.profiler",
+    "run the pod with qgpuctl run --allow-profiling, or use a profiler without counters, such as torch.profiler",
 )
 TOOLS = (_DEBUGGER, _PROFILER)
 #: The refusal of a client to a process that a debugger traces.

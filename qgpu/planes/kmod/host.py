@@ -144,7 +144,7 @@ class KmodHost:
     def _grant(self, ident: int, grants: Mapping[int, Grant]) -> None:
         if any(grant.profiling for grant in grants.values()):
             raise RefusedError(
-                "profiling: the kernel module lets no pod read hardware counters; run qgpud with --plane seccomp for that"
+                "profiling: the kernel module lets no pod read hardware counters; run qgpud with --plane seccomp"
             )
         for pgpu, grant in grants.items():
             try:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import signal
 import struct
+import time
+from pathlib import Path
 
 import pytest
 
 from qgpu.guardian.proxy import rm_calls
 from qgpu.guardian.rules import classes, controls, tools
 from qgpu.guardian.rules.rows import Why
-from qgpu.linux import capabilities
+from qgpu.linux import capabilities, thread_freezer
 from qgpu.nvidia import abi
 from tests.guardian.asked import alloc, alloc_status, control, status
 from tests.traces import ARGUMENT, TOOLS
@@ -116,6 +121,29 @@ class _Nothing:
 
     def __exit__(self, *_):
         return False
+
+
+def test_a_debugged_process_is_refused_a_client_by_that_name(pod, monkeypatch):
+    def fail(_act):
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(thread_freezer, "run_as_tracer", fail)
+    pid = pod.process.pid
+    assert alloc_status(pod.call(abi.NV_ESC_RM_ALLOC, alloc(0, 0, 0, client=0))[2]) == abi.NV_ERR_INVALID_STATE
+    assert pod.supervisor.refusals["web", "call while other threads run"] == 1
+    tracer = os.fork()
+    if not tracer:
+        thread_freezer._libc.ptrace(thread_freezer._SEIZE, pid, None, None)
+        signal.pause()
+    try:
+        while f"TracerPid:\t{tracer}" not in Path(f"/proc/{pid}/status").read_text():
+            time.sleep(0.005)
+        pod.call(abi.NV_ESC_RM_ALLOC, alloc(0, 0, 0, client=0))
+    finally:
+        os.kill(tracer, signal.SIGKILL)
+        os.waitpid(tracer, 0)
+
+    assert pod.supervisor.refusals["web", tools.DEBUGGED] == 1
 
 
 @pytest.mark.parametrize("granted", [False, True])
