@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -14,7 +15,7 @@ PERFMON, DAC = 1 << capabilities.CAP_PERFMON, 1 << capabilities.CAP_DAC_READ_SEA
 
 def sets() -> tuple[int, int]:
     """Read this thread's effective and permitted capabilities."""
-    lines = dict(line.split(":\t") for line in open("/proc/thread-self/status"))
+    lines = dict(line.split(":\t") for line in Path("/proc/thread-self/status").read_text().splitlines())
     return int(lines["CapEff"], 16), int(lines["CapPrm"], 16)
 
 
