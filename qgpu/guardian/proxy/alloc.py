@@ -27,6 +27,8 @@ _U32 = struct.Struct("<I")
 _POINTERS_AT, _POINTERS_BYTES, _RIGHTS_AT = 16, 16, 24
 #: Offset of the new object's handle, which RM writes if it chooses it.
 _HANDLE_AT = 8
+#: Offset of the descriptor in RM_MAP_MEMORY's structure (nv-ioctl.h).
+_DESCRIPTOR_OF_MAPPING_AT = 48
 _BARE_BYTES = abi.sizeof("NVOS05_PARAMETERS")
 #: The refusal of page tables that cannot be counted.
 PAGE_TABLES = "address space with its page tables"
@@ -77,6 +79,8 @@ class AllocHandler(Handler):
         self._passthrough = passthrough
         #: TSGs that were made preemptible.
         self._preemptible: dict[Key, RmObject] = {}
+        #: Clients that the guardian made, so RM takes this process for their owner.
+        self._made_here: set[int] = set()
 
     def alloc(self, pod_call: PodCall, escape: rm_calls.Escape, block: IoctlBuffer, asked: rm_calls.Alloc) -> int:
         """Make an object, or refuse it."""
@@ -185,10 +189,28 @@ class AllocHandler(Handler):
         ):
             self._gpu_ops.free(pod_call.file, client, client)
             request.answer(abi.NV_ERR_INSUFFICIENT_RESOURCES)
+        elif request.status == abi.NV_OK:
+            self._made_here = {made for made in self._made_here if self._supervisor.owns(self._pod, made)} | {client}
         if request.params is not None:
             request.params.store_changes()
         block.store()
         return 0
+
+    def map_memory(self, pod_call: PodCall, number: int, block: IoctlBuffer) -> int:
+        """Map memory for the CPU, or unmap it: RM does it only for the process that made the client.
+
+        The mapping belongs to the file that the pod then gives to mmap; this process maps nothing. Profilers read their
+        counters through it.
+        """
+        (client,) = _U32.unpack_from(block.data)
+        if not self._ctx.may_profile() or client not in self._made_here or not self._supervisor.owns(self._pod, client):
+            return PROCEED
+        if number == abi.NV_ESC_RM_MAP_MEMORY:
+            return self._ctx.with_descriptor(pod_call, number, block, _DESCRIPTOR_OF_MAPPING_AT)
+        pod_call.begin()
+        if not (error := self._proxy.escape(pod_call.file, number, block)):
+            block.store()
+        return error
 
     def _make(self, request: _AllocRequest) -> int:
         """Have RM make the object, account for the result, and write the answer back."""

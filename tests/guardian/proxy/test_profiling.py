@@ -115,6 +115,25 @@ def test_the_capability_of_profilers_holds_for_their_calls_only(profiled, monkey
     assert raised == [capabilities.CAP_PERFMON] * 2
 
 
+def mapping(pod, client, number=abi.NV_ESC_RM_MAP_MEMORY):
+    """Ask to map, or to unmap, an object 30 of a client; tell what was asked of RM, and the answer."""
+    size = 56 if number == abi.NV_ESC_RM_MAP_MEMORY else 32
+    argument = struct.pack("<III", client, 3, 30) + bytes(size - 12)
+    pod.rm.seen.clear()
+    return pod.call(number, argument)[1], [asked for asked, _ in pod.rm.seen]
+
+
+def test_memory_of_a_client_that_the_guardian_made_is_mapped_by_it(profiled):
+    made = profiled.call(abi.NV_ESC_RM_ALLOC, alloc(0, 0, 0, client=0))[2]
+    (client,) = struct.unpack_from("<I", made, 8)
+    maps, unmaps = abi.NV_ESC_RM_MAP_MEMORY, abi.NV_ESC_RM_UNMAP_MEMORY
+
+    assert (mapping(profiled, client)[1], mapping(profiled, client, unmaps)[1]) == ([maps], [unmaps])
+    assert mapping(profiled, 7)[1] == mapping(profiled, 99)[1] == []  # the kernel's, on the pod's own file
+    profiled.profiling = False
+    assert mapping(profiled, client)[1] == []
+
+
 class _Nothing:
     def __enter__(self):
         return self
