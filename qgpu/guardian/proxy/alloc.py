@@ -27,8 +27,8 @@ _U32 = struct.Struct("<I")
 _POINTERS_AT, _POINTERS_BYTES, _RIGHTS_AT = 16, 16, 24
 #: Offset of the new object's handle, which RM writes if it chooses it.
 _HANDLE_AT = 8
-#: Offset of the descriptor in RM_MAP_MEMORY's structure (nv-ioctl.h).
-_DESCRIPTOR_OF_MAPPING_AT = 48
+#: Offsets of the descriptor and of RM's status in RM_MAP_MEMORY's structure (nv-ioctl.h).
+_DESCRIPTOR_OF_MAPPING_AT, _STATUS_OF_MAPPING_AT = 48, 40
 _BARE_BYTES = abi.sizeof("NVOS05_PARAMETERS")
 #: The refusal of page tables that cannot be counted.
 PAGE_TABLES = "address space with its page tables"
@@ -206,7 +206,10 @@ class AllocHandler(Handler):
         if not self._ctx.may_profile() or client not in self._made_here or not self._supervisor.owns(self._pod, client):
             return PROCEED
         if number == abi.NV_ESC_RM_MAP_MEMORY:
-            return self._ctx.with_descriptor(pod_call, number, block, _DESCRIPTOR_OF_MAPPING_AT)
+            error = self._ctx.with_descriptor(pod_call, number, block, _DESCRIPTOR_OF_MAPPING_AT)
+            if (status := status_of(block, _STATUS_OF_MAPPING_AT)) != abi.NV_OK:
+                self._supervisor.count_refusal(self._pod, f"mapping for a profiler by the driver, status {status:#x}")
+            return error
         pod_call.begin()
         if not (error := self._proxy.escape(pod_call.file, number, block)):
             block.store()
@@ -216,6 +219,8 @@ class AllocHandler(Handler):
         """Have RM make the object, account for the result, and write the answer back."""
         try:
             error = self._perform_alloc(request)
+            row = classes.ALLOWED_WITH_PROFILING[request.rm.rm_class]
+            self._ctx.tell_drivers_refusal(row.why, row.name, request.status)
             self._account(request, error)
         finally:
             request.restore_pointers()

@@ -110,6 +110,7 @@ class ControlHandler(Handler):
             pod_call.listener.begin()
             with self._ctx.capability_for(row.why):
                 error = self._perform_control(pod_call, block, request.params, asked, taken)
+        self._ctx.tell_drivers_refusal(row.why, controls.name(asked.command), status_of(block, asked.status_at))
         if pod_call.is_retry and not error and _was_done(asked.command, status_of(block, asked.status_at)):
             block.patch_u32(asked.status_at, abi.NV_OK)
         return error

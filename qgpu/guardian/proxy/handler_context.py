@@ -90,6 +90,11 @@ class HandlerContext:
         """Tell whether the pod's grants allow profilers of hardware counters."""
         return self.supervisor.allowance(self.pod).profiling
 
+    def tell_drivers_refusal(self, why: Why, what: str, status: int) -> None:
+        """Count a profiler's call that the driver refuses for lack of permission, as if we had refused it."""
+        if why is Why.PROFILING and status == abi.NV_ERR_INSUFFICIENT_PERMISSIONS:
+            self.supervisor.count_refusal(self.pod, f"{what} by the driver, for lack of permission")
+
     def capability_for(self, why: Why) -> AbstractContextManager[None]:
         """Have the capability that RM asks of a profiler, for a call that is allowed for that reason."""
         return capabilities.with_one(capabilities.CAP_PERFMON) if why is Why.PROFILING else nullcontext()

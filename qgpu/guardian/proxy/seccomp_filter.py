@@ -1,9 +1,10 @@
 """The seccomp filter of a pod: which system calls stop and ask the guardian.
 
 All pods have the same filter, with two more calls if they start with profiling allowed. It stops RM's object calls
-(ioctls by number and size), UVM's calls (by number), and mappings that could become managed memory. RM looks at number and size alone (nv.c:nvidia_ioctl ignores type and
-direction, and every call has one or two sizes), so an odd type byte does not pass the filter, and RM refuses any other
-size itself. All other calls stay in the kernel, kernel launches included.
+(ioctls by number and size), UVM's calls (by number), and mappings that could become managed memory. RM looks at number
+and size alone (nv.c:nvidia_ioctl ignores type and direction, and every call has one or two sizes), so an odd type byte
+does not pass the filter, and RM refuses any other size itself. All other calls stay in the kernel, kernel launches
+included.
 
 The 32-bit entries into the kernel stop at the same calls. x32 returns ENOSYS: no distribution enables it, and a second
 numbering of the calls would bypass the filter. The 32-bit mmap with one pointer also returns ENOSYS, because the filter

@@ -78,6 +78,22 @@ def test_a_profilers_control_is_asked_of_rm_with_the_grant(profiled, row):
     assert len(profiled.rm.seen) == 1
 
 
+def test_a_profilers_call_that_the_driver_refuses_is_told(profiled, monkeypatch):
+    perform = profiled.rm.perform
+
+    def refuse(fd, request, argument):
+        result = perform(fd, request, argument)
+        struct.pack_into("<I", abi.ffi.buffer(argument), 40, abi.NV_ERR_INSUFFICIENT_PERMISSIONS)
+        return result
+
+    monkeypatch.setattr(profiled.dispatcher._proxy, "_perform", refuse)
+    profiled.call(abi.NV_ESC_RM_ALLOC, alloc(30, 3, 0xB2CC), bytes(256))
+
+    assert list(profiled.supervisor.refusals) == [
+        ("web", "MAXWELL_PROFILER_DEVICE by the driver, for lack of permission")
+    ]
+
+
 def test_a_grant_taken_back_is_gone_for_the_next_call(profiled):
     profiled.profiling = False
 
