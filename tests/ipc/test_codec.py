@@ -54,7 +54,7 @@ def test_a_copy_slice_out_of_bounds_is_refused(us: int) -> None:
         PodPlan("a", PodClass.OFFLINE, 2000, copy_timeslice_us=us)
 
 
-def test_a_grant_sent_is_the_grant_read_and_older_ones_allow_nothing() -> None:
+def test_grant_is_read_as_sent_and_older_allow_nothing() -> None:
     grants = {0: Grant(cores=30, profiling=True), 1: Grant()}
     data = json.loads(json.dumps(grants_to_json(grants)))
     assert grants_from_json(data) == grants

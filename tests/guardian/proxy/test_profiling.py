@@ -101,7 +101,7 @@ def test_a_grant_taken_back_is_gone_for_the_next_call(profiled):
 
 
 @pytest.mark.parametrize("flags", [0x00, 0x18, 0x14, 0x0C, 0x1E, 0x3C, 0x1F])
-def test_a_flush_of_chosen_addresses_or_without_writing_is_refused(profiled, flags):
+def test_flush_by_address_or_without_writing_is_refused(profiled, flags):
     assert ask(profiled, abi.NV2080_FB_FLUSH_GPU_CACHE, flush(flags)) == abi.NV_ERR_INSUFFICIENT_PERMISSIONS
     assert profiled.rm.seen == []
 
@@ -119,7 +119,7 @@ def test_what_firmware_reads_is_not_on_a_neighbours_client(profiled, command):
     assert profiled.rm.seen == []
 
 
-def test_the_capability_of_profilers_holds_for_their_calls_only(profiled, monkeypatch):
+def test_profilers_capability_holds_for_their_calls_only(profiled, monkeypatch):
     raised = []
     monkeypatch.setattr(capabilities, "with_one", lambda capability: raised.append(capability) or _Nothing())
     ask(profiled, 0x20800110, bytes(8))
@@ -139,7 +139,7 @@ def mapping(pod, client, number=abi.NV_ESC_RM_MAP_MEMORY):
     return pod.call(number, argument)[1], [asked for asked, _ in pod.rm.seen]
 
 
-def test_memory_of_a_client_that_the_guardian_made_is_mapped_by_it(profiled):
+def test_guardian_maps_memory_of_clients_that_it_made(profiled):
     made = profiled.call(abi.NV_ESC_RM_ALLOC, alloc(0, 0, 0, client=0))[2]
     (client,) = struct.unpack_from("<I", made, 8)
     maps, unmaps = abi.NV_ESC_RM_MAP_MEMORY, abi.NV_ESC_RM_UNMAP_MEMORY
@@ -158,7 +158,7 @@ class _Nothing:
         return False
 
 
-def test_a_debugged_process_is_refused_a_client_by_that_name(pod, monkeypatch):
+def test_debugged_process_is_refused_a_client_by_name(pod, monkeypatch):
     def fail(_act):
         raise OSError(errno.EPERM, "Operation not permitted")
 
@@ -182,7 +182,7 @@ def test_a_debugged_process_is_refused_a_client_by_that_name(pod, monkeypatch):
 
 
 @pytest.mark.parametrize("granted", [False, True])
-def test_a_recorded_ncu_is_refused_only_what_it_needs_the_grant_for(on_card, granted):
+def test_recorded_ncu_needs_nothing_but_the_grant(on_card, granted):
     """Its own calls, on this pod's client. RM itself refuses the tick frequency when ncu runs plainly."""
     on_card.profiling = granted
     for row in calls_of(NCU):

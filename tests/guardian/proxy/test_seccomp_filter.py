@@ -61,7 +61,7 @@ def test_other_ioctls_go_on(request_):
 
 
 @pytest.mark.parametrize(("number", "size"), [(abi.NV_ESC_RM_MAP_MEMORY, 56), (abi.NV_ESC_RM_UNMAP_MEMORY, 32)])
-def test_mappings_of_memory_ask_only_where_profiling_is_allowed(number, size):
+def test_mapping_memory_asks_only_where_profiling_may_be(number, size):
     request = abi.request(number, size)
 
     assert horribly(NATIVE.ioctl, 5, request) == GO_ON

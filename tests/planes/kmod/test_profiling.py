@@ -9,7 +9,7 @@ from qgpu.model import Grant
 from qgpu.planes.kmod.host import KmodHost
 
 
-def test_a_grant_of_profiling_is_refused_before_the_module_is_asked() -> None:
+def test_grant_of_profiling_is_refused_unasked() -> None:
     host = object.__new__(KmodHost)  # it has no device: to ask one would fail otherwise
 
     with pytest.raises(RefusedError, match="run qgpud with --plane seccomp"):
