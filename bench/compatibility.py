@@ -6,7 +6,8 @@
 
 Each program of compatibility_programs.py runs plainly first, then in a pod: with a memory limit, but without one where
 it needs RM's own mappings (graphics, video). It is broken if it succeeds plainly and fails in the pod. Debuggers and
-tools that read hardware counters are refused by design and counted apart. Results: docs/results/compatibility.json.
+profilers run in a pod with --allow-profiling, and in one without. They may fail there, if a line tells the reason and
+the remedy. Results: docs/results/compatibility.json.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from compatibility_programs import NOT_HERE, PROGRAMS, REFUSED, UNLIMITED
+from compatibility_programs import NOT_HERE, PROGRAMS, REFUSABLE, TOOLS, UNLIMITED
 from harness import QGPUCTL, ROOT, Bench
 
 from qgpu.errors import QgpuError
@@ -38,17 +39,27 @@ _GRANT = ("--memory", "24GiB")
 _LIMIT_S = 150
 #: How many programs run at the same time.
 _AT_ONCE = 4
+#: In the line of a refused tool (qgpu/guardian/rules/tools.py).
+_REASON = "is refused in pods, because"
+#: How long a pod stays after its program, so that the daemon tells of its last refusals.
+_STAY_S = 1
 
 
 @dataclass(slots=True)
 class Row:
-    """What one program did plainly and in a pod: exit codes, the last line of an error, and what was refused."""
+    """What one program did plainly and in a pod: exit codes, the last lines of an error, and what was refused.
+
+    A tool's pod has --allow-profiling, and its fields with ``ungranted`` are of a pod without.
+    """
 
     program: str
     plain: int | None = None
     pod: int | None = None
     said: str = ""
     refused: str = ""
+    ungranted: int | None = None
+    said_ungranted: str = ""
+    refused_ungranted: str = ""
     seconds: list[float] = field(default_factory=list)
 
     @property
@@ -58,8 +69,23 @@ class Row:
 
     @property
     def broken(self) -> bool:
-        """Tell whether the program runs plainly but not in a pod, though it should."""
-        return self.here and self.pod != 0 and self.program not in REFUSED
+        """Tell whether the program runs plainly but not in a pod, and nobody tells why."""
+        if self.program not in TOOLS:
+            return self.here and self.pod != 0
+        ends = ((self.pod, self.refused), (self.ungranted, self.refused_ungranted))
+        may_be_refused = self.program in REFUSABLE
+        return self.here and any(code != 0 and not (may_be_refused and _REASON in line) for code, line in ends)
+
+    @property
+    def works(self) -> bool:
+        """Tell whether a tool works in a pod with --allow-profiling."""
+        return self.program in TOOLS and self.here and self.pod == 0
+
+    @property
+    def refused_with_reason(self) -> bool:
+        """Tell whether a tool was refused in a pod, with or without the grant, and its user told why."""
+        ends = ((self.pod, self.refused), (self.ungranted, self.refused_ungranted))
+        return self.program in TOOLS and any(code not in (0, None) and _REASON in line for code, line in ends)
 
 
 def _run(command: list[str], environment: dict[str, str], log: Path) -> tuple[int, float]:
@@ -79,9 +105,14 @@ def _run(command: list[str], environment: dict[str, str], log: Path) -> tuple[in
     return code, time.monotonic() - began
 
 
-def _last(log: Path) -> str:
-    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    return lines[-1][-200:] if lines else ""
+def _last(log: Path, lines: int = 1) -> str:
+    said = [line[-200:] for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    return "\n".join(said[-lines:])
+
+
+def _lines(program: str) -> int:
+    """Return how many of its last lines tell what was wrong: a tool says it before the program does."""
+    return 5 if program in TOOLS else 1
 
 
 class Refusals(threading.Thread):
@@ -117,7 +148,7 @@ def plainly(rows: Iterable[Row], bench: Bench, record: Path | None) -> None:
             environment |= {"LD_PRELOAD": str(recorder), "QGPU_RECORD": str(bench.directory / f"{row.program}.ioctls")}
         row.plain, seconds = _run([sys.executable, str(_PROGRAMS), row.program], environment, log)
         row.seconds.append(round(seconds, 2))
-        row.said = "" if row.plain == 0 else _last(log)
+        row.said = "" if row.plain == 0 else _last(log, _lines(row.program))
         print(f"plain {row.program}: {row.plain} {row.said} ({seconds:.1f} s)", flush=True)
         if record is not None:
             _keep(bench.directory, row.program, record)
@@ -140,16 +171,27 @@ def in_pods(rows: Iterable[Row], bench: Bench) -> None:
     refusals.start()
     gpus = [word for gpu in range(len(bench.ask("gpu.list")["gpus"])) for word in ("--gpu", str(gpu))]
 
+    def run(program: str, pod: str, *options: str) -> tuple[int, str, str, float]:
+        """Run a program in a pod; return its exit code, what was wrong, what was refused, and the seconds it took."""
+        log = bench.directory / f"{pod}.pod.log"
+        limit = () if program in UNLIMITED else _GRANT
+        command = [*QGPUCTL, "--runtime-dir", str(bench.runtime_dir), "run", "--name", pod, *gpus, *limit, *options]
+        script = f'"$@"; code=$?; sleep {_STAY_S}; exit $code'
+        command += ["--", "sh", "-c", script, "sh", sys.executable, str(_PROGRAMS), program]
+        code, seconds = _run(command, bench.environment(), log)
+        said = "" if code == 0 else _last(log, _lines(program))
+        refused = refusals.said.get(pod, "")
+        with_options = " ".join((pod, *options))
+        print(f"pod {with_options}: {code} [{refused}] ({seconds:.1f} s)\n{said}".rstrip(), flush=True)
+        return code, said, refused, round(seconds - _STAY_S, 2)
+
     def one(row: Row) -> None:
-        log = bench.directory / f"{row.program}.pod.log"
-        limit = () if row.program in UNLIMITED else _GRANT
-        run = [*QGPUCTL, "--runtime-dir", str(bench.runtime_dir), "run", "--name", row.program, *gpus, *limit, "--"]
-        row.pod, seconds = _run([*run, sys.executable, str(_PROGRAMS), row.program], bench.environment(), log)
-        row.seconds.append(round(seconds, 2))
-        row.said = "" if row.pod == 0 else _last(log)
-        time.sleep(0.2)
-        row.refused = refusals.said.get(row.program, "")
-        print(f"pod {row.program}: {row.pod} {row.said} [{row.refused}] ({seconds:.1f} s)", flush=True)
+        options = ("--allow-profiling",) if row.program in TOOLS else ()
+        row.pod, row.said, row.refused, seconds = run(row.program, row.program, *options)
+        row.seconds.append(seconds)
+        if row.program in TOOLS:
+            found = run(row.program, f"{row.program}-ungranted")
+            row.ungranted, row.said_ungranted, row.refused_ungranted, _ = found
 
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         list(pool.map(one, [row for row in rows if row.here]))
@@ -191,9 +233,12 @@ def write(out: Path, about: dict[str, str], rows: Sequence[Row]) -> dict[str, in
     known = [by_name[name] for name in PROGRAMS if name in by_name]
     ran = [row for row in known if row.here]
     figures = {
-        "programs": sum(row.program not in REFUSED for row in ran),
+        "programs": sum(row.program not in REFUSABLE for row in ran),
         "programs_broken": sum(row.broken for row in ran),
-        "tools_refused": sum(row.pod != 0 for row in ran if row.program in REFUSED),
+        "tools": len(TOOLS),
+        "tools_working": sum(row.works for row in ran),
+        "tools_refused_with_reason": sum(row.refused_with_reason for row in ran),
+        "tools_that_need_the_grant": sum(row.works and row.ungranted != 0 for row in ran),
         "programs_not_here": sum(row.plain == NOT_HERE for row in known),
         "programs_that_fail_plainly": sum(row.plain not in (0, NOT_HERE) for row in known),
     }

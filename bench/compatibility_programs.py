@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import glob
 import os
 import shutil
 import subprocess
@@ -623,37 +624,116 @@ def hardware_jpeg() -> None:
     assert decoder.decode(data.tobytes()) is not None
 
 
+#: Adds one to each number; its threads are those of one block.
+_PTX = b"""
+.version 7.0
+.target sm_80
+.address_size 64
+.visible .entry add_one(.param .u64 data)
+{
+    .reg .b32 %r<4>;
+    .reg .b64 %rd<5>;
+    mov.u32 %r1, %tid.x;
+    ld.param.u64 %rd1, [data];
+    cvta.to.global.u64 %rd2, %rd1;
+    mul.wide.u32 %rd3, %r1, 4;
+    add.s64 %rd4, %rd2, %rd3;
+    ld.global.u32 %r2, [%rd4];
+    add.s32 %r3, %r2, 1;
+    st.global.u32 [%rd4], %r3;
+    ret;
+}
+"""
+
+
+def ptx_kernel() -> None:
+    """Launch a kernel by the driver's functions alone, without an error or a leak."""
+    cuda = ctypes.CDLL("libcuda.so.1")
+
+    def check(status: int) -> None:
+        assert status == 0, status
+
+    device, count = ctypes.c_int(), 256
+    context, module, kernel = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
+    memory, size = ctypes.c_uint64(), ctypes.c_size_t(4 * count)
+    numbers = (ctypes.c_uint32 * count)(*range(count))
+    check(cuda.cuInit(0))
+    check(cuda.cuDeviceGet(ctypes.byref(device), 0))
+    check(cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), device))
+    check(cuda.cuCtxSetCurrent(context))
+    check(cuda.cuModuleLoadData(ctypes.byref(module), _PTX))
+    check(cuda.cuModuleGetFunction(ctypes.byref(kernel), module, b"add_one"))
+    check(cuda.cuMemAlloc_v2(ctypes.byref(memory), size))
+    check(cuda.cuMemcpyHtoD_v2(memory, numbers, size))
+    arguments = (ctypes.c_void_p * 1)(ctypes.addressof(memory))
+    check(cuda.cuLaunchKernel(kernel, 1, 1, 1, count, 1, 1, 0, None, arguments, None))
+    check(cuda.cuCtxSynchronize())
+    check(cuda.cuMemcpyDtoH_v2(numbers, memory, size))
+    assert list(numbers) == list(range(1, count + 1))
+    check(cuda.cuMemFree_v2(memory))
+    check(cuda.cuModuleUnload(module))
+    check(cuda.cuDevicePrimaryCtxRelease_v2(device))
+
+
+def _find(name: str, *places: str) -> str:
+    """Find a tool on PATH or in these places (glob patterns); end the program if it is not installed."""
+    found = shutil.which(name) or next((path for place in places for path in sorted(glob.glob(place))), None)
+    if found is None:
+        print(f"{name} is not installed", file=sys.stderr)
+        sys.exit(NOT_HERE)
+    return found
+
+
+def _use(tool: str, options: list[str], program: str) -> tuple[int, str]:
+    """Run one of these programs under a tool; return its exit code and what was said, which is printed too."""
+    command = [tool, *options, sys.executable, __file__, program]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
+    print(done.stdout, flush=True)
+    print(f"{Path(tool).name} ended with {done.returncode}", flush=True)
+    return done.returncode, done.stdout
+
+
 def compute_sanitizer() -> None:
     """Check a program by compute-sanitizer."""
-    tool = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
-    if not Path(tool).exists():
-        sys.exit(NOT_HERE)
-    subprocess.run([tool, "--error-exitcode", "9", sys.executable, __file__, "driver-api"], check=True)
+    tool = _find("compute-sanitizer", "/usr/local/cuda*/bin/compute-sanitizer")
+    code, said = _use(tool, ["--error-exitcode", "9", "--report-api-errors", "no"], "ptx-kernel")
+    sys.exit(code if code or "ERROR SUMMARY: 0 errors" in said else 1)
 
 
 def nsight_compute() -> None:
     """Read hardware counters by ncu."""
-    tool = shutil.which("ncu")
-    if not tool:
-        sys.exit(NOT_HERE)
     options = ["--clock-control", "none", "--launch-count", "1"]
-    said = subprocess.run([tool, *options, sys.executable, __file__, "cupy-arrays"], capture_output=True, text=True)
-    assert said.returncode == 0, said.stdout[-300:]
-    assert "==ERROR==" not in said.stdout, said.stdout[-300:]
+    code, said = _use(_find("ncu", "/usr/local/cuda*/bin/ncu"), options, "cupy-arrays")
+    failed = "==ERROR==" in said or "No kernels were profiled" in said
+    sys.exit(code or int(failed))
+
+
+def nsys() -> None:
+    """Record a timeline by nsys; a recording counts even where nsys cannot convert it to a report."""
+    tool = _find(
+        "nsys", "/opt/nvidia/nsight-systems/*/bin/nsys", "/opt/nvidia/nsight-compute/*/host/target-linux-*/nsys"
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        options = ["profile", "--trace=cuda", "--sample=none", "--cpuctxsw=none", "--output", f"{folder}/report"]
+        _, said = _use(tool, options, "ptx-kernel")
+        sizes = {path.name: path.stat().st_size for path in Path(folder).iterdir()}
+    print("recorded:", sizes, flush=True)
+    failed = "AssertionError" in said or "Traceback" in said  # of the program
+    sys.exit(int(failed or max(sizes.values(), default=0) < _RECORDED_BYTES))
 
 
 def cuda_gdb() -> None:
     """Run a program under cuda-gdb."""
-    tool = shutil.which("cuda-gdb")
-    if not tool:
-        sys.exit(NOT_HERE)
-    command = [tool, "--batch", "-ex", "run", "--args", sys.executable, __file__, "driver-api"]
-    said = subprocess.run(command, capture_output=True, text=True)
-    assert "exited normally" in said.stdout, (said.stdout + said.stderr)[-300:]
+    options = ["--batch", "-ex", "run", "--args"]
+    _, said = _use(_find("cuda-gdb", "/usr/local/cuda*/bin/cuda-gdb"), options, "ptx-kernel")
+    sys.exit(int("exited normally" not in said))
 
 
-#: Debuggers and tools that read hardware counters: refused to pods by design, because they reach other pods' work.
-REFUSED = ("compute-sanitizer", "nsight-compute", "cuda-gdb")
+#: The smallest recording of nsys that holds anything.
+_RECORDED_BYTES = 4096
+#: Debuggers and profilers. All but the last may be refused, with a line that tells the reason and the remedy.
+TOOLS = ("compute-sanitizer", "nsight-compute", "cuda-gdb", "nsys", "torch-profiled")
+REFUSABLE = TOOLS[:-1]
 #: Programs that map memory by RM instead of UVM: a pod with a memory limit may not, because RM's page tables take
 #: memory of the card that cannot be counted.
 UNLIMITED = ("opengl", "vulkan", "video", "hardware-jpeg")
@@ -687,6 +767,7 @@ PROGRAMS: dict[str, Callable[[], None]] = {
         triton_kernel,
         differential_equations,
         driver_api,
+        ptx_kernel,
         cooperative,
         dynamic_parallelism,
         textures,
@@ -702,6 +783,7 @@ PROGRAMS: dict[str, Callable[[], None]] = {
         compute_sanitizer,
         nsight_compute,
         cuda_gdb,
+        nsys,
     )
 }
 

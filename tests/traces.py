@@ -18,6 +18,8 @@ from qgpu.nvidia import abi
 
 _DATA = Path(__file__).parent / "data"
 TRACES = sorted((_DATA / "traces").glob("*.jsonl.xz"))
+#: Of a profiler and debuggers, which ask for what pods are refused.
+TOOLS = sorted((_DATA / "tools").glob("*.jsonl.xz"))
 RECORDINGS = [*TRACES, *sorted((_DATA / "calls").glob("*.jsonl.xz"))]
 
 #: Where the argument of a replayed call is said to lie; its parameters lie where the call itself says.

@@ -17,6 +17,7 @@ _WRITTEN: Mapping[str, tuple[str, Callable[[Any], str]]] = {
     "cores": ("quota", cores),
     "memory": ("limit", memory),
     "latency_target_ns": ("latency target", duration),
+    "profiling": ("profiling", lambda allowed: "allowed" if allowed else "refused"),
 }
 
 
@@ -34,7 +35,7 @@ def granted(grants: Mapping[str, Mapping[str, Any]]) -> str:
 def _given(grant: Mapping[str, Any]) -> Iterator[str]:
     for key, value in grant.items():
         name, write = _WRITTEN.get(key, (key, str))
-        if value is not None:
+        if value is not None and value is not False:
             yield f"{name} {write(value)}"
 
 

@@ -15,12 +15,20 @@ from qgpu.model import PodClass
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 #: The fields of a grant, by the argument of their option.
-_FIELDS = {"quota": "cores", "pod_class": "class", "limit": "memory", "target": "latency_target_ns"}
+_FIELDS = {
+    "quota": "cores",
+    "pod_class": "class",
+    "limit": "memory",
+    "target": "latency_target_ns",
+    "profiling": "profiling",
+}
+PROFILING_HELP = "Let profilers such as ncu read the counters of the whole card, its other pods included."
 
 
 def grant_options(function: _F) -> _F:
-    """Give a command the options of a grant as its arguments ``quota``, ``pod_class``, ``limit`` and ``target``."""
+    """Give a command the options of a grant as its arguments ``quota``, ``limit``, ``profiling`` and so on."""
     for option in (
+        click.option("--allow-profiling/--refuse-profiling", "profiling", default=None, help=PROFILING_HELP),
         click.option(
             "--latency-target",
             "target",

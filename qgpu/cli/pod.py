@@ -80,7 +80,9 @@ def set_(context: Context, /, name: str, gpu: int | None, **options: Any) -> Non
     """Change the grants of a running pod."""
     changes = given(options)
     if not changes:
-        raise InvalidValueError("pod set: nothing to set; give --cores, --class, --memory or --latency-target")
+        raise InvalidValueError(
+            "pod set: nothing to set; give --cores, --class, --memory, --latency-target or --allow-profiling"
+        )
     change(context, "pod", name, gpu, changes)
 
 
@@ -185,6 +187,7 @@ def _on_gpu(grant: dict[str, Any], usage: dict[str, Any]) -> Iterator[tuple[str,
     yield "below its quota", usage["below_quota_reason"] or "no"
     yield "latency target", duration(grant["latency_target_ns"])
     yield "limit", memory(grant["memory"])
+    yield "profiling", "allowed" if grant.get("profiling") else "refused"
     yield "held", memory(usage["memory"])
     yield "busy", "yes" if usage["busy"] else "no"
     yield "TSGs", str(usage["tsgs"])

@@ -19,6 +19,7 @@ from click.core import ParameterSource
 
 from qgpu.cli import completion
 from qgpu.cli.context import Context
+from qgpu.cli.grant_options import PROFILING_HELP
 from qgpu.cli.params import DURATION, MEMORY
 from qgpu.errors import QgpuError, TimedOutError
 from qgpu.groups.group_files import GroupFiles, check_not_claims
@@ -30,7 +31,12 @@ _FORWARDED = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, sign
 #: The largest si_code of a signal sent by a process; the kernel's own are larger (sigaction(2)).
 _BY_A_PROCESS = 0
 #: Options whose variables have other names.
-_WRITTEN = {"gpus": "gpu", "pod_class": "class", "latency_target": "latency-target"}
+_WRITTEN = {
+    "gpus": "gpu",
+    "pod_class": "class",
+    "latency_target": "latency-target",
+    "allow_profiling": "allow-profiling",
+}
 #: How often a pod that waits for memory asks whether it may begin.
 _LOOK_S = 0.2
 _NOT_EXECUTABLE, _NO_SUCH_COMMAND, _BY_SIGNAL = 126, 127, 128
@@ -65,6 +71,7 @@ _NOT_EXECUTABLE, _NO_SUCH_COMMAND, _BY_SIGNAL = 126, 127, 128
     help="online: latency matters; offline: takes the time that is left.",
 )
 @click.option("--latency-target", type=DURATION, help="What sharing may add to an online pod's p99, such as 2ms.")
+@click.option("--allow-profiling", is_flag=True, help=PROFILING_HELP)
 @click.argument("command", metavar="-- CMD...", nargs=-1, required=True, type=click.UNPROCESSED)
 @click.pass_context
 def run(
@@ -77,6 +84,7 @@ def run(
     memory: int | None,
     pod_class: str,
     latency_target: int | None,
+    allow_profiling: bool,
     command: tuple[str, ...],
 ) -> NoReturn:
     """Run a command as a pod and end with its exit code."""
@@ -90,6 +98,7 @@ def run(
         raise click.UsageError("--sm is a member's part of a group: give --group, too")
     gpus = tuple(dict.fromkeys(gpus))
     grant = {"class": pod_class, "cores": cores, "memory": memory, "latency_target_ns": latency_target}
+    grant |= {"profiling": True} if allow_profiling else {}
     # Block signals until the child exists; otherwise they would end only us. Ctrl-C may come: it ends both.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED - {signal.SIGINT})
     with context.connect() as client:
@@ -99,7 +108,7 @@ def run(
         child = os.fork()
         if child == 0:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
-            _become(context, gpus, pod, command)
+            _become(context, gpus, pod, command, profiling=allow_profiling)
         code = _wait(child)
         with suppress(QgpuError):  # a pod with processes left lives on
             client.call("pod.remove", name=pod["name"])
@@ -118,7 +127,7 @@ def _wait_for_room(client: Client, pod: dict[str, Any]) -> None:
 
 def _check_member_options(click_context: click.Context) -> None:
     """Refuse options that the group's own grant decides. Raises click.UsageError."""
-    for option in ("gpus", "name", "cores", "pod_class", "latency_target"):
+    for option in ("gpus", "name", "cores", "pod_class", "latency_target", "allow_profiling"):
         if click_context.get_parameter_source(option) is ParameterSource.COMMANDLINE:
             raise click.UsageError(f"--{_WRITTEN.get(option, option)} is the group's: leave it out with --group")
 
@@ -150,13 +159,15 @@ def _become(
     pod: dict[str, Any],
     command: tuple[str, ...],
     more: Mapping[str, str] = MappingProxyType({}),
+    *,
+    profiling: bool = False,
 ) -> NoReturn:
     """Turn this process, a newly forked child, into the pod's command, with ``more`` variables."""
     try:
         variables = launch.environment(pod["plane"], pod["name"], pod["gpus"], context.runtime_dir.absolute())
         variables |= more
         with Client(context.runtime_dir, context.timeout_s) as own:  # the daemon attaches the process that connects
-            fds = launch.enter(pod["plane"])
+            fds = launch.enter(pod["plane"], profiling=profiling)
             own.call("pod.attach", fds, name=pod["name"])
             for fd in fds:
                 os.close(fd)

@@ -12,6 +12,7 @@ import re
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -235,7 +236,8 @@ def _grant(arguments: Arguments) -> PreparedGrant:
         request = _matched("request", each.need("request", str), _REQUEST)
         share = _matched("share", each.get("share", str) or "-", _UID).removeprefix("-")
         names.append(_unused(f"{uid}-{re.sub(r'[^A-Za-z0-9-]', '-', share or request)}".strip("-"), names))
-        made.append(PreparedDevice(request, share, each.need("gpu", str), each.amended(Grant()), names[-1]))
+        grant = replace(each.amended(Grant()), profiling=False)  # a claim is its user's
+        made.append(PreparedDevice(request, share, each.need("gpu", str), grant, names[-1]))
     part = None if (raw := arguments.get("part", dict)) is None else Arguments(raw)
     return PreparedGrant(
         uid,

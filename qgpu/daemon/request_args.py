@@ -38,7 +38,7 @@ class Arguments:
         return None if value is None else _typed(name, value, kind)
 
     def grants(self) -> dict[int, Grant]:
-        """Return the argument ``grants``: class, cores, memory and latency target by pGPU. Raises InvalidValueError."""
+        """Return the argument ``grants``: what each pGPU is granted. Raises InvalidValueError."""
         result = {}
         for index, raw in self.need("grants", dict).items():
             if not index.isdecimal() or len(index) > _DIGITS or not isinstance(raw, dict):
@@ -55,6 +55,7 @@ class Arguments:
             latency_target_ns=(
                 self.get("latency_target_ns", int) if "latency_target_ns" in self else grant.latency_target_ns
             ),
+            profiling=self.need("profiling", bool) if "profiling" in self else grant.profiling,
         )
 
 

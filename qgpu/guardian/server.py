@@ -258,6 +258,7 @@ class Guardian:
             found = self._allowances[pod] = Allowance(
                 {device.instance: device.minor for device, _ in granted},
                 {device.instance: grant.memory for device, grant in granted if grant.memory is not None},
+                profiling=bool(grants) and all(grant.profiling for grant in grants.values()),
             )
         return found
 
@@ -335,7 +336,9 @@ class Guardian:
         It uses poll, and neither epoll nor a blocking receive, because only poll lets a stopped thread wake us on its
         own CPU (SYNC_WAKE_UP). That hand-over is most of what a call costs the pod.
         """
-        capabilities.keep_only(capabilities.CAP_SYS_PTRACE, capabilities.CAP_DAC_READ_SEARCH)
+        capabilities.keep_only(
+            capabilities.CAP_SYS_PTRACE, capabilities.CAP_DAC_READ_SEARCH, at_hand=capabilities.CAP_PERFMON
+        )
         pod, listener = self.supervisor.listeners[number]
         dispatcher = self._dispatchers[pod]
         dispatcher.resume(listener, self.supervisor.listeners.unanswered_call(number))

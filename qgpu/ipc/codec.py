@@ -22,12 +22,19 @@ def grant_to_json(grant: Grant) -> dict[str, Any]:
         "cores": grant.cores,
         "memory": grant.memory,
         "latency_target_ns": grant.latency_target_ns,
+        "profiling": grant.profiling,
     }
 
 
 def grant_from_json(data: Mapping[str, Any]) -> Grant:
     """Read a grant, also from an older qgpu. Raises InvalidValueError, ValueError."""
-    return Grant(PodClass(data["class"]), data["cores"], data["memory"], data.get("latency_target_ns"))
+    return Grant(
+        PodClass(data["class"]),
+        data["cores"],
+        data["memory"],
+        data.get("latency_target_ns"),
+        data.get("profiling", False) is True,
+    )
 
 
 def grants_to_json(grants: Mapping[int, Grant]) -> dict[str, Any]:

@@ -9,9 +9,13 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 #: What access to a pod's processes needs; RM checks neither.
 CAP_DAC_READ_SEARCH, CAP_SYS_PTRACE = 2, 19
+#: What RM asks of a profiler's process (osCheckAccess), unless the host lets every user profile.
+CAP_PERFMON = 38
 
 _SYS_CAPGET = {"x86_64": 125, "aarch64": 90}
 _SYS_CAPSET = {"x86_64": 126, "aarch64": 91}
@@ -28,17 +32,39 @@ class _Sets(ctypes.Structure):
     _fields_ = (("effective", ctypes.c_uint32), ("permitted", ctypes.c_uint32), ("inheritable", ctypes.c_uint32))
 
 
-def keep_only(*capabilities: int) -> None:
-    """Drop all capabilities of this thread except these. Raises OSError."""
-    header, sets = _Header(_VERSION_3, 0), (_Sets * 2)()
-    machine = platform.machine()
-    _call(_SYS_CAPGET[machine], header, sets)
+def keep_only(*capabilities: int, at_hand: int | None = None) -> None:
+    """Drop all capabilities of this thread but these; ``at_hand`` takes effect in ``with_one`` only. Raises OSError."""
+    header, sets = _get()
     wanted = sum(1 << capability for capability in capabilities)
+    permitted = wanted if at_hand is None else wanted | 1 << at_hand
     for i, part in enumerate(sets):
-        kept = wanted >> (32 * i) & 0xFFFFFFFF & part.permitted
-        part.effective = part.permitted = kept
+        part.effective = wanted >> (32 * i) & 0xFFFFFFFF & part.permitted
+        part.permitted &= permitted >> (32 * i) & 0xFFFFFFFF
         part.inheritable = 0
-    _call(_SYS_CAPSET[machine], header, sets)
+    _call(_SYS_CAPSET[platform.machine()], header, sets)
+
+
+@contextmanager
+def with_one(capability: int) -> Iterator[None]:
+    """Give a capability that this thread has at hand effect meanwhile; without it nothing changes. Raises OSError."""
+    header, sets = _get()
+    part, bit = sets[capability // 32], 1 << capability % 32
+    if not part.permitted & bit or part.effective & bit:
+        yield
+        return
+    part.effective |= bit
+    _call(_SYS_CAPSET[platform.machine()], header, sets)
+    try:
+        yield
+    finally:
+        part.effective &= ~bit
+        _call(_SYS_CAPSET[platform.machine()], header, sets)
+
+
+def _get() -> tuple[_Header, ctypes.Array[_Sets]]:
+    header, sets = _Header(_VERSION_3, 0), (_Sets * 2)()
+    _call(_SYS_CAPGET[platform.machine()], header, sets)
+    return header, sets
 
 
 def _call(number: int, header: _Header, sets: ctypes.Array[_Sets]) -> None:

@@ -66,13 +66,14 @@ class Grant:
 
     ``cores`` is its quota in per cent of the pGPU's time (None: no quota). ``memory`` is its limit in bytes (None: no
     limit). ``latency_target_ns`` is how much sharing may add to the 99th percentile of an online pod's latency
-    (None: as little as possible).
+    (None: as little as possible). ``profiling`` lets profilers read the card's counters, which tell of its neighbours.
     """
 
     pod_class: PodClass = PodClass.OFFLINE
     cores: int | None = None
     memory: int | None = None
     latency_target_ns: int | None = None
+    profiling: bool = False
 
     def __post_init__(self) -> None:
         if self.cores is not None and not 1 <= self.cores <= 100:

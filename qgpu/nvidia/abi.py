@@ -79,6 +79,8 @@ ffi.cdef(
     typedef struct { uint32_t hClient; } NV503C_CTRL_REGISTER_PID_PARAMS;
     typedef struct { uint32_t index, flags, length; uint8_t data[256]; } NV2080_CTRL_GPU_GET_GID_INFO_PARAMS;
     typedef struct { uint64_t time_nsec; } NV2080_CTRL_TIMER_GET_TIME_PARAMS;
+    typedef struct { uint64_t addressArray[500]; uint32_t addressArraySize, addressAlign; uint64_t memBlockSizeBytes;
+                     uint32_t flags, pad; } NV2080_CTRL_FB_FLUSH_GPU_CACHE_PARAMS;
     typedef struct { uint64_t timesliceUs; } NVA06C_CTRL_TIMESLICE_PARAMS;
     typedef struct { uint8_t bWait, bManualTimeout; uint16_t pad; uint32_t timeoutUs; } NVA06C_CTRL_PREEMPT_PARAMS;
     typedef struct { uint32_t contextId; } NVA06F_CTRL_GET_CONTEXT_ID_PARAMS;
@@ -128,6 +130,7 @@ NV_ESC_RM_DUP_OBJECT = 0x34
 NV_ESC_RM_IDLE_CHANNELS = 0x41
 NV_ESC_RM_VID_HEAP_CONTROL = 0x4A
 NV_ESC_RM_MAP_MEMORY = 0x4E
+NV_ESC_RM_UNMAP_MEMORY = 0x4F
 NV_ESC_RM_MAP_MEMORY_DMA = 0x57
 NV_ESC_CARD_INFO = 200
 NV_ESC_REGISTER_FD = 201
@@ -194,6 +197,9 @@ NV2080_GPU_GET_PIDS = 0x2080018D
 NV2080_GPU_GET_PID_INFO = 0x2080018E
 NV2080_FB_GET_INFO = 0x20801301
 NV2080_FB_GET_INFO_V2 = 0x20801303
+NV2080_FB_FLUSH_GPU_CACHE = 0x2080130E
+#: Flags of that control: the whole cache is written back and invalidated; the aperture is system memory (ctrl2080fb.h).
+FLUSH_WHOLE_CACHE, FLUSH_SYSTEM_MEMORY = 0x1C, 0x01
 NV2080_TIMER_GET_TIME = 0x20800403
 NV2080_FIFO_DISABLE_CHANNELS = 0x2080110B
 NV2080_GR_SET_CTXSW_PREEMPTION_MODE = 0x20801210

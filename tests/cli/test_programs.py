@@ -109,7 +109,7 @@ def test_grants_and_policies_change_while_pods_run(shared: Daemon) -> None:
         assert said.stdout.startswith("pGPU 1: policy burst-share -> fixed-share, period 100 ms -> 50 ms; by ")
 
         grant = {"gpu": 1, "class": "online", "cores": 50, "memory": 8 << 30, "latency_target_ns": 2_000_000}
-        grant |= {"cores_percent": 50, "memory_bytes": 8 << 30}
+        grant |= {"cores_percent": 50, "memory_bytes": 8 << 30, "profiling": False}
         assert shared.json("pod", "show", "live")["pod"]["grants"] == [grant]
         gpu = shared.json("gpu", "show", "1")["gpu"]
         assert (gpu["policy"], gpu["period_ns"], gpu["pods"]) == ("fixed-share", 50_000_000, 1)
@@ -127,6 +127,25 @@ def test_grants_and_policies_change_while_pods_run(shared: Daemon) -> None:
         pod.send_signal(signal.SIGTERM)
         pod.communicate(timeout=TIMEOUT_S)
         shared.ctl("gpu", "policy", "set", "1", "burst-share", "--period", "100ms")
+
+
+def test_profiling_is_allowed_shown_and_recorded(shared: Daemon) -> None:
+    pod = shared.start("run", "--name", "profiled", "--allow-profiling", "--", "sh", "-c", "echo up; exec sleep 60")
+    assert pod.stdout is not None
+    pod.stdout.readline()
+    try:
+        assert shared.json("pod", "show", "profiled")["pod"]["grants"][0]["profiling"] is True
+        said = shared.ctl("pod", "set", "profiled", "--refuse-profiling").stdout
+        assert said.startswith("pod profiled: pGPU 0: profiling allowed -> refused; by ")
+        shown = shared.ctl("pod", "show", "profiled").stdout.split()
+        assert shown[shown.index("profiling") + 1] == "refused"
+        shared.ctl("pod", "set", "profiled", "--allow-profiling")
+        shown = shared.ctl("pod", "show", "profiled").stdout.split()
+        assert shown[shown.index("profiling") + 1] == "allowed"
+        assert "profiling refused -> allowed" in shared.ctl("events").stdout
+    finally:
+        pod.send_signal(signal.SIGTERM)
+        pod.communicate(timeout=TIMEOUT_S)
 
 
 def test_two_loads_share_by_quota_and_top_shows_it(shared: Daemon) -> None:

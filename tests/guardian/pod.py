@@ -79,7 +79,7 @@ class Pod:
         self.tell, self.begin = self.child.tell, self.child.begin
         self.left, self.cancel_free = [], []
         self.rm = FakeRm(objects)
-        self.minors, self.limits = {0: MINOR}, {0: LIMIT}
+        self.minors, self.limits, self.profiling = {0: MINOR}, {0: LIMIT}, False
         self.files = FileSets()
         self.supervisor = self.fresh(Journal())
         self.supervisor.note({"fact": "pod", "name": "web", "grants": {}})
@@ -95,7 +95,7 @@ class Pod:
             self.cancel_free.extend,
             lambda pid, pidfd: None,
             time.monotonic_ns,
-            lambda pod: Allowance(self.minors, self.limits),
+            lambda pod: Allowance(self.minors, self.limits, profiling=self.profiling),
             major=MAJOR,
             uvm_layouts=uvm.layouts("580.1"),
             perform=self.rm.perform,

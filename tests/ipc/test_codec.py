@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from qgpu.errors import InvalidValueError
-from qgpu.ipc.codec import plan_from_json, plan_to_json, sample_from_json
+from qgpu.ipc.codec import grants_from_json, grants_to_json, plan_from_json, plan_to_json, sample_from_json
 from qgpu.model import (
     MAX_TIMESLICE_US,
     MIN_TIMESLICE_US,
@@ -52,6 +52,15 @@ def test_a_plan_without_copy_slices_leaves_them_the_drivers() -> None:
 def test_a_copy_slice_out_of_bounds_is_refused(us: int) -> None:
     with pytest.raises(InvalidValueError, match="copy timeslice"):
         PodPlan("a", PodClass.OFFLINE, 2000, copy_timeslice_us=us)
+
+
+def test_grant_is_read_as_sent_and_older_allow_nothing() -> None:
+    grants = {0: Grant(cores=30, profiling=True), 1: Grant()}
+    data = json.loads(json.dumps(grants_to_json(grants)))
+    assert grants_from_json(data) == grants
+
+    del data["0"]["profiling"]
+    assert grants_from_json(data) == {0: Grant(cores=30), 1: Grant()}
 
 
 SAMPLE = Sample(1, 5, (PodSample("a", Grant(cores=30), (TsgSample("a/0", 7, 2, True, ((1, 4), (6, 10)), 5),), 3),))

@@ -225,6 +225,7 @@ def test_message_has_the_keys_that_qgpud_reads() -> None:
             "cores": 7,
             "memory": GI,
             "latency_target_ns": None,
+            "profiling": False,
         }
     ]
 

@@ -145,6 +145,8 @@ def test_the_memory_of_an_export_is_a_handle_that_the_row_knows(said):
 def test_rows_name_module_action_iff_guardian_does_more():
     """Pointers and descriptors apart: the module works in the process whose they are."""
     for row in controls.ROWS:
+        if row.why is Why.PROFILING:  # the module refuses it
+            continue
         more = bool(row.look or row.gives or row.firmware) or row.number == abi.NVA06C_SET_TIMESLICE
         assert (row.in_module is not None) is more, row.name
     for row in classes.ROWS:

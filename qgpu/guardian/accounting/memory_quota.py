@@ -23,10 +23,12 @@ _MOST_CARRIED = 1 << 14
 
 @dataclass(frozen=True, slots=True)
 class Allowance:
-    """A pod's grants in RM's terms: minors of its cards, and memory limits by device instance."""
+    """A pod's grants in RM's terms: minors of its cards, memory limits by device instance, and profiling."""
 
     minors: Mapping[int, int] = field(default_factory=dict)
     limits: Mapping[int, int] = field(default_factory=dict)
+    #: Whether every grant allows profiling.
+    profiling: bool = False
     #: An unknown pod has no card, and its limit on every card is nothing.
     known: bool = True
 

@@ -28,6 +28,8 @@ _U32 = struct.Struct("<I")
 _POINTERS_AT, _POINTERS_BYTES, _RIGHTS_AT = 16, 16, 24
 #: Offset of the new object's handle, which RM writes if it chooses it.
 _HANDLE_AT = 8
+#: Offsets of the descriptor and of RM's status in RM_MAP_MEMORY's structure (nv-ioctl.h).
+_DESCRIPTOR_OF_MAPPING_AT, _STATUS_OF_MAPPING_AT = 48, 40
 _BARE_BYTES = abi.sizeof("NVOS05_PARAMETERS")
 #: The refusal of page tables that cannot be counted.
 PAGE_TABLES = "address space with its page tables"
@@ -78,13 +80,18 @@ class AllocHandler(Handler):
         self._passthrough = passthrough
         #: TSGs that were made preemptible.
         self._preemptible: dict[Key, RmObject] = {}
+        #: Clients that the guardian made, so RM takes this process for their owner.
+        self._made_here: set[int] = set()
 
     def alloc(self, pod_call: PodCall, escape: rm_calls.Escape, block: IoctlBuffer, asked: rm_calls.Alloc) -> int:
         """Make an object, or refuse it."""
         if asked.serialized:
             return self._ctx.answer(block, asked.status_at, abi.NV_ERR_INVALID_ARGUMENT)
-        if (row := classes.ALLOWED.get(asked.rm_class)) is None:
-            return self._ctx.refuse(block, asked.status_at, abi.NV_ERR_INVALID_CLASS, classes.name(asked.rm_class))
+        known = classes.ALLOWED_WITH_PROFILING if self._ctx.may_profile() else classes.ALLOWED
+        if (row := known.get(asked.rm_class)) is None:
+            return self._ctx.refuse(
+                block, asked.status_at, classes.refusal(asked.rm_class), classes.name(asked.rm_class)
+            )
         if (request := self._copy_in(pod_call, escape, block, asked)) is None:
             return self._ctx.answer(block, asked.status_at, abi.NV_ERR_INVALID_ADDRESS)
         if self._names_foreign_client(request):
@@ -133,7 +140,7 @@ class AllocHandler(Handler):
         """Tell whether the parameters name another pod's client."""
         if request.params is None:
             return False
-        places = classes.ALLOWED[request.rm.rm_class].clients
+        places = classes.ALLOWED_WITH_PROFILING[request.rm.rm_class].clients
         return client_ownership.names_any(self._supervisor, self._pod, request.rm.client, places, request.params.data)
 
     def _uncounted_memory(self, request: _AllocRequest) -> str | None:
@@ -183,15 +190,38 @@ class AllocHandler(Handler):
         ):
             self._gpu_ops.free(pod_call.file, client, client)
             request.answer(abi.NV_ERR_INSUFFICIENT_RESOURCES)
+        elif request.status == abi.NV_OK:
+            self._made_here = {made for made in self._made_here if self._supervisor.owns(self._pod, made)} | {client}
         if request.params is not None:
             request.params.store_changes()
         block.store()
         return 0
 
+    def map_memory(self, pod_call: PodCall, number: int, block: IoctlBuffer) -> int:
+        """Map memory for the CPU, or unmap it: RM does it only for the process that made the client.
+
+        The mapping belongs to the file that the pod then gives to mmap; this process maps nothing. Profilers read their
+        counters through it.
+        """
+        (client,) = _U32.unpack_from(block.data)
+        if not self._ctx.may_profile() or client not in self._made_here or not self._supervisor.owns(self._pod, client):
+            return PROCEED
+        if number == abi.NV_ESC_RM_MAP_MEMORY:
+            error = self._ctx.with_descriptor(pod_call, number, block, _DESCRIPTOR_OF_MAPPING_AT)
+            if (status := status_of(block, _STATUS_OF_MAPPING_AT)) != abi.NV_OK:
+                self._supervisor.refusals.count(self._pod, f"mapping for a profiler by the driver, status {status:#x}")
+            return error
+        pod_call.begin()
+        if not (error := self._proxy.escape(pod_call.file, number, block)):
+            block.store()
+        return error
+
     def _make(self, request: _AllocRequest) -> int:
         """Have RM make the object, account for the result, and write the answer back."""
         try:
             error = self._perform_alloc(request)
+            row = classes.ALLOWED_WITH_PROFILING[request.rm.rm_class]
+            self._ctx.tell_drivers_refusal(row.why, row.name, request.status)
             self._account(request, error)
         finally:
             request.restore_pointers()
@@ -204,9 +234,11 @@ class AllocHandler(Handler):
     def _perform_alloc(self, request: _AllocRequest) -> int:
         """Call RM; where the parameters name a capability by descriptor, pass our copy of that descriptor."""
         pod_call, params = request.pod_call, request.params
-        if params is None or not classes.ALLOWED[request.rm.rm_class].capability:
+        row = classes.ALLOWED_WITH_PROFILING[request.rm.rm_class]
+        if params is None or not row.capability:
             pod_call.begin()
-            return self._proxy.escape(pod_call.file, request.escape.number, request.block)
+            with self._ctx.capability_for(row.why):
+                return self._proxy.escape(pod_call.file, request.escape.number, request.block)
         capability = _U32.unpack_from(params.data)[0]
         taken = self._ctx.take_fd(pod_call, capability)
         try:
@@ -237,7 +269,7 @@ class AllocHandler(Handler):
             self._make_preemptible(file, rm)
         elif rm.rm_class == abi.NV50_THIRD_PARTY_P2P:
             self._gpu_ops.register_p2p(file, rm.client, rm.handle)
-        elif request.params and (at := classes.ALLOWED[rm.rm_class].holds_memory_at) is not None:
+        elif request.params and (at := classes.ALLOWED_WITH_PROFILING[rm.rm_class].holds_memory_at) is not None:
             self._supervisor.quota.pin_handles(rm.client, [_U32.unpack_from(request.params.data, at)[0]])
 
     def admit(self, pid: int, rm: RmObject) -> int:

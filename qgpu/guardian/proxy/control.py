@@ -13,7 +13,7 @@ from qgpu.guardian.proxy.alloc import AllocHandler
 from qgpu.guardian.proxy.dup import DupHandler
 from qgpu.guardian.proxy.handler_context import Handler, HandlerContext, PodCall, status_of
 from qgpu.guardian.proxy.ioctl_proxy import IoctlBuffer
-from qgpu.guardian.rules import controls, rows, scheduling
+from qgpu.guardian.rules import controls, profiling, rows, scheduling
 from qgpu.linux import proc
 from qgpu.nvidia import abi
 
@@ -21,9 +21,10 @@ _U32 = struct.Struct("<I")
 #: Where NVOS54 points to the parameters.
 _PARAMS_AT = abi.offsetof("NVOS54_PARAMETERS", "params")
 _PREEMPT = "NVA06C_CTRL_PREEMPT_PARAMS"
-#: Preemptions of a pod take at most one part in this many of the time, in the long run; a single one delays the next by
-#: at most _MOST_REST_NS. A pod may be ahead of that by _AHEAD_NS: libcuda preempts twice, at once, as a context ends.
-_PREEMPT_PARTS, _MOST_REST_NS, _AHEAD_NS = 21, 10**9, 2 * 10**7
+#: Controls that take at most one part in _RARE_PARTS of the time, in the long run; a single one delays the next by at
+#: most _MOST_REST_NS. A pod may be ahead of that by _AHEAD_NS: libcuda preempts twice, at once, as a context ends.
+_RARE = {abi.NVA06C_PREEMPT, abi.NV2080_FB_FLUSH_GPU_CACHE}
+_RARE_PARTS, _MOST_REST_NS, _AHEAD_NS = 21, 10**9, 2 * 10**7
 _HANDLE_OF_EXPORT_AT, _HANDLES_OF_EXPORTS_AT, _MOST_EXPORTS = 12, 76, 512
 #: Imports, with the offset of their handles and the most handles.
 _IMPORTED = {
@@ -50,8 +51,8 @@ class ControlHandler(Handler):
         super().__init__(ctx)
         self._alloc_handler = alloc_handler
         self._dup_handler = dup_handler
-        #: By when the pod's preemptions so far are made up for.
-        self._preempt_due_ns = 0
+        #: By when the pod's rare controls so far are made up for.
+        self._rare_due_ns = 0
 
     def control(self, pod_call: PodCall, block: IoctlBuffer, asked: rm_calls.Control) -> int:
         """Handle a control."""
@@ -84,7 +85,7 @@ class ControlHandler(Handler):
 
     def _copy_in(self, pod_call: PodCall, block: IoctlBuffer, asked: rm_calls.Control) -> _ControlRequest | None:
         """Copy what the call points to, and point the call at the copies; None if that is missing or not readable."""
-        row = controls.ALLOWED[asked.command]
+        row = controls.ALLOWED_WITH_PROFILING[asked.command]
         if not asked.params or not asked.size:
             missing = row.pointers or row.descriptor_at is not None
             return None if missing else _ControlRequest(pod_call, block, asked, None, [])
@@ -104,9 +105,12 @@ class ControlHandler(Handler):
         pod_call, block, asked = request.pod_call, request.block, request.asked
         owner = self._supervisor.table.clients.get(asked.client)
         pod = owner.pod if owner is not None else self._pod
-        with self._supervisor.pod_lock(pod) if controls.ALLOWED[asked.command].gives else nullcontext():
+        row = controls.ALLOWED_WITH_PROFILING[asked.command]
+        with self._supervisor.pod_lock(pod) if row.gives else nullcontext():
             pod_call.listener.begin()
-            error = self._perform_control(request, taken)
+            with self._ctx.capability_for(row.why):
+                error = self._perform_control(request, taken)
+        self._ctx.tell_drivers_refusal(row.why, controls.name(asked.command), status_of(block, asked.status_at))
         if pod_call.is_retry and not error and _was_done(asked.command, status_of(block, asked.status_at)):
             block.patch_u32(asked.status_at, abi.NV_OK)
         return error
@@ -120,7 +124,7 @@ class ControlHandler(Handler):
                 block.patch_u32(asked.status_at, self._handle_answer(request, params))
             for each in request.nested:
                 each.store()
-            for where in controls.ALLOWED[asked.command].pointers:
+            for where in controls.ALLOWED_WITH_PROFILING[asked.command].pointers:
                 params.restore(where.at, 8)
             params.store()
         if not error:
@@ -130,8 +134,8 @@ class ControlHandler(Handler):
     def _refusal(self, asked: rm_calls.Control) -> tuple[int, str] | None:
         """Return why a control is refused before RM is asked: its status and the name it is counted under."""
         command = asked.command
-        row = controls.ALLOWED.get(command)
-        if row is None:
+        known = controls.ALLOWED_WITH_PROFILING if self._ctx.may_profile() else controls.ALLOWED
+        if (row := known.get(command)) is None:
             return controls.refusal(command), controls.name(command)
         if asked.serialized:
             return abi.NV_ERR_INVALID_ARGUMENT, "serialized control"
@@ -141,12 +145,15 @@ class ControlHandler(Handler):
 
     def _refused_by_params(self, asked: rm_calls.Control, params: IoctlBuffer | None) -> tuple[int, str] | None:
         """Return why a control is refused for its parameters: its status and the name it is counted under."""
-        row = controls.ALLOWED[asked.command]
-        match asked.command:
+        command = asked.command
+        row = controls.ALLOWED_WITH_PROFILING[command]
+        match command:
             case abi.NV2080_GR_SET_CTXSW_PREEMPTION_MODE if params is not None and _gives_up_preemption(params):
                 return abi.NV_ERR_INSUFFICIENT_PERMISSIONS, row.name
             case abi.NVA06C_PREEMPT if params is None or not self._ends_own_turn(asked, params):
                 return abi.NV_ERR_INSUFFICIENT_PERMISSIONS, row.name
+        if row.why is controls.PROFILING and profiling.refuses(command, params.data if params is not None else b""):
+            return abi.NV_ERR_INSUFFICIENT_PERMISSIONS, f"{controls.name(command)} with other arguments"
         if params is not None and client_ownership.names_any(
             self._supervisor, self._pod, asked.client, row.clients, params.data
         ):
@@ -162,7 +169,7 @@ class ControlHandler(Handler):
 
     def _take_descriptor(self, pod_call: PodCall, command: int, params: IoctlBuffer | None) -> int | None:
         """Take the descriptor that a control names, if it is NVIDIA's; -1 for another file, None for none."""
-        if params is None or (at := controls.ALLOWED[command].descriptor_at) is None:
+        if params is None or (at := controls.ALLOWED_WITH_PROFILING[command].descriptor_at) is None:
             return None
         (fd,) = struct.unpack_from("<i", params.data, at)
         if fd < 0:
@@ -199,10 +206,10 @@ class ControlHandler(Handler):
         if params is None or taken is None:
             if asked.command == abi.NV2080_GPU_GET_PID_INFO and params is not None:
                 return self._perform_on_pids(pod_call, block, params)
-            if asked.command == abi.NVA06C_PREEMPT:
-                return self._perform_preemption(pod_call, block)
+            if asked.command in _RARE:
+                return self._perform_rarely(pod_call, block)
             return self._proxy.escape(pod_call.file, abi.NV_ESC_RM_CONTROL, block)
-        row = controls.ALLOWED[asked.command]
+        row = controls.ALLOWED_WITH_PROFILING[asked.command]
         if row.gives:
             pod_call.begin()
         at = row.descriptor_at
@@ -213,13 +220,13 @@ class ControlHandler(Handler):
         finally:
             params.restore(at, 4)
 
-    def _perform_preemption(self, pod_call: PodCall, block: IoctlBuffer) -> int:
-        """Preempt the pod's own TSG, not too often: gates and neighbours wait for RM's locks meanwhile."""
-        time.sleep(max(0, self._preempt_due_ns - _AHEAD_NS - time.monotonic_ns()) / 1e9)
+    def _perform_rarely(self, pod_call: PodCall, block: IoctlBuffer) -> int:
+        """Preempt the pod's own TSG or flush the cache, not too often: gates and neighbours wait for it meanwhile."""
+        time.sleep(max(0, self._rare_due_ns - _AHEAD_NS - time.monotonic_ns()) / 1e9)
         begun_ns = time.monotonic_ns()
         error = self._proxy.escape(pod_call.file, abi.NV_ESC_RM_CONTROL, block)
         took_ns = time.monotonic_ns() - begun_ns
-        self._preempt_due_ns = max(self._preempt_due_ns, begun_ns) + min(_PREEMPT_PARTS * took_ns, _MOST_REST_NS)
+        self._rare_due_ns = max(self._rare_due_ns, begun_ns) + min(_RARE_PARTS * took_ns, _MOST_REST_NS)
         return error
 
     def _perform_on_pids(self, pod_call: PodCall, block: IoctlBuffer, params: IoctlBuffer) -> int:
@@ -258,7 +265,7 @@ class ControlHandler(Handler):
             case abi.NV00FD_ATTACH_MEM:
                 self._supervisor.quota.pin_handles(asked.client, [_U32.unpack_from(params.data, 4)[0]])
             case abi.NVC56F_GET_KMB:  # kernel_channel.c duplicates it under a handle that it tells nobody
-                handles = rows.handles(controls.ALLOWED[asked.command].handles, params.data)
+                handles = rows.handles(controls.ALLOWED_WITH_PROFILING[asked.command].handles, params.data)
                 self._supervisor.quota.pin_handles(asked.client, handles)
             case command if command in _IMPORTED:
                 return self._imported(pod_call, asked.client, _imported(command, params.data))
@@ -296,7 +303,9 @@ class ControlHandler(Handler):
 def _was_done(command: int, status: int) -> bool:
     """Tell from RM's answer to a repeated control whether the first attempt had succeeded."""
     there_already = {abi.NV_ERR_INSERT_DUPLICATE_NAME, abi.NV_ERR_STATE_IN_USE}
-    return status in there_already or (controls.ALLOWED[command].takes_back and status == abi.NV_ERR_OBJECT_NOT_FOUND)
+    return status in there_already or (
+        controls.ALLOWED_WITH_PROFILING[command].takes_back and status == abi.NV_ERR_OBJECT_NOT_FOUND
+    )
 
 
 def _imported(command: int, params: bytearray) -> list[int]:

@@ -40,6 +40,7 @@ _log = structlog.get_logger("guardian")
 #: RM's calls that the guardian checks, by number and size. A container's filter compares numbers only: RM accepts no
 #: other size.
 _WATCHED = frozenset(size << 16 | number for number, size in escapes.WATCHED)
+_MAPS = frozenset(size << 16 | number for number, size in escapes.WATCHED_WITH_PROFILING)
 #: How long a free waits for UVM mappings in progress before it treats their memory as still in use.
 _MAPPING_PATIENCE_S = 0.02
 #: How many threads' processes are kept; a full cache starts again. And how many answers: most are of killed threads.
@@ -173,7 +174,8 @@ class Dispatcher:
         if is_mapping(call):
             return self._mmap.handle(call, pid)
         request = call.request
-        if request & NUMBER_AND_SIZE not in _WATCHED and request not in uvm.WATCHED:
+        rm_call = request & NUMBER_AND_SIZE
+        if rm_call not in _WATCHED and rm_call not in _MAPS and request not in uvm.WATCHED:
             return PROCEED
         pod_call.file = self._ctx.take_fd(pod_call, call.fd)
         try:
@@ -198,6 +200,8 @@ class Dispatcher:
         return outcome
 
     def _rm_ioctl(self, pod_call: PodCall, request: int, minor: int) -> int:
+        if request & NUMBER_AND_SIZE in _MAPS:
+            return self._map(pod_call, request)
         if request == fast_path.REQUEST and pod_call.unanswered is None:
             pod_call.listener.begin()
             call, listener = pod_call.call, pod_call.listener
@@ -207,6 +211,12 @@ class Dispatcher:
             if done is not None:
                 return done
         return self._escape(pod_call, minor)
+
+    def _map(self, pod_call: PodCall, request: int) -> int:
+        call, number_and_size = pod_call.call, request & NUMBER_AND_SIZE
+        if (block := self._proxy.read(call.tid, call.argument, number_and_size >> 16)) is None:
+            return errno.EFAULT
+        return self._alloc_handler.map_memory(pod_call, number_and_size & 0xFF, block)
 
     def _process(self, tid: int) -> int:
         """Return a thread's process, and enter it in the object table. Raises OSError when it has ended."""

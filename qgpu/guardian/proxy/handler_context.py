@@ -6,12 +6,14 @@ import errno
 import os
 import struct
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 from qgpu.guardian.accounting.rm_object import RmObject
 from qgpu.guardian.proxy.ioctl_proxy import IoctlBuffer, IoctlProxy
 from qgpu.guardian.proxy.supervisor import Supervisor
-from qgpu.linux import kcmp
+from qgpu.guardian.rules.rows import Why
+from qgpu.linux import capabilities, kcmp
 from qgpu.linux.seccomp_notify import Listener, Notification, UnansweredCall
 from qgpu.nvidia import abi
 from qgpu.nvidia.rm_client import take
@@ -83,6 +85,19 @@ class HandlerContext:
         """Answer as ``answer`` does, and count the refusal."""
         self.supervisor.refusals.count(self.pod, what)
         return self.answer(block, status_at, status)
+
+    def may_profile(self) -> bool:
+        """Tell whether the pod's grants allow profilers of hardware counters."""
+        return self.supervisor.allowance(self.pod).profiling
+
+    def tell_drivers_refusal(self, why: Why, what: str, status: int) -> None:
+        """Count a profiler's call that the driver refuses for lack of permission, as if we had refused it."""
+        if why is Why.PROFILING and status == abi.NV_ERR_INSUFFICIENT_PERMISSIONS:
+            self.supervisor.refusals.count(self.pod, f"{what} by the driver, for lack of permission")
+
+    def capability_for(self, why: Why) -> AbstractContextManager[None]:
+        """Have the capability that RM asks of a profiler, for a call that is allowed for that reason."""
+        return capabilities.with_one(capabilities.CAP_PERFMON) if why is Why.PROFILING else nullcontext()
 
     def limited(self) -> bool:
         """Tell whether the pod has a memory limit anywhere."""

@@ -16,7 +16,8 @@ from qgpu.guardian.accounting.rm_object import RmObject
 from qgpu.guardian.proxy import rm_calls
 from qgpu.guardian.proxy.handler_context import ANSWERED, Handler, HandlerContext, PodCall
 from qgpu.guardian.proxy.ioctl_proxy import IoctlBuffer
-from qgpu.linux import cgroup, fd_budget, thread_freezer
+from qgpu.guardian.rules import tools
+from qgpu.linux import cgroup, fd_budget, proc, thread_freezer
 from qgpu.linux.inflight_syscalls import InflightSyscalls
 from qgpu.nvidia import abi
 
@@ -101,7 +102,8 @@ class Passthrough(Handler):
             if error.errno in fd_budget.OUT_OF_FDS:  # the call has not begun; it is retried
                 raise
             _log.warning("call not passed to the kernel", pod=self._pod, pid=pod_call.pid, reason=str(error))
-            return self._ctx.refuse(block, status_at, abi.NV_ERR_INVALID_STATE, "call while other threads run")
+            what = tools.DEBUGGED if _is_traced(pod_call) else "call while other threads run"
+            return self._ctx.refuse(block, status_at, abi.NV_ERR_INVALID_STATE, what)
         return ANSWERED if refusal == abi.NV_OK else self._ctx.answer(block, status_at, refusal)
 
     def _continue_while_frozen(self, pod_call: PodCall, device: RmObject | None) -> int:
@@ -149,3 +151,8 @@ class Passthrough(Handler):
         else:
             self._supervisor.cancel_claim(rm.key)
             self._may_have_device.add(rm.client)
+
+
+def _is_traced(pod_call: PodCall) -> bool:
+    """Tell whether a debugger traces a thread of the calling process."""
+    return any((proc.status(tid, "TracerPid") or ["0"]) != ["0"] for tid in proc.threads(pod_call.pid))

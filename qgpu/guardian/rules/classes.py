@@ -17,7 +17,7 @@ from qgpu.nvidia import abi
 
 SEEN, LIBRARY, KERNEL = Why.SEEN, Why.LIBRARY, Why.KERNEL
 MEMORY, OTHERS, INTERNAL = Why.MEMORY, Why.OTHERS, Why.INTERNAL
-VGPU, DISPLAY, UNUSED = Why.VGPU, Why.DISPLAY, Why.UNUSED
+VGPU, DISPLAY, UNUSED, PROFILING = Why.VGPU, Why.DISPLAY, Why.UNUSED, Why.PROFILING
 NAMED, EVENT, ANSWER = Of.NAMED, Of.EVENT, Of.ANSWER
 
 
@@ -131,7 +131,7 @@ ROWS = (
     Class(0xB06F, "MAXWELL_CHANNEL_GPFIFO_A", LIBRARY, handles=_OF_CHANNELS),
     Class(0xB0B5, "MAXWELL_DMA_COPY_A", LIBRARY),
     Class(0xB1CC, "MAXWELL_PROFILER_CONTEXT", UNUSED),
-    Class(0xB2CC, "MAXWELL_PROFILER_DEVICE", LIBRARY, clients=(At(0),), handles=(At(4, of=NAMED),)),
+    Class(0xB2CC, "MAXWELL_PROFILER_DEVICE", PROFILING, clients=(At(0),), handles=(At(4, of=NAMED),)),
     Class(0xB4B7, "NVB4B7_VIDEO_ENCODER", LIBRARY),
     Class(0xB8B0, "NVB8B0_VIDEO_DECODER", SEEN),
     Class(0xB8D1, "NVB8D1_VIDEO_NVJPG", SEEN),
@@ -216,6 +216,9 @@ CLASSES = {row.number: row for row in ROWS}
 
 ALLOWED = {row.number: row for row in ROWS if row.why.allowed}
 
+#: What a pod may make if its grant allows profiling.
+ALLOWED_WITH_PROFILING = ALLOWED | {row.number: row for row in ROWS if row.why is PROFILING}
+
 #: Objects that carry a gate; they may have only one name.
 GATED = frozenset({abi.KEPLER_CHANNEL_GROUP_A, abi.FERMI_CONTEXT_SHARE_A}) | abi.GPFIFO_CLASSES
 
@@ -235,6 +238,13 @@ def name(number: int) -> str:
     """Return the name under which a class is counted."""
     row = CLASSES.get(number)
     return row.name if row is not None else f"class {number:#x}"
+
+
+def refusal(number: int) -> int:
+    """Return the status with which a class is refused: a profiler tells its user that a permission is missing."""
+    row = CLASSES.get(number)
+    missing = row is not None and row.why is PROFILING
+    return abi.NV_ERR_INSUFFICIENT_PERMISSIONS if missing else abi.NV_ERR_INVALID_CLASS
 
 
 def on_compute_engine(rm_class: int) -> bool:

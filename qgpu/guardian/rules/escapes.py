@@ -57,6 +57,9 @@ ROWS = (
 #: The calls that the seccomp filters intercept: (number, bytes).
 WATCHED = frozenset((row.number, size) for row in ROWS for size in row.sizes)
 
+#: Intercepted too in a pod that starts with profiling allowed: (number, bytes).
+WATCHED_WITH_PROFILING = frozenset({(abi.NV_ESC_RM_MAP_MEMORY, 56), (abi.NV_ESC_RM_UNMAP_MEMORY, 32)})
+
 _NAMES = {row.number: row.name for row in ROWS}
 
 

@@ -66,6 +66,8 @@ def header() -> str:
 
 def action(row: controls.Control) -> str | None:
     """Return what the module does with a control; None if it refuses the control as unknown."""
+    if row.why is Why.PROFILING:
+        return None
     if row.in_module in ACTIONS:
         return f"QGPU_CONTROL_{row.in_module.name}"
     if row.why.allowed:

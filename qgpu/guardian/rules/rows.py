@@ -20,6 +20,9 @@ class Why(enum.Enum):
     #: Allowed. Reads the card or the pod's own objects; changes nothing and reveals nothing about other pods.
     GETTER = "it only reads"
 
+    #: Allowed to pods whose grant allows profiling: it reads counters of the whole card, or serves such a reader.
+    PROFILING = "only pods with --allow-profiling may use it"
+
     #: The guardian cannot issue it: RM ties it to the calling process, so the kernel continues the call in the pod.
     KERNEL = "only the process itself can ask for it"
     SCHEDULING = "it schedules"
@@ -33,7 +36,7 @@ class Why(enum.Enum):
 
     @property
     def allowed(self) -> bool:
-        """Tell whether a call with this reason is allowed."""
+        """Tell whether a call with this reason is allowed to every pod."""
         return self in _ALLOWED
 
 

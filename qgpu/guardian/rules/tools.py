@@ -1,7 +1,7 @@
 """What to say of a refused call that a debugger or a profiler makes: which tool's it is, why, and what to do instead.
 
-The rows of controls and classes say what is refused. A call that is allowed, such as those of torch.profiler, is none
-of these.
+The rows of controls and classes say what is refused. A call that is allowed, such as those of torch.profiler, nsys and
+compute-sanitizer, is none of these.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from qgpu.guardian.rules import classes, controls
+from qgpu.guardian.rules.rows import Why
 
 
 class Tool(NamedTuple):
@@ -21,14 +22,17 @@ class Tool(NamedTuple):
 
 
 _OUTSIDE = "run the program outside of pods, on a card without any"
-TOOLS = (
-    Tool("debugger (cuda-gdb, compute-sanitizer)", frozenset({0x83DE, 0x00DB}), f"to debug, {_OUTSIDE}"),
-    Tool(
-        "profiler of hardware counters (ncu)",
-        frozenset({0x90CC, 0xB0CC, 0xB1CC, 0xB2CC}),
-        f"use a profiler without counters, such as torch.profiler, or {_OUTSIDE}",
-    ),
+_DEBUGGER = Tool(
+    "debugger (cuda-gdb)", frozenset({0x83DE, 0x00DB}), f"use compute-sanitizer, which pods may use, or {_OUTSIDE}"
 )
+_PROFILER = Tool(
+    "profiler of hardware counters (ncu)",
+    frozenset({0x90CC, 0xB0CC, 0xB1CC, 0xB2CC}),
+    "run the pod with qgpuctl run --allow-profiling, or use a profiler without counters, such as torch.profiler",
+)
+TOOLS = (_DEBUGGER, _PROFILER)
+#: The refusal of a client to a process that a debugger traces.
+DEBUGGED = "client of a process under a debugger"
 
 
 class RefusedTool(NamedTuple):
@@ -40,9 +44,11 @@ class RefusedTool(NamedTuple):
 
 def _calls() -> Iterator[tuple[str, RefusedTool]]:
     tool_of = {number: tool for tool in TOOLS for number in tool.classes}
+    yield DEBUGGED, RefusedTool(_DEBUGGER, "nothing can stop threads that a debugger traces while RM makes a client")
     for control in controls.ROWS:
-        if control.number >> 16 in tool_of and not control.why.allowed:
-            yield controls.name(control.number), RefusedTool(tool_of[control.number >> 16], control.why.value)
+        tool = _PROFILER if control.why is Why.PROFILING else tool_of.get(control.number >> 16)
+        if tool is not None and not control.why.allowed:
+            yield controls.name(control.number), RefusedTool(tool, control.why.value)
     for row in classes.ROWS:
         if row.number in tool_of and not row.why.allowed:
             yield row.name, RefusedTool(tool_of[row.number], row.why.value)

@@ -142,6 +142,10 @@ class KmodHost:
         raise no_pod(name)
 
     def _grant(self, ident: int, grants: Mapping[int, Grant]) -> None:
+        if any(grant.profiling for grant in grants.values()):
+            raise RefusedError(
+                "profiling: the kernel module lets no pod read hardware counters; run qgpud with --plane seccomp"
+            )
         for pgpu, grant in grants.items():
             try:
                 self._device.call(

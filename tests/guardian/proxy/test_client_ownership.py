@@ -25,6 +25,7 @@ def with_client(on_card):
     pid = next(iter(on_card.supervisor.table.processes))
     on_card.supervisor.note({"fact": "client", "client": OWN, "pid": pid, "fd": 100})
     on_card.rm.seen.clear()
+    on_card.profiling = True
     return on_card
 
 
@@ -92,9 +93,10 @@ def test_a_channel_is_no_client_where_a_branch_has_none(with_client):
 
 
 def test_every_row_that_names_clients_is_tried():
-    assert {each.number for each in controls.ALLOWED.values() if each.clients} == {each.values[0] for each in NAMING}
+    rows = controls.ALLOWED_WITH_PROFILING.values()
+    assert {each.number for each in rows if each.clients} == {each.values[0] for each in NAMING}
     tried = {abi.NV01_DEVICE_0} | {each.values[0] for each in PLACES}
-    assert {each.number for each in classes.ALLOWED.values() if each.clients} == tried
+    assert {each.number for each in classes.ALLOWED_WITH_PROFILING.values() if each.clients} == tried
 
 
 def test_a_client_that_became_anothers_is_not_the_pods(with_client):

@@ -12,7 +12,7 @@ from qgpu.guardian.proxy import client_ownership, rm_calls
 from qgpu.guardian.rules import classes, controls, escapes, rows
 from qgpu.nvidia import abi, versions
 from tests import rm_data
-from tests.traces import ARGUMENT, RECORDINGS, decode
+from tests.traces import ARGUMENT, RECORDINGS, TOOLS, decode
 from tests.traces import rows as calls_of
 
 #: Names that begin with no class's number.
@@ -66,7 +66,8 @@ def test_what_is_refused_has_nothing_to_be_carried_out_by():
     bare = ("look", "clients", "handles", "pointers", "descriptor_at", "gives", "takes_back", "firmware")
 
     for row in controls.ROWS:
-        assert row.why.allowed or not any(getattr(row, field) for field in bare), row.name
+        allowed = row.number in controls.ALLOWED_WITH_PROFILING
+        assert allowed or not any(getattr(row, field) for field in bare), row.name
 
 
 def test_plain_controls_are_allowed_and_unremarkable():
@@ -89,6 +90,22 @@ def test_what_a_recorded_program_asks_is_allowed(trace):
                 assert asked.command in controls.ALLOWED, controls.name(asked.command)
             case rm_calls.Alloc() | rm_calls.AllocMemory() if asked.rm_class not in classes.ALLOWED:
                 assert classes.CLASSES[asked.rm_class].why is classes.KERNEL, classes.name(asked.rm_class)
+
+
+def test_only_what_profilers_ask_for_needs_the_grant():
+    """ncu needs it and compute-sanitizer does not; what cuda-gdb does to memory is refused either way."""
+    refused = {}
+    for trace in TOOLS:
+        tool = trace.name.removesuffix(".jsonl.xz").partition("04-")[2]
+        numbers = {each.command for _, each in asked_in(trace) if isinstance(each, rm_calls.Control)}
+        numbers |= {each.rm_class for _, each in asked_in(trace) if isinstance(each, rm_calls.Alloc)}
+        rows_of = [controls.CONTROLS.get(number) or classes.CLASSES[number] for number in numbers]
+        refused[tool] = {row.why for row in rows_of if not row.why.allowed and row.why is not classes.KERNEL}
+
+    scheduling = {controls.SCHEDULING}
+    assert refused["compute-sanitizer"] == scheduling
+    assert refused["nsight-compute"] == {controls.PROFILING, controls.ACTS} | scheduling
+    assert refused["cuda-gdb"] == {controls.MEMORY} | scheduling
 
 
 @pytest.mark.parametrize("trace", RECORDINGS, ids=by_trace)
@@ -145,7 +162,7 @@ def test_a_row_has_the_newest_drivers_name(table, read):
 @pytest.mark.parametrize("driver", rm_data.DRIVERS)
 def test_rows_know_every_handle_in_a_controls_parameters(driver):
     for each in rm_data.controls(driver):
-        if (row := controls.ALLOWED.get(each.number)) is not None:
+        if (row := controls.ALLOWED_WITH_PROFILING.get(each.number)) is not None:
             assert _places(row.clients, each.size) == each.clients, row.name
             assert _places(row.handles, each.size) == each.handles, row.name
 
@@ -154,7 +171,7 @@ def test_rows_know_every_handle_in_a_controls_parameters(driver):
 def test_rows_know_every_pointer_in_a_controls_parameters(driver):
     """But for those that RM writes."""
     for each in rm_data.controls(driver):
-        row = controls.ALLOWED.get(each.number)
+        row = controls.ALLOWED_WITH_PROFILING.get(each.number)
         if row is not None and row.number != abi.NV2080_PERF_GET_UTIL_SAMPLES:
             assert {pointer.at for pointer in row.pointers} == each.pointers, row.name
 
@@ -162,7 +179,7 @@ def test_rows_know_every_pointer_in_a_controls_parameters(driver):
 @pytest.mark.parametrize("driver", rm_data.DRIVERS)
 def test_rows_know_handles_and_pointers_of_a_class(driver):
     for each in rm_data.classes(driver):
-        if (row := classes.ALLOWED.get(each.number)) is not None:
+        if (row := classes.ALLOWED_WITH_PROFILING.get(each.number)) is not None:
             assert _places(row.clients, each.size) == each.clients, row.name
             assert _places(row.handles, each.size) == each.handles, row.name
             assert {place.at for place in row.addresses} >= each.pointers, row.name

@@ -14,20 +14,25 @@ from qgpu.guardian.rules import classes, controls, tools
     [
         ("NV83DE_CTRL_CMD_DEBUG_READ_MEMORY", "cuda-gdb", "reaches memory"),
         ("NV83DE_CTRL_CMD_DEBUG_SUSPEND_CONTEXT", "cuda-gdb", "it schedules"),
+        (tools.DEBUGGED, "cuda-gdb", "that a debugger traces"),
+        ("MAXWELL_PROFILER_DEVICE", "ncu", "only pods with --allow-profiling"),
+        ("NV2080_CTRL_CMD_FB_FLUSH_GPU_CACHE", "ncu", "only pods with --allow-profiling"),
         ("NVB0CC_CTRL_CMD_RESERVE_HES", "ncu", "it changes something"),
     ],
 )
 def test_refused_tool_is_named_with_reason_and_remedy(call, tool, reason):
     (line,) = tools.advice({call: 3})
 
-    assert (tool in line, reason in line, "run the program outside of pods" in line) == (True, True, True)
+    remedy = {"cuda-gdb": "use compute-sanitizer", "ncu": "run the pod with qgpuctl run --allow-profiling"}[tool]
+    assert (tool in line, reason in line, remedy in line) == (True, True, True)
 
 
 def test_refused_calls_of_tools_are_known_and_no_allowed_ones():
     of = {number: tool for tool in tools.TOOLS for number in tool.classes}
     for row in controls.ROWS:
         found = tools.refused(controls.name(row.number))
-        assert (found is not None) == (row.number >> 16 in of and not row.why.allowed)
+        of_a_tool = row.number >> 16 in of or row.why is controls.PROFILING
+        assert (found is not None) == (of_a_tool and not row.why.allowed)
     for row in classes.ROWS:
         assert (tools.refused(row.name) is not None) == (row.number in of and not row.why.allowed)
 

@@ -1,0 +1,200 @@
+"""What profilers ask for: refused by name without the grant; with it asked of RM, but of nobody else's objects."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import struct
+import time
+from pathlib import Path
+
+import pytest
+
+from qgpu.guardian.proxy import rm_calls
+from qgpu.guardian.rules import classes, controls, tools
+from qgpu.guardian.rules.rows import Why
+from qgpu.linux import capabilities, thread_freezer
+from qgpu.nvidia import abi
+from tests.guardian.asked import alloc, alloc_status, control, status
+from tests.traces import ARGUMENT, TOOLS
+from tests.traces import rows as calls_of
+
+CONTROLS = [row for row in controls.ROWS if row.why is Why.PROFILING]
+CLASSES = [row for row in classes.ROWS if row.why is Why.PROFILING]
+FLUSH_BYTES = abi.sizeof("NV2080_CTRL_FB_FLUSH_GPU_CACHE_PARAMS")
+#: Zeros only, as ncu asks them.
+UNREAD = (0x2080A06D, 0x2080A0C8)
+NEIGHBOURS = 8
+(NCU,) = (trace for trace in TOOLS if "nsight-compute" in trace.name)
+
+
+def by_name(row):
+    return controls.name(row.number) if isinstance(row, controls.Control) else row.name
+
+
+def flush(flags):
+    params = bytearray(FLUSH_BYTES)
+    struct.pack_into("<I", params, abi.offsetof("NV2080_CTRL_FB_FLUSH_GPU_CACHE_PARAMS", "flags"), flags)
+    return bytes(params)
+
+
+def ask(pod, command, params, client=7):
+    pod.rm.seen.clear()
+    return status(pod.call(abi.NV_ESC_RM_CONTROL, control(command, 3, len(params), client), params)[2])
+
+
+def params_of(row):
+    return flush(abi.FLUSH_WHOLE_CACHE) if row.number == abi.NV2080_FB_FLUSH_GPU_CACHE else bytes(256)
+
+
+@pytest.fixture
+def profiled(on_card):
+    on_card.profiling = True
+    return on_card
+
+
+@pytest.mark.parametrize("row", CONTROLS, ids=by_name)
+def test_a_profilers_control_needs_the_grant(on_card, row):
+    assert ask(on_card, row.number, params_of(row)) == abi.NV_ERR_NOT_SUPPORTED
+    assert on_card.rm.seen == []
+    assert "--allow-profiling" in tools.advice(name for _, name in on_card.supervisor.refusals)[0]
+
+
+@pytest.mark.parametrize("row", CLASSES, ids=by_name)
+def test_a_profilers_class_needs_the_grant(on_card, row):
+    answer = on_card.call(abi.NV_ESC_RM_ALLOC, alloc(30, 3, row.number), bytes(256))
+
+    assert alloc_status(answer[2]) == abi.NV_ERR_INSUFFICIENT_PERMISSIONS
+    assert (
+        30 in {handle for _, handle in on_card.rm.objects},
+        on_card.supervisor.refusals.counts["web", row.name],
+    ) == (
+        False,
+        1,
+    )
+
+
+@pytest.mark.parametrize("row", CONTROLS, ids=by_name)
+def test_a_profilers_control_is_asked_of_rm_with_the_grant(profiled, row):
+    assert ask(profiled, row.number, params_of(row)) == abi.NV_OK
+    assert len(profiled.rm.seen) == 1
+
+
+def test_a_profilers_call_that_the_driver_refuses_is_told(profiled, monkeypatch):
+    perform = profiled.rm.perform
+
+    def refuse(fd, request, argument):
+        result = perform(fd, request, argument)
+        struct.pack_into("<I", abi.ffi.buffer(argument), 40, abi.NV_ERR_INSUFFICIENT_PERMISSIONS)
+        return result
+
+    monkeypatch.setattr(profiled.dispatcher._proxy, "_perform", refuse)
+    profiled.call(abi.NV_ESC_RM_ALLOC, alloc(30, 3, 0xB2CC), bytes(256))
+
+    assert list(profiled.supervisor.refusals) == [
+        ("web", "MAXWELL_PROFILER_DEVICE by the driver, for lack of permission")
+    ]
+
+
+def test_a_grant_taken_back_is_gone_for_the_next_call(profiled):
+    profiled.profiling = False
+
+    assert ask(profiled, 0xB0CC010A, bytes(256)) == abi.NV_ERR_NOT_SUPPORTED
+
+
+@pytest.mark.parametrize("flags", [0x00, 0x18, 0x14, 0x0C, 0x1E, 0x3C, 0x1F])
+def test_flush_by_address_or_without_writing_is_refused(profiled, flags):
+    assert ask(profiled, abi.NV2080_FB_FLUSH_GPU_CACHE, flush(flags)) == abi.NV_ERR_INSUFFICIENT_PERMISSIONS
+    assert profiled.rm.seen == []
+
+
+@pytest.mark.parametrize("command", UNREAD, ids=hex)
+@pytest.mark.parametrize("params", [b"\1" + bytes(55), bytes(55) + b"\1"], ids=["first", "last"])
+def test_what_firmware_reads_unseen_has_no_arguments(profiled, command, params):
+    assert ask(profiled, command, params) == abi.NV_ERR_INSUFFICIENT_PERMISSIONS
+    assert profiled.rm.seen == []
+
+
+@pytest.mark.parametrize("command", UNREAD, ids=hex)
+def test_what_firmware_reads_is_not_on_a_neighbours_client(profiled, command):
+    assert ask(profiled, command, bytes(56), NEIGHBOURS) == abi.NV_ERR_INVALID_CLIENT
+    assert profiled.rm.seen == []
+
+
+def test_profilers_capability_holds_for_their_calls_only(profiled, monkeypatch):
+    raised = []
+    monkeypatch.setattr(capabilities, "with_one", lambda capability: raised.append(capability) or _Nothing())
+    ask(profiled, 0x20800110, bytes(8))
+    ask(profiled, abi.NVA06C_PREEMPT, bytes(8))
+    assert raised == []
+
+    ask(profiled, 0xB0CC0101, bytes(8))
+    profiled.call(abi.NV_ESC_RM_ALLOC, alloc(30, 3, 0xB2CC), bytes(256))
+    assert raised == [capabilities.CAP_PERFMON] * 2
+
+
+def mapping(pod, client, number=abi.NV_ESC_RM_MAP_MEMORY):
+    """Ask to map, or to unmap, an object 30 of a client; tell what was asked of RM, and the answer."""
+    size = 56 if number == abi.NV_ESC_RM_MAP_MEMORY else 32
+    argument = struct.pack("<III", client, 3, 30) + bytes(size - 12)
+    pod.rm.seen.clear()
+    return pod.call(number, argument)[1], [asked for asked, _ in pod.rm.seen]
+
+
+def test_guardian_maps_memory_of_clients_that_it_made(profiled):
+    made = profiled.call(abi.NV_ESC_RM_ALLOC, alloc(0, 0, 0, client=0))[2]
+    (client,) = struct.unpack_from("<I", made, 8)
+    maps, unmaps = abi.NV_ESC_RM_MAP_MEMORY, abi.NV_ESC_RM_UNMAP_MEMORY
+
+    assert (mapping(profiled, client)[1], mapping(profiled, client, unmaps)[1]) == ([maps], [unmaps])
+    assert mapping(profiled, 7)[1] == mapping(profiled, 99)[1] == []  # the kernel's, on the pod's own file
+    profiled.profiling = False
+    assert mapping(profiled, client)[1] == []
+
+
+class _Nothing:
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        return False
+
+
+def test_debugged_process_is_refused_a_client_by_name(pod, monkeypatch):
+    def fail(_act):
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(thread_freezer, "run_as_tracer", fail)
+    pid = pod.process.pid
+    assert alloc_status(pod.call(abi.NV_ESC_RM_ALLOC, alloc(0, 0, 0, client=0))[2]) == abi.NV_ERR_INVALID_STATE
+    assert pod.supervisor.refusals.counts["web", "call while other threads run"] == 1
+    tracer = os.fork()
+    if not tracer:
+        thread_freezer._libc.ptrace(thread_freezer._SEIZE, pid, None, None)
+        signal.pause()
+    try:
+        while f"TracerPid:\t{tracer}" not in Path(f"/proc/{pid}/status").read_text():
+            time.sleep(0.005)
+        pod.call(abi.NV_ESC_RM_ALLOC, alloc(0, 0, 0, client=0))
+    finally:
+        os.kill(tracer, signal.SIGKILL)
+        os.waitpid(tracer, 0)
+
+    assert pod.supervisor.refusals.counts["web", tools.DEBUGGED] == 1
+
+
+@pytest.mark.parametrize("granted", [False, True])
+def test_recorded_ncu_needs_nothing_but_the_grant(on_card, granted):
+    """Its own calls, on this pod's client. RM itself refuses the tick frequency when ncu runs plainly."""
+    on_card.profiling = granted
+    for row in calls_of(NCU):
+        asked = rm_calls.decode(row.request, ARGUMENT, row.reader())
+        if isinstance(asked, rm_calls.Control) and asked.command in {each.number for each in CONTROLS} | {0x20800407}:
+            ask(on_card, asked.command, row.params)
+        elif isinstance(asked, rm_calls.Alloc) and asked.rm_class in {each.number for each in CLASSES}:
+            on_card.call(abi.NV_ESC_RM_ALLOC, alloc(30, 3, asked.rm_class))
+    names = {name for _, name in on_card.supervisor.refusals}
+
+    assert ("MAXWELL_PROFILER_DEVICE" in names, "NVB0CC_CTRL_CMD_EXEC_REG_OPS" in names) == (not granted, not granted)
+    assert names == {"NV2080_CTRL_CMD_TIMER_SET_GR_TICK_FREQ"} or not granted

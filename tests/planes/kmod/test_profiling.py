@@ -1,0 +1,16 @@
+"""The kernel module lets no pod profile: a grant that allows it is refused with one line."""
+
+from __future__ import annotations
+
+import pytest
+
+from qgpu.errors import RefusedError
+from qgpu.model import Grant
+from qgpu.planes.kmod.host import KmodHost
+
+
+def test_grant_of_profiling_is_refused_unasked() -> None:
+    host = object.__new__(KmodHost)  # it has no device: to ask one would fail otherwise
+
+    with pytest.raises(RefusedError, match="run qgpud with --plane seccomp"):
+        host._grant(1, {0: Grant(profiling=True)})
