@@ -17,7 +17,7 @@ from qgpu.guardian.rules.rows import Why
 from qgpu.linux import capabilities, thread_freezer
 from qgpu.nvidia import abi
 from tests.guardian.asked import alloc, alloc_status, control, status
-from tests.traces import ARGUMENT, TOOLS
+from tests.traces import ARGUMENT, TOOLS, decode
 from tests.traces import rows as calls_of
 
 CONTROLS = [row for row in controls.ROWS if row.why is Why.PROFILING]
@@ -58,7 +58,7 @@ def profiled(on_card):
 def test_a_profilers_control_needs_the_grant(on_card, row):
     assert ask(on_card, row.number, params_of(row)) == abi.NV_ERR_NOT_SUPPORTED
     assert on_card.rm.seen == []
-    assert "--allow-profiling" in tools.advice(name for _, name in on_card.supervisor.refusals)[0]
+    assert "--allow-profiling" in tools.advice(name for _, name in on_card.supervisor.refusals.counts)[0]
 
 
 @pytest.mark.parametrize("row", CLASSES, ids=by_name)
@@ -92,7 +92,7 @@ def test_a_profilers_call_that_the_driver_refuses_is_told(profiled, monkeypatch)
     monkeypatch.setattr(profiled.dispatcher._proxy, "_perform", refuse)
     profiled.call(abi.NV_ESC_RM_ALLOC, alloc(30, 3, 0xB2CC), bytes(256))
 
-    assert list(profiled.supervisor.refusals) == [
+    assert list(profiled.supervisor.refusals.counts) == [
         ("web", "MAXWELL_PROFILER_DEVICE by the driver, for lack of permission")
     ]
 
@@ -189,12 +189,12 @@ def test_recorded_ncu_needs_nothing_but_the_grant(on_card, granted):
     """Its own calls, on this pod's client. RM itself refuses the tick frequency when ncu runs plainly."""
     on_card.profiling = granted
     for row in calls_of(NCU):
-        asked = rm_calls.decode(row.request, ARGUMENT, row.reader())
+        asked = decode(row.request, ARGUMENT, row.reader())
         if isinstance(asked, rm_calls.Control) and asked.command in {each.number for each in CONTROLS} | {0x20800407}:
             ask(on_card, asked.command, row.params)
         elif isinstance(asked, rm_calls.Alloc) and asked.rm_class in {each.number for each in CLASSES}:
             on_card.call(abi.NV_ESC_RM_ALLOC, alloc(30, 3, asked.rm_class))
-    names = {name for _, name in on_card.supervisor.refusals}
+    names = {name for _, name in on_card.supervisor.refusals.counts}
 
     assert ("MAXWELL_PROFILER_DEVICE" in names, "NVB0CC_CTRL_CMD_EXEC_REG_OPS" in names) == (not granted, not granted)
     assert names == {"NV2080_CTRL_CMD_TIMER_SET_GR_TICK_FREQ"} or not granted
