@@ -29,6 +29,7 @@ class ExitCode(IntEnum):
     DRIFT = 22
     ALREADY_RUNNING = 23
     INTERRUPTED = 130
+    BROKEN_PIPE = 141
 
 
 class QgpuError(Exception):
