@@ -57,6 +57,8 @@ class State:
             raise AlreadyRunningError(
                 f"{self._path.parent}: another qgpud keeps its settings there; choose another --state-dir"
             ) from None
+        if not os.access(self._path.parent, os.W_OK):
+            _log.warning("state directory cannot be written: settings cannot change", directory=str(self._path.parent))
 
     def close(self) -> None:
         """Let another daemon have the directory."""

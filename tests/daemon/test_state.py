@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from qgpu.config import GpuSettings
 from qgpu.daemon.state import State
@@ -27,6 +28,20 @@ def test_one_daemon_keeps_settings_there_at_a_time(tmp_path: Path) -> None:
     second = State(tmp_path)
     second.hold()
     second.close()
+
+
+@pytest.mark.parametrize("writable", [True, False])
+def test_a_read_only_directory_is_told_at_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writable: bool
+) -> None:
+    monkeypatch.setattr(os, "access", lambda *_: writable)
+    state = State(tmp_path)
+    with capture_logs() as logs:
+        state.hold()
+    state.close()
+
+    told = ["state directory cannot be written: settings cannot change"]
+    assert [line["event"] for line in logs] == ([] if writable else told)
 
 
 @pytest.mark.parametrize(
