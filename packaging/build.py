@@ -1,10 +1,11 @@
-"""Build all packages: wheel, sdist, and the Debian packages qgpu, qgpu-k8s and qgpu-dkms.
+"""Build all packages: wheel, sdist, the Debian packages qgpu, qgpu-k8s and qgpu-dkms, and RPMs of the first two.
 
     build.py [--version 0.1.0+next1]... [--out dist]
 
 The wheel and sdist come from ``python -m build``. The Debian packages are built from a copy of the tracked files with
 packaging/debian in its place. They contain what that wheel needs from PyPI (site_packages.py), because the versions
-of the distributions are too old for qgpu. Needs debhelper, dh-dkms and dpkg-dev (``make packages`` installs them).
+of the distributions are too old for qgpu. Needs debhelper, dh-dkms and dpkg-dev (``make packages`` installs them). The
+RPMs (rpm.py) are built where rpmbuild is installed.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import time
 from email.utils import formatdate
 from pathlib import Path
 
+import rpm
 import site_packages
 
 import qgpu
@@ -95,7 +97,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="qgpu-site.") as work:
         home = gather(wheel, Path(work))
         debs = [deb for version in arguments.version or [qgpu.__version__] for deb in build_debian(out, home, version)]
-    for path in (*sorted(out.glob("*.tar.gz")), wheel, *debs):
+    shared = [deb for deb in debs if "dkms" not in deb.name and shutil.which("rpmbuild")]
+    rpms = [rpm.build(deb, out) for deb in shared]
+    for path in (*sorted(out.glob("*.tar.gz")), wheel, *debs, *rpms):
         print(f"{path.name} {path.stat().st_size / 1e6:.1f} MB")
     print(f"built in {time.monotonic() - started:.0f} s")
 

@@ -6,6 +6,6 @@ folder=$1
 shift
 mkdir -p "$folder"
 for program; do
-	printf '#!/usr/lib/qgpu/bin/python -I\nfrom %s import main\n\nmain()\n' "${program#*=}" >"$folder/${program%%=*}"
+	printf '#!/usr/lib/qgpu/bin/python -I\nfrom qgpu.start import run\n\nrun("%s")\n' "${program#*=}" >"$folder/${program%%=*}"
 	chmod 755 "$folder/${program%%=*}"
 done

@@ -17,6 +17,8 @@ from pathlib import Path
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 #: The oldest C library that the wheels may need: 2.28, older than that of any distribution with one of these Pythons.
 GLIBC_MINOR = 28
+#: Where the virtual environment lies on a host.
+SITE = "/usr/lib/qgpu"
 #: What pip writes about an installation: different for each Python, and never read.
 _NOT_SHIPPED = ("RECORD", "WHEEL", "INSTALLER", "REQUESTED", "direct_url.json")
 

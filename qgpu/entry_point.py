@@ -58,6 +58,7 @@ def show_examples(command: click.Command, lines: Sequence[str]) -> None:
 
 def run(name: str, command: click.Command) -> None:
     """Run a command with this process's arguments. If it fails, exit with its error line and code."""
+    output = sys.stdout
     try:
         command.main(prog_name=name, standalone_mode=False)
         sys.stdout.flush()
@@ -74,6 +75,12 @@ def run(name: str, command: click.Command) -> None:
         _end(name, str(error), error.code)
     except BrokenPipeError:  # the reader of our output has closed it
         _forget_output()
+        sys.exit(ExitCode.BROKEN_PIPE)
+    except SystemExit:
+        if sys.stdout is not output:  # likewise, but click saw it first, and put another in its place
+            _forget_output()
+            sys.exit(ExitCode.BROKEN_PIPE)
+        raise
     except OSError as error:  # the output's disk is full, or no descriptor is left
         _forget_output()
         _end(name, ": ".join(str(part) for part in (error.filename, error.strerror or error) if part), ExitCode.FAILED)

@@ -6,8 +6,10 @@ with what is wrong, where, and the remedy.
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterable
 from enum import IntEnum
+from pathlib import Path
 
 
 class ExitCode(IntEnum):
@@ -27,6 +29,7 @@ class ExitCode(IntEnum):
     DRIFT = 22
     ALREADY_RUNNING = 23
     INTERRUPTED = 130
+    BROKEN_PIPE = 141
 
 
 class QgpuError(Exception):
@@ -111,6 +114,18 @@ class RmError(QgpuError):
     def __init__(self, what: str, status: int) -> None:
         super().__init__(f"{what}: RM status {status:#x}")
         self.status = status
+
+
+def full(error: OSError) -> bool:
+    """Tell whether a disk, or a quota on it, has no room: later there may be some."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+def unusable(path: Path, remedy: str, error: OSError) -> QgpuError:
+    """Return the error that a file or directory cannot be used: for what is no full disk, with this remedy."""
+    if full(error):
+        return QgpuError(f"{path}: {error.strerror}; free some space there")
+    return PermissionDeniedError(f"{path}: {error.strerror}; {remedy}")
 
 
 def no_pod(name: str) -> UnknownNameError:

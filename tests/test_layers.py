@@ -20,6 +20,7 @@ ARROWS: dict[str, set[str]] = {
     "paths": set(),
     "units": {"errors"},
     "toml_tables": {"errors"},
+    "start": set(),
     "entry_point": {"errors"},
     "manual": {"entry_point", "errors"},
     "model": {"errors"},

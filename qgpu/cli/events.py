@@ -31,7 +31,10 @@ def events(context: Context, count: int, settings: bool, output: str) -> None:
 
 
 def _row(event: dict[str, Any]) -> tuple[str, ...]:
-    on = f"pGPU {event['gpu']}" if "gpu" in event else str(event.get("name") or event.get("uid") or "-")
+    gpu = f"pGPU {event['gpu']}" if "gpu" in event else ""
+    on = str(event.get("name") or event.get("uid") or gpu or "-")
     change = changed(event["old"], event["new"]) if "new" in event else granted(event.get("grants", {}))
+    if gpu and gpu != on and "grants" not in event:  # where a pod is told to move, or yields memory
+        change = gpu
     failed = f"; failed: {event['failed']}" if "failed" in event else ""
     return event["at"], who(event["by"]), event["what"], on, change + failed

@@ -60,6 +60,7 @@ def run(
     place = RuntimeDir(directory)
     chosen = plane_choice.choose(plane or config.plane)
     state = State(state_dir)
+    state.hold()
     host = plane_choice.open_host(chosen.plane, kept, sim_gpus, directory)
     prepared = PreparedGrants(state_dir, host.pgpus(), claim_files(chosen.plane, host.pgpus(), directory, config))
     moves, events = SuspensionFile(state_dir or directory), Events(state_dir)
@@ -79,6 +80,8 @@ def run(
             _watch(service, containers, prepared, endpoint, lambda: restored(server.reachable), stop, hangups)
     finally:
         service.close()
+        events.close()
+        state.close()
         place.close()
     _log.info("stopped")
 

@@ -1,18 +1,20 @@
 """The record of changes: who changed which policy or grant when, from what to what. It outlives the daemon.
 
 A file of JSON lines in the state directory, and the log. A change of settings is recorded before it is made, and is not
-made if it cannot be. The file is bounded by its predecessor: when it is full, it takes that one's place.
+made if it cannot be. What became of pods waits for room on the disk. The file is bounded by its predecessor: when it is
+full, it takes that one's place. Numbers tell the order of events, because clocks are set back.
 """
 
 from __future__ import annotations
 
 import errno
 import heapq
+import itertools
 import json
 import os
 import threading
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,8 +24,9 @@ import structlog
 
 from qgpu.daemon import caller
 from qgpu.daemon.request_args import Arguments
-from qgpu.errors import InvalidValueError, QgpuError
+from qgpu.errors import InvalidValueError, QgpuError, full
 from qgpu.ipc.control_socket import Session
+from qgpu.linux.repeated_error import RepeatedError
 
 _log = structlog.get_logger("events")
 
@@ -37,7 +40,10 @@ class Events:
     """The record of one state directory; without a directory it ends with the daemon."""
 
     def __init__(self, directory: Path | None) -> None:
-        self._settings, self._pods = _Record(directory, _SETTINGS), _Record(directory, _PODS)
+        numbers = itertools.count(1)
+        records = [_Record(directory, name, lambda: next(numbers)) for name in (_SETTINGS, _PODS)]
+        numbers = itertools.count(1 + max(_number(event) for each in records for event in (*each.latest(), {})))
+        self._settings, self._pods = records
         self._kept = directory is not None
 
     @contextmanager
@@ -51,11 +57,11 @@ class Events:
         who = caller.of(session)
         event = {"what": what, **on, "by": who, "old": dict(old), "new": dict(new)}
         try:
-            self._settings.append(event, safely=True)
+            self._settings.append(event)
         except OSError as error:
             raise QgpuError(
                 f"{self._settings.file}: {error.strerror}; nothing was changed, because it could not be recorded; "
-                "free some space there"
+                f"{'free some space' if full(error) else 'qgpud must be able to write'} there"
             ) from error
         try:
             yield who
@@ -68,7 +74,7 @@ class Events:
         self._settings.note({"what": what, "by": caller.of(session)})
 
     def happened(self, session: Session, what: str, on: Mapping[str, Any]) -> None:
-        """Record what became of a pod or claim. If that is impossible, only the log says so: pods must run anyway."""
+        """Record what became of a pod or claim, at the latest when there is room for it: pods must run anyway."""
         self._pods.note({"what": what, **on, "by": caller.of(session)})
 
     def decided(self, what: str, on: Mapping[str, Any]) -> None:
@@ -81,15 +87,32 @@ class Events:
         if not 1 <= count <= FULL:
             raise InvalidValueError(f"events: count {count}: 1 to {FULL} at a time")
         records = (self._settings,) if arguments.get("settings", bool) else (self._settings, self._pods)
-        found = heapq.merge(*(record.latest() for record in records), key=lambda event: str(event.get("at")))
+        found = heapq.merge(
+            *(record.latest() for record in records), key=lambda event: (_number(event), str(event.get("at")))
+        )
         return {"events": list(found)[-count:], "kept": self._kept}
+
+    def close(self) -> None:
+        """Write what had to wait for room on the disk."""
+        self._settings.settle()
+        self._pods.settle()
+
+
+def _number(event: Mapping[str, Any]) -> int:
+    """Return an event's place in the order of all; 0 for one of a version without."""
+    found = event.get("number")
+    return found if isinstance(found, int) else 0
 
 
 class _Record:
     """Events of one kind: the latest ones, and their files."""
 
-    def __init__(self, directory: Path | None, name: str) -> None:
-        self._lock = threading.Lock()
+    def __init__(self, directory: Path | None, name: str, number: Callable[[], int]) -> None:
+        """Read the files there are; ``number`` returns the next event's."""
+        self._lock, self._number = threading.Lock(), number
+        #: Lines that the disk did not take; they go there before the next one.
+        self._waiting: deque[str] = deque(maxlen=FULL)
+        self._failure = RepeatedError(_log, "events not written, trying again with the next")
         self._events: deque[dict[str, Any]] = deque(maxlen=2 * FULL)
         self._lines = 0
         self.file = None if directory is None else directory / f"{name}.jsonl"
@@ -106,31 +129,58 @@ class _Record:
             return list(self._events)
 
     def note(self, event: dict[str, Any]) -> None:
-        """Append an event; a failure is only logged."""
-        try:
-            self.append(event, safely=False)
-        except OSError as error:
-            _log.error("event not recorded", file=str(self.file), reason=error.strerror)
-
-    def append(self, event: dict[str, Any], *, safely: bool) -> None:
-        """Write an event; ``safely``: it survives a crash of the host. Raises OSError; the file is then as before."""
-        event = {"at": datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"), **event}
+        """Append an event; if the disk does not take it, it waits."""
         with self._lock:
-            if self.file is not None and self._before is not None:
-                if self._lines >= FULL:
-                    os.replace(self.file, self._before)
-                    self._lines = 0
-                _write(self.file, json.dumps(event) + "\n", safely=safely)
-                self._lines += 1
+            event = self._enter(event)
+            with self._failure.logged(OSError, file=str(self.file)):
+                self._write(safely=False)
             self._events.append(event)
-        _log.info(event["what"], **{key: value for key, value in event.items() if key not in ("at", "what")})
+        _say(event)
+
+    def append(self, event: dict[str, Any]) -> None:
+        """Write an event so that it survives a crash of the host. Raises OSError; the file is then as before."""
+        with self._lock:
+            event = self._enter(event)
+            try:
+                self._write(safely=True)
+            except OSError:
+                self._waiting.pop()
+                raise
+            self._events.append(event)
+        _say(event)
+
+    def settle(self) -> None:
+        """Write what waits."""
+        with self._lock, self._failure.logged(OSError, file=str(self.file)):
+            self._write(safely=False)
+
+    def _enter(self, event: dict[str, Any]) -> dict[str, Any]:
+        """Return an event with its time and number, which waits to be written."""
+        at = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        event = {"at": at, "number": self._number(), **event}
+        self._waiting.append(json.dumps(event) + "\n")
+        return event
+
+    def _write(self, *, safely: bool) -> None:
+        """Write what waits. Raises OSError; the file is then as before."""
+        if self.file is not None and self._before is not None and self._waiting:
+            if self._lines >= FULL:
+                os.replace(self.file, self._before)
+                self._lines = 0
+            _write(self.file, "".join(self._waiting), safely=safely)
+            self._lines += len(self._waiting)
+        self._waiting.clear()
 
 
-def _write(path: Path, line: str, *, safely: bool) -> None:
-    """Append a line, or leave the file as it is. Raises OSError."""
+def _say(event: Mapping[str, Any]) -> None:
+    _log.info(event["what"], **{key: value for key, value in event.items() if key not in ("at", "number", "what")})
+
+
+def _write(path: Path, lines: str, *, safely: bool) -> None:
+    """Append lines, or leave the file as it is. Raises OSError."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     try:
-        size, data = os.fstat(fd).st_size, line.encode()
+        size, data = os.fstat(fd).st_size, lines.encode()
         if size and os.pread(fd, 1, size - 1) != b"\n":  # a crash left half a line
             data = b"\n" + data
         try:

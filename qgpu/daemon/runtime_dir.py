@@ -10,7 +10,7 @@ from pathlib import Path
 
 import structlog
 
-from qgpu.errors import AlreadyRunningError, InvalidValueError, PermissionDeniedError, QgpuError
+from qgpu.errors import AlreadyRunningError, InvalidValueError, PermissionDeniedError, QgpuError, unusable
 from qgpu.linux.repeated_error import RepeatedError
 
 _log = structlog.get_logger("runtime-dir")
@@ -58,7 +58,7 @@ class RuntimeDir:
 def hold(runtime_dir: Path) -> int:
     """Create the directory and lock it. The lock holds as long as the returned descriptor is open.
 
-    Raises AlreadyRunningError, InvalidValueError, PermissionDeniedError.
+    Raises AlreadyRunningError, InvalidValueError, PermissionDeniedError; QgpuError if the disk is full.
     """
     if len(os.fsencode(runtime_dir.absolute())) > _LONGEST:
         raise InvalidValueError(f"{runtime_dir}: too long for sockets in it; choose another --runtime-dir")
@@ -68,7 +68,7 @@ def hold(runtime_dir: Path) -> int:
             raise PermissionDeniedError(f"{runtime_dir}: belongs to another user; choose another --runtime-dir")
         descriptor = os.open(runtime_dir / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
-        raise PermissionDeniedError(f"{runtime_dir}: {error.strerror}; choose another --runtime-dir") from error
+        raise unusable(runtime_dir, "choose another --runtime-dir", error) from error
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -7,7 +7,9 @@ until the configuration of that pGPU changes.
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ from typing import Any
 import structlog
 
 from qgpu.config import GpuSettings
-from qgpu.errors import InvalidValueError, PermissionDeniedError, QgpuError, UnknownNameError
+from qgpu.errors import AlreadyRunningError, InvalidValueError, QgpuError, UnknownNameError, full, unusable
 from qgpu.linux import atomic_file
 
 _log = structlog.get_logger("state")
@@ -29,6 +31,7 @@ class State:
     def __init__(self, directory: Path | None) -> None:
         self._path = directory / "state.json" if directory else None
         self._gpus: dict[str, tuple[GpuSettings, GpuSettings]] = {}
+        self._lock: int | None = None
         if self._path is None:
             return
         try:
@@ -36,9 +39,31 @@ class State:
             if self._path.exists():
                 self._gpus = _read(json.loads(self._path.read_text()))
         except OSError as error:
-            raise PermissionDeniedError(f"{self._path}: {error.strerror}; choose another --state-dir") from error
+            raise unusable(self._path, "choose another --state-dir", error) from error
         except (ValueError, RecursionError, UnknownNameError) as error:
             _log.error("state file unusable, using the configuration", file=str(self._path), reason=str(error))
+
+    def hold(self) -> None:
+        """Lock the directory, which needs no room there: two daemons would overwrite each other's settings.
+
+        Raises AlreadyRunningError.
+        """
+        if self._path is None:
+            return
+        self._lock = os.open(self._path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise AlreadyRunningError(
+                f"{self._path.parent}: another qgpud keeps its settings there; choose another --state-dir"
+            ) from None
+        if not os.access(self._path.parent, os.W_OK):
+            _log.warning("state directory cannot be written: settings cannot change", directory=str(self._path.parent))
+
+    def close(self) -> None:
+        """Let another daemon have the directory."""
+        if self._lock is not None:
+            os.close(self._lock)
 
     def settings(self, uuid: str, configured: GpuSettings) -> GpuSettings:
         """Return a card's settings: those last set, if the configuration has not changed since; else ``configured``."""
@@ -65,7 +90,7 @@ class State:
             except OSError as error:
                 raise QgpuError(
                     f"{self._path}: {error.strerror}; nothing was changed, because the next daemon would not know it; "
-                    "free some space there"
+                    f"{'free some space' if full(error) else 'qgpud must be able to write'} there"
                 ) from error
         self._gpus = gpus
 

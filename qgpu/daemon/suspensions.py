@@ -310,6 +310,7 @@ class Suspensions:
         began_s, found, error = time.monotonic(), self.state(name), ""
         leaves = found.residency is Residency.SUSPENDING and not found.moves
         intent = Residency.SUSPENDED if leaves else Residency.RUNNING
+        told = ""
         while not self._stop.is_set():
             try:
                 with closing(self._host.checkpointer()) as driver:
@@ -318,6 +319,9 @@ class Suspensions:
                 if not isinstance(failure, QgpuError):
                     _log.exception("move failed", pod=name)
                 if error:
+                    if told != str(failure):
+                        told = str(failure)
+                        _log.error("pod is between its cards and host memory, trying again", pod=name, error=told)
                     self._stop.wait(_RETRY_S)
                 error = error or str(failure)
                 undone = failure.__cause__ is not None  # if so, it waited for what was cut off

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import structlog
 
-from qgpu.errors import PermissionDeniedError
+from qgpu.errors import unusable
 from qgpu.ipc.systemd import FdStore
 from qgpu.linux import untrusted_fds
 
@@ -52,7 +52,7 @@ class SocketListener:
         try:
             self._listener = self._listen()
         except OSError as error:
-            raise PermissionDeniedError(f"{path}: {error.strerror}; no client could connect there") from error
+            raise unusable(path, "no client could connect there", error) from error
         self._listener.setblocking(False)
         self._wake = os.eventfd(0)
         self._thread = threading.Thread(target=self._accept, name=name, daemon=True)

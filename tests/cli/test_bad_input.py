@@ -5,6 +5,8 @@ from __future__ import annotations
 import grp
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -287,3 +289,19 @@ def test_a_self_test_that_is_interrupted_is_none_that_passed(shared: Daemon) -> 
     assert (command.returncode, printed) == (ExitCode.INTERRUPTED, "")
     assert "Traceback" not in said
     assert not shared.json("pod", "list")["pods"]
+
+
+@pytest.mark.parametrize("command", ["completion bash", "man pod", "top -o json --every 0.2"])
+def test_a_closed_pipe_has_a_code_of_its_own(shared: Daemon, command: str) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    result = subprocess.run(
+        [sys.executable, "-m", "qgpu.cli.main", "--runtime-dir", str(shared.runtime_dir), *command.split()],
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        timeout=programs.TIMEOUT_S,
+        check=False,
+    )
+    os.close(writer)
+
+    assert (result.returncode, result.stderr) == (ExitCode.BROKEN_PIPE, b"")

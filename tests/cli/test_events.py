@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -106,3 +107,26 @@ def test_show_tells_all_about_a_pod_and_a_gpu(running: Daemon) -> None:
     assert ["one", "0", "30", "%"] in [line[:4] for line in status]
     assert answer["grants"][0]["memory_bytes"] == 2 << 30
     assert answer["usage"][0]["memory_bytes"] == 0
+
+
+def test_a_move_is_shown_with_pod_and_target(tmp_path: Path) -> None:
+    load = (sys.executable, "-m", "qgpu.load.main", "--duration", "0s")
+    with programs.daemon(tmp_path / "run", "--sim-gpus", "2") as daemon:
+        pod = daemon.start("run", "--name", "one", "--", *load)
+        while not any(pod["busy"] for pod in daemon.json("top", "--once")["shares"]):
+            pass
+        moved = daemon.ctl("pod", "move", "one", "--gpu", "1")
+        rows = [line.split()[2:] for line in daemon.ctl("events").stdout.splitlines()]
+        pod.terminate()
+        pod.communicate(timeout=programs.TIMEOUT_S)
+
+    assert moved.returncode == ExitCode.OK, moved.stderr
+    assert [row[-7:] for row in rows if "move" in row] == [["pod", "told", "to", "move", "one", "pGPU", "1"]]
+
+
+def test_two_daemons_do_not_share_a_state_directory(tmp_path: Path, running: Daemon, state: Path) -> None:
+    second = programs.qgpud("--plane", "sim", "--runtime-dir", str(tmp_path / "other"), "--state-dir", str(state))
+
+    assert second.returncode == ExitCode.ALREADY_RUNNING
+    assert second.stderr == f"qgpud: {state}: another qgpud keeps its settings there; choose another --state-dir\n"
+    assert running.ctl("status").returncode == ExitCode.OK

@@ -23,7 +23,7 @@ _COUNTS = {
     *("batch", "count", "refused_memory", "runs", "stalled_cards", "streams", "switches", "traces", "tsgs"),
 }
 #: ``windows`` of a load are pairs: when each began, in seconds, and its kernels.
-_NAMES = {"gpu", "index", "login_uid", "members", "minor", "pid", "pids", "uid", "windows"}
+_NAMES = {"gpu", "index", "login_uid", "members", "minor", "number", "pid", "pids", "uid", "windows"}
 _SCENARIO = """
 duration = "2s"
 pods.train = { cores = 60, workload = { batch = 0 } }

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from structlog.testing import capture_logs
 
 from qgpu.daemon import events
 from qgpu.daemon.events import Events
@@ -84,3 +88,61 @@ def test_pods_that_come_and_go_displace_no_settings(
     settings = Events(tmp_path).listed(me, Arguments({"settings": True}), [])["events"]
 
     assert [event["name"] for event in settings] == ["kept"]
+
+
+def test_events_of_pods_wait_for_room_on_the_disk(tmp_path: Path, me: Session) -> None:
+    file = tmp_path / "events-of-pods.jsonl"
+    file.symlink_to("/dev/full")
+    record = Events(tmp_path)
+    with capture_logs() as logs:
+        record.happened(me, "pod created", {"name": "one"})
+        record.happened(me, "pod created", {"name": "two"})
+    meanwhile = names(record, me)
+    file.unlink()
+    record.happened(me, "pod created", {"name": "three"})
+
+    assert meanwhile == ["one", "two"]
+    assert names(Events(tmp_path), me) == ["one", "two", "three"]
+    assert [line["event"] for line in logs] == ["events not written, trying again with the next", *["pod created"] * 2]
+
+
+def test_events_that_wait_are_written_at_the_end(tmp_path: Path, me: Session) -> None:
+    file = tmp_path / "events-of-pods.jsonl"
+    file.symlink_to("/dev/full")
+    record = Events(tmp_path)
+    record.happened(me, "pod created", {"name": "one"})
+    file.unlink()
+    record.close()
+
+    assert names(Events(tmp_path), me) == ["one"]
+
+
+def test_a_clock_that_is_set_back_hides_no_event(tmp_path: Path, me: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    record = Events(tmp_path)
+    record.happened(me, "pod created", {"name": "before"})
+    now = datetime.now(UTC)
+    monkeypatch.setattr(events, "datetime", SimpleNamespace(now=lambda _: now - timedelta(hours=1)))
+    with record.changing(me, "policy set", {"name": "after"}, {}, {}):
+        pass
+
+    assert names(record, me, 1) == ["after"]
+    again = Events(tmp_path)
+    again.happened(me, "pod removed", {"name": "last"})
+    assert names(again, me) == ["before", "after", "last"]
+
+
+@pytest.mark.parametrize(
+    ("number", "remedy"), [(errno.ENOSPC, "free some space there"), (errno.EROFS, "qgpud must be able to write there")]
+)
+def test_a_change_that_is_not_recorded_says_what_to_do(
+    tmp_path: Path, me: Session, monkeypatch: pytest.MonkeyPatch, number: int, remedy: str
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    record = Events(tmp_path)
+    monkeypatch.setattr(events, "_write", refuse)
+    with pytest.raises(QgpuError, match=remedy), record.changing(me, "pod set", {}, {}, {}):
+        pass
+
+    assert names(record, me) == []

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -13,9 +14,10 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from structlog.testing import capture_logs
 
 from qgpu.config import Config
-from qgpu.daemon import pod_moves
+from qgpu.daemon import pod_moves, suspensions
 from qgpu.daemon.plane_choice import PlaneChoice
 from qgpu.daemon.service import Service
 from qgpu.daemon.state import State
@@ -28,7 +30,7 @@ from qgpu.model import Grant
 from qgpu.model.checkpointer import GpuProcess
 from qgpu.model.plane_api import PodInfo
 from qgpu.model.plane_names import Plane
-from qgpu.model.suspension import Residency
+from qgpu.model.suspension import Residency, Suspension
 from qgpu.planes.sim.checkpointer import SimCheckpointer
 from qgpu.planes.sim.host import Clock, SimHost
 from tests.daemon.quick_host import QuickHost
@@ -114,6 +116,34 @@ def test_a_pod_that_cannot_move_runs_where_it_was(
 
     assert (found.residency, found.error) == (Residency.RUNNING, "process 1: the driver refused")
     assert (grants(host), host.pods()[0].memory) == ({0: GRANT}, {0: LOAD.memory})
+
+
+def test_a_disk_that_fills_on_the_way_is_told_and_waited_for(
+    host: SimHost, service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, full, tried = SuspensionFile.save, [False], threading.Semaphore(0)
+
+    def save(self: SuspensionFile, pods: Mapping[str, Suspension]) -> None:
+        if full[0]:
+            tried.release()
+            raise RefusedError("No space left on device")
+        real(self, pods)
+        full[0] = True
+
+    monkeypatch.setattr(SuspensionFile, "save", save)
+    monkeypatch.setattr(suspensions, "_RETRY_S", 0.01)
+    host.admit("one", {0: GRANT})
+    host.start_load("one", 0, LOAD)
+    with capture_logs() as logs:
+        ask(service, "pod.move", name="one", gpu=1)
+        for _ in range(4):
+            assert tried.acquire(timeout=PATIENCE_S)
+        monkeypatch.setattr(SuspensionFile, "save", real)
+        found = service.suspensions.wait("one", PATIENCE_S)
+
+    told = [line["error"] for line in logs if line["event"].startswith("pod is between")]
+    assert told == ["No space left on device"]
+    assert (found.residency, grants(host)) == (Residency.RUNNING, {0: GRANT})
 
 
 def test_a_pod_does_not_move_where_its_grant_does_not_fit(host: SimHost, service: Service) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
 import pytest
 
 from qgpu.daemon.runtime_dir import hold
-from qgpu.errors import AlreadyRunningError, PermissionDeniedError
+from qgpu.errors import AlreadyRunningError, ExitCode, PermissionDeniedError, QgpuError
 
 
 def test_one_daemon_holds_it_at_a_time(tmp_path: Path) -> None:
@@ -33,3 +34,14 @@ def test_a_directory_behind_another_users_link_is_refused(tmp_path: Path) -> Non
     os.lchown(tmp_path / "run", 65534, 65534)
     with pytest.raises(PermissionDeniedError, match="belongs to another user"):
         hold(tmp_path / "run")
+
+
+def test_a_full_disk_is_no_lack_of_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "open", refuse)
+    with pytest.raises(QgpuError, match="free some space there") as caught:
+        hold(tmp_path / "run")
+
+    assert caught.value.code is ExitCode.FAILED  # systemd starts it again

@@ -77,6 +77,15 @@ def test_completion_is_there_for_each_shell(tmp_path: Path) -> None:
     assert all("_QGPUCTL_COMPLETE=" in text for text in found.values())
 
 
+def test_completion_leaves_no_byte_code_in_the_package(tmp_path: Path) -> None:
+    (tmp_path / "python").write_text(f'#!/bin/sh\necho "$@" >>{tmp_path}/asked\n')
+    (tmp_path / "python").chmod(0o755)
+    subprocess.run([PACKAGING / "completions.sh", tmp_path / "python", tmp_path / "share"], check=True)
+
+    # -I makes Python ignore PYTHONDONTWRITEBYTECODE
+    assert all(line.startswith("-B -I ") for line in (tmp_path / "asked").read_text().splitlines())
+
+
 @pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="no systemd-analyze here")
 def test_the_service_is_confined() -> None:
     result = subprocess.run(

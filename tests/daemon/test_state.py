@@ -1,0 +1,82 @@
+"""The state directory: one daemon keeps its settings there, and an error says what to do."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+from structlog.testing import capture_logs
+
+from qgpu.config import GpuSettings
+from qgpu.daemon.state import State
+from qgpu.errors import AlreadyRunningError, ExitCode, QgpuError
+from qgpu.linux import atomic_file
+
+
+def failing(number: int) -> OSError:
+    return OSError(number, os.strerror(number))
+
+
+def test_one_daemon_keeps_settings_there_at_a_time(tmp_path: Path) -> None:
+    first = State(tmp_path)
+    first.hold()
+    with pytest.raises(AlreadyRunningError, match="another qgpud keeps its settings there"):
+        State(tmp_path).hold()
+    first.close()
+    second = State(tmp_path)
+    second.hold()
+    second.close()
+
+
+@pytest.mark.parametrize("writable", [True, False])
+def test_a_read_only_directory_is_told_at_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writable: bool
+) -> None:
+    monkeypatch.setattr(os, "access", lambda *_: writable)
+    state = State(tmp_path)
+    with capture_logs() as logs:
+        state.hold()
+    state.close()
+
+    told = ["state directory cannot be written: settings cannot change"]
+    assert [line["event"] for line in logs] == ([] if writable else told)
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "remedy"),
+    [
+        (errno.ENOSPC, ExitCode.FAILED, "free some space there"),
+        (errno.EROFS, ExitCode.NO_PERMISSION, "choose another --state-dir"),
+    ],
+)
+def test_a_directory_that_cannot_be_made_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, code: ExitCode, remedy: str
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise failing(number)
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    with pytest.raises(QgpuError, match=remedy) as caught:
+        State(tmp_path / "state")
+
+    assert caught.value.code is code
+
+
+@pytest.mark.parametrize(
+    ("number", "remedy"), [(errno.ENOSPC, "free some space there"), (errno.EROFS, "qgpud must be able to write there")]
+)
+def test_a_setting_that_cannot_be_kept_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, remedy: str
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise failing(number)
+
+    state, configured = State(tmp_path), GpuSettings()
+    changed = GpuSettings(period_ns=2 * configured.period_ns)
+    monkeypatch.setattr(atomic_file, "replace", refuse)
+    with pytest.raises(QgpuError, match=remedy):
+        state.keep("GPU-1", configured, changed)
+
+    assert state.settings("GPU-1", configured) == configured
