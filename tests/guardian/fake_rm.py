@@ -146,7 +146,7 @@ class FakeRm:
                     struct.pack_into("<Q", data, 88, self.sizes[client, handle])
                 struct.pack_into("<QQ", data, 24, 1 << 44, 1 << 43)
                 self._status(data, 20, abi.NV_OK)
-            case abi.NV_ESC_RM_MAP_MEMORY | abi.NV_ESC_RM_UNMAP_MEMORY:
+            case abi.NV_ESC_RM_MAP_MEMORY | abi.NV_ESC_RM_UNMAP_MEMORY | abi.NV_ESC_REGISTER_FD:
                 pass
             case _:
                 return errno.ENOTTY

@@ -19,7 +19,7 @@ from qgpu.guardian.proxy.free import FreeHandler
 from qgpu.guardian.proxy.handler_context import PROCEED, Handler, HandlerContext, PodCall, status_of
 from qgpu.guardian.proxy.ioctl_proxy import IoctlBuffer
 from qgpu.guardian.proxy.passthrough import Passthrough
-from qgpu.guardian.rules import classes
+from qgpu.guardian.rules import classes, tools
 from qgpu.linux import proc
 from qgpu.nvidia import abi
 
@@ -418,11 +418,21 @@ class AllocHandler(Handler):
         return self._ctx.with_descriptor(pod_call, abi.NV_ESC_RM_ALLOC_MEMORY, block, rm_calls.MEMORY_FD_AT)
 
     def register_fd(self, pod_call: PodCall, block: IoctlBuffer, minor: int) -> int:
-        """Tie a card's file to a control file; refuse a control file, which would take over another file's clients."""
+        """Tie a file to a control file, whose clients it then reaches.
+
+        Debuggers tie a control file, on which RM then tells them of events. Only pods that may profile do so, and the
+        kernel makes nothing more on either file.
+        """
+        end = None
         if minor == abi.NV_CONTROL_MINOR:
-            self._supervisor.refusals.count(self._pod, "control file registered with a control file")
-            return errno.EINVAL
-        error = self._ctx.with_descriptor(pod_call, abi.NV_ESC_REGISTER_FD, block, 0)
+            if not self._ctx.may_profile():
+                self._supervisor.refusals.count(self._pod, tools.LINKED)
+                return errno.EINVAL
+            if not self._passthrough.wait_for_root_clients():
+                return errno.EBUSY
+            self._passthrough.end_on(pod_call.file)
+            end = self._passthrough.end_on
+        error = self._ctx.with_descriptor(pod_call, abi.NV_ESC_REGISTER_FD, block, 0, end)
         return 0 if pod_call.is_retry and error == errno.EINVAL else error  # RM accepts it only once
 
 

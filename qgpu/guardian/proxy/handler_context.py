@@ -125,11 +125,18 @@ class HandlerContext:
         with self.supervisor.lock:
             return limit, max(0, limit - self.supervisor.quota.used(self.pod, instance))
 
-    def with_descriptor(self, pod_call: PodCall, number: int, block: IoctlBuffer, at: int) -> int:
-        """Perform a call that names a descriptor of the pod's, on the file that the descriptor means."""
+    def with_descriptor(
+        self, pod_call: PodCall, number: int, block: IoctlBuffer, at: int, before: Callable[[int], object] | None = None
+    ) -> int:
+        """Perform a call that names a descriptor of the pod's, on the file that the descriptor means.
+
+        ``before`` is called with our copy of that descriptor, before RM is.
+        """
         (fd,) = struct.unpack_from("<i", block.data, at)
         taken = self.take_fd(pod_call, fd) if fd >= 0 else -1
         try:
+            if before is not None and taken >= 0:
+                before(taken)
             block.patch_u32(at, taken)
             pod_call.begin()
             error = self.proxy.escape(pod_call.file, number, block)

@@ -1,7 +1,7 @@
 """What to say of a refused call that a debugger or a profiler makes: which tool's it is, why, and what to do instead.
 
-The rows of controls and classes say what is refused. A call that is allowed, such as those of torch.profiler, nsys and
-compute-sanitizer, is none of these.
+The rows of controls and classes say what is refused. A call that is allowed, such as those of torch.profiler and nsys,
+is none of these.
 """
 
 from __future__ import annotations
@@ -22,17 +22,22 @@ class Tool(NamedTuple):
 
 
 _OUTSIDE = "run the program outside of pods, on a card without any"
-_DEBUGGER = Tool(
-    "debugger (cuda-gdb)", frozenset({0x83DE, 0x00DB}), f"use compute-sanitizer, which pods may use, or {_OUTSIDE}"
+_DEBUGGER = Tool("debugger (cuda-gdb)", frozenset({0x83DE, 0x00DB}), f"use compute-sanitizer, or {_OUTSIDE}")
+_CHECKER = Tool(
+    "memory checker (compute-sanitizer)",
+    frozenset(),
+    f"run the pod with qgpuctl run --allow-profiling, or {_OUTSIDE}",
 )
 _PROFILER = Tool(
     "profiler of hardware counters (ncu)",
     frozenset({0x90CC, 0xB0CC, 0xB1CC, 0xB2CC}),
     "run the pod with qgpuctl run --allow-profiling, or use a profiler without counters, such as torch.profiler",
 )
-TOOLS = (_DEBUGGER, _PROFILER)
+TOOLS = (_DEBUGGER, _CHECKER, _PROFILER)
 #: The refusal of a client to a process that a debugger traces.
 DEBUGGED = "client of a process under a debugger"
+#: The refusal of a control file for events.
+LINKED = "control file registered with a control file"
 
 
 class RefusedTool(NamedTuple):
@@ -45,6 +50,7 @@ class RefusedTool(NamedTuple):
 def _calls() -> Iterator[tuple[str, RefusedTool]]:
     tool_of = {number: tool for tool in TOOLS for number in tool.classes}
     yield DEBUGGED, RefusedTool(_DEBUGGER, "nothing can stop threads that a debugger traces while RM makes a client")
+    yield LINKED, RefusedTool(_CHECKER, "only pods with --allow-profiling may use it")
     for control in controls.ROWS:
         tool = _PROFILER if control.why is Why.PROFILING else tool_of.get(control.number >> 16)
         if tool is not None and not control.why.allowed:

@@ -14,9 +14,10 @@ import pytest
 from qgpu.guardian.proxy import rm_calls
 from qgpu.guardian.rules import classes, controls, tools
 from qgpu.guardian.rules.rows import Why
-from qgpu.linux import capabilities, thread_freezer
+from qgpu.linux import capabilities, proc, thread_freezer
 from qgpu.nvidia import abi
 from tests.guardian.asked import alloc, alloc_status, control, status
+from tests.guardian.pod import MAJOR, MINOR
 from tests.traces import ARGUMENT, TOOLS, decode
 from tests.traces import rows as calls_of
 
@@ -182,6 +183,23 @@ def test_debugged_process_is_refused_a_client_by_name(pod, monkeypatch):
         os.waitpid(tracer, 0)
 
     assert pod.supervisor.refusals.counts["web", tools.DEBUGGED] == 1
+
+
+@pytest.mark.parametrize("granted", [False, True])
+def test_control_file_for_events_needs_the_grant(on_card, monkeypatch, granted):
+    """Afterwards the kernel makes nothing more on either file for the pod: both reach the other's clients."""
+    monkeypatch.setattr(abi, "NV_CONTROL_MINOR", MINOR)
+    on_card.profiling = granted
+    ended = []
+    monkeypatch.setattr(on_card.supervisor.files.devices, "add", ended.append)
+    on_card.rm.seen.clear()
+    fd = next(fd for fd, device in proc.devices(on_card.process.pid) if device == os.makedev(MAJOR, MINOR))
+
+    assert (on_card.call(abi.NV_ESC_REGISTER_FD, struct.pack("<i", fd))[0] == 0) == granted
+    assert len(on_card.rm.seen) == granted
+    assert len(ended) == 2 * granted
+    names = {name for _, name in on_card.supervisor.refusals.counts}
+    assert ("--allow-profiling" in "".join(tools.advice(names))) == (not granted)
 
 
 @pytest.mark.parametrize("granted", [False, True])
