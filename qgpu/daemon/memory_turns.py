@@ -11,7 +11,8 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 import structlog
@@ -162,6 +163,20 @@ class MemoryTurns:
         """Return which pods cannot make room, and what host memory holds of those that do."""
         stuck = [name for name, known in list(self._known.items()) if known.failures and known.place is Place.ON]
         return Yielding(frozenset(stuck), self._suspensions.host_room())
+
+    @contextmanager
+    def room(self, index: int, name: str) -> Iterator[int | None]:
+        """Give what no limit reserves of a pGPU, besides a pod's own, while nobody comes; None if all limits fit."""
+        with self._lock:
+            if not self._overcommitted(index):
+                yield None
+                return
+            now_ns = self._now_ns()
+            there = [pod for pod in self._pods.listed() if index in pod.grants and pod.name != name]
+            for pod in there:
+                self._note(pod, now_ns)
+            card = self._cards.get(index) or _Card(now_ns)
+            yield self._pods.capacity(index) - sum(self._seen(index, pod, card, now_ns).present for pod in there)
 
     def look(self) -> None:
         """Look now, and begin what is to be done. Raises a QgpuError while the plane is gone."""

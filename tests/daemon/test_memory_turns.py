@@ -301,6 +301,25 @@ def test_a_pod_on_two_cards_comes_back_once_both_have_room(tmp_path: Path, monke
         assert card.states("one") == ["suspended"]
 
 
+def test_a_pod_moves_only_where_its_limit_fits_beside_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("qgpu.daemon.pods.Pods.runs", lambda _self, _pod: True)
+    with closing(Card(tmp_path, monkeypatch, gpus=2)) as card:
+        card.start("one", 70)
+        card.fill("one")
+        for name, pod_class in (("web", "online"), ("two", "offline")):
+            card.ask("pod.create", name=name, grants={"1": {"class": pod_class, "cores": 20, "memory": 60 * GIB}})
+        card.host.start_load("two", 1, Workload(kernel_us=1000.0, batch=0, memory=GIB))
+        card.pass_by()
+        with pytest.raises(RefusedError, match="its 70 GiB do not fit on pGPU 1 beside the limits .* leave 21 GiB"):
+            card.ask("pod.move", name="one", gpu=1)
+        assert card.states("one", "two") == ["running", "running"]
+        card.host.retire("web")
+        card.ask("pod.move", name="one", gpu=1)
+        card.settle()
+        card.pass_by()
+        assert (card.states("one", "two"), card.host.free_memory(0)) == (["running", "running"], 141 * GIB)
+
+
 def test_overcommit_ends_once_all_pods_fit_and_are_back(card: Card) -> None:
     full(card)
     with pytest.raises(RefusedError, match="limits of 200 GiB do not fit into 1 times its 141 GiB"):
