@@ -25,7 +25,7 @@ from qgpu.errors import AlreadyRunningError, PermissionDeniedError, QgpuError
 from qgpu.groups import keeper_process
 from qgpu.groups.group_files import GroupFiles
 from qgpu.groups.keeper import Keeper
-from qgpu.groups.mps_server import members
+from qgpu.groups.mps_server import has_members
 from qgpu.ipc.control_socket import Client
 from qgpu.linux.shutdown import Shutdown
 from qgpu.model.member_part import MemberPart
@@ -67,7 +67,7 @@ class Supervisor:
         """Begin what is missing, and end what is left over. Raises a QgpuError if the daemon is away."""
         with Client(self._runtime_dir, _TIMEOUT_S) as client:
             grants = {each["group"]: each for each in client.call("grant.list")["grants"] if each.get("group")}
-            pods = {pod["name"]: members(pod["pids"]) for pod in client.call("pod.list")["pods"]}
+            pods = {pod["name"]: pod["pids"] for pod in client.call("pod.list")["pods"]}
         self._busy = {name: thread for name, thread in self._busy.items() if thread.is_alive()}
         self._children = [child for child in self._children if child.poll() is None]
         self._told = {name: told for name, told in self._told.items() if name in grants}
@@ -78,7 +78,7 @@ class Supervisor:
             if grant is not None and not grant["ending"]:
                 if kept is None and time.monotonic() >= self._again_s.get(name, 0.0):
                     self._meanwhile(name, partial(self._begin, name, grant))
-            elif grant is None and pods.get(name):
+            elif grant is None and has_members(pods.get(name, ())):
                 continue  # qgpud has lost its claim: they go on with what they have
             elif kept is not None:
                 os.kill(kept, signal.SIGTERM)

@@ -310,7 +310,7 @@ def test_a_pod_moves_only_where_its_limit_fits_beside_others(tmp_path: Path, mon
             card.ask("pod.create", name=name, grants={"1": {"class": pod_class, "cores": 20, "memory": 60 * GIB}})
         card.host.start_load("two", 1, Workload(kernel_us=1000.0, batch=0, memory=GIB))
         card.pass_by()
-        with pytest.raises(RefusedError, match="its 70 GiB do not fit on pGPU 1 beside the limits .* leave 21 GiB"):
+        with pytest.raises(RefusedError, match=r"its 70 GiB do not fit on pGPU 1 beside the limits .* leave 21 GiB"):
             card.ask("pod.move", name="one", gpu=1)
         assert card.states("one", "two") == ["running", "running"]
         card.host.retire("web")
