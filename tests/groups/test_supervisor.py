@@ -175,6 +175,15 @@ def test_second_supervisor_is_refused(node: Node) -> None:
         Supervisor(node.runtime_dir).run(Shutdown())
 
 
+def test_nobody_else_can_hold_the_lock(tmp_path: Path) -> None:
+    path, stop = tmp_path / "groups.lock", Shutdown()
+    path.touch(0o644)  # of an earlier version
+    stop.set()
+    Supervisor(tmp_path).run(stop)
+
+    assert not path.stat().st_mode & 0o077
+
+
 def test_keeper_of_a_lost_claim_ends_when_it_has_no_members(node: Node) -> None:
     node.prepare()
     node.await_whole()
