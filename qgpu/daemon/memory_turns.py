@@ -187,7 +187,7 @@ class MemoryTurns:
     def _decide(self) -> list[threading.Thread]:
         """Decide who moves; return the threads that begin the moves."""
         with self._lock:
-            self._moves = begun = []
+            self._moves = []
             pods = self._pods.listed()
             now_ns = self._now_ns()
             self._forget({pod.name for pod in pods})
@@ -208,7 +208,7 @@ class MemoryTurns:
             for pod in pods:
                 if not _takes_turns(pod) and not short.keys() & pod.grants.keys():
                     self._begin(pod, now_ns)
-            return begun
+            return self._moves
 
     def mark_all_begun(self) -> None:
         """Take pods for ones that have begun, before memory of their pGPU is overcommitted."""

@@ -135,10 +135,10 @@ def check_not_claims(grants: Iterable[Mapping[str, Any]], name: str, why: str) -
 
 
 def _last_lines(path: Path) -> list[str]:
-    """Return the last lines of a file, which may be as long as a member likes."""
+    """Return the last lines of a file, which may be as long as a member likes, in printable characters."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
-            return file.read(_TAIL_BYTES).decode(errors="replace").splitlines()
+            return [proc.printable(line) for line in file.read(_TAIL_BYTES).splitlines()]
     except OSError:
         return []
