@@ -168,7 +168,6 @@ class Keeper:
         if time.monotonic() < self._look_at:
             return
         self._look_at = time.monotonic() + _POD_LOOK_S
-        self._files.server.bound_logs()
         try:
             with Client(self._runtime_dir, _TIMEOUT_S) as client:
                 self._list(client)
@@ -183,6 +182,7 @@ class Keeper:
                     self._ensure_pod()
         except QgpuError:  # the daemon is being replaced
             pass
+        self._files.server.bound_logs()
 
     def _server_ended(self) -> bool:
         """Tell whether an MPS server has ended: one that was seen, or one that lived too short for that."""
