@@ -100,7 +100,13 @@ def _close(guardian):
         sessions._hang_up(number)
     sessions._listening.close()
     pidfds = guardian.rm.pidfds.values()
-    for fd in (guardian._timer.fd, guardian._wake_fd, guardian.journal.fd, guardian.supervisor.files.fd, *pidfds):
+    for fd in (
+        guardian._timer.fd,
+        guardian._wake_fd,
+        guardian.supervisor.journal.fd,
+        guardian.supervisor.files.fd,
+        *pidfds,
+    ):
         os.close(fd)
 
 
