@@ -20,7 +20,7 @@ from qgpu.errors import CheckpointError
 from qgpu.linux import cgroup
 
 #: How long a helper that was killed may take to end.
-_DEATH_S = 2.0
+_DEATH_S = 5.0
 #: Helpers that were killed and have not ended, by the cgroup of the process that they were asked about.
 _stuck: dict[str, subprocess.Popen[bytes]] = {}
 
