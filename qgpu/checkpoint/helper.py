@@ -1,4 +1,8 @@
-"""The parent's side of the helper process: starts it, asks it, and kills it if it hangs."""
+"""The parent's side of the helper process: starts it, asks it, and kills it if it hangs.
+
+The kernel kills no process that is in a call of the driver which nothing interrupts. Nobody waits for such a helper,
+and no other is started for the pod whose process it was asked about: so a pod costs one helper at most.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +17,12 @@ from typing import Any
 
 from qgpu import errors
 from qgpu.errors import CheckpointError
+from qgpu.linux import cgroup
+
+#: How long a helper that was killed may take to end.
+_DEATH_S = 5.0
+#: Helpers that were killed and have not ended, by the cgroup of the process that they were asked about.
+_stuck: dict[str, subprocess.Popen[bytes]] = {}
 
 
 class HelperLostError(CheckpointError):
@@ -24,6 +34,8 @@ class Helper:
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
+        #: The cgroup of the process that it was asked about last.
+        self._about = ""
         self._closed = False
 
     @property
@@ -31,14 +43,24 @@ class Helper:
         """The helper's pid; 0 if none runs."""
         return 0 if self._process is None else self._process.pid
 
-    def call(self, name: str, limit_s: float, **arguments: Any) -> dict[str, Any]:
-        """Make one call and return its answer. Raises the driver's error, or HelperLostError after ``limit_s``."""
+    def call(self, name: str, limit_s: float, pid: int, **arguments: Any) -> dict[str, Any]:
+        """Make one call about a process and return its answer.
+
+        Raises the driver's error, or HelperLostError after ``limit_s``.
+        """
         if self._closed:
             raise HelperLostError(f"{name}: the helper was told to end")
+        self._about = _cgroup(pid)
+        if (stuck := _stuck.get(self._about)) is not None and stuck.poll() is None:
+            raise HelperLostError(
+                f"{name}: helper process {stuck.pid} hangs in the kernel, in an earlier call about this pod; end the "
+                "pod, or restart the host"
+            )
+        _stuck.pop(self._about, None)
         process = self._process = self._process or _started()
         assert process.stdin is not None
         try:
-            process.stdin.write(json.dumps({"call": name, **arguments}).encode() + b"\n")
+            process.stdin.write(json.dumps({"call": name, "pid": pid, **arguments}).encode() + b"\n")
             process.stdin.flush()
             line = self._line(process, time.monotonic() + limit_s)
         except OSError as error:
@@ -65,7 +87,7 @@ class Helper:
         poller.register(process.stdout, select.POLLIN)
         while not line.endswith(b"\n") and poller.poll(max(0, deadline - time.monotonic()) * 1000):
             if not (more := os.read(process.stdout.fileno(), 1 << 16)):
-                process.wait()
+                _await_end(process)
                 break
             line += more
         return line
@@ -74,11 +96,26 @@ class Helper:
         process, self._process = self._process, None
         if process is not None:
             process.kill()
-            process.wait()
+            if not _await_end(process):
+                _stuck[self._about] = process
             for pipe in (process.stdin, process.stdout):
                 with suppress(OSError):
                     assert pipe is not None
                     pipe.close()
+
+
+def _await_end(process: subprocess.Popen[bytes]) -> bool:
+    """Wait for a helper that ends; False if it does not."""
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(_DEATH_S)
+    return process.poll() is not None
+
+
+def _cgroup(pid: int) -> str:
+    try:
+        return cgroup.of(pid)
+    except OSError:  # it has ended
+        return ""
 
 
 def _started() -> subprocess.Popen[bytes]:

@@ -6,7 +6,10 @@ Both planes on real cards use it. The calls are made in a helper process of this
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 
 from qgpu.checkpoint import host_memory
 from qgpu.checkpoint.cuda_checkpoint import FIRST_BRANCH
@@ -25,6 +28,8 @@ _FEW_BLOCKS = 8
 _MPS = "nvidia-cuda-mps"
 #: How many of a process's descriptors are looked at.
 _MOST_FILES = 1024
+#: How long a pod's processes may be looked at: it decides how many there are, and how much each of them shows.
+_LOOK_S = 30.0
 #: How long a call may take: about ten times what an H200 took, for a process as large as its card.
 _CALL_S, _LONG_CALL_S = 20.0, 900.0
 #: What Lock may take beyond its own limit.
@@ -47,31 +52,28 @@ class ProcessCheckpointer:
 
     def processes(self, pod: PodInfo) -> Sequence[GpuProcess]:
         """Return the pod's processes with a context on any card."""
-        mine = set(pod.pids)
+        mine, in_time = set(pod.pids), partial(_in_time, pod, time.monotonic() + _LOOK_S)
         clients = {pid for uuid in self._uuids.values() for pid in self._mps_clients(uuid)} & mine
-        for pid in sorted(clients | {pid for pid in mine if proc.name(pid).startswith(_MPS)}):
+        for pid in sorted(clients | {pid for pid in in_time(mine) if proc.name(pid).startswith(_MPS)}):
             raise RefusedError(f"pod {pod.name}: process {pid} uses MPS, which the driver cannot suspend; end it first")
         using = {pid for uuid in self._uuids.values() for pid in self._on_card(uuid)} & mine
-        found = _named(using) or [each for each in _named(filter(_has_card, mine)) if self._uses_cuda(each)]
-        for each in found:
-            if _mapped_blocks(each.pid) > _FEW_BLOCKS:
+        found = _named(using) or _named(filter(self._uses_cuda, in_time(filter(_has_card, in_time(mine)))))
+        for pid in in_time(each.pid for each in found):
+            if _mapped_blocks(pid) > _FEW_BLOCKS:
                 raise RefusedError(
-                    f"pod {pod.name}: process {each.pid} uses managed memory, which the driver cannot suspend; "
-                    "end it first"
+                    f"pod {pod.name}: process {pid} uses managed memory, which the driver cannot suspend; end it first"
                 )
         return found
 
-    def _uses_cuda(self, process: GpuProcess) -> bool:
+    def _uses_cuda(self, pid: int) -> bool:
         """Ask the driver about a process that NVML does not name: it may be a child with inherited files only.
 
         NVML names none in another PID namespace than the driver's.
         """
-        if not self.alive(process):
-            return False
-        try:
-            return self.state(process) is not None
-        except CheckpointError:
-            return False
+        found = _named([pid])
+        with suppress(CheckpointError):
+            return any(self.state(process) is not None for process in found)
+        return False
 
     def alive(self, process: GpuProcess) -> bool:
         """Look at its start time. Raises CheckpointError if that cannot be read: it may not have ended."""
@@ -101,8 +103,12 @@ class ProcessCheckpointer:
             raise
 
     def lock(self, process: GpuProcess, timeout_ms: int) -> None:
-        """Hold its calls and wait for its work."""
+        """Hold its calls and wait for its work. Whoever got the number of a process that ended meanwhile goes on."""
         self.helper.call("lock", timeout_ms / 1000 + _SLACK_S, pid=process.pid, timeout_ms=timeout_ms)
+        if not self.alive(process):
+            with suppress(CheckpointError):
+                self.helper.call("unlock", _CALL_S, pid=process.pid)
+            raise CheckpointError(f"process {process.pid}: it has ended")
 
     def checkpoint(self, process: GpuProcess) -> None:
         """Take it off."""
@@ -121,6 +127,17 @@ class ProcessCheckpointer:
     def close(self) -> None:
         """End the helper."""
         self.helper.close()
+
+
+def _in_time(pod: PodInfo, until_s: float, pids: Iterable[int]) -> Iterator[int]:
+    """Yield a pod's processes until a time on CLOCK_MONOTONIC; then raise RefusedError."""
+    for pid in pids:
+        if time.monotonic() > until_s:
+            raise RefusedError(
+                f"pod {pod.name}: its {len(pod.pids)} processes cannot be looked at within {_LOOK_S:.0f} s; end some "
+                "of them first"
+            )
+        yield pid
 
 
 def _named(pids: Iterable[int]) -> list[GpuProcess]:

@@ -15,8 +15,9 @@ from typing import Any
 
 from qgpu.daemon.pods import Pods
 from qgpu.errors import BackendGoneError, NotSupportedError, PermissionDeniedError, RefusedError, UnknownNameError
+from qgpu.groups import mps_server
 from qgpu.groups.group_files import GroupFiles
-from qgpu.groups.mps_server import WITH_MPS, check_installed, members
+from qgpu.groups.mps_server import WITH_MPS, check_installed
 from qgpu.ipc.control_socket import Session
 from qgpu.linux import cgroup
 from qgpu.model.plane_api import PodInfo
@@ -138,4 +139,4 @@ class ClaimGroups:
 
 def has_members(pod: PodInfo) -> bool:
     """Tell whether a group has a process that is not MPS's own; in a container every process counts."""
-    return bool(members(pod.pids)) or cgroup.members(*pod.joined).alive
+    return mps_server.has_members(pod.pids) or cgroup.members(*pod.joined).alive

@@ -1,8 +1,9 @@
 """Carries memory turns out: looks at every overcommitted pGPU, and lets pods yield and come back as the policy decides.
 
 It runs in a thread of its own, once a second and when told. ``qgpu/policies/memory_turns.py`` decides,
-``suspensions.py`` moves. A pod that cannot be moved runs on, and is tried again later and later. A daemon that starts
-finds who yielded in the file of suspensions, and who has not begun yet by a note at its cgroup.
+``suspensions.py`` moves. To look at a pod's processes takes as long as the pod likes, so each move begins in a thread
+of its own, without the lock. A pod that cannot be moved runs on, and is tried again later and later. A daemon that
+starts finds who yielded in the file of suspensions, and who has not begun yet by a note at its cgroup.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 
 import structlog
 
@@ -31,6 +33,8 @@ from qgpu.policies.memory_turns import Moves, Place, PodMemory
 _log = structlog.get_logger("memory_turns")
 
 _TICK_S = 1.0
+#: How long a look waits for the moves that it decided to begin.
+_BEGIN_S = 1.0
 #: A pod that could not be moved is tried again after this long, then after twice that, and so on.
 _RETRY_NS, _MOST_RETRY_NS = 10 * NS_PER_S, 600 * NS_PER_S
 _PLACES = {
@@ -53,6 +57,8 @@ class _Known:
     used_at_ns: int = 0
     #: We moved it last, and how often in a row it failed, why, and when it is tried again.
     moved: bool = False
+    #: A thread is about to begin its move: ``place`` says so before ``Suspensions`` does.
+    beginning: bool = False
     failures: int = 0
     reason: str = ""
     retry_at_ns: int = 0
@@ -67,7 +73,7 @@ class _Card:
 
 
 class MemoryTurns:
-    """Memory turns on all pGPUs of this host. ``waits`` and ``yielding`` are safe to use from any thread."""
+    """Memory turns on all pGPUs of this host. Safe to use from any thread."""
 
     def __init__(
         self,
@@ -86,6 +92,8 @@ class MemoryTurns:
         #: Pods that are gone, but still known here.
         self._retired: deque[str] = deque()
         self._short: Mapping[int, int] = {}
+        #: The threads that begin the moves of the last look.
+        self._moves: list[threading.Thread] = []
         for pod in pods.listed():
             place = _PLACES[suspensions.state(pod.name).residency]
             self._known[pod.name] = _Known(place, now_ns(), pods.has_begun(pod), used_at_ns=now_ns())
@@ -156,9 +164,30 @@ class MemoryTurns:
         stuck = [name for name, known in list(self._known.items()) if known.failures and known.place is Place.ON]
         return Yielding(frozenset(stuck), self._suspensions.host_room())
 
+    @contextmanager
+    def room(self, index: int, name: str) -> Iterator[int | None]:
+        """Give what no limit reserves of a pGPU, besides a pod's own, while nobody comes; None if all limits fit."""
+        with self._lock:
+            if not self._overcommitted(index):
+                yield None
+                return
+            now_ns = self._now_ns()
+            there = [pod for pod in self._pods.listed() if index in pod.grants and pod.name != name]
+            for pod in there:
+                self._note(pod, now_ns)
+            card = self._cards.get(index) or _Card(now_ns)
+            yield self._pods.capacity(index) - sum(self._seen(index, pod, card, now_ns).present for pod in there)
+
     def look(self) -> None:
         """Look now, and begin what is to be done. Raises a QgpuError while the plane is gone."""
+        until_s = time.monotonic() + _BEGIN_S
+        for thread in self._decide():
+            thread.join(max(0.0, until_s - time.monotonic()))
+
+    def _decide(self) -> list[threading.Thread]:
+        """Decide who moves; return the threads that begin the moves."""
         with self._lock:
+            self._moves = []
             pods = self._pods.listed()
             now_ns = self._now_ns()
             self._forget({pod.name for pod in pods})
@@ -179,6 +208,7 @@ class MemoryTurns:
             for pod in pods:
                 if not _takes_turns(pod) and not short.keys() & pod.grants.keys():
                     self._begin(pod, now_ns)
+            return self._moves
 
     def mark_all_begun(self) -> None:
         """Take pods for ones that have begun, before memory of their pGPU is overcommitted."""
@@ -237,7 +267,7 @@ class MemoryTurns:
             self._begin(pod, now_ns)
         if used_ns != known.used_ns:
             known.used_ns, known.used_at_ns = used_ns, now_ns
-        if place is not known.place:
+        if place is not known.place and not known.beginning:
             if known.moved and place in (Place.ON, Place.OFF):
                 known.moved = False
                 if found.error:
@@ -304,17 +334,44 @@ class MemoryTurns:
 
     def _move(self, name: str, index: int, *, leaves: bool, now_ns: int) -> None:
         known = self._known[name]
+        before, known.beginning = replace(known), True
+        known.moved, known.since_ns = True, now_ns
+        known.place = Place.LEAVING if leaves else Place.COMING
+
+        def settle(error: str) -> None:
+            known.beginning = False
+            if error:
+                known.place, known.since_ns, known.moved = before.place, before.since_ns, before.moved
+                self._failed(name, known, error, now_ns)
+
+        def begin() -> None:
+            error = self._begun(name, leaves=leaves)
+            with self._lock:
+                settle(error)
+            if not error:
+                what = "pod yields its memory" if leaves else "pod comes back"
+                self._events.decided(what, {"name": name, "gpu": index})
+
+        thread = threading.Thread(target=begin, name=f"turn-{name}", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:  # no thread is available
+            settle(str(error))
+        else:
+            self._moves.append(thread)
+
+    def _begun(self, name: str, *, leaves: bool) -> str:
+        """Let a pod leave or come back; return why it cannot."""
         try:
             if leaves:
                 self._suspensions.suspend(name, yielded=True)
             else:
                 self._suspensions.resume(name, yielded=True)
-        except QgpuError as error:
-            self._failed(name, known, str(error), now_ns)
-            return
-        known.moved, known.since_ns = True, now_ns
-        known.place = Place.LEAVING if leaves else Place.COMING
-        self._events.decided("pod yields its memory" if leaves else "pod comes back", {"name": name, "gpu": index})
+        except Exception as error:  # noqa: BLE001 - also after a defect the pod must be known to stay
+            if not isinstance(error, QgpuError):
+                _log.exception("memory turns failed")
+            return str(error) or repr(error)
+        return ""
 
     def _failed(self, name: str, known: _Known, reason: str, now_ns: int) -> None:
         """Leave a pod where it is for a while, longer each time; a new reason is logged."""

@@ -1,16 +1,19 @@
 """Moves a pod from one card of this host to another of the same model, and its grant with it.
 
-Admission on the new card comes first. The pod has grants on both until it has arrived, so that it may run on either,
+Admission on the new card comes first, and where that card's memory is overcommitted, its limit must also fit beside the
+limits of those that are on it now. The pod has grants on both cards until it has arrived, so that it may run on either,
 whatever fails in between. ``suspensions.py`` does the moving, and has it in a file before the grants change.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 
 import structlog
 
+from qgpu import units
 from qgpu.daemon import bound_containers
 from qgpu.daemon.pods import Pods
 from qgpu.daemon.suspensions import Suspensions
@@ -27,6 +30,9 @@ class PodMoves:
 
     def __init__(self, pods: Pods) -> None:
         self._pods = pods
+        #: Holds still, for a block, who is on a pGPU, and gives what is not reserved there for pods besides the named
+        #: one, in bytes; None where memory is granted once.
+        self.room: Callable[[int, str], AbstractContextManager[int | None]] = lambda _index, _name: nullcontext()
 
     def begin(self, suspensions: Suspensions, name: str, target: int, source: int | None) -> None:
         """Begin to move a pod to pGPU ``target``, from ``source`` or its only one. Raises a QgpuError."""
@@ -36,22 +42,34 @@ class PodMoves:
             source = self._source(pod, target, source)
             size = pod.memory.get(source, 0) or suspensions.state(name).memory.get(source, 0)
             self._pods.check_amended(name, {**pod.grants, target: pod.grants[source]})
-        moves, admit = {cards[source].uuid: cards[target].uuid}, partial(self._admit, name, target, source)
+        moves, admit = {cards[source].uuid: cards[target].uuid}, partial(self._admit, name, target, source, size)
         suspensions.relocate(name, moves, {target: size}, admit)
 
-    def _admit(self, name: str, target: int, source: int) -> None:
+    def _admit(self, name: str, target: int, source: int, size: int) -> None:
         """Give a pod its grant on the other card, too. Raises a QgpuError."""
         with self._pods.lock:
             pod = self._pods.named(name)
-            self._pods.amend(name, {**pod.grants, target: pod.grants[self._source(pod, target, source)]})
+            source = self._source(pod, target, source)
+            needs = max(pod.grants[source].memory or 0, size)
+            with self.room(target, name) as room:
+                if room is not None and needs > room:
+                    raise RefusedError(
+                        f"pod {name}: its {units.format_memory(needs)} do not fit on pGPU {target} beside the limits "
+                        f"of pods that are on it, which leave {units.format_memory(max(0, room))}; move it later, or "
+                        "suspend another there first"
+                    )
+                self._pods.amend(name, {**pod.grants, target: pod.grants[source]})
 
     def arrived(self, name: str, moves: Mapping[str, str], went: bool) -> None:
         """Take away the grant on the card that a pod has left, or on the one that it did not reach."""
-        lost = set(moves if went else moves.values())
+        lost, left = (moves, moves.values()) if went else (moves.values(), moves)
         indexes = {index for index, card in self._pods.cards.items() if card.uuid in lost}
+        others = {index for index, card in self._pods.cards.items() if card.uuid in left}
         try:
             with self._pods.lock:
                 grants = self._pods.named(name).grants
+                if not others <= grants.keys():  # it ended, and another has its name
+                    return
                 self._pods.host.amend(name, {index: grant for index, grant in grants.items() if index not in indexes})
         except QgpuError as error:  # it ended meanwhile, or the plane is gone; the grant is too many at worst
             _log.warning("grant of a moved pod kept", pod=name, pgpus=sorted(indexes), reason=str(error))

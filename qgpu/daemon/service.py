@@ -132,7 +132,7 @@ class Service:
             self._moves.arrived,
         )
         self.turns = turns = MemoryTurns(pods, moves, self._loops, self._events)
-        pods.yielding, pods.retired = turns.yielding, turns.retired
+        pods.yielding, pods.retired, self._moves.room = turns.yielding, turns.retired, turns.room
         turns.start()
         self._unmanaged = UnmanagedProcesses(list(self._pgpus.values()), nvml.processes, host.pods, self._isolation)
         if chosen.plane is not Plane.SIM:

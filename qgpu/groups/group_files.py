@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -14,6 +15,8 @@ from qgpu.errors import PermissionDeniedError, RefusedError, UnknownNameError
 from qgpu.groups.mps_server import MpsServer
 from qgpu.linux import atomic_file, cgroup, mounts, proc
 from qgpu.model.member_part import MemberPart
+
+_TAIL_BYTES = 1 << 14
 
 
 class GroupFiles:
@@ -79,7 +82,7 @@ class GroupFiles:
     @property
     def problem(self) -> str:
         """Why its keeper could not begin; empty if it did, or has not tried."""
-        return "\n".join(_lines(self.directory / "problem"))
+        return "\n".join(_last_lines(self.directory / "problem"))
 
     @problem.setter
     def problem(self, line: str) -> None:
@@ -89,7 +92,7 @@ class GroupFiles:
 
     def last_words(self) -> str:
         """Return the last line that the control daemon or what started it wrote; empty if there is none."""
-        lines = [line for name in ("control.log", "keeper.log") for line in _lines(self.directory / "log" / name)]
+        lines = [line for name in ("control.log", "keeper.log") for line in _last_lines(self.directory / "log" / name)]
         return lines[-1] if lines else ""
 
     def need_keeper(self) -> int:
@@ -119,9 +122,8 @@ class GroupFiles:
 
 
 def names(runtime_dir: Path) -> list[str]:
-    """List the groups that have a keeper."""
-    directory = runtime_dir / "groups"
-    found = sorted(each.parent.name for each in directory.glob("*/keeper.pid"))
+    """List the groups that have a keeper; of those of claims, only root sees that."""
+    found = sorted(each.name for each in (runtime_dir / "groups").glob("*"))
     return [name for name in found if GroupFiles(runtime_dir, name).keeper() is not None]
 
 
@@ -132,8 +134,11 @@ def check_not_claims(grants: Iterable[Mapping[str, Any]], name: str, why: str) -
             raise RefusedError(f"group {name}: it is of claim {grant['namespace']}/{grant['name']}; {why}")
 
 
-def _lines(path: Path) -> list[str]:
+def _last_lines(path: Path) -> list[str]:
+    """Return the last lines of a file, which may be as long as a member likes, in printable characters."""
     try:
-        return path.read_text(errors="replace").splitlines()
+        with path.open("rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
+            return [proc.printable(line) for line in file.read(_TAIL_BYTES).splitlines()]
     except OSError:
         return []

@@ -55,6 +55,7 @@ _POD_LOOK_S = 0.5
 _GRACE_S = 1.0
 #: Nobody else may put a socket in MPS's place, whatever the umask of who makes a group.
 _UMASK = 0o022
+_CLAIMS_MODE = 0o700
 
 
 class Keeper:
@@ -181,6 +182,7 @@ class Keeper:
                     self._ensure_pod()
         except QgpuError:  # the daemon is being replaced
             pass
+        self._files.server.bound_logs()
 
     def _server_ended(self) -> bool:
         """Tell whether an MPS server has ended: one that was seen, or one that lived too short for that."""
@@ -196,7 +198,11 @@ class Keeper:
             self._ended = ended_children(self._control)
 
     def _take_over(self, client: Client) -> None:
-        """End what a keeper that was killed has left in the pod, and make the members' shared memory."""
+        """End what a keeper that was killed has left in the pod, and make the members' shared memory.
+
+        Members have the directories mounted: nobody else on the host can use MPS, or fill the shared memory.
+        """
+        self._files.directory.chmod(_CLAIMS_MODE)
         self._list(client)
         self._end_servers()
         self._end_clients()

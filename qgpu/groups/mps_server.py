@@ -30,6 +30,8 @@ _COMM = "nvidia-cuda-mps"
 _SERVER = b"nvidia-cuda-mps-server"
 #: The indexes of these fields of /proc/PID/stat behind the name: the parent, and cminflt.
 _PARENT, _CHILDREN_FAULTS = 1, 8
+#: The most that one of MPS's logs may take. A client that comes and goes makes it longer, as fast as it can.
+_LOG_BYTES, _BLOCK = 16 << 20, 512
 _QUIT_S, _ANSWER_S, _LOOK_S = 10, 1.0, 0.05
 _MIB = 1 << 20
 
@@ -90,6 +92,13 @@ class MpsServer:
                     shutil.rmtree(each, ignore_errors=True)
                 else:
                     each.unlink(missing_ok=True)
+
+    def bound_logs(self) -> None:
+        """Empty a log that has become too long: it lies in memory of the host, where a member makes it longer."""
+        with suppress(OSError):
+            for each in (self.directory / "log").iterdir():
+                if each.stat().st_blocks * _BLOCK > _LOG_BYTES:
+                    os.truncate(each, 0)
 
     def environment(self, sm_percent: int | None = None, memory: int | None = None) -> dict[str, str]:
         """Return the variables of a client, with its part of the SMs in per cent and its memory limit in bytes.
@@ -165,3 +174,8 @@ def ended_children(pid: int) -> int:
 def members(pids: Iterable[int]) -> list[int]:
     """Return the processes of a group's pod without those of MPS."""
     return [pid for pid in pids if not is_mps(pid)]
+
+
+def has_members(pids: Iterable[int]) -> bool:
+    """Tell whether a group's pod has a process that is not MPS's; it does not look at more than it needs to."""
+    return not all(map(is_mps, pids))

@@ -14,7 +14,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from qgpu.errors import AlreadyRunningError, PermissionDeniedError, QgpuError
 from qgpu.groups import keeper_process
 from qgpu.groups.group_files import GroupFiles
 from qgpu.groups.keeper import Keeper
-from qgpu.groups.mps_server import members
+from qgpu.groups.mps_server import has_members
 from qgpu.ipc.control_socket import Client
 from qgpu.linux.shutdown import Shutdown
 from qgpu.model.member_part import MemberPart
@@ -38,6 +38,7 @@ _TIMEOUT_S = 10
 _LOOK_S = 0.2
 #: The pause after a keeper that could not begin.
 _AGAIN_S = 2.0
+_LOCK_MODE = 0o600
 
 
 class Supervisor:
@@ -67,7 +68,7 @@ class Supervisor:
         """Begin what is missing, and end what is left over. Raises a QgpuError if the daemon is away."""
         with Client(self._runtime_dir, _TIMEOUT_S) as client:
             grants = {each["group"]: each for each in client.call("grant.list")["grants"] if each.get("group")}
-            pods = {pod["name"]: members(pod["pids"]) for pod in client.call("pod.list")["pods"]}
+            pods = {pod["name"]: pod["pids"] for pod in client.call("pod.list")["pods"]}
         self._busy = {name: thread for name, thread in self._busy.items() if thread.is_alive()}
         self._children = [child for child in self._children if child.poll() is None]
         self._told = {name: told for name, told in self._told.items() if name in grants}
@@ -78,10 +79,11 @@ class Supervisor:
             if grant is not None and not grant["ending"]:
                 if kept is None and time.monotonic() >= self._again_s.get(name, 0.0):
                     self._meanwhile(name, partial(self._begin, name, grant))
-            elif grant is None and pods.get(name):
+            elif grant is None and has_members(pods.get(name, ())):
                 continue  # qgpud has lost its claim: they go on with what they have
             elif kept is not None:
-                os.kill(kept, signal.SIGTERM)
+                with suppress(ProcessLookupError):  # it has just ended
+                    os.kill(kept, signal.SIGTERM)
             elif files.directory.is_dir() or name in pods:
                 self._meanwhile(name, partial(self._clear_away, name))
 
@@ -117,14 +119,20 @@ class Supervisor:
 
     @contextmanager
     def _lock(self) -> Iterator[None]:
-        """Be the only one in the runtime directory. Raises AlreadyRunningError, PermissionDeniedError."""
-        path = self._runtime_dir / "groups.lock"
-        try:
-            self._runtime_dir.mkdir(mode=0o755, parents=True, exist_ok=True)
-            with path.open("ab") as file:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                yield
-        except BlockingIOError:
-            raise AlreadyRunningError(f"{path}: claims' groups are served there already; stop that first") from None
-        except OSError as error:
-            raise PermissionDeniedError(f"{path}: {error.strerror}; run it as qgpud's user") from error
+        """Be the only one in the runtime directory. Raises AlreadyRunningError, PermissionDeniedError.
+
+        Nobody else may open the file: otherwise any user could hold the lock.
+        """
+        path, fd = self._runtime_dir / "groups.lock", -1
+        with ExitStack() as closing:
+            try:
+                self._runtime_dir.mkdir(mode=0o755, parents=True, exist_ok=True)
+                fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _LOCK_MODE)
+                closing.callback(os.close, fd)
+                os.fchmod(fd, _LOCK_MODE)
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise AlreadyRunningError(f"{path}: claims' groups are served there already; stop that first") from None
+            except OSError as error:
+                raise PermissionDeniedError(f"{path}: {error.strerror}; run it as qgpud's user") from error
+            yield

@@ -1,7 +1,8 @@
 """The systemd protocols that qgpu uses, without libsystemd; without systemd they do nothing.
 
 There are two: status messages (sd_notify(3): ready, alive, stopping) and the descriptor store. Stored descriptors
-outlive the daemon, however it ended, until the service is stopped. Their owner decides what to store.
+outlive the daemon, however it ended, until the service is stopped. Their owner decides what to store. It may hold a
+lock while it does: what a busy service manager does not take at once is sent by a thread, in the same order.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from __future__ import annotations
 import os
 import socket
 import sys
+import threading
+from collections import deque
 from contextlib import suppress
 from pathlib import Path
 
@@ -19,18 +22,27 @@ _FIRST_FD = 3  # sd_listen_fds(3)
 ALIVE = "WATCHDOG=1"
 
 
-def notify(state: str, fds: tuple[int, ...] = ()) -> None:
+def notify(state: str) -> None:
     """Send ``state``, such as ``READY=1`` or ``WATCHDOG=1``, to the service manager, if there is one.
 
     A sign of life does not wait for room in the socket's queue, because another one follows.
     """
+    _send(state, (), wait=state != ALIVE)
+
+
+def _send(state: str, fds: tuple[int, ...], *, wait: bool) -> bool:
+    """Send a message with descriptors; False if it would have to wait for room in the queue, and may not."""
     address = os.environ.get("NOTIFY_SOCKET", "")
     if address[:1] in ("/", "@"):
         # the address may be inherited from another service, where nothing listens
         with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:
             sock.connect("\0" + address[1:] if address[0] == "@" else address)
-            sock.setblocking(state != ALIVE)
-            socket.send_fds(sock, [state.encode()], fds) if fds else sock.send(state.encode())
+            sock.setblocking(wait)
+            try:
+                socket.send_fds(sock, [state.encode()], fds) if fds else sock.send(state.encode())
+            except BlockingIOError:
+                return False
+    return True
 
 
 def to_journal() -> bool:
@@ -46,6 +58,10 @@ class FdStore:
         #: Whether there is a store.
         self.there = bool(os.environ.get("NOTIFY_SOCKET"))
         self._found: dict[str, int] = {}
+        #: What the service manager has not taken yet, with copies of the descriptors; a thread sends it.
+        self._unsent: deque[tuple[str, tuple[int, ...]]] = deque()
+        self._sending = False
+        self._lock = threading.Lock()
         names = os.environ.pop("LISTEN_FDNAMES", "").split(":")
         mine = os.environ.pop("LISTEN_PID", "") == str(os.getpid())
         count = os.environ.pop("LISTEN_FDS", "0")
@@ -59,11 +75,11 @@ class FdStore:
 
         ``until_dropped`` keeps one that nobody writes to any more, which the service manager otherwise lets go.
         """
-        notify(f"FDSTORE=1\nFDPOLL={int(not until_dropped)}\nFDNAME={name}", (fd,))
+        self._tell(f"FDSTORE=1\nFDPOLL={int(not until_dropped)}\nFDNAME={name}", (fd,))
 
     def drop(self, name: str) -> None:
         """Close what is stored under a name."""
-        notify(f"FDSTOREREMOVE=1\nFDNAME={name}")
+        self._tell(f"FDSTOREREMOVE=1\nFDNAME={name}")
 
     def listen(self, name: str, path: Path, mode: int) -> socket.socket:
         """Listen at a path, with an earlier daemon's socket if it is stored, so that waiting clients are served."""
@@ -81,3 +97,30 @@ class FdStore:
         """Take the descriptors whose names start with ``prefix``, by the rest of their names."""
         taken = {name: self._found.pop(name) for name in list(self._found) if name.startswith(prefix)}
         return {name.removeprefix(prefix): fd for name, fd in taken.items()}
+
+    def _tell(self, state: str, fds: tuple[int, ...] = ()) -> None:
+        with self._lock:
+            if not self._unsent and _send(state, fds, wait=False):
+                return
+            try:
+                copies = tuple(map(os.dup, fds))
+            except OSError:  # no descriptor is free: the next daemon asks the guardian for it
+                return
+            self._unsent.append((state, copies))
+            if self._sending:
+                return
+            self._sending = True
+        try:
+            threading.Thread(target=self._send_rest, name="fd-store").start()  # the daemon's end waits for it
+        except RuntimeError:  # no thread is available: it goes with the next one
+            self._sending = False
+
+    def _send_rest(self) -> None:
+        while self._sending:
+            state, fds = self._unsent[0]
+            _send(state, fds, wait=True)
+            for fd in fds:
+                os.close(fd)
+            with self._lock:
+                self._unsent.popleft()
+                self._sending = bool(self._unsent)

@@ -11,13 +11,17 @@ from pathlib import Path
 _MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_BIND, _MS_REC, _MS_SLAVE = 2, 4, 8, 4096, 16384, 1 << 19
 _MNT_DETACH = 2
 _CLONE_NEWNS = 0x20000
+_PAGE = 4096
 
 
 def tmpfs(at: Path, size: int) -> None:
-    """Make a directory a tmpfs of at most ``size`` bytes that everybody may write, unless it is one. Raises OSError."""
+    """Make a directory a tmpfs that everybody may write, of at most ``size`` bytes, unless it is one. Raises OSError.
+
+    It has as many files as pages at most, because an empty file takes memory of the kernel's.
+    """
     at.mkdir(parents=True, exist_ok=True)
     if not os.path.ismount(at):
-        options = f"size={size},mode=1777".encode()
+        options = f"size={size},nr_inodes={size // _PAGE},mode=1777".encode()
         _checked(_libc().mount(b"qgpu", os.fsencode(at), b"tmpfs", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC, options), at)
 
 

@@ -6,6 +6,8 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -72,3 +74,43 @@ def test_the_helper_ends_with_its_parent(libcuda: Path, start: Start) -> None:
 
     psutil.wait_procs([helper], timeout=WAIT_S)
     assert not helper.is_running()
+
+
+@pytest.fixture
+def undying(libcuda: Path, start: Start, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Helper, int]]:
+    """A helper that was asked about a process, and that neither answers nor ends, as one in a call of the driver."""
+    helper, pid = Helper(), start().pid
+    helper.call("state", WAIT_S, pid=pid)
+    stuck = psutil.Process(helper.pid)
+    stuck.suspend()
+    with monkeypatch.context() as patch:
+        patch.setattr(subprocess.Popen, "kill", lambda _: None)
+        yield helper, pid
+    with suppress(psutil.NoSuchProcess):
+        stuck.kill()
+
+
+def test_nobody_waits_for_a_helper_that_cannot_be_killed(undying: tuple[Helper, int]) -> None:
+    helper, pid = undying
+    with pytest.raises(HelperLostError, match="state: the helper process was lost: no answer within 0 s"):
+        helper.call("state", 0.1, pid=pid)
+    helper.close()
+
+    assert helper.pid == 0
+
+
+def test_a_pod_has_one_helper_that_hangs_at_most(undying: tuple[Helper, int], start: Start) -> None:
+    helper, pid = undying
+    stuck = helper.pid
+    with pytest.raises(HelperLostError, match="was lost"):
+        helper.call("state", 0.1, pid=pid)
+    other = Helper()
+    for each in (pid, start().pid):
+        with pytest.raises(HelperLostError, match=f"helper process {stuck} hangs in the kernel"):
+            other.call("state", WAIT_S, pid=each)
+    assert other.pid == 0, "not even another was started"
+    psutil.Process(stuck).kill()
+    psutil.Process(stuck).wait(WAIT_S)
+
+    assert other.call("state", WAIT_S, pid=pid)["state"] == "running"
+    other.close()

@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from qgpu.checkpoint import process_checkpointer
 from qgpu.checkpoint.process_checkpointer import ProcessCheckpointer, check_driver
 from qgpu.errors import CheckpointError, NotSupportedError, RefusedError
+from qgpu.linux import proc
 from qgpu.model.checkpointer import GpuProcess, ProcessState
 from qgpu.model.plane_api import Pgpu, PodInfo
 from tests.checkpoint.conftest import Start
@@ -103,6 +105,25 @@ def test_a_process_that_has_ended_has_no_state(libcuda: Path, start: Start) -> N
 
     assert driver.state(found) is None
     driver.close()
+
+
+def test_who_got_an_ended_processs_pid_is_not_held(libcuda: Path, start: Start) -> None:
+    pid = start().pid
+    driver, other = checkpointer({"GPU-a": [pid]}), GpuProcess(pid, proc.start_time(pid))
+    ended = GpuProcess(pid, "1")  # what had the number when it was last looked at
+    with pytest.raises(CheckpointError, match=f"process {pid}: it has ended"):
+        driver.lock(ended, 1000)
+
+    assert driver.state(other) is ProcessState.RUNNING
+    driver.close()
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_looking_at_a_pods_processes_has_an_end(start: Start, monkeypatch: pytest.MonkeyPatch, named: bool) -> None:
+    pid = start().pid
+    monkeypatch.setattr(process_checkpointer, "_LOOK_S", -1.0)
+    with pytest.raises(RefusedError, match="pod web: its 1 processes cannot be looked at within"):
+        checkpointer({"GPU-a": [pid]} if named else {}).processes(PodInfo("web", pids=(pid,)))
 
 
 def test_a_driver_without_checkpoints_is_refused() -> None:

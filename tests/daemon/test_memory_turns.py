@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, suppress
 from itertools import pairwise
 from pathlib import Path
@@ -25,6 +26,8 @@ from qgpu.ipc import wire
 from qgpu.ipc.control_socket import Session
 from qgpu.load.spec import Workload
 from qgpu.model import NS_PER_S, Grant, PodClass
+from qgpu.model.checkpointer import GpuProcess
+from qgpu.model.plane_api import PodInfo
 from qgpu.model.plane_names import Plane
 from qgpu.planes.sim.checkpointer import SimCheckpointer
 from qgpu.policies.memory_turns import TURN_NS
@@ -298,6 +301,25 @@ def test_a_pod_on_two_cards_comes_back_once_both_have_room(tmp_path: Path, monke
         assert card.states("one") == ["suspended"]
 
 
+def test_a_pod_moves_only_where_its_limit_fits_beside_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("qgpu.daemon.pods.Pods.runs", lambda _self, _pod: True)
+    with closing(Card(tmp_path, monkeypatch, gpus=2)) as card:
+        card.start("one", 70)
+        card.fill("one")
+        for name, pod_class in (("web", "online"), ("two", "offline")):
+            card.ask("pod.create", name=name, grants={"1": {"class": pod_class, "cores": 20, "memory": 60 * GIB}})
+        card.host.start_load("two", 1, Workload(kernel_us=1000.0, batch=0, memory=GIB))
+        card.pass_by()
+        with pytest.raises(RefusedError, match=r"its 70 GiB do not fit on pGPU 1 beside the limits .* leave 21 GiB"):
+            card.ask("pod.move", name="one", gpu=1)
+        assert card.states("one", "two") == ["running", "running"]
+        card.host.retire("web")
+        card.ask("pod.move", name="one", gpu=1)
+        card.settle()
+        card.pass_by()
+        assert (card.states("one", "two"), card.host.free_memory(0)) == (["running", "running"], 141 * GIB)
+
+
 def test_overcommit_ends_once_all_pods_fit_and_are_back(card: Card) -> None:
     full(card)
     with pytest.raises(RefusedError, match="limits of 200 GiB do not fit into 1 times its 141 GiB"):
@@ -363,6 +385,34 @@ def test_who_may_not_wait_begins_at_once_or_not_at_all(card: Card) -> None:
         card.ask("pod.create", name="job", grants={"0": {"memory": 42 * GIB}}, may_wait=False)
     found = card.ask("pod.create", name="job", grants={"0": {"memory": 41 * GIB}}, may_wait=False)
     assert found["waits"] == ""
+
+
+def test_a_pod_that_is_slow_to_look_at_holds_up_nobody(card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
+    looking, seen, gave_up, look = threading.Event(), threading.Event(), [], SimCheckpointer.processes
+
+    def slow(self: SimCheckpointer, pod: PodInfo) -> Sequence[GpuProcess]:
+        if pod.name == "one":  # its 65,530 mappings in each of 4,096 processes
+            looking.set()
+            if not seen.wait(PATIENCE_S / 6):
+                gave_up.append(pod.name)
+        return look(self, pod)
+
+    monkeypatch.setattr(SimCheckpointer, "processes", slow)
+    for name in ("one", "two"):
+        card.start(name, 70)
+        card.fill(name)
+    card.pass_by()
+    assert card.start("web", 100, "online") == "memory of pGPU 0"  # both have to leave
+    assert looking.wait(PATIENCE_S)
+    card.ask("gpu.set", gpu=0, memory_overcommit=3.0)  # it waits for a look, under the pods' lock
+    card.service.suspensions.wait("two", PATIENCE_S)
+    card.service.turns.look()
+    assert (card.states("two"), gave_up) == (["suspended"], [])
+    seen.set()
+    while card.states("one") != ["suspended"]:
+        card.settle()
+    card.pass_by()
+    assert card.ask("pod.waits", name="web") == {"waits": ""}
 
 
 @settings(max_examples=12 * MORE, suppress_health_check=[HealthCheck.function_scoped_fixture])

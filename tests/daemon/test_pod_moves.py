@@ -222,6 +222,14 @@ def test_containers_and_other_models_are_refused(service: Service, monkeypatch: 
         moves._source(PodInfo("one", {0: GRANT}), 1, None)
 
 
+def test_a_pod_that_has_a_moved_pods_name_keeps_its_grant(host: SimHost, service: Service) -> None:
+    host.admit("one", {0: GRANT})
+    cards = service.pods.cards
+    service._moves.arrived("one", {cards[0].uuid: cards[1].uuid}, True)
+
+    assert grants(host) == {0: GRANT}
+
+
 @settings(max_examples=30)
 @given(processes=st.integers(1, 3), dies_at=st.integers(1, 18), before=st.booleans())
 def test_a_daemon_killed_at_any_call_leaves_a_pod_on_one_card(

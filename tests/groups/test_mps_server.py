@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from qgpu.groups.group_files import GroupFiles
 from qgpu.groups.mps_server import child_of, ended_children
 from qgpu.linux.proc import start_time
 from qgpu.linux.shutdown import Shutdown
@@ -90,3 +91,16 @@ def test_clients_of_a_server_that_nobody_saw_end_too(kept: tuple[Kept, Daemon]) 
         (control,) = group.control()
         os.kill(control, signal.SIGUSR1)
         group.until(lambda: not start_time(pid))
+
+
+def test_a_log_is_emptied_when_it_is_too_long(tmp_path: Path) -> None:
+    files = GroupFiles(tmp_path, "llm")
+    logs = files.directory / "log"
+    logs.mkdir(parents=True)
+    (logs / "server.log").write_text("short\n")
+    (logs / "control.log").write_bytes(b"x" * (17 << 20) + b"\nlast\n")
+    words = files.last_words()
+    files.server.bound_logs()
+
+    assert words == "last"
+    assert {each.name: each.stat().st_size for each in logs.iterdir()} == {"server.log": 6, "control.log": 0}

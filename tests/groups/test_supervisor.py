@@ -18,6 +18,7 @@ from qgpu.groups.group_files import GroupFiles
 from qgpu.groups.mps_server import is_mps
 from qgpu.groups.supervisor import Supervisor
 from qgpu.ipc.control_socket import Client
+from qgpu.linux import proc
 from qgpu.linux.proc import start_time
 from qgpu.linux.shutdown import Shutdown
 from tests.cli.programs import Daemon
@@ -122,6 +123,30 @@ def test_servers_shared_memory_is_the_groups_alone(node: Node) -> None:
     assert (node.files.server.memory / f"of-{GROUP}").exists()
     assert not Path(f"/dev/shm/of-{GROUP}").exists()
     assert os.path.ismount(node.files.server.memory)
+    assert os.statvfs(node.files.server.memory).f_files <= (64 << 20) // 4096, "an empty file takes memory, too"
+
+
+def test_other_users_reach_nothing_of_a_claims_group(node: Node) -> None:
+    node.prepare()
+
+    assert not node.files.directory.stat().st_mode & 0o077
+    assert node.daemon.json("group", "list")["groups"][0]["name"] == GROUP
+
+
+def test_processes_of_other_pods_are_not_looked_at(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pod decides how many there are; a claim whose group has members is not waited for, either."""
+    looked_at: list[int] = []
+    monkeypatch.setattr(proc, "name", lambda pid: looked_at.append(pid) or "")
+    node.prepare()
+    pod = node.daemon.start("run", "--name", "web", "--", "sh", "-c", "echo $$; exec sleep 600")
+    assert pod.stdout is not None
+    pid = int(pod.stdout.readline())
+    rounds = Supervisor(node.runtime_dir, stand_in.KEEPER)
+    rounds.compare()
+    os.kill(pid, signal.SIGKILL)
+    pod.communicate(timeout=60)
+
+    assert pid not in looked_at
 
 
 def test_dropped_claim_leaves_no_process_mount_or_file(node: Node) -> None:
@@ -148,6 +173,15 @@ def test_second_supervisor_is_refused(node: Node) -> None:
     node.prepare()
     with pytest.raises(AlreadyRunningError, match="are served there already"):
         Supervisor(node.runtime_dir).run(Shutdown())
+
+
+def test_nobody_else_can_hold_the_lock(tmp_path: Path) -> None:
+    path, stop = tmp_path / "groups.lock", Shutdown()
+    path.touch(0o644)  # of an earlier version
+    stop.set()
+    Supervisor(tmp_path).run(stop)
+
+    assert not path.stat().st_mode & 0o077
 
 
 def test_keeper_of_a_lost_claim_ends_when_it_has_no_members(node: Node) -> None:

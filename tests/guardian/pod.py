@@ -67,6 +67,7 @@ class Child:
     def end(self):
         self.process.kill()
         self.process.wait()
+        self.lines.close()
         self.sock.close()
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import select
 import threading
 import time
+from collections import Counter
 
 import pytest
 
@@ -16,7 +18,7 @@ from qgpu.guardian.gpu.enforcer import Moved
 from qgpu.guardian.server import Guardian
 from qgpu.ipc import wire
 from qgpu.linux import cgroup
-from qgpu.linux.open_file_set import FileSets
+from qgpu.linux.open_file_set import FileSets, reserve_fds
 from qgpu.nvidia import abi, uvm
 from tests.guardian.asked import DEVICE_PARAMS, alloc, alloc_status, device, memory_params, subdevice
 from tests.guardian.fake_rm import PAGE, FakeRm
@@ -51,7 +53,8 @@ class _Log:
 @pytest.fixture
 def guardian(monkeypatch, tmp_path):
     """A guardian in a thread of this process, over a card in a table and /dev/null in the place of the driver."""
-    rm = FakeRm()
+    reserve_fds()
+    before, rm = _descriptors(), FakeRm()
     monkeypatch.setattr(server, "installed", lambda: "580.1")
     monkeypatch.setattr(server, "RmClient", lambda: None)
     monkeypatch.setattr(server, "open_devices", lambda client: [_Device()])
@@ -68,13 +71,43 @@ def guardian(monkeypatch, tmp_path):
     made.supervisor.uvm_files.perform = rm.perform
     made.path = tmp_path / "guardian.sock"
     stop = threading.Event()
-    monkeypatch.setattr(made, "_is_unused", stop.is_set)
+    made._is_unused = stop.is_set
     thread = threading.Thread(target=made.run)
     thread.start()
     yield made
+    deadline = time.monotonic() + PATIENCE_S
+    while made._threads:  # listeners are closed by the main loop
+        assert time.monotonic() < deadline, "a listener is left"
+        time.sleep(0.01)
     stop.set()
     made._wake()
     thread.join()
+    _close(made)
+    made.__dict__.clear()  # pytest has it until this ends
+    while left := _descriptors() - before:
+        assert time.monotonic() < deadline, left
+        gc.collect()  # a mapping has a descriptor, too, and a thread that has just ended may hold it
+
+
+def _descriptors():
+    return Counter(os.readlink(entry.path) for entry in os.scandir("/proc/self/fd") if os.path.islink(entry.path))
+
+
+def _close(guardian):
+    """Close what a guardian leaves to the end of its process."""
+    sessions = guardian._sessions
+    for number in list(sessions._sessions):
+        sessions._hang_up(number)
+    sessions._listening.close()
+    pidfds = guardian.rm.pidfds.values()
+    for fd in (
+        guardian._timer.fd,
+        guardian._wake_fd,
+        guardian.supervisor.journal.fd,
+        guardian.supervisor.files.fd,
+        *pidfds,
+    ):
+        os.close(fd)
 
 
 @pytest.fixture
@@ -100,6 +133,7 @@ class Pod:
         grant = {"class": "offline", "cores": None, "memory": limit}
         ask("admit", name=name, cgroup=None, grants={"0": grant})
         ask("attach", [self.child.listener], name=name, pid=self.process.pid)
+        os.close(self.child.listener)
 
     def call(self, number, argument, params=b"", **more):
         self.begin(number, argument, params, **more)
@@ -276,14 +310,14 @@ def test_a_listener_that_no_thread_can_be_had_for_is_given_back(pods, guardian, 
     with monkeypatch.context() as patch:
         patch.setattr(server.threading.Thread, "start", start)
         with pytest.raises(AssertionError, match="it cannot be served"):
-            daemon("attach", [os.dup(guardian.supervisor.listeners[2][1].fd)], name="a", pid=pods[0].process.pid)
+            daemon("attach", [guardian.supervisor.listeners[2][1].fd], name="a", pid=pods[0].process.pid)
 
     assert set(guardian.supervisor.listeners) == known
 
 
 def test_a_listener_that_is_brought_again_is_known(pods, guardian, daemon):
     known = set(guardian.supervisor.listeners)
-    again = [os.dup(guardian.supervisor.listeners[1][1].fd)]
+    again = [guardian.supervisor.listeners[1][1].fd]
 
     assert daemon("attach", again, name="a", pid=pods[0].process.pid)["listener"] == 1
     assert set(guardian.supervisor.listeners) == known
