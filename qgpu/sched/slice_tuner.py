@@ -396,6 +396,8 @@ def _proceed(
             wanted, fits_slice = following
             return now.at(wanted)._replace(fits_slice=fits_slice)
     slices = [trial for trial in now.trials if not trial.sharing.by_gate]
+    if not slices:  # a policy took turns by gate unasked
+        return now.at(_first(pods))
     best = _best(slices, now.trials, pods)
     by_gate = Sharing(by_gate=True)
     if last.sharing.by_gate:

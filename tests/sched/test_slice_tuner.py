@@ -200,6 +200,18 @@ def test_a_round_fits_steps_where_nobody_tells_of_gates(step_ms: float, weights:
     assert card.shares["a"] == pytest.approx(weights[0] / sum(weights), abs=0.02)
 
 
+def test_gates_that_nobody_asked_for_lead_to_a_first_round() -> None:
+    known = slice_tuner.begin([1, 1])
+    part = {name: PodPlan(name, PodClass.OFFLINE, 2000, weight=1) for name in "ab"}
+    use, seen = GpuUse(50 * NS_PER_MS, 10, 0, 0, 5 * NS_PER_MS), []
+    for tick in range(1, 11):
+        entries = {name: RoundEntry(Grant(), part[name], use, 0, 1) for name in "ab"}
+        known = slice_tuner.advance(known, entries, BY_GATE, PERIOD, 0, PERIOD, 1.0, tick * PERIOD)
+        seen.append(known.sharing)
+
+    assert slice_tuner.begin([1, 1]).sharing in seen
+
+
 def test_steps_too_short_for_any_slice_get_turns_by_gate() -> None:
     known = pair(steps(0.1), Program(), utilization=1.0).run(10)
 
