@@ -1,6 +1,6 @@
 """The VM lane: build the modules for a kernel, boot it, run the suite in it, keep the figures.
 
-    lane.py [--kernel 6.1] [--cycles N] [--results FILE] [PYTEST ARGUMENTS...]
+    lane.py [--kernel 6.1] [--cycles N] [--results FILE [--add ROW]] [PYTEST ARGUMENTS...]
     lane.py [--results FILE] --script SCRIPT [ARGUMENTS...]       a Python script in the suite's place
 
 Kernels and builds are kept in $QGPU_CACHE (default ~/.cache/qgpu), nothing of them in the tree. Recorded traces are
@@ -21,6 +21,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import added
 import driver
 import emulator
 import kernels
@@ -89,11 +90,11 @@ def with_driver(branch: str, kernel: kernels.Source, out: Path) -> tuple[Path, s
 
 def note(path: Path, name: str, release: str, driver_version: str, figures: dict[str, float]) -> None:
     """Merge a run's figures into a results file, and sum up what is said of all traces and of all rules."""
-    results = json.loads(path.read_text()) if path.exists() else {}
+    results = read(path)
     run = results.setdefault(name, {"figures": {}})
     run.pop("note", None)  # what somebody wrote of the run before
     run |= {"kernel": release, "driver": driver_version, "date": time.strftime("%Y-%m-%d")}
-    run["command"] = re.sub(r" --results[ =]\S+", "", " ".join(["tests/vm/lane.py", *sys.argv[1:]]))
+    run["command"] = command()
     run["figures"] |= figures
     for total in ("replay_unexplained_calls", "replay_leaked_objects", "rules_differing"):
         parts = [value for key, value in run["figures"].items() if key.startswith(f"{total}_")]
@@ -101,6 +102,27 @@ def note(path: Path, name: str, release: str, driver_version: str, figures: dict
     with_uvm = {row["driver"].partition(".")[0] for row in results.values() if holds_with_uvm(row)}
     results["real drivers"] = {"driver": ", ".join(sorted(with_uvm)), "figures": {"real_uvm_drivers": len(with_uvm)}}
     path.write_text(json.dumps(results, indent=2, sort_keys=True) + "\n")
+
+
+def read(path: Path | None) -> dict[str, Any]:
+    """Return what a results file holds."""
+    return json.loads(path.read_text()) if path and path.exists() else {}
+
+
+def add(path: Path, name: str, release: str, digest: str, found: dict[str, float], seeds: int) -> None:
+    """Add a run's figures to a row of a results file (added.py)."""
+    results = read(path)
+    row = results[name] = added.row(results, name, digest)
+    row |= {"kernel": release, "driver": "simulated", "date": time.strftime("%Y-%m-%d"), "command": command()}
+    row["next_seed"] += seeds
+    row["figures"] = added.figures(row["figures"], {**found, "boots": 1})
+    path.write_text(json.dumps(results, indent=2, sort_keys=True) + "\n")
+
+
+def command() -> str:
+    """Return this process's command, without where its figures go."""
+    script = Path(sys.argv[0]).name
+    return re.sub(r" --(results|add)[ =]\S+", "", " ".join([f"tests/vm/{script}", *sys.argv[1:]]))
 
 
 def holds_with_uvm(run: dict[str, Any]) -> bool:
@@ -119,6 +141,7 @@ def main() -> int:
     parser.add_argument("--faults", type=int, default=60, help="runs of the test of random faults")
     parser.add_argument("--build-only", action="store_true")
     parser.add_argument("--results", type=Path, help="JSON file the figures go to")
+    parser.add_argument("--add", metavar="ROW", help="its row, where counts of runs of the same sources add up")
     parser.add_argument("--timeout", type=float, default=900, help="seconds the guest may take")
     parser.add_argument("--script", nargs=argparse.REMAINDER, help="a script, whose figures.json goes to the results")
     arguments, pytest = parser.parse_known_args()
@@ -135,6 +158,7 @@ def main() -> int:
     # the suites of real drivers have probes come and go under load (emulator.py); the sanitizer's kernel, with a thread
     # for each CPU of QEMU 10, at times loses its first process before it runs us
     single = arguments.single or bool(arguments.driver) or arguments.kernel == "sanitizer"
+    digest = sources.digest(ROOT / "kmod", HERE / "simnv")
     environment = {
         "QGPU_CACHE": str(CACHE),
         "QGPU_VM_SINGLE": str(int(single)),
@@ -146,19 +170,20 @@ def main() -> int:
         "QGPU_VM_CYCLES": str(arguments.cycles),
         "QGPU_VM_FUZZ": str(arguments.fuzz),
         "QGPU_VM_FAULTS": str(arguments.faults),
+        "QGPU_VM_SEED": str(added.row(read(arguments.results), arguments.add, digest)["next_seed"]),
         "QGPU_VM_FAULTS_S": str(arguments.timeout * 0.5),
         "QGPU_TRACES": os.environ.get("QGPU_TRACES", str(ROOT / "tests" / "data" / "traces")),
         "PYTHONPATH": str(ROOT),
     }
     environment |= {name: os.environ[name] for name in ("QGPU_SLURM",) if name in os.environ}
     marks = [] if arguments.driver else ["-m", "vm"]
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *marks, *(pytest or suite)]
+    run = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *marks, *(pytest or suite)]
     if arguments.script:
-        command = [sys.executable, *arguments.script]
+        run = [sys.executable, *arguments.script]
     with tempfile.TemporaryDirectory(prefix="qgpu-share.") as share:
         outcome = vm.boot(
             kernel.boot(),
-            command,
+            run,
             share=Path(share),
             cwd=ROOT,
             environment=environment,
@@ -178,12 +203,15 @@ def main() -> int:
         if arguments.results and found:
             arguments.results.write_text(json.dumps(found))
         return 0 if outcome.status == 0 and not faults else 1
+    seeds = found.pop("seeds", 0)
     found |= dict.fromkeys(("tests_passed", "tests_failed", "tests_error"), 0)
     found |= {
         f"tests_{what}": int(number) for number, what in re.findall(r"(\d+) (passed|failed|error)", outcome.output)
     }
     found |= {"kernel_faults": len(faults), "vm_seconds": round(outcome.seconds)}
-    if arguments.results:
+    if arguments.results and arguments.add:
+        add(arguments.results, arguments.add, kernel.release, digest, found, seeds)
+    elif arguments.results:
         name = f"{arguments.kernel} nvidia {version}" if version else arguments.kernel
         note(arguments.results, name, kernel.release, version or "simulated", found)
     return 0 if outcome.status == 0 and not faults else 1

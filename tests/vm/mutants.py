@@ -2,13 +2,16 @@
 
     mutants.py [--only TEXT] [--results FILE] [--timeout S]
 
-All are built first. Then one guest runs their tests one after another. Where a mutation hangs the guest, or the guest
-cannot get rid of the module, that mutation is killed, and another guest runs the rest.
+Those whose outcome the results file holds, for the same sources and the same test, are not run again. The others are
+built first. Then one guest runs their tests one after another. Where a mutation hangs the guest, or the guest
+cannot get rid of the module, that mutation is killed, and another guest runs the rest. What the tests said is kept
+beside each build.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import shlex
 import shutil
@@ -16,8 +19,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import emulator
 import kernels
@@ -45,6 +49,31 @@ done
 for c in /sys/fs/cgroup/*/cgroup.kill; do [ ! -e $c ] || echo 1 >$c; done
 sleep 0.2; rmdir /sys/fs/cgroup/*/ 2>/dev/null
 """
+
+
+def mark(mutation: Mutation, digest: str) -> str:
+    """Return a name for this mutation of these sources under its test, with what that test imports."""
+    guest = lane.HERE / "guest"
+    shared = sorted(path for path in guest.iterdir() if path.suffix in (".py", ".c") and not path.match("test_*"))
+    seen = hashlib.sha256(f"{digest} {mutation}".encode())
+    for path in (*shared, guest / mutation.test):
+        seen.update(path.read_bytes())
+    return seen.hexdigest()[:12]
+
+
+def row(outcomes: Mapping[str, str], mutations: Sequence[tuple[str, Mutation]]) -> dict[str, Any]:
+    """Return what the results file holds of these mutations, each with its mark, of which some have an outcome."""
+    has = {each: outcomes[each] for each, _ in mutations if each in outcomes}
+    return {
+        "outcomes": has,
+        "survived": [f"{m.file}: {m.breaks}" for each, m in mutations if has.get(each) == SURVIVED],
+        "figures": {
+            "mutants": len(mutations),
+            "mutants_run": len(has),
+            "mutants_killed": sum(each == KILLED for each in has.values()),
+            "mutants_survived": sum(each == SURVIVED for each in has.values()),
+        },
+    }
 
 
 def build(chosen: Sequence[tuple[int, Mutation]], kernel: kernels.Source) -> tuple[Path, dict[int, str]]:
@@ -103,15 +132,26 @@ def run(numbers: Sequence[int], work: Path, kernel: kernels.Source, timeout_s: f
         found = {}
         for number in numbers:
             ended, said = share / f"ended.{number}", share / f"dmesg.{number}"
+            if (log := share / f"log.{number}").exists():
+                shutil.copy(log, work / str(number) / "log")  # why it was killed
             if ended.exists() and ended.read_text().strip():
                 fault = said.exists() and any(each in said.read_text(errors="replace") for each in lane.FAULTS)
                 status = int(ended.read_text())
                 if status not in (0, 1, *_TIMED_OUT):
-                    raise RuntimeError(f"{MUTATIONS[number]}: {(share / f'log.{number}').read_text()[-2000:]}")
+                    raise RuntimeError(f"{MUTATIONS[number]}: {log.read_text()[-2000:]}")
                 found[number] = SURVIVED if status == 0 and not fault else KILLED
         running = share / "running"
         last = int(running.read_text()) if running.exists() and running.read_text().strip() else numbers[0]
         return found | ({} if last in found else {last: KILLED})
+
+
+def keep(path: Path, release: str, marks: Sequence[str], found: Mapping[int, str]) -> None:
+    """Add outcomes to a results file, without those of other sources."""
+    results = lane.read(path)
+    known = results.get("mutants", {}).get("outcomes", {}) | {marks[n]: what for n, what in found.items()}
+    about = {"command": lane.command(), "date": time.strftime("%Y-%m-%d"), "kernel": release, "driver": "simulated"}
+    results["mutants"] = about | row(known, list(zip(marks, MUTATIONS, strict=True)))
+    path.write_text(json.dumps(results, indent=2, sort_keys=True) + "\n")
 
 
 def main() -> int:
@@ -121,33 +161,25 @@ def main() -> int:
     parser.add_argument("--timeout", type=float, default=3600, help="seconds all guests together may take")
     arguments = parser.parse_args()
     kernel = kernels.get("6.1", CACHE)
-    chosen = [(n, m) for n, m in enumerate(MUTATIONS) if arguments.only in f"{m.file}: {m.breaks}"]
+    digest = sources.digest(lane.ROOT / "kmod", lane.HERE / "simnv")
+    marks = [mark(mutation, digest) for mutation in MUTATIONS]
+    known = lane.read(arguments.results).get("mutants", {}).get("outcomes", {})
+    chosen = [
+        (n, m) for n, m in enumerate(MUTATIONS) if arguments.only in f"{m.file}: {m.breaks}" and marks[n] not in known
+    ]
     work, found = build(chosen, kernel)
     print(f"{len(chosen) - len(found)} of {len(chosen)} built", flush=True)
     end = time.monotonic() + arguments.timeout
     while (left := [n for n, _ in chosen if n not in found]) and time.monotonic() < end:
         found |= (got := run(left, work, kernel, end - time.monotonic()))
+        if arguments.results:
+            keep(arguments.results, kernel.release, marks, found)
         for number in sorted(got):
             print(f"{got[number]}: {MUTATIONS[number].file}: {MUTATIONS[number].breaks}", flush=True)
     for number in (n for n, _ in chosen if n not in found):
         print(f"not run: {MUTATIONS[number].file}: {MUTATIONS[number].breaks}")
     counts = {what: sum(each == what for each in found.values()) for what in (KILLED, SURVIVED, UNBUILT)}
     print(counts)
-    if arguments.results and not arguments.only:
-        results = json.loads(arguments.results.read_text()) if arguments.results.exists() else {}
-        results["mutants"] = {
-            "command": "tests/vm/mutants.py",
-            "date": time.strftime("%Y-%m-%d"),
-            "kernel": kernel.release,
-            "driver": "simulated",
-            "figures": {
-                "mutants": len(chosen),
-                "mutants_run": len(found),
-                "mutants_killed": counts[KILLED],
-                "mutants_survived": counts[SURVIVED],
-            },
-        }
-        arguments.results.write_text(json.dumps(results, indent=2, sort_keys=True) + "\n")
     return 0 if counts[KILLED] == len(chosen) else 1
 
 
