@@ -176,8 +176,7 @@ def main() -> int:
         "PYTHONPATH": str(ROOT),
     }
     environment |= {name: os.environ[name] for name in ("QGPU_SLURM",) if name in os.environ}
-    marks = [] if arguments.driver else ["-m", "vm"]
-    run = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *marks, *(pytest or suite)]
+    run = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "vm", *(pytest or suite)]
     if arguments.script:
         run = [sys.executable, *arguments.script]
     with tempfile.TemporaryDirectory(prefix="qgpu-share.") as share:
