@@ -74,4 +74,10 @@ def test_outcomes_of_other_sources_do_not_count() -> None:
 
     assert row["outcomes"] == {marks[2]: mutants.SURVIVED}
     assert row["survived"] == [f"{other.file}: {other.breaks}"]
-    assert row["figures"] == {"mutants": 2, "mutants_run": 1, "mutants_killed": 0, "mutants_survived": 1}
+    assert row["figures"] == {
+        "mutants": 2,
+        "mutants_run": 1,
+        "mutants_killed": 0,
+        "mutants_hung": 0,
+        "mutants_survived": 1,
+    }

@@ -41,8 +41,17 @@ def make(*arguments: str, kernel: kernels.Source) -> None:
 
 
 def build(kernel: kernels.Source) -> Path:
-    """Build everything for a kernel, warnings and sparse complaints being errors; the folder of the modules."""
+    """Build everything for a kernel, warnings and sparse complaints being errors; the folder of the modules.
+
+    What was built of the same sources stands.
+    """
     work = sources.folder(CACHE, ROOT, kernel.name)
+    programs = [HERE / "guest" / name for name in ("hammer.c", "fuzz.c")]
+    built = work / "built"
+    digest = sources.digest(ROOT / "kmod", HERE / "simnv", ROOT / "bpf", *programs)
+    of = f"{kernel.release} {shutil.which('clang')} {digest}"
+    if built.exists() and built.read_text() == of:
+        return work / "out"
     for name, source in (("simnv", HERE / "simnv"), ("simplain", HERE / "simnv"), ("kmod", ROOT / "kmod")):
         sources.mirror(source, work / name)
     for name, options in (("simnv", ()), ("simplain", ("PLAIN=1",))):
@@ -57,11 +66,12 @@ def build(kernel: kernels.Source) -> Path:
         shutil.copy(path, out)
     shutil.copy(plain, out / "nvidia-plain.ko")
     subprocess.run(["strip", "--strip-debug", *map(str, out.glob("*.ko"))], check=True)
-    for name in ("hammer", "fuzz"):
-        source = HERE / "guest" / f"{name}.c"
+    for source in programs:
         includes = f"-I{ROOT / 'kmod' / 'uapi'}"
-        subprocess.run(["cc", "-O2", "-static", "-Wall", includes, "-o", str(out / name), str(source)], check=True)
+        target = str(out / source.stem)
+        subprocess.run(["cc", "-O2", "-static", "-Wall", includes, "-o", target, str(source)], check=True)
     bpf(out / "device_files.bpf.o")
+    built.write_text(of)
     return out
 
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import shlex
 import shutil
 import subprocess
 import sys
@@ -33,22 +32,11 @@ from mutations import MUTATIONS, Mutation
 
 #: Marks a mutation that does not compile: the list is wrong.
 UNBUILT, KILLED, SURVIVED = "does not compile", "killed", "survived"
+#: Killed, too; but a host that is slow enough looks like that.
+HUNG = "killed: its tests did not end"
 
-#: What timeout(1) ends with.
-_TIMED_OUT = (124, 137)
-
-_ONE = """
-echo {number} >/run/share/running
-QGPU_VM_BUILD={out} timeout -k 5 200 {python} -m pytest -x -q -p no:cacheprovider -m vm --timeout 90 {test} {only} \\
-  >/run/share/log.{number} 2>&1
-echo $? >/run/share/ended.{number}
-dmesg -c >/run/share/dmesg.{number}
-for m in qgpu_rm qgpu nvidia; do
-  [ ! -d /sys/module/$m ] || timeout 20 rmmod $m 2>/dev/null || [ ! -d /sys/module/$m ] || exit 1
-done
-for c in /sys/fs/cgroup/*/cgroup.kill; do [ ! -e $c ] || echo 1 >$c; done
-sleep 0.2; rmdir /sys/fs/cgroup/*/ 2>/dev/null
-"""
+#: pytest's statuses, and that of tests that did not end (mutants_guest.py).
+_OUTCOMES = {0: SURVIVED, 1: KILLED, 124: HUNG}
 
 
 def mark(mutation: Mutation, digest: str) -> str:
@@ -70,19 +58,24 @@ def row(outcomes: Mapping[str, str], mutations: Sequence[tuple[str, Mutation]]) 
         "figures": {
             "mutants": len(mutations),
             "mutants_run": len(has),
-            "mutants_killed": sum(each == KILLED for each in has.values()),
+            "mutants_killed": sum(each in (KILLED, HUNG) for each in has.values()),
+            "mutants_hung": sum(each == HUNG for each in has.values()),
             "mutants_survived": sum(each == SURVIVED for each in has.values()),
         },
     }
 
 
 def build(chosen: Sequence[tuple[int, Mutation]], kernel: kernels.Source) -> tuple[Path, dict[int, str]]:
-    """Build the module with each mutation; the folder of their folders, and what cannot be tested."""
+    """Build the module with each mutation where that is not done; the folder of all, and what does not build."""
     plain = lane.build(kernel)
+    digest = sources.digest(lane.ROOT / "kmod", lane.HERE / "simnv")
     work = sources.folder(CACHE, lane.ROOT, f"{kernel.name}-mutants")
     kmod, unbuilt = work / "kmod", {}
     for number, mutation in chosen:
         out = work / str(number)
+        built, of = out / "built", f"{digest} {mutation.file} {mutation.old} {mutation.new}"
+        if built.exists() and built.read_text() == of:
+            continue
         shutil.rmtree(out, ignore_errors=True)
         shutil.copytree(plain, out)
         changed = mutation.applied().encode()
@@ -96,22 +89,22 @@ def build(chosen: Sequence[tuple[int, Mutation]], kernel: kernels.Source) -> tup
             continue
         shutil.copy(kmod / "qgpu.ko", out)
         subprocess.run(["strip", "--strip-debug", str(out / "qgpu.ko")], check=True)
+        built.write_text(of)
     return work, unbuilt
 
 
 def run(numbers: Sequence[int], work: Path, kernel: kernels.Source, timeout_s: float) -> dict[int, str]:
     """Test these in one guest; what became of those that it got to."""
     guest = lane.HERE / "guest"
-    script = "".join(
-        _ONE.format(
-            number=number,
-            out=work / str(number),
-            python=sys.executable,
-            test=guest / MUTATIONS[number].test,
-            only=f"-k {shlex.quote(MUTATIONS[number].only)}" if MUTATIONS[number].only else "",
-        )
+    todo = [
+        {
+            "number": number,
+            "built": str(work / str(number)),
+            "test": str(guest / MUTATIONS[number].test),
+            "only": MUTATIONS[number].only,
+        }
         for number in numbers
-    )
+    ]
     environment = {
         "QGPU_VM_BUILD": str(work),
         "QGPU_VM_FAULTS": "60",
@@ -120,9 +113,10 @@ def run(numbers: Sequence[int], work: Path, kernel: kernels.Source, timeout_s: f
     }
     with tempfile.TemporaryDirectory(prefix="qgpu-share.") as folder:
         share = Path(folder)
-        vm.boot(
+        (share / "todo").write_text(json.dumps(todo))
+        outcome = vm.boot(
             kernel.boot(),
-            ["/bin/sh", "-c", script],
+            [sys.executable, str(lane.HERE / "mutants_guest.py"), "/run/share/todo"],
             share=share,
             cwd=lane.ROOT,
             environment=environment,
@@ -137,12 +131,14 @@ def run(numbers: Sequence[int], work: Path, kernel: kernels.Source, timeout_s: f
             if ended.exists() and ended.read_text().strip():
                 fault = said.exists() and any(each in said.read_text(errors="replace") for each in lane.FAULTS)
                 status = int(ended.read_text())
-                if status not in (0, 1, *_TIMED_OUT):
+                if status not in _OUTCOMES:
                     raise RuntimeError(f"{MUTATIONS[number]}: {log.read_text()[-2000:]}")
-                found[number] = SURVIVED if status == 0 and not fault else KILLED
+                found[number] = KILLED if fault else _OUTCOMES[status]
         running = share / "running"
-        last = int(running.read_text()) if running.exists() and running.read_text().strip() else numbers[0]
-        return found | ({} if last in found else {last: KILLED})
+        if not running.exists():
+            raise RuntimeError(f"no test ran: {outcome.output[-2000:]}{outcome.stuck}")
+        last = int(running.read_text() or numbers[0])
+        return found | ({} if last in found or outcome.seconds >= timeout_s else {last: HUNG})
 
 
 def keep(path: Path, release: str, marks: Sequence[str], found: Mapping[int, str]) -> None:
@@ -157,6 +153,7 @@ def keep(path: Path, release: str, marks: Sequence[str], found: Mapping[int, str
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="those whose file or effect contains this")
+    parser.add_argument("--build-only", action="store_true")
     parser.add_argument("--results", type=Path, help="JSON file the figures go to")
     parser.add_argument("--timeout", type=float, default=3600, help="seconds all guests together may take")
     arguments = parser.parse_args()
@@ -169,6 +166,8 @@ def main() -> int:
     ]
     work, found = build(chosen, kernel)
     print(f"{len(chosen) - len(found)} of {len(chosen)} built", flush=True)
+    if arguments.build_only:
+        return 0
     end = time.monotonic() + arguments.timeout
     while (left := [n for n, _ in chosen if n not in found]) and time.monotonic() < end:
         found |= (got := run(left, work, kernel, end - time.monotonic()))
@@ -178,9 +177,9 @@ def main() -> int:
             print(f"{got[number]}: {MUTATIONS[number].file}: {MUTATIONS[number].breaks}", flush=True)
     for number in (n for n, _ in chosen if n not in found):
         print(f"not run: {MUTATIONS[number].file}: {MUTATIONS[number].breaks}")
-    counts = {what: sum(each == what for each in found.values()) for what in (KILLED, SURVIVED, UNBUILT)}
+    counts = {what: sum(each == what for each in found.values()) for what in (KILLED, HUNG, SURVIVED, UNBUILT)}
     print(counts)
-    return 0 if counts[KILLED] == len(chosen) else 1
+    return 0 if counts[KILLED] + counts[HUNG] == len(chosen) else 1
 
 
 if __name__ == "__main__":

@@ -41,11 +41,11 @@ def mirror(source: Path, into: Path, change: Callable[[str, bytes], bytes] = lam
     listed.write_text(json.dumps(names))
 
 
-def digest(*folders: Path) -> str:
-    """Return a name for the sources in these folders: the same one for the same names and bytes."""
+def digest(*paths: Path) -> str:
+    """Return a name for these files, and the sources in these folders: the same one for the same names and bytes."""
     seen = hashlib.sha256()
-    for source in folders:
-        for name in _files(source):
+    for source in paths:
+        for name in _files(source) if source.is_dir() else ("",):
             data = (source / name).read_bytes()
             seen.update(f"{source.name}/{name} {len(data)}\n".encode() + data)
     return seen.hexdigest()[:16]
