@@ -136,7 +136,7 @@ def run(numbers: Sequence[int], work: Path, kernel: kernels.Source, timeout_s: f
                 found[number] = KILLED if fault else _OUTCOMES[status]
         running = share / "running"
         if not running.exists():
-            raise RuntimeError(f"no test ran: {outcome.output[-2000:]}{outcome.stuck}")
+            raise RuntimeError(f"no test ran: {outcome.output[-2000:]}{outcome.stuck}\n{outcome.dmesg[-2000:]}")
         last = int(running.read_text() or numbers[0])
         return found | ({} if last in found or outcome.seconds >= timeout_s else {last: HUNG})
 
