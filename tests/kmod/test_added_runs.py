@@ -53,6 +53,13 @@ def test_a_run_of_other_sources_begins_its_row_again(tmp_path: Path) -> None:
     assert (row["figures"], row["next_seed"]) == ({"fault_runs": 100, "boots": 1}, 3)
 
 
+def test_a_command_is_told_without_where_figures_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = ["/x/lane.py", "--faults", "50", "--results", "f.json", "--add", "6.1 faults", "-m", "vm and quiet", "a.py"]
+    monkeypatch.setattr(sys, "argv", given)
+
+    assert lane.command() == "tests/vm/lane.py --faults 50 -m 'vm and quiet' a.py"
+
+
 @pytest.mark.parametrize("name", ["gate.c", "uapi/qgpu.h"])
 def test_sources_differ_if_a_byte_of_them_does(tmp_path: Path, name: str) -> None:
     (tmp_path / "uapi").mkdir()

@@ -13,6 +13,7 @@ import argparse
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -131,8 +132,11 @@ def add(path: Path, name: str, release: str, digest: str, found: dict[str, float
 
 def command() -> str:
     """Return this process's command, without where its figures go."""
-    script = Path(sys.argv[0]).name
-    return re.sub(r" --(results|add)[ =]\S+", "", " ".join([f"tests/vm/{script}", *sys.argv[1:]]))
+    script, *rest = sys.argv
+    elsewhere = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    elsewhere.add_argument("--results")
+    elsewhere.add_argument("--add")
+    return shlex.join([f"tests/vm/{Path(script).name}", *elsewhere.parse_known_args(rest)[1]])
 
 
 def holds_with_uvm(run: dict[str, Any]) -> bool:
