@@ -37,8 +37,8 @@ def test_a_ratio_is_not_added_up() -> None:
 
 def test_a_run_of_the_same_sources_adds_to_its_row(tmp_path: Path) -> None:
     path = tmp_path / "results.json"
-    lane.add(path, "faults", "6.1", "same", {"fault_runs": 300}, seeds=6)
-    lane.add(path, "faults", "6.1", "same", {"fault_runs": 100}, seeds=2)
+    lane.add(path, "faults", {"sources": "same"}, {"fault_runs": 300}, seeds=6)
+    lane.add(path, "faults", {"sources": "same"}, {"fault_runs": 100}, seeds=2)
     row = json.loads(path.read_text())["faults"]
 
     assert (row["figures"], row["next_seed"]) == ({"fault_runs": 400, "boots": 2}, 9)
@@ -46,8 +46,8 @@ def test_a_run_of_the_same_sources_adds_to_its_row(tmp_path: Path) -> None:
 
 def test_a_run_of_other_sources_begins_its_row_again(tmp_path: Path) -> None:
     path = tmp_path / "results.json"
-    lane.add(path, "faults", "6.1", "before", {"fault_runs": 300}, seeds=6)
-    lane.add(path, "faults", "6.1", "after", {"fault_runs": 100}, seeds=2)
+    lane.add(path, "faults", {"sources": "before"}, {"fault_runs": 300}, seeds=6)
+    lane.add(path, "faults", {"sources": "after"}, {"fault_runs": 100}, seeds=2)
     row = json.loads(path.read_text())["faults"]
 
     assert (row["figures"], row["next_seed"]) == ({"fault_runs": 100, "boots": 1}, 3)
@@ -74,17 +74,21 @@ def test_sources_differ_if_a_byte_of_them_does(tmp_path: Path, name: str) -> Non
 
 
 def test_outcomes_of_other_sources_do_not_count() -> None:
-    mutation, other = MUTATIONS[:2]
-    marks = [mutants.mark(mutation, "before"), mutants.mark(mutation, "after"), mutants.mark(other, "after")]
-    outcomes = {marks[0]: mutants.KILLED, marks[2]: mutants.SURVIVED}
-    row = mutants.row(outcomes, [(marks[1], mutation), (marks[2], other)])
+    first, second = MUTATIONS[:2]
+    before, after = mutants.mark(first, "before"), mutants.mark(second, "after")
+    row = mutants.row({before: mutants.KILLED, after: mutants.SURVIVED}, [first, second], "after")
 
-    assert row["outcomes"] == {marks[2]: mutants.SURVIVED}
-    assert row["survived"] == [f"{other.file}: {other.breaks}"]
-    assert row["figures"] == {
-        "mutants": 2,
-        "mutants_run": 1,
-        "mutants_killed": 0,
-        "mutants_hung": 0,
-        "mutants_survived": 1,
-    }
+    assert row["outcomes"] == {after: mutants.SURVIVED}
+    assert row["survived"] == [f"{second.file}: {second.breaks}"]
+    assert (row["figures"]["mutants_run"], row["figures"]["mutants_survived"]) == (1, 1)
+
+
+@pytest.mark.parametrize(("without", "killed"), [(mutants.SURVIVED, 1), (mutants.KILLED, 0), (None, 0)])
+def test_killed_counts_if_the_test_passes_without_it(without: str | None, killed: int) -> None:
+    mutation = MUTATIONS[0]
+    outcomes = {mutants.mark(mutation, "same"): mutants.KILLED}
+    outcomes |= {mutants.mark(mutants.control(mutation), "same"): without} if without else {}
+    row = mutants.row(outcomes, [mutation], "same")
+
+    assert row["outcomes"] == outcomes
+    assert (row["figures"]["mutants_killed"], row["figures"]["mutants_unsure"]) == (killed, 1 - killed)

@@ -99,13 +99,12 @@ def with_driver(branch: str, kernel: kernels.Source, out: Path) -> tuple[Path, s
     return real, version
 
 
-def note(path: Path, name: str, release: str, driver_version: str, figures: dict[str, float]) -> None:
+def note(path: Path, name: str, of: dict[str, str], figures: dict[str, float]) -> None:
     """Merge a run's figures into a results file, and sum up what is said of all traces and of all rules."""
     results = read(path)
     run = results.setdefault(name, {"figures": {}})
     run.pop("note", None)  # what somebody wrote of the run before
-    run |= {"kernel": release, "driver": driver_version, "date": time.strftime("%Y-%m-%d")}
-    run["command"] = command()
+    run |= of | {"date": time.strftime("%Y-%m-%d"), "command": command()}
     run["figures"] |= figures
     for total in ("replay_unexplained_calls", "replay_leaked_objects", "rules_differing"):
         parts = [value for key, value in run["figures"].items() if key.startswith(f"{total}_")]
@@ -120,11 +119,11 @@ def read(path: Path | None) -> dict[str, Any]:
     return json.loads(path.read_text()) if path and path.exists() else {}
 
 
-def add(path: Path, name: str, release: str, digest: str, found: dict[str, float], seeds: int) -> None:
+def add(path: Path, name: str, of: dict[str, str], found: dict[str, float], seeds: int) -> None:
     """Add a run's figures to a row of a results file (added.py)."""
     results = read(path)
-    row = results[name] = added.row(results, name, digest)
-    row |= {"kernel": release, "driver": "simulated", "date": time.strftime("%Y-%m-%d"), "command": command()}
+    row = results[name] = added.row(results, name, of["sources"])
+    row |= of | {"date": time.strftime("%Y-%m-%d"), "command": command()}
     row["next_seed"] += seeds
     row["figures"] = added.figures(row["figures"], {**found, "boots": 1})
     path.write_text(json.dumps(results, indent=2, sort_keys=True) + "\n")
@@ -222,11 +221,12 @@ def main() -> int:
         f"tests_{what}": int(number) for number, what in re.findall(r"(\d+) (passed|failed|error)", outcome.output)
     }
     found |= {"kernel_faults": len(faults), "vm_seconds": round(outcome.seconds)}
+    of = {"kernel": kernel.release, "driver": version or "simulated", "sources": digest}
     if arguments.results and arguments.add:
-        add(arguments.results, arguments.add, kernel.release, digest, found, seeds)
+        add(arguments.results, arguments.add, of, found, seeds)
     elif arguments.results:
         name = f"{arguments.kernel} nvidia {version}" if version else arguments.kernel
-        note(arguments.results, name, kernel.release, version or "simulated", found)
+        note(arguments.results, name, of, found)
     return 0 if outcome.status == 0 and not faults else 1
 
 

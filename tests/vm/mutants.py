@@ -19,6 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -49,71 +50,83 @@ def mark(mutation: Mutation, digest: str) -> str:
     return seen.hexdigest()[:12]
 
 
-def row(outcomes: Mapping[str, str], mutations: Sequence[tuple[str, Mutation]]) -> dict[str, Any]:
-    """Return what the results file holds of these mutations, each with its mark, of which some have an outcome."""
-    has = {each: outcomes[each] for each, _ in mutations if each in outcomes}
+def control(mutation: Mutation) -> Mutation:
+    """Return no mutation, under the same test: on a host that is too busy it would seem to be killed as well."""
+    return replace(mutation, file="", old="", new="", breaks="")
+
+
+def row(outcomes: Mapping[str, str], mutations: Sequence[Mutation], digest: str) -> dict[str, Any]:
+    """Return what is known of these mutations of these sources: a killed one counts if its test passes without it."""
+    ours = {mark(m, digest): m for m in mutations}
+    has = {each: outcomes[each] for each in ours if each in outcomes}
+    passes = {each: outcomes[each] for m in mutations if (each := mark(control(m), digest)) in outcomes}
+    killed = [each for each, outcome in has.items() if outcome in (KILLED, HUNG)]
+    sure = [each for each in killed if passes.get(mark(control(ours[each]), digest)) == SURVIVED]
+    survived = [each for each, outcome in has.items() if outcome == SURVIVED]
     return {
-        "outcomes": has,
-        "survived": [f"{m.file}: {m.breaks}" for each, m in mutations if has.get(each) == SURVIVED],
+        "outcomes": has | passes,
+        "survived": [f"{ours[each].file}: {ours[each].breaks}" for each in survived],
         "figures": {
             "mutants": len(mutations),
             "mutants_run": len(has),
-            "mutants_killed": sum(each in (KILLED, HUNG) for each in has.values()),
-            "mutants_hung": sum(each == HUNG for each in has.values()),
-            "mutants_survived": sum(each == SURVIVED for each in has.values()),
+            "mutants_killed": len(sure),
+            "mutants_unsure": len(killed) - len(sure),
+            "mutants_survived": len(survived),
         },
     }
 
 
-def build(chosen: Sequence[tuple[int, Mutation]], kernel: kernels.Source) -> tuple[Path, dict[int, str]]:
-    """Build the module with each mutation where that is not done; the folder of all, and what does not build."""
+def build(
+    chosen: Sequence[Mutation], kernel: kernels.Source, digest: str
+) -> tuple[dict[Mutation, Path], list[Mutation]]:
+    """Build the module with each mutation where that is not done; where each is, and what does not build."""
     plain = lane.build(kernel)
-    digest = sources.digest(lane.ROOT / "kmod", lane.HERE / "simnv")
     work = sources.folder(CACHE, lane.ROOT, f"{kernel.name}-mutants")
-    kmod, unbuilt = work / "kmod", {}
-    for number, mutation in chosen:
-        out = work / str(number)
-        built, of = out / "built", f"{digest} {mutation.file} {mutation.old} {mutation.new}"
-        if built.exists() and built.read_text() == of:
+    kmod, folders, unbuilt = work / "kmod", {}, []
+    for mutation in chosen:
+        of = f"{digest} {mutation.file} {mutation.old} {mutation.new}"
+        out = folders[mutation] = work / hashlib.sha256(of.encode()).hexdigest()[:12]
+        if (out / "built").exists():
             continue
         shutil.rmtree(out, ignore_errors=True)
         shutil.copytree(plain, out)
-        changed = mutation.applied().encode()
-        sources.mirror(
-            lane.ROOT / "kmod", kmod, lambda name, data, m=mutation, c=changed: c if name == m.file else data
-        )
-        try:
-            lane.make("-C", str(kmod), f"KDIR={kernel.headers}", "modules", kernel=kernel)
-        except subprocess.CalledProcessError:
-            unbuilt[number] = UNBUILT
+        if mutation.file and not mutated(mutation, kmod, out, kernel):
+            unbuilt.append(mutation)
             continue
-        shutil.copy(kmod / "qgpu.ko", out)
-        subprocess.run(["strip", "--strip-debug", str(out / "qgpu.ko")], check=True)
-        built.write_text(of)
-    return work, unbuilt
+        (out / "built").touch()
+    return folders, unbuilt
 
 
-def run(numbers: Sequence[int], work: Path, kernel: kernels.Source, timeout_s: float) -> dict[int, str]:
-    """Test these in one guest; what became of those that it got to."""
-    guest = lane.HERE / "guest"
-    todo = [
-        {
-            "number": number,
-            "built": str(work / str(number)),
-            "test": str(guest / MUTATIONS[number].test),
-            "only": MUTATIONS[number].only,
-        }
-        for number in numbers
+def mutated(mutation: Mutation, kmod: Path, out: Path, kernel: kernels.Source) -> bool:
+    """Build the module with a mutation in ``kmod``, and put it in ``out``; tell whether it builds."""
+    changed = mutation.applied().encode()
+    sources.mirror(lane.ROOT / "kmod", kmod, lambda name, data: changed if name == mutation.file else data)
+    try:
+        lane.make("-C", str(kmod), f"KDIR={kernel.headers}", "modules", kernel=kernel)
+    except subprocess.CalledProcessError:
+        return False
+    shutil.copy(kmod / "qgpu.ko", out)
+    subprocess.run(["strip", "--strip-debug", str(out / "qgpu.ko")], check=True)
+    return True
+
+
+def run(
+    todo: Mapping[str, Mutation], folders: Mapping[Mutation, Path], kernel: kernels.Source, timeout_s: float
+) -> dict[str, str]:
+    """Test these in one guest, by their marks; what became of those that it got to."""
+    tests = [
+        {"name": name, "built": str(folders[m]), "test": str(lane.HERE / "guest" / m.test), "only": m.only}
+        for name, m in todo.items()
     ]
     environment = {
-        "QGPU_VM_BUILD": str(work),
+        "QGPU_VM_BUILD": str(lane.HERE),
         "QGPU_VM_FAULTS": "60",
         "PYTHONPATH": str(lane.ROOT),
         "QGPU_TRACES": str(lane.ROOT / "tests" / "data" / "traces"),
     }
     with tempfile.TemporaryDirectory(prefix="qgpu-share.") as folder:
         share = Path(folder)
-        (share / "todo").write_text(json.dumps(todo))
+        (share / "todo").write_text(json.dumps(tests))
         outcome = vm.boot(
             kernel.boot(),
             [sys.executable, str(lane.HERE / "mutants_guest.py"), "/run/share/todo"],
@@ -123,30 +136,26 @@ def run(numbers: Sequence[int], work: Path, kernel: kernels.Source, timeout_s: f
             timeout_s=timeout_s,
             qemu=emulator.get(CACHE),
         )
-        found = {}
-        for number in numbers:
-            ended, said = share / f"ended.{number}", share / f"dmesg.{number}"
-            if (log := share / f"log.{number}").exists():
-                shutil.copy(log, work / str(number) / "log")  # why it was killed
-            if ended.exists() and ended.read_text().strip():
-                fault = said.exists() and any(each in said.read_text(errors="replace") for each in lane.FAULTS)
-                status = int(ended.read_text())
-                if status not in _OUTCOMES:
-                    raise RuntimeError(f"{MUTATIONS[number]}: {log.read_text()[-2000:]}")
-                found[number] = KILLED if fault else _OUTCOMES[status]
-        running = share / "running"
-        if not running.exists():
+        if not (share / "running").exists():
             raise RuntimeError(f"no test ran: {outcome.output[-2000:]}{outcome.stuck}\n{outcome.dmesg[-2000:]}")
-        last = int(running.read_text() or numbers[0])
-        return found | ({} if last in found or outcome.seconds >= timeout_s else {last: HUNG})
+        last = (share / "running").read_text() or next(iter(todo))
+        found = {}
+        for name, mutation in todo.items():
+            if (log := share / f"log.{name}").exists():
+                shutil.copy(log, folders[mutation] / f"log.{name}")  # why it was killed
+            if (ended := share / f"ended.{name}").exists() and (status := ended.read_text().strip()):
+                said = share / f"dmesg.{name}"
+                fault = said.exists() and any(each in said.read_text(errors="replace") for each in lane.FAULTS)
+                found[name] = KILLED if fault else _OUTCOMES.get(int(status), f"pytest ended with {status}")
+    return found if last in found or outcome.seconds >= timeout_s else found | {last: HUNG}
 
 
-def keep(path: Path, release: str, marks: Sequence[str], found: Mapping[int, str]) -> None:
+def keep(path: Path, release: str, digest: str, found: Mapping[str, str]) -> None:
     """Add outcomes to a results file, without those of other sources."""
     results = lane.read(path)
-    known = results.get("mutants", {}).get("outcomes", {}) | {marks[n]: what for n, what in found.items()}
+    known = results.get("mutants", {}).get("outcomes", {}) | found
     about = {"command": lane.command(), "date": time.strftime("%Y-%m-%d"), "kernel": release, "driver": "simulated"}
-    results["mutants"] = about | row(known, list(zip(marks, MUTATIONS, strict=True)))
+    results["mutants"] = about | {"sources": digest} | row(known, MUTATIONS, digest)
     path.write_text(json.dumps(results, indent=2, sort_keys=True) + "\n")
 
 
@@ -159,27 +168,26 @@ def main() -> int:
     arguments = parser.parse_args()
     kernel = kernels.get("6.1", CACHE)
     digest = sources.digest(lane.ROOT / "kmod", lane.HERE / "simnv")
-    marks = [mark(mutation, digest) for mutation in MUTATIONS]
-    known = lane.read(arguments.results).get("mutants", {}).get("outcomes", {})
-    chosen = [
-        (n, m) for n, m in enumerate(MUTATIONS) if arguments.only in f"{m.file}: {m.breaks}" and marks[n] not in known
-    ]
-    work, found = build(chosen, kernel)
-    print(f"{len(chosen) - len(found)} of {len(chosen)} built", flush=True)
+    found = dict(lane.read(arguments.results).get("mutants", {}).get("outcomes", {}))
+    chosen = [m for m in MUTATIONS if arguments.only in f"{m.file}: {m.breaks}"]
+    todo = {mark(m, digest): m for m in (*chosen, *map(control, chosen))}
+    folders, unbuilt = build([m for name, m in todo.items() if name not in found], kernel, digest)
+    found |= {mark(m, digest): UNBUILT for m in unbuilt}
+    print(f"{len(folders) - len(unbuilt)} of {len(folders)} built", flush=True)
     if arguments.build_only:
         return 0
     end = time.monotonic() + arguments.timeout
-    while (left := [n for n, _ in chosen if n not in found]) and time.monotonic() < end:
-        found |= (got := run(left, work, kernel, end - time.monotonic()))
+    while (left := {name: m for name, m in todo.items() if name not in found}) and time.monotonic() < end:
+        found |= (got := run(left, folders, kernel, end - time.monotonic()))
         if arguments.results:
-            keep(arguments.results, kernel.release, marks, found)
-        for number in sorted(got):
-            print(f"{got[number]}: {MUTATIONS[number].file}: {MUTATIONS[number].breaks}", flush=True)
-    for number in (n for n, _ in chosen if n not in found):
-        print(f"not run: {MUTATIONS[number].file}: {MUTATIONS[number].breaks}")
-    counts = {what: sum(each == what for each in found.values()) for what in (KILLED, HUNG, SURVIVED, UNBUILT)}
-    print(counts)
-    return 0 if counts[KILLED] + counts[HUNG] == len(chosen) else 1
+            keep(arguments.results, kernel.release, digest, got)
+        for name, outcome in got.items():
+            print(
+                f"{outcome}: {todo[name].file or todo[name].test}: {todo[name].breaks or todo[name].only}", flush=True
+            )
+    figures = row(found, chosen, digest)["figures"]
+    print(figures)
+    return 0 if figures["mutants_killed"] == len(chosen) else 1
 
 
 if __name__ == "__main__":

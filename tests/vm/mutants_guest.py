@@ -1,6 +1,6 @@
 """In a guest of mutants.py: the tests of each mutation, one after another, against the module that was built with it.
 
-    mutants_guest.py FILE       a JSON list of {"number", "built", "test", "only"}
+    mutants_guest.py FILE       a JSON list of {"name", "built", "test", "only"}
 
 What all tests import is imported once, and a fork runs each: in an emulator the imports take longer than most tests.
 """
@@ -31,7 +31,7 @@ TEST_S, PATIENCE_S = 150, 300
 TIMED_OUT = 124
 
 _CLEAN = """
-dmesg -c >/run/share/dmesg.{number}
+dmesg -c >/run/share/dmesg.{name}
 for m in qgpu_rm qgpu nvidia_uvm nvidia; do
   [ ! -d /sys/module/$m ] || timeout 20 rmmod $m 2>/dev/null || [ ! -d /sys/module/$m ] || exit 1
 done
@@ -41,14 +41,14 @@ exit 0
 """
 
 
-def run(number: int, built: str, test: str, only: str) -> int:
+def run(name: str, built: str, test: str, only: str) -> int:
     """Return the status pytest ends with."""
     child = os.fork()
     if not child:
         os.setsid()
         os.environ["QGPU_VM_BUILD"] = built
         for stream in (1, 2):
-            os.dup2(os.open(SHARE / f"log.{number}", os.O_CREAT | os.O_WRONLY | os.O_APPEND), stream)
+            os.dup2(os.open(SHARE / f"log.{name}", os.O_CREAT | os.O_WRONLY | os.O_APPEND), stream)
         options = ["-x", "-q", "-p", "no:cacheprovider", "-p", "pytest_timeout", "-m", "vm", f"--timeout={TEST_S}"]
         status = int(pytest.main([*options, test, *(["-k", only] if only else [])]))
         sys.stdout.flush()
@@ -73,11 +73,11 @@ def main() -> None:
         importlib.import_module(f"_pytest.{plugin}")
     todo: list[dict[str, Any]] = json.loads(Path(sys.argv[1]).read_text())
     for each in todo:
-        number = each["number"]
-        (SHARE / "running").write_text(str(number))
+        name = each["name"]
+        (SHARE / "running").write_text(name)
         status = run(**each)
-        (SHARE / f"ended.{number}").write_text(str(status))
-        if subprocess.run(["/bin/sh", "-c", _CLEAN.format(number=number)], check=False).returncode:
+        (SHARE / f"ended.{name}").write_text(str(status))
+        if subprocess.run(["/bin/sh", "-c", _CLEAN.format(name=name)], check=False).returncode:
             sys.exit(1)
 
 
