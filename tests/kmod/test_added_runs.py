@@ -83,12 +83,11 @@ def test_outcomes_of_other_sources_do_not_count() -> None:
     assert (row["figures"]["mutants_run"], row["figures"]["mutants_survived"]) == (1, 1)
 
 
-@pytest.mark.parametrize(("without", "killed"), [(mutants.SURVIVED, 1), (mutants.KILLED, 0), (None, 0)])
-def test_killed_counts_if_the_test_passes_without_it(without: str | None, killed: int) -> None:
-    mutation = MUTATIONS[0]
-    outcomes = {mutants.mark(mutation, "same"): mutants.KILLED}
-    outcomes |= {mutants.mark(mutants.control(mutation), "same"): without} if without else {}
-    row = mutants.row(outcomes, [mutation], "same")
+@pytest.mark.parametrize(("without", "counts"), [(mutants.SURVIVED, True), (mutants.KILLED, False), (None, False)])
+def test_killed_counts_if_the_test_passes_without_it(without: str | None, counts: bool) -> None:
+    killed, plain = MUTATIONS[0], mutants.control(MUTATIONS[0])
+    todo = {mutants.mark(each, "same"): each for each in (plain, killed)}
+    found = {mutants.mark(killed, "same"): mutants.KILLED}
+    found |= {mutants.mark(plain, "same"): without} if without else {}
 
-    assert row["outcomes"] == outcomes
-    assert (row["figures"]["mutants_killed"], row["figures"]["mutants_unsure"]) == (killed, 1 - killed)
+    assert mutants.sure(found, todo, "same") == ({mutants.mark(killed, "same"): mutants.KILLED} if counts else {})

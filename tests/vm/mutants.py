@@ -3,7 +3,8 @@
     mutants.py [--only TEXT] [--results FILE] [--timeout S]
 
 Those whose outcome the results file holds, for the same sources and the same test, are not run again. The others are
-built first. Then one guest runs their tests one after another. Where a mutation hangs the guest, or the guest
+built first. Then one guest runs their tests one after another, each of them on the module as it is before: on a host
+that is too busy it fails there as well, and proves nothing. Where a mutation hangs the guest, or the guest
 cannot get rid of the module, that mutation is killed, and another guest runs the rest. What the tests said is kept
 beside each build.
 """
@@ -55,22 +56,28 @@ def control(mutation: Mutation) -> Mutation:
     return replace(mutation, file="", old="", new="", breaks="")
 
 
-def row(outcomes: Mapping[str, str], mutations: Sequence[Mutation], digest: str) -> dict[str, Any]:
-    """Return what is known of these mutations of these sources: a killed one counts if its test passes without it."""
-    ours = {mark(m, digest): m for m in mutations}
-    has = {each: outcomes[each] for each in ours if each in outcomes}
-    passes = {each: outcomes[each] for m in mutations if (each := mark(control(m), digest)) in outcomes}
-    killed = [each for each, outcome in has.items() if outcome in (KILLED, HUNG)]
-    sure = [each for each in killed if passes.get(mark(control(ours[each]), digest)) == SURVIVED]
-    survived = [each for each, outcome in has.items() if outcome == SURVIVED]
+def sure(found: Mapping[str, str], todo: Mapping[str, Mutation], digest: str) -> dict[str, str]:
+    """Return the outcomes that count: of what is killed, that whose test passes without it, on this host today."""
     return {
-        "outcomes": has | passes,
-        "survived": [f"{ours[each].file}: {ours[each].breaks}" for each in survived],
+        name: outcome
+        for name, outcome in found.items()
+        if todo[name].file
+        and outcome != UNBUILT
+        and (outcome == SURVIVED or found.get(mark(control(todo[name]), digest)) == SURVIVED)
+    }
+
+
+def row(outcomes: Mapping[str, str], mutations: Sequence[Mutation], digest: str) -> dict[str, Any]:
+    """Return what the results file holds of these mutations of these sources, of which some have an outcome."""
+    has = {name: (m, outcomes[name]) for m in mutations if (name := mark(m, digest)) in outcomes}
+    survived = [f"{m.file}: {m.breaks}" for m, outcome in has.values() if outcome == SURVIVED]
+    return {
+        "outcomes": {name: outcome for name, (_, outcome) in has.items()},
+        "survived": survived,
         "figures": {
             "mutants": len(mutations),
             "mutants_run": len(has),
-            "mutants_killed": len(sure),
-            "mutants_unsure": len(killed) - len(sure),
+            "mutants_killed": len(has) - len(survived),
             "mutants_survived": len(survived),
         },
     }
@@ -168,24 +175,26 @@ def main() -> int:
     arguments = parser.parse_args()
     kernel = kernels.get("6.1", CACHE)
     digest = sources.digest(lane.ROOT / "kmod", lane.HERE / "simnv")
-    found = dict(lane.read(arguments.results).get("mutants", {}).get("outcomes", {}))
-    chosen = [m for m in MUTATIONS if arguments.only in f"{m.file}: {m.breaks}"]
-    todo = {mark(m, digest): m for m in (*chosen, *map(control, chosen))}
-    folders, unbuilt = build([m for name, m in todo.items() if name not in found], kernel, digest)
-    found |= {mark(m, digest): UNBUILT for m in unbuilt}
-    print(f"{len(folders) - len(unbuilt)} of {len(folders)} built", flush=True)
+    known = lane.read(arguments.results).get("mutants", {}).get("outcomes", {})
+    chosen = [m for m in MUTATIONS if arguments.only in f"{m.file}: {m.breaks}" and mark(m, digest) not in known]
+    chosen.sort(key=lambda m: (m.test, m.only))
+    todo = {mark(each, digest): each for m in chosen for each in (control(m), m)}
+    folders, unbuilt = build(list(todo.values()), kernel, digest)
+    found = {mark(m, digest): UNBUILT for m in unbuilt}
+    print(f"{len(chosen) - len(unbuilt)} of {len(chosen)} built", flush=True)
     if arguments.build_only:
         return 0
     end = time.monotonic() + arguments.timeout
     while (left := {name: m for name, m in todo.items() if name not in found}) and time.monotonic() < end:
         found |= (got := run(left, folders, kernel, end - time.monotonic()))
+        counts = sure(found, todo, digest)
         if arguments.results:
-            keep(arguments.results, kernel.release, digest, got)
+            keep(arguments.results, kernel.release, digest, counts)
         for name, outcome in got.items():
-            print(
-                f"{outcome}: {todo[name].file or todo[name].test}: {todo[name].breaks or todo[name].only}", flush=True
-            )
-    figures = row(found, chosen, digest)["figures"]
+            if (m := todo[name]).file:
+                unsure = "" if name in counts else "not counted, its test has not passed without it: "
+                print(f"{unsure}{outcome}: {m.file}: {m.breaks}", flush=True)
+    figures = row(sure(found, todo, digest), chosen, digest)["figures"]
     print(figures)
     return 0 if figures["mutants_killed"] == len(chosen) else 1
 
