@@ -1,10 +1,11 @@
 """Compare the functions that kmod/ hooks across the versions of NVIDIA's open modules, and list those that agree.
 
-    record_prototypes.py REPOSITORY [--write]
+    record_prototypes.py SOURCE... [--write]
 
-REPOSITORY is a git clone of open-gpu-kernel-modules with its tags. A version is listed if every function has the
-prototype, and every parameter struct and answer the beginning, that the module's handlers read. The list goes to
-kmod/driver_versions.h; the module touches no other version.
+SOURCE is a git clone of open-gpu-kernel-modules with its tags, or the folder of a distribution's package of them. A
+version is listed if every function has the prototype, and every parameter struct and answer the beginning, that the
+module's handlers read. The list goes to kmod/driver_versions.h, where versions that no SOURCE holds stay as they are;
+the module touches no version that is not listed.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 HEADER = Path(__file__).resolve().parents[1] / "kmod" / "driver_versions.h"
@@ -69,14 +71,36 @@ def git(repository: str, *arguments: str) -> str:
     return subprocess.run(command, check=True, capture_output=True, text=True, errors="replace").stdout
 
 
-def lacks(repository: str, version: str) -> list[str]:
+def order(version: str) -> list[int]:
+    return [int(part) for part in version.split(".")]
+
+
+def in_source(source: Path) -> dict[str, Callable[[str], str]]:
+    """By version: what reads a file of it, by its path in the repository."""
+    if (kbuild := source / "Kbuild").exists():
+        (version,) = re.findall(r'-DNV_VERSION_STRING=\\"([\d.]+)\\"', kbuild.read_text())
+        return {version: lambda path: (source / path.removeprefix("kernel-open/")).read_text(errors="replace")}
+    tags = [tag for tag in git(str(source), "tag").split() if re.fullmatch(r"\d{3}(\.\d+){1,2}", tag)]
+    return {
+        tag: lambda path, tag=tag: git(str(source), "show", f"{tag}:{path}")
+        for tag in sorted(tags, key=order)
+        if order(tag)[0] >= OLDEST
+    }
+
+
+def lacks(read: Callable[[str], str]) -> list[str]:
     """What a version does not have as the module needs it."""
     found = []
     for path, patterns in NEEDED.items():
-        text = git(repository, "show", f"{version}:{path}")
-        text = " ".join(re.sub(r"/\*.*?\*/|//[^\n]*", " ", text, flags=re.DOTALL).split())
+        text = " ".join(re.sub(r"/\*.*?\*/|//[^\n]*", " ", read(path), flags=re.DOTALL).split())
         found += [f"{path}: {pattern}" for pattern in patterns if not re.search(pattern, text)]
     return found
+
+
+def listed(text: str, lacking: Mapping[str, list[str]]) -> list[str]:
+    """The versions of a header, with those that lack nothing and without those that do."""
+    versions = set(re.findall(r'"([\d.]+)"', text)) - set(lacking)
+    return sorted(versions | {version for version, missing in lacking.items() if not missing}, key=order)
 
 
 def header(versions: list[str]) -> str:
@@ -100,22 +124,18 @@ static const char *const driver_versions[] = {{
 
 
 def main() -> None:
-    repository = sys.argv[1]
-    versions = sorted(
-        (tag for tag in git(repository, "tag").split() if re.fullmatch(r"\d{3}(\.\d+){1,2}", tag)),
-        key=lambda version: [int(part) for part in version.split(".")],
-    )
-    good = []
-    for version in versions:
-        if int(version.partition(".")[0]) < OLDEST:
-            continue
-        if missing := lacks(repository, version):
+    lacking = {
+        version: lacks(read)
+        for source in sys.argv[1:]
+        if source != "--write"
+        for version, read in in_source(Path(source)).items()
+    }
+    for version, missing in lacking.items():
+        if missing:
             print(f"{version}: {'; '.join(missing)}", file=sys.stderr)
-        else:
-            good.append(version)
     if "--write" in sys.argv:
-        HEADER.write_text(header(good))
-    print(f"{len(good)} versions agree")
+        HEADER.write_text(header(listed(HEADER.read_text(), lacking)))
+    print(f"{sum(not missing for missing in lacking.values())} versions agree")
 
 
 if __name__ == "__main__":

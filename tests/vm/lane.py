@@ -1,6 +1,6 @@
 """The VM lane: build the modules for a kernel, boot it, run the suite in it, keep the figures.
 
-    lane.py [--kernel 6.1] [--cycles N] [--results FILE] [PYTEST ARGUMENTS...]
+    lane.py [--kernel 6.1] [--cycles N] [--results FILE [--add ROW]] [PYTEST ARGUMENTS...]
     lane.py [--results FILE] --script SCRIPT [ARGUMENTS...]       a Python script in the suite's place
 
 Kernels and builds are kept in $QGPU_CACHE (default ~/.cache/qgpu), nothing of them in the tree. Recorded traces are
@@ -13,6 +13,7 @@ import argparse
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -21,6 +22,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import added
 import driver
 import emulator
 import kernels
@@ -40,8 +42,17 @@ def make(*arguments: str, kernel: kernels.Source) -> None:
 
 
 def build(kernel: kernels.Source) -> Path:
-    """Build everything for a kernel, warnings and sparse complaints being errors; the folder of the modules."""
+    """Build everything for a kernel, warnings and sparse complaints being errors; the folder of the modules.
+
+    What was built of the same sources stands.
+    """
     work = sources.folder(CACHE, ROOT, kernel.name)
+    programs = [HERE / "guest" / name for name in ("hammer.c", "fuzz.c")]
+    built = work / "built"
+    digest = sources.digest(ROOT / "kmod", HERE / "simnv", ROOT / "bpf", *programs)
+    of = f"{kernel.release} {shutil.which('clang')} {digest}"
+    if built.exists() and built.read_text() == of:
+        return work / "out"
     for name, source in (("simnv", HERE / "simnv"), ("simplain", HERE / "simnv"), ("kmod", ROOT / "kmod")):
         sources.mirror(source, work / name)
     for name, options in (("simnv", ()), ("simplain", ("PLAIN=1",))):
@@ -56,11 +67,12 @@ def build(kernel: kernels.Source) -> Path:
         shutil.copy(path, out)
     shutil.copy(plain, out / "nvidia-plain.ko")
     subprocess.run(["strip", "--strip-debug", *map(str, out.glob("*.ko"))], check=True)
-    for name in ("hammer", "fuzz"):
-        source = HERE / "guest" / f"{name}.c"
+    for source in programs:
         includes = f"-I{ROOT / 'kmod' / 'uapi'}"
-        subprocess.run(["cc", "-O2", "-static", "-Wall", includes, "-o", str(out / name), str(source)], check=True)
+        target = str(out / source.stem)
+        subprocess.run(["cc", "-O2", "-static", "-Wall", includes, "-o", target, str(source)], check=True)
     bpf(out / "device_files.bpf.o")
+    built.write_text(of)
     return out
 
 
@@ -87,13 +99,12 @@ def with_driver(branch: str, kernel: kernels.Source, out: Path) -> tuple[Path, s
     return real, version
 
 
-def note(path: Path, name: str, release: str, driver_version: str, figures: dict[str, float]) -> None:
+def note(path: Path, name: str, of: dict[str, str], figures: dict[str, float]) -> None:
     """Merge a run's figures into a results file, and sum up what is said of all traces and of all rules."""
-    results = json.loads(path.read_text()) if path.exists() else {}
+    results = read(path)
     run = results.setdefault(name, {"figures": {}})
     run.pop("note", None)  # what somebody wrote of the run before
-    run |= {"kernel": release, "driver": driver_version, "date": time.strftime("%Y-%m-%d")}
-    run["command"] = re.sub(r" --results[ =]\S+", "", " ".join(["tests/vm/lane.py", *sys.argv[1:]]))
+    run |= of | {"date": time.strftime("%Y-%m-%d"), "command": command()}
     run["figures"] |= figures
     for total in ("replay_unexplained_calls", "replay_leaked_objects", "rules_differing"):
         parts = [value for key, value in run["figures"].items() if key.startswith(f"{total}_")]
@@ -101,6 +112,30 @@ def note(path: Path, name: str, release: str, driver_version: str, figures: dict
     with_uvm = {row["driver"].partition(".")[0] for row in results.values() if holds_with_uvm(row)}
     results["real drivers"] = {"driver": ", ".join(sorted(with_uvm)), "figures": {"real_uvm_drivers": len(with_uvm)}}
     path.write_text(json.dumps(results, indent=2, sort_keys=True) + "\n")
+
+
+def read(path: Path | None) -> dict[str, Any]:
+    """Return what a results file holds."""
+    return json.loads(path.read_text()) if path and path.exists() else {}
+
+
+def add(path: Path, name: str, of: dict[str, str], found: dict[str, float], seeds: int) -> None:
+    """Add a run's figures to a row of a results file (added.py)."""
+    results = read(path)
+    row = results[name] = added.row(results, name, of["sources"])
+    row |= of | {"date": time.strftime("%Y-%m-%d"), "command": command()}
+    row["next_seed"] += seeds
+    row["figures"] = added.figures(row["figures"], {**found, "boots": 1})
+    path.write_text(json.dumps(results, indent=2, sort_keys=True) + "\n")
+
+
+def command() -> str:
+    """Return this process's command, without where its figures go."""
+    script, *rest = sys.argv
+    elsewhere = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    elsewhere.add_argument("--results")
+    elsewhere.add_argument("--add")
+    return shlex.join([f"tests/vm/{Path(script).name}", *elsewhere.parse_known_args(rest)[1]])
 
 
 def holds_with_uvm(run: dict[str, Any]) -> bool:
@@ -119,6 +154,7 @@ def main() -> int:
     parser.add_argument("--faults", type=int, default=60, help="runs of the test of random faults")
     parser.add_argument("--build-only", action="store_true")
     parser.add_argument("--results", type=Path, help="JSON file the figures go to")
+    parser.add_argument("--add", metavar="ROW", help="its row, where counts of runs of the same sources add up")
     parser.add_argument("--timeout", type=float, default=900, help="seconds the guest may take")
     parser.add_argument("--script", nargs=argparse.REMAINDER, help="a script, whose figures.json goes to the results")
     arguments, pytest = parser.parse_known_args()
@@ -135,6 +171,7 @@ def main() -> int:
     # the suites of real drivers have probes come and go under load (emulator.py); the sanitizer's kernel, with a thread
     # for each CPU of QEMU 10, at times loses its first process before it runs us
     single = arguments.single or bool(arguments.driver) or arguments.kernel == "sanitizer"
+    digest = sources.digest(ROOT / "kmod", HERE / "simnv")
     environment = {
         "QGPU_CACHE": str(CACHE),
         "QGPU_VM_SINGLE": str(int(single)),
@@ -146,19 +183,19 @@ def main() -> int:
         "QGPU_VM_CYCLES": str(arguments.cycles),
         "QGPU_VM_FUZZ": str(arguments.fuzz),
         "QGPU_VM_FAULTS": str(arguments.faults),
+        "QGPU_VM_SEED": str(added.row(read(arguments.results), arguments.add, digest)["next_seed"]),
         "QGPU_VM_FAULTS_S": str(arguments.timeout * 0.5),
         "QGPU_TRACES": os.environ.get("QGPU_TRACES", str(ROOT / "tests" / "data" / "traces")),
         "PYTHONPATH": str(ROOT),
     }
     environment |= {name: os.environ[name] for name in ("QGPU_SLURM",) if name in os.environ}
-    marks = [] if arguments.driver else ["-m", "vm"]
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *marks, *(pytest or suite)]
+    run = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "vm", *(pytest or suite)]
     if arguments.script:
-        command = [sys.executable, *arguments.script]
+        run = [sys.executable, *arguments.script]
     with tempfile.TemporaryDirectory(prefix="qgpu-share.") as share:
         outcome = vm.boot(
             kernel.boot(),
-            command,
+            run,
             share=Path(share),
             cwd=ROOT,
             environment=environment,
@@ -178,14 +215,18 @@ def main() -> int:
         if arguments.results and found:
             arguments.results.write_text(json.dumps(found))
         return 0 if outcome.status == 0 and not faults else 1
+    seeds = found.pop("seeds", 0)
     found |= dict.fromkeys(("tests_passed", "tests_failed", "tests_error"), 0)
     found |= {
         f"tests_{what}": int(number) for number, what in re.findall(r"(\d+) (passed|failed|error)", outcome.output)
     }
     found |= {"kernel_faults": len(faults), "vm_seconds": round(outcome.seconds)}
-    if arguments.results:
+    of = {"kernel": kernel.release, "driver": version or "simulated", "sources": digest}
+    if arguments.results and arguments.add:
+        add(arguments.results, arguments.add, of, found, seeds)
+    elif arguments.results:
         name = f"{arguments.kernel} nvidia {version}" if version else arguments.kernel
-        note(arguments.results, name, kernel.release, version or "simulated", found)
+        note(arguments.results, name, of, found)
     return 0 if outcome.status == 0 and not faults else 1
 
 

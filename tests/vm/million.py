@@ -1,10 +1,10 @@
 """Random calls by the million on the sanitizer's kernel, without Python in the guest: it takes minutes to start there.
 
-    million.py [--calls N] [--round N] [--seed N] [--timeout S] [--results FILE]
+    million.py [--calls N] [--seconds S] [--round N] [--seed N] [--timeout S] [--results FILE]
 
 A round loads the module, lets four processes make random calls (guest/fuzz.c: two daemons on /dev/qgpu, two pods on
 the driver's files), unloads it and looks whether anything is left. At the end kmemleak and lockdep are asked.
-Results of several runs with other seeds are added up.
+Runs of the same sources add up in the results (added.py); each goes on with the seeds after the last one's.
 """
 
 from __future__ import annotations
@@ -16,12 +16,16 @@ import tempfile
 import time
 from pathlib import Path
 
+import added
 import kernels
 import lane
+import sources
 import vm
 
 sys.path.insert(0, str(Path(__file__).resolve().parent / "guest"))
 import corpus
+
+ROW = "sanitizer random calls"
 
 _ROUNDS = """
 fail() {{ echo "round $n: $*"; exit 1; }}
@@ -34,6 +38,7 @@ echo 0 >/sys/module/nvidia/parameters/gate_us
 c=/sys/fs/cgroup/fuzz; mkdir ${{c}}0 ${{c}}1 ${{c}}2
 n=0
 while [ $n -lt {rounds} ] && [ ! -e /run/share/enough ]; do
+  read -r up rest </proc/uptime; [ "${{up%.*}}" -lt {seconds} ] || break
   insmod ./qgpu.ko || fail insmod
   pids=
   s=$(({seed} + 4 * n))
@@ -59,14 +64,20 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--calls", type=int, default=1_000_000)
     parser.add_argument("--round", type=int, default=20_000, help="calls between loading and unloading")
-    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--seconds", type=int, default=1_000_000, help="no further round after so many in the guest")
+    parser.add_argument("--seed", type=int, help="1, or what follows on the runs that the results hold")
     parser.add_argument("--timeout", type=float, default=3600, help="seconds the guest may take")
     parser.add_argument("--results", type=Path, help="JSON file the figures go to")
     arguments = parser.parse_args()
     kernel = kernels.get("sanitizer", lane.CACHE)
     out = lane.build(kernel)
     rounds = -(-arguments.calls // arguments.round)
-    script = _ROUNDS.format(out=out, rounds=rounds, seed=arguments.seed, share=arguments.round // 4)
+    results = lane.read(arguments.results)
+    row = added.row(results, ROW, sources.digest(lane.ROOT / "kmod", lane.HERE / "simnv"))
+    first = arguments.seed or row["next_seed"]
+    if first < row["next_seed"]:
+        parser.error(f"--seed {first}: {arguments.results} counts it already; leave it out or take {row['next_seed']}")
+    script = _ROUNDS.format(out=out, rounds=rounds, seconds=arguments.seconds, seed=first, share=arguments.round // 4)
     with tempfile.TemporaryDirectory(prefix="qgpu-share.") as folder:
         share = Path(folder)
         traces = sorted((lane.ROOT / "tests" / "data" / "traces").glob("*.jsonl.xz"))
@@ -87,15 +98,28 @@ def main() -> int:
         print("\n".join(outcome.dmesg.splitlines()[-400:]), outcome.output, outcome.stuck, sep="\n")
     print(f"status {outcome.status}, {len(faults)} faults, {numbers}, {outcome.seconds:.0f} s in the VM")
     clean = outcome.status == 0 and not faults
-    if arguments.results and clean:
-        results = json.loads(arguments.results.read_text()) if arguments.results.exists() else {}
-        run = results.setdefault("sanitizer random calls", {"figures": {"fuzz_calls": 0, "boots": 0}})
-        run |= {"kernel": f"{kernel.release} with KASAN, UBSAN, lockdep, kmemleak", "driver": "simulated"}
-        run |= {"command": " ".join(["tests/vm/million.py", *sys.argv[1:]]), "date": time.strftime("%Y-%m-%d")}
-        figures = run["figures"]
-        figures["fuzz_calls"] += numbers["calls"]
-        figures["boots"] += 1
-        figures |= {"kernel_reports": 0, "kmemleak_in_modules": 0, "lockdep_on_at_the_end": 1}
+    if arguments.results:
+        calls = numbers.get("calls", 0)
+        results = lane.read(arguments.results)
+        results[ROW] = row | {
+            "kernel": f"{kernel.release} with KASAN, UBSAN, lockdep, kmemleak",
+            "driver": "simulated",
+            "command": lane.command(),
+            "date": time.strftime("%Y-%m-%d"),
+            "next_seed": first + 4 * (calls // arguments.round + 1),
+            "figures": added.figures(
+                row["figures"],
+                {
+                    "fuzz_calls": calls,
+                    "load_unload_cycles": calls // arguments.round,
+                    "boots": 1,
+                    "boots_failed": int(not clean),
+                    "kernel_reports": len(faults),
+                    "kmemleak_in_modules": numbers.get("leaks", 0),
+                    "lockdep_on_at_the_end": numbers.get("lockdep", 0),
+                },
+            ),
+        }
         arguments.results.write_text(json.dumps(results, indent=2, sort_keys=True) + "\n")
     return 0 if clean else 1
 

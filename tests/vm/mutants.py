@@ -2,22 +2,27 @@
 
     mutants.py [--only TEXT] [--results FILE] [--timeout S]
 
-All are built first. Then one guest runs their tests one after another. Where a mutation hangs the guest, or the guest
-cannot get rid of the module, that mutation is killed, and another guest runs the rest.
+Those whose outcome the results file holds, for the same sources and the same test, are not run again. The others are
+built first. Then one guest runs their tests one after another, each of them on the module as it is before: on a host
+that is too busy it fails there as well, and proves nothing. Where a mutation hangs the guest, or the guest
+cannot get rid of the module, that mutation is killed, and another guest runs the rest. What the tests said is kept
+beside each build.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
-import shlex
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import emulator
 import kernels
@@ -29,126 +34,169 @@ from mutations import MUTATIONS, Mutation
 
 #: Marks a mutation that does not compile: the list is wrong.
 UNBUILT, KILLED, SURVIVED = "does not compile", "killed", "survived"
+#: Killed, too; but a host that is slow enough looks like that.
+HUNG = "killed: its tests did not end"
 
-#: What timeout(1) ends with.
-_TIMED_OUT = (124, 137)
-
-_ONE = """
-echo {number} >/run/share/running
-QGPU_VM_BUILD={out} timeout -k 5 200 {python} -m pytest -x -q -p no:cacheprovider -m vm --timeout 90 {test} {only} \\
-  >/run/share/log.{number} 2>&1
-echo $? >/run/share/ended.{number}
-dmesg -c >/run/share/dmesg.{number}
-for m in qgpu_rm qgpu nvidia; do
-  [ ! -d /sys/module/$m ] || timeout 20 rmmod $m 2>/dev/null || [ ! -d /sys/module/$m ] || exit 1
-done
-for c in /sys/fs/cgroup/*/cgroup.kill; do [ ! -e $c ] || echo 1 >$c; done
-sleep 0.2; rmdir /sys/fs/cgroup/*/ 2>/dev/null
-"""
+#: pytest's statuses, and that of tests that did not end (mutants_guest.py).
+_OUTCOMES = {0: SURVIVED, 1: KILLED, 124: HUNG}
 
 
-def build(chosen: Sequence[tuple[int, Mutation]], kernel: kernels.Source) -> tuple[Path, dict[int, str]]:
-    """Build the module with each mutation; the folder of their folders, and what cannot be tested."""
+def mark(mutation: Mutation, digest: str) -> str:
+    """Return a name for this mutation of these sources under its test, with what that test imports."""
+    guest = lane.HERE / "guest"
+    shared = sorted(path for path in guest.iterdir() if path.suffix in (".py", ".c") and not path.match("test_*"))
+    seen = hashlib.sha256(f"{digest} {mutation}".encode())
+    for path in (*shared, guest / mutation.test):
+        seen.update(path.read_bytes())
+    return seen.hexdigest()[:12]
+
+
+def control(mutation: Mutation) -> Mutation:
+    """Return no mutation, under the same test: on a host that is too busy it would seem to be killed as well."""
+    return replace(mutation, file="", old="", new="", breaks="")
+
+
+def sure(found: Mapping[str, str], todo: Mapping[str, Mutation], digest: str) -> dict[str, str]:
+    """Return the outcomes that count: of what is killed, that whose test passes without it, on this host today."""
+    return {
+        name: outcome
+        for name, outcome in found.items()
+        if todo[name].file
+        and outcome != UNBUILT
+        and (outcome == SURVIVED or found.get(mark(control(todo[name]), digest)) == SURVIVED)
+    }
+
+
+def row(outcomes: Mapping[str, str], mutations: Sequence[Mutation], digest: str) -> dict[str, Any]:
+    """Return what the results file holds of these mutations of these sources, of which some have an outcome."""
+    has = {name: (m, outcomes[name]) for m in mutations if (name := mark(m, digest)) in outcomes}
+    survived = [f"{m.file}: {m.breaks}" for m, outcome in has.values() if outcome == SURVIVED]
+    return {
+        "outcomes": {name: outcome for name, (_, outcome) in has.items()},
+        "survived": survived,
+        "figures": {
+            "mutants": len(mutations),
+            "mutants_run": len(has),
+            "mutants_killed": len(has) - len(survived),
+            "mutants_survived": len(survived),
+        },
+    }
+
+
+def build(
+    chosen: Sequence[Mutation], kernel: kernels.Source, digest: str
+) -> tuple[dict[Mutation, Path], list[Mutation]]:
+    """Build the module with each mutation where that is not done; where each is, and what does not build."""
     plain = lane.build(kernel)
     work = sources.folder(CACHE, lane.ROOT, f"{kernel.name}-mutants")
-    kmod, unbuilt = work / "kmod", {}
-    for number, mutation in chosen:
-        out = work / str(number)
+    kmod, folders, unbuilt = work / "kmod", {}, []
+    for mutation in chosen:
+        of = f"{digest} {mutation.file} {mutation.old} {mutation.new}"
+        out = folders[mutation] = work / hashlib.sha256(of.encode()).hexdigest()[:12]
+        if (out / "built").exists():
+            continue
         shutil.rmtree(out, ignore_errors=True)
         shutil.copytree(plain, out)
-        changed = mutation.applied().encode()
-        sources.mirror(
-            lane.ROOT / "kmod", kmod, lambda name, data, m=mutation, c=changed: c if name == m.file else data
-        )
-        try:
-            lane.make("-C", str(kmod), f"KDIR={kernel.headers}", "modules", kernel=kernel)
-        except subprocess.CalledProcessError:
-            unbuilt[number] = UNBUILT
+        if mutation.file and not mutated(mutation, kmod, out, kernel):
+            unbuilt.append(mutation)
             continue
-        shutil.copy(kmod / "qgpu.ko", out)
-        subprocess.run(["strip", "--strip-debug", str(out / "qgpu.ko")], check=True)
-    return work, unbuilt
+        (out / "built").touch()
+    return folders, unbuilt
 
 
-def run(numbers: Sequence[int], work: Path, kernel: kernels.Source, timeout_s: float) -> dict[int, str]:
-    """Test these in one guest; what became of those that it got to."""
-    guest = lane.HERE / "guest"
-    script = "".join(
-        _ONE.format(
-            number=number,
-            out=work / str(number),
-            python=sys.executable,
-            test=guest / MUTATIONS[number].test,
-            only=f"-k {shlex.quote(MUTATIONS[number].only)}" if MUTATIONS[number].only else "",
-        )
-        for number in numbers
-    )
+def mutated(mutation: Mutation, kmod: Path, out: Path, kernel: kernels.Source) -> bool:
+    """Build the module with a mutation in ``kmod``, and put it in ``out``; tell whether it builds."""
+    changed = mutation.applied().encode()
+    sources.mirror(lane.ROOT / "kmod", kmod, lambda name, data: changed if name == mutation.file else data)
+    try:
+        lane.make("-C", str(kmod), f"KDIR={kernel.headers}", "modules", kernel=kernel)
+    except subprocess.CalledProcessError:
+        return False
+    shutil.copy(kmod / "qgpu.ko", out)
+    subprocess.run(["strip", "--strip-debug", str(out / "qgpu.ko")], check=True)
+    return True
+
+
+def run(
+    todo: Mapping[str, Mutation], folders: Mapping[Mutation, Path], kernel: kernels.Source, timeout_s: float
+) -> dict[str, str]:
+    """Test these in one guest, by their marks; what became of those that it got to."""
+    tests = [
+        {"name": name, "built": str(folders[m]), "test": str(lane.HERE / "guest" / m.test), "only": m.only}
+        for name, m in todo.items()
+    ]
     environment = {
-        "QGPU_VM_BUILD": str(work),
+        "QGPU_VM_BUILD": str(lane.HERE),
         "QGPU_VM_FAULTS": "60",
         "PYTHONPATH": str(lane.ROOT),
         "QGPU_TRACES": str(lane.ROOT / "tests" / "data" / "traces"),
     }
     with tempfile.TemporaryDirectory(prefix="qgpu-share.") as folder:
         share = Path(folder)
-        vm.boot(
+        (share / "todo").write_text(json.dumps(tests))
+        outcome = vm.boot(
             kernel.boot(),
-            ["/bin/sh", "-c", script],
+            [sys.executable, str(lane.HERE / "mutants_guest.py"), "/run/share/todo"],
             share=share,
             cwd=lane.ROOT,
             environment=environment,
             timeout_s=timeout_s,
             qemu=emulator.get(CACHE),
         )
+        if not (share / "running").exists():
+            raise RuntimeError(f"no test ran: {outcome.output[-2000:]}{outcome.stuck}\n{outcome.dmesg[-2000:]}")
+        last = (share / "running").read_text() or next(iter(todo))
         found = {}
-        for number in numbers:
-            ended, said = share / f"ended.{number}", share / f"dmesg.{number}"
-            if ended.exists() and ended.read_text().strip():
+        for name, mutation in todo.items():
+            if (log := share / f"log.{name}").exists():
+                shutil.copy(log, folders[mutation] / f"log.{name}")  # why it was killed
+            if (ended := share / f"ended.{name}").exists() and (status := ended.read_text().strip()):
+                said = share / f"dmesg.{name}"
                 fault = said.exists() and any(each in said.read_text(errors="replace") for each in lane.FAULTS)
-                status = int(ended.read_text())
-                if status not in (0, 1, *_TIMED_OUT):
-                    raise RuntimeError(f"{MUTATIONS[number]}: {(share / f'log.{number}').read_text()[-2000:]}")
-                found[number] = SURVIVED if status == 0 and not fault else KILLED
-        running = share / "running"
-        last = int(running.read_text()) if running.exists() and running.read_text().strip() else numbers[0]
-        return found | ({} if last in found else {last: KILLED})
+                found[name] = KILLED if fault else _OUTCOMES.get(int(status), f"pytest ended with {status}")
+    return found if last in found or outcome.seconds >= timeout_s else found | {last: HUNG}
+
+
+def keep(path: Path, release: str, digest: str, found: Mapping[str, str]) -> None:
+    """Add outcomes to a results file, without those of other sources."""
+    results = lane.read(path)
+    known = results.get("mutants", {}).get("outcomes", {}) | found
+    about = {"command": lane.command(), "date": time.strftime("%Y-%m-%d"), "kernel": release, "driver": "simulated"}
+    results["mutants"] = about | {"sources": digest} | row(known, MUTATIONS, digest)
+    path.write_text(json.dumps(results, indent=2, sort_keys=True) + "\n")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="those whose file or effect contains this")
+    parser.add_argument("--build-only", action="store_true")
     parser.add_argument("--results", type=Path, help="JSON file the figures go to")
     parser.add_argument("--timeout", type=float, default=3600, help="seconds all guests together may take")
     arguments = parser.parse_args()
     kernel = kernels.get("6.1", CACHE)
-    chosen = [(n, m) for n, m in enumerate(MUTATIONS) if arguments.only in f"{m.file}: {m.breaks}"]
-    work, found = build(chosen, kernel)
-    print(f"{len(chosen) - len(found)} of {len(chosen)} built", flush=True)
+    digest = sources.digest(lane.ROOT / "kmod", lane.HERE / "simnv")
+    known = lane.read(arguments.results).get("mutants", {}).get("outcomes", {})
+    chosen = [m for m in MUTATIONS if arguments.only in f"{m.file}: {m.breaks}" and mark(m, digest) not in known]
+    chosen.sort(key=lambda m: (m.test, m.only))
+    todo = {mark(each, digest): each for m in chosen for each in (control(m), m)}
+    folders, unbuilt = build(list(todo.values()), kernel, digest)
+    found = {mark(m, digest): UNBUILT for m in unbuilt}
+    print(f"{len(chosen) - len(unbuilt)} of {len(chosen)} built", flush=True)
+    if arguments.build_only:
+        return 0
     end = time.monotonic() + arguments.timeout
-    while (left := [n for n, _ in chosen if n not in found]) and time.monotonic() < end:
-        found |= (got := run(left, work, kernel, end - time.monotonic()))
-        for number in sorted(got):
-            print(f"{got[number]}: {MUTATIONS[number].file}: {MUTATIONS[number].breaks}", flush=True)
-    for number in (n for n, _ in chosen if n not in found):
-        print(f"not run: {MUTATIONS[number].file}: {MUTATIONS[number].breaks}")
-    counts = {what: sum(each == what for each in found.values()) for what in (KILLED, SURVIVED, UNBUILT)}
-    print(counts)
-    if arguments.results and not arguments.only:
-        results = json.loads(arguments.results.read_text()) if arguments.results.exists() else {}
-        results["mutants"] = {
-            "command": "tests/vm/mutants.py",
-            "date": time.strftime("%Y-%m-%d"),
-            "kernel": kernel.release,
-            "driver": "simulated",
-            "figures": {
-                "mutants": len(chosen),
-                "mutants_run": len(found),
-                "mutants_killed": counts[KILLED],
-                "mutants_survived": counts[SURVIVED],
-            },
-        }
-        arguments.results.write_text(json.dumps(results, indent=2, sort_keys=True) + "\n")
-    return 0 if counts[KILLED] == len(chosen) else 1
+    while (left := {name: m for name, m in todo.items() if name not in found}) and time.monotonic() < end:
+        found |= (got := run(left, folders, kernel, end - time.monotonic()))
+        counts = sure(found, todo, digest)
+        if arguments.results:
+            keep(arguments.results, kernel.release, digest, counts)
+        for name, outcome in got.items():
+            if (m := todo[name]).file:
+                unsure = "" if name in counts else "not counted, its test has not passed without it: "
+                print(f"{unsure}{outcome}: {m.file}: {m.breaks}", flush=True)
+    figures = row(sure(found, todo, digest), chosen, digest)["figures"]
+    print(figures)
+    return 0 if figures["mutants_killed"] == len(chosen) else 1
 
 
 if __name__ == "__main__":

@@ -41,6 +41,16 @@ def mirror(source: Path, into: Path, change: Callable[[str, bytes], bytes] = lam
     listed.write_text(json.dumps(names))
 
 
+def digest(*paths: Path) -> str:
+    """Return a name for these files, and the sources in these folders: the same one for the same names and bytes."""
+    seen = hashlib.sha256()
+    for source in paths:
+        for name in _files(source) if source.is_dir() else ("",):
+            data = (source / name).read_bytes()
+            seen.update(f"{source.name}/{name} {len(data)}\n".encode() + data)
+    return seen.hexdigest()[:16]
+
+
 def _files(source: Path) -> Iterator[str]:
     """Yield the relative names of what is no output of a build made in place."""
     for path in sorted(source.rglob("*")):

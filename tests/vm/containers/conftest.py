@@ -21,14 +21,6 @@ if not collect_ignore_glob:
     import qg
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    here = str(Path(__file__).parent)
-    for item in items:
-        if str(item.path).startswith(here):
-            item.add_marker(pytest.mark.vm)
-
-
 @pytest.fixture(scope="session")
 def driver() -> Iterator[None]:
     with qg.driver():

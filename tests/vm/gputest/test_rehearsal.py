@@ -17,7 +17,6 @@ STAGES = os.environ.get("QGPU_GPUTEST_ONLY") or "contract,attacks,moments,suite"
 _CERTIFICATE = ("openssl", "req", "-new", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=rehearsal")
 
 
-@pytest.mark.vm
 @pytest.mark.timeout(3600)
 def test_all_holds_and_nothing_is_left(driver, tmp_path):
     key, cert = tmp_path / "key", tmp_path / "cert"

@@ -7,6 +7,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,14 +18,6 @@ collect_ignore_glob = [] if os.environ.get("QGPU_VM_BUILD") and not os.environ.g
 if not collect_ignore_glob:
     import programs
     import qg
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    here = str(Path(__file__).parent)
-    for item in items:
-        if str(item.path).startswith(here):
-            item.add_marker(pytest.mark.vm)
 
 
 KMEMLEAK = Path("/sys/kernel/debug/kmemleak")
@@ -113,19 +106,28 @@ def web(pod: Callable[..., qg.Pod]) -> qg.Pod:
     return made
 
 
-def _settings(name: str) -> Iterator[Callable[[int], None]]:
-    path = Path("/sys/module/nvidia/parameters", name)
-    yield lambda value: path.write_text(str(value)) and None
-    path.write_text("0")
+@pytest.fixture
+def parameter() -> Iterator[Callable[[str, object], None]]:
+    """Set parameters of the simulated driver; as they were afterwards."""
+    was: dict[Path, str] = {}
+
+    def put(name: str, value: object) -> None:
+        path = Path("/sys/module/nvidia/parameters", name)
+        was.setdefault(path, path.read_text())
+        path.write_text(str(value))
+
+    yield put
+    for path, value in was.items():
+        path.write_text(value)
 
 
 @pytest.fixture
-def linger() -> Iterator[Callable[[int], None]]:
-    """Set how long a call waits in the driver before it is looked at, in us; back to nothing afterwards."""
-    yield from _settings("linger_us")
+def linger(parameter: Callable[[str, object], None]) -> Callable[[int], None]:
+    """Set how long a call waits in the driver before it is looked at, in us."""
+    return partial(parameter, "linger_us")
 
 
 @pytest.fixture
-def late() -> Iterator[Callable[[int], None]]:
-    """Set how long a call stays in the driver when it is done, in us; back to nothing afterwards."""
-    yield from _settings("late_us")
+def late(parameter: Callable[[str, object], None]) -> Callable[[int], None]:
+    """Set how long a call stays in the driver when it is done, in us."""
+    return partial(parameter, "late_us")

@@ -30,20 +30,6 @@ def many(pod):
     return made
 
 
-@pytest.fixture
-def parameter():
-    was = {}
-
-    def put(name, value):
-        path = Path("/sys/module/nvidia/parameters", name)
-        was.setdefault(path, path.read_text())
-        path.write_text(str(value))
-
-    yield put
-    for path, value in was.items():
-        path.write_text(value)
-
-
 def gate_calls():
     return int(Path("/sys/module/nvidia/parameters/gate_calls").read_text())
 

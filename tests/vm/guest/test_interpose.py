@@ -222,6 +222,10 @@ def test_another_interposer_in_front_is_not_bypassed(qgpu, web):
         before = int(CALLS.read_text())
         process.run(lambda state: state["p"].fb_info(8))
         assert int(CALLS.read_text()) > before
+        free = web.process()
+        free.run(programs.program)
+        assert free.run(programs.take, 100 * programs.MIB) > 0
+        free.stop()
         switch("1")
         new = web.process()
         new.run(programs.program)

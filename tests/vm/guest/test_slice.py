@@ -39,21 +39,6 @@ def query(state):
 
 
 @pytest.fixture
-def parameter():
-    """Set parameters of the simulated driver; as they were afterwards."""
-    was = {}
-
-    def put(name, value):
-        path = Path("/sys/module/nvidia/parameters", name)
-        was.setdefault(path, path.read_text())
-        path.write_text(str(value))
-
-    yield put
-    for path, value in was.items():
-        path.write_text(value)
-
-
-@pytest.fixture
 def run(pod):
     def run(name, function, *args, **grant):
         made = pod(name, **grant)
