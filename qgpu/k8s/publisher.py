@@ -41,7 +41,6 @@ class Publisher:
         self._sharing = sharing
         self._name = f"{cluster.node_name}-{DRIVER}"
         self._generation = 0
-        self._owner: OwnerReference | None = None
         self._drain: dict[str, Effect] = {}
         #: A driver that sells the same cards (``conflicts``); "" if there is none.
         self.conflict = ""
@@ -133,11 +132,10 @@ class Publisher:
         return kept
 
     def _node_reference(self) -> OwnerReference:
-        if self._owner is None:
-            metadata = self._cluster.node().metadata
-            assert metadata is not None
-            self._owner = OwnerReference(apiVersion="v1", kind="Node", name=metadata.name or "", uid=metadata.uid or "")
-        return self._owner
+        """Return our node, read anew: one that was deleted and has joined again has another UID."""
+        metadata = self._cluster.node().metadata
+        assert metadata is not None
+        return OwnerReference(apiVersion="v1", kind="Node", name=metadata.name or "", uid=metadata.uid or "")
 
     def _follow(self, watch: Callable[[], Iterator[tuple[str, Any]]], event: Callable[[str, Any], None]) -> None:
         """Hand every event of a watch on, and begin a new watch whenever it ends."""

@@ -33,6 +33,11 @@ _TOGETHER_S = 3.0
 _FREED_S, _FREED_STEP_S = 2.0, 0.1
 
 
+#: A container's namespace, pod, name, and the family of its units; and some of these: resource, card, numbers.
+_Container = tuple[str, str, str, str]
+_Stretch = tuple[Resource, str, tuple[int, ...]]
+
+
 @dataclass(frozen=True, slots=True)
 class _HalfAllocation:
     """An allocation whose other half, time or memory, may follow."""
@@ -58,6 +63,8 @@ class UnitAllocator:
         #: Since when the kubelet, which is told by its socket, has not listed the units of a grant, by UID.
         self._absent: dict[str, float] = {}
         self._kubelet: tuple[int, int, int] | None = None
+        #: Grants, by UID, of which it was said that several containers share them.
+        self._joined: set[str] = set()
 
     def allocate(self, resource: Resource, names: Sequence[str]) -> str:
         """Prepare units for a container; return the CDI name. Raises QgpuError."""
@@ -96,17 +103,18 @@ class UnitAllocator:
             wanted = self._listed(listed)
             now_s = time.monotonic()
             for each in held:
-                if any(each.overlaps(*units) for container in wanted for units in container):
+                if any(each.overlaps(*units) for container in wanted.values() for units in container):
                     self._absent.pop(each.uid, None)
                 elif now_s - self._absent.setdefault(each.uid, now_s) >= self._patience_s:
                     self._drop(each.uid)
             for uid in self._absent.keys() - {each.uid for each in held}:
                 del self._absent[uid]
-            for container in wanted:
+            for container in wanted.values():
                 if not any(each.overlaps(*units) for each in held for units in container):
                     self._prepare_again(container)
+            self._report_joined(held, wanted)
 
-    def _prepare_again(self, container: Sequence[tuple[Resource, str, tuple[int, ...]]]) -> None:
+    def _prepare_again(self, container: Sequence[_Stretch]) -> None:
         """Prepare what a container holds that has no grant any more."""
         resource, uuid, numbers = container[0]
         try:
@@ -115,15 +123,25 @@ class UnitAllocator:
         except QgpuError as error:
             _log.error("units of a container have no grant", resource=resource.name, card=uuid, error=str(error))
 
-    def _listed(self, listed: pod_resources.Held) -> list[list[tuple[Resource, str, tuple[int, ...]]]]:
+    def _report_joined(self, held: Sequence[HeldUnits], wanted: Mapping[_Container, Sequence[_Stretch]]) -> None:
+        """Name the containers that share a grant: the kubelet does not say whose half it allocates."""
+        for each in held:
+            users = [key for key, units in wanted.items() if any(each.overlaps(*stretch) for stretch in units)]
+            if len(users) > 1 and each.uid not in self._joined:
+                self._joined.add(each.uid)
+                names = ", ".join(f"{namespace}/{pod} {container}" for namespace, pod, container, _ in sorted(users))
+                _log.error("containers share one grant, delete the pod of one", containers=names, card=each.card)
+        self._joined &= {each.uid for each in held}
+
+    def _listed(self, listed: pod_resources.Held) -> dict[_Container, list[_Stretch]]:
         """Return the units of each container and family, with resource, card and numbers."""
         by_name = {resource.name: resource for resource in self._served}
-        found: dict[tuple[str, str, str, str], list[tuple[Resource, str, tuple[int, ...]]]] = {}
+        found: dict[_Container, list[_Stretch]] = {}
         for each in listed.units:
             if (resource := by_name.get(each.resource)) is not None and each.units:
                 key = each.namespace, each.pod, each.container, resource.family
                 found.setdefault(key, []).append((resource, *device_units.read_units(each.units)))
-        return list(found.values())
+        return found
 
     def _other_half(self, resource: Resource) -> _HalfAllocation | None:
         half = self._open

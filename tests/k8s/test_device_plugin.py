@@ -201,6 +201,18 @@ def test_second_half_follows_the_first_to_its_card(world: World) -> None:
     assert only(world) == (card(1), "offline", 5, GI)
 
 
+def test_containers_that_got_one_grant_are_named(world: World) -> None:
+    cores, memory, unit = ALIASES["qgpu"]
+    world.kubelet.allocate(memory, 4 * GI // unit, "small")
+    world.kubelet.allocate(cores, 30, "large")
+    world.kubelet.allocate(memory, 8 * GI // unit, "large")
+
+    world.eventually(lambda: "containers share one grant" in world.log)
+    (line,) = [each for each in world.log.splitlines() if "containers share one grant" in each]
+    assert "large" in line
+    assert "small" in line
+
+
 def test_units_of_both_halves_are_known_after_a_restart(world: World) -> None:
     cores, memory, _ = ALIASES["qgpu"]
     world.kubelet.allocate(cores, 20, "p")

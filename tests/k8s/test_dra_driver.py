@@ -202,6 +202,18 @@ def test_slice_belongs_to_the_node(world: World) -> None:
     assert found["metadata"]["ownerReferences"] == [owner]
 
 
+def test_slice_belongs_to_the_node_that_joined_again(world: World) -> None:
+    world.api.delete("nodes", "", NODE)
+    world.api.put("nodes", "", NODE, {"metadata": {"name": NODE, "uid": "new-uid"}})
+    world.api.wipe_slices()  # the garbage collector does, when the owner is gone
+    try:
+        found = world.eventually(world.api.slice)
+        assert [owner["uid"] for owner in found["metadata"]["ownerReferences"]] == ["new-uid"]
+    finally:
+        world.api.put("nodes", "", NODE, {"metadata": {"name": NODE, "uid": "node-uid"}})
+        world.api.wipe_slices()
+
+
 def test_slice_comes_back_when_the_kubelet_restarts(world: World) -> None:
     before, count = world.api.slice(), world.kubelet.registered
     assert before is not None
