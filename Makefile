@@ -134,12 +134,12 @@ system: python-system
 # Programs that some tests drive: a browser, Prometheus, container runtimes. Root installs the missing ones, and leaves
 # the machine's services as they are; for other users those tests are skipped and say what they need.
 test-system:
-	@missing=; for tool in chromium chromedriver prometheus runc crun podman man; do \
+	@missing=; for tool in chromium chromedriver prometheus runc crun podman man rpmbuild; do \
 		command -v $$tool >/dev/null || missing="$$missing $$tool"; done; \
 	if [ -z "$$missing" ]; then :; elif [ "$$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then \
 		echo "tests that need these will be skipped:$$missing"; \
 	else echo "installing for tests:$$missing"; tests/install_tools.sh \
-		chromium chromium-driver prometheus runc crun podman man-db; fi
+		chromium chromium-driver prometheus runc crun podman man-db rpm; fi
 
 node-system:
 	@missing=; for tool in runc busybox; do command -v $$tool >/dev/null || missing="$$missing $$tool"; done; \
