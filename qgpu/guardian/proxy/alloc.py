@@ -431,9 +431,14 @@ class AllocHandler(Handler):
             if not self._passthrough.wait_for_root_clients():
                 return errno.EBUSY
             self._passthrough.end_on(pod_call.file)
-            end = self._passthrough.end_on
+            end = self._end_on_control_file
         error = self._ctx.with_descriptor(pod_call, abi.NV_ESC_REGISTER_FD, block, 0, end)
         return 0 if pod_call.is_retry and error == errno.EINVAL else error  # RM accepts it only once
+
+    def _end_on_control_file(self, file: int) -> None:
+        """Let the kernel make nothing more on a control file. Any other is RM's to refuse: its poll may not return."""
+        if proc.device_of(file) == os.makedev(self._supervisor.major, abi.NV_CONTROL_MINOR):
+            self._passthrough.end_on(file)
 
 
 def _has_open(pid: int, device: int) -> bool:

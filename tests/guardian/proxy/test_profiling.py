@@ -198,6 +198,8 @@ def test_control_file_for_events_needs_the_grant(on_card, monkeypatch, granted):
     assert (on_card.call(abi.NV_ESC_REGISTER_FD, struct.pack("<i", fd))[0] == 0) == granted
     assert len(on_card.rm.seen) == granted
     assert len(ended) == 2 * granted
+    on_card.call(abi.NV_ESC_REGISTER_FD, struct.pack("<i", 0))
+    assert len(ended) == 3 * granted, "a file of another kind may not return from its poll"
     names = {name for _, name in on_card.supervisor.refusals.counts}
     assert ("--allow-profiling" in "".join(tools.advice(names))) == (not granted)
 
