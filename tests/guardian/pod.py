@@ -149,7 +149,8 @@ class Pod:
 
     def end(self):
         self.child.end()
-        os.close(self.files.fd)
+        for fd in (self.files.fd, self.listener, self.supervisor.journal.fd, *self.rm.pidfds.values()):
+            os.close(fd)
 
 
 def make_device(pod, handle=2):
