@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import atexit
 import importlib
-import shutil
 import sys
 import tempfile
 from pathlib import Path
@@ -13,22 +11,21 @@ from grpc_tools import protoc
 
 _PROTOS = Path(__file__).with_name("protos")
 NAMES = tuple(sorted(path.stem for path in _PROTOS.glob("*.proto")))
-_out = tempfile.mkdtemp(prefix="qgpu-protos.")
-atexit.register(shutil.rmtree, _out, ignore_errors=True)
-_failed = protoc.main(
-    [
-        "protoc",
-        f"-I{_PROTOS}",
-        f"--python_out={_out}",
-        f"--grpc_python_out={_out}",
-        *(f"{name}.proto" for name in NAMES),
-    ]
-)
-assert not _failed
-sys.path.insert(0, _out)
-try:
-    #: Messages and stubs by interface.
-    MESSAGES = {name: importlib.import_module(f"{name}_pb2") for name in NAMES}
-    STUBS = {name: importlib.import_module(f"{name}_pb2_grpc") for name in NAMES}
-finally:
-    sys.path.remove(_out)
+with tempfile.TemporaryDirectory(prefix="qgpu-protos.") as _out:
+    _failed = protoc.main(
+        [
+            "protoc",
+            f"-I{_PROTOS}",
+            f"--python_out={_out}",
+            f"--grpc_python_out={_out}",
+            *(f"{name}.proto" for name in NAMES),
+        ]
+    )
+    assert not _failed
+    sys.path.insert(0, _out)
+    try:
+        #: Messages and stubs by interface.
+        MESSAGES = {name: importlib.import_module(f"{name}_pb2") for name in NAMES}
+        STUBS = {name: importlib.import_module(f"{name}_pb2_grpc") for name in NAMES}
+    finally:
+        sys.path.remove(_out)
