@@ -151,7 +151,7 @@ def test_handles_in_parameters_of_another_size_are_no_clients(web, outside):
     assert web.processes[0].run(name_client, 0xDA0002, outside["p"].client, 40) == 0
 
 
-@pytest.mark.parametrize(("cls", "at"), [(0x80, 4), (0x80, 8), (0x79, 0), (0x83DE, 4), (0xB2CC, 0)])
+@pytest.mark.parametrize(("cls", "at"), [(0x80, 4), (0x80, 8), (0x79, 0), (0x83DE, 4)])
 def test_an_object_of_a_client_of_others_is_refused(web, outside, cls, at):
     def make(state, cls, at, client):
         p = state["p"]
