@@ -19,7 +19,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
@@ -183,13 +183,13 @@ def kills(script: Script) -> list[Figure]:
     )
     told = f"{killed} SIGKILLs: {', '.join(f'{what} {times}' for what, times in _KILLS.items())} times; fault: no kill"
     return [
-        Figure("group_kills", killed, (), *_limit(killed, at_least(30)), told),
+        median("group_kills", [killed], *at_least(30), note=told),
         median("fault_outside_steps_lost", [float(not lives)], *at_most(0), note="the pod outside ended or went on"),
-        Figure("group_outside_pause_ms", pauses[-1], (), *_limit(pauses[-1], at_most(1000, " ms")), "longest, outside"),
+        median("group_outside_pause_ms", [pauses[-1]], *at_most(1000, " ms"), note="longest, outside"),
         median("group_members_ended_by_fault", faults, note=f"of {_FLOODS} others, when a member's kernel faults"),
         Figure("group_members_stuck", stuck, note="neither ran nor ended; killed by the script"),
         median("group_again_s", again, note="from the kill to a new member that has run a kernel"),
-        Figure("group_left_over", len(left_over), (), *_limit(len(left_over), at_most(0)), "processes, pods, memory"),
+        median("group_left_over", [len(left_over)], *at_most(0), note="processes, pods, memory"),
     ]
 
 
@@ -288,10 +288,6 @@ def _left_over(script: Script, free: int) -> list[str]:
 
 def _free(script: Script) -> int:
     return nvml.free_memory(script.bench.ask("gpu.list")["gpus"][0]["uuid"])
-
-
-def _limit(value: float, asked: tuple[str, Callable[[float], bool]]) -> tuple[str, bool]:
-    return asked[0], asked[1](value)
 
 
 def _mps_pids(script: Script, group: str, server_only: bool) -> list[int]:

@@ -281,10 +281,10 @@ def moments(script: Script) -> list[Figure]:
     total = sum(met.values())
     script.say(f"{killed} kills, {total} pods met on the way: {met}; {lost} lost; {leaked} bytes left")
     return [
-        Figure("kills", killed, (), *_limit(killed, at_least(60)), f"SIGKILLs, {ROUNDS} rounds, {PODS} pods"),
-        Figure("moments", total, (), *_limit(total, at_least(60)), f"pods on the way when something was killed: {met}"),
-        Figure("pods_lost", lost, (), *_limit(lost, at_most(0)), "pods that do not run in the end"),
-        Figure("memory_leaked_bytes", leaked, (), *_limit(leaked, at_most(0)), "of the card, when all pods have ended"),
+        median("kills", [killed], *at_least(60), note=f"SIGKILLs, {ROUNDS} rounds, {PODS} pods"),
+        median("moments", [total], *at_least(60), note=f"pods on the way when something was killed: {met}"),
+        median("pods_lost", [lost], *at_most(0), note="pods that do not run in the end"),
+        median("memory_leaked_bytes", [leaked], *at_most(0), note="of the card, when all pods have ended"),
     ]
 
 
@@ -329,7 +329,7 @@ def short(script: Script) -> list[Figure]:
             *at_most(1.2),
             note=f"what that start takes longer, over the driver's own checkpoint of {OFFLINE_GIB} GiB",
         ),
-        Figure("short_pods_lost", lost, (), *_limit(lost, at_most(0)), "offline pods that ended"),
+        median("short_pods_lost", [lost], *at_most(0), note="offline pods that ended"),
     ]
 
 
@@ -390,11 +390,7 @@ def twice(script: Script) -> list[Figure]:
         f"kernels of two jobs of {JOB_GIB} GiB, each with a limit of {JOB_PART:.0%} of the card, over {last} times two "
         f"turns of at least {TURN_S} s, over those of one alone; parts {parts[0]:.2f} and {parts[1]:.2f}"
     )
-    return [Figure("overcommit_2x_throughput", value, (), *_limit(value, at_least(0.9)), note)]
-
-
-def _limit(value: float, asked: tuple[str, Callable[[float], bool]]) -> tuple[str, bool]:
-    return asked[0], asked[1](value)
+    return [median("overcommit_2x_throughput", [value], *at_least(0.9), note=note)]
 
 
 def _kill(script: Script, what: str) -> int:

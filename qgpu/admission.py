@@ -35,7 +35,7 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Yielding:
-    """What admission must know where memory is overcommitted; by default, all pods may yield into endless memory."""
+    """What admission must know where memory is overcommitted. By default, every pod can yield."""
 
     #: Pods that the driver does not let yield.
     stuck: Collection[str] = ()

@@ -50,7 +50,7 @@ class RefusedTool(NamedTuple):
 def _calls() -> Iterator[tuple[str, RefusedTool]]:
     tool_of = {number: tool for tool in TOOLS for number in tool.classes}
     yield DEBUGGED, RefusedTool(_DEBUGGER, "nothing can stop threads that a debugger traces while RM makes a client")
-    yield LINKED, RefusedTool(_CHECKER, "only pods with --allow-profiling may use it")
+    yield LINKED, RefusedTool(_CHECKER, Why.PROFILING.value)
     for control in controls.ROWS:
         tool = _PROFILER if control.why is Why.PROFILING else tool_of.get(control.number >> 16)
         if tool is not None and not control.why.allowed:
