@@ -97,8 +97,9 @@ class MpsServer:
         """Empty a log that has become too long: it lies in memory of the host, where a member makes it longer."""
         with suppress(OSError):
             for each in (self.directory / "log").iterdir():
-                if each.stat().st_blocks * _BLOCK > _LOG_BYTES:
-                    os.truncate(each, 0)
+                with suppress(OSError), open(each, "r+b", opener=_no_link) as log:
+                    if os.fstat(log.fileno()).st_blocks * _BLOCK > _LOG_BYTES:
+                        log.truncate(0)
 
     def environment(self, sm_percent: int | None = None, memory: int | None = None) -> dict[str, str]:
         """Return the variables of a client, with its part of the SMs in per cent and its memory limit in bytes.
@@ -139,6 +140,11 @@ class MpsServer:
                 timeout=_QUIT_S,
                 check=False,
             )
+
+
+def _no_link(path: str, flags: int) -> int:
+    """Open a file that is neither a link to another nor one that waits for a reader."""
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
 
 
 def check_installed() -> None:

@@ -104,3 +104,15 @@ def test_a_log_is_emptied_when_it_is_too_long(tmp_path: Path) -> None:
 
     assert words == "last"
     assert {each.name: each.stat().st_size for each in logs.iterdir()} == {"server.log": 6, "control.log": 0}
+
+
+def test_a_log_that_is_a_link_empties_no_other_file(tmp_path: Path) -> None:
+    server = GroupFiles(tmp_path, "llm").server
+    logs, other = server.directory / "log", tmp_path / "other"
+    logs.mkdir(parents=True)
+    other.write_bytes(b"x" * (17 << 20))
+    (logs / "server.log").symlink_to(other)
+    os.mkfifo(logs / "control.log")
+    server.bound_logs()
+
+    assert other.stat().st_size == 17 << 20
