@@ -72,7 +72,10 @@ def twice(program: str) -> Pair:
 
 @dataclass(slots=True)
 class Alone:
-    """The results of each program alone: at the beginning, in the middle and at the end."""
+    """The results of each program alone, from time to time: hosts speed up and slow down within a minute.
+
+    With ``at_ns`` they are the mean of the last span before that time and the first one after it.
+    """
 
     taken: dict[str, list[Taken]] = field(default_factory=dict)
 
@@ -80,9 +83,9 @@ class Alone:
         """Note one span."""
         self.taken.setdefault(program, []).append(taken)
 
-    def speed(self, program: str) -> float:
+    def speed(self, program: str, at_ns: int | None = None) -> float:
         """Return steps per second."""
-        return self._middle(program, lambda taken: taken.did[0].speed)
+        return self._middle(program, lambda taken: taken.did[0].speed, at_ns)
 
     def median_ms(self, program: str) -> float:
         """Return the median time of a step."""
@@ -92,12 +95,17 @@ class Alone:
         """Return the time that only one step in a hundred exceeds."""
         return self._middle(program, lambda taken: taken.did[0].p99_ms)
 
-    def busy(self, program: str) -> float:
+    def busy(self, program: str, at_ns: int | None = None) -> float:
         """Return the part of time that the card is busy; NaN if unknown."""
-        return self._middle(program, lambda taken: taken.busy)
+        return self._middle(program, lambda taken: taken.busy, at_ns)
 
-    def _middle(self, program: str, of: Callable[[Taken], float]) -> float:
-        return statistics.median(map(of, self.taken[program]))
+    def _middle(self, program: str, of: Callable[[Taken], float], at_ns: int | None = None) -> float:
+        spans = self.taken[program]
+        if at_ns is None:
+            return statistics.median(map(of, spans))
+        before = [taken for taken in spans if taken.at_ns <= at_ns][-1:]
+        after = [taken for taken in spans if taken.at_ns > at_ns][:1]
+        return statistics.fmean(map(of, before + after))
 
 
 @dataclass(slots=True)
@@ -110,8 +118,10 @@ class Found:
     mps: dict[str, list[Taken]] = field(default_factory=dict)
 
     def relative(self, taken: Taken, alone: Alone) -> list[float]:
-        """Return the speed of each process over its speed alone."""
-        return [each.speed / alone.speed(name) for each, name in zip(taken.did, self.pair.programs, strict=True)]
+        """Return the speed of each process over its speed alone at about that time."""
+        at_ns = taken.at_ns
+        pods = zip(taken.did, self.pair.programs, strict=True)
+        return [each.speed / alone.speed(name, at_ns) for each, name in pods]
 
     def totals(self, spans: Iterable[Taken], alone: Alone) -> list[float]:
         """Return, for each span, the sum of both."""
@@ -128,9 +138,13 @@ class Found:
 
     def floors(self, sharing: Sharing, alone: Alone) -> list[list[float]]:
         """Return, for each pod and round, its speed over its quota's worth; see ``floor``."""
-        rounds = [self.relative(taken, alone) for taken in self.shared[sharing]]
-        pods = zip(zip(*rounds, strict=True), sharing.parts, self.pair.programs, strict=True)
-        return [[floor(each, part, alone.busy(name)) for each in speeds] for speeds, part, name in pods]
+        spans = self.shared[sharing]
+        by_pod = zip(*(self.relative(each, alone) for each in spans), strict=True)
+        pods = zip(by_pod, sharing.parts, self.pair.programs, strict=True)
+        return [
+            [floor(each, part, alone.busy(name, taken.at_ns)) for each, taken in zip(speeds, spans, strict=True)]
+            for speeds, part, name in pods
+        ]
 
     def ratios(self, sharing: Sharing, alone: Alone) -> list[float]:
         """Return, for each round, the first pod's speed over the other's, both relative to alone."""

@@ -106,11 +106,11 @@ def programs_of(pairs: Iterable[tuple[Sequence[str], Pair]]) -> dict[str, list[s
 
 
 @contextmanager
-def _crew(script: Script, cases: Iterable[tuple[tuple[str, str], Pair]]) -> Iterator[Crew]:
+def _crew(script: Script, cases: Iterable[tuple[tuple[str, str], Pair]], *, cpus_apart: bool = False) -> Iterator[Crew]:
     """Run a daemon, and pods and plain processes that have loaded the programs of the pairs."""
     pods = list(cases)
     with script.bench.daemon():
-        crew = Crew(script)
+        crew = Crew(script, cpus_apart=cpus_apart)
         # The first plain process runs every program alone.
         every = [((PLAINS[0],) * 2, pair) for _, pair in pods]
         for name, programs in programs_of([*((PLAINS, pair) for _, pair in pods), *every]).items():
@@ -155,13 +155,19 @@ def _in_turn(
     sharings: Sequence[Sharing],
     times: Times,
     pods: tuple[str, str] = PODS,
+    alone: Alone | None = None,
 ) -> Found:
-    """Measure a pair plainly and in each way to share, in turn; the order of ways changes from round to round."""
+    """Measure a pair plainly and in each way to share, in turn; the order of ways changes from round to round.
+
+    With ``alone``, every round measures the programs alone too, for that round's speeds.
+    """
     found = Found(pair, shared={sharing: [] for sharing in sharings})
 
     def plainly() -> None:
         asked = dict(zip(PLAINS, pair.programs, strict=True))
         found.plain.append(crew.take(asked, times.plain_settle, times.plain))
+        if alone is not None:
+            _alone(script, crew, alone, [pair], times)
 
     for number in range(_repeats(script)):
         plainly()
@@ -174,14 +180,16 @@ def _in_turn(
     return found
 
 
-def _by_mps(script: Script, cases: Sequence[tuple[Found, str]], times: Times, alone: Alone) -> None:
+def _by_mps(
+    script: Script, cases: Sequence[tuple[Found, str]], times: Times, alone: Alone, *, cpus_apart: bool = False
+) -> None:
     """Measure pairs under MPS, each with its clients; if MPS fails, say so and leave it out."""
     if not mps_present():
         script.say("MPS is not here")
         return
     try:
         with mps(script.bench) as service:
-            crew = Crew(script)
+            crew = Crew(script, cpus_apart=cpus_apart)
             for name, programs in programs_of((CLIENTS[kind], found.pair) for found, kind in cases).items():
                 crew.beside(name, programs, service.client(PERCENT.get(name)))
             crew.wait_ready()
@@ -264,16 +272,12 @@ def gappy(script: Script) -> list[Figure]:
     _need_card(script)
     alone, all_found = Alone(), []
     sharings = (TWO_ONE, EVEN, BEST_OF)
-    with _crew(script, ((PODS, pair) for pair in GAPPY_PAIRS)) as crew:
-        _alone(script, crew, alone, GAPPY_PAIRS, GAPPY)
-        for number, pair in enumerate(GAPPY_PAIRS):
-            if number == len(GAPPY_PAIRS) // 2:
-                _alone(script, crew, alone, GAPPY_PAIRS, GAPPY)
-            all_found.append(_in_turn(script, crew, pair, sharings, GAPPY))
+    with _crew(script, ((PODS, pair) for pair in GAPPY_PAIRS), cpus_apart=True) as crew:
+        for pair in GAPPY_PAIRS:
+            all_found.append(_in_turn(script, crew, pair, sharings, GAPPY, alone=alone))
             _say_all(script, all_found[-1], alone)
-        _alone(script, crew, alone, GAPPY_PAIRS, GAPPY)
     cases = [(found, kind) for kind in (MPS_2_1, MPS_FREE) for found in all_found]
-    _by_mps(script, cases, GAPPY, alone)
+    _by_mps(script, cases, GAPPY, alone, cpus_apart=True)
     _keep(script, "real_gappy", all_found, alone)
     script.plots += [_plot("programs that leave gaps", all_found, sharing, alone) for sharing in sharings]
     script.plots.append(_sum_plot(all_found, alone))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import statistics
 import sys
 import threading
@@ -31,6 +32,8 @@ _LOOK_S = 0.1
 _SAMPLE_S = 0.05
 #: With at least this many samples, NVML's own samples are more accurate than its current value.
 _ENOUGH_SAMPLES = 3
+#: CPUs left to the daemon and the guardian, and the fewest worth a process of its own.
+_OTHERS_CPUS, _LEAST_CPUS = 2, 2
 
 #: When each step ended (ns since the epoch) and how long it took (ns).
 Steps = Sequence[tuple[int, int]]
@@ -75,10 +78,14 @@ def did(steps: Steps, start_ns: int, end_ns: int) -> Did:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """One span: the results of each process, in the order asked, and the part of time the card was busy (or NaN)."""
+    """One span: the results of each process, in the order asked, and the part of time the card was busy (or NaN).
+
+    ``at_ns`` is when it ended, since the epoch.
+    """
 
     did: tuple[Did, ...]
     busy: float
+    at_ns: int = 0
 
 
 @dataclass(slots=True)
@@ -136,30 +143,43 @@ def _watch(card: Any, busy: Busy, over: threading.Event) -> None:
         busy.samples += [each.sampleValue.uiVal / 100 for each in inside]
 
 
-def _command(programs: Iterable[str]) -> list[str]:
-    return [sys.executable, str(_WORKER), "--programs", ",".join(programs)]
+def halves(cpus: Iterable[int]) -> tuple[list[int], list[int]]:
+    """Divide CPUs between two processes, and leave two to all else; both lists are empty if there are too few."""
+    ours = sorted(cpus)[:-_OTHERS_CPUS]
+    half = len(ours) // 2 if len(ours) >= 2 * _LEAST_CPUS else 0
+    return ours[:half], ours[half : 2 * half]
 
 
 class Crew:
-    """Processes that rest until they are asked for a program."""
+    """Processes that rest until they are asked for a program.
 
-    def __init__(self, script: Script) -> None:
+    With ``cpus_apart``, processes whose names end alike share CPUs that no other process here uses.
+    """
+
+    def __init__(self, script: Script, *, cpus_apart: bool = False) -> None:
         self._script = script
+        first, second = halves(os.sched_getaffinity(0)) if cpus_apart else ([], [])
+        self._cpus = {"a": first, "b": second}
         self._members: dict[str, Pod] = {}
         #: How much of the results of each process has been read.
         self._read: dict[str, int] = {}
 
     def pod(self, name: str, programs: Iterable[str], *, pod_class: str = "offline") -> None:
         """Start a process with these programs in a pod."""
-        self._keep(self._script.bench.start_pod(name, _command(programs), pod_class=pod_class))
+        self._keep(self._script.bench.start_pod(name, self._command(name, programs), pod_class=pod_class))
 
     def beside(self, name: str, programs: Iterable[str], environment: Mapping[str, str] | None = None) -> None:
         """Start a process with these programs outside of any pod."""
-        self._keep(self._script.bench.start_beside(name, _command(programs), environment))
+        self._keep(self._script.bench.start_beside(name, self._command(name, programs), environment))
 
     def member(self, name: str, group: str, programs: Iterable[str]) -> None:
         """Start a process with these programs as a member of a group."""
-        self._keep(self._script.bench.start_member(name, _command(programs), group))
+        self._keep(self._script.bench.start_member(name, self._command(name, programs), group))
+
+    def _command(self, name: str, programs: Iterable[str]) -> list[str]:
+        cpus = self._cpus.get(name[-1], [])
+        chosen = ["--cpus", ",".join(map(str, cpus))] if cpus else []
+        return [sys.executable, str(_WORKER), "--programs", ",".join(programs), *chosen]
 
     def _keep(self, pod: Pod) -> None:
         self._members[pod.name], self._read[pod.name] = pod, 0
@@ -192,7 +212,7 @@ class Crew:
         for name, each in zip(asked, found, strict=True):
             if not each.speed:
                 raise BenchError(f"{name}: no step of {asked[name]} in {span_s:.1f} s")
-        return Taken(found, busy.mean())
+        return Taken(found, busy.mean(), end_ns)
 
     def _steps(self, name: str, program: str) -> Steps:
         """Return the steps of a process since it was asked for a program, once it rests."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import signal
 import time
 from contextlib import suppress
@@ -38,7 +39,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--programs", required=True)
     parser.add_argument("--json", type=Path, required=True)
+    parser.add_argument("--cpus", help="the only CPUs it may use, by comma")
     options = parser.parse_args()
+    if options.cpus:
+        os.sched_setaffinity(0, map(int, options.cpus.split(",")))
     stopping = False
 
     def stop(*_: object) -> None:

@@ -16,7 +16,7 @@ from pods import BenchError, wait_for
 from real_pairs import Alone, Found, Pair, farthest, floor, row, twice
 from real_programs import BEST_OF, EVEN, TWO_ONE, programs_of
 from script import keep_rows
-from torch_side import Crew, Did, Taken, did, p99, speed
+from torch_side import Crew, Did, Taken, did, halves, p99, speed
 
 MS = 1_000_000
 S = 1_000 * MS
@@ -45,8 +45,8 @@ def _in_turns(took_ms, part, phase, until_s=5.0, period_ms=100.0):
     return steps
 
 
-def _taken(*speeds, p99_ms=1.0, busy=math.nan):
-    return Taken(tuple(Did(each, 1000 / each, p99_ms) for each in speeds), busy)
+def _taken(*speeds, p99_ms=1.0, busy=math.nan, at_s=0.0):
+    return Taken(tuple(Did(each, 1000 / each, p99_ms) for each in speeds), busy, round(at_s * S))
 
 
 def _alone(**speeds):
@@ -108,6 +108,26 @@ def test_a_round_is_compared_to_plain_spans_on_both_sides():
     found = Found(twice("x"), plain, {EVEN: [_taken(5.0, 5.0), _taken(5.5, 11.0)]})
 
     assert found.gained(EVEN, _alone(x=10.0)) == pytest.approx([1.0, 1.5])
+
+
+def test_a_speed_is_over_those_alone_before_and_after_it():
+    found = Found(twice("x"), [], {EVEN: [_taken(5.0, 5.0, at_s=2), _taken(5.0, 5.0, at_s=4)]})
+    alone = Alone()
+    for at_s, each, busy in ((1, 10.0, 0.5), (3, 5.0, 0.25), (5, 5.0, 0.75)):
+        alone.add("x", _taken(each, busy=busy, at_s=at_s))
+
+    assert found.totals(found.shared[EVEN], alone) == pytest.approx([10 / 7.5, 2.0])
+    assert found.floors(EVEN, alone)[0] == pytest.approx([5 / 7.5, 1.0])
+
+
+@given(st.sets(st.integers(0, 255), max_size=64))
+def test_two_processes_get_equal_cpus_and_some_are_left(cpus):
+    first, second = halves(cpus)
+
+    assert len(first) == len(second) != 1
+    assert len({*first, *second}) == 2 * len(first) <= max(0, len(cpus) - 2)
+    assert {*first, *second} <= cpus
+    assert bool(first) == (len(cpus) >= 6)
 
 
 def test_speeds_are_over_those_of_the_same_program_alone():
