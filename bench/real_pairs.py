@@ -87,6 +87,11 @@ class Alone:
         """Return steps per second."""
         return self._middle(program, lambda taken: taken.did[0].speed, at_ns)
 
+    def slowest_and_fastest(self, program: str) -> tuple[float, float]:
+        """Return the least and the most steps per second of any span."""
+        speeds = [taken.did[0].speed for taken in self.taken[program]]
+        return min(speeds), max(speeds)
+
     def median_ms(self, program: str) -> float:
         """Return the median time of a step."""
         return self._middle(program, lambda taken: taken.did[0].median_ms)

@@ -223,6 +223,7 @@ def _keep(script: Script, section: str, all_found: Sequence[Found], alone: Alone
             "pair": program,
             "way": "alone",
             "steps_per_s": rounded([alone.speed(program)]),
+            "spread": rounded(alone.slowest_and_fastest(program)),
             "p99_ms": rounded([alone.p99_ms(program)]),
             "utilisation": rounded([alone.busy(program)])[0],
             "spans": len(spans),
