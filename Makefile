@@ -1,5 +1,6 @@
 # The commands of the project. Python packages live in $(VENV), which is created on first use.
-PYTHON ?= python3
+PYTHON := $(or $(PYTHON),$(shell for python in python3 python3.14 python3.13 python3.12 python3.11; do \
+	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$python && break; done))
 VENV ?= .venv
 BIN := $(VENV)/bin
 
@@ -120,9 +121,10 @@ $(VENV)/installed: pyproject.toml | system
 
 # The venv module and, for tests, a C compiler; each is installed only where it is missing.
 python-system:
+	@[ -n "$(PYTHON)" ] || { echo "please install Python 3.11 or newer (Ubuntu 22.04: apt install python3.11)" >&2; exit 1; }
 	@if ! $(PYTHON) -c 'import ensurepip' 2>/dev/null; then \
-		[ "$$(id -u)" = 0 ] || { echo "please install: python3-venv" >&2; exit 1; }; \
-		apt-get update -qq && apt-get install -qq -y --no-install-recommends python3-venv; \
+		[ "$$(id -u)" = 0 ] || { echo "please install: $(notdir $(PYTHON))-venv" >&2; exit 1; }; \
+		apt-get update -qq && apt-get install -qq -y --no-install-recommends $(notdir $(PYTHON))-venv; \
 	fi
 
 system: python-system
