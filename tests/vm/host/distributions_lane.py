@@ -121,7 +121,7 @@ def pasted(name: str, dist: Path) -> dict[str, Any]:
         with tarfile.open(tree, "a") as archive:
             for file in [*dist.glob("qgpu*_amd64.deb"), *dist.glob("*.whl")]:
                 archive.add(file, f"dist/{file.name}")
-        return contained(root, Path(share), "/usr/bin/python3 /run/share/pasting_guest.py", 1200)
+        return contained(root, Path(share), "/usr/bin/python3 /run/share/pasting_guest.py", 3600)
 
 
 def tools() -> dict[str, Any]:

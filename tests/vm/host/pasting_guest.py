@@ -124,7 +124,7 @@ def main() -> None:
     for document, first, play in PASTED:
         each = block(TREE, document, first)
         started, found["pasted"] = time.monotonic(), found["pasted"] + 1
-        terminal = pasting.Terminal(TREE, os.environ, patience_s=400)
+        terminal = pasting.Terminal(TREE, os.environ, patience_s=900)
         terminal.keys(_TRAP)
         terminal.until(_PROMPT, since=terminal.until("ERR"))
         try:
