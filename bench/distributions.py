@@ -1,10 +1,12 @@
 """How many distributions the packages work on, and what the first command costs; into docs/results/operator.json.
 
     distributions.py [--only ubuntu-22.04,...]
+    distributions.py --paste [--only ubuntu-22.04,...]
     distributions.py --demo
 
-The packages must lie in dist/ (make packages). Results of distributions that are not named are kept. ``--demo`` runs
-``make demo`` in a new clone of this tree, and measures how long it takes and how large its ``.venv`` is.
+The packages must lie in dist/ (make packages). Results of distributions that are not named are kept. ``--paste`` pastes
+there every block of README and docs/install.md that a container can run; it needs the wheel in dist/, too. ``--demo``
+runs ``make demo`` in a new clone of this tree, and measures how long it takes and how large its ``.venv`` is.
 """
 
 from __future__ import annotations
@@ -39,6 +41,19 @@ def on_distributions(only: list[str]) -> dict[str, Any]:
     return {"distributions": len(good), "left_behind": left, "on_distributions": found}
 
 
+def pasted_on(only: list[str]) -> dict[str, Any]:
+    """Paste the documents' blocks on each distribution; the figures of these and of those tried before."""
+    import distributions_lane
+
+    kept: dict[str, Any] = json.loads(FILE.read_text()) if FILE.exists() else {}
+    found: dict[str, Any] = kept.get("figures", {}).get("pasted_on", {})
+    for name in only or distributions_lane.DISTRIBUTIONS:
+        found[name] = distributions_lane.pasted(name, ROOT / "dist")
+    blocks = sum(each.get("pasted", 0) for each in found.values())
+    failed = sum(len(each["failed"]) for each in found.values())
+    return {"pasted_blocks": blocks, "pasted_blocks_failed": failed, "pasted_on": found}
+
+
 def demo() -> dict[str, Any]:
     """Run the demo in a new clone; its seconds, and the size of its virtual environment in MB (10^6 bytes)."""
     with tempfile.TemporaryDirectory(prefix="qgpu-demo.") as place:
@@ -57,12 +72,15 @@ def main() -> None:
     """Measure, and keep what was found."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="distributions, with commas between them")
+    parser.add_argument("--paste", action="store_true", help="paste the documents' blocks instead")
     parser.add_argument("--demo", action="store_true", help="measure the demo instead")
     arguments = parser.parse_args()
+    only = [name for name in arguments.only.split(",") if name]
     if arguments.demo:
         figures, command = demo(), "python bench/distributions.py --demo"
+    elif arguments.paste:
+        figures, command = pasted_on(only), "python bench/distributions.py --paste"
     else:
-        only = [name for name in arguments.only.split(",") if name]
         figures, command = on_distributions(only), "python bench/distributions.py"
     print(json.dumps(figures, indent=2))
     host_figures.keep(command, "2 CPUs, no GPU", figures, FILE)

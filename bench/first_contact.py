@@ -50,7 +50,7 @@ DEFECTS = {
 }
 
 
-def pasted_blocks_failed() -> dict[str, Any]:
+def first_blocks_failed() -> dict[str, Any]:
     """Count how often the README's first block or the wheel's fails, of 12 pastes each."""
     failed = 0
     for _ in range(_PASTES):
@@ -62,7 +62,7 @@ def pasted_blocks_failed() -> dict[str, Any]:
                 terminal, [line.replace("/opt/qgpu/bin", "$PWD/.venv/bin") for line in lines[1:]]
             ),
         )
-    return {"pasted_blocks_failed": failed, "pasted_blocks": 2 * _PASTES}
+    return {"first_blocks_failed": failed, "first_blocks": 2 * _PASTES}
 
 
 def _short_end(terminal: pasting.Terminal, lines: list[str]) -> None:
@@ -138,7 +138,7 @@ def defects_open() -> dict[str, Any]:
 
 
 FIGURES: dict[str, Callable[[], dict[str, Any]]] = {
-    each.__name__: each for each in (pasted_blocks_failed, policy_left_changed, help_over_python, defects_open)
+    each.__name__: each for each in (first_blocks_failed, policy_left_changed, help_over_python, defects_open)
 }
 
 

@@ -37,8 +37,8 @@ def programs(folder: Path) -> None:
 class Terminal:
     """An interactive bash on a terminal; what it showed so far is ``shown``."""
 
-    def __init__(self, folder: Path, environment: Mapping[str, str]) -> None:
-        self.shown = ""
+    def __init__(self, folder: Path, environment: Mapping[str, str], patience_s: float = _PATIENCE_S) -> None:
+        self.shown, self._patience_s = "", patience_s
         self._pid, self._fd = pty.fork()
         if self._pid == 0:
             os.chdir(folder)
@@ -60,7 +60,7 @@ class Terminal:
 
         Raises NotSeenError.
         """
-        end_s = time.monotonic() + _PATIENCE_S
+        end_s = time.monotonic() + self._patience_s
         while not all(each in self.shown[since:] for each in wanted):
             ready, _, _ = select.select([self._fd], [], [], max(0.0, end_s - time.monotonic()))
             try:

@@ -45,7 +45,11 @@ def _changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
             yield f"pGPU {key}: {changed(old[key], after)}"
             continue
         name, write = _WRITTEN.get(key, (key, str))
-        yield f"{name} {write(old[key])} -> {write(after)}"
+        yield f"{name} {_written(write, old[key])} -> {_written(write, after)}"
+
+
+def _written(write: Callable[[Any], str], value: Any) -> str:
+    return "none" if value is None else write(value)
 
 
 def who(by: Mapping[str, Any]) -> str:

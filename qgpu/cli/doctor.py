@@ -12,6 +12,7 @@ import click
 from qgpu.cli import completion
 from qgpu.cli.context import Context, pass_context
 from qgpu.cli.output import output_option, print_json, print_table
+from qgpu.cli.params import PGPU
 from qgpu.doctor.report import Check, failed
 from qgpu.errors import ExitCode
 from qgpu.ipc.control_socket import SCHEMA
@@ -21,7 +22,9 @@ from qgpu.ipc.control_socket import SCHEMA
 @click.option(
     "--self-test", is_flag=True, help="Run two short pods and measure what they get (about 5 s). No setting changes."
 )
-@click.option("--gpu", default=0, show_default=True, shell_complete=completion.gpus, help="The pGPU of the self-test.")
+@click.option(
+    "--gpu", type=PGPU, default=0, show_default=True, shell_complete=completion.gpus, help="The pGPU of the self-test."
+)
 @output_option
 @pass_context
 def doctor(context: Context, self_test: bool, gpu: int, output: str) -> None:

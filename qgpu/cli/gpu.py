@@ -22,7 +22,7 @@ from qgpu.cli.output import (
     print_json,
     print_table,
 )
-from qgpu.cli.params import DURATION, FACTOR, PERCENT
+from qgpu.cli.params import DURATION, FACTOR, PERCENT, PGPU
 from qgpu.cli.pod import USE_HEADER, follow, use_rows
 from qgpu.errors import InvalidValueError, QgpuError, RefusedError
 from qgpu.ipc.control_socket import SCHEMA
@@ -30,7 +30,7 @@ from qgpu.policies.registry import POLICIES
 
 _HEADER = (
     *("GPU", "NAME", "MEMORY", "HELD", "POLICY", "ONLINE POLICY", "PERIOD", "OFFLINE FLOOR"),
-    *("PODS", "ENGINE ACTIVE", "UTILIZATION", "PROBLEM"),
+    *("PODS", "ENGINE ACTIVE", "UTILISATION", "PROBLEM"),
 )
 
 
@@ -90,7 +90,7 @@ def list_(context: Context, output: str) -> None:
 
 
 @gpu.command()
-@click.argument("index", metavar="N", type=int, shell_complete=completion.gpus)
+@click.argument("index", metavar="N", type=PGPU, shell_complete=completion.gpus)
 @output_option
 @pass_context
 def show(context: Context, index: int, output: str) -> None:
@@ -116,7 +116,7 @@ def _facts(gpu: dict[str, Any], pods: list[dict[str, Any]], status: dict[str, An
     yield "temporary policy", gpu["temporary_policy"] or "-"
     yield "period", units.format_duration(gpu["period_ns"])
     yield "offline floor", per_cent(gpu["offline_floor"])
-    yield "utilization", f"{part(gpu['utilization'])} of the time a kernel ran (NVML)"
+    yield "utilisation", f"{part(gpu['utilization'])} of the time a kernel ran (NVML)"
     yield "engine active", f"{part(gpu['engine_active'])} of the last seconds a pod was on the engine"
     yield "memory", memory(gpu["memory"])
     yield "held by pods", memory(gpu["memory_used"])
@@ -130,26 +130,37 @@ def _facts(gpu: dict[str, Any], pods: list[dict[str, Any]], status: dict[str, An
 
 
 @gpu.command()
-@click.argument("index", metavar="N", type=int, shell_complete=completion.gpus)
+@click.argument("index", metavar="N", type=PGPU, shell_complete=completion.gpus)
 @click.option("--suspend", is_flag=True, help="Suspend pods that fit on no other pGPU.")
 @pass_context
 def drain(context: Context, index: int, suspend: bool) -> None:
     """Move all pods of pGPU N to others of its model. New pods may still come."""
-    here = context.gpu(index)
-    others = [
-        each["index"]
-        for each in context.ask("gpu.list")["gpus"]
-        if each["index"] != index and (each["name"], each["memory"]) == (here["name"], here["memory"])
-    ]
-    left = []
-    for pod in context.ask("pod.list")["pods"]:
-        if index in (grant["gpu"] for grant in pod["grants"]):
-            try:
-                _clear(context, pod["name"], index, others, suspend=suspend)
-            except QgpuError as error:
-                left.append(str(error))
+    here, left = context.gpu(index), []
+    for pod in (there := [pod["name"] for pod in context.ask("pod.list")["pods"] if _is_on(pod, index)]):
+        try:
+            _clear(context, pod, index, _others(context, here), suspend=suspend)
+        except QgpuError as error:
+            left.append(str(error))
+    if not there:
+        click.echo(f"pGPU {index}: no pods")
     if left:
-        raise RefusedError(f"pGPU {index}: {len(left)} pods stay; {'; '.join(left)}")
+        raise RefusedError(
+            f"pGPU {index}: {len(left)} {'pod stays' if len(left) == 1 else 'pods stay'}; {'; '.join(left)}"
+        )
+
+
+def _is_on(pod: dict[str, Any], index: int) -> bool:
+    return any(grant["gpu"] == index for grant in pod["grants"])
+
+
+def _others(context: Context, here: dict[str, Any]) -> list[int]:
+    """Return the other pGPUs of a model; that with the fewest pods comes first."""
+    alike = [
+        (gpu["pods"], gpu["index"])
+        for gpu in context.ask("gpu.list")["gpus"]
+        if gpu["index"] != here["index"] and (gpu["name"], gpu["memory"]) == (here["name"], here["memory"])
+    ]
+    return [index for _, index in sorted(alike)]
 
 
 def _clear(context: Context, name: str, index: int, others: Sequence[int], *, suspend: bool) -> None:
@@ -177,8 +188,8 @@ def policy() -> None:
 _NUMBERED = ", ".join(f"{name} ({info.number})" for name, info in POLICIES.items())
 
 
-@policy.command("set", help=f"Set the policy of pGPU N: {_NUMBERED}.")
-@click.argument("index", metavar="N", type=int, shell_complete=completion.gpus)
+@policy.command("set", help=f"Set how pGPU N is shared.\n\nPolicies: {_NUMBERED}.")
+@click.argument("index", metavar="N", type=PGPU, shell_complete=completion.gpus)
 @click.argument("policy_name", metavar="[POLICY]", required=False, shell_complete=completion.policies)
 @click.option("--online-policy", shell_complete=completion.policies, help="Policy among online pods.")
 @click.option("--period", type=DURATION, help="Scheduling period, 10ms to 10s.")

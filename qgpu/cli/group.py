@@ -14,7 +14,7 @@ from qgpu.cli import completion
 from qgpu.cli.context import Context, pass_context
 from qgpu.cli.grant_options import change, given, grant_options, or_none
 from qgpu.cli.output import cores, duration, memory, output_option, print_as, print_facts, print_json, print_table
-from qgpu.cli.params import DURATION, MEMORY, OrNone
+from qgpu.cli.params import DURATION, MEMORY, PGPU, OrNone
 from qgpu.errors import InvalidValueError, PermissionDeniedError, TimedOutError
 from qgpu.groups import group_cdi, keeper_process
 from qgpu.groups.group_files import GroupFiles, check_not_claims, names
@@ -41,7 +41,7 @@ def group() -> None:
 @group.command()
 @click.argument("name")
 @click.option(
-    "--gpu", type=int, default=0, show_default=True, shell_complete=completion.gpus, help="The pGPU to run on."
+    "--gpu", type=PGPU, default=0, show_default=True, shell_complete=completion.gpus, help="The pGPU to run on."
 )
 @click.option("--cores", "quota", type=int, help="Quota of the whole group in per cent of the pGPU.")
 @click.option("--memory", "limit", type=MEMORY, help="Memory limit of the whole group, such as 40GiB.")
@@ -80,7 +80,7 @@ def create(
 @group.command()
 @pass_context
 def serve(context: Context) -> None:
-    """Make the groups that Kubernetes claims ask for, until a signal; they outlive this command."""
+    """Make the groups that Kubernetes claims ask for. Runs until a signal; the groups outlive it."""
     stop = Shutdown(signal.SIGTERM, signal.SIGINT)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     Supervisor(context.runtime_dir).run(stop)
@@ -141,7 +141,7 @@ def show(context: Context, name: str, output: str) -> None:
 @click.option("--member-memory", type=OrNone(MEMORY), help="Memory limit of members that start from now on, or none.")
 @pass_context
 def set_(context: Context, /, name: str, sm: Any, member_memory: Any, **options: Any) -> None:
-    """Change the grant of a group, for all members at once, or what later members get of it."""
+    """Change a group. Its grant changes for all members at once; later members get the new parts of it."""
     files = GroupFiles(context.runtime_dir, name)
     files.need_keeper()
     check_not_claims(context.ask("grant.list")["grants"], name, "it has what its claim holds; make another claim")

@@ -35,7 +35,7 @@ def show(output: str) -> None:
 @module.command()
 @pass_context
 def off(context: Context) -> None:
-    """Stop enforcing: every gate opens, and nothing is refused or counted until it is switched on again."""
+    """Stop enforcing. Every gate opens, and nothing is refused or counted until it is switched on again."""
     _switch("0")
     _record(context, on=False)
 

@@ -18,7 +18,8 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 
 def output_option(function: _F) -> _F:
-    """Give a command the option ``-o table|json`` as its argument ``output``."""
+    """Give a command the option ``-o table|json``, and ``--json``, as its argument ``output``."""
+    function = click.option("--json", "output", flag_value="json", help="As -o json.")(function)
     return click.option(
         "-o",
         "--output",

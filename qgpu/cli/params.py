@@ -9,6 +9,7 @@ import click
 
 from qgpu import units
 from qgpu.entry_point import Quantity
+from qgpu.errors import UnknownNameError
 
 #: Removes a quota or a limit; distinct from an option that was not given.
 NONE = "none"
@@ -33,6 +34,32 @@ class Seconds(click.FloatRange):
         if not float(self.min or 0) <= seconds <= float(self.max or math.inf):
             self.fail(f"'{value}' is not a number of seconds from {self.min:g} to {self.max:g}", param, ctx)
         return seconds
+
+
+class Pgpu(click.ParamType[int]):
+    """A pGPU by its number, or by its UUID or the beginning of it, which the daemon knows."""
+
+    name = "gpu"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Convert a value; fail with a usage error. Raises UnknownNameError."""
+        if isinstance(value, int) or (value.isascii() and value.removeprefix("-").isdecimal()):
+            return int(value)
+        if ctx is None or not value.upper().startswith("GPU-"):
+            self.fail(f"'{value}' is not a number such as 0, or a UUID such as GPU-5f2b1c5e", param, ctx)
+        gpus = ctx.find_root().obj.ask("gpu.list")["gpus"]
+        found = [gpu["index"] for gpu in gpus if gpu["uuid"].upper().startswith(value.upper())]
+        if len(found) > 1:
+            self.fail(f"'{value}' begins the UUIDs of several pGPUs; write more of it", param, ctx)
+        if not found:
+            raise UnknownNameError(
+                f"pGPU {value}: there is none of that UUID; there are: {', '.join(gpu['uuid'] for gpu in gpus)}"
+            )
+        return int(found[0])
+
+
+#: A pGPU.
+PGPU = Pgpu()
 
 
 class OrNone(click.ParamType[Any]):

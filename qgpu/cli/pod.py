@@ -13,7 +13,7 @@ from qgpu.cli import completion
 from qgpu.cli.context import Context, pass_context
 from qgpu.cli.grant_options import change, given, grant_options
 from qgpu.cli.output import cores, duration, memory, output_option, part, print_as, print_facts, print_json
-from qgpu.cli.params import DURATION
+from qgpu.cli.params import DURATION, PGPU
 from qgpu.errors import InvalidValueError, RefusedError
 from qgpu.ipc.control_socket import SCHEMA
 from qgpu.model import NS_PER_S
@@ -73,7 +73,7 @@ def show(context: Context, name: str, output: str) -> None:
 
 @pod.command("set")
 @click.argument("name", shell_complete=completion.pods)
-@click.option("--gpu", type=int, shell_complete=completion.gpus, help="Change only the grant on this pGPU.")
+@click.option("--gpu", type=PGPU, shell_complete=completion.gpus, help="Change only the grant on this pGPU.")
 @grant_options
 @pass_context
 def set_(context: Context, /, name: str, gpu: int | None, **options: Any) -> None:
@@ -119,7 +119,7 @@ def resume(context: Context, name: str, no_wait: bool) -> None:
 @click.option(
     "--gpu",
     "target",
-    type=int,
+    type=PGPU,
     required=True,
     shell_complete=completion.gpus,
     help="The pGPU that it moves to, of the same model.",
@@ -127,7 +127,7 @@ def resume(context: Context, name: str, no_wait: bool) -> None:
 @click.option(
     "--from",
     "source",
-    type=int,
+    type=PGPU,
     shell_complete=completion.gpus,
     help="The pGPU that it leaves.  [default: its only one]",
 )

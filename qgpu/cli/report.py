@@ -11,7 +11,7 @@ import click
 from qgpu.cli import completion
 from qgpu.cli.context import Context, pass_context
 from qgpu.cli.output import writing
-from qgpu.cli.params import Seconds
+from qgpu.cli.params import PGPU, Seconds
 from qgpu.linux.shutdown import Shutdown
 from qgpu.model import NS_PER_S
 from qgpu.trace import page
@@ -22,7 +22,7 @@ from qgpu.trace.recording import record
 @click.command()
 @click.option("--seconds", type=Seconds(0.1, 600), default=30.0, show_default=True, help="How long.")
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), required=True, help="The HTML file to write.")
-@click.option("--gpu", type=int, shell_complete=completion.gpus, help="Only this pGPU.")
+@click.option("--gpu", type=PGPU, shell_complete=completion.gpus, help="Only this pGPU.")
 @pass_context
 def report(context: Context, seconds: float, out: Path, gpu: int | None) -> None:
     """Record for some seconds and write an HTML page: shares, turns, gates, refusals. Ctrl-C ends it early.

@@ -20,7 +20,7 @@ from click.core import ParameterSource
 from qgpu.cli import completion
 from qgpu.cli.context import Context
 from qgpu.cli.grant_options import PROFILING_HELP
-from qgpu.cli.params import DURATION, MEMORY
+from qgpu.cli.params import DURATION, MEMORY, PGPU
 from qgpu.errors import QgpuError, TimedOutError
 from qgpu.groups.group_files import GroupFiles, check_not_claims
 from qgpu.ipc.control_socket import Client
@@ -46,12 +46,12 @@ _NOT_EXECUTABLE, _NO_SUCH_COMMAND, _BY_SIGNAL = 126, 127, 128
 @click.option(
     "--gpu",
     "gpus",
-    type=int,
+    type=PGPU,
     multiple=True,
     default=(0,),
     show_default=True,
     shell_complete=completion.gpus,
-    help="The pGPU to run on; may be repeated.",
+    help="The pGPU to run on, by number or UUID; may be repeated.",
 )
 @click.option("--name", help="The pod's name. Default: a generated one.")
 @click.option(

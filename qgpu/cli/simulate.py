@@ -11,15 +11,14 @@ from qgpu.cli.output import output_option, print_json
 
 @click.command()
 @click.argument("scenario", type=click.Path(path_type=Path))
-@click.option("--json", "as_json", is_flag=True, help="The same as -o json.")
 @click.option("--plot", type=click.Path(path_type=Path), help="Also draw shares over time to this file.")
 @output_option
-def simulate(scenario: Path, as_json: bool, plot: Path | None, output: str) -> None:
+def simulate(scenario: Path, plot: Path | None, output: str) -> None:
     """Play a scenario (TOML) on a simulated pGPU and report what its pods got."""
     from qgpu.simulate import scenario as scenarios  # pulls in the whole simulator
 
     report = scenarios.simulate(scenario)
-    if as_json or output == "json":
+    if output == "json":
         print_json(report.to_json())
     else:
         click.echo(report.table())

@@ -76,7 +76,7 @@ def _title(mode: Mode, view: View, width: int, rows: tuple[int, int, int]) -> Li
     order = f"by {mode.sort}{', reversed' if mode.reverse else ''}"
     only = "" if mode.only == "all" else f", {mode.only}"
     only += f", pGPU {mode.gpu} only" if mode.only_gpu else ""
-    where = f"pods {first + 1} to {first + shown} of {total}" if shown < total else f"{total} pods"
+    where = f"pods {first + 1} to {first + shown} of {total}" if shown < total else _pods(total)
     right = f"{where} {order}{only}{'  (paused)' if mode.paused else ''}"
     if len(name) + 2 + len(right) > width:
         return line(right, Style.HEADING)
@@ -86,7 +86,7 @@ def _title(mode: Mode, view: View, width: int, rows: tuple[int, int, int]) -> Li
 def _gpu_window(mode: Mode, view: View, height: int) -> Sequence[Mapping[str, Any]]:
     """Return the pGPUs to show: all, or those around the chosen one if they would fill the screen."""
     gpus = view.now["gpus"]
-    most = max(1, height // _GPU_PART)
+    most = max(1, min(height // _GPU_PART, height - _AROUND - 1))
     at = next((at for at, gpu in enumerate(gpus) if gpu["index"] == mode.gpu), 0)
     first = max(0, min(at - most // 2, len(gpus) - most))
     return list(gpus[first : first + most])
@@ -106,7 +106,7 @@ def _gpu(gpu: Mapping[str, Any], shares: Sequence[Mapping[str, Any]], width: int
         (0, f", {used:.0%} used", Style.PLAIN),
         (3, "" if busy is None else f", {busy:.0%} utilisation", Style.PLAIN),
         (4, f", {memory(sum(row['held'] for row in there))} of {memory(gpu['memory'])}", Style.PLAIN),
-        (5, f", {len(there)} pods", Style.PLAIN),
+        (5, f", {_pods(len(there))}", Style.PLAIN),
         (1, f", {short} below quota" if short else "", Style.BAD),
         (7, f", online {gpu['online_policy']}", Style.QUIET),
         (6, f", period {units.format_duration(gpu['period_ns'])}", Style.QUIET),
@@ -118,6 +118,10 @@ def _gpu(gpu: Mapping[str, Any], shares: Sequence[Mapping[str, Any]], width: int
             break
         parts = [part for part in parts if part[0] != least]
     return tuple((text, kind) for _, text, kind in parts if text)
+
+
+def _pods(count: int) -> str:
+    return "1 pod" if count == 1 else f"{count} pods"
 
 
 def waits(row: Mapping[str, Any]) -> bool:

@@ -11,7 +11,7 @@ import click
 from qgpu.cli import completion
 from qgpu.cli.context import Context, pass_context
 from qgpu.cli.output import cores, output_option, print_json, print_table, writing
-from qgpu.cli.params import Seconds
+from qgpu.cli.params import PGPU, Seconds
 from qgpu.ipc.control_socket import SCHEMA
 from qgpu.linux.shutdown import Shutdown
 from qgpu.model import NS_PER_S
@@ -24,7 +24,7 @@ _HEADER = ("GPU", "POD", "CLASS", "QUOTA", "RUNS", "TRACED", "LEDGER", "SHARE")
 @click.command()
 @click.option("--seconds", type=Seconds(0.1, 600), default=10.0, show_default=True, help="How long.")
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), required=True, help="The file to write.")
-@click.option("--gpu", type=int, shell_complete=completion.gpus, help="Only this pGPU.")
+@click.option("--gpu", type=PGPU, shell_complete=completion.gpus, help="Only this pGPU.")
 @output_option
 @pass_context
 def trace(context: Context, seconds: float, out: Path, gpu: int | None, output: str) -> None:

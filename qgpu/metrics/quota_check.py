@@ -38,7 +38,8 @@ def below_quota(pod: str, ledger: Ledger, recent: Mapping[str, Recent], not_guar
     if alone < BELOW * quota:
         return f"asks for less: alone it would use {alone:.0%} at most"
     if not_guaranteed_by:
-        return f"policy {not_guaranteed_by} guarantees no quota"
+        among = " among online pods" if account.last.grant.pod_class is PodClass.ONLINE else ""
+        return f"policy {not_guaranteed_by}{among} guarantees no quota"
     online = sum(recent[name].share for name in _online(ledger) if name in recent)
     if account.last.grant.pod_class is PodClass.OFFLINE and online >= quota - mine.share:
         return f"waits: online pods run first, and had {online:.0%} of the GPU"

@@ -44,6 +44,7 @@ def state(daemon: Daemon) -> tuple[Any, Any]:
         (("pod", "set", "ghost", "--cores", "3"), ExitCode.NOT_FOUND, "pod ghost: there is none of that name"),
         (("pod", "set", "ghost"), ExitCode.USAGE, "nothing to set"),
         (("gpu", "show", "9"), ExitCode.NOT_FOUND, "pGPU 9: there is none of that number; there are: 0, 1"),
+        (("gpu", "show", "GPU-9"), ExitCode.NOT_FOUND, "pGPU GPU-9: there is none of that UUID; there are: GPU-5130"),
         (("gpu", "policy", "set", "9", "0"), ExitCode.NOT_FOUND, "pGPU 9: there is none of that number"),
         (("gpu", "policy", "set", "0", "fair"), ExitCode.NOT_FOUND, "policy 'fair': there is no such policy"),
         (("gpu", "policy", "set", "0", "--period", "1ms"), ExitCode.USAGE, "period 1 ms: a period is 10 ms to 10 s"),
@@ -116,6 +117,8 @@ def test_misuse_of_the_command_line_is_usage(shared: Daemon, arguments: tuple[st
     [
         (("stauts",), "'status'"),
         (("pods",), "'pod'"),
+        (("gpu", "show", "first"), "'first' is not a number such as 0, or a UUID such as GPU-5f2b1c5e"),
+        (("run", "--gpu", "GPU-5130", "--", "true"), "'GPU-5130' begins the UUIDs of several pGPUs"),
         (("--timeout", "soon", "status"), "'soon' is not a number of seconds from 0.1 to 3600"),
         (("--timeout", "0", "status"), "'0' is not a number of seconds from 0.1 to 3600"),
     ],

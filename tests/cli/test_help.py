@@ -67,6 +67,11 @@ def test_paragraphs_of_a_help_text_are_whole(words: str, found: click.Command) -
     assert not [line for line in written[1:] if re.search(r"^ {3,}|\S {2,}\S", line)]
 
 
+@pytest.mark.parametrize(("words", "found"), [each for each in leaves(qgpuctl) if " " in each[0]], ids=str)
+def test_a_commands_summary_fits_a_line_of_80(words: str, found: click.Command) -> None:
+    assert not found.get_short_help_str(70).endswith("..."), words
+
+
 def test_help_loads_only_what_it_needs() -> None:
     script = (
         "import sys; from qgpu.cli.main import command; slow = {'structlog', 'json', 'socket', 'cffi', 'psutil'}\n"

@@ -95,6 +95,22 @@ def _end(pid: int) -> None:
     os.kill(pid, signal.SIGKILL)
 
 
+def test_a_card_may_be_named_by_its_uuid(shared: Daemon) -> None:
+    uuid = shared.json("gpu", "show", "1")["gpu"]["uuid"]
+
+    assert shared.json("gpu", "show", uuid.lower())["gpu"]["index"] == 1
+    program = f"{sys.executable} -m qgpu.cli.main"
+    shown = shared.ctl("run", "--gpu", uuid, "--", "sh", "-c", f'{program} pod show "$QGPU_POD"')
+    assert "pGPU 1\n" in shown.stdout, shown.stderr
+
+
+@pytest.mark.parametrize("words", [("status",), ("gpu", "show", "0"), ("pod", "list"), ("top", "-1")])
+def test_json_may_be_asked_for_by_its_name(shared: Daemon, words: tuple[str, ...]) -> None:
+    short, long = shared.ctl(*words, "-o", "json"), shared.ctl(*words, "--json")
+
+    assert json.loads(long.stdout).keys() == json.loads(short.stdout).keys(), long.stderr
+
+
 def test_grants_and_policies_change_while_pods_run(shared: Daemon) -> None:
     pod = shared.start(
         "run", "--gpu", "1", "--name", "live", "--cores", "30", "--", "sh", "-c", "echo up; exec sleep 60"
@@ -114,7 +130,7 @@ def test_grants_and_policies_change_while_pods_run(shared: Daemon) -> None:
         gpu = shared.json("gpu", "show", "1")["gpu"]
         assert (gpu["policy"], gpu["period_ns"], gpu["pods"]) == ("fixed-share", 50_000_000, 1)
         said = shared.ctl("pod", "set", "live", "--cores", "none")
-        assert said.stdout.startswith("pod live: pGPU 1: quota 50 % -> -; by ")
+        assert said.stdout.startswith("pod live: pGPU 1: quota 50 % -> none; by ")
         assert shared.json("pod", "show", "live")["pod"]["grants"][0]["cores"] is None
         offline = shared.ctl("pod", "set", "live", "--class", "offline")
         assert (offline.returncode, offline.stderr.count("\n")) == (ExitCode.USAGE, 1)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from qgpu.errors import ExitCode
+from qgpu.ipc.control_socket import Client
 from tests.cli import programs
 from tests.cli.programs import TIMEOUT_S, Daemon
 
@@ -111,6 +112,17 @@ def test_a_drained_card_has_no_pods_left(daemon: Daemon) -> None:
     assert [grant["gpu"] for grant in daemon.json("pod", "show", "one")["pod"]["grants"]] == [0]
 
 
+def test_pods_of_a_drained_card_spread_over_the_others(tmp_path: Path) -> None:
+    with programs.daemon(tmp_path / "run", "--sim-gpus", "3") as cards, Client(cards.runtime_dir) as client:
+        for name in ("one", "two"):
+            client.call("pod.create", name=name, grants={"0": {"memory": 1 << 30}})
+            client.call("sim.start", pod=name, gpu=0, workload={"batch": 0})
+        assert cards.ctl("gpu", "drain", "0").returncode == 0
+
+        assert [gpu["pods"] for gpu in cards.json("gpu", "list")["gpus"]] == [0, 1, 1]
+        assert cards.ctl("gpu", "drain", "0").stdout == "pGPU 0: no pods\n"
+
+
 def test_a_pod_that_fits_nowhere_else_stays_or_is_suspended(daemon: Daemon) -> None:
     full = daemon.start(
         "run", "--gpu", "1", "--name", "full", "--memory", "141GiB", "--", "sh", "-c", "echo; exec sleep 600"
@@ -120,7 +132,7 @@ def test_a_pod_that_fits_nowhere_else_stays_or_is_suspended(daemon: Daemon) -> N
     stays = daemon.ctl("gpu", "drain", "0")
     assert stays.returncode == ExitCode.REFUSED
     assert stays.stderr == (
-        "qgpuctl: pGPU 0: 1 pods stay; pGPU 1: 1 GiB for pod one does not fit; 0 B is left to grant\n"
+        "qgpuctl: pGPU 0: 1 pod stays; pGPU 1: 1 GiB for pod one does not fit; 0 B is left to grant\n"
     )
 
     assert daemon.ctl("gpu", "drain", "0", "--suspend").returncode == 0

@@ -163,6 +163,14 @@ def test_every_pod_can_be_reached_at_80_by_24(height: int, width: int) -> None:
     assert seen >= {each["pod"] for each in rows}
 
 
+@pytest.mark.parametrize("height", [6, 8, 24])
+def test_a_low_page_shows_the_pods_that_it_counts(height: int) -> None:
+    lines = text(Mode(), ROWS[:1], 40, height)
+
+    assert "1 pod by pod" in lines[0]
+    assert any(line.split()[:1] == ["a"] or line.split()[:2] == ["0", "a"] for line in lines), lines
+
+
 def test_eighty_columns_show_share_quota_and_memory() -> None:
     rows = [row(LONG, 0.318, 1 << 33, 40, memory=1 << 34, **WAITS)]
     shown = next(line for line in text(Mode(), rows) if "31.8%" in line)

@@ -57,6 +57,13 @@ def test_a_policy_without_guarantees_is_named() -> None:
     assert found == {"two": "policy best-effort guarantees no quota", "one": ""}
 
 
+def test_the_policy_among_online_pods_is_told_from_the_others() -> None:
+    pods = {name: (Grant(PodClass.ONLINE, cores), FLOOD) for name, cores in (("two", 60), ("one", 30))}
+    found = reasons(pods, "best-effort", not_guaranteed="best-effort")
+
+    assert found == {"two": "policy best-effort among online pods guarantees no quota", "one": ""}
+
+
 def test_an_offline_pod_beside_online_work_waits_for_it() -> None:
     busy = Workload(kernel_us=8_000, period_us=10_000)
     found = reasons({"train": (Grant(cores=60), FLOOD), "chat": (Grant(PodClass.ONLINE), busy)})

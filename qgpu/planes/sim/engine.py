@@ -122,6 +122,8 @@ class Engine:
         del self.runlist[at]
         if at <= self._at:
             self._at -= 1
+        if self.resident is tsg:  # it may go on with work on another engine
+            self.resident = None
         tsg.drop()
 
     def run(self, until_ns: int) -> None:
@@ -201,7 +203,7 @@ class Engine:
             incoming.starts += 1
             if self.resident is not None:
                 self.handovers[self.resident, incoming] += 1
-            self.resident, self._incoming = incoming, None
+            self.resident, self._incoming = incoming if incoming in self.runlist else None, None
             self._slice_began_ns = self._turn_began_ns = self.now_ns
 
     def _go_on_running(self, tsg: Tsg, until_ns: int) -> bool:

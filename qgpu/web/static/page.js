@@ -184,7 +184,6 @@ for (const button of document.querySelectorAll('#spans button'))
     for (const each of document.querySelectorAll('#spans button')) each.setAttribute('aria-pressed', each === button);
     draw();
   });
-put(byId('mode'), token ? 'This page may switch policies.'
-  : 'This page only shows. To switch policies: qgpuctl web --allow-changes');
+if (token) put(byId('mode'), 'This page may switch policies.');
 setInterval(fetchPast, PAST_EVERY_MS);
 listen();

@@ -166,6 +166,22 @@ def test_timeslice_below_restore_time_gets_no_work_done() -> None:
     assert other.useful_ns > 0.8 * SECOND
 
 
+@pytest.mark.parametrize("removed_ns", [SWITCH // 2, SWITCH + NS_PER_MS])
+def test_a_tsg_that_moves_works_on_one_engine_only(removed_ns: int) -> None:
+    before, (tsg,) = engine_of(2000)
+    after, _ = engine_of()
+    run(before, removed_ns)
+    before.remove(tsg)
+    worked_ns = before.useful_ns
+    after.add(tsg)
+    tsg.launch(FOREVER_NS)
+
+    run(after, SECOND)
+    run(before, SECOND)
+
+    assert (before.useful_ns, after.useful_ns) == (worked_ns, SECOND - SWITCH)
+
+
 def test_a_removed_tsg_leaves_the_engine_to_the_rest() -> None:
     engine, (gone, *rest) = engine_of(2000, 2000, 2000)
     run(engine, SECOND)

@@ -1,12 +1,14 @@
 """The distributions lane: the packages are installed, used and removed on each distribution of archives.py.
 
-    distributions_lane.py [--only ubuntu-22.04,...] [--debs FOLDER]
+    distributions_lane.py [--only ubuntu-22.04,...] [--debs FOLDER] [--paste]
     distributions_lane.py --tools
 
 Each is a container (systemd-nspawn) over a clean root, in which the distribution's own systemd starts and its own apt
 fetches what the packages depend on. What happens inside is distributions_guest.py's. Such a container starts in
 seconds, where a VM without KVM takes minutes; the kernel is this machine's. The service's upgrade, real pods and the
 module are the host lane's (lane.py). As root; nothing of this machine is changed.
+
+``--paste`` pastes there instead what README and docs/install.md tell a reader to type (pasting_guest.py).
 
 ``--tools`` installs on Debian 12 what ``make check`` installs (tests/install_tools.sh), and finds the services and the
 browser as they were.
@@ -20,6 +22,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tarfile
 import tempfile
 import time
 from pathlib import Path
@@ -33,6 +36,9 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent.parent
 GUEST = ("distributions_guest.py", "trace_of.py")
 PACKAGES = ("qgpu", "qgpu-k8s")
+PASTING = ("tests/vm/host/pasting_guest.py", "tests/documents.py", "tests/pasting.py")
+#: Where Debian keeps the certificates that pip trusts; a proxy's own may be among this machine's.
+CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
 
 #: Runs when the boot is done, and ends the container. The folder of {share} is there under the same name as in the VMs.
 _UNIT = """
@@ -102,6 +108,22 @@ def tried(name: str, debs: Path) -> dict[str, Any]:
         return contained(root, Path(share), "/usr/bin/python3 /run/share/distributions_guest.py")
 
 
+def pasted(name: str, dist: Path) -> dict[str, Any]:
+    """Paste the documents' blocks on a distribution; how many, and which failed."""
+    print(f"== {name}", flush=True)
+    root = image.build(("apt",), distribution=DISTRIBUTIONS[name])
+    with tempfile.TemporaryDirectory(prefix="qgpu-share.") as share:
+        for file in PASTING:
+            shutil.copy(ROOT / file, share)
+        shutil.copy(CERTIFICATES, Path(share, "certificates"))
+        tree = Path(share, "tree.tar")
+        subprocess.run(["git", "-C", str(ROOT), "archive", "--output", str(tree), "HEAD"], check=True)
+        with tarfile.open(tree, "a") as archive:
+            for file in [*dist.glob("qgpu*_amd64.deb"), *dist.glob("*.whl")]:
+                archive.add(file, f"dist/{file.name}")
+        return contained(root, Path(share), "/usr/bin/python3 /run/share/pasting_guest.py", 3600)
+
+
 def tools() -> dict[str, Any]:
     """Install what tests use; what it changed of services and browser is printed, and fails."""
     with tempfile.TemporaryDirectory(prefix="qgpu-share.") as share:
@@ -114,16 +136,21 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default=",".join(DISTRIBUTIONS), help="distributions, with commas between them")
     parser.add_argument("--debs", type=Path, default=ROOT / "dist", help="where the packages lie (make packages)")
+    parser.add_argument("--paste", action="store_true", help="what the documents say, instead")
     parser.add_argument("--tools", action="store_true", help="what make check installs, instead")
     arguments = parser.parse_args()
     if arguments.tools:
         return 1 if tools()["failed"] else 0
     if unknown := set(arguments.only.split(",")) - DISTRIBUTIONS.keys():
         parser.error(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(DISTRIBUTIONS)}")
-    found = {name: tried(name, arguments.debs.resolve()) for name in arguments.only.split(",")}
+    lane = pasted if arguments.paste else tried
+    found = {name: lane(name, arguments.debs.resolve()) for name in arguments.only.split(",")}
     failed = {name: each["failed"] for name, each in found.items() if each["failed"]}
-    left = sum(len(each.get("left", ())) for each in found.values())
     print(json.dumps(found, indent=2))
+    if arguments.paste:
+        print(f"{sum(each.get('pasted', 0) for each in found.values())} blocks pasted; failed: {failed or 'none'}")
+        return 1 if failed else 0
+    left = sum(len(each.get("left", ())) for each in found.values())
     print(f"{len(found) - len(failed)} of {len(found)} distributions: installed, used and removed; {left} things left")
     return 1 if failed else 0
 
