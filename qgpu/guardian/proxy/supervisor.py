@@ -188,14 +188,14 @@ class Supervisor:
         pod = self.table.processes.get(pid, "")
         own = sum(map(self.uvm_files.count, self.table.pids_of(pod)))
         used = self.uvm_files.total + len(self.table.processes)
-        if not fd_budget.within_fair_share(own, fd_budget.headroom(used)) or not self.uvm_files.hold(
-            pid, fd, file, cards
-        ):
+        if not fd_budget.within_fair_share(own, fd_budget.headroom(used)):
+            return False
+        if (known := self.uvm_files.hold(pid, fd, file, cards)) is None:
             return False
         with self.lock:
             if pid in self.table.processes:
-                if fd not in self.table.uvm_fds.get(pid, ()):
-                    self.note({"fact": "uvm_file", "pid": pid, "fd": fd, "there": True})
+                if known not in self.table.uvm_fds.get(pid, ()):
+                    self.note({"fact": "uvm_file", "pid": pid, "fd": known, "there": True})
                 return True
         self.uvm_files.release(self.uvm_files.take(pid))  # the process ended before its file was held
         return False
