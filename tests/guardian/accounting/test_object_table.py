@@ -136,6 +136,14 @@ def test_memory_adds_up_by_pod_and_card():
     assert charged(table, "web") == {0: 3 * 65536 + CONTEXT}
 
 
+def test_a_clients_subdevice_is_known_until_it_is_freed():
+    table = grown(thing(9, 2, abi.NV20_SUBDEVICE_0))
+    there = table.subdevice_of(7)
+    table.note({"fact": "gone", "client": 7, "handle": 9})
+
+    assert (there, table.subdevice_of(7)) == (9, None)
+
+
 def test_a_journal_rebuilds_the_register():
     journal = Journal()
     for fact in TREE:
