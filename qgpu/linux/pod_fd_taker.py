@@ -1,19 +1,23 @@
-"""Takes files of pods' processes, in one thread per pod: a pod can make that as slow as it likes.
+"""Takes and compares files of pods' processes, in one thread per pod: a pod can make that as slow as it likes.
 
-pidfd_getfd(2) waits while the process executes a program: until its old memory is freed, which takes a quarter of a
-second per GiB, and until files that close on exec are flushed, for which FUSE asks the pod.
+pidfd_getfd(2) and kcmp(2) wait while the process executes a program: until its old memory is freed, which takes a
+quarter of a second per GiB, and until files that close on exec are flushed, for which FUSE asks the pod.
 """
 
 from __future__ import annotations
 
 import errno
 import os
+import platform
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+
+from qgpu.linux import kcmp
 
 #: How long the kernel may wait for the pod; then its other files are not taken either until that one has come.
 _PATIENCE_S = 0.005
@@ -23,8 +27,8 @@ _LONGEST_S = 1.0
 _PARTS, _AHEAD_S = 20, 0.4
 #: A pod's thread ends after this long without work.
 _IDLE_S = 1.0
-#: The number of pidfd_getfd (asm/unistd.h), and how many looks in a row must find the thread there.
-_GETFD, _LOOKS = "438", 3
+#: The numbers of pidfd_getfd and kcmp (asm/unistd.h), and how many looks in a row must find the thread there.
+_CALLS, _LOOKS = {"438", "272" if platform.machine() == "aarch64" else "312"}, 3
 
 #: Takes a descriptor of a process, given its pidfd. Raises OSError.
 Take = Callable[[int, int], int]
@@ -32,9 +36,10 @@ Take = Callable[[int, int], int]
 
 @dataclass(slots=True, eq=False)
 class _Request:
-    pidfd: int
-    fd: int
-    taken: int = -1
+    #: Returns what is asked for, a descriptor of ours if it ``takes`` one. Raises OSError.
+    act: Callable[[], int]
+    takes: bool
+    found: int = -1
     error: OSError | None = None
     done: bool = False
     given_up: bool = False
@@ -44,7 +49,6 @@ class _Request:
 class _PodTaker:
     """One pod's thread; it has one request at a time."""
 
-    take_fd: Take
     request: _Request | None = None
     served: bool = False
     #: The thread's number.
@@ -53,8 +57,8 @@ class _PodTaker:
     #: By when the time that slow files have cost is made up for.
     due_s: float = 0.0
 
-    def take(self, pidfd: int, fd: int) -> int:
-        began_s, request = time.monotonic(), _Request(pidfd, fd)
+    def do(self, request: _Request) -> int:
+        began_s = time.monotonic()
         with self.changed:
             self.changed.wait_for(lambda: self.request is None or self.request.given_up, _LONGEST_S)
             if self.request is not None or self.due_s - began_s > _AHEAD_S:
@@ -73,12 +77,12 @@ class _PodTaker:
                 raise OSError(errno.EBUSY, "a file of the pod is taken too slowly")
         if request.error is not None:
             raise request.error
-        return request.taken
+        return request.found
 
     def _waits_for_pod(self) -> bool:
         """Tell whether the thread waits in the kernel for the file, and not for a CPU or for Python's lock."""
         with suppress(OSError):
-            return Path(f"/proc/self/task/{self.tid}/syscall").read_text().split()[0] == _GETFD
+            return Path(f"/proc/self/task/{self.tid}/syscall").read_text().split()[0] in _CALLS
         return False
 
     def _ensure_served(self) -> None:
@@ -102,15 +106,15 @@ class _PodTaker:
                 request = self.request
             assert request is not None
             try:
-                request.taken = self.take_fd(request.pidfd, request.fd)
+                request.found = request.act()
             except OSError as error:
                 request.error = error
             with self.changed:
                 request.done, self.request = True, None
                 self.changed.notify_all()
-            if request.given_up and request.taken >= 0:
+            if request.given_up and request.takes and request.found >= 0:
                 with suppress(OSError):
-                    os.close(request.taken)
+                    os.close(request.found)
 
 
 @dataclass(slots=True)
@@ -125,7 +129,15 @@ class PodFdTaker:
 
         Raises OSError: EBUSY if that takes too long, or took too long lately.
         """
-        return self._takers.setdefault(pod, _PodTaker(self.take_fd)).take(pidfd, fd)
+        return self._of(pod).do(_Request(lambda: self.take_fd(pidfd, fd), takes=True))
+
+    def is_same(self, pod: str, file: int, pid: int, fd: int) -> bool:
+        """Tell whether a descriptor of a process of a pod means the same file as one of ours. Raises as ``take``."""
+        same = partial(kcmp.same_file, os.getpid(), file, pid, fd)
+        return bool(self._of(pod).do(_Request(same, takes=False)))
+
+    def _of(self, pod: str) -> _PodTaker:
+        return self._takers.setdefault(pod, _PodTaker())
 
     def forget(self, pod: str) -> None:
         """Forget a retired pod."""

@@ -18,7 +18,7 @@ from qgpu.errors import RmError
 from qgpu.guardian.accounting.object_table import ObjectTable
 from qgpu.guardian.accounting.rm_object import Key, RmObject
 from qgpu.guardian.gpu.enforcer import Moved
-from qgpu.linux import fd_budget, kcmp, proc
+from qgpu.linux import fd_budget, proc
 from qgpu.linux.pod_fd_closer import PodFdCloser
 from qgpu.linux.pod_fd_taker import PodFdTaker
 from qgpu.nvidia import abi
@@ -255,7 +255,10 @@ class GpuOps:
         entry = self._table.clients.get(client)
         users = list(entry.users) if entry is not None else []
         mine = [(pid, fd) for pid, fd in users if self._table.processes.get(pid) == pod]
-        return any(kcmp.same_file(os.getpid(), file, pid, fd) for pid, fd in mine)
+        try:
+            return any(self.taker.is_same(pod, file, pid, fd) for pid, fd in mine)
+        except OSError:  # the pod delays the answer to another one's call
+            return False
 
     def clients_behind_fd(self, pid: int, fd: int, clients: Set[int]) -> Set[int]:
         """Return which of a pod's RM clients a descriptor leads to; its process need not be watched.

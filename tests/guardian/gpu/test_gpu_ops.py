@@ -17,7 +17,7 @@ from qgpu.guardian.gpu import gpu_ops
 from qgpu.guardian.gpu.gpu_ops import GpuOps
 from qgpu.guardian.proxy import moved_files
 from qgpu.guardian.proxy.moved_files import MovedFileSearch
-from qgpu.linux import pod_fd_closer, pod_fd_taker
+from qgpu.linux import kcmp, pod_fd_closer, pod_fd_taker
 from qgpu.nvidia import abi
 
 CLIENT = 7
@@ -121,7 +121,8 @@ def stuck(monkeypatch, pipe):
         return take(*arguments)
 
     monkeypatch.setattr(gpu_ops, "take", slow)
-    monkeypatch.setattr(pod_fd_taker, "_GETFD", str(_SELECT[platform.machine()]))
+    monkeypatch.setattr(kcmp, "same_file", lambda *_: bool(select.select([pipe[0]], [], [], SLOW_S)))
+    monkeypatch.setattr(pod_fd_taker, "_CALLS", {str(_SELECT[platform.machine()])})
     return lambda: os.write(pipe[1], b"x")
 
 
@@ -136,6 +137,17 @@ def test_process_that_executes_a_program_delays_nobody(reach, stuck):
     assert (set(answers), took < SLOW_S) == ({None}, True)
     until(lambda: reach.gpu_ops._via_client_file(CLIENT, lambda file: True))
     os.close(fd)
+
+
+def test_former_owner_of_a_client_does_not_delay_its_new_one(reach, stuck):
+    fd = os.open("/dev/random", os.O_RDONLY)
+    used(reach, fd)
+    began = time.monotonic()
+    has = reach.gpu_ops.pod_has_file(CLIENT, "web", fd)
+    took = time.monotonic() - began
+    os.close(fd)
+
+    assert (has, took < SLOW_S) == (False, True)
 
 
 def test_slow_files_of_one_pod_delay_no_other_pods(reach, stuck):
