@@ -36,7 +36,7 @@ from qgpu.guardian.proxy.uvm_files import UvmFile
 from qgpu.linux import capabilities
 from qgpu.linux.open_file_set import FileSets
 from qgpu.linux.timerfd import Timer
-from qgpu.model import NS_PER_S
+from qgpu.model import NS_PER_MS, NS_PER_S
 from qgpu.nvidia import uvm
 from qgpu.nvidia.ctxsw_log import CtxswLog
 from qgpu.nvidia.rm_client import RmClient
@@ -51,6 +51,8 @@ _SWITCH_S = 0.0005
 _GATE_PATIENCE_S = 1.0
 #: How long the main loop pauses after an unexpected error.
 _REST_S = 0.01
+#: How long the main loop forgets ended processes before it does anything else.
+_FORGETTING_NS = 10 * NS_PER_MS
 #: With no daemon and no pod left for this long, the guardian ends.
 _LINGER_NS = 5 * NS_PER_S
 
@@ -99,6 +101,8 @@ class Guardian:
         self._looking: dict[str, threading.Thread] = {}
         #: File releases for which no thread was available.
         self._unreleased: list[Callable[[], None]] = []
+        #: Processes that have ended, to be forgotten: a pod can end thousands at once.
+        self._ended: deque[int] = deque()
         #: Work that other threads hand to the main loop; writing to the eventfd wakes it.
         self._queued: deque[Callable[[], None]] = deque()
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -192,7 +196,7 @@ class Guardian:
     def _until_due(self) -> int:
         """Return the time in ns until the main loop must run, whatever else happens."""
         now = time.monotonic_ns()
-        due = [now + NS_PER_S]
+        due = [now if self._ended else now + NS_PER_S]
         if (confirm := self.supervisor.reconciler.due_ns()) is not None:
             due.append(confirm)
         for card in self.cards.values():
@@ -207,7 +211,7 @@ class Guardian:
     def _run_due(self) -> None:
         """Do what is due by time or because of the last messages."""
         now = time.monotonic_ns()
-        if self.supervisor.reconciler.run_due(now):
+        if self._forget_ended() | self.supervisor.reconciler.run_due(now):
             self._changed()
         if now - self._looked_ns >= NS_PER_S:
             self._looked_ns = now
@@ -281,16 +285,20 @@ class Guardian:
     def _watch(self, pid: int, pidfd: int) -> None:
         def exited() -> None:
             self._selector.unregister(pidfd)
-            if files := self.supervisor.uvm_files.take(pid):
-                self._release(files, gone)
-            else:
-                gone()
-
-        def gone() -> None:
-            if self.supervisor.exited(pid):
-                self._changed()
+            self._ended.append(pid)
 
         self._in_main_loop(lambda: self._selector.register(pidfd, selectors.EVENT_READ, exited) and None)
+
+    def _forget_ended(self) -> bool:
+        """Forget processes that have ended, for a bounded time; return True if scheduling may change."""
+        changed, until_ns = False, time.monotonic_ns() + _FORGETTING_NS
+        while self._ended and time.monotonic_ns() < until_ns:
+            pid = self._ended.popleft()
+            if files := self.supervisor.uvm_files.take(pid):
+                self._release(files, partial(self._ended.append, pid))
+            else:
+                changed |= self.supervisor.exited(pid)
+        return changed
 
     def _release(self, files: list[UvmFile], then: Callable[[], None]) -> None:
         """Empty UVM files in a thread, because it takes as long as freeing their memory."""
@@ -383,6 +391,7 @@ class Guardian:
         self._dispatchers.pop(pod, None)
         self._looking.pop(pod, None)
         self.gpu_ops.closer.forget(pod)
+        self.gpu_ops.taker.forget(pod)
         self._amended(pod)
         for card in self.cards.values():
             card.enforcer.forget(pod)

@@ -13,6 +13,7 @@ import struct
 
 from qgpu.linux import proc
 from qgpu.linux.pod_fd_closer import PodFdCloser
+from qgpu.linux.pod_fd_taker import PodFdTaker
 from qgpu.nvidia import abi, uvm
 
 #: What RM rounds memory up to.
@@ -42,6 +43,7 @@ class FakeRm:
         #: Clients to which none of their pods' descriptors leads.
         self.stale: set = set()
         self.closer = PodFdCloser()
+        self.taker = PodFdTaker(abi.pidfd_getfd)
         self.lost: set = set()
         #: Whether files at hand have none of the clients.
         self.bare = False

@@ -14,7 +14,8 @@ import pytest
 from qgpu.guardian import server
 from qgpu.guardian.accounting.object_table import ObjectTable
 from qgpu.guardian.failover.journal import Journal
-from qgpu.guardian.gpu.enforcer import Moved
+from qgpu.guardian.gpu.enforcer import Enforcer, Moved
+from qgpu.guardian.proxy.supervisor import Supervisor
 from qgpu.guardian.server import Guardian
 from qgpu.ipc import wire
 from qgpu.linux import cgroup
@@ -329,3 +330,48 @@ def test_a_pods_process_is_not_heard_though_it_is_root(pods, guardian, monkeypat
 
     assert connection.receive() is None
     connection.close()
+
+
+def until(condition):
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def test_many_processes_that_end_at_once_change_the_card_once(guardian, monkeypatch):
+    """Gates and timeslices are looked at for all TSGs of all pods: once for each process would take seconds."""
+    ended, fds, refreshed = [], [os.eventfd(0) for _ in range(100)], []
+    monkeypatch.setattr(Supervisor, "exited", lambda self, pid: ended.append(pid) or True)
+    monkeypatch.setattr(Enforcer, "refresh", lambda self, now_ns: refreshed.append(now_ns))
+    for pid, fd in enumerate(fds, 1 << 22):
+        guardian.supervisor.watch(pid, fd)
+    until(lambda: len(guardian._selector.get_map()) > len(fds))
+    with guardian.lock:
+        for fd in fds:
+            os.eventfd_write(fd, 1)
+    until(lambda: len(ended) == len(fds))
+    for fd in fds:
+        os.close(fd)
+
+    assert 0 < len(refreshed) < len(fds) / 5
+
+
+def test_main_loop_serves_others_while_it_forgets_processes(guardian, daemon, monkeypatch):
+    """A pod can end thousands of processes at once."""
+    ended, fds = [], [os.eventfd(0) for _ in range(100)]
+    monkeypatch.setattr(Supervisor, "exited", lambda self, pid: bool(time.sleep(0.02) or ended.append(pid)))
+    for pid, fd in enumerate(fds, 1 << 22):
+        guardian.supervisor.watch(pid, fd)
+    until(lambda: len(guardian._selector.get_map()) > len(fds))
+    with guardian.lock:
+        for fd in fds:
+            os.eventfd_write(fd, 1)
+    until(lambda: ended)
+    daemon("pods")
+    before = len(ended)
+    until(lambda: len(ended) == len(fds))
+    for fd in fds:
+        os.close(fd)
+
+    assert before < len(fds) / 2

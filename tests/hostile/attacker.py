@@ -6,6 +6,7 @@ Each does its worst, says "done", and goes on or stays as it is until it is kill
 from __future__ import annotations
 
 import ctypes
+import mmap
 import os
 import resource
 import socket
@@ -29,6 +30,7 @@ _LINGER_S = 60
 _WORST_S = 2.0
 _MEMORY, _TSG, _CHANNEL = 10, 30, 40
 _MANY = 500
+_HEAVY_BYTES, _NO_HUGE_PAGES = 1 << 30, 15
 
 
 def _begin(client: int) -> Program:
@@ -179,9 +181,34 @@ def crowd(client: int) -> None:
     time.sleep(3600)
 
 
+def execs(client: int) -> None:
+    """Execute programs whose memory takes long to free, while another process makes TSGs of the same client."""
+    program = _begin(client)
+    _schedule(program)
+    os.set_inheritable(program.file, True)
+    if os.fork() == 0:
+        threading.Timer(2 * _WORST_S, print, ["done"], {"flush": True}).start()
+        while True:
+            program.make(_TSG + 1, 2, abi.KEPLER_CHANNEL_GROUP_A, TSG_PARAMS)
+            program.make(_CHANNEL + 1, _TSG + 1, 0xC86F, bytes(368))
+            time.sleep(0.05)
+            program.free(_TSG + 1)
+    _execute(_HEAVY_BYTES)
+
+
+def _execute(size: int) -> None:
+    """Fill memory, and execute a program that does the same."""
+    filled = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    filled.madvise(_NO_HUGE_PAGES)
+    ctypes.memset(ctypes.addressof(ctypes.c_char.from_buffer(filled)), 1, size)
+    os.execv(sys.executable, [sys.executable, "-m", "tests.hostile.attacker", "again", str(size), *sys.argv[3:]])
+
+
 ATTACKS: dict[str, Callable[[int], None]] = {
-    each.__name__: each for each in (idle, hoard, linger, answers, processes, objects, page, crowd)
+    each.__name__: each for each in (idle, hoard, linger, answers, processes, objects, page, crowd, execs)
 }
 
 if __name__ == "__main__":
+    if sys.argv[1] == "again":
+        _execute(int(sys.argv[2]))
     ATTACKS[sys.argv[1]](int(sys.argv[2]))

@@ -11,6 +11,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, NamedTuple
 
 from qgpu.guardian.accounting.rm_object import Key
@@ -221,9 +222,10 @@ class Allocations:
         """Record that a pod has a process again, which may keep what is pinned."""
         self._ended.discard(pod)
 
-    def kept_of_size(self, pod: str, instance: int, size: int) -> list[Allocation]:
-        """List pinned or carried allocations of a size, newest first."""
-        return [self.memories[number] for number in reversed(self._kept_by_size.get(pod, {}).get((instance, size), {}))]
+    def kept_of_size(self, pod: str, instance: int, size: int, most: int) -> list[Allocation]:
+        """List at most ``most`` pinned or carried allocations of a size, newest first."""
+        numbers = reversed(self._kept_by_size.get(pod, {}).get((instance, size), {}))
+        return [self.memories[number] for number in islice(numbers, most)]
 
     def _add_kept(self, memory: Allocation) -> None:
         self._kept_by_size.setdefault(memory.pod, {}).setdefault(memory.size_class, {})[memory.number] = None
@@ -389,13 +391,18 @@ class Allocations:
         if not self.held[whose]:
             del self.held[whose]
 
-    def mapped_in(self, pid: int, base: int, length: int, uuid: bytes | None) -> list[Allocation]:
-        """List the allocations that UVM has mapped in a range, for one card or for all."""
-        if (mapped := self.mappings.get(pid)) is None:
-            return []
-        reach = mapped.all[mapped.within(base, base + length)]
-        numbers = {each.memory for each in reach if base < each.end and uuid in (None, each.uuid)}
-        return [self.memories[number] for number in sorted(numbers) if number in self.memories]
+    def reaching_into(self, pid: int, base: int, length: int) -> list[Mapping]:
+        """List a process's mappings in order, with all that reach into a range and perhaps others."""
+        mapped = self.mappings.get(pid)
+        return mapped.all[mapped.within(base, base + length)] if mapped is not None else []
+
+    def among(self, mappings: Iterable[Mapping], base: int, uuid: bytes | None) -> list[Allocation]:
+        """List the allocations among mappings that end above an address, for one card or for all.
+
+        It needs no lock, and takes as long as there are mappings.
+        """
+        numbers = {each.memory for each in mappings if base < each.end and uuid in (None, each.uuid)}
+        return [memory for number in sorted(numbers) if (memory := self.memories.get(number)) is not None]
 
     def unmap_all(self, number: int) -> None:
         """Forget the recorded mappings of an allocation that is gone."""

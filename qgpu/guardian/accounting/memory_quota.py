@@ -70,6 +70,8 @@ class MemoryQuota:
             allocations = self._table.allocations
             uuids = [uuid for uuid, of in self._uuids().items() if of == instance]
             for pid in self._table.pids_of(pod):
+                if pid not in allocations.managed and pid not in allocations.mappings and pid not in self._mapping:
+                    continue  # it does not use UVM; a pod can have thousands of these
                 held += allocations.managed.get(pid, 0) + self._mapping[pid]
                 # UVM allocates page tables without a call.
                 held += self._uvm_files(pid) * object_table.SPACE_BYTES

@@ -73,6 +73,8 @@ class ObjectTable:
     #: Devices by client, and their number per pod.
     devices: dict[int, set[int]] = field(default_factory=dict, compare=False)
     device_counts: Counter[str] = field(default_factory=Counter, compare=False)
+    #: Subdevices by client.
+    _subdevices: dict[int, set[int]] = field(default_factory=dict, compare=False)
     #: Number of objects per pod.
     counts: Counter[str] = field(default_factory=Counter, compare=False)
     #: By process, the descriptors of UVM files on which it has registered cards.
@@ -222,6 +224,8 @@ class ObjectTable:
         if rm.rm_class == abi.NV01_DEVICE_0:
             self.devices.setdefault(rm.client, set()).add(rm.handle)
             self.device_counts[self.pod_of(rm)] += 1
+        if rm.rm_class == abi.NV20_SUBDEVICE_0:
+            self._subdevices.setdefault(rm.client, set()).add(rm.handle)
         if rm.rm_class == abi.KEPLER_CHANNEL_GROUP_A or self.stands_alone(rm):
             self._tsgs.add(rm.key, rm.same_as)
         if rm.rm_class in abi.GPFIFO_CLASSES:
@@ -293,6 +297,10 @@ class ObjectTable:
             channels.discard(rm.key)
             if not channels:
                 del self._channels[rm.client]
+        if (subdevices := self._subdevices.get(rm.client)) is not None:
+            subdevices.discard(rm.handle)
+            if not subdevices:
+                del self._subdevices[rm.client]
         self.allocations.drop(rm.key)
         if rm.rm_class == abi.NV01_DEVICE_0 and rm.handle in self.devices.get(rm.client, ()):
             self.device_counts[self.pod_of(rm)] -= 1
@@ -465,6 +473,10 @@ class ObjectTable:
             found += self.below((key[0], handle))
         return found
 
+    def subdevice_of(self, client: int) -> int | None:
+        """Return the handle of a subdevice of a client; None without one."""
+        return next(iter(self._subdevices.get(client, ())), None)
+
     def has_channels(self, client: int) -> bool:
         """Tell whether a client has channels."""
         return client in self._channels
@@ -492,8 +504,11 @@ class ObjectTable:
         }
         return [memory for memory in found.values() if memory.handles <= going]
 
-    def exported(self, pod: str, instance: int | None, size: int) -> list[Allocation]:
-        """List a pod's allocations of a size that a file may carry and that have a handle; newest first."""
+    def exported(self, pod: str, instance: int | None, size: int, most: int) -> list[Allocation]:
+        """List a pod's allocations of a size that a file may carry and that have a handle; newest first.
+
+        A pod can keep very many of a size, so only the ``most`` newest are looked at.
+        """
         if instance is None:
             return []
-        return [memory for memory in self.allocations.kept_of_size(pod, instance, size) if memory.handles]
+        return [memory for memory in self.allocations.kept_of_size(pod, instance, size, most) if memory.handles]

@@ -181,19 +181,22 @@ class Journal:
     def read(self) -> tuple[bool, Iterator[Fact]]:
         """Read the new facts. True means that all facts follow, and those read before no longer count.
 
-        Another process may be writing. A last line that is incomplete, for example after a crash, waits for the next
-        read.
+        So it is only for a reader who is behind the start of a compaction. Another one has read its facts among the
+        others: they state what is true when they are taken. Another process may be writing. A last line that is
+        incomplete, for example after a crash, waits for the next read.
         """
         while True:
             (start,) = _START.unpack_from(self._page, 0)
-            at = self._end if start == self._read_start else int(start)
+            is_new = self._read_start < 0 or self._end < start
+            at = int(start) if is_new else self._end
             data = os.pread(self.fd, os.fstat(self.fd).st_size - at, at)
             if _START.unpack_from(self._page, 0) == (start,):  # else a compaction has freed what was read
                 break
-        is_new, self._read_start = start != self._read_start, int(start)
+        if start != self._read_start:
+            self._compacted_end = int(start)  # how much is obsolete is unknown: a long journal is compacted at once
+        self._read_start = int(start)
         self._end = at + data.rfind(b"\n") + 1
         if is_new:
-            self._compacted_end = int(start)  # how much is obsolete is unknown: a long journal is compacted at once
             self._answers.clear()
         return is_new, self._facts(data.split(b"\n")[:-1])
 

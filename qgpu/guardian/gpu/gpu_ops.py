@@ -18,8 +18,9 @@ from qgpu.errors import RmError
 from qgpu.guardian.accounting.object_table import ObjectTable
 from qgpu.guardian.accounting.rm_object import Key, RmObject
 from qgpu.guardian.gpu.enforcer import Moved
-from qgpu.linux import fd_budget, kcmp, proc
+from qgpu.linux import fd_budget, proc
 from qgpu.linux.pod_fd_closer import PodFdCloser
+from qgpu.linux.pod_fd_taker import PodFdTaker
 from qgpu.nvidia import abi
 from qgpu.nvidia.abi import ffi
 from qgpu.nvidia.rm_client import (
@@ -58,6 +59,7 @@ class GpuOps:
         self._devices = {device.instance: device for device in devices}
         self._pidfds: dict[int, int] = {}
         self.closer = PodFdCloser()
+        self.taker = PodFdTaker(lambda pidfd, fd: take(pidfd, fd))
         #: Called with a client that RM has and that no known descriptor leads to.
         self.on_unreachable: Callable[[int], None] = lambda _client: None
         #: Clients whose file was not found: RM does not let us set their TSGs' timeslices.
@@ -253,7 +255,10 @@ class GpuOps:
         entry = self._table.clients.get(client)
         users = list(entry.users) if entry is not None else []
         mine = [(pid, fd) for pid, fd in users if self._table.processes.get(pid) == pod]
-        return any(kcmp.same_file(os.getpid(), file, pid, fd) for pid, fd in mine)
+        try:
+            return any(self.taker.is_same(pod, file, pid, fd) for pid, fd in mine)
+        except OSError:  # the pod delays the answer to another one's call
+            return False
 
     def clients_behind_fd(self, pid: int, fd: int, clients: Set[int]) -> Set[int]:
         """Return which of a pod's RM clients a descriptor leads to; its process need not be watched.
@@ -302,13 +307,13 @@ class GpuOps:
     def _borrowed(self, pod: str, pidfd: int, pid: int, fd: int) -> Iterator[int]:
         """Take a control file of a pod's process for the block. Raises OSError for any other file.
 
-        The process can replace the file at the last moment. A thread for this pod closes whatever was taken.
+        The process can replace the file at the last moment. Threads for this pod take and close whatever it is.
         """
         if proc.device(pid, fd) != _CONTROL_DEVICE or self.closer.is_stuck(pod):
             raise OSError(errno.EBADF, "no control file there")
         if self.closer.is_full(pod):
             raise OSError(errno.EMFILE, "too many files of the pod wait to be closed")
-        taken = take(pidfd, fd)
+        taken = self.taker.take(pod, pidfd, fd)
         try:
             if proc.device_of(taken) != _CONTROL_DEVICE:
                 raise OSError(errno.EBADF, "another file is in the descriptor's place")

@@ -318,8 +318,7 @@ class AllocHandler(Handler):
             self._preemptible = {key: was for key, was in self._preemptible.items() if table.objects.get(key) is was}
             if (tsg := self._tsg_of(rm)) is None or tsg.key in self._preemptible:
                 return
-            below = table.below((rm.client, rm.client))
-            subdevice = next((each.handle for each in below if each.rm_class == abi.NV20_SUBDEVICE_0), None)
+            subdevice = table.subdevice_of(rm.client)
         if subdevice is not None and self._gpu_ops.make_preemptible(file, rm.client, subdevice, tsg.handle):
             self._preemptible[tsg.key] = tsg
 

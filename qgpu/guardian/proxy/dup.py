@@ -17,8 +17,9 @@ from qgpu.guardian.rules import classes
 from qgpu.nvidia import abi
 
 _U32 = struct.Struct("<I")
-#: How many exports of one size an import is compared with; beyond them it is charged again.
-_MOST_COMPARED = 64
+#: How many exports of one size an import is compared with, and looked for among so many; beyond them it is charged
+#: again.
+_MOST_COMPARED, _MOST_LOOKED_AT = 64, 1024
 
 
 class DupHandler(Handler):
@@ -100,7 +101,7 @@ class DupHandler(Handler):
         """Find which of the pod's own allocations a descriptor brought back, by RM's comparison; None if it is none."""
         with self._supervisor.lock:
             instance = self._supervisor.table.instance_of(rm)
-            mine = self._supervisor.table.exported(self._pod, instance, rm.detail)[:_MOST_COMPARED]
+            mine = self._supervisor.table.exported(self._pod, instance, rm.detail, _MOST_LOOKED_AT)[:_MOST_COMPARED]
             handles = [(memory.number, next(iter(memory.handles))) for memory in mine]
         for number, other in handles:
             if self._gpu_ops.is_same(file, rm.key, rm.parent, other):

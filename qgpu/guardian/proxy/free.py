@@ -24,7 +24,9 @@ from qgpu.guardian.proxy.handler_context import Handler, HandlerContext, PodCall
 _log = structlog.get_logger("guardian")
 
 #: Our handles in pods' clients start here, far from those that libcuda chooses.
-_FIRST_HANDLE = 0x6FFF0000
+_FIRST_HANDLE, _HANDLES = 0x6FFF0000, 0x10000
+#: How many of them are tried; without an unused one, RM's figures decide whether the memory is gone.
+_MOST_TRIES = 1000
 #: A pod with this many objects or fewer is searched without asking RM first.
 _FEW = 1000
 
@@ -79,10 +81,13 @@ class FreeHandler(Handler):
         pid, allocations = pod_call.pid, self._supervisor.table.allocations
         pod_call.begin()
         with self._supervisor.lock:
-            mapped = allocations.mapped_in(pid, base, length, card)
-            if pod_call.is_retry:  # the dead guardian has already dropped the mappings here
-                mapped = [memory for memory in allocations.memories.values() if memory.pod == self._pod]
-            kept = [memory for memory in mapped if self._has_only_own_handles(memory)]
+            reach = allocations.reaching_into(pid, base, length)
+            every = list(allocations.memories.values()) if pod_call.is_retry else []
+        # Without the lock: a process has up to 262,144 mappings.
+        mapped = allocations.among(reach, base, card)
+        if pod_call.is_retry:  # the dead guardian has already dropped the mappings here
+            mapped = [memory for memory in every if memory.pod == self._pod]
+        kept = [memory for memory in mapped if self._has_only_own_handles(memory)]
         if not kept or not self._limited(kept[0]):
             if carry_out():
                 self._supervisor.quota.unmap(pid, base, length, card)
@@ -114,7 +119,7 @@ class FreeHandler(Handler):
 
     def is_ours(self, key: Key) -> bool:
         """Tell whether a handle is one of ours: a pod may not free it."""
-        return key[1] >= _FIRST_HANDLE and key[1] < _FIRST_HANDLE + 0x10000
+        return _FIRST_HANDLE <= key[1] < _FIRST_HANDLE + _HANDLES
 
     def _clients(self, freed: Key) -> list[int]:
         """List the pod's clients that RM has: a file that closes meanwhile takes its client's memory along."""
@@ -122,8 +127,17 @@ class FreeHandler(Handler):
             clients = self._supervisor.table.clients_of(self._pod)
         return [client for client in clients if (client, client) != freed and self._gpu_ops.exists((client, client))]
 
+    def _unused_handle(self, client: int) -> Key | None:
+        """Return a handle for ours in a client; None if it has too many, or a dead guardian has made them."""
+        for _ in range(_MOST_TRIES):
+            if (ours := (client, self._next)) not in self._supervisor.table.objects:
+                return ours
+            self._next = _FIRST_HANDLE + (self._next + 1 - _FIRST_HANDLE) % _HANDLES
+        return None
+
     def _has_only_own_handles(self, memory: Allocation) -> bool:
-        return bool(memory.handles) and all(self.is_ours(key) for key in memory.handles)
+        handles = tuple(memory.handles)
+        return bool(handles) and all(map(self.is_ours, handles))
 
     def _limited(self, memory: Allocation) -> bool:
         return memory.instance in self._supervisor.allowance(memory.pod).limits
@@ -145,8 +159,8 @@ class FreeHandler(Handler):
             mapped = self._supervisor.table.allocations.is_mapped(memory.number)
         if rm is None or not mapped:
             return False
-        while (ours := (key[0], self._next)) in self._supervisor.table.objects:  # a dead guardian may have made it
-            self._next = _FIRST_HANDLE + (self._next + 1 - _FIRST_HANDLE) % 0x10000
+        if (ours := self._unused_handle(key[0])) is None:
+            return False
         self._supervisor.quota.claim_duplicate(rm, ours[1], memory.number)
         if not self._gpu_ops.duplicate(file, rm, ours[1]):
             self._supervisor.cancel_claim(ours)

@@ -12,7 +12,6 @@ import os
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 
 import structlog
@@ -31,7 +30,6 @@ from qgpu.guardian.rules.classes import CHARGED, GATED
 from qgpu.linux import fd_budget, proc
 from qgpu.linux.open_file_set import FileSets
 from qgpu.nvidia import abi, uvm
-from qgpu.nvidia.rm_client import take
 
 _log = structlog.get_logger("guardian")
 
@@ -41,6 +39,8 @@ _MOST_OBJECTS, _MOST_CLIENTS, _MOST_PROCESSES = 100_000, 1 << 12, 1 << 12
 _FREE_DEVICES = 16
 #: How long a free waits until the main loop has dropped all objects below the freed one.
 _FORGETTING_S, _LOOK_S = 5.0, 0.002
+#: How long the search for moved UVM files rests when a process delays it.
+_MOVED_AGAIN_S = 1.0
 #: Stands for an unknown address; no process has addresses this high.
 _SOMEWHERE, _NO_CARD = 1 << 63, b"\xff" * uvm.UUID_BYTES
 
@@ -172,27 +172,30 @@ class Supervisor:
         pod = self.table.processes.get(pid)
         if pod is None:
             return False
-        with suppress(OSError):
-            file = take(self.gpu_ops.pidfd(pid), fd)
-            try:
-                return self.hold_uvm_file(pid, fd, file, self.uuids)
-            finally:
-                self.gpu_ops.closer.close(pod, file)
-        return False
+        try:
+            file = self.gpu_ops.taker.take(pod, self.gpu_ops.pidfd(pid), fd)
+        except OSError as error:
+            if error.errno == errno.EBUSY:  # the pod delays it: others are served first
+                self._moved.add(pid)
+            return False
+        try:
+            return self.hold_uvm_file(pid, fd, file, self.uuids)
+        finally:
+            self.gpu_ops.closer.close(pod, file)
 
     def hold_uvm_file(self, pid: int, fd: int, file: int, cards: Iterable[bytes]) -> bool:
         """Hold a UVM file so that it can be emptied; False if the pod has too many or the process has ended."""
         pod = self.table.processes.get(pid, "")
         own = sum(map(self.uvm_files.count, self.table.pids_of(pod)))
         used = self.uvm_files.total + len(self.table.processes)
-        if not fd_budget.within_fair_share(own, fd_budget.headroom(used)) or not self.uvm_files.hold(
-            pid, fd, file, cards
-        ):
+        if not fd_budget.within_fair_share(own, fd_budget.headroom(used)):
+            return False
+        if (known := self.uvm_files.hold(pid, fd, file, cards)) is None:
             return False
         with self.lock:
             if pid in self.table.processes:
-                if fd not in self.table.uvm_fds.get(pid, ()):
-                    self.note({"fact": "uvm_file", "pid": pid, "fd": fd, "there": True})
+                if known not in self.table.uvm_fds.get(pid, ()):
+                    self.note({"fact": "uvm_file", "pid": pid, "fd": known, "there": True})
                 return True
         self.uvm_files.release(self.uvm_files.take(pid))  # the process ended before its file was held
         return False
@@ -204,6 +207,8 @@ class Supervisor:
             for fd, device in proc.devices(pid):
                 if os.major(device) == self.find_uvm(uvm.REGISTER_GPU):
                     self._hold_again(pid, fd)
+            if pid in self._moved:
+                time.sleep(_MOVED_AGAIN_S)
 
     # -- processes and clients ----------------------------------------------------------------------------------
 

@@ -41,22 +41,25 @@ class UvmFiles:
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _total: int = 0
 
-    def hold(self, pid: int, fd: int, file: int, cards: Iterable[bytes]) -> bool:
-        """Hold a file on which cards are about to be registered; False if the process has too many."""
+    def hold(self, pid: int, fd: int, file: int, cards: Iterable[bytes]) -> int | None:
+        """Hold a file on which cards are about to be registered; return the process's descriptor that is known of it.
+
+        None if the process has too many. A process can name one file by any number of descriptors.
+        """
         with self._lock:
             held = self._files.setdefault(pid, [])
             for each in held:
                 if kcmp.same_file(os.getpid(), each.ours, os.getpid(), file):
                     each.cards.update(cards)
-                    return True
+                    return each.theirs
             if len(held) >= MOST:
-                return False
+                return None
             try:
                 held.append(UvmFile(fd_budget.check_headroom(os.dup(file)), fd, set(cards)))
                 self._total += 1
             except OSError:
-                return False
-            return True
+                return None
+            return fd
 
     def take(self, pid: int) -> list[UvmFile]:
         """Remove and return the files of a process that has ended."""

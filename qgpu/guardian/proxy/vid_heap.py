@@ -22,6 +22,8 @@ class VidHeapHandler(Handler):
     def heap(self, pod_call: PodCall, block: IoctlBuffer, asked: rm_calls.VidHeap) -> int:
         """Handle a call."""
         match asked.function:
+            case rm_calls.HEAP_FREE if not self._may_be_memory(asked):
+                return self._ctx.answer(block, asked.status_at, abi.NV_ERR_OBJECT_NOT_FOUND)
             case rm_calls.HEAP_FREE:
                 number = abi.NV_ESC_RM_VID_HEAP_CONTROL
                 return self._alloc_handler.free(pod_call, number, block, asked.client, asked.handle, asked.status_at)
@@ -31,6 +33,12 @@ class VidHeapHandler(Handler):
             case rm_calls.HEAP_ALLOC_SIZE | rm_calls.HEAP_ALLOC_TILED | rm_calls.HEAP_ALLOC_SIZE_RANGE:
                 return self._alloc(pod_call, block, asked)
         return self._ctx.refuse(block, asked.status_at, abi.NV_ERR_NOT_SUPPORTED, f"heap function {asked.function}")
+
+    def _may_be_memory(self, asked: rm_calls.VidHeap) -> bool:
+        """Tell whether a handle may be one of memory. RM frees nothing else here, and a search below it takes long."""
+        rm = self._supervisor.table.objects.get((asked.client, asked.handle))
+        memory = rm is None or rm.rm_class == abi.NV01_MEMORY_LOCAL_USER
+        return memory and asked.handle != asked.client
 
     def _alloc(self, pod_call: PodCall, block: IoctlBuffer, asked: rm_calls.VidHeap) -> int:
         rm = RmObject(asked.client, asked.handle, asked.parent, abi.NV01_MEMORY_LOCAL_USER, asked.size)

@@ -163,3 +163,13 @@ def test_memory_with_a_handle_elsewhere_is_not_given_away():
     found.transfer([(1, 1)], "b")
 
     assert held(found) == {("a", 0): SIZE}
+
+
+def test_few_of_many_allocations_that_are_kept_are_listed():
+    """Their pod waits for an import meanwhile, and so does who waits for the lock."""
+    found = Allocations()
+    for number in range(1, 101):
+        found.keep(number, "web", 0, 1 << 16)
+        found.pin(number)
+
+    assert [memory.number for memory in found.kept_of_size("web", 0, 1 << 16, 3)] == [100, 99, 98]

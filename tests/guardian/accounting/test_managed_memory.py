@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import threading
 
 from qgpu.guardian.accounting.managed_memory import BLOCK, areas, cost, cost_of, mapped
+from qgpu.guardian.accounting.memory_quota import Allowance, MemoryQuota
+from qgpu.guardian.accounting.object_table import ObjectTable
 from qgpu.linux import kcmp
 
 MAPS = b"""\
@@ -64,3 +67,18 @@ def test_processes_share_their_memory_with_themselves_alone():
         assert not kcmp.same_memory(os.getpid(), child)
     finally:
         os.waitpid(child, 0)
+
+
+def test_processes_without_uvm_cost_no_look_at_what_they_map():
+    """A pod can have thousands, and each of its allocations asks what it uses, under the lock."""
+    table, looked = ObjectTable(), []
+    table.note({"fact": "pod", "name": "web", "cgroup": "/web", "grants": {}})
+    for pid in range(10, 20):
+        table.note({"fact": "process", "pid": pid, "pod": "web"})
+    table.note({"fact": "managed", "pid": 15, "bytes": 1 << 21})
+    allowance = Allowance({0: 0}, {0: 1 << 30})
+    quota = MemoryQuota(
+        table, threading.RLock(), table.note, lambda _: allowance, None, dict, lambda pid: looked.append(pid) or 0, None
+    )
+
+    assert (quota.used("web", 0), looked) == (1 << 21, [15])

@@ -136,6 +136,14 @@ def test_memory_adds_up_by_pod_and_card():
     assert charged(table, "web") == {0: 3 * 65536 + CONTEXT}
 
 
+def test_a_clients_subdevice_is_known_until_it_is_freed():
+    table = grown(thing(9, 2, abi.NV20_SUBDEVICE_0))
+    there = table.subdevice_of(7)
+    table.note({"fact": "gone", "client": 7, "handle": 9})
+
+    assert (there, table.subdevice_of(7)) == (9, None)
+
+
 def test_a_journal_rebuilds_the_register():
     journal = Journal()
     for fact in TREE:
@@ -178,10 +186,17 @@ def test_a_compacted_journal_rebuilds_the_register():
 @pytest.mark.parametrize("seed", range(40))
 def test_table_changed_during_compaction_rebuilds_its_last_state(seed):
     random, journal, table = Random(seed), Journal(), ObjectTable()
+    follower, follows, anew = ObjectTable(), Journal(journal.fd), []
 
     def note(fact):
         table.note(fact)
         journal.append(fact)
+
+    def follow():
+        began, facts = follows.read()
+        anew.append(began)
+        for fact in facts:
+            follower.note(fact)
 
     def change():
         handle, other = (random.randrange(10, 60) for _ in range(2))
@@ -209,12 +224,17 @@ def test_table_changed_during_compaction_rebuilds_its_last_state(seed):
         note(fact)
     for _ in range(200):
         change()
+    follow()
     journal.compact(table.facts())
     while journal.compacting:
         change()
         note({"fact": "managed", "pid": 100, "bytes": 1})
+        if random.randrange(3) == 0:
+            follow()
+    follow()
 
     assert rebuilt(journal) == settled(table)
+    assert (settled(follower) == table, anew) == (True, [True] + [False] * (len(anew) - 1))
 
 
 def test_journal_growth_counts_across_short_lived_owners():

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import platform
+import select
 import threading
 import time
 from types import SimpleNamespace
@@ -15,10 +17,14 @@ from qgpu.guardian.gpu import gpu_ops
 from qgpu.guardian.gpu.gpu_ops import GpuOps
 from qgpu.guardian.proxy import moved_files
 from qgpu.guardian.proxy.moved_files import MovedFileSearch
-from qgpu.linux import pod_fd_closer
+from qgpu.linux import kcmp, pod_fd_closer, pod_fd_taker
+from qgpu.nvidia import abi
 
 CLIENT = 7
 PATIENCE_S = 10
+#: How long a file takes that takes long.
+SLOW_S = 2
+_SELECT = {"x86_64": 270, "aarch64": 72}
 
 
 @pytest.fixture
@@ -102,6 +108,59 @@ def test_a_pods_files_are_closed_by_a_thread_of_its_own(reach, monkeypatch):
 
     assert closed.wait(PATIENCE_S)
     assert (answers[0], answers[-1]) == (True, None)  # and no more is taken than may wait
+    os.close(fd)
+
+
+@pytest.fixture
+def stuck(monkeypatch, pipe):
+    """Let every file take long in the kernel, as one of a process does that executes a program; return what ends it."""
+    take = gpu_ops.take
+
+    def slow(*arguments):
+        select.select([pipe[0]], [], [], SLOW_S)
+        return take(*arguments)
+
+    monkeypatch.setattr(gpu_ops, "take", slow)
+    monkeypatch.setattr(kcmp, "same_file", lambda *_: bool(select.select([pipe[0]], [], [], SLOW_S)))
+    monkeypatch.setattr(pod_fd_taker, "_CALLS", {str(_SELECT[platform.machine()])})
+    return lambda: os.write(pipe[1], b"x")
+
+
+def test_process_that_executes_a_program_delays_nobody(reach, stuck):
+    fd = os.open("/dev/random", os.O_RDONLY)
+    used(reach, fd)
+    began = time.monotonic()
+    answers = [reach.gpu_ops._via_client_file(CLIENT, lambda file: True) for _ in range(3)]
+    took = time.monotonic() - began
+    stuck()
+
+    assert (set(answers), took < SLOW_S) == ({None}, True)
+    until(lambda: reach.gpu_ops._via_client_file(CLIENT, lambda file: True))
+    os.close(fd)
+
+
+def test_former_owner_of_a_client_does_not_delay_its_new_one(reach, stuck):
+    fd = os.open("/dev/random", os.O_RDONLY)
+    used(reach, fd)
+    began = time.monotonic()
+    has = reach.gpu_ops.pod_has_file(CLIENT, "web", fd)
+    took = time.monotonic() - began
+    os.close(fd)
+
+    assert (has, took < SLOW_S) == (False, True)
+
+
+def test_slow_files_of_one_pod_delay_no_other_pods(reach, stuck):
+    fd = os.open("/dev/random", os.O_RDONLY)
+    used(reach, fd)
+    began = time.monotonic()
+    reach.gpu_ops._via_client_file(CLIENT, lambda file: True)
+    reach.table.pods["db"] = reach.table.pods["web"]
+    reach.table.clients[CLIENT].pod = "db"
+    gpu_ops.take = abi.pidfd_getfd
+
+    assert reach.gpu_ops._via_client_file(CLIENT, lambda file: True)
+    assert time.monotonic() - began < SLOW_S
     os.close(fd)
 
 

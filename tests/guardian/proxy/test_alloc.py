@@ -7,7 +7,7 @@ import struct
 
 import pytest
 
-from qgpu.guardian.accounting.object_table import OTHER_TSG_BYTES
+from qgpu.guardian.accounting.object_table import OTHER_TSG_BYTES, ObjectTable
 from qgpu.guardian.proxy import supervisor
 from qgpu.nvidia import abi
 from tests.guardian.asked import (
@@ -21,6 +21,7 @@ from tests.guardian.asked import (
     dup_status,
     free,
     heap,
+    heap_status,
     subdevice,
 )
 from tests.guardian.charges import charged
@@ -281,6 +282,32 @@ def test_another_tsg_of_the_same_name_is_made_preemptible_too(on_card):
         on_card.call(abi.NV_ESC_RM_FREE, free(20))
 
     assert on_card.rm.preemptible == [(7, 3, 20)] * 2
+
+
+@pytest.fixture
+def walks(monkeypatch):
+    """What lists of objects are made: a client can have 100,000, and others wait for the lock meanwhile."""
+    made, below = [], ObjectTable.below
+    monkeypatch.setattr(ObjectTable, "below", lambda self, key: made.append(key) or below(self, key))
+    return made
+
+
+def test_compute_is_made_without_a_walk_over_all_objects(on_card, walks):
+    on_card.call(abi.NV_ESC_RM_ALLOC, alloc(20, 2, abi.KEPLER_CHANNEL_GROUP_A), TSG_PARAMS)
+    on_card.call(abi.NV_ESC_RM_ALLOC, alloc(21, 20, 0xC86F), bytes(368))
+    on_card.call(abi.NV_ESC_RM_ALLOC, alloc(22, 21, 0xCBC0), bytes(16))
+
+    assert (on_card.rm.preemptible, walks) == ([(7, 3, 20)], [])
+
+
+@pytest.mark.parametrize("handle", [2, 7])
+def test_heap_free_of_what_is_no_memory_walks_nothing(on_card, walks, handle):
+    """RM frees neither a device nor a client here, so a pod could ask for ever."""
+    asked = bytearray(heap(handle))
+    struct.pack_into("<I", asked, 8, 3)
+    answer = on_card.call(abi.NV_ESC_RM_VID_HEAP_CONTROL, bytes(asked))[2]
+
+    assert (heap_status(answer), walks) == (abi.NV_ERR_OBJECT_NOT_FOUND, [])
 
 
 @pytest.mark.parametrize(("how", "opened"), [("here", [(7, 21)]), ("elsewhere", []), ("by the heap", [])])

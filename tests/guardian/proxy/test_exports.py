@@ -148,7 +148,7 @@ def test_allocation_charged_once_while_handle_or_export_holds_it(story):
             table.note(fact("pin", memory=handles[one], keeper=0))
             exported.add(handles[one])
         elif kind == "import" and one in handles and handles[one] in exported and other not in handles:
-            found = table.exported("web", 0, size_of(handles[one]))
+            found = table.exported("web", 0, size_of(handles[one]), 10)
             assert [memory.number for memory in found] == [handles[one]]
             table.note(thing(other, handles[one]))
             handles[other] = handles[one]

@@ -8,6 +8,7 @@ import struct
 
 import pytest
 
+from qgpu.guardian.accounting.allocations import Allocations
 from qgpu.guardian.accounting.object_table import ObjectTable
 from qgpu.guardian.failover.journal import Journal
 from qgpu.guardian.proxy import uvm_files
@@ -100,6 +101,29 @@ def test_a_pod_cannot_free_the_handle_that_keeps_what_is_mapped(told):
 
     assert struct.unpack_from("<I", answer, 12)[0] == abi.NV_ERR_OBJECT_NOT_FOUND
     assert (7, ours) in told.rm.objects
+    assert memory(told) == MOST
+
+
+def test_mappings_in_a_range_are_looked_at_without_the_lock(told, monkeypatch):
+    """A process has up to 262,144, and UVM refuses to unmap such a range: a pod can ask for ever."""
+    owned, among = [], Allocations.among
+
+    def looked(*arguments):
+        owned.append(told.supervisor.lock._is_owned())
+        return among(*arguments)
+
+    monkeypatch.setattr(Allocations, "among", looked)
+    told.uvm(uvm.UNMAP_EXTERNAL, uvm_range(0, 1 << 63))
+
+    assert owned == [False]
+
+
+def test_memory_without_a_handle_left_for_it_stays_charged(told):
+    """A pod may use up the handles that are kept for this, by its own or by much that it frees while it is mapped."""
+    objects = told.supervisor.table.objects
+    objects.update({(7, 0x6FFF0000 + number): objects[7, 10] for number in range(0x10000)})
+    free_10(told)
+
     assert memory(told) == MOST
 
 

@@ -85,7 +85,7 @@ def test_a_process_has_so_many_files_and_no_more(files):
     held, _ = files
     fds = [opened() for _ in range(MOST + 1)]
 
-    assert [held.hold(os.getpid(), fd, fd, [CARD]) for fd in fds] == [True] * MOST + [False]
+    assert [held.hold(os.getpid(), fd, fd, [CARD]) for fd in fds] == [*fds[:-1], None]
     held.release(held.take(os.getpid()))
     for fd in fds:
         os.close(fd)
@@ -107,6 +107,20 @@ def test_numbers_of_files_that_are_closed_are_forgotten(pod, monkeypatch):
 
     assert supervisor.table.uvm_fds == {pid: {stay}}
     assert supervisor.uvm_files.total == 1
+
+
+def test_a_file_with_many_descriptors_is_recorded_once(pod):
+    """A successor takes each recorded descriptor before it serves."""
+    supervisor, pid = pod.supervisor, os.getpid()
+    supervisor.register_process("web", pid)
+    fds = [os.open("/dev/random", os.O_RDONLY)]
+    fds += [os.dup(fds[0]) for _ in range(30)]
+    kept = [supervisor.hold_uvm_file(pid, fd, fd, [bytes(16)]) for fd in fds]
+    for fd in fds:
+        os.close(fd)
+
+    assert all(kept)
+    assert supervisor.table.uvm_fds == {pid: {fds[0]}}
 
 
 def test_a_file_of_a_process_that_ends_meanwhile_is_let_go(pod, monkeypatch):
