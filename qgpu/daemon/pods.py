@@ -62,7 +62,7 @@ class Pods:
         self.retired: Callable[[str], None] = lambda _name: None
         #: Pods that begin without asking whether there is room.
         self.begun: set[str] = set()
-        #: Pods by cgroup, as last listed.
+        #: Pods by cgroup. A cgroup is in it before its pod's first process, and until its pod is known to be gone.
         self.by_cgroup = pods_by_cgroup(host.pods())
         #: Pods whose launcher is still connected, with the launcher's session.
         self._launchers: dict[str, Session] = {}

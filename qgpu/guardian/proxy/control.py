@@ -107,7 +107,7 @@ class ControlHandler(Handler):
         pod = owner.pod if owner is not None else self._pod
         row = controls.ALLOWED_WITH_PROFILING[asked.command]
         with self._supervisor.pod_lock(pod) if row.gives else nullcontext():
-            pod_call.listener.begin()
+            pod_call.begin_repeatable()
             with self._ctx.capability_for(row.why):
                 error = self._perform_control(request, taken)
         self._ctx.tell_drivers_refusal(row.why, controls.name(asked.command), status_of(block, asked.status_at))

@@ -203,7 +203,7 @@ class Dispatcher:
         if request & NUMBER_AND_SIZE in _MAPS:
             return self._map(pod_call, request)
         if request == fast_path.REQUEST and pod_call.unanswered is None:
-            pod_call.listener.begin()
+            pod_call.begin_repeatable()
             call, listener = pod_call.call, pod_call.listener
             done = self._fast_path.control(
                 call.tid, pod_call.file, call.argument, lambda: listener.still_waiting(call.id)

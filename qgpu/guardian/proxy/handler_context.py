@@ -48,6 +48,10 @@ class PodCall:
         self.begun = True
         self.listener.begin(before)
 
+    def begin_repeatable(self) -> None:
+        """Mark the call as begun; it may be done twice, so its answer is not recorded."""
+        self.listener.begin()
+
 
 @dataclass(slots=True)
 class HandlerContext:
