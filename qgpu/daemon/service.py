@@ -21,7 +21,7 @@ from qgpu.daemon import bound_containers, views
 from qgpu.daemon.claim_groups import ClaimGroups
 from qgpu.daemon.claim_requests import ClaimRequests
 from qgpu.daemon.container_requests import ContainerRequests, check_reach
-from qgpu.daemon.containers import cdi_directory
+from qgpu.daemon.container_runtimes import cdi_directory
 from qgpu.daemon.device_isolation import DeviceIsolation
 from qgpu.daemon.events import Events
 from qgpu.daemon.gang_exchange import GangExchange
