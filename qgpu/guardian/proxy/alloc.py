@@ -436,7 +436,7 @@ class AllocHandler(Handler):
         return 0 if pod_call.is_retry and error == errno.EINVAL else error  # RM accepts it only once
 
     def _end_on_control_file(self, file: int) -> None:
-        """Let the kernel make nothing more on a control file. Any other is RM's to refuse: its poll may not return."""
+        """Let the kernel make nothing more on a control file. Other files are left alone: RM refuses them."""
         if proc.device_of(file) == os.makedev(self._shared.major, abi.NV_CONTROL_MINOR):
             self._passthrough.end_on(file)
 

@@ -21,8 +21,8 @@ _U32 = struct.Struct("<I")
 #: Where NVOS54 points to the parameters.
 _PARAMS_AT = abi.offsetof("NVOS54_PARAMETERS", "params")
 _PREEMPT = "NVA06C_CTRL_PREEMPT_PARAMS"
-#: Controls that take at most one part in _RARE_PARTS of the time, in the long run; a single one delays the next by at
-#: most _MOST_REST_NS. A pod may be ahead of that by _AHEAD_NS: libcuda preempts twice, at once, as a context ends.
+#: Controls that may take 1/_RARE_PARTS of the time in the long run. A single one delays the next by at most
+#: _MOST_REST_NS. A pod may be _AHEAD_NS ahead, because libcuda preempts twice in a row when a context ends.
 _RARE = {abi.NVA06C_PREEMPT, abi.NV2080_FB_FLUSH_GPU_CACHE}
 _RARE_PARTS, _MOST_REST_NS, _AHEAD_NS = 21, 10**9, 2 * 10**7
 _HANDLE_OF_EXPORT_AT, _HANDLES_OF_EXPORTS_AT, _MOST_EXPORTS = 12, 76, 512
@@ -51,7 +51,7 @@ class ControlHandler(Handler):
         super().__init__(ctx)
         self._alloc_handler = alloc_handler
         self._dup_handler = dup_handler
-        #: By when the pod's rare controls so far are made up for.
+        #: When the pod has waited long enough for its rare controls so far.
         self._rare_due_ns = 0
 
     def control(self, pod_call: PodCall, block: IoctlBuffer, asked: rm_calls.Control) -> int:

@@ -50,7 +50,7 @@ _MOST_THREADS, _MOST_UNDELIVERED = 4096, 256
 class Dispatcher:
     """Serves one pod's listeners, one call at a time.
 
-    Calls are serial because RM's memory figures tell about one call only while no other call changes them.
+    Calls are serial, because RM's memory figures show the effect of a call only if no other call changes them.
     """
 
     def __init__(self, shared: SharedState, pod: str) -> None:
